@@ -1,0 +1,1 @@
+//! Benchmarks of the promises in SPECIFICATION.md, each against a named peer in the same run.

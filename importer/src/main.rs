@@ -1,0 +1,3 @@
+//! The program `importer`; see the library of the same name.
+
+fn main() {}

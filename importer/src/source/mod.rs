@@ -1,0 +1,15 @@
+//! Where images come from: one file per protocol, each giving a [`disk_image::Source`].
+//!
+//! A source opens (and tells its size and whether it has ranges), then gives readers. It retries inside: back-off
+//! with jitter, from the failed reader's own offset, until its patience ends. Credentials stay inside and never reach
+//! an error's text.
+
+pub mod blocking;
+pub mod gcs;
+pub mod http;
+pub mod nbd;
+pub mod node_pull;
+pub mod oci_archive;
+pub mod registry;
+pub mod s3;
+pub mod tls;

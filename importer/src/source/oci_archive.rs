@@ -1,0 +1,1 @@
+//! an OCI image archive in a local tar file.

@@ -1,0 +1,1 @@
+//! S3, by aws-sdk-s3.

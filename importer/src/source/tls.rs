@@ -1,0 +1,1 @@
+//! trust: CA folders, system roots, the insecure switch, proxies.

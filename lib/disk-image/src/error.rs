@@ -1,0 +1,110 @@
+//! The crate's one error: a small kind to match on, a sentence for people, and the source below it.
+//!
+//! `Display` never repeats the source; whoever prints walks the chain once.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::io;
+
+/// What went wrong, as far as a caller would act differently on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Kind {
+    /// The image asks for something that is never done: encryption, a backing or data file, an unknown feature,
+    /// an unclean image. Nothing has been written.
+    Refused,
+    /// The image contradicts itself or its format.
+    Corrupt,
+    /// The virtual size does not fit the target.
+    TooLarge,
+    /// The source ended early, changed, or could not be read.
+    Source,
+    /// The target could not be opened, written or synced.
+    Target,
+    /// The target, or the filesystem under it, is full.
+    NoSpace,
+    /// The image's tables come after its data and the source can be read only once.
+    NotStreamable,
+    /// A compressed stream is damaged or needs a larger window than allowed.
+    Compression,
+    /// Asked to stop; what is durable is journaled.
+    Stopped,
+}
+
+/// An error of this crate.
+#[derive(Debug)]
+pub struct Error {
+    kind: Kind,
+    message: String,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+impl Error {
+    /// An error of `kind` with a sentence that says what, where and, if possible, what to do.
+    pub fn new(kind: Kind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into(), source: None }
+    }
+
+    /// The same with the error below it.
+    pub fn with(
+        kind: Kind,
+        message: impl Into<String>,
+        source: impl Into<Box<dyn StdError + Send + Sync>>,
+    ) -> Self {
+        Self { kind, message: message.into(), source: Some(source.into()) }
+    }
+
+    /// A refusal: nothing was written and nothing will be.
+    pub fn refused(message: impl Into<String>) -> Self {
+        Self::new(Kind::Refused, message)
+    }
+
+    /// The image is damaged.
+    pub fn corrupt(message: impl Into<String>) -> Self {
+        Self::new(Kind::Corrupt, message)
+    }
+
+    /// An I/O error of the target; ENOSPC and EDQUOT become [`Kind::NoSpace`].
+    pub fn target(what: impl Into<String>, source: io::Error) -> Self {
+        let kind = match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => Kind::NoSpace,
+            _ => Kind::Target,
+        };
+        Self::with(kind, what, source)
+    }
+
+    /// An I/O error of the source. An [`Error`] carried inside `source` comes out as itself.
+    pub fn from_source(what: impl Into<String>, source: io::Error) -> Self {
+        if source.get_ref().is_some_and(|inner| inner.is::<Self>()) {
+            match source.into_inner().map(|inner| inner.downcast::<Self>()) {
+                Some(Ok(inner)) => return *inner,
+                Some(Err(other)) => return Self::with(Kind::Source, what, other),
+                None => return Self::new(Kind::Source, what),
+            }
+        }
+        Self::with(Kind::Source, what, source)
+    }
+
+    /// What went wrong, to match on.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.source.as_deref().map(|s| s as &(dyn StdError + 'static))
+    }
+}
+
+impl From<Error> for io::Error {
+    fn from(error: Error) -> Self {
+        io::Error::other(error)
+    }
+}

@@ -1,0 +1,9 @@
+//! VMDK, read only.
+
+use super::{Layout, Prologue, Step};
+use crate::error::Error;
+
+pub(super) fn open(prologue: &Prologue) -> Result<Step<Box<dyn Layout>>, Error> {
+    let _ = prologue;
+    Err(Error::refused("VMDK is not readable yet"))
+}

@@ -1,0 +1,1 @@
+//! Moves an image from a source to a target.

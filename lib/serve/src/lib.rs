@@ -1,0 +1,1 @@
+//! What every daemon has: HTTPS, probes, metrics, logs, shutdown.
