@@ -64,6 +64,14 @@ impl Error {
         Self::new(Kind::Corrupt, message)
     }
 
+    /// The disk does not fit. Upstream's controllers match on these words.
+    pub fn too_large(size: u64, available: u64) -> Self {
+        Self::new(
+            Kind::TooLarge,
+            format!("virtual image size {size} is larger than the reported available storage {available}"),
+        )
+    }
+
     /// An I/O error of the target; ENOSPC and EDQUOT become [`Kind::NoSpace`].
     pub fn target(what: impl Into<String>, source: io::Error) -> Self {
         let kind = match source.kind() {

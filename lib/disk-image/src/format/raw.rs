@@ -6,9 +6,9 @@ use crate::error::Error;
 
 /// A disk stored as it is, from host offset 0.
 #[derive(Debug)]
-pub(super) struct Raw {
-    pub(super) size: u64,
-    pub(super) format: Format,
+pub(crate) struct Raw {
+    pub(crate) size: u64,
+    pub(crate) format: Format,
 }
 
 /// Always ready. A stream of unknown size has virtual size `u64::MAX`: whoever reads it takes its end as the size.

@@ -1,0 +1,300 @@
+//! Opens an image: peeks at the front, takes one compression layer off, reads the prologue. Writes nothing anywhere.
+
+use std::fmt;
+use std::io::{self, Cursor, Read};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+
+use super::plan::{Way, way};
+use super::{Counted, Limits, Progress};
+use crate::compress;
+use crate::detect::{Compression, Detected, Format, HEAD, detect};
+use crate::error::{Error, Kind};
+use crate::format::{self, Layout, PROLOGUE_MAX, Prologue, Step};
+use crate::source::{Access, Facts, Source, read_full, read_range};
+
+/// What to open.
+pub struct Request {
+    /// Where the bytes come from.
+    pub source: Arc<dyn Source>,
+    /// The format, when the user says so; else it is detected.
+    pub format: Option<Format>,
+    /// Bounds.
+    pub limits: Limits,
+    /// Counters; reading starts while opening.
+    pub progress: Progress,
+}
+
+impl fmt::Debug for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Request").field("format", &self.format).finish_non_exhaustive()
+    }
+}
+
+/// An opened image.
+pub struct Image {
+    pub(super) source: Arc<dyn Source>,
+    /// Size of the outermost source in bytes, if known.
+    pub(super) wire_size: Option<u64>,
+    pub(super) layout: Box<dyn Layout>,
+    pub(super) way: Way,
+    pub(super) limits: Limits,
+    compression: Option<Compression>,
+    foreign: Option<&'static str>,
+    tar: bool,
+}
+
+impl fmt::Debug for Image {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Image")
+            .field("layout", &self.layout)
+            .field("way", &self.way)
+            .field("compression", &self.compression)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Image {
+    /// The format, detected or given.
+    pub fn format(&self) -> Format {
+        self.layout.format()
+    }
+
+    /// The compression around it.
+    pub fn compression(&self) -> Option<Compression> {
+        self.compression
+    }
+
+    /// Size of the virtual disk in bytes; `None` for a raw stream whose end is not known.
+    pub fn virtual_size(&self) -> Option<u64> {
+        Some(self.layout.virtual_size()).filter(|&size| size != u64::MAX)
+    }
+
+    /// How it will be read.
+    pub fn way(&self) -> Way {
+        self.way
+    }
+
+    /// Something known that is no disk image ("HTML", "zip", …), taken as raw.
+    pub fn foreign(&self) -> Option<&'static str> {
+        self.foreign
+    }
+
+    /// A tar archive, taken as raw.
+    pub fn is_tar(&self) -> bool {
+        self.tar
+    }
+}
+
+/// Opens an image.
+///
+/// # Errors
+/// [`Kind::Refused`], [`Kind::Corrupt`], [`Kind::Compression`], or [`Kind::Source`] when the front cannot be read.
+pub fn open(request: Request) -> Result<Image, Error> {
+    let Request { source, format, limits, progress } = request;
+    let counted: Arc<dyn Source> = Arc::new(Counted { inner: source, read: progress.reads() });
+    let wire_size = counted.facts().size;
+    let (head, source) = peek(counted)?;
+    let (compression, head, source) = match detect(&head) {
+        Detected::Compressed(compression) => {
+            let inner = compress::open(compression, source, limits.windows)?;
+            let (head, inner) = peek(inner)?;
+            (Some(compression), head, inner)
+        }
+        Detected::Image(_) | Detected::Tar | Detected::Foreign(_) => (None, head, source),
+    };
+    let seen = detect(&head);
+    let (seen_format, foreign, tar) = match seen {
+        Detected::Image(format) => (format, None, false),
+        Detected::Tar => (Format::Raw, None, true),
+        Detected::Foreign(name) => (Format::Raw, Some(name), false),
+        Detected::Compressed(inner) if format.is_none() => {
+            return Err(Error::refused(format!(
+                "the image is compressed twice ({} inside); unpack it once before importing it",
+                inner.name()
+            )));
+        }
+        Detected::Compressed(_) => (Format::Raw, None, false),
+    };
+    let format = format.unwrap_or(seen_format);
+    let layout = open_layout(format, &*source, head)?;
+    let facts = source.facts();
+    let way = way(&facts.access, layout.root().entries == 0 && layout.scan().is_none(), facts.size.is_some());
+    Ok(Image { source, wire_size, layout, way, limits, compression, foreign, tar })
+}
+
+/// Supplies what the decoder asks for until it is open.
+fn open_layout(format: Format, source: &dyn Source, head: Vec<u8>) -> Result<Box<dyn Layout>, Error> {
+    let facts = source.facts();
+    let ranges = facts.access == Access::Ranges;
+    if format == Format::Raw
+        && let Some(layout) = fixed_vhd(source, &facts)?
+    {
+        return Ok(layout);
+    }
+    let mut prologue = Prologue::new(facts.size);
+    prologue.supply(0, head);
+    // A decoder that asks again for what it was given has hit the image's end.
+    let mut last = 0..0;
+    loop {
+        let need = match format::open(format, &prologue)? {
+            Step::Ready(layout) => return Ok(layout),
+            Step::Need(range) => range,
+        };
+        let len = need.end.saturating_sub(need.start);
+        if need == last || len == 0 || prologue.held().saturating_add(len) > PROLOGUE_MAX {
+            return Err(Error::corrupt(format!(
+                "the {} image ends, or claims to have headers, at byte {}",
+                format.name(),
+                need.start
+            )));
+        }
+        let end = facts.size.map_or(need.end, |size| need.end.min(size));
+        let bytes = if !ranges && need.end > PROLOGUE_MAX {
+            return Err(Error::new(
+                Kind::NotStreamable,
+                format!("the {} image keeps headers at byte {}, far from its start", format.name(), need.start),
+            ));
+        } else if ranges {
+            read_up_to(source, need.start..end)?
+        } else {
+            // A stream: everything from its start, so that the peeked reader can be replayed.
+            let mut bytes = read_up_to(source, 0..end)?;
+            let from = usize::try_from(need.start).unwrap_or(usize::MAX).min(bytes.len());
+            bytes.drain(..from);
+            bytes
+        };
+        prologue.supply(need.start, bytes);
+        last = need;
+    }
+}
+
+/// A raw image of known size that ends in the footer of a fixed VHD.
+fn fixed_vhd(source: &dyn Source, facts: &Facts) -> Result<Option<Box<dyn Layout>>, Error> {
+    let Some(size) = facts.size.filter(|&size| facts.access == Access::Ranges && size > 512 && size % 512 == 0)
+    else {
+        return Ok(None);
+    };
+    let bytes = read_range(source, size - 512, 512).map_err(|e| Error::from_source("cannot read the image's end", e))?;
+    let Ok(footer) = <[u8; 512]>::try_from(bytes) else { return Ok(None) };
+    Ok(format::vhd::fixed_vhd(&footer, size)
+        .map(|size| Box::new(format::raw::Raw { size, format: Format::Vhd }) as Box<dyn Layout>))
+}
+
+/// Reads `range`, less at the end of the source. `range` is bounded by [`PROLOGUE_MAX`].
+fn read_up_to(source: &dyn Source, range: Range<u64>) -> Result<Vec<u8>, Error> {
+    let failed = |e| Error::from_source("cannot read the image's headers", e);
+    let len = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(0);
+    let mut bytes = vec![0; len];
+    let mut reader = source.open(range).map_err(failed)?;
+    let got = read_full(&mut *reader, &mut bytes).map_err(failed)?;
+    bytes.truncate(got);
+    Ok(bytes)
+}
+
+/// The first [`HEAD`] bytes, and a source that still gives them.
+fn peek(source: Arc<dyn Source>) -> Result<(Vec<u8>, Arc<dyn Source>), Error> {
+    let source: Arc<dyn Source> = match source.facts().access {
+        Access::Ranges | Access::Blocks(_) => source,
+        Access::Again | Access::Once => Arc::new(Replayed { inner: source, state: Mutex::default() }),
+    };
+    let head = read_up_to(&*source, 0..HEAD as u64)?;
+    Ok((head, source))
+}
+
+/// A stream whose front can be read several times: readers that end within [`PROLOGUE_MAX`] are served from a copy of
+/// the front; the first reader that goes on takes the open stream over.
+struct Replayed {
+    inner: Arc<dyn Source>,
+    state: Mutex<Front>,
+}
+
+#[derive(Default)]
+struct Front {
+    bytes: Vec<u8>,
+    reader: Option<Box<dyn Read + Send>>,
+    taken: bool,
+}
+
+impl Replayed {
+    /// Makes sure that the first `end` bytes are in the copy, as far as the stream has them.
+    fn fill(&self, front: &mut Front, end: usize) -> io::Result<()> {
+        if front.bytes.len() >= end {
+            return Ok(());
+        }
+        let mut reader = match front.reader.take() {
+            Some(reader) => reader,
+            None if front.bytes.is_empty() => self.inner.open(0..u64::MAX)?,
+            None => return Ok(()),
+        };
+        let had = front.bytes.len();
+        front.bytes.resize(end, 0);
+        let got = read_full(&mut *reader, &mut front.bytes[had..])?;
+        front.bytes.truncate(had + got);
+        front.reader = Some(reader);
+        Ok(())
+    }
+}
+
+impl Source for Replayed {
+    fn facts(&self) -> Facts {
+        self.inner.facts()
+    }
+
+    fn open(&self, range: Range<u64>) -> io::Result<Box<dyn Read + Send>> {
+        let mut front = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if range.start == 0 && range.end <= PROLOGUE_MAX && !front.taken {
+            let end = usize::try_from(range.end).unwrap_or(0);
+            self.fill(&mut front, end)?;
+            let have = end.min(front.bytes.len());
+            return Ok(Box::new(Cursor::new(front.bytes[..have].to_vec())));
+        }
+        if range.start == 0
+            && !front.taken
+            && let Some(reader) = front.reader.take()
+        {
+            front.taken = true;
+            let bytes = std::mem::take(&mut front.bytes);
+            return Ok(Box::new(Cursor::new(bytes).chain(reader)));
+        }
+        front.taken = true;
+        self.inner.open(range)
+    }
+}
+
+impl Source for Counted {
+    fn facts(&self) -> Facts {
+        self.inner.facts()
+    }
+
+    fn open(&self, range: Range<u64>) -> io::Result<Box<dyn Read + Send>> {
+        Ok(Box::new(CountedReader { inner: self.inner.open(range)?, read: self.read.clone() }))
+    }
+
+    fn connections(&self) -> usize {
+        self.inner.connections()
+    }
+
+    fn part_size(&self) -> u64 {
+        self.inner.part_size()
+    }
+
+    fn data_ranges(&self, within: Range<u64>) -> io::Result<Option<Vec<Range<u64>>>> {
+        self.inner.data_ranges(within)
+    }
+}
+
+struct CountedReader {
+    inner: Box<dyn Read + Send>,
+    read: Arc<std::sync::atomic::AtomicU64>,
+}
+
+impl Read for CountedReader {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let n = self.inner.read(buf)?;
+        self.read.fetch_add(n as u64, std::sync::atomic::Ordering::Relaxed);
+        Ok(n)
+    }
+}

@@ -1,0 +1,352 @@
+//! Whole transfers: every format by every way of reading, onto a file, judged by `qemu-img convert -O raw`; resuming,
+//! stopping, spooling. Images come from qemu-img and, with fragmented tables, from qemu-io.
+
+use std::io::{self, Cursor, Read};
+use std::ops::Range;
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use disk_image::transfer::{self, Forgetful, Ledger, Limits, Progress, Report, Request, Spool, Way};
+use disk_image::write::{Options, Target, Writer};
+use disk_image::{Access, Error, Facts, Kind, RangeSet, Source, Stop};
+use tempfile::TempDir;
+
+/// Bytes in memory, read in a chosen way.
+struct Memory {
+    bytes: Arc<Vec<u8>>,
+    access: Access,
+    sized: bool,
+    opened: AtomicBool,
+    /// Set to stop after that many bytes were given.
+    stop_after: Option<(Stop, u64)>,
+    given: Arc<AtomicU64>,
+}
+
+impl Memory {
+    fn new(bytes: Vec<u8>, access: Access) -> Self {
+        let (opened, given) = (AtomicBool::new(false), Arc::default());
+        Self { bytes: Arc::new(bytes), access, sized: true, opened, stop_after: None, given }
+    }
+}
+
+impl Source for Memory {
+    fn facts(&self) -> Facts {
+        Facts { size: self.sized.then_some(self.bytes.len() as u64), access: self.access.clone() }
+    }
+
+    fn open(&self, range: Range<u64>) -> io::Result<Box<dyn Read + Send>> {
+        if self.access == Access::Once && self.opened.swap(true, Ordering::SeqCst) {
+            return Err(io::Error::other("read twice"));
+        }
+        assert!(self.access == Access::Ranges || range.start == 0, "a stream is read from its start");
+        let len = self.bytes.len() as u64;
+        let (start, end) = (range.start.min(len) as usize, range.end.min(len) as usize);
+        let bytes = self.bytes[start..end].to_vec();
+        Ok(Box::new(MemoryReader { inner: Cursor::new(bytes), stop: self.stop_after.clone(), given: self.given.clone() }))
+    }
+
+    fn connections(&self) -> usize {
+        4
+    }
+
+    fn part_size(&self) -> u64 {
+        1 << 20
+    }
+}
+
+struct MemoryReader {
+    inner: Cursor<Vec<u8>>,
+    stop: Option<(Stop, u64)>,
+    given: Arc<AtomicU64>,
+}
+
+impl Read for MemoryReader {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        // Short reads, as a network gives them.
+        let want = buf.len().min(100_000);
+        let n = self.inner.read(&mut buf[..want])?;
+        let given = self.given.fetch_add(n as u64, Ordering::SeqCst) + n as u64;
+        if let Some((stop, after)) = &self.stop
+            && given >= *after
+        {
+            stop.set();
+        }
+        Ok(n)
+    }
+}
+
+fn run(program: &str, args: &[&str]) {
+    let output = Command::new(program).args(args).output().unwrap_or_else(|e| panic!("{program}: {e}; run make deps"));
+    assert!(output.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// A disk of 24 MiB and a bit: text that packs, noise that does not, holes.
+fn disk() -> Vec<u8> {
+    let mut bytes = vec![0; (24 << 20) + 512 * 5];
+    let mut state = 42u64;
+    for (index, chunk) in bytes.chunks_mut(64 << 10).enumerate() {
+        match index % 5 {
+            0 => {}
+            1 => chunk.fill(b'a'),
+            2 => {
+                for byte in chunk.iter_mut() {
+                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    *byte = (state >> 56) as u8;
+                }
+            }
+            3 => chunk[..300].fill(7),
+            _ => {
+                for (i, byte) in chunk.iter_mut().enumerate() {
+                    *byte = (i / 64 + index) as u8;
+                }
+            }
+        }
+    }
+    bytes
+}
+
+fn import(source: Memory, path: &Path, spool: &Spool, ledger: &mut dyn Ledger, stop: &Stop) -> Result<(Report, Way), Error> {
+    let keep = ledger.remembers() && path.exists();
+    let progress = Progress::new();
+    let request =
+        Request { source: Arc::new(source), format: None, limits: Limits::default(), progress: progress.clone() };
+    let image = transfer::open(request)?;
+    let target = Target::file(path, keep)?;
+    let grows = image.virtual_size().is_none();
+    let options = Options { grows, ..Options::default() };
+    let writer = Writer::open(target, image.virtual_size().unwrap_or(1 << 40), &options)?;
+    let report = transfer::run(&image, &writer, ledger, spool, &progress, stop)?;
+    writer.finish(grows.then_some(report.virtual_size))?;
+    assert!(progress.percent() >= 50.0, "progress ended at {}", progress.percent());
+    Ok((report, image.way()))
+}
+
+fn once(source: Memory, path: &Path) -> Result<(Report, Way), Error> {
+    import(source, path, &Spool::default(), &mut Forgetful, &Stop::new())
+}
+
+/// Converts the test disk with qemu-img.
+fn image(dir: &TempDir, options: &[&str]) -> Vec<u8> {
+    let raw = dir.path().join("disk.raw");
+    std::fs::write(&raw, disk()).unwrap();
+    let out = dir.path().join("image");
+    let mut args = vec!["convert", "-f", "raw"];
+    args.extend(options);
+    args.extend([text(&raw), text(&out)]);
+    run("qemu-img", &args);
+    std::fs::read(out).unwrap()
+}
+
+/// What qemu-img reads from an image.
+fn judged(dir: &TempDir, image: &[u8]) -> Vec<u8> {
+    let path = dir.path().join("judged");
+    let raw = dir.path().join("judged.raw");
+    std::fs::write(&path, image).unwrap();
+    run("qemu-img", &["convert", "-O", "raw", text(&path), text(&raw)]);
+    std::fs::read(raw).unwrap()
+}
+
+fn assert_same(got: &Path, want: &[u8], what: &str) {
+    let got = std::fs::read(got).unwrap();
+    assert_eq!(got.len(), want.len(), "{what}: size");
+    if let Some(at) = got.iter().zip(want).position(|(a, b)| a != b) {
+        panic!("{what}: first difference at byte {at}");
+    }
+}
+
+const FORMATS: &[&[&str]] = &[
+    &["-O", "raw"],
+    &["-O", "qcow2"],
+    &["-O", "qcow2", "-c"],
+    &["-O", "qcow2", "-c", "-o", "compression_type=zstd"],
+    &["-O", "qcow2", "-o", "extended_l2=on"],
+    &["-O", "qcow2", "-o", "cluster_size=512"],
+    &["-O", "qcow2", "-c", "-o", "cluster_size=2M"],
+    &["-O", "vmdk"],
+    &["-O", "vmdk", "-o", "subformat=streamOptimized"],
+    &["-O", "vpc"],
+    &["-O", "vpc", "-o", "subformat=fixed,force_size=on"],
+    &["-O", "vhdx"],
+    &["-O", "vdi"],
+];
+
+#[test]
+fn every_format_by_every_way() {
+    let dir = TempDir::new().unwrap();
+    for options in FORMATS {
+        let bytes = image(&dir, options);
+        let fixed = options.contains(&"subformat=fixed,force_size=on");
+        let want = if fixed { disk() } else { judged(&dir, &bytes) };
+        for access in [Access::Ranges, Access::Again, Access::Once] {
+            if fixed && access != Access::Ranges {
+                continue;
+            }
+            let what = format!("{options:?} {access:?}");
+            let out = dir.path().join("out.img");
+            let (report, _) = once(Memory::new(bytes.clone(), access), &out).unwrap_or_else(|e| panic!("{what}: {e}"));
+            assert_same(&out, &want, &what);
+            assert_eq!(report.virtual_size, want.len() as u64, "{what}");
+            assert_eq!(report.bytes_written + report.bytes_zero, report.virtual_size, "{what}: every byte is counted");
+        }
+    }
+}
+
+#[test]
+fn a_raw_stream_of_unknown_size_ends_where_it_ends() {
+    let dir = TempDir::new().unwrap();
+    let out = dir.path().join("out.img");
+    for size in [0, 1, 511, 512, 4096, (1 << 20) + 1, (3 << 20) + 4096] {
+        let bytes = disk()[64 << 10..][..size].to_vec();
+        let mut source = Memory::new(bytes.clone(), Access::Once);
+        source.sized = false;
+        let (report, way) = once(source, &out).unwrap();
+        assert_eq!((report.virtual_size, way), (size as u64, Way::Forward));
+        assert_same(&out, &bytes, &format!("{size} bytes"));
+    }
+}
+
+/// A qcow2 that a guest wrote in an order that puts tables after data.
+fn scattered(dir: &TempDir) -> Vec<u8> {
+    let path = dir.path().join("scattered.qcow2");
+    run("qemu-img", &["create", "-f", "qcow2", "-o", "cluster_size=4k", text(&path), "64M"]);
+    let mut command = Command::new("qemu-io");
+    command.args(["-f", "qcow2"]);
+    for i in 0..400u64 {
+        let at = (i * 7919 % 16000) * 4096;
+        command.args(["-c", &format!("write -P {} {at} 12k", i % 250 + 1)]);
+    }
+    let output = command.arg(&path).output().unwrap();
+    assert!(output.status.success());
+    // Growing moves the L1 table behind everything.
+    run("qemu-img", &["resize", text(&path), "3G"]);
+    std::fs::read(path).unwrap()
+}
+
+#[test]
+fn tables_after_data() {
+    let dir = TempDir::new().unwrap();
+    let bytes = scattered(&dir);
+    let want = judged(&dir, &bytes);
+    for access in [Access::Ranges, Access::Again] {
+        let out = dir.path().join("out.img");
+        once(Memory::new(bytes.clone(), access.clone()), &out).unwrap();
+        assert_same(&out, &want, &format!("{access:?}"));
+    }
+    let out = dir.path().join("out.img");
+    let spool = Spool { folders: vec![(dir.path().to_owned(), 1 << 30)] };
+    let source = Memory::new(bytes.clone(), Access::Once);
+    import(source, &out, &spool, &mut Forgetful, &Stop::new()).unwrap();
+    assert_same(&out, &want, "once, with room to spool");
+    let names: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert!(!names.iter().any(|n| n.to_string_lossy().contains("spool")), "{names:?}");
+}
+
+#[test]
+fn a_one_shot_stream_with_late_tables_and_no_room_is_refused() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("late.qcow2");
+    run("qemu-img", &["create", "-f", "qcow2", "-o", "cluster_size=64k", text(&path), "64M"]);
+    run("qemu-io", &["-f", "qcow2", "-c", "write -P 5 0 20M", text(&path)]);
+    run("qemu-img", &["resize", text(&path), "8T"]);
+    let bytes = std::fs::read(&path).unwrap();
+    let out = dir.path().join("out.img");
+    let error = once(Memory::new(bytes.clone(), Access::Once), &out).unwrap_err();
+    assert_eq!(error.kind(), Kind::NotStreamable, "{error}");
+    let small = Spool { folders: vec![(dir.path().to_owned(), 1 << 20)] };
+    let error =
+        import(Memory::new(bytes.clone(), Access::Once), &out, &small, &mut Forgetful, &Stop::new()).unwrap_err();
+    assert_eq!(error.kind(), Kind::NotStreamable, "{error}");
+}
+
+#[test]
+fn a_truncated_image_is_an_error_by_every_way() {
+    let dir = TempDir::new().unwrap();
+    for options in &FORMATS[1..] {
+        if options.contains(&"subformat=fixed,force_size=on") {
+            continue;
+        }
+        let bytes = image(&dir, options);
+        for access in [Access::Ranges, Access::Again, Access::Once] {
+            for keep in [bytes.len() * 9 / 10, bytes.len() / 2, bytes.len() / 10] {
+                let mut source = Memory::new(bytes[..keep].to_vec(), access.clone());
+                source.sized = access == Access::Ranges;
+                let out = dir.path().join("out.img");
+                let result = once(source, &out);
+                assert!(result.is_err(), "{options:?} {access:?} cut at {keep} of {}", bytes.len());
+            }
+        }
+    }
+}
+
+/// A ledger in memory.
+#[derive(Clone, Default)]
+struct Remembered(Arc<Mutex<RangeSet>>);
+
+impl Ledger for Remembered {
+    fn done(&self) -> RangeSet {
+        self.0.lock().unwrap().clone()
+    }
+
+    fn commit(&mut self, ranges: &RangeSet) -> io::Result<()> {
+        self.0.lock().unwrap().extend(ranges);
+        Ok(())
+    }
+}
+
+#[test]
+fn stopped_anywhere_and_gone_on() {
+    let dir = TempDir::new().unwrap();
+    for options in [FORMATS[0], FORMATS[1], FORMATS[2], FORMATS[8], FORMATS[11]] {
+        let bytes = image(&dir, options);
+        let want = judged(&dir, &bytes);
+        for access in [Access::Ranges, Access::Again] {
+            for tenth in [1, 4, 8] {
+                let out = dir.path().join("out.img");
+                let _ = std::fs::remove_file(&out);
+                let mut ledger = Remembered::default();
+                let stop = Stop::new();
+                let mut source = Memory::new(bytes.clone(), access.clone());
+                source.stop_after = Some((stop.clone(), bytes.len() as u64 * tenth / 10));
+                let what = format!("{options:?} {access:?} stopped at {tenth}/10");
+                match import(source, &out, &Spool::default(), &mut ledger, &stop) {
+                    Err(error) => assert_eq!(error.kind(), Kind::Stopped, "{what}: {error}"),
+                    Ok(_) => assert!(tenth == 8, "{what}: was not stopped"),
+                }
+                let source = Memory::new(bytes.clone(), access.clone());
+                let given = source.given.clone();
+                let result = import(source, &out, &Spool::default(), &mut ledger, &Stop::new());
+                let (report, _) = result.unwrap_or_else(|e| panic!("{what}: {e}"));
+                assert_same(&out, &want, &what);
+                if access == Access::Ranges && tenth == 8 {
+                    assert!(report.bytes_resumed > 0, "{what}");
+                    assert!(given.load(Ordering::SeqCst) < bytes.len() as u64, "{what}: everything was fetched again");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_failing_ledger_ends_the_transfer() {
+    struct Full;
+    impl Ledger for Full {
+        fn done(&self) -> RangeSet {
+            RangeSet::new()
+        }
+        fn commit(&mut self, _: &RangeSet) -> io::Result<()> {
+            Err(io::Error::from(io::ErrorKind::StorageFull))
+        }
+    }
+    let dir = TempDir::new().unwrap();
+    let stop = Stop::new();
+    let mut source = Memory::new(disk(), Access::Ranges);
+    source.stop_after = Some((stop.clone(), 20 << 20));
+    let result = import(source, &dir.path().join("out.img"), &Spool::default(), &mut Full, &stop);
+    assert!(matches!(result.unwrap_err().kind(), Kind::Stopped | Kind::NoSpace));
+}
