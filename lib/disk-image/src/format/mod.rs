@@ -29,6 +29,7 @@ use crate::detect::Format;
 use crate::error::Error;
 use crate::extent::Extent;
 
+mod fields;
 pub mod qcow2;
 pub mod raw;
 pub mod unpack;
@@ -78,6 +79,28 @@ impl Prologue {
             let from = usize::try_from(range.start.checked_sub(*at)?).ok()?;
             bytes.get(from..from.checked_add(len)?)
         })
+    }
+
+    /// The bytes of `range`, `None` when they have to be read first.
+    ///
+    /// # Errors
+    /// When the image is known to end before.
+    fn want(&self, range: Range<u64>) -> Result<Option<&[u8]>, Error> {
+        let held = self.get(range.clone());
+        let short = self.size.is_some_and(|size| range.end > size)
+            || self.pieces.iter().any(|(at, _)| *at == range.start);
+        if held.is_none() && short {
+            return Err(Error::corrupt(format!(
+                "the image ends within its own header or tables at {}..{}",
+                range.start, range.end
+            )));
+        }
+        Ok(held)
+    }
+
+    /// What is held of the image's front: the longest piece from offset 0 on.
+    fn front(&self) -> Option<&[u8]> {
+        self.pieces.iter().filter(|(at, _)| *at == 0).map(|(_, bytes)| bytes.as_slice()).max_by_key(|b| b.len())
     }
 
     /// How many bytes are held.
@@ -170,6 +193,12 @@ pub trait Layout: Debug + Send + Sync {
     /// Upper bound of the packed length of any extent; 0 when the format has no packed extents.
     fn packed_max(&self) -> u32 {
         0
+    }
+
+    /// Whether the place of the tables is known. It is not when they come last (VMDK streamOptimized) and the image was
+    /// opened without its size, as a stream that is read once: then only [`Layout::scan`] reads it.
+    fn has_tables(&self) -> bool {
+        true
     }
 
     /// For formats whose data carries its own directory (VMDK streamOptimized): walks a stream forward without tables.

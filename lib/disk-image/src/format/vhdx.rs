@@ -1,9 +1,499 @@
-//! VHDX, read only.
+//! VHDX (Hyper-V), read only: fixed and dynamic images with an empty log.
+//!
+//! Source: MS-VHDX, sections 2.1 to 2.6; where it leaves a choice, what qemu's `vhdx` driver does. Not here: replaying
+//! the log, and differencing images, which need another file.
+//!
+//! ```text
+//!  0      file identifier
+//!  64 K   header 1, header 2 (128 K): the valid one with the higher sequence number counts
+//!  192 K  region table 1, 2 (256 K) ──► metadata region: block size, disk size, sector size
+//!                                   ──► BAT: u64 LE per block, after each `ratio` blocks one for a sector bitmap
+//! ```
 
-use super::{Layout, Prologue, Step};
+use std::ops::Range;
+
+use super::fields::{Fields, Room};
+use super::{Found, Layout, Leaf, Prologue, Step, Table};
+use crate::detect::Format;
 use crate::error::Error;
+use crate::extent::{Content, Extent};
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+/// What every VHDX has in its first MiB: two headers and two region tables, 64 KiB each, from 64 KiB on.
+const FRONT: Range<u64> = 64 * KIB..320 * KIB;
+const HEADER: usize = 4096;
+const TABLE: usize = 64 << 10;
+/// Most entries of a region or metadata table.
+const ENTRIES_MAX: u16 = 2047;
+/// Longest log that is looked through, in bytes; Hyper-V and qemu make logs of 1 MiB.
+const LOG_MAX: u32 = 4 << 20;
+const SIZE_MAX: u64 = 64 << 40;
+/// Sectors that one sector-bitmap block describes.
+const SECTORS_PER_BITMAP: u64 = 1 << 23;
+
+// GUIDs as they are stored.
+const BAT: [u8; 16] = guid(0x2dc2_7766, 0xf623, 0x4200, 0x9d64_115e_9bfd_4a08);
+const METADATA: [u8; 16] = guid(0x8b7c_a206, 0x4790, 0x4b9a, 0xb8fe_575f_050f_886e);
+const FILE_PARAMETERS: [u8; 16] = guid(0xcaa1_6737, 0xfa36, 0x4d43, 0xb3b6_33f0_aa44_e76b);
+const DISK_SIZE: [u8; 16] = guid(0x2fa5_4224, 0xcd1b, 0x4876, 0xb211_5dbe_d83b_f4b8);
+const DISK_ID: [u8; 16] = guid(0xbeca_12ab, 0xb2e6, 0x4523, 0x93ef_c309_e000_c746);
+const LOGICAL_SECTOR: [u8; 16] = guid(0x8141_bf1d, 0xa96f, 0x4709, 0xba47_f233_a8fa_ab5f);
+const PHYSICAL_SECTOR: [u8; 16] = guid(0xcda3_48c7, 0x445d, 0x4471, 0x9cc9_e988_5251_c556);
+const PARENT_LOCATOR: [u8; 16] = guid(0xa8d3_5f2d, 0xb30b, 0x454d, 0xabf7_d3d8_4834_ab0c);
+
+/// The stored form of the GUID `a-b-c-d`: three little-endian numbers, then bytes in order.
+const fn guid(a: u32, b: u16, c: u16, d: u64) -> [u8; 16] {
+    let [a0, a1, a2, a3] = a.to_le_bytes();
+    let [b0, b1] = b.to_le_bytes();
+    let [c0, c1] = c.to_le_bytes();
+    let [d0, d1, d2, d3, d4, d5, d6, d7] = d.to_be_bytes();
+    [a0, a1, a2, a3, b0, b1, c0, c1, d0, d1, d2, d3, d4, d5, d6, d7]
+}
+
+/// An opened VHDX.
+#[derive(Debug)]
+struct Vhdx {
+    size: u64,
+    block: u64,
+    /// Blocks between two sector-bitmap entries of the BAT.
+    ratio: u64,
+    bat: Table,
+    room: Room,
+}
 
 pub(super) fn open(prologue: &Prologue) -> Result<Step<Box<dyn Layout>>, Error> {
-    let _ = prologue;
-    Err(Error::refused("VHDX is not readable yet"))
+    let Some(identifier) = prologue.want(0..8)? else {
+        return Ok(Step::Need(0..8));
+    };
+    if identifier != b"vhdxfile" {
+        return Err(Error::corrupt("not a VHDX: its signature is missing"));
+    }
+    let Some(front) = prologue.want(FRONT)? else {
+        return Ok(Step::Need(FRONT));
+    };
+    let mut room = Room::new(prologue.size);
+    room.reserve("VHDX file header", 0, MIB)?;
+
+    let header = Header::current(front)?;
+    let (log, log_len) = (header.log, u64::from(header.log_len));
+    if log_len > 0 {
+        if log % MIB != 0 || log_len % MIB != 0 {
+            return Err(Error::corrupt(format!(
+                "the VHDX log at {log} of {log_len} bytes is not at a MiB"
+            )));
+        }
+        room.reserve("VHDX log", log, log_len)?;
+        if header.log_id != [0; 16] {
+            if header.log_len > LOG_MAX {
+                return Err(unclean());
+            }
+            let place = log..log + log_len;
+            let Some(bytes) = prologue.want(place.clone())? else {
+                return Ok(Step::Need(place));
+            };
+            if has_entry(bytes, header.log_id) {
+                return Err(unclean());
+            }
+        }
+    }
+
+    let regions = Regions::read(front, &mut room)?;
+    let place = regions.metadata..regions.metadata + TABLE as u64;
+    let Some(bytes) = prologue.want(place.clone())? else {
+        return Ok(Step::Need(place));
+    };
+    let items = Items::read(bytes, &regions)?;
+    let mut fields = [0_u64; 3];
+    for (field, (what, item, len)) in fields.iter_mut().zip([
+        ("the VHDX file parameters", items.parameters, 8),
+        ("the VHDX disk size", items.size, 8),
+        ("the VHDX sector size", items.sector, 4),
+    ]) {
+        let at = item.ok_or_else(|| Error::corrupt(format!("{what} is missing")))?;
+        let Some(bytes) = prologue.want(at..at + len)? else {
+            return Ok(Step::Need(at..at + len));
+        };
+        let value = Fields::new(what, bytes);
+        *field = if len == 8 {
+            value.le64(0)?
+        } else {
+            u64::from(value.le32(0)?)
+        };
+    }
+    let [parameters, size, sector] = fields;
+    layout(parameters, size, sector, &regions, room)
+}
+
+/// Puts together what the metadata says.
+fn layout(
+    parameters: u64,
+    size: u64,
+    sector: u64,
+    regions: &Regions,
+    room: Room,
+) -> Result<Step<Box<dyn Layout>>, Error> {
+    let (block, flags) = (parameters & 0xffff_ffff, parameters >> 32);
+    if flags & 2 != 0 {
+        return Err(parent());
+    }
+    if flags & !1 != 0 {
+        return Err(Error::refused(format!(
+            "VHDX file parameters {flags:#x} are not known"
+        )));
+    }
+    if !block.is_power_of_two() || !(MIB..=256 * MIB).contains(&block) {
+        return Err(Error::corrupt(format!(
+            "a VHDX block of {block} bytes is impossible"
+        )));
+    }
+    if sector != 512 && sector != 4096 {
+        return Err(Error::corrupt(format!(
+            "a VHDX sector of {sector} bytes is impossible"
+        )));
+    }
+    if !size.is_multiple_of(sector) || size > SIZE_MAX {
+        return Err(Error::corrupt(format!(
+            "a VHDX disk of {size} bytes is impossible"
+        )));
+    }
+    let ratio = SECTORS_PER_BITMAP * sector / block;
+    let blocks = size.div_ceil(block);
+    let entries = blocks + blocks.saturating_sub(1) / ratio;
+    if entries * 8 > regions.bat_len {
+        return Err(Error::corrupt(format!(
+            "the VHDX block table of {} bytes cannot hold the {entries} entries of {size} bytes",
+            regions.bat_len
+        )));
+    }
+    let bat = Table {
+        host: regions.bat,
+        entries,
+        entry_len: 8,
+    };
+    Ok(Step::Ready(Box::new(Vhdx {
+        size,
+        block,
+        ratio,
+        bat,
+        room,
+    })))
+}
+
+fn unclean() -> Error {
+    Error::refused(
+        "the VHDX was not closed cleanly: its log holds changes; attach and detach it once (Mount-VHD, or qemu-img \
+         check -r all) and import it again",
+    )
+}
+
+fn parent() -> Error {
+    Error::refused("the VHDX is a difference to another image; merge it (Merge-VHD) and import the result")
+}
+
+/// What matters of a header (MS-VHDX 2.2.2).
+struct Header {
+    sequence: u64,
+    log_id: [u8; 16],
+    log_version: u16,
+    log_len: u32,
+    log: u64,
+}
+
+impl Header {
+    /// The header in force: the valid one, of two valid ones that with the higher sequence number.
+    fn current(front: &[u8]) -> Result<Self, Error> {
+        let (one, two) = (&front[..HEADER], &front[TABLE..TABLE + HEADER]);
+        let header = match (Self::read(one), Self::read(two)) {
+            (Some(first), Some(second)) => {
+                // Disk2vhd writes the same header twice.
+                if first.sequence == second.sequence && one != two {
+                    return Err(Error::corrupt("both VHDX headers claim to be the current one"));
+                }
+                if second.sequence > first.sequence {
+                    second
+                } else {
+                    first
+                }
+            }
+            (Some(only), None) | (None, Some(only)) => only,
+            (None, None) => return Err(Error::corrupt("neither VHDX header is valid")),
+        };
+        if header.log_version != 0 {
+            return Err(Error::refused(format!(
+                "VHDX log version {} is not known",
+                header.log_version
+            )));
+        }
+        Ok(header)
+    }
+
+    /// `None` when it is not valid.
+    fn read(bytes: &[u8]) -> Option<Self> {
+        let fields = Fields::new("the VHDX header", bytes);
+        let version = fields.le16(66).ok()?;
+        if !bytes.starts_with(b"head") || version != 1 || !checksum_is_right(bytes) {
+            return None;
+        }
+        Some(Self {
+            sequence: fields.le64(8).ok()?,
+            log_id: fields.array(48).ok()?,
+            log_version: fields.le16(64).ok()?,
+            log_len: fields.le32(68).ok()?,
+            log: fields.le64(72).ok()?,
+        })
+    }
+}
+
+/// Whether a ring of log sectors holds any valid entry written under `id` (MS-VHDX 2.3.1). Such an entry means
+/// changes that may not have reached their place.
+fn has_entry(log: &[u8], id: [u8; 16]) -> bool {
+    let sectors = log.as_chunks::<4096>().0;
+    (0..sectors.len()).any(|at| {
+        let first = &sectors[at];
+        let fields = Fields::new("a VHDX log entry", first);
+        let (Ok(len), Ok(written)) = (fields.le32(8), fields.array(32)) else {
+            return false;
+        };
+        let Ok(len) = usize::try_from(len) else {
+            return false;
+        };
+        if !first.starts_with(b"loge") || written != id || len == 0 || len % 4096 != 0 || len > log.len() {
+            return false;
+        }
+        // An entry may go on at the ring's front.
+        let entry: Vec<u8> = sectors
+            .iter()
+            .cycle()
+            .skip(at)
+            .take(len / 4096)
+            .flatten()
+            .copied()
+            .collect();
+        checksum_is_right(&entry)
+    })
+}
+
+/// Where the two regions that count lie (MS-VHDX 2.2.3).
+struct Regions {
+    bat: u64,
+    bat_len: u64,
+    metadata: u64,
+    metadata_len: u64,
+}
+
+impl Regions {
+    fn read(front: &[u8], room: &mut Room) -> Result<Self, Error> {
+        let tables = [&front[2 * TABLE..3 * TABLE], &front[3 * TABLE..4 * TABLE]];
+        let table = tables
+            .into_iter()
+            .find(|table| table.starts_with(b"regi") && checksum_is_right(table));
+        let table = table.ok_or_else(|| Error::corrupt("neither VHDX region table is valid"))?;
+        let fields = Fields::new("the VHDX region table", table);
+        let count = fields.le32(8)?;
+        if count > u32::from(ENTRIES_MAX) {
+            return Err(Error::corrupt(format!(
+                "a VHDX region table of {count} entries is impossible"
+            )));
+        }
+        let (mut bat, mut metadata) = (None, None);
+        for entry in table[16..]
+            .as_chunks::<32>()
+            .0
+            .iter()
+            .take(usize::try_from(count).unwrap_or_default())
+        {
+            let entry = Fields::new("a VHDX region", entry);
+            let (id, host, len) = (entry.array::<16>(0)?, entry.le64(16)?, entry.le32(24)?);
+            let (what, slot) = match id {
+                BAT => ("VHDX block table", &mut bat),
+                METADATA => ("VHDX metadata", &mut metadata),
+                _ if entry.le32(28)? & 1 != 0 => {
+                    return Err(Error::refused("the VHDX needs a region that is not known"));
+                }
+                _ => continue,
+            };
+            if host % MIB != 0 || u64::from(len) % MIB != 0 || len == 0 {
+                return Err(Error::corrupt(format!(
+                    "the {what} at {host} of {len} bytes is not at a MiB"
+                )));
+            }
+            if slot.replace((host, u64::from(len))).is_some() {
+                return Err(Error::corrupt(format!("the {what} is named twice")));
+            }
+            room.reserve(what, host, u64::from(len))?;
+        }
+        let missing = |what| move || Error::corrupt(format!("the VHDX names no {what}"));
+        let (bat, bat_len) = bat.ok_or_else(missing("block table"))?;
+        let (metadata, metadata_len) = metadata.ok_or_else(missing("metadata"))?;
+        Ok(Self {
+            bat,
+            bat_len,
+            metadata,
+            metadata_len,
+        })
+    }
+}
+
+/// Host offsets of the metadata items that are read (MS-VHDX 2.6).
+#[derive(Default)]
+struct Items {
+    parameters: Option<u64>,
+    size: Option<u64>,
+    sector: Option<u64>,
+}
+
+impl Items {
+    fn read(table: &[u8], regions: &Regions) -> Result<Self, Error> {
+        let fields = Fields::new("the VHDX metadata table", table);
+        let count = fields.le16(10)?;
+        if !table.starts_with(b"metadata") || count > ENTRIES_MAX {
+            return Err(Error::corrupt("the VHDX metadata table is damaged"));
+        }
+        let mut items = Self::default();
+        for entry in table[32..].as_chunks::<32>().0.iter().take(usize::from(count)) {
+            let entry = Fields::new("a VHDX metadata item", entry);
+            let (id, offset, len) = (entry.array::<16>(0)?, entry.le32(16)?, entry.le32(20)?);
+            let (slot, wanted) = match id {
+                FILE_PARAMETERS => (&mut items.parameters, 8),
+                DISK_SIZE => (&mut items.size, 8),
+                LOGICAL_SECTOR => (&mut items.sector, 4),
+                DISK_ID | PHYSICAL_SECTOR => continue,
+                PARENT_LOCATOR => return Err(parent()),
+                _ if entry.le32(24)? & 4 != 0 => {
+                    return Err(Error::refused("the VHDX needs metadata that is not known"));
+                }
+                _ => continue,
+            };
+            let offset = u64::from(offset);
+            if offset < TABLE as u64 || offset + u64::from(len) > regions.metadata_len || len < wanted {
+                return Err(Error::corrupt(format!(
+                    "VHDX metadata at {offset} of {len} bytes is impossible"
+                )));
+            }
+            if slot.replace(regions.metadata + offset).is_some() {
+                return Err(Error::corrupt("VHDX metadata is given twice"));
+            }
+        }
+        Ok(items)
+    }
+}
+
+/// Compares the CRC-32C at offset 4 with that of all bytes, its own place taken as zero.
+fn checksum_is_right(bytes: &[u8]) -> bool {
+    let (Some(before), Some(stored), Some(after)) = (bytes.get(..4), bytes.get(4..8), bytes.get(8..)) else {
+        return false;
+    };
+    let sum = crc32c(crc32c(crc32c(u32::MAX, before), &[0; 4]), after) ^ u32::MAX;
+    stored == sum.to_le_bytes()
+}
+
+/// CRC-32C (Castagnoli), byte by byte: a few hundred KiB are all there is to sum.
+fn crc32c(sum: u32, bytes: &[u8]) -> u32 {
+    bytes.iter().fold(sum, |sum, &byte| {
+        let [low, ..] = sum.to_le_bytes();
+        CRC[usize::from(low ^ byte)] ^ (sum >> 8)
+    })
+}
+
+const CRC: [u32; 256] = {
+    let mut table = [0; 256];
+    let mut i = 0;
+    let mut start = 0_u32;
+    while i < 256 {
+        let mut sum = start;
+        let mut bit = 0;
+        while bit < 8 {
+            sum = if sum & 1 == 1 {
+                (sum >> 1) ^ 0x82f6_3b78
+            } else {
+                sum >> 1
+            };
+            bit += 1;
+        }
+        table[i] = sum;
+        i += 1;
+        start += 1;
+    }
+    table
+};
+
+impl Vhdx {
+    /// Blocks that stand before BAT entry `index`, sector-bitmap entries left out.
+    fn block_of(&self, index: u64) -> u64 {
+        index - index / (self.ratio + 1)
+    }
+
+    /// Whether BAT entry `index` is for a sector bitmap, which only differencing images use.
+    fn is_bitmap(&self, index: u64) -> bool {
+        index % (self.ratio + 1) == self.ratio
+    }
+}
+
+impl Layout for Vhdx {
+    fn format(&self) -> Format {
+        Format::Vhdx
+    }
+
+    fn virtual_size(&self) -> u64 {
+        self.size
+    }
+
+    fn unit(&self) -> u64 {
+        self.block
+    }
+
+    fn root(&self) -> Table {
+        self.bat
+    }
+
+    fn root_guest(&self, index: u64) -> u64 {
+        self.block_of(index).saturating_mul(self.block)
+    }
+
+    fn read_root(&self, first: u64, bytes: &[u8], found: &mut Found) -> Result<(), Error> {
+        for (index, entry) in (first..self.bat.entries).zip(bytes.as_chunks::<8>().0) {
+            if self.is_bitmap(index) {
+                continue;
+            }
+            let guest = self.block_of(index) * self.block;
+            let len = self.block.min(self.size - guest);
+            let entry = u64::from_le_bytes(*entry);
+            let content = match entry & 7 {
+                // Not present, undefined, zero, unmapped, and unmapped as drafts of the format had it.
+                0..=3 | 5 => Content::Zero,
+                6 => {
+                    // Bits 3 to 19 are reserved, the offset above them counts MiB.
+                    let host = (entry >> 20) * MIB;
+                    self.room.free("VHDX block", host, len)?;
+                    Content::Plain { host }
+                }
+                7 => return Err(parent()),
+                state => {
+                    return Err(Error::corrupt(format!(
+                        "VHDX block state {state} at guest offset {guest} is unknown"
+                    )));
+                }
+            };
+            found.push(Extent { guest, len, content });
+        }
+        Ok(())
+    }
+
+    fn read_leaf(&self, leaf: &Leaf, _first: u64, _bytes: &[u8], _found: &mut Found) -> Result<(), Error> {
+        Err(Error::corrupt(format!(
+            "a VHDX has no second level (entry {})",
+            leaf.index
+        )))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn crc32c_of_the_usual_test_string() {
+        assert_eq!(crc32c(u32::MAX, b"123456789") ^ u32::MAX, 0xe306_9283);
+    }
 }
