@@ -1,0 +1,37 @@
+//! Paths, ports and metric names of the contracts, each once. They are upstream CDI's; a controller that knows them
+//! works with ours.
+
+/// Folder at which a Filesystem target is mounted.
+pub const DATA_DIR: &str = "/data";
+/// The disk in a Filesystem target, below [`DATA_DIR`].
+pub const DISK_FILE: &str = "disk.img";
+/// The device node of a Block target. Its existence alone decides the mode.
+pub const BLOCK_DEVICE: &str = "/dev/cdi-block-volume";
+/// Folder at which a scratch volume is mounted, if there is one.
+pub const SCRATCH_DIR: &str = "/scratch";
+/// File that becomes the container's termination message.
+pub const TERMINATION_LOG: &str = "/dev/termination-log";
+/// Longest termination message in bytes.
+pub const TERMINATION_LOG_MAX: usize = 4096;
+/// Folder of secret extra headers: one folder per header Secret, one header per non-dot file.
+pub const SECRET_HEADERS_DIR: &str = "/extraheaders";
+/// Where a GCS credentials Secret is mounted.
+pub const GOOGLE_CREDENTIALS: &str = "/google/credentials.json";
+/// Owner and group of a disk written under the environment contract: qemu.
+pub const QEMU_ID: u32 = 107;
+/// Mode of a disk written under the environment contract.
+pub const DISK_MODE: u32 = 0o660;
+
+/// Port of the metrics server (https, self-signed).
+pub const METRICS_PORT: u16 = 8443;
+/// Path of the metrics.
+pub const METRICS_PATH: &str = "/metrics";
+/// Path that answers 200 while the process lives.
+pub const HEALTH_PATH: &str = "/healthz";
+/// Counter 0–100; its only label is [`OWNER_LABEL`].
+pub const IMPORT_PROGRESS: &str = "kubevirt_cdi_import_progress_total";
+/// Label of the progress metrics: uid of the DataVolume or target PVC.
+pub const OWNER_LABEL: &str = "ownerUID";
+
+/// User-Agent of image downloads; some servers allow-list it.
+pub const USER_AGENT: &str = "cdi-golang-importer";

@@ -1,0 +1,95 @@
+//! Log set-up: to stderr, text or JSON lines. Not here: progress, which is no log.
+//!
+//! Who reads which level: error and warn, everybody; info, whoever watches one import; debug and trace, developers.
+
+use std::io::{self, IsTerminal, Write};
+use std::sync::OnceLock;
+
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::fmt::writer::MakeWriter;
+
+/// Runs a write of log lines while something else (a progress bar) is out of the way.
+pub type Around = Box<dyn Fn(&mut dyn FnMut()) + Send + Sync>;
+
+static AROUND: OnceLock<Around> = OnceLock::new();
+
+/// The level of klog's `-v=N`: up to 2 info, 3 and 4 debug, from 5 on trace.
+pub fn klog_level(n: u8) -> LevelFilter {
+    match n {
+        0..=2 => LevelFilter::INFO,
+        3 | 4 => LevelFilter::DEBUG,
+        5.. => LevelFilter::TRACE,
+    }
+}
+
+/// Starts logging to stderr: JSON lines if `json`, else text, in colour on a terminal. The variable RUST_LOG, where it
+/// is set, goes over `level`. A second call changes nothing.
+pub fn init(level: LevelFilter, json: bool) {
+    let filter = tracing_subscriber::EnvFilter::builder()
+        .with_default_directive(level.into())
+        .from_env_lossy()
+        .add_directive(quiet("hyper"))
+        .add_directive(quiet("rustls"))
+        .add_directive(quiet("h2"));
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(Stderr);
+    let set = if json {
+        tracing::subscriber::set_global_default(builder.json().flatten_event(true).finish())
+    } else {
+        let colour = io::stderr().is_terminal();
+        tracing::subscriber::set_global_default(builder.with_ansi(colour).with_target(false).finish())
+    };
+    drop(set);
+}
+
+/// Libraries below us: their warnings, not their work.
+fn quiet(target: &str) -> tracing_subscriber::filter::Directive {
+    format!("{target}=warn")
+        .parse()
+        .unwrap_or_else(|_| LevelFilter::WARN.into())
+}
+
+/// From now on every log line is written inside `around`. The first call counts.
+pub fn write_inside(around: Around) {
+    drop(AROUND.set(around));
+}
+
+/// stderr, line by line, inside [`write_inside`]'s function.
+struct Stderr;
+
+impl<'a> MakeWriter<'a> for Stderr {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self::Writer {
+        Self
+    }
+}
+
+impl Write for Stderr {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let mut result = Ok(line.len());
+        let mut write = || result = io::stderr().lock().write_all(line).map(|()| line.len());
+        match AROUND.get() {
+            Some(around) => around(&mut write),
+            None => write(),
+        }
+        result
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_are_klogs() {
+        let levels: Vec<_> = (0..7).map(klog_level).collect();
+        let (info, debug, trace) = (LevelFilter::INFO, LevelFilter::DEBUG, LevelFilter::TRACE);
+        assert_eq!(levels, [info, info, info, debug, debug, trace, trace]);
+    }
+}
