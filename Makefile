@@ -1,0 +1,87 @@
+# Every target does its own set-up; on a fresh Debian 12 with Rust on it, `make demo` or `make test` is enough.
+#
+#   build       the programs, optimised            test        what CI runs: formatting, lints, licences, tests
+#   demo        import and boot an image           soak        the same tests with the full counts
+#   deps        Debian packages                    bench       speed and memory against the named peers
+#   advisories  dependencies with known holes (needs the network)
+#
+# make demo IMAGE=https://…   imports and boots an image of yours
+# make bench ROWS=zlib        measures only the rows whose name contains the word
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := build
+
+# Outside the checkout, so that a fresh clone reuses what an earlier one built.
+CACHE := $(HOME)/.cache/ferrovirt
+export CARGO_TARGET_DIR ?= $(CACHE)/target
+TOOLS := $(CACHE)/tools
+DENY_VERSION := 0.20.2
+export PATH := $(TOOLS)/bin:/usr/sbin:/sbin:$(PATH)
+
+TRIPLE := x86_64-unknown-linux-gnu
+IMAGE ?=
+ROWS ?=
+ROUNDS ?= 3
+
+# Building; demo; peers and judges of the tests and benchmarks.
+PACKAGES := build-essential \
+	qemu-system-x86 qemu-utils nginx-light busybox-static cpio mtools dosfstools syslinux syslinux-common fdisk \
+	xz-utils zstd 7zip nbdkit mmdebstrap e2fsprogs xfsprogs btrfs-progs util-linux
+
+# True when the static helper of the registry source is part of this tree.
+HELPER := $(wildcard importer/src/bin/cdi-containerimage-server.rs)
+
+.PHONY: build demo deps test fmt-check clippy deny check-tests soak bench advisories tools
+
+deps:
+	@missing=(); for package in $(PACKAGES); do \
+	  [ "$$(dpkg-query -W -f='$${db:Status-Status}' "$$package" 2>/dev/null)" = installed ] || missing+=("$$package"); \
+	done; \
+	if [ "$${#missing[@]}" -gt 0 ]; then \
+	  sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo; \
+	  $$sudo apt-get update; \
+	  DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y --no-install-recommends "$${missing[@]}"; \
+	fi
+
+# One package at a time: features are then those the program asked for, not the union of the workspace.
+build: deps
+	cargo build --release --locked -p importer
+ifneq ($(HELPER),)
+	RUSTFLAGS='-C target-feature=+crt-static' cargo build --release --locked --target $(TRIPLE) -p importer --bin cdi-containerimage-server
+endif
+
+demo: build
+	demo/run "$$CARGO_TARGET_DIR/release/importer" "$(IMAGE)"
+
+# The tests come last, so that the output ends with the runner's lines.
+test: deps fmt-check clippy deny check-tests
+
+fmt-check: deps
+	cargo fmt --all --check
+
+clippy: deps
+	cargo clippy --locked --workspace --all-targets -- -D warnings
+
+deny: tools
+	cargo deny --locked check --hide-inclusion-graph bans licenses sources
+
+check-tests: deps fmt-check clippy deny
+	cargo test --locked --workspace --no-fail-fast
+
+soak: deps
+	FERROVIRT_SOAK=1 cargo test --locked --workspace --no-fail-fast
+
+bench: build
+	cargo run --release --locked -p benches --bin bench -- \
+	  --importer "$$CARGO_TARGET_DIR/release/importer" --rounds "$(ROUNDS)" --rows "$(ROWS)"
+
+advisories: tools
+	cargo deny --locked check advisories
+
+# Built once per version and kept in the cache; the tool's own build folder is removed.
+tools: deps
+	@if [ "$$(cargo-deny --version 2>/dev/null)" != "cargo-deny $(DENY_VERSION)" ]; then \
+	  CARGO_TARGET_DIR=$(TOOLS)/build cargo install --locked --root $(TOOLS) --version $(DENY_VERSION) cargo-deny; \
+	  rm -rf $(TOOLS)/build; \
+	fi
