@@ -207,9 +207,3 @@ impl Layout for Vhd {
         )))
     }
 }
-
-/// Stub until the decoder lands.
-pub fn fixed_vhd(footer: &[u8; 512], size: u64) -> Option<u64> {
-    let _ = (footer, size);
-    None
-}
