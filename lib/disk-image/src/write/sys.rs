@@ -1,0 +1,262 @@
+//! The `unsafe` calls of the writer: submissions to an io_uring, and `sync_file_range`, which rustix lacks.
+//!
+//! [`Ring`] is safe to use whatever its caller does: it owns everything the kernel may still read, until the
+//! kernel has said that it is done with it.
+
+#![expect(
+    unsafe_code,
+    reason = "io_uring submissions hand raw addresses to the kernel; sync_file_range is a libc call"
+)]
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+
+use io_uring::{IoUring, opcode, squeue, types};
+use rustix::fd::OwnedFd;
+
+use super::output::Output;
+use super::{Job, Piece};
+
+/// Whether to wait for the pages to reach the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// Start writing back and return.
+    No,
+    /// Write back and wait.
+    Yes,
+}
+
+/// Sends the dirty pages of `range` to the disk. Refusals to do it at all are no errors.
+///
+/// # Errors
+/// A write-back that failed, now or since the last report on this descriptor.
+pub(super) fn sync_file_range(file: &File, range: Range<u64>, wait: Wait) -> io::Result<()> {
+    let flags = match wait {
+        Wait::No => libc::SYNC_FILE_RANGE_WRITE,
+        Wait::Yes => {
+            libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER
+        }
+    };
+    let (Ok(start), Ok(len)) = (i64::try_from(range.start), i64::try_from(range.end - range.start)) else {
+        return Ok(());
+    };
+    // SAFETY: a call with an open descriptor and integers; it touches no memory of this process.
+    if unsafe { libc::sync_file_range(file.as_raw_fd(), start, len, flags) } == 0 {
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EIO | libc::ENOSPC | libc::EDQUOT) => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// A write the kernel has been given; its job keeps the bytes alive.
+pub(super) struct Flight {
+    pub(super) job: Arc<Job>,
+    pub(super) piece: Piece,
+}
+
+/// User data of the poll on the wake-up descriptor and of the trial; slots count from 0.
+const WAKE: u64 = u64::MAX;
+const TRIAL: u64 = u64::MAX - 1;
+
+/// An io_uring with the writes in flight. Lives on one thread.
+pub(super) struct Ring {
+    ring: IoUring,
+    /// Keeps the descriptors open.
+    output: Arc<Output>,
+    wake: Arc<OwnedFd>,
+    slots: Vec<Option<Flight>>,
+    free: Vec<usize>,
+    registered: bool,
+}
+
+impl Ring {
+    /// Sets a ring up for `depth` writes, and tries it: the kernel must know the operations and finish one.
+    ///
+    /// # Errors
+    /// Whatever refuses any of the three io_uring calls, or `Unsupported`.
+    pub(super) fn new(
+        output: Arc<Output>,
+        wake: Arc<OwnedFd>,
+        depth: u32,
+        register: bool,
+    ) -> io::Result<Self> {
+        let entries = depth.saturating_add(2).next_power_of_two();
+        // One thread submits and reaps: completions then need no interrupt of it (kernel 6.1).
+        let ring = IoUring::builder()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .build(entries)
+            .or_else(|_| IoUring::new(entries))?;
+        let mut probe = io_uring::Probe::new();
+        ring.submitter().register_probe(&mut probe)?;
+        let known = [opcode::Write::CODE, opcode::PollAdd::CODE, opcode::Nop::CODE];
+        if !known.iter().all(|&code| probe.is_supported(code)) {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "this kernel's io_uring lacks plain writes",
+            ));
+        }
+        let depth = depth as usize;
+        let mut ring = Self {
+            ring,
+            output,
+            wake,
+            slots: std::iter::repeat_with(|| None).take(depth).collect(),
+            free: (0..depth).rev().collect(),
+            registered: false,
+        };
+        ring.push_entry(&opcode::Nop::new().build().user_data(TRIAL))?;
+        let mut tried = None;
+        while tried.is_none() {
+            ring.enter(1)?;
+            tried = ring
+                .ring
+                .completion()
+                .find(|entry| entry.user_data() == TRIAL)
+                .map(|entry| entry.result());
+        }
+        if let Some(code) = tried.filter(|&code| code < 0) {
+            return Err(io::Error::from_raw_os_error(-code));
+        }
+        if register {
+            ring.registered = ring.ring.submitter().register_files(&ring.descriptors()).is_ok();
+        }
+        ring.arm()?;
+        Ok(ring)
+    }
+
+    /// Whether the files are registered.
+    pub(super) fn registered(&self) -> bool {
+        self.registered
+    }
+
+    /// How many more writes fit.
+    pub(super) fn room(&self) -> usize {
+        self.free.len()
+    }
+
+    /// How many writes the kernel has.
+    pub(super) fn in_flight(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    fn descriptors(&self) -> [RawFd; 2] {
+        let plain = self.output.plain().as_raw_fd();
+        [plain, self.output.direct().map_or(plain, AsRawFd::as_raw_fd)]
+    }
+
+    /// Queues a write; gives it back when there is no room.
+    pub(super) fn push(&mut self, flight: Flight) -> Result<(), Flight> {
+        let Some(slot) = self.free.pop() else {
+            return Err(flight);
+        };
+        let Piece {
+            at,
+            len,
+            guest,
+            direct,
+        } = flight.piece;
+        let (Some(bytes), Ok(short)) = (flight.job.bytes.get(at..at + len), u32::try_from(len)) else {
+            self.free.push(slot);
+            return Err(flight);
+        };
+        let which = usize::from(direct);
+        let entry = if self.registered {
+            let fixed = types::Fixed(u32::from(direct));
+            opcode::Write::new(fixed, bytes.as_ptr(), short)
+                .offset(guest)
+                .build()
+        } else {
+            opcode::Write::new(types::Fd(self.descriptors()[which]), bytes.as_ptr(), short)
+                .offset(guest)
+                .build()
+        };
+        self.slots[slot] = Some(flight);
+        match self.push_entry(&entry.user_data(slot as u64)) {
+            Ok(()) => Ok(()),
+            Err(_) => {
+                self.free.push(slot);
+                match self.slots[slot].take() {
+                    Some(flight) => Err(flight),
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+
+    fn push_entry(&mut self, entry: &squeue::Entry) -> io::Result<()> {
+        // SAFETY: entries are a no-op, a poll of a descriptor this ring keeps open, or a write of bytes whose owner
+        // stands in `slots` and is let go only when its completion has been seen (or never, see `drop`). The bytes
+        // are behind an `Arc`, so nobody can change them meanwhile.
+        unsafe { self.ring.submission().push(entry) }
+            .map_err(|_| io::Error::other("the submission queue is full"))
+    }
+
+    fn arm(&mut self) -> io::Result<()> {
+        let poll = opcode::PollAdd::new(types::Fd(self.wake.as_raw_fd()), libc::POLLIN as u32);
+        self.push_entry(&poll.build().user_data(WAKE))
+    }
+
+    fn enter(&self, want: usize) -> io::Result<()> {
+        match self.ring.submit_and_wait(want) {
+            Ok(_) => Ok(()),
+            Err(e) => match e.raw_os_error() {
+                // Interrupted, or completions must be reaped first: the caller does and comes again.
+                Some(libc::EINTR | libc::EAGAIN | libc::EBUSY) => Ok(()),
+                _ => Err(e),
+            },
+        }
+    }
+
+    /// Submits what is queued, waits until something is done or somebody wakes the ring, and hands over what is
+    /// done with the kernel's result.
+    ///
+    /// # Errors
+    /// When the kernel refuses the call; nothing in flight is let go then.
+    pub(super) fn wait(&mut self, done: &mut Vec<(Flight, i32)>) -> io::Result<()> {
+        self.enter(1)?;
+        self.reap(done)
+    }
+
+    fn reap(&mut self, done: &mut Vec<(Flight, i32)>) -> io::Result<()> {
+        let mut woken = false;
+        for entry in self.ring.completion() {
+            match entry.user_data() {
+                WAKE => woken = true,
+                slot => {
+                    let Ok(slot) = usize::try_from(slot) else { continue };
+                    if let Some(flight) = self.slots.get_mut(slot).and_then(Option::take) {
+                        self.free.push(slot);
+                        done.push((flight, entry.result()));
+                    }
+                }
+            }
+        }
+        if woken {
+            // Nobody else reads it; an interrupted read only wakes once more.
+            let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
+            self.arm()?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        let mut done = Vec::new();
+        while self.in_flight() > 0 {
+            if self.wait(&mut done).is_err() {
+                // The kernel may still read these bytes: they are never given back.
+                std::mem::forget(std::mem::take(&mut self.slots));
+                break;
+            }
+            done.clear();
+        }
+    }
+}
