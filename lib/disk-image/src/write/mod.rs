@@ -119,6 +119,8 @@ impl EngineKind {
 /// How to write.
 #[derive(Clone, Debug)]
 pub struct Options {
+    /// The size given is only a bound: a file is not made that long, [`Writer::finish`] is told its length.
+    pub grows: bool,
     /// Reserve the blocks of the whole file before writing; else it stays sparse.
     pub preallocate: bool,
     /// Whether to go past the page cache.
@@ -138,6 +140,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
+            grows: false,
             preallocate: false,
             direct: Direct::Try,
             engine: None,
@@ -395,13 +398,17 @@ impl Writer {
         self.output.sync()
     }
 
-    /// Writes what is queued, makes the disk, its length and its name durable, and closes it.
+    /// Writes what is queued, makes the disk, its length and its name durable, and closes it. A file gets the length
+    /// `len`, where that was not known before.
     ///
     /// # Errors
     /// The first failure there was.
-    pub fn finish(mut self) -> Result<Written, Error> {
+    pub fn finish(mut self, len: Option<u64>) -> Result<Written, Error> {
         self.finished.store(true, Ordering::Release);
         self.drain();
+        if let Some(len) = len {
+            self.output.set_len(len)?;
+        }
         self.output.close()?;
         let (bytes, zeroed) = self.output.written();
         Ok(Written {

@@ -127,7 +127,7 @@ impl Output {
             unit = unit.max(u64::from(
                 rustix::fs::ioctl_blksszget(&target.file).unwrap_or(512),
             ));
-        } else if target.len()? < size {
+        } else if !options.grows && target.len()? < size {
             target.set_len(size)?;
         }
         let (direct, why) = match options.direct {
@@ -477,6 +477,15 @@ impl Output {
                 .map_err(|e| self.fail_io(&e, &format!("syncing the folder of {}", self.path.display())))?;
         }
         Ok(())
+    }
+
+    /// Gives a file its final length.
+    pub(super) fn set_len(&self, len: u64) -> Result<(), Error> {
+        if self.block {
+            return Ok(());
+        }
+        rustix::fs::ftruncate(&self.plain, len)
+            .map_err(|e| self.fail_errno(e, &format!("setting the length of {}", self.path.display())))
     }
 
     /// Cuts a range of a buffer into what goes directly and what does not.
