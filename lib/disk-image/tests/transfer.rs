@@ -265,20 +265,25 @@ fn a_one_shot_stream_with_late_tables_and_no_room_is_refused() {
 }
 
 #[test]
-fn a_truncated_image_is_an_error_by_every_way() {
+fn a_truncated_image_never_gives_wrong_bytes() {
     let dir = TempDir::new().unwrap();
     for options in &FORMATS[1..] {
         if options.contains(&"subformat=fixed,force_size=on") {
             continue;
         }
         let bytes = image(&dir, options);
+        let want = judged(&dir, &bytes);
         for access in [Access::Ranges, Access::Again, Access::Once] {
             for keep in [bytes.len() * 9 / 10, bytes.len() / 2, bytes.len() / 10] {
                 let mut source = Memory::new(bytes[..keep].to_vec(), access.clone());
                 source.sized = access == Access::Ranges;
                 let out = dir.path().join("out.img");
-                let result = once(source, &out);
-                assert!(result.is_err(), "{options:?} {access:?} cut at {keep} of {}", bytes.len());
+                let what = format!("{options:?} {access:?} cut at {keep} of {}", bytes.len());
+                match once(source, &out) {
+                    // The end of an image may be room that nothing refers to.
+                    Ok(_) => assert_same(&out, &want, &what),
+                    Err(error) => assert!(matches!(error.kind(), Kind::Source | Kind::Corrupt), "{what}: {error}"),
+                }
             }
         }
     }

@@ -38,13 +38,14 @@ impl Unpacker {
         })
     }
 
-    /// Unpacks `packed` into `out`, which is the allocation unit's full length, and fills it exactly. `guest` names the
-    /// place in errors and is compared with the address a VMDK grain carries. Bytes after the packed stream are
+    /// Unpacks `packed` into `out`, which is the allocation unit's full length, and gives the bytes it filled: all of
+    /// them for a cluster. The last grain of a disk may be stored shorter; the caller compares with what the extent
+    /// needs, as qemu does. `guest` names the place in errors and is compared with the address a VMDK grain carries. Bytes after the packed stream are
     /// padding or a neighbour's, and not looked at.
     ///
     /// # Errors
-    /// [`crate::Kind::Corrupt`] when the bytes do not unpack to exactly `out.len()` bytes.
-    pub fn unpack(&mut self, codec: Codec, guest: u64, packed: &[u8], out: &mut [u8]) -> Result<(), Error> {
+    /// [`crate::Kind::Corrupt`] when the bytes do not unpack, or a cluster not to exactly `out.len()` bytes.
+    pub fn unpack(&mut self, codec: Codec, guest: u64, packed: &[u8], out: &mut [u8]) -> Result<usize, Error> {
         let got = match codec {
             Codec::Deflate => inflated(self.inflate.deflate_decompress(packed, out)),
             Codec::Zstd => self.unzstd(packed, out),
@@ -56,7 +57,7 @@ impl Unpacker {
             Codec::VmdkGrain => "grain",
         };
         match got {
-            Ok(n) if n == out.len() => Ok(()),
+            Ok(n) if n == out.len() || codec == Codec::VmdkGrain => Ok(n),
             Ok(n) => Err(Error::corrupt(format!(
                 "the {what} at guest offset {guest} unpacks to {n} bytes instead of {}",
                 out.len()
