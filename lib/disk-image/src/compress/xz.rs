@@ -236,10 +236,19 @@ struct StreamPart {
     header: [u8; EDGE],
 }
 
+/// A stream as its own index tells it.
+struct Indexed {
+    header: [u8; EDGE],
+    /// Offset of its first block.
+    blocks_at: u64,
+    /// Unpadded size and unpacked size of each block.
+    records: Vec<(u64, u64)>,
+}
+
 /// What the indexes of a file tell.
 #[derive(Debug)]
 pub(super) struct Map {
-    /// Blocks that are not empty, ascending.
+    /// All blocks in file order, none empty.
     blocks: Vec<Block>,
     streams: Vec<StreamPart>,
     size: u64,
@@ -252,7 +261,7 @@ pub(super) struct Map {
 
 /// Why the map could not be made.
 enum Unmapped {
-    /// A bound of this module; the file may be fine.
+    /// Beyond what this module keeps or expects; the file may be fine.
     TooMuch,
     Failed(Error),
 }
@@ -280,7 +289,7 @@ impl Map {
         match Self::try_read(&mut Backwards::new(source), size, limits) {
             Ok(map) => Ok(Some(map)),
             Err(Unmapped::TooMuch) => {
-                tracing::debug!("the xz indexes are too long to be kept; decoding from the start");
+                tracing::debug!("the xz indexes are too long or odd to be kept; decoding from the start");
                 Ok(None)
             }
             Err(Unmapped::Failed(e)) => Err(e),
@@ -289,7 +298,7 @@ impl Map {
 
     fn try_read(file: &mut Backwards<'_>, size: u64, limits: Limits) -> Result<Self, Unmapped> {
         // Last stream first: records in file order per stream, streams in reverse.
-        let mut parts: Vec<([u8; EDGE], u64, Vec<(u64, u64)>)> = Vec::new();
+        let mut parts: Vec<Indexed> = Vec::new();
         let (mut records, mut index_bytes) = (0, 0);
         let mut end = size;
         if !size.is_multiple_of(4) {
@@ -333,7 +342,11 @@ impl Map {
                     "no stream header at byte {start}, where its index says so"
                 )));
             }
-            parts.push((header, blocks_at, stream));
+            parts.push(Indexed {
+                header,
+                blocks_at,
+                records: stream,
+            });
             end = start;
         }
         if parts.is_empty() {
@@ -342,25 +355,30 @@ impl Map {
         Self::assemble(file, parts, limits)
     }
 
-    fn assemble(
-        file: &mut Backwards<'_>,
-        mut parts: Vec<([u8; EDGE], u64, Vec<(u64, u64)>)>,
-        limits: Limits,
-    ) -> Result<Self, Unmapped> {
+    fn assemble(file: &mut Backwards<'_>, mut parts: Vec<Indexed>, limits: Limits) -> Result<Self, Unmapped> {
         let mut map = Self {
-            blocks: Vec::with_capacity(parts.iter().map(|(_, _, records)| records.len()).sum()),
+            blocks: Vec::with_capacity(parts.iter().map(|part| part.records.len()).sum()),
             streams: Vec::with_capacity(parts.len()),
             size: 0,
             dictionary: 0,
             window: 0,
             readers: 1,
         };
-        while let Some((header, mut host, records)) = parts.pop() {
+        while let Some(Indexed {
+            header,
+            blocks_at: mut host,
+            records,
+        }) = parts.pop()
+        {
             if let Some((unpadded, _)) = records.first() {
                 let len = BLOCK_HEADER_MAX.min(usize::try_from(*unpadded).unwrap_or(BLOCK_HEADER_MAX));
                 map.dictionary = map.dictionary.max(dictionary(file.at(host, len)?).unwrap_or(0));
             }
             for (unpadded, unpacked) in records {
+                if unpacked == 0 {
+                    // Nobody makes empty blocks, and nobody would come to decode this one.
+                    return Err(Unmapped::TooMuch);
+                }
                 let block = Block {
                     start: map.size,
                     host,
@@ -373,9 +391,7 @@ impl Map {
                     .checked_add(unpacked)
                     .filter(|n| *n <= VLI_MAX)
                     .ok_or_else(|| corrupt("its index counts more than fits"))?;
-                if unpacked > 0 {
-                    map.blocks.push(block);
-                }
+                map.blocks.push(block);
             }
             map.streams.push(StreamPart {
                 blocks_end: map.blocks.len(),
@@ -600,13 +616,7 @@ impl BlockReader {
         let Some(stream) = self.map.streams.get(stream) else {
             return Ok(false);
         };
-        // Empty blocks are not in the map, so a block need not follow the one before it.
-        let follows = self
-            .next
-            .checked_sub(1)
-            .and_then(|n| self.map.blocks.get(n))
-            .is_some_and(|b| b.host + b.padded() == block.host);
-        if !follows || self.input.as_ref().is_none_or(|(_, end)| *end <= self.next) {
+        if self.input.as_ref().is_none_or(|(_, end)| *end <= self.next) {
             let wanted = self
                 .map
                 .blocks

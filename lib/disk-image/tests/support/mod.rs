@@ -258,7 +258,10 @@ impl<'a> State<'a> {
             Content::Packed { host, len, .. } => {
                 let end = host.checked_add(u64::from(len)).expect("host range overflows");
                 assert!(len > 0 && len <= self.layout.packed_max(), "{extent:?}");
-                assert!(extent.guest.is_multiple_of(unit) && extent.len <= unit, "{extent:?}");
+                assert!(
+                    extent.guest.is_multiple_of(unit) && extent.len <= unit,
+                    "{extent:?}"
+                );
                 assert!(extent.len == unit || self.at == size, "{extent:?}");
                 if end > self.bytes.len() as u64 {
                     assert!(
