@@ -45,7 +45,13 @@ impl Unpacker {
     ///
     /// # Errors
     /// [`crate::Kind::Corrupt`] when the bytes do not unpack, or a cluster not to exactly `out.len()` bytes.
-    pub fn unpack(&mut self, codec: Codec, guest: u64, packed: &[u8], out: &mut [u8]) -> Result<usize, Error> {
+    pub fn unpack(
+        &mut self,
+        codec: Codec,
+        guest: u64,
+        packed: &[u8],
+        out: &mut [u8],
+    ) -> Result<usize, Error> {
         let got = match codec {
             Codec::Deflate => inflated(self.inflate.deflate_decompress(packed, out)),
             Codec::Zstd => self.unzstd(packed, out),
@@ -159,7 +165,12 @@ mod tests {
             }
             for len in [data.len() - 1, data.len() + 1, 512, data.len() * 2] {
                 let mut out = vec![0; len];
-                let error = unpacker.unpack(codec, 1 << 20, &packed, &mut out).unwrap_err();
+                let result = unpacker.unpack(codec, 1 << 20, &packed, &mut out);
+                if codec == Codec::VmdkGrain && len > data.len() {
+                    assert_eq!(result.unwrap(), data.len(), "a grain tells how much it holds");
+                    continue;
+                }
+                let error = result.unwrap_err();
                 assert_eq!(error.kind(), Kind::Corrupt);
                 assert!(error.to_string().contains("guest offset 1048576"), "{error}");
             }
