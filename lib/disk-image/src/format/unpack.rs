@@ -43,20 +43,25 @@ impl Unpacker {
     /// padding or a neighbour's, and not looked at.
     ///
     /// # Errors
-    /// [`crate::Kind::Corrupt`] when the bytes do not unpack to exactly `out.len()` bytes.
+    /// [`crate::Kind::Corrupt`] when the bytes do not unpack to exactly `out.len()` bytes, or, for a disk's last grain,
+    /// to enough of them; the rest is zero then.
     pub fn unpack(&mut self, codec: Codec, guest: u64, packed: &[u8], out: &mut [u8]) -> Result<(), Error> {
         let got = match codec {
             Codec::Deflate => inflated(self.inflate.deflate_decompress(packed, out)),
             Codec::Zstd => self.unzstd(packed, out),
-            Codec::VmdkGrain => inflated(self.inflate.zlib_decompress(grain_stream(guest, packed)?, out)),
+            Codec::VmdkGrain | Codec::VmdkLastGrain { .. } => inflated(self.inflate.zlib_decompress(grain_stream(guest, packed)?, out)),
         };
         let what = match codec {
             Codec::Deflate => "deflate cluster",
             Codec::Zstd => "zstd cluster",
-            Codec::VmdkGrain => "grain",
+            Codec::VmdkGrain | Codec::VmdkLastGrain { .. } => "grain",
         };
         match got {
             Ok(n) if n == out.len() => Ok(()),
+            Ok(n) if matches!(codec, Codec::VmdkLastGrain { len } if u32::try_from(n).is_ok_and(|n| n >= len)) => {
+                out[n..].fill(0);
+                Ok(())
+            }
             Ok(n) => Err(Error::corrupt(format!(
                 "the {what} at guest offset {guest} unpacks to {n} bytes instead of {}",
                 out.len()
