@@ -15,6 +15,12 @@ pub enum Codec {
     Zstd,
     /// A VMDK grain marker (LBA u64, size u32, little endian), then a zlib stream of that size.
     VmdkGrain,
+    /// The same for the last grain of a disk that ends inside it: some writers pack a whole grain there, some only its
+    /// front, which is at least `len` bytes.
+    VmdkLastGrain {
+        /// Bytes of the grain that the disk has.
+        len: u32,
+    },
 }
 
 /// What a guest range holds.
