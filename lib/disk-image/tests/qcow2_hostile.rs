@@ -466,6 +466,13 @@ fn a_cluster_that_inflates_to_another_length_is_corrupt() {
 }
 
 #[test]
+fn the_allocator_counts() {
+    sys::reset_peak();
+    drop(vec![1u8; 3 << 20]);
+    assert!((3 << 20..4 << 20).contains(&sys::peak()), "{}", sys::peak());
+}
+
+#[test]
 fn mutants_neither_panic_nor_allocate_nor_hang() {
     let bases: Vec<_> = [
         Plan {

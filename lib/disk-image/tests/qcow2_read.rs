@@ -50,6 +50,8 @@ struct Drawn {
     /// zstd or extended L2, which only qemu reads.
     qemu_only: bool,
     old: bool,
+    /// Its refcounts have room for snapshots.
+    snapshots: bool,
     cluster: u64,
     size: u64,
 }
@@ -77,8 +79,10 @@ fn draw(rng: &mut Rng) -> Drawn {
     if !old && rng.one_in(4) {
         options.push_str(",lazy_refcounts=on");
     }
+    let mut refcount_bits = 16;
     if !old && rng.one_in(3) {
-        write!(options, ",refcount_bits={}", 1 << rng.below(7)).unwrap();
+        refcount_bits = 1 << rng.below(7);
+        write!(options, ",refcount_bits={refcount_bits}").unwrap();
     }
     let size = match rng.below(10) {
         0 => 0,
@@ -89,6 +93,7 @@ fn draw(rng: &mut Rng) -> Drawn {
         options,
         qemu_only: extended || zstd,
         old,
+        snapshots: refcount_bits >= 4,
         cluster,
         size,
     }
@@ -150,7 +155,7 @@ fn guest_written(dir: &Path, drawn: &Drawn, rng: &mut Rng) -> (PathBuf, String) 
         // A command may be refused by the image (compressed over allocated); what counts is what is read back.
         tools::attempt("qemu-io", &args);
         write!(script, " | {}", args.join(" ")).unwrap();
-        if rng.one_in(3) {
+        if drawn.snapshots && rng.one_in(3) {
             tools::run("qemu-img", &["snapshot", "-c", &format!("s{round}"), &path]);
             script.push_str(" | snapshot");
         }
