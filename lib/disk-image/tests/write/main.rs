@@ -19,7 +19,7 @@ use disk_image::write::{
     Direct, Engine, EngineKind, Options, Pool, Segment, Target, Ticket, Write, Writer, Written, data_runs,
 };
 use disk_image::{Error, Kind, Stop};
-use places::{Loop, Mount, run};
+use places::{Loop, Mount, open_alone, run};
 
 /// Numbers that look random and are the same every time.
 struct Dice(u64);
@@ -347,7 +347,7 @@ fn random_device(device: &Loop, seed: u64) -> Vec<Engine> {
     let mut dice = Dice(seed);
     let mut engines = Vec::new();
     for options in all_options() {
-        let target = Target::block(&device.device, true).unwrap();
+        let target = open_alone(&device.device);
         let capacity = target.capacity().unwrap();
         let size = capacity - dice.next(9) * 512;
         let mut disk = vec![0xEE; capacity as usize];
@@ -691,12 +691,7 @@ fn targets_that_are_not_what_they_should_be_are_refused() {
 #[test]
 fn sizes_that_do_not_fit_are_refused() {
     let device = Loop::new(1 << 20, 512);
-    let error = Writer::open(
-        Target::block(&device.device, true).unwrap(),
-        (1 << 20) + 512,
-        &Options::default(),
-    )
-    .unwrap_err();
+    let error = Writer::open(open_alone(&device.device), (1 << 20) + 512, &Options::default()).unwrap_err();
     assert_eq!(error.kind(), Kind::TooLarge);
     assert!(
         error
@@ -715,10 +710,7 @@ fn sizes_that_do_not_fit_are_refused() {
     );
     // A sector that is there only in part cannot be written.
     let device = Loop::new((1 << 20) + 512, 4096);
-    assert_eq!(
-        Target::block(&device.device, true).unwrap().capacity().unwrap(),
-        1 << 20
-    );
+    assert_eq!(open_alone(&device.device).capacity().unwrap(), 1 << 20);
 }
 
 #[test]

@@ -1,11 +1,38 @@
 //! Places to write to: folders on several filesystems and loop devices, all undone when dropped.
 
+use std::io;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output, Stdio};
+use std::sync::{PoisonError, RwLock};
+
+use disk_image::write::Target;
+
+/// Held for reading while a device is opened, for writing while a child is started: a child has our descriptors until
+/// it runs its program, which would keep a device of another test in use.
+static STARTING: RwLock<()> = RwLock::new(());
+
+/// Runs `command` to its end.
+pub(crate) fn output(command: &mut Command) -> io::Result<Output> {
+    let started = {
+        let _alone = STARTING.write().unwrap_or_else(PoisonError::into_inner);
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+    };
+    started?.wait_with_output()
+}
+
+/// Opens a block device that nobody else may hold.
+pub(crate) fn open_alone(device: &Path) -> Target {
+    let _nobody_starts = STARTING.read().unwrap_or_else(PoisonError::into_inner);
+    Target::block(device, true).unwrap()
+}
 
 /// Runs a tool and gives what it printed; a missing tool or a refusal fails the test.
 pub(crate) fn run(tool: &str, args: &[&str]) -> String {
-    let output = Command::new(tool).args(args).output().unwrap_or_else(|e| {
+    let output = output(Command::new(tool).args(args)).unwrap_or_else(|e| {
         panic!("{tool} cannot be run ({e}); `make deps` installs it, and the tests need root")
     });
     let stderr = String::from_utf8_lossy(&output.stderr);
@@ -14,6 +41,11 @@ pub(crate) fn run(tool: &str, args: &[&str]) -> String {
         "{tool} {args:?} failed (the tests need root): {stderr}"
     );
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+/// Runs a tool that may fail; whether it did not.
+fn tried(tool: &str, args: &[&str]) -> bool {
+    output(Command::new(tool).args(args)).is_ok_and(|output| output.status.success())
 }
 
 /// A loop device over a sparse file.
@@ -54,7 +86,7 @@ impl Loop {
 
 impl Drop for Loop {
     fn drop(&mut self) {
-        let _ = Command::new("losetup").arg("-d").arg(&self.device).status();
+        tried("losetup", &["-d", self.device.to_str().unwrap_or_default()]);
     }
 }
 
@@ -147,10 +179,13 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        let gone = Command::new("umount").arg(self.folder.path()).status().is_ok_and(|status| status.success());
-        if !gone {
-            let _ = Command::new("umount").arg("-l").arg(self.folder.path()).status();
-            assert!(std::thread::panicking(), "somebody still holds a file on {}", self.folder.path().display());
+        let folder = self.folder.path().to_str().unwrap_or_default();
+        if !tried("umount", &[folder]) {
+            tried("umount", &["-l", folder]);
+            assert!(
+                std::thread::panicking(),
+                "somebody still holds a file on {folder}"
+            );
         }
     }
 }

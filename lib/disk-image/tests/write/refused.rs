@@ -8,6 +8,7 @@ use std::process::Command;
 
 use disk_image::write::{EngineKind, Options, Target, Writer};
 
+use super::places::output;
 use super::{Dice, check_disk, parts, sys, write_parts};
 
 /// Names the folder the child writes to.
@@ -64,7 +65,7 @@ fn child(prepare: impl FnOnce(&mut Command, &Path)) -> String {
         .env("TMPDIR", folder.path())
         .current_dir(folder.path());
     prepare(&mut command, folder.path());
-    let output = command.output().unwrap();
+    let output = output(&mut command).unwrap();
     let text =
         String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && text.contains("1 passed"), "{text}");
