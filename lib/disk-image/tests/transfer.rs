@@ -162,7 +162,10 @@ fn import(
     };
     let writer = Writer::open(target, image.virtual_size().unwrap_or(1 << 40), &options)?;
     let report = transfer::run(&image, &writer, ledger, spool, &progress, stop)?;
-    writer.finish(grows.then_some(report.virtual_size))?;
+    if grows {
+        writer.set_len(report.virtual_size)?;
+    }
+    writer.finish()?;
     assert!(
         progress.percent() >= 50.0,
         "progress ended at {}",
