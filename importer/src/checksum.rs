@@ -67,16 +67,28 @@ impl FromStr for Checksum {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (name, hex) = text.trim().split_once(':').ok_or_else(|| {
-            format!("\"{text}\" is no checksum: write algorithm:hex, as in sha256:9f86d0…")
-        })?;
-        let algorithm = [Algorithm::Md5, Algorithm::Sha1, Algorithm::Sha256, Algorithm::Sha512]
-            .into_iter()
-            .find(|a| a.name().eq_ignore_ascii_case(name))
-            .ok_or_else(|| format!("\"{name}\" is none of the checksums md5, sha1, sha256, sha512"))?;
-        let digest = unhex(hex).filter(|digest| digest.len() == algorithm.digest_len()).ok_or_else(|| {
-            format!("a {} checksum has {} hex digits, not \"{hex}\"", algorithm.name(), algorithm.digest_len() * 2)
-        })?;
+        let (name, hex) = text
+            .trim()
+            .split_once(':')
+            .ok_or_else(|| format!("\"{text}\" is no checksum: write algorithm:hex, as in sha256:9f86d0…"))?;
+        let algorithm = [
+            Algorithm::Md5,
+            Algorithm::Sha1,
+            Algorithm::Sha256,
+            Algorithm::Sha512,
+        ]
+        .into_iter()
+        .find(|a| a.name().eq_ignore_ascii_case(name))
+        .ok_or_else(|| format!("\"{name}\" is none of the checksums md5, sha1, sha256, sha512"))?;
+        let digest = unhex(hex)
+            .filter(|digest| digest.len() == algorithm.digest_len())
+            .ok_or_else(|| {
+                format!(
+                    "a {} checksum has {} hex digits, not \"{hex}\"",
+                    algorithm.name(),
+                    algorithm.digest_len() * 2
+                )
+            })?;
         Ok(Self { algorithm, digest })
     }
 }
@@ -96,7 +108,10 @@ fn unhex(text: &str) -> Option<Vec<u8>> {
     if !text.len().is_multiple_of(2) {
         return None;
     }
-    text.as_bytes().chunks(2).map(|pair| Some(digit(pair[0])? << 4 | digit(pair[1])?)).collect()
+    text.as_bytes()
+        .chunks(2)
+        .map(|pair| Some(digit(pair[0])? << 4 | digit(pair[1])?))
+        .collect()
 }
 
 #[derive(Clone)]
@@ -159,13 +174,22 @@ fn hash(algorithm: Algorithm, mut lengths: Vec<u64>, chunks: &Receiver<Vec<u8>>)
         while let Some(len) = lengths.next_if(|&len| len <= at + rest.len() as u64) {
             let (front, behind) = rest.split_at(usize::try_from(len - at).unwrap_or(0));
             hasher.update(front);
-            fronts.push(Front { len, digest: hasher.clone().digest() });
+            fronts.push(Front {
+                len,
+                digest: hasher.clone().digest(),
+            });
             (rest, at) = (behind, len);
         }
         hasher.update(rest);
         at += rest.len() as u64;
     }
-    Hashed { whole: Front { len: at, digest: hasher.digest() }, fronts }
+    Hashed {
+        whole: Front {
+            len: at,
+            digest: hasher.digest(),
+        },
+        fronts,
+    }
 }
 
 /// One reading of the source from its start.
@@ -183,7 +207,13 @@ impl Reading {
         let thread = std::thread::Builder::new()
             .name("checksum".into())
             .spawn(move || hash(algorithm, lengths, &receiver))?;
-        Ok(Self { reader, pending: Vec::with_capacity(CHUNK), chunks, thread, ended: false })
+        Ok(Self {
+            reader,
+            pending: Vec::with_capacity(CHUNK),
+            chunks,
+            thread,
+            ended: false,
+        })
     }
 
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
@@ -203,7 +233,9 @@ impl Reading {
 
     fn hand_over(&mut self) -> io::Result<()> {
         let chunk = std::mem::replace(&mut self.pending, Vec::with_capacity(CHUNK));
-        self.chunks.send(chunk).map_err(|_| io::Error::other("the checksum's thread has ended"))
+        self.chunks
+            .send(chunk)
+            .map_err(|_| io::Error::other("the checksum's thread has ended"))
     }
 
     /// Reads to the end of the source.
@@ -222,7 +254,9 @@ impl Reading {
     fn finish(mut self) -> io::Result<Hashed> {
         self.hand_over()?;
         drop(self.chunks);
-        self.thread.join().map_err(|_| io::Error::other("the checksum's thread panicked"))
+        self.thread
+            .join()
+            .map_err(|_| io::Error::other("the checksum's thread panicked"))
     }
 }
 
@@ -241,11 +275,16 @@ struct State {
 impl State {
     /// Closes the parked reading: it was complete, or saw a front that complete ones must agree with.
     fn retire(&mut self) -> io::Result<()> {
-        let Some(reading) = self.parked.take() else { return Ok(()) };
+        let Some(reading) = self.parked.take() else {
+            return Ok(());
+        };
         let ended = reading.ended;
         let Hashed { whole, fronts } = reading.finish()?;
         // Fronts longer than this reading stay to be compared.
-        self.changed |= self.fronts.iter().any(|front| front.len <= whole.len && !fronts.contains(front));
+        self.changed |= self
+            .fronts
+            .iter()
+            .any(|front| front.len <= whole.len && !fronts.contains(front));
         self.fronts.retain(|front| front.len > whole.len);
         if !ended {
             self.fronts.push(whole);
@@ -272,7 +311,11 @@ fn locked(state: &Mutex<State>) -> MutexGuard<'_, State> {
 impl Checked {
     /// Wraps `inner`, whose bytes must hash to `expected`.
     pub(crate) fn new(inner: Arc<dyn Source>, expected: Checksum) -> Self {
-        Self { inner, expected, state: Arc::default() }
+        Self {
+            inner,
+            expected,
+            state: Arc::default(),
+        }
     }
 
     /// Reads what is left and compares.
@@ -280,7 +323,12 @@ impl Checked {
     /// # Errors
     /// [`Kind::Checksum`] when the bytes are others, or were others at another reading; else what reading says.
     pub(crate) fn verify(&self, stop: &Stop) -> Result<(), Error> {
-        let failed = |e| Error::from(disk_image::Error::from_source("cannot read the rest for the checksum", e));
+        let failed = |e| {
+            Error::from(disk_image::Error::from_source(
+                "cannot read the rest for the checksum",
+                e,
+            ))
+        };
         let mut state = locked(&self.state);
         if state.complete.is_none() || !state.fronts.is_empty() || state.parked.is_some() {
             let open = |state: &mut State| -> io::Result<()> {
@@ -300,7 +348,10 @@ impl Checked {
         if state.changed {
             return Err(Error::new(
                 Kind::Checksum,
-                format!("checksum mismatch: the source gave other bytes when it was read again ({} expected)", self.expected),
+                format!(
+                    "checksum mismatch: the source gave other bytes when it was read again ({} expected)",
+                    self.expected
+                ),
             ));
         }
         if found.digest != self.expected.digest {
@@ -342,7 +393,11 @@ impl Source for Checked {
         let mut skipped = io::copy(&mut (Passing(&mut reading)).take(range.start), &mut io::sink())?;
         skipped = skipped.min(range.start);
         let left = range.end.saturating_sub(skipped.max(range.start));
-        Ok(Box::new(CheckedReader { reading: Some(reading), left, state: self.state.clone() }))
+        Ok(Box::new(CheckedReader {
+            reading: Some(reading),
+            left,
+            state: self.state.clone(),
+        }))
     }
 }
 
@@ -364,7 +419,9 @@ struct CheckedReader {
 impl Read for CheckedReader {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         let want = buf.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
-        let Some(reading) = &mut self.reading else { return Ok(0) };
+        let Some(reading) = &mut self.reading else {
+            return Ok(0);
+        };
         let got = reading.read(&mut buf[..want])?;
         self.left -= got as u64;
         Ok(got)
@@ -397,7 +454,10 @@ mod tests {
 
     impl Source for Fickle {
         fn facts(&self) -> Facts {
-            Facts { size: None, access: self.access.clone() }
+            Facts {
+                size: None,
+                access: self.access.clone(),
+            }
         }
 
         fn open(&self, range: Range<u64>) -> io::Result<Box<dyn Read + Send>> {
@@ -412,12 +472,21 @@ mod tests {
     }
 
     fn bytes() -> Vec<u8> {
-        (0..1_000_003u32).map(|i| u8::try_from(i * 7 % 251).unwrap()).collect()
+        (0..1_000_003u32)
+            .map(|i| u8::try_from(i * 7 % 251).unwrap())
+            .collect()
     }
 
     fn checked(later: Option<(usize, Vec<u8>)>) -> Checked {
-        let expected = format!("sha256:{}", hex(&Sha256::digest(bytes()))).parse().unwrap();
-        let source = Fickle { bytes: bytes(), later, opened: AtomicUsize::new(0), access: Access::Ranges };
+        let expected = format!("sha256:{}", hex(&Sha256::digest(bytes())))
+            .parse()
+            .unwrap();
+        let source = Fickle {
+            bytes: bytes(),
+            later,
+            opened: AtomicUsize::new(0),
+            access: Access::Ranges,
+        };
         Checked::new(Arc::new(source), expected)
     }
 
@@ -438,7 +507,16 @@ mod tests {
             let checksum: Checksum = good.parse().unwrap();
             assert_eq!(checksum.to_string(), good.to_lowercase());
         }
-        for bad in ["", "md5", "md5:", "md5:xyz", "crc:00", "sha256:00", "md5:d41d8cd98f00b204e9800998ecf8427é", "md5:d41d8cd98f00b204e9800998ecf8427"] {
+        for bad in [
+            "",
+            "md5",
+            "md5:",
+            "md5:xyz",
+            "crc:00",
+            "sha256:00",
+            "md5:d41d8cd98f00b204e9800998ecf8427é",
+            "md5:d41d8cd98f00b204e9800998ecf8427",
+        ] {
             assert!(bad.parse::<Checksum>().is_err(), "{bad}");
         }
     }
@@ -448,12 +526,21 @@ mod tests {
         for (text, input) in [
             ("md5:900150983cd24fb0d6963f7d28e17f72", "abc"),
             ("sha1:a9993e364706816aba3e25717850c26c9cd0d89d", "abc"),
-            ("sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad", "abc"),
-            ("sha512:ddaf35a193617abacc417349ae20413112e6fa4e89a97ea20a9eeee64b55d39a2192992a274fc1a836ba3c23a3feebbd454d4423643ce80e2a9ac94fa54ca49f", "abc"),
+            (
+                "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",
+                "abc",
+            ),
+            (
+                "sha512:ddaf35a193617abacc417349ae20413112e6fa4e89a97ea20a9eeee64b55d39a2192992a274fc1a836ba3c23a3feebbd454d4423643ce80e2a9ac94fa54ca49f",
+                "abc",
+            ),
             ("md5:d41d8cd98f00b204e9800998ecf8427e", ""),
         ] {
             let source = Fickle {
-                bytes: input.as_bytes().to_vec(), later: None, opened: AtomicUsize::new(0), access: Access::Once,
+                bytes: input.as_bytes().to_vec(),
+                later: None,
+                opened: AtomicUsize::new(0),
+                access: Access::Once,
             };
             let checked = Checked::new(Arc::new(source), text.parse().unwrap());
             assert_eq!(checked.facts().access, Access::Once);
@@ -488,10 +575,17 @@ mod tests {
             for first in [true, false] {
                 let mut other = bytes();
                 other[0] ^= 1;
-                let (right, later) = if first { (other.clone(), bytes()) } else { (bytes(), other) };
+                let (right, later) = if first {
+                    (other.clone(), bytes())
+                } else {
+                    (bytes(), other)
+                };
                 let mut source = checked(None);
                 source.inner = Arc::new(Fickle {
-                    bytes: right, later: Some((1, later)), opened: AtomicUsize::new(0), access: Access::Again,
+                    bytes: right,
+                    later: Some((1, later)),
+                    opened: AtomicUsize::new(0),
+                    access: Access::Again,
                 });
                 for _ in 0..2 {
                     io::copy(&mut source.open(0..len).unwrap(), &mut io::sink()).unwrap();
@@ -507,7 +601,10 @@ mod tests {
     fn a_wrong_or_shorter_source_is_a_mismatch() {
         let mut source = checked(None);
         source.inner = Arc::new(Fickle {
-            bytes: bytes()[..999_999].to_vec(), later: None, opened: AtomicUsize::new(0), access: Access::Again,
+            bytes: bytes()[..999_999].to_vec(),
+            later: None,
+            opened: AtomicUsize::new(0),
+            access: Access::Again,
         });
         let error = source.verify(&Stop::new()).unwrap_err();
         assert_eq!(error.kind(), Kind::Checksum);
