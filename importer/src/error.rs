@@ -15,6 +15,12 @@ pub enum Kind {
     Checksum,
     /// The image cannot be imported in one pass and there is no room to spool it.
     NeedsScratch,
+    /// The content is something we never import: not a disk, or a source we do not have.
+    Refused,
+    /// The disk does not fit the target, or the target is full.
+    NoRoom,
+    /// The target is in use, holds something, or cannot be opened.
+    Target,
     /// Reading, decoding or writing failed; [`disk_image::Kind`] below tells more.
     Process,
     /// Asked to stop.
@@ -66,6 +72,44 @@ impl Error {
     pub fn kind(&self) -> Kind {
         self.kind
     }
+}
+
+impl From<disk_image::Error> for Error {
+    /// The kind that says the same; the error itself is the source below.
+    fn from(error: disk_image::Error) -> Self {
+        use disk_image::Kind as Below;
+        let (kind, what) = match error.kind() {
+            Below::Refused => (Kind::Refused, "the image is refused"),
+            Below::TooLarge => (Kind::NoRoom, "the image does not fit"),
+            Below::NoSpace => (Kind::NoRoom, "the target is full"),
+            Below::NotStreamable => (Kind::NeedsScratch, "the image cannot be read in one pass"),
+            Below::Stopped => (Kind::Stopped, "the import was stopped"),
+            Below::Corrupt => (Kind::Process, "the image is damaged"),
+            Below::Source => (Kind::Process, "the image cannot be read"),
+            Below::Target => (Kind::Process, "the disk cannot be written"),
+            Below::Compression => (Kind::Process, "the image cannot be unpacked"),
+            _ => (Kind::Process, "the image cannot be imported"),
+        };
+        // What a source of ours said comes out as itself, below its reader's words.
+        let kind = carried(&error).unwrap_or(kind);
+        Self::with(kind, what, error)
+    }
+}
+
+/// The kind of an [`Error`] of this crate somewhere below `error`.
+fn carried(error: &(dyn StdError + 'static)) -> Option<Kind> {
+    let mut below = Some(error);
+    while let Some(error) = below {
+        if let Some(ours) = error.downcast_ref::<Error>() {
+            return Some(ours.kind);
+        }
+        let inner = error.downcast_ref::<std::io::Error>().and_then(|e| e.get_ref());
+        below = match inner {
+            Some(inner) => Some(inner),
+            None => error.source(),
+        };
+    }
+    None
 }
 
 impl fmt::Display for Error {

@@ -1,3 +1,7 @@
 //! The program `importer`; see the library of the same name.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    importer::run(std::env::args_os())
+}

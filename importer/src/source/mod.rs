@@ -10,6 +10,8 @@ pub mod http;
 pub mod nbd;
 pub mod node_pull;
 pub mod oci_archive;
+pub(crate) mod open;
 pub mod registry;
 pub mod s3;
+pub(crate) mod stdin;
 pub mod tls;

@@ -95,26 +95,8 @@ impl Image {
 /// # Errors
 /// [`Kind::Refused`], [`Kind::Corrupt`], [`Kind::Compression`], or [`Kind::Source`] when the front cannot be read.
 pub fn open(request: Request) -> Result<Image, Error> {
-    let Request {
-        source,
-        format,
-        limits,
-        progress,
-    } = request;
-    let counted: Arc<dyn Source> = Arc::new(Counted {
-        inner: source,
-        read: progress.reads(),
-    });
-    let wire_size = counted.facts().size;
-    let (head, source) = peek(counted)?;
-    let (compression, head, source) = match detect(&head) {
-        Detected::Compressed(compression) => {
-            let inner = compress::open(compression, source, limits.windows)?;
-            let (head, inner) = peek(inner)?;
-            (Some(compression), head, inner)
-        }
-        Detected::Image(_) | Detected::Tar | Detected::Foreign(_) => (None, head, source),
-    };
+    let Request { source, format, limits, progress } = request;
+    let Layers { compression, head, source, wire_size } = layers(source, &limits, &progress)?;
     let seen = detect(&head);
     let (seen_format, foreign, tar) = match seen {
         Detected::Image(format) => (format, None, false),
@@ -146,6 +128,41 @@ pub fn open(request: Request) -> Result<Image, Error> {
         foreign,
         tar,
     })
+}
+
+/// What is inside one compression layer, for content that is no disk (an archive): the layer, if there is one, and a
+/// source of what it holds. Counts what is read, as [`open`] does; `format` has no meaning here.
+///
+/// # Errors
+/// [`Kind::Compression`], or [`Kind::Source`] when the front cannot be read.
+pub fn unwrap(request: Request) -> Result<(Option<Compression>, Arc<dyn Source>), Error> {
+    let Request { source, format: _, limits, progress } = request;
+    let Layers { compression, source, .. } = layers(source, &limits, &progress)?;
+    Ok((compression, source))
+}
+
+/// A source with one compression layer taken off.
+struct Layers {
+    compression: Option<Compression>,
+    head: Vec<u8>,
+    source: Arc<dyn Source>,
+    wire_size: Option<u64>,
+}
+
+fn layers(source: Arc<dyn Source>, limits: &Limits, progress: &Progress) -> Result<Layers, Error> {
+    let counted: Arc<dyn Source> = Arc::new(Counted { inner: source, read: progress.reads() });
+    let wire_size = counted.facts().size;
+    let (head, source) = peek(counted)?;
+    match detect(&head) {
+        Detected::Compressed(compression) => {
+            let inner = compress::open(compression, source, limits.windows)?;
+            let (head, source) = peek(inner)?;
+            Ok(Layers { compression: Some(compression), head, source, wire_size })
+        }
+        Detected::Image(_) | Detected::Tar | Detected::Foreign(_) => {
+            Ok(Layers { compression: None, head, source, wire_size })
+        }
+    }
 }
 
 /// Supplies what the decoder asks for until it is open.

@@ -42,7 +42,7 @@ mod spool;
 mod track;
 mod work;
 
-pub use image::{Image, Request, open};
+pub use image::{Image, Request, open, unwrap};
 pub use plan::Way;
 pub use progress::Progress;
 

@@ -1,0 +1,612 @@
+//! What was typed. What it means is [`crate::config`]'s.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use api::import::Content;
+use api::quantity;
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use disk_image::Format;
+use disk_image::write::EngineKind;
+
+use crate::checksum::Checksum;
+use crate::config::{Access, Config, Contract, Limits, Location, Output, Place, Proxy, Show, User};
+use crate::error::{Error, Kind};
+
+const EXAMPLES: &str = "\
+Examples:
+  importer https://cloud.example.com/image.qcow2 disk.img
+  importer --size 20Gi --checksum sha256:… https://example.com/image.raw.xz /dev/vg/disk
+  importer docker://quay.io/containerdisks/fedora:latest fedora.img
+  importer blank empty.img --size 10Gi
+  xzcat image.xz | importer - disk.img
+  importer inspect image.vmdk
+
+Sources: http(s)://, s3://, gs://, docker://, oci-archive:FILE, nbd://, nbd+unix://, a file, - (standard input), blank.
+A file whose name is a subcommand or a word of these is written with ./ before it.
+
+Started without a source and with IMPORTER_SOURCE set, it follows the environment contract of CDI's importer.
+
+Exit codes:
+  0 done                         5 target full or too small
+  1 reading or writing failed    6 checksum mismatch
+  2 wrong usage                  7 target in use or not empty
+  3 source not reachable         8 image must be converted first
+  4 content refused              130, 143 stopped by a signal; run again to go on";
+
+/// Imports a disk image of any format from any source straight into a file or onto a block device.
+#[derive(Debug, Parser)]
+#[command(name = "importer", version, after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
+pub struct Args {
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+
+    /// Where the image is.
+    pub(crate) source: Option<String>,
+
+    /// File or block device to write the disk to (with --archive: folder to unpack into).
+    pub(crate) target: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) import: ImportArgs,
+
+    #[command(flatten)]
+    pub(crate) from: FromArgs,
+
+    #[command(flatten)]
+    pub(crate) logs: LogArgs,
+}
+
+/// Something else than importing.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Print format, virtual size, compression and how the image will be read.
+    Inspect {
+        /// Where the image is.
+        source: String,
+        #[command(flatten)]
+        from: FromArgs,
+        /// How to print it.
+        #[arg(long, value_enum, default_value_t = OutputArg::Text)]
+        output: OutputArg,
+        #[command(flatten)]
+        logs: LogArgs,
+    },
+    /// Print a completion script for a shell.
+    Completion {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+}
+
+/// How the source is reached and read.
+#[derive(Clone, Debug, ClapArgs)]
+pub(crate) struct FromArgs {
+    /// The image's format, instead of detecting it.
+    #[arg(long, value_enum)]
+    pub(crate) format: Option<FormatArg>,
+    /// Extra request header "Key: value"; may be given several times.
+    #[arg(long, value_name = "KEY: VALUE")]
+    pub(crate) header: Vec<String>,
+    /// File whose lines are extra request headers that never appear in logs.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) secret_header_file: Vec<PathBuf>,
+    /// File with a user (or access key) on its first line and a password (or secret key) on its second; "user:password"
+    /// on one line will do.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) user_file: Option<PathBuf>,
+    /// CA certificates (PEM) to trust as well: a file, or a folder of .crt and .pem files.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) cacert: Vec<PathBuf>,
+    /// Do not verify the server's certificate.
+    #[arg(long)]
+    pub(crate) insecure: bool,
+    /// Credentials of Google Cloud Storage.
+    #[arg(long, value_name = "FILE", env = "GOOGLE_APPLICATION_CREDENTIALS")]
+    pub(crate) google_credentials: Option<PathBuf>,
+    /// Platform of a registry image, such as amd64 or arm64.
+    #[arg(long, value_name = "ARCH")]
+    pub(crate) architecture: Option<String>,
+    /// Connections at most.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u8).range(1..=64))]
+    pub(crate) connections: u8,
+    /// Largest window a compressed image may declare.
+    #[arg(long, value_name = "SIZE", default_value = "128Mi", value_parser = size)]
+    pub(crate) window_limit: u64,
+    /// Seconds without a byte after which the source counts as broken.
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) stall: u64,
+    /// Seconds for which failures are retried without any progress.
+    #[arg(long, value_name = "SECONDS", default_value_t = 120)]
+    pub(crate) patience: u64,
+}
+
+/// How the disk is written.
+#[derive(Clone, Debug, ClapArgs)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is one switch of the command line"
+)]
+pub(crate) struct ImportArgs {
+    /// Size of the disk: it grows to this; a larger image is refused.
+    #[arg(long, value_parser = size)]
+    pub(crate) size: Option<u64>,
+    /// Checksum of the bytes as downloaded: md5, sha1, sha256 or sha512, a colon, hex digits.
+    #[arg(long, value_name = "ALGO:HEX")]
+    pub(crate) checksum: Option<Checksum>,
+    /// The source is a tar archive (gz, xz, zstd around it are fine): unpack it into the folder TARGET.
+    #[arg(long)]
+    pub(crate) archive: bool,
+    /// Reserve all blocks of the disk.
+    #[arg(long)]
+    pub(crate) preallocate: bool,
+    /// Overwrite what the target holds.
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Folder for the record of what is done, so that an interrupted import goes on; beside a file it is the default.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) journal: Option<PathBuf>,
+    /// Folder where early parts of a stream may be kept when its tables come late.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) scratch: Option<PathBuf>,
+    /// Page cache: none and default go past it where that works, writeback uses it.
+    #[arg(long, value_enum, default_value_t = CacheArg::Default)]
+    pub(crate) cache: CacheArg,
+    /// How bytes get to the disk; auto tries.
+    #[arg(long, value_enum, default_value_t = EngineArg::Auto)]
+    pub(crate) engine: EngineArg,
+    /// Share of the space that is the filesystem's own, as FILESYSTEM_OVERHEAD.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = overhead)]
+    pub(crate) overhead: f64,
+    /// Memory for image data.
+    #[arg(long, value_name = "SIZE", default_value = "24Mi", value_parser = size)]
+    pub(crate) memory: u64,
+    /// The final report: text for people, json for programs (on standard output).
+    #[arg(long, value_enum, default_value_t = OutputArg::Text)]
+    pub(crate) output: OutputArg,
+    /// Progress: a bar on a terminal, plain lines elsewhere.
+    #[arg(long, value_enum, default_value_t = ProgressArg::Auto)]
+    pub(crate) progress: ProgressArg,
+    /// Address to serve metrics on (https, self-signed).
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub(crate) metrics: Option<SocketAddr>,
+}
+
+/// What is logged.
+#[derive(Clone, Copy, Debug, Default, ClapArgs)]
+pub(crate) struct LogArgs {
+    /// How much is logged: 1 info, 3 debug, 5 trace. Warnings only, if not given.
+    #[arg(short, long = "v", value_name = "N", num_args = 0..=1, default_missing_value = "1", require_equals = true)]
+    pub(crate) v: Option<u8>,
+    /// Log as JSON lines.
+    #[arg(long)]
+    pub(crate) log_json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FormatArg {
+    Raw,
+    Qcow2,
+    Vmdk,
+    #[value(alias = "vpc")]
+    Vhd,
+    Vhdx,
+    Vdi,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CacheArg {
+    None,
+    Default,
+    Writeback,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum EngineArg {
+    Auto,
+    #[value(name = "io_uring")]
+    IoUring,
+    Pwrite,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OutputArg {
+    Text,
+    Json,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ProgressArg {
+    Auto,
+    Plain,
+    None,
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    quantity::bytes(text).map_err(|e| e.to_string())
+}
+
+fn overhead(text: &str) -> Result<f64, String> {
+    text.parse()
+        .ok()
+        .filter(|share| (0.0..=1.0).contains(share))
+        .ok_or_else(|| "not a number from 0 to 1".to_owned())
+}
+
+/// What a command line asks for.
+#[derive(Debug)]
+pub(crate) enum Asked {
+    /// Import.
+    Import(Box<Config>),
+    /// Look at an image.
+    Inspect(Box<Inspect>),
+    /// A completion script.
+    Completion(clap_complete::Shell),
+    /// Nothing was named: the environment decides.
+    Nothing,
+}
+
+/// Looking at an image.
+#[derive(Debug)]
+pub(crate) struct Inspect {
+    pub(crate) location: Location,
+    pub(crate) access: Access,
+    pub(crate) limits: Limits,
+    pub(crate) format: Option<Format>,
+    pub(crate) output: Output,
+}
+
+impl Args {
+    /// Parses a command line, program name first.
+    ///
+    /// # Errors
+    /// clap's, which knows whether it is help, version or a mistake.
+    pub fn parse_from_os(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
+        Self::try_parse_from(arguments)
+    }
+
+    /// The log switches, wherever they were given.
+    pub(crate) fn logs(&self) -> LogArgs {
+        match &self.command {
+            Some(Command::Inspect { logs, .. }) => *logs,
+            Some(Command::Completion { .. }) | None => self.logs,
+        }
+    }
+
+    /// What was asked for. Reads the files that hold secrets. `terminal` tells whether progress would be seen.
+    ///
+    /// # Errors
+    /// What does not make sense, or a file that cannot be read.
+    pub(crate) fn asked(self, terminal: bool, env: impl Fn(&str) -> Option<String>) -> Result<Asked, Error> {
+        // Exhaustive: a new flag is given a meaning here or does not compile.
+        let Self {
+            command,
+            source,
+            target,
+            import,
+            from,
+            logs: _,
+        } = self;
+        match (command, source, target) {
+            (Some(Command::Completion { shell }), _, _) => Ok(Asked::Completion(shell)),
+            (
+                Some(Command::Inspect {
+                    source,
+                    from,
+                    output,
+                    logs: _,
+                }),
+                _,
+                _,
+            ) => {
+                let location = Location::parse(&source)?;
+                let (access, limits, format) = from.meaning(env)?;
+                Ok(Asked::Inspect(Box::new(Inspect {
+                    location,
+                    access,
+                    limits,
+                    format,
+                    output: output.into(),
+                })))
+            }
+            (None, None, _) => Ok(Asked::Nothing),
+            (None, Some(_), None) => Err(Error::usage(
+                "a target is missing: name the file or block device to write the disk to",
+            )),
+            (None, Some(source), Some(target)) => {
+                let location = Location::parse(&source)?;
+                Ok(Asked::Import(Box::new(config(
+                    location, target, import, from, terminal, env,
+                )?)))
+            }
+        }
+    }
+}
+
+fn config(
+    location: Location,
+    target: PathBuf,
+    import: ImportArgs,
+    from: FromArgs,
+    terminal: bool,
+    env: impl Fn(&str) -> Option<String>,
+) -> Result<Config, Error> {
+    let (access, limits, format) = from.meaning(env)?;
+    let ImportArgs {
+        size,
+        checksum,
+        archive,
+        preallocate,
+        force,
+        journal,
+        scratch,
+        cache,
+        engine,
+        overhead,
+        memory,
+        output,
+        progress,
+        metrics,
+    } = import;
+    if archive && (format.is_some() || size.is_some() || preallocate) {
+        return Err(Error::usage(
+            "--archive unpacks files: --format, --size and --preallocate are for disks",
+        ));
+    }
+    let memory = usize::try_from(memory.clamp(8 << 20, 1 << 32)).unwrap_or(24 << 20);
+    Ok(Config {
+        contract: Contract::CommandLine,
+        location,
+        access,
+        content: if archive {
+            Content::Archive
+        } else {
+            Content::Kubevirt
+        },
+        place: Place::Path(target),
+        scratch,
+        journal,
+        size,
+        overhead,
+        preallocate,
+        direct: match cache {
+            CacheArg::None | CacheArg::Default => true,
+            CacheArg::Writeback => false,
+        },
+        engine: match engine {
+            EngineArg::Auto => None,
+            EngineArg::IoUring => Some(EngineKind::IoUring),
+            EngineArg::Pwrite => Some(EngineKind::Pwrite),
+        },
+        checksum,
+        format,
+        force,
+        limits: Limits { memory, ..limits },
+        output: output.into(),
+        show: match (progress, terminal) {
+            (ProgressArg::Auto, true) => Show::Bar,
+            (ProgressArg::Auto, false) | (ProgressArg::Plain, _) => Show::Plain,
+            (ProgressArg::None, _) => Show::None,
+        },
+        owner_uid: String::new(),
+        metrics,
+        termination_log: None,
+    })
+}
+
+impl From<OutputArg> for Output {
+    fn from(arg: OutputArg) -> Self {
+        match arg {
+            OutputArg::Text => Self::Text,
+            OutputArg::Json => Self::Json,
+        }
+    }
+}
+
+impl FormatArg {
+    fn meaning(self) -> Format {
+        match self {
+            Self::Raw => Format::Raw,
+            Self::Qcow2 => Format::Qcow2,
+            Self::Vmdk => Format::Vmdk,
+            Self::Vhd => Format::Vhd,
+            Self::Vhdx => Format::Vhdx,
+            Self::Vdi => Format::Vdi,
+        }
+    }
+}
+
+impl FromArgs {
+    fn meaning(
+        self,
+        env: impl Fn(&str) -> Option<String>,
+    ) -> Result<(Access, Limits, Option<Format>), Error> {
+        let Self {
+            format,
+            header,
+            secret_header_file,
+            user_file,
+            cacert,
+            insecure,
+            google_credentials,
+            architecture,
+            connections,
+            window_limit,
+            stall,
+            patience,
+        } = self;
+        let mut secret_headers = Vec::new();
+        for path in secret_header_file {
+            let lines = read_text(&path)?;
+            secret_headers.extend(
+                lines
+                    .lines()
+                    .map(str::trim)
+                    .filter(|l| !l.is_empty())
+                    .map(str::to_owned),
+            );
+        }
+        let user = user_file
+            .map(|path| read_text(&path).and_then(|text| parse_user(&text)))
+            .transpose()?;
+        let access = Access {
+            headers: header,
+            secret_headers,
+            user,
+            authorities: cacert,
+            insecure,
+            proxy: Proxy::from_env(env),
+            google_credentials,
+            architecture,
+            ready_file: None,
+            done_file: None,
+        };
+        let limits = Limits {
+            window: window_limit,
+            connections: connections.into(),
+            stall: Duration::from_secs(stall),
+            patience: Duration::from_secs(patience),
+            ..Limits::default()
+        };
+        Ok((access, limits, format.map(FormatArg::meaning)))
+    }
+}
+
+fn read_text(path: &std::path::Path) -> Result<String, Error> {
+    std::fs::read_to_string(path)
+        .map_err(|e| Error::with(Kind::Usage, format!("cannot read {}", path.display()), e))
+}
+
+/// A user and a secret, on two lines or with a colon between them.
+fn parse_user(text: &str) -> Result<User, Error> {
+    let mut lines = text.lines();
+    let first = lines.next().unwrap_or_default();
+    let (name, secret) = match lines.next() {
+        Some(second) => (first, second),
+        None => first
+            .split_once(':')
+            .ok_or_else(|| Error::usage("the user file has neither two lines nor user:password"))?,
+    };
+    Ok(User {
+        name: name.to_owned(),
+        secret: secret.to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn asked(line: &[&str]) -> Result<Asked, Error> {
+        let arguments = std::iter::once("importer")
+            .chain(line.iter().copied())
+            .map(OsString::from);
+        Args::parse_from_os(arguments).unwrap().asked(false, |_| None)
+    }
+
+    #[test]
+    fn clap_finds_no_fault() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn the_first_word_is_a_source_or_a_subcommand() {
+        let Asked::Import(config) = asked(&["https://h/i", "d.img", "--size", "1Gi", "-v=3"]).unwrap() else {
+            panic!()
+        };
+        assert_eq!(
+            (config.size, config.contract),
+            (Some(1 << 30), Contract::CommandLine)
+        );
+        assert_eq!(config.place, Place::Path("d.img".into()));
+        assert_eq!(config.show, Show::Plain);
+        assert!(
+            matches!(asked(&["inspect", "i"]).unwrap(), Asked::Inspect(i) if i.location.word() == "file")
+        );
+        assert!(matches!(asked(&["./inspect", "d"]).unwrap(), Asked::Import(_)));
+        assert!(matches!(asked(&["-", "d"]).unwrap(), Asked::Import(c) if c.location == Location::Stdin));
+        assert!(matches!(asked(&[]).unwrap(), Asked::Nothing));
+        assert!(matches!(asked(&["-v=1"]).unwrap(), Asked::Nothing));
+        assert!(matches!(
+            asked(&["completion", "bash"]).unwrap(),
+            Asked::Completion(_)
+        ));
+        assert_eq!(asked(&["i"]).unwrap_err().kind(), Kind::Usage);
+        assert_eq!(
+            asked(&["i", "d", "--archive", "--size=1"]).unwrap_err().kind(),
+            Kind::Usage
+        );
+    }
+
+    #[test]
+    fn verbosity_is_klogs() {
+        for (flag, expected) in [("-v=3", 3), ("--v=5", 5), ("-v", 1)] {
+            let arguments = ["importer", flag].map(OsString::from);
+            assert_eq!(
+                Args::parse_from_os(arguments).unwrap().logs().v,
+                Some(expected),
+                "{flag}"
+            );
+        }
+    }
+
+    #[test]
+    fn mistakes_are_told() {
+        for line in [
+            &["i", "d", "--size", "big"][..],
+            &["i", "d", "--checksum", "crc:1"],
+            &["i", "d", "--format", "qcow"],
+            &["i", "d", "--connections", "0"],
+            &["i", "d", "--overhead", "2"],
+            &["i", "d", "x"],
+            &["i", "d", "--nonsense"],
+        ] {
+            let arguments = std::iter::once("importer")
+                .chain(line.iter().copied())
+                .map(OsString::from);
+            assert_eq!(
+                Args::parse_from_os(arguments).unwrap_err().exit_code(),
+                2,
+                "{line:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn users_come_from_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("user");
+        let file = path.to_str().unwrap();
+        for (text, name, secret) in [
+            ("a:b:c\n", "a", "b:c"),
+            ("a:b\nc\n", "a:b", "c"),
+            ("a\n\n", "a", ""),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            let Asked::Import(config) = asked(&["i", "d", "--user-file", file]).unwrap() else {
+                panic!()
+            };
+            assert_eq!(
+                config.access.user,
+                Some(User {
+                    name: name.into(),
+                    secret: secret.into()
+                }),
+                "{text:?}"
+            );
+        }
+        std::fs::write(&path, "nobody").unwrap();
+        assert_eq!(
+            asked(&["i", "d", "--user-file", file]).unwrap_err().kind(),
+            Kind::Usage
+        );
+        std::fs::write(&path, "A: 1\n\n B: 2\n").unwrap();
+        let Asked::Import(config) = asked(&["i", "d", "--secret-header-file", file]).unwrap() else {
+            panic!()
+        };
+        assert_eq!(config.access.secret_headers, ["A: 1", "B: 2"]);
+    }
+}

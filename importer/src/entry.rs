@@ -1,0 +1,286 @@
+//! Wires a process together: arguments or environment, logs, signals, metrics, progress, the answer.
+//! Not here: any decision about the import.
+
+use std::ffi::OsString;
+use std::io::{self, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+
+use api::import::{Job, SOURCE_VARIABLE};
+use api::names;
+use clap::CommandFactory;
+use disk_image::Stop;
+use tracing::level_filters::LevelFilter;
+
+use crate::apply::{self, Session};
+use crate::args::{Args, Asked};
+use crate::config::{Config, Contract, Output, Root};
+use crate::error::{Error, Kind};
+use crate::inspect;
+use crate::progress::{self, Shown};
+use crate::report::{self, Answer};
+
+/// Paths of the contract are looked for below this folder; for tests.
+const ROOT_VARIABLE: &str = "FERROVIRT_IMPORTER_ROOT";
+/// Port of the metrics server; for tests.
+const METRICS_PORT_VARIABLE: &str = "FERROVIRT_IMPORTER_METRICS_PORT";
+/// After a signal the process is gone within two seconds, whatever hangs.
+const LAST_MOMENT: Duration = Duration::from_millis(1700);
+
+/// The program: arguments in (its name first), exit code out.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let args = match Args::parse_from_os(arguments) {
+        Ok(args) => args,
+        Err(error) => {
+            // clap prints help and version to stdout, mistakes to stderr.
+            drop(error.print());
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+        }
+    };
+    // One provider for all TLS of the process; a second call would be a no-op.
+    drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
+    let logs = args.logs();
+    let terminal = io::stderr().is_terminal();
+    let stopping = match Stopping::watch() {
+        Ok(stopping) => stopping,
+        Err(error) => {
+            return say(&plain_failure(&Error::with(
+                Kind::Process,
+                "cannot watch for signals",
+                error,
+            )));
+        }
+    };
+    match args.asked(terminal, |name| std::env::var(name).ok()) {
+        Err(error) => say(&plain_failure(&error)),
+        Ok(Asked::Completion(shell)) => {
+            let mut command = Args::command();
+            clap_complete::generate(shell, &mut command, "importer", &mut io::stdout());
+            ExitCode::SUCCESS
+        }
+        Ok(Asked::Inspect(asked)) => {
+            start_logs(logs.v, LevelFilter::WARN, logs.log_json);
+            let answer = match inspect::inspect(&asked, &stopping.stop) {
+                Ok(text) => Answer {
+                    stdout: Some(text),
+                    ..Answer::default()
+                },
+                Err(error) => {
+                    let asked = report::Asked {
+                        contract: Contract::CommandLine,
+                        location: Some(&asked.location),
+                        output: asked.output,
+                        scratch_mounted: false,
+                        signal: stopping.signal(),
+                    };
+                    report::answer(asked, &Err(error))
+                }
+            };
+            say(&answer)
+        }
+        Ok(Asked::Import(config)) => {
+            start_logs(logs.v, LevelFilter::WARN, logs.log_json);
+            import(&config, &stopping)
+        }
+        Ok(Asked::Nothing) if std::env::var_os(SOURCE_VARIABLE).is_some() => {
+            start_logs(logs.v, LevelFilter::INFO, logs.log_json);
+            by_environment(&stopping)
+        }
+        Ok(Asked::Nothing) => {
+            drop(Args::command().print_help());
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn start_logs(v: Option<u8>, default: LevelFilter, json: bool) {
+    serve::logs::init(v.map_or(default, serve::logs::klog_level), json);
+}
+
+fn by_environment(stopping: &Stopping) -> ExitCode {
+    // Variables that are not UTF-8 are not the contract's.
+    let variables: Vec<(String, String)> = std::env::vars_os()
+        .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
+        .collect();
+    let get = |name: &str| {
+        variables
+            .iter()
+            .find(|(key, _)| key == name)
+            .map(|(_, value)| value.as_str())
+    };
+    let root = Root {
+        folder: PathBuf::from(get(ROOT_VARIABLE).unwrap_or("/")),
+        metrics_port: get(METRICS_PORT_VARIABLE)
+            .and_then(|port| port.parse().ok())
+            .unwrap_or(names::METRICS_PORT),
+    };
+    let config = Job::from_env(variables.iter().map(|(k, v)| (k, v)))
+        .map_err(|e| Error::with(Kind::Usage, "the environment makes no sense", e))
+        .and_then(|job| {
+            let secret = secret_headers(&root.path(names::SECRET_HEADERS_DIR))?;
+            Config::from_job(job, secret, &root)
+        });
+    match config {
+        Ok(config) => import(&config, stopping),
+        Err(error) => {
+            let asked = report::Asked {
+                contract: Contract::Environment,
+                location: None,
+                output: Output::Text,
+                scratch_mounted: false,
+                signal: None,
+            };
+            finish(
+                &report::answer(asked, &Err(error)),
+                Some(&root.path(names::TERMINATION_LOG)),
+            )
+        }
+    }
+}
+
+/// Header lines of mounted Secrets: one header per file that is not hidden, in folders in the order of their names.
+fn secret_headers(folder: &Path) -> Result<Vec<String>, Error> {
+    let failed = |e| {
+        Error::with(
+            Kind::Usage,
+            format!("cannot read the headers in {}", folder.display()),
+            e,
+        )
+    };
+    let sorted = |folder: &Path| -> io::Result<Vec<PathBuf>> {
+        let mut paths = std::fs::read_dir(folder)?
+            .map(|e| e.map(|e| e.path()))
+            .collect::<io::Result<Vec<_>>>()?;
+        paths.retain(|path| {
+            !path
+                .file_name()
+                .is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
+        });
+        paths.sort();
+        Ok(paths)
+    };
+    let mut lines = Vec::new();
+    if !folder.is_dir() {
+        return Ok(lines);
+    }
+    for secret in sorted(folder).map_err(failed)? {
+        let files = if secret.is_dir() {
+            sorted(&secret).map_err(failed)?
+        } else {
+            vec![secret]
+        };
+        for file in files.iter().filter(|file| file.is_file()) {
+            lines.push(
+                std::fs::read_to_string(file)
+                    .map_err(failed)?
+                    .trim_end()
+                    .to_owned(),
+            );
+        }
+    }
+    Ok(lines)
+}
+
+fn import(config: &Config, stopping: &Stopping) -> ExitCode {
+    let session = Session {
+        stop: stopping.stop.clone(),
+        ..Session::default()
+    };
+    if let Some(address) = config.metrics {
+        progress::serve(&session.meter, &config.owner_uid, address);
+    }
+    let scratch_mounted = apply::scratch_mounted(config);
+    let shown = Shown::start(&session.meter, config.show);
+    let outcome = apply::import(config, &session);
+    drop(shown);
+    let answer = report::answer(
+        report::Asked::of(config, scratch_mounted, stopping.signal()),
+        &outcome,
+    );
+    finish(&answer, config.termination_log.as_deref())
+}
+
+fn plain_failure(error: &Error) -> Answer {
+    let asked = report::Asked {
+        contract: Contract::CommandLine,
+        location: None,
+        output: Output::Text,
+        scratch_mounted: false,
+        signal: None,
+    };
+    report::answer(asked, &Err(error_of(error)))
+}
+
+/// A copy that says the same.
+fn error_of(error: &Error) -> Error {
+    Error::new(error.kind(), report::chain(error))
+}
+
+fn finish(answer: &Answer, termination_log: Option<&Path>) -> ExitCode {
+    if let (Some(path), Some(message)) = (termination_log, &answer.termination)
+        && let Err(error) = std::fs::write(path, message)
+    {
+        tracing::warn!(%error, path = %path.display(), "the termination message cannot be written");
+    }
+    say(answer)
+}
+
+fn say(answer: &Answer) -> ExitCode {
+    if let Some(text) = &answer.stderr {
+        drop(writeln!(io::stderr().lock(), "{text}"));
+    }
+    if let Some(text) = &answer.stdout {
+        drop(writeln!(io::stdout().lock(), "{text}"));
+    }
+    ExitCode::from(answer.exit)
+}
+
+/// The wish to stop, and the signal it came by.
+#[derive(Clone, Debug)]
+struct Stopping {
+    stop: Stop,
+    signal: Arc<AtomicU8>,
+}
+
+impl Stopping {
+    fn watch() -> io::Result<Self> {
+        let stopping = Self {
+            stop: Stop::new(),
+            signal: Arc::default(),
+        };
+        let told = stopping.clone();
+        serve::signals::watch(move |signal| {
+            if told.signal.swap(signal.exit_code(), Ordering::AcqRel) != 0 {
+                return;
+            }
+            tracing::warn!(?signal, "stopping");
+            told.stop.set();
+            let code = i32::from(signal.exit_code());
+            // What is not journaled by then is done again next time.
+            drop(
+                std::thread::Builder::new()
+                    .name("watchdog".into())
+                    .spawn(move || {
+                        std::thread::sleep(LAST_MOMENT);
+                        leave(code);
+                    }),
+            );
+        })?;
+        Ok(stopping)
+    }
+
+    fn signal(&self) -> Option<u8> {
+        Some(self.signal.load(Ordering::Acquire)).filter(|&code| code != 0)
+    }
+}
+
+#[expect(
+    clippy::exit,
+    reason = "something hangs and the process has promised to be gone"
+)]
+fn leave(code: i32) -> ! {
+    std::process::exit(code)
+}

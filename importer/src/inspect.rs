@@ -1,0 +1,87 @@
+//! `importer inspect`: what an image is and how it would be read. Writes nothing.
+
+use std::fmt::Write as _;
+
+use disk_image::transfer::{self, Progress, Request};
+use disk_image::{Compression, Stop};
+use serde::Serialize;
+
+use crate::apply::transfer_limits;
+use crate::args::Inspect;
+use crate::config::Output;
+use crate::error::Error;
+use crate::report::size;
+use crate::source::open::open;
+
+#[derive(Serialize)]
+struct Seen {
+    source: String,
+    format: &'static str,
+    compression: Option<&'static str>,
+    virtual_size: Option<u64>,
+    source_size: Option<u64>,
+    reading: String,
+    streamable: bool,
+    looks_like: Option<&'static str>,
+    bytes_read: u64,
+}
+
+/// Looks at an image and describes it.
+///
+/// # Errors
+/// When it cannot be reached or opened.
+pub(crate) fn inspect(asked: &Inspect, stop: &Stop) -> Result<String, Error> {
+    let opened = open(&asked.location, &asked.access, &asked.limits, stop)?;
+    let source_size = opened.source.facts().size;
+    let progress = Progress::new();
+    let image = transfer::open(Request {
+        source: opened.source,
+        format: asked.format,
+        limits: transfer_limits(&asked.limits, u64::MAX),
+        progress: progress.clone(),
+    })?;
+    if let Some(farewell) = opened.farewell {
+        farewell();
+    }
+    let seen = Seen {
+        source: asked.location.to_string(),
+        format: image.format().name(),
+        compression: image.compression().map(Compression::name),
+        virtual_size: image.virtual_size(),
+        source_size,
+        reading: image.way().to_string(),
+        streamable: true,
+        looks_like: if image.is_tar() {
+            Some("a tar archive")
+        } else {
+            image.foreign()
+        },
+        bytes_read: progress.read(),
+    };
+    Ok(match asked.output {
+        Output::Json => serde_json::to_string(&seen).unwrap_or_default(),
+        Output::Text => text(&seen),
+    })
+}
+
+fn text(seen: &Seen) -> String {
+    let bytes = |n: Option<u64>| {
+        n.map_or_else(
+            || "not known before the end".to_owned(),
+            |n| format!("{n} ({})", size(n)),
+        )
+    };
+    let mut text = format!(
+        "source:       {}\nsource size:  {}\nformat:       {}\ncompression:  {}\nvirtual size: {}\nread as:      {}",
+        seen.source,
+        bytes(seen.source_size),
+        seen.format,
+        seen.compression.unwrap_or("none"),
+        bytes(seen.virtual_size),
+        seen.reading,
+    );
+    if let Some(name) = seen.looks_like {
+        let _infallible = write!(text, "\nlooks like:   {name}, not like a disk image");
+    }
+    text
+}

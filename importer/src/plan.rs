@@ -1,0 +1,401 @@
+//! What is decided, apart from what is done: sizes, modes, what happens to images that are no disks or cannot be
+//! streamed. Pure; `apply` gathers the facts and acts.
+//!
+//! Sizes follow upstream (`pkg/util/util.go`, `pkg/importer/data-processor.go`), with one difference: what an earlier
+//! try left behind is credited, it never counts against the space.
+
+use api::import::Content;
+
+use crate::config::Contract;
+use crate::error::{Error, Kind};
+
+/// Disk sizes of files are multiples of this (direct I/O of a guest's disk needs it).
+pub(crate) const ALIGNMENT: u64 = 1 << 20;
+
+/// What is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// A disk in a file.
+    File,
+    /// A disk on a block device.
+    Block,
+    /// Files of an archive in a folder.
+    Folder,
+}
+
+/// What a target is, by its content type and whether it is a device.
+///
+/// # Errors
+/// An archive cannot go onto a device.
+pub(crate) fn mode(content: Content, device: bool) -> Result<Mode, Error> {
+    match (content, device) {
+        (Content::Kubevirt, false) => Ok(Mode::File),
+        (Content::Kubevirt, true) => Ok(Mode::Block),
+        (Content::Archive, false) => Ok(Mode::Folder),
+        (Content::Archive, true) => Err(Error::usage(
+            "an archive can only be unpacked into a Filesystem volume, and the target is a block device",
+        )),
+    }
+}
+
+/// Bytes the disk may have: the target's capacity, at most what was requested.
+///
+/// A person who names a sparse file and no size may exceed what is free: the disk is thin, as with `qemu-img`. With
+/// reserved blocks, on a device, or under the environment contract capacity counts.
+pub(crate) fn available(
+    contract: Contract,
+    mode: Mode,
+    preallocate: bool,
+    capacity: u64,
+    request: Option<u64>,
+) -> u64 {
+    let thin = contract == Contract::CommandLine && mode == Mode::File && !preallocate;
+    let capacity = if thin { u64::MAX } else { capacity };
+    capacity.min(request.unwrap_or(u64::MAX))
+}
+
+/// Bytes of `available` that are left for the disk when a share of it is the filesystem's own:
+/// `floor(available / (1 + overhead))`, rounded down to [`ALIGNMENT`].
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "upstream's own arithmetic, in double precision; the result is not negative and not above `available`"
+)]
+pub(crate) fn usable(available: u64, overhead: f64) -> u64 {
+    let with_overhead = (available as f64 / (1.0 + overhead)).floor() as u64;
+    let with_overhead = with_overhead.min(available);
+    with_overhead - with_overhead % ALIGNMENT
+}
+
+/// Whether the disk fits.
+///
+/// # Errors
+/// Upstream's sentence, on which controllers match.
+pub(crate) fn fits(virtual_size: u64, available: u64) -> Result<(), Error> {
+    if virtual_size <= available {
+        return Ok(());
+    }
+    Err(Error::new(
+        Kind::NoRoom,
+        format!(
+            "virtual image size {virtual_size} is larger than the reported available storage {available}. A larger PVC is required"
+        ),
+    ))
+}
+
+/// Final size of a file: the request where it is usable, never less than the disk. Devices are never resized.
+pub(crate) fn final_size(virtual_size: u64, available: u64, overhead: f64, request: Option<u64>) -> u64 {
+    match request {
+        Some(request) => virtual_size.max(request.min(usable(available, overhead))),
+        None => virtual_size,
+    }
+}
+
+/// Size of a blank disk in a file.
+///
+/// # Errors
+/// Without a request nobody knows the size.
+pub(crate) fn blank_size(available: u64, overhead: f64, request: Option<u64>) -> Result<u64, Error> {
+    match request {
+        Some(request) => Ok(request.min(usable(available, overhead))),
+        None => Err(Error::usage(
+            "an empty disk needs a size: give --size (or IMPORTER_IMAGE_SIZE)",
+        )),
+    }
+}
+
+/// What to do with bytes that look like something else than a disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Foreign {
+    /// A disk, as far as one can see.
+    No,
+    /// Taken as a raw disk, with this warning.
+    Warn(String),
+}
+
+/// Whether content that is known to be no disk ("HTML", "zip", "a tar archive") is taken as raw all the same.
+///
+/// # Errors
+/// By command line, unless the format was given.
+pub(crate) fn foreign(contract: Contract, format_given: bool, seen: Option<&str>) -> Result<Foreign, Error> {
+    let Some(seen) = seen else { return Ok(Foreign::No) };
+    match contract {
+        Contract::Environment => Ok(Foreign::Warn(format!(
+            "the content looks like {seen}, not like a disk image; it was taken as a raw disk"
+        ))),
+        Contract::CommandLine if format_given => Ok(Foreign::No),
+        Contract::CommandLine => Err(Error::new(
+            Kind::Refused,
+            format!(
+                "the content looks like {seen}, not like a disk image; {}",
+                advice(seen)
+            ),
+        )),
+    }
+}
+
+fn advice(seen: &str) -> &'static str {
+    match seen {
+        "HTML" | "XML" => {
+            "the server probably answered with a page instead of the file: check the address and the credentials (--format raw imports it all the same)"
+        }
+        "a tar archive" => {
+            "unpack it (an OVA holds a VMDK) and import the disk inside, or give --archive to unpack it into a folder (--format raw imports it all the same)"
+        }
+        _ => "unpack it and import the disk inside (--format raw imports it all the same)",
+    }
+}
+
+/// What to do when the image's tables come after its data, the source can be read once only, and there was no room
+/// to keep it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unstreamable {
+    /// Ask the controller for a scratch volume.
+    AskForScratch,
+    /// Fail and say how to convert the image.
+    Fail,
+}
+
+/// See [`Unstreamable`]. With scratch there already, asking again would never end.
+pub(crate) fn unstreamable(contract: Contract, scratch_mounted: bool) -> Unstreamable {
+    match (contract, scratch_mounted) {
+        (Contract::Environment, false) => Unstreamable::AskForScratch,
+        (Contract::Environment, true) | (Contract::CommandLine, _) => Unstreamable::Fail,
+    }
+}
+
+/// Room beside the disk that may hold early bytes of a stream: what is free when the disk is as large as it can get.
+pub(crate) fn spare(capacity: u64, final_size: u64) -> u64 {
+    let spare = capacity.saturating_sub(final_size);
+    // Leave the filesystem a little for its own tables and the journal.
+    spare.saturating_sub(spare / 16).saturating_sub(ALIGNMENT)
+}
+
+/// Whether an import can go on where an earlier one ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Resume {
+    /// The journal is ours and of this image: go on.
+    Continue,
+    /// Ours, but of another image, or one that cannot be told from another: from the start.
+    Restart,
+    /// Nothing there.
+    Fresh,
+}
+
+/// What is known of an existing target file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Existing {
+    /// It has bytes.
+    pub(crate) content: bool,
+    /// A journal of ours names this very file.
+    pub(crate) ours: bool,
+    /// The journal is of this very image.
+    pub(crate) same_image: bool,
+}
+
+/// Whether an existing file is gone on with, overwritten, or left alone.
+///
+/// # Errors
+/// By command line, for a file with content that is no unfinished import, without `force`.
+pub(crate) fn existing(
+    contract: Contract,
+    force: bool,
+    file: Option<Existing>,
+    shown: &str,
+) -> Result<Resume, Error> {
+    match (file, contract) {
+        (None, _) => Ok(Resume::Fresh),
+        (
+            Some(Existing {
+                ours: true,
+                same_image: true,
+                ..
+            }),
+            _,
+        ) => Ok(Resume::Continue),
+        (
+            Some(Existing {
+                ours: true,
+                same_image: false,
+                ..
+            }),
+            _,
+        ) => Ok(Resume::Restart),
+        (
+            Some(Existing {
+                content: true,
+                ours: false,
+                ..
+            }),
+            Contract::CommandLine,
+        ) if !force => Err(Error::new(
+            Kind::Target,
+            format!(
+                "{shown} exists and is no unfinished import; give --force to overwrite it, or another name"
+            ),
+        )),
+        (Some(Existing { ours: false, .. }), _) => Ok(Resume::Restart),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn modes() {
+        for (content, device, expected) in [
+            (Content::Kubevirt, false, Some(Mode::File)),
+            (Content::Kubevirt, true, Some(Mode::Block)),
+            (Content::Archive, false, Some(Mode::Folder)),
+            (Content::Archive, true, None),
+        ] {
+            assert_eq!(mode(content, device).ok(), expected, "{content:?} {device}");
+        }
+    }
+
+    #[test]
+    fn usable_is_upstreams_arithmetic() {
+        for (available, overhead, expected) in [
+            (10 * GIB, 0.0, 10 * GIB),
+            (10 * GIB + 1, 0.0, 10 * GIB),
+            (10 * GIB, 0.055, 9706 * MIB),
+            (10 * GIB, 0.06, 9660 * MIB),
+            (GIB, 0.06, 966 * MIB),
+            (1000 * GIB, 0.1, 930_909 * MIB),
+            (MIB, 0.06, 0),
+            (0, 0.06, 0),
+            (GIB, 1.0, 512 * MIB),
+            (u64::MAX, 0.0, u64::MAX - (MIB - 1)),
+        ] {
+            assert_eq!(usable(available, overhead), expected, "{available} {overhead}");
+        }
+    }
+
+    #[test]
+    fn available_is_capacity_and_request() {
+        use Contract::{CommandLine, Environment};
+        for (contract, mode, preallocate, request, expected) in [
+            (Environment, Mode::File, false, None, 100),
+            (Environment, Mode::File, false, Some(60), 60),
+            (Environment, Mode::File, false, Some(160), 100),
+            (Environment, Mode::Block, false, Some(60), 60),
+            (CommandLine, Mode::File, false, None, u64::MAX),
+            (CommandLine, Mode::File, false, Some(160), 160),
+            (CommandLine, Mode::File, true, Some(160), 100),
+            (CommandLine, Mode::Block, false, None, 100),
+            (CommandLine, Mode::Block, false, Some(160), 100),
+        ] {
+            assert_eq!(
+                available(contract, mode, preallocate, 100, request),
+                expected,
+                "{contract:?} {mode:?} {preallocate} {request:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn too_large_says_upstreams_sentence() {
+        fits(10, 10).unwrap();
+        assert_eq!(
+            fits(8_232_370_176, 6_541_017_088).unwrap_err().to_string(),
+            "virtual image size 8232370176 is larger than the reported available storage 6541017088. A larger PVC is required"
+        );
+    }
+
+    #[test]
+    fn final_sizes() {
+        for (virtual_size, available, overhead, request, expected) in [
+            (GIB, 10 * GIB, 0.0, None, GIB),
+            (GIB, 10 * GIB, 0.0, Some(10 * GIB), 10 * GIB),
+            (GIB, 10 * GIB, 0.06, Some(10 * GIB), 9660 * MIB),
+            (GIB, 20 * GIB, 0.06, Some(10 * GIB), 10 * GIB),
+            (10 * GIB, 10 * GIB, 0.06, Some(10 * GIB), 10 * GIB),
+            (513, 10 * GIB, 0.0, Some(MIB), MIB),
+            (513, MIB, 0.06, Some(MIB), 513),
+        ] {
+            assert_eq!(
+                final_size(virtual_size, available, overhead, request),
+                expected,
+                "{virtual_size} {available} {overhead} {request:?}"
+            );
+        }
+        assert_eq!(blank_size(10 * GIB, 0.06, Some(10 * GIB)).unwrap(), 9660 * MIB);
+        assert_eq!(blank_size(u64::MAX, 0.0, Some(GIB + 1)).unwrap(), GIB + 1);
+        assert_eq!(blank_size(u64::MAX, 0.0, None).unwrap_err().kind(), Kind::Usage);
+    }
+
+    #[test]
+    fn what_is_no_disk() {
+        use Contract::{CommandLine, Environment};
+        assert_eq!(foreign(Environment, false, None).unwrap(), Foreign::No);
+        assert!(
+            matches!(foreign(Environment, false, Some("HTML")).unwrap(), Foreign::Warn(w) if w.contains("HTML"))
+        );
+        assert_eq!(foreign(CommandLine, true, Some("zip")).unwrap(), Foreign::No);
+        for seen in ["HTML", "XML", "zip", "7z", "bzip2", "lz4", "a tar archive"] {
+            let error = foreign(CommandLine, false, Some(seen)).unwrap_err();
+            assert_eq!(error.kind(), Kind::Refused);
+            assert!(
+                error.to_string().contains(seen) && error.to_string().contains("--format raw"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_streamed() {
+        use Contract::{CommandLine, Environment};
+        assert_eq!(unstreamable(Environment, false), Unstreamable::AskForScratch);
+        assert_eq!(unstreamable(Environment, true), Unstreamable::Fail);
+        assert_eq!(unstreamable(CommandLine, false), Unstreamable::Fail);
+        assert_eq!(unstreamable(CommandLine, true), Unstreamable::Fail);
+        assert_eq!(spare(GIB, 2 * GIB), 0);
+        assert_eq!(spare(GIB + MIB, GIB), 0);
+        assert_eq!(spare(2 * GIB, GIB), GIB - GIB / 16 - MIB);
+    }
+
+    #[test]
+    fn existing_files() {
+        use Contract::{CommandLine, Environment};
+        let file = |content, ours, same_image| {
+            Some(Existing {
+                content,
+                ours,
+                same_image,
+            })
+        };
+        for (contract, force, found, expected) in [
+            (Environment, false, None, Some(Resume::Fresh)),
+            (
+                Environment,
+                false,
+                file(true, false, false),
+                Some(Resume::Restart),
+            ),
+            (Environment, false, file(true, true, true), Some(Resume::Continue)),
+            (Environment, false, file(true, true, false), Some(Resume::Restart)),
+            (CommandLine, false, None, Some(Resume::Fresh)),
+            (
+                CommandLine,
+                false,
+                file(false, false, false),
+                Some(Resume::Restart),
+            ),
+            (CommandLine, false, file(true, false, false), None),
+            (CommandLine, true, file(true, false, false), Some(Resume::Restart)),
+            (CommandLine, false, file(true, true, true), Some(Resume::Continue)),
+            (CommandLine, false, file(true, true, false), Some(Resume::Restart)),
+        ] {
+            assert_eq!(
+                existing(contract, force, found, "disk").ok(),
+                expected,
+                "{contract:?} {force} {found:?}"
+            );
+        }
+    }
+}

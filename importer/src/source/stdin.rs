@@ -1,0 +1,87 @@
+//! Standard input: a pipe that is read once, or a file that was redirected. Not here: local files by name.
+
+use std::fs::File;
+use std::io::{self, Read, Seek};
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use disk_image::{Access, Facts, FileSource, Source, Stop};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::error::Error;
+
+/// How soon a wish to stop is seen while nothing arrives.
+const GLANCE: Duration = Duration::from_millis(200);
+
+/// Opens standard input.
+///
+/// # Errors
+/// When it is closed.
+pub(crate) fn open(stop: &Stop) -> Result<Arc<dyn Source>, Error> {
+    let failed = |e| Error::connect("cannot read standard input", e);
+    let mut file = File::from(io::stdin().as_fd().try_clone_to_owned().map_err(failed)?);
+    let meta = file.metadata().map_err(failed)?;
+    // A redirected file can be read from anywhere, as long as nobody has read from it before us.
+    if meta.is_file() && file.stream_position().is_ok_and(|at| at == 0) {
+        return Ok(Arc::new(FileSource::new(file).map_err(failed)?));
+    }
+    Ok(Arc::new(Pipe {
+        file: Mutex::new(Some(file)),
+        stop: stop.clone(),
+    }))
+}
+
+struct Pipe {
+    file: Mutex<Option<File>>,
+    stop: Stop,
+}
+
+impl Source for Pipe {
+    fn facts(&self) -> Facts {
+        Facts {
+            size: None,
+            access: Access::Once,
+        }
+    }
+
+    fn open(&self, range: Range<u64>) -> io::Result<Box<dyn Read + Send>> {
+        if range.start != 0 {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "standard input is read from its start only",
+            ));
+        }
+        let file = self.file.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let file = file
+            .ok_or_else(|| io::Error::new(io::ErrorKind::Unsupported, "standard input is read once only"))?;
+        Ok(Box::new(
+            PipeReader {
+                file,
+                stop: self.stop.clone(),
+            }
+            .take(range.end),
+        ))
+    }
+}
+
+struct PipeReader {
+    file: File,
+    stop: Stop,
+}
+
+impl Read for PipeReader {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let glance = Timespec::try_from(GLANCE).map_err(io::Error::other)?;
+        loop {
+            self.stop.check()?;
+            let mut waiting = [PollFd::new(&self.file, PollFlags::IN)];
+            match poll(&mut waiting, Some(&glance)) {
+                Ok(0) | Err(rustix::io::Errno::INTR) => {}
+                Ok(_) => return self.file.read(buf),
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+}
