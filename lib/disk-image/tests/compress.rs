@@ -9,7 +9,7 @@ use std::io::{self, Read};
 use std::ops::Range;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -473,6 +473,27 @@ fn windows_above_the_limit_are_refused_by_size() {
                 windows: 256 << 20,
             };
             assert!(unpack(compression, source, limits).unwrap() == model);
+        }
+    }
+    // Exactly at the limit.
+    for (command, window) in [
+        ("xz -9", 64 << 20),
+        ("xz --x86 --lzma2=preset=0", 256 << 10),
+        ("xz --lzma2=dict=4KiB", 4096),
+    ] {
+        for source in both(&pipe(command, &model)) {
+            assert!(
+                unpack(
+                    Compression::Xz,
+                    source,
+                    Limits {
+                        window,
+                        windows: window
+                    }
+                )
+                .unwrap()
+                    == model
+            );
         }
     }
     // A later stream, and a later frame.
@@ -944,7 +965,7 @@ impl Drop for Endless {
 
 #[test]
 fn a_dropped_reader_takes_its_thread_with_it() {
-    for (pause, reads) in [(0, 0), (0, 3), (400, 0), (400, 1)] {
+    for (pause, reads) in [(0, 0), (0, 3), (2000, 0)] {
         let dropped = Arc::new(AtomicBool::new(false));
         let pause = Duration::from_millis(pause);
         let endless = Endless {
@@ -952,19 +973,18 @@ fn a_dropped_reader_takes_its_thread_with_it() {
             dropped: dropped.clone(),
         };
         let mut reader = ahead::read(Box::new(endless)).unwrap();
-        let mut buf = vec![0; 300_000];
         for _ in 0..reads {
-            reader.read_exact(&mut buf[..100]).unwrap();
+            reader.read_exact(&mut [0; 100]).unwrap();
         }
         let begin = Instant::now();
         drop(reader);
         assert!(
-            begin.elapsed() < Duration::from_millis(100),
+            begin.elapsed() < Duration::from_secs(1),
             "dropping waits for nobody"
         );
         while !dropped.load(Ordering::Acquire) {
             assert!(
-                begin.elapsed() < pause + Duration::from_millis(500),
+                begin.elapsed() < pause + Duration::from_secs(2),
                 "the thread goes on"
             );
             sleep(Duration::from_millis(1));
@@ -972,23 +992,36 @@ fn a_dropped_reader_takes_its_thread_with_it() {
     }
 }
 
-#[test]
-fn reading_ahead_overlaps_with_the_consumer() {
-    let dropped = Arc::new(AtomicBool::new(false));
-    let endless = Endless {
-        pause: Duration::from_millis(20),
-        dropped,
-    };
-    let mut reader = ahead::read(Box::new(endless)).unwrap();
-    let mut buf = vec![0; 256 << 10];
-    let begin = Instant::now();
-    for _ in 0..10 {
-        reader.read_exact(&mut buf).unwrap();
-        sleep(Duration::from_millis(20));
+/// Counts its reads.
+struct Counting(Arc<AtomicUsize>);
+
+impl Read for Counting {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        self.0.fetch_add(1, Ordering::AcqRel);
+        buf.fill(0);
+        Ok(buf.len())
     }
-    assert!(
-        begin.elapsed() < Duration::from_millis(340),
-        "{:?}, one after another is 400 ms",
-        begin.elapsed()
-    );
+}
+
+#[test]
+fn three_buffers_are_read_ahead_and_no_more() {
+    let reads = Arc::new(AtomicUsize::new(0));
+    let mut reader = ahead::read(Box::new(Counting(reads.clone()))).unwrap();
+    for taken in 0..5 {
+        let begin = Instant::now();
+        while reads.load(Ordering::Acquire) < taken + 3 {
+            assert!(begin.elapsed() < Duration::from_secs(10), "nothing is read ahead");
+            sleep(Duration::from_millis(1));
+        }
+        sleep(Duration::from_millis(20));
+        assert_eq!(
+            reads.load(Ordering::Acquire),
+            taken + 3,
+            "more than three buffers"
+        );
+        // The buffer in hand goes back when the next one is asked for.
+        reader
+            .read_exact(&mut vec![0; if taken == 0 { (256 << 10) + 1 } else { 256 << 10 }])
+            .unwrap();
+    }
 }
