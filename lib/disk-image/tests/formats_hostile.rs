@@ -22,7 +22,10 @@ fn made(format: &str, options: &str, size: &str, writes: &[&str]) -> Vec<u8> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
     let path = path.to_str().unwrap();
-    tools::run("qemu-img", &["create", "-q", "-f", format, "-o", options, path, size]);
+    tools::run(
+        "qemu-img",
+        &["create", "-q", "-f", format, "-o", options, path, size],
+    );
     let mut args = vec!["-f", format];
     for write in writes {
         args.extend(["-c", write]);
@@ -71,7 +74,9 @@ fn le64(image: &[u8], at: usize) -> usize {
 fn sum_vhd(image: &mut [u8], range: Range<usize>, at: usize) {
     if let Some(bytes) = image.get_mut(range) {
         bytes[at..at + 4].fill(0);
-        let sum = bytes.iter().fold(0_u32, |sum, &byte| sum.wrapping_add(u32::from(byte)));
+        let sum = bytes
+            .iter()
+            .fold(0_u32, |sum, &byte| sum.wrapping_add(u32::from(byte)));
         bytes[at..at + 4].copy_from_slice(&(!sum).to_be_bytes());
     }
 }
@@ -79,7 +84,9 @@ fn sum_vhd(image: &mut [u8], range: Range<usize>, at: usize) {
 /// Puts both checksums at the front of a dynamic VHD right.
 fn repair_vhd(image: &mut [u8]) {
     sum_vhd(image, 0..512, 64);
-    let header = image.get(16..24).map(|b| u64::from_be_bytes(b.try_into().unwrap()) as usize);
+    let header = image
+        .get(16..24)
+        .map(|b| u64::from_be_bytes(b.try_into().unwrap()) as usize);
     if let Some(header) = header.filter(|at| (512..1 << 20).contains(at)) {
         sum_vhd(image, header..header + 1024, 36);
     }
@@ -91,12 +98,20 @@ fn sum_vhdx(image: &mut [u8], range: Range<usize>) {
         return;
     };
     bytes[4..8].fill(0);
-    let sum = bytes.iter().fold(u32::MAX, |sum, &byte| crc_step(sum ^ u32::from(byte)));
+    let sum = bytes
+        .iter()
+        .fold(u32::MAX, |sum, &byte| crc_step(sum ^ u32::from(byte)));
     bytes[4..8].copy_from_slice(&(!sum).to_le_bytes());
 }
 
 fn crc_step(sum: u32) -> u32 {
-    (0..8).fold(sum, |sum, _| if sum & 1 == 1 { (sum >> 1) ^ 0x82f6_3b78 } else { sum >> 1 })
+    (0..8).fold(sum, |sum, _| {
+        if sum & 1 == 1 {
+            (sum >> 1) ^ 0x82f6_3b78
+        } else {
+            sum >> 1
+        }
+    })
 }
 
 const VHDX_HEADERS: [usize; 2] = [0x1_0000, 0x2_0000];
@@ -121,14 +136,23 @@ impl VhdxPlaces {
     fn of(image: &[u8]) -> Self {
         let region = |first: u8| {
             let entries = (0..2).map(|i| VHDX_REGIONS[0] + 16 + 32 * i);
-            le64(image, entries.into_iter().find(|&at| image[at] == first).unwrap() + 16)
+            le64(
+                image,
+                entries.into_iter().find(|&at| image[at] == first).unwrap() + 16,
+            )
         };
-        Self { metadata: region(0x06), bat: region(0x66) }
+        Self {
+            metadata: region(0x06),
+            bat: region(0x66),
+        }
     }
 
     /// Offset of the metadata table's entry whose GUID starts with `first`.
     fn entry(&self, image: &[u8], first: u8) -> usize {
-        (0..5).map(|i| self.metadata + 32 + 32 * i).find(|&at| image[at] == first).unwrap()
+        (0..5)
+            .map(|i| self.metadata + 32 + 32 * i)
+            .find(|&at| image[at] == first)
+            .unwrap()
     }
 
     /// Offset of the item itself.
@@ -139,7 +163,9 @@ impl VhdxPlaces {
 
 /// What reading `image` ends with, said briefly.
 fn outcome(image: &[u8], format: Format) -> Result<usize, (Kind, String)> {
-    read_image(image, format).map(|disk| disk.len()).map_err(|e| (e.kind(), e.to_string()))
+    read_image(image, format)
+        .map(|disk| disk.len())
+        .map_err(|e| (e.kind(), e.to_string()))
 }
 
 fn refuses(image: &[u8], format: Format, kind: Kind, word: &str, what: &str) {
@@ -186,20 +212,92 @@ fn vmdk_refusals() {
         ("no entries", 44, &[0; 4], Corrupt, "0 entries"),
         ("too many entries", 44, &[1, 2], Corrupt, "513 entries"),
         ("an endless disk", 12, &[0xff; 8], Corrupt, "capacity"),
-        ("a disk of 8 EiB", 12, &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x3f, 0], Corrupt, "too large"),
-        ("more disk than directory", 12, &[0, 0, 0, 0, 0xf], Corrupt, "grain directory"),
-        ("a directory past the end", 56, &[0xff, 0xff, 0xff], Corrupt, "past the image's end"),
-        ("a directory in the header", 56, &[0; 8], Corrupt, "overlaps the VMDK header"),
-        ("a directory in the descriptor", 56, &[2, 0, 0], Corrupt, "overlaps the VMDK descriptor"),
-        ("a directory at the end that is missing", 56, &[0xff; 8], Corrupt, "footer is missing"),
-        ("no descriptor", 36, &[0; 8], Refused, "descriptor is in another file"),
-        ("a descriptor at 0", 28, &[0; 8], Refused, "descriptor is in another file"),
-        ("an endless descriptor", 36, &[0, 0, 0, 1], Corrupt, "descriptor of"),
-        ("a descriptor past the end", 28, &[0, 0, 0, 1], Corrupt, "past the image's end"),
+        (
+            "a disk of 8 EiB",
+            12,
+            &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x3f, 0],
+            Corrupt,
+            "too large",
+        ),
+        (
+            "more disk than directory",
+            12,
+            &[0, 0, 0, 0, 0xf],
+            Corrupt,
+            "grain directory",
+        ),
+        (
+            "a directory past the end",
+            56,
+            &[0xff, 0xff, 0xff],
+            Corrupt,
+            "past the image's end",
+        ),
+        (
+            "a directory in the header",
+            56,
+            &[0; 8],
+            Corrupt,
+            "overlaps the VMDK header",
+        ),
+        (
+            "a directory in the descriptor",
+            56,
+            &[2, 0, 0],
+            Corrupt,
+            "overlaps the VMDK descriptor",
+        ),
+        (
+            "a directory at the end that is missing",
+            56,
+            &[0xff; 8],
+            Corrupt,
+            "footer is missing",
+        ),
+        (
+            "no descriptor",
+            36,
+            &[0; 8],
+            Refused,
+            "descriptor is in another file",
+        ),
+        (
+            "a descriptor at 0",
+            28,
+            &[0; 8],
+            Refused,
+            "descriptor is in another file",
+        ),
+        (
+            "an endless descriptor",
+            36,
+            &[0, 0, 0, 1],
+            Corrupt,
+            "descriptor of",
+        ),
+        (
+            "a descriptor past the end",
+            28,
+            &[0, 0, 0, 1],
+            Corrupt,
+            "past the image's end",
+        ),
         ("a table past the end", gd, &past, Corrupt, "past the image's end"),
-        ("a table in the directory", gd, &((gd / 512) as u32).to_le_bytes(), Corrupt, "overlaps"),
+        (
+            "a table in the directory",
+            gd,
+            &((gd / 512) as u32).to_le_bytes(),
+            Corrupt,
+            "overlaps",
+        ),
         ("a grain past the end", gt, &past, Corrupt, "past the image's end"),
-        ("a grain in the header", gt + 4, &[2, 0, 0, 0], Corrupt, "overlaps the VMDK descriptor"),
+        (
+            "a grain in the header",
+            gt + 4,
+            &[2, 0, 0, 0],
+            Corrupt,
+            "overlaps the VMDK descriptor",
+        ),
     ];
     run(Format::Vmdk, &base, |_| (), cases);
 
@@ -210,18 +308,39 @@ fn vmdk_refusals() {
     let mut without = base.clone();
     put(&mut without, 8, &[3]);
     put(&mut without, gt, &[1, 0, 0, 0]);
-    refuses(&without, Format::Vmdk, Corrupt, "overlaps", "entry 1 where it does not mean zeroes");
+    refuses(
+        &without,
+        Format::Vmdk,
+        Corrupt,
+        "overlaps",
+        "entry 1 where it does not mean zeroes",
+    );
     put(&mut without, 8, &[7]);
-    assert!(outcome(&without, Format::Vmdk).is_ok(), "entry 1 where it means zeroes");
+    assert!(
+        outcome(&without, Format::Vmdk).is_ok(),
+        "entry 1 where it means zeroes"
+    );
 
     let packed = packed_vmdk();
-    run(Format::Vmdk, &packed, |_| (), &[("a packed grain of 4 MiB", 20, &[0, 0x20], Refused, "grain of 8192")]);
+    run(
+        Format::Vmdk,
+        &packed,
+        |_| (),
+        &[(
+            "a packed grain of 4 MiB",
+            20,
+            &[0, 0x20],
+            Refused,
+            "grain of 8192",
+        )],
+    );
 }
 
 #[test]
 fn vmdk_descriptors_that_lead_elsewhere() {
     let base = sparse_vmdk();
-    let text = "version=1\nCID=1\nparentCID=ffffffff\ncreateType=\"monolithicSparse\"\nRW 8192 SPARSE \"a.vmdk\"\n";
+    let text =
+        "version=1\nCID=1\nparentCID=ffffffff\ncreateType=\"monolithicSparse\"\nRW 8192 SPARSE \"a.vmdk\"\n";
     let with = |from: &str, to: &str| {
         let mut image = base.clone();
         image[512..512 + 20 * 512].fill(0);
@@ -229,7 +348,12 @@ fn vmdk_descriptors_that_lead_elsewhere() {
         put(&mut image, 512, text.replace(from, to).as_bytes());
         image
     };
-    for (from, to) in [("CID=1", "CID=2"), ("createType", "CREATETYPE"), ("\n", "\r\n"), ("=", " = ")] {
+    for (from, to) in [
+        ("CID=1", "CID=2"),
+        ("createType", "CREATETYPE"),
+        ("\n", "\r\n"),
+        ("=", " = "),
+    ] {
         assert!(outcome(&with(from, to), Format::Vmdk).is_ok(), "{to}");
     }
     for (from, to, word) in [
@@ -240,7 +364,11 @@ fn vmdk_descriptors_that_lead_elsewhere() {
         ("monolithicSparse", "\u{1b}[31m", "\\u{1b}"),
         ("createType=", "x=", "which type"),
         ("SPARSE", "FLAT", "another file"),
-        ("RW 8192 SPARSE \"a.vmdk\"", "RW 1 SPARSE \"a\"\nRW 8191 SPARSE \"b\"", "2 extents"),
+        (
+            "RW 8192 SPARSE \"a.vmdk\"",
+            "RW 1 SPARSE \"a\"\nRW 8191 SPARSE \"b\"",
+            "2 extents",
+        ),
         ("RW 8192", "# 8192", "0 extents"),
         ("CID=1", "encryption.keySafe = \"vmware:key\"", "encrypted"),
     ] {
@@ -263,37 +391,129 @@ fn vhd_refusals() {
         ("fixed, at the front", 60, &2_u32.to_be_bytes(), Refused, "type 2"),
         ("an unknown type", 60, &9_u32.to_be_bytes(), Refused, "type 9"),
         ("3 TiB", 48, &(3_u64 << 40).to_be_bytes(), Refused, "2040 GiB"),
-        ("a header past the end", 16, &(1_u64 << 40).to_be_bytes(), Corrupt, "past the image's end"),
+        (
+            "a header past the end",
+            16,
+            &(1_u64 << 40).to_be_bytes(),
+            Corrupt,
+            "past the image's end",
+        ),
         ("a header nowhere", 16, &[0xff; 8], Corrupt, "impossible place"),
         ("a header in the footer", 16, &[0; 8], Corrupt, "overlaps"),
         ("no header", 512, b"x", Corrupt, "cookie"),
         ("no block size", 512 + 32, &[0; 4], Corrupt, "block of 0"),
-        ("a block of 256 bytes", 512 + 32, &256_u32.to_be_bytes(), Corrupt, "block of 256"),
-        ("a block of 3 MiB", 512 + 32, &(3_u32 << 20).to_be_bytes(), Corrupt, "block of 3145728"),
-        ("too few blocks", 512 + 28, &1_u32.to_be_bytes(), Corrupt, "cannot hold"),
-        ("a table larger than the image", 512 + 28, &[0xff; 4], Corrupt, "block table"),
-        ("a table past the end", 512 + 16, &(1_u64 << 40).to_be_bytes(), Corrupt, "past the image's end"),
-        ("a table in the header", 512 + 16, &512_u64.to_be_bytes(), Corrupt, "overlaps the VHD header"),
-        ("a block past the end", bat, &past, Corrupt, "past the image's end"),
-        ("a block in the table", bat, &3_u32.to_be_bytes(), Corrupt, "overlaps the VHD block table"),
+        (
+            "a block of 256 bytes",
+            512 + 32,
+            &256_u32.to_be_bytes(),
+            Corrupt,
+            "block of 256",
+        ),
+        (
+            "a block of 3 MiB",
+            512 + 32,
+            &(3_u32 << 20).to_be_bytes(),
+            Corrupt,
+            "block of 3145728",
+        ),
+        (
+            "too few blocks",
+            512 + 28,
+            &1_u32.to_be_bytes(),
+            Corrupt,
+            "cannot hold",
+        ),
+        (
+            "a table larger than the image",
+            512 + 28,
+            &[0xff; 4],
+            Corrupt,
+            "block table",
+        ),
+        (
+            "a table past the end",
+            512 + 16,
+            &(1_u64 << 40).to_be_bytes(),
+            Corrupt,
+            "past the image's end",
+        ),
+        (
+            "a table in the header",
+            512 + 16,
+            &512_u64.to_be_bytes(),
+            Corrupt,
+            "overlaps the VHD header",
+        ),
+        (
+            "a block past the end",
+            bat,
+            &past,
+            Corrupt,
+            "past the image's end",
+        ),
+        (
+            "a block in the table",
+            bat,
+            &3_u32.to_be_bytes(),
+            Corrupt,
+            "overlaps the VHD block table",
+        ),
     ];
     run(Format::Vhd, &base, repair_vhd, cases);
-    run(Format::Vhd, &base, |_| (), &[
-        ("a wrong footer", 70, &[0xaa], Corrupt, "footer has a wrong checksum"),
-        ("a wrong header", 512 + 24, &[0xaa], Corrupt, "header has a wrong checksum"),
-    ]);
+    run(
+        Format::Vhd,
+        &base,
+        |_| (),
+        &[
+            (
+                "a wrong footer",
+                70,
+                &[0xaa],
+                Corrupt,
+                "footer has a wrong checksum",
+            ),
+            (
+                "a wrong header",
+                512 + 24,
+                &[0xaa],
+                Corrupt,
+                "header has a wrong checksum",
+            ),
+        ],
+    );
 }
 
 /// Which of its two sizes a VHD has depends on who made it; so it does for qemu-img.
 #[test]
 fn vhd_size_by_its_creator() {
     let creators: &[&[u8; 4]] = &[
-        b"vpc ", b"qemu", b"qem2", b"win ", b"d2v ", b"tap\0", b"tap ", b"CTXS", b"wa\0\0", b"vbox", b"vs  ", b"\0\0\0\0",
+        b"vpc ",
+        b"qemu",
+        b"qem2",
+        b"win ",
+        b"d2v ",
+        b"tap\0",
+        b"tap ",
+        b"CTXS",
+        b"wa\0\0",
+        b"vbox",
+        b"vs  ",
+        b"\0\0\0\0",
     ];
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image.vhd");
-    for (kind, geometry) in [("dynamic", "on"), ("dynamic", "off"), ("fixed", "on"), ("fixed", "off")] {
-        let base = made("vpc", &format!("subformat={kind},force_size={geometry}"), "5000192", WRITES);
+    for (kind, geometry) in [
+        ("dynamic", "on"),
+        ("dynamic", "off"),
+        ("fixed", "on"),
+        ("fixed", "off"),
+    ] {
+        let base = made(
+            "vpc",
+            &format!("subformat={kind},force_size={geometry}"),
+            "5000192",
+            WRITES,
+        );
         for creator in creators {
             let mut image = base.clone();
             let footer = image.len() - 512;
@@ -316,7 +536,12 @@ fn vhd_size_by_its_creator() {
 
 #[test]
 fn fixed_vhd_is_told_by_its_footer() {
-    let image = made("vpc", "subformat=fixed,force_size=on", "1M", &["write -P 1 0 70000"]);
+    let image = made(
+        "vpc",
+        "subformat=fixed,force_size=on",
+        "1M",
+        &["write -P 1 0 70000"],
+    );
     let footer: [u8; 512] = *image.last_chunk().unwrap();
     let size = image.len() as u64;
     assert_eq!(fixed_vhd(&footer, size), Some(1 << 20));
@@ -351,35 +576,173 @@ fn vhdx_refusals() {
     unknown[28] = 1;
     let cases: &[Case<'_>] = &[
         ("no signature", 0, b"x", Corrupt, "signature"),
-        ("no region table", VHDX_REGIONS[0] + 8, &[0; 4], Corrupt, "names no"),
-        ("too many regions", VHDX_REGIONS[0] + 8, &2048_u32.to_le_bytes(), Corrupt, "2048 entries"),
-        ("a region that is unknown and needed", first_region, &unknown, Refused, "region"),
-        ("a region that is missing", first_region, &[0x55], Corrupt, "names no"),
-        ("a region at no MiB", first_region + 16, &[1], Corrupt, "not at a MiB"),
-        ("a region past the end", first_region + 16, &(1_u64 << 40).to_le_bytes(), Corrupt, "past the image's end"),
-        ("a region in the header", first_region + 16, &0_u64.to_le_bytes(), Corrupt, "overlaps"),
-        ("a region of nothing", first_region + 24, &0_u32.to_le_bytes(), Corrupt, "not at a MiB"),
+        (
+            "no region table",
+            VHDX_REGIONS[0] + 8,
+            &[0; 4],
+            Corrupt,
+            "names no",
+        ),
+        (
+            "too many regions",
+            VHDX_REGIONS[0] + 8,
+            &2048_u32.to_le_bytes(),
+            Corrupt,
+            "2048 entries",
+        ),
+        (
+            "a region that is unknown and needed",
+            first_region,
+            &unknown,
+            Refused,
+            "region",
+        ),
+        (
+            "a region that is missing",
+            first_region,
+            &[0x55],
+            Corrupt,
+            "names no",
+        ),
+        (
+            "a region at no MiB",
+            first_region + 16,
+            &[1],
+            Corrupt,
+            "not at a MiB",
+        ),
+        (
+            "a region past the end",
+            first_region + 16,
+            &(1_u64 << 40).to_le_bytes(),
+            Corrupt,
+            "past the image's end",
+        ),
+        (
+            "a region in the header",
+            first_region + 16,
+            &0_u64.to_le_bytes(),
+            Corrupt,
+            "overlaps",
+        ),
+        (
+            "a region of nothing",
+            first_region + 24,
+            &0_u32.to_le_bytes(),
+            Corrupt,
+            "not at a MiB",
+        ),
         ("no metadata", meta, b"x", Corrupt, "metadata table"),
-        ("too many items", meta + 10, &[0xff, 0xff], Corrupt, "metadata table"),
-        ("no items", meta + 10, &[0, 0], Corrupt, "file parameters is missing"),
-        ("an item that is unknown and needed", places.entry(&base, 0x37), &[0x55], Refused, "metadata"),
-        ("a parent's place", places.entry(&base, 0x37), &PARENT, Refused, "difference"),
-        ("an item in the table", places.entry(&base, 0x24) + 16, &[0; 4], Corrupt, "metadata at 0"),
-        ("an item past its region", places.entry(&base, 0x24) + 16, &[0xff; 4], Corrupt, "metadata at"),
+        (
+            "too many items",
+            meta + 10,
+            &[0xff, 0xff],
+            Corrupt,
+            "metadata table",
+        ),
+        (
+            "no items",
+            meta + 10,
+            &[0, 0],
+            Corrupt,
+            "file parameters is missing",
+        ),
+        (
+            "an item that is unknown and needed",
+            places.entry(&base, 0x37),
+            &[0x55],
+            Refused,
+            "metadata",
+        ),
+        (
+            "a parent's place",
+            places.entry(&base, 0x37),
+            &PARENT,
+            Refused,
+            "difference",
+        ),
+        (
+            "an item in the table",
+            places.entry(&base, 0x24) + 16,
+            &[0; 4],
+            Corrupt,
+            "metadata at 0",
+        ),
+        (
+            "an item past its region",
+            places.entry(&base, 0x24) + 16,
+            &[0xff; 4],
+            Corrupt,
+            "metadata at",
+        ),
         ("a parent", parameters + 4, &[2], Refused, "difference"),
-        ("an unknown parameter", parameters + 4, &[4], Refused, "parameters 0x4"),
+        (
+            "an unknown parameter",
+            parameters + 4,
+            &[4],
+            Refused,
+            "parameters 0x4",
+        ),
         ("no block size", parameters, &[0; 4], Corrupt, "block of 0"),
-        ("a block of 3 MiB", parameters, &(3_u32 << 20).to_le_bytes(), Corrupt, "block of"),
-        ("a block of 512 MiB", parameters, &(512_u32 << 20).to_le_bytes(), Corrupt, "block of"),
-        ("a sector of 520 bytes", sector, &520_u32.to_le_bytes(), Corrupt, "sector of 520"),
-        ("half a sector", disk, &513_u64.to_le_bytes(), Corrupt, "disk of 513"),
-        ("more than 64 TiB", disk, &((64_u64 << 40) + 512).to_le_bytes(), Corrupt, "disk of"),
-        ("more disk than table", disk, &(1_u64 << 40).to_le_bytes(), Corrupt, "block table"),
+        (
+            "a block of 3 MiB",
+            parameters,
+            &(3_u32 << 20).to_le_bytes(),
+            Corrupt,
+            "block of",
+        ),
+        (
+            "a block of 512 MiB",
+            parameters,
+            &(512_u32 << 20).to_le_bytes(),
+            Corrupt,
+            "block of",
+        ),
+        (
+            "a sector of 520 bytes",
+            sector,
+            &520_u32.to_le_bytes(),
+            Corrupt,
+            "sector of 520",
+        ),
+        (
+            "half a sector",
+            disk,
+            &513_u64.to_le_bytes(),
+            Corrupt,
+            "disk of 513",
+        ),
+        (
+            "more than 64 TiB",
+            disk,
+            &((64_u64 << 40) + 512).to_le_bytes(),
+            Corrupt,
+            "disk of",
+        ),
+        (
+            "more disk than table",
+            disk,
+            &(1_u64 << 40).to_le_bytes(),
+            Corrupt,
+            "block table",
+        ),
         ("a partly present block", bat, &block(4, 7), Refused, "difference"),
         ("an unknown state", bat, &block(4, 4), Corrupt, "state 4"),
-        ("a block past the end", bat, &past, Corrupt, "past the image's end"),
+        (
+            "a block past the end",
+            bat,
+            &past,
+            Corrupt,
+            "past the image's end",
+        ),
         ("a block in the header", bat, &block(0, 6), Corrupt, "overlaps"),
-        ("a block in the table", bat, &block((bat >> 20) as u64, 6), Corrupt, "overlaps"),
+        (
+            "a block in the table",
+            bat,
+            &block((bat >> 20) as u64, 6),
+            Corrupt,
+            "overlaps",
+        ),
     ];
     run(Format::Vhdx, &base, repair_vhdx, cases);
     let mut late = base.clone();
@@ -401,19 +764,27 @@ fn vhdx_refusals() {
     spare[first_region + 32 * 2 + 28] = 0;
     spare[VHDX_REGIONS[0] + 8] = 3;
     repair_vhdx(&mut spare);
-    assert!(outcome(&spare, Format::Vhdx).is_ok(), "a region that is unknown but not needed");
+    assert!(
+        outcome(&spare, Format::Vhdx).is_ok(),
+        "a region that is unknown but not needed"
+    );
 }
 
 /// The parent locator's GUID.
-const PARENT: [u8; 16] =
-    [0x2d, 0x5f, 0xd3, 0xa8, 0x0b, 0xb3, 0x4d, 0x45, 0xab, 0xf7, 0xd3, 0xd8, 0x48, 0x34, 0xab, 0x0c];
+const PARENT: [u8; 16] = [
+    0x2d, 0x5f, 0xd3, 0xa8, 0x0b, 0xb3, 0x4d, 0x45, 0xab, 0xf7, 0xd3, 0xd8, 0x48, 0x34, 0xab, 0x0c,
+];
 
 #[test]
 fn vhdx_headers_and_log() {
     let base = dynamic_vhdx();
     let good = read_image(&base, Format::Vhdx).unwrap();
     let reads = |image: &[u8], what: &str| {
-        assert_eq!(read_image(image, Format::Vhdx).unwrap_or_else(|e| panic!("{what}: {e}")), good, "{what}");
+        assert_eq!(
+            read_image(image, Format::Vhdx).unwrap_or_else(|e| panic!("{what}: {e}")),
+            good,
+            "{what}"
+        );
     };
     for at in [VHDX_HEADERS[0], VHDX_HEADERS[1], VHDX_REGIONS[0], VHDX_REGIONS[1]] {
         let mut image = base.clone();
@@ -426,15 +797,33 @@ fn vhdx_headers_and_log() {
         both[VHDX_HEADERS[i] + 100] ^= 1;
         regions[VHDX_REGIONS[i] + 100] ^= 1;
     }
-    refuses(&both, Format::Vhdx, Kind::Corrupt, "neither VHDX header", "both headers damaged");
-    refuses(&regions, Format::Vhdx, Kind::Corrupt, "neither VHDX region", "both region tables damaged");
+    refuses(
+        &both,
+        Format::Vhdx,
+        Kind::Corrupt,
+        "neither VHDX header",
+        "both headers damaged",
+    );
+    refuses(
+        &regions,
+        Format::Vhdx,
+        Kind::Corrupt,
+        "neither VHDX region",
+        "both region tables damaged",
+    );
     let (one, two) = (VHDX_HEADERS[0], VHDX_HEADERS[1]);
     let mut same = base.clone();
     same.copy_within(one..one + 4096, two);
     reads(&same, "the same header twice");
     same[two + 16] ^= 1;
     sum_vhdx(&mut same, two..two + 4096);
-    refuses(&same, Format::Vhdx, Kind::Corrupt, "both VHDX headers", "two current headers");
+    refuses(
+        &same,
+        Format::Vhdx,
+        Kind::Corrupt,
+        "both VHDX headers",
+        "two current headers",
+    );
 
     // A log under an id: empty it is no harm, with one valid entry anywhere it is.
     let mut log = base.clone();
@@ -453,7 +842,13 @@ fn vhdx_headers_and_log() {
         put(&mut image, at + 32, &[7; 16]);
         reads(&image, "an entry without a checksum");
         sum_vhdx(&mut image, at..at + 4096);
-        refuses(&image, Format::Vhdx, Kind::Refused, "not closed cleanly", "an entry");
+        refuses(
+            &image,
+            Format::Vhdx,
+            Kind::Refused,
+            "not closed cleanly",
+            "an entry",
+        );
         put(&mut image, at + 32, &[8; 16]);
         sum_vhdx(&mut image, at..at + 4096);
         reads(&image, "another log's entry");
@@ -467,10 +862,35 @@ fn vhdx_headers_and_log() {
     let mut image = log.clone();
     put(&mut image, start + 255 * 4096, &entry[..4096]);
     put(&mut image, start, &entry[4096..]);
-    refuses(&image, Format::Vhdx, Kind::Refused, "not closed cleanly", "an entry around the end");
+    refuses(
+        &image,
+        Format::Vhdx,
+        Kind::Refused,
+        "not closed cleanly",
+        "an entry around the end",
+    );
+    // As many entries as there are sectors, each said to be the whole log: refused before all are summed.
+    let mut image = log.clone();
+    for at in (start..start + (1 << 20)).step_by(4096) {
+        put(&mut image, at, b"loge");
+        put(&mut image, at + 8, &(1_u32 << 20).to_le_bytes());
+        put(&mut image, at + 32, &[7; 16]);
+    }
+    refuses(
+        &image,
+        Format::Vhdx,
+        Kind::Refused,
+        "not closed cleanly",
+        "a log that takes for ever",
+    );
     // Lengths and places that no log has.
     for (at, bytes, kind, word) in [
-        (68, (1_u32 << 30).to_le_bytes(), Kind::Corrupt, "past the image's end"),
+        (
+            68,
+            (1_u32 << 30).to_le_bytes(),
+            Kind::Corrupt,
+            "past the image's end",
+        ),
         (68, 4096_u32.to_le_bytes(), Kind::Corrupt, "not at a MiB"),
         (72, 4096_u32.to_le_bytes(), Kind::Corrupt, "not at a MiB"),
         (72, 0_u32.to_le_bytes(), Kind::Corrupt, "overlaps"),
@@ -492,35 +912,110 @@ fn vdi_refusals() {
     let past = ((base.len() >> 20) as u32).to_le_bytes();
     let cases: &[Case<'_>] = &[
         ("no signature", 64, &[0], Corrupt, "signature"),
-        ("version 2.0", 68, &0x2_0000_u32.to_le_bytes(), Refused, "version 2.0"),
+        (
+            "version 2.0",
+            68,
+            &0x2_0000_u32.to_le_bytes(),
+            Refused,
+            "version 2.0",
+        ),
         ("an undo image", 76, &[3], Refused, "difference"),
         ("a difference", 76, &[4], Refused, "difference"),
         ("an unknown type", 76, &[9], Refused, "type 9"),
         ("a link", 424, &[1], Refused, "parent"),
         ("a parent", 440, &[1], Refused, "parent"),
-        ("blocks of 2 MiB", 376, &(2_u32 << 20).to_le_bytes(), Refused, "2097152"),
-        ("blocks with more before them", 380, &512_u32.to_le_bytes(), Refused, "+512"),
+        (
+            "blocks of 2 MiB",
+            376,
+            &(2_u32 << 20).to_le_bytes(),
+            Refused,
+            "2097152",
+        ),
+        (
+            "blocks with more before them",
+            380,
+            &512_u32.to_le_bytes(),
+            Refused,
+            "+512",
+        ),
         ("sectors of 4 KiB", 360, &4096_u32.to_le_bytes(), Refused, "4096"),
         ("a map at no sector", 340, &[1], Corrupt, "not at a sector"),
         ("data at no sector", 344, &[1], Corrupt, "not at a sector"),
-        ("a map in the header", 340, &[0; 4], Corrupt, "overlaps the VDI header"),
-        ("a map past the end", 340, &0x7fff_fe00_u32.to_le_bytes(), Corrupt, "past the image's end"),
-        ("fewer blocks than disk", 384, &3_u32.to_le_bytes(), Corrupt, "3 blocks"),
-        ("more blocks than image", 384, &0x3fff_ffff_u32.to_le_bytes(), Corrupt, "VDI map"),
-        ("more blocks than any", 384, &[0xff; 4], Corrupt, "4294967295 blocks"),
+        (
+            "a map in the header",
+            340,
+            &[0; 4],
+            Corrupt,
+            "overlaps the VDI header",
+        ),
+        (
+            "a map past the end",
+            340,
+            &0x7fff_fe00_u32.to_le_bytes(),
+            Corrupt,
+            "past the image's end",
+        ),
+        (
+            "fewer blocks than disk",
+            384,
+            &3_u32.to_le_bytes(),
+            Corrupt,
+            "3 blocks",
+        ),
+        (
+            "more blocks than image",
+            384,
+            &0x3fff_ffff_u32.to_le_bytes(),
+            Corrupt,
+            "VDI map",
+        ),
+        (
+            "more blocks than any",
+            384,
+            &[0xff; 4],
+            Corrupt,
+            "4294967295 blocks",
+        ),
         ("an endless disk", 368, &[0xff; 8], Corrupt, "cannot hold"),
-        ("a block past the end", map, &past, Corrupt, "past the image's end"),
-        ("the farthest block", map, &0xffff_fffd_u32.to_le_bytes(), Corrupt, "past the image's end"),
-        ("data in the header", 344, &[0; 4], Corrupt, "overlaps the VDI header"),
+        (
+            "a block past the end",
+            map,
+            &past,
+            Corrupt,
+            "past the image's end",
+        ),
+        (
+            "the farthest block",
+            map,
+            &0xffff_fffd_u32.to_le_bytes(),
+            Corrupt,
+            "past the image's end",
+        ),
+        (
+            "data in the header",
+            344,
+            &[0; 4],
+            Corrupt,
+            "overlaps the VDI header",
+        ),
     ];
     run(Format::Vdi, &base, |_| (), cases);
 
     let mut zero = base.clone();
     put(&mut zero, map, &0xffff_fffe_u32.to_le_bytes());
-    assert!(read_image(&zero, Format::Vdi).unwrap()[..1 << 20].iter().all(|&b| b == 0), "a discarded block");
+    assert!(
+        read_image(&zero, Format::Vdi).unwrap()[..1 << 20]
+            .iter()
+            .all(|&b| b == 0),
+        "a discarded block"
+    );
     let mut odd = base.clone();
     put(&mut odd, 368, &((4_u64 << 20) - 700).to_le_bytes());
-    assert_eq!(outcome(&odd, Format::Vdi), Ok((4 << 20) - 512), "an odd size ends at the next sector");
+    assert_eq!(
+        outcome(&odd, Format::Vdi),
+        Ok((4 << 20) - 512),
+        "an odd size ends at the next sector"
+    );
 }
 
 /// Every image cut anywhere in its front and tables, its size known and not: an error or, when only unused bytes are
@@ -541,7 +1036,10 @@ fn cut_images() {
         lengths.extend((0..60).map(|_| base.len() as u64 - 1 - rng.below(70_000)));
         for len in lengths {
             for size_known in [true, false] {
-                let options = Options { size_known, ..Options::default() };
+                let options = Options {
+                    size_known,
+                    ..Options::default()
+                };
                 if let Ok(read) = read_image_with(&base[..len as usize], format, &options) {
                     assert!(read == disk, "{} cut to {len} reads differently", format.name());
                 }
@@ -559,11 +1057,22 @@ fn bases(format: Format) -> Vec<(Vec<u8>, Vec<Range<usize>>)> {
                 let gd = le64(&image, 56) * 512;
                 let gt = le32(&image, gd) as usize * 512;
                 let grain = le32(&image, gt) as usize * 512;
-                let places = vec![0..80, 12..80, 512..900, gd..gd + 4, gt..gt + 200, gt..gt + 260, grain..grain + 80];
+                let places = vec![
+                    0..80,
+                    12..80,
+                    512..900,
+                    gd..gd + 4,
+                    gt..gt + 200,
+                    gt..gt + 260,
+                    grain..grain + 80,
+                ];
                 (image, places)
             })
             .collect(),
-        Format::Vhd => vec![(dynamic_vhd(), vec![0..88, 16..64, 512..560, 528..548, 1536..1568, 1536..1556])],
+        Format::Vhd => vec![(
+            dynamic_vhd(),
+            vec![0..88, 16..64, 512..560, 528..548, 1536..1568, 1536..1556],
+        )],
         Format::Vhdx => {
             let image = dynamic_vhdx();
             let VhdxPlaces { metadata, bat } = VhdxPlaces::of(&image);
@@ -581,7 +1090,10 @@ fn bases(format: Format) -> Vec<(Vec<u8>, Vec<Range<usize>>)> {
             ];
             vec![(image, places)]
         }
-        Format::Vdi => vec![(dynamic_vdi(), vec![64..84, 340..392, 368..388, 424..456, 512..532, 512..528])],
+        Format::Vdi => vec![(
+            dynamic_vdi(),
+            vec![64..84, 340..392, 368..388, 424..456, 512..532, 512..528],
+        )],
         Format::Raw | Format::Qcow2 => unreachable!("not tested here"),
     }
 }
@@ -609,8 +1121,9 @@ fn repair(format: Format, image: &mut [u8], seed: u64) {
 fn mutants(format: Format, peak_max: u64) {
     let bases = bases(format);
     let started = std::time::Instant::now();
-    let survey =
-        survey_repaired(format, &bases, count(5_000, 100_000), peak_max, |image, seed| repair(format, image, seed));
+    let survey = survey_repaired(format, &bases, count(5_000, 100_000), peak_max, |image, seed| {
+        repair(format, image, seed)
+    });
     println!("{}: {survey:?} in {:?}", format.name(), started.elapsed());
 
     // What survives is read as qemu reads it, where qemu reads it at all.
@@ -628,9 +1141,18 @@ fn mutants(format: Format, peak_max: u64) {
             continue;
         };
         std::fs::write(&path, &image).unwrap();
-        let qemu = if format == Format::Vhd { "vpc" } else { format.name() };
+        let qemu = if format == Format::Vhd {
+            "vpc"
+        } else {
+            format.name()
+        };
         if let Some(judge) = tools::qemu_try_raw(qemu, &path) {
-            assert_eq!(first_difference(&ours, &judge), None, "{} mutant {seed}: {what}", format.name());
+            assert_eq!(
+                first_difference(&ours, &judge),
+                None,
+                "{} mutant {seed}: {what}",
+                format.name()
+            );
             agreed += 1;
         }
     }
