@@ -195,6 +195,7 @@ fn vmdk_refusals() {
     let (gd, size) = (le64(&base, 56) * 512, base.len() as u64);
     let gt = le32(&base, gd) as usize * 512;
     let past = ((size / 512 + 1) as u32).to_le_bytes();
+    #[rustfmt::skip] // A table.
     let cases: &[Case<'_>] = &[
         ("no magic", 0, b"KDMW", Corrupt, "magic"),
         ("COWD", 0, b"COWD", Refused, "COWD"),
@@ -212,92 +213,20 @@ fn vmdk_refusals() {
         ("no entries", 44, &[0; 4], Corrupt, "0 entries"),
         ("too many entries", 44, &[1, 2], Corrupt, "513 entries"),
         ("an endless disk", 12, &[0xff; 8], Corrupt, "capacity"),
-        (
-            "a disk of 8 EiB",
-            12,
-            &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x3f, 0],
-            Corrupt,
-            "too large",
-        ),
-        (
-            "more disk than directory",
-            12,
-            &[0, 0, 0, 0, 0xf],
-            Corrupt,
-            "grain directory",
-        ),
-        (
-            "a directory past the end",
-            56,
-            &[0xff, 0xff, 0xff],
-            Corrupt,
-            "past the image's end",
-        ),
-        (
-            "a directory in the header",
-            56,
-            &[0; 8],
-            Corrupt,
-            "overlaps the VMDK header",
-        ),
-        (
-            "a directory in the descriptor",
-            56,
-            &[2, 0, 0],
-            Corrupt,
-            "overlaps the VMDK descriptor",
-        ),
-        (
-            "a directory at the end that is missing",
-            56,
-            &[0xff; 8],
-            Corrupt,
-            "footer is missing",
-        ),
-        (
-            "no descriptor",
-            36,
-            &[0; 8],
-            Refused,
-            "descriptor is in another file",
-        ),
-        (
-            "a descriptor at 0",
-            28,
-            &[0; 8],
-            Refused,
-            "descriptor is in another file",
-        ),
-        (
-            "an endless descriptor",
-            36,
-            &[0, 0, 0, 1],
-            Corrupt,
-            "descriptor of",
-        ),
-        (
-            "a descriptor past the end",
-            28,
-            &[0, 0, 0, 1],
-            Corrupt,
-            "past the image's end",
-        ),
+        ("a disk of 8 EiB", 12, &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x3f, 0], Corrupt, "too large"),
+        ("more disk than directory", 12, &[0, 0, 0, 0, 0xf], Corrupt, "grain directory"),
+        ("a directory past the end", 56, &[0xff, 0xff, 0xff], Corrupt, "past the image's end"),
+        ("a directory in the header", 56, &[0; 8], Corrupt, "overlaps the VMDK header"),
+        ("a directory in the descriptor", 56, &[2, 0, 0], Corrupt, "overlaps the VMDK descriptor"),
+        ("a directory at the end that is missing", 56, &[0xff; 8], Corrupt, "footer is missing"),
+        ("no descriptor", 36, &[0; 8], Refused, "descriptor is in another file"),
+        ("a descriptor at 0", 28, &[0; 8], Refused, "descriptor is in another file"),
+        ("an endless descriptor", 36, &[0, 0, 0, 1], Corrupt, "descriptor of"),
+        ("a descriptor past the end", 28, &[0, 0, 0, 1], Corrupt, "past the image's end"),
         ("a table past the end", gd, &past, Corrupt, "past the image's end"),
-        (
-            "a table in the directory",
-            gd,
-            &((gd / 512) as u32).to_le_bytes(),
-            Corrupt,
-            "overlaps",
-        ),
+        ("a table in the directory", gd, &((gd / 512) as u32).to_le_bytes(), Corrupt, "overlaps"),
         ("a grain past the end", gt, &past, Corrupt, "past the image's end"),
-        (
-            "a grain in the header",
-            gt + 4,
-            &[2, 0, 0, 0],
-            Corrupt,
-            "overlaps the VMDK descriptor",
-        ),
+        ("a grain in the header", gt + 4, &[2, 0, 0, 0], Corrupt, "overlaps the VMDK descriptor"),
     ];
     run(Format::Vmdk, &base, |_| (), cases);
 
@@ -385,79 +314,26 @@ fn vhd_refusals() {
     let base = dynamic_vhd();
     let past = ((base.len() / 512) as u32).to_be_bytes();
     let bat = 1536;
+    #[rustfmt::skip] // A table.
     let cases: &[Case<'_>] = &[
         ("no cookie", 0, b"x", Corrupt, "cookie"),
         ("a difference", 60, &4_u32.to_be_bytes(), Refused, "difference"),
         ("fixed, at the front", 60, &2_u32.to_be_bytes(), Refused, "type 2"),
         ("an unknown type", 60, &9_u32.to_be_bytes(), Refused, "type 9"),
         ("3 TiB", 48, &(3_u64 << 40).to_be_bytes(), Refused, "2040 GiB"),
-        (
-            "a header past the end",
-            16,
-            &(1_u64 << 40).to_be_bytes(),
-            Corrupt,
-            "past the image's end",
-        ),
+        ("a header past the end", 16, &(1_u64 << 40).to_be_bytes(), Corrupt, "past the image's end"),
         ("a header nowhere", 16, &[0xff; 8], Corrupt, "impossible place"),
         ("a header in the footer", 16, &[0; 8], Corrupt, "overlaps"),
         ("no header", 512, b"x", Corrupt, "cookie"),
         ("no block size", 512 + 32, &[0; 4], Corrupt, "block of 0"),
-        (
-            "a block of 256 bytes",
-            512 + 32,
-            &256_u32.to_be_bytes(),
-            Corrupt,
-            "block of 256",
-        ),
-        (
-            "a block of 3 MiB",
-            512 + 32,
-            &(3_u32 << 20).to_be_bytes(),
-            Corrupt,
-            "block of 3145728",
-        ),
-        (
-            "too few blocks",
-            512 + 28,
-            &1_u32.to_be_bytes(),
-            Corrupt,
-            "cannot hold",
-        ),
-        (
-            "a table larger than the image",
-            512 + 28,
-            &[0xff; 4],
-            Corrupt,
-            "block table",
-        ),
-        (
-            "a table past the end",
-            512 + 16,
-            &(1_u64 << 40).to_be_bytes(),
-            Corrupt,
-            "past the image's end",
-        ),
-        (
-            "a table in the header",
-            512 + 16,
-            &512_u64.to_be_bytes(),
-            Corrupt,
-            "overlaps the VHD header",
-        ),
-        (
-            "a block past the end",
-            bat,
-            &past,
-            Corrupt,
-            "past the image's end",
-        ),
-        (
-            "a block in the table",
-            bat,
-            &3_u32.to_be_bytes(),
-            Corrupt,
-            "overlaps the VHD block table",
-        ),
+        ("a block of 256 bytes", 512 + 32, &256_u32.to_be_bytes(), Corrupt, "block of 256"),
+        ("a block of 3 MiB", 512 + 32, &(3_u32 << 20).to_be_bytes(), Corrupt, "block of 3145728"),
+        ("too few blocks", 512 + 28, &1_u32.to_be_bytes(), Corrupt, "cannot hold"),
+        ("a table larger than the image", 512 + 28, &[0xff; 4], Corrupt, "block table"),
+        ("a table past the end", 512 + 16, &(1_u64 << 40).to_be_bytes(), Corrupt, "past the image's end"),
+        ("a table in the header", 512 + 16, &512_u64.to_be_bytes(), Corrupt, "overlaps the VHD header"),
+        ("a block past the end", bat, &past, Corrupt, "past the image's end"),
+        ("a block in the table", bat, &3_u32.to_be_bytes(), Corrupt, "overlaps the VHD block table"),
     ];
     run(Format::Vhd, &base, repair_vhd, cases);
     run(
@@ -574,175 +450,38 @@ fn vhdx_refusals() {
     let past = block(1 << 20, 6);
     let mut unknown = [0x55; 32];
     unknown[28] = 1;
+    #[rustfmt::skip] // A table.
     let cases: &[Case<'_>] = &[
         ("no signature", 0, b"x", Corrupt, "signature"),
-        (
-            "no region table",
-            VHDX_REGIONS[0] + 8,
-            &[0; 4],
-            Corrupt,
-            "names no",
-        ),
-        (
-            "too many regions",
-            VHDX_REGIONS[0] + 8,
-            &2048_u32.to_le_bytes(),
-            Corrupt,
-            "2048 entries",
-        ),
-        (
-            "a region that is unknown and needed",
-            first_region,
-            &unknown,
-            Refused,
-            "region",
-        ),
-        (
-            "a region that is missing",
-            first_region,
-            &[0x55],
-            Corrupt,
-            "names no",
-        ),
-        (
-            "a region at no MiB",
-            first_region + 16,
-            &[1],
-            Corrupt,
-            "not at a MiB",
-        ),
-        (
-            "a region past the end",
-            first_region + 16,
-            &(1_u64 << 40).to_le_bytes(),
-            Corrupt,
-            "past the image's end",
-        ),
-        (
-            "a region in the header",
-            first_region + 16,
-            &0_u64.to_le_bytes(),
-            Corrupt,
-            "overlaps",
-        ),
-        (
-            "a region of nothing",
-            first_region + 24,
-            &0_u32.to_le_bytes(),
-            Corrupt,
-            "not at a MiB",
-        ),
+        ("no region table", VHDX_REGIONS[0] + 8, &[0; 4], Corrupt, "names no"),
+        ("too many regions", VHDX_REGIONS[0] + 8, &2048_u32.to_le_bytes(), Corrupt, "2048 entries"),
+        ("a region that is unknown and needed", first_region, &unknown, Refused, "region"),
+        ("a region that is missing", first_region, &[0x55], Corrupt, "names no"),
+        ("a region at no MiB", first_region + 16, &[1], Corrupt, "not at a MiB"),
+        ("a region past the end", first_region + 16, &(1_u64 << 40).to_le_bytes(), Corrupt, "past the image's end"),
+        ("a region in the header", first_region + 16, &0_u64.to_le_bytes(), Corrupt, "overlaps"),
+        ("a region of nothing", first_region + 24, &0_u32.to_le_bytes(), Corrupt, "not at a MiB"),
         ("no metadata", meta, b"x", Corrupt, "metadata table"),
-        (
-            "too many items",
-            meta + 10,
-            &[0xff, 0xff],
-            Corrupt,
-            "metadata table",
-        ),
-        (
-            "no items",
-            meta + 10,
-            &[0, 0],
-            Corrupt,
-            "file parameters is missing",
-        ),
-        (
-            "an item that is unknown and needed",
-            places.entry(&base, 0x37),
-            &[0x55],
-            Refused,
-            "metadata",
-        ),
-        (
-            "a parent's place",
-            places.entry(&base, 0x37),
-            &PARENT,
-            Refused,
-            "difference",
-        ),
-        (
-            "an item in the table",
-            places.entry(&base, 0x24) + 16,
-            &[0; 4],
-            Corrupt,
-            "metadata at 0",
-        ),
-        (
-            "an item past its region",
-            places.entry(&base, 0x24) + 16,
-            &[0xff; 4],
-            Corrupt,
-            "metadata at",
-        ),
+        ("too many items", meta + 10, &[0xff, 0xff], Corrupt, "metadata table"),
+        ("no items", meta + 10, &[0, 0], Corrupt, "file parameters is missing"),
+        ("an item that is unknown and needed", places.entry(&base, 0x37), &[0x55], Refused, "metadata"),
+        ("a parent's place", places.entry(&base, 0x37), &PARENT, Refused, "difference"),
+        ("an item in the table", places.entry(&base, 0x24) + 16, &[0; 4], Corrupt, "metadata at 0"),
+        ("an item past its region", places.entry(&base, 0x24) + 16, &[0xff; 4], Corrupt, "metadata at"),
         ("a parent", parameters + 4, &[2], Refused, "difference"),
-        (
-            "an unknown parameter",
-            parameters + 4,
-            &[4],
-            Refused,
-            "parameters 0x4",
-        ),
+        ("an unknown parameter", parameters + 4, &[4], Refused, "parameters 0x4"),
         ("no block size", parameters, &[0; 4], Corrupt, "block of 0"),
-        (
-            "a block of 3 MiB",
-            parameters,
-            &(3_u32 << 20).to_le_bytes(),
-            Corrupt,
-            "block of",
-        ),
-        (
-            "a block of 512 MiB",
-            parameters,
-            &(512_u32 << 20).to_le_bytes(),
-            Corrupt,
-            "block of",
-        ),
-        (
-            "a sector of 520 bytes",
-            sector,
-            &520_u32.to_le_bytes(),
-            Corrupt,
-            "sector of 520",
-        ),
-        (
-            "half a sector",
-            disk,
-            &513_u64.to_le_bytes(),
-            Corrupt,
-            "disk of 513",
-        ),
-        (
-            "more than 64 TiB",
-            disk,
-            &((64_u64 << 40) + 512).to_le_bytes(),
-            Corrupt,
-            "disk of",
-        ),
-        (
-            "more disk than table",
-            disk,
-            &(1_u64 << 40).to_le_bytes(),
-            Corrupt,
-            "block table",
-        ),
+        ("a block of 3 MiB", parameters, &(3_u32 << 20).to_le_bytes(), Corrupt, "block of"),
+        ("a block of 512 MiB", parameters, &(512_u32 << 20).to_le_bytes(), Corrupt, "block of"),
+        ("a sector of 520 bytes", sector, &520_u32.to_le_bytes(), Corrupt, "sector of 520"),
+        ("half a sector", disk, &513_u64.to_le_bytes(), Corrupt, "disk of 513"),
+        ("more than 64 TiB", disk, &((64_u64 << 40) + 512).to_le_bytes(), Corrupt, "disk of"),
+        ("more disk than table", disk, &(1_u64 << 40).to_le_bytes(), Corrupt, "block table"),
         ("a partly present block", bat, &block(4, 7), Refused, "difference"),
         ("an unknown state", bat, &block(4, 4), Corrupt, "state 4"),
-        (
-            "a block past the end",
-            bat,
-            &past,
-            Corrupt,
-            "past the image's end",
-        ),
+        ("a block past the end", bat, &past, Corrupt, "past the image's end"),
         ("a block in the header", bat, &block(0, 6), Corrupt, "overlaps"),
-        (
-            "a block in the table",
-            bat,
-            &block((bat >> 20) as u64, 6),
-            Corrupt,
-            "overlaps",
-        ),
+        ("a block in the table", bat, &block((bat >> 20) as u64, 6), Corrupt, "overlaps"),
     ];
     run(Format::Vhdx, &base, repair_vhdx, cases);
     let mut late = base.clone();
@@ -910,94 +649,29 @@ fn vdi_refusals() {
     let base = dynamic_vdi();
     let map = le32(&base, 340) as usize;
     let past = ((base.len() >> 20) as u32).to_le_bytes();
+    #[rustfmt::skip] // A table.
     let cases: &[Case<'_>] = &[
         ("no signature", 64, &[0], Corrupt, "signature"),
-        (
-            "version 2.0",
-            68,
-            &0x2_0000_u32.to_le_bytes(),
-            Refused,
-            "version 2.0",
-        ),
+        ("version 2.0", 68, &0x2_0000_u32.to_le_bytes(), Refused, "version 2.0"),
         ("an undo image", 76, &[3], Refused, "difference"),
         ("a difference", 76, &[4], Refused, "difference"),
         ("an unknown type", 76, &[9], Refused, "type 9"),
         ("a link", 424, &[1], Refused, "parent"),
         ("a parent", 440, &[1], Refused, "parent"),
-        (
-            "blocks of 2 MiB",
-            376,
-            &(2_u32 << 20).to_le_bytes(),
-            Refused,
-            "2097152",
-        ),
-        (
-            "blocks with more before them",
-            380,
-            &512_u32.to_le_bytes(),
-            Refused,
-            "+512",
-        ),
+        ("blocks of 2 MiB", 376, &(2_u32 << 20).to_le_bytes(), Refused, "2097152"),
+        ("blocks with more before them", 380, &512_u32.to_le_bytes(), Refused, "+512"),
         ("sectors of 4 KiB", 360, &4096_u32.to_le_bytes(), Refused, "4096"),
         ("a map at no sector", 340, &[1], Corrupt, "not at a sector"),
         ("data at no sector", 344, &[1], Corrupt, "not at a sector"),
-        (
-            "a map in the header",
-            340,
-            &[0; 4],
-            Corrupt,
-            "overlaps the VDI header",
-        ),
-        (
-            "a map past the end",
-            340,
-            &0x7fff_fe00_u32.to_le_bytes(),
-            Corrupt,
-            "past the image's end",
-        ),
-        (
-            "fewer blocks than disk",
-            384,
-            &3_u32.to_le_bytes(),
-            Corrupt,
-            "3 blocks",
-        ),
-        (
-            "more blocks than image",
-            384,
-            &0x3fff_ffff_u32.to_le_bytes(),
-            Corrupt,
-            "VDI map",
-        ),
-        (
-            "more blocks than any",
-            384,
-            &[0xff; 4],
-            Corrupt,
-            "4294967295 blocks",
-        ),
+        ("a map in the header", 340, &[0; 4], Corrupt, "overlaps the VDI header"),
+        ("a map past the end", 340, &0x7fff_fe00_u32.to_le_bytes(), Corrupt, "past the image's end"),
+        ("fewer blocks than disk", 384, &3_u32.to_le_bytes(), Corrupt, "3 blocks"),
+        ("more blocks than image", 384, &0x3fff_ffff_u32.to_le_bytes(), Corrupt, "VDI map"),
+        ("more blocks than any", 384, &[0xff; 4], Corrupt, "4294967295 blocks"),
         ("an endless disk", 368, &[0xff; 8], Corrupt, "cannot hold"),
-        (
-            "a block past the end",
-            map,
-            &past,
-            Corrupt,
-            "past the image's end",
-        ),
-        (
-            "the farthest block",
-            map,
-            &0xffff_fffd_u32.to_le_bytes(),
-            Corrupt,
-            "past the image's end",
-        ),
-        (
-            "data in the header",
-            344,
-            &[0; 4],
-            Corrupt,
-            "overlaps the VDI header",
-        ),
+        ("a block past the end", map, &past, Corrupt, "past the image's end"),
+        ("the farthest block", map, &0xffff_fffd_u32.to_le_bytes(), Corrupt, "past the image's end"),
+        ("data in the header", 344, &[0; 4], Corrupt, "overlaps the VDI header"),
     ];
     run(Format::Vdi, &base, |_| (), cases);
 
@@ -1118,6 +792,7 @@ fn repair(format: Format, image: &mut [u8], seed: u64) {
     }
 }
 
+#[expect(clippy::print_stdout, reason = "the figures are part of the result")]
 fn mutants(format: Format, peak_max: u64) {
     let bases = bases(format);
     let started = std::time::Instant::now();
@@ -1176,4 +851,53 @@ fn vhdx_mutants() {
 #[test]
 fn vdi_mutants() {
     mutants(Format::Vdi, 1 << 20);
+}
+
+/// The largest disks each format is used for: opening them costs no memory, and what a guest wrote at the far end is
+/// found there.
+#[test]
+fn huge_disks() {
+    let vdi = if count(0, 1) == 1 { 64 << 40 } else { 8_u64 << 40 };
+    for (format, options, size) in [
+        (Format::Vmdk, "subformat=monolithicSparse", 2 << 40),
+        (Format::Vmdk, "subformat=streamOptimized", 2 << 40),
+        (Format::Vhd, "force_size=on", 2040_u64 << 30),
+        (Format::Vhdx, "block_size=256M", 64 << 40),
+        (Format::Vdi, "static=off", vdi),
+    ] {
+        let last = size - 65536;
+        let (qemu, flag) = match format {
+            Format::Vhd => ("vpc", ""),
+            Format::Vmdk if options.contains("stream") => ("vmdk", "-c"),
+            Format::Vmdk | Format::Vhdx | Format::Vdi | Format::Raw | Format::Qcow2 => (format.name(), ""),
+        };
+        let image = made(
+            qemu,
+            options,
+            &size.to_string(),
+            &[&format!("write {flag} -P 7 {last} 65536")],
+        );
+        support::sys::reset_peak();
+        let layout = support::open(&image, format, true).unwrap();
+        assert!(
+            support::sys::peak() < 1 << 20,
+            "{} {options}: {} bytes",
+            format.name(),
+            support::sys::peak()
+        );
+        assert_eq!(layout.virtual_size(), size, "{} {options}", format.name());
+        let mut fetch = support::Fetch::new();
+        let mut end = None;
+        let options = Options {
+            slice: 1 << 16,
+            ..Options::default()
+        };
+        support::drive(&image, format, &options, &mut |layout, extent| {
+            let bytes = fetch.get(&image, layout, extent)?;
+            end = bytes.and_then(|bytes| bytes.last_chunk::<65536>().copied());
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(end, Some([7; 65536]), "{}", format.name());
+    }
 }

@@ -11,7 +11,7 @@ use std::io::{Cursor, Read};
 
 use disk_image::format::Scanned;
 use disk_image::{Content, Error, Format, Kind};
-use support::mutate::Rng;
+use support::mutate::{Rng, mutate};
 use support::{Fetch, Options, count, first_difference, read_image_with, tools};
 
 const SECTOR: usize = 512;
@@ -288,4 +288,32 @@ fn packed_data_that_is_wrong_is_corrupt() {
         let read = read_image_with(&image, Format::Vmdk, &Options::default()).map(|disk| disk.len());
         assert_eq!(read.map_err(|e| e.kind()), Err(Kind::Corrupt), "byte {at}");
     }
+}
+
+/// Damaged streams: a walk ends, without panic, in an error or with a disk.
+#[test]
+fn mutants_of_a_walk() {
+    let base = small();
+    let ends: Vec<usize> = (128 * SECTOR..base.len()).step_by(SECTOR).collect();
+    let mut places = vec![0..80, 0..80, 512..900, base.len() - 1024..base.len() - 900];
+    // Markers stand at sectors; most sectors hold packed bytes, which are worth damage as well.
+    places.extend(ends.iter().map(|&at| at..at + 16));
+    places.extend(std::iter::repeat_n(128 * SECTOR..128 * SECTOR + 16, 40));
+    let (mut ended, mut opened) = (0, 0);
+    let total = count(5_000, 100_000);
+    for seed in 0..total {
+        let mut image = base.clone();
+        let what = mutate(&mut image, &places, seed);
+        let Ok(layout) = support::open(&image, Format::Vmdk, false) else {
+            continue;
+        };
+        if layout.has_tables() || layout.virtual_size() > 64 << 20 {
+            continue;
+        }
+        opened += 1;
+        let walked = std::panic::catch_unwind(|| walk(&image, 4096).is_ok());
+        ended += u64::from(walked.unwrap_or_else(|_| panic!("mutant {seed} panics: {what}")));
+    }
+    println!("{total} mutants, {opened} opened, {ended} walked to the end");
+    assert!(opened * 10 >= total && ended > 0);
 }
