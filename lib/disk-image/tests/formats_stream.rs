@@ -12,7 +12,7 @@ use std::io::{Cursor, Read};
 use disk_image::format::Scanned;
 use disk_image::{Content, Error, Format, Kind};
 use support::mutate::{Rng, mutate};
-use support::{Fetch, Options, count, first_difference, read_image_with, tools};
+use support::{Fetch, Options, count, first_difference, read_image, read_image_with, tools};
 
 const SECTOR: usize = 512;
 
@@ -288,6 +288,20 @@ fn packed_data_that_is_wrong_is_corrupt() {
         let read = read_image_with(&image, Format::Vmdk, &Options::default()).map(|disk| disk.len());
         assert_eq!(read.map_err(|e| e.kind()), Err(Kind::Corrupt), "byte {at}");
     }
+}
+
+/// A writer that learns the capacity last puts it into the footer alone: by its tables such an image can be read.
+#[test]
+fn the_footer_is_right() {
+    let mut image = small();
+    image[12] = 1;
+    let disk = read_image(&image, Format::Vmdk).unwrap();
+    assert!(disk == read_image(&small(), Format::Vmdk).unwrap());
+    assert_eq!(
+        walk(&image, 4096).map_err(|e| e.kind()),
+        Err(Kind::Corrupt),
+        "a walk goes by the header"
+    );
 }
 
 /// Damaged streams: a walk ends, without panic, in an error or with a disk.
