@@ -49,7 +49,9 @@ impl Unpacker {
         let got = match codec {
             Codec::Deflate => inflated(self.inflate.deflate_decompress(packed, out)),
             Codec::Zstd => self.unzstd(packed, out),
-            Codec::VmdkGrain | Codec::VmdkLastGrain { .. } => inflated(self.inflate.zlib_decompress(grain_stream(guest, packed)?, out)),
+            Codec::VmdkGrain | Codec::VmdkLastGrain { .. } => {
+                inflated(self.inflate.zlib_decompress(grain_stream(guest, packed)?, out))
+            }
         };
         let what = match codec {
             Codec::Deflate => "deflate cluster",
@@ -58,7 +60,8 @@ impl Unpacker {
         };
         match got {
             Ok(n) if n == out.len() => Ok(()),
-            Ok(n) if matches!(codec, Codec::VmdkLastGrain { len } if u32::try_from(n).is_ok_and(|n| n >= len)) => {
+            Ok(n) if matches!(codec, Codec::VmdkLastGrain { len } if u32::try_from(n).is_ok_and(|n| n >= len)) =>
+            {
                 out[n..].fill(0);
                 Ok(())
             }

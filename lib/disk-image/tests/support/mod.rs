@@ -434,7 +434,9 @@ pub fn survey_repaired(
         image.extend_from_slice(&base[image.len()..]);
         for place in places {
             let around = place.start.saturating_sub(8)..(place.end + 64).min(base.len());
-            image[around.clone()].copy_from_slice(&base[around]);
+            if !around.is_empty() {
+                image[around.clone()].copy_from_slice(&base[around]);
+            }
         }
     }
     let past = survey.damaged + survey.read;
