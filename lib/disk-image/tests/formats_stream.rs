@@ -290,6 +290,20 @@ fn packed_data_that_is_wrong_is_corrupt() {
     }
 }
 
+/// Only the grain in which the disk ends may be packed short.
+#[test]
+fn a_short_grain_elsewhere_is_corrupt() {
+    let mut image = small();
+    let mut compressor = libdeflater::Compressor::new(libdeflater::CompressionLvl::fastest());
+    let mut packed = vec![0; compressor.zlib_compress_bound(65000)];
+    let len = compressor.zlib_compress(&[5; 65000], &mut packed).unwrap();
+    let at = 128 * SECTOR;
+    image[at + 8..at + 12].copy_from_slice(&(len as u32).to_le_bytes());
+    image[at + 12..at + 12 + len].copy_from_slice(&packed[..len]);
+    let read = read_image(&image, Format::Vmdk).map(|disk| disk.len());
+    assert_eq!(read.map_err(|e| e.kind()), Err(Kind::Corrupt));
+}
+
 /// A writer that learns the capacity last puts it into the footer alone: by its tables such an image can be read.
 #[test]
 fn the_footer_is_right() {

@@ -9,7 +9,6 @@
 //! ```
 
 use super::fields::{Fields, Room};
-use super::raw::Raw;
 use super::{Found, Layout, Leaf, Prologue, Step, Table};
 use crate::detect::Format;
 use crate::error::Error;
@@ -43,14 +42,6 @@ pub fn fixed_vhd(footer: &[u8; 512], size: u64) -> Option<u64> {
     let read = Footer::read(footer).ok()?;
     let room = size.checked_sub(FOOTER as u64)?;
     (read.kind == FIXED && read.size <= room).then_some(read.size)
-}
-
-/// A fixed VHD whose disk is `size` bytes, as [`fixed_vhd`] told.
-pub fn fixed(size: u64) -> Box<dyn Layout> {
-    Box::new(Raw {
-        size,
-        format: Format::Vhd,
-    })
 }
 
 /// What matters of a footer whose cookie and checksum are right.
