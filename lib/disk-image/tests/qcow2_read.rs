@@ -268,3 +268,49 @@ fn generated_images_agree_with_qemu_img_and_second_readers() {
         "7zz read too few: {by_seven_zip} of {for_all}"
     );
 }
+
+#[test]
+fn the_largest_disks_open_and_their_ends_are_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let path = image.to_str().unwrap();
+    // The most an L1 table of 32 MiB covers, or what the issue names.
+    for (cluster, size, extra) in [
+        (512, 128u64 << 30, ""),
+        (65_536, 64 << 40, ""),
+        (65_536, 64 << 40, ",extended_l2=on"),
+        (2 << 20, 64 << 40, ""),
+    ] {
+        let options = format!("cluster_size={cluster}{extra}");
+        tools::run(
+            "qemu-img",
+            &[
+                "create",
+                "-q",
+                "-f",
+                "qcow2",
+                "-o",
+                &options,
+                path,
+                &size.to_string(),
+            ],
+        );
+        let write = format!("write -P 0x5a {} 512", size - 512);
+        tools::run("qemu-io", &["-f", "qcow2", "-c", &write, path]);
+        let bytes = std::fs::read(&image).unwrap();
+        let mut last = None;
+        let driven = support::drive(&bytes, Format::Qcow2, &Options::default(), &mut |_, extent| {
+            last = Some(*extent);
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(driven.layout.virtual_size(), size);
+        let last = last.unwrap();
+        let range = last.host_range().unwrap();
+        assert_eq!(
+            support::part(&bytes, &(range.end - 512..range.end)),
+            [0x5a; 512],
+            "{options}"
+        );
+    }
+}
