@@ -1,7 +1,6 @@
 //! qcow2 images of a known disk, made by the tests' own writer: zstd, extended L2, clusters in any order, tables after
 //! data. Our reading equals the disk, and so does qemu-img's, which shows that the writer is right.
 
-#![expect(clippy::unwrap_used, reason = "a failure here is a failed test")]
 #![expect(clippy::cast_possible_truncation, reason = "images in tests fit in memory")]
 
 mod support;
