@@ -486,11 +486,7 @@ impl Output {
 
     /// Gives a file its final length.
     pub(super) fn set_len(&self, len: u64) -> Result<(), Error> {
-        if self.block {
-            return Ok(());
-        }
-        rustix::fs::ftruncate(&self.plain, len)
-            .map_err(|e| self.fail_errno(e, &format!("setting the length of {}", self.path.display())))
+        self.target.set_len(len)
     }
 
     /// Cuts a range of a buffer into what goes directly and what does not.
