@@ -156,11 +156,9 @@ impl Images {
         match image {
             Image::RawSparse => disk_of_packages(&self.folder, &new)?,
             Image::RawFull => data_of(&disk, &new)?,
-            Image::QcowZlib => shell(
-                "qemu-img convert -f raw -O qcow2 -c -W -m 8 \"$1\" \"$2\"",
-                &disk,
-                &new,
-            )?,
+            Image::QcowZlib => {
+                shell("qemu-img convert -f raw -O qcow2 -c -W -m 8 \"$1\" \"$2\"", &disk, &new)?
+            }
             Image::QcowZstd => {
                 shell(
                     "qemu-img convert -f raw -O qcow2 -c -o compression_type=zstd \"$1\" \"$2\"",
@@ -193,11 +191,7 @@ impl Images {
             &self.path(Image::RawSparse),
             &larger,
         )?;
-        let made = shell(
-            "qemu-img convert -f raw -O qcow2 -c -W -m 8 \"$1\" \"$2\"",
-            &larger,
-            new,
-        );
+        let made = shell("qemu-img convert -f raw -O qcow2 -c -W -m 8 \"$1\" \"$2\"", &larger, new);
         fs::remove_file(&larger)?;
         made
     }
@@ -210,10 +204,7 @@ fn shell(line: &str, from: &Path, to: &Path) -> Result<()> {
         .args([from, to])
         .status()
         .context("start bash")?;
-    ensure!(
-        status.success(),
-        "{line}: {status}; `make deps` installs what is missing"
-    );
+    ensure!(status.success(), "{line}: {status}; `make deps` installs what is missing");
     Ok(())
 }
 
@@ -229,11 +220,7 @@ fn disk_of_packages(folder: &Path, new: &Path) -> Result<()> {
     );
     let file = File::create(new)?;
     file.set_len(DISK_MIB * MIB)?;
-    shell(
-        "mke2fs -q -F -t ext4 -i 8192 -m 0 -d \"$1\" \"$2\"",
-        tree.path(),
-        new,
-    )
+    shell("mke2fs -q -F -t ext4 -i 8192 -m 0 -d \"$1\" \"$2\"", tree.path(), new)
 }
 
 /// Copies regular files below `from`, in the order of their names, until `left` bytes (in 4 KiB blocks) are used up.
@@ -314,9 +301,8 @@ fn qcow2_full_tables(new: &Path) -> Result<()> {
     file.write_all_at(&header, 0)?;
 
     const COPIED: u64 = 1 << 63;
-    let l1: Vec<u8> = (0..TABLES)
-        .flat_map(|table| (COPIED | (first_table + table * CLUSTER)).to_be_bytes())
-        .collect();
+    let l1: Vec<u8> =
+        (0..TABLES).flat_map(|table| (COPIED | (first_table + table * CLUSTER)).to_be_bytes()).collect();
     file.write_all_at(&l1, CLUSTER)?;
     for table in 0..TABLES {
         // An odd factor permutes the clusters: neighbours of the guest lie far apart on the host.
@@ -366,10 +352,7 @@ fn vdi_huge_map(new: &Path) -> Result<()> {
             *first = group.to_le_bytes();
         }
         file.write_all_at(&map, u64::from(map_at) + u64::from(group) * u64::from(EVERY) * 4)?;
-        file.write_all_at(
-            &[group.to_le_bytes()[0] | 1; 4096],
-            u64::from(data_at) + u64::from(group) * MIB,
-        )?;
+        file.write_all_at(&[group.to_le_bytes()[0] | 1; 4096], u64::from(data_at) + u64::from(group) * MIB)?;
     }
     Ok(())
 }

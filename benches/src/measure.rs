@@ -80,21 +80,13 @@ pub fn direct_write(path: &Path, bytes: u64) -> Result<Cost> {
     // Bytes that no storage below can pack or take for zeroes.
     File::open("/dev/urandom")?.read_exact(block)?;
     let flags = i32::try_from(rustix::fs::OFlags::DIRECT.bits())?;
-    let file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .custom_flags(flags)
-        .open(path)?;
+    let file = OpenOptions::new().write(true).create_new(true).custom_flags(flags).open(path)?;
     let start = Instant::now();
     for at in (0..bytes).step_by(BLOCK) {
         file.write_all_at(block, at)?;
     }
     file.sync_all()?;
-    Ok(Cost {
-        wall: start.elapsed().as_secs_f64(),
-        cpu: 0.0,
-        peak_mib: 0.0,
-    })
+    Ok(Cost { wall: start.elapsed().as_secs_f64(), cpu: 0.0, peak_mib: 0.0 })
 }
 
 /// Reads a file once, so that it is in the page cache.

@@ -29,10 +29,7 @@ pub fn lines(outcome: &Outcome) -> String {
     let mut text = String::new();
     let ours = &outcome.ours;
     let memory = format!("{:.0} ({:.0})", ours.peak_mib, outcome.memory_mib);
-    let first = format!(
-        "{:<32} {:>7.2} {:>7.2}  {memory:<14}",
-        outcome.row, ours.wall, ours.cpu
-    );
+    let first = format!("{:<32} {:>7.2} {:>7.2}  {memory:<14}", outcome.row, ours.wall, ours.cpu);
     let kept = |kept: bool| if kept { "yes" } else { "NO" };
     if outcome.against.is_empty() {
         _ = writeln!(

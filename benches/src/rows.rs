@@ -95,17 +95,10 @@ const BASE: Row = Row {
 };
 
 /// A row that is about peak memory alone.
-const MEMORY: Row = Row {
-    memory_only: true,
-    ..BASE
-};
+const MEMORY: Row = Row { memory_only: true, ..BASE };
 
 const fn at_least(faster: f64, peer: Peer) -> Against {
-    Against {
-        peer,
-        faster,
-        cpu: false,
-    }
+    Against { peer, faster, cpu: false }
 }
 
 /// As fast as the best conversion, and as fast as the disk.
@@ -130,22 +123,14 @@ const ZSTD: Peer = Peer::Shell("zstd -d", "zstd -q -d {image} -o {output} && syn
 pub const ROWS: &[Row] = &[
     Row {
         name: "zlib qcow2, file",
-        against: &[Against {
-            peer: Peer::Convert,
-            faster: 3.0,
-            cpu: true,
-        }],
+        against: &[Against { peer: Peer::Convert, faster: 3.0, cpu: true }],
         ..BASE
     },
     Row {
         name: "zlib qcow2, http",
         via: Via::Http,
         against: &[
-            Against {
-                peer: Peer::Convert,
-                faster: 3.0,
-                cpu: true,
-            },
+            Against { peer: Peer::Convert, faster: 3.0, cpu: true },
             at_least(4.0, Peer::DownloadThenConvert),
         ],
         ..BASE
@@ -163,18 +148,8 @@ pub const ROWS: &[Row] = &[
         against: &[at_least(2.0, Peer::Convert)],
         ..BASE
     },
-    Row {
-        name: "plain qcow2, file",
-        image: Image::QcowPlain,
-        against: WRITE_BOUND,
-        ..BASE
-    },
-    Row {
-        name: "raw sparse, file",
-        image: Image::RawSparse,
-        against: WRITE_BOUND,
-        ..BASE
-    },
+    Row { name: "plain qcow2, file", image: Image::QcowPlain, against: WRITE_BOUND, ..BASE },
+    Row { name: "raw sparse, file", image: Image::RawSparse, against: WRITE_BOUND, ..BASE },
     Row {
         name: "raw full, file",
         image: Image::RawFull,
@@ -182,12 +157,7 @@ pub const ROWS: &[Row] = &[
         against: WRITE_BOUND,
         ..BASE
     },
-    Row {
-        name: "raw.gz, file",
-        image: Image::RawGz,
-        against: &[at_least(2.0, GZIP)],
-        ..BASE
-    },
+    Row { name: "raw.gz, file", image: Image::RawGz, against: &[at_least(2.0, GZIP)], ..BASE },
     Row {
         name: "raw.xz, file",
         image: Image::RawXz,
@@ -210,12 +180,7 @@ pub const ROWS: &[Row] = &[
         against: &[at_least(1.0 / 1.1, Peer::Ours(Image::QcowZlib4G))],
         ..BASE
     },
-    Row {
-        name: "memory: raw.gz, http",
-        image: Image::RawGz,
-        via: Via::Http,
-        ..MEMORY
-    },
+    Row { name: "memory: raw.gz, http", image: Image::RawGz, via: Via::Http, ..MEMORY },
     Row {
         name: "memory: xz -0, http",
         image: Image::RawXz0,
@@ -240,13 +205,7 @@ pub const ROWS: &[Row] = &[
         decoders: Decoders::PerCore,
         ..MEMORY
     },
-    Row {
-        name: "memory: zstd -3, http",
-        image: Image::RawZst,
-        via: Via::Http,
-        window_mib: 2,
-        ..MEMORY
-    },
+    Row { name: "memory: zstd -3, http", image: Image::RawZst, via: Via::Http, window_mib: 2, ..MEMORY },
     Row {
         name: "memory: zstd --long=27, http",
         image: Image::RawZstLong,
@@ -254,18 +213,8 @@ pub const ROWS: &[Row] = &[
         window_mib: 128,
         ..MEMORY
     },
-    Row {
-        name: "memory: raw, http",
-        image: Image::RawSparse,
-        via: Via::Http,
-        ..MEMORY
-    },
-    Row {
-        name: "memory: full 1 TiB qcow2's tables",
-        image: Image::QcowFullTables,
-        truth: None,
-        ..MEMORY
-    },
+    Row { name: "memory: raw, http", image: Image::RawSparse, via: Via::Http, ..MEMORY },
+    Row { name: "memory: full 1 TiB qcow2's tables", image: Image::QcowFullTables, truth: None, ..MEMORY },
     Row {
         name: "memory: 64 TiB VDI's map",
         image: Image::VdiHugeMap,

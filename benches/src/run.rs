@@ -84,21 +84,11 @@ impl Bench {
     /// # Errors
     /// The cache cannot be made or nginx does not start.
     pub fn new(importer: PathBuf, cache: &Path, rounds: u32) -> Result<Self> {
-        ensure!(
-            importer.exists(),
-            "{} is not there: `make build` makes it",
-            importer.display()
-        );
+        ensure!(importer.exists(), "{} is not there: `make build` makes it", importer.display());
         let images = Images::open(cache)?;
         let work = tempfile::Builder::new().prefix("work-").tempdir_in(cache)?;
         let server = Server::start(images.folder())?;
-        Ok(Self {
-            importer,
-            images,
-            server,
-            rounds,
-            work,
-        })
+        Ok(Self { importer, images, server, rounds, work })
     }
 
     /// Bytes of the disk's data, and of the deflate-compressed image of it.
@@ -126,10 +116,8 @@ impl Bench {
             .map(|against| self.variants(against.peer, row.image))
             .collect::<Result<_>>()?;
         let mut ours: Option<Cost> = None;
-        let mut costs: Vec<Vec<Option<Cost>>> = peers
-            .iter()
-            .map(|peer| peer.iter().map(|_| None).collect())
-            .collect();
+        let mut costs: Vec<Vec<Option<Cost>>> =
+            peers.iter().map(|peer| peer.iter().map(|_| None).collect()).collect();
         for round in 0..rounds {
             for (variants, costs) in peers.iter().zip(&mut costs) {
                 for ((_, step), cost) in variants.iter().zip(costs) {
@@ -140,29 +128,20 @@ impl Bench {
             place.clear()?;
             measure::warm(&self.images.path(row.image))
                 .or_else(|error| if row.memory_only { Ok(()) } else { Err(error) })?;
-            ours = Some(least(
-                ours,
-                self.import(row.image, row.via, &place.file(), limit)?,
-            ));
+            ours = Some(least(ours, self.import(row.image, row.via, &place.file(), limit)?));
             if round == 0
                 && let Some(truth) = row.truth
                 && let Some(at) = judge::first_difference(&place.file(), &self.images.path(truth))?
             {
-                bail!(
-                    "{}: the importer's output differs from {} at byte {at}",
-                    row.name,
-                    truth.file_name()
-                );
+                bail!("{}: the importer's output differs from {} at byte {at}", row.name, truth.file_name());
             }
         }
         place.clear()?;
         let ours = ours.context("at least one round")?;
         let mut against = Vec::new();
         for ((bar, variants), costs) in row.against.iter().zip(&peers).zip(&costs) {
-            let measured = variants
-                .iter()
-                .zip(costs)
-                .filter_map(|((label, _), cost)| cost.map(|cost| (label, cost)));
+            let measured =
+                variants.iter().zip(costs).filter_map(|((label, _), cost)| cost.map(|cost| (label, cost)));
             let (label, cost) = measured
                 .min_by(|(_, one), (_, other)| one.wall.total_cmp(&other.wall))
                 .context("a peer has a variant")?;
@@ -204,9 +183,7 @@ impl Bench {
             Via::File => command.arg(self.images.path(image)),
             Via::Http => command.arg(self.server.url(image.file_name())),
         };
-        command
-            .arg(output)
-            .args(["--progress", "none", "--output", "json"]);
+        command.arg(output).args(["--progress", "none", "--output", "json"]);
         measure::command(&mut command, limit)
     }
 
@@ -257,15 +234,8 @@ impl Bench {
             Peer::Shell(name, line) => vec![(name.to_owned(), Step::Shell(line.to_owned()))],
             Peer::DirectWrite => {
                 // What a sparse copy has to write is the same whatever the data is packed in.
-                let written = if image == Image::RawFull {
-                    image
-                } else {
-                    Image::RawSparse
-                };
-                vec![(
-                    "direct write".to_owned(),
-                    Step::DirectWrite(self.images.data_bytes(written)?),
-                )]
+                let written = if image == Image::RawFull { image } else { Image::RawSparse };
+                vec![("direct write".to_owned(), Step::DirectWrite(self.images.data_bytes(written)?))]
             }
             Peer::Ours(image) => vec![(format!("ours, {}", image.file_name()), Step::Importer(image))],
         })
@@ -302,24 +272,13 @@ impl Output {
         let (folder, disk) = (work.join("output"), work.join("xfs.img"));
         fs::create_dir_all(&folder)?;
         match place {
-            Place::Folder => Ok(Self {
-                folder,
-                mounted: false,
-            }),
+            Place::Folder => Ok(Self { folder, mounted: false }),
             Place::Xfs => {
                 let line = "truncate -s 2G \"$1\" && mkfs.xfs -q -f \"$1\" && mount -o loop \"$1\" \"$2\"";
-                let status = Command::new("bash")
-                    .args(["-euc", line, "bash"])
-                    .args([&disk, &folder])
-                    .status()?;
-                ensure!(
-                    status.success(),
-                    "no XFS on a loop device: root and `make deps` are needed"
-                );
-                Ok(Self {
-                    folder,
-                    mounted: true,
-                })
+                let status =
+                    Command::new("bash").args(["-euc", line, "bash"]).args([&disk, &folder]).status()?;
+                ensure!(status.success(), "no XFS on a loop device: root and `make deps` are needed");
+                Ok(Self { folder, mounted: true })
             }
         }
     }

@@ -31,11 +31,7 @@ impl Server {
         let own = folder.path().display();
         // The port is free at this moment; nobody else on a test machine takes it before nginx does.
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
-        let user = if rustix::process::getuid().is_root() {
-            "user root;"
-        } else {
-            ""
-        };
+        let user = if rustix::process::getuid().is_root() { "user root;" } else { "" };
         let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
             .map(|name| format!("{name}_temp_path {own}/{name}; "))
             .concat();
@@ -59,11 +55,7 @@ impl Server {
             .stderr(Stdio::null())
             .spawn()
             .context("start nginx; `make deps` installs it")?;
-        let server = Self {
-            process,
-            port,
-            folder,
-        };
+        let server = Self { process, port, folder };
         for _ in 0..100 {
             if TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok() {
                 return Ok(server);
@@ -85,10 +77,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         // The master stops its workers when asked by TERM; killed outright it would leave them behind.
-        if let Some(pid) = i32::try_from(self.process.id())
-            .ok()
-            .and_then(rustix::process::Pid::from_raw)
-        {
+        if let Some(pid) = i32::try_from(self.process.id()).ok().and_then(rustix::process::Pid::from_raw) {
             rustix::process::kill_process(pid, rustix::process::Signal::TERM).ok();
         }
         self.process.wait().ok();

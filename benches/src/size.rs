@@ -21,26 +21,14 @@ pub struct Size {
 /// # Errors
 /// The binary is not there, or cargo fails.
 pub fn of(package: &str, binary: &Path) -> Result<Size> {
-    let bytes = std::fs::metadata(binary)
-        .with_context(|| format!("look at {}", binary.display()))?
-        .len();
+    let bytes = std::fs::metadata(binary).with_context(|| format!("look at {}", binary.display()))?.len();
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
-        .args([
-            "tree", "--locked", "-p", package, "-e", "normal", "--prefix", "none", "-f", "{p}",
-        ])
+        .args(["tree", "--locked", "-p", package, "-e", "normal", "--prefix", "none", "-f", "{p}"])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .output()?;
-    ensure!(
-        output.status.success(),
-        "cargo tree: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    ensure!(output.status.success(), "cargo tree: {}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout)?;
     let packages: BTreeSet<&str> = text.lines().map(|line| line.trim_end_matches(" (*)")).collect();
-    Ok(Size {
-        package: package.to_owned(),
-        bytes,
-        packages: packages.len(),
-    })
+    Ok(Size { package: package.to_owned(), bytes, packages: packages.len() })
 }

@@ -38,11 +38,7 @@ pub struct Error {
 impl Error {
     /// An error of `kind` with a sentence that says what, where and what to do.
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
-        Self {
-            kind,
-            message: message.into(),
-            source: None,
-        }
+        Self { kind, message: message.into(), source: None }
     }
 
     /// The same with the error below it.
@@ -51,11 +47,7 @@ impl Error {
         message: impl Into<String>,
         source: impl Into<Box<dyn StdError + Send + Sync>>,
     ) -> Self {
-        Self {
-            kind,
-            message: message.into(),
-            source: Some(source.into()),
-        }
+        Self { kind, message: message.into(), source: Some(source.into()) }
     }
 
     /// Shorthand for [`Kind::Usage`].

@@ -1,9 +1,5 @@
 //! `make bench`: measures the promises and prints the table. Exit code 1 if one is not kept.
-#![expect(
-    clippy::print_stdout,
-    clippy::print_stderr,
-    reason = "its output is what this program is for"
-)]
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "its output is what this program is for")]
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -55,17 +51,9 @@ fn main() -> Result<ExitCode> {
     );
     println!("{}", report::HEADING);
     let wanted: Vec<&str> = args.rows.split(',').map(str::trim).collect();
-    let mut all = Report {
-        data_bytes: data,
-        deflate_bytes: deflated,
-        rows: Vec::new(),
-        failed: Vec::new(),
-        sizes,
-    };
-    for row in ROWS
-        .iter()
-        .filter(|row| wanted.iter().any(|word| row.name.contains(word)))
-    {
+    let mut all =
+        Report { data_bytes: data, deflate_bytes: deflated, rows: Vec::new(), failed: Vec::new(), sizes };
+    for row in ROWS.iter().filter(|row| wanted.iter().any(|word| row.name.contains(word))) {
         match bench.row(row) {
             Ok(outcome) => {
                 print!("{}", report::lines(&outcome));
@@ -78,27 +66,11 @@ fn main() -> Result<ExitCode> {
         }
     }
     for size in &all.sizes {
-        println!(
-            "{}: {} KiB, {} packages in its tree",
-            size.package,
-            size.bytes >> 10,
-            size.packages
-        );
+        println!("{}: {} KiB, {} packages in its tree", size.package, size.bytes >> 10, size.packages);
     }
     let json = args.json.unwrap_or_else(|| cache.join("report.json"));
     std::fs::write(&json, serde_json::to_string_pretty(&all)?)?;
     println!("figures: {}", json.display());
-    println!(
-        "{}",
-        if all.kept() {
-            "every bar is met"
-        } else {
-            "NOT every bar is met"
-        }
-    );
-    Ok(if all.kept() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    println!("{}", if all.kept() { "every bar is met" } else { "NOT every bar is met" });
+    Ok(if all.kept() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

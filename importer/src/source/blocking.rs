@@ -28,10 +28,7 @@ impl Net {
             .thread_name("net")
             .enable_all()
             .build()?;
-        Ok(Self {
-            runtime: Arc::new(runtime),
-            stop,
-        })
+        Ok(Self { runtime: Arc::new(runtime), stop })
     }
 
     /// Runs `future` to its end on the calling (plain) thread.
@@ -55,11 +52,7 @@ impl Net {
     where
         S: Stream<Item = io::Result<Bytes>> + Send + Unpin,
     {
-        BodyReader {
-            net: self.clone(),
-            stream,
-            chunk: Bytes::new(),
-        }
+        BodyReader { net: self.clone(), stream, chunk: Bytes::new() }
     }
 }
 

@@ -26,9 +26,7 @@ pub(crate) struct Opened {
 
 impl fmt::Debug for Opened {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Opened")
-            .field("identity", &self.identity)
-            .finish_non_exhaustive()
+        f.debug_struct("Opened").field("identity", &self.identity).finish_non_exhaustive()
     }
 }
 
@@ -43,12 +41,7 @@ pub(crate) fn open(
     stop: &Stop,
 ) -> Result<Opened, Error> {
     let _ = (access, limits);
-    let not_yet = |what: &str| {
-        Err(Error::new(
-            Kind::Refused,
-            format!("{what} sources are not built in"),
-        ))
-    };
+    let not_yet = |what: &str| Err(Error::new(Kind::Refused, format!("{what} sources are not built in")));
     match location {
         Location::File(path) => file(path),
         Location::Stdin => super::stdin::open(stop).map(|source| Opened {
@@ -75,14 +68,7 @@ fn file(path: &Path) -> Result<Opened, Error> {
     let meta = source.file().metadata().map_err(failed)?;
     // A device's content may change without a trace.
     let identity = meta.is_file().then(|| {
-        format!(
-            "file {} {} {} {} {}",
-            meta.dev(),
-            meta.ino(),
-            meta.len(),
-            meta.mtime(),
-            meta.mtime_nsec()
-        )
+        format!("file {} {} {} {} {}", meta.dev(), meta.ino(), meta.len(), meta.mtime(), meta.mtime_nsec())
     });
     Ok(Opened {
         source: source.clone(),

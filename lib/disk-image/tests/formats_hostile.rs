@@ -22,10 +22,7 @@ fn made(format: &str, options: &str, size: &str, writes: &[&str]) -> Vec<u8> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
     let path = path.to_str().unwrap();
-    tools::run(
-        "qemu-img",
-        &["create", "-q", "-f", format, "-o", options, path, size],
-    );
+    tools::run("qemu-img", &["create", "-q", "-f", format, "-o", options, path, size]);
     let mut args = vec!["-f", format];
     for write in writes {
         args.extend(["-c", write]);
@@ -74,9 +71,7 @@ fn le64(image: &[u8], at: usize) -> usize {
 fn sum_vhd(image: &mut [u8], range: Range<usize>, at: usize) {
     if let Some(bytes) = image.get_mut(range) {
         bytes[at..at + 4].fill(0);
-        let sum = bytes
-            .iter()
-            .fold(0_u32, |sum, &byte| sum.wrapping_add(u32::from(byte)));
+        let sum = bytes.iter().fold(0_u32, |sum, &byte| sum.wrapping_add(u32::from(byte)));
         bytes[at..at + 4].copy_from_slice(&(!sum).to_be_bytes());
     }
 }
@@ -84,9 +79,7 @@ fn sum_vhd(image: &mut [u8], range: Range<usize>, at: usize) {
 /// Puts both checksums at the front of a dynamic VHD right.
 fn repair_vhd(image: &mut [u8]) {
     sum_vhd(image, 0..512, 64);
-    let header = image
-        .get(16..24)
-        .map(|b| u64::from_be_bytes(b.try_into().unwrap()) as usize);
+    let header = image.get(16..24).map(|b| u64::from_be_bytes(b.try_into().unwrap()) as usize);
     if let Some(header) = header.filter(|at| (512..1 << 20).contains(at)) {
         sum_vhd(image, header..header + 1024, 36);
     }
@@ -98,20 +91,12 @@ fn sum_vhdx(image: &mut [u8], range: Range<usize>) {
         return;
     };
     bytes[4..8].fill(0);
-    let sum = bytes
-        .iter()
-        .fold(u32::MAX, |sum, &byte| crc_step(sum ^ u32::from(byte)));
+    let sum = bytes.iter().fold(u32::MAX, |sum, &byte| crc_step(sum ^ u32::from(byte)));
     bytes[4..8].copy_from_slice(&(!sum).to_le_bytes());
 }
 
 fn crc_step(sum: u32) -> u32 {
-    (0..8).fold(sum, |sum, _| {
-        if sum & 1 == 1 {
-            (sum >> 1) ^ 0x82f6_3b78
-        } else {
-            sum >> 1
-        }
-    })
+    (0..8).fold(sum, |sum, _| if sum & 1 == 1 { (sum >> 1) ^ 0x82f6_3b78 } else { sum >> 1 })
 }
 
 const VHDX_HEADERS: [usize; 2] = [0x1_0000, 0x2_0000];
@@ -136,23 +121,14 @@ impl VhdxPlaces {
     fn of(image: &[u8]) -> Self {
         let region = |first: u8| {
             let entries = (0..2).map(|i| VHDX_REGIONS[0] + 16 + 32 * i);
-            le64(
-                image,
-                entries.into_iter().find(|&at| image[at] == first).unwrap() + 16,
-            )
+            le64(image, entries.into_iter().find(|&at| image[at] == first).unwrap() + 16)
         };
-        Self {
-            metadata: region(0x06),
-            bat: region(0x66),
-        }
+        Self { metadata: region(0x06), bat: region(0x66) }
     }
 
     /// Offset of the metadata table's entry whose GUID starts with `first`.
     fn entry(&self, image: &[u8], first: u8) -> usize {
-        (0..5)
-            .map(|i| self.metadata + 32 + 32 * i)
-            .find(|&at| image[at] == first)
-            .unwrap()
+        (0..5).map(|i| self.metadata + 32 + 32 * i).find(|&at| image[at] == first).unwrap()
     }
 
     /// Offset of the item itself.
@@ -163,9 +139,7 @@ impl VhdxPlaces {
 
 /// What reading `image` ends with, said briefly.
 fn outcome(image: &[u8], format: Format) -> Result<usize, (Kind, String)> {
-    read_image(image, format)
-        .map(|disk| disk.len())
-        .map_err(|e| (e.kind(), e.to_string()))
+    read_image(image, format).map(|disk| disk.len()).map_err(|e| (e.kind(), e.to_string()))
 }
 
 fn refuses(image: &[u8], format: Format, kind: Kind, word: &str, what: &str) {
@@ -237,31 +211,16 @@ fn vmdk_refusals() {
     let mut without = base.clone();
     put(&mut without, 8, &[3]);
     put(&mut without, gt, &[1, 0, 0, 0]);
-    refuses(
-        &without,
-        Format::Vmdk,
-        Corrupt,
-        "overlaps",
-        "entry 1 where it does not mean zeroes",
-    );
+    refuses(&without, Format::Vmdk, Corrupt, "overlaps", "entry 1 where it does not mean zeroes");
     put(&mut without, 8, &[7]);
-    assert!(
-        outcome(&without, Format::Vmdk).is_ok(),
-        "entry 1 where it means zeroes"
-    );
+    assert!(outcome(&without, Format::Vmdk).is_ok(), "entry 1 where it means zeroes");
 
     let packed = packed_vmdk();
     run(
         Format::Vmdk,
         &packed,
         |_| (),
-        &[(
-            "a packed grain of 4 MiB",
-            20,
-            &[0, 0x20],
-            Refused,
-            "grain of 8192",
-        )],
+        &[("a packed grain of 4 MiB", 20, &[0, 0x20], Refused, "grain of 8192")],
     );
 }
 
@@ -277,12 +236,7 @@ fn vmdk_descriptors_that_lead_elsewhere() {
         put(&mut image, 512, text.replace(from, to).as_bytes());
         image
     };
-    for (from, to) in [
-        ("CID=1", "CID=2"),
-        ("createType", "CREATETYPE"),
-        ("\n", "\r\n"),
-        ("=", " = "),
-    ] {
+    for (from, to) in [("CID=1", "CID=2"), ("createType", "CREATETYPE"), ("\n", "\r\n"), ("=", " = ")] {
         assert!(outcome(&with(from, to), Format::Vmdk).is_ok(), "{to}");
     }
     for (from, to, word) in [
@@ -293,11 +247,7 @@ fn vmdk_descriptors_that_lead_elsewhere() {
         ("monolithicSparse", "\u{1b}[31m", "\\u{1b}"),
         ("createType=", "x=", "which type"),
         ("SPARSE", "FLAT", "another file"),
-        (
-            "RW 8192 SPARSE \"a.vmdk\"",
-            "RW 1 SPARSE \"a\"\nRW 8191 SPARSE \"b\"",
-            "2 extents",
-        ),
+        ("RW 8192 SPARSE \"a.vmdk\"", "RW 1 SPARSE \"a\"\nRW 8191 SPARSE \"b\"", "2 extents"),
         ("RW 8192", "# 8192", "0 extents"),
         ("CID=1", "encryption.keySafe = \"vmware:key\"", "encrypted"),
     ] {
@@ -341,20 +291,8 @@ fn vhd_refusals() {
         &base,
         |_| (),
         &[
-            (
-                "a wrong footer",
-                70,
-                &[0xaa],
-                Corrupt,
-                "footer has a wrong checksum",
-            ),
-            (
-                "a wrong header",
-                512 + 24,
-                &[0xaa],
-                Corrupt,
-                "header has a wrong checksum",
-            ),
+            ("a wrong footer", 70, &[0xaa], Corrupt, "footer has a wrong checksum"),
+            ("a wrong header", 512 + 24, &[0xaa], Corrupt, "header has a wrong checksum"),
         ],
     );
 }
@@ -378,18 +316,8 @@ fn vhd_size_by_its_creator() {
     ];
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image.vhd");
-    for (kind, geometry) in [
-        ("dynamic", "on"),
-        ("dynamic", "off"),
-        ("fixed", "on"),
-        ("fixed", "off"),
-    ] {
-        let base = made(
-            "vpc",
-            &format!("subformat={kind},force_size={geometry}"),
-            "5000192",
-            WRITES,
-        );
+    for (kind, geometry) in [("dynamic", "on"), ("dynamic", "off"), ("fixed", "on"), ("fixed", "off")] {
+        let base = made("vpc", &format!("subformat={kind},force_size={geometry}"), "5000192", WRITES);
         for creator in creators {
             let mut image = base.clone();
             let footer = image.len() - 512;
@@ -412,12 +340,7 @@ fn vhd_size_by_its_creator() {
 
 #[test]
 fn fixed_vhd_is_told_by_its_footer() {
-    let image = made(
-        "vpc",
-        "subformat=fixed,force_size=on",
-        "1M",
-        &["write -P 1 0 70000"],
-    );
+    let image = made("vpc", "subformat=fixed,force_size=on", "1M", &["write -P 1 0 70000"]);
     let footer: [u8; 512] = *image.last_chunk().unwrap();
     let size = image.len() as u64;
     assert_eq!(fixed_vhd(&footer, size), Some(1 << 20));
@@ -503,27 +426,19 @@ fn vhdx_refusals() {
     spare[first_region + 32 * 2 + 28] = 0;
     spare[VHDX_REGIONS[0] + 8] = 3;
     repair_vhdx(&mut spare);
-    assert!(
-        outcome(&spare, Format::Vhdx).is_ok(),
-        "a region that is unknown but not needed"
-    );
+    assert!(outcome(&spare, Format::Vhdx).is_ok(), "a region that is unknown but not needed");
 }
 
 /// The parent locator's GUID.
-const PARENT: [u8; 16] = [
-    0x2d, 0x5f, 0xd3, 0xa8, 0x0b, 0xb3, 0x4d, 0x45, 0xab, 0xf7, 0xd3, 0xd8, 0x48, 0x34, 0xab, 0x0c,
-];
+const PARENT: [u8; 16] =
+    [0x2d, 0x5f, 0xd3, 0xa8, 0x0b, 0xb3, 0x4d, 0x45, 0xab, 0xf7, 0xd3, 0xd8, 0x48, 0x34, 0xab, 0x0c];
 
 #[test]
 fn vhdx_headers_and_log() {
     let base = dynamic_vhdx();
     let good = read_image(&base, Format::Vhdx).unwrap();
     let reads = |image: &[u8], what: &str| {
-        assert_eq!(
-            read_image(image, Format::Vhdx).unwrap_or_else(|e| panic!("{what}: {e}")),
-            good,
-            "{what}"
-        );
+        assert_eq!(read_image(image, Format::Vhdx).unwrap_or_else(|e| panic!("{what}: {e}")), good, "{what}");
     };
     for at in [VHDX_HEADERS[0], VHDX_HEADERS[1], VHDX_REGIONS[0], VHDX_REGIONS[1]] {
         let mut image = base.clone();
@@ -536,33 +451,15 @@ fn vhdx_headers_and_log() {
         both[VHDX_HEADERS[i] + 100] ^= 1;
         regions[VHDX_REGIONS[i] + 100] ^= 1;
     }
-    refuses(
-        &both,
-        Format::Vhdx,
-        Kind::Corrupt,
-        "neither VHDX header",
-        "both headers damaged",
-    );
-    refuses(
-        &regions,
-        Format::Vhdx,
-        Kind::Corrupt,
-        "neither VHDX region",
-        "both region tables damaged",
-    );
+    refuses(&both, Format::Vhdx, Kind::Corrupt, "neither VHDX header", "both headers damaged");
+    refuses(&regions, Format::Vhdx, Kind::Corrupt, "neither VHDX region", "both region tables damaged");
     let (one, two) = (VHDX_HEADERS[0], VHDX_HEADERS[1]);
     let mut same = base.clone();
     same.copy_within(one..one + 4096, two);
     reads(&same, "the same header twice");
     same[two + 16] ^= 1;
     sum_vhdx(&mut same, two..two + 4096);
-    refuses(
-        &same,
-        Format::Vhdx,
-        Kind::Corrupt,
-        "both VHDX headers",
-        "two current headers",
-    );
+    refuses(&same, Format::Vhdx, Kind::Corrupt, "both VHDX headers", "two current headers");
 
     // A log under an id: empty it is no harm, with one valid entry anywhere it is.
     let mut log = base.clone();
@@ -581,13 +478,7 @@ fn vhdx_headers_and_log() {
         put(&mut image, at + 32, &[7; 16]);
         reads(&image, "an entry without a checksum");
         sum_vhdx(&mut image, at..at + 4096);
-        refuses(
-            &image,
-            Format::Vhdx,
-            Kind::Refused,
-            "not closed cleanly",
-            "an entry",
-        );
+        refuses(&image, Format::Vhdx, Kind::Refused, "not closed cleanly", "an entry");
         put(&mut image, at + 32, &[8; 16]);
         sum_vhdx(&mut image, at..at + 4096);
         reads(&image, "another log's entry");
@@ -601,13 +492,7 @@ fn vhdx_headers_and_log() {
     let mut image = log.clone();
     put(&mut image, start + 255 * 4096, &entry[..4096]);
     put(&mut image, start, &entry[4096..]);
-    refuses(
-        &image,
-        Format::Vhdx,
-        Kind::Refused,
-        "not closed cleanly",
-        "an entry around the end",
-    );
+    refuses(&image, Format::Vhdx, Kind::Refused, "not closed cleanly", "an entry around the end");
     // As many entries as there are sectors, each said to be the whole log: refused before all are summed.
     let mut image = log.clone();
     for at in (start..start + (1 << 20)).step_by(4096) {
@@ -615,21 +500,10 @@ fn vhdx_headers_and_log() {
         put(&mut image, at + 8, &(1_u32 << 20).to_le_bytes());
         put(&mut image, at + 32, &[7; 16]);
     }
-    refuses(
-        &image,
-        Format::Vhdx,
-        Kind::Refused,
-        "not closed cleanly",
-        "a log that takes for ever",
-    );
+    refuses(&image, Format::Vhdx, Kind::Refused, "not closed cleanly", "a log that takes for ever");
     // Lengths and places that no log has.
     for (at, bytes, kind, word) in [
-        (
-            68,
-            (1_u32 << 30).to_le_bytes(),
-            Kind::Corrupt,
-            "past the image's end",
-        ),
+        (68, (1_u32 << 30).to_le_bytes(), Kind::Corrupt, "past the image's end"),
         (68, 4096_u32.to_le_bytes(), Kind::Corrupt, "not at a MiB"),
         (72, 4096_u32.to_le_bytes(), Kind::Corrupt, "not at a MiB"),
         (72, 0_u32.to_le_bytes(), Kind::Corrupt, "overlaps"),
@@ -677,19 +551,10 @@ fn vdi_refusals() {
 
     let mut zero = base.clone();
     put(&mut zero, map, &0xffff_fffe_u32.to_le_bytes());
-    assert!(
-        read_image(&zero, Format::Vdi).unwrap()[..1 << 20]
-            .iter()
-            .all(|&b| b == 0),
-        "a discarded block"
-    );
+    assert!(read_image(&zero, Format::Vdi).unwrap()[..1 << 20].iter().all(|&b| b == 0), "a discarded block");
     let mut odd = base.clone();
     put(&mut odd, 368, &((4_u64 << 20) - 700).to_le_bytes());
-    assert_eq!(
-        outcome(&odd, Format::Vdi),
-        Ok((4 << 20) - 512),
-        "an odd size ends at the next sector"
-    );
+    assert_eq!(outcome(&odd, Format::Vdi), Ok((4 << 20) - 512), "an odd size ends at the next sector");
 }
 
 /// Every image cut anywhere in its front and tables, its size known and not: an error or, when only unused bytes are
@@ -710,10 +575,7 @@ fn cut_images() {
         lengths.extend((0..60).map(|_| base.len() as u64 - 1 - rng.below(70_000)));
         for len in lengths {
             for size_known in [true, false] {
-                let options = Options {
-                    size_known,
-                    ..Options::default()
-                };
+                let options = Options { size_known, ..Options::default() };
                 if let Ok(read) = read_image_with(&base[..len as usize], format, &options) {
                     assert!(read == disk, "{} cut to {len} reads differently", format.name());
                 }
@@ -731,22 +593,12 @@ fn bases(format: Format) -> Vec<(Vec<u8>, Vec<Range<usize>>)> {
                 let gd = le64(&image, 56) * 512;
                 let gt = le32(&image, gd) as usize * 512;
                 let grain = le32(&image, gt) as usize * 512;
-                let places = vec![
-                    0..80,
-                    12..80,
-                    512..900,
-                    gd..gd + 4,
-                    gt..gt + 200,
-                    gt..gt + 260,
-                    grain..grain + 80,
-                ];
+                let places =
+                    vec![0..80, 12..80, 512..900, gd..gd + 4, gt..gt + 200, gt..gt + 260, grain..grain + 80];
                 (image, places)
             })
             .collect(),
-        Format::Vhd => vec![(
-            dynamic_vhd(),
-            vec![0..88, 16..64, 512..560, 528..548, 1536..1568, 1536..1556],
-        )],
+        Format::Vhd => vec![(dynamic_vhd(), vec![0..88, 16..64, 512..560, 528..548, 1536..1568, 1536..1556])],
         Format::Vhdx => {
             let image = dynamic_vhdx();
             let VhdxPlaces { metadata, bat } = VhdxPlaces::of(&image);
@@ -764,10 +616,7 @@ fn bases(format: Format) -> Vec<(Vec<u8>, Vec<Range<usize>>)> {
             ];
             vec![(image, places)]
         }
-        Format::Vdi => vec![(
-            dynamic_vdi(),
-            vec![64..84, 340..392, 368..388, 424..456, 512..532, 512..528],
-        )],
+        Format::Vdi => vec![(dynamic_vdi(), vec![64..84, 340..392, 368..388, 424..456, 512..532, 512..528])],
         Format::Raw | Format::Qcow2 => unreachable!("not tested here"),
     }
 }
@@ -816,18 +665,9 @@ fn mutants(format: Format, peak_max: u64) {
             continue;
         };
         std::fs::write(&path, &image).unwrap();
-        let qemu = if format == Format::Vhd {
-            "vpc"
-        } else {
-            format.name()
-        };
+        let qemu = if format == Format::Vhd { "vpc" } else { format.name() };
         if let Some(judge) = tools::qemu_try_raw(qemu, &path) {
-            assert_eq!(
-                first_difference(&ours, &judge),
-                None,
-                "{} mutant {seed}: {what}",
-                format.name()
-            );
+            assert_eq!(first_difference(&ours, &judge), None, "{} mutant {seed}: {what}", format.name());
             agreed += 1;
         }
     }
@@ -872,12 +712,7 @@ fn huge_disks() {
             Format::Vmdk if options.contains("stream") => ("vmdk", "-c"),
             Format::Vmdk | Format::Vhdx | Format::Vdi | Format::Raw | Format::Qcow2 => (format.name(), ""),
         };
-        let image = made(
-            qemu,
-            options,
-            &size.to_string(),
-            &[&format!("write {flag} -P 7 {last} 65536")],
-        );
+        let image = made(qemu, options, &size.to_string(), &[&format!("write {flag} -P 7 {last} 65536")]);
         support::sys::reset_peak();
         let layout = support::open(&image, format, true).unwrap();
         assert!(
@@ -889,10 +724,7 @@ fn huge_disks() {
         assert_eq!(layout.virtual_size(), size, "{} {options}", format.name());
         let mut fetch = support::Fetch::new();
         let mut end = None;
-        let options = Options {
-            slice: 1 << 16,
-            ..Options::default()
-        };
+        let options = Options { slice: 1 << 16, ..Options::default() };
         support::drive(&image, format, &options, &mut |layout, extent| {
             let bytes = fetch.get(&image, layout, extent)?;
             end = bytes.and_then(|bytes| bytes.last_chunk::<65536>().copied());

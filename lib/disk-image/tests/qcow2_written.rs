@@ -37,11 +37,7 @@ fn images_of_a_known_disk_read_back() {
         let disk = disk(&mut rng, len, plan.cluster_bits);
         let image = write(&disk, &plan, &mut rng);
         for size_known in [true, false] {
-            let options = Options {
-                size_known,
-                slice: rng.within(1..3000),
-                ..Options::default()
-            };
+            let options = Options { size_known, slice: rng.within(1..3000), ..Options::default() };
             let ours = read_image_with(&image.bytes, Format::Qcow2, &options)
                 .unwrap_or_else(|e| panic!("{seed} {plan:?}: {e}"));
             if let Some(difference) = first_difference(&ours, &disk) {
@@ -105,10 +101,6 @@ fn a_size_that_is_no_multiple_of_a_sector_is_cut_as_qemu_cuts_it() {
         std::fs::write(&path, &image).unwrap();
         let ours = read_image_with(&image, Format::Qcow2, &Options::default()).unwrap();
         assert_eq!(ours.len() as u64, size & !511);
-        assert_eq!(
-            first_difference(&ours, &tools::qemu_raw("qcow2", &path)),
-            None,
-            "size {size}"
-        );
+        assert_eq!(first_difference(&ours, &tools::qemu_raw("qcow2", &path)), None, "size {size}");
     }
 }

@@ -132,11 +132,8 @@ impl Ring {
         let mut tried = None;
         for _ in 0..TRIES {
             ring.enter(1)?;
-            tried = ring
-                .ring
-                .completion()
-                .find(|entry| entry.user_data() == TRIAL)
-                .map(|entry| entry.result());
+            tried =
+                ring.ring.completion().find(|entry| entry.user_data() == TRIAL).map(|entry| entry.result());
             if tried.is_some() {
                 break;
             }
@@ -148,11 +145,7 @@ impl Ring {
         }
         if register {
             ring.registered = ring.ring.submitter().register_files(&ring.descriptors()).is_ok();
-            ring.known.open = ring
-                .ring
-                .submitter()
-                .register_buffers_sparse(u32::from(BUFFERS))
-                .is_ok();
+            ring.known.open = ring.ring.submitter().register_buffers_sparse(u32::from(BUFFERS)).is_ok();
         }
         ring.arm()?;
         Ok(ring)
@@ -169,23 +162,14 @@ impl Ring {
         if let Some(&number) = self.known.slots.get(&address) {
             return Some(number);
         }
-        let number = u16::try_from(self.known.slots.len())
-            .ok()
-            .filter(|&number| number < BUFFERS)?;
+        let number = u16::try_from(self.known.slots.len()).ok().filter(|&number| number < BUFFERS)?;
         if !self.known.open {
             return None;
         }
-        let bytes = libc::iovec {
-            iov_base: buf.as_ptr().cast_mut().cast(),
-            iov_len: buf.len(),
-        };
+        let bytes = libc::iovec { iov_base: buf.as_ptr().cast_mut().cast(), iov_len: buf.len() };
         // SAFETY: the kernel reads the vector now; the memory it names stays where it is until `keep` goes, which is
         // after the registration has been taken back.
-        match unsafe {
-            self.ring
-                .submitter()
-                .register_buffers_update(u32::from(number), &[bytes], None)
-        } {
+        match unsafe { self.ring.submitter().register_buffers_update(u32::from(number), &[bytes], None) } {
             Ok(()) => {
                 self.known.keep.push(buf.keep());
                 self.known.slots.insert(address, number);
@@ -219,28 +203,17 @@ impl Ring {
         let Some(slot) = self.free.pop() else {
             return Err(flight);
         };
-        let Piece {
-            at,
-            len,
-            guest,
-            direct,
-        } = flight.piece;
+        let Piece { at, len, guest, direct } = flight.piece;
         let (Some(bytes), Ok(short)) = (flight.job.bytes.get(at..at + len), u32::try_from(len)) else {
             self.free.push(slot);
             return Err(flight);
         };
         let from = bytes.as_ptr();
-        let number = if self.registered {
-            self.number(&flight.job.bytes)
-        } else {
-            None
-        };
+        let number = if self.registered { self.number(&flight.job.bytes) } else { None };
         let descriptor = types::Fd(self.descriptors()[usize::from(direct)]);
         let fixed = types::Fixed(u32::from(direct));
         let entry = match number {
-            Some(number) => opcode::WriteFixed::new(fixed, from, short, number)
-                .offset(guest)
-                .build(),
+            Some(number) => opcode::WriteFixed::new(fixed, from, short, number).offset(guest).build(),
             None if self.registered => opcode::Write::new(fixed, from, short).offset(guest).build(),
             None => opcode::Write::new(descriptor, from, short).offset(guest).build(),
         };
