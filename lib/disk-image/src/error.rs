@@ -74,12 +74,11 @@ impl Error {
 
     /// An I/O error of the target; ENOSPC and EDQUOT become [`Kind::NoSpace`].
     pub fn target(what: impl Into<String>, source: io::Error) -> Self {
-        let kind = match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
-                Kind::NoSpace
-            }
-            _ => Kind::Target,
-        };
+        let full = matches!(
+            source.kind(),
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge
+        );
+        let kind = if full { Kind::NoSpace } else { Kind::Target };
         Self::with(kind, what, source)
     }
 

@@ -1,6 +1,9 @@
 //! Whole transfers: every format by every way of reading, onto a file, judged by `qemu-img convert -O raw`; resuming,
 //! stopping, spooling. Images come from qemu-img and, with fragmented tables, from qemu-io.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::cast_possible_truncation, reason = "disks of a few MiB, and bytes made from counters")]
+
 use std::io::{self, Cursor, Read};
 use std::ops::Range;
 use std::path::Path;

@@ -11,7 +11,7 @@ use crate::format::unpack::Unpacker;
 use crate::write::{Buf, Segment, Write, data_runs};
 
 /// Guest pages that are never written by halves.
-const PAGE: u64 = 4096;
+const PAGE: usize = 4096;
 
 /// On a block device, zeroes inside data shorter than this are written; longer ones are zeroed by the device.
 const ZERO_WORTH: u64 = 64 << 10;
@@ -64,7 +64,7 @@ impl<'a> Worker<'a> {
             let end = (pad + offset(bytes.end, host)?).min(pad + len);
             match piece.content {
                 Content::Zero => {}
-                Content::Plain { .. } if (at as u64) % PAGE == piece.guest % PAGE => {
+                Content::Plain { .. } if at % PAGE == in_page(piece.guest) => {
                     self.keep_data(&buf, at..end, piece.guest, &mut in_place, &ticket)?;
                 }
                 Content::Plain { .. } => self.copy(&buf[at..end], piece.guest, &ticket)?,
@@ -90,7 +90,7 @@ impl<'a> Worker<'a> {
     /// Plain bytes that are not aligned as their guest pages: copied to where they are.
     fn copy(&mut self, mut bytes: &[u8], mut guest: u64, ticket: &Arc<Ticket>) -> Result<(), Error> {
         while !bytes.is_empty() {
-            let start = self.room(guest, PAGE as usize, ticket)?;
+            let start = self.room(guest, PAGE, ticket)?;
             let Some(out) = self.out.as_mut() else { break };
             let take = bytes.len().min(out.buf.len() - start);
             out.buf[start..start + take].copy_from_slice(&bytes[..take]);
@@ -104,10 +104,9 @@ impl<'a> Worker<'a> {
 
     /// Makes room for `len` bytes of guest offset `guest` in the output buffer, aligned as the guest is.
     fn room(&mut self, guest: u64, len: usize, ticket: &Arc<Ticket>) -> Result<usize, Error> {
-        let want = usize::try_from(guest % PAGE).unwrap_or(0);
+        let want = in_page(guest);
         if let Some(out) = &self.out {
-            let page = PAGE as usize;
-            let start = out.used + (want + page - out.used % page) % page;
+            let start = out.used + (want + PAGE - out.used % PAGE) % PAGE;
             if start + len <= out.buf.len() {
                 return Ok(start);
             }
@@ -183,6 +182,11 @@ impl<'a> Worker<'a> {
         }
         self.shared.writer.write(Write { bytes, segments, ticket: ticket.clone() })
     }
+}
+
+/// Where in its page a guest offset is.
+fn in_page(guest: u64) -> usize {
+    usize::try_from(guest % PAGE as u64).unwrap_or(0)
 }
 
 fn offset(at: u64, base: u64) -> Result<usize, Error> {
