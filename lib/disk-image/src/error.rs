@@ -42,7 +42,11 @@ pub struct Error {
 impl Error {
     /// An error of `kind` with a sentence that says what, where and, if possible, what to do.
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), source: None }
+        Self {
+            kind,
+            message: message.into(),
+            source: None,
+        }
     }
 
     /// The same with the error below it.
@@ -51,7 +55,11 @@ impl Error {
         message: impl Into<String>,
         source: impl Into<Box<dyn StdError + Send + Sync>>,
     ) -> Self {
-        Self { kind, message: message.into(), source: Some(source.into()) }
+        Self {
+            kind,
+            message: message.into(),
+            source: Some(source.into()),
+        }
     }
 
     /// A refusal: nothing was written and nothing will be.
@@ -75,7 +83,9 @@ impl Error {
     /// An I/O error of the target; ENOSPC and EDQUOT become [`Kind::NoSpace`].
     pub fn target(what: impl Into<String>, source: io::Error) -> Self {
         let kind = match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => Kind::NoSpace,
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+                Kind::NoSpace
+            }
             _ => Kind::Target,
         };
         Self::with(kind, what, source)

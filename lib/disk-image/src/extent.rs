@@ -15,6 +15,12 @@ pub enum Codec {
     Zstd,
     /// A VMDK grain marker (LBA u64, size u32, little endian), then a zlib stream of that size.
     VmdkGrain,
+    /// The same for the last grain of a disk that ends inside it: some writers pack a whole grain there, some only its
+    /// front, which is at least `len` bytes.
+    VmdkLastGrain {
+        /// Bytes of the grain that the disk has.
+        len: u32,
+    },
 }
 
 /// What a guest range holds.
@@ -136,7 +142,11 @@ impl RangeSet {
     /// Whether every byte of `range` is in the set.
     pub fn contains(&self, range: &Range<u64>) -> bool {
         range.is_empty()
-            || self.ranges.range(..=range.start).next_back().is_some_and(|(_, &e)| e >= range.end)
+            || self
+                .ranges
+                .range(..=range.start)
+                .next_back()
+                .is_some_and(|(_, &e)| e >= range.end)
     }
 
     /// The parts of `within` that are not in the set, ascending.
@@ -144,7 +154,10 @@ impl RangeSet {
         let mut gaps = Vec::new();
         let mut at = within.start;
         let before = self.ranges.range(..=within.start).next_back();
-        for (&s, &e) in before.into_iter().chain(self.ranges.range(within.start.saturating_add(1)..)) {
+        for (&s, &e) in before
+            .into_iter()
+            .chain(self.ranges.range(within.start.saturating_add(1)..))
+        {
             if s >= within.end {
                 break;
             }
@@ -195,7 +208,9 @@ mod tests {
     fn sets_agree_with_a_bit_per_byte() {
         let mut state = 7u64;
         let mut next = |n: u64| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             (state >> 33) % n
         };
         let mut set = RangeSet::new();
@@ -204,7 +219,11 @@ mod tests {
             let a = next(64);
             let b = a + next(65 - a);
             let add = next(2) == 0;
-            if add { set.insert(a..b) } else { set.remove(a..b) }
+            if add {
+                set.insert(a..b)
+            } else {
+                set.remove(a..b)
+            }
             for i in a..b {
                 bits[usize::try_from(i).unwrap()] = add;
             }

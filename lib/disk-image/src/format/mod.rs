@@ -64,7 +64,10 @@ pub enum Step<T> {
 impl Prologue {
     /// An empty prologue of an image of `size` bytes, if known.
     pub fn new(size: Option<u64>) -> Self {
-        Self { pieces: Vec::new(), size }
+        Self {
+            pieces: Vec::new(),
+            size,
+        }
     }
 
     /// Adds bytes read at `at`. A piece shorter than asked for tells that the image ends there.
@@ -100,7 +103,11 @@ impl Prologue {
 
     /// What is held of the image's front: the longest piece from offset 0 on.
     fn front(&self) -> Option<&[u8]> {
-        self.pieces.iter().filter(|(at, _)| *at == 0).map(|(_, bytes)| bytes.as_slice()).max_by_key(|b| b.len())
+        self.pieces
+            .iter()
+            .filter(|(at, _)| *at == 0)
+            .map(|(_, bytes)| bytes.as_slice())
+            .max_by_key(|b| b.len())
     }
 
     /// How many bytes are held.

@@ -38,26 +38,33 @@ impl Unpacker {
         })
     }
 
-    /// Unpacks `packed` into `out`, which is the allocation unit's full length, and gives the bytes it filled: all of
-    /// them for a cluster. The last grain of a disk may be stored shorter; the caller compares with what the extent
-    /// needs, as qemu does. `guest` names the place in errors and is compared with the address a VMDK grain carries. Bytes after the packed stream are
+    /// Unpacks `packed` into `out`, which is the allocation unit's full length, and fills it exactly. `guest` names the
+    /// place in errors and is compared with the address a VMDK grain carries. Bytes after the packed stream are
     /// padding or a neighbour's, and not looked at.
     ///
     /// # Errors
-    /// [`crate::Kind::Corrupt`] when the bytes do not unpack, or a cluster not to exactly `out.len()` bytes.
-    pub fn unpack(&mut self, codec: Codec, guest: u64, packed: &[u8], out: &mut [u8]) -> Result<usize, Error> {
+    /// [`crate::Kind::Corrupt`] when the bytes do not unpack to exactly `out.len()` bytes, or, for a disk's last grain,
+    /// to enough of them; the rest is zero then.
+    pub fn unpack(&mut self, codec: Codec, guest: u64, packed: &[u8], out: &mut [u8]) -> Result<(), Error> {
         let got = match codec {
             Codec::Deflate => inflated(self.inflate.deflate_decompress(packed, out)),
             Codec::Zstd => self.unzstd(packed, out),
-            Codec::VmdkGrain => inflated(self.inflate.zlib_decompress(grain_stream(guest, packed)?, out)),
+            Codec::VmdkGrain | Codec::VmdkLastGrain { .. } => {
+                inflated(self.inflate.zlib_decompress(grain_stream(guest, packed)?, out))
+            }
         };
         let what = match codec {
             Codec::Deflate => "deflate cluster",
             Codec::Zstd => "zstd cluster",
-            Codec::VmdkGrain => "grain",
+            Codec::VmdkGrain | Codec::VmdkLastGrain { .. } => "grain",
         };
         match got {
-            Ok(n) if n == out.len() || codec == Codec::VmdkGrain => Ok(n),
+            Ok(n) if n == out.len() => Ok(()),
+            Ok(n) if matches!(codec, Codec::VmdkLastGrain { len } if u32::try_from(n).is_ok_and(|n| n >= len)) =>
+            {
+                out[n..].fill(0);
+                Ok(())
+            }
             Ok(n) => Err(Error::corrupt(format!(
                 "the {what} at guest offset {guest} unpacks to {n} bytes instead of {}",
                 out.len()

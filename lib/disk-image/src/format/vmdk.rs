@@ -140,6 +140,19 @@ impl Header {
         self.size.div_ceil(self.table_span())
     }
 
+    /// A packed grain of at most `stored` bytes at `host`, of which the disk takes `len`.
+    fn packed_grain(&self, host: u64, stored: u32, len: u64) -> Content {
+        let codec = match u32::try_from(len) {
+            Ok(len) if u64::from(len) < self.grain => Codec::VmdkLastGrain { len },
+            Ok(_) | Err(_) => Codec::VmdkGrain,
+        };
+        Content::Packed {
+            host,
+            len: stored,
+            codec,
+        }
+    }
+
     /// Upper bound of a packed grain with its marker: what does not deflate grows a little.
     fn packed_max(&self) -> u64 {
         if self.packed {
@@ -445,12 +458,8 @@ impl Vmdk {
             .size()
             .map_or(u64::MAX, |size| size - host)
             .min(self.header.packed_max());
-        let len = u32::try_from(most).unwrap_or(u32::MAX);
-        Ok(Content::Packed {
-            host,
-            len,
-            codec: Codec::VmdkGrain,
-        })
+        let stored = u32::try_from(most).unwrap_or(u32::MAX);
+        Ok(self.header.packed_grain(host, stored, len))
     }
 }
 
@@ -534,11 +543,7 @@ impl Walk {
         };
         self.guest = guest + self.header.grain;
         let len = self.header.grain.min(self.header.size - guest);
-        let content = Content::Packed {
-            host: at,
-            len: stored_len,
-            codec: Codec::VmdkGrain,
-        };
+        let content = self.header.packed_grain(at, stored_len, len);
         Ok(Scanned::Extent {
             extent: Extent { guest, len, content },
             next: at + stored,

@@ -51,7 +51,10 @@ fn failed(e: std::io::Error) -> Error {
 }
 
 fn truncated(at: u64, what: &str) -> Error {
-    Error::new(Kind::Source, format!("the image ends at byte {at}, before {what}: it is truncated"))
+    Error::new(
+        Kind::Source,
+        format!("the image ends at byte {at}, before {what}: it is truncated"),
+    )
 }
 
 /// The stream, a chunk at a time, with the end of the previous chunk carried over where it is wanted again.
@@ -87,7 +90,13 @@ impl Piece {
 impl<'a> Stream<'a> {
     fn open(shared: &'a Shared<'a>) -> Result<Self, Error> {
         let reader = shared.image.source.open(0..u64::MAX).map_err(failed)?;
-        Ok(Self { shared, reader, at: 0, carry: Vec::new(), ended: false })
+        Ok(Self {
+            shared,
+            reader,
+            at: 0,
+            carry: Vec::new(),
+            ended: false,
+        })
     }
 
     /// The next chunk; `None` at the end of the stream when nothing is carried over.
@@ -121,7 +130,9 @@ impl<'a> Stream<'a> {
     fn skip_to(&mut self, host: u64) -> Result<(), Error> {
         let mut scratch = [0; 16 << 10];
         while self.at < host && !self.ended {
-            let want = scratch.len().min(usize::try_from(host - self.at).unwrap_or(usize::MAX));
+            let want = scratch
+                .len()
+                .min(usize::try_from(host - self.at).unwrap_or(usize::MAX));
             let got = read_full(&mut *self.reader, &mut scratch[..want]).map_err(failed)?;
             self.ended = got < want;
             self.at += got as u64;
@@ -136,7 +147,14 @@ fn send(chunks: &Sender<Chunk>, piece: Piece, pieces: Vec<Extent>) -> Result<(),
     }
     let Piece { buf, pad, host, len } = piece;
     chunks
-        .send(Chunk { buf, pad, host, len, pieces, credit: 0 })
+        .send(Chunk {
+            buf,
+            pad,
+            host,
+            len,
+            pieces,
+            credit: 0,
+        })
         .map_err(|_| Error::new(Kind::Stopped, "the workers have ended"))
 }
 
@@ -153,11 +171,18 @@ fn raw(shared: &Shared<'_>, chunks: &Sender<Chunk>) -> Result<(), Error> {
         let pieces = shared
             .todo(wanted)
             .into_iter()
-            .map(|r| Extent { guest: r.start, len: r.end - r.start, content: Content::Plain { host: r.start } })
+            .map(|r| Extent {
+                guest: r.start,
+                len: r.end - r.start,
+                content: Content::Plain { host: r.start },
+            })
             .collect();
         send(chunks, piece, pieces)?;
         if range.end > size && size != u64::MAX {
-            return Err(Error::new(Kind::Source, format!("the source gives more than the {size} bytes it announced")));
+            return Err(Error::new(
+                Kind::Source,
+                format!("the source gives more than the {size} bytes it announced"),
+            ));
         }
     }
     if size == u64::MAX {
@@ -224,7 +249,11 @@ fn scanned(shared: &Shared<'_>, chunks: &Sender<Chunk>, mut scan: Box<dyn Scan>)
 }
 
 fn forwards(at: u64, next: u64) -> Result<u64, Error> {
-    if next > at { Ok(next) } else { Err(Error::corrupt(format!("a marker at byte {at} points backwards"))) }
+    if next > at {
+        Ok(next)
+    } else {
+        Err(Error::corrupt(format!("a marker at byte {at} points backwards")))
+    }
 }
 
 fn too_scattered() -> Error {
@@ -266,8 +295,11 @@ impl<'a> Open<'a> {
                 Content::Plain { host } => {
                     for range in todo {
                         let host = host + (range.start - extent.guest);
-                        let part =
-                            Extent { guest: range.start, len: range.end - range.start, content: Content::Plain { host } };
+                        let part = Extent {
+                            guest: range.start,
+                            len: range.end - range.start,
+                            content: Content::Plain { host },
+                        };
                         self.extents.insert((host, part.guest), part);
                     }
                 }
@@ -287,7 +319,12 @@ impl<'a> Open<'a> {
     }
 
     /// Reads the tables that lie in `piece`; gives the ranges they took, and where an entry is cut off by its end.
-    fn read_tables(&mut self, piece: &Piece, claimed: &mut RangeSet, cut: &mut Option<u64>) -> Result<(), Error> {
+    fn read_tables(
+        &mut self,
+        piece: &Piece,
+        claimed: &mut RangeSet,
+        cut: &mut Option<u64>,
+    ) -> Result<(), Error> {
         let layout = &*self.shared.image.layout;
         let mut found = Found::default();
         let root = layout.root();
@@ -305,7 +342,9 @@ impl<'a> Open<'a> {
         while let Some((&key, &(leaf, next))) = self.leaves.range(from..(range.end, 0)).next() {
             from = (key.0, key.1 + 1);
             let wanted = leaf.table.bytes_of(next..leaf.table.entries);
-            let Some((entries, bytes)) = whole(piece, &wanted, leaf.table.entry_len, cut) else { continue };
+            let Some((entries, bytes)) = whole(piece, &wanted, leaf.table.entry_len, cut) else {
+                continue;
+            };
             claimed.insert(bytes.clone());
             layout.read_leaf(&leaf, next, piece.bytes(bytes), &mut found)?;
             if next + entries == leaf.table.entries {
@@ -338,13 +377,25 @@ impl<'a> Open<'a> {
     }
 
     /// The extents that lie in `piece`, out of the open ones. `cut` is lowered to where a packed one is cut off.
-    fn data_in(&mut self, piece: &Piece, last: bool, claimed: &mut RangeSet, cut: &mut Option<u64>) -> Vec<Extent> {
+    fn data_in(
+        &mut self,
+        piece: &Piece,
+        last: bool,
+        claimed: &mut RangeSet,
+        cut: &mut Option<u64>,
+    ) -> Vec<Extent> {
         let range = piece.range();
         let mut pieces = Vec::new();
         // Plain extents that began earlier have been cut to start here, or lie behind for good.
-        let keys: Vec<_> = self.extents.range((range.start, 0)..(range.end, 0)).map(|(&key, _)| key).collect();
+        let keys: Vec<_> = self
+            .extents
+            .range((range.start, 0)..(range.end, 0))
+            .map(|(&key, _)| key)
+            .collect();
         for key in keys {
-            let Some(extent) = self.extents.remove(&key) else { continue };
+            let Some(extent) = self.extents.remove(&key) else {
+                continue;
+            };
             let host = host_of(&extent);
             match extent.content {
                 Content::Plain { .. } => {
@@ -370,8 +421,12 @@ impl<'a> Open<'a> {
 
     /// Plain extents that start before `at` and go past it are cut there, so that their rest is met in the stream.
     fn cut_behind(&mut self, at: u64) {
-        let behind: Vec<_> =
-            self.extents.range(..(at, 0)).filter(|(_, e)| host_of(e).end > at).map(|(&key, &e)| (key, e)).collect();
+        let behind: Vec<_> = self
+            .extents
+            .range(..(at, 0))
+            .filter(|(_, e)| host_of(e).end > at)
+            .map(|(&key, &e)| (key, e))
+            .collect();
         for (key, extent) in behind {
             if let (front, Some(rest)) = cut_at(extent, at - key.0) {
                 self.extents.insert(key, front);
@@ -384,11 +439,15 @@ impl<'a> Open<'a> {
     fn send_kept(&mut self, before: u64, unclaimed: &Unclaimed, chunks: &Sender<Chunk>) -> Result<(), Error> {
         let keys: Vec<_> = self.extents.range(..(before, 0)).map(|(&key, _)| key).collect();
         for key in keys {
-            let Some(&extent) = self.extents.get(&key) else { continue };
+            let Some(&extent) = self.extents.get(&key) else {
+                continue;
+            };
             let room = self.shared.chunks.size() as u64 - PAGE;
             let (front, rest) = cut_at(extent, room);
             let host = host_of(&front);
-            let Some(bytes) = unclaimed.read(&(host.start..host.end.min(before)))? else { continue };
+            let Some(bytes) = unclaimed.read(&(host.start..host.end.min(before)))? else {
+                continue;
+            };
             self.extents.remove(&key);
             if let Some(rest) = rest {
                 self.extents.insert((host_of(&rest).start, rest.guest), rest);
@@ -396,7 +455,16 @@ impl<'a> Open<'a> {
             let mut buf = self.shared.chunks.take(&self.shared.halt)?;
             let pad = usize::try_from(front.guest % PAGE).unwrap_or(0);
             buf[pad..pad + bytes.len()].copy_from_slice(&bytes);
-            send(chunks, Piece { buf, pad, host: host.start, len: bytes.len() }, vec![front])?;
+            send(
+                chunks,
+                Piece {
+                    buf,
+                    pad,
+                    host: host.start,
+                    len: bytes.len(),
+                },
+                vec![front],
+            )?;
         }
         Ok(())
     }
@@ -404,7 +472,12 @@ impl<'a> Open<'a> {
 
 /// The whole entries of `wanted` that lie in `piece`, from its first on: how many, and their bytes. An entry that the
 /// piece's end cuts off lowers `cut`.
-fn whole(piece: &Piece, wanted: &Range<u64>, entry_len: u32, cut: &mut Option<u64>) -> Option<(u64, Range<u64>)> {
+fn whole(
+    piece: &Piece,
+    wanted: &Range<u64>,
+    entry_len: u32,
+    cut: &mut Option<u64>,
+) -> Option<(u64, Range<u64>)> {
     let range = piece.range();
     if wanted.start < range.start || wanted.start >= range.end {
         return None;
@@ -420,7 +493,12 @@ fn whole(piece: &Piece, wanted: &Range<u64>, entry_len: u32, cut: &mut Option<u6
 
 fn tables(shared: &Shared<'_>, chunks: &Sender<Chunk>) -> Result<(), Error> {
     let once = shared.image.source.facts().access == Access::Once;
-    let mut open = Open { shared, root_next: 0, leaves: BTreeMap::new(), extents: BTreeMap::new() };
+    let mut open = Open {
+        shared,
+        root_next: 0,
+        leaves: BTreeMap::new(),
+        extents: BTreeMap::new(),
+    };
     for pass in 0..PASSES {
         let mut unclaimed = Unclaimed::new(shared.spool, once);
         let before = (open.root_next, open.leaves.len(), open.extents.len());
@@ -438,9 +516,14 @@ fn tables(shared: &Shared<'_>, chunks: &Sender<Chunk>) -> Result<(), Error> {
         if pass > 0 && before == (open.root_next, open.leaves.len(), open.extents.len()) {
             break;
         }
-        tracing::info!(pass = pass + 1, "the image's tables come after its data: reading it again");
+        tracing::info!(
+            pass = pass + 1,
+            "the image's tables come after its data: reading it again"
+        );
     }
-    Err(Error::corrupt("the image's tables cannot be read in any order; they may overlap its data"))
+    Err(Error::corrupt(
+        "the image's tables cannot be read in any order; they may overlap its data",
+    ))
 }
 
 /// Reads the stream once; gives where it ended, or where there was nothing left to look for.
@@ -501,7 +584,10 @@ fn check_inside(open: &Open<'_>, end: u64) -> Result<(), Error> {
     for (leaf, _) in open.leaves.values() {
         let range = leaf.table.bytes_of(0..leaf.table.entries);
         if range.end > end {
-            return Err(truncated(end, &format!("the end of the table at byte {}", range.start)));
+            return Err(truncated(
+                end,
+                &format!("the end of the table at byte {}", range.start),
+            ));
         }
     }
     Ok(())
@@ -525,7 +611,9 @@ fn rest_from_spool(
     if unclaimed.lost() {
         return Err(gone());
     }
-    let Some(source) = unclaimed.into_source(end)? else { return Err(gone()) };
+    let Some(source) = unclaimed.into_source(end)? else {
+        return Err(gone());
+    };
     let layout = &*shared.image.layout;
     let mut found = Found::default();
     while let Some((_, (leaf, next))) = open.leaves.pop_first() {
@@ -534,13 +622,16 @@ fn rest_from_spool(
         if len > LEAF_MAX || !source.holds(&range) {
             return Err(gone());
         }
-        let table =
-            read_range(&source, range.start, len).map_err(|e| Error::from_source("cannot read the spool", e))?;
+        let table = read_range(&source, range.start, len)
+            .map_err(|e| Error::from_source("cannot read the spool", e))?;
         layout.read_leaf(&leaf, next, &table, &mut found)?;
         open.take(&mut found)?;
     }
     let data: Vec<_> = std::mem::take(&mut open.extents).into_values().collect();
-    if data.iter().any(|e| !source.holds(&(host_of(e).start..host_of(e).end.min(end)))) {
+    if data
+        .iter()
+        .any(|e| !source.holds(&(host_of(e).start..host_of(e).end.min(end))))
+    {
         return Err(gone());
     }
     for job in split(data, 8 << 20) {

@@ -1,11 +1,11 @@
 //! Which guest ranges are written, so that they can be made durable and remembered.
 //!
 //! A chunk's ranges travel in a [`Ticket`] with its writes; the writer drops its clones as writes end, and the last
-//! drop reports the ranges. A failed write drops its ticket too, but after one every sync fails, so that nothing
-//! reported late is ever committed.
+//! drop reports the ranges, provided that the ticket is *complete*: all its writes were queued. A failed write drops
+//! its ticket too, but after one every sync fails, so that nothing reported late is ever committed.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::extent::RangeSet;
@@ -22,13 +22,25 @@ pub(super) struct Tracker {
 pub(super) struct Ticket {
     tracker: Arc<Tracker>,
     ranges: Vec<Range<u64>>,
+    complete: AtomicBool,
+}
+
+impl Ticket {
+    /// Every write of the ticket's ranges is queued.
+    pub(super) fn complete(&self) {
+        self.complete.store(true, Ordering::Release);
+    }
 }
 
 impl Tracker {
     /// A ticket for `ranges`.
     pub(super) fn ticket(self: &Arc<Self>, ranges: Vec<Range<u64>>) -> Ticket {
         self.outstanding.fetch_add(1, Ordering::AcqRel);
-        Ticket { tracker: self.clone(), ranges }
+        Ticket {
+            tracker: self.clone(),
+            ranges,
+            complete: AtomicBool::new(false),
+        }
     }
 
     /// `range` needs no write.
@@ -53,7 +65,7 @@ impl Tracker {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        {
+        if self.complete.load(Ordering::Acquire) {
             let mut fresh = self.tracker.lock();
             for range in self.ranges.drain(..) {
                 fresh.insert(range);
@@ -72,6 +84,7 @@ mod tests {
         let tracker = Arc::new(Tracker::default());
         let ticket = Arc::new(tracker.ticket(vec![0..10, 20..30]));
         let other = ticket.clone();
+        ticket.complete();
         drop(ticket);
         assert!(tracker.take().is_empty());
         assert_eq!(tracker.outstanding(), 1);
@@ -79,5 +92,11 @@ mod tests {
         assert_eq!(tracker.take().bytes(), 20);
         assert_eq!(tracker.outstanding(), 0);
         assert!(tracker.take().is_empty());
+        drop(tracker.ticket(vec![40..50]));
+        assert!(
+            tracker.take().is_empty(),
+            "a chunk that was given up is not written"
+        );
+        assert_eq!(tracker.outstanding(), 0);
     }
 }

@@ -4,10 +4,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::run::Shared;
+use super::track::Ticket;
 use crate::error::Error;
 use crate::extent::{Content, Extent};
 use crate::format::unpack::Unpacker;
-use crate::write::{Buf, Segment, Ticket, Write, data_runs};
+use crate::write::{Buf, Segment, Write, data_runs};
 
 /// Guest pages that are never written by halves.
 const PAGE: u64 = 4096;
@@ -48,14 +49,26 @@ struct Out {
 
 impl<'a> Worker<'a> {
     pub(super) fn new(shared: &'a Shared<'a>) -> Result<Self, Error> {
-        Ok(Self { shared, unpacker: Unpacker::new()?, out: None, runs: Vec::new() })
+        Ok(Self {
+            shared,
+            unpacker: Unpacker::new()?,
+            out: None,
+            runs: Vec::new(),
+        })
     }
 
     /// Unpacks a chunk and queues its writes.
     pub(super) fn process(&mut self, chunk: Chunk) -> Result<(), Error> {
-        let Chunk { buf, pad, host, len, pieces, credit } = chunk;
+        let Chunk {
+            buf,
+            pad,
+            host,
+            len,
+            pieces,
+            credit,
+        } = chunk;
         let ranges = pieces.iter().map(Extent::guest_range).collect();
-        let ticket: Ticket = Arc::new(self.shared.tracker.ticket(ranges));
+        let ticket = Arc::new(self.shared.tracker.ticket(ranges));
         let mut in_place = Vec::new();
         for piece in &pieces {
             let Some(bytes) = piece.host_range() else { continue };
@@ -73,12 +86,7 @@ impl<'a> Worker<'a> {
                     let start = self.room(piece.guest, full, &ticket)?;
                     let Some(out) = self.out.as_mut() else { continue };
                     let space = &mut out.buf[start..start + full];
-                    let got = self.unpacker.unpack(codec, piece.guest, &buf[at..end], space)?;
-                    if got < take {
-                        let guest = piece.guest;
-                        let what = format!("the data at guest offset {guest} unpacks to {got} bytes instead of {take}");
-                        return Err(Error::corrupt(what));
-                    }
+                    self.unpacker.unpack(codec, piece.guest, &buf[at..end], space)?;
                     out.used = start + take;
                     self.found(start..start + take, piece.guest, &ticket)?;
                 }
@@ -86,12 +94,13 @@ impl<'a> Worker<'a> {
         }
         self.flush(&ticket)?;
         self.submit(Arc::new(buf), in_place, &ticket)?;
+        ticket.complete();
         self.shared.credit(credit);
         Ok(())
     }
 
     /// Plain bytes that are not aligned as their guest pages: copied to where they are.
-    fn copy(&mut self, mut bytes: &[u8], mut guest: u64, ticket: &Ticket) -> Result<(), Error> {
+    fn copy(&mut self, mut bytes: &[u8], mut guest: u64, ticket: &Arc<Ticket>) -> Result<(), Error> {
         while !bytes.is_empty() {
             let start = self.room(guest, PAGE as usize, ticket)?;
             let Some(out) = self.out.as_mut() else { break };
@@ -106,7 +115,7 @@ impl<'a> Worker<'a> {
     }
 
     /// Makes room for `len` bytes of guest offset `guest` in the output buffer, aligned as the guest is.
-    fn room(&mut self, guest: u64, len: usize, ticket: &Ticket) -> Result<usize, Error> {
+    fn room(&mut self, guest: u64, len: usize, ticket: &Arc<Ticket>) -> Result<usize, Error> {
         let want = usize::try_from(guest % PAGE).unwrap_or(0);
         if let Some(out) = &self.out {
             let page = PAGE as usize;
@@ -117,13 +126,19 @@ impl<'a> Worker<'a> {
             self.flush(ticket)?;
         }
         let buf = self.shared.out.take(&self.shared.halt)?;
-        self.out = Some(Out { buf, used: 0, segments: Vec::new() });
+        self.out = Some(Out {
+            buf,
+            used: 0,
+            segments: Vec::new(),
+        });
         Ok(want)
     }
 
     /// Adds the data of freshly filled `range` of the output buffer to its segments.
-    fn found(&mut self, range: Range<usize>, guest: u64, ticket: &Ticket) -> Result<(), Error> {
-        let Some(mut out) = self.out.take() else { return Ok(()) };
+    fn found(&mut self, range: Range<usize>, guest: u64, ticket: &Arc<Ticket>) -> Result<(), Error> {
+        let Some(mut out) = self.out.take() else {
+            return Ok(());
+        };
         let result = self.keep_data(&out.buf, range, guest, &mut out.segments, ticket);
         self.out = Some(out);
         result
@@ -137,7 +152,7 @@ impl<'a> Worker<'a> {
         range: Range<usize>,
         guest: u64,
         segments: &mut Vec<Segment>,
-        ticket: &Ticket,
+        ticket: &Arc<Ticket>,
     ) -> Result<(), Error> {
         self.runs.clear();
         data_runs(&buf[range.clone()], guest, &mut self.runs);
@@ -156,7 +171,11 @@ impl<'a> Worker<'a> {
             }
             at = run.end;
             kept += (run.end - from) as u64;
-            let next = Segment { at: range.start + from, len: run.end - from, guest: guest + from as u64 };
+            let next = Segment {
+                at: range.start + from,
+                len: run.end - from,
+                guest: guest + from as u64,
+            };
             match segments.last_mut() {
                 Some(last) if last.at + last.len == next.at && last.guest + last.len as u64 == next.guest => {
                     last.len += next.len;
@@ -165,24 +184,30 @@ impl<'a> Worker<'a> {
             }
         }
         if self.shared.dirty && at < range.len() {
-            self.shared.writer.zero(guest + at as u64..guest + total, ticket.clone())?;
+            self.shared
+                .writer
+                .zero(guest + at as u64..guest + total, ticket.clone())?;
         }
         self.shared.count(kept, total - kept);
         Ok(())
     }
 
-    fn flush(&mut self, ticket: &Ticket) -> Result<(), Error> {
+    fn flush(&mut self, ticket: &Arc<Ticket>) -> Result<(), Error> {
         match self.out.take() {
             Some(out) => self.submit(Arc::new(out.buf), out.segments, ticket),
             None => Ok(()),
         }
     }
 
-    fn submit(&self, bytes: Arc<Buf>, segments: Vec<Segment>, ticket: &Ticket) -> Result<(), Error> {
+    fn submit(&self, bytes: Arc<Buf>, segments: Vec<Segment>, ticket: &Arc<Ticket>) -> Result<(), Error> {
         if segments.is_empty() {
             return Ok(());
         }
-        self.shared.writer.write(Write { bytes, segments, ticket: ticket.clone() })
+        self.shared.writer.write(Write {
+            bytes,
+            segments,
+            ticket: ticket.clone(),
+        })
     }
 }
 

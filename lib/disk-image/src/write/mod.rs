@@ -119,7 +119,7 @@ impl EngineKind {
 /// How to write.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The size given is only a bound: a file is not made that long, [`Writer::finish`] is told its length.
+    /// The size given is only a bound: a file is not made that long, [`Writer::set_len`] is told its length.
     pub grows: bool,
     /// Reserve the blocks of the whole file before writing; else it stays sparse.
     pub preallocate: bool,
@@ -398,17 +398,22 @@ impl Writer {
         self.output.sync()
     }
 
-    /// Writes what is queued, makes the disk, its length and its name durable, and closes it. A file gets the length
-    /// `len`, where that was not known before.
+    /// Gives a file its length, where that was not known when it was opened ([`Options::grows`]). Everything that is
+    /// written or queued lies below it.
+    ///
+    /// # Errors
+    /// When the filesystem has no files that large.
+    pub fn set_len(&self, len: u64) -> Result<(), Error> {
+        self.output.set_len(len)
+    }
+
+    /// Writes what is queued, makes the disk, its length and its name durable, and closes it.
     ///
     /// # Errors
     /// The first failure there was.
-    pub fn finish(mut self, len: Option<u64>) -> Result<Written, Error> {
+    pub fn finish(mut self) -> Result<Written, Error> {
         self.finished.store(true, Ordering::Release);
         self.drain();
-        if let Some(len) = len {
-            self.output.set_len(len)?;
-        }
         self.output.close()?;
         let (bytes, zeroed) = self.output.written();
         Ok(Written {

@@ -123,10 +123,7 @@ impl Output {
                     ),
                 ));
             }
-            // Sectors are 512 bytes if the device does not say.
-            unit = unit.max(u64::from(
-                rustix::fs::ioctl_blksszget(&target.file).unwrap_or(512),
-            ));
+            unit = unit.max(target.sector());
         } else if !options.grows && target.len()? < size {
             target.set_len(size)?;
         }

@@ -258,5 +258,9 @@ impl Drop for Ring {
             }
             done.clear();
         }
+        if self.registered {
+            // A ring is torn down some time after it is closed; until then the device would stay held.
+            let _ = self.ring.submitter().unregister_files();
+        }
     }
 }

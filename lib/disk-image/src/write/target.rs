@@ -129,15 +129,15 @@ impl Target {
         &self.file
     }
 
-    /// Bytes it can hold: a device's size; for a file what its filesystem could give it now, which is what is free
+    /// Bytes it can hold: a device's size in whole sectors; for a file what its filesystem could give it now, which is what is free
     /// for this user and what the file already occupies.
     ///
     /// # Errors
     /// When the kernel does not tell.
     pub fn capacity(&self) -> Result<u64, Error> {
         if self.block {
-            return rustix::fs::seek(&self.file, SeekFrom::End(0))
-                .map_err(|e| self.error(e, "asking for the size of"));
+            let size = self.len()?;
+            return Ok(size - size % self.sector());
         }
         let fs =
             rustix::fs::fstatvfs(&self.file).map_err(|e| self.error(e, "asking for the free space of"))?;
@@ -150,6 +150,11 @@ impl Target {
             .f_bavail
             .saturating_mul(unit)
             .saturating_add(meta.blocks().saturating_mul(512)))
+    }
+
+    /// Size of a block device's sectors in bytes; 512 if it does not say.
+    pub(super) fn sector(&self) -> u64 {
+        rustix::fs::ioctl_blksszget(&self.file).map_or(512, |sector| u64::from(sector.max(1)))
     }
 
     /// Length of a file in bytes; of a block device its size.

@@ -22,6 +22,7 @@ use disk_image::format::{self, Found, Layout, Leaf, PACKED_MAX, PROLOGUE_MAX, Pr
 use disk_image::{Content, Error, Extent, Format, Kind};
 
 pub mod mutate;
+pub mod qcow2;
 pub mod sys;
 pub mod tools;
 
