@@ -11,5 +11,7 @@ pub mod nbd;
 pub mod node_pull;
 pub mod oci_archive;
 pub mod registry;
+pub mod remote;
+pub mod retry;
 pub mod s3;
 pub mod tls;
