@@ -51,7 +51,8 @@ fn serve(
             stream.read_exact(&mut byte).ok()?;
             head.push(byte[0]);
         }
-        let head = String::from_utf8(head).unwrap();
+        // The client escapes more than it must.
+        let head = String::from_utf8(head).unwrap().replace("%2F", "/").replace("%2E", ".");
         requests.lock().unwrap().push(head.clone());
         let header = |name: &str| {
             let line = head.lines().find(|l| l.to_ascii_lowercase().starts_with(&format!("{name}:")));

@@ -700,7 +700,7 @@ fn failed_for_good() {
     let error = fails(quick("http://127.0.0.1:1/x".to_owned()));
     assert!(error.contains("cannot connect to http://127.0.0.1:1/x"), "{error}");
     assert!(start.elapsed() < Duration::from_secs(5));
-    for url in ["ftp://a/b", "no address", "http:///x", "file:///etc/passwd"] {
+    for url in ["ftp://a/b", "no address", "file:///etc/passwd"] {
         assert_eq!(open(quick(url.to_owned())).err().map(|e| e.kind()), Some(importer::Kind::Usage), "{url}");
     }
 }

@@ -544,23 +544,16 @@ pub(crate) fn percent_decoded(text: &str) -> String {
 
 /// Whether TLS was refused for what the server is, which waiting does not change.
 pub(crate) fn certificate_problem(error: &(dyn std::error::Error + 'static)) -> bool {
-    let mut next = Some(error);
-    while let Some(error) = next {
-        let tls = error.downcast_ref::<rustls::Error>().or_else(|| {
-            error.downcast_ref::<io::Error>().and_then(io::Error::get_ref).and_then(|inner| inner.downcast_ref())
-        });
-        if let Some(tls) = tls {
-            return matches!(
-                tls,
-                rustls::Error::InvalidCertificate(_)
-                    | rustls::Error::UnsupportedNameType
-                    | rustls::Error::NoCertificatesPresented
-                    | rustls::Error::PeerIncompatible(_)
-            );
-        }
-        next = error.source();
-    }
-    false
+    let tls = remote::below(error).find_map(|error| error.downcast_ref::<rustls::Error>());
+    tls.is_some_and(|tls| {
+        matches!(
+            tls,
+            rustls::Error::InvalidCertificate(_)
+                | rustls::Error::UnsupportedNameType
+                | rustls::Error::NoCertificatesPresented
+                | rustls::Error::PeerIncompatible(_)
+        )
+    })
 }
 
 #[cfg(test)]

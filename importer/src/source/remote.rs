@@ -48,21 +48,19 @@ impl Changed {
 
     /// The one in `error` or anywhere below it.
     pub fn find<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a Self> {
-        let mut next = Some(error);
-        while let Some(error) = next {
-            if let Some(changed) = error.downcast_ref::<Self>() {
-                return Some(changed);
-            }
-            // An io::Error's source is what lies below the error it carries, not that error.
-            if let Some(inner) = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
-                let inner: &'a (dyn StdError + 'static) = inner;
-                next = Some(inner);
-            } else {
-                next = error.source();
-            }
-        }
-        None
+        below(error).find_map(|error| error.downcast_ref::<Self>())
     }
+}
+
+/// `error` and everything below it.
+pub(crate) fn below<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
+    std::iter::successors(Some(error), |&error: &&'a (dyn StdError + 'static)| {
+        // An io::Error's source is what lies below the error it carries, not that error.
+        match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
+            Some(inner) => Some(inner as &'a (dyn StdError + 'static)),
+            None => error.source(),
+        }
+    })
 }
 
 impl fmt::Display for Changed {
@@ -685,14 +683,8 @@ fn longer(name: &str, end: Option<u64>) -> Error {
 
 /// Whether a connection was broken off rather than ended.
 fn breaks(error: &(dyn StdError + 'static)) -> bool {
-    let mut next = Some(error);
-    while let Some(error) = next {
-        if let Some(io) = error.downcast_ref::<io::Error>() {
-            return !matches!(io.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::Other);
-        }
-        next = error.source();
-    }
-    false
+    let mut kinds = below(error).filter_map(|error| error.downcast_ref::<io::Error>()).map(io::Error::kind);
+    kinds.find(|kind| *kind != io::ErrorKind::Other).is_some_and(|kind| kind != io::ErrorKind::UnexpectedEof)
 }
 
 /// An error with everything below it, for a log line.
