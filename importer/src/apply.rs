@@ -26,6 +26,7 @@ use crate::plan::{self, Existing, Foreign, Mode, Resume};
 use crate::progress::Meter;
 use crate::report::Done;
 use crate::source::open::{Opened, open};
+use crate::source::remote::Changed;
 use crate::target::{self, Held, Stands};
 
 /// What an import needs beside its configuration.
@@ -53,15 +54,34 @@ pub(crate) fn import(config: &Config, session: &Session) -> Result<Done, Error> 
     let facts = look(config)?;
     let mut done = match (&config.location, facts.mode) {
         (Location::Blank, Mode::File | Mode::Block) => blank(config, session, &facts),
-        (Location::Blank, Mode::Folder) => Err(Error::usage(
-            "cannot create an empty disk with content type archive",
-        )),
-        (_, Mode::Folder) => unpack(config, session, &facts),
-        (_, Mode::File | Mode::Block) => disk(config, session, &facts),
+        (Location::Blank, Mode::Folder) => {
+            Err(Error::usage("cannot create an empty disk with content type archive"))
+        }
+        (_, Mode::Folder) => again_if_changed(|| unpack(config, session, &facts)),
+        (_, Mode::File | Mode::Block) => again_if_changed(|| disk(config, session, &look(config)?)),
     }?;
     session.meter.complete();
     done.seconds = started.elapsed().as_secs_f64();
     Ok(done)
+}
+
+/// Times a source may change under our hands.
+const CHANGES_MAX: u32 = 3;
+
+/// A source that became another while it was read is read from its start: the new one is imported, whole.
+fn again_if_changed(mut import: impl FnMut() -> Result<Done, Error>) -> Result<Done, Error> {
+    for _ in 0..CHANGES_MAX {
+        match import() {
+            Err(error) if Changed::find(&error).is_some() => {
+                tracing::warn!(
+                    error = crate::report::chain(&error),
+                    "the source changed; starting again with the new one"
+                );
+            }
+            other => return other,
+        }
+    }
+    import()
 }
 
 fn look(config: &Config) -> Result<Facts, Error> {
@@ -77,10 +97,7 @@ fn look(config: &Config) -> Result<Facts, Error> {
             };
             (path, block)
         }
-        Place::Path(path) => (
-            path.clone(),
-            matches!(target::look(path), Ok(Stands::Device { .. })),
-        ),
+        Place::Path(path) => (path.clone(), matches!(target::look(path), Ok(Stands::Device { .. }))),
     };
     let mode = plan::mode(config.content, device)?;
     let stands = target::look(&path)?;
@@ -94,10 +111,7 @@ fn look(config: &Config) -> Result<Facts, Error> {
         (Mode::Folder, Stands::Folder) => target::free(&path)?,
         (Mode::Folder, Stands::Nothing) => target::free(&target::folder_of(&path))?,
         (Mode::File, Stands::Folder) => {
-            return Err(Error::new(
-                Kind::Target,
-                format!("{shown} is a folder; name a file in it"),
-            ));
+            return Err(Error::new(Kind::Target, format!("{shown} is a folder; name a file in it")));
         }
         (Mode::Folder, Stands::File { .. } | Stands::Device { .. }) => {
             return Err(Error::new(
@@ -110,22 +124,11 @@ fn look(config: &Config) -> Result<Facts, Error> {
             return Err(Error::new(Kind::Target, format!("{shown} is no block device")));
         }
     };
-    Ok(Facts {
-        path,
-        mode,
-        stands,
-        capacity,
-    })
+    Ok(Facts { path, mode, stands, capacity })
 }
 
 fn available(config: &Config, facts: &Facts) -> u64 {
-    plan::available(
-        config.contract,
-        facts.mode,
-        config.preallocate,
-        facts.capacity,
-        config.size,
-    )
+    plan::available(config.contract, facts.mode, config.preallocate, facts.capacity, config.size)
 }
 
 /// Refuses what a person would not want overwritten. The contract's volumes are ours to write.
@@ -177,18 +180,15 @@ fn blank(config: &Config, session: &Session, facts: &Facts) -> Result<Done, Erro
         Mode::Block | Mode::Folder => facts.capacity,
     };
     if facts.mode == Mode::Block && config.contract == Contract::Environment && !config.preallocate {
-        return Ok(Done {
-            silent: true,
-            ..Done::default()
-        });
+        return Ok(Done { silent: true, ..Done::default() });
     }
     check_device(config, facts)?;
     let (_held, _) = hold(config, facts, None)?;
-    let writer = Writer::open(
-        open_target(config, facts, false)?,
-        size,
-        &options(config, session, false),
-    )?;
+    if let Some(journal) = journal_path(config, facts) {
+        // Of an import that was not finished; there is none, as a rule.
+        drop(std::fs::remove_file(journal));
+    }
+    let writer = Writer::open(open_target(config, facts, false)?, size, &options(config, session, false))?;
     session.meter.engine(&writer.engine());
     if facts.mode == Mode::Block {
         writer.zero(0..size, Arc::new(()))?;
@@ -208,11 +208,7 @@ fn blank(config: &Config, session: &Session, facts: &Facts) -> Result<Done, Erro
 /// The files of a tar archive in a folder.
 fn unpack(config: &Config, session: &Session, facts: &Facts) -> Result<Done, Error> {
     session.meter.phase("connecting");
-    let Wire {
-        source,
-        checked,
-        opened,
-    } = connect(config, session)?;
+    let Wire { source, checked, opened } = connect(config, session)?;
     session.meter.phase("unpacking");
     let result = archive::unpack(source, &facts.path, config, session).and_then(|done| {
         verify(checked.as_deref(), session)?;
@@ -238,19 +234,13 @@ struct Wire {
 fn connect(config: &Config, session: &Session) -> Result<Wire, Error> {
     let opened = open(&config.location, &config.access, &config.limits, &session.stop)?;
     tracing::info!(source = %config.location, facts = ?opened.source.facts(), "opened the source");
-    let checked = config
-        .checksum
-        .clone()
-        .map(|expected| Arc::new(Checked::new(opened.source.clone(), expected)));
+    let checked =
+        config.checksum.clone().map(|expected| Arc::new(Checked::new(opened.source.clone(), expected)));
     let source = match &checked {
         Some(checked) => checked.clone() as Arc<dyn Source>,
         None => opened.source.clone(),
     };
-    Ok(Wire {
-        source,
-        checked,
-        opened,
-    })
+    Ok(Wire { source, checked, opened })
 }
 
 fn verify(checked: Option<&Checked>, session: &Session) -> Result<(), Error> {
@@ -268,10 +258,7 @@ fn farewell(farewell: Option<Box<dyn FnOnce() + Send>>) {
 /// Limits as `disk_image` wants them.
 pub(crate) fn transfer_limits(limits: &config::Limits, capacity: u64) -> transfer::Limits {
     transfer::Limits {
-        windows: compress::Limits {
-            window: limits.window,
-            windows: limits.window.max(128 << 20),
-        },
+        windows: compress::Limits { window: limits.window, windows: limits.window.max(128 << 20) },
         memory: limits.memory,
         connections: limits.connections,
         capacity,
@@ -282,11 +269,7 @@ pub(crate) fn transfer_limits(limits: &config::Limits, capacity: u64) -> transfe
 fn disk(config: &Config, session: &Session, facts: &Facts) -> Result<Done, Error> {
     session.meter.phase("connecting");
     check_device(config, facts)?;
-    let Wire {
-        source,
-        checked,
-        opened,
-    } = connect(config, session)?;
+    let Wire { source, checked, opened } = connect(config, session)?;
     let available = available(config, facts);
     // A stream of unknown size cannot be checked before; what is free bounds it then.
     let bound = available.min(facts.capacity);
@@ -297,11 +280,7 @@ fn disk(config: &Config, session: &Session, facts: &Facts) -> Result<Done, Error
         progress: session.meter.transfer.clone(),
     })?;
     let mut warnings = Vec::new();
-    let seen = if image.is_tar() {
-        Some("a tar archive")
-    } else {
-        image.foreign()
-    };
+    let seen = if image.is_tar() { Some("a tar archive") } else { image.foreign() };
     if let Foreign::Warn(warning) = plan::foreign(config.contract, config.format.is_some(), seen)? {
         tracing::warn!("{warning}");
         warnings.push(warning);
@@ -309,10 +288,7 @@ fn disk(config: &Config, session: &Session, facts: &Facts) -> Result<Done, Error
     if let Some(size) = image.virtual_size() {
         plan::fits(size, available)?;
         if facts.mode == Mode::File && size > facts.capacity {
-            let warning = format!(
-                "the disk may grow to {size} bytes, and only {} are free",
-                facts.capacity
-            );
+            let warning = format!("the disk may grow to {size} bytes, and only {} are free", facts.capacity);
             tracing::warn!("{warning}");
         }
     }
@@ -371,44 +347,24 @@ fn hold(
     // Asked again once the lock is ours: somebody may have finished meanwhile.
     let held = target::hold(&facts.path, facts.mode == Mode::Block)?;
     let path = journal_path(config, facts);
-    let found = path
-        .as_deref()
-        .map(journal::find)
-        .transpose()
-        .map_err(failed)?
-        .flatten();
+    let found = path.as_deref().map(journal::find).transpose().map_err(failed)?.flatten();
     let node = match facts.stands {
         Stands::Device { number } => number,
         Stands::Nothing | Stands::File { .. } | Stands::Folder => held.inode().map_err(failed)?,
     };
     let ours = found.as_ref().is_some_and(|found| found.head.node == node);
-    let same_image = head
-        .zip(found.as_ref())
-        .is_some_and(|(head, found)| head.at(node).continues(&found.head));
+    let same_image =
+        head.zip(found.as_ref()).is_some_and(|(head, found)| head.at(node).continues(&found.head));
     let existing = match facts.stands {
-        Stands::Nothing => None,
-        Stands::File { .. } | Stands::Folder => {
+        // What a device carries was looked at; only a journal says that it is an unfinished import.
+        Stands::Device { .. } => Some(Existing { content: false, ours, same_image }),
+        Stands::Nothing | Stands::File { .. } | Stands::Folder => (!held.created).then(|| {
             let content =
                 target::look(&facts.path).is_ok_and(|now| !matches!(now, Stands::File { len: 0, .. }));
-            Some(Existing {
-                content,
-                ours,
-                same_image,
-            })
-        }
-        // What a device carries was looked at; only a journal says that it is an unfinished import.
-        Stands::Device { .. } => Some(Existing {
-            content: false,
-            ours,
-            same_image,
+            Existing { content, ours, same_image }
         }),
     };
-    let resume = plan::existing(
-        config.contract,
-        config.force,
-        existing,
-        &facts.path.display().to_string(),
-    )?;
+    let resume = plan::existing(config.contract, config.force, existing, &facts.path.display().to_string())?;
     Ok((held, (resume, found)))
 }
 
@@ -418,9 +374,9 @@ impl Work<'_> {
         let (held, (resume, found)) = hold(self.config, self.facts, Some(&head))?;
         let node = match self.facts.stands {
             Stands::Device { number } => number,
-            Stands::Nothing | Stands::File { .. } | Stands::Folder => held
-                .inode()
-                .map_err(|e| Error::with(Kind::Target, "cannot look at the target", e))?,
+            Stands::Nothing | Stands::File { .. } | Stands::Folder => {
+                held.inode().map_err(|e| Error::with(Kind::Target, "cannot look at the target", e))?
+            }
         };
         head = head.at(node);
         let journal = self.journal(&head, resume, found)?;
@@ -435,12 +391,7 @@ impl Work<'_> {
     fn head(&self) -> Head {
         let compression = self.image.compression().map_or("", disk_image::Compression::name);
         let format = format!("{} {compression}", self.image.format().name());
-        Head::new(
-            self.opened.identity.as_deref(),
-            0,
-            self.image.virtual_size(),
-            format.trim().to_owned(),
-        )
+        Head::new(self.opened.identity.as_deref(), 0, self.image.virtual_size(), format.trim().to_owned())
     }
 
     fn journal(
@@ -463,10 +414,7 @@ impl Work<'_> {
         match (resume, found) {
             (Resume::Continue, Some(found)) => {
                 let journal = Journal::go_on(&path, found).map_err(failed)?;
-                tracing::info!(
-                    done = journal.done().bytes(),
-                    "going on with an interrupted import"
-                );
+                tracing::info!(done = journal.done().bytes(), "going on with an interrupted import");
                 Ok(Some(journal))
             }
             (Resume::Continue | Resume::Restart | Resume::Fresh, _) => {
@@ -493,9 +441,7 @@ impl Work<'_> {
         };
         done.bytes_resumed = done.bytes_resumed.max(resumed.min(done.virtual_size));
         if let Some(journal) = journal {
-            journal
-                .remove()
-                .map_err(|e| Error::with(Kind::Process, "cannot remove the journal", e))?;
+            journal.remove().map_err(|e| Error::with(Kind::Process, "cannot remove the journal", e))?;
         }
         Ok(done)
     }
@@ -503,12 +449,9 @@ impl Work<'_> {
     /// Size of the target's disk once the image's is known.
     fn final_size(&self, virtual_size: u64) -> u64 {
         match self.facts.mode {
-            Mode::File => plan::final_size(
-                virtual_size,
-                self.available,
-                self.config.overhead,
-                self.config.size,
-            ),
+            Mode::File => {
+                plan::final_size(virtual_size, self.available, self.config.overhead, self.config.size)
+            }
             Mode::Block | Mode::Folder => virtual_size,
         }
     }
@@ -522,14 +465,7 @@ impl Work<'_> {
         session.meter.engine(&writer.engine());
         session.meter.phase("importing");
         let progress = &session.meter.transfer;
-        let report = transfer::run(
-            self.image,
-            &writer,
-            ledger,
-            &self.spool(bound),
-            progress,
-            &session.stop,
-        )?;
+        let report = transfer::run(self.image, &writer, ledger, &self.spool(bound), progress, &session.stop)?;
         verify(self.checked, session)?;
         session.meter.phase("syncing");
         session.meter.engine(&writer.engine());
@@ -629,11 +565,7 @@ impl Work<'_> {
 
     /// Makes what was written to a device unreadable as a disk.
     fn wipe(&self) -> Result<(), Error> {
-        let size = self
-            .image
-            .virtual_size()
-            .unwrap_or(self.facts.capacity)
-            .min(self.facts.capacity);
+        let size = self.image.virtual_size().unwrap_or(self.facts.capacity).min(self.facts.capacity);
         let target = open_target(self.config, self.facts, false)?;
         let writer = Writer::open(target, size, &options(self.config, self.session, false))?;
         writer.zero(0..size, Arc::new(()))?;

@@ -33,16 +33,9 @@ pub(crate) fn unpack(
         limits: apply::transfer_limits(&config.limits, u64::MAX),
         progress: session.meter.transfer.clone(),
     })?;
-    let format = compression.map_or("tar".to_owned(), |compression| {
-        format!("tar.{}", compression.name())
-    });
-    std::fs::create_dir_all(folder).map_err(|e| {
-        Error::with(
-            Kind::Target,
-            format!("cannot make the folder {}", folder.display()),
-            e,
-        )
-    })?;
+    let format = compression.map_or("tar".to_owned(), |compression| format!("tar.{}", compression.name()));
+    std::fs::create_dir_all(folder)
+        .map_err(|e| Error::with(Kind::Target, format!("cannot make the folder {}", folder.display()), e))?;
     let reader = source.open(0..u64::MAX).map_err(source_error)?;
     let written = extract(reader, folder, &session.stop)?;
     rustix::fs::open(
@@ -52,12 +45,7 @@ pub(crate) fn unpack(
     )
     .and_then(rustix::fs::syncfs)
     .map_err(|e| Error::from(disk_image::Error::target("syncing the files", e.into())))?;
-    Ok(Done {
-        bytes_written: written,
-        bytes_read: session.meter.transfer.read(),
-        format,
-        ..Done::default()
-    })
+    Ok(Done { bytes_written: written, bytes_read: session.meter.transfer.read(), format, ..Done::default() })
 }
 
 /// Unpacks every entry; gives the bytes of files.
@@ -74,10 +62,7 @@ fn extract(reader: Box<dyn Read + Send>, folder: &Path, stop: &Stop) -> Result<u
         let name = entry.path().map_err(damaged)?.into_owned();
         let size = entry.size();
         let unpacked = entry.unpack_in(folder).map_err(|e| {
-            Error::from(disk_image::Error::target(
-                format!("unpacking {}", name.display()),
-                e,
-            ))
+            Error::from(disk_image::Error::target(format!("unpacking {}", name.display()), e))
         })?;
         if unpacked {
             written = written.saturating_add(size);
@@ -87,10 +72,7 @@ fn extract(reader: Box<dyn Read + Send>, folder: &Path, stop: &Stop) -> Result<u
         }
     }
     if entries == 0 {
-        return Err(Error::new(
-            Kind::Refused,
-            "the content is no tar archive, or an empty one",
-        ));
+        return Err(Error::new(Kind::Refused, "the content is no tar archive, or an empty one"));
     }
     Ok(written)
 }

@@ -119,16 +119,13 @@ pub(crate) struct FromArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) stall: u64,
     /// Seconds for which failures are retried without any progress.
-    #[arg(long, value_name = "SECONDS", default_value_t = 120)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     pub(crate) patience: u64,
 }
 
 /// How the disk is written.
 #[derive(Clone, Debug, ClapArgs)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "each is one switch of the command line"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "each is one switch of the command line")]
 pub(crate) struct ImportArgs {
     /// Size of the disk: it grows to this; a larger image is refused.
     #[arg(long, value_parser = size)]
@@ -281,26 +278,10 @@ impl Args {
     /// What does not make sense, or a file that cannot be read.
     pub(crate) fn asked(self, terminal: bool, env: impl Fn(&str) -> Option<String>) -> Result<Asked, Error> {
         // Exhaustive: a new flag is given a meaning here or does not compile.
-        let Self {
-            command,
-            source,
-            target,
-            import,
-            from,
-            logs: _,
-        } = self;
+        let Self { command, source, target, import, from, logs: _ } = self;
         match (command, source, target) {
             (Some(Command::Completion { shell }), _, _) => Ok(Asked::Completion(shell)),
-            (
-                Some(Command::Inspect {
-                    source,
-                    from,
-                    output,
-                    logs: _,
-                }),
-                _,
-                _,
-            ) => {
+            (Some(Command::Inspect { source, from, output, logs: _ }), _, _) => {
                 let location = Location::parse(&source)?;
                 let (access, limits, format) = from.meaning(env)?;
                 Ok(Asked::Inspect(Box::new(Inspect {
@@ -312,14 +293,12 @@ impl Args {
                 })))
             }
             (None, None, _) => Ok(Asked::Nothing),
-            (None, Some(_), None) => Err(Error::usage(
-                "a target is missing: name the file or block device to write the disk to",
-            )),
+            (None, Some(_), None) => {
+                Err(Error::usage("a target is missing: name the file or block device to write the disk to"))
+            }
             (None, Some(source), Some(target)) => {
                 let location = Location::parse(&source)?;
-                Ok(Asked::Import(Box::new(config(
-                    location, target, import, from, terminal, env,
-                )?)))
+                Ok(Asked::Import(Box::new(config(location, target, import, from, terminal, env)?)))
             }
         }
     }
@@ -360,11 +339,7 @@ fn config(
         contract: Contract::CommandLine,
         location,
         access,
-        content: if archive {
-            Content::Archive
-        } else {
-            Content::Kubevirt
-        },
+        content: if archive { Content::Archive } else { Content::Kubevirt },
         place: Place::Path(target),
         scratch,
         journal,
@@ -440,17 +415,9 @@ impl FromArgs {
         let mut secret_headers = Vec::new();
         for path in secret_header_file {
             let lines = read_text(&path)?;
-            secret_headers.extend(
-                lines
-                    .lines()
-                    .map(str::trim)
-                    .filter(|l| !l.is_empty())
-                    .map(str::to_owned),
-            );
+            secret_headers.extend(lines.lines().map(str::trim).filter(|l| !l.is_empty()).map(str::to_owned));
         }
-        let user = user_file
-            .map(|path| read_text(&path).and_then(|text| parse_user(&text)))
-            .transpose()?;
+        let user = user_file.map(|path| read_text(&path).and_then(|text| parse_user(&text))).transpose()?;
         let access = Access {
             headers: header,
             secret_headers,
@@ -489,10 +456,7 @@ fn parse_user(text: &str) -> Result<User, Error> {
             .split_once(':')
             .ok_or_else(|| Error::usage("the user file has neither two lines nor user:password"))?,
     };
-    Ok(User {
-        name: name.to_owned(),
-        secret: secret.to_owned(),
-    })
+    Ok(User { name: name.to_owned(), secret: secret.to_owned() })
 }
 
 #[cfg(test)]
@@ -501,9 +465,7 @@ mod tests {
     use clap::CommandFactory;
 
     fn asked(line: &[&str]) -> Result<Asked, Error> {
-        let arguments = std::iter::once("importer")
-            .chain(line.iter().copied())
-            .map(OsString::from);
+        let arguments = std::iter::once("importer").chain(line.iter().copied()).map(OsString::from);
         Args::parse_from_os(arguments).unwrap().asked(false, |_| None)
     }
 
@@ -517,10 +479,7 @@ mod tests {
         let Asked::Import(config) = asked(&["https://h/i", "d.img", "--size", "1Gi", "-v=3"]).unwrap() else {
             panic!()
         };
-        assert_eq!(
-            (config.size, config.contract),
-            (Some(1 << 30), Contract::CommandLine)
-        );
+        assert_eq!((config.size, config.contract), (Some(1 << 30), Contract::CommandLine));
         assert_eq!(config.place, Place::Path("d.img".into()));
         assert_eq!(config.show, Show::Plain);
         assert!(
@@ -530,26 +489,16 @@ mod tests {
         assert!(matches!(asked(&["-", "d"]).unwrap(), Asked::Import(c) if c.location == Location::Stdin));
         assert!(matches!(asked(&[]).unwrap(), Asked::Nothing));
         assert!(matches!(asked(&["-v=1"]).unwrap(), Asked::Nothing));
-        assert!(matches!(
-            asked(&["completion", "bash"]).unwrap(),
-            Asked::Completion(_)
-        ));
+        assert!(matches!(asked(&["completion", "bash"]).unwrap(), Asked::Completion(_)));
         assert_eq!(asked(&["i"]).unwrap_err().kind(), Kind::Usage);
-        assert_eq!(
-            asked(&["i", "d", "--archive", "--size=1"]).unwrap_err().kind(),
-            Kind::Usage
-        );
+        assert_eq!(asked(&["i", "d", "--archive", "--size=1"]).unwrap_err().kind(), Kind::Usage);
     }
 
     #[test]
     fn verbosity_is_klogs() {
         for (flag, expected) in [("-v=3", 3), ("--v=5", 5), ("-v", 1)] {
             let arguments = ["importer", flag].map(OsString::from);
-            assert_eq!(
-                Args::parse_from_os(arguments).unwrap().logs().v,
-                Some(expected),
-                "{flag}"
-            );
+            assert_eq!(Args::parse_from_os(arguments).unwrap().logs().v, Some(expected), "{flag}");
         }
     }
 
@@ -564,14 +513,8 @@ mod tests {
             &["i", "d", "x"],
             &["i", "d", "--nonsense"],
         ] {
-            let arguments = std::iter::once("importer")
-                .chain(line.iter().copied())
-                .map(OsString::from);
-            assert_eq!(
-                Args::parse_from_os(arguments).unwrap_err().exit_code(),
-                2,
-                "{line:?}"
-            );
+            let arguments = std::iter::once("importer").chain(line.iter().copied()).map(OsString::from);
+            assert_eq!(Args::parse_from_os(arguments).unwrap_err().exit_code(), 2, "{line:?}");
         }
     }
 
@@ -580,29 +523,17 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("user");
         let file = path.to_str().unwrap();
-        for (text, name, secret) in [
-            ("a:b:c\n", "a", "b:c"),
-            ("a:b\nc\n", "a:b", "c"),
-            ("a\n\n", "a", ""),
-        ] {
+        for (text, name, secret) in [("a:b:c\n", "a", "b:c"), ("a:b\nc\n", "a:b", "c"), ("a\n\n", "a", "")] {
             std::fs::write(&path, text).unwrap();
-            let Asked::Import(config) = asked(&["i", "d", "--user-file", file]).unwrap() else {
-                panic!()
-            };
+            let Asked::Import(config) = asked(&["i", "d", "--user-file", file]).unwrap() else { panic!() };
             assert_eq!(
                 config.access.user,
-                Some(User {
-                    name: name.into(),
-                    secret: secret.into()
-                }),
+                Some(User { name: name.into(), secret: secret.into() }),
                 "{text:?}"
             );
         }
         std::fs::write(&path, "nobody").unwrap();
-        assert_eq!(
-            asked(&["i", "d", "--user-file", file]).unwrap_err().kind(),
-            Kind::Usage
-        );
+        assert_eq!(asked(&["i", "d", "--user-file", file]).unwrap_err().kind(), Kind::Usage);
         std::fs::write(&path, "A: 1\n\n B: 2\n").unwrap();
         let Asked::Import(config) = asked(&["i", "d", "--secret-header-file", file]).unwrap() else {
             panic!()

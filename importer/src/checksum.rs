@@ -71,24 +71,17 @@ impl FromStr for Checksum {
             .trim()
             .split_once(':')
             .ok_or_else(|| format!("\"{text}\" is no checksum: write algorithm:hex, as in sha256:9f86d0…"))?;
-        let algorithm = [
-            Algorithm::Md5,
-            Algorithm::Sha1,
-            Algorithm::Sha256,
-            Algorithm::Sha512,
-        ]
-        .into_iter()
-        .find(|a| a.name().eq_ignore_ascii_case(name))
-        .ok_or_else(|| format!("\"{name}\" is none of the checksums md5, sha1, sha256, sha512"))?;
-        let digest = unhex(hex)
-            .filter(|digest| digest.len() == algorithm.digest_len())
-            .ok_or_else(|| {
-                format!(
-                    "a {} checksum has {} hex digits, not \"{hex}\"",
-                    algorithm.name(),
-                    algorithm.digest_len() * 2
-                )
-            })?;
+        let algorithm = [Algorithm::Md5, Algorithm::Sha1, Algorithm::Sha256, Algorithm::Sha512]
+            .into_iter()
+            .find(|a| a.name().eq_ignore_ascii_case(name))
+            .ok_or_else(|| format!("\"{name}\" is none of the checksums md5, sha1, sha256, sha512"))?;
+        let digest = unhex(hex).filter(|digest| digest.len() == algorithm.digest_len()).ok_or_else(|| {
+            format!(
+                "a {} checksum has {} hex digits, not \"{hex}\"",
+                algorithm.name(),
+                algorithm.digest_len() * 2
+            )
+        })?;
         Ok(Self { algorithm, digest })
     }
 }
@@ -108,10 +101,7 @@ fn unhex(text: &str) -> Option<Vec<u8>> {
     if !text.len().is_multiple_of(2) {
         return None;
     }
-    text.as_bytes()
-        .chunks(2)
-        .map(|pair| Some(digit(pair[0])? << 4 | digit(pair[1])?))
-        .collect()
+    text.as_bytes().chunks(2).map(|pair| Some(digit(pair[0])? << 4 | digit(pair[1])?)).collect()
 }
 
 #[derive(Clone)]
@@ -174,22 +164,13 @@ fn hash(algorithm: Algorithm, mut lengths: Vec<u64>, chunks: &Receiver<Vec<u8>>)
         while let Some(len) = lengths.next_if(|&len| len <= at + rest.len() as u64) {
             let (front, behind) = rest.split_at(usize::try_from(len - at).unwrap_or(0));
             hasher.update(front);
-            fronts.push(Front {
-                len,
-                digest: hasher.clone().digest(),
-            });
+            fronts.push(Front { len, digest: hasher.clone().digest() });
             (rest, at) = (behind, len);
         }
         hasher.update(rest);
         at += rest.len() as u64;
     }
-    Hashed {
-        whole: Front {
-            len: at,
-            digest: hasher.digest(),
-        },
-        fronts,
-    }
+    Hashed { whole: Front { len: at, digest: hasher.digest() }, fronts }
 }
 
 /// One reading of the source from its start.
@@ -207,13 +188,7 @@ impl Reading {
         let thread = std::thread::Builder::new()
             .name("checksum".into())
             .spawn(move || hash(algorithm, lengths, &receiver))?;
-        Ok(Self {
-            reader,
-            pending: Vec::with_capacity(CHUNK),
-            chunks,
-            thread,
-            ended: false,
-        })
+        Ok(Self { reader, pending: Vec::with_capacity(CHUNK), chunks, thread, ended: false })
     }
 
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
@@ -233,9 +208,7 @@ impl Reading {
 
     fn hand_over(&mut self) -> io::Result<()> {
         let chunk = std::mem::replace(&mut self.pending, Vec::with_capacity(CHUNK));
-        self.chunks
-            .send(chunk)
-            .map_err(|_| io::Error::other("the checksum's thread has ended"))
+        self.chunks.send(chunk).map_err(|_| io::Error::other("the checksum's thread has ended"))
     }
 
     /// Reads to the end of the source.
@@ -254,9 +227,7 @@ impl Reading {
     fn finish(mut self) -> io::Result<Hashed> {
         self.hand_over()?;
         drop(self.chunks);
-        self.thread
-            .join()
-            .map_err(|_| io::Error::other("the checksum's thread panicked"))
+        self.thread.join().map_err(|_| io::Error::other("the checksum's thread panicked"))
     }
 }
 
@@ -281,10 +252,7 @@ impl State {
         let ended = reading.ended;
         let Hashed { whole, fronts } = reading.finish()?;
         // Fronts longer than this reading stay to be compared.
-        self.changed |= self
-            .fronts
-            .iter()
-            .any(|front| front.len <= whole.len && !fronts.contains(front));
+        self.changed |= self.fronts.iter().any(|front| front.len <= whole.len && !fronts.contains(front));
         self.fronts.retain(|front| front.len > whole.len);
         if !ended {
             self.fronts.push(whole);
@@ -311,11 +279,7 @@ fn locked(state: &Mutex<State>) -> MutexGuard<'_, State> {
 impl Checked {
     /// Wraps `inner`, whose bytes must hash to `expected`.
     pub(crate) fn new(inner: Arc<dyn Source>, expected: Checksum) -> Self {
-        Self {
-            inner,
-            expected,
-            state: Arc::default(),
-        }
+        Self { inner, expected, state: Arc::default() }
     }
 
     /// Reads what is left and compares.
@@ -323,12 +287,8 @@ impl Checked {
     /// # Errors
     /// [`Kind::Checksum`] when the bytes are others, or were others at another reading; else what reading says.
     pub(crate) fn verify(&self, stop: &Stop) -> Result<(), Error> {
-        let failed = |e| {
-            Error::from(disk_image::Error::from_source(
-                "cannot read the rest for the checksum",
-                e,
-            ))
-        };
+        let failed =
+            |e| Error::from(disk_image::Error::from_source("cannot read the rest for the checksum", e));
         let mut state = locked(&self.state);
         if state.complete.is_none() || !state.fronts.is_empty() || state.parked.is_some() {
             let open = |state: &mut State| -> io::Result<()> {
@@ -393,11 +353,7 @@ impl Source for Checked {
         let mut skipped = io::copy(&mut (Passing(&mut reading)).take(range.start), &mut io::sink())?;
         skipped = skipped.min(range.start);
         let left = range.end.saturating_sub(skipped.max(range.start));
-        Ok(Box::new(CheckedReader {
-            reading: Some(reading),
-            left,
-            state: self.state.clone(),
-        }))
+        Ok(Box::new(CheckedReader { reading: Some(reading), left, state: self.state.clone() }))
     }
 }
 
@@ -454,10 +410,7 @@ mod tests {
 
     impl Source for Fickle {
         fn facts(&self) -> Facts {
-            Facts {
-                size: None,
-                access: self.access.clone(),
-            }
+            Facts { size: None, access: self.access.clone() }
         }
 
         fn open(&self, range: Range<u64>) -> io::Result<Box<dyn Read + Send>> {
@@ -472,21 +425,12 @@ mod tests {
     }
 
     fn bytes() -> Vec<u8> {
-        (0..1_000_003u32)
-            .map(|i| u8::try_from(i * 7 % 251).unwrap())
-            .collect()
+        (0..1_000_003u32).map(|i| u8::try_from(i * 7 % 251).unwrap()).collect()
     }
 
     fn checked(later: Option<(usize, Vec<u8>)>) -> Checked {
-        let expected = format!("sha256:{}", hex(&Sha256::digest(bytes())))
-            .parse()
-            .unwrap();
-        let source = Fickle {
-            bytes: bytes(),
-            later,
-            opened: AtomicUsize::new(0),
-            access: Access::Ranges,
-        };
+        let expected = format!("sha256:{}", hex(&Sha256::digest(bytes()))).parse().unwrap();
+        let source = Fickle { bytes: bytes(), later, opened: AtomicUsize::new(0), access: Access::Ranges };
         Checked::new(Arc::new(source), expected)
     }
 
@@ -526,10 +470,7 @@ mod tests {
         for (text, input) in [
             ("md5:900150983cd24fb0d6963f7d28e17f72", "abc"),
             ("sha1:a9993e364706816aba3e25717850c26c9cd0d89d", "abc"),
-            (
-                "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",
-                "abc",
-            ),
+            ("sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad", "abc"),
             (
                 "sha512:ddaf35a193617abacc417349ae20413112e6fa4e89a97ea20a9eeee64b55d39a2192992a274fc1a836ba3c23a3feebbd454d4423643ce80e2a9ac94fa54ca49f",
                 "abc",
@@ -575,11 +516,7 @@ mod tests {
             for first in [true, false] {
                 let mut other = bytes();
                 other[0] ^= 1;
-                let (right, later) = if first {
-                    (other.clone(), bytes())
-                } else {
-                    (bytes(), other)
-                };
+                let (right, later) = if first { (other.clone(), bytes()) } else { (bytes(), other) };
                 let mut source = checked(None);
                 source.inner = Arc::new(Fickle {
                     bytes: right,

@@ -47,10 +47,7 @@ pub(crate) fn clone(source: &File, target: &File, stop: &Stop) -> io::Result<Opt
         return Ok(Some(Method::Shared));
     }
     let kind = rustix::fs::fstatfs(target)?.f_type;
-    if !COPIES_ITSELF
-        .iter()
-        .any(|&magic| i64::from(magic) == i64::from(kind))
-    {
+    if !COPIES_ITSELF.iter().any(|&magic| i64::from(magic) == i64::from(kind)) {
         return Ok(None);
     }
     let (mut read, mut written) = (0u64, 0u64);
@@ -58,10 +55,7 @@ pub(crate) fn clone(source: &File, target: &File, stop: &Stop) -> io::Result<Opt
         stop.check()?;
         match rustix::fs::copy_file_range(source, Some(&mut read), target, Some(&mut written), PIECE) {
             Ok(0) => {
-                return Err(io::Error::new(
-                    io::ErrorKind::UnexpectedEof,
-                    "the source became shorter",
-                ));
+                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the source became shorter"));
             }
             Ok(_) | Err(Errno::INTR) => {}
             Err(_) if written == 0 => return Ok(None),

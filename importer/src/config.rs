@@ -2,7 +2,7 @@
 //! here, before anything is opened. Not here: reading arguments (`args`), the environment or files.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -186,9 +186,7 @@ pub(crate) struct Access {
 
 impl fmt::Debug for Access {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Access")
-            .field("insecure", &self.insecure)
-            .finish_non_exhaustive()
+        f.debug_struct("Access").field("insecure", &self.insecure).finish_non_exhaustive()
     }
 }
 
@@ -203,11 +201,8 @@ pub(crate) struct Proxy {
 impl Proxy {
     /// From variables; the lower-case names are the contract's, upper-case ones are read where these are not set.
     pub(crate) fn from_env(get: impl Fn(&str) -> Option<String>) -> Self {
-        let either = |lower: &str| {
-            get(lower)
-                .or_else(|| get(&lower.to_uppercase()))
-                .filter(|value| !value.is_empty())
-        };
+        let either =
+            |lower: &str| get(lower).or_else(|| get(&lower.to_uppercase())).filter(|value| !value.is_empty());
         // HTTP_PROXY in upper case may come from a request header of a CGI script; curl ignores it, and so do we.
         Self {
             http: get("http_proxy").filter(|v| !v.is_empty()),
@@ -239,7 +234,7 @@ impl Default for Limits {
             memory: 24 << 20,
             connections: 8,
             stall: Duration::from_secs(600),
-            patience: Duration::from_secs(120),
+            patience: Duration::from_secs(300),
         }
     }
 }
@@ -313,10 +308,7 @@ pub(crate) struct Root {
 
 impl Default for Root {
     fn default() -> Self {
-        Self {
-            folder: PathBuf::from("/"),
-            metrics_port: names::METRICS_PORT,
-        }
+        Self { folder: PathBuf::from("/"), metrics_port: names::METRICS_PORT }
     }
 }
 
@@ -372,15 +364,10 @@ impl Config {
         // Upstream: the checksum is for http, and ignored for node pull.
         let checksum = given(checksum)
             .filter(|_| !node_pull)
-            .map(|text| {
-                text.parse()
-                    .map_err(|e: String| Error::usage(format!("IMPORTER_CHECKSUM: {e}")))
-            })
+            .map(|text| text.parse().map_err(|e: String| Error::usage(format!("IMPORTER_CHECKSUM: {e}"))))
             .transpose()?;
-        let user = (!access_key_id.is_empty() || !secret_key.is_empty()).then_some(User {
-            name: access_key_id,
-            secret: secret_key,
-        });
+        let user = (!access_key_id.is_empty() || !secret_key.is_empty())
+            .then_some(User { name: access_key_id, secret: secret_key });
         Ok(Self {
             contract: Contract::Environment,
             location,
@@ -404,10 +391,7 @@ impl Config {
                 done_file: given_path(done_file),
             },
             content,
-            place: Place::Volume {
-                data: root.path(names::DATA_DIR),
-                device: root.path(names::BLOCK_DEVICE),
-            },
+            place: Place::Volume { data: root.path(names::DATA_DIR), device: root.path(names::BLOCK_DEVICE) },
             scratch: Some(root.path(names::SCRATCH_DIR)),
             journal: None,
             size: image_size,
@@ -423,7 +407,7 @@ impl Config {
             output: Output::Text,
             show: Show::None,
             owner_uid,
-            metrics: Some(SocketAddr::from(([0, 0, 0, 0], root.metrics_port))),
+            metrics: Some(SocketAddr::from((Ipv6Addr::UNSPECIFIED, root.metrics_port))),
             termination_log: Some(root.path(names::TERMINATION_LOG)),
         })
     }
@@ -432,23 +416,14 @@ impl Config {
 /// Imports that are out of what this program does.
 fn refuse(job: &Job) -> Result<(), Error> {
     let name = job.source.word();
-    let out = |why: &str| {
-        Err(Error::new(
-            Kind::Refused,
-            format!("{why}; this importer does not do that"),
-        ))
-    };
+    let out = |why: &str| Err(Error::new(Kind::Refused, format!("{why}; this importer does not do that")));
     match job.source {
         SourceKind::Imageio | SourceKind::Vddk | SourceKind::Glance => {
             return out(&format!("the source \"{name}\" is asked for"));
         }
         SourceKind::Http | SourceKind::S3 | SourceKind::Gcs | SourceKind::Registry | SourceKind::None => {}
     }
-    let checkpoints = [
-        &job.current_checkpoint,
-        &job.previous_checkpoint,
-        &job.final_checkpoint,
-    ];
+    let checkpoints = [&job.current_checkpoint, &job.previous_checkpoint, &job.final_checkpoint];
     if checkpoints.iter().any(|checkpoint| !checkpoint.is_empty()) {
         return out("a multi-stage import with checkpoints is asked for");
     }
@@ -488,14 +463,10 @@ fn registry(method: PullMethod, found: Location) -> Result<Location, Error> {
     match method {
         PullMethod::Node => match found {
             Location::Http(url) => Ok(Location::NodePull(url)),
-            other => Err(Error::usage(format!(
-                "node pull needs an http IMPORTER_ENDPOINT, not {other}"
-            ))),
+            other => Err(Error::usage(format!("node pull needs an http IMPORTER_ENDPOINT, not {other}"))),
         },
         PullMethod::Pod if matches!(found, Location::Registry(_) | Location::OciArchive(_)) => Ok(found),
-        PullMethod::Pod => Err(Error::usage(
-            "IMPORTER_ENDPOINT is neither docker:// nor oci-archive:",
-        )),
+        PullMethod::Pod => Err(Error::usage("IMPORTER_ENDPOINT is neither docker:// nor oci-archive:")),
     }
 }
 
@@ -509,11 +480,7 @@ mod tests {
     use super::*;
 
     fn job(source: SourceKind, endpoint: &str) -> Job {
-        Job {
-            source,
-            endpoint: endpoint.into(),
-            ..Job::default()
-        }
+        Job { source, endpoint: endpoint.into(), ..Job::default() }
     }
 
     fn config(job: Job) -> Result<Config, Error> {
@@ -524,56 +491,23 @@ mod tests {
     fn sources_of_the_contract() {
         for (source, endpoint, method, expected) in [
             (SourceKind::None, "", PullMethod::Pod, Some("none")),
-            (
-                SourceKind::Http,
-                "https://h/i.qcow2",
-                PullMethod::Pod,
-                Some("http"),
-            ),
+            (SourceKind::Http, "https://h/i.qcow2", PullMethod::Pod, Some("http")),
             (SourceKind::Http, "", PullMethod::Pod, None),
             (SourceKind::Http, "/etc/passwd", PullMethod::Pod, None),
             (SourceKind::Http, "file:///etc/passwd", PullMethod::Pod, None),
-            (
-                SourceKind::S3,
-                "https://s3.amazonaws.com/b/k",
-                PullMethod::Pod,
-                Some("s3"),
-            ),
+            (SourceKind::S3, "https://s3.amazonaws.com/b/k", PullMethod::Pod, Some("s3")),
             (SourceKind::Gcs, "gs://b/k", PullMethod::Pod, Some("gcs")),
-            (
-                SourceKind::Registry,
-                "docker://r/i:t",
-                PullMethod::Pod,
-                Some("registry"),
-            ),
-            (
-                SourceKind::Registry,
-                "oci-archive:/a.tar",
-                PullMethod::Pod,
-                Some("registry"),
-            ),
-            (
-                SourceKind::Registry,
-                "http://localhost:8100/disk.img",
-                PullMethod::Node,
-                Some("registry"),
-            ),
-            (
-                SourceKind::Registry,
-                "http://localhost:8100/disk.img",
-                PullMethod::Pod,
-                None,
-            ),
+            (SourceKind::Registry, "docker://r/i:t", PullMethod::Pod, Some("registry")),
+            (SourceKind::Registry, "oci-archive:/a.tar", PullMethod::Pod, Some("registry")),
+            (SourceKind::Registry, "http://localhost:8100/disk.img", PullMethod::Node, Some("registry")),
+            (SourceKind::Registry, "http://localhost:8100/disk.img", PullMethod::Pod, None),
             (SourceKind::Registry, "docker://r/i:t", PullMethod::Node, None),
             (SourceKind::Registry, "/local", PullMethod::Pod, None),
             (SourceKind::Imageio, "https://h/", PullMethod::Pod, None),
             (SourceKind::Vddk, "https://h/", PullMethod::Pod, None),
             (SourceKind::Glance, "https://h/", PullMethod::Pod, None),
         ] {
-            let job = Job {
-                pull_method: method,
-                ..job(source, endpoint)
-            };
+            let job = Job { pull_method: method, ..job(source, endpoint) };
             let found = config(job).ok().map(|config| config.location.word());
             assert_eq!(found, expected, "{source:?} {endpoint} {method:?}");
         }
@@ -586,16 +520,10 @@ mod tests {
             assert_eq!(error.kind(), Kind::Refused);
             assert!(error.to_string().contains(source.word()), "{error}");
         }
-        let warm = Job {
-            current_checkpoint: "snap".into(),
-            ..job(SourceKind::Http, "http://h/")
-        };
+        let warm = Job { current_checkpoint: "snap".into(), ..job(SourceKind::Http, "http://h/") };
         assert!(config(warm).unwrap_err().to_string().contains("checkpoints"));
         for source in [SourceKind::Registry, SourceKind::None] {
-            let archive = Job {
-                content: Content::Archive,
-                ..job(source, "docker://r/i")
-            };
+            let archive = Job { content: Content::Archive, ..job(source, "docker://r/i") };
             assert!(config(archive).unwrap_err().to_string().contains("archive"));
         }
     }
@@ -603,27 +531,14 @@ mod tests {
     #[test]
     fn checksums_hold_where_upstream_has_them() {
         let sum = "md5:d41d8cd98f00b204e9800998ecf8427e";
-        let with = |job: Job| {
-            config(Job {
-                checksum: sum.into(),
-                ..job
-            })
-        };
-        assert!(
-            with(job(SourceKind::Http, "http://h/"))
-                .unwrap()
-                .checksum
-                .is_some()
-        );
+        let with = |job: Job| config(Job { checksum: sum.into(), ..job });
+        assert!(with(job(SourceKind::Http, "http://h/")).unwrap().checksum.is_some());
         let node = Job {
             pull_method: PullMethod::Node,
             ..job(SourceKind::Registry, "http://localhost:8100/disk.img")
         };
         assert!(with(node).unwrap().checksum.is_none());
-        let bad = Job {
-            checksum: "crc32:00".into(),
-            ..job(SourceKind::Http, "http://h/")
-        };
+        let bad = Job { checksum: "crc32:00".into(), ..job(SourceKind::Http, "http://h/") };
         assert_eq!(config(bad).unwrap_err().kind(), Kind::Usage);
     }
 
@@ -661,15 +576,9 @@ mod tests {
         }
         let error = Location::parse("https://u:secret@[bad/").unwrap_err();
         assert!(!error.to_string().contains("secret"));
-        let user = User {
-            name: "name".into(),
-            secret: "secret".into(),
-        };
-        let access = Access {
-            user: Some(user),
-            secret_headers: vec!["a: secret".into()],
-            ..Access::default()
-        };
+        let user = User { name: "name".into(), secret: "secret".into() };
+        let access =
+            Access { user: Some(user), secret_headers: vec!["a: secret".into()], ..Access::default() };
         assert!(!format!("{access:?}").contains("secret"));
     }
 }

@@ -47,11 +47,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let stopping = match Stopping::watch() {
         Ok(stopping) => stopping,
         Err(error) => {
-            return say(&plain_failure(&Error::with(
-                Kind::Process,
-                "cannot watch for signals",
-                error,
-            )));
+            return say(&plain_failure(&Error::with(Kind::Process, "cannot watch for signals", error)));
         }
     };
     match args.asked(terminal, |name| std::env::var(name).ok()) {
@@ -64,10 +60,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(Asked::Inspect(asked)) => {
             start_logs(logs.v, LevelFilter::WARN, logs.log_json);
             let answer = match inspect::inspect(&asked, &stopping.stop) {
-                Ok(text) => Answer {
-                    stdout: Some(text),
-                    ..Answer::default()
-                },
+                Ok(text) => Answer { stdout: Some(text), ..Answer::default() },
                 Err(error) => {
                     let asked = report::Asked {
                         contract: Contract::CommandLine,
@@ -105,12 +98,7 @@ fn by_environment(stopping: &Stopping) -> ExitCode {
     let variables: Vec<(String, String)> = std::env::vars_os()
         .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
         .collect();
-    let get = |name: &str| {
-        variables
-            .iter()
-            .find(|(key, _)| key == name)
-            .map(|(_, value)| value.as_str())
-    };
+    let get = |name: &str| variables.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
     let root = Root {
         folder: PathBuf::from(get(ROOT_VARIABLE).unwrap_or("/")),
         metrics_port: get(METRICS_PORT_VARIABLE)
@@ -133,32 +121,18 @@ fn by_environment(stopping: &Stopping) -> ExitCode {
                 scratch_mounted: false,
                 signal: None,
             };
-            finish(
-                &report::answer(asked, &Err(error)),
-                Some(&root.path(names::TERMINATION_LOG)),
-            )
+            finish(&report::answer(asked, &Err(error)), Some(&root.path(names::TERMINATION_LOG)))
         }
     }
 }
 
 /// Header lines of mounted Secrets: one header per file that is not hidden, in folders in the order of their names.
 fn secret_headers(folder: &Path) -> Result<Vec<String>, Error> {
-    let failed = |e| {
-        Error::with(
-            Kind::Usage,
-            format!("cannot read the headers in {}", folder.display()),
-            e,
-        )
-    };
+    let failed = |e| Error::with(Kind::Usage, format!("cannot read the headers in {}", folder.display()), e);
     let sorted = |folder: &Path| -> io::Result<Vec<PathBuf>> {
-        let mut paths = std::fs::read_dir(folder)?
-            .map(|e| e.map(|e| e.path()))
-            .collect::<io::Result<Vec<_>>>()?;
-        paths.retain(|path| {
-            !path
-                .file_name()
-                .is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
-        });
+        let mut paths =
+            std::fs::read_dir(folder)?.map(|e| e.map(|e| e.path())).collect::<io::Result<Vec<_>>>()?;
+        paths.retain(|path| !path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b".")));
         paths.sort();
         Ok(paths)
     };
@@ -167,28 +141,16 @@ fn secret_headers(folder: &Path) -> Result<Vec<String>, Error> {
         return Ok(lines);
     }
     for secret in sorted(folder).map_err(failed)? {
-        let files = if secret.is_dir() {
-            sorted(&secret).map_err(failed)?
-        } else {
-            vec![secret]
-        };
+        let files = if secret.is_dir() { sorted(&secret).map_err(failed)? } else { vec![secret] };
         for file in files.iter().filter(|file| file.is_file()) {
-            lines.push(
-                std::fs::read_to_string(file)
-                    .map_err(failed)?
-                    .trim_end()
-                    .to_owned(),
-            );
+            lines.push(std::fs::read_to_string(file).map_err(failed)?.trim_end().to_owned());
         }
     }
     Ok(lines)
 }
 
 fn import(config: &Config, stopping: &Stopping) -> ExitCode {
-    let session = Session {
-        stop: stopping.stop.clone(),
-        ..Session::default()
-    };
+    let session = Session { stop: stopping.stop.clone(), ..Session::default() };
     if let Some(address) = config.metrics {
         progress::serve(&session.meter, &config.owner_uid, address);
     }
@@ -196,10 +158,7 @@ fn import(config: &Config, stopping: &Stopping) -> ExitCode {
     let shown = Shown::start(&session.meter, config.show);
     let outcome = apply::import(config, &session);
     drop(shown);
-    let answer = report::answer(
-        report::Asked::of(config, scratch_mounted, stopping.signal()),
-        &outcome,
-    );
+    let answer = report::answer(report::Asked::of(config, scratch_mounted, stopping.signal()), &outcome);
     finish(&answer, config.termination_log.as_deref())
 }
 
@@ -247,10 +206,7 @@ struct Stopping {
 
 impl Stopping {
     fn watch() -> io::Result<Self> {
-        let stopping = Self {
-            stop: Stop::new(),
-            signal: Arc::default(),
-        };
+        let stopping = Self { stop: Stop::new(), signal: Arc::default() };
         let told = stopping.clone();
         serve::signals::watch(move |signal| {
             if told.signal.swap(signal.exit_code(), Ordering::AcqRel) != 0 {
@@ -260,14 +216,10 @@ impl Stopping {
             told.stop.set();
             let code = i32::from(signal.exit_code());
             // What is not journaled by then is done again next time.
-            drop(
-                std::thread::Builder::new()
-                    .name("watchdog".into())
-                    .spawn(move || {
-                        std::thread::sleep(LAST_MOMENT);
-                        leave(code);
-                    }),
-            );
+            drop(std::thread::Builder::new().name("watchdog".into()).spawn(move || {
+                std::thread::sleep(LAST_MOMENT);
+                leave(code);
+            }));
         })?;
         Ok(stopping)
     }
@@ -277,10 +229,7 @@ impl Stopping {
     }
 }
 
-#[expect(
-    clippy::exit,
-    reason = "something hangs and the process has promised to be gone"
-)]
+#[expect(clippy::exit, reason = "something hangs and the process has promised to be gone")]
 fn leave(code: i32) -> ! {
     std::process::exit(code)
 }

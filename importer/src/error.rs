@@ -4,6 +4,8 @@
 use std::error::Error as StdError;
 use std::fmt;
 
+use crate::source::remote::below;
+
 /// What went wrong, as far as somebody acts differently on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -38,11 +40,7 @@ pub struct Error {
 impl Error {
     /// An error of `kind` with a sentence that says what, where and what to do.
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
-        Self {
-            kind,
-            message: message.into(),
-            source: None,
-        }
+        Self { kind, message: message.into(), source: None }
     }
 
     /// The same with the error below it.
@@ -51,11 +49,7 @@ impl Error {
         message: impl Into<String>,
         source: impl Into<Box<dyn StdError + Send + Sync>>,
     ) -> Self {
-        Self {
-            kind,
-            message: message.into(),
-            source: Some(source.into()),
-        }
+        Self { kind, message: message.into(), source: Some(source.into()) }
     }
 
     /// Shorthand for [`Kind::Usage`].
@@ -98,18 +92,7 @@ impl From<disk_image::Error> for Error {
 
 /// The kind of an [`Error`] of this crate somewhere below `error`.
 fn carried(error: &(dyn StdError + 'static)) -> Option<Kind> {
-    let mut below = Some(error);
-    while let Some(error) = below {
-        if let Some(ours) = error.downcast_ref::<Error>() {
-            return Some(ours.kind);
-        }
-        let inner = error.downcast_ref::<std::io::Error>().and_then(|e| e.get_ref());
-        below = match inner {
-            Some(inner) => Some(inner),
-            None => error.source(),
-        };
-    }
-    None
+    below(error).find_map(|error| error.downcast_ref::<Error>()).map(Error::kind)
 }
 
 impl fmt::Display for Error {

@@ -21,7 +21,6 @@ struct Seen {
     virtual_size: Option<u64>,
     source_size: Option<u64>,
     reading: String,
-    streamable: bool,
     looks_like: Option<&'static str>,
     bytes_read: u64,
 }
@@ -50,12 +49,7 @@ pub(crate) fn inspect(asked: &Inspect, stop: &Stop) -> Result<String, Error> {
         virtual_size: image.virtual_size(),
         source_size,
         reading: image.way().to_string(),
-        streamable: true,
-        looks_like: if image.is_tar() {
-            Some("a tar archive")
-        } else {
-            image.foreign()
-        },
+        looks_like: if image.is_tar() { Some("a tar archive") } else { image.foreign() },
         bytes_read: progress.read(),
     };
     Ok(match asked.output {
@@ -66,10 +60,7 @@ pub(crate) fn inspect(asked: &Inspect, stop: &Stop) -> Result<String, Error> {
 
 fn text(seen: &Seen) -> String {
     let bytes = |n: Option<u64>| {
-        n.map_or_else(
-            || "not known before the end".to_owned(),
-            |n| format!("{n} ({})", size(n)),
-        )
+        n.map_or_else(|| "not known before the end".to_owned(), |n| format!("{n} ({})", size(n)))
     };
     let mut text = format!(
         "source:       {}\nsource size:  {}\nformat:       {}\ncompression:  {}\nvirtual size: {}\nread as:      {}",

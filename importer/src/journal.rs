@@ -44,18 +44,9 @@ impl Head {
     /// since addresses carry secrets.
     pub(crate) fn new(identity: Option<&str>, node: u64, size: Option<u64>, format: String) -> Self {
         let source = identity.map(|identity| {
-            Sha256::digest(identity.as_bytes())
-                .iter()
-                .map(|byte| format!("{byte:02x}"))
-                .collect()
+            Sha256::digest(identity.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
         });
-        Self {
-            version: VERSION,
-            source,
-            node,
-            size,
-            format,
-        }
+        Self { version: VERSION, source, node, size, format }
     }
 
     /// The same import onto the file or device `node`.
@@ -122,11 +113,7 @@ fn parse(bytes: &[u8]) -> Option<Found> {
     if head.version != VERSION {
         return None;
     }
-    let mut found = Found {
-        head,
-        done: RangeSet::new(),
-        sound: first.len() as u64,
-    };
+    let mut found = Found { head, done: RangeSet::new(), sound: first.len() as u64 };
     for line in lines {
         let Some(Done { done }) = record(line).and_then(|json| serde_json::from_slice(json).ok()) else {
             break;
@@ -176,11 +163,7 @@ impl Journal {
         let mut file = OpenOptions::new().write(true).open(path)?;
         file.set_len(found.sound)?;
         file.seek(SeekFrom::End(0))?;
-        Ok(Self {
-            file,
-            path: path.to_owned(),
-            done: found.done,
-        })
+        Ok(Self { file, path: path.to_owned(), done: found.done })
     }
 
     /// Starts a new one in place of whatever is there; durable when this returns.
@@ -196,11 +179,7 @@ impl Journal {
         file.sync_all()?;
         std::fs::rename(&fresh, path)?;
         sync_folder(path)?;
-        Ok(Self {
-            file,
-            path: path.to_owned(),
-            done: RangeSet::new(),
-        })
+        Ok(Self { file, path: path.to_owned(), done: RangeSet::new() })
     }
 
     /// Removes the journal: the import is complete, or never was.
@@ -251,12 +230,7 @@ mod tests {
     use super::*;
 
     fn head() -> Head {
-        Head::new(
-            Some("https://host/image etag=1"),
-            7,
-            Some(1 << 30),
-            "qcow2".into(),
-        )
+        Head::new(Some("https://host/image etag=1"), 7, Some(1 << 30), "qcow2".into())
     }
 
     fn set(ranges: &[Range<u64>]) -> RangeSet {
@@ -333,10 +307,7 @@ mod tests {
                 if let Some(found) = parse(&bytes) {
                     assert!(found.head == head() && found.done.iter().all(|range| all.contains(&range)));
                     // The case of a hex digit is the one thing that may change without being noticed.
-                    assert!(
-                        found.done != all || bytes.eq_ignore_ascii_case(&whole),
-                        "byte {at} bit {bit}"
-                    );
+                    assert!(found.done != all || bytes.eq_ignore_ascii_case(&whole), "byte {at} bit {bit}");
                 }
             }
         }
@@ -347,24 +318,9 @@ mod tests {
         let head = head();
         assert!(head.continues(&head.clone()));
         for other in [
-            Head::new(
-                Some("https://host/image etag=2"),
-                7,
-                Some(1 << 30),
-                "qcow2".into(),
-            ),
-            Head::new(
-                Some("https://host/image etag=1"),
-                8,
-                Some(1 << 30),
-                "qcow2".into(),
-            ),
-            Head::new(
-                Some("https://host/image etag=1"),
-                7,
-                Some(1 << 29),
-                "qcow2".into(),
-            ),
+            Head::new(Some("https://host/image etag=2"), 7, Some(1 << 30), "qcow2".into()),
+            Head::new(Some("https://host/image etag=1"), 8, Some(1 << 30), "qcow2".into()),
+            Head::new(Some("https://host/image etag=1"), 7, Some(1 << 29), "qcow2".into()),
             Head::new(Some("https://host/image etag=1"), 7, None, "qcow2".into()),
             Head::new(Some("https://host/image etag=1"), 7, Some(1 << 30), "raw".into()),
             Head::new(None, 7, Some(1 << 30), "qcow2".into()),
@@ -381,11 +337,7 @@ mod tests {
         for bytes in ["", "\n", "00000000 {}\n", "some text", "zzzzzzzz {}\n", "ééééé\n"] {
             assert_eq!(parse(bytes.as_bytes()), None, "{bytes:?}");
         }
-        let reversed = [
-            line(&head()).unwrap(),
-            line(&Done { done: vec![(9, 3)] }).unwrap(),
-        ]
-        .concat();
+        let reversed = [line(&head()).unwrap(), line(&Done { done: vec![(9, 3)] }).unwrap()].concat();
         assert!(parse(&reversed).unwrap().done.is_empty());
         let newer = line(&Head { version: 2, ..head() }).unwrap();
         assert_eq!(parse(&newer), None);
@@ -394,10 +346,7 @@ mod tests {
     #[test]
     fn names_in_a_folder_do_not_collide() {
         let folder = Some(Path::new("/j"));
-        assert_ne!(
-            path_for(Path::new("/a/disk.img"), folder),
-            path_for(Path::new("/b/disk.img"), folder)
-        );
+        assert_ne!(path_for(Path::new("/a/disk.img"), folder), path_for(Path::new("/b/disk.img"), folder));
         assert!(path_for(Path::new("/dev/vda"), folder).starts_with("/j"));
     }
 }

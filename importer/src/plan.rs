@@ -99,9 +99,7 @@ pub(crate) fn final_size(virtual_size: u64, available: u64, overhead: f64, reque
 pub(crate) fn blank_size(available: u64, overhead: f64, request: Option<u64>) -> Result<u64, Error> {
     match request {
         Some(request) => Ok(request.min(usable(available, overhead))),
-        None => Err(Error::usage(
-            "an empty disk needs a size: give --size (or IMPORTER_IMAGE_SIZE)",
-        )),
+        None => Err(Error::usage("an empty disk needs a size: give --size (or IMPORTER_IMAGE_SIZE)")),
     }
 }
 
@@ -127,10 +125,7 @@ pub(crate) fn foreign(contract: Contract, format_given: bool, seen: Option<&str>
         Contract::CommandLine if format_given => Ok(Foreign::No),
         Contract::CommandLine => Err(Error::new(
             Kind::Refused,
-            format!(
-                "the content looks like {seen}, not like a disk image; {}",
-                advice(seen)
-            ),
+            format!("the content looks like {seen}, not like a disk image; {}", advice(seen)),
         )),
     }
 }
@@ -206,35 +201,16 @@ pub(crate) fn existing(
 ) -> Result<Resume, Error> {
     match (file, contract) {
         (None, _) => Ok(Resume::Fresh),
-        (
-            Some(Existing {
-                ours: true,
-                same_image: true,
-                ..
-            }),
-            _,
-        ) => Ok(Resume::Continue),
-        (
-            Some(Existing {
-                ours: true,
-                same_image: false,
-                ..
-            }),
-            _,
-        ) => Ok(Resume::Restart),
-        (
-            Some(Existing {
-                content: true,
-                ours: false,
-                ..
-            }),
-            Contract::CommandLine,
-        ) if !force => Err(Error::new(
-            Kind::Target,
-            format!(
-                "{shown} exists and is no unfinished import; give --force to overwrite it, or another name"
-            ),
-        )),
+        (Some(Existing { ours: true, same_image: true, .. }), _) => Ok(Resume::Continue),
+        (Some(Existing { ours: true, same_image: false, .. }), _) => Ok(Resume::Restart),
+        (Some(Existing { content: true, ours: false, .. }), Contract::CommandLine) if !force => {
+            Err(Error::new(
+                Kind::Target,
+                format!(
+                    "{shown} exists and is no unfinished import; give --force to overwrite it, or another name"
+                ),
+            ))
+        }
         (Some(Existing { ours: false, .. }), _) => Ok(Resume::Restart),
     }
 }
@@ -362,30 +338,14 @@ mod tests {
     #[test]
     fn existing_files() {
         use Contract::{CommandLine, Environment};
-        let file = |content, ours, same_image| {
-            Some(Existing {
-                content,
-                ours,
-                same_image,
-            })
-        };
+        let file = |content, ours, same_image| Some(Existing { content, ours, same_image });
         for (contract, force, found, expected) in [
             (Environment, false, None, Some(Resume::Fresh)),
-            (
-                Environment,
-                false,
-                file(true, false, false),
-                Some(Resume::Restart),
-            ),
+            (Environment, false, file(true, false, false), Some(Resume::Restart)),
             (Environment, false, file(true, true, true), Some(Resume::Continue)),
             (Environment, false, file(true, true, false), Some(Resume::Restart)),
             (CommandLine, false, None, Some(Resume::Fresh)),
-            (
-                CommandLine,
-                false,
-                file(false, false, false),
-                Some(Resume::Restart),
-            ),
+            (CommandLine, false, file(false, false, false), Some(Resume::Restart)),
             (CommandLine, false, file(true, false, false), None),
             (CommandLine, true, file(true, false, false), Some(Resume::Restart)),
             (CommandLine, false, file(true, true, true), Some(Resume::Continue)),

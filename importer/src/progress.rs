@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 use std::io::Write as _;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -13,6 +13,8 @@ use api::names;
 use disk_image::transfer::Progress;
 use disk_image::write::Engine;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use serve::https::Route;
 
 use crate::config::Show;
 use crate::report::size;
@@ -87,21 +89,14 @@ impl Meter {
             decimal(self.percent()),
         );
         for (name, help, value) in [
-            (
-                "ferrovirt_import_read_bytes_total",
-                "Bytes read from the source",
-                self.transfer.read(),
-            ),
+            ("ferrovirt_import_read_bytes_total", "Bytes read from the source", self.transfer.read()),
             (
                 "ferrovirt_import_written_bytes_total",
                 "Bytes of data written to the target",
                 self.transfer.written(),
             ),
         ] {
-            let _infallible = write!(
-                page,
-                "# HELP {name} {help}\n# TYPE {name} counter\n{name} {value}\n"
-            );
+            let _infallible = write!(page, "# HELP {name} {help}\n# TYPE {name} counter\n{name} {value}\n");
         }
         if let Some(engine) = &*self.told.engine.lock().unwrap_or_else(PoisonError::into_inner) {
             let name = "ferrovirt_import_engine_info";
@@ -123,34 +118,26 @@ fn decimal(percent: f64) -> String {
 }
 
 fn label(value: &str) -> String {
-    value
-        .replace('\\', "\\\\")
-        .replace('"', "\\\"")
-        .replace('\n', "\\n")
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
-/// Serves the metrics; gives the address in use. That nobody can look is no reason not to import: failing is a warning.
-pub(crate) fn serve(meter: &Meter, owner_uid: &str, address: SocketAddr) -> Option<SocketAddr> {
-    let (meter, owner) = (meter.clone(), owner_uid.to_owned());
-    let routes = vec![
-        serve::https::Route {
-            path: names::METRICS_PATH,
-            body: Box::new(move || meter.metrics(&owner)),
-        },
-        serve::https::Route {
-            path: names::HEALTH_PATH,
-            body: Box::new(|| "ok\n".to_owned()),
-        },
-    ];
-    match serve::https::serve(address, routes) {
-        Ok(local) => {
-            tracing::info!(%local, "serving metrics");
-            Some(local)
-        }
-        Err(error) => {
-            tracing::warn!(error = crate::report::chain(&error), "metrics are not served");
-            None
-        }
+/// Serves the metrics. That nobody can look is no reason not to import: failing is a warning.
+pub(crate) fn serve(meter: &Meter, owner_uid: &str, address: SocketAddr) {
+    let routes = || {
+        let (meter, owner) = (meter.clone(), owner_uid.to_owned());
+        vec![
+            Route { path: names::METRICS_PATH, body: Box::new(move || meter.metrics(&owner)) },
+            Route { path: names::HEALTH_PATH, body: Box::new(|| "ok\n".to_owned()) },
+        ]
+    };
+    let mut served = serve::https::serve(address, routes());
+    if served.is_err() && address.ip() == Ipv6Addr::UNSPECIFIED {
+        // A kernel without IPv6.
+        served = serve::https::serve(SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port())), routes());
+    }
+    match served {
+        Ok(local) => tracing::info!(%local, "serving metrics"),
+        Err(error) => tracing::warn!(error = crate::report::chain(&error), "metrics are not served"),
     }
 }
 
@@ -169,14 +156,12 @@ impl Shown {
         let thread = match show {
             Show::None => None,
             // A thread that cannot be started only means that nothing is shown.
-            Show::Bar => std::thread::Builder::new()
-                .name("progress".into())
-                .spawn(move || bar(&meter, &end))
-                .ok(),
-            Show::Plain => std::thread::Builder::new()
-                .name("progress".into())
-                .spawn(move || lines(&meter, &end))
-                .ok(),
+            Show::Bar => {
+                std::thread::Builder::new().name("progress".into()).spawn(move || bar(&meter, &end)).ok()
+            }
+            Show::Plain => {
+                std::thread::Builder::new().name("progress".into()).spawn(move || lines(&meter, &end)).ok()
+            }
         };
         Self { ended, thread }
     }
@@ -202,11 +187,7 @@ struct Pace {
 impl Pace {
     fn new() -> Self {
         let now = Instant::now();
-        Self {
-            started: now,
-            last: (now, 0),
-            rate: 0.0,
-        }
+        Self { started: now, last: (now, 0), rate: 0.0 }
     }
 
     /// Bytes per second, smoothed over a few seconds.
@@ -215,11 +196,7 @@ impl Pace {
         let past = self.last.0.elapsed().as_secs_f64();
         if past > 0.05 {
             let now = bytes.saturating_sub(self.last.1) as f64 / past;
-            let weight = if self.rate == 0.0 {
-                1.0
-            } else {
-                (past / 3.0).min(1.0)
-            };
+            let weight = if self.rate == 0.0 { 1.0 } else { (past / 3.0).min(1.0) };
             self.rate += (now - self.rate) * weight;
             self.last = (Instant::now(), bytes);
         }
@@ -228,9 +205,7 @@ impl Pace {
 
     fn remaining(&self, percent: f64) -> Option<Duration> {
         let seconds = self.started.elapsed().as_secs_f64() / percent * (100.0 - percent);
-        (percent >= 1.0)
-            .then(|| Duration::try_from_secs_f64(seconds).ok())
-            .flatten()
+        (percent >= 1.0).then(|| Duration::try_from_secs_f64(seconds).ok()).flatten()
     }
 
     /// "12.0 MiB/s, 1:05 left".
@@ -259,11 +234,7 @@ fn bar(meter: &Meter, end: &AtomicBool) {
     serve::logs::write_inside(Box::new(move |write| shown.suspend(write)));
     let mut pace = Pace::new();
     while !end.load(Ordering::Relaxed) {
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "0 to 10 000"
-        )]
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 10 000")]
         bar.set_position((meter.percent() * 100.0) as u64);
         bar.set_prefix(meter.current_phase());
         bar.set_message(pace.words(meter));
@@ -301,35 +272,19 @@ mod tests {
     fn the_metric_is_what_the_controller_looks_for() {
         let meter = Meter::default();
         let line = |meter: &Meter| {
-            meter
-                .metrics("1-2-3")
-                .lines()
-                .find(|l| l.starts_with(names::IMPORT_PROGRESS))
-                .unwrap()
-                .to_owned()
+            meter.metrics("1-2-3").lines().find(|l| l.starts_with(names::IMPORT_PROGRESS)).unwrap().to_owned()
         };
-        assert_eq!(
-            line(&meter),
-            r#"kubevirt_cdi_import_progress_total{ownerUID="1-2-3"} 0"#
-        );
+        assert_eq!(line(&meter), r#"kubevirt_cdi_import_progress_total{ownerUID="1-2-3"} 0"#);
         meter.complete();
-        assert_eq!(
-            line(&meter),
-            r#"kubevirt_cdi_import_progress_total{ownerUID="1-2-3"} 100"#
-        );
+        assert_eq!(line(&meter), r#"kubevirt_cdi_import_progress_total{ownerUID="1-2-3"} 100"#);
         assert!(meter.metrics("a\"\\\n").contains(r#"{ownerUID="a\"\\\n"} "#));
     }
 
     #[test]
     fn percents_are_plain_decimals() {
-        for (percent, text) in [
-            (0.0, "0"),
-            (0.0001, "0"),
-            (12.345, "12.35"),
-            (50.0, "50"),
-            (99.999, "100"),
-            (7.5, "7.5"),
-        ] {
+        for (percent, text) in
+            [(0.0, "0"), (0.0001, "0"), (12.345, "12.35"), (50.0, "50"), (99.999, "100"), (7.5, "7.5")]
+        {
             assert_eq!(decimal(percent), text);
         }
     }

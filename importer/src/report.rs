@@ -104,10 +104,7 @@ fn environment_done(done: &Done) -> Answer {
         message: Some(message),
         ..Outcome::default()
     };
-    Answer {
-        termination: Some(outcome.to_line()),
-        ..Answer::default()
-    }
+    Answer { termination: Some(outcome.to_line()), ..Answer::default() }
 }
 
 fn environment_failed(asked: Asked<'_>, error: &Error) -> Answer {
@@ -117,27 +114,17 @@ fn environment_failed(asked: Asked<'_>, error: &Error) -> Answer {
         termination: Some(text),
         stdout: None,
     };
-    let process = |error: &Error| {
-        exit_with(
-            1,
-            one_line(&format!("Unable to process data: {}", contract_chain(error))),
-        )
-    };
+    let process =
+        |error: &Error| exit_with(1, one_line(&format!("Unable to process data: {}", contract_chain(error))));
     match error.kind() {
-        Kind::Checksum => Answer {
-            stderr: Some(chain(error)),
-            ..answer_line(&Outcome::message(chain(error)))
-        },
+        Kind::Checksum => {
+            Answer { stderr: Some(chain(error)), ..answer_line(&Outcome::message(chain(error))) }
+        }
         Kind::NeedsScratch => match plan::unstreamable(asked.contract, asked.scratch_mounted) {
             Unstreamable::AskForScratch => {
-                let outcome = Outcome {
-                    scratch_space_required: Some(true),
-                    ..Outcome::message(chain(error))
-                };
-                Answer {
-                    stderr: Some(chain(error)),
-                    ..answer_line(&outcome)
-                }
+                let outcome =
+                    Outcome { scratch_space_required: Some(true), ..Outcome::message(chain(error)) };
+                Answer { stderr: Some(chain(error)), ..answer_line(&outcome) }
             }
             Unstreamable::Fail => process(error),
         },
@@ -145,25 +132,16 @@ fn environment_failed(asked: Asked<'_>, error: &Error) -> Answer {
             let word = asked.location.map_or("unknown", Location::word);
             exit_with(
                 1,
-                one_line(&format!(
-                    "Unable to connect to {word} data source: {}",
-                    contract_chain(error)
-                )),
+                one_line(&format!("Unable to connect to {word} data source: {}", contract_chain(error))),
             )
         }
-        Kind::Stopped => Answer {
-            exit: asked.signal.unwrap_or(1),
-            ..process(error)
-        },
+        Kind::Stopped => Answer { exit: asked.signal.unwrap_or(1), ..process(error) },
         Kind::Usage | Kind::Refused | Kind::NoRoom | Kind::Target | Kind::Process => process(error),
     }
 }
 
 fn answer_line(outcome: &Outcome) -> Answer {
-    Answer {
-        termination: Some(outcome.to_line()),
-        ..Answer::default()
-    }
+    Answer { termination: Some(outcome.to_line()), ..Answer::default() }
 }
 
 fn command_done(asked: Asked<'_>, done: &Done) -> Answer {
@@ -172,20 +150,12 @@ fn command_done(asked: Asked<'_>, done: &Done) -> Answer {
         Output::Text => {
             let mut text = format!(
                 "{} in {:.1} s: {} read, {} written, {} of zeroes skipped, {}",
-                if done.format.is_empty() {
-                    "done"
-                } else {
-                    "imported"
-                },
+                if done.format.is_empty() { "done" } else { "imported" },
                 done.seconds,
                 size(done.bytes_read),
                 size(done.bytes_written),
                 size(done.zeroes_skipped),
-                if done.engine.is_empty() {
-                    "no engine"
-                } else {
-                    &done.engine
-                },
+                if done.engine.is_empty() { "no engine" } else { &done.engine },
             );
             if done.bytes_resumed > 0 {
                 let _infallible = write!(text, "; {} were there already", size(done.bytes_resumed));
@@ -196,10 +166,7 @@ fn command_done(asked: Asked<'_>, done: &Done) -> Answer {
             Some(text)
         }
     };
-    Answer {
-        stdout,
-        ..Answer::default()
-    }
+    Answer { stdout, ..Answer::default() }
 }
 
 #[derive(Serialize)]
@@ -222,21 +189,12 @@ fn command_failed(asked: Asked<'_>, error: &Error) -> Answer {
     }
     let stdout = match asked.output {
         Output::Json => {
-            let failure = Failure {
-                error: text.clone(),
-                kind: kind_word(error.kind()),
-                exit_code: exit,
-            };
+            let failure = Failure { error: text.clone(), kind: kind_word(error.kind()), exit_code: exit };
             serde_json::to_string(&failure).ok()
         }
         Output::Text => None,
     };
-    Answer {
-        exit,
-        termination: None,
-        stdout,
-        stderr: Some(format!("importer: {text}")),
-    }
+    Answer { exit, termination: None, stdout, stderr: Some(format!("importer: {text}")) }
 }
 
 /// Exit codes of the command line, documented in its help. They never change meaning.
@@ -292,17 +250,11 @@ fn contract_chain(error: &(dyn StdError + 'static)) -> String {
 
 /// One line that fits the termination log: plain text is cut at its end.
 fn one_line(text: &str) -> String {
-    let mut line: String = text
-        .split(['\n', '\r'])
-        .map(str::trim)
-        .filter(|l| !l.is_empty())
-        .collect::<Vec<_>>()
-        .join("; ");
+    let mut line: String =
+        text.split(['\n', '\r']).map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join("; ");
     if line.len() > TERMINATION_LOG_MAX {
-        let end = (0..=TERMINATION_LOG_MAX - "…".len())
-            .rev()
-            .find(|&i| line.is_char_boundary(i))
-            .unwrap_or(0);
+        let end =
+            (0..=TERMINATION_LOG_MAX - "…".len()).rev().find(|&i| line.is_char_boundary(i)).unwrap_or(0);
         line.truncate(end);
         line.push('…');
     }
@@ -315,11 +267,7 @@ pub(crate) fn size(bytes: u64) -> String {
     let mut value = bytes as f64;
     for unit in ["B", "KiB", "MiB", "GiB", "TiB"] {
         if value < 1024.0 {
-            return if unit == "B" {
-                format!("{bytes} B")
-            } else {
-                format!("{value:.1} {unit}")
-            };
+            return if unit == "B" { format!("{bytes} B") } else { format!("{value:.1} {unit}") };
         }
         value /= 1024.0;
     }
@@ -353,35 +301,20 @@ mod tests {
     fn success_says_import_complete() {
         let answer = environment(&Ok(Done::default()));
         assert_eq!(answer.exit, 0);
-        assert_eq!(
-            answer.termination.as_deref(),
-            Some(r#"{"message":"Import Complete"}"#)
-        );
-        let done = Done {
-            preallocated: true,
-            ..Done::default()
-        };
+        assert_eq!(answer.termination.as_deref(), Some(r#"{"message":"Import Complete"}"#));
+        let done = Done { preallocated: true, ..Done::default() };
         assert_eq!(
             environment(&Ok(done)).termination.as_deref(),
             Some(r#"{"preallocationApplied":true,"message":"Import Complete"}"#)
         );
-        let done = Done {
-            silent: true,
-            ..Done::default()
-        };
+        let done = Done { silent: true, ..Done::default() };
         assert_eq!(environment(&Ok(done)), Answer::default());
-        let done = Done {
-            warnings: vec!["looks like HTML".into()],
-            ..Done::default()
-        };
+        let done = Done { warnings: vec!["looks like HTML".into()], ..Done::default() };
         assert_eq!(
             environment(&Ok(done)).termination.as_deref(),
             Some(r#"{"message":"Import Complete; warning: looks like HTML"}"#)
         );
-        let done = Done {
-            labels: [("k".to_owned(), "v".to_owned())].into(),
-            ..Done::default()
-        };
+        let done = Done { labels: [("k".to_owned(), "v".to_owned())].into(), ..Done::default() };
         assert_eq!(
             environment(&Ok(done)).termination.as_deref(),
             Some(r#"{"labels":{"k":"v"},"message":"Import Complete"}"#)
@@ -422,10 +355,7 @@ mod tests {
 
     #[test]
     fn a_checksum_mismatch_is_exit_0() {
-        let answer = environment(&Err(Error::new(
-            Kind::Checksum,
-            "checksum mismatch: expected a, got b",
-        )));
+        let answer = environment(&Err(Error::new(Kind::Checksum, "checksum mismatch: expected a, got b")));
         assert_eq!(answer.exit, 0);
         assert_eq!(
             answer.termination.as_deref(),
@@ -466,37 +396,22 @@ mod tests {
             (Kind::NeedsScratch, 8),
             (Kind::Stopped, 130),
         ] {
-            let answer = answer(
-                asked(Contract::CommandLine, &location),
-                &Err(Error::new(kind, "why")),
-            );
+            let answer = answer(asked(Contract::CommandLine, &location), &Err(Error::new(kind, "why")));
             assert_eq!((answer.exit, answer.termination), (code, None), "{kind:?}");
             assert!(answer.stderr.unwrap().starts_with("importer: why"));
         }
-        let stopped = Asked {
-            signal: Some(143),
-            ..asked(Contract::CommandLine, &location)
-        };
+        let stopped = Asked { signal: Some(143), ..asked(Contract::CommandLine, &location) };
         assert_eq!(answer(stopped, &Err(Error::new(Kind::Stopped, "s"))).exit, 143);
-        let json = Asked {
-            output: Output::Json,
-            ..asked(Contract::CommandLine, &location)
-        };
+        let json = Asked { output: Output::Json, ..asked(Contract::CommandLine, &location) };
         assert_eq!(
-            answer(json, &Err(Error::new(Kind::Refused, "no disk")))
-                .stdout
-                .as_deref(),
+            answer(json, &Err(Error::new(Kind::Refused, "no disk"))).stdout.as_deref(),
             Some(r#"{"error":"no disk","kind":"refused","exit_code":4}"#)
         );
     }
 
     #[test]
     fn chains_say_each_thing_once() {
-        let error = Error::with(
-            Kind::Process,
-            "a",
-            Error::with(Kind::Process, "b", Error::usage("c")),
-        );
+        let error = Error::with(Kind::Process, "a", Error::with(Kind::Process, "b", Error::usage("c")));
         assert_eq!(chain(&error), "a: b: c");
         let repeated = Error::with(Kind::Process, "a: b", Error::usage("b"));
         assert_eq!(chain(&repeated), "a: b");

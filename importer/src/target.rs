@@ -31,10 +31,7 @@ pub(crate) fn look(path: &Path) -> Result<Stands, Error> {
             return if folder.is_dir() {
                 Ok(Stands::Nothing)
             } else {
-                Err(Error::new(
-                    Kind::Target,
-                    format!("the folder {} does not exist", folder.display()),
-                ))
+                Err(Error::new(Kind::Target, format!("the folder {} does not exist", folder.display())))
             };
         }
         Err(e) => return Err(Error::with(Kind::Target, format!("cannot look at {shown}"), e)),
@@ -52,21 +49,11 @@ pub(crate) fn look(path: &Path) -> Result<Stands, Error> {
     } else if kind.is_dir() {
         Ok(Stands::Folder)
     } else if link.is_symlink() {
-        Err(Error::new(
-            Kind::Target,
-            format!("{shown} is a symbolic link; name the file itself"),
-        ))
+        Err(Error::new(Kind::Target, format!("{shown} is a symbolic link; name the file itself")))
     } else if kind.is_file() {
-        Ok(Stands::File {
-            len: meta.len(),
-            occupied: meta.blocks().saturating_mul(512),
-            inode: meta.ino(),
-        })
+        Ok(Stands::File { len: meta.len(), occupied: meta.blocks().saturating_mul(512), inode: meta.ino() })
     } else {
-        Err(Error::new(
-            Kind::Target,
-            format!("{shown} is neither a file nor a block device"),
-        ))
+        Err(Error::new(Kind::Target, format!("{shown} is neither a file nor a block device")))
     }
 }
 
@@ -84,11 +71,7 @@ pub(crate) fn folder_of(path: &Path) -> PathBuf {
 /// When it cannot be asked.
 pub(crate) fn free(folder: &Path) -> Result<u64, Error> {
     let fs = rustix::fs::statvfs(folder).map_err(|e| {
-        Error::with(
-            Kind::Target,
-            format!("cannot ask for the free space of {}", folder.display()),
-            e,
-        )
+        Error::with(Kind::Target, format!("cannot ask for the free space of {}", folder.display()), e)
     })?;
     let unit = if fs.f_frsize == 0 { fs.f_bsize } else { fs.f_frsize };
     Ok(fs.f_bavail.saturating_mul(unit))
@@ -99,16 +82,8 @@ pub(crate) fn free(folder: &Path) -> Result<u64, Error> {
 /// # Errors
 /// When it cannot be opened or asked.
 pub(crate) fn device_size(path: &Path) -> Result<u64, Error> {
-    let failed = |e| {
-        Error::with(
-            Kind::Target,
-            format!("cannot ask for the size of {}", path.display()),
-            e,
-        )
-    };
-    File::open(path)
-        .and_then(|mut file| file.seek(SeekFrom::End(0)))
-        .map_err(failed)
+    let failed = |e| Error::with(Kind::Target, format!("cannot ask for the size of {}", path.display()), e);
+    File::open(path).and_then(|mut file| file.seek(SeekFrom::End(0))).map_err(failed)
 }
 
 /// A lock on a target; two importers never write the same one. It ends with this value.
@@ -136,27 +111,9 @@ impl Held {
 pub(crate) fn hold(path: &Path, device: bool) -> Result<Held, Error> {
     let shown = path.display();
     // udev takes a shared lock on a device for a moment while it probes it.
-    let patience = Instant::now()
-        + if device {
-            Duration::from_secs(3)
-        } else {
-            Duration::from_millis(300)
-        };
+    let patience = Instant::now() + if device { Duration::from_secs(3) } else { Duration::from_millis(300) };
     loop {
-        let created = !device && !path.exists();
-        let flags = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
-        let mut options = OpenOptions::new();
-        options.read(true);
-        if !device {
-            options
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .mode(0o644)
-                .custom_flags(flags);
-        }
-        let file = options
-            .open(path)
+        let (file, created) = open_to_hold(path, device)
             .map_err(|e| Error::with(Kind::Target, format!("cannot open {shown}"), e))?;
         match file.try_lock() {
             Ok(()) => {
@@ -175,12 +132,27 @@ pub(crate) fn hold(path: &Path, device: bool) -> Result<Held, Error> {
             }
         }
         if Instant::now() >= patience {
-            return Err(Error::new(
-                Kind::Target,
-                format!("another import is writing {shown}"),
-            ));
+            return Err(Error::new(Kind::Target, format!("another import is writing {shown}")));
         }
         std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Opens the device, or the file, creating it if it is not there; tells whether it was created.
+fn open_to_hold(path: &Path, device: bool) -> io::Result<(File, bool)> {
+    if device {
+        return Ok((File::open(path)?, false));
+    }
+    let mut options = OpenOptions::new();
+    options
+        .read(true)
+        .write(true)
+        .mode(0o644)
+        .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed());
+    match options.clone().create_new(true).open(path) {
+        Ok(file) => Ok((file, true)),
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok((options.open(path)?, false)),
+        Err(e) => Err(e),
     }
 }
 
@@ -192,10 +164,7 @@ pub(crate) fn unused(path: &Path, number: u64) -> Result<(), Error> {
     let shown = path.display();
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     if let Some(at) = mounted_at(&mounts, number) {
-        return Err(Error::new(
-            Kind::Target,
-            format!("{shown} is mounted at {at}; unmount it first"),
-        ));
+        return Err(Error::new(Kind::Target, format!("{shown} is mounted at {at}; unmount it first")));
     }
     let failed = |e| Error::with(Kind::Target, format!("cannot read {shown}"), e);
     let mut device = File::open(path).map_err(failed)?;
@@ -204,9 +173,7 @@ pub(crate) fn unused(path: &Path, number: u64) -> Result<(), Error> {
     head.truncate(got);
     let size = device.seek(SeekFrom::End(0)).map_err(failed)?;
     let mut tail = Vec::new();
-    device
-        .seek(SeekFrom::Start(size.saturating_sub(TAIL)))
-        .map_err(failed)?;
+    device.seek(SeekFrom::Start(size.saturating_sub(TAIL))).map_err(failed)?;
     device.take(TAIL).read_to_end(&mut tail).map_err(failed)?;
     match signature(&head, &tail) {
         None => Ok(()),
@@ -278,8 +245,7 @@ fn signature(head: &[u8], tail: &[u8]) -> Option<&'static str> {
         let magics = [0x00ba_b10cu64.to_le_bytes(), 0x00ba_b10cu64.to_be_bytes()];
         head.get(128 << 10..)
             .is_some_and(|ring| {
-                ring.chunks(1024)
-                    .any(|block| magics.iter().any(|magic| block.starts_with(magic)))
+                ring.chunks(1024).any(|block| magics.iter().any(|magic| block.starts_with(magic)))
             })
             .then_some("a ZFS pool member")
     };
@@ -303,11 +269,7 @@ mod tests {
             let mut head = vec![0; HEAD];
             head[at..at + magic.len()].copy_from_slice(magic);
             assert_eq!(signature(&head, &[]), Some(name));
-            assert_eq!(
-                signature(&head[..at + magic.len() - 1], &[]),
-                None,
-                "{name} cut short"
-            );
+            assert_eq!(signature(&head[..at + magic.len() - 1], &[]), None, "{name} cut short");
         }
         assert_eq!(signature(&vec![0; HEAD], &vec![0; 4096]), None);
         let mut head = vec![0; HEAD];
@@ -338,12 +300,7 @@ mod tests {
         std::os::unix::fs::symlink(&path, &link).unwrap();
         assert_eq!(look(&link).unwrap_err().kind(), Kind::Target);
         assert_eq!(look(Path::new("/dev/null")).unwrap_err().kind(), Kind::Target);
-        assert!(
-            look(&folder.path().join("no/f"))
-                .unwrap_err()
-                .to_string()
-                .contains("does not exist")
-        );
+        assert!(look(&folder.path().join("no/f")).unwrap_err().to_string().contains("does not exist"));
     }
 
     #[test]

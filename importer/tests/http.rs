@@ -78,7 +78,9 @@ struct Server {
 }
 
 impl Server {
-    fn start(handler: impl Fn(&Request, &mut dyn Connection) -> io::Result<()> + Send + Sync + 'static) -> Self {
+    fn start(
+        handler: impl Fn(&Request, &mut dyn Connection) -> io::Result<()> + Send + Sync + 'static,
+    ) -> Self {
         Self::start_with(None, handler)
     }
 
@@ -93,7 +95,8 @@ impl Server {
             seen: Arc::default(),
             connections: Arc::default(),
         };
-        let (over, seen, connections) = (server.over.clone(), server.seen.clone(), server.connections.clone());
+        let (over, seen, connections) =
+            (server.over.clone(), server.seen.clone(), server.connections.clone());
         let handler: Arc<Handler> = Arc::new(handler);
         std::thread::spawn(move || {
             for stream in listener.incoming() {
@@ -201,7 +204,8 @@ impl Answer {
         if self.ranges {
             marks += "Accept-Ranges: bytes\r\n";
         }
-        let condition = request.header("if-range").is_none_or(|c| Some(c) == self.etag || Some(c) == self.modified);
+        let condition =
+            request.header("if-range").is_none_or(|c| Some(c) == self.etag || Some(c) == self.modified);
         let range = request.range(len).filter(|_| self.ranges && condition);
         let (start, end) = range.unwrap_or((0, len));
         if range.is_some() && start >= len {
@@ -209,7 +213,11 @@ impl Answer {
         }
         let body = &self.data[start as usize..end as usize];
         if range.is_some() {
-            write!(out, "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes {start}-{}/{len}\r\n", end - 1)?;
+            write!(
+                out,
+                "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes {start}-{}/{len}\r\n",
+                end - 1
+            )?;
         } else {
             write!(out, "HTTP/1.1 200 OK\r\n")?;
         }
@@ -335,7 +343,13 @@ fn text(error: &dyn std::error::Error) -> String {
 fn survives(options: Options, want: &[u8]) -> HttpSource {
     let source = open(options).unwrap_or_else(|e| panic!("{}", text(&e)));
     let got = read_all(&source).unwrap_or_else(|e| panic!("{}", text(&e)));
-    assert!(got == want, "{} bytes, wanted {}; equal up to {:?}", got.len(), want.len(), difference(&got, want));
+    assert!(
+        got == want,
+        "{} bytes, wanted {}; equal up to {:?}",
+        got.len(),
+        want.len(),
+        difference(&got, want)
+    );
     source
 }
 
@@ -363,7 +377,10 @@ fn a_good_server_is_read_in_parts_on_few_connections() {
     assert_eq!(source.facts().access, Access::Ranges);
     assert_eq!(source.facts().size, Some(9_000_001));
     let identity = source.identity().unwrap();
-    assert!(identity.contains("/a.img") && identity.contains("one") && !identity.contains("secret"), "{identity}");
+    assert!(
+        identity.contains("/a.img") && identity.contains("one") && !identity.contains("secret"),
+        "{identity}"
+    );
     assert!(server.connections.load(Ordering::SeqCst) <= 4, "{:?}", server.connections);
     for request in server.seen() {
         assert_eq!(request.header("user-agent"), Some("cdi-golang-importer"));
@@ -417,7 +434,10 @@ fn survived_ranges_that_stop_working_midway() {
         let server = Server::start(move |request, out| {
             let late = request.range(9_000_000).is_some_and(|(start, _)| start >= 5_000_000);
             if late && wrong {
-                return write!(out, "HTTP/1.1 206 Partial Content\r\nContent-Length: 4\r\nContent-Range: bytes 0-3/9000000\r\n\r\nabcd");
+                return write!(
+                    out,
+                    "HTTP/1.1 206 Partial Content\r\nContent-Length: 4\r\nContent-Range: bytes 0-3/9000000\r\n\r\nabcd"
+                );
             }
             Answer { ranges: !late, ..answer.clone() }.give(request, out)
         });
@@ -546,9 +566,13 @@ fn retry_after_is_honoured() {
 #[test]
 fn a_changed_file_is_told_and_the_next_try_gets_the_new_one() {
     let (old, new) = (data(6_000_000), Arc::new(vec![7; 6_000_000]));
-    for (ranges, etag, modified) in
-        [(true, true, true), (true, false, true), (false, true, false), (false, false, true), (false, false, false)]
-    {
+    for (ranges, etag, modified) in [
+        (true, true, true),
+        (true, false, true),
+        (false, true, false),
+        (false, false, true),
+        (false, false, false),
+    ] {
         let first = Answer {
             ranges,
             etag: etag.then_some("\"one\""),
@@ -635,8 +659,14 @@ fn failed_wrong_length() {
     // A range brings more than it says.
     let answer = Answer::new(&data);
     let server = Server::start(move |request, out| {
-        let Some((start, end)) = request.range(2_000_000).filter(|r| r.1 > 1) else { return answer.give(request, out) };
-        write!(out, "HTTP/1.1 206 Partial Content\r\nTransfer-Encoding: chunked\r\nContent-Range: bytes {start}-{}/2000000\r\n\r\n", end - 1)?;
+        let Some((start, end)) = request.range(2_000_000).filter(|r| r.1 > 1) else {
+            return answer.give(request, out);
+        };
+        write!(
+            out,
+            "HTTP/1.1 206 Partial Content\r\nTransfer-Encoding: chunked\r\nContent-Range: bytes {start}-{}/2000000\r\n\r\n",
+            end - 1
+        )?;
         for _ in 0..30 {
             write!(out, "186a0\r\n")?;
             out.write_all(&[7; 100_000])?;
@@ -688,7 +718,9 @@ fn failed_stall_past_the_limit() {
 
 #[test]
 fn failed_for_good() {
-    for (status, hint) in [("401 Unauthorized", "user and password"), ("404 Not Found", "nothing of that name")] {
+    for (status, hint) in
+        [("401 Unauthorized", "user and password"), ("404 Not Found", "nothing of that name")]
+    {
         let server = Server::start(move |_, out| plain(out, status, ""));
         let start = Instant::now();
         let error = fails(quick(server.url("/x?sig=hunter2")));
@@ -811,7 +843,8 @@ fn stopping_is_seen_while_the_server_is_silent() {
 
 /// A self-signed server for 127.0.0.1, and its certificate as PEM.
 fn tls_server(data: &Arc<Vec<u8>>) -> (Server, String) {
-    let signed = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned(), "tls.invalid".to_owned()]).unwrap();
+    let signed =
+        rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned(), "tls.invalid".to_owned()]).unwrap();
     let key = rustls::pki_types::PrivateKeyDer::try_from(signed.signing_key.serialize_der()).unwrap();
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let config = rustls::ServerConfig::builder_with_provider(provider)
@@ -840,7 +873,8 @@ fn tls_trusts_folders_and_files_and_nobody_else() {
 
     let other = rcgen::generate_simple_self_signed(vec!["other".to_owned()]).unwrap().cert.pem();
     let folder = tempfile::tempdir().unwrap();
-    let trust = || Trust { folders: vec!["/no/such/folder".into(), folder.path().into()], ..Trust::default() };
+    let trust =
+        || Trust { folders: vec!["/no/such/folder".into(), folder.path().into()], ..Trust::default() };
     // Neither another name nor a hidden file nor rubbish counts, and none of them is in the way.
     std::fs::write(folder.path().join("ca.txt"), &pem).unwrap();
     std::fs::write(folder.path().join(".ca.crt"), &pem).unwrap();

@@ -142,8 +142,7 @@ fn zeroes_stay_holes() {
     let source = place.write("image", &bytes);
     // Through a pipe, so that nothing can be cloned.
     let target = place.text("disk");
-    let output =
-        importer().args(["-", &target]).stdin(piped(Path::new(&source))).output().unwrap();
+    let output = importer().args(["-", &target]).stdin(piped(Path::new(&source))).output().unwrap();
     assert_exit(&output, 0);
     assert_eq!(fs::read(&target).unwrap(), bytes);
     let allocated = fs::metadata(&target).unwrap().blocks() * 512;
@@ -186,7 +185,11 @@ fn the_size_that_was_asked_for() {
         .output()
         .unwrap();
     assert_exit(&output, 5);
-    assert!(text(&output.stderr).contains("is larger than the reported available"), "{}", text(&output.stderr));
+    assert!(
+        text(&output.stderr).contains("is larger than the reported available"),
+        "{}",
+        text(&output.stderr)
+    );
 }
 
 #[test]
@@ -363,7 +366,8 @@ fn archives_are_unpacked() {
     fs::create_dir(place.path("in/sub")).unwrap();
     fs::write(place.path("in/sub/b"), disk_bytes(MIB)).unwrap();
     let tar = place.text("files.tar");
-    let status = Command::new("tar").args(["-cf", &tar, "-C"]).arg(place.path("in")).arg(".").status().unwrap();
+    let status =
+        Command::new("tar").args(["-cf", &tar, "-C"]).arg(place.path("in")).arg(".").status().unwrap();
     assert!(status.success());
     let packed = place.write("files.tar.gz", &gzip(&fs::read(&tar).unwrap()));
     for (source, target) in [(&tar, "out"), (&packed, "packed")] {
@@ -455,7 +459,10 @@ fn blank_volumes_of_the_contract() {
     assert_exit(&pod.run(&[("IMPORTER_SOURCE", "none"), ("IMPORTER_IMAGE_SIZE", "64Mi")]), 0);
     assert_eq!(pod.message().as_deref(), Some(r#"{"message":"Import Complete"}"#));
     let meta = fs::metadata(pod.place.path("data/disk.img")).unwrap();
-    assert_eq!((meta.len(), meta.uid(), meta.gid(), meta.permissions().mode() & 0o7777), (60 << 20, 107, 107, 0o660));
+    assert_eq!(
+        (meta.len(), meta.uid(), meta.gid(), meta.permissions().mode() & 0o7777),
+        (60 << 20, 107, 107, 0o660)
+    );
     assert_eq!(pod.place.names("data"), ["disk.img"]);
 
     let pod = Pod::new();
@@ -479,13 +486,39 @@ fn blank_volumes_of_the_contract() {
 #[test]
 fn failures_of_the_contract() {
     for (environment, expected) in [
-        (&[("IMPORTER_SOURCE", "vddk")][..], "Unable to process data: the source \"vddk\" is asked for; this importer does not do that"),
+        (
+            &[("IMPORTER_SOURCE", "vddk")][..],
+            "Unable to process data: the source \"vddk\" is asked for; this importer does not do that",
+        ),
         (&[("IMPORTER_SOURCE", "http")], "Unable to process data: IMPORTER_ENDPOINT is not set"),
-        (&[("IMPORTER_SOURCE", "http"), ("PREALLOCATION", "perhaps")], "Unable to process data: the environment makes no sense: PREALLOCATION=\"perhaps\" is not one of true, false, 1, 0, t, f"),
-        (&[("IMPORTER_SOURCE", "none"), ("IMPORTER_IMAGE_SIZE", "lots")], "Unable to process data: the environment makes no sense: IMPORTER_IMAGE_SIZE: \"lots\" is not a quantity like 10Gi, 500M or 1073741824"),
-        (&[("IMPORTER_SOURCE", "none"), ("IMPORTER_CONTENTTYPE", "archive")], "Unable to process data: the source \"none\" cannot have content type archive; only http can"),
-        (&[("IMPORTER_SOURCE", "registry"), ("IMPORTER_ENDPOINT", "docker://r/i"), ("IMPORTER_CONTENTTYPE", "archive")], "Unable to process data: the source \"registry\" cannot have content type archive; only http can"),
-        (&[("IMPORTER_SOURCE", "http"), ("IMPORTER_ENDPOINT", "http://h/i"), ("IMPORTER_CURRENT_CHECKPOINT", "s1")], "Unable to process data: a multi-stage import with checkpoints is asked for; this importer does not do that"),
+        (
+            &[("IMPORTER_SOURCE", "http"), ("PREALLOCATION", "perhaps")],
+            "Unable to process data: the environment makes no sense: PREALLOCATION=\"perhaps\" is not one of true, false, 1, 0, t, f",
+        ),
+        (
+            &[("IMPORTER_SOURCE", "none"), ("IMPORTER_IMAGE_SIZE", "lots")],
+            "Unable to process data: the environment makes no sense: IMPORTER_IMAGE_SIZE: \"lots\" is not a quantity like 10Gi, 500M or 1073741824",
+        ),
+        (
+            &[("IMPORTER_SOURCE", "none"), ("IMPORTER_CONTENTTYPE", "archive")],
+            "Unable to process data: the source \"none\" cannot have content type archive; only http can",
+        ),
+        (
+            &[
+                ("IMPORTER_SOURCE", "registry"),
+                ("IMPORTER_ENDPOINT", "docker://r/i"),
+                ("IMPORTER_CONTENTTYPE", "archive"),
+            ],
+            "Unable to process data: the source \"registry\" cannot have content type archive; only http can",
+        ),
+        (
+            &[
+                ("IMPORTER_SOURCE", "http"),
+                ("IMPORTER_ENDPOINT", "http://h/i"),
+                ("IMPORTER_CURRENT_CHECKPOINT", "s1"),
+            ],
+            "Unable to process data: a multi-stage import with checkpoints is asked for; this importer does not do that",
+        ),
     ] {
         let pod = Pod::new();
         assert_exit(&pod.run(environment), 1);
@@ -586,7 +619,9 @@ fn progress_is_served_as_the_controller_reads_it() {
     plain.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
     let _silent = std::net::TcpStream::connect(&address).unwrap();
     assert_eq!(get("/metrics").unwrap().0, 200);
-    wait_for("the engine's metric", || get("/metrics")?.1.contains("ferrovirt_import_engine_info{engine=").then_some(()));
+    wait_for("the engine's metric", || {
+        get("/metrics")?.1.contains("ferrovirt_import_engine_info{engine=").then_some(())
+    });
     drop(input);
     assert!(child.wait().unwrap().success());
 }
@@ -609,8 +644,13 @@ fn killed_imports_go_on() {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let moment = Duration::from_micros(5_000 + (state >> 33) % 400_000);
         let arguments = [source.as_str(), &target, "--output", "json", "--force"];
-        let mut child =
-            importer().args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let mut child = importer()
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
         std::thread::sleep(moment);
         drop(child.kill());
         drop(child.wait());
@@ -660,9 +700,9 @@ fn a_device_goes_on_with_a_journal_folder() {
     let arguments = [source.as_str(), device.text(), "--journal", &journals, "--output", "json"];
     let mut child = importer().args(arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     wait_for("a journal record", || {
-        let found = fs::read_dir(&journals).unwrap().any(|entry| {
-            fs::read_to_string(entry.unwrap().path()).unwrap_or_default().lines().count() > 1
-        });
+        let found = fs::read_dir(&journals)
+            .unwrap()
+            .any(|entry| fs::read_to_string(entry.unwrap().path()).unwrap_or_default().lines().count() > 1);
         (found || child.try_wait().unwrap().is_some()).then_some(())
     });
     drop(child.kill());

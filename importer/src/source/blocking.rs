@@ -65,7 +65,9 @@ impl Net {
     /// # Errors
     /// [`disk_image::Kind::Stopped`] inside when stopping was asked for meanwhile; seen within 200 ms.
     pub fn block_on<F: Future>(&self, future: F) -> io::Result<F::Output> {
-        let Some(runtime) = &self.runtime.0 else { return Err(io::Error::other("the network runtime is gone")) };
+        let Some(runtime) = &self.runtime.0 else {
+            return Err(io::Error::other("the network runtime is gone"));
+        };
         runtime.block_on(async {
             let mut future = std::pin::pin!(future);
             loop {

@@ -107,8 +107,11 @@ impl Source for GcsSource {
 /// [`Kind::Usage`] for an address that names no object or an account file of no use, [`Kind::Connect`] when the store
 /// cannot be reached or refuses, [`Kind::Stopped`].
 pub fn open(net: &Net, options: Options) -> Result<GcsSource, Error> {
-    let limits =
-        Limits { retry: options.retry.clone(), stall: options.stall, connections: options.connections.max(1) };
+    let limits = Limits {
+        retry: options.retry.clone(),
+        stall: options.stall,
+        connections: options.connections.max(1),
+    };
     let (bucket, object) = place(&options.url)?;
     let account = match &options.credentials {
         Some(path) => Some(std::fs::read_to_string(path).map_err(|e| {
@@ -179,7 +182,8 @@ impl Remote for Gcs {
 
     fn client(&self) -> Result<Store, Error> {
         let status = Arc::<AtomicU16>::default();
-        let over = Over { client: tls::client(&self.tls, &self.proxies, USER_AGENT)?, status: status.clone() };
+        let over =
+            Over { client: tls::client(&self.tls, &self.proxies, USER_AGENT)?, status: status.clone() };
         let once = RetryConfig { max_retries: 0, ..RetryConfig::default() };
         let mut builder = GoogleCloudStorageBuilder::new()
             .with_bucket_name(&self.bucket)
@@ -231,7 +235,9 @@ impl Gcs {
         let certificate = certificate_problem(&error);
         let cause = match status {
             412 => return Failure::Changed(Changed::new(format!("{name} has another ETag"))),
-            416 | 200 if want.ranges => return Failure::NoRanges(format!("asked for a range it answered {status}")),
+            416 | 200 if want.ranges => {
+                return Failure::NoRanges(format!("asked for a range it answered {status}"));
+            }
             0 if certificate => Cause::Final,
             0 => Cause::Network,
             408 | 429 | 503 => Cause::Busy(None),
@@ -241,7 +247,9 @@ impl Gcs {
         let what = match status {
             0 if certificate => format!("the server of {name} is not trusted; give its CA certificate"),
             0 => format!("no answer for {name}"),
-            401 | 403 if self.account.is_none() => format!("{name} answered {status}: give a service account"),
+            401 | 403 if self.account.is_none() => {
+                format!("{name} answered {status}: give a service account")
+            }
             401 | 403 => format!("{name} answered {status}: the service account may not read this"),
             404 => format!("{name} answered 404: there is nothing of that name"),
             _ => format!("{name} answered {status}"),
@@ -294,7 +302,9 @@ mod tests {
         for (address, bucket, object) in table {
             assert_eq!(place(address).unwrap(), (bucket.to_owned(), object.to_owned()), "{address}");
         }
-        for address in ["gs://b", "gs://b/", "https://storage.googleapis.com/b", "https://example.com/b/o", "x"] {
+        for address in
+            ["gs://b", "gs://b/", "https://storage.googleapis.com/b", "https://example.com/b/o", "x"]
+        {
             assert_eq!(place(address).err().map(|e| e.kind()), Some(Kind::Usage), "{address}");
         }
     }

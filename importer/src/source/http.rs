@@ -16,8 +16,9 @@ use std::time::Duration;
 use disk_image::{Facts, Source};
 use futures_util::StreamExt;
 use http::header::{
-    ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, COOKIE, ETAG, HeaderMap,
-    HeaderName, HeaderValue, IF_RANGE, LAST_MODIFIED, LOCATION, PROXY_AUTHORIZATION, RANGE, RETRY_AFTER, TRANSFER_ENCODING,
+    ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, COOKIE, ETAG,
+    HeaderMap, HeaderName, HeaderValue, IF_RANGE, LAST_MODIFIED, LOCATION, PROXY_AUTHORIZATION, RANGE,
+    RETRY_AFTER, TRANSFER_ENCODING,
 };
 use http::{Method, StatusCode};
 use reqwest::Response;
@@ -154,8 +155,11 @@ impl Source for HttpSource {
 /// [`Kind::Usage`] for an address or header that makes no sense, [`Kind::Connect`] when the server cannot be reached
 /// in the time of [`Policy::first`] or refuses, [`Kind::Stopped`].
 pub fn open(net: &Net, options: Options) -> Result<HttpSource, Error> {
-    let limits =
-        Limits { retry: options.retry.clone(), stall: options.stall, connections: options.connections.max(1) };
+    let limits = Limits {
+        retry: options.retry.clone(),
+        stall: options.stall,
+        connections: options.connections.max(1),
+    };
     let http = Http::new(options)?;
     let lane = Lane::new(net, &http)?;
     let head = lane.block_on(async {
@@ -176,7 +180,10 @@ pub fn open(net: &Net, options: Options) -> Result<HttpSource, Error> {
     }
     let size = part.total.or(head_length);
     if size.is_none() {
-        tracing::warn!(source = http.name(), "the server gives no length: an answer cut short may go unnoticed");
+        tracing::warn!(
+            source = http.name(),
+            "the server gives no length: an answer cut short may go unnoticed"
+        );
     }
     http.remember(&part.mark);
     Ok(HttpSource(Object::new(http, net, limits, size, lane, part)))
@@ -265,7 +272,12 @@ impl Http {
     }
 
     /// Sends to where the last redirect led, or from the start; follows redirects.
-    async fn send(&self, client: &reqwest::Client, method: &Method, extra: &HeaderMap) -> Result<Response, Failure> {
+    async fn send(
+        &self,
+        client: &reqwest::Client,
+        method: &Method,
+        extra: &HeaderMap,
+    ) -> Result<Response, Failure> {
         let pinned = self.state().pinned.clone();
         if let Some(url) = pinned {
             match self.follow(client, method, extra, url).await {
@@ -318,8 +330,13 @@ impl Http {
             if seen.len() > REDIRECTS {
                 return Err(self.refused(format!("more than {REDIRECTS} redirects: {}", path())));
             }
-            if keeps_secrets(&self.url, &url) && !keeps_secrets(&self.url, &next) && !self.secrets.is_empty() {
-                tracing::info!(from = shown(&url), to = shown(&next), "redirected elsewhere: credentials stay behind");
+            if keeps_secrets(&self.url, &url) && !keeps_secrets(&self.url, &next) && !self.secrets.is_empty()
+            {
+                tracing::info!(
+                    from = shown(&url),
+                    to = shown(&next),
+                    "redirected elsewhere: credentials stay behind"
+                );
             }
             seen.push(next.clone());
             url = next;
@@ -422,10 +439,13 @@ impl Remote for Http {
             StatusCode::PARTIAL_CONTENT if want.ranges => {
                 let range = headers.get(CONTENT_RANGE).and_then(|v| v.to_str().ok()).and_then(content_range);
                 let Some(range) = range else {
-                    return Err(Failure::NoRanges("it answers 206 without a usable Content-Range".to_owned()));
+                    return Err(Failure::NoRanges(
+                        "it answers 206 without a usable Content-Range".to_owned(),
+                    ));
                 };
                 let asked = want.end.is_none_or(|end| range.end <= end);
-                if range.start != want.from || !asked || length.is_some_and(|l| l != range.end - range.start) {
+                if range.start != want.from || !asked || length.is_some_and(|l| l != range.end - range.start)
+                {
                     return Err(Failure::NoRanges(format!(
                         "asked for bytes {} to {:?} it sent {} to {}",
                         want.from, want.end, range.start, range.end
@@ -466,7 +486,9 @@ impl Http {
 }
 
 fn body(response: Response) -> remote::Body {
-    Box::pin(response.bytes_stream().map(|chunk| chunk.map_err(|e| Box::new(e.without_url()) as remote::BoxError)))
+    Box::pin(
+        response.bytes_stream().map(|chunk| chunk.map_err(|e| Box::new(e.without_url()) as remote::BoxError)),
+    )
 }
 
 fn text(headers: &HeaderMap, name: &HeaderName) -> Option<String> {
@@ -535,7 +557,8 @@ pub(crate) fn percent_decoded(text: &str) -> String {
     let mut rest = text.as_bytes();
     while let Some((&first, after)) = rest.split_first() {
         let digits = (first == b'%').then(|| after.get(..2)).flatten();
-        let decoded = digits.and_then(|d| std::str::from_utf8(d).ok()).and_then(|d| u8::from_str_radix(d, 16).ok());
+        let decoded =
+            digits.and_then(|d| std::str::from_utf8(d).ok()).and_then(|d| u8::from_str_radix(d, 16).ok());
         bytes.push(decoded.unwrap_or(first));
         rest = if decoded.is_some() { &after[2..] } else { after };
     }

@@ -53,7 +53,9 @@ impl Changed {
 }
 
 /// `error` and everything below it.
-pub(crate) fn below<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
+pub(crate) fn below<'a>(
+    error: &'a (dyn StdError + 'static),
+) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
     std::iter::successors(Some(error), |&error: &&'a (dyn StdError + 'static)| {
         // An io::Error's source is what lies below the error it carries, not that error.
         match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
@@ -224,11 +226,7 @@ fn jitter() -> f64 {
 }
 
 /// The first answer, asked for as often as the policy allows. Asks for a single byte, to learn whether that works.
-pub(crate) fn first<R: Remote>(
-    lane: &Lane<R::Client>,
-    remote: &R,
-    limits: &Limits,
-) -> Result<Part, Error> {
+pub(crate) fn first<R: Remote>(lane: &Lane<R::Client>, remote: &R, limits: &Limits) -> Result<Part, Error> {
     first_of(lane, remote, limits, Want { from: 0, end: Some(1), ranges: true })
 }
 
@@ -248,7 +246,9 @@ pub(crate) fn first_of<R: Remote>(
             let (cause, error) = match answer {
                 Ok(mut part) => {
                     // The one byte is of no use, but its answer must end for the connection to be used again.
-                    while !part.whole && let Ok(Some(Ok(_))) = timeout(TO_END, part.body.next()).await {}
+                    while !part.whole
+                        && let Ok(Some(Ok(_))) = timeout(TO_END, part.body.next()).await
+                    {}
                     return Ok(part);
                 }
                 Err(Failure::NoRanges(_)) if want.ranges => {
@@ -256,7 +256,9 @@ pub(crate) fn first_of<R: Remote>(
                     continue;
                 }
                 Err(Failure::NoRanges(what)) => (Cause::Server, Error::new(Kind::Connect, what)),
-                Err(Failure::Changed(changed)) => (Cause::Server, Error::connect("cannot open the source", changed)),
+                Err(Failure::Changed(changed)) => {
+                    (Cause::Server, Error::connect("cannot open the source", changed))
+                }
                 Err(Failure::Failed(cause, error)) => (cause, error),
             };
             match attempts.failed(cause) {
@@ -662,7 +664,8 @@ impl<R: Remote> Reader<R> {
             }
             Verdict::GiveUp(Why::Patience) => {
                 let (tries, seconds) = spell(&self.attempts);
-                let what = format!("no new byte of {name} after byte {}: {tries} tries in {seconds} s", self.at);
+                let what =
+                    format!("no new byte of {name} after byte {}: {tries} tries in {seconds} s", self.at);
                 Err(Error::with(Kind::Process, what, error).into())
             }
         }

@@ -89,7 +89,9 @@ pub fn decide(policy: &Policy, cause: Cause, spell: Spell, jitter: f64) -> Verdi
     let patience = if spell.begun { policy.patience } else { policy.first };
     let asked = match cause {
         Cause::Final => return Verdict::GiveUp(Why::Final),
-        Cause::Truncated if spell.truncations >= policy.truncations => return Verdict::GiveUp(Why::Truncated),
+        Cause::Truncated if spell.truncations >= policy.truncations => {
+            return Verdict::GiveUp(Why::Truncated);
+        }
         Cause::Busy(asked) => asked,
         Cause::Network | Cause::Server | Cause::Truncated => None,
     };

@@ -120,8 +120,11 @@ impl Source for S3Source {
 /// [`crate::Kind::Usage`] for an address that names no object, [`crate::Kind::Connect`] when the store cannot be reached or
 /// refuses, [`crate::Kind::Stopped`].
 pub fn open(net: &Net, options: Options) -> Result<S3Source, Error> {
-    let limits =
-        Limits { retry: options.retry.clone(), stall: options.stall, connections: options.connections.max(1) };
+    let limits = Limits {
+        retry: options.retry.clone(),
+        stall: options.stall,
+        connections: options.connections.max(1),
+    };
     let place = Place::parse(&options.url, options.region)?;
     let s3 = S3 {
         name: format!("{}/{}/{}", place.endpoint, place.bucket, place.key),
@@ -149,7 +152,9 @@ struct Place {
 
 impl Place {
     fn parse(address: &str, region: Option<String>) -> Result<Self, Error> {
-        let bad = || Error::usage("the source's address is not of the form https://host/bucket/key or s3://bucket/key");
+        let bad = || {
+            Error::usage("the source's address is not of the form https://host/bucket/key or s3://bucket/key")
+        };
         let url = Url::parse(address.trim()).map_err(|_| bad())?;
         let host = url.host_str().ok_or_else(bad)?.to_owned();
         let path = super::http::percent_decoded(url.path().trim_start_matches('/'));
@@ -197,7 +202,6 @@ fn virtual_host(host: &str) -> Option<(String, String)> {
     let (bucket, rest) = host.split_at(at);
     (!bucket.is_empty()).then(|| (bucket.to_owned(), rest[1..].to_owned()))
 }
-
 
 struct S3 {
     name: String,
@@ -362,8 +366,14 @@ mod tests {
         }
         let given = Place::parse("s3://bucket/k", Some("eu-west-3".to_owned())).unwrap();
         assert_eq!(given.endpoint, "https://s3.eu-west-3.amazonaws.com");
-        for address in ["https://host/bucket", "https://host/bucket/", "https://host/", "ftp://h/b/k", "b/k", "s3://b"] {
-            assert_eq!(Place::parse(address, None).err().map(|e| e.kind()), Some(crate::Kind::Usage), "{address}");
+        for address in
+            ["https://host/bucket", "https://host/bucket/", "https://host/", "ftp://h/b/k", "b/k", "s3://b"]
+        {
+            assert_eq!(
+                Place::parse(address, None).err().map(|e| e.kind()),
+                Some(crate::Kind::Usage),
+                "{address}"
+            );
         }
     }
 }

@@ -27,10 +27,7 @@ pub(crate) fn open(stop: &Stop) -> Result<Arc<dyn Source>, Error> {
     if meta.is_file() && file.stream_position().is_ok_and(|at| at == 0) {
         return Ok(Arc::new(FileSource::new(file).map_err(failed)?));
     }
-    Ok(Arc::new(Pipe {
-        file: Mutex::new(Some(file)),
-        stop: stop.clone(),
-    }))
+    Ok(Arc::new(Pipe { file: Mutex::new(Some(file)), stop: stop.clone() }))
 }
 
 struct Pipe {
@@ -40,10 +37,7 @@ struct Pipe {
 
 impl Source for Pipe {
     fn facts(&self) -> Facts {
-        Facts {
-            size: None,
-            access: Access::Once,
-        }
+        Facts { size: None, access: Access::Once }
     }
 
     fn open(&self, range: Range<u64>) -> io::Result<Box<dyn Read + Send>> {
@@ -56,13 +50,7 @@ impl Source for Pipe {
         let file = self.file.lock().unwrap_or_else(PoisonError::into_inner).take();
         let file = file
             .ok_or_else(|| io::Error::new(io::ErrorKind::Unsupported, "standard input is read once only"))?;
-        Ok(Box::new(
-            PipeReader {
-                file,
-                stop: self.stop.clone(),
-            }
-            .take(range.end),
-        ))
+        Ok(Box::new(PipeReader { file, stop: self.stop.clone() }.take(range.end)))
     }
 }
 

@@ -26,9 +26,8 @@ const DIGITS_MAX: usize = 64;
 pub fn bytes(text: &str) -> Result<u64, QuantityError> {
     let malformed = || QuantityError::Malformed(text.to_owned());
     let range = || QuantityError::OutOfRange(text.to_owned());
-    let number_end = text
-        .find(|c: char| !(c.is_ascii_digit() || matches!(c, '.' | '+' | '-')))
-        .unwrap_or(text.len());
+    let number_end =
+        text.find(|c: char| !(c.is_ascii_digit() || matches!(c, '.' | '+' | '-'))).unwrap_or(text.len());
     let (number, suffix) = text.split_at(number_end);
     let (negative, number) = match number.strip_prefix('-') {
         Some(rest) => (true, rest),
@@ -48,10 +47,7 @@ pub fn bytes(text: &str) -> Result<u64, QuantityError> {
     if negative || whole.len() > DIGITS_MAX {
         return Err(range());
     }
-    scale
-        .apply(whole, fraction)
-        .filter(|&n| i64::try_from(n).is_ok())
-        .ok_or_else(range)
+    scale.apply(whole, fraction).filter(|&n| i64::try_from(n).is_ok()).ok_or_else(range)
 }
 
 /// What a suffix multiplies by: `binary << 0` times ten to the power of `exponent`.
@@ -158,10 +154,7 @@ mod tests {
             ("12e-1", 2),
             ("1e-300", 1),
             ("9E", 9_000_000_000_000_000_000),
-            (
-                "000000000000000000000000000000000000000000000000000000000000000000000000001",
-                1,
-            ),
+            ("000000000000000000000000000000000000000000000000000000000000000000000000001", 1),
             ("9223372036854775807", i64::MAX.unsigned_abs()),
         ] {
             assert_eq!(bytes(text), Ok(expected), "{text}");
@@ -187,26 +180,10 @@ mod tests {
             "0x10",
             "∞",
         ] {
-            assert!(
-                matches!(bytes(text), Err(QuantityError::Malformed(_))),
-                "{text}: {:?}",
-                bytes(text)
-            );
+            assert!(matches!(bytes(text), Err(QuantityError::Malformed(_))), "{text}: {:?}", bytes(text));
         }
-        for text in [
-            "-1",
-            "9223372036854775808",
-            "8Ei",
-            "10E",
-            "1e30",
-            "1e300",
-            "1e32000",
-        ] {
-            assert!(
-                matches!(bytes(text), Err(QuantityError::OutOfRange(_))),
-                "{text}: {:?}",
-                bytes(text)
-            );
+        for text in ["-1", "9223372036854775808", "8Ei", "10E", "1e30", "1e300", "1e32000"] {
+            assert!(matches!(bytes(text), Err(QuantityError::OutOfRange(_))), "{text}: {:?}", bytes(text));
         }
     }
 }

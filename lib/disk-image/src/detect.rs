@@ -147,29 +147,16 @@ fn is_tar(head: &[u8]) -> bool {
         return false;
     };
     let (before, field, after) = (&header[..148], &header[148..156], &header[156..]);
-    let sum: u32 = before
-        .iter()
-        .chain(b"        ")
-        .chain(after)
-        .map(|&byte| u32::from(byte))
-        .sum();
+    let sum: u32 = before.iter().chain(b"        ").chain(after).map(|&byte| u32::from(byte)).sum();
     let digits = field.trim_ascii_start();
-    let end = digits
-        .iter()
-        .position(|byte| !(b'0'..=b'7').contains(byte))
-        .unwrap_or(digits.len());
-    let written = str::from_utf8(&digits[..end])
-        .ok()
-        .and_then(|octal| u32::from_str_radix(octal, 8).ok());
+    let end = digits.iter().position(|byte| !(b'0'..=b'7').contains(byte)).unwrap_or(digits.len());
+    let written = str::from_utf8(&digits[..end]).ok().and_then(|octal| u32::from_str_radix(octal, 8).ok());
     &header[257..262] == b"ustar" && written == Some(sum)
 }
 
 /// Known things that are no disks.
 fn foreign(head: &[u8]) -> Option<&'static str> {
-    let text = head
-        .strip_prefix(b"\xef\xbb\xbf")
-        .unwrap_or(head)
-        .trim_ascii_start();
+    let text = head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(head).trim_ascii_start();
     if starts_with_text(text, "<!doctype html") || starts_with_text(text, "<html") {
         return Some("HTML");
     }
@@ -177,10 +164,7 @@ fn foreign(head: &[u8]) -> Option<&'static str> {
         return Some("XML");
     }
     // Local header, empty archive, spanned archive.
-    if [b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08"]
-        .iter()
-        .any(|magic| head.starts_with(*magic))
-    {
+    if [b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08"].iter().any(|magic| head.starts_with(*magic)) {
         return Some("zip");
     }
     if head.starts_with(b"7z\xbc\xaf\x27\x1c") {
@@ -190,9 +174,7 @@ fn foreign(head: &[u8]) -> Option<&'static str> {
         return Some("bzip2");
     }
     // Frame and legacy frame.
-    let lz4 = [0x184d_2204_u32, 0x184c_2102]
-        .iter()
-        .any(|magic| head.starts_with(&magic.to_le_bytes()));
+    let lz4 = [0x184d_2204_u32, 0x184c_2102].iter().any(|magic| head.starts_with(&magic.to_le_bytes()));
     lz4.then_some("lz4")
 }
 
@@ -207,9 +189,7 @@ fn is_bzip2(head: &[u8]) -> bool {
 
 /// Whether `bytes` begins with `text` (given in lower case), whatever the case of its letters.
 fn starts_with_text(bytes: &[u8], text: &str) -> bool {
-    bytes
-        .get(..text.len())
-        .is_some_and(|front| front.eq_ignore_ascii_case(text.as_bytes()))
+    bytes.get(..text.len()).is_some_and(|front| front.eq_ignore_ascii_case(text.as_bytes()))
 }
 
 #[cfg(test)]
@@ -245,10 +225,7 @@ mod tests {
             (b"\x1f\x8b\x08\0", Compressed(Compression::Gz)),
             (b"\xfd7zXZ\0", Compressed(Compression::Xz)),
             (b"\x28\xb5\x2f\xfd", Compressed(Compression::Zst)),
-            (
-                b"\x50\x2a\x4d\x18\x02\0\0\0ab\x28\xb5\x2f\xfd",
-                Compressed(Compression::Zst),
-            ),
+            (b"\x50\x2a\x4d\x18\x02\0\0\0ab\x28\xb5\x2f\xfd", Compressed(Compression::Zst)),
             (b"\x5f\x2a\x4d\x18\xff\xff\xff\xff", Compressed(Compression::Zst)),
             (b"\x50\x2a\x4d\x18\x02\0\0\0abcdefgh", Image(Format::Raw)),
             (b"\xef\xbb\xbf\r\n <!DocType HTML>", Foreign("HTML")),
@@ -271,12 +248,7 @@ mod tests {
             assert_eq!(detect(magic), *expected, "{}", magic.escape_ascii());
             // Followed by zeroes up to a whole head it is still the same, but for frames whose length then tells.
             if !magic.starts_with(b"\x50") {
-                assert_eq!(
-                    detect(&at(0, magic)),
-                    *expected,
-                    "{} padded",
-                    magic.escape_ascii()
-                );
+                assert_eq!(detect(&at(0, magic)), *expected, "{} padded", magic.escape_ascii());
             }
         }
         assert_eq!(detect(&at(64, &[0x7f, 0x10, 0xda, 0xbe])), Image(Format::Vdi));
@@ -296,11 +268,7 @@ mod tests {
 
     #[test]
     fn no_prefix_of_any_head_panics() {
-        for head in [
-            tar_header(),
-            at(64, &[0x7f, 0x10, 0xda, 0xbe]),
-            at(0, b"\x50\x2a\x4d\x18\x08"),
-        ] {
+        for head in [tar_header(), at(64, &[0x7f, 0x10, 0xda, 0xbe]), at(0, b"\x50\x2a\x4d\x18\x08")] {
             for len in 0..head.len() {
                 detect(&head[..len]);
             }

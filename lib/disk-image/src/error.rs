@@ -42,11 +42,7 @@ pub struct Error {
 impl Error {
     /// An error of `kind` with a sentence that says what, where and, if possible, what to do.
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
-        Self {
-            kind,
-            message: message.into(),
-            source: None,
-        }
+        Self { kind, message: message.into(), source: None }
     }
 
     /// The same with the error below it.
@@ -55,11 +51,7 @@ impl Error {
         message: impl Into<String>,
         source: impl Into<Box<dyn StdError + Send + Sync>>,
     ) -> Self {
-        Self {
-            kind,
-            message: message.into(),
-            source: Some(source.into()),
-        }
+        Self { kind, message: message.into(), source: Some(source.into()) }
     }
 
     /// A refusal: nothing was written and nothing will be.

@@ -142,11 +142,7 @@ impl RangeSet {
     /// Whether every byte of `range` is in the set.
     pub fn contains(&self, range: &Range<u64>) -> bool {
         range.is_empty()
-            || self
-                .ranges
-                .range(..=range.start)
-                .next_back()
-                .is_some_and(|(_, &e)| e >= range.end)
+            || self.ranges.range(..=range.start).next_back().is_some_and(|(_, &e)| e >= range.end)
     }
 
     /// The parts of `within` that are not in the set, ascending.
@@ -154,10 +150,7 @@ impl RangeSet {
         let mut gaps = Vec::new();
         let mut at = within.start;
         let before = self.ranges.range(..=within.start).next_back();
-        for (&s, &e) in before
-            .into_iter()
-            .chain(self.ranges.range(within.start.saturating_add(1)..))
-        {
+        for (&s, &e) in before.into_iter().chain(self.ranges.range(within.start.saturating_add(1)..)) {
             if s >= within.end {
                 break;
             }
@@ -208,9 +201,7 @@ mod tests {
     fn sets_agree_with_a_bit_per_byte() {
         let mut state = 7u64;
         let mut next = |n: u64| {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1_442_695_040_888_963_407);
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 33) % n
         };
         let mut set = RangeSet::new();

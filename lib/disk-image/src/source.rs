@@ -135,10 +135,7 @@ impl FileSource {
                 "neither a regular file nor a block device",
             ));
         };
-        Ok(Self {
-            file: Arc::new(file),
-            size,
-        })
+        Ok(Self { file: Arc::new(file), size })
     }
 
     /// The open file.
@@ -149,18 +146,11 @@ impl FileSource {
 
 impl Source for FileSource {
     fn facts(&self) -> Facts {
-        Facts {
-            size: Some(self.size),
-            access: Access::Ranges,
-        }
+        Facts { size: Some(self.size), access: Access::Ranges }
     }
 
     fn open(&self, range: Range<u64>) -> io::Result<Box<dyn Read + Send>> {
-        Ok(Box::new(FileReader {
-            file: self.file.clone(),
-            at: range.start,
-            end: range.end.min(self.size),
-        }))
+        Ok(Box::new(FileReader { file: self.file.clone(), at: range.start, end: range.end.min(self.size) }))
     }
 
     fn connections(&self) -> usize {

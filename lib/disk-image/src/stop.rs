@@ -30,10 +30,6 @@ impl Stop {
     /// # Errors
     /// [`Kind::Stopped`].
     pub fn check(&self) -> Result<(), Error> {
-        if self.is_set() {
-            Err(Error::new(Kind::Stopped, "stopped on request"))
-        } else {
-            Ok(())
-        }
+        if self.is_set() { Err(Error::new(Kind::Stopped, "stopped on request")) } else { Ok(()) }
     }
 }

@@ -18,11 +18,7 @@ use disk_image::{Access, Compression, Error, Facts, Kind, Source};
 
 /// Small counts by default, the full ones with FERROVIRT_SOAK=1.
 fn count(small: usize, full: usize) -> usize {
-    if std::env::var_os("FERROVIRT_SOAK").is_some_and(|v| v == "1") {
-        full
-    } else {
-        small
-    }
+    if std::env::var_os("FERROVIRT_SOAK").is_some_and(|v| v == "1") { full } else { small }
 }
 
 /// A sequence of numbers that is the same in every run (splitmix64).
@@ -72,12 +68,7 @@ fn pipe(command: &str, input: &[u8]) -> Vec<u8> {
     let mut file = tempfile::tempfile().unwrap();
     io::Write::write_all(&mut file, input).unwrap();
     io::Seek::rewind(&mut file).unwrap();
-    let out = Command::new("bash")
-        .args(["-c", command])
-        .stdin(file)
-        .stderr(Stdio::piped())
-        .output()
-        .unwrap();
+    let out = Command::new("bash").args(["-c", command]).stdin(file).stderr(Stdio::piped()).output().unwrap();
     assert!(
         out.status.success(),
         "`{command}` failed; run `make deps`: {}",
@@ -100,11 +91,7 @@ impl Source for Memory {
     fn open(&self, range: Range<u64>) -> io::Result<Box<dyn Read + Send>> {
         let end = usize::try_from(range.end.min(self.bytes.len() as u64)).unwrap();
         let at = usize::try_from(range.start).unwrap().min(end);
-        Ok(Box::new(MemoryReader {
-            bytes: self.bytes.clone(),
-            at,
-            end,
-        }))
+        Ok(Box::new(MemoryReader { bytes: self.bytes.clone(), at, end }))
     }
 }
 
@@ -125,24 +112,12 @@ impl Read for MemoryReader {
 }
 
 fn ranged(bytes: &[u8]) -> Arc<dyn Source> {
-    let facts = Facts {
-        size: Some(bytes.len() as u64),
-        access: Access::Ranges,
-    };
-    Arc::new(Memory {
-        bytes: bytes.into(),
-        facts,
-    })
+    let facts = Facts { size: Some(bytes.len() as u64), access: Access::Ranges };
+    Arc::new(Memory { bytes: bytes.into(), facts })
 }
 
 fn once(bytes: &[u8]) -> Arc<dyn Source> {
-    Arc::new(Memory {
-        bytes: bytes.into(),
-        facts: Facts {
-            size: None,
-            access: Access::Once,
-        },
-    })
+    Arc::new(Memory { bytes: bytes.into(), facts: Facts { size: None, access: Access::Once } })
 }
 
 fn both(bytes: &[u8]) -> [Arc<dyn Source>; 2] {
@@ -165,12 +140,7 @@ fn unpack(compression: Compression, source: Arc<dyn Source>, limits: Limits) -> 
 fn same(what: &str, compression: Compression, packed: &[u8], model: &[u8]) {
     for source in both(packed) {
         let out = unpack(compression, source, Limits::default()).unwrap_or_else(|e| panic!("{what}: {e}"));
-        assert!(
-            out == model,
-            "{what}: {} bytes differ from the model's {}",
-            out.len(),
-            model.len()
-        );
+        assert!(out == model, "{what}: {} bytes differ from the model's {}", out.len(), model.len());
     }
 }
 
@@ -210,12 +180,7 @@ fn every_compressor_and_level_unpacks_to_the_same() {
     for len in [0, 1, 511, 4096, 1_000_003] {
         let model = content(len, len as u64);
         for (compression, command) in every() {
-            same(
-                &format!("{command} of {len}"),
-                compression,
-                &pipe(command, &model),
-                &model,
-            );
+            same(&format!("{command} of {len}"), compression, &pipe(command, &model), &model);
         }
     }
 }
@@ -226,21 +191,13 @@ fn parts_one_after_another_are_one_stream() {
     let model = [&a[..], &b[..], &a[..]].concat();
     for (compression, command) in every() {
         let (a, empty, b) = (pipe(command, &a), pipe(command, &[]), pipe(command, &b));
-        same(
-            command,
-            compression,
-            &[&a[..], &empty, &b, &empty, &a].concat(),
-            &model,
-        );
+        same(command, compression, &[&a[..], &empty, &b, &empty, &a].concat(), &model);
     }
     let long = content(3_000_000, 3);
     let packed = pipe("pzstd -q -p 2 -c -", &long);
     same("pzstd", Compression::Zst, &packed, &long);
-    let skippable = [
-        &[0x5d, 0x2a, 0x4d, 0x18, 3, 0, 0, 0, 1, 2, 3][..],
-        &packed,
-        &[0x50, 0x2a, 0x4d, 0x18, 0, 0, 0, 0],
-    ];
+    let skippable =
+        [&[0x5d, 0x2a, 0x4d, 0x18, 3, 0, 0, 0, 1, 2, 3][..], &packed, &[0x50, 0x2a, 0x4d, 0x18, 0, 0, 0, 0]];
     same("skippable frames", Compression::Zst, &skippable.concat(), &long);
 }
 
@@ -271,15 +228,8 @@ fn xz_stream_padding_is_skipped_and_odd_padding_refused() {
 fn what_follows_a_gzip_stream_is_handled_as_gzip_does() {
     let model = content(100_000, 5);
     let packed = pipe("gzip -6", &model);
-    let ignored: [&[u8]; 7] = [
-        &[0],
-        &[0; 511],
-        &[0; 300_000],
-        b"garbage",
-        b"\n",
-        &[0, 0, 0, 7],
-        &[0, 0, 0x1f, 0x8b, 8, 0],
-    ];
+    let ignored: [&[u8]; 7] =
+        [&[0], &[0; 511], &[0; 300_000], b"garbage", b"\n", &[0, 0, 0, 7], &[0, 0, 0x1f, 0x8b, 8, 0]];
     for tail in ignored {
         same("ignored", Compression::Gz, &[&packed[..], tail].concat(), &model);
     }
@@ -294,12 +244,8 @@ fn what_follows_a_gzip_stream_is_handled_as_gzip_does() {
         &[0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 3, 0xff, 0xff],
     ];
     for tail in refused {
-        let error = unpack(
-            Compression::Gz,
-            once(&[&packed[..], tail].concat()),
-            Limits::default(),
-        )
-        .unwrap_err();
+        let error =
+            unpack(Compression::Gz, once(&[&packed[..], tail].concat()), Limits::default()).unwrap_err();
         assert_eq!(error.kind(), Kind::Compression, "{tail:x?}: {error}");
     }
 }
@@ -307,25 +253,13 @@ fn what_follows_a_gzip_stream_is_handled_as_gzip_does() {
 #[test]
 fn zstd_refuses_what_is_no_frame() {
     let packed = pipe("zstd -1 -c", b"hello");
-    for tail in [
-        &b"x"[..],
-        b"garbage of any length that is no frame",
-        &[0; 4],
-        &[0x28, 0xb5, 0x2f],
-    ] {
-        let error = unpack(
-            Compression::Zst,
-            once(&[&packed[..], tail].concat()),
-            Limits::default(),
-        )
-        .unwrap_err();
+    for tail in [&b"x"[..], b"garbage of any length that is no frame", &[0; 4], &[0x28, 0xb5, 0x2f]] {
+        let error =
+            unpack(Compression::Zst, once(&[&packed[..], tail].concat()), Limits::default()).unwrap_err();
         assert_eq!(error.kind(), Kind::Compression, "{error}");
     }
-    let error = unpack(
-        Compression::Zst,
-        once(&[0x28, 0xb5, 0x2f, 0xfd, 0x23, 7, 0, 0, 0, 1]),
-        Limits::default(),
-    );
+    let error =
+        unpack(Compression::Zst, once(&[0x28, 0xb5, 0x2f, 0xfd, 0x23, 7, 0, 0, 0, 1]), Limits::default());
     assert!(error.unwrap_err().to_string().contains("dictionary"));
 }
 
@@ -339,11 +273,7 @@ fn a_stream_cut_anywhere_is_an_error() {
         for cut in (0..packed.len()).step_by(step).chain(edges) {
             for source in both(&packed[..cut]) {
                 match unpack(compression, source, Limits::default()) {
-                    Ok(out) => panic!(
-                        "{command} cut at {cut} of {} gave {} bytes",
-                        packed.len(),
-                        out.len()
-                    ),
+                    Ok(out) => panic!("{command} cut at {cut} of {} gave {} bytes", packed.len(), out.len()),
                     // An index that points before the file is read as far as it goes.
                     Err(e) => assert_eq!(e.kind(), Kind::Compression, "{command} cut at {cut}: {e}"),
                 }
@@ -351,14 +281,8 @@ fn a_stream_cut_anywhere_is_an_error() {
         }
         // The source shrinks after it was measured.
         for cut in [10, packed.len() / 2, packed.len() - 1] {
-            let facts = Facts {
-                size: Some(packed.len() as u64),
-                access: Access::Ranges,
-            };
-            let source: Arc<dyn Source> = Arc::new(Memory {
-                bytes: packed[..cut].into(),
-                facts,
-            });
+            let facts = Facts { size: Some(packed.len() as u64), access: Access::Ranges };
+            let source: Arc<dyn Source> = Arc::new(Memory { bytes: packed[..cut].into(), facts });
             unpack(compression, source, Limits::default()).unwrap_err();
         }
     }
@@ -400,14 +324,7 @@ fn mutants_give_an_error_or_the_same_bytes() {
             // Only a gzip stream's later members can be mistaken for something to ignore.
             let member_lost = *compression == Compression::Gz;
             for source in both(&mutant) {
-                match unpack(
-                    *compression,
-                    source,
-                    Limits {
-                        window: 1 << 20,
-                        windows: 2 << 20,
-                    },
-                ) {
+                match unpack(*compression, source, Limits { window: 1 << 20, windows: 2 << 20 }) {
                     Ok(out) if out == model => right += 1,
                     Ok(out) if member_lost && out == model[..12_000] => {
                         assert!(gzip_ignores(&mutant), "{command} at {at}: a member was dropped");
@@ -451,15 +368,7 @@ fn windows_above_the_limit_are_refused_by_size() {
     ];
     for (compression, packed, window, asked, limit) in cases {
         for source in both(packed) {
-            let error = unpack(
-                compression,
-                source,
-                Limits {
-                    window,
-                    windows: 1 << 30,
-                },
-            )
-            .unwrap_err();
+            let error = unpack(compression, source, Limits { window, windows: 1 << 30 }).unwrap_err();
             let text = error.to_string();
             assert_eq!(error.kind(), Kind::Compression);
             assert!(
@@ -468,25 +377,15 @@ fn windows_above_the_limit_are_refused_by_size() {
             );
         }
         for source in both(packed) {
-            let limits = Limits {
-                window: 256 << 20,
-                windows: 256 << 20,
-            };
+            let limits = Limits { window: 256 << 20, windows: 256 << 20 };
             assert!(unpack(compression, source, limits).unwrap() == model);
         }
     }
     // A later stream, and a later frame.
     let late = [pipe("xz -0", &model), xz].concat();
     for source in both(&late) {
-        let error = unpack(
-            Compression::Xz,
-            source,
-            Limits {
-                window: 32 << 20,
-                windows: 1 << 30,
-            },
-        )
-        .unwrap_err();
+        let error =
+            unpack(Compression::Xz, source, Limits { window: 32 << 20, windows: 1 << 30 }).unwrap_err();
         assert!(error.to_string().contains("--window-limit"), "{error}");
     }
     let late = [pipe("zstd -c", &model), zst].concat();
@@ -502,16 +401,7 @@ fn windows_above_the_limit_are_refused_by_size() {
 fn xz_decoders_are_as_many_as_their_dictionaries_fit() {
     let packed = pipe("xz -9 --block-size=100000", &content(500_000, 9));
     let readers = |windows: u64| {
-        open(
-            Compression::Xz,
-            ranged(&packed),
-            Limits {
-                window: 128 << 20,
-                windows,
-            },
-        )
-        .unwrap()
-        .connections()
+        open(Compression::Xz, ranged(&packed), Limits { window: 128 << 20, windows }).unwrap().connections()
     };
     let cores = std::thread::available_parallelism().unwrap().get();
     assert_eq!(readers(1), 1);
@@ -532,11 +422,7 @@ fn xz_blocks_open_anywhere() {
     ]
     .concat();
     let source = open(Compression::Xz, ranged(&packed), Limits::default()).unwrap();
-    let Facts {
-        size: Some(900_000),
-        access: Access::Blocks(blocks),
-    } = source.facts()
-    else {
+    let Facts { size: Some(900_000), access: Access::Blocks(blocks) } = source.facts() else {
         panic!("{:?}", source.facts());
     };
     assert_eq!(blocks.len(), 7 + 5 + 5);
@@ -557,11 +443,9 @@ fn xz_blocks_open_anywhere() {
     check_range(&*source, 899_999..u64::MAX, &model);
     check_range(&*source, 900_000..u64::MAX, &model);
     // Sources that are only decoded from the start.
-    for (compression, command) in [
-        (Compression::Gz, "gzip"),
-        (Compression::Zst, "zstd -c"),
-        (Compression::Xz, "xz -0"),
-    ] {
+    for (compression, command) in
+        [(Compression::Gz, "gzip"), (Compression::Zst, "zstd -c"), (Compression::Xz, "xz -0")]
+    {
         let source = open(compression, ranged(&pipe(command, &model)), Limits::default()).unwrap();
         assert_eq!(source.facts().access, Access::Again);
         for _ in 0..5 {
@@ -569,13 +453,7 @@ fn xz_blocks_open_anywhere() {
             check_range(&*source, start..start + seed.below(200_000), &model);
         }
         let source = open(compression, once(&pipe(command, &model)), Limits::default()).unwrap();
-        assert_eq!(
-            source.facts(),
-            Facts {
-                size: None,
-                access: Access::Once
-            }
-        );
+        assert_eq!(source.facts(), Facts { size: None, access: Access::Once });
     }
 }
 
@@ -598,10 +476,8 @@ fn the_last_byte_of_an_xz_block_comes_only_after_its_check() {
         let source = open(Compression::Xz, ranged(&packed), Limits::default()).unwrap();
         assert_eq!(source.facts().size, Some(30_000));
         // The check value lies before the index; the index of so few blocks is short.
-        let index = usize::try_from(u32::from_le_bytes(
-            packed[packed.len() - 8..][..4].try_into().unwrap(),
-        ))
-        .unwrap();
+        let index =
+            usize::try_from(u32::from_le_bytes(packed[packed.len() - 8..][..4].try_into().unwrap())).unwrap();
         let mut damaged = packed.clone();
         let check = packed.len() - 12 - (index + 1) * 4 - 1;
         damaged[check] ^= 1;
@@ -647,14 +523,8 @@ impl Xz {
         let backward = u32::from_le_bytes(packed[packed.len() - 8..][..4].try_into().unwrap());
         let index = packed.len() - 12 - (usize::try_from(backward).unwrap() + 1) * 4;
         let mut rest = &packed[index + 1..];
-        let records = (0..read_vli(&mut rest))
-            .map(|_| (read_vli(&mut rest), read_vli(&mut rest)))
-            .collect();
-        Self {
-            header: packed[..12].to_vec(),
-            blocks: packed[12..index].to_vec(),
-            records,
-        }
+        let records = (0..read_vli(&mut rest)).map(|_| (read_vli(&mut rest), read_vli(&mut rest))).collect();
+        Self { header: packed[..12].to_vec(), blocks: packed[12..index].to_vec(), records }
     }
 
     fn bytes(&self) -> Vec<u8> {
@@ -672,9 +542,7 @@ impl Xz {
         index.extend(records);
         index.resize(index.len().next_multiple_of(4), 0);
         index.extend(crc32fast::hash(&index).to_le_bytes());
-        let mut footer = (u32::try_from(index.len() / 4).unwrap() - 1)
-            .to_le_bytes()
-            .to_vec();
+        let mut footer = (u32::try_from(index.len() / 4).unwrap() - 1).to_le_bytes().to_vec();
         footer.extend(&self.header[6..8]);
         let crc = crc32fast::hash(&footer).to_le_bytes();
         [&self.header, &self.blocks, &index, &crc[..], &footer, b"YZ"].concat()
@@ -702,19 +570,12 @@ fn hostile_xz_indexes_are_refused() {
         ("unpacked shorter", |r| r[1].1 -= 1),
         ("moved by a byte", |r| (r[0].1, r[1].1) = (r[0].1 + 1, r[1].1 - 1)),
         ("last empty", |r| r[4].1 = 0),
-        ("unpacked overflows", |r| {
-            (r[0].1, r[1].1) = ((1 << 63) - 1, (1 << 63) - 1)
-        }),
-        ("packed overflows", |r| {
-            (r[0].0, r[1].0, r[2].0) = ((1 << 63) - 4, (1 << 63) - 4, 8)
-        }),
+        ("unpacked overflows", |r| (r[0].1, r[1].1) = ((1 << 63) - 1, (1 << 63) - 1)),
+        ("packed overflows", |r| (r[0].0, r[1].0, r[2].0) = ((1 << 63) - 4, (1 << 63) - 4, 8)),
     ];
     for (what, change) in changes {
-        let mut bad = Xz {
-            header: good.header.clone(),
-            blocks: good.blocks.clone(),
-            records: good.records.clone(),
-        };
+        let mut bad =
+            Xz { header: good.header.clone(), blocks: good.blocks.clone(), records: good.records.clone() };
         change(&mut bad.records);
         assert_ne!(bad.records, good.records, "{what}");
         for source in both(&bad.bytes()) {
@@ -736,9 +597,8 @@ fn hostile_xz_indexes_are_refused() {
     ];
     for (what, records) in raw {
         for source in both(&good.with_records(&records)) {
-            let error = unpack(Compression::Xz, source, Limits::default())
-                .map(|out| out.len())
-                .expect_err(what);
+            let error =
+                unpack(Compression::Xz, source, Limits::default()).map(|out| out.len()).expect_err(what);
             assert_eq!(error.kind(), Kind::Compression, "{what}: {error}");
         }
     }
@@ -760,21 +620,14 @@ fn random_xz_indexes_never_change_the_bytes() {
     let mut seed = Seed(15);
     let mut refused = 0;
     for _ in 0..count(3000, 100_000) {
-        let mut bad = Xz {
-            header: good.header.clone(),
-            blocks: good.blocks.clone(),
-            records: good.records.clone(),
-        };
+        let mut bad =
+            Xz { header: good.header.clone(), blocks: good.blocks.clone(), records: good.records.clone() };
         for _ in 0..=seed.below(2) {
             let at = usize::try_from(seed.below(bad.records.len() as u64)).unwrap();
             let wide = seed.next() >> seed.below(64) & ((1 << 63) - 1);
             let (near, sign) = (seed.below(9), seed.below(2) == 0);
             let record = &mut bad.records[at];
-            let field = if seed.below(2) == 0 {
-                &mut record.0
-            } else {
-                &mut record.1
-            };
+            let field = if seed.below(2) == 0 { &mut record.0 } else { &mut record.1 };
             *field = match seed.below(3) {
                 0 => wide,
                 _ if sign => *field + near,
@@ -782,14 +635,7 @@ fn random_xz_indexes_never_change_the_bytes() {
             };
         }
         for source in both(&bad.bytes()) {
-            match unpack(
-                Compression::Xz,
-                source,
-                Limits {
-                    window: 1 << 20,
-                    windows: 1 << 20,
-                },
-            ) {
+            match unpack(Compression::Xz, source, Limits { window: 1 << 20, windows: 1 << 20 }) {
                 Ok(out) => assert!(out == model),
                 Err(e) => {
                     assert_eq!(e.kind(), Kind::Compression, "{e}");
@@ -813,25 +659,10 @@ fn more_xz_blocks_or_streams_than_are_kept_are_decoded_from_the_start() {
     };
     let packed = many.bytes();
     let source = open(Compression::Xz, ranged(&packed), Limits::default()).unwrap();
-    assert_eq!(
-        source.facts(),
-        Facts {
-            size: None,
-            access: Access::Again
-        }
-    );
+    assert_eq!(source.facts(), Facts { size: None, access: Access::Again });
     same("many blocks", Compression::Xz, &packed, &vec![b'x'; blocks]);
-    same(
-        "many streams",
-        Compression::Xz,
-        &pipe("xz -0", b"xyz").repeat(500),
-        &b"xyz".repeat(500),
-    );
-    let some = Xz {
-        header: one.header,
-        blocks: one.blocks.repeat(2000),
-        records: one.records.repeat(2000),
-    };
+    same("many streams", Compression::Xz, &pipe("xz -0", b"xyz").repeat(500), &b"xyz".repeat(500));
+    let some = Xz { header: one.header, blocks: one.blocks.repeat(2000), records: one.records.repeat(2000) };
     let source = open(Compression::Xz, ranged(&some.bytes()), Limits::default()).unwrap();
     assert!(matches!(source.facts().access, Access::Blocks(blocks) if blocks.len() == 2000));
     same("fewer blocks", Compression::Xz, &some.bytes(), &[b'x'; 2000]);
@@ -850,10 +681,7 @@ fn a_later_xz_block_with_a_larger_dictionary_is_bounded() {
     };
     let twice = [&model[..], &model].concat();
     same("mixed", Compression::Xz, &mixed.bytes(), &twice);
-    let limits = Limits {
-        window: 128 << 20,
-        windows: 64 << 20,
-    };
+    let limits = Limits { window: 128 << 20, windows: 64 << 20 };
     let source = open(Compression::Xz, ranged(&mixed.bytes()), limits).unwrap();
     if source.connections() > 1 {
         let error = unpack(Compression::Xz, ranged(&mixed.bytes()), limits).unwrap_err();
@@ -869,18 +697,11 @@ struct Failing {
 
 impl Source for Failing {
     fn facts(&self) -> Facts {
-        Facts {
-            size: None,
-            access: Access::Again,
-        }
+        Facts { size: None, access: Access::Again }
     }
 
     fn open(&self, _: Range<u64>) -> io::Result<Box<dyn Read + Send>> {
-        let good = MemoryReader {
-            bytes: self.bytes.clone(),
-            at: 0,
-            end: self.at,
-        };
+        let good = MemoryReader { bytes: self.bytes.clone(), at: 0, end: self.at };
         Ok(Box::new(good.chain(FailingReader)))
     }
 }
@@ -898,22 +719,8 @@ fn an_error_of_the_source_stays_the_sources() {
     let model = content(50_000, 17);
     for (compression, command) in every() {
         let packed = pipe(command, &model);
-        for at in [
-            0,
-            1,
-            5,
-            11,
-            12,
-            19,
-            30,
-            packed.len() / 2,
-            packed.len() - 1,
-            packed.len(),
-        ] {
-            let source = Arc::new(Failing {
-                bytes: packed[..].into(),
-                at,
-            });
+        for at in [0, 1, 5, 11, 12, 19, 30, packed.len() / 2, packed.len() - 1, packed.len()] {
+            let source = Arc::new(Failing { bytes: packed[..].into(), at });
             let error = unpack(compression, source, Limits::default()).unwrap_err();
             assert_eq!(error.kind(), Kind::Source, "{command} at {at}: {error}");
             let below = std::error::Error::source(&error).unwrap().to_string();
@@ -947,10 +754,7 @@ fn a_dropped_reader_takes_its_thread_with_it() {
     for (pause, reads) in [(0, 0), (0, 3), (400, 0), (400, 1)] {
         let dropped = Arc::new(AtomicBool::new(false));
         let pause = Duration::from_millis(pause);
-        let endless = Endless {
-            pause,
-            dropped: dropped.clone(),
-        };
+        let endless = Endless { pause, dropped: dropped.clone() };
         let mut reader = ahead::read(Box::new(endless)).unwrap();
         let mut buf = vec![0; 300_000];
         for _ in 0..reads {
@@ -958,15 +762,9 @@ fn a_dropped_reader_takes_its_thread_with_it() {
         }
         let begin = Instant::now();
         drop(reader);
-        assert!(
-            begin.elapsed() < Duration::from_millis(100),
-            "dropping waits for nobody"
-        );
+        assert!(begin.elapsed() < Duration::from_millis(100), "dropping waits for nobody");
         while !dropped.load(Ordering::Acquire) {
-            assert!(
-                begin.elapsed() < pause + Duration::from_millis(500),
-                "the thread goes on"
-            );
+            assert!(begin.elapsed() < pause + Duration::from_millis(500), "the thread goes on");
             sleep(Duration::from_millis(1));
         }
     }
@@ -975,10 +773,7 @@ fn a_dropped_reader_takes_its_thread_with_it() {
 #[test]
 fn reading_ahead_overlaps_with_the_consumer() {
     let dropped = Arc::new(AtomicBool::new(false));
-    let endless = Endless {
-        pause: Duration::from_millis(20),
-        dropped,
-    };
+    let endless = Endless { pause: Duration::from_millis(20), dropped };
     let mut reader = ahead::read(Box::new(endless)).unwrap();
     let mut buf = vec![0; 256 << 10];
     let begin = Instant::now();

@@ -1,11 +1,7 @@
 //! VMDK, VHD, VHDX and VDI as tools and guests write them: what we read equals `qemu-img convert -O raw` and what a
 //! second and a third reader see. Not here: what is refused (`formats_refused`) and mutants (`formats_mutants`).
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a failure here is a failed test"
-)]
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a failure here is a failed test")]
 #![expect(clippy::cast_possible_truncation, reason = "images in tests fit in memory")]
 
 mod support;
@@ -38,11 +34,7 @@ fn raw_file(dir: &Path, disk: &[u8]) -> PathBuf {
     let path = dir.join("source");
     let file = std::fs::File::create(&path).unwrap();
     file.set_len(disk.len() as u64).unwrap();
-    for (at, chunk) in disk
-        .chunks(4096)
-        .enumerate()
-        .filter(|(_, chunk)| chunk.iter().any(|&b| b != 0))
-    {
+    for (at, chunk) in disk.chunks(4096).enumerate().filter(|(_, chunk)| chunk.iter().any(|&b| b != 0)) {
         file.write_all_at(chunk, at as u64 * 4096).unwrap();
     }
     path
@@ -50,11 +42,7 @@ fn raw_file(dir: &Path, disk: &[u8]) -> PathBuf {
 
 /// qemu's name of a format.
 fn qemu_name(format: Format) -> &'static str {
-    if format == Format::Vhd {
-        "vpc"
-    } else {
-        format.name()
-    }
+    if format == Format::Vhd { "vpc" } else { format.name() }
 }
 
 /// Options for `qemu-img -o`, and for VMDK whether grains are packed.
@@ -66,11 +54,7 @@ fn options_for(format: Format, rng: &mut Rng) -> String {
             let hardware = *rng.pick(&["", ",hwversion=7", ",compat6=on", ",adapter_type=lsilogic"]);
             format!("subformat={kind},zeroed_grain={}{hardware}", on(rng))
         }
-        Format::Vhd => format!(
-            "subformat={},force_size={}",
-            rng.pick(&["dynamic", "fixed"]),
-            on(rng)
-        ),
+        Format::Vhd => format!("subformat={},force_size={}", rng.pick(&["dynamic", "fixed"]), on(rng)),
         Format::Vhdx => format!(
             "subformat={},block_size={}M,log_size={}M",
             rng.pick(&["dynamic", "fixed"]),
@@ -93,17 +77,10 @@ fn ours(bytes: &[u8], format: Format, what: &str) -> Vec<u8> {
         "{what}"
     );
     let mut disks = [(true, u64::MAX / 64), (true, 3), (false, 1000)].map(|(size_known, slice)| {
-        let options = Options {
-            size_known,
-            slice,
-            ..Options::default()
-        };
+        let options = Options { size_known, slice, ..Options::default() };
         read_image_with(bytes, format, &options).unwrap_or_else(|e| panic!("{what}: {e} ({options:?})"))
     });
-    assert!(
-        disks[0] == disks[1] && disks[0] == disks[2],
-        "{what}: the ways to read differ"
-    );
+    assert!(disks[0] == disks[1] && disks[0] == disks[2], "{what}: the ways to read differ");
     std::mem::take(&mut disks[0])
 }
 
@@ -116,11 +93,7 @@ fn fixed_size(bytes: &[u8]) -> Option<u64> {
 fn agrees(image: &Path, format: Format, what: &str) -> Vec<u8> {
     let bytes = std::fs::read(image).unwrap();
     let disk = ours(&bytes, format, what);
-    same(
-        &disk,
-        &tools::qemu_raw(qemu_name(format), image),
-        &format!("{what}: qemu-img"),
-    );
+    same(&disk, &tools::qemu_raw(qemu_name(format), image), &format!("{what}: qemu-img"));
     second_opinion(&bytes, image, format, &disk, what);
     disk
 }
@@ -135,10 +108,7 @@ fn same(ours: &[u8], theirs: &[u8], what: &str) {
 fn second_opinion(bytes: &[u8], image: &Path, format: Format, ours: &[u8], what: &str) {
     // 7-Zip reads a VHDX only of whole MiB, a packed VMDK only with its directory at the end.
     let seven_reads = match format {
-        Format::Vmdk => !bytes
-            .windows(15)
-            .take(2048)
-            .any(|text| text == b"streamOptimized"),
+        Format::Vmdk => !bytes.windows(15).take(2048).any(|text| text == b"streamOptimized"),
         Format::Vhdx => ours.len().is_multiple_of(1 << 20),
         Format::Vhd | Format::Vdi | Format::Raw | Format::Qcow2 => true,
     };
@@ -147,49 +117,25 @@ fn second_opinion(bytes: &[u8], image: &Path, format: Format, ours: &[u8], what:
     let mut second = Vec::new();
     match format {
         Format::Vmdk => {
-            vmdk::VmdkReader::open(Cursor::new(bytes))
-                .unwrap()
-                .read_to_end(&mut second)
-                .unwrap();
+            vmdk::VmdkReader::open(Cursor::new(bytes)).unwrap().read_to_end(&mut second).unwrap();
         }
         Format::Vhd => {
             let cursor = Box::new(Cursor::new(bytes.to_vec()));
-            vhd::VhdReader::open_reader(cursor)
-                .unwrap()
-                .read_to_end(&mut second)
-                .unwrap();
+            vhd::VhdReader::open_reader(cursor).unwrap().read_to_end(&mut second).unwrap();
         }
         Format::Vhdx => {
-            vhdx::VhdxReader::from_bytes(bytes.to_vec())
-                .unwrap()
-                .read_to_end(&mut second)
-                .unwrap();
+            vhdx::VhdxReader::from_bytes(bytes.to_vec()).unwrap().read_to_end(&mut second).unwrap();
         }
         // 7-Zip alone.
         Format::Vdi => second.clone_from(seven.as_ref().unwrap()),
         Format::Raw | Format::Qcow2 => unreachable!("not tested here"),
     }
-    let readers = seven
-        .as_ref()
-        .map(|seven| ("7zz", seven))
-        .into_iter()
-        .chain([("the second reader", &second)]);
+    let readers =
+        seven.as_ref().map(|seven| ("7zz", seven)).into_iter().chain([("the second reader", &second)]);
     for (who, theirs) in readers {
-        let common = if format == Format::Vhd {
-            ours.len().min(theirs.len())
-        } else {
-            ours.len()
-        };
-        assert!(
-            common > 0 && theirs.len() >= common,
-            "{what}: {who} reads {} of {common}",
-            theirs.len()
-        );
-        let theirs = if format == Format::Vhd {
-            &theirs[..common]
-        } else {
-            theirs
-        };
+        let common = if format == Format::Vhd { ours.len().min(theirs.len()) } else { ours.len() };
+        assert!(common > 0 && theirs.len() >= common, "{what}: {who} reads {} of {common}", theirs.len());
+        let theirs = if format == Format::Vhd { &theirs[..common] } else { theirs };
         same(&ours[..common], theirs, &format!("{what}: {who}"));
     }
 }
@@ -212,14 +158,8 @@ fn converted(format: Format) {
         tools::run("qemu-img", &args.into_iter().chain(paths).collect::<Vec<_>>());
         let read = agrees(&image, format, &what);
         // VHD rounds up to a geometry.
-        assert!(
-            read.len() >= disk.len() && (read.len() == disk.len() || format == Format::Vhd),
-            "{what}"
-        );
-        assert!(
-            read.starts_with(&disk) && read[disk.len()..].iter().all(|&b| b == 0),
-            "{what}"
-        );
+        assert!(read.len() >= disk.len() && (read.len() == disk.len() || format == Format::Vhd), "{what}");
+        assert!(read.starts_with(&disk) && read[disk.len()..].iter().all(|&b| b == 0), "{what}");
     }
 }
 
@@ -230,28 +170,12 @@ fn guest_written(format: Format) {
         let mut rng = Rng::new(seed ^ 0x6765_7374);
         let options = options_for(format, &mut rng);
         let packed = options.contains("streamOptimized");
-        let step = if format == Format::Vhdx && rng.one_in(2) {
-            2048
-        } else {
-            1
-        };
+        let step = if format == Format::Vhdx && rng.one_in(2) { 2048 } else { 1 };
         let sectors = (128 + rng.below(40_000)).next_multiple_of(step);
         let image = dir.path().join("image");
         let path = image.to_str().unwrap();
         let size = (sectors * 512).to_string();
-        tools::run(
-            "qemu-img",
-            &[
-                "create",
-                "-q",
-                "-f",
-                qemu_name(format),
-                "-o",
-                &options,
-                path,
-                &size,
-            ],
-        );
+        tools::run("qemu-img", &["create", "-q", "-f", qemu_name(format), "-o", &options, path, &size]);
         let mut commands = Vec::new();
         let mut grains = Vec::new();
         for _ in 0..rng.within(1..25) {
@@ -283,10 +207,7 @@ fn guest_written(format: Format) {
         }
         args.push(path);
         tools::attempt("qemu-io", &args);
-        let what = format!(
-            "{} {seed}, {sectors} sectors, {options}, {commands:?}",
-            format.name()
-        );
+        let what = format!("{} {seed}, {sectors} sectors, {options}, {commands:?}", format.name());
         agrees(&image, format, &what);
     }
 }

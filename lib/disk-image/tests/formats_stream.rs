@@ -48,14 +48,7 @@ fn header(disk: &[u8], shape: Shape, directory: u64) -> Vec<u8> {
         head.extend((sectors as u64).to_le_bytes());
     }
     head.extend((shape.entries as u32).to_le_bytes());
-    head.extend(
-        [
-            0_u64.to_le_bytes(),
-            directory.to_le_bytes(),
-            128_u64.to_le_bytes(),
-        ]
-        .concat(),
-    );
+    head.extend([0_u64.to_le_bytes(), directory.to_le_bytes(), 128_u64.to_le_bytes()].concat());
     head.extend(b"\0\n \r\n\x01\0");
     pad(&mut head);
     head
@@ -173,10 +166,7 @@ fn directory_last_is_read_by_tables_and_by_walking() {
         };
         let image = stream(&disk, shape);
         let what = format!("{seed}: {} bytes, {shape:?}", disk.len());
-        let options = Options {
-            slice: 1 + seed % 700,
-            ..Options::default()
-        };
+        let options = Options { slice: 1 + seed % 700, ..Options::default() };
         let by_tables =
             read_image_with(&image, Format::Vmdk, &options).unwrap_or_else(|e| panic!("{what}: {e}"));
         assert_eq!(first_difference(&by_tables, &disk), None, "{what}, by tables");
@@ -184,21 +174,14 @@ fn directory_last_is_read_by_tables_and_by_walking() {
         assert_eq!(first_difference(&walked, &disk), None, "{what}, walked");
 
         std::fs::write(&path, &image).unwrap();
-        assert_eq!(
-            first_difference(&tools::qemu_raw("vmdk", &path), &disk),
-            None,
-            "{what}, qemu-img"
-        );
+        assert_eq!(first_difference(&tools::qemu_raw("vmdk", &path), &disk), None, "{what}, qemu-img");
         if shape.grain == 128 && shape.entries == 512 && shape.whole {
             let seven =
                 tools::seven_zip_raw("vmdk", &path).unwrap_or_else(|| panic!("{what}: 7zz refuses it"));
             assert_eq!(first_difference(&seven, &disk), None, "{what}, 7zz");
         }
         let mut second = Vec::new();
-        vmdk::VmdkReader::open(Cursor::new(&image))
-            .unwrap()
-            .read_to_end(&mut second)
-            .unwrap();
+        vmdk::VmdkReader::open(Cursor::new(&image)).unwrap().read_to_end(&mut second).unwrap();
         assert_eq!(first_difference(&second, &disk), None, "{what}, vmdk-core");
     }
 }
@@ -207,15 +190,7 @@ fn directory_last_is_read_by_tables_and_by_walking() {
 fn small() -> Vec<u8> {
     let mut disk = Rng::new(1).disk_bytes(3 * 65536);
     disk[65536..2 * 65536].fill(0);
-    stream(
-        &disk,
-        Shape {
-            grain: 128,
-            entries: 512,
-            whole: true,
-            zeroed: false,
-        },
-    )
+    stream(&disk, Shape { grain: 128, entries: 512, whole: true, zeroed: false })
 }
 
 #[test]
@@ -224,15 +199,8 @@ fn a_cut_stream_is_never_taken_for_a_whole_one() {
     // The last sector is the end marker and padding.
     let end = image.len() - SECTOR;
     for len in (0..end).step_by(509).chain(end - 100..end) {
-        assert!(
-            walk(&image[..len], 512).is_err(),
-            "{len} of {} bytes",
-            image.len()
-        );
-        assert!(
-            read_image_with(&image[..len], Format::Vmdk, &Options::default()).is_err(),
-            "{len}"
-        );
+        assert!(walk(&image[..len], 512).is_err(), "{len} of {} bytes", image.len());
+        assert!(read_image_with(&image[..len], Format::Vmdk, &Options::default()).is_err(), "{len}");
     }
 }
 
@@ -249,18 +217,8 @@ fn a_walk_refuses_what_contradicts_itself() {
         ("an endless address", first, &[0xff; 8], Kind::Corrupt),
         ("a grain longer than any", first + 8, &[0xff; 4], Kind::Corrupt),
         ("the same grain again", second, &[0, 0], Kind::NotStreamable),
-        (
-            "another capacity in the footer",
-            footer + 12,
-            &[0x81],
-            Kind::Corrupt,
-        ),
-        (
-            "another grain size in the footer",
-            footer + 20,
-            &[16],
-            Kind::Corrupt,
-        ),
+        ("another capacity in the footer", footer + 12, &[0x81], Kind::Corrupt),
+        ("another grain size in the footer", footer + 20, &[16], Kind::Corrupt),
         ("no footer", footer, &[0], Kind::Corrupt),
     ];
     for (what, at, bytes, kind) in damage {
@@ -276,13 +234,9 @@ fn packed_data_that_is_wrong_is_corrupt() {
     let grain = 128 * SECTOR;
     // Length, stream, checksum at its end.
     let size = u32::from_le_bytes(image[grain + 8..grain + 12].try_into().unwrap()) as usize;
-    for (at, value) in [
-        (grain + 9, 0),
-        (grain + 11, 1),
-        (grain + 12, 0),
-        (grain + 40, 0),
-        (grain + 11 + size, 0),
-    ] {
+    for (at, value) in
+        [(grain + 9, 0), (grain + 11, 1), (grain + 12, 0), (grain + 40, 0), (grain + 11 + size, 0)]
+    {
         let mut image = image.clone();
         image[at] = if image[at] == value { !value } else { value };
         let read = read_image_with(&image, Format::Vmdk, &Options::default()).map(|disk| disk.len());

@@ -37,10 +37,7 @@ fn first_l2(image: &Written) -> usize {
 /// Changes a good image and says how the reading of it fails.
 fn failure(plan: Plan, change: impl FnOnce(&mut Written)) -> (Kind, String) {
     let mut image = made(plan);
-    assert!(
-        read_image(&image.bytes, Format::Qcow2).is_ok(),
-        "the unchanged image reads"
-    );
+    assert!(read_image(&image.bytes, Format::Qcow2).is_ok(), "the unchanged image reads");
     change(&mut image);
     let error = read_image(&image.bytes, Format::Qcow2).unwrap_err();
     (error.kind(), error.to_string())
@@ -59,97 +56,27 @@ type Change = Box<dyn FnOnce(&mut Written)>;
 #[test]
 fn headers_that_are_refused_say_why_and_what_to_do() {
     let table: Vec<(&str, Change, Kind, &str)> = vec![
-        (
-            "version 1",
-            Box::new(at32(4, 1)),
-            Kind::Refused,
-            "qemu-img convert -f qcow",
-        ),
-        (
-            "version 4",
-            Box::new(at32(4, 4)),
-            Kind::Refused,
-            "version 4 is not known",
-        ),
-        (
-            "magic",
-            Box::new(at32(0, 0x5146_49fc)),
-            Kind::Corrupt,
-            "not a qcow2 image",
-        ),
+        ("version 1", Box::new(at32(4, 1)), Kind::Refused, "qemu-img convert -f qcow"),
+        ("version 4", Box::new(at32(4, 4)), Kind::Refused, "version 4 is not known"),
+        ("magic", Box::new(at32(0, 0x5146_49fc)), Kind::Corrupt, "not a qcow2 image"),
         ("cluster bits 8", Box::new(at32(20, 8)), Kind::Corrupt, "2^8"),
         ("cluster bits 22", Box::new(at32(20, 22)), Kind::Corrupt, "2^22"),
         ("AES", Box::new(at32(32, 1)), Kind::Refused, "encrypted (AES)"),
         ("LUKS", Box::new(at32(32, 2)), Kind::Refused, "encrypted (LUKS)"),
-        (
-            "other encryption",
-            Box::new(at32(32, 77)),
-            Kind::Refused,
-            "encrypted (method 77)",
-        ),
-        (
-            "dirty",
-            Box::new(at64(72, 1)),
-            Kind::Refused,
-            "qemu-img check -r all",
-        ),
-        (
-            "corrupt",
-            Box::new(at64(72, 2)),
-            Kind::Refused,
-            "qemu-img check -r all",
-        ),
+        ("other encryption", Box::new(at32(32, 77)), Kind::Refused, "encrypted (method 77)"),
+        ("dirty", Box::new(at64(72, 1)), Kind::Refused, "qemu-img check -r all"),
+        ("corrupt", Box::new(at64(72, 2)), Kind::Refused, "qemu-img check -r all"),
         ("data file", Box::new(at64(72, 4)), Kind::Refused, "external file"),
-        (
-            "known by name",
-            Box::new(at64(72, 1 << 33)),
-            Kind::Refused,
-            "\"teleportation\" (bit 33)",
-        ),
-        (
-            "not known by name",
-            Box::new(at64(72, 1 << 63 | 1 << 5)),
-            Kind::Refused,
-            "bit 5, bit 63",
-        ),
-        (
-            "zstd bit alone",
-            Box::new(at64(72, 8)),
-            Kind::Corrupt,
-            "compression type bit is set",
-        ),
+        ("known by name", Box::new(at64(72, 1 << 33)), Kind::Refused, "\"teleportation\" (bit 33)"),
+        ("not known by name", Box::new(at64(72, 1 << 63 | 1 << 5)), Kind::Refused, "bit 5, bit 63"),
+        ("zstd bit alone", Box::new(at64(72, 8)), Kind::Corrupt, "compression type bit is set"),
         ("refcount width", Box::new(at32(96, 7)), Kind::Corrupt, "2^7 bits"),
-        (
-            "header too short",
-            Box::new(at32(100, 103)),
-            Kind::Corrupt,
-            "103 bytes",
-        ),
-        (
-            "header too long",
-            Box::new(at32(100, 65_537)),
-            Kind::Corrupt,
-            "65537 bytes",
-        ),
-        (
-            "L1 above 32 MiB",
-            Box::new(at32(36, (4 << 20) + 1)),
-            Kind::Refused,
-            "33554440 bytes",
-        ),
+        ("header too short", Box::new(at32(100, 103)), Kind::Corrupt, "103 bytes"),
+        ("header too long", Box::new(at32(100, 65_537)), Kind::Corrupt, "65537 bytes"),
+        ("L1 above 32 MiB", Box::new(at32(36, (4 << 20) + 1)), Kind::Refused, "33554440 bytes"),
         ("L1 too small", Box::new(at32(36, 0)), Kind::Corrupt, "needs 1"),
-        (
-            "virtual size 2^62",
-            Box::new(at64(24, 1 << 62)),
-            Kind::Corrupt,
-            "its virtual size of",
-        ),
-        (
-            "virtual size 2^64",
-            Box::new(at64(24, u64::MAX)),
-            Kind::Corrupt,
-            "its virtual size of",
-        ),
+        ("virtual size 2^62", Box::new(at64(24, 1 << 62)), Kind::Corrupt, "its virtual size of"),
+        ("virtual size 2^64", Box::new(at64(24, u64::MAX)), Kind::Corrupt, "its virtual size of"),
         (
             "L1 unaligned",
             Box::new(|i| {
@@ -159,18 +86,8 @@ fn headers_that_are_refused_say_why_and_what_to_do() {
             Kind::Corrupt,
             "does not start at a cluster",
         ),
-        (
-            "L1 in header",
-            Box::new(at64(40, 0)),
-            Kind::Corrupt,
-            "overlaps the header",
-        ),
-        (
-            "L1 past the end",
-            Box::new(at64(40, 1 << 40)),
-            Kind::Corrupt,
-            "past the image's end",
-        ),
+        ("L1 in header", Box::new(at64(40, 0)), Kind::Corrupt, "overlaps the header"),
+        ("L1 past the end", Box::new(at64(40, 1 << 40)), Kind::Corrupt, "past the image's end"),
         (
             "L1 past everything",
             Box::new(at64(40, 0xffff_ffff_ffff_0000)),
@@ -223,12 +140,7 @@ fn headers_that_are_refused_say_why_and_what_to_do() {
             Kind::Corrupt,
             "ends within its header",
         ),
-        (
-            "cut to nothing",
-            Box::new(|i| i.bytes.clear()),
-            Kind::Corrupt,
-            "after 0 bytes",
-        ),
+        ("cut to nothing", Box::new(|i| i.bytes.clear()), Kind::Corrupt, "after 0 bytes"),
     ];
     for (what, change, kind, text) in table {
         // Refcounts before the L1 table, so that a longer refcount table runs into it.
@@ -248,13 +160,7 @@ fn the_backing_file_is_named_and_never_opened() {
     });
     assert_eq!(kind, Kind::Refused);
     assert!(message.contains("backing file \"/etc/shadow\""), "{message}");
-    for (at, len) in [
-        (65_536, 1),
-        (1024, 1024),
-        (u64::MAX, 5),
-        (65_530, 7),
-        (1024, u32::MAX),
-    ] {
+    for (at, len) in [(65_536, 1), (1024, 1024), (u64::MAX, 5), (65_530, 7), (1024, u32::MAX)] {
         let (kind, message) = failure(PLAN, |image| {
             put64(&mut image.bytes, 8, at);
             put32(&mut image.bytes, 16, len);
@@ -268,33 +174,14 @@ fn the_backing_file_is_named_and_never_opened() {
 fn compression_types_and_extended_entries_are_checked() {
     let zstd = Plan { zstd: true, ..PLAN };
     let (kind, message) = failure(zstd, |image| image.bytes[104] = 2);
-    assert_eq!(
-        (kind, message.contains("compression type 2")),
-        (Kind::Refused, true),
-        "{message}"
-    );
+    assert_eq!((kind, message.contains("compression type 2")), (Kind::Refused, true), "{message}");
     let (kind, message) = failure(zstd, |image| put64(&mut image.bytes, 72, 0));
-    assert_eq!(
-        (kind, message.contains("bit is not set")),
-        (Kind::Corrupt, true),
-        "{message}"
-    );
+    assert_eq!((kind, message.contains("bit is not set")), (Kind::Corrupt, true), "{message}");
     let (kind, message) = failure(zstd, |image| put32(&mut image.bytes, 100, 104));
-    assert_eq!(
-        (kind, message.contains("zlib or missing")),
-        (Kind::Corrupt, true),
-        "{message}"
-    );
-    let small = Plan {
-        cluster_bits: 13,
-        ..PLAN
-    };
+    assert_eq!((kind, message.contains("zlib or missing")), (Kind::Corrupt, true), "{message}");
+    let small = Plan { cluster_bits: 13, ..PLAN };
     let (kind, message) = failure(small, at64(72, 16));
-    assert_eq!(
-        (kind, message.contains("16384 is the least")),
-        (Kind::Corrupt, true),
-        "{message}"
-    );
+    assert_eq!((kind, message.contains("16384 is the least")), (Kind::Corrupt, true), "{message}");
 }
 
 #[test]
@@ -307,16 +194,8 @@ fn entries_that_are_impossible_are_corrupt() {
         }
     };
     let table: Vec<(&str, Change, &str)> = vec![
-        (
-            "L1 reserved low",
-            Box::new(|i| i.bytes[i.l1.start + 7] |= 1),
-            "reserved bits",
-        ),
-        (
-            "L1 reserved high",
-            Box::new(|i| i.bytes[i.l1.start] |= 0x40),
-            "reserved bits",
-        ),
+        ("L1 reserved low", Box::new(|i| i.bytes[i.l1.start + 7] |= 1), "reserved bits"),
+        ("L1 reserved high", Box::new(|i| i.bytes[i.l1.start] |= 0x40), "reserved bits"),
         ("L1 unaligned", Box::new(l1(1 << 16 | 512)), "start of a cluster"),
         ("L2 past the end", Box::new(l1(1 << 40)), "past the image's end"),
         (
@@ -328,26 +207,10 @@ fn entries_that_are_impossible_are_corrupt() {
             "into the header or the L1",
         ),
         ("L2 reserved low", Box::new(l2(1 << 16 | 2)), "reserved bits"),
-        (
-            "L2 reserved high",
-            Box::new(l2(1 << 16 | 1 << 60)),
-            "reserved bits",
-        ),
-        (
-            "cluster unaligned",
-            Box::new(l2(1 << 16 | 512)),
-            "start of a cluster",
-        ),
-        (
-            "zero cluster unaligned",
-            Box::new(l2(1 << 16 | 512 | 1)),
-            "start of a cluster",
-        ),
-        (
-            "cluster past the end",
-            Box::new(l2(1 << 40)),
-            "past the image's end",
-        ),
+        ("L2 reserved high", Box::new(l2(1 << 16 | 1 << 60)), "reserved bits"),
+        ("cluster unaligned", Box::new(l2(1 << 16 | 512)), "start of a cluster"),
+        ("zero cluster unaligned", Box::new(l2(1 << 16 | 512 | 1)), "start of a cluster"),
+        ("cluster past the end", Box::new(l2(1 << 40)), "past the image's end"),
         (
             "cluster on L1",
             Box::new(|i| {
@@ -356,16 +219,8 @@ fn entries_that_are_impossible_are_corrupt() {
             }),
             "into the header or the L1",
         ),
-        (
-            "packed past the end",
-            Box::new(l2(1 << 62 | 1 << 40)),
-            "past the image's end",
-        ),
-        (
-            "packed in the header",
-            Box::new(l2(1 << 62 | 300)),
-            "into the header or the L1",
-        ),
+        ("packed past the end", Box::new(l2(1 << 62 | 1 << 40)), "past the image's end"),
+        ("packed in the header", Box::new(l2(1 << 62 | 300)), "into the header or the L1"),
     ];
     for (what, change, text) in table {
         let (kind, message) = failure(PLAN, change);
@@ -373,59 +228,34 @@ fn entries_that_are_impossible_are_corrupt() {
         assert!(message.contains(text), "{what}: {message}");
     }
     let (kind, message) = failure(Plan { version: 2, ..PLAN }, l2(1));
-    assert_eq!(
-        (kind, message.contains("version 2 does not have")),
-        (Kind::Corrupt, true),
-        "{message}"
-    );
+    assert_eq!((kind, message.contains("version 2 does not have")), (Kind::Corrupt, true), "{message}");
 }
 
 #[test]
 fn subclusters_that_are_impossible_are_corrupt() {
-    let plan = Plan {
-        extended_l2: true,
-        ..PLAN
-    };
+    let plan = Plan { extended_l2: true, ..PLAN };
     let both = |image: &mut Written| {
         let at = first_l2(image) + 8;
         put64(&mut image.bytes, at, 1 << 33 | 2);
     };
     let (kind, message) = failure(plan, both);
-    assert_eq!(
-        (kind, message.contains("both stored and zero")),
-        (Kind::Corrupt, true),
-        "{message}"
-    );
+    assert_eq!((kind, message.contains("both stored and zero")), (Kind::Corrupt, true), "{message}");
     let (kind, message) = failure(plan, |image| {
         let at = first_l2(image);
         put64(&mut image.bytes, at, 0);
         put64(&mut image.bytes, at + 8, 4);
     });
-    assert_eq!(
-        (kind, message.contains("but no cluster")),
-        (Kind::Corrupt, true),
-        "{message}"
-    );
+    assert_eq!((kind, message.contains("but no cluster")), (Kind::Corrupt, true), "{message}");
     let (kind, message) = failure(plan, |image| {
         let at = first_l2(image);
         image.bytes[at + 7] |= 1;
     });
-    assert_eq!(
-        (kind, message.contains("reserved bits")),
-        (Kind::Corrupt, true),
-        "{message}"
-    );
-    let (kind, message) = failure(
-        Plan {
-            packed_of_ten: 10,
-            ..plan
-        },
-        |image| {
-            let at = first_l2(image);
-            put64(&mut image.bytes, at, 1 << 62 | 70_000);
-            put64(&mut image.bytes, at + 8, 1);
-        },
-    );
+    assert_eq!((kind, message.contains("reserved bits")), (Kind::Corrupt, true), "{message}");
+    let (kind, message) = failure(Plan { packed_of_ten: 10, ..plan }, |image| {
+        let at = first_l2(image);
+        put64(&mut image.bytes, at, 1 << 62 | 70_000);
+        put64(&mut image.bytes, at + 8, 1);
+    });
     assert_eq!(
         (kind, message.contains("compressed and has subclusters")),
         (Kind::Corrupt, true),
@@ -436,11 +266,7 @@ fn subclusters_that_are_impossible_are_corrupt() {
 #[test]
 fn a_cluster_that_inflates_to_another_length_is_corrupt() {
     for zstd in [false, true] {
-        let plan = Plan {
-            zstd,
-            packed_of_ten: 10,
-            ..PLAN
-        };
+        let plan = Plan { zstd, packed_of_ten: 10, ..PLAN };
         let half = vec![7u8; 1 << 15];
         let double = vec![7u8; 1 << 17];
         for data in [half, double] {
@@ -475,37 +301,11 @@ fn the_allocator_counts() {
 #[test]
 fn mutants_neither_panic_nor_allocate_nor_hang() {
     let bases: Vec<_> = [
-        Plan {
-            cluster_bits: 9,
-            packed_of_ten: 5,
-            ..PLAN
-        },
-        Plan {
-            cluster_bits: 12,
-            version: 2,
-            packed_of_ten: 5,
-            ..PLAN
-        },
-        Plan {
-            cluster_bits: 12,
-            zstd: true,
-            packed_of_ten: 5,
-            tables_last: true,
-            ..PLAN
-        },
-        Plan {
-            cluster_bits: 14,
-            extended_l2: true,
-            packed_of_ten: 3,
-            ..PLAN
-        },
-        Plan {
-            cluster_bits: 14,
-            extended_l2: true,
-            zstd: true,
-            packed_of_ten: 3,
-            ..PLAN
-        },
+        Plan { cluster_bits: 9, packed_of_ten: 5, ..PLAN },
+        Plan { cluster_bits: 12, version: 2, packed_of_ten: 5, ..PLAN },
+        Plan { cluster_bits: 12, zstd: true, packed_of_ten: 5, tables_last: true, ..PLAN },
+        Plan { cluster_bits: 14, extended_l2: true, packed_of_ten: 3, ..PLAN },
+        Plan { cluster_bits: 14, extended_l2: true, zstd: true, packed_of_ten: 3, ..PLAN },
     ]
     .into_iter()
     .map(|plan| {

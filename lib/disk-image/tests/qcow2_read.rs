@@ -18,11 +18,7 @@ fn agrees(image: &Path, what: &str) -> Vec<u8> {
     let bytes = std::fs::read(image).unwrap();
     let judge = tools::qemu_raw("qcow2", image);
     for (size_known, slice) in [(true, u64::MAX / 2), (true, 7), (false, 1000)] {
-        let options = Options {
-            size_known,
-            slice,
-            ..Options::default()
-        };
+        let options = Options { size_known, slice, ..Options::default() };
         let ours = read_image_with(&bytes, Format::Qcow2, &options)
             .unwrap_or_else(|e| panic!("{what}: {e} ({options:?})"));
         if let Some(difference) = first_difference(&ours, &judge) {
@@ -60,16 +56,9 @@ fn draw(rng: &mut Rng) -> Drawn {
     let old = rng.one_in(5);
     let extended = !old && rng.one_in(4);
     let zstd = !old && rng.one_in(3);
-    let bits = if rng.one_in(2) {
-        16
-    } else {
-        rng.within(if extended { 14 } else { 9 }..22)
-    };
+    let bits = if rng.one_in(2) { 16 } else { rng.within(if extended { 14 } else { 9 }..22) };
     let cluster = 1 << bits;
-    let mut options = format!(
-        "cluster_size={cluster},compat={}",
-        if old { "0.10" } else { "1.1" }
-    );
+    let mut options = format!("cluster_size={cluster},compat={}", if old { "0.10" } else { "1.1" });
     if extended {
         options.push_str(",extended_l2=on");
     }
@@ -89,14 +78,7 @@ fn draw(rng: &mut Rng) -> Drawn {
         1 => 512,
         _ => rng.below(9 << 20) & !511,
     };
-    Drawn {
-        options,
-        qemu_only: extended || zstd,
-        old,
-        snapshots: refcount_bits >= 4,
-        cluster,
-        size,
-    }
+    Drawn { options, qemu_only: extended || zstd, old, snapshots: refcount_bits >= 4, cluster, size }
 }
 
 /// `qemu-img convert` of a drawn disk.
@@ -128,26 +110,10 @@ fn guest_written(dir: &Path, drawn: &Drawn, rng: &mut Rng) -> (PathBuf, String) 
     let path = image.to_str().unwrap().to_owned();
     let mode = ["off", "metadata", "falloc", "full"][(rng.below(8) as usize).saturating_sub(4)];
     let options = format!("{},preallocation={mode}", drawn.options);
-    tools::run(
-        "qemu-img",
-        &[
-            "create",
-            "-f",
-            "qcow2",
-            "-o",
-            &options,
-            &path,
-            &drawn.size.to_string(),
-        ],
-    );
+    tools::run("qemu-img", &["create", "-f", "qcow2", "-o", &options, &path, &drawn.size.to_string()]);
     let mut script = format!("create {options} {}", drawn.size);
     for round in 0..=rng.below(3) {
-        let mut args = vec![
-            "-f".to_owned(),
-            "qcow2".to_owned(),
-            "-d".to_owned(),
-            "unmap".to_owned(),
-        ];
+        let mut args = vec!["-f".to_owned(), "qcow2".to_owned(), "-d".to_owned(), "unmap".to_owned()];
         for _ in 0..rng.within(1..40) {
             args.extend(["-c".to_owned(), command(drawn, &noise, rng)]);
         }
@@ -161,16 +127,7 @@ fn guest_written(dir: &Path, drawn: &Drawn, rng: &mut Rng) -> (PathBuf, String) 
         }
     }
     if !drawn.old && rng.one_in(6) {
-        tools::run(
-            "qemu-img",
-            &[
-                "resize",
-                "-f",
-                "qcow2",
-                &path,
-                &format!("+{}", rng.within(1..64) * 4096),
-            ],
-        );
+        tools::run("qemu-img", &["resize", "-f", "qcow2", &path, &format!("+{}", rng.within(1..64) * 4096)]);
         script.push_str(" | resize");
     }
     (image, script)
@@ -255,16 +212,7 @@ fn generated_images_agree_with_qemu_img_and_second_readers() {
     println!(
         "{images} images; of {for_all} for every reader imago agrees on {by_imago}, 7zz on {by_seven_zip}"
     );
-    assert!(
-        for_all * 3 >= images,
-        "too few images for the second readers: {for_all}"
-    );
-    assert!(
-        by_imago * 10 >= for_all * 9,
-        "imago read too few: {by_imago} of {for_all}"
-    );
-    assert!(
-        by_seven_zip * 10 >= for_all * 7,
-        "7zz read too few: {by_seven_zip} of {for_all}"
-    );
+    assert!(for_all * 3 >= images, "too few images for the second readers: {for_all}");
+    assert!(by_imago * 10 >= for_all * 9, "imago read too few: {by_imago} of {for_all}");
+    assert!(by_seven_zip * 10 >= for_all * 7, "7zz read too few: {by_seven_zip} of {for_all}");
 }

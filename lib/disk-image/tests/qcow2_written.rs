@@ -38,11 +38,7 @@ fn images_of_a_known_disk_read_back() {
         let disk = disk(&mut rng, len, plan.cluster_bits);
         let image = write(&disk, &plan, &mut rng);
         for size_known in [true, false] {
-            let options = Options {
-                size_known,
-                slice: rng.within(1..3000),
-                ..Options::default()
-            };
+            let options = Options { size_known, slice: rng.within(1..3000), ..Options::default() };
             let ours = read_image_with(&image.bytes, Format::Qcow2, &options)
                 .unwrap_or_else(|e| panic!("{seed} {plan:?}: {e}"));
             if let Some(difference) = first_difference(&ours, &disk) {

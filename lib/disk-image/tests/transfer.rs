@@ -27,33 +27,20 @@ struct Memory {
 impl Memory {
     fn new(bytes: Vec<u8>, access: Access) -> Self {
         let (opened, given) = (AtomicBool::new(false), Arc::default());
-        Self {
-            bytes: Arc::new(bytes),
-            access,
-            sized: true,
-            opened,
-            stop_after: None,
-            given,
-        }
+        Self { bytes: Arc::new(bytes), access, sized: true, opened, stop_after: None, given }
     }
 }
 
 impl Source for Memory {
     fn facts(&self) -> Facts {
-        Facts {
-            size: self.sized.then_some(self.bytes.len() as u64),
-            access: self.access.clone(),
-        }
+        Facts { size: self.sized.then_some(self.bytes.len() as u64), access: self.access.clone() }
     }
 
     fn open(&self, range: Range<u64>) -> io::Result<Box<dyn Read + Send>> {
         if self.access == Access::Once && self.opened.swap(true, Ordering::SeqCst) {
             return Err(io::Error::other("read twice"));
         }
-        assert!(
-            self.access == Access::Ranges || range.start == 0,
-            "a stream is read from its start"
-        );
+        assert!(self.access == Access::Ranges || range.start == 0, "a stream is read from its start");
         let len = self.bytes.len() as u64;
         let (start, end) = (range.start.min(len) as usize, range.end.min(len) as usize);
         let bytes = self.bytes[start..end].to_vec();
@@ -98,15 +85,9 @@ impl Read for MemoryReader {
 }
 
 fn run(program: &str, args: &[&str]) {
-    let output = Command::new(program)
-        .args(args)
-        .output()
-        .unwrap_or_else(|e| panic!("{program}: {e}; run make deps"));
-    assert!(
-        output.status.success(),
-        "{program} {args:?}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    let output =
+        Command::new(program).args(args).output().unwrap_or_else(|e| panic!("{program}: {e}; run make deps"));
+    assert!(output.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
 fn text(path: &Path) -> &str {
@@ -156,21 +137,14 @@ fn import(
     let image = transfer::open(request)?;
     let target = Target::file(path, keep)?;
     let grows = image.virtual_size().is_none();
-    let options = Options {
-        grows,
-        ..Options::default()
-    };
+    let options = Options { grows, ..Options::default() };
     let writer = Writer::open(target, image.virtual_size().unwrap_or(1 << 40), &options)?;
     let report = transfer::run(&image, &writer, ledger, spool, &progress, stop)?;
     if grows {
         writer.set_len(report.virtual_size)?;
     }
     writer.finish()?;
-    assert!(
-        progress.percent() >= 50.0,
-        "progress ended at {}",
-        progress.percent()
-    );
+    assert!(progress.percent() >= 50.0, "progress ended at {}", progress.percent());
     Ok((report, image.way()))
 }
 
@@ -269,18 +243,7 @@ fn a_raw_stream_of_unknown_size_ends_where_it_ends() {
 /// A qcow2 that a guest wrote in an order that puts tables after data.
 fn scattered(dir: &TempDir) -> Vec<u8> {
     let path = dir.path().join("scattered.qcow2");
-    run(
-        "qemu-img",
-        &[
-            "create",
-            "-f",
-            "qcow2",
-            "-o",
-            "cluster_size=4k",
-            text(&path),
-            "64M",
-        ],
-    );
+    run("qemu-img", &["create", "-f", "qcow2", "-o", "cluster_size=4k", text(&path), "64M"]);
     let mut command = Command::new("qemu-io");
     command.args(["-f", "qcow2"]);
     for i in 0..400u64 {
@@ -305,55 +268,28 @@ fn tables_after_data() {
         assert_same(&out, &want, &format!("{access:?}"));
     }
     let out = dir.path().join("out.img");
-    let spool = Spool {
-        folders: vec![(dir.path().to_owned(), 1 << 30)],
-    };
+    let spool = Spool { folders: vec![(dir.path().to_owned(), 1 << 30)] };
     let source = Memory::new(bytes.clone(), Access::Once);
     import(source, &out, &spool, &mut Forgetful, &Stop::new()).unwrap();
     assert_same(&out, &want, "once, with room to spool");
-    let names: Vec<_> = std::fs::read_dir(dir.path())
-        .unwrap()
-        .map(|e| e.unwrap().file_name())
-        .collect();
-    assert!(
-        !names.iter().any(|n| n.to_string_lossy().contains("spool")),
-        "{names:?}"
-    );
+    let names: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert!(!names.iter().any(|n| n.to_string_lossy().contains("spool")), "{names:?}");
 }
 
 #[test]
 fn a_one_shot_stream_with_late_tables_and_no_room_is_refused() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("late.qcow2");
-    run(
-        "qemu-img",
-        &[
-            "create",
-            "-f",
-            "qcow2",
-            "-o",
-            "cluster_size=64k",
-            text(&path),
-            "64M",
-        ],
-    );
+    run("qemu-img", &["create", "-f", "qcow2", "-o", "cluster_size=64k", text(&path), "64M"]);
     run("qemu-io", &["-f", "qcow2", "-c", "write -P 5 0 20M", text(&path)]);
     run("qemu-img", &["resize", text(&path), "8T"]);
     let bytes = std::fs::read(&path).unwrap();
     let out = dir.path().join("out.img");
     let error = once(Memory::new(bytes.clone(), Access::Once), &out).unwrap_err();
     assert_eq!(error.kind(), Kind::NotStreamable, "{error}");
-    let small = Spool {
-        folders: vec![(dir.path().to_owned(), 1 << 20)],
-    };
-    let error = import(
-        Memory::new(bytes.clone(), Access::Once),
-        &out,
-        &small,
-        &mut Forgetful,
-        &Stop::new(),
-    )
-    .unwrap_err();
+    let small = Spool { folders: vec![(dir.path().to_owned(), 1 << 20)] };
+    let error = import(Memory::new(bytes.clone(), Access::Once), &out, &small, &mut Forgetful, &Stop::new())
+        .unwrap_err();
     assert_eq!(error.kind(), Kind::NotStreamable, "{error}");
 }
 
@@ -375,10 +311,9 @@ fn a_truncated_image_never_gives_wrong_bytes() {
                 match once(source, &out) {
                     // The end of an image may be room that nothing refers to.
                     Ok(_) => assert_same(&out, &want, &what),
-                    Err(error) => assert!(
-                        matches!(error.kind(), Kind::Source | Kind::Corrupt),
-                        "{what}: {error}"
-                    ),
+                    Err(error) => {
+                        assert!(matches!(error.kind(), Kind::Source | Kind::Corrupt), "{what}: {error}")
+                    }
                 }
             }
         }
@@ -451,15 +386,6 @@ fn a_failing_ledger_ends_the_transfer() {
     let stop = Stop::new();
     let mut source = Memory::new(disk(), Access::Ranges);
     source.stop_after = Some((stop.clone(), 20 << 20));
-    let result = import(
-        source,
-        &dir.path().join("out.img"),
-        &Spool::default(),
-        &mut Full,
-        &stop,
-    );
-    assert!(matches!(
-        result.unwrap_err().kind(),
-        Kind::Stopped | Kind::NoSpace
-    ));
+    let result = import(source, &dir.path().join("out.img"), &Spool::default(), &mut Full, &stop);
+    assert!(matches!(result.unwrap_err().kind(), Kind::Stopped | Kind::NoSpace));
 }

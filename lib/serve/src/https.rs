@@ -39,9 +39,7 @@ pub struct Route {
 
 impl std::fmt::Debug for Route {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Route")
-            .field("path", &self.path)
-            .finish_non_exhaustive()
+        f.debug_struct("Route").field("path", &self.path).finish_non_exhaustive()
     }
 }
 
@@ -71,10 +69,7 @@ pub fn serve(address: SocketAddr, routes: Vec<Route>) -> Result<SocketAddr, Serv
     let listener = TcpListener::bind(address).map_err(failed)?;
     listener.set_nonblocking(true).map_err(failed)?;
     let local = listener.local_addr().map_err(failed)?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(failed)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
     thread::Builder::new()
         .name("https".into())
         .spawn(move || {

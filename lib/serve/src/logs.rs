@@ -31,9 +31,7 @@ pub fn init(level: LevelFilter, json: bool) {
         .add_directive(quiet("hyper"))
         .add_directive(quiet("rustls"))
         .add_directive(quiet("h2"));
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(Stderr);
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(Stderr);
     let set = if json {
         tracing::subscriber::set_global_default(builder.json().flatten_event(true).finish())
     } else {
@@ -45,9 +43,7 @@ pub fn init(level: LevelFilter, json: bool) {
 
 /// Libraries below us: their warnings, not their work.
 fn quiet(target: &str) -> tracing_subscriber::filter::Directive {
-    format!("{target}=warn")
-        .parse()
-        .unwrap_or_else(|_| LevelFilter::WARN.into())
+    format!("{target}=warn").parse().unwrap_or_else(|_| LevelFilter::WARN.into())
 }
 
 /// From now on every log line is written inside `around`. The first call counts.

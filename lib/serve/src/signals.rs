@@ -30,9 +30,7 @@ impl Signal {
 /// # Errors
 /// When the thread, its poller or a handler cannot be made.
 pub fn watch(mut on_signal: impl FnMut(Signal) + Send + 'static) -> io::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_io()
-        .build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     let (mut terminate, mut interrupt) = {
         let _context = runtime.enter();
         (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?)

@@ -184,11 +184,9 @@ fn parse_bool(name: &'static str, value: &str) -> Result<bool, JobError> {
     match value {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
-        other => Err(JobError::Unknown {
-            name,
-            value: other.to_owned(),
-            expected: "true, false, 1, 0, t, f",
-        }),
+        other => {
+            Err(JobError::Unknown { name, value: other.to_owned(), expected: "true, false, 1, 0, t, f" })
+        }
     }
 }
 
@@ -254,10 +252,7 @@ impl Job {
         };
         set(SOURCE_VARIABLE, self.source.word().to_owned());
         set("IMPORTER_CONTENTTYPE", self.content.word().to_owned());
-        set(
-            "IMPORTER_IMAGE_SIZE",
-            self.image_size.map(|n| n.to_string()).unwrap_or_default(),
-        );
+        set("IMPORTER_IMAGE_SIZE", self.image_size.map(|n| n.to_string()).unwrap_or_default());
         set("FILESYSTEM_OVERHEAD", self.filesystem_overhead.to_string());
         set("PREALLOCATION", self.preallocation.to_string());
         set("INSECURE_TLS", self.insecure_tls.to_string());
@@ -360,13 +355,8 @@ mod tests {
 
     #[test]
     fn jobs_read_back() {
-        for source in [
-            "http", "s3", "gcs", "registry", "imageio", "vddk", "glance", "none",
-        ] {
-            let job = Job {
-                source: SourceKind::from_word(source).unwrap(),
-                ..full()
-            };
+        for source in ["http", "s3", "gcs", "registry", "imageio", "vddk", "glance", "none"] {
+            let job = Job { source: SourceKind::from_word(source).unwrap(), ..full() };
             assert_eq!(job.source.word(), source);
             assert_eq!(Job::from_env(job.to_env()), Ok(job));
         }
@@ -391,43 +381,18 @@ mod tests {
         let read = |name: &'static str, value: &'static str| {
             Job::from_env([("PREALLOCATION", "false"), (name, value)])
         };
-        assert_eq!(
-            read("IMPORTER_IMAGE_SIZE", "1Gi").unwrap().image_size,
-            Some(1 << 30)
-        );
+        assert_eq!(read("IMPORTER_IMAGE_SIZE", "1Gi").unwrap().image_size, Some(1 << 30));
         assert_eq!(read("IMPORTER_IMAGE_SIZE", "").unwrap().image_size, None);
-        assert!(matches!(
-            read("IMPORTER_IMAGE_SIZE", "big"),
-            Err(JobError::Size(_))
-        ));
+        assert!(matches!(read("IMPORTER_IMAGE_SIZE", "big"), Err(JobError::Size(_))));
         assert!(read("PREALLOCATION", "T").unwrap().preallocation);
-        assert!(matches!(
-            read("PREALLOCATION", "yes"),
-            Err(JobError::Unknown { .. })
-        ));
-        assert!(matches!(
-            Job::from_env([("A", "b")]),
-            Err(JobError::Unknown {
-                name: "PREALLOCATION",
-                ..
-            })
-        ));
+        assert!(matches!(read("PREALLOCATION", "yes"), Err(JobError::Unknown { .. })));
+        assert!(matches!(Job::from_env([("A", "b")]), Err(JobError::Unknown { name: "PREALLOCATION", .. })));
         assert!(read("INSECURE_TLS", "1").unwrap().insecure_tls);
         assert!(!read("INSECURE_TLS", "maybe").unwrap().insecure_tls);
-        assert!(matches!(
-            read("IMPORTER_SOURCE", "ftp"),
-            Err(JobError::Unknown { .. })
-        ));
-        assert!(matches!(
-            read("CACHE_MODE", "none"),
-            Err(JobError::Unknown { .. })
-        ));
+        assert!(matches!(read("IMPORTER_SOURCE", "ftp"), Err(JobError::Unknown { .. })));
+        assert!(matches!(read("CACHE_MODE", "none"), Err(JobError::Unknown { .. })));
         for bad in ["1.1", "-0.1", "NaN", "inf", "6%"] {
-            assert_eq!(
-                read("FILESYSTEM_OVERHEAD", bad),
-                Err(JobError::Overhead(bad.into())),
-                "{bad}"
-            );
+            assert_eq!(read("FILESYSTEM_OVERHEAD", bad), Err(JobError::Overhead(bad.into())), "{bad}");
         }
     }
 }

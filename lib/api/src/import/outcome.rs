@@ -45,10 +45,7 @@ pub struct VddkInfo {
 impl Outcome {
     /// An outcome that only says `message`.
     pub fn message(message: impl Into<String>) -> Self {
-        Self {
-            message: Some(message.into()),
-            ..Self::default()
-        }
+        Self { message: Some(message.into()), ..Self::default() }
     }
 
     /// The one line of the termination message, at most [`TERMINATION_LOG_MAX`] bytes: first labels (from the last
@@ -92,10 +89,7 @@ mod tests {
             scratch_space_required: Some(true),
             preallocation_applied: Some(false),
             deadline_passed: Some(true),
-            vddk_info: Some(VddkInfo {
-                version: "7.0".into(),
-                host: "esx".into(),
-            }),
+            vddk_info: Some(VddkInfo { version: "7.0".into(), host: "esx".into() }),
             labels: [("a".to_owned(), "b".to_owned())].into(),
             message: Some("Import Complete".into()),
         }
@@ -107,10 +101,7 @@ mod tests {
             full().to_line(),
             r#"{"scratchSpaceRequired":true,"preallocationApplied":false,"deadlinePassed":true,"vddkInfo":{"Version":"7.0","Host":"esx"},"labels":{"a":"b"},"message":"Import Complete"}"#
         );
-        assert_eq!(
-            Outcome::message("Import Complete").to_line(),
-            r#"{"message":"Import Complete"}"#
-        );
+        assert_eq!(Outcome::message("Import Complete").to_line(), r#"{"message":"Import Complete"}"#);
     }
 
     #[test]
@@ -120,10 +111,7 @@ mod tests {
             assert!(!outcome.to_line().contains('\n'));
         }
         assert_eq!(Outcome::from_line("Unable to process data: x"), None);
-        assert_eq!(
-            Outcome::from_line(r#"{"message":"m","unknown":1}"#),
-            Some(Outcome::message("m"))
-        );
+        assert_eq!(Outcome::from_line(r#"{"message":"m","unknown":1}"#), Some(Outcome::message("m")));
     }
 
     #[test]
@@ -139,9 +127,7 @@ mod tests {
             }
         }
         let mut outcome = full();
-        outcome.labels = (0..1000)
-            .map(|i| (format!("label-{i:04}"), "value".to_owned()))
-            .collect();
+        outcome.labels = (0..1000).map(|i| (format!("label-{i:04}"), "value".to_owned())).collect();
         let back = Outcome::from_line(&outcome.to_line()).unwrap();
         assert_eq!(back.message.as_deref(), Some("Import Complete"));
         assert!(back.labels.contains_key("label-0000") && !back.labels.contains_key("label-0999"));

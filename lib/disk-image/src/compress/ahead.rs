@@ -31,16 +31,8 @@ pub fn read(reader: Box<dyn Read + Send>) -> io::Result<Box<dyn BufRead + Send>>
         // Room for all: this cannot fail.
         let _ = empty.send(Vec::new());
     }
-    thread::Builder::new()
-        .name("read-ahead".into())
-        .spawn(move || pump(reader, &empty_out, &full_in))?;
-    Ok(Box::new(Ahead {
-        full,
-        empty,
-        current: Vec::new(),
-        at: 0,
-        ended: false,
-    }))
+    thread::Builder::new().name("read-ahead".into()).spawn(move || pump(reader, &empty_out, &full_in))?;
+    Ok(Box::new(Ahead { full, empty, current: Vec::new(), at: 0, ended: false }))
 }
 
 /// Reads until the end, an error, or the consumer's leaving. The end is an empty buffer.

@@ -26,9 +26,7 @@ enum State {
 impl Reader {
     /// A reader of the members that begin at `input`.
     pub(super) fn new(input: Input) -> Self {
-        Self {
-            state: State::Member(Box::new(GzDecoder::new(input))),
-        }
+        Self { state: State::Member(Box::new(GzDecoder::new(input))) }
     }
 }
 
@@ -52,9 +50,7 @@ impl Read for Reader {
                 }
                 Err(e) => {
                     let at = decoder.get_ref().position();
-                    return Err(damaged(format!(
-                        "the gzip stream is damaged before byte {at}: {e}"
-                    )));
+                    return Err(damaged(format!("the gzip stream is damaged before byte {at}: {e}")));
                 }
             }
             self.state = match std::mem::replace(&mut self.state, State::End) {
@@ -74,14 +70,10 @@ fn after_member(mut input: Input) -> io::Result<State> {
         return Ok(State::Member(Box::new(GzDecoder::new(input))));
     }
     if front.len() < MAGIC.len() && alike > 0 && alike == front.len() {
-        return Err(damaged(format!(
-            "the gzip stream is cut short in a member's header at byte {at}"
-        )));
+        return Err(damaged(format!("the gzip stream is cut short in a member's header at byte {at}")));
     }
     if alike + 1 == MAGIC.len() && front.len() == MAGIC.len() {
-        return Err(damaged(format!(
-            "the gzip member at byte {at} has a damaged header"
-        )));
+        return Err(damaged(format!("the gzip member at byte {at} has a damaged header")));
     }
     let mut zero = true;
     loop {
@@ -94,10 +86,7 @@ fn after_member(mut input: Input) -> io::Result<State> {
         input.consume(n);
     }
     if !zero {
-        tracing::warn!(
-            "{} bytes after the end of the gzip stream are ignored",
-            input.position() - at
-        );
+        tracing::warn!("{} bytes after the end of the gzip stream are ignored", input.position() - at);
     }
     Ok(State::End)
 }

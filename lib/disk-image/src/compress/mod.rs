@@ -44,10 +44,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self {
-            window: 128 << 20,
-            windows: 128 << 20,
-        }
+        Self { window: 128 << 20, windows: 128 << 20 }
     }
 }
 
@@ -64,19 +61,12 @@ pub fn open(
     limits: Limits,
 ) -> Result<Arc<dyn Source>, Error> {
     if compression == Compression::Xz
-        && let Facts {
-            size: Some(size),
-            access: Access::Ranges,
-        } = source.facts()
+        && let Facts { size: Some(size), access: Access::Ranges } = source.facts()
         && let Some(map) = xz::Map::read(&*source, size, limits)?
     {
         return Ok(Arc::new(xz::Blocks::new(source, map)));
     }
-    Ok(Arc::new(Stream {
-        compression,
-        source,
-        limits,
-    }))
+    Ok(Arc::new(Stream { compression, source, limits }))
 }
 
 /// A compressed source that is decoded from its start.
@@ -145,13 +135,7 @@ struct Input {
 
 impl Input {
     fn new(inner: Box<dyn BufRead + Send>) -> Self {
-        Self {
-            inner,
-            peeked: Vec::new(),
-            taken: 0,
-            position: 0,
-            failed: false,
-        }
+        Self { inner, peeked: Vec::new(), taken: 0, position: 0, failed: false }
     }
 
     /// The next `len` bytes, fewer only at the end, without taking them.
@@ -234,21 +218,14 @@ struct Part {
 impl Part {
     /// `range` of the image, of which `decoder` starts `skip` bytes before `range.start`.
     fn new(decoder: Box<dyn Read + Send>, skip: u64, range: &Range<u64>) -> Self {
-        Self {
-            decoder,
-            skip,
-            left: range.end.saturating_sub(range.start),
-            failed: false,
-        }
+        Self { decoder, skip, left: range.end.saturating_sub(range.start), failed: false }
     }
 
     fn take(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         while self.skip > 0 {
             let mut discard = vec![0; 128 << 10];
             while self.skip > 0 {
-                let want = discard
-                    .len()
-                    .min(usize::try_from(self.skip).unwrap_or(usize::MAX));
+                let want = discard.len().min(usize::try_from(self.skip).unwrap_or(usize::MAX));
                 let n = self.decoder.read(&mut discard[..want])?;
                 if n == 0 {
                     (self.skip, self.left) = (0, 0);

@@ -62,13 +62,7 @@ impl Reader {
     /// A reader of the streams that begin at `input`, with no dictionary above `window_limit` bytes.
     pub(super) fn new(input: Input, window_limit: u64) -> io::Result<Self> {
         let decoder = new_decoder(window_limit)?;
-        Ok(Self {
-            input,
-            decoder,
-            window_limit,
-            begun: false,
-            ended: false,
-        })
+        Ok(Self { input, decoder, window_limit, begun: false, ended: false })
     }
 
     /// Looks at the first block's header, for an error that says how large a dictionary is asked for; the decoder's
@@ -96,11 +90,7 @@ impl Read for Reader {
         loop {
             let at = self.input.position();
             let chunk = self.input.fill_buf()?;
-            let action = if chunk.is_empty() {
-                Action::Finish
-            } else {
-                Action::Run
-            };
+            let action = if chunk.is_empty() { Action::Finish } else { Action::Run };
             let (taken, given, status) =
                 step(&mut self.decoder, chunk, buf, action).map_err(|e| explain(e, at, self.window_limit))?;
             self.input.consume(taken);
@@ -119,11 +109,8 @@ impl Read for Reader {
 }
 
 fn new_decoder(window: u64) -> io::Result<Stream> {
-    Stream::new_stream_decoder(
-        window.saturating_add(OVERHEAD),
-        CONCATENATED | TELL_UNSUPPORTED_CHECK,
-    )
-    .map_err(|e| damaged(format!("no xz decoder could be made: {e}")))
+    Stream::new_stream_decoder(window.saturating_add(OVERHEAD), CONCATENATED | TELL_UNSUPPORTED_CHECK)
+        .map_err(|e| damaged(format!("no xz decoder could be made: {e}")))
 }
 
 /// One call of the decoder: bytes taken, bytes given, and what it says.
@@ -273,10 +260,7 @@ impl From<Error> for Unmapped {
 }
 
 fn corrupt(what: impl std::fmt::Display) -> Unmapped {
-    Unmapped::Failed(Error::new(
-        Kind::Compression,
-        format!("the xz file is damaged or cut short: {what}"),
-    ))
+    Unmapped::Failed(Error::new(Kind::Compression, format!("the xz file is damaged or cut short: {what}")))
 }
 
 impl Map {
@@ -319,17 +303,12 @@ impl Map {
                 return Err(Unmapped::TooMuch);
             }
             let index_at = before(end, EDGE as u64 + index_len)?;
-            let index = file.at(
-                index_at,
-                usize::try_from(index_len).map_err(|_| Unmapped::TooMuch)?,
-            )?;
+            let index = file.at(index_at, usize::try_from(index_len).map_err(|_| Unmapped::TooMuch)?)?;
             let stream = parse_index(index, BLOCKS_MAX - records)?;
             records += stream.len();
             let packed = stream
                 .iter()
-                .try_fold(0u64, |sum, (unpadded, _)| {
-                    sum.checked_add(unpadded.checked_next_multiple_of(4)?)
-                })
+                .try_fold(0u64, |sum, (unpadded, _)| sum.checked_add(unpadded.checked_next_multiple_of(4)?))
                 .ok_or_else(|| corrupt("its index counts more than fits"))?;
             let blocks_at = before(index_at, packed)?;
             let start = before(blocks_at, EDGE as u64)?;
@@ -342,11 +321,7 @@ impl Map {
                     "no stream header at byte {start}, where its index says so"
                 )));
             }
-            parts.push(Indexed {
-                header,
-                blocks_at,
-                records: stream,
-            });
+            parts.push(Indexed { header, blocks_at, records: stream });
             end = start;
         }
         if parts.is_empty() {
@@ -364,12 +339,7 @@ impl Map {
             window: 0,
             readers: 1,
         };
-        while let Some(Indexed {
-            header,
-            blocks_at: mut host,
-            records,
-        }) = parts.pop()
-        {
+        while let Some(Indexed { header, blocks_at: mut host, records }) = parts.pop() {
             if let Some((unpadded, _)) = records.first() {
                 let len = BLOCK_HEADER_MAX.min(usize::try_from(*unpadded).unwrap_or(BLOCK_HEADER_MAX));
                 map.dictionary = map.dictionary.max(dictionary(file.at(host, len)?).unwrap_or(0));
@@ -379,11 +349,7 @@ impl Map {
                     // Nobody makes empty blocks, and nobody would come to decode this one.
                     return Err(Unmapped::TooMuch);
                 }
-                let block = Block {
-                    start: map.size,
-                    host,
-                    unpadded,
-                };
+                let block = Block { start: map.size, host, unpadded };
                 // Neither addition can overflow: the sum of the packed sizes fits the file, as checked before.
                 host += block.padded();
                 map.size = map
@@ -393,28 +359,18 @@ impl Map {
                     .ok_or_else(|| corrupt("its index counts more than fits"))?;
                 map.blocks.push(block);
             }
-            map.streams.push(StreamPart {
-                blocks_end: map.blocks.len(),
-                header,
-            });
+            map.streams.push(StreamPart { blocks_end: map.blocks.len(), header });
         }
         if map.dictionary > limits.window {
             return Err(window_refused("an xz dictionary", map.dictionary, limits.window).into());
         }
         let fit = limits.windows / map.dictionary.max(1);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        map.readers = usize::try_from(fit)
-            .unwrap_or(usize::MAX)
-            .min(cores)
-            .min(map.blocks.len())
-            .max(1);
+        map.readers = usize::try_from(fit).unwrap_or(usize::MAX).min(cores).min(map.blocks.len()).max(1);
         // Other blocks may declare more than the first ones, as long as all readers together stay within bounds.
         let share = limits.windows / map.readers as u64;
-        map.window = if map.readers == 1 {
-            limits.window
-        } else {
-            share.max(map.dictionary).min(limits.window)
-        };
+        map.window =
+            if map.readers == 1 { limits.window } else { share.max(map.dictionary).min(limits.window) };
         Ok(map)
     }
 
@@ -425,8 +381,7 @@ impl Map {
 }
 
 fn before(end: u64, len: u64) -> Result<u64, Unmapped> {
-    end.checked_sub(len)
-        .ok_or_else(|| corrupt("its last index counts more than there is"))
+    end.checked_sub(len).ok_or_else(|| corrupt("its last index counts more than there is"))
 }
 
 /// Where the stream before `end` ends: stream padding is zeroes, four at a time (section 2.2).
@@ -450,10 +405,7 @@ fn parse_footer(footer: &[u8; EDGE]) -> Result<(u64, [u8; 2]), Unmapped> {
     if crc32fast::hash(&footer[4..10]) != u32::from_le_bytes([c0, c1, c2, c3]) {
         return Err(corrupt("a stream footer's checksum is wrong"));
     }
-    Ok((
-        (u64::from(u32::from_le_bytes([b0, b1, b2, b3])) + 1) * 4,
-        [f0, f1],
-    ))
+    Ok(((u64::from(u32::from_le_bytes([b0, b1, b2, b3])) + 1) * 4, [f0, f1]))
 }
 
 /// The records (unpadded size, unpacked size) of an index (section 4), at most `max`.
@@ -466,18 +418,13 @@ fn parse_index(index: &[u8], max: usize) -> Result<Vec<(u64, u64)>, Unmapped> {
     let mut rest = body.strip_prefix(&[0]).ok_or_else(bad)?;
     let count = vli(&mut rest).ok_or_else(bad)?;
     // A record takes two bytes at least.
-    let count = usize::try_from(count)
-        .ok()
-        .filter(|n| *n <= rest.len() / 2)
-        .ok_or_else(bad)?;
+    let count = usize::try_from(count).ok().filter(|n| *n <= rest.len() / 2).ok_or_else(bad)?;
     if count > max {
         return Err(Unmapped::TooMuch);
     }
     let mut records = Vec::with_capacity(count);
     for _ in 0..count {
-        let unpadded = vli(&mut rest)
-            .filter(|n| (5..=VLI_MAX - 3).contains(n))
-            .ok_or_else(bad)?;
+        let unpadded = vli(&mut rest).filter(|n| (5..=VLI_MAX - 3).contains(n)).ok_or_else(bad)?;
         records.push((unpadded, vli(&mut rest).ok_or_else(bad)?));
     }
     if rest.len() > 3 || rest.iter().any(|b| *b != 0) {
@@ -498,11 +445,7 @@ impl<'a> Backwards<'a> {
     const READ: u64 = 64 << 10;
 
     fn new(source: &'a dyn Source) -> Self {
-        Self {
-            source,
-            at: 0,
-            held: Vec::new(),
-        }
+        Self { source, at: 0, held: Vec::new() }
     }
 
     /// `len` bytes at `at`, which the caller has bounded.
@@ -516,15 +459,11 @@ impl<'a> Backwards<'a> {
             self.at = from;
         }
         let from = usize::try_from(at - self.at).map_err(|_| Unmapped::TooMuch)?;
-        self.held
-            .get(from..from + len)
-            .ok_or_else(|| corrupt("it ends early"))
+        self.held.get(from..from + len).ok_or_else(|| corrupt("it ends early"))
     }
 
     fn edge(&mut self, at: u64) -> Result<[u8; EDGE], Unmapped> {
-        self.at(at, EDGE)?
-            .try_into()
-            .map_err(|_| corrupt("it ends early"))
+        self.at(at, EDGE)?.try_into().map_err(|_| corrupt("it ends early"))
     }
 }
 
@@ -538,30 +477,17 @@ pub(super) struct Blocks {
 impl Blocks {
     pub(super) fn new(source: Arc<dyn Source>, map: Map) -> Self {
         let access = if map.blocks.len() > 1 {
-            Access::Blocks(
-                map.blocks
-                    .iter()
-                    .enumerate()
-                    .map(|(i, b)| b.start..map.end(i))
-                    .collect(),
-            )
+            Access::Blocks(map.blocks.iter().enumerate().map(|(i, b)| b.start..map.end(i)).collect())
         } else {
             Access::Again
         };
-        Self {
-            source,
-            map: Arc::new(map),
-            access,
-        }
+        Self { source, map: Arc::new(map), access }
     }
 }
 
 impl Source for Blocks {
     fn facts(&self) -> Facts {
-        Facts {
-            size: Some(self.map.size),
-            access: self.access.clone(),
-        }
+        Facts { size: Some(self.map.size), access: self.access.clone() }
     }
 
     fn open(&self, range: Range<u64>) -> io::Result<Box<dyn Read + Send>> {
@@ -617,11 +543,7 @@ impl BlockReader {
             return Ok(false);
         };
         if self.input.as_ref().is_none_or(|(_, end)| *end <= self.next) {
-            let wanted = self
-                .map
-                .blocks
-                .partition_point(|b| b.start < self.end)
-                .min(stream.blocks_end);
+            let wanted = self.map.blocks.partition_point(|b| b.start < self.end).min(stream.blocks_end);
             let last = self.map.blocks[self.next.max(wanted - 1)];
             let reader = self.source.open(block.host..last.host + last.padded())?;
             self.input = Some((Input::new(ahead::read(reader)?), wanted));
@@ -645,11 +567,7 @@ impl BlockReader {
             }
         }
         let stream = self.map.streams.partition_point(|s| s.blocks_end <= self.next);
-        let flags = self
-            .map
-            .streams
-            .get(stream)
-            .map_or([0; 2], |s| [s.header[6], s.header[7]]);
+        let flags = self.map.streams.get(stream).map_or([0; 2], |s| [s.header[6], s.header[7]]);
         let tail = tail(block.unpadded, unpacked, flags);
         feed(&mut self.decoder, &tail, block.host, self.map.window)?;
         self.next += 1;
@@ -665,9 +583,7 @@ impl BlockReader {
         if chunk.is_empty() && self.packed_left > 0 {
             return Err(damaged(format!("the xz file is cut short at byte {at}")));
         }
-        let len = chunk
-            .len()
-            .min(usize::try_from(self.packed_left).unwrap_or(usize::MAX));
+        let len = chunk.len().min(usize::try_from(self.packed_left).unwrap_or(usize::MAX));
         let (taken, given, _) = step(&mut self.decoder, &chunk[..len], buf, Action::Run)
             .map_err(|e| explain(e, at, self.map.window))?;
         input.consume(taken);
@@ -713,9 +629,7 @@ fn feed(decoder: &mut Stream, bytes: &[u8], at: u64, window: u64) -> io::Result<
 }
 
 fn mismatch(at: u64) -> io::Error {
-    damaged(format!(
-        "the xz block around byte {at} is not what the index says"
-    ))
+    damaged(format!("the xz block around byte {at} is not what the index says"))
 }
 
 /// Index and footer of a stream of one block (sections 4 and 2.1.2).
@@ -725,10 +639,7 @@ fn tail(unpadded: u64, unpacked: u64, flags: [u8; 2]) -> Vec<u8> {
     push_vli(unpacked, &mut tail);
     tail.resize(tail.len().next_multiple_of(4), 0);
     tail.extend(crc32fast::hash(&tail).to_le_bytes());
-    let mut words = u32::try_from(tail.len() / 4 - 1)
-        .unwrap_or(0)
-        .to_le_bytes()
-        .to_vec();
+    let mut words = u32::try_from(tail.len() / 4 - 1).unwrap_or(0).to_le_bytes().to_vec();
     words.extend(flags);
     tail.extend(crc32fast::hash(&words).to_le_bytes());
     tail.extend(words);

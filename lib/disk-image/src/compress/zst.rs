@@ -33,19 +33,9 @@ impl Reader {
     pub(super) fn new(input: Input, window_limit: u64) -> io::Result<Self> {
         let mut decoder = Decoder::new()?;
         // The library's limit is a power of two; the exact one is checked frame by frame.
-        let log = window_limit
-            .max(1)
-            .checked_next_power_of_two()
-            .map_or(31, u64::ilog2)
-            .clamp(10, 31);
+        let log = window_limit.max(1).checked_next_power_of_two().map_or(31, u64::ilog2).clamp(10, 31);
         decoder.set_parameter(DParameter::WindowLogMax(log))?;
-        Ok(Self {
-            input,
-            decoder,
-            window_limit,
-            in_frame: false,
-            frames: 0,
-        })
+        Ok(Self { input, decoder, window_limit, in_frame: false, frames: 0 })
     }
 
     /// Checks the header of the frame that begins here. False at the end.
@@ -65,9 +55,7 @@ impl Reader {
                 ));
             }
             Head::Foreign => {
-                return Err(damaged(format!(
-                    "no zstd frame begins at byte {at}, where one should"
-                )));
+                return Err(damaged(format!("no zstd frame begins at byte {at}, where one should")));
             }
             Head::Cut => return Err(damaged(format!("the zstd stream is cut short at byte {at}"))),
             Head::Frame { .. } | Head::Skippable => {}
@@ -93,9 +81,7 @@ impl Read for Reader {
                 Ok(status) => status,
                 Err(e) => {
                     let at = self.input.position();
-                    return Err(damaged(format!(
-                        "the zstd stream is damaged after byte {at}: {e}"
-                    )));
+                    return Err(damaged(format!("the zstd stream is damaged after byte {at}: {e}")));
                 }
             };
             self.input.consume(status.bytes_read);
@@ -153,10 +139,9 @@ fn parse(bytes: &[u8]) -> Head {
         2 => 4,
         _ => 8,
     };
-    let (Some(dictionary), Some(size)) = (
-        rest.get(..dictionary_len),
-        rest.get(dictionary_len..dictionary_len + size_len),
-    ) else {
+    let (Some(dictionary), Some(size)) =
+        (rest.get(..dictionary_len), rest.get(dictionary_len..dictionary_len + size_len))
+    else {
         return Head::Cut;
     };
     if little_endian(dictionary) != 0 {
@@ -164,9 +149,7 @@ fn parse(bytes: &[u8]) -> Head {
     }
     // Two-byte sizes count from 256.
     let size = little_endian(size) + if size_len == 2 { 256 } else { 0 };
-    Head::Frame {
-        window: declared.unwrap_or(size),
-    }
+    Head::Frame { window: declared.unwrap_or(size) }
 }
 
 fn little_endian(bytes: &[u8]) -> u64 {

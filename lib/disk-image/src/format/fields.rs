@@ -22,9 +22,7 @@ impl<'a> Fields<'a> {
     /// `N` bytes from offset `at` on.
     pub(super) fn array<const N: usize>(&self, at: usize) -> Result<[u8; N], Error> {
         let field = self.bytes.get(at..).and_then(|rest| rest.first_chunk::<N>());
-        field
-            .copied()
-            .ok_or_else(|| Error::corrupt(format!("{} is cut short", self.what)))
+        field.copied().ok_or_else(|| Error::corrupt(format!("{} is cut short", self.what)))
     }
 
     pub(super) fn le16(&self, at: usize) -> Result<u16, Error> {
@@ -58,10 +56,7 @@ pub(super) struct Room {
 impl Room {
     /// The room of an image of `size` bytes, if known.
     pub(super) fn new(size: Option<u64>) -> Self {
-        Self {
-            size,
-            metadata: Vec::new(),
-        }
+        Self { size, metadata: Vec::new() }
     }
 
     /// Size of the image in bytes, if known.
@@ -95,10 +90,7 @@ impl Room {
     /// Compares a place for data, or for a table that is not set aside, with the image's end and its metadata.
     pub(super) fn free(&self, what: &str, host: u64, len: u64) -> Result<Range<u64>, Error> {
         let range = self.range(what, host, len)?;
-        let hit = self
-            .metadata
-            .iter()
-            .find(|(_, taken)| range.start < taken.end && taken.start < range.end);
+        let hit = self.metadata.iter().find(|(_, taken)| range.start < taken.end && taken.start < range.end);
         match hit {
             Some((taken, _)) => Err(Error::corrupt(format!(
                 "the {what} at offset {host} of {len} bytes overlaps the {taken}"

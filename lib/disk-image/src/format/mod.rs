@@ -64,10 +64,7 @@ pub enum Step<T> {
 impl Prologue {
     /// An empty prologue of an image of `size` bytes, if known.
     pub fn new(size: Option<u64>) -> Self {
-        Self {
-            pieces: Vec::new(),
-            size,
-        }
+        Self { pieces: Vec::new(), size }
     }
 
     /// Adds bytes read at `at`. A piece shorter than asked for tells that the image ends there.

@@ -13,10 +13,7 @@ pub(crate) struct Raw {
 
 /// Always ready. A stream of unknown size has virtual size `u64::MAX`: whoever reads it takes its end as the size.
 pub(super) fn open(prologue: &Prologue) -> Result<Step<Box<dyn Layout>>, Error> {
-    Ok(Step::Ready(Box::new(Raw {
-        size: prologue.size.unwrap_or(u64::MAX),
-        format: Format::Raw,
-    })))
+    Ok(Step::Ready(Box::new(Raw { size: prologue.size.unwrap_or(u64::MAX), format: Format::Raw })))
 }
 
 impl Layout for Raw {
@@ -33,11 +30,7 @@ impl Layout for Raw {
     }
 
     fn root(&self) -> Table {
-        Table {
-            host: 0,
-            entries: 0,
-            entry_len: 8,
-        }
+        Table { host: 0, entries: 0, entry_len: 8 }
     }
 
     fn root_guest(&self, _index: u64) -> u64 {

@@ -32,10 +32,7 @@ impl Unpacker {
     pub fn new() -> Result<Self, Error> {
         let zstd = zstd::bulk::Decompressor::new()
             .map_err(|e| Error::with(Kind::Compression, "cannot set up zstd", e))?;
-        Ok(Self {
-            inflate: libdeflater::Decompressor::new(),
-            zstd,
-        })
+        Ok(Self { inflate: libdeflater::Decompressor::new(), zstd })
     }
 
     /// Unpacks `packed` into `out`, which is the allocation unit's full length, and fills it exactly. `guest` names the
@@ -69,9 +66,9 @@ impl Unpacker {
                 "the {what} at guest offset {guest} unpacks to {n} bytes instead of {}",
                 out.len()
             ))),
-            Err(why) => Err(Error::corrupt(format!(
-                "the {what} at guest offset {guest} does not unpack: {why}"
-            ))),
+            Err(why) => {
+                Err(Error::corrupt(format!("the {what} at guest offset {guest} does not unpack: {why}")))
+            }
         }
     }
 
@@ -80,9 +77,7 @@ impl Unpacker {
         let len = zstd_safe::find_frame_compressed_size(packed)
             .map_err(|code| zstd_safe::get_error_name(code).to_owned())?;
         let frame = packed.get(..len).ok_or("the frame goes on past its end")?;
-        self.zstd
-            .decompress_to_buffer(frame, out)
-            .map_err(|e| e.to_string())
+        self.zstd.decompress_to_buffer(frame, out).map_err(|e| e.to_string())
     }
 }
 
@@ -106,15 +101,12 @@ fn grain_stream(guest: u64, packed: &[u8]) -> Result<&[u8], Error> {
             guest / 512
         )));
     }
-    usize::try_from(size)
-        .ok()
-        .and_then(|size| rest.get(..size))
-        .ok_or_else(|| {
-            Error::corrupt(format!(
-                "the grain at guest offset {guest} claims {size} packed bytes where at most {} are stored",
-                rest.len()
-            ))
-        })
+    usize::try_from(size).ok().and_then(|size| rest.get(..size)).ok_or_else(|| {
+        Error::corrupt(format!(
+            "the grain at guest offset {guest} claims {size} packed bytes where at most {} are stored",
+            rest.len()
+        ))
+    })
 }
 
 #[cfg(test)]
@@ -123,9 +115,7 @@ mod tests {
     use libdeflater::{CompressionLvl, Compressor};
 
     fn sample(len: usize) -> Vec<u8> {
-        (0..len)
-            .map(|i| u8::try_from((i * i / 7) % 251).unwrap())
-            .collect()
+        (0..len).map(|i| u8::try_from((i * i / 7) % 251).unwrap()).collect()
     }
 
     fn deflate(data: &[u8]) -> Vec<u8> {
@@ -152,11 +142,9 @@ mod tests {
         let data = sample(65_536);
         let zstd = zstd::bulk::compress(&data, 3).unwrap();
         let mut unpacker = Unpacker::new().unwrap();
-        for (codec, packed) in [
-            (Codec::Deflate, deflate(&data)),
-            (Codec::Zstd, zstd),
-            (Codec::VmdkGrain, grain(2048, &data)),
-        ] {
+        for (codec, packed) in
+            [(Codec::Deflate, deflate(&data)), (Codec::Zstd, zstd), (Codec::VmdkGrain, grain(2048, &data))]
+        {
             for trailing in [0usize, 1, 511, 4096] {
                 let mut bytes = packed.clone();
                 bytes.extend(std::iter::repeat_n(0xa5, trailing));
@@ -187,11 +175,7 @@ mod tests {
         let mut unpacker = Unpacker::new().unwrap();
         let mut out = vec![0; data.len()];
         for _ in 0..3 {
-            assert!(
-                unpacker
-                    .unpack(Codec::Zstd, 0, &zstd[..zstd.len() - 3], &mut out)
-                    .is_err()
-            );
+            assert!(unpacker.unpack(Codec::Zstd, 0, &zstd[..zstd.len() - 3], &mut out).is_err());
             assert!(unpacker.unpack(Codec::Deflate, 0, &[0xff; 40], &mut out).is_err());
             unpacker.unpack(Codec::Zstd, 0, &zstd, &mut out).unwrap();
             assert!(out == data);
@@ -215,10 +199,7 @@ mod tests {
         let mut packed = grain(0, &data);
         packed[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
         let mut out = vec![0; data.len()];
-        let error = Unpacker::new()
-            .unwrap()
-            .unpack(Codec::VmdkGrain, 0, &packed, &mut out)
-            .unwrap_err();
+        let error = Unpacker::new().unwrap().unpack(Codec::VmdkGrain, 0, &packed, &mut out).unwrap_err();
         assert!(error.to_string().contains("claims 4294967295"), "{error}");
     }
 }

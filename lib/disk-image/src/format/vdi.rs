@@ -44,9 +44,7 @@ pub(super) fn open(prologue: &Prologue) -> Result<Step<Box<dyn Layout>>, Error> 
     let version = header.le32(68)?;
     if version != VERSION {
         let (major, minor) = (version >> 16, version & 0xffff);
-        return Err(Error::refused(format!(
-            "VDI version {major}.{minor} is not supported, only 1.1 is"
-        )));
+        return Err(Error::refused(format!("VDI version {major}.{minor} is not supported, only 1.1 is")));
     }
     match header.le32(76)? {
         1 | 2 => {}
@@ -74,29 +72,15 @@ pub(super) fn open(prologue: &Prologue) -> Result<Step<Box<dyn Layout>>, Error> 
     }
     let blocks = header.le32(384)?;
     // VirtualBox makes disks of odd sizes; they end at a sector.
-    let size = header
-        .le64(368)?
-        .checked_next_multiple_of(512)
-        .unwrap_or(u64::MAX);
+    let size = header.le64(368)?.checked_next_multiple_of(512).unwrap_or(u64::MAX);
     if blocks > BLOCKS_MAX || size > u64::from(blocks) * BLOCK {
-        return Err(Error::corrupt(format!(
-            "a VDI of {blocks} blocks cannot hold {size} bytes"
-        )));
+        return Err(Error::corrupt(format!("a VDI of {blocks} blocks cannot hold {size} bytes")));
     }
     let mut room = Room::new(prologue.size);
     room.reserve("VDI header", 0, HEADER)?;
     room.reserve("VDI map", map, u64::from(blocks) * 4)?;
-    let map = Table {
-        host: map,
-        entries: size.div_ceil(BLOCK),
-        entry_len: 4,
-    };
-    Ok(Step::Ready(Box::new(Vdi {
-        size,
-        map,
-        data,
-        room,
-    })))
+    let map = Table { host: map, entries: size.div_ceil(BLOCK), entry_len: 4 };
+    Ok(Step::Ready(Box::new(Vdi { size, map, data, room })))
 }
 
 impl Layout for Vdi {
@@ -138,9 +122,6 @@ impl Layout for Vdi {
     }
 
     fn read_leaf(&self, leaf: &Leaf, _first: u64, _bytes: &[u8], _found: &mut Found) -> Result<(), Error> {
-        Err(Error::corrupt(format!(
-            "a VDI has no second level (entry {})",
-            leaf.index
-        )))
+        Err(Error::corrupt(format!("a VDI has no second level (entry {})", leaf.index)))
     }
 }

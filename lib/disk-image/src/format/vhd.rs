@@ -61,21 +61,11 @@ impl Footer {
         let [c1, c0, heads, sectors] = footer.array::<4>(56)?;
         let geometry = u64::from(u16::from_be_bytes([c1, c0])) * u64::from(heads) * u64::from(sectors);
         let by_geometry = geometry != GEOMETRY_MAX && counts_by_geometry(footer.array(28)?);
-        let sectors = if by_geometry {
-            geometry
-        } else {
-            footer.be64(48)? / 512
-        };
+        let sectors = if by_geometry { geometry } else { footer.be64(48)? / 512 };
         if sectors > SECTORS_MAX {
-            return Err(Error::refused(format!(
-                "a VHD of {sectors} sectors is larger than 2040 GiB"
-            )));
+            return Err(Error::refused(format!("a VHD of {sectors} sectors is larger than 2040 GiB")));
         }
-        Ok(Self {
-            kind: footer.be32(60)?,
-            header: footer.be64(16)?,
-            size: sectors * 512,
-        })
+        Ok(Self { kind: footer.be32(60)?, header: footer.be64(16)?, size: sectors * 512 })
     }
 }
 
@@ -89,11 +79,7 @@ fn counts_by_geometry(creator: [u8; 4]) -> bool {
 /// Compares the checksum at offset `at` of `bytes`: the complement of the sum of all other bytes.
 fn check(what: &'static str, bytes: &[u8], at: usize) -> Result<(), Error> {
     let stored = Fields::new(what, bytes).array::<4>(at)?;
-    let sum = |bytes: &[u8]| {
-        bytes
-            .iter()
-            .fold(0_u32, |sum, &byte| sum.wrapping_add(u32::from(byte)))
-    };
+    let sum = |bytes: &[u8]| bytes.iter().fold(0_u32, |sum, &byte| sum.wrapping_add(u32::from(byte)));
     if u32::from_be_bytes(stored) != !sum(bytes).wrapping_sub(sum(&stored)) {
         return Err(Error::corrupt(format!("{what} has a wrong checksum")));
     }
@@ -113,9 +99,7 @@ pub(super) fn open(prologue: &Prologue) -> Result<Step<Box<dyn Layout>>, Error> 
             ));
         }
         other => {
-            return Err(Error::refused(format!(
-                "VHD type {other} at the front of an image is not known"
-            )));
+            return Err(Error::refused(format!("VHD type {other} at the front of an image is not known")));
         }
     }
     let mut room = Room::new(prologue.size);
@@ -132,9 +116,7 @@ pub(super) fn open(prologue: &Prologue) -> Result<Step<Box<dyn Layout>>, Error> 
     check("the VHD header", bytes, 36)?;
     let block = header.be32(32)?;
     if !block.is_power_of_two() || block < 512 {
-        return Err(Error::corrupt(format!(
-            "a VHD block of {block} bytes is impossible"
-        )));
+        return Err(Error::corrupt(format!("a VHD block of {block} bytes is impossible")));
     }
     let block = u64::from(block);
     let blocks = u64::from(header.be32(28)?);
@@ -150,11 +132,7 @@ pub(super) fn open(prologue: &Prologue) -> Result<Step<Box<dyn Layout>>, Error> 
         size: footer.size,
         block,
         bitmap: (block / (512 * 8)).next_multiple_of(512),
-        bat: Table {
-            host: bat,
-            entries: footer.size.div_ceil(block),
-            entry_len: 4,
-        },
+        bat: Table { host: bat, entries: footer.size.div_ceil(block), entry_len: 4 },
         room,
     })))
 }
@@ -188,12 +166,8 @@ impl Layout for Vhd {
             let content = if entry == UNUSED {
                 Content::Zero
             } else {
-                let place = self
-                    .room
-                    .free("VHD block", u64::from(entry) * 512, self.bitmap + len)?;
-                Content::Plain {
-                    host: place.start + self.bitmap,
-                }
+                let place = self.room.free("VHD block", u64::from(entry) * 512, self.bitmap + len)?;
+                Content::Plain { host: place.start + self.bitmap }
             };
             found.push(Extent { guest, len, content });
         }
@@ -201,9 +175,6 @@ impl Layout for Vhd {
     }
 
     fn read_leaf(&self, leaf: &Leaf, _first: u64, _bytes: &[u8], _found: &mut Found) -> Result<(), Error> {
-        Err(Error::corrupt(format!(
-            "a VHD has no second level (entry {})",
-            leaf.index
-        )))
+        Err(Error::corrupt(format!("a VHD has no second level (entry {})", leaf.index)))
     }
 }

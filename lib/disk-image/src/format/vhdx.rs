@@ -79,9 +79,7 @@ pub(super) fn open(prologue: &Prologue) -> Result<Step<Box<dyn Layout>>, Error> 
     let (log, log_len) = (header.log, u64::from(header.log_len));
     if log_len > 0 {
         if log % MIB != 0 || log_len % MIB != 0 {
-            return Err(Error::corrupt(format!(
-                "the VHDX log at {log} of {log_len} bytes is not at a MiB"
-            )));
+            return Err(Error::corrupt(format!("the VHDX log at {log} of {log_len} bytes is not at a MiB")));
         }
         room.reserve("VHDX log", log, log_len)?;
         if header.log_id != [0; 16] {
@@ -115,11 +113,7 @@ pub(super) fn open(prologue: &Prologue) -> Result<Step<Box<dyn Layout>>, Error> 
             return Ok(Step::Need(at..at + len));
         };
         let value = Fields::new(what, bytes);
-        *field = if len == 8 {
-            value.le64(0)?
-        } else {
-            u64::from(value.le32(0)?)
-        };
+        *field = if len == 8 { value.le64(0)? } else { u64::from(value.le32(0)?) };
     }
     let [parameters, size, sector] = fields;
     layout(parameters, size, sector, &regions, room)
@@ -138,24 +132,16 @@ fn layout(
         return Err(parent());
     }
     if flags & !1 != 0 {
-        return Err(Error::refused(format!(
-            "VHDX file parameters {flags:#x} are not known"
-        )));
+        return Err(Error::refused(format!("VHDX file parameters {flags:#x} are not known")));
     }
     if !block.is_power_of_two() || !(MIB..=256 * MIB).contains(&block) {
-        return Err(Error::corrupt(format!(
-            "a VHDX block of {block} bytes is impossible"
-        )));
+        return Err(Error::corrupt(format!("a VHDX block of {block} bytes is impossible")));
     }
     if sector != 512 && sector != 4096 {
-        return Err(Error::corrupt(format!(
-            "a VHDX sector of {sector} bytes is impossible"
-        )));
+        return Err(Error::corrupt(format!("a VHDX sector of {sector} bytes is impossible")));
     }
     if !size.is_multiple_of(sector) || size > SIZE_MAX {
-        return Err(Error::corrupt(format!(
-            "a VHDX disk of {size} bytes is impossible"
-        )));
+        return Err(Error::corrupt(format!("a VHDX disk of {size} bytes is impossible")));
     }
     let ratio = SECTORS_PER_BITMAP * sector / block;
     let blocks = size.div_ceil(block);
@@ -166,18 +152,8 @@ fn layout(
             regions.bat_len
         )));
     }
-    let bat = Table {
-        host: regions.bat,
-        entries,
-        entry_len: 8,
-    };
-    Ok(Step::Ready(Box::new(Vhdx {
-        size,
-        block,
-        ratio,
-        bat,
-        room,
-    })))
+    let bat = Table { host: regions.bat, entries, entry_len: 8 };
+    Ok(Step::Ready(Box::new(Vhdx { size, block, ratio, bat, room })))
 }
 
 fn unclean() -> Error {
@@ -210,20 +186,13 @@ impl Header {
                 if first.sequence == second.sequence && one != two {
                     return Err(Error::corrupt("both VHDX headers claim to be the current one"));
                 }
-                if second.sequence > first.sequence {
-                    second
-                } else {
-                    first
-                }
+                if second.sequence > first.sequence { second } else { first }
             }
             (Some(only), None) | (None, Some(only)) => only,
             (None, None) => return Err(Error::corrupt("neither VHDX header is valid")),
         };
         if header.log_version != 0 {
-            return Err(Error::refused(format!(
-                "VHDX log version {} is not known",
-                header.log_version
-            )));
+            return Err(Error::refused(format!("VHDX log version {} is not known", header.log_version)));
         }
         Ok(header)
     }
@@ -262,14 +231,7 @@ fn has_entry(log: &[u8], id: [u8; 16]) -> bool {
             return false;
         }
         // An entry may go on at the ring's front.
-        let entry: Vec<u8> = sectors
-            .iter()
-            .cycle()
-            .skip(at)
-            .take(len / 4096)
-            .flatten()
-            .copied()
-            .collect();
+        let entry: Vec<u8> = sectors.iter().cycle().skip(at).take(len / 4096).flatten().copied().collect();
         checksum_is_right(&entry)
     })
 }
@@ -285,24 +247,15 @@ struct Regions {
 impl Regions {
     fn read(front: &[u8], room: &mut Room) -> Result<Self, Error> {
         let tables = [&front[2 * TABLE..3 * TABLE], &front[3 * TABLE..4 * TABLE]];
-        let table = tables
-            .into_iter()
-            .find(|table| table.starts_with(b"regi") && checksum_is_right(table));
+        let table = tables.into_iter().find(|table| table.starts_with(b"regi") && checksum_is_right(table));
         let table = table.ok_or_else(|| Error::corrupt("neither VHDX region table is valid"))?;
         let fields = Fields::new("the VHDX region table", table);
         let count = fields.le32(8)?;
         if count > u32::from(ENTRIES_MAX) {
-            return Err(Error::corrupt(format!(
-                "a VHDX region table of {count} entries is impossible"
-            )));
+            return Err(Error::corrupt(format!("a VHDX region table of {count} entries is impossible")));
         }
         let (mut bat, mut metadata) = (None, None);
-        for entry in table[16..]
-            .as_chunks::<32>()
-            .0
-            .iter()
-            .take(usize::try_from(count).unwrap_or_default())
-        {
+        for entry in table[16..].as_chunks::<32>().0.iter().take(usize::try_from(count).unwrap_or_default()) {
             let entry = Fields::new("a VHDX region", entry);
             let (id, host, len) = (entry.array::<16>(0)?, entry.le64(16)?, entry.le32(24)?);
             let (what, slot) = match id {
@@ -314,9 +267,7 @@ impl Regions {
                 _ => continue,
             };
             if host % MIB != 0 || u64::from(len) % MIB != 0 || len == 0 {
-                return Err(Error::corrupt(format!(
-                    "the {what} at {host} of {len} bytes is not at a MiB"
-                )));
+                return Err(Error::corrupt(format!("the {what} at {host} of {len} bytes is not at a MiB")));
             }
             if slot.replace((host, u64::from(len))).is_some() {
                 return Err(Error::corrupt(format!("the {what} is named twice")));
@@ -326,12 +277,7 @@ impl Regions {
         let missing = |what| move || Error::corrupt(format!("the VHDX names no {what}"));
         let (bat, bat_len) = bat.ok_or_else(missing("block table"))?;
         let (metadata, metadata_len) = metadata.ok_or_else(missing("metadata"))?;
-        Ok(Self {
-            bat,
-            bat_len,
-            metadata,
-            metadata_len,
-        })
+        Ok(Self { bat, bat_len, metadata, metadata_len })
     }
 }
 
@@ -404,11 +350,7 @@ const CRC: [u32; 256] = {
         let mut sum = start;
         let mut bit = 0;
         while bit < 8 {
-            sum = if sum & 1 == 1 {
-                (sum >> 1) ^ 0x82f6_3b78
-            } else {
-                sum >> 1
-            };
+            sum = if sum & 1 == 1 { (sum >> 1) ^ 0x82f6_3b78 } else { sum >> 1 };
             bit += 1;
         }
         table[i] = sum;
@@ -481,10 +423,7 @@ impl Layout for Vhdx {
     }
 
     fn read_leaf(&self, leaf: &Leaf, _first: u64, _bytes: &[u8], _found: &mut Found) -> Result<(), Error> {
-        Err(Error::corrupt(format!(
-            "a VHDX has no second level (entry {})",
-            leaf.index
-        )))
+        Err(Error::corrupt(format!("a VHDX has no second level (entry {})", leaf.index)))
     }
 }
 

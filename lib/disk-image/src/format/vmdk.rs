@@ -71,15 +71,10 @@ impl Header {
         }
         let (version, flags) = (fields.le32(4)?, fields.le32(8)?);
         if !(1..=3).contains(&version) {
-            return Err(Error::refused(format!(
-                "VMDK version {version} is not supported, 1 to 3 are"
-            )));
+            return Err(Error::refused(format!("VMDK version {version} is not supported, 1 to 3 are")));
         }
         if flags & !KNOWN_FLAGS != 0 {
-            return Err(Error::refused(format!(
-                "VMDK flags {:#x} are not known",
-                flags & !KNOWN_FLAGS
-            )));
+            return Err(Error::refused(format!("VMDK flags {:#x} are not known", flags & !KNOWN_FLAGS)));
         }
         if flags & NEWLINE_TEST != 0 && fields.array(73)? != *b"\n \r\n" {
             return Err(Error::corrupt("the VMDK was damaged by a transfer in text mode"));
@@ -96,9 +91,7 @@ impl Header {
         let grain = fields.le64(20)?;
         let most = if packed { PACKED_GRAIN_MAX } else { GRAIN_MAX };
         if !grain.is_power_of_two() || !(GRAIN_MIN..=most).contains(&grain) {
-            return Err(Error::refused(format!(
-                "a VMDK grain of {grain} sectors is not supported"
-            )));
+            return Err(Error::refused(format!("a VMDK grain of {grain} sectors is not supported")));
         }
         let table_entries = fields.le32(44)?;
         if !(1..=TABLE_ENTRIES_MAX).contains(&table_entries) {
@@ -113,11 +106,7 @@ impl Header {
             table_entries,
             zeroed_grains: flags & ZEROED_GRAINS != 0,
             packed,
-            directory: if directory == AT_END {
-                None
-            } else {
-                Some(bytes_of("grain directory", directory)?)
-            },
+            directory: if directory == AT_END { None } else { Some(bytes_of("grain directory", directory)?) },
             descriptor: bytes_of("descriptor", fields.le64(28)?)?,
             descriptor_len: bytes_of("descriptor", fields.le64(36)?)?,
             overhead: bytes_of("overhead", fields.le64(64)?)?,
@@ -146,28 +135,18 @@ impl Header {
             Ok(len) if u64::from(len) < self.grain => Codec::VmdkLastGrain { len },
             Ok(_) | Err(_) => Codec::VmdkGrain,
         };
-        Content::Packed {
-            host,
-            len: stored,
-            codec,
-        }
+        Content::Packed { host, len: stored, codec }
     }
 
     /// Upper bound of a packed grain with its marker: what does not deflate grows a little.
     fn packed_max(&self) -> u64 {
-        if self.packed {
-            (GRAIN_MARKER + self.grain + self.grain / 8).next_multiple_of(SECTOR)
-        } else {
-            0
-        }
+        if self.packed { (GRAIN_MARKER + self.grain + self.grain / 8).next_multiple_of(SECTOR) } else { 0 }
     }
 }
 
 /// A number of sectors as bytes.
 fn bytes_of(what: &str, sectors: u64) -> Result<u64, Error> {
-    let bytes = sectors
-        .checked_mul(SECTOR)
-        .filter(|&bytes| i64::try_from(bytes).is_ok());
+    let bytes = sectors.checked_mul(SECTOR).filter(|&bytes| i64::try_from(bytes).is_ok());
     bytes.ok_or_else(|| Error::corrupt(format!("the VMDK's {what} of {sectors} sectors is impossible")))
 }
 
@@ -195,14 +174,10 @@ pub(super) fn open(prologue: &Prologue) -> Result<Step<Box<dyn Layout>>, Error> 
 
     let len = first.descriptor_len;
     if len == 0 || first.descriptor == 0 {
-        return Err(elsewhere(
-            "the VMDK is one part of a disk whose descriptor is in another file",
-        ));
+        return Err(elsewhere("the VMDK is one part of a disk whose descriptor is in another file"));
     }
     if len > DESCRIPTOR_MAX * SECTOR {
-        return Err(Error::corrupt(format!(
-            "a VMDK descriptor of {len} bytes is impossible"
-        )));
+        return Err(Error::corrupt(format!("a VMDK descriptor of {len} bytes is impossible")));
     }
     room.reserve("VMDK descriptor", first.descriptor, len)?;
     let place = first.descriptor..first.descriptor + len;
@@ -225,45 +200,23 @@ pub(super) fn open(prologue: &Prologue) -> Result<Step<Box<dyn Layout>>, Error> 
         }
         (None, None) => {
             // Past any image, so that reading it by mistake fails.
-            let directory = Table {
-                host: 1 << 62,
-                entries: first.directory_entries(),
-                entry_len: 4,
-            };
-            return Ok(Step::Ready(Box::new(Vmdk {
-                header: first,
-                directory,
-                room,
-            })));
+            let directory = Table { host: 1 << 62, entries: first.directory_entries(), entry_len: 4 };
+            return Ok(Step::Ready(Box::new(Vmdk { header: first, directory, room })));
         }
     };
-    let host = header
-        .directory
-        .ok_or_else(|| Error::corrupt("the VMDK's footer does not name its directory"))?;
-    let directory = Table {
-        host,
-        entries: header.directory_entries(),
-        entry_len: 4,
-    };
+    let host =
+        header.directory.ok_or_else(|| Error::corrupt("the VMDK's footer does not name its directory"))?;
+    let directory = Table { host, entries: header.directory_entries(), entry_len: 4 };
     room.reserve("VMDK grain directory", host, directory.entries * 4)?;
-    Ok(Step::Ready(Box::new(Vmdk {
-        header,
-        directory,
-        room,
-    })))
+    Ok(Step::Ready(Box::new(Vmdk { header, directory, room })))
 }
 
 /// The three sectors that end a stream: footer marker, footer, end-of-stream marker.
 fn read_footer(bytes: &[u8]) -> Result<Header, Error> {
     let fields = Fields::new("the VMDK footer", bytes);
-    let (before, after) = (
-        (fields.le32(8)?, fields.le32(12)?),
-        (fields.le32(1032)?, fields.le32(1036)?),
-    );
+    let (before, after) = ((fields.le32(8)?, fields.le32(12)?), (fields.le32(1032)?, fields.le32(1036)?));
     if before != (0, FOOTER_FOLLOWS) || after != (0, END_OF_STREAM) || fields.le64(1024)? != 0 {
-        return Err(Error::corrupt(
-            "the VMDK's footer is missing: the image is incomplete",
-        ));
+        return Err(Error::corrupt("the VMDK's footer is missing: the image is incomplete"));
     }
     Header::read(bytes.get(512..1024).unwrap_or_default())
 }
@@ -272,9 +225,7 @@ fn read_footer(bytes: &[u8]) -> Result<Header, Error> {
 fn agree(header: &Header, footer: &Header) -> Result<(), Error> {
     let shape = |h: &Header| (h.size, h.grain, h.table_entries, h.packed);
     if shape(header) != shape(footer) {
-        return Err(Error::corrupt(
-            "the VMDK's header and footer contradict each other",
-        ));
+        return Err(Error::corrupt("the VMDK's header and footer contradict each other"));
     }
     Ok(())
 }
@@ -291,10 +242,7 @@ fn refuse_other_kinds(front: &[u8]) -> Result<(), Error> {
         return Err(elsewhere("the VMDK is an ESX sparse extent (COWD)"));
     }
     let text = b"# disk descriptorfile";
-    if front
-        .get(..text.len())
-        .is_some_and(|front| front.eq_ignore_ascii_case(text))
-    {
+    if front.get(..text.len()).is_some_and(|front| front.eq_ignore_ascii_case(text)) {
         return Err(Error::refused(
             "the VMDK is a descriptor only, the data is in another file; import the -flat.vmdk",
         ));
@@ -307,10 +255,7 @@ fn check_descriptor(text: &str) -> Result<(), Error> {
     let mut kind = None;
     let mut extents = 0;
     for line in text.split(['\n', '\0']).map(str::trim) {
-        if ["RW ", "RDONLY ", "NOACCESS "]
-            .iter()
-            .any(|access| line.starts_with(access))
-        {
+        if ["RW ", "RDONLY ", "NOACCESS "].iter().any(|access| line.starts_with(access)) {
             extents += 1;
             if line.split_whitespace().nth(2) != Some("SPARSE") {
                 return Err(elsewhere("the VMDK's data is in another file"));
@@ -329,28 +274,19 @@ fn check_descriptor(text: &str) -> Result<(), Error> {
                 return Err(elsewhere("the VMDK is a difference to another image"));
             }
             "encryption.keysafe" | "datafilekey" => {
-                return Err(Error::refused(
-                    "the VMDK is encrypted; decrypt it and import the result",
-                ));
+                return Err(Error::refused("the VMDK is encrypted; decrypt it and import the result"));
             }
             _ => {}
         }
     }
     match kind {
         Some(kind)
-            if ["monolithicSparse", "streamOptimized"]
-                .iter()
-                .any(|k| k.eq_ignore_ascii_case(kind)) => {}
+            if ["monolithicSparse", "streamOptimized"].iter().any(|k| k.eq_ignore_ascii_case(kind)) => {}
         Some(kind) => {
-            return Err(elsewhere(&format!(
-                "a VMDK of type {} is not one file",
-                kind.escape_default()
-            )));
+            return Err(elsewhere(&format!("a VMDK of type {} is not one file", kind.escape_default())));
         }
         None => {
-            return Err(Error::refused(
-                "the VMDK's descriptor does not say of which type it is",
-            ));
+            return Err(Error::refused("the VMDK's descriptor does not say of which type it is"));
         }
     }
     if extents != 1 {
@@ -391,23 +327,12 @@ impl Layout for Vmdk {
             let len = span.min(self.header.size - guest);
             let host = u64::from(u32::from_le_bytes(*entry)) * SECTOR;
             if host == 0 {
-                found.push(Extent {
-                    guest,
-                    len,
-                    content: Content::Zero,
-                });
+                found.push(Extent { guest, len, content: Content::Zero });
                 continue;
             }
             let entries = len.div_ceil(self.header.grain);
             self.room.free("VMDK grain table", host, entries * 4)?;
-            found.leaves.push(Leaf {
-                index,
-                table: Table {
-                    host,
-                    entries,
-                    entry_len: 4,
-                },
-            });
+            found.leaves.push(Leaf { index, table: Table { host, entries, entry_len: 4 } });
         }
         Ok(())
     }
@@ -434,13 +359,7 @@ impl Layout for Vmdk {
 
     fn scan(&self) -> Option<Box<dyn Scan>> {
         let walk = self.header.packed && !self.has_tables();
-        walk.then(|| -> Box<dyn Scan> {
-            Box::new(Walk {
-                header: self.header,
-                guest: 0,
-                footer: false,
-            })
-        })
+        walk.then(|| -> Box<dyn Scan> { Box::new(Walk { header: self.header, guest: 0, footer: false }) })
     }
 }
 
@@ -453,11 +372,7 @@ impl Vmdk {
         }
         // How long it is stands in its marker only: up to the longest, or the image's end.
         self.room.free("VMDK grain", host, GRAIN_MARKER)?;
-        let most = self
-            .room
-            .size()
-            .map_or(u64::MAX, |size| size - host)
-            .min(self.header.packed_max());
+        let most = self.room.size().map_or(u64::MAX, |size| size - host).min(self.header.packed_max());
         let stored = u32::try_from(most).unwrap_or(u32::MAX);
         Ok(self.header.packed_grain(host, stored, len))
     }
@@ -475,9 +390,7 @@ struct Walk {
 impl Scan for Walk {
     fn next(&mut self, at: u64, bytes: &[u8]) -> Result<Scanned, Error> {
         if at < self.header.overhead.max(HEADER) {
-            return Ok(Scanned::Skip(
-                self.header.overhead.max(HEADER).next_multiple_of(SECTOR),
-            ));
+            return Ok(Scanned::Skip(self.header.overhead.max(HEADER).next_multiple_of(SECTOR)));
         }
         if bytes.len() < 16 {
             return Ok(Scanned::More(16));
@@ -509,18 +422,14 @@ impl Scan for Walk {
                 self.footer = true;
                 Ok(Scanned::Skip(at + 2 * SECTOR))
             }
-            _ => Err(Error::corrupt(format!(
-                "the VMDK marker {kind} at offset {at} is unknown"
-            ))),
+            _ => Err(Error::corrupt(format!("the VMDK marker {kind} at offset {at} is unknown"))),
         }
     }
 }
 
 impl Walk {
     fn grain(&mut self, at: u64, lba: u64, size: u64) -> Result<Scanned, Error> {
-        let guest = lba
-            .checked_mul(SECTOR)
-            .filter(|g| g % self.header.grain == 0 && *g < self.header.size);
+        let guest = lba.checked_mul(SECTOR).filter(|g| g % self.header.grain == 0 && *g < self.header.size);
         let Some(guest) = guest else {
             return Err(Error::corrupt(format!(
                 "the VMDK grain at offset {at} for sector {lba} is impossible"
@@ -533,20 +442,13 @@ impl Walk {
             ));
         }
         let stored = (GRAIN_MARKER + size).next_multiple_of(SECTOR);
-        let len = u32::try_from(stored)
-            .ok()
-            .filter(|_| stored <= self.header.packed_max());
+        let len = u32::try_from(stored).ok().filter(|_| stored <= self.header.packed_max());
         let Some(stored_len) = len else {
-            return Err(Error::corrupt(format!(
-                "the VMDK grain at offset {at} of {size} bytes is too long"
-            )));
+            return Err(Error::corrupt(format!("the VMDK grain at offset {at} of {size} bytes is too long")));
         };
         self.guest = guest + self.header.grain;
         let len = self.header.grain.min(self.header.size - guest);
         let content = self.header.packed_grain(at, stored_len, len);
-        Ok(Scanned::Extent {
-            extent: Extent { guest, len, content },
-            next: at + stored,
-        })
+        Ok(Scanned::Extent { extent: Extent { guest, len, content }, next: at + stored })
     }
 }

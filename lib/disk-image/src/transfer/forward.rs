@@ -51,10 +51,7 @@ fn failed(e: std::io::Error) -> Error {
 }
 
 fn truncated(at: u64, what: &str) -> Error {
-    Error::new(
-        Kind::Source,
-        format!("the image ends at byte {at}, before {what}: it is truncated"),
-    )
+    Error::new(Kind::Source, format!("the image ends at byte {at}, before {what}: it is truncated"))
 }
 
 /// The stream, a chunk at a time, with the end of the previous chunk carried over where it is wanted again.
@@ -90,13 +87,7 @@ impl Piece {
 impl<'a> Stream<'a> {
     fn open(shared: &'a Shared<'a>) -> Result<Self, Error> {
         let reader = shared.image.source.open(0..u64::MAX).map_err(failed)?;
-        Ok(Self {
-            shared,
-            reader,
-            at: 0,
-            carry: Vec::new(),
-            ended: false,
-        })
+        Ok(Self { shared, reader, at: 0, carry: Vec::new(), ended: false })
     }
 
     /// The next chunk; `None` at the end of the stream when nothing is carried over.
@@ -130,9 +121,7 @@ impl<'a> Stream<'a> {
     fn skip_to(&mut self, host: u64) -> Result<(), Error> {
         let mut scratch = [0; 16 << 10];
         while self.at < host && !self.ended {
-            let want = scratch
-                .len()
-                .min(usize::try_from(host - self.at).unwrap_or(usize::MAX));
+            let want = scratch.len().min(usize::try_from(host - self.at).unwrap_or(usize::MAX));
             let got = read_full(&mut *self.reader, &mut scratch[..want]).map_err(failed)?;
             self.ended = got < want;
             self.at += got as u64;
@@ -147,14 +136,7 @@ fn send(chunks: &Sender<Chunk>, piece: Piece, pieces: Vec<Extent>) -> Result<(),
     }
     let Piece { buf, pad, host, len } = piece;
     chunks
-        .send(Chunk {
-            buf,
-            pad,
-            host,
-            len,
-            pieces,
-            credit: 0,
-        })
+        .send(Chunk { buf, pad, host, len, pieces, credit: 0 })
         .map_err(|_| Error::new(Kind::Stopped, "the workers have ended"))
 }
 
@@ -249,11 +231,7 @@ fn scanned(shared: &Shared<'_>, chunks: &Sender<Chunk>, mut scan: Box<dyn Scan>)
 }
 
 fn forwards(at: u64, next: u64) -> Result<u64, Error> {
-    if next > at {
-        Ok(next)
-    } else {
-        Err(Error::corrupt(format!("a marker at byte {at} points backwards")))
-    }
+    if next > at { Ok(next) } else { Err(Error::corrupt(format!("a marker at byte {at} points backwards"))) }
 }
 
 fn too_scattered() -> Error {
@@ -387,11 +365,8 @@ impl<'a> Open<'a> {
         let range = piece.range();
         let mut pieces = Vec::new();
         // Plain extents that began earlier have been cut to start here, or lie behind for good.
-        let keys: Vec<_> = self
-            .extents
-            .range((range.start, 0)..(range.end, 0))
-            .map(|(&key, _)| key)
-            .collect();
+        let keys: Vec<_> =
+            self.extents.range((range.start, 0)..(range.end, 0)).map(|(&key, _)| key).collect();
         for key in keys {
             let Some(extent) = self.extents.remove(&key) else {
                 continue;
@@ -455,16 +430,7 @@ impl<'a> Open<'a> {
             let mut buf = self.shared.chunks.take(&self.shared.halt)?;
             let pad = usize::try_from(front.guest % PAGE).unwrap_or(0);
             buf[pad..pad + bytes.len()].copy_from_slice(&bytes);
-            send(
-                chunks,
-                Piece {
-                    buf,
-                    pad,
-                    host: host.start,
-                    len: bytes.len(),
-                },
-                vec![front],
-            )?;
+            send(chunks, Piece { buf, pad, host: host.start, len: bytes.len() }, vec![front])?;
         }
         Ok(())
     }
@@ -493,12 +459,7 @@ fn whole(
 
 fn tables(shared: &Shared<'_>, chunks: &Sender<Chunk>) -> Result<(), Error> {
     let once = shared.image.source.facts().access == Access::Once;
-    let mut open = Open {
-        shared,
-        root_next: 0,
-        leaves: BTreeMap::new(),
-        extents: BTreeMap::new(),
-    };
+    let mut open = Open { shared, root_next: 0, leaves: BTreeMap::new(), extents: BTreeMap::new() };
     for pass in 0..PASSES {
         let mut unclaimed = Unclaimed::new(shared.spool, once);
         let before = (open.root_next, open.leaves.len(), open.extents.len());
@@ -516,14 +477,9 @@ fn tables(shared: &Shared<'_>, chunks: &Sender<Chunk>) -> Result<(), Error> {
         if pass > 0 && before == (open.root_next, open.leaves.len(), open.extents.len()) {
             break;
         }
-        tracing::info!(
-            pass = pass + 1,
-            "the image's tables come after its data: reading it again"
-        );
+        tracing::info!(pass = pass + 1, "the image's tables come after its data: reading it again");
     }
-    Err(Error::corrupt(
-        "the image's tables cannot be read in any order; they may overlap its data",
-    ))
+    Err(Error::corrupt("the image's tables cannot be read in any order; they may overlap its data"))
 }
 
 /// Reads the stream once; gives where it ended, or where there was nothing left to look for.
@@ -584,10 +540,7 @@ fn check_inside(open: &Open<'_>, end: u64) -> Result<(), Error> {
     for (leaf, _) in open.leaves.values() {
         let range = leaf.table.bytes_of(0..leaf.table.entries);
         if range.end > end {
-            return Err(truncated(
-                end,
-                &format!("the end of the table at byte {}", range.start),
-            ));
+            return Err(truncated(end, &format!("the end of the table at byte {}", range.start)));
         }
     }
     Ok(())
@@ -628,10 +581,7 @@ fn rest_from_spool(
         open.take(&mut found)?;
     }
     let data: Vec<_> = std::mem::take(&mut open.extents).into_values().collect();
-    if data
-        .iter()
-        .any(|e| !source.holds(&(host_of(e).start..host_of(e).end.min(end))))
-    {
+    if data.iter().any(|e| !source.holds(&(host_of(e).start..host_of(e).end.min(end)))) {
         return Err(gone());
     }
     for job in split(data, 8 << 20) {

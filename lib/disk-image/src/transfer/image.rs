@@ -29,9 +29,7 @@ pub struct Request {
 
 impl fmt::Debug for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Request")
-            .field("format", &self.format)
-            .finish_non_exhaustive()
+        f.debug_struct("Request").field("format", &self.format).finish_non_exhaustive()
     }
 }
 
@@ -113,21 +111,8 @@ pub fn open(request: Request) -> Result<Image, Error> {
     let format = format.unwrap_or(seen_format);
     let layout = open_layout(format, &*source, head)?;
     let facts = source.facts();
-    let way = way(
-        &facts.access,
-        layout.root().entries == 0 && layout.scan().is_none(),
-        facts.size.is_some(),
-    );
-    Ok(Image {
-        source,
-        wire_size,
-        layout,
-        way,
-        limits,
-        compression,
-        foreign,
-        tar,
-    })
+    let way = way(&facts.access, layout.root().entries == 0 && layout.scan().is_none(), facts.size.is_some());
+    Ok(Image { source, wire_size, layout, way, limits, compression, foreign, tar })
 }
 
 /// What is inside one compression layer, for content that is no disk (an archive): the layer, if there is one, and a
@@ -217,9 +202,8 @@ fn open_layout(format: Format, source: &dyn Source, head: Vec<u8>) -> Result<Box
 
 /// A raw image of known size that ends in the footer of a fixed VHD.
 fn fixed_vhd(source: &dyn Source, facts: &Facts) -> Result<Option<Box<dyn Layout>>, Error> {
-    let Some(size) = facts
-        .size
-        .filter(|&size| facts.access == Access::Ranges && size > 512 && size % 512 == 0)
+    let Some(size) =
+        facts.size.filter(|&size| facts.access == Access::Ranges && size > 512 && size % 512 == 0)
     else {
         return Ok(None);
     };
@@ -228,12 +212,8 @@ fn fixed_vhd(source: &dyn Source, facts: &Facts) -> Result<Option<Box<dyn Layout
     let Ok(footer) = <[u8; 512]>::try_from(bytes) else {
         return Ok(None);
     };
-    Ok(format::vhd::fixed_vhd(&footer, size).map(|size| {
-        Box::new(format::raw::Raw {
-            size,
-            format: Format::Vhd,
-        }) as Box<dyn Layout>
-    }))
+    Ok(format::vhd::fixed_vhd(&footer, size)
+        .map(|size| Box::new(format::raw::Raw { size, format: Format::Vhd }) as Box<dyn Layout>))
 }
 
 /// Reads `range`, less at the end of the source. `range` is bounded by [`PROLOGUE_MAX`].
@@ -251,10 +231,7 @@ fn read_up_to(source: &dyn Source, range: Range<u64>) -> Result<Vec<u8>, Error> 
 fn peek(source: Arc<dyn Source>) -> Result<(Vec<u8>, Arc<dyn Source>), Error> {
     let source: Arc<dyn Source> = match source.facts().access {
         Access::Ranges | Access::Blocks(_) => source,
-        Access::Again | Access::Once => Arc::new(Replayed {
-            inner: source,
-            state: Mutex::default(),
-        }),
+        Access::Again | Access::Once => Arc::new(Replayed { inner: source, state: Mutex::default() }),
     };
     let head = read_up_to(&*source, 0..HEAD as u64)?;
     Ok((head, source))
@@ -326,10 +303,7 @@ impl Source for Counted {
     }
 
     fn open(&self, range: Range<u64>) -> io::Result<Box<dyn Read + Send>> {
-        Ok(Box::new(CountedReader {
-            inner: self.inner.open(range)?,
-            read: self.read.clone(),
-        }))
+        Ok(Box::new(CountedReader { inner: self.inner.open(range)?, read: self.read.clone() }))
     }
 
     fn connections(&self) -> usize {
@@ -353,8 +327,7 @@ struct CountedReader {
 impl Read for CountedReader {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         let n = self.inner.read(buf)?;
-        self.read
-            .fetch_add(n as u64, std::sync::atomic::Ordering::Relaxed);
+        self.read.fetch_add(n as u64, std::sync::atomic::Ordering::Relaxed);
         Ok(n)
     }
 }

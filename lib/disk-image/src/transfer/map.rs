@@ -37,11 +37,7 @@ pub(super) struct Job {
 
 /// Maps the whole disk; returns when the last job is sent or somebody halted.
 pub(super) fn map(shared: &Shared<'_>, jobs: &Sender<Job>) -> Result<(), Error> {
-    let mapper = Mapper {
-        shared,
-        jobs,
-        source: &*shared.image.source,
-    };
+    let mapper = Mapper { shared, jobs, source: &*shared.image.source };
     if shared.image.way == Way::Blocks {
         mapper.blocks()
     } else if shared.image.layout.root().entries == 0 {
@@ -79,11 +75,7 @@ impl Mapper<'_> {
             match (extents.first(), extents.last()) {
                 (Some(first), Some(last)) => {
                     let host = first.guest..last.guest + last.len;
-                    self.send(Job {
-                        host,
-                        extents,
-                        credit,
-                    })?;
+                    self.send(Job { host, extents, credit })?;
                 }
                 _ => self.shared.credit(credit),
             }
@@ -211,11 +203,7 @@ impl Mapper<'_> {
     }
 
     fn batch_if(&self, found: &mut Found, enough: usize) -> Result<(), Error> {
-        if found.extents.len() >= enough {
-            self.batch(std::mem::take(&mut found.extents))
-        } else {
-            Ok(())
-        }
+        if found.extents.len() >= enough { self.batch(std::mem::take(&mut found.extents)) } else { Ok(()) }
     }
 
     /// Deals with the zeroes of a batch and sends the rest as jobs.
@@ -230,9 +218,7 @@ impl Mapper<'_> {
                         data.push(Extent {
                             guest: range.start,
                             len: range.end - range.start,
-                            content: Content::Plain {
-                                host: host + (range.start - extent.guest),
-                            },
+                            content: Content::Plain { host: host + (range.start - extent.guest) },
                         });
                     }
                 }
@@ -257,9 +243,7 @@ impl Mapper<'_> {
     }
 
     fn send(&self, job: Job) -> Result<(), Error> {
-        self.jobs
-            .send(job)
-            .map_err(|_| Error::new(Kind::Stopped, "the readers have ended"))
+        self.jobs.send(job).map_err(|_| Error::new(Kind::Stopped, "the readers have ended"))
     }
 }
 
@@ -280,11 +264,7 @@ pub(super) fn split(mut data: Vec<Extent>, part: u64) -> Vec<Job> {
                 host.start <= job.host.end.saturating_add(GAP) && host.start - job.host.start < part
             });
             if !fits {
-                jobs.push(Job {
-                    host: host.start..host.start,
-                    extents: Vec::new(),
-                    credit: 0,
-                });
+                jobs.push(Job { host: host.start..host.start, extents: Vec::new(), credit: 0 });
             }
             let Some(job) = jobs.last_mut() else { break };
             let room = part - (host.start - job.host.start);
@@ -292,9 +272,7 @@ pub(super) fn split(mut data: Vec<Extent>, part: u64) -> Vec<Job> {
                 Content::Plain { .. } if extent.len > room => {
                     // At least one aligned piece, so that every turn goes on.
                     let end = (extent.guest + room) / PART_ALIGN * PART_ALIGN;
-                    end.checked_sub(extent.guest)
-                        .filter(|&len| len > 0)
-                        .unwrap_or(room.max(PART_ALIGN))
+                    end.checked_sub(extent.guest).filter(|&len| len > 0).unwrap_or(room.max(PART_ALIGN))
                 }
                 Content::Plain { .. } | Content::Packed { .. } | Content::Zero => extent.len,
             };
@@ -315,12 +293,7 @@ fn trim_grains(data: &mut [Extent]) {
     let mut next = u64::MAX;
     let mut same = u64::MAX;
     for extent in data.iter_mut().rev() {
-        if let Content::Packed {
-            host,
-            len,
-            codec: Codec::VmdkGrain,
-        } = &mut extent.content
-        {
+        if let Content::Packed { host, len, codec: Codec::VmdkGrain } = &mut extent.content {
             let until = if *host < same { same } else { next };
             *len = (*len).min(u32::try_from(until.saturating_sub(*host)).unwrap_or(u32::MAX));
         }
@@ -357,26 +330,16 @@ mod tests {
     use super::*;
 
     fn plain(guest: u64, len: u64, host: u64) -> Extent {
-        Extent {
-            guest,
-            len,
-            content: Content::Plain { host },
-        }
+        Extent { guest, len, content: Content::Plain { host } }
     }
 
     #[test]
     fn parts_cover_every_byte_once_and_stay_near_their_size() {
-        let data = vec![
-            plain(64 << 20, 100 << 20, 1 << 20),
-            plain(0, 3 << 20, 200 << 20),
-            plain(5 << 20, 512, 7),
-        ];
+        let data =
+            vec![plain(64 << 20, 100 << 20, 1 << 20), plain(0, 3 << 20, 200 << 20), plain(5 << 20, 512, 7)];
         let total: u64 = data.iter().map(|e| e.len).sum();
         let jobs = split(data, 8 << 20);
-        assert_eq!(
-            jobs.iter().flat_map(|j| &j.extents).map(|e| e.len).sum::<u64>(),
-            total
-        );
+        assert_eq!(jobs.iter().flat_map(|j| &j.extents).map(|e| e.len).sum::<u64>(), total);
         for job in &jobs {
             assert!(job.host.end - job.host.start <= 9 << 20, "{:?}", job.host);
             for e in &job.extents {
@@ -392,26 +355,13 @@ mod tests {
         let grain = |guest, host| Extent {
             guest,
             len: 65536,
-            content: Content::Packed {
-                host,
-                len: 70000,
-                codec: Codec::VmdkGrain,
-            },
+            content: Content::Packed { host, len: 70000, codec: Codec::VmdkGrain },
         };
         let jobs = split(
-            vec![
-                grain(0, 512),
-                grain(65536, 1024),
-                grain(131_072, 1024),
-                grain(196_608, 90_000),
-            ],
+            vec![grain(0, 512), grain(65536, 1024), grain(131_072, 1024), grain(196_608, 90_000)],
             1 << 20,
         );
-        let lens: Vec<_> = jobs[0]
-            .extents
-            .iter()
-            .map(|e| host_of(e).end - host_of(e).start)
-            .collect();
+        let lens: Vec<_> = jobs[0].extents.iter().map(|e| host_of(e).end - host_of(e).start).collect();
         assert_eq!(lens, [512, 70000, 70000, 70000]);
     }
 }

@@ -50,13 +50,7 @@ pub(super) fn read_job(
     chunks: &Sender<Chunk>,
 ) -> Result<(), Error> {
     let weight: u64 = job.extents.iter().map(|e| e.len).sum();
-    let mut cursor = Cursor {
-        source,
-        reader: None,
-        at: job.host.start,
-        end: job.host.end,
-        tail: Vec::new(),
-    };
+    let mut cursor = Cursor { source, reader: None, at: job.host.start, end: job.host.end, tail: Vec::new() };
     let mut rest = job.extents.into_iter().peekable();
     let mut left = None;
     while let Some(first) = left.take().or_else(|| rest.next()) {
@@ -74,17 +68,8 @@ pub(super) fn read_job(
         let done: u64 = span.pieces.iter().map(|e| e.len).sum();
         let credit = u128::from(job.credit) * u128::from(done) / u128::from(weight.max(1));
         let credit = u64::try_from(credit).unwrap_or(0);
-        let chunk = Chunk {
-            buf,
-            pad,
-            host: span.host.start,
-            len,
-            pieces: span.pieces,
-            credit,
-        };
-        chunks
-            .send(chunk)
-            .map_err(|_| Error::new(Kind::Stopped, "the workers have ended"))?;
+        let chunk = Chunk { buf, pad, host: span.host.start, len, pieces: span.pieces, credit };
+        chunks.send(chunk).map_err(|_| Error::new(Kind::Stopped, "the workers have ended"))?;
     }
     Ok(())
 }
@@ -103,10 +88,7 @@ fn gather(
     room: u64,
 ) -> Span {
     let start = host_of(&first).start;
-    let mut span = Span {
-        host: start..start,
-        pieces: Vec::new(),
-    };
+    let mut span = Span { host: start..start, pieces: Vec::new() };
     let mut extent = first;
     loop {
         let host = host_of(&extent);
@@ -262,12 +244,7 @@ impl Pace {
     /// Starts with two, at most `max`.
     pub(super) fn new(max: usize) -> Self {
         let max = max.max(1);
-        Self {
-            wanted: max.min(2),
-            max,
-            best: 0.0,
-            settled: max <= 2,
-        }
+        Self { wanted: max.min(2), max, best: 0.0, settled: max <= 2 }
     }
 
     /// How many readers should be at work.

@@ -53,11 +53,7 @@ mod tests {
             (&Access::Once, true, false, Way::Forward),
             (&Access::Once, false, true, Way::Forward),
         ] {
-            assert_eq!(
-                way(access, raw, size_known),
-                expect,
-                "{access:?} raw {raw} size known {size_known}"
-            );
+            assert_eq!(way(access, raw, size_known), expect, "{access:?} raw {raw} size known {size_known}");
         }
     }
 }

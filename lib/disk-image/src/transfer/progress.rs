@@ -51,9 +51,7 @@ impl Progress {
     /// `done` of `total`; a later call never lowers it.
     pub(super) fn reached(&self, done: u64, total: u64) {
         let parts = u128::from(done.min(total)) * u128::from(WHOLE) / u128::from(total.max(1));
-        self.0
-            .parts
-            .fetch_max(u64::try_from(parts).unwrap_or(WHOLE), Ordering::Relaxed);
+        self.0.parts.fetch_max(u64::try_from(parts).unwrap_or(WHOLE), Ordering::Relaxed);
     }
 }
 

@@ -59,8 +59,7 @@ impl Shared<'_> {
     pub(super) fn todo(&self, guest: Range<u64>) -> Vec<Range<u64>> {
         let gaps = self.done.gaps(guest.clone());
         let todo: u64 = gaps.iter().map(|g| g.end - g.start).sum();
-        self.resumed
-            .fetch_add(guest.end - guest.start - todo, Ordering::Relaxed);
+        self.resumed.fetch_add(guest.end - guest.start - todo, Ordering::Relaxed);
         gaps
     }
 
@@ -111,10 +110,7 @@ impl Shared<'_> {
     fn settle(&self, result: Result<(), Error>) {
         if let Err(error) = result {
             if error.kind() != Kind::Stopped {
-                self.failure
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .get_or_insert(error);
+                self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
             }
             self.halt.set();
         }
@@ -131,18 +127,10 @@ pub(super) fn run(
     stop: &Stop,
 ) -> Result<Report, Error> {
     let cpus = std::thread::available_parallelism().map_or(2, usize::from);
-    let workers = if image.limits.workers == 0 {
-        cpus
-    } else {
-        image.limits.workers
-    }
-    .clamp(1, WORKERS_MAX);
+    let workers = if image.limits.workers == 0 { cpus } else { image.limits.workers }.clamp(1, WORKERS_MAX);
     let readers = match image.way {
         Way::Forward => 1,
-        Way::Tables | Way::Blocks => image
-            .source
-            .connections()
-            .clamp(1, image.limits.connections.max(1)),
+        Way::Tables | Way::Blocks => image.source.connections().clamp(1, image.limits.connections.max(1)),
     };
     let (packed, unit) = match image.layout.packed_max() as usize {
         0 => (0, 0),
@@ -267,18 +255,12 @@ fn watch(shared: &Shared<'_>, ledger: &mut dyn Ledger, ended: &Receiver<()>, sto
 
 fn commit(shared: &Shared<'_>, ledger: &mut dyn Ledger, fresh: &RangeSet) -> Result<(), Error> {
     shared.writer.sync()?;
-    ledger
-        .commit(fresh)
-        .map_err(|e| Error::target("cannot remember what is finished", e))
+    ledger.commit(fresh).map_err(|e| Error::target("cannot remember what is finished", e))
 }
 
 /// The outcome; an unfinished transfer commits what was written first.
 fn conclude(shared: &Shared<'_>, ledger: &mut dyn Ledger, stop: &Stop) -> Result<Report, Error> {
-    let failure = shared
-        .failure
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .take();
+    let failure = shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
     if failure.is_none() && !shared.halt.is_set() {
         let kept = shared.kept.load(Ordering::Relaxed);
         shared.progress.reached(1, 1);
@@ -295,11 +277,7 @@ fn conclude(shared: &Shared<'_>, ledger: &mut dyn Ledger, stop: &Stop) -> Result
         std::thread::sleep(Duration::from_millis(5));
     }
     let fresh = shared.tracker.take();
-    let last = if fresh.is_empty() || !ledger.remembers() {
-        Ok(())
-    } else {
-        commit(shared, ledger, &fresh)
-    };
+    let last = if fresh.is_empty() || !ledger.remembers() { Ok(()) } else { commit(shared, ledger, &fresh) };
     match failure {
         Some(failure) => Err(failure),
         None => {

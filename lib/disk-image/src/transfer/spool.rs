@@ -40,13 +40,7 @@ impl Unclaimed {
     /// `spool` is used only for a stream that cannot be read again.
     pub(super) fn new(spool: &Spool, once: bool) -> Self {
         let folders = if once { spool.folders.clone() } else { Vec::new() };
-        Self {
-            window: BTreeMap::new(),
-            held: 0,
-            lost: false,
-            folders,
-            file: None,
-        }
+        Self { window: BTreeMap::new(), held: 0, lost: false, folders, file: None }
     }
 
     /// Keeps `bytes` of host offset `at`.
@@ -122,15 +116,9 @@ impl Unclaimed {
     pub(super) fn into_source(mut self, size: u64) -> Result<Option<SpoolSource>, Error> {
         if self.file.is_none() && !self.lost {
             let window = std::mem::take(&mut self.window);
-            return Ok(Some(SpoolSource {
-                kept: Kept::Memory(Arc::new(window)),
-                size,
-            }));
+            return Ok(Some(SpoolSource { kept: Kept::Memory(Arc::new(window)), size }));
         }
-        Ok(self.file.take().map(|file| SpoolSource {
-            kept: Kept::File(file),
-            size,
-        }))
+        Ok(self.file.take().map(|file| SpoolSource { kept: Kept::File(file), size }))
     }
 
     /// The first folder that takes a nameless file.
@@ -140,11 +128,7 @@ impl Unclaimed {
             match tempfile_in(folder) {
                 Ok(file) => {
                     tracing::info!(folder = %folder.display(), "the image's tables come after its data: spooling");
-                    return Ok(Some(SpoolFile {
-                        file: Arc::new(file),
-                        held: RangeSet::new(),
-                        room: *room,
-                    }));
+                    return Ok(Some(SpoolFile { file: Arc::new(file), held: RangeSet::new(), room: *room }));
                 }
                 Err(e) => last = Some(Error::target(format!("cannot spool in {}", folder.display()), e)),
             }
@@ -165,9 +149,7 @@ impl SpoolFile {
                 ),
             ));
         }
-        self.file
-            .write_all_at(bytes, at)
-            .map_err(|e| Error::target("cannot write the spool", e))
+        self.file.write_all_at(bytes, at).map_err(|e| Error::target("cannot write the spool", e))
     }
 }
 
@@ -192,18 +174,11 @@ enum Kept {
 
 impl Source for SpoolSource {
     fn facts(&self) -> Facts {
-        Facts {
-            size: Some(self.size),
-            access: Access::Ranges,
-        }
+        Facts { size: Some(self.size), access: Access::Ranges }
     }
 
     fn open(&self, range: Range<u64>) -> io::Result<Box<dyn Read + Send>> {
-        Ok(Box::new(SpoolReader {
-            kept: self.kept.clone(),
-            at: range.start,
-            end: range.end,
-        }))
+        Ok(Box::new(SpoolReader { kept: self.kept.clone(), at: range.start, end: range.end }))
     }
 }
 
@@ -232,9 +207,7 @@ struct SpoolReader {
 
 impl Read for SpoolReader {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        let want = buf
-            .len()
-            .min(usize::try_from(self.end.saturating_sub(self.at)).unwrap_or(usize::MAX));
+        let want = buf.len().min(usize::try_from(self.end.saturating_sub(self.at)).unwrap_or(usize::MAX));
         let buf = &mut buf[..want];
         match &self.kept {
             Kept::Memory(window) => {

@@ -36,11 +36,7 @@ impl Tracker {
     /// A ticket for `ranges`.
     pub(super) fn ticket(self: &Arc<Self>, ranges: Vec<Range<u64>>) -> Ticket {
         self.outstanding.fetch_add(1, Ordering::AcqRel);
-        Ticket {
-            tracker: self.clone(),
-            ranges,
-            complete: AtomicBool::new(false),
-        }
+        Ticket { tracker: self.clone(), ranges, complete: AtomicBool::new(false) }
     }
 
     /// `range` needs no write.
@@ -93,10 +89,7 @@ mod tests {
         assert_eq!(tracker.outstanding(), 0);
         assert!(tracker.take().is_empty());
         drop(tracker.ticket(vec![40..50]));
-        assert!(
-            tracker.take().is_empty(),
-            "a chunk that was given up is not written"
-        );
+        assert!(tracker.take().is_empty(), "a chunk that was given up is not written");
         assert_eq!(tracker.outstanding(), 0);
     }
 }

@@ -49,24 +49,12 @@ struct Out {
 
 impl<'a> Worker<'a> {
     pub(super) fn new(shared: &'a Shared<'a>) -> Result<Self, Error> {
-        Ok(Self {
-            shared,
-            unpacker: Unpacker::new()?,
-            out: None,
-            runs: Vec::new(),
-        })
+        Ok(Self { shared, unpacker: Unpacker::new()?, out: None, runs: Vec::new() })
     }
 
     /// Unpacks a chunk and queues its writes.
     pub(super) fn process(&mut self, chunk: Chunk) -> Result<(), Error> {
-        let Chunk {
-            buf,
-            pad,
-            host,
-            len,
-            pieces,
-            credit,
-        } = chunk;
+        let Chunk { buf, pad, host, len, pieces, credit } = chunk;
         let ranges = pieces.iter().map(Extent::guest_range).collect();
         let ticket = Arc::new(self.shared.tracker.ticket(ranges));
         let mut in_place = Vec::new();
@@ -126,11 +114,7 @@ impl<'a> Worker<'a> {
             self.flush(ticket)?;
         }
         let buf = self.shared.out.take(&self.shared.halt)?;
-        self.out = Some(Out {
-            buf,
-            used: 0,
-            segments: Vec::new(),
-        });
+        self.out = Some(Out { buf, used: 0, segments: Vec::new() });
         Ok(want)
     }
 
@@ -171,11 +155,7 @@ impl<'a> Worker<'a> {
             }
             at = run.end;
             kept += (run.end - from) as u64;
-            let next = Segment {
-                at: range.start + from,
-                len: run.end - from,
-                guest: guest + from as u64,
-            };
+            let next = Segment { at: range.start + from, len: run.end - from, guest: guest + from as u64 };
             match segments.last_mut() {
                 Some(last) if last.at + last.len == next.at && last.guest + last.len as u64 == next.guest => {
                     last.len += next.len;
@@ -184,9 +164,7 @@ impl<'a> Worker<'a> {
             }
         }
         if self.shared.dirty && at < range.len() {
-            self.shared
-                .writer
-                .zero(guest + at as u64..guest + total, ticket.clone())?;
+            self.shared.writer.zero(guest + at as u64..guest + total, ticket.clone())?;
         }
         self.shared.count(kept, total - kept);
         Ok(())
@@ -203,11 +181,7 @@ impl<'a> Worker<'a> {
         if segments.is_empty() {
             return Ok(());
         }
-        self.shared.writer.write(Write {
-            bytes,
-            segments,
-            ticket: ticket.clone(),
-        })
+        self.shared.writer.write(Write { bytes, segments, ticket: ticket.clone() })
     }
 }
 

@@ -81,9 +81,7 @@ pub struct Write {
 
 impl fmt::Debug for Write {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Write")
-            .field("segments", &self.segments)
-            .finish_non_exhaustive()
+        f.debug_struct("Write").field("segments", &self.segments).finish_non_exhaustive()
     }
 }
 
@@ -231,12 +229,7 @@ fn pieces(job: &Job, output: &Output, out: &mut Vec<Piece>) {
                 piece.len += len;
             }
             _ => {
-                if let Some(piece) = open.replace(Piece {
-                    at,
-                    len,
-                    guest,
-                    direct: false,
-                }) {
+                if let Some(piece) = open.replace(Piece { at, len, guest, direct: false }) {
                     output.cut(piece, out);
                 }
             }
@@ -303,13 +296,7 @@ impl Writer {
             }
         };
         tracing::info!(target = %shown, engine = %output.engine(), "writing");
-        Ok(Self {
-            output,
-            queue: Some(queue),
-            wake,
-            threads,
-            finished: AtomicBool::new(false),
-        })
+        Ok(Self { output, queue: Some(queue), wake, threads, finished: AtomicBool::new(false) })
     }
 
     /// Queues a write; waits while the queue is full.
@@ -317,16 +304,9 @@ impl Writer {
     /// # Errors
     /// The first failure of any write so far; [`Kind::Stopped`]; a segment outside the buffer or the disk.
     pub fn write(&self, write: Write) -> Result<(), Error> {
-        let Write {
-            bytes,
-            segments,
-            ticket,
-        } = write;
+        let Write { bytes, segments, ticket } = write;
         for segment in &segments {
-            let inside = segment
-                .at
-                .checked_add(segment.len)
-                .is_some_and(|end| end <= bytes.len());
+            let inside = segment.at.checked_add(segment.len).is_some_and(|end| end <= bytes.len());
             if !inside {
                 let what = format!(
                     "bytes {} and {} more are not in a buffer of {}",
@@ -341,11 +321,7 @@ impl Writer {
         let Some(queue) = &self.queue else {
             return Err(Error::new(Kind::Target, "the writer is closed"));
         };
-        let mut job = Job {
-            bytes,
-            segments,
-            _ticket: ticket,
-        };
+        let mut job = Job { bytes, segments, _ticket: ticket };
         loop {
             self.output.check()?;
             match queue.send_timeout(job, PATIENCE) {
@@ -384,10 +360,7 @@ impl Writer {
         if guest.checked_add(len).is_some_and(|end| end <= size) {
             return Ok(());
         }
-        Err(Error::new(
-            Kind::Target,
-            format!("{len} bytes at {guest} are not on a disk of {size} bytes"),
-        ))
+        Err(Error::new(Kind::Target, format!("{len} bytes at {guest} are not on a disk of {size} bytes")))
     }
 
     /// Makes durable what is written. What is still queued is not waited for: callers sync what tickets told them.
@@ -416,11 +389,7 @@ impl Writer {
         self.drain();
         self.output.close()?;
         let (bytes, zeroed) = self.output.written();
-        Ok(Written {
-            bytes,
-            zeroed,
-            engine: self.output.engine(),
-        })
+        Ok(Written { bytes, zeroed, engine: self.output.engine() })
     }
 
     /// Closes the queue and waits for the engine to end.
@@ -431,8 +400,7 @@ impl Writer {
         }
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
-                self.output
-                    .fail_io(&std::io::Error::other("a thread panicked"), "writing");
+                self.output.fail_io(&std::io::Error::other("a thread panicked"), "writing");
             }
         }
     }
@@ -452,8 +420,7 @@ impl Drop for Writer {
     /// Without [`Writer::finish`] what is queued is let go; what the kernel has is waited for.
     fn drop(&mut self) {
         if !self.finished.load(Ordering::Acquire) {
-            self.output
-                .fail_io(&std::io::Error::other("it was given up"), "writing");
+            self.output.fail_io(&std::io::Error::other("it was given up"), "writing");
         }
         self.drain();
     }
@@ -461,8 +428,6 @@ impl Drop for Writer {
 
 impl fmt::Debug for Writer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Writer")
-            .field("output", &self.output)
-            .finish_non_exhaustive()
+        f.debug_struct("Writer").field("output", &self.output).finish_non_exhaustive()
     }
 }

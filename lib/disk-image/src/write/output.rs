@@ -54,11 +54,7 @@ struct Failure {
 impl Failure {
     fn error(&self) -> Error {
         match self.errno {
-            Some(errno) => Error::with(
-                self.kind,
-                self.message.clone(),
-                io::Error::from_raw_os_error(errno),
-            ),
+            Some(errno) => Error::with(self.kind, self.message.clone(), io::Error::from_raw_os_error(errno)),
             None => Error::new(self.kind, self.message.clone()),
         }
     }
@@ -181,15 +177,8 @@ impl Output {
                 (at, len)
             } else {
                 // A filesystem that cannot tell says that there is none.
-                let hole = rustix::fs::seek(&self.plain, SeekFrom::Hole(at))
-                    .unwrap_or(len)
-                    .min(len);
-                (
-                    hole,
-                    rustix::fs::seek(&self.plain, SeekFrom::Data(hole))
-                        .unwrap_or(len)
-                        .min(len),
-                )
+                let hole = rustix::fs::seek(&self.plain, SeekFrom::Hole(at)).unwrap_or(len).min(len);
+                (hole, rustix::fs::seek(&self.plain, SeekFrom::Data(hole)).unwrap_or(len).min(len))
             };
             self.write_zeroes(hole..data)?;
             at = data.max(at + 1);
@@ -203,9 +192,7 @@ impl Output {
 
     /// The descriptor for direct I/O, as long as that works.
     pub(super) fn direct(&self) -> Option<&File> {
-        self.direct
-            .as_ref()
-            .filter(|_| self.use_direct.load(Ordering::Acquire))
+        self.direct.as_ref().filter(|_| self.use_direct.load(Ordering::Acquire))
     }
 
     pub(super) fn is_block(&self) -> bool {
@@ -232,10 +219,7 @@ impl Output {
     }
 
     pub(super) fn written(&self) -> (u64, u64) {
-        (
-            self.written.load(Ordering::Acquire),
-            self.zeroed.load(Ordering::Acquire),
-        )
+        (self.written.load(Ordering::Acquire), self.zeroed.load(Ordering::Acquire))
     }
 
     /// The first failure, if there was one.
@@ -295,10 +279,7 @@ impl Output {
             let at = guest + done as u64;
             match rustix::io::pwrite(file.unwrap_or(&self.plain), &bytes[done..], at) {
                 Ok(0) => {
-                    let doing = format!(
-                        "writing {} at {at}: the kernel takes no byte",
-                        self.path.display()
-                    );
+                    let doing = format!("writing {} at {at}: the kernel takes no byte", self.path.display());
                     return Err(self.fail(Kind::Target, doing, None));
                 }
                 Ok(n) => {
@@ -335,9 +316,7 @@ impl Output {
     /// A write-back that failed.
     pub(super) fn wrote_cached(&self, range: Range<u64>) -> Result<(), Error> {
         let doing = || format!("writing back {} before {}", self.path.display(), range.end);
-        self.behind
-            .wrote(&self.plain, range.clone())
-            .map_err(|e| self.fail_io(&e, &doing()))
+        self.behind.wrote(&self.plain, range.clone()).map_err(|e| self.fail_io(&e, &doing()))
     }
 
     /// Counts `bytes` as written.
@@ -381,14 +360,8 @@ impl Output {
         loop {
             let (how, flags) = match self.zeroing.load(Ordering::Acquire) {
                 0 if self.preallocated => (Zeroing::Punch, None),
-                0 => (
-                    Zeroing::Punch,
-                    Some(FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE),
-                ),
-                1 => (
-                    Zeroing::ZeroRange,
-                    Some(FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE),
-                ),
+                0 => (Zeroing::Punch, Some(FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE)),
+                1 => (Zeroing::ZeroRange, Some(FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE)),
                 _ => return self.write_zeroes(range),
             };
             let next = match how {
@@ -405,12 +378,8 @@ impl Output {
                     self.zeroing.fetch_max(next as u8, Ordering::AcqRel);
                 }
                 Err(e) => {
-                    let doing = format!(
-                        "zeroing {} from {} to {}",
-                        self.path.display(),
-                        range.start,
-                        range.end
-                    );
+                    let doing =
+                        format!("zeroing {} from {} to {}", self.path.display(), range.start, range.end);
                     return Err(self.fail_errno(e, &doing));
                 }
             }
@@ -492,10 +461,7 @@ impl Output {
         let head = if into == 0 { 0 } else { (PAGE - into).min(len) };
         let whole = (len - head) - (len - head) % PAGE;
         if whole == 0 || !(at + head).is_multiple_of(PAGE) || !self.may_be_direct() {
-            out.extend([Piece {
-                direct: false,
-                ..piece
-            }]);
+            out.extend([Piece { direct: false, ..piece }]);
             return;
         }
         let tail = len - head - whole;
@@ -505,11 +471,7 @@ impl Output {
             guest: guest + from as u64,
             direct,
         };
-        let parts = [
-            part(0, head, false),
-            part(head, whole, true),
-            part(head + whole, tail, false),
-        ];
+        let parts = [part(0, head, false), part(head, whole, true), part(head + whole, tail, false)];
         out.extend(parts.into_iter().filter(|part| part.len > 0));
     }
 }

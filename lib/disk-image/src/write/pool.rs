@@ -41,16 +41,8 @@ impl Pool {
     /// A pool of at most `count` buffers of `size` bytes each (at least one of at least one byte).
     pub fn new(count: usize, size: usize) -> Self {
         let count = count.max(1);
-        let state = State {
-            free: Vec::with_capacity(count),
-            made: 0,
-        };
-        Self(Arc::new(Inner {
-            size: size.max(1),
-            count,
-            state: Mutex::new(state),
-            returned: Condvar::new(),
-        }))
+        let state = State { free: Vec::with_capacity(count), made: 0 };
+        Self(Arc::new(Inner { size: size.max(1), count, state: Mutex::new(state), returned: Condvar::new() }))
     }
 
     /// A buffer; waits while all are out. Its content is whatever the last user left there.
@@ -75,10 +67,7 @@ impl Pool {
                 .map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state);
         }
         drop(state);
-        Ok(Buf::new(
-            vec![0; self.0.size.saturating_add(PAGE)],
-            self.0.clone(),
-        ))
+        Ok(Buf::new(vec![0; self.0.size.saturating_add(PAGE)], self.0.clone()))
     }
 
     /// Length of every buffer in bytes.

@@ -40,11 +40,7 @@ fn run(output: &Output, queue: &Receiver<Job>) {
             // After a failure nothing counts any more: what is queued is let go.
             if output.check().is_err()
                 || output
-                    .write(
-                        &job.bytes[piece.at..piece.at + piece.len],
-                        piece.guest,
-                        piece.direct,
-                    )
+                    .write(&job.bytes[piece.at..piece.at + piece.len], piece.guest, piece.direct)
                     .is_err()
             {
                 break;

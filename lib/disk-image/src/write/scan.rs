@@ -15,11 +15,7 @@ pub fn data_runs(buf: &[u8], origin_guest: u64, out: &mut Vec<Range<usize>>) {
     };
     // Less than a page, so it fits.
     let into = usize::try_from(origin_guest % PAGE as u64).unwrap_or(0);
-    let head = if into == 0 {
-        0
-    } else {
-        (PAGE - into).min(buf.len())
-    };
+    let head = if into == 0 { 0 } else { (PAGE - into).min(buf.len()) };
     if !is_zero(&buf[..head]) {
         add(0..head);
     }
@@ -35,10 +31,7 @@ pub fn data_runs(buf: &[u8], origin_guest: u64, out: &mut Vec<Range<usize>>) {
 /// Whether `bytes` are all zero. Blocks are folded without a branch, which the compiler turns into wide ORs.
 fn is_zero(bytes: &[u8]) -> bool {
     let (blocks, rest) = bytes.as_chunks::<256>();
-    blocks
-        .iter()
-        .all(|block| block.iter().fold(0, |all, &b| all | b) == 0)
-        && rest.iter().all(|&b| b == 0)
+    blocks.iter().all(|block| block.iter().fold(0, |all, &b| all | b) == 0) && rest.iter().all(|&b| b == 0)
 }
 
 #[cfg(test)]
@@ -49,9 +42,7 @@ mod tests {
     fn runs_agree_with_a_look_at_every_byte() {
         let mut state = 3u64;
         let mut next = |n: u64| {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1_442_695_040_888_963_407);
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 33) % n
         };
         for _ in 0..300 {
@@ -76,11 +67,7 @@ mod tests {
                     .take(2 * PAGE)
                     .any(|j| page(j) == page(i) && buf[j] != 0);
                 if i % 61 == 0 || i < 2 {
-                    assert_eq!(
-                        runs.iter().any(|r| r.contains(&i)),
-                        wanted,
-                        "byte {i} from {origin}"
-                    );
+                    assert_eq!(runs.iter().any(|r| r.contains(&i)), wanted, "byte {i} from {origin}");
                 }
             }
         }

@@ -115,11 +115,8 @@ impl Ring {
         let mut tried = None;
         while tried.is_none() {
             ring.enter(1)?;
-            tried = ring
-                .ring
-                .completion()
-                .find(|entry| entry.user_data() == TRIAL)
-                .map(|entry| entry.result());
+            tried =
+                ring.ring.completion().find(|entry| entry.user_data() == TRIAL).map(|entry| entry.result());
         }
         if let Some(code) = tried.filter(|&code| code < 0) {
             return Err(io::Error::from_raw_os_error(-code));
@@ -156,12 +153,7 @@ impl Ring {
         let Some(slot) = self.free.pop() else {
             return Err(flight);
         };
-        let Piece {
-            at,
-            len,
-            guest,
-            direct,
-        } = flight.piece;
+        let Piece { at, len, guest, direct } = flight.piece;
         let (Some(bytes), Ok(short)) = (flight.job.bytes.get(at..at + len), u32::try_from(len)) else {
             self.free.push(slot);
             return Err(flight);
@@ -169,9 +161,7 @@ impl Ring {
         let which = usize::from(direct);
         let entry = if self.registered {
             let fixed = types::Fixed(u32::from(direct));
-            opcode::Write::new(fixed, bytes.as_ptr(), short)
-                .offset(guest)
-                .build()
+            opcode::Write::new(fixed, bytes.as_ptr(), short).offset(guest).build()
         } else {
             opcode::Write::new(types::Fd(self.descriptors()[which]), bytes.as_ptr(), short)
                 .offset(guest)

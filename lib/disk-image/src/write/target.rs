@@ -32,32 +32,18 @@ impl Target {
         let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NOCTTY;
         let mode = Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::ROTH;
         let opened = rustix::fs::open(path, flags, mode).map_err(|e| match e {
-            Errno::LOOP => target_error(
-                e,
-                format!("{} is a symbolic link, which is not followed", path.display()),
-            ),
-            Errno::ISDIR => target_error(
-                e,
-                format!("{} is a folder, not a disk image file", path.display()),
-            ),
+            Errno::LOOP => {
+                target_error(e, format!("{} is a symbolic link, which is not followed", path.display()))
+            }
+            Errno::ISDIR => target_error(e, format!("{} is a folder, not a disk image file", path.display())),
             _ => target_error(e, explain(e, &format!("opening {} for writing", path.display()))),
         })?;
         let file = File::from(opened);
-        let meta = file
-            .metadata()
-            .map_err(|e| Error::target(format!("looking at {}", path.display()), e))?;
+        let meta = file.metadata().map_err(|e| Error::target(format!("looking at {}", path.display()), e))?;
         if !meta.is_file() {
-            return Err(Error::new(
-                Kind::Target,
-                format!("{} is not a regular file", path.display()),
-            ));
+            return Err(Error::new(Kind::Target, format!("{} is not a regular file", path.display())));
         }
-        let target = Self {
-            file,
-            path: path.to_owned(),
-            block: false,
-            kept: keep && meta.len() > 0,
-        };
+        let target = Self { file, path: path.to_owned(), block: false, kept: keep && meta.len() > 0 };
         if !keep && (meta.len() > 0 || meta.blocks() > 0) {
             target.set_len(0)?;
             // Some filesystems count freed blocks as free only once that is on the disk.
@@ -76,42 +62,23 @@ impl Target {
         let meta = std::fs::metadata(path)
             .map_err(|e| Error::target(format!("looking at the block device {}", path.display()), e))?;
         if !meta.file_type().is_block_device() {
-            return Err(Error::new(
-                Kind::Target,
-                format!("{} is not a block device", path.display()),
-            ));
+            return Err(Error::new(Kind::Target, format!("{} is not a block device", path.display())));
         }
         let mut flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY;
         flags.set(OFlags::EXCL, exclusive);
         let opened = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| match e {
             Errno::BUSY => target_error(
                 e,
-                format!(
-                    "{} is in use: it is mounted or held by another program",
-                    path.display()
-                ),
+                format!("{} is in use: it is mounted or held by another program", path.display()),
             ),
-            _ => target_error(
-                e,
-                format!("opening the block device {} for writing", path.display()),
-            ),
+            _ => target_error(e, format!("opening the block device {} for writing", path.display())),
         })?;
         let file = File::from(opened);
-        let block = file
-            .metadata()
-            .is_ok_and(|meta| meta.file_type().is_block_device());
+        let block = file.metadata().is_ok_and(|meta| meta.file_type().is_block_device());
         if !block {
-            return Err(Error::new(
-                Kind::Target,
-                format!("{} is not a block device", path.display()),
-            ));
+            return Err(Error::new(Kind::Target, format!("{} is not a block device", path.display())));
         }
-        Ok(Self {
-            file,
-            path: path.to_owned(),
-            block,
-            kept: true,
-        })
+        Ok(Self { file, path: path.to_owned(), block, kept: true })
     }
 
     /// Whether it is a block device.
@@ -146,10 +113,7 @@ impl Target {
             .metadata()
             .map_err(|e| Error::target(format!("looking at {}", self.path.display()), e))?;
         let unit = if fs.f_frsize == 0 { fs.f_bsize } else { fs.f_frsize };
-        Ok(fs
-            .f_bavail
-            .saturating_mul(unit)
-            .saturating_add(meta.blocks().saturating_mul(512)))
+        Ok(fs.f_bavail.saturating_mul(unit).saturating_add(meta.blocks().saturating_mul(512)))
     }
 
     /// Size of a block device's sectors in bytes; 512 if it does not say.
@@ -233,10 +197,7 @@ impl Target {
     /// When the kernel refuses; only root may give files away.
     pub fn set_owner(&self, uid: u32, gid: u32) -> Result<(), Error> {
         std::os::unix::fs::fchown(&self.file, Some(uid), Some(gid)).map_err(|e| {
-            Error::target(
-                format!("setting the owner of {} to {uid}:{gid}", self.path.display()),
-                e,
-            )
+            Error::target(format!("setting the owner of {} to {uid}:{gid}", self.path.display()), e)
         })
     }
 

@@ -51,9 +51,8 @@ pub(super) fn start(
     let (answer, answered) = crossbeam_channel::bounded(1);
     let thread = {
         let (output, queue, wake) = (output.clone(), queue.clone(), wake.clone());
-        std::thread::Builder::new()
-            .name("write-uring".to_owned())
-            .spawn(move || match Ring::new(output.clone(), wake, depth, register) {
+        std::thread::Builder::new().name("write-uring".to_owned()).spawn(move || {
+            match Ring::new(output.clone(), wake, depth, register) {
                 Ok(ring) => {
                     let _ = answer.send(Ok(ring.registered()));
                     run(ring, &output, &queue);
@@ -61,16 +60,11 @@ pub(super) fn start(
                 Err(e) => {
                     let _ = answer.send(Err(e));
                 }
-            })?
+            }
+        })?
     };
-    let registered = answered
-        .recv()
-        .map_err(|_| io::Error::other("the thread of the ring ended"))??;
-    Ok(Started {
-        thread,
-        wake: Wake(wake),
-        registered,
-    })
+    let registered = answered.recv().map_err(|_| io::Error::other("the thread of the ring ended"))??;
+    Ok(Started { thread, wake: Wake(wake), registered })
 }
 
 fn run(mut ring: Ring, output: &Output, queue: &Receiver<Job>) {
@@ -102,10 +96,7 @@ fn run(mut ring: Ring, output: &Output, queue: &Receiver<Job>) {
                 continue;
             }
             // Direct I/O may have been refused since this was cut.
-            let piece = Piece {
-                direct: piece.direct && output.may_be_direct(),
-                ..piece
-            };
+            let piece = Piece { direct: piece.direct && output.may_be_direct(), ..piece };
             if let Err(flight) = ring.push(Flight { job, piece }) {
                 write_here(output, &flight, 0);
             }
@@ -132,11 +123,7 @@ fn settle(output: &Output, flight: &Flight, result: i32) {
     match usize::try_from(result) {
         Ok(written) if written == flight.piece.len => {
             let piece = flight.piece;
-            if piece.direct
-                || output
-                    .wrote_cached(piece.guest..piece.guest + piece.len as u64)
-                    .is_ok()
-            {
+            if piece.direct || output.wrote_cached(piece.guest..piece.guest + piece.len as u64).is_ok() {
                 output.count(piece.len);
             }
         }
@@ -147,26 +134,11 @@ fn settle(output: &Output, flight: &Flight, result: i32) {
 
 /// What a ring cut short, put off or refused is finished by plain calls, whose verdict is final.
 fn write_here(output: &Output, flight: &Flight, written: usize) {
-    let Piece {
-        at,
-        len,
-        guest,
-        direct,
-    } = flight.piece;
+    let Piece { at, len, guest, direct } = flight.piece;
     // Whole pages only count, so that the rest is as aligned as the whole was.
-    let from = if direct {
-        written - written % super::PAGE
-    } else {
-        written
-    };
+    let from = if direct { written - written % super::PAGE } else { written };
     if output.check().is_ok()
-        && output
-            .write(
-                &flight.job.bytes[at + from..at + len],
-                guest + from as u64,
-                direct,
-            )
-            .is_ok()
+        && output.write(&flight.job.bytes[at + from..at + len], guest + from as u64, direct).is_ok()
     {
         output.count(len);
     }

@@ -2,11 +2,7 @@
 //! reads, a deterministic mutator, and the outside tools. Not here: anything the product uses.
 
 #![allow(dead_code, reason = "each test binary uses its part of this module")]
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a failure here is a failed test"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failure here is a failed test")]
 #![allow(unreachable_pub, reason = "the module is private to each test binary")]
 #![allow(
     clippy::cast_possible_truncation,
@@ -31,11 +27,7 @@ pub const DISK_MAX: u64 = 1 << 30;
 
 /// Full counts of the acceptance table (`FERROVIRT_SOAK=1`) instead of the small ones; same code, same seeds.
 pub fn count(small: u64, soak: u64) -> u64 {
-    if std::env::var("FERROVIRT_SOAK").is_ok_and(|v| v == "1") {
-        soak
-    } else {
-        small
-    }
+    if std::env::var("FERROVIRT_SOAK").is_ok_and(|v| v == "1") { soak } else { small }
 }
 
 /// How an image is driven.
@@ -51,11 +43,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self {
-            size_known: true,
-            slice: 1021,
-            table_budget: u64::MAX,
-        }
+        Self { size_known: true, slice: 1021, table_budget: u64::MAX }
     }
 }
 
@@ -82,11 +70,7 @@ pub fn open(bytes: &[u8], format: Format, size_known: bool) -> Result<Box<dyn La
                 assert!(range.start < range.end, "asked for an empty range {range:?}");
                 assert!(range.end - range.start <= PROLOGUE_MAX, "asked for {range:?}");
                 prologue.supply(range.start, part(bytes, &range).to_vec());
-                assert!(
-                    prologue.held() <= PROLOGUE_MAX,
-                    "{} bytes of prologue",
-                    prologue.held()
-                );
+                assert!(prologue.held() <= PROLOGUE_MAX, "{} bytes of prologue", prologue.held());
             }
         }
     }
@@ -102,35 +86,14 @@ pub fn drive(
 ) -> Result<Driven, Error> {
     let layout = open(bytes, format, options.size_known)?;
     assert!(layout.unit().is_power_of_two(), "unit {}", layout.unit());
-    assert!(
-        layout.packed_max() <= PACKED_MAX,
-        "packed_max {}",
-        layout.packed_max()
-    );
-    let mut state = State {
-        bytes,
-        layout: &*layout,
-        options,
-        sink,
-        at: 0,
-        table_bytes: 0,
-        extents: 0,
-    };
+    assert!(layout.packed_max() <= PACKED_MAX, "packed_max {}", layout.packed_max());
+    let mut state = State { bytes, layout: &*layout, options, sink, at: 0, table_bytes: 0, extents: 0 };
     let complete = state.all()?;
     let (table_bytes, extents) = (state.table_bytes, state.extents);
     if complete {
-        assert_eq!(
-            state.at,
-            layout.virtual_size(),
-            "the extents do not cover the disk"
-        );
+        assert_eq!(state.at, layout.virtual_size(), "the extents do not cover the disk");
     }
-    Ok(Driven {
-        layout,
-        table_bytes,
-        extents,
-        complete,
-    })
+    Ok(Driven { layout, table_bytes, extents, complete })
 }
 
 struct State<'a> {
@@ -150,11 +113,7 @@ impl<'a> State<'a> {
             let size = self.layout.virtual_size();
             if size > 0 {
                 let content = Content::Plain { host: root.host };
-                self.extent(&Extent {
-                    guest: 0,
-                    len: size,
-                    content,
-                })?;
+                self.extent(&Extent { guest: 0, len: size, content })?;
             }
             return Ok(true);
         }
@@ -221,15 +180,8 @@ impl<'a> State<'a> {
         }
         let slice = part(self.bytes, &range);
         if (slice.len() as u64) < range.end - range.start {
-            assert!(
-                !self.options.size_known,
-                "table at {range:?} past the end of {}",
-                self.bytes.len()
-            );
-            return Err(Error::new(
-                Kind::Source,
-                format!("the image ends before its table at {range:?}"),
-            ));
+            assert!(!self.options.size_known, "table at {range:?} past the end of {}", self.bytes.len());
+            return Err(Error::new(Kind::Source, format!("the image ends before its table at {range:?}")));
         }
         Ok(Some(slice))
     }
@@ -238,10 +190,7 @@ impl<'a> State<'a> {
         let (unit, size) = (self.layout.unit(), self.layout.virtual_size());
         assert!(extent.len > 0, "empty extent");
         assert_eq!(extent.guest, self.at, "extents leave a gap or overlap");
-        self.at = extent
-            .guest
-            .checked_add(extent.len)
-            .expect("guest range overflows");
+        self.at = extent.guest.checked_add(extent.len).expect("guest range overflows");
         assert!(self.at <= size, "{extent:?} past the disk's end {size}");
         self.extents += 1;
         match extent.content {
@@ -249,27 +198,16 @@ impl<'a> State<'a> {
             Content::Plain { host } => {
                 let end = host.checked_add(extent.len).expect("host range overflows");
                 if end > self.bytes.len() as u64 {
-                    assert!(
-                        !self.options.size_known,
-                        "{extent:?} past the end of {}",
-                        self.bytes.len()
-                    );
+                    assert!(!self.options.size_known, "{extent:?} past the end of {}", self.bytes.len());
                 }
             }
             Content::Packed { host, len, .. } => {
                 let end = host.checked_add(u64::from(len)).expect("host range overflows");
                 assert!(len > 0 && len <= self.layout.packed_max(), "{extent:?}");
-                assert!(
-                    extent.guest.is_multiple_of(unit) && extent.len <= unit,
-                    "{extent:?}"
-                );
+                assert!(extent.guest.is_multiple_of(unit) && extent.len <= unit, "{extent:?}");
                 assert!(extent.len == unit || self.at == size, "{extent:?}");
                 if end > self.bytes.len() as u64 {
-                    assert!(
-                        !self.options.size_known,
-                        "{extent:?} past the end of {}",
-                        self.bytes.len()
-                    );
+                    assert!(!self.options.size_known, "{extent:?} past the end of {}", self.bytes.len());
                 }
             }
         }
@@ -292,10 +230,7 @@ pub struct Fetch {
 impl Fetch {
     /// Nothing held yet.
     pub fn new() -> Self {
-        Self {
-            unpacker: Unpacker::new().unwrap(),
-            unit: Vec::new(),
-        }
+        Self { unpacker: Unpacker::new().unwrap(), unit: Vec::new() }
     }
 
     /// The bytes of an extent; `None` for zeroes.
@@ -312,14 +247,12 @@ impl Fetch {
         match extent.content {
             Content::Zero => Ok(None),
             Content::Plain { .. } if stored.len() as u64 == extent.len => Ok(Some(stored)),
-            Content::Plain { .. } => Err(Error::new(
-                Kind::Source,
-                format!("the image ends before its data at {range:?}"),
-            )),
+            Content::Plain { .. } => {
+                Err(Error::new(Kind::Source, format!("the image ends before its data at {range:?}")))
+            }
             Content::Packed { codec, .. } => {
                 self.unit.resize(layout.unit() as usize, 0);
-                self.unpacker
-                    .unpack(codec, extent.guest, stored, &mut self.unit)?;
+                self.unpacker.unpack(codec, extent.guest, stored, &mut self.unit)?;
                 Ok(Some(&self.unit[..extent.len as usize]))
             }
         }
@@ -388,11 +321,7 @@ pub fn survey(format: Format, bases: &[(Vec<u8>, Vec<Range<usize>>)], count: u64
         let outcome = std::panic::catch_unwind(|| {
             let mut fetch = Fetch::new();
             let mut data = 0;
-            let options = Options {
-                size_known: seed % 4 != 0,
-                slice: 1 + seed % 2000,
-                table_budget: TABLES,
-            };
+            let options = Options { size_known: seed % 4 != 0, slice: 1 + seed % 2000, table_budget: TABLES };
             let opened = open(&image, format, options.size_known).is_ok();
             let done = drive(&image, format, &options, &mut |layout, extent| {
                 if data < DATA {
@@ -404,9 +333,7 @@ pub fn survey(format: Format, bases: &[(Vec<u8>, Vec<Range<usize>>)], count: u64
         });
         let peak = sys::peak();
         let took = started.elapsed();
-        let Ok((opened, read)) = outcome else {
-            panic!("mutant {seed} panics: {what}")
-        };
+        let Ok((opened, read)) = outcome else { panic!("mutant {seed} panics: {what}") };
         assert!(peak <= peak_max, "mutant {seed} allocates {peak} bytes: {what}");
         assert!(took.as_secs() < 10, "mutant {seed} takes {took:?}: {what}");
         survey.mutants += 1;
@@ -417,9 +344,6 @@ pub fn survey(format: Format, bases: &[(Vec<u8>, Vec<Range<usize>>)], count: u64
         survey.slowest = survey.slowest.max(took);
     }
     let past = survey.damaged + survey.read;
-    assert!(
-        past * 10 >= survey.mutants,
-        "too few get past the header: {survey:?}"
-    );
+    assert!(past * 10 >= survey.mutants, "too few get past the header: {survey:?}");
     survey
 }

@@ -43,10 +43,8 @@ impl Rng {
 
     /// Bytes that do not compress.
     pub fn bytes(&mut self, len: usize) -> Vec<u8> {
-        let mut bytes: Vec<u8> = std::iter::repeat_with(|| self.next().to_le_bytes())
-            .take(len / 8 + 1)
-            .flatten()
-            .collect();
+        let mut bytes: Vec<u8> =
+            std::iter::repeat_with(|| self.next().to_le_bytes()).take(len / 8 + 1).flatten().collect();
         bytes.truncate(len);
         bytes
     }
@@ -104,10 +102,7 @@ fn once(image: &mut Vec<u8>, at: usize, end: usize, rng: &mut Rng) -> String {
             let old = number(image, at, width, little);
             let new = interesting(old, image.len() as u64, rng);
             write(image, at, width, little, new);
-            format!(
-                "{width} bytes at {at} from {old:#x} to {new:#x}{}",
-                if little { " (LE)" } else { "" }
-            )
+            format!("{width} bytes at {at} from {old:#x} to {new:#x}{}", if little { " (LE)" } else { "" })
         }
         13 => {
             let len = (1 + rng.below(64) as usize).min(end - at);
@@ -136,11 +131,7 @@ fn once(image: &mut Vec<u8>, at: usize, end: usize, rng: &mut Rng) -> String {
 fn number(image: &[u8], at: usize, width: usize, little: bool) -> u64 {
     let bytes = image.get(at..at + width).unwrap_or(&[]);
     let fold = |n: u64, &b: &u8| n << 8 | u64::from(b);
-    if little {
-        bytes.iter().rev().fold(0, fold)
-    } else {
-        bytes.iter().fold(0, fold)
-    }
+    if little { bytes.iter().rev().fold(0, fold) } else { bytes.iter().fold(0, fold) }
 }
 
 fn write(image: &mut [u8], at: usize, width: usize, little: bool, value: u64) {

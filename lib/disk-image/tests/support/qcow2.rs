@@ -32,13 +32,7 @@ pub struct Written {
 impl Written {
     /// The ranges worth damaging: the header's first 128 bytes count three times.
     pub fn places(&self) -> Vec<Range<usize>> {
-        let mut places = vec![
-            self.l1.clone(),
-            self.l1.clone(),
-            0..128,
-            0..128,
-            self.header.clone(),
-        ];
+        let mut places = vec![self.l1.clone(), self.l1.clone(), 0..128, 0..128, self.header.clone()];
         places.extend(self.l2.iter().cloned());
         places
     }
@@ -99,9 +93,7 @@ pub fn write(disk: &[u8], plan: &Plan, rng: &mut Rng) -> Written {
     meta.extend(
         (0..tables)
             .filter(|&t| {
-                kinds[t * per_l2..clusters.min((t + 1) * per_l2)]
-                    .iter()
-                    .any(|k| !matches!(k, Kind::Hole))
+                kinds[t * per_l2..clusters.min((t + 1) * per_l2)].iter().any(|k| !matches!(k, Kind::Hole))
             })
             .map(Item::L2),
     );
@@ -145,9 +137,7 @@ pub fn write(disk: &[u8], plan: &Plan, rng: &mut Rng) -> Written {
             }
             Item::Packs(pack) => {
                 for i in pack {
-                    let Kind::Packed(stream) = &kinds[*i] else {
-                        unreachable!()
-                    };
+                    let Kind::Packed(stream) = &kinds[*i] else { unreachable!() };
                     place[*i] = out.len() as u64;
                     out.extend(stream);
                 }
@@ -172,27 +162,10 @@ pub fn write(disk: &[u8], plan: &Plan, rng: &mut Rng) -> Written {
         let copied = if at != 0 && rng.one_in(2) { 1 << 63 } else { 0 };
         put64(&mut out, l1_at as usize + t * 8, at | copied);
     }
-    let header = header(
-        &mut out,
-        disk.len(),
-        plan,
-        tables.max(1),
-        l1_at,
-        refcounts_at,
-        rng,
-    );
+    let header = header(&mut out, disk.len(), plan, tables.max(1), l1_at, refcounts_at, rng);
     let l1 = l1_at as usize..l1_at as usize + tables.max(1) * 8;
-    let l2 = l2_at
-        .iter()
-        .filter(|&&at| at != 0)
-        .map(|&at| at as usize..at as usize + size)
-        .collect();
-    Written {
-        bytes: out,
-        header,
-        l1,
-        l2,
-    }
+    let l2 = l2_at.iter().filter(|&&at| at != 0).map(|&at| at as usize..at as usize + size).collect();
+    Written { bytes: out, header, l1, l2 }
 }
 
 fn kind(cluster: &[u8], plan: &Plan, rng: &mut Rng) -> Kind {
@@ -200,19 +173,12 @@ fn kind(cluster: &[u8], plan: &Plan, rng: &mut Rng) -> Kind {
         return match rng.below(4) {
             0 if plan.version > 2 => Kind::Zero,
             1 if plan.version > 2 => Kind::ZeroAllocated,
-            2 => Kind::Plain {
-                stored: u32::MAX,
-                zero: 0,
-            },
+            2 => Kind::Plain { stored: u32::MAX, zero: 0 },
             _ => Kind::Hole,
         };
     }
     if rng.below(10) < plan.packed_of_ten {
-        let stream = if plan.zstd {
-            zstd(cluster, rng)
-        } else {
-            deflate(cluster, rng)
-        };
+        let stream = if plan.zstd { zstd(cluster, rng) } else { deflate(cluster, rng) };
         // What the length field of an L2 entry can say: sectors, counted from the one the stream starts in.
         if stream.len() <= cluster.len() - 511 {
             return Kind::Packed(stream);
@@ -300,11 +266,7 @@ fn header(
     put32(out, 56, 1);
     let mut at = 72;
     if plan.version > 2 {
-        put64(
-            out,
-            72,
-            u64::from(plan.zstd) << 3 | u64::from(plan.extended_l2) << 4,
-        );
+        put64(out, 72, u64::from(plan.zstd) << 3 | u64::from(plan.extended_l2) << 4);
         put32(out, 96, 4);
         at = if plan.zstd || rng.one_in(2) { 112 } else { 104 };
         put32(out, 100, at as u32);
@@ -318,10 +280,7 @@ fn header(
     at += 8 + len.next_multiple_of(8);
     put32(out, at, 0x6803_f857);
     put32(out, at + 4, 96);
-    for (i, (bit, name)) in [(0u8, "dirty bit"), (33, "teleportation")]
-        .into_iter()
-        .enumerate()
-    {
+    for (i, (bit, name)) in [(0u8, "dirty bit"), (33, "teleportation")].into_iter().enumerate() {
         let at = at + 8 + i * 48;
         out[at + 1] = bit;
         out[at + 2..at + 2 + name.len()].copy_from_slice(name.as_bytes());

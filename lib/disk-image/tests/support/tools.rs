@@ -10,9 +10,7 @@ pub fn run<S: AsRef<OsStr>>(tool: &str, args: &[S]) -> Vec<u8> {
     assert!(
         output.status.success(),
         "{tool} {:?}: {}{}",
-        args.iter()
-            .map(|a| a.as_ref().to_string_lossy())
-            .collect::<Vec<_>>(),
+        args.iter().map(|a| a.as_ref().to_string_lossy()).collect::<Vec<_>>(),
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr)
     );
@@ -32,10 +30,7 @@ pub fn qemu_raw(format: &str, image: &Path) -> Vec<u8> {
     let dir = tempfile::tempdir().unwrap();
     let raw = dir.path().join("raw");
     let image = image.to_str().unwrap();
-    run(
-        "qemu-img",
-        &["convert", "-f", format, "-O", "raw", image, raw.to_str().unwrap()],
-    );
+    run("qemu-img", &["convert", "-f", format, "-O", "raw", image, raw.to_str().unwrap()]);
     std::fs::read(raw).unwrap()
 }
 
@@ -43,26 +38,12 @@ pub fn qemu_raw(format: &str, image: &Path) -> Vec<u8> {
 pub fn qemu_try_raw(format: &str, image: &Path) -> Option<Vec<u8>> {
     let dir = tempfile::tempdir().unwrap();
     let raw = dir.path().join("raw");
-    let args = [
-        "convert",
-        "-f",
-        format,
-        "-O",
-        "raw",
-        image.to_str().unwrap(),
-        raw.to_str().unwrap(),
-    ];
-    attempt("qemu-img", &args)
-        .status
-        .success()
-        .then(|| std::fs::read(raw).unwrap())
+    let args = ["convert", "-f", format, "-O", "raw", image.to_str().unwrap(), raw.to_str().unwrap()];
+    attempt("qemu-img", &args).status.success().then(|| std::fs::read(raw).unwrap())
 }
 
 /// The disk inside an image as 7-Zip reads it; `None` when it does not take the image.
 pub fn seven_zip_raw(kind: &str, image: &Path) -> Option<Vec<u8>> {
-    let output = attempt(
-        "7zz",
-        &["x", "-so", &format!("-t{kind}"), image.to_str().unwrap()],
-    );
+    let output = attempt("7zz", &["x", "-so", &format!("-t{kind}"), image.to_str().unwrap()]);
     output.status.success().then_some(output.stdout)
 }

@@ -26,10 +26,7 @@ struct Dice(u64);
 
 impl Dice {
     fn next(&mut self, below: u64) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % below
     }
 }
@@ -87,19 +84,13 @@ fn parts(dice: &mut Dice, disk: &mut [u8]) -> Vec<Part> {
             0 => {}
             1 => {
                 disk[at..end].fill(0);
-                parts.push(Part::Zero {
-                    guest: at as u64,
-                    len: (end - at) as u64,
-                });
+                parts.push(Part::Zero { guest: at as u64, len: (end - at) as u64 });
             }
             _ => {
                 let seed = dice.next(1 << 30);
                 let mut fill = Dice(seed);
                 disk[at..end].fill_with(|| fill.next(256) as u8);
-                parts.push(Part::Data {
-                    guest: at as u64,
-                    bytes: disk[at..end].to_vec(),
-                });
+                parts.push(Part::Data { guest: at as u64, bytes: disk[at..end].to_vec() });
             }
         }
         at = end;
@@ -142,49 +133,30 @@ fn write_parts(writer: &Writer, parts: Vec<Part>, seed: u64) {
                         let full = std::mem::replace(&mut buf, pool.take(&stop).unwrap());
                         let segments = std::mem::take(&mut segments);
                         writer
-                            .write(Write {
-                                bytes: Arc::new(full),
-                                segments,
-                                ticket: Held::ticket(tickets),
-                            })
+                            .write(Write { bytes: Arc::new(full), segments, ticket: Held::ticket(tickets) })
                             .unwrap();
                         at = (guest % 4096) as usize;
                     }
                     buf[at..at + bytes.len()].copy_from_slice(&bytes);
-                    segments.push(Segment {
-                        at,
-                        len: bytes.len(),
-                        guest,
-                    });
+                    segments.push(Segment { at, len: bytes.len(), guest });
                     used = at + bytes.len();
                 }
                 writer
-                    .write(Write {
-                        bytes: Arc::new(buf),
-                        segments,
-                        ticket: Held::ticket(tickets),
-                    })
+                    .write(Write { bytes: Arc::new(buf), segments, ticket: Held::ticket(tickets) })
                     .unwrap();
             });
         }
     });
     let started = Instant::now();
     while tickets.load(Ordering::SeqCst) > 0 {
-        assert!(
-            started.elapsed() < Duration::from_secs(60),
-            "tickets are never dropped"
-        );
+        assert!(started.elapsed() < Duration::from_secs(60), "tickets are never dropped");
         std::thread::sleep(Duration::from_millis(1));
     }
     writer.sync().unwrap();
 }
 
 fn options(engine: EngineKind, direct: Direct) -> Options {
-    Options {
-        engine: Some(engine),
-        direct,
-        ..Options::default()
-    }
+    Options { engine: Some(engine), direct, ..Options::default() }
 }
 
 fn all_options() -> Vec<Options> {
@@ -202,10 +174,7 @@ fn check_disk(path: &Path, wanted: &[u8], what: &str) {
     let mut found = vec![0; wanted.len()];
     file.read_exact_at(&mut found, 0).unwrap();
     if let Some(at) = (0..wanted.len()).find(|&i| wanted[i] != found[i]) {
-        panic!(
-            "{what}: byte {at} is {:#x}, should be {:#x}",
-            found[at], wanted[at]
-        );
+        panic!("{what}: byte {at} is {:#x}, should be {:#x}", found[at], wanted[at]);
     }
 }
 
@@ -225,44 +194,26 @@ fn random_files(folder: &Path, seed: u64) -> Vec<Engine> {
                 disk[..old].fill(0xEE);
             }
             let parts = parts(&mut dice, &mut disk);
-            let data = parts.iter().map(|part| {
-                if let Part::Data { bytes, .. } = part {
-                    bytes.len()
-                } else {
-                    0
-                }
-            });
+            let data =
+                parts.iter().map(|part| if let Part::Data { bytes, .. } = part { bytes.len() } else { 0 });
             let (data, zero) = (
                 data.sum::<usize>() as u64,
                 parts
                     .iter()
-                    .map(|part| {
-                        if let Part::Zero { len, .. } = part {
-                            *len
-                        } else {
-                            0
-                        }
-                    })
+                    .map(|part| if let Part::Zero { len, .. } = part { *len } else { 0 })
                     .sum::<u64>(),
             );
             options.preallocate = preallocate;
             let writer = Writer::open(Target::file(&path, keep).unwrap(), size, &options).unwrap();
             write_parts(&writer, parts, seed);
-            let Written {
-                bytes,
-                zeroed,
-                engine,
-            } = writer.finish().unwrap();
+            let Written { bytes, zeroed, engine } = writer.finish().unwrap();
             assert_eq!((bytes, zeroed), (data, zero), "{what}");
             assert_eq!(std::fs::metadata(&path).unwrap().len(), size, "{what}");
             check_disk(&path, &disk, &what);
             assert_eq!(Some(engine.kind), options.engine, "{what}");
             if preallocate {
                 let allocated = std::fs::metadata(&path).unwrap().blocks() * 512;
-                assert!(
-                    allocated >= size,
-                    "{what}: {allocated} of {size} bytes are allocated"
-                );
+                assert!(allocated >= size, "{what}: {allocated} of {size} bytes are allocated");
             }
             engines.push(engine);
         }
@@ -282,30 +233,14 @@ fn any_alignment_on_ext4_or_whatever_holds_the_temporary_folder() {
 fn any_alignment_on_ext4_on_a_loop_device() {
     let mount = Mount::on_loop("ext4", 64 << 20);
     let engines = random_files(mount.path(), 2);
-    assert_eq!(
-        engines
-            .iter()
-            .map(|engine| engine.direct)
-            .collect::<HashSet<_>>()
-            .len(),
-        2,
-        "{engines:?}"
-    );
+    assert_eq!(engines.iter().map(|engine| engine.direct).collect::<HashSet<_>>().len(), 2, "{engines:?}");
 }
 
 #[test]
 fn any_alignment_on_xfs() {
     let mount = Mount::on_loop("xfs", 320 << 20);
     let engines = random_files(mount.path(), 3);
-    assert_eq!(
-        engines
-            .iter()
-            .map(|engine| engine.direct)
-            .collect::<HashSet<_>>()
-            .len(),
-        2,
-        "{engines:?}"
-    );
+    assert_eq!(engines.iter().map(|engine| engine.direct).collect::<HashSet<_>>().len(), 2, "{engines:?}");
 }
 
 #[test]
@@ -322,18 +257,12 @@ fn any_alignment_on_ramfs_which_refuses_direct_io_at_opening() {
         assert!(!engine.why.is_empty(), "{engine}");
     }
     // By trying, a ring without direct I/O is not chosen.
-    let writer = Writer::open(
-        Target::file(&mount.path().join("x"), false).unwrap(),
-        5000,
-        &Options::default(),
-    )
-    .unwrap();
+    let writer =
+        Writer::open(Target::file(&mount.path().join("x"), false).unwrap(), 5000, &Options::default())
+            .unwrap();
     let engine = writer.engine();
     assert_eq!(engine.kind, EngineKind::Pwrite);
-    assert!(
-        engine.to_string().contains("direct I/O is refused at opening"),
-        "{engine}"
-    );
+    assert!(engine.to_string().contains("direct I/O is refused at opening"), "{engine}");
     writer.finish().unwrap();
 }
 
@@ -391,16 +320,8 @@ fn direct_io_refused_at_a_write_goes_on_through_the_page_cache() {
     for engine in &engines {
         assert!(!engine.direct, "{engine}");
     }
-    assert!(
-        engines[0].why.contains("direct I/O is refused at the write to"),
-        "{}",
-        engines[0]
-    );
-    assert!(
-        engines[2].why.contains("direct I/O is refused at the write to"),
-        "{}",
-        engines[2]
-    );
+    assert!(engines[0].why.contains("direct I/O is refused at the write to"), "{}", engines[0]);
+    assert!(engines[2].why.contains("direct I/O is refused at the write to"), "{}", engines[2]);
 }
 
 #[test]
@@ -423,16 +344,8 @@ fn fill(path: &Path, keep: bool, size: u64, options: &Options) -> Result<Written
     for at in (0..size).step_by(pool.size()) {
         let mut buf = pool.take(&Stop::new())?;
         buf.fill(7);
-        let segments = vec![Segment {
-            at: 0,
-            len: buf.len().min((size - at) as usize),
-            guest: at,
-        }];
-        if let Err(e) = writer.write(Write {
-            bytes: Arc::new(buf),
-            segments,
-            ticket: Held::ticket(&out),
-        }) {
+        let segments = vec![Segment { at: 0, len: buf.len().min((size - at) as usize), guest: at }];
+        if let Err(e) = writer.write(Write { bytes: Arc::new(buf), segments, ticket: Held::ticket(&out) }) {
             failed = Some(e);
             break;
         }
@@ -460,30 +373,15 @@ fn a_disk_full_midway_says_so_and_the_retry_after_growing_succeeds() {
             let error = fill(&path, keep, size, &options).unwrap_err();
             assert_eq!(error.kind(), Kind::NoSpace, "{}", chain(&error));
             assert!(error.to_string().contains("no space left on device"), "{error}");
-            assert!(
-                error.source().unwrap().to_string().contains("os error 28"),
-                "{}",
-                chain(&error)
-            );
+            assert!(error.source().unwrap().to_string().contains("os error 28"), "{}", chain(&error));
         }
         // The leftover does not count against the space.
         let free = Target::file(&path, true).unwrap().capacity().unwrap();
         assert!(free > 12 << 20, "{free}");
-        let reserved = fill(
-            &path,
-            false,
-            size,
-            &Options {
-                preallocate: true,
-                ..options.clone()
-            },
-        )
-        .unwrap_err();
+        let reserved =
+            fill(&path, false, size, &Options { preallocate: true, ..options.clone() }).unwrap_err();
         assert_eq!(reserved.kind(), Kind::NoSpace, "{}", chain(&reserved));
-        assert!(
-            reserved.to_string().contains("no space left on device"),
-            "{reserved}"
-        );
+        assert!(reserved.to_string().contains("no space left on device"), "{reserved}");
         mount.grow_ext4(64 << 20);
         let written = fill(&path, true, size, &options).unwrap();
         assert_eq!(written.bytes, size);
@@ -525,28 +423,15 @@ fn sparse_disks_stay_sparse() {
                 data_runs(&buf, guest, &mut runs);
                 let segments = runs
                     .iter()
-                    .map(|r| Segment {
-                        at: r.start,
-                        len: r.len(),
-                        guest: guest + r.start as u64,
-                    })
+                    .map(|r| Segment { at: r.start, len: r.len(), guest: guest + r.start as u64 })
                     .collect();
-                writer
-                    .write(Write {
-                        bytes: Arc::new(buf),
-                        segments,
-                        ticket: nothing(),
-                    })
-                    .unwrap();
+                writer.write(Write { bytes: Arc::new(buf), segments, ticket: nothing() }).unwrap();
             }
             writer.zero(0..size, nothing()).unwrap();
             assert_eq!(writer.finish().unwrap().bytes, pages * 4096);
             let allocated = std::fs::metadata(&path).unwrap().blocks() * 512;
             // The filesystem's own tree of extents may take some blocks too.
-            assert!(
-                allocated <= pages * 4096 + (64 << 10),
-                "{options:?}: {allocated} for {pages} pages"
-            );
+            assert!(allocated <= pages * 4096 + (64 << 10), "{options:?}: {allocated} for {pages} pages");
         }
     }
 }
@@ -558,9 +443,7 @@ fn cached_writing_leaves_little_in_the_page_cache() {
     for engine in [EngineKind::IoUring, EngineKind::Pwrite] {
         let size = 160 << 20;
         fill(&path, false, size, &options(engine, Direct::Never)).unwrap();
-        let cached: u64 = run("fincore", &["-b", "-n", "-o", "RES", path.to_str().unwrap()])
-            .parse()
-            .unwrap();
+        let cached: u64 = run("fincore", &["-b", "-n", "-o", "RES", path.to_str().unwrap()]).parse().unwrap();
         assert!(cached <= 48 << 20, "{cached} bytes of {size} are cached");
     }
 }
@@ -568,11 +451,7 @@ fn cached_writing_leaves_little_in_the_page_cache() {
 #[test]
 fn a_pool_never_has_more_out_than_its_count() {
     let pool = Pool::new(3, 5000);
-    let (out, most, seen) = (
-        AtomicUsize::new(0),
-        AtomicUsize::new(0),
-        Mutex::new(HashSet::new()),
-    );
+    let (out, most, seen) = (AtomicUsize::new(0), AtomicUsize::new(0), Mutex::new(HashSet::new()));
     std::thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| {
@@ -613,10 +492,7 @@ fn a_stop_ends_waiting_for_a_buffer_within_200_ms() {
 fn a_stop_ends_zeroing_and_reserving() {
     let mount = Mount::memory("ramfs", 0);
     let path = mount.path().join("disk.img");
-    let stopped = Options {
-        preallocate: true,
-        ..Options::default()
-    };
+    let stopped = Options { preallocate: true, ..Options::default() };
     stopped.stop.set();
     let error = Writer::open(Target::file(&path, false).unwrap(), 1 << 30, &stopped).unwrap_err();
     assert_eq!(error.kind(), Kind::Stopped);
@@ -628,26 +504,12 @@ fn a_writer_that_is_given_up_lets_everything_go() {
     for options in all_options() {
         let pool = Pool::new(16, 1 << 20);
         let out = Arc::new(AtomicUsize::new(0));
-        let writer = Writer::open(
-            Target::file(&folder.path().join("x"), false).unwrap(),
-            1 << 30,
-            &options,
-        )
-        .unwrap();
+        let writer =
+            Writer::open(Target::file(&folder.path().join("x"), false).unwrap(), 1 << 30, &options).unwrap();
         for i in 0..16 {
             let buf = pool.take(&Stop::new()).unwrap();
-            let segments = vec![Segment {
-                at: 0,
-                len: 1 << 20,
-                guest: i << 20,
-            }];
-            writer
-                .write(Write {
-                    bytes: Arc::new(buf),
-                    segments,
-                    ticket: Held::ticket(&out),
-                })
-                .unwrap();
+            let segments = vec![Segment { at: 0, len: 1 << 20, guest: i << 20 }];
+            writer.write(Write { bytes: Arc::new(buf), segments, ticket: Held::ticket(&out) }).unwrap();
         }
         drop(writer);
         assert_eq!(out.load(Ordering::SeqCst), 0);
@@ -682,9 +544,7 @@ fn targets_that_are_not_what_they_should_be_are_refused() {
         assert!(error.to_string().contains("not a block device"), "{error}");
     }
     let mount = Mount::on_loop("ext4", 24 << 20);
-    let error = Target::block(mount.device().unwrap(), true)
-        .map(|_| ())
-        .unwrap_err();
+    let error = Target::block(mount.device().unwrap(), true).map(|_| ()).unwrap_err();
     assert!(error.to_string().contains("in use"), "{error}");
 }
 
@@ -693,21 +553,12 @@ fn sizes_that_do_not_fit_are_refused() {
     let device = Loop::new(1 << 20, 512);
     let error = Writer::open(open_alone(&device.device), (1 << 20) + 512, &Options::default()).unwrap_err();
     assert_eq!(error.kind(), Kind::TooLarge);
-    assert!(
-        error
-            .to_string()
-            .contains("is larger than the reported available"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("is larger than the reported available"), "{error}");
     let mount = Mount::on_loop("ext4", 24 << 20);
     let path = mount.path().join("x");
     let error = Writer::open(Target::file(&path, false).unwrap(), 64 << 40, &Options::default()).unwrap_err();
     assert_eq!(error.kind(), Kind::NoSpace);
-    assert!(
-        error.to_string().contains("largest file is too small"),
-        "{}",
-        chain(&error)
-    );
+    assert!(error.to_string().contains("largest file is too small"), "{}", chain(&error));
     // A sector that is there only in part cannot be written.
     let device = Loop::new((1 << 20) + 512, 4096);
     assert_eq!(open_alone(&device.device).capacity().unwrap(), 1 << 20);
@@ -719,20 +570,10 @@ fn segments_outside_the_buffer_or_the_disk_are_refused_and_do_no_harm() {
     let path = folder.path().join("x");
     let pool = Pool::new(2, 8192);
     let writer = Writer::open(Target::file(&path, false).unwrap(), 10_000, &Options::default()).unwrap();
-    let bad = [
-        (8000, 193, 0),
-        (0, 1, 10_000),
-        (0, 4096, 9000),
-        (usize::MAX, 2, 0),
-        (0, 2, u64::MAX),
-    ];
+    let bad = [(8000, 193, 0), (0, 1, 10_000), (0, 4096, 9000), (usize::MAX, 2, 0), (0, 2, u64::MAX)];
     for (at, len, guest) in bad {
         let bytes = Arc::new(pool.take(&Stop::new()).unwrap());
-        let write = Write {
-            bytes,
-            segments: vec![Segment { at, len, guest }],
-            ticket: nothing(),
-        };
+        let write = Write { bytes, segments: vec![Segment { at, len, guest }], ticket: nothing() };
         assert_eq!(writer.write(write).unwrap_err().kind(), Kind::Target);
     }
     assert!(writer.zero(9000..10_001, nothing()).is_err());
@@ -758,17 +599,11 @@ fn mode_owner_and_length_are_set_on_the_open_file() {
     target.set_owner(107, 107).unwrap();
     target.set_len(1 << 20).unwrap();
     assert!(!target.is_block());
-    let written = Writer::open(target, 5000, &Options::default())
-        .unwrap()
-        .finish()
-        .unwrap();
+    let written = Writer::open(target, 5000, &Options::default()).unwrap().finish().unwrap();
     assert_eq!(written.bytes, 0);
     let meta = std::fs::metadata(&path).unwrap();
     // What was set before is longer than the disk, and stays.
-    assert_eq!(
-        (meta.mode() & 0o7777, meta.uid(), meta.gid(), meta.len()),
-        (0o660, 107, 107, 1 << 20)
-    );
+    assert_eq!((meta.mode() & 0o7777, meta.uid(), meta.gid(), meta.len()), (0o660, 107, 107, 1 << 20));
 }
 
 #[test]

@@ -15,11 +15,7 @@ static STARTING: RwLock<()> = RwLock::new(());
 pub(crate) fn output(command: &mut Command) -> io::Result<Output> {
     let started = {
         let _alone = STARTING.write().unwrap_or_else(PoisonError::into_inner);
-        command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()
     };
     started?.wait_with_output()
 }
@@ -36,10 +32,7 @@ pub(crate) fn run(tool: &str, args: &[&str]) -> String {
         panic!("{tool} cannot be run ({e}); `make deps` installs it, and the tests need root")
     });
     let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(
-        output.status.success(),
-        "{tool} {args:?} failed (the tests need root): {stderr}"
-    );
+    assert!(output.status.success(), "{tool} {args:?} failed (the tests need root): {stderr}");
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
@@ -66,21 +59,9 @@ impl Loop {
 
     /// Over `backing`, which need not lie in `folder`.
     pub(crate) fn over(backing: PathBuf, sector: u32, folder: tempfile::TempDir) -> Self {
-        let device = run(
-            "losetup",
-            &[
-                "--find",
-                "--show",
-                "-b",
-                &sector.to_string(),
-                backing.to_str().unwrap(),
-            ],
-        );
-        Self {
-            device: device.into(),
-            backing,
-            _folder: folder,
-        }
+        let device =
+            run("losetup", &["--find", "--show", "-b", &sector.to_string(), backing.to_str().unwrap()]);
+        Self { device: device.into(), backing, _folder: folder }
     }
 }
 
@@ -100,22 +81,8 @@ impl Mount {
     /// tmpfs or ramfs; tmpfs of `size` bytes.
     pub(crate) fn memory(kind: &str, size: u64) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let options = if kind == "tmpfs" {
-            format!("size={size}")
-        } else {
-            "rw".to_owned()
-        };
-        run(
-            "mount",
-            &[
-                "-t",
-                kind,
-                "-o",
-                &options,
-                "none",
-                folder.path().to_str().unwrap(),
-            ],
-        );
+        let options = if kind == "tmpfs" { format!("size={size}") } else { "rw".to_owned() };
+        run("mount", &["-t", kind, "-o", &options, "none", folder.path().to_str().unwrap()]);
         Self { folder, under: None }
     }
 
@@ -124,30 +91,17 @@ impl Mount {
         let under = Loop::new(size, 512);
         let device = under.device.to_str().unwrap().to_owned();
         let tool = format!("mkfs.{kind}");
-        let quiet: &[&str] = if kind == "ext4" {
-            &["-q", "-F", "-m", "0"]
-        } else {
-            &["-q", "-f"]
-        };
+        let quiet: &[&str] = if kind == "ext4" { &["-q", "-F", "-m", "0"] } else { &["-q", "-f"] };
         run(&tool, &[quiet, &[&device]].concat());
         let folder = tempfile::tempdir().unwrap();
-        let mount = Self {
-            folder,
-            under: Some(under),
-        };
+        let mount = Self { folder, under: Some(under) };
         mount.attach();
         mount
     }
 
     fn attach(&self) {
         if let Some(under) = &self.under {
-            run(
-                "mount",
-                &[
-                    under.device.to_str().unwrap(),
-                    self.folder.path().to_str().unwrap(),
-                ],
-            );
+            run("mount", &[under.device.to_str().unwrap(), self.folder.path().to_str().unwrap()]);
         }
     }
 
@@ -155,12 +109,7 @@ impl Mount {
     pub(crate) fn grow_ext4(&self, size: u64) {
         run("umount", &[self.folder.path().to_str().unwrap()]);
         let under = self.under.as_ref().unwrap();
-        std::fs::OpenOptions::new()
-            .write(true)
-            .open(&under.backing)
-            .unwrap()
-            .set_len(size)
-            .unwrap();
+        std::fs::OpenOptions::new().write(true).open(&under.backing).unwrap().set_len(size).unwrap();
         let device = under.device.to_str().unwrap();
         run("losetup", &["-c", device]);
         run("e2fsck", &["-fy", device]);
@@ -182,10 +131,7 @@ impl Drop for Mount {
         let folder = self.folder.path().to_str().unwrap_or_default();
         if !tried("umount", &[folder]) {
             tried("umount", &["-l", folder]);
-            assert!(
-                std::thread::panicking(),
-                "somebody still holds a file on {folder}"
-            );
+            assert!(std::thread::panicking(), "somebody still holds a file on {folder}");
         }
     }
 }

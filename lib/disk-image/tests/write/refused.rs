@@ -23,20 +23,13 @@ fn writes_with_what_is_allowed() {
     let path = folder.join("disk.img");
     let mut disk = vec![0; 4_000_000];
     let parts = parts(&mut Dice(77), &mut disk);
-    let writer = Writer::open(
-        Target::file(&path, false).unwrap(),
-        disk.len() as u64,
-        &Options::default(),
-    )
-    .unwrap();
+    let writer =
+        Writer::open(Target::file(&path, false).unwrap(), disk.len() as u64, &Options::default()).unwrap();
     write_parts(&writer, parts, 77);
     let engine = writer.finish().unwrap().engine;
     check_disk(&path, &disk, "with what is allowed");
     println!("engine: {engine}");
-    let forced = Options {
-        engine: Some(EngineKind::IoUring),
-        ..Options::default()
-    };
+    let forced = Options { engine: Some(EngineKind::IoUring), ..Options::default() };
     let forced = Writer::open(Target::file(&path, false).unwrap(), 4096, &forced);
     assert_eq!(
         forced.is_ok(),
@@ -54,26 +47,14 @@ fn child(prepare: impl FnOnce(&mut Command, &Path)) -> String {
     let binary = folder.path().join("test");
     std::fs::copy(std::env::current_exe().unwrap(), &binary).unwrap();
     let mut command = Command::new(&binary);
-    command.args([
-        "--exact",
-        "refused::writes_with_what_is_allowed",
-        "--nocapture",
-        "--test-threads=1",
-    ]);
-    command
-        .env(FOLDER, folder.path().join("disk"))
-        .env("TMPDIR", folder.path())
-        .current_dir(folder.path());
+    command.args(["--exact", "refused::writes_with_what_is_allowed", "--nocapture", "--test-threads=1"]);
+    command.env(FOLDER, folder.path().join("disk")).env("TMPDIR", folder.path()).current_dir(folder.path());
     prepare(&mut command, folder.path());
     let output = output(&mut command).unwrap();
     let text =
         String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && text.contains("1 passed"), "{text}");
-    text.lines()
-        .find_map(|line| line.split_once("engine: "))
-        .unwrap_or_else(|| panic!("{text}"))
-        .1
-        .to_owned()
+    text.lines().find_map(|line| line.split_once("engine: ")).unwrap_or_else(|| panic!("{text}")).1.to_owned()
 }
 
 #[test]
@@ -86,10 +67,7 @@ fn without_a_filter_the_ring_is_used() {
 fn a_seccomp_filter_leaves_pwrite() {
     let engine = child(|command, _| sys::forbid_io_uring(command));
     assert!(engine.starts_with("pwrite, direct"), "{engine}");
-    assert!(
-        engine.contains("io_uring is refused: Operation not permitted"),
-        "{engine}"
-    );
+    assert!(engine.contains("io_uring is refused: Operation not permitted"), "{engine}");
 }
 
 #[test]

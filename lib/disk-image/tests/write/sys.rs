@@ -1,9 +1,6 @@
 //! A child process that is forbidden things.
 
-#![expect(
-    unsafe_code,
-    reason = "a seccomp filter and a limit can be set only between fork and exec"
-)]
+#![expect(unsafe_code, reason = "a seccomp filter and a limit can be set only between fork and exec")]
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -26,16 +23,9 @@ pub(crate) fn forbid_io_uring(command: &mut Command) {
     // SAFETY: the closure only makes system calls, on memory that was allocated before the fork.
     unsafe {
         command.pre_exec(move || {
-            let program = libc::sock_fprog {
-                len: filter.len() as u16,
-                filter: filter.as_ptr().cast_mut(),
-            };
+            let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
             if libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0
-                || libc::prctl(
-                    libc::PR_SET_SECCOMP,
-                    libc::SECCOMP_MODE_FILTER,
-                    &raw const program,
-                ) != 0
+                || libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) != 0
             {
                 return Err(io::Error::last_os_error());
             }
@@ -49,10 +39,7 @@ pub(crate) fn limit_memlock(command: &mut Command, bytes: u64) {
     // SAFETY: the closure makes one system call.
     unsafe {
         command.pre_exec(move || {
-            let limit = libc::rlimit {
-                rlim_cur: bytes,
-                rlim_max: bytes,
-            };
+            let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
             if libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) != 0 {
                 return Err(io::Error::last_os_error());
             }

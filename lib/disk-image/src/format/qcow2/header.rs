@@ -79,10 +79,7 @@ impl Header {
 
     /// The parts of the image no guest data and no other table may lie in: the header's cluster and the L1 table.
     pub(super) fn metadata(&self) -> [Range<u64>; 2] {
-        [
-            0..self.cluster_size(),
-            self.l1_host..self.l1_host + self.l1_entries * 8,
-        ]
+        [0..self.cluster_size(), self.l1_host..self.l1_host + self.l1_entries * 8]
     }
 }
 
@@ -97,15 +94,11 @@ impl Be<'_> {
     }
 
     fn u32(self, at: u32) -> Result<u32, Error> {
-        self.bytes(at)
-            .map(u32::from_be_bytes)
-            .ok_or_else(|| cut_short(self.0.len()))
+        self.bytes(at).map(u32::from_be_bytes).ok_or_else(|| cut_short(self.0.len()))
     }
 
     fn u64(self, at: u32) -> Result<u64, Error> {
-        self.bytes(at)
-            .map(u64::from_be_bytes)
-            .ok_or_else(|| cut_short(self.0.len()))
+        self.bytes(at).map(u64::from_be_bytes).ok_or_else(|| cut_short(self.0.len()))
     }
 }
 
@@ -126,9 +119,7 @@ pub(super) fn parse(front: &[u8], ended: bool, size: Option<u64>) -> Result<Pars
     }
     let be = Be(front);
     if be.u32(0)? != MAGIC {
-        return Err(Error::corrupt(
-            "not a qcow2 image: the first four bytes are not \"QFI\\xfb\"",
-        ));
+        return Err(Error::corrupt("not a qcow2 image: the first four bytes are not \"QFI\\xfb\""));
     }
     let version = version(be.u32(4)?)?;
     let cluster_bits = be.u32(20)?;
@@ -147,15 +138,8 @@ pub(super) fn parse(front: &[u8], ended: bool, size: Option<u64>) -> Result<Pars
         )));
     }
 
-    let backing = Backing {
-        at: be.u64(8)?,
-        len: u64::from(be.u32(16)?),
-    };
-    let extensions_end = if backing.at == 0 {
-        cluster_size
-    } else {
-        backing.check(cluster_size)?
-    };
+    let backing = Backing { at: be.u64(8)?, len: u64::from(be.u32(16)?) };
+    let extensions_end = if backing.at == 0 { cluster_size } else { backing.check(cluster_size)? };
     let extensions = match extensions(front, u64::from(header_len)..extensions_end, ended)? {
         Some(extensions) => extensions,
         None => return Ok(Parsed::More(cluster_size)),
@@ -178,8 +162,7 @@ pub(super) fn parse(front: &[u8], ended: bool, size: Option<u64>) -> Result<Pars
         )));
     }
     let compression = if header_len > COMPRESSION_TYPE {
-        be.bytes::<1>(COMPRESSION_TYPE)
-            .ok_or_else(|| cut_short(front.len()))?[0]
+        be.bytes::<1>(COMPRESSION_TYPE).ok_or_else(|| cut_short(front.len()))?[0]
     } else {
         0
     };
@@ -193,11 +176,7 @@ pub(super) fn parse(front: &[u8], ended: bool, size: Option<u64>) -> Result<Pars
         extended_l2,
     };
     let others = [
-        (
-            "refcount table",
-            be.u64(48)?,
-            u64::from(be.u32(56)?) << cluster_bits,
-        ),
+        ("refcount table", be.u64(48)?, u64::from(be.u32(56)?) << cluster_bits),
         // A snapshot's header is at least 40 bytes.
         ("snapshot table", be.u64(64)?, u64::from(be.u32(60)?) * 40),
     ];
@@ -210,9 +189,9 @@ fn version(version: u32) -> Result<u32, Error> {
         1 => Err(Error::refused(
             "qcow version 1 is not read; convert the image: qemu-img convert -f qcow -O qcow2 OLD NEW",
         )),
-        other => Err(Error::refused(format!(
-            "qcow2 version {other} is not known; versions 2 and 3 are read"
-        ))),
+        other => {
+            Err(Error::refused(format!("qcow2 version {other} is not known; versions 2 and 3 are read")))
+        }
     }
 }
 
@@ -263,9 +242,7 @@ fn refuse_encryption(method: u32) -> Result<(), Error> {
         2 => "LUKS".to_owned(),
         other => format!("method {other}"),
     };
-    Err(Error::refused(format!(
-        "the qcow2 image is encrypted ({name}); import a decrypted copy"
-    )))
+    Err(Error::refused(format!("the qcow2 image is encrypted ({name}); import a decrypted copy")))
 }
 
 /// The extensions that matter, as ranges of the front.
@@ -286,11 +263,7 @@ fn extensions(front: &[u8], within: Range<u64>, ended: bool) -> Result<Option<Ex
     // An image that ends within its first cluster has nothing left to describe; its tables are missed elsewhere.
     while at + 8 <= within.end && !(ended && at >= front.len() as u64) {
         let Some(head) = range(front, at..at + 8) else {
-            return if ended {
-                Err(cut_short(front.len()))
-            } else {
-                Ok(None)
-            };
+            return if ended { Err(cut_short(front.len())) } else { Ok(None) };
         };
         let (kind, len) = (Be(head).u32(0)?, u64::from(Be(head).u32(4)?));
         if kind == EXT_END {
@@ -303,11 +276,7 @@ fn extensions(front: &[u8], within: Range<u64>, ended: bool) -> Result<Option<Ex
             )));
         }
         let Some(data) = range(front, at + 8..end) else {
-            return if ended {
-                Err(cut_short(front.len()))
-            } else {
-                Ok(None)
-            };
+            return if ended { Err(cut_short(front.len())) } else { Ok(None) };
         };
         match kind {
             EXT_FEATURE_NAMES => seen.feature_names = data,
@@ -353,9 +322,7 @@ fn refuse_features(incompatible: u64, extensions: &Extensions<'_>) -> Result<(),
 
 /// What the image itself calls an incompatible feature.
 fn feature_name(table: &[u8], bit: u8) -> Option<String> {
-    let entry = table
-        .chunks_exact(FEATURE_NAME)
-        .find(|entry| entry.starts_with(&[0, bit]))?;
+    let entry = table.chunks_exact(FEATURE_NAME).find(|entry| entry.starts_with(&[0, bit]))?;
     let name = entry.get(2..)?;
     let name = name.split(|&b| b == 0).next().unwrap_or(name);
     (!name.is_empty()).then(|| format!("{:?} (bit {bit})", String::from_utf8_lossy(name)))
@@ -424,8 +391,5 @@ fn l1(header: Header, entries: u32, others: &[(&str, u64, u64)], size: Option<u6
             return Err(corrupt(&format!("overlaps the {name} at offset {at}")));
         }
     }
-    Ok(Header {
-        l1_entries: needed,
-        ..header
-    })
+    Ok(Header { l1_entries: needed, ..header })
 }

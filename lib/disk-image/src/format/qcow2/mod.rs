@@ -39,10 +39,7 @@ const SUBCLUSTERS: u32 = 32;
 pub(super) fn open(prologue: &Prologue) -> Result<Step<Box<dyn Layout>>, Error> {
     let (front, ended) = front(prologue);
     Ok(match header::parse(&front, ended, prologue.size)? {
-        Parsed::Header(header) => Step::Ready(Box::new(Qcow2 {
-            header,
-            size: prologue.size,
-        })),
+        Parsed::Header(header) => Step::Ready(Box::new(Qcow2 { header, size: prologue.size })),
         Parsed::More(end) => Step::Need(front.len() as u64..end.min(prologue.size.unwrap_or(u64::MAX))),
     })
 }
@@ -60,10 +57,7 @@ fn front(prologue: &Prologue) -> (Vec<u8>, bool) {
         front.extend_from_slice(more);
     }
     let len = front.len() as u64;
-    let empty = prologue
-        .pieces
-        .iter()
-        .any(|(at, bytes)| *at == len && bytes.is_empty());
+    let empty = prologue.pieces.iter().any(|(at, bytes)| *at == len && bytes.is_empty());
     let ended = empty || prologue.size.is_some_and(|size| len >= size);
     (front, ended)
 }
@@ -77,10 +71,7 @@ struct Qcow2 {
 
 impl Qcow2 {
     fn overlaps_metadata(&self, range: &Range<u64>) -> bool {
-        self.header
-            .metadata()
-            .iter()
-            .any(|m| range.start < m.end && m.start < range.end)
+        self.header.metadata().iter().any(|m| range.start < m.end && m.start < range.end)
     }
 
     fn past_end(&self, host: u64) -> bool {
@@ -90,11 +81,8 @@ impl Qcow2 {
     /// The L2 table an L1 entry points to; `None` when nothing is allocated.
     fn leaf(&self, index: u64, entry: u64) -> Result<Option<Leaf>, Error> {
         let host = entry & OFFSET;
-        let corrupt = |what: &str| {
-            Error::corrupt(format!(
-                "the qcow2 image's L1 entry {index} ({entry:#018x}) {what}"
-            ))
-        };
+        let corrupt =
+            |what: &str| Error::corrupt(format!("the qcow2 image's L1 entry {index} ({entry:#018x}) {what}"));
         if entry & L1_RESERVED != 0 {
             return Err(corrupt("has reserved bits set"));
         }
@@ -113,9 +101,7 @@ impl Qcow2 {
         };
         let bytes = table.bytes_of(0..table.entries);
         if self.size.is_some_and(|size| bytes.end > size) {
-            return Err(corrupt(
-                "points to an L2 table past the image's end; is the download complete?",
-            ));
+            return Err(corrupt("points to an L2 table past the image's end; is the download complete?"));
         }
         if self.overlaps_metadata(&bytes) {
             return Err(corrupt("points into the header or the L1 table"));
@@ -146,11 +132,7 @@ impl Qcow2 {
             return self.subclusters(&at, len, host, found);
         }
         if zero || host == 0 {
-            found.push(Extent {
-                guest,
-                len,
-                content: Content::Zero,
-            });
+            found.push(Extent { guest, len, content: Content::Zero });
             return Ok(());
         }
         self.check_host(&at, host)?;
@@ -177,11 +159,7 @@ impl Qcow2 {
             if stored >> bit & 1 == 1 {
                 self.plain(at.guest + from, len, host + from, found);
             } else {
-                found.push(Extent {
-                    guest: at.guest + from,
-                    len,
-                    content: Content::Zero,
-                });
+                found.push(Extent { guest: at.guest + from, len, content: Content::Zero });
             }
         }
         Ok(())
@@ -190,16 +168,8 @@ impl Qcow2 {
     /// Stored as it is; what would lie past the image's end reads as zero.
     fn plain(&self, guest: u64, len: u64, host: u64, found: &mut Found) {
         let there = self.size.map_or(len, |size| size.saturating_sub(host).min(len));
-        found.push(Extent {
-            guest,
-            len: there,
-            content: Content::Plain { host },
-        });
-        found.push(Extent {
-            guest: guest + there,
-            len: len - there,
-            content: Content::Zero,
-        });
+        found.push(Extent { guest, len: there, content: Content::Plain { host } });
+        found.push(Extent { guest: guest + there, len: len - there, content: Content::Zero });
     }
 
     fn check_host(&self, at: &Place, host: u64) -> Result<(), Error> {
@@ -230,11 +200,7 @@ impl Qcow2 {
             return Err(at.corrupt("points into the header or the L1 table"));
         }
         let len = u32::try_from(end - host).map_err(|_| at.corrupt("is too long"))?;
-        let codec = if self.header.zstd {
-            Codec::Zstd
-        } else {
-            Codec::Deflate
-        };
+        let codec = if self.header.zstd { Codec::Zstd } else { Codec::Deflate };
         Ok(Content::Packed { host, len, codec })
     }
 }
@@ -274,11 +240,7 @@ impl Layout for Qcow2 {
     }
 
     fn root(&self) -> Table {
-        Table {
-            host: self.header.l1_host,
-            entries: self.header.l1_entries,
-            entry_len: 8,
-        }
+        Table { host: self.header.l1_host, entries: self.header.l1_entries, entry_len: 8 }
     }
 
     fn root_guest(&self, index: u64) -> u64 {
@@ -292,11 +254,7 @@ impl Layout for Qcow2 {
                 None => {
                     let guest = self.root_guest(index);
                     let len = self.header.l2_span().min(self.header.virtual_size - guest);
-                    found.push(Extent {
-                        guest,
-                        len,
-                        content: Content::Zero,
-                    });
+                    found.push(Extent { guest, len, content: Content::Zero });
                 }
             }
         }
@@ -308,10 +266,7 @@ impl Layout for Qcow2 {
         let start = self.root_guest(leaf.index);
         for (index, entry) in (first..leaf.table.entries).zip(bytes.chunks_exact(entry_len)) {
             let guest = start + index * self.header.cluster_size();
-            let len = self
-                .header
-                .cluster_size()
-                .min(self.header.virtual_size.saturating_sub(guest));
+            let len = self.header.cluster_size().min(self.header.virtual_size.saturating_sub(guest));
             let bitmap = entry.get(8..).map_or(0, be64);
             self.cluster(guest, len, be64(entry), bitmap, found)?;
         }
