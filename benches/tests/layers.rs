@@ -34,20 +34,11 @@ struct Member {
 
 /// Crates that must not be in a package's tree of normal dependencies.
 const NEVER_LINKED: &[(&str, &[&str])] = &[
-    (
-        "api",
-        &["tokio", "hyper", "rustix", "nix", "reqwest", "kube", "tonic"],
-    ),
-    (
-        "disk-image",
-        &["tokio", "async-std", "smol", "hyper", "reqwest", "kube", "tonic"],
-    ),
+    ("api", &["tokio", "hyper", "rustix", "nix", "reqwest", "kube", "tonic"]),
+    ("disk-image", &["tokio", "async-std", "smol", "hyper", "reqwest", "kube", "tonic"]),
     ("serve", &["kube", "tonic", "reqwest"]),
     ("importer", &["kube", "kube-core", "k8s-openapi", "tonic"]),
-    (
-        "uploadserver",
-        &["kube", "kube-core", "k8s-openapi", "tonic", "reqwest"],
-    ),
+    ("uploadserver", &["kube", "kube-core", "k8s-openapi", "tonic", "reqwest"]),
     ("cni", &["tokio", "hyper", "kube", "tonic"]),
     ("macpool", &["tonic"]),
     ("operator", &["tonic"]),
@@ -58,65 +49,31 @@ const NEVER_LINKED: &[(&str, &[&str])] = &[
 const EMPTY_NAMES: &[&str] = &["utils", "util", "helpers", "helper", "common", "misc", "manager"];
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .unwrap()
-        .to_path_buf()
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
 }
 
 fn cargo(arguments: &[&str]) -> String {
-    let output = Command::new(env!("CARGO"))
-        .args(arguments)
-        .current_dir(root())
-        .output()
-        .unwrap();
-    assert!(
-        output.status.success(),
-        "cargo {arguments:?}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    let output = Command::new(env!("CARGO")).args(arguments).current_dir(root()).output().unwrap();
+    assert!(output.status.success(), "cargo {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
 fn members() -> BTreeMap<String, Member> {
-    let metadata: serde_json::Value = serde_json::from_str(&cargo(&[
-        "metadata",
-        "--format-version=1",
-        "--no-deps",
-        "--locked",
-    ]))
-    .unwrap();
+    let metadata: serde_json::Value =
+        serde_json::from_str(&cargo(&["metadata", "--format-version=1", "--no-deps", "--locked"])).unwrap();
     let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
     let packages = metadata["packages"].as_array().unwrap();
     assert!(!packages.is_empty());
     let member = |package: &serde_json::Value| {
         let manifest = PathBuf::from(text(&package["manifest_path"]));
-        let folder = manifest
-            .parent()
-            .unwrap()
-            .strip_prefix(root())
-            .unwrap()
-            .to_str()
-            .unwrap()
-            .to_owned();
+        let folder = manifest.parent().unwrap().strip_prefix(root()).unwrap().to_str().unwrap().to_owned();
         let layer = match folder.as_str() {
             "benches" | "e2e" => Layer::Observer,
             path if path.starts_with("lib/") => Layer::Library,
             _ => Layer::Program,
         };
-        let dependencies = package["dependencies"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|one| text(&one["name"]));
-        (
-            text(&package["name"]),
-            Member {
-                folder,
-                layer,
-                dependencies: dependencies.collect(),
-            },
-        )
+        let dependencies = package["dependencies"].as_array().unwrap().iter().map(|one| text(&one["name"]));
+        (text(&package["name"]), Member { folder, layer, dependencies: dependencies.collect() })
     };
     packages.iter().map(member).collect()
 }
@@ -142,9 +99,7 @@ fn sources(folder: &Path) -> Vec<String> {
 
 /// Lines that are neither blank nor comment.
 fn lines_of_code(text: &str) -> usize {
-    text.lines()
-        .filter(|line| !line.trim().is_empty() && !line.trim_start().starts_with("//"))
-        .count()
+    text.lines().filter(|line| !line.trim().is_empty() && !line.trim_start().starts_with("//")).count()
 }
 
 #[test]
@@ -171,10 +126,7 @@ fn programs_depend_on_libraries_only_and_libraries_on_none_of_ours() {
                 (Layer::Program | Layer::Library, Layer::Program) | (Layer::Library, Layer::Library) => false,
             };
             if !allowed {
-                broken.push(format!(
-                    "{name} ({:?}) → {dependency} ({:?})",
-                    member.layer, target.layer
-                ));
+                broken.push(format!("{name} ({:?}) → {dependency} ({:?})", member.layer, target.layer));
             }
         }
     }
@@ -190,9 +142,7 @@ fn no_package_links_what_it_must_never_link() {
             continue;
         }
         // `cargo tree -p` resolves features for this package alone, as the release build does.
-        let tree = cargo(&[
-            "tree", "--locked", "-p", name, "-e", "normal", "--prefix", "none", "-f", "{p}",
-        ]);
+        let tree = cargo(&["tree", "--locked", "-p", name, "-e", "normal", "--prefix", "none", "-f", "{p}"]);
         let linked: BTreeSet<&str> = tree.lines().filter_map(|line| line.split(' ').next()).collect();
         assert!(linked.contains(*name), "cargo tree shows the package itself");
         for banned in *never {
@@ -223,24 +173,14 @@ fn every_source_file_says_what_it_is() {
     let mut silent = Vec::new();
     for member in members().values() {
         let folder = root().join(&member.folder);
-        for file in sources(&folder)
-            .iter()
-            .filter(|file| !file.starts_with("fuzz/target"))
-        {
+        for file in sources(&folder).iter().filter(|file| !file.starts_with("fuzz/target")) {
             let text = fs::read_to_string(folder.join(file)).unwrap();
-            if !text
-                .trim_start_matches("#![no_main]")
-                .trim_start()
-                .starts_with("//!")
-            {
+            if !text.trim_start_matches("#![no_main]").trim_start().starts_with("//!") {
                 silent.push(format!("{}/{file}", member.folder));
             }
         }
     }
-    assert!(
-        silent.is_empty(),
-        "files that do not open with a `//!` header: {silent:#?}"
-    );
+    assert!(silent.is_empty(), "files that do not open with a `//!` header: {silent:#?}");
 }
 
 #[test]
@@ -310,20 +250,13 @@ fn summary(file: &Path) -> String {
         .take_while(|line| !line.is_empty())
         .collect();
     let header = header.join(" ");
-    header
-        .split_once(". ")
-        .map_or(header.as_str(), |(first, _)| first)
-        .trim_end_matches('.')
-        .to_owned()
+    header.split_once(". ").map_or(header.as_str(), |(first, _)| first).trim_end_matches('.').to_owned()
 }
 
 #[test]
 fn the_code_map_names_exactly_the_files_that_exist() {
     let text = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
-    let map = text
-        .split_once("\n## Code map\n")
-        .expect("ARCHITECTURE.md has a section `## Code map`")
-        .1;
+    let map = text.split_once("\n## Code map\n").expect("ARCHITECTURE.md has a section `## Code map`").1;
     let map = map.split("\n## ").next().unwrap();
 
     // "### `folder`" opens a package; "- `path`: what it is" is one of its modules, relative to folder/src.
@@ -336,15 +269,10 @@ fn the_code_map_names_exactly_the_files_that_exist() {
             written.entry(package.clone()).or_default();
         } else if line.starts_with("- `") {
             assert!(
-                line.splitn(3, '`')
-                    .nth(2)
-                    .is_some_and(|job| job.trim().len() > 10),
+                line.splitn(3, '`').nth(2).is_some_and(|job| job.trim().len() > 10),
                 "a line without a job: {line}"
             );
-            written
-                .get_mut(&package)
-                .expect("a package heading comes first")
-                .insert(quoted(line));
+            written.get_mut(&package).expect("a package heading comes first").insert(quoted(line));
         }
     }
 
@@ -367,11 +295,7 @@ fn the_code_map_names_exactly_the_files_that_exist() {
         );
     }
     stale.extend(written.into_keys());
-    assert!(
-        missing.is_empty(),
-        "add to the code map of ARCHITECTURE.md:\n{}",
-        missing.join("\n")
-    );
+    assert!(missing.is_empty(), "add to the code map of ARCHITECTURE.md:\n{}", missing.join("\n"));
     assert!(
         stale.is_empty(),
         "the code map of ARCHITECTURE.md names what does not exist:\n{}",

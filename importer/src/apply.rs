@@ -193,7 +193,7 @@ fn blank(config: &Config, session: &Session, facts: &Facts) -> Result<Done, Erro
     if facts.mode == Mode::Block {
         writer.zero(0..size, Arc::new(()))?;
     }
-    let written = writer.finish(None)?;
+    let written = writer.finish()?;
     Ok(Done {
         virtual_size: size,
         disk_size: size,
@@ -471,7 +471,10 @@ impl Work<'_> {
         session.meter.engine(&writer.engine());
         plan::fits(report.virtual_size, self.available)?;
         let disk_size = self.final_size(report.virtual_size);
-        let written = writer.finish(known.is_none().then_some(disk_size))?;
+        if known.is_none() {
+            writer.set_len(disk_size)?;
+        }
+        let written = writer.finish()?;
         if config.preallocate && known.is_none() && self.facts.mode == Mode::File {
             Target::file(&self.facts.path, true)?.preallocate(disk_size)?;
         }
@@ -569,7 +572,7 @@ impl Work<'_> {
         let target = open_target(self.config, self.facts, false)?;
         let writer = Writer::open(target, size, &options(self.config, self.session, false))?;
         writer.zero(0..size, Arc::new(()))?;
-        writer.finish(None)?;
+        writer.finish()?;
         Ok(())
     }
 }

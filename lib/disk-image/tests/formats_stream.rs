@@ -11,8 +11,8 @@ use std::io::{Cursor, Read};
 
 use disk_image::format::Scanned;
 use disk_image::{Content, Error, Format, Kind};
-use support::mutate::Rng;
-use support::{Fetch, Options, count, first_difference, read_image_with, tools};
+use support::mutate::{Rng, mutate};
+use support::{Fetch, Options, count, first_difference, read_image, read_image_with, tools};
 
 const SECTOR: usize = 512;
 
@@ -242,4 +242,56 @@ fn packed_data_that_is_wrong_is_corrupt() {
         let read = read_image_with(&image, Format::Vmdk, &Options::default()).map(|disk| disk.len());
         assert_eq!(read.map_err(|e| e.kind()), Err(Kind::Corrupt), "byte {at}");
     }
+}
+
+/// Only the grain in which the disk ends may be packed short.
+#[test]
+fn a_short_grain_elsewhere_is_corrupt() {
+    let mut image = small();
+    let mut compressor = libdeflater::Compressor::new(libdeflater::CompressionLvl::fastest());
+    let mut packed = vec![0; compressor.zlib_compress_bound(65000)];
+    let len = compressor.zlib_compress(&[5; 65000], &mut packed).unwrap();
+    let at = 128 * SECTOR;
+    image[at + 8..at + 12].copy_from_slice(&(len as u32).to_le_bytes());
+    image[at + 12..at + 12 + len].copy_from_slice(&packed[..len]);
+    let read = read_image(&image, Format::Vmdk).map(|disk| disk.len());
+    assert_eq!(read.map_err(|e| e.kind()), Err(Kind::Corrupt));
+}
+
+/// A writer that learns the capacity last puts it into the footer alone: by its tables such an image can be read.
+#[test]
+fn the_footer_is_right() {
+    let mut image = small();
+    image[12] = 1;
+    let disk = read_image(&image, Format::Vmdk).unwrap();
+    assert!(disk == read_image(&small(), Format::Vmdk).unwrap());
+    assert_eq!(walk(&image, 4096).map_err(|e| e.kind()), Err(Kind::Corrupt), "a walk goes by the header");
+}
+
+/// Damaged streams: a walk ends, without panic, in an error or with a disk.
+#[test]
+fn mutants_of_a_walk() {
+    let base = small();
+    let ends: Vec<usize> = (128 * SECTOR..base.len()).step_by(SECTOR).collect();
+    let mut places = vec![0..80, 0..80, 512..900, base.len() - 1024..base.len() - 900];
+    // Markers stand at sectors; most sectors hold packed bytes, which are worth damage as well.
+    places.extend(ends.iter().map(|&at| at..at + 16));
+    places.extend(std::iter::repeat_n(128 * SECTOR..128 * SECTOR + 16, 40));
+    let (mut ended, mut opened) = (0, 0);
+    let total = count(5_000, 100_000);
+    for seed in 0..total {
+        let mut image = base.clone();
+        let what = mutate(&mut image, &places, seed);
+        let Ok(layout) = support::open(&image, Format::Vmdk, false) else {
+            continue;
+        };
+        if layout.has_tables() || layout.virtual_size() > 64 << 20 {
+            continue;
+        }
+        opened += 1;
+        let walked = std::panic::catch_unwind(|| walk(&image, 4096).is_ok());
+        ended += u64::from(walked.unwrap_or_else(|_| panic!("mutant {seed} panics: {what}")));
+    }
+    println!("{total} mutants, {opened} opened, {ended} walked to the end");
+    assert!(opened * 10 >= total && ended > 0);
 }

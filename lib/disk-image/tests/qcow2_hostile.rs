@@ -4,10 +4,13 @@
 
 mod support;
 
+use std::ops::Range;
+
+use disk_image::format::{self, Prologue, Step};
 use disk_image::{Format, Kind};
 use support::mutate::Rng;
 use support::qcow2::{Plan, Written, disk, get64, put32, put64, write};
-use support::{count, read_image, survey, sys};
+use support::{count, first_difference, mutate, open, read_image, survey, sys, tools};
 
 #[global_allocator]
 static ALLOCATOR: sys::Counting = sys::Counting;
@@ -171,6 +174,73 @@ fn the_backing_file_is_named_and_never_opened() {
 }
 
 #[test]
+fn what_lies_deep_in_the_headers_cluster_is_found() {
+    // An extension that pushes the names of features beyond the first bytes asked for.
+    let deep = |image: &mut Written| {
+        let at = if image.bytes[103] == 112 { 112 } else { 104 };
+        image.bytes[at..at + 8192].fill(0);
+        put32(&mut image.bytes, at, 0x1234_5678);
+        put32(&mut image.bytes, at + 4, 7001);
+        let at = at + 8 + 7008;
+        put32(&mut image.bytes, at, 0x6803_f857);
+        put32(&mut image.bytes, at + 4, 48);
+        image.bytes[at + 8..at + 15].copy_from_slice(b"\0\x29depth");
+    };
+    let mut image = made(PLAN);
+    deep(&mut image);
+    assert!(read_image(&image.bytes, Format::Qcow2).is_ok());
+    let (kind, message) = failure(PLAN, |image| {
+        deep(image);
+        put64(&mut image.bytes, 72, 1 << 41);
+    });
+    assert_eq!((kind, message.contains("\"depth\" (bit 41)")), (Kind::Refused, true), "{message}");
+    let (kind, message) = failure(PLAN, |image| {
+        put64(&mut image.bytes, 8, 60_000);
+        put32(&mut image.bytes, 16, 4);
+        image.bytes[60_000..60_004].copy_from_slice(b"base");
+    });
+    assert_eq!((kind, message.contains("\"base\"")), (Kind::Refused, true), "{message}");
+}
+
+#[test]
+fn the_front_may_come_in_any_pieces() {
+    let image = made(PLAN).bytes;
+    for size in [None, Some(image.len() as u64)] {
+        for piece in [64usize, 1000, 4096, 10_000] {
+            let mut prologue = Prologue::new(size);
+            // What was read to detect the format, and a piece that leaves a gap.
+            prologue.supply(0, image[..piece].to_vec());
+            prologue.supply(20_000, image[20_000..20_100].to_vec());
+            let mut asked = 0;
+            while let Step::Need(range) = format::open(Format::Qcow2, &prologue).unwrap() {
+                let from = usize::try_from(range.start).unwrap();
+                let to = usize::try_from(range.end).unwrap().min(from + piece);
+                prologue.supply(range.start, image[from..to].to_vec());
+                asked += 1;
+                assert!(asked < 100, "still asking");
+            }
+        }
+        for len in 0..104 {
+            let mut prologue = Prologue::new(size.map(|_| len));
+            let mut asked = 0;
+            let error = loop {
+                match format::open(Format::Qcow2, &prologue) {
+                    Ok(Step::Need(range)) => {
+                        let part = support::part(&image[..usize::try_from(len).unwrap()], &range);
+                        prologue.supply(range.start, part.to_vec());
+                        asked += 1;
+                        assert!(asked < 5, "still asking");
+                    }
+                    Ok(Step::Ready(layout)) => panic!("{layout:?} out of {len} bytes"),
+                    Err(error) => break error,
+                }
+            };
+            assert_eq!(error.kind(), Kind::Corrupt, "{error}");
+        }
+    }
+}
+
+#[test]
 fn compression_types_and_extended_entries_are_checked() {
     let zstd = Plan { zstd: true, ..PLAN };
     let (kind, message) = failure(zstd, |image| image.bytes[104] = 2);
@@ -315,8 +385,50 @@ fn mutants_neither_panic_nor_allocate_nor_hang() {
         let places = image.places();
         (image.bytes, places)
     })
-    .collect();
+    .collect()
+}
+
+#[test]
+fn mutants_neither_panic_nor_allocate_nor_hang() {
+    let bases = bases();
     // One unpacked cluster of at most 2 MiB, a slice of extents, and the header's cluster, which the image's size bounds.
     let survey = survey(Format::Qcow2, &bases, count(5_000, 100_000), 4 << 20);
     println!("qcow2: {survey:?}");
+}
+
+#[test]
+fn what_is_read_of_a_mutant_is_what_qemu_img_reads() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    let bases = bases();
+    let (mut both, mut stricter, mut looser) = (0, 0, 0);
+    for seed in 0..count(100, 3_000) {
+        let (base, places) = &bases[usize::try_from(seed).unwrap() % bases.len()];
+        let mut image = base.clone();
+        let what = mutate::mutate(&mut image, places, 1 << 40 | seed);
+        let small = open(&image, Format::Qcow2, true).map(|layout| layout.virtual_size() <= 16 << 20);
+        let ours = match small {
+            Ok(true) => read_image(&image, Format::Qcow2),
+            Ok(false) => continue,
+            Err(e) => Err(e),
+        };
+        std::fs::write(&path, &image).unwrap();
+        match (ours, tools::qemu_try_raw("qcow2", &path)) {
+            (Ok(ours), Some(judge)) => {
+                assert_eq!(first_difference(&ours, &judge), None, "mutant {seed}: {what}");
+                both += 1;
+            }
+            (Ok(_), None) => {
+                println!("{seed}: we read it, qemu-img does not ({what})");
+                looser += 1;
+            }
+            (Err(e), Some(_)) => {
+                println!("{seed}: qemu-img reads it, we do not: {e} ({what})");
+                stricter += 1;
+            }
+            (Err(_), None) => {}
+        }
+    }
+    println!("both read {both}; we alone {looser}; qemu-img alone {stricter}");
+    assert!(both >= 10, "too few mutants were compared: {both}");
 }

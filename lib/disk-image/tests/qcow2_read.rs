@@ -178,7 +178,7 @@ fn every_cluster_size_converted() {
 #[test]
 fn generated_images_agree_with_qemu_img_and_second_readers() {
     let images = count(40, 1000);
-    let (mut by_imago, mut by_seven_zip, mut for_all) = (0, 0, 0);
+    let (mut by_imago, mut by_seven_zip, mut unread) = (0, 0, 0);
     for seed in 0..images {
         let dir = tempfile::tempdir().unwrap();
         let mut rng = Rng::new(seed);
@@ -193,20 +193,21 @@ fn generated_images_agree_with_qemu_img_and_second_readers() {
         if drawn.qemu_only {
             continue;
         }
-        for_all += 1;
-        match imago_raw(&image) {
-            Ok(other) => {
-                assert_eq!(first_difference(&disk, &other), None, "imago, {what}");
-                by_imago += 1;
+        by_imago += 1;
+        let other = imago_raw(&image).unwrap_or_else(|e| panic!("imago, {what}: {e}"));
+        assert_eq!(first_difference(&disk, &other), None, "imago, {what}");
+        // 7-Zip takes no disk of no bytes, and stumbles over a few others; what it does read must be equal.
+        if drawn.size > 0 {
+            match tools::seven_zip_raw("qcow", &image) {
+                Some(other) => {
+                    by_seven_zip += 1;
+                    assert_eq!(first_difference(&disk, &other), None, "7zz, {what}");
+                }
+                None => {
+                    unread += 1;
+                    println!("7zz does not read {what}");
+                }
             }
-            Err(e) => println!("imago does not read {seed} (old: {}): {e}", drawn.old),
-        }
-        match tools::seven_zip_raw("qcow", &image) {
-            Some(other) => {
-                assert_eq!(first_difference(&disk, &other), None, "7zz, {what}");
-                by_seven_zip += 1;
-            }
-            None => println!("7zz does not read {seed} (old: {})", drawn.old),
         }
     }
     println!(

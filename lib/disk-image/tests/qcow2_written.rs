@@ -1,14 +1,13 @@
 //! qcow2 images of a known disk, made by the tests' own writer: zstd, extended L2, clusters in any order, tables after
 //! data. Our reading equals the disk, and so does qemu-img's, which shows that the writer is right.
 
-#![expect(clippy::unwrap_used, reason = "a failure here is a failed test")]
 #![expect(clippy::cast_possible_truncation, reason = "images in tests fit in memory")]
 
 mod support;
 
 use disk_image::Format;
 use support::mutate::Rng;
-use support::qcow2::{Plan, disk, write};
+use support::qcow2::{Plan, disk, put64, write};
 use support::{Options, count, first_difference, read_image_with, tools};
 
 fn plan(rng: &mut Rng) -> Plan {
@@ -80,4 +79,28 @@ fn a_file_that_ends_within_its_last_cluster_reads_as_zero_there() {
         }
     }
     assert!(cut > 0, "no image lost data, so nothing was shown");
+}
+
+#[test]
+fn a_size_that_is_no_multiple_of_a_sector_is_cut_as_qemu_cuts_it() {
+    let plan = Plan {
+        version: 3,
+        cluster_bits: 12,
+        zstd: false,
+        extended_l2: false,
+        tables_last: false,
+        packed_of_ten: 5,
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    for size in [0, 1, 511, 513, 20_000, 65_535] {
+        let mut rng = Rng::new(size);
+        let disk = rng.disk_bytes(1 << 16);
+        let mut image = write(&disk, &plan, &mut rng).bytes;
+        put64(&mut image, 24, size);
+        std::fs::write(&path, &image).unwrap();
+        let ours = read_image_with(&image, Format::Qcow2, &Options::default()).unwrap();
+        assert_eq!(ours.len() as u64, size & !511);
+        assert_eq!(first_difference(&ours, &tools::qemu_raw("qcow2", &path)), None, "size {size}");
+    }
 }

@@ -44,7 +44,7 @@ const STREAMS_MAX: usize = 64;
 const PADDING_MAX: u64 = 1 << 20;
 
 /// Memory of a decoder beside its dictionary; liblzma counts well below it.
-const OVERHEAD: u64 = 2 << 20;
+const OVERHEAD: u64 = 512 << 10;
 
 /// Largest value of a variable-length integer (section 1.2).
 const VLI_MAX: u64 = u64::MAX / 2;

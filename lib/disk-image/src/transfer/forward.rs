@@ -118,6 +118,11 @@ impl<'a> Stream<'a> {
         self.carry.extend_from_slice(piece.bytes(host..piece.range().end));
     }
 
+    /// Reads what is left of a compressed stream: only its end says whether it was whole.
+    fn drain(&mut self) -> Result<(), Error> {
+        if self.shared.image.compression().is_some() { self.skip_to(u64::MAX) } else { Ok(()) }
+    }
+
     fn skip_to(&mut self, host: u64) -> Result<(), Error> {
         let mut scratch = [0; 16 << 10];
         while self.at < host && !self.ended {
@@ -227,7 +232,7 @@ fn scanned(shared: &Shared<'_>, chunks: &Sender<Chunk>, mut scan: Box<dyn Scan>)
     for gap in seen.gaps(0..size) {
         shared.zero(gap)?;
     }
-    Ok(())
+    stream.drain()
 }
 
 fn forwards(at: u64, next: u64) -> Result<u64, Error> {
@@ -519,6 +524,7 @@ fn one_pass(
         }
         send(chunks, piece, pieces)?;
         if open.done() {
+            stream.drain()?;
             break;
         }
     }

@@ -159,7 +159,9 @@ fn open_layout(format: Format, source: &dyn Source, head: Vec<u8>) -> Result<Box
     {
         return Ok(layout);
     }
-    let mut prologue = Prologue::new(facts.size);
+    // A stream's end is out of reach while it is opened: formats that keep a directory there are walked instead.
+    let size = facts.size.filter(|_| ranges || format == Format::Raw);
+    let mut prologue = Prologue::new(size);
     prologue.supply(0, head);
     // A decoder that asks again for what it was given has hit the image's end.
     let mut last = 0..0;

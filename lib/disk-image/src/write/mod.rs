@@ -125,7 +125,7 @@ pub struct Options {
     pub direct: Direct,
     /// This engine and no other; by trying if `None`.
     pub engine: Option<EngineKind>,
-    /// Register the files with the ring, if it lets us.
+    /// Register files and buffers with the ring, as far as it lets us.
     pub registered: bool,
     /// Writes in flight in the ring.
     pub depth: u32,
@@ -157,7 +157,7 @@ pub struct Engine {
     pub kind: EngineKind,
     /// Whether whole pages go past the page cache.
     pub direct: bool,
-    /// Whether the ring has the files registered.
+    /// Whether the ring has files and buffers registered.
     pub registered: bool,
     /// Why it is not something better; empty when it is the best there is.
     pub why: String,
@@ -179,7 +179,7 @@ impl fmt::Display for Engine {
         let cache = if self.direct { "direct" } else { "page cache" };
         write!(f, "{}, {cache}", self.kind.name())?;
         if self.registered {
-            f.write_str(", registered files")?;
+            f.write_str(", registered")?;
         }
         if !self.why.is_empty() {
             write!(f, " ({})", self.why)?;

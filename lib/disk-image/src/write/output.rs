@@ -6,7 +6,6 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -74,10 +73,8 @@ enum Zeroing {
 /// A target being written.
 #[derive(Debug)]
 pub(super) struct Output {
-    path: PathBuf,
-    plain: File,
+    target: Target,
     direct: Option<File>,
-    block: bool,
     /// Whether ranges never written read as zero.
     fresh: bool,
     size: u64,
@@ -140,7 +137,6 @@ impl Output {
                 why,
             }),
             direct,
-            block: target.block,
             fresh,
             size,
             unit,
@@ -153,16 +149,12 @@ impl Output {
             preallocated: false,
             zeroes: OnceLock::new(),
             stop: options.stop.clone(),
-            path: target.path.clone(),
-            plain: target
-                .file
-                .try_clone()
-                .map_err(|e| Error::target(format!("duplicating the descriptor of {shown}"), e))?,
+            target,
         };
-        if options.preallocate && !target.block {
+        if options.preallocate && !output.target.block {
             output.preallocated = true;
-            let len = target.len()?;
-            if !target.preallocate(len)? {
+            let len = output.target.len()?;
+            if !output.target.preallocate(len)? {
                 output.fill_holes(len)?;
             }
         }
@@ -187,7 +179,7 @@ impl Output {
     }
 
     pub(super) fn plain(&self) -> &File {
-        &self.plain
+        &self.target.file
     }
 
     /// The descriptor for direct I/O, as long as that works.
@@ -196,7 +188,7 @@ impl Output {
     }
 
     pub(super) fn is_block(&self) -> bool {
-        self.block
+        self.target.block
     }
 
     pub(super) fn size(&self) -> u64 {
@@ -216,6 +208,14 @@ impl Output {
         engine.kind = kind;
         engine.registered = registered;
         engine.because(why);
+    }
+
+    /// The ring takes no more buffers; it goes on without.
+    pub(super) fn unregistered(&self, error: &io::Error) {
+        let mut engine = lock(&self.engine);
+        engine.registered = false;
+        engine.because(&format!("registering buffers is refused: {error}"));
+        tracing::debug!(target = %self.target.path.display(), engine = %*engine, "buffers are not registered");
     }
 
     pub(super) fn written(&self) -> (u64, u64) {
@@ -262,7 +262,7 @@ impl Output {
                 "direct I/O is refused at the write to {guest}: {}",
                 io::Error::from(errno)
             ));
-            tracing::warn!(target = %self.path.display(), engine = %*engine, "direct I/O refused, going on through the page cache");
+            tracing::warn!(target = %self.target.path.display(), engine = %*engine, "direct I/O refused, going on through the page cache");
         }
     }
 
@@ -277,7 +277,7 @@ impl Output {
         let mut through_cache = file.is_none();
         while done < bytes.len() {
             let at = guest + done as u64;
-            match rustix::io::pwrite(file.unwrap_or(&self.plain), &bytes[done..], at) {
+            match rustix::io::pwrite(file.unwrap_or(&self.target.file), &bytes[done..], at) {
                 Ok(0) => {
                     let doing = format!("writing {} at {at}: the kernel takes no byte", self.path.display());
                     return Err(self.fail(Kind::Target, doing, None));
@@ -301,7 +301,11 @@ impl Output {
                     self.refuse_direct(e, at);
                     (file, through_cache) = (None, true);
                 }
-                Err(e) => return Err(self.fail_errno(e, &format!("writing {} at {at}", self.path.display()))),
+                Err(e) => {
+                    return Err(
+                        self.fail_errno(e, &format!("writing {} at {at}", self.target.path.display()))
+                    );
+                }
             }
         }
         if through_cache {
@@ -338,7 +342,7 @@ impl Output {
         if !self.fresh {
             // Calls that make ranges zero want whole units on a device; on a file any range is fine, but a reserved
             // block is better overwritten than given back and reserved again.
-            let unit = if self.block { self.unit } else { 1 };
+            let unit = if self.target.block { self.unit } else { 1 };
             let start = range.start.next_multiple_of(unit).min(range.end);
             let end = (range.end - range.end % unit).max(start);
             self.write_zeroes(range.start..start)?;
@@ -369,7 +373,7 @@ impl Output {
                 Zeroing::ZeroRange | Zeroing::Write => Zeroing::Write,
             };
             let tried = flags.map_or(Err(Errno::OPNOTSUPP), |flags| {
-                rustix::fs::fallocate(&self.plain, flags, range.start, len)
+                rustix::fs::fallocate(&self.target.file, flags, range.start, len)
             });
             match tried {
                 Ok(()) => return Ok(()),
@@ -422,10 +426,10 @@ impl Output {
     pub(super) fn sync(&self) -> Result<(), Error> {
         self.check()?;
         loop {
-            match rustix::fs::fdatasync(&self.plain) {
+            match rustix::fs::fdatasync(&self.target.file) {
                 Ok(()) => return self.check(),
                 Err(Errno::INTR) => {}
-                Err(e) => return Err(self.fail_errno(e, &format!("syncing {}", self.path.display()))),
+                Err(e) => return Err(self.fail_errno(e, &format!("syncing {}", self.target.path.display()))),
             }
         }
     }
@@ -436,22 +440,19 @@ impl Output {
     /// As [`Output::sync`].
     pub(super) fn close(&self) -> Result<(), Error> {
         self.sync()?;
-        rustix::fs::fsync(&self.plain)
-            .map_err(|e| self.fail_errno(e, &format!("syncing {}", self.path.display())))?;
-        if !self.block {
-            Target::sync_folder(&self.plain, &self.path)
-                .map_err(|e| self.fail_io(&e, &format!("syncing the folder of {}", self.path.display())))?;
+        rustix::fs::fsync(&self.target.file)
+            .map_err(|e| self.fail_errno(e, &format!("syncing {}", self.target.path.display())))?;
+        if !self.target.block {
+            Target::sync_folder(&self.target.file, &self.target.path).map_err(|e| {
+                self.fail_io(&e, &format!("syncing the folder of {}", self.target.path.display()))
+            })?;
         }
         Ok(())
     }
 
     /// Gives a file its final length.
     pub(super) fn set_len(&self, len: u64) -> Result<(), Error> {
-        if self.block {
-            return Ok(());
-        }
-        rustix::fs::ftruncate(&self.plain, len)
-            .map_err(|e| self.fail_errno(e, &format!("setting the length of {}", self.path.display())))
+        self.target.set_len(len)
     }
 
     /// Cuts a range of a buffer into what goes directly and what does not.

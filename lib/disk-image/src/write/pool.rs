@@ -101,7 +101,16 @@ pub struct Buf {
     pool: Arc<Inner>,
 }
 
+/// Keeps a pool's memory from being freed. Buffers stay where they are as long as their pool does.
+pub(super) struct Keep {
+    _pool: Arc<Inner>,
+}
+
 impl Buf {
+    pub(super) fn keep(&self) -> Keep {
+        Keep { _pool: self.pool.clone() }
+    }
+
     fn new(bytes: Vec<u8>, pool: Arc<Inner>) -> Self {
         let start = bytes.as_ptr().align_offset(PAGE).min(PAGE);
         Self { bytes, start, pool }

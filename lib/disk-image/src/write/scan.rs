@@ -35,6 +35,7 @@ fn is_zero(bytes: &[u8]) -> bool {
 }
 
 #[cfg(test)]
+#[expect(clippy::cast_possible_truncation, reason = "the numbers are small")]
 mod tests {
     use super::*;
 
@@ -55,7 +56,8 @@ mod tests {
                 }
             }
             let origin = next(20) * 512 + next(2) * next(512);
-            let mut runs = vec![usize::MAX - 1..usize::MAX];
+            let mut runs = Vec::new();
+            runs.push(usize::MAX - 1..usize::MAX);
             data_runs(&buf, origin, &mut runs);
             assert_eq!(runs.remove(0), usize::MAX - 1..usize::MAX, "what was there stays");
             assert!(runs.windows(2).all(|w| w[0].end < w[1].start));

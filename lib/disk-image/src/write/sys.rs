@@ -8,6 +8,7 @@
     reason = "io_uring submissions hand raw addresses to the kernel; sync_file_range is a libc call"
 )]
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -18,6 +19,7 @@ use io_uring::{IoUring, opcode, squeue, types};
 use rustix::fd::OwnedFd;
 
 use super::output::Output;
+use super::pool::{Buf, Keep};
 use super::{Job, Piece};
 
 /// Whether to wait for the pages to reach the disk.
@@ -63,6 +65,19 @@ pub(super) struct Flight {
 /// User data of the poll on the wake-up descriptor and of the trial; slots count from 0.
 const WAKE: u64 = u64::MAX;
 const TRIAL: u64 = u64::MAX - 1;
+/// How often a ring on trial may be interrupted or put off.
+const TRIES: u32 = 100;
+
+/// Most buffers a ring has registered; further ones are written unregistered.
+const BUFFERS: u16 = 64;
+
+/// The buffers the ring knows, by address. What keeps them from being freed is held as long as the ring.
+#[derive(Default)]
+struct Known {
+    open: bool,
+    slots: HashMap<usize, u16>,
+    keep: Vec<Keep>,
+}
 
 /// An io_uring with the writes in flight. Lives on one thread.
 pub(super) struct Ring {
@@ -73,6 +88,7 @@ pub(super) struct Ring {
     slots: Vec<Option<Flight>>,
     free: Vec<usize>,
     registered: bool,
+    known: Known,
 }
 
 impl Ring {
@@ -110,27 +126,58 @@ impl Ring {
             slots: std::iter::repeat_with(|| None).take(depth).collect(),
             free: (0..depth).rev().collect(),
             registered: false,
+            known: Known::default(),
         };
         ring.push_entry(&opcode::Nop::new().build().user_data(TRIAL))?;
         let mut tried = None;
-        while tried.is_none() {
+        for _ in 0..TRIES {
             ring.enter(1)?;
             tried =
                 ring.ring.completion().find(|entry| entry.user_data() == TRIAL).map(|entry| entry.result());
         }
-        if let Some(code) = tried.filter(|&code| code < 0) {
-            return Err(io::Error::from_raw_os_error(-code));
+        let result =
+            tried.ok_or_else(|| io::Error::new(io::ErrorKind::TimedOut, "the ring finishes nothing"))?;
+        if result < 0 {
+            return Err(io::Error::from_raw_os_error(-result));
         }
         if register {
             ring.registered = ring.ring.submitter().register_files(&ring.descriptors()).is_ok();
+            ring.known.open = ring.ring.submitter().register_buffers_sparse(u32::from(BUFFERS)).is_ok();
         }
         ring.arm()?;
         Ok(ring)
     }
 
-    /// Whether the files are registered.
+    /// Whether the files are registered and buffers may be.
     pub(super) fn registered(&self) -> bool {
-        self.registered
+        self.registered && self.known.open
+    }
+
+    /// The number under which the ring knows `buf`; makes it known if it can be.
+    fn number(&mut self, buf: &Buf) -> Option<u16> {
+        let address = buf.as_ptr() as usize;
+        if let Some(&number) = self.known.slots.get(&address) {
+            return Some(number);
+        }
+        let number = u16::try_from(self.known.slots.len()).ok().filter(|&number| number < BUFFERS)?;
+        if !self.known.open {
+            return None;
+        }
+        let bytes = libc::iovec { iov_base: buf.as_ptr().cast_mut().cast(), iov_len: buf.len() };
+        // SAFETY: the kernel reads the vector now; the memory it names stays where it is until `keep` goes, which is
+        // after the registration has been taken back.
+        match unsafe { self.ring.submitter().register_buffers_update(u32::from(number), &[bytes], None) } {
+            Ok(()) => {
+                self.known.keep.push(buf.keep());
+                self.known.slots.insert(address, number);
+                Some(number)
+            }
+            Err(e) => {
+                self.known.open = false;
+                self.output.unregistered(&e);
+                None
+            }
+        }
     }
 
     /// How many more writes fit.
@@ -251,6 +298,7 @@ impl Drop for Ring {
         if self.registered {
             // A ring is torn down some time after it is closed; until then the device would stay held.
             let _ = self.ring.submitter().unregister_files();
+            let _ = self.ring.submitter().unregister_buffers();
         }
     }
 }

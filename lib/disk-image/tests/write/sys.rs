@@ -13,7 +13,7 @@ pub(crate) fn forbid_io_uring(command: &mut Command) {
     const JUMP_GE: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
     const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
     let op = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
-    let filter = vec![
+    let filter = [
         op(LOAD_NR, 0, 0, 0),
         op(JUMP_GE, 0, 2, libc::SYS_io_uring_setup as u32),
         op(JUMP_GE, 1, 0, libc::SYS_io_uring_register as u32 + 1),

@@ -375,7 +375,7 @@ fn l1(header: Header, entries: u32, others: &[(&str, u64, u64)], size: Option<u6
     let end = start.checked_add(bytes).filter(|&end| i64::try_from(end).is_ok());
     let Some(end) = end.filter(|&end| size.is_none_or(|size| end <= size)) else {
         return Err(corrupt(&format!(
-            "and of {bytes} bytes goes past the image's end; is the download complete?"
+            "with its {bytes} bytes goes past the image's end; is the download complete?"
         )));
     };
     for &(name, at, len) in others {

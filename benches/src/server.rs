@@ -1,0 +1,85 @@
+//! nginx on loopback, with a configuration and a folder of its own; stopped when dropped.
+
+use std::{
+    fs,
+    net::{Ipv4Addr, TcpListener, TcpStream},
+    path::Path,
+    process::{Child, Command, Stdio},
+    thread::sleep,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use tempfile::TempDir;
+
+/// A running server.
+#[derive(Debug)]
+pub struct Server {
+    process: Child,
+    port: u16,
+    /// Configuration, logs and temporary files.
+    folder: TempDir,
+}
+
+impl Server {
+    /// Serves the files of `root`.
+    ///
+    /// # Errors
+    /// nginx is missing, or does not answer within ten seconds.
+    pub fn start(root: &Path) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let own = folder.path().display();
+        // The port is free at this moment; nobody else on a test machine takes it before nginx does.
+        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
+        let user = if rustix::process::getuid().is_root() { "user root;" } else { "" };
+        let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+            .map(|name| format!("{name}_temp_path {own}/{name}; "))
+            .concat();
+        let configuration = format!(
+            "{user} daemon off; worker_processes 2; pid {own}/pid; error_log {own}/error.log;\n\
+             events {{ worker_connections 64; }}\n\
+             http {{ access_log off; sendfile on; {temporary}\n\
+             server {{ listen 127.0.0.1:{port}; root {root}; }} }}\n",
+            root = root.display(),
+        );
+        let file = folder.path().join("nginx.conf");
+        fs::write(&file, configuration)?;
+        let process = Command::new("nginx")
+            .arg("-p")
+            .arg(folder.path())
+            .arg("-e")
+            .arg(folder.path().join("error.log"))
+            .arg("-c")
+            .arg(&file)
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("start nginx; `make deps` installs it")?;
+        let server = Self { process, port, folder };
+        for _ in 0..100 {
+            if TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok() {
+                return Ok(server);
+            }
+            sleep(Duration::from_millis(100));
+        }
+        bail!(
+            "nginx does not answer: {}",
+            fs::read_to_string(server.folder.path().join("error.log")).unwrap_or_default()
+        );
+    }
+
+    /// The URL of a file.
+    pub fn url(&self, file: &str) -> String {
+        format!("http://127.0.0.1:{}/{file}", self.port)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // The master stops its workers when asked by TERM; killed outright it would leave them behind.
+        if let Some(pid) = i32::try_from(self.process.id()).ok().and_then(rustix::process::Pid::from_raw) {
+            rustix::process::kill_process(pid, rustix::process::Signal::TERM).ok();
+        }
+        self.process.wait().ok();
+    }
+}

@@ -1,0 +1,5 @@
+//! Any bytes as a VHD image.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| disk_image_fuzz::read(disk_image::Format::Vhd, data));
