@@ -1,7 +1,7 @@
 //! VMDK, VHD, VHDX and VDI as tools and guests write them: what we read equals `qemu-img convert -O raw` and what a
 //! second and a third reader see. Not here: what is refused (`formats_refused`) and mutants (`formats_mutants`).
 
-#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a failure here is a failed test")]
+#![expect(clippy::unwrap_used, reason = "a failure here is a failed test")]
 #![expect(clippy::cast_possible_truncation, reason = "images in tests fit in memory")]
 
 mod support;

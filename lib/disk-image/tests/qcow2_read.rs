@@ -211,9 +211,38 @@ fn generated_images_agree_with_qemu_img_and_second_readers() {
         }
     }
     println!(
-        "{images} images; of {for_all} for every reader imago agrees on {by_imago}, 7zz on {by_seven_zip}"
+        "{images} images agree with qemu-img, {by_imago} of them with imago, {by_seven_zip} with 7zz ({unread} unread)"
     );
-    assert!(for_all * 3 >= images, "too few images for the second readers: {for_all}");
-    assert!(by_imago * 10 >= for_all * 9, "imago read too few: {by_imago} of {for_all}");
-    assert!(by_seven_zip * 10 >= for_all * 7, "7zz read too few: {by_seven_zip} of {for_all}");
+    assert!(by_imago * 3 >= images && by_seven_zip * 4 >= images, "too few for the second readers");
+    assert!(unread * 10 <= by_seven_zip, "7zz leaves too many unread");
+}
+
+#[test]
+fn the_largest_disks_open_and_their_ends_are_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let path = image.to_str().unwrap();
+    // The most an L1 table of 32 MiB covers, or what the issue names.
+    for (cluster, size, extra) in [
+        (512, 128u64 << 30, ""),
+        (65_536, 64 << 40, ""),
+        (65_536, 64 << 40, ",extended_l2=on"),
+        (2 << 20, 64 << 40, ""),
+    ] {
+        let options = format!("cluster_size={cluster}{extra}");
+        tools::run("qemu-img", &["create", "-q", "-f", "qcow2", "-o", &options, path, &size.to_string()]);
+        let write = format!("write -P 0x5a {} 512", size - 512);
+        tools::run("qemu-io", &["-f", "qcow2", "-c", &write, path]);
+        let bytes = std::fs::read(&image).unwrap();
+        let mut last = None;
+        let driven = support::drive(&bytes, Format::Qcow2, &Options::default(), &mut |_, extent| {
+            last = Some(*extent);
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(driven.layout.virtual_size(), size);
+        let last = last.unwrap();
+        let range = last.host_range().unwrap();
+        assert_eq!(support::part(&bytes, &(range.end - 512..range.end)), [0x5a; 512], "{options}");
+    }
 }

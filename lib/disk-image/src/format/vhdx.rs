@@ -234,9 +234,12 @@ fn has_entry(log: &[u8], id: [u8; 16]) -> bool {
         };
         patience = left;
         // An entry may go on at the ring's front.
-        let entry: Vec<u8> = sectors.iter().cycle().skip(at).take(len / 4096).flatten().copied().collect();
-        checksum_is_right(&entry)
-    })
+        let rest = sectors.iter().cycle().skip(at + 1).take(len / 4096 - 1);
+        if rest.fold(crc32c_without_own(first), |sum, sector| crc32c(sum, sector)) == !stored {
+            return true;
+        }
+    }
+    false
 }
 
 /// Where the two regions that count lie (MS-VHDX 2.2.3).
@@ -355,16 +358,25 @@ fn crc32c(mut sum: u32, bytes: &[u8]) -> u32 {
     })
 }
 
-const CRC: [u32; 256] = {
-    let mut table = [0; 256];
-    let mut i = 0;
-    let mut start = 0_u32;
-    while i < 256 {
-        let mut sum = start;
-        let mut bit = 0;
-        while bit < 8 {
-            sum = if sum & 1 == 1 { (sum >> 1) ^ 0x82f6_3b78 } else { sum >> 1 };
-            bit += 1;
+/// What a byte does to the sum when `7 - row` more bytes follow it.
+const CRC: [[u32; 256]; 8] = {
+    let mut tables = [[0; 256]; 8];
+    let mut row = 8;
+    while row > 0 {
+        row -= 1;
+        let mut byte = 0;
+        let mut start = 0_u32;
+        while byte < 256 {
+            // A row goes on where the next one ended, with one zero byte more.
+            let mut sum = if row == 7 { start } else { tables[row + 1][byte] };
+            let mut bit = 0;
+            while bit < 8 {
+                sum = if sum & 1 == 1 { (sum >> 1) ^ 0x82f6_3b78 } else { sum >> 1 };
+                bit += 1;
+            }
+            tables[row][byte] = sum;
+            byte += 1;
+            start += 1;
         }
     }
     tables

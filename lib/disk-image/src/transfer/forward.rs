@@ -126,6 +126,7 @@ impl<'a> Stream<'a> {
     fn skip_to(&mut self, host: u64) -> Result<(), Error> {
         let mut scratch = [0; 16 << 10];
         while self.at < host && !self.ended {
+            self.shared.halt.check()?;
             let want = scratch.len().min(usize::try_from(host - self.at).unwrap_or(usize::MAX));
             let got = read_full(&mut *self.reader, &mut scratch[..want]).map_err(failed)?;
             self.ended = got < want;

@@ -169,8 +169,8 @@ impl Output {
                 (at, len)
             } else {
                 // A filesystem that cannot tell says that there is none.
-                let hole = rustix::fs::seek(&self.plain, SeekFrom::Hole(at)).unwrap_or(len).min(len);
-                (hole, rustix::fs::seek(&self.plain, SeekFrom::Data(hole)).unwrap_or(len).min(len))
+                let hole = rustix::fs::seek(&self.target.file, SeekFrom::Hole(at)).unwrap_or(len).min(len);
+                (hole, rustix::fs::seek(&self.target.file, SeekFrom::Data(hole)).unwrap_or(len).min(len))
             };
             self.write_zeroes(hole..data)?;
             at = data.max(at + 1);
@@ -279,7 +279,8 @@ impl Output {
             let at = guest + done as u64;
             match rustix::io::pwrite(file.unwrap_or(&self.target.file), &bytes[done..], at) {
                 Ok(0) => {
-                    let doing = format!("writing {} at {at}: the kernel takes no byte", self.path.display());
+                    let doing =
+                        format!("writing {} at {at}: the kernel takes no byte", self.target.path.display());
                     return Err(self.fail(Kind::Target, doing, None));
                 }
                 Ok(n) => {
@@ -319,8 +320,8 @@ impl Output {
     /// # Errors
     /// A write-back that failed.
     pub(super) fn wrote_cached(&self, range: Range<u64>) -> Result<(), Error> {
-        let doing = || format!("writing back {} before {}", self.path.display(), range.end);
-        self.behind.wrote(&self.plain, range.clone()).map_err(|e| self.fail_io(&e, &doing()))
+        let doing = || format!("writing back {} before {}", self.target.path.display(), range.end);
+        self.behind.wrote(&self.target.file, range.clone()).map_err(|e| self.fail_io(&e, &doing()))
     }
 
     /// Counts `bytes` as written.
@@ -382,8 +383,12 @@ impl Output {
                     self.zeroing.fetch_max(next as u8, Ordering::AcqRel);
                 }
                 Err(e) => {
-                    let doing =
-                        format!("zeroing {} from {} to {}", self.path.display(), range.start, range.end);
+                    let doing = format!(
+                        "zeroing {} from {} to {}",
+                        self.target.path.display(),
+                        range.start,
+                        range.end
+                    );
                     return Err(self.fail_errno(e, &doing));
                 }
             }

@@ -134,6 +134,9 @@ impl Ring {
             ring.enter(1)?;
             tried =
                 ring.ring.completion().find(|entry| entry.user_data() == TRIAL).map(|entry| entry.result());
+            if tried.is_some() {
+                break;
+            }
         }
         let result =
             tried.ok_or_else(|| io::Error::new(io::ErrorKind::TimedOut, "the ring finishes nothing"))?;
@@ -205,14 +208,14 @@ impl Ring {
             self.free.push(slot);
             return Err(flight);
         };
-        let which = usize::from(direct);
-        let entry = if self.registered {
-            let fixed = types::Fixed(u32::from(direct));
-            opcode::Write::new(fixed, bytes.as_ptr(), short).offset(guest).build()
-        } else {
-            opcode::Write::new(types::Fd(self.descriptors()[which]), bytes.as_ptr(), short)
-                .offset(guest)
-                .build()
+        let from = bytes.as_ptr();
+        let number = if self.registered { self.number(&flight.job.bytes) } else { None };
+        let descriptor = types::Fd(self.descriptors()[usize::from(direct)]);
+        let fixed = types::Fixed(u32::from(direct));
+        let entry = match number {
+            Some(number) => opcode::WriteFixed::new(fixed, from, short, number).offset(guest).build(),
+            None if self.registered => opcode::Write::new(fixed, from, short).offset(guest).build(),
+            None => opcode::Write::new(descriptor, from, short).offset(guest).build(),
         };
         self.slots[slot] = Some(flight);
         match self.push_entry(&entry.user_data(slot as u64)) {

@@ -338,8 +338,8 @@ pub fn survey_repaired(
             let mut fetch = Fetch::new();
             let mut data = 0;
             let options = Options { size_known: seed % 4 != 0, slice: 1 + seed % 2000, table_budget: TABLES };
-            let opened = open(&image, format, options.size_known).is_ok();
-            let done = drive(&image, format, &options, &mut |layout, extent| {
+            let opened = open(image, format, options.size_known).is_ok();
+            let done = drive(image, format, &options, &mut |layout, extent| {
                 if data < DATA {
                     data += fetch.get(image, layout, extent)?.map_or(0, |d| d.len() as u64);
                 }
