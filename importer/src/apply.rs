@@ -26,6 +26,7 @@ use crate::plan::{self, Existing, Foreign, Mode, Resume};
 use crate::progress::Meter;
 use crate::report::Done;
 use crate::source::open::{Opened, open};
+use crate::source::remote::Changed;
 use crate::target::{self, Held, Stands};
 
 /// What an import needs beside its configuration.
@@ -56,12 +57,31 @@ pub(crate) fn import(config: &Config, session: &Session) -> Result<Done, Error> 
         (Location::Blank, Mode::Folder) => {
             Err(Error::usage("cannot create an empty disk with content type archive"))
         }
-        (_, Mode::Folder) => unpack(config, session, &facts),
-        (_, Mode::File | Mode::Block) => disk(config, session, &facts),
+        (_, Mode::Folder) => again_if_changed(|| unpack(config, session, &facts)),
+        (_, Mode::File | Mode::Block) => again_if_changed(|| disk(config, session, &look(config)?)),
     }?;
     session.meter.complete();
     done.seconds = started.elapsed().as_secs_f64();
     Ok(done)
+}
+
+/// Times a source may change under our hands.
+const CHANGES_MAX: u32 = 3;
+
+/// A source that became another while it was read is read from its start: the new one is imported, whole.
+fn again_if_changed(mut import: impl FnMut() -> Result<Done, Error>) -> Result<Done, Error> {
+    for _ in 0..CHANGES_MAX {
+        match import() {
+            Err(error) if Changed::find(&error).is_some() => {
+                tracing::warn!(
+                    error = crate::report::chain(&error),
+                    "the source changed; starting again with the new one"
+                );
+            }
+            other => return other,
+        }
+    }
+    import()
 }
 
 fn look(config: &Config) -> Result<Facts, Error> {
@@ -164,6 +184,10 @@ fn blank(config: &Config, session: &Session, facts: &Facts) -> Result<Done, Erro
     }
     check_device(config, facts)?;
     let (_held, _) = hold(config, facts, None)?;
+    if let Some(journal) = journal_path(config, facts) {
+        // Of an import that was not finished; there is none, as a rule.
+        drop(std::fs::remove_file(journal));
+    }
     let writer = Writer::open(open_target(config, facts, false)?, size, &options(config, session, false))?;
     session.meter.engine(&writer.engine());
     if facts.mode == Mode::Block {
@@ -332,14 +356,13 @@ fn hold(
     let same_image =
         head.zip(found.as_ref()).is_some_and(|(head, found)| head.at(node).continues(&found.head));
     let existing = match facts.stands {
-        Stands::Nothing => None,
-        Stands::File { .. } | Stands::Folder => {
-            let content =
-                target::look(&facts.path).is_ok_and(|now| !matches!(now, Stands::File { len: 0, .. }));
-            Some(Existing { content, ours, same_image })
-        }
         // What a device carries was looked at; only a journal says that it is an unfinished import.
         Stands::Device { .. } => Some(Existing { content: false, ours, same_image }),
+        Stands::Nothing | Stands::File { .. } | Stands::Folder => (!held.created).then(|| {
+            let content =
+                target::look(&facts.path).is_ok_and(|now| !matches!(now, Stands::File { len: 0, .. }));
+            Existing { content, ours, same_image }
+        }),
     };
     let resume = plan::existing(config.contract, config.force, existing, &facts.path.display().to_string())?;
     Ok((held, (resume, found)))
@@ -574,4 +597,175 @@ pub(crate) fn empty_folder(folder: &Path) -> std::io::Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Root;
+    use crate::report::{self, Answer, Asked};
+    use api::import::{Content, Job};
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+    const MIB: u64 = 1 << 20;
+
+    /// A pod's paths below a folder, and the import of a local file under the contract. (The contract has no local
+    /// source; everything behind the source is the same.)
+    struct Pod {
+        folder: tempfile::TempDir,
+    }
+
+    impl Pod {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            std::fs::create_dir(folder.path().join("data")).unwrap();
+            Self { folder }
+        }
+
+        fn config(&self, job: Job, bytes: &[u8]) -> Config {
+            let image = self.folder.path().join("image");
+            std::fs::write(&image, bytes).unwrap();
+            let root = Root { folder: self.folder.path().to_owned(), metrics_port: 0 };
+            let job = Job { endpoint: "http://h/i".into(), filesystem_overhead: 0.06, ..job };
+            let mut config = Config::from_job(job, Vec::new(), &root).unwrap();
+            config.location = Location::File(image);
+            config
+        }
+
+        fn run(&self, job: Job, bytes: &[u8]) -> Answer {
+            let config = self.config(job, bytes);
+            let outcome = import(&config, &Session::default());
+            report::answer(Asked::of(&config, scratch_mounted(&config), None), &outcome)
+        }
+
+        fn disk(&self) -> PathBuf {
+            self.folder.path().join("data/disk.img")
+        }
+
+        fn names(&self) -> Vec<String> {
+            let entries = std::fs::read_dir(self.folder.path().join("data")).unwrap();
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+        }
+    }
+
+    #[test]
+    fn the_contracts_disk() {
+        let pod = Pod::new();
+        let bytes = vec![7; 3 * 1024 * 1024 + 512];
+        let answer = pod.run(Job { image_size: Some(64 * MIB), ..Job::default() }, &bytes);
+        assert_eq!(answer.exit, 0);
+        assert_eq!(answer.termination.as_deref(), Some(r#"{"message":"Import Complete"}"#));
+        let meta = std::fs::metadata(pod.disk()).unwrap();
+        assert_eq!(
+            (meta.len(), meta.uid(), meta.gid(), meta.permissions().mode() & 0o7777),
+            (60 * MIB, 107, 107, 0o660)
+        );
+        let disk = std::fs::read(pod.disk()).unwrap();
+        assert!(disk[..bytes.len()] == bytes && disk[bytes.len()..].iter().all(|&b| b == 0));
+        assert_eq!(pod.names(), ["disk.img"]);
+        // Again, over what is there: the same disk.
+        assert_eq!(pod.run(Job { image_size: Some(64 * MIB), ..Job::default() }, &bytes).exit, 0);
+        assert!(std::fs::read(pod.disk()).unwrap() == disk);
+    }
+
+    #[test]
+    fn an_image_larger_than_the_request() {
+        let pod = Pod::new();
+        let answer = pod.run(Job { image_size: Some(MIB), ..Job::default() }, &vec![7; 2 << 20]);
+        assert_eq!(answer.exit, 1);
+        assert_eq!(
+            answer.termination.as_deref(),
+            Some(
+                "Unable to process data: virtual image size 2097152 is larger than the reported available storage 1048576. A larger PVC is required"
+            )
+        );
+        assert!(pod.names().is_empty());
+        // The retry after the volume grew succeeds.
+        assert_eq!(pod.run(Job { image_size: Some(4 * MIB), ..Job::default() }, &vec![7; 2 << 20]).exit, 0);
+    }
+
+    #[test]
+    fn a_checksum_mismatch_deletes_and_exits_0() {
+        let pod = Pod::new();
+        let checksum = "md5:d41d8cd98f00b204e9800998ecf8427e";
+        let answer = pod.run(Job { checksum: checksum.into(), ..Job::default() }, b"something");
+        assert_eq!(answer.exit, 0);
+        let message = answer.termination.unwrap();
+        assert!(message.starts_with(r#"{"message":"checksum mismatch"#), "{message}");
+        assert!(pod.names().is_empty());
+    }
+
+    #[test]
+    fn what_is_no_disk_is_imported_with_a_warning() {
+        let pod = Pod::new();
+        let page = b"<!DOCTYPE html><html></html>";
+        let answer = pod.run(Job::default(), page);
+        assert_eq!(answer.exit, 0);
+        let message = answer.termination.unwrap();
+        assert!(message.contains("Import Complete; warning: ") && message.contains("HTML"), "{message}");
+        assert_eq!(std::fs::read(pod.disk()).unwrap(), page);
+    }
+
+    #[test]
+    fn archives_go_into_the_volume_itself() {
+        let pod = Pod::new();
+        let mut tar = tar::Builder::new(Vec::new());
+        let mut header = tar::Header::new_gnu();
+        header.set_size(4);
+        header.set_mode(0o644);
+        tar.append_data(&mut header, "sub/file", &b"text"[..]).unwrap();
+        let bytes = tar.into_inner().unwrap();
+        let job = Job { content: Content::Archive, ..Job::default() };
+        assert_eq!(pod.run(job.clone(), &bytes).exit, 0);
+        assert_eq!(std::fs::read(pod.folder.path().join("data/sub/file")).unwrap(), b"text");
+        let wrong = Job { checksum: "md5:d41d8cd98f00b204e9800998ecf8427e".into(), ..job };
+        assert_eq!(pod.run(wrong, &bytes).exit, 0);
+        assert!(pod.names().is_empty());
+    }
+
+    #[test]
+    fn what_was_journaled_is_not_read_again() {
+        let pod = Pod::new();
+        let bytes: Vec<u8> = (0..8u32 << 20).map(|i| u8::try_from(i % 251).unwrap()).collect();
+        let config = pod.config(Job::default(), &bytes);
+        // An earlier try that finished the first half, and is told apart from the image by other bytes there.
+        std::fs::write(pod.disk(), vec![0xee; 8 << 20]).unwrap();
+        let session = Session::default();
+        let opened = open(&config.location, &config.access, &config.limits, &session.stop).unwrap();
+        let node = std::fs::metadata(pod.disk()).unwrap().ino();
+        let head = Head::new(opened.identity.as_deref(), node, Some(8 * MIB), "raw".into());
+        let path = journal::path_for(&pod.disk(), None);
+        let mut journal = Journal::start(&path, &head).unwrap();
+        let mut half = disk_image::RangeSet::new();
+        half.insert(0..4 * MIB);
+        journal.commit(&half).unwrap();
+        drop(journal);
+        let done = import(&config, &session).unwrap();
+        assert_eq!(done.bytes_resumed, 4 * MIB);
+        assert!(done.bytes_read < 5 * MIB, "{} bytes were read", done.bytes_read);
+        let disk = std::fs::read(pod.disk()).unwrap();
+        assert!(disk[..4 << 20].iter().all(|&b| b == 0xee) && disk[4 << 20..] == bytes[4 << 20..]);
+        assert_eq!(pod.names(), ["disk.img"]);
+    }
+
+    #[test]
+    fn leftovers_do_not_count_against_the_space() {
+        let pod = Pod::new();
+        std::fs::write(pod.disk(), vec![1; 16 << 20]).unwrap();
+        let config = pod.config(Job::default(), b"x");
+        let with = look(&config).unwrap().capacity;
+        std::fs::remove_file(pod.disk()).unwrap();
+        let without = look(&config).unwrap().capacity;
+        // Others use this filesystem as well.
+        assert!(with.abs_diff(without) < 12 * MIB, "{with} {without}");
+    }
+
+    #[test]
+    fn scratch_is_asked_for_when_it_would_help() {
+        let pod = Pod::new();
+        let config = pod.config(Job::default(), b"x");
+        assert!(!scratch_mounted(&config));
+        std::fs::create_dir(pod.folder.path().join("scratch")).unwrap();
+        assert!(scratch_mounted(&config));
+    }
 }

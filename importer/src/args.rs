@@ -119,7 +119,7 @@ pub(crate) struct FromArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) stall: u64,
     /// Seconds for which failures are retried without any progress.
-    #[arg(long, value_name = "SECONDS", default_value_t = 120)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     pub(crate) patience: u64,
 }
 

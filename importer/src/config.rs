@@ -2,7 +2,7 @@
 //! here, before anything is opened. Not here: reading arguments (`args`), the environment or files.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -234,7 +234,7 @@ impl Default for Limits {
             memory: 24 << 20,
             connections: 8,
             stall: Duration::from_secs(600),
-            patience: Duration::from_secs(120),
+            patience: Duration::from_secs(300),
         }
     }
 }
@@ -407,7 +407,7 @@ impl Config {
             output: Output::Text,
             show: Show::None,
             owner_uid,
-            metrics: Some(SocketAddr::from(([0, 0, 0, 0], root.metrics_port))),
+            metrics: Some(SocketAddr::from((Ipv6Addr::UNSPECIFIED, root.metrics_port))),
             termination_log: Some(root.path(names::TERMINATION_LOG)),
         })
     }

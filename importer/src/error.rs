@@ -4,6 +4,8 @@
 use std::error::Error as StdError;
 use std::fmt;
 
+use crate::source::remote::below;
+
 /// What went wrong, as far as somebody acts differently on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -90,18 +92,7 @@ impl From<disk_image::Error> for Error {
 
 /// The kind of an [`Error`] of this crate somewhere below `error`.
 fn carried(error: &(dyn StdError + 'static)) -> Option<Kind> {
-    let mut below = Some(error);
-    while let Some(error) = below {
-        if let Some(ours) = error.downcast_ref::<Error>() {
-            return Some(ours.kind);
-        }
-        let inner = error.downcast_ref::<std::io::Error>().and_then(|e| e.get_ref());
-        below = match inner {
-            Some(inner) => Some(inner),
-            None => error.source(),
-        };
-    }
-    None
+    below(error).find_map(|error| error.downcast_ref::<Error>()).map(Error::kind)
 }
 
 impl fmt::Display for Error {

@@ -21,7 +21,6 @@ struct Seen {
     virtual_size: Option<u64>,
     source_size: Option<u64>,
     reading: String,
-    streamable: bool,
     looks_like: Option<&'static str>,
     bytes_read: u64,
 }
@@ -50,7 +49,6 @@ pub(crate) fn inspect(asked: &Inspect, stop: &Stop) -> Result<String, Error> {
         virtual_size: image.virtual_size(),
         source_size,
         reading: image.way().to_string(),
-        streamable: true,
         looks_like: if image.is_tar() { Some("a tar archive") } else { image.foreign() },
         bytes_read: progress.read(),
     };

@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 use std::io::Write as _;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -13,6 +13,8 @@ use api::names;
 use disk_image::transfer::Progress;
 use disk_image::write::Engine;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use serve::https::Route;
 
 use crate::config::Show;
 use crate::report::size;
@@ -119,22 +121,23 @@ fn label(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
-/// Serves the metrics; gives the address in use. That nobody can look is no reason not to import: failing is a warning.
-pub(crate) fn serve(meter: &Meter, owner_uid: &str, address: SocketAddr) -> Option<SocketAddr> {
-    let (meter, owner) = (meter.clone(), owner_uid.to_owned());
-    let routes = vec![
-        serve::https::Route { path: names::METRICS_PATH, body: Box::new(move || meter.metrics(&owner)) },
-        serve::https::Route { path: names::HEALTH_PATH, body: Box::new(|| "ok\n".to_owned()) },
-    ];
-    match serve::https::serve(address, routes) {
-        Ok(local) => {
-            tracing::info!(%local, "serving metrics");
-            Some(local)
-        }
-        Err(error) => {
-            tracing::warn!(error = crate::report::chain(&error), "metrics are not served");
-            None
-        }
+/// Serves the metrics. That nobody can look is no reason not to import: failing is a warning.
+pub(crate) fn serve(meter: &Meter, owner_uid: &str, address: SocketAddr) {
+    let routes = || {
+        let (meter, owner) = (meter.clone(), owner_uid.to_owned());
+        vec![
+            Route { path: names::METRICS_PATH, body: Box::new(move || meter.metrics(&owner)) },
+            Route { path: names::HEALTH_PATH, body: Box::new(|| "ok\n".to_owned()) },
+        ]
+    };
+    let mut served = serve::https::serve(address, routes());
+    if served.is_err() && address.ip() == Ipv6Addr::UNSPECIFIED {
+        // A kernel without IPv6.
+        served = serve::https::serve(SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port())), routes());
+    }
+    match served {
+        Ok(local) => tracing::info!(%local, "serving metrics"),
+        Err(error) => tracing::warn!(error = crate::report::chain(&error), "metrics are not served"),
     }
 }
 

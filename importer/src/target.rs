@@ -113,15 +113,8 @@ pub(crate) fn hold(path: &Path, device: bool) -> Result<Held, Error> {
     // udev takes a shared lock on a device for a moment while it probes it.
     let patience = Instant::now() + if device { Duration::from_secs(3) } else { Duration::from_millis(300) };
     loop {
-        let created = !device && !path.exists();
-        let flags = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
-        let mut options = OpenOptions::new();
-        options.read(true);
-        if !device {
-            options.write(true).create(true).truncate(false).mode(0o644).custom_flags(flags);
-        }
-        let file =
-            options.open(path).map_err(|e| Error::with(Kind::Target, format!("cannot open {shown}"), e))?;
+        let (file, created) = open_to_hold(path, device)
+            .map_err(|e| Error::with(Kind::Target, format!("cannot open {shown}"), e))?;
         match file.try_lock() {
             Ok(()) => {
                 // Somebody may have removed or replaced it between our opening and our locking.
@@ -142,6 +135,24 @@ pub(crate) fn hold(path: &Path, device: bool) -> Result<Held, Error> {
             return Err(Error::new(Kind::Target, format!("another import is writing {shown}")));
         }
         std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Opens the device, or the file, creating it if it is not there; tells whether it was created.
+fn open_to_hold(path: &Path, device: bool) -> io::Result<(File, bool)> {
+    if device {
+        return Ok((File::open(path)?, false));
+    }
+    let mut options = OpenOptions::new();
+    options
+        .read(true)
+        .write(true)
+        .mode(0o644)
+        .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed());
+    match options.clone().create_new(true).open(path) {
+        Ok(file) => Ok((file, true)),
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok((options.open(path)?, false)),
+        Err(e) => Err(e),
     }
 }
 

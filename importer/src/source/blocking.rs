@@ -1,5 +1,9 @@
 //! The bridge from async clients to plain threads: every reader of a source is a plain [`Read`], whatever client is
-//! below it. One small runtime serves all connections of the process.
+//! below it.
+//!
+//! Two forms of one type. [`Net::new`] has a thread of its own and may be shared by readers on several threads.
+//! [`Net::lane`] has none: the thread that reads drives the connection too, so a chunk costs no wake-up of another
+//! thread. A lane serves one reader at a time, and nothing moves on it between two calls, which is the back-pressure.
 
 use std::future::Future;
 use std::io::{self, Read};
@@ -10,15 +14,30 @@ use bytes::{Buf, Bytes};
 use disk_image::Stop;
 use futures_util::{Stream, StreamExt};
 
-/// The runtime all network sources share. Clones share it.
+/// How often a waiting thread looks whether it was asked to stop.
+const TICK: Duration = Duration::from_millis(100);
+
+/// A runtime for network clients, and the request to stop. Clones share both.
 #[derive(Clone, Debug)]
 pub struct Net {
-    runtime: Arc<tokio::runtime::Runtime>,
+    runtime: Arc<Runtime>,
     stop: Stop,
 }
 
+/// A tokio runtime that does not wait for its helper threads (a name lookup, say) when it is dropped.
+#[derive(Debug)]
+struct Runtime(Option<tokio::runtime::Runtime>);
+
+impl Drop for Runtime {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
 impl Net {
-    /// Starts the runtime: one thread.
+    /// Starts a runtime with one thread.
     ///
     /// # Errors
     /// When the thread or its poller cannot be made.
@@ -28,7 +47,17 @@ impl Net {
             .thread_name("net")
             .enable_all()
             .build()?;
-        Ok(Self { runtime: Arc::new(runtime), stop })
+        Ok(Self { runtime: Arc::new(Runtime(Some(runtime))), stop })
+    }
+
+    /// A runtime without a thread, for one reader at a time; it stops with this one. Connections made on it move only
+    /// while somebody is in [`Net::block_on`] or reads.
+    ///
+    /// # Errors
+    /// When its poller cannot be made.
+    pub fn lane(&self) -> io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        Ok(Self { runtime: Arc::new(Runtime(Some(runtime))), stop: self.stop.clone() })
     }
 
     /// Runs `future` to its end on the calling (plain) thread.
@@ -36,15 +65,23 @@ impl Net {
     /// # Errors
     /// [`disk_image::Kind::Stopped`] inside when stopping was asked for meanwhile; seen within 200 ms.
     pub fn block_on<F: Future>(&self, future: F) -> io::Result<F::Output> {
-        self.runtime.block_on(async {
+        let Some(runtime) = &self.runtime.0 else {
+            return Err(io::Error::other("the network runtime is gone"));
+        };
+        runtime.block_on(async {
             let mut future = std::pin::pin!(future);
             loop {
-                match tokio::time::timeout(Duration::from_millis(200), future.as_mut()).await {
+                match tokio::time::timeout(TICK, future.as_mut()).await {
                     Ok(output) => return Ok(output),
                     Err(_) => self.stop.check()?,
                 }
             }
         })
+    }
+
+    /// The request to stop.
+    pub fn stop(&self) -> &Stop {
+        &self.stop
     }
 
     /// A plain reader over a stream of chunks.

@@ -1,1 +1,311 @@
-//! Google Cloud Storage, by object_store.
+//! Google Cloud Storage sources, by object_store for requests and tokens and by our own client for connections.
+//!
+//! The crate's retries are off: [`remote`] tries again from the reader's own offset. Every read is conditional on the
+//! first ETag.
+//!
+//! [`remote`]: super::remote
+
+use std::fmt;
+use std::io::{self, Read};
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use disk_image::{Facts, Source};
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+use object_store::client::{
+    ClientOptions, HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpService,
+};
+use object_store::gcp::{GoogleCloudStorage, GoogleCloudStorageBuilder};
+use object_store::path::Path;
+use object_store::{GetOptions, GetRange, ObjectStore, RetryConfig};
+use rustls::ClientConfig;
+use url::Url;
+
+use super::blocking::Net;
+use super::http::{USER_AGENT, certificate_problem, percent_decoded};
+use super::remote::{self, Changed, Failure, Lane, Limits, Mark, Object, Part, Remote, Want};
+use super::retry::{Cause, Policy};
+use super::tls::{self, Proxies, Trust};
+use crate::error::{Error, Kind};
+
+/// What to read, and how.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// `gs://bucket/object`, `https://storage.googleapis.com/bucket/object` or
+    /// `https://bucket.storage.googleapis.com/object`.
+    pub url: String,
+    /// The service account's JSON; without it requests are anonymous.
+    pub credentials: Option<PathBuf>,
+    /// Another server that speaks the same, such as an emulator.
+    pub server: Option<String>,
+    /// Whom to trust.
+    pub trust: Trust,
+    /// Which way out.
+    pub proxies: Proxies,
+    /// Silence on an open connection that is an error.
+    pub stall: Duration,
+    /// When to try again.
+    pub retry: Policy,
+    /// Most connections at once.
+    pub connections: usize,
+}
+
+impl Options {
+    /// The defaults for `url`.
+    pub fn new(url: impl Into<String>) -> Self {
+        Self {
+            url: url.into(),
+            credentials: None,
+            server: None,
+            trust: Trust::default(),
+            proxies: Proxies::default(),
+            stall: Duration::from_secs(600),
+            retry: Policy::default(),
+            connections: 8,
+        }
+    }
+}
+
+/// An open object of Google Cloud Storage.
+pub struct GcsSource(Object<Gcs>);
+
+impl fmt::Debug for GcsSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GcsSource").field("facts", &self.facts()).finish_non_exhaustive()
+    }
+}
+
+impl GcsSource {
+    /// Stable text of the address, ETag, Last-Modified and length, for a journal.
+    pub fn identity(&self) -> Option<String> {
+        self.0.identity()
+    }
+}
+
+impl Source for GcsSource {
+    fn facts(&self) -> Facts {
+        self.0.facts()
+    }
+    fn open(&self, range: Range<u64>) -> io::Result<Box<dyn Read + Send>> {
+        self.0.open(range)
+    }
+    fn connections(&self) -> usize {
+        self.0.connections()
+    }
+    fn part_size(&self) -> u64 {
+        self.0.part_size()
+    }
+}
+
+/// Opens by asking for the first byte.
+///
+/// # Errors
+/// [`Kind::Usage`] for an address that names no object or an account file of no use, [`Kind::Connect`] when the store
+/// cannot be reached or refuses, [`Kind::Stopped`].
+pub fn open(net: &Net, options: Options) -> Result<GcsSource, Error> {
+    let limits = Limits {
+        retry: options.retry.clone(),
+        stall: options.stall,
+        connections: options.connections.max(1),
+    };
+    let (bucket, object) = place(&options.url)?;
+    let account = match &options.credentials {
+        Some(path) => Some(std::fs::read_to_string(path).map_err(|e| {
+            Error::with(Kind::Usage, format!("cannot read the service account {}", path.display()), e)
+        })?),
+        None => None,
+    };
+    let gcs = Gcs {
+        name: format!("gs://{bucket}/{object}"),
+        object: Path::parse(&object).map_err(|e| Error::with(Kind::Usage, "not a name of an object", e))?,
+        bucket,
+        account,
+        server: options.server,
+        tls: tls::client_config(&options.trust)?,
+        proxies: options.proxies,
+        etag: Mutex::default(),
+    };
+    let lane = Lane::new(net, &gcs)?;
+    let part = remote::first(&lane, &gcs, &limits)?;
+    *gcs.etag.lock().unwrap_or_else(PoisonError::into_inner) = part.mark.strong().map(str::to_owned);
+    let size = part.total;
+    Ok(GcsSource(Object::new(gcs, net, limits, size, lane, part)))
+}
+
+/// Bucket and object of an address.
+fn place(address: &str) -> Result<(String, String), Error> {
+    const HOST: &str = "storage.googleapis.com";
+    let bad = || Error::usage("the source's address is not of the form gs://bucket/object");
+    let url = Url::parse(address.trim()).map_err(|_| bad())?;
+    let host = url.host_str().ok_or_else(bad)?;
+    let path = percent_decoded(url.path().trim_start_matches('/'));
+    let below = host.strip_suffix(HOST).and_then(|host| host.strip_suffix('.'));
+    let (bucket, object) = match (url.scheme(), below) {
+        ("gs", _) => (host.to_owned(), path),
+        ("http" | "https", Some(bucket)) => (bucket.to_owned(), path),
+        ("http" | "https", None) if host == HOST || host == "storage.cloud.google.com" => {
+            let (bucket, object) = path.split_once('/').ok_or_else(bad)?;
+            (bucket.to_owned(), object.to_owned())
+        }
+        _ => return Err(bad()),
+    };
+    if bucket.is_empty() || object.is_empty() { Err(bad()) } else { Ok((bucket, object)) }
+}
+
+struct Gcs {
+    name: String,
+    bucket: String,
+    object: Path,
+    account: Option<String>,
+    server: Option<String>,
+    tls: ClientConfig,
+    proxies: Proxies,
+    etag: Mutex<Option<String>>,
+}
+
+/// A store on one lane, and the status of its last answer, which its errors do not tell.
+struct Store {
+    store: GoogleCloudStorage,
+    status: Arc<AtomicU16>,
+}
+
+impl Remote for Gcs {
+    type Client = Store;
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn client(&self) -> Result<Store, Error> {
+        let status = Arc::<AtomicU16>::default();
+        let over =
+            Over { client: tls::client(&self.tls, &self.proxies, USER_AGENT)?, status: status.clone() };
+        let once = RetryConfig { max_retries: 0, ..RetryConfig::default() };
+        let mut builder = GoogleCloudStorageBuilder::new()
+            .with_bucket_name(&self.bucket)
+            .with_http_connector(over)
+            .with_retry(once);
+        builder = match &self.account {
+            Some(account) => builder.with_service_account_key(account),
+            None => builder.with_skip_signature(true),
+        };
+        if let Some(server) = &self.server {
+            builder = builder.with_base_url(server);
+        }
+        // Its error could quote the account.
+        let store = builder.build().map_err(|_| Error::usage("the service account's JSON is of no use"))?;
+        Ok(Store { store, status })
+    }
+
+    async fn get(&self, client: &Store, want: Want) -> Result<Part, Failure> {
+        let range = want.ranges.then(|| match want.end {
+            Some(end) => GetRange::Bounded(want.from..end),
+            None => GetRange::Offset(want.from),
+        });
+        let etag = self.etag.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let options = GetOptions { range, if_match: etag, ..GetOptions::default() };
+        client.status.store(0, Ordering::Relaxed);
+        let answer = client.store.get_opts(&self.object, options).await;
+        let answer = answer.map_err(|e| self.failed(e, client.status.load(Ordering::Relaxed), want))?;
+        let (meta, range) = (&answer.meta, answer.range.clone());
+        let mark = Mark { etag: meta.e_tag.clone(), modified: Some(meta.last_modified.to_string()) };
+        let (start, total) = (range.start, meta.size);
+        if want.ranges && (start != want.from || want.end.is_some_and(|end| range.end > end)) {
+            return Err(Failure::NoRanges("it sends other bytes than asked for".to_owned()));
+        }
+        let body = answer.into_stream().map(|chunk| chunk.map_err(|e| Box::new(e) as remote::BoxError));
+        Ok(Part {
+            start,
+            end: Some(range.end),
+            total: Some(total),
+            whole: !want.ranges,
+            mark,
+            body: Box::pin(body),
+        })
+    }
+}
+
+impl Gcs {
+    fn failed(&self, error: object_store::Error, status: u16, want: Want) -> Failure {
+        let name = &self.name;
+        let certificate = certificate_problem(&error);
+        let cause = match status {
+            412 => return Failure::Changed(Changed::new(format!("{name} has another ETag"))),
+            416 | 200 if want.ranges => {
+                return Failure::NoRanges(format!("asked for a range it answered {status}"));
+            }
+            0 if certificate => Cause::Final,
+            0 => Cause::Network,
+            408 | 429 | 503 => Cause::Busy(None),
+            400..=499 => Cause::Final,
+            _ => Cause::Server,
+        };
+        let what = match status {
+            0 if certificate => format!("the server of {name} is not trusted; give its CA certificate"),
+            0 => format!("no answer for {name}"),
+            401 | 403 if self.account.is_none() => {
+                format!("{name} answered {status}: give a service account")
+            }
+            401 | 403 => format!("{name} answered {status}: the service account may not read this"),
+            404 => format!("{name} answered 404: there is nothing of that name"),
+            _ => format!("{name} answered {status}"),
+        };
+        Failure::Failed(cause, Error::connect(what, error))
+    }
+}
+
+/// The store's requests over our client.
+#[derive(Clone, Debug)]
+struct Over {
+    client: reqwest::Client,
+    status: Arc<AtomicU16>,
+}
+
+impl HttpConnector for Over {
+    fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
+        Ok(HttpClient::new(self.clone()))
+    }
+}
+
+// What `#[async_trait]` makes of `async fn call(&self, …)`.
+impl HttpService for Over {
+    fn call<'a, 'b>(&'a self, request: HttpRequest) -> BoxFuture<'b, Result<HttpResponse, HttpError>>
+    where
+        'a: 'b,
+        Self: 'b,
+    {
+        Box::pin(async move {
+            let response = self.client.call(request).await?;
+            self.status.store(response.status().as_u16(), Ordering::Relaxed);
+            Ok(response)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places() {
+        #[rustfmt::skip]
+        let table = [
+            ("gs://b/a/o.img", "b", "a/o.img"),
+            ("https://storage.googleapis.com/b/a/o.img", "b", "a/o.img"),
+            ("https://b.storage.googleapis.com/a%20b", "b", "a b"),
+            ("https://storage.cloud.google.com/b/o", "b", "o"),
+        ];
+        for (address, bucket, object) in table {
+            assert_eq!(place(address).unwrap(), (bucket.to_owned(), object.to_owned()), "{address}");
+        }
+        for address in
+            ["gs://b", "gs://b/", "https://storage.googleapis.com/b", "https://example.com/b/o", "x"]
+        {
+            assert_eq!(place(address).err().map(|e| e.kind()), Some(Kind::Usage), "{address}");
+        }
+    }
+}

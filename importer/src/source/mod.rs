@@ -12,6 +12,8 @@ pub mod node_pull;
 pub mod oci_archive;
 pub(crate) mod open;
 pub mod registry;
+pub mod remote;
+pub mod retry;
 pub mod s3;
 pub(crate) mod stdin;
 pub mod tls;

@@ -8,7 +8,14 @@ use std::sync::Arc;
 
 use disk_image::{FileSource, Source, Stop};
 
-use crate::config::{Access, Limits, Location};
+use url::Url;
+
+use super::blocking::Net;
+use super::http::Header;
+use super::retry::Policy;
+use super::tls::{Proxies, Trust};
+use super::{gcs, http, s3};
+use crate::config::{Access, Limits, Location, Proxy};
 use crate::error::{Error, Kind};
 
 /// An open source and what is known of it.
@@ -30,6 +37,13 @@ impl fmt::Debug for Opened {
     }
 }
 
+impl Opened {
+    /// A source that nothing else is known of.
+    fn new(source: Arc<dyn Source>, identity: Option<String>) -> Self {
+        Self { source, identity, local: None, labels: BTreeMap::new(), farewell: None }
+    }
+}
+
 /// Opens `location`.
 ///
 /// # Errors
@@ -40,25 +54,99 @@ pub(crate) fn open(
     limits: &Limits,
     stop: &Stop,
 ) -> Result<Opened, Error> {
-    let _ = (access, limits);
     let not_yet = |what: &str| Err(Error::new(Kind::Refused, format!("{what} sources are not built in")));
     match location {
         Location::File(path) => file(path),
-        Location::Stdin => super::stdin::open(stop).map(|source| Opened {
-            source,
-            identity: None,
-            local: None,
-            labels: BTreeMap::new(),
-            farewell: None,
-        }),
+        Location::Stdin => super::stdin::open(stop).map(|source| Opened::new(source, None)),
         Location::Blank => Err(Error::usage("an empty disk has no source to open")),
-        Location::Http(_) => not_yet("http"),
-        Location::S3(_) => not_yet("s3"),
-        Location::Gcs(_) => not_yet("gcs"),
+        Location::Http(url) => {
+            let source = http::open(&net(stop)?, http_options(url, access, limits)?)?;
+            let identity = source.identity();
+            Ok(Opened::new(Arc::new(source), identity))
+        }
+        Location::S3(url) => {
+            let source = s3::open(&net(stop)?, s3_options(url, access, limits))?;
+            let identity = source.identity();
+            Ok(Opened::new(Arc::new(source), identity))
+        }
+        Location::Gcs(url) => {
+            let source = gcs::open(&net(stop)?, gcs_options(url, access, limits))?;
+            let identity = source.identity();
+            Ok(Opened::new(Arc::new(source), identity))
+        }
         Location::Registry(_) => not_yet("registry"),
         Location::NodePull(_) => not_yet("node pull"),
         Location::OciArchive(_) => not_yet("oci-archive"),
         Location::Nbd(_) => not_yet("nbd"),
+    }
+}
+
+fn net(stop: &Stop) -> Result<Net, Error> {
+    Net::new(stop.clone()).map_err(|e| Error::with(Kind::Process, "cannot start the network's thread", e))
+}
+
+fn trust(access: &Access) -> Trust {
+    let (folders, files) =
+        access.authorities.iter().cloned().partition(|path| path.is_dir() || !path.exists());
+    Trust { folders, files, insecure: access.insecure }
+}
+
+fn proxies(access: &Access) -> Proxies {
+    let Proxy { http, https, none_for } = access.proxy.clone();
+    Proxies { http, https, no_proxy: none_for }
+}
+
+fn retry(limits: &Limits) -> Policy {
+    let default = Policy::default();
+    Policy { patience: limits.patience, first: default.first.min(limits.patience), ..default }
+}
+
+/// The name and value of a "Key: value" line.
+fn header(line: &str, secret: bool) -> Result<Header, Error> {
+    let (name, value) = line.split_once(':').ok_or_else(|| {
+        // The line itself may be a secret.
+        Error::usage("an extra header is no \"Key: value\" line")
+    })?;
+    Ok(Header { name: name.trim().to_owned(), value: value.trim().to_owned(), secret })
+}
+
+fn http_options(url: &Url, access: &Access, limits: &Limits) -> Result<http::Options, Error> {
+    let open = access.headers.iter().map(|line| header(line, false));
+    let secret = access.secret_headers.iter().map(|line| header(line, true));
+    Ok(http::Options {
+        headers: open.chain(secret).collect::<Result<_, _>>()?,
+        user: access.user.as_ref().map(|user| user.name.clone()),
+        password: access.user.as_ref().map(|user| user.secret.clone()),
+        trust: trust(access),
+        proxies: proxies(access),
+        stall: limits.stall,
+        retry: retry(limits),
+        connections: limits.connections,
+        ..http::Options::new(url.as_str())
+    })
+}
+
+fn s3_options(url: &Url, access: &Access, limits: &Limits) -> s3::Options {
+    s3::Options {
+        keys: access.user.as_ref().map(|user| (user.name.clone(), user.secret.clone())),
+        trust: trust(access),
+        proxies: proxies(access),
+        stall: limits.stall,
+        retry: retry(limits),
+        connections: limits.connections,
+        ..s3::Options::new(url.as_str())
+    }
+}
+
+fn gcs_options(url: &Url, access: &Access, limits: &Limits) -> gcs::Options {
+    gcs::Options {
+        credentials: access.google_credentials.clone(),
+        trust: trust(access),
+        proxies: proxies(access),
+        stall: limits.stall,
+        retry: retry(limits),
+        connections: limits.connections,
+        ..gcs::Options::new(url.as_str())
     }
 }
 
