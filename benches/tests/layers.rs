@@ -267,7 +267,7 @@ fn written_map(map: &str) -> BTreeMap<String, BTreeMap<String, String>> {
         } else if line.starts_with("- `") {
             let job = line.splitn(3, '`').nth(2).unwrap_or_default();
             assert!(job.trim().len() > 10, "a line without a job: {line}");
-            let lines = written.get_mut(&package).expect("a package heading comes first");
+            let lines = written.get_mut(&package).unwrap();
             lines.insert(quoted(line), line.to_owned());
         }
     }
