@@ -122,12 +122,12 @@ const ZSTD: Peer = Peer::Shell("zstd -d", "zstd -q -d {image} -o {output} && syn
 /// Every row, in the order of the table.
 pub const ROWS: &[Row] = &[
     Row {
-        name: "zlib qcow2, file",
+        name: "zlib qcow2 file",
         against: &[Against { peer: Peer::Convert, faster: 3.0, cpu: true }],
         ..BASE
     },
     Row {
-        name: "zlib qcow2, http",
+        name: "zlib qcow2 http",
         via: Via::Http,
         against: &[
             Against { peer: Peer::Convert, faster: 3.0, cpu: true },
@@ -136,30 +136,30 @@ pub const ROWS: &[Row] = &[
         ..BASE
     },
     Row {
-        name: "zstd qcow2, file",
+        name: "zstd qcow2 file",
         image: Image::QcowZstd,
         against: &[at_least(2.0, Peer::Convert)],
         ..BASE
     },
     Row {
-        name: "zstd qcow2, http",
+        name: "zstd qcow2 http",
         image: Image::QcowZstd,
         via: Via::Http,
         against: &[at_least(2.0, Peer::Convert)],
         ..BASE
     },
-    Row { name: "plain qcow2, file", image: Image::QcowPlain, against: WRITE_BOUND, ..BASE },
-    Row { name: "raw sparse, file", image: Image::RawSparse, against: WRITE_BOUND, ..BASE },
+    Row { name: "plain qcow2 file", image: Image::QcowPlain, against: WRITE_BOUND, ..BASE },
+    Row { name: "raw sparse file", image: Image::RawSparse, against: WRITE_BOUND, ..BASE },
     Row {
-        name: "raw full, file",
+        name: "raw full file",
         image: Image::RawFull,
         truth: Some(Image::RawFull),
         against: WRITE_BOUND,
         ..BASE
     },
-    Row { name: "raw.gz, file", image: Image::RawGz, against: &[at_least(2.0, GZIP)], ..BASE },
+    Row { name: "raw.gz file", image: Image::RawGz, against: &[at_least(2.0, GZIP)], ..BASE },
     Row {
-        name: "raw.xz, file",
+        name: "raw.xz file",
         image: Image::RawXz,
         window_mib: 8,
         decoders: Decoders::PerCore,
@@ -167,7 +167,7 @@ pub const ROWS: &[Row] = &[
         ..BASE
     },
     Row {
-        name: "raw.zst, file",
+        name: "raw.zst file",
         image: Image::RawZst,
         window_mib: 2,
         against: &[at_least(1.15, ZSTD_CONVERT), at_least(0.95, ZSTD)],
@@ -180,9 +180,9 @@ pub const ROWS: &[Row] = &[
         against: &[at_least(1.0 / 1.1, Peer::Ours(Image::QcowZlib4G))],
         ..BASE
     },
-    Row { name: "memory: raw.gz, http", image: Image::RawGz, via: Via::Http, ..MEMORY },
+    Row { name: "memory: raw.gz http", image: Image::RawGz, via: Via::Http, ..MEMORY },
     Row {
-        name: "memory: xz -0, http",
+        name: "memory: xz -0 http",
         image: Image::RawXz0,
         via: Via::Http,
         window_mib: 1,
@@ -190,7 +190,7 @@ pub const ROWS: &[Row] = &[
         ..MEMORY
     },
     Row {
-        name: "memory: xz -6, http",
+        name: "memory: xz -6 http",
         image: Image::RawXz,
         via: Via::Http,
         window_mib: 8,
@@ -198,22 +198,22 @@ pub const ROWS: &[Row] = &[
         ..MEMORY
     },
     Row {
-        name: "memory: xz -9, http",
+        name: "memory: xz -9 http",
         image: Image::RawXz9,
         via: Via::Http,
         window_mib: 64,
         decoders: Decoders::PerCore,
         ..MEMORY
     },
-    Row { name: "memory: zstd -3, http", image: Image::RawZst, via: Via::Http, window_mib: 2, ..MEMORY },
+    Row { name: "memory: zstd -3 http", image: Image::RawZst, via: Via::Http, window_mib: 2, ..MEMORY },
     Row {
-        name: "memory: zstd --long=27, http",
+        name: "memory: zstd --long=27 http",
         image: Image::RawZstLong,
         via: Via::Http,
         window_mib: 128,
         ..MEMORY
     },
-    Row { name: "memory: raw, http", image: Image::RawSparse, via: Via::Http, ..MEMORY },
+    Row { name: "memory: raw http", image: Image::RawSparse, via: Via::Http, ..MEMORY },
     Row { name: "memory: full 1 TiB qcow2's tables", image: Image::QcowFullTables, truth: None, ..MEMORY },
     Row {
         name: "memory: 64 TiB VDI's map",
