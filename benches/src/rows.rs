@@ -135,12 +135,7 @@ pub const ROWS: &[Row] = &[
         ],
         ..BASE
     },
-    Row {
-        name: "zstd qcow2 file",
-        image: Image::QcowZstd,
-        against: &[at_least(2.0, Peer::Convert)],
-        ..BASE
-    },
+    Row { name: "zstd qcow2 file", image: Image::QcowZstd, against: &[at_least(2.0, Peer::Convert)], ..BASE },
     Row {
         name: "zstd qcow2 http",
         image: Image::QcowZstd,

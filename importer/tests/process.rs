@@ -634,7 +634,7 @@ fn rounds(small: u32, full: u32) -> u32 {
 #[test]
 fn killed_imports_go_on() {
     let place = Place::new();
-    let bytes = disk_bytes(96 * MIB);
+    let bytes = disk_bytes(384 * MIB);
     let source = place.write("image", &bytes);
     let wanted = checksum(&bytes);
     let target = place.text("disk");
@@ -642,7 +642,7 @@ fn killed_imports_go_on() {
     let mut resumed = 0;
     for round in 0..rounds(20, 200) {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        let moment = Duration::from_micros(5_000 + (state >> 33) % 400_000);
+        let moment = Duration::from_micros(5_000 + (state >> 33) % 250_000);
         let arguments = [source.as_str(), &target, "--output", "json", "--force"];
         let mut child = importer()
             .args(arguments)

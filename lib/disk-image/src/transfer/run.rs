@@ -26,7 +26,7 @@ const WORKERS_MAX: usize = 16;
 /// What may be fetched but not remembered: this many bytes of the source, or this long.
 const COMMIT_BYTES: u64 = 32 << 20;
 const COMMIT_AFTER: Duration = Duration::from_secs(1);
-const TICK: Duration = Duration::from_millis(50);
+const TICK: Duration = Duration::from_millis(20);
 
 /// What all stages see.
 pub(super) struct Shared<'a> {
