@@ -61,6 +61,7 @@ pub struct Args {
 
 /// Something else than importing.
 #[derive(Debug, Subcommand)]
+#[expect(clippy::large_enum_variant, reason = "one value, read once at the start")]
 pub(crate) enum Command {
     /// Print format, virtual size, compression and how the image will be read.
     Inspect {
@@ -125,7 +126,6 @@ pub(crate) struct FromArgs {
 
 /// How the disk is written.
 #[derive(Clone, Debug, ClapArgs)]
-#[expect(clippy::struct_excessive_bools, reason = "each is one switch of the command line")]
 pub(crate) struct ImportArgs {
     /// Size of the disk: it grows to this; a larger image is refused.
     #[arg(long, value_parser = size)]

@@ -47,7 +47,7 @@ pub(crate) fn clone(source: &File, target: &File, stop: &Stop) -> io::Result<Opt
         return Ok(Some(Method::Shared));
     }
     let kind = rustix::fs::fstatfs(target)?.f_type;
-    if !COPIES_ITSELF.iter().any(|&magic| i64::from(magic) == i64::from(kind)) {
+    if !COPIES_ITSELF.iter().any(|&magic| i64::from(magic) == kind) {
         return Ok(None);
     }
     let (mut read, mut written) = (0u64, 0u64);

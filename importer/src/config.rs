@@ -463,7 +463,17 @@ fn registry(method: PullMethod, found: Location) -> Result<Location, Error> {
     match method {
         PullMethod::Node => match found {
             Location::Http(url) => Ok(Location::NodePull(url)),
-            other => Err(Error::usage(format!("node pull needs an http IMPORTER_ENDPOINT, not {other}"))),
+            other @ (Location::Blank
+            | Location::Stdin
+            | Location::File(_)
+            | Location::S3(_)
+            | Location::Gcs(_)
+            | Location::Registry(_)
+            | Location::NodePull(_)
+            | Location::OciArchive(_)
+            | Location::Nbd(_)) => {
+                Err(Error::usage(format!("node pull needs an http IMPORTER_ENDPOINT, not {other}")))
+            }
         },
         PullMethod::Pod if matches!(found, Location::Registry(_) | Location::OciArchive(_)) => Ok(found),
         PullMethod::Pod => Err(Error::usage("IMPORTER_ENDPOINT is neither docker:// nor oci-archive:")),

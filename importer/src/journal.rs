@@ -226,6 +226,7 @@ pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
 }
 
 #[cfg(test)]
+#[expect(clippy::single_range_in_vec_init, reason = "sets of one range are meant")]
 mod tests {
     use super::*;
 

@@ -1,6 +1,9 @@
 //! The GCS source against a small server that answers the reads the client sends. A real one cannot be had here: what
 //! is shown is ranges, conditions, retries and tokens as this client speaks them, not Google's side.
 
+#![expect(clippy::cast_possible_truncation, reason = "small test data")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -4,6 +4,9 @@
 //! The server is a thread per connection over a plain listener, because faults are made by hand. It is faster to
 //! fail than a real one: patience and stall limits are seconds here.
 
+#![expect(clippy::cast_possible_truncation, reason = "small test data")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};

@@ -1,6 +1,9 @@
 //! The S3 source against s3s-fs, over TLS: signatures, ranges, conditions and refusals as another implementation of
 //! the protocol sees them. What goes wrong between the two is shown by a front that cuts connections.
 
+#![expect(clippy::cast_possible_truncation, reason = "small test data")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -202,7 +202,7 @@ impl Remote for Gcs {
     }
 
     async fn get(&self, client: &Store, want: Want) -> Result<Part, Failure> {
-        let range = want.ranges.then(|| match want.end {
+        let range = want.ranges.then_some(match want.end {
             Some(end) => GetRange::Bounded(want.from..end),
             None => GetRange::Offset(want.from),
         });

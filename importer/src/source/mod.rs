@@ -7,11 +7,7 @@
 pub mod blocking;
 pub mod gcs;
 pub mod http;
-pub mod nbd;
-pub mod node_pull;
-pub mod oci_archive;
 pub(crate) mod open;
-pub mod registry;
 pub mod remote;
 pub mod retry;
 pub mod s3;

@@ -1,1 +1,0 @@
-//! NBD, own client.

@@ -1,1 +1,0 @@
-//! an OCI image archive in a local tar file.
