@@ -12,8 +12,9 @@ use std::time::Duration;
 
 use disk_image::{Access, Source, Stop};
 use importer::source::blocking::Net;
-use importer::source::gcs::{self, GcsSource, Options};
+use importer::source::gcs::{self, Options};
 use importer::source::http::Changed;
+use importer::source::remote::RemoteSource;
 use importer::source::retry::Policy;
 
 struct Fake {
@@ -102,7 +103,7 @@ fn serve(
     }
 }
 
-fn open(fake: &Fake, url: &str) -> Result<GcsSource, importer::Error> {
+fn open(fake: &Fake, url: &str) -> Result<RemoteSource, importer::Error> {
     let mut options = Options::new(url);
     options.server = Some(fake.url.clone());
     options.retry =

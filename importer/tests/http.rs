@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 
 use disk_image::{Access, Source, Stop};
 use importer::source::blocking::Net;
-use importer::source::http::{self, Changed, Header, HttpSource, Options};
+use importer::source::http::{self, Changed, Header, Options};
+use importer::source::remote::RemoteSource;
 use importer::source::retry::Policy;
 use importer::source::tls::{Proxies, Trust};
 
@@ -286,12 +287,12 @@ fn quick(url: String) -> Options {
     options
 }
 
-fn open(options: Options) -> Result<HttpSource, importer::Error> {
+fn open(options: Options) -> Result<RemoteSource, importer::Error> {
     http::open(&Net::new(Stop::new()).unwrap(), options)
 }
 
 /// Reads like the transfer does: parts on several threads if there are ranges, else one stream.
-fn read_all(source: &HttpSource) -> io::Result<Vec<u8>> {
+fn read_all(source: &RemoteSource) -> io::Result<Vec<u8>> {
     let facts = source.facts();
     if facts.access != Access::Ranges {
         let mut all = Vec::new();
@@ -343,7 +344,7 @@ fn text(error: &dyn std::error::Error) -> String {
     text
 }
 
-fn survives(options: Options, want: &[u8]) -> HttpSource {
+fn survives(options: Options, want: &[u8]) -> RemoteSource {
     let source = open(options).unwrap_or_else(|e| panic!("{}", text(&e)));
     let got = read_all(&source).unwrap_or_else(|e| panic!("{}", text(&e)));
     assert!(

@@ -13,8 +13,9 @@ use disk_image::{Access, Source, Stop};
 use hyper_util::rt::TokioIo;
 use importer::source::blocking::Net;
 use importer::source::http::Changed;
+use importer::source::remote::RemoteSource;
 use importer::source::retry::Policy;
-use importer::source::s3::{self, Options, S3Source};
+use importer::source::s3::{self, Options};
 use importer::source::tls::Trust;
 use s3s::auth::SimpleAuth;
 use s3s::service::S3ServiceBuilder;
@@ -116,7 +117,7 @@ impl Server {
     }
 }
 
-fn open(options: Options) -> Result<S3Source, importer::Error> {
+fn open(options: Options) -> Result<RemoteSource, importer::Error> {
     s3::open(&Net::new(Stop::new()).unwrap(), options)
 }
 
@@ -124,7 +125,7 @@ fn bytes(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i / 251 % 256) as u8 ^ (i % 251) as u8).collect()
 }
 
-fn read(source: &S3Source, range: std::ops::Range<u64>) -> std::io::Result<Vec<u8>> {
+fn read(source: &RemoteSource, range: std::ops::Range<u64>) -> std::io::Result<Vec<u8>> {
     let mut got = Vec::new();
     source.open(range)?.read_to_end(&mut got)?;
     Ok(got)

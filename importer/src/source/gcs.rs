@@ -5,15 +5,11 @@
 //!
 //! [`remote`]: super::remote
 
-use std::fmt;
-use std::io::{self, Read};
-use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use disk_image::{Facts, Source};
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use object_store::client::{
@@ -27,7 +23,7 @@ use url::Url;
 
 use super::blocking::Net;
 use super::http::{USER_AGENT, certificate_problem, percent_decoded};
-use super::remote::{self, Changed, Failure, Lane, Limits, Mark, Object, Part, Remote, Want};
+use super::remote::{self, Changed, Failure, Lane, Limits, Mark, Part, Remote, RemoteSource, Want};
 use super::retry::{Cause, Policy};
 use super::tls::{self, Proxies, Trust};
 use crate::error::{Error, Kind};
@@ -70,43 +66,12 @@ impl Options {
     }
 }
 
-/// An open object of Google Cloud Storage.
-pub struct GcsSource(Object<Gcs>);
-
-impl fmt::Debug for GcsSource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GcsSource").field("facts", &self.facts()).finish_non_exhaustive()
-    }
-}
-
-impl GcsSource {
-    /// Stable text of the address, ETag, Last-Modified and length, for a journal.
-    pub fn identity(&self) -> Option<String> {
-        self.0.identity()
-    }
-}
-
-impl Source for GcsSource {
-    fn facts(&self) -> Facts {
-        self.0.facts()
-    }
-    fn open(&self, range: Range<u64>) -> io::Result<Box<dyn Read + Send>> {
-        self.0.open(range)
-    }
-    fn connections(&self) -> usize {
-        self.0.connections()
-    }
-    fn part_size(&self) -> u64 {
-        self.0.part_size()
-    }
-}
-
 /// Opens by asking for the first byte.
 ///
 /// # Errors
 /// [`Kind::Usage`] for an address that names no object or an account file of no use, [`Kind::Connect`] when the store
 /// cannot be reached or refuses, [`Kind::Stopped`].
-pub fn open(net: &Net, options: Options) -> Result<GcsSource, Error> {
+pub fn open(net: &Net, options: Options) -> Result<RemoteSource, Error> {
     let limits = Limits {
         retry: options.retry.clone(),
         stall: options.stall,
@@ -133,7 +98,7 @@ pub fn open(net: &Net, options: Options) -> Result<GcsSource, Error> {
     let part = remote::first(&lane, &gcs, &limits)?;
     *gcs.etag.lock().unwrap_or_else(PoisonError::into_inner) = part.mark.strong().map(str::to_owned);
     let size = part.total;
-    Ok(GcsSource(Object::new(gcs, net, limits, size, lane, part)))
+    Ok(RemoteSource::new(gcs, net, limits, size, lane, part))
 }
 
 /// Bucket and object of an address.

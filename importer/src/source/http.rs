@@ -8,12 +8,9 @@
 //! [`remote`]: super::remote
 
 use std::fmt;
-use std::io::{self, Read};
-use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use disk_image::{Facts, Source};
 use futures_util::StreamExt;
 use http::header::{
     ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, COOKIE, ETAG,
@@ -26,7 +23,7 @@ use rustls::ClientConfig;
 use url::Url;
 
 use super::blocking::Net;
-use super::remote::{self, Failure, Lane, Limits, Mark, Object, Part, Remote, Want};
+use super::remote::{self, Failure, Lane, Limits, Mark, Part, Remote, RemoteSource, Want};
 use super::retry::{Cause, Policy};
 use super::tls::{self, Proxies, Trust};
 use crate::error::{Error, Kind};
@@ -116,45 +113,13 @@ impl fmt::Debug for Options {
     }
 }
 
-/// An open file on an HTTP server.
-pub struct HttpSource(Object<Http>);
-
-impl fmt::Debug for HttpSource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HttpSource").field("facts", &self.facts()).finish_non_exhaustive()
-    }
-}
-
-impl HttpSource {
-    /// Stable text of the address (without query and credentials), ETag, Last-Modified and length, for a journal:
-    /// equal only if it is the same file. `None` when the server gives neither ETag nor Last-Modified.
-    pub fn identity(&self) -> Option<String> {
-        self.0.identity()
-    }
-}
-
-impl Source for HttpSource {
-    fn facts(&self) -> Facts {
-        self.0.facts()
-    }
-    fn open(&self, range: Range<u64>) -> io::Result<Box<dyn Read + Send>> {
-        self.0.open(range)
-    }
-    fn connections(&self) -> usize {
-        self.0.connections()
-    }
-    fn part_size(&self) -> u64 {
-        self.0.part_size()
-    }
-}
-
 /// Opens: HEAD for the length, then a GET of the first byte, which says whether ranges work. A server that forbids
 /// HEAD is asked by GET alone.
 ///
 /// # Errors
 /// [`Kind::Usage`] for an address or header that makes no sense, [`Kind::Connect`] when the server cannot be reached
 /// in the time of [`Policy::first`] or refuses, [`Kind::Stopped`].
-pub fn open(net: &Net, options: Options) -> Result<HttpSource, Error> {
+pub fn open(net: &Net, options: Options) -> Result<RemoteSource, Error> {
     let limits = Limits {
         retry: options.retry.clone(),
         stall: options.stall,
@@ -186,7 +151,7 @@ pub fn open(net: &Net, options: Options) -> Result<HttpSource, Error> {
         );
     }
     http.remember(&part.mark);
-    Ok(HttpSource(Object::new(http, net, limits, size, lane, part)))
+    Ok(RemoteSource::new(http, net, limits, size, lane, part))
 }
 
 /// What HEAD told.

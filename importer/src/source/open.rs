@@ -12,6 +12,7 @@ use url::Url;
 
 use super::blocking::Net;
 use super::http::Header;
+use super::remote::RemoteSource;
 use super::retry::Policy;
 use super::tls::{Proxies, Trust};
 use super::{gcs, http, s3};
@@ -42,6 +43,11 @@ impl Opened {
     fn new(source: Arc<dyn Source>, identity: Option<String>) -> Self {
         Self { source, identity, local: None, labels: BTreeMap::new(), farewell: None }
     }
+
+    fn remote(source: RemoteSource) -> Self {
+        let identity = source.identity().map(str::to_owned);
+        Self::new(Arc::new(source), identity)
+    }
 }
 
 /// Opens `location`.
@@ -60,20 +66,10 @@ pub(crate) fn open(
         Location::Stdin => super::stdin::open(stop).map(|source| Opened::new(source, None)),
         Location::Blank => Err(Error::usage("an empty disk has no source to open")),
         Location::Http(url) => {
-            let source = http::open(&net(stop)?, http_options(url, access, limits)?)?;
-            let identity = source.identity();
-            Ok(Opened::new(Arc::new(source), identity))
+            http::open(&net(stop)?, http_options(url, access, limits)?).map(Opened::remote)
         }
-        Location::S3(url) => {
-            let source = s3::open(&net(stop)?, s3_options(url, access, limits))?;
-            let identity = source.identity();
-            Ok(Opened::new(Arc::new(source), identity))
-        }
-        Location::Gcs(url) => {
-            let source = gcs::open(&net(stop)?, gcs_options(url, access, limits))?;
-            let identity = source.identity();
-            Ok(Opened::new(Arc::new(source), identity))
-        }
+        Location::S3(url) => s3::open(&net(stop)?, s3_options(url, access, limits)).map(Opened::remote),
+        Location::Gcs(url) => gcs::open(&net(stop)?, gcs_options(url, access, limits)).map(Opened::remote),
         Location::Registry(_) => not_yet("registry"),
         Location::NodePull(_) => not_yet("node pull"),
         Location::OciArchive(_) => not_yet("oci-archive"),

@@ -279,8 +279,57 @@ pub(crate) fn first_of<R: Remote>(
     outcome
 }
 
+/// An open object on a server, whatever the protocol.
+pub struct RemoteSource {
+    source: Box<dyn Source>,
+    identity: Option<String>,
+}
+
+impl RemoteSource {
+    /// Takes what opening found out. `part` is the first answer, on `lane`.
+    pub(crate) fn new<R: Remote>(
+        remote: R,
+        net: &Net,
+        limits: Limits,
+        size: Option<u64>,
+        lane: Lane<R::Client>,
+        part: Part,
+    ) -> Self {
+        let object = Object::new(remote, net, limits, size, lane, part);
+        Self { identity: object.identity(), source: Box::new(object) }
+    }
+
+    /// Stable text of the address (nothing secret in it), the marks and the length, for a journal: equal only if it is
+    /// the same object. `None` when the server gives no mark, as then nothing tells a new object of the same length
+    /// from the old one.
+    pub fn identity(&self) -> Option<&str> {
+        self.identity.as_deref()
+    }
+}
+
+impl fmt::Debug for RemoteSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteSource").field("facts", &self.facts()).finish_non_exhaustive()
+    }
+}
+
+impl Source for RemoteSource {
+    fn facts(&self) -> Facts {
+        self.source.facts()
+    }
+    fn open(&self, range: Range<u64>) -> io::Result<Box<dyn Read + Send>> {
+        self.source.open(range)
+    }
+    fn connections(&self) -> usize {
+        self.source.connections()
+    }
+    fn part_size(&self) -> u64 {
+        self.source.part_size()
+    }
+}
+
 /// An object that was opened.
-pub(crate) struct Object<R: Remote>(Arc<Shared<R>>);
+struct Object<R: Remote>(Arc<Shared<R>>);
 
 struct Shared<R: Remote> {
     remote: R,
@@ -299,8 +348,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<R: Remote> Object<R> {
-    /// Takes what opening found out. `part` is the first answer, on `lane`.
-    pub(crate) fn new(
+    fn new(
         remote: R,
         net: &Net,
         limits: Limits,
@@ -328,9 +376,7 @@ impl<R: Remote> Object<R> {
         }))
     }
 
-    /// Stable text of the address, the marks and the length: equal only if it is the same object. `None` when the
-    /// server gives no mark, as then nothing tells a new object of the same length from the old one.
-    pub(crate) fn identity(&self) -> Option<String> {
+    fn identity(&self) -> Option<String> {
         use std::fmt::Write;
         let shared = &self.0;
         if shared.mark == Mark::default() {

@@ -8,8 +8,6 @@
 
 use std::error::Error as StdError;
 use std::fmt;
-use std::io::{self, Read};
-use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -29,13 +27,12 @@ use aws_smithy_runtime_api::client::http::{
 };
 use aws_smithy_runtime_api::client::orchestrator::HttpRequest;
 use aws_smithy_runtime_api::client::result::ConnectorError;
-use disk_image::{Facts, Source};
 use rustls::ClientConfig;
 use url::Url;
 
 use super::blocking::Net;
 use super::http::{USER_AGENT, certificate_problem};
-use super::remote::{self, Changed, Failure, Lane, Limits, Mark, Object, Part, Remote, Want};
+use super::remote::{self, Changed, Failure, Lane, Limits, Mark, Part, Remote, RemoteSource, Want};
 use super::retry::{Cause, Policy};
 use super::tls::{self, Proxies, Trust};
 use crate::error::Error;
@@ -83,43 +80,12 @@ impl fmt::Debug for Options {
     }
 }
 
-/// An open object of an S3 store.
-pub struct S3Source(Object<S3>);
-
-impl fmt::Debug for S3Source {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("S3Source").field("facts", &self.facts()).finish_non_exhaustive()
-    }
-}
-
-impl S3Source {
-    /// Stable text of the address, ETag, Last-Modified and length, for a journal.
-    pub fn identity(&self) -> Option<String> {
-        self.0.identity()
-    }
-}
-
-impl Source for S3Source {
-    fn facts(&self) -> Facts {
-        self.0.facts()
-    }
-    fn open(&self, range: Range<u64>) -> io::Result<Box<dyn Read + Send>> {
-        self.0.open(range)
-    }
-    fn connections(&self) -> usize {
-        self.0.connections()
-    }
-    fn part_size(&self) -> u64 {
-        self.0.part_size()
-    }
-}
-
 /// Opens by asking for the first byte.
 ///
 /// # Errors
 /// [`crate::Kind::Usage`] for an address that names no object, [`crate::Kind::Connect`] when the store cannot be reached or
 /// refuses, [`crate::Kind::Stopped`].
-pub fn open(net: &Net, options: Options) -> Result<S3Source, Error> {
+pub fn open(net: &Net, options: Options) -> Result<RemoteSource, Error> {
     let limits = Limits {
         retry: options.retry.clone(),
         stall: options.stall,
@@ -138,7 +104,7 @@ pub fn open(net: &Net, options: Options) -> Result<S3Source, Error> {
     let part = remote::first(&lane, &s3, &limits)?;
     *s3.etag.lock().unwrap_or_else(PoisonError::into_inner) = part.mark.strong().map(str::to_owned);
     let size = part.total;
-    Ok(S3Source(Object::new(s3, net, limits, size, lane, part)))
+    Ok(RemoteSource::new(s3, net, limits, size, lane, part))
 }
 
 /// Where an object is.
