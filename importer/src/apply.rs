@@ -273,10 +273,11 @@ fn disk(config: &Config, session: &Session, facts: &Facts) -> Result<Done, Error
     let available = available(config, facts);
     // A stream of unknown size cannot be checked before; what is free bounds it then.
     let bound = available.min(facts.capacity);
+    let reread = plan::reread(source.facts().size, opened.local.is_some());
     let image = transfer::open(Request {
         source,
         format: config.format,
-        limits: transfer_limits(&config.limits, bound),
+        limits: transfer::Limits { reread, ..transfer_limits(&config.limits, bound) },
         progress: session.meter.transfer.clone(),
     })?;
     let mut warnings = Vec::new();

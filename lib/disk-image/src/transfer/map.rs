@@ -19,6 +19,8 @@ use crate::source::{Access, Source, read_range};
 const BATCH: usize = 64 << 10;
 /// Bytes of tables read at once.
 const TABLE_READ: u64 = 512 << 10;
+/// Reads of leaf tables at once.
+const TABLES_AT_ONCE: usize = 4;
 /// Unwanted bytes that are cheaper to read than to skip.
 pub(super) const GAP: u64 = 128 << 10;
 /// Guest bytes of a raw image whose holes are asked for at once.
@@ -149,49 +151,31 @@ impl Mapper<'_> {
         self.batch_if(&mut found, 1)
     }
 
-    /// Reads leaf tables, neighbours in one read.
+    /// Reads leaf tables, a few at once as each read may be a round trip to a far server.
     fn leaves(&self, leaves: &[Leaf], found: &mut Found) -> Result<(), Error> {
-        let mut rest = leaves;
-        while let Some(first) = rest.first() {
-            let all = |leaf: &Leaf| leaf.table.bytes_of(0..leaf.table.entries);
-            if all(first).end - all(first).start > TABLE_READ {
-                self.long_leaf(first, found)?;
-                rest = &rest[1..];
-                continue;
-            }
-            let start = first.table.host;
-            let mut end = all(first).end;
-            let mut count = 0;
-            for leaf in rest {
-                let range = all(leaf);
-                if range.start > end.saturating_add(GAP / 2) || range.end.max(end) - start > TABLE_READ {
-                    break;
+        let at_once = self.source.connections().clamp(1, TABLES_AT_ONCE);
+        for some in reads(leaves).chunks(at_once) {
+            let tables = std::thread::scope(|scope| {
+                // The calling thread reads as well.
+                let (mine, others) =
+                    some.split_first().ok_or_else(|| Error::new(Kind::Source, "no table to read"))?;
+                let others: Vec<_> =
+                    others.iter().map(|read| scope.spawn(|| self.table(read.host.clone()))).collect();
+                let mut tables = vec![self.table(mine.host.clone())?];
+                for other in others {
+                    tables.push(other.join().map_err(|_| Error::new(Kind::Source, "a reader panicked"))??);
                 }
-                end = end.max(range.end);
-                count += 1;
+                Ok::<_, Error>(tables)
+            })?;
+            for (read, bytes) in some.iter().zip(tables) {
+                for leaf in &leaves[read.leaves.clone()] {
+                    let entries = read.entries.clone().unwrap_or(0..leaf.table.entries);
+                    let range = leaf.table.bytes_of(entries.clone());
+                    let cut = index(range.start - read.host.start)..index(range.end - read.host.start);
+                    self.shared.image.layout.read_leaf(leaf, entries.start, &bytes[cut], found)?;
+                    self.batch_if(found, BATCH)?;
+                }
             }
-            let (group, after) = rest.split_at(count);
-            let bytes = self.table(start..end)?;
-            for leaf in group {
-                let range = all(leaf);
-                let cut = index(range.start - start)..index(range.end - start);
-                self.shared.image.layout.read_leaf(leaf, 0, &bytes[cut], found)?;
-                self.batch_if(found, BATCH)?;
-            }
-            rest = after;
-        }
-        Ok(())
-    }
-
-    fn long_leaf(&self, leaf: &Leaf, found: &mut Found) -> Result<(), Error> {
-        let per_read = TABLE_READ / u64::from(leaf.table.entry_len);
-        let mut first = 0;
-        while first < leaf.table.entries {
-            let some = first..leaf.table.entries.min(first + per_read);
-            let bytes = self.table(leaf.table.bytes_of(some.clone()))?;
-            self.shared.image.layout.read_leaf(leaf, first, &bytes, found)?;
-            self.batch_if(found, BATCH)?;
-            first = some.end;
         }
         Ok(())
     }
@@ -245,6 +229,47 @@ impl Mapper<'_> {
     fn send(&self, job: Job) -> Result<(), Error> {
         self.jobs.send(job).map_err(|_| Error::new(Kind::Stopped, "the readers have ended"))
     }
+}
+
+/// One read of leaf tables.
+#[derive(Debug, PartialEq, Eq)]
+struct TableRead {
+    /// Where in the image; at most [`TABLE_READ`] long.
+    host: Range<u64>,
+    /// Which of the leaves are in it.
+    leaves: Range<usize>,
+    /// The entries, when it is a slice of a single long leaf.
+    entries: Option<Range<u64>>,
+}
+
+/// The reads that fetch `leaves`, which are sorted by host offset: neighbours together, long ones in slices.
+fn reads(leaves: &[Leaf]) -> Vec<TableRead> {
+    let mut reads: Vec<TableRead> = Vec::new();
+    for (i, leaf) in leaves.iter().enumerate() {
+        let all = leaf.table.bytes_of(0..leaf.table.entries);
+        if all.end - all.start > TABLE_READ {
+            let per_read = TABLE_READ / u64::from(leaf.table.entry_len);
+            let mut first = 0;
+            while first < leaf.table.entries {
+                let some = first..leaf.table.entries.min(first + per_read);
+                first = some.end;
+                let host = leaf.table.bytes_of(some.clone());
+                reads.push(TableRead { host, leaves: i..i + 1, entries: Some(some) });
+            }
+            continue;
+        }
+        match reads.last_mut() {
+            Some(TableRead { host, leaves, entries: None })
+                if all.start <= host.end.saturating_add(GAP / 2)
+                    && all.end.max(host.end) - host.start <= TABLE_READ =>
+            {
+                host.end = host.end.max(all.end);
+                leaves.end = i + 1;
+            }
+            _ => reads.push(TableRead { host: all, leaves: i..i + 1, entries: None }),
+        }
+    }
+    reads
 }
 
 /// `usize` of a length that is bounded by [`TABLE_READ`].
@@ -348,6 +373,38 @@ mod tests {
             }
         }
         assert!(jobs.len() >= 14);
+    }
+
+    #[test]
+    fn every_entry_of_every_leaf_is_read_once_and_neighbours_together() {
+        let leaf = |index, host, entries| Leaf {
+            index,
+            table: crate::format::Table { host, entries, entry_len: 8 },
+        };
+        // Two neighbours, a far one, a long one, and one right behind it.
+        let long = 3 * TABLE_READ / 8 + 5;
+        let leaves = [
+            leaf(0, 65_536, 8192),
+            leaf(1, 131_072, 8192),
+            leaf(2, 64 << 20, 8192),
+            leaf(3, 65 << 20, long),
+            leaf(4, (65 << 20) + long * 8, 10),
+        ];
+        let reads = reads(&leaves);
+        assert_eq!(reads[0], TableRead { host: 65_536..196_608, leaves: 0..2, entries: None });
+        assert_eq!(reads.len(), 7);
+        for (i, leaf) in leaves.iter().enumerate() {
+            let mut at = 0;
+            for read in reads.iter().filter(|read| read.leaves.contains(&i)) {
+                let entries = read.entries.clone().unwrap_or(0..leaf.table.entries);
+                let host = leaf.table.bytes_of(entries.clone());
+                assert!(read.host.start <= host.start && host.end <= read.host.end, "{read:?}");
+                assert!(read.host.end - read.host.start <= TABLE_READ);
+                assert_eq!(entries.start, at);
+                at = entries.end;
+            }
+            assert_eq!(at, leaf.table.entries, "leaf {i}");
+        }
     }
 
     #[test]

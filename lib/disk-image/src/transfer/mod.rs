@@ -59,6 +59,9 @@ pub struct Limits {
     pub workers: usize,
     /// Bytes the target may take; a stream of unknown size that turns out longer is an error.
     pub capacity: u64,
+    /// Bytes of the source after which what is finished is synced and remembered, unless a second has passed before:
+    /// what a run that follows a crash may have to fetch again.
+    pub reread: u64,
 }
 
 impl Default for Limits {
@@ -69,6 +72,7 @@ impl Default for Limits {
             connections: 8,
             workers: 0,
             capacity: u64::MAX,
+            reread: 32 << 20,
         }
     }
 }

@@ -23,8 +23,7 @@ use crate::write::{Pool, Writer};
 const CHUNK: usize = 1 << 20;
 /// Most threads that unpack.
 const WORKERS_MAX: usize = 16;
-/// What may be fetched but not remembered: this many bytes of the source, or this long.
-const COMMIT_BYTES: u64 = 32 << 20;
+/// How long finished ranges may wait to be remembered.
 const COMMIT_AFTER: Duration = Duration::from_secs(1);
 const TICK: Duration = Duration::from_millis(20);
 
@@ -235,7 +234,7 @@ fn watch(shared: &Shared<'_>, ledger: &mut dyn Ledger, ended: &Receiver<()>, sto
             shared.halt.set();
         }
         let read = shared.progress.read();
-        let due = committed.0.elapsed() >= COMMIT_AFTER || read - committed.1 >= COMMIT_BYTES;
+        let due = committed.0.elapsed() >= COMMIT_AFTER || read - committed.1 >= shared.image.limits.reread;
         if due && !shared.halt.is_set() {
             let fresh = shared.tracker.take();
             if !fresh.is_empty() && ledger.remembers() {
