@@ -38,6 +38,7 @@ const NEVER_LINKED: &[(&str, &[&str])] = &[
     ("disk-image", &["tokio", "async-std", "smol", "hyper", "reqwest", "kube", "tonic"]),
     ("serve", &["kube", "tonic", "reqwest"]),
     ("importer", &["kube", "kube-core", "k8s-openapi", "tonic"]),
+    ("cdi-containerimage-server", &["disk-image", "reqwest", "rustls", "clap", "kube", "tonic"]),
     ("uploadserver", &["kube", "kube-core", "k8s-openapi", "tonic", "reqwest"]),
     ("cni", &["tokio", "hyper", "kube", "tonic"]),
     ("macpool", &["tonic"]),

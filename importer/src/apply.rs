@@ -208,13 +208,12 @@ fn blank(config: &Config, session: &Session, facts: &Facts) -> Result<Done, Erro
 /// The files of a tar archive in a folder.
 fn unpack(config: &Config, session: &Session, facts: &Facts) -> Result<Done, Error> {
     session.meter.phase("connecting");
-    let Wire { source, checked, opened } = connect(config, session)?;
+    let Wire { source, checked, .. } = connect(config, session)?;
     session.meter.phase("unpacking");
     let result = archive::unpack(source, &facts.path, config, session).and_then(|done| {
         verify(checked.as_deref(), session)?;
         Ok(done)
     });
-    farewell(opened.farewell);
     match result {
         Err(error) if error.kind() == Kind::Checksum => {
             archive::empty(&facts.path, config.contract)?;
@@ -247,12 +246,6 @@ fn verify(checked: Option<&Checked>, session: &Session) -> Result<(), Error> {
     let Some(checked) = checked else { return Ok(()) };
     session.meter.phase("checking");
     checked.verify(&session.stop)
-}
-
-fn farewell(farewell: Option<Box<dyn FnOnce() + Send>>) {
-    if let Some(farewell) = farewell {
-        farewell();
-    }
 }
 
 /// Limits as `disk_image` wants them.
@@ -309,9 +302,7 @@ fn disk(config: &Config, session: &Session, facts: &Facts) -> Result<Done, Error
         checked: checked.as_deref(),
         available,
     };
-    let result = work.run();
-    farewell(opened.farewell);
-    let mut done = result?;
+    let mut done = work.run()?;
     done.warnings.extend(warnings);
     done.labels = opened.labels;
     Ok(done)

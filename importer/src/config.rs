@@ -56,10 +56,11 @@ impl Location {
             Self::Blank => "none",
             Self::Stdin => "stdin",
             Self::File(_) => "file",
-            Self::Http(_) => "http",
+            // What the controller calls a node pull.
+            Self::Http(_) | Self::NodePull(_) => "http",
             Self::S3(_) => "s3",
             Self::Gcs(_) => "gcs",
-            Self::Registry(_) | Self::NodePull(_) | Self::OciArchive(_) => "registry",
+            Self::Registry(_) | Self::OciArchive(_) => "registry",
             Self::Nbd(_) => "nbd",
         }
     }
@@ -427,6 +428,9 @@ fn refuse(job: &Job) -> Result<(), Error> {
     if checkpoints.iter().any(|checkpoint| !checkpoint.is_empty()) {
         return out("a multi-stage import with checkpoints is asked for");
     }
+    if job.content == Content::Archive && job.pull_method == PullMethod::Node {
+        return Err(Error::usage("a node pull cannot have content type archive; only http can"));
+    }
     match (job.content, job.source) {
         (Content::Archive, SourceKind::Registry | SourceKind::None | SourceKind::S3 | SourceKind::Gcs) => {
             Err(Error::usage(format!(
@@ -444,6 +448,10 @@ fn location(job: &Job) -> Result<Location, Error> {
     };
     Ok(match job.source {
         SourceKind::None => Location::Blank,
+        // The controller calls the source of a node pull http (upstream `setRegistryNodeImportEnvVars`).
+        SourceKind::Http if job.pull_method == PullMethod::Node => {
+            registry(PullMethod::Node, Location::parse(endpoint()?)?)?
+        }
         SourceKind::Http => Some(Location::parse(endpoint()?)?)
             .filter(|found| matches!(found, Location::Http(_)))
             .ok_or_else(|| Error::usage("IMPORTER_ENDPOINT is no http or https address"))?,
@@ -509,7 +517,9 @@ mod tests {
             (SourceKind::Gcs, "gs://b/k", PullMethod::Pod, Some("gcs")),
             (SourceKind::Registry, "docker://r/i:t", PullMethod::Pod, Some("registry")),
             (SourceKind::Registry, "oci-archive:/a.tar", PullMethod::Pod, Some("registry")),
-            (SourceKind::Registry, "http://localhost:8100/disk.img", PullMethod::Node, Some("registry")),
+            (SourceKind::Http, "http://localhost:8100/disk.img", PullMethod::Node, Some("http")),
+            (SourceKind::Http, "docker://r/i:t", PullMethod::Node, None),
+            (SourceKind::Registry, "http://localhost:8100/disk.img", PullMethod::Node, Some("http")),
             (SourceKind::Registry, "http://localhost:8100/disk.img", PullMethod::Pod, None),
             (SourceKind::Registry, "docker://r/i:t", PullMethod::Node, None),
             (SourceKind::Registry, "/local", PullMethod::Pod, None),
@@ -532,6 +542,12 @@ mod tests {
         }
         let warm = Job { current_checkpoint: "snap".into(), ..job(SourceKind::Http, "http://h/") };
         assert!(config(warm).unwrap_err().to_string().contains("checkpoints"));
+        let node =
+            Job { pull_method: PullMethod::Node, ..job(SourceKind::Http, "http://localhost:8100/disk.img") };
+        assert!(matches!(config(node.clone()).unwrap().location, Location::NodePull(_)));
+        assert!(
+            config(Job { content: Content::Archive, ..node }).unwrap_err().to_string().contains("archive")
+        );
         for source in [SourceKind::Registry, SourceKind::None] {
             let archive = Job { content: Content::Archive, ..job(source, "docker://r/i") };
             assert!(config(archive).unwrap_err().to_string().contains("archive"));

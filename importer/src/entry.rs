@@ -17,11 +17,12 @@ use tracing::level_filters::LevelFilter;
 
 use crate::apply::{self, Session};
 use crate::args::{Args, Asked};
-use crate::config::{Config, Contract, Output, Root};
+use crate::config::{Config, Contract, Location, Output, Root};
 use crate::error::{Error, Kind};
 use crate::inspect;
 use crate::progress::{self, Shown};
 use crate::report::{self, Answer};
+use crate::source::node_pull;
 
 /// Paths of the contract are looked for below this folder; for tests.
 const ROOT_VARIABLE: &str = "FERROVIRT_IMPORTER_ROOT";
@@ -159,7 +160,17 @@ fn import(config: &Config, stopping: &Stopping) -> ExitCode {
     let outcome = apply::import(config, &session);
     drop(shown);
     let answer = report::answer(report::Asked::of(config, scratch_mounted, stopping.signal()), &outcome);
-    finish(&answer, config.termination_log.as_deref())
+    let exit = finish(&answer, config.termination_log.as_deref());
+    // With any other code the kubelet starts us again, and then the server is needed: one that has ended in order does
+    // not come back.
+    if answer.exit == 0
+        && matches!(config.location, Location::NodePull(_))
+        && let Some(done) = &config.access.done_file
+        && let Err(error) = node_pull::done(done)
+    {
+        tracing::warn!(%error, path = %done.display(), "the server beside us cannot be told that we are done");
+    }
+    exit
 }
 
 fn plain_failure(error: &Error) -> Answer {

@@ -39,9 +39,6 @@ pub(crate) fn inspect(asked: &Inspect, stop: &Stop) -> Result<String, Error> {
         limits: transfer_limits(&asked.limits, u64::MAX),
         progress: progress.clone(),
     })?;
-    if let Some(farewell) = opened.farewell {
-        farewell();
-    }
     let seen = Seen {
         source: asked.location.to_string(),
         format: image.format().name(),

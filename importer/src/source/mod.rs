@@ -7,6 +7,7 @@
 pub mod blocking;
 pub mod gcs;
 pub mod http;
+pub(crate) mod node_pull;
 pub(crate) mod open;
 pub mod remote;
 pub mod retry;

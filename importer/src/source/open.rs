@@ -15,7 +15,7 @@ use super::http::Header;
 use super::remote::RemoteSource;
 use super::retry::Policy;
 use super::tls::{Proxies, Trust};
-use super::{gcs, http, s3};
+use super::{gcs, http, node_pull, s3};
 use crate::config::{Access, Limits, Location, Proxy};
 use crate::error::{Error, Kind};
 
@@ -28,8 +28,6 @@ pub(crate) struct Opened {
     pub(crate) local: Option<Arc<FileSource>>,
     /// Labels for the PVC.
     pub(crate) labels: BTreeMap<String, String>,
-    /// To be called when the import is over, whichever way.
-    pub(crate) farewell: Option<Box<dyn FnOnce() + Send>>,
 }
 
 impl fmt::Debug for Opened {
@@ -41,7 +39,7 @@ impl fmt::Debug for Opened {
 impl Opened {
     /// A source that nothing else is known of.
     fn new(source: Arc<dyn Source>, identity: Option<String>) -> Self {
-        Self { source, identity, local: None, labels: BTreeMap::new(), farewell: None }
+        Self { source, identity, local: None, labels: BTreeMap::new() }
     }
 
     fn remote(source: RemoteSource) -> Self {
@@ -71,7 +69,10 @@ pub(crate) fn open(
         Location::S3(url) => s3::open(&net(stop)?, s3_options(url, access, limits)).map(Opened::remote),
         Location::Gcs(url) => gcs::open(&net(stop)?, gcs_options(url, access, limits)).map(Opened::remote),
         Location::Registry(_) => not_yet("registry"),
-        Location::NodePull(_) => not_yet("node pull"),
+        Location::NodePull(url) => {
+            let pulled = node_pull::open(&net(stop)?, &node_pull_options(url, access, limits))?;
+            Ok(Opened { labels: pulled.labels, ..Opened::remote(pulled.source) })
+        }
         Location::OciArchive(_) => not_yet("oci-archive"),
         Location::Nbd(_) => not_yet("nbd"),
     }
@@ -146,6 +147,16 @@ fn gcs_options(url: &Url, access: &Access, limits: &Limits) -> gcs::Options {
     }
 }
 
+fn node_pull_options<'a>(url: &'a Url, access: &'a Access, limits: &Limits) -> node_pull::Options<'a> {
+    node_pull::Options {
+        url,
+        ready_file: access.ready_file.as_deref(),
+        stall: limits.stall,
+        retry: retry(limits),
+        connections: limits.connections,
+    }
+}
+
 fn file(path: &Path) -> Result<Opened, Error> {
     let failed = |e| Error::connect(format!("cannot open {}", path.display()), e);
     let source = Arc::new(FileSource::open_path(path).map_err(failed)?);
@@ -154,11 +165,5 @@ fn file(path: &Path) -> Result<Opened, Error> {
     let identity = meta.is_file().then(|| {
         format!("file {} {} {} {} {}", meta.dev(), meta.ino(), meta.len(), meta.mtime(), meta.mtime_nsec())
     });
-    Ok(Opened {
-        source: source.clone(),
-        identity,
-        local: Some(source),
-        labels: BTreeMap::new(),
-        farewell: None,
-    })
+    Ok(Opened { source: source.clone(), identity, local: Some(source), labels: BTreeMap::new() })
 }

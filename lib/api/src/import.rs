@@ -4,6 +4,7 @@
 //! Not here: the process environment and the files it names.
 
 mod job;
+pub mod node;
 mod outcome;
 
 pub use job::{CacheMode, Content, Job, JobError, PullMethod, SOURCE_VARIABLE, SourceKind};
