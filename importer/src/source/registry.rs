@@ -33,7 +33,7 @@ use super::blocking::Net;
 use super::http::{self as web, Authorize, Header, Http, USER_AGENT, basic, shown};
 use super::layer::{self, Blobs, Disk};
 use super::manifest::{self, DOCUMENT_MAX, Descriptor, Platform};
-use super::remote::{self, Failure, Lane, Limits, Mark, Object, Part, Remote, Want};
+use super::remote::{self, Failure, Lane, Limits, Mark, Part, Remote, RemoteSource, Want};
 use super::retry::{Cause, Policy};
 use super::tls::{self, Proxies, Trust};
 use crate::error::{Error, Kind};
@@ -198,7 +198,7 @@ impl Registry {
         let whole = Want { from: 0, end: None, ranges: false };
         let part = remote::first_of(&lane, &http, &self.limits, whole)?;
         let size = part.total;
-        let object = Object::new(http, &self.net, self.limits.clone(), size, lane, part);
+        let object = RemoteSource::new(http, &self.net, self.limits.clone(), size, lane, part);
         let mut bytes = Vec::new();
         let failed = |e| Error::connect(format!("cannot read {shown}"), e);
         let reader = object.open(0..u64::MAX).map_err(failed)?;
@@ -218,7 +218,7 @@ impl Blobs for Registry {
         let lane = Lane::new(&self.net, &blob)?;
         let part = remote::first(&lane, &blob, &self.limits)?;
         let size = Some(descriptor.size);
-        Ok(Arc::new(Object::new(blob, &self.net, self.limits.clone(), size, lane, part)))
+        Ok(Arc::new(RemoteSource::new(blob, &self.net, self.limits.clone(), size, lane, part)))
     }
 }
 
