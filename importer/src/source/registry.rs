@@ -230,7 +230,7 @@ fn probe(net: &Net, host: &str, tls: &ClientConfig, options: &Options) -> Result
     for scheme in ["https", "http"] {
         let request = client.get(format!("{scheme}://{host}/v2/")).send();
         let answer = lane
-            .block_on(tokio::time::timeout(PROBE, request))
+            .block_on(async { tokio::time::timeout(PROBE, request).await })
             .map_err(|e| Error::with(Kind::Stopped, "stopped on request", e))?;
         if let Ok(Ok(_)) = answer {
             if scheme == "http" {
