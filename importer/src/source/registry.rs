@@ -200,7 +200,7 @@ impl Registry {
         let size = part.total;
         let object = RemoteSource::new(http, &self.net, self.limits.clone(), size, lane, part);
         let mut bytes = Vec::new();
-        let failed = |e| Error::connect(format!("cannot read {shown}"), e);
+        let failed = |e| Error::from(disk_image::Error::from_source(format!("cannot read {shown}"), e));
         let reader = object.open(0..u64::MAX).map_err(failed)?;
         reader.take(DOCUMENT_MAX + 1).read_to_end(&mut bytes).map_err(failed)?;
         if bytes.len() as u64 > DOCUMENT_MAX {
