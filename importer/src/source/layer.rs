@@ -196,7 +196,7 @@ impl Layer {
         let (_, unpacked) = transfer::unwrap(Request {
             source: checked.clone(),
             format: None,
-            limits: limits.clone(),
+            limits: *limits,
             progress: Progress::new(),
         })?;
         Ok(Self { digest, checked, unpacked })

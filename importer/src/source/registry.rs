@@ -113,7 +113,7 @@ pub fn open(net: &Net, options: &Options) -> Result<Disk, Error> {
 
 fn reference(text: &str) -> Result<Reference, Error> {
     let name = text.trim();
-    let name = name.strip_prefix("docker://").or_else(|| name.strip_prefix("docker:")).unwrap_or(name);
+    let name = name.split_once("://").map_or(name, |(_, rest)| rest);
     name.parse().map_err(|_| {
         // The name is not repeated: somebody may have put a password into it.
         Error::usage(
@@ -511,7 +511,7 @@ mod tests {
             ("docker://quay.io/containerdisks/fedora:latest", "quay.io", "containerdisks/fedora", Some("latest")),
             ("docker://localhost:5000/a", "localhost:5000", "a", Some("latest")),
             ("docker://fedora", "docker.io", "library/fedora", Some("latest")),
-            ("docker:quay.io/a/b:1", "quay.io", "a/b", Some("1")),
+            ("Docker://quay.io/a/b:1", "quay.io", "a/b", Some("1")),
         ];
         for (text, registry, repository, tag) in table {
             let found = reference(text).unwrap();
