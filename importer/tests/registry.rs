@@ -240,7 +240,7 @@ impl Store {
         } else {
             (OCI_MANIFEST, "application/vnd.oci.image.config.v1+json")
         };
-        let config = br#"{"architecture":"amd64","os":"linux","rootfs":{"type":"layers","diff_ids":[]}}"#;
+        let config = br#"{"architecture":"amd64","os":"linux","config":{"Env":["PATH=/bin","INSTANCETYPE_KUBEVIRT_IO_DEFAULT_PREFERENCE=debian"]},"rootfs":{"type":"layers","diff_ids":[]}}"#;
         self.push_blob(name, config);
         let digests: Vec<String> = layers.iter().map(|layer| self.push_blob(name, &layer.blob)).collect();
         let manifest = manifest(kind, config_kind, config, layers);
@@ -416,6 +416,7 @@ fn disks_of_every_packing_in_every_layer() {
     assert_pulled(&options(registry.image("names"), Some(&tls)), b"");
     let opened = open(&options(registry.image("names:dot"), Some(&tls))).unwrap();
     assert_eq!(opened.file(), "disk/x");
+    assert_eq!(opened.environment(), ["PATH=/bin", "INSTANCETYPE_KUBEVIRT_IO_DEFAULT_PREFERENCE=debian"]);
 }
 
 #[test]

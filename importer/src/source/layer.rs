@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use disk_image::transfer::{self, Progress, Request};
 use disk_image::{Access, Facts, Source, Stop, compress};
 
-use super::manifest::Descriptor;
+use super::manifest::{self, Descriptor, Image};
 use super::tar_stream::{Entry, TarStream, What};
 use crate::checksum::Checked;
 use crate::error::{Error, Kind};
@@ -43,6 +43,12 @@ pub(crate) trait Blobs {
     /// # Errors
     /// When it is not there.
     fn blob(&self, descriptor: &Descriptor) -> Result<Arc<dyn Source>, Error>;
+
+    /// A short blob, verified.
+    ///
+    /// # Errors
+    /// When it is not there, is not what its digest says, or is long.
+    fn document(&self, descriptor: &Descriptor) -> Result<Vec<u8>, Error>;
 }
 
 /// Bounds for unpacking layers whose compressors declare at most `window` bytes.
@@ -53,19 +59,20 @@ pub(crate) fn limits(window: u64) -> transfer::Limits {
     }
 }
 
-/// Looks for the disk in `layers`, given from the lowest to the topmost one.
+/// Looks for the disk in `image`.
 ///
 /// # Errors
 /// [`Kind::Refused`] when there is none or it is no plain file, [`Kind::Digest`] for a layer that is not what its
 /// digest says, else what fetching and reading say.
 pub(crate) fn find(
-    layers: &[Descriptor],
+    image: &Image,
     blobs: &dyn Blobs,
     limits: &transfer::Limits,
     stop: &Stop,
 ) -> Result<Disk, Error> {
+    let environment = environment(image, blobs)?;
     let mut hidden = Hidden::default();
-    for descriptor in layers.iter().rev() {
+    for descriptor in image.layers.iter().rev() {
         if hidden.all {
             break;
         }
@@ -91,7 +98,7 @@ pub(crate) fn find(
                 "found the disk"
             );
             let parked = Mutex::new(Some(tar));
-            return Ok(Disk(Arc::new(Inner { layer, member, hidden, parked })));
+            return Ok(Disk(Arc::new(Inner { layer, member, hidden, environment, parked })));
         }
         tar.drain(|| Ok(stop.check()?)).map_err(|e| layer.failed(e))?;
         drop(tar);
@@ -102,6 +109,19 @@ pub(crate) fn find(
         Kind::Refused,
         "Failed to find VM disk image file in the container image: it has no file in /disk",
     ))
+}
+
+/// The image's environment. The disk can be imported without.
+fn environment(image: &Image, blobs: &dyn Blobs) -> Result<Vec<String>, Error> {
+    let Some(config) = &image.config else { return Ok(Vec::new()) };
+    match blobs.document(config).and_then(|bytes| manifest::environment(&bytes)) {
+        Err(error) if error.kind() != Kind::Stopped => {
+            let error = crate::report::chain(&error);
+            tracing::warn!(error, "the image's environment is not known; no labels come of it");
+            Ok(Vec::new())
+        }
+        other => other,
+    }
 }
 
 /// Refuses what stands where the disk should.
@@ -238,6 +258,7 @@ struct Inner {
     layer: Layer,
     member: Entry,
     hidden: Hidden,
+    environment: Vec<String>,
     /// The layer where the last reader left it.
     parked: Mutex<Option<TarStream>>,
 }
@@ -255,6 +276,11 @@ impl Disk {
     /// The file's name in the image, such as "disk/fedora.qcow2".
     pub fn file(&self) -> &str {
         &self.0.member.path
+    }
+
+    /// The environment of the image's containers, as "NAME=value": some variables are labels of the disk.
+    pub fn environment(&self) -> &[String] {
+        &self.0.environment
     }
 
     /// Reads the layer to its end: whether there is another file beside the disk, and whether the blob has the digest

@@ -158,8 +158,38 @@ fn this_machine() -> &'static str {
 pub(crate) enum Document {
     /// A choice of manifests.
     Index(Vec<ImageIndexEntry>),
-    /// The layers of one image, lowest first.
-    Image(Vec<Descriptor>),
+    /// One image.
+    Image(Image),
+}
+
+/// An image's parts.
+#[derive(Debug)]
+pub(crate) struct Image {
+    /// How a container of it is to be run; `None` when what is named there is no blob.
+    pub(crate) config: Option<Descriptor>,
+    /// Lowest first.
+    pub(crate) layers: Vec<Descriptor>,
+}
+
+/// The environment that an image's configuration gives its containers, as "NAME=value"; nothing when the document says
+/// nothing of it.
+///
+/// # Errors
+/// When it is no configuration.
+pub(crate) fn environment(config: &[u8]) -> Result<Vec<String>, Error> {
+    #[derive(Deserialize)]
+    struct Whole {
+        #[serde(default)]
+        config: Option<Run>,
+    }
+    #[derive(Deserialize)]
+    struct Run {
+        #[serde(default, rename = "Env")]
+        env: Option<Vec<String>>,
+    }
+    let whole: Whole = serde_json::from_slice(config)
+        .map_err(|e| Error::with(Kind::Refused, "the image's configuration makes no sense", e))?;
+    Ok(whole.config.and_then(|run| run.env).unwrap_or_default())
 }
 
 /// Enough of a document to tell what it is.
@@ -189,7 +219,9 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Document, Error> {
             if image.layers.len() > LAYERS_MAX {
                 return Err(refused(format!("the image has {} layers", image.layers.len())));
             }
-            Ok(Document::Image(image.layers.iter().map(layer).collect::<Result<_, _>>()?))
+            let layers = image.layers.iter().map(layer).collect::<Result<_, _>>()?;
+            let config = Descriptor::new(&image.config.digest, image.config.size).ok();
+            Ok(Document::Image(Image { config, layers }))
         }
         Shape { fs_layers: Some(_), .. } | Shape { schema_version: Some(1), .. } => Err(refused(
             "the image's manifest is of Docker's old schema 1; push the image again with a current tool",
@@ -205,7 +237,7 @@ fn layer(layer: &OciDescriptor) -> Result<Descriptor, Error> {
     Descriptor::new(&layer.digest, layer.size)
 }
 
-/// From a first document to layers, by way of an index if it is one.
+/// From a first document to an image, by way of an index if it is one.
 ///
 /// # Errors
 /// When no entry fits, when a document makes no sense, or what `fetch` says. `fetch` gives a document whose digest was
@@ -214,11 +246,11 @@ pub(crate) fn resolve(
     first: &[u8],
     platform: &Platform,
     mut fetch: impl FnMut(&Descriptor) -> Result<Vec<u8>, Error>,
-) -> Result<Vec<Descriptor>, Error> {
+) -> Result<Image, Error> {
     let mut document = parse(first)?;
     for _ in 0..DEPTH_MAX {
         match document {
-            Document::Image(layers) => return Ok(layers),
+            Document::Image(image) => return Ok(image),
             Document::Index(entries) => {
                 let chosen = choose(&entries, platform)?;
                 document = parse(&fetch(&chosen)?)?;
@@ -358,7 +390,7 @@ mod tests {
     #[test]
     fn documents() {
         let layer = format!(r#"{{"mediaType":"l","digest":"{}","size":7}}"#, digest(1));
-        assert!(matches!(parse(&manifest(&layer)), Ok(Document::Image(l)) if l[0].size == 7));
+        assert!(matches!(parse(&manifest(&layer)), Ok(Document::Image(i)) if i.layers[0].size == 7));
         #[rustfmt::skip]
         let table = [
             (manifest(&layer.replace("sha256:", "md5:")), "no sha256"),
@@ -404,6 +436,16 @@ mod tests {
         let one = format!(r#"{{"schemaVersion":2,"manifests":[{}]}}"#, entry(1, ""));
         assert!(in_layout(one.as_bytes(), None, &here).is_ok());
         assert!(in_layout(br#"{"manifests":[],"schemaVersion":2}"#, None, &here).is_err());
+    }
+
+    #[test]
+    fn environments() {
+        let env = |text: &str| environment(text.as_bytes()).ok();
+        assert_eq!(env(r#"{"config":{"Env":["A=1","B"]}}"#), Some(vec!["A=1".to_owned(), "B".to_owned()]));
+        for text in ["{}", r#"{"config":null}"#, r#"{"config":{}}"#, r#"{"config":{"Env":null}}"#] {
+            assert_eq!(env(text), Some(Vec::new()), "{text}");
+        }
+        assert_eq!(env(r#"{"config":{"Env":"A=1"}}"#), None);
     }
 
     #[test]

@@ -65,9 +65,9 @@ fn find(archive: &Archive, name: Option<&str>, options: &Options, stop: &Stop) -
             "the archive has no index.json: it is no OCI layout (write it with skopeo copy … oci-archive:FILE, or docker 25)",
         )
     })?;
-    let chosen = manifest::in_layout(&archive.document(&index)?, name, &platform)?;
-    let layers = manifest::resolve(&archive.checked(&chosen)?, &platform, |d| archive.checked(d))?;
-    layer::find(&layers, archive, &layer::limits(options.window), stop)
+    let chosen = manifest::in_layout(&archive.bytes(&index)?, name, &platform)?;
+    let image = manifest::resolve(&archive.document(&chosen)?, &platform, |d| archive.document(d))?;
+    layer::find(&image, archive, &layer::limits(options.window), stop)
 }
 
 /// Path and name; a path that exists is all path, whatever colons it has.
@@ -141,19 +141,13 @@ impl Archive {
         Ok(place)
     }
 
-    fn document(&self, place: &Range<u64>) -> Result<Vec<u8>, Error> {
+    fn bytes(&self, place: &Range<u64>) -> Result<Vec<u8>, Error> {
         let len = place.end - place.start;
         let len = usize::try_from(len).ok().filter(|_| len <= DOCUMENT_MAX).ok_or_else(|| {
             Error::new(Kind::Refused, format!("a document of {len} bytes is longer than {DOCUMENT_MAX}"))
         })?;
         source::read_range(&*self.source, place.start, len)
             .map_err(|e| Error::connect("cannot read the archive", e))
-    }
-
-    fn checked(&self, descriptor: &Descriptor) -> Result<Vec<u8>, Error> {
-        let bytes = self.document(&self.place(descriptor)?)?;
-        descriptor.check(&bytes)?;
-        Ok(bytes)
     }
 }
 
@@ -167,6 +161,12 @@ impl Blobs for Archive {
     fn blob(&self, descriptor: &Descriptor) -> Result<Arc<dyn Source>, Error> {
         let place = self.place(descriptor)?;
         Ok(Arc::new(Window { source: self.source.clone(), place }))
+    }
+
+    fn document(&self, descriptor: &Descriptor) -> Result<Vec<u8>, Error> {
+        let bytes = self.bytes(&self.place(descriptor)?)?;
+        descriptor.check(&bytes)?;
+        Ok(bytes)
     }
 }
 

@@ -131,12 +131,12 @@ fn pull(net: &Net, image: &Reference, options: &Options) -> Result<Disk, Error> 
     if let Some(digest) = image.digest() {
         Descriptor::new(digest, 0)?.check(&first)?;
     }
-    let layers = manifest::resolve(&first, &platform, |descriptor| {
+    let chosen = manifest::resolve(&first, &platform, |descriptor| {
         let bytes = registry.manifest(&descriptor.digest)?;
         descriptor.check(&bytes)?;
         Ok(bytes)
     })?;
-    layer::find(&layers, &registry, &layer::limits(options.window), net.stop())
+    layer::find(&chosen, &registry, &layer::limits(options.window), net.stop())
 }
 
 /// One repository of a registry.
@@ -192,7 +192,11 @@ impl Registry {
     /// A manifest or an index, by tag or digest.
     fn manifest(&self, name: &str) -> Result<Vec<u8>, Error> {
         let accept = Header { name: "Accept".to_owned(), value: ACCEPTED.to_owned(), secret: false };
-        let http = self.http(&format!("manifests/{name}"), vec![accept])?;
+        self.whole(self.http(&format!("manifests/{name}"), vec![accept])?)
+    }
+
+    /// All of a short answer.
+    fn whole(&self, http: Http) -> Result<Vec<u8>, Error> {
         let shown = http.name().to_owned();
         let lane = Lane::new(&self.net, &http)?;
         let whole = Want { from: 0, end: None, ranges: false };
@@ -211,6 +215,12 @@ impl Registry {
 }
 
 impl Blobs for Registry {
+    fn document(&self, descriptor: &Descriptor) -> Result<Vec<u8>, Error> {
+        let bytes = self.whole(self.http(&format!("blobs/{}", descriptor.digest), Vec::new())?)?;
+        descriptor.check(&bytes)?;
+        Ok(bytes)
+    }
+
     fn blob(&self, descriptor: &Descriptor) -> Result<Arc<dyn Source>, Error> {
         let http = self.http(&format!("blobs/{}", descriptor.digest), Vec::new())?;
         let mark = Mark { etag: Some(format!("\"{}\"", descriptor.digest)), modified: None };
