@@ -1239,6 +1239,51 @@ fn imports_of_the_contract() {
 }
 
 #[test]
+fn killed_imports_start_again() {
+    let (store, tls) = (Store::new(), Tls::new());
+    let registry = Registry::start(store.path(), Some(&tls), &Login::Open);
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let kills: u64 = if std::env::var_os("FERROVIRT_SOAK").is_some() { 60 } else { 8 };
+    let raw = disk(24 * MIB, 10);
+    let (_, _, layers) = store.push("k", "latest", &[Layer::new(PLAIN, &[("disk/vm", &raw), ("z", b"z")])]);
+    let import = |folder: &str| {
+        let mut command = importer();
+        let cacert = tls.certs();
+        command.args([
+            &registry.image("k"),
+            &format!("{folder}/disk.img"),
+            "--cacert",
+            cacert.to_str().unwrap(),
+        ]);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command
+    };
+    let blob = store.blob(&layers[0]);
+    let good = fs::read(&blob).unwrap();
+    let mut bad = good.clone();
+    bad[4 * MIB] ^= 1;
+    let target = path("target");
+    fs::create_dir(&target).unwrap();
+    for kill in 0..kills {
+        // What a killed import took from a damaged blob must not survive in the next one.
+        fs::write(&blob, if kill % 2 == 0 { &bad } else { &good }).unwrap();
+        let mut child = import(&target).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(60 + kill * 431 % 400));
+        drop(child.kill());
+        if child.wait().unwrap().success() {
+            assert!(kill % 2 == 1, "a damaged image was imported");
+            fs::remove_file(format!("{target}/disk.img")).unwrap();
+        }
+    }
+    fs::write(&blob, &good).unwrap();
+    assert!(import(&target).status().unwrap().success());
+    assert!(fs::read(format!("{target}/disk.img")).unwrap() == raw);
+    let left: Vec<_> = fs::read_dir(&target).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["disk.img"]);
+}
+
+#[test]
 fn imports_by_command_line() {
     let (store, tls) = (Store::new(), Tls::new());
     let registry = Registry::start(store.path(), Some(&tls), &Login::Password);
