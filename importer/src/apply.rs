@@ -208,14 +208,14 @@ fn blank(config: &Config, session: &Session, facts: &Facts) -> Result<Done, Erro
 /// The files of a tar archive in a folder.
 fn unpack(config: &Config, session: &Session, facts: &Facts) -> Result<Done, Error> {
     session.meter.phase("connecting");
-    let Wire { source, checked, .. } = connect(config, session)?;
+    let Wire { source, checked, opened } = connect(config, session)?;
     session.meter.phase("unpacking");
     let result = archive::unpack(source, &facts.path, config, session).and_then(|done| {
-        verify(checked.as_deref(), session)?;
+        verify(checked.as_deref(), &opened, session)?;
         Ok(done)
     });
     match result {
-        Err(error) if error.kind() == Kind::Checksum => {
+        Err(error) if matches!(error.kind(), Kind::Checksum | Kind::Digest) => {
             archive::empty(&facts.path, config.contract)?;
             Err(error)
         }
@@ -242,10 +242,17 @@ fn connect(config: &Config, session: &Session) -> Result<Wire, Error> {
     Ok(Wire { source, checked, opened })
 }
 
-fn verify(checked: Option<&Checked>, session: &Session) -> Result<(), Error> {
-    let Some(checked) = checked else { return Ok(()) };
-    session.meter.phase("checking");
-    checked.verify(&session.stop)
+/// Whether what was read is what it should be.
+fn verify(checked: Option<&Checked>, opened: &Opened, session: &Session) -> Result<(), Error> {
+    if let Some(checked) = checked {
+        session.meter.phase("checking");
+        checked.verify(&session.stop)?;
+    }
+    if let Some(disk) = &opened.unverified {
+        session.meter.phase("checking");
+        disk.verify(&session.stop)?;
+    }
+    Ok(())
 }
 
 /// Limits as `disk_image` wants them.
@@ -458,7 +465,7 @@ impl Work<'_> {
         session.meter.phase("importing");
         let progress = &session.meter.transfer;
         let report = transfer::run(self.image, &writer, ledger, &self.spool(bound), progress, &session.stop)?;
-        verify(self.checked, session)?;
+        verify(self.checked, self.opened, session)?;
         session.meter.phase("syncing");
         session.meter.engine(&writer.engine());
         plan::fits(report.virtual_size, self.available)?;
@@ -538,7 +545,8 @@ impl Work<'_> {
 
     /// What failed for good leaves nothing behind; what may be gone on with stays.
     fn undo(&self, error: &Error, held: &Held) {
-        let worthless = matches!(error.kind(), Kind::Checksum | Kind::NeedsScratch);
+        let worthless =
+            matches!(error.kind(), Kind::Checksum | Kind::Digest | Kind::Refused | Kind::NeedsScratch);
         let untouched = held.created && std::fs::metadata(&self.facts.path).is_ok_and(|meta| meta.len() == 0);
         if !worthless && !untouched {
             return;

@@ -107,9 +107,13 @@ pub(crate) struct FromArgs {
     /// Credentials of Google Cloud Storage.
     #[arg(long, value_name = "FILE", env = "GOOGLE_APPLICATION_CREDENTIALS")]
     pub(crate) google_credentials: Option<PathBuf>,
-    /// Platform of a registry image, such as amd64 or arm64.
-    #[arg(long, value_name = "ARCH")]
+    /// Platform of a registry image, such as arm64 or linux/arm/v7; this machine's, if not given.
+    #[arg(long, value_name = "[OS/]ARCH[/VARIANT]")]
     pub(crate) architecture: Option<String>,
+    /// Registry credentials (config.json of docker, auth.json of podman, .dockerconfigjson); by default the file that
+    /// docker login writes, if there is one. Only used without --user-file.
+    #[arg(long, value_name = "FILE", env = "REGISTRY_AUTH_FILE")]
+    pub(crate) registry_auth_file: Option<PathBuf>,
     /// Connections at most.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u8).range(1..=64))]
     pub(crate) connections: u8,
@@ -407,6 +411,7 @@ impl FromArgs {
             insecure,
             google_credentials,
             architecture,
+            registry_auth_file,
             connections,
             window_limit,
             stall,
@@ -424,6 +429,7 @@ impl FromArgs {
             user,
             authorities: cacert,
             insecure,
+            registry_auth_file: registry_auth_file.or_else(|| docker_login(&env)),
             proxy: Proxy::from_env(env),
             google_credentials,
             architecture,
@@ -439,6 +445,13 @@ impl FromArgs {
         };
         Ok((access, limits, format.map(FormatArg::meaning)))
     }
+}
+
+/// Where `docker login` keeps what it was told, if that is there.
+fn docker_login(env: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
+    let folder = env("DOCKER_CONFIG").map(PathBuf::from);
+    let folder = folder.or_else(|| env("HOME").map(|home| PathBuf::from(home).join(".docker")))?;
+    Some(folder.join("config.json")).filter(|path| path.is_file())
 }
 
 fn read_text(path: &std::path::Path) -> Result<String, Error> {

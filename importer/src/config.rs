@@ -116,6 +116,16 @@ fn shown(url: &Url) -> String {
     url.as_str().replace("%E2%80%A6", "…")
 }
 
+/// An image's name without a user and password, which do not belong there.
+fn shown_image(image: &str) -> String {
+    let (scheme, rest) = image.split_once("://").unwrap_or(("docker", image));
+    let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
+    match host.rsplit_once('@') {
+        Some((_, host)) if !path.is_empty() => format!("{scheme}://{host}/{path}"),
+        Some(_) | None => image.to_owned(),
+    }
+}
+
 impl fmt::Display for Location {
     /// For people: without user, password and query.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -126,7 +136,7 @@ impl fmt::Display for Location {
             Self::Http(url) | Self::S3(url) | Self::Gcs(url) | Self::NodePull(url) | Self::Nbd(url) => {
                 f.write_str(&shown(url))
             }
-            Self::Registry(reference) => f.write_str(reference),
+            Self::Registry(image) => f.write_str(&shown_image(image)),
             Self::OciArchive(path) => write!(f, "oci-archive:{}", path.display()),
         }
     }
@@ -179,6 +189,8 @@ pub(crate) struct Access {
     pub(crate) google_credentials: Option<PathBuf>,
     /// Platform of a registry image.
     pub(crate) architecture: Option<String>,
+    /// Credentials per registry, used when there is no user.
+    pub(crate) registry_auth_file: Option<PathBuf>,
     /// Node pull.
     pub(crate) ready_file: Option<PathBuf>,
     /// Node pull.
@@ -354,6 +366,7 @@ impl Config {
             ready_file,
             done_file,
             registry_architecture,
+            registry_auth_file,
             disk_id: _,
             uuid: _,
             backing_file: _,
@@ -388,6 +401,7 @@ impl Config {
                 },
                 google_credentials: given_path(google_credentials),
                 architecture: given(registry_architecture),
+                registry_auth_file: given_path(registry_auth_file),
                 ready_file: given_path(ready_file),
                 done_file: given_path(done_file),
             },
@@ -595,6 +609,9 @@ mod tests {
             ("https://u:secret@h/i.qcow2?sig=secret#f", "https://h/i.qcow2?…"),
             ("s3://key:secret@b/k", "s3://b/k"),
             ("https://h/i", "https://h/i"),
+            ("docker://u:secret@h/i", "docker://h/i"),
+            ("docker://h:5000/i:t", "docker://h:5000/i:t"),
+            ("docker://i@sha256:0", "docker://i@sha256:0"),
         ] {
             let location = Location::parse(text).unwrap();
             assert_eq!(location.to_string(), expected);

@@ -15,6 +15,9 @@ pub enum Kind {
     Connect,
     /// The bytes on the wire have another checksum than given.
     Checksum,
+    /// A part of a container image is not what its digest says. Unlike [`Kind::Checksum`], which a user gave, the next
+    /// try may find it repaired.
+    Digest,
     /// The image cannot be imported in one pass and there is no room to spool it.
     NeedsScratch,
     /// The content is something we never import: not a disk, or a source we do not have.

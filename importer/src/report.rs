@@ -136,7 +136,9 @@ fn environment_failed(asked: Asked<'_>, error: &Error) -> Answer {
             )
         }
         Kind::Stopped => Answer { exit: asked.signal.unwrap_or(1), ..process(error) },
-        Kind::Usage | Kind::Refused | Kind::NoRoom | Kind::Target | Kind::Process => process(error),
+        Kind::Usage | Kind::Refused | Kind::NoRoom | Kind::Target | Kind::Process | Kind::Digest => {
+            process(error)
+        }
     }
 }
 
@@ -205,7 +207,7 @@ fn exit_code(kind: Kind) -> u8 {
         Kind::Connect => 3,
         Kind::Refused => 4,
         Kind::NoRoom => 5,
-        Kind::Checksum => 6,
+        Kind::Checksum | Kind::Digest => 6,
         Kind::Target => 7,
         Kind::NeedsScratch => 8,
         Kind::Stopped => 130,
@@ -220,6 +222,7 @@ fn kind_word(kind: Kind) -> &'static str {
         Kind::Refused => "refused",
         Kind::NoRoom => "no-room",
         Kind::Checksum => "checksum",
+        Kind::Digest => "digest",
         Kind::Target => "target",
         Kind::NeedsScratch => "not-streamable",
         Kind::Stopped => "stopped",
@@ -392,6 +395,7 @@ mod tests {
             (Kind::Refused, 4),
             (Kind::NoRoom, 5),
             (Kind::Checksum, 6),
+            (Kind::Digest, 6),
             (Kind::Target, 7),
             (Kind::NeedsScratch, 8),
             (Kind::Stopped, 130),

@@ -8,10 +8,11 @@
 //! [`remote`]: super::remote
 
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use futures_util::future::LocalBoxFuture;
 use http::header::{
     ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, COOKIE, ETAG,
     HeaderMap, HeaderName, HeaderValue, IF_RANGE, LAST_MODIFIED, LOCATION, PROXY_AUTHORIZATION, RANGE,
@@ -160,7 +161,25 @@ struct Head {
     no_ranges: bool,
 }
 
-struct Http {
+/// Credentials that are fetched when the server asks for them, and again when they have expired.
+pub(crate) trait Authorize: Send + Sync {
+    /// Whether they are somebody's, rather than a stranger's.
+    fn has_user(&self) -> bool;
+
+    /// The Authorization header of the next request.
+    fn header(&self) -> Option<HeaderValue>;
+
+    /// Gets another header after a request with `sent` was answered by 401 and `challenge`. False when there is none.
+    fn renew<'a>(
+        &'a self,
+        client: &'a reqwest::Client,
+        sent: Option<HeaderValue>,
+        challenge: HeaderMap,
+    ) -> LocalBoxFuture<'a, Result<bool, Failure>>;
+}
+
+/// Requests for one address, redirects followed.
+pub(crate) struct Http {
     name: String,
     url: Url,
     tls: ClientConfig,
@@ -170,6 +189,8 @@ struct Http {
     headers: HeaderMap,
     /// Sent to the host they are for.
     secrets: HeaderMap,
+    /// The same, and asked for more.
+    authorize: Option<Arc<dyn Authorize>>,
     state: Mutex<State>,
 }
 
@@ -182,6 +203,16 @@ struct State {
 
 impl Http {
     fn new(options: Options) -> Result<Self, Error> {
+        let tls = tls::client_config(&options.trust)?;
+        Self::over(options, tls, None)
+    }
+
+    /// With TLS as it was set up before, so that the system's certificates are read once.
+    pub(crate) fn over(
+        options: Options,
+        tls: ClientConfig,
+        authorize: Option<Arc<dyn Authorize>>,
+    ) -> Result<Self, Error> {
         let mut url = Url::parse(options.url.trim())
             .map_err(|e| Error::with(Kind::Usage, "the source's address cannot be parsed", e))?;
         if !matches!(url.scheme(), "http" | "https") || url.host().is_none() {
@@ -213,16 +244,21 @@ impl Http {
             let secret = header.secret || [AUTHORIZATION, COOKIE, PROXY_AUTHORIZATION].contains(&name);
             value.set_sensitive(secret);
             let map = if secret { &mut secrets } else { &mut headers };
-            map.append(name, value);
+            if name == ACCEPT {
+                map.insert(name, value);
+            } else {
+                map.append(name, value);
+            }
         }
         Ok(Self {
             name: shown(&url),
             url,
-            tls: tls::client_config(&options.trust)?,
+            tls,
             proxies: options.proxies,
             user_agent: options.user_agent,
             headers,
             secrets,
+            authorize,
             state: Mutex::default(),
         })
     }
@@ -237,7 +273,7 @@ impl Http {
     }
 
     /// Sends to where the last redirect led, or from the start; follows redirects.
-    async fn send(
+    pub(crate) async fn send(
         &self,
         client: &reqwest::Client,
         method: &Method,
@@ -266,15 +302,27 @@ impl Http {
         mut url: Url,
     ) -> Result<Response, Failure> {
         let mut seen = vec![url.clone()];
+        let mut renewed = false;
         loop {
             let mut headers = self.headers.clone();
+            let authorize = self.authorize.as_ref().filter(|_| keeps_secrets(&self.url, &url));
+            let sent = authorize.and_then(|authorize| authorize.header());
             if keeps_secrets(&self.url, &url) {
                 headers.extend(self.secrets.clone());
+                headers.extend(sent.clone().map(|value| (AUTHORIZATION, value)));
             }
             headers.extend(extra.clone());
             let request = client.request(method.clone(), url.clone()).headers(headers);
             let response = request.send().await.map_err(|e| self.broken(&url, e))?;
             let status = response.status();
+            if status == StatusCode::UNAUTHORIZED
+                && !renewed
+                && let Some(authorize) = authorize
+                && authorize.renew(client, sent, response.headers().clone()).await?
+            {
+                renewed = true;
+                continue;
+            }
             let redirected = matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308);
             let Some(to) = response.headers().get(LOCATION).filter(|_| redirected) else {
                 if status.is_success() {
@@ -331,7 +379,7 @@ impl Http {
     }
 
     /// An answer that is not the file.
-    fn status(&self, response: &Response) -> Failure {
+    pub(crate) fn status(&self, response: &Response) -> Failure {
         let status = response.status();
         let cause = match status {
             StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
@@ -341,7 +389,10 @@ impl Http {
             _ if status.is_server_error() => Cause::Server,
             _ => Cause::Final,
         };
+        let known = self.secrets.contains_key(AUTHORIZATION)
+            || self.authorize.as_ref().is_some_and(|authorize| authorize.has_user());
         let hint = match status {
+            StatusCode::UNAUTHORIZED if known => ": it does not accept the user and password",
             StatusCode::UNAUTHORIZED => ": give a user and password, or a header",
             StatusCode::FORBIDDEN => ": it forbids reading this with the credentials given",
             StatusCode::NOT_FOUND | StatusCode::GONE => ": there is nothing of that name",
@@ -498,7 +549,7 @@ fn keeps_secrets(first: &Url, other: &Url) -> bool {
 }
 
 /// The address as it may be shown: queries and user names can be credentials.
-fn shown(url: &Url) -> String {
+pub(crate) fn shown(url: &Url) -> String {
     let mut url = url.clone();
     let _ = url.set_username("");
     let _ = url.set_password(None);
@@ -507,7 +558,7 @@ fn shown(url: &Url) -> String {
     url.to_string()
 }
 
-fn basic(user: &str, password: &str) -> Result<HeaderValue, Error> {
+pub(crate) fn basic(user: &str, password: &str) -> Result<HeaderValue, Error> {
     use base64::Engine;
     let text = base64::engine::general_purpose::STANDARD.encode(format!("{user}:{password}"));
     let mut value = HeaderValue::from_str(&format!("Basic {text}"))

@@ -7,10 +7,15 @@
 pub mod blocking;
 pub mod gcs;
 pub mod http;
+pub mod layer;
+mod manifest;
 pub(crate) mod node_pull;
+pub mod oci_archive;
 pub(crate) mod open;
+pub mod registry;
 pub mod remote;
 pub mod retry;
 pub mod s3;
 pub(crate) mod stdin;
+mod tar_stream;
 pub mod tls;

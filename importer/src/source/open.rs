@@ -6,16 +6,18 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use api::import::node;
 use disk_image::{FileSource, Source, Stop};
 
 use url::Url;
 
 use super::blocking::Net;
 use super::http::Header;
+use super::layer::Disk;
 use super::remote::RemoteSource;
 use super::retry::Policy;
 use super::tls::{Proxies, Trust};
-use super::{gcs, http, node_pull, s3};
+use super::{gcs, http, node_pull, oci_archive, registry, s3};
 use crate::config::{Access, Limits, Location, Proxy};
 use crate::error::{Error, Kind};
 
@@ -26,6 +28,8 @@ pub(crate) struct Opened {
     pub(crate) identity: Option<String>,
     /// The local file, if it is one: it may be cloned.
     pub(crate) local: Option<Arc<FileSource>>,
+    /// The disk in a container image: good once it was verified, after it was read.
+    pub(crate) unverified: Option<Disk>,
     /// Labels for the PVC.
     pub(crate) labels: BTreeMap<String, String>,
 }
@@ -39,7 +43,13 @@ impl fmt::Debug for Opened {
 impl Opened {
     /// A source that nothing else is known of.
     fn new(source: Arc<dyn Source>, identity: Option<String>) -> Self {
-        Self { source, identity, local: None, labels: BTreeMap::new() }
+        Self { source, identity, local: None, unverified: None, labels: BTreeMap::new() }
+    }
+
+    /// A disk in a container image. It has no identity: what an interrupted import wrote was not verified.
+    fn of_image(disk: Disk) -> Self {
+        let labels = node::labels(disk.environment().iter().map(String::as_str));
+        Self { unverified: Some(disk.clone()), labels, ..Self::new(Arc::new(disk), None) }
     }
 
     fn remote(source: RemoteSource) -> Self {
@@ -68,12 +78,21 @@ pub(crate) fn open(
         }
         Location::S3(url) => s3::open(&net(stop)?, s3_options(url, access, limits)).map(Opened::remote),
         Location::Gcs(url) => gcs::open(&net(stop)?, gcs_options(url, access, limits)).map(Opened::remote),
-        Location::Registry(_) => not_yet("registry"),
+        Location::Registry(image) => {
+            registry::open(&net(stop)?, &registry_options(image, access, limits)).map(Opened::of_image)
+        }
         Location::NodePull(url) => {
             let pulled = node_pull::open(&net(stop)?, &node_pull_options(url, access, limits))?;
             Ok(Opened { labels: pulled.labels, ..Opened::remote(pulled.source) })
         }
-        Location::OciArchive(_) => not_yet("oci-archive"),
+        Location::OciArchive(archive) => {
+            let options = oci_archive::Options {
+                platform: access.architecture.clone(),
+                window: limits.window,
+                ..oci_archive::Options::new(archive)
+            };
+            oci_archive::open(&options, stop).map(Opened::of_image)
+        }
         Location::Nbd(_) => not_yet("nbd"),
     }
 }
@@ -157,6 +176,21 @@ fn node_pull_options<'a>(url: &'a Url, access: &'a Access, limits: &Limits) -> n
     }
 }
 
+fn registry_options(image: &str, access: &Access, limits: &Limits) -> registry::Options {
+    registry::Options {
+        user: access.user.as_ref().map(|user| user.name.clone()),
+        password: access.user.as_ref().map(|user| user.secret.clone()),
+        auth_file: access.registry_auth_file.clone(),
+        platform: access.architecture.clone(),
+        window: limits.window,
+        trust: trust(access),
+        proxies: proxies(access),
+        stall: limits.stall,
+        retry: retry(limits),
+        ..registry::Options::new(image)
+    }
+}
+
 fn file(path: &Path) -> Result<Opened, Error> {
     let failed = |e| Error::connect(format!("cannot open {}", path.display()), e);
     let source = Arc::new(FileSource::open_path(path).map_err(failed)?);
@@ -165,5 +199,5 @@ fn file(path: &Path) -> Result<Opened, Error> {
     let identity = meta.is_file().then(|| {
         format!("file {} {} {} {} {}", meta.dev(), meta.ino(), meta.len(), meta.mtime(), meta.mtime_nsec())
     });
-    Ok(Opened { source: source.clone(), identity, local: Some(source), labels: BTreeMap::new() })
+    Ok(Opened { local: Some(source.clone()), ..Opened::new(source, identity) })
 }

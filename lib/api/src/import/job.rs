@@ -54,6 +54,9 @@ pub struct Job {
     pub done_file: String,
     /// IMPORTER_REGISTRY_IMAGE_ARCHITECTURE.
     pub registry_architecture: String,
+    /// REGISTRY_AUTH_FILE: a file of registry credentials, such as a mounted Secret's `.dockerconfigjson`. Ours, with
+    /// the name that podman and skopeo know; upstream takes an access key only.
+    pub registry_auth_file: String,
     /// IMPORTER_DISK_ID (imageio).
     pub disk_id: String,
     /// IMPORTER_UUID (vddk).
@@ -293,6 +296,7 @@ impl Job {
             "IMPORTER_READY_FILE" => &mut self.ready_file,
             "IMPORTER_DONE_FILE" => &mut self.done_file,
             "IMPORTER_REGISTRY_IMAGE_ARCHITECTURE" => &mut self.registry_architecture,
+            "REGISTRY_AUTH_FILE" => &mut self.registry_auth_file,
             "IMPORTER_DISK_ID" => &mut self.disk_id,
             "IMPORTER_UUID" => &mut self.uuid,
             "IMPORTER_BACKING_FILE" => &mut self.backing_file,
@@ -306,7 +310,7 @@ impl Job {
 }
 
 /// Every variable [`Job::text_mut`] knows.
-const TEXTS: [&str; 21] = [
+const TEXTS: [&str; 22] = [
     "IMPORTER_ENDPOINT",
     "OWNER_UID",
     "IMPORTER_ACCESS_KEY_ID",
@@ -321,6 +325,7 @@ const TEXTS: [&str; 21] = [
     "IMPORTER_READY_FILE",
     "IMPORTER_DONE_FILE",
     "IMPORTER_REGISTRY_IMAGE_ARCHITECTURE",
+    "REGISTRY_AUTH_FILE",
     "IMPORTER_DISK_ID",
     "IMPORTER_UUID",
     "IMPORTER_BACKING_FILE",

@@ -1,0 +1,375 @@
+//! The disk inside a container image's layers: which layer holds it, and its bytes as a [`Source`].
+//!
+//! A disk is the one file in the folder `disk` of the image, as a container would see it. Layers are looked through
+//! from the last one down: the first that holds a file there has the disk, unless a later layer's whiteout hides it
+//! (OCI image-spec, "Layers"). The stock importer takes the first layer from below instead and knows no whiteouts; for
+//! images with one such layer, which is all that tools make, both are the same. Layers below the disk are not fetched.
+//!
+//! ```text
+//!  blob ──► hash (Checked) ──► gz, zstd, none (by magic) ──► tar entries ──► disk/… ──► transfer
+//!                                                               └─ behind it: another disk/… ? ─► error
+//! ```
+//!
+//! The digest holds for the whole blob and there may be one file only, so both are known at the blob's end: the disk
+//! is good once [`Disk::verify`] says so. Not here: where blobs come from (`registry`, `oci_archive`).
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::io::{self, Read};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use disk_image::transfer::{self, Progress, Request};
+use disk_image::{Access, Facts, Source, Stop, compress};
+
+use super::manifest::{self, Descriptor, Image};
+use super::tar_stream::{Entry, TarStream, What};
+use crate::checksum::Checked;
+use crate::error::{Error, Kind};
+
+/// The folder of an image that holds the disk.
+const FOLDER: &str = "disk";
+/// What the name of a file begins with that hides another one.
+const WHITEOUT: &str = ".wh.";
+/// The whiteout that hides all of a folder.
+const OPAQUE: &str = ".wh..wh..opq";
+/// Whiteouts in the folder that are remembered.
+const WHITEOUTS_MAX: usize = 4096;
+
+/// Where blobs come from.
+pub(crate) trait Blobs {
+    /// The blob's bytes, read again or by ranges, not verified.
+    ///
+    /// # Errors
+    /// When it is not there.
+    fn blob(&self, descriptor: &Descriptor) -> Result<Arc<dyn Source>, Error>;
+
+    /// A short blob, verified.
+    ///
+    /// # Errors
+    /// When it is not there, is not what its digest says, or is long.
+    fn document(&self, descriptor: &Descriptor) -> Result<Vec<u8>, Error>;
+}
+
+/// Bounds for unpacking layers whose compressors declare at most `window` bytes.
+pub(crate) fn limits(window: u64) -> transfer::Limits {
+    transfer::Limits {
+        windows: compress::Limits { window, windows: window.max(128 << 20) },
+        ..transfer::Limits::default()
+    }
+}
+
+/// Looks for the disk in `image`.
+///
+/// # Errors
+/// [`Kind::Refused`] when there is none or it is no plain file, [`Kind::Digest`] for a layer that is not what its
+/// digest says, else what fetching and reading say.
+pub(crate) fn find(
+    image: &Image,
+    blobs: &dyn Blobs,
+    limits: &transfer::Limits,
+    stop: &Stop,
+) -> Result<Disk, Error> {
+    let environment = environment(image, blobs)?;
+    let mut hidden = Hidden::default();
+    for descriptor in image.layers.iter().rev() {
+        if hidden.all {
+            break;
+        }
+        stop.check()?;
+        tracing::debug!(layer = descriptor.digest, size = descriptor.size, "looking for the disk");
+        let layer = Layer::open(descriptor, blobs.blob(descriptor)?, limits)?;
+        let mut tar = layer.tar()?;
+        let mut more = Hidden::default();
+        let found = loop {
+            stop.check()?;
+            let Some(entry) = tar.next().map_err(|e| layer.failed(e))? else { break None };
+            if hidden.counts(&entry) {
+                break Some(entry);
+            }
+            more.learn(&entry)?;
+        };
+        if let Some(member) = found {
+            plain(&member)?;
+            tracing::info!(
+                layer = descriptor.digest,
+                file = member.path,
+                size = member.size,
+                "found the disk"
+            );
+            let parked = Mutex::new(Some(tar));
+            return Ok(Disk(Arc::new(Inner { layer, member, hidden, environment, parked })));
+        }
+        tar.drain(|| Ok(stop.check()?)).map_err(|e| layer.failed(e))?;
+        drop(tar);
+        layer.verify(stop)?;
+        hidden.add(more)?;
+    }
+    Err(Error::new(
+        Kind::Refused,
+        "Failed to find VM disk image file in the container image: it has no file in /disk",
+    ))
+}
+
+/// The image's environment. The disk can be imported without.
+fn environment(image: &Image, blobs: &dyn Blobs) -> Result<Vec<String>, Error> {
+    let Some(config) = &image.config else { return Ok(Vec::new()) };
+    match blobs.document(config).and_then(|bytes| manifest::environment(&bytes)) {
+        Err(error) if error.kind() != Kind::Stopped => {
+            let error = crate::report::chain(&error);
+            tracing::warn!(error, "the image's environment is not known; no labels come of it");
+            Ok(Vec::new())
+        }
+        other => other,
+    }
+}
+
+/// Refuses what stands where the disk should.
+fn plain(entry: &Entry) -> Result<(), Error> {
+    let path = &entry.path;
+    let refuse = |why: String| Err(Error::new(Kind::Refused, why));
+    if path.matches('/').count() > 1 {
+        return refuse(format!(
+            "image directory contains another directory: {path}; the disk must lie in /disk"
+        ));
+    }
+    match entry.what {
+        What::File => Ok(()),
+        What::Link => refuse(format!("{path} is a link; the image must hold the disk itself")),
+        What::Sparse => refuse(format!("{path} is stored as a sparse file; build the image without that")),
+        What::Folder | What::Other => refuse(format!("{path} is no regular file")),
+    }
+}
+
+/// What later layers hide of earlier ones' disk folders.
+#[derive(Debug, Default)]
+struct Hidden {
+    names: BTreeSet<String>,
+    all: bool,
+}
+
+impl Hidden {
+    /// Whether `entry` is something in the folder that a container would see: anything but folders.
+    fn counts(&self, entry: &Entry) -> bool {
+        let Some(name) = inside(&entry.path) else { return false };
+        let last = name.rsplit('/').next().unwrap_or(name);
+        let first = name.split('/').next().unwrap_or(name);
+        let seen = match entry.what {
+            What::File | What::Sparse | What::Link => true,
+            What::Folder | What::Other => false,
+        };
+        seen && !last.starts_with(WHITEOUT) && !self.names.contains(first)
+    }
+
+    /// Takes note of what `entry` hides in layers below its own.
+    fn learn(&mut self, entry: &Entry) -> Result<(), Error> {
+        let path = entry.path.as_str();
+        // The folder itself replaced by something else, removed, or made opaque; or all of the root.
+        self.all |= path == FOLDER && entry.what != What::Folder;
+        self.all |= path == OPAQUE || path.strip_prefix(WHITEOUT) == Some(FOLDER);
+        match inside(path) {
+            Some(OPAQUE) => self.all = true,
+            Some(name) => {
+                if let Some(hides) = name.strip_prefix(WHITEOUT) {
+                    self.names.insert(hides.to_owned());
+                }
+            }
+            None => {}
+        }
+        if self.names.len() > WHITEOUTS_MAX {
+            return Err(Error::new(Kind::Refused, "the image deletes thousands of files in /disk"));
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, more: Self) -> Result<(), Error> {
+        self.all |= more.all;
+        self.names.extend(more.names);
+        if self.names.len() > WHITEOUTS_MAX {
+            return Err(Error::new(Kind::Refused, "the image deletes thousands of files in /disk"));
+        }
+        Ok(())
+    }
+}
+
+/// The part of `path` below the folder.
+fn inside(path: &str) -> Option<&str> {
+    path.strip_prefix(FOLDER)?.strip_prefix('/')
+}
+
+/// A layer's blob, hashed and unpacked.
+struct Layer {
+    digest: String,
+    checked: Arc<Checked>,
+    unpacked: Arc<dyn Source>,
+}
+
+impl Layer {
+    fn open(
+        descriptor: &Descriptor,
+        blob: Arc<dyn Source>,
+        limits: &transfer::Limits,
+    ) -> Result<Self, Error> {
+        let digest = descriptor.digest.clone();
+        let checked = Arc::new(Checked::new(blob, descriptor.checksum()?));
+        // By magic: media types are often wrong about the compression. Bytes are counted where the disk is read.
+        let (_, unpacked) = transfer::unwrap(Request {
+            source: checked.clone(),
+            format: None,
+            limits: *limits,
+            progress: Progress::new(),
+        })?;
+        Ok(Self { digest, checked, unpacked })
+    }
+
+    fn tar(&self) -> Result<TarStream, Error> {
+        TarStream::open(&self.unpacked).map_err(|e| self.failed(e))
+    }
+
+    fn failed(&self, error: io::Error) -> Error {
+        disk_image::Error::from_source(format!("cannot read the layer {}", self.digest), error).into()
+    }
+
+    /// Reads what is left of the blob and compares its digest.
+    fn verify(&self, stop: &Stop) -> Result<(), Error> {
+        self.checked.verify(stop).map_err(|error| match error.kind() {
+            Kind::Checksum => {
+                let what = format!("the layer {} is not what its digest says", self.digest);
+                Error::with(Kind::Digest, what, error)
+            }
+            Kind::Usage
+            | Kind::Connect
+            | Kind::NeedsScratch
+            | Kind::Refused
+            | Kind::NoRoom
+            | Kind::Target
+            | Kind::Process
+            | Kind::Digest
+            | Kind::Stopped => error,
+        })
+    }
+}
+
+/// A disk in a layer. It can be read again from its start, one reader at a time.
+#[derive(Clone)]
+pub struct Disk(Arc<Inner>);
+
+struct Inner {
+    layer: Layer,
+    member: Entry,
+    hidden: Hidden,
+    environment: Vec<String>,
+    /// The layer where the last reader left it.
+    parked: Mutex<Option<TarStream>>,
+}
+
+impl fmt::Debug for Disk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Disk")
+            .field("layer", &self.0.layer.digest)
+            .field("file", &self.0.member.path)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Disk {
+    /// The file's name in the image, such as "disk/fedora.qcow2".
+    pub fn file(&self) -> &str {
+        &self.0.member.path
+    }
+
+    /// The environment of the image's containers, as "NAME=value": some variables are labels of the disk.
+    pub fn environment(&self) -> &[String] {
+        &self.0.environment
+    }
+
+    /// Reads the layer to its end: whether there is another file beside the disk, and whether the blob has the digest
+    /// that the image's manifest gives it. Until then nothing that was read can be relied on.
+    ///
+    /// # Errors
+    /// [`Kind::Refused`] for a second file, [`Kind::Digest`] when the digest is another, else what reading says.
+    pub fn verify(&self, stop: &Stop) -> Result<(), Error> {
+        let inner = &*self.0;
+        let failed = |e| inner.layer.failed(e);
+        let end = inner.member.end();
+        let mut tar = match inner.take(end) {
+            Some(tar) => tar,
+            None => inner.layer.tar()?,
+        };
+        tar.pass_to(end).map_err(failed)?;
+        tar.go_on_after(end);
+        while let Some(entry) = tar.next().map_err(failed)? {
+            stop.check()?;
+            if inner.hidden.counts(&entry) {
+                return Err(Error::new(
+                    Kind::Refused,
+                    format!(
+                        "image directory contains more than one file: {} and {}",
+                        inner.member.path, entry.path
+                    ),
+                ));
+            }
+        }
+        tar.drain(|| Ok(stop.check()?)).map_err(failed)?;
+        drop(tar);
+        inner.layer.verify(stop)
+    }
+}
+
+impl Inner {
+    /// The parked layer, if it is not past `offset`.
+    fn take(&self, offset: u64) -> Option<TarStream> {
+        let parked = self.parked.lock().unwrap_or_else(PoisonError::into_inner).take();
+        parked.filter(|tar| tar.at() <= offset)
+    }
+}
+
+impl Source for Disk {
+    fn facts(&self) -> Facts {
+        Facts { size: Some(self.0.member.size), access: Access::Again }
+    }
+
+    fn open(&self, range: Range<u64>) -> io::Result<Box<dyn Read + Send>> {
+        let inner = self.0.clone();
+        let start = inner.member.offset.saturating_add(range.start.min(inner.member.size));
+        let end = inner.member.offset.saturating_add(range.end.min(inner.member.size));
+        let mut tar = match inner.take(start) {
+            Some(tar) => tar,
+            None => TarStream::open(&inner.layer.unpacked)?,
+        };
+        tar.pass_to(start)?;
+        Ok(Box::new(Reader { tar: Some(tar), end, inner }))
+    }
+}
+
+/// The disk's bytes. Gives the layer back when it is let go, so that the rest of it can be verified.
+struct Reader {
+    tar: Option<TarStream>,
+    end: u64,
+    inner: Arc<Inner>,
+}
+
+impl Read for Reader {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let Some(tar) = &mut self.tar else { return Ok(0) };
+        let left = self.end.saturating_sub(tar.at());
+        let want = buf.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        if want == 0 {
+            return Ok(0);
+        }
+        let n = tar.read(&mut buf[..want])?;
+        if n == 0 {
+            let what =
+                format!("the layer {} ends inside {}", self.inner.layer.digest, self.inner.member.path);
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, what));
+        }
+        Ok(n)
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        let parked = self.tar.take();
+        *self.inner.parked.lock().unwrap_or_else(PoisonError::into_inner) = parked;
+    }
+}
