@@ -7,6 +7,7 @@
 pub mod blocking;
 pub mod gcs;
 pub mod http;
+pub mod nbd;
 pub(crate) mod open;
 pub mod remote;
 pub mod retry;

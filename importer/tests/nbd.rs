@@ -1,0 +1,565 @@
+//! The NBD source against servers of others (qemu-nbd, nbdkit, the `nbd` crate) and against one of ours that does
+//! everything wrong. Whatever a server does: the right bytes, or an error that names the cause.
+
+#![expect(clippy::cast_possible_truncation, reason = "small test data")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::expect_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::io::{self, Cursor, Read, Seek, SeekFrom, Write};
+use std::net::{TcpListener, TcpStream};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use disk_image::{Access, Source, Stop};
+use importer::source::blocking::Net;
+use importer::source::nbd::{self, NbdSource, Options};
+use importer::source::remote::Changed;
+use importer::source::retry::Policy;
+use importer::source::tls::Trust;
+use tempfile::TempDir;
+
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+
+/// Random bytes, the same for the same seed.
+fn noise(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(2).wrapping_add(1);
+    let mut out = Vec::with_capacity(len + 8);
+    while out.len() < len {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        out.extend_from_slice(&(state ^ (state >> 29)).to_le_bytes());
+    }
+    out.truncate(len);
+    out
+}
+
+/// A disk of `mib` MiB: data, a hole, data, a hole …
+fn sparse(mib: usize, seed: u64) -> Vec<u8> {
+    let mut disk = noise(mib * MIB, seed);
+    for (i, part) in disk.chunks_mut(MIB).enumerate() {
+        if i % 3 == 1 {
+            part.fill(0);
+        }
+    }
+    disk
+}
+
+fn options(url: &str) -> Options {
+    let retry = Policy {
+        patience: Duration::from_secs(20),
+        first: Duration::from_secs(10),
+        longest: Duration::from_millis(400),
+        ..Policy::default()
+    };
+    Options { retry, stall: Duration::from_secs(20), ..Options::new(url) }
+}
+
+/// Gives up quickly.
+fn hasty(url: &str) -> Options {
+    let retry = Policy {
+        patience: Duration::from_millis(300),
+        first: Duration::from_millis(300),
+        base: Duration::from_millis(5),
+        longest: Duration::from_millis(20),
+        ..Policy::default()
+    };
+    Options { retry, stall: Duration::from_millis(700), ..Options::new(url) }
+}
+
+fn open(options: Options) -> Result<NbdSource, importer::Error> {
+    nbd::open(&Net::new(Stop::new()).unwrap(), options)
+}
+
+fn read(source: &dyn Source, range: Range<u64>) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    source.open(range)?.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// The whole export, by several readers over uneven parts.
+fn read_all(source: &NbdSource) -> io::Result<Vec<u8>> {
+    let size = source.facts().size.unwrap();
+    let part = (size / 5 + 777).max(1);
+    let starts: Vec<u64> = (0..size).step_by(part as usize).collect();
+    let parts: Vec<io::Result<Vec<u8>>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = starts
+            .iter()
+            .map(|&start| scope.spawn(move || read(source, start..(start + part).min(size))))
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    Ok(parts.into_iter().collect::<io::Result<Vec<_>>>()?.concat())
+}
+
+/// An error with everything below it.
+fn told(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
+        Some(inner) => inner.source(),
+        None => error.source(),
+    };
+    while let Some(error) = next {
+        text = format!("{text}: {error}");
+        next = error.source();
+    }
+    text
+}
+
+#[track_caller]
+fn assert_told(error: &(dyn std::error::Error + 'static), words: &[&str]) {
+    let text = told(error);
+    for word in words {
+        assert!(text.contains(word), "\"{word}\" is not in: {text}");
+    }
+}
+
+/// A folder with a server in it; both gone with this value.
+struct Place {
+    folder: TempDir,
+    server: Option<Child>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Place {
+    fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap(), server: None }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn text(&self, name: &str) -> String {
+        self.path(name).to_str().unwrap().to_owned()
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) -> String {
+        // Holes stay holes.
+        let path = self.path(name);
+        let file = fs::File::create(&path).unwrap();
+        file.set_len(bytes.len() as u64).unwrap();
+        for (i, part) in bytes.chunks(64 * KIB).enumerate() {
+            if part.iter().any(|&b| b != 0) {
+                std::os::unix::fs::FileExt::write_all_at(&file, part, (i * 64 * KIB) as u64).unwrap();
+            }
+        }
+        self.text(name)
+    }
+
+    fn socket(&self) -> String {
+        self.text("socket")
+    }
+
+    fn url(&self, export: &str) -> String {
+        format!("nbd+unix:///{export}?socket={}", self.socket())
+    }
+
+    fn start(&mut self, command: &mut Command) {
+        self.stop();
+        drop(fs::remove_file(self.path("socket")));
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        self.server = Some(child.expect("the server is missing: run make deps"));
+        let patience = Instant::now();
+        while !self.path("socket").exists() {
+            assert!(patience.elapsed() < Duration::from_secs(10), "no socket: {command:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn stop(&mut self) {
+        if let Some(mut server) = self.server.take() {
+            drop(server.kill());
+            drop(server.wait());
+        }
+    }
+
+    /// Waits until the server has ended by itself.
+    fn ends(&mut self) -> bool {
+        let patience = Instant::now();
+        while patience.elapsed() < Duration::from_secs(5) {
+            if self.server.as_mut().unwrap().try_wait().unwrap().is_some() {
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        false
+    }
+
+    fn qemu_nbd(&mut self, arguments: &[&str]) {
+        let socket = self.socket();
+        self.start(Command::new("qemu-nbd").args(["--socket", &socket]).args(arguments));
+    }
+
+    fn nbdkit(&mut self, arguments: &[&str]) {
+        let socket = self.socket();
+        self.start(Command::new("nbdkit").args(["--foreground", "--unix", &socket]).args(arguments));
+    }
+}
+
+fn run(command: &mut Command) -> Output {
+    let output = command.output().expect("a tool is missing: run make deps");
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    output
+}
+
+fn convert(from: &str, format: &str, to: &str) {
+    run(Command::new("qemu-img").args(["convert", "-f", "raw", "-O", format, from, to]));
+}
+
+#[track_caller]
+fn assert_reads(source: &NbdSource, disk: &[u8]) {
+    assert_eq!(source.facts().size, Some(disk.len() as u64));
+    assert_eq!(source.facts().access, Access::Ranges);
+    assert!(read_all(source).unwrap() == disk, "other bytes");
+    assert_ranges(source, disk);
+}
+
+/// Outside of the ranges that the source names there are only zeroes; gives how many bytes they have.
+#[track_caller]
+fn assert_ranges(source: &NbdSource, disk: &[u8]) -> Option<u64> {
+    let size = disk.len() as u64;
+    let mut data = 0;
+    for within in [0..size, size / 3..size / 2, size.saturating_sub(1)..size] {
+        let ranges = source.data_ranges(within.clone()).unwrap()?;
+        data = if within == (0..size) { ranges.iter().map(|r| r.end - r.start).sum() } else { data };
+        let mut at = within.start;
+        for range in ranges.into_iter().chain([within.end..within.end]) {
+            assert!(range.start >= at && range.end <= within.end, "{range:?} in {within:?}");
+            assert!(disk[at as usize..range.start as usize].iter().all(|&b| b == 0), "data before {range:?}");
+            at = range.end;
+        }
+    }
+    Some(data)
+}
+
+#[test]
+fn qemu_nbd_serves_disks_of_images() {
+    let mut place = Place::new();
+    let disk = sparse(20, 1);
+    let raw = place.write("raw", &disk);
+    convert(&raw, "qcow2", &place.text("qcow2"));
+    let qcow2 = place.text("qcow2");
+    place.qemu_nbd(&["--persistent", "--read-only", "-e", "8", "-f", "qcow2", &qcow2]);
+    let source = open(options(&place.url(""))).unwrap();
+    assert_reads(&source, &disk);
+    assert_eq!(assert_ranges(&source, &disk), Some(13 << 20));
+    assert!(source.connections() > 1);
+
+    // The image itself, over TCP, under a name.
+    let port = free_port().to_string();
+    let mut tcp = Place::new();
+    tcp.server = Some(
+        Command::new("qemu-nbd")
+            .args([
+                "--persistent",
+                "--read-only",
+                "-f",
+                "raw",
+                "-b",
+                "127.0.0.1",
+                "-p",
+                &port,
+                "-x",
+                "a b",
+                &qcow2,
+            ])
+            .spawn()
+            .expect("qemu-nbd is missing: run make deps"),
+    );
+    // It may not listen yet: that is what trying again is for.
+    let source = open(options(&format!("nbd://127.0.0.1:{port}/a%20b"))).unwrap();
+    assert_reads(&source, &fs::read(&qcow2).unwrap());
+}
+
+/// A port that nobody listens on just now.
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+#[test]
+fn a_server_for_one_client_gets_one_connection() {
+    let mut place = Place::new();
+    let disk = sparse(33, 2);
+    let raw = place.write("raw", &disk);
+    // Takes one client, and ends with its connection; says that it could have several.
+    place.qemu_nbd(&["--read-only", "-f", "raw", &raw]);
+    let source = open(options(&place.url(""))).unwrap();
+    assert_reads(&source, &disk);
+    drop(source);
+    assert!(place.ends(), "qemu-nbd has not heard that we are gone");
+}
+
+#[test]
+fn nbdkit_serves_files_and_memory() {
+    let mut place = Place::new();
+    let disk = sparse(9, 3);
+    let raw = place.write("raw", &disk[..8 * MIB + 700]);
+    let disk = &disk[..8 * MIB + 700];
+    let plain = ["file", &raw];
+    for before in [
+        &[][..],
+        &["--no-sr"],
+        &["--mask-handshake=0"],
+        &["--mask-handshake=1"],
+        &["--mask-handshake=2"],
+        &["--filter=noextents"],
+        &["--filter=nozero"],
+        &["--filter=multi-conn", "multi-conn-mode=disable"],
+        &["--filter=cow"],
+        &["--filter=delay", "rdelay=5ms"],
+        &["--filter=noparallel"],
+        &["--threads=1"],
+    ] {
+        let (flags, parameters): (Vec<&str>, Vec<&str>) = before.iter().partition(|a| a.starts_with('-'));
+        place.nbdkit(&[&flags[..], &plain, &parameters].concat());
+        let source = open(options(&place.url(""))).unwrap();
+        assert_reads(&source, disk);
+        let told = assert_ranges(&source, disk);
+        let cannot = ["--no-sr", "--mask-handshake=0", "--mask-handshake=2"];
+        assert_eq!(told.is_none(), before.iter().any(|b| cannot.contains(b)), "{before:?}");
+        if before.is_empty() {
+            assert!(told.unwrap() < 7 << 20, "{told:?} bytes of data");
+        }
+    }
+}
+
+#[test]
+fn block_sizes_are_kept() {
+    let mut place = Place::new();
+    let disk = noise(MIB, 4);
+    let raw = place.write("raw", &disk);
+    for (min, preferred, max) in [("512", "4096", "8192"), ("4096", "64K", "64K"), ("64K", "1M", "32M")] {
+        place.nbdkit(&[
+            "--filter=blocksize-policy",
+            "file",
+            &raw,
+            &format!("blocksize-minimum={min}"),
+            &format!("blocksize-preferred={preferred}"),
+            &format!("blocksize-maximum={max}"),
+            "blocksize-error-policy=error",
+        ]);
+        let source = open(options(&place.url(""))).unwrap();
+        assert_reads(&source, &disk);
+        for range in [1..2, 511..513, 4095..70_000, 1_048_575..1_048_576, 700..700] {
+            let expected = &disk[range.start as usize..range.end as usize];
+            assert!(read(&source, range.clone()).unwrap() == expected, "{range:?} of {min}");
+        }
+    }
+}
+
+#[test]
+fn a_terabyte_of_nothing_costs_little() {
+    let mut place = Place::new();
+    place.nbdkit(&["memory", "1T"]);
+    let source = open(options(&place.url(""))).unwrap();
+    assert_eq!(source.facts().size, Some(1 << 40));
+    let started = Instant::now();
+    for at in 0..1024u64 {
+        assert_eq!(source.data_ranges(at << 30..(at + 1) << 30).unwrap(), Some(Vec::new()));
+    }
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+    assert!(read(&source, (1 << 39)..(1 << 39) + 5).unwrap() == [0; 5]);
+}
+
+#[test]
+fn errors_of_the_server_are_named() {
+    let mut place = Place::new();
+    let disk = noise(2 * MIB, 5);
+    let raw = place.write("raw", &disk);
+    for flag in ["--no-sr", "--exit-with-parent"] {
+        place.nbdkit(&[flag, "--filter=error", "file", &raw, "error-pread=EIO", "error-pread-rate=100%"]);
+        let source = open(options(&place.url(""))).unwrap();
+        let error = read(&source, 5..9).unwrap_err();
+        assert_told(&error, &["EIO", "byte 5", "socket", "8 times"]);
+    }
+    // Some requests fail, none for ever.
+    place.nbdkit(&["--filter=error", "file", &raw, "error-pread=EIO", "error-pread-rate=20%"]);
+    let source = open(options(&place.url(""))).unwrap();
+    assert!(read_all(&source).unwrap() == disk);
+    // Not to be told about extents is no failure.
+    place.nbdkit(&["--filter=error", "file", &raw, "error-extents=EIO", "error-extents-rate=100%"]);
+    let source = open(options(&place.url(""))).unwrap();
+    assert_eq!(source.data_ranges(0..100).unwrap(), Some(vec![0..100; 1]));
+    assert!(read_all(&source).unwrap() == disk);
+}
+
+#[test]
+fn exports_that_are_not_there_are_named() {
+    let mut place = Place::new();
+    let raw = place.write("raw", &noise(4 * KIB, 6));
+    place.qemu_nbd(&["--persistent", "--read-only", "-f", "raw", "-x", "disk", &raw]);
+    let error = open(options(&place.url("disc"))).unwrap_err();
+    assert_told(&error, &["no export \"disc\"", "it has \"disk\"", "after the last slash"]);
+    assert_eq!(error.kind(), importer::Kind::Connect);
+    assert_eq!(read(&open(options(&place.url("disk"))).unwrap(), 0..4).unwrap().len(), 4);
+    // Nobody listens.
+    place.stop();
+    drop(fs::remove_file(place.path("socket")));
+    assert_told(
+        &open(hasty(&place.url("disk"))).unwrap_err(),
+        &["cannot open", "socket", "tries", "No such file"],
+    );
+    // Somebody else listens.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("nbd://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || listener.accept().unwrap().0.write_all(b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n"));
+    assert_told(&open(options(&url)).unwrap_err(), &["does not speak NBD"]);
+}
+
+#[test]
+fn over_tls() {
+    let mut place = Place::new();
+    let disk = noise(3 * MIB, 7);
+    let raw = place.write("raw", &disk);
+    let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    let certificates = place.path("pki");
+    fs::create_dir(&certificates).unwrap();
+    fs::write(certificates.join("server-cert.pem"), made.cert.pem()).unwrap();
+    fs::write(certificates.join("ca-cert.pem"), made.cert.pem()).unwrap();
+    fs::write(certificates.join("server-key.pem"), made.signing_key.serialize_pem()).unwrap();
+    let port = free_port();
+    let folder = format!("--tls-certificates={}", certificates.display());
+    place.server = Some(
+        Command::new("nbdkit")
+            .args([
+                "--foreground",
+                "--tls=require",
+                &folder,
+                "-i",
+                "127.0.0.1",
+                "-p",
+                &port.to_string(),
+                "file",
+                &raw,
+            ])
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("nbdkit is missing: run make deps"),
+    );
+    let url = format!("nbds://localhost:{port}/");
+    let trust = Trust { files: vec![certificates.join("ca-cert.pem")], ..Trust::default() };
+    let source = open(Options { trust, ..options(&url) }).unwrap();
+    assert_reads(&source, &disk);
+    let insecure = Trust { insecure: true, ..Trust::default() };
+    assert_reads(&open(Options { trust: insecure, ..options(&url) }).unwrap(), &disk);
+    assert_told(&open(options(&url)).unwrap_err(), &["TLS", "certificate"]);
+    assert_told(&open(options(&format!("nbd://localhost:{port}/"))).unwrap_err(), &["use nbds://"]);
+    // And a server without it.
+    let mut plain = Place::new();
+    let port = free_port();
+    plain.server = Some(
+        Command::new("nbdkit")
+            .args(["--foreground", "-i", "127.0.0.1", "-p", &port.to_string(), "file", &raw])
+            .spawn()
+            .unwrap(),
+    );
+    assert_told(&open(options(&format!("nbds://localhost:{port}/"))).unwrap_err(), &["no TLS"]);
+}
+
+#[test]
+fn a_server_that_comes_back_is_read_on() {
+    let mut place = Place::new();
+    let disk = noise(24 * MIB, 8);
+    let raw = place.write("raw", &disk);
+    let arguments = ["--persistent", "--read-only", "-e", "4", "-f", "raw", &raw];
+    place.qemu_nbd(&arguments);
+    let source = open(options(&place.url(""))).unwrap();
+    let mut reader = source.open(0..disk.len() as u64).unwrap();
+    let mut got = vec![0; MIB + 5];
+    reader.read_exact(&mut got).unwrap();
+    for _ in 0..3 {
+        place.qemu_nbd(&arguments);
+        let had = got.len();
+        got.resize(had + 6 * MIB, 0);
+        reader.read_exact(&mut got[had..]).unwrap();
+    }
+    reader.read_to_end(&mut got).unwrap();
+    assert!(got == disk);
+    // With other content of another size it is another source.
+    let mut reader = source.open(7..disk.len() as u64).unwrap();
+    reader.read_exact(&mut got[..5]).unwrap();
+    fs::write(&raw, noise(20 * MIB, 9)).unwrap();
+    place.qemu_nbd(&arguments);
+    let error = reader.read_to_end(&mut Vec::new()).unwrap_err();
+    assert!(Changed::find(&error).is_some(), "{}", told(&error));
+    assert_told(&error, &["changed", "25165824", "20971520"]);
+}
+
+#[test]
+fn stopping_is_quick() {
+    let mut place = Place::new();
+    place.nbdkit(&["--filter=delay", "memory", "1M", "rdelay=5"]);
+    let stop = Stop::new();
+    let net = Net::new(stop.clone()).unwrap();
+    let source = nbd::open(&net, options(&place.url(""))).unwrap();
+    let asked = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(200));
+        stop.set();
+        Instant::now()
+    });
+    let error = read(&source, 0..5).unwrap_err();
+    let late = asked.join().unwrap().elapsed();
+    assert!(late < Duration::from_millis(200), "{late:?}");
+    assert!(told(&error).contains("stopped"), "{}", told(&error));
+}
+
+/// A disk for the `nbd` crate's server, which wants something to write to.
+struct Disk(Cursor<Vec<u8>>);
+
+impl Read for Disk {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        self.0.read(buf)
+    }
+}
+
+impl Seek for Disk {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.0.seek(to)
+    }
+}
+
+impl Write for Disk {
+    fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+        Err(io::ErrorKind::PermissionDenied.into())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The server of that crate knows neither GO nor structured replies, and closes on everything it does not know.
+#[test]
+fn the_server_of_the_nbd_crate() {
+    let disk = noise(5 * MIB + 3, 10);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let content = disk.clone();
+    std::thread::spawn(move || {
+        for socket in listener.incoming() {
+            let (mut socket, content) = (socket.unwrap(), content.clone());
+            std::thread::spawn(move || -> io::Result<()> {
+                let size = content.len() as u64;
+                let () = ::nbd::server::handshake(&mut socket, |name| match name {
+                    "disk" => Ok(::nbd::Export { size, readonly: true, ..::nbd::Export::<()>::default() }),
+                    _ => Err(io::ErrorKind::NotFound.into()),
+                })?;
+                ::nbd::server::transmission(&mut socket, Disk(Cursor::new(content)))
+            });
+        }
+    });
+    let source = open(options(&format!("nbd://{address}/disk"))).unwrap();
+    assert_reads(&source, &disk);
+    assert_eq!(source.data_ranges(0..5).unwrap(), None);
+    let error = open(hasty(&format!("nbd://{address}/disc"))).unwrap_err();
+    assert_told(&error, &["\"disc\"", "does it have it?"]);
+}
