@@ -561,9 +561,33 @@ async fn message(
     let Some(mut pending) = pending else {
         return Err(Nonsense(format!("an answer to request {cookie}, which is not open")).into());
     };
+    match body(input, &mut pending, head, structured, context).await {
+        Ok(true) => pending.hand_over(),
+        Ok(false) => {
+            if let Some(map) = lock(&input.shared.pending).as_mut() {
+                map.insert(cookie, pending);
+            }
+        }
+        Err(failure) => {
+            // Before the asker sees its channel close.
+            input.shared.end(failure.trouble, failure.error.to_string());
+            return Err(failure);
+        }
+    }
+    Ok(())
+}
+
+/// What follows a head; whether the answer is whole with it.
+async fn body(
+    input: &mut Input<impl AsyncRead + Unpin>,
+    pending: &mut Pending,
+    head: Head,
+    structured: bool,
+    context: Option<u32>,
+) -> Result<bool, Failure> {
     let done = match head {
         Head::Simple { error, .. } => {
-            simple(input, &mut pending, error, structured).await?;
+            simple(input, pending, error, structured).await?;
             true
         }
         Head::Structured { .. } if !structured => {
@@ -572,16 +596,14 @@ async fn message(
         Head::Structured { done, kind, .. } => {
             let len = u32::from_be_bytes(input.take().await?);
             let chunk = wire::kind(kind, len, done)?;
-            self::chunk(input, &mut pending, chunk, len, context).await?;
+            self::chunk(input, pending, chunk, len, context).await?;
             done
         }
     };
     if done {
-        pending.finish()?;
-    } else if let Some(map) = lock(&input.shared.pending).as_mut() {
-        map.insert(cookie, pending);
+        pending.complete()?;
     }
-    Ok(())
+    Ok(done)
 }
 
 /// The only message of an answer.
@@ -663,25 +685,27 @@ async fn chunk(
 }
 
 impl Pending {
-    /// Hands the answer over. Whoever asked may have left.
-    fn finish(self) -> Result<(), Nonsense> {
+    /// Whether an answer that claims to be whole is.
+    fn complete(&self) -> Result<(), Nonsense> {
         match self {
-            Self::Read(Reading { error: Some(error), answer, .. }) => drop(answer.send(Err(error))),
-            Self::Read(Reading { range, got, buffer, answer, error: None }) => {
-                if !got.contains(&range) {
-                    let bytes = got.bytes();
-                    return Err(Nonsense(format!("a read of {range:?} is answered with {bytes} bytes")));
-                }
-                drop(answer.send(Ok(buffer)));
+            Self::Read(Reading { range, got, error: None, .. }) if !got.contains(range) => {
+                let bytes = got.bytes();
+                Err(Nonsense(format!("a read of {range:?} is answered with {bytes} bytes")))
             }
-            Self::Status { error: Some(error), answer, .. } => drop(answer.send(Err(error))),
-            Self::Status { status, answer, error: None } => {
-                if status.is_empty() {
-                    return Err(Nonsense("a status says nothing".to_owned()));
-                }
-                drop(answer.send(Ok(status)));
+            Self::Status { status, error: None, .. } if status.is_empty() => {
+                Err(Nonsense("a status says nothing".to_owned()))
             }
+            Self::Read(_) | Self::Status { .. } => Ok(()),
         }
-        Ok(())
+    }
+
+    /// Hands the answer over. Whoever asked may have left.
+    fn hand_over(self) {
+        match self {
+            Self::Read(Reading { buffer, answer, error, .. }) => {
+                drop(answer.send(error.map_or(Ok(buffer), Err)))
+            }
+            Self::Status { status, answer, error } => drop(answer.send(error.map_or(Ok(status), Err))),
+        }
     }
 }

@@ -439,7 +439,8 @@ struct Reader {
     /// Offset of the next request.
     next: u64,
     end: u64,
-    /// Length of requests: halved when a connection breaks before an answer is whole, and grown again.
+    /// Length of requests: cut when a connection breaks before an answer is whole, so that one that breaks every few
+    /// bytes still brings some; grown again with every answer.
     length: u32,
     attempts: Attempts,
 }
@@ -485,7 +486,8 @@ impl Reader {
             self.window.clear();
             self.next = self.at;
             if failure.trouble == Trouble::Lost {
-                self.length = (self.length / 2).max(1);
+                let left = u32::try_from(self.end - self.at).unwrap_or(u32::MAX);
+                self.length = (self.length.min(left) / 4).max(1);
             }
             pool.pause(&mut self.attempts, failure, self.at).await?;
         }
