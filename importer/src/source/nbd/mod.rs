@@ -510,11 +510,14 @@ impl Reader {
         if connection.is_alive() {
             self.ask(pool, &connection)?;
         }
-        let Some(mut front) = self.window.pop_front() else {
+        let Some(front) = self.window.front_mut() else {
             return Err(Failure::new(Trouble::Lost, "nothing was asked for"));
         };
+        // It stays in the window meanwhile: whoever stops waiting may come back.
         let buffer = pool.answer(&connection, &mut front.answer).await?;
-        let place = usize::try_from(self.at - front.start).unwrap_or(usize::MAX).min(buffer.bytes().len());
+        let start = front.start;
+        self.window.pop_front();
+        let place = usize::try_from(self.at - start).unwrap_or(usize::MAX).min(buffer.bytes().len());
         Ok((buffer, place))
     }
 

@@ -499,12 +499,14 @@ mod tests {
         extents.iter().flat_map(|(len, flags)| [len.to_be_bytes(), flags.to_be_bytes()]).flatten().collect()
     }
 
+    type Pairs<'a, T> = &'a [(T, T)];
+
     #[test]
     fn statuses_become_ranges() {
         let big = 1 << 20;
         let whole = 10..10 + 4 * u64::from(big);
         #[rustfmt::skip]
-        let table: [(&[(u32, u32)], &[(u64, u64)], Option<u64>); 8] = [
+        let table: [(Pairs<'_, u32>, Pairs<'_, u64>, Option<u64>); 8] = [
             (&[(big, 0), (big, 3), (big, 0)],   &[(10, 1_048_586), (2_097_162, 3_145_738)], Some(3_145_738)),
             (&[(u32::MAX, 3)],                  &[],                                        Some(whole.end)),
             (&[(u32::MAX, 0)],                  &[(10, 4_194_314)],                         Some(whole.end)),
