@@ -20,11 +20,12 @@ Examples:
   importer https://cloud.example.com/image.qcow2 disk.img
   importer --size 20Gi --checksum sha256:… https://example.com/image.raw.xz /dev/vg/disk
   importer docker://quay.io/containerdisks/fedora:latest fedora.img
+  importer 'nbd+unix:///export?socket=/run/nbd.sock' disk.img
   importer blank empty.img --size 10Gi
   xzcat image.xz | importer - disk.img
   importer inspect image.vmdk
 
-Sources: http(s)://, s3://, gs://, docker://, oci-archive:FILE, nbd://, nbd+unix://, a file, - (standard input), blank.
+Sources: http(s)://, s3://, gs://, docker://, oci-archive:FILE, nbd(s)://, nbd+unix://, a file, - (standard input), blank.
 A file whose name is a subcommand or a word of these is written with ./ before it.
 
 Started without a source and with IMPORTER_SOURCE set, it follows the environment contract of CDI's importer.

@@ -45,7 +45,7 @@ pub(crate) enum Location {
     NodePull(Url),
     /// oci-archive:
     OciArchive(PathBuf),
-    /// nbd://, nbd+unix://
+    /// nbd://, nbds://, nbd+unix://
     Nbd(Url),
 }
 
@@ -89,9 +89,9 @@ impl Location {
             "s3" => Ok(Self::S3(url()?)),
             "gs" => Ok(Self::Gcs(url()?)),
             "docker" => Ok(Self::Registry(text.to_owned())),
-            "nbd" | "nbd+unix" => Ok(Self::Nbd(url()?)),
+            "nbd" | "nbds" | "nbd+unix" => Ok(Self::Nbd(url()?)),
             other => Err(Error::usage(format!(
-                "\"{other}://\" is not a source: use http, https, s3, gs, docker, nbd, nbd+unix, oci-archive:FILE, a file, - or blank"
+                "\"{other}://\" is not a source: use http, https, s3, gs, docker, nbd, nbds, nbd+unix, oci-archive:FILE, a file, - or blank"
             ))),
         }
     }
@@ -596,6 +596,7 @@ mod tests {
             ("docker://quay.io/a/b:c", "registry"),
             ("oci-archive:/x.tar", "registry"),
             ("nbd://h/e", "nbd"),
+            ("nbds://h/e", "nbd"),
             ("nbd+unix:///e?socket=/s", "nbd"),
         ] {
             assert_eq!(Location::parse(text).unwrap().word(), expected, "{text}");

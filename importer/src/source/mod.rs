@@ -9,6 +9,7 @@ pub mod gcs;
 pub mod http;
 pub mod layer;
 mod manifest;
+pub mod nbd;
 pub(crate) mod node_pull;
 pub mod oci_archive;
 pub(crate) mod open;

@@ -17,7 +17,7 @@ use super::layer::Disk;
 use super::remote::RemoteSource;
 use super::retry::Policy;
 use super::tls::{Proxies, Trust};
-use super::{gcs, http, node_pull, oci_archive, registry, s3};
+use super::{gcs, http, nbd, node_pull, oci_archive, registry, s3};
 use crate::config::{Access, Limits, Location, Proxy};
 use crate::error::{Error, Kind};
 
@@ -61,14 +61,13 @@ impl Opened {
 /// Opens `location`.
 ///
 /// # Errors
-/// [`Kind::Connect`] when it cannot be reached or is not there; [`Kind::Refused`] when it is not built in.
+/// [`Kind::Connect`] when it cannot be reached or is not there.
 pub(crate) fn open(
     location: &Location,
     access: &Access,
     limits: &Limits,
     stop: &Stop,
 ) -> Result<Opened, Error> {
-    let not_yet = |what: &str| Err(Error::new(Kind::Refused, format!("{what} sources are not built in")));
     match location {
         Location::File(path) => file(path),
         Location::Stdin => super::stdin::open(stop).map(|source| Opened::new(source, None)),
@@ -93,7 +92,10 @@ pub(crate) fn open(
             };
             oci_archive::open(&options, stop).map(Opened::of_image)
         }
-        Location::Nbd(_) => not_yet("nbd"),
+        // An export has no mark that changes with its bytes.
+        Location::Nbd(url) => {
+            Ok(Opened::new(Arc::new(nbd::open(&net(stop)?, nbd_options(url, access, limits))?), None))
+        }
     }
 }
 
@@ -188,6 +190,16 @@ fn registry_options(image: &str, access: &Access, limits: &Limits) -> registry::
         stall: limits.stall,
         retry: retry(limits),
         ..registry::Options::new(image)
+    }
+}
+
+fn nbd_options(url: &Url, access: &Access, limits: &Limits) -> nbd::Options {
+    nbd::Options {
+        trust: trust(access),
+        stall: limits.stall,
+        retry: retry(limits),
+        connections: limits.connections,
+        ..nbd::Options::new(url.as_str())
     }
 }
 

@@ -192,23 +192,23 @@ impl<C> Lane<C> {
 }
 
 /// The failures since the last new byte.
-struct Attempts {
+pub(crate) struct Attempts {
     policy: Policy,
     spell: Spell,
     since: Option<Instant>,
 }
 
 impl Attempts {
-    fn new(policy: &Policy, begun: bool) -> Self {
+    pub(crate) fn new(policy: &Policy, begun: bool) -> Self {
         Self { policy: policy.clone(), spell: Spell { begun, ..Spell::default() }, since: None }
     }
 
-    fn progress(&mut self) {
+    pub(crate) fn progress(&mut self) {
         self.spell = Spell { begun: true, ..Spell::default() };
         self.since = None;
     }
 
-    fn failed(&mut self, cause: Cause) -> Verdict {
+    pub(crate) fn failed(&mut self, cause: Cause) -> Verdict {
         let since = *self.since.get_or_insert_with(Instant::now);
         self.spell.elapsed = since.elapsed();
         self.spell.failures = self.spell.failures.saturating_add(1);
@@ -216,6 +216,11 @@ impl Attempts {
             self.spell.truncations = self.spell.truncations.saturating_add(1);
         }
         retry::decide(&self.policy, cause, self.spell, jitter())
+    }
+
+    /// What has happened since the last new byte.
+    pub(crate) fn spell(&self) -> Spell {
+        self.spell
     }
 }
 
