@@ -123,8 +123,7 @@ const FORMS: [Form; 22] = [
     Form { name: "VHDX fixed", qemu: "vhdx", seen: "vhdx", options: "subformat=fixed", ..FORM },
     Form { name: "VDI dynamic", qemu: "vdi", seen: "vdi", options: "", ..FORM },
 ];
-const STATIC_VDI: Form =
-    Form { name: "VDI static", qemu: "vdi", seen: "vdi", options: "static=on", ..FORM };
+const STATIC_VDI: Form = Form { name: "VDI static", qemu: "vdi", seen: "vdi", options: "static=on", ..FORM };
 
 /// What is on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -346,7 +345,14 @@ fn digest(bytes: &[u8]) -> String {
 }
 
 /// Imports one cell and judges it.
-fn check(form: &Form, content: Content, image: &Image, packing: Packing, from: From, place: &Place<'_>) -> Outcome {
+fn check(
+    form: &Form,
+    content: Content,
+    image: &Image,
+    packing: Packing,
+    from: From,
+    place: &Place<'_>,
+) -> Outcome {
     let what = format!("{} {content:?} {packing:?} {from:?}", form.name);
     let source = place.folder.join(format!("source{packing:?}"));
     let into = place.folder.join("into");
@@ -366,7 +372,8 @@ fn check(form: &Form, content: Content, image: &Image, packing: Packing, from: F
         Outcome::DiskAndFooter => (image.size + 512, &image.with_footer, "raw"),
         Outcome::HeadersFar => {
             let said = text(&output.stderr);
-            let words = "the vhdx image keeps headers at byte 69206016, far from its start; convert the image first";
+            let words =
+                "the vhdx image keeps headers at byte 69206016, far from its start; convert the image first";
             assert!(said.contains(words), "{what}: {said}");
             assert!(names(&into).is_empty(), "{what}: nothing is written");
             return expected;
