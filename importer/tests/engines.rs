@@ -2,6 +2,8 @@
 //! I/O by the filesystem at opening or by the device at a write. The bytes are right, and what the report and the
 //! metric say is what the program did: strace is the judge, and for the page cache what is left in it.
 
+#![expect(clippy::cast_possible_truncation, reason = "small test data")]
+#![expect(clippy::print_stdout, reason = "what was found is shown with --nocapture")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
@@ -71,8 +73,8 @@ impl Calls {
             } else if let Some(rest) = line.strip_prefix("pwrite64(").filter(|rest| rest.contains(&shown)) {
                 let number: i64 = rest.split('<').next().unwrap().parse().unwrap();
                 match (result(line), direct.contains(&number)) {
-                    (Ok(bytes), true) => calls.direct += bytes as u64,
-                    (Ok(bytes), false) => calls.cached += bytes as u64,
+                    (Ok(bytes), true) => calls.direct += bytes.cast_unsigned(),
+                    (Ok(bytes), false) => calls.cached += bytes.cast_unsigned(),
                     (Err("EINVAL"), true) => calls.refused_at_write = true,
                     (Err(errno), _) => assert!(matches!(errno, "EAGAIN" | "EINTR"), "{line}"),
                 }

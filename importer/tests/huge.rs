@@ -4,6 +4,7 @@
 //! Judged by the disk's length and by its data (SEEK_DATA, 64 KiB at a time, SHA-256 of each piece) against what was
 //! written into the image; holes are never read.
 
+#![expect(clippy::cast_possible_truncation, reason = "small test data")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;

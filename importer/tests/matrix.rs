@@ -444,7 +444,7 @@ fn every_cell_is_what_qemu_img_makes_of_it() {
     let done = Mutex::new(BTreeMap::new());
     let unreadable = AtomicUsize::new(0);
     std::thread::scope(|scope| {
-        for _ in 0..2 {
+        for _ in 0..4 {
             scope.spawn(|| {
                 while let Some((form, content)) = work.get(next.fetch_add(1, Ordering::SeqCst)) {
                     let name = format!("{:p}-{content:?}", *form).replace(['(', ')'], "");
@@ -471,6 +471,9 @@ fn every_cell_is_what_qemu_img_makes_of_it() {
     assert_eq!(total as usize, all - unreadable * cells_of(Content::Empty), "no cell is left out");
     assert_eq!(unreadable, 4, "a disk of no length as VMDK and as fixed VHD");
 }
+
+/// Name, source, image, target, further arguments, and the words of the refusal if there is one.
+type Case<'a> = (&'a str, From, &'a Path, &'a str, Vec<&'a str>, Result<(), &'a str>);
 
 /// What happens to an image whose tables come after more data than the window holds, by where it comes from and what
 /// room there is.
@@ -511,7 +514,7 @@ fn late_tables_have_their_outcomes() {
     let small = "bytes of spare room do not hold that data";
     let advice = "; convert the image first (qemu-img convert -O qcow2 IN OUT writes its tables before its data), save it to a file and import that, or give --scratch DIR";
     let with = |more: &[&'static str]| more.to_vec();
-    let cases: [(&str, From, &Path, &str, Vec<&str>, Result<(), &str>); 11] = [
+    let cases: [Case<'_>; 11] = [
         ("file, device: tables are read first", From::File, &image, device_path, with(&[]), Ok(())),
         ("no ranges, device: read again", From::Whole, &image, device_path, with(&[]), Ok(())),
         ("file, packed, device: read again", From::File, &packed, device_path, with(&[]), Ok(())),

@@ -62,6 +62,7 @@ pub(crate) fn import_piped(path: &Path, arguments: &[&str]) -> Output {
 }
 
 /// How a command ended, and the most memory it had resident at once, in bytes.
+#[expect(clippy::zombie_processes, reason = "wait4 waits for it")]
 pub(crate) fn measured(command: &mut Command) -> (Output, u64) {
     let mut child =
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();

@@ -18,7 +18,7 @@ pub(crate) fn forbid_io_uring(command: &mut Command, errno: i32) {
         op(LOAD_NR, 0, 0, 0),
         op(JUMP_GE, 0, 2, libc::SYS_io_uring_setup as u32),
         op(JUMP_GE, 1, 0, libc::SYS_io_uring_register as u32 + 1),
-        op(RETURN, 0, 0, libc::SECCOMP_RET_ERRNO | errno as u32),
+        op(RETURN, 0, 0, libc::SECCOMP_RET_ERRNO | errno.cast_unsigned()),
         op(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];
     // SAFETY: the closure only makes system calls, on memory that was allocated before the fork.
