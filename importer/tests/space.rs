@@ -190,7 +190,8 @@ fn a_thin_disk_outgrows_its_filesystem() {
     let image = Image::new(160 * MIB);
     let mount = Mount::on_loop("ext4", 128 * MIB);
     let target = mount.path().join("disk");
-    let arguments = [&image.path(), target.to_str().unwrap(), "--output", "json"];
+    // Slowly, so that some of it is synced and journaled before the disk is full.
+    let arguments = [&image.url(Served::Slowly), target.to_str().unwrap(), "--output", "json"];
     let ran = import(&arguments);
     assert_exit(&ran, 5, "full");
     let said = text(&ran.stderr);
