@@ -381,7 +381,6 @@ fn check(
     };
     let told = report(&output);
     assert_eq!(told["virtual_size"], size, "{what}: {told}");
-    // An empty raw disk is an empty file: there is nothing to tell it by.
     assert_eq!(told["format"], format!("{seen}{}", packing.word()), "{what}: {told}");
     let target = Path::new(target);
     assert_eq!(fs::metadata(target).unwrap().len(), size, "{what}: the disk's length");

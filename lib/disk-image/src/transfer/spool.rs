@@ -48,9 +48,6 @@ impl Unclaimed {
         if self.file.is_some() {
             return self.put(at, bytes);
         }
-        if self.lost {
-            return Ok(());
-        }
         if self.held + bytes.len() <= WINDOW {
             self.held += bytes.len();
             self.window.insert(at, bytes.to_vec());
