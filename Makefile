@@ -27,7 +27,7 @@ ROUNDS ?= 3
 # Building; demo; peers and judges of the tests and benchmarks.
 PACKAGES := build-essential \
 	qemu-system-x86 qemu-utils nginx-light busybox-static cpio mtools dosfstools syslinux syslinux-common fdisk \
-	curl gzip xz-utils zstd 7zip nbdkit docker-registry mmdebstrap e2fsprogs xfsprogs btrfs-progs util-linux
+	curl gzip xz-utils zstd 7zip nbdkit docker-registry mmdebstrap e2fsprogs xfsprogs btrfs-progs util-linux strace
 
 # Runs inside users' images, which may hold nothing but a disk: linked statically. Tests find it by this variable.
 export FERROVIRT_CONTAINERIMAGE_SERVER := $(CARGO_TARGET_DIR)/$(TRIPLE)/release/cdi-containerimage-server

@@ -189,7 +189,7 @@ fn blank(config: &Config, session: &Session, facts: &Facts) -> Result<Done, Erro
         drop(std::fs::remove_file(journal));
     }
     let writer = Writer::open(open_target(config, facts, false)?, size, &options(config, session, false))?;
-    session.meter.engine(&writer.engine());
+    session.meter.engine(writer.engine_now());
     if facts.mode == Mode::Block {
         writer.zero(0..size, Arc::new(()))?;
     }
@@ -461,13 +461,12 @@ impl Work<'_> {
         let known = self.image.virtual_size().map(|size| self.final_size(size));
         let bound = known.unwrap_or(self.available.min(self.facts.capacity));
         let writer = Writer::open(target, bound, &options(config, session, known.is_none()))?;
-        session.meter.engine(&writer.engine());
+        session.meter.engine(writer.engine_now());
         session.meter.phase("importing");
         let progress = &session.meter.transfer;
         let report = transfer::run(self.image, &writer, ledger, &self.spool(bound), progress, &session.stop)?;
         verify(self.checked, self.opened, session)?;
         session.meter.phase("syncing");
-        session.meter.engine(&writer.engine());
         plan::fits(report.virtual_size, self.available)?;
         let disk_size = self.final_size(report.virtual_size);
         if known.is_none() {

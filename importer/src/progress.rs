@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use api::names;
 use disk_image::transfer::Progress;
-use disk_image::write::Engine;
+use disk_image::write::EngineNow;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use serve::https::Route;
@@ -35,7 +35,7 @@ pub(crate) struct Meter {
 #[derive(Debug, Default)]
 struct Told {
     phase: Mutex<&'static str>,
-    engine: Mutex<Option<Engine>>,
+    engine: Mutex<Option<EngineNow>>,
     complete: AtomicBool,
     /// Bytes of the source, when reading them is all the progress there is; 0 when not known.
     expected: AtomicU64,
@@ -54,8 +54,8 @@ impl Meter {
     }
 
     /// The engine that writes.
-    pub(crate) fn engine(&self, engine: &Engine) {
-        *self.told.engine.lock().unwrap_or_else(PoisonError::into_inner) = Some(engine.clone());
+    pub(crate) fn engine(&self, engine: EngineNow) {
+        *self.told.engine.lock().unwrap_or_else(PoisonError::into_inner) = Some(engine);
     }
 
     /// All is done.
@@ -99,6 +99,7 @@ impl Meter {
             let _infallible = write!(page, "# HELP {name} {help}\n# TYPE {name} counter\n{name} {value}\n");
         }
         if let Some(engine) = &*self.told.engine.lock().unwrap_or_else(PoisonError::into_inner) {
+            let engine = engine.get();
             let name = "ferrovirt_import_engine_info";
             let _infallible = write!(
                 page,

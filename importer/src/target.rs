@@ -65,7 +65,7 @@ pub(crate) fn folder_of(path: &Path) -> PathBuf {
     }
 }
 
-/// Bytes that are free for us in the filesystem of `folder`.
+/// Bytes that are free for us in the filesystem of `folder`; [`u64::MAX`] when it does not count them (ramfs).
 ///
 /// # Errors
 /// When it cannot be asked.
@@ -73,6 +73,9 @@ pub(crate) fn free(folder: &Path) -> Result<u64, Error> {
     let fs = rustix::fs::statvfs(folder).map_err(|e| {
         Error::with(Kind::Target, format!("cannot ask for the free space of {}", folder.display()), e)
     })?;
+    if fs.f_blocks == 0 {
+        return Ok(u64::MAX);
+    }
     let unit = if fs.f_frsize == 0 { fs.f_bsize } else { fs.f_frsize };
     Ok(fs.f_bavail.saturating_mul(unit))
 }

@@ -21,6 +21,7 @@ use super::parts::read_job;
 use super::run::Shared;
 use super::spool::Unclaimed;
 use super::work::Chunk;
+use crate::detect::Format;
 use crate::error::{Error, Kind};
 use crate::extent::{Content, Extent, RangeSet};
 use crate::format::{Found, Leaf, Scan, Scanned};
@@ -40,7 +41,13 @@ pub(super) fn forward(shared: &Shared<'_>, chunks: &Sender<Chunk>) -> Result<(),
     if let Some(scan) = shared.image.layout.scan() {
         scanned(shared, chunks, scan)
     } else if shared.image.layout.root().entries == 0 {
-        raw(shared, chunks)
+        match shared.image.layout.format() {
+            Format::Raw => raw(shared, chunks),
+            // A disk of no length: no tables, no data.
+            Format::Qcow2 | Format::Vmdk | Format::Vhd | Format::Vhdx | Format::Vdi => {
+                Stream::open(shared)?.drain()
+            }
+        }
     } else {
         tables(shared, chunks)
     }

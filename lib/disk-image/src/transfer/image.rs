@@ -111,7 +111,7 @@ pub fn open(request: Request) -> Result<Image, Error> {
     let format = format.unwrap_or(seen_format);
     let layout = open_layout(format, &*source, head)?;
     let facts = source.facts();
-    let way = way(&facts.access, layout.root().entries == 0 && layout.scan().is_none(), facts.size.is_some());
+    let way = way(&facts.access, layout.format() == Format::Raw, facts.size.is_some());
     Ok(Image { source, wire_size, layout, way, limits, compression, foreign, tar })
 }
 
@@ -179,17 +179,20 @@ fn open_layout(format: Format, source: &dyn Source, head: Vec<u8>) -> Result<Box
             )));
         }
         let end = facts.size.map_or(need.end, |size| need.end.min(size));
-        let bytes = if !ranges && need.end > PROLOGUE_MAX {
-            return Err(Error::new(
-                Kind::NotStreamable,
-                format!(
-                    "the {} image keeps headers at byte {}, far from its start",
-                    format.name(),
-                    need.start
-                ),
-            ));
-        } else if ranges {
+        let bytes = if ranges {
             read_up_to(source, need.start..end)?
+        } else if need.end > PROLOGUE_MAX {
+            if facts.access == Access::Once {
+                return Err(Error::new(
+                    Kind::NotStreamable,
+                    format!(
+                        "the {} image keeps headers at byte {}, far from its start",
+                        format.name(),
+                        need.start
+                    ),
+                ));
+            }
+            read_far(source, need.start, len)?
         } else {
             // A stream: everything from its start, so that the peeked reader can be replayed.
             let mut bytes = read_up_to(source, 0..end)?;
@@ -226,6 +229,16 @@ fn read_up_to(source: &dyn Source, range: Range<u64>) -> Result<Vec<u8>, Error> 
     let mut reader = source.open(range).map_err(failed)?;
     let got = read_full(&mut *reader, &mut bytes).map_err(failed)?;
     bytes.truncate(got);
+    Ok(bytes)
+}
+
+/// Reads `len` bytes at `at`, less at the end, of a source that is read from its start, and can be again.
+fn read_far(source: &dyn Source, at: u64, len: u64) -> Result<Vec<u8>, Error> {
+    let failed = |e| Error::from_source("cannot read the image's headers", e);
+    let mut reader = source.open(0..u64::MAX).map_err(failed)?;
+    io::copy(&mut (&mut reader).take(at), &mut io::sink()).map_err(failed)?;
+    let mut bytes = Vec::new();
+    reader.take(len).read_to_end(&mut bytes).map_err(failed)?;
     Ok(bytes)
 }
 

@@ -45,8 +45,8 @@ impl Unclaimed {
 
     /// Keeps `bytes` of host offset `at`.
     pub(super) fn keep(&mut self, at: u64, bytes: &[u8]) -> Result<(), Error> {
-        if let Some(file) = &mut self.file {
-            return file.put(at, bytes);
+        if self.file.is_some() {
+            return self.put(at, bytes);
         }
         if self.held + bytes.len() <= WINDOW {
             self.held += bytes.len();
@@ -55,15 +55,40 @@ impl Unclaimed {
         }
         let window = std::mem::take(&mut self.window);
         self.held = 0;
-        match self.make_file()? {
-            Some(mut file) => {
-                for (at, bytes) in window {
-                    file.put(at, &bytes)?;
-                }
+        self.file = self.next_file()?;
+        if self.file.is_none() {
+            self.lost = true;
+            return Ok(());
+        }
+        for (at, bytes) in window {
+            self.put(at, &bytes)?;
+        }
+        self.put(at, bytes)
+    }
+
+    /// Puts bytes into the file; when its folder has no more room, it moves to the next folder that does.
+    fn put(&mut self, at: u64, bytes: &[u8]) -> Result<(), Error> {
+        while let Some(mut file) = self.file.take() {
+            if file.takes(bytes.len()) {
                 file.put(at, bytes)?;
                 self.file = Some(file);
+                break;
             }
-            None => self.lost = true,
+            let Some(mut next) = self.next_file()? else {
+                return Err(Error::new(
+                    Kind::NotStreamable,
+                    format!(
+                        "the image's tables come after its data, and {} bytes of spare room do not hold that data",
+                        file.room
+                    ),
+                ));
+            };
+            if next.room > file.room {
+                file.copy_to(&mut next)?;
+                self.file = Some(next);
+            } else {
+                self.file = Some(file);
+            }
         }
         Ok(())
     }
@@ -121,14 +146,15 @@ impl Unclaimed {
         Ok(self.file.take().map(|file| SpoolSource { kept: Kept::File(file), size }))
     }
 
-    /// The first folder that takes a nameless file.
-    fn make_file(&self) -> Result<Option<SpoolFile>, Error> {
+    /// A nameless file in the next folder that takes one.
+    fn next_file(&mut self) -> Result<Option<SpoolFile>, Error> {
         let mut last = None;
-        for (folder, room) in &self.folders {
-            match tempfile_in(folder) {
+        while !self.folders.is_empty() {
+            let (folder, room) = self.folders.remove(0);
+            match tempfile_in(&folder) {
                 Ok(file) => {
-                    tracing::info!(folder = %folder.display(), "the image's tables come after its data: spooling");
-                    return Ok(Some(SpoolFile { file: Arc::new(file), held: RangeSet::new(), room: *room }));
+                    tracing::info!(folder = %folder.display(), room, "the image's tables come after its data: spooling");
+                    return Ok(Some(SpoolFile { file: Arc::new(file), held: RangeSet::new(), room }));
                 }
                 Err(e) => last = Some(Error::target(format!("cannot spool in {}", folder.display()), e)),
             }
@@ -138,18 +164,31 @@ impl Unclaimed {
 }
 
 impl SpoolFile {
+    /// Whether there is room for `len` more bytes.
+    fn takes(&self, len: usize) -> bool {
+        self.held.bytes().saturating_add(len as u64) <= self.room
+    }
+
     fn put(&mut self, at: u64, bytes: &[u8]) -> Result<(), Error> {
+        self.file.write_all_at(bytes, at).map_err(|e| Error::target("cannot write the spool", e))?;
         self.held.insert(at..at + bytes.len() as u64);
-        if self.held.bytes() > self.room {
-            return Err(Error::new(
-                Kind::NotStreamable,
-                format!(
-                    "the image's tables come after its data, and {} bytes of spare room do not hold that data",
-                    self.room
-                ),
-            ));
+        Ok(())
+    }
+
+    fn copy_to(&self, other: &mut Self) -> Result<(), Error> {
+        let mut buffer = vec![0; 64 << 10];
+        for range in self.held.iter() {
+            let mut at = range.start;
+            while at < range.end {
+                let len = buffer.len().min(usize::try_from(range.end - at).unwrap_or(usize::MAX));
+                self.file
+                    .read_exact_at(&mut buffer[..len], at)
+                    .map_err(|e| Error::target("cannot read the spool", e))?;
+                other.put(at, &buffer[..len])?;
+                at += len as u64;
+            }
         }
-        self.file.write_all_at(bytes, at).map_err(|e| Error::target("cannot write the spool", e))
+        Ok(())
     }
 }
 

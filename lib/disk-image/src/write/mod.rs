@@ -20,8 +20,8 @@
 use std::any::Any;
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -188,6 +188,17 @@ impl fmt::Display for Engine {
     }
 }
 
+/// The engine in use, now and whenever it is asked: direct I/O may be refused at any write. Outlives its writer.
+#[derive(Clone, Debug)]
+pub struct EngineNow(Arc<Mutex<Engine>>);
+
+impl EngineNow {
+    /// The engine.
+    pub fn get(&self) -> Engine {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
 /// What was done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
@@ -274,6 +285,7 @@ impl Writer {
             match uring::start(&output, &jobs, options.depth.clamp(1, 1024), options.registered) {
                 Ok(ring) => started = Some(ring),
                 Err(e) if options.engine.is_some() => {
+                    output.give_up()?;
                     return Err(Error::with(
                         Kind::Target,
                         format!("io_uring cannot be used to write {shown}"),
@@ -408,6 +420,11 @@ impl Writer {
     /// The engine in use. Changes when direct I/O is refused at a write.
     pub fn engine(&self) -> Engine {
         self.output.engine()
+    }
+
+    /// The engine in use, for whoever wants to look at it later.
+    pub fn engine_now(&self) -> EngineNow {
+        EngineNow(self.output.engine_cell())
     }
 
     /// Whether the target is a block device.

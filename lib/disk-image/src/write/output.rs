@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rustix::fs::{FallocateFlags, Mode, OFlags, SeekFrom};
@@ -81,7 +81,7 @@ pub(super) struct Output {
     /// What ranges handed to `fallocate` must be multiples of.
     unit: u64,
     use_direct: AtomicBool,
-    engine: Mutex<Engine>,
+    engine: Arc<Mutex<Engine>>,
     failed: AtomicBool,
     failure: Mutex<Option<Failure>>,
     written: AtomicU64,
@@ -130,12 +130,12 @@ impl Output {
         let fresh = !target.block && !target.kept;
         let mut output = Self {
             use_direct: AtomicBool::new(direct.is_some()),
-            engine: Mutex::new(Engine {
+            engine: Arc::new(Mutex::new(Engine {
                 kind: EngineKind::Pwrite,
                 direct: direct.is_some(),
                 registered: false,
                 why,
-            }),
+            })),
             direct,
             fresh,
             size,
@@ -201,6 +201,11 @@ impl Output {
 
     pub(super) fn engine(&self) -> Engine {
         lock(&self.engine).clone()
+    }
+
+    /// Where the engine in use is kept up to date.
+    pub(super) fn engine_cell(&self) -> Arc<Mutex<Engine>> {
+        self.engine.clone()
     }
 
     pub(super) fn set_engine(&self, kind: EngineKind, registered: bool, why: &str) {
@@ -453,6 +458,11 @@ impl Output {
             })?;
         }
         Ok(())
+    }
+
+    /// Nothing will be written: a file that had no content has none again.
+    pub(super) fn give_up(&self) -> Result<(), Error> {
+        if self.fresh { self.target.set_len(0) } else { Ok(()) }
     }
 
     /// Gives a file its final length.

@@ -393,7 +393,7 @@ fn a_disk_full_midway_says_so_and_the_retry_after_growing_succeeds() {
             fill(&path, false, size, &Options { preallocate: true, ..options.clone() }).unwrap_err();
         assert_eq!(reserved.kind(), Kind::NoSpace, "{}", chain(&reserved));
         assert!(reserved.to_string().contains("no space left on device"), "{reserved}");
-        mount.grow_ext4(64 << 20);
+        mount.grow(64 << 20);
         let written = fill(&path, true, size, &options).unwrap();
         assert_eq!(written.bytes, size);
         check_disk(&path, &vec![7; size as usize], "after growing");

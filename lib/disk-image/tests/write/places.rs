@@ -73,6 +73,7 @@ impl Drop for Loop {
 
 /// A mounted filesystem.
 pub(crate) struct Mount {
+    kind: String,
     folder: tempfile::TempDir,
     under: Option<Loop>,
 }
@@ -83,10 +84,10 @@ impl Mount {
         let folder = tempfile::tempdir().unwrap();
         let options = if kind == "tmpfs" { format!("size={size}") } else { "rw".to_owned() };
         run("mount", &["-t", kind, "-o", &options, "none", folder.path().to_str().unwrap()]);
-        Self { folder, under: None }
+        Self { kind: kind.to_owned(), folder, under: None }
     }
 
-    /// ext4 or xfs on a loop device of `size` bytes.
+    /// ext4, xfs or btrfs on a loop device of `size` bytes.
     pub(crate) fn on_loop(kind: &str, size: u64) -> Self {
         let under = Loop::new(size, 512);
         let device = under.device.to_str().unwrap().to_owned();
@@ -94,7 +95,7 @@ impl Mount {
         let quiet: &[&str] = if kind == "ext4" { &["-q", "-F", "-m", "0"] } else { &["-q", "-f"] };
         run(&tool, &[quiet, &[&device]].concat());
         let folder = tempfile::tempdir().unwrap();
-        let mount = Self { folder, under: Some(under) };
+        let mount = Self { kind: kind.to_owned(), folder, under: Some(under) };
         mount.attach();
         mount
     }
@@ -105,16 +106,25 @@ impl Mount {
         }
     }
 
-    /// Makes an ext4 larger, unmounted, as growing it while mounted needs more than root has everywhere.
-    pub(crate) fn grow_ext4(&self, size: u64) {
-        run("umount", &[self.folder.path().to_str().unwrap()]);
+    /// Makes the filesystem larger: ext4 unmounted, as growing it while mounted needs more than root has everywhere;
+    /// XFS mounted, as it wants.
+    pub(crate) fn grow(&self, size: u64) {
+        let folder = self.folder.path().to_str().unwrap();
         let under = self.under.as_ref().unwrap();
-        std::fs::OpenOptions::new().write(true).open(&under.backing).unwrap().set_len(size).unwrap();
         let device = under.device.to_str().unwrap();
+        let ext4 = self.kind == "ext4";
+        if ext4 {
+            run("umount", &[folder]);
+        }
+        std::fs::OpenOptions::new().write(true).open(&under.backing).unwrap().set_len(size).unwrap();
         run("losetup", &["-c", device]);
-        run("e2fsck", &["-fy", device]);
-        run("resize2fs", &[device]);
-        self.attach();
+        if ext4 {
+            run("e2fsck", &["-fy", device]);
+            run("resize2fs", &[device]);
+            self.attach();
+        } else {
+            run("xfs_growfs", &[folder]);
+        }
     }
 
     pub(crate) fn path(&self) -> &Path {

@@ -6,8 +6,9 @@ use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// The three io_uring calls answer EPERM in the child, as under a container runtime's default profile.
-pub(crate) fn forbid_io_uring(command: &mut Command) {
+/// The three io_uring calls answer `errno` in the child: EPERM as under a container runtime's default profile, ENOSYS as
+/// on a kernel without them.
+pub(crate) fn forbid_io_uring(command: &mut Command, errno: i32) {
     // From linux/seccomp.h and linux/filter.h: load the call's number, compare, return.
     const LOAD_NR: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     const JUMP_GE: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
@@ -17,7 +18,7 @@ pub(crate) fn forbid_io_uring(command: &mut Command) {
         op(LOAD_NR, 0, 0, 0),
         op(JUMP_GE, 0, 2, libc::SYS_io_uring_setup as u32),
         op(JUMP_GE, 1, 0, libc::SYS_io_uring_register as u32 + 1),
-        op(RETURN, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+        op(RETURN, 0, 0, libc::SECCOMP_RET_ERRNO | errno.cast_unsigned()),
         op(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];
     // SAFETY: the closure only makes system calls, on memory that was allocated before the fork.

@@ -1,0 +1,559 @@
+//! Formats × compressions × sources × contents, through the program: every cell's SHA-256 equals that of
+//! `qemu-img convert -O raw`, or the cell has the outcome that is written down for it here. Nothing is left out: what
+//! qemu-img itself cannot make or read is asserted to be so.
+//!
+//! S3, GCS, registries and NBD have tests of their own.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use support::guest::{Dice, qemu_io, round};
+use support::places::{Loop, Mount, run};
+use support::server::{Served, Server};
+use support::{MIB, assert_exit, count, import, import_piped, names, report, sha256, text};
+
+/// How an image comes into being.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Made {
+    /// Created empty, then a guest writes.
+    Written,
+    /// Converted from a disk that a guest has written; nobody can write into such an image.
+    Converted,
+    /// Converted with compressed clusters.
+    Packed,
+    /// The same, and then a guest writes over parts of it.
+    PackedAndWritten,
+}
+
+/// A kind of image.
+#[derive(Clone, Copy, Debug)]
+struct Form {
+    name: &'static str,
+    /// qemu's name of the format.
+    qemu: &'static str,
+    /// What the program calls it when the whole image can be sought in.
+    seen: &'static str,
+    options: &'static str,
+    made: Made,
+    /// A snapshot between the rounds and a larger disk at the end: tables come to lie behind the data they map.
+    moves: bool,
+    /// qemu-img reads back what it made for a disk of no length.
+    empty: bool,
+}
+
+const FORM: Form = Form {
+    name: "",
+    qemu: "qcow2",
+    seen: "qcow2",
+    options: "compat=1.1",
+    made: Made::Written,
+    moves: false,
+    empty: true,
+};
+
+const FORMS: [Form; 22] = [
+    Form { name: "raw", qemu: "raw", seen: "raw", options: "", ..FORM },
+    Form { name: "qcow2 v2", options: "compat=0.10", ..FORM },
+    Form { name: "qcow2 v3", ..FORM },
+    Form { name: "qcow2 v2 moved", options: "compat=0.10,cluster_size=4k", moves: true, ..FORM },
+    Form { name: "qcow2 v3 moved", options: "compat=1.1,cluster_size=4k", moves: true, ..FORM },
+    Form { name: "qcow2 zlib", made: Made::Packed, ..FORM },
+    Form { name: "qcow2 zstd", options: "compression_type=zstd", made: Made::Packed, ..FORM },
+    Form { name: "qcow2 zlib, written", made: Made::PackedAndWritten, moves: true, ..FORM },
+    Form {
+        name: "qcow2 zstd, extended L2, written",
+        options: "compression_type=zstd,extended_l2=on",
+        made: Made::PackedAndWritten,
+        ..FORM
+    },
+    Form { name: "qcow2 extended L2", options: "extended_l2=on", moves: true, ..FORM },
+    Form { name: "qcow2 512 B", options: "cluster_size=512", moves: true, ..FORM },
+    Form { name: "qcow2 2 MiB", options: "cluster_size=2M", ..FORM },
+    Form { name: "qcow2 lazy refcounts", options: "lazy_refcounts=on", ..FORM },
+    Form { name: "qcow2 metadata", options: "preallocation=metadata", ..FORM },
+    Form {
+        name: "VMDK monolithicSparse",
+        qemu: "vmdk",
+        seen: "vmdk",
+        options: "subformat=monolithicSparse",
+        empty: false,
+        ..FORM
+    },
+    Form {
+        name: "VMDK streamOptimized",
+        qemu: "vmdk",
+        seen: "vmdk",
+        options: "subformat=streamOptimized",
+        made: Made::Converted,
+        empty: false,
+        ..FORM
+    },
+    // The extent is what a user imports; qemu reads it by its descriptor, which lies beside it.
+    Form {
+        name: "VMDK monolithicFlat's extent",
+        qemu: "vmdk",
+        seen: "raw",
+        options: "subformat=monolithicFlat",
+        empty: false,
+        ..FORM
+    },
+    Form {
+        name: "VHD dynamic",
+        qemu: "vpc",
+        seen: "vhd",
+        options: "subformat=dynamic,force_size=on",
+        ..FORM
+    },
+    Form {
+        name: "VHD fixed",
+        qemu: "vpc",
+        seen: "vhd",
+        options: "subformat=fixed,force_size=on",
+        empty: false,
+        ..FORM
+    },
+    Form { name: "VHDX dynamic", qemu: "vhdx", seen: "vhdx", options: "subformat=dynamic", ..FORM },
+    Form { name: "VHDX fixed", qemu: "vhdx", seen: "vhdx", options: "subformat=fixed", ..FORM },
+    Form { name: "VDI dynamic", qemu: "vdi", seen: "vdi", options: "", ..FORM },
+];
+const STATIC_VDI: Form = Form { name: "VDI static", qemu: "vdi", seen: "vdi", options: "static=on", ..FORM };
+
+/// What is on the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Content {
+    /// Scattered writes in rounds.
+    Guest(u64),
+    /// The same on a disk that ends in a piece of a cluster, of a page and of an alignment.
+    Odd(u64),
+    Empty,
+    Sector,
+    Zero,
+}
+
+impl Content {
+    fn size(self) -> u64 {
+        match self {
+            Self::Guest(_) | Self::Zero => 4 * MIB,
+            Self::Odd(_) => 3 * MIB + 1536,
+            Self::Empty => 0,
+            Self::Sector => 512,
+        }
+    }
+
+    /// Each round is a list of qemu-io's commands.
+    fn rounds(self, noise: &Path) -> Vec<Vec<String>> {
+        match self {
+            Self::Guest(seed) | Self::Odd(seed) => {
+                let mut dice = Dice(seed);
+                (0..3).map(|_| round(&mut dice, self.size(), noise)).collect()
+            }
+            Self::Empty => Vec::new(),
+            Self::Sector => vec![vec!["write -P 0xa5 0 512".to_owned()]],
+            Self::Zero => {
+                vec![vec!["write -z 65536 1048576".to_owned(), "write -P 0 2097152 65536".to_owned()]]
+            }
+        }
+    }
+
+    fn seeded(self) -> bool {
+        matches!(self, Self::Guest(_) | Self::Odd(_))
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Packing {
+    None,
+    Gz,
+    /// One block: only from its start.
+    Xz,
+    /// Blocks of 1 MiB: each by itself.
+    XzBlocks,
+    Zst,
+}
+
+const PACKINGS: [Packing; 5] = [Packing::None, Packing::Gz, Packing::Xz, Packing::XzBlocks, Packing::Zst];
+
+impl Packing {
+    /// What the program calls it, behind the format.
+    fn word(self) -> &'static str {
+        match self {
+            Self::None => "",
+            Self::Gz => ".gz",
+            Self::Xz | Self::XzBlocks => ".xz",
+            Self::Zst => ".zst",
+        }
+    }
+
+    fn pack(self, image: &Path, packed: &Path) {
+        let command = match self {
+            Self::None => "cat",
+            Self::Gz => "gzip -1 -c",
+            Self::Xz => "xz -0 -T1 -c",
+            Self::XzBlocks => "xz -0 -T2 --block-size=1MiB -c",
+            Self::Zst => "zstd -1 -q -c",
+        };
+        let script = format!("{command} < '{}' > '{}'", image.display(), packed.display());
+        run("sh", &["-c", &script]);
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum From {
+    File,
+    /// HTTP, ranges offered.
+    Ranges,
+    /// HTTP, no ranges.
+    Whole,
+    /// A pipe.
+    Stdin,
+}
+
+const SOURCES: [From; 4] = [From::File, From::Ranges, From::Whole, From::Stdin];
+
+/// The cells of one image: every one of what a guest has written, and in the full count of everything.
+fn cells(content: Content) -> (&'static [Packing], &'static [From]) {
+    if matches!(content, Content::Guest(_)) || count(0, 1) == 1 {
+        (&PACKINGS, &SOURCES)
+    } else {
+        (&[Packing::None, Packing::Zst], &[From::Ranges, From::Whole, From::Stdin])
+    }
+}
+
+/// What becomes of a cell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Outcome {
+    /// The disk that qemu-img reads.
+    Disk,
+    /// The disk, and behind it the 512 bytes of a fixed VHD's footer: it is told by its last sector, which a stream
+    /// shows only after everything else. `qemu-img convert` without `-f` does the same with any fixed VHD.
+    DiskAndFooter,
+    /// Exit 8: the headers lie farther from the start than what is kept of a stream that is read once. qemu-img gives
+    /// a VHDX of no length a block table of 64 MiB, and puts the metadata behind it.
+    HeadersFar,
+}
+
+/// The outcome of every cell.
+fn expected(form: &Form, content: Content, packing: Packing, from: From) -> Outcome {
+    let sought = packing == Packing::None && matches!(from, From::File | From::Ranges);
+    match form.seen {
+        "vhd" if form.name == "VHD fixed" && !sought => Outcome::DiskAndFooter,
+        "vhdx" if content == Content::Empty && from == From::Stdin => Outcome::HeadersFar,
+        _ => Outcome::Disk,
+    }
+}
+
+/// An image and what qemu-img reads from it.
+struct Image {
+    path: PathBuf,
+    size: u64,
+    sha256: String,
+    /// The same with the last 512 bytes of the image behind it.
+    with_footer: String,
+}
+
+/// Makes an image; `None` where qemu-img does not read what it made.
+fn make(form: &Form, content: Content, folder: &Path, noise: &Path) -> Option<Image> {
+    let image = folder.join("image");
+    let path = image.to_str().unwrap();
+    let rounds = content.rounds(noise);
+    let size = content.size().to_string();
+    let readable = form.empty || content != Content::Empty;
+    let create = |format: &str, path: &str, options: &str| {
+        let mut arguments = vec!["create", "-q", "-f", format];
+        if !options.is_empty() {
+            arguments.extend(["-o", options]);
+        }
+        arguments.extend([path, &size]);
+        run("qemu-img", &arguments);
+    };
+    if form.made == Made::Written {
+        create(form.qemu, path, form.options);
+    } else {
+        let disk = folder.join("disk");
+        create("raw", disk.to_str().unwrap(), "");
+        for round in &rounds {
+            qemu_io("raw", &disk, round);
+        }
+        let mut arguments = vec!["convert", "-f", "raw", "-O", form.qemu, "-o", form.options];
+        if matches!(form.made, Made::Packed | Made::PackedAndWritten) {
+            arguments.push("-c");
+        }
+        arguments.extend([disk.to_str().unwrap(), path]);
+        if !readable {
+            refused(&arguments, form, content);
+            return None;
+        }
+        run("qemu-img", &arguments);
+        fs::remove_file(disk).unwrap();
+    }
+    let written = match form.made {
+        Made::Written | Made::PackedAndWritten if readable => &rounds[..],
+        Made::Written | Made::PackedAndWritten | Made::Converted | Made::Packed => &[],
+    };
+    let moves = form.moves && content.seeded();
+    for (number, round) in written.iter().enumerate() {
+        if moves && number > 0 {
+            run("qemu-img", &["snapshot", "-c", &format!("s{number}"), path]);
+        }
+        qemu_io(form.qemu, &image, round);
+    }
+    if moves {
+        if form.options.contains("compat=0.10") {
+            // qemu resizes no v2 image that has snapshots; the tables stay where the snapshots drove them.
+            for number in 1..written.len() {
+                run("qemu-img", &["snapshot", "-d", &format!("s{number}"), path]);
+            }
+        }
+        run("qemu-img", &["resize", "-q", "-f", form.qemu, path, "+2M"]);
+    }
+    let raw = folder.join("raw");
+    let arguments = ["convert", "-f", form.qemu, "-O", "raw", path, raw.to_str().unwrap()];
+    if !readable {
+        refused(&arguments, form, content);
+        return None;
+    }
+    run("qemu-img", &arguments);
+    let disk = fs::read(&raw).unwrap();
+    fs::remove_file(&raw).unwrap();
+    let size = disk.len() as u64;
+    let path = match form.name {
+        "VMDK monolithicFlat's extent" => folder.join("image-flat"),
+        _ => image,
+    };
+    let bytes = fs::read(&path).unwrap();
+    let mut with_footer = disk.clone();
+    with_footer.extend_from_slice(&bytes[bytes.len().saturating_sub(512)..]);
+    Some(Image { path, size, sha256: digest(&disk), with_footer: digest(&with_footer) })
+}
+
+/// qemu-img does not do this with a disk of no length.
+fn refused(arguments: &[&str], form: &Form, content: Content) {
+    let output = support::places::output(std::process::Command::new("qemu-img").args(arguments)).unwrap();
+    assert!(!output.status.success(), "qemu-img can do {} {content:?} now: say so in FORMS", form.name);
+}
+
+fn digest(bytes: &[u8]) -> String {
+    use sha2::{Digest, Sha256};
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Imports one cell and judges it.
+fn check(
+    form: &Form,
+    content: Content,
+    image: &Image,
+    packing: Packing,
+    from: From,
+    place: &Place<'_>,
+) -> Outcome {
+    let what = format!("{} {content:?} {packing:?} {from:?}", form.name);
+    let source = place.folder.join(format!("source{packing:?}"));
+    let into = place.folder.join("into");
+    let target = into.join("disk");
+    let target = target.to_str().unwrap();
+    let url = |served| place.server.url(served, &format!("{}/source{packing:?}", place.name));
+    let output = match from {
+        From::File => import(&[source.to_str().unwrap(), target, "--output", "json"]),
+        From::Ranges => import(&[&url(Served::Ranges), target, "--output", "json"]),
+        From::Whole => import(&[&url(Served::Whole), target, "--output", "json"]),
+        From::Stdin => import_piped(&source, &["-", target, "--output", "json"]),
+    };
+    let expected = expected(form, content, packing, from);
+    assert_exit(&output, if expected == Outcome::HeadersFar { 8 } else { 0 }, &what);
+    let (size, hash, seen) = match expected {
+        Outcome::Disk => (image.size, &image.sha256, form.seen),
+        Outcome::DiskAndFooter => (image.size + 512, &image.with_footer, "raw"),
+        Outcome::HeadersFar => {
+            let said = text(&output.stderr);
+            let words =
+                "the vhdx image keeps headers at byte 69206016, far from its start; convert the image first";
+            assert!(said.contains(words), "{what}: {said}");
+            assert!(names(&into).is_empty(), "{what}: nothing is written");
+            return expected;
+        }
+    };
+    let told = report(&output);
+    assert_eq!(told["virtual_size"], size, "{what}: {told}");
+    assert_eq!(told["format"], format!("{seen}{}", packing.word()), "{what}: {told}");
+    let target = Path::new(target);
+    assert_eq!(fs::metadata(target).unwrap().len(), size, "{what}: the disk's length");
+    assert_eq!(&sha256(target), hash, "{what}: the disk's bytes");
+    assert_eq!(names(&into), ["disk"], "{what}: what is left");
+    fs::remove_file(target).unwrap();
+    expected
+}
+
+/// Where one thread works.
+struct Place<'a> {
+    server: &'a Server,
+    /// Below what the server serves.
+    folder: PathBuf,
+    name: String,
+}
+
+/// Every compression and source of one image; the number of cells by outcome.
+fn all_cells(
+    form: &Form,
+    content: Content,
+    place: &Place<'_>,
+    noise: &Path,
+    done: &Mutex<BTreeMap<Outcome, u32>>,
+) -> bool {
+    fs::create_dir_all(place.folder.join("into")).unwrap();
+    let made = make(form, content, &place.folder, noise);
+    let Some(image) = made else {
+        fs::remove_dir_all(&place.folder).unwrap();
+        return false;
+    };
+    let (packings, sources) = cells(content);
+    for &packing in packings {
+        packing.pack(&image.path, &place.folder.join(format!("source{packing:?}")));
+        for &from in sources {
+            let outcome = check(form, content, &image, packing, from, place);
+            *done.lock().unwrap().entry(outcome).or_default() += 1;
+        }
+    }
+    fs::remove_dir_all(&place.folder).unwrap();
+    true
+}
+
+#[test]
+fn every_cell_is_what_qemu_img_makes_of_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let noise = folder.path().join("noise");
+    fs::write(&noise, Dice(7).bytes(64 << 10)).unwrap();
+    let server = Server::start(folder.path());
+    let mut contents = vec![Content::Empty, Content::Sector, Content::Zero];
+    for seed in 0..count(1, 12) {
+        contents.extend([Content::Guest(100 + seed), Content::Odd(200 + seed)]);
+    }
+    let work: Vec<_> = FORMS
+        .iter()
+        .chain([&STATIC_VDI])
+        .flat_map(|form| contents.iter().map(move |&content| (form, content)))
+        .collect();
+    let next = AtomicUsize::new(0);
+    let done = Mutex::new(BTreeMap::new());
+    let unreadable = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while let Some((form, content)) = work.get(next.fetch_add(1, Ordering::SeqCst)) {
+                    let name = format!("{:p}-{content:?}", *form).replace(['(', ')'], "");
+                    let place = Place { server: &server, folder: folder.path().join(&name), name };
+                    if !all_cells(form, *content, &place, &noise, &done) {
+                        unreadable.fetch_add(1, Ordering::SeqCst);
+                    }
+                }
+            });
+        }
+    });
+    let done = done.into_inner().unwrap();
+    let total: u32 = done.values().sum();
+    let cells_of = |content| cells(content).0.len() * cells(content).1.len();
+    let unreadable = unreadable.into_inner();
+    println!(
+        "{total} cells ({} forms, {} contents, {} compressions, {} sources): {done:?}; {unreadable} empty images that qemu-img itself cannot make or read",
+        FORMS.len() + 1,
+        contents.len(),
+        PACKINGS.len(),
+        SOURCES.len(),
+    );
+    let all: usize = contents.iter().map(|&c| cells_of(c) * (FORMS.len() + 1)).sum();
+    assert_eq!(total as usize, all - unreadable * cells_of(Content::Empty), "no cell is left out");
+    assert_eq!(unreadable, 4, "a disk of no length as VMDK and as fixed VHD");
+}
+
+/// Name, source, image, target, further arguments, and the words of the refusal if there is one.
+type Case<'a> = (&'a str, From, &'a Path, &'a str, Vec<&'a str>, Result<(), &'a str>);
+
+/// What happens to an image whose tables come after more data than the window holds, by where it comes from and what
+/// room there is.
+#[test]
+fn late_tables_have_their_outcomes() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = folder.path().join("image");
+    let path = image.to_str().unwrap();
+    let noise = folder.path().join("noise");
+    fs::write(&noise, Dice(8).bytes(1 << 20)).unwrap();
+    // One data cluster after the other, then copies of all tables: the snapshot keeps the first ones.
+    run("qemu-img", &["create", "-q", "-f", "qcow2", "-o", "cluster_size=4k", path, "24M"]);
+    qemu_io("qcow2", &image, &[format!("write -s {} 0 16M", noise.display())]);
+    run("qemu-img", &["snapshot", "-c", "s", path]);
+    let rewrite: Vec<_> = (0..12).map(|i| format!("write -P {} {}M 512", i + 1, 2 * i + 1)).collect();
+    qemu_io("qcow2", &image, &rewrite);
+    run("qemu-img", &["resize", "-q", "-f", "qcow2", path, "+2M"]);
+    let raw = folder.path().join("raw");
+    run("qemu-img", &["convert", "-f", "qcow2", "-O", "raw", path, raw.to_str().unwrap()]);
+    let size = fs::metadata(&raw).unwrap().len();
+    let hash = sha256(&raw);
+    let packed = folder.path().join("image.zst");
+    Packing::Zst.pack(&image, &packed);
+    let server = Server::start(folder.path());
+    let url = server.url(Served::Whole, "image");
+    let scratch = folder.path().join("scratch");
+    fs::create_dir(&scratch).unwrap();
+    let scratch = scratch.to_str().unwrap();
+
+    let device = Loop::new(size, 512);
+    let device_path = device.device.to_str().unwrap();
+    let roomy = Mount::on_loop("ext4", 80 << 20);
+    let tight = Mount::on_loop("ext4", 36 << 20);
+    let (in_roomy, in_tight) = (roomy.path().join("disk"), tight.path().join("disk"));
+    let (in_roomy, in_tight) = (in_roomy.to_str().unwrap(), in_tight.to_str().unwrap());
+
+    let gone = "the source can be read only once; give room to spool it, or convert it first: qemu-img convert -O qcow2 -c IMAGE NEW";
+    let small = "bytes of spare room do not hold that data";
+    let advice = "; convert the image first (qemu-img convert -O qcow2 IN OUT writes its tables before its data), save it to a file and import that, or give --scratch DIR";
+    let with = |more: &[&'static str]| more.to_vec();
+    let cases: [Case<'_>; 11] = [
+        ("file, device: tables are read first", From::File, &image, device_path, with(&[]), Ok(())),
+        ("no ranges, device: read again", From::Whole, &image, device_path, with(&[]), Ok(())),
+        ("file, packed, device: read again", From::File, &packed, device_path, with(&[]), Ok(())),
+        ("pipe, device: no room", From::Stdin, &image, device_path, with(&[]), Err(gone)),
+        ("pipe, packed, device: no room", From::Stdin, &packed, device_path, with(&[]), Err(gone)),
+        ("pipe, device, scratch", From::Stdin, &image, device_path, vec!["--scratch", scratch], Ok(())),
+        ("pipe, roomy: spooled beside the disk", From::Stdin, &image, in_roomy, with(&[]), Ok(())),
+        ("pipe, packed, roomy", From::Stdin, &packed, in_roomy, with(&[]), Ok(())),
+        ("pipe, tight: too little room", From::Stdin, &image, in_tight, with(&[]), Err(small)),
+        ("no ranges, tight: read again", From::Whole, &image, in_tight, with(&[]), Ok(())),
+        ("pipe, tight, scratch", From::Stdin, &image, in_tight, vec!["--scratch", scratch], Ok(())),
+    ];
+    for (what, from, source, target, more, outcome) in &cases {
+        let source_text = source.to_str().unwrap();
+        let rest = [&[*target, "--output", "json", "--force"], &more[..]].concat();
+        let output = match from {
+            From::File | From::Ranges => import(&[&[source_text][..], &rest].concat()),
+            From::Whole => import(&[&[url.as_str()][..], &rest].concat()),
+            From::Stdin => import_piped(source, &[&["-"][..], &rest].concat()),
+        };
+        match outcome {
+            Ok(()) => {
+                assert_exit(&output, 0, what);
+                assert_eq!(sha256(Path::new(target)), hash, "{what}");
+            }
+            Err(words) => {
+                assert_exit(&output, 8, what);
+                let said = text(&output.stderr);
+                assert!(said.contains(words) && said.contains(advice), "{what}: {said}");
+            }
+        }
+        for folder in [roomy.path(), tight.path()] {
+            let left = names(folder);
+            let disk_only = left.is_empty() || left == ["disk"];
+            assert!(disk_only && (outcome.is_ok() || left.is_empty()), "{what}: {left:?} is left");
+            if !left.is_empty() {
+                fs::remove_file(folder.join("disk")).unwrap();
+            }
+        }
+        assert!(names(Path::new(scratch)).is_empty(), "{what}: nothing is left in scratch");
+    }
+    println!("{} cases of tables after data", cases.len());
+}
