@@ -27,7 +27,7 @@ ROUNDS ?= 3
 # Building; demo; peers and judges of the tests and benchmarks.
 PACKAGES := build-essential \
 	qemu-system-x86 qemu-utils nginx-light busybox-static cpio mtools dosfstools syslinux syslinux-common fdisk \
-	curl gzip xz-utils zstd 7zip nbdkit mmdebstrap e2fsprogs xfsprogs btrfs-progs util-linux
+	curl gzip xz-utils zstd 7zip nbdkit mmdebstrap e2fsprogs xfsprogs btrfs-progs util-linux strace
 
 # True when the static helper of the registry source is part of this tree.
 HELPER := $(wildcard importer/src/bin/cdi-containerimage-server.rs)
