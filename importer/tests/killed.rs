@@ -5,16 +5,19 @@
 
 #[path = "support/crash.rs"]
 mod crash;
+#[path = "support/crash_place.rs"]
+mod crash_place;
 
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use crash::{MIB, Place, Random, Server, assert_exit, disk, names, rounds, tool};
+use crash::{Files, MIB, Random, Server, disk, names, rounds, tool};
+use crash_place::{Place, assert_exit};
 
 const SEED: u64 = 0x6b69_6c6c_6564_0001;
 
@@ -37,7 +40,7 @@ fn restarts(wire: u64, kills: u64) -> u64 {
 }
 
 /// The disk in every form, and a server for them.
-fn images(bytes: &[u8]) -> (Vec<Image>, Vec<(String, Arc<Vec<u8>>)>) {
+fn images(bytes: &[u8]) -> (Vec<Image>, Files) {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let raw = path("raw");
@@ -72,6 +75,14 @@ fn images(bytes: &[u8]) -> (Vec<Image>, Vec<(String, Arc<Vec<u8>>)>) {
     (images, files)
 }
 
+fn place_for(pod: bool) -> Place {
+    Place::within(&std::env::temp_dir(), pod)
+}
+
+fn journal(place: &Place) -> PathBuf {
+    place.data().join(".disk.img.import-journal")
+}
+
 /// The ranges a journal names.
 fn journaled(path: &Path) -> Vec<(u64, u64)> {
     let text = fs::read_to_string(path).unwrap_or_default();
@@ -90,7 +101,7 @@ fn ranges_of(line: &str) -> Vec<(u64, u64)> {
 /// What the journal names is on the disk already.
 fn assert_journaled_is_written(place: &Place, bytes: &[u8], what: &str) -> u64 {
     let mut all = 0;
-    for (start, end) in journaled(&place.journal()) {
+    for (start, end) in journaled(&journal(place)) {
         let wanted = &bytes[usize::try_from(start).unwrap()..usize::try_from(end).unwrap()];
         let mut found = vec![0; wanted.len()];
         fs::File::open(place.disk()).unwrap().read_exact_at(&mut found, start).unwrap();
@@ -122,21 +133,21 @@ fn killed_imports_go_on_and_fetch_little_twice() {
     for image in &images {
         let url = server.url(&format!("/{}", image.name));
         // How long it takes, so that the moments fill it.
-        let place = Place::new(false);
+        let place = place_for(false);
         let begin = Instant::now();
         assert!(place.command(&url, size, &[]).status().unwrap().success(), "{}", image.name);
         let long = begin.elapsed();
         assert_whole(&place, &bytes, image.name);
-        server.take_sent();
         let (mut killed, mut resumed, mut most) = (0, 0, 0);
         for round in 0..each {
-            let place = Place::new(round % 2 == 1);
+            server.take_sent();
+            let place = place_for(round % 2 == 1);
             // Now and then the second run is killed as well.
             let runs = if round % 4 == 3 { 2 } else { 1 };
             let mut what = format!("{} seed {SEED:#x} round {round}", image.name);
             let mut restarts = 0;
             for _ in 0..runs {
-                let moment = random.moment(Duration::ZERO, long);
+                let moment = long * u32::try_from(random.next() >> 40).unwrap() / (1 << 24);
                 what += &format!(", killed after {moment:?}");
                 let mut child = place.command(&url, size, &["--force"]).spawn().unwrap();
                 std::thread::sleep(moment);
@@ -157,7 +168,7 @@ fn killed_imports_go_on_and_fetch_little_twice() {
                 assert_exit(&last.stderr(Stdio::piped()).output().unwrap(), 0, &what);
             }
             assert_whole(&place, &bytes, &what);
-            let fetched = server.take_sent();
+            let fetched = server.sent();
             let bar = (image.bar)(image.wire, restarts);
             assert!(fetched <= bar, "{what}: {fetched} bytes fetched, {bar} allowed");
             if restarts == 1 {
@@ -215,7 +226,7 @@ fn killed_at_every_call_of_the_start_and_the_finish() {
     ] {
         for pod in [false, true] {
             for when in 1.. {
-                let place = Place::new(pod);
+                let place = place_for(pod);
                 let what = format!("killed at call {when} of {calls}, pod {pod}");
                 let command = place.command(&url, bytes.len() as u64, &["--force"]);
                 let inject =
@@ -302,7 +313,7 @@ fn ranges_are_journaled_after_their_data_is_synced() {
     let files = vec![("/raw".to_owned(), Arc::new(bytes.clone()))];
     let server = Server::start(files, 60e6);
     for engine in ["pwrite", "io_uring"] {
-        let place = Place::new(false);
+        let place = place_for(false);
         let command =
             place.command(&server.url("/raw"), bytes.len() as u64, &["--engine", engine, "--memory", "16Mi"]);
         let log = place.folder.path().join("log");

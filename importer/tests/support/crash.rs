@@ -4,8 +4,8 @@
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ pub(crate) fn rounds(small: u32, full: u32) -> u32 {
     if std::env::var_os("FERROVIRT_SOAK").is_some_and(|value| value == "1") { full } else { small }
 }
 
-/// Numbers that are the same in every run.
+/// Numbers that are the same in every run (xorshift).
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
@@ -26,12 +26,6 @@ impl Random {
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         self.0
-    }
-
-    /// A moment in `from..to`.
-    pub(crate) fn moment(&mut self, from: Duration, to: Duration) -> Duration {
-        let share = u32::try_from(self.next() >> 40).unwrap();
-        from + (to - from) * share / (1 << 24)
     }
 }
 
@@ -63,24 +57,6 @@ pub(crate) fn tool(name: &str, arguments: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// The importer, with nothing of our environment.
-pub(crate) fn importer() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_importer"));
-    command.env_clear().env("PATH", std::env::var_os("PATH").unwrap()).stdin(Stdio::null());
-    command
-}
-
-#[track_caller]
-pub(crate) fn assert_exit(output: &Output, code: i32, what: &str) {
-    assert_eq!(
-        output.status.code(),
-        Some(code),
-        "{what}\nstdout: {}\nstderr: {}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
-}
-
 /// Names in a folder, sorted.
 pub(crate) fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).unwrap();
@@ -110,6 +86,9 @@ impl Throttle {
     }
 }
 
+/// Files with their paths, slash first.
+pub(crate) type Files = Vec<(String, Arc<Vec<u8>>)>;
+
 /// Serves files over HTTP/1.1 with ranges and a strong ETag; counts the bytes of bodies. Stops when dropped.
 pub(crate) struct Server {
     address: SocketAddr,
@@ -118,14 +97,14 @@ pub(crate) struct Server {
 }
 
 struct Site {
-    files: Vec<(String, Arc<Vec<u8>>)>,
+    files: Files,
     throttle: Throttle,
     sent: Arc<AtomicU64>,
 }
 
 impl Server {
-    /// Serves `files` (paths with their leading slash) at `rate` bytes per second, all connections together.
-    pub(crate) fn start(files: Vec<(String, Arc<Vec<u8>>)>, rate: f64) -> Self {
+    /// Serves `files` at `rate` bytes per second, all connections together.
+    pub(crate) fn start(files: Files, rate: f64) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let (over, sent) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
@@ -148,8 +127,9 @@ impl Server {
         format!("http://{}{path}", self.address)
     }
 
-    pub(crate) fn port(&self) -> u16 {
-        self.address.port()
+    /// Bytes of bodies sent since they were last taken.
+    pub(crate) fn sent(&self) -> u64 {
+        self.sent.load(Ordering::SeqCst)
     }
 
     /// Bytes of bodies sent since the last call.
@@ -210,53 +190,4 @@ fn answer(site: &Site, mut stream: &TcpStream) -> io::Result<()> {
         site.sent.fetch_add(chunk.len() as u64, Ordering::SeqCst);
     }
     Ok(())
-}
-
-/// A folder to import into, by command line or as a pod's volume.
-pub(crate) struct Place {
-    pub(crate) folder: tempfile::TempDir,
-    /// The environment contract rather than the command line.
-    pub(crate) pod: bool,
-}
-
-impl Place {
-    pub(crate) fn new(pod: bool) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        fs::create_dir(folder.path().join("data")).unwrap();
-        fs::create_dir(folder.path().join("dev")).unwrap();
-        Self { folder, pod }
-    }
-
-    pub(crate) fn data(&self) -> PathBuf {
-        self.folder.path().join("data")
-    }
-
-    pub(crate) fn disk(&self) -> PathBuf {
-        self.data().join("disk.img")
-    }
-
-    pub(crate) fn journal(&self) -> PathBuf {
-        self.data().join(".disk.img.import-journal")
-    }
-
-    /// An import of `url`, whose disk has `size` bytes. `more` are further arguments of the command line.
-    pub(crate) fn command(&self, url: &str, size: u64, more: &[&str]) -> Command {
-        let mut command = importer();
-        command.stdout(Stdio::null()).stderr(Stdio::null());
-        if self.pod {
-            command.envs([
-                ("FERROVIRT_IMPORTER_ROOT", self.folder.path().to_str().unwrap()),
-                ("FERROVIRT_IMPORTER_METRICS_PORT", "0"),
-                ("IMPORTER_SOURCE", "http"),
-                ("IMPORTER_ENDPOINT", url),
-                ("IMPORTER_CONTENTTYPE", "kubevirt"),
-                ("IMPORTER_IMAGE_SIZE", &size.to_string()),
-                ("FILESYSTEM_OVERHEAD", "0"),
-                ("PREALLOCATION", "false"),
-            ]);
-        } else {
-            command.arg(url).arg(self.disk()).args(more);
-        }
-        command
-    }
 }
