@@ -228,7 +228,13 @@ fn killed_at_every_call_of_the_start_and_the_finish() {
             for when in 1.. {
                 let place = place_for(pod);
                 let what = format!("killed at call {when} of {calls}, pod {pod}");
-                let command = place.command(&url, bytes.len() as u64, &["--force"]);
+                // Blocks are reserved for the one call that does it.
+                let more: &[&str] =
+                    if calls == "fallocate" { &["--force", "--preallocate"] } else { &["--force"] };
+                let mut command = place.command(&url, bytes.len() as u64, more);
+                if pod && calls == "fallocate" {
+                    command.env("PREALLOCATION", "true");
+                }
                 let inject =
                     [&format!("-etrace={calls}"), &format!("-einject={calls}:signal=KILL:when={when}")];
                 let log = place.folder.path().join("log");
@@ -255,7 +261,7 @@ fn killed_at_every_call_of_the_start_and_the_finish() {
     }
     let all: usize = kills.iter().map(|(_, kills)| kills).sum();
     println!("killed: at each of {all} calls once: {kills:?} (command line, then contract)");
-    for calls in ["fdatasync", "fsync", "unlink,unlinkat", "rename,renameat,renameat2"] {
+    for calls in ["fdatasync", "fsync", "unlink,unlinkat", "rename,renameat,renameat2", "fallocate"] {
         assert!(kills.iter().any(|&(name, kills)| name == calls && kills > 0), "no {calls} was met");
     }
 }
