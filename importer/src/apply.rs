@@ -65,6 +65,9 @@ pub(crate) fn import(config: &Config, session: &Session) -> Result<Done, Error> 
     Ok(done)
 }
 
+/// Bytes fetched at most while the disk is synced: less than 64 MiB are fetched twice after a crash.
+const AHEAD: u64 = 4 << 20;
+
 /// Times a source may change under our hands.
 const CHANGES_MAX: u32 = 3;
 
@@ -276,7 +279,11 @@ fn disk(config: &Config, session: &Session, facts: &Facts) -> Result<Done, Error
     let image = transfer::open(Request {
         source,
         format: config.format,
-        limits: transfer_limits(&config.limits, bound),
+        limits: transfer::Limits {
+            // A local file is read again for nothing.
+            ahead: if opened.local.is_some() { u64::MAX } else { AHEAD },
+            ..transfer_limits(&config.limits, bound)
+        },
         progress: session.meter.transfer.clone(),
     })?;
     let mut warnings = Vec::new();

@@ -14,7 +14,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crash::{Files, MIB, Random, Server, disk, names, rounds, tool};
 use crash_place::{Place, assert_exit};
@@ -264,6 +264,42 @@ fn killed_at_every_call_of_the_start_and_the_finish() {
     for calls in ["fdatasync", "fsync", "unlink,unlinkat", "rename,renameat,renameat2", "fallocate"] {
         assert!(kills.iter().any(|&(name, kills)| name == calls && kills > 0), "no {calls} was met");
     }
+}
+
+/// A disk that needs most of a second for a sync must not have more fetched than the bar allows to be fetched again.
+#[test]
+fn slow_syncs_do_not_let_fetching_run_ahead() {
+    tool("strace", &["--version"]);
+    let bytes = disk(128, SEED + 2);
+    let server = Server::start(vec![("/raw".to_owned(), Arc::new(bytes.clone()))], 110e6);
+    let place = place_for(false);
+    let command = place.command(&server.url("/raw"), bytes.len() as u64, &[]);
+    let log = place.folder.path().join("log");
+    let slow = ["-e", "trace=fdatasync", "-e", "inject=fdatasync:delay_enter=700000"];
+    let mut child = traced(&command, &slow, &log).spawn().unwrap();
+    let mut most = 0;
+    while child.try_wait().unwrap().is_none() {
+        let sent = server.sent();
+        // The journal is there from the first byte of the image to the last one's sync.
+        if journal(&place).exists() {
+            let found = journaled(&journal(&place));
+            // Zeroes are fetched and journaled as well: the image is raw.
+            let journaled: u64 = found.iter().map(|(start, end)| end - start).sum();
+            if journal(&place).exists() {
+                most = most.max(sent.saturating_sub(journaled));
+            }
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(child.wait().unwrap().success());
+    assert_whole(&place, &bytes, "slow syncs");
+    let bar = 64 * MIB + bytes.len() as u64 / 10;
+    println!(
+        "killed: with 0.7 s for each sync at most {:.1} MiB are fetched and not journaled, allowed {:.1}",
+        mib(most),
+        mib(bar)
+    );
+    assert!(most <= bar, "{most} bytes fetched and not journaled");
 }
 
 /// One system call of a trace: where in the log it began and ended, and its text.

@@ -59,6 +59,10 @@ pub struct Limits {
     pub workers: usize,
     /// Bytes the target may take; a stream of unknown size that turns out longer is an error.
     pub capacity: u64,
+    /// Bytes of the source that may be read while what is written is made durable and remembered. On a disk that is
+    /// slow to sync nothing else bounds what is fetched twice after a crash; with it, that is 32 MiB, these, and
+    /// what is in flight (`memory`). Waiting costs time, so that it pays only where fetching is dear.
+    pub ahead: u64,
 }
 
 impl Default for Limits {
@@ -69,6 +73,7 @@ impl Default for Limits {
             connections: 8,
             workers: 0,
             capacity: u64::MAX,
+            ahead: u64::MAX,
         }
     }
 }

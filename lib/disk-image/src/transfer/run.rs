@@ -51,6 +51,8 @@ pub(super) struct Shared<'a> {
     size: AtomicU64,
     readers: AtomicUsize,
     mapped: AtomicBool,
+    /// Bytes of the source up to which readers go on.
+    horizon: AtomicU64,
     failure: Mutex<Option<Error>>,
 }
 
@@ -100,6 +102,15 @@ impl Shared<'_> {
 
     pub(super) fn readers_wanted(&self) -> usize {
         self.readers.load(Ordering::Relaxed)
+    }
+
+    /// Waits while a commit is under way and enough was read ahead of it. Ends with the commit, whatever comes of it.
+    pub(super) fn rest(&self) -> Result<(), Error> {
+        while self.progress.read() > self.horizon.load(Ordering::Acquire) {
+            self.halt.check()?;
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
     }
 
     pub(super) fn mapped(&self) -> bool {
@@ -158,6 +169,7 @@ pub(super) fn run(
         size: AtomicU64::new(image.layout.virtual_size()),
         readers: AtomicUsize::new(readers.min(2)),
         mapped: AtomicBool::new(false),
+        horizon: AtomicU64::new(u64::MAX),
         failure: Mutex::new(None),
     };
     // More workers than output buffers would wait for each other.
@@ -239,7 +251,9 @@ fn watch(shared: &Shared<'_>, ledger: &mut dyn Ledger, ended: &Receiver<()>, sto
         if due && !shared.halt.is_set() {
             let fresh = shared.tracker.take();
             if !fresh.is_empty() && ledger.remembers() {
+                shared.horizon.store(read.saturating_add(shared.image.limits.ahead), Ordering::Release);
                 shared.settle(commit(shared, ledger, &fresh));
+                shared.horizon.store(u64::MAX, Ordering::Release);
             }
             committed = (Instant::now(), read);
         }
