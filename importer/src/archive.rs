@@ -1,9 +1,14 @@
 //! A tar archive, possibly in gz, xz or zstd, into a folder. Not here: disks.
 //!
-//! Names are kept inside the folder (the `tar` crate leaves out what climbs out of it, links included); owners are
-//! not restored, since the importer is nobody special; modes are.
+//! Names are kept inside the folder: a member that would lead out of it, or a device, ends the import before it is
+//! touched. Owners are not restored, since the importer is nobody special; modes and times are, as upstream's
+//! `tar --preserve-permissions --no-same-owner` does. An interrupted import is repeated: members replace what stands
+//! at their names.
+//!
+//! - `members`: the tar stream. `folder`: names, links, modes.
 
 use std::io::Read;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -14,6 +19,15 @@ use crate::apply::{self, Session};
 use crate::config::{Config, Contract};
 use crate::error::{Error, Kind};
 use crate::report::Done;
+
+mod folder;
+mod members;
+
+use folder::Folder;
+use members::Members;
+
+/// Bytes moved at a time.
+const PIECE: usize = 256 << 10;
 
 /// Unpacks `source` into `folder`.
 ///
@@ -37,44 +51,48 @@ pub(crate) fn unpack(
     std::fs::create_dir_all(folder)
         .map_err(|e| Error::with(Kind::Target, format!("cannot make the folder {}", folder.display()), e))?;
     let reader = source.open(0..u64::MAX).map_err(source_error)?;
-    let written = extract(reader, folder, &session.stop)?;
-    rustix::fs::open(
-        folder,
-        rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECTORY,
-        rustix::fs::Mode::empty(),
-    )
-    .and_then(rustix::fs::syncfs)
-    .map_err(|e| Error::from(disk_image::Error::target("syncing the files", e.into())))?;
+    let opened = Folder::open(folder)
+        .map_err(|e| Error::with(Kind::Target, format!("cannot open the folder {}", folder.display()), e))?;
+    let (written, opened) = extract(reader, opened, &session.stop)?;
+    rustix::fs::syncfs(opened)
+        .map_err(|e| Error::from(disk_image::Error::target("syncing the files", e.into())))?;
     Ok(Done { bytes_written: written, bytes_read: session.meter.transfer.read(), format, ..Done::default() })
 }
 
-/// Unpacks every entry; gives the bytes of files.
-fn extract(reader: Box<dyn Read + Send>, folder: &Path, stop: &Stop) -> Result<u64, Error> {
-    let mut archive = tar::Archive::new(reader);
-    archive.set_preserve_permissions(true);
-    archive.set_preserve_ownerships(false);
-    archive.set_overwrite(true);
-    let damaged = |e| Error::from(disk_image::Error::from_source("the archive cannot be read", e));
-    let (mut written, mut entries) = (0u64, 0u64);
-    for entry in archive.entries().map_err(damaged)? {
+/// Unpacks every member; gives the bytes of files, and the folder.
+fn extract(
+    reader: Box<dyn Read + Send>,
+    mut folder: Folder,
+    stop: &Stop,
+) -> Result<(u64, std::os::fd::OwnedFd), Error> {
+    let mut members = Members::new(reader);
+    let mut piece = vec![0; PIECE];
+    let (mut written, mut any) = (0u64, false);
+    while let Some(member) = members.next()? {
         stop.check()?;
-        let mut entry = entry.map_err(damaged)?;
-        let name = entry.path().map_err(damaged)?.into_owned();
-        let size = entry.size();
-        let unpacked = entry.unpack_in(folder).map_err(|e| {
-            Error::from(disk_image::Error::target(format!("unpacking {}", name.display()), e))
-        })?;
-        if unpacked {
-            written = written.saturating_add(size);
-            entries += 1;
-        } else {
-            tracing::warn!(name = %name.display(), "left out: its name is not inside the folder");
+        any = true;
+        let Some(file) = folder.place(&member)? else { continue };
+        for range in &member.data {
+            let mut at = range.start;
+            while at < range.end {
+                stop.check()?;
+                let len = piece.len().min(usize::try_from(range.end - at).unwrap_or(usize::MAX));
+                members.read_exact(&mut piece[..len])?;
+                file.write_all_at(&piece[..len], at).map_err(|e| {
+                    let doing = format!("unpacking {}", members::shown(&member.name));
+                    Error::from(disk_image::Error::target(doing, e))
+                })?;
+                at += len as u64;
+                written += len as u64;
+            }
         }
+        Folder::complete(&file, &member)?;
     }
-    if entries == 0 {
+    if !any {
         return Err(Error::new(Kind::Refused, "the content is no tar archive, or an empty one"));
     }
-    Ok(written)
+    members.drain(|| Ok(stop.check()?))?;
+    Ok((written, folder.finish()?))
 }
 
 /// Removes what was unpacked: all of a volume of the contract, nothing of a person's folder.

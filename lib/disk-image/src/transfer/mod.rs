@@ -59,8 +59,9 @@ pub struct Limits {
     pub workers: usize,
     /// Bytes the target may take; a stream of unknown size that turns out longer is an error.
     pub capacity: u64,
-    /// Bytes of the source after which what is finished is synced and remembered, unless a second has passed before:
-    /// what a run that follows a crash may have to fetch again.
+    /// Bytes of the source that may be read and not remembered yet: with `memory`, which may be in flight, what a run
+    /// that follows a crash may have to fetch again. What is finished is synced and remembered when half of them are
+    /// read, or after a second; when all are, as on a disk that is slow to sync, readers wait.
     pub reread: u64,
 }
 
@@ -72,7 +73,7 @@ impl Default for Limits {
             connections: 8,
             workers: 0,
             capacity: u64::MAX,
-            reread: 32 << 20,
+            reread: 64 << 20,
         }
     }
 }

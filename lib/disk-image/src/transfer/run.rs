@@ -50,6 +50,8 @@ pub(super) struct Shared<'a> {
     size: AtomicU64,
     readers: AtomicUsize,
     mapped: AtomicBool,
+    /// Bytes of the source up to which readers go on before more is remembered.
+    horizon: AtomicU64,
     failure: Mutex<Option<Error>>,
 }
 
@@ -99,6 +101,15 @@ impl Shared<'_> {
 
     pub(super) fn readers_wanted(&self) -> usize {
         self.readers.load(Ordering::Relaxed)
+    }
+
+    /// Waits while more is read and not remembered than [`super::Limits::reread`].
+    pub(super) fn rest(&self) -> Result<(), Error> {
+        while self.progress.read() > self.horizon.load(Ordering::Acquire) {
+            self.halt.check()?;
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
     }
 
     pub(super) fn mapped(&self) -> bool {
@@ -157,6 +168,10 @@ pub(super) fn run(
         size: AtomicU64::new(image.layout.virtual_size()),
         readers: AtomicUsize::new(readers.min(2)),
         mapped: AtomicBool::new(false),
+        horizon: AtomicU64::new(match ledger.remembers() {
+            true => progress.read().saturating_add(image.limits.reread),
+            false => u64::MAX,
+        }),
         failure: Mutex::new(None),
     };
     // More workers than output buffers would wait for each other.
@@ -234,13 +249,15 @@ fn watch(shared: &Shared<'_>, ledger: &mut dyn Ledger, ended: &Receiver<()>, sto
             shared.halt.set();
         }
         let read = shared.progress.read();
-        let due = committed.0.elapsed() >= COMMIT_AFTER || read - committed.1 >= shared.image.limits.reread;
-        if due && !shared.halt.is_set() {
+        let reread = shared.image.limits.reread;
+        let due = committed.0.elapsed() >= COMMIT_AFTER || read - committed.1 >= reread / 2;
+        if due && ledger.remembers() && !shared.halt.is_set() {
             let fresh = shared.tracker.take();
-            if !fresh.is_empty() && ledger.remembers() {
+            if !fresh.is_empty() {
                 shared.settle(commit(shared, ledger, &fresh));
             }
             committed = (Instant::now(), read);
+            shared.horizon.store(read.saturating_add(reread), Ordering::Release);
         }
         let past = measured.0.elapsed();
         if past >= Duration::from_millis(500) {

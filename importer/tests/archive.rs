@@ -1,0 +1,674 @@
+//! Archives through the program: what GNU tar makes of honest ones, and what hostile ones must not do.
+//! Not here: disks, servers' faults.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "support/crash.rs"]
+mod crash;
+#[path = "support/crash_place.rs"]
+mod crash_place;
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs;
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+use std::process::{Output, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crash::{MIB, Random, Server, disk, names, rounds, tool};
+use crash_place::{Place, assert_exit, importer};
+
+const SEED: u64 = 0x7461_7200_0000_0001;
+
+/// One thing of a tree, as far as an archive says it.
+#[derive(Debug, PartialEq, Eq)]
+struct Thing {
+    kind: &'static str,
+    mode: u32,
+    modified: (i64, i64),
+    links: u64,
+    content: Vec<u8>,
+}
+
+/// Everything below `folder`, without itself.
+fn tree(folder: &Path) -> BTreeMap<Vec<u8>, Thing> {
+    let mut found = BTreeMap::new();
+    let mut open = vec![folder.to_owned()];
+    while let Some(at) = open.pop() {
+        for entry in fs::read_dir(&at).unwrap() {
+            let path = entry.unwrap().path();
+            let meta = fs::symlink_metadata(&path).unwrap();
+            let kind = meta.file_type();
+            let (kind, content) = if kind.is_dir() {
+                open.push(path.clone());
+                ("folder", Vec::new())
+            } else if kind.is_symlink() {
+                ("link", fs::read_link(&path).unwrap().as_os_str().as_bytes().to_vec())
+            } else if kind.is_file() {
+                ("file", fs::read(&path).unwrap())
+            } else {
+                (if kind.is_fifo() { "fifo" } else { "device" }, Vec::new())
+            };
+            let name = path.strip_prefix(folder).unwrap().as_os_str().as_bytes().to_vec();
+            let links = if meta.is_dir() { 0 } else { meta.nlink() };
+            let thing = Thing {
+                kind,
+                mode: meta.mode() & 0o7777,
+                modified: (meta.mtime(), meta.mtime_nsec()),
+                links,
+                content,
+            };
+            found.insert(name, thing);
+        }
+    }
+    found
+}
+
+/// In memory: an archive's import syncs the whole filesystem, and others write to the disk's.
+fn quick(pod: bool) -> Place {
+    Place::within(Path::new("/dev/shm"), pod)
+}
+
+/// The import of an archive: from a file by command line, or from a server as a pod.
+fn import(place: &Place, archive: &[u8]) -> Output {
+    if place.pod {
+        let server = Server::start(vec![("/archive".to_owned(), Arc::new(archive.to_vec()))], f64::INFINITY);
+        let mut command = place.command(&server.url("/archive"), 1 << 30, &[]);
+        return command.env("IMPORTER_CONTENTTYPE", "archive").stderr(Stdio::piped()).output().unwrap();
+    }
+    let file = place.folder.path().join("archive");
+    fs::write(&file, archive).unwrap();
+    importer().arg(file).arg(place.data()).arg("--archive").output().unwrap()
+}
+
+/// What the import says, to a person or to the controller.
+fn said(place: &Place, output: &Output) -> String {
+    let message = fs::read_to_string(place.folder.path().join("dev/termination-log")).unwrap_or_default();
+    if place.pod { message } else { String::from_utf8_lossy(&output.stderr).into_owned() }
+}
+
+#[test]
+fn trees_are_those_that_gnu_tar_makes() {
+    let folder = tempfile::tempdir().unwrap();
+    let tree_of = folder.path().join("tree");
+    let at = |name: &str| tree_of.join(name);
+    fs::create_dir_all(at("closed/in")).unwrap();
+    fs::write(at("closed/in/file"), "x").unwrap();
+    fs::write(at("program"), "#!/bin/sh").unwrap();
+    fs::write(at("private"), disk(3, SEED)).unwrap();
+    fs::write(at("empty"), "").unwrap();
+    fs::hard_link(at("private"), at("same")).unwrap();
+    symlink("/etc/passwd", at("absolute")).unwrap();
+    symlink("../closed", at("closed/up")).unwrap();
+    symlink("closed", at("inside")).unwrap();
+    let long = "n".repeat(90);
+    fs::create_dir_all(at(&long).join(&long)).unwrap();
+    fs::write(at(&long).join(&long).join(&long), "long").unwrap();
+    fs::write(tree_of.join(OsStr::from_bytes(b"no \xff\xfe utf-8 \n line")), "bytes").unwrap();
+    tool("mkfifo", &[at("fifo").to_str().unwrap()]);
+    // Holes at the start, in the middle, at the end; more parts than a header holds.
+    let sparse = fs::File::create(at("sparse")).unwrap();
+    for part in 1..40 {
+        std::os::unix::fs::FileExt::write_all_at(&sparse, &[b'd'; 5000], part * 200_000).unwrap();
+    }
+    sparse.set_len(9_000_001).unwrap();
+    for (name, mode) in
+        [("program", 0o4755), ("private", 0o600), ("empty", 0o000), ("closed/in", 0o1777), ("closed", 0o555)]
+    {
+        fs::set_permissions(at(name), fs::Permissions::from_mode(mode)).unwrap();
+    }
+    tool("touch", &["-d", "@1234567890.123456789", at("program").to_str().unwrap()]);
+    tool("touch", &["-d", "@7", at("closed").to_str().unwrap(), at("closed/in").to_str().unwrap()]);
+    tool("touch", &["-h", "-d", "@1000000000", at("absolute").to_str().unwrap()]);
+
+    let mut cells: usize = 0;
+    for (first, (form, flags)) in [
+        ("gnu", &["--format=gnu", "--sparse"][..]),
+        ("gnu, full", &["--format=gnu"]),
+        ("pax, sparse 0.0", &["--format=pax", "--sparse", "--sparse-version=0.0"]),
+        ("pax, sparse 0.1", &["--format=pax", "--sparse", "--sparse-version=0.1"]),
+        ("pax, sparse 1.0", &["--format=pax", "--sparse", "--sparse-version=1.0"]),
+        ("ustar", &["--format=ustar", "--exclude=nnn*"]),
+        ("v7", &["--format=v7", "--exclude=nnn*", "--exclude=fifo"]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let path = folder.path().join("a.tar");
+        let target = path.to_str().unwrap();
+        tool("tar", &[flags, &["-cf", target, "-C", tree_of.to_str().unwrap(), "."]].concat());
+        let judge = tempfile::tempdir().unwrap();
+        let by_tar = judge.path().to_str().unwrap();
+        tool("tar", &["--preserve-permissions", "--no-same-owner", "-xf", target, "-C", by_tar]);
+        let wanted = tree(judge.path());
+        assert!(wanted.len() > 10);
+        let ways = [
+            ("cat", false),
+            ("cat", true),
+            ("gzip -c", true),
+            ("xz -1c", false),
+            ("xz -1c", true),
+            ("zstd -qc", true),
+        ];
+        for (index, (pack, pod)) in ways.into_iter().enumerate() {
+            // All of them for the first form, two for each of the others.
+            if first > 0 && index != 0 && index != 1 + first % 5 {
+                continue;
+            }
+            let what = format!("{form}, {pack}, {}", if pod { "http" } else { "file" });
+            tool("sh", &["-c", &format!("{pack} < \"$0\" > \"$0.packed\""), target]);
+            let place = quick(pod);
+            let output = import(&place, &fs::read(folder.path().join("a.tar.packed")).unwrap());
+            assert_exit(&output, 0, &format!("{what}: {}", said(&place, &output)));
+            let found = tree(&place.data());
+            for (name, thing) in &wanted {
+                let name_shown = String::from_utf8_lossy(name);
+                let ours = found.get(name).unwrap_or_else(|| panic!("{what}: {name_shown} is missing"));
+                assert!(
+                    ours == thing,
+                    "{what}: {name_shown}: {} {:o} {:?} {}, by tar {} {:o} {:?} {}",
+                    ours.kind,
+                    ours.mode,
+                    ours.modified,
+                    ours.links,
+                    thing.kind,
+                    thing.mode,
+                    thing.modified,
+                    thing.links
+                );
+            }
+            assert_eq!(found.len(), wanted.len(), "{what}");
+            if flags.contains(&"--sparse") {
+                let blocks = fs::metadata(place.data().join("sparse")).unwrap().blocks() * 512;
+                assert!(blocks < MIB, "{what}: {blocks} bytes of a sparse file are allocated");
+            }
+            cells += 1;
+        }
+    }
+    println!("archive: {cells} cells of form, compression and source equal what GNU tar unpacks");
+}
+
+/// A header by hand, with `data` behind it; `size` may lie.
+fn member(name: &[u8], kind: u8, link: &str, size: u64, data: &[u8]) -> Vec<u8> {
+    let mut header = tar::Header::new_gnu();
+    let old = header.as_old_mut();
+    old.name[..name.len()].copy_from_slice(name);
+    old.linkname[..link.len()].copy_from_slice(link.as_bytes());
+    header.set_entry_type(tar::EntryType::new(kind));
+    header.set_size(size);
+    header.set_mode(0o644);
+    header.set_mtime(1);
+    header.set_cksum();
+    let mut bytes = header.as_bytes().to_vec();
+    bytes.extend_from_slice(data);
+    bytes.resize(bytes.len().next_multiple_of(512), 0);
+    bytes
+}
+
+fn file(name: &str, data: &str) -> Vec<u8> {
+    member(name.as_bytes(), b'0', "", data.len() as u64, data.as_bytes())
+}
+
+fn link(name: &str, kind: u8, target: &str) -> Vec<u8> {
+    member(name.as_bytes(), kind, target, 0, b"")
+}
+
+fn folder(name: &str) -> Vec<u8> {
+    member(name.as_bytes(), b'5', "", 0, b"")
+}
+
+/// A PAX header of these records.
+fn pax(records: &[(&str, &[u8])]) -> Vec<u8> {
+    let mut text = Vec::new();
+    for (key, value) in records {
+        let mut len = key.len() + value.len() + 3;
+        while len != key.len() + value.len() + 3 + len.to_string().len() {
+            len = key.len() + value.len() + 3 + len.to_string().len();
+        }
+        text.extend_from_slice(format!("{len} {key}=").as_bytes());
+        text.extend_from_slice(value);
+        text.push(b'\n');
+    }
+    member(b"pax", b'x', "", text.len() as u64, &text)
+}
+
+/// Of a GNU sparse member the bytes of its map, at 386 of the header.
+fn old_sparse(map: &[(u64, u64)], real: u64, data: &[u8]) -> Vec<u8> {
+    let mut bytes = member(b"sparse", b'S', "", data.len() as u64, data);
+    let mut header = tar::Header::new_gnu();
+    header.as_mut_bytes().copy_from_slice(&bytes[..512]);
+    let gnu = header.as_gnu_mut().unwrap();
+    for (entry, (offset, len)) in gnu.sparse.iter_mut().zip(map) {
+        entry.offset.copy_from_slice(format!("{offset:011o}\0").as_bytes());
+        entry.numbytes.copy_from_slice(format!("{len:011o}\0").as_bytes());
+    }
+    gnu.realsize.copy_from_slice(format!("{real:011o}\0").as_bytes());
+    header.set_cksum();
+    bytes[..512].copy_from_slice(header.as_bytes());
+    bytes
+}
+
+/// What must come of an archive: the files named with their content, or a failure that says so.
+struct Case {
+    name: &'static str,
+    archive: Vec<Vec<u8>>,
+    expect: Result<&'static [(&'static str, &'static str)], &'static str>,
+}
+
+fn case(
+    name: &'static str,
+    archive: Vec<Vec<u8>>,
+    expect: Result<&'static [(&'static str, &'static str)], &'static str>,
+) -> Case {
+    Case { name, archive, expect }
+}
+
+#[expect(clippy::too_many_lines, reason = "a table")]
+fn cases() -> Vec<Case> {
+    const OUT: &str = "would lead out of the volume";
+    const LINK: &str = "behind a link that leads out of the volume";
+    let long = |kind: u8, text: &[u8]| member(b"././@LongLink", kind, "", text.len() as u64, text);
+    vec![
+        case(
+            "absolute names",
+            vec![file("/abs", "a"), file("//x/./y", "b")],
+            Ok(&[("abs", "a"), ("x/y", "b")]),
+        ),
+        case("names that climb", vec![file("../escaped", "a")], Err(OUT)),
+        case("names that climb later", vec![file("a/b/../../../escaped", "a")], Err(OUT)),
+        case("a long name that climbs", vec![long(b'L', b"a/../../escaped\0"), file("x", "a")], Err(OUT)),
+        case("a PAX name that climbs", vec![pax(&[("path", b"../escaped")]), file("x", "a")], Err(OUT)),
+        case(
+            "a PAX name with NUL",
+            vec![pax(&[("path", b"a\0b")]), file("x", "a")],
+            Err("has a NUL in its name"),
+        ),
+        case(
+            "a sparse name that climbs",
+            vec![pax(&[("GNU.sparse.name", b"../escaped")]), file("x", "a")],
+            Err(OUT),
+        ),
+        case("through a link up", vec![link("up", b'2', ".."), file("up/escaped", "a")], Err(LINK)),
+        case("through an absolute link", vec![link("l", b'2', "/tmp"), file("l/escaped", "a")], Err(LINK)),
+        case("a folder through a link", vec![link("l", b'2', ".."), folder("l/escaped")], Err(LINK)),
+        case(
+            "through a chain of links",
+            vec![folder("d"), link("d/a", b'2', ".."), link("b", b'2', "d/a/.."), file("b/escaped", "a")],
+            Err(LINK),
+        ),
+        case("a loop of links", vec![link("a", b'2', "b"), link("b", b'2', "a"), file("a/x", "a")], Err("")),
+        case(
+            "through a link inside",
+            vec![folder("usr"), link("lib", b'2', "usr"), file("lib/x", "a")],
+            Ok(&[("usr/x", "a"), ("lib/x", "a")]),
+        ),
+        case("onto a link", vec![link("f", b'2', "../outside"), file("f", "a")], Ok(&[("f", "a")])),
+        case(
+            "a folder onto a link",
+            vec![link("f", b'2', ".."), folder("f"), file("f/x", "a")],
+            Ok(&[("f/x", "a")]),
+        ),
+        case("hard link to a file outside", vec![link("h", b'1', "../outside")], Err(OUT)),
+        case("hard link to an absolute name", vec![link("h", b'1', "/etc/hostname")], Err("")),
+        case(
+            "hard link to a link",
+            vec![link("l", b'2', "../outside"), link("h", b'1', "l"), file("h", "a")],
+            Ok(&[("h", "a")]),
+        ),
+        case(
+            "hard link through a link",
+            vec![link("l", b'2', ".."), link("h", b'1', "l/outside")],
+            Err(LINK),
+        ),
+        case(
+            "hard link",
+            vec![file("a", "x"), link("b", b'1', "a"), link("b", b'1', "b")],
+            Ok(&[("a", "x"), ("b", "x")]),
+        ),
+        case(
+            "a hard link is replaced, not written through",
+            vec![file("a", "x"), link("b", b'1', "/a"), file("b", "y")],
+            Ok(&[("a", "x"), ("b", "y")]),
+        ),
+        case("a link without a target", vec![link("l", b'2', "")], Err("a link without a target")),
+        case("a character device", vec![link("null", b'3', "")], Err("is a device")),
+        case("a block device", vec![link("sda", b'4', "")], Err("is a device")),
+        case("the same name twice", vec![file("a", "x"), file("a", "yy")], Ok(&[("a", "yy")])),
+        case(
+            "a file becomes a folder",
+            vec![file("a", "x"), folder("a/"), file("a/b", "y")],
+            Ok(&[("a/b", "y")]),
+        ),
+        case("a folder becomes a file", vec![folder("a"), file("a", "x")], Ok(&[("a", "x")])),
+        case("a full folder does not", vec![file("a/b", "x"), file("a", "x")], Err("unpacking a")),
+        case("a file is no folder", vec![file("a", "x"), file("a/b", "y")], Err("unpacking a/b")),
+        case("the volume itself", vec![folder("./"), file("./a", "x")], Ok(&[("a", "x")])),
+        case("no UTF-8", vec![member(b"\xff\xfe", b'0', "", 1, b"x")], Ok(&[])),
+        case(
+            "an unknown type is a file",
+            vec![member(b"a", b'7', "", 1, b"x"), member(b"b", b'Z', "", 1, b"y")],
+            Ok(&[("a", "x"), ("b", "y")]),
+        ),
+        case(
+            "a long name",
+            vec![long(b'L', &[b"d/".repeat(120), b"f\0".to_vec()].concat()), file("x", "a")],
+            Ok(&[]),
+        ),
+        case(
+            "a part that is too long",
+            vec![long(b'L', &b"n".repeat(256)), file("x", "a")],
+            Err("unpacking nnn"),
+        ),
+        case(
+            "a path that is too long",
+            vec![long(b'L', &b"n/".repeat(20_000)), file("x", "a")],
+            Err("unpacking n/n"),
+        ),
+        case(
+            "a name of a gigabyte",
+            vec![member(b"x", b'L', "", 1 << 30, b"n")],
+            Err("a name or header of 1073741824 bytes"),
+        ),
+        case(
+            "a link of a gigabyte",
+            vec![member(b"x", b'K', "", 1 << 30, b"n")],
+            Err("a name or header of 1073741824 bytes"),
+        ),
+        case(
+            "a PAX header of eight exabytes",
+            vec![member(b"x", b'x', "", u64::MAX / 2, b"n")],
+            Err("a name or header of"),
+        ),
+        case("names without a member", vec![long(b'L', b"name\0")], Err("truncated")),
+        case(
+            "names without end",
+            vec![long(b'L', b"name\0").repeat(100), file("x", "a")],
+            Err("does not come"),
+        ),
+        case("a huge size", vec![member(b"x", b'0', "", u64::MAX, b"n")], Err("truncated")),
+        case(
+            "a huge PAX size",
+            vec![pax(&[("size", b"18446744073709551615")]), file("x", "a")],
+            Err("truncated"),
+        ),
+        case("a PAX size that is none", vec![pax(&[("size", b"-1")]), file("x", "a")], Err("is no number")),
+        case(
+            "a PAX size that overrides",
+            vec![pax(&[("size", b"3")]), member(b"x", b'0', "", 0, b"abc")],
+            Ok(&[("x", "abc")]),
+        ),
+        case(
+            "a PAX header that is none",
+            vec![member(b"x", b'x', "", 4, b"9999"), file("x", "a")],
+            Err("a PAX header makes no sense"),
+        ),
+        case(
+            "a time that is none",
+            vec![pax(&[("mtime", b"now")]), file("x", "a")],
+            Err("a time is no number"),
+        ),
+        case(
+            "a time far away",
+            vec![pax(&[("mtime", b"-99999999999.5")]), file("x", "a")],
+            Ok(&[("x", "a")]),
+        ),
+        case("a truncated member", vec![member(b"x", b'0', "", 5000, b"n")], Err("truncated")),
+        case("a truncated header", vec![file("x", "a"), vec![1; 100]], Err("truncated")),
+        case("garbage behind a member", vec![file("x", "a"), vec![1; 512]], Err("checksum is wrong")),
+        case("sparse", vec![old_sparse(&[(1024, 3)], 2000, b"abc")], Ok(&[])),
+        case(
+            "sparse, out of order",
+            vec![old_sparse(&[(1024, 1), (0, 2)], 2000, b"abc")],
+            Err("out of order"),
+        ),
+        case(
+            "sparse, past its end",
+            vec![old_sparse(&[(1999, 3)], 2000, b"abc")],
+            Err("does not fit its data"),
+        ),
+        case("sparse, less data", vec![old_sparse(&[(0, 3)], 2000, b"a")], Err("does not fit its data")),
+        case("sparse, more data", vec![old_sparse(&[(0, 3)], 2000, b"abcd")], Err("does not fit its data")),
+        case(
+            "PAX sparse, out of order",
+            vec![pax(&[("GNU.sparse.size", b"100"), ("GNU.sparse.map", b"5,1,0,1")]), file("x", "ab")],
+            Err("out of order"),
+        ),
+        case(
+            "PAX sparse, odd",
+            vec![pax(&[("GNU.sparse.size", b"100"), ("GNU.sparse.map", b"5,1,9")]), file("x", "ab")],
+            Err("makes no sense"),
+        ),
+        case(
+            "PAX sparse, larger than any file",
+            vec![
+                pax(&[("GNU.sparse.size", b"18446744073709551615"), ("GNU.sparse.map", b"0,1")]),
+                file("x", "a"),
+            ],
+            Err("unpacking x"),
+        ),
+        case(
+            "PAX sparse 1.0, endless map",
+            vec![
+                pax(&[("GNU.sparse.major", b"1"), ("GNU.sparse.minor", b"0"), ("GNU.sparse.realsize", b"9")]),
+                file("x", "99999999999\n0\n0\n"),
+            ],
+            Err("a member is longer than its data"),
+        ),
+        case("one volume of several", vec![link("x", b'M', "")], Err("one volume of several")),
+        case("nothing", vec![], Err("no tar archive, or an empty one")),
+    ]
+}
+
+/// Nothing but the volume may ever change.
+fn assert_untouched(place: &Place, what: &str) {
+    let root = place.folder.path();
+    let allowed = ["archive", "data", "dev", "outside"];
+    for name in names(root) {
+        assert!(allowed.contains(&name.as_str()), "{what}: {name} appeared outside of the volume");
+    }
+    let outside = root.join("outside");
+    assert_eq!(fs::read(&outside).unwrap(), b"precious", "{what}");
+    let meta = fs::metadata(&outside).unwrap();
+    assert_eq!((meta.nlink(), meta.mode() & 0o7777), (1, 0o640), "{what}");
+    assert!(!Path::new("/tmp/escaped").exists(), "{what}");
+}
+
+fn guarded(pod: bool) -> Place {
+    let place = quick(pod);
+    let outside = place.folder.path().join("outside");
+    fs::write(&outside, "precious").unwrap();
+    fs::set_permissions(&outside, fs::Permissions::from_mode(0o640)).unwrap();
+    place
+}
+
+#[test]
+fn hostile_archives() {
+    let mut refused = 0;
+    let all = cases();
+    for Case { name, archive, expect } in &all {
+        let mut bytes = archive.concat();
+        bytes.extend_from_slice(&[0; 1024]);
+        if name.starts_with("a truncated") || name.starts_with("names without a") {
+            bytes.truncate(bytes.len() - 1024);
+        }
+        for pod in [false, true] {
+            let place = guarded(pod);
+            let output = import(&place, &bytes);
+            let said = said(&place, &output);
+            let what = format!("{name}, {}: {said}", if pod { "pod" } else { "command line" });
+            match expect {
+                Ok(files) => {
+                    assert_exit(&output, 0, &what);
+                    for (file, content) in *files {
+                        let found = fs::read_to_string(place.data().join(file));
+                        assert_eq!(found.ok().as_deref(), Some(*content), "{what}: {file}");
+                    }
+                    assert!(!tree(&place.data()).is_empty(), "{what}");
+                }
+                Err(message) => {
+                    let code = output.status.code();
+                    let failed = if pod { code == Some(1) } else { matches!(code, Some(1 | 4 | 5)) };
+                    assert!(failed, "{what}: exit {code:?}");
+                    assert!(said.contains(message) && !said.is_empty(), "{what}: not \"{message}\"");
+                    assert!(!pod || said.starts_with("Unable to process data: "), "{what}");
+                    refused += u32::from(!pod);
+                }
+            }
+            assert_untouched(&place, &what);
+        }
+    }
+    println!(
+        "archive: {} hostile and odd archives, twice each: {refused} fail, nothing outside is touched",
+        all.len()
+    );
+}
+
+#[test]
+fn mutated_archives_stay_in_their_volume() {
+    let seeds = [
+        [folder("d"), link("d/l", b'2', "../x"), file("d/l/y", "a"), link("h", b'1', "d"), file("x", "ab")]
+            .concat(),
+        [pax(&[("path", b"d/name"), ("size", b"3"), ("mtime", b"7.5")]), file("x", "abc"), file("y", "z")]
+            .concat(),
+        [old_sparse(&[(0, 1), (600, 2)], 700, b"abc"), file("y", "z")].concat(),
+        [
+            pax(&[("GNU.sparse.size", b"90"), ("GNU.sparse.map", b"1,2,50,1")]),
+            file("x", "abc"),
+            file("y", "z"),
+        ]
+        .concat(),
+    ];
+    let mut random = Random(SEED);
+    let count = rounds(400, 20_000);
+    let (mut good, mut past) = (0, 0);
+    for round in 0..count {
+        let mut bytes = seeds[usize::try_from(random.next() % 4).unwrap()].clone();
+        for _ in 0..=random.next() % 3 {
+            let at = usize::try_from(random.next() % bytes.len() as u64).unwrap();
+            bytes[at] = match random.next() % 3 {
+                0 => *b"/.0179S"[..].get(usize::try_from(random.next() % 7).unwrap()).unwrap(),
+                1 => bytes[at] ^ (1 << (random.next() % 8)),
+                _ => u8::try_from(random.next() % 256).unwrap(),
+            };
+        }
+        // Sums are made right again, as somebody hostile would.
+        let mut at = 0;
+        while at + 512 <= bytes.len() {
+            let block = &mut bytes[at..at + 512];
+            if &block[257..262] == b"ustar" {
+                block[148..156].fill(b' ');
+                let sum: u32 = block.iter().map(|&b| u32::from(b)).sum();
+                block[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+            }
+            at += 512;
+        }
+        bytes.extend_from_slice(&[0; 1024]);
+        let place = guarded(false);
+        let begin = Instant::now();
+        let output = import(&place, &bytes);
+        let what = format!("seed {SEED:#x} round {round}: {}", String::from_utf8_lossy(&output.stderr));
+        assert!(matches!(output.status.code(), Some(0 | 1 | 4)), "{what}: {}", output.status);
+        assert!(begin.elapsed() < Duration::from_secs(10), "{what}");
+        assert_untouched(&place, &what);
+        good += u32::from(output.status.success());
+        past += u32::from(!tree(&place.data()).is_empty());
+    }
+    println!(
+        "archive: {count} mutants: {good} unpacked whole, {past} unpacked something, none left the volume"
+    );
+    assert!(past * 10 >= count, "the mutants get nowhere");
+}
+
+#[test]
+fn many_members_take_little_memory() {
+    let count = rounds(10_000, 1_000_000);
+    let place = quick(false);
+    let mut child =
+        importer().arg("-").arg(place.data()).args(["--archive"]).stdin(Stdio::piped()).spawn().unwrap();
+    let status = format!("/proc/{}/status", child.id());
+    let mut input = child.stdin.take().unwrap();
+    let feed = std::thread::spawn(move || {
+        for index in 0..count / 2 {
+            // Folders never opened again, with a file in each.
+            input.write_all(&folder(&format!("{}/{index}", index / 1000))).unwrap();
+            input.write_all(&file(&format!("{}/{index}/f", index / 1000), "")).unwrap();
+        }
+        input.write_all(&[0; 1024]).unwrap();
+    });
+    let mut peak = 0;
+    let code = loop {
+        let text = fs::read_to_string(&status).unwrap_or_default();
+        let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        peak = line.and_then(|l| l.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0).max(peak);
+        if let Some(code) = child.try_wait().unwrap() {
+            break code;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    };
+    feed.join().unwrap();
+    assert!(code.success());
+    assert_eq!(
+        tree(&place.data()).values().filter(|thing| thing.kind == "file").count() * 2,
+        usize::try_from(count).unwrap()
+    );
+    println!("archive: {count} members: peak RSS {} MiB", peak / 1024);
+    assert!(peak > 0 && peak <= 64 << 10, "{peak} KiB");
+}
+
+#[test]
+fn interrupted_archives_are_unpacked_again() {
+    let source = tempfile::tempdir().unwrap();
+    for index in 0..12 {
+        let sub = source.path().join(format!("d{index}"));
+        fs::create_dir(&sub).unwrap();
+        fs::write(sub.join("f"), disk(2, SEED + index)).unwrap();
+        fs::hard_link(sub.join("f"), sub.join("g")).unwrap();
+        symlink("f", sub.join("l")).unwrap();
+        fs::set_permissions(&sub, fs::Permissions::from_mode(0o555)).unwrap();
+    }
+    let archive = tempfile::tempdir().unwrap();
+    let path = archive.path().join("a.tar");
+    tool("tar", &["-cf", path.to_str().unwrap(), "-C", source.path().to_str().unwrap(), "."]);
+    let bytes = fs::read(&path).unwrap();
+    let len = bytes.len() as u64;
+    let wanted = tree(source.path());
+    let server = Server::start(vec![("/a".to_owned(), Arc::new(bytes))], 60e6);
+    let mut random = Random(SEED);
+    let count = rounds(6, 60);
+    for round in 0..count {
+        let place = quick(true);
+        let start = || {
+            let mut command = place.command(&server.url("/a"), 1 << 30, &[]);
+            command.env("IMPORTER_CONTENTTYPE", "archive");
+            command
+        };
+        let moment = random.next() % len;
+        server.take_sent();
+        let mut child = start().spawn().unwrap();
+        let begin = Instant::now();
+        while server.sent() < moment && begin.elapsed() < Duration::from_secs(20) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let what = format!("seed {SEED:#x} round {round}, killed after {moment} bytes");
+        assert_exit(&start().stderr(Stdio::piped()).output().unwrap(), 0, &what);
+        let found = tree(&place.data());
+        assert_eq!(found.len(), wanted.len(), "{what}");
+        for (name, thing) in &wanted {
+            let ours = &found[name];
+            assert!(
+                ours.content == thing.content
+                    && (ours.kind, ours.mode, ours.links, ours.modified.0)
+                        == (thing.kind, thing.mode, thing.links, thing.modified.0),
+                "{what}: {}",
+                String::from_utf8_lossy(name)
+            );
+        }
+    }
+    println!("archive: {count} imports killed and repeated from their start, all right");
+}
