@@ -106,7 +106,7 @@ fn serve(
 fn open(fake: &Fake, url: &str) -> Result<RemoteSource, importer::Error> {
     let mut options = Options::new(url);
     options.server = Some(fake.url.clone());
-    options.retry =
+    options.reach.retry =
         Policy { patience: Duration::from_secs(3), base: Duration::from_millis(10), ..Policy::default() };
     gcs::open(&Net::new(Stop::new()).unwrap(), options)
 }

@@ -277,8 +277,8 @@ fn data(len: usize) -> Arc<Vec<u8>> {
 /// Seconds where the product has minutes.
 fn quick(url: String) -> Options {
     let mut options = Options::new(url);
-    options.stall = Duration::from_secs(2);
-    options.retry = Policy {
+    options.reach.stall = Duration::from_secs(2);
+    options.reach.retry = Policy {
         patience: Duration::from_secs(3),
         first: Duration::from_secs(3),
         base: Duration::from_millis(10),
@@ -828,7 +828,7 @@ fn stopping_is_seen_while_the_server_is_silent() {
     let stop = Stop::new();
     let net = Net::new(stop.clone()).unwrap();
     let mut options = quick(server.url("/"));
-    options.stall = Duration::from_secs(60);
+    options.reach.stall = Duration::from_secs(60);
     let source = http::open(&net, options).unwrap();
     let mut reader = source.open(0..u64::MAX).unwrap();
     let mut three = [0; 3];
@@ -867,7 +867,11 @@ fn tls_trusts_folders_and_files_and_nobody_else() {
     let data = data(7_000_000);
     let (server, pem) = tls_server(&data);
     let url = format!("https://{}/a.img", server.address);
-    let with = |trust: Trust| Options { trust, ..quick(url.clone()) };
+    let with = |trust: Trust| {
+        let mut options = quick(url.clone());
+        options.reach.trust = trust;
+        options
+    };
 
     let start = Instant::now();
     let error = fails(with(Trust::default()));
@@ -917,10 +921,13 @@ fn https_goes_through_a_connect_proxy() {
         let _ = back.join();
         Err(io::ErrorKind::Other.into())
     });
-    let with = |https: String| Options {
-        trust: Trust { insecure: true, ..Trust::default() },
-        proxies: Proxies { https: Some(https), ..Proxies::default() },
-        ..quick("https://tls.invalid/a.img".to_owned())
+    let with = |https: String| {
+        let mut options = through(
+            Proxies { https: Some(https), ..Proxies::default() },
+            "https://tls.invalid/a.img".to_owned(),
+        );
+        options.reach.trust.insecure = true;
+        options
     };
     survives(with(format!("http://me:pass@{}", proxy.address)), &data);
     assert!(!server.seen().is_empty() && !proxy.seen().is_empty());
@@ -928,19 +935,25 @@ fn https_goes_through_a_connect_proxy() {
     assert!(!error.contains("hunter2"), "{error}");
 }
 
+fn through(proxies: Proxies, url: String) -> Options {
+    let mut options = quick(url);
+    options.reach.proxies = proxies;
+    options
+}
+
 #[test]
 fn http_goes_through_a_proxy_but_for_no_proxy() {
     let data = data(1_000_000);
     let answer = Answer::new(&data);
     let server = Server::start(move |request, out| answer.give(request, out));
-    let through = Proxies { http: Some(server.url("")), ..Proxies::default() };
-    survives(Options { proxies: through, ..quick("http://plain.invalid/a.img".to_owned()) }, &data);
+    let proxy = Proxies { http: Some(server.url("")), ..Proxies::default() };
+    survives(through(proxy, "http://plain.invalid/a.img".to_owned()), &data);
     assert!(server.seen().iter().all(|r| r.path == "http://plain.invalid/a.img"));
 
     let dead = Proxies { http: Some("http://127.0.0.1:1".to_owned()), ..Proxies::default() };
-    fails(Options { proxies: dead.clone(), ..quick(server.url("/")) });
+    fails(through(dead.clone(), server.url("/")));
     let but = Proxies { no_proxy: Some("localhost,127.0.0.0/8".to_owned()), ..dead };
-    survives(Options { proxies: but, ..quick(server.url("/")) }, &data);
+    survives(through(but, server.url("/")), &data);
     let empty = Proxies { http: Some(String::new()), https: Some(" ".to_owned()), no_proxy: None };
-    survives(Options { proxies: empty, ..quick(server.url("/")) }, &data);
+    survives(through(empty, server.url("/")), &data);
 }

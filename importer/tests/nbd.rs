@@ -20,6 +20,7 @@ use disk_image::{Access, Source, Stop};
 use importer::source::blocking::Net;
 use importer::source::nbd::{self, NbdSource, Options};
 use importer::source::remote::Changed;
+use importer::source::remote::Reach;
 use importer::source::retry::Policy;
 use importer::source::tls::Trust;
 use tempfile::TempDir;
@@ -57,7 +58,10 @@ fn options(url: &str) -> Options {
         longest: Duration::from_millis(400),
         ..Policy::default()
     };
-    Options { retry, stall: Duration::from_secs(20), ..Options::new(url) }
+    Options {
+        reach: Reach { retry, stall: Duration::from_secs(20), ..Reach::default() },
+        ..Options::new(url)
+    }
 }
 
 /// Gives up quickly.
@@ -69,7 +73,10 @@ fn hasty(url: &str) -> Options {
         longest: Duration::from_millis(20),
         ..Policy::default()
     };
-    Options { retry, stall: Duration::from_millis(700), ..Options::new(url) }
+    Options {
+        reach: Reach { retry, stall: Duration::from_millis(700), ..Reach::default() },
+        ..Options::new(url)
+    }
 }
 
 fn open(options: Options) -> Result<NbdSource, importer::Error> {
@@ -449,10 +456,15 @@ fn over_tls() {
     );
     let url = format!("nbds://localhost:{port}/");
     let trust = Trust { files: vec![certificates.join("ca-cert.pem")], ..Trust::default() };
-    let source = open(Options { trust, ..options(&url) }).unwrap();
+    let trusting = |trust| {
+        let mut options = options(&url);
+        options.reach.trust = trust;
+        options
+    };
+    let source = open(trusting(trust)).unwrap();
     assert_reads(&source, &disk);
     let insecure = Trust { insecure: true, ..Trust::default() };
-    assert_reads(&open(Options { trust: insecure, ..options(&url) }).unwrap(), &disk);
+    assert_reads(&open(trusting(insecure)).unwrap(), &disk);
     assert_told(&open(options(&url)).unwrap_err(), &["TLS", "certificate"]);
     assert_told(&open(options(&format!("nbd://localhost:{port}/"))).unwrap_err(), &["use nbds://"]);
     // And a server without it.
@@ -1004,7 +1016,9 @@ fn connections_that_break_at_every_byte() {
             scope.spawn(move || {
                 for &cut in cuts {
                     let (url, _) = server(disk, Way::Cut(cut));
-                    let result = open(Options { retry: policy.clone(), ..hasty(&url) })
+                    let mut options = hasty(&url);
+                    options.reach.retry = policy.clone();
+                    let result = open(options)
                         .map_err(io::Error::from)
                         .and_then(|source| read(&source, 0..disk.len() as u64));
                     match result {

@@ -28,6 +28,7 @@ use importer::source::blocking::Net;
 use importer::source::layer::Disk;
 use importer::source::oci_archive;
 use importer::source::registry::{self, Options};
+use importer::source::remote::Reach;
 use importer::source::retry::Policy;
 use importer::source::tls::Trust;
 use importer::{Error, Kind};
@@ -339,7 +340,8 @@ fn options(image: String, tls: Option<&Tls>) -> Options {
         base: Duration::from_millis(10),
         ..Policy::default()
     };
-    Options { trust, retry, stall: Duration::from_secs(5), ..Options::new(image) }
+    let reach = Reach { trust, retry, stall: Duration::from_secs(5), ..Reach::default() };
+    Options { reach, ..Options::new(image) }
 }
 
 fn with_user(image: String, tls: &Tls, password: &str) -> Options {
@@ -662,7 +664,7 @@ fn passwords_are_sent_when_asked_for() {
         "does not accept the user and password",
     );
     assert_refused(&options(image.clone(), Some(&tls)), Kind::Connect, "give a user and password");
-    let nobody = Options { trust: Trust::default(), ..with_user(image, &tls, PASSWORD) };
+    let nobody = Options { reach: Reach::default(), ..with_user(image, &tls, PASSWORD) };
     assert_refused(&nobody, Kind::Connect, "is not trusted");
 }
 
@@ -1161,7 +1163,12 @@ fn imports_of_the_contract() {
         let outcome = pod.run(&tls, &all);
         (pod, outcome)
     };
-    let complete = (0, r#"{"message":"Import Complete"}"#.to_owned());
+    // The images' environment asks for a label.
+    let complete = concat!(
+        r#"{"labels":{"instancetype.kubevirt.io/default-preference":"debian"},"#,
+        r#""message":"Import Complete"}"#
+    );
+    let complete = (0, complete.to_owned());
     // The disk as it is; compressed once more; and a qcow2 that takes two passes, each over the whole layer.
     let mut gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     gz.write_all(&late).unwrap();

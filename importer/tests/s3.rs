@@ -104,10 +104,10 @@ impl Server {
         std::fs::create_dir_all(&folder).unwrap();
         std::fs::write(folder.join("ca.crt"), &self.pem).unwrap();
         let mut options = Options::new(format!("https://{}/{path}", self.address));
-        options.trust = Trust { folders: vec![folder], ..Trust::default() };
+        options.reach.trust = Trust { folders: vec![folder], ..Trust::default() };
         options.keys = Some(("KEY".to_owned(), "SECRET".to_owned()));
-        options.stall = Duration::from_secs(10);
-        options.retry = Policy {
+        options.reach.stall = Duration::from_secs(10);
+        options.reach.retry = Policy {
             patience: Duration::from_secs(5),
             first: Duration::from_secs(2),
             base: Duration::from_millis(10),
@@ -182,10 +182,15 @@ fn refusals_are_told() {
     let keys = Some(("KEY".to_owned(), "hunter2".to_owned()));
     let wrong = error(Options { keys, ..server.options("images/dir/disk.img") });
     assert!(wrong.contains("403") && !wrong.contains("hunter2"), "{wrong}");
-    let untrusted = error(Options { trust: Trust::default(), ..server.options("images/dir/disk.img") });
+    let trusting = |trust| {
+        let mut options = server.options("images/dir/disk.img");
+        options.reach.trust = trust;
+        options
+    };
+    let untrusted = error(trusting(Trust::default()));
     assert!(untrusted.contains("not trusted"), "{untrusted}");
     let insecure = Trust { insecure: true, ..Trust::default() };
-    assert!(open(Options { trust: insecure, ..server.options("images/dir/disk.img") }).is_ok());
+    assert!(open(trusting(insecure)).is_ok());
     let empty = server.folder.path().join("store/images/empty");
     std::fs::write(empty, "").unwrap();
     let source = open(server.options("images/empty")).unwrap();

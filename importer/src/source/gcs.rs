@@ -8,7 +8,6 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
@@ -23,9 +22,9 @@ use url::Url;
 
 use super::blocking::Net;
 use super::http::{USER_AGENT, certificate_problem, percent_decoded};
-use super::remote::{self, Changed, Failure, Lane, Limits, Mark, Part, Remote, RemoteSource, Want};
-use super::retry::{Cause, Policy};
-use super::tls::{self, Proxies, Trust};
+use super::remote::{self, Changed, Failure, Lane, Mark, Part, Reach, Remote, RemoteSource, Want};
+use super::retry::Cause;
+use super::tls::{self, Proxies};
 use crate::error::{Error, Kind};
 
 /// What to read, and how.
@@ -38,31 +37,14 @@ pub struct Options {
     pub credentials: Option<PathBuf>,
     /// Another server that speaks the same, such as an emulator.
     pub server: Option<String>,
-    /// Whom to trust.
-    pub trust: Trust,
-    /// Which way out.
-    pub proxies: Proxies,
-    /// Silence on an open connection that is an error.
-    pub stall: Duration,
-    /// When to try again.
-    pub retry: Policy,
-    /// Most connections at once.
-    pub connections: usize,
+    /// How the server is reached.
+    pub reach: Reach,
 }
 
 impl Options {
     /// The defaults for `url`.
     pub fn new(url: impl Into<String>) -> Self {
-        Self {
-            url: url.into(),
-            credentials: None,
-            server: None,
-            trust: Trust::default(),
-            proxies: Proxies::default(),
-            stall: Duration::from_secs(600),
-            retry: Policy::default(),
-            connections: 8,
-        }
+        Self { url: url.into(), credentials: None, server: None, reach: Reach::default() }
     }
 }
 
@@ -72,11 +54,7 @@ impl Options {
 /// [`Kind::Usage`] for an address that names no object or an account file of no use, [`Kind::Connect`] when the store
 /// cannot be reached or refuses, [`Kind::Stopped`].
 pub fn open(net: &Net, options: Options) -> Result<RemoteSource, Error> {
-    let limits = Limits {
-        retry: options.retry.clone(),
-        stall: options.stall,
-        connections: options.connections.max(1),
-    };
+    let reach = options.reach.clone();
     let (bucket, object) = place(&options.url)?;
     let account = match &options.credentials {
         Some(path) => Some(std::fs::read_to_string(path).map_err(|e| {
@@ -90,15 +68,15 @@ pub fn open(net: &Net, options: Options) -> Result<RemoteSource, Error> {
         bucket,
         account,
         server: options.server,
-        tls: tls::client_config(&options.trust)?,
-        proxies: options.proxies,
+        tls: tls::client_config(&options.reach.trust)?,
+        proxies: options.reach.proxies,
         etag: Mutex::default(),
     };
     let lane = Lane::new(net, &gcs)?;
-    let part = remote::first(&lane, &gcs, &limits)?;
+    let part = remote::first(&lane, &gcs, &reach)?;
     *gcs.etag.lock().unwrap_or_else(PoisonError::into_inner) = part.mark.strong().map(str::to_owned);
     let size = part.total;
-    Ok(RemoteSource::new(gcs, net, limits, size, lane, part))
+    Ok(RemoteSource::new(gcs, net, reach, size, lane, part))
 }
 
 /// Bucket and object of an address.

@@ -24,9 +24,9 @@ use rustls::ClientConfig;
 use url::Url;
 
 use super::blocking::Net;
-use super::remote::{self, Failure, Lane, Limits, Mark, Part, Remote, RemoteSource, Want};
-use super::retry::{Cause, Policy};
-use super::tls::{self, Proxies, Trust};
+use super::remote::{self, Failure, Lane, Mark, Part, Reach, Remote, RemoteSource, Want};
+use super::retry::Cause;
+use super::tls::{self, Proxies};
 use crate::error::{Error, Kind};
 
 pub use super::remote::Changed;
@@ -72,16 +72,8 @@ pub struct Options {
     pub password: Option<String>,
     /// The User-Agent header.
     pub user_agent: String,
-    /// Whom to trust.
-    pub trust: Trust,
-    /// Which way out.
-    pub proxies: Proxies,
-    /// Silence on an open connection that is an error.
-    pub stall: Duration,
-    /// When to try again.
-    pub retry: Policy,
-    /// Most connections at once.
-    pub connections: usize,
+    /// How the server is reached.
+    pub reach: Reach,
 }
 
 impl Options {
@@ -93,11 +85,7 @@ impl Options {
             user: None,
             password: None,
             user_agent: USER_AGENT.to_owned(),
-            trust: Trust::default(),
-            proxies: Proxies::default(),
-            stall: Duration::from_secs(600),
-            retry: Policy::default(),
-            connections: 8,
+            reach: Reach::default(),
         }
     }
 }
@@ -109,7 +97,7 @@ impl fmt::Debug for Options {
             .field("url", &url)
             .field("headers", &self.headers)
             .field("user", &self.user.is_some())
-            .field("proxies", &self.proxies)
+            .field("proxies", &self.reach.proxies)
             .finish_non_exhaustive()
     }
 }
@@ -121,23 +109,19 @@ impl fmt::Debug for Options {
 /// [`Kind::Usage`] for an address or header that makes no sense, [`Kind::Connect`] when the server cannot be reached
 /// in the time of [`Policy::first`] or refuses, [`Kind::Stopped`].
 pub fn open(net: &Net, options: Options) -> Result<RemoteSource, Error> {
-    let limits = Limits {
-        retry: options.retry.clone(),
-        stall: options.stall,
-        connections: options.connections.max(1),
-    };
+    let reach = options.reach.clone();
     let http = Http::new(options)?;
     let lane = Lane::new(net, &http)?;
     let head = lane.block_on(async {
-        tokio::time::timeout(HEAD_TIME.min(limits.stall), http.head(lane.client())).await.ok().flatten()
+        tokio::time::timeout(HEAD_TIME.min(reach.stall), http.head(lane.client())).await.ok().flatten()
     })?;
-    let mut part = remote::first(&lane, &http, &limits)?;
+    let mut part = remote::first(&lane, &http, &reach)?;
     let head_length = head.as_ref().and_then(|head| head.length);
     if head.as_ref().is_some_and(|head| head.no_ranges) && !part.whole {
         // It says no, yet answered with a range: it is not to be relied on.
         let whole = Want { from: 0, end: None, ranges: false };
         drop(part);
-        part = remote::first_of(&lane, &http, &limits, whole)?;
+        part = remote::first_of(&lane, &http, &reach, whole)?;
     }
     if let (Some(head), Some(get)) = (head_length, part.total)
         && head != get
@@ -152,7 +136,7 @@ pub fn open(net: &Net, options: Options) -> Result<RemoteSource, Error> {
         );
     }
     http.remember(&part.mark);
-    Ok(RemoteSource::new(http, net, limits, size, lane, part))
+    Ok(RemoteSource::new(http, net, reach, size, lane, part))
 }
 
 /// What HEAD told.
@@ -203,7 +187,7 @@ struct State {
 
 impl Http {
     fn new(options: Options) -> Result<Self, Error> {
-        let tls = tls::client_config(&options.trust)?;
+        let tls = tls::client_config(&options.reach.trust)?;
         Self::over(options, tls, None)
     }
 
@@ -254,7 +238,7 @@ impl Http {
             name: shown(&url),
             url,
             tls,
-            proxies: options.proxies,
+            proxies: options.reach.proxies,
             user_agent: options.user_agent,
             headers,
             secrets,
@@ -645,7 +629,7 @@ mod tests {
         let mut options = Options::new("https://me:hunter2@host/a/b.img?X-Signature=hunter2#hunter2");
         options.password = Some("hunter2".to_owned());
         options.headers.push(Header { name: "X-Key".to_owned(), value: "hunter2".to_owned(), secret: true });
-        options.proxies.http = Some("http://u:hunter2@proxy:3128".to_owned());
+        options.reach.proxies.http = Some("http://u:hunter2@proxy:3128".to_owned());
         assert!(!format!("{options:?}").contains("hunter2"));
         let url = Url::parse(&options.url).unwrap();
         assert_eq!(shown(&url), "https://host/a/b.img");

@@ -18,8 +18,7 @@ use url::Url;
 
 use super::blocking::Net;
 use super::http;
-use super::remote::{Chain, RemoteSource};
-use super::retry::Policy;
+use super::remote::{Chain, Reach, RemoteSource};
 use crate::error::{Error, Kind};
 
 /// How often the ready file is looked for.
@@ -36,9 +35,8 @@ pub(crate) struct Options<'a> {
     pub(crate) url: &'a Url,
     /// Written by the server when it is ready; without one it is ready.
     pub(crate) ready_file: Option<&'a Path>,
-    pub(crate) stall: Duration,
-    pub(crate) retry: Policy,
-    pub(crate) connections: usize,
+    /// The server is on this host: nobody is asked for the way, and nothing is encrypted.
+    pub(crate) reach: Reach,
 }
 
 /// A disk to read, and the labels its image asks for.
@@ -89,12 +87,7 @@ pub(crate) fn done(file: &Path) -> io::Result<()> {
 }
 
 fn at(options: &Options<'_>, url: &Url) -> http::Options {
-    http::Options {
-        stall: options.stall,
-        retry: options.retry.clone(),
-        connections: options.connections,
-        ..http::Options::new(url.as_str())
-    }
+    http::Options { reach: options.reach.clone(), ..http::Options::new(url.as_str()) }
 }
 
 /// Waits for `file` and gives the name in it, if it is one.

@@ -14,7 +14,7 @@ use url::Url;
 use super::blocking::Net;
 use super::http::Header;
 use super::layer::Disk;
-use super::remote::RemoteSource;
+use super::remote::{Reach, RemoteSource};
 use super::retry::Policy;
 use super::tls::{Proxies, Trust};
 use super::{gcs, http, nbd, node_pull, oci_archive, registry, s3};
@@ -103,20 +103,18 @@ fn net(stop: &Stop) -> Result<Net, Error> {
     Net::new(stop.clone()).map_err(|e| Error::with(Kind::Process, "cannot start the network's thread", e))
 }
 
-fn trust(access: &Access) -> Trust {
+fn reach(access: &Access, limits: &Limits) -> Reach {
     let (folders, files) =
         access.authorities.iter().cloned().partition(|path| path.is_dir() || !path.exists());
-    Trust { folders, files, insecure: access.insecure }
-}
-
-fn proxies(access: &Access) -> Proxies {
     let Proxy { http, https, none_for } = access.proxy.clone();
-    Proxies { http, https, no_proxy: none_for }
-}
-
-fn retry(limits: &Limits) -> Policy {
     let default = Policy::default();
-    Policy { patience: limits.patience, first: default.first.min(limits.patience), ..default }
+    Reach {
+        trust: Trust { folders, files, insecure: access.insecure },
+        proxies: Proxies { http, https, no_proxy: none_for },
+        stall: limits.stall,
+        retry: Policy { patience: limits.patience, first: default.first.min(limits.patience), ..default },
+        connections: limits.connections,
+    }
 }
 
 /// The name and value of a "Key: value" line.
@@ -135,11 +133,7 @@ fn http_options(url: &Url, access: &Access, limits: &Limits) -> Result<http::Opt
         headers: open.chain(secret).collect::<Result<_, _>>()?,
         user: access.user.as_ref().map(|user| user.name.clone()),
         password: access.user.as_ref().map(|user| user.secret.clone()),
-        trust: trust(access),
-        proxies: proxies(access),
-        stall: limits.stall,
-        retry: retry(limits),
-        connections: limits.connections,
+        reach: reach(access, limits),
         ..http::Options::new(url.as_str())
     })
 }
@@ -147,11 +141,7 @@ fn http_options(url: &Url, access: &Access, limits: &Limits) -> Result<http::Opt
 fn s3_options(url: &Url, access: &Access, limits: &Limits) -> s3::Options {
     s3::Options {
         keys: access.user.as_ref().map(|user| (user.name.clone(), user.secret.clone())),
-        trust: trust(access),
-        proxies: proxies(access),
-        stall: limits.stall,
-        retry: retry(limits),
-        connections: limits.connections,
+        reach: reach(access, limits),
         ..s3::Options::new(url.as_str())
     }
 }
@@ -159,11 +149,7 @@ fn s3_options(url: &Url, access: &Access, limits: &Limits) -> s3::Options {
 fn gcs_options(url: &Url, access: &Access, limits: &Limits) -> gcs::Options {
     gcs::Options {
         credentials: access.google_credentials.clone(),
-        trust: trust(access),
-        proxies: proxies(access),
-        stall: limits.stall,
-        retry: retry(limits),
-        connections: limits.connections,
+        reach: reach(access, limits),
         ..gcs::Options::new(url.as_str())
     }
 }
@@ -172,9 +158,7 @@ fn node_pull_options<'a>(url: &'a Url, access: &'a Access, limits: &Limits) -> n
     node_pull::Options {
         url,
         ready_file: access.ready_file.as_deref(),
-        stall: limits.stall,
-        retry: retry(limits),
-        connections: limits.connections,
+        reach: Reach { trust: Trust::default(), proxies: Proxies::default(), ..reach(access, limits) },
     }
 }
 
@@ -185,22 +169,13 @@ fn registry_options(image: &str, access: &Access, limits: &Limits) -> registry::
         auth_file: access.registry_auth_file.clone(),
         platform: access.architecture.clone(),
         window: limits.window,
-        trust: trust(access),
-        proxies: proxies(access),
-        stall: limits.stall,
-        retry: retry(limits),
+        reach: reach(access, limits),
         ..registry::Options::new(image)
     }
 }
 
 fn nbd_options(url: &Url, access: &Access, limits: &Limits) -> nbd::Options {
-    nbd::Options {
-        trust: trust(access),
-        stall: limits.stall,
-        retry: retry(limits),
-        connections: limits.connections,
-        ..nbd::Options::new(url.as_str())
-    }
+    nbd::Options { reach: reach(access, limits), ..nbd::Options::new(url.as_str()) }
 }
 
 fn file(path: &Path) -> Result<Opened, Error> {

@@ -33,9 +33,9 @@ use super::blocking::Net;
 use super::http::{self as web, Authorize, Header, Http, USER_AGENT, basic, shown};
 use super::layer::{self, Blobs, Disk};
 use super::manifest::{self, DOCUMENT_MAX, Descriptor, Platform};
-use super::remote::{self, Failure, Lane, Limits, Mark, Part, Remote, RemoteSource, Want};
-use super::retry::{Cause, Policy};
-use super::tls::{self, Proxies, Trust};
+use super::remote::{self, Failure, Lane, Mark, Part, Reach, Remote, RemoteSource, Want};
+use super::retry::Cause;
+use super::tls;
 use crate::error::{Error, Kind};
 
 /// What is asked for: images and indexes of them, not Docker's schema 1.
@@ -63,14 +63,8 @@ pub struct Options {
     pub platform: Option<String>,
     /// Largest window a compressed layer may declare, in bytes.
     pub window: u64,
-    /// Whom to trust. Insecure allows plain HTTP, too, where there is no TLS.
-    pub trust: Trust,
-    /// Which way out.
-    pub proxies: Proxies,
-    /// Silence on an open connection that is an error.
-    pub stall: Duration,
-    /// When to try again.
-    pub retry: Policy,
+    /// How the registry is reached. Insecure allows plain HTTP, too, where there is no TLS.
+    pub reach: Reach,
 }
 
 impl Options {
@@ -83,10 +77,7 @@ impl Options {
             auth_file: None,
             platform: None,
             window: 128 << 20,
-            trust: Trust::default(),
-            proxies: Proxies::default(),
-            stall: Duration::from_secs(600),
-            retry: Policy::default(),
+            reach: Reach::default(),
         }
     }
 }
@@ -145,8 +136,7 @@ struct Registry {
     /// "https://host:port/v2/repository".
     base: String,
     tls: ClientConfig,
-    proxies: Proxies,
-    limits: Limits,
+    reach: Reach,
     login: Arc<Login>,
 }
 
@@ -161,12 +151,12 @@ impl Registry {
                 None => None,
             },
         };
-        let tls = tls::client_config(&options.trust)?;
+        let tls = tls::client_config(&options.reach.trust)?;
         let host = image.resolve_registry();
-        let scheme = if options.trust.insecure { probe(net, host, &tls, options)? } else { "https" };
+        let scheme = if options.reach.trust.insecure { probe(net, host, &tls, options)? } else { "https" };
         let login = Login {
             tls: tls.clone(),
-            proxies: options.proxies.clone(),
+            reach: options.reach.clone(),
             user,
             scope: format!("repository:{}:pull", image.repository()),
             plain: scheme == "http",
@@ -176,16 +166,15 @@ impl Registry {
             net: net.clone(),
             base: format!("{scheme}://{host}/v2/{}", image.repository()),
             tls,
-            proxies: options.proxies.clone(),
             // A layer is read by one reader at a time, hashed in order.
-            limits: Limits { retry: options.retry.clone(), stall: options.stall, connections: 1 },
+            reach: Reach { connections: 1, ..options.reach.clone() },
             login: Arc::new(login),
         })
     }
 
     fn http(&self, path: &str, headers: Vec<Header>) -> Result<Http, Error> {
         let url = format!("{}/{path}", self.base);
-        let options = web::Options { headers, proxies: self.proxies.clone(), ..web::Options::new(url) };
+        let options = web::Options { headers, reach: self.reach.clone(), ..web::Options::new(url) };
         Http::over(options, self.tls.clone(), Some(self.login.clone()))
     }
 
@@ -200,9 +189,9 @@ impl Registry {
         let shown = http.name().to_owned();
         let lane = Lane::new(&self.net, &http)?;
         let whole = Want { from: 0, end: None, ranges: false };
-        let part = remote::first_of(&lane, &http, &self.limits, whole)?;
+        let part = remote::first_of(&lane, &http, &self.reach, whole)?;
         let size = part.total;
-        let object = RemoteSource::new(http, &self.net, self.limits.clone(), size, lane, part);
+        let object = RemoteSource::new(http, &self.net, self.reach.clone(), size, lane, part);
         let mut bytes = Vec::new();
         let failed = |e| Error::from(disk_image::Error::from_source(format!("cannot read {shown}"), e));
         let reader = object.open(0..u64::MAX).map_err(failed)?;
@@ -226,9 +215,9 @@ impl Blobs for Registry {
         let mark = Mark { etag: Some(format!("\"{}\"", descriptor.digest)), modified: None };
         let blob = Blob { http, mark, size: descriptor.size };
         let lane = Lane::new(&self.net, &blob)?;
-        let part = remote::first(&lane, &blob, &self.limits)?;
+        let part = remote::first(&lane, &blob, &self.reach)?;
         let size = Some(descriptor.size);
-        Ok(Arc::new(RemoteSource::new(blob, &self.net, self.limits.clone(), size, lane, part)))
+        Ok(Arc::new(RemoteSource::new(blob, &self.net, self.reach.clone(), size, lane, part)))
     }
 }
 
@@ -236,7 +225,7 @@ impl Blobs for Registry {
 fn probe(net: &Net, host: &str, tls: &ClientConfig, options: &Options) -> Result<&'static str, Error> {
     let failed = |e| Error::connect("cannot set up a connection", e);
     let lane = net.lane().map_err(failed)?;
-    let client = tls::client(tls, &options.proxies, USER_AGENT)?;
+    let client = tls::client(tls, &options.reach.proxies, USER_AGENT)?;
     for scheme in ["https", "http"] {
         let request = client.get(format!("{scheme}://{host}/v2/")).send();
         let answer = lane
@@ -285,7 +274,7 @@ impl Remote for Blob {
 /// How to be let in: without anything, by basic authentication or by a token, as the registry asks.
 struct Login {
     tls: ClientConfig,
-    proxies: Proxies,
+    reach: Reach,
     user: Option<(String, String)>,
     scope: String,
     /// The registry is reached without TLS, as somebody allowed.
@@ -380,7 +369,7 @@ impl Login {
         }
         let (user, password) = self.user.clone().unzip();
         let options =
-            web::Options { user, password, proxies: self.proxies.clone(), ..web::Options::new(url.as_str()) };
+            web::Options { user, password, reach: self.reach.clone(), ..web::Options::new(url.as_str()) };
         let server = Http::over(options, self.tls.clone(), None).map_err(give_up)?;
         let response = server.send(client, &Method::GET, &HeaderMap::new()).await?;
         if response.status() != StatusCode::OK {

@@ -32,6 +32,7 @@ use tokio::time::timeout;
 
 use super::blocking::Net;
 use super::retry::{self, Cause, Policy, Spell, Verdict, Why};
+use super::tls::{Proxies, Trust};
 use crate::error::{Error, Kind};
 
 /// The object is no longer the one whose first bytes were read. What was imported so far is of no use; starting over
@@ -76,12 +77,31 @@ impl StdError for Changed {}
 /// How long to wait for an answer to end that is of no more use.
 const TO_END: Duration = Duration::from_secs(5);
 
-/// How patient a source is, and how wide.
+/// How a server is reached: whom to trust, which way out, how patiently, how widely.
 #[derive(Clone, Debug)]
-pub(crate) struct Limits {
-    pub(crate) retry: Policy,
-    pub(crate) stall: Duration,
-    pub(crate) connections: usize,
+pub struct Reach {
+    /// Whom to trust.
+    pub trust: Trust,
+    /// Which way out.
+    pub proxies: Proxies,
+    /// Silence on an open connection, or while an answer is owed, that is an error.
+    pub stall: Duration,
+    /// When to try again.
+    pub retry: Policy,
+    /// Most connections at once; one at least is used.
+    pub connections: usize,
+}
+
+impl Default for Reach {
+    fn default() -> Self {
+        Self {
+            trust: Trust::default(),
+            proxies: Proxies::default(),
+            stall: Duration::from_secs(600),
+            retry: Policy::default(),
+            connections: 8,
+        }
+    }
 }
 
 /// What tells one version of an object from another.
@@ -231,22 +251,22 @@ fn jitter() -> f64 {
 }
 
 /// The first answer, asked for as often as the policy allows. Asks for a single byte, to learn whether that works.
-pub(crate) fn first<R: Remote>(lane: &Lane<R::Client>, remote: &R, limits: &Limits) -> Result<Part, Error> {
-    first_of(lane, remote, limits, Want { from: 0, end: Some(1), ranges: true })
+pub(crate) fn first<R: Remote>(lane: &Lane<R::Client>, remote: &R, reach: &Reach) -> Result<Part, Error> {
+    first_of(lane, remote, reach, Want { from: 0, end: Some(1), ranges: true })
 }
 
 /// The first answer to `want`, which may end up as one for the whole object.
 pub(crate) fn first_of<R: Remote>(
     lane: &Lane<R::Client>,
     remote: &R,
-    limits: &Limits,
+    reach: &Reach,
     mut want: Want,
 ) -> Result<Part, Error> {
-    let mut attempts = Attempts::new(&limits.retry, false);
+    let mut attempts = Attempts::new(&reach.retry, false);
     let outcome: Result<Part, Error> = lane.block_on(async {
         loop {
-            let Ok(answer) = timeout(limits.stall, remote.get(&lane.client, want)).await else {
-                return Err(stalled(remote.name(), 0, limits.stall));
+            let Ok(answer) = timeout(reach.stall, remote.get(&lane.client, want)).await else {
+                return Err(stalled(remote.name(), 0, reach.stall));
             };
             let (cause, error) = match answer {
                 Ok(mut part) => {
@@ -295,12 +315,12 @@ impl RemoteSource {
     pub(crate) fn new<R: Remote>(
         remote: R,
         net: &Net,
-        limits: Limits,
+        reach: Reach,
         size: Option<u64>,
         lane: Lane<R::Client>,
         part: Part,
     ) -> Self {
-        let object = Object::new(remote, net, limits, size, lane, part);
+        let object = Object::new(remote, net, reach, size, lane, part);
         Self { identity: object.identity(), source: Box::new(object) }
     }
 
@@ -339,7 +359,7 @@ struct Object<R: Remote>(Arc<Shared<R>>);
 struct Shared<R: Remote> {
     remote: R,
     net: Net,
-    limits: Limits,
+    reach: Reach,
     size: Option<u64>,
     mark: Mark,
     ranges: AtomicBool,
@@ -353,14 +373,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<R: Remote> Object<R> {
-    fn new(
-        remote: R,
-        net: &Net,
-        limits: Limits,
-        size: Option<u64>,
-        lane: Lane<R::Client>,
-        part: Part,
-    ) -> Self {
+    fn new(remote: R, net: &Net, reach: Reach, size: Option<u64>, lane: Lane<R::Client>, part: Part) -> Self {
         let ranges = !part.whole && size.is_some();
         let mark = part.mark.clone();
         let (lanes, whole) = if part.whole {
@@ -372,7 +385,7 @@ impl<R: Remote> Object<R> {
         Self(Arc::new(Shared {
             remote,
             net: net.clone(),
-            limits,
+            reach,
             size,
             mark,
             ranges: AtomicBool::new(ranges),
@@ -412,7 +425,7 @@ impl<R: Remote> Source for Object<R> {
             chunk: Bytes::new(),
             seen: (range.start == 0 && !ranges).then(crc32fast::Hasher::new),
             skipped: crc32fast::Hasher::new(),
-            attempts: Attempts::new(&shared.limits.retry, true),
+            attempts: Attempts::new(&shared.reach.retry, true),
             lane: None,
             clean: true,
             shared,
@@ -430,12 +443,12 @@ impl<R: Remote> Source for Object<R> {
             return 1;
         }
         let parts = self.0.size.unwrap_or(0).div_ceil(self.part_size());
-        self.0.limits.connections.min(usize::try_from(parts).unwrap_or(usize::MAX)).max(1)
+        self.0.reach.connections.min(usize::try_from(parts).unwrap_or(usize::MAX)).max(1)
     }
 
     fn part_size(&self) -> u64 {
         // Long enough that asking costs nothing, short enough that all connections have work to the end.
-        let share = self.0.size.unwrap_or(0) / (4 * self.0.limits.connections.max(1) as u64);
+        let share = self.0.size.unwrap_or(0) / (4 * self.0.reach.connections.max(1) as u64);
         (share & !((1 << 20) - 1)).clamp(8 << 20, 16 << 20)
     }
 }
@@ -490,7 +503,7 @@ impl<R: Remote> Drop for Reader<R> {
             && clean
         {
             let mut lanes = lock(&self.shared.lanes);
-            if lanes.len() < self.shared.limits.connections {
+            if lanes.len() < self.shared.reach.connections {
                 lanes.push(lane);
             }
         }
@@ -528,7 +541,7 @@ impl<R: Remote> Reader<R> {
     }
 
     async fn next(&mut self, client: &R::Client) -> io::Result<Bytes> {
-        let stall = self.shared.limits.stall;
+        let stall = self.shared.reach.stall;
         loop {
             if self.at >= self.end {
                 return Ok(Bytes::new());
@@ -586,8 +599,8 @@ impl<R: Remote> Reader<R> {
         let shared = self.shared.clone();
         let ranges = shared.ranges.load(Ordering::Relaxed);
         let want = Want { from: self.at, end: (self.end != u64::MAX).then_some(self.end), ranges };
-        let Ok(answer) = timeout(shared.limits.stall, shared.remote.get(client, want)).await else {
-            return Err(stalled(shared.remote.name(), self.at, shared.limits.stall).into());
+        let Ok(answer) = timeout(shared.reach.stall, shared.remote.get(client, want)).await else {
+            return Err(stalled(shared.remote.name(), self.at, shared.reach.stall).into());
         };
         match answer {
             Ok(part) => {

@@ -9,7 +9,6 @@
 use std::error::Error as StdError;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
 use aws_sdk_s3::Client;
 use aws_sdk_s3::config::http::HttpResponse;
@@ -32,9 +31,9 @@ use url::Url;
 
 use super::blocking::Net;
 use super::http::{USER_AGENT, certificate_problem};
-use super::remote::{self, Changed, Failure, Lane, Limits, Mark, Part, Remote, RemoteSource, Want};
-use super::retry::{Cause, Policy};
-use super::tls::{self, Proxies, Trust};
+use super::remote::{self, Changed, Failure, Lane, Mark, Part, Reach, Remote, RemoteSource, Want};
+use super::retry::Cause;
+use super::tls::{self, Proxies};
 use crate::error::Error;
 
 /// What to read, and how.
@@ -46,31 +45,14 @@ pub struct Options {
     pub keys: Option<(String, String)>,
     /// The region to sign for, if the host's name does not tell.
     pub region: Option<String>,
-    /// Whom to trust.
-    pub trust: Trust,
-    /// Which way out.
-    pub proxies: Proxies,
-    /// Silence on an open connection that is an error.
-    pub stall: Duration,
-    /// When to try again.
-    pub retry: Policy,
-    /// Most connections at once.
-    pub connections: usize,
+    /// How the server is reached.
+    pub reach: Reach,
 }
 
 impl Options {
     /// The defaults for `url`.
     pub fn new(url: impl Into<String>) -> Self {
-        Self {
-            url: url.into(),
-            keys: None,
-            region: None,
-            trust: Trust::default(),
-            proxies: Proxies::default(),
-            stall: Duration::from_secs(600),
-            retry: Policy::default(),
-            connections: 8,
-        }
+        Self { url: url.into(), keys: None, region: None, reach: Reach::default() }
     }
 }
 
@@ -86,25 +68,21 @@ impl fmt::Debug for Options {
 /// [`crate::Kind::Usage`] for an address that names no object, [`crate::Kind::Connect`] when the store cannot be reached or
 /// refuses, [`crate::Kind::Stopped`].
 pub fn open(net: &Net, options: Options) -> Result<RemoteSource, Error> {
-    let limits = Limits {
-        retry: options.retry.clone(),
-        stall: options.stall,
-        connections: options.connections.max(1),
-    };
+    let reach = options.reach.clone();
     let place = Place::parse(&options.url, options.region)?;
     let s3 = S3 {
         name: format!("{}/{}/{}", place.endpoint, place.bucket, place.key),
         place,
         keys: options.keys,
-        tls: tls::client_config(&options.trust)?,
-        proxies: options.proxies,
+        tls: tls::client_config(&options.reach.trust)?,
+        proxies: options.reach.proxies,
         etag: Mutex::default(),
     };
     let lane = Lane::new(net, &s3)?;
-    let part = remote::first(&lane, &s3, &limits)?;
+    let part = remote::first(&lane, &s3, &reach)?;
     *s3.etag.lock().unwrap_or_else(PoisonError::into_inner) = part.mark.strong().map(str::to_owned);
     let size = part.total;
-    Ok(RemoteSource::new(s3, net, limits, size, lane, part))
+    Ok(RemoteSource::new(s3, net, reach, size, lane, part))
 }
 
 /// Where an object is.

@@ -34,9 +34,9 @@ use self::buffers::{Buffer, Buffers};
 use self::connection::{Answer, Connection, Dial, Failure, Trouble};
 use self::wire::{BlockSize, ServerError};
 use super::blocking::Net;
-use super::remote::{Attempts, Chain, Changed, Limits};
-use super::retry::{Cause, Policy, Verdict, Why};
-use super::tls::{self, Trust};
+use super::remote::{Attempts, Chain, Changed, Reach};
+use super::retry::{Cause, Verdict, Why};
+use super::tls;
 use crate::error::{Error, Kind};
 
 /// Length of a request, in bytes, if the server takes it.
@@ -63,26 +63,15 @@ const STATUS_ANSWERS: usize = 16 << 10;
 pub struct Options {
     /// `nbd://HOST[:PORT]/EXPORT`, `nbds://…` or `nbd+unix:///EXPORT?socket=PATH`.
     pub url: String,
-    /// Whom to trust; concerns nbds only.
-    pub trust: Trust,
-    /// Silence of the server while it owes an answer that is an error.
-    pub stall: Duration,
-    /// When to try again.
-    pub retry: Policy,
-    /// Most connections at once; more than one only if the server says that it can have several.
-    pub connections: usize,
+    /// How the server is reached. Trust concerns nbds only, proxies nothing; more connections than one are made only if
+    /// the server says that it can have several.
+    pub reach: Reach,
 }
 
 impl Options {
     /// The defaults for `url`.
     pub fn new(url: impl Into<String>) -> Self {
-        Self {
-            url: url.into(),
-            trust: Trust::default(),
-            stall: Duration::from_secs(600),
-            retry: Policy::default(),
-            connections: 8,
-        }
+        Self { url: url.into(), reach: Reach::default() }
     }
 }
 
@@ -103,18 +92,17 @@ impl fmt::Debug for NbdSource {
 pub fn open(net: &Net, options: Options) -> Result<NbdSource, Error> {
     let address = Address::parse(&options.url)?;
     let tls = if address.tls {
-        let mut config = tls::client_config(&options.trust)?;
+        let mut config = tls::client_config(&options.reach.trust)?;
         config.alpn_protocols.clear();
         Some(Arc::new(config))
     } else {
         None
     };
-    let limits =
-        Limits { retry: options.retry, stall: options.stall, connections: options.connections.max(1) };
+    let reach = options.reach;
     let name = address.to_string();
-    let dial = Dial { address, tls, patience: options.stall.min(HANDSHAKE) };
+    let dial = Dial { address, tls, patience: reach.stall.min(HANDSHAKE) };
     let first = net
-        .block_on(first(&name, &dial, &limits))
+        .block_on(first(&name, &dial, &reach))
         .map_err(|e| Error::with(Kind::Stopped, "stopped on request", e))??;
     let pool = Pool {
         name,
@@ -125,14 +113,14 @@ pub fn open(net: &Net, options: Options) -> Result<NbdSource, Error> {
         dialing: tokio::sync::Mutex::new(()),
         growing: AtomicBool::new(false),
         buffers: Buffers::new(REQUEST as usize, MEMORY),
-        limits,
+        reach,
     };
     Ok(NbdSource(Arc::new(Session { net: net.clone(), pool: Arc::new(pool) })))
 }
 
 /// The first connection, tried for as often as the policy allows.
-async fn first(name: &str, dial: &Dial, limits: &Limits) -> Result<Connection, Error> {
-    let mut attempts = Attempts::new(&limits.retry, false);
+async fn first(name: &str, dial: &Dial, reach: &Reach) -> Result<Connection, Error> {
+    let mut attempts = Attempts::new(&reach.retry, false);
     loop {
         let failure = match Connection::dial(dial).await {
             Ok(connection) => return Ok(connection),
@@ -202,7 +190,7 @@ struct Pool {
     dial: Dial,
     size: u64,
     multi_conn: bool,
-    limits: Limits,
+    reach: Reach,
     connections: Mutex<Vec<Arc<Connection>>>,
     /// Held while connecting because there is no connection.
     dialing: tokio::sync::Mutex<()>,
@@ -222,7 +210,7 @@ impl Pool {
         connections.retain(|connection| connection.is_alive());
         // One holder is the pool, each further one a reader.
         let found = connections.iter().min_by_key(|connection| Arc::strong_count(connection))?.clone();
-        let room = self.multi_conn && connections.len() < self.limits.connections;
+        let room = self.multi_conn && connections.len() < self.reach.connections;
         if room && Arc::strong_count(&found) > 2 && !self.growing.swap(true, Ordering::Relaxed) {
             tokio::spawn(self.clone().grow());
         }
@@ -266,7 +254,7 @@ impl Pool {
 
     /// Waits for an answer.
     async fn answer<T>(&self, connection: &Connection, answer: &mut Answer<T>) -> Result<T, Failure> {
-        let stall = self.limits.stall;
+        let stall = self.reach.stall;
         let mut seen = connection.received();
         loop {
             match timeout(stall, &mut *answer).await {
@@ -321,7 +309,7 @@ impl Pool {
 
     /// What of `within` holds data, as far as the server tells; `None` when it tells nothing.
     async fn data_ranges(self: &Arc<Self>, within: Range<u64>) -> Result<Option<Vec<Range<u64>>>, Error> {
-        let mut attempts = Attempts::new(&self.limits.retry, true);
+        let mut attempts = Attempts::new(&self.reach.retry, true);
         let mut data: Vec<Range<u64>> = Vec::new();
         let mut at = within.start;
         let mut answers = 0;
@@ -395,20 +383,20 @@ impl Source for NbdSource {
             next: range.start,
             end: range.end.min(pool.size),
             length: REQUEST,
-            attempts: Attempts::new(&pool.limits.retry, true),
+            attempts: Attempts::new(&pool.reach.retry, true),
         }))
     }
 
     fn connections(&self) -> usize {
         let pool = &self.0.pool;
-        let wanted = if pool.multi_conn { pool.limits.connections } else { SHARING };
+        let wanted = if pool.multi_conn { pool.reach.connections } else { SHARING };
         let parts = pool.size.div_ceil(self.part_size());
-        wanted.min(pool.limits.connections).min(usize::try_from(parts).unwrap_or(usize::MAX)).max(1)
+        wanted.min(pool.reach.connections).min(usize::try_from(parts).unwrap_or(usize::MAX)).max(1)
     }
 
     fn part_size(&self) -> u64 {
         let pool = &self.0.pool;
-        let share = pool.size / (4 * pool.limits.connections.max(1) as u64);
+        let share = pool.size / (4 * pool.reach.connections.max(1) as u64);
         (share & !((1 << 20) - 1)).clamp(8 << 20, 16 << 20)
     }
 
