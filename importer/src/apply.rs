@@ -270,6 +270,9 @@ fn disk(config: &Config, session: &Session, facts: &Facts) -> Result<Done, Error
     session.meter.phase("connecting");
     check_device(config, facts)?;
     let Wire { source, checked, opened } = connect(config, session)?;
+    if let Some(local) = &opened.local {
+        target::not_the_source(local.file(), &facts.path)?;
+    }
     let available = available(config, facts);
     // A stream of unknown size cannot be checked before; what is free bounds it then.
     let bound = available.min(facts.capacity);

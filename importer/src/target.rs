@@ -57,6 +57,24 @@ pub(crate) fn look(path: &Path) -> Result<Stands, Error> {
     }
 }
 
+/// Refuses a target that is the local source itself, under whatever name: opening it for writing would destroy it.
+///
+/// # Errors
+/// [`Kind::Target`] when they are the same file or device.
+pub(crate) fn not_the_source(source: &File, path: &Path) -> Result<(), Error> {
+    let (Ok(source), Ok(target)) = (source.metadata(), std::fs::metadata(path)) else { return Ok(()) };
+    let device = |meta: &std::fs::Metadata| meta.file_type().is_block_device().then(|| meta.rdev());
+    let same = match (device(&source), device(&target)) {
+        (Some(source), Some(target)) => source == target,
+        (Some(_) | None, Some(_) | None) => (source.dev(), source.ino()) == (target.dev(), target.ino()),
+    };
+    if same {
+        let what = format!("{} is the source itself; name another target", path.display());
+        return Err(Error::new(Kind::Target, what));
+    }
+    Ok(())
+}
+
 /// The folder that holds `path`.
 pub(crate) fn folder_of(path: &Path) -> PathBuf {
     match path.parent() {

@@ -670,6 +670,26 @@ fn killed_imports_go_on() {
 }
 
 #[test]
+fn the_source_is_no_target_whatever_its_name() {
+    let place = Place::new();
+    let bytes = disk_bytes(4 * MIB);
+    let source = place.write("image", &bytes);
+    fs::hard_link(&source, place.path("link")).unwrap();
+    std::os::unix::fs::symlink("image", place.path("way")).unwrap();
+    let (link, way) = (place.text("link"), place.text("way"));
+    for (from, to) in [(&source, &source), (&source, &link), (&way, &source)] {
+        let output = run(&[from, to, "--force"]);
+        assert_exit(&output, 7);
+        assert!(String::from_utf8_lossy(&output.stderr).contains("is the source itself"), "{output:?}");
+        assert!(fs::read(&source).unwrap() == bytes, "{from} {to}");
+    }
+    let device = Loop::new(&place, "backing", 4 * MIB as u64, 0x11);
+    let output = run(&[device.text(), device.text(), "--force"]);
+    assert_exit(&output, 7);
+    assert!(fs::read(&device.path).unwrap().iter().all(|&byte| byte == 0x11));
+}
+
+#[test]
 fn another_image_is_a_clean_restart() {
     let place = Place::new();
     let first = disk_bytes(96 * MIB);
