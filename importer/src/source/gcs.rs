@@ -22,7 +22,7 @@ use url::Url;
 
 use super::blocking::Net;
 use super::http::{USER_AGENT, certificate_problem, percent_decoded};
-use super::remote::{self, Changed, Failure, Lane, Mark, Part, Reach, Remote, RemoteSource, Want};
+use super::remote::{self, Changed, Failure, Mark, Part, Reach, Remote, RemoteSource, Want};
 use super::retry::Cause;
 use super::tls::{self, Proxies};
 use crate::error::{Error, Kind};
@@ -72,11 +72,7 @@ pub fn open(net: &Net, options: Options) -> Result<RemoteSource, Error> {
         proxies: options.reach.proxies,
         etag: Mutex::default(),
     };
-    let lane = Lane::new(net, &gcs)?;
-    let part = remote::first(&lane, &gcs, &reach)?;
-    *gcs.etag.lock().unwrap_or_else(PoisonError::into_inner) = part.mark.strong().map(str::to_owned);
-    let size = part.total;
-    Ok(RemoteSource::new(gcs, net, reach, size, lane, part))
+    RemoteSource::open(net, gcs, reach)
 }
 
 /// Bucket and object of an address.
@@ -121,6 +117,10 @@ impl Remote for Gcs {
 
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn remember(&self, mark: &Mark) {
+        *self.etag.lock().unwrap_or_else(PoisonError::into_inner) = mark.strong().map(str::to_owned);
     }
 
     fn client(&self) -> Result<Store, Error> {

@@ -251,11 +251,6 @@ impl Http {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What later requests are conditional on.
-    fn remember(&self, mark: &Mark) {
-        self.state().mark = mark.clone();
-    }
-
     /// Sends to where the last redirect led, or from the start; follows redirects.
     pub(crate) async fn send(
         &self,
@@ -412,6 +407,10 @@ impl Remote for Http {
 
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn remember(&self, mark: &Mark) {
+        self.state().mark = mark.clone();
     }
 
     fn client(&self) -> Result<reqwest::Client, Error> {

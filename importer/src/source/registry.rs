@@ -255,6 +255,9 @@ impl Remote for Blob {
         self.http.name()
     }
 
+    /// Nothing to learn: its digest is its mark.
+    fn remember(&self, _: &Mark) {}
+
     fn client(&self) -> Result<reqwest::Client, Error> {
         self.http.client()
     }

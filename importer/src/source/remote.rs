@@ -183,6 +183,9 @@ pub(crate) trait Remote: Send + Sync + 'static {
     /// The object's address without anything secret.
     fn name(&self) -> &str;
 
+    /// Learns the marks of the object that was opened, which later requests may be conditional on.
+    fn remember(&self, mark: &Mark);
+
     /// A client for a new lane.
     fn client(&self) -> Result<Self::Client, Error>;
 
@@ -311,6 +314,15 @@ pub struct RemoteSource {
 }
 
 impl RemoteSource {
+    /// Opens by asking for the first byte.
+    pub(crate) fn open<R: Remote>(net: &Net, remote: R, reach: Reach) -> Result<Self, Error> {
+        let lane = Lane::new(net, &remote)?;
+        let part = first(&lane, &remote, &reach)?;
+        remote.remember(&part.mark);
+        let size = part.total;
+        Ok(Self::new(remote, net, reach, size, lane, part))
+    }
+
     /// Takes what opening found out. `part` is the first answer, on `lane`.
     pub(crate) fn new<R: Remote>(
         remote: R,

@@ -31,7 +31,7 @@ use url::Url;
 
 use super::blocking::Net;
 use super::http::{USER_AGENT, certificate_problem};
-use super::remote::{self, Changed, Failure, Lane, Mark, Part, Reach, Remote, RemoteSource, Want};
+use super::remote::{self, Changed, Failure, Mark, Part, Reach, Remote, RemoteSource, Want};
 use super::retry::Cause;
 use super::tls::{self, Proxies};
 use crate::error::Error;
@@ -78,11 +78,7 @@ pub fn open(net: &Net, options: Options) -> Result<RemoteSource, Error> {
         proxies: options.reach.proxies,
         etag: Mutex::default(),
     };
-    let lane = Lane::new(net, &s3)?;
-    let part = remote::first(&lane, &s3, &reach)?;
-    *s3.etag.lock().unwrap_or_else(PoisonError::into_inner) = part.mark.strong().map(str::to_owned);
-    let size = part.total;
-    Ok(RemoteSource::new(s3, net, reach, size, lane, part))
+    RemoteSource::open(net, s3, reach)
 }
 
 /// Where an object is.
@@ -161,6 +157,10 @@ impl Remote for S3 {
 
     fn name(&self) -> &str {
         &self.name
+    }
+
+    fn remember(&self, mark: &Mark) {
+        *self.etag.lock().unwrap_or_else(PoisonError::into_inner) = mark.strong().map(str::to_owned);
     }
 
     fn client(&self) -> Result<Client, Error> {
