@@ -3,7 +3,8 @@
 #   build       the programs, optimised            test        what CI runs: formatting, lints, licences, tests
 #   demo        import and boot an image           soak        the same tests with the full counts
 #   deps        Debian packages                    bench       speed and memory against the named peers
-#   advisories  dependencies with known holes (needs the network)
+#   image       the container image                advisories  dependencies with known holes (needs the network)
+#   kube        Kubernetes' programs, from source  cluster     a Kubernetes node on this machine; cluster-down ends it
 #
 # make demo IMAGE=https://…   imports and boots an image of yours
 # make bench ROWS=zlib        measures only the rows whose name contains the word
@@ -27,12 +28,16 @@ ROUNDS ?= 3
 # Building; demo; peers and judges of the tests and benchmarks.
 PACKAGES := build-essential \
 	qemu-system-x86 qemu-utils nginx-light busybox-static cpio mtools dosfstools syslinux syslinux-common fdisk \
-	curl gzip xz-utils zstd 7zip nbdkit docker-registry mmdebstrap e2fsprogs xfsprogs btrfs-progs util-linux strace
+	curl gzip xz-utils zstd 7zip nbdkit docker-registry mmdebstrap e2fsprogs xfsprogs btrfs-progs util-linux strace \
+	containerd runc iproute2 nftables iptables
 
 # Runs inside users' images, which may hold nothing but a disk: linked statically. Tests find it by this variable.
 export FERROVIRT_CONTAINERIMAGE_SERVER := $(CARGO_TARGET_DIR)/$(TRIPLE)/release/cdi-containerimage-server
 
-.PHONY: build server demo deps test fmt-check clippy deny check-tests soak bench advisories tools
+# The container image of all programs, an OCI archive. Tests find it by this variable.
+export FERROVIRT_IMAGE := $(CARGO_TARGET_DIR)/image/ferrovirt.oci.tar
+
+.PHONY: build server demo deps test fmt-check clippy deny check-tests soak bench advisories tools image kube cluster cluster-down
 
 deps:
 	@missing=(); for package in $(PACKAGES); do \
@@ -51,6 +56,20 @@ build: deps server
 server: deps
 	RUSTFLAGS='-C target-feature=+crt-static' cargo build --release --locked --target $(TRIPLE) -p cdi-containerimage-server
 
+image: build
+	cargo run --quiet --locked -p image -- --target "$$CARGO_TARGET_DIR" --cache $(CACHE)/image "$$FERROVIRT_IMAGE"
+
+# Built once per version; needs Go.
+kube: deps
+	@e2e/kube/build
+
+cluster: kube image
+	cargo build --quiet --locked -p e2e
+	@"$$CARGO_TARGET_DIR/debug/cluster" up "$$FERROVIRT_IMAGE"
+
+cluster-down:
+	@"$$CARGO_TARGET_DIR/debug/cluster" down
+
 demo: build
 	demo/run "$$CARGO_TARGET_DIR/release/importer" "$(IMAGE)"
 
@@ -66,10 +85,10 @@ clippy: deps
 deny: tools
 	cargo deny --locked check --hide-inclusion-graph bans licenses sources
 
-check-tests: deps fmt-check clippy deny server
+check-tests: deps fmt-check clippy deny server kube image
 	cargo test --locked --workspace --no-fail-fast
 
-soak: deps server
+soak: deps server kube image
 	FERROVIRT_SOAK=1 cargo test --locked --workspace --no-fail-fast
 
 bench: build

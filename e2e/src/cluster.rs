@@ -1,0 +1,254 @@
+//! The handle on a cluster: start, use, stop.
+
+use std::future::Future;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use k8s_openapi::api::core::v1::{Namespace, Node, ServiceAccount};
+use kube::api::{Api, ListParams, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use serde_json::json;
+
+use crate::node::ctr;
+use crate::place::Place;
+use crate::programs::Programs;
+
+/// How long the cluster may take until its node is ready.
+const READY: Duration = Duration::from_secs(60);
+/// How long the keeper may take to remove everything.
+const STOP: Duration = Duration::from_secs(60);
+
+/// A running cluster of one node. It is stopped when this is dropped, and also when the process ends in any other way.
+pub struct Cluster {
+    place: Place,
+    programs: Programs,
+    keeper: Child,
+    client: Client,
+    runtime: tokio::runtime::Runtime,
+    kept: bool,
+}
+
+impl Cluster {
+    /// Starts a cluster and waits until its node is ready and pods can be made in the namespace `default`.
+    ///
+    /// # Errors
+    /// When a program is missing or does not come up; the error has the ends of all logs. Nothing is left then.
+    pub fn start() -> Result<Self> {
+        Self::begin(false)
+    }
+
+    /// The same, but the cluster stays until [`stop_kept`].
+    ///
+    /// # Errors
+    /// As for [`Cluster::start`].
+    pub fn start_kept() -> Result<Self> {
+        Self::begin(true)
+    }
+
+    fn begin(kept: bool) -> Result<Self> {
+        let programs = Programs::find()?;
+        let mut command = Command::new(keeper_program()?);
+        command.arg("keep").stdout(Stdio::piped()).stderr(Stdio::null());
+        if kept {
+            command.arg("--kept").stdin(Stdio::null());
+        } else {
+            command.stdin(Stdio::piped());
+        }
+        let mut keeper = command.spawn().context("cannot start the keeper")?;
+        match Self::meet(&mut keeper) {
+            Ok((place, runtime, client)) => Ok(Self { place, programs, keeper, client, runtime, kept }),
+            Err(error) => {
+                // Its own failure, if it failed, is in `error` already.
+                let _ = stop(&mut keeper);
+                Err(error)
+            }
+        }
+    }
+
+    fn meet(keeper: &mut Child) -> Result<(Place, tokio::runtime::Runtime, Client)> {
+        let place = Place::of(announced(keeper)?)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        let client = runtime.block_on(connect(&place.kubeconfig()))?;
+        runtime.block_on(ready(&client))?;
+        Ok((place, runtime, client))
+    }
+
+    /// Where it is.
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// A client with all rights. Its futures run in [`Cluster::run`].
+    pub fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    /// Runs a future to its end.
+    pub fn run<T>(&self, future: impl Future<Output = T>) -> T {
+        self.runtime.block_on(future)
+    }
+
+    /// Stock kubectl with the administrator's configuration, to be given arguments.
+    pub fn kubectl(&self) -> Command {
+        let mut kubectl = Command::new(self.programs.kubectl());
+        kubectl.arg("--kubeconfig").arg(self.place.kubeconfig());
+        kubectl
+    }
+
+    /// Loads the images of an archive; a pod then names them with `imagePullPolicy: Never` or `IfNotPresent`.
+    ///
+    /// # Errors
+    /// When containerd does not take it.
+    pub fn import_images(&self, archive: &Path) -> Result<()> {
+        ctr(&self.place, &["images", "import", &archive.display().to_string()])
+    }
+
+    /// Makes a namespace that enforces a Pod Security level (`privileged`, `baseline`, `restricted`) and waits until pods
+    /// can be made in it. Namespaces end with the cluster.
+    ///
+    /// # Errors
+    /// When it exists, or the name is none.
+    pub fn create_namespace(&self, name: &str, level: &str) -> Result<()> {
+        let namespace: Namespace = serde_json::from_value(json!({
+            "metadata": {"name": name, "labels": {"pod-security.kubernetes.io/enforce": level}},
+        }))?;
+        self.run(async {
+            let namespaces = Api::<Namespace>::all(self.client());
+            namespaces.create(&PostParams::default(), &namespace).await?;
+            account(&self.client, name, Instant::now() + READY).await
+        })
+    }
+
+    /// The kubeconfig file, for programs.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.place.kubeconfig()
+    }
+
+    /// Stops it now, and waits until nothing is left.
+    ///
+    /// # Errors
+    /// When something could not be removed.
+    pub fn stop(mut self) -> Result<()> {
+        self.kept = true;
+        stop(&mut self.keeper)
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if !self.kept {
+            // An error has nowhere to go; the test of leftovers finds what stays.
+            let _ = stop(&mut self.keeper);
+        }
+    }
+}
+
+/// Stops all clusters that were started to be kept, and returns how many they were.
+///
+/// # Errors
+/// When one does not end.
+pub fn stop_kept() -> Result<usize> {
+    let mut stopped = 0;
+    for place in Place::all()? {
+        let Ok(pid) = std::fs::read_to_string(place.path("kept.pid")) else { continue };
+        let pid: i32 = pid.trim().parse()?;
+        // The file may be older than the machine's last boot.
+        let name = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        if !name.contains("\0keep\0--kept") {
+            continue;
+        }
+        let keeper = rustix::process::Pid::from_raw(pid).context("a process id")?;
+        rustix::process::kill_process(keeper, rustix::process::Signal::TERM)?;
+        let deadline = Instant::now() + STOP;
+        while Path::new("/proc").join(pid.to_string()).exists() {
+            ensure!(Instant::now() < deadline, "the keeper, process {pid}, did not end in {STOP:?}");
+            thread::sleep(Duration::from_millis(50));
+        }
+        stopped += 1;
+    }
+    Ok(stopped)
+}
+
+/// The program that this package builds beside its tests.
+fn keeper_program() -> Result<PathBuf> {
+    let own = std::env::current_exe()?;
+    let folder = own.parent().context("a program has a folder")?;
+    let folder = if folder.ends_with("deps") { folder.parent().unwrap_or(folder) } else { folder };
+    let program = folder.join("cluster");
+    ensure!(program.exists(), "{} does not exist: cargo build -p e2e --bin cluster", program.display());
+    Ok(program)
+}
+
+/// The number that the keeper says when the node's programs run.
+fn announced(keeper: &mut Child) -> Result<u8> {
+    let stdout = keeper.stdout.as_mut().context("a pipe")?;
+    let mut said = Vec::new();
+    let mut byte = [0];
+    // Not a byte more than the line: nothing after it is ours.
+    while stdout.read(&mut byte)? == 1 && byte[0] != b'\n' {
+        said.push(byte[0]);
+    }
+    let line = String::from_utf8_lossy(&said).into_owned();
+    if let Some(number) = line.strip_prefix("started ") {
+        return Ok(number.parse()?);
+    }
+    let mut rest = String::new();
+    stdout.read_to_string(&mut rest)?;
+    bail!("no cluster: {line}\n{rest}");
+}
+
+fn stop(keeper: &mut Child) -> Result<()> {
+    drop(keeper.stdin.take());
+    let pid = rustix::process::Pid::from_child(keeper);
+    if keeper.try_wait()?.is_none() {
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
+    }
+    let deadline = Instant::now() + STOP;
+    loop {
+        if let Some(status) = keeper.try_wait()? {
+            ensure!(status.success(), "the keeper left something behind: {status}");
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "the keeper did not end in {STOP:?}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+async fn connect(kubeconfig: &Path) -> Result<Client> {
+    let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
+    let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    // The node is next door, whatever the environment says about the way out.
+    config.proxy_url = None;
+    Ok(Client::try_from(config)?)
+}
+
+/// Waits until the node is ready and the namespace `default` has its service account.
+async fn ready(client: &Client) -> Result<()> {
+    let deadline = Instant::now() + READY;
+    let nodes = Api::<Node>::all(client.clone());
+    loop {
+        let list = nodes.list(&ListParams::default()).await?;
+        let conditions = list.items.iter().filter_map(|node| node.status.as_ref()?.conditions.as_ref()).flatten();
+        if conditions.into_iter().any(|one| one.type_ == "Ready" && one.status == "True") {
+            break;
+        }
+        ensure!(Instant::now() < deadline, "the node is not ready after {READY:?}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    account(client, "default", deadline).await
+}
+
+/// Waits for a namespace's service account, without which no pod can be made.
+async fn account(client: &Client, namespace: &str, deadline: Instant) -> Result<()> {
+    let accounts = Api::<ServiceAccount>::namespaced(client.clone(), namespace);
+    while accounts.get_opt("default").await?.is_none() {
+        ensure!(Instant::now() < deadline, "the namespace {namespace} has no service account");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    Ok(())
+}

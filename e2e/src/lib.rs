@@ -1,0 +1,20 @@
+//! A real Kubernetes node for tests and for a first look: etcd, API server, controller manager, scheduler, containerd,
+//! kubelet and kube-proxy as plain processes in namespaces of their own. No mock and no fake.
+//!
+//! - [`Cluster`]: starts one, waits for it, gives clients, stops it.
+//! - [`keeper`]: the process outside of the namespaces that leaves nothing behind, even if the test is killed.
+//! - [`node`]: the first process inside.
+//! - [`place`]: numbers, addresses and folders; [`pki`]: certificates; [`programs`]: what is run.
+//! - [`leftovers`]: what of a machine a cluster might leave changed.
+//!
+//! Not here: the tests, which are in `tests/`, and what they test.
+
+mod cluster;
+pub mod keeper;
+pub mod leftovers;
+pub mod node;
+pub mod pki;
+pub mod place;
+pub mod programs;
+
+pub use cluster::{Cluster, stop_kept};

@@ -1,0 +1,455 @@
+//! The first process of the node's namespaces: it makes the node's file system and network, starts the programs, and
+//! reaps what they leave. Its end is everyone's end: the kernel kills the rest of a PID namespace with its first process.
+//!
+//! The node sees the host's files, but /etc, /opt, /run, /var/lib and /var/log are its own, and so are those
+//! settings of the kernel that kubelet changes. Not here: the world outside the namespaces, see `keeper`.
+
+use std::fs;
+use std::io::{self, BufRead, Read, Write};
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use image::archive::{self, Tag};
+use image::layer::{self, Member};
+use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_change};
+use rustix::process::{Pid, WaitOptions, wait};
+use serde_json::json;
+
+use crate::place::Place;
+use crate::programs::Programs;
+
+/// Said when the namespaces stand and the node waits for its link.
+pub(crate) const NAMESPACES: &str = "namespaces";
+/// The answer: the link is there.
+pub(crate) const LINK: &str = "link";
+/// Said when every program runs.
+pub(crate) const STARTED: &str = "started";
+
+/// Settings of the whole machine that kubelet writes. It gets files instead, with the values that it would write.
+const MACHINE: &[(&str, &str)] = &[
+    ("/proc/sys/vm/overcommit_memory", "1"),
+    ("/proc/sys/vm/panic_on_oom", "0"),
+    ("/proc/sys/kernel/panic", "10"),
+    ("/proc/sys/kernel/panic_on_oops", "1"),
+    ("/proc/sys/kernel/keys/root_maxkeys", "1000000"),
+    ("/proc/sys/kernel/keys/root_maxbytes", "25000000"),
+];
+
+/// Folders of the host that the node has its own of, and what they are called in the state folder.
+const OWN: &[(&str, &str)] = &[("/var/lib", "var-lib"), ("/var/log", "var-log"), ("/opt", "opt")];
+
+/// The image of the pods' sandboxes: busybox, asleep.
+pub const PAUSE: &str = "localhost/pause:1";
+/// A shell and small tools for the tests' own pods.
+pub const BUSYBOX: &str = "localhost/busybox:1";
+
+/// The name of the runtime class whose containers may lock 64 KiB of memory only, as with many a distribution's default.
+pub const LOW_MEMLOCK: &str = "low-memlock";
+
+/// Writes what the node's programs read, into the state folder.
+pub(crate) fn prepare(place: &Place, programs: &Programs) -> Result<()> {
+    for (shared, _) in OWN {
+        ensure!(
+            !place.folder().starts_with(shared),
+            "{} is hidden from the node by its own {shared}: set FERROVIRT_CACHE to another folder",
+            place.folder().display()
+        );
+    }
+    for folder in ["etc-upper", "etc-work", "machine", "var-lib/kubelet/seccomp", "var-log", "opt/cni/bin"] {
+        fs::create_dir_all(place.path(folder))?;
+    }
+    for entry in fs::read_dir(&programs.judges)? {
+        let entry = entry?;
+        symlink(entry.path(), place.path("opt/cni/bin").join(entry.file_name()))?;
+    }
+    for (index, (_, value)) in MACHINE.iter().enumerate() {
+        fs::write(place.path(&format!("machine/{index}")), value)?;
+    }
+    fs::write(place.path("resolv.conf"), "")?;
+    fs::write(place.path("kubelet.json"), kubelet(place).to_string())?;
+    fs::write(place.path("containerd.toml"), containerd(place))?;
+    busybox(place).context("cannot build the image of the sandboxes")
+}
+
+/// Runs as the first process of its namespaces until standard input ends or a program dies.
+///
+/// # Errors
+/// When a program cannot be started or ends.
+pub fn run(number: u8) -> Result<()> {
+    let place = &Place::of(number)?;
+    ensure!(std::process::id() == 1, "this runs as the first process of a PID namespace; start `cluster up`");
+    let programs = Programs::find()?;
+    mounts(place)?;
+    say(NAMESPACES)?;
+    let mut line = String::new();
+    io::stdin().lock().read_line(&mut line)?;
+    ensure!(line.trim() == LINK, "nobody needs the node any more");
+    network(place)?;
+
+    let over = Arc::new(AtomicBool::new(false));
+    let ended = Arc::clone(&over);
+    thread::spawn(move || {
+        let mut nothing = Vec::new();
+        let _ = io::stdin().read_to_end(&mut nothing);
+        ended.store(true, Ordering::Relaxed);
+    });
+    let mut running = Running { place, programs: Vec::new() };
+    start(&mut running, &programs, &over)?;
+    say(STARTED)?;
+    while !over.load(Ordering::Relaxed) {
+        running.reap()?;
+        thread::sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+fn say(line: &str) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    writeln!(stdout, "{line}")?;
+    stdout.flush()
+}
+
+/// A file system like the host's with some folders of the node's own.
+fn mounts(place: &Place) -> Result<()> {
+    // Shared among the node and its pods; unshare has cut it off from the host.
+    mount_change("/", MountPropagationFlags::SHARED | MountPropagationFlags::REC)?;
+    for (folder, own) in OWN {
+        mount_bind(place.path(own), *folder).with_context(|| format!("cannot bind {folder}"))?;
+    }
+    let [upper, work] = ["etc-upper", "etc-work"].map(|name| place.path(name));
+    let options = format!("lowerdir=/etc,upperdir={},workdir={}", upper.display(), work.display());
+    let options = std::ffi::CString::new(options)?;
+    mount("overlay", "/etc", "overlay", MountFlags::empty(), options.as_c_str()).context("cannot mount /etc")?;
+    mount("tmpfs", "/run", "tmpfs", MountFlags::NOSUID, c"mode=755").context("cannot mount /run")?;
+    for (index, (setting, _)) in MACHINE.iter().enumerate() {
+        mount_bind(place.path(&format!("machine/{index}")), *setting)
+            .with_context(|| format!("cannot bind {setting}"))?;
+    }
+    rustix::system::sethostname(b"node1")?;
+    fs::create_dir_all("/etc/cni/net.d")?;
+    fs::write("/etc/cni/net.d/10-pods.conflist", pod_network(place).to_string())?;
+    Ok(())
+}
+
+fn network(place: &Place) -> Result<()> {
+    let commands = format!(
+        "link set lo up\n\
+         address add {}/24 dev eth0\n\
+         link set eth0 up\n\
+         route add default via {}\n",
+        place.node_address(),
+        place.host_address()
+    );
+    let mut ip =
+        Command::new("ip").args(["-batch", "-"]).stdin(Stdio::piped()).spawn().context("cannot run ip")?;
+    ip.stdin.take().context("a pipe")?.write_all(commands.as_bytes())?;
+    let status = ip.wait()?;
+    ensure!(status.success(), "ip: {status}");
+    fs::write("/proc/sys/net/ipv4/ip_forward", "1")?;
+    Ok(())
+}
+
+/// The programs that must live.
+struct Running<'a> {
+    place: &'a Place,
+    programs: Vec<(&'static str, Pid)>,
+}
+
+impl Running<'_> {
+    fn start(&mut self, name: &'static str, program: impl AsRef<Path>, arguments: &[String]) -> Result<()> {
+        let log = fs::File::create(self.place.logs().join(format!("{name}.log")))?;
+        let child = Command::new(program.as_ref())
+            .args(arguments)
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+            .with_context(|| format!("cannot run {}; `make deps` installs it", program.as_ref().display()))?;
+        // Its end is seen by `reap`, like everyone's.
+        let pid = Pid::from_raw(i32::try_from(child.id())?).context("a process id")?;
+        self.programs.push((name, pid));
+        Ok(())
+    }
+
+    /// Takes what has ended: orphans without a word, a program of ours as a failure.
+    fn reap(&self) -> Result<()> {
+        while let Some((pid, status)) = wait(WaitOptions::NOHANG)? {
+            if let Some((name, _)) = self.programs.iter().find(|(_, program)| *program == pid) {
+                bail!("{name} ended: {status:?}");
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks until the answer is yes.
+    fn until(&self, what: &str, over: &AtomicBool, mut answer: impl FnMut() -> Result<bool>) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(45);
+        while !answer()? {
+            self.reap()?;
+            ensure!(!over.load(Ordering::Relaxed), "nobody needs the node any more");
+            ensure!(Instant::now() < deadline, "{what} did not come in time");
+            thread::sleep(Duration::from_millis(200));
+        }
+        Ok(())
+    }
+}
+
+fn start(running: &mut Running<'_>, programs: &Programs, over: &AtomicBool) -> Result<()> {
+    let place = running.place;
+    running.start("etcd", programs.etcd.join("etcd"), &etcd(place))?;
+    running.start("kube-apiserver", programs.kubernetes.join("kube-apiserver"), &apiserver(place))?;
+    let memlock = place.path("low-memlock.json");
+    fs::write(&memlock, low_memlock()?)?;
+    running.start("containerd", "containerd", &["--config".into(), shown(&place.path("containerd.toml"))])?;
+    running.until("containerd", over, || Ok(place.containerd().exists() && ctr(place, &["version"]).is_ok()))?;
+    ctr(place, &["images", "import", &shown(&place.path("busybox.tar"))])?;
+    // A program that finds no API server waits longer and longer before it asks again.
+    running.until("the API server", over, || {
+        let asked = Command::new(programs.kubectl())
+            .args(["--kubeconfig", &shown(&place.kubeconfig()), "get", "--raw", "/readyz"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .context("cannot run kubectl")?;
+        Ok(asked.success())
+    })?;
+    let program = |name: &str| programs.kubernetes.join(name);
+    running.start("kubelet", program("kubelet"), &kubelet_arguments(place))?;
+    running.start(
+        "kube-controller-manager",
+        program("kube-controller-manager"),
+        &controller_manager(place),
+    )?;
+    running.start("kube-scheduler", program("kube-scheduler"), &scheduler(place))?;
+    running.start("kube-proxy", program("kube-proxy"), &proxy(place))
+}
+
+/// containerd's own client, on this cluster's containerd.
+pub(crate) fn ctr(place: &Place, arguments: &[&str]) -> Result<()> {
+    let run = Command::new("ctr")
+        .args(["--address", &shown(&place.containerd()), "--namespace", "k8s.io"])
+        .args(arguments)
+        .output()
+        .context("cannot run ctr; `make deps` installs it")?;
+    let why = String::from_utf8_lossy(&run.stderr);
+    ensure!(run.status.success(), "ctr {}: {}", arguments.join(" "), why.trim());
+    Ok(())
+}
+
+fn shown(path: &Path) -> String {
+    path.display().to_string()
+}
+
+/// `--name=value` for each pair.
+fn flags<const N: usize>(pairs: [(&str, String); N]) -> Vec<String> {
+    pairs.into_iter().map(|(name, value)| format!("--{name}={value}")).collect()
+}
+
+fn etcd(place: &Place) -> Vec<String> {
+    flags([
+        ("data-dir", shown(&place.path("etcd"))),
+        ("listen-client-urls", "http://127.0.0.1:2379".into()),
+        ("advertise-client-urls", "http://127.0.0.1:2379".into()),
+        ("listen-peer-urls", "http://127.0.0.1:2380".into()),
+        // The data dies with the cluster.
+        ("unsafe-no-fsync", "true".into()),
+    ])
+}
+
+fn apiserver(place: &Place) -> Vec<String> {
+    let pki = |name: &str| shown(&place.path("pki").join(name));
+    flags([
+        ("etcd-servers", "http://127.0.0.1:2379".into()),
+        ("secure-port", "6443".into()),
+        ("advertise-address", place.node_address().to_string()),
+        ("service-cluster-ip-range", place.services()),
+        ("client-ca-file", pki("ca.crt")),
+        ("tls-cert-file", pki("apiserver.crt")),
+        ("tls-private-key-file", pki("apiserver.key")),
+        ("service-account-issuer", "https://kubernetes.default.svc".into()),
+        ("service-account-key-file", pki("accounts.pub")),
+        ("service-account-signing-key-file", pki("accounts.key")),
+        ("authorization-mode", "Node,RBAC".into()),
+        ("enable-admission-plugins", "NodeRestriction".into()),
+        ("kubelet-client-certificate", pki("admin.crt")),
+        ("kubelet-client-key", pki("admin.key")),
+        ("kubelet-certificate-authority", pki("ca.crt")),
+        // The node's name is in no DNS; logs and exec go by address.
+        ("kubelet-preferred-address-types", "InternalIP".into()),
+        ("requestheader-client-ca-file", pki("front-proxy-ca.crt")),
+        ("requestheader-allowed-names", "front-proxy-client".into()),
+        ("requestheader-extra-headers-prefix", "X-Remote-Extra-".into()),
+        ("requestheader-group-headers", "X-Remote-Group".into()),
+        ("requestheader-username-headers", "X-Remote-User".into()),
+        ("proxy-client-cert-file", pki("front-proxy.crt")),
+        ("proxy-client-key-file", pki("front-proxy.key")),
+        // Webhooks and aggregated APIs are reached by endpoint, with no DNS.
+        ("enable-aggregator-routing", "true".into()),
+        ("allow-privileged", "true".into()),
+    ])
+}
+
+fn controller_manager(place: &Place) -> Vec<String> {
+    let config = shown(&place.path("controller-manager.kubeconfig"));
+    let pki = |name: &str| shown(&place.path("pki").join(name));
+    flags([
+        ("kubeconfig", config.clone()),
+        ("authentication-kubeconfig", config.clone()),
+        ("authorization-kubeconfig", config),
+        ("service-account-private-key-file", pki("accounts.key")),
+        ("root-ca-file", pki("ca.crt")),
+        ("cluster-signing-cert-file", pki("ca.crt")),
+        ("cluster-signing-key-file", pki("ca.key")),
+        ("use-service-account-credentials", "true".into()),
+        ("leader-elect", "false".into()),
+        // Tests wait for volumes to be bound.
+        ("pvclaimbinder-sync-period", "3s".into()),
+    ])
+}
+
+fn scheduler(place: &Place) -> Vec<String> {
+    let config = shown(&place.path("scheduler.kubeconfig"));
+    flags([
+        ("kubeconfig", config.clone()),
+        ("authentication-kubeconfig", config.clone()),
+        ("authorization-kubeconfig", config),
+        ("leader-elect", "false".into()),
+    ])
+}
+
+fn proxy(place: &Place) -> Vec<String> {
+    flags([
+        ("kubeconfig", shown(&place.path("proxy.kubeconfig"))),
+        ("proxy-mode", "nftables".into()),
+        ("hostname-override", "node1".into()),
+        ("cluster-cidr", place.pods()),
+        // The table of connections has one size for the whole machine.
+        ("conntrack-max-per-core", "0".into()),
+    ])
+}
+
+fn kubelet_arguments(place: &Place) -> Vec<String> {
+    flags([
+        ("config", shown(&place.path("kubelet.json"))),
+        ("kubeconfig", shown(&place.path("kubelet.kubeconfig"))),
+        ("hostname-override", "node1".into()),
+        ("node-ip", place.node_address().to_string()),
+    ])
+}
+
+fn kubelet(place: &Place) -> serde_json::Value {
+    let pki = |name: &str| shown(&place.path("pki").join(name));
+    json!({
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "authentication": {
+            "anonymous": {"enabled": false},
+            "webhook": {"enabled": true},
+            "x509": {"clientCAFile": pki("ca.crt")},
+        },
+        "authorization": {"mode": "Webhook"},
+        "cgroupDriver": "cgroupfs",
+        "cgroupRoot": format!("/{}", place.cgroup()),
+        "failCgroupV1": false,
+        "failSwapOn": false,
+        "containerRuntimeEndpoint": format!("unix://{}", place.containerd().display()),
+        "tlsCertFile": pki("kubelet.crt"),
+        "tlsPrivateKeyFile": pki("kubelet.key"),
+        "resolvConf": shown(&place.path("resolv.conf")),
+        // The machine's disk may be full of other things; images and pods are not removed for that.
+        "evictionHard": {"memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
+        "imageGCHighThresholdPercent": 100,
+        "imageGCLowThresholdPercent": 99,
+        "localStorageCapacityIsolation": false,
+        "serializeImagePulls": false,
+        // Tests of restarts wait for one.
+        "featureGates": {"KubeletCrashLoopBackOffMax": true},
+        "crashLoopBackOff": {"maxContainerRestartPeriod": "2s"},
+    })
+}
+
+fn containerd(place: &Place) -> String {
+    let socket = shown(&place.containerd());
+    let memlock = shown(&place.path("low-memlock.json"));
+    // restrict_oom_score_adj: without CAP_SYS_RESOURCE nobody may lower a score, and a pod would not start.
+    format!(
+        r#"version = 2
+root = "/var/lib/containerd"
+state = "/run/containerd"
+[grpc]
+  address = "{socket}"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{PAUSE}"
+  device_ownership_from_security_context = true
+  restrict_oom_score_adj = true
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "/opt/cni/bin"
+    conf_dir = "/etc/cni/net.d"
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{LOW_MEMLOCK}]
+    runtime_type = "io.containerd.runc.v2"
+    base_runtime_spec = "{memlock}"
+"#
+    )
+}
+
+/// The runtime's own default container, with less memory to lock.
+fn low_memlock() -> Result<String> {
+    let run = Command::new("ctr").args(["oci", "spec"]).output().context("cannot run ctr")?;
+    ensure!(run.status.success(), "ctr oci spec: {}", String::from_utf8_lossy(&run.stderr).trim());
+    let mut spec: serde_json::Value = serde_json::from_slice(&run.stdout)?;
+    let limits = spec["process"]["rlimits"].as_array_mut().context("the default container has limits")?;
+    limits.push(json!({"type": "RLIMIT_MEMLOCK", "hard": 65536, "soft": 65536}));
+    Ok(spec.to_string())
+}
+
+fn pod_network(place: &Place) -> serde_json::Value {
+    json!({
+        "cniVersion": "1.0.0",
+        "name": "pods",
+        "plugins": [{
+            "type": "bridge",
+            "bridge": "cni0",
+            "isDefaultGateway": true,
+            "hairpinMode": true,
+            "ipam": {"type": "host-local", "ranges": [[{"subnet": place.pods()}]]},
+        }],
+    })
+}
+
+/// The tests' own image, under two names: the sandboxes' and the tools'.
+fn busybox(place: &Place) -> Result<()> {
+    let program = Path::new("/bin/busybox");
+    let listed = Command::new(program).arg("--list").output().context("cannot run busybox; run `make deps`")?;
+    let mut members: std::collections::BTreeMap<_, _> = ["dev", "etc", "proc", "run", "sys", "var"]
+        .map(|folder| (folder.to_owned(), Member::Folder { mode: 0o755 }))
+        .into();
+    members.insert("tmp".into(), Member::Folder { mode: 0o1777 });
+    members.insert("bin/busybox".into(), Member::File { from: program.to_owned(), mode: 0o755 });
+    for applet in String::from_utf8_lossy(&listed.stdout).lines().filter(|applet| *applet != "busybox") {
+        members.insert(format!("bin/{applet}"), Member::Link { to: "busybox".into() });
+    }
+    members.insert("etc/passwd".into(), Member::Text { content: PASSWD.into(), mode: 0o644 });
+    let layer = layer::pack(&members, &place.path("busybox.layer"))?;
+    let tag = |repository: &str, entrypoint: &[&str]| Tag {
+        repository: repository.into(),
+        name: "1".into(),
+        entrypoint: entrypoint.iter().map(|&word| word.to_owned()).collect(),
+    };
+    let tags = [
+        tag("localhost/pause", &["/bin/busybox", "sleep", "2147483647"]),
+        tag("localhost/busybox", &["/bin/sh"]),
+    ];
+    archive::write(&place.path("busybox.tar"), &[layer], &tags)?;
+    Ok(())
+}
+
+const PASSWD: &str = "root:x:0:0:root:/:/bin/sh\nqemu:x:107:107:qemu:/:/bin/sh\n";

@@ -1,0 +1,145 @@
+//! Where one cluster lives: a number that no other cluster on this machine has, and everything that follows from it.
+//!
+//! Addresses are out of 198.18.0.0/15, which RFC 2544 keeps for tests, and 10.244.0.0/15; each cluster has its own, so
+//! that several stand side by side. Only routes over the cluster's own link are made on the host.
+
+use std::fs::{self, File, TryLockError};
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+/// How many clusters can stand at once.
+const PLACES: u8 = 16;
+
+/// Where things that outlive a build are kept: `FERROVIRT_CACHE`, or `~/.cache/ferrovirt`.
+///
+/// # Errors
+/// Without either variable.
+pub fn cache() -> Result<PathBuf> {
+    if let Some(cache) = std::env::var_os("FERROVIRT_CACHE") {
+        return Ok(cache.into());
+    }
+    let home = std::env::var_os("HOME").context("HOME is not set")?;
+    Ok(Path::new(&home).join(".cache/ferrovirt"))
+}
+
+/// One cluster's number and what follows from it.
+#[derive(Clone, Debug)]
+pub struct Place {
+    number: u8,
+    folder: PathBuf,
+}
+
+/// A place that is ours while this lives.
+#[derive(Debug)]
+pub struct Taken {
+    /// The place.
+    pub place: Place,
+    _lock: File,
+}
+
+impl Place {
+    /// Takes a free place.
+    ///
+    /// # Errors
+    /// When all are taken, or the folder of the places cannot be used.
+    pub fn take() -> Result<Taken> {
+        let parent = Self::parent()?;
+        fs::create_dir_all(&parent).with_context(|| format!("cannot create {}", parent.display()))?;
+        for number in 0..PLACES {
+            let lock = File::create(parent.join(format!("{number}.lock")))?;
+            match lock.try_lock() {
+                Ok(()) => return Ok(Taken { place: Self::of(number)?, _lock: lock }),
+                Err(TryLockError::WouldBlock) => {}
+                Err(TryLockError::Error(error)) => return Err(error.into()),
+            }
+        }
+        bail!("{PLACES} clusters are running on this machine; `make cluster-down` stops those started by hand")
+    }
+
+    /// The place with this number, whoever has it.
+    ///
+    /// # Errors
+    /// Without a cache folder.
+    pub fn of(number: u8) -> Result<Self> {
+        Ok(Self { number, folder: Self::parent()?.join(number.to_string()) })
+    }
+
+    /// All places, taken or not.
+    ///
+    /// # Errors
+    /// Without a cache folder.
+    pub fn all() -> Result<Vec<Self>> {
+        (0..PLACES).map(Self::of).collect()
+    }
+
+    fn parent() -> Result<PathBuf> {
+        Ok(cache()?.join("cluster"))
+    }
+
+    /// The number.
+    pub fn number(&self) -> u8 {
+        self.number
+    }
+
+    /// The state folder: everything the cluster writes, removed with it.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// A file or folder in the state folder.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// The administrator's kubeconfig.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.path("admin.kubeconfig")
+    }
+
+    /// The containerd socket, reachable from the host.
+    pub fn containerd(&self) -> PathBuf {
+        self.path("containerd.sock")
+    }
+
+    /// Logs of the node's programs.
+    pub fn logs(&self) -> PathBuf {
+        self.path("log")
+    }
+
+    /// The host's end of the link to the node.
+    pub fn host_link(&self) -> String {
+        format!("fvnode{}", self.number)
+    }
+
+    /// The host's address on the link: where pods reach what a test serves.
+    pub fn host_address(&self) -> Ipv4Addr {
+        Ipv4Addr::new(198, 18, self.number, 1)
+    }
+
+    /// The node's address.
+    pub fn node_address(&self) -> Ipv4Addr {
+        Ipv4Addr::new(198, 18, self.number, 2)
+    }
+
+    /// The pods' network, routed from the host.
+    pub fn pods(&self) -> String {
+        format!("10.244.{}.0/24", self.number)
+    }
+
+    /// The Services' network, routed from the host.
+    pub fn services(&self) -> String {
+        format!("10.245.{}.0/24", self.number)
+    }
+
+    /// The address of the Service `kubernetes`: the first of the Services' network.
+    pub fn api_service(&self) -> Ipv4Addr {
+        Ipv4Addr::new(10, 245, self.number, 1)
+    }
+
+    /// The cgroup under which all pods are, in every hierarchy.
+    pub fn cgroup(&self) -> String {
+        format!("ferrovirt-node{}", self.number)
+    }
+}

@@ -1,0 +1,80 @@
+//! What the project's own image holds: a small Debian, and the programs, one layer each.
+//!
+//! Stock controllers give a pod arguments and no command, so every program has a tag of its own whose entrypoint it is.
+//! `Containerfile` beside this package says the same for podman and docker; a test holds the two together.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use crate::archive::{self, Tag};
+use crate::args::Args;
+use crate::layer::{self, Member};
+use crate::root;
+
+/// The repository of all tags; a registry's tools rename it.
+pub const REPOSITORY: &str = "localhost/ferrovirt";
+
+/// One program of the image.
+#[derive(Clone, Copy, Debug)]
+pub struct Program {
+    /// Its name, and the tag's.
+    pub name: &'static str,
+    /// The release build's file, relative to cargo's target folder.
+    pub built: &'static str,
+}
+
+/// The programs, from the one that changes least to the one that changes most: layers below stay what they were.
+pub const PROGRAMS: &[Program] = &[
+    Program {
+        name: "cdi-containerimage-server",
+        built: "x86_64-unknown-linux-gnu/release/cdi-containerimage-server",
+    },
+    Program { name: "importer", built: "release/importer" },
+];
+
+/// Folder of the programs. Stock controllers copy `/usr/bin/cdi-containerimage-server` out of the image by this path.
+pub const FOLDER: &str = "usr/bin";
+
+impl Program {
+    /// Its name in a pod's `image`.
+    pub fn tag(&self) -> Tag {
+        Tag {
+            repository: REPOSITORY.into(),
+            name: self.name.into(),
+            entrypoint: vec![format!("/{FOLDER}/{}", self.name)],
+        }
+    }
+}
+
+pub(crate) fn build(args: &Args) -> Result<()> {
+    let parent = args.output.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let parent = parent.unwrap_or(Path::new("."));
+    fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
+    let work = tempfile::Builder::new().prefix(".image").tempdir_in(parent)?;
+    let mut layers = vec![root::layer(args.cache.as_deref(), work.path())?];
+    for program in PROGRAMS {
+        let from = args.target.join(program.built);
+        let members =
+            BTreeMap::from([(format!("{FOLDER}/{}", program.name), Member::File { from, mode: 0o755 })]);
+        layers.push(layer::pack(&members, &work.path().join(program.name))?);
+    }
+    let tags: Vec<_> = PROGRAMS.iter().map(Program::tag).collect();
+    // Whole or not at all: a reader of the archive never sees half of it.
+    let written = work.path().join("archive");
+    let digest = archive::write(&written, &layers, &tags)?;
+    fs::rename(&written, &args.output)
+        .with_context(|| format!("cannot write {}", args.output.display()))?;
+    report(&args.output, &digest, &tags);
+    Ok(())
+}
+
+#[expect(clippy::print_stdout, reason = "the answer for the person who typed")]
+fn report(output: &Path, digest: &str, tags: &[Tag]) {
+    println!("{} sha256:{digest}", output.display());
+    for tag in tags {
+        println!("  {}", tag.reference());
+    }
+}

@@ -1,0 +1,89 @@
+//! The lowest layer: a small Debian made by mmdebstrap, with `sh`, the C library, CA certificates, and uid 107 by name.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use crate::layer::{self, EPOCH, Layer, sha256};
+
+/// The Debian release of the image. The programs are built on the same one, or need an older C library.
+const SUITE: &str = "bookworm";
+
+/// Beyond the packages that mmdebstrap's `minbase` always brings.
+const PACKAGES: &str = "ca-certificates";
+
+/// Files that no program reads and that tell when the root was made.
+const DROPPED: &[&str] = &[
+    "/usr/share/doc",
+    "/usr/share/info",
+    "/usr/share/locale",
+    "/usr/share/man",
+    "/var/cache",
+    "/var/lib/apt",
+    "/var/log",
+];
+
+/// The packed layer, in `work`. With `cache` the packages are fetched once.
+pub(crate) fn layer(cache: Option<&Path>, work: &Path) -> Result<Layer> {
+    let arguments = arguments();
+    let Some(cache) = cache else {
+        let tar = work.join("root.tar");
+        bootstrap(&arguments, &tar)?;
+        return layer::take(File::open(tar)?, &work.join("root"));
+    };
+    fs::create_dir_all(cache).with_context(|| format!("cannot create {}", cache.display()))?;
+    let tar = kept(cache, &arguments);
+    if !tar.exists() {
+        let partial = work.join("root.tar");
+        bootstrap(&arguments, &partial)?;
+        // By copy: the work folder may be on another file system.
+        let beside = tar.with_extension("partial");
+        fs::copy(&partial, &beside)?;
+        fs::rename(&beside, &tar)?;
+    }
+    layer::take(File::open(tar)?, &work.join("root"))
+}
+
+/// Named by what it is made of, so that a change of it is made anew.
+fn kept(cache: &Path, arguments: &[String]) -> PathBuf {
+    let key = sha256(arguments.join("\n").as_bytes());
+    cache.join(format!("root-{SUITE}-{}.tar", &key[..12]))
+}
+
+fn arguments() -> Vec<String> {
+    let mut arguments = vec![
+        "--variant=minbase".to_owned(),
+        format!("--include={PACKAGES}"),
+        "--format=tar".into(),
+        // The name by which file systems and `ls` know the owner of every disk image.
+        r#"--customize-hook=echo qemu:x:107:107:qemu:/:/usr/sbin/nologin >>"$1/etc/passwd""#.into(),
+        r#"--customize-hook=echo qemu:x:107: >>"$1/etc/group""#.into(),
+        r#"--customize-hook=rm -f "$1/etc/hostname" "$1/etc/resolv.conf" "$1/etc/machine-id""#.into(),
+    ];
+    let dropped: Vec<_> = DROPPED.iter().map(|path| format!(r#""$1{path}""#)).collect();
+    arguments.push(format!(
+        r#"--customize-hook=for path in {}; do rm -rf "$path"/* "$path"/.[!.]*; done"#,
+        dropped.join(" ")
+    ));
+    arguments.push(SUITE.into());
+    arguments
+}
+
+fn bootstrap(arguments: &[String], tar: &Path) -> Result<()> {
+    let run = Command::new("mmdebstrap")
+        .arg("--quiet")
+        .args(arguments)
+        .arg(tar)
+        // mmdebstrap sets no file's time after this one, and packages write it where they would write today.
+        .env("SOURCE_DATE_EPOCH", EPOCH.to_string())
+        .env("LC_ALL", "C.UTF-8")
+        .stdin(Stdio::null())
+        .output()
+        .context("cannot run mmdebstrap; `make deps` installs it")?;
+    if !run.status.success() {
+        bail!("mmdebstrap {}: {}", run.status, String::from_utf8_lossy(&run.stderr));
+    }
+    Ok(())
+}
