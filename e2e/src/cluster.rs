@@ -211,7 +211,11 @@ fn stop(keeper: &mut Child) -> Result<()> {
     let deadline = Instant::now() + STOP;
     loop {
         if let Some(status) = keeper.try_wait()? {
-            ensure!(status.success(), "the keeper left something behind: {status}");
+            let mut said = String::new();
+            if let Some(stdout) = &mut keeper.stdout {
+                stdout.read_to_string(&mut said)?;
+            }
+            ensure!(status.success(), "the keeper: {status}: {said}");
             return Ok(());
         }
         ensure!(Instant::now() < deadline, "the keeper did not end in {STOP:?}");

@@ -27,14 +27,15 @@ impl Leftovers {
         let mut add = |kind: &str, text: &str| {
             lines.extend(text.lines().map(|line| format!("{kind}: {}", line.trim_end())));
         };
-        add("mount", &fs::read_to_string("/proc/self/mounts")?);
+        add("mount", &mounts()?);
         add("link", &output("ip", &["-oneline", "link"])?);
         add("route", &output("ip", &["route", "show", "table", "all"])?);
         add("network namespace", &output("ip", &["netns"])?);
-        add("loop device", &output("losetup", &["--noheadings", "--output", "NAME,BACK-FILE"])?);
+        let devices = output("losetup", &["--noheadings", "--output", "NAME,BACK-FILE"])?;
+        add("loop device", &lines_without(&devices, 1));
         add("nft", &output("nft", &["list", "tables"])?);
         for hierarchy in hierarchies()? {
-            cgroups(Path::new(&hierarchy), &mut |group| add("cgroup", group))?;
+            add("cgroup", &groups(Path::new(&hierarchy))?);
         }
         for setting in ["vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops"] {
             add(setting, &fs::read_to_string(Path::new("/proc/sys").join(setting))?);
@@ -68,15 +69,30 @@ fn output(program: &str, arguments: &[&str]) -> Result<String> {
     Ok(String::from_utf8(run.stdout)?)
 }
 
-fn cgroups(group: &Path, found: &mut dyn FnMut(&str)) -> Result<()> {
-    found(&group.display().to_string());
-    for entry in fs::read_dir(group)? {
+fn mounts() -> Result<String> {
+    Ok(lines_without(&fs::read_to_string("/proc/self/mounts")?, 1))
+}
+
+/// Lines whose word `index` is no path below the folder of temporary files: those are of other tests, that may run at
+/// the same time.
+fn lines_without(text: &str, index: usize) -> String {
+    let temporary = std::env::temp_dir();
+    let other = |line: &&str| {
+        line.split_whitespace().nth(index).is_none_or(|path| !Path::new(path).starts_with(&temporary))
+    };
+    text.lines().filter(other).collect::<Vec<_>>().join("\n")
+}
+
+/// The groups right below the top of a hierarchy; a cluster's are below one of them.
+fn groups(hierarchy: &Path) -> Result<String> {
+    let mut groups = Vec::new();
+    for entry in fs::read_dir(hierarchy)? {
         let entry = entry?;
         if entry.file_type()?.is_dir() {
-            cgroups(&entry.path(), found)?;
+            groups.push(entry.path().display().to_string());
         }
     }
-    Ok(())
+    Ok(groups.join("\n"))
 }
 
 fn entries(folder: &Path) -> String {
@@ -86,16 +102,16 @@ fn entries(folder: &Path) -> String {
     names.join("\n")
 }
 
-/// Processes of programs that a cluster starts: by the place of the file, or Debian's names.
+/// Processes of programs that a cluster starts, and all that are in PID namespaces of their own.
 fn processes(found: &mut dyn FnMut(&str)) -> Result<()> {
     let built = cache()?.join("kube");
+    let own = fs::read_link("/proc/self/ns/pid")?;
     for entry in fs::read_dir("/proc")?.flatten() {
         let Ok(program) = fs::read_link(entry.path().join("exe")) else { continue };
         let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let ours = program.starts_with(&built)
-            || ["containerd", "containerd-shim-runc-v2", "runc", "unshare", "cluster"].contains(&name.as_str())
-            || name == "busybox";
-        if ours {
+        let named = ["containerd", "containerd-shim-runc-v2", "runc", "unshare", "cluster"];
+        let inside = fs::read_link(entry.path().join("ns/pid")).is_ok_and(|namespace| namespace != own);
+        if inside || program.starts_with(&built) || named.contains(&name.as_str()) {
             found(&format!("{} {}", entry.file_name().to_string_lossy(), program.display()));
         }
     }

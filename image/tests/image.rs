@@ -1,0 +1,114 @@
+//! The image as any other tool would read it: the same bytes for the same input, one tag per program, what pods expect.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use flate2::read::GzDecoder;
+use image::product::{FOLDER, PROGRAMS};
+use serde_json::Value;
+
+/// Release programs are stood in for; the packages of the lowest layer are real.
+fn target(folder: &Path) -> PathBuf {
+    let target = folder.join("target");
+    for program in PROGRAMS {
+        let file = target.join(program.built);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, format!("stands in for {}", program.name)).unwrap();
+    }
+    target
+}
+
+/// Where `make image` keeps the packages. With FERROVIRT_SOAK they are fetched anew for every build.
+fn cache() -> Option<PathBuf> {
+    let fresh = std::env::var_os("FERROVIRT_SOAK").is_some();
+    (!fresh).then(|| Path::new(&std::env::var_os("HOME").unwrap()).join(".cache/ferrovirt/image"))
+}
+
+/// Builds in `folder`; what the program said.
+fn build(folder: &Path) -> String {
+    let mut image = Command::new(env!("CARGO_BIN_EXE_image"));
+    image.arg("--target").arg(target(folder));
+    if let Some(cache) = cache() {
+        image.arg("--cache").arg(cache);
+    }
+    let run = image.arg(folder.join("image.tar")).output().unwrap();
+    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+    String::from_utf8(run.stdout).unwrap()
+}
+
+fn members(archive: &Path) -> BTreeMap<String, Vec<u8>> {
+    let mut tar = tar::Archive::new(fs::File::open(archive).unwrap());
+    let member = |entry: std::io::Result<tar::Entry<'_, fs::File>>| {
+        let mut entry = entry.unwrap();
+        let mut content = Vec::new();
+        entry.read_to_end(&mut content).unwrap();
+        (entry.path().unwrap().to_str().unwrap().to_owned(), content)
+    };
+    tar.entries().unwrap().map(member).collect()
+}
+
+fn document(members: &BTreeMap<String, Vec<u8>>, digest: &Value) -> Value {
+    let name = format!("blobs/{}", digest.as_str().unwrap().replace(':', "/"));
+    serde_json::from_slice(&members[&name]).unwrap()
+}
+
+#[test]
+fn two_builds_in_different_folders_are_the_same_and_hold_what_pods_expect() {
+    let [one, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let [said, said_again] = [&one, &other].map(|folder| build(folder.path()));
+    let digest = |said: &str| said.lines().next().unwrap().split(' ').nth(1).unwrap().to_owned();
+    assert_eq!(digest(&said), digest(&said_again));
+    let archives = [&one, &other].map(|folder| fs::read(folder.path().join("image.tar")).unwrap());
+    assert!(archives[0] == archives[1], "the archives differ");
+
+    let members = members(&one.path().join("image.tar"));
+    let index: Value = serde_json::from_slice(&members["index.json"]).unwrap();
+    let manifests = index["manifests"].as_array().unwrap();
+    assert_eq!(manifests.len(), PROGRAMS.len());
+    let mut layers = Vec::new();
+    for (program, entry) in PROGRAMS.iter().zip(manifests) {
+        assert_eq!(entry["annotations"]["org.opencontainers.image.ref.name"], program.name);
+        let manifest = document(&members, &entry["digest"]);
+        let config = document(&members, &manifest["config"]["digest"]);
+        assert_eq!(config["config"]["Entrypoint"][0], format!("/{FOLDER}/{}", program.name));
+        assert_eq!(config["config"]["Entrypoint"].as_array().unwrap().len(), 1);
+        layers.push(manifest["layers"].clone());
+    }
+    assert!(layers.windows(2).all(|pair| pair[0] == pair[1]), "all tags have the same layers");
+    assert_eq!(layers[0].as_array().unwrap().len(), PROGRAMS.len() + 1);
+
+    let digest = layers[0][0]["digest"].as_str().unwrap().replace(':', "/");
+    let mut root = tar::Archive::new(GzDecoder::new(&members[&format!("blobs/{digest}")][..]));
+    let mut found = Vec::new();
+    for entry in root.entries().unwrap() {
+        let mut entry = entry.unwrap();
+        let name = entry.path().unwrap().to_str().unwrap().trim_start_matches("./").to_owned();
+        if name == "etc/passwd" {
+            let mut text = String::new();
+            entry.read_to_string(&mut text).unwrap();
+            assert!(text.contains("\nqemu:x:107:107:"), "{text}");
+        }
+        found.push(name);
+    }
+    let has = |names: &[&str]| names.iter().any(|name| found.iter().any(|entry| entry == name));
+    assert!(has(&["etc/passwd"]) && has(&["etc/ssl/certs/ca-certificates.crt"]));
+    assert!(has(&["usr/bin/sh", "bin/sh"]) && has(&["usr/bin/cp", "bin/cp"]));
+}
+
+#[test]
+fn the_containerfile_says_the_same() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("Containerfile");
+    let text = fs::read_to_string(file).unwrap();
+    for program in PROGRAMS {
+        let name = program.name;
+        let copied = format!("COPY --chmod=755 {} /{FOLDER}/{name}\n", program.built);
+        let stage = format!("FROM programs AS {name}\nENTRYPOINT [\"/{FOLDER}/{name}\"]\n");
+        assert!(text.contains(&copied) && text.contains(&stage), "{name} in the Containerfile:\n{text}");
+    }
+    assert_eq!(text.matches("\nENTRYPOINT").count(), PROGRAMS.len());
+}
