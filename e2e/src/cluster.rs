@@ -124,6 +124,11 @@ impl Cluster {
         })
     }
 
+    /// The process id of the keeper, for a test that kills it.
+    pub fn keeper_id(&self) -> u32 {
+        self.keeper.id()
+    }
+
     /// The kubeconfig file, for programs.
     pub fn kubeconfig(&self) -> PathBuf {
         self.place.kubeconfig()
@@ -237,7 +242,8 @@ async fn ready(client: &Client) -> Result<()> {
     let nodes = Api::<Node>::all(client.clone());
     loop {
         let list = nodes.list(&ListParams::default()).await?;
-        let conditions = list.items.iter().filter_map(|node| node.status.as_ref()?.conditions.as_ref()).flatten();
+        let conditions =
+            list.items.iter().filter_map(|node| node.status.as_ref()?.conditions.as_ref()).flatten();
         if conditions.into_iter().any(|one| one.type_ == "Ready" && one.status == "True") {
             break;
         }

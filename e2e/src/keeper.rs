@@ -80,7 +80,7 @@ fn live(
 ) -> Result<()> {
     let deadline = Instant::now() + START;
     expect(events, node::NAMESPACES, deadline)?;
-    link(place, child_of(unshare.id())?)?;
+    link(place, &child_of(unshare.id())?)?;
     let stdin = unshare.stdin.as_mut().context("the node has a pipe")?;
     writeln!(stdin, "{}", node::LINK)?;
     expect(events, node::STARTED, deadline)?;
@@ -159,9 +159,9 @@ fn child_of(parent: u32) -> Result<String> {
 
 /// The pair that joins host and node, and the host's routes to pods and Services. All of it dies with the node's
 /// network namespace.
-fn link(place: &Place, node: String) -> Result<()> {
+fn link(place: &Place, node: &str) -> Result<()> {
     let host = place.host_link();
-    ip(&["link", "add", &host, "type", "veth", "peer", "name", "eth0", "netns", &node])?;
+    ip(&["link", "add", &host, "type", "veth", "peer", "name", "eth0", "netns", node])?;
     ip(&["address", "add", &format!("{}/24", place.host_address()), "dev", &host])?;
     ip(&["link", "set", &host, "up"])?;
     let node = place.node_address().to_string();
@@ -214,9 +214,7 @@ pub(crate) fn hierarchies() -> Result<Vec<String>> {
 /// Removes everything that a cluster in this place has, or an earlier one left: its link, loop devices on its files,
 /// its cgroups, its folder.
 fn clean(place: &Place) -> Result<()> {
-    if Path::new("/sys/class/net").join(place.host_link()).exists() {
-        ip(&["link", "delete", &place.host_link()])?;
-    }
+    remove_link(&place.host_link())?;
     for device in loop_devices(place.folder())? {
         let detached = Command::new("losetup").args(["-d", &device]).status()?;
         ensure!(detached.success(), "losetup -d {device}: {detached}");
@@ -231,6 +229,16 @@ fn clean(place: &Place) -> Result<()> {
         }
         Ok(()) | Err(_) => Ok(()),
     }
+}
+
+/// The kernel removes a link some time after the namespace of its other end, maybe while we do.
+fn remove_link(link: &str) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while Path::new("/sys/class/net").join(link).exists() {
+        let deleted = ip(&["link", "delete", link]);
+        ensure!(deleted.is_ok() || Instant::now() < deadline, "cannot remove the link {link}: {deleted:?}");
+    }
+    Ok(())
 }
 
 /// Loop devices whose file is in `folder`.

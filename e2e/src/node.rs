@@ -125,7 +125,8 @@ fn mounts(place: &Place) -> Result<()> {
     let [upper, work] = ["etc-upper", "etc-work"].map(|name| place.path(name));
     let options = format!("lowerdir=/etc,upperdir={},workdir={}", upper.display(), work.display());
     let options = std::ffi::CString::new(options)?;
-    mount("overlay", "/etc", "overlay", MountFlags::empty(), options.as_c_str()).context("cannot mount /etc")?;
+    mount("overlay", "/etc", "overlay", MountFlags::empty(), options.as_c_str())
+        .context("cannot mount /etc")?;
     mount("tmpfs", "/run", "tmpfs", MountFlags::NOSUID, c"mode=755").context("cannot mount /run")?;
     for (index, (setting, _)) in MACHINE.iter().enumerate() {
         mount_bind(place.path(&format!("machine/{index}")), *setting)
@@ -208,7 +209,8 @@ fn start(running: &mut Running<'_>, programs: &Programs, over: &AtomicBool) -> R
     let memlock = place.path("low-memlock.json");
     fs::write(&memlock, low_memlock()?)?;
     running.start("containerd", "containerd", &["--config".into(), shown(&place.path("containerd.toml"))])?;
-    running.until("containerd", over, || Ok(place.containerd().exists() && ctr(place, &["version"]).is_ok()))?;
+    running
+        .until("containerd", over, || Ok(place.containerd().exists() && ctr(place, &["version"]).is_ok()))?;
     ctr(place, &["images", "import", &shown(&place.path("busybox.tar"))])?;
     // A program that finds no API server waits longer and longer before it asks again.
     running.until("the API server", over, || {
@@ -428,7 +430,8 @@ fn pod_network(place: &Place) -> serde_json::Value {
 /// The tests' own image, under two names: the sandboxes' and the tools'.
 fn busybox(place: &Place) -> Result<()> {
     let program = Path::new("/bin/busybox");
-    let listed = Command::new(program).arg("--list").output().context("cannot run busybox; run `make deps`")?;
+    let listed =
+        Command::new(program).arg("--list").output().context("cannot run busybox; run `make deps`")?;
     let mut members: std::collections::BTreeMap<_, _> = ["dev", "etc", "proc", "run", "sys", "var"]
         .map(|folder| (folder.to_owned(), Member::Folder { mode: 0o755 }))
         .into();

@@ -55,7 +55,9 @@ impl Place {
                 Err(TryLockError::Error(error)) => return Err(error.into()),
             }
         }
-        bail!("{PLACES} clusters are running on this machine; `make cluster-down` stops those started by hand")
+        bail!(
+            "{PLACES} clusters are running on this machine; `make cluster-down` stops those started by hand"
+        )
     }
 
     /// The place with this number, whoever has it.

@@ -45,9 +45,11 @@ fn runs_a_pod(cluster: &Cluster) {
         .output()
         .unwrap();
     assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
-    let wait = ["-n", "first", "wait", "pod/hello", "--timeout=60s", "--for=jsonpath={.status.phase}=Succeeded"];
+    let wait =
+        ["-n", "first", "wait", "pod/hello", "--timeout=60s", "--for=jsonpath={.status.phase}=Succeeded"];
     let wait = cluster.kubectl().args(wait).output().unwrap();
-    let describe = || cluster.kubectl().args(["-n", "first", "describe", "pod", "hello"]).output().unwrap().stdout;
+    let describe =
+        || cluster.kubectl().args(["-n", "first", "describe", "pod", "hello"]).output().unwrap().stdout;
     assert!(wait.status.success(), "{}", String::from_utf8_lossy(&describe()));
     let logs = cluster.kubectl().args(["-n", "first", "logs", "hello"]).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&logs.stdout), "107\nhello\n", "{logs:?}");
@@ -96,5 +98,28 @@ fn a_killed_test_leaves_nothing() {
     assert!(!Leftovers::now().unwrap().changes(&before).is_empty(), "the comparison sees a running cluster");
     test.kill().unwrap();
     test.wait().unwrap();
+    nothing_left(&before);
+}
+
+#[test]
+fn what_a_killed_keeper_leaves_is_removed_by_the_next() {
+    let _alone = ALONE.lock().unwrap_or_else(|broken| broken.into_inner());
+    let before = Leftovers::now().unwrap();
+    let cluster = Cluster::start().unwrap();
+    let place = cluster.place().number();
+    let killed = Command::new("kill").args(["-KILL", &cluster.keeper_id().to_string()]).status().unwrap();
+    assert!(killed.success());
+    drop(cluster);
+    // Everything that runs ends by itself.
+    let running = |line: &String| !line.starts_with("+ cgroup") && !line.starts_with("+ state folder");
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while Leftovers::now().unwrap().changes(&before).iter().any(running) {
+        assert!(Instant::now() < deadline, "still there: {:#?}", Leftovers::now().unwrap().changes(&before));
+        thread::sleep(Duration::from_millis(100));
+    }
+    assert!(!Leftovers::now().unwrap().changes(&before).is_empty(), "nothing for the next one to remove");
+    let next = Cluster::start().unwrap();
+    assert_eq!(next.place().number(), place);
+    next.stop().unwrap();
     nothing_left(&before);
 }

@@ -65,8 +65,7 @@ pub(crate) fn build(args: &Args) -> Result<()> {
     // Whole or not at all: a reader of the archive never sees half of it.
     let written = work.path().join("archive");
     let digest = archive::write(&written, &layers, &tags)?;
-    fs::rename(&written, &args.output)
-        .with_context(|| format!("cannot write {}", args.output.display()))?;
+    fs::rename(&written, &args.output).with_context(|| format!("cannot write {}", args.output.display()))?;
     report(&args.output, &digest, &tags);
     Ok(())
 }

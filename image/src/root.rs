@@ -36,12 +36,11 @@ pub(crate) fn layer(cache: Option<&Path>, work: &Path) -> Result<Layer> {
     fs::create_dir_all(cache).with_context(|| format!("cannot create {}", cache.display()))?;
     let tar = kept(cache, &arguments);
     if !tar.exists() {
-        let partial = work.join("root.tar");
+        // Two builds at once do it twice; the cache has all of it or nothing.
+        let beside = tempfile::tempdir_in(cache)?;
+        let partial = beside.path().join("root.tar");
         bootstrap(&arguments, &partial)?;
-        // By copy: the work folder may be on another file system.
-        let beside = tar.with_extension("partial");
-        fs::copy(&partial, &beside)?;
-        fs::rename(&beside, &tar)?;
+        fs::rename(&partial, &tar)?;
     }
     layer::take(File::open(tar)?, &work.join("root"))
 }
