@@ -1,0 +1,47 @@
+//! An empty disk.
+
+use std::sync::Arc;
+
+use disk_image::write::Writer;
+
+use super::Session;
+use super::hold::{hold, journal_path, open_target, options};
+use super::look::{Facts, available, check_device};
+use crate::config::{Config, Contract};
+use crate::error::Error;
+use crate::plan::{self, Mode};
+use crate::report::Done;
+
+/// An empty disk: a file of the right size; a device as it is, zeroed for a person, written if it is preallocated.
+pub(super) fn blank(config: &Config, session: &Session, facts: &Facts) -> Result<Done, Error> {
+    session.meter.phase("creating");
+    let available = available(config, facts);
+    let size = match facts.mode {
+        Mode::File => plan::blank_size(available, config.overhead, config.size)?,
+        Mode::Block | Mode::Folder => facts.capacity,
+    };
+    if facts.mode == Mode::Block && config.contract == Contract::Environment && !config.preallocate {
+        return Ok(Done { silent: true, ..Done::default() });
+    }
+    check_device(config, facts)?;
+    let (_held, _) = hold(config, facts, None)?;
+    if let Some(journal) = journal_path(config, facts) {
+        // Of an import that was not finished; there is none, as a rule.
+        drop(std::fs::remove_file(journal));
+    }
+    let writer = Writer::open(open_target(config, facts, false)?, size, &options(config, session, false))?;
+    session.meter.engine(writer.engine_now());
+    if facts.mode == Mode::Block {
+        writer.zero(0..size, Arc::new(()))?;
+    }
+    let written = writer.finish()?;
+    Ok(Done {
+        virtual_size: size,
+        disk_size: size,
+        zeroes_skipped: size,
+        format: "blank".to_owned(),
+        engine: written.engine.to_string(),
+        preallocated: config.preallocate,
+        ..Done::default()
+    })
+}

@@ -1,0 +1,142 @@
+//! A disk image onto the target: everything that can refuse comes first, then the target is taken and filled.
+
+use disk_image::transfer::{self, Image, Ledger as _, Request};
+
+use super::connect::{Wire, connect};
+use super::hold::{hold, journal_path};
+use super::look::{Facts, available, check_device};
+use super::{Session, transfer_limits};
+use crate::checksum::Checked;
+use crate::config::Config;
+use crate::error::{Error, Kind};
+use crate::journal::{self, Head, Journal};
+use crate::plan::{self, Foreign, Mode, Resume};
+use crate::report::Done;
+use crate::source::open::Opened;
+use crate::target::{self, Stands};
+
+/// Imports one disk image.
+///
+/// # Errors
+/// The first thing that does not work; what is durable then is in the journal.
+pub(super) fn disk(config: &Config, session: &Session, facts: &Facts) -> Result<Done, Error> {
+    session.meter.phase("connecting");
+    check_device(config, facts)?;
+    let Wire { source, checked, opened } = connect(config, session)?;
+    if let Some(local) = &opened.local {
+        target::not_the_source(local.file(), &facts.path)?;
+    }
+    let available = available(config, facts);
+    // A stream of unknown size cannot be checked before; what is free bounds it then.
+    let bound = available.min(facts.capacity);
+    let reread = plan::reread(source.facts().size, opened.local.is_some());
+    let image = transfer::open(Request {
+        source,
+        format: config.format,
+        limits: transfer::Limits { reread, ..transfer_limits(&config.limits, bound) },
+        progress: session.meter.transfer.clone(),
+    })?;
+    let mut warnings = Vec::new();
+    let seen = if image.is_tar() { Some("a tar archive") } else { image.foreign() };
+    if let Foreign::Warn(warning) = plan::foreign(config.contract, config.format.is_some(), seen)? {
+        tracing::warn!("{warning}");
+        warnings.push(warning);
+    }
+    if let Some(size) = image.virtual_size() {
+        plan::fits(size, available)?;
+        if facts.mode == Mode::File && size > facts.capacity {
+            let warning = format!("the disk may grow to {size} bytes, and only {} are free", facts.capacity);
+            tracing::warn!("{warning}");
+        }
+    }
+    tracing::info!(
+        format = image.format().name(),
+        compression = image.compression().map(disk_image::Compression::name),
+        virtual_size = image.virtual_size(),
+        way = %image.way(),
+        "opened the image"
+    );
+    let work = Work {
+        config,
+        session,
+        facts,
+        image: &image,
+        opened: &opened,
+        checked: checked.as_deref(),
+        available,
+    };
+    let mut done = work.run()?;
+    done.warnings.extend(warnings);
+    done.labels = opened.labels;
+    Ok(done)
+}
+
+/// Everything is known; now it is done.
+pub(super) struct Work<'a> {
+    pub(super) config: &'a Config,
+    pub(super) session: &'a Session,
+    pub(super) facts: &'a Facts,
+    pub(super) image: &'a Image,
+    pub(super) opened: &'a Opened,
+    pub(super) checked: Option<&'a Checked>,
+    pub(super) available: u64,
+}
+
+impl Work<'_> {
+    fn run(&self) -> Result<Done, Error> {
+        let mut head = self.head();
+        let (held, (resume, found)) = hold(self.config, self.facts, Some(&head))?;
+        let node = match self.facts.stands {
+            Stands::Device { number } => number,
+            Stands::Nothing | Stands::File { .. } | Stands::Folder => {
+                held.inode().map_err(|e| Error::with(Kind::Target, "cannot look at the target", e))?
+            }
+        };
+        head = head.at(node);
+        let journal = self.journal(&head, resume, found)?;
+        let keep = resume == Resume::Continue;
+        let result = self.fill(journal.as_ref().map_or(0, |j| j.done().bytes()), keep, journal);
+        if let Err(error) = &result {
+            self.undo(error, &held);
+        }
+        result
+    }
+
+    fn head(&self) -> Head {
+        let compression = self.image.compression().map_or("", disk_image::Compression::name);
+        let format = format!("{} {compression}", self.image.format().name());
+        Head::new(self.opened.identity.as_deref(), 0, self.image.virtual_size(), format.trim().to_owned())
+    }
+
+    fn journal(
+        &self,
+        head: &Head,
+        resume: Resume,
+        found: Option<journal::Found>,
+    ) -> Result<Option<Journal>, Error> {
+        let shown = self.facts.path.display();
+        let Some(path) = journal_path(self.config, self.facts) else {
+            tracing::info!(
+                "{shown} has no journal: an interrupted import starts again (give --journal DIR to go on instead)"
+            );
+            return Ok(None);
+        };
+        let failed = |e| {
+            let error = disk_image::Error::target(format!("cannot write the journal {}", path.display()), e);
+            Error::from(error)
+        };
+        match (resume, found) {
+            (Resume::Continue, Some(found)) => {
+                let journal = Journal::go_on(&path, found).map_err(failed)?;
+                tracing::info!(done = journal.done().bytes(), "going on with an interrupted import");
+                Ok(Some(journal))
+            }
+            (Resume::Continue | Resume::Restart | Resume::Fresh, _) => {
+                if resume == Resume::Restart {
+                    tracing::info!("starting from the beginning");
+                }
+                Journal::start(&path, head).map(Some).map_err(failed)
+            }
+        }
+    }
+}

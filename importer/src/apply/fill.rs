@@ -1,0 +1,135 @@
+//! Fills the target with the image's bytes: cloned by the filesystem, or moved by a transfer that the journal follows.
+
+use disk_image::transfer::{self, Forgetful, Ledger, Spool};
+use disk_image::write::{Target, Writer};
+
+use super::connect::verify;
+use super::disk::Work;
+use super::hold::{open_target, options};
+use crate::clone;
+use crate::config;
+use crate::error::{Error, Kind};
+use crate::journal::{self, Journal};
+use crate::plan::{self, Mode};
+use crate::report::Done;
+use crate::target;
+
+impl Work<'_> {
+    /// Puts the image's bytes on the target: cloned where that works, transferred otherwise.
+    pub(super) fn fill(&self, resumed: u64, keep: bool, mut journal: Option<Journal>) -> Result<Done, Error> {
+        let target = open_target(self.config, self.facts, keep)?;
+        let cloned = if keep { None } else { self.clone_locally(&target)? };
+        let mut done = match cloned {
+            Some(done) => done,
+            None => {
+                let ledger: &mut dyn Ledger = match &mut journal {
+                    Some(journal) => journal,
+                    None => &mut Forgetful,
+                };
+                self.transfer(target, ledger)?
+            }
+        };
+        done.bytes_resumed = done.bytes_resumed.max(resumed.min(done.virtual_size));
+        if let Some(journal) = journal {
+            journal.remove().map_err(|e| Error::with(Kind::Process, "cannot remove the journal", e))?;
+        }
+        Ok(done)
+    }
+
+    /// Size of the target's disk once the image's is known.
+    fn final_size(&self, virtual_size: u64) -> u64 {
+        match self.facts.mode {
+            Mode::File => {
+                plan::final_size(virtual_size, self.available, self.config.overhead, self.config.size)
+            }
+            Mode::Block | Mode::Folder => virtual_size,
+        }
+    }
+
+    /// The one place that moves bytes.
+    fn transfer(&self, target: Target, ledger: &mut dyn Ledger) -> Result<Done, Error> {
+        let (config, session) = (self.config, self.session);
+        let known = self.image.virtual_size().map(|size| self.final_size(size));
+        let bound = known.unwrap_or(self.available.min(self.facts.capacity));
+        let writer = Writer::open(target, bound, &options(config, session, known.is_none()))?;
+        session.meter.engine(writer.engine_now());
+        session.meter.phase("importing");
+        let progress = &session.meter.transfer;
+        let report = transfer::run(self.image, &writer, ledger, &self.spool(bound), progress, &session.stop)?;
+        verify(self.checked, self.opened, session)?;
+        session.meter.phase("syncing");
+        plan::fits(report.virtual_size, self.available)?;
+        let disk_size = self.final_size(report.virtual_size);
+        if known.is_none() {
+            writer.set_len(disk_size)?;
+        }
+        let written = writer.finish()?;
+        if config.preallocate && known.is_none() && self.facts.mode == Mode::File {
+            Target::file(&self.facts.path, true)?.preallocate(disk_size)?;
+        }
+        Ok(Done {
+            bytes_read: report.bytes_read,
+            bytes_written: report.bytes_written,
+            zeroes_skipped: report.bytes_zero,
+            bytes_resumed: report.bytes_resumed,
+            virtual_size: report.virtual_size,
+            disk_size,
+            format: self.head_format(),
+            engine: written.engine.to_string(),
+            preallocated: config.preallocate,
+            ..Done::default()
+        })
+    }
+
+    fn head_format(&self) -> String {
+        match self.image.compression() {
+            Some(compression) => format!("{}.{}", self.image.format().name(), compression.name()),
+            None => self.image.format().name().to_owned(),
+        }
+    }
+
+    /// Room for early bytes of a stream, best first: beside the disk, then scratch.
+    fn spool(&self, final_size: u64) -> Spool {
+        let mut folders = Vec::new();
+        if self.facts.mode == Mode::File {
+            let spare = plan::spare(self.facts.capacity, final_size);
+            if spare > 0 {
+                folders.push((target::folder_of(&self.facts.path), spare));
+            }
+        }
+        if let Some(scratch) = config::mounted(self.config.scratch.as_deref())
+            && let Ok(free) = target::free(scratch)
+        {
+            folders.push((scratch.to_owned(), plan::spare(free, 0)));
+        }
+        Spool { folders }
+    }
+
+    /// A raw local file is cloned by its filesystem when that can be.
+    fn clone_locally(&self, target: &Target) -> Result<Option<Done>, Error> {
+        let raw = self.image.format() == disk_image::Format::Raw && self.image.compression().is_none();
+        let plain =
+            raw && self.facts.mode == Mode::File && self.checked.is_none() && !self.config.preallocate;
+        let (Some(local), true, Some(size)) = (&self.opened.local, plain, self.image.virtual_size()) else {
+            return Ok(None);
+        };
+        let failed = |e| Error::from(disk_image::Error::target("cloning the image", e));
+        let Some(method) =
+            clone::clone(local.file(), target.as_file(), &self.session.stop).map_err(failed)?
+        else {
+            return Ok(None);
+        };
+        let disk_size = self.final_size(size);
+        target.set_len(disk_size)?;
+        target.as_file().sync_all().map_err(failed)?;
+        journal::sync_folder(&self.facts.path).map_err(failed)?;
+        tracing::info!(method = method.name(), "cloned");
+        Ok(Some(Done {
+            virtual_size: size,
+            disk_size,
+            format: "raw".to_owned(),
+            engine: method.name().to_owned(),
+            ..Done::default()
+        }))
+    }
+}

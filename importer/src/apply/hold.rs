@@ -1,0 +1,87 @@
+//! Takes the target: locks it, reads the journal of an earlier try, opens it for writing. Not here: what to do with
+//! what an earlier try left (`plan`).
+
+use std::path::PathBuf;
+
+use api::names;
+use disk_image::write::{Direct, Options, Target};
+
+use super::Session;
+use super::look::Facts;
+use crate::config::{self, Config, Contract};
+use crate::error::{Error, Kind};
+use crate::journal::{self, Head};
+use crate::plan::{self, Existing, Mode, Resume};
+use crate::target::{self, Held, Stands};
+
+/// Where the journal of a target lies; devices have none without a folder for it.
+pub(super) fn journal_path(config: &Config, facts: &Facts) -> Option<PathBuf> {
+    let scratch = config::mounted(config.scratch.as_deref());
+    match (facts.mode, &config.journal) {
+        (_, Some(folder)) => Some(journal::path_for(&facts.path, Some(folder))),
+        (Mode::Block, None) => scratch.map(|folder| journal::path_for(&facts.path, Some(folder))),
+        (Mode::File | Mode::Folder, None) => Some(journal::path_for(&facts.path, None)),
+    }
+}
+
+/// Locks the target and says how to go on with what it holds.
+pub(super) fn hold(
+    config: &Config,
+    facts: &Facts,
+    head: Option<&Head>,
+) -> Result<(Held, (Resume, Option<journal::Found>)), Error> {
+    let failed = |e| Error::with(Kind::Target, "cannot read the journal of an earlier import", e);
+    // Asked again once the lock is ours: somebody may have finished meanwhile.
+    let held = target::hold(&facts.path, facts.mode == Mode::Block)?;
+    let path = journal_path(config, facts);
+    let found = path.as_deref().map(journal::find).transpose().map_err(failed)?.flatten();
+    let node = match facts.stands {
+        Stands::Device { number } => number,
+        Stands::Nothing | Stands::File { .. } | Stands::Folder => held.inode().map_err(failed)?,
+    };
+    let ours = found.as_ref().is_some_and(|found| found.head.node == node);
+    let same_image =
+        head.zip(found.as_ref()).is_some_and(|(head, found)| head.at(node).continues(&found.head));
+    let existing = match facts.stands {
+        // What a device carries was looked at; only a journal says that it is an unfinished import.
+        Stands::Device { .. } => Some(Existing { content: false, ours, same_image }),
+        Stands::Nothing | Stands::File { .. } | Stands::Folder => (!held.created).then(|| {
+            let content =
+                target::look(&facts.path).is_ok_and(|now| !matches!(now, Stands::File { len: 0, .. }));
+            Existing { content, ours, same_image }
+        }),
+    };
+    let resume = plan::existing(config.contract, config.force, existing, &facts.path.display().to_string())?;
+    Ok((held, (resume, found)))
+}
+
+/// Opens the target for writing. A device is opened exclusively unless it was forced; the contract's is ours alone.
+pub(super) fn open_target(config: &Config, facts: &Facts, keep: bool) -> Result<Target, Error> {
+    if facts.mode == Mode::Block {
+        let exclusive = config.contract == Contract::CommandLine && !config.force;
+        return Target::block(&facts.path, exclusive)
+            .map_err(|e| Error::with(Kind::Target, "cannot open the target", e));
+    }
+    let target = Target::file(&facts.path, keep)
+        .map_err(|e| Error::with(Kind::Target, "cannot open the target", e))?;
+    if config.contract == Contract::Environment {
+        target.set_mode(names::DISK_MODE)?;
+        if let Err(error) = target.set_owner(names::QEMU_ID, names::QEMU_ID) {
+            // Not root: then it is the pod's user, and its fsGroup, already.
+            tracing::debug!(error = crate::report::chain(&error), "the disk keeps its owner");
+        }
+    }
+    Ok(target)
+}
+
+/// How the target is written. `grows` tells that the disk's size is not known yet.
+pub(super) fn options(config: &Config, session: &Session, grows: bool) -> Options {
+    Options {
+        grows,
+        preallocate: config.preallocate && !grows,
+        direct: if config.direct { Direct::Try } else { Direct::Never },
+        engine: config.engine,
+        stop: session.stop.clone(),
+        ..Options::default()
+    }
+}

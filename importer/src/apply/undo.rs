@@ -1,0 +1,47 @@
+//! Takes back an import that failed for good.
+
+use std::sync::Arc;
+
+use disk_image::write::Writer;
+
+use super::disk::Work;
+use super::hold::{journal_path, open_target, options};
+use crate::error::{Error, Kind};
+use crate::journal;
+use crate::plan::Mode;
+use crate::target::Held;
+
+impl Work<'_> {
+    /// What failed for good leaves nothing behind; what may be gone on with stays.
+    pub(super) fn undo(&self, error: &Error, held: &Held) {
+        let worthless =
+            matches!(error.kind(), Kind::Checksum | Kind::Digest | Kind::Refused | Kind::NeedsScratch);
+        let untouched = held.created && std::fs::metadata(&self.facts.path).is_ok_and(|meta| meta.len() == 0);
+        if !worthless && !untouched {
+            return;
+        }
+        if let Some(path) = journal_path(self.config, self.facts) {
+            drop(std::fs::remove_file(path));
+        }
+        let wiped = match self.facts.mode {
+            Mode::File => std::fs::remove_file(&self.facts.path).map_err(|e| e.to_string()),
+            Mode::Block => self.wipe().map_err(|e| crate::report::chain(&e)),
+            Mode::Folder => Ok(()),
+        };
+        match wiped {
+            Ok(()) => tracing::info!("what was written is deleted"),
+            Err(error) => tracing::error!(error, "what was written cannot be deleted"),
+        }
+        drop(journal::sync_folder(&self.facts.path));
+    }
+
+    /// Makes what was written to a device unreadable as a disk.
+    fn wipe(&self) -> Result<(), Error> {
+        let size = self.image.virtual_size().unwrap_or(self.facts.capacity).min(self.facts.capacity);
+        let target = open_target(self.config, self.facts, false)?;
+        let writer = Writer::open(target, size, &options(self.config, self.session, false))?;
+        writer.zero(0..size, Arc::new(()))?;
+        writer.finish()?;
+        Ok(())
+    }
+}
