@@ -51,7 +51,8 @@ pub fn write_inside(around: Around) {
     drop(AROUND.set(around));
 }
 
-/// stderr, line by line, inside [`write_inside`]'s function.
+/// stderr, line by line, inside [`write_inside`]'s function. A line that cannot be written is lost, and nothing is said
+/// of it: with a full disk or a closed terminal behind stderr, complaining there ends the process.
 struct Stderr;
 
 impl<'a> MakeWriter<'a> for Stderr {
@@ -64,13 +65,12 @@ impl<'a> MakeWriter<'a> for Stderr {
 
 impl Write for Stderr {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        let mut result = Ok(line.len());
-        let mut write = || result = io::stderr().lock().write_all(line).map(|()| line.len());
+        let mut write = || drop(io::stderr().lock().write_all(line));
         match AROUND.get() {
             Some(around) => around(&mut write),
             None => write(),
         }
-        result
+        Ok(line.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
