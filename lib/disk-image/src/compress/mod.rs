@@ -18,7 +18,8 @@
 //!   `Ok(0)` when it is not. So a reader of unknown size is to be read until `Ok(0)`.
 //! - A damaged or cut stream gives [`crate::Kind::Compression`] (inside the `io::Error`), never an early `Ok(0)`; a
 //!   failing source gives the source's own error. After an error a reader gives errors only.
-//! - No decoder declares more than [`Limits::window`], checked before it is allocated.
+//! - No decoder declares more than [`Limits::window`], checked before it is allocated; what asks for more gives
+//!   [`crate::Kind::Refused`].
 
 use std::io::{self, BufRead, Read};
 use std::ops::Range;
@@ -53,8 +54,8 @@ impl Default for Limits {
 /// Nothing is read here, but for an xz source with ranges and a known size, whose indexes are.
 ///
 /// # Errors
-/// [`Kind::Compression`] when the stream's own headers are damaged or ask for more than `limits`,
-/// [`Kind::Source`] when they cannot be read.
+/// [`Kind::Compression`] when the stream's own headers are damaged, [`Kind::Refused`] when they ask for more than
+/// `limits`, [`Kind::Source`] when they cannot be read.
 pub fn open(
     compression: Compression,
     source: Arc<dyn Source>,
@@ -104,7 +105,7 @@ fn damaged(message: impl Into<String>) -> io::Error {
 /// A window larger than allowed.
 fn window_refused(what: &str, asked: u64, limit: u64) -> Error {
     Error::new(
-        Kind::Compression,
+        Kind::Refused,
         format!(
             "{what} of {} is needed to unpack this and the limit is {}; if that much memory may be used, raise \
              the limit with --window-limit, or compress the image again with a smaller one",

@@ -131,11 +131,14 @@ fn step(
 fn explain(error: liblzma::stream::Error, at: u64, window: u64) -> io::Error {
     use liblzma::stream::Error as E;
     damaged(match error {
-        E::MemLimit => format!(
-            "an xz block after byte {at} asks for a dictionary larger than the limit of {}; raise the limit with \
-             --window-limit, or compress the image again with a smaller one",
-            bytes(window)
-        ),
+        E::MemLimit => {
+            let what = format!(
+                "an xz block after byte {at} asks for a dictionary larger than the limit of {}; raise the limit with \
+                 --window-limit, or compress the image again with a smaller one",
+                bytes(window)
+            );
+            return Error::new(Kind::Refused, what).into();
+        }
         E::Format => format!("no xz stream begins at byte {at}, where one should"),
         E::Options => format!("the xz stream uses a filter or an option that is not known, after byte {at}"),
         E::UnsupportedCheck => "the xz stream uses an integrity check that is not known".into(),
