@@ -72,6 +72,16 @@ impl Error {
         )
     }
 
+    /// The same for a stream of unknown size, of which `reached` bytes came so far.
+    pub fn too_large_by_now(reached: u64, available: u64) -> Self {
+        Self::new(
+            Kind::TooLarge,
+            format!(
+                "virtual image size, {reached} bytes or more, is larger than the reported available storage {available}"
+            ),
+        )
+    }
+
     /// An I/O error of the target; ENOSPC and EDQUOT become [`Kind::NoSpace`].
     pub fn target(what: impl Into<String>, source: io::Error) -> Self {
         let full = matches!(

@@ -161,7 +161,11 @@ fn raw(shared: &Shared<'_>, chunks: &Sender<Chunk>) -> Result<(), Error> {
     while let Some(piece) = stream.next()? {
         let range = piece.range();
         if range.end > capacity {
-            return Err(Error::too_large(range.end, capacity));
+            return Err(match size {
+                // Where the stream would have ended nobody knows.
+                u64::MAX => Error::too_large_by_now(range.end, capacity),
+                size => Error::too_large(size, capacity),
+            });
         }
         let wanted = range.start..range.end.min(size);
         let pieces = shared
