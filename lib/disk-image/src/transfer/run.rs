@@ -156,7 +156,7 @@ pub(super) fn run(
         halt: Stop::new(),
         chunks: Pool::new((half / chunk).max(3), chunk),
         out: Pool::new((half / out).max(2), out),
-        tracker: Arc::default(),
+        tracker: Arc::new(Tracker::new(Some(writer.health()))),
         unit: unit as u64,
         dirty: writer.is_block(),
         progress,
@@ -270,7 +270,17 @@ fn watch(shared: &Shared<'_>, ledger: &mut dyn Ledger, ended: &Receiver<()>, sto
 }
 
 fn commit(shared: &Shared<'_>, ledger: &mut dyn Ledger, fresh: &RangeSet) -> Result<(), Error> {
-    shared.writer.sync()?;
+    if let Err(error) = shared.writer.sync() {
+        // Perhaps another write failed and these are fine: `conclude` tries once more.
+        shared.tracker.put_back(fresh);
+        return Err(error);
+    }
+    ledger.commit(fresh).map_err(|e| Error::target("cannot remember what is finished", e))
+}
+
+/// What was written before a failure is kept, as far as it is certain.
+fn salvage(shared: &Shared<'_>, ledger: &mut dyn Ledger, fresh: &RangeSet) -> Result<(), Error> {
+    shared.writer.salvage()?;
     ledger.commit(fresh).map_err(|e| Error::target("cannot remember what is finished", e))
 }
 
@@ -293,10 +303,17 @@ fn conclude(shared: &Shared<'_>, ledger: &mut dyn Ledger, stop: &Stop) -> Result
         std::thread::sleep(Duration::from_millis(5));
     }
     let fresh = shared.tracker.take();
-    let last = if fresh.is_empty() || !ledger.remembers() { Ok(()) } else { commit(shared, ledger, &fresh) };
+    let nothing = fresh.is_empty() || !ledger.remembers();
     match failure {
-        Some(failure) => Err(failure),
+        Some(failure) => {
+            let kept = if nothing { Ok(()) } else { salvage(shared, ledger, &fresh) };
+            if let Err(error) = kept {
+                tracing::debug!(%error, "what was written last is not remembered");
+            }
+            Err(failure)
+        }
         None => {
+            let last = if nothing { Ok(()) } else { commit(shared, ledger, &fresh) };
             stop.check()?;
             last?;
             Err(Error::new(Kind::Stopped, "the transfer was halted"))

@@ -2,17 +2,21 @@
 //!
 //! A chunk's ranges travel in a [`Ticket`] with its writes; the writer drops its clones as writes end, and the last
 //! drop reports the ranges, provided that the ticket is *complete*: all its writes were queued. A failed write drops
-//! its ticket too, but after one every sync fails, so that nothing reported late is ever committed.
+//! its ticket too, but only after the failure is known: once the writer's health is bad nothing is reported any more,
+//! and what was reported before is on the target.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::extent::RangeSet;
+use crate::write::Health;
 
 /// Collects what is written until it is committed.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Tracker {
+    /// Of the writer; good for ever in tests without one.
+    health: Option<Health>,
     fresh: Mutex<RangeSet>,
     outstanding: AtomicUsize,
 }
@@ -33,6 +37,11 @@ impl Ticket {
 }
 
 impl Tracker {
+    /// Of writes by the writer with this health.
+    pub(super) fn new(health: Option<Health>) -> Self {
+        Self { health, fresh: Mutex::default(), outstanding: AtomicUsize::new(0) }
+    }
+
     /// A ticket for `ranges`.
     pub(super) fn ticket(self: &Arc<Self>, ranges: Vec<Range<u64>>) -> Ticket {
         self.outstanding.fetch_add(1, Ordering::AcqRel);
@@ -49,6 +58,14 @@ impl Tracker {
         std::mem::take(&mut *self.lock())
     }
 
+    /// Gives back what was taken and could not be made durable yet.
+    pub(super) fn put_back(&self, ranges: &RangeSet) {
+        let mut fresh = self.lock();
+        for range in ranges.iter() {
+            fresh.insert(range);
+        }
+    }
+
     /// Tickets whose writes have not ended.
     pub(super) fn outstanding(&self) -> usize {
         self.outstanding.load(Ordering::Acquire)
@@ -61,7 +78,8 @@ impl Tracker {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        if self.complete.load(Ordering::Acquire) {
+        let good = self.tracker.health.as_ref().is_none_or(Health::is_good);
+        if good && self.complete.load(Ordering::Acquire) {
             let mut fresh = self.tracker.lock();
             for range in self.ranges.drain(..) {
                 fresh.insert(range);
@@ -77,7 +95,7 @@ mod tests {
 
     #[test]
     fn ranges_count_only_after_the_last_clone() {
-        let tracker = Arc::new(Tracker::default());
+        let tracker = Arc::new(Tracker::new(None));
         let ticket = Arc::new(tracker.ticket(vec![0..10, 20..30]));
         let other = ticket.clone();
         ticket.complete();

@@ -199,6 +199,18 @@ impl EngineNow {
     }
 }
 
+/// Whether every write so far succeeded. A ticket is dropped after the failure of its own write is known here, so one
+/// that is dropped while this is good was written.
+#[derive(Clone, Debug)]
+pub struct Health(Arc<Output>);
+
+impl Health {
+    /// Nothing has failed.
+    pub fn is_good(&self) -> bool {
+        !self.0.has_failed()
+    }
+}
+
 /// What was done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
@@ -381,6 +393,20 @@ impl Writer {
     /// When any write failed so far, or the sync does; for ever after.
     pub fn sync(&self) -> Result<(), Error> {
         self.output.sync()
+    }
+
+    /// Makes durable what was written before the first failure, after one as well: a full disk is no reason to lose
+    /// what is on it. What counts as written is what tickets told while [`Writer::health`] was good.
+    ///
+    /// # Errors
+    /// When the failure was a sync or a write-back, which may have lost anything.
+    pub fn salvage(&self) -> Result<(), Error> {
+        self.output.salvage()
+    }
+
+    /// Whether a write has failed, for whoever holds tickets.
+    pub fn health(&self) -> Health {
+        Health(self.output.clone())
     }
 
     /// Gives a file its length, where that was not known when it was opened ([`Options::grows`]). Everything that is

@@ -83,6 +83,8 @@ pub(super) struct Output {
     use_direct: AtomicBool,
     engine: Arc<Mutex<Engine>>,
     failed: AtomicBool,
+    /// The kernel said that something it had taken did not get to the disk: it does not say what, and says it once.
+    lost: AtomicBool,
     failure: Mutex<Option<Failure>>,
     written: AtomicU64,
     zeroed: AtomicU64,
@@ -141,6 +143,7 @@ impl Output {
             size,
             unit,
             failed: AtomicBool::new(false),
+            lost: AtomicBool::new(false),
             failure: Mutex::new(None),
             written: AtomicU64::new(0),
             zeroed: AtomicU64::new(0),
@@ -326,7 +329,10 @@ impl Output {
     /// A write-back that failed.
     pub(super) fn wrote_cached(&self, range: Range<u64>) -> Result<(), Error> {
         let doing = || format!("writing back {} before {}", self.target.path.display(), range.end);
-        self.behind.wrote(&self.target.file, range.clone()).map_err(|e| self.fail_io(&e, &doing()))
+        self.behind.wrote(&self.target.file, range.clone()).map_err(|e| {
+            self.lost.store(true, Ordering::Release);
+            self.fail_io(&e, &doing())
+        })
     }
 
     /// Counts `bytes` as written.
@@ -435,13 +441,37 @@ impl Output {
     /// An earlier failure, or this one, remembered: the kernel tells a lost write once only.
     pub(super) fn sync(&self) -> Result<(), Error> {
         self.check()?;
+        self.flush()?;
+        self.check()
+    }
+
+    /// Makes durable what was written before the first failure, if that was a write which the kernel refused.
+    ///
+    /// # Errors
+    /// When something that was taken may be lost.
+    pub(super) fn salvage(&self) -> Result<(), Error> {
+        if self.lost.load(Ordering::Acquire) {
+            self.check()?;
+        }
+        self.flush()
+    }
+
+    fn flush(&self) -> Result<(), Error> {
         loop {
             match rustix::fs::fdatasync(&self.target.file) {
-                Ok(()) => return self.check(),
+                Ok(()) => return Ok(()),
                 Err(Errno::INTR) => {}
-                Err(e) => return Err(self.fail_errno(e, &format!("syncing {}", self.target.path.display()))),
+                Err(e) => {
+                    self.lost.store(true, Ordering::Release);
+                    return Err(self.fail_errno(e, &format!("syncing {}", self.target.path.display())));
+                }
             }
         }
+    }
+
+    /// Whether anything failed so far.
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
     }
 
     /// Makes the target, its length and its name durable.
