@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -69,7 +69,7 @@ pub(crate) fn open(
     stop: &Stop,
 ) -> Result<Opened, Error> {
     match location {
-        Location::File(path) => file(path),
+        Location::File(path) => readable(path).and_then(|()| file(path)),
         Location::Stdin => super::stdin::open(stop).map(|source| Opened::new(source, None)),
         Location::Blank => Err(Error::usage("an empty disk has no source to open")),
         Location::Http(url) => {
@@ -85,6 +85,7 @@ pub(crate) fn open(
             Ok(Opened { labels: pulled.labels, ..Opened::remote(pulled.source) })
         }
         Location::OciArchive(archive) => {
+            readable(archive)?;
             let options = oci_archive::Options {
                 platform: access.architecture.clone(),
                 window: limits.window,
@@ -176,6 +177,25 @@ fn registry_options(image: &str, access: &Access, limits: &Limits) -> registry::
 
 fn nbd_options(url: &Url, access: &Access, limits: &Limits) -> nbd::Options {
     nbd::Options { reach: reach(access, limits), ..nbd::Options::new(url.as_str()) }
+}
+
+/// Refuses what is no file before it is opened: opening a FIFO waits for somebody to write to it. What cannot be
+/// looked at is left to the opening.
+fn readable(path: &Path) -> Result<(), Error> {
+    let Ok(meta) = std::fs::metadata(path) else { return Ok(()) };
+    let (kind, shown) = (meta.file_type(), path.display());
+    let what = if kind.is_file() || kind.is_block_device() {
+        return Ok(());
+    } else if kind.is_dir() {
+        format!("{shown} is a folder; name the image in it")
+    } else if kind.is_fifo() {
+        format!("{shown} is a pipe; give - and the pipe as standard input: importer - TARGET < {shown}")
+    } else if kind.is_socket() {
+        format!("{shown} is a socket; give - and a pipe, or for an NBD server nbd+unix:///?socket={shown}")
+    } else {
+        format!("{shown} is neither a file nor a block device; give - and a pipe")
+    };
+    Err(Error::new(Kind::Connect, what))
 }
 
 fn file(path: &Path) -> Result<Opened, Error> {
