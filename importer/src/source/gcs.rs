@@ -21,7 +21,7 @@ use rustls::ClientConfig;
 use url::Url;
 
 use super::blocking::Net;
-use super::http::{USER_AGENT, certificate_problem, percent_decoded};
+use super::http::{USER_AGENT, certificate_problem, not_tls, percent_decoded};
 use super::remote::{self, Changed, Failure, Mark, Part, Reach, Remote, RemoteSource, Want};
 use super::retry::Cause;
 use super::tls::{self, Proxies};
@@ -175,13 +175,13 @@ impl Remote for Gcs {
 impl Gcs {
     fn failed(&self, error: object_store::Error, status: u16, want: Want) -> Failure {
         let name = &self.name;
-        let certificate = certificate_problem(&error);
+        let (certificate, plain) = (certificate_problem(&error), not_tls(&error));
         let cause = match status {
             412 => return Failure::Changed(Changed::new(format!("{name} has another ETag"))),
             416 | 200 if want.ranges => {
                 return Failure::NoRanges(format!("asked for a range it answered {status}"));
             }
-            0 if certificate => Cause::Final,
+            0 if certificate || plain => Cause::Final,
             0 => Cause::Network,
             408 | 429 | 503 => Cause::Busy(None),
             400..=499 => Cause::Final,
@@ -189,7 +189,11 @@ impl Gcs {
         };
         let what = match status {
             0 if certificate => format!("the server of {name} is not trusted; give its CA certificate"),
-            0 => format!("no answer for {name}"),
+            0 if plain => format!("the server of {name} does not speak TLS: is it http://?"),
+            0 => {
+                let server = self.server.as_deref().unwrap_or("https://storage.googleapis.com");
+                format!("no answer for {name}{}", self.proxies.through(server))
+            }
             401 | 403 if self.account.is_none() => {
                 format!("{name} answered {status}: give a service account")
             }

@@ -344,15 +344,19 @@ impl Http {
     fn broken(&self, url: &Url, error: reqwest::Error) -> Failure {
         let error = error.without_url();
         let certificate = certificate_problem(&error);
-        let cause = if certificate || error.is_builder() { Cause::Final } else { Cause::Network };
+        let plain = not_tls(&error);
+        let cause = if certificate || plain || error.is_builder() { Cause::Final } else { Cause::Network };
+        let through = self.proxies.through(url.as_str());
         let what = if certificate {
             format!("{} is not trusted; give its CA certificate, or switch verification off", shown(url))
+        } else if plain {
+            format!("the server of {} does not speak TLS: is it http://?", shown(url))
         } else if error.is_timeout() {
-            format!("no connection to {} in time", shown(url))
+            format!("no connection to {}{through} in time", shown(url))
         } else if error.is_connect() {
-            format!("cannot connect to {}", shown(url))
+            format!("cannot connect to {}{through}", shown(url))
         } else {
-            format!("no answer from {}", shown(url))
+            format!("no answer from {}{through}", shown(url))
         };
         Failure::Failed(cause, Error::connect(what, error))
     }
@@ -373,12 +377,19 @@ impl Http {
         let hint = match status {
             StatusCode::UNAUTHORIZED if known => ": it does not accept the user and password",
             StatusCode::UNAUTHORIZED => ": give a user and password, or a header",
-            StatusCode::FORBIDDEN => ": it forbids reading this with the credentials given",
+            StatusCode::FORBIDDEN if known => ": it forbids reading this with the credentials given",
+            StatusCode::FORBIDDEN => ": it forbids reading this",
             StatusCode::NOT_FOUND | StatusCode::GONE => ": there is nothing of that name",
             StatusCode::PROXY_AUTHENTICATION_REQUIRED => ": the proxy wants credentials",
             _ => "",
         };
-        let what = format!("{} answered {status}{hint}", self.name);
+        let through = match status {
+            StatusCode::PROXY_AUTHENTICATION_REQUIRED
+            | StatusCode::BAD_GATEWAY
+            | StatusCode::GATEWAY_TIMEOUT => self.proxies.through(response.url().as_str()),
+            _ => String::new(),
+        };
+        let what = format!("{} answered {status}{through}{hint}", self.name);
         Failure::Failed(cause, Error::new(Kind::Connect, what))
     }
 
@@ -576,6 +587,19 @@ pub(crate) fn certificate_problem(error: &(dyn std::error::Error + 'static)) -> 
                 | rustls::Error::PeerIncompatible(_)
         )
     })
+}
+
+/// Whether the other end answered a TLS greeting with something else.
+pub(crate) fn not_tls(error: &(dyn std::error::Error + 'static)) -> bool {
+    let tls = remote::below(error).find_map(|error| error.downcast_ref::<rustls::Error>());
+    matches!(
+        tls,
+        Some(rustls::Error::InvalidMessage(
+            rustls::InvalidMessage::InvalidContentType
+                | rustls::InvalidMessage::UnknownProtocolVersion
+                | rustls::InvalidMessage::MessageTooLarge
+        ))
+    )
 }
 
 #[cfg(test)]

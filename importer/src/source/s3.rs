@@ -30,7 +30,7 @@ use rustls::ClientConfig;
 use url::Url;
 
 use super::blocking::Net;
-use super::http::{USER_AGENT, certificate_problem};
+use super::http::{USER_AGENT, certificate_problem, not_tls};
 use super::remote::{self, Changed, Failure, Mark, Part, Reach, Remote, RemoteSource, Want};
 use super::retry::Cause;
 use super::tls::{self, Proxies};
@@ -225,8 +225,11 @@ impl S3 {
                 (Cause::Final, format!("{name} is not trusted; give its CA certificate"))
             } else if matches!(error, SdkError::ConstructionFailure(_)) {
                 (Cause::Final, format!("{name} cannot be asked for"))
+            } else if not_tls(&error) {
+                (Cause::Final, format!("the server of {name} does not speak TLS: is it http://?"))
             } else {
-                (Cause::Network, format!("no answer for {name}"))
+                let through = self.proxies.through(&self.place.endpoint);
+                (Cause::Network, format!("no answer for {name}{through}"))
             };
             return Failure::Failed(cause, Error::connect(what, error));
         };

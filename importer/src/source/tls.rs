@@ -8,6 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use hyper_util::client::proxy::matcher::Matcher;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
@@ -50,6 +51,26 @@ impl std::fmt::Debug for Proxies {
             .field("https", &self.https.is_some())
             .field("no_proxy", &self.no_proxy)
             .finish()
+    }
+}
+
+impl Proxies {
+    /// " through the proxy HOST:PORT" for an error about `url`, without credentials; nothing where it is reached
+    /// directly. By the rules that the client itself goes by.
+    pub(crate) fn through(&self, url: &str) -> String {
+        let Ok(url) = url.parse::<http::Uri>() else { return String::new() };
+        let given = |address: &Option<String>| address.as_deref().unwrap_or_default().trim().to_owned();
+        let proxy = Matcher::builder()
+            .http(given(&self.http))
+            .https(given(&self.https))
+            .no(given(&self.no_proxy))
+            .build()
+            .intercept(&url);
+        let authority = proxy.as_ref().and_then(|proxy| proxy.uri().authority());
+        authority.map_or_else(String::new, |authority| {
+            let place = authority.as_str();
+            format!(" through the proxy {}", place.rsplit_once('@').map_or(place, |(_, place)| place))
+        })
     }
 }
 
