@@ -78,6 +78,9 @@ impl From<disk_image::Error> for Error {
         let (kind, what) = match error.kind() {
             Below::Refused => (Kind::Refused, "the image is refused"),
             Below::TooLarge => (Kind::NoRoom, "the image does not fit"),
+            Below::NoSpace if too_large_a_file(&error) => {
+                (Kind::NoRoom, "the target cannot hold a file of this size")
+            }
             Below::NoSpace => (Kind::NoRoom, "the target is full"),
             Below::NotStreamable => (Kind::NeedsScratch, "the image cannot be read in one pass"),
             Below::Stopped => (Kind::Stopped, "the import was stopped"),
@@ -91,6 +94,12 @@ impl From<disk_image::Error> for Error {
         let kind = carried(&error).unwrap_or(kind);
         Self::with(kind, what, error)
     }
+}
+
+/// Whether the filesystem, or a limit of the process, has no files that large: room is not what is missing.
+fn too_large_a_file(error: &(dyn StdError + 'static)) -> bool {
+    let mut io = below(error).filter_map(|error| error.downcast_ref::<std::io::Error>());
+    io.any(|error| error.kind() == std::io::ErrorKind::FileTooLarge)
 }
 
 /// The kind of an [`Error`] of this crate somewhere below `error`.

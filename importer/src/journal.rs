@@ -171,12 +171,14 @@ impl Journal {
     /// # Errors
     /// When it cannot be written, renamed or synced.
     pub(crate) fn start(path: &Path, head: &Head) -> io::Result<Self> {
-        let mut fresh = path.as_os_str().to_owned();
-        fresh.push(".new");
-        let fresh = PathBuf::from(fresh);
+        let fresh = fresh(path);
         let mut file = File::create(&fresh)?;
-        file.write_all(&line(head)?)?;
-        file.sync_all()?;
+        let written = line(head).and_then(|line| file.write_all(&line)).and_then(|()| file.sync_all());
+        if let Err(error) = written {
+            // Half of a journal is of no use.
+            drop(std::fs::remove_file(&fresh));
+            return Err(error);
+        }
         std::fs::rename(&fresh, path)?;
         sync_folder(path)?;
         Ok(Self { file, path: path.to_owned(), done: RangeSet::new() })
@@ -190,6 +192,28 @@ impl Journal {
         std::fs::remove_file(&self.path)?;
         sync_folder(&self.path)
     }
+}
+
+/// Removes the journal at `path`, if there is one, and what is left of one that could not be written, for good: no
+/// crash brings it back.
+///
+/// # Errors
+/// When it cannot be removed or its folder not be synced.
+pub(crate) fn discard(path: &Path) -> io::Result<()> {
+    for path in [path, &fresh(path)] {
+        match std::fs::remove_file(path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            Ok(()) | Err(_) => {}
+        }
+    }
+    sync_folder(path)
+}
+
+/// Where a journal is written before it gets its name.
+fn fresh(path: &Path) -> PathBuf {
+    let mut fresh = path.as_os_str().to_owned();
+    fresh.push(".new");
+    PathBuf::from(fresh)
 }
 
 impl Ledger for Journal {

@@ -72,23 +72,106 @@ pub(crate) fn usable(available: u64, overhead: f64) -> u64 {
 ///
 /// # Errors
 /// Upstream's sentence, on which controllers match.
-pub(crate) fn fits(virtual_size: u64, available: u64) -> Result<(), Error> {
+pub(crate) fn fits(
+    contract: Contract,
+    virtual_size: u64,
+    available: u64,
+    request: Option<u64>,
+) -> Result<(), Error> {
     if virtual_size <= available {
         return Ok(());
     }
+    let advice = match (contract, request) {
+        (Contract::Environment, _) => ". A larger PVC is required",
+        (Contract::CommandLine, Some(request)) if request == available => {
+            "; give a larger --size, or leave it out"
+        }
+        (Contract::CommandLine, _) => "; use a larger target, or free some room",
+    };
     Err(Error::new(
         Kind::NoRoom,
         format!(
-            "virtual image size {virtual_size} is larger than the reported available storage {available}. A larger PVC is required"
+            "virtual image size {virtual_size} is larger than the reported available storage {available}{advice}"
         ),
     ))
 }
 
-/// Final size of a file: the request where it is usable, never less than the disk. Devices are never resized.
-pub(crate) fn final_size(virtual_size: u64, available: u64, overhead: f64, request: Option<u64>) -> u64 {
-    match request {
-        Some(request) => virtual_size.max(request.min(usable(available, overhead))),
-        None => virtual_size,
+/// What a person who gave --size asks for: a file's disk is a multiple of [`ALIGNMENT`], rounded up so that it is
+/// never smaller than asked; with an overhead, `request` is the room, and the disk what is [`usable`] of it. On a
+/// device it is taken as it is.
+pub(crate) fn asked(mode: Mode, request: u64, overhead: f64) -> u64 {
+    match mode {
+        Mode::File if overhead > 0.0 => usable(request, overhead),
+        Mode::File => request.checked_next_multiple_of(ALIGNMENT).unwrap_or(request),
+        Mode::Block | Mode::Folder => request,
+    }
+}
+
+/// Whether what was asked for can be had. A sparse file may be larger than what is free.
+///
+/// # Errors
+/// [`Kind::NoRoom`], with what was asked, what there is, and what to do.
+pub(crate) fn granted(
+    mode: Mode,
+    preallocate: bool,
+    asked: u64,
+    capacity: u64,
+    shown: &str,
+) -> Result<(), Error> {
+    if asked <= capacity {
+        return Ok(());
+    }
+    let what = match mode {
+        Mode::Block => format!(
+            "{asked} bytes are asked for with --size, and the device {shown} has {capacity}; give a smaller --size, leave it out, or use a larger device"
+        ),
+        Mode::File if preallocate => format!(
+            "{asked} bytes are to be reserved with --size and --preallocate, and {capacity} are free for {shown}; free some room, give a smaller --size, or leave out --preallocate"
+        ),
+        Mode::File | Mode::Folder => return Ok(()),
+    };
+    Err(Error::new(Kind::NoRoom, what))
+}
+
+/// What a person is told when the disk has another size than was asked for.
+pub(crate) fn resized(
+    contract: Contract,
+    overhead: f64,
+    request: Option<u64>,
+    disk_size: u64,
+) -> Option<String> {
+    let request = request.filter(|&request| contract == Contract::CommandLine && request != disk_size)?;
+    let why = match overhead > 0.0 {
+        true => "less the share of --overhead, in whole MiB",
+        false => "rounded up to whole MiB",
+    };
+    Some(format!("the disk has {disk_size} bytes: the {request} of --size, {why}"))
+}
+
+/// Where the zeroes end that follow an image on a device: at the device's end, since all of it is the guest's disk, or
+/// where a person says with --size.
+pub(crate) fn zeroed(contract: Contract, capacity: u64, request: Option<u64>) -> u64 {
+    match (contract, request) {
+        (Contract::CommandLine, Some(request)) => capacity.min(request),
+        (Contract::CommandLine, None) | (Contract::Environment, _) => capacity,
+    }
+}
+
+/// Final size of a file, never less than the disk. By the environment contract the request where it is usable; a
+/// person gets what was asked for, see [`asked`].
+pub(crate) fn final_size(
+    contract: Contract,
+    virtual_size: u64,
+    available: u64,
+    overhead: f64,
+    request: Option<u64>,
+) -> u64 {
+    match (contract, request) {
+        (_, None) => virtual_size,
+        (Contract::Environment, Some(request)) => virtual_size.max(request.min(usable(available, overhead))),
+        // The image's own size, odd or not.
+        (Contract::CommandLine, Some(request)) if request == virtual_size => virtual_size,
+        (Contract::CommandLine, Some(request)) => virtual_size.max(asked(Mode::File, request, overhead)),
     }
 }
 
@@ -96,9 +179,14 @@ pub(crate) fn final_size(virtual_size: u64, available: u64, overhead: f64, reque
 ///
 /// # Errors
 /// Without a request nobody knows the size.
-pub(crate) fn blank_size(available: u64, overhead: f64, request: Option<u64>) -> Result<u64, Error> {
+pub(crate) fn blank_size(
+    contract: Contract,
+    available: u64,
+    overhead: f64,
+    request: Option<u64>,
+) -> Result<u64, Error> {
     match request {
-        Some(request) => Ok(request.min(usable(available, overhead))),
+        Some(_) => Ok(final_size(contract, 0, available, overhead, request)),
         None => Err(Error::usage("an empty disk needs a size: give --size (or IMPORTER_IMAGE_SIZE)")),
     }
 }
@@ -286,11 +374,19 @@ mod tests {
 
     #[test]
     fn too_large_says_upstreams_sentence() {
-        fits(10, 10).unwrap();
-        assert_eq!(
-            fits(8_232_370_176, 6_541_017_088).unwrap_err().to_string(),
-            "virtual image size 8232370176 is larger than the reported available storage 6541017088. A larger PVC is required"
-        );
+        fits(Contract::Environment, 10, 10, None).unwrap();
+        let start = "virtual image size 8232370176 is larger than the reported available storage 6541017088";
+        for (contract, request, advice) in [
+            (Contract::Environment, Some(6_541_017_088), ". A larger PVC is required"),
+            (Contract::CommandLine, Some(6_541_017_088), "; give a larger --size, or leave it out"),
+            (Contract::CommandLine, Some(9_000_000_000), "; use a larger target, or free some room"),
+            (Contract::CommandLine, None, "; use a larger target, or free some room"),
+        ] {
+            assert_eq!(
+                fits(contract, 8_232_370_176, 6_541_017_088, request).unwrap_err().to_string(),
+                format!("{start}{advice}")
+            );
+        }
     }
 
     #[test]
@@ -305,14 +401,53 @@ mod tests {
             (513, MIB, 0.06, Some(MIB), 513),
         ] {
             assert_eq!(
-                final_size(virtual_size, available, overhead, request),
+                final_size(Contract::Environment, virtual_size, available, overhead, request),
                 expected,
                 "{virtual_size} {available} {overhead} {request:?}"
             );
         }
-        assert_eq!(blank_size(10 * GIB, 0.06, Some(10 * GIB)).unwrap(), 9660 * MIB);
-        assert_eq!(blank_size(u64::MAX, 0.0, Some(GIB + 1)).unwrap(), GIB + 1);
-        assert_eq!(blank_size(u64::MAX, 0.0, None).unwrap_err().kind(), Kind::Usage);
+        let blank = |available, request| blank_size(Contract::Environment, available, 0.06, request);
+        assert_eq!(blank(10 * GIB, Some(10 * GIB)).unwrap(), 9660 * MIB);
+        assert_eq!(blank(u64::MAX, None).unwrap_err().kind(), Kind::Usage);
+    }
+
+    #[test]
+    fn a_person_gets_the_size_that_was_asked_for() {
+        use Contract::CommandLine;
+        for (virtual_size, overhead, request, expected, told) in [
+            (513, 0.0, None, 513, false),
+            (513, 0.0, Some(513), 513, false),
+            (513, 0.0, Some(MIB), MIB, false),
+            (513, 0.0, Some(MIB + 1), 2 * MIB, true),
+            (513, 0.0, Some(600), MIB, true),
+            (0, 0.0, Some(GIB + 1), GIB + MIB, true),
+            (GIB, 0.06, Some(10 * GIB), 9660 * MIB, true),
+            (GIB, 0.0, Some(u64::MAX), u64::MAX, false),
+        ] {
+            let size = final_size(CommandLine, virtual_size, 0, overhead, request);
+            assert_eq!(size, expected, "{virtual_size} {overhead} {request:?}");
+            let said = resized(CommandLine, overhead, request, size);
+            assert_eq!(said.is_some(), told, "{said:?}");
+            assert_eq!(resized(Contract::Environment, overhead, request, size), None);
+        }
+        for (mode, preallocate, asked, fine) in [
+            (Mode::File, false, 101, true),
+            (Mode::File, true, 100, true),
+            (Mode::File, true, 101, false),
+            (Mode::Block, false, 100, true),
+            (Mode::Block, false, 101, false),
+        ] {
+            let answer = granted(mode, preallocate, asked, 100, "/dev/x");
+            assert_eq!(answer.is_ok(), fine, "{mode:?} {preallocate} {asked}");
+            if let Err(error) = answer {
+                let text = error.to_string();
+                assert_eq!(error.kind(), Kind::NoRoom);
+                assert!(text.contains("101") && text.contains("100") && text.contains("/dev/x"), "{text}");
+            }
+        }
+        assert_eq!(zeroed(CommandLine, 100, Some(60)), 60);
+        assert_eq!(zeroed(CommandLine, 100, None), 100);
+        assert_eq!(zeroed(Contract::Environment, 100, Some(60)), 100);
     }
 
     #[test]

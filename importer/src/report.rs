@@ -344,7 +344,7 @@ mod tests {
                 "Unable to process data: the target is full: writing: disk quota exceeded (os error 122)",
             ),
             (
-                plan::fits(11, 10).unwrap_err(),
+                plan::fits(Contract::Environment, 11, 10, None).unwrap_err(),
                 "Unable to process data: virtual image size 11 is larger than the reported available storage 10. A larger PVC is required",
             ),
             (Error::usage("a\nb\n"), "Unable to process data: a; b"),

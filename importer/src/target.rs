@@ -38,8 +38,14 @@ pub(crate) fn look(path: &Path) -> Result<Stands, Error> {
     };
     // /dev/disk/by-id and /dev/vg/lv are links to devices.
     let meta = if link.is_symlink() {
-        std::fs::metadata(path)
-            .map_err(|e| Error::with(Kind::Target, format!("cannot look at {shown}"), e))?
+        std::fs::metadata(path).map_err(|e| {
+            if e.kind() == io::ErrorKind::NotFound {
+                let what =
+                    format!("{shown} is a symbolic link to nothing; remove it, or name the file itself");
+                return Error::new(Kind::Target, what);
+            }
+            Error::with(Kind::Target, format!("cannot look at {shown}"), e)
+        })?
     } else {
         link.clone()
     };
@@ -98,13 +104,16 @@ pub(crate) fn free(folder: &Path) -> Result<u64, Error> {
     Ok(fs.f_bavail.saturating_mul(unit))
 }
 
-/// Size of a block device in bytes.
+/// Size of a block device in bytes, in whole sectors: a part of one cannot be written.
 ///
 /// # Errors
 /// When it cannot be opened or asked.
 pub(crate) fn device_size(path: &Path) -> Result<u64, Error> {
     let failed = |e| Error::with(Kind::Target, format!("cannot ask for the size of {}", path.display()), e);
-    File::open(path).and_then(|mut file| file.seek(SeekFrom::End(0))).map_err(failed)
+    let mut device = File::open(path).map_err(failed)?;
+    let size = device.seek(SeekFrom::End(0)).map_err(failed)?;
+    let sector = rustix::fs::ioctl_blksszget(&device).map_or(512, |sector| u64::from(sector.max(1)));
+    Ok(size - size % sector)
 }
 
 /// A lock on a target; two importers never write the same one. It ends with this value.
@@ -122,6 +131,18 @@ impl Held {
     /// When it cannot be asked.
     pub(crate) fn inode(&self) -> io::Result<u64> {
         Ok(self.file.metadata()?.ino())
+    }
+}
+
+impl Held {
+    /// Gives back what the locked file occupies.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub(crate) fn empty(&self) -> io::Result<()> {
+        self.file.set_len(0)?;
+        // Some filesystems count freed blocks as free only once that is on the disk.
+        self.file.sync_all()
     }
 }
 
@@ -177,7 +198,22 @@ fn open_to_hold(path: &Path, device: bool) -> io::Result<(File, bool)> {
     }
 }
 
-/// Refuses a device that is mounted or carries something.
+/// Refuses a device that takes no writes, as the kernel tells in sysfs. Where that is not mounted nothing is refused.
+///
+/// # Errors
+/// [`Kind::Target`].
+pub(crate) fn writable(path: &Path, number: u64) -> Result<(), Error> {
+    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+    let told = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/ro")).unwrap_or_default();
+    if told.trim() == "1" {
+        let what = format!("{} is read-only; make it writable first (blockdev --setrw)", path.display());
+        return Err(Error::new(Kind::Target, what));
+    }
+    Ok(())
+}
+
+/// Refuses a device that is mounted or held: by swap, by RAID or device mapper, by another program that opened it
+/// exclusively. What is in use is never overwritten, forced or not.
 ///
 /// # Errors
 /// [`Kind::Target`], saying what was found and how to go on.
@@ -187,6 +223,26 @@ pub(crate) fn unused(path: &Path, number: u64) -> Result<(), Error> {
     if let Some(at) = mounted_at(&mounts, number) {
         return Err(Error::new(Kind::Target, format!("{shown} is mounted at {at}; unmount it first")));
     }
+    // Not for writing: closing that would make udev look at the device anew.
+    let alone = rustix::fs::OFlags::EXCL.bits().cast_signed();
+    match OpenOptions::new().read(true).custom_flags(alone).open(path) {
+        Ok(_) => Ok(()),
+        Err(e) if e.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()) => {
+            let what = format!(
+                "{shown} is in use: it, or a part of it, is mounted or held (by swap, LVM, RAID or another program); release it first"
+            );
+            Err(Error::with(Kind::Target, what, e))
+        }
+        Err(e) => Err(Error::with(Kind::Target, format!("cannot open {shown}"), e)),
+    }
+}
+
+/// Refuses a device that carries something.
+///
+/// # Errors
+/// [`Kind::Target`], saying what was found and how to go on.
+pub(crate) fn without_content(path: &Path) -> Result<(), Error> {
+    let shown = path.display();
     let failed = |e| Error::with(Kind::Target, format!("cannot read {shown}"), e);
     let mut device = File::open(path).map_err(failed)?;
     let mut head = vec![0; HEAD];

@@ -298,7 +298,7 @@ fn io_uring_refused_by_a_filter() {
     command.arg(format!("sha256:{}", support::sha256(&image)));
     denied::forbid_io_uring(&mut command, libc::EPERM);
     let ran = output(&mut command).unwrap();
-    assert_exit(&ran, 1, "io_uring by name");
+    assert_exit(&ran, 7, "io_uring by name");
     assert!(text(&ran.stderr).contains("io_uring cannot be used to write"), "{}", text(&ran.stderr));
     assert!(!support::names(folder.path()).iter().any(|name| name != "image"), "nothing is left");
 }

@@ -8,7 +8,7 @@ mod support;
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -215,6 +215,29 @@ fn a_thin_disk_outgrows_its_filesystem() {
     )));
     assert!(names(tight.path()).is_empty());
     println!("{} of {} MiB were kept and gone on with", resumed / MIB, image.size / MIB);
+}
+
+/// What was written before the disk was full is kept, synced or not by then, and is there the next time.
+#[test]
+fn what_was_written_before_the_disk_was_full_is_kept() {
+    let image = Image::new(160 * MIB);
+    for engine in ["io_uring", "pwrite"] {
+        let mount = Mount::on_loop("ext4", 128 * MIB);
+        let target = mount.path().join("disk");
+        // A local file is not journaled for 128 MiB or a second: nothing would be, without the end.
+        let arguments = [&image.path(), target.to_str().unwrap(), "--engine", engine, "--output", "json"];
+        let ran = import(&arguments);
+        assert_exit(&ran, 5, engine);
+        let written = fs::metadata(&target).unwrap().blocks() * 512;
+        mount.grow(256 * MIB);
+        let ran = import(&arguments);
+        assert_exit(&ran, 0, engine);
+        let resumed = report(&ran)["bytes_resumed"].as_u64().unwrap();
+        assert_eq!(sha256(&target), image.sha256, "{engine}");
+        // Less what was in flight.
+        assert!(resumed + 24 * MIB >= written, "{engine}: {resumed} of {written} were kept");
+        println!("{engine}: {} of {} MiB written were kept", resumed / MIB, written / MIB);
+    }
 }
 
 /// A quota is in no figure of the filesystem's: it is met midway only.

@@ -2,11 +2,9 @@
 
 use std::sync::Arc;
 
-use disk_image::write::Writer;
-
 use super::Session;
-use super::hold::{hold, journal_path, open_target, options};
-use super::look::{Facts, available, check_device};
+use super::hold::{hold, journal_path, open_target, open_writer, options};
+use super::look::{Facts, available, check_device, check_size};
 use crate::config::{Config, Contract};
 use crate::error::Error;
 use crate::plan::{self, Mode};
@@ -17,19 +15,20 @@ pub(super) fn blank(config: &Config, session: &Session, facts: &Facts) -> Result
     session.meter.phase("creating");
     let available = available(config, facts);
     let size = match facts.mode {
-        Mode::File => plan::blank_size(available, config.overhead, config.size)?,
-        Mode::Block | Mode::Folder => facts.capacity,
+        Mode::File => plan::blank_size(config.contract, available, config.overhead, config.size)?,
+        Mode::Block | Mode::Folder => plan::zeroed(config.contract, facts.capacity, config.size),
     };
     if facts.mode == Mode::Block && config.contract == Contract::Environment && !config.preallocate {
         return Ok(Done { silent: true, ..Done::default() });
     }
     check_device(config, facts)?;
+    check_size(config, facts)?;
     let (_held, _) = hold(config, facts, None)?;
     if let Some(journal) = journal_path(config, facts) {
         // Of an import that was not finished; there is none, as a rule.
         drop(std::fs::remove_file(journal));
     }
-    let writer = Writer::open(open_target(config, facts, false)?, size, &options(config, session, false))?;
+    let writer = open_writer(open_target(config, facts, false)?, size, &options(config, session, false))?;
     session.meter.engine(writer.engine_now());
     if facts.mode == Mode::Block {
         writer.zero(0..size, Arc::new(()))?;
@@ -42,6 +41,7 @@ pub(super) fn blank(config: &Config, session: &Session, facts: &Facts) -> Result
         format: "blank".to_owned(),
         engine: written.engine.to_string(),
         preallocated: config.preallocate,
+        warnings: plan::resized(config.contract, config.overhead, config.size, size).into_iter().collect(),
         ..Done::default()
     })
 }

@@ -1,19 +1,21 @@
 //! A disk image onto the target: everything that can refuse comes first, then the target is taken and filled.
 
+use std::io;
+
 use disk_image::transfer::{self, Image, Ledger as _, Request};
 
 use super::connect::{Wire, connect};
 use super::hold::{hold, journal_path};
-use super::look::{Facts, available, check_device};
+use super::look::{Facts, available, check_device, check_size};
 use super::{Session, transfer_limits};
 use crate::checksum::Checked;
-use crate::config::Config;
+use crate::config::{Config, Contract};
 use crate::error::{Error, Kind};
 use crate::journal::{self, Head, Journal};
 use crate::plan::{self, Foreign, Mode, Resume};
 use crate::report::Done;
 use crate::source::open::Opened;
-use crate::target::{self, Stands};
+use crate::target::{self, Held, Stands};
 
 /// Imports one disk image.
 ///
@@ -22,18 +24,17 @@ use crate::target::{self, Stands};
 pub(super) fn disk(config: &Config, session: &Session, facts: &Facts) -> Result<Done, Error> {
     session.meter.phase("connecting");
     check_device(config, facts)?;
+    check_size(config, facts)?;
     let Wire { source, checked, opened } = connect(config, session)?;
     if let Some(local) = &opened.local {
         target::not_the_source(local.file(), &facts.path)?;
     }
     let available = available(config, facts);
-    // A stream of unknown size cannot be checked before; what is free bounds it then.
-    let bound = available.min(facts.capacity);
     let reread = plan::reread(source.facts().size, opened.local.is_some());
     let image = transfer::open(Request {
         source,
         format: config.format,
-        limits: transfer::Limits { reread, ..transfer_limits(&config.limits, bound) },
+        limits: transfer::Limits { reread, ..transfer_limits(&config.limits, available) },
         progress: session.meter.transfer.clone(),
     })?;
     let mut warnings = Vec::new();
@@ -43,8 +44,9 @@ pub(super) fn disk(config: &Config, session: &Session, facts: &Facts) -> Result<
         warnings.push(warning);
     }
     if let Some(size) = image.virtual_size() {
-        plan::fits(size, available)?;
-        if facts.mode == Mode::File && size > facts.capacity {
+        plan::fits(config.contract, size, available, config.size)?;
+        let size = size.max(config.size.unwrap_or(0));
+        if config.contract == Contract::CommandLine && facts.mode == Mode::File && size > facts.capacity {
             let warning = format!("the disk may grow to {size} bytes, and only {} are free", facts.capacity);
             tracing::warn!("{warning}");
         }
@@ -93,7 +95,7 @@ impl Work<'_> {
             }
         };
         head = head.at(node);
-        let journal = self.journal(&head, resume, found)?;
+        let journal = self.journal(&head, resume, found, &held)?;
         let keep = resume == Resume::Continue;
         let result = self.fill(journal.as_ref().map_or(0, |j| j.done().bytes()), keep, journal);
         if let Err(error) = &result {
@@ -113,6 +115,7 @@ impl Work<'_> {
         head: &Head,
         resume: Resume,
         found: Option<journal::Found>,
+        held: &Held,
     ) -> Result<Option<Journal>, Error> {
         let shown = self.facts.path.display();
         let Some(path) = journal_path(self.config, self.facts) else {
@@ -135,7 +138,14 @@ impl Work<'_> {
                 if resume == Resume::Restart {
                     tracing::info!("starting from the beginning");
                 }
-                Journal::start(&path, head).map(Some).map_err(failed)
+                match Journal::start(&path, head) {
+                    // What an earlier try left fills the room. It is not gone on with: out of the way first.
+                    Err(e) if e.kind() == io::ErrorKind::StorageFull && self.facts.mode == Mode::File => {
+                        journal::discard(&path).and_then(|()| held.empty()).map_err(failed)?;
+                        Journal::start(&path, head).map(Some).map_err(failed)
+                    }
+                    other => other.map(Some).map_err(failed),
+                }
             }
         }
     }

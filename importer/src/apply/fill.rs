@@ -1,13 +1,15 @@
 //! Fills the target with the image's bytes: cloned by the filesystem, or moved by a transfer that the journal follows.
 
+use std::sync::Arc;
+
 use disk_image::transfer::{self, Forgetful, Ledger, Spool};
-use disk_image::write::{Target, Writer};
+use disk_image::write::Target;
 
 use super::connect::verify;
 use super::disk::Work;
-use super::hold::{open_target, options};
+use super::hold::{open_target, open_writer, options};
 use crate::clone;
-use crate::config;
+use crate::config::{self, Config};
 use crate::error::{Error, Kind};
 use crate::journal::{self, Journal};
 use crate::plan::{self, Mode};
@@ -39,29 +41,51 @@ impl Work<'_> {
     /// Size of the target's disk once the image's is known.
     fn final_size(&self, virtual_size: u64) -> u64 {
         match self.facts.mode {
-            Mode::File => {
-                plan::final_size(virtual_size, self.available, self.config.overhead, self.config.size)
+            Mode::File => plan::final_size(
+                self.config.contract,
+                virtual_size,
+                self.available,
+                self.config.overhead,
+                self.config.size,
+            ),
+            Mode::Block | Mode::Folder => {
+                plan::zeroed(self.config.contract, self.facts.capacity, self.config.size)
             }
-            Mode::Block | Mode::Folder => virtual_size,
         }
+    }
+
+    /// What should be known of a size that is not the one asked for.
+    fn resized(&self, disk_size: u64) -> Vec<String> {
+        let Config { contract, overhead, size, .. } = self.config;
+        let told = match self.facts.mode {
+            Mode::File => plan::resized(*contract, *overhead, *size, disk_size),
+            Mode::Block | Mode::Folder => None,
+        };
+        told.into_iter().collect()
     }
 
     /// The one place that moves bytes.
     fn transfer(&self, target: Target, ledger: &mut dyn Ledger) -> Result<Done, Error> {
         let (config, session) = (self.config, self.session);
         let known = self.image.virtual_size().map(|size| self.final_size(size));
-        let bound = known.unwrap_or(self.available.min(self.facts.capacity));
-        let writer = Writer::open(target, bound, &options(config, session, known.is_none()))?;
+        let bound = known.unwrap_or(self.available);
+        let writer = open_writer(target, bound, &options(config, session, known.is_none()))?;
         session.meter.engine(writer.engine_now());
         session.meter.phase("importing");
         let progress = &session.meter.transfer;
         let report = transfer::run(self.image, &writer, ledger, &self.spool(bound), progress, &session.stop)?;
         verify(self.checked, self.opened, session)?;
         session.meter.phase("syncing");
-        plan::fits(report.virtual_size, self.available)?;
+        plan::fits(config.contract, report.virtual_size, self.available, config.size)?;
         let disk_size = self.final_size(report.virtual_size);
         if known.is_none() {
             writer.set_len(disk_size)?;
+        }
+        if self.facts.mode == Mode::Block && report.virtual_size < disk_size {
+            // What the device held before shows behind the image, and some of it is looked for at the very end.
+            session.meter.phase("zeroing the rest");
+            writer.zero(report.virtual_size..disk_size, Arc::new(()))?;
+            session.meter.phase("syncing");
         }
         let written = writer.finish()?;
         if config.preallocate && known.is_none() && self.facts.mode == Mode::File {
@@ -77,6 +101,7 @@ impl Work<'_> {
             format: self.head_format(),
             engine: written.engine.to_string(),
             preallocated: config.preallocate,
+            warnings: self.resized(disk_size),
             ..Done::default()
         })
     }
@@ -129,6 +154,7 @@ impl Work<'_> {
             disk_size,
             format: "raw".to_owned(),
             engine: method.name().to_owned(),
+            warnings: self.resized(disk_size),
             ..Done::default()
         }))
     }

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use api::names;
-use disk_image::write::{Direct, Options, Target};
+use disk_image::write::{Direct, Options, Target, Writer};
 
 use super::Session;
 use super::look::Facts;
@@ -55,10 +55,10 @@ pub(super) fn hold(
     Ok((held, (resume, found)))
 }
 
-/// Opens the target for writing. A device is opened exclusively unless it was forced; the contract's is ours alone.
+/// Opens the target for writing. A person's device is opened exclusively; the contract's is ours alone.
 pub(super) fn open_target(config: &Config, facts: &Facts, keep: bool) -> Result<Target, Error> {
     if facts.mode == Mode::Block {
-        let exclusive = config.contract == Contract::CommandLine && !config.force;
+        let exclusive = config.contract == Contract::CommandLine;
         return Target::block(&facts.path, exclusive)
             .map_err(|e| Error::with(Kind::Target, "cannot open the target", e));
     }
@@ -84,4 +84,18 @@ pub(super) fn options(config: &Config, session: &Session, grows: bool) -> Option
         stop: session.stop.clone(),
         ..Options::default()
     }
+}
+
+/// Opens the writer of a disk of `size` bytes. That it does not work at all, as with an engine that is asked for and
+/// refused, is the target's failure.
+///
+/// # Errors
+/// [`Kind::Target`], or [`Kind::NoRoom`] when the size is too much.
+pub(super) fn open_writer(target: Target, size: u64, options: &Options) -> Result<Writer, Error> {
+    Writer::open(target, size, options).map_err(|error| {
+        if error.kind() == disk_image::Kind::Target {
+            return Error::with(Kind::Target, "the target cannot be written", error);
+        }
+        error.into()
+    })
 }

@@ -70,12 +70,34 @@ pub(super) fn available(config: &Config, facts: &Facts) -> u64 {
     plan::available(config.contract, facts.mode, config.preallocate, facts.capacity, config.size)
 }
 
-/// Refuses what a person would not want overwritten. The contract's volumes are ours to write.
+/// Refuses a device that cannot be written, is in use, or holds what a person would not want overwritten. The
+/// contract's device is ours to write.
+///
+/// # Errors
+/// [`Kind::Target`], saying what was found and how to go on.
 pub(super) fn check_device(config: &Config, facts: &Facts) -> Result<(), Error> {
-    match (facts.stands, config.contract) {
-        (Stands::Device { number }, Contract::CommandLine) if !config.force => {
-            target::unused(&facts.path, number)
+    let Stands::Device { number } = facts.stands else { return Ok(()) };
+    target::writable(&facts.path, number)?;
+    match config.contract {
+        Contract::Environment => Ok(()),
+        Contract::CommandLine => {
+            target::unused(&facts.path, number)?;
+            if config.force { Ok(()) } else { target::without_content(&facts.path) }
         }
-        (Stands::Nothing | Stands::File { .. } | Stands::Device { .. } | Stands::Folder, _) => Ok(()),
+    }
+}
+
+/// Refuses a size that was asked for and cannot be had.
+///
+/// # Errors
+/// [`Kind::NoRoom`], by command line only.
+pub(super) fn check_size(config: &Config, facts: &Facts) -> Result<(), Error> {
+    match (config.contract, config.size) {
+        (Contract::CommandLine, Some(request)) => {
+            let asked = plan::asked(facts.mode, request, config.overhead);
+            let shown = facts.path.display().to_string();
+            plan::granted(facts.mode, config.preallocate, asked, facts.capacity, &shown)
+        }
+        (Contract::CommandLine, None) | (Contract::Environment, _) => Ok(()),
     }
 }

@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use disk_image::write::Writer;
-
 use super::disk::Work;
-use super::hold::{journal_path, open_target, options};
+use super::hold::{journal_path, open_target, open_writer, options};
 use crate::error::{Error, Kind};
 use crate::journal;
 use crate::plan::Mode;
@@ -39,7 +37,7 @@ impl Work<'_> {
     fn wipe(&self) -> Result<(), Error> {
         let size = self.image.virtual_size().unwrap_or(self.facts.capacity).min(self.facts.capacity);
         let target = open_target(self.config, self.facts, false)?;
-        let writer = Writer::open(target, size, &options(self.config, self.session, false))?;
+        let writer = open_writer(target, size, &options(self.config, self.session, false))?;
         writer.zero(0..size, Arc::new(()))?;
         writer.finish()?;
         Ok(())

@@ -1,0 +1,274 @@
+//! What a target is refused for before its first byte is written, and what stands on it afterwards: devices in use,
+//! sizes that cannot be had, what a device held before.
+
+#![expect(clippy::cast_possible_truncation, reason = "small test data")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, symlink};
+use std::path::Path;
+
+use support::guest::Dice;
+use support::places::{Loop, Mount, output, run};
+use support::server::{Served, Server};
+use support::{MIB, Pod, assert_exit, import, import_piped, names, report, sha256, text};
+
+/// A folder with a file of `len` bytes that do not compress.
+fn image(len: u64) -> (tempfile::TempDir, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("image");
+    fs::write(&path, Dice(len).bytes(len as usize)).unwrap();
+    let path = path.to_str().unwrap().to_owned();
+    (folder, path)
+}
+
+/// A device that holds nothing known and no zero.
+fn used_device(size: u64, sector: u32) -> Loop {
+    let device = Loop::new(size, sector);
+    let file = OpenOptions::new().write(true).open(&device.device).unwrap();
+    file.write_all_at(&vec![0xa5; size as usize], 0).unwrap();
+    file.sync_all().unwrap();
+    device
+}
+
+fn said(output: &std::process::Output) -> String {
+    text(&output.stderr)
+}
+
+#[test]
+fn a_device_in_use_is_refused_even_by_force() {
+    let (_folder, source) = image(MIB);
+    let mount = Mount::on_loop("ext4", 32 * MIB);
+    fs::write(mount.path().join("file"), Dice(9).bytes(8 << 20)).unwrap();
+    run("sync", &["-f", mount.path().to_str().unwrap()]);
+    let device = mount.device().unwrap().to_str().unwrap();
+    let before = sha256(Path::new(device));
+    for more in [&[][..], &["--force"]] {
+        let ran = import(&[&[source.as_str(), device], more].concat());
+        assert_exit(&ran, 7, "mounted");
+        assert!(said(&ran).contains("is mounted at"), "{}", said(&ran));
+    }
+    let ran = import(&["blank", device, "--force"]);
+    assert_exit(&ran, 7, "mounted");
+    assert_eq!(sha256(Path::new(device)), before, "nothing is written");
+
+    // Held by somebody who mounts nothing: RAID, swap, a virtual machine.
+    let held = used_device(4 * MIB, 512);
+    let device = held.device.to_str().unwrap();
+    let alone = rustix::fs::OFlags::EXCL.bits().cast_signed();
+    let holder = OpenOptions::new().read(true).custom_flags(alone).open(device).unwrap();
+    let ran = import(&[&source, device, "--force"]);
+    assert_exit(&ran, 7, "held");
+    assert!(said(&ran).contains("is in use"), "{}", said(&ran));
+    assert!(fs::read(device).unwrap().iter().all(|&byte| byte == 0xa5), "nothing is written");
+    drop(holder);
+    assert_exit(&import(&[&source, device, "--force"]), 0, "free again");
+}
+
+/// A loop device that takes no writes. Not by `blockdev --setro`, which outlives the loop device.
+struct ReadOnly {
+    device: String,
+    _folder: tempfile::TempDir,
+}
+
+impl ReadOnly {
+    fn new() -> Self {
+        let (folder, backing) = image(4 * MIB);
+        let device = run("losetup", &["--find", "--show", "--read-only", &backing]);
+        Self { device, _folder: folder }
+    }
+}
+
+impl Drop for ReadOnly {
+    fn drop(&mut self) {
+        drop(output(std::process::Command::new("losetup").args(["-d", &self.device])));
+    }
+}
+
+#[test]
+fn a_read_only_device_is_told_before_the_source_is_asked() {
+    let device = ReadOnly::new();
+    let path = device.device.as_str();
+    // Nobody listens there: asking the source first would fail otherwise.
+    let ran = import(&["http://127.0.0.1:1/image", path, "--force"]);
+    assert_exit(&ran, 7, "read-only");
+    assert!(said(&ran).contains("is read-only"), "{}", said(&ran));
+    let pod = Pod::new();
+    symlink(&device.device, pod.path("dev/cdi-block-volume")).unwrap();
+    let ran = output(&mut pod.command("http://127.0.0.1:1/image", "4Mi")).unwrap();
+    assert_exit(&ran, 1, "read-only");
+    assert!(pod.message().contains("is read-only"), "{}", pod.message());
+}
+
+#[test]
+fn what_a_device_held_before_does_not_show_behind_the_image() {
+    let (folder, source) = image(3 * MIB + 512);
+    let wanted = fs::read(&source).unwrap();
+    let packed = folder.path().join("image.gz");
+    fs::write(&packed, fs::read(&source).unwrap()).unwrap();
+    run("gzip", &["-k", "-f", &source]);
+    let behind = |device: &Loop, zeroes_to: u64, what: &str| {
+        let disk = fs::read(&device.device).unwrap();
+        assert!(disk[..wanted.len()] == wanted, "{what}: the image");
+        let (zeroes, rest) = disk[wanted.len()..].split_at(zeroes_to as usize - wanted.len());
+        assert!(zeroes.iter().all(|&byte| byte == 0), "{what}: zeroes up to {zeroes_to}");
+        assert!(rest.iter().all(|&byte| byte == 0xa5), "{what}: nothing behind {zeroes_to} is touched");
+    };
+    for (sector, size) in [(512, 9 * MIB + 512), (4096, 9 * MIB)] {
+        let device = used_device(size, sector);
+        let path = device.device.to_str().unwrap();
+        let ran = import(&[&source, path, "--output", "json"]);
+        assert_exit(&ran, 0, "whole");
+        assert_eq!(report(&ran)["disk_size"], size);
+        behind(&device, size, "a file");
+
+        let device = used_device(size, sector);
+        let path = device.device.to_str().unwrap();
+        assert_exit(&import_piped(&packed, &["-", path]), 0, "piped");
+        behind(&device, size, "a stream");
+
+        // A person may say how far.
+        let device = used_device(size, sector);
+        let path = device.device.to_str().unwrap();
+        assert_exit(&import(&[&source, path, "--size", "5Mi"]), 0, "sized");
+        behind(&device, 5 * MIB, "with --size");
+        let before = fs::read(path).unwrap();
+        assert_exit(&import(&["blank", path, "--size", "1Mi", "--force"]), 0, "blank");
+        let after = fs::read(path).unwrap();
+        assert!(
+            after[..MIB as usize].iter().all(|&b| b == 0) && after[MIB as usize..] == before[MIB as usize..]
+        );
+
+        // A volume is the guest's to its end, whatever was requested.
+        let device = used_device(size, sector);
+        let pod = Pod::new();
+        symlink(&device.device, pod.path("dev/cdi-block-volume")).unwrap();
+        let server = Server::start(folder.path());
+        let ran = output(&mut pod.command(&server.url(Served::Ranges, "image"), "4Mi")).unwrap();
+        assert_exit(&ran, 0, "the contract");
+        behind(&device, size, "a volume");
+    }
+}
+
+#[test]
+fn a_size_that_cannot_be_had_is_refused() {
+    let (_folder, source) = image(MIB);
+    let device = used_device(4 * MIB, 512);
+    let path = device.device.to_str().unwrap();
+    for arguments in [vec![source.as_str(), path, "--size", "5Mi"], vec!["blank", path, "--size", "5Mi"]] {
+        let ran = import(&arguments);
+        assert_exit(&ran, 5, "a device");
+        for word in ["5242880", "4194304", "smaller --size"] {
+            assert!(said(&ran).contains(word), "{}", said(&ran));
+        }
+        assert!(fs::read(path).unwrap().iter().all(|&byte| byte == 0xa5), "nothing is written");
+    }
+    let mount = Mount::on_loop("ext4", 64 * MIB);
+    let target = mount.path().join("disk");
+    let target = target.to_str().unwrap();
+    let before = names(mount.path());
+    for source in [source.as_str(), "blank"] {
+        let ran = import(&[source, target, "--size", "200Gi", "--preallocate"]);
+        assert_exit(&ran, 5, "reserved");
+        for word in ["214748364800", "are free", "leave out --preallocate"] {
+            assert!(said(&ran).contains(word), "{}", said(&ran));
+        }
+        assert_eq!(names(mount.path()), before, "nothing is reserved");
+    }
+    // A disk that is not reserved may outgrow what is free, and that is said.
+    let ran = import(&[&source, target, "--size", "200Gi"]);
+    assert_exit(&ran, 0, "sparse");
+    assert!(said(&ran).contains("the disk may grow to 214748364800 bytes"), "{}", said(&ran));
+    assert_eq!(fs::metadata(target).unwrap().len(), 200 << 30);
+}
+
+#[test]
+fn a_size_that_is_rounded_is_told() {
+    let (folder, source) = image(MIB + 1);
+    let target = folder.path().join("disk");
+    let target = target.to_str().unwrap();
+    for (arguments, size, told) in [
+        (vec![source.as_str(), target, "--size", "5000000"], 5 * MIB, true),
+        (vec!["blank", target, "--size", "5000000"], 5 * MIB, true),
+        (vec!["blank", target, "--size", "5000000", "--preallocate"], 5 * MIB, true),
+        (vec!["blank", target, "--size", "10Mi", "--overhead", "0.06"], 9 * MIB, true),
+        (vec![source.as_str(), target, "--size", "5Mi"], 5 * MIB, false),
+        (vec![source.as_str(), target, "--size", "1048577"], MIB + 1, false),
+    ] {
+        let ran = import(&[&arguments[..], &["--force", "--output", "json"]].concat());
+        assert_exit(&ran, 0, "rounded");
+        let meta = fs::metadata(target).unwrap();
+        assert_eq!(meta.len(), size, "{arguments:?}");
+        assert!(!arguments.contains(&"--preallocate") || meta.blocks() * 512 >= size);
+        let seen = report(&ran);
+        assert_eq!(seen["disk_size"], size);
+        let warnings = seen["warnings"].to_string();
+        assert_eq!(warnings.contains(&format!("the disk has {size} bytes")), told, "{warnings}");
+        let ran = import(&[&arguments[..], &["--force"]].concat());
+        assert_eq!(text(&ran.stdout).contains("warning: the disk has"), told, "{}", text(&ran.stdout));
+    }
+    let ran = import(&[&source, target, "--size", "1Mi", "--force"]);
+    assert_exit(&ran, 5, "larger than asked for");
+    assert!(said(&ran).contains("give a larger --size") && !said(&ran).contains("PVC"), "{}", said(&ran));
+}
+
+/// What a stream of unknown size comes to is known only when the room is gone, or is not.
+#[test]
+fn a_packed_stream_onto_little_room() {
+    let mount = Mount::memory("tmpfs", 16 * MIB);
+    let (folder, source) = image(24 * MIB);
+    let packed = folder.path().join("packed");
+    fs::write(&packed, run_gzip(&fs::read(&source).unwrap())).unwrap();
+    let target = mount.path().join("disk");
+    let ran = import_piped(&packed, &["-", target.to_str().unwrap()]);
+    assert_exit(&ran, 5, "full");
+    assert!(said(&ran).contains("no space left on device"), "{}", said(&ran));
+    assert!(!said(&ran).contains("virtual image size"), "its size is not known: {}", said(&ran));
+    // With a bound the size is told as what it is: a least.
+    let ran = import_piped(&packed, &["-", target.to_str().unwrap(), "--size", "4Mi", "--force"]);
+    assert_exit(&ran, 5, "bound");
+    assert!(said(&ran).contains("bytes or more, is larger than the reported available"), "{}", said(&ran));
+    fs::remove_file(&target).unwrap();
+    // Mostly zeroes: a thin disk larger than the room.
+    let mut disk = vec![0; 40 << 20];
+    disk[..1 << 20].copy_from_slice(&Dice(3).bytes(1 << 20));
+    fs::write(&packed, run_gzip(&disk)).unwrap();
+    assert_exit(&import_piped(&packed, &["-", target.to_str().unwrap()]), 0, "thin");
+    assert!(fs::read(&target).unwrap() == disk);
+}
+
+fn run_gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    packer.write_all(bytes).unwrap();
+    packer.finish().unwrap()
+}
+
+#[test]
+fn a_filesystem_without_such_large_files_is_not_called_full() {
+    let mount = Mount::on_loop("ext4", 64 * MIB);
+    let target = mount.path().join("disk");
+    let ran = import(&["blank", target.to_str().unwrap(), "--size", "20Ti"]);
+    assert_exit(&ran, 5, "too large");
+    assert!(said(&ran).contains("its largest file is too small"), "{}", said(&ran));
+    assert!(!said(&ran).contains("is full"), "{}", said(&ran));
+}
+
+#[test]
+fn links_and_standard_output_are_no_targets() {
+    let (folder, source) = image(MIB);
+    let link = folder.path().join("link");
+    symlink("nowhere", &link).unwrap();
+    for more in [&[][..], &["--force"]] {
+        let ran = import(&[&[source.as_str(), link.to_str().unwrap()], more].concat());
+        assert_exit(&ran, 7, "a link to nothing");
+        assert!(said(&ran).contains("is a symbolic link to nothing"), "{}", said(&ran));
+    }
+    let mut command = support::importer();
+    let ran = output(command.args([&source, "-"]).current_dir(folder.path())).unwrap();
+    assert_exit(&ran, 2, "standard output");
+    assert!(said(&ran).contains("name a file or a block device"), "{}", said(&ran));
+    assert_eq!(names(folder.path()), ["image", "link"]);
+}
