@@ -33,9 +33,9 @@ Started without a source and with IMPORTER_SOURCE set, it follows the environmen
 Exit codes:
   0 done                         5 target full or too small
   1 reading or writing failed    6 checksum mismatch
-  2 wrong usage                  7 target in use or not empty
+  2 wrong usage                  7 target in use, not empty, or not writable
   3 source not reachable         8 image must be converted first
-  4 content refused              130, 143 stopped by a signal; run again to go on";
+  4 content refused              129, 130, 143 stopped by a signal; run again to go on";
 
 /// Imports a disk image of any format from any source straight into a file or onto a block device.
 #[derive(Debug, Parser)]
@@ -119,21 +119,22 @@ pub(crate) struct FromArgs {
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u8).range(1..=64))]
     pub(crate) connections: u8,
     /// Largest window a compressed image may declare.
-    #[arg(long, value_name = "SIZE", default_value = "128Mi", value_parser = size)]
+    #[arg(long, value_name = "SIZE", default_value = "128Mi", value_parser = window)]
     pub(crate) window_limit: u64,
     /// Seconds without a byte after which the source counts as broken.
-    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=WEEK))]
     pub(crate) stall: u64,
     /// Seconds for which failures are retried without any progress.
-    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(..=WEEK))]
     pub(crate) patience: u64,
 }
 
 /// How the disk is written.
 #[derive(Clone, Debug, ClapArgs)]
 pub(crate) struct ImportArgs {
-    /// Size of the disk: it grows to this; a larger image is refused.
-    #[arg(long, value_parser = size)]
+    /// Size of the disk: it grows to this, in whole MiB; a larger image is refused. On a device: where the zeroes end
+    /// that follow the image, at the device's end if not given.
+    #[arg(long, value_parser = disk_size)]
     pub(crate) size: Option<u64>,
     /// Checksum of the bytes as downloaded: md5, sha1, sha256 or sha512, a colon, hex digits.
     #[arg(long, value_name = "ALGO:HEX")]
@@ -144,7 +145,7 @@ pub(crate) struct ImportArgs {
     /// Reserve all blocks of the disk.
     #[arg(long)]
     pub(crate) preallocate: bool,
-    /// Overwrite what the target holds.
+    /// Overwrite what the target holds. What is mounted or in use is refused all the same.
     #[arg(long)]
     pub(crate) force: bool,
     /// Folder for the record of what is done, so that an interrupted import goes on; beside a file it is the default.
@@ -163,7 +164,7 @@ pub(crate) struct ImportArgs {
     #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = overhead)]
     pub(crate) overhead: f64,
     /// Memory for image data.
-    #[arg(long, value_name = "SIZE", default_value = "24Mi", value_parser = size)]
+    #[arg(long, value_name = "SIZE", default_value = "24Mi", value_parser = memory)]
     pub(crate) memory: u64,
     /// The final report: text for people, json for programs (on standard output).
     #[arg(long, value_enum, default_value_t = OutputArg::Text)]
@@ -226,8 +227,32 @@ pub(crate) enum ProgressArg {
     None,
 }
 
-fn size(text: &str) -> Result<u64, String> {
-    quantity::bytes(text).map_err(|e| e.to_string())
+/// Longest time that can be asked for, in seconds.
+const WEEK: u64 = 7 * 24 * 3600;
+
+/// A quantity from `least` to `most`; the bounds as they are typed.
+fn size(text: &str, least: &str, most: &str) -> Result<u64, String> {
+    let bytes = |text: &str| quantity::bytes(text).map_err(|e| e.to_string());
+    let value = bytes(text)?;
+    if (bytes(least)?..=bytes(most)?).contains(&value) {
+        return Ok(value);
+    }
+    Err(format!("not between {least} and {most}"))
+}
+
+/// No file and no device is larger than 8 EiB.
+fn disk_size(text: &str) -> Result<u64, String> {
+    size(text, "1", "7Ei")
+}
+
+/// Less does not hold a few buffers; more than this is a mistake.
+fn memory(text: &str) -> Result<u64, String> {
+    size(text, "8Mi", "4Gi")
+}
+
+/// The least an xz dictionary has, and the most.
+fn window(text: &str) -> Result<u64, String> {
+    size(text, "4Ki", "4Gi")
 }
 
 fn overhead(text: &str) -> Result<f64, String> {
@@ -339,7 +364,21 @@ fn config(
             "--archive unpacks files: --format, --size and --preallocate are for disks",
         ));
     }
-    let memory = usize::try_from(memory.clamp(8 << 20, 1 << 32)).unwrap_or(24 << 20);
+    if target.as_os_str() == "-" {
+        return Err(Error::usage(
+            "the target - would be standard output, and a disk is not written forward only: name a file or a block device (a file of that name is ./-)",
+        ));
+    }
+    if location == Location::Blank && (checksum.is_some() || format.is_some()) {
+        return Err(Error::usage("an empty disk has no content: --checksum and --format are for images"));
+    }
+    for (flag, folder) in [("--journal", &journal), ("--scratch", &scratch)] {
+        if let Some(folder) = folder.as_deref().filter(|folder| !folder.is_dir()) {
+            let shown = folder.display();
+            return Err(Error::usage(format!("{flag} {shown} is no folder; name one that exists")));
+        }
+    }
+    let memory = usize::try_from(memory).unwrap_or(usize::MAX);
     Ok(Config {
         contract: Contract::CommandLine,
         location,

@@ -37,8 +37,9 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(args) => args,
         Err(error) => {
             // clap prints help and version to stdout, mistakes to stderr.
-            drop(error.print());
-            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+            let told = error.print();
+            let exit = u8::try_from(error.exit_code()).unwrap_or(2);
+            return if told.is_err() && exit == 0 { ExitCode::FAILURE } else { ExitCode::from(exit) };
         }
     };
     // One provider for all TLS of the process; a second call would be a no-op.
@@ -55,8 +56,10 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Err(error) => say(&plain_failure(&error)),
         Ok(Asked::Completion(shell)) => {
             let mut command = Args::command();
-            clap_complete::generate(shell, &mut command, "importer", &mut io::stdout());
-            ExitCode::SUCCESS
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut command, "importer", &mut script);
+            let script = String::from_utf8_lossy(&script).into_owned();
+            say(&Answer { stdout: Some(script), ..Answer::default() })
         }
         Ok(Asked::Inspect(asked)) => {
             start_logs(logs.v, LevelFilter::WARN, logs.log_json);
@@ -202,10 +205,22 @@ fn say(answer: &Answer) -> ExitCode {
     if let Some(text) = &answer.stderr {
         drop(writeln!(io::stderr().lock(), "{text}"));
     }
-    if let Some(text) = &answer.stdout {
-        drop(writeln!(io::stdout().lock(), "{text}"));
+    let told = answer.stdout.as_ref().map_or(Ok(()), |text| {
+        let mut out = io::stdout().lock();
+        out.write_all(text.as_bytes())?;
+        out.write_all(if text.ends_with('\n') { b"" } else { b"\n" })?;
+        out.flush()
+    });
+    match (told, answer.exit) {
+        // Whoever asked for a report must not take its absence for success.
+        (Err(error), 0) => {
+            let text =
+                format!("importer: all is done but the report: standard output cannot be written: {error}");
+            drop(writeln!(io::stderr().lock(), "{text}"));
+            ExitCode::FAILURE
+        }
+        (Ok(()) | Err(_), exit) => ExitCode::from(exit),
     }
-    ExitCode::from(answer.exit)
 }
 
 /// The wish to stop, and the signal it came by.
