@@ -65,8 +65,9 @@ pub enum Detected {
     Image(Format),
     /// A tar archive: content of an archive import, a registry layer or an OVA.
     Tar,
-    /// Something known that is not a disk: "HTML", "XML", "zip", "7z", "bzip2", "lz4". Raw under the environment
-    /// contract, refused by command line.
+    /// Something known that is not a disk ("HTML", "XML", "zip", "7z", "bzip2", "lz4"), or a disk in a form that is not
+    /// read ("a LUKS container (encrypted)", "a QED image", …). Raw under the environment contract, refused by command
+    /// line.
     Foreign(&'static str),
 }
 
@@ -175,7 +176,29 @@ fn foreign(head: &[u8]) -> Option<&'static str> {
     }
     // Frame and legacy frame.
     let lz4 = [0x184d_2204_u32, 0x184c_2102].iter().any(|magic| head.starts_with(&magic.to_le_bytes()));
-    lz4.then_some("lz4")
+    lz4.then_some("lz4").or_else(|| foreign_image(head))
+}
+
+/// Disks in a form that is not read here.
+fn foreign_image(head: &[u8]) -> Option<&'static str> {
+    let table: [(&[u8], _); 7] = [
+        // LUKS1 and LUKS2: cryptsetup's on-disk format, version 1 or 2 behind the magic.
+        (b"LUKS\xba\xbe\0\x01", "a LUKS container (encrypted)"),
+        (b"LUKS\xba\xbe\0\x02", "a LUKS container (encrypted)"),
+        // As qemu's drivers tell them.
+        (b"QED\0", "a QED image"),
+        (b"WithoutFreeSpace", "a Parallels image"),
+        (b"WithouFreSpacExt", "a Parallels image"),
+        (b"#!/bin/sh\n#V2.0 Format\n", "a cloop image"),
+        (b"Bochs Virtual HD Image", "a Bochs image"),
+    ];
+    table.iter().find(|(magic, _)| head.starts_with(magic)).map(|(_, name)| *name)
+}
+
+/// Tells what is no raw disk by its last sector, where that can be reached: a DMG (Apple's UDIF), by the magic, version
+/// and length of its trailer.
+pub fn foreign_by_end(last: &[u8; 512]) -> Option<&'static str> {
+    last.starts_with(b"koly\0\0\0\x04\0\0\x02\0").then_some("a DMG image")
 }
 
 /// "BZh", the level, then the magic of a block or of the end of an empty stream.
@@ -240,6 +263,16 @@ mod tests {
             (b"BZh9 is no archive", Image(Format::Raw)),
             (b"\x04\x22\x4d\x18", Foreign("lz4")),
             (b"\x02\x21\x4c\x18", Foreign("lz4")),
+            (b"LUKS\xba\xbe\0\x01", Foreign("a LUKS container (encrypted)")),
+            (b"LUKS\xba\xbe\0\x02", Foreign("a LUKS container (encrypted)")),
+            (b"LUKS\xba\xbe\0\x03", Image(Format::Raw)),
+            (b"QED\0", Foreign("a QED image")),
+            (b"QED!", Image(Format::Raw)),
+            (b"WithoutFreeSpace", Foreign("a Parallels image")),
+            (b"WithouFreSpacExt", Foreign("a Parallels image")),
+            (b"#!/bin/sh\n#V2.0 Format\nmodprobe cloop", Foreign("a cloop image")),
+            (b"#!/bin/sh\n", Image(Format::Raw)),
+            (b"Bochs Virtual HD Image", Foreign("a Bochs image")),
             (b"", Image(Format::Raw)),
             (b"\xeb\x63\x90", Image(Format::Raw)),
             (b"<<< not VirtualBox", Image(Format::Raw)),
