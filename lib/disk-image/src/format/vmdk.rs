@@ -174,7 +174,7 @@ pub(super) fn open(prologue: &Prologue) -> Result<Step<Box<dyn Layout>>, Error> 
 
     let len = first.descriptor_len;
     if len == 0 || first.descriptor == 0 {
-        return Err(elsewhere("the VMDK is one part of a disk whose descriptor is in another file"));
+        return Err(one_of_several());
     }
     if len > DESCRIPTOR_MAX * SECTOR {
         return Err(Error::corrupt(format!("a VMDK descriptor of {len} bytes is impossible")));
@@ -184,6 +184,10 @@ pub(super) fn open(prologue: &Prologue) -> Result<Step<Box<dyn Layout>>, Error> 
     let Some(bytes) = prologue.want(place.clone())? else {
         return Ok(Step::Need(place));
     };
+    // The parts of a split disk have room for a descriptor, and none in it.
+    if bytes.iter().all(|&byte| byte == 0) {
+        return Err(one_of_several());
+    }
     check_descriptor(&String::from_utf8_lossy(bytes))?;
 
     let header = match (first.directory, prologue.size) {
@@ -229,6 +233,12 @@ fn agree(header: &Header, footer: &Header) -> Result<(), Error> {
     Ok(())
 }
 
+fn one_of_several() -> Error {
+    elsewhere(
+        "the VMDK is one part of a disk that is split into several files, and what names them is another one",
+    )
+}
+
 fn elsewhere(what: &str) -> Error {
     Error::refused(format!(
         "{what}; make one file of it (qemu-img convert, or vmware-vdiskmanager -r … -t 0) and import that"
@@ -242,11 +252,28 @@ fn refuse_other_kinds(front: &[u8]) -> Result<(), Error> {
     }
     let text = b"# disk descriptorfile";
     if front.get(..text.len()).is_some_and(|front| front.eq_ignore_ascii_case(text)) {
-        return Err(Error::refused(
-            "the VMDK is a descriptor only, the data is in another file; import the -flat.vmdk",
-        ));
+        return Err(refuse_descriptor(&String::from_utf8_lossy(front)));
     }
     Ok(())
+}
+
+/// A descriptor in a file of its own: what to import instead depends on how many files it names.
+fn refuse_descriptor(text: &str) -> Error {
+    let mut extents = text.lines().map(str::trim).filter(|line| is_extent(line));
+    let flat = extents
+        .next()
+        .is_some_and(|line| ["FLAT", "VMFS"].iter().any(|kind| line.split_whitespace().nth(2) == Some(kind)));
+    if flat && extents.next().is_none() {
+        return Error::refused(
+            "the VMDK is a descriptor only, the data is in another file; import that (the -flat.vmdk or -f001.vmdk)",
+        );
+    }
+    elsewhere("the VMDK is a descriptor only, the data is in other files")
+}
+
+/// Whether a line of a descriptor names a file.
+fn is_extent(line: &str) -> bool {
+    ["RW ", "RDONLY ", "NOACCESS "].iter().any(|access| line.starts_with(access))
 }
 
 /// Reads the embedded descriptor, as far as it could say that the disk is not in this file alone.
@@ -254,7 +281,7 @@ fn check_descriptor(text: &str) -> Result<(), Error> {
     let mut kind = None;
     let mut extents = 0;
     for line in text.split(['\n', '\0']).map(str::trim) {
-        if ["RW ", "RDONLY ", "NOACCESS "].iter().any(|access| line.starts_with(access)) {
+        if is_extent(line) {
             extents += 1;
             if line.split_whitespace().nth(2) != Some("SPARSE") {
                 return Err(elsewhere("the VMDK's data is in another file"));
