@@ -229,7 +229,8 @@ fn kind_word(kind: Kind) -> &'static str {
     }
 }
 
-/// The error and everything below it, once each.
+/// The error and everything below it, once each. Control characters come from names and answers of others, and are
+/// shown, not sent to a terminal.
 pub(crate) fn chain(error: &(dyn StdError + 'static)) -> String {
     let mut text = error.to_string();
     let mut below = error.source();
@@ -241,7 +242,20 @@ pub(crate) fn chain(error: &(dyn StdError + 'static)) -> String {
         }
         below = cause.source();
     }
-    text
+    if !text.contains(is_raw) {
+        return text;
+    }
+    text.chars().fold(String::new(), |mut shown, c| {
+        match is_raw(c) {
+            true => shown.extend(c.escape_default()),
+            false => shown.push(c),
+        }
+        shown
+    })
+}
+
+fn is_raw(c: char) -> bool {
+    c.is_control() && c != '\n'
 }
 
 /// The chain with the strings that controllers look for spelled as they expect them (Go spells errno in lower case).
@@ -419,6 +433,7 @@ mod tests {
         assert_eq!(chain(&error), "a: b: c");
         let repeated = Error::with(Kind::Process, "a: b", Error::usage("b"));
         assert_eq!(chain(&repeated), "a: b");
+        assert_eq!(chain(&Error::usage("é\u{1b}[2J\0\nb")), "é\\u{1b}[2J\\u{0}\nb");
     }
 
     #[test]

@@ -202,6 +202,9 @@ impl TarStream {
         let sum: u64 =
             header[..148].iter().chain(b"        ").chain(&header[156..]).map(|&byte| u64::from(byte)).sum();
         if number(&header[148..156]) != Some(sum) {
+            if self.at == BLOCK {
+                return Err(no_tar());
+            }
             return Err(self.damaged("a header's checksum"));
         }
         Ok(Some(header))
@@ -216,6 +219,7 @@ impl TarStream {
         match got {
             0 => Ok(None),
             512 => Ok(Some(block)),
+            _ if self.at < BLOCK => Err(no_tar()),
             _ => Err(ends(self.at)),
         }
     }
@@ -249,6 +253,10 @@ impl TarStream {
             format!("the tar archive has {what} at byte {} that cannot be", self.at),
         )
     }
+}
+
+fn no_tar() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "it is no tar archive")
 }
 
 fn ends(at: u64) -> io::Error {
