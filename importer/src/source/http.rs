@@ -183,6 +183,8 @@ struct State {
     /// Where the last redirect led: parts of one file should come from one mirror.
     pinned: Option<Url>,
     mark: Mark,
+    /// The warning about the content's type was given.
+    warned: bool,
 }
 
 impl Http {
@@ -490,7 +492,9 @@ impl Http {
         if want.from == 0
             && let Some(kind) = text(headers, &CONTENT_TYPE).filter(|kind| kind.starts_with("text/"))
         {
-            tracing::warn!(source = self.name, kind, "the server says that this is text, not an image");
+            if !std::mem::replace(&mut self.state().warned, true) {
+                tracing::warn!(source = self.name, kind, "the server says that this is text, not an image");
+            }
         }
     }
 }
