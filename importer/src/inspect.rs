@@ -69,7 +69,7 @@ fn text(seen: &Seen) -> String {
         seen.reading,
     );
     if let Some(name) = seen.looks_like {
-        let _infallible = write!(text, "\nlooks like:   {name}, not like a disk image");
+        let _infallible = write!(text, "\nlooks like:   {name}, not like a disk image that can be read");
     }
     text
 }

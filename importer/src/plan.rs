@@ -210,7 +210,8 @@ pub(crate) enum Foreign {
     Warn(String),
 }
 
-/// Whether content that is known to be no disk ("HTML", "zip", "a tar archive") is taken as raw all the same.
+/// Whether content that is known to be no disk, or none that is read here ("HTML", "zip", "a tar archive", "a QED
+/// image"), is taken as raw all the same.
 ///
 /// # Errors
 /// By command line, unless the format was given.
@@ -218,12 +219,15 @@ pub(crate) fn foreign(contract: Contract, format_given: bool, seen: Option<&str>
     let Some(seen) = seen else { return Ok(Foreign::No) };
     match contract {
         Contract::Environment => Ok(Foreign::Warn(format!(
-            "the content looks like {seen}, not like a disk image; it was taken as a raw disk"
+            "the content looks like {seen}, not like a disk image that can be read; it was taken as a raw disk"
         ))),
         Contract::CommandLine if format_given => Ok(Foreign::No),
         Contract::CommandLine => Err(Error::new(
             Kind::Refused,
-            format!("the content looks like {seen}, not like a disk image; {}", advice(seen)),
+            format!(
+                "the content looks like {seen}, not like a disk image that can be read; {}",
+                advice(seen)
+            ),
         )),
     }
 }
@@ -236,8 +240,30 @@ fn advice(seen: &str) -> &'static str {
         "a tar archive" => {
             "unpack it (an OVA holds a VMDK) and import the disk inside, or give --archive to unpack it into a folder (--format raw imports it all the same)"
         }
+        seen if seen.starts_with("a LUKS container") => {
+            "--format raw keeps it as it is, for a guest that unlocks it itself; or decrypt it and import the result"
+        }
+        seen if seen.ends_with(" image") => {
+            "convert it (qemu-img convert -O qcow2 IMAGE NEW) and import the result (--format raw imports it all the same)"
+        }
         _ => "unpack it and import the disk inside (--format raw imports it all the same)",
     }
+}
+
+/// Whether a source without a single byte is taken as a raw disk of no length: a file that somebody named is what it
+/// is, as for `qemu-img`; elsewhere it is a pipe whose writer failed or a server's bad answer, which upstream refuses as
+/// well (`pkg/importer/format-readers.go` wants a whole header).
+///
+/// # Errors
+/// For anything but a local file, unless the format was given.
+pub(crate) fn empty(named_file: bool, format_given: bool) -> Result<(), Error> {
+    if named_file || format_given {
+        return Ok(());
+    }
+    Err(Error::new(
+        Kind::Refused,
+        "the source is empty: not a single byte came; check what should give the image (--format raw makes an empty disk of it)",
+    ))
 }
 
 /// What to do when the image's tables come after its data, the source can be read once only, and there was no room
@@ -458,7 +484,7 @@ mod tests {
             matches!(foreign(Environment, false, Some("HTML")).unwrap(), Foreign::Warn(w) if w.contains("HTML"))
         );
         assert_eq!(foreign(CommandLine, true, Some("zip")).unwrap(), Foreign::No);
-        for seen in ["HTML", "XML", "zip", "7z", "bzip2", "lz4", "a tar archive"] {
+        for seen in ["HTML", "zip", "a tar archive", "a LUKS container (encrypted)", "a QED image"] {
             let error = foreign(CommandLine, false, Some(seen)).unwrap_err();
             assert_eq!(error.kind(), Kind::Refused);
             assert!(

@@ -9,7 +9,7 @@ use super::hold::{hold, journal_path};
 use super::look::{Facts, available, check_device, check_size};
 use super::{Session, transfer_limits};
 use crate::checksum::Checked;
-use crate::config::{Config, Contract};
+use crate::config::{Config, Contract, Location};
 use crate::error::{Error, Kind};
 use crate::journal::{self, Head, Journal};
 use crate::plan::{self, Foreign, Mode, Resume};
@@ -43,7 +43,10 @@ pub(super) fn disk(config: &Config, session: &Session, facts: &Facts) -> Result<
         tracing::warn!("{warning}");
         warnings.push(warning);
     }
-    if let Some(size) = image.virtual_size() {
+    if image.is_empty() {
+        plan::empty(matches!(config.location, Location::File(_)), config.format.is_some())?;
+    }
+    if let Some(size) = image.least_size() {
         plan::fits(config.contract, size, available, config.size)?;
         let size = size.max(config.size.unwrap_or(0));
         if config.contract == Contract::CommandLine && facts.mode == Mode::File && size > facts.capacity {

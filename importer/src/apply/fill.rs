@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use disk_image::Format;
 use disk_image::transfer::{self, Forgetful, Ledger, Spool};
 use disk_image::write::Target;
 
@@ -67,7 +68,8 @@ impl Work<'_> {
     /// The one place that moves bytes.
     fn transfer(&self, target: Target, ledger: &mut dyn Ledger) -> Result<Done, Error> {
         let (config, session) = (self.config, self.session);
-        let known = self.image.virtual_size().map(|size| self.final_size(size));
+        // What has a footer behind its disk may be larger than what is available.
+        let known = self.image.virtual_size().map(|size| self.final_size(size).min(self.available));
         let bound = known.unwrap_or(self.available);
         let writer = open_writer(target, bound, &options(config, session, known.is_none()))?;
         session.meter.engine(writer.engine_now());
@@ -78,7 +80,10 @@ impl Work<'_> {
         session.meter.phase("syncing");
         plan::fits(config.contract, report.virtual_size, self.available, config.size)?;
         let disk_size = self.final_size(report.virtual_size);
-        if known.is_none() {
+        let resized = self.image.virtual_size() != Some(report.virtual_size);
+        if resized {
+            // First to where the disk ends: what was written behind it is no part of it.
+            writer.set_len(report.virtual_size)?;
             writer.set_len(disk_size)?;
         }
         if self.facts.mode == Mode::Block && report.virtual_size < disk_size {
@@ -88,7 +93,7 @@ impl Work<'_> {
             session.meter.phase("syncing");
         }
         let written = writer.finish()?;
-        if config.preallocate && known.is_none() && self.facts.mode == Mode::File {
+        if config.preallocate && resized && self.facts.mode == Mode::File {
             Target::file(&self.facts.path, true)?.preallocate(disk_size)?;
         }
         Ok(Done {
@@ -98,7 +103,7 @@ impl Work<'_> {
             bytes_resumed: report.bytes_resumed,
             virtual_size: report.virtual_size,
             disk_size,
-            format: self.head_format(),
+            format: self.shown_format(report.format),
             engine: written.engine.to_string(),
             preallocated: config.preallocate,
             warnings: self.resized(disk_size),
@@ -106,10 +111,10 @@ impl Work<'_> {
         })
     }
 
-    fn head_format(&self) -> String {
+    fn shown_format(&self, format: Format) -> String {
         match self.image.compression() {
-            Some(compression) => format!("{}.{}", self.image.format().name(), compression.name()),
-            None => self.image.format().name().to_owned(),
+            Some(compression) => format!("{}.{}", format.name(), compression.name()),
+            None => format.name().to_owned(),
         }
     }
 
@@ -132,7 +137,7 @@ impl Work<'_> {
 
     /// A raw local file is cloned by its filesystem when that can be.
     fn clone_locally(&self, target: &Target) -> Result<Option<Done>, Error> {
-        let raw = self.image.format() == disk_image::Format::Raw && self.image.compression().is_none();
+        let raw = self.image.format() == Format::Raw && self.image.compression().is_none();
         let plain =
             raw && self.facts.mode == Mode::File && self.checked.is_none() && !self.config.preallocate;
         let (Some(local), true, Some(size)) = (&self.opened.local, plain, self.image.virtual_size()) else {

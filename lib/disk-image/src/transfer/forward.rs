@@ -29,6 +29,7 @@ use crate::source::{Access, read_full, read_range};
 use crate::write::Buf;
 
 const PAGE: u64 = 4096;
+const SECTOR: u64 = 512;
 /// Tables and extents that may be known but not yet reached.
 const OPEN_MAX: usize = 256 << 10;
 /// Times a source that can be read again is read.
@@ -160,14 +161,29 @@ fn raw(shared: &Shared<'_>, chunks: &Sender<Chunk>) -> Result<(), Error> {
     let mut stream = Stream::open(shared)?;
     while let Some(piece) = stream.next()? {
         let range = piece.range();
-        if range.end > capacity {
+        if range.end > size {
+            return Err(Error::new(
+                Kind::Source,
+                format!("the source gives more than the {size} bytes it announced"),
+            ));
+        }
+        // The last sector may be a footer: it is kept back until more has come or the stream has ended. It is a whole
+        // page that is kept, so that chunks go on ending where guest pages do.
+        let until = if stream.ended {
+            let tail = range.end.saturating_sub(SECTOR).max(range.start)..range.end;
+            raw_end(shared, piece.bytes(tail), range.end)?
+        } else {
+            stream.carry_from(&piece, range.end - PAGE);
+            range.end - PAGE
+        };
+        if until > capacity {
             return Err(match size {
                 // Where the stream would have ended nobody knows.
-                u64::MAX => Error::too_large_by_now(range.end, capacity),
-                size => Error::too_large(size, capacity),
+                u64::MAX if !stream.ended => Error::too_large_by_now(until, capacity),
+                _ => Error::too_large(until, capacity),
             });
         }
-        let wanted = range.start..range.end.min(size);
+        let wanted = range.start..until.max(range.start);
         let pieces = shared
             .todo(wanted)
             .into_iter()
@@ -178,19 +194,20 @@ fn raw(shared: &Shared<'_>, chunks: &Sender<Chunk>) -> Result<(), Error> {
             })
             .collect();
         send(chunks, piece, pieces)?;
-        if range.end > size && size != u64::MAX {
-            return Err(Error::new(
-                Kind::Source,
-                format!("the source gives more than the {size} bytes it announced"),
-            ));
-        }
     }
-    if size == u64::MAX {
-        shared.set_size(stream.at);
-    } else if stream.at < size {
-        return Err(truncated(stream.at, &format!("its end at byte {size}")));
+    if stream.at == 0 {
+        raw_end(shared, &[], 0)?;
     }
     Ok(())
+}
+
+/// The stream has ended at `at`, with `tail`; gives where the disk ends.
+fn raw_end(shared: &Shared<'_>, tail: &[u8], at: u64) -> Result<u64, Error> {
+    let size = shared.image.layout.virtual_size();
+    if size != u64::MAX && at < size {
+        return Err(truncated(at, &format!("its end at byte {size}")));
+    }
+    shared.raw_end(tail, at)
 }
 
 fn scanned(shared: &Shared<'_>, chunks: &Sender<Chunk>, mut scan: Box<dyn Scan>) -> Result<(), Error> {

@@ -10,7 +10,7 @@ use std::sync::PoisonError;
 use super::plan::{Way, way};
 use super::{Counted, Limits, Progress};
 use crate::compress;
-use crate::detect::{Compression, Detected, Format, HEAD, detect};
+use crate::detect::{Compression, Detected, Format, HEAD, detect, foreign_by_end};
 use crate::error::{Error, Kind};
 use crate::format::{self, Layout, PROLOGUE_MAX, Prologue, Step};
 use crate::source::{Access, Facts, Source, read_full, read_range};
@@ -41,9 +41,26 @@ pub struct Image {
     pub(super) layout: Box<dyn Layout>,
     pub(super) way: Way,
     pub(super) limits: Limits,
+    /// What the last sector of a raw image may be that has not been seen.
+    end: End,
     compression: Option<Compression>,
     foreign: Option<&'static str>,
     tar: bool,
+    empty: bool,
+}
+
+/// Length of a fixed VHD's footer.
+const FOOTER: u64 = 512;
+
+/// What the last sector of an image is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// Part of the image.
+    Known,
+    /// Part of the disk, or the footer of a fixed VHD; it is seen when everything else was read.
+    MayBeFooter,
+    /// The footer of a fixed VHD, as the user says.
+    IsFooter,
 }
 
 impl fmt::Debug for Image {
@@ -57,9 +74,13 @@ impl fmt::Debug for Image {
 }
 
 impl Image {
-    /// The format, detected or given.
+    /// The format, detected or given. What looks raw may turn out to be a fixed VHD where a stream ends
+    /// ([`super::Report::format`]).
     pub fn format(&self) -> Format {
-        self.layout.format()
+        match self.end {
+            End::Known | End::MayBeFooter => self.layout.format(),
+            End::IsFooter => Format::Vhd,
+        }
     }
 
     /// The compression around it.
@@ -67,14 +88,46 @@ impl Image {
         self.compression
     }
 
-    /// Size of the virtual disk in bytes; `None` for a raw stream whose end is not known.
+    /// Size of the virtual disk in bytes; `None` for a raw stream whose end is not known. Less than this only if the
+    /// end, when it is met, turns out to be the footer of a fixed VHD.
     pub fn virtual_size(&self) -> Option<u64> {
         Some(self.layout.virtual_size()).filter(|&size| size != u64::MAX)
+    }
+
+    /// What a target needs at least for the image to be worth trying: the virtual size, less the footer that its end
+    /// may be.
+    pub fn least_size(&self) -> Option<u64> {
+        self.open_end().map(|end| end.start).or(self.virtual_size())
+    }
+
+    /// The last sector of a raw image of known size, when it has to be looked at before it is written.
+    pub(super) fn open_end(&self) -> Option<Range<u64>> {
+        let size = self.virtual_size()?;
+        (self.end != End::Known && may_end_in_footer(size)).then(|| size - FOOTER..size)
+    }
+
+    /// The end is met: `tail` is the last bytes of the image, a sector or all of them, and `size` its length. Gives the
+    /// size of the disk if a footer says it.
+    ///
+    /// # Errors
+    /// [`Kind::Corrupt`] when there is no footer in what the user says is a VHD.
+    pub(super) fn disk_before_footer(&self, tail: &[u8], size: u64) -> Result<Option<u64>, Error> {
+        let footer = tail.last_chunk().filter(|_| self.end != End::Known && may_end_in_footer(size));
+        let disk = footer.and_then(|footer| format::vhd::fixed_vhd(footer, size));
+        if disk.is_none() && self.end == End::IsFooter {
+            return Err(no_vhd());
+        }
+        Ok(disk)
     }
 
     /// How it will be read.
     pub fn way(&self) -> Way {
         self.way
+    }
+
+    /// There is not a single byte: a raw disk of no length, or an answer that did not come.
+    pub fn is_empty(&self) -> bool {
+        self.empty
     }
 
     /// Something known that is no disk image ("HTML", "zip", …), taken as raw.
@@ -95,8 +148,8 @@ impl Image {
 pub fn open(request: Request) -> Result<Image, Error> {
     let Request { source, format, limits, progress } = request;
     let Layers { compression, head, source, wire_size } = layers(source, &limits, &progress)?;
-    let seen = detect(&head);
-    let (seen_format, foreign, tar) = match seen {
+    let empty = head.is_empty();
+    let (seen_format, mut foreign, tar) = match detect(&head) {
         Detected::Image(format) => (format, None, false),
         Detected::Tar => (Format::Raw, None, true),
         Detected::Foreign(name) => (Format::Raw, Some(name), false),
@@ -108,11 +161,44 @@ pub fn open(request: Request) -> Result<Image, Error> {
         }
         Detected::Compressed(_) => (Format::Raw, None, false),
     };
-    let format = format.unwrap_or(seen_format);
-    let layout = open_layout(format, &*source, head)?;
+    // A fixed VHD looks raw from the front. What is said to be raw is the disk to its last byte.
+    let end_tells = match format {
+        None => seen_format == Format::Raw,
+        Some(Format::Vhd) => !head.starts_with(b"conectix"),
+        Some(Format::Raw | Format::Qcow2 | Format::Vmdk | Format::Vhdx | Format::Vdi) => false,
+    };
+    let mut end = End::Known;
+    let mut fixed = None;
+    if end_tells {
+        match last_sector(&*source)? {
+            Some((bytes, size)) => {
+                fixed = format::vhd::fixed_vhd(&bytes, size);
+                foreign = foreign.or(foreign_by_end(&bytes));
+            }
+            None if format.is_some() && source.facts().size.is_some_and(|size| !may_end_in_footer(size)) => {
+                return Err(no_vhd());
+            }
+            None if format.is_some() => end = End::IsFooter,
+            None => end = End::MayBeFooter,
+        }
+    }
+    let format = if end == End::IsFooter { Format::Raw } else { format.unwrap_or(seen_format) };
+    let layout: Box<dyn Layout> = match fixed {
+        Some(size) => Box::new(format::raw::Raw { size, format: Format::Vhd }),
+        None => open_layout(format, &*source, head)?,
+    };
     let facts = source.facts();
     let way = way(&facts.access, layout.format() == Format::Raw, facts.size.is_some());
-    Ok(Image { source, wire_size, layout, way, limits, compression, foreign, tar })
+    Ok(Image { source, wire_size, layout, way, limits, end, compression, foreign, tar, empty })
+}
+
+fn no_vhd() -> Error {
+    Error::corrupt("not a VHD: its cookie is missing, at the front and at the end")
+}
+
+/// Whether an image of `size` bytes may be a disk with a footer behind it.
+fn may_end_in_footer(size: u64) -> bool {
+    size > FOOTER && size.is_multiple_of(FOOTER)
 }
 
 /// What is inside one compression layer, for content that is no disk (an archive): the layer, if there is one, and a
@@ -154,11 +240,6 @@ fn layers(source: Arc<dyn Source>, limits: &Limits, progress: &Progress) -> Resu
 fn open_layout(format: Format, source: &dyn Source, head: Vec<u8>) -> Result<Box<dyn Layout>, Error> {
     let facts = source.facts();
     let ranges = facts.access == Access::Ranges;
-    if format == Format::Raw
-        && let Some(layout) = fixed_vhd(source, &facts)?
-    {
-        return Ok(layout);
-    }
     // A stream's end is out of reach while it is opened: formats that keep a directory there are walked instead.
     let size = facts.size.filter(|_| ranges || format == Format::Raw);
     let mut prologue = Prologue::new(size);
@@ -205,20 +286,17 @@ fn open_layout(format: Format, source: &dyn Source, head: Vec<u8>) -> Result<Box
     }
 }
 
-/// A raw image of known size that ends in the footer of a fixed VHD.
-fn fixed_vhd(source: &dyn Source, facts: &Facts) -> Result<Option<Box<dyn Layout>>, Error> {
-    let Some(size) =
-        facts.size.filter(|&size| facts.access == Access::Ranges && size > 512 && size % 512 == 0)
-    else {
+/// The last sector of a source whose end can be reached at once, and the source's size.
+fn last_sector(source: &dyn Source) -> Result<Option<([u8; 512], u64)>, Error> {
+    let Facts { size: Some(size), access: Access::Ranges } = source.facts() else {
         return Ok(None);
     };
-    let bytes = read_range(source, size - 512, 512)
+    if !may_end_in_footer(size) {
+        return Ok(Some(([0; 512], size)));
+    }
+    let bytes = read_range(source, size - FOOTER, 512)
         .map_err(|e| Error::from_source("cannot read the image's end", e))?;
-    let Ok(footer) = <[u8; 512]>::try_from(bytes) else {
-        return Ok(None);
-    };
-    Ok(format::vhd::fixed_vhd(&footer, size)
-        .map(|size| Box::new(format::raw::Raw { size, format: Format::Vhd }) as Box<dyn Layout>))
+    Ok(bytes.first_chunk().map(|sector| (*sector, size)))
 }
 
 /// Reads `range`, less at the end of the source. `range` is bounded by [`PROLOGUE_MAX`].

@@ -61,19 +61,21 @@ impl Mapper<'_> {
             return Err(Error::new(Kind::Source, "the source has no independent blocks"));
         };
         let size = self.shared.image.layout.virtual_size();
+        let plain = |range: Range<u64>| Extent {
+            guest: range.start,
+            len: range.end - range.start,
+            content: Content::Plain { host: range.start },
+        };
+        // The last sector is an extent of its own, to be looked at. The block it starts in brings all of it.
+        let last = self.shared.image.open_end().unwrap_or(size..size);
         for block in blocks.iter() {
-            let block = block.start.min(size)..block.end.min(size);
-            let extents: Vec<_> = self
-                .shared
-                .todo(block.clone())
-                .into_iter()
-                .map(|r| Extent {
-                    guest: r.start,
-                    len: r.end - r.start,
-                    content: Content::Plain { host: r.start },
-                })
-                .collect();
-            let credit = block.end - block.start;
+            let body = block.start.min(last.start)..block.end.min(last.start);
+            let mut credit = body.end - body.start;
+            let mut extents: Vec<_> = self.shared.todo(body).into_iter().map(plain).collect();
+            if block.contains(&last.start) {
+                credit += last.end - last.start;
+                extents.extend(self.shared.todo(last.clone()).first().map(|_| plain(last.clone())));
+            }
             match (extents.first(), extents.last()) {
                 (Some(first), Some(last)) => {
                     let host = first.guest..last.guest + last.len;

@@ -25,6 +25,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::compress;
+use crate::detect::Format;
 use crate::error::Error;
 use crate::extent::RangeSet;
 use crate::source::Source;
@@ -122,9 +123,12 @@ pub struct Spool {
 }
 
 /// What a transfer did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// Size of the virtual disk in bytes.
+    /// What the image was: a fixed VHD is told from a raw disk at a stream's end only.
+    pub format: Format,
+    /// Size of the virtual disk in bytes. May be less than [`Image::virtual_size`] said: then the caller makes the
+    /// target's file that long, bytes behind it may have been written.
     pub virtual_size: u64,
     /// Bytes read from the source, as it gave them (compressed, if it is).
     pub bytes_read: u64,
@@ -136,8 +140,8 @@ pub struct Report {
     pub bytes_resumed: u64,
 }
 
-/// Moves `image` to `writer`, whose size is the image's virtual size (or unknown and growing). The caller finishes the
-/// writer after `Ok`.
+/// Moves `image` to `writer`, whose size is the image's virtual size (or unknown and growing; or less by the footer that
+/// the image may end in, see [`Image::least_size`]). The caller finishes the writer after `Ok`.
 ///
 /// # Errors
 /// The first failure of any stage. What is durable by then is in the ledger.

@@ -69,7 +69,14 @@ pub(super) fn read_job(
         let done: u64 = span.pieces.iter().map(|e| e.len).sum();
         let credit = u128::from(job.credit) * u128::from(done) / u128::from(weight.max(1));
         let credit = u64::try_from(credit).unwrap_or(0);
-        let chunk = Chunk { buf, pad, host: span.host.start, len, pieces: span.pieces, credit };
+        let mut pieces = span.pieces;
+        if let Some(end) = shared.image.open_end()
+            && pieces.last().is_some_and(|last| last.guest_range() == end)
+            && shared.raw_end(&buf[..pad + len], end.end)? < end.end
+        {
+            pieces.pop();
+        }
+        let chunk = Chunk { buf, pad, host: span.host.start, len, pieces, credit };
         chunks.send(chunk).map_err(|_| Error::new(Kind::Stopped, "the workers have ended"))?;
     }
     Ok(())

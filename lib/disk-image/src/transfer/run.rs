@@ -14,6 +14,7 @@ use super::plan::Way;
 use super::track::Tracker;
 use super::work::{Chunk, Worker};
 use super::{Ledger, Progress, Report, Spool, forward};
+use crate::detect::Format;
 use crate::error::{Error, Kind};
 use crate::extent::RangeSet;
 use crate::stop::Stop;
@@ -48,6 +49,8 @@ pub(super) struct Shared<'a> {
     zeroes: AtomicU64,
     resumed: AtomicU64,
     size: AtomicU64,
+    /// The image turned out to be a fixed VHD.
+    footer: AtomicBool,
     readers: AtomicUsize,
     mapped: AtomicBool,
     /// Bytes of the source up to which readers go on before more is remembered.
@@ -94,9 +97,16 @@ impl Shared<'_> {
         }
     }
 
-    /// A stream of unknown size has ended: this is the size.
-    pub(super) fn set_size(&self, size: u64) {
-        self.size.store(size, Ordering::Relaxed);
+    /// A raw image ends at `size` with `tail`. Gives where the disk ends: before the footer, if it is a fixed VHD.
+    pub(super) fn raw_end(&self, tail: &[u8], size: u64) -> Result<u64, Error> {
+        let before = self.image.disk_before_footer(tail, size)?;
+        self.footer.store(before.is_some(), Ordering::Relaxed);
+        let disk = before.unwrap_or(size);
+        self.size.store(disk, Ordering::Relaxed);
+        if disk > self.writer.size() {
+            return Err(Error::too_large(disk, self.writer.size()));
+        }
+        Ok(disk)
     }
 
     pub(super) fn readers_wanted(&self) -> usize {
@@ -166,6 +176,7 @@ pub(super) fn run(
         zeroes: AtomicU64::new(0),
         resumed: AtomicU64::new(0),
         size: AtomicU64::new(image.layout.virtual_size()),
+        footer: AtomicBool::new(false),
         readers: AtomicUsize::new(readers.min(2)),
         mapped: AtomicBool::new(false),
         horizon: AtomicU64::new(match ledger.remembers() {
@@ -288,9 +299,16 @@ fn salvage(shared: &Shared<'_>, ledger: &mut dyn Ledger, fresh: &RangeSet) -> Re
 fn conclude(shared: &Shared<'_>, ledger: &mut dyn Ledger, stop: &Stop) -> Result<Report, Error> {
     let failure = shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
     if failure.is_none() && !shared.halt.is_set() {
+        let footer = shared.footer.load(Ordering::Relaxed);
+        // The caller cuts the target where the disk ends; nothing that is queued may make it longer again.
+        while footer && shared.tracker.outstanding() > 0 {
+            stop.check()?;
+            std::thread::sleep(TICK);
+        }
         let kept = shared.kept.load(Ordering::Relaxed);
         shared.progress.reached(1, 1);
         return Ok(Report {
+            format: if footer { Format::Vhd } else { shared.image.format() },
             virtual_size: shared.size.load(Ordering::Relaxed),
             bytes_read: shared.progress.read(),
             bytes_written: kept,

@@ -409,8 +409,13 @@ impl Writer {
         Health(self.output.clone())
     }
 
+    /// The size it was opened with.
+    pub fn size(&self) -> u64 {
+        self.output.size()
+    }
+
     /// Gives a file its length, where that was not known when it was opened ([`Options::grows`]). Everything that is
-    /// written or queued lies below it.
+    /// queued lies below it; what was written behind it is gone.
     ///
     /// # Errors
     /// When the filesystem has no files that large.
