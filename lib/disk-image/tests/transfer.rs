@@ -287,9 +287,7 @@ fn a_fixed_vhds_footer_is_cut_off_wherever_the_stream_ends() {
     let disk = disk();
     const MIB: u64 = 1 << 20;
     // Around the ends of chunks and pages, with what is kept back in one of them or in two.
-    for size in
-        [1024, 4096, MIB - 4096, MIB - 512, MIB, MIB + 512, 2 * MIB - 4096 - 512, 2 * MIB - 3584, 3 * MIB]
-    {
+    for size in [1024, MIB - 512, MIB, MIB + 512, 2 * MIB - 4096 - 512] {
         let disk = &disk[64 << 10..][..size as usize];
         let image = [disk, &footer(size)].concat();
         by_stream(&dir, &image, &format!("VHD of {size}"), &|report, out, what| {
@@ -297,8 +295,10 @@ fn a_fixed_vhds_footer_is_cut_off_wherever_the_stream_ends() {
             assert_eq!(report.bytes_written + report.bytes_zero, size, "{what}: every byte is counted");
             assert_same(out, disk, what);
         });
-        // Bytes that the disk does not have, in front of the footer.
-        let less = size - size / 512 / 3 * 512;
+    }
+    // Bytes that the disk does not have, in front of the footer.
+    for (size, less) in [(MIB + 4096, MIB), (2 * MIB - 3584, 4096), (2 * MIB, MIB + 512)] {
+        let disk = &disk[64 << 10..][..size as usize];
         let image = [disk, &footer(less)].concat();
         by_stream(&dir, &image, &format!("VHD of {less} in {size}"), &|report, out, what| {
             assert_eq!((report.format, report.virtual_size), (Format::Vhd, less), "{what}");
@@ -462,6 +462,35 @@ fn stopped_anywhere_and_gone_on() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn a_fixed_vhd_in_blocks_goes_on_where_it_was_stopped() {
+    let dir = TempDir::new().unwrap();
+    let disk = &disk()[..(8 << 20) + 512];
+    std::fs::write(dir.path().join("vhd"), [disk, &footer(disk.len() as u64)].concat()).unwrap();
+    run("xz", &["-0", "-T2", "--block-size=1MiB", text(&dir.path().join("vhd"))]);
+    let packed = std::fs::read(dir.path().join("vhd.xz")).unwrap();
+    let out = dir.path().join("out.img");
+    for tenth in [2, 5, 9, 11] {
+        let what = format!("stopped at {tenth}/10");
+        let _missing = std::fs::remove_file(&out);
+        let mut ledger = Remembered::default();
+        let stop = Stop::new();
+        let mut source = Memory::new(packed.clone(), Access::Ranges);
+        source.stop_after = Some((stop.clone(), packed.len() as u64 * tenth / 10));
+        match import(source, &out, &Spool::default(), &mut ledger, &stop) {
+            Err(error) => assert_eq!(error.kind(), Kind::Stopped, "{what}: {error}"),
+            Ok((report, _)) => assert_eq!((report.format, tenth), (Format::Vhd, 11), "{what}"),
+        }
+        let last = disk.len() as u64..disk.len() as u64 + 512;
+        assert!(!ledger.done().contains(&last), "{what}: the footer is remembered as part of the disk");
+        let source = Memory::new(packed.clone(), Access::Ranges);
+        let result = import(source, &out, &Spool::default(), &mut ledger, &Stop::new());
+        let (report, way) = result.unwrap_or_else(|e| panic!("{what}: {e}"));
+        assert_eq!((report.format, way), (Format::Vhd, Way::Blocks), "{what}");
+        assert_same(&out, disk, &what);
     }
 }
 
