@@ -491,10 +491,9 @@ impl Http {
     fn look_at_type(&self, want: Want, headers: &HeaderMap) {
         if want.from == 0
             && let Some(kind) = text(headers, &CONTENT_TYPE).filter(|kind| kind.starts_with("text/"))
+            && !std::mem::replace(&mut self.state().warned, true)
         {
-            if !std::mem::replace(&mut self.state().warned, true) {
-                tracing::warn!(source = self.name, kind, "the server says that this is text, not an image");
-            }
+            tracing::warn!(source = self.name, kind, "the server says that this is text, not an image");
         }
     }
 }
