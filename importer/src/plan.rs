@@ -250,14 +250,14 @@ fn advice(seen: &str) -> &'static str {
     }
 }
 
-/// Whether a source without a single byte is taken as a raw disk of no length: a file that somebody named is what it
-/// is, as for `qemu-img`; elsewhere it is a pipe whose writer failed or a server's bad answer, which upstream refuses as
-/// well (`pkg/importer/format-readers.go` wants a whole header).
+/// Whether a source without a single byte is taken as a raw disk of no length: a file that was named is what it is, as
+/// for `qemu-img`; elsewhere it is a pipe whose writer failed or a server's bad answer, which upstream refuses as well
+/// (`pkg/importer/format-readers.go` wants a whole header).
 ///
 /// # Errors
-/// For anything but a local file, unless the format was given.
-pub(crate) fn empty(named_file: bool, format_given: bool) -> Result<(), Error> {
-    if named_file || format_given {
+/// For anything but a file, unless the format was given.
+pub(crate) fn empty(is_a_file: bool, format_given: bool) -> Result<(), Error> {
+    if is_a_file || format_given {
         return Ok(());
     }
     Err(Error::new(
@@ -491,6 +491,15 @@ mod tests {
                 error.to_string().contains(seen) && error.to_string().contains("--format raw"),
                 "{error}"
             );
+        }
+    }
+
+    #[test]
+    fn what_is_nothing() {
+        for (is_a_file, format_given, taken) in
+            [(true, false, true), (true, true, true), (false, true, true), (false, false, false)]
+        {
+            assert_eq!(empty(is_a_file, format_given).is_ok(), taken, "{is_a_file} {format_given}");
         }
     }
 

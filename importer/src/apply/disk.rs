@@ -44,10 +44,13 @@ pub(super) fn disk(config: &Config, session: &Session, facts: &Facts) -> Result<
         warnings.push(warning);
     }
     if image.is_empty() {
-        plan::empty(matches!(config.location, Location::File(_)), config.format.is_some())?;
+        plan::empty(is_a_file(&config.location), config.format.is_some())?;
     }
-    if let Some(size) = image.least_size() {
-        plan::fits(config.contract, size, available, config.size)?;
+    if let Some(size) = image.virtual_size() {
+        // What may end in a footer is judged again when its end is known.
+        if image.least_size().is_some_and(|least| least > available) {
+            plan::fits(config.contract, size, available, config.size)?;
+        }
         let size = size.max(config.size.unwrap_or(0));
         if config.contract == Contract::CommandLine && facts.mode == Mode::File && size > facts.capacity {
             let warning = format!("the disk may grow to {size} bytes, and only {} are free", facts.capacity);
@@ -74,6 +77,19 @@ pub(super) fn disk(config: &Config, session: &Session, facts: &Facts) -> Result<
     done.warnings.extend(warnings);
     done.labels = opened.labels;
     Ok(done)
+}
+
+/// Whether a file was named, on this machine or in a container image, rather than an address that gives an answer.
+fn is_a_file(location: &Location) -> bool {
+    match location {
+        Location::File(_) | Location::OciArchive(_) | Location::Registry(_) | Location::NodePull(_) => true,
+        Location::Stdin
+        | Location::Blank
+        | Location::Http(_)
+        | Location::S3(_)
+        | Location::Gcs(_)
+        | Location::Nbd(_) => false,
+    }
 }
 
 /// Everything is known; now it is done.

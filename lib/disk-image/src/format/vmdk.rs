@@ -235,7 +235,7 @@ fn agree(header: &Header, footer: &Header) -> Result<(), Error> {
 
 fn one_of_several() -> Error {
     elsewhere(
-        "the VMDK is one part of a disk that is split into several files, and what names them is another one",
+        "the VMDK is one part of a disk that is split into several files, and its descriptor is in another file",
     )
 }
 
@@ -260,10 +260,8 @@ fn refuse_other_kinds(front: &[u8]) -> Result<(), Error> {
 /// A descriptor in a file of its own: what to import instead depends on how many files it names.
 fn refuse_descriptor(text: &str) -> Error {
     let mut extents = text.lines().map(str::trim).filter(|line| is_extent(line));
-    let flat = extents
-        .next()
-        .is_some_and(|line| ["FLAT", "VMFS"].iter().any(|kind| line.split_whitespace().nth(2) == Some(kind)));
-    if flat && extents.next().is_none() {
+    let flat = |line: &str| matches!(line.split_whitespace().nth(2), Some("FLAT" | "VMFS"));
+    if extents.next().is_none_or(flat) && extents.next().is_none() {
         return Error::refused(
             "the VMDK is a descriptor only, the data is in another file; import that (the -flat.vmdk or -f001.vmdk)",
         );
