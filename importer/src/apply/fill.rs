@@ -69,7 +69,7 @@ impl Work<'_> {
     fn transfer(&self, target: Target, ledger: &mut dyn Ledger) -> Result<Done, Error> {
         let (config, session) = (self.config, self.session);
         // What has a footer behind its disk may be larger than what is available.
-        let known = self.image.virtual_size().map(|size| self.final_size(size).min(self.available));
+        let known = self.image.virtual_size().map(|size| self.final_size(size.min(self.available)));
         let bound = known.unwrap_or(self.available);
         let writer = open_writer(target, bound, &options(config, session, known.is_none()))?;
         session.meter.engine(writer.engine_now());
