@@ -145,6 +145,11 @@ impl RangeSet {
             || self.ranges.range(..=range.start).next_back().is_some_and(|(_, &e)| e >= range.end)
     }
 
+    /// The end of the range that holds byte `at`.
+    pub fn end_of(&self, at: u64) -> Option<u64> {
+        self.ranges.range(..=at).next_back().map(|(_, &end)| end).filter(|&end| end > at)
+    }
+
     /// The parts of `within` that are not in the set, ascending.
     pub fn gaps(&self, within: Range<u64>) -> Vec<Range<u64>> {
         let mut gaps = Vec::new();
@@ -223,6 +228,8 @@ mod tests {
             let to = from + next(65 - from);
             let whole = (from..to).all(|i| bits[usize::try_from(i).unwrap()]);
             assert_eq!(set.contains(&(from..to)), whole);
+            let end = (from..64).find(|&i| !bits[usize::try_from(i).unwrap()]).unwrap_or(64);
+            assert_eq!(set.end_of(from), Some(end).filter(|&end| end > from));
             let missing: u64 = set.gaps(from..to).iter().map(|g| g.end - g.start).sum();
             let expect = (from..to).filter(|&i| !bits[usize::try_from(i).unwrap()]).count();
             assert_eq!(missing, u64::try_from(expect).unwrap());

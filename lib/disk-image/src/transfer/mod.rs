@@ -11,7 +11,7 @@
 //!
 //! - [`open`](fn@open): peeks, takes one compression layer off, opens the layout. Writes nothing.
 //! - `plan`: which of the two ways an image takes. Pure.
-//! - `map`, `parts`: the way of sources with ranges. `forward`, `spool`: the way of streams.
+//! - `map`, `parts`: the way of sources with ranges. `forward`, `stream`, `tables`, `spool`: the way of streams.
 //! - `work`: chunks to writes. `track`: what is written and what of it is durable.
 //!
 //! # Progress that survives
@@ -40,6 +40,8 @@ mod plan;
 mod progress;
 mod run;
 mod spool;
+mod stream;
+mod tables;
 mod track;
 mod work;
 

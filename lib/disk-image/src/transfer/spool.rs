@@ -1,13 +1,22 @@
 //! Early bytes of a stream that nobody has claimed yet: a small window in memory, and, for a stream that is read once,
 //! a sparse file in spare room when the window is full. Not a scratch copy of the image: tables and data that were
 //! recognised as they passed are never here.
+//!
+//! ```text
+//!  |  cluster E, claimed   | X |  F, claimed |  P, unclaimed  |      qcow2's packed clusters follow each other byte by
+//!  |---sector---|---sector---|---sector---|---sector---|              byte; their lengths are known in sectors only
+//!               └── seam ──┘                                         X may be there, between E's end and F's start
+//! ```
+//!
+//! So the last sector of a claimed packed cluster is a *seam*: it is kept as well, with what follows when that is
+//! unclaimed, else for a while, as a cluster that is smaller than a sector may begin and end in it.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::Spool;
@@ -17,156 +26,279 @@ use crate::source::{Access, Facts, Source};
 
 /// Bytes kept in memory.
 const WINDOW: usize = 4 << 20;
+/// Bytes of seams kept in memory.
+const SEAMS: usize = 1 << 20;
+/// What a piece in memory costs beside its bytes.
+const PIECE: usize = 64;
+/// Separate ranges a file may hold; each takes memory.
+const RANGES_MAX: usize = 256 << 10;
 
 /// The unclaimed bytes so far.
 pub(super) struct Unclaimed {
-    window: BTreeMap<u64, Vec<u8>>,
-    held: usize,
-    /// Some bytes were let go: what refers to them must be read again.
-    lost: bool,
+    kept: Kept,
+    lost: Lost,
     folders: Vec<(PathBuf, u64)>,
-    file: Option<SpoolFile>,
 }
 
-/// A nameless sparse file that holds bytes at their own offsets.
-#[derive(Clone)]
-pub(super) struct SpoolFile {
-    file: Arc<File>,
-    held: RangeSet,
-    room: u64,
+/// Whether bytes were let go: what refers to them must be read again, or cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lost {
+    No,
+    /// There was no room but memory.
+    NoRoom,
+    /// There was this room, in bytes, and it was too little.
+    TooLittle(u64),
 }
 
 impl Unclaimed {
     /// `spool` is used only for a stream that cannot be read again.
     pub(super) fn new(spool: &Spool, once: bool) -> Self {
         let folders = if once { spool.folders.clone() } else { Vec::new() };
-        Self { window: BTreeMap::new(), held: 0, lost: false, folders, file: None }
+        Self { kept: Kept::default(), lost: Lost::No, folders }
     }
 
-    /// Keeps `bytes` of host offset `at`.
+    /// Keeps `bytes` of host offset `at`. Offsets ascend from call to call.
     pub(super) fn keep(&mut self, at: u64, bytes: &[u8]) -> Result<(), Error> {
-        if self.file.is_some() {
-            return self.put(at, bytes);
+        // What is unclaimed may begin in the seam before it.
+        if let Some((start, seam)) = self.kept.seams.take_before(at) {
+            self.store(start, &seam)?;
         }
-        if self.held + bytes.len() <= WINDOW {
-            self.held += bytes.len();
-            self.window.insert(at, bytes.to_vec());
-            return Ok(());
-        }
-        let window = std::mem::take(&mut self.window);
-        self.held = 0;
-        self.file = self.next_file()?;
-        if self.file.is_none() {
-            self.lost = true;
-            return Ok(());
-        }
-        for (at, bytes) in window {
-            self.put(at, &bytes)?;
-        }
-        self.put(at, bytes)
+        self.store(at, bytes)
     }
 
-    /// Puts bytes into the file; when its folder has no more room, it moves to the next folder that does.
-    fn put(&mut self, at: u64, bytes: &[u8]) -> Result<(), Error> {
-        while let Some(mut file) = self.file.take() {
-            if file.takes(bytes.len()) {
-                file.put(at, bytes)?;
-                self.file = Some(file);
-                break;
+    /// Keeps the seam `bytes` at `at` as long as there is room: claimed bytes on both sides of it.
+    pub(super) fn keep_seam(&mut self, at: u64, bytes: &[u8]) -> Result<(), Error> {
+        match &mut self.kept.file {
+            Some(file) if file.takes(bytes.len()) => file.put(at, bytes),
+            Some(_) | None => {
+                self.kept.seams.put(at, bytes, SEAMS);
+                Ok(())
             }
-            let Some(mut next) = self.next_file()? else {
-                return Err(Error::new(
-                    Kind::NotStreamable,
-                    format!(
-                        "the image's tables come after its data, and {} bytes of spare room do not hold that data",
-                        file.room
-                    ),
-                ));
-            };
-            if next.room > file.room {
-                file.copy_to(&mut next)?;
-                self.file = Some(next);
-            } else {
-                self.file = Some(file);
+        }
+    }
+
+    fn store(&mut self, at: u64, bytes: &[u8]) -> Result<(), Error> {
+        if self.kept.file.is_none() {
+            if self.kept.window.takes(bytes.len(), WINDOW) {
+                self.kept.window.put(at, bytes, WINDOW);
+                return Ok(());
             }
+            if let Some(mut file) = self.next_file((self.kept.window.held + self.kept.seams.held) as u64)? {
+                for window in [std::mem::take(&mut self.kept.window), std::mem::take(&mut self.kept.seams)] {
+                    for (at, bytes) in window.pieces {
+                        file.put(at, &bytes)?;
+                    }
+                }
+                self.kept.file = Some(file);
+            } else if self.lost == Lost::No {
+                self.lost = Lost::NoRoom;
+            }
+        }
+        if !self.put(at, bytes)? {
+            self.kept.window.put(at, bytes, WINDOW);
         }
         Ok(())
     }
 
-    /// Reads `range` when all of it is kept.
-    pub(super) fn read(&self, range: &Range<u64>) -> Result<Option<Vec<u8>>, Error> {
-        let len = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
-        if let Some(file) = &self.file {
-            if !file.held.contains(range) {
-                return Ok(None);
+    /// Puts bytes into the file; when its folder has no more room, it moves to the next folder that does.
+    fn put(&mut self, at: u64, bytes: &[u8]) -> Result<bool, Error> {
+        while let Some(mut file) = self.kept.file.take() {
+            if file.takes(bytes.len()) {
+                file.put(at, bytes)?;
+                self.kept.file = Some(file);
+                return Ok(true);
             }
-            let mut out = vec![0; len];
-            file.file
-                .read_exact_at(&mut out, range.start)
-                .map_err(|e| Error::target("cannot read the spool", e))?;
-            return Ok(Some(out));
+            if let Some(mut next) = self.next_file(file.room)? {
+                file.copy_to(&mut next)?;
+                self.kept.file = Some(next);
+            } else {
+                self.lost = Lost::TooLittle(file.room);
+                self.kept.file = Some(file);
+                return Ok(false);
+            }
         }
-        if len > WINDOW {
-            return Ok(None);
-        }
-        let mut out = Vec::with_capacity(len);
-        let mut at = range.start;
-        while at < range.end {
-            let Some((&start, bytes)) = self.window.range(..=at).next_back() else {
-                return Ok(None);
-            };
-            let from = usize::try_from(at - start).unwrap_or(usize::MAX);
-            let Some(part) = bytes.get(from..).filter(|part| !part.is_empty()) else {
-                return Ok(None);
-            };
-            let take = part.len().min(len - out.len());
-            out.extend_from_slice(&part[..take]);
-            at += take as u64;
-        }
-        Ok(Some(out))
+        Ok(false)
     }
 
-    /// Lets everything go: every table is known, so what is not claimed by now never will be.
+    /// No byte before this is kept.
+    pub(super) fn kept_from(&self) -> u64 {
+        let in_file =
+            self.kept.file.as_ref().and_then(|file| file.held.iter().next()).map(|range| range.start);
+        let first = |window: &Window| window.pieces.keys().next().copied();
+        let all = [in_file, first(&self.kept.window), first(&self.kept.seams)];
+        all.into_iter().flatten().min().unwrap_or(u64::MAX)
+    }
+
+    /// How far from `range.start` on everything is kept, `range.end` at most.
+    pub(super) fn kept_until(&self, range: &Range<u64>) -> u64 {
+        self.kept.until(range)
+    }
+
+    /// Reads `range`, which is kept.
+    pub(super) fn read(&self, range: &Range<u64>, out: &mut [u8]) -> Result<(), Error> {
+        self.kept.read_at(range.start, out).map_err(|e| Error::target("cannot read the spool", e))
+    }
+
+    /// Lets everything in memory go: every table is known, so what is not claimed by now never will be.
     pub(super) fn clear(&mut self) {
-        self.window.clear();
-        self.held = 0;
+        self.kept.window = Window::default();
+        self.kept.seams = Window::default();
     }
 
-    /// Whether bytes were let go.
-    pub(super) fn lost(&self) -> bool {
-        self.lost
+    /// Why the rest cannot be read. The caller says what may be done about it.
+    pub(super) fn gone(&self) -> Error {
+        let room = match self.lost {
+            Lost::No | Lost::NoRoom => "the source can be read only once".to_owned(),
+            Lost::TooLittle(room) => format!("{room} bytes of spare room do not hold that data"),
+        };
+        Error::new(Kind::NotStreamable, format!("the image's tables come after its data, and {room}"))
     }
 
     /// All that is kept, as a source of ranges.
-    pub(super) fn into_source(mut self, size: u64) -> Result<Option<SpoolSource>, Error> {
-        if self.file.is_none() && !self.lost {
-            let window = std::mem::take(&mut self.window);
-            return Ok(Some(SpoolSource { kept: Kept::Memory(Arc::new(window)), size }));
-        }
-        Ok(self.file.take().map(|file| SpoolSource { kept: Kept::File(file), size }))
+    pub(super) fn into_source(self, size: u64) -> SpoolSource {
+        SpoolSource { kept: Arc::new(self.kept), size }
     }
 
-    /// A nameless file in the next folder that takes one.
-    fn next_file(&mut self) -> Result<Option<SpoolFile>, Error> {
-        let mut last = None;
+    /// A nameless file in the next folder that takes one and has more than `least` bytes of room.
+    fn next_file(&mut self, least: u64) -> Result<Option<SpoolFile>, Error> {
+        let (mut last, mut most) = (None, None);
         while !self.folders.is_empty() {
             let (folder, room) = self.folders.remove(0);
-            match tempfile_in(&folder) {
+            if room <= least {
+                most = most.max(Some(room));
+                continue;
+            }
+            match nameless(&folder) {
                 Ok(file) => {
                     tracing::info!(folder = %folder.display(), room, "the image's tables come after its data: spooling");
-                    return Ok(Some(SpoolFile { file: Arc::new(file), held: RangeSet::new(), room }));
+                    return Ok(Some(SpoolFile { file, held: RangeSet::new(), room }));
                 }
                 Err(e) => last = Some(Error::target(format!("cannot spool in {}", folder.display()), e)),
             }
+        }
+        if let Some(room) = most {
+            self.lost = Lost::TooLittle(room);
         }
         last.map_or(Ok(None), Err)
     }
 }
 
+/// A file without a name: gone with the process, however that ends.
+pub(super) fn nameless(folder: &Path) -> io::Result<File> {
+    use rustix::fs::{Mode, OFlags};
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(folder, flags, Mode::RUSR | Mode::WUSR)?.into())
+}
+
+/// Bytes at their own offsets, wherever they are kept.
+#[derive(Default)]
+struct Kept {
+    window: Window,
+    seams: Window,
+    file: Option<SpoolFile>,
+}
+
+impl Kept {
+    fn until(&self, range: &Range<u64>) -> u64 {
+        let mut at = range.start;
+        while at < range.end {
+            let in_file = self.file.as_ref().and_then(|file| file.held.end_of(at));
+            let next = [in_file, self.window.end_of(at), self.seams.end_of(at)].into_iter().flatten().max();
+            match next {
+                Some(next) => at = next.min(range.end),
+                None => break,
+            }
+        }
+        at
+    }
+
+    /// Fills `out` from offset `at` on; what was not kept becomes zero.
+    fn read_at(&self, at: u64, out: &mut [u8]) -> io::Result<()> {
+        let mut done = 0;
+        if let Some(file) = &self.file {
+            while done < out.len() {
+                match file.file.read_at(&mut out[done..], at + done as u64)? {
+                    // Beyond the last byte that was kept.
+                    0 => break,
+                    n => done += n,
+                }
+            }
+        }
+        out[done..].fill(0);
+        self.window.copy(at, out);
+        self.seams.copy(at, out);
+        Ok(())
+    }
+}
+
+/// Pieces in memory, by offset.
+#[derive(Default)]
+struct Window {
+    pieces: BTreeMap<u64, Vec<u8>>,
+    /// What they take, in bytes.
+    held: usize,
+}
+
+impl Window {
+    fn takes(&self, len: usize, max: usize) -> bool {
+        self.held.saturating_add(len + PIECE) <= max
+    }
+
+    /// Adds a piece; what came first goes when there would be more than `max` bytes.
+    fn put(&mut self, at: u64, bytes: &[u8], max: usize) {
+        let skip = bytes.len().saturating_sub(max.saturating_sub(PIECE));
+        let (at, bytes) = (at + skip as u64, &bytes[skip..]);
+        while !self.takes(bytes.len(), max)
+            && let Some((_, old)) = self.pieces.pop_first()
+        {
+            self.held -= old.len() + PIECE;
+        }
+        self.held += bytes.len() + PIECE;
+        if let Some(old) = self.pieces.insert(at, bytes.to_vec()) {
+            self.held -= old.len() + PIECE;
+        }
+    }
+
+    /// Takes the last piece out if it ends at `at`.
+    fn take_before(&mut self, at: u64) -> Option<(u64, Vec<u8>)> {
+        let last = self.pieces.last_entry().filter(|last| last.key() + last.get().len() as u64 == at)?;
+        let (start, bytes) = last.remove_entry();
+        self.held -= bytes.len() + PIECE;
+        Some((start, bytes))
+    }
+
+    /// The end of the piece that holds `at`.
+    fn end_of(&self, at: u64) -> Option<u64> {
+        let (&start, bytes) = self.pieces.range(..=at).next_back()?;
+        Some(start + bytes.len() as u64).filter(|&end| end > at)
+    }
+
+    /// Puts what it has of the bytes from `at` on into `out`.
+    fn copy(&self, at: u64, out: &mut [u8]) {
+        let end = at + out.len() as u64;
+        let first = self.pieces.range(..=at).next_back().map_or(at, |(&start, _)| start);
+        for (&start, bytes) in self.pieces.range(first..end) {
+            let both = start.max(at)..end.min(start + bytes.len() as u64);
+            if both.start < both.end {
+                let index = |offset: u64, base: u64| usize::try_from(offset - base).unwrap_or(usize::MAX);
+                out[index(both.start, at)..index(both.end, at)]
+                    .copy_from_slice(&bytes[index(both.start, start)..index(both.end, start)]);
+            }
+        }
+    }
+}
+
+/// A nameless sparse file that holds bytes at their own offsets.
+struct SpoolFile {
+    file: File,
+    held: RangeSet,
+    room: u64,
+}
+
 impl SpoolFile {
     /// Whether there is room for `len` more bytes.
     fn takes(&self, len: usize) -> bool {
-        self.held.bytes().saturating_add(len as u64) <= self.room
+        self.held.bytes().saturating_add(len as u64) <= self.room && self.held.len() < RANGES_MAX
     }
 
     fn put(&mut self, at: u64, bytes: &[u8]) -> Result<(), Error> {
@@ -192,23 +324,17 @@ impl SpoolFile {
     }
 }
 
-/// A file without a name: gone with the process, however that ends.
-fn tempfile_in(folder: &std::path::Path) -> io::Result<File> {
-    use rustix::fs::{Mode, OFlags};
-    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    Ok(rustix::fs::open(folder, flags, Mode::RUSR | Mode::WUSR)?.into())
-}
-
 /// The kept bytes, at their own offsets.
 pub(super) struct SpoolSource {
-    kept: Kept,
+    kept: Arc<Kept>,
     size: u64,
 }
 
-#[derive(Clone)]
-enum Kept {
-    Memory(Arc<BTreeMap<u64, Vec<u8>>>),
-    File(SpoolFile),
+impl SpoolSource {
+    /// How far from `range.start` on everything was kept, `range.end` at most.
+    pub(super) fn kept_until(&self, range: &Range<u64>) -> u64 {
+        self.kept.until(range)
+    }
 }
 
 impl Source for SpoolSource {
@@ -221,25 +347,10 @@ impl Source for SpoolSource {
     }
 }
 
-impl SpoolSource {
-    /// Whether all of `range` was kept.
-    pub(super) fn holds(&self, range: &Range<u64>) -> bool {
-        match &self.kept {
-            Kept::Memory(window) => {
-                let mut held = RangeSet::new();
-                for (&at, bytes) in window.range(..range.end) {
-                    held.insert(at..at + bytes.len() as u64);
-                }
-                held.contains(range)
-            }
-            Kept::File(file) => file.held.contains(range),
-        }
-    }
-}
-
-/// Reads kept bytes; what was not kept reads as zero, so that readers may cross gaps. Ask [`SpoolSource::holds`] first.
+/// Reads kept bytes; what was not kept reads as zero, so that readers may cross gaps. Ask
+/// [`SpoolSource::kept_until`] first.
 struct SpoolReader {
-    kept: Kept,
+    kept: Arc<Kept>,
     at: u64,
     end: u64,
 }
@@ -247,35 +358,98 @@ struct SpoolReader {
 impl Read for SpoolReader {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         let want = buf.len().min(usize::try_from(self.end.saturating_sub(self.at)).unwrap_or(usize::MAX));
-        let buf = &mut buf[..want];
-        match &self.kept {
-            Kept::Memory(window) => {
-                buf.fill(0);
-                let end = self.at + want as u64;
-                for (&start, bytes) in window.range(..end) {
-                    let both = start.max(self.at)..end.min(start + bytes.len() as u64);
-                    if both.start < both.end {
-                        let index = |at: u64, base: u64| usize::try_from(at - base).unwrap_or(usize::MAX);
-                        buf[index(both.start, self.at)..index(both.end, self.at)]
-                            .copy_from_slice(&bytes[index(both.start, start)..index(both.end, start)]);
-                    }
-                }
-            }
-            Kept::File(file) => {
-                let mut done = 0;
-                while done < want {
-                    match file.file.read_at(&mut buf[done..], self.at + done as u64)? {
-                        // Beyond the last byte that was kept.
-                        0 => {
-                            buf[done..].fill(0);
-                            break;
-                        }
-                        n => done += n,
-                    }
-                }
-            }
-        }
+        self.kept.read_at(self.at, &mut buf[..want])?;
         self.at += want as u64;
         Ok(want)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(unclaimed: &Unclaimed, range: Range<u64>) -> Option<Vec<u8>> {
+        (unclaimed.kept_until(&range) == range.end).then(|| {
+            let mut out = vec![0xee; usize::try_from(range.end - range.start).unwrap()];
+            unclaimed.read(&range, &mut out).unwrap();
+            out
+        })
+    }
+
+    #[test]
+    fn a_window_lets_the_oldest_go() {
+        let mut kept = Unclaimed::new(&Spool::default(), true);
+        for at in 0..6u64 {
+            kept.keep(at << 20, &vec![u8::try_from(at).unwrap() + 1; 1 << 20]).unwrap();
+        }
+        assert_eq!(read(&kept, 0..10), None);
+        assert_eq!(read(&kept, (5 << 20) - 1..(5 << 20) + 1), Some(vec![5, 6]));
+        assert_eq!(kept.lost, Lost::NoRoom);
+        // More than the window holds: its end.
+        kept.keep(6 << 20, &vec![7; 5 << 20]).unwrap();
+        assert_eq!(read(&kept, 6 << 20..(6 << 20) + 1), None);
+        assert_eq!(read(&kept, (11 << 20) - 1..11 << 20), Some(vec![7]));
+        assert!(kept.kept.window.held <= WINDOW);
+    }
+
+    #[test]
+    fn seams_join_what_follows_them() {
+        let mut kept = Unclaimed::new(&Spool::default(), true);
+        kept.keep_seam(512, &[1; 512]).unwrap();
+        kept.keep_seam(4096, &[2; 100]).unwrap();
+        kept.keep(4196, &[3; 4]).unwrap();
+        assert_eq!(read(&kept, 4195..4197), Some(vec![2, 3]));
+        assert_eq!(read(&kept, 512..514), Some(vec![1, 1]));
+        assert_eq!(read(&kept, 511..513), None);
+        for at in 10..10_000u64 {
+            kept.keep_seam(at * 1024, &[4; 300]).unwrap();
+        }
+        assert_eq!(read(&kept, 512..514), None, "the oldest seams go");
+        assert!(kept.kept.seams.held <= SEAMS);
+        assert_eq!(read(&kept, 4195..4200), Some(vec![2, 3, 3, 3, 3]), "what is unclaimed stays");
+        assert_eq!(kept.lost, Lost::No, "a seam is nothing to be missed");
+    }
+
+    #[test]
+    fn a_full_file_moves_on_and_what_is_too_little_is_said() {
+        let (small, large) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let folders = vec![
+            (small.path().to_owned(), 1 << 20),
+            (small.path().to_owned(), 6 << 20),
+            (large.path().to_owned(), 9 << 20),
+        ];
+        let mut kept = Unclaimed::new(&Spool { folders }, true);
+        kept.keep_seam(3 << 20, &[9; 512]).unwrap();
+        for at in 8..16u64 {
+            kept.keep(at << 20, &vec![u8::try_from(at).unwrap(); 1 << 20]).unwrap();
+        }
+        assert_eq!(read(&kept, (9 << 20) - 1..(9 << 20) + 1), Some(vec![8, 9]));
+        assert_eq!(read(&kept, 3 << 20..(3 << 20) + 1), Some(vec![9]));
+        assert_eq!(kept.kept.file.as_ref().map(|file| file.room), Some(9 << 20));
+        for at in 16..24u64 {
+            kept.keep(at << 20, &vec![u8::try_from(at).unwrap(); 1 << 20]).unwrap();
+        }
+        // The file keeps what it has, the window what came last.
+        assert_eq!(read(&kept, (9 << 20) - 1..(9 << 20) + 1), Some(vec![8, 9]));
+        assert_eq!(read(&kept, (24 << 20) - 1..24 << 20), Some(vec![23]));
+        assert_eq!(read(&kept, 18 << 20..(18 << 20) + 1), None);
+        assert!(
+            kept.gone().to_string().contains("9437184 bytes of spare room do not hold"),
+            "{}",
+            kept.gone()
+        );
+    }
+
+    #[test]
+    fn what_was_not_kept_reads_as_zero() {
+        let mut kept = Unclaimed::new(&Spool::default(), true);
+        kept.keep(10, &[1; 10]).unwrap();
+        kept.keep_seam(30, &[2; 5]).unwrap();
+        let source = kept.into_source(100);
+        assert_eq!((source.kept_until(&(10..40)), source.kept_until(&(5..7))), (20, 5));
+        let mut bytes = Vec::new();
+        source.open(8..40).unwrap().read_to_end(&mut bytes).unwrap();
+        let expected = [&[0; 2][..], &[1; 10], &[0; 10], &[2; 5], &[0; 5]].concat();
+        assert_eq!(bytes, expected);
     }
 }
