@@ -12,7 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use disk_image::transfer::{self, Request};
+use disk_image::transfer::{self, Request, Spool};
 use disk_image::{Source, Stop};
 
 use crate::apply::{self, Session};
@@ -46,6 +46,7 @@ pub(crate) fn unpack(
         format: None,
         limits: apply::transfer_limits(&config.limits, u64::MAX),
         progress: session.meter.transfer.clone(),
+        spool: Spool::default(),
     })?;
     let format = compression.map_or("tar".to_owned(), |compression| format!("tar.{}", compression.name()));
     std::fs::create_dir_all(folder)

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use disk_image::transfer::{self, Progress, Request};
+use disk_image::transfer::{self, Progress, Request, Spool};
 use disk_image::{Compression, Stop};
 use serde::Serialize;
 
@@ -38,6 +38,7 @@ pub(crate) fn inspect(asked: &Inspect, stop: &Stop) -> Result<String, Error> {
         format: asked.format,
         limits: transfer_limits(&asked.limits, u64::MAX),
         progress: progress.clone(),
+        spool: Spool::default(),
     })?;
     let seen = Seen {
         source: asked.location.to_string(),

@@ -5,6 +5,7 @@ use std::io;
 use disk_image::transfer::{self, Image, Ledger as _, Request};
 
 use super::connect::{Wire, connect};
+use super::fill::spool;
 use super::hold::{hold, journal_path};
 use super::look::{Facts, available, check_device, check_size};
 use super::{Session, transfer_limits};
@@ -36,6 +37,8 @@ pub(super) fn disk(config: &Config, session: &Session, facts: &Facts) -> Result<
         format: config.format,
         limits: transfer::Limits { reread, ..transfer_limits(&config.limits, available) },
         progress: session.meter.transfer.clone(),
+        // Before the headers are read only the request tells how large the disk may get.
+        spool: spool(config, facts, config.size.unwrap_or(0)),
     })?;
     let mut warnings = Vec::new();
     let seen = if image.is_tar() { Some("a tar archive") } else { image.foreign() };

@@ -9,6 +9,7 @@ use disk_image::write::Target;
 use super::connect::verify;
 use super::disk::Work;
 use super::hold::{open_target, open_writer, options};
+use super::look::Facts;
 use crate::clone;
 use crate::config::{self, Config};
 use crate::error::{Error, Kind};
@@ -16,6 +17,23 @@ use crate::journal::{self, Journal};
 use crate::plan::{self, Mode};
 use crate::report::Done;
 use crate::target;
+
+/// Room for early bytes of a stream, best first: beside a disk of `final_size` bytes, then scratch.
+pub(super) fn spool(config: &Config, facts: &Facts, final_size: u64) -> Spool {
+    let mut folders = Vec::new();
+    if facts.mode == Mode::File {
+        let spare = plan::spare(facts.capacity, final_size);
+        if spare > 0 {
+            folders.push((target::folder_of(&facts.path), spare));
+        }
+    }
+    if let Some(scratch) = config::mounted(config.scratch.as_deref())
+        && let Ok(free) = target::free(scratch)
+    {
+        folders.push((scratch.to_owned(), plan::spare(free, 0)));
+    }
+    Spool { folders }
+}
 
 impl Work<'_> {
     /// Puts the image's bytes on the target: cloned where that works, transferred otherwise.
@@ -75,7 +93,14 @@ impl Work<'_> {
         session.meter.engine(writer.engine_now());
         session.meter.phase("importing");
         let progress = &session.meter.transfer;
-        let report = transfer::run(self.image, &writer, ledger, &self.spool(bound), progress, &session.stop)?;
+        let report = transfer::run(
+            self.image,
+            &writer,
+            ledger,
+            &spool(config, self.facts, bound),
+            progress,
+            &session.stop,
+        )?;
         verify(self.checked, self.opened, session)?;
         session.meter.phase("syncing");
         plan::fits(config.contract, report.virtual_size, self.available, config.size)?;
@@ -116,23 +141,6 @@ impl Work<'_> {
             Some(compression) => format!("{}.{}", format.name(), compression.name()),
             None => format.name().to_owned(),
         }
-    }
-
-    /// Room for early bytes of a stream, best first: beside the disk, then scratch.
-    fn spool(&self, final_size: u64) -> Spool {
-        let mut folders = Vec::new();
-        if self.facts.mode == Mode::File {
-            let spare = plan::spare(self.facts.capacity, final_size);
-            if spare > 0 {
-                folders.push((target::folder_of(&self.facts.path), spare));
-            }
-        }
-        if let Some(scratch) = config::mounted(self.config.scratch.as_deref())
-            && let Ok(free) = target::free(scratch)
-        {
-            folders.push((scratch.to_owned(), plan::spare(free, 0)));
-        }
-        Spool { folders }
     }
 
     /// A raw local file is cloned by its filesystem when that can be.

@@ -19,7 +19,7 @@ use std::io::{self, Read};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use disk_image::transfer::{self, Progress, Request};
+use disk_image::transfer::{self, Progress, Request, Spool};
 use disk_image::{Access, Facts, Source, Stop, compress};
 
 use super::manifest::{self, Descriptor, Image};
@@ -218,6 +218,7 @@ impl Layer {
             format: None,
             limits: *limits,
             progress: Progress::new(),
+            spool: Spool::default(),
         })?;
         Ok(Self { digest, checked, unpacked })
     }

@@ -136,6 +136,7 @@ fn import(
         format: None,
         limits: Limits::default(),
         progress: progress.clone(),
+        spool: spool.clone(),
     };
     let image = transfer::open(request)?;
     let target = Target::file(path, keep)?;

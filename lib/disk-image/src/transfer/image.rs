@@ -1,19 +1,23 @@
-//! Opens an image: peeks at the front, takes one compression layer off, reads the prologue. Writes nothing anywhere.
+//! Opens an image: peeks at the front, takes one compression layer off, reads the prologue. Writes nothing to the target;
+//! the front of a stream that is read once goes to the spool when headers lie far from it.
 
 use std::fmt;
+use std::fs::File;
 use std::io::{self, Cursor, Read};
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::PoisonError;
 
 use super::plan::{Way, way};
-use super::{Counted, Limits, Progress};
+use super::spool::nameless;
+use super::{Counted, Limits, Progress, Spool};
 use crate::compress;
 use crate::detect::{Compression, Detected, Format, HEAD, detect, foreign_by_end};
 use crate::error::{Error, Kind};
 use crate::format::{self, Layout, PROLOGUE_MAX, Prologue, Step};
-use crate::source::{Access, Facts, Source, read_full, read_range};
+use crate::source::{Access, Facts, FileSource, Source, read_full, read_range};
 
 /// What to open.
 pub struct Request {
@@ -25,6 +29,8 @@ pub struct Request {
     pub limits: Limits,
     /// Counters; reading starts while opening.
     pub progress: Progress,
+    /// Where the front of a stream that is read once may be kept when the image's headers lie far from its start.
+    pub spool: Spool,
 }
 
 impl fmt::Debug for Request {
@@ -146,8 +152,9 @@ impl Image {
 /// # Errors
 /// [`Kind::Refused`], [`Kind::Corrupt`], [`Kind::Compression`], or [`Kind::Source`] when the front cannot be read.
 pub fn open(request: Request) -> Result<Image, Error> {
-    let Request { source, format, limits, progress } = request;
-    let Layers { compression, head, source, wire_size } = layers(source, &limits, &progress)?;
+    let Request { source, format, limits, progress, spool } = request;
+    let Layers { compression, peeked, wire_size } = layers(source, &limits, &progress)?;
+    let Peeked { head, source, front } = peeked;
     let empty = head.is_empty();
     let (seen_format, mut foreign, tar) = match detect(&head) {
         Detected::Image(format) => (format, None, false),
@@ -185,7 +192,7 @@ pub fn open(request: Request) -> Result<Image, Error> {
     let format = if end == End::IsFooter { Format::Raw } else { format.unwrap_or(seen_format) };
     let layout: Box<dyn Layout> = match fixed {
         Some(size) => Box::new(format::raw::Raw { size, format: Format::Vhd }),
-        None => open_layout(format, &*source, head)?,
+        None => open_layout(format, &*source, head, front.as_deref(), &spool)?,
     };
     let facts = source.facts();
     let way = way(&facts.access, layout.format() == Format::Raw, facts.size.is_some());
@@ -202,42 +209,46 @@ fn may_end_in_footer(size: u64) -> bool {
 }
 
 /// What is inside one compression layer, for content that is no disk (an archive): the layer, if there is one, and a
-/// source of what it holds. Counts what is read, as [`open`] does; `format` has no meaning here.
+/// source of what it holds. Counts what is read, as [`open`] does; `format` and `spool` have no meaning here.
 ///
 /// # Errors
 /// [`Kind::Compression`], or [`Kind::Source`] when the front cannot be read.
 pub fn unwrap(request: Request) -> Result<(Option<Compression>, Arc<dyn Source>), Error> {
-    let Request { source, format: _, limits, progress } = request;
-    let Layers { compression, source, .. } = layers(source, &limits, &progress)?;
-    Ok((compression, source))
+    let Request { source, format: _, limits, progress, spool: _ } = request;
+    let Layers { compression, peeked, .. } = layers(source, &limits, &progress)?;
+    Ok((compression, peeked.source))
 }
 
 /// A source with one compression layer taken off.
 struct Layers {
     compression: Option<Compression>,
-    head: Vec<u8>,
-    source: Arc<dyn Source>,
+    peeked: Peeked,
     wire_size: Option<u64>,
 }
 
 fn layers(source: Arc<dyn Source>, limits: &Limits, progress: &Progress) -> Result<Layers, Error> {
     let counted: Arc<dyn Source> = Arc::new(Counted { inner: source, read: progress.reads() });
     let wire_size = counted.facts().size;
-    let (head, source) = peek(counted)?;
-    match detect(&head) {
+    let peeked = peek(counted)?;
+    match detect(&peeked.head) {
         Detected::Compressed(compression) => {
-            let inner = compress::open(compression, source, limits.windows)?;
-            let (head, source) = peek(inner)?;
-            Ok(Layers { compression: Some(compression), head, source, wire_size })
+            let inner = compress::open(compression, peeked.source, limits.windows)?;
+            Ok(Layers { compression: Some(compression), peeked: peek(inner)?, wire_size })
         }
         Detected::Image(_) | Detected::Tar | Detected::Foreign(_) => {
-            Ok(Layers { compression: None, head, source, wire_size })
+            Ok(Layers { compression: None, peeked, wire_size })
         }
     }
 }
 
 /// Supplies what the decoder asks for until it is open.
-fn open_layout(format: Format, source: &dyn Source, head: Vec<u8>) -> Result<Box<dyn Layout>, Error> {
+fn open_layout(
+    format: Format,
+    source: &dyn Source,
+    head: Vec<u8>,
+    front: Option<&Replayed>,
+    spool: &Spool,
+) -> Result<Box<dyn Layout>, Error> {
     let facts = source.facts();
     let ranges = facts.access == Access::Ranges;
     // A stream's end is out of reach while it is opened: formats that keep a directory there are walked instead.
@@ -263,17 +274,10 @@ fn open_layout(format: Format, source: &dyn Source, head: Vec<u8>) -> Result<Box
         let bytes = if ranges {
             read_up_to(source, need.start..end)?
         } else if need.end > PROLOGUE_MAX {
-            if facts.access == Access::Once {
-                return Err(Error::new(
-                    Kind::NotStreamable,
-                    format!(
-                        "the {} image keeps headers at byte {}, far from its start",
-                        format.name(),
-                        need.start
-                    ),
-                ));
+            match front.filter(|_| facts.access == Access::Once) {
+                Some(front) => front.far(need.start..end, spool, format)?,
+                None => read_far(source, need.start, len)?,
             }
-            read_far(source, need.start, len)?
         } else {
             // A stream: everything from its start, so that the peeked reader can be replayed.
             let mut bytes = read_up_to(source, 0..end)?;
@@ -320,14 +324,24 @@ fn read_far(source: &dyn Source, at: u64, len: u64) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
-/// The first [`HEAD`] bytes, and a source that still gives them.
-fn peek(source: Arc<dyn Source>) -> Result<(Vec<u8>, Arc<dyn Source>), Error> {
-    let source: Arc<dyn Source> = match source.facts().access {
-        Access::Ranges | Access::Blocks(_) => source,
-        Access::Again | Access::Once => Arc::new(Replayed { inner: source, state: Mutex::default() }),
+/// A source whose first [`HEAD`] bytes were read, and that still gives them.
+struct Peeked {
+    head: Vec<u8>,
+    source: Arc<dyn Source>,
+    /// The same source, when it is a stream.
+    front: Option<Arc<Replayed>>,
+}
+
+fn peek(source: Arc<dyn Source>) -> Result<Peeked, Error> {
+    let (source, front): (Arc<dyn Source>, _) = match source.facts().access {
+        Access::Ranges | Access::Blocks(_) => (source, None),
+        Access::Again | Access::Once => {
+            let front = Arc::new(Replayed { inner: source, state: Mutex::default() });
+            (front.clone(), Some(front))
+        }
     };
     let head = read_up_to(&*source, 0..HEAD as u64)?;
-    Ok((head, source))
+    Ok(Peeked { head, source, front })
 }
 
 /// A stream whose front can be read several times: readers that end within [`PROLOGUE_MAX`] are served from a copy of
@@ -340,8 +354,17 @@ struct Replayed {
 #[derive(Default)]
 struct Front {
     bytes: Vec<u8>,
+    /// A longer front than `bytes`, when headers lie far from it.
+    spooled: Option<Spooled>,
     reader: Option<Box<dyn Read + Send>>,
     taken: bool,
+}
+
+/// The first `len` bytes of a stream.
+struct Spooled {
+    file: File,
+    len: u64,
+    room: u64,
 }
 
 impl Replayed {
@@ -362,6 +385,54 @@ impl Replayed {
         front.reader = Some(reader);
         Ok(())
     }
+
+    /// Reads `range`, less at the stream's end, which lies far from its start; all before it is spooled.
+    fn far(&self, range: Range<u64>, spool: &Spool, format: Format) -> Result<Vec<u8>, Error> {
+        let mut front = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let failed = |e| Error::target("cannot spool the image's front", e);
+        let mut spooled = match front.spooled.take() {
+            Some(spooled) => spooled,
+            None => {
+                let (folder, room) = spool
+                    .folders
+                    .iter()
+                    .find(|(_, room)| range.end <= *room)
+                    .ok_or_else(|| far(&range, format))?;
+                let file = nameless(folder).map_err(failed)?;
+                file.write_all_at(&front.bytes, 0).map_err(failed)?;
+                tracing::info!(folder = %folder.display(), room, "the image's headers are far from its start: spooling");
+                Spooled { file, len: front.bytes.len() as u64, room: *room }
+            }
+        };
+        if range.end > spooled.room {
+            return Err(far(&range, format));
+        }
+        let reader =
+            front.reader.as_mut().ok_or_else(|| Error::new(Kind::Source, "the stream was read already"))?;
+        let mut buffer = vec![0; 256 << 10];
+        while spooled.len < range.end {
+            let want = buffer.len().min(usize::try_from(range.end - spooled.len).unwrap_or(usize::MAX));
+            let got = read_full(&mut **reader, &mut buffer[..want])
+                .map_err(|e| Error::from_source("cannot read the image's headers", e))?;
+            spooled.file.write_all_at(&buffer[..got], spooled.len).map_err(failed)?;
+            spooled.len += got as u64;
+            if got < want {
+                break;
+            }
+        }
+        let end = range.end.min(spooled.len);
+        let mut bytes = vec![0; usize::try_from(end.saturating_sub(range.start)).unwrap_or(0)];
+        spooled.file.read_exact_at(&mut bytes, range.start).map_err(failed)?;
+        front.spooled = Some(spooled);
+        Ok(bytes)
+    }
+}
+
+fn far(range: &Range<u64>, format: Format) -> Error {
+    Error::new(
+        Kind::NotStreamable,
+        format!("the {} image keeps headers at byte {}, far from its start", format.name(), range.start),
+    )
 }
 
 impl Source for Replayed {
@@ -383,6 +454,9 @@ impl Source for Replayed {
         {
             front.taken = true;
             let bytes = std::mem::take(&mut front.bytes);
+            if let Some(Spooled { file, len, .. }) = front.spooled.take() {
+                return Ok(Box::new(FileSource::new(file)?.open(0..len)?.chain(reader)));
+            }
             return Ok(Box::new(Cursor::new(bytes).chain(reader)));
         }
         front.taken = true;
