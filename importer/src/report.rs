@@ -14,6 +14,10 @@ use crate::config::{Config, Contract, Location, Output};
 use crate::error::{Error, Kind};
 use crate::plan::{self, Unstreamable};
 
+/// What to do with an image that cannot be read in one pass.
+const CONVERT: &str =
+    "convert the image first (qemu-img convert -O qcow2 IN OUT writes its tables before its data)";
+
 /// What an import did.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Done {
@@ -126,7 +130,10 @@ fn environment_failed(asked: Asked<'_>, error: &Error) -> Answer {
                     Outcome { scratch_space_required: Some(true), ..Outcome::message(chain(error)) };
                 Answer { stderr: Some(chain(error)), ..answer_line(&outcome) }
             }
-            Unstreamable::Fail => process(error),
+            Unstreamable::Fail => exit_with(
+                1,
+                one_line(&format!("Unable to process data: {}; {CONVERT}", contract_chain(error))),
+            ),
         },
         Kind::Connect => {
             let word = asked.location.map_or("unknown", Location::word);
@@ -185,9 +192,8 @@ fn command_failed(asked: Asked<'_>, error: &Error) -> Answer {
     };
     let mut text = chain(error);
     if error.kind() == Kind::NeedsScratch {
-        text.push_str(
-            "; convert the image first (qemu-img convert -O qcow2 IN OUT writes its tables before its data), save it to a file and import that, or give --scratch DIR",
-        );
+        let _infallible =
+            write!(text, "; {CONVERT}, save it to a file and import that, or give --scratch DIR");
     }
     let stdout = match asked.output {
         Output::Json => {
@@ -395,7 +401,12 @@ mod tests {
         let again = answer(asked, &error);
         assert_eq!(
             (again.exit, again.termination.as_deref()),
-            (1, Some("Unable to process data: tables come late"))
+            (
+                1,
+                Some(
+                    "Unable to process data: tables come late; convert the image first (qemu-img convert -O qcow2 IN OUT writes its tables before its data)"
+                )
+            )
         );
     }
 
