@@ -386,6 +386,63 @@ fn a_one_shot_stream_with_late_tables_and_no_room_is_refused() {
     assert_eq!(error.kind(), Kind::NotStreamable, "{error}");
 }
 
+/// A qcow2 of `clusters` clusters of 512 bytes, all tables first, then `gap` bytes of nothing and the data in no order;
+/// and its disk.
+fn shuffled(clusters: usize, gap: usize) -> (Vec<u8>, Vec<u8>) {
+    const CLUSTER: usize = 512;
+    let leaves = clusters.div_ceil(CLUSTER / 8);
+    let l1 = 2 * CLUSTER;
+    let l2 = l1 + (leaves * 8).next_multiple_of(CLUSTER);
+    let data = l2 + leaves * CLUSTER + gap;
+    let mut image = vec![0; data + clusters * CLUSTER];
+    let mut disk = vec![0; clusters * CLUSTER];
+    let mut put = |at: usize, bytes: &[u8]| image[at..at + bytes.len()].copy_from_slice(bytes);
+    put(0, b"QFI\xfb\0\0\0\x02");
+    put(20, &9u32.to_be_bytes());
+    put(24, &(disk.len() as u64).to_be_bytes());
+    put(36, &(leaves as u32).to_be_bytes());
+    put(40, &(l1 as u64).to_be_bytes());
+    put(48, &(CLUSTER as u64).to_be_bytes());
+    put(56, &1u32.to_be_bytes());
+    for leaf in 0..leaves {
+        put(l1 + leaf * 8, &((l2 + leaf * CLUSTER) as u64 | 1 << 63).to_be_bytes());
+    }
+    for cluster in 0..clusters {
+        let host = data + cluster * 7919 % clusters * CLUSTER;
+        put(l2 + cluster * 8, &(host as u64 | 1 << 63).to_be_bytes());
+        // Most of it reads as zero, so that the test is quick.
+        if cluster % 16 == 0 {
+            put(host, &[(cluster / 16 % 251 + 1) as u8; CLUSTER]);
+            disk[cluster * CLUSTER..][..CLUSTER].fill((cluster / 16 % 251 + 1) as u8);
+        }
+    }
+    (image, disk)
+}
+
+#[test]
+fn more_extents_than_memory_is_for() {
+    let dir = TempDir::new().unwrap();
+    let out = dir.path().join("out.img");
+    // More than 256 Ki extents would be known and not reached. Tables wait in the window until there is memory.
+    let (bytes, want) = shuffled(300_000, 0);
+    once(Memory::new(bytes, Access::Once), &out).unwrap();
+    assert_same(&out, &want, "tables from the window");
+    // Or they are gone from it by then.
+    let (bytes, want) = shuffled(300_000, 8 << 20);
+    let source = Memory::new(bytes.clone(), Access::Again);
+    let given = source.given.clone();
+    once(source, &out).unwrap();
+    assert_same(&out, &want, "read again");
+    let times = given.load(Ordering::SeqCst) * 10 / bytes.len() as u64;
+    assert!((11..=21).contains(&times), "{times} tenths of the image were read");
+    let spool = Spool { folders: vec![(dir.path().to_owned(), 1 << 30)] };
+    let source = Memory::new(bytes.clone(), Access::Once);
+    import(source, &out, &spool, &mut Forgetful, &Stop::new()).unwrap();
+    assert_same(&out, &want, "spooled");
+    let error = once(Memory::new(bytes, Access::Once), &out).unwrap_err();
+    assert_eq!(error.kind(), Kind::NotStreamable, "{error}");
+}
+
 #[test]
 fn a_truncated_image_never_gives_wrong_bytes() {
     let dir = TempDir::new().unwrap();
