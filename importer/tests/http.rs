@@ -7,6 +7,9 @@
 #![expect(clippy::cast_possible_truncation, reason = "small test data")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "support/tls.rs"]
+mod tls;
+
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -20,6 +23,7 @@ use importer::source::http::{self, Changed, Header, Options};
 use importer::source::remote::RemoteSource;
 use importer::source::retry::Policy;
 use importer::source::tls::{Proxies, Trust};
+use tls::server_config;
 
 /// One request, as far as the faults look at it.
 #[derive(Clone, Debug, Default)]
@@ -849,16 +853,9 @@ fn stopping_is_seen_while_the_server_is_silent() {
 fn tls_server(data: &Arc<Vec<u8>>) -> (Server, String) {
     let signed =
         rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned(), "tls.invalid".to_owned()]).unwrap();
-    let key = rustls::pki_types::PrivateKeyDer::try_from(signed.signing_key.serialize_der()).unwrap();
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let config = rustls::ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![signed.cert.der().clone()], key)
-        .unwrap();
+    let config = server_config(signed.cert.der().clone(), &signed.signing_key);
     let answer = Answer { cut: 3_000_000, ..Answer::new(data) };
-    let server = Server::start_with(Some(Arc::new(config)), move |request, out| answer.give(request, out));
+    let server = Server::start_with(Some(config), move |request, out| answer.give(request, out));
     (server, signed.cert.pem())
 }
 

@@ -4,6 +4,9 @@
 #![expect(clippy::cast_possible_truncation, reason = "small test data")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "support/tls.rs"]
+mod tls;
+
 use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,6 +22,7 @@ use importer::source::s3::{self, Options};
 use importer::source::tls::Trust;
 use s3s::auth::SimpleAuth;
 use s3s::service::S3ServiceBuilder;
+use tls::server_config;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 struct Server {
@@ -49,15 +53,8 @@ fn server(data: &[u8], cut: usize, signed: bool) -> Server {
     }
     let service = builder.build();
     let made = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).unwrap();
-    let key = rustls::pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let config = rustls::ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![made.cert.der().clone()], key)
-        .unwrap();
-    let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
+    let config = server_config(made.cert.der().clone(), &made.signing_key);
+    let acceptor = tokio_rustls::TlsAcceptor::from(config);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
     let address = listener.local_addr().unwrap();

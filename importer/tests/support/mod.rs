@@ -25,6 +25,7 @@ pub(crate) mod guest;
 pub(crate) mod places;
 pub(crate) mod server;
 pub(crate) mod sys;
+pub(crate) mod tls;
 
 pub(crate) const KIB: u64 = 1 << 10;
 pub(crate) const MIB: u64 = 1 << 20;

@@ -1,0 +1,22 @@
+//! Container images: `docker://` against a real registry (Debian's docker-registry) over TLS with a CA of our own, with
+//! passwords and with tokens, and `oci-archive:` files.
+//!
+//! One registry without a login writes a storage folder; others with a login serve the same folder.
+//!
+//! - `images`, `servers`, `tokens`, `pull`: what the tests share.
+//! - `disks`, `logins`, `strange`, `archives`, `imports`: the tests, by subject.
+
+#![expect(clippy::expect_used, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod archives;
+mod disks;
+mod images;
+mod imports;
+mod logins;
+mod pull;
+mod servers;
+mod strange;
+#[path = "../support/mod.rs"]
+mod support;
+mod tokens;
