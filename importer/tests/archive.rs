@@ -3,10 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-#[path = "support/crash.rs"]
-mod crash;
-#[path = "support/crash_place.rs"]
-mod crash_place;
+mod support;
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -19,8 +16,10 @@ use std::process::{Output, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crash::{MIB, Random, Server, disk, names, rounds, tool};
-use crash_place::{Place, assert_exit, importer};
+use support::crash::{Random, Server, disk};
+use support::crash_place::Place;
+use support::places::run;
+use support::{MIB, assert_exit, count, importer, names};
 
 const SEED: u64 = 0x7461_7200_0000_0001;
 
@@ -109,7 +108,7 @@ fn trees_are_those_that_gnu_tar_makes() {
     fs::create_dir_all(at(&long).join(&long)).unwrap();
     fs::write(at(&long).join(&long).join(&long), "long").unwrap();
     fs::write(tree_of.join(OsStr::from_bytes(b"no \xff\xfe utf-8 \n line")), "bytes").unwrap();
-    tool("mkfifo", &[at("fifo").to_str().unwrap()]);
+    run("mkfifo", &[at("fifo").to_str().unwrap()]);
     // Holes at the start, in the middle, at the end; more parts than a header holds.
     let sparse = fs::File::create(at("sparse")).unwrap();
     for part in 1..40 {
@@ -121,9 +120,9 @@ fn trees_are_those_that_gnu_tar_makes() {
     {
         fs::set_permissions(at(name), fs::Permissions::from_mode(mode)).unwrap();
     }
-    tool("touch", &["-d", "@1234567890.123456789", at("program").to_str().unwrap()]);
-    tool("touch", &["-d", "@7", at("closed").to_str().unwrap(), at("closed/in").to_str().unwrap()]);
-    tool("touch", &["-h", "-d", "@1000000000", at("absolute").to_str().unwrap()]);
+    run("touch", &["-d", "@1234567890.123456789", at("program").to_str().unwrap()]);
+    run("touch", &["-d", "@7", at("closed").to_str().unwrap(), at("closed/in").to_str().unwrap()]);
+    run("touch", &["-h", "-d", "@1000000000", at("absolute").to_str().unwrap()]);
 
     let mut cells: usize = 0;
     for (first, (form, flags)) in [
@@ -140,10 +139,10 @@ fn trees_are_those_that_gnu_tar_makes() {
     {
         let path = folder.path().join("a.tar");
         let target = path.to_str().unwrap();
-        tool("tar", &[flags, &["-cf", target, "-C", tree_of.to_str().unwrap(), "."]].concat());
+        run("tar", &[flags, &["-cf", target, "-C", tree_of.to_str().unwrap(), "."]].concat());
         let judge = tempfile::tempdir().unwrap();
         let by_tar = judge.path().to_str().unwrap();
-        tool("tar", &["--preserve-permissions", "--no-same-owner", "-xf", target, "-C", by_tar]);
+        run("tar", &["--preserve-permissions", "--no-same-owner", "-xf", target, "-C", by_tar]);
         let wanted = tree(judge.path());
         assert!(wanted.len() > 10);
         let ways = [
@@ -160,7 +159,7 @@ fn trees_are_those_that_gnu_tar_makes() {
                 continue;
             }
             let what = format!("{form}, {pack}, {}", if pod { "http" } else { "file" });
-            tool("sh", &["-c", &format!("{pack} < \"$0\" > \"$0.packed\""), target]);
+            run("sh", &["-c", &format!("{pack} < \"$0\" > \"$0.packed\""), target]);
             let place = quick(pod);
             let output = import(&place, &fs::read(folder.path().join("a.tar.packed")).unwrap());
             assert_exit(&output, 0, &format!("{what}: {}", said(&place, &output)));
@@ -543,9 +542,9 @@ fn mutated_archives_stay_in_their_volume() {
         .concat(),
     ];
     let mut random = Random(SEED);
-    let count = rounds(400, 20_000);
+    let mutants = count(400, 20_000);
     let (mut good, mut past) = (0, 0);
-    for round in 0..count {
+    for round in 0..mutants {
         let mut bytes = seeds[usize::try_from(random.next() % 4).unwrap()].clone();
         for _ in 0..=random.next() % 3 {
             let at = usize::try_from(random.next() % bytes.len() as u64).unwrap();
@@ -574,25 +573,25 @@ fn mutated_archives_stay_in_their_volume() {
         assert!(matches!(output.status.code(), Some(0 | 1 | 4)), "{what}: {}", output.status);
         assert!(begin.elapsed() < Duration::from_secs(10), "{what}");
         assert_untouched(&place, &what);
-        good += u32::from(output.status.success());
-        past += u32::from(!tree(&place.data()).is_empty());
+        good += u64::from(output.status.success());
+        past += u64::from(!tree(&place.data()).is_empty());
     }
     println!(
-        "archive: {count} mutants: {good} unpacked whole, {past} unpacked something, none left the volume"
+        "archive: {mutants} mutants: {good} unpacked whole, {past} unpacked something, none left the volume"
     );
-    assert!(past * 10 >= count, "the mutants get nowhere");
+    assert!(past * 10 >= mutants, "the mutants get nowhere");
 }
 
 #[test]
 fn many_members_take_little_memory() {
-    let count = rounds(10_000, 1_000_000);
+    let members = count(10_000, 1_000_000);
     let place = quick(false);
     let mut child =
         importer().arg("-").arg(place.data()).args(["--archive"]).stdin(Stdio::piped()).spawn().unwrap();
     let status = format!("/proc/{}/status", child.id());
     let mut input = child.stdin.take().unwrap();
     let feed = std::thread::spawn(move || {
-        for index in 0..count / 2 {
+        for index in 0..members / 2 {
             // Folders never opened again, with a file in each.
             input.write_all(&folder(&format!("{}/{index}", index / 1000))).unwrap();
             input.write_all(&file(&format!("{}/{index}/f", index / 1000), "")).unwrap();
@@ -613,9 +612,9 @@ fn many_members_take_little_memory() {
     assert!(code.success());
     assert_eq!(
         tree(&place.data()).values().filter(|thing| thing.kind == "file").count() * 2,
-        usize::try_from(count).unwrap()
+        usize::try_from(members).unwrap()
     );
-    println!("archive: {count} members: peak RSS {} MiB", peak / 1024);
+    println!("archive: {members} members: peak RSS {} MiB", peak / 1024);
     assert!(peak > 0 && peak <= 64 << 10, "{peak} KiB");
 }
 
@@ -632,14 +631,14 @@ fn interrupted_archives_are_unpacked_again() {
     }
     let archive = tempfile::tempdir().unwrap();
     let path = archive.path().join("a.tar");
-    tool("tar", &["-cf", path.to_str().unwrap(), "-C", source.path().to_str().unwrap(), "."]);
+    run("tar", &["-cf", path.to_str().unwrap(), "-C", source.path().to_str().unwrap(), "."]);
     let bytes = fs::read(&path).unwrap();
     let len = bytes.len() as u64;
     let wanted = tree(source.path());
     let server = Server::start(vec![("/a".to_owned(), Arc::new(bytes))], 60e6);
     let mut random = Random(SEED);
-    let count = rounds(6, 60);
-    for round in 0..count {
+    let imports = count(6, 60);
+    for round in 0..imports {
         let place = quick(true);
         let start = || {
             let mut command = place.command(&server.url("/a"), 1 << 30, &[]);
@@ -670,5 +669,5 @@ fn interrupted_archives_are_unpacked_again() {
             );
         }
     }
-    println!("archive: {count} imports killed and repeated from their start, all right");
+    println!("archive: {imports} imports killed and repeated from their start, all right");
 }

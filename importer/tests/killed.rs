@@ -3,10 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-#[path = "support/crash.rs"]
-mod crash;
-#[path = "support/crash_place.rs"]
-mod crash_place;
+mod support;
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -16,8 +13,10 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crash::{Files, MIB, Random, Server, disk, names, rounds, tool};
-use crash_place::{Place, assert_exit};
+use support::crash::{Files, Random, Server, disk};
+use support::crash_place::Place;
+use support::places::run;
+use support::{MIB, assert_exit, count, names};
 
 const SEED: u64 = 0x6b69_6c6c_6564_0001;
 
@@ -57,7 +56,7 @@ fn images(bytes: &[u8]) -> (Vec<Image>, Files) {
     std::thread::scope(|scope| {
         for (name, command) in jobs {
             let (raw, out) = (raw.clone(), path(name));
-            scope.spawn(move || tool(command[0], &[&command[1..], &[&raw, &out]].concat()));
+            scope.spawn(move || run(command[0], &[&command[1..], &[&raw, &out]].concat()));
         }
     });
     let names = ["raw", "qcow2", "vmdk", "raw.xz", "raw.gz"];
@@ -128,8 +127,8 @@ fn killed_imports_go_on_and_fetch_little_twice() {
     let (images, files) = images(&bytes);
     let server = Server::start(files, 110e6);
     let mut random = Random(SEED);
-    let kills = rounds(20, 200);
-    let each = kills / u32::try_from(images.len()).unwrap();
+    let kills = count(20, 200);
+    let each = kills / images.len() as u64;
     for image in &images {
         let url = server.url(&format!("/{}", image.name));
         // How long it takes, so that the moments fill it.
@@ -209,7 +208,7 @@ fn traced(command: &Command, strace: &[&str], log: &Path) -> Command {
 /// Every call by which an import changes names, lengths, modes or durability is once the last one the process makes.
 #[test]
 fn killed_at_every_call_of_the_start_and_the_finish() {
-    tool("strace", &["--version"]);
+    run("strace", &["--version"]);
     let bytes = disk(6, SEED);
     let server = Server::start(vec![("/raw".to_owned(), Arc::new(bytes.clone()))], f64::INFINITY);
     let url = server.url("/raw");
@@ -269,7 +268,7 @@ fn killed_at_every_call_of_the_start_and_the_finish() {
 /// A disk that needs most of a second for a sync must not have more fetched than the bar allows to be fetched again.
 #[test]
 fn slow_syncs_do_not_let_fetching_run_ahead() {
-    tool("strace", &["--version"]);
+    run("strace", &["--version"]);
     let bytes = disk(128, SEED + 2);
     let server = Server::start(vec![("/raw".to_owned(), Arc::new(bytes.clone()))], 110e6);
     let place = place_for(false);
@@ -350,7 +349,7 @@ fn written(call: &Call) -> (u64, u64) {
 
 #[test]
 fn ranges_are_journaled_after_their_data_is_synced() {
-    tool("strace", &["--version"]);
+    run("strace", &["--version"]);
     let bytes = disk(112, SEED + 1);
     let files = vec![("/raw".to_owned(), Arc::new(bytes.clone()))];
     let server = Server::start(files, 60e6);

@@ -11,8 +11,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-#[path = "support/crash.rs"]
-mod crash;
+mod support;
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -23,7 +22,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use crash::{MIB, Random, Server, disk, names, rounds, tool};
+use support::crash::{Random, Server, disk};
+use support::places::run;
+use support::{MIB, count, names};
 
 const SEED: u64 = 0x0ff0_0ff0_0000_0001;
 /// How long the guest may take for anything; TCG on a busy machine is slow.
@@ -39,7 +40,7 @@ struct Guest {
 /// Packs busybox, the importer with its libraries, and the drivers.
 fn guest() -> Guest {
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support");
-    let tree = PathBuf::from(tool(here.join("crash_kernel").to_str().unwrap(), &[]).trim());
+    let tree = PathBuf::from(run(here.join("crash_kernel").to_str().unwrap(), &[]).trim());
     let release = names(&tree.join("lib/modules")).remove(0);
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path().join("root");
@@ -59,9 +60,9 @@ fn guest() -> Guest {
     copy(&here.join("crash_init"), "init");
     fs::set_permissions(root.join("init"), fs::Permissions::from_mode(0o755)).unwrap();
     let program = env!("CARGO_BIN_EXE_importer");
-    tool("strip", &["-o", root.join("bin/importer").to_str().unwrap(), program]);
+    run("strip", &["-o", root.join("bin/importer").to_str().unwrap(), program]);
     // Of "libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x…)" and "/lib64/ld-linux-x86-64.so.2 (0x…)" the paths.
-    for path in tool("ldd", &[program]).split_whitespace().filter(|word| word.starts_with('/')) {
+    for path in run("ldd", &[program]).split_whitespace().filter(|word| word.starts_with('/')) {
         copy(Path::new(path), path);
     }
     let modules = Path::new("lib/modules").join(&release);
@@ -82,7 +83,7 @@ fn guest() -> Guest {
     }
     let initramfs = folder.path().join("initramfs");
     let pack = "cd \"$0\" && find . | cpio --quiet -o -H newc -R 0:0 > \"$1\"";
-    tool("sh", &["-c", pack, root.to_str().unwrap(), initramfs.to_str().unwrap()]);
+    run("sh", &["-c", pack, root.to_str().unwrap(), initramfs.to_str().unwrap()]);
     Guest { kernel: tree.join(format!("boot/vmlinuz-{release}")), initramfs, _folder: folder }
 }
 
@@ -174,7 +175,7 @@ struct Mounted(tempfile::TempDir);
 impl Mounted {
     fn new(disk: &Path) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        tool("mount", &["-o", "loop", disk.to_str().unwrap(), folder.path().to_str().unwrap()]);
+        run("mount", &["-o", "loop", disk.to_str().unwrap(), folder.path().to_str().unwrap()]);
         Self(folder)
     }
 }
@@ -210,8 +211,8 @@ fn cut(setting: &Setting<'_>, row: &Row<'_>, seed: u64) -> (u64, String) {
     let path = folder.path().join("disk");
     fs::File::create(&path).unwrap().set_len(400 * MIB).unwrap();
     match fs {
-        "xfs" => tool("mkfs.xfs", &["-q", path.to_str().unwrap()]),
-        _ => tool("mkfs.ext4", &["-q", "-F", path.to_str().unwrap()]),
+        "xfs" => run("mkfs.xfs", &["-q", path.to_str().unwrap()]),
+        _ => run("mkfs.ext4", &["-q", "-F", path.to_str().unwrap()]),
     };
     // Slirp gives the guest our loopback as this address.
     let url = server.url(&format!("/{name}")).replace("127.0.0.1", "10.0.2.2");
@@ -272,12 +273,12 @@ fn imports_survive_the_power() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     fs::write(path("raw"), &bytes).unwrap();
-    tool("qemu-img", &["convert", "-q", "-f", "raw", "-O", "qcow2", "-c", &path("raw"), &path("qcow2")]);
+    run("qemu-img", &["convert", "-q", "-f", "raw", "-O", "qcow2", "-c", &path("raw"), &path("qcow2")]);
     let files = ["raw", "qcow2"].map(|name| (format!("/{name}"), Arc::new(fs::read(path(name)).unwrap())));
     let server = Server::start(files.to_vec(), 8e6);
     let setting = Setting { guest: &guest, server: &server, wanted: &bytes };
     // Two cuts, or ten on request; each in a part of the image of its own.
-    let rows: &[(&str, &str, u64, &[u64])] = match rounds(2, 10) {
+    let rows: &[(&str, &str, u64, &[u64])] = match count(2, 10) {
         2 => &[("qcow2", "ext4", 2, &[0]), ("raw", "xfs", 2, &[1])],
         _ => &[
             ("raw", "ext4", 4, &[0, 1, 3]),

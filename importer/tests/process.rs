@@ -3,6 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(clippy::expect_used, reason = "a test fails by panicking")]
 
+mod support;
+
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
@@ -11,32 +13,17 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
+use support::{count, importer, text};
 
 const MIB: usize = 1 << 20;
 
-fn importer() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_importer"));
-    command.env_clear().env("PATH", std::env::var("PATH").unwrap());
-    command
+#[track_caller]
+fn assert_exit(output: &Output, code: i32) {
+    support::assert_exit(output, code, "");
 }
 
 fn run(arguments: &[&str]) -> Output {
-    importer().args(arguments).stdin(Stdio::null()).output().unwrap()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-#[track_caller]
-fn assert_exit(output: &Output, code: i32) {
-    assert_eq!(
-        output.status.code(),
-        Some(code),
-        "stdout: {}\nstderr: {}",
-        text(&output.stdout),
-        text(&output.stderr)
-    );
+    importer().args(arguments).output().unwrap()
 }
 
 /// Data, zeroes, data, and an end that is no whole page.
@@ -629,11 +616,6 @@ fn progress_is_served_as_the_controller_reads_it() {
     assert!(child.wait().unwrap().success());
 }
 
-/// Small counts by default, the full ones on request.
-fn rounds(small: u32, full: u32) -> u32 {
-    if std::env::var_os("FERROVIRT_SOAK").is_some_and(|value| value == "1") { full } else { small }
-}
-
 #[test]
 fn killed_imports_go_on() {
     let place = Place::new();
@@ -643,7 +625,7 @@ fn killed_imports_go_on() {
     let target = place.text("disk");
     let mut state = 42u64;
     let mut resumed = 0;
-    for round in 0..rounds(20, 200) {
+    for round in 0..count(20, 200) {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let moment = Duration::from_micros(5_000 + (state >> 33) % 250_000);
         let arguments = [source.as_str(), &target, "--output", "json", "--force"];

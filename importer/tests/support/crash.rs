@@ -1,21 +1,13 @@
 //! What the tests of interrupted imports share: a server that counts and is slow, disks to import, seeded moments.
 //! Not here: faults of servers (`http.rs`), formats (`matrix.rs`).
 
-use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::Path;
-use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-pub(crate) const MIB: u64 = 1 << 20;
-
-/// Small counts by default, the full ones on request.
-pub(crate) fn rounds(small: u32, full: u32) -> u32 {
-    if std::env::var_os("FERROVIRT_SOAK").is_some_and(|value| value == "1") { full } else { small }
-}
+use super::MIB;
 
 /// Numbers that are the same in every run (xorshift).
 pub(crate) struct Random(pub(crate) u64);
@@ -46,23 +38,6 @@ pub(crate) fn disk(mib: u64, seed: u64) -> Vec<u8> {
         }
     }
     bytes
-}
-
-/// Runs a tool of `make deps`; its failure is the test's.
-#[track_caller]
-pub(crate) fn tool(name: &str, arguments: &[&str]) -> String {
-    let output = Command::new(name).args(arguments).stdin(Stdio::null()).output();
-    let output = output.unwrap_or_else(|e| panic!("{name} cannot be run ({e}): run make deps"));
-    assert!(output.status.success(), "{name} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-/// Names in a folder, sorted.
-pub(crate) fn names(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).unwrap();
-    let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name().to_string_lossy().into_owned()).collect();
-    names.sort();
-    names
 }
 
 /// Bytes per second that all connections share.

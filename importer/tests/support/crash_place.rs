@@ -2,25 +2,9 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
-/// The importer, with nothing of our environment.
-pub(crate) fn importer() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_importer"));
-    command.env_clear().env("PATH", std::env::var_os("PATH").unwrap()).stdin(Stdio::null());
-    command
-}
-
-#[track_caller]
-pub(crate) fn assert_exit(output: &Output, code: i32, what: &str) {
-    assert_eq!(
-        output.status.code(),
-        Some(code),
-        "{what}\nstdout: {}\nstderr: {}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
-}
+use super::importer;
 
 /// A folder to import into, by command line or as a pod's volume.
 pub(crate) struct Place {

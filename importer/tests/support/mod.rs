@@ -18,6 +18,8 @@ use std::process::{Command, Output, Stdio};
 
 use sha2::{Digest, Sha256};
 
+pub(crate) mod crash;
+pub(crate) mod crash_place;
 #[path = "../../../lib/disk-image/tests/write/sys.rs"]
 pub(crate) mod denied;
 pub(crate) mod guest;
@@ -35,10 +37,10 @@ pub(crate) fn count(small: u64, soak: u64) -> u64 {
     if std::env::var("FERROVIRT_SOAK").is_ok_and(|v| v == "1") { soak } else { small }
 }
 
-/// The built program, with an empty environment.
+/// The built program, with an empty environment and nothing to read.
 pub(crate) fn importer() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_importer"));
-    command.env_clear().env("PATH", std::env::var("PATH").unwrap());
+    command.env_clear().env("PATH", std::env::var("PATH").unwrap()).stdin(Stdio::null());
     command
 }
 
