@@ -188,11 +188,14 @@ pub trait Layout: Debug + Send + Sync {
     /// An entry that is impossible ([`crate::Kind::Corrupt`]) or not supported ([`crate::Kind::Refused`]).
     fn read_root(&self, first: u64, bytes: &[u8], found: &mut Found) -> Result<(), Error>;
 
-    /// Reads entries `first..` of a leaf table; `bytes` is whole entries.
+    /// Reads entries `first..` of a leaf table; `bytes` is whole entries. Only for formats whose root table has leaves.
     ///
     /// # Errors
     /// As [`Layout::read_root`].
-    fn read_leaf(&self, leaf: &Leaf, first: u64, bytes: &[u8], found: &mut Found) -> Result<(), Error>;
+    fn read_leaf(&self, leaf: &Leaf, _first: u64, _bytes: &[u8], _found: &mut Found) -> Result<(), Error> {
+        let format = self.format().name();
+        Err(Error::corrupt(format!("the {format} image has no second level (entry {})", leaf.index)))
+    }
 
     /// Upper bound of the packed length of any extent; 0 when the format has no packed extents.
     fn packed_max(&self) -> u32 {

@@ -1,6 +1,6 @@
 //! Raw: the image is the disk, ISO images included. Not here: VHD fixed, which is raw with a footer (see `vhd`).
 
-use super::{Found, Layout, Leaf, Prologue, Step, Table};
+use super::{Found, Layout, Prologue, Step, Table};
 use crate::detect::Format;
 use crate::error::Error;
 
@@ -38,10 +38,6 @@ impl Layout for Raw {
     }
 
     fn read_root(&self, _first: u64, _bytes: &[u8], _found: &mut Found) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn read_leaf(&self, _leaf: &Leaf, _first: u64, _bytes: &[u8], _found: &mut Found) -> Result<(), Error> {
         Ok(())
     }
 }

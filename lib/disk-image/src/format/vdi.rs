@@ -8,7 +8,7 @@
 //! ```
 
 use super::fields::{Fields, Room};
-use super::{Found, Layout, Leaf, Prologue, Step, Table};
+use super::{Found, Layout, Prologue, Step, Table};
 use crate::detect::Format;
 use crate::error::Error;
 use crate::extent::{Content, Extent};
@@ -119,9 +119,5 @@ impl Layout for Vdi {
             found.push(Extent { guest, len, content });
         }
         Ok(())
-    }
-
-    fn read_leaf(&self, leaf: &Leaf, _first: u64, _bytes: &[u8], _found: &mut Found) -> Result<(), Error> {
-        Err(Error::corrupt(format!("a VDI has no second level (entry {})", leaf.index)))
     }
 }

@@ -9,7 +9,7 @@
 //! ```
 
 use super::fields::{Fields, Room};
-use super::{Found, Layout, Leaf, Prologue, Step, Table};
+use super::{Found, Layout, Prologue, Step, Table};
 use crate::detect::Format;
 use crate::error::Error;
 use crate::extent::{Content, Extent};
@@ -172,9 +172,5 @@ impl Layout for Vhd {
             found.push(Extent { guest, len, content });
         }
         Ok(())
-    }
-
-    fn read_leaf(&self, leaf: &Leaf, _first: u64, _bytes: &[u8], _found: &mut Found) -> Result<(), Error> {
-        Err(Error::corrupt(format!("a VHD has no second level (entry {})", leaf.index)))
     }
 }

@@ -13,7 +13,7 @@
 use std::ops::Range;
 
 use super::fields::{Fields, Room};
-use super::{Found, Layout, Leaf, Prologue, Step, Table};
+use super::{Found, Layout, Prologue, Step, Table};
 use crate::detect::Format;
 use crate::error::Error;
 use crate::extent::{Content, Extent};
@@ -442,10 +442,6 @@ impl Layout for Vhdx {
             found.push(Extent { guest, len, content });
         }
         Ok(())
-    }
-
-    fn read_leaf(&self, leaf: &Leaf, _first: u64, _bytes: &[u8], _found: &mut Found) -> Result<(), Error> {
-        Err(Error::corrupt(format!("a VHDX has no second level (entry {})", leaf.index)))
     }
 }
 
