@@ -423,8 +423,8 @@ fn shuffled(clusters: usize, gap: usize) -> (Vec<u8>, Vec<u8>) {
 fn more_extents_than_memory_is_for() {
     let dir = TempDir::new().unwrap();
     let out = dir.path().join("out.img");
-    // More than 256 Ki extents would be known and not reached. Tables wait in the window until there is memory.
-    let (bytes, want) = shuffled(300_000, 0);
+    // More than 192 Ki extents would be known and not reached. Tables wait in the window until there is memory.
+    let (bytes, want) = shuffled(220_000, 0);
     once(Memory::new(bytes, Access::Once), &out).unwrap();
     assert_same(&out, &want, "tables from the window");
     // Or they are gone from it by then.

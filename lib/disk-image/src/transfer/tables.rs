@@ -28,8 +28,8 @@ use crate::extent::{Content, Extent, RangeSet};
 use crate::format::{Found, Leaf, Table};
 use crate::source::{Access, read_range};
 
-/// Extents that may be known but not yet reached: 20 MiB.
-const EXTENTS_MAX: usize = 256 << 10;
+/// Extents that may be known but not yet reached: 15 MiB.
+const EXTENTS_MAX: usize = 192 << 10;
 /// Leaf tables that may be known but not yet read.
 const LEAVES_MAX: usize = 64 << 10;
 /// Entries read at once; each may make 32 extents known.
