@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use support::guest::{Dice, qemu_io, round};
 use support::places::run;
 use support::server::{Served, Server};
-use support::{MIB, assert_exit, count, import, import_piped, names, report, sha256};
+use support::{MIB, assert_exit, count, import, import_piped, names, report, sha256, text};
 
 /// How an image comes into being.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
