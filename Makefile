@@ -37,7 +37,14 @@ export FERROVIRT_CONTAINERIMAGE_SERVER := $(CARGO_TARGET_DIR)/$(TRIPLE)/release/
 # The container image of all programs, an OCI archive. Tests find it by this variable.
 export FERROVIRT_IMAGE := $(CARGO_TARGET_DIR)/image/ferrovirt.oci.tar
 
-.PHONY: build server demo deps test fmt-check clippy deny check-tests soak bench advisories tools image kube cluster cluster-down
+# Copied to hosts of any distribution: linked statically too.
+export FERROVIRT_CNI := $(CARGO_TARGET_DIR)/$(TRIPLE)/release/cni
+
+# The Go reference plugins and cnitool, which the cluster's node has too; e2e/kube/build names the folder by the same hash.
+JUDGES := e2e/kube/judges
+export FERROVIRT_PEERS := $(CACHE)/kube/judges-$(shell cat $(JUDGES)/go.mod $(JUDGES)/go.sum $(JUDGES)/tools.go | sha256sum | cut -c1-12)
+
+.PHONY: build server cni peers demo deps test fmt-check clippy deny check-tests soak bench advisories tools image kube cluster cluster-down
 
 deps:
 	@missing=(); for package in $(PACKAGES); do \
@@ -50,11 +57,18 @@ deps:
 	fi
 
 # One package at a time: features are then those the program asked for, not the union of the workspace.
-build: deps server
+build: deps server cni
 	cargo build --release --locked -p importer
 
 server: deps
 	RUSTFLAGS='-C target-feature=+crt-static' cargo build --release --locked --target $(TRIPLE) -p cdi-containerimage-server
+
+cni: deps
+	RUSTFLAGS='-C target-feature=+crt-static' cargo build --release --locked --target $(TRIPLE) -p cni
+
+# A part of what `make kube` builds.
+peers: deps
+	@e2e/kube/build judges
 
 image: build
 	cargo run --quiet --locked -p image -- --target "$$CARGO_TARGET_DIR" --cache $(CACHE)/image "$$FERROVIRT_IMAGE"
@@ -85,10 +99,10 @@ clippy: deps
 deny: tools
 	cargo deny --locked check --hide-inclusion-graph bans licenses sources
 
-check-tests: deps fmt-check clippy deny server kube image
+check-tests: deps fmt-check clippy deny server cni kube image
 	cargo test --locked --workspace --no-fail-fast
 
-soak: deps server kube image
+soak: deps server cni kube image
 	FERROVIRT_SOAK=1 cargo test --locked --workspace --no-fail-fast
 
 bench: build

@@ -1,0 +1,343 @@
+//! Carries an ADD out: two system calls to netlink where nothing unusual is asked. Every step that changed something is
+//! noted, and all are undone in reverse if a later one fails.
+
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+
+use crate::bridge::config::Config;
+use crate::bridge::identity::{self, NAMES};
+use crate::bridge::plan::{BridgeStep, Found, Plan};
+use crate::error::{Error, Kind};
+use crate::namespace::Namespace;
+use crate::netlink::{Answer, Flag, Link, Request, Router};
+use crate::protocol::{Call, Interface, Outcome};
+
+/// How long a port may take to come up: what the reference waits in all.
+const PORT_PATIENCE: Duration = Duration::from_millis(2550);
+
+/// How often an ADD starts over when another process took away or made what it had just looked up.
+const TURNS: u8 = 3;
+
+/// Attaches.
+///
+/// # Errors
+/// Everything that was done is undone; what could not be is in the details.
+pub(crate) fn add(config: &Config, call: &Call) -> Result<Outcome, Error> {
+    match &config.ipam {
+        None => Outcome::refuse_without_addresses(call.version)?,
+        Some(ipam) => ipam.locate(call)?,
+    }
+    refuse_what_is_not_built(config)?;
+    let home = Namespace::ours()?;
+    let pod = Namespace::open(call.namespace.as_deref().unwrap_or_else(|| "".as_ref()))?;
+    if pod.is(&home) && !call.namespace_may_be_ours {
+        let message = format!("{} is the namespace the plugin runs in", pod.path().display());
+        return Err(Error::new(Kind::Namespace, message));
+    }
+    let mut host = Router::open()?;
+    let mut turn = 1;
+    loop {
+        let mut undo = Undo::default();
+        match attach(config, call, &pod, &mut host, &mut undo) {
+            Ok(outcome) => return Ok(outcome),
+            Err(failure) => {
+                let mut errors = vec![failure.error];
+                errors.extend(undo.run(&mut host));
+                if failure.again && errors.len() == 1 && turn < TURNS {
+                    turn += 1;
+                    continue;
+                }
+                return Error::all(errors).map(|()| Outcome::default());
+            }
+        }
+    }
+}
+
+/// Nothing that separates or addresses is left out silently.
+fn refuse_what_is_not_built(config: &Config) -> Result<(), Error> {
+    let missing = [
+        (config.ipam.is_some(), "ipam"),
+        (config.spoof_check, "macspoofchk"),
+        (config.masquerade.is_some(), "ipMasq"),
+    ];
+    match missing.into_iter().find(|(asked, _)| *asked) {
+        None => Ok(()),
+        Some((_, key)) => Err(Error::new(Kind::Unsupported, format!("\"{key}\" is not built yet"))),
+    }
+}
+
+/// Why an attempt failed, and whether another one may succeed.
+struct Failure {
+    error: Error,
+    again: bool,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self { error, again: false }
+    }
+}
+
+fn attach(
+    config: &Config,
+    call: &Call,
+    pod: &Namespace,
+    host: &mut Router,
+    undo: &mut Undo,
+) -> Result<Outcome, Failure> {
+    let plan = Plan::make(config, call, &look(config, call, host)?, random()?)?;
+    let bridge = prepare_bridge(&plan.bridge, host, undo)?;
+    let wired = wire(&plan, &bridge, pod, host, undo)?;
+    let (host_end, bridge) = finish(&plan, wired, host)?;
+    let host_end = if host_end.carries || config.pod_end_down {
+        host_end
+    } else {
+        wait_until_it_carries(host_end.index, host)?
+    };
+    Ok(outcome(&plan, call, &host_end, &bridge))
+}
+
+/// One look at all that the plan depends on.
+fn look(config: &Config, call: &Call, host: &mut Router) -> Result<Found, Error> {
+    let mut requests = vec![Link::get(&config.bridge)];
+    let names = (0..NAMES).map(|turn| identity::host_name(&call.network, &call.attachment, turn));
+    requests.extend(names.map(|name| Link::get(&name)));
+    let mut answers = host.exchange(requests)?.into_iter().map(present);
+    Ok(Found {
+        bridge: answers.next().transpose()?.flatten(),
+        candidates: answers.collect::<Result<_, _>>()?,
+    })
+}
+
+/// The link in the answer to a question by name; none when there is no such link.
+pub(super) fn present(answer: Answer) -> Result<Option<Link>, Error> {
+    if answer.refusal().is_some_and(|refusal| refusal.errno == Errno::NODEV) {
+        return Ok(None);
+    }
+    Ok(Link::all(&answer.done()?).pop())
+}
+
+fn random() -> Result<[u8; 12], Error> {
+    let mut bytes = [0; 12];
+    match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
+        Ok(12) => Ok(bytes),
+        Ok(_) => Err(Error::new(Kind::Internal, "the kernel gave too few random bytes")),
+        Err(errno) => Err(Error::with(Kind::Internal, "the kernel gave no random bytes", errno)),
+    }
+}
+
+/// Makes the bridge, or brings the one there is into shape.
+fn prepare_bridge(step: &BridgeStep, host: &mut Router, undo: &mut Undo) -> Result<Link, Failure> {
+    match step {
+        BridgeStep::Create(new) => {
+            let mut answers =
+                host.exchange(vec![Link::create_bridge(new), Link::get(&new.name)])?.into_iter();
+            let (Some(created), Some(shown)) = (answers.next(), answers.next()) else {
+                return Err(odd().into());
+            };
+            // Another ADD was faster: what it made may differ, so look again.
+            let again = created.refusal().is_some_and(|refusal| refusal.errno == Errno::EXIST);
+            created.done().map_err(|error| Failure { error, again })?;
+            undo.note(Step::Bridge { name: new.name.clone() });
+            refuse_router_advertisements(&new.name);
+            present(shown)?.ok_or_else(|| odd().into())
+        }
+        BridgeStep::Use { bridge, raise, make_promiscuous, filter_vlans } => {
+            let name = &bridge.name;
+            let mut requests = Vec::new();
+            let mut back = Vec::new();
+            if *raise {
+                requests.push(Link::switch(bridge.index, Flag::Up, true, format!("set {name} up")));
+                back.push(Link::switch(bridge.index, Flag::Up, false, format!("set {name} down again")));
+            }
+            if *make_promiscuous {
+                let flag = Flag::Promiscuous;
+                requests.push(Link::switch(bridge.index, flag, true, format!("make {name} promiscuous")));
+                back.push(Link::switch(
+                    bridge.index,
+                    flag,
+                    false,
+                    format!("make {name} no longer promiscuous"),
+                ));
+            }
+            if *filter_vlans {
+                requests.push(Link::filter_vlans(bridge, true));
+                back.push(Link::filter_vlans(bridge, false));
+            }
+            for (answer, back) in host.exchange(requests)?.into_iter().zip(back) {
+                answer.done()?;
+                undo.note(Step::Ask(back));
+            }
+            Ok(bridge.clone())
+        }
+    }
+}
+
+/// The pair and its place on the bridge, in one system call; both links as they are then.
+fn wire(
+    plan: &Plan,
+    bridge: &Link,
+    pod: &Namespace,
+    host: &mut Router,
+    undo: &mut Undo,
+) -> Result<(Link, Link), Failure> {
+    let name = &plan.pair.host_name;
+    let mut requests = vec![
+        Link::create_veth(&plan.pair, pod.raw()),
+        Link::enslave(name, bridge.index, &plan.alias, plan.up_at_once()),
+    ];
+    requests.extend(plan.port.map(|settings| Link::set_port(name, settings)));
+    requests.extend([Link::get(name), Link::get_index(bridge.index)]);
+    let mut answers = host.exchange(requests)?.into_iter();
+    let created = answers.next().ok_or_else(odd)?;
+    if let Some(refusal) = created.refusal().filter(|refusal| refusal.errno == Errno::EXIST) {
+        let message = format!("{} is there already in {}", plan.pair.pod_name, pod.path().display());
+        return Err(Error::with(Kind::Mismatch, message, refusal.clone()).into());
+    }
+    created.done()?;
+    undo.note(Step::HostEnd { name: name.clone() });
+    let mut shown = Vec::new();
+    for answer in answers {
+        let full = answer.refusal().is_some_and(|refusal| refusal.errno == Errno::XFULL);
+        // Another process took the bridge away.
+        let again = answer.refusal().is_some_and(|refusal| refusal.errno == Errno::NODEV);
+        match answer.done() {
+            Ok(messages) => shown.extend(Link::all(&messages)),
+            Err(error) if full => {
+                let message = format!("the bridge {} has 1023 ports and takes no more", bridge.name);
+                return Err(Error::with(Kind::Kernel, message, error).into());
+            }
+            Err(error) => return Err(Failure { error, again }),
+        }
+    }
+    match <[Link; 2]>::try_from(shown) {
+        Ok([host_end, bridge]) => {
+            refuse_router_advertisements(name);
+            Ok((host_end, bridge))
+        }
+        Err(_) => Err(odd().into()),
+    }
+}
+
+/// VLANs and port settings come before the port's first frame.
+fn finish(plan: &Plan, wired: (Link, Link), host: &mut Router) -> Result<(Link, Link), Failure> {
+    if plan.up_at_once() {
+        return Ok(wired);
+    }
+    let (host_end, bridge) = wired;
+    let (index, name) = (host_end.index, &plan.pair.host_name);
+    let mut requests = Vec::new();
+    if !plan.leave.is_empty() {
+        requests.push(Link::leave_vlans(index, &plan.leave, format!("take {name} out of the default VLAN")));
+    }
+    if !plan.join.is_empty() {
+        requests.push(Link::join_vlans(index, &plan.join, format!("put {name} into its VLANs")));
+    }
+    requests.push(Link::switch(index, Flag::Up, true, format!("set {name} up")));
+    requests.extend([Link::get_index(index), Link::get_index(bridge.index)]);
+    let mut shown = Vec::new();
+    for answer in host.exchange(requests)? {
+        shown.extend(Link::all(&answer.done()?));
+    }
+    match <[Link; 2]>::try_from(shown) {
+        Ok([host_end, bridge]) => Ok((host_end, bridge)),
+        Err(_) => Err(odd().into()),
+    }
+}
+
+/// The kernel tells the state of links to those who listen; listening starts before the state is asked for, so that no
+/// change is missed.
+fn wait_until_it_carries(index: u32, host: &mut Router) -> Result<Link, Error> {
+    let deadline = Instant::now() + PORT_PATIENCE;
+    let mut events = Router::open()?;
+    events.listen()?;
+    loop {
+        let link = Link::all(&host.ask(Link::get_index(index))?).pop().ok_or_else(odd)?;
+        if link.carries {
+            return Ok(link);
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() || !events.wait(left)? {
+            let message = format!("the port {} of the bridge does not come up", link.name);
+            return Err(Error::new(Kind::Kernel, message));
+        }
+    }
+}
+
+/// Addresses on this link are ours to give. Best effort, as in the reference: a kernel without IPv6 has no such file.
+fn refuse_router_advertisements(link: &str) {
+    let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{link}/accept_ra"), "0");
+}
+
+fn outcome(plan: &Plan, call: &Call, host_end: &Link, bridge: &Link) -> Outcome {
+    let shown = |link: &Link| Interface {
+        name: link.name.clone(),
+        mac: link.mac.map(|mac| mac.to_string()).unwrap_or_default(),
+        mtu: Some(link.mtu),
+        ..Interface::default()
+    };
+    let pod_end = Interface {
+        name: plan.pair.pod_name.clone(),
+        mac: plan.pair.pod_mac.to_string(),
+        // Both ends were made with one MTU.
+        mtu: Some(host_end.mtu),
+        sandbox: call.namespace.as_ref().map(|path| path.display().to_string()).unwrap_or_default(),
+        ..Interface::default()
+    };
+    Outcome { interfaces: vec![shown(bridge), shown(host_end), pod_end], ..Outcome::default() }
+}
+
+fn odd() -> Error {
+    Error::new(Kind::Kernel, "netlink answered with less than was asked")
+}
+
+/// What was done so far.
+#[derive(Default)]
+pub(super) struct Undo(Vec<Step>);
+
+/// One thing that was done, and so can be undone.
+pub(super) enum Step {
+    /// A bridge was made. It goes unless somebody else has attached to it by now.
+    Bridge { name: String },
+    /// A veth pair was made.
+    HostEnd { name: String },
+    /// Something was switched, and this switches it back.
+    Ask(Request),
+}
+
+impl Undo {
+    /// Notes a step that succeeded.
+    pub(super) fn note(&mut self, step: Step) {
+        self.0.push(step);
+    }
+
+    /// Undoes all steps, the last one first; what could not be undone is told.
+    pub(super) fn run(self, host: &mut Router) -> Vec<Error> {
+        self.0.into_iter().rev().filter_map(|step| step.undo(host).err()).collect()
+    }
+}
+
+impl Step {
+    fn undo(self, host: &mut Router) -> Result<(), Error> {
+        match self {
+            Self::Bridge { name } => {
+                let Some(bridge) = find(host, &name)? else { return Ok(()) };
+                if Link::all(&host.ask(Link::list(Some(bridge.index)))?).is_empty() {
+                    host.ask(Link::delete(bridge.index, &name))?;
+                }
+                Ok(())
+            }
+            Self::HostEnd { name } => {
+                let Some(link) = find(host, &name)? else { return Ok(()) };
+                host.ask(Link::delete(link.index, &name)).map(drop)
+            }
+            Self::Ask(request) => host.ask(request).map(drop),
+        }
+    }
+}
+
+/// The link of a name, if there is one.
+pub(super) fn find(host: &mut Router, name: &str) -> Result<Option<Link>, Error> {
+    host.exchange(vec![Link::get(name)])?.into_iter().next().map(present).transpose().map(Option::flatten)
+}

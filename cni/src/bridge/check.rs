@@ -1,0 +1,124 @@
+//! CHECK: whether an attachment still is what its ADD answered. Looked at from the host, so that a pod's end that
+//! KubeVirt renamed and replaced by a dummy is found too; what later plugins of a chain may change is not compared.
+
+use crate::bridge::apply::{find, present};
+use crate::bridge::config::Config;
+use crate::bridge::identity::{self, NAMES};
+use crate::error::{Error, Kind};
+use crate::namespace::Namespace;
+use crate::netlink::{Link, PortSettings, Router};
+use crate::protocol::{Call, Interface, Outcome};
+
+/// Checks.
+///
+/// # Errors
+/// [`Kind::Mismatch`] with what differs.
+pub(crate) fn check(config: &Config, call: &Call) -> Result<(), Error> {
+    let previous = Outcome::previous(&call.config, call.version)?
+        .ok_or_else(|| Error::config("CHECK needs \"prevResult\""))?;
+    let home = Namespace::ours()?;
+    let pod = Namespace::open(call.namespace.as_deref().unwrap_or_else(|| "".as_ref()))?;
+    let sandbox = call.namespace.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
+    let name = &call.attachment.interface;
+    let pod_end = previous
+        .interfaces
+        .iter()
+        .find(|interface| interface.name == *name && interface.sandbox == sandbox)
+        .ok_or_else(|| Error::mismatch(format!("\"prevResult\" has no {name} in {sandbox}")))?;
+
+    let mut host = Router::open()?;
+    let bridge = check_bridge(config, &previous, &mut host)?;
+    let host_end = host_end(config, call, &previous, &mut host)?;
+    check_port(config, &bridge, &host_end)?;
+    let mut inside = Router::open_in(&pod, &home)?;
+    check_pod(config, pod_end, &host_end, &mut inside)?;
+    if let Some(ipam) = &config.ipam {
+        ipam.check(call)?;
+    }
+    Ok(())
+}
+
+fn check_bridge(config: &Config, previous: &Outcome, host: &mut Router) -> Result<Link, Error> {
+    let name = &config.bridge;
+    let bridge = find(host, name)?.ok_or_else(|| Error::mismatch(format!("the bridge {name} is gone")))?;
+    if !bridge.is_bridge() {
+        return Err(Error::mismatch(format!("{name} is no bridge")));
+    }
+    let before = previous.interfaces.iter().find(|one| one.name == *name && one.sandbox.is_empty());
+    let before = before.ok_or_else(|| Error::mismatch(format!("\"prevResult\" has no bridge {name}")))?;
+    // A bridge without a fixed address takes the least of its ports', which may come and go: only a gateway's, which is
+    // fixed, must still be the same.
+    if config.gateway && !before.mac.is_empty() {
+        same_mac(&bridge, &before.mac)?;
+    }
+    if bridge.promiscuous != config.promiscuous {
+        let state = if bridge.promiscuous { "is promiscuous" } else { "is not promiscuous" };
+        return Err(Error::mismatch(format!("the bridge {name} {state}")));
+    }
+    Ok(bridge)
+}
+
+/// The host's end: ours by its alias, the reference's by the name it answered.
+fn host_end(config: &Config, call: &Call, previous: &Outcome, host: &mut Router) -> Result<Link, Error> {
+    let alias = identity::alias(&call.network, &call.attachment);
+    let names = (0..NAMES).map(|turn| identity::host_name(&call.network, &call.attachment, turn));
+    for answer in host.exchange(names.map(|name| Link::get(&name)).collect())? {
+        if let Some(link) = present(answer)?.filter(|link| link.alias == alias) {
+            return Ok(link);
+        }
+    }
+    let others = previous.interfaces.iter().filter(|one| one.sandbox.is_empty() && one.name != config.bridge);
+    for before in others {
+        if let Some(link) = find(host, &before.name)?.filter(Link::is_veth) {
+            if !before.mac.is_empty() {
+                same_mac(&link, &before.mac)?;
+            }
+            return Ok(link);
+        }
+    }
+    Err(Error::mismatch(format!("the host's end of {} is gone", call.attachment.interface)))
+}
+
+fn check_port(config: &Config, bridge: &Link, host_end: &Link) -> Result<(), Error> {
+    let name = &host_end.name;
+    if host_end.master != Some(bridge.index) {
+        return Err(Error::mismatch(format!("{name} is no port of the bridge {}", bridge.name)));
+    }
+    if !host_end.up {
+        return Err(Error::mismatch(format!("{name} is down")));
+    }
+    let wanted = PortSettings { hairpin: config.hairpin, isolated: config.isolated };
+    if host_end.port.is_some_and(|found| found != wanted) {
+        return Err(Error::mismatch(format!(
+            "{name} has other settings of hairpin or isolation than configured"
+        )));
+    }
+    Ok(())
+}
+
+fn check_pod(config: &Config, before: &Interface, host_end: &Link, inside: &mut Router) -> Result<(), Error> {
+    let name = &before.name;
+    let link = find(inside, name)?.ok_or_else(|| Error::mismatch(format!("{name} is gone from the pod")))?;
+    if !before.mac.is_empty() {
+        same_mac(&link, &before.mac)?;
+    }
+    // The end may have another name by now: its index tells that it is in this pod.
+    let peer = host_end.peer.ok_or_else(|| Error::mismatch(format!("{} has no other end", host_end.name)))?;
+    let shown = inside.exchange(vec![Link::get_index(peer)])?.into_iter().next().map(present).transpose()?;
+    let pod_end = shown.flatten().filter(Link::is_veth).filter(|end| end.peer == Some(host_end.index));
+    let pod_end = pod_end
+        .ok_or_else(|| Error::mismatch(format!("the other end of {} is not in this pod", host_end.name)))?;
+    if !config.pod_end_down && !pod_end.up {
+        return Err(Error::mismatch(format!("{} is down", pod_end.name)));
+    }
+    Ok(())
+}
+
+fn same_mac(link: &Link, before: &str) -> Result<(), Error> {
+    let now = link.mac.map(|mac| mac.to_string()).unwrap_or_default();
+    if now.eq_ignore_ascii_case(before) {
+        return Ok(());
+    }
+    let message = format!("{} has the Ethernet address {now}, and had {before}", link.name);
+    Err(Error::new(Kind::Mismatch, message))
+}

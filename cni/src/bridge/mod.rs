@@ -1,0 +1,46 @@
+//! The plugin `bridge`: a veth pair between a pod and a bridge of the host.
+//!
+//! `config` says what is asked, `plan` decides what that means for the host as it was found, `apply` does it and undoes
+//! it in reverse if any step fails. An attachment is recognised from the host's side by the alias of its link, so that
+//! DEL, CHECK and GC do not depend on the pod's namespace, nor on what the pod's end is called by now.
+
+mod apply;
+mod check;
+mod collect;
+mod config;
+mod delete;
+mod identity;
+mod plan;
+
+use crate::error::Error;
+use crate::protocol::{Call, Outcome, Plugin};
+use config::Config;
+
+/// The plugin.
+pub(crate) struct Bridge;
+
+impl Plugin for Bridge {
+    fn name(&self) -> &'static str {
+        "bridge"
+    }
+
+    fn add(&self, call: &Call) -> Result<Outcome, Error> {
+        apply::add(&Config::parse(call)?, call)
+    }
+
+    fn delete(&self, call: &Call) -> Result<(), Error> {
+        delete::delete(call)
+    }
+
+    fn check(&self, call: &Call) -> Result<(), Error> {
+        check::check(&Config::parse(call)?, call)
+    }
+
+    fn collect(&self, call: &Call) -> Result<(), Error> {
+        collect::collect(call)
+    }
+
+    fn status(&self, call: &Call) -> Result<(), Error> {
+        collect::status(&Config::parse(call)?, call)
+    }
+}

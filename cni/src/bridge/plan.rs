@@ -1,0 +1,153 @@
+//! Decides what an ADD does to the host as it was found. Pure: nothing here asks or changes anything.
+
+use crate::bridge::config::Config;
+use crate::bridge::identity::{self, NAMES};
+use crate::error::{Error, Kind};
+use crate::netlink::{Link, NewBridge, PortSettings, VethPair, VlanRange};
+use crate::protocol::{Call, Mac};
+
+/// The VLAN the kernel puts ports of a new bridge into.
+const KERNEL_DEFAULT_VLAN: u16 = 1;
+
+/// The host as it was found.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Found {
+    /// The link that has the bridge's name.
+    pub(crate) bridge: Option<Link>,
+    /// The links that have the names we may use, in the order of [`identity::host_name`].
+    pub(crate) candidates: Vec<Option<Link>>,
+}
+
+/// What is done.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Plan {
+    pub(crate) bridge: BridgeStep,
+    pub(crate) pair: VethPair,
+    pub(crate) alias: String,
+    /// None for what the kernel gives a new port.
+    pub(crate) port: Option<PortSettings>,
+    pub(crate) leave: Vec<VlanRange>,
+    pub(crate) join: Vec<VlanRange>,
+}
+
+/// What is done about the bridge.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum BridgeStep {
+    /// It is not there.
+    Create(NewBridge),
+    /// It is there; what has to change before a port joins.
+    Use { bridge: Link, raise: bool, make_promiscuous: bool, filter_vlans: bool },
+}
+
+impl Plan {
+    /// Decides. `random` is what the Ethernet addresses are made of where none is asked for: six bytes for the pod's
+    /// end, six for the host's.
+    ///
+    /// # Errors
+    /// [`Kind::Mismatch`] when the host's links do not allow it.
+    pub(crate) fn make(config: &Config, call: &Call, found: &Found, random: [u8; 12]) -> Result<Self, Error> {
+        let alias = identity::alias(&call.network, &call.attachment);
+        let host_name = free_name(call, found, &alias)?;
+        let [a, b, c, d, e, f, rest @ ..] = random;
+        let [g, h, i, j, k, _] = rest;
+        let pair = VethPair {
+            host_name,
+            // High, so that the bridge does not take it for its own while it has a real interface; as libvirt does.
+            host_mac: Mac([0xfe, g, h, i, j, k]),
+            pod_name: call.attachment.interface.clone(),
+            pod_mac: config.mac.unwrap_or(Mac::local([a, b, c, d, e, f])),
+            // With addresses it comes up after them.
+            pod_up: config.ipam.is_none() && !config.pod_end_down,
+            mtu: config.mtu,
+        };
+        let settings = PortSettings { hairpin: config.hairpin, isolated: config.isolated };
+        let bridge = bridge_step(config, found.bridge.as_ref())?;
+        let (leave, join) = vlans(config, &bridge);
+        let port = (settings != PortSettings::default()).then_some(settings);
+        Ok(Self { bridge, pair, alias, port, leave, join })
+    }
+
+    /// Whether the host's end comes up together with becoming a port; with VLANs it comes up after it is in the right
+    /// ones.
+    pub(crate) fn up_at_once(&self) -> bool {
+        self.join.is_empty() && self.leave.is_empty() && self.port.is_none()
+    }
+}
+
+fn free_name(call: &Call, found: &Found, alias: &str) -> Result<String, Error> {
+    if let Some(mine) = found.candidates.iter().flatten().find(|link| link.alias == alias) {
+        let container = &call.attachment.container;
+        let interface = &call.attachment.interface;
+        return Err(Error::mismatch(format!(
+            "{interface} of container {container} is attached to network {} already, by {}",
+            call.network, mine.name
+        )));
+    }
+    (0..NAMES)
+        .zip(&found.candidates)
+        .find(|(_, taken)| taken.is_none())
+        .map(|(turn, _)| identity::host_name(&call.network, &call.attachment, turn))
+        .ok_or_else(|| Error::new(Kind::Internal, "all names for the host's end of the veth pair are taken"))
+}
+
+/// What has to be done about the link that has the bridge's name, if there is one.
+///
+/// # Errors
+/// [`Kind::Mismatch`] when it is no bridge, or none that could do what is asked.
+pub(crate) fn bridge_step(config: &Config, found: Option<&Link>) -> Result<BridgeStep, Error> {
+    let name = &config.bridge;
+    let Some(bridge) = found else {
+        return Ok(BridgeStep::Create(NewBridge {
+            name: name.clone(),
+            mtu: config.mtu,
+            vlan_filtering: config.vlans.is_some(),
+            promiscuous: config.promiscuous,
+        }));
+    };
+    if !bridge.is_bridge() {
+        return Err(Error::mismatch(format!("the link {name} is there already and is no bridge")));
+    }
+    let filters = bridge.bridge.unwrap_or_default().vlan_filtering;
+    let wants = config.vlans.as_ref().filter(|vlans| vlans.any());
+    if !filters && wants.is_some_and(|vlans| !vlans.enable_filtering) {
+        return Err(Error::mismatch(format!(
+            "the bridge {name} does not filter VLANs, so \"vlan\" and \"vlanTrunk\" would separate nothing; switch it on \
+             (ip link set {name} type bridge vlan_filtering 1) or set \"enableVlanFiltering\": true"
+        )));
+    }
+    Ok(BridgeStep::Use {
+        bridge: bridge.clone(),
+        raise: !bridge.up,
+        make_promiscuous: config.promiscuous && !bridge.promiscuous_flag,
+        filter_vlans: !filters && wants.is_some(),
+    })
+}
+
+/// The VLANs a port leaves, and those it joins.
+fn vlans(config: &Config, bridge: &BridgeStep) -> (Vec<VlanRange>, Vec<VlanRange>) {
+    let Some(vlans) = config.vlans.as_ref().filter(|vlans| vlans.any()) else {
+        return (Vec::new(), Vec::new());
+    };
+    // A trunk without "vlan" takes frames without a tag as VLAN 1: so it has always been, and users rely on it.
+    let native = vlans.access.unwrap_or(KERNEL_DEFAULT_VLAN);
+    let default = match bridge {
+        BridgeStep::Create(_) => KERNEL_DEFAULT_VLAN,
+        BridgeStep::Use { bridge, .. } => bridge.bridge.unwrap_or_default().default_vlan,
+    };
+    let mut leave = Vec::new();
+    if default != 0 && !vlans.keep_default {
+        leave.push(VlanRange { first: default, last: default, native: false });
+    }
+    let mut join = Vec::new();
+    for range in &vlans.trunk {
+        // The native one must not be joined as a tagged one: the kernel would take the later word for it.
+        if range.first < native {
+            join.push(VlanRange { last: range.last.min(native - 1), ..*range });
+        }
+        if range.last > native {
+            join.push(VlanRange { first: range.first.max(native + 1), ..*range });
+        }
+    }
+    join.push(VlanRange { first: native, last: native, native: true });
+    (leave, join)
+}

@@ -1,0 +1,105 @@
+//! The bridge CNI plugin and its family for virtual machines, in one static program: `bridge`, `tuning`, `host-local`,
+//! `static`, `loopback`, `tap`, chosen by the name the program is called by, and the same names with `cnv-` before them.
+//! Called `cni`, it installs itself and looks at the node.
+//!
+//! A plugin process lives for a few milliseconds: no async runtime, no threads, few system calls. What is asked comes
+//! through `protocol`; `netlink` and `nft` speak to the kernel; `namespace` goes into the pod's; every plugin is a
+//! folder of its own that decides in `plan` and does in `apply`. `ipam` asks an address of another plugin, which runs as
+//! a process of its own or, when it is ours, right here.
+//!
+//! Not here: anything that lives longer than a call, and any knowledge of Kubernetes.
+
+#![forbid(unsafe_code)]
+
+mod bridge;
+mod error;
+mod ipam;
+mod namespace;
+mod netlink;
+mod protocol;
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+
+use serde_json::{Value, json};
+
+pub use error::{Error, Kind};
+
+use protocol::{Environment, Outcome, Plugin, Verb, Version};
+
+/// Runs the plugin that the program's name asks for, and answers on standard output.
+pub fn run(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    let program = arguments.next().unwrap_or_default();
+    let name = Path::new(&program).file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    match plugin(name) {
+        Some(plugin) => serve(plugin.as_ref()),
+        None => {
+            complain(&format!(
+                "cni: \"{}\" is the name of no plugin; those are bridge and cnv-bridge",
+                name.escape_debug()
+            ));
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn plugin(name: &str) -> Option<Box<dyn Plugin>> {
+    Some(match name.strip_prefix("cnv-").unwrap_or(name) {
+        "bridge" => Box::new(bridge::Bridge),
+        _ => return None,
+    })
+}
+
+fn serve(plugin: &dyn Plugin) -> ExitCode {
+    let environment = Environment::of_process();
+    if environment.command.is_empty() {
+        let versions = Version::ALL.map(Version::as_str).join(", ");
+        complain(&format!(
+            "CNI plugin {} of ferrovirt {}\nCNI protocol versions supported: {versions}",
+            plugin.name(),
+            env!("CARGO_PKG_VERSION"),
+        ));
+        return ExitCode::SUCCESS;
+    }
+    let reading = protocol::read(&environment, std::io::stdin().lock());
+    let result = reading.call.and_then(|call| match call {
+        None => Ok(Some(versions())),
+        Some(call) => perform(plugin, &call),
+    });
+    let answer = protocol::answer(result, reading.version);
+    if let Some(document) = &answer.document {
+        // Written at once: a reader sees one document or nothing.
+        let text = document.to_string() + "\n";
+        if let Err(error) = std::io::stdout().write_all(text.as_bytes()) {
+            complain(&format!("the answer cannot be written: {error}"));
+            return ExitCode::FAILURE;
+        }
+    }
+    if answer.success { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn perform(plugin: &dyn Plugin, call: &protocol::Call) -> Result<Option<Value>, Error> {
+    match call.verb {
+        Verb::Add => plugin.add(call).and_then(|outcome: Outcome| outcome.render(call.version)).map(Some),
+        Verb::Delete => plugin.delete(call).map(|()| None),
+        Verb::Check => plugin.check(call).map(|()| None),
+        Verb::Collect => plugin.collect(call).map(|()| None),
+        Verb::Status => plugin.status(call).map(|()| None),
+        Verb::Version => Ok(Some(versions())),
+    }
+}
+
+fn versions() -> Value {
+    json!({
+        "cniVersion": Version::NEWEST.as_str(),
+        "supportedVersions": Version::ALL.map(Version::as_str),
+    })
+}
+
+/// A line for the runtime's log. Standard output belongs to the answer alone.
+fn complain(line: &str) {
+    // A log that cannot be written has nobody to be told.
+    let _ = writeln!(std::io::stderr(), "{line}");
+}

@@ -1,0 +1,12 @@
+//! Netlink, as much as the plugins need: one synchronous socket that sends several requests in one system call and
+//! reads their answers, and the messages for links, addresses and routes.
+//!
+//! The kernel has worked off all requests when `sendmsg` returns, and goes on after one that failed. So a batch is
+//! ordered such that what follows a failure does no harm, and every answer is looked at.
+
+mod link;
+mod router;
+mod socket;
+
+pub(crate) use link::{Flag, Link, NewBridge, PortSettings, VethPair, VlanRange};
+pub(crate) use router::{Answer, Request, Router};

@@ -1,0 +1,43 @@
+//! The CNI protocol, specification 1.1.0 and before: what a call is, what a result looks like in every version, and
+//! the one document that answers it.
+//!
+//! Nothing here touches the network or the file system, but for standard input and output.
+
+mod answer;
+mod arguments;
+mod call;
+mod json;
+mod mac;
+mod outcome;
+mod version;
+
+pub(crate) use answer::answer;
+pub(crate) use arguments::Arguments;
+pub(crate) use call::{Attachment, Call, Environment, Verb, is_interface_name, read};
+pub(crate) use json::{Json, Object};
+pub(crate) use mac::Mac;
+pub(crate) use outcome::{Dns, Interface, Outcome};
+pub(crate) use version::Version;
+
+use crate::error::Error;
+
+/// What a plugin does for each verb. Every method returns before anything is changed if the call makes no sense.
+pub(crate) trait Plugin {
+    /// The name on the "about" line.
+    fn name(&self) -> &'static str;
+
+    /// ADD: attaches, or undoes all it did and fails.
+    fn add(&self, call: &Call) -> Result<Outcome, Error>;
+
+    /// DEL: detaches; succeeds when nothing is left to do, and cleans as much as it can before it fails.
+    fn delete(&self, call: &Call) -> Result<(), Error>;
+
+    /// CHECK: fails unless the attachment still is what ADD made.
+    fn check(&self, call: &Call) -> Result<(), Error>;
+
+    /// GC: removes what belongs to this network and to none of [`Call::valid_attachments`].
+    fn collect(&self, call: &Call) -> Result<(), Error>;
+
+    /// STATUS: fails with [`crate::Kind::Unavailable`] or [`crate::Kind::Impaired`] if an ADD could not succeed.
+    fn status(&self, call: &Call) -> Result<(), Error>;
+}
