@@ -1,0 +1,427 @@
+//! CreateVolume. What is made is made aside and appears in one step:
+//!
+//! ```text
+//! tmp/v.<id> (quota, content) ─► sync ─► record, sync ─► rename to its place, unless taken ─► sync
+//! ```
+
+use std::fs::File;
+
+use crate::config::{Capacity, Enforce};
+use crate::driver::Driver;
+use crate::error::{Error, Kind, Result};
+use crate::folder::Folder;
+use crate::id::Id;
+use crate::locks::{Guard, Thing};
+use crate::plan::{self, Create, Found, Wanted};
+use crate::pool::book::Promise;
+use crate::pool::tree::{self, How};
+use crate::pool::{DATA, IMAGE, Open, Pool, record_name, trash};
+use crate::record::{Record, RecordSource, Shape};
+use crate::request::{Access, Capability, Parameters, Range, Source};
+use crate::sys;
+
+use super::image;
+
+/// A CreateVolume, understood.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    pub(crate) id: Id,
+    pub(crate) capabilities: Vec<Capability>,
+    pub(crate) parameters: Parameters,
+    pub(crate) range: Range,
+    pub(crate) source: Option<Source>,
+    /// For a pod, and gone with it.
+    pub(crate) inline: bool,
+}
+
+/// What is there now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Created {
+    /// Bytes to tell.
+    pub(crate) capacity: u64,
+    /// Whether other nodes have it too.
+    pub(crate) shared: bool,
+}
+
+/// What a new volume is filled with.
+struct Content {
+    /// Held until the volume is there.
+    _guard: Guard,
+    shape: Shape,
+    /// Bytes that a volume needs to hold it.
+    capacity: u64,
+    from: From,
+    how: How,
+    sector: u32,
+}
+
+enum From {
+    Folder(Folder),
+    /// An image, and the filesystem in it to hold still, if somebody may be writing.
+    Image(File),
+}
+
+impl Driver {
+    /// Makes a volume, or finds it made.
+    pub(crate) fn create_volume(&self, request: &Request) -> Result<Created> {
+        let pool = self.pool(request.parameters.pool.as_deref())?;
+        let _guard = self.locks.take(Thing::Volume(request.id.clone()))?;
+        // No room is what it comes to: the claim may go to a node whose pool is there.
+        let open = pool.open().map_err(|error| match error.kind() {
+            Kind::NotReady => error.as_kind(Kind::Exhausted),
+            _ => error,
+        })?;
+        let shape = shape(&open, request)?;
+        let found = self.found(&open, &request.id)?;
+        let content = match &request.source {
+            Some(source) if found.is_none() => Some(self.content(&open, source, shape, request)?),
+            Some(_) | None => None,
+        };
+        let mut wanted = Wanted {
+            shape,
+            range: request.range,
+            sector: request.parameters.sector,
+            source: request.source.clone(),
+        };
+        if let Some(content) = &content {
+            wanted.range = at_least(wanted.range, content.capacity)?;
+        }
+        match plan::create(&wanted, found.as_ref())? {
+            Create::AlreadyThere => {
+                // The try that made it may have failed in its last step.
+                open.volume_records()?.sync()?;
+                super::home(&open, &open.blocks()?, shape).sync()?;
+            }
+            Create::Adopt(size) => {
+                let promise = promise(&open, size)?;
+                let record = Record::new(Shape::Folder, size);
+                super::write_volume_record(&open, &request.id, &record)?;
+                open.known.book().note_volume(&request.id, Some(record), Shape::Folder, 0);
+                drop(promise);
+            }
+            Create::Make(size) => {
+                let promise = promise(&open, size)?;
+                let record = Record {
+                    source: request.source.as_ref().map(RecordSource::of),
+                    sector: content.as_ref().map_or(wanted.sector, |content| content.sector),
+                    inline: request.inline,
+                    ..Record::new(shape, size)
+                };
+                make(&open, request, record, content)?;
+                drop(promise);
+                tracing::info!(volume = %request.id, pool = pool.config.name, bytes = size, ?shape, "volume is made");
+            }
+        }
+        let volume = open.volume(&request.id)?;
+        let capacity = volume.and_then(|volume| volume.record).map_or(0, |record| record.capacity);
+        Ok(Created { capacity: told(&open, shape, capacity), shared: pool.config.shared })
+    }
+
+    /// What has the name already, in this pool or in another.
+    fn found(&self, open: &Open<'_>, id: &Id) -> Result<Option<Found>> {
+        let found = |volume: crate::pool::Volume, same_pool| Found {
+            same_pool,
+            shape: volume.shape,
+            record: volume.record,
+        };
+        if let Some(volume) = open.volume(id)? {
+            return Ok(Some(found(volume, true)));
+        }
+        for other in self.pools.iter().filter(|other| other.config.name != open.pool.config.name) {
+            // A pool that is not there now cannot be asked; its volumes have other claims' names.
+            if let Ok(other) = other.open()
+                && let Some(volume) = other.volume(id)?
+            {
+                return Ok(Some(found(volume, false)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Opens what a volume is to be filled with, and keeps it from being changed.
+    fn content(&self, open: &Open<'_>, source: &Source, shape: Shape, request: &Request) -> Result<Content> {
+        let (guard, from_pool, found, capacity, sector, from) = match source {
+            Source::Volume(id) => {
+                let guard = self.locks.share(Thing::Volume(id.clone()))?;
+                let (from, volume) =
+                    self.volume(id)?.ok_or_else(|| self.elsewhere("volume", id, open.pool))?;
+                let capacity = volume.record.as_ref().map_or(0, |record| record.capacity);
+                let sector = volume.record.as_ref().map_or(512, |record| record.sector);
+                let content = match volume.shape {
+                    Shape::Folder => From::Folder(from.root.need(id)?),
+                    Shape::Loop | Shape::Block => From::Image(from.need_image(&volume)?),
+                };
+                (guard, from.pool, volume.shape, capacity, sector, content)
+            }
+            Source::Snapshot(id) => {
+                let guard = self.locks.share(Thing::Snapshot(id.clone()))?;
+                let (from, snapshot) =
+                    self.snapshot(id)?.ok_or_else(|| self.elsewhere("snapshot", id, open.pool))?;
+                let missing = || from.pool.error(Kind::Precondition, format!("snapshot {id} has no content"));
+                let folder = from.snapshots()?.ok_or_else(missing)?.need(id)?;
+                let content = match snapshot.record.shape {
+                    Shape::Folder => From::Folder(folder.open(DATA)?.ok_or_else(missing)?),
+                    Shape::Loop | Shape::Block => {
+                        From::Image(folder.file(IMAGE, rustix::fs::OFlags::RDONLY, 0)?.ok_or_else(missing)?)
+                    }
+                };
+                (
+                    guard,
+                    from.pool,
+                    snapshot.record.shape,
+                    snapshot.record.capacity,
+                    snapshot.record.sector,
+                    content,
+                )
+            }
+        };
+        if found != shape {
+            let name = |shape| match shape {
+                Shape::Folder => "a folder",
+                Shape::Loop => "a filesystem in a file",
+                Shape::Block => "a block device",
+            };
+            return Err(Error::new(
+                Kind::Invalid,
+                format!("the source is {}, the volume would be {}", name(found), name(shape)),
+            ));
+        }
+        let same = from_pool.config.name == open.pool.config.name;
+        let how = how(open, same, request.parameters.copy)?;
+        Ok(Content { _guard: guard, shape: found, capacity, from, how, sector })
+    }
+
+    /// The error about a source that is not here.
+    pub(crate) fn elsewhere(&self, what: &str, id: &Id, pool: &Pool) -> Error {
+        let node = &self.config.node;
+        if id.is_of_a_sidecar() && !self.config.single_node && !pool.config.shared {
+            return Error::new(
+                Kind::Exhausted,
+                format!("{what} {id} is not on {node}; it may be on another node"),
+            );
+        }
+        Error::new(Kind::NotFound, format!("there is no {what} {id} on {node}"))
+    }
+}
+
+/// How content gets into a new volume of the pool.
+///
+/// # Errors
+/// [`Kind::Unsupported`] when blocks cannot be shared and nobody allowed to copy.
+pub(crate) fn how(open: &Open<'_>, same_pool: bool, copy_asked: bool) -> Result<How> {
+    if open.known.sharing && same_pool {
+        return Ok(How::Share);
+    }
+    if copy_asked && open.pool.config.copy {
+        return Ok(How::Copy);
+    }
+    let why = if same_pool { "its filesystem cannot share blocks" } else { "the source is in another pool" };
+    Err(open.pool.error(
+        Kind::Unsupported,
+        format!("{why}; a copy is made where the pool has \"copy\": true and the class copy: \"true\""),
+    ))
+}
+
+/// What a new volume is made of.
+fn shape(open: &Open<'_>, request: &Request) -> Result<Shape> {
+    let block = request.capabilities.iter().any(|capability| capability.access == Access::Block);
+    match open.enforce() {
+        _ if block => Ok(Shape::Block),
+        Some(Enforce::Loop) => Ok(Shape::Loop),
+        Some(Enforce::None | Enforce::Quota) => Ok(Shape::Folder),
+        None => Err(open.pool.error(
+            Kind::Exhausted,
+            "capacity is to be enforced by quota, and the filesystem does not enforce project quota",
+        )),
+    }
+}
+
+/// The range, no smaller than `capacity`.
+fn at_least(range: Range, capacity: u64) -> Result<Range> {
+    let too_small = |asked: u64| {
+        Err(Error::new(Kind::OutOfRange, format!("the source needs {capacity} bytes, {asked} are asked for")))
+    };
+    if range.required != 0 && range.required < capacity {
+        return too_small(range.required);
+    }
+    if range.limit != 0 && range.limit < capacity {
+        return too_small(range.limit);
+    }
+    Ok(Range { required: range.required.max(capacity), ..range })
+}
+
+/// Bytes that callers are told: upstream's number where the pool is to say it.
+pub(crate) fn told(open: &Open<'_>, shape: Shape, capacity: u64) -> u64 {
+    match open.pool.config.capacity {
+        Capacity::Filesystem if shape == Shape::Folder => pretty(open.size_and_free().0),
+        Capacity::Filesystem | Capacity::Request => capacity,
+    }
+}
+
+/// Rounded down to whole GiB, or to MiB below ten GiB, as upstream tells the size of a filesystem.
+fn pretty(bytes: u64) -> u64 {
+    let unit = if bytes > 10 << 30 { 1 << 30 } else { 1 << 20 };
+    bytes / unit * unit
+}
+
+/// Promises `bytes`, if they may be.
+pub(crate) fn promise(open: &Open<'_>, bytes: u64) -> Result<Promise> {
+    let mut room = open.room();
+    // Counted again with the book in hand: between two callers there is no gap.
+    let mut book = open.known.book();
+    room.promised = book.promised();
+    plan::admit(&open.pool.config.name, &room, bytes)?;
+    Ok(book.pend(&open.known, bytes))
+}
+
+/// Makes the volume; on failure nothing of it is left.
+fn make(open: &Open<'_>, request: &Request, mut record: Record, content: Option<Content>) -> Result<()> {
+    let id = &request.id;
+    let tmp = open.tmp()?;
+    let name = super::volume_in_tmp(id);
+    super::clear(open, &tmp, &name)?;
+    let made = build(open, &tmp, &name, request, &mut record, content).and_then(|()| {
+        super::write_volume_record(open, id, &record)?;
+        let blocks = open.blocks()?;
+        let home = super::home(open, &blocks, record.shape);
+        if !tmp.move_to(&name, home, id)? {
+            return Err(Error::new(Kind::Busy, format!("somebody else made {id} just now")));
+        }
+        open.known.book().note_volume(id, Some(record.clone()), record.shape, 0);
+        home.sync()
+    });
+    if made.is_err() {
+        undo(open, &tmp, &name, id);
+    }
+    made
+}
+
+/// Removes what was begun. What cannot be removed now is swept at the next start.
+fn undo(open: &Open<'_>, tmp: &Folder, name: &str, id: &Id) {
+    let undone = (|| {
+        super::clear(open, tmp, name)?;
+        if open.volume(id)?.is_none() {
+            open.volume_records()?.unlink(record_name(id))?;
+        }
+        Ok::<(), Error>(())
+    })();
+    if let Err(error) = undone {
+        tracing::warn!(volume = %id, error = error.chain(), "what was begun is still there");
+    }
+}
+
+/// Makes the volume's folder or file in the folder of what is being made.
+fn build(
+    open: &Open<'_>,
+    tmp: &Folder,
+    name: &str,
+    request: &Request,
+    record: &mut Record,
+    content: Option<Content>,
+) -> Result<()> {
+    match record.shape {
+        Shape::Folder => {
+            // Upstream's mode: all that the umask leaves.
+            tmp.make(name, 0o777)?;
+            let folder = tmp.need(name)?;
+            if open.enforce() == Some(Enforce::Quota) {
+                record.project = Some(limit(open, &folder, &request.id, record.capacity)?);
+            }
+            if let Some(Content { from: From::Folder(from), how, .. }) = &content {
+                tree::clone(from, &folder, *how)?;
+            }
+            folder.sync()
+        }
+        Shape::Block => {
+            let file = tree::new_file(tmp, name)?;
+            fill(&file, record.capacity, content.as_ref())
+        }
+        Shape::Loop => {
+            tmp.make(name, 0o700)?;
+            let folder = tmp.need(name)?;
+            let file = tree::new_file(&folder, IMAGE)?;
+            fill(&file, record.capacity, content.as_ref())?;
+            if content.is_none() {
+                let filesystem =
+                    request.capabilities.iter().find_map(|capability| match &capability.access {
+                        Access::Mount(options) => Some(options.filesystem.as_str()),
+                        Access::Block => None,
+                    });
+                image::format(&file, filesystem.unwrap_or_default(), record.capacity)?;
+            }
+            folder.sync()
+        }
+    }
+}
+
+/// Gives a new file its content and size, and syncs it.
+fn fill(file: &File, capacity: u64, content: Option<&Content>) -> Result<()> {
+    if let Some(Content { from: From::Image(from), how, shape, .. }) = content {
+        image::cut(from, file, *shape, *how)?;
+    }
+    file.set_len(capacity).map_err(|error| Error::io("set the size of a volume", error))?;
+    file.sync_all().map_err(|error| Error::io("sync a volume", error))
+}
+
+/// Puts a folder under a project of its own that is limited to `bytes`. Gives the project.
+fn limit(open: &Open<'_>, folder: &Folder, id: &Id, bytes: u64) -> Result<u32> {
+    use std::os::fd::AsFd;
+    let io = |error| Error::io(format!("limit volume {id} by quota"), error);
+    let taken: std::collections::HashSet<u32> =
+        open.known.book().volumes.values().filter_map(|line| line.record.as_ref()?.project).collect();
+    let mut project = first_project(id);
+    // Others may use projects too: one that holds anything is not ours.
+    while taken.contains(&project)
+        || sys::project_usage(folder.as_fd(), project).map_err(io)?.is_some_and(|used| used > 0)
+    {
+        project = project.checked_add(1).unwrap_or(FIRST_PROJECT);
+    }
+    sys::set_project(folder.as_fd(), project).map_err(io)?;
+    sys::limit_project(folder.as_fd(), project, bytes).map_err(io)?;
+    Ok(project)
+}
+
+/// Smaller numbers are given by hand.
+const FIRST_PROJECT: u32 = 1 << 20;
+
+/// Where to look for a free project: a hash of the id (FNV-1a), so that volumes rarely meet.
+fn first_project(id: &Id) -> u32 {
+    let hash = id
+        .as_str()
+        .bytes()
+        .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    hash | FIRST_PROJECT
+}
+
+/// Discards a volume's folder or file. When this returns it stays gone.
+pub(super) fn discard(open: &Open<'_>, id: &Id, shape: Shape) -> Result<()> {
+    let blocks = open.blocks()?;
+    let home = super::home(open, &blocks, shape);
+    trash::discard(open, home, id.as_str())?;
+    home.sync()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_told_as_upstream_tells_them() {
+        assert_eq!(pretty((39 << 30) + 5), 39 << 30);
+        assert_eq!(pretty((2 << 30) + (3 << 20) + 5), (2 << 30) + (3 << 20));
+    }
+
+    #[test]
+    fn a_clone_is_no_smaller_than_its_source() {
+        let range = |required, limit| Range { required, limit };
+        assert_eq!(at_least(range(0, 0), 7).unwrap().required, 7);
+        assert_eq!(at_least(range(9, 0), 7).unwrap().required, 9);
+        assert_eq!(at_least(range(6, 0), 7).unwrap_err().kind(), Kind::OutOfRange);
+        assert_eq!(at_least(range(0, 6), 7).unwrap_err().kind(), Kind::OutOfRange);
+    }
+
+    #[test]
+    fn projects_are_out_of_the_way_of_hand_made_ones() {
+        assert!(first_project(&Id::read("pvc-1").unwrap()) >= FIRST_PROJECT);
+    }
+}

@@ -1,0 +1,49 @@
+//! DeleteVolume: out of sight in one step, removed by the worker.
+
+use crate::device;
+use crate::driver::Driver;
+use crate::error::{Error, Kind, Result};
+use crate::id::Id;
+use crate::locks::Thing;
+use crate::pool::{Open, Volume, record_name};
+
+impl Driver {
+    /// Deletes a volume. One that is not here is deleted.
+    ///
+    /// # Errors
+    /// [`Kind::Precondition`] when it is staged or published.
+    pub(crate) fn delete_volume(&self, id: &Id) -> Result<()> {
+        let _volume = self.locks.take(Thing::Volume(id.clone()))?;
+        let _mounts = self.locks.take(Thing::Mounts(id.clone()))?;
+        match self.volume(id)? {
+            None => Ok(()),
+            Some((open, volume)) => self.remove_volume(&open, &volume),
+        }
+    }
+
+    /// Deletes a volume whose locks are held.
+    pub(super) fn remove_volume(&self, open: &Open<'_>, volume: &Volume) -> Result<()> {
+        let id = &volume.id;
+        if let Some(path) = self.published.others(id, None)?.first() {
+            return Err(Error::new(
+                Kind::Precondition,
+                format!("volume {id} is published at {}", path.display()),
+            ));
+        }
+        if let Some(file) = open.image(volume)?
+            && let Some(found) = device::all(device::identity(&file)?)?.first()
+        {
+            return Err(Error::new(
+                Kind::Precondition,
+                format!("volume {id} is staged: {} is attached to it", found.path().display()),
+            ));
+        }
+        super::create::discard(open, id, volume.shape)?;
+        open.known.book().volumes.remove(id);
+        // A record without its volume is nothing: a crash before this leaves no trace that matters.
+        open.volume_records()?.unlink(record_name(id))?;
+        tracing::info!(volume = %id, pool = open.pool.config.name, "volume is deleted");
+        self.wake_worker();
+        Ok(())
+    }
+}

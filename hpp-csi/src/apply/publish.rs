@@ -1,0 +1,320 @@
+//! NodePublishVolume, NodeUnpublishVolume and NodeGetVolumeStats.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::fstatvfs;
+
+use crate::condition::{self, Condition};
+use crate::config::{Capacity, Enforce};
+use crate::device;
+use crate::driver::Driver;
+use crate::error::{Error, Kind, Result};
+use crate::folder::{self, Folder};
+use crate::id::Id;
+use crate::locks::Thing;
+use crate::mounts::{self, Place};
+use crate::plan::{self, AtTarget, Publish};
+use crate::pool::{Open, Volume, tree};
+use crate::record::Shape;
+use crate::request::{Access, Capability, Mode, MountOptions, Parameters, Range};
+
+use super::{create, stage};
+
+/// A NodePublishVolume, understood.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    pub(crate) id: Id,
+    pub(crate) target: String,
+    pub(crate) staging: String,
+    pub(crate) capability: Capability,
+    pub(crate) read_only: bool,
+    /// The volume is the pod's own: it is made now, in this pool and of this size.
+    pub(crate) inline: Option<(Parameters, Range)>,
+}
+
+/// What a volume uses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Stats {
+    /// Total, used, available bytes.
+    pub(crate) bytes: [u64; 3],
+    /// The same of inodes; a block device has none.
+    pub(crate) inodes: Option<[u64; 3]>,
+    pub(crate) condition: Condition,
+}
+
+impl Driver {
+    /// Publishes a volume, or finds it published just so.
+    pub(crate) fn publish(&self, request: &Request) -> Result<()> {
+        let id = &request.id;
+        let _guard = self.locks.take(Thing::Mounts(id.clone()))?;
+        let gone =
+            || Error::new(Kind::Precondition, format!("the folder of {} is not there", request.target));
+        let (folder, name) = folder::split("target_path", &request.target)?.ok_or_else(gone)?;
+        if let Some((parameters, range)) = &request.inline {
+            self.make_inline(id, parameters, *range, &request.capability)?;
+        }
+        let (open, volume) = self.need_volume(id)?;
+        stage::fits(&volume, &request.capability)?;
+        let options = match &request.capability.access {
+            Access::Mount(options) => options.clone(),
+            Access::Block => MountOptions::default(),
+        };
+        let read_only = request.read_only
+            || request.capability.mode == Mode::ManyReaders
+            || options.set & libc::MOUNT_ATTR_RDONLY != 0
+            || open.read_only();
+        let found = mounts::look(&folder, &name)?;
+        let path = Path::new(&request.target);
+        let at = match found {
+            Some(place) if place.mounted => at_target(&open, &volume, place)?,
+            Some(_) | None => AtTarget::Free,
+        };
+        let others = match request.capability.mode {
+            Mode::One => self.published.others(id, Some(path))?.len(),
+            Mode::Many | Mode::ManyReaders => 0,
+        };
+        match plan::publish(at, read_only, request.capability.mode, others)? {
+            Publish::AlreadyThere => {}
+            Publish::Mount => {
+                let made = place_for(&folder, &name, found, volume.shape)?;
+                let mounted = self
+                    .mount(&open, &volume, request, &options, read_only)
+                    .and_then(|mount| mounts::attach(mount.as_fd(), &folder, &name));
+                if let Err(error) = mounted {
+                    if made {
+                        drop(vacate(&folder, &name));
+                    }
+                    return Err(error);
+                }
+                tracing::info!(volume = %id, path = request.target, read_only, "volume is published");
+            }
+        }
+        self.published.add(id, path);
+        Ok(())
+    }
+
+    /// The mount that is to appear at the target.
+    fn mount(
+        &self,
+        open: &Open<'_>,
+        volume: &Volume,
+        request: &Request,
+        options: &MountOptions,
+        read_only: bool,
+    ) -> Result<OwnedFd> {
+        let ro = if read_only { libc::MOUNT_ATTR_RDONLY } else { 0 };
+        let gone = || Error::new(Kind::NotFound, format!("volume {} is gone", volume.id));
+        let mount = match volume.shape {
+            Shape::Folder => {
+                let handle = open.root.handle(&volume.id)?.ok_or_else(gone)?;
+                if let Some(group) = options.group.filter(|_| !read_only) {
+                    tree::give_to_group(&open.root.need(&volume.id)?, group)?;
+                }
+                mounts::bound(handle.as_fd(), options.set | ro, options.clear)?
+            }
+            Shape::Loop if request.inline.is_some() => {
+                let device = stage::attached(open, volume, false)?;
+                let whole = stage::mount(open, volume, device)?;
+                let root = mounts::root_of(whole.as_fd())?;
+                if let Some(group) = options.group.filter(|_| !read_only) {
+                    tree::give_to_group(&root, group)?;
+                }
+                crate::sys::mount_setattr(whole.as_fd(), options.set | ro, options.clear)
+                    .map_err(|error| Error::io("set the mount's attributes", error))?;
+                whole
+            }
+            Shape::Loop => {
+                let root = staged(open, volume, &request.staging)?;
+                if let Some(group) = options.group.filter(|_| !read_only) {
+                    tree::give_to_group(&root, group)?;
+                }
+                mounts::bound(root.as_fd(), options.set | ro, options.clear)?
+            }
+            Shape::Block => {
+                let file = open.need_image(volume)?;
+                if device::find(device::identity(&file)?, false)?.is_none() {
+                    return Err(Error::new(
+                        Kind::Precondition,
+                        format!("volume {} is not staged", volume.id),
+                    ));
+                }
+                let device = stage::attached(open, volume, read_only)?;
+                mounts::bound(device.handle()?.as_fd(), 0, 0)?
+            }
+        };
+        Ok(mount)
+    }
+
+    /// Makes a pod's own volume.
+    fn make_inline(
+        &self,
+        id: &Id,
+        parameters: &Parameters,
+        range: Range,
+        capability: &Capability,
+    ) -> Result<()> {
+        let mut parameters = parameters.clone();
+        if parameters.pool.is_none() {
+            parameters.pool = self.pools.first().map(|pool| pool.config.name.clone());
+        }
+        let request = create::Request {
+            id: id.clone(),
+            capabilities: vec![capability.clone()],
+            parameters,
+            range,
+            source: None,
+            inline: true,
+        };
+        self.create_volume(&request).map(drop)
+    }
+
+    /// Undoes publishing. What is not published is unpublished; a pod's own volume is deleted.
+    pub(crate) fn unpublish(&self, id: &Id, target: &str) -> Result<()> {
+        let _guard = self.locks.take(Thing::Mounts(id.clone()))?;
+        if let Some((folder, name)) = folder::split("target_path", target)? {
+            mounts::detach(&folder, &name)?;
+            vacate(&folder, &name)?;
+        }
+        let path = Path::new(target);
+        self.published.remove(id, path);
+        let Some((open, volume)) = self.volume(id)? else { return Ok(()) };
+        if self.published.is_anywhere(id) && !self.published.others(id, None)?.is_empty() {
+            return Ok(());
+        }
+        let inline = volume.record.as_ref().map_or(id.is_inline(), |record| record.inline);
+        if let Some(file) = open.image(&volume)? {
+            if inline {
+                stage::release(&file)?;
+            } else if let Some(found) = device::find(device::identity(&file)?, true)? {
+                found.detach()?;
+            }
+        }
+        if inline {
+            let _volume = self.locks.take(Thing::Volume(id.clone()))?;
+            self.remove_volume(&open, &volume)?;
+        }
+        Ok(())
+    }
+
+    /// What a volume that is in use at `path` holds.
+    ///
+    /// # Errors
+    /// [`Kind::NotFound`] when it is not here, or not at that path.
+    pub(crate) fn stats(&self, id: &Id, path: &str) -> Result<Stats> {
+        let (open, volume) = self.need_volume(id)?;
+        let absent = || Error::new(Kind::NotFound, format!("volume {id} is not at {path}"));
+        let (folder, name) = folder::split("volume_path", path)?.ok_or_else(absent)?;
+        let place = mounts::look(&folder, &name)?.ok_or_else(absent)?;
+        if !place.mounted || at_target(&open, &volume, place)? == AtTarget::Foreign {
+            return Err(absent());
+        }
+        let condition = condition::of(&open, &volume)?;
+        if volume.shape == Shape::Block {
+            let file = open.need_image(&volume)?;
+            let stat = rustix::fs::fstat(&file).map_err(|error| Error::io("look at a volume", error))?;
+            let total = u64::try_from(stat.st_size).unwrap_or(0);
+            let used = tree::bytes(&stat).min(total);
+            return Ok(Stats { bytes: [total, used, total - used], inodes: None, condition });
+        }
+        let seen = rustix::fs::openat(
+            &folder,
+            &name,
+            rustix::fs::OFlags::PATH | rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::CLOEXEC,
+            rustix::fs::Mode::empty(),
+        )
+        .map_err(|error| Error::io(format!("open {path}"), error))?;
+        let numbers = fstatvfs(&seen).map_err(|error| Error::io(format!("ask {path}"), error))?;
+        let bytes = |blocks: u64| blocks.saturating_mul(numbers.f_frsize);
+        let whole = [
+            bytes(numbers.f_blocks),
+            bytes(numbers.f_blocks.saturating_sub(numbers.f_bfree)),
+            bytes(numbers.f_bavail),
+        ];
+        let inodes =
+            Some([numbers.f_files, numbers.f_files.saturating_sub(numbers.f_ffree), numbers.f_favail]);
+        let own = volume.shape == Shape::Loop
+            || open.enforce() == Some(Enforce::Quota)
+            || open.pool.config.capacity == Capacity::Filesystem;
+        let bytes = match volume.record.as_ref().filter(|_| !own) {
+            // The filesystem's numbers are the pool's. The volume's own are what it was promised, and what it used
+            // when it was last looked at.
+            Some(record) => {
+                let used = open.known.book().volumes.get(id).map_or(0, |line| line.used);
+                [record.capacity, used, record.capacity.saturating_sub(used).min(whole[2])]
+            }
+            None => whole,
+        };
+        Ok(Stats { bytes, inodes, condition })
+    }
+}
+
+/// Whether what is mounted at a place is the volume.
+fn at_target(open: &Open<'_>, volume: &Volume, place: Place) -> Result<AtTarget> {
+    let ours = match volume.shape {
+        Shape::Folder => (place.file == volume.file).then_some(place.read_only),
+        Shape::Loop | Shape::Block => match open.image(volume)? {
+            None => None,
+            Some(file) => device::all(device::identity(&file)?)?
+                .into_iter()
+                .find(|found| place.block.unwrap_or(place.file.0) == found.device())
+                .map(|found| found.read_only || volume.shape == Shape::Loop && place.read_only),
+        },
+    };
+    Ok(ours.map_or(AtTarget::Foreign, |read_only| AtTarget::Ours { read_only }))
+}
+
+/// The root of the filesystem that is staged at `path`.
+fn staged(open: &Open<'_>, volume: &Volume, path: &str) -> Result<Folder> {
+    let missing =
+        || Error::new(Kind::Precondition, format!("volume {} is not staged at {path:?}", volume.id));
+    if path.is_empty() {
+        return Err(missing());
+    }
+    let (folder, name) = folder::split("staging_target_path", path)?.ok_or_else(missing)?;
+    let place = mounts::look(&folder, &name)?.ok_or_else(missing)?;
+    if !place.mounted || at_target(open, volume, place)? == AtTarget::Foreign {
+        return Err(missing());
+    }
+    rustix::fs::openat(
+        &folder,
+        &name,
+        rustix::fs::OFlags::RDONLY
+            | rustix::fs::OFlags::DIRECTORY
+            | rustix::fs::OFlags::NOFOLLOW
+            | rustix::fs::OFlags::CLOEXEC,
+        rustix::fs::Mode::empty(),
+    )
+    .map(|fd| Folder::from_fd(fd, PathBuf::from(path)))
+    .map_err(|error| Error::io(format!("open {path}"), error))
+}
+
+/// Makes the folder or file to mount on, as upstream makes it. True when it was not there.
+fn place_for(folder: &Folder, name: &Path, found: Option<Place>, shape: Shape) -> Result<bool> {
+    match (found, shape) {
+        (None, Shape::Block) => tree::new_file(folder, name).map(|_| true),
+        (None, Shape::Folder | Shape::Loop) => folder.make(name, 0o750),
+        (Some(place), Shape::Block) if place.is_folder => {
+            Err(Error::new(Kind::Precondition, "a folder is at the target path of a block device"))
+        }
+        (Some(place), Shape::Folder | Shape::Loop) if !place.is_folder => {
+            Err(Error::new(Kind::Precondition, "something that is no folder is at the target path"))
+        }
+        (Some(_), _) => Ok(false),
+    }
+}
+
+/// Removes the folder or file that was mounted on. What holds anything stays: it is somebody's data.
+fn vacate(folder: &Folder, name: &Path) -> Result<()> {
+    match folder.stat(name)? {
+        None => Ok(()),
+        Some(stat) if folder::is_folder(&stat) => {
+            folder.remove_empty(name).map(drop).map_err(|error| error.as_kind(Kind::Precondition))
+        }
+        Some(stat) if stat.st_size > 0 => Err(Error::new(
+            Kind::Precondition,
+            format!("{} is a file with content, not ours to remove", folder.path_of(name).display()),
+        )),
+        Some(_) => folder.unlink(name).map(drop),
+    }
+}

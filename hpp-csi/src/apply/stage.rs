@@ -1,0 +1,134 @@
+//! NodeStageVolume and NodeUnstageVolume: a volume that is a file becomes a device, and a mount where it holds a
+//! filesystem. A volume that is a folder needs nothing.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+
+use crate::device::{self, Loop};
+use crate::driver::Driver;
+use crate::error::{Error, Kind, Result};
+use crate::folder;
+use crate::id::Id;
+use crate::locks::Thing;
+use crate::mounts;
+use crate::pool::{Open, Volume};
+use crate::record::Shape;
+use crate::request::{Access, Capability};
+
+use super::image::{self, Filesystem};
+
+impl Driver {
+    /// Stages a volume at `path`, or finds it staged.
+    pub(crate) fn stage(&self, id: &Id, path: &str, capability: &Capability) -> Result<()> {
+        let _guard = self.locks.take(Thing::Mounts(id.clone()))?;
+        let (open, volume) = self.need_volume(id)?;
+        fits(&volume, capability)?;
+        let place = folder::split("staging_target_path", path)?;
+        match volume.shape {
+            Shape::Folder => Ok(()),
+            Shape::Block => attached(&open, &volume, false).map(drop),
+            Shape::Loop => {
+                let missing = || Error::new(Kind::Precondition, format!("the folder of {path} is not there"));
+                let (folder, name) = place.ok_or_else(missing)?;
+                let device = attached(&open, &volume, false)?;
+                folder.make(&name, 0o750)?;
+                match mounts::look(&folder, &name)? {
+                    Some(place) if place.mounted && place.file.0 == device.device() => Ok(()),
+                    Some(place) if place.mounted => {
+                        Err(Error::new(Kind::Precondition, format!("something else is mounted at {path}")))
+                    }
+                    Some(_) | None => {
+                        let mount = mount(&open, &volume, device)?;
+                        mounts::attach(mount.as_fd(), &folder, &name)
+                    }
+                }
+            }
+        }
+    }
+
+    /// Undoes staging. What is not staged is unstaged.
+    pub(crate) fn unstage(&self, id: &Id, path: &str) -> Result<()> {
+        let _guard = self.locks.take(Thing::Mounts(id.clone()))?;
+        let place = folder::split("staging_target_path", path)?;
+        if let Some(other) = self.published.others(id, None)?.first() {
+            return Err(Error::new(
+                Kind::Precondition,
+                format!("volume {id} is published at {}", other.display()),
+            ));
+        }
+        let Some((open, volume)) = self.volume(id)? else {
+            // Nothing of ours is left to be found; a mount of it may be.
+            return place.map_or(Ok(()), |(folder, name)| mounts::detach(&folder, &name));
+        };
+        if volume.shape == Shape::Loop
+            && let Some((folder, name)) = place
+        {
+            mounts::detach(&folder, &name)?;
+        }
+        match open.image(&volume)? {
+            Some(file) => release(&file),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Detaches every device of a volume's file.
+pub(super) fn release(file: &File) -> Result<()> {
+    for found in device::all(device::identity(file)?)? {
+        found.detach()?;
+    }
+    Ok(())
+}
+
+/// Whether a volume is what is asked for: a block device or something to mount.
+pub(super) fn fits(volume: &Volume, capability: &Capability) -> Result<()> {
+    match (volume.shape, &capability.access) {
+        (Shape::Block, Access::Block) | (Shape::Folder | Shape::Loop, Access::Mount(_)) => Ok(()),
+        (Shape::Block, Access::Mount(_)) => Err(Error::new(
+            Kind::Invalid,
+            format!("volume {} is a block device, nothing to mount", volume.id),
+        )),
+        (Shape::Folder | Shape::Loop, Access::Block) => {
+            Err(Error::new(Kind::Invalid, format!("volume {} is no block device", volume.id)))
+        }
+    }
+}
+
+/// The device of a volume's file, attached if it is not.
+pub(super) fn attached(open: &Open<'_>, volume: &Volume, read_only: bool) -> Result<Loop> {
+    let file = open.need_image(volume)?;
+    let length = file.metadata().map_err(|error| Error::io("look at a volume", error))?.len();
+    let record = volume.record.as_ref();
+    if let Some(capacity) = record.map(|record| record.capacity).filter(|capacity| length < *capacity) {
+        return Err(open.pool.error(
+            Kind::Precondition,
+            format!("the file of volume {} has {length} of {capacity} bytes: it was truncated", volume.id),
+        ));
+    }
+    if let Some(found) = device::find(device::identity(&file)?, read_only)? {
+        return Ok(found);
+    }
+    let sector = record.map_or(512, |record| record.sector);
+    let made = device::attach(&file, sector, read_only)?;
+    if !made.direct {
+        tracing::warn!(volume = %volume.id, "the device goes through the page cache: the filesystem has no direct I/O");
+    }
+    Ok(made)
+}
+
+/// A mount of the filesystem in a volume's file, as large as the file.
+pub(super) fn mount(open: &Open<'_>, volume: &Volume, device: Loop) -> Result<std::os::fd::OwnedFd> {
+    let file = open.need_image(volume)?;
+    let filesystem = Filesystem::of(&file)?.ok_or_else(|| {
+        open.pool.error(Kind::Precondition, format!("volume {} holds no filesystem", volume.id))
+    })?;
+    let mount = mounts::filesystem(filesystem.name(), &device.path(), false)?;
+    let root = mounts::root_of(mount.as_fd())?;
+    let size = file.metadata().map_err(|error| Error::io("look at a volume", error))?.len();
+    let numbers = rustix::fs::fstatvfs(&root).map_err(|error| Error::io("ask a filesystem", error))?;
+    // A clone may be larger than its source, and a filesystem is a little smaller than its device.
+    if numbers.f_blocks.saturating_mul(numbers.f_frsize) < size - size / 8 {
+        image::grow(&root, filesystem, size)?;
+    }
+    Ok(mount)
+}

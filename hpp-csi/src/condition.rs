@@ -1,0 +1,69 @@
+//! Whether a volume is well: what is wrong, or what one should know.
+
+use crate::config::Enforce;
+use crate::device;
+use crate::error::Result;
+use crate::plan::shown;
+use crate::pool::{Open, Volume};
+use crate::record::Shape;
+
+/// A volume's condition as CSI tells it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Condition {
+    pub(crate) abnormal: bool,
+    pub(crate) message: String,
+}
+
+/// Looks at a volume. All that is wrong is told, not only the first thing.
+pub(crate) fn of(open: &Open<'_>, volume: &Volume) -> Result<Condition> {
+    look(open, volume, true)
+}
+
+/// The same without looking at devices: for lists of many volumes.
+pub(crate) fn quick(open: &Open<'_>, volume: &Volume) -> Result<Condition> {
+    look(open, volume, false)
+}
+
+fn look(open: &Open<'_>, volume: &Volume, devices: bool) -> Result<Condition> {
+    let mut wrong = Vec::new();
+    let mut notes = Vec::new();
+    let pool = &open.pool.config.name;
+    if open.read_only() {
+        wrong.push(format!("pool {pool} is read-only"));
+    }
+    let (size, free) = open.size_and_free();
+    if free < open.pool.config.reserve.of(size) {
+        wrong.push(format!("pool {pool} is nearly full: {} of {} are free", shown(free), shown(size)));
+    }
+    if let Some(file) = open.image(volume)? {
+        let length = file.metadata().map_or(0, |metadata| metadata.len());
+        if let Some(record) = volume.record.as_ref().filter(|record| length < record.capacity) {
+            wrong.push(format!("the volume's file has {length} of {} bytes", record.capacity));
+        }
+        let attached = if devices { device::all(device::identity(&file)?)? } else { Vec::new() };
+        for found in attached.iter().filter(|found| !found.direct) {
+            notes.push(format!("{} goes through the page cache", found.path().display()));
+        }
+    } else if volume.shape != Shape::Folder {
+        wrong.push("the volume's file is missing".to_owned());
+    }
+    if volume.shape == Shape::Folder {
+        match open.enforce() {
+            Some(Enforce::Quota) if volume.record.as_ref().is_some_and(|record| record.project.is_some()) => {
+            }
+            None => wrong.push("quota is wanted and not enforced by the filesystem".to_owned()),
+            Some(_) => notes.push("its capacity is not enforced".to_owned()),
+        }
+    }
+    if volume.record.is_none() {
+        notes.push("adopted: it was made by somebody else".to_owned());
+    }
+    let abnormal = !wrong.is_empty();
+    let message = if abnormal {
+        wrong.join("; ")
+    } else {
+        notes.insert(0, "healthy".to_owned());
+        notes.join("; ")
+    };
+    Ok(Condition { abnormal, message })
+}

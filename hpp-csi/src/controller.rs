@@ -1,0 +1,405 @@
+//! CSI's Controller service: wire types in, a call of the driver, wire types out.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use prost_types::Timestamp;
+use tonic::{Request, Response, Status};
+
+use crate::apply::create;
+use crate::condition;
+use crate::driver::{Driver, TOPOLOGY_KEY};
+use crate::error::{Error, Kind};
+use crate::id::Id;
+use crate::page;
+use crate::pool::{Open, Snapshot, Volume};
+use crate::proto;
+use crate::proto::controller_server::Controller;
+use crate::proto::controller_service_capability::{Rpc, Type, rpc};
+use crate::proto::*;
+use crate::request::{self, Access, Parameters, Range, Source};
+
+type Answer<T> = Result<Response<T>, Status>;
+
+/// The service.
+#[derive(Debug)]
+pub(crate) struct ControllerService {
+    pub(crate) driver: Arc<Driver>,
+}
+
+/// Runs a call of the driver on a thread of its own. It runs to its end, whether the caller waits or not.
+pub(crate) async fn run<T: Send + 'static>(
+    driver: &Arc<Driver>,
+    call: impl FnOnce(&Driver) -> crate::error::Result<T> + Send + 'static,
+) -> Result<T, Status> {
+    let driver = driver.clone();
+    match tokio::task::spawn_blocking(move || call(&driver)).await {
+        Ok(result) => result.map_err(|error| {
+            match error.kind() {
+                Kind::Internal | Kind::NotReady => tracing::warn!(error = error.chain(), "a call failed"),
+                Kind::Invalid
+                | Kind::NotFound
+                | Kind::Exists
+                | Kind::Exhausted
+                | Kind::Precondition
+                | Kind::Busy
+                | Kind::OutOfRange
+                | Kind::Unsupported => tracing::debug!(error = error.chain(), "a call is refused"),
+            }
+            Status::from(error)
+        }),
+        Err(_) => Err(Status::internal("the call ended by a mistake of the driver")),
+    }
+}
+
+/// The id in a request that is satisfied when there is nothing of that name: `None` for what cannot be a name.
+fn id_or_nothing(field: &str, text: &str) -> Result<Option<Id>, Error> {
+    if text.is_empty() {
+        return Err(Error::new(Kind::Invalid, format!("{field} is missing")));
+    }
+    Ok(Id::read(text))
+}
+
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+/// Where a volume can be used: on this node, or on all.
+fn topology(driver: &Driver, shared: bool) -> Vec<Topology> {
+    if shared {
+        return Vec::new();
+    }
+    vec![here(driver)]
+}
+
+/// This node as a topology.
+pub(crate) fn here(driver: &Driver) -> Topology {
+    Topology { segments: HashMap::from([(TOPOLOGY_KEY.to_owned(), driver.config.node.to_string())]) }
+}
+
+/// Whether a topology is of another node.
+fn is_elsewhere(driver: &Driver, topology: &Topology) -> bool {
+    topology.segments.get(TOPOLOGY_KEY).is_some_and(|node| node != driver.config.node.as_str())
+}
+
+fn wire_snapshot(snapshot: &Snapshot) -> proto::Snapshot {
+    let record = &snapshot.record;
+    let (seconds, nanos) = (record.created / 1_000_000_000, record.created % 1_000_000_000);
+    proto::Snapshot {
+        size_bytes: signed(record.capacity),
+        snapshot_id: snapshot.id.to_string(),
+        source_volume_id: record.source.clone(),
+        creation_time: Some(Timestamp { seconds: signed(seconds), nanos: i32::try_from(nanos).unwrap_or(0) }),
+        ready_to_use: true,
+        group_snapshot_id: record.group.clone().unwrap_or_default(),
+    }
+}
+
+fn wire_volume(driver: &Driver, open: &Open<'_>, volume: &Volume) -> proto::Volume {
+    let used = open.known.book().volumes.get(&volume.id).map_or(0, |line| line.used);
+    let capacity = volume.record.as_ref().map_or(used, |record| record.capacity);
+    proto::Volume {
+        capacity_bytes: signed(create::told(open, volume.shape, capacity)),
+        volume_id: volume.id.to_string(),
+        volume_context: HashMap::new(),
+        content_source: None,
+        accessible_topology: topology(driver, open.pool.config.shared),
+    }
+}
+
+fn wire_condition(condition: condition::Condition) -> VolumeCondition {
+    VolumeCondition { abnormal: condition.abnormal, message: condition.message }
+}
+
+/// Understands a CreateVolume.
+fn understood(driver: &Driver, request: CreateVolumeRequest) -> Result<create::Request, Error> {
+    let id = Id::parse("name", &request.name)?;
+    let capabilities = request::capabilities(request.volume_capabilities)?;
+    let parameters = Parameters::read(&request.parameters)?;
+    let range = Range::try_from(request.capacity_range)?;
+    let source = request.volume_content_source.map(Source::try_from).transpose()?;
+    if let Some(wanted) = request.accessibility_requirements {
+        let mut all = wanted.requisite.iter().chain(&wanted.preferred).peekable();
+        if all.peek().is_some() && all.all(|topology| is_elsewhere(driver, topology)) {
+            return Err(Error::new(
+                Kind::Exhausted,
+                format!("the volume is not to be on {}, where this driver is", driver.config.node),
+            ));
+        }
+    }
+    Ok(create::Request { id, capabilities, parameters, range, source, inline: false })
+}
+
+#[tonic::async_trait]
+impl Controller for ControllerService {
+    async fn create_volume(&self, request: Request<CreateVolumeRequest>) -> Answer<CreateVolumeResponse> {
+        let request = request.into_inner();
+        let volume_context = request.parameters.clone();
+        let content_source = request.volume_content_source.clone();
+        let understood = understood(&self.driver, request)?;
+        let volume_id = understood.id.to_string();
+        let created = run(&self.driver, move |driver| driver.create_volume(&understood)).await?;
+        Ok(Response::new(CreateVolumeResponse {
+            volume: Some(proto::Volume {
+                capacity_bytes: signed(created.capacity),
+                volume_id,
+                volume_context,
+                content_source,
+                accessible_topology: topology(&self.driver, created.shared),
+            }),
+        }))
+    }
+
+    async fn delete_volume(&self, request: Request<DeleteVolumeRequest>) -> Answer<DeleteVolumeResponse> {
+        if let Some(id) = id_or_nothing("volume_id", &request.into_inner().volume_id)? {
+            run(&self.driver, move |driver| driver.delete_volume(&id)).await?;
+        }
+        Ok(Response::new(DeleteVolumeResponse {}))
+    }
+
+    async fn controller_publish_volume(
+        &self,
+        _: Request<ControllerPublishVolumeRequest>,
+    ) -> Answer<ControllerPublishVolumeResponse> {
+        Err(Status::unimplemented("a volume is on its node already"))
+    }
+
+    async fn controller_unpublish_volume(
+        &self,
+        _: Request<ControllerUnpublishVolumeRequest>,
+    ) -> Answer<ControllerUnpublishVolumeResponse> {
+        Err(Status::unimplemented("a volume is on its node already"))
+    }
+
+    async fn validate_volume_capabilities(
+        &self,
+        request: Request<ValidateVolumeCapabilitiesRequest>,
+    ) -> Answer<ValidateVolumeCapabilitiesResponse> {
+        let request = request.into_inner();
+        let id = Id::parse("volume_id", &request.volume_id)?;
+        let capabilities = request::capabilities(request.volume_capabilities.clone())?;
+        Parameters::read(&request.parameters)?;
+        let misfit = run(&self.driver, move |driver| {
+            let (_, volume) = driver.need_volume(&id)?;
+            let block = volume.shape == crate::record::Shape::Block;
+            Ok(capabilities.iter().any(|capability| (capability.access == Access::Block) != block))
+        })
+        .await?;
+        if misfit {
+            return Ok(Response::new(ValidateVolumeCapabilitiesResponse {
+                confirmed: None,
+                message: "the volume has the other access type".to_owned(),
+            }));
+        }
+        Ok(Response::new(ValidateVolumeCapabilitiesResponse {
+            confirmed: Some(validate_volume_capabilities_response::Confirmed {
+                volume_context: request.volume_context,
+                volume_capabilities: request.volume_capabilities,
+                parameters: request.parameters,
+                mutable_parameters: request.mutable_parameters,
+            }),
+            message: String::new(),
+        }))
+    }
+
+    async fn list_volumes(&self, request: Request<ListVolumesRequest>) -> Answer<ListVolumesResponse> {
+        let ListVolumesRequest { max_entries, starting_token } = request.into_inner();
+        let (entries, next_token) = run(&self.driver, move |driver| {
+            let pools = driver.pools.iter().map(|pool| pool.open()).collect::<Result<Vec<_>, _>>()?;
+            let mut ids = Vec::new();
+            for open in &pools {
+                ids.extend(open.volume_ids()?);
+            }
+            ids.sort();
+            let (ids, next) = page::page(ids, &starting_token, max_entries)?;
+            let mut entries = Vec::with_capacity(ids.len());
+            for id in ids {
+                for open in &pools {
+                    if let Some(volume) = open.volume(&id)? {
+                        entries.push(list_volumes_response::Entry {
+                            volume: Some(wire_volume(driver, open, &volume)),
+                            status: Some(list_volumes_response::VolumeStatus {
+                                published_node_ids: Vec::new(),
+                                volume_condition: Some(wire_condition(condition::quick(open, &volume)?)),
+                            }),
+                        });
+                        break;
+                    }
+                }
+            }
+            Ok((entries, next))
+        })
+        .await?;
+        Ok(Response::new(ListVolumesResponse { entries, next_token }))
+    }
+
+    async fn get_capacity(&self, request: Request<GetCapacityRequest>) -> Answer<GetCapacityResponse> {
+        let request = request.into_inner();
+        let parameters = Parameters::read(&request.parameters)?;
+        let elsewhere =
+            request.accessible_topology.as_ref().is_some_and(|topology| is_elsewhere(&self.driver, topology));
+        let (available, largest) = run(&self.driver, move |driver| {
+            // A class may name a pool that only other nodes have, and a pool may not be there: no room, then.
+            let Ok(pool) = driver.pool(parameters.pool.as_deref()) else { return Ok((0, 0)) };
+            if elsewhere {
+                return Ok((0, 0));
+            }
+            match pool.open() {
+                Ok(open) if open.read_only() => Ok((0, 0)),
+                Ok(open) => Ok((open.room().available(), open.room().largest())),
+                Err(error) if error.kind() == Kind::NotReady => Ok((0, 0)),
+                Err(error) => Err(error),
+            }
+        })
+        .await?;
+        Ok(Response::new(GetCapacityResponse {
+            available_capacity: signed(available),
+            maximum_volume_size: Some(signed(largest)),
+            minimum_volume_size: Some(0),
+        }))
+    }
+
+    async fn controller_get_capabilities(
+        &self,
+        _: Request<ControllerGetCapabilitiesRequest>,
+    ) -> Answer<ControllerGetCapabilitiesResponse> {
+        use rpc::Type as Can;
+        let clones = run(&self.driver, |driver| Ok(driver.can_clone())).await?;
+        let always = [
+            Can::CreateDeleteVolume,
+            Can::GetVolume,
+            Can::GetCapacity,
+            Can::ListVolumes,
+            Can::ExpandVolume,
+            Can::VolumeCondition,
+            Can::SingleNodeMultiWriter,
+        ];
+        let with_clones = [Can::CreateDeleteSnapshot, Can::ListSnapshots, Can::GetSnapshot, Can::CloneVolume];
+        let capabilities = always
+            .into_iter()
+            .chain(with_clones.into_iter().filter(|_| clones))
+            .map(|can| ControllerServiceCapability { r#type: Some(Type::Rpc(Rpc { r#type: can.into() })) })
+            .collect();
+        Ok(Response::new(ControllerGetCapabilitiesResponse { capabilities }))
+    }
+
+    async fn create_snapshot(
+        &self,
+        request: Request<CreateSnapshotRequest>,
+    ) -> Answer<CreateSnapshotResponse> {
+        let request = request.into_inner();
+        let id = Id::parse("name", &request.name)?;
+        let source = Id::parse("source_volume_id", &request.source_volume_id)?;
+        let parameters = Parameters::read(&request.parameters)?;
+        let snapshot =
+            run(&self.driver, move |driver| driver.create_snapshot(&id, &source, parameters.copy, None))
+                .await?;
+        Ok(Response::new(CreateSnapshotResponse { snapshot: Some(wire_snapshot(&snapshot)) }))
+    }
+
+    async fn delete_snapshot(
+        &self,
+        request: Request<DeleteSnapshotRequest>,
+    ) -> Answer<DeleteSnapshotResponse> {
+        if let Some(id) = id_or_nothing("snapshot_id", &request.into_inner().snapshot_id)? {
+            run(&self.driver, move |driver| driver.delete_snapshot(&id)).await?;
+        }
+        Ok(Response::new(DeleteSnapshotResponse {}))
+    }
+
+    async fn list_snapshots(&self, request: Request<ListSnapshotsRequest>) -> Answer<ListSnapshotsResponse> {
+        let request = request.into_inner();
+        let (entries, next_token) = run(&self.driver, move |driver| {
+            let pools = driver.pools.iter().map(|pool| pool.open()).collect::<Result<Vec<_>, _>>()?;
+            let mut found = std::collections::BTreeMap::new();
+            for open in &pools {
+                let ids = match request.snapshot_id.as_str() {
+                    "" => open.snapshot_ids()?,
+                    one => Id::read(one).into_iter().collect(),
+                };
+                for id in ids {
+                    let Some(snapshot) = open.snapshot(&id)? else { continue };
+                    let source = &request.source_volume_id;
+                    if source.is_empty() || *source == snapshot.record.source {
+                        found.insert(id, snapshot);
+                    }
+                }
+            }
+            let (ids, next) =
+                page::page(found.keys().cloned().collect(), &request.starting_token, request.max_entries)?;
+            let entries = ids
+                .iter()
+                .filter_map(|id| found.get(id))
+                .map(|snapshot| list_snapshots_response::Entry { snapshot: Some(wire_snapshot(snapshot)) });
+            Ok((entries.collect(), next))
+        })
+        .await?;
+        Ok(Response::new(ListSnapshotsResponse { entries, next_token }))
+    }
+
+    async fn get_snapshot(&self, request: Request<GetSnapshotRequest>) -> Answer<GetSnapshotResponse> {
+        let request = request.into_inner();
+        let absent = |id: &str, node: &Id| {
+            let shown: String = id.chars().take(128).collect();
+            Error::new(Kind::NotFound, format!("there is no snapshot {shown:?} on {node}"))
+        };
+        let snapshot = match id_or_nothing("snapshot_id", &request.snapshot_id)? {
+            None => return Err(absent(&request.snapshot_id, &self.driver.config.node).into()),
+            Some(id) => {
+                run(&self.driver, move |driver| match driver.snapshot(&id)? {
+                    Some((_, snapshot)) => Ok(snapshot),
+                    None => Err(absent(id.as_str(), &driver.config.node)),
+                })
+                .await?
+            }
+        };
+        Ok(Response::new(GetSnapshotResponse { snapshot: Some(wire_snapshot(&snapshot)) }))
+    }
+
+    async fn controller_expand_volume(
+        &self,
+        request: Request<ControllerExpandVolumeRequest>,
+    ) -> Answer<ControllerExpandVolumeResponse> {
+        let request = request.into_inner();
+        let id = Id::parse("volume_id", &request.volume_id)?;
+        let range =
+            request.capacity_range.ok_or_else(|| Error::new(Kind::Invalid, "capacity_range is missing"))?;
+        let range = Range::try_from(Some(range))?;
+        let (capacity, node_expansion_required) =
+            run(&self.driver, move |driver| driver.expand_volume(&id, range)).await?;
+        Ok(Response::new(ControllerExpandVolumeResponse {
+            capacity_bytes: signed(capacity),
+            node_expansion_required,
+        }))
+    }
+
+    async fn controller_get_volume(
+        &self,
+        request: Request<ControllerGetVolumeRequest>,
+    ) -> Answer<ControllerGetVolumeResponse> {
+        let id = Id::parse("volume_id", &request.into_inner().volume_id)?;
+        let answer = run(&self.driver, move |driver| {
+            let (open, volume) = driver.need_volume(&id)?;
+            let published = driver.published.is_anywhere(&id);
+            Ok(ControllerGetVolumeResponse {
+                volume: Some(wire_volume(driver, &open, &volume)),
+                status: Some(controller_get_volume_response::VolumeStatus {
+                    published_node_ids: published
+                        .then(|| driver.config.node.to_string())
+                        .into_iter()
+                        .collect(),
+                    volume_condition: Some(wire_condition(condition::of(&open, &volume)?)),
+                }),
+            })
+        })
+        .await?;
+        Ok(Response::new(answer))
+    }
+
+    async fn controller_modify_volume(
+        &self,
+        _: Request<ControllerModifyVolumeRequest>,
+    ) -> Answer<ControllerModifyVolumeResponse> {
+        Err(Status::unimplemented("nothing of a volume can be modified"))
+    }
+}

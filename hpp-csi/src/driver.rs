@@ -1,0 +1,112 @@
+//! The driver: its pools, its locks, and what is published where. Every verb of CSI is a method in [`crate::apply`];
+//! each runs on a thread of its own, to its end, whether its caller still waits or not.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::config::{Config, LEGACY_POOL};
+use crate::error::{Error, Kind, Result};
+use crate::id::Id;
+use crate::locks::Locks;
+use crate::pool::identity::Remembered;
+use crate::pool::{Open, Pool, Snapshot, Volume};
+use crate::published::Published;
+
+/// Key of the topology: a volume is where its node is.
+pub(crate) const TOPOLOGY_KEY: &str = "topology.hostpath.csi/node";
+
+/// All that the services share.
+#[derive(Debug)]
+pub(crate) struct Driver {
+    pub(crate) config: Config,
+    pub(crate) pools: Vec<Pool>,
+    pub(crate) locks: Locks,
+    pub(crate) published: Published,
+    wake: Mutex<Sender<()>>,
+}
+
+impl Driver {
+    /// A driver for `config`, and what its worker listens to.
+    ///
+    /// # Errors
+    /// When what is remembered about the pools cannot be read.
+    pub(crate) fn new(config: Config) -> Result<(Arc<Self>, Receiver<()>)> {
+        let remembered = Arc::new(Remembered::load(&config.state)?);
+        let pools: Vec<Pool> = config
+            .pools
+            .iter()
+            .map(|pool| Pool::new(pool.clone(), config.node.clone(), remembered.clone()))
+            .collect();
+        let (wake, woken) = channel();
+        let driver = Self {
+            config,
+            pools,
+            locks: Locks::default(),
+            published: Published::default(),
+            wake: Mutex::new(wake),
+        };
+        Ok((Arc::new(driver), woken))
+    }
+
+    /// Lets the worker look after the pools now.
+    pub(crate) fn wake_worker(&self) {
+        // Without a worker there is nobody to wake.
+        let _ = self.wake.lock().unwrap_or_else(PoisonError::into_inner).send(());
+    }
+
+    /// The pool that a class names; the legacy pool when it names none.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] when there is no such pool.
+    pub(crate) fn pool(&self, name: Option<&str>) -> Result<&Pool> {
+        let name = name.unwrap_or(LEGACY_POOL);
+        self.pools.iter().find(|pool| pool.config.name == name).ok_or_else(|| {
+            let names: Vec<_> = self.pools.iter().map(|pool| pool.config.name.as_str()).collect();
+            let shown: String = name.chars().take(128).collect();
+            Error::new(
+                Kind::Invalid,
+                format!("there is no pool {shown:?} on {}, only {}", self.config.node, names.join(", ")),
+            )
+        })
+    }
+
+    /// What `look` finds in some pool.
+    ///
+    /// # Errors
+    /// [`Kind::NotReady`] when it is in none, and not every pool could be looked into.
+    fn find<T>(&self, look: impl Fn(&Open<'_>) -> Result<Option<T>>) -> Result<Option<(Open<'_>, T)>> {
+        let mut unseen = None;
+        for pool in &self.pools {
+            match pool.open() {
+                Ok(open) => {
+                    if let Some(found) = look(&open)? {
+                        return Ok(Some((open, found)));
+                    }
+                }
+                Err(error) => unseen = Some(error),
+            }
+        }
+        unseen.map_or(Ok(None), Err)
+    }
+
+    /// The volume `id` and its pool.
+    pub(crate) fn volume(&self, id: &Id) -> Result<Option<(Open<'_>, Volume)>> {
+        self.find(|open| open.volume(id))
+    }
+
+    /// The volume `id`, which must be here.
+    pub(crate) fn need_volume(&self, id: &Id) -> Result<(Open<'_>, Volume)> {
+        self.volume(id)?
+            .ok_or_else(|| Error::new(Kind::NotFound, format!("volume {id} is not on {}", self.config.node)))
+    }
+
+    /// The snapshot `id` and its pool.
+    pub(crate) fn snapshot(&self, id: &Id) -> Result<Option<(Open<'_>, Snapshot)>> {
+        self.find(|open| open.snapshot(id))
+    }
+
+    /// Whether snapshots and clones are to be had in some pool. A pool that is not there now may have them.
+    pub(crate) fn can_clone(&self) -> bool {
+        self.pools.iter().any(|pool| pool.config.copy || pool.open().map_or(true, |open| open.known.sharing))
+    }
+}

@@ -1,0 +1,105 @@
+//! The driver's one error: a small kind, a sentence, the source below it. [`crate::status`] is the only place that turns
+//! it into a gRPC status.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::io;
+
+/// What went wrong, as far as a caller acts differently on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The request makes no sense.
+    Invalid,
+    /// No such volume, snapshot or path.
+    NotFound,
+    /// The name is taken by something else than what is asked for.
+    Exists,
+    /// There is no room for it here; another node may have some.
+    Exhausted,
+    /// The thing is in use, or not in the state the call needs.
+    Precondition,
+    /// Another call works on the same thing.
+    Busy,
+    /// A size that cannot be.
+    OutOfRange,
+    /// Not offered.
+    Unsupported,
+    /// The pool's filesystem is not there, or is read-only.
+    NotReady,
+    /// The system refused something it should not refuse.
+    Internal,
+}
+
+/// An error of the driver.
+#[derive(Debug)]
+pub struct Error {
+    kind: Kind,
+    message: String,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+/// Results of the driver.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// An error of `kind` with a sentence that says what, where and what to do.
+    pub fn new(kind: Kind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into(), source: None }
+    }
+
+    /// A call of the system that failed while `doing` something; the kind follows from the error.
+    pub fn io(doing: impl Into<String>, error: impl Into<io::Error>) -> Self {
+        let error = error.into();
+        let kind = kind_of(&error);
+        Self { kind, message: format!("cannot {}", doing.into()), source: Some(Box::new(error)) }
+    }
+
+    /// The same error with another kind.
+    #[must_use]
+    pub fn as_kind(mut self, kind: Kind) -> Self {
+        self.kind = kind;
+        self
+    }
+
+    /// What went wrong, to match on.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// The sentence and those below it, as one text.
+    pub fn chain(&self) -> String {
+        let mut text = self.message.clone();
+        let mut below = self.source();
+        while let Some(error) = below {
+            text.push_str(": ");
+            text.push_str(&error.to_string());
+            below = error.source();
+        }
+        text
+    }
+}
+
+/// What an error of the system means to a caller.
+fn kind_of(error: &io::Error) -> Kind {
+    match error.raw_os_error() {
+        Some(libc::ENOSPC | libc::EDQUOT | libc::EMFILE | libc::ENFILE | libc::ENOMEM) => Kind::Exhausted,
+        // EUCLEAN and ESHUTDOWN-like answers: a filesystem that has given up.
+        Some(libc::EROFS | libc::EIO | libc::EUCLEAN | libc::ESTALE | libc::ENODEV | libc::ENXIO) => {
+            Kind::NotReady
+        }
+        Some(libc::ELOOP | libc::EXDEV) => Kind::Precondition,
+        _ => Kind::Internal,
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.source.as_deref().map(|source| source as &(dyn StdError + 'static))
+    }
+}

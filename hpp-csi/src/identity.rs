@@ -1,0 +1,57 @@
+//! CSI's Identity service.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use tonic::{Request, Response, Status};
+
+use crate::driver::Driver;
+use crate::proto::identity_server::Identity;
+use crate::proto::plugin_capability::service::Type as Service;
+use crate::proto::plugin_capability::volume_expansion::Type as Expansion;
+use crate::proto::plugin_capability::{self, Type};
+use crate::proto::{
+    GetPluginCapabilitiesRequest, GetPluginCapabilitiesResponse, GetPluginInfoRequest, GetPluginInfoResponse,
+    PluginCapability, ProbeRequest, ProbeResponse,
+};
+
+/// The service.
+#[derive(Debug)]
+pub(crate) struct IdentityService {
+    pub(crate) driver: Arc<Driver>,
+}
+
+#[tonic::async_trait]
+impl Identity for IdentityService {
+    async fn get_plugin_info(
+        &self,
+        _: Request<GetPluginInfoRequest>,
+    ) -> Result<Response<GetPluginInfoResponse>, Status> {
+        Ok(Response::new(GetPluginInfoResponse {
+            name: self.driver.config.driver.clone(),
+            vendor_version: self.driver.config.version.clone(),
+            manifest: HashMap::new(),
+        }))
+    }
+
+    async fn get_plugin_capabilities(
+        &self,
+        _: Request<GetPluginCapabilitiesRequest>,
+    ) -> Result<Response<GetPluginCapabilitiesResponse>, Status> {
+        let service = |service: Service| Type::Service(plugin_capability::Service { r#type: service.into() });
+        let expansion = plugin_capability::VolumeExpansion { r#type: Expansion::Online.into() };
+        let types = [
+            service(Service::ControllerService),
+            service(Service::VolumeAccessibilityConstraints),
+            Type::VolumeExpansion(expansion),
+        ];
+        let capabilities = types.into_iter().map(|one| PluginCapability { r#type: Some(one) }).collect();
+        Ok(Response::new(GetPluginCapabilitiesResponse { capabilities }))
+    }
+
+    /// The driver is ready when it answers. A pool that is missing is its volumes' condition, and nothing that a restart
+    /// would mend.
+    async fn probe(&self, _: Request<ProbeRequest>) -> Result<Response<ProbeResponse>, Status> {
+        Ok(Response::new(ProbeResponse { ready: Some(true) }))
+    }
+}

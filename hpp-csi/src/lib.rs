@@ -1,0 +1,40 @@
+//! Volumes from the folders of a node: the hostpath CSI driver, in place of hostpath-provisioner's.
+//!
+//! ```text
+//!  kubelet, sidecars ─► identity, controller, node ─► request ─► plan (pure) ─► apply ─► pool, mounts, device
+//!   gRPC on a socket     wire types in and out        checked     decides        does     one folder, one kernel
+//! ```
+//!
+//! What is true is on the disk and in the kernel: volumes are folders and files, mounts and loop devices are asked for.
+//! Nothing is kept that could be wrong after a restart, and nothing half made is ever in its place.
+//!
+//! Not here: HTTPS, logs and signals (`serve`), Kubernetes.
+
+mod apply;
+mod args;
+mod condition;
+pub mod config;
+mod controller;
+mod device;
+mod driver;
+mod entry;
+pub mod error;
+mod folder;
+pub mod id;
+mod identity;
+pub mod locks;
+mod mounts;
+mod node;
+mod page;
+mod plan;
+mod pool;
+pub mod proto;
+mod published;
+mod record;
+mod request;
+mod status;
+mod sys;
+mod worker;
+
+pub use entry::run;
+pub use error::{Error, Kind};

@@ -1,0 +1,176 @@
+//! CSI's Node service: wire types in, a call of the driver, wire types out.
+
+use std::sync::Arc;
+
+use api::quantity;
+use tonic::{Request, Response, Status};
+
+use crate::apply::publish;
+use crate::controller::{here, run};
+use crate::driver::Driver;
+use crate::error::{Error, Kind};
+use crate::id::Id;
+use crate::proto::node_server::Node;
+use crate::proto::node_service_capability::{Rpc, Type, rpc};
+use crate::proto::*;
+use crate::request::{self, Capability, EPHEMERAL, INLINE_SIZE, Parameters, Range};
+
+type Answer<T> = Result<Response<T>, Status>;
+
+/// The service.
+#[derive(Debug)]
+pub(crate) struct NodeService {
+    pub(crate) driver: Arc<Driver>,
+}
+
+fn missing(field: &str) -> Error {
+    Error::new(Kind::Invalid, format!("{field} is missing"))
+}
+
+/// A path that a request must have.
+fn path(field: &str, text: String) -> Result<String, Error> {
+    if text.is_empty() { Err(missing(field)) } else { Ok(text) }
+}
+
+fn capability(wire: Option<VolumeCapability>) -> Result<Capability, Error> {
+    wire.ok_or_else(|| missing("volume_capability"))?.try_into()
+}
+
+/// Understands a NodePublishVolume.
+fn understood(request: NodePublishVolumeRequest) -> Result<publish::Request, Error> {
+    let id = Id::parse("volume_id", &request.volume_id)?;
+    let target = path("target_path", request.target_path)?;
+    let capability = capability(request.volume_capability)?;
+    let context = &request.volume_context;
+    request::bounded("volume_context", context)?;
+    let inline = if context.get(EPHEMERAL).is_some_and(|value| value == "true") {
+        let required = match context.get(INLINE_SIZE) {
+            None => 0,
+            Some(text) => quantity::bytes(text)
+                .map_err(|error| Error::new(Kind::Invalid, format!("{INLINE_SIZE}: {error}")))?,
+        };
+        Some((Parameters::read(context)?, Range { required, limit: 0 }))
+    } else {
+        None
+    };
+    Ok(publish::Request {
+        id,
+        target,
+        staging: request.staging_target_path,
+        capability,
+        read_only: request.readonly,
+        inline,
+    })
+}
+
+#[tonic::async_trait]
+impl Node for NodeService {
+    async fn node_stage_volume(
+        &self,
+        request: Request<NodeStageVolumeRequest>,
+    ) -> Answer<NodeStageVolumeResponse> {
+        let request = request.into_inner();
+        let id = Id::parse("volume_id", &request.volume_id)?;
+        let staging = path("staging_target_path", request.staging_target_path)?;
+        let capability = capability(request.volume_capability)?;
+        run(&self.driver, move |driver| driver.stage(&id, &staging, &capability)).await?;
+        Ok(Response::new(NodeStageVolumeResponse {}))
+    }
+
+    async fn node_unstage_volume(
+        &self,
+        request: Request<NodeUnstageVolumeRequest>,
+    ) -> Answer<NodeUnstageVolumeResponse> {
+        let request = request.into_inner();
+        let id = Id::parse("volume_id", &request.volume_id)?;
+        let staging = path("staging_target_path", request.staging_target_path)?;
+        run(&self.driver, move |driver| driver.unstage(&id, &staging)).await?;
+        Ok(Response::new(NodeUnstageVolumeResponse {}))
+    }
+
+    async fn node_publish_volume(
+        &self,
+        request: Request<NodePublishVolumeRequest>,
+    ) -> Answer<NodePublishVolumeResponse> {
+        let understood = understood(request.into_inner())?;
+        run(&self.driver, move |driver| driver.publish(&understood)).await?;
+        Ok(Response::new(NodePublishVolumeResponse {}))
+    }
+
+    async fn node_unpublish_volume(
+        &self,
+        request: Request<NodeUnpublishVolumeRequest>,
+    ) -> Answer<NodeUnpublishVolumeResponse> {
+        let request = request.into_inner();
+        let id = Id::parse("volume_id", &request.volume_id)?;
+        let target = path("target_path", request.target_path)?;
+        run(&self.driver, move |driver| driver.unpublish(&id, &target)).await?;
+        Ok(Response::new(NodeUnpublishVolumeResponse {}))
+    }
+
+    async fn node_get_volume_stats(
+        &self,
+        request: Request<NodeGetVolumeStatsRequest>,
+    ) -> Answer<NodeGetVolumeStatsResponse> {
+        let request = request.into_inner();
+        let id = Id::parse("volume_id", &request.volume_id)?;
+        let path = path("volume_path", request.volume_path)?;
+        let stats = run(&self.driver, move |driver| driver.stats(&id, &path)).await?;
+        let usage = |unit: volume_usage::Unit, numbers: [u64; 3]| {
+            let [total, used, available] = numbers.map(|number| i64::try_from(number).unwrap_or(i64::MAX));
+            VolumeUsage { available, total, used, unit: unit.into() }
+        };
+        let bytes = usage(volume_usage::Unit::Bytes, stats.bytes);
+        let inodes = stats.inodes.map(|inodes| usage(volume_usage::Unit::Inodes, inodes));
+        Ok(Response::new(NodeGetVolumeStatsResponse {
+            usage: std::iter::once(bytes).chain(inodes).collect(),
+            volume_condition: Some(VolumeCondition {
+                abnormal: stats.condition.abnormal,
+                message: stats.condition.message,
+            }),
+        }))
+    }
+
+    async fn node_expand_volume(
+        &self,
+        request: Request<NodeExpandVolumeRequest>,
+    ) -> Answer<NodeExpandVolumeResponse> {
+        let request = request.into_inner();
+        let id = Id::parse("volume_id", &request.volume_id)?;
+        let path = path("volume_path", request.volume_path)?;
+        Range::try_from(request.capacity_range)?;
+        let staging = Some(request.staging_target_path).filter(|staging| !staging.is_empty());
+        let capacity =
+            run(&self.driver, move |driver| driver.expand_on_node(&id, &path, staging.as_deref())).await?;
+        Ok(Response::new(NodeExpandVolumeResponse {
+            capacity_bytes: i64::try_from(capacity).unwrap_or(i64::MAX),
+        }))
+    }
+
+    async fn node_get_capabilities(
+        &self,
+        _: Request<NodeGetCapabilitiesRequest>,
+    ) -> Answer<NodeGetCapabilitiesResponse> {
+        use rpc::Type as Can;
+        let capabilities = [
+            Can::StageUnstageVolume,
+            Can::GetVolumeStats,
+            Can::ExpandVolume,
+            Can::VolumeCondition,
+            Can::SingleNodeMultiWriter,
+            Can::VolumeMountGroup,
+        ]
+        .into_iter()
+        .map(|can| NodeServiceCapability { r#type: Some(Type::Rpc(Rpc { r#type: can.into() })) })
+        .collect();
+        Ok(Response::new(NodeGetCapabilitiesResponse { capabilities }))
+    }
+
+    async fn node_get_info(&self, _: Request<NodeGetInfoRequest>) -> Answer<NodeGetInfoResponse> {
+        Ok(Response::new(NodeGetInfoResponse {
+            node_id: self.driver.config.node.to_string(),
+            max_volumes_per_node: 0,
+            accessible_topology: Some(here(&self.driver)),
+        }))
+    }
+}

@@ -1,0 +1,416 @@
+//! A pool: a folder whose folders are volumes, and our one folder `.hpp-csi` in it.
+//!
+//! ```text
+//! <path>/<volume id>/                    a mount volume (shape loop: one file `image` in it)
+//! <path>/snapshots/<snapshot id>/data/   a snapshot's content (shape loop, block: one file `image`)
+//! <path>/snapshots/<snapshot id>/<volume id>/   empty: says which volume it is of
+//! <path>/.hpp-csi/pool.json              which pool this is
+//!                 block/<volume id>      a block volume
+//!                 volumes/<id>.json      what we know about a volume
+//!                 snapshots/<id>.json    what we know about a snapshot
+//!                 tmp/<node>/            what is being made
+//!                 trash/<node>/          what is being removed
+//! ```
+//!
+//! A volume is there when its folder or file is there; a record without one is nothing. A pool is opened anew for every
+//! call and no descriptor of it is kept: its filesystem may be unmounted, and its absence is seen at once.
+
+pub(crate) mod book;
+pub(crate) mod identity;
+pub(crate) mod scan;
+pub(crate) mod trash;
+pub(crate) mod tree;
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::fs::{AtFlags, OFlags, StatVfs, StatVfsMountFlags, StatxFlags, fstatvfs, statx};
+
+use crate::config::{Enforce, PoolConfig};
+use crate::error::{Error, Kind, Result};
+use crate::folder::{Folder, is_file, is_folder};
+use crate::id::Id;
+use crate::plan::Room;
+use crate::record::{self, RECORD_MAX, Record, Shape, SnapshotRecord};
+use crate::sys;
+
+use book::Book;
+use identity::Remembered;
+
+/// Our folder in a pool.
+pub(crate) const OWN: &str = ".hpp-csi";
+/// The file of a volume or snapshot whose shape is a file.
+pub(crate) const IMAGE: &str = "image";
+/// The folder of a snapshot's files.
+pub(crate) const DATA: &str = "data";
+
+/// A configured pool, there or not.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    pub(crate) config: PoolConfig,
+    node: Id,
+    remembered: Arc<Remembered>,
+    known: Mutex<Option<Arc<Known>>>,
+}
+
+/// What was found out about a pool's filesystem. It holds as long as the mark is the same.
+#[derive(Debug)]
+pub(crate) struct Known {
+    mark: Mark,
+    /// Whether files can share blocks.
+    pub(crate) sharing: bool,
+    /// Whether project quota is enforced.
+    pub(crate) quota: bool,
+    pub(crate) book: Mutex<Book>,
+}
+
+impl Known {
+    /// The book, for a moment.
+    pub(crate) fn book(&self) -> std::sync::MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Tells one mount of a folder from another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Mark {
+    device: u64,
+    inode: u64,
+    mount: u64,
+    read_only: bool,
+}
+
+/// A pool that is there, open for one call.
+pub(crate) struct Open<'a> {
+    pub(crate) pool: &'a Pool,
+    pub(crate) known: Arc<Known>,
+    /// The data folder.
+    pub(crate) root: Folder,
+    /// `.hpp-csi`.
+    pub(crate) own: Folder,
+    numbers: StatVfs,
+}
+
+/// A volume that is there.
+#[derive(Clone, Debug)]
+pub(crate) struct Volume {
+    pub(crate) id: Id,
+    pub(crate) shape: Shape,
+    /// `None`: made by somebody else.
+    pub(crate) record: Option<Record>,
+    /// Device and inode of its folder or file.
+    pub(crate) file: (u64, u64),
+}
+
+/// A snapshot that is there.
+#[derive(Clone, Debug)]
+pub(crate) struct Snapshot {
+    pub(crate) id: Id,
+    pub(crate) record: SnapshotRecord,
+}
+
+impl Pool {
+    pub(crate) fn new(config: PoolConfig, node: Id, remembered: Arc<Remembered>) -> Self {
+        Self { config, node, remembered, known: Mutex::new(None) }
+    }
+
+    /// An error of `kind` that names the pool.
+    pub(crate) fn error(&self, kind: Kind, what: impl std::fmt::Display) -> Error {
+        Error::new(kind, format!("pool {}: {what}", self.config.name))
+    }
+
+    /// Opens the pool.
+    ///
+    /// # Errors
+    /// [`Kind::NotReady`] when its folder is not there, or is not the one it was.
+    pub(crate) fn open(&self) -> Result<Open<'_>> {
+        let path = &self.config.path;
+        let missing = || self.error(Kind::NotReady, format!("{} is not there", path.display()));
+        let root = Folder::open_path(path)?.ok_or_else(missing)?;
+        let numbers = fstatvfs(&root).map_err(|error| Error::io(format!("ask {}", path.display()), error))?;
+        let mark = Mark::of(&root, &numbers)?;
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(known) = known.filter(|known| known.mark == mark) {
+            let own = root.need(OWN)?;
+            return Ok(Open { pool: self, known, root, own, numbers });
+        }
+        self.find_out(root, numbers, mark)
+    }
+
+    /// Looks at a filesystem that is new to us. One caller does it, others wait.
+    fn find_out(&self, root: Folder, numbers: StatVfs, mark: Mark) -> Result<Open<'_>> {
+        let mut slot = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = slot.clone().filter(|known| known.mark == mark) {
+            let own = root.need(OWN)?;
+            return Ok(Open { pool: self, known, root, own, numbers });
+        }
+        *slot = None;
+        let own = identity::own_folder(self, &root, mark.read_only)?;
+        let known = Known {
+            mark,
+            sharing: !mark.read_only && self.probe_sharing(&own)?,
+            quota: sys::project_quota_enforced(std::os::fd::AsFd::as_fd(&root)),
+            book: Mutex::new(Book::default()),
+        };
+        let open = Open { pool: self, known: Arc::new(known), root, own, numbers };
+        if !mark.read_only {
+            trash::sweep(&open)?;
+        }
+        scan::load(&open)?;
+        tracing::info!(
+            pool = self.config.name,
+            path = %self.config.path.display(),
+            volumes = open.known.book().volumes.len(),
+            snapshots = open.known.book().snapshots.len(),
+            shares_blocks = open.known.sharing,
+            enforced = ?open.enforce(),
+            read_only = mark.read_only,
+            "pool is ready"
+        );
+        if open.enforce().is_none_or(|enforce| enforce == Enforce::None) {
+            tracing::warn!(pool = self.config.name, "capacity of mount volumes is not enforced in this pool");
+        }
+        *slot = Some(open.known.clone());
+        Ok(open)
+    }
+
+    /// Whether one file can be made of another's blocks: it is tried.
+    fn probe_sharing(&self, own: &Folder) -> Result<bool> {
+        let tmp = own.need(Path::new("tmp").join(&self.node))?;
+        let names = [".probe-a", ".probe-b"];
+        let result = (|| {
+            tmp.write(names[0], &[1; 4096])?;
+            tmp.write(names[1], &[])?;
+            let open = |name: &str, flags| tmp.file(name, flags, 0);
+            match (open(names[0], OFlags::RDONLY)?, open(names[1], OFlags::WRONLY)?) {
+                (Some(from), Some(to)) => Ok(rustix::fs::ioctl_ficlone(to, from).is_ok()),
+                _ => Ok(false),
+            }
+        })();
+        for name in names {
+            tmp.unlink(name)?;
+        }
+        match result {
+            // A full disk says nothing about sharing; what is full is told by those who write.
+            Err(error) if Error::kind(&error) == Kind::Exhausted => Ok(false),
+            other => other,
+        }
+    }
+}
+
+impl Mark {
+    fn of(root: &Folder, numbers: &StatVfs) -> Result<Self> {
+        let flags = StatxFlags::BASIC_STATS | StatxFlags::MNT_ID;
+        let found = statx(root, "", AtFlags::EMPTY_PATH, flags)
+            .map_err(|error| Error::io(format!("look at {}", root.path_of("").display()), error))?;
+        Ok(Self {
+            device: rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor),
+            inode: found.stx_ino,
+            mount: found.stx_mnt_id,
+            read_only: numbers.f_flag.contains(StatVfsMountFlags::RDONLY),
+        })
+    }
+}
+
+impl Open<'_> {
+    /// The node's folder of what is being made.
+    pub(crate) fn tmp(&self) -> Result<Folder> {
+        self.own.need(Path::new("tmp").join(&self.pool.node))
+    }
+
+    /// The node's folder of what is being removed.
+    pub(crate) fn trash(&self) -> Result<Folder> {
+        self.own.need(Path::new("trash").join(&self.pool.node))
+    }
+
+    /// Records of volumes.
+    pub(crate) fn volume_records(&self) -> Result<Folder> {
+        self.own.need("volumes")
+    }
+
+    /// Records of snapshots.
+    pub(crate) fn snapshot_records(&self) -> Result<Folder> {
+        self.own.need("snapshots")
+    }
+
+    /// Block volumes.
+    pub(crate) fn blocks(&self) -> Result<Folder> {
+        self.own.need("block")
+    }
+
+    /// Snapshots; `None` when there was never one.
+    pub(crate) fn snapshots(&self) -> Result<Option<Folder>> {
+        match self.snapshots_beneath() {
+            Some(name) => self.root.open(name),
+            None => Folder::open_path(&self.pool.config.snapshots),
+        }
+    }
+
+    /// Snapshots, the folder made if it is the usual one.
+    pub(crate) fn snapshots_or_make(&self) -> Result<Folder> {
+        match self.snapshots_beneath() {
+            Some(name) => self.root.open_or_make(name, 0o755),
+            None => self.snapshots()?.ok_or_else(|| {
+                let path = self.pool.config.snapshots.display();
+                self.pool.error(Kind::NotReady, format!("{path} is not there"))
+            }),
+        }
+    }
+
+    /// Name of the snapshots' folder, where it is in the data folder.
+    fn snapshots_beneath(&self) -> Option<&Path> {
+        let config = &self.pool.config;
+        config.snapshots.strip_prefix(&config.path).ok().filter(|name| name.components().count() == 1)
+    }
+
+    /// Whether nothing can be written.
+    pub(crate) fn read_only(&self) -> bool {
+        self.known.mark.read_only
+    }
+
+    /// Bytes of the filesystem, and what of it anybody may still write.
+    pub(crate) fn size_and_free(&self) -> (u64, u64) {
+        let bytes = |blocks: u64| blocks.saturating_mul(self.numbers.f_frsize);
+        (bytes(self.numbers.f_blocks), bytes(self.numbers.f_bavail))
+    }
+
+    /// Bytes in use.
+    pub(crate) fn used(&self) -> u64 {
+        self.numbers.f_blocks.saturating_sub(self.numbers.f_bfree).saturating_mul(self.numbers.f_frsize)
+    }
+
+    /// How capacity is enforced here; `None` when quota is wanted and not to be had.
+    pub(crate) fn enforce(&self) -> Option<Enforce> {
+        match (self.pool.config.enforce, self.known.quota) {
+            (Some(Enforce::Quota) | None, true) => Some(Enforce::Quota),
+            (Some(Enforce::Quota), false) => None,
+            (Some(Enforce::Loop), _) => Some(Enforce::Loop),
+            (Some(Enforce::None), _) | (None, false) => Some(Enforce::None),
+        }
+    }
+
+    /// How much there is.
+    pub(crate) fn room(&self) -> Room {
+        let (size, free) = self.size_and_free();
+        let book = self.known.book();
+        Room {
+            capacity: self.pool.config.capacity,
+            size,
+            free,
+            foreign: book.foreign,
+            promised: book.promised(),
+            reserve: self.pool.config.reserve,
+            overcommit: self.pool.config.overcommit,
+        }
+    }
+
+    /// The volume `id`, if it is here.
+    pub(crate) fn volume(&self, id: &Id) -> Result<Option<Volume>> {
+        let found = match self.root.stat(id)? {
+            Some(stat) if is_folder(&stat) => Some((stat, Shape::Folder)),
+            Some(_) | None => self.blocks()?.stat(id)?.filter(is_file).map(|stat| (stat, Shape::Block)),
+        };
+        let Some((stat, place)) = found else {
+            self.known.book().volumes.remove(id);
+            return Ok(None);
+        };
+        let record = self.volume_record(id, place)?;
+        let shape = record.as_ref().map_or(place, |record| record.shape);
+        Ok(Some(Volume { id: id.clone(), shape, record, file: (stat.st_dev, stat.st_ino) }))
+    }
+
+    /// What is written about the volume `id`. On a shared pool another node may have written it.
+    fn volume_record(&self, id: &Id, place: Shape) -> Result<Option<Record>> {
+        if !self.pool.config.shared
+            && let Some(line) = self.known.book().volumes.get(id)
+        {
+            return Ok(line.record.clone());
+        }
+        let record = match self.volume_records()?.read(record_name(id), RECORD_MAX)? {
+            None => None,
+            Some(bytes) => Some(record::read_volume(&bytes)?),
+        };
+        self.known.book().note_volume(id, record.clone(), place, 0);
+        Ok(record)
+    }
+
+    /// The file of a volume that is one, open for writing, or for reading where nothing can be written. `None` for a
+    /// folder, or when it is gone.
+    pub(crate) fn image(&self, volume: &Volume) -> Result<Option<File>> {
+        let flags = if self.read_only() { OFlags::RDONLY } else { OFlags::RDWR } | OFlags::NONBLOCK;
+        match volume.shape {
+            Shape::Folder => Ok(None),
+            Shape::Block => self.blocks()?.file(&volume.id, flags, 0),
+            Shape::Loop => match self.root.open(&volume.id)? {
+                Some(folder) => folder.file(IMAGE, flags, 0),
+                None => Ok(None),
+            },
+        }
+    }
+
+    /// The same, of a volume that must have one.
+    pub(crate) fn need_image(&self, volume: &Volume) -> Result<File> {
+        self.image(volume)?.ok_or_else(|| {
+            self.pool.error(Kind::Precondition, format!("the file of volume {} is missing", volume.id))
+        })
+    }
+
+    /// Names of all volumes that are here, in order.
+    pub(crate) fn volume_ids(&self) -> Result<Vec<Id>> {
+        let folders = self.root.entries()?.into_iter().filter(|entry| entry.is_folder);
+        let blocks = self.blocks()?.entries()?.into_iter().filter(|entry| !entry.is_folder);
+        let mut ids: Vec<Id> = folders.chain(blocks).filter_map(|entry| Id::read(&entry.name)).collect();
+        ids.sort();
+        ids.dedup();
+        Ok(ids)
+    }
+
+    /// The snapshot `id`, if it is here.
+    pub(crate) fn snapshot(&self, id: &Id) -> Result<Option<Snapshot>> {
+        let Some(snapshots) = self.snapshots()? else { return Ok(None) };
+        let Some(folder) = snapshots.stat(id)?.filter(is_folder).and(snapshots.open(id)?) else {
+            self.known.book().snapshots.remove(id);
+            return Ok(None);
+        };
+        if let Some(line) = self.known.book().snapshots.get(id) {
+            return Ok(Some(Snapshot { id: id.clone(), record: line.clone() }));
+        }
+        let record = match self.snapshot_records()?.read(record_name(id), RECORD_MAX)? {
+            Some(bytes) => record::read_snapshot(&bytes)?,
+            None => match adopted(&folder)? {
+                Some(record) => record,
+                // Neither marker nor record: nothing that anybody could have meant as a snapshot.
+                None => return Ok(None),
+            },
+        };
+        self.known.book().snapshots.insert(id.clone(), record.clone());
+        Ok(Some(Snapshot { id: id.clone(), record }))
+    }
+
+    /// Names of all snapshots that may be here, in order.
+    pub(crate) fn snapshot_ids(&self) -> Result<Vec<Id>> {
+        let Some(snapshots) = self.snapshots()? else { return Ok(Vec::new()) };
+        let folders = snapshots.entries()?.into_iter().filter(|entry| entry.is_folder);
+        let mut ids: Vec<Id> = folders.filter_map(|entry| Id::read(&entry.name)).collect();
+        ids.sort();
+        Ok(ids)
+    }
+}
+
+/// A snapshot that upstream made: its marker says of which volume.
+fn adopted(folder: &Folder) -> Result<Option<SnapshotRecord>> {
+    let entries = folder.entries()?;
+    let source = entries.iter().filter(|entry| entry.is_folder).find_map(|entry| Id::read(&entry.name));
+    let (Some(source), Some(data)) = (source, folder.open(DATA)?) else { return Ok(None) };
+    let used = tree::used(&data, &mut tree::Budget::default())?;
+    let seconds = u64::try_from(data.stat_self()?.st_ctime).unwrap_or(0);
+    let mut record = SnapshotRecord::new(&source, Shape::Folder, used, used);
+    record.created = seconds.saturating_mul(1_000_000_000);
+    Ok(Some(record))
+}
+
+/// Name of a record's file.
+pub(crate) fn record_name(id: &Id) -> PathBuf {
+    PathBuf::from(format!("{id}.json"))
+}

@@ -1,0 +1,356 @@
+//! Requests as we understand them: wire types of [`crate::proto`] in, checked values out. Limits are CSI's: strings of 128
+//! bytes, maps of 4 KiB. Not here: what is done about a request.
+
+use std::collections::HashMap;
+
+use crate::error::{Error, Kind, Result};
+use crate::id::{ID_MAX, Id};
+use crate::proto;
+use crate::proto::volume_capability::{AccessType, access_mode};
+
+/// Most bytes of a map's keys and values together, and of a list's strings.
+const MAP_MAX: usize = 4096;
+/// Smallest and largest sector of a block volume.
+const SECTORS: [u32; 2] = [512, 4096];
+
+/// StorageClass and snapshot class: the pool.
+pub(crate) const POOL: &str = "storagePool";
+/// StorageClass: bytes of a block volume's sector.
+pub(crate) const SECTOR: &str = "blockSize";
+/// StorageClass: `true` allows copying where blocks cannot be shared.
+pub(crate) const COPY: &str = "copy";
+/// Inline volumes: how much they may hold, a Kubernetes quantity.
+pub(crate) const INLINE_SIZE: &str = "size";
+/// Set by the kubelet for inline volumes.
+pub(crate) const EPHEMERAL: &str = "csi.storage.k8s.io/ephemeral";
+
+/// How a volume is to be had.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Capability {
+    pub(crate) access: Access,
+    pub(crate) mode: Mode,
+}
+
+/// As what it is to be had.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// A block device.
+    Block,
+    /// A folder.
+    Mount(MountOptions),
+}
+
+/// How a folder is mounted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct MountOptions {
+    /// The filesystem asked for; it matters only where one is made.
+    pub(crate) filesystem: String,
+    /// MOUNT_ATTR_* to set.
+    pub(crate) set: u64,
+    /// MOUNT_ATTR_* to clear.
+    pub(crate) clear: u64,
+    /// Group that may write.
+    pub(crate) group: Option<u32>,
+}
+
+/// Who may use a volume at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// As many as like, on one node or on all.
+    Many,
+    /// As many as like, all of them reading.
+    ManyReaders,
+    /// One: a second place is refused.
+    One,
+}
+
+/// How large a volume is to be, in bytes; 0 is unlimited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Range {
+    pub(crate) required: u64,
+    pub(crate) limit: u64,
+}
+
+/// Where a new volume's content comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    Volume(Id),
+    Snapshot(Id),
+}
+
+/// What a StorageClass says, as far as it is ours.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Parameters {
+    /// Pool's name; `None`: the legacy pool.
+    pub(crate) pool: Option<String>,
+    /// Bytes of a block volume's sector.
+    pub(crate) sector: u32,
+    /// Whether copying is allowed.
+    pub(crate) copy: bool,
+}
+
+fn invalid(message: impl Into<String>) -> Error {
+    Error::new(Kind::Invalid, message)
+}
+
+/// A map within CSI's limit.
+pub(crate) fn bounded(field: &str, map: &HashMap<String, String>) -> Result<()> {
+    let bytes: usize = map.iter().map(|(key, value)| key.len().saturating_add(value.len())).sum();
+    if bytes > MAP_MAX {
+        return Err(invalid(format!("{field} has {bytes} bytes, {MAP_MAX} are allowed")));
+    }
+    Ok(())
+}
+
+impl Parameters {
+    /// Reads a StorageClass's parameters. Keys that are not ours are somebody else's.
+    pub(crate) fn read(map: &HashMap<String, String>) -> Result<Self> {
+        bounded("parameters", map)?;
+        let get = |key: &str| map.get(key).map(String::as_str);
+        let sector = match get(SECTOR) {
+            None => SECTORS[0],
+            Some(text) => text
+                .parse()
+                .ok()
+                .filter(|sector| SECTORS.contains(sector))
+                .ok_or_else(|| invalid(format!("{SECTOR} is 512 or 4096, not {text:?}")))?,
+        };
+        let copy = match get(COPY) {
+            None | Some("false") => false,
+            Some("true") => true,
+            Some(text) => return Err(invalid(format!("{COPY} is true or false, not {text:?}"))),
+        };
+        Ok(Self { pool: get(POOL).filter(|name| !name.is_empty()).map(str::to_owned), sector, copy })
+    }
+}
+
+impl TryFrom<Option<proto::CapacityRange>> for Range {
+    type Error = Error;
+
+    fn try_from(wire: Option<proto::CapacityRange>) -> Result<Self> {
+        let Some(wire) = wire else { return Ok(Self::default()) };
+        let bytes = |field: &str, value: i64| {
+            u64::try_from(value).map_err(|_| invalid(format!("{field} is negative: {value}")))
+        };
+        let range = Self {
+            required: bytes("required_bytes", wire.required_bytes)?,
+            limit: bytes("limit_bytes", wire.limit_bytes)?,
+        };
+        if range.limit != 0 && range.required > range.limit {
+            return Err(Error::new(
+                Kind::OutOfRange,
+                format!("required_bytes {} is above limit_bytes {}", range.required, range.limit),
+            ));
+        }
+        Ok(range)
+    }
+}
+
+impl TryFrom<proto::VolumeContentSource> for Source {
+    type Error = Error;
+
+    fn try_from(wire: proto::VolumeContentSource) -> Result<Self> {
+        use proto::volume_content_source::Type;
+        match wire.r#type {
+            Some(Type::Volume(volume)) => Id::parse("source volume_id", &volume.volume_id).map(Self::Volume),
+            Some(Type::Snapshot(snapshot)) => {
+                Id::parse("source snapshot_id", &snapshot.snapshot_id).map(Self::Snapshot)
+            }
+            None => Err(invalid("volume_content_source says neither volume nor snapshot")),
+        }
+    }
+}
+
+impl TryFrom<proto::VolumeCapability> for Capability {
+    type Error = Error;
+
+    fn try_from(wire: proto::VolumeCapability) -> Result<Self> {
+        let mode = wire.access_mode.ok_or_else(|| invalid("the volume capability has no access mode"))?;
+        let access = match wire.access_type {
+            None => return Err(invalid("the volume capability says neither block nor mount")),
+            Some(AccessType::Block(_)) => Access::Block,
+            Some(AccessType::Mount(mount)) => Access::Mount(mount.try_into()?),
+        };
+        let mode = access_mode::Mode::try_from(mode.mode)
+            .map_err(|_| invalid(format!("there is no access mode {}", mode.mode)))?;
+        Ok(Self { access, mode: mode.try_into()? })
+    }
+}
+
+impl TryFrom<access_mode::Mode> for Mode {
+    type Error = Error;
+
+    fn try_from(wire: access_mode::Mode) -> Result<Self> {
+        use access_mode::Mode as Wire;
+        match wire {
+            Wire::Unknown => Err(invalid("the access mode is unknown")),
+            Wire::SingleNodeWriter
+            | Wire::SingleNodeMultiWriter
+            | Wire::MultiNodeSingleWriter
+            | Wire::MultiNodeMultiWriter => Ok(Self::Many),
+            Wire::SingleNodeReaderOnly | Wire::MultiNodeReaderOnly => Ok(Self::ManyReaders),
+            Wire::SingleNodeSingleWriter => Ok(Self::One),
+        }
+    }
+}
+
+impl TryFrom<proto::volume_capability::MountVolume> for MountOptions {
+    type Error = Error;
+
+    fn try_from(wire: proto::volume_capability::MountVolume) -> Result<Self> {
+        if wire.fs_type.len() > ID_MAX {
+            return Err(invalid("fs_type is longer than 128 bytes"));
+        }
+        if wire.mount_flags.iter().map(String::len).sum::<usize>() > MAP_MAX {
+            return Err(invalid("mount_flags have more than 4 KiB"));
+        }
+        let group = match wire.volume_mount_group.as_str() {
+            "" => None,
+            text => Some(
+                text.parse()
+                    .map_err(|_| invalid(format!("volume_mount_group {text:?} is no number of a group")))?,
+            ),
+        };
+        let mut options = Self { filesystem: wire.fs_type, group, ..Self::default() };
+        for flag in wire.mount_flags.iter().flat_map(|flags| flags.split(',')) {
+            options.take(flag)?;
+        }
+        Ok(options)
+    }
+}
+
+impl MountOptions {
+    /// Takes one option in; a later one goes over an earlier one.
+    fn take(&mut self, flag: &str) -> Result<()> {
+        let (attribute, on) = match flag {
+            "" | "defaults" | "bind" | "rw" => return Ok(()),
+            "ro" => (libc::MOUNT_ATTR_RDONLY, true),
+            "nosuid" => (libc::MOUNT_ATTR_NOSUID, true),
+            "suid" => (libc::MOUNT_ATTR_NOSUID, false),
+            "nodev" => (libc::MOUNT_ATTR_NODEV, true),
+            "dev" => (libc::MOUNT_ATTR_NODEV, false),
+            "noexec" => (libc::MOUNT_ATTR_NOEXEC, true),
+            "exec" => (libc::MOUNT_ATTR_NOEXEC, false),
+            "nosymfollow" => (libc::MOUNT_ATTR_NOSYMFOLLOW, true),
+            "nodiratime" => (libc::MOUNT_ATTR_NODIRATIME, true),
+            "diratime" => (libc::MOUNT_ATTR_NODIRATIME, false),
+            "noatime" | "relatime" | "strictatime" => {
+                // One field of several bits: it is cleared as a whole and set anew.
+                self.clear |= libc::MOUNT_ATTR__ATIME;
+                self.set &= !libc::MOUNT_ATTR__ATIME;
+                self.set |= match flag {
+                    "noatime" => libc::MOUNT_ATTR_NOATIME,
+                    "strictatime" => libc::MOUNT_ATTR_STRICTATIME,
+                    _ => libc::MOUNT_ATTR_RELATIME,
+                };
+                return Ok(());
+            }
+            _ => return Err(invalid(format!("mount option {flag:?} is not known here"))),
+        };
+        if on {
+            self.set |= attribute;
+            self.clear &= !attribute;
+        } else {
+            self.clear |= attribute;
+            self.set &= !attribute;
+        }
+        Ok(())
+    }
+}
+
+/// All of a request's capabilities.
+///
+/// # Errors
+/// [`Kind::Invalid`] when there is none, one makes no sense, or they are block and mount at once.
+pub(crate) fn capabilities(wire: Vec<proto::VolumeCapability>) -> Result<Vec<Capability>> {
+    if wire.is_empty() {
+        return Err(invalid("volume_capabilities are missing"));
+    }
+    let read = wire.into_iter().map(Capability::try_from).collect::<Result<Vec<_>>>()?;
+    let blocks = read.iter().filter(|capability| capability.access == Access::Block).count();
+    if blocks != 0 && blocks != read.len() {
+        return Err(invalid("a volume is block or mount, not both"));
+    }
+    Ok(read)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mount(flags: &[&str], group: &str) -> Result<MountOptions> {
+        MountOptions::try_from(proto::volume_capability::MountVolume {
+            fs_type: "xfs".into(),
+            mount_flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
+            volume_mount_group: group.into(),
+        })
+    }
+
+    #[test]
+    fn mount_options_are_attributes() {
+        let options = mount(&["ro", "nosuid,nodev", "noatime", "dev"], "107").unwrap();
+        assert_eq!(options.set, libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NOATIME);
+        assert_eq!(options.clear, libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR__ATIME);
+        assert_eq!(options.group, Some(107));
+        assert_eq!(mount(&["defaults", ""], "").unwrap().set, 0);
+        for (flags, group) in
+            [(&["context=x"][..], ""), (&["dax"], ""), (&[], "root"), (&[], "-1"), (&[], "4294967296")]
+        {
+            assert_eq!(mount(flags, group).unwrap_err().kind(), Kind::Invalid, "{flags:?} {group}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_checked() {
+        let range = |required_bytes, limit_bytes| {
+            Range::try_from(Some(proto::CapacityRange { required_bytes, limit_bytes })).map_err(|e| e.kind())
+        };
+        assert_eq!(range(5, 0), Ok(Range { required: 5, limit: 0 }));
+        assert_eq!(range(5, 5), Ok(Range { required: 5, limit: 5 }));
+        assert_eq!(range(6, 5), Err(Kind::OutOfRange));
+        assert_eq!(range(-1, 5), Err(Kind::Invalid));
+        assert_eq!(range(0, i64::MIN), Err(Kind::Invalid));
+        assert_eq!(Range::try_from(None).unwrap(), Range::default());
+    }
+
+    #[test]
+    fn parameters_are_bounded_and_foreign_keys_left_alone() {
+        let map =
+            |pairs: &[(&str, &str)]| pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        let read =
+            Parameters::read(&map(&[("storagePool", "fast"), ("overlayCSI", "true"), ("blockSize", "4096")]))
+                .unwrap();
+        assert_eq!(read, Parameters { pool: Some("fast".into()), sector: 4096, copy: false });
+        assert_eq!(Parameters::read(&map(&[])).unwrap().pool, None);
+        let long = "x".repeat(4090);
+        for bad in [[("blockSize", "1024")], [("copy", "yes")], [("x", "y")]] {
+            let mut bad: HashMap<String, String> = map(&bad);
+            if bad.contains_key("x") {
+                bad.insert("longer".into(), long.clone());
+            }
+            assert_eq!(Parameters::read(&bad).unwrap_err().kind(), Kind::Invalid);
+        }
+    }
+
+    #[test]
+    fn block_and_mount_exclude_each_other() {
+        let one = |access_type, mode| proto::VolumeCapability {
+            access_type,
+            access_mode: Some(proto::volume_capability::AccessMode { mode }),
+        };
+        let block = || Some(AccessType::Block(proto::volume_capability::BlockVolume {}));
+        let mount = || Some(AccessType::Mount(proto::volume_capability::MountVolume::default()));
+        assert_eq!(capabilities(vec![one(block(), 1), one(block(), 6)]).unwrap()[1].mode, Mode::One);
+        assert_eq!(capabilities(vec![one(mount(), 5)]).unwrap()[0].mode, Mode::Many);
+        for bad in [
+            vec![],
+            vec![one(block(), 1), one(mount(), 1)],
+            vec![one(None, 1)],
+            vec![one(mount(), 0)],
+            vec![one(mount(), 99)],
+            vec![proto::VolumeCapability { access_type: mount(), access_mode: None }],
+        ] {
+            assert_eq!(capabilities(bad).unwrap_err().kind(), Kind::Invalid);
+        }
+    }
+}

@@ -1,0 +1,330 @@
+//! The `unsafe` calls of the driver: ioctls and two system calls that rustix lacks. Each takes open descriptors and
+//! numbers and gives a result; none decides anything.
+//!
+//! Followed: linux/loop.h, linux/fs.h, linux/dqblk_xfs.h, linux/quota.h, xfs_fs.h, ext4's ioctl.h, mount_setattr(2),
+//! quotactl_fd(2).
+
+#![expect(unsafe_code, reason = "ioctls and raw system calls")]
+
+use std::io;
+use std::mem;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+
+use libc::{c_int, c_ulong, c_void};
+
+const LOOP_CTL_GET_FREE: c_ulong = 0x4C82;
+const LOOP_CONFIGURE: c_ulong = 0x4C0A;
+const LOOP_GET_STATUS64: c_ulong = 0x4C05;
+const LOOP_CLR_FD: c_ulong = 0x4C01;
+const LOOP_SET_CAPACITY: c_ulong = 0x4C07;
+const LO_FLAGS_READ_ONLY: u32 = 1;
+const LO_FLAGS_DIRECT_IO: u32 = 16;
+const FIFREEZE: c_ulong = 0xC004_5877;
+const FITHAW: c_ulong = 0xC004_5878;
+const FS_IOC_FSGETXATTR: c_ulong = 0x801C_581F;
+const FS_IOC_FSSETXATTR: c_ulong = 0x401C_5820;
+const FS_XFLAG_PROJINHERIT: u32 = 0x200;
+const XFS_IOC_FSGROWFSDATA: c_ulong = 0x4010_586E;
+const EXT4_IOC_RESIZE_FS: c_ulong = 0x4008_6610;
+const PRJQUOTA: c_int = 2;
+const Q_XGETQUOTA: c_int = 0x5803;
+const Q_XSETQLIM: c_int = 0x5804;
+const Q_XGETQSTATV: c_int = 0x5808;
+const FS_QSTATV_VERSION1: i8 = 1;
+const FS_QUOTA_PDQ_ENFD: u16 = 1 << 5;
+const FS_DQUOT_VERSION: i8 = 1;
+const FS_PROJ_QUOTA: i8 = 2;
+const FS_DQ_BHARD: u16 = 1 << 3;
+
+/// struct loop_info64.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct LoopInfo {
+    device: u64,
+    inode: u64,
+    rdevice: u64,
+    offset: u64,
+    sizelimit: u64,
+    number: u32,
+    encrypt_type: u32,
+    encrypt_key_size: u32,
+    flags: u32,
+    file_name: [u8; 64],
+    crypt_name: [u8; 64],
+    encrypt_key: [u8; 32],
+    init: [u64; 2],
+}
+
+/// struct loop_config.
+#[repr(C)]
+struct LoopConfig {
+    fd: u32,
+    block_size: u32,
+    info: LoopInfo,
+    reserved: [u64; 8],
+}
+
+/// What a loop device is attached to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LoopState {
+    /// Device number of the backing file's filesystem, as the kernel packs it for user space.
+    pub(crate) device: u64,
+    /// Inode of the backing file.
+    pub(crate) inode: u64,
+    /// Whether writes are refused.
+    pub(crate) read_only: bool,
+    /// Whether the backing file is read and written past the page cache.
+    pub(crate) direct: bool,
+}
+
+/// struct fsxattr.
+#[repr(C)]
+struct FsXattr {
+    xflags: u32,
+    extent_size: u32,
+    extents: u32,
+    project: u32,
+    cow_extent_size: u32,
+    pad: [u8; 8],
+}
+
+/// struct fs_disk_quota. Amounts are units of 512 bytes.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct DiskQuota {
+    version: i8,
+    flags: i8,
+    fieldmask: u16,
+    id: u32,
+    blk_hardlimit: u64,
+    blk_softlimit: u64,
+    ino_hardlimit: u64,
+    ino_softlimit: u64,
+    bcount: u64,
+    icount: u64,
+    itimer: i32,
+    btimer: i32,
+    iwarns: u16,
+    bwarns: u16,
+    itimer_hi: i8,
+    btimer_hi: i8,
+    rtbtimer_hi: i8,
+    padding2: i8,
+    rtb_hardlimit: u64,
+    rtb_softlimit: u64,
+    rtbcount: u64,
+    rtbtimer: i32,
+    rtbwarns: u16,
+    padding3: i16,
+    padding4: [u8; 8],
+}
+
+/// struct fs_qfilestatv.
+#[repr(C)]
+struct QuotaFile {
+    inode: u64,
+    blocks: u64,
+    extents: u32,
+    pad: u32,
+}
+
+/// struct fs_quota_statv.
+#[repr(C)]
+struct QuotaState {
+    version: i8,
+    pad1: u8,
+    flags: u16,
+    incoredqs: u32,
+    user: QuotaFile,
+    group: QuotaFile,
+    project: QuotaFile,
+    btimelimit: i32,
+    itimelimit: i32,
+    rtbtimelimit: i32,
+    bwarnlimit: u16,
+    iwarnlimit: u16,
+    rtbwarnlimit: u16,
+    pad3: u16,
+    pad4: u32,
+    pad2: [u64; 7],
+}
+
+/// struct xfs_growfs_data.
+#[repr(C)]
+struct XfsGrow {
+    blocks: u64,
+    max_inode_percent: u32,
+}
+
+fn check(result: c_int) -> io::Result<c_int> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// An ioctl whose argument is a number, or none.
+fn number(fd: BorrowedFd<'_>, request: c_ulong, argument: c_ulong) -> io::Result<c_int> {
+    // SAFETY: the kernel takes the argument of these requests as a number and touches no memory of ours.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), request, argument) })
+}
+
+/// An ioctl whose argument is a struct that the kernel reads, fills, or both.
+fn structure<T>(fd: BorrowedFd<'_>, request: c_ulong, argument: &mut T) -> io::Result<c_int> {
+    // SAFETY: `argument` is exclusively ours, has the layout of the request's struct (repr(C), all fields plain
+    // numbers), and lives through the call.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), request, std::ptr::from_mut(argument)) })
+}
+
+/// Zeroes as a `T`, for the structs above.
+fn zeroed<T>() -> T {
+    // SAFETY: only used with the structs of this file, which are plain numbers and arrays of them.
+    unsafe { mem::zeroed() }
+}
+
+/// The number of a loop device that nothing is attached to; another process may take it before we do.
+pub(crate) fn loop_free(control: BorrowedFd<'_>) -> io::Result<u32> {
+    number(control, LOOP_CTL_GET_FREE, 0).map(c_int::unsigned_abs)
+}
+
+/// Attaches `file` to the loop device `device` in one step. EBUSY when somebody was faster.
+pub(crate) fn loop_configure(
+    device: BorrowedFd<'_>,
+    file: BorrowedFd<'_>,
+    block_size: u32,
+    read_only: bool,
+    direct: bool,
+) -> io::Result<()> {
+    let mut config: LoopConfig = zeroed();
+    config.fd = file.as_raw_fd().unsigned_abs();
+    config.block_size = block_size;
+    config.info.flags =
+        if read_only { LO_FLAGS_READ_ONLY } else { 0 } | if direct { LO_FLAGS_DIRECT_IO } else { 0 };
+    structure(device, LOOP_CONFIGURE, &mut config).map(drop)
+}
+
+/// What a loop device is attached to; `None` when to nothing.
+pub(crate) fn loop_state(device: BorrowedFd<'_>) -> io::Result<Option<LoopState>> {
+    let mut info: LoopInfo = zeroed();
+    match structure(device, LOOP_GET_STATUS64, &mut info) {
+        Ok(_) => Ok(Some(LoopState {
+            device: info.device,
+            inode: info.inode,
+            read_only: info.flags & LO_FLAGS_READ_ONLY != 0,
+            direct: info.flags & LO_FLAGS_DIRECT_IO != 0,
+        })),
+        Err(error) if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Takes the backing file's size anew.
+pub(crate) fn loop_set_capacity(device: BorrowedFd<'_>) -> io::Result<()> {
+    number(device, LOOP_SET_CAPACITY, 0).map(drop)
+}
+
+/// Detaches; while somebody has the device open, it happens when the last one closes it.
+pub(crate) fn loop_clear(device: BorrowedFd<'_>) -> io::Result<()> {
+    match number(device, LOOP_CLR_FD, 0) {
+        Ok(_) => Ok(()),
+        Err(error) if error.raw_os_error() == Some(libc::ENXIO) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Sets and clears MOUNT_ATTR_* flags of one mount, all at once.
+pub(crate) fn mount_setattr(mount: BorrowedFd<'_>, set: u64, clear: u64) -> io::Result<()> {
+    let attributes = libc::mount_attr { attr_set: set, attr_clr: clear, propagation: 0, userns_fd: 0 };
+    // SAFETY: the path is a static C string, the struct lives through the call and its size is passed with it.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            mount.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            std::ptr::from_ref(&attributes),
+            mem::size_of::<libc::mount_attr>(),
+        )
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Holds back all writes to the filesystem of `fd`, after everything dirty has reached its device.
+pub(crate) fn freeze(fd: BorrowedFd<'_>) -> io::Result<()> {
+    number(fd, FIFREEZE, 0).map(drop)
+}
+
+/// Lets writes on again.
+pub(crate) fn thaw(fd: BorrowedFd<'_>) -> io::Result<()> {
+    number(fd, FITHAW, 0).map(drop)
+}
+
+/// Gives a folder a project id that everything made in it inherits.
+pub(crate) fn set_project(folder: BorrowedFd<'_>, project: u32) -> io::Result<()> {
+    let mut attributes: FsXattr = zeroed();
+    structure(folder, FS_IOC_FSGETXATTR, &mut attributes)?;
+    attributes.project = project;
+    attributes.xflags |= FS_XFLAG_PROJINHERIT;
+    structure(folder, FS_IOC_FSSETXATTR, &mut attributes).map(drop)
+}
+
+fn quotactl(fd: RawFd, command: c_int, id: u32, argument: *mut c_void) -> io::Result<()> {
+    let command = command.wrapping_shl(8) | (PRJQUOTA & 0xff);
+    // SAFETY: every caller passes a struct of the command's layout that is exclusively its own and lives on.
+    let result = unsafe { libc::syscall(libc::SYS_quotactl_fd, fd, command, id, argument) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Whether the filesystem of `fd` enforces project quota.
+pub(crate) fn project_quota_enforced(fd: BorrowedFd<'_>) -> bool {
+    let mut state: QuotaState = zeroed();
+    state.version = FS_QSTATV_VERSION1;
+    quotactl(fd.as_raw_fd(), Q_XGETQSTATV, 0, std::ptr::from_mut(&mut state).cast()).is_ok()
+        && state.flags & FS_QUOTA_PDQ_ENFD != 0
+}
+
+/// Limits a project to `bytes`, rounded up to 512; 0 lifts the limit.
+pub(crate) fn limit_project(fd: BorrowedFd<'_>, project: u32, bytes: u64) -> io::Result<()> {
+    let mut quota: DiskQuota = zeroed();
+    quota.version = FS_DQUOT_VERSION;
+    quota.flags = FS_PROJ_QUOTA;
+    quota.id = project;
+    quota.fieldmask = FS_DQ_BHARD;
+    quota.blk_hardlimit = bytes.div_ceil(512);
+    quotactl(fd.as_raw_fd(), Q_XSETQLIM, project, std::ptr::from_mut(&mut quota).cast())
+}
+
+/// Bytes that a project uses; `None` when the filesystem has never heard of it.
+pub(crate) fn project_usage(fd: BorrowedFd<'_>, project: u32) -> io::Result<Option<u64>> {
+    let mut quota: DiskQuota = zeroed();
+    quota.version = FS_DQUOT_VERSION;
+    match quotactl(fd.as_raw_fd(), Q_XGETQUOTA, project, std::ptr::from_mut(&mut quota).cast()) {
+        Ok(()) => Ok(Some(quota.bcount.saturating_mul(512))),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Grows a mounted XFS to `blocks` of its block size.
+pub(crate) fn grow_xfs(mount: BorrowedFd<'_>, blocks: u64) -> io::Result<()> {
+    let mut grow = XfsGrow { blocks, max_inode_percent: 25 };
+    structure(mount, XFS_IOC_FSGROWFSDATA, &mut grow).map(drop)
+}
+
+/// Grows a mounted ext4 to `blocks` of its block size.
+pub(crate) fn grow_ext4(mount: BorrowedFd<'_>, mut blocks: u64) -> io::Result<()> {
+    structure(mount, EXT4_IOC_RESIZE_FS, &mut blocks).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sizes as in the kernel's headers; the ioctl numbers that carry a size carry these.
+    #[test]
+    fn structs_have_the_kernels_sizes() {
+        assert_eq!(mem::size_of::<LoopInfo>(), 232);
+        assert_eq!(mem::size_of::<LoopConfig>(), 304);
+        assert_eq!(mem::size_of::<FsXattr>(), 28);
+        assert_eq!(mem::size_of::<DiskQuota>(), 112);
+        assert_eq!(mem::size_of::<QuotaState>(), 160);
+        assert_eq!(mem::size_of::<XfsGrow>(), 16);
+    }
+}
