@@ -158,11 +158,15 @@ impl Pool {
             trash::sweep(&open)?;
         }
         scan::load(&open)?;
+        let (volumes, snapshots) = {
+            let book = open.known.book();
+            (book.volumes.len(), book.snapshots.len())
+        };
         tracing::info!(
             pool = self.config.name,
             path = %self.config.path.display(),
-            volumes = open.known.book().volumes.len(),
-            snapshots = open.known.book().snapshots.len(),
+            volumes,
+            snapshots,
             shares_blocks = open.known.sharing,
             enforced = ?open.enforce(),
             read_only = mark.read_only,

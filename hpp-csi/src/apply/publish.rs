@@ -204,7 +204,8 @@ impl Driver {
     pub(crate) fn stats(&self, id: &Id, path: &str) -> Result<Stats> {
         let (open, volume) = self.need_volume(id)?;
         let absent = || Error::new(Kind::NotFound, format!("volume {id} is not at {path}"));
-        let (folder, name) = folder::split("volume_path", path)?.ok_or_else(absent)?;
+        // A path that cannot be one is a path at which the volume is not.
+        let (folder, name) = folder::split("volume_path", path).unwrap_or(None).ok_or_else(absent)?;
         let place = mounts::look(&folder, &name)?.ok_or_else(absent)?;
         if !place.mounted || at_target(&open, &volume, place)? == AtTarget::Foreign {
             return Err(absent());

@@ -1,0 +1,115 @@
+//! csi-sanity, the judge of CSI drivers, against the built driver: mount and block, on filesystems that share blocks and
+//! on such that do not. What it skips is listed here with the reason; anything else that is skipped fails.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use support::place::{Place, loops, mounts};
+use support::{Driver, GIB, pool};
+
+/// Of a 1.13 suite: calls that 1.12 does not have.
+const NEWER: &[&str] =
+    &["GetVolumeHealth", "ListVolumeHealth", "NodeGetStorageHealth", "creating a snapshot with accessibility requirements"];
+/// A volume is on its node already: there is nothing to attach, and these calls do not exist.
+const ATTACHING: &[&str] = &["ControllerPublishVolume", "ControllerUnpublishVolume", "volume lifecycle"];
+/// Disabled in the suite itself.
+const DISABLED: &[&str] = &["ListVolumes pagination"];
+/// Not offered yet.
+const LATER: &[&str] = &["GroupController", "ModifyVolume", "volume attribute class"];
+/// Without shared blocks there are no snapshots and no clones.
+const SHARING: &[&str] = &[
+    "DeleteSnapshot",
+    "CreateSnapshot",
+    "ListSnapshots",
+    "GetSnapshot",
+    "from an existing source snapshot",
+    "source snapshot is not found",
+    "from an existing source volume",
+    "source volume is not found",
+];
+
+/// Runs the suite; gives how many cases ran.
+fn judge(filesystem: &str, access: &str, more: &str, skipped: &[&[&str]]) {
+    let place = Place::new(filesystem, 6 * GIB);
+    let run = place.beside("run");
+    let driver =
+        Driver::start(&run, "node1", &format!("[{}]", pool("legacy", &place.pool(), more)), &["--single-node"]);
+    let targets = place.beside("targets");
+    let report = place.beside("report").join("junit.xml");
+    let output = Command::new(judge_program())
+        .current_dir(&targets)
+        .arg("-csi.endpoint")
+        .arg(driver.socket())
+        .arg("-csi.mountdir")
+        .arg(targets.join("target"))
+        .arg("-csi.stagingdir")
+        .arg(targets.join("staging"))
+        .args(["-csi.testvolumesize", "419430400", "-csi.testvolumeexpandsize", "838860800"])
+        .args(["-csi.testvolumeaccesstype", access])
+        .arg(format!("-ginkgo.junit-report={}", report.display()))
+        .args(["-ginkgo.no-color", "-ginkgo.timeout=2m"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}");
+    let mut passed = 0;
+    for case in fs::read_to_string(&report).unwrap().lines().filter(|line| line.contains("<testcase ")) {
+        let name = case.split("name=\"").nth(1).unwrap().split('"').next().unwrap();
+        let skip = case.contains("status=\"skipped\"") || case.contains("status=\"pending\"");
+        let expected = skipped.iter().copied().flatten().any(|part| name.contains(part));
+        assert_eq!(skip, expected, "{filesystem} {access}: {name}");
+        passed += u32::from(!skip && name.starts_with("[It]"));
+    }
+    println!("{filesystem} {access}: {passed} cases pass");
+    assert!(passed > 40, "{said}");
+    assert_eq!(mounts(&targets), [] as [PathBuf; 0], "nothing stays mounted");
+    assert_eq!(loops(&place.pool()), [] as [String; 0], "no device stays attached");
+    assert_eq!(driver.stop(), Some(0));
+}
+
+fn judge_program() -> PathBuf {
+    let home = std::env::var("HOME").unwrap();
+    let program = PathBuf::from(home).join(".cache/ferrovirt/peers/csi-sanity");
+    assert!(program.exists(), "{} is missing: `make peers` builds it", program.display());
+    program
+}
+
+#[test]
+fn mount_volumes_on_xfs() {
+    judge("xfs", "mount", "", &[NEWER, ATTACHING, DISABLED, LATER]);
+}
+
+#[test]
+fn block_volumes_on_xfs() {
+    judge("xfs", "block", "", &[NEWER, ATTACHING, DISABLED, LATER]);
+}
+
+#[test]
+fn mount_volumes_with_filesystems_of_their_own_on_xfs() {
+    judge("xfs", "mount", r#","enforce":"loop""#, &[NEWER, ATTACHING, DISABLED, LATER]);
+}
+
+#[test]
+fn mount_volumes_on_ext4() {
+    judge("ext4", "mount", "", &[NEWER, ATTACHING, DISABLED, LATER, SHARING]);
+}
+
+#[test]
+fn block_volumes_on_ext4() {
+    judge("ext4", "block", "", &[NEWER, ATTACHING, DISABLED, LATER, SHARING]);
+}
+
+#[test]
+fn mount_volumes_on_tmpfs() {
+    judge("tmpfs", "mount", "", &[NEWER, ATTACHING, DISABLED, LATER, SHARING]);
+}
+
+#[test]
+fn block_volumes_on_tmpfs() {
+    judge("tmpfs", "block", "", &[NEWER, ATTACHING, DISABLED, LATER, SHARING]);
+}
