@@ -373,7 +373,8 @@ impl Open<'_> {
     /// The snapshot `id`, if it is here.
     pub(crate) fn snapshot(&self, id: &Id) -> Result<Option<Snapshot>> {
         let Some(snapshots) = self.snapshots()? else { return Ok(None) };
-        let Some(folder) = snapshots.stat(id)?.filter(is_folder).and(snapshots.open(id)?) else {
+        let there = snapshots.stat(id)?.is_some_and(|stat| is_folder(&stat));
+        let Some(folder) = (if there { snapshots.open(id)? } else { None }) else {
             self.known.book().snapshots.remove(id);
             return Ok(None);
         };

@@ -13,8 +13,12 @@ use support::place::{Place, loops, mounts};
 use support::{Driver, GIB, pool};
 
 /// Of a 1.13 suite: calls that 1.12 does not have.
-const NEWER: &[&str] =
-    &["GetVolumeHealth", "ListVolumeHealth", "NodeGetStorageHealth", "creating a snapshot with accessibility requirements"];
+const NEWER: &[&str] = &[
+    "GetVolumeHealth",
+    "ListVolumeHealth",
+    "NodeGetStorageHealth",
+    "creating a snapshot with accessibility requirements",
+];
 /// A volume is on its node already: there is nothing to attach, and these calls do not exist.
 const ATTACHING: &[&str] = &["ControllerPublishVolume", "ControllerUnpublishVolume", "volume lifecycle"];
 /// Disabled in the suite itself.
@@ -37,8 +41,12 @@ const SHARING: &[&str] = &[
 fn judge(filesystem: &str, access: &str, more: &str, skipped: &[&[&str]]) {
     let place = Place::new(filesystem, 6 * GIB);
     let run = place.beside("run");
-    let driver =
-        Driver::start(&run, "node1", &format!("[{}]", pool("legacy", &place.pool(), more)), &["--single-node"]);
+    let driver = Driver::start(
+        &run,
+        "node1",
+        &format!("[{}]", pool("legacy", &place.pool(), more)),
+        &["--single-node"],
+    );
     let targets = place.beside("targets");
     let report = place.beside("report").join("junit.xml");
     let output = Command::new(judge_program())
@@ -73,8 +81,9 @@ fn judge(filesystem: &str, access: &str, more: &str, skipped: &[&[&str]]) {
 }
 
 fn judge_program() -> PathBuf {
-    let home = std::env::var("HOME").unwrap();
-    let program = PathBuf::from(home).join(".cache/ferrovirt/peers/csi-sanity");
+    let folder = std::env::var_os("FERROVIRT_PEERS")
+        .expect("FERROVIRT_PEERS names the folder of csi-sanity; `make test` sets it and builds what is in it");
+    let program = PathBuf::from(folder).join("csi-sanity");
     assert!(program.exists(), "{} is missing: `make peers` builds it", program.display());
     program
 }

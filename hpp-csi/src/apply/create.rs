@@ -67,9 +67,8 @@ impl Driver {
         let pool = self.pool(request.parameters.pool.as_deref())?;
         let _guard = self.locks.take(Thing::Volume(request.id.clone()))?;
         // No room is what it comes to: the claim may go to a node whose pool is there.
-        let open = pool.open().map_err(|error| match error.kind() {
-            Kind::NotReady => error.as_kind(Kind::Exhausted),
-            _ => error,
+        let open = pool.open().map_err(|error| {
+            if error.kind() == Kind::NotReady { error.as_kind(Kind::Exhausted) } else { error }
         })?;
         let shape = shape(&open, request)?;
         let found = self.found(&open, &request.id)?;
@@ -103,11 +102,15 @@ impl Driver {
                 let promise = promise(&open, size)?;
                 let record = Record {
                     source: request.source.as_ref().map(RecordSource::of),
-                    sector: content.as_ref().map_or(wanted.sector, |content| content.sector),
+                    sector: match (&content, shape) {
+                        (Some(content), _) => content.sector,
+                        (None, Shape::Loop) => image::SECTOR,
+                        (None, Shape::Folder | Shape::Block) => wanted.sector,
+                    },
                     inline: request.inline,
                     ..Record::new(shape, size)
                 };
-                make(&open, request, record, content)?;
+                make(&open, request, record, content.as_ref())?;
                 drop(promise);
                 tracing::info!(volume = %request.id, pool = pool.config.name, bytes = size, ?shape, "volume is made");
             }
@@ -275,7 +278,7 @@ pub(crate) fn promise(open: &Open<'_>, bytes: u64) -> Result<Promise> {
 }
 
 /// Makes the volume; on failure nothing of it is left.
-fn make(open: &Open<'_>, request: &Request, mut record: Record, content: Option<Content>) -> Result<()> {
+fn make(open: &Open<'_>, request: &Request, mut record: Record, content: Option<&Content>) -> Result<()> {
     let id = &request.id;
     let tmp = open.tmp()?;
     let name = super::volume_in_tmp(id);
@@ -317,7 +320,7 @@ fn build(
     name: &str,
     request: &Request,
     record: &mut Record,
-    content: Option<Content>,
+    content: Option<&Content>,
 ) -> Result<()> {
     match record.shape {
         Shape::Folder => {
@@ -327,20 +330,20 @@ fn build(
             if open.enforce() == Some(Enforce::Quota) {
                 record.project = Some(limit(open, &folder, &request.id, record.capacity)?);
             }
-            if let Some(Content { from: From::Folder(from), how, .. }) = &content {
+            if let Some(Content { from: From::Folder(from), how, .. }) = content {
                 tree::clone(from, &folder, *how)?;
             }
             folder.sync()
         }
         Shape::Block => {
             let file = tree::new_file(tmp, name)?;
-            fill(&file, record.capacity, content.as_ref())
+            fill(&file, record.capacity, content)
         }
         Shape::Loop => {
             tmp.make(name, 0o700)?;
             let folder = tmp.need(name)?;
             let file = tree::new_file(&folder, IMAGE)?;
-            fill(&file, record.capacity, content.as_ref())?;
+            fill(&file, record.capacity, content)?;
             if content.is_none() {
                 let filesystem =
                     request.capabilities.iter().find_map(|capability| match &capability.access {

@@ -12,6 +12,8 @@ use crate::pool::tree::{self, How};
 use crate::record::Shape;
 use crate::sys;
 
+/// Bytes of a sector under a filesystem of ours. With smaller ones there is no direct I/O on files that share blocks.
+pub(super) const SECTOR: u32 = 4096;
 /// Below this mkfs.xfs refuses.
 const XFS_MIN: u64 = 300 << 20;
 
@@ -52,10 +54,11 @@ impl Filesystem {
 
 /// Makes a filesystem in an empty file: what is asked for, XFS when nothing is, ext4 when it is too small for XFS.
 pub(super) fn format(file: &File, asked: &str, size: u64) -> Result<()> {
+    const EXT4: &[&str] = &["-q", "-F", "-b", "4096", "-E", "lazy_itable_init=1,nodiscard"];
     let (program, arguments): (_, &[&str]) = match asked {
-        "ext4" => ("mkfs.ext4", &["-q", "-F", "-E", "lazy_itable_init=1,nodiscard"]),
-        "" | "xfs" if size < XFS_MIN => ("mkfs.ext4", &["-q", "-F", "-E", "lazy_itable_init=1,nodiscard"]),
-        "" | "xfs" => ("mkfs.xfs", &["-q", "-f", "-K"]),
+        "ext4" => ("mkfs.ext4", EXT4),
+        "" | "xfs" if size < XFS_MIN => ("mkfs.ext4", EXT4),
+        "" | "xfs" => ("mkfs.xfs", &["-q", "-f", "-K", "-s", "size=4096"]),
         other => {
             return Err(Error::new(
                 Kind::Invalid,

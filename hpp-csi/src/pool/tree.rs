@@ -82,14 +82,14 @@ fn next(dir: &mut Dir, folder: &Folder) -> Result<Option<(OsString, FileType)>> 
             continue;
         }
         let name = OsStr::from_bytes(name).to_os_string();
-        let kind = match entry.file_type() {
-            FileType::Unknown => match statat(folder, &name, AtFlags::SYMLINK_NOFOLLOW) {
+        let mut kind = entry.file_type();
+        if kind == FileType::Unknown {
+            kind = match statat(folder, &name, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(stat) => FileType::from_raw_mode(stat.st_mode),
                 Err(Errno::NOENT) => continue,
                 Err(error) => return Err(failed("look into", folder, error)),
-            },
-            known => known,
-        };
+            };
+        }
         return Ok(Some((name, kind)));
     }
     Ok(None)
@@ -470,14 +470,17 @@ fn hand_over(file: BorrowedFd<'_>, group: u32, bits: u32) -> Result<()> {
 /// Copies extended attributes, access lists among them.
 fn copy_xattrs(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<()> {
     let io = |error: Errno| Error::io("copy extended attributes", error);
-    let mut none: [u8; 0] = [];
-    match flistxattr(from, &mut none) {
-        Ok(0) | Err(Errno::OPNOTSUPP) => return Ok(()),
-        Ok(_) => {}
-        Err(error) => return Err(io(error)),
+    let mut names = vec![0; 1024];
+    let mut length = flistxattr(from, &mut names);
+    if length == Err(Errno::RANGE) {
+        names.resize(XATTR_MAX, 0);
+        length = flistxattr(from, &mut names);
     }
-    let mut names = vec![0; XATTR_MAX];
-    let length = flistxattr(from, &mut names).map_err(io)?;
+    let length = match length {
+        Ok(0) | Err(Errno::OPNOTSUPP) => return Ok(()),
+        Ok(length) => length,
+        Err(error) => return Err(io(error)),
+    };
     let mut value = vec![0; XATTR_MAX];
     for name in
         names.get(..length).unwrap_or_default().split(|byte| *byte == 0).filter(|name| !name.is_empty())

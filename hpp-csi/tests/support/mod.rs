@@ -3,6 +3,7 @@
 
 #![allow(dead_code, reason = "each test binary uses its part of this module")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failure here is a failed test")]
+#![allow(clippy::print_stderr, reason = "what a failed test shows")]
 
 pub(crate) mod place;
 
@@ -15,7 +16,9 @@ use std::time::{Duration, Instant};
 use hpp_csi::proto::controller_client::ControllerClient;
 use hpp_csi::proto::identity_client::IdentityClient;
 use hpp_csi::proto::node_client::NodeClient;
-use hpp_csi::proto::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume, access_mode::Mode};
+use hpp_csi::proto::volume_capability::{
+    AccessMode, AccessType, BlockVolume, MountVolume, access_mode::Mode,
+};
 use hpp_csi::proto::volume_content_source::{SnapshotSource, Type, VolumeSource};
 use hpp_csi::proto::*;
 use hyper_util::rt::TokioIo;
@@ -120,7 +123,8 @@ macro_rules! call {
 
 impl Client {
     pub(crate) fn new(socket: &Path) -> Self {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let socket = socket.to_path_buf();
         let connect = tower::service_fn(move |_| {
             let socket = socket.clone();
@@ -179,8 +183,11 @@ impl Client {
 
     /// Takes a snapshot and gives it.
     pub(crate) fn snapshot(&self, name: &str, source: &str) -> Snapshot {
-        let request =
-            CreateSnapshotRequest { name: name.into(), source_volume_id: source.into(), ..Default::default() };
+        let request = CreateSnapshotRequest {
+            name: name.into(),
+            source_volume_id: source.into(),
+            ..Default::default()
+        };
         self.create_snapshot(request).unwrap().snapshot.unwrap()
     }
 
@@ -232,10 +239,7 @@ pub(crate) fn block() -> VolumeCapability {
 }
 
 pub(crate) fn capability(mode: Mode, access_type: AccessType) -> VolumeCapability {
-    VolumeCapability {
-        access_mode: Some(AccessMode { mode: mode.into() }),
-        access_type: Some(access_type),
-    }
+    VolumeCapability { access_mode: Some(AccessMode { mode: mode.into() }), access_type: Some(access_type) }
 }
 
 /// A CreateVolume of `bytes` in the legacy pool.
@@ -301,8 +305,10 @@ pub(crate) fn eventually(what: &str, done: impl Fn() -> bool) {
 
 /// Names in a folder, in order.
 pub(crate) fn names(folder: &Path) -> Vec<String> {
-    let mut names: Vec<String> =
-        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let mut names: Vec<String> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
     names.sort();
     names
 }

@@ -1,0 +1,147 @@
+//! Pools that go away, come back, are another than they were, or cannot be written: what is told, and that nothing lands on
+//! the disk below.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::fs;
+
+use hpp_csi::proto::*;
+use support::place::Place;
+use support::{Client, Driver, GIB, MIB, eventually, mount, names, pool, publish, refused, volume};
+use tonic::Code;
+
+fn one_pool(place: &Place) -> (Driver, Client) {
+    let driver = Driver::start(
+        &place.beside("run"),
+        "node1",
+        &format!("[{}]", pool("legacy", &place.pool(), "")),
+        &[],
+    );
+    let client = driver.client();
+    (driver, client)
+}
+
+/// What every call says while the pool is away, and that nothing is written below.
+fn is_away(client: &Client, place: &Place) {
+    let (code, message) = refused(client.create_volume(volume("new", MIB, mount())));
+    assert_eq!(code, Code::ResourceExhausted, "another node may have room: {message}");
+    assert!(message.contains("legacy") && message.contains("not mounted"), "{message}");
+    let path = place.beside("pods").join("v");
+    let (code, message) = refused(client.node_publish_volume(publish("v", &path, &path, mount())));
+    assert_eq!(code, Code::FailedPrecondition, "{message}");
+    let request = DeleteVolumeRequest { volume_id: "v".into(), ..Default::default() };
+    assert_eq!(
+        refused(client.delete_volume(request)).0,
+        Code::FailedPrecondition,
+        "it is not gone, only away"
+    );
+    assert_eq!(refused(client.list_volumes(ListVolumesRequest::default())).0, Code::FailedPrecondition);
+    assert_eq!(client.available(), 0);
+    assert_eq!(client.probe(ProbeRequest {}).unwrap().ready, Some(true), "a restart would not help");
+    assert_eq!(names(&place.pool()), [] as [String; 0], "nothing is written below the mount point");
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_pool_that_is_not_mounted_is_not_ready() {
+    let place = Place::new("xfs", GIB);
+    let (driver, client) = one_pool(&place);
+    client.create(volume("v", MIB, mount()));
+    fs::write(place.pool().join("v/file"), "kept").unwrap();
+    // No descriptor is kept: the filesystem can be unmounted under the driver.
+    place.take_away();
+    is_away(&client, &place);
+    place.put_back();
+    assert_eq!(client.volumes(), ["v"], "back without a restart");
+    client.create(volume("new", MIB, mount()));
+    drop((client, driver));
+
+    place.take_away();
+    let (_driver, client) = one_pool(&place);
+    is_away(&client, &place);
+    place.put_back();
+    assert_eq!(client.volumes(), ["new", "v"]);
+    assert_eq!(fs::read_to_string(place.pool().join("v/file")).unwrap(), "kept");
+}
+
+#[test]
+fn another_filesystem_in_its_place_is_not_the_pool() {
+    let (place, other) = (Place::new("ext4", GIB), Place::new("ext4", GIB));
+    drop(one_pool(&place));
+    drop(one_pool(&other));
+    place.take_away();
+    support::place::run("mount", &["--bind", other.pool().to_str().unwrap(), place.pool().to_str().unwrap()]);
+    let (_driver, client) = one_pool(&place);
+    let (code, message) = refused(client.create_volume(volume("v", MIB, mount())));
+    assert_eq!(code, Code::ResourceExhausted);
+    assert!(message.contains("another pool") && message.contains("hpp-csi-pools.json"), "{message}");
+    assert_eq!(names(&other.pool()), [".hpp-csi", "lost+found"]);
+}
+
+#[test]
+fn a_read_only_pool_serves_what_it_holds() {
+    let place = Place::new("ext4", GIB);
+    let (_driver, client) = one_pool(&place);
+    client.create(volume("v", MIB, mount()));
+    fs::write(place.pool().join("v/file"), "kept").unwrap();
+    place.remount("ro");
+    let (code, _) = refused(client.create_volume(volume("new", MIB, mount())));
+    assert!(matches!(code, Code::FailedPrecondition | Code::ResourceExhausted), "{code:?}");
+    assert_eq!(client.available(), 0);
+    let path = place.beside("pods").join("v");
+    client.node_publish_volume(publish("v", &path, &path, mount())).unwrap();
+    assert_eq!(fs::read_to_string(path.join("file")).unwrap(), "kept");
+    let list = client.list_volumes(ListVolumesRequest::default()).unwrap();
+    let condition = list.entries[0].status.clone().unwrap().volume_condition.unwrap();
+    assert!(condition.abnormal && condition.message.contains("read-only"), "{condition:?}");
+    client.unpublish("v", &path);
+    place.remount("rw");
+    client.create(volume("new", MIB, mount()));
+}
+
+#[test]
+fn a_full_pool_says_so_and_recovers() {
+    let place = Place::new("ext4", GIB);
+    let (_driver, client) = one_pool(&place);
+    client.create(volume("v", 100 * MIB, mount()));
+    let hog = place.pool().join("v/hog");
+    let free = place.free();
+    support::place::run("fallocate", &["-l", &(free - (40 << 20)).to_string(), hog.to_str().unwrap()]);
+    let (code, message) = refused(client.create_volume(volume("new", MIB, mount())));
+    assert_eq!(code, Code::ResourceExhausted);
+    assert!(message.contains("reserved"), "{message}");
+    let list = client.list_volumes(ListVolumesRequest::default()).unwrap();
+    let condition = list.entries[0].status.clone().unwrap().volume_condition.unwrap();
+    assert!(condition.abnormal && condition.message.contains("nearly full"), "{condition:?}");
+    client.delete("v");
+    eventually("what was deleted is removed", || place.free() + (20 << 20) > free);
+    client.create(volume("new", MIB, mount()));
+}
+
+#[test]
+fn what_a_crash_leaves_is_swept() {
+    let place = Place::new("xfs", GIB);
+    let (driver, client) = one_pool(&place);
+    client.create(volume("v", MIB, mount()));
+    drop(client);
+    driver.kill();
+    let own = place.pool().join(".hpp-csi");
+    fs::create_dir(own.join("tmp/node1/v.half")).unwrap();
+    fs::write(own.join("tmp/node1/v.half/file"), "half").unwrap();
+    fs::write(own.join("tmp/node1/r.half"), "{").unwrap();
+    fs::copy(own.join("volumes/v.json"), own.join("volumes/half.json")).unwrap();
+    fs::write(own.join("snapshots/half.json"), "{}").unwrap();
+    let mut deep = own.join("trash/node1/deep");
+    for _ in 0..300 {
+        fs::create_dir(&deep).unwrap();
+        deep.push("folder");
+    }
+    let (_driver, client) = one_pool(&place);
+    assert_eq!(client.volumes(), ["v"]);
+    eventually("nothing is left", || names(&own.join("trash/node1")).is_empty());
+    assert_eq!(names(&own.join("tmp/node1")), [] as [String; 0]);
+    assert_eq!(names(&own.join("volumes")), ["v.json"]);
+    assert_eq!(names(&own.join("snapshots")), [] as [String; 0]);
+}
