@@ -59,6 +59,7 @@ deps:
 # One package at a time: features are then those the program asked for, not the union of the workspace.
 build: deps server cni
 	cargo build --release --locked -p importer
+	cargo build --release --locked -p hpp-csi
 
 server: deps
 	RUSTFLAGS='-C target-feature=+crt-static' cargo build --release --locked --target $(TRIPLE) -p cdi-containerimage-server

@@ -41,6 +41,7 @@ const NEVER_LINKED: &[(&str, &[&str])] = &[
     ("cdi-containerimage-server", &["disk-image", "reqwest", "rustls", "clap", "kube", "tonic"]),
     ("uploadserver", &["kube", "kube-core", "k8s-openapi", "tonic", "reqwest"]),
     ("cni", &["tokio", "hyper", "kube", "tonic"]),
+    ("hpp-csi", &["kube", "kube-core", "k8s-openapi", "reqwest", "disk-image", "nix"]),
     ("macpool", &["tonic"]),
     ("operator", &["tonic"]),
     ("virt-node", &["tonic"]),

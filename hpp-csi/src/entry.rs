@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -82,6 +82,7 @@ fn serve(config: Config) -> Result<()> {
 async fn answer(driver: Arc<Driver>, socket: &Path, mut stopped: watch::Receiver<bool>) -> Result<()> {
     let listener =
         listen(socket).map_err(|error| Error::io(format!("listen on {}", socket.display()), error))?;
+    let ours = inode(socket).unwrap_or(0);
     tracing::info!(socket = %socket.display(), node = %driver.config.node, driver = driver.config.driver, "serving CSI");
     let identity = IdentityServer::new(IdentityService { driver: driver.clone() });
     let controller = ControllerServer::new(ControllerService { driver: driver.clone() });
@@ -95,8 +96,15 @@ async fn answer(driver: Arc<Driver>, socket: &Path, mut stopped: watch::Receiver
             drop(stopped.wait_for(|stopped| *stopped).await);
         })
         .await;
-    drop(std::fs::remove_file(socket));
+    // Another driver may be serving in our place already.
+    if inode(socket).is_some_and(|now| now == ours) {
+        drop(std::fs::remove_file(socket));
+    }
     served.map_err(|error| Error::io("serve CSI", io::Error::other(error)))
+}
+
+fn inode(path: &Path) -> Option<u64> {
+    std::fs::symlink_metadata(path).ok().map(|metadata| metadata.ino())
 }
 
 /// Listens on a socket that only its owner may use. It appears with these rights, in the place of what a process before

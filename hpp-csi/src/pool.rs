@@ -27,6 +27,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{AtFlags, OFlags, StatVfs, StatVfsMountFlags, StatxFlags, fstatvfs, statx};
 
+use crate::apply::image;
 use crate::config::{Enforce, PoolConfig};
 use crate::error::{Error, Kind, Result};
 use crate::folder::{Folder, is_file, is_folder};
@@ -155,6 +156,7 @@ impl Pool {
         };
         let open = Open { pool: self, known: Arc::new(known), root, own, numbers };
         if !mark.read_only {
+            image::thaw_left(&open)?;
             trash::sweep(&open)?;
         }
         scan::load(&open)?;

@@ -224,3 +224,25 @@ fn a_snapshot_of_a_mounted_filesystem_is_of_one_moment() {
     client.unstage("v", &staging);
     assert!(!driver.log().contains("page cache"), "direct I/O works on files that share blocks");
 }
+
+#[test]
+fn a_filesystem_that_a_killed_driver_held_still_goes_on() {
+    let place = Place::new("xfs", 4 * GIB);
+    let (driver, client) = one_pool(&place, r#","enforce":"loop""#);
+    let (staging, target) = (place.beside("s").join("globalmount"), place.beside("t").join("mount"));
+    client.create(volume("v", 400 * MIB, mount()));
+    client.node_stage_volume(support::stage("v", &staging, mount())).unwrap();
+    client.node_publish_volume(support::publish("v", &staging, &target, mount())).unwrap();
+    drop(client);
+    driver.kill();
+    // As a kill between holding and releasing leaves it.
+    fs::write(place.pool().join(".hpp-csi/tmp/node1/f.v"), "").unwrap();
+    run("fsfreeze", &["-f", target.to_str().unwrap()]);
+    let (_driver, client) = one_pool(&place, r#","enforce":"loop""#);
+    assert!(
+        Command::new("timeout").args(["5", "touch"]).arg(target.join("file")).status().unwrap().success(),
+        "writes go on"
+    );
+    client.unpublish("v", &target);
+    client.unstage("v", &staging);
+}

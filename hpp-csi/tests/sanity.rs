@@ -81,8 +81,9 @@ fn judge(filesystem: &str, access: &str, more: &str, skipped: &[&[&str]]) {
 }
 
 fn judge_program() -> PathBuf {
-    let folder = std::env::var_os("FERROVIRT_PEERS")
-        .expect("FERROVIRT_PEERS names the folder of csi-sanity; `make test` sets it and builds what is in it");
+    let folder = std::env::var_os("FERROVIRT_PEERS").expect(
+        "FERROVIRT_PEERS names the folder of csi-sanity; `make test` sets it and builds what is in it",
+    );
     let program = PathBuf::from(folder).join("csi-sanity");
     assert!(program.exists(), "{} is missing: `make peers` builds it", program.display());
     program

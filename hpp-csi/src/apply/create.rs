@@ -20,7 +20,7 @@ use crate::record::{Record, RecordSource, Shape};
 use crate::request::{Access, Capability, Parameters, Range, Source};
 use crate::sys;
 
-use super::image;
+use super::image::{self, Note};
 
 /// A CreateVolume, understood.
 #[derive(Clone, Debug)]
@@ -57,8 +57,8 @@ struct Content {
 
 enum From {
     Folder(Folder),
-    /// An image, and the filesystem in it to hold still, if somebody may be writing.
-    Image(File),
+    /// The image of the volume or snapshot of this name.
+    Image(File, Id),
 }
 
 impl Driver {
@@ -152,7 +152,7 @@ impl Driver {
                 let sector = volume.record.as_ref().map_or(512, |record| record.sector);
                 let content = match volume.shape {
                     Shape::Folder => From::Folder(from.root.need(id)?),
-                    Shape::Loop | Shape::Block => From::Image(from.need_image(&volume)?),
+                    Shape::Loop | Shape::Block => From::Image(from.need_image(&volume)?, id.clone()),
                 };
                 (guard, from.pool, volume.shape, capacity, sector, content)
             }
@@ -164,9 +164,10 @@ impl Driver {
                 let folder = from.snapshots()?.ok_or_else(missing)?.need(id)?;
                 let content = match snapshot.record.shape {
                     Shape::Folder => From::Folder(folder.open(DATA)?.ok_or_else(missing)?),
-                    Shape::Loop | Shape::Block => {
-                        From::Image(folder.file(IMAGE, rustix::fs::OFlags::RDONLY, 0)?.ok_or_else(missing)?)
-                    }
+                    Shape::Loop | Shape::Block => From::Image(
+                        folder.file(IMAGE, rustix::fs::OFlags::RDONLY, 0)?.ok_or_else(missing)?,
+                        id.clone(),
+                    ),
                 };
                 (
                     guard,
@@ -337,13 +338,13 @@ fn build(
         }
         Shape::Block => {
             let file = tree::new_file(tmp, name)?;
-            fill(&file, record.capacity, content)
+            fill(tmp, &file, record.capacity, content)
         }
         Shape::Loop => {
             tmp.make(name, 0o700)?;
             let folder = tmp.need(name)?;
             let file = tree::new_file(&folder, IMAGE)?;
-            fill(&file, record.capacity, content)?;
+            fill(tmp, &file, record.capacity, content)?;
             if content.is_none() {
                 let filesystem =
                     request.capabilities.iter().find_map(|capability| match &capability.access {
@@ -358,9 +359,9 @@ fn build(
 }
 
 /// Gives a new file its content and size, and syncs it.
-fn fill(file: &File, capacity: u64, content: Option<&Content>) -> Result<()> {
-    if let Some(Content { from: From::Image(from), how, shape, .. }) = content {
-        image::cut(from, file, *shape, *how)?;
+fn fill(tmp: &Folder, file: &File, capacity: u64, content: Option<&Content>) -> Result<()> {
+    if let Some(Content { from: From::Image(from, id), how, shape, .. }) = content {
+        image::cut(from, file, *shape, *how, &Note::new(tmp, id))?;
     }
     file.set_len(capacity).map_err(|error| Error::io("set the size of a volume", error))?;
     file.sync_all().map_err(|error| Error::io("sync a volume", error))

@@ -1,19 +1,24 @@
 //! Files that are devices: making a filesystem in one, and a consistent cut of one that may be written to.
 
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 
 use crate::device::{self, Loop};
 use crate::error::{Error, Kind, Result};
+use crate::folder::Folder;
+use crate::id::Id;
 use crate::mounts;
+use crate::pool::Open;
 use crate::pool::tree::{self, How};
 use crate::record::Shape;
 use crate::sys;
 
 /// Bytes of a sector under a filesystem of ours. With smaller ones there is no direct I/O on files that share blocks.
 pub(super) const SECTOR: u32 = 4096;
+/// What notes about volumes that are held still begin with.
+const FROZEN: &str = "f.";
 /// Below this mkfs.xfs refuses.
 const XFS_MIN: u64 = 300 << 20;
 
@@ -84,57 +89,119 @@ pub(super) fn format(file: &File, asked: &str, size: u64) -> Result<()> {
 
 /// Puts the content of the image `from` into the new file `to`, as of one moment, whoever writes to it meanwhile: a
 /// mounted filesystem is held still, a block device's page cache is written out. Gives the bytes it uses.
-pub(super) fn cut(from: &File, to: &File, shape: Shape, how: How) -> Result<u64> {
+pub(super) fn cut(from: &File, to: &File, shape: Shape, how: How, note: &Note<'_>) -> Result<u64> {
     let attached = device::all(device::identity(from)?)?;
     let mut frozen = None;
     for device in attached.iter().filter(|device| !device.read_only) {
         match shape {
-            Shape::Loop => frozen = Frozen::hold(*device, from)?,
+            Shape::Loop => frozen = Frozen::hold(*device, from, note)?,
             Shape::Block | Shape::Folder => device.sync()?,
         }
     }
     let used = tree::content(from, to, how);
-    drop(frozen);
+    if let Some(frozen) = frozen {
+        frozen.release()?;
+    }
     used
 }
 
-/// A filesystem that takes no writes until this is dropped.
+/// A file that says which volume is held still: whoever finds it after a crash lets the volume go on.
 #[derive(Debug)]
-struct Frozen {
-    mount: OwnedFd,
+pub(super) struct Note<'a> {
+    tmp: &'a Folder,
+    name: String,
 }
 
-impl Frozen {
-    /// Holds the filesystem on `device` still. `None` when somebody else already does.
-    fn hold(device: Loop, image: &File) -> Result<Option<Self>> {
-        let Some(filesystem) = Filesystem::of(image)? else { return Ok(None) };
-        // The same filesystem once more, out of sight: whoever has it mounted keeps it.
-        let mount = mounts::filesystem(filesystem.name(), &device.path(), false)?;
-        let root = mounts::root_of(mount.as_fd())?;
-        match sys::freeze(root.as_fd()) {
-            Ok(()) => Ok(Some(Self { mount })),
-            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(None),
-            Err(error) => Err(Error::io("hold the volume's filesystem still", error)),
-        }
+impl<'a> Note<'a> {
+    /// A note about the volume `id` in the folder of what is being made.
+    pub(super) fn new(tmp: &'a Folder, id: &Id) -> Self {
+        Self { tmp, name: format!("{FROZEN}{id}") }
     }
 }
 
-impl Drop for Frozen {
+/// A filesystem that takes no writes until it is released or dropped.
+#[derive(Debug)]
+struct Frozen<'a> {
+    root: Folder,
+    note: &'a Note<'a>,
+    held: bool,
+}
+
+impl<'a> Frozen<'a> {
+    /// Holds the filesystem on `device` still. `None` when somebody else already does.
+    fn hold(device: Loop, image: &File, note: &'a Note<'a>) -> Result<Option<Self>> {
+        let Some(root) = root_of(device, image)? else { return Ok(None) };
+        tree::new_file(note.tmp, &note.name)?;
+        match sys::freeze(root.as_fd()) {
+            Ok(()) => Ok(Some(Self { root, note, held: true })),
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
+                note.tmp.unlink(&note.name)?;
+                Ok(None)
+            }
+            Err(error) => {
+                note.tmp.unlink(&note.name)?;
+                Err(Error::io("hold the volume's filesystem still", error))
+            }
+        }
+    }
+
+    fn release(mut self) -> Result<()> {
+        self.thaw()
+    }
+
+    fn thaw(&mut self) -> Result<()> {
+        if !self.held {
+            return Ok(());
+        }
+        self.held = false;
+        sys::thaw(self.root.as_fd())
+            .map_err(|error| Error::io("let the volume's filesystem go on", error))?;
+        self.note.tmp.unlink(&self.note.name).map(drop)
+    }
+}
+
+impl Drop for Frozen<'_> {
     fn drop(&mut self) {
-        let thawed = mounts::root_of(self.mount.as_fd())
-            .and_then(|root| sys::thaw(root.as_fd()).map_err(|error| Error::io("let it go on", error)));
-        if let Err(error) = thawed {
+        if let Err(error) = self.thaw() {
             tracing::error!(
-                fd = self.mount.as_raw_fd(),
                 error = error.chain(),
-                "a filesystem is still frozen"
+                "a filesystem is still frozen; a restart of the driver tries again"
             );
         }
     }
 }
 
+/// The root of the filesystem on `device`, mounted once more, out of sight: whoever has it mounted keeps it.
+fn root_of(device: Loop, image: &File) -> Result<Option<Folder>> {
+    let Some(filesystem) = Filesystem::of(image)? else { return Ok(None) };
+    let mount = mounts::filesystem(filesystem.name(), &device.path(), false)?;
+    mounts::root_of(mount.as_fd()).map(Some)
+}
+
+/// Lets volumes go on that a process before us held still and did not come to release.
+pub(crate) fn thaw_left(open: &Open<'_>) -> Result<()> {
+    let tmp = open.tmp()?;
+    for entry in tmp.entries()? {
+        let Some(id) = entry.name.strip_prefix(FROZEN).and_then(Id::read) else { continue };
+        if let Some(volume) = open.volume(&id)?
+            && let Some(file) = open.image(&volume)?
+        {
+            for device in device::all(device::identity(&file)?)? {
+                // It is an error to let go on what is not held: a crash may have come before or after.
+                if let Some(root) = root_of(device, &file)?
+                    && sys::thaw(root.as_fd()).is_ok()
+                {
+                    tracing::warn!(volume = %id, "the volume was held still by a driver that was killed; it goes on");
+                }
+            }
+        }
+        tmp.unlink(&entry.name)?;
+    }
+    Ok(())
+}
+
 /// Grows the filesystem of a mount to its device's size.
-pub(super) fn grow(mount: &crate::folder::Folder, filesystem: Filesystem, size: u64) -> Result<()> {
+pub(super) fn grow(mount: &Folder, filesystem: Filesystem, size: u64) -> Result<()> {
     let numbers =
         rustix::fs::fstatfs(mount).map_err(|error| Error::io("ask the volume's filesystem", error))?;
     let block = u64::try_from(numbers.f_bsize).unwrap_or(4096).max(512);

@@ -13,7 +13,8 @@ use crate::pool::tree::{self, How};
 use crate::pool::{DATA, IMAGE, Open, Snapshot, Volume, record_name, trash};
 use crate::record::{self, Shape, SnapshotRecord};
 
-use super::{create, image};
+use super::create;
+use super::image::{self, Note};
 
 impl Driver {
     /// Takes a snapshot of a volume, or finds it taken. `copy`: blocks may be copied where they cannot be shared.
@@ -127,7 +128,8 @@ fn fill(open: &Open<'_>, tmp: &Folder, name: &str, volume: &Volume, how: How) ->
         }
         Shape::Loop | Shape::Block => {
             let file = tree::new_file(&folder, IMAGE)?;
-            let used = image::cut(&open.need_image(volume)?, &file, volume.shape, how)?;
+            let used =
+                image::cut(&open.need_image(volume)?, &file, volume.shape, how, &Note::new(tmp, &volume.id))?;
             file.sync_all().map_err(|error| Error::io("sync a snapshot", error))?;
             used
         }
