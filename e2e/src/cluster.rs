@@ -1,5 +1,7 @@
 //! The handle on a cluster: start, use, stop.
 
+use std::fmt::Debug;
+use std::fs;
 use std::future::Future;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -12,9 +14,11 @@ use k8s_openapi::api::core::v1::{Namespace, Node, ServiceAccount};
 use kube::api::{Api, ListParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
-use serde_json::json;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
 
-use crate::node::ctr;
+use crate::node::{SECCOMP, ctr};
 use crate::place::Place;
 use crate::programs::Programs;
 
@@ -124,6 +128,43 @@ impl Cluster {
         })
     }
 
+    /// Creates an object, given as JSON without its kind.
+    ///
+    /// # Errors
+    /// When it is none of this kind, or the API server does not take it.
+    pub fn create<K>(&self, api: &Api<K>, object: Value) -> Result<K>
+    where
+        K: Clone + Debug + DeserializeOwned + Serialize,
+    {
+        let object = serde_json::from_value(object)?;
+        Ok(self.run(api.create(&PostParams::default(), &object))?)
+    }
+
+    /// Makes the node's containerd pull from a registry (`host:port`) by TLS with this authority, PEM.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn trust_registry(&self, registry: &str, authority: &str) -> Result<()> {
+        let folder = self.place.path("registries").join(registry);
+        fs::create_dir_all(&folder)?;
+        let certificate = folder.join("ca.crt");
+        fs::write(&certificate, authority)?;
+        let hosts = format!(
+            "server = \"https://{registry}\"\n[host.\"https://{registry}\"]\n  capabilities = [\"pull\", \"resolve\"]\n  \
+             ca = \"{}\"\n",
+            certificate.display()
+        );
+        Ok(fs::write(folder.join("hosts.toml"), hosts)?)
+    }
+
+    /// Gives the node a seccomp profile, that pods name by `localhostProfile`.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn add_seccomp_profile(&self, name: &str, profile: &Value) -> Result<()> {
+        Ok(fs::write(self.place.path(SECCOMP).join(name), profile.to_string())?)
+    }
+
     /// The process id of the keeper, for a test that kills it.
     pub fn keeper_id(&self) -> u32 {
         self.keeper.id()
@@ -160,10 +201,10 @@ impl Drop for Cluster {
 pub fn stop_kept() -> Result<usize> {
     let mut stopped = 0;
     for place in Place::all()? {
-        let Ok(pid) = std::fs::read_to_string(place.path("kept.pid")) else { continue };
+        let Ok(pid) = fs::read_to_string(place.path("kept.pid")) else { continue };
         let pid: i32 = pid.trim().parse()?;
         // The file may be older than the machine's last boot.
-        let name = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let name = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         if !name.contains("\0keep\0--kept") {
             continue;
         }

@@ -5,6 +5,7 @@
 //! - [`keeper`]: the process outside of the namespaces that leaves nothing behind, even if the test is killed.
 //! - [`node`]: the first process inside.
 //! - [`place`]: numbers, addresses and folders; [`pki`]: certificates; [`programs`]: what is run.
+//! - [`peer`]: servers beside the cluster that pods talk to; [`volume`]: volumes whose content a test can look at.
 //! - [`leftovers`]: what of a machine a cluster might leave changed.
 //!
 //! Not here: the tests, which are in `tests/`, and what they test.
@@ -13,8 +14,10 @@ mod cluster;
 pub mod keeper;
 pub mod leftovers;
 pub mod node;
+pub mod peer;
 pub mod pki;
 pub mod place;
 pub mod programs;
+pub mod volume;
 
 pub use cluster::{Cluster, stop_kept};

@@ -52,6 +52,9 @@ pub const BUSYBOX: &str = "localhost/busybox:1";
 /// The name of the runtime class whose containers may lock 64 KiB of memory only, as with many a distribution's default.
 pub const LOW_MEMLOCK: &str = "low-memlock";
 
+/// Where the kubelet looks for seccomp profiles, in the state folder.
+pub(crate) const SECCOMP: &str = "var-lib/kubelet/seccomp";
+
 /// Writes what the node's programs read, into the state folder.
 pub(crate) fn prepare(place: &Place, programs: &Programs) -> Result<()> {
     for (shared, _) in OWN {
@@ -61,7 +64,7 @@ pub(crate) fn prepare(place: &Place, programs: &Programs) -> Result<()> {
             place.folder().display()
         );
     }
-    for folder in ["etc-upper", "etc-work", "machine", "var-lib/kubelet/seccomp", "var-log", "opt/cni/bin"] {
+    for folder in ["etc-upper", "etc-work", "machine", "registries", "volumes", SECCOMP, "var-log", "opt/cni/bin"] {
         fs::create_dir_all(place.path(folder))?;
     }
     for entry in fs::read_dir(&programs.judges)? {
@@ -380,6 +383,7 @@ fn kubelet(place: &Place) -> serde_json::Value {
 fn containerd(place: &Place) -> String {
     let socket = shown(&place.containerd());
     let memlock = shown(&place.path("low-memlock.json"));
+    let registries = shown(&place.path("registries"));
     // restrict_oom_score_adj: without CAP_SYS_RESOURCE nobody may lower a score, and a pod would not start.
     format!(
         r#"version = 2
@@ -394,6 +398,8 @@ state = "/run/containerd"
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "/opt/cni/bin"
     conf_dir = "/etc/cni/net.d"
+  [plugins."io.containerd.grpc.v1.cri".registry]
+    config_path = "{registries}"
   [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
     runtime_type = "io.containerd.runc.v2"
   [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{LOW_MEMLOCK}]

@@ -1,0 +1,114 @@
+//! Volumes of known place, so that a test can look at what a pod has written: local persistent volumes, bound to one
+//! claim each, on a folder or a loop device of the cluster's state folder.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use kube::api::Api;
+use serde_json::json;
+
+use crate::Cluster;
+
+/// A volume and its claim.
+#[derive(Debug)]
+pub struct Volume {
+    /// The claim's name, which is also the volume's, with the namespace before it.
+    pub claim: String,
+    /// The claim's id.
+    pub uid: String,
+    /// A folder, or a loop device.
+    path: PathBuf,
+    /// The claim's `volumeMode` is Block.
+    block: bool,
+}
+
+impl Volume {
+    /// A folder in which a pod may use `size` bytes, as far as the claim says; nobody holds the pod to it.
+    ///
+    /// # Errors
+    /// When the folder or the objects cannot be made.
+    pub fn filesystem(cluster: &Cluster, namespace: &str, claim: &str, size: u64) -> Result<Self> {
+        let path = cluster.place().path("volumes").join(format!("{namespace}-{claim}"));
+        fs::create_dir(&path).with_context(|| format!("cannot create {}", path.display()))?;
+        Self::bind(cluster, namespace, claim, size, path, false)
+    }
+
+    /// A loop device of `size` bytes, gone with this value.
+    ///
+    /// # Errors
+    /// When the device or the objects cannot be made.
+    pub fn block(cluster: &Cluster, namespace: &str, claim: &str, size: u64) -> Result<Self> {
+        let file = cluster.place().path("volumes").join(format!("{namespace}-{claim}"));
+        File::create_new(&file)?.set_len(size)?;
+        let made = Command::new("losetup").args(["--find", "--show"]).arg(&file).output()?;
+        ensure!(made.status.success(), "losetup: {}", String::from_utf8_lossy(&made.stderr).trim());
+        let path = PathBuf::from(String::from_utf8(made.stdout)?.trim());
+        Self::bind(cluster, namespace, claim, size, path, true)
+    }
+
+    fn bind(
+        cluster: &Cluster,
+        namespace: &str,
+        claim: &str,
+        size: u64,
+        path: PathBuf,
+        block: bool,
+    ) -> Result<Self> {
+        let name = format!("{namespace}-{claim}");
+        let mode = if block { "Block" } else { "Filesystem" };
+        let capacity = json!({"storage": size.to_string()});
+        let here = json!({"key": "kubernetes.io/hostname", "operator": "In", "values": ["node1"]});
+        cluster.create(
+            &Api::<PersistentVolume>::all(cluster.client()),
+            json!({
+                "metadata": {"name": name},
+                "spec": {
+                    "capacity": capacity,
+                    "accessModes": ["ReadWriteOnce"],
+                    "volumeMode": mode,
+                    "persistentVolumeReclaimPolicy": "Retain",
+                    "claimRef": {"namespace": namespace, "name": claim},
+                    "local": {"path": path},
+                    "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [here]}]}},
+                },
+            }),
+        )?;
+        let created = cluster.create(
+            &Api::<PersistentVolumeClaim>::namespaced(cluster.client(), namespace),
+            json!({
+                "metadata": {"name": claim},
+                "spec": {
+                    "accessModes": ["ReadWriteOnce"],
+                    "volumeMode": mode,
+                    "storageClassName": "",
+                    "volumeName": name,
+                    "resources": {"requests": capacity},
+                },
+            }),
+        )?;
+        let uid = created.metadata.uid.context("an object has an id")?;
+        Ok(Self { claim: claim.to_owned(), uid, path, block })
+    }
+
+    /// Whether pods see a device.
+    pub fn is_block(&self) -> bool {
+        self.block
+    }
+
+    /// The folder or the device, on the host.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Volume {
+    fn drop(&mut self) {
+        if self.block {
+            // While a pod uses it the kernel waits; what stays is removed with the cluster.
+            let _ = Command::new("losetup").arg("-d").arg(&self.path).status();
+        }
+    }
+}
