@@ -21,8 +21,8 @@ pub struct Volume {
     pub uid: String,
     /// A folder, or a loop device.
     path: PathBuf,
-    /// The claim's `volumeMode` is Block.
-    block: bool,
+    /// The loop device's file; the claim's `volumeMode` is Block then.
+    file: Option<PathBuf>,
 }
 
 impl Volume {
@@ -33,7 +33,7 @@ impl Volume {
     pub fn filesystem(cluster: &Cluster, namespace: &str, claim: &str, size: u64) -> Result<Self> {
         let path = cluster.place().path("volumes").join(format!("{namespace}-{claim}"));
         fs::create_dir(&path).with_context(|| format!("cannot create {}", path.display()))?;
-        Self::bind(cluster, namespace, claim, size, path, false)
+        Self::bind(cluster, namespace, claim, size, path, None)
     }
 
     /// A loop device of `size` bytes, gone with this value.
@@ -46,7 +46,7 @@ impl Volume {
         let made = Command::new("losetup").args(["--find", "--show"]).arg(&file).output()?;
         ensure!(made.status.success(), "losetup: {}", String::from_utf8_lossy(&made.stderr).trim());
         let path = PathBuf::from(String::from_utf8(made.stdout)?.trim());
-        Self::bind(cluster, namespace, claim, size, path, true)
+        Self::bind(cluster, namespace, claim, size, path, Some(file))
     }
 
     fn bind(
@@ -55,10 +55,10 @@ impl Volume {
         claim: &str,
         size: u64,
         path: PathBuf,
-        block: bool,
+        file: Option<PathBuf>,
     ) -> Result<Self> {
         let name = format!("{namespace}-{claim}");
-        let mode = if block { "Block" } else { "Filesystem" };
+        let mode = if file.is_some() { "Block" } else { "Filesystem" };
         let capacity = json!({"storage": size.to_string()});
         let here = json!({"key": "kubernetes.io/hostname", "operator": "In", "values": ["node1"]});
         cluster.create(
@@ -90,12 +90,12 @@ impl Volume {
             }),
         )?;
         let uid = created.metadata.uid.context("an object has an id")?;
-        Ok(Self { claim: claim.to_owned(), uid, path, block })
+        Ok(Self { claim: claim.to_owned(), uid, path, file })
     }
 
     /// Whether pods see a device.
     pub fn is_block(&self) -> bool {
-        self.block
+        self.file.is_some()
     }
 
     /// The folder or the device, on the host.
@@ -106,7 +106,11 @@ impl Volume {
 
 impl Drop for Volume {
     fn drop(&mut self) {
-        if self.block {
+        let Some(file) = &self.file else { return };
+        let Some(name) = self.path.file_name() else { return };
+        let backing = Path::new("/sys/block").join(name).join("loop/backing_file");
+        // The cluster may have removed it with everything else, and somebody else may have its number now.
+        if fs::read_to_string(backing).is_ok_and(|backing| Path::new(backing.trim_end()) == file) {
             // While a pod uses it the kernel waits; what stays is removed with the cluster.
             let _ = Command::new("losetup").arg("-d").arg(&self.path).status();
         }

@@ -1,5 +1,6 @@
 //! The image as any other tool would read it: the same bytes for the same input, one tag per program, what pods expect.
 
+#![expect(clippy::cast_precision_loss, reason = "a size for people")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
@@ -111,4 +112,15 @@ fn the_containerfile_says_the_same() {
         assert!(text.contains(&copied) && text.contains(&stage), "{name} in the Containerfile:\n{text}");
     }
     assert_eq!(text.matches("\nENTRYPOINT").count(), PROGRAMS.len());
+}
+
+/// The archive that `make image` has built, with the real programs.
+#[test]
+fn the_image_is_small() {
+    let archive = std::env::var_os("FERROVIRT_IMAGE").map(PathBuf::from);
+    let archive = archive.filter(|path| path.is_file());
+    let archive = archive.expect("FERROVIRT_IMAGE does not name the image: run the tests by `make test`, or `make image`");
+    let size = fs::metadata(archive).unwrap().len();
+    println!("the image: {:.1} MiB", size as f64 / f64::from(1 << 20));
+    assert!(size < 120 << 20, "{size} bytes");
 }
