@@ -7,6 +7,7 @@
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -241,15 +242,32 @@ fn remove_link(link: &str) -> Result<()> {
     Ok(())
 }
 
-/// Loop devices whose file is in `folder`.
+/// Loop devices whose file is in `folder`, and before them those over one of these: so the kubelet holds a pod's device,
+/// and when the node is gone the kernel has no other name for what is below than its numbers.
 fn loop_devices(folder: &Path) -> Result<Vec<String>> {
+    let list = ["--list", "--noheadings", "--output", "NAME,BACK-MAJ:MIN,BACK-INO,BACK-FILE"];
+    let run = Command::new("losetup").args(list).output().context("cannot run losetup")?;
+    ensure!(run.status.success(), "losetup: {}", String::from_utf8_lossy(&run.stderr).trim());
+    let list = String::from_utf8_lossy(&run.stdout).into_owned();
+    let mut all = Vec::new();
+    for line in list.lines() {
+        let mut words = line.split_whitespace();
+        // One of them may just be going away, and have no file any more.
+        let (Some(device), Some(file_system), Some(inode)) = (words.next(), words.next(), words.next())
+        else {
+            continue;
+        };
+        all.push((device, (file_system, inode), words.collect::<Vec<_>>().join(" ")));
+    }
+    let below = all.iter().filter(|(.., file)| Path::new(file).starts_with(folder));
     let mut devices = Vec::new();
-    for entry in fs::read_dir("/sys/block")? {
-        let entry = entry?;
-        let Ok(file) = fs::read_to_string(entry.path().join("loop/backing_file")) else { continue };
-        if Path::new(file.trim_end()).starts_with(folder) {
-            devices.push(format!("/dev/{}", entry.file_name().to_string_lossy()));
-        }
+    for (device, ..) in below {
+        let node = fs::metadata(device)?;
+        let (major, minor) = (rustix::fs::major(node.dev()), rustix::fs::minor(node.dev()));
+        let [file_system, inode] = [format!("{major}:{minor}"), node.ino().to_string()];
+        let above = all.iter().filter(|(_, file, _)| *file == (&*file_system, &*inode));
+        devices.extend(above.map(|(device, ..)| (*device).to_owned()));
+        devices.push((*device).to_owned());
     }
     Ok(devices)
 }

@@ -64,7 +64,9 @@ pub(crate) fn prepare(place: &Place, programs: &Programs) -> Result<()> {
             place.folder().display()
         );
     }
-    for folder in ["etc-upper", "etc-work", "machine", "registries", "volumes", SECCOMP, "var-log", "opt/cni/bin"] {
+    for folder in
+        ["etc-upper", "etc-work", "machine", "registries", "volumes", SECCOMP, "var-log", "opt/cni/bin"]
+    {
         fs::create_dir_all(place.path(folder))?;
     }
     for entry in fs::read_dir(&programs.judges)? {

@@ -51,8 +51,11 @@ fn holds_a_device(cluster: &Cluster) -> Volume {
     });
     cluster.create(&pods, pod).unwrap();
     let deadline = Instant::now() + Duration::from_secs(60);
-    while cluster.run(pods.get("holder")).unwrap().status.and_then(|status| status.phase).as_deref() != Some("Running") {
-        let describe = || cluster.kubectl().args(["-n", "device", "describe", "pod"]).output().unwrap().stdout;
+    while cluster.run(pods.get("holder")).unwrap().status.and_then(|status| status.phase).as_deref()
+        != Some("Running")
+    {
+        let describe =
+            || cluster.kubectl().args(["-n", "device", "describe", "pod"]).output().unwrap().stdout;
         assert!(Instant::now() < deadline, "{}", String::from_utf8_lossy(&describe()));
         thread::sleep(Duration::from_millis(100));
     }

@@ -119,7 +119,8 @@ fn the_containerfile_says_the_same() {
 fn the_image_is_small() {
     let archive = std::env::var_os("FERROVIRT_IMAGE").map(PathBuf::from);
     let archive = archive.filter(|path| path.is_file());
-    let archive = archive.expect("FERROVIRT_IMAGE does not name the image: run the tests by `make test`, or `make image`");
+    let archive = archive
+        .expect("FERROVIRT_IMAGE does not name the image: run the tests by `make test`, or `make image`");
     let size = fs::metadata(archive).unwrap().len();
     println!("the image: {:.1} MiB", size as f64 / f64::from(1 << 20));
     assert!(size < 120 << 20, "{size} bytes");

@@ -82,7 +82,8 @@ impl Disk {
             assert_same(&self.raw, volume.path(), self.size);
             return;
         }
-        let names: Vec<_> = fs::read_dir(volume.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let names: Vec<_> =
+            fs::read_dir(volume.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(names, ["disk.img"]);
         let disk = volume.path().join("disk.img");
         let facts = fs::metadata(&disk).unwrap();

@@ -85,7 +85,10 @@ fn a_server_that_fails_and_recovers() {
     assert_eq!(end.restarts, restarts, "trouble on the way is waited for: {}", end.log);
     SMALL.assert_in(&volume);
     let length = fs::metadata(&SMALL.qcow2).unwrap().len();
-    println!("a server that fails and recovers: {} of {length} bytes sent, {restarts} restarts", server.sent());
+    println!(
+        "a server that fails and recovers: {} of {length} bytes sent, {restarts} restarts",
+        server.sent()
+    );
 }
 
 /// Small enough to be made quickly, large enough to tell going on from starting again.

@@ -26,7 +26,9 @@ static CLUSTER: LazyLock<Cluster> = LazyLock::new(|| {
     let image = std::env::var_os("FERROVIRT_IMAGE").map(PathBuf::from);
     let image = image.filter(|path| path.is_file());
     let image = image.unwrap_or_else(|| {
-        panic!("FERROVIRT_IMAGE does not name the product's image: run the tests by `make test`, or `make image`")
+        panic!(
+            "FERROVIRT_IMAGE does not name the product's image: run the tests by `make test`, or `make image`"
+        )
     });
     let cluster = Cluster::start().unwrap();
     cluster.import_images(&image).unwrap();

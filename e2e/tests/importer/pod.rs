@@ -28,6 +28,8 @@ pub(crate) struct Import<'a> {
     /// A Secret with accessKeyId and secretKey.
     pub(crate) keys: Option<&'a str>,
     pub(crate) checksum: Option<String>,
+    /// The controller's own setting, 1 unless an administrator asks for more.
+    pub(crate) verbosity: u8,
     /// Limit of memory.
     pub(crate) memory: &'a str,
     pub(crate) seccomp: Value,
@@ -54,6 +56,7 @@ impl<'a> Import<'a> {
             authority: None,
             keys: None,
             checksum: None,
+            verbosity: 1,
             memory: "600M",
             seccomp: json!({"type": "RuntimeDefault"}),
             runtime_class: None,
@@ -143,7 +146,7 @@ impl<'a> Import<'a> {
             "name": "importer",
             "image": IMAGE,
             "imagePullPolicy": "IfNotPresent",
-            "args": ["-v=1"],
+            "args": [format!("-v={}", self.verbosity)],
             "env": self.environment(),
             "ports": [{"name": "metrics", "containerPort": 8443, "protocol": "TCP"}],
             "terminationMessagePolicy": "FallbackToLogsOnError",

@@ -66,7 +66,8 @@ fn onto_a_device_of_which_nothing_stays_with_the_node() {
     let volume = Volume::block(&CLUSTER, namespace, "disk", SIZE).unwrap();
     let name = volume.path().file_name().unwrap().to_str().unwrap().to_owned();
     // What the device held before is not the disk's.
-    let fill = format!("dd if=/dev/zero bs=1M count=128 status=none | tr '\\0' x > {}", volume.path().display());
+    let fill =
+        format!("dd if=/dev/zero bs=1M count=128 status=none | tr '\\0' x > {}", volume.path().display());
     assert!(Command::new("sh").args(["-c", &fill]).status().unwrap().success());
     let import = Import::new(&CLUSTER, namespace, &volume, SIZE, web.url(SMALL.file()));
     let running = import.start();
@@ -75,7 +76,8 @@ fn onto_a_device_of_which_nothing_stays_with_the_node() {
     disks::assert_starts_with(&SMALL, &volume);
     running.delete();
     let deadline = Instant::now() + Duration::from_secs(20);
-    let held = || loop_devices().into_iter().filter(|line| line.ends_with(&format!("/{name}"))).collect::<Vec<_>>();
+    let held =
+        || loop_devices().into_iter().filter(|line| line.ends_with(&format!("/{name}"))).collect::<Vec<_>>();
     while !held().is_empty() {
         assert!(Instant::now() < deadline, "{:?}", held());
         thread::sleep(Duration::from_millis(100));
