@@ -102,16 +102,22 @@ fn entries(folder: &Path) -> String {
     names.join("\n")
 }
 
-/// Processes of programs that a cluster starts, and all that are in PID namespaces of their own.
+/// Processes of programs that a cluster starts, all that are in PID namespaces of their own, and those that were given a
+/// file in a state folder.
 fn processes(found: &mut dyn FnMut(&str)) -> Result<()> {
     let built = cache()?.join("kube");
+    let folders =
+        Place::all()?.iter().map(|place| format!("{}/", place.folder().display())).collect::<Vec<_>>();
     let own = fs::read_link("/proc/self/ns/pid")?;
     for entry in fs::read_dir("/proc")?.flatten() {
         let Ok(program) = fs::read_link(entry.path().join("exe")) else { continue };
         let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let named = ["containerd", "containerd-shim-runc-v2", "runc", "unshare", "cluster"];
         let inside = fs::read_link(entry.path().join("ns/pid")).is_ok_and(|namespace| namespace != own);
-        if inside || program.starts_with(&built) || named.contains(&name.as_str()) {
+        let arguments = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let arguments = String::from_utf8_lossy(&arguments).into_owned();
+        let given = folders.iter().any(|folder| arguments.contains(folder));
+        if inside || given || program.starts_with(&built) || named.contains(&name.as_str()) {
             found(&format!("{} {}", entry.file_name().to_string_lossy(), program.display()));
         }
     }

@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 use e2e::Cluster;
 use e2e::leftovers::Leftovers;
 use e2e::node::BUSYBOX;
+use e2e::peer::registry::Registry;
+use e2e::peer::web::Web;
 use e2e::volume::Volume;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::Api;
@@ -115,7 +117,10 @@ fn a_node_is_ready_in_time_and_leaves_nothing() {
 #[test]
 #[ignore = "run by the next test, which kills it"]
 fn holds_a_cluster() {
-    let _cluster = Cluster::start().unwrap();
+    let cluster = Cluster::start().unwrap();
+    let _held = holds_a_device(&cluster);
+    let _web = Web::start(cluster.place(), cluster.place().folder()).unwrap();
+    let _registry = Registry::start(cluster.place()).unwrap();
     println!("holding");
     thread::sleep(Duration::from_secs(600));
 }

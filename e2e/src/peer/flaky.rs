@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,6 +11,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+
+use crate::place::Place;
 
 /// Bytes handed to a connection at once.
 const CHUNK: usize = 64 << 10;
@@ -47,14 +49,15 @@ struct Site {
 }
 
 impl Flaky {
-    /// Serves `file` at `host`, at most `rate` bytes per second.
+    /// Serves `file` at the host's address of `place`, at most `rate` bytes per second.
     ///
     /// # Errors
     /// When the file or the address cannot be used.
-    pub fn start(host: Ipv4Addr, file: &Path, rate: u64) -> Result<Self> {
+    pub fn start(place: &Place, file: &Path, rate: u64) -> Result<Self> {
         let file = File::open(file).with_context(|| format!("cannot open {}", file.display()))?;
         let len = file.metadata()?.len();
-        let listener = TcpListener::bind((host, 0)).context("the node's link has no such address")?;
+        let listener =
+            TcpListener::bind((place.host_address(), 0)).context("the node's link has no such address")?;
         let address = listener.local_addr()?;
         let site = Arc::new(Site {
             file,

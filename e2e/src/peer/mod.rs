@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::pki::{Authority, Identity};
+use crate::place::Place;
 
 /// How long a server may take to answer.
 const START: Duration = Duration::from_secs(20);
@@ -64,6 +65,13 @@ impl Drop for Process {
         // It ends by itself now; nobody is left to be told if not.
         let _ = self.shell.wait();
     }
+}
+
+/// A folder for a server's files, gone with the value or with the cluster.
+fn folder(place: &Place) -> Result<tempfile::TempDir> {
+    let parent = place.path("peers");
+    fs::create_dir_all(&parent)?;
+    Ok(tempfile::tempdir_in(parent)?)
 }
 
 /// A port of `host` that nobody listens on at this moment.

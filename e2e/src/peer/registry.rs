@@ -1,7 +1,7 @@
 //! The distribution project's registry (Debian's docker-registry) over TLS, with a password.
 
 use std::fs;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 
 use anyhow::{Context, Result, ensure};
 use base64::Engine;
@@ -12,7 +12,8 @@ use reqwest::{Certificate, Client, Method, RequestBuilder};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use super::{Process, certificate, free_port};
+use super::{Process, certificate, folder, free_port};
+use crate::place::Place;
 
 /// Who may pull and push.
 pub const USER: &str = "robot";
@@ -37,12 +38,13 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// An empty one at `host`.
+    /// An empty one at the host's address of `place`.
     ///
     /// # Errors
     /// When docker-registry is missing or does not answer.
-    pub fn start(host: Ipv4Addr) -> Result<Self> {
-        let folder = tempfile::tempdir()?;
+    pub fn start(place: &Place) -> Result<Self> {
+        let host = place.host_address();
+        let folder = folder(place)?;
         let own = folder.path().display();
         let (identity, authority) = certificate(host)?;
         fs::write(folder.path().join("server.crt"), &identity.certificate)?;

@@ -1,6 +1,6 @@
 //! An S3 store over TLS, by s3s-fs: folders as buckets, files as objects, one access key.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -12,6 +12,7 @@ use s3s::auth::SimpleAuth;
 use s3s::service::S3ServiceBuilder;
 
 use super::certificate;
+use crate::place::Place;
 
 /// The access key that the store knows.
 pub const ACCESS_KEY: &str = "KEY";
@@ -27,11 +28,12 @@ pub struct Store {
 }
 
 impl Store {
-    /// Serves the folders of `root` as buckets at `host`.
+    /// Serves the folders of `root` as buckets at the host's address of `place`.
     ///
     /// # Errors
     /// When the address or the folder cannot be used.
-    pub fn start(host: Ipv4Addr, root: &Path) -> Result<Self> {
+    pub fn start(place: &Place, root: &Path) -> Result<Self> {
+        let host = place.host_address();
         let files = s3s_fs::FileSystem::new(root).map_err(|error| anyhow::anyhow!("{error:?}"))?;
         let mut builder = S3ServiceBuilder::new(files);
         builder.set_auth(SimpleAuth::from_single(ACCESS_KEY, SECRET_KEY));

@@ -6,7 +6,8 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::{Process, certificate, free_port};
+use super::{Process, certificate, folder, free_port};
+use crate::place::Place;
 
 /// A running nginx.
 #[derive(Debug)]
@@ -21,12 +22,13 @@ pub struct Web {
 }
 
 impl Web {
-    /// Serves the files of `root` at `host`.
+    /// Serves the files of `root` at the host's address of `place`.
     ///
     /// # Errors
     /// When nginx is missing or does not answer.
-    pub fn start(host: Ipv4Addr, root: &Path) -> Result<Self> {
-        let folder = tempfile::tempdir()?;
+    pub fn start(place: &Place, root: &Path) -> Result<Self> {
+        let host = place.host_address();
+        let folder = folder(place)?;
         let own = folder.path().display();
         let (identity, authority) = certificate(host)?;
         fs::write(folder.path().join("server.crt"), &identity.certificate)?;

@@ -27,7 +27,7 @@ fn names(folder: &Path) -> Vec<String> {
 #[test]
 fn bytes_that_are_not_those_of_the_checksum() {
     let namespace = namespace("checksum");
-    let web = Web::start(CLUSTER.place().host_address(), &disks::folder_of(&SMALL)).unwrap();
+    let web = Web::start(CLUSTER.place(), &disks::folder_of(&SMALL)).unwrap();
     let volume = Volume::filesystem(&CLUSTER, namespace, "disk", SIZE).unwrap();
     let mut import = Import::new(&CLUSTER, namespace, &volume, SIZE, web.url(SMALL.file()));
     import.checksum = Some(format!("sha256:{}", "0".repeat(64)));
@@ -41,7 +41,7 @@ fn bytes_that_are_not_those_of_the_checksum() {
 #[test]
 fn a_disk_that_is_larger_than_the_volume() {
     let namespace = namespace("too-large");
-    let web = Web::start(CLUSTER.place().host_address(), &disks::folder_of(&SMALL)).unwrap();
+    let web = Web::start(CLUSTER.place(), &disks::folder_of(&SMALL)).unwrap();
     let small = 32 * MIB;
     let [folder, device] = [
         Volume::filesystem(&CLUSTER, namespace, "folder", small).unwrap(),
@@ -64,7 +64,7 @@ fn a_disk_that_is_larger_than_the_volume() {
 #[test]
 fn a_server_that_fails_and_recovers() {
     let namespace = namespace("recovers");
-    let server = Flaky::start(CLUSTER.place().host_address(), &SMALL.qcow2, 16 * MIB).unwrap();
+    let server = Flaky::start(CLUSTER.place(), &SMALL.qcow2, 16 * MIB).unwrap();
     server.set_mood(Mood::Missing);
     let volume = Volume::filesystem(&CLUSTER, namespace, "disk", SIZE).unwrap();
     let import = Import::new(&CLUSTER, namespace, &volume, SIZE, server.url());
@@ -93,13 +93,13 @@ fn a_server_that_fails_and_recovers() {
 
 /// Small enough to be made quickly, large enough to tell going on from starting again.
 static MIDDLING: LazyLock<Disk> =
-    LazyLock::new(|| Disk::create("middling", count(384, 2048), count(320, 2000), false));
+    LazyLock::new(|| Disk::create("middling", count(384, 1024), count(320, 1000), false));
 
 #[test]
 fn a_pod_that_is_deleted_midway_and_made_again() {
     let namespace = namespace("deleted");
     let length = fs::metadata(&MIDDLING.qcow2).unwrap().len();
-    let server = Flaky::start(CLUSTER.place().host_address(), &MIDDLING.qcow2, 48 * MIB).unwrap();
+    let server = Flaky::start(CLUSTER.place(), &MIDDLING.qcow2, 48 * MIB).unwrap();
     let size = MIDDLING.size * 2;
     let volume = Volume::filesystem(&CLUSTER, namespace, "disk", size).unwrap();
     let import = Import::new(&CLUSTER, namespace, &volume, size, server.url());
@@ -127,7 +127,7 @@ static LARGE: LazyLock<Disk> = LazyLock::new(|| Disk::create("large", 4096, coun
 #[test]
 fn a_limit_of_100_mib_and_a_disk_of_4_gib() {
     let namespace = namespace("little-memory");
-    let web = Web::start(CLUSTER.place().host_address(), &disks::folder_of(&LARGE)).unwrap();
+    let web = Web::start(CLUSTER.place(), &disks::folder_of(&LARGE)).unwrap();
     let size = 5 << 30;
     for (claim, seccomp) in [
         ("direct", json!({"type": "RuntimeDefault"})),

@@ -4,6 +4,7 @@
 //! from the host. `FERROVIRT_SOAK=1` imports larger disks.
 
 #![expect(clippy::print_stdout, reason = "what was measured is shown with --nocapture")]
+#![expect(clippy::expect_used, reason = "a test fails by panicking")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod disks;

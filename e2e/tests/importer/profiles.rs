@@ -43,13 +43,13 @@ pub(crate) fn prepare(cluster: &Cluster) {
 
 /// How the importer's log says that it wrote, at last.
 pub(crate) fn engine(log: &str) -> String {
-    let line = log.lines().filter_map(|line| line.split_once(" engine=")).last();
+    let line = log.lines().filter_map(|line| line.split_once(" engine=")).next_back();
     line.map(|(_, engine)| engine.trim()).unwrap_or_else(|| panic!("no engine in the log:\n{log}")).to_owned()
 }
 
 /// Deflated clusters take the most memory: they are read, unpacked and written.
 static DEFLATED: LazyLock<Disk> =
-    LazyLock::new(|| Disk::create("deflated", count(512, 4096), count(256, 4096), true));
+    LazyLock::new(|| Disk::create("deflated", count(512, 4096), count(256, 1024), true));
 
 struct Profile {
     name: &'static str,
@@ -74,7 +74,7 @@ fn check_memory(profile: &Profile, peaks: &Peaks) {
 }
 
 fn import(namespace: &str, claim: &str, profile: &Profile) {
-    let server = Flaky::start(CLUSTER.place().host_address(), &DEFLATED.qcow2, 48 * MIB).unwrap();
+    let server = Flaky::start(CLUSTER.place(), &DEFLATED.qcow2, 64 * MIB).unwrap();
     let size = DEFLATED.size * 2;
     let volume = Volume::filesystem(&CLUSTER, namespace, claim, size).unwrap();
     let mut import = Import::new(&CLUSTER, namespace, &volume, size, server.url());

@@ -23,7 +23,7 @@ const COMPLETE: &str = r#"{"message":"Import Complete"}"#;
 #[test]
 fn http_with_a_certificate_of_ones_own() {
     let namespace = namespace("http-tls");
-    let web = Web::start(CLUSTER.place().host_address(), &disks::folder_of(&SMALL)).unwrap();
+    let web = Web::start(CLUSTER.place(), &disks::folder_of(&SMALL)).unwrap();
     let volume = Volume::filesystem(&CLUSTER, namespace, "disk", SIZE).unwrap();
     let mut import = Import::new(&CLUSTER, namespace, &volume, SIZE, web.https_url(SMALL.file()));
     import.authority = Some(authority(&CLUSTER, namespace, web.authority()));
@@ -36,7 +36,7 @@ fn http_with_a_certificate_of_ones_own() {
 #[test]
 fn a_certificate_that_nobody_vouches_for() {
     let namespace = namespace("http-untrusted");
-    let web = Web::start(CLUSTER.place().host_address(), &disks::folder_of(&SMALL)).unwrap();
+    let web = Web::start(CLUSTER.place(), &disks::folder_of(&SMALL)).unwrap();
     let volume = Volume::filesystem(&CLUSTER, namespace, "disk", SIZE).unwrap();
     let import = Import::new(&CLUSTER, namespace, &volume, SIZE, web.https_url(SMALL.file()));
     let failure = import.start().failure();
@@ -62,7 +62,7 @@ fn loop_devices() -> Vec<String> {
 #[test]
 fn onto_a_device_of_which_nothing_stays_with_the_node() {
     let namespace = namespace("block");
-    let web = Web::start(CLUSTER.place().host_address(), &disks::folder_of(&SMALL)).unwrap();
+    let web = Web::start(CLUSTER.place(), &disks::folder_of(&SMALL)).unwrap();
     let volume = Volume::block(&CLUSTER, namespace, "disk", SIZE).unwrap();
     let name = volume.path().file_name().unwrap().to_str().unwrap().to_owned();
     // What the device held before is not the disk's.
@@ -89,7 +89,7 @@ fn onto_a_device_of_which_nothing_stays_with_the_node() {
 
 /// A layer with a disk and nothing else.
 fn disk_layer(disk: &Disk) -> (Layer, tempfile::TempDir) {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = tempfile::tempdir_in(disks::folder_of(&SMALL)).unwrap();
     let members = BTreeMap::from([
         ("disk".to_owned(), Member::Folder { mode: 0o755 }),
         (format!("disk/{}", disk.file()), Member::File { from: disk.qcow2.clone(), mode: 0o444 }),
@@ -100,7 +100,7 @@ fn disk_layer(disk: &Disk) -> (Layer, tempfile::TempDir) {
 #[test]
 fn a_container_image_pulled_by_the_pod() {
     let namespace = namespace("registry");
-    let registry = Registry::start(CLUSTER.place().host_address()).unwrap();
+    let registry = Registry::start(CLUSTER.place()).unwrap();
     let (layer, _folder) = disk_layer(&SMALL);
     let image = CLUSTER.run(registry.push("disks/small", &layer, &[])).unwrap();
     let volume = Volume::filesystem(&CLUSTER, namespace, "disk", SIZE).unwrap();
@@ -116,7 +116,7 @@ fn a_container_image_pulled_by_the_pod() {
 #[test]
 fn a_container_image_pulled_by_the_node() {
     let namespace = namespace("node-pull");
-    let registry = Registry::start(CLUSTER.place().host_address()).unwrap();
+    let registry = Registry::start(CLUSTER.place()).unwrap();
     CLUSTER.trust_registry(&registry.address(), registry.authority()).unwrap();
     let (layer, _folder) = disk_layer(&SMALL);
     let environment = ["INSTANCETYPE_KUBEVIRT_IO_DEFAULT_INSTANCETYPE=u1.small"];
@@ -137,10 +137,10 @@ fn a_container_image_pulled_by_the_node() {
 #[test]
 fn an_object_of_a_store() {
     let namespace = namespace("s3");
-    let folder = tempfile::tempdir().unwrap();
+    let folder = tempfile::tempdir_in(disks::folder_of(&SMALL)).unwrap();
     fs::create_dir(folder.path().join("images")).unwrap();
     fs::copy(&SMALL.qcow2, folder.path().join("images/disk.qcow2")).unwrap();
-    let store = Store::start(CLUSTER.place().host_address(), folder.path()).unwrap();
+    let store = Store::start(CLUSTER.place(), folder.path()).unwrap();
     let volume = Volume::filesystem(&CLUSTER, namespace, "disk", SIZE).unwrap();
     let mut import = Import::new(&CLUSTER, namespace, &volume, SIZE, store.url("images", "disk.qcow2"));
     import.source = "s3";
@@ -155,7 +155,7 @@ fn an_object_of_a_store() {
 #[test]
 fn progress_is_read_over_the_pod_network() {
     let namespace = namespace("progress");
-    let server = Flaky::start(CLUSTER.place().host_address(), &SMALL.qcow2, 8 * MIB).unwrap();
+    let server = Flaky::start(CLUSTER.place(), &SMALL.qcow2, 8 * MIB).unwrap();
     let volume = Volume::filesystem(&CLUSTER, namespace, "disk", SIZE).unwrap();
     let import = Import::new(&CLUSTER, namespace, &volume, SIZE, server.url());
     let running = import.start();
