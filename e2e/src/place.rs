@@ -4,6 +4,7 @@
 //! that several stand side by side. Only routes over the cluster's own link are made on the host.
 
 use std::fs::{self, File, TryLockError};
+use std::io;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
@@ -74,6 +75,26 @@ impl Place {
     /// Without a cache folder.
     pub fn all() -> Result<Vec<Self>> {
         (0..PLACES).map(Self::of).collect()
+    }
+
+    /// The places that somebody has now.
+    ///
+    /// # Errors
+    /// When the folder of the places cannot be used.
+    pub fn taken() -> Result<Vec<Self>> {
+        let mut taken = Vec::new();
+        for place in Self::all()? {
+            let lock = match File::open(place.folder.with_added_extension("lock")) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                other => other?,
+            };
+            match lock.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => taken.push(place),
+                Err(TryLockError::Error(error)) => return Err(error.into()),
+            }
+        }
+        Ok(taken)
     }
 
     fn parent() -> Result<PathBuf> {

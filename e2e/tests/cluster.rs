@@ -14,12 +14,26 @@ use e2e::leftovers::Leftovers;
 use e2e::node::BUSYBOX;
 use e2e::peer::registry::Registry;
 use e2e::peer::web::Web;
+use e2e::place::Place;
 use e2e::volume::Volume;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::Api;
 use serde_json::json;
 
 static ALONE: Mutex<()> = Mutex::new(());
+
+/// The machine when no cluster stands. That of other tests may still be going away.
+fn before() -> Leftovers {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !Place::taken().unwrap().is_empty() {
+        assert!(
+            Instant::now() < deadline,
+            "another cluster is running; `make cluster-down` stops those made by hand"
+        );
+        thread::sleep(Duration::from_millis(50));
+    }
+    Leftovers::now().unwrap()
+}
 
 /// Waits until the machine is as it was. A process that was killed takes a moment to be gone.
 fn nothing_left(before: &Leftovers) {
@@ -95,7 +109,7 @@ fn runs_a_pod(cluster: &Cluster) {
 #[test]
 fn a_node_is_ready_in_time_and_leaves_nothing() {
     let _alone = ALONE.lock().unwrap_or_else(|broken| broken.into_inner());
-    let before = Leftovers::now().unwrap();
+    let before = before();
     for cycle in 0..cycles() {
         let begun = Instant::now();
         let cluster = Cluster::start().unwrap();
@@ -128,7 +142,7 @@ fn holds_a_cluster() {
 #[test]
 fn a_killed_test_leaves_nothing() {
     let _alone = ALONE.lock().unwrap_or_else(|broken| broken.into_inner());
-    let before = Leftovers::now().unwrap();
+    let before = before();
     let mut test = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "holds_a_cluster", "--ignored", "--nocapture"])
         .stdin(Stdio::null())
@@ -146,7 +160,7 @@ fn a_killed_test_leaves_nothing() {
 #[test]
 fn what_a_killed_keeper_leaves_is_removed_by_the_next() {
     let _alone = ALONE.lock().unwrap_or_else(|broken| broken.into_inner());
-    let before = Leftovers::now().unwrap();
+    let before = before();
     let cluster = Cluster::start().unwrap();
     let place = cluster.place().number();
     let killed = Command::new("kill").args(["-KILL", &cluster.keeper_id().to_string()]).status().unwrap();
