@@ -9,14 +9,18 @@
 //!
 //! Not here: anything that lives longer than a call, and any knowledge of Kubernetes.
 
-#![forbid(unsafe_code)]
-
 mod bridge;
+mod check_node;
+mod command;
 mod error;
+mod install;
 mod ipam;
+mod loopback;
 mod namespace;
 mod netlink;
 mod protocol;
+mod tap;
+mod tuning;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -27,7 +31,10 @@ use serde_json::{Value, json};
 
 pub use error::{Error, Kind};
 
-use protocol::{Environment, Outcome, Plugin, Verb, Version};
+use protocol::{Answer, Environment, Outcome, Plugin, Verb, Version};
+
+/// The names of the plugins, each also with `cnv-` before it.
+pub(crate) const PLUGINS: [&str; 4] = ["bridge", "tuning", "loopback", "tap"];
 
 /// Runs the plugin that the program's name asks for, and answers on standard output.
 pub fn run(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
@@ -35,19 +42,25 @@ pub fn run(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let name = Path::new(&program).file_name().and_then(|name| name.to_str()).unwrap_or_default();
     match plugin(name) {
         Some(plugin) => serve(plugin.as_ref()),
+        None if Environment::of_process().command.is_empty() => command::run(arguments),
         None => {
-            complain(&format!(
-                "cni: \"{}\" is the name of no plugin; those are bridge and cnv-bridge",
-                name.escape_debug()
-            ));
-            ExitCode::from(2)
+            let name = name.escape_debug();
+            let known = PLUGINS.join(", ");
+            let message = format!(
+                "\"{name}\" is the name of no plugin; those are {known}, with or without cnv- before"
+            );
+            tell(&protocol::answer(Err(Error::new(Kind::Environment, message)), None))
         }
     }
 }
 
+/// The plugin of a file's name.
 fn plugin(name: &str) -> Option<Box<dyn Plugin>> {
     Some(match name.strip_prefix("cnv-").unwrap_or(name) {
         "bridge" => Box::new(bridge::Bridge),
+        "loopback" => Box::new(loopback::Loopback),
+        "tap" => Box::new(tap::Tap),
+        "tuning" => Box::new(tuning::Tuning),
         _ => return None,
     })
 }
@@ -64,13 +77,30 @@ fn serve(plugin: &dyn Plugin) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let reading = protocol::read(&environment, std::io::stdin().lock());
-    let result = reading.call.and_then(|call| match call {
-        None => Ok(Some(versions())),
-        Some(call) => perform(plugin, &call),
-    });
+    let (call, result) = match reading.call {
+        Err(error) => (None, Err(error)),
+        Ok(None) => (None, Ok(Some(versions()))),
+        Ok(Some(call)) => {
+            let result = perform(plugin, &call);
+            (Some(call), result)
+        }
+    };
     let answer = protocol::answer(result, reading.version);
+    let code = tell(&answer);
+    // Nobody knows of an attachment whose answer got lost.
+    if answer.success
+        && code == ExitCode::FAILURE
+        && let Some(call) = call.filter(|call| call.verb == Verb::Add)
+        && let Err(error) = plugin.delete(&call)
+    {
+        complain(&error.to_string());
+    }
+    code
+}
+
+/// Writes the one document of an answer, at once: a reader sees it or nothing.
+fn tell(answer: &Answer) -> ExitCode {
     if let Some(document) = &answer.document {
-        // Written at once: a reader sees one document or nothing.
         let text = document.to_string() + "\n";
         if let Err(error) = std::io::stdout().write_all(text.as_bytes()) {
             complain(&format!("the answer cannot be written: {error}"));
@@ -99,7 +129,7 @@ fn versions() -> Value {
 }
 
 /// A line for the runtime's log. Standard output belongs to the answer alone.
-fn complain(line: &str) {
+pub(crate) fn complain(line: &str) {
     // A log that cannot be written has nobody to be told.
     let _ = writeln!(std::io::stderr(), "{line}");
 }

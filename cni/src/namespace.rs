@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::error::{Error, Kind};
+use crate::protocol::Call;
 
 /// Magic number of nsfs, `linux/magic.h`.
 const NSFS_MAGIC: i64 = 0x6e73_6673;
@@ -60,6 +61,32 @@ impl Namespace {
         Self::find(path)?.ok_or_else(|| {
             Error::new(Kind::Namespace, format!("{} is not a network namespace", path.display()))
         })
+    }
+
+    /// The namespace this process is in, and the pod's, for a call that makes or checks something in it.
+    ///
+    /// # Errors
+    /// [`Kind::Namespace`] when CNI_NETNS is no namespace, or is ours and CNI_NETNS_OVERRIDE does not allow it.
+    pub(crate) fn of_call(call: &Call) -> Result<(Self, Self), Error> {
+        let home = Self::ours()?;
+        let pod = Self::open(call.namespace.as_deref().unwrap_or_else(|| "".as_ref()))?;
+        if pod.is(&home) && !call.namespace_may_be_ours {
+            let message = format!("{} is the namespace the plugin runs in", pod.path().display());
+            return Err(Error::new(Kind::Namespace, message));
+        }
+        Ok((home, pod))
+    }
+
+    /// The same for a DEL: none when there is nothing to do, because the pod's is gone, or is ours by now: a process's
+    /// number was given to another one.
+    ///
+    /// # Errors
+    /// As [`Namespace::find`].
+    pub(crate) fn of_deletion(call: &Call) -> Result<Option<(Self, Self)>, Error> {
+        let Some(path) = &call.namespace else { return Ok(None) };
+        let Some(pod) = Self::find(path)? else { return Ok(None) };
+        let home = Self::ours()?;
+        Ok((call.namespace_may_be_ours || !pod.is(&home)).then_some((home, pod)))
     }
 
     /// The namespace this process is in.

@@ -111,7 +111,7 @@ fn look(config: &Config, call: &Call, host: &mut Router) -> Result<Found, Error>
 }
 
 /// The link in the answer to a question by name; none when there is no such link.
-pub(super) fn present(answer: Answer) -> Result<Option<Link>, Error> {
+pub(crate) fn present(answer: Answer) -> Result<Option<Link>, Error> {
     if answer.refusal().is_some_and(|refusal| refusal.errno == Errno::NODEV) {
         return Ok(None);
     }

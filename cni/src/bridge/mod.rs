@@ -9,8 +9,10 @@ mod check;
 mod collect;
 mod config;
 mod delete;
-mod identity;
+pub(crate) mod identity;
 mod plan;
+
+pub(crate) use apply::present;
 
 use crate::error::Error;
 use crate::protocol::{Call, Outcome, Plugin};

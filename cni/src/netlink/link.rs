@@ -98,6 +98,7 @@ pub(crate) struct VethPair {
 pub(crate) enum Flag {
     Up,
     Promiscuous,
+    AllMulticast,
 }
 
 impl Link {
@@ -184,6 +185,11 @@ impl Link {
     /// Whether it is an end of a veth pair.
     pub(crate) fn is_veth(&self) -> bool {
         self.kind == Some(InfoKind::Veth)
+    }
+
+    /// Whether it is a tap or a tun device.
+    pub(crate) fn is_tun(&self) -> bool {
+        self.kind == Some(InfoKind::Tun)
     }
 
     /// Asks for the link of a name.
@@ -340,6 +346,7 @@ fn set(message: &mut LinkMessage, flag: Flag, on: bool) {
     let flag = match flag {
         Flag::Up => LinkFlags::Up,
         Flag::Promiscuous => LinkFlags::Promisc,
+        Flag::AllMulticast => LinkFlags::Allmulti,
     };
     message.header.change_mask |= flag;
     message.header.flags.set(flag, on);

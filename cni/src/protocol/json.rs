@@ -52,6 +52,11 @@ impl Object {
         found.map(|(_, value)| value).filter(|value| **value != Json::Null)
     }
 
+    /// All members in the order they were written, as often as they were.
+    pub(crate) fn members(&self) -> impl Iterator<Item = (&str, &Json)> {
+        self.0.iter().map(|(key, value)| (key.as_str(), value))
+    }
+
     /// The string at `key`.
     ///
     /// # Errors

@@ -11,12 +11,12 @@ mod mac;
 mod outcome;
 mod version;
 
-pub(crate) use answer::answer;
+pub(crate) use answer::{Answer, answer};
 pub(crate) use arguments::Arguments;
 pub(crate) use call::{Attachment, Call, Environment, Verb, is_interface_name, read};
 pub(crate) use json::{Json, Object};
 pub(crate) use mac::Mac;
-pub(crate) use outcome::{Dns, Interface, Outcome};
+pub(crate) use outcome::{Dns, Interface, IpConfig, Outcome};
 pub(crate) use version::Version;
 
 use crate::error::Error;

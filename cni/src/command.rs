@@ -1,0 +1,188 @@
+//! The command line of the program under its own name, `cni`: what people and DaemonSets call. Runtimes call the plugins
+//! by theirs.
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::process::ExitCode;
+
+use lexopt::prelude::*;
+
+use crate::complain;
+use crate::error::Error;
+use crate::{check_node, install};
+
+/// Wrong usage.
+const USAGE: u8 = 2;
+
+const HELP: &str = "\
+The CNI plugins of ferrovirt, in one program.
+
+A container runtime calls a plugin by the name of its file: bridge, tuning, host-local, static, loopback or tap, with
+or without cnv- before it. Under the name cni the program does this:
+
+  cni install DIR      copies itself into DIR as cnv-bridge and cnv-tuning, and links bridge and tuning to them where
+                       nobody else's are
+  cni check-node       says what this node's kernel offers to the plugins
+
+Options
+      --all            install: all plugins, not only bridge and tuning
+      --require NAME   check-node: fail unless NAME is offered; again for more (default: netlink, bridge, veth)
+  -o, --output FORMAT  text or json (default: text)
+  -h, --help           this
+  -V, --version        the version
+
+Examples
+  cni install /opt/cni/bin
+  cni install --all --output json /host/opt/cni/bin
+  cni check-node --require vlan-filtering --require nft-bridge
+
+Exit code: 0 done, 1 failed or something required is missing, 2 wrong usage.
+";
+
+/// How an answer looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    Text,
+    Json,
+}
+
+/// What was typed.
+#[derive(Debug, PartialEq, Eq)]
+enum Command {
+    Help,
+    Version,
+    Install { folder: OsString, all: bool, format: Format },
+    CheckNode { required: Vec<String>, format: Format },
+}
+
+/// Runs what `arguments`, without the program's name, ask for.
+pub(crate) fn run(arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    let answer = match parse(lexopt::Parser::from_args(arguments)) {
+        Ok(Command::Help) => Ok((HELP.to_owned(), true)),
+        Ok(Command::Version) => Ok((format!("cni {}\n", env!("CARGO_PKG_VERSION")), true)),
+        Ok(Command::Install { folder, all, format }) => install::run(folder.as_ref(), all, format),
+        Ok(Command::CheckNode { required, format }) => check_node::run(&required, format),
+        Err(error) => {
+            complain(&format!("cni: {error}; cni --help tells more"));
+            return ExitCode::from(USAGE);
+        }
+    };
+    match answer {
+        Ok((text, success)) => finish(&text, success),
+        Err(error) => failed(&error),
+    }
+}
+
+fn finish(text: &str, success: bool) -> ExitCode {
+    if let Err(error) = std::io::stdout().write_all(text.as_bytes()) {
+        complain(&format!("cni: the answer cannot be written: {error}"));
+        return ExitCode::FAILURE;
+    }
+    if success { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn failed(error: &Error) -> ExitCode {
+    let details = error.details();
+    let more = if details.is_empty() { String::new() } else { format!(": {details}") };
+    complain(&format!("cni: {error}{more}"));
+    ExitCode::FAILURE
+}
+
+fn parse(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
+    let mut words = Vec::new();
+    let mut all = false;
+    let mut required = Vec::new();
+    let mut format = Format::Text;
+    while let Some(argument) = parser.next()? {
+        match argument {
+            Short('h') | Long("help") => return Ok(Command::Help),
+            Short('V') | Long("version") => return Ok(Command::Version),
+            Short('o') | Long("output") => {
+                format = match parser.value()?.string()?.as_str() {
+                    "text" => Format::Text,
+                    "json" => Format::Json,
+                    other => return Err(format!("--output is text or json, not \"{other}\"").into()),
+                }
+            }
+            Long("all") => all = true,
+            Long("require") => {
+                let name = parser.value()?.string()?;
+                if !check_node::NAMES.contains(&name.as_str()) {
+                    let known = check_node::NAMES.join(", ");
+                    return Err(format!("--require: \"{name}\" is none of {known}").into());
+                }
+                required.push(name);
+            }
+            Value(word) => words.push(word),
+            Short(_) | Long(_) => return Err(argument.unexpected()),
+        }
+    }
+    let mut words = words.into_iter();
+    let command = words.next().ok_or("a command is missing: install or check-node")?;
+    let command = match command.to_str() {
+        Some("install") if required.is_empty() => {
+            let folder = words.next().ok_or("install needs the folder to install into")?;
+            Command::Install { folder, all, format }
+        }
+        Some("check-node") if !all => Command::CheckNode { required, format },
+        Some("help") => Command::Help,
+        Some("install") => return Err("--require belongs to check-node".into()),
+        Some("check-node") => return Err("--all belongs to install".into()),
+        Some(_) | None => {
+            let command = command.to_string_lossy();
+            return Err(format!("\"{}\" is no command", command.escape_debug()).into());
+        }
+    };
+    match words.next() {
+        None => Ok(command),
+        Some(word) => {
+            Err(format!("\"{}\" is one word too many", word.to_string_lossy().escape_debug()).into())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn typed(line: &str) -> Result<Command, String> {
+        let words = line.split_whitespace().map(OsString::from);
+        parse(lexopt::Parser::from_args(words)).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn what_can_be_typed() {
+        let folder = || OsString::from("/opt");
+        for (line, wanted) in [
+            ("--help", Command::Help),
+            ("install -h", Command::Help),
+            ("-V", Command::Version),
+            ("install /opt", Command::Install { folder: folder(), all: false, format: Format::Text }),
+            (
+                "-ojson install --all /opt",
+                Command::Install { folder: folder(), all: true, format: Format::Json },
+            ),
+            ("check-node", Command::CheckNode { required: Vec::new(), format: Format::Text }),
+            (
+                "check-node --require=tun --output json",
+                Command::CheckNode { required: vec!["tun".to_owned()], format: Format::Json },
+            ),
+        ] {
+            assert_eq!(typed(line).unwrap(), wanted, "{line}");
+        }
+        for line in [
+            "",
+            "install",
+            "install a b",
+            "fly",
+            "check-node x",
+            "--output xml install a",
+            "--require x check-node",
+            "--require tun install a",
+            "--all check-node",
+            "-x",
+        ] {
+            assert!(typed(line).is_err(), "{line}");
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! `cni install DIR`: puts the program into a node's folder of plugins, as the DaemonSet of the cluster network addons
+//! operator does with the reference's.
+//!
+//! `cnv-bridge` and `cnv-tuning` are always this program. `bridge` and `tuning` become links to them only where nothing of
+//! that name is there: somebody else's stay. Every file appears whole, under its name, by a rename: a runtime may start
+//! it at any moment.
+
+mod apply;
+mod plan;
+
+use std::path::Path;
+
+use serde_json::json;
+
+use crate::command::Format;
+use crate::error::Error;
+use apply::Installed;
+
+/// What `install` does without `--all`.
+const USUAL: [&str; 2] = ["bridge", "tuning"];
+
+/// Installs into `folder`; the report, and true.
+///
+/// # Errors
+/// [`crate::Kind::Io`] naming the file. What was put in its place before stays: each is whole.
+pub(crate) fn run(folder: &Path, all: bool, format: Format) -> Result<(String, bool), Error> {
+    let plugins: &[&str] = if all { &crate::PLUGINS } else { &USUAL };
+    let installed = apply::install(folder, plugins)?;
+    Ok((report(folder, &installed, format), true))
+}
+
+fn report(folder: &Path, installed: &Installed, format: Format) -> String {
+    match format {
+        Format::Text => {
+            let mut text = format!(
+                "ferrovirt {} sha256:{} in {}\n",
+                env!("CARGO_PKG_VERSION"),
+                installed.checksum,
+                folder.display()
+            );
+            for file in &installed.files {
+                text.push_str(&format!("  {:<16} {:<14} {}\n", file.name, file.what.as_str(), file.version));
+            }
+            text
+        }
+        Format::Json => {
+            let files: Vec<_> = installed
+                .files
+                .iter()
+                .map(|file| json!({"name": file.name, "result": file.what.as_str(), "version": file.version}))
+                .collect();
+            let report = json!({
+                "version": env!("CARGO_PKG_VERSION"),
+                "sha256": installed.checksum,
+                "folder": folder.display().to_string(),
+                "files": files,
+            });
+            format!("{report:#}\n")
+        }
+    }
+}
