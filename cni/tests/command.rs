@@ -137,18 +137,9 @@ fn the_node_is_looked_at_and_left_alone() {
         assert!(offered(name), "{name}: {report:#}");
     }
     // What `ip` can do here is the judge.
-    let made = Command::new("unshare").args([
-        "-n",
-        "ip",
-        "link",
-        "add",
-        "b",
-        "type",
-        "bridge",
-        "vlan_filtering",
-        "1",
-    ]);
-    let filters = { made }.output().unwrap().status.success();
+    let mut made = Command::new("unshare");
+    made.args(["-n", "ip", "link", "add", "b", "type", "bridge", "vlan_filtering", "1"]);
+    let filters = made.output().unwrap().status.success();
     assert_eq!(offered("vlan-filtering"), filters);
     let output = cni(&["check-node", "--require", "vlan-filtering"]);
     assert_eq!(output.status.success(), filters, "{output:?}");

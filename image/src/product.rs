@@ -8,6 +8,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use sha2::{Digest, Sha256};
 
 use crate::archive::{self, Tag};
 use crate::args::Args;
@@ -32,11 +33,18 @@ pub const PROGRAMS: &[Program] = &[
         name: "cdi-containerimage-server",
         built: "x86_64-unknown-linux-gnu/release/cdi-containerimage-server",
     },
+    Program { name: "cni", built: "x86_64-unknown-linux-gnu/release/cni" },
     Program { name: "importer", built: "release/importer" },
 ];
 
 /// Folder of the programs. Stock controllers copy `/usr/bin/cdi-containerimage-server` out of the image by this path.
 pub const FOLDER: &str = "usr/bin";
+
+/// Where the DaemonSet of the cluster network addons operator takes plugins from, each with a file of its checksum.
+pub const PLUGINS: &str = "usr/src/github.com/containernetworking/plugins/bin";
+
+/// The plugins it takes.
+pub const TAKEN: [&str; 2] = ["bridge", "tuning"];
 
 impl Program {
     /// Its name in a pod's `image`.
@@ -57,8 +65,11 @@ pub(crate) fn build(args: &Args) -> Result<()> {
     let mut layers = vec![root::layer(args.cache.as_deref(), work.path())?];
     for program in PROGRAMS {
         let from = args.target.join(program.built);
-        let members =
-            BTreeMap::from([(format!("{FOLDER}/{}", program.name), Member::File { from, mode: 0o755 })]);
+        let mut members = BTreeMap::new();
+        if program.name == "cni" {
+            add_plugins(&from, &mut members)?;
+        }
+        members.insert(format!("{FOLDER}/{}", program.name), Member::File { from, mode: 0o755 });
         layers.push(layer::pack(&members, &work.path().join(program.name))?);
     }
     let tags: Vec<_> = PROGRAMS.iter().map(Program::tag).collect();
@@ -67,6 +78,18 @@ pub(crate) fn build(args: &Args) -> Result<()> {
     let digest = archive::write(&written, &layers, &tags)?;
     fs::rename(&written, &args.output).with_context(|| format!("cannot write {}", args.output.display()))?;
     report(&args.output, &digest, &tags);
+    Ok(())
+}
+
+/// The program under the names that the operator's script copies, and what `sha256sum` says of it.
+fn add_plugins(program: &Path, members: &mut BTreeMap<String, Member>) -> Result<()> {
+    let bytes = fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
+    let checksum: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+    for name in TAKEN {
+        members.insert(format!("{PLUGINS}/{name}"), Member::Link { to: format!("/{FOLDER}/cni") });
+        let content = format!("{checksum}  {name}\n");
+        members.insert(format!("{PLUGINS}/{name}.checksum"), Member::Text { content, mode: 0o644 });
+    }
     Ok(())
 }
 

@@ -98,7 +98,25 @@ fn two_builds_in_different_folders_are_the_same_and_hold_what_pods_expect() {
     }
     let has = |names: &[&str]| names.iter().any(|name| found.iter().any(|entry| entry == name));
     assert!(has(&["etc/passwd"]) && has(&["etc/ssl/certs/ca-certificates.crt"]));
+    assert_takes_plugins(&members, &layers[0]);
     assert!(has(&["usr/bin/sh", "bin/sh"]) && has(&["usr/bin/cp", "bin/cp"]));
+}
+
+/// The cluster network addons operator's DaemonSet copies the plugins out of the image by these paths.
+fn assert_takes_plugins(members: &BTreeMap<String, Vec<u8>>, layers: &Value) {
+    let index = PROGRAMS.iter().position(|program| program.name == "cni").unwrap();
+    let digest = layers[index + 1]["digest"].as_str().unwrap().replace(':', "/");
+    let folder = tempfile::tempdir().unwrap();
+    let layer = GzDecoder::new(&members[&format!("blobs/{digest}")][..]);
+    tar::Archive::new(layer).unpack(folder.path()).unwrap();
+    let plugins = folder.path().join(image::product::PLUGINS);
+    for name in image::product::TAKEN {
+        assert_eq!(fs::read_link(plugins.join(name)).unwrap(), Path::new("/usr/bin/cni"));
+        let checksum = fs::read_to_string(plugins.join(format!("{name}.checksum"))).unwrap();
+        let told = Command::new("sha256sum").arg(folder.path().join("usr/bin/cni")).output().unwrap().stdout;
+        let told = String::from_utf8(told).unwrap();
+        assert_eq!(checksum.split("  ").next(), told.split("  ").next());
+    }
 }
 
 #[test]

@@ -23,7 +23,7 @@ pub(super) fn all() -> Result<Vec<Finding>, Error> {
     sys::leave_the_host().map_err(|errno| {
         Error::with(Kind::Namespace, "the kernel gives no network namespace; root is needed", errno)
     })?;
-    Ok(NAMES.into_iter().map(|name| attempt(name)).collect())
+    Ok(NAMES.into_iter().map(attempt).collect())
 }
 
 fn attempt(name: &'static str) -> Finding {

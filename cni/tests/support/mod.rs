@@ -139,7 +139,7 @@ impl Answer {
 }
 
 /// One call, to be changed before it is made.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Call {
     pub plugin: PathBuf,
     pub verb: String,
