@@ -18,6 +18,7 @@ mod ipam;
 mod loopback;
 mod namespace;
 mod netlink;
+mod nft;
 mod protocol;
 mod tap;
 mod tuning;

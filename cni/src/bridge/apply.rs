@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use ipnet::IpNet;
 use rustix::io::Errno;
 
 use crate::bridge::config::Config;
@@ -11,7 +12,8 @@ use crate::bridge::plan::{BridgeStep, Found, Plan};
 use crate::error::{Error, Kind};
 use crate::namespace::Namespace;
 use crate::netlink::{Answer, Flag, Link, Request, Router};
-use crate::protocol::{Call, Interface, Outcome};
+use crate::nft::{Filter, Masquerading, SpoofCheck};
+use crate::protocol::{Call, Interface, IpConfig, Outcome};
 
 /// How long a port may take to come up: what the reference waits in all.
 const PORT_PATIENCE: Duration = Duration::from_millis(2550);
@@ -58,7 +60,6 @@ pub(crate) fn add(config: &Config, call: &Call) -> Result<Outcome, Error> {
 fn refuse_what_is_not_built(config: &Config) -> Result<(), Error> {
     let missing = [
         (config.ipam.is_some(), "ipam"),
-        (config.spoof_check, "macspoofchk"),
         (config.masquerade.is_some(), "ipMasq"),
     ];
     match missing.into_iter().find(|(asked, _)| *asked) {
@@ -87,6 +88,10 @@ fn attach(
     undo: &mut Undo,
 ) -> Result<Outcome, Failure> {
     let plan = Plan::make(config, call, &look(config, call, host)?, random()?)?;
+    // Before there is a link, so that no frame passes unchecked.
+    if config.spoof_check {
+        check_spoofing(&plan, call, host, undo)?;
+    }
     let bridge = prepare_bridge(&plan.bridge, host, undo)?;
     let wired = wire(&plan, &bridge, pod, host, undo)?;
     let (host_end, bridge) = finish(&plan, wired, host)?;
@@ -125,6 +130,26 @@ fn random() -> Result<[u8; 12], Error> {
         Ok(_) => Err(Error::new(Kind::Internal, "the kernel gave too few random bytes")),
         Err(errno) => Err(Error::with(Kind::Internal, "the kernel gave no random bytes", errno)),
     }
+}
+
+/// Lets no frame of the pod pass that bears another Ethernet address than the pod's.
+fn check_spoofing(plan: &Plan, call: &Call, host: &mut Router, undo: &mut Undo) -> Result<(), Error> {
+    let check = SpoofCheck::new(&call.network, &call.attachment);
+    let exists = |link: &str| Ok(find(host, link)?.is_some());
+    check.set_up(&mut Filter::open()?, &plan.pair.host_name, plan.pair.pod_mac, exists)?;
+    undo.note(Step::SpoofCheck(check));
+    Ok(())
+}
+
+/// Masquerades what comes from the pod's addresses, if that is asked for.
+#[expect(dead_code, reason = "addresses come next")]
+fn masquerade(config: &Config, call: &Call, addresses: &[IpConfig], undo: &mut Undo) -> Result<(), Error> {
+    let Some(backend) = config.masquerade else { return Ok(()) };
+    let masquerading = Masquerading::new(call);
+    let addresses: Vec<IpNet> = addresses.iter().map(|one| one.address).collect();
+    // Noted first: half of it may be done when it fails.
+    undo.note(Step::Masquerading(masquerading.clone()));
+    masquerading.set_up(backend, &addresses)
 }
 
 /// Makes the bridge, or brings the one there is into shape.
@@ -302,6 +327,10 @@ pub(super) enum Step {
     Bridge { name: String },
     /// A veth pair was made.
     HostEnd { name: String },
+    /// Frames with a foreign Ethernet address are thrown away.
+    SpoofCheck(SpoofCheck),
+    /// What leaves the node is masqueraded.
+    Masquerading(Masquerading),
     /// Something was switched, and this switches it back.
     Ask(Request),
 }
@@ -332,6 +361,8 @@ impl Step {
                 let Some(link) = find(host, &name)? else { return Ok(()) };
                 host.ask(Link::delete(link.index, &name)).map(drop)
             }
+            Self::SpoofCheck(check) => check.tear_down(&mut Filter::open()?),
+            Self::Masquerading(masquerading) => masquerading.tear_down(),
             Self::Ask(request) => host.ask(request).map(drop),
         }
     }

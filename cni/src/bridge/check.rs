@@ -7,6 +7,7 @@ use crate::bridge::identity::{self, NAMES};
 use crate::error::{Error, Kind};
 use crate::namespace::Namespace;
 use crate::netlink::{Link, PortSettings, Router};
+use crate::nft::{Filter, SpoofCheck};
 use crate::protocol::{Call, Interface, Outcome};
 
 /// Checks.
@@ -30,6 +31,10 @@ pub(crate) fn check(config: &Config, call: &Call) -> Result<(), Error> {
     let bridge = check_bridge(config, &previous, &mut host)?;
     let host_end = host_end(config, call, &previous, &mut host)?;
     check_port(config, &bridge, &host_end)?;
+    if config.spoof_check {
+        let check = SpoofCheck::new(&call.network, &call.attachment);
+        check.check(&mut Filter::open()?, &host_end.name)?;
+    }
     let mut inside = Router::open_in(&pod, &home)?;
     check_pod(config, pod_end, &host_end, &mut inside)?;
     if let Some(ipam) = &config.ipam {

@@ -2,6 +2,10 @@
 //! a link group of its own and goes in one sweep, which costs the kernel one wait instead of one per link.
 
 use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::Read;
+use std::net::IpAddr;
+use std::path::Path;
 
 use netlink_packet_route::link::LinkAttribute;
 
@@ -11,7 +15,14 @@ use crate::bridge::{identity, plan};
 use crate::error::{Error, Kind};
 use crate::ipam::Ipam;
 use crate::netlink::{Link, Router};
+use crate::nft::{Filter, SpoofChecks, sweep_masquerading};
 use crate::protocol::{Attachment, Call};
+
+/// Where host-local keeps its files unless told otherwise.
+const LEASES: &str = "/var/lib/cni/networks";
+
+/// More than a container id and an interface name are long, in bytes.
+const LEASE_LIMIT: u64 = 4096;
 
 /// Removes what no valid attachment owns.
 ///
@@ -19,8 +30,14 @@ use crate::protocol::{Attachment, Call};
 /// Every failure, after all was tried. Nothing is removed when the valid attachments are not understood.
 pub(crate) fn collect(call: &Call) -> Result<(), Error> {
     let valid = call.valid_attachments()?;
+    let leases = leases(call);
     let mut errors = Vec::new();
-    errors.extend(Router::open().and_then(|mut host| sweep(call, &valid, &mut host)).err());
+    let checks = checks(call, &mut errors);
+    errors.extend(Router::open().and_then(|mut host| sweep(call, &valid, &leases, &checks, &mut host)).err());
+    // After the links: until they are gone their frames are checked.
+    if errors.is_empty() {
+        sweep_rules(call, &valid, &leases, &checks, &mut errors);
+    }
     match Ipam::parse(&call.config) {
         Ok(None) => {}
         Ok(Some(ipam)) => errors.extend(ipam.collect(call).err()),
@@ -46,13 +63,79 @@ pub(crate) fn status(config: &Config, call: &Call) -> Result<(), Error> {
     }
 }
 
-fn sweep(call: &Call, valid: &BTreeSet<Attachment>, host: &mut Router) -> Result<(), Error> {
+/// The attachments that have an address of this network by host-local's files, whoever made them. Best effort: what
+/// cannot be read proves nothing, and stays.
+fn leases(call: &Call) -> BTreeSet<Attachment> {
+    let mut leases = BTreeSet::new();
+    let Ok(ipam) = call.config.object("ipam") else { return leases };
+    if ipam.text("type").ok().flatten() != Some("host-local") {
+        return leases;
+    }
+    let data = ipam.text("dataDir").ok().flatten().filter(|folder| !folder.is_empty());
+    let folder = Path::new(data.unwrap_or(LEASES)).join(&call.network);
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let names_an_address = entry.file_name().to_str().is_some_and(|name| name.parse::<IpAddr>().is_ok());
+        let mut text = String::new();
+        let opened = if names_an_address { File::open(entry.path()).ok() } else { None };
+        if opened.and_then(|file| file.take(LEASE_LIMIT).read_to_string(&mut text).ok()).is_none() {
+            continue;
+        }
+        let mut lines = text.lines();
+        if let (Some(container), Some(interface)) = (lines.next(), lines.next()) {
+            leases.insert(Attachment { container: container.to_owned(), interface: interface.to_owned() });
+        }
+    }
+    leases
+}
+
+/// Whether a rule that cannot be listed or removed is worth an error: a kernel without a packet filter has none.
+fn filters(call: &Call) -> bool {
+    ["macspoofchk", "ipMasq"].into_iter().any(|key| call.config.boolean(key).unwrap_or(true))
+}
+
+fn checks(call: &Call, errors: &mut Vec<Error>) -> SpoofChecks {
+    let listed = Filter::open().and_then(|mut filter| SpoofChecks::list(&mut filter));
+    listed.unwrap_or_else(|error| {
+        errors.extend(filters(call).then_some(error));
+        SpoofChecks::default()
+    })
+}
+
+fn sweep_rules(
+    call: &Call,
+    valid: &BTreeSet<Attachment>,
+    leases: &BTreeSet<Attachment>,
+    checks: &SpoofChecks,
+    errors: &mut Vec<Error>,
+) {
+    let network = call.network.as_str();
+    let swept = |filter: &mut Filter| {
+        let masquerading = sweep_masquerading(filter, network, valid);
+        checks.sweep(filter, network, valid, leases).and(masquerading)
+    };
+    if let Err(error) = Filter::open().and_then(|mut filter| swept(&mut filter)) {
+        errors.extend(filters(call).then_some(error));
+    }
+}
+
+fn sweep(
+    call: &Call,
+    valid: &BTreeSet<Attachment>,
+    leases: &BTreeSet<Attachment>,
+    checks: &SpoofChecks,
+    host: &mut Router,
+) -> Result<(), Error> {
+    // What the reference made bears no alias; its address tells its network, and its spoof check its link.
+    let theirs: BTreeSet<&str> = leases.difference(valid).filter_map(|one| checks.link(one)).collect();
     let keep: BTreeSet<String> = valid.iter().map(|one| identity::alias(&call.network, one)).collect();
     let links = Link::all(&host.ask(Link::list(None))?);
     let stale: Vec<&Link> = links
         .iter()
-        .filter(|link| link.is_veth() && identity::is_of(&link.alias, &call.network))
-        .filter(|link| !keep.contains(&link.alias))
+        .filter(|link| link.is_veth())
+        .filter(|link| {
+            let ours = identity::is_of(&link.alias, &call.network) && !keep.contains(&link.alias);
+            ours || link.alias.is_empty() && theirs.contains(link.name.as_str())
+        })
         .collect();
     if stale.is_empty() {
         return Ok(());

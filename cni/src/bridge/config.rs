@@ -4,6 +4,7 @@
 use crate::error::Error;
 use crate::ipam::Ipam;
 use crate::netlink::VlanRange;
+use crate::nft::Backend;
 use crate::protocol::{Call, Dns, Mac, Object, is_interface_name};
 
 /// The bridge's name if none is given.
@@ -35,7 +36,7 @@ pub(crate) struct Config {
     /// `forceAddress`.
     pub(crate) force_address: bool,
     /// `ipMasq`, with the backend if one was named.
-    pub(crate) masquerade: Option<Masquerade>,
+    pub(crate) masquerade: Option<Backend>,
     /// `enabledad`: duplicate address detection in the pod.
     pub(crate) detect_duplicates: bool,
     /// The pod's Ethernet address, if it was asked for.
@@ -57,15 +58,6 @@ pub(crate) struct Vlans {
     pub(crate) keep_default: bool,
     /// `enableVlanFiltering`, ours: a bridge that does not filter is made to, instead of being refused.
     pub(crate) enable_filtering: bool,
-}
-
-/// Which packet filter masquerades.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Masquerade {
-    /// nftables, by default: it is what our own netlink messages can do.
-    Nftables,
-    /// iptables, when the configuration says so.
-    Iptables,
 }
 
 impl Config {
@@ -128,10 +120,11 @@ fn mtu(keys: &Object) -> Result<Option<u32>, Error> {
     }
 }
 
-fn masquerade(keys: &Object) -> Result<Option<Masquerade>, Error> {
+/// nftables unless the configuration says otherwise: it needs no program of the node.
+fn masquerade(keys: &Object) -> Result<Option<Backend>, Error> {
     let backend = match keys.text("ipMasqBackend")? {
-        None | Some("" | "nftables") => Masquerade::Nftables,
-        Some("iptables") => Masquerade::Iptables,
+        None | Some("" | "nftables") => Backend::Nftables,
+        Some("iptables") => Backend::Iptables,
         Some(other) => {
             let other = other.escape_debug();
             return Err(Error::config(format!("\"ipMasqBackend\" is nftables or iptables, not \"{other}\"")));

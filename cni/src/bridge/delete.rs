@@ -9,6 +9,7 @@ use crate::error::Error;
 use crate::ipam::Ipam;
 use crate::namespace::Namespace;
 use crate::netlink::{Link, Router};
+use crate::nft::{Filter, Masquerading, SpoofCheck};
 use crate::protocol::{Call, Outcome, is_interface_name};
 
 /// Detaches.
@@ -23,6 +24,8 @@ pub(crate) fn delete(call: &Call) -> Result<(), Error> {
     if let Some(path) = &call.namespace {
         try_all(from_the_pod(call, path));
     }
+    // After the link: until it is gone its frames are checked.
+    try_all(from_the_packet_filter(call));
     match Ipam::parse(&call.config) {
         Ok(None) => {}
         Ok(Some(ipam)) => try_all(ipam.release(call)),
@@ -62,6 +65,22 @@ fn from_the_pod(call: &Call, path: &Path) -> Result<(), Error> {
         remove(&mut inside, &link)?;
     }
     Ok(())
+}
+
+/// Removes the rules that the configuration's keys ask for. They bear the attachment's name: neither its pod nor its
+/// addresses need be known.
+fn from_the_packet_filter(call: &Call) -> Result<(), Error> {
+    let mut errors = Vec::new();
+    // A key that no ADD would take counts as asked for.
+    let asked = |key| call.config.boolean(key).unwrap_or(true);
+    if asked("macspoofchk") {
+        let check = SpoofCheck::new(&call.network, &call.attachment);
+        errors.extend(Filter::open().and_then(|mut filter| check.tear_down(&mut filter)).err());
+    }
+    if asked("ipMasq") {
+        errors.extend(Masquerading::new(call).tear_down().err());
+    }
+    Error::all(errors)
 }
 
 /// What KubeVirt calls the pod's end after it took its place, if this attachment ever was one of its.

@@ -10,4 +10,4 @@ mod socket;
 
 pub(crate) use link::{Flag, Link, NewBridge, PortSettings, VethPair, VlanRange};
 pub(crate) use router::{Answer, Request, Router};
-pub(crate) use socket::{Reply, Socket};
+pub(crate) use socket::{Frame, Refusal, Reply, Socket};

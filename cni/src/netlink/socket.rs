@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use netlink_packet_core::{NLM_F_ACK_TLVS, NLM_F_CAPPED};
+use netlink_packet_core::{NLM_F_ACK_TLVS, NLM_F_CAPPED, NLM_F_DUMP_INTR};
 use netlink_sys::Socket as Raw;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::RecvFlags;
@@ -23,6 +23,8 @@ const NLMSGERR_ATTR_MSG: u16 = 1;
 pub(crate) struct Frame {
     pub(crate) kind: u16,
     pub(crate) sequence: u32,
+    /// What is dumped changed meanwhile: the dump may lack something.
+    pub(crate) interrupted: bool,
     pub(crate) body: Vec<u8>,
 }
 
@@ -87,6 +89,21 @@ impl Socket {
     /// # Errors
     /// [`Kind::Kernel`] when the socket fails; a refusal of a frame is an answer, no error.
     pub(crate) fn transact(&mut self, frames: &[u8], last: u32) -> Result<Vec<Reply>, Error> {
+        self.transact_until(frames, |reply| match reply {
+            Reply::Data(_) => false,
+            Reply::Done { sequence } | Reply::Refused { sequence, .. } => *sequence == last,
+        })
+    }
+
+    /// The same until a reply for which `ends` is true, which must come.
+    ///
+    /// # Errors
+    /// See [`Socket::transact`].
+    pub(crate) fn transact_until(
+        &mut self,
+        frames: &[u8],
+        ends: impl Fn(&Reply) -> bool,
+    ) -> Result<Vec<Reply>, Error> {
         let failed = |error: std::io::Error| Error::with(Kind::Kernel, "netlink fails", error);
         let sent = self.raw.send(frames, 0).map_err(failed)?;
         if sent != frames.len() {
@@ -97,12 +114,9 @@ impl Socket {
             // Answers are there when the request has been sent: never wait for one.
             self.receive().map_err(failed)?;
             for reply in replies_in(&self.buffer)? {
-                let ends = match &reply {
-                    Reply::Data(_) => false,
-                    Reply::Done { sequence } | Reply::Refused { sequence, .. } => *sequence == last,
-                };
+                let end = ends(&reply);
                 replies.push(reply);
-                if ends {
+                if end {
                     return Ok(replies);
                 }
             }
@@ -169,7 +183,10 @@ fn replies_in(datagram: &[u8]) -> Result<Vec<Reply>, Error> {
             NLMSG_NOOP => {}
             NLMSG_DONE => replies.push(done(body, sequence)),
             NLMSG_ERROR => replies.push(acknowledgement(body, flags, sequence).ok_or_else(odd)?),
-            _ => replies.push(Reply::Data(Frame { kind, sequence, body: body.to_vec() })),
+            _ => {
+                let interrupted = flags & NLM_F_DUMP_INTR != 0;
+                replies.push(Reply::Data(Frame { kind, sequence, interrupted, body: body.to_vec() }));
+            }
         }
         rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
     }

@@ -1,0 +1,192 @@
+//! `ipMasq` by nftables: what a pod sends beyond its own network leaves with the node's address.
+//!
+//! ```text
+//!  table inet cni_plugins_masquerade
+//!    postrouting   multicast ─► return; else go to
+//!    masq_checks   one rule for each address: from it, and not into its network ─► masquerade
+//! ```
+//!
+//! Names, comments and layout are the reference's, pkg/ip/ipmasq_nftables_linux.go of v1.9.1: rules are found by the two
+//! hashes their comment begins with, of the network and of interface and container.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use rustix::io::Errno;
+use sha2::{Digest, Sha512};
+
+use crate::error::Error;
+use crate::nft::batch::{Batch, Hook, INET, NewRule, Table};
+use crate::nft::expression::{Expression, Is};
+use crate::nft::filter::{Filter, Rule};
+use crate::nft::iptables;
+use crate::protocol::{Attachment, Call};
+
+const TABLE: Table = Table { family: INET, name: "cni_plugins_masquerade" };
+const TABLE_COMMENT: &str = "Masquerading for plugins from github.com/containernetworking/plugins";
+const CHECKS: &str = "masq_checks";
+const CHECKS_COMMENT: &str = "Masquerade traffic from certain IPs to any (non-multicast) IP outside their subnet";
+const BASE: &str = "postrouting";
+
+/// The longest comment, in bytes; longer ones are cut.
+const COMMENT_LIMIT: usize = 128;
+
+/// How often what was just listed may have been changed by somebody else.
+const TURNS: u8 = 5;
+
+/// How many rules go in one transaction.
+const AT_ONCE: usize = 256;
+
+/// Which packet filter masquerades.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Backend {
+    /// nftables, by our own netlink messages.
+    Nftables,
+    /// iptables, by its program.
+    Iptables,
+}
+
+/// The masquerading of one attachment.
+#[derive(Clone, Debug)]
+pub(crate) struct Masquerading {
+    network: String,
+    attachment: Attachment,
+}
+
+impl Masquerading {
+    /// The one of a call's attachment.
+    pub(crate) fn new(call: &Call) -> Self {
+        Self { network: call.network.clone(), attachment: call.attachment.clone() }
+    }
+
+    /// Masquerades what comes from `addresses`, each with its network's prefix length.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Kernel`]; what iptables says.
+    pub(crate) fn set_up(&self, backend: Backend, addresses: &[IpNet]) -> Result<(), Error> {
+        match backend {
+            Backend::Nftables => {
+                Filter::open()?.commit(&making(&self.network, &self.attachment, addresses))?.done()
+            }
+            Backend::Iptables => iptables::set_up(&self.network, &self.attachment.container, addresses),
+        }
+    }
+
+    /// Removes what either backend made, whoever it was; nothing when there is nothing. The addresses need not be known.
+    ///
+    /// # Errors
+    /// Every failure, after all was tried.
+    pub(crate) fn tear_down(&self) -> Result<(), Error> {
+        let mut filter = Filter::open()?;
+        let mut errors = Vec::new();
+        errors.extend(self.remove_rules(&mut filter).err());
+        errors.extend(iptables::tear_down(&mut filter, &self.network, &self.attachment.container).err());
+        Error::all(errors)
+    }
+
+    fn remove_rules(&self, filter: &mut Filter) -> Result<(), Error> {
+        let hash = instance(&self.network, &self.attachment);
+        for turn in 1..=TURNS {
+            let mut rules = filter.rules(TABLE, CHECKS)?;
+            rules.retain(|rule| rule.comment.starts_with(&hash));
+            let committed = filter.commit(&removing(&rules))?;
+            if !committed.because(Errno::NOENT) || turn == TURNS {
+                return committed.done();
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Removes the rules of `network` that belong to none of `valid`; the attachments are not known, their rules are.
+///
+/// # Errors
+/// [`crate::Kind::Kernel`].
+pub(crate) fn sweep(filter: &mut Filter, network: &str, valid: &BTreeSet<Attachment>) -> Result<(), Error> {
+    let keep: BTreeSet<String> = valid.iter().map(|one| instance(network, one)).collect();
+    let prefix = format!("{}-", hash(network));
+    for turn in 1..=TURNS {
+        let mut rules = filter.rules(TABLE, CHECKS)?;
+        rules.retain(|rule| {
+            let name = rule.comment.split(',').next().unwrap_or_default();
+            name.starts_with(&prefix) && !keep.contains(name)
+        });
+        let mut again = false;
+        for some in rules.chunks(AT_ONCE) {
+            let committed = filter.commit(&removing(some))?;
+            again |= committed.because(Errno::NOENT);
+            if !committed.because(Errno::NOENT) || turn == TURNS {
+                committed.done()?;
+            }
+        }
+        if !again {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn removing(rules: &[Rule]) -> Batch {
+    let mut batch = Batch::new();
+    for rule in rules {
+        batch.delete_rule(TABLE, CHECKS, rule.handle);
+    }
+    batch
+}
+
+fn making(network: &str, attachment: &Attachment, addresses: &[IpNet]) -> Batch {
+    let mut batch = Batch::new();
+    batch.table(TABLE, TABLE_COMMENT);
+    batch.chain(TABLE, CHECKS, CHECKS_COMMENT);
+    // NF_INET_POST_ROUTING, NF_IP_PRI_NAT_SRC.
+    batch.base_chain(TABLE, BASE, Hook { kind: "nat", number: 4, priority: 100 });
+    batch.flush_chain(TABLE, BASE);
+    let multicast = [
+        IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(224, 0, 0, 0), 4)),
+        IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0), 8)),
+    ];
+    let plain = |expressions| NewRule { expressions, ..NewRule::default() };
+    for net in multicast {
+        let mut expressions = Expression::family(net.addr()).to_vec();
+        expressions.extend(Expression::destination(Is::Equal, net));
+        expressions.push(Expression::Return);
+        batch.rule(TABLE, BASE, &plain(expressions));
+    }
+    batch.rule(TABLE, BASE, &plain(vec![Expression::Goto(CHECKS.to_owned())]));
+    for address in addresses {
+        let comment = comment(network, attachment);
+        batch.rule(TABLE, CHECKS, &NewRule { expressions: rule(*address), comment, tag: Vec::new() });
+    }
+    batch
+}
+
+fn rule(address: IpNet) -> Vec<Expression> {
+    let from: IpAddr = address.addr();
+    let mut expressions = Expression::family(from).to_vec();
+    expressions.extend(Expression::source(from));
+    expressions.extend(Expression::destination(Is::Different, address));
+    expressions.push(Expression::Masquerade);
+    expressions
+}
+
+fn hash(text: &str) -> String {
+    Sha512::digest(text.as_bytes()).iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn instance(network: &str, attachment: &Attachment) -> String {
+    let Attachment { container, interface } = attachment;
+    format!("{}-{}", hash(network), hash(&format!("{interface}:{container}")))
+}
+
+fn comment(network: &str, attachment: &Attachment) -> String {
+    let Attachment { container, interface } = attachment;
+    let hashes = instance(network, attachment);
+    let interface = interface.replace('"', "");
+    let mut comment = format!("{hashes}, net: {network}, if: {interface}, id: {container}");
+    if comment.len() > COMMENT_LIMIT {
+        let end = (0..=COMMENT_LIMIT).rev().find(|at| comment.is_char_boundary(*at)).unwrap_or(0);
+        comment.truncate(end);
+    }
+    comment
+}

@@ -1,0 +1,240 @@
+//! The packet filter's rules as `nft` shows them, beside those of the Go reference plugin; what they do to real frames; and
+//! that either side takes away what the other made. `make peers` builds the reference.
+
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use serde_json::{Value, json};
+use support::{Answer, Call, Host, Namespace, bridge, count, peer, run, with};
+
+const MAC: &str = "02:00:00:00:00:01";
+
+/// The same call to the reference plugin, with the reference's IPAM plugins.
+fn theirs(host: &Host, mut call: Call) -> Answer {
+    call.plugin = peer(call.plugin.file_name().unwrap().to_str().unwrap());
+    call.path = call.plugin.parent().unwrap().display().to_string();
+    host.make(&call)
+}
+
+/// All rules of the node, without what numbers them, and links' names replaced by "PORT".
+fn ruleset(host: &Host) -> Vec<Value> {
+    fn plain(value: &mut Value) {
+        match value {
+            Value::Object(members) => {
+                members.remove("handle");
+                members.values_mut().for_each(plain);
+            }
+            Value::Array(items) => items.iter_mut().for_each(plain),
+            Value::String(text) if text.starts_with("veth") => *text = "PORT".to_owned(),
+            Value::String(_) | Value::Null | Value::Bool(_) | Value::Number(_) => {}
+        }
+    }
+    let mut all: Value = serde_json::from_str(&host.namespace.run("nft", &["-j", "list", "ruleset"])).unwrap();
+    let all = all["nftables"].as_array_mut().unwrap();
+    all.retain(|one| one.get("metainfo").is_none());
+    all.iter_mut().for_each(plain);
+    all.clone()
+}
+
+/// What belongs to attachments: rules outside the chains that every attachment shares, and chains beside those.
+fn of_attachments(host: &Host) -> Vec<Value> {
+    let mut all = ruleset(host);
+    all.retain(|one| {
+        let rule = one.get("rule").is_some_and(|rule| rule["chain"] != "postrouting");
+        let name = one["chain"]["name"].as_str().unwrap_or_default();
+        rule || name.starts_with("cni-br-iface") || name.starts_with("CNI-")
+    });
+    all
+}
+
+fn checked() -> Value {
+    with(&with(&bridge(), "macspoofchk", json!(true)), "runtimeConfig", json!({"mac": MAC}))
+}
+
+fn check_of(host: &Host, verb: &str, pod: &Namespace, config: &Value, container: &str) -> Call {
+    let mut call = host.call(verb, pod, config);
+    call.container = container.to_owned();
+    call
+}
+
+#[test]
+fn a_spoof_check_is_the_references() {
+    let (ours, go, pod) = (Host::new(), Host::new(), Namespace::new());
+    ours.add(&pod, &checked()).result();
+    let shown = ruleset(&ours);
+    ours.del(&pod, &checked()).result();
+    theirs(&go, go.call("ADD", &pod, &checked())).result();
+    assert_eq!(shown, ruleset(&go));
+    theirs(&go, go.call("DEL", &pod, &checked())).result();
+    // The table and its common chain stay, as with the reference.
+    assert_eq!(ruleset(&ours), ruleset(&go));
+    assert_eq!(ruleset(&ours).len(), 2);
+}
+
+#[test]
+fn either_side_takes_a_spoof_check_of_the_other_away() {
+    let (host, pods) = (Host::new(), [Namespace::new(), Namespace::new(), Namespace::new()]);
+    // Others' rules before and after, so that guesses may miss.
+    host.make(&check_of(&host, "ADD", &pods[1], &checked(), "c2")).result();
+    for mixed in 0..4 {
+        let by = |call: Call, go: bool| if go { theirs(&host, call) } else { host.make(&call) };
+        by(check_of(&host, "ADD", &pods[0], &checked(), "c1"), mixed & 1 == 1).result();
+        by(check_of(&host, "ADD", &pods[2], &checked(), "c3"), mixed & 1 == 0).result();
+        assert_eq!(of_attachments(&host).len(), 18);
+        by(check_of(&host, "DEL", &pods[0], &checked(), "c1"), mixed & 2 == 2).result();
+        by(check_of(&host, "DEL", &pods[2], &checked(), "c3"), mixed & 2 == 0).result();
+        let left = of_attachments(&host);
+        assert_eq!(left.len(), 6, "{mixed}: {left:?}");
+        assert!(left.iter().all(|one| one.to_string().contains("c2-net1")), "{mixed}: {left:?}");
+    }
+}
+
+#[test]
+fn a_spoofed_frame_is_dropped() {
+    let (host, one, two) = (Host::new(), Namespace::new(), Namespace::new());
+    host.add(&one, &checked()).result();
+    host.make(&check_of(&host, "ADD", &two, &bridge(), "c2")).result();
+    one.ip("addr add 192.0.2.1/24 dev net1");
+    two.ip("addr add 192.0.2.2/24 dev net1");
+    let arrives = || {
+        // Whom it asks learns the address anew.
+        two.ip("neigh flush all");
+        one.ip("neigh flush all");
+        one.command("busybox").args(["ping", "-c1", "-W1", "192.0.2.2"]).output().unwrap().status.success()
+    };
+    assert!(arrives());
+    one.ip("link set net1 address 02:00:00:00:00:09");
+    assert!(!arrives());
+    one.ip(&format!("link set net1 address {MAC}"));
+    assert!(arrives());
+    host.del(&one, &checked()).result();
+}
+
+#[test]
+fn a_check_misses_a_spoof_check() {
+    let (host, pod) = (Host::new(), Namespace::new());
+    let result = host.add(&pod, &checked()).result();
+    assert!(host.check(&pod, &checked(), &result).success);
+    host.namespace.run("nft", &["flush", "chain", "bridge", "nat", "PREROUTING"]);
+    let (code, words) = host.check(&pod, &checked(), &result).error();
+    assert!(code == 101 && words.contains("no longer checked"), "{code}: {words}");
+    host.del(&pod, &checked()).result();
+    assert!(of_attachments(&host).is_empty());
+}
+
+#[test]
+fn a_vanished_pod_leaves_no_rule() {
+    let host = Host::new();
+    for netns in ["", "/run/netns/nowhere"] {
+        let pod = Namespace::new();
+        host.add(&pod, &checked()).result();
+        let mut call = host.call("DEL", &pod, &checked());
+        drop(pod);
+        call.netns = netns.to_owned();
+        host.make(&call).result();
+        assert!(of_attachments(&host).is_empty());
+        assert_eq!(host.namespace.names(), ["br0"]);
+        host.make(&call).result();
+    }
+}
+
+/// What a lost DEL left is replaced; what is alive is not touched.
+#[test]
+fn an_add_replaces_what_is_left_of_another_and_nothing_that_lives() {
+    let (host, pod) = (Host::new(), Namespace::new());
+    theirs(&host, host.call("ADD", &pod, &checked())).result();
+    let before = ruleset(&host);
+    let (code, words) = host.add(&pod, &checked()).error();
+    assert!(code == 101 && words.contains("attached"), "{words}");
+    assert_eq!(ruleset(&host), before);
+    pod.ip("link del net1");
+    host.add(&pod, &checked()).result();
+    assert_eq!(ruleset(&host), before);
+    host.del(&pod, &checked()).result();
+    assert!(of_attachments(&host).is_empty());
+}
+
+#[test]
+fn a_failing_add_leaves_no_rule() {
+    let (host, pod) = (Host::new(), Namespace::new());
+    pod.ip("link add net1 type veth peer name other");
+    host.add(&pod, &checked()).error();
+    assert!(of_attachments(&host).is_empty());
+    let mut call = host.call("ADD", &pod, &checked());
+    call.container = "c".repeat(200);
+    let (code, words) = host.make(&call).error();
+    assert!(code == 2 && words.contains("at most"), "{code}: {words}");
+    assert!(host.namespace.names().is_empty());
+}
+
+/// Three networks, two on one bridge, some attachments made by the reference, all pods gone.
+#[test]
+fn a_collection_takes_rules_of_its_own_network_only() {
+    let host = Host::new();
+    let leases = host.folder.path().join("leases");
+    let network = |name: &str, bridge_: &str| {
+        let config = with(&with(&checked(), "name", json!(name)), "bridge", json!(bridge_));
+        with(&config, "ipam", json!({"type": "host-local", "dataDir": leases, "subnet": "10.9.0.0/24"}))
+    };
+    let without_ipam = |config: &Value| {
+        let mut config = config.clone();
+        config.as_object_mut().unwrap().remove("ipam");
+        config
+    };
+    let nets = [network("n1", "br0"), network("n2", "br0"), network("n3", "br1")];
+    let pods: Vec<Namespace> = (0..9).map(|_| Namespace::new()).collect();
+    for (index, pod) in pods.iter().enumerate() {
+        let config = &nets[index % 3];
+        let container = format!("c{index}");
+        if index < 6 {
+            host.make(&check_of(&host, "ADD", pod, &without_ipam(config), &container)).result();
+        } else {
+            theirs(&host, check_of(&host, "ADD", pod, config, &container)).result();
+        }
+    }
+    assert_eq!(of_attachments(&host).len(), 9 * 6);
+    let links = host.namespace.names().len();
+    // The pods of two of ours are gone, and with them their links; of n1, c0 is valid.
+    pods[3].ip("link del net1");
+    pods[4].ip("link del net1");
+    let mut config = with(&nets[0], "cni.dev/valid-attachments", json!([{"containerID": "c0", "ifname": "net1"}]));
+    config["type"] = json!("bridge");
+    let mut call = host.call("GC", &pods[0], &config);
+    call.path = peer("host-local").parent().unwrap().display().to_string();
+    let answer = host.make(&call);
+    let left: Vec<String> = of_attachments(&host).iter().map(Value::to_string).collect();
+    for index in 0..9 {
+        let rules = left.iter().filter(|one| one.contains(&format!("c{index}-net1"))).count();
+        let swept = [3, 6].contains(&index);
+        assert_eq!(rules, if swept { 0 } else { 6 }, "c{index}; {answer:?}");
+    }
+    // c6 was made by the reference: its address and its check prove whose it is.
+    assert!(pods[6].names().is_empty());
+    assert_eq!(host.namespace.names().len(), links - 3);
+    assert_eq!(pods[7].names(), ["net1"]);
+}
+
+#[test]
+fn many_checks_are_swept_at_once() {
+    let host = Host::new();
+    let stale = count(40, 500);
+    let pods: Vec<Namespace> = (0..stale + 1).map(|_| Namespace::new()).collect();
+    for (index, pod) in pods.iter().enumerate() {
+        host.make(&check_of(&host, "ADD", pod, &checked(), &format!("c{index}"))).result();
+    }
+    let valid = json!([{"containerID": format!("c{stale}"), "ifname": "net1"}]);
+    let start = std::time::Instant::now();
+    host.make(&host.call("GC", &pods[0], &with(&checked(), "cni.dev/valid-attachments", valid))).result();
+    let took = start.elapsed();
+    println!("GC of {stale} stale attachments with a spoof check: {took:?}");
+    assert_eq!(of_attachments(&host).len(), 6);
+    assert_eq!(host.namespace.names().len(), 2);
+    assert!(took.as_millis() < 1000, "{took:?}");
+}
+
+#[test]
+fn the_tools_are_there() {
+    run("nft", &["--version"]);
+    run("iptables", &["--version"]);
+}
