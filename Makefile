@@ -106,7 +106,7 @@ check-tests: deps fmt-check clippy deny server cni kube image
 soak: deps server cni kube image
 	FERROVIRT_SOAK=1 cargo test --locked --workspace --no-fail-fast
 
-bench: build
+bench: build peers
 	cargo run --release --locked -p benches --bin bench -- \
 	  --importer "$$CARGO_TARGET_DIR/release/importer" --rounds "$(ROUNDS)" --rows "$(ROWS)"
 

@@ -8,6 +8,7 @@
 //! The programs are measured from outside, as processes, exactly as they ship. Not here: tests of behaviour, which each
 //! package has of its own.
 
+pub mod cni;
 pub mod images;
 pub mod judge;
 pub mod measure;

@@ -4,10 +4,10 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use crate::{run::Outcome, size::Size};
+use crate::{cni::Comparison, run::Outcome, size::Size};
 
 /// Everything one run found.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub struct Report {
     /// Bytes of data in the disk.
     pub data_bytes: u64,
@@ -15,6 +15,8 @@ pub struct Report {
     pub deflate_bytes: u64,
     /// The rows that ran.
     pub rows: Vec<Outcome>,
+    /// The rows about calls of CNI plugins.
+    pub calls: Vec<Comparison>,
     /// Rows that could not be measured, and why.
     pub failed: Vec<(String, String)>,
     /// Sizes of the programs.
@@ -59,6 +61,6 @@ pub fn lines(outcome: &Outcome) -> String {
 impl Report {
     /// Whether every row ran and met its bars.
     pub fn kept(&self) -> bool {
-        self.failed.is_empty() && self.rows.iter().all(Outcome::kept)
+        self.failed.is_empty() && self.rows.iter().all(Outcome::kept) && self.calls.iter().all(|one| one.kept)
     }
 }

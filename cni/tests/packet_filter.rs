@@ -6,7 +6,7 @@
 mod support;
 
 use serde_json::{Value, json};
-use support::{Answer, Call, Host, Namespace, bridge, count, peer, run, with};
+use support::{Answer, Call, Host, Namespace, bridge, count, peer, with};
 
 const MAC: &str = "02:00:00:00:00:01";
 
@@ -30,7 +30,8 @@ fn ruleset(host: &Host) -> Vec<Value> {
             Value::String(_) | Value::Null | Value::Bool(_) | Value::Number(_) => {}
         }
     }
-    let mut all: Value = serde_json::from_str(&host.namespace.run("nft", &["-j", "list", "ruleset"])).unwrap();
+    let mut all: Value =
+        serde_json::from_str(&host.namespace.run("nft", &["-j", "list", "ruleset"])).unwrap();
     let all = all["nftables"].as_array_mut().unwrap();
     all.retain(|one| one.get("metainfo").is_none());
     all.iter_mut().for_each(plain);
@@ -198,7 +199,8 @@ fn a_collection_takes_rules_of_its_own_network_only() {
     // The pods of two of ours are gone, and with them their links; of n1, c0 is valid.
     pods[3].ip("link del net1");
     pods[4].ip("link del net1");
-    let mut config = with(&nets[0], "cni.dev/valid-attachments", json!([{"containerID": "c0", "ifname": "net1"}]));
+    let mut config =
+        with(&nets[0], "cni.dev/valid-attachments", json!([{"containerID": "c0", "ifname": "net1"}]));
     config["type"] = json!("bridge");
     let mut call = host.call("GC", &pods[0], &config);
     call.path = peer("host-local").parent().unwrap().display().to_string();
@@ -231,10 +233,4 @@ fn many_checks_are_swept_at_once() {
     assert_eq!(of_attachments(&host).len(), 6);
     assert_eq!(host.namespace.names().len(), 2);
     assert!(took.as_millis() < 1000, "{took:?}");
-}
-
-#[test]
-fn the_tools_are_there() {
-    run("nft", &["--version"]);
-    run("iptables", &["--version"]);
 }

@@ -5,18 +5,25 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
+use benches::cni;
 use benches::report::{self, Report};
-use benches::rows::ROWS;
+use benches::rows::{ROWS, Row};
 use benches::run::Bench;
 use benches::size;
 use clap::Parser;
 
-/// Measures the importer beside its peers.
+/// Measures the programs beside their peers.
 #[derive(Parser)]
 struct Args {
-    /// The release binary.
+    /// The importer's release binary.
     #[arg(long)]
     importer: PathBuf,
+    /// The CNI plugins' release binary. Default: FERROVIRT_CNI.
+    #[arg(long)]
+    cni: Option<PathBuf>,
+    /// The folder of the Go reference plugins. Default: FERROVIRT_PEERS.
+    #[arg(long)]
+    peers: Option<PathBuf>,
     /// Only rows whose name contains this; several, separated by commas, are possible.
     #[arg(long, default_value = "")]
     rows: String,
@@ -39,31 +46,24 @@ fn main() -> Result<ExitCode> {
             .join(".cache/ferrovirt/bench"),
     };
     std::fs::create_dir_all(&cache)?;
-    let sizes = vec![size::of("importer", &args.importer)?];
-    let bench = Bench::new(args.importer, &cache, args.rounds)?;
-    eprintln!("images are made first, once; a row takes up to three minutes");
-    let (data, deflated) = bench.deflate()?;
-    println!(
-        "data: {} MiB of an ext4 with files of Debian packages, {} MiB as deflate qcow2 ({} %)",
-        data >> 20,
-        deflated >> 20,
-        deflated * 100 / data.max(1)
-    );
-    println!("{}", report::HEADING);
     let wanted: Vec<&str> = args.rows.split(',').map(str::trim).collect();
-    let mut all =
-        Report { data_bytes: data, deflate_bytes: deflated, rows: Vec::new(), failed: Vec::new(), sizes };
-    for row in ROWS.iter().filter(|row| wanted.iter().any(|word| row.name.contains(word))) {
-        match bench.row(row) {
-            Ok(outcome) => {
-                print!("{}", report::lines(&outcome));
-                all.rows.push(outcome);
-            }
-            Err(error) => {
-                println!("{:<32} not measured: {error:#}", row.name);
-                all.failed.push((row.name.to_owned(), format!("{error:#}")));
-            }
-        }
+    let chosen = |name: &str| wanted.iter().any(|word| name.contains(word));
+    let mut all = Report::default();
+    let of_images: Vec<&Row> = ROWS.iter().filter(|row| chosen(row.name)).collect();
+    if !of_images.is_empty() {
+        all.sizes.push(size::of("importer", &args.importer)?);
+        images(Bench::new(args.importer, &cache, args.rounds)?, &of_images, &mut all)?;
+    }
+    let of_cni: Vec<&str> = cni::ROWS.iter().copied().filter(|name| chosen(name)).collect();
+    if !of_cni.is_empty() {
+        let given = |path: Option<PathBuf>, variable: &str, target: &str| {
+            path.or_else(|| std::env::var_os(variable).map(PathBuf::from)).with_context(|| {
+                format!("{variable} is not set: make {target} builds it, make bench sets it")
+            })
+        };
+        let plugin = given(args.cni, "FERROVIRT_CNI", "cni")?;
+        all.sizes.push(size::of("cni", &plugin)?);
+        calls(&cni::Bench::new(&plugin, &given(args.peers, "FERROVIRT_PEERS", "peers")?)?, &of_cni, &mut all);
     }
     for size in &all.sizes {
         println!("{}: {} KiB, {} packages in its tree", size.package, size.bytes >> 10, size.packages);
@@ -73,4 +73,46 @@ fn main() -> Result<ExitCode> {
     println!("figures: {}", json.display());
     println!("{}", if all.kept() { "every bar is met" } else { "NOT every bar is met" });
     Ok(if all.kept() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Rows about images.
+fn images(bench: Bench, rows: &[&Row], all: &mut Report) -> Result<()> {
+    eprintln!("images are made first, once; a row takes up to three minutes");
+    (all.data_bytes, all.deflate_bytes) = bench.deflate()?;
+    println!(
+        "data: {} MiB of an ext4 with files of Debian packages, {} MiB as deflate qcow2 ({} %)",
+        all.data_bytes >> 20,
+        all.deflate_bytes >> 20,
+        all.deflate_bytes * 100 / all.data_bytes.max(1)
+    );
+    println!("{}", report::HEADING);
+    for row in rows {
+        match bench.row(row) {
+            Ok(outcome) => {
+                print!("{}", report::lines(&outcome));
+                all.rows.push(outcome);
+            }
+            Err(error) => failed(row.name, &error, all),
+        }
+    }
+    Ok(())
+}
+
+/// Rows about calls of CNI plugins.
+fn calls(bench: &cni::Bench, rows: &[&str], all: &mut Report) {
+    println!("{}", cni::HEADING);
+    for row in rows {
+        match bench.row(row) {
+            Ok(compared) => {
+                compared.iter().for_each(|one| print!("{}", one.line()));
+                all.calls.extend(compared);
+            }
+            Err(error) => failed(row, &error, all),
+        }
+    }
+}
+
+fn failed(row: &str, error: &anyhow::Error, all: &mut Report) {
+    println!("{row:<32} not measured: {error:#}");
+    all.failed.push((row.to_owned(), format!("{error:#}")));
 }

@@ -58,10 +58,7 @@ pub(crate) fn add(config: &Config, call: &Call) -> Result<Outcome, Error> {
 
 /// Nothing that separates or addresses is left out silently.
 fn refuse_what_is_not_built(config: &Config) -> Result<(), Error> {
-    let missing = [
-        (config.ipam.is_some(), "ipam"),
-        (config.masquerade.is_some(), "ipMasq"),
-    ];
+    let missing = [(config.ipam.is_some(), "ipam"), (config.masquerade.is_some(), "ipMasq")];
     match missing.into_iter().find(|(asked, _)| *asked) {
         None => Ok(()),
         Some((_, key)) => Err(Error::new(Kind::Unsupported, format!("\"{key}\" is not built yet"))),

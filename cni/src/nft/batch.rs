@@ -95,8 +95,7 @@ impl Batch {
 
     /// Makes a chain that packets come into by themselves, unless it is there. Its policy is to accept.
     pub(super) fn base_chain(&mut self, table: Table, name: &str, hook: Hook) {
-        let place =
-            Attributes::default().number(1, hook.number).number(2, hook.priority.cast_unsigned());
+        let place = Attributes::default().number(1, hook.number).number(2, hook.priority.cast_unsigned());
         let attributes = Attributes::default()
             .text(1, table.name)
             .text(3, name)

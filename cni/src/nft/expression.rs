@@ -127,11 +127,7 @@ impl Expression {
             Self::Meta(meta) => ("meta", new().number(2, *meta as u32).number(1, REGISTER)),
             Self::Payload { layer, offset, length } => (
                 "payload",
-                new()
-                    .number(1, REGISTER)
-                    .number(2, *layer as u32)
-                    .number(3, *offset)
-                    .number(4, *length),
+                new().number(1, REGISTER).number(2, *layer as u32).number(3, *offset).number(4, *length),
             ),
             Self::Mask(mask) => {
                 let length = u32::try_from(mask.len()).unwrap_or(0);

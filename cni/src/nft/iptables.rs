@@ -158,7 +158,11 @@ fn remove_legacy(family: Family, chain: &str) -> Result<(), Error> {
 fn run(command: &mut Command, input: &str) -> Result<String, Error> {
     let program = command.get_program().to_string_lossy().into_owned();
     let failed = |error: std::io::Error| {
-        Error::with(Kind::Unsupported, format!("{program} cannot be run, which \"ipMasq\" by iptables needs"), error)
+        Error::with(
+            Kind::Unsupported,
+            format!("{program} cannot be run, which \"ipMasq\" by iptables needs"),
+            error,
+        )
     };
     let mut child = command
         .stdin(Stdio::piped())

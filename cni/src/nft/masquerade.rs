@@ -26,7 +26,8 @@ use crate::protocol::{Attachment, Call};
 const TABLE: Table = Table { family: INET, name: "cni_plugins_masquerade" };
 const TABLE_COMMENT: &str = "Masquerading for plugins from github.com/containernetworking/plugins";
 const CHECKS: &str = "masq_checks";
-const CHECKS_COMMENT: &str = "Masquerade traffic from certain IPs to any (non-multicast) IP outside their subnet";
+const CHECKS_COMMENT: &str =
+    "Masquerade traffic from certain IPs to any (non-multicast) IP outside their subnet";
 const BASE: &str = "postrouting";
 
 /// The longest comment, in bytes; longer ones are cut.

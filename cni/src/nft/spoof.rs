@@ -65,7 +65,8 @@ impl SpoofCheck {
             return Ok(());
         }
         let most = COMMENT_LIMIT - COMMENT.len();
-        let message = format!("\"macspoofchk\" takes at most {most} bytes of container id and interface name");
+        let message =
+            format!("\"macspoofchk\" takes at most {most} bytes of container id and interface name");
         Err(Error::new(Kind::Unsupported, message))
     }
 
