@@ -223,7 +223,7 @@ impl Output {
         let mut engine = lock(&self.engine);
         engine.registered = false;
         engine.because(&format!("registering buffers is refused: {error}"));
-        tracing::debug!(target = %self.target.path.display(), engine = %*engine, "buffers are not registered");
+        tracing::info!(target = %self.target.path.display(), engine = %*engine, "buffers are not registered");
     }
 
     pub(super) fn written(&self) -> (u64, u64) {
