@@ -120,10 +120,10 @@ impl Node for NodeService {
             let [total, used, available] = numbers.map(|number| i64::try_from(number).unwrap_or(i64::MAX));
             VolumeUsage { available, total, used, unit: unit.into() }
         };
-        let bytes = usage(volume_usage::Unit::Bytes, stats.bytes);
+        let bytes = stats.bytes.map(|bytes| usage(volume_usage::Unit::Bytes, bytes));
         let inodes = stats.inodes.map(|inodes| usage(volume_usage::Unit::Inodes, inodes));
         Ok(Response::new(NodeGetVolumeStatsResponse {
-            usage: std::iter::once(bytes).chain(inodes).collect(),
+            usage: bytes.into_iter().chain(inodes).collect(),
             volume_condition: Some(VolumeCondition {
                 abnormal: stats.condition.abnormal,
                 message: stats.condition.message,

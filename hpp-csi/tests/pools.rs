@@ -67,6 +67,29 @@ fn a_pool_that_is_not_mounted_is_not_ready() {
 }
 
 #[test]
+fn pods_end_while_their_pool_is_away() {
+    let place = Place::new("xfs", GIB);
+    let (_driver, client) = one_pool(&place);
+    client.create(volume("v", MIB, mount()));
+    let path = place.beside("pods").join("v");
+    client.node_publish_volume(publish("v", &path, &path, mount())).unwrap();
+    place.take_away();
+    let stats = client
+        .node_get_volume_stats(NodeGetVolumeStatsRequest {
+            volume_id: "v".into(),
+            volume_path: path.to_str().unwrap().into(),
+            ..Default::default()
+        })
+        .unwrap();
+    let condition = stats.volume_condition.unwrap();
+    assert!(condition.abnormal && condition.message.contains("not mounted"), "{condition:?}");
+    client.unpublish("v", &path);
+    assert!(!path.exists());
+    place.put_back();
+    client.delete("v");
+}
+
+#[test]
 fn another_filesystem_in_its_place_is_not_the_pool() {
     let (place, other) = (Place::new("ext4", GIB), Place::new("ext4", GIB));
     drop(one_pool(&place));

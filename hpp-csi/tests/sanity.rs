@@ -1,7 +1,8 @@
 //! csi-sanity, the judge of CSI drivers, against the built driver: mount and block, on filesystems that share blocks and
 //! on such that do not. What it skips is listed here with the reason; anything else that is skipped fails.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+#![expect(clippy::print_stdout, reason = "how many cases ran is what one wants to know")]
 
 mod support;
 

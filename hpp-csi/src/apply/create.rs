@@ -65,6 +65,9 @@ impl Driver {
     /// Makes a volume, or finds it made.
     pub(crate) fn create_volume(&self, request: &Request) -> Result<Created> {
         let pool = self.pool(request.parameters.pool.as_deref())?;
+        if matches!(&request.source, Some(Source::Volume(id)) if *id == request.id) {
+            return Err(Error::new(Kind::Invalid, "a volume cannot be made from itself"));
+        }
         let _guard = self.locks.take(Thing::Volume(request.id.clone()))?;
         // No room is what it comes to: the claim may go to a node whose pool is there.
         let open = pool.open().map_err(|error| {
@@ -289,7 +292,11 @@ fn make(open: &Open<'_>, request: &Request, mut record: Record, content: Option<
         let blocks = open.blocks()?;
         let home = super::home(open, &blocks, record.shape);
         if !tmp.move_to(&name, home, id)? {
-            return Err(Error::new(Kind::Busy, format!("somebody else made {id} just now")));
+            let path = home.path_of(id);
+            return Err(Error::new(
+                Kind::Exists,
+                format!("{} is there and no volume of ours", path.display()),
+            ));
         }
         open.known.book().note_volume(id, Some(record.clone()), record.shape, 0);
         home.sync()

@@ -1,11 +1,14 @@
 //! DeleteVolume: out of sight in one step, removed by the worker.
 
+use std::os::fd::AsFd;
+
 use crate::device;
 use crate::driver::Driver;
 use crate::error::{Error, Kind, Result};
 use crate::id::Id;
 use crate::locks::Thing;
 use crate::pool::{Open, Volume, record_name};
+use crate::sys;
 
 impl Driver {
     /// Deletes a volume. One that is not here is deleted.
@@ -40,6 +43,11 @@ impl Driver {
         }
         super::create::discard(open, id, volume.shape)?;
         open.known.book().volumes.remove(id);
+        if let Some(project) = volume.record.as_ref().and_then(|record| record.project)
+            && let Err(error) = sys::limit_project(open.root.as_fd(), project, 0)
+        {
+            tracing::warn!(volume = %id, project, %error, "the limit of a deleted volume's project stays");
+        }
         // A record without its volume is nothing: a crash before this leaves no trace that matters.
         open.volume_records()?.unlink(record_name(id))?;
         tracing::info!(volume = %id, pool = open.pool.config.name, "volume is deleted");

@@ -36,8 +36,8 @@ pub(crate) struct Request {
 /// What a volume uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Stats {
-    /// Total, used, available bytes.
-    pub(crate) bytes: [u64; 3],
+    /// Total, used, available bytes, as far as they can be known.
+    pub(crate) bytes: Option<[u64; 3]>,
     /// The same of inodes; a block device has none.
     pub(crate) inodes: Option<[u64; 3]>,
     pub(crate) condition: Condition,
@@ -178,7 +178,13 @@ impl Driver {
         }
         let path = Path::new(target);
         self.published.remove(id, path);
-        let Some((open, volume)) = self.volume(id)? else { return Ok(()) };
+        let (open, volume) = match self.volume(id) {
+            Ok(Some(found)) => found,
+            Ok(None) => return Ok(()),
+            // Its pool is not there, and nothing of ours holds the pod any more. An inline volume must still be deleted.
+            Err(error) if error.kind() == Kind::NotReady && !id.is_inline() => return Ok(()),
+            Err(error) => return Err(error),
+        };
         if self.published.is_anywhere(id) && !self.published.others(id, None)?.is_empty() {
             return Ok(());
         }
@@ -202,7 +208,15 @@ impl Driver {
     /// # Errors
     /// [`Kind::NotFound`] when it is not here, or not at that path.
     pub(crate) fn stats(&self, id: &Id, path: &str) -> Result<Stats> {
-        let (open, volume) = self.need_volume(id)?;
+        let (open, volume) = match self.need_volume(id) {
+            Ok(found) => found,
+            // A pool that is not there is the volume's condition, not the caller's mistake.
+            Err(error) if error.kind() == Kind::NotReady && self.published.is_anywhere(id) => {
+                let condition = Condition { abnormal: true, message: error.chain() };
+                return Ok(Stats { bytes: None, inodes: None, condition });
+            }
+            Err(error) => return Err(error),
+        };
         let absent = || Error::new(Kind::NotFound, format!("volume {id} is not at {path}"));
         // A path that cannot be one is a path at which the volume is not.
         let (folder, name) = folder::split("volume_path", path).unwrap_or(None).ok_or_else(absent)?;
@@ -216,7 +230,7 @@ impl Driver {
             let stat = rustix::fs::fstat(&file).map_err(|error| Error::io("look at a volume", error))?;
             let total = u64::try_from(stat.st_size).unwrap_or(0);
             let used = tree::bytes(&stat).min(total);
-            return Ok(Stats { bytes: [total, used, total - used], inodes: None, condition });
+            return Ok(Stats { bytes: Some([total, used, total - used]), inodes: None, condition });
         }
         let seen = rustix::fs::openat(
             &folder,
@@ -246,7 +260,7 @@ impl Driver {
             }
             None => whole,
         };
-        Ok(Stats { bytes, inodes, condition })
+        Ok(Stats { bytes: Some(bytes), inodes, condition })
     }
 }
 

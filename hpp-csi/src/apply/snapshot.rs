@@ -96,7 +96,11 @@ fn take(open: &Open<'_>, id: &Id, volume: &Volume, how: How, group: Option<&Id>)
         super::write_record(open, &open.snapshot_records()?, id, &record::write(&record)?)?;
         let snapshots = open.snapshots_or_make()?;
         if !tmp.move_to(&name, &snapshots, id)? {
-            return Err(Error::new(Kind::Busy, format!("somebody else made {id} just now")));
+            let path = snapshots.path_of(id);
+            return Err(Error::new(
+                Kind::Exists,
+                format!("{} is there and no snapshot of ours", path.display()),
+            ));
         }
         open.known.book().snapshots.insert(id.clone(), record.clone());
         snapshots.sync()?;
