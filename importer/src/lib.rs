@@ -24,6 +24,7 @@ mod plan;
 mod progress;
 mod report;
 pub mod source;
+mod storage;
 mod target;
 
 pub use args::Args;

@@ -1,13 +1,14 @@
 //! What a target is and whether it may be written: facts of files and devices, signatures, locks.
 //! Not here: the decision (`plan`), writing (`disk_image::write`).
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Kind};
+use crate::storage;
 
 /// What stands at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,15 +67,10 @@ pub(crate) fn look(path: &Path) -> Result<Stands, Error> {
 /// Refuses a target that is the local source itself, under whatever name: opening it for writing would destroy it.
 ///
 /// # Errors
-/// [`Kind::Target`] when they are the same file or device.
-pub(crate) fn not_the_source(source: &File, path: &Path) -> Result<(), Error> {
-    let (Ok(source), Ok(target)) = (source.metadata(), std::fs::metadata(path)) else { return Ok(()) };
-    let device = |meta: &std::fs::Metadata| meta.file_type().is_block_device().then(|| meta.rdev());
-    let same = match (device(&source), device(&target)) {
-        (Some(source), Some(target)) => source == target,
-        (Some(_) | None, Some(_) | None) => (source.dev(), source.ino()) == (target.dev(), target.ino()),
-    };
-    if same {
+/// [`Kind::Target`] when they are the same file or device, or one lies on the other.
+pub(crate) fn not_the_source(source: &Metadata, path: &Path) -> Result<(), Error> {
+    let Ok(target) = std::fs::metadata(path) else { return Ok(()) };
+    if storage::shared(source, &target) {
         let what = format!("{} is the source itself; name another target", path.display());
         return Err(Error::new(Kind::Target, what));
     }

@@ -14,7 +14,7 @@ use std::path::Path;
 use support::guest::Dice;
 use support::places::{Loop, Mount, output, run};
 use support::server::{Served, Server};
-use support::{MIB, Pod, assert_exit, import, import_piped, names, report, sha256, text};
+use support::{MIB, Pod, assert_exit, import, import_piped, importer, names, report, sha256, text};
 
 /// A folder with a file of `len` bytes that do not compress.
 fn image(len: u64) -> (tempfile::TempDir, String) {
@@ -271,4 +271,63 @@ fn links_and_standard_output_are_no_targets() {
     assert_exit(&ran, 2, "standard output");
     assert!(said(&ran).contains("name a file or a block device"), "{}", said(&ran));
     assert_eq!(names(folder.path()), ["image", "link"]);
+}
+
+/// What a target that is the source in disguise is answered, and that the source is as before.
+#[track_caller]
+fn assert_own_source(ran: &std::process::Output, source: &Path, before: &str, what: &str) {
+    assert_exit(ran, 7, what);
+    assert!(said(ran).contains("is the source itself"), "{what}: {}", said(ran));
+    assert_eq!(sha256(source), before, "{what}: the source is touched");
+}
+
+#[test]
+fn the_source_itself_is_never_the_target() {
+    let (folder, source) = image(4 * MIB);
+    let path = Path::new(&source);
+    let before = sha256(path);
+    let check = |ran: &std::process::Output, what: &str| assert_own_source(ran, path, &before, what);
+    let linked = folder.path().join("linked").to_str().unwrap().to_owned();
+    fs::hard_link(path, &linked).unwrap();
+    for target in [&source, &linked] {
+        check(&import(&[&source, target, "--force"]), "by name");
+        let from = || fs::File::open(path).unwrap();
+        let ran = importer().args(["-", target, "--force"]).stdin(from()).output().unwrap();
+        check(&ran, "standard input");
+        // Not from its start, which is read as a pipe is.
+        let mut later = from();
+        std::io::Seek::seek(&mut later, std::io::SeekFrom::Start(512)).unwrap();
+        let ran = importer().args(["-", target, "--force"]).stdin(later).output().unwrap();
+        check(&ran, "the rest of standard input");
+    }
+
+    // A loop device and the file behind it, either way round, and two over the same bytes.
+    let attach = |more: &[&str]| {
+        let device = run("losetup", &[&["--find", "--show"], more, &[&source]].concat());
+        Detached(device)
+    };
+    let (one, two) = (attach(&[]), attach(&[]));
+    for (from, to) in [(&one.0, &source), (&one.0, &linked), (&source, &one.0), (&one.0, &two.0)] {
+        check(&import(&[from, to, "--force"]), &format!("{from} {to}"));
+    }
+    let device = fs::File::open(&one.0).unwrap();
+    let ran = importer().args(["-", &source, "--force"]).stdin(device).output().unwrap();
+    check(&ran, "a device as standard input");
+    drop((one, two));
+
+    // Halves of one file are not the same bytes.
+    let (size, half) = ((2 * MIB).to_string(), fs::read(&source).unwrap()[..2 << 20].to_vec());
+    let first = attach(&["--sizelimit", &size]);
+    let second = attach(&["--offset", &size]);
+    assert_exit(&import(&[&first.0, &second.0, "--force"]), 0, "halves");
+    assert!(fs::read(&source).unwrap() == [half.clone(), half].concat());
+}
+
+/// A loop device that is taken away.
+struct Detached(String);
+
+impl Drop for Detached {
+    fn drop(&mut self) {
+        drop(output(std::process::Command::new("losetup").args(["-d", &self.0])));
+    }
 }

@@ -27,8 +27,8 @@ pub(super) fn disk(config: &Config, session: &Session, facts: &Facts) -> Result<
     check_device(config, facts)?;
     check_size(config, facts)?;
     let Wire { source, checked, opened } = connect(config, session)?;
-    if let Some(local) = &opened.local {
-        target::not_the_source(local.file(), &facts.path)?;
+    if let Some(read_from) = &opened.read_from {
+        target::not_the_source(read_from, &facts.path)?;
     }
     let available = available(config, facts);
     let reread = plan::reread(source.facts().size, opened.local.is_some());

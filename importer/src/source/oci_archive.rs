@@ -70,6 +70,11 @@ fn find(archive: &Archive, name: Option<&str>, options: &Options, stop: &Stop) -
     layer::find(&image, archive, &layer::limits(options.window), stop)
 }
 
+/// The path in what was named, which may have an image's name behind it.
+pub(crate) fn path(archive: &Path) -> PathBuf {
+    split(archive).0
+}
+
 /// Path and name; a path that exists is all path, whatever colons it has.
 fn split(archive: &Path) -> (PathBuf, Option<String>) {
     let text = archive.to_string_lossy();

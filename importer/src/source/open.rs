@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::fs::Metadata;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -28,6 +29,8 @@ pub(crate) struct Opened {
     pub(crate) identity: Option<String>,
     /// The local file, if it is one: it may be cloned.
     pub(crate) local: Option<Arc<FileSource>>,
+    /// The file or device on this machine that the bytes come from, archives and standard input included.
+    pub(crate) read_from: Option<Metadata>,
     /// The disk in a container image: good once it was verified, after it was read.
     pub(crate) unverified: Option<Disk>,
     /// Labels for the PVC.
@@ -43,7 +46,7 @@ impl fmt::Debug for Opened {
 impl Opened {
     /// A source that nothing else is known of.
     fn new(source: Arc<dyn Source>, identity: Option<String>) -> Self {
-        Self { source, identity, local: None, unverified: None, labels: BTreeMap::new() }
+        Self { source, identity, local: None, read_from: None, unverified: None, labels: BTreeMap::new() }
     }
 
     /// A disk in a container image. It has no identity: what an interrupted import wrote was not verified.
@@ -70,7 +73,10 @@ pub(crate) fn open(
 ) -> Result<Opened, Error> {
     match location {
         Location::File(path) => readable(path).and_then(|()| file(path)),
-        Location::Stdin => super::stdin::open(stop).map(|source| Opened::new(source, None)),
+        Location::Stdin => super::stdin::open(stop).map(|(source, read_from)| Opened {
+            read_from: Some(read_from),
+            ..Opened::new(source, None)
+        }),
         Location::Blank => Err(Error::usage("an empty disk has no source to open")),
         Location::Http(url) => {
             http::open(&net(stop)?, http_options(url, access, limits)?).map(Opened::remote)
@@ -85,13 +91,15 @@ pub(crate) fn open(
             Ok(Opened { labels: pulled.labels, ..Opened::remote(pulled.source) })
         }
         Location::OciArchive(archive) => {
-            readable(archive)?;
+            let path = oci_archive::path(archive);
+            readable(&path)?;
             let options = oci_archive::Options {
                 platform: access.architecture.clone(),
                 window: limits.window,
                 ..oci_archive::Options::new(archive)
             };
-            oci_archive::open(&options, stop).map(Opened::of_image)
+            let disk = oci_archive::open(&options, stop)?;
+            Ok(Opened { read_from: std::fs::metadata(&path).ok(), ..Opened::of_image(disk) })
         }
         // An export has no mark that changes with its bytes.
         Location::Nbd(url) => {
@@ -206,5 +214,5 @@ fn file(path: &Path) -> Result<Opened, Error> {
     let identity = meta.is_file().then(|| {
         format!("file {} {} {} {} {}", meta.dev(), meta.ino(), meta.len(), meta.mtime(), meta.mtime_nsec())
     });
-    Ok(Opened { local: Some(source.clone()), ..Opened::new(source, identity) })
+    Ok(Opened { local: Some(source.clone()), read_from: Some(meta), ..Opened::new(source, identity) })
 }

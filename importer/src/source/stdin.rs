@@ -1,6 +1,6 @@
 //! Standard input: a pipe that is read once, or a file that was redirected. Not here: local files by name.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, Read, Seek};
 use std::ops::Range;
 use std::os::fd::AsFd;
@@ -15,19 +15,19 @@ use crate::error::Error;
 /// How soon a wish to stop is seen while nothing arrives.
 const GLANCE: Duration = Duration::from_millis(200);
 
-/// Opens standard input.
+/// Opens standard input, and says what it is.
 ///
 /// # Errors
 /// When it is closed.
-pub(crate) fn open(stop: &Stop) -> Result<Arc<dyn Source>, Error> {
+pub(crate) fn open(stop: &Stop) -> Result<(Arc<dyn Source>, Metadata), Error> {
     let failed = |e| Error::connect("cannot read standard input", e);
     let mut file = File::from(io::stdin().as_fd().try_clone_to_owned().map_err(failed)?);
     let meta = file.metadata().map_err(failed)?;
     // A redirected file can be read from anywhere, as long as nobody has read from it before us.
     if meta.is_file() && file.stream_position().is_ok_and(|at| at == 0) {
-        return Ok(Arc::new(FileSource::new(file).map_err(failed)?));
+        return Ok((Arc::new(FileSource::new(file).map_err(failed)?), meta));
     }
-    Ok(Arc::new(Pipe { file: Mutex::new(Some(file)), stop: stop.clone() }))
+    Ok((Arc::new(Pipe { file: Mutex::new(Some(file)), stop: stop.clone() }), meta))
 }
 
 struct Pipe {

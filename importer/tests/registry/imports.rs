@@ -258,4 +258,16 @@ fn imports_by_command_line() {
     let output = run(importer().args([&format!("oci-archive:{}:v1", path("image.tar")), &path("c")]));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(fs::read(path("c")).unwrap() == raw);
+
+    // The archive is never written over, under whatever name.
+    let before = fs::read(path("image.tar")).unwrap();
+    fs::hard_link(path("image.tar"), path("linked")).unwrap();
+    for (source, target) in [("image.tar", "image.tar"), ("image.tar:v1", "linked"), ("linked", "image.tar")] {
+        let source = format!("oci-archive:{}", path(source));
+        let output = run(importer().args([&source, &path(target), "--force"]));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(7), "{said}");
+        assert!(said.contains("is the source itself"), "{said}");
+        assert!(fs::read(path("image.tar")).unwrap() == before);
+    }
 }
