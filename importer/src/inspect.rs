@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::apply::transfer_limits;
 use crate::args::Inspect;
-use crate::config::Output;
+use crate::config::{Location, Output};
 use crate::error::Error;
 use crate::report::size;
 use crate::source::open::open;
@@ -16,6 +16,9 @@ use crate::source::open::open;
 #[derive(Serialize)]
 struct Seen {
     source: String,
+    /// What was looked at inside of a container image.
+    file: Option<String>,
+    layer: Option<String>,
     format: &'static str,
     compression: Option<&'static str>,
     virtual_size: Option<u64>,
@@ -32,6 +35,11 @@ struct Seen {
 pub(crate) fn inspect(asked: &Inspect, stop: &Stop) -> Result<String, Error> {
     let opened = open(&asked.location, &asked.access, &asked.limits, stop)?;
     let source_size = opened.source.facts().size;
+    let (file, layer) = match &opened.unverified {
+        Some(disk) => (Some(disk.file().to_owned()), Some(disk.layer().to_owned())),
+        None => (None, None),
+    };
+    let inside = opened.unverified.clone();
     let progress = Progress::new();
     let image = transfer::open(Request {
         source: opened.source,
@@ -40,8 +48,15 @@ pub(crate) fn inspect(asked: &Inspect, stop: &Stop) -> Result<String, Error> {
         progress: progress.clone(),
         spool: Spool::default(),
     })?;
+    // A local archive is read to the end of the disk's layer: another file may follow the disk. On a registry that
+    // would be the whole download; an import does it.
+    if let (Location::OciArchive(_), Some(disk)) = (&asked.location, inside) {
+        disk.verify(stop)?;
+    }
     let seen = Seen {
         source: asked.location.to_string(),
+        file,
+        layer,
         format: image.format().name(),
         compression: image.compression().map(Compression::name),
         virtual_size: image.virtual_size(),
@@ -69,6 +84,9 @@ fn text(seen: &Seen) -> String {
         bytes(seen.virtual_size),
         seen.reading,
     );
+    if let (Some(file), Some(layer)) = (&seen.file, &seen.layer) {
+        let _infallible = write!(text, "\nfile:         {file} in the layer {layer}");
+    }
     if let Some(name) = seen.looks_like {
         let _infallible = write!(text, "\nlooks like:   {name}, not like a disk image that can be read");
     }

@@ -12,8 +12,14 @@ use crate::target::Held;
 impl Work<'_> {
     /// What failed for good leaves nothing behind; what may be gone on with stays.
     pub(super) fn undo(&self, error: &Error, held: &Held) {
-        let worthless =
-            matches!(error.kind(), Kind::Checksum | Kind::Digest | Kind::Refused | Kind::NeedsScratch);
+        let worthless = match error.kind() {
+            Kind::Checksum | Kind::Digest | Kind::Refused | Kind::NeedsScratch => true,
+            // The next try starts from the beginning and needs none of it; zeroing a device would gain nothing.
+            Kind::Connect | Kind::Process => {
+                self.opened.unverified.is_some() && self.facts.mode == Mode::File
+            }
+            Kind::Usage | Kind::NoRoom | Kind::Target | Kind::Stopped => false,
+        };
         let untouched = held.created && std::fs::metadata(&self.facts.path).is_ok_and(|meta| meta.len() == 0);
         if !worthless && !untouched {
             return;

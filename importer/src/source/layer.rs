@@ -2,8 +2,12 @@
 //!
 //! A disk is the one file in the folder `disk` of the image, as a container would see it. Layers are looked through
 //! from the last one down: the first that holds a file there has the disk, unless a later layer's whiteout hides it
-//! (OCI image-spec, "Layers"). The stock importer takes the first layer from below instead and knows no whiteouts; for
-//! images with one such layer, which is all that tools make, both are the same. Layers below the disk are not fetched.
+//! (OCI image-spec, "Layers"). Another file in that folder, in whichever layer, makes the image refused: nobody could
+//! tell which one is meant. The stock importer takes the first layer from below instead and knows no whiteouts; for
+//! images with one such layer, which is all that tools make, both are the same.
+//!
+//! Layers above and below the disk's are looked through before anything is written; what follows the disk in its own
+//! layer is seen when the disk has been read.
 //!
 //! ```text
 //!  blob ──► hash (Checked) ──► gz, zstd, none (by magic) ──► tar entries ──► disk/… ──► transfer
@@ -33,8 +37,8 @@ const FOLDER: &str = "disk";
 const WHITEOUT: &str = ".wh.";
 /// The whiteout that hides all of a folder.
 const OPAQUE: &str = ".wh..wh..opq";
-/// Whiteouts in the folder that are remembered.
-const WHITEOUTS_MAX: usize = 4096;
+/// Names in the folder that are remembered.
+const NAMES_MAX: usize = 4096;
 
 /// Where blobs come from.
 pub(crate) trait Blobs {
@@ -72,43 +76,65 @@ pub(crate) fn find(
 ) -> Result<Disk, Error> {
     let environment = environment(image, blobs)?;
     let mut hidden = Hidden::default();
-    for descriptor in image.layers.iter().rev() {
-        if hidden.all {
-            break;
-        }
-        stop.check()?;
-        tracing::debug!(layer = descriptor.digest, size = descriptor.size, "looking for the disk");
-        let layer = Layer::open(descriptor, blobs.blob(descriptor)?, limits)?;
-        let mut tar = layer.tar()?;
-        let mut more = Hidden::default();
-        let found = loop {
-            stop.check()?;
-            let Some(entry) = tar.next().map_err(|e| layer.failed(e))? else { break None };
-            if hidden.counts(&entry) {
-                break Some(entry);
-            }
-            more.learn(&entry)?;
+    let mut layers = &image.layers[..];
+    while let Some((descriptor, lower)) = layers.split_last().filter(|_| !hidden.all) {
+        layers = lower;
+        let layer = Layer::look(descriptor, blobs, limits, stop)?;
+        let mut hides = Hidden::default();
+        let Some((tar, member)) = layer.first(&hidden, &mut hides, stop)? else {
+            hidden.add(hides)?;
+            continue;
         };
-        if let Some(member) = found {
-            plain(&member)?;
-            tracing::info!(
-                layer = descriptor.digest,
-                file = member.path,
-                size = member.size,
-                "found the disk"
-            );
-            let parked = Mutex::new(Some(tar));
-            return Ok(Disk(Arc::new(Inner { layer, member, hidden, environment, parked })));
+        plain(&member)?;
+        tracing::info!(layer = descriptor.digest, file = member.path, size = member.size, "found the disk");
+        let mut parked = Some(tar);
+        hides.learn(&member)?;
+        let mut above = hidden.clone();
+        above.add(hides.clone())?;
+        if any_below(lower, above, blobs, limits, stop)?.is_some() {
+            // What follows in the disk's layer may hide it.
+            let rest = layer.rest(&hidden, &member, parked.take(), stop)?;
+            let mut above = hidden.clone();
+            above.add(hides)?;
+            above.add(rest)?;
+            if let Some(other) = any_below(lower, above, blobs, limits, stop)? {
+                return Err(several(&member, &other));
+            }
         }
-        tar.drain(|| Ok(stop.check()?)).map_err(|e| layer.failed(e))?;
-        drop(tar);
-        layer.verify(stop)?;
-        hidden.add(more)?;
+        let parked = Mutex::new(parked);
+        return Ok(Disk(Arc::new(Inner { layer, member, hidden, environment, parked })));
     }
     Err(Error::new(
         Kind::Refused,
         "Failed to find VM disk image file in the container image: it has no file in /disk",
     ))
+}
+
+/// A file in the folder in one of the layers `lower`, lowest first, that nothing above hides.
+fn any_below(
+    lower: &[Descriptor],
+    mut hidden: Hidden,
+    blobs: &dyn Blobs,
+    limits: &transfer::Limits,
+    stop: &Stop,
+) -> Result<Option<Entry>, Error> {
+    for descriptor in lower.iter().rev() {
+        if hidden.all {
+            break;
+        }
+        let layer = Layer::look(descriptor, blobs, limits, stop)?;
+        let mut hides = Hidden::default();
+        if let Some((_, entry)) = layer.first(&hidden, &mut hides, stop)? {
+            return Ok(Some(entry));
+        }
+        hidden.add(hides)?;
+    }
+    Ok(None)
+}
+
+fn several(one: &Entry, other: &Entry) -> Error {
+    let what = format!("image directory contains more than one file: {} and {}", one.path, other.path);
+    Error::new(Kind::Refused, what)
 }
 
 /// The image's environment. The disk can be imported without.
@@ -142,9 +168,12 @@ fn plain(entry: &Entry) -> Result<(), Error> {
 }
 
 /// What later layers hide of earlier ones' disk folders.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Hidden {
+    /// Names of which nothing below shows.
     names: BTreeSet<String>,
+    /// Folders: files of their names below do not show, folders do.
+    folders: BTreeSet<String>,
     all: bool,
 }
 
@@ -158,7 +187,8 @@ impl Hidden {
             What::File | What::Sparse | What::Link => true,
             What::Folder | What::Other => false,
         };
-        seen && !last.starts_with(WHITEOUT) && !self.names.contains(first)
+        let replaced = name == first && self.folders.contains(name);
+        seen && !last.starts_with(WHITEOUT) && !self.names.contains(first) && !replaced
     }
 
     /// Takes note of what `entry` hides in layers below its own.
@@ -169,24 +199,30 @@ impl Hidden {
         self.all |= path == OPAQUE || path.strip_prefix(WHITEOUT) == Some(FOLDER);
         match inside(path) {
             Some(OPAQUE) => self.all = true,
-            Some(name) => {
+            Some(name) if !name.contains('/') => {
                 if let Some(hides) = name.strip_prefix(WHITEOUT) {
                     self.names.insert(hides.to_owned());
+                } else if entry.what == What::Folder {
+                    self.folders.insert(name.to_owned());
+                } else {
+                    self.names.insert(name.to_owned());
                 }
             }
-            None => {}
+            Some(_) | None => {}
         }
-        if self.names.len() > WHITEOUTS_MAX {
-            return Err(Error::new(Kind::Refused, "the image deletes thousands of files in /disk"));
-        }
-        Ok(())
+        self.bounded()
     }
 
     fn add(&mut self, more: Self) -> Result<(), Error> {
         self.all |= more.all;
         self.names.extend(more.names);
-        if self.names.len() > WHITEOUTS_MAX {
-            return Err(Error::new(Kind::Refused, "the image deletes thousands of files in /disk"));
+        self.folders.extend(more.folders);
+        self.bounded()
+    }
+
+    fn bounded(&self) -> Result<(), Error> {
+        if self.names.len() + self.folders.len() > NAMES_MAX {
+            return Err(Error::new(Kind::Refused, "the image's layers name thousands of things in /disk"));
         }
         Ok(())
     }
@@ -221,6 +257,71 @@ impl Layer {
             spool: Spool::default(),
         })?;
         Ok(Self { digest, checked, unpacked })
+    }
+
+    /// Opens the layer of `descriptor`, to be looked through.
+    fn look(
+        descriptor: &Descriptor,
+        blobs: &dyn Blobs,
+        limits: &transfer::Limits,
+        stop: &Stop,
+    ) -> Result<Self, Error> {
+        stop.check()?;
+        tracing::debug!(layer = descriptor.digest, size = descriptor.size, "looking for the disk");
+        Self::open(descriptor, blobs.blob(descriptor)?, limits)
+    }
+
+    /// The first file in the folder that `hidden` does not hide, and the layer where it begins; else the layer is read
+    /// to its end and verified. What the entries before it hide is added to `hides`.
+    fn first(
+        &self,
+        hidden: &Hidden,
+        hides: &mut Hidden,
+        stop: &Stop,
+    ) -> Result<Option<(TarStream, Entry)>, Error> {
+        let mut tar = self.tar()?;
+        while let Some(entry) = tar.next().map_err(|e| self.failed(e))? {
+            stop.check()?;
+            if hidden.counts(&entry) {
+                return Ok(Some((tar, entry)));
+            }
+            hides.learn(&entry)?;
+        }
+        self.end(tar, stop)?;
+        Ok(None)
+    }
+
+    /// Reads on behind `member`, from where `parked` is or from the start, to the layer's end, and verifies it. Gives
+    /// what the entries there hide.
+    fn rest(
+        &self,
+        hidden: &Hidden,
+        member: &Entry,
+        parked: Option<TarStream>,
+        stop: &Stop,
+    ) -> Result<Hidden, Error> {
+        let mut tar = match parked {
+            Some(tar) => tar,
+            None => self.tar()?,
+        };
+        let mut hides = Hidden::default();
+        tar.pass_to(member.end()).map_err(|e| self.failed(e))?;
+        tar.go_on_after(member.end());
+        while let Some(entry) = tar.next().map_err(|e| self.failed(e))? {
+            stop.check()?;
+            if hidden.counts(&entry) {
+                return Err(several(member, &entry));
+            }
+            hides.learn(&entry)?;
+        }
+        self.end(tar, stop)?;
+        Ok(hides)
+    }
+
+    fn end(&self, mut tar: TarStream, stop: &Stop) -> Result<(), Error> {
+        tar.drain(|| Ok(stop.check()?)).map_err(|e| self.failed(e))?;
+        drop(tar);
+        self.verify(stop)
     }
 
     fn tar(&self) -> Result<TarStream, Error> {
@@ -291,29 +392,13 @@ impl Disk {
     /// [`Kind::Refused`] for a second file, [`Kind::Digest`] when the digest is another, else what reading says.
     pub fn verify(&self, stop: &Stop) -> Result<(), Error> {
         let inner = &*self.0;
-        let failed = |e| inner.layer.failed(e);
-        let end = inner.member.end();
-        let mut tar = match inner.take(end) {
-            Some(tar) => tar,
-            None => inner.layer.tar()?,
-        };
-        tar.pass_to(end).map_err(failed)?;
-        tar.go_on_after(end);
-        while let Some(entry) = tar.next().map_err(failed)? {
-            stop.check()?;
-            if inner.hidden.counts(&entry) {
-                return Err(Error::new(
-                    Kind::Refused,
-                    format!(
-                        "image directory contains more than one file: {} and {}",
-                        inner.member.path, entry.path
-                    ),
-                ));
-            }
-        }
-        tar.drain(|| Ok(stop.check()?)).map_err(failed)?;
-        drop(tar);
-        inner.layer.verify(stop)
+        let parked = inner.take(inner.member.end());
+        inner.layer.rest(&inner.hidden, &inner.member, parked, stop).map(drop)
+    }
+
+    /// Digest of the layer that holds the file.
+    pub fn layer(&self) -> &str {
+        &self.0.layer.digest
     }
 }
 
@@ -362,7 +447,7 @@ impl Read for Reader {
         if n == 0 {
             let what =
                 format!("the layer {} ends inside {}", self.inner.layer.digest, self.inner.member.path);
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, what));
+            return Err(Error::new(Kind::Refused, what).into());
         }
         Ok(n)
     }

@@ -10,6 +10,8 @@ use std::sync::Arc;
 use disk_image::source::read_full;
 use disk_image::{Access, Source};
 
+use crate::error::{Error, Kind};
+
 /// Size of a header, and what content is padded to.
 const BLOCK: u64 = 512;
 /// Longest name that is read; Linux allows 4096 bytes.
@@ -248,19 +250,17 @@ impl TarStream {
     }
 
     fn damaged(&self, what: &str) -> io::Error {
-        io::Error::new(
-            io::ErrorKind::InvalidData,
-            format!("the tar archive has {what} at byte {} that cannot be", self.at),
-        )
+        let what = format!("the tar archive has {what} at byte {} that cannot be", self.at);
+        Error::new(Kind::Refused, what).into()
     }
 }
 
 fn no_tar() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "it is no tar archive")
+    Error::new(Kind::Refused, "it is no tar archive").into()
 }
 
 fn ends(at: u64) -> io::Error {
-    io::Error::new(io::ErrorKind::UnexpectedEof, format!("the tar archive ends early, at byte {at}"))
+    Error::new(Kind::Refused, format!("the tar archive ends early, at byte {at}")).into()
 }
 
 /// What a pax header says about the entry that follows it.

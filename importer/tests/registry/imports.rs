@@ -209,6 +209,22 @@ fn killed_imports_start_again() {
 }
 
 #[test]
+fn a_registry_without_tls_needs_insecure() {
+    let store = Store::new();
+    let registry = Registry::start(store.path(), None, &Login::Open);
+    let folder = tempfile::tempdir().unwrap();
+    let target = folder.path().join("disk").to_str().unwrap().to_owned();
+    store.push("p", "latest", &[Layer::new(GZIP, &[("disk/d", b"bytes")])]);
+    let output = run(importer().args([&registry.image("p"), &target, "--patience", "1"]));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    assert!(said.contains("--insecure, in a pod INSECURE_TLS"), "{said}");
+    let output = run(importer().args([&registry.image("p"), &target, "--insecure"]));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(fs::read(&target).unwrap(), b"bytes");
+}
+
+#[test]
 fn imports_by_command_line() {
     let (store, tls) = (Store::new(), Tls::new());
     let registry = Registry::start(store.path(), Some(&tls), &Login::Password);
@@ -259,10 +275,42 @@ fn imports_by_command_line() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(fs::read(path("c")).unwrap() == raw);
 
+    // Another disk in a lower layer: refused before anything is written, and by inspect as well.
+    store.push("c", "two", &[Layer::new(GZIP, &[("disk/a", &raw)]), Layer::new(GZIP, &[("disk/b", b"x")])]);
+    let two = registry.image("c:two");
+    fs::write(path("kept"), "mine").unwrap();
+    for arguments in [vec![two.as_str(), &path("kept"), "--force"], vec!["inspect", &two]] {
+        let login = ["--user-file", &path("user"), "--cacert", certs];
+        let output = run(importer().args(arguments).args(login));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(4), "{said}");
+        assert!(said.contains("more than one file: disk/b and disk/a"), "{said}");
+        assert_eq!(fs::read(path("kept")).unwrap(), b"mine");
+    }
+    let tar = format!("oci-archive:{}", path("image.tar"));
+    let output = run(importer().args(["inspect", &tar]));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("disk/d in the layer sha256:"));
+    fs::write(path("pair.tar"), archive(&[("v1", Layer::new(ZSTD, &[("disk/d", &raw), ("disk/e", b"x")]))]))
+        .unwrap();
+    let output = run(importer().args(["inspect", &format!("oci-archive:{}", path("pair.tar"))]));
+    assert_eq!(output.status.code(), Some(4));
+
+    // A layer that is no tar, and one that is cut off: nothing is left, and no later try is promised.
+    let whole = crate::images::tar(&[("disk/d", &raw)]);
+    for (name, bytes) in [("notar", &raw[..]), ("cut", &whole[..MIB])] {
+        fs::write(path("bad.tar"), archive(&[("v1", Layer::of_tar(GZIP, bytes))])).unwrap();
+        let output = run(importer().args([&format!("oci-archive:{}", path("bad.tar")), &path(name)]));
+        assert_eq!(output.status.code(), Some(4), "{}", String::from_utf8_lossy(&output.stderr));
+        let left = fs::read_dir(folder.path()).unwrap();
+        let left: Vec<_> = left.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        assert!(!left.iter().any(|left| left.contains(name)), "{left:?}");
+    }
+
     // The archive is never written over, under whatever name.
     let before = fs::read(path("image.tar")).unwrap();
     fs::hard_link(path("image.tar"), path("linked")).unwrap();
-    for (source, target) in [("image.tar", "image.tar"), ("image.tar:v1", "linked"), ("linked", "image.tar")] {
+    for (source, target) in [("image.tar", "image.tar"), ("image.tar:v1", "linked"), ("linked", "image.tar")]
+    {
         let source = format!("oci-archive:{}", path(source));
         let output = run(importer().args([&source, &path(target), "--force"]));
         let said = String::from_utf8_lossy(&output.stderr);
