@@ -588,6 +588,7 @@ enum Way {
     Cut(usize),
     SilentHandshake,
     Silent,
+    ListedAndRefused,
     WrongOptionMagic,
     WrongOption,
     HugeOptionReply,
@@ -736,6 +737,12 @@ fn handshake(line: &mut Line, size: u64, way: Way) -> io::Result<()> {
             (10, _) => {
                 line.reply(10, 4, b"\0\0\0\x07base:allocation")?;
                 line.reply(10, 1, &[])?;
+            }
+            (7, Way::ListedAndRefused) => line.reply(7, 0x8000_0006, b"not now")?,
+            (3, Way::ListedAndRefused) => {
+                line.reply(3, 2, b"\0\0\0\0")?;
+                line.reply(3, 2, b"\0\0\0\x01e")?;
+                line.reply(3, 1, &[])?;
             }
             (7, _) => {
                 let size = if way == Way::HugeSize { u64::MAX } else { size };
@@ -1060,6 +1067,22 @@ fn the_program_imports_from_qemu_nbd() {
         assert!((27 * MIB..fetched + MIB).contains(&read), "{format}: {report}");
         assert!(place.ends(), "the server has not heard that we are gone");
     }
+    // What is listed, and not given all the same.
+    let (url, _) = server(&disk, Way::ListedAndRefused);
+    for (address, which) in
+        [(url.as_str(), "the export \"e\""), (url.trim_end_matches('e'), "its default export")]
+    {
+        let output = importer(&[address, &target, "--force"]).output().unwrap();
+        assert_eq!(output.status.code(), Some(3));
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        let told = format!("lists {which} and does not give it (not now)");
+        assert!(text.contains(&told) && !text.contains("it has"), "{text}");
+    }
+    // What an address asks for and is not done.
+    let output = importer(&[&format!("{url}?tls-certificates=/c"), &target, "--force"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains("\"tls-certificates\""), "{text}");
     // What is not there.
     place.qemu_nbd(&["--persistent", "-f", "raw", "-x", "disk", &raw]);
     let output = importer(&[&place.url("disc"), &target, "--force"]).output().unwrap();

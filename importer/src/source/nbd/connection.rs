@@ -443,19 +443,29 @@ impl Talk {
     /// What to do about an export that is not there.
     async fn unknown_export(&mut self, export: &str, words: &str) -> Failure {
         let replies = self.ask(Opt::List, &[]).await.unwrap_or_default();
-        let names: Vec<String> = replies
+        let listed: Vec<String> = replies
             .into_iter()
             .filter_map(|reply| match reply {
-                Reply::Server(name) => Some(format!("\"{name}\"")),
+                Reply::Server(name) => Some(name),
                 Reply::Ack | Reply::Info(_) | Reply::MetaContext(_) | Reply::Error(..) => None,
             })
-            .take(NAMED)
             .collect();
+        let words = if words.is_empty() { String::new() } else { format!(" ({words})") };
+        if listed.iter().any(|name| name == export) {
+            let which = match export {
+                "" => "its default export".to_owned(),
+                export => format!("the export \"{export}\""),
+            };
+            let what = format!(
+                "the server lists {which} and does not give it{words}: look at the server, or name another export after the last slash of the address"
+            );
+            return Failure::new(Trouble::Refused, what);
+        }
+        let names: Vec<String> = listed.iter().take(NAMED).map(|name| format!("\"{name}\"")).collect();
         let offer = match names.as_slice() {
             [] => "it does not say which ones it has".to_owned(),
             names => format!("it has {}", names.join(", ")),
         };
-        let words = if words.is_empty() { String::new() } else { format!(" ({words})") };
         let what = format!(
             "the server has no export \"{export}\"{words}: name another one after the last slash of the address; {offer}"
         );
