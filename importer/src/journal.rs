@@ -89,6 +89,35 @@ pub(crate) struct Found {
     sound: u64,
 }
 
+/// What every journal begins with, behind the eight hex digits of its first checksum.
+const OPENING: &[u8] = b" {\"version\":";
+
+/// What lies in the way of the journal at `path`: something there, or where it is first written, that no import of ours
+/// left. A torn beginning counts as ours, and so does an empty file.
+///
+/// # Errors
+/// When it cannot be looked at.
+pub(crate) fn foreign(path: &Path) -> io::Result<Option<PathBuf>> {
+    for path in [path.to_owned(), fresh(path)] {
+        let meta = match std::fs::symlink_metadata(&path) {
+            Ok(meta) => meta,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+            Err(e) => return Err(e),
+        };
+        // Links are not followed, and opening a FIFO would wait.
+        if !meta.is_file() {
+            return Ok(Some(path));
+        }
+        let mut front = Vec::new();
+        File::open(&path)?.take(8 + OPENING.len() as u64).read_to_end(&mut front)?;
+        let (sum, rest) = front.split_at(front.len().min(8));
+        if !sum.iter().all(u8::is_ascii_hexdigit) || !OPENING.starts_with(rest) {
+            return Ok(Some(path));
+        }
+    }
+    Ok(None)
+}
+
 /// Reads the journal at `path`; `None` when there is none or it is no journal of ours.
 ///
 /// # Errors
@@ -366,6 +395,30 @@ mod tests {
         assert!(parse(&reversed).unwrap().done.is_empty());
         let newer = line(&Head { version: 2, ..head() }).unwrap();
         assert_eq!(parse(&newer), None);
+    }
+
+    #[test]
+    fn what_no_import_left_is_foreign() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("j");
+        assert_eq!(foreign(&path).unwrap(), None);
+        drop(Journal::start(&path, &head()).unwrap());
+        let whole = std::fs::read(&path).unwrap();
+        for place in [&path, &fresh(&path)] {
+            for cut in 0..=whole.len() {
+                std::fs::write(place, &whole[..cut]).unwrap();
+                assert_eq!(foreign(&path).unwrap(), None, "cut at {cut}");
+            }
+            for other in ["x", "notes of mine\n", "00000000", "00000000 {}", "0000000g"] {
+                std::fs::write(place, other).unwrap();
+                let ours = other == "00000000";
+                assert_eq!(foreign(&path).unwrap().as_ref(), (!ours).then_some(place), "{other}");
+            }
+            std::fs::remove_file(place).unwrap();
+            std::os::unix::fs::symlink(folder.path().join("nothing"), place).unwrap();
+            assert_eq!(foreign(&path).unwrap().as_ref(), Some(place));
+            std::fs::remove_file(place).unwrap();
+        }
     }
 
     #[test]

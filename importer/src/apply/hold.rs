@@ -1,7 +1,7 @@
 //! Takes the target: locks it, reads the journal of an earlier try, opens it for writing. Not here: what to do with
 //! what an earlier try left (`plan`).
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use api::names;
 use disk_image::write::{Direct, Options, Target, Writer};
@@ -31,9 +31,12 @@ pub(super) fn hold(
     head: Option<&Head>,
 ) -> Result<(Held, (Resume, Option<journal::Found>)), Error> {
     let failed = |e| Error::with(Kind::Target, "cannot read the journal of an earlier import", e);
+    let path = journal_path(config, facts);
+    if let Some(path) = &path {
+        clear(config.contract, path).map_err(failed)??;
+    }
     // Asked again once the lock is ours: somebody may have finished meanwhile.
     let held = target::hold(&facts.path, facts.mode == Mode::Block)?;
-    let path = journal_path(config, facts);
     let found = path.as_deref().map(journal::find).transpose().map_err(failed)?.flatten();
     let node = match facts.stands {
         Stands::Device { number } => number,
@@ -53,6 +56,30 @@ pub(super) fn hold(
     };
     let resume = plan::existing(config.contract, config.force, existing, &facts.path.display().to_string())?;
     Ok((held, (resume, found)))
+}
+
+/// Deals with what is no journal of ours where one is to be: a person's is left alone, the contract's volume is ours.
+fn clear(contract: Contract, path: &Path) -> std::io::Result<Result<(), Error>> {
+    while let Some(foreign) = journal::foreign(path)? {
+        match contract {
+            Contract::CommandLine => {
+                let what = format!(
+                    "{} is in the way: the journal of the import is to be there, and it is none; move it, or give --journal DIR",
+                    foreign.display()
+                );
+                return Ok(Err(Error::new(Kind::Target, what)));
+            }
+            Contract::Environment => {
+                tracing::warn!(path = %foreign.display(), "what is no journal is removed");
+                if std::fs::symlink_metadata(&foreign)?.is_dir() {
+                    std::fs::remove_dir_all(&foreign)?;
+                } else {
+                    std::fs::remove_file(&foreign)?;
+                }
+            }
+        }
+    }
+    Ok(Ok(()))
 }
 
 /// Opens the target for writing. A person's device is opened exclusively; the contract's is ours alone.
