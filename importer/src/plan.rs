@@ -178,7 +178,8 @@ pub(crate) fn final_size(
 /// Size of a blank disk in a file.
 ///
 /// # Errors
-/// Without a request nobody knows the size.
+/// Without a request nobody knows the size; of too small a one nothing is left in whole [`ALIGNMENT`]s, and a disk
+/// without a byte helps nobody (upstream #4024).
 pub(crate) fn blank_size(
     contract: Contract,
     available: u64,
@@ -186,7 +187,15 @@ pub(crate) fn blank_size(
     request: Option<u64>,
 ) -> Result<u64, Error> {
     match request {
-        Some(_) => Ok(final_size(contract, 0, available, overhead, request)),
+        Some(asked) => match final_size(contract, 0, available, overhead, request) {
+            0 => Err(Error::new(
+                Kind::NoRoom,
+                format!(
+                    "no disk can be made of a size of {asked} bytes, of which {available} are available: with an overhead of {overhead}, in whole MiB, nothing is left; ask for 2Mi or more"
+                ),
+            )),
+            size => Ok(size),
+        },
         None => Err(Error::usage("an empty disk needs a size: give --size (or IMPORTER_IMAGE_SIZE)")),
     }
 }

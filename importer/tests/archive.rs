@@ -81,7 +81,7 @@ fn import(place: &Place, archive: &[u8]) -> Output {
     }
     let file = place.folder.path().join("archive");
     fs::write(&file, archive).unwrap();
-    importer().arg(file).arg(place.data()).arg("--archive").output().unwrap()
+    importer().arg(file).arg(place.data()).args(["--archive", "--force"]).output().unwrap()
 }
 
 /// What the import says, to a person or to the controller.

@@ -380,6 +380,104 @@ fn archives_are_unpacked() {
 }
 
 #[test]
+fn archives_go_into_empty_folders() {
+    let place = Place::new();
+    let pack = |name: &str, files: &[(&str, &[u8])]| {
+        let mut tar = tar::Builder::new(Vec::new());
+        for (name, bytes) in files {
+            let mut header = tar::Header::new_gnu();
+            header.set_size(bytes.len() as u64);
+            header.set_mode(0o644);
+            tar.append_data(&mut header, name, *bytes).unwrap();
+        }
+        place.write(name, &tar.into_inner().unwrap())
+    };
+    let source = pack("files.tar", &[("a", b"theirs"), ("b", b"new")]);
+    let refused = |folder: &str, source: &str, holds: &str| {
+        let ran = run(&[source, folder, "--archive"]);
+        assert_exit(&ran, 7);
+        let said = text(&ran.stderr);
+        assert!(said.contains(&format!("it holds {holds}")) && said.contains("--force"), "{said}");
+    };
+    for kept in ["a", "other", ".hidden"] {
+        let folder = format!("with{kept}");
+        fs::create_dir(place.path(&folder)).unwrap();
+        fs::write(place.path(&folder).join(kept), "mine").unwrap();
+        refused(&place.text(&folder), &source, kept);
+        assert_eq!(place.names(&folder), [kept]);
+        assert_eq!(fs::read(place.path(&folder).join(kept)).unwrap(), b"mine");
+    }
+    // The archive in the folder that it is to be unpacked into.
+    fs::create_dir(place.path("own")).unwrap();
+    let inside = pack("own/files.tar", &[("files.tar", b"gone"), ("b", b"new")]);
+    let before = fs::read(&inside).unwrap();
+    refused(&place.text("own"), &inside, "files.tar");
+    assert_eq!(fs::read(&inside).unwrap(), before);
+
+    assert_exit(&run(&[&source, &place.text("witha"), "--archive", "--force"]), 0);
+    assert_eq!(fs::read(place.path("witha/a")).unwrap(), b"theirs");
+    fs::create_dir_all(place.path("fresh/lost+found")).unwrap();
+    assert_exit(&run(&[&source, &place.text("fresh"), "--archive"]), 0);
+    assert_eq!(place.names("fresh"), ["a", "b", "lost+found"]);
+}
+
+#[test]
+fn a_journal_that_is_none_is_left_alone() {
+    let place = Place::new();
+    let source = place.write("image", &disk_bytes(2 * MIB));
+    let target = place.text("disk");
+    for name in [".disk.import-journal", ".disk.import-journal.new"] {
+        let journal = place.path(name);
+        let refused = |source: &[&str]| {
+            let ran = run(&[source, &[&target, "--force"]].concat());
+            assert_exit(&ran, 7);
+            assert!(text(&ran.stderr).contains(name), "{}", text(&ran.stderr));
+            assert!(!Path::new(&target).exists());
+        };
+        fs::write(&journal, "notes of mine").unwrap();
+        refused(&[&source]);
+        refused(&["blank", "--size", "1Mi"]);
+        assert_eq!(fs::read(&journal).unwrap(), b"notes of mine");
+        fs::remove_file(&journal).unwrap();
+        let pointed = place.write("pointed", b"elsewhere");
+        std::os::unix::fs::symlink(&pointed, &journal).unwrap();
+        refused(&[&source]);
+        assert_eq!(fs::read(&pointed).unwrap(), b"elsewhere");
+        fs::remove_file(&journal).unwrap();
+        fs::create_dir(&journal).unwrap();
+        refused(&[&source]);
+        fs::remove_dir(&journal).unwrap();
+        // Torn ones of ours.
+        for torn in ["", "0b77", "0b77d2e4 {\"ver", "0b77d2e4 {\"version\":1,\"sou"] {
+            fs::write(&journal, torn).unwrap();
+            assert_exit(&run(&[&source, &target]), 0);
+            assert!(!journal.exists(), "{torn}");
+            fs::remove_file(&target).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_size_that_leaves_no_disk_is_told() {
+    for (size, overhead) in [("500Ki", "0"), ("1Mi", "0.06"), ("0", "0")] {
+        let pod = support::Pod::new();
+        let ran = pod
+            .command("", size)
+            .envs([("IMPORTER_SOURCE", "none"), ("FILESYSTEM_OVERHEAD", overhead)])
+            .output()
+            .unwrap();
+        assert_exit(&ran, 1);
+        let bytes = match size {
+            "500Ki" => "512000 bytes",
+            "1Mi" => "1048576 bytes",
+            _ => "0 bytes",
+        };
+        assert!(pod.message().contains(bytes), "{}", pod.message());
+        assert!(support::names(&pod.path("data")).is_empty());
+    }
+}
+
+#[test]
 fn archives_stay_in_their_folder() {
     let place = Place::new();
     let mut tar = tar::Builder::new(Vec::new());

@@ -35,7 +35,7 @@ use blank::blank;
 use disk::disk;
 use look::look;
 pub(crate) use unpack::empty_folder;
-use unpack::unpack;
+use unpack::{check_folder, unpack};
 
 /// What an import needs beside its configuration.
 #[derive(Clone, Debug, Default)]
@@ -56,7 +56,9 @@ pub(crate) fn import(config: &Config, session: &Session) -> Result<Done, Error> 
         (Location::Blank, Mode::Folder) => {
             Err(Error::usage("cannot create an empty disk with content type archive"))
         }
-        (_, Mode::Folder) => again_if_changed(|| unpack(config, session, &facts)),
+        (_, Mode::Folder) => {
+            check_folder(config, &facts).and_then(|()| again_if_changed(|| unpack(config, session, &facts)))
+        }
         (_, Mode::File | Mode::Block) => again_if_changed(|| disk(config, session, &look(config)?)),
     }?;
     session.meter.complete();

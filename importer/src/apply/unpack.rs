@@ -6,9 +6,10 @@ use super::Session;
 use super::connect::{Wire, connect, verify};
 use super::look::Facts;
 use crate::archive;
-use crate::config::Config;
+use crate::config::{Config, Contract};
 use crate::error::{Error, Kind};
 use crate::report::Done;
+use crate::target::Stands;
 
 /// The files of a tar archive in a folder.
 pub(super) fn unpack(config: &Config, session: &Session, facts: &Facts) -> Result<Done, Error> {
@@ -28,12 +29,38 @@ pub(super) fn unpack(config: &Config, session: &Session, facts: &Facts) -> Resul
     }
 }
 
+/// Refuses a person's folder that holds something: members replace what stands at their names. A volume of the contract
+/// is unpacked over, as upstream does.
+///
+/// # Errors
+/// [`Kind::Target`], naming what was found.
+pub(super) fn check_folder(config: &Config, facts: &Facts) -> Result<(), Error> {
+    if config.contract == Contract::Environment || config.force || facts.stands == Stands::Nothing {
+        return Ok(());
+    }
+    let shown = facts.path.display();
+    let failed = |e| Error::with(Kind::Target, format!("cannot look into {shown}"), e);
+    for entry in std::fs::read_dir(&facts.path).map_err(failed)? {
+        let name = entry.map_err(failed)?.file_name();
+        if name != LOST_AND_FOUND {
+            let what = format!(
+                "{shown} is not empty (it holds {}); name another folder, or give --force to unpack over what is there",
+                name.display()
+            );
+            return Err(Error::new(Kind::Target, what));
+        }
+    }
+    Ok(())
+}
+
+/// ext's own folder; neither content nor ours to remove.
+const LOST_AND_FOUND: &str = "lost+found";
+
 /// Removes what `folder` holds.
 pub(crate) fn empty_folder(folder: &Path) -> std::io::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;
-        // ext's own; not ours to remove.
-        if entry.file_name() == "lost+found" {
+        if entry.file_name() == LOST_AND_FOUND {
             continue;
         }
         if entry.file_type()?.is_dir() {
