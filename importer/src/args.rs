@@ -20,6 +20,7 @@ Examples:
   importer https://cloud.example.com/image.qcow2 disk.img
   importer --size 20Gi --checksum sha256:… https://example.com/image.raw.xz /dev/vg/disk
   importer docker://quay.io/containerdisks/fedora:latest fedora.img
+  importer oci-archive:image.tar disk.img
   importer 'nbd+unix:///export?socket=/run/nbd.sock' disk.img
   importer blank empty.img --size 10Gi
   xzcat image.xz | importer - disk.img
@@ -102,7 +103,7 @@ pub(crate) struct FromArgs {
     /// CA certificates (PEM) to trust as well: a file, or a folder of .crt and .pem files.
     #[arg(long, value_name = "PATH")]
     pub(crate) cacert: Vec<PathBuf>,
-    /// Do not verify the server's certificate.
+    /// Do not verify the server's certificate; a registry (docker://) that does not speak TLS is reached by plain HTTP.
     #[arg(long)]
     pub(crate) insecure: bool,
     /// Credentials of Google Cloud Storage.
@@ -136,10 +137,12 @@ pub(crate) struct ImportArgs {
     /// that follow the image, at the device's end if not given.
     #[arg(long, value_parser = disk_size)]
     pub(crate) size: Option<u64>,
-    /// Checksum of the bytes as downloaded: md5, sha1, sha256 or sha512, a colon, hex digits.
+    /// Checksum of the bytes as downloaded: md5, sha1, sha256 or sha512, a colon, hex digits. With docker:// and
+    /// oci-archive: of the disk file inside the layer, as it is there.
     #[arg(long, value_name = "ALGO:HEX")]
     pub(crate) checksum: Option<Checksum>,
-    /// The source is a tar archive (gz, xz, zstd around it are fine): unpack it into the folder TARGET.
+    /// The source is a tar archive (gz, xz, zstd around it are fine): unpack it into the folder TARGET, which must be
+    /// empty or missing; with --force, over what it holds.
     #[arg(long)]
     pub(crate) archive: bool,
     /// Reserve all blocks of the disk.

@@ -1,5 +1,5 @@
-//! Where the bytes of a file or block device are stored, so that two names of the same bytes are told to be that: hard
-//! links, device nodes, a loop device and the file behind it, a partition and its disk.
+//! Where the bytes of a file or block device are stored, and whether two of them share some: hard links, device nodes,
+//! a loop device and the file behind it, a partition and its disk.
 //!
 //! Facts are of the kernel's sysfs (`Documentation/ABI/testing/sysfs-block`, `sysfs-block-loop`); where it is not
 //! mounted, only names of the same file or device are seen. Not seen in any case: what lies behind device mapper, a
@@ -67,9 +67,7 @@ fn stretches(meta: &Metadata) -> Vec<Stretch> {
     let mut all = vec![Stretch { holder: Holder::of(meta), range: 0..u64::MAX }];
     for _ in 0..DEPTH_MAX {
         let below = match all.last() {
-            Some(Stretch { holder: Holder::Device { number }, .. }) => {
-                below(&sysfs(*number)).zip(all.last())
-            }
+            Some(Stretch { holder: Holder::Device { number }, .. }) => below(&sysfs(*number)).zip(all.last()),
             Some(Stretch { holder: Holder::File { .. }, .. }) | None => None,
         };
         let Some(((holder, start, len), above)) = below else { break };
@@ -86,9 +84,8 @@ fn sysfs(number: u64) -> PathBuf {
 
 /// What a device's bytes are a part of, where they begin there, and how many there are if that is told.
 fn below(device: &Path) -> Option<(Holder, u64, Option<u64>)> {
-    let number = |name: &str| -> Option<u64> {
-        std::fs::read_to_string(device.join(name)).ok()?.trim().parse().ok()
-    };
+    let number =
+        |name: &str| -> Option<u64> { std::fs::read_to_string(device.join(name)).ok()?.trim().parse().ok() };
     if device.join("partition").exists() {
         // The folder of a partition lies in its disk's.
         let disk = std::fs::read_to_string(std::fs::canonicalize(device).ok()?.parent()?.join("dev")).ok()?;

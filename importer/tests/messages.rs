@@ -69,12 +69,13 @@ fn a_pipe_by_name_is_refused_at_once() {
     run("mkfifo", &[&fifo]);
     let _socket = UnixListener::bind(place.path().join("socket")).unwrap();
     let (disk, socket) = (place.text("disk"), place.text("socket"));
-    let archive = format!("oci-archive:{fifo}");
+    let (archive, named) = (format!("oci-archive:{fifo}"), format!("oci-archive:{fifo}:v1"));
     let check = |with: &str| {
         for (arguments, word) in [
             (vec![fifo.as_str(), &disk], "is a pipe; give -"),
             (vec!["inspect", &fifo], "is a pipe; give -"),
-            (vec![&archive, &disk], "is a pipe; give -"),
+            (vec![&archive, &disk], "save it to a file first"),
+            (vec![&named, &disk], "save it to a file first"),
             (vec![&socket, &disk], "is a socket; give -"),
             (vec!["/dev/null", &disk], "give - and a pipe"),
             (vec![place.path().to_str().unwrap(), &disk], "is a folder"),

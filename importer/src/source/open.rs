@@ -72,11 +72,9 @@ pub(crate) fn open(
     stop: &Stop,
 ) -> Result<Opened, Error> {
     match location {
-        Location::File(path) => readable(path).and_then(|()| file(path)),
-        Location::Stdin => super::stdin::open(stop).map(|(source, read_from)| Opened {
-            read_from: Some(read_from),
-            ..Opened::new(source, None)
-        }),
+        Location::File(path) => readable(path, false).and_then(|()| file(path)),
+        Location::Stdin => super::stdin::open(stop)
+            .map(|(source, read_from)| Opened { read_from: Some(read_from), ..Opened::new(source, None) }),
         Location::Blank => Err(Error::usage("an empty disk has no source to open")),
         Location::Http(url) => {
             http::open(&net(stop)?, http_options(url, access, limits)?).map(Opened::remote)
@@ -92,7 +90,7 @@ pub(crate) fn open(
         }
         Location::OciArchive(archive) => {
             let path = oci_archive::path(archive);
-            readable(&path)?;
+            readable(&path, true)?;
             let options = oci_archive::Options {
                 platform: access.architecture.clone(),
                 window: limits.window,
@@ -189,11 +187,14 @@ fn nbd_options(url: &Url, access: &Access, limits: &Limits) -> nbd::Options {
 
 /// Refuses what is no file before it is opened: opening a FIFO waits for somebody to write to it. What cannot be
 /// looked at is left to the opening.
-fn readable(path: &Path) -> Result<(), Error> {
+/// `archive` tells that places all over the file are read.
+fn readable(path: &Path, archive: bool) -> Result<(), Error> {
     let Ok(meta) = std::fs::metadata(path) else { return Ok(()) };
     let (kind, shown) = (meta.file_type(), path.display());
     let what = if kind.is_file() || kind.is_block_device() {
         return Ok(());
+    } else if archive && !kind.is_dir() {
+        format!("{shown} is no file, and an archive is read here and there; save it to a file first")
     } else if kind.is_dir() {
         format!("{shown} is a folder; name the image in it")
     } else if kind.is_fifo() {

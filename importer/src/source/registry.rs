@@ -97,7 +97,13 @@ impl fmt::Debug for Options {
 pub fn open(net: &Net, options: &Options) -> Result<Disk, Error> {
     let image = reference(&options.image)?;
     let failed = |error: Error| {
-        Error::with(error.kind(), format!("failed to pull image docker://{}", image.whole()), error)
+        let plain = !options.reach.trust.insecure && web::not_tls(&error);
+        let advice = if plain {
+            " (a registry without TLS is reached with --insecure, in a pod INSECURE_TLS)"
+        } else {
+            ""
+        };
+        Error::with(error.kind(), format!("failed to pull image docker://{}{advice}", image.whole()), error)
     };
     pull(net, &image, options).map_err(failed)
 }
@@ -105,6 +111,11 @@ pub fn open(net: &Net, options: &Options) -> Result<Disk, Error> {
 fn reference(text: &str) -> Result<Reference, Error> {
     let name = text.trim();
     let name = name.split_once("://").map_or(name, |(_, rest)| rest);
+    if !name.contains('/') && is_host(name) {
+        return Err(Error::usage(
+            "the image's name is that of a registry, without a repository on it: write docker://host[:port]/repository[:tag|@digest]",
+        ));
+    }
     name.parse().map_err(|_| {
         // The name is not repeated: somebody may have put a password into it.
         Error::usage(
@@ -112,6 +123,13 @@ fn reference(text: &str) -> Result<Reference, Error> {
              are given apart from it",
         )
     })
+}
+
+/// Whether a name without a slash is a host: Docker would take "127.0.0.1:5000" for a repository of its own registry,
+/// with a tag.
+fn is_host(name: &str) -> bool {
+    let host = name.split([':', '@']).next().unwrap_or(name);
+    host == "localhost" || host.contains('.') || name.starts_with('[')
 }
 
 fn pull(net: &Net, image: &Reference, options: &Options) -> Result<Disk, Error> {
