@@ -19,6 +19,8 @@ struct Seen {
     /// What was looked at inside of a container image.
     file: Option<String>,
     layer: Option<String>,
+    /// Whether it is known that the image has no other file beside it.
+    only_file: Option<bool>,
     format: &'static str,
     compression: Option<&'static str>,
     virtual_size: Option<u64>,
@@ -50,13 +52,17 @@ pub(crate) fn inspect(asked: &Inspect, stop: &Stop) -> Result<String, Error> {
     })?;
     // A local archive is read to the end of the disk's layer: another file may follow the disk. On a registry that
     // would be the whole download; an import does it.
-    if let (Location::OciArchive(_), Some(disk)) = (&asked.location, inside) {
+    let only_file = if let (Location::OciArchive(_), Some(disk)) = (&asked.location, inside) {
         disk.verify(stop)?;
-    }
+        Some(true)
+    } else {
+        None
+    };
     let seen = Seen {
         source: asked.location.to_string(),
         file,
         layer,
+        only_file,
         format: image.format().name(),
         compression: image.compression().map(Compression::name),
         virtual_size: image.virtual_size(),
@@ -85,7 +91,11 @@ fn text(seen: &Seen) -> String {
         seen.reading,
     );
     if let (Some(file), Some(layer)) = (&seen.file, &seen.layer) {
-        let _infallible = write!(text, "\nfile:         {file} in the layer {layer}");
+        let rest = match seen.only_file {
+            Some(_) => "",
+            None => " (whether another one follows there is seen by an import)",
+        };
+        let _infallible = write!(text, "\nfile:         {file} in the layer {layer}{rest}");
     }
     if let Some(name) = seen.looks_like {
         let _infallible = write!(text, "\nlooks like:   {name}, not like a disk image that can be read");

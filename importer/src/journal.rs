@@ -108,8 +108,14 @@ pub(crate) fn foreign(path: &Path) -> io::Result<Option<PathBuf>> {
         if !meta.is_file() {
             return Ok(Some(path));
         }
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            // Another import has just finished.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+            Err(e) => return Err(e),
+        };
         let mut front = Vec::new();
-        File::open(&path)?.take(8 + OPENING.len() as u64).read_to_end(&mut front)?;
+        file.take(8 + OPENING.len() as u64).read_to_end(&mut front)?;
         let (sum, rest) = front.split_at(front.len().min(8));
         if !sum.iter().all(u8::is_ascii_hexdigit) || !OPENING.starts_with(rest) {
             return Ok(Some(path));

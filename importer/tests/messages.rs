@@ -75,6 +75,7 @@ fn a_pipe_by_name_is_refused_at_once() {
             (vec![fifo.as_str(), &disk], "is a pipe; give -"),
             (vec!["inspect", &fifo], "is a pipe; give -"),
             (vec![&archive, &disk], "save it to a file first"),
+            (vec!["oci-archive:-", &disk], "save it to a file first"),
             (vec![&named, &disk], "save it to a file first"),
             (vec![&socket, &disk], "is a socket; give -"),
             (vec!["/dev/null", &disk], "give - and a pipe"),

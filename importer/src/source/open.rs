@@ -189,7 +189,13 @@ fn nbd_options(url: &Url, access: &Access, limits: &Limits) -> nbd::Options {
 /// looked at is left to the opening.
 /// `archive` tells that places all over the file are read.
 fn readable(path: &Path, archive: bool) -> Result<(), Error> {
-    let Ok(meta) = std::fs::metadata(path) else { return Ok(()) };
+    let Ok(meta) = std::fs::metadata(path) else {
+        if archive && path.as_os_str() == "-" {
+            let what = "an archive is read here and there, not as a stream; save it to a file first";
+            return Err(Error::new(Kind::Connect, what));
+        }
+        return Ok(());
+    };
     let (kind, shown) = (meta.file_type(), path.display());
     let what = if kind.is_file() || kind.is_block_device() {
         return Ok(());

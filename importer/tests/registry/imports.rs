@@ -253,6 +253,7 @@ fn imports_by_command_line() {
         .args(["inspect", &image, "--cacert", certs, "--output", "json"]));
     let seen: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&seen["format"], &seen["virtual_size"]), (&json!("raw"), &json!(2 * MIB)), "{seen}");
+    assert_eq!((&seen["file"], &seen["only_file"]), (&json!("disk/vm.img"), &Value::Null), "{seen}");
 
     // Tables behind the data cost a second pass over the layer.
     let (late, want) = tables_last(folder.path());
