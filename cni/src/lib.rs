@@ -59,7 +59,9 @@ pub fn run(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
 fn plugin(name: &str) -> Option<Box<dyn Plugin>> {
     Some(match name.strip_prefix("cnv-").unwrap_or(name) {
         "bridge" => Box::new(bridge::Bridge),
+        "host-local" => Box::new(ipam::HostLocal),
         "loopback" => Box::new(loopback::Loopback),
+        "static" => Box::new(ipam::Fixed),
         "tap" => Box::new(tap::Tap),
         "tuning" => Box::new(tuning::Tuning),
         _ => return None,

@@ -102,6 +102,11 @@ impl Namespace {
         self.identity == other.identity
     }
 
+    /// A number that no other namespace of this kernel has at the same time.
+    pub(crate) fn number(&self) -> u64 {
+        self.identity.1
+    }
+
     /// Where it was opened.
     pub(crate) fn path(&self) -> &Path {
         &self.path

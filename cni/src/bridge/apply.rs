@@ -6,12 +6,14 @@ use std::time::{Duration, Instant};
 use ipnet::IpNet;
 use rustix::io::Errno;
 
+use crate::bridge::addressing::Addressing;
 use crate::bridge::config::Config;
 use crate::bridge::identity::{self, NAMES};
 use crate::bridge::plan::{BridgeStep, Found, Plan};
+use crate::bridge::{gateway, pod};
 use crate::error::{Error, Kind};
 use crate::namespace::Namespace;
-use crate::netlink::{Answer, Flag, Link, Request, Router};
+use crate::netlink::{Address, Answer, Event, Flag, Link, Request, Router};
 use crate::nft::{Filter, Masquerading, SpoofCheck};
 use crate::protocol::{Call, Interface, IpConfig, Outcome};
 
@@ -30,18 +32,20 @@ pub(crate) fn add(config: &Config, call: &Call) -> Result<Outcome, Error> {
         None => Outcome::refuse_without_addresses(call.version)?,
         Some(ipam) => ipam.locate(call)?,
     }
-    refuse_what_is_not_built(config)?;
     let home = Namespace::ours()?;
     let pod = Namespace::open(call.namespace.as_deref().unwrap_or_else(|| "".as_ref()))?;
     if pod.is(&home) && !call.namespace_may_be_ours {
         let message = format!("{} is the namespace the plugin runs in", pod.path().display());
         return Err(Error::new(Kind::Namespace, message));
     }
+    let before = Outcome::previous(&call.config, call.version)?.unwrap_or_default();
     let mut host = Router::open()?;
+    let mut lease = None;
     let mut turn = 1;
     loop {
         let mut undo = Undo::default();
-        match attach(config, call, &pod, &mut host, &mut undo) {
+        let sides = Sides { pod: &pod, home: &home };
+        match attach(config, call, &before, &sides, &mut host, &mut lease, &mut undo) {
             Ok(outcome) => return Ok(outcome),
             Err(failure) => {
                 let mut errors = vec![failure.error];
@@ -50,18 +54,12 @@ pub(crate) fn add(config: &Config, call: &Call) -> Result<Outcome, Error> {
                     turn += 1;
                     continue;
                 }
+                if let (Some(ipam), Some(_)) = (&config.ipam, &lease) {
+                    errors.extend(ipam.release(call).err());
+                }
                 return Error::all(errors).map(|()| Outcome::default());
             }
         }
-    }
-}
-
-/// Nothing that separates or addresses is left out silently.
-fn refuse_what_is_not_built(config: &Config) -> Result<(), Error> {
-    let missing = [(config.ipam.is_some(), "ipam"), (config.masquerade.is_some(), "ipMasq")];
-    match missing.into_iter().find(|(asked, _)| *asked) {
-        None => Ok(()),
-        Some((_, key)) => Err(Error::new(Kind::Unsupported, format!("\"{key}\" is not built yet"))),
     }
 }
 
@@ -77,27 +75,71 @@ impl From<Error> for Failure {
     }
 }
 
+/// The namespaces of both ends.
+struct Sides<'a> {
+    pod: &'a Namespace,
+    home: &'a Namespace,
+}
+
 fn attach(
     config: &Config,
     call: &Call,
-    pod: &Namespace,
+    before: &Outcome,
+    sides: &Sides<'_>,
     host: &mut Router,
+    lease: &mut Option<Outcome>,
     undo: &mut Undo,
 ) -> Result<Outcome, Failure> {
     let plan = Plan::make(config, call, &look(config, call, host)?, random()?)?;
+    let addressing = match &config.ipam {
+        None => None,
+        Some(ipam) => {
+            // Taken once, and only when nothing is known to be in the way.
+            if lease.is_none() {
+                *lease = Some(ipam.lease(call)?);
+            }
+            lease.as_ref().map(|lease| Addressing::make(config, lease, before)).transpose()?
+        }
+    };
     // Before there is a link, so that no frame passes unchecked.
     if config.spoof_check {
         check_spoofing(&plan, call, host, undo)?;
     }
     let bridge = prepare_bridge(&plan.bridge, host, undo)?;
-    let wired = wire(&plan, &bridge, pod, host, undo)?;
-    let (host_end, bridge) = finish(&plan, wired, host)?;
-    let host_end = if host_end.carries || config.pod_end_down {
-        host_end
-    } else {
-        wait_until_it_carries(host_end.index, host)?
+    let wired = wire(&plan, &bridge, sides.pod, host, undo)?;
+    let (name, pod_index) = (&plan.pair.pod_name, wired.0.peer);
+    let mut inside = match &addressing {
+        None => None,
+        Some(addressing) => {
+            let index = pod_index.ok_or_else(odd)?;
+            let detect = config.detect_duplicates;
+            Some((index, pod::configure(addressing, detect, name, index, sides.pod, sides.home)?))
+        }
     };
-    Ok(outcome(&plan, call, &host_end, &bridge))
+    let (mut host_end, mut bridge) = finish(&plan, wired, host)?;
+    let mut in_vlan = None;
+    if let Some(addressing) = addressing.as_ref().filter(|addressing| !addressing.gateways.is_empty()) {
+        let vlan = plan.vlan_gateway.as_ref();
+        let links = (&bridge, &host_end);
+        in_vlan = gateway::provide(config, addressing, vlan, links, sides.home, host, undo)?;
+        (host_end, bridge) = show(&host_end, &bridge, Vec::new(), host)?;
+    }
+    if let Some(addressing) = &addressing {
+        masquerade(config, call, &addressing.ips, undo)?;
+    }
+    if !host_end.carries && !config.pod_end_down {
+        host_end = wait_until_it_carries(host_end.index, host)?;
+    }
+    if let (Some(addressing), Some((index, inside))) = (&addressing, &mut inside)
+        && addressing.has_ipv6()
+    {
+        pod::settle(name, *index, sides.pod, sides.home, inside)?;
+    }
+    let made = Made { bridge, host_end, in_vlan };
+    // Name servers can be said without addresses.
+    let addressing =
+        addressing.unwrap_or_else(|| Addressing { dns: config.dns.clone(), ..Addressing::default() });
+    Ok(outcome(&plan, call, &made, addressing, before))
 }
 
 /// One look at all that the plan depends on.
@@ -139,7 +181,6 @@ fn check_spoofing(plan: &Plan, call: &Call, host: &mut Router, undo: &mut Undo) 
 }
 
 /// Masquerades what comes from the pod's addresses, if that is asked for.
-#[expect(dead_code, reason = "addresses come next")]
 fn masquerade(config: &Config, call: &Call, addresses: &[IpConfig], undo: &mut Undo) -> Result<(), Error> {
     let Some(backend) = config.masquerade else { return Ok(()) };
     let masquerading = Masquerading::new(call);
@@ -257,14 +298,24 @@ fn finish(plan: &Plan, wired: (Link, Link), host: &mut Router) -> Result<(Link, 
         requests.push(Link::join_vlans(index, &plan.join, format!("put {name} into its VLANs")));
     }
     requests.push(Link::switch(index, Flag::Up, true, format!("set {name} up")));
-    requests.extend([Link::get_index(index), Link::get_index(bridge.index)]);
+    Ok(show(&host_end, &bridge, requests, host)?)
+}
+
+/// Both links as they are after further requests.
+fn show(
+    host_end: &Link,
+    bridge: &Link,
+    mut requests: Vec<Request>,
+    host: &mut Router,
+) -> Result<(Link, Link), Error> {
+    requests.extend([Link::get_index(host_end.index), Link::get_index(bridge.index)]);
     let mut shown = Vec::new();
     for answer in host.exchange(requests)? {
         shown.extend(Link::all(&answer.done()?));
     }
     match <[Link; 2]>::try_from(shown) {
         Ok([host_end, bridge]) => Ok((host_end, bridge)),
-        Err(_) => Err(odd().into()),
+        Err(_) => Err(odd()),
     }
 }
 
@@ -273,7 +324,7 @@ fn finish(plan: &Plan, wired: (Link, Link), host: &mut Router) -> Result<(Link, 
 fn wait_until_it_carries(index: u32, host: &mut Router) -> Result<Link, Error> {
     let deadline = Instant::now() + PORT_PATIENCE;
     let mut events = Router::open()?;
-    events.listen()?;
+    events.listen(Event::Link)?;
     loop {
         let link = Link::all(&host.ask(Link::get_index(index))?).pop().ok_or_else(odd)?;
         if link.carries {
@@ -292,7 +343,16 @@ fn refuse_router_advertisements(link: &str) {
     let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{link}/accept_ra"), "0");
 }
 
-fn outcome(plan: &Plan, call: &Call, host_end: &Link, bridge: &Link) -> Outcome {
+/// The links of the host's side, as they are in the end.
+struct Made {
+    bridge: Link,
+    host_end: Link,
+    /// The gateway's, when it is in a VLAN.
+    in_vlan: Option<Link>,
+}
+
+/// What earlier plugins of the chain answered, and what was made now after it.
+fn outcome(plan: &Plan, call: &Call, made: &Made, addressing: Addressing, before: &Outcome) -> Outcome {
     let shown = |link: &Link| Interface {
         name: link.name.clone(),
         mac: link.mac.map(|mac| mac.to_string()).unwrap_or_default(),
@@ -303,11 +363,19 @@ fn outcome(plan: &Plan, call: &Call, host_end: &Link, bridge: &Link) -> Outcome 
         name: plan.pair.pod_name.clone(),
         mac: plan.pair.pod_mac.to_string(),
         // Both ends were made with one MTU.
-        mtu: Some(host_end.mtu),
+        mtu: Some(made.host_end.mtu),
         sandbox: call.namespace.as_ref().map(|path| path.display().to_string()).unwrap_or_default(),
         ..Interface::default()
     };
-    Outcome { interfaces: vec![shown(bridge), shown(host_end), pod_end], ..Outcome::default() }
+    let mut outcome = before.clone();
+    outcome.interfaces.extend([shown(&made.bridge), shown(&made.host_end), pod_end]);
+    outcome.interfaces.extend(made.in_vlan.as_ref().map(shown));
+    outcome.ips.extend(addressing.ips);
+    outcome.routes.extend(addressing.routes);
+    if !addressing.dns.is_empty() {
+        outcome.dns = addressing.dns;
+    }
+    outcome
 }
 
 fn odd() -> Error {
@@ -330,6 +398,8 @@ pub(super) enum Step {
     Masquerading(Masquerading),
     /// Something was switched, and this switches it back.
     Ask(Request),
+    /// A gateway's address was added. It goes unless somebody else has attached to the bridge by now.
+    Gateway { link: u32, name: String, address: IpNet, bridge: u32 },
 }
 
 impl Undo {
@@ -361,6 +431,12 @@ impl Step {
             Self::SpoofCheck(check) => check.tear_down(&mut Filter::open()?),
             Self::Masquerading(masquerading) => masquerading.tear_down(),
             Self::Ask(request) => host.ask(request).map(drop),
+            Self::Gateway { link, name, address, bridge } => {
+                if Link::all(&host.ask(Link::list(Some(bridge)))?).len() <= 1 {
+                    host.ask(Address::remove(link, address, &name))?;
+                }
+                Ok(())
+            }
         }
     }
 }

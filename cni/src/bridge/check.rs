@@ -4,11 +4,12 @@
 use crate::bridge::apply::{find, present};
 use crate::bridge::config::Config;
 use crate::bridge::identity::{self, NAMES};
+use crate::bridge::plan::gateway_link;
 use crate::error::{Error, Kind};
 use crate::namespace::Namespace;
-use crate::netlink::{Link, PortSettings, Router};
+use crate::netlink::{Address, KernelRoute, Link, PortSettings, Router};
 use crate::nft::{Filter, SpoofCheck};
-use crate::protocol::{Call, Interface, Outcome};
+use crate::protocol::{Call, Interface, IpConfig, Outcome};
 
 /// Checks.
 ///
@@ -37,6 +38,12 @@ pub(crate) fn check(config: &Config, call: &Call) -> Result<(), Error> {
     }
     let mut inside = Router::open_in(&pod, &home)?;
     check_pod(config, pod_end, &host_end, &mut inside)?;
+    let given = given(&previous, pod_end);
+    if !given.is_empty() {
+        check_addresses(name, &given, &mut inside)?;
+        check_routes(&previous, &mut inside)?;
+        check_gateway(config, &given, &mut host)?;
+    }
     if let Some(ipam) = &config.ipam {
         ipam.check(call)?;
     }
@@ -115,6 +122,68 @@ fn check_pod(config: &Config, before: &Interface, host_end: &Link, inside: &mut 
         .ok_or_else(|| Error::mismatch(format!("the other end of {} is not in this pod", host_end.name)))?;
     if !config.pod_end_down && !pod_end.up {
         return Err(Error::mismatch(format!("{} is down", pod_end.name)));
+    }
+    Ok(())
+}
+
+/// The addresses of this attachment among those of the whole chain; a result that does not say whose they are means this
+/// one's.
+fn given<'a>(previous: &'a Outcome, pod_end: &Interface) -> Vec<&'a IpConfig> {
+    let index = previous.interfaces.iter().position(|one| one == pod_end);
+    previous.ips.iter().filter(|ip| ip.interface.is_none() || ip.interface == index).collect()
+}
+
+fn check_addresses(name: &str, given: &[&IpConfig], inside: &mut Router) -> Result<(), Error> {
+    let link = find(inside, name)?.ok_or_else(|| Error::mismatch(format!("{name} is gone from the pod")))?;
+    let mut addresses = Address::all(&inside.ask(Address::list(None))?);
+    addresses.retain(|address| address.link == link.index);
+    for wanted in given {
+        if !addresses.iter().any(|address| address.network == wanted.address) {
+            return Err(Error::mismatch(format!("{name} has lost the address {}", wanted.address)));
+        }
+        if addresses.iter().any(|address| address.network == wanted.address && address.duplicate) {
+            return Err(Error::mismatch(format!("{} of {name} is somebody else's address too", wanted.address)));
+        }
+    }
+    Ok(())
+}
+
+/// The gateway of a default route may be another one by now: a later plugin of the chain may have its own.
+fn check_routes(previous: &Outcome, inside: &mut Router) -> Result<(), Error> {
+    if previous.routes.is_empty() {
+        return Ok(());
+    }
+    let routes = KernelRoute::all(&inside.ask(KernelRoute::list())?);
+    for wanted in &previous.routes {
+        let there = routes.iter().any(|route| {
+            let by = wanted.gateway.is_none()
+                || wanted.destination.prefix_len() == 0
+                || route.gateway == wanted.gateway;
+            let table = wanted.table.is_none_or(|table| table == route.table);
+            route.destination == wanted.destination.trunc() && by && table
+        });
+        if !there {
+            let by = wanted.gateway.map(|gateway| format!(" via {gateway}")).unwrap_or_default();
+            return Err(Error::mismatch(format!("the route to {}{by} is gone from the pod", wanted.destination)));
+        }
+    }
+    Ok(())
+}
+
+/// Without its address the bridge is nobody's gateway.
+fn check_gateway(config: &Config, given: &[&IpConfig], host: &mut Router) -> Result<(), Error> {
+    if !config.gateway {
+        return Ok(());
+    }
+    let name = gateway_link(config).unwrap_or_else(|| config.bridge.clone());
+    let link = find(host, &name)?.ok_or_else(|| Error::mismatch(format!("the gateway's link {name} is gone")))?;
+    // Where this is refused, all addresses are listed.
+    let _ = host.strict();
+    let addresses = Address::all(&host.ask(Address::list(Some(link.index)))?);
+    for gateway in given.iter().filter_map(|ip| ip.gateway) {
+        if !addresses.iter().any(|one| one.link == link.index && one.network.addr() == gateway) {
+            return Err(Error::mismatch(format!("{name} has lost the gateway's address {gateway}")));
+        }
     }
     Ok(())
 }

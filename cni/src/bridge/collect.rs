@@ -2,27 +2,18 @@
 //! a link group of its own and goes in one sweep, which costs the kernel one wait instead of one per link.
 
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::io::Read;
 use std::net::IpAddr;
-use std::path::Path;
 
 use netlink_packet_route::link::LinkAttribute;
 
 use crate::bridge::apply::find;
 use crate::bridge::config::Config;
-use crate::bridge::{identity, plan};
+use crate::bridge::{config, identity, plan};
 use crate::error::{Error, Kind};
 use crate::ipam::Ipam;
-use crate::netlink::{Link, Router};
+use crate::netlink::{Address, Link, Router};
 use crate::nft::{Filter, SpoofChecks, sweep_masquerading};
 use crate::protocol::{Attachment, Call};
-
-/// Where host-local keeps its files unless told otherwise.
-const LEASES: &str = "/var/lib/cni/networks";
-
-/// More than a container id and an interface name are long, in bytes.
-const LEASE_LIMIT: u64 = 4096;
 
 /// Removes what no valid attachment owns.
 ///
@@ -66,26 +57,9 @@ pub(crate) fn status(config: &Config, call: &Call) -> Result<(), Error> {
 /// The attachments that have an address of this network by host-local's files, whoever made them. Best effort: what
 /// cannot be read proves nothing, and stays.
 fn leases(call: &Call) -> BTreeSet<Attachment> {
-    let mut leases = BTreeSet::new();
-    let Ok(ipam) = call.config.object("ipam") else { return leases };
-    if ipam.text("type").ok().flatten() != Some("host-local") {
-        return leases;
-    }
-    let data = ipam.text("dataDir").ok().flatten().filter(|folder| !folder.is_empty());
-    let folder = Path::new(data.unwrap_or(LEASES)).join(&call.network);
-    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-        let names_an_address = entry.file_name().to_str().is_some_and(|name| name.parse::<IpAddr>().is_ok());
-        let mut text = String::new();
-        let opened = if names_an_address { File::open(entry.path()).ok() } else { None };
-        if opened.and_then(|file| file.take(LEASE_LIMIT).read_to_string(&mut text).ok()).is_none() {
-            continue;
-        }
-        let mut lines = text.lines();
-        if let (Some(container), Some(interface)) = (lines.next(), lines.next()) {
-            leases.insert(Attachment { container: container.to_owned(), interface: interface.to_owned() });
-        }
-    }
-    leases
+    let noted = Ipam::parse(&call.config).ok().flatten().and_then(|ipam| ipam.reservations(call).ok());
+    let noted = noted.unwrap_or_default().into_iter().map(|(_, attachment)| attachment);
+    noted.filter(|attachment| !attachment.interface.is_empty()).collect()
 }
 
 /// Whether a rule that cannot be listed or removed is worth an error: a kernel without a packet filter has none.
@@ -129,7 +103,7 @@ fn sweep(
     let theirs: BTreeSet<&str> = leases.difference(valid).filter_map(|one| checks.link(one)).collect();
     let keep: BTreeSet<String> = valid.iter().map(|one| identity::alias(&call.network, one)).collect();
     let links = Link::all(&host.ask(Link::list(None))?);
-    let stale: Vec<&Link> = links
+    let mut stale: Vec<&Link> = links
         .iter()
         .filter(|link| link.is_veth())
         .filter(|link| {
@@ -137,6 +111,9 @@ fn sweep(
             ours || link.alias.is_empty() && theirs.contains(link.name.as_str())
         })
         .collect();
+    stale.extend(nameless(call, valid, &links)?);
+    stale.sort_by_key(|link| link.index);
+    stale.dedup_by_key(|link| link.index);
     if stale.is_empty() {
         return Ok(());
     }
@@ -158,6 +135,62 @@ fn sweep(
         errors.extend(host.ask(Link::delete_group(group)).err());
     }
     Error::all(errors)
+}
+
+/// Stale attachments of the reference, whose links bear no alias: ports of the network's bridge whose other end has an
+/// address that `host-local` noted for this network, and for nobody valid. Another network's attachment may have the
+/// same address on the same bridge; where its files say so, the link stays.
+fn nameless<'a>(
+    call: &Call,
+    valid: &BTreeSet<Attachment>,
+    links: &'a [Link],
+) -> Result<Vec<&'a Link>, Error> {
+    let Some(ipam) = Ipam::parse(&call.config)? else { return Ok(Vec::new()) };
+    let bridge = config::bridge_name(&call.config)?;
+    let Some(bridge) = links.iter().find(|link| link.name == bridge && link.is_bridge()) else {
+        return Ok(Vec::new());
+    };
+    let ports: Vec<&Link> = links
+        .iter()
+        .filter(|link| link.is_veth() && link.master == Some(bridge.index) && link.alias.is_empty())
+        .collect();
+    if ports.is_empty() {
+        return Ok(Vec::new());
+    }
+    // Files of old versions name the container alone: any of its interfaces keeps them.
+    let is_valid = |noted: &Attachment| {
+        valid.iter().any(|one| {
+            one.container == noted.container
+                && (noted.interface.is_empty() || one.interface == noted.interface)
+        })
+    };
+    let stale: BTreeSet<IpAddr> = ipam
+        .reservations(call)?
+        .into_iter()
+        .filter(|(_, noted)| !is_valid(noted))
+        .map(|(address, _)| address)
+        .collect();
+    if stale.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut elsewhere = Router::open()?;
+    elsewhere.strict()?;
+    let mut found = Vec::new();
+    for port in ports {
+        let (Some(peer), Some(namespace)) = (port.peer, port.peer_namespace) else { continue };
+        let answers = elsewhere.exchange(vec![Address::list_elsewhere(peer, namespace)])?;
+        for answer in answers {
+            // The namespace may be gone by now, and the link with it.
+            let Ok(messages) = answer.done() else { continue };
+            let mut addresses = Address::all(&messages).into_iter().filter(|address| address.link == peer);
+            if let Some(address) = addresses.find(|address| stale.contains(&address.network.addr()))
+                && !ipam.is_reserved_elsewhere(address.network.addr(), call)?
+            {
+                found.push(port);
+            }
+        }
+    }
+    Ok(found)
 }
 
 /// A group number that no link has.

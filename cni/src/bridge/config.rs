@@ -67,14 +67,7 @@ impl Config {
     /// [`crate::Kind::Config`], naming the key.
     pub(crate) fn parse(call: &Call) -> Result<Self, Error> {
         let keys = &call.config;
-        let bridge =
-            keys.text("bridge")?.filter(|name| !name.is_empty()).unwrap_or(DEFAULT_BRIDGE).to_owned();
-        if !is_interface_name(&bridge) {
-            return Err(Error::config(format!(
-                "\"bridge\": \"{}\" is no name of a link",
-                bridge.escape_debug()
-            )));
-        }
+        let bridge = bridge_name(keys)?;
         let default_gateway = keys.boolean("isDefaultGateway")?;
         let config = Self {
             bridge,
@@ -109,6 +102,18 @@ impl Config {
     }
 }
 
+/// `bridge`.
+///
+/// # Errors
+/// [`crate::Kind::Config`] when it is no name of a link.
+pub(super) fn bridge_name(keys: &Object) -> Result<String, Error> {
+    let bridge = keys.text("bridge")?.filter(|name| !name.is_empty()).unwrap_or(DEFAULT_BRIDGE).to_owned();
+    if is_interface_name(&bridge) {
+        return Ok(bridge);
+    }
+    Err(Error::config(format!("\"bridge\": \"{}\" is no name of a link", bridge.escape_debug())))
+}
+
 fn mtu(keys: &Object) -> Result<Option<u32>, Error> {
     match keys.integer("mtu")? {
         None | Some(0) => Ok(None),
@@ -136,7 +141,8 @@ fn masquerade(keys: &Object) -> Result<Option<Backend>, Error> {
 /// `runtimeConfig.mac`, else `args.cni.mac`, else `MAC` of CNI_ARGS.
 fn mac(call: &Call) -> Result<Option<Mac>, Error> {
     let keys = &call.config;
-    call.arguments.only(&["MAC"])?;
+    // IPAM knows the other two.
+    call.arguments.only(&["MAC", "IP", "GATEWAY"])?;
     let candidates = [
         keys.object("runtimeConfig")?.text("mac")?,
         keys.object("args")?.object("cni")?.text("mac")?,

@@ -36,6 +36,11 @@ pub(crate) fn host_name(network: &str, attachment: &Attachment, turn: u8) -> Str
     format!("veth{}", hash(&format!("{network}/{container}/{interface}/{turn}"), 4))
 }
 
+/// The name of the port that a gateway's link in a VLAN ends at.
+pub(crate) fn vlan_port_name(link: &str) -> String {
+    format!("veth{}", hash(link, 4))
+}
+
 /// The first bytes of a SHA-512, as hexadecimal digits.
 fn hash(text: &str, bytes: usize) -> String {
     Sha512::digest(text.as_bytes()).iter().take(bytes).map(|byte| format!("{byte:02x}")).collect()

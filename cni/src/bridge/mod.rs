@@ -1,16 +1,20 @@
 //! The plugin `bridge`: a veth pair between a pod and a bridge of the host.
 //!
 //! `config` says what is asked, `plan` decides what that means for the host as it was found, `apply` does it and undoes
-//! it in reverse if any step fails. An attachment is recognised from the host's side by the alias of its link, so that
+//! it in reverse if any step fails. With IPAM, `addressing` decides what becomes of the addresses, and `pod` and `gateway`
+//! do it on their side. An attachment is recognised from the host's side by the alias of its link, so that
 //! DEL, CHECK and GC do not depend on the pod's namespace, nor on what the pod's end is called by now.
 
+mod addressing;
 mod apply;
 mod check;
 mod collect;
 mod config;
 mod delete;
+mod gateway;
 pub(crate) mod identity;
 mod plan;
+mod pod;
 
 pub(crate) use apply::present;
 

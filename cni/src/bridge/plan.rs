@@ -1,13 +1,17 @@
 //! Decides what an ADD does to the host as it was found. Pure: nothing here asks or changes anything.
 
-use crate::bridge::config::Config;
+use crate::bridge::config::{Config, Vlans};
 use crate::bridge::identity::{self, NAMES};
 use crate::error::{Error, Kind};
 use crate::netlink::{Link, NewBridge, PortSettings, VethPair, VlanRange};
-use crate::protocol::{Call, Mac};
+use crate::protocol::{Call, Mac, is_interface_name};
 
 /// The VLAN the kernel puts ports of a new bridge into.
 const KERNEL_DEFAULT_VLAN: u16 = 1;
+
+/// The first byte of a host end's Ethernet address: high, so that the bridge does not take it for its own while it has a
+/// real interface; as libvirt does.
+pub(super) const HOST_END: u8 = 0xfe;
 
 /// The host as it was found.
 #[derive(Clone, Debug, Default)]
@@ -26,6 +30,18 @@ pub(crate) struct Plan {
     pub(crate) alias: String,
     /// None for what the kernel gives a new port.
     pub(crate) port: Option<PortSettings>,
+    pub(crate) leave: Vec<VlanRange>,
+    pub(crate) join: Vec<VlanRange>,
+    /// The pod's end gets addresses, and comes up with them before the host's.
+    pub(crate) addressed: bool,
+    /// Where the gateway's addresses go instead of the bridge.
+    pub(crate) vlan_gateway: Option<VlanGateway>,
+}
+
+/// The link that carries a gateway's addresses in a VLAN, and what becomes of its port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct VlanGateway {
+    pub(crate) name: String,
     pub(crate) leave: Vec<VlanRange>,
     pub(crate) join: Vec<VlanRange>,
 }
@@ -52,8 +68,7 @@ impl Plan {
         let [g, h, i, j, k, _] = rest;
         let pair = VethPair {
             host_name,
-            // High, so that the bridge does not take it for its own while it has a real interface; as libvirt does.
-            host_mac: Mac([0xfe, g, h, i, j, k]),
+            host_mac: Mac([HOST_END, g, h, i, j, k]),
             pod_name: call.attachment.interface.clone(),
             pod_mac: config.mac.unwrap_or(Mac::local([a, b, c, d, e, f])),
             // With addresses it comes up after them.
@@ -64,13 +79,15 @@ impl Plan {
         let bridge = bridge_step(config, found.bridge.as_ref())?;
         let (leave, join) = vlans(config, &bridge);
         let port = (settings != PortSettings::default()).then_some(settings);
-        Ok(Self { bridge, pair, alias, port, leave, join })
+        let addressed = config.ipam.is_some();
+        let vlan_gateway = vlan_gateway(config, &bridge)?;
+        Ok(Self { bridge, pair, alias, port, leave, join, addressed, vlan_gateway })
     }
 
     /// Whether the host's end comes up together with becoming a port; with VLANs it comes up after it is in the right
     /// ones.
     pub(crate) fn up_at_once(&self) -> bool {
-        self.join.is_empty() && self.leave.is_empty() && self.port.is_none()
+        self.join.is_empty() && self.leave.is_empty() && self.port.is_none() && !self.addressed
     }
 }
 
@@ -130,14 +147,7 @@ fn vlans(config: &Config, bridge: &BridgeStep) -> (Vec<VlanRange>, Vec<VlanRange
     };
     // A trunk without "vlan" takes frames without a tag as VLAN 1: so it has always been, and users rely on it.
     let native = vlans.access.unwrap_or(KERNEL_DEFAULT_VLAN);
-    let default = match bridge {
-        BridgeStep::Create(_) => KERNEL_DEFAULT_VLAN,
-        BridgeStep::Use { bridge, .. } => bridge.bridge.unwrap_or_default().default_vlan,
-    };
-    let mut leave = Vec::new();
-    if default != 0 && !vlans.keep_default {
-        leave.push(VlanRange { first: default, last: default, native: false });
-    }
+    let leave = left_by_default(vlans, bridge);
     let mut join = Vec::new();
     for range in &vlans.trunk {
         // The native one must not be joined as a tagged one: the kernel would take the later word for it.
@@ -150,4 +160,42 @@ fn vlans(config: &Config, bridge: &BridgeStep) -> (Vec<VlanRange>, Vec<VlanRange
     }
     join.push(VlanRange { first: native, last: native, native: true });
     (leave, join)
+}
+
+/// The VLAN that the kernel puts a new port into, unless it shall stay there.
+fn left_by_default(vlans: &Vlans, bridge: &BridgeStep) -> Vec<VlanRange> {
+    let default = match bridge {
+        BridgeStep::Create(_) => KERNEL_DEFAULT_VLAN,
+        BridgeStep::Use { bridge, .. } => bridge.bridge.unwrap_or_default().default_vlan,
+    };
+    if default == 0 || vlans.keep_default {
+        return Vec::new();
+    }
+    vec![VlanRange { first: default, last: default, native: false }]
+}
+
+/// Where the gateway is when the pods are in a VLAN.
+///
+/// # Errors
+/// [`Kind::Config`] when the link would have too long a name.
+fn vlan_gateway(config: &Config, bridge: &BridgeStep) -> Result<Option<VlanGateway>, Error> {
+    let Some(name) = gateway_link(config) else { return Ok(None) };
+    let vlans = config.vlans.as_ref();
+    let (Some(vlans), Some(vlan)) = (vlans, vlans.and_then(|vlans| vlans.access)) else { return Ok(None) };
+    if !is_interface_name(&name) {
+        return Err(Error::config(format!(
+            "the gateway in VLAN {vlan} would be the link {name}, which is no name of a link; give the bridge a shorter one"
+        )));
+    }
+    Ok(Some(VlanGateway {
+        name,
+        leave: left_by_default(vlans, bridge),
+        join: vec![VlanRange { first: vlan, last: vlan, native: true }],
+    }))
+}
+
+/// The name of the link that carries the gateway's addresses in a VLAN; none when the bridge does, or nobody.
+pub(crate) fn gateway_link(config: &Config) -> Option<String> {
+    let vlan = config.vlans.as_ref().and_then(|vlans| vlans.access);
+    vlan.filter(|_| config.gateway && config.ipam.is_some()).map(|vlan| format!("{}.{vlan}", config.bridge))
 }

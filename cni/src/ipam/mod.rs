@@ -1,10 +1,25 @@
 //! Addresses are given by another plugin, called as the specification says: the same variables, the same configuration,
 //! the whole of it. Where that plugin is one of ours, it is called right here instead of as a process.
 
+mod fixed;
+mod host_local;
 mod process;
+mod range;
+mod store;
 
-use crate::error::Error;
-use crate::protocol::{Call, Object, Outcome, Verb};
+use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use crate::error::{Error, Kind};
+use crate::protocol::{Attachment, Call, Object, Outcome, Plugin, Verb};
+
+pub(crate) use fixed::Fixed;
+pub(crate) use host_local::HostLocal;
+pub(crate) use range::first_host;
+
+/// Plugins that would take the configuration for their own, and ask for addresses in turn without end.
+const NOT_IPAM: [&str; 4] = ["bridge", "tuning", "loopback", "tap"];
 
 /// The `ipam` of a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,13 +41,16 @@ impl Ipam {
             let plugin = plugin.escape_debug();
             return Err(Error::config(format!("\"type\" of \"ipam\": \"{plugin}\" is no file name")));
         }
+        if NOT_IPAM.contains(&plugin.strip_prefix("cnv-").unwrap_or(plugin)) {
+            return Err(Error::config(format!("\"type\" of \"ipam\": {plugin} gives no addresses")));
+        }
         Ok(Some(Self { plugin: plugin.to_owned() }))
     }
 
     /// Whether the plugin is there at all, to be asked before anything is done.
     ///
     /// # Errors
-    /// [`crate::Kind::Config`] when it is not.
+    /// [`Kind::Config`] when it is not.
     pub(crate) fn locate(&self, call: &Call) -> Result<(), Error> {
         process::locate(&self.plugin, call).map(drop)
     }
@@ -41,13 +59,17 @@ impl Ipam {
     ///
     /// # Errors
     /// What the plugin says, with its code.
-    #[expect(dead_code, reason = "addresses come next")]
     pub(crate) fn lease(&self, call: &Call) -> Result<Outcome, Error> {
-        let answer = process::run(&self.plugin, Verb::Add, call)?;
-        let outcome = Outcome::parse(&Object::parse(&answer, "the IPAM plugin's answer")?, call.version)?;
+        let outcome = match self.ours(call) {
+            Some(plugin) => plugin.add(call)?,
+            None => {
+                let answer = process::run(&self.plugin, Verb::Add, call)?;
+                Outcome::parse(&Object::parse(&answer, "the IPAM plugin's answer")?, call.version)?
+            }
+        };
         if outcome.ips.is_empty() {
             let message = format!("the IPAM plugin {} gave no address", self.plugin);
-            return Err(Error::new(crate::error::Kind::Internal, message));
+            return Err(Error::new(Kind::Internal, message));
         }
         Ok(outcome)
     }
@@ -57,7 +79,10 @@ impl Ipam {
     /// # Errors
     /// What the plugin says, with its code.
     pub(crate) fn release(&self, call: &Call) -> Result<(), Error> {
-        process::run(&self.plugin, Verb::Delete, call).map(drop)
+        match self.ours(call) {
+            Some(plugin) => plugin.delete(call),
+            None => process::run(&self.plugin, Verb::Delete, call).map(drop),
+        }
     }
 
     /// CHECK.
@@ -65,7 +90,10 @@ impl Ipam {
     /// # Errors
     /// What the plugin says, with its code.
     pub(crate) fn check(&self, call: &Call) -> Result<(), Error> {
-        process::run(&self.plugin, Verb::Check, call).map(drop)
+        match self.ours(call) {
+            Some(plugin) => plugin.check(call),
+            None => process::run(&self.plugin, Verb::Check, call).map(drop),
+        }
     }
 
     /// GC.
@@ -73,7 +101,10 @@ impl Ipam {
     /// # Errors
     /// What the plugin says, with its code.
     pub(crate) fn collect(&self, call: &Call) -> Result<(), Error> {
-        process::run(&self.plugin, Verb::Collect, call).map(drop)
+        match self.ours(call) {
+            Some(plugin) => plugin.collect(call),
+            None => process::run(&self.plugin, Verb::Collect, call).map(drop),
+        }
     }
 
     /// STATUS.
@@ -81,6 +112,44 @@ impl Ipam {
     /// # Errors
     /// What the plugin says, with its code.
     pub(crate) fn status(&self, call: &Call) -> Result<(), Error> {
-        process::run(&self.plugin, Verb::Status, call).map(drop)
+        match self.ours(call) {
+            Some(plugin) => plugin.status(call),
+            None => process::run(&self.plugin, Verb::Status, call).map(drop),
+        }
+    }
+
+    /// The addresses that are noted on this node as attachments' of the network, whoever noted them: the files of
+    /// `host-local` have one format. None for every other plugin.
+    ///
+    /// # Errors
+    /// [`Kind::Io`] when the files cannot be read.
+    pub(crate) fn reservations(&self, call: &Call) -> Result<Vec<(IpAddr, Attachment)>, Error> {
+        match self.plugin.strip_prefix("cnv-").unwrap_or(&self.plugin) {
+            "host-local" => host_local::reservations(call),
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    /// Whether another network's files note the address too, as far as they are in the same folder.
+    ///
+    /// # Errors
+    /// [`Kind::Io`] when the folder cannot be read.
+    pub(crate) fn is_reserved_elsewhere(&self, address: IpAddr, call: &Call) -> Result<bool, Error> {
+        match self.plugin.strip_prefix("cnv-").unwrap_or(&self.plugin) {
+            "host-local" => host_local::is_reserved_elsewhere(address, call),
+            _ => Ok(false),
+        }
+    }
+
+    /// The plugin when it is one of ours and what CNI_PATH has under its name is this very program.
+    fn ours(&self, call: &Call) -> Option<Box<dyn Plugin>> {
+        let plugin: Box<dyn Plugin> = match self.plugin.strip_prefix("cnv-").unwrap_or(&self.plugin) {
+            "host-local" => Box::new(HostLocal),
+            "static" => Box::new(Fixed),
+            _ => return None,
+        };
+        let found = process::locate(&self.plugin, call).ok()?;
+        let identity = |path: &Path| std::fs::metadata(path).ok().map(|facts| (facts.dev(), facts.ino()));
+        (identity(&found)? == identity(Path::new("/proc/self/exe"))?).then_some(plugin)
     }
 }

@@ -4,10 +4,14 @@
 //! The kernel has worked off all requests when `sendmsg` returns, and goes on after one that failed. So a batch is
 //! ordered such that what follows a failure does no harm, and every answer is looked at.
 
+mod address;
 mod link;
+mod route;
 mod router;
 mod socket;
 
+pub(crate) use address::Address;
 pub(crate) use link::{Flag, Link, NewBridge, PortSettings, VethPair, VlanRange};
-pub(crate) use router::{Answer, Request, Router};
+pub(crate) use route::KernelRoute;
+pub(crate) use router::{Answer, Event, Request, Router};
 pub(crate) use socket::{Frame, Refusal, Reply, Socket};

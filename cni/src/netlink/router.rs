@@ -13,8 +13,14 @@ use crate::error::{Error, Kind};
 use crate::namespace::Namespace;
 use crate::netlink::socket::{Refusal, Reply, Socket};
 
-/// The group of events about links, `linux/rtnetlink.h`.
-const RTNLGRP_LINK: u32 = 1;
+/// What the kernel tells those who listen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// Links.
+    Link,
+    /// Addresses of IPv6, and what duplicate address detection finds.
+    Address6,
+}
 
 /// One request, and what it is for in words that end a sentence: "the kernel did not …".
 #[derive(Clone, Debug)]
@@ -33,6 +39,11 @@ impl Request {
     /// A request to make something that must not be there yet.
     pub(crate) fn create(message: RouteNetlinkMessage, what: impl Into<String>) -> Self {
         Self { message, flags: NLM_F_CREATE | NLM_F_EXCL, what: what.into() }
+    }
+
+    /// A request to make something that may be there beside others of its kind.
+    pub(crate) fn add(message: RouteNetlinkMessage, what: impl Into<String>) -> Self {
+        Self { message, flags: NLM_F_CREATE, what: what.into() }
     }
 
     /// A request for all there is. It must be the only one of its batch.
@@ -87,12 +98,24 @@ impl Router {
         namespace.inside(home, Self::open)
     }
 
-    /// From now on the kernel tells this socket of changed links.
+    /// From now on the kernel tells this socket of changes.
     ///
     /// # Errors
     /// [`Kind::Kernel`] when it does not want to.
-    pub(crate) fn listen(&mut self) -> Result<(), Error> {
-        self.socket.join(RTNLGRP_LINK)
+    pub(crate) fn listen(&mut self, event: Event) -> Result<(), Error> {
+        // RTNLGRP_LINK and RTNLGRP_IPV6_IFADDR of linux/rtnetlink.h.
+        self.socket.join(match event {
+            Event::Link => 1,
+            Event::Address6 => 9,
+        })
+    }
+
+    /// From now on the kernel takes what is in a request to list something for a condition, instead of listing all.
+    ///
+    /// # Errors
+    /// [`Kind::Kernel`] when it knows no conditions: before Linux 4.20.
+    pub(crate) fn strict(&mut self) -> Result<(), Error> {
+        self.socket.strict()
     }
 
     /// Waits for an event and takes all there are; false when `patience` was over first.

@@ -131,6 +131,16 @@ impl Socket {
         self.raw.add_membership(group).map_err(|error| Error::with(Kind::Kernel, "no netlink events", error))
     }
 
+    /// Has conditions in requests for lists heeded.
+    ///
+    /// # Errors
+    /// [`Kind::Kernel`] when the kernel cannot.
+    pub(crate) fn strict(&mut self) -> Result<(), Error> {
+        self.raw
+            .set_netlink_get_strict_chk(true)
+            .map_err(|error| Error::with(Kind::Kernel, "no strict netlink", error))
+    }
+
     /// Waits until something arrives and throws it away; false when `patience` was over first.
     ///
     /// # Errors

@@ -284,7 +284,7 @@ fn words(value: &OsString, name: &str) -> Result<String, Error> {
 }
 
 /// Container ids and network names: libcni's rule.
-fn is_name(text: &str) -> bool {
+pub(crate) fn is_name(text: &str) -> bool {
     text.starts_with(|first: char| first.is_ascii_alphanumeric())
         && text.chars().all(|one| one.is_ascii_alphanumeric() || matches!(one, '_' | '.' | '-'))
 }

@@ -13,10 +13,10 @@ mod version;
 
 pub(crate) use answer::{Answer, answer};
 pub(crate) use arguments::Arguments;
-pub(crate) use call::{Attachment, Call, Environment, Verb, is_interface_name, read};
+pub(crate) use call::{Attachment, Call, Environment, Verb, is_interface_name, is_name, read};
 pub(crate) use json::{Json, Object};
 pub(crate) use mac::Mac;
-pub(crate) use outcome::{Dns, Interface, IpConfig, Outcome};
+pub(crate) use outcome::{Dns, Interface, IpConfig, Outcome, Route, address_at, network};
 pub(crate) use version::Version;
 
 use crate::error::Error;

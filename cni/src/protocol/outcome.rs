@@ -59,7 +59,6 @@ pub(crate) struct Route {
 
 impl Route {
     /// A route with nothing but its two ends.
-    #[cfg_attr(not(test), expect(dead_code, reason = "default routes come with addresses"))]
     pub(crate) fn new(destination: IpNet, gateway: Option<IpAddr>) -> Self {
         Self { destination, gateway, mtu: None, advmss: None, priority: None, table: None, scope: None }
     }

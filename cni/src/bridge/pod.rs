@@ -1,0 +1,117 @@
+//! Carries out what `addressing` decided inside the pod: kernel settings, addresses, routes. Nothing here needs undoing:
+//! it goes with the link.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+
+use crate::bridge::addressing::Addressing;
+use crate::error::{Error, Kind};
+use crate::namespace::Namespace;
+use crate::netlink::{Address, Event, Flag, KernelRoute, Link, Router};
+
+/// How long duplicate address detection may take: what the reference waits.
+const DETECTION_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Gives the pod's end its addresses, sets it up, and adds the routes.
+///
+/// # Errors
+/// [`Kind::Kernel`] or [`Kind::Namespace`] with what was refused.
+pub(super) fn configure(
+    addressing: &Addressing,
+    detect_duplicates: bool,
+    name: &str,
+    index: u32,
+    pod: &Namespace,
+    home: &Namespace,
+) -> Result<Router, Error> {
+    // The settings of a namespace are those that whoever is inside sees in /proc.
+    let mut inside = pod.inside(home, || {
+        settings(addressing, detect_duplicates, name)?;
+        Router::open()
+    })?;
+    let mut requests: Vec<_> =
+        addressing.ips.iter().map(|ip| Address::add(index, ip.address, name)).collect();
+    requests.push(Link::switch(index, Flag::Up, true, format!("set {name} up in the pod")));
+    let first_route = requests.len();
+    requests.extend(addressing.kernel_routes().iter().map(|route| KernelRoute::add(index, route, name)));
+    for (position, answer) in inside.exchange(requests)?.into_iter().enumerate() {
+        // A route that is there already is what was asked for.
+        let there = answer.refusal().is_some_and(|refusal| refusal.errno == Errno::EXIST);
+        if !(position >= first_route && there) {
+            answer.done()?;
+        }
+    }
+    Ok(inside)
+}
+
+fn settings(addressing: &Addressing, detect_duplicates: bool, name: &str) -> Result<(), Error> {
+    // Neighbours learn at once who has the address now. Best effort, like duplicate address detection: a kernel without
+    // the setting works as well.
+    let _ = write("ipv4", name, "arp_notify", "1");
+    if detect_duplicates {
+        let _ = write("ipv6", name, "enhanced_dad", "1");
+        let _ = write("ipv6", name, "accept_dad", "1");
+    } else {
+        let _ = write("ipv6", name, "accept_dad", "0");
+    }
+    if addressing.has_ipv6() {
+        for link in ["lo", name] {
+            required(link, "disable_ipv6", "0")?;
+        }
+        required(name, "keep_addr_on_down", "1")?;
+    }
+    Ok(())
+}
+
+fn required(link: &str, key: &str, value: &str) -> Result<(), Error> {
+    write("ipv6", link, key, value).map_err(|error| {
+        let message = format!("net.ipv6.conf.{link}.{key} cannot be set to {value} in the pod");
+        Error::with(Kind::Kernel, message, error)
+    })
+}
+
+fn write(family: &str, link: &str, key: &str, value: &str) -> std::io::Result<()> {
+    // Nothing is made here: a setting that the kernel does not have stays absent.
+    let path = Path::new("/proc/sys/net").join(family).join("conf").join(link).join(key);
+    std::io::Write::write_all(&mut std::fs::File::options().write(true).open(path)?, value.as_bytes())
+}
+
+/// Waits until no address of IPv6 is tentative any more: until then nothing can be sent from it.
+///
+/// # Errors
+/// [`Kind::Kernel`] when somebody else has one of them, or when it takes too long on a link that carries.
+pub(super) fn settle(name: &str, index: u32, pod: &Namespace, home: &Namespace, inside: &mut Router) -> Result<(), Error> {
+    let deadline = Instant::now() + DETECTION_PATIENCE;
+    let mut events = None;
+    // Where this is refused, all addresses are listed, and filtered below.
+    let _ = inside.strict();
+    loop {
+        let addresses = Address::all(&inside.ask(Address::list(Some(index)))?);
+        let of_link = || addresses.iter().filter(|address| address.link == index);
+        if let Some(address) = of_link().find(|address| address.duplicate) {
+            let message = format!("{} of {name} is somebody else's address too", address.network.addr());
+            return Err(Error::new(Kind::Kernel, message));
+        }
+        if !of_link().any(|address| address.tentative) {
+            return Ok(());
+        }
+        // Listening starts before the addresses are looked at once more, so that no change is missed.
+        let Some(listener) = &mut events else {
+            let mut listener = Router::open_in(pod, home)?;
+            listener.listen(Event::Address6)?;
+            events = Some(listener);
+            continue;
+        };
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() || !listener.wait(left)? {
+            let link = Link::all(&inside.ask(Link::get_index(index))?).pop();
+            if link.is_some_and(|link| link.carries) {
+                let message = format!("duplicate address detection of {name} does not come to an end");
+                return Err(Error::new(Kind::Kernel, message));
+            }
+            return Ok(());
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! The plugin `host-local`: addresses out of ranges, kept on this node. Configuration, order and files are the
+//! reference's; beyond it, GC and STATUS are answered, an attachment never gets a second address of a range set even
+//! when it asks for one by name, and a failing ADD gives back only what it took itself.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use ipnet::IpNet;
+
+use crate::error::{Error, Kind};
+use crate::ipam::range::{Candidate, Range, RangeSet};
+use crate::ipam::store::{Contents, Owner, Store};
+use crate::protocol::{
+    Attachment, Call, Dns, IpConfig, Object, Outcome, Plugin, Route, Version, is_name,
+};
+
+/// Where the networks' folders are if `dataDir` does not say.
+const DATA_FOLDER: &str = "/var/lib/cni/networks";
+
+/// The longest resolv.conf that is read, in bytes.
+const RESOLVER_LIMIT: u64 = 64 << 10;
+
+/// The plugin.
+pub(crate) struct HostLocal;
+
+/// The keys of `ipam`, and what was asked elsewhere.
+struct Config {
+    sets: Vec<RangeSet>,
+    routes: Vec<Route>,
+    dns: Dns,
+    /// Addresses asked for by name.
+    requested: Vec<IpAddr>,
+}
+
+impl Config {
+    fn parse(call: &Call) -> Result<Self, Error> {
+        let ipam = ipam(call)?;
+        let mut sets = Vec::new();
+        for list in call.config.object("runtimeConfig")?.list("ipRanges")? {
+            sets.push(RangeSet::parse(list)?);
+        }
+        if let Some(range) = Range::parse(ipam)? {
+            sets.push(RangeSet::of(vec![range])?);
+        }
+        for list in ipam.list("ranges")? {
+            sets.push(RangeSet::parse(list)?);
+        }
+        if sets.is_empty() {
+            return Err(Error::config("\"ipam\" has no \"ranges\""));
+        }
+        for (index, set) in sets.iter().enumerate() {
+            if let Some(other) = sets.iter().skip(index + 1).find(|other| set.overlaps(other)) {
+                return Err(Error::config(format!(
+                    "the range sets {} and {} overlap",
+                    set.words(),
+                    other.words()
+                )));
+            }
+        }
+        one_per_family(sets.iter().map(RangeSet::is_ipv4), call.version)?;
+        let mut routes = Vec::new();
+        for route in ipam.objects("routes")? {
+            routes.push(Route::parse(route)?);
+        }
+        let dns = match ipam.text("resolvConf")?.filter(|path| !path.is_empty()) {
+            None => Dns::default(),
+            Some(path) => resolver(path)?,
+        };
+        Ok(Self { sets, routes, dns, requested: requested(call)? })
+    }
+}
+
+/// Before 0.3.0 a result has one address of each family.
+pub(super) fn one_per_family(families: impl Iterator<Item = bool>, version: Version) -> Result<(), Error> {
+    let (four, six): (Vec<bool>, Vec<bool>) = families.partition(|four| *four);
+    if version >= Version::V0_3_0 || four.len() <= 1 && six.len() <= 1 {
+        return Ok(());
+    }
+    let version = version.as_str();
+    Err(Error::config(format!("CNI version {version} does not support more than 1 address per family")))
+}
+
+fn ipam(call: &Call) -> Result<&Object, Error> {
+    if call.config.get("ipam").is_none() {
+        return Err(Error::config("the configuration has no \"ipam\""));
+    }
+    call.config.object("ipam")
+}
+
+/// The folder of the network's reservations. All that DEL and GC need to know.
+fn folder(call: &Call) -> Result<PathBuf, Error> {
+    let data = ipam(call)?.text("dataDir")?.filter(|path| !path.is_empty()).unwrap_or(DATA_FOLDER);
+    // The network's name was checked to be no path.
+    debug_assert!(is_name(&call.network));
+    Ok(PathBuf::from(data).join(&call.network))
+}
+
+/// `IP` of CNI_ARGS, `args.cni.ips` and `runtimeConfig.ips`, with or without a prefix, each once.
+fn requested(call: &Call) -> Result<Vec<IpAddr>, Error> {
+    call.arguments.only(&["IP", "GATEWAY", "MAC"])?;
+    let mut texts: Vec<String> = call.arguments.get("IP").map(str::to_owned).into_iter().collect();
+    texts.extend(call.config.object("args")?.object("cni")?.texts("ips")?);
+    texts.extend(call.config.object("runtimeConfig")?.texts("ips")?);
+    let mut requested = Vec::new();
+    for text in texts.iter().filter(|text| !text.is_empty()) {
+        let address = text.parse::<IpAddr>().or_else(|_| text.parse::<IpNet>().map(|network| network.addr()));
+        let address = address.map_err(|_| {
+            Error::config(format!("the requested address \"{}\" is none", text.escape_debug()))
+        })?;
+        let address = address.to_canonical();
+        if !requested.contains(&address) {
+            requested.push(address);
+        }
+    }
+    Ok(requested)
+}
+
+/// What a file in the format of resolv.conf(5) says.
+fn resolver(path: &str) -> Result<Dns, Error> {
+    let failed = |error| Error::io(format!("\"resolvConf\": {path} cannot be read"), error);
+    let mut text = String::new();
+    let file = std::fs::File::open(path).map_err(failed)?;
+    std::io::Read::read_to_string(&mut std::io::Read::take(file, RESOLVER_LIMIT), &mut text).map_err(failed)?;
+    let mut dns = Dns::default();
+    for line in text.lines().map(str::trim).filter(|line| !line.starts_with(['#', ';'])) {
+        let mut words = line.split_whitespace().map(str::to_owned);
+        match (words.next().as_deref(), words.next()) {
+            (Some("nameserver"), Some(server)) => dns.nameservers.push(server),
+            (Some("domain"), Some(domain)) => dns.domain = domain,
+            (Some("search"), Some(first)) => dns.search.extend(std::iter::once(first).chain(words)),
+            (Some("options"), Some(first)) => dns.options.extend(std::iter::once(first).chain(words)),
+            _ => {}
+        }
+    }
+    Ok(dns)
+}
+
+impl Plugin for HostLocal {
+    fn name(&self) -> &'static str {
+        "host-local"
+    }
+
+    fn add(&self, call: &Call) -> Result<Outcome, Error> {
+        let config = Config::parse(call)?;
+        let store = Store::make(&folder(call)?)?;
+        let contents = store.look()?;
+        let chosen = choose(&config, &call.attachment, &store, &contents)?;
+        for (set, candidate) in chosen.iter().enumerate() {
+            if let Err(error) = store.reserve(candidate.address.addr(), &call.attachment, set) {
+                let mut errors = vec![error];
+                for before in chosen.iter().take(set) {
+                    errors.extend(store.take_back(before.address.addr(), &call.attachment).err());
+                }
+                return Error::all(errors).map(|()| Outcome::default());
+            }
+        }
+        let ip = |one: &Candidate| IpConfig {
+            interface: None,
+            address: one.address,
+            gateway: Some(one.gateway),
+        };
+        Ok(Outcome {
+            ips: chosen.iter().map(ip).collect(),
+            routes: config.routes,
+            dns: config.dns,
+            ..Outcome::default()
+        })
+    }
+
+    fn delete(&self, call: &Call) -> Result<(), Error> {
+        let Some(store) = Store::open(&folder(call)?)? else { return Ok(()) };
+        let contents = store.look()?;
+        store.free(&store.of(&call.attachment, &contents)?, &contents)
+    }
+
+    fn check(&self, call: &Call) -> Result<(), Error> {
+        let folder = folder(call)?;
+        let found = match Store::open(&folder)? {
+            None => Vec::new(),
+            Some(store) => store.of(&call.attachment, &store.look()?)?,
+        };
+        let (interface, container) = (&call.attachment.interface, &call.attachment.container);
+        if found.is_empty() {
+            let folder = folder.display();
+            return Err(Error::mismatch(format!(
+                "no address is reserved for {interface} of container {container} in {folder}"
+            )));
+        }
+        // An address that another plugin of the chain gave is none of ours.
+        let Some(previous) = Outcome::previous(&call.config, call.version)? else { return Ok(()) };
+        let sets = Config::parse(call)?.sets;
+        let lost = previous.ips.iter().map(|ip| ip.address.addr()).find(|address| {
+            sets.iter().any(|set| set.contains(*address)) && !found.contains(address)
+        });
+        match lost {
+            None => Ok(()),
+            Some(address) => Err(Error::mismatch(format!(
+                "{address} is not reserved for {interface} of container {container}"
+            ))),
+        }
+    }
+
+    fn collect(&self, call: &Call) -> Result<(), Error> {
+        let valid = call.valid_attachments()?;
+        let Some(store) = Store::open(&folder(call)?)? else { return Ok(()) };
+        let contents = store.look()?;
+        let mut stale = Vec::new();
+        for address in contents.addresses() {
+            match store.owner(address)? {
+                Some(owner) if valid.iter().any(|one| owner.is(one)) => {}
+                Some(Owner { container, .. }) if !is_name(&container) => {}
+                Some(_) | None => stale.push(address),
+            }
+        }
+        store.free(&stale, &contents)?;
+        store.tidy(&contents)
+    }
+
+    fn status(&self, call: &Call) -> Result<(), Error> {
+        let config = Config::parse(call)?;
+        let Some(store) = Store::open(&folder(call)?)? else { return Ok(()) };
+        let contents = store.look()?;
+        for set in &config.sets {
+            let taken = contents.addresses().filter(|address| set.gives(*address)).count();
+            if u128::try_from(taken).unwrap_or(u128::MAX) >= set.size() && free(set, &store, &contents)?.is_none() {
+                let network = &call.network;
+                let message = format!("no IP addresses available in range set: {} of network {network}", set.words());
+                return Err(Error::new(Kind::Unavailable, message));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// An address of every range set, none of them reserved yet.
+fn choose(
+    config: &Config,
+    attachment: &Attachment,
+    store: &Store,
+    contents: &Contents,
+) -> Result<Vec<Candidate>, Error> {
+    let owned = store.of(attachment, contents)?;
+    let mut requested = config.requested.clone();
+    let mut chosen = Vec::new();
+    for (index, set) in config.sets.iter().enumerate() {
+        if let Some(address) = owned.iter().find(|address| set.contains(**address)) {
+            let Attachment { container, interface } = attachment;
+            return Err(Error::mismatch(format!(
+                "{address} has been allocated to {interface} of {container}, duplicate allocation is not allowed"
+            )));
+        }
+        let wanted = requested.iter().position(|address| set.contains(*address));
+        let candidate = match wanted.map(|position| requested.remove(position)) {
+            Some(address) => {
+                let candidate = set.requested(address)?.ok_or_else(|| outside(&[address]))?;
+                if contents.has(address) && store.owner(address)?.is_some() {
+                    let message = format!(
+                        "requested IP address {address} is not available in range set {}",
+                        set.words()
+                    );
+                    return Err(Error::mismatch(message));
+                }
+                candidate
+            }
+            None => {
+                let last = store.last(index);
+                match set.candidates(last).find(|candidate| !contents.has(candidate.address.addr())) {
+                    Some(candidate) => candidate,
+                    None => free(set, store, contents)?.ok_or_else(|| {
+                        let message = format!("no IP addresses available in range set: {}", set.words());
+                        Error::new(Kind::TryLater, message)
+                    })?,
+                }
+            }
+        };
+        chosen.push(candidate);
+    }
+    if !requested.is_empty() {
+        return Err(outside(&requested));
+    }
+    for candidate in &chosen {
+        let address = candidate.address.addr();
+        if contents.has(address) {
+            // It has no owner, or it would not have been chosen.
+            store.free(&[address], contents)?;
+        }
+    }
+    Ok(chosen)
+}
+
+/// An address whose file says nothing: what is left of a write that never was.
+fn free(set: &RangeSet, store: &Store, contents: &Contents) -> Result<Option<Candidate>, Error> {
+    for address in contents.addresses().filter(|address| set.gives(*address)) {
+        if store.owner(address)?.is_none() {
+            return set.requested(address);
+        }
+    }
+    Ok(None)
+}
+
+fn outside(addresses: &[IpAddr]) -> Error {
+    let addresses: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
+    Error::config(format!("failed to allocate all requested IPs: {}", addresses.join(" ")))
+}
+
+/// The addresses that this network's files give to attachments, `call` being of the network.
+///
+/// # Errors
+/// [`Kind::Io`] when they cannot be read.
+pub(super) fn reservations(call: &Call) -> Result<Vec<(IpAddr, Attachment)>, Error> {
+    let Some(store) = Store::open(&folder(call)?)? else { return Ok(Vec::new()) };
+    let mut all = Vec::new();
+    for address in store.look()?.addresses() {
+        if let Some(Owner { container, interface }) = store.owner(address)? {
+            all.push((address, Attachment { container, interface }));
+        }
+    }
+    Ok(all)
+}
+
+/// Whether the files of another network in the same data folder have the address.
+///
+/// # Errors
+/// [`Kind::Io`] when the folder cannot be read.
+pub(super) fn is_reserved_elsewhere(address: IpAddr, call: &Call) -> Result<bool, Error> {
+    let folder = folder(call)?;
+    let Some(data) = folder.parent() else { return Ok(false) };
+    let failed = |error| Error::io(format!("the folder {} cannot be read", data.display()), error);
+    for entry in std::fs::read_dir(data).map_err(failed)? {
+        let network = entry.map_err(failed)?.path();
+        if network != folder && network.join(address.to_string()).exists() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
