@@ -269,7 +269,8 @@ mod tests {
     #[test]
     fn a_gateway_that_cannot_be_one() {
         let config = config(r#", "isGateway": true"#);
-        for ip in [("10.1.2.1/24", None), ("10.1.2.3/24", Some("10.1.2.3")), ("10.1.2.3/24", Some("fd00::1"))] {
+        for ip in [("10.1.2.1/24", None), ("10.1.2.3/24", Some("10.1.2.3")), ("10.1.2.3/24", Some("fd00::1"))]
+        {
             assert!(Addressing::make(&config, &lease(&[ip], &[]), &Outcome::default()).is_err(), "{ip:?}");
         }
     }

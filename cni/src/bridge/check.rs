@@ -142,7 +142,10 @@ fn check_addresses(name: &str, given: &[&IpConfig], inside: &mut Router) -> Resu
             return Err(Error::mismatch(format!("{name} has lost the address {}", wanted.address)));
         }
         if addresses.iter().any(|address| address.network == wanted.address && address.duplicate) {
-            return Err(Error::mismatch(format!("{} of {name} is somebody else's address too", wanted.address)));
+            return Err(Error::mismatch(format!(
+                "{} of {name} is somebody else's address too",
+                wanted.address
+            )));
         }
     }
     Ok(())
@@ -164,7 +167,10 @@ fn check_routes(previous: &Outcome, inside: &mut Router) -> Result<(), Error> {
         });
         if !there {
             let by = wanted.gateway.map(|gateway| format!(" via {gateway}")).unwrap_or_default();
-            return Err(Error::mismatch(format!("the route to {}{by} is gone from the pod", wanted.destination)));
+            return Err(Error::mismatch(format!(
+                "the route to {}{by} is gone from the pod",
+                wanted.destination
+            )));
         }
     }
     Ok(())
@@ -176,7 +182,8 @@ fn check_gateway(config: &Config, given: &[&IpConfig], host: &mut Router) -> Res
         return Ok(());
     }
     let name = gateway_link(config).unwrap_or_else(|| config.bridge.clone());
-    let link = find(host, &name)?.ok_or_else(|| Error::mismatch(format!("the gateway's link {name} is gone")))?;
+    let link =
+        find(host, &name)?.ok_or_else(|| Error::mismatch(format!("the gateway's link {name} is gone")))?;
     // Where this is refused, all addresses are listed.
     let _ = host.strict();
     let addresses = Address::all(&host.ask(Address::list(Some(link.index)))?);

@@ -52,7 +52,10 @@ pub(super) fn provide(
     }
     for (path, needed) in [
         ("/proc/sys/net/ipv4/ip_forward", addressing.gateways.iter().any(|one| one.addr().is_ipv4())),
-        ("/proc/sys/net/ipv6/conf/all/forwarding", addressing.gateways.iter().any(|one| one.addr().is_ipv6())),
+        (
+            "/proc/sys/net/ipv6/conf/all/forwarding",
+            addressing.gateways.iter().any(|one| one.addr().is_ipv6()),
+        ),
     ] {
         if needed {
             forward(path)?;
@@ -154,7 +157,11 @@ fn vlan_link(
     let shown = Link::all(&made.next().ok_or_else(missing)?.done()?).pop().ok_or_else(missing)?;
     let mut requests = Vec::new();
     if !vlan.leave.is_empty() {
-        requests.push(Link::leave_vlans(shown.index, &vlan.leave, format!("take {port} out of the default VLAN")));
+        requests.push(Link::leave_vlans(
+            shown.index,
+            &vlan.leave,
+            format!("take {port} out of the default VLAN"),
+        ));
     }
     requests.push(Link::join_vlans(shown.index, &vlan.join, format!("put {port} into its VLAN")));
     requests.push(Link::switch(shown.index, Flag::Up, true, format!("set {port} up")));

@@ -199,3 +199,183 @@ pub(crate) fn gateway_link(config: &Config) -> Option<String> {
     let vlan = config.vlans.as_ref().and_then(|vlans| vlans.access);
     vlan.filter(|_| config.gateway && config.ipam.is_some()).map(|vlan| format!("{}.{vlan}", config.bridge))
 }
+
+#[cfg(test)]
+mod tests {
+    use netlink_packet_route::link::InfoKind;
+
+    use super::*;
+    use crate::error::Kind;
+    use crate::netlink::BridgeFacts;
+    use crate::protocol::Environment;
+
+    const RANDOM: [u8; 12] = [0xff, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11];
+
+    fn call(keys: &str) -> Call {
+        let environment = Environment {
+            command: "ADD".into(),
+            container: "c1".into(),
+            namespace: "/run/netns/x".into(),
+            interface: "eth0".into(),
+            path: "/".into(),
+            ..Environment::default()
+        };
+        let text =
+            format!(r#"{{"cniVersion": "1.1.0", "name": "net", "bridge": "br0", {keys} "type": "bridge"}}"#);
+        crate::protocol::read(&environment, text.as_bytes()).call.unwrap().unwrap()
+    }
+
+    fn make(keys: &str, found: &Found) -> Result<Plan, Error> {
+        let call = call(keys);
+        Plan::make(&Config::parse(&call)?, &call, found, RANDOM)
+    }
+
+    fn nothing() -> Found {
+        Found { bridge: None, candidates: vec![None; usize::from(NAMES)] }
+    }
+
+    fn bridge(change: impl Fn(&mut Link)) -> Found {
+        let facts = BridgeFacts { vlan_filtering: false, default_vlan: 1 };
+        let mut link = Link {
+            index: 7,
+            name: "br0".into(),
+            up: true,
+            kind: Some(InfoKind::Bridge),
+            bridge: Some(facts),
+            ..Link::default()
+        };
+        change(&mut link);
+        Found { bridge: Some(link), ..nothing() }
+    }
+
+    fn filtering(default_vlan: u16) -> Found {
+        bridge(|link| link.bridge = Some(BridgeFacts { vlan_filtering: true, default_vlan }))
+    }
+
+    /// As people write VLANs: a star for the one without a tag.
+    fn words(ranges: &[VlanRange]) -> String {
+        let one = |range: &VlanRange| {
+            let star = if range.native { "*" } else { "" };
+            if range.first == range.last {
+                format!("{}{star}", range.first)
+            } else {
+                format!("{}-{}{star}", range.first, range.last)
+            }
+        };
+        ranges.iter().map(one).collect::<Vec<_>>().join(" ")
+    }
+
+    /// Keys, the bridge as found; the VLANs a port leaves and joins.
+    #[test]
+    fn vlans_of_a_port() {
+        let rows = [
+            ("", nothing(), "", ""),
+            (r#""vlan": 0,"#, nothing(), "", ""),
+            (r#""vlanTrunk": [],"#, nothing(), "", ""),
+            (r#""vlan": 100,"#, nothing(), "1", "100*"),
+            (r#""vlan": 1,"#, nothing(), "1", "1*"),
+            (r#""vlan": 100, "preserveDefaultVlan": true,"#, nothing(), "", "100*"),
+            (r#""vlan": 100,"#, filtering(5), "5", "100*"),
+            (r#""vlan": 100,"#, filtering(0), "", "100*"),
+            (r#""vlanTrunk": [{"id": 7}, {"minID": 10, "maxID": 12}],"#, nothing(), "1", "7 10-12 1*"),
+            (
+                r#""vlanTrunk": [{"minID": 10, "maxID": 12}, {"id": 13}, {"id": 11}],"#,
+                nothing(),
+                "1",
+                "10-13 1*",
+            ),
+            (r#""vlanTrunk": [{"minID": 1, "maxID": 4094}],"#, nothing(), "1", "2-4094 1*"),
+            (r#""vlan": 11, "vlanTrunk": [{"minID": 10, "maxID": 12}],"#, nothing(), "1", "10 12 11*"),
+            (r#""vlan": 10, "vlanTrunk": [{"minID": 10, "maxID": 12}],"#, nothing(), "1", "11-12 10*"),
+            (r#""vlan": 4094, "vlanTrunk": [{"id": 4094}],"#, nothing(), "1", "4094*"),
+        ];
+        for (keys, found, leave, join) in rows {
+            let plan = make(keys, &found).unwrap();
+            assert_eq!((words(&plan.leave).as_str(), words(&plan.join).as_str()), (leave, join), "{keys}");
+            assert_eq!(plan.up_at_once(), join.is_empty(), "{keys}");
+        }
+    }
+
+    #[test]
+    fn a_bridge_is_made_or_used() {
+        let created = |keys: &str| match make(keys, &nothing()).unwrap().bridge {
+            BridgeStep::Create(new) => (new.mtu, new.vlan_filtering, new.promiscuous),
+            step @ BridgeStep::Use { .. } => panic!("{step:?}"),
+        };
+        assert_eq!(created(""), (None, false, false));
+        assert_eq!(created(r#""mtu": 9000, "promiscMode": true,"#), (Some(9000), false, true));
+        assert_eq!(created(r#""vlanTrunk": [],"#), (None, true, false));
+
+        let used = |keys: &str, found: &Found| match make(keys, found).unwrap().bridge {
+            BridgeStep::Use { raise, make_promiscuous, filter_vlans, .. } => {
+                (raise, make_promiscuous, filter_vlans)
+            }
+            step @ BridgeStep::Create(_) => panic!("{step:?}"),
+        };
+        assert_eq!(used("", &bridge(|_| {})), (false, false, false));
+        assert_eq!(used("", &bridge(|link| link.up = false)), (true, false, false));
+        assert_eq!(used(r#""promiscMode": true,"#, &bridge(|_| {})), (false, true, false));
+        let promiscuous = bridge(|link| link.promiscuous_flag = true);
+        assert_eq!(used(r#""promiscMode": true,"#, &promiscuous), (false, false, false));
+        let switched = r#""vlan": 5, "enableVlanFiltering": true,"#;
+        assert_eq!(used(switched, &bridge(|_| {})), (false, false, true));
+        assert_eq!(used(r#""vlan": 5,"#, &filtering(1)), (false, false, false));
+        assert_eq!(make(r#""vlan": 5,"#, &bridge(|_| {})).unwrap_err().kind(), Kind::Mismatch);
+        assert_eq!(make("", &bridge(|link| link.kind = None)).unwrap_err().kind(), Kind::Mismatch);
+    }
+
+    #[test]
+    fn a_pair_has_a_name_of_its_own() {
+        let plan = make("", &nothing()).unwrap();
+        assert_eq!(plan.alias, "net/c1/eth0");
+        assert_eq!(plan.pair.host_mac.to_string(), "fe:06:07:08:09:0a");
+        assert_eq!(plan.pair.pod_mac.to_string(), "fe:01:02:03:04:05");
+        assert!(plan.pair.pod_up && !plan.addressed);
+        let other = Link { alias: "net/c2/eth0".into(), ..Link::default() };
+        let mut found = nothing();
+        found.candidates[0] = Some(other.clone());
+        assert_ne!(make("", &found).unwrap().pair.host_name, plan.pair.host_name);
+        // All taken; taken by itself, wherever.
+        found.candidates = vec![Some(other.clone()); usize::from(NAMES)];
+        assert_eq!(make("", &found).unwrap_err().kind(), Kind::Internal);
+        found.candidates = vec![None, Some(Link { alias: plan.alias, ..other }), None, None];
+        assert_eq!(make("", &found).unwrap_err().kind(), Kind::Mismatch);
+    }
+
+    #[test]
+    fn with_addresses_the_pods_end_comes_up_first() {
+        let plan = make(r#""ipam": {"type": "static"},"#, &nothing()).unwrap();
+        assert!(plan.addressed && !plan.pair.pod_up && !plan.up_at_once());
+        let plan = make(r#""disableContainerInterface": true,"#, &nothing()).unwrap();
+        assert!(!plan.pair.pod_up && plan.up_at_once());
+    }
+
+    /// Keys; the link of the gateway in a VLAN, if there is one, and the VLANs of its port.
+    #[test]
+    fn where_a_gateway_is() {
+        let with_ipam = |keys: &str| format!(r#"{keys} "ipam": {{"type": "static"}},"#);
+        for (keys, wanted) in [
+            (with_ipam(r#""isGateway": true,"#), None),
+            (with_ipam(r#""vlan": 100,"#), None),
+            (r#""isGateway": true, "vlan": 100,"#.to_owned(), None),
+            (with_ipam(r#""isGateway": true, "vlanTrunk": [{"id": 5}],"#), None),
+            (with_ipam(r#""isDefaultGateway": true, "vlan": 100,"#), Some(("br0.100", "1", "100*"))),
+            (
+                with_ipam(r#""isGateway": true, "vlan": 100, "preserveDefaultVlan": true,"#),
+                Some(("br0.100", "", "100*")),
+            ),
+            (
+                with_ipam(r#""isGateway": true, "vlan": 7, "vlanTrunk": [{"id": 5}],"#),
+                Some(("br0.7", "1", "7*")),
+            ),
+        ] {
+            let plan = make(&keys, &nothing()).unwrap();
+            let found = plan.vlan_gateway.map(|vlan| (vlan.name, words(&vlan.leave), words(&vlan.join)));
+            let found =
+                found.as_ref().map(|(name, leave, join)| (name.as_str(), leave.as_str(), join.as_str()));
+            assert_eq!(found, wanted, "{keys}");
+        }
+        let long = with_ipam(r#""isGateway": true, "vlan": 100, "bridge": "a23456789012",  "#);
+        assert_eq!(make(&long, &nothing()).unwrap_err().kind(), Kind::Config);
+    }
+}

@@ -1,7 +1,7 @@
 //! Carries out what `addressing` decided inside the pod: kernel settings, addresses, routes. Nothing here needs undoing:
 //! it goes with the link.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -66,23 +66,42 @@ fn settings(addressing: &Addressing, detect_duplicates: bool, name: &str) -> Res
 }
 
 fn required(link: &str, key: &str, value: &str) -> Result<(), Error> {
-    write("ipv6", link, key, value).map_err(|error| {
-        let message = format!("net.ipv6.conf.{link}.{key} cannot be set to {value} in the pod");
-        Error::with(Kind::Kernel, message, error)
-    })
+    write("ipv6", link, key, value)
+        .or_else(|error| match read("ipv6", link, key) {
+            // Where /proc cannot be written, it may be right already.
+            Ok(found) if found.trim_ascii() == value.as_bytes() => Ok(()),
+            Ok(_) | Err(_) => Err(error),
+        })
+        .map_err(|error| {
+            let message = format!("net.ipv6.conf.{link}.{key} cannot be set to {value} in the pod");
+            Error::with(Kind::Kernel, message, error)
+        })
+}
+
+fn read(family: &str, link: &str, key: &str) -> std::io::Result<Vec<u8>> {
+    std::fs::read(path(family, link, key))
+}
+
+fn path(family: &str, link: &str, key: &str) -> PathBuf {
+    Path::new("/proc/sys/net").join(family).join("conf").join(link).join(key)
 }
 
 fn write(family: &str, link: &str, key: &str, value: &str) -> std::io::Result<()> {
-    // Nothing is made here: a setting that the kernel does not have stays absent.
-    let path = Path::new("/proc/sys/net").join(family).join("conf").join(link).join(key);
-    std::io::Write::write_all(&mut std::fs::File::options().write(true).open(path)?, value.as_bytes())
+    let mut file = std::fs::File::options().write(true).open(path(family, link, key))?;
+    std::io::Write::write_all(&mut file, value.as_bytes())
 }
 
 /// Waits until no address of IPv6 is tentative any more: until then nothing can be sent from it.
 ///
 /// # Errors
 /// [`Kind::Kernel`] when somebody else has one of them, or when it takes too long on a link that carries.
-pub(super) fn settle(name: &str, index: u32, pod: &Namespace, home: &Namespace, inside: &mut Router) -> Result<(), Error> {
+pub(super) fn settle(
+    name: &str,
+    index: u32,
+    pod: &Namespace,
+    home: &Namespace,
+    inside: &mut Router,
+) -> Result<(), Error> {
     let deadline = Instant::now() + DETECTION_PATIENCE;
     let mut events = None;
     // Where this is refused, all addresses are listed, and filtered below.

@@ -10,9 +10,7 @@ use ipnet::IpNet;
 use crate::error::{Error, Kind};
 use crate::ipam::range::{Candidate, Range, RangeSet};
 use crate::ipam::store::{Contents, Owner, Store};
-use crate::protocol::{
-    Attachment, Call, Dns, IpConfig, Object, Outcome, Plugin, Route, Version, is_name,
-};
+use crate::protocol::{Attachment, Call, Dns, IpConfig, Object, Outcome, Plugin, Route, Version, is_name};
 
 /// Where the networks' folders are if `dataDir` does not say.
 const DATA_FOLDER: &str = "/var/lib/cni/networks";
@@ -120,7 +118,8 @@ fn resolver(path: &str) -> Result<Dns, Error> {
     let failed = |error| Error::io(format!("\"resolvConf\": {path} cannot be read"), error);
     let mut text = String::new();
     let file = std::fs::File::open(path).map_err(failed)?;
-    std::io::Read::read_to_string(&mut std::io::Read::take(file, RESOLVER_LIMIT), &mut text).map_err(failed)?;
+    std::io::Read::read_to_string(&mut std::io::Read::take(file, RESOLVER_LIMIT), &mut text)
+        .map_err(failed)?;
     let mut dns = Dns::default();
     for line in text.lines().map(str::trim).filter(|line| !line.starts_with(['#', ';'])) {
         let mut words = line.split_whitespace().map(str::to_owned);
@@ -154,11 +153,8 @@ impl Plugin for HostLocal {
                 return Error::all(errors).map(|()| Outcome::default());
             }
         }
-        let ip = |one: &Candidate| IpConfig {
-            interface: None,
-            address: one.address,
-            gateway: Some(one.gateway),
-        };
+        let ip =
+            |one: &Candidate| IpConfig { interface: None, address: one.address, gateway: Some(one.gateway) };
         Ok(Outcome {
             ips: chosen.iter().map(ip).collect(),
             routes: config.routes,
@@ -189,9 +185,11 @@ impl Plugin for HostLocal {
         // An address that another plugin of the chain gave is none of ours.
         let Some(previous) = Outcome::previous(&call.config, call.version)? else { return Ok(()) };
         let sets = Config::parse(call)?.sets;
-        let lost = previous.ips.iter().map(|ip| ip.address.addr()).find(|address| {
-            sets.iter().any(|set| set.contains(*address)) && !found.contains(address)
-        });
+        let lost = previous
+            .ips
+            .iter()
+            .map(|ip| ip.address.addr())
+            .find(|address| sets.iter().any(|set| set.contains(*address)) && !found.contains(address));
         match lost {
             None => Ok(()),
             Some(address) => Err(Error::mismatch(format!(
@@ -222,9 +220,12 @@ impl Plugin for HostLocal {
         let contents = store.look()?;
         for set in &config.sets {
             let taken = contents.addresses().filter(|address| set.gives(*address)).count();
-            if u128::try_from(taken).unwrap_or(u128::MAX) >= set.size() && free(set, &store, &contents)?.is_none() {
+            if u128::try_from(taken).unwrap_or(u128::MAX) >= set.size()
+                && free(set, &store, &contents)?.is_none()
+            {
                 let network = &call.network;
-                let message = format!("no IP addresses available in range set: {} of network {network}", set.words());
+                let message =
+                    format!("no IP addresses available in range set: {} of network {network}", set.words());
                 return Err(Error::new(Kind::Unavailable, message));
             }
         }

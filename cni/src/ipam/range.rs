@@ -331,7 +331,10 @@ mod tests {
     fn a_requested_address() {
         let set = set(r#"[{"subnet": "10.1.2.0/24"}]"#).unwrap();
         let found = set.requested("10.1.2.7".parse().unwrap()).unwrap().unwrap();
-        assert_eq!((found.address.to_string(), found.gateway.to_string()), ("10.1.2.7/24".into(), "10.1.2.1".into()));
+        assert_eq!(
+            (found.address.to_string(), found.gateway.to_string()),
+            ("10.1.2.7/24".into(), "10.1.2.1".into())
+        );
         assert!(set.requested("10.1.2.1".parse().unwrap()).is_err());
         assert_eq!(set.requested("10.1.3.1".parse().unwrap()).unwrap(), None);
     }

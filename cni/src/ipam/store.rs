@@ -79,7 +79,8 @@ impl Contents {
 
     /// The owner's digits of a reservation that has a second name.
     fn marked(&self) -> BTreeMap<IpAddr, &str> {
-        let paired = |(_, address, inode): &&(String, IpAddr, u64)| self.addresses.get(address) == Some(inode);
+        let paired =
+            |(_, address, inode): &&(String, IpAddr, u64)| self.addresses.get(address) == Some(inode);
         self.marks.iter().filter(paired).map(|(owner, address, _)| (*address, owner.as_str())).collect()
     }
 }
@@ -108,7 +109,8 @@ impl Store {
     /// # Errors
     /// See [`Store::make`].
     pub(super) fn open(path: &Path) -> Result<Option<Self>, Error> {
-        let failed = |errno: Errno| Error::io(format!("the reservations in {} cannot be read", path.display()), errno);
+        let failed =
+            |errno: Errno| Error::io(format!("the reservations in {} cannot be read", path.display()), errno);
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let folder = match rustix::fs::open(path, flags, Mode::empty()) {
             Ok(folder) => folder,
@@ -137,7 +139,8 @@ impl Store {
             let Ok(name) = entry.file_name().to_str() else { continue };
             if let Ok(address) = name.parse::<IpAddr>() {
                 contents.addresses.insert(address, entry.ino());
-            } else if let Some((owner, address)) = name.strip_prefix('.').and_then(|name| name.split_once('.'))
+            } else if let Some((owner, address)) =
+                name.strip_prefix('.').and_then(|name| name.split_once('.'))
                 && let Ok(address) = address.parse::<IpAddr>()
                 && owner.len() == OWNER_DIGITS
             {
@@ -163,7 +166,11 @@ impl Store {
             }
             match self.owner(address)? {
                 Some(owner) if owner.is(attachment) => {
-                    if owner.interface.is_empty() { vague.push(address) } else { exact.push(address) }
+                    if owner.interface.is_empty() {
+                        vague.push(address)
+                    } else {
+                        exact.push(address)
+                    }
                 }
                 Some(_) | None => {}
             }
@@ -207,7 +214,8 @@ impl Store {
     /// See [`Store::make`].
     pub(super) fn free(&self, addresses: &[IpAddr], contents: &Contents) -> Result<(), Error> {
         // The second name goes first: a reservation without one is read, one that is only a second name is not seen.
-        for (owner, address, _) in contents.marks.iter().filter(|(_, address, _)| addresses.contains(address)) {
+        for (owner, address, _) in contents.marks.iter().filter(|(_, address, _)| addresses.contains(address))
+        {
             self.remove(&format!(".{owner}.{address}"))?;
         }
         addresses.iter().try_for_each(|address| self.remove(&address.to_string()))
@@ -227,7 +235,8 @@ impl Store {
     /// # Errors
     /// See [`Store::make`].
     pub(super) fn tidy(&self, contents: &Contents) -> Result<(), Error> {
-        let stale = |(_, address, inode): &&(String, IpAddr, u64)| contents.addresses.get(address) != Some(inode);
+        let stale =
+            |(_, address, inode): &&(String, IpAddr, u64)| contents.addresses.get(address) != Some(inode);
         contents
             .marks
             .iter()

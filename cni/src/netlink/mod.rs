@@ -11,6 +11,8 @@ mod router;
 mod socket;
 
 pub(crate) use address::Address;
+#[cfg(test)]
+pub(crate) use link::BridgeFacts;
 pub(crate) use link::{Flag, Link, NewBridge, PortSettings, VethPair, VlanRange};
 pub(crate) use route::KernelRoute;
 pub(crate) use router::{Answer, Event, Request, Router};
