@@ -128,7 +128,11 @@ impl Socket {
     /// # Errors
     /// [`Kind::Kernel`] when the kernel does not let us.
     pub(crate) fn join(&mut self, group: u32) -> Result<(), Error> {
-        self.raw.add_membership(group).map_err(|error| Error::with(Kind::Kernel, "no netlink events", error))
+        let failed = |error| Error::with(Kind::Kernel, "no netlink events", error);
+        // The kernel does not send its own events to a socket that has its own number, zero, and a socket gets another
+        // with its first request only.
+        self.raw.bind_auto().map_err(failed)?;
+        self.raw.add_membership(group).map_err(failed)
     }
 
     /// Has conditions in requests for lists heeded.
