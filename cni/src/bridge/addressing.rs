@@ -14,6 +14,9 @@ use crate::protocol::{Dns, IpConfig, Outcome, Route};
 /// Where the pod's end is among the interfaces of a result: after the bridge and the host's end.
 const POD_END: usize = 2;
 
+/// RT_SCOPE_LINK of linux/rtnetlink.h: what is reached without a gateway.
+const LINK_SCOPE: u8 = 253;
+
 /// What an attachment has on layer 3.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Addressing {
@@ -67,11 +70,15 @@ impl Addressing {
         Ok(addressing)
     }
 
-    /// The routes as the kernel gets them: one without a gateway goes through the family's first.
+    /// The routes as the kernel gets them: one without a gateway goes through the family's first, unless its scope says
+    /// that it needs none.
     pub(super) fn kernel_routes(&self) -> Vec<Route> {
         let through = |route: &Route| {
             let four = route.destination.addr().is_ipv4();
             let gateways = self.ips.iter().filter_map(|ip| ip.gateway);
+            if route.scope.is_some_and(|scope| scope >= LINK_SCOPE) {
+                return route.gateway;
+            }
             route.gateway.or_else(|| gateways.into_iter().find(|gateway| gateway.is_ipv4() == four))
         };
         self.routes.iter().map(|route| Route { gateway: through(route), ..route.clone() }).collect()
@@ -298,7 +305,8 @@ mod tests {
             list.iter().map(one).collect()
         };
         // Found, asked for, further ones asked for; what goes, nothing to do if none, refused without force if any.
-        let rows: [(&[&str], &str, &[&str], Option<&[&str]>); 10] = [
+        type Row<'a> = (&'a [&'a str], &'a str, &'a [&'a str], Option<&'a [&'a str]>);
+        let rows: [Row<'_>; 10] = [
             (&[], "10.1.2.1/24", &[], Some(&[])),
             (&["10.1.2.1/24"], "10.1.2.1/24", &[], None),
             (&["10.9.9.9/24", "10.1.2.1/24"], "10.1.2.1/24", &[], None),

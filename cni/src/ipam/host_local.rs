@@ -166,7 +166,8 @@ impl Plugin for HostLocal {
     fn delete(&self, call: &Call) -> Result<(), Error> {
         let Some(store) = Store::open(&folder(call)?)? else { return Ok(()) };
         let contents = store.look()?;
-        store.free(&store.of(&call.attachment, &contents)?, &contents)
+        store.free(&store.of(&call.attachment, &contents)?, &contents)?;
+        store.tidy(&contents)
     }
 
     fn check(&self, call: &Call) -> Result<(), Error> {

@@ -3,11 +3,11 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteMetric, RouteProtocol, RouteScope,
     RouteType,
 };
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use crate::netlink::Request;
 use crate::netlink::address::family;
@@ -34,9 +34,10 @@ impl KernelRoute {
         if message.header.kind != RouteType::Unicast {
             return Vec::new();
         }
-        let mut destination = match message.header.address_family {
-            netlink_packet_route::AddressFamily::Inet => IpAddr::from([0; 4]),
-            _ => IpAddr::from([0; 16]),
+        let mut destination = if message.header.address_family == AddressFamily::Inet {
+            IpAddr::from([0; 4])
+        } else {
+            IpAddr::from([0; 16])
         };
         let mut table = u32::from(message.header.table);
         let mut gateways = Vec::new();
