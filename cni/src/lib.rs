@@ -35,7 +35,7 @@ pub use error::{Error, Kind};
 use protocol::{Answer, Environment, Outcome, Plugin, Verb, Version};
 
 /// The names of the plugins, each also with `cnv-` before it.
-pub(crate) const PLUGINS: [&str; 4] = ["bridge", "tuning", "loopback", "tap"];
+pub(crate) const PLUGINS: [&str; 6] = ["bridge", "host-local", "loopback", "static", "tap", "tuning"];
 
 /// Runs the plugin that the program's name asks for, and answers on standard output.
 pub fn run(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {

@@ -182,6 +182,30 @@ fn templates(place: &Place) -> Vec<(Value, &'static str)> {
             "net1",
         ),
         (
+            more(
+                bridge(),
+                json!({
+                    "isGateway": true, "isDefaultGateway": true, "forceAddress": true, "enabledad": false,
+                    "dns": {"domain": "d", "nameservers": ["192.0.2.1"]},
+                    "ipam": {
+                        "type": "static",
+                        "addresses": [
+                            {"address": "10.1.2.3/24", "gateway": "10.1.2.1"},
+                            {"address": "fd00::3/64"},
+                        ],
+                        "routes": [
+                            {"dst": "192.0.2.0/24", "gw": "10.1.2.9", "mtu": 1300, "table": 77, "scope": 0},
+                            {"dst": "fd01::/64", "priority": 5, "advmss": 1200},
+                        ],
+                        "dns": {"search": ["a"]},
+                    },
+                    "args": {"cni": {"ips": null}},
+                    "runtimeConfig": {"ips": null},
+                }),
+            ),
+            "net1",
+        ),
+        (
             json!({
                 "cniVersion": "1.1.0", "name": "net", "type": "tuning", "mac": "02:00:00:00:00:0a", "mtu": 1400,
                 "promisc": true, "allmulti": true, "txQLen": 77, "dataDir": place.folder.join("tuning"),

@@ -29,8 +29,15 @@ fn kinds(folder: &Path, pod: &Namespace) -> Vec<Kind> {
         "mac": "02:00:00:00:00:0a", "promisc": true, "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"},
         "prevResult": {"cniVersion": "1.1.0", "interfaces": [{"name": "eth0", "sandbox": pod.path()}]},
     });
+    let ipam = json!({
+        "type": "host-local",
+        "dataDir": folder.join("networks"),
+        "ranges": [[{"subnet": "10.1.2.0/24"}], [{"subnet": "fd00::/64"}]],
+    });
+    let gateway = with(&with(&bridge(), "isDefaultGateway", json!(true)), "ipam", ipam);
     vec![
         plain("bridge on layer 2", bridge()),
+        plain("bridge with addresses and gateway", gateway),
         plain(
             "bridge with port settings",
             with(&with(&bridge(), "hairpinMode", json!(true)), "mtu", json!(1400)),
@@ -67,7 +74,7 @@ impl Stage {
     fn new() -> Self {
         let (host, pod) = (Host::new(), Namespace::new());
         pod.ip("link add eth0 type veth peer name other");
-        for name in ["bridge", "tuning", "tap"] {
+        for name in ["bridge", "host-local", "tuning", "tap"] {
             std::fs::remove_file(host.folder.path().join(name)).unwrap();
             std::os::unix::fs::symlink(shipped(), host.folder.path().join(name)).unwrap();
         }
@@ -84,8 +91,11 @@ impl Stage {
     }
 
     fn left(&self) -> (Vec<String>, Vec<String>, Vec<String>) {
-        let files = self.host.folder.path().join("tuning").read_dir().into_iter().flatten();
-        let files = files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
+        let folders = ["tuning", "networks/net"].map(|name| self.host.folder.path().join(name).read_dir());
+        let files = folders.into_iter().flatten().flatten();
+        let files = files.map(|file| file.unwrap().file_name().into_string().unwrap());
+        // These two tell of no attachment.
+        let files = files.filter(|name| name != "lock" && !name.starts_with("last_reserved_ip.")).collect();
         (self.host.namespace.names(), self.pod.names(), files)
     }
 

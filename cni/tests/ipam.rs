@@ -251,6 +251,9 @@ fn what_makes_no_sense_is_refused_and_a_del_goes_on() {
     let (code, words) =
         host.make(&call(&host, "ADD", "c1", &with(&two, "cniVersion", json!("0.2.0")))).error();
     assert_eq!((code, words.contains("more than 1 address per family")), (7, true), "{words}");
+    let mut relative = host_local(&host, &json!([[{"subnet": "10.1.2.0/24"}]]));
+    relative["ipam"]["dataDir"] = json!("networks");
+    assert_eq!(host.make(&call(&host, "ADD", "c1", &relative)).error().0, 7);
     let no_ipam = json!({"cniVersion": "1.1.0", "name": "net", "type": "host-local"});
     assert_eq!(host.make(&call(&host, "ADD", "c1", &no_ipam)).error().0, 7);
 }

@@ -87,7 +87,7 @@ fn vlans_separate_live_frames() {
     let qemu = Command::new("qemu-system-x86_64")
         .args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "384", "-nodefaults"])
         .args(["-display", "none", "-no-reboot", "-serial", "stdio", "-nic", "none"])
-        .args(["-append", "mitigations=off quiet console=ttyS0 panic=-1 GATEWAY"])
+        .args(["-append", "mitigations=off quiet console=ttyS0 panic=-1 gateway"])
         .arg("-kernel")
         .arg(&kernel)
         .arg("-initrd")
@@ -118,5 +118,5 @@ fn vlans_separate_live_frames() {
         said("guest: ok"),
         begin.elapsed().as_secs_f64()
     );
-    assert_eq!(said("guest: ok"), 46, "{seen:#?}");
+    assert_eq!(said("guest: ok"), 52, "{seen:#?}");
 }

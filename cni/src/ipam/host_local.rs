@@ -88,6 +88,10 @@ fn ipam(call: &Call) -> Result<&Object, Error> {
 /// The folder of the network's reservations. All that DEL and GC need to know.
 fn folder(call: &Call) -> Result<PathBuf, Error> {
     let data = ipam(call)?.text("dataDir")?.filter(|path| !path.is_empty()).unwrap_or(DATA_FOLDER);
+    if !data.starts_with('/') {
+        let data = data.escape_debug();
+        return Err(Error::config(format!("\"dataDir\": \"{data}\" is no absolute path")));
+    }
     // The network's name was checked to be no path.
     debug_assert!(is_name(&call.network));
     Ok(PathBuf::from(data).join(&call.network))
