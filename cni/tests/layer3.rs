@@ -22,17 +22,17 @@ fn data(host: &Host) -> PathBuf {
 }
 
 /// The same with `host-local`.
-fn with_ranges(host: &Host, ranges: Value, keys: Value) -> Value {
+fn with_ranges(host: &Host, ranges: &Value, keys: Value) -> Value {
     let ipam = json!({"type": "host-local", "dataDir": data(host), "ranges": ranges});
     with(&config(keys), "ipam", ipam)
 }
 
 fn four(host: &Host, keys: Value) -> Value {
-    with_ranges(host, json!([[{"subnet": "10.1.2.0/24"}]]), keys)
+    with_ranges(host, &json!([[{"subnet": "10.1.2.0/24"}]]), keys)
 }
 
 fn both(host: &Host, keys: Value) -> Value {
-    with_ranges(host, json!([[{"subnet": "10.1.2.0/24"}], [{"subnet": "fd00::/64"}]]), keys)
+    with_ranges(host, &json!([[{"subnet": "10.1.2.0/24"}], [{"subnet": "fd00::/64"}]]), keys)
 }
 
 /// How many addresses are reserved.
@@ -268,7 +268,7 @@ fn several_addresses_of_one_family() {
         [{"subnet": "fd00::/64"}],
         [{"subnet": "fd01::/64", "gateway": "fd01::f"}],
     ]);
-    let config = with_ranges(&host, ranges, json!({"isDefaultGateway": true}));
+    let config = with_ranges(&host, &ranges, json!({"isDefaultGateway": true}));
     let result = host.add(&pod, &config).result();
     assert_eq!(addresses(&host.namespace, "br0").len(), 3);
     assert_eq!(addresses(&pod, "net1").len(), 3);
@@ -345,7 +345,7 @@ fn a_failing_add_gives_all_back() {
     assert_eq!(reserved(&host, "net"), 0);
 
     // IPAM has nothing left, or gives nothing, or is none.
-    let full = with_ranges(&host, json!([[{"subnet": "10.1.2.0/30"}]]), keys);
+    let full = with_ranges(&host, &json!([[{"subnet": "10.1.2.0/30"}]]), keys);
     let mut call = host.call("ADD", &pod, &full);
     call.container = "c0".to_owned();
     host.make(&call).result();
@@ -452,7 +452,7 @@ fn a_collection_takes_what_the_reference_made_too() {
     let host = Host::new();
     let network = |name: &str, bridge: &str, subnet: &str| {
         let keys = json!({"name": name, "bridge": bridge});
-        with_ranges(&host, json!([[{"subnet": subnet}]]), keys)
+        with_ranges(&host, &json!([[{"subnet": subnet}]]), keys)
     };
     let networks = [
         network("one", "br0", "10.1.2.0/24"),
@@ -472,7 +472,7 @@ fn a_collection_takes_what_the_reference_made_too() {
     }
     // On the first network's bridge, with an address that a stale reservation of it names too: no proof.
     let pod = Namespace::new();
-    let clash = with_ranges(&host, json!([[{"subnet": "10.1.2.0/24"}]]), json!({"name": "four"}));
+    let clash = with_ranges(&host, &json!([[{"subnet": "10.1.2.0/24"}]]), json!({"name": "four"}));
     let mut call = host.call("ADD", &pod, &with(&clash, "runtimeConfig", json!({"ips": ["10.1.2.4"]})));
     call.container = "clash".to_owned();
     all_theirs(&host, call).result();
@@ -507,7 +507,7 @@ fn a_collection_takes_what_the_reference_made_too() {
 #[test]
 fn a_status_tells_a_full_range() {
     let (host, pod) = (Host::new(), Namespace::new());
-    let config = with_ranges(&host, json!([[{"subnet": "10.1.2.0/30"}]]), json!({}));
+    let config = with_ranges(&host, &json!([[{"subnet": "10.1.2.0/30"}]]), json!({}));
     let status = || host.make(&host.call("STATUS", &pod, &config));
     status().result();
     host.add(&pod, &config).result();
