@@ -603,3 +603,48 @@ fn it_takes_few_system_calls() {
     println!("{} system calls", total.split_whitespace().nth(3).unwrap());
     assert!(!report.contains("execve") || report.contains("         1           execve"), "{report}");
 }
+
+/// All that there is at once, attached by ours or the reference and detached by the other: no rule is left either.
+#[test]
+fn with_spoof_check_and_masquerading() {
+    for turn in 0..4 {
+        let (host, pod) = (Host::new(), Namespace::new());
+        let keys = json!({
+            "isDefaultGateway": true, "macspoofchk": true, "ipMasq": true, "ipMasqBackend": "nftables",
+        });
+        let config = four(&host, keys);
+        let call = |verb: &str, ours: bool, config: &Value| {
+            let call = host.call(verb, &pod, config);
+            if ours { host.make(&call) } else { theirs(&host, call) }
+        };
+        let rules = || {
+            let all = host.namespace.run("nft", &["list", "ruleset"]);
+            (all.matches("masquerade").count(), all.matches("macspoofchk").count())
+        };
+        let before = rules();
+        let result = call("ADD", turn & 1 == 0, &config).result();
+        let during = rules();
+        assert!(during.0 > before.0 && during.1 > before.1, "{turn}: {during:?}");
+        let check = call("CHECK", true, &with(&config, "prevResult", result));
+        assert!(check.success, "{turn}: {check:?}");
+        pod.run("busybox", &["ping", "-c1", "-W2", "10.1.2.1"]);
+        call("DEL", turn & 2 == 0, &config).result();
+        assert_eq!(reserved(&host, "net"), 0);
+        let all = host.namespace.run("nft", &["list", "ruleset"]);
+        assert!(!all.contains("net1") && !all.contains("10.1.2."), "{turn}: {all}");
+    }
+}
+
+/// A failure after the rules were made takes them back too.
+#[test]
+fn a_failing_add_leaves_no_rule() {
+    let (host, pod) = (Host::new(), Namespace::new());
+    host.namespace.ip("link add br0 up type bridge");
+    host.namespace.ip("addr add 10.9.9.9/24 dev br0");
+    let config = four(&host, json!({"isGateway": true, "macspoofchk": true, "ipMasq": true}));
+    assert_eq!(host.add(&pod, &config).error().0, 101);
+    let all = host.namespace.run("nft", &["list", "ruleset"]);
+    assert!(!all.contains("net1") && !all.contains("10.1.2."), "{all}");
+    assert_eq!((host.namespace.names(), pod.names()), (vec!["br0".to_owned()], vec![]));
+    assert_eq!(reserved(&host, "net"), 0);
+}
