@@ -105,7 +105,7 @@ impl Expression {
         };
         let whole = usize::from(network.prefix_len() / 8);
         match bytes.get(..whole) {
-            Some(front) if network.prefix_len() % 8 == 0 && whole > 0 => {
+            Some(front) if network.prefix_len().is_multiple_of(8) && whole > 0 => {
                 vec![Self::load(offset, whole), Self::Compare(is, front.to_vec())]
             }
             Some(_) | None => {
