@@ -40,7 +40,12 @@ fn an_attachment_is_made_answered_checked_and_taken_away() {
         assert_eq!(host_end["operstate"], "UP");
         assert_eq!(host_end["ifalias"], "net/c1/net1");
         assert_eq!(host_end["address"], result["interfaces"][1]["mac"]);
-        let pod_end = pod.link("net1");
+        // The kernel says so of the other end a moment later, on a busy machine.
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(3);
+        let mut pod_end = pod.link("net1");
+        while pod_end["operstate"] != "UP" && std::time::Instant::now() < until {
+            pod_end = pod.link("net1");
+        }
         assert_eq!(pod_end["operstate"], "UP");
         assert_eq!(pod_end["address"], result["interfaces"][2]["mac"]);
         assert_eq!(host.namespace.link("br0")["address"], result["interfaces"][0]["mac"]);

@@ -34,6 +34,14 @@ impl Random {
     }
 }
 
+/// How an ADD ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    NotParsed,
+    Refused,
+    Attached,
+}
+
 /// A thread in the host's namespace, so that no other program is needed between it and the plugin.
 struct Place {
     host: Host,
@@ -87,8 +95,8 @@ impl Place {
         self.host.run(Command::new(&call.plugin), call)
     }
 
-    /// One ADD and what has to be true after it; whether the configuration was at least understood.
-    fn attempt(&self, add: &Call, what: &str, thorough: bool) -> bool {
+    /// One ADD and what has to be true after it; how it ended.
+    fn attempt(&self, add: &Call, what: &str, thorough: bool) -> Fate {
         let before = self.names_of_all();
         let links = thorough.then(|| self.links_of_all());
         let answer = self.make(add);
@@ -103,7 +111,7 @@ impl Place {
             assert!(gone.success && gone.document.is_none(), "{what}: {gone:?}");
             self.forget_bridges(&before.0, what);
             assert_eq!(self.names_of_all(), before, "{what}");
-            return true;
+            return Fate::Attached;
         }
         let code = document["code"].as_u64().unwrap_or_else(|| panic!("{what}: {document}"));
         assert!(document["msg"].as_str().is_some_and(|words| !words.is_empty()), "{what}: {document}");
@@ -118,7 +126,7 @@ impl Place {
             assert_eq!(self.names_of_all(), before, "{what}");
         }
         // Undecodable, or a version or names that make no sense: not past parsing.
-        !matches!(code, 1 | 4 | 6)
+        if matches!(code, 1 | 4 | 6) { Fate::NotParsed } else { Fate::Refused }
     }
 
     /// A bridge stays when its last port has gone, by the plugin's contract; here it goes.
@@ -337,7 +345,7 @@ fn mutant(template: &Value, random: &mut Random) -> String {
 fn mutants_of_configurations() {
     const THREADS: usize = 2;
     let wanted = count(1500, 100_000);
-    let (mut made, mut past) = (0, 0);
+    let (mut made, mut past, mut attached) = (0, 0, 0);
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..THREADS)
             .map(|thread| {
@@ -345,27 +353,27 @@ fn mutants_of_configurations() {
                     let place = Place::enter();
                     let templates = templates(&place);
                     let mut random = Random(SEED + thread as u64);
-                    let (mut made, mut past) = (0, 0);
+                    let mut fates = Vec::new();
                     for number in 0..wanted / THREADS {
                         let (template, interface) = random.pick(&templates);
                         let mut call = place.host.call("ADD", &place.pod, template);
                         call.interface = (*interface).to_owned();
                         call.config = mutant(template, &mut random);
                         let what = format!("mutant {number} of thread {thread}: {}", call.config);
-                        past += usize::from(place.attempt(&call, &what, number % 64 == 0));
-                        made += 1;
+                        fates.push(place.attempt(&call, &what, number % 64 == 0));
                     }
-                    (made, past)
+                    fates
                 })
             })
             .collect();
         for thread in threads {
-            let (more_made, more_past) = thread.join().unwrap();
-            made += more_made;
-            past += more_past;
+            let fates = thread.join().unwrap();
+            made += fates.len();
+            past += fates.iter().filter(|fate| **fate != Fate::NotParsed).count();
+            attached += fates.iter().filter(|fate| **fate == Fate::Attached).count();
         }
     });
-    println!("{made} mutants, {past} past parsing");
+    println!("{made} mutants, {past} past parsing, {attached} attached and taken away again");
     assert!(past * 10 >= made, "{past} of {made} past parsing");
 }
 
@@ -375,7 +383,7 @@ fn variables_that_make_no_sense() {
         scope.spawn(|| {
             let place = Place::enter();
             let good = place.host.call("ADD", &place.pod, &bridge());
-            let long = "x".repeat(100_000);
+            let long = "x".repeat(50_000);
             let names = [
                 "a/b",
                 "a234567890123456",
@@ -447,7 +455,7 @@ fn large_configurations_and_none() {
             ] {
                 call.config = config;
                 let what = format!("{:.60}", call.config);
-                assert_eq!(place.attempt(&call, &what, true), wanted, "{what}");
+                assert_eq!(place.attempt(&call, &what, true) == Fate::Attached, wanted, "{what}");
             }
             // Nobody on the other side of standard input, and nobody who takes the answer.
             let before = place.names_of_all();

@@ -27,7 +27,7 @@ fn tuning(host: &Host, previous: &Value) -> Value {
         "cniVersion": "1.1.0",
         "name": "net",
         "type": "tuning",
-        "dataDir": host.folder.path().join("tuning"),
+        "dataDir": host.folder.path().join("backups"),
         "prevResult": previous,
     })
 }
@@ -58,7 +58,7 @@ fn state(pod: &Namespace) -> String {
 }
 
 fn files(host: &Host) -> Vec<String> {
-    let Ok(folder) = std::fs::read_dir(host.folder.path().join("tuning")) else { return Vec::new() };
+    let Ok(folder) = std::fs::read_dir(host.folder.path().join("backups")) else { return Vec::new() };
     folder.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }
 
@@ -119,7 +119,7 @@ fn the_reference_and_ours_do_the_same_and_undo_each_other() {
         let before = state(&pod);
         let mut result = attaches(&host, host.call("ADD", &pod, &config)).result();
         result["interfaces"][0]["mtu"] = Value::Null;
-        let file = std::fs::read_to_string(host.folder.path().join("tuning/c1_net1.json")).unwrap();
+        let file = std::fs::read_to_string(host.folder.path().join("backups/c1_net1.json")).unwrap();
         seen.push((file, result.to_string().replace(&pod.path(), ""), state(&pod)));
         let previous = attaches(&host, host.call("CHECK", &pod, &config));
         assert!(previous.success, "{previous:?}");

@@ -20,6 +20,9 @@ use crate::protocol::{Call, Interface, IpConfig, Outcome};
 /// How long a port may take to come up: what the reference waits in all.
 const PORT_PATIENCE: Duration = Duration::from_millis(2550);
 
+/// How long a change that no event told of can go unseen.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
 /// How often an ADD starts over when another process took away or made what it had just looked up.
 const TURNS: u8 = 3;
 
@@ -331,10 +334,13 @@ fn wait_until_it_carries(index: u32, host: &mut Router) -> Result<Link, Error> {
             return Ok(link);
         }
         let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() || !events.wait(left)? {
-            let message = format!("the port {} of the bridge does not come up", link.name);
+        if left.is_zero() {
+            let state = if link.up { "up, without a carrier" } else { "down" };
+            let message = format!("the port {} of the bridge does not come up: it is {state}", link.name);
             return Err(Error::new(Kind::Kernel, message));
         }
+        // Looked at now and then even so: an event may have been one too many for the socket.
+        events.wait(left.min(LOOK_AGAIN))?;
     }
 }
 
