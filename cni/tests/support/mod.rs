@@ -183,7 +183,12 @@ impl Host {
     }
 
     /// Makes a call by a command that ends with the plugin: strace before it, or another plugin.
-    pub fn run(&self, mut command: Command, call: &Call) -> Answer {
+    pub fn run(&self, command: Command, call: &Call) -> Answer {
+        Answer::read(&self.output(command, call))
+    }
+
+    /// The same, however it ends and whatever it says.
+    pub fn output(&self, mut command: Command, call: &Call) -> Output {
         command
             .env_clear()
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
@@ -199,7 +204,7 @@ impl Host {
         let mut child = command.spawn().unwrap();
         // A plugin that refuses early does not read.
         let _ = child.stdin.take().unwrap().write_all(call.config.as_bytes());
-        Answer::read(&child.wait_with_output().unwrap())
+        child.wait_with_output().unwrap()
     }
 
     /// ADD of `net1` in container `c1`.
