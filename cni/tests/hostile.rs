@@ -363,6 +363,8 @@ fn mutants_of_configurations() {
                         let what = format!("mutant {number} of thread {thread}: {}", call.config);
                         fates.push(place.attempt(&call, &what, number % 64 == 0));
                     }
+                    let rules = place.host.namespace.run("nft", &["list", "ruleset"]);
+                    assert!(!rules.contains("cni-br-iface"), "{rules}");
                     fates
                 })
             })

@@ -42,6 +42,7 @@ fn kinds(folder: &Path, pod: &Namespace) -> Vec<Kind> {
             "bridge with port settings",
             with(&with(&bridge(), "hairpinMode", json!(true)), "mtu", json!(1400)),
         ),
+        plain("bridge with a spoof check", with(&bridge(), "macspoofchk", json!(true))),
         Kind { name: "tuning", config: tuning, interface: "eth0", collects: false },
         Kind {
             collects: false,
@@ -160,6 +161,8 @@ fn killed_or_failed_at_every_system_call() {
                     let (mut host, pod, files) = stage.left();
                     host.retain(|name| name != "br0");
                     assert_eq!((host, pod, files), first, "{what}, then {verb}");
+                    let rules = stage.host.namespace.run("nft", &["list", "ruleset"]);
+                    assert!(!rules.contains("cni-br-iface"), "{what}, then {verb}: {rules}");
                     assert_eq!(stage.state(), untuned, "{what}, then {verb}");
                 }
             }
