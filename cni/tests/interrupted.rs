@@ -110,7 +110,7 @@ impl Stage {
 
 #[test]
 fn killed_or_failed_at_every_system_call() {
-    let every = count(9, 1);
+    let every = count(19, 1);
     let stage = Stage::new();
     let first = stage.left();
     let untuned = stage.state();
