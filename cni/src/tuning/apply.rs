@@ -104,15 +104,10 @@ fn change(config: &Config, call: &Call, undo: &mut Undo) -> Result<(), Error> {
         all_multicast: config.all_multicast,
         transmit_queue: config.transmit_queue,
     };
-    let mut errors = Vec::new();
+    // Noted before: an answer can get lost, and setting what is set already does no harm.
+    undo.0.extend(requests(&link, &backup).into_iter().map(Step::Link));
     let answers = router.exchange(requests(&link, &wanted))?;
-    for (answer, back) in answers.into_iter().zip(requests(&link, &backup)) {
-        match answer.done() {
-            Ok(_) => undo.0.push(Step::Link(back)),
-            Err(error) => errors.push(error),
-        }
-    }
-    Error::all(errors)
+    Error::all(answers.into_iter().filter_map(|answer| answer.done().err()).collect())
 }
 
 fn restore(backup: &Backup, call: &Call) -> Result<(), Error> {
