@@ -79,6 +79,11 @@ impl Batch {
         self.messages.is_empty()
     }
 
+    /// Moves all of another one to the end of this one.
+    pub(super) fn append(&mut self, mut other: Batch) {
+        self.messages.append(&mut other.messages);
+    }
+
     fn push(&mut self, kind: u8, flags: u16, family: u8, attributes: Attributes, what: String) {
         self.messages.push(Message { kind, flags, family, attributes, what });
     }

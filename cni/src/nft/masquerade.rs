@@ -29,6 +29,8 @@ const CHECKS: &str = "masq_checks";
 const CHECKS_COMMENT: &str =
     "Masquerade traffic from certain IPs to any (non-multicast) IP outside their subnet";
 const BASE: &str = "postrouting";
+/// How many rules `common` puts there.
+const BASE_RULES: u32 = 3;
 
 /// The longest comment, in bytes; longer ones are cut.
 const COMMENT_LIMIT: usize = 128;
@@ -67,9 +69,7 @@ impl Masquerading {
     /// [`crate::Kind::Kernel`]; what iptables says.
     pub(crate) fn set_up(&self, backend: Backend, addresses: &[IpNet]) -> Result<(), Error> {
         match backend {
-            Backend::Nftables => {
-                Filter::open()?.commit(&making(&self.network, &self.attachment, addresses))?.done()
-            }
+            Backend::Nftables => self.add_rules(&mut Filter::open()?, addresses),
             Backend::Iptables => iptables::set_up(&self.network, &self.attachment.container, addresses),
         }
     }
@@ -84,6 +84,21 @@ impl Masquerading {
         errors.extend(self.remove_rules(&mut filter).err());
         errors.extend(iptables::tear_down(&mut filter, &self.network, &self.attachment.container).err());
         Error::all(errors)
+    }
+
+    fn add_rules(&self, filter: &mut Filter, addresses: &[IpNet]) -> Result<(), Error> {
+        let rules = making(&self.network, &self.attachment, addresses);
+        // What all share is mostly there. Written anew each time, as the reference does, it would cost a grace period when
+        // the socket is closed.
+        if filter.chain(TABLE, BASE)?.is_some_and(|chain| chain.uses == BASE_RULES) {
+            let committed = filter.commit(&rules)?;
+            if !committed.because(Errno::NOENT) {
+                return committed.done();
+            }
+        }
+        let mut whole = common();
+        whole.append(rules);
+        filter.commit(&whole)?.done()
     }
 
     fn remove_rules(&self, filter: &mut Filter) -> Result<(), Error> {
@@ -136,7 +151,8 @@ fn removing(rules: &[Rule]) -> Batch {
     batch
 }
 
-fn making(network: &str, attachment: &Attachment, addresses: &[IpNet]) -> Batch {
+/// What all attachments share.
+fn common() -> Batch {
     let mut batch = Batch::new();
     batch.table(TABLE, TABLE_COMMENT);
     batch.chain(TABLE, CHECKS, CHECKS_COMMENT);
@@ -155,6 +171,11 @@ fn making(network: &str, attachment: &Attachment, addresses: &[IpNet]) -> Batch 
         batch.rule(TABLE, BASE, &plain(expressions));
     }
     batch.rule(TABLE, BASE, &plain(vec![Expression::Goto(CHECKS.to_owned())]));
+    batch
+}
+
+fn making(network: &str, attachment: &Attachment, addresses: &[IpNet]) -> Batch {
+    let mut batch = Batch::new();
     for address in addresses {
         let comment = comment(network, attachment);
         batch.rule(TABLE, CHECKS, &NewRule { expressions: rule(*address), comment, tag: Vec::new() });

@@ -95,10 +95,16 @@ impl SpoofCheck {
         mut link_exists: impl FnMut(&str) -> Result<bool, Error>,
     ) -> Result<(), Error> {
         self.fits()?;
-        let batch = self.making(host_end, mac);
-        for _ in 1..TURNS {
-            let committed = filter.commit(&batch)?;
-            if !committed.because(Errno::EXIST) {
+        for turn in 1..=TURNS {
+            // The table and its common chain are there, mostly. To make them again would be an update, and the kernel lets
+            // a process that has updated something wait for a grace period when it closes its socket.
+            let mut committed = filter.commit(&self.making(host_end, mac))?;
+            if committed.because(Errno::NOENT) {
+                let mut whole = common();
+                whole.append(self.making(host_end, mac));
+                committed = filter.commit(&whole)?;
+            }
+            if !committed.because(Errno::EXIST) || turn == TURNS {
                 return committed.done();
             }
             let chain = filter.chain(TABLE, &self.chain())?;
@@ -111,7 +117,7 @@ impl SpoofCheck {
             }
             self.tear_down(filter)?;
         }
-        filter.commit(&batch)?.done()
+        Ok(())
     }
 
     fn making(&self, host_end: &str, mac: Mac) -> Batch {
@@ -122,9 +128,6 @@ impl SpoofCheck {
             tag: tag.to_vec(),
         };
         let mut batch = Batch::new();
-        batch.table(TABLE, "");
-        // NF_BR_PRE_ROUTING.
-        batch.base_chain(TABLE, COMMON, Hook { kind: "filter", number: 0, priority: -300 });
         batch.new_chain(TABLE, &chain);
         batch.new_chain(TABLE, &mac_chain);
         let [meta, compare] = Expression::input(host_end);
@@ -203,6 +206,15 @@ impl SpoofCheck {
         }
         Err(Error::mismatch(format!("the Ethernet address of frames from {host_end} is no longer checked")))
     }
+}
+
+/// What all checks share, if it is not there.
+fn common() -> Batch {
+    let mut batch = Batch::new();
+    batch.table(TABLE, "");
+    // NF_BR_PRE_ROUTING.
+    batch.base_chain(TABLE, COMMON, Hook { kind: "filter", number: 0, priority: -300 });
+    batch
 }
 
 /// All checks of a node, to find those that are left behind.
