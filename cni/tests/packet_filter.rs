@@ -234,3 +234,90 @@ fn many_checks_are_swept_at_once() {
     assert_eq!(host.namespace.names().len(), 2);
     assert!(took.as_millis() < 1000, "{took:?}");
 }
+
+/// Addresses from host-local, masqueraded by a backend.
+fn masqueraded(host: &Host, backend: &str) -> Value {
+    let config = with(&with(&bridge(), "ipMasq", json!(true)), "ipMasqBackend", json!(backend));
+    let subnets = json!([[{"subnet": "10.77.0.0/24"}], [{"subnet": "fd77::/64"}]]);
+    let leases = host.folder.path().join("leases");
+    with(&config, "ipam", json!({"type": "host-local", "ranges": subnets, "dataDir": leases}))
+}
+
+#[test]
+fn masquerading_is_the_references() {
+    for backend in ["nftables", "iptables"] {
+        let (ours, go, pod) = (Host::new(), Host::new(), Namespace::new());
+        ours.add(&pod, &masqueraded(&ours, backend)).result();
+        let shown = ruleset(&ours);
+        ours.del(&pod, &masqueraded(&ours, backend)).result();
+        theirs(&go, go.call("ADD", &pod, &masqueraded(&go, backend))).result();
+        assert_eq!(shown, ruleset(&go), "{backend}");
+        assert!(of_attachments(&ours).is_empty(), "{backend}: {:?}", of_attachments(&ours));
+    }
+}
+
+#[test]
+fn either_side_takes_masquerading_of_the_other_away() {
+    for backend in ["nftables", "iptables"] {
+        let (host, pods) = (Host::new(), [Namespace::new(), Namespace::new()]);
+        let config = masqueraded(&host, backend);
+        host.make(&check_of(&host, "ADD", &pods[1], &config, "c2")).result();
+        let before = of_attachments(&host).len();
+        // The configuration of a DEL may name the other backend.
+        for (go_adds, deleting) in [(false, "nftables"), (true, "nftables"), (true, "iptables")] {
+            let add = check_of(&host, "ADD", &pods[0], &config, "c1");
+            if go_adds { theirs(&host, add) } else { host.make(&add) }.result();
+            assert_eq!(of_attachments(&host).len(), before * 2, "{backend}");
+            let del = check_of(&host, "DEL", &pods[0], &masqueraded(&host, deleting), "c1");
+            if go_adds { host.make(&del) } else { theirs(&host, del) }.result();
+            assert_eq!(of_attachments(&host).len(), before, "{backend} {go_adds} {deleting}");
+        }
+    }
+}
+
+#[test]
+fn a_vanished_pod_leaves_no_masquerading() {
+    for backend in ["nftables", "iptables"] {
+        let (host, pod) = (Host::new(), Namespace::new());
+        let config = masqueraded(&host, backend);
+        host.add(&pod, &config).result();
+        let mut call = host.call("DEL", &pod, &config);
+        drop(pod);
+        call.netns = String::new();
+        host.make(&call).result();
+        assert!(of_attachments(&host).is_empty(), "{backend}: {:?}", of_attachments(&host));
+        host.make(&call).result();
+    }
+}
+
+#[test]
+fn a_collection_takes_masquerading_of_its_own_network_only() {
+    let (host, pods) = (Host::new(), [Namespace::new(), Namespace::new(), Namespace::new()]);
+    let config = masqueraded(&host, "nftables");
+    let other = with(&config, "name", json!("net2"));
+    host.make(&check_of(&host, "ADD", &pods[0], &config, "c1")).result();
+    theirs(&host, check_of(&host, "ADD", &pods[1], &config, "c2")).result();
+    host.make(&check_of(&host, "ADD", &pods[2], &other, "c3")).result();
+    let valid = json!([{"containerID": "c2", "ifname": "net1"}]);
+    host.make(&host.call("GC", &pods[0], &with(&config, "cni.dev/valid-attachments", valid))).result();
+    let left: Vec<String> = of_attachments(&host).iter().map(Value::to_string).collect();
+    assert_eq!(left.len(), 4, "{left:?}");
+    assert!(!left.iter().any(|one| one.contains("id: c1")), "{left:?}");
+}
+
+/// A node beyond sees the node's address, and not the pod's.
+#[test]
+fn a_frame_leaves_with_the_nodes_address() {
+    let (host, pod, world) = (Host::new(), Namespace::new(), Namespace::new());
+    host.namespace.ip(&format!("link add out type veth peer name in netns {}", world.path()));
+    host.namespace.ip("addr add 198.51.100.1/24 dev out");
+    host.namespace.ip("link set out up");
+    world.ip("addr add 198.51.100.2/24 dev in");
+    world.ip("link set in up");
+    let mut config = with(&masqueraded(&host, "nftables"), "isDefaultGateway", json!(true));
+    config["ipam"]["ranges"] = json!([[{"subnet": "10.77.0.0/24"}]]);
+    // There is no way back to the pod's network: an answer comes only to the node's address.
+    host.add(&pod, &config).result();
+    pod.run("busybox", &["ping", "-c1", "-W2", "198.51.100.2"]);
+    host.del(&pod, &config).result();
+}
