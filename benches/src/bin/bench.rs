@@ -52,7 +52,7 @@ fn main() -> Result<ExitCode> {
     let of_images: Vec<&Row> = ROWS.iter().filter(|row| chosen(row.name)).collect();
     if !of_images.is_empty() {
         all.sizes.push(size::of("importer", &args.importer)?);
-        images(Bench::new(args.importer, &cache, args.rounds)?, &of_images, &mut all)?;
+        images(&Bench::new(args.importer, &cache, args.rounds)?, &of_images, &mut all)?;
     }
     let of_cni: Vec<&str> = cni::ROWS.iter().copied().filter(|name| chosen(name)).collect();
     if !of_cni.is_empty() {
@@ -76,7 +76,7 @@ fn main() -> Result<ExitCode> {
 }
 
 /// Rows about images.
-fn images(bench: Bench, rows: &[&Row], all: &mut Report) -> Result<()> {
+fn images(bench: &Bench, rows: &[&Row], all: &mut Report) -> Result<()> {
     eprintln!("images are made first, once; a row takes up to three minutes");
     (all.data_bytes, all.deflate_bytes) = bench.deflate()?;
     println!(
