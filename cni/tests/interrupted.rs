@@ -123,6 +123,8 @@ fn killed_or_failed_at_every_system_call() {
         };
         // A bridge is made by its first ADD; every ADD that is hit is such a one.
         let fresh = || {
+            // So are the folders of addresses.
+            drop(std::fs::remove_dir_all(stage.host.folder.path().join("networks")));
             if stage.host.namespace.names().contains(&"br0".to_owned()) {
                 stage.host.namespace.ip("link del br0");
             }
