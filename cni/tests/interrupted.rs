@@ -128,6 +128,10 @@ fn killed_or_failed_at_every_system_call() {
             if stage.host.namespace.names().contains(&"br0".to_owned()) {
                 stage.host.namespace.ip("link del br0");
             }
+            // And forwarding, which a gateway switches on once.
+            let off =
+                "echo 0 > /proc/sys/net/ipv4/ip_forward; echo 0 > /proc/sys/net/ipv6/conf/all/forwarding";
+            stage.host.namespace.run("sh", &["-c", off]);
         };
         let mut of_kind = 0;
         let mut listed = Vec::new();

@@ -3,7 +3,7 @@
 //!
 //! `spoof` and `masquerade` write what the reference plugins write, name by name and expression by expression, because
 //! those must be able to remove it, and the other way round. `iptables` is only recognised and removed, and written when a
-//! configuration asks for it. `pin` is an extra with a table of its own.
+//! configuration asks for it.
 //!
 //! `attribute`, `expression`, `batch` and `filter` are the way to the kernel and know nothing of CNI.
 
