@@ -55,6 +55,11 @@ struct Profile {
     name: &'static str,
     seccomp: Value,
     runtime_class: Option<&'static str>,
+    /// What the importer may report under it; mostly one.
+    allowed: &'static [Reported],
+}
+
+struct Reported {
     /// How the engine's description starts, and what it gives as the reason.
     engine: &'static str,
     why: &'static str,
@@ -62,9 +67,9 @@ struct Profile {
     labels: &'static str,
 }
 
-fn check_memory(profile: &Profile, peaks: &Peaks) {
+fn check_memory(profile: &Profile, reported: &Reported, peaks: &Peaks) {
     assert!(peaks.looks > 10, "{peaks}");
-    if profile.engine.contains("direct") {
+    if reported.engine.contains("direct") {
         assert!(peaks.usage <= 96 * MIB, "{}: {peaks}", profile.name);
     } else {
         assert!(peaks.rss <= 64 * MIB, "{}: {peaks}", profile.name);
@@ -84,13 +89,15 @@ fn import(namespace: &str, claim: &str, profile: &Profile) {
     import.verbosity = 3;
     let running = import.start();
     let sampler = Sampler::start(running.memory_group());
-    let metric = format!("ferrovirt_import_engine_info{{{}}}", profile.labels);
-    let (mut counted, mut page) = (None, String::new());
+    let metric = |reported: &Reported| format!("ferrovirt_import_engine_info{{{}}}", reported.labels);
+    let mut page = String::new();
     let end = running.until("the end", |running| {
-        if counted.is_none()
+        let counts =
+            |now: &str| profile.allowed.iter().any(|one| metrics::value(now, &metric(one)).is_some());
+        if page.is_empty()
             && let Some(now) = metrics::page(running)
+            && counts(&now)
         {
-            counted = metrics::value(&now, &metric);
             page = now;
         }
         running.status()?.state?.terminated
@@ -99,10 +106,11 @@ fn import(namespace: &str, claim: &str, profile: &Profile) {
     assert_eq!(end.exit_code, 0, "{log}");
     let engine = engine(&log);
     println!("{}: {engine}; {peaks}", profile.name);
-    assert!(engine.starts_with(profile.engine) && engine.contains(profile.why), "{engine}");
-    assert_eq!(counted, Some(1.0), "{metric} in the last page:\n{page}");
+    let fits = |one: &&Reported| engine.starts_with(one.engine) && engine.contains(one.why);
+    let reported = profile.allowed.iter().find(fits).unwrap_or_else(|| panic!("{engine}"));
+    assert_eq!(metrics::value(&page, &metric(reported)), Some(1.0), "{engine}, but the page says:\n{page}");
     DEFLATED.assert_in(&volume);
-    check_memory(profile, &peaks);
+    check_memory(profile, reported, &peaks);
 }
 
 #[test]
@@ -115,33 +123,49 @@ fn every_way_to_write_has_the_same_bytes_and_little_memory() {
             name: "RuntimeDefault",
             seccomp: default.clone(),
             runtime_class: None,
-            engine: "io_uring, direct",
-            why: "",
-            labels: r#"engine="io_uring",direct="true""#,
+            allowed: &[Reported {
+                engine: "io_uring, direct",
+                why: "",
+                labels: r#"engine="io_uring",direct="true""#,
+            }],
         },
         Profile {
             name: "no io_uring",
             seccomp: localhost(NO_IO_URING),
             runtime_class: None,
-            engine: "pwrite, direct",
-            why: "io_uring is refused: Operation not permitted",
-            labels: r#"engine="pwrite",direct="true""#,
+            allowed: &[Reported {
+                engine: "pwrite, direct",
+                why: "io_uring is refused: Operation not permitted",
+                labels: r#"engine="pwrite",direct="true""#,
+            }],
         },
         Profile {
             name: "memlock 64 KiB",
             seccomp: default,
             runtime_class: Some(LOW_MEMLOCK),
-            engine: "io_uring, direct",
-            why: "registering buffers is refused: Cannot allocate memory",
-            labels: r#"engine="io_uring",direct="true""#,
+            // The kernel counts what all pods of the user lock: beside another importer even the ring may be refused.
+            allowed: &[
+                Reported {
+                    engine: "io_uring, direct",
+                    why: "registering buffers is refused: Cannot allocate memory",
+                    labels: r#"engine="io_uring",direct="true""#,
+                },
+                Reported {
+                    engine: "pwrite, direct",
+                    why: "io_uring is refused: Cannot allocate memory",
+                    labels: r#"engine="pwrite",direct="true""#,
+                },
+            ],
         },
         Profile {
             name: "no O_DIRECT",
             seccomp: localhost(NO_DIRECT),
             runtime_class: None,
-            engine: "pwrite, page cache",
-            why: "direct I/O is refused at opening: Invalid argument",
-            labels: r#"engine="pwrite",direct="false""#,
+            allowed: &[Reported {
+                engine: "pwrite, page cache",
+                why: "direct I/O is refused at opening: Invalid argument",
+                labels: r#"engine="pwrite",direct="false""#,
+            }],
         },
     ];
     for (index, profile) in profiles.iter().enumerate() {
