@@ -17,6 +17,14 @@ pub const TERMINATION_LOG_MAX: usize = 4096;
 pub const SECRET_HEADERS_DIR: &str = "/extraheaders";
 /// Where a GCS credentials Secret is mounted.
 pub const GOOGLE_CREDENTIALS: &str = "/google/credentials.json";
+/// Environment: the folder below which the contract's paths are looked for, where there is no pod. Ours.
+pub const ROOT_VARIABLE: &str = "FERROVIRT_IMPORTER_ROOT";
+/// Environment: the port of the importer's metrics server, in place of [`METRICS_PORT`]; 0: any. Ours.
+pub const METRICS_PORT_VARIABLE: &str = "FERROVIRT_IMPORTER_METRICS_PORT";
+/// Environment, when set: the importer prints its progress on standard output, in per cent, a line for each change. Ours.
+pub const PROGRESS_VARIABLE: &str = "FERROVIRT_IMPORTER_PROGRESS";
+/// Environment: the folder below which an upload server looks for the contract's paths, where there is no pod. Ours.
+pub const UPLOAD_ROOT_VARIABLE: &str = "FERROVIRT_UPLOADSERVER_ROOT";
 /// Owner and group of a disk written under the environment contract: qemu.
 pub const QEMU_ID: u32 = 107;
 /// Mode of a disk written under the environment contract.
@@ -24,6 +32,8 @@ pub const DISK_MODE: u32 = 0o660;
 
 /// Port of the metrics server (https, self-signed).
 pub const METRICS_PORT: u16 = 8443;
+/// Port of an upload server.
+pub const UPLOAD_PORT: u16 = 8443;
 /// Path of the metrics.
 pub const METRICS_PATH: &str = "/metrics";
 /// Path that answers 200 while the process lives.

@@ -15,7 +15,8 @@
 //! - [`format`](mod@format): decoders. Pure: they say which host range they want next and turn table bytes into extents.
 //! - [`extent`]: guest ranges and where their content lies; sets of ranges.
 //! - [`write`](mod@write): the target, its buffers and the engine that writes them (io_uring, pwrite pool).
-//! - [`transfer`]: `plan` decides the way an image is read, `random` and `forward` do it.
+//! - [`transfer`]: `plan` decides the way an image is read: its tables first, or one stream from the start.
+//! - [`volume`]: what turns a stream of image bytes into a volume: sizes, targets and their locks, journals, archives.
 //!
 //! # How memory stays bounded
 //! Every buffer that carries image data comes from one of two [`write::Pool`]s of fixed size; a stage that finds
@@ -30,10 +31,11 @@ pub mod format;
 pub mod source;
 pub mod stop;
 pub mod transfer;
+pub mod volume;
 pub mod write;
 
 pub use detect::{Compression, Detected, Format, detect};
 pub use error::{Error, Kind};
 pub use extent::{Content, Extent, RangeSet};
-pub use source::{Access, Facts, FileSource, Source};
+pub use source::{Access, Facts, FileSource, Once, Source};
 pub use stop::Stop;

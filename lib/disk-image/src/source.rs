@@ -8,7 +8,7 @@ use std::io::{self, Read};
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// How a source may be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,6 +101,36 @@ pub fn read_range(source: &dyn Source, at: u64, len: usize) -> io::Result<Vec<u8
         ));
     }
     Ok(buf)
+}
+
+/// A stream that is read once, from its start: a pipe, an upload.
+pub struct Once {
+    what: &'static str,
+    size: Option<u64>,
+    reader: Mutex<Option<Box<dyn Read + Send>>>,
+}
+
+impl Once {
+    /// A source of what `reader` gives, `size` bytes if that is known. `what` names it in errors.
+    pub fn new(what: &'static str, size: Option<u64>, reader: Box<dyn Read + Send>) -> Self {
+        Self { what, size, reader: Mutex::new(Some(reader)) }
+    }
+}
+
+impl Source for Once {
+    fn facts(&self) -> Facts {
+        Facts { size: self.size, access: Access::Once }
+    }
+
+    fn open(&self, range: Range<u64>) -> io::Result<Box<dyn Read + Send>> {
+        let refused =
+            |how| io::Error::new(io::ErrorKind::Unsupported, format!("{} is read {how}", self.what));
+        if range.start != 0 {
+            return Err(refused("from its start only"));
+        }
+        let reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner).take();
+        Ok(Box::new(reader.ok_or_else(|| refused("once only"))?.take(range.end)))
+    }
 }
 
 /// A local file or block device.

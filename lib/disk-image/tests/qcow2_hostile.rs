@@ -4,25 +4,14 @@
 
 mod support;
 
-use std::ops::Range;
-
 use disk_image::format::{self, Prologue, Step};
 use disk_image::{Format, Kind};
 use support::mutate::Rng;
-use support::qcow2::{Plan, Written, disk, get64, put32, put64, write};
+use support::qcow2::{self, PLAN, Plan, Written, disk, get64, put32, put64, write};
 use support::{count, first_difference, mutate, open, read_image, survey, sys, tools};
 
 #[global_allocator]
 static ALLOCATOR: sys::Counting = sys::Counting;
-
-const PLAN: Plan = Plan {
-    version: 3,
-    cluster_bits: 16,
-    zstd: false,
-    extended_l2: false,
-    tables_last: false,
-    packed_of_ten: 0,
-};
 
 fn made(plan: Plan) -> Written {
     let mut rng = Rng::new(99);
@@ -117,6 +106,21 @@ fn headers_that_are_refused_say_why_and_what_to_do() {
             Box::new(at64(48, 12_345)),
             Kind::Corrupt,
             "refcount table at offset 12345",
+        ),
+        (
+            "refcount table past the end",
+            Box::new(at64(48, 1 << 40)),
+            Kind::Corrupt,
+            "refcount table at offset 1099511627776 is past",
+        ),
+        (
+            "snapshot table past the end",
+            Box::new(|i| {
+                put64(&mut i.bytes, 64, 1 << 40);
+                put32(&mut i.bytes, 60, 1);
+            }),
+            Kind::Corrupt,
+            "snapshot table at offset 1099511627776 is past",
         ),
         (
             "snapshot table on L1",
@@ -368,29 +372,9 @@ fn the_allocator_counts() {
     assert!((3 << 20..4 << 20).contains(&sys::peak()), "{}", sys::peak());
 }
 
-/// Small images of every kind and the places worth damaging.
-fn bases() -> Vec<(Vec<u8>, Vec<Range<usize>>)> {
-    [
-        Plan { cluster_bits: 9, packed_of_ten: 5, ..PLAN },
-        Plan { cluster_bits: 12, version: 2, packed_of_ten: 5, ..PLAN },
-        Plan { cluster_bits: 12, zstd: true, packed_of_ten: 5, tables_last: true, ..PLAN },
-        Plan { cluster_bits: 14, extended_l2: true, packed_of_ten: 3, ..PLAN },
-        Plan { cluster_bits: 14, extended_l2: true, zstd: true, packed_of_ten: 3, ..PLAN },
-    ]
-    .into_iter()
-    .map(|plan| {
-        let mut rng = Rng::new(u64::from(plan.cluster_bits));
-        let len = (200 << 10) + 512 * 3;
-        let image = write(&disk(&mut rng, len, plan.cluster_bits), &plan, &mut rng);
-        let places = image.places();
-        (image.bytes, places)
-    })
-    .collect()
-}
-
 #[test]
 fn mutants_neither_panic_nor_allocate_nor_hang() {
-    let bases = bases();
+    let bases = qcow2::bases();
     // One unpacked cluster of at most 2 MiB, a slice of extents, and the header's cluster, which the image's size bounds.
     let survey = survey(Format::Qcow2, &bases, count(5_000, 100_000), 4 << 20);
     println!("qcow2: {survey:?}");
@@ -400,7 +384,7 @@ fn mutants_neither_panic_nor_allocate_nor_hang() {
 fn what_is_read_of_a_mutant_is_what_qemu_img_reads() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
-    let bases = bases();
+    let bases = qcow2::bases();
     let (mut both, mut stricter, mut looser) = (0, 0, 0);
     for seed in 0..count(100, 3_000) {
         let (base, places) = &bases[usize::try_from(seed).unwrap() % bases.len()];

@@ -1,11 +1,17 @@
 //! What every daemon has: HTTPS, probes, metrics, logs, shutdown.
 //!
-//! - [`https`]: a small HTTPS server with a certificate it signs itself.
+//! - [`client`]: the name in a client's certificate.
+//! - [`http`]: a small server, over TLS or plain.
 //! - [`logs`]: text for people, JSON for collectors, levels as klog counts them.
+//! - [`metrics`]: the text that Prometheus reads.
 //! - [`signals`]: SIGTERM and SIGINT as a call.
+//! - [`tls`]: certificates, self-signed or from files.
 //!
 //! Not here: what is served. A program hands in functions; nothing here knows a metric's name.
 
-pub mod https;
+pub mod client;
+pub mod http;
 pub mod logs;
+pub mod metrics;
 pub mod signals;
+pub mod tls;

@@ -3,8 +3,10 @@
 #![forbid(unsafe_code)]
 
 use disk_image::format::unpack::Unpacker;
-use disk_image::format::{self, Found, Layout, PACKED_MAX, PROLOGUE_MAX, Prologue, Step, Table};
-use disk_image::{Content, Error, Extent, Format};
+use disk_image::format::{
+    self, Found, Layout, PACKED_MAX, PROLOGUE_MAX, Prologue, Scan, Scanned, Step, Table,
+};
+use disk_image::{Content, Error, Extent, Format, detect};
 
 /// Bytes of tables and of data looked at per input.
 const PATIENCE: u64 = 1 << 20;
@@ -19,15 +21,14 @@ pub fn read(format: Format, image: &[u8]) {
     let Some((&mode, image)) = image.split_first() else {
         return;
     };
+    detect(image);
     if let Ok(layout) = open(format, image, mode % 2 == 0) {
+        let mut reading = Reading { image, layout: &*layout, left: PATIENCE, unit: Vec::new() };
         // An error is a good answer.
-        let _ = Reading {
-            image,
-            layout: &*layout,
-            left: PATIENCE,
-            unit: Vec::new(),
-        }
-        .all();
+        let _ = match layout.scan() {
+            Some(scan) => reading.walk(scan),
+            None => reading.all(),
+        };
     }
 }
 
@@ -74,6 +75,36 @@ impl Reading<'_> {
         Ok(())
     }
 
+    /// Reads forward what carries its own directory.
+    fn walk(&mut self, mut scan: Box<dyn Scan>) -> Result<(), Error> {
+        let (mut at, mut wanted) = (0, 1);
+        while self.left > 0 {
+            let end = self.image.len() as u64;
+            let front = part(self.image, at, end);
+            if front.len() < wanted {
+                break;
+            }
+            self.left = self.left.saturating_sub(512);
+            match scan.next(at, &front[..wanted])? {
+                Scanned::Extent { extent, next } => {
+                    assert!(next > at);
+                    self.extent(&extent)?;
+                    (at, wanted) = (next, 1);
+                }
+                Scanned::Skip(next) => {
+                    assert!(next > at);
+                    (at, wanted) = (next, 1);
+                }
+                Scanned::More(more) => {
+                    assert!(more > wanted);
+                    wanted = more;
+                }
+                Scanned::End => break,
+            }
+        }
+        Ok(())
+    }
+
     fn table(
         &mut self,
         table: &Table,
@@ -100,25 +131,18 @@ impl Reading<'_> {
 
     fn extent(&mut self, extent: &Extent) -> Result<(), Error> {
         assert!(extent.len > 0);
-        let end = extent
-            .guest
-            .checked_add(extent.len)
-            .expect("guest range overflows");
+        let end = extent.guest.checked_add(extent.len).expect("guest range overflows");
         assert!(end <= self.layout.virtual_size());
         if let Content::Plain { host } = extent.content {
             host.checked_add(extent.len).expect("host range overflows");
         }
         if let Content::Packed { host, len, codec } = extent.content {
             assert!(len <= self.layout.packed_max() && len <= PACKED_MAX && extent.len <= self.layout.unit());
-            let bytes = part(
-                self.image,
-                host,
-                host.checked_add(u64::from(len)).expect("host range overflows"),
-            );
+            let bytes =
+                part(self.image, host, host.checked_add(u64::from(len)).expect("host range overflows"));
             self.left = self.left.saturating_sub(self.layout.unit());
             if self.left > 0 {
-                self.unit
-                    .resize(usize::try_from(self.layout.unit()).expect("64-bit"), 0);
+                self.unit.resize(usize::try_from(self.layout.unit()).expect("64-bit"), 0);
                 Unpacker::new()?.unpack(codec, extent.guest, bytes, &mut self.unit)?;
             }
         }

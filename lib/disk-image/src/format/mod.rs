@@ -150,6 +150,25 @@ pub struct Found {
     pub leaves: Vec<Leaf>,
 }
 
+/// Whether two second-level tables share bytes, for a format called `format`.
+///
+/// # Errors
+/// [`crate::Kind::Corrupt`] when they do: one of them is not what it is said to be.
+pub(crate) fn apart(format: Format, one: &Leaf, other: &Leaf) -> Result<(), Error> {
+    let bytes = |leaf: &Leaf| leaf.table.bytes_of(0..leaf.table.entries);
+    let (a, b) = (bytes(one), bytes(other));
+    if a.start < b.end && b.start < a.end {
+        return Err(Error::corrupt(format!(
+            "the {} image's tables {} and {} overlap at offset {}",
+            format.name(),
+            one.index,
+            other.index,
+            a.start.max(b.start)
+        )));
+    }
+    Ok(())
+}
+
 impl Found {
     /// Adds an extent, merging it into the last one where it goes on.
     pub fn push(&mut self, extent: Extent) {
@@ -206,6 +225,11 @@ pub trait Layout: Debug + Send + Sync {
     /// opened without its size, as a stream that is read once: then only [`Layout::scan`] reads it.
     fn has_tables(&self) -> bool {
         true
+    }
+
+    /// Whether the image, read as a stream, is walked by [`Layout::scan`], whether or not that is how it was opened.
+    fn walked_as_stream(&self) -> bool {
+        false
     }
 
     /// For formats whose data carries its own directory (VMDK streamOptimized): walks a stream forward without tables.

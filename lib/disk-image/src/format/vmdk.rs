@@ -156,6 +156,8 @@ struct Vmdk {
     header: Header,
     directory: Table,
     room: Room,
+    /// The header leaves the directory's place to the footer.
+    footer: bool,
 }
 
 /// Opens a sparse extent. When the directory comes last it is asked for if the image's size is known; without a size
@@ -204,14 +206,15 @@ pub(super) fn open(prologue: &Prologue) -> Result<Step<Box<dyn Layout>>, Error> 
         (None, None) => {
             // Past any image, so that reading it by mistake fails.
             let directory = Table { host: 1 << 62, entries: first.directory_entries(), entry_len: 4 };
-            return Ok(Step::Ready(Box::new(Vmdk { header: first, directory, room })));
+            return Ok(Step::Ready(Box::new(Vmdk { header: first, directory, room, footer: true })));
         }
     };
     let host =
         header.directory.ok_or_else(|| Error::corrupt("the VMDK's footer does not name its directory"))?;
     let directory = Table { host, entries: header.directory_entries(), entry_len: 4 };
     room.reserve("VMDK grain directory", host, directory.entries * 4)?;
-    Ok(Step::Ready(Box::new(Vmdk { header, directory, room })))
+    let footer = first.directory.is_none();
+    Ok(Step::Ready(Box::new(Vmdk { header, directory, room, footer })))
 }
 
 /// The three sectors that end a stream: footer marker, footer, end-of-stream marker.
@@ -379,6 +382,10 @@ impl Layout for Vmdk {
 
     fn packed_max(&self) -> u32 {
         u32::try_from(self.header.packed_max()).unwrap_or(u32::MAX)
+    }
+
+    fn walked_as_stream(&self) -> bool {
+        self.header.packed && self.footer
     }
 
     fn scan(&self) -> Option<Box<dyn Scan>> {

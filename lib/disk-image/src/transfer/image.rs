@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::PoisonError;
 
+use super::order;
 use super::plan::{Way, way};
 use super::spool::nameless;
 use super::{Counted, Limits, Progress, Spool};
@@ -47,6 +48,8 @@ pub struct Image {
     pub(super) layout: Box<dyn Layout>,
     pub(super) way: Way,
     pub(super) limits: Limits,
+    /// Where the headers end that had to be read to open it.
+    pub(super) headers_end: u64,
     /// What the last sector of a raw image may be that has not been seen.
     end: End,
     compression: Option<Compression>,
@@ -131,6 +134,16 @@ impl Image {
         self.way
     }
 
+    /// Bytes that a stream of the image would give before the tables that tell where they belong. Up to [`super::WINDOW`] it can be
+    /// read as one stream from its start; above, that takes as much spare room. `None` when that cannot be told without
+    /// reading all of it, or its tables are too large for a look. Reads the tables.
+    ///
+    /// # Errors
+    /// When they cannot be read, or are damaged.
+    pub fn late_bytes(&self) -> Result<Option<u64>, Error> {
+        order::late(self)
+    }
+
     /// There is not a single byte: a raw disk of no length, or an answer that did not come.
     pub fn is_empty(&self) -> bool {
         self.empty
@@ -190,13 +203,13 @@ pub fn open(request: Request) -> Result<Image, Error> {
         }
     }
     let format = if end == End::IsFooter { Format::Raw } else { format.unwrap_or(seen_format) };
-    let layout: Box<dyn Layout> = match fixed {
-        Some(size) => Box::new(format::raw::Raw { size, format: Format::Vhd }),
+    let (layout, headers_end): (Box<dyn Layout>, _) = match fixed {
+        Some(size) => (Box::new(format::raw::Raw { size, format: Format::Vhd }), 0),
         None => open_layout(format, &*source, head, front.as_deref(), &spool)?,
     };
     let facts = source.facts();
     let way = way(&facts.access, layout.format() == Format::Raw, facts.size.is_some());
-    Ok(Image { source, wire_size, layout, way, limits, end, compression, foreign, tar, empty })
+    Ok(Image { source, wire_size, layout, way, limits, headers_end, end, compression, foreign, tar, empty })
 }
 
 fn no_vhd() -> Error {
@@ -241,25 +254,26 @@ fn layers(source: Arc<dyn Source>, limits: &Limits, progress: &Progress) -> Resu
     }
 }
 
-/// Supplies what the decoder asks for until it is open.
+/// Supplies what the decoder asks for until it is open. Gives where that ended as well.
 fn open_layout(
     format: Format,
     source: &dyn Source,
     head: Vec<u8>,
     front: Option<&Replayed>,
     spool: &Spool,
-) -> Result<Box<dyn Layout>, Error> {
+) -> Result<(Box<dyn Layout>, u64), Error> {
     let facts = source.facts();
     let ranges = facts.access == Access::Ranges;
     // A stream's end is out of reach while it is opened: formats that keep a directory there are walked instead.
     let size = facts.size.filter(|_| ranges || format == Format::Raw);
     let mut prologue = Prologue::new(size);
+    let mut headers_end = head.len() as u64;
     prologue.supply(0, head);
     // A decoder that asks again for what it was given has hit the image's end.
     let mut last = 0..0;
     loop {
         let need = match format::open(format, &prologue)? {
-            Step::Ready(layout) => return Ok(layout),
+            Step::Ready(layout) => return Ok((layout, headers_end)),
             Step::Need(range) => range,
         };
         let len = need.end.saturating_sub(need.start);
@@ -286,6 +300,7 @@ fn open_layout(
             bytes
         };
         prologue.supply(need.start, bytes);
+        headers_end = headers_end.max(need.end);
         last = need;
     }
 }

@@ -12,7 +12,7 @@ use super::plan::Way;
 use super::run::Shared;
 use crate::error::{Error, Kind};
 use crate::extent::{Codec, Content, Extent};
-use crate::format::{Found, Leaf};
+use crate::format::{Found, Leaf, apart};
 use crate::source::{Access, Source, read_range};
 
 /// Extents mapped before their data is fetched.
@@ -146,6 +146,11 @@ impl Mapper<'_> {
             drop(bytes);
             let mut leaves = std::mem::take(&mut found.leaves);
             leaves.sort_unstable_by_key(|leaf| leaf.table.host);
+            for pair in leaves.windows(2) {
+                if let [one, other] = pair {
+                    apart(layout.format(), one, other)?;
+                }
+            }
             self.leaves(&leaves, &mut found)?;
             self.batch_if(&mut found, BATCH)?;
             first = some.end;
@@ -235,17 +240,17 @@ impl Mapper<'_> {
 
 /// One read of leaf tables.
 #[derive(Debug, PartialEq, Eq)]
-struct TableRead {
+pub(super) struct TableRead {
     /// Where in the image; at most [`TABLE_READ`] long.
-    host: Range<u64>,
+    pub(super) host: Range<u64>,
     /// Which of the leaves are in it.
-    leaves: Range<usize>,
+    pub(super) leaves: Range<usize>,
     /// The entries, when it is a slice of a single long leaf.
-    entries: Option<Range<u64>>,
+    pub(super) entries: Option<Range<u64>>,
 }
 
 /// The reads that fetch `leaves`, which are sorted by host offset: neighbours together, long ones in slices.
-fn reads(leaves: &[Leaf]) -> Vec<TableRead> {
+pub(super) fn reads(leaves: &[Leaf]) -> Vec<TableRead> {
     let mut reads: Vec<TableRead> = Vec::new();
     for (i, leaf) in leaves.iter().enumerate() {
         let all = leaf.table.bytes_of(0..leaf.table.entries);
@@ -288,7 +293,9 @@ pub(super) fn split(mut data: Vec<Extent>, part: u64) -> Vec<Job> {
         loop {
             let host = host_of(&extent);
             let fits = jobs.last().is_some_and(|job| {
-                host.start <= job.host.end.saturating_add(GAP) && host.start - job.host.start < part
+                // Before the part's start lies what overlaps an extent that was cut.
+                let at = host.start.checked_sub(job.host.start);
+                host.start <= job.host.end.saturating_add(GAP) && at.is_some_and(|at| at < part)
             });
             if !fits {
                 jobs.push(Job { host: host.start..host.start, extents: Vec::new(), credit: 0 });
@@ -375,6 +382,21 @@ mod tests {
             }
         }
         assert!(jobs.len() >= 14);
+    }
+
+    #[test]
+    fn extents_that_overlap_are_cut_too() {
+        let data = vec![plain(0, 20 << 20, 0), plain(32 << 20, 4 << 20, 1 << 20)];
+        let jobs = split(data, 8 << 20);
+        let lengths = jobs.iter().flat_map(|job| &job.extents).map(|extent| extent.len);
+        assert_eq!(lengths.sum::<u64>(), 24 << 20);
+        for job in &jobs {
+            assert!(
+                job.host.start <= job.host.end && job.host.end - job.host.start <= 9 << 20,
+                "{:?}",
+                job.host
+            );
+        }
     }
 
     #[test]

@@ -35,6 +35,7 @@ use crate::write::Writer;
 mod forward;
 mod image;
 mod map;
+mod order;
 mod parts;
 mod plan;
 mod progress;
@@ -48,6 +49,7 @@ mod work;
 pub use image::{Image, Request, open, unwrap};
 pub use plan::Way;
 pub use progress::Progress;
+pub use spool::WINDOW;
 
 /// Bounds of a transfer.
 #[derive(Clone, Copy, Debug)]

@@ -15,6 +15,10 @@ use crate::extent::{Content, Extent};
 use crate::source::{Source, read_full};
 
 const PAGE: u64 = 4096;
+/// How long a reader waits for a job before it looks whether it is wanted.
+const WAIT: Duration = Duration::from_millis(100);
+/// How long one that rests does: what the end of a transfer may have to wait for it.
+const REST: Duration = Duration::from_millis(10);
 
 /// Reads jobs until there are none. Reader number `index` rests while fewer are wanted.
 pub(super) fn feed(
@@ -25,16 +29,15 @@ pub(super) fn feed(
 ) -> Result<(), Error> {
     loop {
         shared.halt.check()?;
-        let wait = Duration::from_millis(100);
         if index >= shared.readers_wanted() {
             // Resting readers leave only when no job can come any more.
             if jobs.is_empty() && shared.mapped() {
                 return Ok(());
             }
-            std::thread::sleep(wait);
+            std::thread::sleep(REST);
             continue;
         }
-        match jobs.recv_timeout(wait) {
+        match jobs.recv_timeout(WAIT) {
             Ok(job) => read_job(shared, &*shared.image.source, job, chunks)?,
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return Ok(()),

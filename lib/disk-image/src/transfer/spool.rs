@@ -24,8 +24,8 @@ use crate::error::{Error, Kind};
 use crate::extent::RangeSet;
 use crate::source::{Access, Facts, Source};
 
-/// Bytes kept in memory.
-const WINDOW: usize = 4 << 20;
+/// Bytes of a stream that are kept in memory before it is known what they are.
+pub const WINDOW: usize = 4 << 20;
 /// Bytes of seams kept in memory.
 const SEAMS: usize = 1 << 20;
 /// What a piece in memory costs beside its bytes.

@@ -25,7 +25,7 @@ use super::stream::{PAGE, Piece, Stream, send, truncated};
 use super::work::Chunk;
 use crate::error::{Error, Kind};
 use crate::extent::{Content, Extent, RangeSet};
-use crate::format::{Found, Leaf, Table};
+use crate::format::{Found, Leaf, Table, apart};
 use crate::source::{Access, read_range};
 
 /// Extents that may be known but not yet reached: 15 MiB.
@@ -124,7 +124,12 @@ impl<'a> Open<'a> {
             }
         }
         for leaf in found.leaves.drain(..) {
-            self.leaves.insert((leaf.table.host, leaf.index), (leaf, 0));
+            let key = (leaf.table.host, leaf.index);
+            let near = [self.leaves.range(..key).next_back(), self.leaves.range(key..).next()];
+            for (_, (other, _)) in near.into_iter().flatten() {
+                apart(self.shared.image.layout.format(), &leaf, other)?;
+            }
+            self.leaves.insert(key, (leaf, 0));
         }
         Ok(())
     }

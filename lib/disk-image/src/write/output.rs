@@ -441,7 +441,7 @@ impl Output {
     /// An earlier failure, or this one, remembered: the kernel tells a lost write once only.
     pub(super) fn sync(&self) -> Result<(), Error> {
         self.check()?;
-        self.flush()?;
+        self.flush(rustix::fs::fdatasync)?;
         self.check()
     }
 
@@ -453,20 +453,14 @@ impl Output {
         if self.lost.load(Ordering::Acquire) {
             self.check()?;
         }
-        self.flush()
+        self.flush(rustix::fs::fdatasync)
     }
 
-    fn flush(&self) -> Result<(), Error> {
-        loop {
-            match rustix::fs::fdatasync(&self.target.file) {
-                Ok(()) => return Ok(()),
-                Err(Errno::INTR) => {}
-                Err(e) => {
-                    self.lost.store(true, Ordering::Release);
-                    return Err(self.fail_errno(e, &format!("syncing {}", self.target.path.display())));
-                }
-            }
-        }
+    fn flush<'a>(&'a self, sync: fn(&'a File) -> rustix::io::Result<()>) -> Result<(), Error> {
+        rustix::io::retry_on_intr(|| sync(&self.target.file)).map_err(|e| {
+            self.lost.store(true, Ordering::Release);
+            self.fail_errno(e, &format!("syncing {}", self.target.path.display()))
+        })
     }
 
     /// Whether anything failed so far.
@@ -479,9 +473,9 @@ impl Output {
     /// # Errors
     /// As [`Output::sync`].
     pub(super) fn close(&self) -> Result<(), Error> {
-        self.sync()?;
-        rustix::fs::fsync(&self.target.file)
-            .map_err(|e| self.fail_errno(e, &format!("syncing {}", self.target.path.display())))?;
+        self.check()?;
+        self.flush(rustix::fs::fsync)?;
+        self.check()?;
         if !self.target.block {
             Target::sync_folder(&self.target.file, &self.target.path).map_err(|e| {
                 self.fail_io(&e, &format!("syncing the folder of {}", self.target.path.display()))

@@ -17,6 +17,7 @@ use disk_image::format::unpack::Unpacker;
 use disk_image::format::{self, Found, Layout, Leaf, PACKED_MAX, PROLOGUE_MAX, Prologue, Step, Table};
 use disk_image::{Content, Error, Extent, Format, Kind};
 
+pub mod images;
 pub mod mutate;
 pub mod qcow2;
 pub mod sys;
@@ -84,7 +85,16 @@ pub fn drive(
     options: &Options,
     sink: &mut dyn FnMut(&dyn Layout, &Extent) -> Result<(), Error>,
 ) -> Result<Driven, Error> {
-    let layout = open(bytes, format, options.size_known)?;
+    drive_opened(bytes, open(bytes, format, options.size_known)?, options, sink)
+}
+
+/// The same of an image that is open.
+fn drive_opened(
+    bytes: &[u8],
+    layout: Box<dyn Layout>,
+    options: &Options,
+    sink: &mut dyn FnMut(&dyn Layout, &Extent) -> Result<(), Error>,
+) -> Result<Driven, Error> {
     assert!(layout.unit().is_power_of_two(), "unit {}", layout.unit());
     assert!(layout.packed_max() <= PACKED_MAX, "packed_max {}", layout.packed_max());
     let mut state = State { bytes, layout: &*layout, options, sink, at: 0, table_bytes: 0, extents: 0 };
@@ -303,6 +313,8 @@ pub struct Survey {
     pub peak: u64,
     /// Longest time one mutant took.
     pub slowest: std::time::Duration,
+    /// Time all of them took, and making them.
+    pub took: std::time::Duration,
 }
 
 /// Reads `count` mutants of `bases` (an image and the ranges worth damaging: header, tables), one after the other in
@@ -324,6 +336,7 @@ pub fn survey_repaired(
     const TABLES: u64 = 4 << 20;
     const DATA: u64 = 8 << 20;
     let mut survey = Survey::default();
+    let all = std::time::Instant::now();
     // Copied once, and after each mutant only where damage may be: large images make no difference.
     let mut images: Vec<Vec<u8>> = bases.iter().map(|(base, _)| base.clone()).collect();
     for seed in 0..count {
@@ -338,14 +351,16 @@ pub fn survey_repaired(
             let mut fetch = Fetch::new();
             let mut data = 0;
             let options = Options { size_known: seed % 4 != 0, slice: 1 + seed % 2000, table_budget: TABLES };
-            let opened = open(image, format, options.size_known).is_ok();
-            let done = drive(image, format, &options, &mut |layout, extent| {
+            let Ok(layout) = open(image, format, options.size_known) else {
+                return (false, false);
+            };
+            let done = drive_opened(image, layout, &options, &mut |layout, extent| {
                 if data < DATA {
                     data += fetch.get(image, layout, extent)?.map_or(0, |d| d.len() as u64);
                 }
                 Ok(())
             });
-            (opened, done.is_ok())
+            (true, done.is_ok())
         });
         let peak = sys::peak();
         let took = started.elapsed();
@@ -367,6 +382,7 @@ pub fn survey_repaired(
             }
         }
     }
+    survey.took = all.elapsed();
     let past = survey.damaged + survey.read;
     assert!(past * 10 >= survey.mutants, "too few get past the header: {survey:?}");
     survey

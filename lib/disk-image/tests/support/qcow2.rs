@@ -328,3 +328,33 @@ pub fn disk(rng: &mut Rng, len: usize, bits: u32) -> Vec<u8> {
     disk.truncate(len);
     disk
 }
+
+/// The plainest image there is.
+pub const PLAN: Plan = Plan {
+    version: 3,
+    cluster_bits: 16,
+    zstd: false,
+    extended_l2: false,
+    tables_last: false,
+    packed_of_ten: 0,
+};
+
+/// Small images of every kind and the places worth damaging.
+pub fn bases() -> Vec<(Vec<u8>, Vec<Range<usize>>)> {
+    [
+        Plan { cluster_bits: 9, packed_of_ten: 5, ..PLAN },
+        Plan { cluster_bits: 12, version: 2, packed_of_ten: 5, ..PLAN },
+        Plan { cluster_bits: 12, zstd: true, packed_of_ten: 5, tables_last: true, ..PLAN },
+        Plan { cluster_bits: 14, extended_l2: true, packed_of_ten: 3, ..PLAN },
+        Plan { cluster_bits: 14, extended_l2: true, zstd: true, packed_of_ten: 3, ..PLAN },
+    ]
+    .into_iter()
+    .map(|plan| {
+        let mut rng = Rng::new(u64::from(plan.cluster_bits));
+        let len = (200 << 10) + 512 * 3;
+        let image = write(&disk(&mut rng, len, plan.cluster_bits), &plan, &mut rng);
+        let places = image.places();
+        (image.bytes, places)
+    })
+    .collect()
+}

@@ -7,9 +7,11 @@ use std::path::Path;
 use std::process::Command;
 
 use disk_image::write::{EngineKind, Options, Target, Writer};
+use places::guest::Dice;
+use places::{output, sys};
 
-use super::places::output;
-use super::{Dice, check_disk, parts, sys, write_parts};
+use super::alignment::{parts, write_parts};
+use super::check_disk;
 
 /// Names the folder the child writes to.
 const FOLDER: &str = "DISK_IMAGE_TEST_FOLDER";

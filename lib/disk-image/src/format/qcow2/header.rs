@@ -390,6 +390,12 @@ fn l1(header: Header, entries: u32, others: &[(&str, u64, u64)], size: Option<u6
         if at < end && at.saturating_add(len) > start {
             return Err(corrupt(&format!("overlaps the {name} at offset {at}")));
         }
+        // As with clusters: one that starts inside may end with the part of it that was written.
+        if size.is_some_and(|size| at >= size) {
+            return Err(Error::corrupt(format!(
+                "the qcow2 image's {name} at offset {at} is past the image's end; is the download complete?"
+            )));
+        }
     }
     Ok(Header { l1_entries: needed, ..header })
 }

@@ -1,91 +1,26 @@
 //! Whole transfers: every format by every way of reading, onto a file, judged by `qemu-img convert -O raw`; resuming,
-//! stopping, spooling. Images come from qemu-img and, with fragmented tables, from qemu-io.
+//! stopping, spooling. Images come from qemu-img and, with fragmented tables, from qemu-io. Mutants are in `hostile`.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(clippy::cast_possible_truncation, reason = "disks of a few MiB, and bytes made from counters")]
 
-use std::io::{self, Cursor, Read};
-use std::ops::Range;
+#[path = "../support/mod.rs"]
+mod support;
+
+mod hostile;
+mod memory;
+
+use std::io;
 use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use disk_image::transfer::{self, Forgetful, Ledger, Limits, Progress, Report, Request, Spool, Way};
 use disk_image::write::{Options, Target, Writer};
-use disk_image::{Access, Error, Facts, Format, Kind, RangeSet, Source, Stop};
+use disk_image::{Access, Error, Format, Kind, RangeSet, Stop};
+use memory::Memory;
 use tempfile::TempDir;
-
-/// Bytes in memory, read in a chosen way.
-struct Memory {
-    bytes: Arc<Vec<u8>>,
-    access: Access,
-    sized: bool,
-    opened: AtomicBool,
-    /// Set to stop after that many bytes were given.
-    stop_after: Option<(Stop, u64)>,
-    given: Arc<AtomicU64>,
-}
-
-impl Memory {
-    fn new(bytes: Vec<u8>, access: Access) -> Self {
-        let (opened, given) = (AtomicBool::new(false), Arc::default());
-        Self { bytes: Arc::new(bytes), access, sized: true, opened, stop_after: None, given }
-    }
-}
-
-impl Source for Memory {
-    fn facts(&self) -> Facts {
-        Facts { size: self.sized.then_some(self.bytes.len() as u64), access: self.access.clone() }
-    }
-
-    fn open(&self, range: Range<u64>) -> io::Result<Box<dyn Read + Send>> {
-        if self.access == Access::Once && self.opened.swap(true, Ordering::SeqCst) {
-            return Err(io::Error::other("read twice"));
-        }
-        assert!(self.access == Access::Ranges || range.start == 0, "a stream is read from its start");
-        let len = self.bytes.len() as u64;
-        let (start, end) = (range.start.min(len) as usize, range.end.min(len) as usize);
-        let bytes = self.bytes[start..end].to_vec();
-        Ok(Box::new(MemoryReader {
-            inner: Cursor::new(bytes),
-            stop: self.stop_after.clone(),
-            given: self.given.clone(),
-        }))
-    }
-
-    fn connections(&self) -> usize {
-        4
-    }
-
-    fn part_size(&self) -> u64 {
-        1 << 20
-    }
-}
-
-struct MemoryReader {
-    inner: Cursor<Vec<u8>>,
-    stop: Option<(Stop, u64)>,
-    given: Arc<AtomicU64>,
-}
-
-impl Read for MemoryReader {
-    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        // Short reads, as a network gives them.
-        let want = buf.len().min(100_000);
-        let n = self.inner.read(&mut buf[..want])?;
-        let given = self.given.fetch_add(n as u64, Ordering::SeqCst) + n as u64;
-        if let Some((stop, after)) = &self.stop
-            && given >= *after
-            && !stop.is_set()
-        {
-            stop.set();
-            // Long enough to be noticed before the rest is given.
-            std::thread::sleep(std::time::Duration::from_millis(300));
-        }
-        Ok(n)
-    }
-}
 
 fn run(program: &str, args: &[&str]) {
     let output =
@@ -417,6 +352,28 @@ fn shuffled(clusters: usize, gap: usize) -> (Vec<u8>, Vec<u8>) {
         }
     }
     (image, disk)
+}
+
+#[test]
+fn tables_that_lie_in_one_another_are_refused() {
+    let dir = TempDir::new().unwrap();
+    let out = dir.path().join("out.img");
+    let (bytes, want) = shuffled(1000, 0);
+    once(Memory::new(bytes.clone(), Access::Ranges), &out).unwrap();
+    assert_same(&out, &want, "as it is");
+    // The last entry of the L1 table leads where the first does.
+    let (first, last) = (1024, 1024 + 15 * 8);
+    let mut bytes = bytes;
+    bytes.copy_within(first..first + 8, last);
+    for access in [Access::Ranges, Access::Again, Access::Once] {
+        let what = format!("{access:?}");
+        let error = once(Memory::new(bytes.clone(), access), &out).unwrap_err();
+        assert_eq!(error.kind(), Kind::Corrupt, "{what}: {error}");
+        assert!(
+            error.to_string().contains("tables") && error.to_string().contains("overlap"),
+            "{what}: {error}"
+        );
+    }
 }
 
 #[test]

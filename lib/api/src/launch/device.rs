@@ -1,0 +1,251 @@
+//! Network interfaces, everything that is no disk, and where devices are.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use serde::{Deserialize, Serialize};
+
+use super::words;
+
+words! {
+    /// A network adapter.
+    pub enum NicModel {
+        /// virtio.
+        Virtio = "virtio",
+        /// Intel 82540EM.
+        E1000 = "e1000",
+        /// Intel 82574L.
+        E1000e = "e1000e",
+        /// NE2000 on PCI.
+        Ne2kPci = "ne2k_pci",
+        /// AMD PCnet.
+        Pcnet = "pcnet",
+        /// Realtek 8139.
+        Rtl8139 = "rtl8139",
+    }
+
+    /// A screen's adapter.
+    pub enum VideoModel {
+        /// The standard one.
+        Vga = "vga",
+        /// The standard one without old modes, for EFI.
+        Bochs = "bochs",
+        /// virtio-gpu.
+        Virtio = "virtio",
+        /// A frame buffer in the guest's memory.
+        Ramfb = "ramfb",
+    }
+
+    /// A sound card.
+    pub enum SoundModel {
+        /// Intel HD audio.
+        Ich9 = "ich9",
+        /// Intel AC97.
+        Ac97 = "ac97",
+    }
+
+    /// What an input device is attached to.
+    pub enum InputBus {
+        /// USB.
+        Usb = "usb",
+        /// virtio.
+        Virtio = "virtio",
+    }
+
+    /// What a watchdog does when the guest is silent.
+    pub enum WatchdogAction {
+        /// Reset.
+        Reset = "reset",
+        /// Switch off.
+        Poweroff = "poweroff",
+        /// Press the power button.
+        Shutdown = "shutdown",
+    }
+
+    /// How a trusted platform module is reached.
+    pub enum TpmModel {
+        /// TIS.
+        Tis = "tpm-tis",
+        /// CRB.
+        Crb = "tpm-crb",
+    }
+
+    /// A device by which a guest says that it crashed.
+    pub enum PanicModel {
+        /// A port.
+        Isa = "isa",
+        /// Hyper-V's registers.
+        Hyperv = "hyperv",
+    }
+}
+
+/// A network interface on a tap device that is there, in the launcher's network namespace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Interface {
+    /// Its name, unique among interfaces.
+    pub name: String,
+    /// The tap device.
+    pub tap: String,
+    /// Ethernet address in the guest: six pairs of lower-case hex digits with colons.
+    pub mac: String,
+    /// Largest packet in bytes.
+    pub mtu: u32,
+    /// The adapter.
+    pub model: NicModel,
+    /// Pairs of queues; `None`: one. virtio only.
+    pub queues: Option<u32>,
+    /// Place among the devices that are booted from, from 1.
+    pub boot_order: Option<u32>,
+    /// Number by which systemd in the guest calls it.
+    pub acpi_index: Option<u32>,
+    /// Whether the cable is in.
+    pub link_up: bool,
+    /// What the guest is told when it asks for its addresses; `None`: nobody answers it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dhcp: Option<Dhcp>,
+}
+
+/// What a guest is told by DHCP (RFC 2131 and RFC 8415) on one interface. Leases never end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Dhcp {
+    /// The bridge beside the tap device, in the launcher's network namespace, that the guest is answered on.
+    pub link: String,
+    /// Its address of IPv4.
+    pub v4: Option<Lease4>,
+    /// Its address of IPv6.
+    pub v6: Option<Ipv6Addr>,
+    /// Who resolves names.
+    pub resolvers: Vec<IpAddr>,
+    /// Domains that names are looked for in.
+    pub search: Vec<String>,
+    /// What the guest is called.
+    pub host_name: String,
+}
+
+/// An address of IPv4 and the way out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Lease4 {
+    /// The guest's.
+    pub address: Ipv4Addr,
+    /// Length of its network's prefix in bits.
+    pub prefix: u8,
+    /// Who answers: the bridge's address.
+    pub server: Ipv4Addr,
+    /// The way to everywhere else.
+    pub gateway: Option<Ipv4Addr>,
+    /// Ways to some networks.
+    pub routes: Vec<Route4>,
+}
+
+/// A way to a network.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Route4 {
+    /// The network.
+    pub network: Ipv4Addr,
+    /// Length of its prefix in bits.
+    pub prefix: u8,
+    /// Who takes packets there; 0.0.0.0: they are on the link.
+    pub gateway: Ipv4Addr,
+}
+
+/// Everything that is neither disk nor network interface.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Devices {
+    /// A screen, seen by VNC on the socket `vnc`; `None`: none.
+    pub video: Option<VideoModel>,
+    /// A serial console on the socket `serial0`.
+    pub serial: Option<SerialConsole>,
+    /// Input devices.
+    pub inputs: Vec<Input>,
+    /// The channel of the guest agent, on the socket `agent`.
+    pub guest_agent: bool,
+    /// The virtio balloon.
+    pub balloon: Option<Balloon>,
+    /// A source of random numbers.
+    pub rng: bool,
+    /// A sound card.
+    pub sound: Option<SoundModel>,
+    /// Intel's 6300ESB watchdog.
+    pub watchdog: Option<WatchdogAction>,
+    /// A trusted platform module.
+    pub tpm: Option<Tpm>,
+    /// How a guest says that it crashed.
+    pub panic: Vec<PanicModel>,
+    /// A virtio-scsi controller even without disks on it, for those that come later.
+    pub scsi_controller: bool,
+    /// Free ports for devices that come later.
+    pub hotplug: bool,
+    /// virtio 0.9 as well.
+    pub transitional: bool,
+}
+
+/// A serial console.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct SerialConsole {
+    /// File that keeps what the guest wrote.
+    pub log: Option<String>,
+}
+
+/// An input device: a tablet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Input {
+    /// Its name, unique among input devices.
+    pub name: String,
+    /// What it is attached to.
+    pub bus: InputBus,
+}
+
+/// The virtio balloon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Balloon {
+    /// Seconds between the guest's reports; 0: none.
+    pub statistics_period: u32,
+}
+
+/// A trusted platform module, version 2.0, by swtpm.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Tpm {
+    /// How it is reached.
+    pub model: TpmModel,
+    /// Whether what it holds is kept when the guest stops.
+    pub persistent: bool,
+}
+
+/// Where devices are, by alias (`net-NAME`, `disk-NAME`, `scsi0`, …): kept over runs, since guests name devices by it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Layout {
+    /// PCI Express ports there are, numbered from 1.
+    pub ports: u8,
+    /// Devices on PCI.
+    pub slots: BTreeMap<String, Slot>,
+    /// Devices on other buses: their place there.
+    pub units: BTreeMap<String, u16>,
+}
+
+impl Layout {
+    /// Whether the device of this alias has a place.
+    pub fn has(&self, alias: &str) -> bool {
+        let mut units = self.units.keys().filter_map(|key| key.split_once('/'));
+        self.slots.contains_key(alias) || units.any(|(_, device)| device == alias)
+    }
+}
+
+/// A place on PCI.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub enum Slot {
+    /// The PCI Express port of this number.
+    Port(u8),
+    /// This slot, from 1 to 31, of the bus for devices of conventional PCI.
+    Conventional(u8),
+}

@@ -1,0 +1,260 @@
+//! The board: processors, memory, firmware, clocks, features.
+
+use serde::{Deserialize, Serialize};
+
+use super::words;
+
+words! {
+    /// What becomes of a processor's feature.
+    pub enum FeaturePolicy {
+        /// Claimed, whether or not it is there.
+        Force = "force",
+        /// The guest does not start without it.
+        Require = "require",
+        /// If it is there.
+        Optional = "optional",
+        /// Not shown.
+        Disable = "disable",
+        /// The guest does not start with it.
+        Forbid = "forbid",
+    }
+
+    /// What a reboot is.
+    pub enum OnReboot {
+        /// A reboot.
+        Restart = "restart",
+        /// The end of the run.
+        Destroy = "destroy",
+    }
+
+    /// A timer.
+    pub enum TimerName {
+        /// High precision event timer.
+        Hpet = "hpet",
+        /// KVM's clock.
+        Kvm = "kvmclock",
+        /// Programmable interval timer.
+        Pit = "pit",
+        /// Real time clock.
+        Rtc = "rtc",
+        /// Hyper-V's clock.
+        Hyperv = "hypervclock",
+    }
+
+    /// What becomes of ticks that came too late.
+    pub enum TickPolicy {
+        /// They come late.
+        Delay = "delay",
+        /// They come faster until the time is right.
+        Catchup = "catchup",
+        /// Several become one.
+        Merge = "merge",
+        /// They never come.
+        Discard = "discard",
+    }
+
+    /// An enlightenment that is on or off, by libvirt's name.
+    pub enum HypervSwitch {
+        /// No watchdog timeouts.
+        Relaxed = "relaxed",
+        /// Virtual APIC.
+        Vapic = "vapic",
+        /// Index of virtual processors.
+        Vpindex = "vpindex",
+        /// Time accounting.
+        Runtime = "runtime",
+        /// Synthetic interrupts.
+        Synic = "synic",
+        /// Synthetic timers.
+        Stimer = "stimer",
+        /// Reset by the hypervisor.
+        Reset = "reset",
+        /// Frequency registers.
+        Frequencies = "frequencies",
+        /// Notice of changed frequencies.
+        Reenlightenment = "reenlightenment",
+        /// Flushing of address caches.
+        Tlbflush = "tlbflush",
+        /// Interrupts between processors.
+        Ipi = "ipi",
+        /// Enlightened VMCS.
+        Evmcs = "evmcs",
+    }
+
+    /// What a timer follows.
+    pub enum Track {
+        /// The guest's time.
+        Guest = "guest",
+        /// The host's time.
+        Wall = "wall",
+    }
+}
+
+/// What SMBIOS says about the machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Smbios {
+    /// UUID of the machine: the same in every run.
+    pub uuid: String,
+    /// Serial number of the machine.
+    pub serial: Option<String>,
+    /// The case.
+    pub chassis: Chassis,
+}
+
+/// What SMBIOS says about the case.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Chassis {
+    /// Who made it.
+    pub manufacturer: Option<String>,
+    /// Its version.
+    pub version: Option<String>,
+    /// Its serial number.
+    pub serial: Option<String>,
+    /// Its tag in an inventory.
+    pub asset: Option<String>,
+    /// Its number in a catalogue.
+    pub sku: Option<String>,
+}
+
+/// BIOS or EFI.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub enum Firmware {
+    /// SeaBIOS, as QEMU brings it.
+    Bios {
+        /// Whether it shows its messages on the serial console too.
+        serial: bool,
+    },
+    /// OVMF.
+    Efi(Efi),
+}
+
+/// OVMF.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Efi {
+    /// The code.
+    pub code: String,
+    /// Variables that a new guest begins with.
+    pub template: String,
+    /// The guest's variables; made of the template where the file is missing.
+    pub variables: String,
+    /// Whether the code is the one for secure boot.
+    pub secure_boot: bool,
+}
+
+/// Processors.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Cpu {
+    /// Sockets at the start.
+    pub sockets: u32,
+    /// Sockets that can be there later; not less than `sockets`.
+    pub max_sockets: u32,
+    /// Cores of a socket.
+    pub cores: u32,
+    /// Threads of a core.
+    pub threads: u32,
+    /// What they are.
+    pub model: CpuModel,
+    /// Features on top of the model's.
+    pub features: Vec<CpuFeature>,
+}
+
+/// What processors are.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub enum CpuModel {
+    /// The nearest model to the host's.
+    HostModel,
+    /// The host's.
+    HostPassthrough,
+    /// Everything that the accelerator can do.
+    Maximum,
+    /// A model that libvirt knows.
+    Named(String),
+}
+
+/// A processor's feature.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct CpuFeature {
+    /// As libvirt calls it.
+    pub name: String,
+    /// What becomes of it.
+    pub policy: FeaturePolicy,
+}
+
+/// Memory, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Memory {
+    /// At the start: whole MiB.
+    pub guest: u64,
+    /// What there can be later, by virtio-mem in blocks of 2 MiB; not less than `guest`.
+    pub max_guest: u64,
+    /// Huge pages of this size; `None`: ordinary memory.
+    pub huge_page: Option<u64>,
+}
+
+/// Clock and timers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub enum Clock {
+    /// UTC at each start.
+    Utc(Vec<Timer>),
+    /// Seconds from UTC; what the guest sets is kept.
+    Offset(i64, Vec<Timer>),
+    /// The time of a zone.
+    Timezone(String, Vec<Timer>),
+}
+
+/// A timer that is not as the machine type has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Timer {
+    /// Which.
+    pub name: TimerName,
+    /// Whether it is there.
+    pub present: bool,
+    /// What becomes of late ticks.
+    pub tick_policy: Option<TickPolicy>,
+    /// What it follows.
+    pub track: Option<Track>,
+}
+
+/// What the machine can do. `None`: as the machine type has it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Features {
+    /// ACPI.
+    pub acpi: bool,
+    /// Local APIC.
+    pub apic: bool,
+    /// Paravirtual end of interrupt.
+    pub apic_eoi: Option<bool>,
+    /// System management mode.
+    pub smm: Option<bool>,
+    /// Whether KVM hides.
+    pub kvm_hidden: bool,
+    /// Paravirtual spinlocks.
+    pub pvspinlock: Option<bool>,
+    /// Hyper-V's enlightenments.
+    pub hyperv: Option<Hyperv>,
+}
+
+/// Hyper-V's enlightenments.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Hyperv {
+    /// Those that are on or off.
+    pub switches: Vec<(HypervSwitch, bool)>,
+    /// Tries of a spinlock before the hypervisor is told.
+    pub spinlocks: Option<u32>,
+    /// What the hypervisor calls itself.
+    pub vendor_id: Option<String>,
+    /// Synthetic timers without synthetic interrupts.
+    pub direct_timers: bool,
+}

@@ -1,0 +1,390 @@
+//! The conversation with a running `virt-launcher`: requests, answers and events on its Unix socket, and the record that it
+//! leaves behind.
+//!
+//! ```text
+//! client ── Call {version, id, request} ──►  launcher
+//!        ◄─ Message: Answer {id, …} | Refused {id, …} | Event ──
+//! ```
+//!
+//! Each message is a frame: its length as four bytes, the highest first, then that many bytes of JSON. A client may send the
+//! next call before the answer to the last; answers of one connection come in the order of its calls. Events come to those
+//! who asked for them ([`Request::Watch`]) and only from then on: what was before is in [`Status`]. A client that does not
+//! read is cut off, and asks for the status when it comes back.
+//!
+//! Not here: sockets, libvirt.
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use thiserror::Error;
+
+use crate::launch::{DOCUMENT_MAX, Disk, Interface, Layout, words};
+
+/// The version of the conversation that is spoken.
+pub const VERSION: u32 = 1;
+/// Longest frame in bytes, without its length: a launch document and what is around it.
+pub const FRAME_MAX: usize = DOCUMENT_MAX + 4096;
+/// Longest command for the guest agent, in bytes.
+pub const AGENT_COMMAND_MAX: usize = 1 << 20;
+/// Longest wait for the guest agent, in seconds.
+pub const AGENT_TIMEOUT_MAX: u32 = 300;
+/// The socket, in the run's folder.
+pub const SOCKET: &str = "launcher";
+/// The record of the guest's end, in the run's folder: an [`Exit`] as JSON.
+pub const EXIT_RECORD: &str = "exit.json";
+
+/// Why a frame is no message.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum FrameError {
+    /// Longer than [`FRAME_MAX`].
+    #[error("a message of {0} bytes; {FRAME_MAX} are the most")]
+    TooLong(usize),
+    /// A version that this program does not speak.
+    #[error(
+        "message of version {0}; this program speaks version {VERSION}: both ends must be of one release"
+    )]
+    Version(u64),
+    /// Not of the form of a message.
+    #[error("no message: {0}")]
+    Malformed(String),
+}
+
+/// What a client asks.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Call {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The client's number, which comes back in the answer.
+    pub id: u64,
+    /// What is asked for.
+    pub request: Request,
+}
+
+/// What is asked for.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase", deny_unknown_fields)]
+pub enum Request {
+    /// Start the guest of this launch document ([`crate::launch::Launch`]). Answered with [`Answer::Launched`]; the same
+    /// document again changes nothing.
+    Launch(Box<RawValue>),
+    /// Answered with [`Answer::Status`].
+    Status,
+    /// From now on tell what happens. Answered with [`Answer::Status`], as of when the watch began.
+    Watch,
+    /// Stop its processors.
+    Pause,
+    /// Let them run again.
+    Unpause,
+    /// Press the power button, and kill the guest when the grace is over. Answered when the button is pressed.
+    Shutdown {
+        /// Seconds from now; `None`: the launch document's. Later requests may only shorten it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        grace_seconds: Option<u64>,
+    },
+    /// End it at once.
+    Kill,
+    /// Ask the guest to reboot: by its agent where that answers, else by ACPI.
+    SoftReboot,
+    /// Press the reset button.
+    Reset,
+    /// Give the guest one more disk, on virtio or SCSI. Answered with [`Answer::Layout`]; a disk of this name that is there
+    /// changes nothing.
+    AttachDisk(Box<Disk>),
+    /// Take the disk of this name away. The guest lets go of it in its time; [`Event::Detached`] follows. Answered with
+    /// [`Answer::Layout`], in which the disk has a place until then.
+    DetachDisk(String),
+    /// Make the disk of this name larger, and tell the guest. One that is as large stays as it is; none becomes smaller.
+    ResizeDisk {
+        /// Its name.
+        name: String,
+        /// Bytes, a multiple of 512.
+        size: u64,
+    },
+    /// Give the guest one more network interface. Answered as for a disk.
+    AttachInterface(Box<Interface>),
+    /// Take the interface of this name away, as a disk.
+    DetachInterface(String),
+    /// A command for the guest agent, as JSON text. Answered with [`Answer::Agent`].
+    Agent {
+        /// The command.
+        command: String,
+        /// Seconds to wait, at most [`AGENT_TIMEOUT_MAX`].
+        timeout_seconds: u32,
+    },
+    /// The screen. Answered with [`Answer::Screenshot`].
+    Screenshot,
+}
+
+words! {
+    /// What a guest is doing.
+    pub enum State {
+        /// No launch document came yet.
+        Waiting = "waiting",
+        /// It is being started.
+        Starting = "starting",
+        /// It runs.
+        Running = "running",
+        /// Its processors stand still.
+        Paused = "paused",
+        /// It was asked to end.
+        Stopping = "stopping",
+        /// It ended.
+        Ended = "ended",
+    }
+
+    /// Why a guest's processors stand still.
+    pub enum PauseReason {
+        /// It was asked for, or it was started like this.
+        Asked = "asked",
+        /// A disk failed.
+        IoError = "ioError",
+        /// The watchdog.
+        Watchdog = "watchdog",
+        /// Something else.
+        Other = "other",
+    }
+
+    /// How a guest ended.
+    pub enum Cause {
+        /// The guest switched itself off, asked to or not.
+        Shutdown = "shutdown",
+        /// It was reset where that is the end of a run ([`crate::launch::OnReboot::Destroy`]): the guest rebooted, or its
+        /// processor gave up (a triple fault).
+        Rebooted = "rebooted",
+        /// It was killed as asked, or since its grace was over.
+        Killed = "killed",
+        /// The guest, or what runs it, crashed.
+        Crashed = "crashed",
+        /// It ended while nobody could see how.
+        Lost = "lost",
+    }
+
+    /// Why a call is refused, as far as a client acts differently on it.
+    pub enum RefusedKind {
+        /// The call makes no sense, now or ever: another version, not of the form, impossible values.
+        Invalid = "invalid",
+        /// Not in this state: no guest, another guest, already ended.
+        State = "state",
+        /// libvirt, QEMU or the guest agent said no.
+        Failed = "failed",
+    }
+}
+
+impl Cause {
+    /// The code that the launcher ends with: what a cluster calls succeeded is 0, what it calls failed 1.
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Shutdown | Self::Killed => 0,
+            // It wanted to go on, or could not.
+            Self::Rebooted | Self::Crashed | Self::Lost => 1,
+        }
+    }
+}
+
+/// How a guest is, as of its hypervisor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Status {
+    /// What it is doing.
+    pub state: State,
+    /// Why it stands still.
+    pub reason: Option<PauseReason>,
+    /// UUID of the run, from its launch document.
+    pub uid: Option<String>,
+    /// Its end.
+    pub exit: Option<Exit>,
+}
+
+/// How a guest ended, and when.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Exit {
+    /// UUID of the run.
+    pub uid: String,
+    /// How.
+    pub cause: Cause,
+    /// [`Cause::code`].
+    pub code: u8,
+    /// Seconds since 1970.
+    pub time: u64,
+}
+
+/// What the launcher says.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum Message {
+    /// What was asked for is done, or known.
+    Answer {
+        /// The call's.
+        id: u64,
+        /// What is known now.
+        answer: Answer,
+    },
+    /// It is not done.
+    Refused {
+        /// The call's; 0 when it could not be read.
+        id: u64,
+        /// Why, to act on.
+        kind: RefusedKind,
+        /// Why, to read.
+        message: String,
+    },
+    /// Something happened.
+    Event(Event),
+}
+
+/// What is known after a request.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum Answer {
+    /// It is done.
+    Done,
+    /// The guest is there.
+    Launched {
+        /// Whether this request started it.
+        new: bool,
+        /// Where its devices are, for the next launch.
+        layout: Layout,
+    },
+    /// How it is.
+    Status(Status),
+    /// Where its devices are now, for the next launch.
+    Layout(Layout),
+    /// What the guest agent answered: JSON text.
+    Agent(String),
+    /// The screen.
+    Screenshot {
+        /// Such as `image/png`.
+        mime: String,
+        /// The picture, in base64.
+        content: String,
+    },
+}
+
+/// What happens to a guest.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum Event {
+    /// It does something else than before, [`Status::exit`] included.
+    Status(Status),
+    /// It rebooted.
+    Rebooted,
+    /// Its watchdog barked.
+    Watchdog,
+    /// A disk failed.
+    IoError {
+        /// The disk's alias.
+        disk: String,
+        /// `enospc`, or nothing that is known.
+        reason: String,
+    },
+    /// It let go of a device.
+    Detached {
+        /// The device's alias, such as `disk-NAME`.
+        device: String,
+    },
+    /// Its agent came or went.
+    Agent {
+        /// Whether it is there.
+        connected: bool,
+    },
+}
+
+impl Call {
+    /// A call of this version.
+    pub fn new(id: u64, request: Request) -> Self {
+        Self { version: VERSION, id, request }
+    }
+
+    /// Reads a call: its version first, then its form. The number of one that is refused is told when it has one.
+    ///
+    /// # Errors
+    /// See [`FrameError`].
+    pub fn read(json: &[u8]) -> Result<Self, (u64, FrameError)> {
+        #[derive(Deserialize)]
+        struct Numbered {
+            version: u64,
+            #[serde(default)]
+            id: u64,
+        }
+        let malformed = |error: serde_json::Error| FrameError::Malformed(error.to_string());
+        let head: Numbered = serde_json::from_slice(json).map_err(|error| (0, malformed(error)))?;
+        if head.version != u64::from(VERSION) {
+            return Err((head.id, FrameError::Version(head.version)));
+        }
+        serde_json::from_slice(json).map_err(|error| (head.id, malformed(error)))
+    }
+}
+
+/// A message as a frame.
+///
+/// # Errors
+/// It is too long.
+pub fn frame(message: &impl Serialize) -> Result<Vec<u8>, FrameError> {
+    let mut frame = vec![0; 4];
+    serde_json::to_writer(&mut frame, message).map_err(|error| FrameError::Malformed(error.to_string()))?;
+    let length = frame.len() - 4;
+    match u32::try_from(length) {
+        Ok(short) if length <= FRAME_MAX => frame[..4].copy_from_slice(&short.to_be_bytes()),
+        _ => return Err(FrameError::TooLong(length)),
+    }
+    Ok(frame)
+}
+
+/// The length of the JSON that follows a frame's first four bytes.
+///
+/// # Errors
+/// It is too long.
+pub fn length(head: [u8; 4]) -> Result<usize, FrameError> {
+    let length = usize::try_from(u32::from_be_bytes(head)).unwrap_or(usize::MAX);
+    if length <= FRAME_MAX { Ok(length) } else { Err(FrameError::TooLong(length)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_framed_is_read() {
+        let document = RawValue::from_string("{\"version\": 7}".to_owned()).unwrap();
+        let call = Call::new(5, Request::Launch(document));
+        let framed = frame(&call).unwrap();
+        let (head, json) = framed.split_at(4);
+        assert_eq!(length(head.try_into().unwrap()).unwrap(), json.len());
+        let read = Call::read(json).unwrap();
+        assert_eq!((read.version, read.id), (VERSION, 5));
+        let Request::Launch(document) = read.request else { panic!("{read:?}") };
+        assert_eq!(document.get(), "{\"version\": 7}", "the document is not looked at");
+    }
+
+    #[test]
+    fn another_version_is_told_before_anything_else() {
+        let (id, error) = Call::read(b"{\"version\": 2, \"id\": 9, \"request\": \"newer\"}").unwrap_err();
+        assert_eq!((id, error.clone()), (9, FrameError::Version(2)));
+        assert!(error.to_string().contains("version 2; this program speaks version 1"));
+    }
+
+    #[test]
+    fn what_is_no_call_is_refused() {
+        for (json, wanted) in [
+            ("", 0),
+            ("[]", 0),
+            ("{\"version\": 1}", 0),
+            ("{\"version\": 1, \"id\": 3, \"request\": \"dance\"}", 3),
+            ("{\"version\": 1, \"id\": 3, \"request\": \"status\", \"more\": 1}", 3),
+            ("{\"version\": 1, \"id\": 3, \"request\": {\"shutdown\": {\"graceSeconds\": -1}}}", 3),
+        ] {
+            let (id, error) = Call::read(json.as_bytes()).unwrap_err();
+            assert_eq!(id, wanted, "{json}");
+            assert!(matches!(error, FrameError::Malformed(_)), "{json}: {error}");
+        }
+    }
+
+    #[test]
+    fn lengths_are_bounded_before_anything_is_read() {
+        assert_eq!(length([0, 0, 1, 2]), Ok(258));
+        assert_eq!(length([0xff; 4]), Err(FrameError::TooLong(u32::MAX as usize)));
+        let long = Message::Refused { id: 1, kind: RefusedKind::Failed, message: "x".repeat(FRAME_MAX) };
+        assert!(matches!(frame(&long), Err(FrameError::TooLong(_))));
+    }
+}

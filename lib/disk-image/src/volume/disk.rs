@@ -1,0 +1,158 @@
+//! A disk image onto the target: everything that can refuse comes first, then the target is taken and filled.
+
+use std::io;
+
+use crate::transfer::{self, Image, Ledger as _, Request};
+
+use super::connect::{Wire, connect};
+use super::fill::spool;
+use super::hold::{hold, journal_path};
+use super::look::{Facts, available, check_device, check_size};
+use super::{Done, Input, Origin, Session};
+use crate::volume::checksum::Checked;
+use crate::volume::config::{Config, Contract};
+use crate::volume::error::{Error, Kind};
+use crate::volume::journal::{self, Head, Journal};
+use crate::volume::plan::{self, Foreign, Mode, Resume};
+use crate::volume::target::{self, Held, Stands};
+
+/// Imports one disk image.
+///
+/// # Errors
+/// The first thing that does not work; what is durable then is in the journal.
+pub(super) fn disk(
+    config: &Config,
+    session: &Session,
+    facts: &Facts,
+    origin: &mut dyn Origin,
+) -> Result<Done, Error> {
+    session.meter.phase("connecting");
+    check_device(config, facts)?;
+    check_size(config, facts)?;
+    let Wire { source, checked, input } = connect(config, origin)?;
+    if let Some(read_from) = &input.read_from {
+        target::not_the_source(read_from, &facts.path)?;
+    }
+    let available = available(config, facts);
+    let reread = plan::reread(source.facts().size, input.local.is_some());
+    let image = transfer::open(Request {
+        source,
+        format: config.format,
+        limits: transfer::Limits { reread, capacity: available, ..config.limits },
+        progress: session.meter.transfer.clone(),
+        // Before the headers are read only the request tells how large the disk may get.
+        spool: spool(config, facts, config.size.unwrap_or(0)),
+    })?;
+    let mut warnings = Vec::new();
+    let seen = if image.is_tar() { Some("a tar archive") } else { image.foreign() };
+    if let Foreign::Warn(warning) = plan::foreign(config.contract, config.format.is_some(), seen)? {
+        tracing::warn!("{warning}");
+        warnings.push(warning);
+    }
+    if image.is_empty() {
+        plan::empty(input.is_a_file, config.format.is_some())?;
+    }
+    if let Some(size) = image.virtual_size() {
+        // What may end in a footer is judged again when its end is known.
+        if image.least_size().is_some_and(|least| least > available) {
+            plan::fits(config.contract, size, available, config.size)?;
+        }
+        let size = size.max(config.size.unwrap_or(0));
+        if config.contract == Contract::CommandLine && facts.mode == Mode::File && size > facts.capacity {
+            let warning = format!("the disk may grow to {size} bytes, and only {} are free", facts.capacity);
+            tracing::warn!("{warning}");
+        }
+    }
+    tracing::info!(
+        format = image.format().name(),
+        compression = image.compression().map(crate::Compression::name),
+        virtual_size = image.virtual_size(),
+        way = %image.way(),
+        "opened the image"
+    );
+    let work =
+        Work { config, session, facts, image: &image, input: &input, checked: checked.as_deref(), available };
+    let mut done = work.run()?;
+    done.warnings.extend(warnings);
+    Ok(done)
+}
+
+/// Everything is known; now it is done.
+pub(super) struct Work<'a> {
+    pub(super) config: &'a Config,
+    pub(super) session: &'a Session,
+    pub(super) facts: &'a Facts,
+    pub(super) image: &'a Image,
+    pub(super) input: &'a Input,
+    pub(super) checked: Option<&'a Checked>,
+    pub(super) available: u64,
+}
+
+impl Work<'_> {
+    fn run(&self) -> Result<Done, Error> {
+        let mut head = self.head();
+        let (held, (resume, found)) = hold(self.config, self.facts, Some(&head))?;
+        let node = match self.facts.stands {
+            Stands::Device { number } => number,
+            Stands::Nothing | Stands::File { .. } | Stands::Folder => {
+                held.inode().map_err(|e| Error::with(Kind::Target, "cannot look at the target", e))?
+            }
+        };
+        head = head.at(node);
+        let journal = self.journal(&head, resume, found, &held)?;
+        let keep = resume == Resume::Continue;
+        let result = self.fill(journal.as_ref().map_or(0, |j| j.done().bytes()), keep, journal);
+        if let Err(error) = &result {
+            self.undo(error, &held);
+        }
+        result
+    }
+
+    fn head(&self) -> Head {
+        let compression = self.image.compression().map_or("", crate::Compression::name);
+        let format = format!("{} {compression}", self.image.format().name());
+        Head::new(self.input.identity.as_deref(), 0, self.image.virtual_size(), format.trim().to_owned())
+    }
+
+    fn journal(
+        &self,
+        head: &Head,
+        resume: Resume,
+        found: Option<journal::Found>,
+        held: &Held,
+    ) -> Result<Option<Journal>, Error> {
+        let shown = self.facts.path.display();
+        let Some(path) = journal_path(self.config, self.facts) else {
+            if self.config.remember {
+                tracing::info!(
+                    "{shown} has no journal: an interrupted import starts again (give --journal DIR to go on instead)"
+                );
+            }
+            return Ok(None);
+        };
+        let failed = |e| {
+            let error = crate::Error::target(format!("cannot write the journal {}", path.display()), e);
+            Error::from(error)
+        };
+        match (resume, found) {
+            (Resume::Continue, Some(found)) => {
+                let journal = Journal::go_on(&path, found).map_err(failed)?;
+                tracing::info!(done = journal.done().bytes(), "going on with an interrupted import");
+                Ok(Some(journal))
+            }
+            (Resume::Continue | Resume::Restart | Resume::Fresh, _) => {
+                if resume == Resume::Restart {
+                    tracing::info!("starting from the beginning");
+                }
+                match Journal::start(&path, head) {
+                    // What an earlier try left fills the room. It is not gone on with: out of the way first.
+                    Err(e) if e.kind() == io::ErrorKind::StorageFull && self.facts.mode == Mode::File => {
+                        journal::discard(&path).and_then(|()| held.empty()).map_err(failed)?;
+                        Journal::start(&path, head).map(Some).map_err(failed)
+                    }
+                    other => other.map(Some).map_err(failed),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Takes the target: locks it, reads the journal of an earlier try, opens it for writing. Not here: what to do with
+//! what an earlier try left (`plan`).
+
+use std::path::{Path, PathBuf};
+
+use crate::write::{Direct, Options, Target, Writer};
+
+use super::Session;
+use super::look::Facts;
+use crate::volume::config::{self, Config, Contract};
+use crate::volume::error::{Error, Kind};
+use crate::volume::journal::{self, Head};
+use crate::volume::plan::{self, Existing, Mode, Resume};
+use crate::volume::target::{self, Held, Stands};
+
+/// Where the journal of a target lies; devices have none without a folder for it, and
+/// who does not want to remember has none.
+pub(super) fn journal_path(config: &Config, facts: &Facts) -> Option<PathBuf> {
+    let scratch = config::mounted(config.scratch.as_deref());
+    if !config.remember {
+        return None;
+    }
+    match (facts.mode, &config.journal) {
+        (_, Some(folder)) => Some(journal::path_for(&facts.path, Some(folder))),
+        (Mode::Block, None) => scratch.map(|folder| journal::path_for(&facts.path, Some(folder))),
+        (Mode::File | Mode::Folder, None) => Some(journal::path_for(&facts.path, None)),
+    }
+}
+
+/// Locks the target and says how to go on with what it holds.
+pub(super) fn hold(
+    config: &Config,
+    facts: &Facts,
+    head: Option<&Head>,
+) -> Result<(Held, (Resume, Option<journal::Found>)), Error> {
+    let failed = |e| Error::with(Kind::Target, "cannot read the journal of an earlier import", e);
+    let path = journal_path(config, facts);
+    if let Some(path) = &path {
+        clear(config.contract, path).map_err(failed)??;
+    }
+    // Asked again once the lock is ours: somebody may have finished meanwhile.
+    let held = target::hold(&facts.path, facts.mode == Mode::Block)?;
+    let found = path.as_deref().map(journal::find).transpose().map_err(failed)?.flatten();
+    let node = match facts.stands {
+        Stands::Device { number } => number,
+        Stands::Nothing | Stands::File { .. } | Stands::Folder => held.inode().map_err(failed)?,
+    };
+    let ours = found.as_ref().is_some_and(|found| found.head.node == node);
+    let same_image =
+        head.zip(found.as_ref()).is_some_and(|(head, found)| head.at(node).continues(&found.head));
+    let existing = match facts.stands {
+        // What a device carries was looked at; only a journal says that it is an unfinished import.
+        Stands::Device { .. } => Some(Existing { content: false, ours, same_image }),
+        Stands::Nothing | Stands::File { .. } | Stands::Folder => (!held.created).then(|| {
+            let content =
+                target::look(&facts.path).is_ok_and(|now| !matches!(now, Stands::File { len: 0, .. }));
+            Existing { content, ours, same_image }
+        }),
+    };
+    let resume = plan::existing(config.contract, config.force, existing, &facts.path.display().to_string())?;
+    Ok((held, (resume, found)))
+}
+
+/// Deals with what is no journal of ours where one is to be: a person's is left alone, the contract's volume is ours.
+fn clear(contract: Contract, path: &Path) -> std::io::Result<Result<(), Error>> {
+    while let Some(foreign) = journal::foreign(path)? {
+        match contract {
+            Contract::CommandLine => {
+                let what = format!(
+                    "{} is in the way: the journal of the import is to be there, and it is none; move it, or give --journal DIR",
+                    foreign.display()
+                );
+                return Ok(Err(Error::new(Kind::Target, what)));
+            }
+            Contract::Environment => {
+                tracing::warn!(path = %foreign.display(), "what is no journal is removed");
+                if std::fs::symlink_metadata(&foreign)?.is_dir() {
+                    std::fs::remove_dir_all(&foreign)?;
+                } else {
+                    std::fs::remove_file(&foreign)?;
+                }
+            }
+        }
+    }
+    Ok(Ok(()))
+}
+
+/// Opens the target for writing. A person's device is opened exclusively; the contract's is ours alone.
+pub(super) fn open_target(config: &Config, facts: &Facts, keep: bool) -> Result<Target, Error> {
+    if facts.mode == Mode::Block {
+        let exclusive = config.contract == Contract::CommandLine;
+        return Target::block(&facts.path, exclusive)
+            .map_err(|e| Error::with(Kind::Target, "cannot open the target", e));
+    }
+    let target = Target::file(&facts.path, keep)
+        .map_err(|e| Error::with(Kind::Target, "cannot open the target", e))?;
+    if let Some(owner) = config.owner {
+        target.set_mode(owner.mode)?;
+        if let Err(error) = target.set_owner(owner.id, owner.id) {
+            // Not root: then it is the pod's user, and its fsGroup, already.
+            tracing::debug!(error = crate::volume::error::chain(&error), "the disk keeps its owner");
+        }
+    }
+    Ok(target)
+}
+
+/// How the target is written. `grows` tells that the disk's size is not known yet.
+pub(super) fn options(config: &Config, session: &Session, grows: bool) -> Options {
+    Options {
+        grows,
+        preallocate: config.preallocate && !grows,
+        direct: if config.direct { Direct::Try } else { Direct::Never },
+        engine: config.engine,
+        stop: session.stop.clone(),
+        ..Options::default()
+    }
+}
+
+/// Opens the writer of a disk of `size` bytes. That it does not work at all, as with an engine that is asked for and
+/// refused, is the target's failure.
+///
+/// # Errors
+/// [`Kind::Target`], or [`Kind::NoRoom`] when the size is too much.
+pub(super) fn open_writer(target: Target, size: u64, options: &Options) -> Result<Writer, Error> {
+    Writer::open(target, size, options).map_err(|error| {
+        if error.kind() == crate::Kind::Target {
+            return Error::with(Kind::Target, "the target cannot be written", error);
+        }
+        error.into()
+    })
+}

@@ -1,0 +1,436 @@
+//! What of an unfinished import is durable, kept across processes.
+//!
+//! ```text
+//!  .disk.img.import-journal          one line per record: crc32 of the JSON in hex, a space, the JSON
+//!  5f3a09c1 {"version":1,"source":"sha256…","inode":12,"size":…,"format":"qcow2"}     the head
+//!  0b77d2e4 {"done":[[0,33554432],[67108864,100663296]]}                              appended after each sync
+//! ```
+//!
+//! A record is written after the data it names was synced, and synced itself. Reading ends at the first line that is
+//! torn or fails its checksum; the rest is cut off. A head that names another file, image or size is not gone on with.
+//!
+//! Not here: whether to go on, restart or refuse (`plan`).
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use crate::RangeSet;
+use crate::transfer::Ledger;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+const VERSION: u32 = 1;
+/// A longer journal is not ours.
+const LONGEST: u64 = 64 << 20;
+
+/// What a journal belongs to. Two imports with equal heads put the same bytes into the same file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Head {
+    version: u32,
+    /// Hash of what identifies the image's bytes; `None` when nothing does, and nothing is gone on with.
+    source: Option<String>,
+    /// Inode of a file, device number of a block device.
+    pub(crate) node: u64,
+    /// Size of the virtual disk, if known.
+    size: Option<u64>,
+    /// Format and compression.
+    format: String,
+}
+
+impl Head {
+    /// The head of an import. `identity` is anything that changes when the image's bytes do; it is stored as a hash,
+    /// since addresses carry secrets.
+    pub(crate) fn new(identity: Option<&str>, node: u64, size: Option<u64>, format: String) -> Self {
+        let source = identity.map(|identity| {
+            Sha256::digest(identity.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+        });
+        Self { version: VERSION, source, node, size, format }
+    }
+
+    /// The same import onto the file or device `node`.
+    pub(crate) fn at(&self, node: u64) -> Self {
+        Self { node, ..self.clone() }
+    }
+
+    /// Whether an import with this head may go on with what one with head `other` did.
+    pub(crate) fn continues(&self, other: &Self) -> bool {
+        self.source.is_some() && self == other
+    }
+}
+
+/// The record of finished ranges.
+#[derive(Serialize, Deserialize)]
+struct Done {
+    done: Vec<(u64, u64)>,
+}
+
+/// Where the journal of `target` lies: beside it, hidden, or in `folder` under a name that only this target has.
+pub(crate) fn path_for(target: &Path, folder: Option<&Path>) -> PathBuf {
+    let name = target.file_name().unwrap_or_default().to_string_lossy();
+    match folder {
+        None => target.with_file_name(format!(".{name}.import-journal")),
+        Some(folder) => {
+            let whole = std::path::absolute(target).unwrap_or_else(|_| target.to_owned());
+            let hash = crc32fast::hash(whole.as_os_str().as_encoded_bytes());
+            folder.join(format!(".{name}.{hash:08x}.import-journal"))
+        }
+    }
+}
+
+/// A journal as it was found.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    /// What it belongs to.
+    pub(crate) head: Head,
+    done: RangeSet,
+    /// Bytes of whole, sound records.
+    sound: u64,
+}
+
+/// What every journal begins with, behind the eight hex digits of its first checksum.
+const OPENING: &[u8] = b" {\"version\":";
+
+/// What lies in the way of the journal at `path`: something there, or where it is first written, that no import of ours
+/// left. A torn beginning counts as ours, and so does an empty file.
+///
+/// # Errors
+/// When it cannot be looked at.
+pub(crate) fn foreign(path: &Path) -> io::Result<Option<PathBuf>> {
+    for path in [path.to_owned(), fresh(path)] {
+        let meta = match std::fs::symlink_metadata(&path) {
+            Ok(meta) => meta,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+            Err(e) => return Err(e),
+        };
+        // Links are not followed, and opening a FIFO would wait.
+        if !meta.is_file() {
+            return Ok(Some(path));
+        }
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            // Another import has just finished.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+            Err(e) => return Err(e),
+        };
+        let mut front = Vec::new();
+        file.take(8 + OPENING.len() as u64).read_to_end(&mut front)?;
+        let (sum, rest) = front.split_at(front.len().min(8));
+        if !sum.iter().all(u8::is_ascii_hexdigit) || !OPENING.starts_with(rest) {
+            return Ok(Some(path));
+        }
+    }
+    Ok(None)
+}
+
+/// Reads the journal at `path`; `None` when there is none or it is no journal of ours.
+///
+/// # Errors
+/// When it is there and cannot be read.
+pub(crate) fn find(path: &Path) -> io::Result<Option<Found>> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(e),
+    };
+    let mut bytes = Vec::new();
+    if file.take(LONGEST + 1).read_to_end(&mut bytes)? as u64 > LONGEST {
+        return Ok(None);
+    }
+    Ok(parse(&bytes))
+}
+
+fn parse(bytes: &[u8]) -> Option<Found> {
+    let mut lines = bytes.split_inclusive(|&b| b == b'\n');
+    let first = lines.next()?;
+    let head: Head = serde_json::from_slice(record(first)?).ok()?;
+    if head.version != VERSION {
+        return None;
+    }
+    let mut found = Found { head, done: RangeSet::new(), sound: first.len() as u64 };
+    for line in lines {
+        let Some(Done { done }) = record(line).and_then(|json| serde_json::from_slice(json).ok()) else {
+            break;
+        };
+        if done.iter().any(|(start, end)| start >= end) {
+            break;
+        }
+        for (start, end) in done {
+            found.done.insert(start..end);
+        }
+        found.sound += line.len() as u64;
+    }
+    Some(found)
+}
+
+/// The JSON of a whole line with the right checksum.
+fn record(line: &[u8]) -> Option<&[u8]> {
+    let line = line.strip_suffix(b"\n")?;
+    let (sum, json) = line.split_at_checked(8)?;
+    let sum = u32::from_str_radix(std::str::from_utf8(sum).ok()?, 16).ok()?;
+    let json = json.strip_prefix(b" ")?;
+    (crc32fast::hash(json) == sum).then_some(json)
+}
+
+fn line(record: &impl Serialize) -> io::Result<Vec<u8>> {
+    let json = serde_json::to_vec(record)?;
+    let mut line = format!("{:08x} ", crc32fast::hash(&json)).into_bytes();
+    line.extend_from_slice(&json);
+    line.push(b'\n');
+    Ok(line)
+}
+
+/// An open journal that is appended to.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    file: File,
+    path: PathBuf,
+    done: RangeSet,
+}
+
+impl Journal {
+    /// Goes on with a journal that was found.
+    ///
+    /// # Errors
+    /// When it cannot be opened or its torn end not be cut off.
+    pub(crate) fn go_on(path: &Path, found: Found) -> io::Result<Self> {
+        let mut file = OpenOptions::new().write(true).open(path)?;
+        file.set_len(found.sound)?;
+        file.seek(SeekFrom::End(0))?;
+        Ok(Self { file, path: path.to_owned(), done: found.done })
+    }
+
+    /// Starts a new one in place of whatever is there; durable when this returns.
+    ///
+    /// # Errors
+    /// When it cannot be written, renamed or synced.
+    pub(crate) fn start(path: &Path, head: &Head) -> io::Result<Self> {
+        let fresh = fresh(path);
+        let mut file = File::create(&fresh)?;
+        let written = line(head).and_then(|line| file.write_all(&line)).and_then(|()| file.sync_all());
+        if let Err(error) = written {
+            // Half of a journal is of no use.
+            drop(std::fs::remove_file(&fresh));
+            return Err(error);
+        }
+        std::fs::rename(&fresh, path)?;
+        sync_folder(path)?;
+        Ok(Self { file, path: path.to_owned(), done: RangeSet::new() })
+    }
+
+    /// Removes the journal: the import is complete, or never was.
+    ///
+    /// # Errors
+    /// When it cannot be removed or its folder not be synced.
+    pub(crate) fn remove(self) -> io::Result<()> {
+        std::fs::remove_file(&self.path)?;
+        sync_folder(&self.path)
+    }
+}
+
+/// Removes the journal at `path`, if there is one, and what is left of one that could not be written, for good: no
+/// crash brings it back.
+///
+/// # Errors
+/// When it cannot be removed or its folder not be synced.
+pub(crate) fn discard(path: &Path) -> io::Result<()> {
+    for path in [path, &fresh(path)] {
+        match std::fs::remove_file(path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            Ok(()) | Err(_) => {}
+        }
+    }
+    sync_folder(path)
+}
+
+/// Where a journal is written before it gets its name.
+fn fresh(path: &Path) -> PathBuf {
+    let mut fresh = path.as_os_str().to_owned();
+    fresh.push(".new");
+    PathBuf::from(fresh)
+}
+
+impl Ledger for Journal {
+    fn done(&self) -> RangeSet {
+        self.done.clone()
+    }
+
+    fn commit(&mut self, ranges: &RangeSet) -> io::Result<()> {
+        let new: Vec<Range<u64>> = ranges.iter().flat_map(|range| self.done.gaps(range)).collect();
+        if new.is_empty() {
+            return Ok(());
+        }
+        let done = new.iter().map(|range| (range.start, range.end)).collect();
+        self.file.write_all(&line(&Done { done })?)?;
+        self.file.sync_data()?;
+        for range in new {
+            self.done.insert(range);
+        }
+        Ok(())
+    }
+}
+
+/// Makes the names in the folder of `path` durable.
+pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        Some(_) | None => Path::new("."),
+    };
+    match File::open(folder)?.sync_all() {
+        // Some filesystems cannot sync a folder; they have nothing to lose then.
+        Err(e) if e.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => Ok(()),
+        other => other,
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::single_range_in_vec_init, reason = "sets of one range are meant")]
+mod tests {
+    use super::*;
+
+    fn head() -> Head {
+        Head::new(Some("https://host/image etag=1"), 7, Some(1 << 30), "qcow2".into())
+    }
+
+    fn set(ranges: &[Range<u64>]) -> RangeSet {
+        let mut set = RangeSet::new();
+        for range in ranges {
+            set.insert(range.clone());
+        }
+        set
+    }
+
+    #[test]
+    fn what_is_committed_is_found_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = path_for(&folder.path().join("disk.img"), None);
+        assert_eq!(path.file_name().unwrap(), ".disk.img.import-journal");
+        assert_eq!(find(&path).unwrap(), None);
+        let mut journal = Journal::start(&path, &head()).unwrap();
+        journal.commit(&set(&[0..10, 20..30])).unwrap();
+        journal.commit(&set(&[0..10])).unwrap();
+        drop(journal);
+        let found = find(&path).unwrap().unwrap();
+        assert!(head().continues(&found.head));
+        let mut journal = Journal::go_on(&path, found).unwrap();
+        assert_eq!(journal.done(), set(&[0..10, 20..30]));
+        journal.commit(&set(&[5..25])).unwrap();
+        let found = find(&path).unwrap().unwrap();
+        assert_eq!(found.done, set(&[0..30]));
+        journal.remove().unwrap();
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn every_torn_end_keeps_the_records_before_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("j");
+        let mut journal = Journal::start(&path, &head()).unwrap();
+        let mut ends = vec![std::fs::metadata(&path).unwrap().len()];
+        for i in 0..5u64 {
+            journal.commit(&set(&[i * 100..i * 100 + 50])).unwrap();
+            ends.push(std::fs::metadata(&path).unwrap().len());
+        }
+        let whole = std::fs::read(&path).unwrap();
+        for cut in 0..=whole.len() {
+            let records = ends.iter().filter(|&&end| end <= cut as u64).count();
+            match parse(&whole[..cut]) {
+                None => assert_eq!(records, 0, "cut at {cut}"),
+                Some(found) => {
+                    assert_eq!(found.done.len() + 1, records, "cut at {cut}");
+                    assert_eq!(found.sound, ends[records - 1]);
+                }
+            }
+        }
+        // A torn journal that is gone on with is whole again.
+        std::fs::write(&path, &whole[..whole.len() - 3]).unwrap();
+        let mut journal = Journal::go_on(&path, find(&path).unwrap().unwrap()).unwrap();
+        journal.commit(&set(&[400..450])).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), whole);
+    }
+
+    #[test]
+    fn a_flipped_bit_never_adds_a_range() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("j");
+        let mut journal = Journal::start(&path, &head()).unwrap();
+        for i in 0..4u64 {
+            journal.commit(&set(&[i * 100..i * 100 + 50])).unwrap();
+        }
+        let all = journal.done();
+        let whole = std::fs::read(&path).unwrap();
+        for at in 0..whole.len() {
+            for bit in 0..8 {
+                let mut bytes = whole.clone();
+                bytes[at] ^= 1 << bit;
+                if let Some(found) = parse(&bytes) {
+                    assert!(found.head == head() && found.done.iter().all(|range| all.contains(&range)));
+                    // The case of a hex digit is the one thing that may change without being noticed.
+                    assert!(found.done != all || bytes.eq_ignore_ascii_case(&whole), "byte {at} bit {bit}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn other_heads_are_not_gone_on_with() {
+        let head = head();
+        assert!(head.continues(&head.clone()));
+        for other in [
+            Head::new(Some("https://host/image etag=2"), 7, Some(1 << 30), "qcow2".into()),
+            Head::new(Some("https://host/image etag=1"), 8, Some(1 << 30), "qcow2".into()),
+            Head::new(Some("https://host/image etag=1"), 7, Some(1 << 29), "qcow2".into()),
+            Head::new(Some("https://host/image etag=1"), 7, None, "qcow2".into()),
+            Head::new(Some("https://host/image etag=1"), 7, Some(1 << 30), "raw".into()),
+            Head::new(None, 7, Some(1 << 30), "qcow2".into()),
+        ] {
+            assert!(!head.continues(&other) && !other.continues(&head));
+        }
+        let unknown = Head::new(None, 7, Some(1 << 30), "qcow2".into());
+        assert!(!unknown.continues(&unknown.clone()));
+        assert!(!serde_json::to_string(&head).unwrap().contains("host"));
+    }
+
+    #[test]
+    fn what_is_no_journal_is_none() {
+        for bytes in ["", "\n", "00000000 {}\n", "some text", "zzzzzzzz {}\n", "ééééé\n"] {
+            assert_eq!(parse(bytes.as_bytes()), None, "{bytes:?}");
+        }
+        let reversed = [line(&head()).unwrap(), line(&Done { done: vec![(9, 3)] }).unwrap()].concat();
+        assert!(parse(&reversed).unwrap().done.is_empty());
+        let newer = line(&Head { version: 2, ..head() }).unwrap();
+        assert_eq!(parse(&newer), None);
+    }
+
+    #[test]
+    fn what_no_import_left_is_foreign() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("j");
+        assert_eq!(foreign(&path).unwrap(), None);
+        drop(Journal::start(&path, &head()).unwrap());
+        let whole = std::fs::read(&path).unwrap();
+        for place in [&path, &fresh(&path)] {
+            for cut in 0..=whole.len() {
+                std::fs::write(place, &whole[..cut]).unwrap();
+                assert_eq!(foreign(&path).unwrap(), None, "cut at {cut}");
+            }
+            for other in ["x", "notes of mine\n", "00000000", "00000000 {}", "0000000g"] {
+                std::fs::write(place, other).unwrap();
+                let ours = other == "00000000";
+                assert_eq!(foreign(&path).unwrap().as_ref(), (!ours).then_some(place), "{other}");
+            }
+            std::fs::remove_file(place).unwrap();
+            std::os::unix::fs::symlink(folder.path().join("nothing"), place).unwrap();
+            assert_eq!(foreign(&path).unwrap().as_ref(), Some(place));
+            std::fs::remove_file(place).unwrap();
+        }
+    }
+
+    #[test]
+    fn names_in_a_folder_do_not_collide() {
+        let folder = Some(Path::new("/j"));
+        assert_ne!(path_for(Path::new("/a/disk.img"), folder), path_for(Path::new("/b/disk.img"), folder));
+        assert!(path_for(Path::new("/dev/vda"), folder).starts_with("/j"));
+    }
+}

@@ -1,0 +1,101 @@
+//! Looks at the target: what stands there, what it could hold, whether it may be overwritten. Nothing is changed.
+
+use std::path::PathBuf;
+
+use crate::volume::config::{Config, Contract, Holds, Place};
+use crate::volume::error::{Error, Kind};
+use crate::volume::plan::{self, Mode};
+use crate::volume::target::{self, Stands};
+
+/// The target, looked at.
+pub(super) struct Facts {
+    pub(super) path: PathBuf,
+    pub(super) mode: Mode,
+    pub(super) stands: Stands,
+    /// Bytes it could hold, leftovers included.
+    pub(super) capacity: u64,
+}
+
+/// Looks at the target that `config` names.
+///
+/// # Errors
+/// When it is nothing that can be written, or nothing of the right kind.
+pub(super) fn look(config: &Config) -> Result<Facts, Error> {
+    let (path, device) = match &config.place {
+        Place::Volume { data, disk, device } => {
+            // The device node's existence alone decides.
+            let block = device.exists();
+            let folder = config.holds == Holds::Files;
+            let path = match (block, folder) {
+                (true, _) => device.clone(),
+                (false, true) => data.clone(),
+                (false, false) => disk.clone(),
+            };
+            (path, block)
+        }
+        Place::Path(path) => (path.clone(), matches!(target::look(path), Ok(Stands::Device { .. }))),
+    };
+    let mode = plan::mode(config.holds, device)?;
+    let stands = target::look(&path)?;
+    let shown = path.display();
+    let capacity = match (mode, stands) {
+        (Mode::File, Stands::Nothing) => target::free(&target::folder_of(&path))?,
+        (Mode::File, Stands::File { occupied, .. }) => {
+            target::free(&target::folder_of(&path))?.saturating_add(occupied)
+        }
+        (Mode::Block, Stands::Device { .. }) => target::device_size(&path)?,
+        (Mode::Folder, Stands::Folder) => target::free(&path)?,
+        (Mode::Folder, Stands::Nothing) => target::free(&target::folder_of(&path))?,
+        (Mode::File, Stands::Folder) => {
+            return Err(Error::new(Kind::Target, format!("{shown} is a folder; name a file in it")));
+        }
+        (Mode::Folder, Stands::File { .. } | Stands::Device { .. }) => {
+            return Err(Error::new(
+                Kind::Target,
+                format!("{shown} is no folder; an archive is unpacked into a folder"),
+            ));
+        }
+        (Mode::File, Stands::Device { .. })
+        | (Mode::Block, Stands::Nothing | Stands::File { .. } | Stands::Folder) => {
+            return Err(Error::new(Kind::Target, format!("{shown} is no block device")));
+        }
+    };
+    Ok(Facts { path, mode, stands, capacity })
+}
+
+/// Bytes the disk may have.
+pub(super) fn available(config: &Config, facts: &Facts) -> u64 {
+    plan::available(config.contract, facts.mode, config.preallocate, facts.capacity, config.size)
+}
+
+/// Refuses a device that cannot be written, is in use, or holds what a person would not want overwritten. The
+/// contract's device is ours to write.
+///
+/// # Errors
+/// [`Kind::Target`], saying what was found and how to go on.
+pub(super) fn check_device(config: &Config, facts: &Facts) -> Result<(), Error> {
+    let Stands::Device { number } = facts.stands else { return Ok(()) };
+    target::writable(&facts.path, number)?;
+    match config.contract {
+        Contract::Environment => Ok(()),
+        Contract::CommandLine => {
+            target::unused(&facts.path, number)?;
+            if config.force { Ok(()) } else { target::without_content(&facts.path) }
+        }
+    }
+}
+
+/// Refuses a size that was asked for and cannot be had.
+///
+/// # Errors
+/// [`Kind::NoRoom`], by command line only.
+pub(super) fn check_size(config: &Config, facts: &Facts) -> Result<(), Error> {
+    match (config.contract, config.size) {
+        (Contract::CommandLine, Some(request)) => {
+            let asked = plan::asked(facts.mode, request, config.overhead);
+            let shown = facts.path.display().to_string();
+            plan::granted(facts.mode, config.preallocate, asked, facts.capacity, &shown)
+        }
+        (Contract::CommandLine, None) | (Contract::Environment, _) => Ok(()),
+    }
+}

@@ -1,0 +1,294 @@
+//! What turns a stream of image bytes into a volume: an empty disk, an archive's files, or an image's disk on the
+//! target. The importer and the upload server do this, from sources of their own.
+//!
+//! ```text
+//!  look ─► connect ─► open image ─► sizes fit? ─► hold target ─► journal ─► writer ─► transfer ─► checksum ─► finish
+//!          └──────────── nothing is written ────┘
+//! ```
+//!
+//! Doing it twice gives the same volume; what an interrupted try has finished is kept. Not here: exit codes, messages,
+//! where bytes come from.
+//!
+//! - `plan` decides, purely. `look`: the target, before anything is opened. `connect`: the source, and its checksum.
+//!   `hold`: the target, locked and opened.
+//! - `blank`, `unpack`, `disk`: the three things there are to do; `fill` moves a disk's bytes, `undo` takes back what
+//!   failed for good. `archive` reads tar.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::Metadata;
+use std::sync::Arc;
+use std::time::Instant;
+
+use serde::Serialize;
+
+use crate::source::{FileSource, Source};
+use crate::stop::Stop;
+
+mod archive;
+mod blank;
+mod checksum;
+mod clone;
+pub mod config;
+mod connect;
+mod disk;
+pub mod error;
+mod fill;
+mod hold;
+mod journal;
+mod look;
+mod meter;
+pub mod plan;
+mod storage;
+mod target;
+mod undo;
+mod unpack;
+
+pub use archive::Member;
+pub use checksum::{Checked, Checksum};
+pub use config::{Config, Contract, Holds, Owner, Place};
+pub use error::{Error, Kind};
+pub use meter::Meter;
+
+use look::look;
+use plan::Mode;
+
+/// What filling a volume needs beside its configuration.
+#[derive(Clone, Debug, Default)]
+pub struct Session {
+    /// The wish to stop.
+    pub stop: Stop,
+    /// How far it is.
+    pub meter: Meter,
+}
+
+/// Says at the end whether what was read is what it should be.
+pub type Verify = Arc<dyn Fn(&Stop) -> Result<(), Error> + Send + Sync>;
+
+/// An open source and what is known of it.
+pub struct Input {
+    /// The bytes.
+    pub source: Arc<dyn Source>,
+    /// Changes whenever the bytes do; `None` when nothing vouches for them, and then nothing is resumed.
+    pub identity: Option<String>,
+    /// The local file, if it is one: it may be cloned.
+    pub local: Option<Arc<FileSource>>,
+    /// The file or device on this machine that the bytes come from, archives and standard input included.
+    pub read_from: Option<Metadata>,
+    /// A file was named, rather than an address that gives an answer: one without a byte is an empty disk.
+    pub is_a_file: bool,
+    /// The bytes are good once this has said so, after they were read.
+    pub verify: Option<Verify>,
+}
+
+impl Input {
+    /// A source that nothing else is known of.
+    pub fn new(source: Arc<dyn Source>) -> Self {
+        Self { source, identity: None, local: None, read_from: None, is_a_file: false, verify: None }
+    }
+}
+
+impl fmt::Debug for Input {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Input").field("identity", &self.identity).finish_non_exhaustive()
+    }
+}
+
+/// Where the content of a volume comes from.
+pub trait Origin {
+    /// Opens the source. Called when the target was looked at, again only after [`Origin::changed`].
+    ///
+    /// # Errors
+    /// When it cannot be reached.
+    fn connect(&mut self) -> Result<Input, Error>;
+
+    /// Whether `error` says that the source became another while it was read: the new one is read from its start then.
+    fn changed(&self, error: &Error) -> bool {
+        let _ = error;
+        false
+    }
+}
+
+/// What was done.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Done {
+    /// Bytes read from the source, as they came.
+    pub bytes_read: u64,
+    /// Bytes of data written.
+    pub bytes_written: u64,
+    /// Bytes of zeroes that were skipped.
+    pub zeroes_skipped: u64,
+    /// Bytes an earlier, interrupted try had finished.
+    pub bytes_resumed: u64,
+    /// Size of the image's disk.
+    pub virtual_size: u64,
+    /// Size of the target's disk.
+    pub disk_size: u64,
+    /// The image's format.
+    pub format: String,
+    /// How bytes were written.
+    pub engine: String,
+    /// From start to end.
+    pub seconds: f64,
+    /// All blocks of the target are allocated.
+    pub preallocated: bool,
+    /// What should be known all the same.
+    pub warnings: Vec<String>,
+    /// Labels for the PVC; filled in by who knows the source.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// An empty block device without preallocation: upstream says nothing at all.
+    #[serde(skip)]
+    pub silent: bool,
+}
+
+/// Fills the volume from `origin`.
+///
+/// # Errors
+/// The first thing that does not work; what is durable then is in the journal.
+pub fn import(config: &Config, session: &Session, origin: &mut dyn Origin) -> Result<Done, Error> {
+    let started = Instant::now();
+    let facts = look(config)?;
+    let done = match facts.mode {
+        Mode::Folder => {
+            unpack::check_folder(config, &facts)?;
+            again_if_changed(origin, |origin| unpack::unpack(config, session, &facts, origin))
+        }
+        Mode::File | Mode::Block => {
+            again_if_changed(origin, |origin| disk::disk(config, session, &look(config)?, origin))
+        }
+    }?;
+    session.meter.complete();
+    Ok(Done { seconds: started.elapsed().as_secs_f64(), ..done })
+}
+
+/// Makes the volume an empty disk.
+///
+/// # Errors
+/// When it is none that can hold a disk, or cannot be written.
+pub fn blank(config: &Config, session: &Session) -> Result<Done, Error> {
+    let started = Instant::now();
+    let facts = look(config)?;
+    let done = match facts.mode {
+        Mode::File | Mode::Block => blank::blank(config, session, &facts),
+        Mode::Folder => Err(Error::usage("cannot create an empty disk with content type archive")),
+    }?;
+    session.meter.complete();
+    Ok(Done { seconds: started.elapsed().as_secs_f64(), ..done })
+}
+
+/// Times a source may change under our hands.
+const CHANGES_MAX: u32 = 3;
+
+/// A source that became another while it was read is read from its start: the new one is taken, whole.
+fn again_if_changed(
+    origin: &mut dyn Origin,
+    mut import: impl FnMut(&mut dyn Origin) -> Result<Done, Error>,
+) -> Result<Done, Error> {
+    for _ in 0..CHANGES_MAX {
+        match import(origin) {
+            Err(error) if origin.changed(&error) => {
+                tracing::warn!(
+                    error = error::chain(&error),
+                    "the source changed; starting again with the new one"
+                );
+            }
+            other => return other,
+        }
+    }
+    import(origin)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+    use std::path::{Path, PathBuf};
+
+    use super::journal::{Head, Journal};
+    use super::*;
+    use crate::RangeSet;
+    use crate::transfer::{Ledger as _, Limits};
+
+    const MIB: u64 = 1 << 20;
+
+    /// A local file that vouches for its bytes.
+    struct Local(PathBuf);
+
+    impl Origin for Local {
+        fn connect(&mut self) -> Result<Input, Error> {
+            let source = FileSource::open_path(&self.0).map_err(|e| Error::connect("cannot open it", e))?;
+            Ok(Input { identity: Some("v1".into()), is_a_file: true, ..Input::new(Arc::new(source)) })
+        }
+    }
+
+    /// A pod's volume below a folder.
+    fn config(folder: &Path) -> Config {
+        let data = folder.join("data");
+        std::fs::create_dir_all(&data).unwrap();
+        Config {
+            contract: Contract::Environment,
+            holds: Holds::Disk,
+            place: Place::Volume { disk: data.join("disk.img"), data, device: folder.join("device") },
+            owner: None,
+            scratch: Some(folder.join("scratch")),
+            remember: true,
+            journal: None,
+            size: None,
+            overhead: 0.0,
+            preallocate: false,
+            direct: true,
+            engine: None,
+            checksum: None,
+            format: None,
+            force: true,
+            limits: Limits::default(),
+        }
+    }
+
+    #[test]
+    fn what_was_journaled_is_not_read_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = config(folder.path());
+        let (image, disk) = (folder.path().join("image"), folder.path().join("data/disk.img"));
+        let bytes: Vec<u8> = (0..8u32 << 20).map(|i| u8::try_from(i % 251).unwrap()).collect();
+        std::fs::write(&image, &bytes).unwrap();
+        // An earlier try that finished the first half, and is told apart from the image by other bytes there.
+        std::fs::write(&disk, vec![0xee; 8 << 20]).unwrap();
+        let node = std::fs::metadata(&disk).unwrap().ino();
+        let head = Head::new(Some("v1"), node, Some(8 * MIB), "raw".into());
+        let mut journal = Journal::start(&journal::path_for(&disk, None), &head).unwrap();
+        let mut half = RangeSet::new();
+        half.insert(0..4 * MIB);
+        journal.commit(&half).unwrap();
+        drop(journal);
+        let done = import(&config, &Session::default(), &mut Local(image)).unwrap();
+        assert_eq!(done.bytes_resumed, 4 * MIB);
+        assert!(done.bytes_read < 5 * MIB, "{} bytes were read", done.bytes_read);
+        let disk = std::fs::read(disk).unwrap();
+        assert!(disk[..4 << 20].iter().all(|&b| b == 0xee) && disk[4 << 20..] == bytes[4 << 20..]);
+        let names: Vec<_> = std::fs::read_dir(folder.path().join("data")).unwrap().collect();
+        assert_eq!(names.len(), 1, "{names:?}");
+    }
+
+    #[test]
+    fn leftovers_do_not_count_against_the_space() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = config(folder.path());
+        let disk = folder.path().join("data/disk.img");
+        std::fs::write(&disk, vec![1; 16 << 20]).unwrap();
+        let with = look(&config).unwrap().capacity;
+        std::fs::remove_file(&disk).unwrap();
+        let without = look(&config).unwrap().capacity;
+        // Others use this filesystem as well.
+        assert!(with.abs_diff(without) < 12 * MIB, "{with} {without}");
+    }
+
+    #[test]
+    fn scratch_is_there_or_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = config(folder.path());
+        assert!(!config.scratch_mounted());
+        std::fs::create_dir(folder.path().join("scratch")).unwrap();
+        assert!(config.scratch_mounted());
+    }
+}

@@ -1,0 +1,49 @@
+//! Takes back an import that failed for good.
+
+use std::sync::Arc;
+
+use super::disk::Work;
+use super::hold::{journal_path, open_target, open_writer, options};
+use crate::volume::error::{Error, Kind};
+use crate::volume::journal;
+use crate::volume::plan::Mode;
+use crate::volume::target::Held;
+
+impl Work<'_> {
+    /// What failed for good leaves nothing behind; what may be gone on with stays.
+    pub(super) fn undo(&self, error: &Error, held: &Held) {
+        let worthless = match error.kind() {
+            Kind::Checksum | Kind::Digest | Kind::Refused | Kind::NeedsScratch => true,
+            // The next try starts from the beginning and needs none of it; zeroing a device would gain nothing.
+            Kind::Connect | Kind::Process => self.input.verify.is_some() && self.facts.mode == Mode::File,
+            Kind::Usage | Kind::NoRoom | Kind::Target | Kind::Stopped => false,
+        };
+        let untouched = held.created && std::fs::metadata(&self.facts.path).is_ok_and(|meta| meta.len() == 0);
+        if !worthless && !untouched {
+            return;
+        }
+        if let Some(path) = journal_path(self.config, self.facts) {
+            drop(std::fs::remove_file(path));
+        }
+        let wiped = match self.facts.mode {
+            Mode::File => std::fs::remove_file(&self.facts.path).map_err(|e| e.to_string()),
+            Mode::Block => self.wipe().map_err(|e| crate::volume::error::chain(&e)),
+            Mode::Folder => Ok(()),
+        };
+        match wiped {
+            Ok(()) => tracing::info!("what was written is deleted"),
+            Err(error) => tracing::error!(error, "what was written cannot be deleted"),
+        }
+        drop(journal::sync_folder(&self.facts.path));
+    }
+
+    /// Makes what was written to a device unreadable as a disk.
+    fn wipe(&self) -> Result<(), Error> {
+        let size = self.image.virtual_size().unwrap_or(self.facts.capacity).min(self.facts.capacity);
+        let target = open_target(self.config, self.facts, false)?;
+        let writer = open_writer(target, size, &options(self.config, self.session, false))?;
+        writer.zero(0..size, Arc::new(()))?;
+        writer.finish()?;
+        Ok(())
+    }
+}

@@ -1,0 +1,77 @@
+//! An archive's files in a folder: the order of the steps. Not here: archives (`crate::volume::archive`).
+
+use std::path::Path;
+
+use super::connect::{Wire, connect, verify};
+use super::look::Facts;
+use super::{Done, Origin, Session};
+use crate::volume::archive;
+use crate::volume::config::{Config, Contract};
+use crate::volume::error::{Error, Kind};
+use crate::volume::target::Stands;
+
+/// The files of a tar archive in a folder.
+pub(super) fn unpack(
+    config: &Config,
+    session: &Session,
+    facts: &Facts,
+    origin: &mut dyn Origin,
+) -> Result<Done, Error> {
+    session.meter.phase("connecting");
+    let Wire { source, checked, input } = connect(config, origin)?;
+    session.meter.phase("unpacking");
+    let result = archive::unpack(source, &facts.path, config, session).and_then(|done| {
+        verify(checked.as_deref(), &input, session)?;
+        Ok(done)
+    });
+    match result {
+        Err(error) if matches!(error.kind(), Kind::Checksum | Kind::Digest) => {
+            archive::empty(&facts.path, config.contract)?;
+            Err(error)
+        }
+        other => other,
+    }
+}
+
+/// Refuses a person's folder that holds something: members replace what stands at their names. A volume of the contract
+/// is unpacked over, as upstream does.
+///
+/// # Errors
+/// [`Kind::Target`], naming what was found.
+pub(super) fn check_folder(config: &Config, facts: &Facts) -> Result<(), Error> {
+    if config.contract == Contract::Environment || config.force || facts.stands == Stands::Nothing {
+        return Ok(());
+    }
+    let shown = facts.path.display();
+    let failed = |e| Error::with(Kind::Target, format!("cannot look into {shown}"), e);
+    for entry in std::fs::read_dir(&facts.path).map_err(failed)? {
+        let name = entry.map_err(failed)?.file_name();
+        if name != LOST_AND_FOUND {
+            let what = format!(
+                "{shown} is not empty (it holds {}); name another folder, or give --force to unpack over what is there",
+                name.display()
+            );
+            return Err(Error::new(Kind::Target, what));
+        }
+    }
+    Ok(())
+}
+
+/// ext's own folder; neither content nor ours to remove.
+const LOST_AND_FOUND: &str = "lost+found";
+
+/// Removes what `folder` holds.
+pub(super) fn empty_folder(folder: &Path) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        if entry.file_name() == LOST_AND_FOUND {
+            continue;
+        }
+        if entry.file_type()?.is_dir() {
+            std::fs::remove_dir_all(entry.path())?;
+        } else {
+            std::fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}

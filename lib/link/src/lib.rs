@@ -1,0 +1,18 @@
+//! The kernel's networking, as much of it as the plugins and virt-node need: links, addresses and routes ([`netlink`]), the
+//! packet filter ([`nft`]), network namespaces ([`Namespace`]) and tap devices ([`tap`]).
+//!
+//! Synchronous, with no thread and no async runtime: a plugin process lives for a few milliseconds, and a daemon calls from a
+//! thread of its own.
+//!
+//! Not here: CNI, Kubernetes, what anybody wants to have.
+
+mod error;
+mod mac;
+mod namespace;
+pub mod netlink;
+pub mod nft;
+pub mod tap;
+
+pub use error::{Error, Kind};
+pub use mac::Mac;
+pub use namespace::Namespace;
