@@ -5,14 +5,13 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use api::import::Content;
 use api::quantity;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use disk_image::Format;
+use disk_image::volume::{self, Checksum, Contract, Holds, Place};
 use disk_image::write::EngineKind;
 
-use crate::checksum::Checksum;
-use crate::config::{Access, Config, Contract, Limits, Location, Output, Place, Proxy, Show, User};
+use crate::config::{Access, Config, Limits, Location, Output, Proxy, Show, User, node_pull};
 use crate::error::{Error, Kind};
 
 const EXAMPLES: &str = "\
@@ -116,6 +115,25 @@ pub(crate) struct FromArgs {
     /// docker login writes, if there is one. Only used without --user-file.
     #[arg(long, value_name = "FILE", env = "REGISTRY_AUTH_FILE")]
     pub(crate) registry_auth_file: Option<PathBuf>,
+    /// Proxy for http:// sources, instead of the variable http_proxy (which others cannot read, if there is a password in
+    /// it).
+    #[arg(long, value_name = "URL")]
+    pub(crate) http_proxy: Option<String>,
+    /// Proxy for https:// sources, instead of the variable https_proxy.
+    #[arg(long, value_name = "URL")]
+    pub(crate) https_proxy: Option<String>,
+    /// Hosts that are reached without a proxy, instead of the variable no_proxy.
+    #[arg(long, value_name = "HOSTS")]
+    pub(crate) no_proxy: Option<String>,
+    /// The source is the server beside this process that offers what the node has pulled (http://localhost:8100/disk.img).
+    #[arg(long)]
+    pub(crate) node_pull: bool,
+    /// File that this server makes when it is ready; it is waited for.
+    #[arg(long, value_name = "FILE", requires = "node_pull")]
+    pub(crate) ready_file: Option<PathBuf>,
+    /// File to make in the end, so that this server ends.
+    #[arg(long, value_name = "FILE", requires = "node_pull")]
+    pub(crate) done_file: Option<PathBuf>,
     /// Connections at most.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u8).range(1..=64))]
     pub(crate) connections: u8,
@@ -178,6 +196,9 @@ pub(crate) struct ImportArgs {
     /// Address to serve metrics on (https, self-signed).
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub(crate) metrics: Option<SocketAddr>,
+    /// Label ownerUID of the progress metric.
+    #[arg(long, value_name = "UID", default_value = "")]
+    pub(crate) owner_uid: String,
 }
 
 /// What is logged.
@@ -315,7 +336,7 @@ impl Args {
         match (command, source, target) {
             (Some(Command::Completion { shell }), _, _) => Ok(Asked::Completion(shell)),
             (Some(Command::Inspect { source, from, output, logs: _ }), _, _) => {
-                let location = Location::parse(&source)?;
+                let location = from.location(&source)?;
                 let (access, limits, format) = from.meaning(env)?;
                 Ok(Asked::Inspect(Box::new(Inspect {
                     location,
@@ -330,7 +351,7 @@ impl Args {
                 Err(Error::usage("a target is missing: name the file or block device to write the disk to"))
             }
             (None, Some(source), Some(target)) => {
-                let location = Location::parse(&source)?;
+                let location = from.location(&source)?;
                 Ok(Asked::Import(Box::new(config(location, target, import, from, terminal, env)?)))
             }
         }
@@ -361,6 +382,7 @@ fn config(
         output,
         progress,
         metrics,
+        owner_uid,
     } = import;
     if archive && (format.is_some() || size.is_some() || preallocate) {
         return Err(Error::usage(
@@ -381,38 +403,40 @@ fn config(
             return Err(Error::usage(format!("{flag} {shown} is no folder; name one that exists")));
         }
     }
-    let memory = usize::try_from(memory).unwrap_or(usize::MAX);
+    let limits = Limits { memory: usize::try_from(memory).unwrap_or(usize::MAX), ..limits };
     Ok(Config {
-        contract: Contract::CommandLine,
         location,
         access,
-        content: if archive { Content::Archive } else { Content::Kubevirt },
-        place: Place::Path(target),
-        scratch,
-        journal,
-        size,
-        overhead,
-        preallocate,
-        direct: match cache {
-            CacheArg::None | CacheArg::Default => true,
-            CacheArg::Writeback => false,
+        volume: volume::Config {
+            contract: Contract::CommandLine,
+            holds: if archive { Holds::Files } else { Holds::Disk },
+            place: Place::Path(target),
+            owner: None,
+            scratch,
+            remember: true,
+            journal,
+            size,
+            overhead,
+            preallocate,
+            direct: cache != CacheArg::Writeback,
+            engine: match engine {
+                EngineArg::Auto => None,
+                EngineArg::IoUring => Some(EngineKind::IoUring),
+                EngineArg::Pwrite => Some(EngineKind::Pwrite),
+            },
+            checksum,
+            format,
+            force,
+            limits: limits.transfer(),
         },
-        engine: match engine {
-            EngineArg::Auto => None,
-            EngineArg::IoUring => Some(EngineKind::IoUring),
-            EngineArg::Pwrite => Some(EngineKind::Pwrite),
-        },
-        checksum,
-        format,
-        force,
-        limits: Limits { memory, ..limits },
+        limits,
         output: output.into(),
         show: match (progress, terminal) {
             (ProgressArg::Auto, true) => Show::Bar,
             (ProgressArg::Auto, false) | (ProgressArg::Plain, _) => Show::Plain,
             (ProgressArg::None, _) => Show::None,
         },
-        owner_uid: String::new(),
+        owner_uid,
         metrics,
         termination_log: None,
     })
@@ -441,6 +465,12 @@ impl FormatArg {
 }
 
 impl FromArgs {
+    /// Where the image is, typed as `text`.
+    fn location(&self, text: &str) -> Result<Location, Error> {
+        let location = Location::parse(text)?;
+        if self.node_pull { node_pull(location) } else { Ok(location) }
+    }
+
     fn meaning(
         self,
         env: impl Fn(&str) -> Option<String>,
@@ -455,6 +485,12 @@ impl FromArgs {
             google_credentials,
             architecture,
             registry_auth_file,
+            http_proxy,
+            https_proxy,
+            no_proxy,
+            node_pull: _,
+            ready_file,
+            done_file,
             connections,
             window_limit,
             stall,
@@ -473,11 +509,12 @@ impl FromArgs {
             authorities: cacert,
             insecure,
             registry_auth_file: registry_auth_file.or_else(|| docker_login(&env)),
-            proxy: Proxy::from_env(env),
+            proxy: Proxy { http: http_proxy, https: https_proxy, none_for: no_proxy }
+                .or(Proxy::from_env(env)),
             google_credentials,
             architecture,
-            ready_file: None,
-            done_file: None,
+            ready_file,
+            done_file,
         };
         let limits = Limits {
             window: window_limit,
@@ -535,8 +572,8 @@ mod tests {
         let Asked::Import(config) = asked(&["https://h/i", "d.img", "--size", "1Gi", "-v=3"]).unwrap() else {
             panic!()
         };
-        assert_eq!((config.size, config.contract), (Some(1 << 30), Contract::CommandLine));
-        assert_eq!(config.place, Place::Path("d.img".into()));
+        assert_eq!((config.volume.size, config.volume.contract), (Some(1 << 30), Contract::CommandLine));
+        assert_eq!(config.volume.place, Place::Path("d.img".into()));
         assert_eq!(config.show, Show::Plain);
         assert!(
             matches!(asked(&["inspect", "i"]).unwrap(), Asked::Inspect(i) if i.location.word() == "file")
@@ -572,6 +609,39 @@ mod tests {
             let arguments = std::iter::once("importer").chain(line.iter().copied()).map(OsString::from);
             assert_eq!(Args::parse_from_os(arguments).unwrap_err().exit_code(), 2, "{line:?}");
         }
+    }
+
+    #[test]
+    fn what_the_environment_can_say_can_be_typed() {
+        let Asked::Import(config) = asked(&[
+            "http://localhost:8100/disk.img",
+            "d",
+            "--node-pull",
+            "--ready-file=/r",
+            "--done-file=/d",
+            "--http-proxy=http://p:1",
+            "--owner-uid=1-2-3",
+        ])
+        .unwrap() else {
+            panic!()
+        };
+        assert!(matches!(config.location, Location::NodePull(_)));
+        assert_eq!(config.access.ready_file, Some("/r".into()));
+        assert_eq!(config.access.done_file, Some("/d".into()));
+        assert_eq!(config.owner_uid, "1-2-3");
+        assert_eq!(asked(&["docker://r/i", "d", "--node-pull"]).unwrap_err().kind(), Kind::Usage);
+        let ready_alone = ["importer", "http://h/", "d", "--ready-file=/r"].map(OsString::from);
+        assert_eq!(Args::parse_from_os(ready_alone).unwrap_err().exit_code(), 2);
+
+        // A flag counts more than the variable beside it.
+        let arguments = ["importer", "http://h/", "d", "--http-proxy=http://typed"].map(OsString::from);
+        let set = |name: &str| ["http_proxy", "no_proxy"].contains(&name).then(|| format!("set-{name}"));
+        let Asked::Import(config) = Args::parse_from_os(arguments).unwrap().asked(false, set).unwrap() else {
+            panic!()
+        };
+        let proxy =
+            Proxy { http: Some("http://typed".into()), https: None, none_for: Some("set-no_proxy".into()) };
+        assert!(config.access.proxy == proxy);
     }
 
     #[test]

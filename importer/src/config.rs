@@ -3,26 +3,16 @@
 
 use std::fmt;
 use std::net::{Ipv6Addr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use api::import::{CacheMode, Content, Job, PullMethod, SourceKind};
 use api::names;
-use disk_image::Format;
-use disk_image::write::EngineKind;
+use disk_image::volume::{self, Contract, Holds, Owner, Place};
+use disk_image::{compress, transfer};
 use url::Url;
 
-use crate::checksum::Checksum;
 use crate::error::{Error, Kind};
-
-/// Who asks, and by which rules.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Contract {
-    /// A controller, by environment: fixed paths, termination message, exit codes 0 and 1.
-    Environment,
-    /// A person or a script, by command line.
-    CommandLine,
-}
 
 /// Where the image is.
 #[derive(Clone, PartialEq, Eq)]
@@ -148,15 +138,6 @@ impl fmt::Debug for Location {
     }
 }
 
-/// Where the disk goes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
-    /// The contract's volume: the device if it exists, else the folder.
-    Volume { data: PathBuf, device: PathBuf },
-    /// What a person named: a file, a device, a folder for archives.
-    Path(PathBuf),
-}
-
 /// A user and a password, or an access key and its secret.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct User {
@@ -212,6 +193,15 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
+    /// What is not given here is as in `other`.
+    pub(crate) fn or(self, other: Self) -> Self {
+        Self {
+            http: self.http.or(other.http),
+            https: self.https.or(other.https),
+            none_for: self.none_for.or(other.none_for),
+        }
+    }
+
     /// From variables; the lower-case names are the contract's, upper-case ones are read where these are not set.
     pub(crate) fn from_env(get: impl Fn(&str) -> Option<String>) -> Self {
         let either =
@@ -252,6 +242,26 @@ impl Default for Limits {
     }
 }
 
+impl Limits {
+    /// The bounds of the transfer.
+    pub(crate) fn transfer(&self) -> transfer::Limits {
+        transfer::Limits {
+            windows: compress::Limits { window: self.window, windows: self.window.max(128 << 20) },
+            memory: self.memory,
+            connections: self.connections,
+            ..transfer::Limits::default()
+        }
+    }
+}
+
+/// What a volume of this content type holds.
+pub(crate) fn holds(content: Content) -> Holds {
+    match content {
+        Content::Kubevirt => Holds::Disk,
+        Content::Archive => Holds::Files,
+    }
+}
+
 /// How the outcome is told to a person or script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Output {
@@ -266,34 +276,21 @@ pub(crate) enum Show {
     Bar,
     /// A line now and then.
     Plain,
+    /// The percentage alone on standard output, for a program: a line whenever it is another one.
+    Lines,
     /// Nothing.
     None,
 }
 
 /// One import.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub(crate) struct Config {
-    pub(crate) contract: Contract,
     pub(crate) location: Location,
     pub(crate) access: Access,
-    pub(crate) content: Content,
-    pub(crate) place: Place,
-    /// Where a scratch volume would be mounted.
-    pub(crate) scratch: Option<PathBuf>,
-    /// Folder of the journal, if not beside the target.
-    pub(crate) journal: Option<PathBuf>,
-    /// Size the disk is to have, in bytes.
-    pub(crate) size: Option<u64>,
-    pub(crate) overhead: f64,
-    pub(crate) preallocate: bool,
-    /// Go past the page cache where that works.
-    pub(crate) direct: bool,
-    pub(crate) engine: Option<EngineKind>,
-    pub(crate) checksum: Option<Checksum>,
-    /// The image's format, if not detected.
-    pub(crate) format: Option<Format>,
-    pub(crate) force: bool,
+    /// Bounds of the source.
     pub(crate) limits: Limits,
+    /// What is to become of the target.
+    pub(crate) volume: volume::Config,
     pub(crate) output: Output,
     pub(crate) show: Show,
     /// Label of the progress metric.
@@ -312,7 +309,7 @@ fn given_path(text: String) -> Option<PathBuf> {
     given(text).map(PathBuf::from)
 }
 
-/// Where the contract's paths are looked for: `/` in a pod, elsewhere in tests.
+/// Where the contract's paths are looked for: `/` in a pod, elsewhere without one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Root {
     pub(crate) folder: PathBuf,
@@ -382,8 +379,8 @@ impl Config {
             .transpose()?;
         let user = (!access_key_id.is_empty() || !secret_key.is_empty())
             .then_some(User { name: access_key_id, secret: secret_key });
+        let limits = Limits::default();
         Ok(Self {
-            contract: Contract::Environment,
             location,
             access: Access {
                 headers: extra_headers,
@@ -405,20 +402,30 @@ impl Config {
                 ready_file: given_path(ready_file),
                 done_file: given_path(done_file),
             },
-            content,
-            place: Place::Volume { data: root.path(names::DATA_DIR), device: root.path(names::BLOCK_DEVICE) },
-            scratch: Some(root.path(names::SCRATCH_DIR)),
-            journal: None,
-            size: image_size,
-            overhead: filesystem_overhead,
-            preallocate: preallocation,
-            // Past the page cache where that works is our default; TRYNONE asks for just that.
-            direct: matches!(cache_mode, CacheMode::TryNone | CacheMode::Default),
-            engine: None,
-            checksum,
-            format: None,
-            force: true,
-            limits: Limits::default(),
+            volume: volume::Config {
+                contract: Contract::Environment,
+                holds: holds(content),
+                place: Place::Volume {
+                    data: root.path(names::DATA_DIR),
+                    disk: root.path(names::DATA_DIR).join(names::DISK_FILE),
+                    device: root.path(names::BLOCK_DEVICE),
+                },
+                owner: Some(Owner { mode: names::DISK_MODE, id: names::QEMU_ID }),
+                scratch: Some(root.path(names::SCRATCH_DIR)),
+                remember: true,
+                journal: None,
+                size: image_size,
+                overhead: filesystem_overhead,
+                preallocate: preallocation,
+                // Past the page cache where that works is our default; TRYNONE asks for just that.
+                direct: matches!(cache_mode, CacheMode::TryNone | CacheMode::Default),
+                engine: None,
+                checksum,
+                format: None,
+                force: true,
+                limits: limits.transfer(),
+            },
+            limits,
             output: Output::Text,
             show: Show::None,
             owner_uid,
@@ -483,28 +490,29 @@ fn location(job: &Job) -> Result<Location, Error> {
 
 fn registry(method: PullMethod, found: Location) -> Result<Location, Error> {
     match method {
-        PullMethod::Node => match found {
-            Location::Http(url) => Ok(Location::NodePull(url)),
-            other @ (Location::Blank
-            | Location::Stdin
-            | Location::File(_)
-            | Location::S3(_)
-            | Location::Gcs(_)
-            | Location::Registry(_)
-            | Location::NodePull(_)
-            | Location::OciArchive(_)
-            | Location::Nbd(_)) => {
-                Err(Error::usage(format!("node pull needs an http IMPORTER_ENDPOINT, not {other}")))
-            }
-        },
+        PullMethod::Node => node_pull(found),
         PullMethod::Pod if matches!(found, Location::Registry(_) | Location::OciArchive(_)) => Ok(found),
         PullMethod::Pod => Err(Error::usage("IMPORTER_ENDPOINT is neither docker:// nor oci-archive:")),
     }
 }
 
-/// Whether `folder` is there: a scratch volume is mounted, or is not.
-pub(crate) fn mounted(folder: Option<&Path>) -> Option<&Path> {
-    folder.filter(|folder| folder.is_dir())
+/// The server beside us, by its address.
+///
+/// # Errors
+/// For anything but http.
+pub(crate) fn node_pull(found: Location) -> Result<Location, Error> {
+    match found {
+        Location::Http(url) => Ok(Location::NodePull(url)),
+        other @ (Location::Blank
+        | Location::Stdin
+        | Location::File(_)
+        | Location::S3(_)
+        | Location::Gcs(_)
+        | Location::Registry(_)
+        | Location::NodePull(_)
+        | Location::OciArchive(_)
+        | Location::Nbd(_)) => Err(Error::usage(format!("a node pull needs an http address, not {other}"))),
+    }
 }
 
 #[cfg(test)]
@@ -572,12 +580,12 @@ mod tests {
     fn checksums_hold_where_upstream_has_them() {
         let sum = "md5:d41d8cd98f00b204e9800998ecf8427e";
         let with = |job: Job| config(Job { checksum: sum.into(), ..job });
-        assert!(with(job(SourceKind::Http, "http://h/")).unwrap().checksum.is_some());
+        assert!(with(job(SourceKind::Http, "http://h/")).unwrap().volume.checksum.is_some());
         let node = Job {
             pull_method: PullMethod::Node,
             ..job(SourceKind::Registry, "http://localhost:8100/disk.img")
         };
-        assert!(with(node).unwrap().checksum.is_none());
+        assert!(with(node).unwrap().volume.checksum.is_none());
         let bad = Job { checksum: "crc32:00".into(), ..job(SourceKind::Http, "http://h/") };
         assert_eq!(config(bad).unwrap_err().kind(), Kind::Usage);
     }

@@ -13,21 +13,18 @@ use api::import::{Job, SOURCE_VARIABLE};
 use api::names;
 use clap::CommandFactory;
 use disk_image::Stop;
+use disk_image::volume::{Contract, Session};
 use tracing::level_filters::LevelFilter;
 
-use crate::apply::{self, Session};
+use crate::apply;
 use crate::args::{Args, Asked};
-use crate::config::{Config, Contract, Location, Output, Root};
+use crate::config::{Config, Location, Output, Root, Show};
 use crate::error::{Error, Kind};
 use crate::inspect;
 use crate::progress::{self, Shown};
 use crate::report::{self, Answer};
 use crate::source::node_pull;
 
-/// Paths of the contract are looked for below this folder; for tests.
-const ROOT_VARIABLE: &str = "FERROVIRT_IMPORTER_ROOT";
-/// Port of the metrics server; for tests.
-const METRICS_PORT_VARIABLE: &str = "FERROVIRT_IMPORTER_METRICS_PORT";
 /// After a signal the process is gone within two seconds, whatever hangs.
 const LAST_MOMENT: Duration = Duration::from_millis(1700);
 
@@ -104,8 +101,8 @@ fn by_environment(stopping: &Stopping) -> ExitCode {
         .collect();
     let get = |name: &str| variables.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
     let root = Root {
-        folder: PathBuf::from(get(ROOT_VARIABLE).unwrap_or("/")),
-        metrics_port: get(METRICS_PORT_VARIABLE)
+        folder: PathBuf::from(get(names::ROOT_VARIABLE).unwrap_or("/")),
+        metrics_port: get(names::METRICS_PORT_VARIABLE)
             .and_then(|port| port.parse().ok())
             .unwrap_or(names::METRICS_PORT),
     };
@@ -158,8 +155,9 @@ fn import(config: &Config, stopping: &Stopping) -> ExitCode {
     if let Some(address) = config.metrics {
         progress::serve(&session.meter, &config.owner_uid, address);
     }
-    let scratch_mounted = apply::scratch_mounted(config);
-    let shown = Shown::start(&session.meter, config.show);
+    let scratch_mounted = config.volume.scratch_mounted();
+    let show = if std::env::var_os(names::PROGRESS_VARIABLE).is_some() { Show::Lines } else { config.show };
+    let shown = Shown::start(&session.meter, show);
     let outcome = apply::import(config, &session);
     drop(shown);
     let answer = report::answer(report::Asked::of(config, scratch_mounted, stopping.signal()), &outcome);
@@ -189,7 +187,7 @@ fn plain_failure(error: &Error) -> Answer {
 
 /// A copy that says the same.
 fn error_of(error: &Error) -> Error {
-    Error::new(error.kind(), report::chain(error))
+    Error::new(error.kind(), crate::error::chain(error))
 }
 
 fn finish(answer: &Answer, termination_log: Option<&Path>) -> ExitCode {

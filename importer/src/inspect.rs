@@ -6,7 +6,6 @@ use disk_image::transfer::{self, Progress, Request, Spool};
 use disk_image::{Compression, Stop};
 use serde::Serialize;
 
-use crate::apply::transfer_limits;
 use crate::args::Inspect;
 use crate::config::{Location, Output};
 use crate::error::Error;
@@ -26,6 +25,10 @@ struct Seen {
     virtual_size: Option<u64>,
     source_size: Option<u64>,
     reading: String,
+    /// Whether it can be read as one stream from its start, as from a pipe; none where that is not known.
+    streamable: Option<bool>,
+    /// Bytes that such a stream gives before the tables that tell where they belong.
+    late_bytes: Option<u64>,
     looks_like: Option<&'static str>,
     bytes_read: u64,
 }
@@ -46,7 +49,7 @@ pub(crate) fn inspect(asked: &Inspect, stop: &Stop) -> Result<String, Error> {
     let image = transfer::open(Request {
         source: opened.source,
         format: asked.format,
-        limits: transfer_limits(&asked.limits, u64::MAX),
+        limits: asked.limits.transfer(),
         progress: progress.clone(),
         spool: Spool::default(),
     })?;
@@ -58,6 +61,7 @@ pub(crate) fn inspect(asked: &Inspect, stop: &Stop) -> Result<String, Error> {
     } else {
         None
     };
+    let late_bytes = image.late_bytes()?;
     let seen = Seen {
         source: asked.location.to_string(),
         file,
@@ -68,6 +72,8 @@ pub(crate) fn inspect(asked: &Inspect, stop: &Stop) -> Result<String, Error> {
         virtual_size: image.virtual_size(),
         source_size,
         reading: image.way().to_string(),
+        streamable: late_bytes.map(|late| late <= transfer::WINDOW as u64),
+        late_bytes,
         looks_like: if image.is_tar() { Some("a tar archive") } else { image.foreign() },
         bytes_read: progress.read(),
     };
@@ -82,13 +88,14 @@ fn text(seen: &Seen) -> String {
         n.map_or_else(|| "not known before the end".to_owned(), |n| format!("{n} ({})", size(n)))
     };
     let mut text = format!(
-        "source:       {}\nsource size:  {}\nformat:       {}\ncompression:  {}\nvirtual size: {}\nread as:      {}",
+        "source:       {}\nsource size:  {}\nformat:       {}\ncompression:  {}\nvirtual size: {}\nread as:      {}\nas a stream:  {}",
         seen.source,
         bytes(seen.source_size),
         seen.format,
         seen.compression.unwrap_or("none"),
         bytes(seen.virtual_size),
         seen.reading,
+        streamed(seen),
     );
     if let (Some(file), Some(layer)) = (&seen.file, &seen.layer) {
         let rest = match seen.only_file {
@@ -101,4 +108,16 @@ fn text(seen: &Seen) -> String {
         let _infallible = write!(text, "\nlooks like:   {name}, not like a disk image that can be read");
     }
     text
+}
+
+/// Whether it could come through a pipe.
+fn streamed(seen: &Seen) -> String {
+    match (seen.streamable, seen.late_bytes) {
+        (Some(true), _) => "yes".to_owned(),
+        (Some(false), Some(late)) => format!(
+            "no, {} come before the tables that tell where they belong: a pipe needs as much room beside the disk, or --scratch",
+            size(late)
+        ),
+        (Some(false) | None, _) => "not known before it is read".to_owned(),
+    }
 }

@@ -1,20 +1,21 @@
 //! How far the import is, told three ways: a bar on a terminal, plain lines elsewhere, a metric for the controller.
-//! Not here: counting (`disk_image::transfer::Progress`), what the final report says.
+//! Not here: counting (`disk_image::volume::Meter`), what the final report says.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use api::names;
-use disk_image::transfer::Progress;
-use disk_image::write::EngineNow;
+use disk_image::volume::Meter;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use serve::https::Route;
+use serve::http::Route;
+use serve::metrics::{Kind, Page};
+use serve::tls::Identity;
 
 use crate::config::Show;
 use crate::report::size;
@@ -24,121 +25,43 @@ const FRAME: Duration = Duration::from_millis(200);
 /// How often a plain line is written.
 const LINE: Duration = Duration::from_secs(10);
 
-/// What there is to tell. Clones share it.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Meter {
-    /// The transfer's counters.
-    pub(crate) transfer: Progress,
-    told: Arc<Told>,
-}
-
-#[derive(Debug, Default)]
-struct Told {
-    phase: Mutex<&'static str>,
-    engine: Mutex<Option<EngineNow>>,
-    complete: AtomicBool,
-    /// Bytes of the source, when reading them is all the progress there is; 0 when not known.
-    expected: AtomicU64,
-}
-
-impl Meter {
-    /// Progress is the share of `size` that was read: for what is no disk.
-    pub(crate) fn expect_bytes(&self, size: Option<u64>) {
-        self.told.expected.store(size.unwrap_or(0), Ordering::Relaxed);
+/// The metrics page. The controller finds the progress by a regular expression: one label, one space, a plain
+/// decimal.
+fn metrics(meter: &Meter, owner_uid: &str) -> String {
+    let mut page = Page::default();
+    page.begin(names::IMPORT_PROGRESS, Kind::Counter, "The import progress in percentage");
+    let owner = [(names::OWNER_LABEL, owner_uid)];
+    page.sample(names::IMPORT_PROGRESS, &owner, meter.percent_text());
+    for (name, help, value) in [
+        ("ferrovirt_import_read_bytes_total", "Bytes read from the source", meter.transfer.read()),
+        (
+            "ferrovirt_import_written_bytes_total",
+            "Bytes of data written to the target",
+            meter.transfer.written(),
+        ),
+    ] {
+        page.single(name, Kind::Counter, help, value);
     }
-
-    /// What the import is doing now, one or two words.
-    pub(crate) fn phase(&self, phase: &'static str) {
-        *self.told.phase.lock().unwrap_or_else(PoisonError::into_inner) = phase;
-        tracing::debug!(phase, "now");
+    if let Some(engine) = meter.current_engine() {
+        let name = "ferrovirt_import_engine_info";
+        page.begin(name, Kind::Gauge, "How the target is written");
+        let direct = engine.direct.to_string();
+        page.sample(name, &[("engine", engine.kind.name()), ("direct", &direct)], 1);
     }
-
-    /// The engine that writes.
-    pub(crate) fn engine(&self, engine: EngineNow) {
-        *self.told.engine.lock().unwrap_or_else(PoisonError::into_inner) = Some(engine);
-    }
-
-    /// All is done.
-    pub(crate) fn complete(&self) {
-        self.told.complete.store(true, Ordering::Relaxed);
-    }
-
-    fn percent(&self) -> f64 {
-        if self.told.complete.load(Ordering::Relaxed) {
-            return 100.0;
-        }
-        match self.told.expected.load(Ordering::Relaxed) {
-            0 => self.transfer.percent().clamp(0.0, 100.0),
-            #[expect(clippy::cast_precision_loss, reason = "a percentage for people")]
-            expected => (self.transfer.read() as f64 / expected as f64 * 100.0).clamp(0.0, 100.0),
-        }
-    }
-
-    fn current_phase(&self) -> &'static str {
-        *self.told.phase.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The metrics page. The controller finds the progress by a regular expression: one label, one space, a plain
-    /// decimal.
-    pub(crate) fn metrics(&self, owner_uid: &str) -> String {
-        let name = names::IMPORT_PROGRESS;
-        let mut page = format!(
-            "# HELP {name} The import progress in percentage\n# TYPE {name} counter\n{name}{{{}=\"{}\"}} {}\n",
-            names::OWNER_LABEL,
-            label(owner_uid),
-            decimal(self.percent()),
-        );
-        for (name, help, value) in [
-            ("ferrovirt_import_read_bytes_total", "Bytes read from the source", self.transfer.read()),
-            (
-                "ferrovirt_import_written_bytes_total",
-                "Bytes of data written to the target",
-                self.transfer.written(),
-            ),
-        ] {
-            let _infallible = write!(page, "# HELP {name} {help}\n# TYPE {name} counter\n{name} {value}\n");
-        }
-        if let Some(engine) = &*self.told.engine.lock().unwrap_or_else(PoisonError::into_inner) {
-            let engine = engine.get();
-            let name = "ferrovirt_import_engine_info";
-            let _infallible = write!(
-                page,
-                "# HELP {name} How the target is written\n# TYPE {name} gauge\n{name}{{engine=\"{}\",direct=\"{}\"}} 1\n",
-                engine.kind.name(),
-                engine.direct,
-            );
-        }
-        page
-    }
-}
-
-/// At most two decimals, no exponent.
-fn decimal(percent: f64) -> String {
-    let text = format!("{percent:.2}");
-    text.trim_end_matches('0').trim_end_matches('.').to_owned()
-}
-
-fn label(value: &str) -> String {
-    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+    page.text()
 }
 
 /// Serves the metrics. That nobody can look is no reason not to import: failing is a warning.
 pub(crate) fn serve(meter: &Meter, owner_uid: &str, address: SocketAddr) {
-    let routes = || {
-        let (meter, owner) = (meter.clone(), owner_uid.to_owned());
-        vec![
-            Route { path: names::METRICS_PATH, body: Box::new(move || meter.metrics(&owner)) },
-            Route { path: names::HEALTH_PATH, body: Box::new(|| "ok\n".to_owned()) },
-        ]
-    };
-    let mut served = serve::https::serve(address, routes());
-    if served.is_err() && address.ip() == Ipv6Addr::UNSPECIFIED {
-        // A kernel without IPv6.
-        served = serve::https::serve(SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port())), routes());
-    }
+    let (meter, owner) = (meter.clone(), owner_uid.to_owned());
+    let routes = vec![
+        Route { path: names::METRICS_PATH, body: Box::new(move || Ok(metrics(&meter, &owner))) },
+        Route { path: names::HEALTH_PATH, body: Box::new(|| Ok("ok\n".to_owned())) },
+    ];
+    let served = serve::http::serve(address, Some(&Identity::self_signed()), None, routes);
     match served {
         Ok(local) => tracing::info!(%local, "serving metrics"),
-        Err(error) => tracing::warn!(error = crate::report::chain(&error), "metrics are not served"),
+        Err(error) => tracing::warn!(error = crate::error::chain(&error), "metrics are not served"),
     }
 }
 
@@ -160,6 +83,10 @@ impl Shown {
             Show::Bar => {
                 std::thread::Builder::new().name("progress".into()).spawn(move || bar(&meter, &end)).ok()
             }
+            Show::Lines => std::thread::Builder::new()
+                .name("progress".into())
+                .spawn(move || percentages(&meter, &end))
+                .ok(),
             Show::Plain => {
                 std::thread::Builder::new().name("progress".into()).spawn(move || lines(&meter, &end)).ok()
             }
@@ -226,6 +153,20 @@ impl Pace {
     }
 }
 
+/// The percentage, whenever it is another one.
+fn percentages(meter: &Meter, end: &AtomicBool) {
+    let mut last = String::new();
+    while !end.load(Ordering::Relaxed) {
+        let percent = meter.percent_text();
+        if percent != last {
+            // Whoever reads it may be gone; the import goes on.
+            drop(writeln!(std::io::stdout().lock(), "{percent}"));
+            last = percent;
+        }
+        std::thread::park_timeout(FRAME);
+    }
+}
+
 fn bar(meter: &Meter, end: &AtomicBool) {
     let bar = ProgressBar::with_draw_target(Some(10_000), ProgressDrawTarget::stderr());
     if let Ok(style) = ProgressStyle::with_template("{prefix:<10} [{bar:30}] {percent:>3}%  {msg}") {
@@ -273,20 +214,15 @@ mod tests {
     fn the_metric_is_what_the_controller_looks_for() {
         let meter = Meter::default();
         let line = |meter: &Meter| {
-            meter.metrics("1-2-3").lines().find(|l| l.starts_with(names::IMPORT_PROGRESS)).unwrap().to_owned()
+            metrics(meter, "1-2-3")
+                .lines()
+                .find(|l| l.starts_with(names::IMPORT_PROGRESS))
+                .unwrap()
+                .to_owned()
         };
         assert_eq!(line(&meter), r#"kubevirt_cdi_import_progress_total{ownerUID="1-2-3"} 0"#);
         meter.complete();
         assert_eq!(line(&meter), r#"kubevirt_cdi_import_progress_total{ownerUID="1-2-3"} 100"#);
-        assert!(meter.metrics("a\"\\\n").contains(r#"{ownerUID="a\"\\\n"} "#));
-    }
-
-    #[test]
-    fn percents_are_plain_decimals() {
-        for (percent, text) in
-            [(0.0, "0"), (0.0001, "0"), (12.345, "12.35"), (50.0, "50"), (99.999, "100"), (7.5, "7.5")]
-        {
-            assert_eq!(decimal(percent), text);
-        }
+        assert!(metrics(&meter, "a\"\\\n").contains(r#"{ownerUID="a\"\\\n"} "#));
     }
 }

@@ -3,53 +3,16 @@
 //! Environment: exit 0 with a JSON line, or exit 1 with plain text (upstream `cmd/cdi-importer/importer.go`; strings
 //! that controllers match on are kept). Command line: the codes of [`exit_code`], the chain of errors once.
 
-use std::error::Error as StdError;
 use std::fmt::Write as _;
 
 use api::import::Outcome;
 use api::names::TERMINATION_LOG_MAX;
 use serde::Serialize;
 
-use crate::config::{Config, Contract, Location, Output};
-use crate::error::{Error, Kind};
-use crate::plan::{self, Unstreamable};
-
-/// What to do with an image that cannot be read in one pass.
-const CONVERT: &str =
-    "convert the image first (qemu-img convert -O qcow2 IN OUT writes its tables before its data)";
-
-/// What an import did.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub(crate) struct Done {
-    /// Bytes read from the source, as they came.
-    pub(crate) bytes_read: u64,
-    /// Bytes of data written.
-    pub(crate) bytes_written: u64,
-    /// Bytes of zeroes that were skipped.
-    pub(crate) zeroes_skipped: u64,
-    /// Bytes an earlier, interrupted import had finished.
-    pub(crate) bytes_resumed: u64,
-    /// Size of the image's disk.
-    pub(crate) virtual_size: u64,
-    /// Size of the target's disk.
-    pub(crate) disk_size: u64,
-    /// The image's format.
-    pub(crate) format: String,
-    /// How bytes were written.
-    pub(crate) engine: String,
-    /// From start to end.
-    pub(crate) seconds: f64,
-    /// All blocks of the target are allocated.
-    pub(crate) preallocated: bool,
-    /// What should be known all the same.
-    pub(crate) warnings: Vec<String>,
-    /// Labels for the PVC, from the image.
-    #[serde(skip_serializing_if = "std::collections::BTreeMap::is_empty")]
-    pub(crate) labels: std::collections::BTreeMap<String, String>,
-    /// An empty block device without preallocation: upstream says nothing at all.
-    #[serde(skip)]
-    pub(crate) silent: bool,
-}
+use crate::config::{Config, Location, Output};
+use disk_image::volume::error::{chain, contract_chain};
+use disk_image::volume::plan::{self, CONVERT, Unstreamable};
+use disk_image::volume::{Contract, Done, Error, Kind};
 
 /// What the process answers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -75,7 +38,7 @@ pub(crate) struct Asked<'a> {
 impl<'a> Asked<'a> {
     pub(crate) fn of(config: &'a Config, scratch_mounted: bool, signal: Option<u8>) -> Self {
         Self {
-            contract: config.contract,
+            contract: config.volume.contract,
             location: Some(&config.location),
             output: config.output,
             scratch_mounted,
@@ -233,42 +196,6 @@ fn kind_word(kind: Kind) -> &'static str {
         Kind::NeedsScratch => "not-streamable",
         Kind::Stopped => "stopped",
     }
-}
-
-/// The error and everything below it, once each. Control characters come from names and answers of others, and are
-/// shown, not sent to a terminal.
-pub(crate) fn chain(error: &(dyn StdError + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut below = error.source();
-    while let Some(cause) = below {
-        let words = cause.to_string();
-        // Some foreign errors repeat their source in their own words.
-        if !text.ends_with(&words) {
-            let _infallible = write!(text, ": {words}");
-        }
-        below = cause.source();
-    }
-    if !text.contains(is_raw) {
-        return text;
-    }
-    text.chars().fold(String::new(), |mut shown, c| {
-        match is_raw(c) {
-            true => shown.extend(c.escape_default()),
-            false => shown.push(c),
-        }
-        shown
-    })
-}
-
-fn is_raw(c: char) -> bool {
-    c.is_control() && c != '\n'
-}
-
-/// The chain with the strings that controllers look for spelled as they expect them (Go spells errno in lower case).
-fn contract_chain(error: &(dyn StdError + 'static)) -> String {
-    chain(error)
-        .replace("No space left on device", "no space left on device")
-        .replace("Disk quota exceeded", "disk quota exceeded")
 }
 
 /// One line that fits the termination log: plain text is cut at its end.
@@ -436,15 +363,6 @@ mod tests {
             answer(json, &Err(Error::new(Kind::Refused, "no disk"))).stdout.as_deref(),
             Some(r#"{"error":"no disk","kind":"refused","exit_code":4}"#)
         );
-    }
-
-    #[test]
-    fn chains_say_each_thing_once() {
-        let error = Error::with(Kind::Process, "a", Error::with(Kind::Process, "b", Error::usage("c")));
-        assert_eq!(chain(&error), "a: b: c");
-        let repeated = Error::with(Kind::Process, "a: b", Error::usage("b"));
-        assert_eq!(chain(&repeated), "a: b");
-        assert_eq!(chain(&Error::usage("é\u{1b}[2J\0\nb")), "é\\u{1b}[2J\\u{0}\nb");
     }
 
     #[test]

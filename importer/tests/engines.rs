@@ -17,9 +17,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use support::guest::Dice;
-use support::places::{Loop, Mount, output, run};
-use support::{MIB, assert_exit, denied, text};
+use places::guest::Dice;
+use places::{Loop, Mount, output, run, sys};
+use support::{MIB, assert_exit, text};
 
 /// What system calls a run made on its target.
 #[derive(Debug, Default)]
@@ -122,7 +122,9 @@ fn judge(
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
     // A copy, as the build folder may be closed to others.
     let program = folder.path().join("importer");
-    fs::copy(env!("CARGO_BIN_EXE_importer"), &program).unwrap();
+    // By another process: a program that is open for writing here, when another test forks, cannot be run.
+    let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_importer")).arg(&program).status().unwrap();
+    assert!(copied.success());
     let bytes = disk(name.len() as u64);
     let mut command = Command::new("strace");
     command.env_clear().env("PATH", std::env::var("PATH").unwrap()).current_dir(folder.path());
@@ -287,7 +289,7 @@ fn io_uring_refused_by_a_filter() {
     ] {
         let why = [words];
         let expected = Expected { engine: "pwrite, direct", why: &why };
-        judge(name, &expected, &target, &[], |command| denied::forbid_io_uring(command, errno));
+        judge(name, &expected, &target, &[], |command| sys::forbid_io_uring(command, errno));
         fs::remove_file(&target).unwrap();
     }
     // Asked for by name it is an error, and nothing is written.
@@ -296,7 +298,7 @@ fn io_uring_refused_by_a_filter() {
     fs::write(&image, disk(1)).unwrap();
     command.arg(&image).arg(&target).args(["--engine", "io_uring", "--checksum"]);
     command.arg(format!("sha256:{}", support::sha256(&image)));
-    denied::forbid_io_uring(&mut command, libc::EPERM);
+    sys::forbid_io_uring(&mut command, libc::EPERM);
     let ran = output(&mut command).unwrap();
     assert_exit(&ran, 7, "io_uring by name");
     assert!(text(&ran.stderr).contains("io_uring cannot be used to write"), "{}", text(&ran.stderr));
@@ -309,7 +311,7 @@ fn locked_memory_limited_as_uid_107() {
     let target = folder.path().join("disk");
     let limited = |command: &mut Command| {
         command.uid(107).gid(107);
-        denied::limit_memlock(command, 64 << 10);
+        sys::limit_memlock(command, 64 << 10);
     };
     let expected = Expected { engine: "", why: &["direct"] };
     let engine = judge("64 KiB of locked memory", &expected, &target, &[], limited);
@@ -319,7 +321,7 @@ fn locked_memory_limited_as_uid_107() {
     let expected = Expected { engine: "pwrite, direct", why: &["io_uring is refused"] };
     judge("both", &expected, &target, &[], |command| {
         limited(command);
-        denied::forbid_io_uring(command, libc::EPERM);
+        sys::forbid_io_uring(command, libc::EPERM);
     });
 }
 

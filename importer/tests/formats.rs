@@ -11,8 +11,8 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 
-use support::guest::Dice;
-use support::places::{Loop, output, run};
+use places::guest::Dice;
+use places::{Loop, output, run};
 use support::server::{Served, Server};
 use support::{MIB, Pod, assert_exit, import, import_piped, importer, names, report, text};
 

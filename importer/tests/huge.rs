@@ -14,10 +14,10 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use places::guest::{Dice, qemu_io};
+use places::{Mount, output, run};
 use rustix::fs::SeekFrom;
 use sha2::{Digest, Sha256};
-use support::guest::{Dice, qemu_io};
-use support::places::{Mount, output, run};
 use support::server::{Served, Server};
 use support::{KIB, MIB, Pod, assert_exit, count, importer, measured, names, report, text};
 

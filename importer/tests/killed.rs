@@ -13,9 +13,9 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use places::run;
 use support::crash::{Files, Random, Server, disk};
 use support::crash_place::Place;
-use support::places::run;
 use support::{MIB, assert_exit, count, names};
 
 const SEED: u64 = 0x6b69_6c6c_6564_0001;
@@ -260,7 +260,8 @@ fn killed_at_every_call_of_the_start_and_the_finish() {
     }
     let all: usize = kills.iter().map(|(_, kills)| kills).sum();
     println!("killed: at each of {all} calls once: {kills:?} (command line, then contract)");
-    for calls in ["fdatasync", "fsync", "unlink,unlinkat", "rename,renameat,renameat2", "fallocate"] {
+    // A short import is synced once, in the end: fdatasync is what longer ones remember ranges by.
+    for calls in ["fsync", "unlink,unlinkat", "rename,renameat,renameat2", "fallocate"] {
         assert!(kills.iter().any(|&(name, kills)| name == calls && kills > 0), "no {calls} was met");
     }
 }
@@ -302,6 +303,7 @@ fn slow_syncs_do_not_let_fetching_run_ahead() {
 }
 
 /// One system call of a trace: where in the log it began and ended, and its text.
+#[derive(Debug)]
 struct Call {
     name: String,
     text: String,
@@ -406,6 +408,11 @@ fn ranges_are_journaled_after_their_data_is_synced() {
             records.len().saturating_sub(1),
             if engine == "pwrite" { " that began after the last of its writes had ended" } else { "" }
         );
-        assert!(ranges > 0, "nothing was journaled");
+        assert!(
+            ranges > 0,
+            "{engine}: nothing was journaled: {} writes, {} syncs, {records:#?}",
+            writes.len(),
+            syncs.len()
+        );
     }
 }

@@ -11,8 +11,8 @@ mod support;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use support::guest::{Dice, qemu_io, round};
-use support::places::{Loop, Mount, output, run};
+use places::guest::{Dice, qemu_io, round};
+use places::{Loop, Mount, output, run};
 use support::server::{Served, Server};
 use support::{MIB, Pod, assert_exit, count, import, import_piped, names, sha256, text};
 
@@ -126,6 +126,7 @@ fn one_order_for_every_late_image() {
     ];
     let mut done = 0;
     for image in &images {
+        assert!(!streamable(image), "{}", image.name);
         let packed = image.path.with_extension("gz");
         let (from, to) = (image.path.display(), packed.display());
         run("sh", &["-c", &format!("gzip -1 -c '{from}' > '{to}'")]);
@@ -163,6 +164,13 @@ fn one_order_for_every_late_image() {
         }
     }
     println!("{done} ways to import {} images with tables or headers after data", images.len());
+}
+
+/// What `importer inspect` says about reading an image as a stream.
+fn streamable(image: &Image) -> bool {
+    let output = import(&["inspect", image.path.to_str().unwrap(), "--output", "json"]);
+    assert_exit(&output, 0, image.name);
+    support::report(&output)["streamable"].as_bool().unwrap()
 }
 
 fn output_of(program: &str, arguments: &[&str]) -> String {
@@ -224,6 +232,7 @@ fn what_needs_no_room() {
         }
         qemu_io(format, &path, &round(&mut dice, 40 * MIB, &noise));
         let image = Image::of(format, format, path, LATE);
+        assert!(streamable(&image), "{format} {options}");
         let target = device.device.to_str().unwrap();
         let output = import_piped(&image.path, &["-", target, "--output", "json", "--force"]);
         judge(&format!("{format} {options}"), &image, &device.device, &output, None);

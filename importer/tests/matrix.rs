@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use support::guest::{Dice, qemu_io, round};
-use support::places::run;
+use places::guest::{Dice, qemu_io, round};
+use places::run;
 use support::server::{Served, Server};
 use support::{MIB, assert_exit, count, import, import_piped, names, report, sha256, text};
 
@@ -326,7 +326,7 @@ fn make(form: &Form, content: Content, folder: &Path, noise: &Path) -> Option<Im
 
 /// qemu-img does not do this with a disk of no length.
 fn refused(arguments: &[&str], form: &Form, content: Content) {
-    let output = support::places::output(std::process::Command::new("qemu-img").args(arguments)).unwrap();
+    let output = places::output(std::process::Command::new("qemu-img").args(arguments)).unwrap();
     assert!(!output.status.success(), "qemu-img can do {} {content:?} now: say so in FORMS", form.name);
 }
 

@@ -11,8 +11,8 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use support::guest::Dice;
-use support::places::run;
+use places::guest::Dice;
+use places::run;
 use support::server::{Served, Server};
 use support::{assert_exit, import, importer, names, report, text};
 

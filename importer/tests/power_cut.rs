@@ -14,96 +14,34 @@
 mod support;
 
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use guests::{Console, Guest, Killed, Tree};
+use places::run;
 use support::crash::{Random, Server, disk};
-use support::places::run;
 use support::{MIB, count, names};
 
 const SEED: u64 = 0x0ff0_0ff0_0000_0001;
 /// How long the guest may take for anything; TCG on a busy machine is slow.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// Kernel and initramfs of the guest.
-struct Guest {
-    kernel: PathBuf,
-    initramfs: PathBuf,
-    _folder: tempfile::TempDir,
-}
-
-/// Packs busybox, the importer with its libraries, and the drivers.
-fn guest() -> Guest {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support");
-    let tree = PathBuf::from(run(here.join("crash_kernel").to_str().unwrap(), &[]).trim());
-    let release = names(&tree.join("lib/modules")).remove(0);
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path().join("root");
-    for name in ["bin", "proc", "sys", "dev", "data", "lib/modules"] {
-        fs::create_dir_all(root.join(name)).unwrap();
-    }
-    let copy = |from: &Path, to: &str| {
-        let to = root.join(to.trim_start_matches('/'));
-        fs::create_dir_all(to.parent().unwrap()).unwrap();
-        fs::copy(from, to).unwrap_or_else(|e| panic!("{}: {e}: run make deps", from.display()));
-    };
-    copy(Path::new("/bin/busybox"), "bin/busybox");
-    for name in ["sh", "mount", "modprobe", "sleep", "cat", "ip"] {
-        symlink("busybox", root.join("bin").join(name)).unwrap();
-    }
-    symlink("bin", root.join("sbin")).unwrap();
-    copy(&here.join("crash_init"), "init");
-    fs::set_permissions(root.join("init"), fs::Permissions::from_mode(0o755)).unwrap();
-    let program = env!("CARGO_BIN_EXE_importer");
-    run("strip", &["-o", root.join("bin/importer").to_str().unwrap(), program]);
-    // Of "libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x…)" and "/lib64/ld-linux-x86-64.so.2 (0x…)" the paths.
-    for path in run("ldd", &[program]).split_whitespace().filter(|word| word.starts_with('/')) {
-        copy(Path::new(path), path);
-    }
-    let modules = Path::new("lib/modules").join(&release);
-    let dependencies = fs::read_to_string(tree.join(&modules).join("modules.dep")).unwrap();
-    copy(&tree.join(&modules).join("modules.dep"), modules.join("modules.dep").to_str().unwrap());
-    for driver in ["virtio_pci", "virtio_blk", "virtio_net", "ext4", "xfs"] {
-        let file = format!("/{driver}.ko");
-        let built_in = fs::read_to_string(tree.join(&modules).join("modules.builtin")).unwrap();
-        let Some(line) =
-            dependencies.lines().find(|l| l.split(':').next().is_some_and(|f| f.ends_with(&file)))
-        else {
-            assert!(built_in.lines().any(|line| line.ends_with(&file)), "the kernel has no {driver}");
-            continue;
-        };
-        for name in line.split([':', ' ']).filter(|name| !name.is_empty()) {
-            copy(&tree.join(&modules).join(name), modules.join(name).to_str().unwrap());
-        }
-    }
-    let initramfs = folder.path().join("initramfs");
-    let pack = "cd \"$0\" && find . | cpio --quiet -o -H newc -R 0:0 > \"$1\"";
-    run("sh", &["-c", pack, root.to_str().unwrap(), initramfs.to_str().unwrap()]);
-    Guest { kernel: tree.join(format!("boot/vmlinuz-{release}")), initramfs, _folder: folder }
-}
-
-/// A process that is killed, by its id, when this is dropped.
-struct Killed(Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        drop(self.0.kill());
-        drop(self.0.wait());
-    }
+/// The guest.
+fn guest(folder: &Path) -> Guest {
+    let init = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/crash_init");
+    let tree = Tree::new(folder, &["data"], "sh mount modprobe sleep cat ip", &init);
+    tree.program(Path::new(env!("CARGO_BIN_EXE_importer")), Path::new("bin/importer"));
+    tree.modules(&["virtio_pci", "virtio_blk", "virtio_net", "ext4", "xfs"]);
+    tree.pack()
 }
 
 /// A running guest; dropping it cuts the power.
 struct Machine {
     // QEMU first: a flush it would be told of is not lost any more.
-    _qemu: Killed,
+    console: Console,
     _cache: Killed,
-    console: Receiver<String>,
-    seen: Vec<String>,
 }
 
 impl Machine {
@@ -125,47 +63,16 @@ impl Machine {
             std::thread::sleep(Duration::from_millis(10));
         }
         let blockdev = format!("driver=nbd,node-name=d,server.type=unix,server.path={}", socket.display());
-        let append = format!("mitigations=off quiet console=ttyS0 panic=-1 fs={fs} url={url}");
-        let qemu = Command::new("qemu-system-x86_64")
-            .args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "512", "-nodefaults"])
-            .args(["-display", "none", "-no-reboot", "-serial", "stdio", "-blockdev", &blockdev])
-            .args(["-device", "virtio-blk-pci,drive=d,write-cache=on", "-netdev", "user,id=n"])
-            .args(["-device", "virtio-net-pci,netdev=n,romfile=", "-append", &append])
-            .arg("-kernel")
-            .arg(&guest.kernel)
-            .arg("-initrd")
-            .arg(&guest.initramfs)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn();
-        let mut qemu = qemu.unwrap_or_else(|e| panic!("QEMU cannot be run ({e}): run make deps"));
-        let out = qemu.stdout.take().unwrap();
-        let (lines, console) = channel();
-        std::thread::spawn(move || {
-            for line in BufReader::new(out).split(b'\n').map_while(Result::ok) {
-                if lines.send(String::from_utf8_lossy(&line).trim_end().to_owned()).is_err() {
-                    return;
-                }
-            }
-        });
-        Self { _qemu: Killed(qemu), _cache: cache, console, seen: Vec::new() }
-    }
-
-    /// Waits for a line of the console that holds `text`; `None` if there is none within `patience`.
-    fn line(&mut self, text: &str, patience: Duration) -> Option<String> {
-        let until = Instant::now() + patience;
-        while let Ok(line) = self.console.recv_timeout(until.saturating_duration_since(Instant::now())) {
-            self.seen.push(line.clone());
-            if line.contains(text) {
-                return Some(line);
-            }
-        }
-        None
+        let mut qemu = guest.command(512, &format!("fs={fs} url={url}"));
+        qemu.args(["-blockdev", &blockdev, "-device", "virtio-blk-pci,drive=d,write-cache=on"]);
+        qemu.args(["-netdev", "user,id=n", "-device", "virtio-net-pci,netdev=n,romfile="]);
+        Self { console: Console::start(&mut qemu), _cache: cache }
     }
 
     #[track_caller]
     fn expect(&mut self, text: &str, what: &str) -> String {
-        self.line(text, PATIENCE).unwrap_or_else(|| panic!("{what}: no \"{text}\" in {:#?}", self.seen))
+        let line = self.console.line(text, PATIENCE);
+        line.unwrap_or_else(|| panic!("{what}: no \"{text}\" in {:#?}", self.console.said))
     }
 }
 
@@ -228,8 +135,10 @@ fn cut(setting: &Setting<'_>, row: &Row<'_>, seed: u64) -> (u64, String) {
         let mut machine = Machine::start(guest, &path, fs, &url);
         machine.expect("guest: importing", &what);
         let begin = Instant::now();
-        while server.sent() < moment && machine.line("guest: exit", Duration::from_millis(5)).is_none() {
-            assert!(begin.elapsed() < PATIENCE, "{what}: {:#?}", machine.seen);
+        while server.sent() < moment
+            && machine.console.line("guest: exit", Duration::from_millis(5)).is_none()
+        {
+            assert!(begin.elapsed() < PATIENCE, "{what}: {:#?}", machine.console.said);
         }
         std::thread::sleep(Duration::from_millis(random.next() % 300));
         wasted += 1;
@@ -241,8 +150,8 @@ fn cut(setting: &Setting<'_>, row: &Row<'_>, seed: u64) -> (u64, String) {
         let mut machine = Machine::start(guest, &path, fs, &url);
         machine.expect("guest: importing", &what);
         let exit = machine.expect("guest: exit", &what);
-        assert!(exit.contains("exit 0") || exit.contains("exit 7"), "{what}: {:#?}", machine.seen);
-        for line in &machine.seen {
+        assert!(exit.contains("exit 0") || exit.contains("exit 7"), "{what}: {:#?}", machine.console.said);
+        for line in &machine.console.said {
             if let Some((_, rest)) = line.split_once("\"bytes_resumed\":") {
                 resumed = rest.split(',').next().unwrap().parse::<u64>().unwrap();
             }
@@ -268,9 +177,9 @@ fn cut(setting: &Setting<'_>, row: &Row<'_>, seed: u64) -> (u64, String) {
 
 #[test]
 fn imports_survive_the_power() {
-    let guest = guest();
     let bytes = disk(48, SEED);
     let folder = tempfile::tempdir().unwrap();
+    let guest = guest(folder.path());
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     fs::write(path("raw"), &bytes).unwrap();
     run("qemu-img", &["convert", "-q", "-f", "raw", "-O", "qcow2", "-c", &path("raw"), &path("qcow2")]);

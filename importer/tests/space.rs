@@ -13,8 +13,8 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use support::guest::Dice;
-use support::places::{Loop, Mount, output, run};
+use places::guest::Dice;
+use places::{Loop, Mount, output, run};
 use support::server::{Served, Server};
 use support::{MIB, Pod, assert_exit, import, names, report, sha256, text};
 

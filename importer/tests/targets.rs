@@ -11,8 +11,8 @@ use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, symlink};
 use std::path::Path;
 
-use support::guest::Dice;
-use support::places::{Loop, Mount, output, run};
+use places::guest::Dice;
+use places::{Loop, Mount, output, run};
 use support::server::{Served, Server};
 use support::{MIB, Pod, assert_exit, import, import_piped, importer, names, report, sha256, text};
 

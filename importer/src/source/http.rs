@@ -580,7 +580,7 @@ pub(crate) fn percent_decoded(text: &str) -> String {
 
 /// Whether TLS was refused for what the server is, which waiting does not change.
 pub(crate) fn certificate_problem(error: &(dyn std::error::Error + 'static)) -> bool {
-    let tls = remote::below(error).find_map(|error| error.downcast_ref::<rustls::Error>());
+    let tls = crate::error::below(error).find_map(|error| error.downcast_ref::<rustls::Error>());
     tls.is_some_and(|tls| {
         matches!(
             tls,
@@ -594,7 +594,7 @@ pub(crate) fn certificate_problem(error: &(dyn std::error::Error + 'static)) -> 
 
 /// Whether the other end answered a TLS greeting with something else.
 pub(crate) fn not_tls(error: &(dyn std::error::Error + 'static)) -> bool {
-    let tls = remote::below(error).find_map(|error| error.downcast_ref::<rustls::Error>());
+    let tls = crate::error::below(error).find_map(|error| error.downcast_ref::<rustls::Error>());
     matches!(
         tls,
         Some(rustls::Error::InvalidMessage(

@@ -28,8 +28,8 @@ use disk_image::{Access, Facts, Source, Stop, compress};
 
 use super::manifest::{self, Descriptor, Image};
 use super::tar_stream::{Entry, TarStream, What};
-use crate::checksum::Checked;
 use crate::error::{Error, Kind};
+use disk_image::volume::Checked;
 
 /// The folder of an image that holds the disk.
 const FOLDER: &str = "disk";
@@ -142,7 +142,7 @@ fn environment(image: &Image, blobs: &dyn Blobs) -> Result<Vec<String>, Error> {
     let Some(config) = &image.config else { return Ok(Vec::new()) };
     match blobs.document(config).and_then(|bytes| manifest::environment(&bytes)) {
         Err(error) if error.kind() != Kind::Stopped => {
-            let error = crate::report::chain(&error);
+            let error = crate::error::chain(&error);
             tracing::warn!(error, "the image's environment is not known; no labels come of it");
             Ok(Vec::new())
         }

@@ -11,8 +11,8 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use sha2::{Digest, Sha256, Sha512};
 
-use crate::checksum::Checksum;
 use crate::error::{Error, Kind};
+use disk_image::volume::Checksum;
 
 /// Largest document that is read; what registries take, too.
 pub(crate) const DOCUMENT_MAX: u64 = 4 << 20;

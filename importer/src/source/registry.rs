@@ -599,7 +599,7 @@ mod tests {
         let path = folder.path().join("config.json");
         std::fs::write(&path, r#"{"auths":"hunter2"}"#).unwrap();
         let error = AuthFile::read(&path).err().unwrap();
-        assert!(!crate::report::chain(&error).contains("hunter2"), "{error}");
+        assert!(!crate::error::chain(&error).contains("hunter2"), "{error}");
         let options =
             Options { password: Some("hunter2".to_owned()), ..Options::new("docker://u:hunter2@h/x") };
         assert!(!format!("{options:?}").contains("hunter2"));

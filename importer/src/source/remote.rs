@@ -19,7 +19,6 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::future::Future;
 use std::hash::{BuildHasher, Hasher};
-use std::io;
 use std::pin::Pin;
 use std::time::{Duration, Instant};
 
@@ -51,21 +50,8 @@ impl Changed {
 
     /// The one in `error` or anywhere below it.
     pub fn find<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a Self> {
-        below(error).find_map(|error| error.downcast_ref::<Self>())
+        crate::error::below(error).find_map(|error| error.downcast_ref::<Self>())
     }
-}
-
-/// `error` and everything below it.
-pub(crate) fn below<'a>(
-    error: &'a (dyn StdError + 'static),
-) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
-    std::iter::successors(Some(error), |&error: &&'a (dyn StdError + 'static)| {
-        // An io::Error's source is what lies below the error it carries, not that error.
-        match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
-            Some(inner) => Some(inner as &'a (dyn StdError + 'static)),
-            None => error.source(),
-        }
-    })
 }
 
 impl fmt::Display for Changed {
@@ -333,6 +319,8 @@ impl fmt::Display for Chain<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
     use super::*;
 
     fn mark(etag: &str, modified: &str) -> Mark {

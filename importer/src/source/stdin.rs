@@ -2,12 +2,11 @@
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read, Seek};
-use std::ops::Range;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use disk_image::{Access, Facts, FileSource, Source, Stop};
+use disk_image::{FileSource, Once, Source, Stop};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::error::Error;
@@ -27,31 +26,8 @@ pub(crate) fn open(stop: &Stop) -> Result<(Arc<dyn Source>, Metadata), Error> {
     if meta.is_file() && file.stream_position().is_ok_and(|at| at == 0) {
         return Ok((Arc::new(FileSource::new(file).map_err(failed)?), meta));
     }
-    Ok((Arc::new(Pipe { file: Mutex::new(Some(file)), stop: stop.clone() }), meta))
-}
-
-struct Pipe {
-    file: Mutex<Option<File>>,
-    stop: Stop,
-}
-
-impl Source for Pipe {
-    fn facts(&self) -> Facts {
-        Facts { size: None, access: Access::Once }
-    }
-
-    fn open(&self, range: Range<u64>) -> io::Result<Box<dyn Read + Send>> {
-        if range.start != 0 {
-            return Err(io::Error::new(
-                io::ErrorKind::Unsupported,
-                "standard input is read from its start only",
-            ));
-        }
-        let file = self.file.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let file = file
-            .ok_or_else(|| io::Error::new(io::ErrorKind::Unsupported, "standard input is read once only"))?;
-        Ok(Box::new(PipeReader { file, stop: self.stop.clone() }.take(range.end)))
-    }
+    let reader = PipeReader { file, stop: stop.clone() };
+    Ok((Arc::new(Once::new("standard input", None, Box::new(reader))), meta))
 }
 
 struct PipeReader {

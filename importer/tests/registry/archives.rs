@@ -7,8 +7,9 @@ use disk_image::Stop;
 use importer::source::oci_archive;
 use importer::{Error, Kind};
 
-use crate::images::{GZIP, Layer, MIB, PLAIN, ZSTD, archive, disk, tar};
-use crate::pull::{read, text};
+use crate::pull::read;
+use crate::support::errors::told;
+use sources::images::{GZIP, Layer, MIB, PLAIN, ZSTD, archive, disk, tar};
 
 fn pull_archive(archive: impl Into<PathBuf>) -> Result<Vec<u8>, Error> {
     read(&oci_archive::open(&oci_archive::Options::new(archive), &Stop::new())?)
@@ -26,8 +27,8 @@ fn archives_hold_images() {
     }
     let fails = |archive: PathBuf, kind: Kind, words: &str| {
         let error = pull_archive(archive).unwrap_err();
-        assert!(error.kind() == kind && text(&error).contains(words), "{:?} {}", error.kind(), text(&error));
-        text(&error)
+        assert!(error.kind() == kind && told(&error).contains(words), "{:?} {}", error.kind(), told(&error));
+        told(&error)
     };
     fails(format!("{}:v2", path("gz").display()).into(), Kind::Refused, "no image called v2");
     let two = archive(&[

@@ -7,16 +7,18 @@ use importer::Kind;
 use importer::source::registry::Options;
 use serde_json::{Value, json};
 
-use crate::images::{
+use crate::pull::{assert_pulled, assert_refused, open, options, pull, with_user};
+use crate::servers::Cutter;
+use crate::support::errors::told;
+use sources::images::{
     DOCKER_GZIP, DOCKER_LIST, DOCKER_MANIFEST, GZIP, Layer, MIB, OCI_INDEX, OCI_MANIFEST, PASSWORD, PLAIN,
     ZSTD, disk, tar,
 };
-use crate::pull::{assert_pulled, assert_refused, open, options, pull, text, with_user};
-use crate::servers::{Cutter, Login, Registry, Store, Tls};
+use sources::registry::{Login, Registry, Store, Tls};
 
 #[test]
 fn disks_of_every_packing_in_every_layer() {
-    let (store, tls) = (Store::new(), Tls::new());
+    let (store, tls) = (Store::start(), Tls::make());
     let registry = Registry::start(store.path(), Some(&tls), &Login::Open);
     let raw = disk(3 * MIB + 512, 1);
     let base = || Layer::new(GZIP, &[("etc/", b""), ("etc/passwd", b"root"), ("disk.img", b"not this one")]);
@@ -47,7 +49,7 @@ fn disks_of_every_packing_in_every_layer() {
 
 #[test]
 fn later_layers_hide_earlier_ones() {
-    let (store, tls) = (Store::new(), Tls::new());
+    let (store, tls) = (Store::start(), Tls::make());
     let registry = Registry::start(store.path(), Some(&tls), &Login::Open);
     let layer = |files: &[(&str, &[u8])]| Layer::new(GZIP, files);
     let pulled = |tag: &str, layers: &[Layer]| {
@@ -79,7 +81,7 @@ fn later_layers_hide_earlier_ones() {
 
 #[test]
 fn a_second_disk_in_another_layer_is_refused() {
-    let (store, tls) = (Store::new(), Tls::new());
+    let (store, tls) = (Store::start(), Tls::make());
     let registry = Registry::start(store.path(), Some(&tls), &Login::Open);
     let raw = disk(MIB, 5);
     let a: (&str, &[u8]) = ("disk/a", &raw);
@@ -104,7 +106,7 @@ fn a_second_disk_in_another_layer_is_refused() {
             let options = options(registry.image(&format!("m:{tag}")), Some(&tls));
             match refused {
                 // Before a byte of the disk is read.
-                true => assert!(text(&open(&options).expect_err(tag)).contains(several), "{tag}"),
+                true => assert!(told(&open(&options).expect_err(tag)).contains(several), "{tag}"),
                 false => assert_pulled(&options, b"other"),
             }
         }
@@ -113,7 +115,7 @@ fn a_second_disk_in_another_layer_is_refused() {
 
 #[test]
 fn images_without_one_disk_are_refused() {
-    let (store, tls) = (Store::new(), Tls::new());
+    let (store, tls) = (Store::start(), Tls::make());
     let registry = Registry::start(store.path(), Some(&tls), &Login::Open);
     let raw = disk(MIB, 2);
     #[rustfmt::skip]
@@ -164,7 +166,7 @@ fn seal(tar: &mut [u8]) {
 
 #[test]
 fn the_platforms_image_is_chosen() {
-    let (store, tls) = (Store::new(), Tls::new());
+    let (store, tls) = (Store::start(), Tls::make());
     let registry = Registry::start(store.path(), Some(&tls), &Login::Open);
     for (kind, list, tag) in [(GZIP, OCI_INDEX, "oci"), (DOCKER_GZIP, DOCKER_LIST, "docker")] {
         let platforms = [("amd64", "", "pc"), ("arm64", "v8", "arm"), ("arm", "v7", "old arm")];
@@ -206,7 +208,7 @@ fn the_platforms_image_is_chosen() {
 
 #[test]
 fn tampered_images_fail() {
-    let (store, tls) = (Store::new(), Tls::new());
+    let (store, tls) = (Store::start(), Tls::make());
     let registry = Registry::start(store.path(), Some(&tls), &Login::Open);
     let raw = disk(2 * MIB, 3);
     let flip = |digest: &str, at: usize| {
@@ -238,7 +240,7 @@ fn tampered_images_fail() {
     let (_, _, layers) = store.push("t", "gz", &[Layer::new(GZIP, &[("disk/gz", &raw)])]);
     flip(&layers[0], MIB);
     let error = pull(&options(registry.image("t:gz"), Some(&tls))).unwrap_err();
-    assert!(matches!(error.kind(), Kind::Digest | Kind::Process), "{}", text(&error));
+    assert!(matches!(error.kind(), Kind::Digest | Kind::Process), "{}", told(&error));
     // Shorter than the manifest says.
     let (_, _, layers) = store.push("t", "short", &[Layer::new(PLAIN, &[("disk/short", &raw)])]);
     let path = store.blob(&layers[0]);
@@ -253,12 +255,12 @@ fn tampered_images_fail() {
     let image = options(registry.image(&format!("t@{digest}")), Some(&tls));
     // The registry notices by itself, or else we do.
     let error = pull(&image).unwrap_err();
-    assert!(matches!(error.kind(), Kind::Digest | Kind::Connect), "{}", text(&error));
+    assert!(matches!(error.kind(), Kind::Digest | Kind::Connect), "{}", told(&error));
 }
 
 #[test]
 fn connections_that_break_are_survived() {
-    let (store, tls) = (Store::new(), Tls::new());
+    let (store, tls) = (Store::start(), Tls::make());
     let registry = Registry::start(store.path(), Some(&tls), &Login::Password);
     let cutter = Cutter::start(registry.address, 600_000);
     let raw = disk(6 * MIB, 4);

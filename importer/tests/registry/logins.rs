@@ -11,14 +11,15 @@ use importer::source::registry::Options;
 use importer::source::remote::Reach;
 use serde_json::{Value, json};
 
-use crate::images::{GZIP, Layer, MIB, PASSWORD, USER, ZSTD, disk};
 use crate::pull::{assert_pulled, assert_refused, open, options, read, with_user};
-use crate::servers::{Cutter, Login, Registry, Store, Tls};
+use crate::servers::Cutter;
 use crate::tokens::TokenServer;
+use sources::images::{GZIP, Layer, MIB, PASSWORD, USER, ZSTD, disk};
+use sources::registry::{Login, Registry, Store, Tls};
 
 #[test]
 fn passwords_are_sent_when_asked_for() {
-    let (store, tls) = (Store::new(), Tls::new());
+    let (store, tls) = (Store::start(), Tls::make());
     let registry = Registry::start(store.path(), Some(&tls), &Login::Password);
     store.push("p", "latest", &[Layer::new(GZIP, &[("disk/a", b"behind a password")])]);
     let image = registry.image("p");
@@ -35,7 +36,7 @@ fn passwords_are_sent_when_asked_for() {
 
 #[test]
 fn credentials_come_from_files() {
-    let (store, tls) = (Store::new(), Tls::new());
+    let (store, tls) = (Store::start(), Tls::make());
     let registry = Registry::start(store.path(), Some(&tls), &Login::Password);
     store.push("team/p", "latest", &[Layer::new(GZIP, &[("disk/a", b"x")])]);
     let image = registry.image("team/p");
@@ -66,9 +67,9 @@ fn credentials_come_from_files() {
 
 #[test]
 fn tokens_are_fetched_and_renewed() {
-    let (store, tls) = (Store::new(), Arc::new(Tls::new()));
+    let (store, tls) = (Store::start(), Arc::new(Tls::make()));
     let tokens = TokenServer::start(&tls, false);
-    let registry = Registry::start(store.path(), Some(&tls), &Login::Token(&tokens));
+    let registry = Registry::start(store.path(), Some(&tls), &tokens.login());
     let raw = disk(5 * MIB, 5);
     store.push("a/b", "latest", &[Layer::new(GZIP, &[("disk/a", &raw)])]);
     let image = registry.image("a/b");
@@ -98,9 +99,9 @@ fn tokens_are_fetched_and_renewed() {
 
 #[test]
 fn strangers_get_tokens_where_that_is_allowed() {
-    let (store, tls) = (Store::new(), Arc::new(Tls::new()));
+    let (store, tls) = (Store::start(), Arc::new(Tls::make()));
     let tokens = TokenServer::start(&tls, true);
-    let registry = Registry::start(store.path(), Some(&tls), &Login::Token(&tokens));
+    let registry = Registry::start(store.path(), Some(&tls), &tokens.login());
     store.push("public", "latest", &[Layer::new(ZSTD, &[("disk/a", b"for all")])]);
     assert_pulled(&options(registry.image("public"), Some(&tls)), b"for all");
     assert!(!tokens.queries()[0].contains("account"));
@@ -108,7 +109,7 @@ fn strangers_get_tokens_where_that_is_allowed() {
 
 #[test]
 fn plain_http_only_where_it_was_allowed() {
-    let (store, tls) = (Store::new(), Tls::new());
+    let (store, tls) = (Store::start(), Tls::make());
     store.push("h", "latest", &[Layer::new(GZIP, &[("disk/a", b"plain")])]);
     let secure = Registry::start(store.path(), Some(&tls), &Login::Open);
     // Insecure: with TLS, but for anybody; without TLS.

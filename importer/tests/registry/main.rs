@@ -3,7 +3,7 @@
 //!
 //! One registry without a login writes a storage folder; others with a login serve the same folder.
 //!
-//! - `images`, `servers`, `tokens`, `pull`: what the tests share.
+//! - `servers`, `tokens`, `pull`: what the tests share; images and registries are of `e2e/sources`.
 //! - `disks`, `logins`, `strange`, `archives`, `imports`: the tests, by subject.
 
 #![expect(clippy::expect_used, reason = "a test fails by panicking")]
@@ -11,7 +11,6 @@
 
 mod archives;
 mod disks;
-mod images;
 mod imports;
 mod logins;
 mod pull;

@@ -1,6 +1,5 @@
 //! Pulling a disk with the library: how a registry is reached, what came, and what was said.
 
-use std::error::Error as _;
 use std::io::Read;
 use std::time::Duration;
 
@@ -14,8 +13,9 @@ use importer::source::retry::Policy;
 use importer::source::tls::Trust;
 use importer::{Error, Kind};
 
-use crate::images::{PASSWORD, USER};
-use crate::servers::Tls;
+use crate::support::errors::told;
+use sources::images::{PASSWORD, USER};
+use sources::registry::Tls;
 
 pub(crate) fn options(image: String, tls: Option<&Tls>) -> Options {
     let trust = match tls {
@@ -56,24 +56,14 @@ pub(crate) fn pull(options: &Options) -> Result<Vec<u8>, Error> {
 
 #[track_caller]
 pub(crate) fn assert_pulled(options: &Options, want: &[u8]) {
-    let got = pull(options).unwrap_or_else(|e| panic!("{}", text(&e)));
+    let got = pull(options).unwrap_or_else(|e| panic!("{}", told(&e)));
     assert!(got == want, "{} bytes, wanted {}", got.len(), want.len());
 }
 
 #[track_caller]
 pub(crate) fn assert_refused(options: &Options, kind: Kind, words: &str) {
     let error = pull(options).expect_err("nothing was wrong");
-    let text = text(&error);
+    let text = told(&error);
     assert!(error.kind() == kind && text.contains(words), "{:?}: {text}", error.kind());
     assert!(!text.contains(PASSWORD) && !text.contains("Bearer") && !text.contains("eyJ"), "{text}");
-}
-
-pub(crate) fn text(error: &Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(error) = next {
-        text += &format!(": {error}");
-        next = error.source();
-    }
-    text
 }

@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex};
 use importer::Kind;
 use importer::source::registry::Options;
 
-use crate::images::{GZIP, Layer, MIB, OCI_MANIFEST, PASSWORD, USER, disk, manifest};
 use crate::pull::{assert_pulled, assert_refused, options};
 use crate::servers::request_head;
+use sources::images::{GZIP, Layer, MIB, OCI_MANIFEST, PASSWORD, USER, disk, manifest};
 
 /// A server that answers as told, without TLS; stops when dropped.
 struct Fake {

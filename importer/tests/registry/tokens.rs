@@ -13,8 +13,9 @@ use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use serde_json::{Value, json};
 
-use crate::images::{PASSWORD, USER};
-use crate::servers::{Tls, request_head};
+use crate::servers::request_head;
+use sources::images::{PASSWORD, USER};
+use sources::registry::{Login, Tls};
 
 /// Hands out tokens, as distribution's "Token Authentication Specification" has it.
 pub(crate) struct TokenServer {
@@ -58,7 +59,7 @@ impl TokenServer {
                 let named = head.to_ascii_lowercase().contains("\r\nauthorization:");
                 let (status, body) = if known || (anonymous && !named) {
                     let life = lives.lock().unwrap().pop_front().unwrap_or(60);
-                    ("200 OK", json!({"token": tls.token(&query, life)}).to_string())
+                    ("200 OK", json!({"token": token(&tls, &query, life)}).to_string())
                 } else {
                     ("401 Unauthorized", "{}".to_owned())
                 };
@@ -74,6 +75,11 @@ impl TokenServer {
         server
     }
 
+    /// How a registry lets in who brings its tokens.
+    pub(crate) fn login(&self) -> Login {
+        Login::Token(self.address, self.tls.certs())
+    }
+
     pub(crate) fn queries(&self) -> Vec<String> {
         std::mem::take(&mut self.seen.lock().unwrap())
     }
@@ -86,30 +92,27 @@ impl Drop for TokenServer {
     }
 }
 
-impl Tls {
-    /// A JWT by the server's key, whose certificate the registry trusts through the CA.
-    pub(crate) fn token(&self, query: &str, life: i64) -> String {
-        let scope = query.split(['?', '&']).find_map(|part| part.strip_prefix("scope=")).unwrap_or_default();
-        let scope = scope.replace("%3A", ":").replace("%2F", "/");
-        let parts: Vec<&str> = scope.split(':').collect();
-        let access = match parts[..] {
-            [kind, name, actions] => {
-                json!([{"type": kind, "name": name, "actions": actions.split(',').collect::<Vec<_>>()}])
-            }
-            _ => json!([]),
-        };
-        let now = i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()).unwrap();
-        // The registry allows for a minute of wrong clocks.
-        let claims = json!({
-            "iss": "test", "sub": USER, "aud": "the registry", "exp": now + life - 60, "nbf": now - 600,
-            "iat": now - 600, "jti": "1", "access": access,
-        });
-        let header = json!({"typ": "JWT", "alg": "ES256", "x5c": [STANDARD.encode(&self.der)]});
-        let part = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
-        let signed = format!("{}.{}", part(&header), part(&claims));
-        let key =
-            EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &self.key.serialize_der()).unwrap();
-        let signature = key.sign(&SystemRandom::new(), signed.as_bytes()).unwrap();
-        format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature.as_ref()))
-    }
+/// A JWT by a server's key, whose certificate the registry trusts through the CA.
+fn token(tls: &Tls, query: &str, life: i64) -> String {
+    let scope = query.split(['?', '&']).find_map(|part| part.strip_prefix("scope=")).unwrap_or_default();
+    let scope = scope.replace("%3A", ":").replace("%2F", "/");
+    let parts: Vec<&str> = scope.split(':').collect();
+    let access = match parts[..] {
+        [kind, name, actions] => {
+            json!([{"type": kind, "name": name, "actions": actions.split(',').collect::<Vec<_>>()}])
+        }
+        _ => json!([]),
+    };
+    let now = i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()).unwrap();
+    // The registry allows for a minute of wrong clocks.
+    let claims = json!({
+        "iss": "test", "sub": USER, "aud": "the registry", "exp": now + life - 60, "nbf": now - 600,
+        "iat": now - 600, "jti": "1", "access": access,
+    });
+    let header = json!({"typ": "JWT", "alg": "ES256", "x5c": [STANDARD.encode(&tls.der)]});
+    let part = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
+    let signed = format!("{}.{}", part(&header), part(&claims));
+    let key = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &tls.key.serialize_der()).unwrap();
+    let signature = key.sign(&SystemRandom::new(), signed.as_bytes()).unwrap();
+    format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature.as_ref()))
 }

@@ -20,14 +20,9 @@ use sha2::{Digest, Sha256};
 
 pub(crate) mod crash;
 pub(crate) mod crash_place;
-#[path = "../../../lib/disk-image/tests/write/sys.rs"]
-pub(crate) mod denied;
-pub(crate) mod guest;
-#[path = "../../../lib/disk-image/tests/write/places.rs"]
-pub(crate) mod places;
+pub(crate) mod errors;
 pub(crate) mod server;
 pub(crate) mod sys;
-pub(crate) mod tls;
 
 pub(crate) const KIB: u64 = 1 << 10;
 pub(crate) const MIB: u64 = 1 << 20;

@@ -14,8 +14,10 @@
 //! connection's life ([`connection`]), certificates of ours (servers that verify clients refuse us).
 
 mod address;
+mod answers;
 mod buffers;
 mod connection;
+mod handshake;
 mod wire;
 
 use std::collections::VecDeque;
@@ -31,7 +33,8 @@ use tokio::time::timeout;
 
 use self::address::Address;
 use self::buffers::{Buffer, Buffers};
-use self::connection::{Answer, Connection, Dial, Failure, Trouble};
+use self::connection::{Answer, Connection, Failure, Trouble};
+use self::handshake::Dial;
 use self::wire::{BlockSize, ServerError};
 use super::blocking::Net;
 use super::remote::{Attempts, Chain, Changed, Reach};

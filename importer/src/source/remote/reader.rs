@@ -11,7 +11,7 @@ use futures_util::StreamExt;
 use tokio::time::timeout;
 
 use super::object::{Shared, lock};
-use super::{Attempts, Body, Chain, Changed, Failure, Lane, Part, Remote, TO_END, Want, below, stalled};
+use super::{Attempts, Body, Chain, Changed, Failure, Lane, Part, Remote, TO_END, Want, stalled};
 use crate::error::{Error, Kind};
 use crate::source::retry::{Cause, Verdict, Why};
 
@@ -328,6 +328,7 @@ fn longer(name: &str, end: Option<u64>) -> Error {
 
 /// Whether a connection was broken off rather than ended.
 fn breaks(error: &(dyn StdError + 'static)) -> bool {
-    let mut kinds = below(error).filter_map(|error| error.downcast_ref::<io::Error>()).map(io::Error::kind);
+    let mut kinds =
+        crate::error::below(error).filter_map(|error| error.downcast_ref::<io::Error>()).map(io::Error::kind);
     kinds.find(|kind| *kind != io::ErrorKind::Other).is_some_and(|kind| kind != io::ErrorKind::UnexpectedEof)
 }

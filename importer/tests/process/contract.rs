@@ -1,0 +1,156 @@
+//! The environment contract of a pod.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::process::{Command, Output, Stdio};
+
+use crate::place::{Loop, MIB, Place, assert_exit, disk_bytes, stalled, wait_for};
+use crate::support::importer;
+
+/// A process under the environment contract, with its paths below a folder.
+struct Pod {
+    place: Place,
+}
+
+impl Pod {
+    fn new() -> Self {
+        let place = Place::new();
+        fs::create_dir(place.path("data")).unwrap();
+        fs::create_dir(place.path("dev")).unwrap();
+        Self { place }
+    }
+
+    fn command(&self, environment: &[(&str, &str)]) -> Command {
+        let mut command = importer();
+        command
+            .arg("-v=1")
+            .envs([
+                ("FERROVIRT_IMPORTER_ROOT", self.place.folder.path().to_str().unwrap()),
+                ("FERROVIRT_IMPORTER_METRICS_PORT", "0"),
+                ("PREALLOCATION", "false"),
+                ("FILESYSTEM_OVERHEAD", "0.06"),
+                ("OWNER_UID", "1-2-3"),
+                ("IMPORTER_CONTENTTYPE", "kubevirt"),
+            ])
+            .envs(environment.iter().copied());
+        command
+    }
+
+    fn run(&self, environment: &[(&str, &str)]) -> Output {
+        self.command(environment).stdin(Stdio::null()).output().unwrap()
+    }
+
+    fn message(&self) -> Option<String> {
+        fs::read_to_string(self.place.path("dev/termination-log")).ok()
+    }
+}
+
+#[test]
+fn blank_volumes_of_the_contract() {
+    let pod = Pod::new();
+    assert_exit(&pod.run(&[("IMPORTER_SOURCE", "none"), ("IMPORTER_IMAGE_SIZE", "64Mi")]), 0);
+    assert_eq!(pod.message().as_deref(), Some(r#"{"message":"Import Complete"}"#));
+    let meta = fs::metadata(pod.place.path("data/disk.img")).unwrap();
+    assert_eq!(
+        (meta.len(), meta.uid(), meta.gid(), meta.permissions().mode() & 0o7777),
+        (60 << 20, 107, 107, 0o660)
+    );
+    assert_eq!(pod.place.names("data"), ["disk.img"]);
+
+    let pod = Pod::new();
+    let blank = [("IMPORTER_SOURCE", "none"), ("IMPORTER_IMAGE_SIZE", "64Mi"), ("PREALLOCATION", "true")];
+    assert_exit(&pod.run(&blank), 0);
+    assert_eq!(
+        pod.message().as_deref(),
+        Some(r#"{"preallocationApplied":true,"message":"Import Complete"}"#)
+    );
+    assert!(fs::metadata(pod.place.path("data/disk.img")).unwrap().blocks() * 512 >= 60 << 20);
+
+    // A device: nothing is done and nothing said.
+    let pod = Pod::new();
+    let device = Loop::new(&pod.place, "backing", 4 * MIB as u64, 0x5a);
+    std::os::unix::fs::symlink(&device.path, pod.place.path("dev/cdi-block-volume")).unwrap();
+    assert_exit(&pod.run(&[("IMPORTER_SOURCE", "none"), ("IMPORTER_IMAGE_SIZE", "4Mi")]), 0);
+    assert_eq!(pod.message(), None);
+    assert!(fs::read(&device.path).unwrap().iter().all(|&b| b == 0x5a));
+}
+
+#[test]
+fn failures_of_the_contract() {
+    for (environment, expected) in [
+        (
+            &[("IMPORTER_SOURCE", "vddk")][..],
+            "Unable to process data: the source \"vddk\" is asked for; this importer does not do that",
+        ),
+        (&[("IMPORTER_SOURCE", "http")], "Unable to process data: IMPORTER_ENDPOINT is not set"),
+        (
+            &[("IMPORTER_SOURCE", "http"), ("PREALLOCATION", "perhaps")],
+            "Unable to process data: the environment makes no sense: PREALLOCATION=\"perhaps\" is not one of true, false, 1, 0, t, f",
+        ),
+        (
+            &[("IMPORTER_SOURCE", "none"), ("IMPORTER_IMAGE_SIZE", "lots")],
+            "Unable to process data: the environment makes no sense: IMPORTER_IMAGE_SIZE: \"lots\" is not a quantity like 10Gi, 500M or 1073741824",
+        ),
+        (
+            &[("IMPORTER_SOURCE", "none"), ("IMPORTER_CONTENTTYPE", "archive")],
+            "Unable to process data: the source \"none\" cannot have content type archive; only http can",
+        ),
+        (
+            &[
+                ("IMPORTER_SOURCE", "registry"),
+                ("IMPORTER_ENDPOINT", "docker://r/i"),
+                ("IMPORTER_CONTENTTYPE", "archive"),
+            ],
+            "Unable to process data: the source \"registry\" cannot have content type archive; only http can",
+        ),
+        (
+            &[
+                ("IMPORTER_SOURCE", "http"),
+                ("IMPORTER_ENDPOINT", "http://h/i"),
+                ("IMPORTER_CURRENT_CHECKPOINT", "s1"),
+            ],
+            "Unable to process data: a multi-stage import with checkpoints is asked for; this importer does not do that",
+        ),
+    ] {
+        let pod = Pod::new();
+        assert_exit(&pod.run(environment), 1);
+        assert_eq!(pod.message().as_deref(), Some(expected));
+        assert!(pod.place.names("data").is_empty());
+    }
+}
+
+#[test]
+fn progress_is_served_as_the_controller_reads_it() {
+    let place = Place::new();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let address = format!("127.0.0.1:{port}");
+    let arguments = ["-", &place.text("disk"), "--metrics", &address];
+    let (mut child, input) = stalled(&arguments, &disk_bytes(4 * MIB));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
+    let client = reqwest::Client::builder().danger_accept_invalid_certs(true).build().unwrap();
+    let get = |path: &str| {
+        runtime.block_on(async {
+            let answer = client.get(format!("https://{address}{path}")).send().await.ok()?;
+            Some((answer.status().as_u16(), answer.text().await.ok()?))
+        })
+    };
+    let (status, page) = wait_for("metrics", || get("/metrics"));
+    assert_eq!(status, 200);
+    let line = page.lines().find(|line| line.starts_with("kubevirt_cdi_import_progress_total")).unwrap();
+    let value = line.strip_prefix("kubevirt_cdi_import_progress_total{ownerUID=\"\"} ").unwrap();
+    assert!(value.chars().all(|c| c.is_ascii_digit() || c == '.'), "{line}");
+    assert_eq!(get("/healthz").unwrap(), (200, "ok\n".to_owned()));
+    assert_eq!(get("/").unwrap().0, 404);
+    // Somebody who talks no TLS, and somebody who says nothing, hold nobody up.
+    let mut plain = std::net::TcpStream::connect(&address).unwrap();
+    plain.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+    let _silent = std::net::TcpStream::connect(&address).unwrap();
+    assert_eq!(get("/metrics").unwrap().0, 200);
+    wait_for("the engine's metric", || {
+        get("/metrics")?.1.contains("ferrovirt_import_engine_info{engine=").then_some(())
+    });
+    drop(input);
+    assert!(child.wait().unwrap().success());
+}

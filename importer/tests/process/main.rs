@@ -1,0 +1,15 @@
+//! The program from outside: command line and environment contract, on raw disks (formats have their own tests).
+//!
+//! - `place`: what the tests share.
+//! - `command_line`, `archives`, `contract`, `interrupted`: the tests, by subject.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::expect_used, reason = "a test fails by panicking")]
+
+mod archives;
+mod command_line;
+mod contract;
+mod interrupted;
+mod place;
+#[path = "../support/mod.rs"]
+mod support;

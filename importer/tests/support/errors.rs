@@ -1,0 +1,14 @@
+//! Errors as a log would tell them.
+
+use std::error::Error;
+
+/// An error with everything below it.
+pub(crate) fn told(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(error) = next {
+        text = format!("{text}: {error}");
+        next = error.source();
+    }
+    text
+}

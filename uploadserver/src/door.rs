@@ -1,0 +1,199 @@
+//! The one place for an upload: who may have it, who has it, and what became of it.
+//!
+//! ```text
+//!            POST                      success
+//!   free ───────────► taken by upload ─────────► finished
+//!    ▲                   │      │
+//!    └──── failure ◄─────┘      └─► by another POST, when the one who had it is gone
+//! ```
+//!
+//! Not here: HTTP.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use disk_image::volume::{self, Error, Kind};
+use tokio::sync::watch;
+
+use crate::answer::{Ended, Refusal};
+use crate::content::Shape;
+use crate::upload::{Outcome, Upload};
+
+/// How long an upload that is ended may take to let go of the volume.
+const LETTING_GO: Duration = Duration::from_secs(30);
+/// How long a broken upload waits to be gone on with.
+const RESUME_WITHIN: Duration = Duration::from_secs(3600);
+
+/// The place.
+pub(crate) struct Door {
+    volume: volume::Config,
+    inside: Mutex<Inside>,
+    ended: watch::Sender<Option<Ended>>,
+}
+
+#[derive(Default)]
+struct Inside {
+    /// The last upload, running or not.
+    last: Option<Arc<Upload>>,
+    /// It runs.
+    taken: bool,
+    finished: bool,
+    /// The deadline has passed.
+    late: bool,
+}
+
+/// What somebody who wants the place finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Found {
+    Free,
+    Taken { alive: bool },
+    Finished,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Admission {
+    Enter,
+    /// End the upload there is first.
+    Replace,
+    Refused(Refusal),
+}
+
+/// Whether an upload may begin.
+fn admit(found: Found, late: bool) -> Admission {
+    match (found, late) {
+        (Found::Finished, _) => Admission::Refused(Refusal::Finished),
+        (Found::Taken { alive: true }, _) => Admission::Refused(Refusal::Busy),
+        (Found::Free | Found::Taken { alive: false }, true) => Admission::Refused(Refusal::Late),
+        (Found::Free, false) => Admission::Enter,
+        (Found::Taken { alive: false }, false) => Admission::Replace,
+    }
+}
+
+/// Why an upload does not begin.
+#[derive(Debug)]
+pub(crate) enum Closed {
+    Refused(Refusal),
+    Failed(Error),
+}
+
+impl Door {
+    /// A free place for an upload into `volume`.
+    pub(crate) fn new(volume: volume::Config) -> Arc<Self> {
+        Arc::new(Self { volume, inside: Mutex::default(), ended: watch::Sender::new(None) })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inside> {
+        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins an upload of `size` bytes, if that is known.
+    pub(crate) async fn enter(
+        self: &Arc<Self>,
+        shape: &Shape,
+        size: Option<u64>,
+        resumable: bool,
+    ) -> Result<Arc<Upload>, Closed> {
+        let until = tokio::time::Instant::now() + LETTING_GO;
+        loop {
+            let gone = {
+                let mut inside = self.lock();
+                let found = match (&inside.last, inside.taken, inside.finished) {
+                    (_, _, true) => Found::Finished,
+                    (Some(last), true, false) => Found::Taken { alive: last.feed.is_alive() },
+                    (_, _, false) => Found::Free,
+                };
+                match (admit(found, inside.late), inside.last.clone()) {
+                    (Admission::Refused(refusal), _) => return Err(Closed::Refused(refusal)),
+                    (Admission::Replace, Some(last)) => last,
+                    (Admission::Replace | Admission::Enter, _) => {
+                        let door = self.clone();
+                        let ended = move |upload: &_, outcome: &_| door.leave(upload, outcome);
+                        let upload = Upload::start(&self.volume, shape.clone(), size, resumable, ended)
+                            .map_err(|e| {
+                                Closed::Failed(Error::with(Kind::Process, "cannot start the upload", e))
+                            })?;
+                        (inside.last, inside.taken) = (Some(upload.clone()), true);
+                        return Ok(upload);
+                    }
+                }
+            };
+            tracing::info!("an upload whose client is gone gives way to a new one");
+            gone.cancel();
+            if tokio::time::timeout_at(until, gone.end()).await.is_err() {
+                return Err(Closed::Refused(Refusal::Busy));
+            }
+        }
+    }
+
+    /// `upload` has ended.
+    fn leave(&self, upload: &Arc<Upload>, outcome: &Outcome) {
+        let mut inside = self.lock();
+        inside.taken = false;
+        if let Ok(done) = &**outcome {
+            inside.finished = true;
+            let ended = Ended::Uploaded { clone: upload.clone, preallocated: done.preallocated };
+            self.ended.send_replace(Some(ended));
+        }
+    }
+
+    /// The last upload, if it has this name and may be gone on with.
+    pub(crate) fn find(&self, name: &str) -> Option<Arc<Upload>> {
+        self.lock().last.clone().filter(|upload| upload.resumable && upload.name == name)
+    }
+
+    /// The last upload.
+    pub(crate) fn last(&self) -> Option<Arc<Upload>> {
+        self.lock().last.clone()
+    }
+
+    /// Ends an upload that nobody goes on with, and, when the deadline has passed and nobody is inside, everything.
+    pub(crate) fn look_after(&self, late: bool) {
+        let mut inside = self.lock();
+        inside.late = late;
+        let deserted = inside.last.as_ref().filter(|_| inside.taken).and_then(|last| last.feed.deserted());
+        if deserted.is_some_and(|since| late || since > RESUME_WITHIN)
+            && let Some(last) = &inside.last
+        {
+            last.cancel();
+        }
+        if late && !inside.taken && !inside.finished {
+            self.ended.send_if_modified(|ended| {
+                ended.is_none().then(|| *ended = Some(Ended::DeadlinePassed)).is_some()
+            });
+        }
+    }
+
+    /// Waits until there is nothing more to do.
+    pub(crate) async fn end(&self) -> Ended {
+        let mut ended = self.ended.subscribe();
+        loop {
+            if let Some(ended) = ended.borrow_and_update().clone() {
+                return ended;
+            }
+            // The sender is ours: it does not go.
+            drop(ended.changed().await);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_may_enter() {
+        use Admission::{Enter, Refused, Replace};
+        for (found, late, expected) in [
+            (Found::Free, false, Enter),
+            (Found::Free, true, Refused(Refusal::Late)),
+            (Found::Taken { alive: true }, false, Refused(Refusal::Busy)),
+            (Found::Taken { alive: true }, true, Refused(Refusal::Busy)),
+            (Found::Taken { alive: false }, false, Replace),
+            (Found::Taken { alive: false }, true, Refused(Refusal::Late)),
+            (Found::Finished, false, Refused(Refusal::Finished)),
+            (Found::Finished, true, Refused(Refusal::Finished)),
+        ] {
+            assert_eq!(admit(found, late), expected, "{found:?} {late}");
+        }
+    }
+}

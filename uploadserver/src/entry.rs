@@ -1,0 +1,147 @@
+//! Wires a process together: arguments, environment, logs, signals, the server, the deadline, the termination message.
+//! Not here: any decision about an upload.
+
+use std::ffi::OsString;
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::names;
+use api::upload::Server as Job;
+use disk_image::volume::error::chain;
+use disk_image::volume::{Error, Kind};
+use jiff::Timestamp;
+use serve::signals::Signal;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio_rustls::TlsAcceptor;
+
+use crate::answer::{self, Ended};
+use crate::args::Args;
+use crate::config::Config;
+use crate::door::Door;
+use crate::server::Server;
+
+/// How often the clock is looked at.
+const TICK: Duration = Duration::from_millis(250);
+/// Who comes just after the upload still learns that it was.
+const LAST_ANSWERS: Duration = Duration::from_millis(500);
+/// After a signal the process is gone within two seconds, whatever hangs.
+const LAST_MOMENT: Duration = Duration::from_millis(1700);
+
+/// The program: arguments in (its name first), exit code out.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let args = match Args::parse_from_os(arguments) {
+        Ok(args) => args,
+        Err(error) => {
+            // clap prints help to stdout, mistakes to stderr.
+            drop(error.print());
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+        }
+    };
+    serve::logs::init(serve::logs::klog_level(args.v), args.log_json);
+    // One provider for all TLS of the process; a second call would be a no-op.
+    drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
+    match serve() {
+        Ok(code) => code,
+        Err(error) => {
+            tracing::error!(error = chain(&error), "UploadServer failed");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve() -> Result<ExitCode, Error> {
+    let config = configured()?;
+    let (stop, stopped) = watch::channel(None);
+    serve::signals::watch(move |signal| {
+        tracing::info!(?signal, "stopping");
+        let _ = stop.send(Some(signal));
+    })
+    .map_err(|e| Error::with(Kind::Process, "cannot watch for signals", e))?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(|e| Error::with(Kind::Process, "cannot start the runtime", e))?;
+    let code = runtime.block_on(work(config, stopped));
+    runtime.shutdown_timeout(LAST_MOMENT);
+    code
+}
+
+fn configured() -> Result<Config, Error> {
+    // Variables that are not UTF-8 are not the contract's.
+    let variables: Vec<(String, String)> = std::env::vars_os()
+        .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
+        .collect();
+    let root = variables.iter().find(|(name, _)| name == names::UPLOAD_ROOT_VARIABLE);
+    let root = PathBuf::from(root.map_or("/", |(_, folder)| folder));
+    let job = Job::from_env(variables)
+        .map_err(|e| Error::with(Kind::Usage, "the environment makes no sense", e))?;
+    Config::from_server(job, &root)
+}
+
+async fn work(config: Config, mut stopped: watch::Receiver<Option<Signal>>) -> Result<ExitCode, Error> {
+    let tls = config
+        .identity
+        .server_config(Some(&config.clients), &config.ciphers)
+        .map_err(|e| Error::with(Kind::Usage, "cannot set up TLS", e))?;
+    let listener = listen(config.listen)
+        .await
+        .map_err(|e| Error::with(Kind::Process, format!("cannot listen on {}", config.listen), e))?;
+    if let Ok(address) = listener.local_addr() {
+        tracing::info!(%address, "waiting for an upload");
+    }
+    let door = Door::new(config.volume);
+    let (close, closing) = watch::channel(false);
+    let server = Server { door: door.clone(), client_name: config.client_name, owner_uid: config.owner_uid };
+    let acceptor = TlsAcceptor::from(Arc::new(tls));
+    let serving = tokio::spawn(Arc::new(server).serve(listener, acceptor, closing));
+    let ended = tokio::select! {
+        ended = until_end(&door, config.deadline) => ended,
+        signal = stopped.wait_for(Option::is_some) => {
+            let code = signal.ok().and_then(|signal| *signal).map_or(1, Signal::exit_code);
+            if let Some(upload) = door.last() {
+                upload.cancel();
+                drop(tokio::time::timeout(LAST_MOMENT, upload.end()).await);
+            }
+            return Ok(ExitCode::from(code));
+        }
+    };
+    let message = answer::termination(&ended);
+    if let Err(error) = std::fs::write(&config.termination_log, message) {
+        tracing::warn!(%error, path = %config.termination_log.display(), "the termination message cannot be written");
+    }
+    if ended != Ended::DeadlinePassed {
+        tokio::time::sleep(LAST_ANSWERS).await;
+    }
+    let _ = close.send(true);
+    drop(serving.await);
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn until_end(door: &Door, deadline: Option<Timestamp>) -> Ended {
+    let watching = async {
+        loop {
+            door.look_after(deadline.is_some_and(|deadline| Timestamp::now() >= deadline));
+            tokio::time::sleep(TICK).await;
+        }
+    };
+    tokio::select! {
+        ended = door.end() => ended,
+        () = watching => Ended::DeadlinePassed,
+    }
+}
+
+/// `[::]` means all addresses, also where the kernel has no IPv6.
+async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    match TcpListener::bind(address).await {
+        Err(_) if address.ip() == Ipv6Addr::UNSPECIFIED => {
+            TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await
+        }
+        other => other,
+    }
+}

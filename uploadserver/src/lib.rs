@@ -1,0 +1,30 @@
+//! Takes one upload of a disk image over TLS and puts it straight into a volume: one process, bounded memory, no scratch.
+//! A drop-in for cdi-uploadserver: same environment, paths, status codes, termination message.
+//!
+//! ```text
+//!  connection ─► server ─► door: may this client? is the place free? ─► feed ═══ pieces, bounded ═══╗
+//!  TLS, limits   routes    503, 409                                      HTTP bodies, one after      ║
+//!                                                                        another if they break       ▼
+//!  answer ◄─────────────── outcome ◄──────────────── upload: content ─► disk_image::volume ─► target
+//!  status, reason                                    a thread: form, snappy, tar, digest
+//! ```
+//!
+//! Not here: image formats, sizes, writing (`disk_image`), the contract's names (`api::upload`), certificates (`serve`).
+
+mod answer;
+mod args;
+mod config;
+mod content;
+mod digest;
+mod door;
+mod entry;
+mod feed;
+mod form;
+mod interim;
+mod resume;
+mod routes;
+mod server;
+mod upload;
+
+pub use args::Args;
+pub use entry::run;
