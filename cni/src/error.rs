@@ -143,6 +143,22 @@ impl Error {
     }
 }
 
+impl From<link::Error> for Error {
+    fn from(error: link::Error) -> Self {
+        let (kind, message, source) = error.into_parts();
+        let kind = match kind {
+            link::Kind::Kernel => Kind::Kernel,
+            link::Kind::Unsupported => Kind::Unsupported,
+            link::Kind::Namespace => Kind::Namespace,
+            link::Kind::Mismatch => Kind::Mismatch,
+            link::Kind::TryLater => Kind::TryLater,
+            link::Kind::Invalid => Kind::Config,
+            link::Kind::Internal => Kind::Internal,
+        };
+        Self { kind, message, source }
+    }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)

@@ -3,7 +3,7 @@
 //! Called `cni`, it installs itself and looks at the node.
 //!
 //! A plugin process lives for a few milliseconds: no async runtime, no threads, few system calls. What is asked comes
-//! through `protocol`; `netlink` and `nft` speak to the kernel; `namespace` goes into the pod's; every plugin is a
+//! through `protocol`; the library `link` speaks to the kernel and goes into the pod's namespace; every plugin is a
 //! folder of its own that decides in `plan` and does in `apply`. `ipam` asks an address of another plugin, which runs as
 //! a process of its own or, when it is ours, right here.
 //!
@@ -17,7 +17,6 @@ mod install;
 mod ipam;
 mod loopback;
 mod namespace;
-mod netlink;
 mod nft;
 mod protocol;
 mod tap;
@@ -28,6 +27,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
+use link::netlink;
 use serde_json::{Value, json};
 
 pub use error::{Error, Kind};

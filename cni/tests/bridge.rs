@@ -5,18 +5,7 @@
 mod support;
 
 use serde_json::{Value, json};
-use support::{Host, Namespace, VERSIONS, bridge, count, golden, with};
-
-/// The result with what differs from run to run replaced.
-fn stable(result: &Value, pod: &Namespace) -> Value {
-    let mut text = result.to_string().replace(&pod.path(), "NETNS");
-    for interface in result["interfaces"].as_array().into_iter().flatten() {
-        let mac = interface["mac"].as_str().unwrap();
-        assert_eq!(mac.len(), 17, "{mac}");
-        text = text.replace(mac, "MAC");
-    }
-    serde_json::from_str(&text).unwrap()
-}
+use support::{Host, Namespace, VERSIONS, bridge, count, golden, stable, with};
 
 #[test]
 fn an_attachment_is_made_answered_checked_and_taken_away() {
@@ -50,6 +39,7 @@ fn an_attachment_is_made_answered_checked_and_taken_away() {
         assert_eq!(pod_end["address"], result["interfaces"][2]["mac"]);
         assert_eq!(host.namespace.link("br0")["address"], result["interfaces"][0]["mac"]);
         assert_eq!(host.namespace.link("br0")["operstate"], "UP");
+        assert_eq!(host.namespace.run("cat", &["/proc/sys/net/ipv6/conf/br0/accept_ra"]).trim(), "0");
 
         let check = host.check(&pod, &config, &result);
         if version < "0.4.0" {
@@ -280,6 +270,20 @@ fn a_del_in_the_plugins_own_namespace_touches_no_link_of_the_host() {
     assert_eq!(host.namespace.names(), ["net1", "net2"]);
 }
 
+/// Its process number was given to another pod's process.
+#[test]
+fn a_del_leaves_the_pod_that_took_the_place() {
+    let (host, pod) = (Host::new(), Namespace::new());
+    let mut other = host.call("ADD", &pod, &bridge());
+    other.container = "c2".to_owned();
+    host.make(&other).result();
+    host.del(&pod, &bridge()).result();
+    assert_eq!(pod.names(), ["net1"]);
+    other.verb = "DEL".to_owned();
+    host.make(&other).result();
+    assert!(pod.names().is_empty());
+}
+
 /// KubeVirt renames the pod's end, gives it another address, and puts a link with the old name and address in its place.
 /// A bridge stands for its dummy, which this kernel may lack.
 #[test]
@@ -349,22 +353,4 @@ fn a_collection_sweeps_one_network_and_keeps_its_valid_attachments() {
     let config = with(&bridge(), "cni.dev/valid-attachments", json!([{"containerID": "x"}]));
     assert_eq!(host.make(&host.call("GC", &pods[0], &config)).error().0, 7);
     assert_eq!(host.namespace.names().len(), 3);
-}
-
-#[test]
-fn many_at_once_on_a_bridge_that_is_not_there_yet() {
-    let host = Host::new();
-    let pods: Vec<Namespace> = (0..32).map(|_| Namespace::new()).collect();
-    std::thread::scope(|scope| {
-        let host = &host;
-        let calls = pods.iter().enumerate().map(|(index, pod)| {
-            scope.spawn(move || {
-                let mut call = host.call("ADD", pod, &bridge());
-                call.container = format!("c{index}");
-                host.make(&call).result();
-            })
-        });
-        calls.collect::<Vec<_>>().into_iter().for_each(|call| call.join().unwrap());
-    });
-    assert_eq!(host.namespace.names().len(), 33);
 }

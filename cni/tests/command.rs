@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use serde_json::Value;
-use support::{peer, run};
+use support::{count, peer, run};
 
 fn cni(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_cni")).env_remove("CNI_COMMAND").args(arguments).output().unwrap()
@@ -89,7 +89,7 @@ fn a_plugin_can_be_called_while_it_is_replaced() {
     install(folder.path(), &[]);
     std::thread::scope(|scope| {
         let replace = scope.spawn(|| {
-            for _ in 0..10 {
+            for _ in 0..count(3, 30) {
                 fs::remove_file(folder.path().join("cnv-tuning")).unwrap();
                 let mut other = fs::read(&path).unwrap();
                 other.push(0);

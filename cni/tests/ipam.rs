@@ -7,7 +7,7 @@ mod support;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use support::{Answer, Call, Host, Namespace, VERSIONS, count, golden, peer, with};
+use support::{Answer, Call, Host, Namespace, VERSIONS, count, golden, with};
 
 /// A configuration of `host-local` that keeps its files in the host's folder.
 fn host_local(host: &Host, ranges: &Value) -> Value {
@@ -63,7 +63,7 @@ fn every_version_has_its_shape() {
         let result = host.make(&call(&host, "ADD", "c1", &config)).result();
         golden(&format!("host-local-{version}.json"), &result);
         // The reference says the same about the next one, but for the address.
-        let theirs = theirs(&host, call(&host, "ADD", "c2", &config)).result();
+        let theirs = host.reference(call(&host, "ADD", "c2", &config)).result();
         let plain = theirs.to_string().replace("10.1.2.3/", "10.1.2.2/").replace("fd00::3/", "fd00::2/");
         assert_eq!(serde_json::from_str::<Value>(&plain).unwrap(), result);
         for container in ["c1", "c2"] {
@@ -79,14 +79,9 @@ fn every_version_has_its_shape() {
         }});
         let result = host.make(&call(&host, "ADD", "c1", &config)).result();
         golden(&format!("static-{version}.json"), &result);
-        assert_eq!(self::theirs(&host, call(&host, "ADD", "c1", &config)).result(), result);
+        assert_eq!(host.reference(call(&host, "ADD", "c1", &config)).result(), result);
         host.make(&call(&host, "DEL", "c1", &config)).result();
     }
-}
-
-fn theirs(host: &Host, mut call: Call) -> Answer {
-    call.plugin = peer(call.plugin.file_name().unwrap().to_str().unwrap());
-    host.make(&call)
 }
 
 #[test]
@@ -96,11 +91,11 @@ fn both_sides_go_round_together() {
     let folder = data(&host).join("net");
     let add = |ours: bool, container: &str| {
         let call = call(&host, "ADD", container, &config);
-        addresses(if ours { host.make(&call) } else { theirs(&host, call) }).remove(0)
+        addresses(if ours { host.make(&call) } else { host.reference(call) }).remove(0)
     };
     let delete = |ours: bool, container: &str| {
         let call = call(&host, "DEL", container, &config);
-        if ours { host.make(&call).result() } else { theirs(&host, call).result() }
+        if ours { host.make(&call).result() } else { host.reference(call).result() }
     };
     assert_eq!(add(true, "c1"), "10.1.2.2/29");
     assert_eq!(add(false, "c2"), "10.1.2.3/29");
@@ -117,17 +112,17 @@ fn both_sides_go_round_together() {
     // Full for both.
     let (code, words) = host.make(&call(&host, "ADD", "c8", &config)).error();
     assert_eq!((code, words.contains("no IP addresses available in range set")), (11, true), "{words}");
-    theirs(&host, call(&host, "ADD", "c8", &config)).error();
+    host.reference(call(&host, "ADD", "c8", &config)).error();
     let (code, words) = host.make(&call(&host, "STATUS", "c8", &config)).error();
     assert_eq!((code, words.contains("10.1.2.1-10.1.2.6")), (50, true), "{words}");
     // Each side finds what the other made, and refuses to give twice.
     for container in ["c3", "c4"] {
         let again = call(&host, "ADD", container, &config);
         assert!(host.make(&again).error().1.contains("duplicate"), "{container}");
-        assert!(theirs(&host, again).error().1.contains("duplicate"), "{container}");
+        assert!(host.reference(again).error().1.contains("duplicate"), "{container}");
         let check = call(&host, "CHECK", container, &config);
         host.make(&check).result();
-        theirs(&host, check).result();
+        host.reference(check).result();
     }
     let (code, _) = host.make(&call(&host, "CHECK", "c9", &config)).error();
     assert_eq!(code, 101);
@@ -191,8 +186,8 @@ fn a_collection_frees_what_nobody_valid_has() {
     for container in ["c1", "c2"] {
         host.make(&call(&host, "ADD", container, &config)).result();
     }
-    theirs(&host, call(&host, "ADD", "c3", &config)).result();
-    theirs(&host, call(&host, "ADD", "c4", &config)).result();
+    host.reference(call(&host, "ADD", "c3", &config)).result();
+    host.reference(call(&host, "ADD", "c4", &config)).result();
     // Old versions' files, and one whose content never reached the disk.
     std::fs::write(folder.join("10.1.2.100"), "c1").unwrap();
     std::fs::write(folder.join("10.1.2.101"), "c9").unwrap();
@@ -270,7 +265,7 @@ fn static_addresses_asked_for_elsewhere() {
         let mut call = call(&host, "ADD", "c1", &config);
         call.arguments = arguments.to_owned();
         let ours = host.make(&call);
-        let theirs = theirs(&host, call);
+        let theirs = host.reference(call);
         assert_eq!(ours.success, theirs.success, "{ours:?} {theirs:?}");
         if ours.success {
             assert_eq!(ours.document, theirs.document);
@@ -300,7 +295,7 @@ fn many_at_once_with_the_reference_and_no_address_twice() {
             .map(|index| {
                 scope.spawn(move || {
                     let call = call(host, "ADD", &format!("c{index}"), config);
-                    addresses(if index % 4 == 0 { theirs(host, call) } else { host.make(&call) }).remove(0)
+                    addresses(if index % 4 == 0 { host.reference(call) } else { host.make(&call) }).remove(0)
                 })
             })
             .collect();

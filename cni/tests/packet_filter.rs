@@ -6,16 +6,9 @@
 mod support;
 
 use serde_json::{Value, json};
-use support::{Answer, Call, Host, Namespace, bridge, count, peer, with};
+use support::{Call, Host, Namespace, bridge, count, peer, with};
 
 const MAC: &str = "02:00:00:00:00:01";
-
-/// The same call to the reference plugin, with the reference's IPAM plugins.
-fn theirs(host: &Host, mut call: Call) -> Answer {
-    call.plugin = peer(call.plugin.file_name().unwrap().to_str().unwrap());
-    call.path = call.plugin.parent().unwrap().display().to_string();
-    host.make(&call)
-}
 
 /// All rules of the node, without what numbers them, and links' names replaced by "PORT".
 fn ruleset(host: &Host) -> Vec<Value> {
@@ -65,9 +58,9 @@ fn a_spoof_check_is_the_references() {
     ours.add(&pod, &checked()).result();
     let shown = ruleset(&ours);
     ours.del(&pod, &checked()).result();
-    theirs(&go, go.call("ADD", &pod, &checked())).result();
+    go.reference(go.call("ADD", &pod, &checked())).result();
     assert_eq!(shown, ruleset(&go));
-    theirs(&go, go.call("DEL", &pod, &checked())).result();
+    go.reference(go.call("DEL", &pod, &checked())).result();
     // The table and its common chain stay, as with the reference.
     assert_eq!(ruleset(&ours), ruleset(&go));
     assert_eq!(ruleset(&ours).len(), 2);
@@ -79,7 +72,7 @@ fn either_side_takes_a_spoof_check_of_the_other_away() {
     // Others' rules before and after, so that guesses may miss.
     host.make(&check_of(&host, "ADD", &pods[1], &checked(), "c2")).result();
     for mixed in 0..4 {
-        let by = |call: Call, go: bool| if go { theirs(&host, call) } else { host.make(&call) };
+        let by = |call: Call, go: bool| if go { host.reference(call) } else { host.make(&call) };
         by(check_of(&host, "ADD", &pods[0], &checked(), "c1"), mixed & 1 == 1).result();
         by(check_of(&host, "ADD", &pods[2], &checked(), "c3"), mixed & 1 == 0).result();
         assert_eq!(of_attachments(&host).len(), 18);
@@ -144,7 +137,7 @@ fn a_vanished_pod_leaves_no_rule() {
 #[test]
 fn an_add_replaces_what_is_left_of_another_and_nothing_that_lives() {
     let (host, pod) = (Host::new(), Namespace::new());
-    theirs(&host, host.call("ADD", &pod, &checked())).result();
+    host.reference(host.call("ADD", &pod, &checked())).result();
     let before = ruleset(&host);
     let (code, words) = host.add(&pod, &checked()).error();
     assert!(code == 101 && words.contains("attached"), "{words}");
@@ -191,7 +184,7 @@ fn a_collection_takes_rules_of_its_own_network_only() {
         if index < 6 {
             host.make(&check_of(&host, "ADD", pod, &without_ipam(config), &container)).result();
         } else {
-            theirs(&host, check_of(&host, "ADD", pod, config, &container)).result();
+            host.reference(check_of(&host, "ADD", pod, config, &container)).result();
         }
     }
     assert_eq!(of_attachments(&host).len(), 9 * 6);
@@ -237,10 +230,8 @@ fn many_checks_are_swept_at_once() {
 
 /// Addresses from host-local, masqueraded by a backend.
 fn masqueraded(host: &Host, backend: &str) -> Value {
-    let config = with(&with(&bridge(), "ipMasq", json!(true)), "ipMasqBackend", json!(backend));
-    let subnets = json!([[{"subnet": "10.77.0.0/24"}], [{"subnet": "fd77::/64"}]]);
-    let leases = host.folder.path().join("leases");
-    with(&config, "ipam", json!({"type": "host-local", "ranges": subnets, "dataDir": leases}))
+    let ranges = json!([[{"subnet": "10.77.0.0/24"}], [{"subnet": "fd77::/64"}]]);
+    host.with_ranges(&ranges, json!({"ipMasq": true, "ipMasqBackend": backend}))
 }
 
 #[test]
@@ -250,7 +241,7 @@ fn masquerading_is_the_references() {
         ours.add(&pod, &masqueraded(&ours, backend)).result();
         let shown = ruleset(&ours);
         ours.del(&pod, &masqueraded(&ours, backend)).result();
-        theirs(&go, go.call("ADD", &pod, &masqueraded(&go, backend))).result();
+        go.reference(go.call("ADD", &pod, &masqueraded(&go, backend))).result();
         assert_eq!(shown, ruleset(&go), "{backend}");
         assert!(of_attachments(&ours).is_empty(), "{backend}: {:?}", of_attachments(&ours));
     }
@@ -266,10 +257,10 @@ fn either_side_takes_masquerading_of_the_other_away() {
         // The configuration of a DEL may name the other backend.
         for (go_adds, deleting) in [(false, "nftables"), (true, "nftables"), (true, "iptables")] {
             let add = check_of(&host, "ADD", &pods[0], &config, "c1");
-            if go_adds { theirs(&host, add) } else { host.make(&add) }.result();
+            if go_adds { host.reference(add) } else { host.make(&add) }.result();
             assert_eq!(of_attachments(&host).len(), before * 2, "{backend}");
             let del = check_of(&host, "DEL", &pods[0], &masqueraded(&host, deleting), "c1");
-            if go_adds { host.make(&del) } else { theirs(&host, del) }.result();
+            if go_adds { host.make(&del) } else { host.reference(del) }.result();
             assert_eq!(of_attachments(&host).len(), before, "{backend} {go_adds} {deleting}");
         }
     }
@@ -296,7 +287,7 @@ fn a_collection_takes_masquerading_of_its_own_network_only() {
     let config = masqueraded(&host, "nftables");
     let other = with(&config, "name", json!("net2"));
     host.make(&check_of(&host, "ADD", &pods[0], &config, "c1")).result();
-    theirs(&host, check_of(&host, "ADD", &pods[1], &config, "c2")).result();
+    host.reference(check_of(&host, "ADD", &pods[1], &config, "c2")).result();
     host.make(&check_of(&host, "ADD", &pods[2], &other, "c3")).result();
     let valid = json!([{"containerID": "c2", "ifname": "net1"}]);
     host.make(&host.call("GC", &pods[0], &with(&config, "cni.dev/valid-attachments", valid))).result();

@@ -133,6 +133,23 @@ fn the_reference_deletes_ours_and_ours_the_references() {
     assert!(pod.names().is_empty());
 }
 
+#[test]
+fn what_is_not_ours_stays() {
+    let (host, pod) = (Host::new(), Namespace::new());
+    pod.ip("link add net1 type ifb");
+    assert_eq!(host.add(&pod, &tap()).error().0, 101);
+    host.del(&pod, &tap()).result();
+    assert_eq!(pod.names(), ["net1"]);
+    pod.ip("link del net1");
+    // Another network's.
+    let other = with(&tap(), "name", json!("net2"));
+    host.add(&pod, &other).result();
+    host.del(&pod, &tap()).result();
+    assert_eq!(pod.names(), ["net1"]);
+    host.del(&pod, &other).result();
+    assert!(pod.names().is_empty());
+}
+
 fn loopback() -> Value {
     json!({"cniVersion": "1.1.0", "name": "net", "type": "loopback"})
 }

@@ -5,10 +5,8 @@
 
 mod support;
 
-use std::path::Path;
-
 use serde_json::{Value, json};
-use support::{Answer, Call, Host, Namespace, VERSIONS, bridge, peer, with};
+use support::{Answer, Call, Host, Namespace, VERSIONS, bridge, with};
 
 /// A pod with `net1`, and a result that tells of it.
 fn pod() -> (Namespace, Value) {
@@ -62,11 +60,6 @@ fn files(host: &Host) -> Vec<String> {
     folder.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }
 
-fn theirs(host: &Host, mut call: Call) -> Answer {
-    call.plugin = peer("tuning");
-    host.make(&call)
-}
-
 #[test]
 fn everything_is_tuned_checked_and_restored() {
     let host = Host::new();
@@ -108,7 +101,7 @@ fn everything_is_tuned_checked_and_restored() {
 fn the_reference_and_ours_do_the_same_and_undo_each_other() {
     type Make = fn(&Host, Call) -> Answer;
     let ours: Make = |host, call| host.make(&call);
-    let theirs: Make = theirs;
+    let theirs: Make = |host, call| host.reference(call);
     let mut seen = Vec::new();
     for (attaches, detaches) in [(ours, theirs), (theirs, ours), (theirs, theirs)] {
         let host = Host::new();
@@ -237,64 +230,6 @@ fn a_del_without_its_namespace_or_link_leaves_no_file() {
     }
 }
 
-/// Chains of real libcni: ours alone, and ours with the reference's portmap and bandwidth behind it.
-#[test]
-fn cnitool_drives_chains() {
-    let chains = [
-        json!([
-            {"type": "cnv-bridge", "bridge": "br0"},
-            {"type": "cnv-tuning", "capabilities": {"mac": true}, "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}},
-        ]),
-        json!([
-            {"type": "bridge", "bridge": "br0"},
-            {"type": "portmap", "backend": "nftables", "capabilities": {"portMappings": true}},
-            {"type": "bandwidth", "ingressRate": 1_000_000, "ingressBurst": 1_000_000},
-        ]),
-    ];
-    for plugins in chains {
-        let (host, pod) = (Host::new(), Namespace::new());
-        let folder = host.folder.path();
-        for name in ["portmap", "bandwidth"] {
-            std::os::unix::fs::symlink(peer(name), folder.join(name)).unwrap();
-        }
-        std::fs::create_dir(folder.join("net.d")).unwrap();
-        let list = json!({"cniVersion": "1.1.0", "name": "net", "plugins": plugins});
-        std::fs::write(folder.join("net.d/net.conflist"), list.to_string()).unwrap();
-        let tool = |verb: &str| {
-            let mut command = host.namespace.command(peer("cnitool"));
-            command.args([verb, "net", &pod.path()]).env("NETCONFPATH", folder.join("net.d"));
-            command.env("CNI_PATH", folder).env("CNI_IFNAME", "net1");
-            command.env("CAP_ARGS", r#"{"mac": "02:00:00:00:00:07"}"#);
-            let output = command.output().unwrap();
-            assert!(output.status.success(), "{verb} {plugins}: {output:?}");
-            output.stdout
-        };
-        tool("status");
-        let result: Value = serde_json::from_slice(&tool("add")).unwrap();
-        if plugins[1]["type"] == "cnv-tuning" {
-            assert_eq!(result["interfaces"][2]["mac"], "02:00:00:00:00:07");
-            assert_eq!(pod.link("net1")["address"], "02:00:00:00:00:07");
-        }
-        tool("check");
-        tool("del");
-        assert!(pod.names().is_empty());
-        assert_eq!(host.namespace.names(), ["br0"], "{plugins}");
-        tool("del");
-        tool("add");
-        tool("gc");
-        assert!(pod.names().is_empty());
-        let left = host.namespace.names();
-        // The reference's bandwidth collects nothing.
-        assert!(left.iter().all(|name| name == "br0" || name.starts_with("bwp")), "{left:?}");
-        let left = Path::new("/run/cni/tuning").read_dir().into_iter().flatten().flatten();
-        let left: Vec<_> = left
-            .map(|entry| entry.file_name())
-            .filter(|name| name.to_string_lossy().contains(&pod.path()))
-            .collect();
-        assert!(left.is_empty(), "{left:?}");
-    }
-}
-
 #[test]
 fn results_of_every_version_pass_through() {
     for version in VERSIONS {
@@ -318,4 +253,24 @@ fn results_of_every_version_pass_through() {
         assert!(host.del(&pod, &config).success);
     }
     assert_eq!(bridge()["type"], "bridge");
+}
+
+#[test]
+fn a_broken_backup_is_told_and_kept() {
+    for (content, mtu) in [("", 1400), ("{\"mtu\": 1500", 1400), ("{\"mtu\": 1500, \"mac\": 7}", 1500)] {
+        let host = Host::new();
+        let (pod, previous) = pod();
+        let config = with(&tuning(&host, &previous), "mtu", json!(1400));
+        host.add(&pod, &config).result();
+        std::fs::write(host.folder.path().join("backups/c1_net1.json"), content).unwrap();
+        let answer = host.del(&pod, &config);
+        assert!(answer.success && answer.document.is_none(), "{answer:?}");
+        assert!(answer.stderr.contains("c1_net1.broken") && answer.stderr.contains("net1"), "{answer:?}");
+        // What could be read is restored.
+        assert_eq!(pod.link("net1")["mtu"], mtu, "{content}");
+        assert_eq!(files(&host), ["c1_net1.broken"]);
+        let kept = std::fs::read_to_string(host.folder.path().join("backups/c1_net1.broken")).unwrap();
+        assert_eq!(kept, content);
+        assert!(host.del(&pod, &config).stderr.is_empty());
+    }
 }

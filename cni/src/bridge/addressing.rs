@@ -17,6 +17,9 @@ const POD_END: usize = 2;
 /// RT_SCOPE_LINK of linux/rtnetlink.h: what is reached without a gateway.
 const LINK_SCOPE: u8 = 253;
 
+/// RFC 8200, section 5. Below it the kernel takes IPv6 from a link.
+const IPV6_MTU: u32 = 1280;
+
 /// What an attachment has on layer 3.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Addressing {
@@ -34,13 +37,21 @@ impl Addressing {
     /// Decides. `before` is what earlier plugins of a chain answered.
     ///
     /// # Errors
-    /// [`crate::Kind::Config`] when a gateway cannot be one.
+    /// [`crate::Kind::Config`] when a gateway cannot be one, or the MTU is too small for an address.
     pub(super) fn make(config: &Config, lease: &Outcome, before: &Outcome) -> Result<Self, Error> {
         let mut addressing = Self {
             routes: lease.routes.clone(),
             dns: if config.dns.is_empty() { lease.dns.clone() } else { config.dns.clone() },
             ..Self::default()
         };
+        if let Some(mtu) = config.mtu.filter(|mtu| *mtu < IPV6_MTU)
+            && let Some(ip) = lease.ips.iter().find(|ip| ip.address.addr().is_ipv6())
+        {
+            let address = ip.address;
+            return Err(Error::config(format!(
+                "\"mtu\": {mtu} leaves no room for {address}: IPv6 needs an MTU of at least {IPV6_MTU}"
+            )));
+        }
         for ip in &lease.ips {
             let four = ip.address.addr().is_ipv4();
             let mut gateway = ip.gateway;
@@ -144,23 +155,10 @@ pub(super) fn gateway_step(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::{Call, Environment, Interface};
-
-    fn call(keys: &str) -> Call {
-        let environment = Environment {
-            command: "ADD".into(),
-            container: "c1".into(),
-            namespace: "/run/netns/x".into(),
-            interface: "eth0".into(),
-            path: "/".into(),
-            ..Environment::default()
-        };
-        let text = format!(r#"{{"cniVersion": "1.1.0", "name": "net", "type": "bridge"{keys}}}"#);
-        crate::protocol::read(&environment, text.as_bytes()).call.unwrap().unwrap()
-    }
+    use crate::protocol::{Call, Interface};
 
     fn config(keys: &str) -> Config {
-        Config::parse(&call(keys)).unwrap()
+        Config::parse(&Call::adding(keys)).unwrap()
     }
 
     fn net(text: &str) -> IpNet {
@@ -213,10 +211,10 @@ mod tests {
                 &["192.0.2.0/24 10.1.2.9", "::/0 "],
                 &["192.0.2.0/24 10.1.2.9", "::/0 "],
             ),
-            (r#", "isGateway": true"#, four, &[], &["10.1.2.1/24"], &[], &[]),
-            (r#", "isGateway": true"#, bare, &[], &["10.1.2.1/24", "fd00::1/64"], &[], &[]),
+            (r#""isGateway": true,"#, four, &[], &["10.1.2.1/24"], &[], &[]),
+            (r#""isGateway": true,"#, bare, &[], &["10.1.2.1/24", "fd00::1/64"], &[], &[]),
             (
-                r#", "isDefaultGateway": true"#,
+                r#""isDefaultGateway": true,"#,
                 bare,
                 &[],
                 &["10.1.2.1/24", "fd00::1/64"],
@@ -224,7 +222,7 @@ mod tests {
                 &["0.0.0.0/0 10.1.2.1", "::/0 fd00::1"],
             ),
             (
-                r#", "isDefaultGateway": true"#,
+                r#""isDefaultGateway": true,"#,
                 many,
                 &[],
                 &["10.1.2.1/24", "fd00::1/64", "fd01::1/64"],
@@ -232,7 +230,7 @@ mod tests {
                 &["0.0.0.0/0 10.1.2.1", "::/0 fd00::1"],
             ),
             (
-                r#", "isDefaultGateway": true"#,
+                r#""isDefaultGateway": true,"#,
                 four,
                 &[("0.0.0.0/0", Some("10.1.2.254"))],
                 &["10.1.2.1/24"],
@@ -241,7 +239,7 @@ mod tests {
             ),
             // The same way twice would be refused by the kernel.
             (
-                r#", "isDefaultGateway": true"#,
+                r#""isDefaultGateway": true,"#,
                 four,
                 &[("0.0.0.0/0", None)],
                 &["10.1.2.1/24"],
@@ -267,7 +265,7 @@ mod tests {
             ..Outcome::default()
         };
         let ips = [("10.1.2.3/24", Some("10.1.2.1")), ("fd00::3/64", None)];
-        let config = config(r#", "isDefaultGateway": true"#);
+        let config = config(r#""isDefaultGateway": true,"#);
         let made = Addressing::make(&config, &lease(&ips, &[]), &before).unwrap();
         assert_eq!(made.ips[0].interface, Some(4));
         assert_eq!(words(&made.routes), ["::/0 fd00::1"]);
@@ -275,10 +273,21 @@ mod tests {
 
     #[test]
     fn a_gateway_that_cannot_be_one() {
-        let config = config(r#", "isGateway": true"#);
+        let config = config(r#""isGateway": true,"#);
         for ip in [("10.1.2.1/24", None), ("10.1.2.3/24", Some("10.1.2.3")), ("10.1.2.3/24", Some("fd00::1"))]
         {
             assert!(Addressing::make(&config, &lease(&[ip], &[]), &Outcome::default()).is_err(), "{ip:?}");
+        }
+    }
+
+    #[test]
+    fn ipv6_needs_room() {
+        let (four, six) = ([("10.1.2.3/24", None)], [("10.1.2.3/24", None), ("fd00::3/64", None)]);
+        for (mtu, refused) in [(68, true), (1279, true), (1280, false), (0, false)] {
+            let config = config(&format!(r#""mtu": {mtu},"#));
+            let make = |ips| Addressing::make(&config, &lease(ips, &[]), &Outcome::default());
+            assert!(make(&four).is_ok());
+            assert_eq!(make(&six).is_err(), refused, "{mtu}");
         }
     }
 
@@ -288,7 +297,7 @@ mod tests {
         given.dns.domain = "ipam".to_owned();
         let make = |keys: &str| Addressing::make(&config(keys), &given, &Outcome::default()).unwrap().dns;
         assert_eq!(make("").domain, "ipam");
-        let ours = make(r#", "dns": {"nameservers": ["192.0.2.1"]}"#);
+        let ours = make(r#""dns": {"nameservers": ["192.0.2.1"]},"#);
         assert_eq!((ours.domain.as_str(), ours.nameservers.len()), ("", 1));
     }
 

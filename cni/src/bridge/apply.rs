@@ -1,4 +1,4 @@
-//! Carries an ADD out: two system calls to netlink where nothing unusual is asked. Every step that changed something is
+//! Carries an ADD out: three system calls to netlink where nothing unusual is asked. Every step that changed something is
 //! noted, and all are undone in reverse if a later one fails.
 
 use std::time::{Duration, Instant};
@@ -10,12 +10,14 @@ use crate::bridge::addressing::Addressing;
 use crate::bridge::config::Config;
 use crate::bridge::identity::{self, NAMES};
 use crate::bridge::plan::{BridgeStep, Found, Plan};
-use crate::bridge::{gateway, pod};
+use crate::bridge::{gateway, pod, status};
 use crate::error::{Error, Kind};
-use crate::namespace::Namespace;
+use crate::ipam::Ipam;
 use crate::netlink::{Address, Answer, Event, Flag, Link, Request, Router};
-use crate::nft::{Filter, Masquerading, SpoofCheck};
+use crate::nft::{AddressPins, Allowed, Backend, Masquerading, SpoofCheck};
 use crate::protocol::{Call, Interface, IpConfig, Outcome};
+use link::Namespace;
+use link::nft::Filter;
 
 /// How long a port may take to come up: what the reference waits in all.
 const PORT_PATIENCE: Duration = Duration::from_millis(2550);
@@ -34,6 +36,10 @@ pub(crate) fn add(config: &Config, call: &Call) -> Result<Outcome, Error> {
     match &config.ipam {
         None => Outcome::refuse_without_addresses(call.version)?,
         Some(ipam) => ipam.locate(call)?,
+    }
+    // Its absence would be found out at the end only.
+    if config.masquerade == Some(Backend::Iptables) {
+        Backend::Iptables.offered()?;
     }
     let home = Namespace::ours()?;
     let pod = Namespace::open(call.namespace.as_deref().unwrap_or_else(|| "".as_ref()))?;
@@ -72,6 +78,12 @@ struct Failure {
     again: bool,
 }
 
+impl From<link::Error> for Failure {
+    fn from(error: link::Error) -> Self {
+        Error::from(error).into()
+    }
+}
+
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         Self { error, again: false }
@@ -94,32 +106,34 @@ fn attach(
     undo: &mut Undo,
 ) -> Result<Outcome, Failure> {
     let plan = Plan::make(config, call, &look(config, call, host)?, random()?)?;
-    let addressing = match &config.ipam {
-        None => None,
-        Some(ipam) => {
-            // Taken once, and only when nothing is known to be in the way.
-            if lease.is_none() {
-                *lease = Some(ipam.lease(call)?);
-            }
-            lease.as_ref().map(|lease| Addressing::make(config, lease, before)).transpose()?
-        }
-    };
+    let mut addressing = None;
+    if let Some(ipam) = config.ipam.as_ref().filter(|ipam| !ipam.wants_the_link(call)) {
+        addressing = Some(leased(config, ipam, call, before, lease)?);
+    }
     // Before there is a link, so that no frame passes unchecked.
     if config.spoof_check {
         check_spoofing(&plan, call, host, undo)?;
     }
+    if let Some(addressing) = addressing.as_ref().filter(|_| config.pin_addresses) {
+        pin(config, &plan, call, &addressing.ips, undo)?;
+    }
     let bridge = prepare_bridge(&plan.bridge, host, undo)?;
     let wired = wire(&plan, &bridge, sides.pod, host, undo)?;
-    let (name, pod_index) = (&plan.pair.pod_name, wired.0.peer);
-    let mut inside = match &addressing {
-        None => None,
-        Some(addressing) => {
-            let index = pod_index.ok_or_else(odd)?;
-            let detect = config.detect_duplicates;
-            Some((index, pod::configure(addressing, detect, name, index, sides.pod, sides.home)?))
-        }
+    let (name, pod_index) = (&plan.pair.pod_name, wired.peer);
+    let configure = |addressing: &Addressing| {
+        let index = pod_index.ok_or_else(odd)?;
+        Ok::<_, Error>((index, pod::configure(config, addressing, name, index, sides.pod, sides.home)?))
     };
-    let (mut host_end, mut bridge) = finish(&plan, wired, host)?;
+    let mut inside = addressing.as_ref().map(configure).transpose()?;
+    let (mut host_end, mut bridge) = finish(&plan, &wired, &bridge, host)?;
+    if let Some(ipam) = config.ipam.as_ref().filter(|_| addressing.is_none()) {
+        let late = leased(config, ipam, call, before, lease)?;
+        if config.pin_addresses {
+            pin(config, &plan, call, &late.ips, undo)?;
+        }
+        inside = Some(configure(&late)?);
+        addressing = Some(late);
+    }
     let mut in_vlan = None;
     if let Some(addressing) = addressing.as_ref().filter(|addressing| !addressing.gateways.is_empty()) {
         let vlan = plan.vlan_gateway.as_ref();
@@ -143,6 +157,21 @@ fn attach(
     let addressing =
         addressing.unwrap_or_else(|| Addressing { dns: config.dns.clone(), ..Addressing::default() });
     Ok(outcome(&plan, call, &made, addressing, before))
+}
+
+/// What IPAM gives. Taken once, and only when nothing is known to be in the way.
+fn leased(
+    config: &Config,
+    ipam: &Ipam,
+    call: &Call,
+    before: &Outcome,
+    lease: &mut Option<Outcome>,
+) -> Result<Addressing, Error> {
+    let given = match lease.take() {
+        Some(given) => given,
+        None => ipam.lease(call)?,
+    };
+    Addressing::make(config, lease.insert(given), before)
 }
 
 /// One look at all that the plan depends on.
@@ -183,6 +212,26 @@ fn check_spoofing(plan: &Plan, call: &Call, host: &mut Router, undo: &mut Undo) 
     Ok(())
 }
 
+/// Lets no frame of the pod pass that bears another address than the pod's.
+fn pin(
+    config: &Config,
+    plan: &Plan,
+    call: &Call,
+    addresses: &[IpConfig],
+    undo: &mut Undo,
+) -> Result<(), Error> {
+    let pins = AddressPins::new(&call.network, &call.attachment);
+    let allowed = Allowed {
+        addresses: addresses.iter().map(|one| one.address.addr()).collect(),
+        mac: Some(plan.pair.pod_mac),
+        mac_checked: config.spoof_check,
+        any_link_local: config.any_link_local,
+    };
+    // Noted first: an answer can get lost.
+    undo.note(Step::AddressPins(pins.clone()));
+    pins.set_up(&mut Filter::open()?, &plan.pair.host_name, &allowed)
+}
+
 /// Masquerades what comes from the pod's addresses, if that is asked for.
 fn masquerade(config: &Config, call: &Call, addresses: &[IpConfig], undo: &mut Undo) -> Result<(), Error> {
     let Some(backend) = config.masquerade else { return Ok(()) };
@@ -204,7 +253,7 @@ fn prepare_bridge(step: &BridgeStep, host: &mut Router, undo: &mut Undo) -> Resu
             };
             // Another ADD was faster: what it made may differ, so look again.
             let again = created.refusal().is_some_and(|refusal| refusal.errno == Errno::EXIST);
-            created.done().map_err(|error| Failure { error, again })?;
+            created.done().map_err(|error| Failure { error: error.into(), again })?;
             undo.note(Step::Bridge { name: new.name.clone() });
             refuse_router_advertisements(&new.name);
             present(shown)?.ok_or_else(|| odd().into())
@@ -240,21 +289,19 @@ fn prepare_bridge(step: &BridgeStep, host: &mut Router, undo: &mut Undo) -> Resu
     }
 }
 
-/// The pair and its place on the bridge, in one system call; both links as they are then.
+/// The pair and its place on the bridge, in one system call; the host's end as it is then, which is down.
 fn wire(
     plan: &Plan,
     bridge: &Link,
     pod: &Namespace,
     host: &mut Router,
     undo: &mut Undo,
-) -> Result<(Link, Link), Failure> {
+) -> Result<Link, Failure> {
     let name = &plan.pair.host_name;
-    let mut requests = vec![
-        Link::create_veth(&plan.pair, pod.raw()),
-        Link::enslave(name, bridge.index, &plan.alias, plan.up_at_once()),
-    ];
+    let mut requests =
+        vec![Link::create_veth(&plan.pair, pod.raw()), Link::enslave(name, bridge.index, &plan.alias)];
     requests.extend(plan.port.map(|settings| Link::set_port(name, settings)));
-    requests.extend([Link::get(name), Link::get_index(bridge.index)]);
+    requests.push(Link::get(name));
     let mut answers = host.exchange(requests)?.into_iter();
     let created = answers.next().ok_or_else(odd)?;
     if let Some(refusal) = created.refusal().filter(|refusal| refusal.errno == Errno::EXIST) {
@@ -266,32 +313,24 @@ fn wire(
     let mut shown = Vec::new();
     for answer in answers {
         let full = answer.refusal().is_some_and(|refusal| refusal.errno == Errno::XFULL);
-        // Another process took the bridge away.
-        let again = answer.refusal().is_some_and(|refusal| refusal.errno == Errno::NODEV);
+        // Another process took the bridge away. To become a port of what is not there is an invalid argument.
+        let gone = |errno| matches!(errno, Errno::NODEV | Errno::INVAL);
+        let again = answer.refusal().is_some_and(|refusal| gone(refusal.errno));
         match answer.done() {
             Ok(messages) => shown.extend(Link::all(&messages)),
             Err(error) if full => {
-                let message = format!("the bridge {} has 1023 ports and takes no more", bridge.name);
-                return Err(Error::with(Kind::Kernel, message, error).into());
+                return Err(Error::with(Kind::Kernel, status::full(&bridge.name), error).into());
             }
-            Err(error) => return Err(Failure { error, again }),
+            Err(error) => return Err(Failure { error: error.into(), again }),
         }
     }
-    match <[Link; 2]>::try_from(shown) {
-        Ok([host_end, bridge]) => {
-            refuse_router_advertisements(name);
-            Ok((host_end, bridge))
-        }
-        Err(_) => Err(odd().into()),
-    }
+    let host_end = shown.pop().ok_or_else(odd)?;
+    silence(name);
+    Ok(host_end)
 }
 
-/// VLANs and port settings come before the port's first frame.
-fn finish(plan: &Plan, wired: (Link, Link), host: &mut Router) -> Result<(Link, Link), Failure> {
-    if plan.up_at_once() {
-        return Ok(wired);
-    }
-    let (host_end, bridge) = wired;
+/// VLANs come before the port's first frame. Both links as they are then.
+fn finish(plan: &Plan, host_end: &Link, bridge: &Link, host: &mut Router) -> Result<(Link, Link), Error> {
     let (index, name) = (host_end.index, &plan.pair.host_name);
     let mut requests = Vec::new();
     if !plan.leave.is_empty() {
@@ -301,23 +340,26 @@ fn finish(plan: &Plan, wired: (Link, Link), host: &mut Router) -> Result<(Link, 
         requests.push(Link::join_vlans(index, &plan.join, format!("put {name} into its VLANs")));
     }
     requests.push(Link::switch(index, Flag::Up, true, format!("set {name} up")));
-    Ok(show(&host_end, &bridge, requests, host)?)
+    show(host_end, bridge, requests, host)
 }
 
-/// Both links as they are after further requests.
+/// Both links as they are after further requests of the host's end. The bridge is asked for before them: what they set going
+/// in the pod holds the lock on all links for a while.
 fn show(
     host_end: &Link,
     bridge: &Link,
-    mut requests: Vec<Request>,
+    changes: Vec<Request>,
     host: &mut Router,
 ) -> Result<(Link, Link), Error> {
-    requests.extend([Link::get_index(host_end.index), Link::get_index(bridge.index)]);
+    let mut requests = vec![Link::get_index(bridge.index)];
+    requests.extend(changes);
+    requests.push(Link::get_index(host_end.index));
     let mut shown = Vec::new();
     for answer in host.exchange(requests)? {
         shown.extend(Link::all(&answer.done()?));
     }
     match <[Link; 2]>::try_from(shown) {
-        Ok([host_end, bridge]) => Ok((host_end, bridge)),
+        Ok([bridge, host_end]) => Ok((host_end, bridge)),
         Err(_) => Err(odd()),
     }
 }
@@ -347,6 +389,12 @@ fn wait_until_it_carries(index: u32, host: &mut Router) -> Result<Link, Error> {
 /// Addresses on this link are ours to give. Best effort, as in the reference: a kernel without IPv6 has no such file.
 fn refuse_router_advertisements(link: &str) {
     let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{link}/accept_ra"), "0");
+}
+
+/// A bridge's port needs no IPv6 of its own. With it, each would have a link-local address and routes on the node, through
+/// which the kernel walks for every port that comes or goes. Before it comes up; best effort, as above.
+fn silence(port: &str) {
+    let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{port}/disable_ipv6"), "1");
 }
 
 /// The links of the host's side, as they are in the end.
@@ -400,6 +448,8 @@ pub(super) enum Step {
     HostEnd { name: String },
     /// Frames with a foreign Ethernet address are thrown away.
     SpoofCheck(SpoofCheck),
+    /// Frames with a foreign address are thrown away.
+    AddressPins(AddressPins),
     /// What leaves the node is masqueraded.
     Masquerading(Masquerading),
     /// Something was switched, and this switches it back.
@@ -432,11 +482,13 @@ impl Step {
             }
             Self::HostEnd { name } => {
                 let Some(link) = find(host, &name)? else { return Ok(()) };
-                host.ask(Link::delete(link.index, &name)).map(drop)
+                host.ask(Link::delete(link.index, &name))?;
+                Ok(())
             }
             Self::SpoofCheck(check) => check.tear_down(&mut Filter::open()?),
+            Self::AddressPins(pins) => pins.tear_down(&mut Filter::open()?),
             Self::Masquerading(masquerading) => masquerading.tear_down(),
-            Self::Ask(request) => host.ask(request).map(drop),
+            Self::Ask(request) => Ok(host.ask(request).map(drop)?),
             Self::Gateway { link, name, address, bridge } => {
                 if Link::all(&host.ask(Link::list(Some(bridge)))?).len() <= 1 {
                     host.ask(Address::remove(link, address, &name))?;

@@ -1,15 +1,18 @@
 //! CHECK: whether an attachment still is what its ADD answered. Looked at from the host, so that a pod's end that
 //! KubeVirt renamed and replaced by a dummy is found too; what later plugins of a chain may change is not compared.
 
+use ipnet::IpNet;
+
 use crate::bridge::apply::{find, present};
 use crate::bridge::config::Config;
 use crate::bridge::identity::{self, NAMES};
 use crate::bridge::plan::gateway_link;
 use crate::error::{Error, Kind};
-use crate::namespace::Namespace;
 use crate::netlink::{Address, KernelRoute, Link, PortSettings, Router};
-use crate::nft::{Filter, SpoofCheck};
+use crate::nft::{AddressPins, Allowed, Masquerading, SpoofCheck};
 use crate::protocol::{Call, Interface, IpConfig, Outcome};
+use link::Namespace;
+use link::nft::Filter;
 
 /// Checks.
 ///
@@ -39,10 +42,25 @@ pub(crate) fn check(config: &Config, call: &Call) -> Result<(), Error> {
     let mut inside = Router::open_in(&pod, &home)?;
     check_pod(config, pod_end, &host_end, &mut inside)?;
     let given = given(&previous, pod_end);
+    if config.pin_addresses {
+        // The Ethernet address may be another one by now, by a later plugin of the chain: without it nothing gets out.
+        let allowed = Allowed {
+            addresses: given.iter().map(|ip| ip.address.addr()).collect(),
+            mac: None,
+            mac_checked: config.spoof_check,
+            any_link_local: config.any_link_local,
+        };
+        let pins = AddressPins::new(&call.network, &call.attachment);
+        pins.check(&mut Filter::open()?, &host_end.name, &allowed)?;
+    }
     if !given.is_empty() {
         check_addresses(name, &given, &mut inside)?;
         check_routes(&previous, &mut inside)?;
         check_gateway(config, &given, &mut host)?;
+        if config.masquerade.is_some() {
+            let addresses: Vec<IpNet> = given.iter().map(|ip| ip.address).collect();
+            Masquerading::new(call).check(&addresses)?;
+        }
     }
     if let Some(ipam) = &config.ipam {
         ipam.check(call)?;
@@ -56,7 +74,8 @@ fn check_bridge(config: &Config, previous: &Outcome, host: &mut Router) -> Resul
     if !bridge.is_bridge() {
         return Err(Error::mismatch(format!("{name} is no bridge")));
     }
-    let before = previous.interfaces.iter().find(|one| one.name == *name && one.sandbox.is_empty());
+    // The configuration may call it by another name of its.
+    let before = previous.interfaces.iter().find(|one| one.name == bridge.name && one.sandbox.is_empty());
     let before = before.ok_or_else(|| Error::mismatch(format!("\"prevResult\" has no bridge {name}")))?;
     // A bridge without a fixed address takes the least of its ports', which may come and go: only a gateway's, which is
     // fixed, must still be the same.
@@ -99,6 +118,9 @@ fn check_port(config: &Config, bridge: &Link, host_end: &Link) -> Result<(), Err
     if !host_end.up {
         return Err(Error::mismatch(format!("{name} is down")));
     }
+    if let Some(mtu) = config.mtu.filter(|mtu| host_end.mtu != *mtu) {
+        return Err(Error::mismatch(format!("{name} has the MTU {}, and was made with {mtu}", host_end.mtu)));
+    }
     let wanted = PortSettings { hairpin: config.hairpin, isolated: config.isolated };
     if host_end.port.is_some_and(|found| found != wanted) {
         return Err(Error::mismatch(format!(
@@ -120,6 +142,10 @@ fn check_pod(config: &Config, before: &Interface, host_end: &Link, inside: &mut 
     let pod_end = shown.flatten().filter(Link::is_veth).filter(|end| end.peer == Some(host_end.index));
     let pod_end = pod_end
         .ok_or_else(|| Error::mismatch(format!("the other end of {} is not in this pod", host_end.name)))?;
+    // A later plugin of the chain may have changed it, and its result says so; results of old versions say nothing.
+    if let Some(mtu) = before.mtu.filter(|mtu| config.mtu.is_some() && pod_end.mtu != *mtu) {
+        return Err(Error::mismatch(format!("{} has the MTU {}, and had {mtu}", pod_end.name, pod_end.mtu)));
+    }
     if !config.pod_end_down && !pod_end.up {
         return Err(Error::mismatch(format!("{} is down", pod_end.name)));
     }

@@ -1,4 +1,4 @@
-//! GC and STATUS. GC takes away what bears this network's alias and belongs to no valid attachment: all of it moves into
+//! GC: takes away what bears this network's alias and belongs to no valid attachment. All of it moves into
 //! a link group of its own and goes in one sweep, which costs the kernel one wait instead of one per link.
 
 use std::collections::BTreeSet;
@@ -6,14 +6,23 @@ use std::net::IpAddr;
 
 use netlink_packet_route::link::LinkAttribute;
 
-use crate::bridge::apply::find;
-use crate::bridge::config::Config;
-use crate::bridge::{config, identity, plan};
+use crate::bridge::{config, identity};
 use crate::error::{Error, Kind};
 use crate::ipam::Ipam;
 use crate::netlink::{Address, Link, Router};
-use crate::nft::{Filter, SpoofChecks, sweep_masquerading};
+use crate::nft::{SpoofChecks, sweep_masquerading, sweep_pins};
 use crate::protocol::{Attachment, Call};
+use link::nft::Filter;
+
+/// What is known before anything is removed.
+struct Facts<'a> {
+    call: &'a Call,
+    valid: BTreeSet<Attachment>,
+    ipam: Option<Ipam>,
+    /// The addresses of this network by host-local's files, whoever made them.
+    noted: Vec<(IpAddr, Attachment)>,
+    checks: SpoofChecks,
+}
 
 /// Removes what no valid attachment owns.
 ///
@@ -21,86 +30,65 @@ use crate::protocol::{Attachment, Call};
 /// Every failure, after all was tried. Nothing is removed when the valid attachments are not understood.
 pub(crate) fn collect(call: &Call) -> Result<(), Error> {
     let valid = call.valid_attachments()?;
-    let leases = leases(call);
     let mut errors = Vec::new();
+    let ipam = Ipam::parse(&call.config).unwrap_or_else(|error| {
+        errors.push(error);
+        None
+    });
+    // What cannot be read proves nothing, and stays.
+    let noted = ipam.as_ref().and_then(|ipam| ipam.reservations(call).ok()).unwrap_or_default();
     let checks = checks(call, &mut errors);
-    errors.extend(Router::open().and_then(|mut host| sweep(call, &valid, &leases, &checks, &mut host)).err());
-    // After the links: until they are gone their frames are checked.
-    if errors.is_empty() {
-        sweep_rules(call, &valid, &leases, &checks, &mut errors);
-    }
-    match Ipam::parse(&call.config) {
-        Ok(None) => {}
-        Ok(Some(ipam)) => errors.extend(ipam.collect(call).err()),
+    let facts = Facts { call, valid, ipam, noted, checks };
+    match Router::open().map_err(Error::from).and_then(|mut host| sweep(&facts, &mut host)) {
+        // After the links: until they are gone their frames are checked.
+        Ok(()) => errors.extend(sweep_rules(&facts).err()),
         Err(error) => errors.push(error),
+    }
+    if let Some(ipam) = &facts.ipam {
+        errors.extend(ipam.collect(call).err());
     }
     Error::all(errors)
 }
 
-/// Whether an ADD could succeed.
-///
-/// # Errors
-/// [`Kind::Unavailable`] with what keeps it from succeeding, or what IPAM says.
-pub(crate) fn status(config: &Config, call: &Call) -> Result<(), Error> {
-    let mut host = Router::open()?;
-    let bridge = find(&mut host, &config.bridge)?;
-    plan::bridge_step(config, bridge.as_ref()).map_err(|error| {
-        let message = format!("network {} cannot be attached to", call.network);
-        Error::with(Kind::Unavailable, message, error)
-    })?;
-    match &config.ipam {
-        None => Ok(()),
-        Some(ipam) => ipam.status(call),
+impl Facts<'_> {
+    /// The attachments that have an address of this network.
+    fn proven(&self) -> BTreeSet<Attachment> {
+        let attachments = self.noted.iter().map(|(_, attachment)| attachment);
+        attachments.filter(|attachment| !attachment.interface.is_empty()).cloned().collect()
     }
-}
-
-/// The attachments that have an address of this network by host-local's files, whoever made them. Best effort: what
-/// cannot be read proves nothing, and stays.
-fn leases(call: &Call) -> BTreeSet<Attachment> {
-    let noted = Ipam::parse(&call.config).ok().flatten().and_then(|ipam| ipam.reservations(call).ok());
-    let noted = noted.unwrap_or_default().into_iter().map(|(_, attachment)| attachment);
-    noted.filter(|attachment| !attachment.interface.is_empty()).collect()
 }
 
 /// Whether a rule that cannot be listed or removed is worth an error: a kernel without a packet filter has none.
 fn filters(call: &Call) -> bool {
-    ["macspoofchk", "ipMasq"].into_iter().any(|key| call.config.boolean(key).unwrap_or(true))
+    ["macspoofchk", "ipspoofchk", "ipMasq"].into_iter().any(|key| call.config.boolean(key).unwrap_or(true))
 }
 
 fn checks(call: &Call, errors: &mut Vec<Error>) -> SpoofChecks {
-    let listed = Filter::open().and_then(|mut filter| SpoofChecks::list(&mut filter));
+    let listed = Filter::open().map_err(Error::from).and_then(|mut filter| SpoofChecks::list(&mut filter));
     listed.unwrap_or_else(|error| {
         errors.extend(filters(call).then_some(error));
         SpoofChecks::default()
     })
 }
 
-fn sweep_rules(
-    call: &Call,
-    valid: &BTreeSet<Attachment>,
-    leases: &BTreeSet<Attachment>,
-    checks: &SpoofChecks,
-    errors: &mut Vec<Error>,
-) {
-    let network = call.network.as_str();
+fn sweep_rules(facts: &Facts<'_>) -> Result<(), Error> {
+    let network = facts.call.network.as_str();
     let swept = |filter: &mut Filter| {
-        let masquerading = sweep_masquerading(filter, network, valid);
-        checks.sweep(filter, network, valid, leases).and(masquerading)
+        let masquerading = sweep_masquerading(filter, network, &facts.valid);
+        let pins = sweep_pins(filter, network, &facts.valid);
+        facts.checks.sweep(filter, network, &facts.valid, &facts.proven()).and(pins).and(masquerading)
     };
-    if let Err(error) = Filter::open().and_then(|mut filter| swept(&mut filter)) {
-        errors.extend(filters(call).then_some(error));
+    match Filter::open().map_err(Error::from).and_then(|mut filter| swept(&mut filter)) {
+        Err(error) if filters(facts.call) => Err(error),
+        Ok(()) | Err(_) => Ok(()),
     }
 }
 
-fn sweep(
-    call: &Call,
-    valid: &BTreeSet<Attachment>,
-    leases: &BTreeSet<Attachment>,
-    checks: &SpoofChecks,
-    host: &mut Router,
-) -> Result<(), Error> {
+fn sweep(facts: &Facts<'_>, host: &mut Router) -> Result<(), Error> {
+    let Facts { call, valid, checks, .. } = facts;
     // What the reference made bears no alias; its address tells its network, and its spoof check its link.
-    let theirs: BTreeSet<&str> = leases.difference(valid).filter_map(|one| checks.link(one)).collect();
+    let proven = facts.proven();
+    let theirs: BTreeSet<&str> = proven.difference(valid).filter_map(|one| checks.link(one)).collect();
     let keep: BTreeSet<String> = valid.iter().map(|one| identity::alias(&call.network, one)).collect();
     let links = Link::all(&host.ask(Link::list(None))?);
     let mut stale: Vec<&Link> = links
@@ -111,7 +99,7 @@ fn sweep(
             ours || link.alias.is_empty() && theirs.contains(link.name.as_str())
         })
         .collect();
-    stale.extend(nameless(call, valid, &links)?);
+    stale.extend(nameless(facts, &links)?);
     stale.sort_by_key(|link| link.index);
     stale.dedup_by_key(|link| link.index);
     if stale.is_empty() {
@@ -127,12 +115,12 @@ fn sweep(
         match answer.refusal().map(|refusal| refusal.errno) {
             // Gone meanwhile.
             Some(rustix::io::Errno::NODEV) => {}
-            Some(_) => errors.extend(answer.done().err()),
+            Some(_) => errors.extend(answer.done().err().map(Error::from)),
             None => moved += 1,
         }
     }
     if moved > 0 {
-        errors.extend(host.ask(Link::delete_group(group)).err());
+        errors.extend(host.ask(Link::delete_group(group)).err().map(Error::from));
     }
     Error::all(errors)
 }
@@ -140,13 +128,9 @@ fn sweep(
 /// Stale attachments of the reference, whose links bear no alias: ports of the network's bridge whose other end has an
 /// address that `host-local` noted for this network, and for nobody valid. Another network's attachment may have the
 /// same address on the same bridge; where its files say so, the link stays.
-fn nameless<'a>(
-    call: &Call,
-    valid: &BTreeSet<Attachment>,
-    links: &'a [Link],
-) -> Result<Vec<&'a Link>, Error> {
-    let Some(ipam) = Ipam::parse(&call.config)? else { return Ok(Vec::new()) };
-    let bridge = config::bridge_name(&call.config)?;
+fn nameless<'a>(facts: &Facts<'_>, links: &'a [Link]) -> Result<Vec<&'a Link>, Error> {
+    let Some(ipam) = &facts.ipam else { return Ok(Vec::new()) };
+    let bridge = config::bridge_name(&facts.call.config)?;
     let Some(bridge) = links.iter().find(|link| link.name == bridge && link.is_bridge()) else {
         return Ok(Vec::new());
     };
@@ -159,17 +143,13 @@ fn nameless<'a>(
     }
     // Files of old versions name the container alone: any of its interfaces keeps them.
     let is_valid = |noted: &Attachment| {
-        valid.iter().any(|one| {
+        facts.valid.iter().any(|one| {
             one.container == noted.container
                 && (noted.interface.is_empty() || one.interface == noted.interface)
         })
     };
-    let stale: BTreeSet<IpAddr> = ipam
-        .reservations(call)?
-        .into_iter()
-        .filter(|(_, noted)| !is_valid(noted))
-        .map(|(address, _)| address)
-        .collect();
+    let stale: BTreeSet<IpAddr> =
+        facts.noted.iter().filter(|(_, noted)| !is_valid(noted)).map(|(address, _)| *address).collect();
     if stale.is_empty() {
         return Ok(Vec::new());
     }
@@ -184,7 +164,7 @@ fn nameless<'a>(
             let Ok(messages) = answer.done() else { continue };
             let mut addresses = Address::all(&messages).into_iter().filter(|address| address.link == peer);
             if let Some(address) = addresses.find(|address| stale.contains(&address.network.addr()))
-                && !ipam.is_reserved_elsewhere(address.network.addr(), call)?
+                && !ipam.is_reserved_elsewhere(address.network.addr(), facts.call)?
             {
                 found.push(port);
             }

@@ -27,6 +27,10 @@ pub(crate) struct Config {
     pub(crate) pod_end_down: bool,
     /// `macspoofchk`.
     pub(crate) spoof_check: bool,
+    /// `ipspoofchk`, ours: what comes from the pod must bear the addresses that IPAM gave it.
+    pub(crate) pin_addresses: bool,
+    /// `anyLinkLocal`, ours: with `ipspoofchk`, any address of fe80::/10 too.
+    pub(crate) any_link_local: bool,
     /// `vlan` and `vlanTrunk`, if any was given.
     pub(crate) vlans: Option<Vlans>,
     /// `isGateway`, implied by `isDefaultGateway`.
@@ -77,6 +81,8 @@ impl Config {
             isolated: keys.boolean("portIsolation")?,
             pod_end_down: keys.boolean("disableContainerInterface")?,
             spoof_check: keys.boolean("macspoofchk")?,
+            pin_addresses: keys.boolean("ipspoofchk")?,
+            any_link_local: keys.boolean("anyLinkLocal")?,
             vlans: Vlans::parse(keys)?,
             gateway: default_gateway || keys.boolean("isGateway")?,
             default_gateway,
@@ -94,6 +100,11 @@ impl Config {
     fn refuse_contradictions(&self) -> Result<(), Error> {
         if self.hairpin && self.promiscuous {
             return Err(Error::config("\"hairpinMode\" and \"promiscMode\" cannot both be true"));
+        }
+        if self.pin_addresses && self.ipam.is_none() {
+            return Err(Error::config(
+                "\"ipspoofchk\" needs \"ipam\": it checks the addresses that IPAM gives",
+            ));
         }
         if self.pod_end_down && self.ipam.is_some() {
             return Err(Error::config("\"disableContainerInterface\" leaves no use for \"ipam\""));
@@ -149,7 +160,7 @@ fn mac(call: &Call) -> Result<Option<Mac>, Error> {
         call.arguments.get("MAC"),
     ];
     match candidates.into_iter().flatten().find(|text| !text.is_empty()) {
-        Some(text) => Mac::parse(text).map(Some),
+        Some(text) => Ok(Some(Mac::parse(text)?)),
         None => Ok(None),
     }
 }

@@ -13,9 +13,9 @@ use crate::bridge::config::Config;
 use crate::bridge::identity;
 use crate::bridge::plan::{HOST_END, VlanGateway};
 use crate::error::{Error, Kind};
-use crate::namespace::Namespace;
 use crate::netlink::{Address, Flag, Link, Router, VethPair};
 use crate::protocol::Mac;
+use link::Namespace;
 
 /// Gives the bridge, or its link in the VLAN, the gateway's addresses, and lets the kernel forward. The link in the VLAN,
 /// if there is one.
@@ -141,7 +141,7 @@ fn vlan_link(
     };
     let made = host.exchange(vec![
         Link::create_veth(&pair, home.raw()),
-        Link::enslave(&port, bridge.index, "", false),
+        Link::enslave(&port, bridge.index, ""),
         Link::get(&port),
     ])?;
     let mut made = made.into_iter();

@@ -29,6 +29,14 @@ pub(crate) fn is_of(alias: &str, network: &str) -> bool {
     }
 }
 
+/// Whether `alias` is an attachment's at all.
+pub(crate) fn is_one(alias: &str) -> bool {
+    match alias.strip_prefix('#') {
+        Some(rest) => rest.len() == 65 && rest.matches('/').count() == 1,
+        None => alias.matches('/').count() == 2,
+    }
+}
+
 /// The name of the host's link in the `turn`-th try: `veth` and eight digits, like the reference's, but told by the
 /// attachment, so that a DEL need not search.
 pub(crate) fn host_name(network: &str, attachment: &Attachment, turn: u8) -> String {
@@ -70,6 +78,9 @@ mod tests {
         let long = alias("net", &attachment(&"c".repeat(300)));
         assert!(long.len() <= 255 && long.starts_with('#'));
         assert!(is_of(&long, "net") && !is_of(&long, "net2"));
+        assert!(
+            is_one(&long) && is_one("net/c1/net1") && !is_one("") && !is_one("#uplink") && !is_one("a/b")
+        );
         assert_ne!(long, alias("net", &attachment(&"c".repeat(301))));
         assert_ne!(alias("net2", &attachment(&"c".repeat(300))), long);
     }

@@ -15,6 +15,7 @@ mod gateway;
 pub(crate) mod identity;
 mod plan;
 mod pod;
+mod status;
 
 pub(crate) use apply::present;
 
@@ -47,6 +48,6 @@ impl Plugin for Bridge {
     }
 
     fn status(&self, call: &Call) -> Result<(), Error> {
-        collect::status(&Config::parse(call)?, call)
+        status::status(&Config::parse(call)?, call)
     }
 }

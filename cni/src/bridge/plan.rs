@@ -32,8 +32,6 @@ pub(crate) struct Plan {
     pub(crate) port: Option<PortSettings>,
     pub(crate) leave: Vec<VlanRange>,
     pub(crate) join: Vec<VlanRange>,
-    /// The pod's end gets addresses, and comes up with them before the host's.
-    pub(crate) addressed: bool,
     /// Where the gateway's addresses go instead of the bridge.
     pub(crate) vlan_gateway: Option<VlanGateway>,
 }
@@ -79,15 +77,8 @@ impl Plan {
         let bridge = bridge_step(config, found.bridge.as_ref())?;
         let (leave, join) = vlans(config, &bridge);
         let port = (settings != PortSettings::default()).then_some(settings);
-        let addressed = config.ipam.is_some();
         let vlan_gateway = vlan_gateway(config, &bridge)?;
-        Ok(Self { bridge, pair, alias, port, leave, join, addressed, vlan_gateway })
-    }
-
-    /// Whether the host's end comes up together with becoming a port; with VLANs it comes up after it is in the right
-    /// ones.
-    pub(crate) fn up_at_once(&self) -> bool {
-        self.join.is_empty() && self.leave.is_empty() && self.port.is_none() && !self.addressed
+        Ok(Self { bridge, pair, alias, port, leave, join, vlan_gateway })
     }
 }
 
@@ -207,26 +198,11 @@ mod tests {
     use super::*;
     use crate::error::Kind;
     use crate::netlink::BridgeFacts;
-    use crate::protocol::Environment;
 
     const RANDOM: [u8; 12] = [0xff, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11];
 
-    fn call(keys: &str) -> Call {
-        let environment = Environment {
-            command: "ADD".into(),
-            container: "c1".into(),
-            namespace: "/run/netns/x".into(),
-            interface: "eth0".into(),
-            path: "/".into(),
-            ..Environment::default()
-        };
-        let text =
-            format!(r#"{{"cniVersion": "1.1.0", "name": "net", "bridge": "br0", {keys} "type": "bridge"}}"#);
-        crate::protocol::read(&environment, text.as_bytes()).call.unwrap().unwrap()
-    }
-
     fn make(keys: &str, found: &Found) -> Result<Plan, Error> {
-        let call = call(keys);
+        let call = Call::adding(keys);
         Plan::make(&Config::parse(&call)?, &call, found, RANDOM)
     }
 
@@ -292,7 +268,6 @@ mod tests {
         for (keys, found, leave, join) in rows {
             let plan = make(keys, &found).unwrap();
             assert_eq!((words(&plan.leave).as_str(), words(&plan.join).as_str()), (leave, join), "{keys}");
-            assert_eq!(plan.up_at_once(), join.is_empty(), "{keys}");
         }
     }
 
@@ -330,7 +305,7 @@ mod tests {
         assert_eq!(plan.alias, "net/c1/eth0");
         assert_eq!(plan.pair.host_mac.to_string(), "fe:06:07:08:09:0a");
         assert_eq!(plan.pair.pod_mac.to_string(), "fe:01:02:03:04:05");
-        assert!(plan.pair.pod_up && !plan.addressed);
+        assert!(plan.pair.pod_up);
         let other = Link { alias: "net/c2/eth0".into(), ..Link::default() };
         let mut found = nothing();
         found.candidates[0] = Some(other.clone());
@@ -345,9 +320,9 @@ mod tests {
     #[test]
     fn with_addresses_the_pods_end_comes_up_first() {
         let plan = make(r#""ipam": {"type": "static"},"#, &nothing()).unwrap();
-        assert!(plan.addressed && !plan.pair.pod_up && !plan.up_at_once());
+        assert!(!plan.pair.pod_up);
         let plan = make(r#""disableContainerInterface": true,"#, &nothing()).unwrap();
-        assert!(!plan.pair.pod_up && plan.up_at_once());
+        assert!(!plan.pair.pod_up);
     }
 
     /// Keys; the link of the gateway in a VLAN, if there is one, and the VLANs of its port.

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 use crate::bridge::addressing::Addressing;
+use crate::bridge::config::Config;
 use crate::error::{Error, Kind};
-use crate::namespace::Namespace;
 use crate::netlink::{Address, Event, Flag, KernelRoute, Link, Router};
+use link::Namespace;
 
 /// How long duplicate address detection may take: what the reference waits.
 const DETECTION_PATIENCE: Duration = Duration::from_secs(5);
@@ -19,8 +20,8 @@ const DETECTION_PATIENCE: Duration = Duration::from_secs(5);
 /// # Errors
 /// [`Kind::Kernel`] or [`Kind::Namespace`] with what was refused.
 pub(super) fn configure(
+    config: &Config,
     addressing: &Addressing,
-    detect_duplicates: bool,
     name: &str,
     index: u32,
     pod: &Namespace,
@@ -28,29 +29,31 @@ pub(super) fn configure(
 ) -> Result<Router, Error> {
     // The settings of a namespace are those that whoever is inside sees in /proc.
     let mut inside = pod.inside(home, || {
-        settings(addressing, detect_duplicates, name)?;
-        Router::open()
+        settings(config, addressing, name)?;
+        Ok::<_, Error>(Router::open()?)
     })?;
-    let mut requests: Vec<_> =
-        addressing.ips.iter().map(|ip| Address::add(index, ip.address, name)).collect();
+    let mut requests = vec![Link::notify_by_arp(index, name)];
+    requests.extend(addressing.ips.iter().map(|ip| Address::add(index, ip.address, name)));
     requests.push(Link::switch(index, Flag::Up, true, format!("set {name} up in the pod")));
     let first_route = requests.len();
     requests.extend(addressing.kernel_routes().iter().map(|route| KernelRoute::add(index, route, name)));
     for (position, answer) in inside.exchange(requests)?.into_iter().enumerate() {
-        // A route that is there already is what was asked for.
+        // A route that is there already is what was asked for; the first one is best effort, as in the reference.
         let there = answer.refusal().is_some_and(|refusal| refusal.errno == Errno::EXIST);
-        if !(position >= first_route && there) {
+        if position > 0 && !(position >= first_route && there) {
             answer.done()?;
         }
     }
     Ok(inside)
 }
 
-fn settings(addressing: &Addressing, detect_duplicates: bool, name: &str) -> Result<(), Error> {
-    // Neighbours learn at once who has the address now. Best effort, like duplicate address detection: a kernel without
-    // the setting works as well.
-    let _ = write("ipv4", name, "arp_notify", "1");
-    if detect_duplicates {
+fn settings(config: &Config, addressing: &Addressing, name: &str) -> Result<(), Error> {
+    // Best effort: a kernel without the setting works as well.
+    if config.pin_addresses && !config.any_link_local {
+        // The link-local address is made of the Ethernet address, as it is pinned, whatever the node's default.
+        let _ = write("ipv6", name, "addr_gen_mode", "0");
+    }
+    if config.detect_duplicates {
         let _ = write("ipv6", name, "enhanced_dad", "1");
         let _ = write("ipv6", name, "accept_dad", "1");
     } else {
@@ -65,17 +68,16 @@ fn settings(addressing: &Addressing, detect_duplicates: bool, name: &str) -> Res
     Ok(())
 }
 
+/// Looked at first: it is so nearly always, and a write has to wait for the lock on all links, which the kernel does by
+/// having the process write again and again.
 fn required(link: &str, key: &str, value: &str) -> Result<(), Error> {
-    write("ipv6", link, key, value)
-        .or_else(|error| match read("ipv6", link, key) {
-            // Where /proc cannot be written, it may be right already.
-            Ok(found) if found.trim_ascii() == value.as_bytes() => Ok(()),
-            Ok(_) | Err(_) => Err(error),
-        })
-        .map_err(|error| {
-            let message = format!("net.ipv6.conf.{link}.{key} cannot be set to {value} in the pod");
-            Error::with(Kind::Kernel, message, error)
-        })
+    if read("ipv6", link, key).is_ok_and(|found| found.trim_ascii() == value.as_bytes()) {
+        return Ok(());
+    }
+    write("ipv6", link, key, value).map_err(|error| {
+        let message = format!("net.ipv6.conf.{link}.{key} cannot be set to {value} in the pod");
+        Error::with(Kind::Kernel, message, error)
+    })
 }
 
 fn read(family: &str, link: &str, key: &str) -> std::io::Result<Vec<u8>> {

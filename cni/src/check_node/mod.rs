@@ -2,7 +2,6 @@
 //! away with the process. The host's own links and rules are never touched; a kernel may load a module for a try.
 
 mod probe;
-mod sys;
 
 use serde_json::json;
 
@@ -33,6 +32,14 @@ pub(super) struct Finding {
     purpose: &'static str,
     /// Why it is missing, if it is.
     missing: Option<String>,
+}
+
+/// Whether a bridge could filter VLANs.
+///
+/// # Errors
+/// [`crate::Kind::Kernel`] when it could not; [`crate::Kind::Namespace`] when there is no namespace to try in.
+pub(crate) fn offers_vlan_filtering() -> Result<(), Error> {
+    probe::vlan_filtering()
 }
 
 /// Tries all; the report, and whether all that is required is there.

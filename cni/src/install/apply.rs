@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -66,16 +66,22 @@ pub(super) fn install(folder: &Path, plugins: &[&str]) -> Result<Installed, Erro
     let program = own_program()?;
     let checksum = sum(&program);
     let mut files = Vec::new();
+    let mut first: Option<PathBuf> = None;
     for plugin in plugins {
         let own = format!("cnv-{plugin}");
         let path = folder.join(&own);
-        let what = match plan::ours(&look(&path)?, &checksum) {
-            Step::Write => write(&path, &program, &checksum)?,
-            Step::Keep => What::Unchanged,
-            Step::Link | Step::Leave | Step::Refuse => {
+        let step = plan::ours(&look(&path)?, &checksum);
+        let what = match (step, &first) {
+            (Step::Link | Step::Leave | Step::Refuse, _) => {
                 return Err(Error::mismatch(format!("{} is no file and cannot be replaced", path.display())));
             }
+            // One file under all names: by that a plugin knows another one for its own.
+            (Step::Keep, Some(first)) if same_file(first, &path) => What::Unchanged,
+            (_, Some(first)) if share(first, &path).is_ok() => What::Installed,
+            (Step::Keep, _) => What::Unchanged,
+            (Step::Write, _) => write(&path, &program, &checksum)?,
         };
+        first.get_or_insert(path.clone());
         files.push(Entry { name: own.clone(), what, version: version(&path) });
         let path = folder.join(plugin);
         let what = match plan::plain(plugin, &look(&path)?) {
@@ -142,6 +148,19 @@ fn write(path: &Path, program: &[u8], checksum: &str) -> Result<What, Error> {
         std::fs::rename(&new, path).map_err(failed)
     });
     result.map(|()| What::Installed).inspect_err(|_| drop(remove(&new)))
+}
+
+fn same_file(one: &Path, other: &Path) -> bool {
+    let identity = |path| std::fs::symlink_metadata(path).ok().map(|facts| (facts.dev(), facts.ino()));
+    identity(one).is_some_and(|one| identity(other) == Some(one))
+}
+
+/// Gives a file a second name. There are file systems that cannot.
+fn share(file: &Path, path: &Path) -> std::io::Result<()> {
+    let new = temporary(path);
+    remove(&new)?;
+    std::fs::hard_link(file, &new)?;
+    std::fs::rename(&new, path).inspect_err(|_| drop(remove(&new)))
 }
 
 fn link(path: &Path, target: &str) -> Result<What, Error> {

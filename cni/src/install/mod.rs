@@ -1,7 +1,7 @@
 //! `cni install DIR`: puts the program into a node's folder of plugins, as the DaemonSet of the cluster network addons
 //! operator does with the reference's.
 //!
-//! `cnv-bridge` and `cnv-tuning` are always this program. `bridge` and `tuning` become links to them only where nothing of
+//! `cnv-bridge` and `cnv-tuning` are always this program, one file under both names. `bridge` and `tuning` become links to them only where nothing of
 //! that name is there: somebody else's stay. Every file appears whole, under its name, by a rename: a runtime may start
 //! it at any moment.
 

@@ -7,13 +7,13 @@ use ipnet::IpNet;
 
 use crate::error::Error;
 use crate::ipam::host_local::one_per_family;
-use crate::protocol::{Call, Dns, IpConfig, Outcome, Plugin, Route, address_at, network};
+use crate::protocol::{Call, Dns, IpConfig, Outcome, Plugin, address_at, network, read_route};
 
 /// The plugin.
 pub(crate) struct Fixed;
 
 /// `ipam.addresses`, those of CNI_ARGS after them; `args.cni.ips` and `runtimeConfig.ips` instead of all before.
-fn addresses(call: &Call) -> Result<Vec<IpConfig>, Error> {
+pub(super) fn addresses(call: &Call) -> Result<Vec<IpConfig>, Error> {
     let ipam = call.config.object("ipam")?;
     call.arguments.only(&["IP", "GATEWAY", "MAC"])?;
     let mut ips = Vec::new();
@@ -61,7 +61,7 @@ impl Plugin for Fixed {
         let ipam = call.config.object("ipam")?;
         let mut routes = Vec::new();
         for route in ipam.objects("routes")? {
-            routes.push(Route::parse(route)?);
+            routes.push(read_route(route)?);
         }
         Ok(Outcome { ips: addresses(call)?, routes, dns: Dns::parse(ipam)?, ..Outcome::default() })
     }

@@ -9,8 +9,10 @@ use ipnet::IpNet;
 
 use crate::error::{Error, Kind};
 use crate::ipam::range::{Candidate, Range, RangeSet};
-use crate::ipam::store::{Contents, Owner, Store};
-use crate::protocol::{Attachment, Call, Dns, IpConfig, Object, Outcome, Plugin, Route, Version, is_name};
+use crate::ipam::store::{self, Contents, Owner, Store};
+use crate::protocol::{
+    Attachment, Call, Dns, IpConfig, Object, Outcome, Plugin, Route, Version, is_name, read_route,
+};
 
 /// Where the networks' folders are if `dataDir` does not say.
 const DATA_FOLDER: &str = "/var/lib/cni/networks";
@@ -58,7 +60,7 @@ impl Config {
         one_per_family(sets.iter().map(RangeSet::is_ipv4), call.version)?;
         let mut routes = Vec::new();
         for route in ipam.objects("routes")? {
-            routes.push(Route::parse(route)?);
+            routes.push(read_route(route)?);
         }
         let dns = match ipam.text("resolvConf")?.filter(|path| !path.is_empty()) {
             None => Dns::default(),
@@ -146,21 +148,17 @@ impl Plugin for HostLocal {
     fn add(&self, call: &Call) -> Result<Outcome, Error> {
         let config = Config::parse(call)?;
         let store = Store::make(&folder(call)?)?;
-        let contents = store.look()?;
-        let chosen = choose(&config, &call.attachment, &store, &contents)?;
+        let Choice { chosen, marked } = choose(&config, &call.attachment, &store)?;
         for (set, candidate) in chosen.iter().enumerate() {
-            if let Err(error) = store.reserve(candidate.address.addr(), &call.attachment, set) {
-                let mut errors = vec![error];
-                for before in chosen.iter().take(set) {
-                    errors.extend(store.take_back(before.address.addr(), &call.attachment).err());
-                }
+            if let Err(error) = store.reserve(candidate.address.addr(), &call.attachment, set, marked) {
+                let before: Vec<IpAddr> = chosen.iter().take(set).map(|one| one.address.addr()).collect();
+                let undone = store.free(&before, &call.attachment);
+                let errors = [Some(error), undone.err()].into_iter().flatten().collect();
                 return Error::all(errors).map(|()| Outcome::default());
             }
         }
-        let ip =
-            |one: &Candidate| IpConfig { interface: None, address: one.address, gateway: Some(one.gateway) };
         Ok(Outcome {
-            ips: chosen.iter().map(ip).collect(),
+            ips: chosen.iter().map(answered).collect(),
             routes: config.routes,
             dns: config.dns,
             ..Outcome::default()
@@ -168,17 +166,17 @@ impl Plugin for HostLocal {
     }
 
     fn delete(&self, call: &Call) -> Result<(), Error> {
-        let Some(store) = Store::open(&folder(call)?)? else { return Ok(()) };
-        let contents = store.look()?;
-        store.free(&store.of(&call.attachment, &contents)?, &contents)?;
-        store.tidy(&contents)
+        // A folder that no ADD would take holds nothing.
+        let Ok(folder) = folder(call) else { return Ok(()) };
+        let Some(store) = Store::open(&folder)? else { return Ok(()) };
+        store.free(&store.find(&call.attachment)?, &call.attachment)
     }
 
     fn check(&self, call: &Call) -> Result<(), Error> {
         let folder = folder(call)?;
         let found = match Store::open(&folder)? {
             None => Vec::new(),
-            Some(store) => store.of(&call.attachment, &store.look()?)?,
+            Some(store) => store.find(&call.attachment)?,
         };
         let (interface, container) = (&call.attachment.interface, &call.attachment.container);
         if found.is_empty() {
@@ -206,22 +204,16 @@ impl Plugin for HostLocal {
     fn collect(&self, call: &Call) -> Result<(), Error> {
         let valid = call.valid_attachments()?;
         let Some(store) = Store::open(&folder(call)?)? else { return Ok(()) };
-        let contents = store.look()?;
-        let mut stale = Vec::new();
-        for address in contents.addresses() {
-            match store.owner(address)? {
-                Some(owner) if valid.iter().any(|one| owner.is(one)) => {}
-                Some(Owner { container, .. }) if !is_name(&container) => {}
-                Some(_) | None => stale.push(address),
-            }
-        }
-        store.free(&stale, &contents)?;
-        store.tidy(&contents)
+        // What is no container's is somebody's own.
+        let keep = |owner: &Owner| !is_name(&owner.container) || valid.iter().any(|one| owner.is(one));
+        store.sweep(&store.look()?, keep)
     }
 
     fn status(&self, call: &Call) -> Result<(), Error> {
         let config = Config::parse(call)?;
-        let Some(store) = Store::open(&folder(call)?)? else { return Ok(()) };
+        let folder = folder(call)?;
+        store::writable(&folder)?;
+        let Some(store) = Store::open(&folder)? else { return Ok(()) };
         let contents = store.look()?;
         for set in &config.sets {
             let taken = contents.addresses().filter(|address| set.gives(*address)).count();
@@ -238,14 +230,39 @@ impl Plugin for HostLocal {
     }
 }
 
-/// An address of every range set, none of them reserved yet.
-fn choose(
-    config: &Config,
-    attachment: &Attachment,
-    store: &Store,
-    contents: &Contents,
-) -> Result<Vec<Candidate>, Error> {
-    let owned = store.of(attachment, contents)?;
+/// What an ADD would answer, as far as it does not depend on which addresses are taken: the gateways, and prefixes.
+///
+/// # Errors
+/// As of an ADD.
+pub(super) fn foreseen(call: &Call) -> Result<Vec<IpConfig>, Error> {
+    let config = Config::parse(call)?;
+    let foreseen = config.sets.iter().filter_map(RangeSet::foreseen);
+    Ok(foreseen.map(|one| answered(&one)).collect())
+}
+
+fn answered(one: &Candidate) -> IpConfig {
+    IpConfig { interface: None, address: one.address, gateway: Some(one.gateway) }
+}
+
+/// How many addresses are tried one by one before the folder is read.
+const TRIES: usize = 16;
+
+/// What an attachment gets.
+struct Choice {
+    /// An address of every range set, none of them reserved yet.
+    chosen: Vec<Candidate>,
+    /// Whether all reservations there are have their second name.
+    marked: bool,
+}
+
+fn choose(config: &Config, attachment: &Attachment, store: &Store) -> Result<Choice, Error> {
+    let mut contents = None;
+    let (owned, marked) = if store.is_marked(config.sets.len()) {
+        (store.marked(attachment)?, true)
+    } else {
+        let contents = contents.insert(store.look()?);
+        (store.search(attachment, contents)?, store.mark_all(contents)?)
+    };
     let mut requested = config.requested.clone();
     let mut chosen = Vec::new();
     for (index, set) in config.sets.iter().enumerate() {
@@ -259,7 +276,7 @@ fn choose(
         let candidate = match wanted.map(|position| requested.remove(position)) {
             Some(address) => {
                 let candidate = set.requested(address)?.ok_or_else(|| outside(&[address]))?;
-                if contents.has(address) && store.owner(address)?.is_some() {
+                if store.owner(address)?.is_some() {
                     let message = format!(
                         "requested IP address {address} is not available in range set {}",
                         set.words()
@@ -268,16 +285,7 @@ fn choose(
                 }
                 candidate
             }
-            None => {
-                let last = store.last(index);
-                match set.candidates(last).find(|candidate| !contents.has(candidate.address.addr())) {
-                    Some(candidate) => candidate,
-                    None => free(set, store, contents)?.ok_or_else(|| {
-                        let message = format!("no IP addresses available in range set: {}", set.words());
-                        Error::new(Kind::TryLater, message)
-                    })?,
-                }
-            }
+            None => next(set, store.last(index), store, &mut contents)?,
         };
         chosen.push(candidate);
     }
@@ -285,13 +293,38 @@ fn choose(
         return Err(outside(&requested));
     }
     for candidate in &chosen {
+        // If it is there it has no owner, or it would not have been chosen.
         let address = candidate.address.addr();
-        if contents.has(address) {
-            // It has no owner, or it would not have been chosen.
-            store.free(&[address], contents)?;
+        if store.has(address)? {
+            store.clear(address)?;
         }
     }
-    Ok(chosen)
+    Ok(Choice { chosen, marked })
+}
+
+/// The address of a set that comes after the last one.
+fn next(
+    set: &RangeSet,
+    last: Option<IpAddr>,
+    store: &Store,
+    contents: &mut Option<Contents>,
+) -> Result<Candidate, Error> {
+    for candidate in set.candidates(last).take(TRIES) {
+        if !store.has(candidate.address.addr())? {
+            return Ok(candidate);
+        }
+    }
+    let contents = match contents {
+        Some(contents) => contents,
+        None => contents.insert(store.look()?),
+    };
+    match set.candidates(last).find(|candidate| !contents.has(candidate.address.addr())) {
+        Some(candidate) => Ok(candidate),
+        None => free(set, store, contents)?.ok_or_else(|| {
+            let message = format!("no IP addresses available in range set: {}", set.words());
+            Error::new(Kind::TryLater, message)
+        }),
+    }
 }
 
 /// An address whose file says nothing: what is left of a write that never was.

@@ -55,23 +55,36 @@ impl Ipam {
         process::locate(&self.plugin, call).map(drop)
     }
 
-    /// ADD: takes addresses. The outcome has at least one.
+    /// Whether the plugin must find the pod's interface when it is asked for addresses, as the specification promises it:
+    /// `dhcp` asks through it. Ours do not care, and are asked before there is anything to undo.
+    pub(crate) fn wants_the_link(&self, call: &Call) -> bool {
+        self.ours(call).is_none()
+    }
+
+    /// ADD: takes addresses. The outcome has at least one. A process that failed is asked to clean up, as the
+    /// specification wants it.
     ///
     /// # Errors
     /// What the plugin says, with its code.
     pub(crate) fn lease(&self, call: &Call) -> Result<Outcome, Error> {
-        let outcome = match self.ours(call) {
-            Some(plugin) => plugin.add(call)?,
-            None => {
-                let answer = process::run(&self.plugin, Verb::Add, call)?;
-                Outcome::parse(&Object::parse(&answer, "the IPAM plugin's answer")?, call.version)?
-            }
-        };
-        if outcome.ips.is_empty() {
-            let message = format!("the IPAM plugin {} gave no address", self.plugin);
-            return Err(Error::new(Kind::Internal, message));
+        if let Some(plugin) = self.ours(call) {
+            return plugin.add(call).and_then(|outcome| self.with_addresses(outcome));
         }
-        Ok(outcome)
+        let given = process::run(&self.plugin, Verb::Add, call).and_then(|answer| {
+            let answer = Object::parse(&answer, "the IPAM plugin's answer")?;
+            self.with_addresses(Outcome::parse(&answer, call.version)?)
+        });
+        given.or_else(|error| {
+            let errors = [Some(error), self.release(call).err()].into_iter().flatten().collect();
+            Error::all(errors).map(|()| Outcome::default())
+        })
+    }
+
+    fn with_addresses(&self, outcome: Outcome) -> Result<Outcome, Error> {
+        if !outcome.ips.is_empty() {
+            return Ok(outcome);
+        }
+        Err(Error::new(Kind::Internal, format!("the IPAM plugin {} gave no address", self.plugin)))
     }
 
     /// DEL: gives the addresses back. Also what undoes [`Ipam::lease`].
@@ -118,6 +131,20 @@ impl Ipam {
         }
     }
 
+    /// What an ADD would be given, as far as it is known without asking for it: addresses of the right networks, with their
+    /// gateways. Nothing of a plugin that is not ours.
+    ///
+    /// # Errors
+    /// As of an ADD.
+    pub(crate) fn foreseen(&self, call: &Call) -> Result<Outcome, Error> {
+        let ips = match self.plugin.strip_prefix("cnv-").unwrap_or(&self.plugin) {
+            "host-local" if self.ours(call).is_some() => host_local::foreseen(call)?,
+            "static" if self.ours(call).is_some() => fixed::addresses(call)?,
+            _ => Vec::new(),
+        };
+        Ok(Outcome { ips, ..Outcome::default() })
+    }
+
     /// The addresses that are noted on this node as attachments' of the network, whoever noted them: the files of
     /// `host-local` have one format. None for every other plugin.
     ///
@@ -152,4 +179,20 @@ impl Ipam {
         let identity = |path: &Path| std::fs::metadata(path).ok().map(|facts| (facts.dev(), facts.ino()));
         (identity(&found)? == identity(Path::new("/proc/self/exe"))?).then_some(plugin)
     }
+}
+
+/// Gives a call's addresses back; nothing when its configuration names no plugin.
+///
+/// # Errors
+/// As [`Ipam::parse`] and [`Ipam::release`].
+pub(crate) fn release(call: &Call) -> Result<(), Error> {
+    Ipam::parse(&call.config)?.map_or(Ok(()), |ipam| ipam.release(call))
+}
+
+/// Gives back the addresses that no valid attachment of a GC has; nothing when its configuration names no plugin.
+///
+/// # Errors
+/// As [`Ipam::parse`] and [`Ipam::collect`].
+pub(crate) fn collect(call: &Call) -> Result<(), Error> {
+    Ipam::parse(&call.config)?.map_or(Ok(()), |ipam| ipam.collect(call))
 }

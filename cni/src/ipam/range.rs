@@ -147,6 +147,13 @@ impl RangeSet {
         Ok(Self(ranges))
     }
 
+    /// An address that may be given, if all have the same gateway: those of a set with one range.
+    pub(super) fn foreseen(&self) -> Option<Candidate> {
+        let [range] = self.0.as_slice() else { return None };
+        let address = if range.first == range.gateway { range.last } else { range.first };
+        Some(range.candidate(number(address)))
+    }
+
     /// Whether one has an address of the other.
     pub(super) fn overlaps(&self, other: &Self) -> bool {
         self.0.iter().any(|range| other.0.iter().any(|another| range.overlaps(another)))

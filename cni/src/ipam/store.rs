@@ -3,33 +3,34 @@
 //! address that was given last, and `lock` is held with flock by whoever looks or changes.
 //!
 //! ```text
-//! 10.1.2.3                     the reservation
-//! .3f2a9c01d5e6b748.10.1.2.3   a hard link to it, ours: its name tells the owner
+//! 10.1.2.3              the reservation
+//! .3f2a9c01d5e6b748.0   a symbolic link to it, ours: its name tells the owner, and counts the owner's addresses
 //! ```
 //!
-//! With the second name an owner's addresses are found by listing the folder instead of reading every file. It is only a
-//! hint: a reservation without it, made by the reference, is read, and the reference removes both names because both
-//! have the content it looks for.
+//! By its second name a reservation is found without a look at the others, which are a thousand on a full node. What the
+//! reference reserves has none, and gets one from our next ADD: the reference writes `last_reserved_ip` with every
+//! reservation, ours sets the time of that file to zero when it is done, so another time says that the folder must be
+//! read. The reference removes both names, because through both it reads the content it looks for.
 //!
 //! A reservation appears with all its content or not at all. Nothing is forced to the disk: a node that loses power has
 //! lost its pods too. What that leaves without content has no owner, and is free.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Dir, FlockOperation, Mode, OFlags};
+use rustix::fs::{Access, AtFlags, CWD, Dir, FlockOperation, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT};
 use rustix::io::Errno;
 use sha2::{Digest, Sha512};
 
-use crate::error::Error;
+use crate::error::{Error, Kind};
 use crate::protocol::Attachment;
 
-/// The longest content of a reservation that is looked at, in bytes.
-const CONTENT_LIMIT: u64 = 4096;
+/// The longest content of a reservation that is looked at, in bytes: above every container id that fits into a variable.
+const CONTENT_LIMIT: u64 = 256 << 10;
 
 /// Digits of an owner in a second name.
 const OWNER_DIGITS: usize = 16;
@@ -60,28 +61,20 @@ impl Owner {
 /// One look at the folder.
 #[derive(Default)]
 pub(super) struct Contents {
-    /// All reserved addresses, with their files' inode numbers.
-    addresses: BTreeMap<IpAddr, u64>,
-    /// The second names: owner, address, inode number.
-    marks: BTreeSet<(String, IpAddr, u64)>,
+    addresses: BTreeSet<IpAddr>,
+    /// The second names.
+    marks: Vec<String>,
 }
 
 impl Contents {
     /// The addresses that are reserved.
     pub(super) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
-        self.addresses.keys().copied()
+        self.addresses.iter().copied()
     }
 
     /// Whether an address is reserved.
     pub(super) fn has(&self, address: IpAddr) -> bool {
-        self.addresses.contains_key(&address)
-    }
-
-    /// The owner's digits of a reservation that has a second name.
-    fn marked(&self) -> BTreeMap<IpAddr, &str> {
-        let paired =
-            |(_, address, inode): &&(String, IpAddr, u64)| self.addresses.get(address) == Some(inode);
-        self.marks.iter().filter(paired).map(|(owner, address, _)| (*address, owner.as_str())).collect()
+        self.addresses.contains(&address)
     }
 }
 
@@ -114,7 +107,8 @@ impl Store {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let folder = match rustix::fs::open(path, flags, Mode::empty()) {
             Ok(folder) => folder,
-            Err(Errno::NOENT) => return Ok(None),
+            // Where no folder can be, none is.
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::NAMETOOLONG) => return Ok(None),
             Err(errno) => return Err(failed(errno)),
         };
         let flags = OFlags::RDONLY | OFlags::CREATE | OFlags::CLOEXEC;
@@ -138,32 +132,72 @@ impl Store {
             let entry = entry.map_err(|errno| self.failed("read", errno))?;
             let Ok(name) = entry.file_name().to_str() else { continue };
             if let Ok(address) = name.parse::<IpAddr>() {
-                contents.addresses.insert(address, entry.ino());
-            } else if let Some((owner, address)) =
-                name.strip_prefix('.').and_then(|name| name.split_once('.'))
-                && let Ok(address) = address.parse::<IpAddr>()
-                && owner.len() == OWNER_DIGITS
+                contents.addresses.insert(address);
+            } else if let Some((digits, _)) = name.strip_prefix('.').and_then(|name| name.split_once('.'))
+                && digits.len() == OWNER_DIGITS
             {
-                contents.marks.insert((owner.to_owned(), address, entry.ino()));
+                contents.marks.push(name.to_owned());
             }
         }
         Ok(contents)
     }
 
-    /// The addresses of an attachment. As in the reference, those of files that name no interface count only when there
-    /// are no others.
+    /// Whether a file of that name is there.
     ///
     /// # Errors
     /// See [`Store::make`].
-    pub(super) fn of(&self, attachment: &Attachment, contents: &Contents) -> Result<Vec<IpAddr>, Error> {
-        let digits = owner_digits(attachment);
-        let marked = contents.marked();
+    pub(super) fn has(&self, address: IpAddr) -> Result<bool, Error> {
+        match rustix::fs::statat(&self.folder, address.to_string(), AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(_) => Ok(true),
+            Err(Errno::NOENT) => Ok(false),
+            Err(errno) => Err(self.failed("read", errno)),
+        }
+    }
+
+    /// The addresses of an attachment, whoever reserved them, and whoever was killed doing it.
+    ///
+    /// # Errors
+    /// See [`Store::make`].
+    pub(super) fn find(&self, attachment: &Attachment) -> Result<Vec<IpAddr>, Error> {
+        let marked = if self.is_marked(1) { self.marked(attachment)? } else { Vec::new() };
+        if marked.is_empty() { self.search(attachment, &self.look()?) } else { Ok(marked) }
+    }
+
+    /// Whether every reservation has its second name: the last one of every range set had, of at least so many sets.
+    pub(super) fn is_marked(&self, sets: usize) -> bool {
+        let done = |set| {
+            let facts = rustix::fs::statat(&self.folder, last_name(set), AtFlags::SYMLINK_NOFOLLOW).ok()?;
+            Some(facts.st_mtime == 0)
+        };
+        let done: Vec<bool> = (0..usize::MAX).map_while(done).collect();
+        done.len() >= sets && done.into_iter().all(|done| done)
+    }
+
+    /// The addresses of an attachment that have a second name: all of them if [`Store::is_marked`].
+    ///
+    /// # Errors
+    /// See [`Store::make`].
+    pub(super) fn marked(&self, attachment: &Attachment) -> Result<Vec<IpAddr>, Error> {
+        let mut marked = Vec::new();
+        for (_, address) in self.marks(attachment)? {
+            if let Some(address) = address
+                && self.owner(address)?.is_some_and(|owner| owner.is(attachment))
+            {
+                marked.push(address);
+            }
+        }
+        Ok(marked)
+    }
+
+    /// The addresses of an attachment by reading all reservations. As in the reference, those of files that name no
+    /// interface count only when there are no others.
+    ///
+    /// # Errors
+    /// See [`Store::make`].
+    pub(super) fn search(&self, attachment: &Attachment, contents: &Contents) -> Result<Vec<IpAddr>, Error> {
         let mut exact = Vec::new();
         let mut vague = Vec::new();
         for address in contents.addresses() {
-            if marked.get(&address).is_some_and(|owner| *owner != digits) {
-                continue;
-            }
             match self.owner(address)? {
                 Some(owner) if owner.is(attachment) => {
                     if owner.interface.is_empty() {
@@ -176,6 +210,54 @@ impl Store {
             }
         }
         Ok(if exact.is_empty() { vague } else { exact })
+    }
+
+    /// Gives every reservation that lacks one its second name; false when one cannot have one.
+    ///
+    /// # Errors
+    /// See [`Store::make`].
+    pub(super) fn mark_all(&self, contents: &Contents) -> Result<bool, Error> {
+        let mut all = true;
+        for address in contents.addresses() {
+            let Some(Owner { container, interface }) = self.owner(address)? else { continue };
+            if interface.is_empty() {
+                all = false;
+                continue;
+            }
+            let owner = Attachment { container, interface };
+            if !self.marks(&owner)?.iter().any(|(_, marked)| *marked == Some(address)) {
+                all &= self.mark(&owner, address)?;
+            }
+        }
+        Ok(all)
+    }
+
+    /// The second names of an attachment's reservations, and the addresses they lead to.
+    fn marks(&self, attachment: &Attachment) -> Result<Vec<(String, Option<IpAddr>)>, Error> {
+        let mut marks = Vec::new();
+        for name in mark_names(attachment) {
+            match rustix::fs::readlinkat(&self.folder, &name, Vec::new()) {
+                Ok(target) => marks.push((name, target.to_str().ok().and_then(|text| text.parse().ok()))),
+                // Somebody's file.
+                Err(Errno::INVAL) => marks.push((name, None)),
+                Err(Errno::NOENT) => break,
+                Err(errno) => return Err(self.failed("read", errno)),
+            }
+        }
+        Ok(marks)
+    }
+
+    /// Gives a reservation its second name; false where there are no symbolic links.
+    fn mark(&self, attachment: &Attachment, address: IpAddr) -> Result<bool, Error> {
+        for name in mark_names(attachment) {
+            match rustix::fs::symlinkat(address.to_string(), &self.folder, name) {
+                Ok(()) => return Ok(true),
+                Err(Errno::EXIST) => {}
+                Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(false),
+                Err(errno) => return Err(self.failed("marked", errno)),
+            }
+        }
+        Ok(false)
     }
 
     /// Who has a reserved address; none when its file says nothing or is gone.
@@ -192,67 +274,106 @@ impl Store {
         Ok(Some(Owner { container: container.trim().to_owned(), interface: interface.trim().to_owned() }))
     }
 
-    /// Reserves an address that is not reserved, and notes it as the last one of its range set.
+    /// Reserves an address that is not reserved, and notes it as the last one of its range set; `marked` says whether all
+    /// other reservations have their second name.
     ///
     /// # Errors
     /// See [`Store::make`]; nothing is reserved then.
-    pub(super) fn reserve(&self, address: IpAddr, attachment: &Attachment, set: usize) -> Result<(), Error> {
+    pub(super) fn reserve(
+        &self,
+        address: IpAddr,
+        attachment: &Attachment,
+        set: usize,
+        marked: bool,
+    ) -> Result<(), Error> {
         let name = address.to_string();
+        // Where to go on is a hint; half of it is as good as none. Written first: until its time is set, the folder is
+        // known to have a reservation without its second name.
+        let last = self.write_last(&name, set);
         let content = format!("{}\r\n{}", attachment.container, attachment.interface);
         self.write_whole(&name, content.as_bytes())?;
-        let flags = AtFlags::empty();
-        // Only a hint, and there are file systems without hard links.
-        let _ = rustix::fs::linkat(&self.folder, &name, &self.folder, mark(attachment, address), flags);
-        // Where to go on is a hint too; half of it is as good as none.
-        let _ = self.write_last(&name, set);
+        match self.mark(attachment, address) {
+            Ok(true) if marked => {
+                let zero = |tv_nsec| Timespec { tv_sec: 0, tv_nsec };
+                let times = Timestamps { last_access: zero(UTIME_OMIT), last_modification: zero(0) };
+                // Without it, the next ADD reads the folder.
+                let _ = last.and_then(|file| Ok(rustix::fs::futimens(file, &times)?));
+                Ok(())
+            }
+            Ok(_) => Ok(()),
+            Err(error) => Error::all([Some(error), self.remove(&name).err()].into_iter().flatten().collect()),
+        }
+    }
+
+    /// Frees addresses of an attachment. What is gone already is no failure.
+    ///
+    /// # Errors
+    /// See [`Store::make`].
+    pub(super) fn free(&self, addresses: &[IpAddr], attachment: &Attachment) -> Result<(), Error> {
+        addresses.iter().try_for_each(|address| self.clear(*address))?;
+        // After them, so that none is ever without. From the end, so that those that are left are counted without a gap.
+        for (name, address) in self.marks(attachment)?.into_iter().rev() {
+            let owner = address.map(|address| self.owner(address)).transpose()?.flatten();
+            if !owner.is_some_and(|owner| owner.is(attachment)) {
+                self.remove(&name)?;
+            }
+        }
         Ok(())
     }
 
-    /// Frees addresses. What is gone already is no failure.
+    /// Frees an address.
     ///
     /// # Errors
     /// See [`Store::make`].
-    pub(super) fn free(&self, addresses: &[IpAddr], contents: &Contents) -> Result<(), Error> {
-        // The second name goes first: a reservation without one is read, one that is only a second name is not seen.
-        for (owner, address, _) in contents.marks.iter().filter(|(_, address, _)| addresses.contains(address))
-        {
-            self.remove(&format!(".{owner}.{address}"))?;
-        }
-        addresses.iter().try_for_each(|address| self.remove(&address.to_string()))
-    }
-
-    /// Takes back what [`Store::reserve`] just did.
-    ///
-    /// # Errors
-    /// See [`Store::make`].
-    pub(super) fn take_back(&self, address: IpAddr, attachment: &Attachment) -> Result<(), Error> {
-        self.remove(&mark(attachment, address))?;
+    pub(super) fn clear(&self, address: IpAddr) -> Result<(), Error> {
         self.remove(&address.to_string())
     }
 
-    /// Removes second names whose reservation is gone.
+    /// Frees the addresses of owners that are not to be kept, and whatever second name leads to none of its owner's.
     ///
     /// # Errors
     /// See [`Store::make`].
-    pub(super) fn tidy(&self, contents: &Contents) -> Result<(), Error> {
-        let stale =
-            |(_, address, inode): &&(String, IpAddr, u64)| contents.addresses.get(address) != Some(inode);
-        contents
-            .marks
-            .iter()
-            .filter(stale)
-            .try_for_each(|(owner, address, _)| self.remove(&format!(".{owner}.{address}")))
+    pub(super) fn sweep(&self, contents: &Contents, keep: impl Fn(&Owner) -> bool) -> Result<(), Error> {
+        let mut kept = BTreeSet::new();
+        for address in contents.addresses() {
+            match self.owner(address)?.filter(&keep) {
+                Some(Owner { container, interface }) => {
+                    kept.insert((owner_digits(&Attachment { container, interface }), address.to_string()));
+                }
+                None => self.clear(address)?,
+            }
+        }
+        for name in &contents.marks {
+            let digits = name.get(1..=OWNER_DIGITS).unwrap_or_default().to_owned();
+            let target = rustix::fs::readlinkat(&self.folder, name, Vec::new()).unwrap_or_default();
+            if !kept.contains(&(digits, target.to_string_lossy().into_owned())) {
+                self.remove(name)?;
+            }
+        }
+        Ok(())
     }
 
     /// The address that was given last out of a range set.
     pub(super) fn last(&self, set: usize) -> Option<IpAddr> {
-        self.read(&last_name(set)).ok()??.trim().parse().ok()
+        let mut text = String::new();
+        self.open_last(set, OFlags::RDONLY).ok()?.take(CONTENT_LIMIT).read_to_string(&mut text).ok()?;
+        text.trim().parse().ok()
     }
 
-    fn write_last(&self, address: &str, set: usize) -> std::io::Result<()> {
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(&self.folder, last_name(set), flags, Mode::from_raw_mode(0o600))?;
-        File::from(file).write_all(address.as_bytes())
+    fn write_last(&self, address: &str, set: usize) -> std::io::Result<File> {
+        // Written over, not emptied first: a file that was emptied goes to the disk when it is closed, by ext4's care for
+        // programs that replace a file so, and its block is taken anew: milliseconds, for a hint.
+        let mut file = self.open_last(set, OFlags::WRONLY | OFlags::CREATE)?;
+        file.write_all(address.as_bytes())?;
+        if file.metadata()?.len() != address.len() as u64 {
+            file.set_len(address.len() as u64)?;
+        }
+        Ok(file)
+    }
+
+    fn open_last(&self, set: usize, flags: OFlags) -> std::io::Result<File> {
+        let flags = flags | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOFOLLOW;
+        Ok(rustix::fs::openat(&self.folder, last_name(set), flags, Mode::from_raw_mode(0o600))?.into())
     }
 
     /// Makes a file that appears with all its content.
@@ -314,12 +435,47 @@ impl Store {
     }
 }
 
+/// Whether reservations could be written to `folder`, which need not be there yet.
+///
+/// # Errors
+/// [`crate::Kind::Unavailable`] with what the kernel says.
+pub(super) fn writable(folder: &Path) -> Result<(), Error> {
+    for path in folder.ancestors() {
+        match room(path) {
+            Ok(()) => return Ok(()),
+            Err(Errno::NOENT) => {}
+            Err(errno) => {
+                let message = format!("no address can be reserved in {}", path.display());
+                return Err(Error::with(Kind::Unavailable, message, errno));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Writes what a reservation has to a file without a name, which goes at once.
+fn room(folder: &Path) -> Result<(), Errno> {
+    rustix::fs::access(folder, Access::WRITE_OK | Access::EXEC_OK)?;
+    let flags = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
+    match rustix::fs::open(folder, flags, Mode::from_raw_mode(0o600)) {
+        Ok(file) => rustix::io::write(file, b"container\r\neth0").map(drop),
+        // File systems without nameless files.
+        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => match rustix::fs::statvfs(folder)?.f_bfree {
+            0 => Err(Errno::NOSPC),
+            _ => Ok(()),
+        },
+        Err(errno) => Err(errno),
+    }
+}
+
 fn last_name(set: usize) -> String {
     format!("last_reserved_ip.{set}")
 }
 
-fn mark(attachment: &Attachment, address: IpAddr) -> String {
-    format!(".{}.{address}", owner_digits(attachment))
+/// The second names that the reservations of an attachment have, one after the other.
+fn mark_names(attachment: &Attachment) -> impl Iterator<Item = String> {
+    let digits = owner_digits(attachment);
+    (0..u16::MAX).map(move |number| format!(".{digits}.{number}"))
 }
 
 fn owner_digits(attachment: &Attachment) -> String {
@@ -354,23 +510,25 @@ mod tests {
         let path = folder.path().join("a/net");
         assert!(Store::open(&path).unwrap().is_none());
         let store = Store::make(&path).unwrap();
-        store.reserve(address("10.1.2.3"), &attachment("c1"), 0).unwrap();
-        store.reserve(address("fd00::3"), &attachment("c1"), 1).unwrap();
-        store.reserve(address("10.1.2.4"), &attachment("c2"), 0).unwrap();
+        let (one, two) = (attachment("c1"), attachment("c2"));
+        store.reserve(address("10.1.2.3"), &one, 0, true).unwrap();
+        store.reserve(address("fd00::3"), &one, 1, false).unwrap();
+        store.reserve(address("10.1.2.4"), &two, 0, true).unwrap();
         assert_eq!(std::fs::read(path.join("10.1.2.3")).unwrap(), b"c1\r\nnet1");
         assert_eq!(std::fs::read(path.join("last_reserved_ip.0")).unwrap(), b"10.1.2.4");
-        assert_eq!((store.last(0), store.last(1)), (Some(address("10.1.2.4")), Some(address("fd00::3"))));
+        let lasts = [0, 1, 2].map(|set| store.last(set));
+        assert_eq!(lasts, [Some(address("10.1.2.4")), Some(address("fd00::3")), None]);
 
-        let contents = store.look().unwrap();
-        assert_eq!(contents.marked().len(), 3);
-        let mine = store.of(&attachment("c1"), &contents).unwrap();
+        assert_eq!(store.look().unwrap().marks.len(), 3);
+        let mine = store.marked(&one).unwrap();
         assert_eq!(mine, [address("10.1.2.3"), address("fd00::3")]);
-        store.free(&mine, &contents).unwrap();
-        assert!(store.of(&attachment("c1"), &store.look().unwrap()).unwrap().is_empty());
-        store.take_back(address("10.1.2.4"), &attachment("c2")).unwrap();
+        assert_eq!(store.search(&one, &store.look().unwrap()).unwrap(), mine);
+        store.free(&mine, &one).unwrap();
+        assert!(store.find(&one).unwrap().is_empty());
+        store.free(&[address("10.1.2.4")], &two).unwrap();
         assert_eq!(names(&path), ["last_reserved_ip.0", "last_reserved_ip.1", "lock"]);
         // Twice is no failure.
-        store.free(&mine, &contents).unwrap();
+        store.free(&mine, &one).unwrap();
     }
 
     #[test]
@@ -378,15 +536,25 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path();
         let store = Store::make(path).unwrap();
-        store.reserve(address("10.1.2.3"), &attachment("c1"), 0).unwrap();
+        let (one, two) = (attachment("c1"), attachment("c2"));
+        assert!(!store.is_marked(1));
+        store.reserve(address("10.1.2.3"), &one, 0, true).unwrap();
+        assert!(store.is_marked(1) && !store.is_marked(2));
         // Somebody removed the reservation and made one of their own.
         std::fs::remove_file(path.join("10.1.2.3")).unwrap();
         std::fs::write(path.join("10.1.2.3"), "c2\r\nnet1").unwrap();
-        let contents = store.look().unwrap();
-        assert!(store.of(&attachment("c1"), &contents).unwrap().is_empty());
-        assert_eq!(store.of(&attachment("c2"), &contents).unwrap(), [address("10.1.2.3")]);
-        store.tidy(&contents).unwrap();
-        assert_eq!(names(path), ["10.1.2.3", "last_reserved_ip.0", "lock"]);
+        std::fs::write(path.join("last_reserved_ip.0"), "10.1.2.3").unwrap();
+        assert!(!store.is_marked(1));
+        assert!(store.find(&one).unwrap().is_empty());
+        assert_eq!(store.find(&two).unwrap(), [address("10.1.2.3")]);
+        assert!(store.marked(&two).unwrap().is_empty());
+        assert!(store.mark_all(&store.look().unwrap()).unwrap());
+        assert_eq!(store.marked(&two).unwrap(), [address("10.1.2.3")]);
+        store.sweep(&store.look().unwrap(), |owner| owner.is(&two)).unwrap();
+        assert!(store.marks(&one).unwrap().is_empty());
+        assert_eq!((store.marks(&two).unwrap().len(), names(path).len()), (1, 4));
+        store.sweep(&store.look().unwrap(), |_| false).unwrap();
+        assert_eq!(names(path), ["last_reserved_ip.0", "lock"]);
     }
 
     #[test]
@@ -397,12 +565,12 @@ mod tests {
         std::fs::write(folder.path().join("10.1.2.4"), "c1 \n").unwrap();
         std::fs::write(folder.path().join("10.1.2.5"), "").unwrap();
         std::fs::write(folder.path().join("10.1.2.6"), "\0\0\0").unwrap();
-        let contents = store.look().unwrap();
-        let found = store.of(&attachment("c1"), &contents).unwrap();
+        let found = store.find(&attachment("c1")).unwrap();
         assert_eq!(found, [address("10.1.2.3"), address("10.1.2.4")]);
         assert_eq!(store.owner(address("10.1.2.5")).unwrap(), None);
         assert_eq!(store.owner(address("10.1.2.6")).unwrap(), None);
-        store.reserve(address("10.1.2.7"), &attachment("c1"), 0).unwrap();
-        assert_eq!(store.of(&attachment("c1"), &store.look().unwrap()).unwrap(), [address("10.1.2.7")]);
+        assert!(!store.mark_all(&store.look().unwrap()).unwrap());
+        store.reserve(address("10.1.2.7"), &attachment("c1"), 0, false).unwrap();
+        assert_eq!(store.find(&attachment("c1")).unwrap(), [address("10.1.2.7")]);
     }
 }

@@ -2,9 +2,10 @@
 
 use crate::bridge::present;
 use crate::error::{Error, Kind};
-use crate::namespace::Namespace;
+use crate::namespace;
 use crate::netlink::{Flag, Link, Router};
 use crate::protocol::{Call, Interface, IpConfig, Outcome, Plugin};
+use link::Namespace;
 
 const NAME: &str = "lo";
 /// The kernel tells whether there is IPv6 at all by this file, and gives `lo` its address unless it says 1.
@@ -23,26 +24,27 @@ impl Plugin for Loopback {
         if let Some(previous) = &previous {
             previous.render(call.version)?;
         }
-        let (home, pod) = Namespace::of_call(call)?;
+        let (home, pod) = namespace::of_call(call)?;
         let six = pod.inside(&home, || {
             let mut router = Router::open()?;
             let lo = find(&mut router)?;
             router.ask(Link::switch(lo.index, Flag::Up, true, "set lo up"))?;
-            Ok(std::fs::read_to_string(IPV6_OFF).is_ok_and(|text| text.trim() == "0"))
+            Ok::<_, Error>(std::fs::read_to_string(IPV6_OFF).is_ok_and(|text| text.trim() == "0"))
         })?;
         // What other plugins answered is passed on; ours is the only answer if there are none.
         previous.map_or_else(|| outcome(&pod, six), Ok)
     }
 
     fn delete(&self, call: &Call) -> Result<(), Error> {
-        let Some((home, pod)) = Namespace::of_deletion(call)? else { return Ok(()) };
+        let Some((home, pod)) = namespace::of_deletion(call)? else { return Ok(()) };
         let mut router = Router::open_in(&pod, &home)?;
         let lo = find(&mut router)?;
-        router.ask(Link::switch(lo.index, Flag::Up, false, "set lo down")).map(drop)
+        router.ask(Link::switch(lo.index, Flag::Up, false, "set lo down"))?;
+        Ok(())
     }
 
     fn check(&self, call: &Call) -> Result<(), Error> {
-        let (home, pod) = Namespace::of_call(call)?;
+        let (home, pod) = namespace::of_call(call)?;
         let mut router = Router::open_in(&pod, &home)?;
         if find(&mut router)?.up {
             return Ok(());

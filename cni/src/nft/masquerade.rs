@@ -17,11 +17,11 @@ use rustix::io::Errno;
 use sha2::{Digest, Sha512};
 
 use crate::error::Error;
-use crate::nft::batch::{Batch, Hook, INET, NewRule, Table};
-use crate::nft::expression::{Expression, Is};
-use crate::nft::filter::{Filter, Rule};
 use crate::nft::iptables;
 use crate::protocol::{Attachment, Call};
+use link::nft::batch::{Batch, Hook, INET, NewRule, Table};
+use link::nft::expression::{Expression, Is};
+use link::nft::{Filter, Rule};
 
 const TABLE: Table = Table { family: INET, name: "cni_plugins_masquerade" };
 const TABLE_COMMENT: &str = "Masquerading for plugins from github.com/containernetworking/plugins";
@@ -48,6 +48,26 @@ pub(crate) enum Backend {
     Nftables,
     /// iptables, by its program.
     Iptables,
+}
+
+impl Backend {
+    /// Whether this node has it.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Kernel`] or [`crate::Kind::Unsupported`] with what is missing.
+    pub(crate) fn offered(self) -> Result<(), Error> {
+        match self {
+            Self::Nftables => {
+                let mut whole = common();
+                let any = IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0));
+                whole.rule(TABLE, CHECKS, &NewRule { expressions: rule(any), ..NewRule::default() });
+                let mut filter = Filter::open()?;
+                filter.awake(TABLE)?;
+                Ok(filter.would(whole, TABLE)?)
+            }
+            Self::Iptables => iptables::offered(),
+        }
+    }
 }
 
 /// The masquerading of one attachment.
@@ -86,19 +106,40 @@ impl Masquerading {
         Error::all(errors)
     }
 
+    /// Whether what comes from `addresses` is masqueraded, by whichever backend and whoever made it.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Mismatch`] when it is not; [`crate::Kind::Kernel`].
+    pub(crate) fn check(&self, addresses: &[IpNet]) -> Result<(), Error> {
+        let mut filter = Filter::open()?;
+        let hash = instance(&self.network, &self.attachment);
+        let reached = filter.rules(TABLE, BASE)?.iter().any(|rule| rule.target.as_deref() == Some(CHECKS));
+        let rules = filter.rules(TABLE, CHECKS)?;
+        let ours = rules.iter().filter(|rule| rule.comment.starts_with(&hash)).count();
+        if reached && ours >= addresses.len() {
+            return Ok(filter.awake(TABLE)?);
+        }
+        if iptables::is_set_up(&mut filter, &self.network, &self.attachment.container, addresses)? {
+            return Ok(());
+        }
+        let from: Vec<String> = addresses.iter().map(|net| net.addr().to_string()).collect();
+        Err(Error::mismatch(format!("what comes from {} is no longer masqueraded", from.join(", "))))
+    }
+
     fn add_rules(&self, filter: &mut Filter, addresses: &[IpNet]) -> Result<(), Error> {
+        filter.awake(TABLE)?;
         let rules = making(&self.network, &self.attachment, addresses);
         // What all share is mostly there. Written anew each time, as the reference does, it would cost a grace period when
         // the socket is closed.
         if filter.chain(TABLE, BASE)?.is_some_and(|chain| chain.uses == BASE_RULES) {
             let committed = filter.commit(&rules)?;
             if !committed.because(Errno::NOENT) {
-                return committed.done();
+                return Ok(committed.done()?);
             }
         }
         let mut whole = common();
         whole.append(rules);
-        filter.commit(&whole)?.done()
+        Ok(filter.commit(&whole)?.done()?)
     }
 
     fn remove_rules(&self, filter: &mut Filter) -> Result<(), Error> {
@@ -108,18 +149,26 @@ impl Masquerading {
             rules.retain(|rule| rule.comment.starts_with(&hash));
             let committed = filter.commit(&removing(&rules))?;
             if !committed.because(Errno::NOENT) || turn == TURNS {
-                return committed.done();
+                return Ok(committed.done()?);
             }
         }
         Ok(())
     }
 }
 
-/// Removes the rules of `network` that belong to none of `valid`; the attachments are not known, their rules are.
+/// Removes the rules of `network` that belong to none of `valid`, of either backend; the attachments are not known, their
+/// rules are.
 ///
 /// # Errors
-/// [`crate::Kind::Kernel`].
+/// Every failure, after all was tried.
 pub(crate) fn sweep(filter: &mut Filter, network: &str, valid: &BTreeSet<Attachment>) -> Result<(), Error> {
+    let mut errors = Vec::new();
+    errors.extend(sweep_rules(filter, network, valid).err());
+    errors.extend(iptables::sweep(filter, network, valid).err());
+    Error::all(errors)
+}
+
+fn sweep_rules(filter: &mut Filter, network: &str, valid: &BTreeSet<Attachment>) -> Result<(), Error> {
     let keep: BTreeSet<String> = valid.iter().map(|one| instance(network, one)).collect();
     let prefix = format!("{}-", hash(network));
     for turn in 1..=TURNS {
@@ -141,6 +190,16 @@ pub(crate) fn sweep(filter: &mut Filter, network: &str, valid: &BTreeSet<Attachm
         }
     }
     Ok(())
+}
+
+/// Whether the kernel has tables for IPv4 and IPv6 together.
+///
+/// # Errors
+/// [`crate::Kind::Kernel`] with what it lacks.
+pub(crate) fn offers_inet() -> Result<(), Error> {
+    let mut batch = Batch::new();
+    batch.table(TABLE, TABLE_COMMENT);
+    Ok(Filter::open()?.would(batch, TABLE)?)
 }
 
 fn removing(rules: &[Rule]) -> Batch {

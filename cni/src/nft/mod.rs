@@ -2,21 +2,21 @@
 //! transaction in one system call, and costs the same however many rules there are.
 //!
 //! `spoof` and `masquerade` write what the reference plugins write, name by name and expression by expression, because
-//! those must be able to remove it, and the other way round. `iptables` is only recognised and removed, and written when a
-//! configuration asks for it.
+//! those must be able to remove it, and the other way round. `pin` is ours alone. `iptables` is only recognised and
+//! removed, and written when a configuration asks for it.
 //!
-//! `attribute`, `expression`, `batch` and `filter` are the way to the kernel and know nothing of CNI.
+//! The way to the kernel is `link::nft`, which knows nothing of CNI.
 
-mod attribute;
-mod batch;
-mod expression;
-mod filter;
 mod iptables;
 mod masquerade;
+mod pin;
 mod spoof;
+mod sys;
+mod tag;
 
-pub(crate) use filter::Filter;
-pub(crate) use masquerade::{Backend, Masquerading};
+pub(crate) use masquerade::{Backend, Masquerading, offers_inet};
+pub(crate) use pin::{AddressPins, Allowed};
 pub(crate) use spoof::{SpoofCheck, SpoofChecks};
 
 pub(crate) use masquerade::sweep as sweep_masquerading;
+pub(crate) use pin::{offered as offers_pins, sweep as sweep_pins};

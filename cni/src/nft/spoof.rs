@@ -17,13 +17,13 @@
 use std::collections::BTreeSet;
 
 use rustix::io::Errno;
-use sha2::{Digest, Sha512};
 
 use crate::error::{Error, Kind};
-use crate::nft::batch::{BRIDGE, Batch, Hook, NewRule, Table};
-use crate::nft::expression::Expression;
-use crate::nft::filter::{Chain, Filter, Rule};
+use crate::nft::tag;
 use crate::protocol::{Attachment, Mac};
+use link::nft::batch::{BRIDGE, Batch, Hook, NewRule, Table};
+use link::nft::expression::Expression;
+use link::nft::{Chain, Filter, Rule};
 
 const TABLE: Table = Table { family: BRIDGE, name: "nat" };
 const COMMON: &str = "PREROUTING";
@@ -52,7 +52,7 @@ impl SpoofCheck {
     pub(crate) fn new(network: &str, attachment: &Attachment) -> Self {
         let Attachment { container, interface } = attachment;
         let id = format!("{container}-{interface}");
-        let tag = [mark(network), mark(&format!("{network}/{id}"))].concat();
+        let tag = tag::of(network, &id);
         Self { id, tag }
     }
 
@@ -95,6 +95,7 @@ impl SpoofCheck {
         mut link_exists: impl FnMut(&str) -> Result<bool, Error>,
     ) -> Result<(), Error> {
         self.fits()?;
+        filter.awake(TABLE)?;
         for turn in 1..=TURNS {
             // The table and its common chain are there, mostly. To make them again would be an update, and the kernel lets
             // a process that has updated something wait for a grace period when it closes its socket.
@@ -105,7 +106,7 @@ impl SpoofCheck {
                 committed = filter.commit(&whole)?;
             }
             if !committed.because(Errno::EXIST) || turn == TURNS {
-                return committed.done();
+                return Ok(committed.done()?);
             }
             let chain = filter.chain(TABLE, &self.chain())?;
             let rules = self.rules(filter, chain.as_ref())?;
@@ -139,21 +140,25 @@ impl SpoofCheck {
         batch
     }
 
-    /// Removes the check, whoever made it; nothing when there is none.
+    /// Removes the check, whoever made it; nothing when there is none. One whose names cannot be written was never made, and
+    /// the kernel does not let ask for it.
     ///
     /// # Errors
     /// [`Kind::Kernel`].
     pub(crate) fn tear_down(&self, filter: &mut Filter) -> Result<(), Error> {
+        if self.fits().is_err() {
+            return Ok(());
+        }
         for _ in 1..TURNS {
             let batch = self.removing(filter)?;
             let committed = filter.commit(&batch)?;
             // Somebody else was faster.
             if !committed.because(Errno::NOENT) && !committed.because(Errno::BUSY) {
-                return committed.done();
+                return Ok(committed.done()?);
             }
         }
         let batch = self.removing(filter)?;
-        filter.commit(&batch)?.done()
+        Ok(filter.commit(&batch)?.done()?)
     }
 
     fn removing(&self, filter: &mut Filter) -> Result<Batch, Error> {
@@ -189,11 +194,25 @@ impl SpoofCheck {
         Ok(all.into_iter().filter(|rule| rule.comment == comment).collect())
     }
 
+    /// Whether this node's kernel can check.
+    ///
+    /// # Errors
+    /// [`Kind::Kernel`] with what it lacks; [`Kind::Mismatch`] when the table is dormant.
+    pub(crate) fn offered() -> Result<(), Error> {
+        let attachment = Attachment { container: "status".to_owned(), interface: "status".to_owned() };
+        let mut whole = common();
+        whole.append(Self::new("", &attachment).making("status", Mac([0; 6])));
+        let mut filter = Filter::open()?;
+        filter.awake(TABLE)?;
+        Ok(filter.would(whole, TABLE)?)
+    }
+
     /// Whether what comes through `host_end` is checked.
     ///
     /// # Errors
     /// [`Kind::Mismatch`] when it is not; [`Kind::Kernel`].
     pub(crate) fn check(&self, filter: &mut Filter, host_end: &str) -> Result<(), Error> {
+        filter.awake(TABLE)?;
         let target = self.chain();
         let checks = |rule: &Rule| {
             rule.input.as_deref() == Some(host_end) && rule.target.as_deref() == Some(target.as_str())
@@ -259,7 +278,7 @@ impl SpoofChecks {
         };
         let keep: BTreeSet<String> = checks(valid).into_iter().map(|check| check.id).collect();
         let known: BTreeSet<String> = checks(proven).into_iter().map(|check| check.id).collect();
-        let ours = mark(network);
+        let ours = tag::of_network(network);
         let of_rules = self.rules.iter().filter_map(|rule| {
             let id = rule.comment.strip_prefix(COMMENT)?;
             (rule.tag.starts_with(&ours) || known.contains(id)).then(|| id.to_owned())
@@ -296,9 +315,4 @@ impl SpoofChecks {
         }
         batch
     }
-}
-
-/// The first bytes of a SHA-512.
-fn mark(text: &str) -> Vec<u8> {
-    Sha512::digest(text.as_bytes()).iter().take(16).copied().collect()
 }

@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use crate::error::{Error, Kind};
-use crate::protocol::{Arguments, Object, Version};
+use crate::protocol::{Arguments, Json, Object, Version};
 
 /// The largest configuration that is read, in bytes. Container runtimes keep far below; a prevResult with a thousand
 /// interfaces has a tenth of it.
@@ -102,21 +102,37 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// `cni.dev/valid-attachments` of a GC.
+    /// `cni.dev/valid-attachments` of a GC, and `cni.dev/attachments`, as the specification calls it in another place: valid
+    /// is what either names.
+    ///
+    /// Neither key means that nothing is valid, and null means it too: libcni leaves the key out for a caller without
+    /// arguments, as cnitool is, who wants everything collected, and writes null for one without attachments.
     ///
     /// # Errors
-    /// [`Kind::Config`] when an element lacks a name. Nothing must be removed then: its attachment could be valid.
+    /// [`Kind::Config`] when an element is no object or lacks a name. Nothing must be removed then: its attachment could be
+    /// valid.
     pub(crate) fn valid_attachments(&self) -> Result<BTreeSet<Attachment>, Error> {
         let mut valid = BTreeSet::new();
-        for element in self.config.objects("cni.dev/valid-attachments")? {
-            let name = |key| {
-                element.text(key)?.map(str::to_owned).ok_or_else(|| {
-                    Error::config(format!("an element of cni.dev/valid-attachments has no \"{key}\""))
-                })
+        for key in ["cni.dev/valid-attachments", "cni.dev/attachments"] {
+            self.add_attachments(key, &mut valid)?;
+        }
+        Ok(valid)
+    }
+
+    fn add_attachments(&self, key: &str, valid: &mut BTreeSet<Attachment>) -> Result<(), Error> {
+        for element in self.config.list(key)? {
+            let Json::Object(element) = element else {
+                return Err(Error::config(format!("an element of {key} is no object")));
+            };
+            let name = |member| {
+                element
+                    .text(member)?
+                    .map(str::to_owned)
+                    .ok_or_else(|| Error::config(format!("an element of {key} has no \"{member}\"")))
             };
             valid.insert(Attachment { container: name("containerID")?, interface: name("ifname")? });
         }
-        Ok(valid)
+        Ok(())
     }
 }
 
@@ -267,7 +283,9 @@ fn variables(environment: &Environment, verb: Verb) -> Result<Attachment, Error>
         ));
     }
     let interface = words(&environment.interface, "CNI_IFNAME")?;
-    if !is_interface_name(&interface) {
+    // What an ADD of old has taken must not stay for its name.
+    let deletes = verb == Verb::Delete && is_interface_name(&interface.replace('%', "_"));
+    if !is_interface_name(&interface) && !deletes {
         return Err(Error::new(
             Kind::Environment,
             format!("CNI_IFNAME: \"{}\" is no name of an interface", interface.escape_debug()),
@@ -290,10 +308,29 @@ pub(crate) fn is_name(text: &str) -> bool {
 }
 
 /// The kernel's rule: 1 to 15 bytes, no slash, colon or space, neither "." nor "..". Control characters are refused
-/// too, which the kernel takes, and no log survives.
+/// too, which the kernel takes, and no log survives; and "%", which the kernel takes for the place of a number: a link of
+/// another name would come.
 pub(crate) fn is_interface_name(text: &str) -> bool {
-    let odd = |one: char| one == '/' || one == ':' || one.is_whitespace() || one.is_control();
+    let odd = |one: char| matches!(one, '/' | ':' | '%') || one.is_whitespace() || one.is_control();
     (1..=15).contains(&text.len()) && text != "." && text != ".." && !text.contains(odd)
+}
+
+#[cfg(test)]
+impl Call {
+    /// An ADD of `eth0` in container `c1` to network `net` on `br0`; `keys` are further ones of its configuration, each followed by
+    /// a comma.
+    pub(crate) fn adding(keys: &str) -> Self {
+        let environment = Environment {
+            command: "ADD".into(),
+            container: "c1".into(),
+            namespace: "/run/netns/x".into(),
+            interface: "eth0".into(),
+            path: "/".into(),
+            ..Environment::default()
+        };
+        let text = format!(r#"{{"bridge": "br0", {keys} "cniVersion": "1.1.0", "name": "net"}}"#);
+        read(&environment, text.as_bytes()).call.unwrap().unwrap()
+    }
 }
 
 #[cfg(test)]
@@ -324,6 +361,34 @@ mod tests {
     }
 
     #[test]
+    fn attachments_of_a_collection() {
+        let valid = |keys: &str| {
+            let valid = Call::adding(keys).valid_attachments().map_err(|error| error.kind())?;
+            Ok(valid.into_iter().map(|one| one.container).collect::<Vec<_>>().join(" "))
+        };
+        let (one, two) =
+            (r#"{"containerID": "c1", "ifname": "a"}"#, r#"{"containerID": "c2", "ifname": "a"}"#);
+        let of = |list: &str| format!(r#""cni.dev/valid-attachments": {list},"#);
+        for (keys, wanted) in [
+            (String::new(), Ok("")),
+            (of("null"), Ok("")),
+            (of("[]"), Ok("")),
+            (of(&format!("[{one}]")), Ok("c1")),
+            (of(&format!("[{one}]")) + &format!(r#""cni.dev/attachments": [{two}],"#), Ok("c1 c2")),
+            (format!(r#""cni.dev/attachments": [{two}],"#), Ok("c2")),
+            (of("[null]"), Err(Kind::Config)),
+            (of(&format!("[{one}, null]")), Err(Kind::Config)),
+            (of("{}"), Err(Kind::Config)),
+            (of("[7]"), Err(Kind::Config)),
+            (of(r#"[{"containerID": "c1"}]"#), Err(Kind::Config)),
+            (of(r#"[{"containerID": "c1", "ifname": null}]"#), Err(Kind::Config)),
+            (r#""cni.dev/attachments": [null],"#.to_owned(), Err(Kind::Config)),
+        ] {
+            assert_eq!(valid(&keys), wanted.map(str::to_owned), "{keys}");
+        }
+    }
+
+    #[test]
     fn version_reads_nothing() {
         let environment = Environment { command: "VERSION".into(), ..Environment::default() };
         assert!(matches!(read(&environment, b"nonsense".as_slice()).call, Ok(None)));
@@ -333,7 +398,7 @@ mod tests {
     fn variables_that_make_no_sense() {
         let config = r#"{"cniVersion": "1.0.0", "name": "net"}"#;
         type Change = fn(&mut Environment);
-        let changes: [Change; 9] = [
+        let changes: [Change; 10] = [
             |e| e.command = "FOO".into(),
             |e| e.container = "".into(),
             |e| e.container = "a/b".into(),
@@ -341,6 +406,7 @@ mod tests {
             |e| e.namespace = "".into(),
             |e| e.interface = "a234567890123456".into(),
             |e| e.interface = "a b".into(),
+            |e| e.interface = "e%d".into(),
             |e| e.path = "".into(),
             |e| e.arguments = "soup".into(),
         ];

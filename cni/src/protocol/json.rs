@@ -156,7 +156,8 @@ fn wrong(key: &str, wanted: &str, found: &Json) -> Error {
     let found = match found {
         Json::Null => "null",
         Json::Boolean(_) => "a boolean",
-        Json::Integer(_) | Json::Fraction(_) => "a number",
+        Json::Integer(_) => "a number",
+        Json::Fraction(_) => "a fraction or too large a number",
         Json::Text(_) => "a string",
         Json::List(_) => "an array",
         Json::Object(_) => "an object",

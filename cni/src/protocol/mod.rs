@@ -7,7 +7,6 @@ mod answer;
 mod arguments;
 mod call;
 mod json;
-mod mac;
 mod outcome;
 mod version;
 
@@ -15,8 +14,9 @@ pub(crate) use answer::{Answer, answer};
 pub(crate) use arguments::Arguments;
 pub(crate) use call::{Attachment, Call, Environment, Verb, is_interface_name, is_name, read};
 pub(crate) use json::{Json, Object};
-pub(crate) use mac::Mac;
-pub(crate) use outcome::{Dns, Interface, IpConfig, Outcome, Route, address_at, network};
+pub(crate) use link::Mac;
+pub(crate) use link::netlink::Route;
+pub(crate) use outcome::{Dns, Interface, IpConfig, Outcome, address_at, network, read_route};
 pub(crate) use version::Version;
 
 use crate::error::Error;

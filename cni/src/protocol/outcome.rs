@@ -4,6 +4,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use link::netlink::Route;
 use serde_json::{Map, Value, json};
 
 use crate::error::{Error, Kind};
@@ -42,26 +43,6 @@ pub(crate) struct IpConfig {
     /// The address itself, host bits and all.
     pub(crate) address: IpNet,
     pub(crate) gateway: Option<IpAddr>,
-}
-
-/// A route in the container.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Route {
-    pub(crate) destination: IpNet,
-    pub(crate) gateway: Option<IpAddr>,
-    /// In bytes, like `advmss`; these and the following since 1.1.0.
-    pub(crate) mtu: Option<u32>,
-    pub(crate) advmss: Option<u32>,
-    pub(crate) priority: Option<u32>,
-    pub(crate) table: Option<u32>,
-    pub(crate) scope: Option<u8>,
-}
-
-impl Route {
-    /// A route with nothing but its two ends.
-    pub(crate) fn new(destination: IpNet, gateway: Option<IpAddr>) -> Self {
-        Self { destination, gateway, mtu: None, advmss: None, priority: None, table: None, scope: None }
-    }
 }
 
 /// How names are resolved.
@@ -147,7 +128,7 @@ impl Outcome {
                 .routes
                 .iter()
                 .filter(|route| route.destination.addr().is_ipv4() == four)
-                .map(|route| route.render(Version::V0_1_0))
+                .map(|route| render_route(route, Version::V0_1_0))
                 .collect();
             put_list(&mut family, "routes", routes);
             document.insert(key.to_owned(), Value::Object(family));
@@ -161,7 +142,7 @@ impl Outcome {
     fn lists(&self, document: &mut Map<String, Value>, version: Version) {
         put_list(document, "interfaces", self.interfaces.iter().map(|one| one.render(version)).collect());
         put_list(document, "ips", self.ips.iter().map(|one| one.render(version)).collect());
-        put_list(document, "routes", self.routes.iter().map(|one| one.render(version)).collect());
+        put_list(document, "routes", self.routes.iter().map(|one| render_route(one, version)).collect());
     }
 
     /// Reads a result; its own `cniVersion` says in which shape, `version` if it has none.
@@ -191,7 +172,7 @@ impl Outcome {
                         gateway: address_at(family, "gateway")?,
                     });
                     for route in family.objects("routes")? {
-                        outcome.routes.push(Route::parse(route)?);
+                        outcome.routes.push(read_route(route)?);
                     }
                 }
             }
@@ -203,7 +184,7 @@ impl Outcome {
                     outcome.ips.push(IpConfig::parse(ip)?);
                 }
                 for route in document.objects("routes")? {
-                    outcome.routes.push(Route::parse(route)?);
+                    outcome.routes.push(read_route(route)?);
                 }
             }
         }
@@ -274,41 +255,38 @@ impl IpConfig {
     }
 }
 
-impl Route {
-    fn render(&self, version: Version) -> Value {
-        let mut route = Map::new();
-        route.insert("dst".to_owned(), json!(self.destination.to_string()));
-        put_address(&mut route, "gw", self.gateway);
-        if version >= Version::V1_1_0 {
-            put_number(&mut route, "mtu", self.mtu);
-            put_number(&mut route, "advmss", self.advmss);
-            put_number(&mut route, "priority", self.priority);
-            put_number(&mut route, "table", self.table);
-            put_number(&mut route, "scope", self.scope);
-        }
-        Value::Object(route)
+fn render_route(of: &Route, version: Version) -> Value {
+    let mut route = Map::new();
+    route.insert("dst".to_owned(), json!(of.destination.to_string()));
+    put_address(&mut route, "gw", of.gateway);
+    if version >= Version::V1_1_0 {
+        put_number(&mut route, "mtu", of.mtu);
+        put_number(&mut route, "advmss", of.advmss);
+        put_number(&mut route, "priority", of.priority);
+        put_number(&mut route, "table", of.table);
+        put_number(&mut route, "scope", of.scope);
     }
-
-    /// Reads one element of `routes`, of a result or of an IPAM configuration.
-    pub(crate) fn parse(object: &Object) -> Result<Self, Error> {
-        let scope = match number(object, "scope")? {
-            None => None,
-            Some(scope) => Some(u8::try_from(scope).map_err(|_| {
-                Error::config(format!("\"scope\" of a route must be between 0 and 255, not {scope}"))
-            })?),
-        };
-        Ok(Self {
-            destination: network(object, "dst")?,
-            gateway: address_at(object, "gw")?,
-            mtu: number(object, "mtu")?.filter(|mtu| *mtu > 0),
-            advmss: number(object, "advmss")?.filter(|advmss| *advmss > 0),
-            priority: number(object, "priority")?.filter(|priority| *priority > 0),
-            table: number(object, "table")?,
-            scope,
-        })
-    }
+    Value::Object(route)
 }
 
+/// Reads one element of `routes`, of a result or of an IPAM configuration.
+pub(crate) fn read_route(object: &Object) -> Result<Route, Error> {
+    let scope = match number(object, "scope")? {
+        None => None,
+        Some(scope) => Some(u8::try_from(scope).map_err(|_| {
+            Error::config(format!("\"scope\" of a route must be between 0 and 255, not {scope}"))
+        })?),
+    };
+    Ok(Route {
+        destination: network(object, "dst")?,
+        gateway: address_at(object, "gw")?,
+        mtu: number(object, "mtu")?.filter(|mtu| *mtu > 0),
+        advmss: number(object, "advmss")?.filter(|advmss| *advmss > 0),
+        priority: number(object, "priority")?.filter(|priority| *priority > 0),
+        table: number(object, "table")?,
+        scope,
+    })
+}
 fn put_text(object: &mut Map<String, Value>, key: &str, text: &str) {
     if !text.is_empty() {
         object.insert(key.to_owned(), json!(text));

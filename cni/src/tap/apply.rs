@@ -9,12 +9,12 @@ use rustix::io::Errno;
 
 use crate::bridge::identity;
 use crate::error::{Error, Kind};
-use crate::ipam::Ipam;
-use crate::namespace::Namespace;
+use crate::ipam;
+use crate::namespace;
 use crate::netlink::{Flag, Link, Request, Router};
 use crate::protocol::{Call, Interface, Outcome};
 use crate::tap::config::Config;
-use crate::tap::create;
+use link::tap::create;
 
 const TUN: &str = "/dev/net/tun";
 
@@ -30,7 +30,7 @@ pub(super) fn add(config: &Config, call: &Call) -> Result<Outcome, Error> {
         ));
     }
     Outcome::refuse_without_addresses(call.version)?;
-    let (home, pod) = Namespace::of_call(call)?;
+    let (home, pod) = namespace::of_call(call)?;
     let link = pod.inside(&home, || {
         let mut router = Router::open()?;
         let bridge = config.bridge.as_deref().map(|name| bridge(name, &mut router)).transpose()?;
@@ -50,24 +50,20 @@ pub(super) fn add(config: &Config, call: &Call) -> Result<Outcome, Error> {
     Ok(Outcome { interfaces: vec![interface], dns: config.dns.clone(), ..Outcome::default() })
 }
 
-/// Detaches. In the plugin's own namespace only what is a tap device goes.
+/// Detaches. Only a tap device that is nobody else's goes.
 ///
 /// # Errors
 /// Every failure, after all was tried.
 pub(super) fn delete(call: &Call) -> Result<(), Error> {
     let mut errors = Vec::new();
-    match Namespace::of_deletion(call) {
+    match namespace::of_deletion(call) {
         Ok(None) => {}
         Ok(Some((home, pod))) => {
             errors.extend(pod.inside(&home, || remove(call, &mut Router::open()?)).err());
         }
         Err(error) => errors.push(error),
     }
-    match Ipam::parse(&call.config) {
-        Ok(None) => {}
-        Ok(Some(ipam)) => errors.extend(ipam.release(call).err()),
-        Err(error) => errors.push(error),
-    }
+    errors.extend(ipam::release(call).err());
     Error::all(errors)
 }
 
@@ -78,7 +74,7 @@ pub(super) fn delete(call: &Call) -> Result<(), Error> {
 pub(super) fn check(config: &Config, call: &Call) -> Result<(), Error> {
     let previous = Outcome::previous(&call.config, call.version)?
         .ok_or_else(|| Error::config("CHECK needs \"prevResult\""))?;
-    let (home, pod) = Namespace::of_call(call)?;
+    let (home, pod) = namespace::of_call(call)?;
     let name = &call.attachment.interface;
     let sandbox = pod.path().display().to_string();
     let before = previous.interfaces.iter().find(|one| one.name == *name && one.sandbox == sandbox);
@@ -123,11 +119,7 @@ pub(super) fn collect(call: &Call) -> Result<(), Error> {
     for link in stale {
         errors.extend(delete_link(link, &mut router).err());
     }
-    match Ipam::parse(&call.config) {
-        Ok(None) => {}
-        Ok(Some(ipam)) => errors.extend(ipam.collect(call).err()),
-        Err(error) => errors.push(error),
-    }
+    errors.extend(ipam::collect(call).err());
     Error::all(errors)
 }
 
@@ -200,11 +192,13 @@ fn bridge(name: &str, router: &mut Router) -> Result<Link, Error> {
     Ok(bridge)
 }
 
-/// Removes the attachment's device. A pod's namespace is its own, and what has the name there goes; in the plugin's own
-/// it must be a tap device.
+/// Removes the attachment's device: what has its name, is a tap device, and bears its alias, or none, as one that the
+/// reference made or an ADD that was cut short.
 fn remove(call: &Call, router: &mut Router) -> Result<(), Error> {
+    let alias = identity::alias(&call.network, &call.attachment);
+    let ours = |link: &Link| link.is_tun() && (link.alias.is_empty() || link.alias == alias);
     match find(&call.attachment.interface, router)? {
-        Some(link) if link.is_tun() || !call.namespace_may_be_ours => delete_link(&link, router),
+        Some(link) if ours(&link) => delete_link(&link, router),
         Some(_) | None => Ok(()),
     }
 }

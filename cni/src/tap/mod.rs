@@ -5,9 +5,6 @@
 
 mod apply;
 mod config;
-mod sys;
-
-pub(crate) use sys::create;
 
 use crate::error::Error;
 use crate::protocol::{Call, Outcome, Plugin};

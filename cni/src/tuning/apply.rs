@@ -1,5 +1,5 @@
-//! Carries an ADD out, and a DEL. What an ADD has changed when it fails is put back in reverse; what a DEL cannot restore
-//! it only tells, since the plugins after it are about to take the interface away.
+//! Carries an ADD out, and a DEL. What an ADD has changed when it fails is put back in reverse; what the kernel does not let a
+//! DEL restore it only tells, since the plugins after it are about to take the interface away.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -9,9 +9,9 @@ use netlink_packet_route::link::LinkAttribute;
 
 use crate::complain;
 use crate::error::Error;
-use crate::namespace::Namespace;
+use crate::namespace;
 use crate::netlink::{Flag, Link, Request, Router};
-use crate::protocol::{Call, Outcome};
+use crate::protocol::{Attachment, Call, Outcome};
 use crate::tuning::backup::{self, Backup};
 use crate::tuning::config::{self, Config, Sysctl};
 
@@ -23,7 +23,7 @@ pub(super) fn add(config: &Config, call: &Call) -> Result<Outcome, Error> {
     let outcome = tuned(previous(call)?, config, call);
     // What the version has no words for is refused before anything is changed.
     outcome.render(call.version)?;
-    let (home, pod) = Namespace::of_call(call)?;
+    let (home, pod) = namespace::of_call(call)?;
     pod.inside(&home, || {
         let mut undo = Undo::default();
         match change(config, call, &mut undo) {
@@ -41,18 +41,26 @@ pub(super) fn add(config: &Config, call: &Call) -> Result<Outcome, Error> {
 /// Restores what an ADD changed, as its file tells, and removes the file.
 ///
 /// # Errors
-/// [`crate::Kind::Io`] when the file stays.
+/// [`crate::Kind::Io`] when the file stays; when the kernel could not be asked, in which case it stays too, for the next DEL.
 pub(super) fn delete(call: &Call) -> Result<(), Error> {
     // A folder that no ADD would take holds nothing.
     let Ok(folder) = config::folder(&call.config) else { return Ok(()) };
     let path = backup::path(&folder, &call.attachment);
-    if let Some(backup) = Backup::read(&path)?
-        && let Some((home, pod)) = Namespace::of_deletion(call)?
-        && let Err(error) = pod.inside(&home, || restore(&backup, call))
-    {
-        complain(&format!("{}: {error}: {}", call.attachment.interface, error.details()));
+    let Some((backup, whole)) = Backup::read(&path)? else { return backup::remove(&path) };
+    if let Some((home, pod)) = namespace::of_deletion(call)? {
+        pod.inside(&home, || restore(&backup, call))?;
     }
-    backup::remove(&path)
+    if whole {
+        return backup::remove(&path);
+    }
+    // The plugins after it are about to take the interface away: no reason to keep them from it.
+    let kept = backup::set_aside(&path)?;
+    let Attachment { container, interface } = &call.attachment;
+    complain(&format!(
+        "{interface} of container {container} is not restored as it was: its file makes no sense, and is kept as {}",
+        kept.display()
+    ));
+    Ok(())
 }
 
 /// The result so far.
@@ -107,14 +115,20 @@ fn change(config: &Config, call: &Call, undo: &mut Undo) -> Result<(), Error> {
     // Noted before: an answer can get lost, and setting what is set already does no harm.
     undo.0.extend(requests(&link, &backup).into_iter().map(Step::Link));
     let answers = router.exchange(requests(&link, &wanted))?;
-    Error::all(answers.into_iter().filter_map(|answer| answer.done().err()).collect())
+    Error::all(answers.into_iter().filter_map(|answer| answer.done().err().map(Error::from)).collect())
 }
 
 fn restore(backup: &Backup, call: &Call) -> Result<(), Error> {
     let mut router = Router::open()?;
-    let link = link(call, &mut router)?;
-    let answers = router.exchange(requests(&link, backup))?;
-    Error::all(answers.into_iter().filter_map(|answer| answer.done().err()).collect())
+    let name = &call.attachment.interface;
+    let answer = router.exchange(vec![Link::get(name)])?.into_iter().next();
+    let Some(link) = answer.map(crate::bridge::present).transpose()?.flatten() else { return Ok(()) };
+    for answer in router.exchange(requests(&link, backup))? {
+        if let Err(error) = answer.done().map_err(Error::from) {
+            complain(&format!("{name}: {error}: {}", error.details()));
+        }
+    }
+    Ok(())
 }
 
 /// The attachment's interface in the namespace this process is in.
@@ -189,7 +203,7 @@ impl Step {
                 std::fs::write(&path, before).map_err(|error| failed(&path, error))
             }
             Self::File { path, before: None } => backup::remove(&path),
-            Self::Link(request) => Router::open()?.ask(request).map(drop),
+            Self::Link(request) => Ok(Router::open()?.ask(request).map(drop)?),
         }
     }
 }

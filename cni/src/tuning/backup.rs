@@ -51,18 +51,33 @@ impl Backup {
         text
     }
 
-    /// Reads a file's content. What makes no sense is as good as absent: there is nobody left who could put it right.
-    fn parse(text: &[u8]) -> Self {
-        let Ok(keys) = Object::parse(text, "the file") else { return Self::default() };
-        let number = |key| keys.integer(key).ok().flatten().and_then(|number| u32::try_from(number).ok());
-        let switch = |key| keys.get(key).and_then(|_| keys.boolean(key).ok());
-        Self {
-            mac: keys.text("mac").ok().flatten().and_then(|text| Mac::parse(text).ok()),
-            promiscuous: switch("promisc"),
-            mtu: number("mtu").filter(|mtu| *mtu > 0),
-            all_multicast: switch("allmulti"),
-            transmit_queue: number("txQLen"),
-        }
+    /// Reads a file's content as far as it makes sense, and whether all of it does.
+    fn parse(text: &[u8]) -> (Self, bool) {
+        let Ok(keys) = Object::parse(text, "the file") else { return (Self::default(), false) };
+        let number = |key| {
+            let odd = |_| Error::config(format!("\"{key}\" is no number of 32 bits"));
+            keys.integer(key)?.map(u32::try_from).transpose().map_err(odd)
+        };
+        let switch = |key| keys.get(key).map(|_| keys.boolean(key)).transpose();
+        let mac = |key| {
+            let text = keys.text(key)?.filter(|text| !text.is_empty());
+            Ok::<_, Error>(text.map(Mac::parse).transpose()?)
+        };
+        let (mac, promiscuous, mtu) = (mac("mac"), switch("promisc"), number("mtu"));
+        let (all_multicast, transmit_queue) = (switch("allmulti"), number("txQLen"));
+        let whole = mac.is_ok()
+            && promiscuous.is_ok()
+            && mtu.is_ok()
+            && all_multicast.is_ok()
+            && transmit_queue.is_ok();
+        let backup = Self {
+            mac: mac.ok().flatten(),
+            promiscuous: promiscuous.ok().flatten(),
+            mtu: mtu.ok().flatten().filter(|mtu| *mtu > 0),
+            all_multicast: all_multicast.ok().flatten(),
+            transmit_queue: transmit_queue.ok().flatten(),
+        };
+        (backup, whole)
     }
 
     /// Writes the file, whole or not at all.
@@ -89,11 +104,11 @@ impl Backup {
         })
     }
 
-    /// Reads the file; none if there is none.
+    /// Reads the file as far as it makes sense, and whether all of it does; none if there is none.
     ///
     /// # Errors
     /// [`crate::Kind::Io`] when it is there and cannot be read.
-    pub(super) fn read(path: &Path) -> Result<Option<Self>, Error> {
+    pub(super) fn read(path: &Path) -> Result<Option<(Self, bool)>, Error> {
         match std::fs::read(path) {
             Ok(text) => Ok(Some(Self::parse(&text))),
             Err(error) if absent(&error) => Ok(None),
@@ -123,6 +138,18 @@ pub(super) fn remove(path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
+/// Keeps a file that makes no sense, for people to look at, where no DEL reads it again: `<container>_<interface>.broken`.
+///
+/// # Errors
+/// [`crate::Kind::Io`].
+pub(super) fn set_aside(path: &Path) -> Result<PathBuf, Error> {
+    let kept = path.with_extension("broken");
+    std::fs::rename(path, &kept).map_err(|error| {
+        Error::io(format!("{} cannot be renamed to {}", path.display(), kept.display()), error)
+    })?;
+    remove(path).map(|()| kept)
+}
+
 fn temporary(path: &Path) -> PathBuf {
     path.with_extension("new")
 }
@@ -150,10 +177,14 @@ mod tests {
             text,
             "{\n \"mac\": \"02:00:00:00:00:01\",\n \"promisc\": false,\n \"mtu\": 1500,\n \"allmulti\": true,\n \"txQLen\": 0\n}"
         );
-        assert_eq!(Backup::parse(text.as_bytes()), backup);
+        assert_eq!(Backup::parse(text.as_bytes()), (backup, true));
         assert_eq!(Backup::default().render(), "{}");
-        for nonsense in ["", "[]", "{\"mac\": 7, \"mtu\": -1, \"promisc\": \"x\"}"] {
-            assert_eq!(Backup::parse(nonsense.as_bytes()), Backup::default());
+        assert_eq!(Backup::parse(b"{}"), (Backup::default(), true));
+        assert_eq!(Backup::parse(br#"{"mac": "", "mtu": 0, "promisc": null}"#), (Backup::default(), true));
+        for nonsense in ["", "[]", "{\"mac\": 7, \"mtu\": -1, \"promisc\": \"x\"}", "{\"txQLen\": 77"] {
+            assert_eq!(Backup::parse(nonsense.as_bytes()), (Backup::default(), false));
         }
+        let half = Backup { mtu: Some(1500), ..Backup::default() };
+        assert_eq!(Backup::parse(br#"{"mac": "x", "mtu": 1500}"#), (half, false));
     }
 }

@@ -1,7 +1,7 @@
 //! CHECK: whether everything that was tuned still is.
 
 use crate::error::Error;
-use crate::namespace::Namespace;
+use crate::namespace;
 use crate::netlink::Router;
 use crate::protocol::Call;
 use crate::tuning::apply::{link, previous};
@@ -13,7 +13,7 @@ use crate::tuning::config::{Config, Sysctl};
 /// [`crate::Kind::Mismatch`] with what differs.
 pub(super) fn check(config: &Config, call: &Call) -> Result<(), Error> {
     previous(call)?;
-    let (home, pod) = Namespace::of_call(call)?;
+    let (home, pod) = namespace::of_call(call)?;
     pod.inside(&home, || {
         config.sysctls.iter().try_for_each(check_sysctl)?;
         check_link(config, call)

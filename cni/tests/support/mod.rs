@@ -6,15 +6,21 @@
 #![allow(dead_code, reason = "every test file uses its part of this")]
 #![allow(unreachable_pub, reason = "a module of every test file, not a library")]
 
+pub mod addresses;
+pub mod place;
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde_json::{Value, json};
 
 /// All versions of the specification.
 pub const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
+
+/// Where a node's programs are.
+pub const PROGRAMS: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// A network namespace, removed when dropped; its links go with it.
 pub struct Namespace {
@@ -78,6 +84,23 @@ impl Namespace {
 impl Drop for Namespace {
     fn drop(&mut self) {
         let _ = Command::new("ip").args(["netns", "del", &self.name]).stderr(Stdio::null()).status();
+    }
+}
+
+/// A program that runs beside a test, killed when dropped.
+pub struct Running(Child);
+
+impl Running {
+    /// Starts it.
+    pub fn start(command: &mut Command) -> Self {
+        Self(command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}")))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
@@ -148,6 +171,8 @@ pub struct Call {
     pub netns: String,
     pub arguments: String,
     pub path: String,
+    /// PATH: where the plugin finds iptables.
+    pub programs: String,
     pub config: String,
 }
 
@@ -173,6 +198,7 @@ impl Host {
             netns: pod.path(),
             arguments: String::new(),
             path: self.folder.path().display().to_string(),
+            programs: PROGRAMS.to_owned(),
             config: config.to_string(),
         }
     }
@@ -191,7 +217,7 @@ impl Host {
     pub fn output(&self, mut command: Command, call: &Call) -> Output {
         command
             .env_clear()
-            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .env("PATH", &call.programs)
             .env("CNI_COMMAND", &call.verb)
             .env("CNI_CONTAINERID", &call.container)
             .env("CNI_IFNAME", &call.interface)
@@ -205,6 +231,24 @@ impl Host {
         // A plugin that refuses early does not read.
         let _ = child.stdin.take().unwrap().write_all(call.config.as_bytes());
         child.wait_with_output().unwrap()
+    }
+
+    /// The same call to the Go reference plugin, with the reference's IPAM plugins.
+    pub fn reference(&self, call: Call) -> Answer {
+        let plugin = peer(call.plugin.file_name().unwrap().to_str().unwrap());
+        let path = plugin.parent().unwrap().display().to_string();
+        self.make(&Call { plugin, path, ..call })
+    }
+
+    /// Where `host-local` keeps its reservations.
+    pub fn networks(&self) -> PathBuf {
+        self.folder.path().join("networks")
+    }
+
+    /// A `bridge` configuration with further keys and addresses out of ranges.
+    pub fn with_ranges(&self, ranges: &Value, keys: Value) -> Value {
+        let ipam = json!({"type": "host-local", "dataDir": self.networks(), "ranges": ranges});
+        with(&bridge_with(keys), "ipam", ipam)
     }
 
     /// ADD of `net1` in container `c1`.
@@ -252,6 +296,14 @@ pub fn bridge() -> Value {
     json!({"cniVersion": "1.1.0", "name": "net", "type": "bridge", "bridge": "br0"})
 }
 
+/// The same with further keys.
+pub fn bridge_with(keys: Value) -> Value {
+    let mut config = bridge();
+    let Value::Object(keys) = keys else { panic!("{keys}") };
+    config.as_object_mut().unwrap().extend(keys);
+    config
+}
+
 /// A file of `tests/golden`, compared with `shown`; FERROVIRT_BLESS=1 writes it instead.
 #[track_caller]
 pub fn golden(name: &str, shown: &Value) {
@@ -263,7 +315,33 @@ pub fn golden(name: &str, shown: &Value) {
     assert_eq!(std::fs::read_to_string(&file).unwrap_or_default(), shown, "{}", file.display());
 }
 
+/// Runs it for every version of the specification at the same time: each waits most of the time, for the kernel or until
+/// addresses are known to be nobody else's.
+pub fn in_every_version(test: fn(&str)) {
+    std::thread::scope(|scope| {
+        for version in VERSIONS {
+            scope.spawn(move || test(version));
+        }
+    });
+}
+
 /// Full counts with FERROVIRT_SOAK=1.
 pub fn count(small: usize, full: usize) -> usize {
     if std::env::var_os("FERROVIRT_SOAK").is_some() { full } else { small }
+}
+
+/// A result with what differs from run to run replaced: the pod's namespace, and Ethernet addresses.
+pub fn stable(result: &Value, pod: &Namespace) -> Value {
+    stable_in(result, &pod.path())
+}
+
+/// The same for a namespace that is known by its file.
+pub fn stable_in(result: &Value, namespace: &str) -> Value {
+    let mut text = result.to_string().replace(namespace, "NETNS");
+    for interface in result["interfaces"].as_array().into_iter().flatten() {
+        let mac = interface["mac"].as_str().unwrap();
+        assert_eq!(mac.len(), 17, "{mac}");
+        text = text.replace(mac, "MAC");
+    }
+    serde_json::from_str(&text).unwrap()
 }

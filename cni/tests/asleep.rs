@@ -1,0 +1,82 @@
+//! Rules that somebody took away or put to sleep: an ADD never answers success over them, CHECK and STATUS tell.
+
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use serde_json::json;
+use support::{Host, Namespace, bridge_with};
+
+#[test]
+fn rules_of_pins_that_are_gone_come_back() {
+    let host = Host::new();
+    let config = host.with_ranges(&json!([[{"subnet": "10.77.0.0/24"}]]), json!({"ipspoofchk": true}));
+    let nft = |words: &str| host.namespace.run("nft", &words.split(' ').collect::<Vec<_>>());
+    let shown = || nft("list chain bridge cni_address_pins prerouting");
+    let pod = Namespace::new();
+    host.add(&pod, &config).result();
+    let whole = shown();
+    host.del(&pod, &config).result();
+    for gone in [
+        "flush table bridge cni_address_pins",
+        "flush chain bridge cni_address_pins prerouting",
+        "delete chain bridge cni_address_pins prerouting",
+        "delete table bridge cni_address_pins",
+    ] {
+        nft(gone);
+        let result = host.add(&pod, &config).result();
+        assert_eq!(shown(), whole, "{gone}");
+        host.check(&pod, &config, &result).result();
+        host.del(&pod, &config).result();
+    }
+}
+
+#[test]
+fn a_table_that_sleeps_protects_nobody() {
+    for (key, table) in [
+        ("ipspoofchk", "bridge cni_address_pins"),
+        ("macspoofchk", "bridge nat"),
+        ("ipMasq", "inet cni_plugins_masquerade"),
+    ] {
+        let (host, pod, late) = (Host::new(), Namespace::new(), Namespace::new());
+        let plain = host.with_ranges(&json!([[{"subnet": "10.77.0.0/24"}]]), json!({}));
+        let mut config = plain.clone();
+        config[key] = json!(true);
+        let result = host.add(&pod, &config).result();
+        let nft = |words: String| host.namespace.run("nft", &words.split(' ').collect::<Vec<_>>());
+        nft(format!("add table {table} {{ flags dormant; }}"));
+        let wakes = format!("nft add table {table}");
+
+        let (code, words) = host.check(&pod, &config, &result).error();
+        assert!(code == 101 && words.contains(&wakes), "{key}: {code}: {words}");
+        let (code, words) = host.make(&host.call("STATUS", &pod, &config)).error();
+        assert!(code == 51 && words.contains(&wakes), "{key}: {code}: {words}");
+        let mut add = host.call("ADD", &late, &config);
+        add.container = "c2".to_owned();
+        let rules = nft("list ruleset".to_owned());
+        let (code, words) = host.make(&add).error();
+        assert!(code == 101 && words.contains(&wakes), "{key}: {code}: {words}");
+        assert_eq!((nft("list ruleset".to_owned()), late.names().len()), (rules, 0), "{key}");
+        // Who does not ask for it is not concerned.
+        host.make(&host.call("STATUS", &pod, &plain)).result();
+
+        nft(format!("add table {table}"));
+        host.check(&pod, &config, &result).result();
+        host.make(&add).result();
+        nft(format!("add table {table} {{ flags dormant; }}"));
+        host.del(&pod, &config).result();
+        add.verb = "DEL".to_owned();
+        host.make(&add).result();
+        assert!(!nft("list ruleset".to_owned()).contains("net1"), "{key}");
+    }
+}
+
+#[test]
+fn nobody_suffers_where_nobody_is() {
+    let (host, pod) = (Host::new(), Namespace::new());
+    host.namespace.run("nft", &["add", "table", "bridge", "nat", "{", "flags", "dormant;", "}"]);
+    let config = bridge_with(json!({"macspoofchk": true}));
+    assert_eq!(host.make(&host.call("STATUS", &pod, &config)).error().0, 50);
+    assert_eq!(host.add(&pod, &config).error().0, 101);
+    assert!(host.namespace.names().is_empty());
+}
