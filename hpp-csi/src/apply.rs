@@ -4,20 +4,85 @@
 pub(crate) mod create;
 pub(crate) mod delete;
 pub(crate) mod expand;
+pub(crate) mod group;
 pub(crate) mod image;
+pub(crate) mod metadata;
+pub(crate) mod modify;
 pub(crate) mod publish;
 pub(crate) mod snapshot;
 pub(crate) mod stage;
 
-use crate::error::Result;
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use rustix::fs::{OFlags, fstat};
+
+use crate::error::{Error, Result};
 use crate::folder::Folder;
 use crate::id::Id;
+use crate::pool::clone::{Begun, How};
+use crate::pool::copy::{self, Since};
+use crate::pool::tree;
 use crate::pool::{Open, record_name, trash};
 use crate::record::{self, Record, Shape};
 
 /// What a volume is called while it is made.
-fn volume_in_tmp(id: &Id) -> String {
-    format!("v.{id}")
+fn volume_in_tmp(id: &Id, how: Option<How>) -> String {
+    in_tmp("v", id, how)
+}
+
+/// What a snapshot is called while it is taken.
+fn snapshot_in_tmp(id: &Id, how: How) -> String {
+    in_tmp("s", id, Some(how))
+}
+
+/// What a snapshot of a group is called while it is taken. A copy of it never goes on: it would be of another moment.
+fn member_in_tmp(id: &Id) -> String {
+    in_tmp("s", id, None)
+}
+
+/// A copy has a name of its own: it outlives a crash and goes on.
+fn in_tmp(kind: &str, id: &Id, how: Option<How>) -> String {
+    match how {
+        Some(How::Copy) => format!("{}{kind}.{id}", trash::COPY),
+        Some(How::Share) | None => format!("{kind}.{id}"),
+    }
+}
+
+/// Removes what an earlier try left under `name` in the folder of what is being made, unless it is a copy that `goes_on`.
+fn ready(open: &Open<'_>, tmp: &Folder, name: &str, goes_on: impl FnOnce() -> Result<bool>) -> Result<()> {
+    if name.starts_with(trash::COPY) && goes_on()? { Ok(()) } else { clear(open, tmp, name) }
+}
+
+/// Whether `name` in `folder` is a begun copy of the file `from`.
+fn is_copy_of_file(from: &File, folder: &Folder, name: impl AsRef<Path>) -> Result<bool> {
+    let Some(begun) = folder.file(name, OFlags::RDONLY | OFlags::NONBLOCK, 0)? else { return Ok(false) };
+    let stat = fstat(from).map_err(|error| Error::io("look at a source", error))?;
+    Ok(copy::so_far(&stat, begun.as_fd()).is_some())
+}
+
+/// Whether `name` in `folder` is a begun copy of the tree `source`.
+fn is_copy_of_tree(source: &str, folder: &Folder, name: impl AsRef<Path>) -> Result<bool> {
+    Ok(folder.open(name)?.is_some_and(|begun| Since::told(begun.as_fd(), source).is_some()))
+}
+
+/// A file to put content in: a new one, or that of a copy that goes on.
+fn file_to_fill(folder: &Folder, name: impl AsRef<Path>, how: Option<How>) -> Result<File> {
+    let name = name.as_ref();
+    let begun = match how {
+        Some(How::Copy) => folder.file(name, OFlags::RDWR, 0)?,
+        Some(How::Share) | None => None,
+    };
+    begun.map_or_else(|| tree::new_file(folder, name), Ok)
+}
+
+/// How a copy of the tree `source` into `folder` goes on; `None` when it is no copy.
+fn begun<'a>(folder: &Folder, source: &str, how: How, trash: &'a Folder) -> Option<Begun<'a>> {
+    match how {
+        How::Copy => Some(Begun { since: Since::of(folder.as_fd(), source), trash }),
+        How::Share => None,
+    }
 }
 
 /// Writes a volume's record, over an older one; when this returns it is on the disk.

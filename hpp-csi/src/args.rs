@@ -1,21 +1,31 @@
 //! What was typed: upstream's flags, and ours. What it means is [`crate::config`]'s.
 //!
-//! Flags are read as Go reads them: one dash or two. `--logtostderr` and other switches of klog that choose where logs go
-//! are accepted and do nothing; logs go to stderr.
+//! Flags are read as Go reads them: one dash or two, and the last of several counts. klog's flags other than `--v` are
+//! accepted and do nothing; logs go to stderr.
 
 use std::ffi::OsString;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::Parser;
+use serve::tls::{Certificate, Identity};
 
-use crate::config::{self, Config, Metrics, Registration};
+use crate::config::{self, Config, Listen, Metrics, Registration};
 use crate::error::Result;
 use crate::id::Id;
 
+/// The metrics server refuses older TLS.
+const TLS13: &str = "VersionTLS13";
+
+/// klog's flags that are switches: a value follows after `=` only.
+const KLOG_SWITCHES: [&str; 6] =
+    ["logtostderr", "alsologtostderr", "add_dir_header", "skip_headers", "skip_log_headers", "one_output"];
+/// klog's flags that have a value.
+const KLOG_VALUES: [&str; 6] =
+    ["stderrthreshold", "log_dir", "log_file", "log_file_max_size", "log_backtrace_at", "vmodule"];
+
 /// Volumes from the folders of a node: the hostpath CSI driver.
 #[derive(Debug, Parser)]
-#[command(name = "hpp-csi", version, disable_version_flag = true)]
+#[command(name = "hpp-csi", version, disable_version_flag = true, args_override_self = true)]
 pub(crate) struct Args {
     /// Name of the driver.
     #[arg(long, default_value = "hostpath.csi.kubevirt.io")]
@@ -53,13 +63,13 @@ pub(crate) struct Args {
     #[arg(long)]
     kubelet_registration_path: Option<String>,
 
-    /// Where /healthz is answered, like 0.0.0.0:9898.
-    #[arg(long)]
-    health_address: Option<SocketAddr>,
+    /// Where /healthz is answered, like [::]:9898, or off.
+    #[arg(long, default_value = "off")]
+    health_address: Listen,
 
-    /// Where metrics are served over HTTPS, like 0.0.0.0:8443.
-    #[arg(long)]
-    metrics_address: Option<SocketAddr>,
+    /// Where metrics are served over HTTPS, or off.
+    #[arg(long, default_value = "[::]:8443")]
+    metrics_address: Listen,
 
     /// Certificate of the metrics server, PEM.
     #[arg(long, requires = "metrics_key_file")]
@@ -70,8 +80,16 @@ pub(crate) struct Args {
     metrics_key_file: Option<PathBuf>,
 
     /// Least TLS version of the metrics server: VersionTLS12 or VersionTLS13.
-    #[arg(long, default_value = "VersionTLS13", value_parser = ["VersionTLS12", "VersionTLS13"])]
+    #[arg(long, default_value = TLS13, value_parser = ["VersionTLS12", TLS13])]
     metrics_tls_version: String,
+
+    /// Addresses and names for the certificate that the metrics server signs itself.
+    #[arg(long, env = "POD_IP", hide = true)]
+    pod_ip: Option<String>,
+    #[arg(long, env = "POD_NAMESPACE", hide = true)]
+    pod_namespace: Option<String>,
+    #[arg(long, env = "SERVICE_NAME", hide = true)]
+    service_name: Option<String>,
 
     /// Level of the log as klog counts it: 3 and 4 are debug, 5 and more trace.
     #[arg(short, long = "v", default_value_t = 1)]
@@ -80,12 +98,6 @@ pub(crate) struct Args {
     /// Log lines as JSON.
     #[arg(long)]
     log_json: bool,
-
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true)]
-    logtostderr: Option<Option<bool>>,
-
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true)]
-    alsologtostderr: Option<Option<bool>>,
 }
 
 /// How to log.
@@ -100,7 +112,7 @@ impl Args {
     pub(crate) fn parse_from_os(
         arguments: impl IntoIterator<Item = OsString>,
     ) -> std::result::Result<Self, clap::Error> {
-        Self::try_parse_from(arguments.into_iter().map(two_dashes))
+        Self::try_parse_from(without_klog(arguments.into_iter().map(two_dashes)))
     }
 
     /// What it means.
@@ -122,11 +134,12 @@ impl Args {
             metrics_address,
             metrics_cert_file,
             metrics_key_file,
-            metrics_tls_version: _,
+            metrics_tls_version,
+            pod_ip,
+            pod_namespace,
+            service_name,
             v,
             log_json,
-            logtostderr: _,
-            alsologtostderr: _,
         } = self;
         let socket = config::socket(&endpoint)?;
         let state = statedir.or_else(|| socket.parent().map(PathBuf::from)).unwrap_or_default();
@@ -141,12 +154,47 @@ impl Args {
             registration: registration_socket
                 .zip(kubelet_registration_path)
                 .map(|(socket, endpoint)| Registration { socket, endpoint }),
-            health: health_address,
-            metrics: metrics_address
-                .map(|address| Metrics { address, certificate: metrics_cert_file.zip(metrics_key_file) }),
+            health: health_address.0,
+            metrics: metrics_address.0.map(|address| Metrics {
+                address,
+                identity: Identity {
+                    certificate: match metrics_cert_file.zip(metrics_key_file) {
+                        Some((chain, key)) => Certificate::Files { chain, key },
+                        None => Certificate::SelfSigned(names(pod_ip, service_name.zip(pod_namespace))),
+                    },
+                    only_tls13: metrics_tls_version == TLS13,
+                },
+            }),
         };
         Ok((config, Logs { v, json: log_json }))
     }
+}
+
+/// What the metrics server may be called: by its pod's address, and as a Service of its namespace.
+fn names(address: Option<String>, service: Option<(String, String)>) -> Vec<String> {
+    let given = |name: &String| !name.is_empty();
+    let service = service.filter(|(name, namespace)| given(name) && given(namespace));
+    let in_cluster = service
+        .into_iter()
+        .flat_map(|(name, of)| [format!("{name}.{of}.svc"), format!("{name}.{of}.svc.cluster.local")]);
+    ["localhost".to_owned()].into_iter().chain(address.filter(given)).chain(in_cluster).collect()
+}
+
+/// Leaves klog's flags out.
+fn without_klog(mut arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut rest = Vec::new();
+    while let Some(argument) = arguments.next() {
+        let flag = argument.to_str().and_then(|text| text.strip_prefix("--")).unwrap_or_default();
+        let (name, value) = flag.split_once('=').map_or((flag, None), |(name, value)| (name, Some(value)));
+        if KLOG_VALUES.contains(&name) {
+            if value.is_none() {
+                arguments.next();
+            }
+        } else if !KLOG_SWITCHES.contains(&name) {
+            rest.push(argument);
+        }
+    }
+    rest
 }
 
 /// Go's flag package takes one dash for two.
@@ -178,6 +226,11 @@ mod tests {
             "--version=latest",
             r#"--datadir=[{"name":"legacy","path":"/csi-data-dir"}]"#,
             "--metrics-tls-version=VersionTLS12",
+            "--logtostderr",
+            "-alsologtostderr=false",
+            "-stderrthreshold",
+            "INFO",
+            "--vmodule=a=1,b=2",
         ]);
         assert_eq!(config.driver, "kubevirt.io.hostpath-provisioner");
         assert_eq!(config.node.as_str(), "node01");
@@ -185,7 +238,34 @@ mod tests {
         assert_eq!(config.state, PathBuf::from("/csi"));
         assert_eq!(config.version, "latest");
         assert_eq!(logs, Logs { v: 3, json: false });
-        assert_eq!(config.registration, None);
+        assert_eq!((config.registration, config.health), (None, None));
+        let metrics = config.metrics.unwrap();
+        assert_eq!(metrics.address.to_string(), "[::]:8443", "upstream's, without being told");
+        assert!(!metrics.identity.only_tls13);
+    }
+
+    #[test]
+    fn servers_are_where_they_are_said_to_be() {
+        let pool = r#"--datadir=[{"name":"legacy","path":"/p"}]"#;
+        let (config, _) = parse(&[
+            "x",
+            "--nodeid=n",
+            pool,
+            "--metrics-address=off",
+            "--health-address=127.0.0.1:9898",
+            "--registration-socket=/registration/d-reg.sock",
+            "--kubelet-registration-path=/var/lib/kubelet/plugins/d/csi.sock",
+        ]);
+        assert_eq!((config.metrics, config.health), (None, Some("127.0.0.1:9898".parse().unwrap())));
+        assert_eq!(config.registration.unwrap().endpoint, "/var/lib/kubelet/plugins/d/csi.sock");
+        let files = ["x", "--nodeid=n", pool, "--metrics-cert-file=/c", "--metrics-key-file=/k"];
+        let identity = parse(&files).0.metrics.unwrap().identity;
+        assert!(identity.only_tls13);
+        assert_eq!(identity.certificate, Certificate::Files { chain: "/c".into(), key: "/k".into() });
+        let service = Some(("hpp".to_owned(), "storage".to_owned()));
+        let all = ["localhost", "10.0.0.1", "hpp.storage.svc", "hpp.storage.svc.cluster.local"];
+        assert_eq!(names(Some("10.0.0.1".to_owned()), service), all);
+        assert_eq!(names(Some(String::new()), None), ["localhost"]);
     }
 
     #[test]
@@ -204,6 +284,8 @@ mod tests {
             vec!["x", "--nodeid=n", pool, "--endpoint=tcp://a"],
             vec!["x", "--nodeid=n", pool, "--metrics-tls-version=1"],
             vec!["x", "--nodeid=n", pool, "--metrics-cert-file=/c"],
+            vec!["x", "--nodeid=n", pool, "--metrics-address=8443"],
+            vec!["x", "--nodeid=n", pool, "--registration-socket=/r"],
         ] {
             assert!(refused(&wrong), "{wrong:?}");
         }

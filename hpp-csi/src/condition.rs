@@ -1,7 +1,6 @@
 //! Whether a volume is well: what is wrong, or what one should know.
 
 use crate::config::Enforce;
-use crate::device;
 use crate::error::Result;
 use crate::plan::shown;
 use crate::pool::{Open, Volume};
@@ -40,7 +39,7 @@ fn look(open: &Open<'_>, volume: &Volume, devices: bool) -> Result<Condition> {
         if let Some(record) = volume.record.as_ref().filter(|record| length < record.capacity) {
             wrong.push(format!("the volume's file has {length} of {} bytes", record.capacity));
         }
-        let attached = if devices { device::all(device::identity(&file)?)? } else { Vec::new() };
+        let attached = if devices { open.pool.devices.all(&file)? } else { Vec::new() };
         for found in attached.iter().filter(|found| !found.direct) {
             notes.push(format!("{} goes through the page cache", found.path().display()));
         }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use api::quantity;
 use serde::Deserialize;
+use serve::tls::Identity;
 
 use crate::error::{Error, Kind, Result};
 use crate::id::Id;
@@ -61,8 +62,20 @@ pub struct Registration {
 pub struct Metrics {
     /// Where it listens.
     pub address: SocketAddr,
-    /// Certificate and key in PEM; one that it signs itself where there are none.
-    pub certificate: Option<(PathBuf, PathBuf)>,
+    /// Its certificate.
+    pub identity: Identity,
+}
+
+/// Where a server listens, if it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Listen(pub(crate) Option<SocketAddr>);
+
+impl std::str::FromStr for Listen {
+    type Err = std::net::AddrParseError;
+
+    fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
+        if text == "off" { Ok(Self(None)) } else { text.parse().map(|address| Self(Some(address))) }
+    }
 }
 
 /// What a volume's capacity is.

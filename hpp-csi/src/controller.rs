@@ -13,11 +13,10 @@ use crate::error::{Error, Kind};
 use crate::id::Id;
 use crate::page;
 use crate::pool::{Open, Snapshot, Volume};
-use crate::proto;
-use crate::proto::controller_server::Controller;
-use crate::proto::controller_service_capability::{Rpc, Type, rpc};
-use crate::proto::*;
-use crate::request::{self, Access, Parameters, Range, Source};
+use crate::request::{self, Access, Attributes, Parameters, Range, Source};
+use csi::controller_server::Controller;
+use csi::controller_service_capability::{Rpc, Type, rpc};
+use csi::*;
 
 type Answer<T> = Result<Response<T>, Status>;
 
@@ -53,7 +52,7 @@ pub(crate) async fn run<T: Send + 'static>(
 }
 
 /// The id in a request that is satisfied when there is nothing of that name: `None` for what cannot be a name.
-fn id_or_nothing(field: &str, text: &str) -> Result<Option<Id>, Error> {
+pub(crate) fn id_or_nothing(field: &str, text: &str) -> Result<Option<Id>, Error> {
     if text.is_empty() {
         return Err(Error::new(Kind::Invalid, format!("{field} is missing")));
     }
@@ -82,29 +81,59 @@ fn is_elsewhere(driver: &Driver, topology: &Topology) -> bool {
     topology.segments.get(TOPOLOGY_KEY).is_some_and(|node| node != driver.config.node.as_str())
 }
 
-fn wire_snapshot(snapshot: &Snapshot) -> proto::Snapshot {
+/// Nanoseconds since 1970.
+pub(crate) fn timestamp(nanoseconds: u64) -> Timestamp {
+    let (seconds, nanos) = (nanoseconds / 1_000_000_000, nanoseconds % 1_000_000_000);
+    Timestamp { seconds: signed(seconds), nanos: i32::try_from(nanos).unwrap_or(0) }
+}
+
+pub(crate) fn wire_snapshot(snapshot: &Snapshot) -> csi::Snapshot {
     let record = &snapshot.record;
-    let (seconds, nanos) = (record.created / 1_000_000_000, record.created % 1_000_000_000);
-    proto::Snapshot {
+    csi::Snapshot {
         size_bytes: signed(record.capacity),
         snapshot_id: snapshot.id.to_string(),
         source_volume_id: record.source.clone(),
-        creation_time: Some(Timestamp { seconds: signed(seconds), nanos: i32::try_from(nanos).unwrap_or(0) }),
+        creation_time: Some(timestamp(record.created)),
         ready_to_use: true,
         group_snapshot_id: record.group.clone().unwrap_or_default(),
     }
 }
 
-fn wire_volume(driver: &Driver, open: &Open<'_>, volume: &Volume) -> proto::Volume {
+fn wire_volume(driver: &Driver, open: &Open<'_>, volume: &Volume) -> csi::Volume {
     let used = open.known.book().volumes.get(&volume.id).map_or(0, |line| line.used);
     let capacity = volume.record.as_ref().map_or(used, |record| record.capacity);
-    proto::Volume {
+    csi::Volume {
         capacity_bytes: signed(create::told(open, volume.shape, capacity)),
         volume_id: volume.id.to_string(),
         volume_context: HashMap::new(),
         content_source: None,
         accessible_topology: topology(driver, open.pool.config.shared),
     }
+}
+
+/// A volume as it is listed: one that cannot be used is, too, and is ill.
+fn listed(
+    driver: &Driver,
+    open: &Open<'_>,
+    id: &Id,
+) -> crate::error::Result<Option<list_volumes_response::Entry>> {
+    let (volume, condition) = match open.volume(id) {
+        Ok(None) => return Ok(None),
+        Ok(Some(volume)) => (wire_volume(driver, open, &volume), condition::quick(open, &volume)?),
+        Err(error) if error.kind() == Kind::Internal => {
+            let accessible_topology = topology(driver, open.pool.config.shared);
+            let volume = csi::Volume { volume_id: id.to_string(), accessible_topology, ..Default::default() };
+            (volume, condition::Condition { abnormal: true, message: error.chain() })
+        }
+        Err(error) => return Err(error),
+    };
+    Ok(Some(list_volumes_response::Entry {
+        volume: Some(volume),
+        status: Some(list_volumes_response::VolumeStatus {
+            published_node_ids: Vec::new(),
+            volume_condition: Some(wire_condition(condition)),
+        }),
+    }))
 }
 
 fn wire_condition(condition: condition::Condition) -> VolumeCondition {
@@ -118,6 +147,7 @@ fn understood(driver: &Driver, request: CreateVolumeRequest) -> Result<create::R
     let parameters = Parameters::read(&request.parameters)?;
     let range = Range::try_from(request.capacity_range)?;
     let source = request.volume_content_source.map(Source::try_from).transpose()?;
+    let attributes = Attributes::read(&request.mutable_parameters)?;
     if let Some(wanted) = request.accessibility_requirements {
         let mut all = wanted.requisite.iter().chain(&wanted.preferred).peekable();
         if all.peek().is_some() && all.all(|topology| is_elsewhere(driver, topology)) {
@@ -127,7 +157,7 @@ fn understood(driver: &Driver, request: CreateVolumeRequest) -> Result<create::R
             ));
         }
     }
-    Ok(create::Request { id, capabilities, parameters, range, source, inline: false })
+    Ok(create::Request { id, capabilities, parameters, range, source, attributes, inline: false })
 }
 
 #[tonic::async_trait]
@@ -140,7 +170,7 @@ impl Controller for ControllerService {
         let volume_id = understood.id.to_string();
         let created = run(&self.driver, move |driver| driver.create_volume(&understood)).await?;
         Ok(Response::new(CreateVolumeResponse {
-            volume: Some(proto::Volume {
+            volume: Some(csi::Volume {
                 capacity_bytes: signed(created.capacity),
                 volume_id,
                 volume_context,
@@ -179,6 +209,8 @@ impl Controller for ControllerService {
         let id = Id::parse("volume_id", &request.volume_id)?;
         let capabilities = request::capabilities(request.volume_capabilities.clone())?;
         Parameters::read(&request.parameters)?;
+        Attributes::read(&request.mutable_parameters)?;
+        request::bounded("volume_context", &request.volume_context)?;
         let misfit = run(&self.driver, move |driver| {
             let (_, volume) = driver.need_volume(&id)?;
             let block = volume.shape == crate::record::Shape::Block;
@@ -215,14 +247,8 @@ impl Controller for ControllerService {
             let mut entries = Vec::with_capacity(ids.len());
             for id in ids {
                 for open in &pools {
-                    if let Some(volume) = open.volume(&id)? {
-                        entries.push(list_volumes_response::Entry {
-                            volume: Some(wire_volume(driver, open, &volume)),
-                            status: Some(list_volumes_response::VolumeStatus {
-                                published_node_ids: Vec::new(),
-                                volume_condition: Some(wire_condition(condition::quick(open, &volume)?)),
-                            }),
-                        });
+                    if let Some(entry) = listed(driver, open, &id)? {
+                        entries.push(entry);
                         break;
                     }
                 }
@@ -271,6 +297,7 @@ impl Controller for ControllerService {
             Can::GetCapacity,
             Can::ListVolumes,
             Can::ExpandVolume,
+            Can::ModifyVolume,
             Can::VolumeCondition,
             Can::SingleNodeMultiWriter,
         ];
@@ -292,8 +319,7 @@ impl Controller for ControllerService {
         let source = Id::parse("source_volume_id", &request.source_volume_id)?;
         let parameters = Parameters::read(&request.parameters)?;
         let snapshot =
-            run(&self.driver, move |driver| driver.create_snapshot(&id, &source, parameters.copy, None))
-                .await?;
+            run(&self.driver, move |driver| driver.create_snapshot(&id, &source, parameters.copy)).await?;
         Ok(Response::new(CreateSnapshotResponse { snapshot: Some(wire_snapshot(&snapshot)) }))
     }
 
@@ -318,7 +344,16 @@ impl Controller for ControllerService {
                     one => Id::read(one).into_iter().collect(),
                 };
                 for id in ids {
-                    let Some(snapshot) = open.snapshot(&id)? else { continue };
+                    let snapshot = match open.snapshot(&id) {
+                        Ok(Some(snapshot)) => snapshot,
+                        Ok(None) => continue,
+                        // It is not ready for anything; whoever asks for it is told why.
+                        Err(error) if error.kind() == Kind::Internal && request.snapshot_id.is_empty() => {
+                            tracing::warn!(error = error.chain(), "a snapshot is not listed");
+                            continue;
+                        }
+                        Err(error) => return Err(error),
+                    };
                     let source = &request.source_volume_id;
                     if source.is_empty() || *source == snapshot.record.source {
                         found.insert(id, snapshot);
@@ -398,8 +433,12 @@ impl Controller for ControllerService {
 
     async fn controller_modify_volume(
         &self,
-        _: Request<ControllerModifyVolumeRequest>,
+        request: Request<ControllerModifyVolumeRequest>,
     ) -> Answer<ControllerModifyVolumeResponse> {
-        Err(Status::unimplemented("nothing of a volume can be modified"))
+        let request = request.into_inner();
+        let id = Id::parse("volume_id", &request.volume_id)?;
+        let attributes = Attributes::read(&request.mutable_parameters)?;
+        run(&self.driver, move |driver| driver.modify_volume(&id, attributes)).await?;
+        Ok(Response::new(ControllerModifyVolumeResponse {}))
     }
 }

@@ -1,31 +1,51 @@
 //! Loop devices: a file as a block device. Which device belongs to which file is the kernel's to know; nothing is written
-//! down, so nothing can be wrong after a restart.
+//! down, so nothing can be wrong after a restart: then all devices are looked at once.
 
+use std::collections::{BTreeSet, HashMap};
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 use rustix::fs::{FileType, Mode, OFlags, fstat, makedev, mknodat, openat};
 use rustix::io::Errno;
 
 use crate::error::{Error, Kind, Result};
-use crate::sys;
+use crate::sys::{self, LoopState};
 
 /// Major number of loop devices.
 const MAJOR: u32 = 7;
 /// How often a free device may be snatched away before we give up.
 const TRIES: u32 = 64;
 
-/// A loop device with a file attached.
+/// How often, and how far apart, it is looked whether a device is detached.
+const LOOKS: u32 = 200;
+const LOOK: Duration = Duration::from_millis(10);
+
+/// A loop device with a file attached. Others give and take the same numbers: what is done to the device is done only
+/// while it still has this file, which is made sure of with the device open, when nobody can change it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Loop {
     number: u32,
+    /// Device and inode number of the file.
+    file: (u64, u64),
     /// Whether the file is read and written past the page cache.
     pub(crate) direct: bool,
     pub(crate) read_only: bool,
+    /// Whether it goes when the last who has it open closes it.
+    leaving: bool,
 }
 
 impl Loop {
+    fn of(number: u32, state: LoopState) -> Self {
+        let LoopState { device, inode, read_only, direct, leaving } = state;
+        Self { number, file: (device, inode), direct, read_only, leaving }
+    }
+
     /// The device's node.
     pub(crate) fn path(self) -> PathBuf {
         PathBuf::from(format!("/dev/loop{}", self.number))
@@ -44,35 +64,82 @@ impl Loop {
 
     /// Takes the file's size anew.
     pub(crate) fn grow(self) -> Result<()> {
-        let device = open(self.number)?.ok_or_else(|| gone(self.number))?;
+        let device = self.held()?.ok_or_else(|| gone(self.number))?;
         sys::loop_set_capacity(device.as_fd())
             .map_err(|error| Error::io(format!("grow {}", self.path().display()), error))
     }
 
     /// Sends everything dirty in the device's page cache to the file, and the file's to the disk.
     pub(crate) fn sync(self) -> Result<()> {
-        let device = open(self.number)?.ok_or_else(|| gone(self.number))?;
+        let device = self.held()?.ok_or_else(|| gone(self.number))?;
         rustix::fs::fsync(&device)
             .map_err(|error| Error::io(format!("sync {}", self.path().display()), error))
     }
 
-    /// Detaches the file; when the device is open, as soon as it is closed.
+    /// Detaches the file. Others may look at the device just now: that is waited for.
+    ///
+    /// # Errors
+    /// [`Kind::Precondition`] when somebody keeps the device open; it is detached when they close it.
     pub(crate) fn detach(self) -> Result<()> {
-        let Some(device) = open(self.number)? else { return Ok(()) };
-        sys::loop_clear(device.as_fd())
-            .map_err(|error| Error::io(format!("detach {}", self.path().display()), error))
+        let Some(device) = self.held()? else { return Ok(()) };
+        clear(self.number, &device)?;
+        drop(device);
+        // What cannot be asked about any more is not waited for.
+        wait_until_gone(self.number, || {
+            state(self.number).is_ok_and(|state| state.is_some_and(|state| state.file() == self.file))
+        })
     }
+
+    /// Keeps the device from going when the last who has it open closes it: it was to be detached, and is wanted again.
+    pub(crate) fn keep(self) -> Result<()> {
+        if !self.leaving {
+            return Ok(());
+        }
+        let device = self.held()?.ok_or_else(|| gone(self.number))?;
+        sys::loop_keep(device.as_fd())
+            .map_err(|error| Error::io(format!("keep {}", self.path().display()), error))
+    }
+
+    /// The device, open. `None` when it has another file by now, or none.
+    fn held(self) -> Result<Option<File>> {
+        let Some(device) = open(self.number)? else { return Ok(None) };
+        let state = sys::loop_state(device.as_fd())
+            .map_err(|error| Error::io(format!("ask {}", self.path().display()), error))?;
+        Ok(state.filter(|state| state.file() == self.file).map(|_| device))
+    }
+}
+
+/// Detaches what is attached to an open device; it goes when that is closed.
+fn clear(number: u32, device: &File) -> Result<()> {
+    sys::loop_clear(device.as_fd()).map_err(|error| Error::io(format!("detach /dev/loop{number}"), error))
+}
+
+/// Waits until a file that was detached is not `there` any more.
+fn wait_until_gone(number: u32, there: impl Fn() -> bool) -> Result<()> {
+    for _ in 0..LOOKS {
+        if !there() {
+            return Ok(());
+        }
+        thread::sleep(LOOK);
+    }
+    Err(Error::new(Kind::Precondition, format!("/dev/loop{number} is still open somewhere")))
 }
 
 fn gone(number: u32) -> Error {
     Error::new(Kind::Internal, format!("/dev/loop{number} is gone"))
 }
 
-/// Opens a loop device; its node is made where /dev is a container's own. `None` when there is no such device.
+/// Opens a loop device to look at it or to change what it has: not for writing, which on many nodes has somebody look into
+/// it each time it is closed. `None` when there is no such device.
 fn open(number: u32) -> Result<Option<File>> {
+    open_for(number, OFlags::RDONLY)
+}
+
+/// Opens a loop device; its node is made where /dev is a container's own. `None` when there is no such device.
+fn open_for(number: u32, access: OFlags) -> Result<Option<File>> {
     let path = format!("/dev/loop{number}");
     let failed = |error| Error::io(format!("open {path}"), error);
-    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    let flags = access | OFlags::CLOEXEC;
     let mut result = openat(rustix::fs::CWD, &path, flags, Mode::empty());
     if matches!(result, Err(Errno::NOENT)) && fs::exists(format!("/sys/block/loop{number}")).unwrap_or(false)
     {
@@ -94,63 +161,212 @@ fn open(number: u32) -> Result<Option<File>> {
     }
 }
 
-/// The device that the file with this device and inode number is attached to, for writing or read-only as asked.
-pub(crate) fn find(file: (u64, u64), read_only: bool) -> Result<Option<Loop>> {
-    Ok(all(file)?.into_iter().find(|found| found.read_only == read_only))
+/// Where to look for the devices of a file, so that no call looks at all devices there are. What is found is asked whose
+/// it is every time: others may detach and attach devices, too.
+#[derive(Debug)]
+pub(crate) struct Devices {
+    /// Numbers of devices by device and inode number of the file.
+    numbers: Mutex<HashMap<(u64, u64), BTreeSet<u32>>>,
 }
 
-/// All devices that the file is attached to.
-pub(crate) fn all(file: (u64, u64)) -> Result<Vec<Loop>> {
+impl Devices {
+    /// Looks at all devices.
+    ///
+    /// # Errors
+    /// When they cannot be listed.
+    pub(crate) fn scan() -> Result<Self> {
+        let mut numbers: HashMap<_, BTreeSet<u32>> = HashMap::new();
+        for (number, _) in attached()? {
+            match state(number) {
+                Ok(Some(state)) => {
+                    numbers.entry(state.file()).or_default().insert(number);
+                }
+                Ok(None) => {}
+                Err(error) => tracing::warn!(error = error.chain(), "a loop device is left out"),
+            }
+        }
+        Ok(Self { numbers: Mutex::new(numbers) })
+    }
+
+    fn numbers(&self) -> MutexGuard<'_, HashMap<(u64, u64), BTreeSet<u32>>> {
+        self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All devices that the file is attached to.
+    pub(crate) fn all(&self, file: &File) -> Result<Vec<Loop>> {
+        let file = identity(file)?;
+        let candidates = self.numbers().get(&file).cloned().unwrap_or_default();
+        let mut found = Vec::new();
+        for number in candidates {
+            match state(number)?.filter(|state| state.file() == file) {
+                Some(state) => found.push(Loop::of(number, state)),
+                None => self.forget(file, number),
+            }
+        }
+        Ok(found)
+    }
+
+    fn forget(&self, file: (u64, u64), number: u32) {
+        let mut numbers = self.numbers();
+        if let Some(of_file) = numbers.get_mut(&file) {
+            of_file.remove(&number);
+            if of_file.is_empty() {
+                numbers.remove(&file);
+            }
+        }
+    }
+
+    /// All devices that are known, by device and inode number of the file. One whose file cannot be reached is left out.
+    pub(crate) fn every(&self) -> HashMap<(u64, u64), Vec<Loop>> {
+        let known: Vec<_> = self.numbers().iter().map(|(file, numbers)| (*file, numbers.clone())).collect();
+        let mut every: HashMap<_, Vec<Loop>> = HashMap::new();
+        for (file, numbers) in known {
+            for number in numbers {
+                if let Ok(Some(state)) = state(number)
+                    && state.file() == file
+                {
+                    every.entry(file).or_default().push(Loop::of(number, state));
+                }
+            }
+        }
+        every
+    }
+
+    /// The device that the file is attached to, for writing or read-only as asked.
+    pub(crate) fn find(&self, file: &File, read_only: bool) -> Result<Option<Loop>> {
+        Ok(self.all(file)?.into_iter().find(|found| found.read_only == read_only))
+    }
+
+    /// Attaches `file`, with sectors of `sector` bytes, past the page cache where that works.
+    pub(crate) fn attach(&self, file: &File, sector: u32, read_only: bool) -> Result<Loop> {
+        let failed = |error: std::io::Error| Error::io("attach a loop device", error);
+        let identity = identity(file)?;
+        let flags = OFlags::RDWR | OFlags::CLOEXEC;
+        let control = openat(rustix::fs::CWD, "/dev/loop-control", flags, Mode::empty())
+            .map_err(|error| Error::io("open /dev/loop-control", error))?;
+        for _ in 0..TRIES {
+            let number = sys::loop_free(control.as_fd()).map_err(failed)?;
+            let Some(device) = open_for(number, OFlags::RDWR)? else { continue };
+            let mut result = sys::loop_configure(device.as_fd(), file.as_fd(), sector, read_only, true);
+            if result.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EINVAL)) {
+                result = sys::loop_configure(device.as_fd(), file.as_fd(), sector, read_only, false);
+            }
+            match result {
+                Ok(()) => {
+                    self.numbers().entry(identity).or_default().insert(number);
+                    let state = sys::loop_state(device.as_fd()).map_err(failed)?;
+                    return state.map(|state| Loop::of(number, state)).ok_or_else(|| gone(number));
+                }
+                Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        Err(Error::new(Kind::Busy, "others take every free loop device"))
+    }
+}
+
+/// Detaches the devices of the file that was at `path`. All devices are looked at: this is for a file that is gone, or whose
+/// filesystem does not answer any more.
+pub(crate) fn release_at(path: &Path) -> Result<()> {
+    let is_there = |number| backing_file(number).is_some_and(|file| file == path);
+    for (number, _) in attached()?.into_iter().filter(|(_, file)| file == path) {
+        let Some(device) = open(number)? else { continue };
+        // With the device open nobody can change what it has.
+        if is_there(number) {
+            clear(number, &device)?;
+            drop(device);
+            wait_until_gone(number, || is_there(number))?;
+        }
+    }
+    Ok(())
+}
+
+/// The devices that anything is attached to, with its path as the kernel tells it.
+fn attached() -> Result<Vec<(u32, PathBuf)>> {
+    let failed = |error| Error::io("list /sys/block", error);
     let mut found = Vec::new();
-    let entries = fs::read_dir("/sys/block").map_err(|error| Error::io("list /sys/block", error))?;
-    for entry in entries {
-        let entry = entry.map_err(|error| Error::io("list /sys/block", error))?;
+    for entry in fs::read_dir("/sys/block").map_err(failed)? {
+        let entry = entry.map_err(failed)?;
         let name = entry.file_name();
         let number =
             name.to_str().and_then(|name| name.strip_prefix("loop")).and_then(|number| number.parse().ok());
         let Some(number) = number else { continue };
-        // Only attached ones have it: others are not opened.
-        if !fs::exists(entry.path().join("loop/backing_file")).unwrap_or(false) {
-            continue;
-        }
-        let Some(device) = open(number)? else { continue };
-        let state = sys::loop_state(device.as_fd())
-            .map_err(|error| Error::io(format!("ask /dev/loop{number}"), error))?;
-        if let Some(state) = state.filter(|state| (state.device, state.inode) == file) {
-            found.push(Loop { number, direct: state.direct, read_only: state.read_only });
+        if let Some(file) = backing_file(number) {
+            found.push((number, file));
         }
     }
     Ok(found)
 }
 
-/// Attaches `file`, with sectors of `sector` bytes, past the page cache where that works.
-pub(crate) fn attach(file: &File, sector: u32, read_only: bool) -> Result<Loop> {
-    let failed = |error: std::io::Error| Error::io("attach a loop device", error);
-    let control = openat(rustix::fs::CWD, "/dev/loop-control", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
-        .map_err(|error| Error::io("open /dev/loop-control", error))?;
-    for _ in 0..TRIES {
-        let number = sys::loop_free(control.as_fd()).map_err(failed)?;
-        let Some(device) = open(number)? else { continue };
-        let mut result = sys::loop_configure(device.as_fd(), file.as_fd(), sector, read_only, true);
-        if result.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EINVAL)) {
-            result = sys::loop_configure(device.as_fd(), file.as_fd(), sector, read_only, false);
-        }
-        match result {
-            Ok(()) => {
-                let state = sys::loop_state(device.as_fd()).map_err(failed)?;
-                let direct = state.is_some_and(|state| state.direct);
-                return Ok(Loop { number, direct, read_only });
-            }
-            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
-            Err(error) => return Err(failed(error)),
-        }
+/// The path of the file that is attached to loop device `number`, as the kernel tells it: of one that was deleted, the path
+/// it had. Nothing is opened: only attached devices have it.
+pub(crate) fn backing_file(number: u32) -> Option<PathBuf> {
+    let file = fs::read(format!("/sys/block/loop{number}/loop/backing_file")).ok()?;
+    let file = file.strip_suffix(b"\n").unwrap_or(&file);
+    let file = file.strip_suffix(b" (deleted)").unwrap_or(file);
+    Some(PathBuf::from(OsStr::from_bytes(file)))
+}
+
+/// What a device is attached to, if to anything. `None` also when that is on a filesystem that has stopped, and answers EIO
+/// however often it is asked: who asks for a file of his has just seen that it answers, so this is another's, who has the
+/// number now. An error that passes is none of those: the volume is in use, and must not be taken for one that is not.
+fn state(number: u32) -> Result<Option<LoopState>> {
+    let Some(device) = open(number)? else { return Ok(None) };
+    let stopped = |error: &std::io::Error| error.raw_os_error() == Some(libc::EIO);
+    let mut asked = sys::loop_state(device.as_fd());
+    if asked.as_ref().is_err_and(stopped) {
+        asked = sys::loop_state(device.as_fd());
     }
-    Err(Error::new(Kind::Busy, "others take every free loop device"))
+    match asked {
+        Err(error) if stopped(&error) => Ok(None),
+        result => result.map_err(|error| Error::io(format!("ask /dev/loop{number}"), error)),
+    }
 }
 
 /// Device and inode number of an open file.
-pub(crate) fn identity(file: &File) -> Result<(u64, u64)> {
+fn identity(file: &File) -> Result<(u64, u64)> {
     fstat(file)
         .map(|stat| (stat.st_dev, stat.st_ino))
         .map_err(|error| Error::io("look at a volume's file", error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file of a MiB, and its name in the folder.
+    fn file(folder: &Path, name: &str) -> File {
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(folder.join(name))
+            .unwrap();
+        file.set_len(1 << 20).unwrap();
+        file
+    }
+
+    #[test]
+    fn a_number_that_somebody_else_has_by_now_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let [ours, theirs] = ["ours", "theirs"].map(|name| file(folder.path(), name));
+        let devices = Devices::scan().unwrap();
+        let taken = devices.attach(&theirs, 512, false).unwrap();
+        let stale = Loop { file: identity(&ours).unwrap(), ..taken };
+        // They are about to let it go, too: whose end is waited for is told by the file.
+        let holder = open(taken.number).unwrap().unwrap();
+        clear(taken.number, &open(taken.number).unwrap().unwrap()).unwrap();
+        stale.detach().unwrap();
+        assert!(stale.grow().is_err() && stale.sync().is_err());
+        assert_eq!(devices.all(&ours).unwrap(), []);
+        let [leaving] = <[Loop; 1]>::try_from(devices.all(&theirs).unwrap()).unwrap();
+        assert!(leaving.leaving);
+        // Wanted again, it stays.
+        leaving.keep().unwrap();
+        drop(holder);
+        assert_eq!(devices.all(&theirs).unwrap(), [taken]);
+        taken.detach().unwrap();
+        assert_eq!(devices.all(&theirs).unwrap(), []);
+    }
 }

@@ -5,6 +5,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::config::{Config, LEGACY_POOL};
+use crate::device::Devices;
 use crate::error::{Error, Kind, Result};
 use crate::id::Id;
 use crate::locks::Locks;
@@ -20,6 +21,7 @@ pub(crate) const TOPOLOGY_KEY: &str = "topology.hostpath.csi/node";
 pub(crate) struct Driver {
     pub(crate) config: Config,
     pub(crate) pools: Vec<Pool>,
+    pub(crate) devices: Arc<Devices>,
     pub(crate) locks: Locks,
     pub(crate) published: Published,
     wake: Mutex<Sender<()>>,
@@ -29,18 +31,20 @@ impl Driver {
     /// A driver for `config`, and what its worker listens to.
     ///
     /// # Errors
-    /// When what is remembered about the pools cannot be read.
+    /// When what is remembered about the pools, or the loop devices, cannot be read.
     pub(crate) fn new(config: Config) -> Result<(Arc<Self>, Receiver<()>)> {
         let remembered = Arc::new(Remembered::load(&config.state)?);
+        let devices = Arc::new(Devices::scan()?);
         let pools: Vec<Pool> = config
             .pools
             .iter()
-            .map(|pool| Pool::new(pool.clone(), config.node.clone(), remembered.clone()))
+            .map(|pool| Pool::new(pool.clone(), config.node.clone(), remembered.clone(), devices.clone()))
             .collect();
         let (wake, woken) = channel();
         let driver = Self {
             config,
             pools,
+            devices,
             locks: Locks::default(),
             published: Published::default(),
             wake: Mutex::new(wake),
@@ -74,7 +78,10 @@ impl Driver {
     ///
     /// # Errors
     /// [`Kind::NotReady`] when it is in none, and not every pool could be looked into.
-    fn find<T>(&self, look: impl Fn(&Open<'_>) -> Result<Option<T>>) -> Result<Option<(Open<'_>, T)>> {
+    pub(crate) fn find<T>(
+        &self,
+        look: impl Fn(&Open<'_>) -> Result<Option<T>>,
+    ) -> Result<Option<(Open<'_>, T)>> {
         let mut unseen = None;
         for pool in &self.pools {
             match pool.open() {
@@ -96,8 +103,12 @@ impl Driver {
 
     /// The volume `id`, which must be here.
     pub(crate) fn need_volume(&self, id: &Id) -> Result<(Open<'_>, Volume)> {
-        self.volume(id)?
-            .ok_or_else(|| Error::new(Kind::NotFound, format!("volume {id} is not on {}", self.config.node)))
+        self.volume(id)?.ok_or_else(|| self.absent(id))
+    }
+
+    /// The error about a volume that is not here.
+    pub(crate) fn absent(&self, id: &Id) -> Error {
+        Error::new(Kind::NotFound, format!("volume {id} is not on {}", self.config.node))
     }
 
     /// The snapshot `id` and its pool.

@@ -1,34 +1,41 @@
-//! Wires a process together: arguments, logs, the driver and its worker, the socket, the signals. Not here: any decision
+//! Wires a process together: arguments, logs, the driver and its worker, the sockets, the signals. Not here: any decision
 //! about a volume.
 
 use std::ffi::OsString;
 use std::io;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
-use tokio::net::UnixListener;
+use serve::http::ServeError;
+use tokio::runtime::Handle;
 use tokio::sync::watch;
-use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 
 use crate::args::Args;
-use crate::config::Config;
+use crate::config::{Config, Metrics};
 use crate::controller::ControllerService;
 use crate::driver::Driver;
 use crate::error::{Error, Kind, Result};
+use crate::group::GroupService;
 use crate::identity::IdentityService;
+use crate::metadata::MetadataService;
 use crate::node::NodeService;
-use crate::proto::controller_server::ControllerServer;
-use crate::proto::identity_server::IdentityServer;
-use crate::proto::node_server::NodeServer;
-use crate::{published, worker};
+use crate::socket::Socket;
+use crate::{health, metrics, published, registration, worker};
+use csi::controller_server::ControllerServer;
+use csi::group_controller_server::GroupControllerServer;
+use csi::identity_server::IdentityServer;
+use csi::node_server::NodeServer;
+use csi::snapshot_metadata_server::SnapshotMetadataServer;
 
 /// Longest message that is taken in; CSI's fields are small.
 const MESSAGE_MAX: usize = 1 << 20;
 /// Calls that work on the disk at once; more wait.
 const THREADS: usize = 64;
+/// How long callers may take to end after we were told to stop; the kubelet kills after 30 seconds.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The program: arguments in (its name first), exit code out.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
@@ -56,7 +63,6 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 /// Serves until a signal comes.
 fn serve(config: Config) -> Result<()> {
-    let socket = config.socket.clone();
     let (driver, woken) = Driver::new(config)?;
     // Before anybody can ask: what is published, and whether the pools are there.
     published::recover(&driver)?;
@@ -73,52 +79,70 @@ fn serve(config: Config) -> Result<()> {
         .enable_all()
         .build()
         .map_err(|error| Error::io("start the runtime", error))?;
-    let result = runtime.block_on(answer(driver, &socket, stopped));
+    let result = runtime.block_on(answer(driver, stopped));
     // Calls that still work on the disk come to their end.
     drop(runtime);
     result
 }
 
-async fn answer(driver: Arc<Driver>, socket: &Path, mut stopped: watch::Receiver<bool>) -> Result<()> {
-    let listener =
-        listen(socket).map_err(|error| Error::io(format!("listen on {}", socket.display()), error))?;
-    let ours = inode(socket).unwrap_or(0);
-    tracing::info!(socket = %socket.display(), node = %driver.config.node, driver = driver.config.driver, "serving CSI");
+async fn answer(driver: Arc<Driver>, stopped: watch::Receiver<bool>) -> Result<()> {
+    let config = &driver.config;
+    let socket = Socket::listen(&config.socket)
+        .map_err(|error| Error::io(format!("listen on {}", config.socket.display()), error))?;
+    tracing::info!(socket = %config.socket.display(), node = %config.node, driver = config.driver, "serving CSI");
     let identity = IdentityServer::new(IdentityService { driver: driver.clone() });
     let controller = ControllerServer::new(ControllerService { driver: driver.clone() });
-    let node = NodeServer::new(NodeService { driver });
-    let served = Server::builder()
+    let group = GroupControllerServer::new(GroupService { driver: driver.clone() });
+    let metadata = SnapshotMetadataServer::new(MetadataService { driver: driver.clone() });
+    let node = NodeServer::new(NodeService { driver: driver.clone() });
+    let router = Server::builder()
         .add_service(identity.max_decoding_message_size(MESSAGE_MAX))
         .add_service(controller.max_decoding_message_size(MESSAGE_MAX))
-        .add_service(node.max_decoding_message_size(MESSAGE_MAX))
-        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), async move {
-            // An error means that nobody is left who could stop us.
-            drop(stopped.wait_for(|stopped| *stopped).await);
-        })
-        .await;
-    // Another driver may be serving in our place already.
-    if inode(socket).is_some_and(|now| now == ours) {
-        drop(std::fs::remove_file(socket));
+        .add_service(group.max_decoding_message_size(MESSAGE_MAX))
+        .add_service(metadata.max_decoding_message_size(MESSAGE_MAX))
+        .add_service(node.max_decoding_message_size(MESSAGE_MAX));
+    beside(&driver);
+    let mut stopping = stopped.clone();
+    let registered = async {
+        if let Some(registration) = &config.registration {
+            registration::serve(registration, &config.driver, stopped.clone()).await;
+        }
+    };
+    let served = socket.serve(router, async move {
+        // An error means that nobody is left who could stop us.
+        drop(stopping.wait_for(|stopped| *stopped).await);
+    });
+    let mut ended = stopped.clone();
+    let too_late = async {
+        drop(ended.wait_for(|stopped| *stopped).await);
+        tokio::time::sleep(PATIENCE).await;
+    };
+    tokio::select! {
+        (served, ()) = async { tokio::join!(served, registered) } => {
+            served.map_err(|error| Error::io("serve CSI", io::Error::other(error)))
+        }
+        () = too_late => {
+            tracing::warn!("callers that do not end are left behind");
+            Ok(())
+        }
     }
-    served.map_err(|error| Error::io("serve CSI", io::Error::other(error)))
 }
 
-fn inode(path: &Path) -> Option<u64> {
-    std::fs::symlink_metadata(path).ok().map(|metadata| metadata.ino())
-}
-
-/// Listens on a socket that only its owner may use. It appears with these rights, in the place of what a process before
-/// us left.
-fn listen(socket: &Path) -> io::Result<UnixListener> {
-    let mut name = socket.file_name().unwrap_or_default().to_os_string();
-    name.push(".new");
-    let fresh: PathBuf = socket.with_file_name(name);
-    match std::fs::remove_file(&fresh) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        Ok(()) | Err(_) => {}
+/// Starts what is served beside CSI. Volumes matter more than who watches them: failing is a warning.
+fn beside(driver: &Arc<Driver>) {
+    let config = &driver.config;
+    let told = |what: &str, served: std::result::Result<SocketAddr, ServeError>| match served {
+        Ok(address) => tracing::info!(%address, "serving {what}"),
+        Err(error) => {
+            let because = std::error::Error::source(&error).map(ToString::to_string);
+            tracing::warn!(%error, because, "{what} is not served");
+        }
+    };
+    if let Some(address) = config.health {
+        let routes = health::routes(config.socket.clone(), Handle::current());
+        told("health", serve::http::serve(address, None, None, routes));
     }
-    let listener = UnixListener::bind(&fresh)?;
-    std::fs::set_permissions(&fresh, std::fs::Permissions::from_mode(0o600))?;
-    std::fs::rename(&fresh, socket)?;
-    Ok(listener)
+    if let Some(Metrics { address, identity }) = &config.metrics {
+        told("metrics", serve::http::serve(*address, Some(identity), None, metrics::routes(driver.clone())));
+    }
 }

@@ -5,6 +5,8 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::io;
 
+use crate::plan::shown;
+
 /// What went wrong, as far as a caller acts differently on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -52,6 +54,23 @@ impl Error {
         let error = error.into();
         let kind = kind_of(&error);
         Self { kind, message: format!("cannot {}", doing.into()), source: Some(Box::new(error)) }
+    }
+
+    /// The same error with the pool named that it is about.
+    #[must_use]
+    pub fn about(mut self, pool: &str) -> Self {
+        self.message = format!("pool {pool}: {}", self.message);
+        self
+    }
+
+    /// The same error with the pool's numbers, when it is that there was no room for `asked` bytes.
+    #[must_use]
+    pub(crate) fn with_room(self, pool: &str, asked: u64, free: u64) -> Self {
+        if self.kind != Kind::Exhausted {
+            return self;
+        }
+        let message = format!("pool {pool}: {} are asked for, {} are free", shown(asked), shown(free));
+        Self { kind: self.kind, message, source: Some(Box::new(self)) }
     }
 
     /// The same error with another kind.

@@ -8,12 +8,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat, fstat, fsync, mkdirat,
-    openat, openat2, renameat, renameat_with, statat, unlinkat,
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat, fstat, mkdirat, openat,
+    openat2, renameat, renameat_with, statat, unlinkat,
 };
 use rustix::io::Errno;
 
 use crate::error::{Error, Kind, Result};
+use crate::times;
 
 /// How often openat2 is tried again when something was renamed under it.
 const TRIES: u32 = 64;
@@ -250,7 +251,7 @@ impl Folder {
         let failed =
             |error: std::io::Error| Error::io(format!("write {}", self.path_of(name).display()), error);
         file.write_all(bytes).map_err(failed)?;
-        file.sync_all().map_err(failed)
+        times::fsync(&file).map_err(|error| failed(error.into()))
     }
 
     /// The whole file `name`. `None` when there is none.
@@ -272,7 +273,7 @@ impl Folder {
 
     /// Waits until the names in the folder are on the disk.
     pub(crate) fn sync(&self) -> Result<()> {
-        fsync(&self.fd).map_err(|error| self.failed("sync", "", error))
+        times::fsync(&self.fd).map_err(|error| self.failed("sync", "", error))
     }
 }
 

@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use tonic::{Request, Response, Status};
 
+use crate::controller::run;
 use crate::driver::Driver;
-use crate::proto::identity_server::Identity;
-use crate::proto::plugin_capability::service::Type as Service;
-use crate::proto::plugin_capability::volume_expansion::Type as Expansion;
-use crate::proto::plugin_capability::{self, Type};
-use crate::proto::{
+use csi::identity_server::Identity;
+use csi::plugin_capability::service::Type as Service;
+use csi::plugin_capability::volume_expansion::Type as Expansion;
+use csi::plugin_capability::{self, Type};
+use csi::{
     GetPluginCapabilitiesRequest, GetPluginCapabilitiesResponse, GetPluginInfoRequest, GetPluginInfoResponse,
     PluginCapability, ProbeRequest, ProbeResponse,
 };
@@ -39,13 +40,18 @@ impl Identity for IdentityService {
         _: Request<GetPluginCapabilitiesRequest>,
     ) -> Result<Response<GetPluginCapabilitiesResponse>, Status> {
         let service = |service: Service| Type::Service(plugin_capability::Service { r#type: service.into() });
+        let clones = run(&self.driver, |driver| Ok(driver.can_clone())).await?;
+        let with_clones = [Service::GroupControllerService, Service::SnapshotMetadataService]
+            .into_iter()
+            .filter(|_| clones);
         let expansion = plugin_capability::VolumeExpansion { r#type: Expansion::Online.into() };
         let types = [
             service(Service::ControllerService),
             service(Service::VolumeAccessibilityConstraints),
             Type::VolumeExpansion(expansion),
         ];
-        let capabilities = types.into_iter().map(|one| PluginCapability { r#type: Some(one) }).collect();
+        let types = types.into_iter().chain(with_clones.map(service));
+        let capabilities = types.map(|one| PluginCapability { r#type: Some(one) }).collect();
         Ok(Response::new(GetPluginCapabilitiesResponse { capabilities }))
     }
 

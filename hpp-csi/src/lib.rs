@@ -8,7 +8,10 @@
 //! What is true is on the disk and in the kernel: volumes are folders and files, mounts and loop devices are asked for.
 //! Nothing is kept that could be wrong after a restart, and nothing half made is ever in its place.
 //!
-//! Not here: HTTPS, logs and signals (`serve`), Kubernetes.
+//! Beside CSI the process is its own node-driver-registrar ([`registration`]) and livenessprobe ([`health`]), and serves
+//! [`metrics`].
+//!
+//! Not here: HTTP, logs and signals (`serve`), Kubernetes.
 
 mod apply;
 mod args;
@@ -19,21 +22,29 @@ mod device;
 mod driver;
 mod entry;
 pub mod error;
+mod extents;
 mod folder;
+mod group;
+mod health;
+mod http2;
 pub mod id;
 mod identity;
 pub mod locks;
+mod metadata;
+mod metrics;
 mod mounts;
 mod node;
 mod page;
 mod plan;
 mod pool;
-pub mod proto;
 mod published;
 mod record;
+mod registration;
 mod request;
+mod socket;
 mod status;
 mod sys;
+mod times;
 mod worker;
 
 pub use entry::run;

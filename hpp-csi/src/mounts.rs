@@ -95,18 +95,48 @@ pub(crate) fn attach(mount: BorrowedFd<'_>, folder: &Folder, name: &Path) -> Res
         .map_err(|error| Error::io(format!("mount at {}", folder.path_of(name).display()), error))
 }
 
-/// Unmounts whatever is mounted at `name` in `folder`.
+/// Whether nothing is mounted at a place any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Left {
+    /// Nothing is.
+    Nothing,
+    /// What was there before ours came over it.
+    Others,
+}
+
+/// Unmounts what is mounted at `name` in `folder`, as long as `ours` says that it is; it is asked with `None` about what
+/// does not say what it is, because its filesystem has failed.
 ///
 /// # Errors
-/// [`Kind::Precondition`] when it is in use.
-pub(crate) fn detach(folder: &Folder, name: &Path) -> Result<()> {
-    for _ in 0..STACK_MAX {
-        if !look(folder, name)?.is_some_and(|place| place.mounted) {
-            return Ok(());
+/// [`Kind::Precondition`] when it is in use, or none of it is ours: then it stays.
+pub(crate) fn detach(
+    folder: &Folder,
+    name: &Path,
+    ours: impl Fn(Option<Place>) -> Result<bool>,
+) -> Result<Left> {
+    for round in 0..STACK_MAX {
+        let place = match look(folder, name) {
+            Ok(Some(place)) if place.mounted => Some(place),
+            Ok(Some(_) | None) => return Ok(Left::Nothing),
+            Err(error) if error.kind() == Kind::NotReady => None,
+            Err(error) => return Err(error),
+        };
+        if !ours(place)? {
+            if round > 0 {
+                return Ok(Left::Others);
+            }
+            return Err(Error::new(
+                Kind::Precondition,
+                format!(
+                    "what is mounted at {} is not this volume; it stays, unmount it by hand if it is to go",
+                    folder.path_of(name).display()
+                ),
+            ));
         }
         // The last component is not followed, so the path is beneath the open folder.
         let path = Path::new("/proc/self/fd").join(folder.as_fd().as_raw_fd().to_string()).join(name);
         match unmount(&path, UnmountFlags::NOFOLLOW) {
+            Err(Errno::INVAL) if place.is_none() => return Ok(Left::Nothing),
             // EINVAL: somebody else was faster.
             Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
             Err(error) => {

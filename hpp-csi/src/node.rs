@@ -10,10 +10,10 @@ use crate::controller::{here, run};
 use crate::driver::Driver;
 use crate::error::{Error, Kind};
 use crate::id::Id;
-use crate::proto::node_server::Node;
-use crate::proto::node_service_capability::{Rpc, Type, rpc};
-use crate::proto::*;
 use crate::request::{self, Capability, EPHEMERAL, INLINE_SIZE, Parameters, Range};
+use csi::node_server::Node;
+use csi::node_service_capability::{Rpc, Type, rpc};
+use csi::*;
 
 type Answer<T> = Result<Response<T>, Status>;
 
@@ -138,10 +138,11 @@ impl Node for NodeService {
         let request = request.into_inner();
         let id = Id::parse("volume_id", &request.volume_id)?;
         let path = path("volume_path", request.volume_path)?;
-        Range::try_from(request.capacity_range)?;
+        let range = Range::try_from(request.capacity_range)?;
         let staging = Some(request.staging_target_path).filter(|staging| !staging.is_empty());
         let capacity =
-            run(&self.driver, move |driver| driver.expand_on_node(&id, &path, staging.as_deref())).await?;
+            run(&self.driver, move |driver| driver.expand_on_node(&id, &path, staging.as_deref(), range))
+                .await?;
         Ok(Response::new(NodeExpandVolumeResponse {
             capacity_bytes: i64::try_from(capacity).unwrap_or(i64::MAX),
         }))

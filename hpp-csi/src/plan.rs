@@ -1,10 +1,12 @@
 //! What is decided, apart from what is done: sizes, room, whether a thing that is there is the thing asked for. Pure
 //! functions, tested as tables. [`crate::apply`] does it.
 
+use std::borrow::Borrow;
+
 use crate::config::{Capacity, Reserve, share};
 use crate::error::{Error, Kind, Result};
 use crate::record::{Record, RecordSource, Shape};
-use crate::request::{Mode, Range, Source};
+use crate::request::{Allocation, Attributes, Mode, Range, Source};
 
 /// Size of a volume for which nobody asked one.
 pub(crate) const DEFAULT_SIZE: u64 = 1 << 30;
@@ -210,6 +212,30 @@ pub(crate) fn expand(current: Option<u64>, range: Range, shape: Shape) -> Result
         }
         Some(_) => Ok(Expand::Grow(wanted)),
     }
+}
+
+/// Whether a volume of this shape can be as `attributes` say.
+///
+/// # Errors
+/// [`Kind::Invalid`] when not.
+pub(crate) fn modify(shape: Shape, attributes: Attributes) -> Result<()> {
+    match (shape, attributes.allocation) {
+        (Shape::Folder, Some(Allocation::Thick)) => Err(Error::new(
+            Kind::Invalid,
+            "a volume that is a folder has no blocks to allocate; block volumes and those with a filesystem of \
+             their own have",
+        )),
+        (Shape::Folder, Some(Allocation::Thin) | None) | (Shape::Loop | Shape::Block, _) => Ok(()),
+    }
+}
+
+/// Whether both lists name the same things, in whatever order.
+pub(crate) fn are_the_same(some: &[&str], others: &[impl Borrow<str>]) -> bool {
+    let mut some = some.to_vec();
+    let mut others: Vec<&str> = others.iter().map(Borrow::borrow).collect();
+    some.sort_unstable();
+    others.sort_unstable();
+    some == others
 }
 
 /// What is at a target path.
@@ -425,6 +451,30 @@ mod tests {
             let planned = publish(at, read_only, mode, others).map_err(|error| error.kind());
             assert_eq!(planned, expected, "{at:?} {read_only} {mode:?} {others}");
         }
+    }
+
+    #[test]
+    fn modifying() {
+        let all = [None, Some(Allocation::Thin), Some(Allocation::Thick)];
+        for (shape, allocation) in [Shape::Folder, Shape::Loop, Shape::Block]
+            .into_iter()
+            .flat_map(|shape| all.map(|allocation| (shape, allocation)))
+        {
+            let refused = shape == Shape::Folder && allocation == Some(Allocation::Thick);
+            assert_eq!(
+                modify(shape, Attributes { allocation }).is_err(),
+                refused,
+                "{shape:?} {allocation:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn lists_are_compared_without_their_order() {
+        assert!(are_the_same(&["a", "b"], &["b", "a"]));
+        assert!(!are_the_same(&["a", "b"], &["a"]));
+        assert!(!are_the_same(&["a", "a"], &["a", "b"]));
+        assert!(!are_the_same(&["a"], &[] as &[&str]));
     }
 
     #[test]

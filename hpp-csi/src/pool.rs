@@ -8,6 +8,7 @@
 //!                 block/<volume id>      a block volume
 //!                 volumes/<id>.json      what we know about a volume
 //!                 snapshots/<id>.json    what we know about a snapshot
+//!                 groups/<id>.json       which snapshots are a group; without it they are not there
 //!                 tmp/<node>/            what is being made
 //!                 trash/<node>/          what is being removed
 //! ```
@@ -16,6 +17,8 @@
 //! call and no descriptor of it is kept: its filesystem may be unmounted, and its absence is seen at once.
 
 pub(crate) mod book;
+pub(crate) mod clone;
+pub(crate) mod copy;
 pub(crate) mod identity;
 pub(crate) mod scan;
 pub(crate) mod trash;
@@ -27,8 +30,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{AtFlags, OFlags, StatVfs, StatVfsMountFlags, StatxFlags, fstatvfs, statx};
 
-use crate::apply::image;
+use crate::apply::{group, image};
 use crate::config::{Enforce, PoolConfig};
+use crate::device::Devices;
 use crate::error::{Error, Kind, Result};
 use crate::folder::{Folder, is_file, is_folder};
 use crate::id::Id;
@@ -41,6 +45,8 @@ use identity::Remembered;
 
 /// Our folder in a pool.
 pub(crate) const OWN: &str = ".hpp-csi";
+/// The folder of block volumes in it.
+pub(crate) const BLOCK: &str = "block";
 /// The file of a volume or snapshot whose shape is a file.
 pub(crate) const IMAGE: &str = "image";
 /// The folder of a snapshot's files.
@@ -52,6 +58,7 @@ pub(crate) struct Pool {
     pub(crate) config: PoolConfig,
     node: Id,
     remembered: Arc<Remembered>,
+    pub(crate) devices: Arc<Devices>,
     known: Mutex<Option<Arc<Known>>>,
 }
 
@@ -112,8 +119,19 @@ pub(crate) struct Snapshot {
 }
 
 impl Pool {
-    pub(crate) fn new(config: PoolConfig, node: Id, remembered: Arc<Remembered>) -> Self {
-        Self { config, node, remembered, known: Mutex::new(None) }
+    pub(crate) fn new(
+        config: PoolConfig,
+        node: Id,
+        remembered: Arc<Remembered>,
+        devices: Arc<Devices>,
+    ) -> Self {
+        Self { config, node, remembered, devices, known: Mutex::new(None) }
+    }
+
+    /// Where the file of the volume `id` can be, if it is one.
+    pub(crate) fn places_of_image(&self, id: &Id) -> [PathBuf; 2] {
+        let path = &self.config.path;
+        [path.join(OWN).join(BLOCK).join(id), path.join(id).join(IMAGE)]
     }
 
     /// An error of `kind` that names the pool.
@@ -126,17 +144,23 @@ impl Pool {
     /// # Errors
     /// [`Kind::NotReady`] when its folder is not there, or is not the one it was.
     pub(crate) fn open(&self) -> Result<Open<'_>> {
-        let path = &self.config.path;
-        let missing = || self.error(Kind::NotReady, format!("{} is not there", path.display()));
-        let root = Folder::open_path(path)?.ok_or_else(missing)?;
-        let numbers = fstatvfs(&root).map_err(|error| Error::io(format!("ask {}", path.display()), error))?;
-        let mark = Mark::of(&root, &numbers)?;
+        let (root, numbers, mark) = self.look().map_err(|error| error.about(&self.config.name))?;
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(known) = known.filter(|known| known.mark == mark) {
             let own = root.need(OWN)?;
             return Ok(Open { pool: self, known, root, own, numbers });
         }
         self.find_out(root, numbers, mark)
+    }
+
+    /// What is at the pool's path.
+    fn look(&self) -> Result<(Folder, StatVfs, Mark)> {
+        let path = &self.config.path;
+        let missing = || Error::new(Kind::NotReady, format!("{} is not there", path.display()));
+        let root = Folder::open_path(path)?.ok_or_else(missing)?;
+        let numbers = fstatvfs(&root).map_err(|error| Error::io(format!("ask {}", path.display()), error))?;
+        let mark = Mark::of(&root, &numbers)?;
+        Ok((root, numbers, mark))
     }
 
     /// Looks at a filesystem that is new to us. One caller does it, others wait.
@@ -157,6 +181,7 @@ impl Pool {
         let open = Open { pool: self, known: Arc::new(known), root, own, numbers };
         if !mark.read_only {
             image::thaw_left(&open)?;
+            group::dismantle_left(&open)?;
             trash::sweep(&open)?;
         }
         scan::load(&open)?;
@@ -242,7 +267,7 @@ impl Open<'_> {
 
     /// Block volumes.
     pub(crate) fn blocks(&self) -> Result<Folder> {
-        self.own.need("block")
+        self.own.need(BLOCK)
     }
 
     /// Snapshots; `None` when there was never one.
@@ -270,6 +295,14 @@ impl Open<'_> {
         config.snapshots.strip_prefix(&config.path).ok().filter(|name| name.components().count() == 1)
     }
 
+    /// Whether anything can be made here.
+    ///
+    /// # Errors
+    /// [`Kind::NotReady`] when nothing can be written.
+    pub(crate) fn writable(&self) -> Result<()> {
+        if self.read_only() { Err(self.pool.error(Kind::NotReady, "it is read-only")) } else { Ok(()) }
+    }
+
     /// Whether nothing can be written.
     pub(crate) fn read_only(&self) -> bool {
         self.known.mark.read_only
@@ -279,6 +312,13 @@ impl Open<'_> {
     pub(crate) fn size_and_free(&self) -> (u64, u64) {
         let bytes = |blocks: u64| blocks.saturating_mul(self.numbers.f_frsize);
         (bytes(self.numbers.f_blocks), bytes(self.numbers.f_bavail))
+    }
+
+    /// An error about making something of `asked` bytes; when there was no room, it says how much there is.
+    pub(crate) fn without_room(&self, asked: u64, error: Error) -> Error {
+        // It was opened before the disk was full.
+        let free = fstatvfs(&self.root).map_or(0, |now| now.f_bavail.saturating_mul(now.f_frsize));
+        error.with_room(&self.pool.config.name, asked, free)
     }
 
     /// Bytes in use.
@@ -335,10 +375,22 @@ impl Open<'_> {
         }
         let record = match self.volume_records()?.read(record_name(id), RECORD_MAX)? {
             None => None,
-            Some(bytes) => Some(record::read_volume(&bytes)?),
+            Some(bytes) => {
+                Some(record::read_volume(&bytes).map_err(|error| self.unusable("volume", id, &error))?)
+            }
         };
         self.known.book().note_volume(id, record.clone(), place, 0);
         Ok(record)
+    }
+
+    /// The error about something whose record cannot be read. What it is, is not guessed at: it is left as it is.
+    fn unusable(&self, what: &str, id: &Id, error: &Error) -> Error {
+        let record = self.own.path_of(format!("{what}s")).join(record_name(id));
+        let record = record.display();
+        self.pool.error(
+            Kind::Internal,
+            format!("{what} {id} cannot be used: {error}; put {record} right, or take it away if somebody else made the {what}"),
+        )
     }
 
     /// The file of a volume that is one, open for writing, or for reading where nothing can be written. `None` for a
@@ -380,11 +432,14 @@ impl Open<'_> {
             self.known.book().snapshots.remove(id);
             return Ok(None);
         };
-        if let Some(line) = self.known.book().snapshots.get(id) {
-            return Ok(Some(Snapshot { id: id.clone(), record: line.clone() }));
+        let line = self.known.book().snapshots.get(id).cloned();
+        if let Some(record) = line {
+            return Ok(self.is_whole(&record)?.then(|| Snapshot { id: id.clone(), record }));
         }
         let record = match self.snapshot_records()?.read(record_name(id), RECORD_MAX)? {
-            Some(bytes) => record::read_snapshot(&bytes)?,
+            Some(bytes) => {
+                record::read_snapshot(&bytes).map_err(|error| self.unusable("snapshot", id, &error))?
+            }
             None => match adopted(&folder)? {
                 Some(record) => record,
                 // Neither marker nor record: nothing that anybody could have meant as a snapshot.
@@ -392,7 +447,21 @@ impl Open<'_> {
             },
         };
         self.known.book().snapshots.insert(id.clone(), record.clone());
-        Ok(Some(Snapshot { id: id.clone(), record }))
+        Ok(self.is_whole(&record)?.then(|| Snapshot { id: id.clone(), record }))
+    }
+
+    /// Whether a snapshot is there: one of a group is when its group is.
+    fn is_whole(&self, record: &SnapshotRecord) -> Result<bool> {
+        match record.group.as_deref().map(Id::read) {
+            None => Ok(true),
+            Some(Some(group)) => Ok(self.groups()?.stat(record_name(&group))?.is_some()),
+            Some(None) => Ok(false),
+        }
+    }
+
+    /// Records of groups.
+    pub(crate) fn groups(&self) -> Result<Folder> {
+        self.own.need("groups")
     }
 
     /// Names of all snapshots that may be here, in order.

@@ -2,7 +2,10 @@
 //! mounts. After a restart it is read from there once.
 
 use std::collections::{BTreeSet, HashMap};
+use std::ffi::OsString;
 use std::fs;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -90,7 +93,7 @@ pub(crate) fn recover(driver: &Driver) -> Result<()> {
             note(&open, &volume, &mut files, &mut devices)?;
         }
     }
-    let points = table.split(|byte| *byte == b'\n').filter_map(mount_point);
+    let points = lines(&table).map(|mount| mount.point);
     for path in points.filter(|path| path.file_name().is_some_and(|name| name != STAGING)) {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { continue };
         let Ok(Some(folder)) = Folder::open_path(parent) else { continue };
@@ -119,7 +122,7 @@ fn note(
         }
         Shape::Loop | Shape::Block => {
             if let Some(file) = open.image(volume)? {
-                for found in device::all(device::identity(&file)?)? {
+                for found in open.pool.devices.all(&file)? {
                     devices.insert(found.device(), volume.id.clone());
                 }
             }
@@ -128,10 +131,49 @@ fn note(
     Ok(())
 }
 
-/// The mount point of a line of mountinfo (proc_pid_mountinfo(5)): its fifth field, `\ooo` for some bytes.
-fn mount_point(line: &[u8]) -> Option<PathBuf> {
-    use std::os::unix::ffi::OsStringExt;
-    let field = line.split(|byte| *byte == b' ').nth(4)?;
+/// Whether what is mounted at `name` in `folder` was, when it was mounted, the folder or the device of volume `id`: by the
+/// names that the kernel keeps. For what cannot be looked at, because its volume or its filesystem is gone.
+///
+/// # Errors
+/// When the table of mounts cannot be read.
+pub(crate) fn is_of(id: &Id, folder: &Folder, name: &Path) -> Result<bool> {
+    let failed = |error| Error::io("read the table of mounts", error);
+    // The table has paths without links.
+    let opened = Path::new("/proc/self/fd").join(folder.as_fd().as_raw_fd().to_string());
+    let point = fs::read_link(opened).map_err(failed)?.join(name);
+    let table = fs::read("/proc/self/mountinfo").map_err(failed)?;
+    // Of mounts on top of each other, the last is seen.
+    let Some(mount) = lines(&table).filter(|mount| mount.point == point).last() else { return Ok(false) };
+    let own: &Path = id.as_ref();
+    let named = |path: &Path| path.components().any(|part| part.as_os_str() == own.as_os_str());
+    let backing = mount.loop_device.and_then(device::backing_file);
+    Ok(named(&mount.root) || backing.is_some_and(|file| named(&file)))
+}
+
+/// A line of mountinfo (proc_pid_mountinfo(5)).
+#[derive(Debug, PartialEq, Eq)]
+struct Mount {
+    /// What of its filesystem is mounted.
+    root: PathBuf,
+    point: PathBuf,
+    /// The loop device that holds the filesystem, or that is itself mounted.
+    loop_device: Option<u32>,
+}
+
+fn lines(table: &[u8]) -> impl Iterator<Item = Mount> + '_ {
+    table.split(|byte| *byte == b'\n').filter_map(|line| {
+        let mut fields = line.split(|byte| *byte == b' ');
+        let device = std::str::from_utf8(fields.nth(2)?).ok()?;
+        let (root, point) = (unescaped(fields.next()?), unescaped(fields.next()?));
+        let of_device = device.strip_prefix("7:").and_then(|minor| minor.parse().ok());
+        let itself = || root.to_str()?.rsplit('/').next()?.strip_prefix("loop")?.parse().ok();
+        let loop_device = of_device.or_else(itself);
+        Some(Mount { root, point, loop_device })
+    })
+}
+
+/// A path of mountinfo: `\ooo` stands for some bytes.
+fn unescaped(field: &[u8]) -> PathBuf {
     let mut path = Vec::with_capacity(field.len());
     let mut rest = field;
     while let [first, tail @ ..] = rest {
@@ -150,7 +192,7 @@ fn mount_point(line: &[u8]) -> Option<PathBuf> {
             }
         }
     }
-    Some(std::ffi::OsString::from_vec(path).into())
+    OsString::from_vec(path).into()
 }
 
 #[cfg(test)]
@@ -158,10 +200,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mount_points_are_unescaped() {
-        let line = br"36 35 98:0 /mnt1 /mnt/a\040b\134c rw,noatime master:1 - ext3 /dev/root rw";
-        assert_eq!(mount_point(line), Some(PathBuf::from(r"/mnt/a b\c")));
-        assert_eq!(mount_point(b""), None);
-        assert_eq!(mount_point(br"1 2 3:4 / /a\0"), Some(PathBuf::from(r"/a\0")));
+    fn lines_are_understood() {
+        let table = br"36 35 98:0 /mnt1 /mnt/a\040b\134c rw,noatime master:1 - ext3 /dev/root rw
+1 2 7:12 / /a\0 rw - xfs /dev/loop12 rw
+1 2 0:6 /loop3 /b rw - devtmpfs none rw
+1 2 0:6 /x/loop /c rw - tmpfs none rw
+
+short";
+        let mount = |root: &str, point: &str, loop_device| Mount {
+            root: root.into(),
+            point: point.into(),
+            loop_device,
+        };
+        let found: Vec<_> = lines(table).collect();
+        let wanted = [
+            mount("/mnt1", r"/mnt/a b\c", None),
+            mount("/", r"/a\0", Some(12)),
+            mount("/loop3", "/b", Some(3)),
+            mount("/x/loop", "/c", None),
+        ];
+        assert_eq!(found, wanted);
     }
 }

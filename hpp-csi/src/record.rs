@@ -13,6 +13,8 @@ use crate::request::Source;
 const VERSION: u32 = 1;
 /// Longest record in bytes.
 pub(crate) const RECORD_MAX: u64 = 16 << 10;
+/// Longest record of a group.
+pub(crate) const GROUP_RECORD_MAX: u64 = 256 << 10;
 
 /// What a volume or snapshot is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,6 +66,14 @@ pub(crate) struct Record {
     /// Bytes of a block device's sector.
     #[serde(default = "smallest_sector")]
     pub(crate) sector: u32,
+    /// Whether all its blocks are allocated and its own.
+    #[serde(default, skip_serializing_if = "is_not")]
+    pub(crate) thick: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
+fn is_not(flag: &bool) -> bool {
+    !flag
 }
 
 fn smallest_sector() -> u32 {
@@ -82,6 +92,7 @@ impl Record {
             project: None,
             inline: false,
             sector: smallest_sector(),
+            thick: false,
         }
     }
 }
@@ -124,8 +135,35 @@ impl SnapshotRecord {
     }
 }
 
+/// Snapshots of several volumes, of one moment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct GroupRecord {
+    version: u32,
+    pub(crate) members: Vec<Member>,
+    /// Nanoseconds since 1970.
+    pub(crate) created: u64,
+}
+
+/// One snapshot of a group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct Member {
+    pub(crate) snapshot: String,
+    /// The volume it is of.
+    pub(crate) source: String,
+}
+
+impl GroupRecord {
+    /// A group of `members`, taken now.
+    pub(crate) fn new(members: Vec<Member>) -> Self {
+        let created = u64::try_from(now().as_nanos()).unwrap_or(u64::MAX);
+        Self { version: VERSION, members, created }
+    }
+}
+
 /// Time since 1970.
-fn now() -> Duration {
+pub(crate) fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
@@ -153,6 +191,15 @@ pub(crate) fn read_snapshot(bytes: &[u8]) -> Result<SnapshotRecord> {
     known(record.version).map(|()| record)
 }
 
+/// A group's record from its file.
+///
+/// # Errors
+/// When it is damaged or of a newer driver.
+pub(crate) fn read_group(bytes: &[u8]) -> Result<GroupRecord> {
+    let record: GroupRecord = parse(bytes)?;
+    known(record.version).map(|()| record)
+}
+
 fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T> {
     serde_json::from_slice(bytes)
         .map_err(|error| Error::new(Kind::Internal, format!("the record is damaged: {error}")))
@@ -175,10 +222,13 @@ mod tests {
         record.source = Some(RecordSource::Snapshot("s".into()));
         record.project = Some(7);
         record.sector = 4096;
+        record.thick = true;
         assert_eq!(read_volume(&write(&record).unwrap()).unwrap(), record);
         let mut snapshot = SnapshotRecord::new(&Id::read("v").unwrap(), Shape::Folder, 5, 4);
         snapshot.group = Some("g".into());
         assert_eq!(read_snapshot(&write(&snapshot).unwrap()).unwrap(), snapshot);
+        let group = GroupRecord::new(vec![Member { snapshot: "s".into(), source: "v".into() }]);
+        assert_eq!(read_group(&write(&group).unwrap()).unwrap(), group);
     }
 
     #[test]

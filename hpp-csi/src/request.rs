@@ -1,15 +1,16 @@
-//! Requests as we understand them: wire types of [`crate::proto`] in, checked values out. Limits are CSI's: strings of 128
+//! Requests as we understand them: wire types of [`csi`] in, checked values out. Limits are CSI's: strings of 128
 //! bytes, maps of 4 KiB. Not here: what is done about a request.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use crate::error::{Error, Kind, Result};
 use crate::id::{ID_MAX, Id};
-use crate::proto;
-use crate::proto::volume_capability::{AccessType, access_mode};
+use csi::volume_capability::{AccessType, access_mode};
 
 /// Most bytes of a map's keys and values together, and of a list's strings.
 const MAP_MAX: usize = 4096;
+/// Most volumes of a group.
+const MEMBERS_MAX: usize = 256;
 /// Smallest and largest sector of a block volume.
 const SECTORS: [u32; 2] = [512, 4096];
 
@@ -21,6 +22,10 @@ pub(crate) const SECTOR: &str = "blockSize";
 pub(crate) const COPY: &str = "copy";
 /// Inline volumes: how much they may hold, a Kubernetes quantity.
 pub(crate) const INLINE_SIZE: &str = "size";
+/// VolumeAttributesClass: `thin` or `thick`.
+pub(crate) const ALLOCATION: &str = "allocation";
+/// What keys begin with that sidecars add.
+const SIDECARS: &str = "csi.storage.k8s.io/";
 /// Set by the kubelet for inline volumes.
 pub(crate) const EPHEMERAL: &str = "csi.storage.k8s.io/ephemeral";
 
@@ -89,6 +94,43 @@ pub(crate) struct Parameters {
     pub(crate) copy: bool,
 }
 
+/// What may be changed about a volume while it lives: its mutable parameters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Attributes {
+    /// `None`: as it is.
+    pub(crate) allocation: Option<Allocation>,
+}
+
+/// When a volume that is a file gets its blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Allocation {
+    /// When they are written.
+    Thin,
+    /// Ahead, and none of them shared with another volume or a snapshot of before: writes find room.
+    Thick,
+}
+
+impl Attributes {
+    /// Reads mutable parameters. Unlike a StorageClass's they are all ours, but for those that sidecars add.
+    pub(crate) fn read(map: &HashMap<String, String>) -> Result<Self> {
+        bounded("mutable_parameters", map)?;
+        let mut attributes = Self::default();
+        for (key, value) in map.iter().filter(|(key, _)| !key.starts_with(SIDECARS)) {
+            match (key.as_str(), value.as_str()) {
+                (ALLOCATION, "thin") => attributes.allocation = Some(Allocation::Thin),
+                (ALLOCATION, "thick") => attributes.allocation = Some(Allocation::Thick),
+                (ALLOCATION, other) => {
+                    return Err(invalid(format!("{ALLOCATION} is thin or thick, not {other:?}")));
+                }
+                (other, _) => {
+                    return Err(invalid(format!("{other:?} cannot be modified, only {ALLOCATION}")));
+                }
+            }
+        }
+        Ok(attributes)
+    }
+}
+
 fn invalid(message: impl Into<String>) -> Error {
     Error::new(Kind::Invalid, message)
 }
@@ -124,10 +166,10 @@ impl Parameters {
     }
 }
 
-impl TryFrom<Option<proto::CapacityRange>> for Range {
+impl TryFrom<Option<csi::CapacityRange>> for Range {
     type Error = Error;
 
-    fn try_from(wire: Option<proto::CapacityRange>) -> Result<Self> {
+    fn try_from(wire: Option<csi::CapacityRange>) -> Result<Self> {
         let Some(wire) = wire else { return Ok(Self::default()) };
         let bytes = |field: &str, value: i64| {
             u64::try_from(value).map_err(|_| invalid(format!("{field} is negative: {value}")))
@@ -146,11 +188,11 @@ impl TryFrom<Option<proto::CapacityRange>> for Range {
     }
 }
 
-impl TryFrom<proto::VolumeContentSource> for Source {
+impl TryFrom<csi::VolumeContentSource> for Source {
     type Error = Error;
 
-    fn try_from(wire: proto::VolumeContentSource) -> Result<Self> {
-        use proto::volume_content_source::Type;
+    fn try_from(wire: csi::VolumeContentSource) -> Result<Self> {
+        use csi::volume_content_source::Type;
         match wire.r#type {
             Some(Type::Volume(volume)) => Id::parse("source volume_id", &volume.volume_id).map(Self::Volume),
             Some(Type::Snapshot(snapshot)) => {
@@ -161,10 +203,10 @@ impl TryFrom<proto::VolumeContentSource> for Source {
     }
 }
 
-impl TryFrom<proto::VolumeCapability> for Capability {
+impl TryFrom<csi::VolumeCapability> for Capability {
     type Error = Error;
 
-    fn try_from(wire: proto::VolumeCapability) -> Result<Self> {
+    fn try_from(wire: csi::VolumeCapability) -> Result<Self> {
         let mode = wire.access_mode.ok_or_else(|| invalid("the volume capability has no access mode"))?;
         let access = match wire.access_type {
             None => return Err(invalid("the volume capability says neither block nor mount")),
@@ -194,10 +236,10 @@ impl TryFrom<access_mode::Mode> for Mode {
     }
 }
 
-impl TryFrom<proto::volume_capability::MountVolume> for MountOptions {
+impl TryFrom<csi::volume_capability::MountVolume> for MountOptions {
     type Error = Error;
 
-    fn try_from(wire: proto::volume_capability::MountVolume) -> Result<Self> {
+    fn try_from(wire: csi::volume_capability::MountVolume) -> Result<Self> {
         if wire.fs_type.len() > ID_MAX {
             return Err(invalid("fs_type is longer than 128 bytes"));
         }
@@ -258,11 +300,30 @@ impl MountOptions {
     }
 }
 
+/// The volumes of a group.
+///
+/// # Errors
+/// [`Kind::Invalid`] when there is none, too many, one twice, or one that cannot be a volume.
+pub(crate) fn members(wire: &[String]) -> Result<Vec<Id>> {
+    if wire.is_empty() || wire.len() > MEMBERS_MAX {
+        let count = wire.len();
+        return Err(invalid(format!(
+            "source_volume_ids has {count} volumes; 1 to {MEMBERS_MAX} are allowed"
+        )));
+    }
+    let ids = wire.iter().map(|text| Id::parse("source_volume_ids", text)).collect::<Result<Vec<_>>>()?;
+    let different: HashSet<&Id> = ids.iter().collect();
+    if different.len() != ids.len() {
+        return Err(invalid("source_volume_ids has a volume twice"));
+    }
+    Ok(ids)
+}
+
 /// All of a request's capabilities.
 ///
 /// # Errors
 /// [`Kind::Invalid`] when there is none, one makes no sense, or they are block and mount at once.
-pub(crate) fn capabilities(wire: Vec<proto::VolumeCapability>) -> Result<Vec<Capability>> {
+pub(crate) fn capabilities(wire: Vec<csi::VolumeCapability>) -> Result<Vec<Capability>> {
     if wire.is_empty() {
         return Err(invalid("volume_capabilities are missing"));
     }
@@ -279,7 +340,7 @@ mod tests {
     use super::*;
 
     fn mount(flags: &[&str], group: &str) -> Result<MountOptions> {
-        MountOptions::try_from(proto::volume_capability::MountVolume {
+        MountOptions::try_from(csi::volume_capability::MountVolume {
             fs_type: "xfs".into(),
             mount_flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
             volume_mount_group: group.into(),
@@ -303,7 +364,7 @@ mod tests {
     #[test]
     fn sizes_are_checked() {
         let range = |required_bytes, limit_bytes| {
-            Range::try_from(Some(proto::CapacityRange { required_bytes, limit_bytes })).map_err(|e| e.kind())
+            Range::try_from(Some(csi::CapacityRange { required_bytes, limit_bytes })).map_err(|e| e.kind())
         };
         assert_eq!(range(5, 0), Ok(Range { required: 5, limit: 0 }));
         assert_eq!(range(5, 5), Ok(Range { required: 5, limit: 5 }));
@@ -333,13 +394,35 @@ mod tests {
     }
 
     #[test]
-    fn block_and_mount_exclude_each_other() {
-        let one = |access_type, mode| proto::VolumeCapability {
-            access_type,
-            access_mode: Some(proto::volume_capability::AccessMode { mode }),
+    fn a_group_has_some_volumes_once() {
+        let read = |ids: &[&str]| members(&ids.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>());
+        assert_eq!(read(&["b", "a"]).unwrap().len(), 2);
+        for bad in [&[][..], &["a", "a"], &["a", "../b"], &["x"; 257]] {
+            assert_eq!(read(bad).unwrap_err().kind(), Kind::Invalid);
+        }
+    }
+
+    #[test]
+    fn attributes_are_ours_or_refused() {
+        let read = |pairs: &[(&str, &str)]| {
+            let map = pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+            Attributes::read(&map).map_err(|error| error.kind())
         };
-        let block = || Some(AccessType::Block(proto::volume_capability::BlockVolume {}));
-        let mount = || Some(AccessType::Mount(proto::volume_capability::MountVolume::default()));
+        assert_eq!(read(&[]), Ok(Attributes { allocation: None }));
+        let thick = Attributes { allocation: Some(Allocation::Thick) };
+        assert_eq!(read(&[("allocation", "thick"), ("csi.storage.k8s.io/pv/name", "x")]), Ok(thick));
+        assert_eq!(read(&[("allocation", "fat")]), Err(Kind::Invalid));
+        assert_eq!(read(&[("allocation", "thin"), ("iops", "5")]), Err(Kind::Invalid));
+    }
+
+    #[test]
+    fn block_and_mount_exclude_each_other() {
+        let one = |access_type, mode| csi::VolumeCapability {
+            access_type,
+            access_mode: Some(csi::volume_capability::AccessMode { mode }),
+        };
+        let block = || Some(AccessType::Block(csi::volume_capability::BlockVolume {}));
+        let mount = || Some(AccessType::Mount(csi::volume_capability::MountVolume::default()));
         assert_eq!(capabilities(vec![one(block(), 1), one(block(), 6)]).unwrap()[1].mode, Mode::One);
         assert_eq!(capabilities(vec![one(mount(), 5)]).unwrap()[0].mode, Mode::Many);
         for bad in [
@@ -348,7 +431,7 @@ mod tests {
             vec![one(None, 1)],
             vec![one(mount(), 0)],
             vec![one(mount(), 99)],
-            vec![proto::VolumeCapability { access_type: mount(), access_mode: None }],
+            vec![csi::VolumeCapability { access_type: mount(), access_mode: None }],
         ] {
             assert_eq!(capabilities(bad).unwrap_err().kind(), Kind::Invalid);
         }

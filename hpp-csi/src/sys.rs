@@ -1,7 +1,7 @@
 //! The `unsafe` calls of the driver: ioctls and two system calls that rustix lacks. Each takes open descriptors and
 //! numbers and gives a result; none decides anything.
 //!
-//! Followed: linux/loop.h, linux/fs.h, linux/dqblk_xfs.h, linux/quota.h, xfs_fs.h, ext4's ioctl.h, mount_setattr(2),
+//! Followed: linux/loop.h, linux/fs.h, linux/fiemap.h, linux/dqblk_xfs.h, linux/quota.h, xfs_fs.h, ext4's ioctl.h, mount_setattr(2),
 //! quotactl_fd(2).
 
 #![expect(unsafe_code, reason = "ioctls and raw system calls")]
@@ -14,16 +14,25 @@ use libc::{c_int, c_ulong, c_void};
 
 const LOOP_CTL_GET_FREE: c_ulong = 0x4C82;
 const LOOP_CONFIGURE: c_ulong = 0x4C0A;
+const LOOP_SET_STATUS64: c_ulong = 0x4C04;
 const LOOP_GET_STATUS64: c_ulong = 0x4C05;
 const LOOP_CLR_FD: c_ulong = 0x4C01;
 const LOOP_SET_CAPACITY: c_ulong = 0x4C07;
 const LO_FLAGS_READ_ONLY: u32 = 1;
+const LO_FLAGS_AUTOCLEAR: u32 = 4;
 const LO_FLAGS_DIRECT_IO: u32 = 16;
 const FIFREEZE: c_ulong = 0xC004_5877;
 const FITHAW: c_ulong = 0xC004_5878;
 const FS_IOC_FSGETXATTR: c_ulong = 0x801C_581F;
 const FS_IOC_FSSETXATTR: c_ulong = 0x401C_5820;
 const FS_XFLAG_PROJINHERIT: u32 = 0x200;
+const FS_IOC_FIEMAP: c_ulong = 0xC020_660B;
+const FIEMAP_FLAG_SYNC: u32 = 1;
+const FIEMAP_EXTENT_UNWRITTEN: u32 = 0x800;
+/// LAST, SHARED and MERGED say nothing against an extent's place on the disk; every other flag may.
+const FIEMAP_EXTENT_PLAIN: u32 = 0x1 | 0x2000 | 0x1000;
+/// Extents that are asked for at once.
+const EXTENTS: usize = 256;
 const XFS_IOC_FSGROWFSDATA: c_ulong = 0x4010_586E;
 const EXT4_IOC_RESIZE_FS: c_ulong = 0x4008_6610;
 const PRJQUOTA: c_int = 2;
@@ -75,6 +84,15 @@ pub(crate) struct LoopState {
     pub(crate) read_only: bool,
     /// Whether the backing file is read and written past the page cache.
     pub(crate) direct: bool,
+    /// Whether it is detached when the last who has the device open closes it.
+    pub(crate) leaving: bool,
+}
+
+impl LoopState {
+    /// Device and inode number of the backing file.
+    pub(crate) fn file(self) -> (u64, u64) {
+        (self.device, self.inode)
+    }
 }
 
 /// struct fsxattr.
@@ -149,6 +167,41 @@ struct QuotaState {
     pad2: [u64; 7],
 }
 
+/// struct fiemap_extent.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct FiemapExtent {
+    logical: u64,
+    physical: u64,
+    length: u64,
+    reserved64: [u64; 2],
+    flags: u32,
+    reserved: [u32; 3],
+}
+
+/// struct fiemap with room for extents.
+#[repr(C)]
+struct Fiemap {
+    start: u64,
+    length: u64,
+    flags: u32,
+    mapped: u32,
+    count: u32,
+    reserved: u32,
+    extents: [FiemapExtent; EXTENTS],
+}
+
+/// A range of a file that holds data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Extent {
+    /// Where it begins in the file.
+    pub(crate) offset: u64,
+    /// Bytes.
+    pub(crate) length: u64,
+    /// Where it begins on the disk; `None` when the bytes there are not just those of the file.
+    pub(crate) place: Option<u64>,
+}
+
 /// struct xfs_growfs_data.
 #[repr(C)]
 struct XfsGrow {
@@ -209,6 +262,7 @@ pub(crate) fn loop_state(device: BorrowedFd<'_>) -> io::Result<Option<LoopState>
             inode: info.inode,
             read_only: info.flags & LO_FLAGS_READ_ONLY != 0,
             direct: info.flags & LO_FLAGS_DIRECT_IO != 0,
+            leaving: info.flags & LO_FLAGS_AUTOCLEAR != 0,
         })),
         Err(error) if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
         Err(error) => Err(error),
@@ -227,6 +281,14 @@ pub(crate) fn loop_clear(device: BorrowedFd<'_>) -> io::Result<()> {
         Err(error) if error.raw_os_error() == Some(libc::ENXIO) => Ok(()),
         Err(error) => Err(error),
     }
+}
+
+/// Keeps the device attached when the last who has it open closes it; only that flag can be taken off.
+pub(crate) fn loop_keep(device: BorrowedFd<'_>) -> io::Result<()> {
+    let mut info: LoopInfo = zeroed();
+    structure(device, LOOP_GET_STATUS64, &mut info)?;
+    info.flags &= !LO_FLAGS_AUTOCLEAR;
+    structure(device, LOOP_SET_STATUS64, &mut info).map(drop)
 }
 
 /// Sets and clears MOUNT_ATTR_* flags of one mount, all at once.
@@ -254,6 +316,13 @@ pub(crate) fn freeze(fd: BorrowedFd<'_>) -> io::Result<()> {
 /// Lets writes on again.
 pub(crate) fn thaw(fd: BorrowedFd<'_>) -> io::Result<()> {
     number(fd, FITHAW, 0).map(drop)
+}
+
+/// The project id of a file or folder; 0 when it has none.
+pub(crate) fn project_of(file: BorrowedFd<'_>) -> io::Result<u32> {
+    let mut attributes: FsXattr = zeroed();
+    structure(file, FS_IOC_FSGETXATTR, &mut attributes)?;
+    Ok(attributes.project)
 }
 
 /// Gives a folder a project id that everything made in it inherits.
@@ -302,6 +371,28 @@ pub(crate) fn project_usage(fd: BorrowedFd<'_>, project: u32) -> io::Result<Opti
     }
 }
 
+/// The first extents of a file from `start` on, in order, those that were never written left out; and where to go on,
+/// `None` at the end.
+pub(crate) fn extents(file: BorrowedFd<'_>, start: u64) -> io::Result<(Vec<Extent>, Option<u64>)> {
+    let mut map: Fiemap = zeroed();
+    map.start = start;
+    map.length = u64::MAX - start;
+    map.flags = FIEMAP_FLAG_SYNC;
+    map.count = u32::try_from(EXTENTS).unwrap_or(0);
+    structure(file, FS_IOC_FIEMAP, &mut map)?;
+    let mapped = usize::try_from(map.mapped).unwrap_or(0).min(EXTENTS);
+    let found = map.extents.get(..mapped).unwrap_or_default();
+    let next = found.last().filter(|last| mapped == EXTENTS && last.flags & 0x1 == 0);
+    let next = next.map(|last| last.logical.saturating_add(last.length));
+    let written = found.iter().filter(|extent| extent.flags & FIEMAP_EXTENT_UNWRITTEN == 0);
+    let extents = written.map(|extent| Extent {
+        offset: extent.logical,
+        length: extent.length,
+        place: (extent.flags & !FIEMAP_EXTENT_PLAIN == 0).then_some(extent.physical),
+    });
+    Ok((extents.collect(), next))
+}
+
 /// Grows a mounted XFS to `blocks` of its block size.
 pub(crate) fn grow_xfs(mount: BorrowedFd<'_>, blocks: u64) -> io::Result<()> {
     let mut grow = XfsGrow { blocks, max_inode_percent: 25 };
@@ -326,5 +417,7 @@ mod tests {
         assert_eq!(mem::size_of::<DiskQuota>(), 112);
         assert_eq!(mem::size_of::<QuotaState>(), 160);
         assert_eq!(mem::size_of::<XfsGrow>(), 16);
+        assert_eq!(mem::size_of::<FiemapExtent>(), 56);
+        assert_eq!(mem::size_of::<Fiemap>(), 32 + 56 * EXTENTS);
     }
 }

@@ -16,6 +16,9 @@ const LOOK: Duration = Duration::from_secs(60);
 /// Time between two looks at whether the pools are there.
 const ROUND: Duration = Duration::from_secs(10);
 
+/// Time in which deletes are gathered, so that removing one does not hold up the next.
+const GATHER: Duration = Duration::from_millis(100);
+
 /// Starts the worker; it ends with the driver.
 pub(crate) fn start(driver: Arc<Driver>, woken: Receiver<()>) -> Result<()> {
     thread::Builder::new()
@@ -49,7 +52,10 @@ fn work(driver: &Driver, woken: &Receiver<()>) {
             looked = Some(Instant::now());
         }
         match woken.recv_timeout(ROUND) {
-            Ok(()) => while woken.try_recv().is_ok() {},
+            Ok(()) => {
+                thread::sleep(GATHER);
+                while woken.try_recv().is_ok() {}
+            }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }

@@ -10,25 +10,13 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use hpp_csi::proto::controller_service_capability::{Type, rpc};
-use hpp_csi::proto::*;
+use csi::controller_service_capability::{Type, rpc};
+use csi::*;
 use support::place::{Place, run};
 use support::{
-    Client, Driver, GIB, MIB, block, from_snapshot, from_volume, mount, names, parameters, pool, refused,
-    volume,
+    Client, GIB, MIB, block, from_snapshot, from_volume, mount, names, one_pool, parameters, refused, volume,
 };
 use tonic::Code;
-
-fn one_pool(place: &Place, more: &str) -> (Driver, Client) {
-    let driver = Driver::start(
-        &place.beside("run"),
-        "node1",
-        &format!("[{}]", pool("legacy", &place.pool(), more)),
-        &[],
-    );
-    let client = driver.client();
-    (driver, client)
-}
 
 /// Whether the kernel says that blocks of a file are shared.
 fn shares(file: &Path) -> bool {

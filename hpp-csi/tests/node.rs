@@ -7,26 +7,16 @@ mod support;
 use std::fs;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
-use hpp_csi::proto::volume_capability::{AccessType, MountVolume, access_mode::Mode};
-use hpp_csi::proto::*;
-use support::place::{Place, loops, mounts};
+use csi::volume_capability::{AccessType, MountVolume, access_mode::Mode};
+use csi::*;
+use support::place::{Place, loops, mounts, run};
 use support::{
-    Client, Driver, GIB, MIB, block, capability, mount, names, parameters, pool, publish, refused, stage,
+    Client, GIB, MIB, block, capability, mount, names, one_pool, parameters, pool, publish, refused, stage,
     volume,
 };
 use tonic::Code;
-
-fn one_pool(place: &Place, more: &str) -> (Driver, Client) {
-    let driver = Driver::start(
-        &place.beside("run"),
-        "node1",
-        &format!("[{}]", pool("legacy", &place.pool(), more)),
-        &[],
-    );
-    let client = driver.client();
-    (driver, client)
-}
 
 fn target(place: &Place, name: &str) -> PathBuf {
     place.beside("pods").join(name)
@@ -232,8 +222,63 @@ fn a_block_volume_is_a_device_that_grows_in_use() {
     drop(file);
     client.unpublish("disk", &reader);
     client.unpublish("disk", &device);
+    let holder = fs::File::open(format!("/dev/{}", attached[0])).unwrap();
+    let request = NodeUnstageVolumeRequest {
+        volume_id: "disk".into(),
+        staging_target_path: at.to_str().unwrap().into(),
+    };
+    let (code, message) = refused(client.node_unstage_volume(request));
+    assert_eq!(code, Code::FailedPrecondition);
+    assert!(message.contains("still open"), "{message}");
+    // Wanted again before it is gone, it does not go under its user.
+    client.node_stage_volume(stage("disk", &at, block())).unwrap();
+    client.node_publish_volume(publish("disk", &at, &device, block())).unwrap();
+    drop(holder);
+    assert_eq!((loops(&place.pool()), sys("loop/autoclear")), (attached.clone(), "0".to_owned()));
+    fs::File::open(&device).unwrap().read_exact_at(&mut bytes, 4096).unwrap();
+    assert_eq!(bytes, [7; 8192]);
+    client.unpublish("disk", &device);
     client.unstage("disk", &at);
     assert_eq!(loops(&place.pool()), [] as [String; 0]);
+}
+
+#[test]
+fn a_device_whose_file_was_removed_by_hand_is_let_go() {
+    let place = Place::new("xfs", GIB);
+    let (_driver, client) = one_pool(&place, "");
+    let (at, device) = (staging(&place, "disk"), target(&place, "device"));
+    client.create(volume("disk", 16 * MIB, block()));
+    client.node_stage_volume(stage("disk", &at, block())).unwrap();
+    client.node_publish_volume(publish("disk", &at, &device, block())).unwrap();
+    let [number] = <[String; 1]>::try_from(loops(&place.pool())).unwrap();
+    fs::remove_file(place.pool().join(".hpp-csi/block/disk")).unwrap();
+    client.unpublish("disk", &device);
+    client.unstage("disk", &at);
+    let backing = fs::read_to_string(format!("/sys/block/{number}/loop/backing_file")).unwrap_or_default();
+    assert!(!backing.contains(place.pool().to_str().unwrap()), "{backing}");
+}
+
+#[test]
+fn a_number_that_a_stopped_filesystem_has_by_now_is_in_nobodys_way() {
+    let (place, stopped) = (Place::new("xfs", GIB), Place::new("xfs", GIB));
+    let (_driver, client) = one_pool(&place, "");
+    let at = staging(&place, "disk");
+    client.create(volume("disk", 16 * MIB, block()));
+    let file = stopped.pool().join("file");
+    fs::File::create(&file).unwrap().set_len(MIB as u64).unwrap();
+    // Others take devices, too: until it is the same one.
+    support::eventually("the other file has the same device", || {
+        client.node_stage_volume(stage("disk", &at, block())).unwrap();
+        let [number] = <[String; 1]>::try_from(loops(&place.pool())).unwrap();
+        client.unstage("disk", &at);
+        let mut losetup = Command::new("losetup");
+        losetup.arg(format!("/dev/{number}")).arg(&file).stderr(Stdio::null()).status().unwrap().success()
+    });
+    stopped.cut_power();
+    client.node_stage_volume(stage("disk", &at, block())).unwrap();
+    client.unstage("disk", &at);
+    client.delete_volume(DeleteVolumeRequest { volume_id: "disk".into(), ..Default::default() }).unwrap();
+    place.is_clean();
 }
 
 #[test]
@@ -331,4 +376,70 @@ fn what_is_at_a_target_path_and_not_ours_stays() {
         refused(client.node_publish_volume(publish("v", &path, &link, mount()))).0,
         Code::FailedPrecondition
     );
+}
+
+fn unpublish_refused(client: &Client, id: &str, path: &Path) {
+    let request =
+        NodeUnpublishVolumeRequest { volume_id: id.into(), target_path: path.to_str().unwrap().into() };
+    let (code, message) = refused(client.node_unpublish_volume(request));
+    assert_eq!(code, Code::FailedPrecondition, "{id} at {}: {message}", path.display());
+    assert!(message.contains("is not this volume"), "{message}");
+}
+
+#[test]
+fn a_mount_that_is_not_the_volume_stays() {
+    let place = Place::new("xfs", GIB);
+    let (driver, client) = one_pool(&place, "");
+    for id in ["a", "b"] {
+        client.create(volume(id, MIB, mount()));
+        let path = target(&place, id);
+        client.node_publish_volume(publish(id, &path, &path, mount())).unwrap();
+    }
+    let a = target(&place, "a");
+    fs::write(a.join("file"), "x").unwrap();
+    unpublish_refused(&client, "b", &a);
+    unpublish_refused(&client, "unknown", &a);
+    unpublish_refused(&client, "a", &place.pool());
+    let foreign = place.beside("foreign");
+    run("mount", &["-t", "tmpfs", "none", foreign.to_str().unwrap()]);
+    fs::write(foreign.join("file"), "x").unwrap();
+    for id in ["a", "unknown"] {
+        unpublish_refused(&client, id, &foreign);
+    }
+    let unstage = NodeUnstageVolumeRequest {
+        volume_id: "unknown".into(),
+        staging_target_path: foreign.to_str().unwrap().into(),
+    };
+    assert_eq!(refused(client.node_unstage_volume(unstage)).0, Code::FailedPrecondition);
+    assert!(a.join("file").exists() && foreign.join("file").exists());
+    // What was there before the volume came over it stays, too.
+    client.node_publish_volume(publish("b", &foreign, &foreign, mount())).unwrap_err();
+    run("mount", &["--bind", a.to_str().unwrap(), foreign.to_str().unwrap()]);
+    client.unpublish("a", &foreign);
+    assert!(foreign.join("file").exists());
+    run("umount", &[foreign.to_str().unwrap()]);
+    // A volume that is gone with its record is known by the names that the kernel keeps.
+    fs::remove_dir_all(place.pool().join("a")).unwrap();
+    driver.kill();
+    let (_driver, client) = one_pool(&place, "");
+    unpublish_refused(&client, "b", &a);
+    client.unpublish("a", &a);
+    client.unpublish("b", &target(&place, "b"));
+    assert!(mounts(&place.beside("pods")).is_empty());
+}
+
+#[test]
+fn a_socket_that_answers_is_left_alone() {
+    let place = Place::new("xfs", GIB);
+    let (driver, client) = one_pool(&place, "");
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_hpp-csi"))
+        .arg(format!("--endpoint=unix://{}", driver.socket().display()))
+        .args(["--nodeid=other", "--metrics-address=off"])
+        .arg(format!("--datadir=[{}]", pool("legacy", &place.pool(), "")))
+        .output()
+        .unwrap();
+    assert!(!output.status.success());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("another process answers"), "{said}");
+    client.create(volume("v", MIB, mount()));
 }

@@ -7,21 +7,10 @@ mod support;
 
 use std::fs;
 
-use hpp_csi::proto::*;
+use csi::*;
 use support::place::Place;
-use support::{Client, Driver, GIB, MIB, eventually, mount, names, pool, publish, refused, volume};
+use support::{Client, GIB, MIB, eventually, mount, names, one_pool, publish, refused, volume};
 use tonic::Code;
-
-fn one_pool(place: &Place) -> (Driver, Client) {
-    let driver = Driver::start(
-        &place.beside("run"),
-        "node1",
-        &format!("[{}]", pool("legacy", &place.pool(), "")),
-        &[],
-    );
-    let client = driver.client();
-    (driver, client)
-}
 
 /// What every call says while the pool is away, and that nothing is written below.
 fn is_away(client: &Client, place: &Place) {
@@ -47,7 +36,7 @@ fn is_away(client: &Client, place: &Place) {
 #[test]
 fn a_pool_that_is_not_mounted_is_not_ready() {
     let place = Place::new("xfs", GIB);
-    let (driver, client) = one_pool(&place);
+    let (driver, client) = one_pool(&place, "");
     client.create(volume("v", MIB, mount()));
     fs::write(place.pool().join("v/file"), "kept").unwrap();
     // No descriptor is kept: the filesystem can be unmounted under the driver.
@@ -59,7 +48,7 @@ fn a_pool_that_is_not_mounted_is_not_ready() {
     drop((client, driver));
 
     place.take_away();
-    let (_driver, client) = one_pool(&place);
+    let (_driver, client) = one_pool(&place, "");
     is_away(&client, &place);
     place.put_back();
     assert_eq!(client.volumes(), ["new", "v"]);
@@ -69,7 +58,7 @@ fn a_pool_that_is_not_mounted_is_not_ready() {
 #[test]
 fn pods_end_while_their_pool_is_away() {
     let place = Place::new("xfs", GIB);
-    let (_driver, client) = one_pool(&place);
+    let (_driver, client) = one_pool(&place, "");
     client.create(volume("v", MIB, mount()));
     let path = place.beside("pods").join("v");
     client.node_publish_volume(publish("v", &path, &path, mount())).unwrap();
@@ -92,11 +81,11 @@ fn pods_end_while_their_pool_is_away() {
 #[test]
 fn another_filesystem_in_its_place_is_not_the_pool() {
     let (place, other) = (Place::new("ext4", GIB), Place::new("ext4", GIB));
-    drop(one_pool(&place));
-    drop(one_pool(&other));
+    drop(one_pool(&place, ""));
+    drop(one_pool(&other, ""));
     place.take_away();
     support::place::run("mount", &["--bind", other.pool().to_str().unwrap(), place.pool().to_str().unwrap()]);
-    let (_driver, client) = one_pool(&place);
+    let (_driver, client) = one_pool(&place, "");
     let (code, message) = refused(client.create_volume(volume("v", MIB, mount())));
     assert_eq!(code, Code::ResourceExhausted);
     assert!(message.contains("another pool") && message.contains("hpp-csi-pools.json"), "{message}");
@@ -106,7 +95,7 @@ fn another_filesystem_in_its_place_is_not_the_pool() {
 #[test]
 fn a_read_only_pool_serves_what_it_holds() {
     let place = Place::new("ext4", GIB);
-    let (_driver, client) = one_pool(&place);
+    let (_driver, client) = one_pool(&place, "");
     client.create(volume("v", MIB, mount()));
     fs::write(place.pool().join("v/file"), "kept").unwrap();
     place.remount("ro");
@@ -127,7 +116,7 @@ fn a_read_only_pool_serves_what_it_holds() {
 #[test]
 fn a_full_pool_says_so_and_recovers() {
     let place = Place::new("ext4", GIB);
-    let (_driver, client) = one_pool(&place);
+    let (_driver, client) = one_pool(&place, "");
     client.create(volume("v", 100 * MIB, mount()));
     let hog = place.pool().join("v/hog");
     let free = place.free();
@@ -146,7 +135,7 @@ fn a_full_pool_says_so_and_recovers() {
 #[test]
 fn what_a_crash_leaves_is_swept() {
     let place = Place::new("xfs", GIB);
-    let (driver, client) = one_pool(&place);
+    let (driver, client) = one_pool(&place, "");
     client.create(volume("v", MIB, mount()));
     drop(client);
     driver.kill();
@@ -161,7 +150,7 @@ fn what_a_crash_leaves_is_swept() {
         fs::create_dir(&deep).unwrap();
         deep.push("folder");
     }
-    let (_driver, client) = one_pool(&place);
+    let (_driver, client) = one_pool(&place, "");
     assert_eq!(client.volumes(), ["v"]);
     eventually("nothing is left", || names(&own.join("trash/node1")).is_empty());
     assert_eq!(names(&own.join("tmp/node1")), [] as [String; 0]);

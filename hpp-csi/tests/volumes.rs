@@ -1,28 +1,21 @@
 //! Making, deleting and listing volumes through the built driver: the layout on disk, promises, and what another driver's
 //! tree looks like to ours.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod support;
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
 
-use hpp_csi::proto::*;
+use csi::*;
 use support::place::Place;
 use support::{
-    Client, Driver, GIB, MIB, block, eventually, from_volume, mount, names, parameters, pool, refused, volume,
+    Client, Driver, GIB, MIB, block, eventually, from_snapshot, from_volume, mount, names, one_pool,
+    parameters, pool, publish, refused, volume,
 };
 use tonic::Code;
-
-fn one_pool(place: &Place, more: &str) -> (Driver, Client) {
-    let driver = Driver::start(
-        &place.beside("run"),
-        "node1",
-        &format!("[{}]", pool("legacy", &place.pool(), more)),
-        &[],
-    );
-    let client = driver.client();
-    (driver, client)
-}
 
 #[test]
 fn the_layout_is_upstreams() {
@@ -124,6 +117,50 @@ fn promises_end_where_the_room_ends() {
     assert_eq!(client.available(), all);
 }
 
+/// Whatever many ask for at once: what they were promised is never more than there is.
+#[test]
+fn callers_together_are_promised_no_more_than_there_is() {
+    let place = Place::new("xfs", 2 * GIB);
+    let (_driver, client) = one_pool(&place, "");
+    let all = client.available();
+    let mut state = 3_u64;
+    let mut size = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        i64::try_from(1 + (state >> 33) % 60).unwrap() * MIB
+    };
+    for round in 0..4 {
+        let wanted: Vec<(String, i64)> = (0..100).map(|n| (format!("v{round}-{n}"), size())).collect();
+        let call = |(id, bytes): (String, i64)| {
+            let mut controller = controller_client::ControllerClient::new(client.channel());
+            async move {
+                let kind = if bytes % (2 * MIB) == 0 { block() } else { mount() };
+                controller.create_volume(volume(&id, bytes, kind)).await
+            }
+        };
+        let results = client.runtime().block_on(async {
+            let tasks: Vec<_> = wanted.clone().into_iter().map(|one| tokio::spawn(call(one))).collect();
+            let mut results = Vec::new();
+            for task in tasks {
+                results.push(task.await.unwrap());
+            }
+            results
+        });
+        let mut promised = 0;
+        for ((id, bytes), result) in wanted.into_iter().zip(results) {
+            match result {
+                Ok(_) if bytes % (3 * MIB) == 0 => client.delete(&id),
+                Ok(_) => promised += bytes,
+                Err(status) => assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}"),
+            }
+        }
+        let list = client.list_volumes(ListVolumesRequest::default()).unwrap();
+        let sum: i64 = list.entries.iter().map(|entry| entry.volume.as_ref().unwrap().capacity_bytes).sum();
+        assert!(promised > 0 || round > 0, "some had room");
+        assert!(sum <= all, "{sum} bytes are promised of {all}");
+        assert!((client.available() - (all - sum)).abs() < 8 * MIB, "what is told is what is left");
+    }
+}
+
 #[test]
 fn promises_hold_after_a_restart_and_count_what_others_use() {
     let place = Place::new("ext4", GIB);
@@ -187,7 +224,7 @@ fn a_tree_of_upstream_is_adopted() {
     assert!(snapshot.ready_to_use && snapshot.size_bytes >= 2 * MIB);
 
     client.create(CreateVolumeRequest {
-        volume_content_source: support::from_snapshot("snap-old"),
+        volume_content_source: from_snapshot("snap-old"),
         ..volume("restored", 10 * MIB, mount())
     });
     assert_eq!(fs::read(csi.join("restored/disk.img")).unwrap(), vec![5; 2 << 20]);
@@ -203,66 +240,59 @@ fn a_tree_of_upstream_is_adopted() {
     assert!(!csi.join("pvc-old").exists());
 }
 
-#[test]
-fn hostile_requests_are_refused_and_touch_nothing() {
-    let place = Place::new("xfs", GIB);
-    let (_driver, client) = one_pool(&place, "");
-    let long = "x".repeat(129);
-    for name in ["", "a/b", "../a", "/etc", ".hpp-csi", "snapshots", "a\0b", "-a", "ä", &long] {
-        assert_eq!(
-            refused(client.create_volume(volume(name, MIB, mount()))).0,
-            Code::InvalidArgument,
-            "{name:?}"
-        );
-    }
-    for (bytes, code) in
-        [(-1, Code::InvalidArgument), (i64::MIN, Code::InvalidArgument), (i64::MAX, Code::ResourceExhausted)]
-    {
-        assert_eq!(refused(client.create_volume(volume("a", bytes, mount()))).0, code);
-    }
-    assert_eq!(refused(client.create_volume(volume("a", i64::MAX, block()))).0, Code::OutOfRange);
-    let crowded = CreateVolumeRequest {
-        parameters: parameters(&[("k", &"v".repeat(5000))]),
-        ..volume("a", MIB, mount())
+/// A driver with two pools, "legacy" and "fast".
+fn two_pools(node: &str, place: &Place, more: &str, arguments: &[&str]) -> (Driver, Client) {
+    let folder = |name: &str| {
+        fs::create_dir_all(place.pool().join(name)).unwrap();
+        pool(name, &place.pool().join(name), more)
     };
-    assert_eq!(refused(client.create_volume(crowded)).0, Code::InvalidArgument);
-    // A pod plants links in place of a volume and of a snapshot.
-    std::os::unix::fs::symlink("/etc", place.pool().join("planted")).unwrap();
-    fs::create_dir(place.pool().join("snapshots")).unwrap();
-    std::os::unix::fs::symlink("/etc", place.pool().join("snapshots/planted")).unwrap();
-    assert_eq!(client.volumes(), [] as [String; 0]);
-    assert_eq!(client.snapshots(), [] as [String; 0]);
-    client.delete("planted");
-    client
-        .delete_snapshot(DeleteSnapshotRequest { snapshot_id: "planted".into(), ..Default::default() })
-        .unwrap();
-    assert!(fs::symlink_metadata(place.pool().join("planted")).unwrap().is_symlink());
-    assert_eq!(refused(client.create_volume(volume("planted", MIB, mount()))).0, Code::AlreadyExists);
-    assert!(fs::metadata("/etc/passwd").is_ok());
+    let pools = format!("[{},{}]", folder("legacy"), folder("fast"));
+    let driver = Driver::start(&place.beside("run"), node, &pools, arguments);
+    let client = driver.client();
+    (driver, client)
 }
 
 #[test]
 fn a_source_on_another_node_sends_the_claim_there() {
     let (here, there) = (Place::new("xfs", GIB), Place::new("xfs", GIB));
-    let (_driver, client) = one_pool(&here, "");
-    let other_driver = Driver::start(
-        &there.beside("run"),
-        "node2",
-        &format!("[{}]", pool("legacy", &there.pool(), "")),
-        &[],
-    );
-    let other = other_driver.client();
+    let (here_driver, client) = two_pools("node1", &here, "", &[]);
+    let (there_driver, other) = two_pools("node2", &there, "", &[]);
+    let fast = || parameters(&[("storagePool", "fast")]);
     let id = "pvc-0a1b2c3d-0000-4000-8000-0123456789ab";
-    other.create(volume(id, MIB, mount()));
-    let clone = |source: &str| CreateVolumeRequest {
-        volume_content_source: from_volume(source),
-        ..volume("clone", MIB, mount())
+    let taken = "snapshot-0a1b2c3d-0000-4000-8000-0123456789ab";
+    other.create(CreateVolumeRequest { parameters: fast(), ..volume(id, MIB, mount()) });
+    other.snapshot(taken, id);
+    let made_of = |name: &str, source| CreateVolumeRequest {
+        parameters: fast(),
+        volume_content_source: source,
+        ..volume(name, MIB, mount())
     };
-    let (code, message) = refused(client.create_volume(clone(id)));
+    let snapshot_of = |source: &str| CreateSnapshotRequest {
+        name: "s".into(),
+        source_volume_id: source.into(),
+        ..Default::default()
+    };
+    for source in [from_volume(id), from_snapshot(taken)] {
+        let (code, message) = refused(client.create_volume(made_of("clone", source)));
+        assert_eq!(code, Code::ResourceExhausted);
+        assert!(message.contains("node1"), "{message}");
+    }
+    let (code, message) = refused(client.create_snapshot(snapshot_of(id)));
     assert_eq!(code, Code::ResourceExhausted);
     assert!(message.contains("node1"), "{message}");
-    assert_eq!(refused(client.create_volume(clone("nobody"))).0, Code::NotFound);
-    other.create(clone(id));
+    for source in [from_volume("nobody"), from_snapshot("nobody")] {
+        assert_eq!(refused(client.create_volume(made_of("clone", source))).0, Code::NotFound);
+    }
+    assert_eq!(refused(client.create_snapshot(snapshot_of("nobody"))).0, Code::NotFound);
+    other.create(made_of("clone", from_volume(id)));
+    other.create(made_of("restored", from_snapshot(taken)));
+    assert_eq!(names(&there.pool().join("fast")), [".hpp-csi", "clone", id, "restored", "snapshots"]);
+    assert_eq!(names(&there.pool().join("legacy")), [".hpp-csi"]);
+    // A clone from one pool to the other would be a copy, which nobody asked for.
+    let across = CreateVolumeRequest { parameters: parameters(&[]), ..made_of("across", from_volume(id)) };
+    let (code, message) = refused(other.create_volume(across));
+    assert_eq!(code, Code::Unimplemented);
+    assert!(message.contains("another pool"), "{message}");
     let elsewhere = CreateVolumeRequest {
         accessibility_requirements: Some(TopologyRequirement {
             requisite: vec![Topology { segments: parameters(&[("topology.hostpath.csi/node", "node2")]) }],
@@ -272,17 +302,123 @@ fn a_source_on_another_node_sends_the_claim_there() {
     };
     assert_eq!(refused(client.create_volume(elsewhere.clone())).0, Code::ResourceExhausted);
     other.create(elsewhere);
-    drop((other, other_driver));
-    let alone = ["--single-node"];
-    let driver = Driver::start(
-        &there.beside("run"),
-        "node2",
-        &format!("[{}]", pool("legacy", &there.pool(), "")),
-        &alone,
-    );
+    assert_eq!(client.volumes(), [] as [String; 0]);
+    drop((client, here_driver, other, there_driver));
+
+    // Where no other node can have it, it does not exist.
     let missing = "pvc-ffffffff-0000-4000-8000-0123456789ab";
-    let again = CreateVolumeRequest { name: "clone-2".into(), ..clone(missing) };
-    assert_eq!(refused(driver.client().create_volume(again)).0, Code::NotFound);
+    for (more, arguments) in [("", &["--single-node"][..]), (r#","shared":true"#, &[])] {
+        let (_driver, client) = two_pools("node1", &here, more, arguments);
+        assert_eq!(refused(client.create_volume(made_of("clone", from_volume(missing)))).0, Code::NotFound);
+        assert_eq!(refused(client.create_snapshot(snapshot_of(missing))).0, Code::NotFound);
+    }
+}
+
+#[test]
+fn a_volume_of_another_node_grows_there() {
+    let (here, there) = (Place::new("xfs", GIB), Place::new("xfs", GIB));
+    let (_here, leader) = two_pools("node1", &here, "", &[]);
+    let (_there, node) = two_pools("node2", &there, "", &[]);
+    let id = "pvc-0a1b2c3d-0000-4000-8000-0123456789ab";
+    node.create(volume(id, 100 * MIB, mount()));
+    let target = there.beside("pods").join("v");
+    node.node_publish_volume(publish(id, Path::new(""), &target, mount())).unwrap();
+    let range = |bytes| Some(CapacityRange { required_bytes: bytes, limit_bytes: 0 });
+    let asked = |id: &str, bytes| ControllerExpandVolumeRequest {
+        volume_id: id.into(),
+        capacity_range: range(bytes),
+        ..Default::default()
+    };
+    // csi-resizer asks the driver beside its leader, the kubelet the one that has the volume.
+    let left = leader.controller_expand_volume(asked(id, 200 * MIB)).unwrap();
+    assert_eq!((left.capacity_bytes, left.node_expansion_required), (200 * MIB, true));
+    let grown = |bytes| {
+        node.node_expand_volume(NodeExpandVolumeRequest {
+            volume_id: id.into(),
+            volume_path: target.to_str().unwrap().into(),
+            capacity_range: range(bytes),
+            ..Default::default()
+        })
+    };
+    let before = node.available();
+    for _ in 0..2 {
+        assert_eq!(grown(200 * MIB).unwrap().capacity_bytes, 200 * MIB);
+    }
+    assert_eq!(node.available(), before - 100 * MIB, "it is promised once");
+    assert_eq!(refused(grown(100 * GIB)).0, Code::ResourceExhausted);
+    assert_eq!(refused(leader.controller_expand_volume(asked(id, 0))).0, Code::InvalidArgument);
+    assert_eq!(refused(leader.controller_expand_volume(asked("nobody", MIB))).0, Code::NotFound);
+    node.unpublish(id, &target);
+}
+
+#[test]
+fn a_record_that_cannot_be_read_is_not_guessed_at() {
+    let place = Place::new("xfs", 2 * GIB);
+    let (driver, client) = one_pool(&place, r#","enforce":"loop""#);
+    for id in ["good", "newer"] {
+        client.create(volume(id, 16 * MIB, mount()));
+    }
+    client.snapshot("snap", "newer");
+    drop(client);
+    driver.kill();
+    let own = place.pool().join(".hpp-csi");
+    let record = own.join("volumes/newer.json");
+    let kept = fs::read_to_string(&record).unwrap();
+    fs::write(&record, kept.replace(r#""version":1"#, r#""version":2"#)).unwrap();
+    fs::write(own.join("snapshots/snap.json"), "{").unwrap();
+    let (_driver, client) = one_pool(&place, r#","enforce":"loop""#);
+    // A filesystem in a file, taken for a folder, would be a pod's to spoil.
+    let target = place.beside("pods").join("v");
+    let tells = |(code, message): (Code, String)| {
+        assert_eq!(code, Code::Internal);
+        assert!(message.contains("newer.json") && message.contains("version 2"), "{message}");
+    };
+    tells(refused(client.node_publish_volume(publish("newer", Path::new(""), &target, mount()))));
+    tells(refused(client.create_volume(volume("newer", 16 * MIB, mount()))));
+    tells(refused(
+        client.delete_volume(DeleteVolumeRequest { volume_id: "newer".into(), ..Default::default() }),
+    ));
+    assert_eq!(client.volumes(), ["good", "newer"]);
+    let list = client.list_volumes(ListVolumesRequest::default()).unwrap();
+    let condition = list.entries[1].status.clone().unwrap().volume_condition.unwrap();
+    assert!(condition.abnormal && condition.message.contains("version 2"), "{condition:?}");
+    assert_eq!(client.snapshots(), [] as [String; 0]);
+    let restored =
+        CreateVolumeRequest { volume_content_source: from_snapshot("snap"), ..volume("r", GIB, mount()) };
+    let (code, message) = refused(client.create_volume(restored));
+    assert_eq!(code, Code::Internal);
+    assert!(message.contains("snap.json"), "{message}");
+    fs::write(record, kept).unwrap();
+    client.delete("newer");
+    client.delete("good");
+}
+
+#[test]
+fn a_caller_that_goes_away_changes_nothing() {
+    let place = Place::new("ext4", GIB);
+    let (_driver, client) = one_pool(&place, r#","copy":true"#);
+    client.create(volume("golden", 100 * MIB, mount()));
+    fs::write(place.pool().join("golden/file"), vec![7; 40 << 20]).unwrap();
+    let request = || CreateVolumeRequest {
+        parameters: parameters(&[("copy", "true")]),
+        volume_content_source: from_volume("golden"),
+        ..volume("copy", 100 * MIB, mount())
+    };
+    client.runtime().block_on(async {
+        let mut controller = controller_client::ControllerClient::new(client.channel());
+        let call = controller.create_volume(request());
+        let patience = std::time::Duration::from_millis(30);
+        assert!(tokio::time::timeout(patience, call).await.is_err(), "a copy takes longer");
+    });
+    eventually("the call goes on without its caller", || match client.create_volume(request()) {
+        Ok(_) => true,
+        Err(status) => {
+            assert_eq!(status.code(), Code::Aborted, "{status:?}");
+            false
+        }
+    });
+    assert_eq!(fs::read(place.pool().join("copy/file")).unwrap(), vec![7; 40 << 20]);
+    assert_eq!(client.volumes(), ["copy", "golden"]);
 }
 
 #[test]

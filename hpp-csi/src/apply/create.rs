@@ -14,13 +14,15 @@ use crate::id::Id;
 use crate::locks::{Guard, Thing};
 use crate::plan::{self, Create, Found, Wanted};
 use crate::pool::book::Promise;
-use crate::pool::tree::{self, How};
-use crate::pool::{DATA, IMAGE, Open, Pool, record_name, trash};
+use crate::pool::clone::{self, How};
+use crate::pool::{DATA, IMAGE, Open, record_name, trash};
 use crate::record::{Record, RecordSource, Shape};
-use crate::request::{Access, Capability, Parameters, Range, Source};
+use crate::request::{Access, Attributes, Capability, Parameters, Range, Source};
 use crate::sys;
+use crate::times;
 
 use super::image::{self, Note};
+use super::modify;
 
 /// A CreateVolume, understood.
 #[derive(Clone, Debug)]
@@ -30,6 +32,7 @@ pub(crate) struct Request {
     pub(crate) parameters: Parameters,
     pub(crate) range: Range,
     pub(crate) source: Option<Source>,
+    pub(crate) attributes: Attributes,
     /// For a pod, and gone with it.
     pub(crate) inline: bool,
 }
@@ -47,6 +50,8 @@ pub(crate) struct Created {
 struct Content {
     /// Held until the volume is there.
     _guard: Guard,
+    /// What it is, for a copy that is to go on.
+    name: String,
     shape: Shape,
     /// Bytes that a volume needs to hold it.
     capacity: u64,
@@ -70,11 +75,16 @@ impl Driver {
         }
         let _guard = self.locks.take(Thing::Volume(request.id.clone()))?;
         // No room is what it comes to: the claim may go to a node whose pool is there.
-        let open = pool.open().map_err(|error| {
+        let no_room = |error: Error| {
             if error.kind() == Kind::NotReady { error.as_kind(Kind::Exhausted) } else { error }
-        })?;
+        };
+        let open = pool.open().map_err(no_room)?;
         let shape = shape(&open, request)?;
+        plan::modify(shape, request.attributes)?;
         let found = self.found(&open, &request.id)?;
+        if found.is_none() {
+            open.writable().map_err(no_room)?;
+        }
         let content = match &request.source {
             Some(source) if found.is_none() => Some(self.content(&open, source, shape, request)?),
             Some(_) | None => None,
@@ -113,12 +123,16 @@ impl Driver {
                     inline: request.inline,
                     ..Record::new(shape, size)
                 };
-                make(&open, request, record, content.as_ref())?;
+                make(&open, request, record, content.as_ref())
+                    .map_err(|error| open.without_room(size, error))?;
                 drop(promise);
                 tracing::info!(volume = %request.id, pool = pool.config.name, bytes = size, ?shape, "volume is made");
             }
         }
         let volume = open.volume(&request.id)?;
+        if let Some(volume) = &volume {
+            modify::apply(&open, volume, request.attributes)?;
+        }
         let capacity = volume.and_then(|volume| volume.record).map_or(0, |record| record.capacity);
         Ok(Created { capacity: told(&open, shape, capacity), shared: pool.config.shared })
     }
@@ -150,7 +164,7 @@ impl Driver {
             Source::Volume(id) => {
                 let guard = self.locks.share(Thing::Volume(id.clone()))?;
                 let (from, volume) =
-                    self.volume(id)?.ok_or_else(|| self.elsewhere("volume", id, open.pool))?;
+                    self.volume(id)?.ok_or_else(|| self.elsewhere("volume", id, open.pool.config.shared))?;
                 let capacity = volume.record.as_ref().map_or(0, |record| record.capacity);
                 let sector = volume.record.as_ref().map_or(512, |record| record.sector);
                 let content = match volume.shape {
@@ -161,8 +175,9 @@ impl Driver {
             }
             Source::Snapshot(id) => {
                 let guard = self.locks.share(Thing::Snapshot(id.clone()))?;
-                let (from, snapshot) =
-                    self.snapshot(id)?.ok_or_else(|| self.elsewhere("snapshot", id, open.pool))?;
+                let (from, snapshot) = self
+                    .snapshot(id)?
+                    .ok_or_else(|| self.elsewhere("snapshot", id, open.pool.config.shared))?;
                 let missing = || from.pool.error(Kind::Precondition, format!("snapshot {id} has no content"));
                 let folder = from.snapshots()?.ok_or_else(missing)?.need(id)?;
                 let content = match snapshot.record.shape {
@@ -195,19 +210,34 @@ impl Driver {
         }
         let same = from_pool.config.name == open.pool.config.name;
         let how = how(open, same, request.parameters.copy)?;
-        Ok(Content { _guard: guard, shape: found, capacity, from, how, sector })
+        let name = match source {
+            Source::Volume(id) => format!("volume {id}"),
+            Source::Snapshot(id) => format!("snapshot {id}"),
+        };
+        Ok(Content { _guard: guard, name, shape: found, capacity, from, how, sector })
     }
 
-    /// The error about a source that is not here.
-    pub(crate) fn elsewhere(&self, what: &str, id: &Id, pool: &Pool) -> Error {
+    /// The volume that a snapshot is to be taken of.
+    pub(crate) fn need_source(&self, id: &Id) -> Result<(Open<'_>, crate::pool::Volume)> {
+        let shared = || self.pools.iter().all(|pool| pool.config.shared);
+        self.volume(id)?.ok_or_else(|| self.elsewhere("volume", id, shared()))
+    }
+
+    /// The error about a source that is not here; `shared`: nor would another node have it.
+    pub(crate) fn elsewhere(&self, what: &str, id: &Id, shared: bool) -> Error {
         let node = &self.config.node;
-        if id.is_of_a_sidecar() && !self.config.single_node && !pool.config.shared {
+        if !shared && self.may_be_elsewhere(id) {
             return Error::new(
                 Kind::Exhausted,
                 format!("{what} {id} is not on {node}; it may be on another node"),
             );
         }
         Error::new(Kind::NotFound, format!("there is no {what} {id} on {node}"))
+    }
+
+    /// Whether another node may have what is not here, if its pool is not shared.
+    pub(crate) fn may_be_elsewhere(&self, id: &Id) -> bool {
+        id.is_of_a_sidecar() && !self.config.single_node
     }
 }
 
@@ -285,8 +315,8 @@ pub(crate) fn promise(open: &Open<'_>, bytes: u64) -> Result<Promise> {
 fn make(open: &Open<'_>, request: &Request, mut record: Record, content: Option<&Content>) -> Result<()> {
     let id = &request.id;
     let tmp = open.tmp()?;
-    let name = super::volume_in_tmp(id);
-    super::clear(open, &tmp, &name)?;
+    let name = super::volume_in_tmp(id, content.map(|content| content.how));
+    super::ready(open, &tmp, &name, || goes_on(&tmp, &name, content))?;
     let made = build(open, &tmp, &name, request, &mut record, content).and_then(|()| {
         super::write_volume_record(open, id, &record)?;
         let blocks = open.blocks()?;
@@ -305,6 +335,19 @@ fn make(open: &Open<'_>, request: &Request, mut record: Record, content: Option<
         undo(open, &tmp, &name, id);
     }
     made
+}
+
+/// Whether what is there under `name` is a copy of the content that an earlier try began.
+fn goes_on(tmp: &Folder, name: &str, content: Option<&Content>) -> Result<bool> {
+    let Some(content) = content else { return Ok(false) };
+    match (&content.from, content.shape) {
+        (From::Folder(_), _) => super::is_copy_of_tree(&content.name, tmp, name),
+        (From::Image(from, _), Shape::Block) => super::is_copy_of_file(from, tmp, name),
+        (From::Image(from, _), Shape::Folder | Shape::Loop) => match tmp.open(name)? {
+            Some(folder) => super::is_copy_of_file(from, &folder, IMAGE),
+            None => Ok(false),
+        },
+    }
 }
 
 /// Removes what was begun. What cannot be removed now is swept at the next start.
@@ -338,20 +381,22 @@ fn build(
             if open.enforce() == Some(Enforce::Quota) {
                 record.project = Some(limit(open, &folder, &request.id, record.capacity)?);
             }
-            if let Some(Content { from: From::Folder(from), how, .. }) = content {
-                tree::clone(from, &folder, *how)?;
+            if let Some(Content { from: From::Folder(from), how, name, .. }) = content {
+                let trash = open.trash()?;
+                let begun = super::begun(&folder, name, *how, &trash);
+                times::count(&times::CLONES, || clone::tree(from, &folder, *how, begun))?;
             }
             folder.sync()
         }
         Shape::Block => {
-            let file = tree::new_file(tmp, name)?;
-            fill(tmp, &file, record.capacity, content)
+            let file = super::file_to_fill(tmp, name, content.map(|content| content.how))?;
+            fill(open, tmp, &file, record.capacity, content)
         }
         Shape::Loop => {
             tmp.make(name, 0o700)?;
             let folder = tmp.need(name)?;
-            let file = tree::new_file(&folder, IMAGE)?;
-            fill(tmp, &file, record.capacity, content)?;
+            let file = super::file_to_fill(&folder, IMAGE, content.map(|content| content.how))?;
+            fill(open, tmp, &file, record.capacity, content)?;
             if content.is_none() {
                 let filesystem =
                     request.capabilities.iter().find_map(|capability| match &capability.access {
@@ -366,12 +411,12 @@ fn build(
 }
 
 /// Gives a new file its content and size, and syncs it.
-fn fill(tmp: &Folder, file: &File, capacity: u64, content: Option<&Content>) -> Result<()> {
+fn fill(open: &Open<'_>, tmp: &Folder, file: &File, capacity: u64, content: Option<&Content>) -> Result<()> {
     if let Some(Content { from: From::Image(from, id), how, shape, .. }) = content {
-        image::cut(from, file, *shape, *how, &Note::new(tmp, id))?;
+        image::cut(&open.pool.devices, from, file, *shape, *how, &Note::new(tmp, id))?;
     }
     file.set_len(capacity).map_err(|error| Error::io("set the size of a volume", error))?;
-    file.sync_all().map_err(|error| Error::io("sync a volume", error))
+    times::fsync(file).map_err(|error| Error::io("sync a volume", error))
 }
 
 /// Puts a folder under a project of its own that is limited to `bytes`. Gives the project.
@@ -380,6 +425,12 @@ fn limit(open: &Open<'_>, folder: &Folder, id: &Id, bytes: u64) -> Result<u32> {
     let io = |error| Error::io(format!("limit volume {id} by quota"), error);
     let taken: std::collections::HashSet<u32> =
         open.known.book().volumes.values().filter_map(|line| line.record.as_ref()?.project).collect();
+    // A copy that goes on has its project.
+    let has = sys::project_of(folder.as_fd()).map_err(io)?;
+    if has >= FIRST_PROJECT && !taken.contains(&has) {
+        sys::limit_project(folder.as_fd(), has, bytes).map_err(io)?;
+        return Ok(has);
+    }
     let mut project = first_project(id);
     // Others may use projects too: one that holds anything is not ours.
     while taken.contains(&project)

@@ -2,11 +2,11 @@
 
 use std::os::fd::AsFd;
 
-use crate::device;
 use crate::driver::Driver;
 use crate::error::{Error, Kind, Result};
 use crate::id::Id;
 use crate::locks::Thing;
+use crate::pool::clone::How;
 use crate::pool::{Open, Volume, record_name};
 use crate::sys;
 
@@ -19,9 +19,21 @@ impl Driver {
         let _volume = self.locks.take(Thing::Volume(id.clone()))?;
         let _mounts = self.locks.take(Thing::Mounts(id.clone()))?;
         match self.volume(id)? {
-            None => Ok(()),
+            None => self.forget_copy(&super::volume_in_tmp(id, Some(How::Copy))),
             Some((open, volume)) => self.remove_volume(&open, &volume),
         }
+    }
+
+    /// Discards a copy that was cut short and that nobody wants any more.
+    pub(super) fn forget_copy(&self, name: &str) -> Result<()> {
+        for pool in self.pools.iter().filter(|pool| pool.config.copy) {
+            // A pool that is not there now lets go of it by its age.
+            if let Ok(open) = pool.open() {
+                super::clear(&open, &open.tmp()?, name)?;
+            }
+        }
+        self.wake_worker();
+        Ok(())
     }
 
     /// Deletes a volume whose locks are held.
@@ -34,7 +46,7 @@ impl Driver {
             ));
         }
         if let Some(file) = open.image(volume)?
-            && let Some(found) = device::all(device::identity(&file)?)?.first()
+            && let Some(found) = open.pool.devices.all(&file)?.first()
         {
             return Err(Error::new(
                 Kind::Precondition,

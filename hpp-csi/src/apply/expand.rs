@@ -1,10 +1,12 @@
 //! ControllerExpandVolume and NodeExpandVolume: the promise and the file grow first, then the device, then the filesystem
 //! on it. All of it while the volume is in use.
+//!
+//! Stock csi-resizer has one leader, which asks the driver of its own node about the volumes of all. The driver that is
+//! asked about another node's volume leaves everything to NodeExpandVolume, which the kubelet calls where the volume is.
 
 use std::os::fd::AsFd;
 
 use crate::config::Enforce;
-use crate::device;
 use crate::driver::Driver;
 use crate::error::{Error, Kind, Result};
 use crate::folder::{self, Folder};
@@ -16,22 +18,24 @@ use crate::pool::{Open, Volume};
 use crate::record::{Record, Shape};
 use crate::request::Range;
 use crate::sys;
+use crate::times;
 
-use super::{create, image};
+use super::{create, image, modify};
 
 impl Driver {
     /// Makes a volume larger. Gives the bytes to tell, and whether the node has something to do.
     pub(crate) fn expand_volume(&self, id: &Id, range: Range) -> Result<(u64, bool)> {
         let _guard = self.locks.take(Thing::Volume(id.clone()))?;
-        let (open, volume) = self.need_volume(id)?;
+        let Some((open, volume)) = self.volume(id)? else { return self.expand_elsewhere(id, range) };
         let current = volume.record.as_ref().map(|record| record.capacity);
         let capacity = match plan::expand(current, range, volume.shape)? {
             Expand::AlreadyThere(capacity) => capacity,
             Expand::Grow(capacity) => {
+                open.writable()?;
                 let promised =
                     current.unwrap_or_else(|| open.known.book().volumes.get(id).map_or(0, |line| line.used));
                 let promise = create::promise(&open, capacity.saturating_sub(promised))?;
-                grow(&open, &volume, capacity)?;
+                grow(&open, &volume, capacity).map_err(|error| open.without_room(capacity, error))?;
                 drop(promise);
                 tracing::info!(volume = %id, bytes = capacity, "volume is larger");
                 capacity
@@ -40,19 +44,41 @@ impl Driver {
         Ok((create::told(&open, volume.shape, capacity), volume.shape != Shape::Folder))
     }
 
-    /// Lets a volume that is in use at `path` become as large as its file. Gives the bytes to tell.
-    pub(crate) fn expand_on_node(&self, id: &Id, path: &str, staging: Option<&str>) -> Result<u64> {
+    /// Leaves a volume that another node has to that node.
+    fn expand_elsewhere(&self, id: &Id, range: Range) -> Result<(u64, bool)> {
+        if !self.may_be_elsewhere(id) || self.pools.iter().all(|pool| pool.config.shared) {
+            return Err(self.absent(id));
+        }
+        let (Expand::AlreadyThere(capacity) | Expand::Grow(capacity)) =
+            plan::expand(None, range, Shape::Block)?;
+        tracing::info!(volume = %id, bytes = capacity, "volume is not here; its own node is to grow it");
+        Ok((capacity, true))
+    }
+
+    /// Lets a volume that is in use at `path` become as large as its file, which grows first when `range` is more. Gives
+    /// the bytes to tell.
+    pub(crate) fn expand_on_node(
+        &self,
+        id: &Id,
+        path: &str,
+        staging: Option<&str>,
+        range: Range,
+    ) -> Result<u64> {
         let _guard = self.locks.take(Thing::Mounts(id.clone()))?;
-        let (open, volume) = self.need_volume(id)?;
+        let (mut open, mut volume) = self.need_volume(id)?;
         let (folder, name) = folder::split("volume_path", path)?
             .ok_or_else(|| Error::new(Kind::NotFound, format!("nothing is at {path}")))?;
         if mounts::look(&folder, &name)?.is_none() {
             return Err(Error::new(Kind::NotFound, format!("nothing is at {path}")));
         }
+        if range.required != 0 {
+            self.expand_volume(id, range)?;
+            (open, volume) = self.need_volume(id)?;
+        }
         let capacity = volume.record.as_ref().map_or(0, |record| record.capacity);
         if volume.shape != Shape::Folder {
             let file = open.need_image(&volume)?;
-            for found in device::all(device::identity(&file)?)? {
+            for found in open.pool.devices.all(&file)? {
                 found.grow()?;
                 if volume.shape == Shape::Loop && !found.read_only {
                     let filesystem = image::Filesystem::of(&file)?.ok_or_else(|| {
@@ -102,7 +128,10 @@ fn grow(open: &Open<'_>, volume: &Volume, capacity: u64) -> Result<()> {
             let length = file.metadata().map_err(|error| Error::io("look at a volume", error))?.len();
             if length < capacity {
                 file.set_len(capacity).map_err(|error| Error::io(format!("grow volume {id}"), error))?;
-                file.sync_all().map_err(|error| Error::io(format!("sync volume {id}"), error))?;
+                times::fsync(&file).map_err(|error| Error::io(format!("sync volume {id}"), error))?;
+            }
+            if record.thick {
+                modify::allocate(&file, 0, capacity)?;
             }
         }
     }

@@ -5,20 +5,24 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 
-use crate::device::{self, Loop};
+use crate::device::{Devices, Loop};
 use crate::error::{Error, Kind, Result};
 use crate::folder::Folder;
 use crate::id::Id;
 use crate::mounts;
 use crate::pool::Open;
-use crate::pool::tree::{self, How};
+use crate::pool::clone::{self, How};
+use crate::pool::tree;
 use crate::record::Shape;
 use crate::sys;
+use crate::times;
 
 /// Bytes of a sector under a filesystem of ours. With smaller ones there is no direct I/O on files that share blocks.
 pub(super) const SECTOR: u32 = 4096;
 /// What notes about volumes that are held still begin with.
 const FROZEN: &str = "f.";
+/// Bytes for which growing a filesystem is worth it.
+const WORTH: u64 = 1 << 20;
 /// Below this mkfs.xfs refuses.
 const XFS_MIN: u64 = 300 << 20;
 
@@ -57,6 +61,30 @@ impl Filesystem {
     }
 }
 
+/// Whether the filesystem in a file is worth growing to the file's `size`: it may be a little smaller than its device.
+pub(super) fn is_smaller(filesystem: Filesystem, file: &File, size: u64) -> Result<bool> {
+    let io = |error| Error::io("read a volume's filesystem", error);
+    let word = |at: u64, order: fn([u8; 4]) -> u32| {
+        let mut bytes = [0; 4];
+        file.read_exact_at(&mut bytes, at).map(|()| u64::from(order(bytes))).map_err(io)
+    };
+    let length = match filesystem {
+        // xfs_dsb: sb_blocksize, sb_dblocks.
+        Filesystem::Xfs => {
+            let big = u32::from_be_bytes;
+            let blocks = word(8, big)? << 32 | word(12, big)?;
+            blocks.saturating_mul(word(4, big)?)
+        }
+        // ext4_super_block at 1024: s_blocks_count_lo, s_log_block_size, s_blocks_count_hi.
+        Filesystem::Ext4 => {
+            let little = u32::from_le_bytes;
+            let blocks = word(1024 + 0x150, little)? << 32 | word(1024 + 4, little)?;
+            blocks.saturating_mul(1024 << word(1024 + 24, little)?.min(16))
+        }
+    };
+    Ok(size.saturating_sub(length) >= WORTH)
+}
+
 /// Makes a filesystem in an empty file: what is asked for, XFS when nothing is, ext4 when it is too small for XFS.
 pub(super) fn format(file: &File, asked: &str, size: u64) -> Result<()> {
     const EXT4: &[&str] = &["-q", "-F", "-b", "4096", "-E", "lazy_itable_init=1,nodiscard"];
@@ -84,25 +112,43 @@ pub(super) fn format(file: &File, asked: &str, size: u64) -> Result<()> {
         let said: String = String::from_utf8_lossy(&output.stderr).chars().take(300).collect();
         return Err(Error::new(Kind::Internal, format!("{program} failed: {}", said.trim())));
     }
-    file.sync_all().map_err(|error| Error::io("sync a volume", error))
+    times::fsync(file).map_err(|error| Error::io("sync a volume", error))
 }
 
-/// Puts the content of the image `from` into the new file `to`, as of one moment, whoever writes to it meanwhile: a
-/// mounted filesystem is held still, a block device's page cache is written out. Gives the bytes it uses.
-pub(super) fn cut(from: &File, to: &File, shape: Shape, how: How, note: &Note<'_>) -> Result<u64> {
-    let attached = device::all(device::identity(from)?)?;
-    let mut frozen = None;
-    for device in attached.iter().filter(|device| !device.read_only) {
-        match shape {
-            Shape::Loop => frozen = Frozen::hold(*device, from, note)?,
-            Shape::Block | Shape::Folder => device.sync()?,
-        }
-    }
-    let used = tree::content(from, to, how);
-    if let Some(frozen) = frozen {
+/// Puts the content of the image `from` into the new file `to`, as of one moment, whoever writes to it meanwhile. Gives
+/// the bytes it uses.
+pub(super) fn cut(
+    devices: &Devices,
+    from: &File,
+    to: &File,
+    shape: Shape,
+    how: How,
+    note: &Note<'_>,
+) -> Result<u64> {
+    let held = hold(devices, from, shape, note)?;
+    let used = times::count(&times::CLONES, || clone::content(from, to, how));
+    if let Some(frozen) = held {
         frozen.release()?;
     }
     used
+}
+
+/// Holds still who writes to the image `from`: a mounted filesystem takes no writes until the answer is released, a block
+/// device's page cache is written out.
+pub(super) fn hold<'a>(
+    devices: &Devices,
+    from: &File,
+    shape: Shape,
+    note: &'a Note<'a>,
+) -> Result<Option<Frozen<'a>>> {
+    let mut held = None;
+    for device in devices.all(from)?.into_iter().filter(|device| !device.read_only) {
+        match shape {
+            Shape::Loop => held = Frozen::hold(device, from, note)?,
+            Shape::Block | Shape::Folder => device.sync()?,
+        }
+    }
+    Ok(held)
 }
 
 /// A file that says which volume is held still: whoever finds it after a crash lets the volume go on.
@@ -121,7 +167,7 @@ impl<'a> Note<'a> {
 
 /// A filesystem that takes no writes until it is released or dropped.
 #[derive(Debug)]
-struct Frozen<'a> {
+pub(super) struct Frozen<'a> {
     root: Folder,
     note: &'a Note<'a>,
     held: bool,
@@ -131,6 +177,9 @@ impl<'a> Frozen<'a> {
     /// Holds the filesystem on `device` still. `None` when somebody else already does.
     fn hold(device: Loop, image: &File, note: &'a Note<'a>) -> Result<Option<Self>> {
         let Some(root) = root_of(device, image)? else { return Ok(None) };
+        if note.tmp.stat(&note.name)?.is_some() {
+            return Err(Error::new(Kind::Busy, "another call holds the volume's filesystem still"));
+        }
         tree::new_file(note.tmp, &note.name)?;
         match sys::freeze(root.as_fd()) {
             Ok(()) => Ok(Some(Self { root, note, held: true })),
@@ -145,7 +194,7 @@ impl<'a> Frozen<'a> {
         }
     }
 
-    fn release(mut self) -> Result<()> {
+    pub(super) fn release(mut self) -> Result<()> {
         self.thaw()
     }
 
@@ -186,7 +235,7 @@ pub(crate) fn thaw_left(open: &Open<'_>) -> Result<()> {
         if let Some(volume) = open.volume(&id)?
             && let Some(file) = open.image(&volume)?
         {
-            for device in device::all(device::identity(&file)?)? {
+            for device in open.pool.devices.all(&file)? {
                 // It is an error to let go on what is not held: a crash may have come before or after.
                 if let Some(root) = root_of(device, &file)?
                     && sys::thaw(root.as_fd()).is_ok()

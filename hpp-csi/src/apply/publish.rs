@@ -7,17 +7,17 @@ use rustix::fs::fstatvfs;
 
 use crate::condition::{self, Condition};
 use crate::config::{Capacity, Enforce};
-use crate::device;
 use crate::driver::Driver;
 use crate::error::{Error, Kind, Result};
 use crate::folder::{self, Folder};
 use crate::id::Id;
 use crate::locks::Thing;
-use crate::mounts::{self, Place};
+use crate::mounts::{self, Left, Place};
 use crate::plan::{self, AtTarget, Publish};
 use crate::pool::{Open, Volume, tree};
+use crate::published;
 use crate::record::Shape;
-use crate::request::{Access, Capability, Mode, MountOptions, Parameters, Range};
+use crate::request::{Access, Attributes, Capability, Mode, MountOptions, Parameters, Range};
 
 use super::{create, stage};
 
@@ -133,7 +133,7 @@ impl Driver {
             }
             Shape::Block => {
                 let file = open.need_image(volume)?;
-                if device::find(device::identity(&file)?, false)?.is_none() {
+                if open.pool.devices.find(&file, false)?.is_none() {
                     return Err(Error::new(
                         Kind::Precondition,
                         format!("volume {} is not staged", volume.id),
@@ -164,6 +164,7 @@ impl Driver {
             parameters,
             range,
             source: None,
+            attributes: Attributes::default(),
             inline: true,
         };
         self.create_volume(&request).map(drop)
@@ -172,14 +173,18 @@ impl Driver {
     /// Undoes publishing. What is not published is unpublished; a pod's own volume is deleted.
     pub(crate) fn unpublish(&self, id: &Id, target: &str) -> Result<()> {
         let _guard = self.locks.take(Thing::Mounts(id.clone()))?;
-        if let Some((folder, name)) = folder::split("target_path", target)? {
-            mounts::detach(&folder, &name)?;
+        let found = self.volume(id);
+        if let Some((folder, name)) = folder::split("target_path", target)?
+            && detach(id, found.as_ref().ok().and_then(Option::as_ref), &folder, &name)? == Left::Nothing
+        {
             vacate(&folder, &name)?;
         }
         let path = Path::new(target);
         self.published.remove(id, path);
-        let (open, volume) = match self.volume(id) {
+        let (open, volume) = match found {
             Ok(Some(found)) => found,
+            // An inline volume is never unstaged.
+            Ok(None) if id.is_inline() => return self.release_unseen(id),
             Ok(None) => return Ok(()),
             // Its pool is not there, and nothing of ours holds the pod any more. An inline volume must still be deleted.
             Err(error) if error.kind() == Kind::NotReady && !id.is_inline() => return Ok(()),
@@ -191,8 +196,8 @@ impl Driver {
         let inline = volume.record.as_ref().map_or(id.is_inline(), |record| record.inline);
         if let Some(file) = open.image(&volume)? {
             if inline {
-                stage::release(&file)?;
-            } else if let Some(found) = device::find(device::identity(&file)?, true)? {
+                stage::release(&open, &file)?;
+            } else if let Some(found) = open.pool.devices.find(&file, true)? {
                 found.detach()?;
             }
         }
@@ -264,13 +269,34 @@ impl Driver {
     }
 }
 
+/// Unmounts the volume `id` at a place. What is there is looked at if the volume is known, and otherwise the kernel says
+/// what was mounted.
+pub(super) fn detach(
+    id: &Id,
+    known: Option<&(Open<'_>, Volume)>,
+    folder: &Folder,
+    name: &Path,
+) -> Result<Left> {
+    mounts::detach(folder, name, |place| {
+        if let (Some((open, volume)), Some(place)) = (known, place)
+            && at_target(open, volume, place)? != AtTarget::Foreign
+        {
+            return Ok(true);
+        }
+        published::is_of(id, folder, name)
+    })
+}
+
 /// Whether what is mounted at a place is the volume.
 fn at_target(open: &Open<'_>, volume: &Volume, place: Place) -> Result<AtTarget> {
     let ours = match volume.shape {
         Shape::Folder => (place.file == volume.file).then_some(place.read_only),
         Shape::Loop | Shape::Block => match open.image(volume)? {
             None => None,
-            Some(file) => device::all(device::identity(&file)?)?
+            Some(file) => open
+                .pool
+                .devices
+                .all(&file)?
                 .into_iter()
                 .find(|found| place.block.unwrap_or(place.file.0) == found.device())
                 .map(|found| found.read_only || volume.shape == Shape::Loop && place.read_only),

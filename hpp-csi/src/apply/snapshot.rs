@@ -9,22 +9,18 @@ use crate::error::{Error, Kind, Result};
 use crate::folder::Folder;
 use crate::id::Id;
 use crate::locks::Thing;
-use crate::pool::tree::{self, How};
+use crate::pool::clone::{self, How};
+use crate::pool::tree;
 use crate::pool::{DATA, IMAGE, Open, Snapshot, Volume, record_name, trash};
 use crate::record::{self, Shape, SnapshotRecord};
+use crate::times;
 
 use super::create;
 use super::image::{self, Note};
 
 impl Driver {
     /// Takes a snapshot of a volume, or finds it taken. `copy`: blocks may be copied where they cannot be shared.
-    pub(crate) fn create_snapshot(
-        &self,
-        id: &Id,
-        source: &Id,
-        copy: bool,
-        group: Option<&Id>,
-    ) -> Result<Snapshot> {
+    pub(crate) fn create_snapshot(&self, id: &Id, source: &Id, copy: bool) -> Result<Snapshot> {
         let _snapshot = self.locks.take(Thing::Snapshot(id.clone()))?;
         let _volume = self.locks.share(Thing::Volume(source.clone()))?;
         if let Some((open, found)) = self.snapshot(id)? {
@@ -38,10 +34,12 @@ impl Driver {
             open.snapshots_or_make()?.sync()?;
             return Ok(found);
         }
-        let (open, volume) = self.need_volume(source)?;
+        let (open, volume) = self.need_source(source)?;
+        open.writable()?;
         let how = create::how(&open, true, copy)?;
-        let promise = create::promise(&open, estimate(&open, &volume)?)?;
-        let record = take(&open, id, &volume, how, group)?;
+        let bytes = estimate(&open, &volume)?;
+        let promise = create::promise(&open, bytes)?;
+        let record = take(&open, id, &volume, how).map_err(|error| open.without_room(bytes, error))?;
         drop(promise);
         tracing::info!(snapshot = %id, volume = %source, pool = open.pool.config.name, "snapshot is taken");
         Ok(Snapshot { id: id.clone(), record })
@@ -50,7 +48,9 @@ impl Driver {
     /// Deletes a snapshot. One that is not here is deleted.
     pub(crate) fn delete_snapshot(&self, id: &Id) -> Result<()> {
         let _snapshot = self.locks.take(Thing::Snapshot(id.clone()))?;
-        let Some((open, snapshot)) = self.snapshot(id)? else { return Ok(()) };
+        let Some((open, snapshot)) = self.snapshot(id)? else {
+            return self.forget_copy(&super::snapshot_in_tmp(id, How::Copy));
+        };
         if let Some(group) = &snapshot.record.group {
             return Err(Error::new(
                 Kind::Invalid,
@@ -74,7 +74,7 @@ impl Driver {
 }
 
 /// Bytes that the snapshot will hold, as far as is known before it is taken.
-fn estimate(open: &Open<'_>, volume: &Volume) -> Result<u64> {
+pub(super) fn estimate(open: &Open<'_>, volume: &Volume) -> Result<u64> {
     match open.image(volume)? {
         Some(file) => rustix::fs::fstat(&file)
             .map(|stat| tree::bytes(&stat))
@@ -84,26 +84,14 @@ fn estimate(open: &Open<'_>, volume: &Volume) -> Result<u64> {
 }
 
 /// Takes the snapshot; on failure nothing of it is left.
-fn take(open: &Open<'_>, id: &Id, volume: &Volume, how: How, group: Option<&Id>) -> Result<SnapshotRecord> {
+fn take(open: &Open<'_>, id: &Id, volume: &Volume, how: How) -> Result<SnapshotRecord> {
     let tmp = open.tmp()?;
-    let name = format!("s.{id}");
-    super::clear(open, &tmp, &name)?;
-    let taken = fill(open, &tmp, &name, volume, how).and_then(|used| {
-        let capacity = volume.record.as_ref().map_or(used, |record| record.capacity);
-        let mut record = SnapshotRecord::new(&volume.id, volume.shape, capacity, used);
-        record.sector = volume.record.as_ref().map_or(record.sector, |of_volume| of_volume.sector);
-        record.group = group.map(Id::to_string);
-        super::write_record(open, &open.snapshot_records()?, id, &record::write(&record)?)?;
-        let snapshots = open.snapshots_or_make()?;
-        if !tmp.move_to(&name, &snapshots, id)? {
-            let path = snapshots.path_of(id);
-            return Err(Error::new(
-                Kind::Exists,
-                format!("{} is there and no snapshot of ours", path.display()),
-            ));
-        }
-        open.known.book().snapshots.insert(id.clone(), record.clone());
-        snapshots.sync()?;
+    let name = super::snapshot_in_tmp(id, how);
+    super::ready(open, &tmp, &name, || goes_on(open, &tmp, &name, volume))?;
+    let taken = fill(open, &name, volume, how, Writers::Hold).and_then(|used| {
+        let record = record_of(volume, used, None);
+        publish(open, &name, id, &record)?;
+        open.snapshots_or_make()?.sync()?;
         Ok(record)
     });
     if taken.is_err() {
@@ -120,21 +108,75 @@ fn take(open: &Open<'_>, id: &Id, volume: &Volume, how: How, group: Option<&Id>)
     taken
 }
 
-/// Makes the snapshot's folder in the folder of what is being made. Gives the bytes it uses.
-fn fill(open: &Open<'_>, tmp: &Folder, name: &str, volume: &Volume, how: How) -> Result<u64> {
+/// What is remembered about a snapshot, taken now, that uses `used` bytes.
+pub(super) fn record_of(volume: &Volume, used: u64, group: Option<&Id>) -> SnapshotRecord {
+    let capacity = volume.record.as_ref().map_or(used, |record| record.capacity);
+    let mut record = SnapshotRecord::new(&volume.id, volume.shape, capacity, used);
+    record.sector = volume.record.as_ref().map_or(record.sector, |of_volume| of_volume.sector);
+    record.group = group.map(Id::to_string);
+    record
+}
+
+/// Lets a snapshot that is filled, under `name`, appear in its place, which is not synced yet.
+pub(super) fn publish(open: &Open<'_>, name: &str, id: &Id, record: &SnapshotRecord) -> Result<()> {
+    super::write_record(open, &open.snapshot_records()?, id, &record::write(record)?)?;
+    let snapshots = open.snapshots_or_make()?;
+    if !open.tmp()?.move_to(name, &snapshots, id)? {
+        let path = snapshots.path_of(id);
+        return Err(Error::new(Kind::Exists, format!("{} is there and no snapshot of ours", path.display())));
+    }
+    open.known.book().snapshots.insert(id.clone(), record.clone());
+    Ok(())
+}
+
+/// What the volume is called by a copy of it.
+fn source_name(volume: &Volume) -> String {
+    format!("volume {}", volume.id)
+}
+
+/// Whether what is there under `name` is a copy of the volume that an earlier try began.
+fn goes_on(open: &Open<'_>, tmp: &Folder, name: &str, volume: &Volume) -> Result<bool> {
+    let Some(folder) = tmp.open(name)? else { return Ok(false) };
+    match volume.shape {
+        Shape::Folder => super::is_copy_of_tree(&source_name(volume), &folder, DATA),
+        Shape::Loop | Shape::Block => super::is_copy_of_file(&open.need_image(volume)?, &folder, IMAGE),
+    }
+}
+
+/// What is done about those who write while a snapshot is filled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Writers {
+    /// They are held still for as long as it takes.
+    Hold,
+    /// Nothing: the caller holds them.
+    Held,
+}
+
+/// Makes the snapshot's folder in the folder of what is being made, where `name` is free or a copy that goes on, and syncs
+/// it. Gives the bytes it uses.
+pub(super) fn fill(open: &Open<'_>, name: &str, volume: &Volume, how: How, writers: Writers) -> Result<u64> {
+    let tmp = open.tmp()?;
     tmp.make(name, 0o755)?;
     let folder = tmp.need(name)?;
     folder.make(&volume.id, 0o755)?;
     let used = match volume.shape {
         Shape::Folder => {
             folder.make(DATA, 0o755)?;
-            tree::clone(&open.root.need(&volume.id)?, &folder.need(DATA)?, how)?
+            let (from, to, trash) = (open.root.need(&volume.id)?, folder.need(DATA)?, open.trash()?);
+            let begun = super::begun(&to, &source_name(volume), how, &trash);
+            times::count(&times::CLONES, || clone::tree(&from, &to, how, begun))?
         }
         Shape::Loop | Shape::Block => {
-            let file = tree::new_file(&folder, IMAGE)?;
-            let used =
-                image::cut(&open.need_image(volume)?, &file, volume.shape, how, &Note::new(tmp, &volume.id))?;
-            file.sync_all().map_err(|error| Error::io("sync a snapshot", error))?;
+            let file = super::file_to_fill(&folder, IMAGE, Some(how))?;
+            let from = open.need_image(volume)?;
+            let used = match writers {
+                Writers::Hold => {
+                    let note = Note::new(&tmp, &volume.id);
+                    image::cut(&open.pool.devices, &from, &file, volume.shape, how, &note)?
+                }
+                Writers::Held => times::count(&times::CLONES, || clone::content(&from, &file, how))?,
+            };
+            times::fsync(&file).map_err(|error| Error::io("sync a snapshot", error))?;
             used
         }
     };

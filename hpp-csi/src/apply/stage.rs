@@ -3,11 +3,12 @@
 
 use std::fs::File;
 use std::os::fd::AsFd;
+use std::path::PathBuf;
 
 use crate::device::{self, Loop};
 use crate::driver::Driver;
 use crate::error::{Error, Kind, Result};
-use crate::folder;
+use crate::folder::{self, Folder};
 use crate::id::Id;
 use crate::locks::Thing;
 use crate::mounts;
@@ -16,6 +17,7 @@ use crate::record::Shape;
 use crate::request::{Access, Capability};
 
 use super::image::{self, Filesystem};
+use super::publish;
 
 impl Driver {
     /// Stages a volume at `path`, or finds it staged.
@@ -56,25 +58,41 @@ impl Driver {
                 format!("volume {id} is published at {}", other.display()),
             ));
         }
-        let Some((open, volume)) = self.volume(id)? else {
-            // Nothing of ours is left to be found; a mount of it may be.
-            return place.map_or(Ok(()), |(folder, name)| mounts::detach(&folder, &name));
+        let detach = |place: Option<(Folder, PathBuf)>, known: Option<&(Open<'_>, Volume)>| {
+            place.map_or(Ok(()), |(folder, name)| publish::detach(id, known, &folder, &name).map(drop))
         };
-        if volume.shape == Shape::Loop
-            && let Some((folder, name)) = place
-        {
-            mounts::detach(&folder, &name)?;
+        let found = match self.volume(id) {
+            Ok(found) => found,
+            // Its pool does not answer. What holds it is let go, so that it can be unmounted and mended.
+            Err(error) if error.kind() == Kind::NotReady => None,
+            Err(error) => return Err(error),
+        };
+        let Some(found) = found else {
+            // It cannot be found, or no more; a mount and a device of it may be there.
+            detach(place, None)?;
+            return self.release_unseen(id);
+        };
+        if found.1.shape == Shape::Loop {
+            detach(place, Some(&found))?;
         }
+        let (open, volume) = found;
         match open.image(&volume)? {
-            Some(file) => release(&file),
-            None => Ok(()),
+            Some(file) => release(&open, &file),
+            None if volume.shape == Shape::Folder => Ok(()),
+            None => self.release_unseen(id),
         }
+    }
+
+    /// Detaches every device of a volume whose file cannot be looked at.
+    pub(super) fn release_unseen(&self, id: &Id) -> Result<()> {
+        let mut places = self.pools.iter().flat_map(|pool| pool.places_of_image(id));
+        places.try_for_each(|path| device::release_at(&path))
     }
 }
 
 /// Detaches every device of a volume's file.
-pub(super) fn release(file: &File) -> Result<()> {
-    for found in device::all(device::identity(file)?)? {
+pub(super) fn release(open: &Open<'_>, file: &File) -> Result<()> {
+    for found in open.pool.devices.all(file)? {
         found.detach()?;
     }
     Ok(())
@@ -105,11 +123,13 @@ pub(super) fn attached(open: &Open<'_>, volume: &Volume, read_only: bool) -> Res
             format!("the file of volume {} has {length} of {capacity} bytes: it was truncated", volume.id),
         ));
     }
-    if let Some(found) = device::find(device::identity(&file)?, read_only)? {
+    if let Some(found) = open.pool.devices.find(&file, read_only)? {
+        // An earlier unstaging may still wait for somebody who has it open.
+        found.keep()?;
         return Ok(found);
     }
     let sector = record.map_or(512, |record| record.sector);
-    let made = device::attach(&file, sector, read_only)?;
+    let made = open.pool.devices.attach(&file, sector, read_only)?;
     if !made.direct {
         tracing::warn!(volume = %volume.id, "the device goes through the page cache: the filesystem has no direct I/O");
     }
@@ -125,9 +145,8 @@ pub(super) fn mount(open: &Open<'_>, volume: &Volume, device: Loop) -> Result<st
     let mount = mounts::filesystem(filesystem.name(), &device.path(), false)?;
     let root = mounts::root_of(mount.as_fd())?;
     let size = file.metadata().map_err(|error| Error::io("look at a volume", error))?.len();
-    let numbers = rustix::fs::fstatvfs(&root).map_err(|error| Error::io("ask a filesystem", error))?;
-    // A clone may be larger than its source, and a filesystem is a little smaller than its device.
-    if numbers.f_blocks.saturating_mul(numbers.f_frsize) < size - size / 8 {
+    // A clone may be larger than its source.
+    if image::is_smaller(filesystem, &file, size)? {
         image::grow(&root, filesystem, size)?;
     }
     Ok(mount)

@@ -21,7 +21,7 @@ pub(crate) struct Line {
 
 impl Line {
     /// What is promised to it. What has no record is promised what it uses.
-    fn promised(&self) -> u64 {
+    pub(crate) fn promised(&self) -> u64 {
         self.record.as_ref().map_or(self.used, |record| record.capacity)
     }
 }

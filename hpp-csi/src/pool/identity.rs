@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Kind, Result};
 use crate::folder::Folder;
 
-use super::{OWN, Pool};
+use super::{BLOCK, OWN, Pool};
 
 /// The file in a pool's own folder.
 const FILE: &str = "pool.json";
@@ -123,7 +123,7 @@ pub(super) fn own_folder(pool: &Pool, root: &Folder, read_only: bool) -> Result<
     };
     let own = root.need(OWN)?;
     if !read_only {
-        for folder in ["block", "volumes", "snapshots"] {
+        for folder in [BLOCK, "volumes", "snapshots", "groups"] {
             own.open_or_make(folder, 0o700)?;
         }
         for folder in ["tmp", "trash"] {
@@ -157,7 +157,7 @@ fn begin(pool: &Pool, root: &Folder) -> Result<String> {
 }
 
 /// A random UUID from the kernel.
-fn new_uuid() -> Result<String> {
+pub(crate) fn new_uuid() -> Result<String> {
     let mut text = String::new();
     std::fs::File::open("/proc/sys/kernel/random/uuid")
         .and_then(|mut file| file.read_to_string(&mut text))

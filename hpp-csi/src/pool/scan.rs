@@ -1,35 +1,26 @@
 //! Reads a pool into its book, and looks anew at what its volumes use.
 
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use crate::folder::is_file;
-use crate::record::{self, RECORD_MAX, Shape};
+use crate::record::Shape;
 
-use super::{Open, record_name, tree};
+use super::{Open, tree};
 
 /// Fills the book of a pool that was just found.
 pub(super) fn load(open: &Open<'_>) -> Result<()> {
-    let records = open.volume_records()?;
     for id in open.volume_ids()? {
-        let place = if open.root.stat(&id)?.is_some_and(|stat| crate::folder::is_folder(&stat)) {
-            Shape::Folder
-        } else {
-            Shape::Block
-        };
-        let record = match records.read(record_name(&id), RECORD_MAX)? {
-            None => None,
-            Some(bytes) => match record::read_volume(&bytes) {
-                Ok(record) => Some(record),
-                Err(error) => {
-                    tracing::warn!(volume = %id, error = error.chain(), "a volume's record is not used");
-                    None
-                }
-            },
-        };
-        open.known.book().note_volume(&id, record, place, 0);
+        match open.volume(&id) {
+            Ok(_) => {}
+            // It has no line then, and each call about it says the same.
+            Err(error) if error.kind() == Kind::Internal => {
+                tracing::warn!(error = error.chain(), "a volume cannot be used");
+            }
+            Err(error) => return Err(error),
+        }
     }
     for id in open.snapshot_ids()? {
         if let Err(error) = open.snapshot(&id) {
-            tracing::warn!(snapshot = %id, error = error.chain(), "a snapshot's record is not used");
+            tracing::warn!(error = error.chain(), "a snapshot cannot be used");
         }
     }
     measure(open, &mut tree::Budget::at_start())

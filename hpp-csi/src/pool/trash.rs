@@ -1,8 +1,10 @@
 //! What was deleted: moved here in one step, removed later by the worker. Sweeping at the start moves what was half made
-//! here too, and forgets records of what is not there.
+//! here too, but for copies that may go on, and forgets records of what is not there.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::error::Result;
 use crate::folder::Folder;
@@ -10,11 +12,16 @@ use crate::id::Id;
 
 use super::{Open, tree};
 
+/// What names of copies begin with in the folder of what is being made.
+pub(crate) const COPY: &str = "c";
+/// How long a copy that was cut short waits for the next try.
+const KEEP: Duration = Duration::from_secs(7 * 24 * 3600);
+
 /// Told apart within a process by this, between processes by the time.
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
 /// A name that nothing in the trash has.
-fn fresh_name() -> String {
+pub(super) fn fresh_name() -> String {
     let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
     format!("{time:x}-{:x}", COUNT.fetch_add(1, Ordering::Relaxed))
 }
@@ -48,10 +55,23 @@ pub(crate) fn empty(open: &Open<'_>) -> Result<usize> {
     }
 }
 
+/// Whether this is a copy that may still go on.
+fn is_kept(tmp: &Folder, name: &OsStr) -> Result<bool> {
+    if !name.as_bytes().starts_with(COPY.as_bytes()) {
+        return Ok(false);
+    }
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let oldest = i64::try_from(now.saturating_sub(KEEP).as_secs()).unwrap_or(0);
+    Ok(tmp.stat(name)?.is_some_and(|stat| stat.st_mtime > oldest))
+}
+
 /// Discards what a process before us left half made, and records of what is not there.
 pub(super) fn sweep(open: &Open<'_>) -> Result<()> {
     let tmp = open.tmp()?;
     for name in tmp.names()? {
+        if is_kept(&tmp, &name)? {
+            continue;
+        }
         tmp.replace(&name, &open.trash()?, fresh_name())?;
     }
     if open.pool.config.shared {

@@ -1,4 +1,5 @@
-//! Trees of files: what they use, removing them, and making one of another's blocks.
+//! Trees of files: what they use, removing them, and handing them to a group. Not here: making one of another
+//! ([`super::clone`]).
 //!
 //! Their content is a pod's and may be hostile while we look: every step is one component from an open folder, no link is
 //! followed, depth and memory are bounded whatever the tree.
@@ -6,15 +7,15 @@
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{
-    AtFlags, Dir, FileType, Gid, IFlags, Mode, OFlags, SeekFrom, Stat, Timespec, Timestamps, Uid, XattrFlags,
-    chownat, fchmod, fchown, fgetxattr, flistxattr, fstat, fsync, ftruncate, futimens, ioctl_ficlone,
-    ioctl_setflags, linkat, mknodat, readlinkat, seek, statat, symlinkat, unlinkat,
+    AtFlags, Dir, FileType, Gid, IFlags, Mode, OFlags, Stat, chownat, fchmod, fchown, fstat, ioctl_setflags,
+    statat, unlinkat,
 };
 use rustix::io::Errno;
 
@@ -22,17 +23,9 @@ use crate::error::{Error, Kind, Result};
 use crate::folder::{Folder, is_folder};
 
 /// Deepest tree that is cloned, and that is looked into for its size.
-const DEPTH_MAX: usize = 512;
+pub(super) const DEPTH_MAX: usize = 512;
 /// Most files with several names that a clone keeps in mind.
-const LINKS_MAX: usize = 100_000;
-/// Files that are made before they are synced together: one wait for all of them.
-const UNSYNCED_MAX: usize = 64;
-/// Longest extended attribute, and list of their names: the kernel's limit.
-const XATTR_MAX: usize = 64 << 10;
-/// Bytes that are copied between two looks at the clock.
-const COPY_STEP: usize = 4 << 20;
-/// Copying leaves the disk to others for as long as it took.
-const COPY_REST: u32 = 1;
+pub(super) const LINKS_MAX: usize = 100_000;
 
 /// Bytes that a file uses.
 pub(crate) fn bytes(stat: &Stat) -> u64 {
@@ -74,7 +67,7 @@ impl Budget {
 }
 
 /// The next entry of a folder: its name and type. Entries that vanish while one looks are skipped by the callers.
-fn next(dir: &mut Dir, folder: &Folder) -> Result<Option<(OsString, FileType)>> {
+pub(super) fn next(dir: &mut Dir, folder: &Folder) -> Result<Option<(OsString, FileType)>> {
     for entry in dir.by_ref() {
         let entry = entry.map_err(|error| failed("list", folder, error))?;
         let name = entry.file_name().to_bytes();
@@ -95,18 +88,68 @@ fn next(dir: &mut Dir, folder: &Folder) -> Result<Option<(OsString, FileType)>> 
     Ok(None)
 }
 
-fn failed(doing: &str, folder: &Folder, error: Errno) -> Error {
+pub(super) fn failed(doing: &str, folder: &Folder, error: Errno) -> Error {
     Error::io(format!("{doing} {}", folder.path_of("").display()), error)
 }
 
-fn list(folder: &Folder) -> Result<Dir> {
+pub(super) fn list(folder: &Folder) -> Result<Dir> {
     Dir::read_from(folder).map_err(|error| failed("list", folder, error))
 }
 
 /// Bytes that everything below `folder` uses, as far as the budget goes. A file with several names counts once.
 pub(crate) fn used(folder: &Folder, budget: &mut Budget) -> Result<u64> {
-    let mut sum = bytes(&folder.stat_self()?);
+    let mut sum: u64 = 0;
     let mut linked: HashMap<u64, ()> = HashMap::new();
+    walk(folder, budget, |stat| {
+        let again = stat.st_nlink > 1
+            && !is_folder(stat)
+            && linked.len() < LINKS_MAX
+            && linked.insert(stat.st_ino, ()).is_some();
+        if !again {
+            sum = sum.saturating_add(bytes(stat));
+        }
+    })?;
+    Ok(sum)
+}
+
+/// Which state a file, or all files of a tree, are in: it is another one after anything in them was changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct State {
+    sum: u64,
+    /// Nanoseconds since 1970 of the latest change.
+    pub(crate) latest: i128,
+}
+
+impl State {
+    /// The state of a file.
+    pub(crate) fn of_file(file: &File) -> Result<Self> {
+        let mut state = Self::default();
+        state.add(&fstat(file).map_err(|error| Error::io("look at a volume", error))?);
+        Ok(state)
+    }
+
+    /// The state of everything below `folder`.
+    pub(crate) fn of_tree(folder: &Folder) -> Result<Self> {
+        let mut state = Self::default();
+        walk(folder, &mut Budget::default(), |stat| state.add(stat))?;
+        Ok(state)
+    }
+
+    /// Takes one file in; the order is no matter.
+    fn add(&mut self, stat: &Stat) {
+        let nanoseconds = |seconds: i64, rest: u64| i128::from(seconds) * 1_000_000_000 + i128::from(rest);
+        let modified = nanoseconds(stat.st_mtime, stat.st_mtime_nsec);
+        let changed = nanoseconds(stat.st_ctime, stat.st_ctime_nsec);
+        let mut hasher = DefaultHasher::new();
+        (stat.st_ino, stat.st_size, modified, changed).hash(&mut hasher);
+        self.sum = self.sum.wrapping_add(hasher.finish());
+        self.latest = self.latest.max(modified).max(changed);
+    }
+}
+
+/// Looks at `folder` and everything below it, as far as the budget goes.
+fn walk(folder: &Folder, budget: &mut Budget, mut look: impl FnMut(&Stat)) -> Result<()> {
+    look(&folder.stat_self()?);
     let mut open: Vec<(Dir, Option<Folder>)> = vec![(list(folder)?, None)];
     while let Some((dir, below)) = open.last_mut() {
         let here = below.as_ref().unwrap_or(folder);
@@ -122,14 +165,7 @@ pub(crate) fn used(folder: &Folder, budget: &mut Budget) -> Result<u64> {
             Err(Errno::NOENT) => continue,
             Err(error) => return Err(failed("look into", here, error)),
         };
-        if stat.st_nlink > 1
-            && kind != FileType::Directory
-            && linked.len() < LINKS_MAX
-            && linked.insert(stat.st_ino, ()).is_some()
-        {
-            continue;
-        }
-        sum = sum.saturating_add(bytes(&stat));
+        look(&stat);
         if kind == FileType::Directory
             && open.len() < DEPTH_MAX
             && let Some(folder) =
@@ -138,7 +174,7 @@ pub(crate) fn used(folder: &Folder, budget: &mut Budget) -> Result<u64> {
             open.push((list(&folder)?, Some(folder)));
         }
     }
-    Ok(sum)
+    Ok(())
 }
 
 /// Removes `name` and all below it. Folders in it are moved beside it first, so that no depth is too much: `fresh` gives
@@ -194,227 +230,12 @@ fn mutable(folder: &Folder, name: &OsStr) {
     }
 }
 
-/// How a file's content gets into another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum How {
-    /// Both share the blocks.
-    Share,
-    /// It is copied, slowly enough for others to work.
-    Copy,
-}
-
-/// Fills the empty folder `to` with what is in `from`, and syncs it. Gives the bytes its files use.
-///
-/// Each file is of one moment, the files together are not: whoever needs that stops writing.
-///
-/// # Errors
-/// [`Kind::Unsupported`] when blocks cannot be shared.
-pub(crate) fn clone(from: &Folder, to: &Folder, how: How) -> Result<u64> {
-    let mut clone = Clone { top: to, how, links: HashMap::new(), unsynced: Vec::new(), used: 0 };
-    let mut open: Vec<Frame> = Vec::new();
-    let mut at = Frame { dir: list(from)?, pair: None, path: PathBuf::new(), stat: from.stat_self()? };
-    loop {
-        let (source, target) = match &at.pair {
-            Some((source, target)) => (source, target),
-            None => (from, to),
-        };
-        match next(&mut at.dir, source)? {
-            None => {
-                clone.flush()?;
-                copy_xattrs(source.as_fd(), target.as_fd())?;
-                take_after(target.as_fd(), &at.stat)?;
-                target.sync()?;
-                match open.pop() {
-                    Some(above) => at = above,
-                    None => return Ok(clone.used),
-                }
-            }
-            Some((name, FileType::Directory)) => {
-                if open.len() >= DEPTH_MAX {
-                    return Err(Error::new(
-                        Kind::Precondition,
-                        format!("the tree is deeper than {DEPTH_MAX} folders"),
-                    ));
-                }
-                let Some(below) = source.open(&name)? else { continue };
-                target.make(&name, 0o700)?;
-                let made = target.need(&name)?;
-                let stat = below.stat_self()?;
-                let frame =
-                    Frame { dir: list(&below)?, path: at.path.join(&name), pair: Some((below, made)), stat };
-                open.push(std::mem::replace(&mut at, frame));
-            }
-            Some((name, FileType::RegularFile)) => clone.file(source, target, &name, &at.path)?,
-            Some((name, kind)) => special(source, target, &name, kind)?,
-        }
-    }
-}
-
-/// A folder that is being cloned.
-struct Frame {
-    dir: Dir,
-    /// Itself and its clone; `None` for the topmost.
-    pair: Option<(Folder, Folder)>,
-    /// Where it is below the topmost.
-    path: PathBuf,
-    stat: Stat,
-}
-
-struct Clone<'a> {
-    top: &'a Folder,
-    how: How,
-    /// Files with several names: where the first one is below the top.
-    links: HashMap<(u64, u64), PathBuf>,
-    unsynced: Vec<File>,
-    used: u64,
-}
-
-impl Clone<'_> {
-    fn file(&mut self, source: &Folder, target: &Folder, name: &OsStr, path: &Path) -> Result<()> {
-        let Some(from) = source.file(name, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOATIME, 0)? else {
-            return Ok(());
-        };
-        let stat = fstat(&from).map_err(|error| failed("look into", source, error))?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Ok(());
-        }
-        let link = (stat.st_dev, stat.st_ino);
-        if stat.st_nlink > 1 {
-            if let Some(first) = self.links.get(&link) {
-                return linkat(self.top, first, target, name, AtFlags::empty())
-                    .map_err(|error| failed("link in", target, error));
-            }
-            if self.links.len() >= LINKS_MAX {
-                return Err(Error::new(
-                    Kind::Precondition,
-                    format!("more than {LINKS_MAX} files have several names"),
-                ));
-            }
-            self.links.insert(link, path.join(name));
-        }
-        let to = new_file(target, name)?;
-        self.used = self.used.saturating_add(content(&from, &to, self.how)?);
-        copy_xattrs(from.as_fd(), to.as_fd())?;
-        take_after(to.as_fd(), &stat)?;
-        self.unsynced.push(to);
-        if self.unsynced.len() >= UNSYNCED_MAX { self.flush() } else { Ok(()) }
-    }
-
-    /// The first sync of several writes the journal for all of them; the others find nothing left to do.
-    fn flush(&mut self) -> Result<()> {
-        for file in self.unsynced.drain(..) {
-            fsync(&file).map_err(|error| Error::io("sync a cloned file", error))?;
-        }
-        Ok(())
-    }
-}
-
 /// A file that is not there yet.
 pub(crate) fn new_file(folder: &Folder, name: impl AsRef<Path>) -> Result<File> {
     let name = name.as_ref();
     folder
         .file(name, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL, 0o600)?
         .ok_or_else(|| Error::new(Kind::Internal, format!("{} vanished", folder.path_of(name).display())))
-}
-
-/// Puts the content of `from` into the empty file `to`. Gives the bytes it uses.
-///
-/// # Errors
-/// [`Kind::Unsupported`] when blocks are to be shared and cannot be.
-pub(crate) fn content(from: &File, to: &File, how: How) -> Result<u64> {
-    match how {
-        How::Share => ioctl_ficlone(to, from).map_err(|error| match error {
-            Errno::OPNOTSUPP | Errno::XDEV | Errno::NOTTY | Errno::INVAL => {
-                Error::io("share blocks", error).as_kind(Kind::Unsupported)
-            }
-            other => Error::io("share blocks", other),
-        })?,
-        How::Copy => copy(from, to)?,
-    }
-    fstat(to).map(|stat| bytes(&stat)).map_err(|error| Error::io("look at a cloned file", error))
-}
-
-/// Copies what is not a hole. What an earlier try has copied of it is not known and copied again.
-fn copy(from: &File, to: &File) -> Result<()> {
-    let io = |error: Errno| Error::io("copy a file", error);
-    let size = u64::try_from(fstat(from).map_err(io)?.st_size).unwrap_or(0);
-    ftruncate(to, size).map_err(io)?;
-    let mut at: u64 = 0;
-    loop {
-        let start = match seek(from, SeekFrom::Data(at)) {
-            Ok(start) => start,
-            Err(Errno::NXIO) => return Ok(()),
-            Err(error) => return Err(io(error)),
-        };
-        let end = seek(from, SeekFrom::Hole(start)).map_err(io)?;
-        let (mut read, mut written) = (start, start);
-        while read < end {
-            let begun = Instant::now();
-            let step = usize::try_from(end - read).unwrap_or(COPY_STEP).min(COPY_STEP);
-            let copied = rustix::fs::copy_file_range(from, Some(&mut read), to, Some(&mut written), step)
-                .map_err(io)?;
-            if copied == 0 {
-                // The file became shorter while we copied.
-                return Ok(());
-            }
-            rustix::fs::fdatasync(to).map_err(io)?;
-            std::thread::sleep(begun.elapsed().saturating_mul(COPY_REST).min(Duration::from_secs(1)));
-        }
-        at = end;
-    }
-}
-
-/// Everything that is neither folder nor plain file.
-fn special(source: &Folder, target: &Folder, name: &OsStr, kind: FileType) -> Result<()> {
-    let stat = match statat(source, name, AtFlags::SYMLINK_NOFOLLOW) {
-        Ok(stat) => stat,
-        Err(Errno::NOENT) => return Ok(()),
-        Err(error) => return Err(failed("look into", source, error)),
-    };
-    if FileType::from_raw_mode(stat.st_mode) != kind {
-        return Ok(());
-    }
-    let made = |error| failed("make in", target, error);
-    if kind == FileType::Symlink {
-        let to = readlinkat(source, name, Vec::new()).map_err(|error| failed("read in", source, error))?;
-        symlinkat(to, target, name).map_err(made)?;
-    } else {
-        mknodat(target, name, kind, Mode::from_raw_mode(stat.st_mode & 0o7777), stat.st_rdev)
-            .map_err(made)?;
-    }
-    chownat(target, name, Some(owner(&stat)), Some(group(&stat)), AtFlags::SYMLINK_NOFOLLOW).map_err(made)?;
-    if kind != FileType::Symlink {
-        rustix::fs::chmodat(target, name, Mode::from_raw_mode(stat.st_mode & 0o7777), AtFlags::empty())
-            .map_err(made)?;
-    }
-    rustix::fs::utimensat(target, name, &times(&stat), AtFlags::SYMLINK_NOFOLLOW).map_err(made)
-}
-
-fn owner(stat: &Stat) -> Uid {
-    Uid::from_raw(stat.st_uid)
-}
-
-fn group(stat: &Stat) -> Gid {
-    Gid::from_raw(stat.st_gid)
-}
-
-fn times(stat: &Stat) -> Timestamps {
-    let time = |seconds, nanoseconds: u64| Timespec {
-        tv_sec: seconds,
-        tv_nsec: i64::try_from(nanoseconds).unwrap_or(0),
-    };
-    Timestamps {
-        last_access: time(stat.st_atime, stat.st_atime_nsec),
-        last_modification: time(stat.st_mtime, stat.st_mtime_nsec),
-    }
-}
-
-/// Owner, mode and times as `stat` says. The owner first: changing it takes mode bits away.
-pub(crate) fn take_after(file: BorrowedFd<'_>, stat: &Stat) -> Result<()> {
-    let io = |error: Errno| Error::io("set a clone's owner and mode", error);
-    fchown(file, Some(owner(stat)), Some(group(stat))).map_err(io)?;
-    fchmod(file, Mode::from_raw_mode(stat.st_mode & 0o7777)).map_err(io)?;
-    futimens(file, &times(stat)).map_err(io)
 }
 
 /// Lets a group read and write everything in a folder. The folder itself comes last: a folder that is the group's is done,
@@ -465,34 +286,4 @@ fn hand_over(file: BorrowedFd<'_>, group: u32, bits: u32) -> Result<()> {
     let mode = fstat(file).map_err(io)?.st_mode & 0o7777;
     fchown(file, None, Some(Gid::from_raw(group))).map_err(io)?;
     fchmod(file, Mode::from_raw_mode(mode | bits)).map_err(io)
-}
-
-/// Copies extended attributes, access lists among them.
-fn copy_xattrs(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<()> {
-    let io = |error: Errno| Error::io("copy extended attributes", error);
-    let mut names = vec![0; 1024];
-    let mut length = flistxattr(from, &mut names);
-    if length == Err(Errno::RANGE) {
-        names.resize(XATTR_MAX, 0);
-        length = flistxattr(from, &mut names);
-    }
-    let length = match length {
-        Ok(0) | Err(Errno::OPNOTSUPP) => return Ok(()),
-        Ok(length) => length,
-        Err(error) => return Err(io(error)),
-    };
-    let mut value = vec![0; XATTR_MAX];
-    for name in
-        names.get(..length).unwrap_or_default().split(|byte| *byte == 0).filter(|name| !name.is_empty())
-    {
-        let name = OsStr::from_bytes(name);
-        let length = match fgetxattr(from, name, &mut value) {
-            Ok(length) => length,
-            Err(Errno::NODATA) => continue,
-            Err(error) => return Err(io(error)),
-        };
-        let value = value.get(..length).unwrap_or_default();
-        rustix::fs::fsetxattr(to, name, value, XattrFlags::empty()).map_err(io)?;
-    }
-    Ok(())
 }

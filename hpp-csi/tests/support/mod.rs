@@ -13,18 +13,19 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use hpp_csi::proto::controller_client::ControllerClient;
-use hpp_csi::proto::identity_client::IdentityClient;
-use hpp_csi::proto::node_client::NodeClient;
-use hpp_csi::proto::volume_capability::{
-    AccessMode, AccessType, BlockVolume, MountVolume, access_mode::Mode,
-};
-use hpp_csi::proto::volume_content_source::{SnapshotSource, Type, VolumeSource};
-use hpp_csi::proto::*;
+use csi::controller_client::ControllerClient;
+use csi::group_controller_client::GroupControllerClient;
+use csi::identity_client::IdentityClient;
+use csi::node_client::NodeClient;
+use csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume, access_mode::Mode};
+use csi::volume_content_source::{SnapshotSource, Type, VolumeSource};
+use csi::*;
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
+
+use place::Place;
 
 pub(crate) const KIB: i64 = 1 << 10;
 pub(crate) const MIB: i64 = 1 << 20;
@@ -49,7 +50,7 @@ impl Driver {
             .arg(format!("--endpoint=unix://{}", folder.join("csi.sock").display()))
             .arg(format!("--nodeid={node}"))
             .arg(format!("--datadir={pools}"))
-            .args(["--version=test", "--v=4"])
+            .args(["--version=test", "--v=4", "--metrics-address=off"])
             .args(more)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -130,7 +131,8 @@ impl Client {
             let socket = socket.clone();
             async move { UnixStream::connect(socket).await.map(TokioIo::new) }
         });
-        let endpoint = Endpoint::from_static("http://localhost");
+        // A driver that never answers fails its test.
+        let endpoint = Endpoint::from_static("http://localhost").timeout(Duration::from_secs(120));
         let channel = runtime.block_on(endpoint.connect_with_connector(connect)).unwrap();
         Self { runtime, channel }
     }
@@ -162,7 +164,37 @@ impl Client {
         ControllerExpandVolumeRequest,
         ControllerExpandVolumeResponse
     );
+    call!(
+        validate_volume_capabilities,
+        ControllerClient,
+        ValidateVolumeCapabilitiesRequest,
+        ValidateVolumeCapabilitiesResponse
+    );
     call!(create_snapshot, ControllerClient, CreateSnapshotRequest, CreateSnapshotResponse);
+    call!(
+        controller_modify_volume,
+        ControllerClient,
+        ControllerModifyVolumeRequest,
+        ControllerModifyVolumeResponse
+    );
+    call!(
+        create_volume_group_snapshot,
+        GroupControllerClient,
+        CreateVolumeGroupSnapshotRequest,
+        CreateVolumeGroupSnapshotResponse
+    );
+    call!(
+        delete_volume_group_snapshot,
+        GroupControllerClient,
+        DeleteVolumeGroupSnapshotRequest,
+        DeleteVolumeGroupSnapshotResponse
+    );
+    call!(
+        get_volume_group_snapshot,
+        GroupControllerClient,
+        GetVolumeGroupSnapshotRequest,
+        GetVolumeGroupSnapshotResponse
+    );
     call!(delete_snapshot, ControllerClient, DeleteSnapshotRequest, DeleteSnapshotResponse);
     call!(list_snapshots, ControllerClient, ListSnapshotsRequest, ListSnapshotsResponse);
     call!(node_stage_volume, NodeClient, NodeStageVolumeRequest, NodeStageVolumeResponse);
@@ -209,20 +241,29 @@ impl Client {
     }
 
     pub(crate) fn unpublish(&self, id: &str, target: &Path) {
-        self.node_unpublish_volume(NodeUnpublishVolumeRequest {
-            volume_id: id.into(),
-            target_path: target.to_str().unwrap().into(),
-        })
-        .unwrap();
+        let target_path = target.to_str().unwrap().to_owned();
+        let request = NodeUnpublishVolumeRequest { volume_id: id.into(), target_path };
+        when_nobody_uses_it(|| self.node_unpublish_volume(request.clone()).map(drop));
     }
 
     pub(crate) fn unstage(&self, id: &str, staging: &Path) {
-        self.node_unstage_volume(NodeUnstageVolumeRequest {
-            volume_id: id.into(),
-            staging_target_path: staging.to_str().unwrap().into(),
-        })
-        .unwrap();
+        let staging_target_path = staging.to_str().unwrap().to_owned();
+        let request = NodeUnstageVolumeRequest { volume_id: id.into(), staging_target_path };
+        when_nobody_uses_it(|| self.node_unstage_volume(request.clone()).map(drop));
     }
+}
+
+/// A driver of `node1` with the legacy pool, with more keys, on a place's filesystem; and a client of it.
+pub(crate) fn one_pool(place: &Place, more: &str) -> (Driver, Client) {
+    let driver = one_pool_of("node1", place, more, &[]);
+    let client = driver.client();
+    (driver, client)
+}
+
+/// The same of the node `node`, with more arguments.
+pub(crate) fn one_pool_of(node: &str, place: &Place, more: &str, arguments: &[&str]) -> Driver {
+    let pools = format!("[{}]", pool("legacy", &place.pool(), more));
+    Driver::start(&place.beside("run"), node, &pools, arguments)
 }
 
 /// A pool of the data-dir JSON, with more keys.
@@ -288,10 +329,26 @@ pub(crate) fn parameters(pairs: &[(&str, &str)]) -> HashMap<String, String> {
     pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
 }
 
+/// How often to do something: `full` times for the soak, `small` by default.
+pub(crate) fn count(small: usize, full: usize) -> usize {
+    if std::env::var_os("FERROVIRT_SOAK").is_some() { full } else { small }
+}
+
 /// The code of a call that must fail, and what it says.
 pub(crate) fn refused<T: std::fmt::Debug>(result: Result<T, Status>) -> (Code, String) {
     let status = result.unwrap_err();
     (status.code(), status.message().to_owned())
+}
+
+/// Calls again, as the kubelet does, while somebody has the mount or the device open. Whoever makes a mount namespace
+/// meanwhile, on this machine any other test, has our mounts in it and with them the devices, until it ends; and whoever is
+/// just starting a program has our open files in it.
+pub(crate) fn when_nobody_uses_it(call: impl Fn() -> Result<(), Status>) {
+    let until = Instant::now() + Duration::from_secs(300);
+    while let Err(status) = call() {
+        assert!(status.code() == Code::FailedPrecondition && Instant::now() < until, "{status:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 /// Waits until `done`, for at most ten seconds.

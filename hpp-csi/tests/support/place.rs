@@ -3,7 +3,9 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+
+use super::names;
 
 /// Runs a tool that must succeed; gives its output.
 pub(crate) fn run(tool: &str, arguments: &[&str]) -> String {
@@ -27,13 +29,34 @@ impl Place {
         let place = Self { folder: tempfile::tempdir().unwrap(), kind: kind.to_owned() };
         fs::create_dir(place.pool()).unwrap();
         if kind != "tmpfs" {
-            let disk = place.folder.path().join("disk");
-            fs::File::create(&disk).unwrap().set_len(bytes.try_into().unwrap()).unwrap();
-            let quiet: &[&str] = if kind == "ext4" { &["-q", "-F", "-m", "0"] } else { &["-q", "-f"] };
-            run(&format!("mkfs.{kind}"), &[quiet, &[disk.to_str().unwrap()]].concat());
+            place.make_disk(bytes);
         }
         place.mount(bytes);
         place
+    }
+
+    /// The same on a disk that is a file on a tmpfs of `room` bytes.
+    pub(crate) fn on_tmpfs(kind: &str, bytes: i64, room: i64) -> Self {
+        let place = Self { folder: tempfile::tempdir().unwrap(), kind: kind.to_owned() };
+        fs::create_dir(place.pool()).unwrap();
+        let below = place.below();
+        run("mount", &["-t", "tmpfs", "-o", &format!("size={room}"), "none", below.to_str().unwrap()]);
+        std::os::unix::fs::symlink("below/disk", place.folder.path().join("disk")).unwrap();
+        place.make_disk(bytes);
+        place.mount(bytes);
+        place
+    }
+
+    /// Where the disk is, when it is on a tmpfs.
+    pub(crate) fn below(&self) -> PathBuf {
+        self.beside("below")
+    }
+
+    fn make_disk(&self, bytes: i64) {
+        let disk = self.folder.path().join("disk");
+        fs::File::create(&disk).unwrap().set_len(bytes.try_into().unwrap()).unwrap();
+        let quiet: &[&str] = if self.kind == "ext4" { &["-q", "-F", "-m", "0"] } else { &["-q", "-f"] };
+        run(&format!("mkfs.{}", self.kind), &[quiet, &[disk.to_str().unwrap()]].concat());
     }
 
     fn mount(&self, bytes: i64) {
@@ -68,9 +91,61 @@ impl Place {
         self.mount(0);
     }
 
+    /// Takes the filesystem away as soon as nobody holds it.
+    pub(crate) fn take_away_when_free(&self) {
+        super::eventually("nobody holds the pool", || {
+            let mut umount = Command::new("umount");
+            umount.arg(self.pool()).stderr(Stdio::null()).status().unwrap().success()
+        });
+    }
+
+    /// Lets the filesystem stop; nothing more reaches the disk, not even what the log still has in memory. XFS only.
+    pub(crate) fn cut_power(&self) {
+        run("xfs_io", &["-x", "-c", "shutdown", self.pool().to_str().unwrap()]);
+    }
+
+    /// Leaves what a machine finds when it starts: no device and nothing mounted but the pool.
+    pub(crate) fn reboot(&self) {
+        let pool = self.pool();
+        for point in mounts(self.folder.path()).into_iter().filter(|point| *point != pool) {
+            run("umount", &[point.to_str().unwrap()]);
+        }
+        for device in loops(&pool) {
+            run("losetup", &["-d", &format!("/dev/{device}")]);
+        }
+        self.take_away_when_free();
+        // Mounted while the device that it had is going, it would get that again, and the filesystem that has stopped.
+        let disk = self.folder.path().join("disk");
+        super::eventually("the disk is free", || loops(&disk).is_empty());
+        self.put_back();
+    }
+
     /// Lets nothing be written, or lets it again.
     pub(crate) fn remount(&self, how: &str) {
         run("mount", &["-o", &format!("remount,{how}"), self.pool().to_str().unwrap()]);
+    }
+
+    /// Whether nothing is left of volumes and snapshots that are deleted and unpublished, of `node1`.
+    pub(crate) fn is_clean(&self) {
+        let own = self.pool().join(".hpp-csi");
+        super::eventually("the trash is empty", || names(&own.join("trash/node1")).is_empty());
+        let none: [String; 0] = [];
+        for folder in ["tmp/node1", "volumes", "snapshots", "groups", "block"] {
+            assert_eq!(names(&own.join(folder)), none, "{folder}");
+        }
+        assert_eq!(loops(&self.pool()), none);
+        let pool = self.pool();
+        let mounts: Vec<PathBuf> =
+            mounts(self.folder.path()).into_iter().filter(|point| *point != pool).collect();
+        assert_eq!(mounts, [] as [PathBuf; 0]);
+        let seen: Vec<String> = names(&pool)
+            .into_iter()
+            .filter(|name| !matches!(name.as_str(), "snapshots" | "lost+found"))
+            .collect();
+        assert_eq!(seen, [".hpp-csi"]);
+        if pool.join("snapshots").exists() {
+            assert_eq!(names(&pool.join("snapshots")), none);
+        }
     }
 
     /// Bytes that are free.

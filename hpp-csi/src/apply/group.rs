@@ -1,0 +1,297 @@
+//! Snapshots of several volumes as of one moment: all of them are there, or none.
+//!
+//! ```text
+//! tmp/s.<snapshot>… filled while nobody writes ─► tmp/g.<group> says which ─► each renamed to snapshots/
+//!   ─► tmp/g.<group> renamed to groups/<group>.json: the group, and with it each snapshot, is there
+//! ```
+//!
+//! Deleting goes the same way back. What tmp/g.<group> names is no snapshot; whoever finds it after a crash removes it.
+//!
+//! Nobody writes: filesystems in files are held still. A block device and a folder cannot be: it is looked whether they
+//! changed while they were cut, and the cut is made again until none did.
+
+use std::time::Duration;
+
+use crate::driver::Driver;
+use crate::error::{Error, Kind, Result};
+use crate::id::Id;
+use crate::locks::Thing;
+use crate::plan;
+use crate::pool::clone::How;
+use crate::pool::tree::State;
+use crate::pool::{Open, Snapshot, Volume, identity, record_name, trash};
+use crate::record::{self, GROUP_RECORD_MAX, GroupRecord, Member};
+
+use super::create;
+use super::image::{self, Note};
+use super::snapshot::{self, Writers};
+
+/// What notes about groups that are made or removed begin with.
+const NOTE: &str = "g.";
+/// How often a cut is made before we say that the volumes are too busy.
+const TRIES: u32 = 5;
+/// Two changes within this time may bear the same time stamp.
+const TICK: Duration = Duration::from_millis(10);
+
+/// A group that is there.
+#[derive(Clone, Debug)]
+pub(crate) struct Group {
+    pub(crate) id: Id,
+    pub(crate) record: GroupRecord,
+    /// Its snapshots, as far as they still are there.
+    pub(crate) snapshots: Vec<Snapshot>,
+}
+
+impl Driver {
+    /// Takes a snapshot of each of `sources` as of one moment, or finds them taken.
+    pub(crate) fn create_group(&self, id: &Id, sources: &[Id], copy: bool) -> Result<Group> {
+        let _group = self.locks.take(Thing::Group(id.clone()))?;
+        let share = |source: &Id| self.locks.share(Thing::Volume(source.clone()));
+        let _volumes = sources.iter().map(share).collect::<Result<Vec<_>>>()?;
+        if let Some((open, group)) = self.group(id)? {
+            let of: Vec<&str> = group.record.members.iter().map(|member| member.source.as_str()).collect();
+            if !plan::are_the_same(&of, sources) {
+                let of = of.join(", ");
+                return Err(Error::new(Kind::Exists, format!("group snapshot {id} is there, of {of}")));
+            }
+            // The try that made it may have failed in its last step.
+            open.groups()?.sync()?;
+            return Ok(group);
+        }
+        let first = sources.first().ok_or_else(|| Error::new(Kind::Invalid, "a group of no volumes"))?;
+        let (open, _) = self.need_source(first)?;
+        open.writable()?;
+        let volumes = sources.iter().map(|source| self.member(&open, source)).collect::<Result<Vec<_>>>()?;
+        let how = create::how(&open, true, copy)?;
+        let mut bytes: u64 = 0;
+        for volume in &volumes {
+            bytes = bytes.saturating_add(snapshot::estimate(&open, volume)?);
+        }
+        let promise = create::promise(&open, bytes)?;
+        // An earlier try may have failed and not come to remove what it had begun.
+        dismantle(&open, id)?;
+        let group = make(&open, id, &volumes, how).map_err(|error| open.without_room(bytes, error))?;
+        drop(promise);
+        let pool = &open.pool.config.name;
+        tracing::info!(group = %id, snapshots = volumes.len(), pool, "group snapshot is taken");
+        Ok(group)
+    }
+
+    /// A volume of a group, which must be in the group's pool: only there one record can make all of them appear.
+    fn member(&self, open: &Open<'_>, id: &Id) -> Result<Volume> {
+        if let Some(volume) = open.volume(id)? {
+            return Ok(volume);
+        }
+        self.need_source(id)?;
+        Err(open.pool.error(Kind::Precondition, format!("volume {id} of the group is in another pool")))
+    }
+
+    /// The group `id` and its pool.
+    pub(crate) fn group(&self, id: &Id) -> Result<Option<(Open<'_>, Group)>> {
+        self.find(|open| read(open, id))
+    }
+
+    /// The group `id`, which must be here.
+    ///
+    /// # Errors
+    /// [`Kind::NotFound`] when it is not; [`Kind::Invalid`] when it has other snapshots than `snapshots`.
+    pub(crate) fn need_group(&self, id: &Id, snapshots: &[String]) -> Result<Group> {
+        let node = &self.config.node;
+        let absent = || Error::new(Kind::NotFound, format!("there is no group snapshot {id} on {node}"));
+        let (_, group) = self.group(id)?.ok_or_else(absent)?;
+        matches(&group, snapshots)?;
+        Ok(group)
+    }
+
+    /// Deletes a group and its snapshots. One that is not here is deleted.
+    pub(crate) fn delete_group(&self, id: &Id, snapshots: &[String]) -> Result<()> {
+        let _group = self.locks.take(Thing::Group(id.clone()))?;
+        let Some((open, group)) = self.group(id)? else {
+            // An earlier try may have failed after it took the group out of sight.
+            for open in self.pools.iter().filter_map(|pool| pool.open().ok()) {
+                dismantle(&open, id)?;
+            }
+            return Ok(());
+        };
+        matches(&group, snapshots)?;
+        let take = |snapshot: &Snapshot| self.locks.take(Thing::Snapshot(snapshot.id.clone()));
+        let _snapshots = group.snapshots.iter().map(take).collect::<Result<Vec<_>>>()?;
+        let groups = open.groups()?;
+        groups.replace(record_name(id), &open.tmp()?, note(id))?;
+        groups.sync()?;
+        dismantle(&open, id)?;
+        tracing::info!(group = %id, pool = open.pool.config.name, "group snapshot is deleted");
+        self.wake_worker();
+        Ok(())
+    }
+}
+
+fn note(id: &Id) -> String {
+    format!("{NOTE}{id}")
+}
+
+fn matches(group: &Group, snapshots: &[String]) -> Result<()> {
+    let of: Vec<&str> = group.record.members.iter().map(|member| member.snapshot.as_str()).collect();
+    if plan::are_the_same(&of, snapshots) {
+        return Ok(());
+    }
+    Err(Error::new(Kind::Invalid, format!("group snapshot {} consists of {}", group.id, of.join(", "))))
+}
+
+/// The group `id`, if it is in this pool.
+fn read(open: &Open<'_>, id: &Id) -> Result<Option<Group>> {
+    let Some(bytes) = open.groups()?.read(record_name(id), GROUP_RECORD_MAX)? else { return Ok(None) };
+    let record = record::read_group(&bytes)?;
+    let mut snapshots = Vec::with_capacity(record.members.len());
+    for member in record.members.iter().filter_map(|member| Id::read(&member.snapshot)) {
+        snapshots.extend(open.snapshot(&member)?);
+    }
+    Ok(Some(Group { id: id.clone(), record, snapshots }))
+}
+
+/// Makes the group; on failure nothing of it is left.
+fn make(open: &Open<'_>, id: &Id, volumes: &[Volume], how: How) -> Result<Group> {
+    let mut members = Vec::with_capacity(volumes.len());
+    for volume in volumes {
+        // As the sidecar names snapshots: it may be looked for on another node.
+        let name = format!("snapshot-{}", identity::new_uuid()?);
+        members.push(Member { snapshot: name, source: volume.id.to_string() });
+    }
+    let ids: Vec<Id> = members.iter().filter_map(|member| Id::read(&member.snapshot)).collect();
+    let made = cut(open, &ids, volumes, how).and_then(|used| {
+        let tmp = open.tmp()?;
+        let record = GroupRecord::new(members);
+        tmp.write(note(id), &record::write(&record)?)?;
+        tmp.sync()?;
+        for ((snapshot, volume), used) in ids.iter().zip(volumes).zip(used) {
+            let record = snapshot::record_of(volume, used, Some(id));
+            snapshot::publish(open, &super::member_in_tmp(snapshot), snapshot, &record)?;
+        }
+        open.snapshots_or_make()?.sync()?;
+        let groups = open.groups()?;
+        if !tmp.move_to(note(id), &groups, record_name(id))? {
+            return Err(Error::new(Kind::Busy, format!("another node made the group snapshot {id}")));
+        }
+        groups.sync()?;
+        read(open, id)?.ok_or_else(|| Error::new(Kind::Internal, format!("group snapshot {id} vanished")))
+    });
+    if made.is_err() {
+        let mut undone = dismantle(open, id);
+        let there = read(open, id).is_ok_and(|group| group.is_some());
+        for snapshot in ids.iter().filter(|_| !there) {
+            undone = undone.and(remove(open, snapshot));
+        }
+        if let Err(error) = undone {
+            tracing::warn!(group = %id, error = error.chain(), "what was begun is still there");
+        }
+    }
+    made
+}
+
+/// Fills the snapshots `ids` of `volumes`, all of one moment. Gives the bytes each uses.
+///
+/// # Errors
+/// [`Kind::Precondition`] when some volume is written to all the time.
+fn cut(open: &Open<'_>, ids: &[Id], volumes: &[Volume], how: How) -> Result<Vec<u64>> {
+    let mut busy = Vec::new();
+    for _ in 0..TRIES {
+        let (used, changed) = cut_once(open, ids, volumes, how)?;
+        if changed.is_empty() {
+            return Ok(used);
+        }
+        busy = changed;
+        std::thread::sleep(TICK * 2);
+    }
+    Err(open.pool.error(
+        Kind::Precondition,
+        format!(
+            "{} cannot be cut together with the others while they are written to; stop or freeze who writes, \
+             or use a pool with \"enforce\": \"loop\"",
+            busy.join(", ")
+        ),
+    ))
+}
+
+/// Fills all snapshots once. Gives the bytes each uses, and the volumes that changed meanwhile.
+fn cut_once(open: &Open<'_>, ids: &[Id], volumes: &[Volume], how: How) -> Result<(Vec<u64>, Vec<String>)> {
+    let tmp = open.tmp()?;
+    let notes: Vec<Note<'_>> = volumes.iter().map(|volume| Note::new(&tmp, &volume.id)).collect();
+    let mut held = Vec::with_capacity(volumes.len());
+    for (volume, note) in volumes.iter().zip(&notes) {
+        held.push(match open.image(volume)? {
+            Some(file) => image::hold(&open.pool.devices, &file, volume.shape, note)?,
+            None => None,
+        });
+    }
+    let looked_at: Vec<&Volume> =
+        volumes.iter().zip(&held).filter(|(_, held)| held.is_none()).map(|(volume, _)| volume).collect();
+    let states = || looked_at.iter().map(|volume| state(open, volume)).collect::<Result<Vec<_>>>();
+    let mut before = states()?;
+    if !before.iter().all(is_settled) {
+        std::thread::sleep(TICK * 2);
+        before = states()?;
+    }
+    let settled: Vec<bool> = before.iter().map(is_settled).collect();
+    let mut used = Vec::with_capacity(volumes.len());
+    for (id, volume) in ids.iter().zip(volumes) {
+        let name = super::member_in_tmp(id);
+        super::clear(open, &tmp, &name)?;
+        used.push(snapshot::fill(open, &name, volume, how, Writers::Held)?);
+    }
+    let after = states()?;
+    for frozen in held.into_iter().flatten() {
+        frozen.release()?;
+    }
+    let changed = looked_at.iter().zip(before.iter().zip(after).zip(settled));
+    let changed = changed.filter(|(_, ((before, after), settled))| *before != after || !settled);
+    Ok((used, changed.map(|(volume, _)| format!("volume {}", volume.id)).collect()))
+}
+
+/// Whether the latest change is so long ago that another one would be seen.
+fn is_settled(state: &State) -> bool {
+    let until = record::now().saturating_sub(TICK).as_nanos();
+    u128::try_from(state.latest).is_ok_and(|latest| latest < until)
+}
+
+fn state(open: &Open<'_>, volume: &Volume) -> Result<State> {
+    match open.image(volume)? {
+        Some(file) => State::of_file(&file),
+        None => State::of_tree(&open.root.need(&volume.id)?),
+    }
+}
+
+/// Removes a snapshot of a group that is not there, in its place or not yet.
+fn remove(open: &Open<'_>, id: &Id) -> Result<()> {
+    super::clear(open, &open.tmp()?, &super::member_in_tmp(id))?;
+    if let Some(snapshots) = open.snapshots()?
+        && snapshots.stat(id)?.is_some()
+    {
+        trash::discard(open, &snapshots, id.as_str())?;
+        snapshots.sync()?;
+    }
+    open.known.book().snapshots.remove(id);
+    open.snapshot_records()?.unlink(record_name(id)).map(drop)
+}
+
+/// Removes what the note about the group `id` names, and the note.
+fn dismantle(open: &Open<'_>, id: &Id) -> Result<()> {
+    let tmp = open.tmp()?;
+    let Some(bytes) = tmp.read(note(id), GROUP_RECORD_MAX)? else { return Ok(()) };
+    // A note that a crash cut short names nothing yet: it is synced before what it names appears.
+    if let Ok(record) = record::read_group(&bytes) {
+        for snapshot in record.members.iter().filter_map(|member| Id::read(&member.snapshot)) {
+            remove(open, &snapshot)?;
+        }
+    }
+    tmp.unlink(note(id)).map(drop)
+}
+
+/// Removes groups that a process before us did not come to finish, or to remove.
+pub(crate) fn dismantle_left(open: &Open<'_>) -> Result<()> {
+    for entry in open.tmp()?.entries()? {
+        if let Some(id) = entry.name.strip_prefix(NOTE).and_then(Id::read) {
+            dismantle(open, &id)?;
+        }
+    }
+    Ok(())
+}

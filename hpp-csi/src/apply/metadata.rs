@@ -1,0 +1,71 @@
+//! GetMetadataAllocated and GetMetadataDelta: opens what is to be looked at. Snapshots are opened and let go: one that is
+//! deleted meanwhile can still be read to its end.
+
+use std::fs::File;
+
+use rustix::fs::OFlags;
+
+use crate::driver::Driver;
+use crate::error::{Error, Kind, Result};
+use crate::extents::{self, Ranges};
+use crate::id::Id;
+use crate::locks::Thing;
+use crate::pool::{IMAGE, Open, Snapshot};
+use crate::record::Shape;
+
+/// What a stream tells.
+pub(crate) struct Metadata {
+    /// Bytes of the volume.
+    pub(crate) capacity: u64,
+    pub(crate) ranges: Ranges,
+}
+
+impl Driver {
+    /// The ranges of a block volume's snapshot, from `start` on, that hold data.
+    pub(crate) fn allocated(&self, id: &Id, start: i64) -> Result<Metadata> {
+        let (_, snapshot, file) = self.block_snapshot(id)?;
+        let capacity = snapshot.record.capacity;
+        let start = within(start, capacity)?;
+        Ok(Metadata { capacity, ranges: extents::allocated(file, start, capacity) })
+    }
+
+    /// The ranges, from `start` on, in which a block volume's snapshot differs from an earlier one.
+    pub(crate) fn changed(&self, base: &Id, id: &Id, start: i64) -> Result<Metadata> {
+        let (_, base, before) = self.block_snapshot(base)?;
+        let (open, snapshot, file) = self.block_snapshot(id)?;
+        if base.record.source != snapshot.record.source {
+            let of = [&base, &snapshot].map(|one| format!("{} is of {}", one.id, one.record.source));
+            return Err(Error::new(Kind::Invalid, format!("not of one volume: {}", of.join(", "))));
+        }
+        if !open.known.sharing {
+            return Err(open.pool.error(
+                Kind::Precondition,
+                "its filesystem cannot share blocks, so nothing tells what changed",
+            ));
+        }
+        let capacity = snapshot.record.capacity;
+        let start = within(start, capacity)?;
+        Ok(Metadata { capacity, ranges: extents::changed(before, file, start, capacity) })
+    }
+
+    fn block_snapshot(&self, id: &Id) -> Result<(Open<'_>, Snapshot, File)> {
+        let _guard = self.locks.share(Thing::Snapshot(id.clone()))?;
+        let absent =
+            || Error::new(Kind::NotFound, format!("there is no snapshot {id} on {}", self.config.node));
+        let (open, snapshot) = self.snapshot(id)?.ok_or_else(absent)?;
+        if snapshot.record.shape != Shape::Block {
+            return Err(Error::new(Kind::Precondition, format!("snapshot {id} is not of a block volume")));
+        }
+        let missing = || open.pool.error(Kind::Precondition, format!("snapshot {id} has no content"));
+        let folder = open.snapshots()?.ok_or_else(missing)?.need(id)?;
+        let file = folder.file(IMAGE, OFlags::RDONLY | OFlags::NONBLOCK, 0)?.ok_or_else(missing)?;
+        Ok((open, snapshot, file))
+    }
+}
+
+/// `start` as an offset of a volume.
+fn within(start: i64, capacity: u64) -> Result<u64> {
+    u64::try_from(start).ok().filter(|start| *start <= capacity).ok_or_else(|| {
+        Error::new(Kind::OutOfRange, format!("starting_offset {start} is not within {capacity} bytes"))
+    })
+}

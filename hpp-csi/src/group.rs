@@ -1,0 +1,82 @@
+//! CSI's GroupController service: wire types in, a call of the driver, wire types out.
+
+use std::sync::Arc;
+
+use tonic::{Request, Response, Status};
+
+use crate::apply::group::Group;
+use crate::controller::{id_or_nothing, run, timestamp, wire_snapshot};
+use crate::driver::Driver;
+use crate::error::{Error, Kind};
+use crate::id::Id;
+use crate::request::{self, Parameters};
+use csi::group_controller_server::GroupController;
+use csi::group_controller_service_capability::{Rpc, Type, rpc};
+use csi::*;
+
+type Answer<T> = Result<Response<T>, Status>;
+
+/// The service.
+#[derive(Debug)]
+pub(crate) struct GroupService {
+    pub(crate) driver: Arc<Driver>,
+}
+
+fn wire_group(group: &Group) -> VolumeGroupSnapshot {
+    VolumeGroupSnapshot {
+        group_snapshot_id: group.id.to_string(),
+        snapshots: group.snapshots.iter().map(wire_snapshot).collect(),
+        creation_time: Some(timestamp(group.record.created)),
+        ready_to_use: group.snapshots.len() == group.record.members.len(),
+    }
+}
+
+#[tonic::async_trait]
+impl GroupController for GroupService {
+    async fn group_controller_get_capabilities(
+        &self,
+        _: Request<GroupControllerGetCapabilitiesRequest>,
+    ) -> Answer<GroupControllerGetCapabilitiesResponse> {
+        let clones = run(&self.driver, |driver| Ok(driver.can_clone())).await?;
+        let can = clones.then(|| GroupControllerServiceCapability {
+            r#type: Some(Type::Rpc(Rpc { r#type: rpc::Type::CreateDeleteGetVolumeGroupSnapshot.into() })),
+        });
+        Ok(Response::new(GroupControllerGetCapabilitiesResponse { capabilities: can.into_iter().collect() }))
+    }
+
+    async fn create_volume_group_snapshot(
+        &self,
+        request: Request<CreateVolumeGroupSnapshotRequest>,
+    ) -> Answer<CreateVolumeGroupSnapshotResponse> {
+        let request = request.into_inner();
+        let id = Id::parse("name", &request.name)?;
+        let sources = request::members(&request.source_volume_ids)?;
+        let parameters = Parameters::read(&request.parameters)?;
+        let group =
+            run(&self.driver, move |driver| driver.create_group(&id, &sources, parameters.copy)).await?;
+        Ok(Response::new(CreateVolumeGroupSnapshotResponse { group_snapshot: Some(wire_group(&group)) }))
+    }
+
+    async fn delete_volume_group_snapshot(
+        &self,
+        request: Request<DeleteVolumeGroupSnapshotRequest>,
+    ) -> Answer<DeleteVolumeGroupSnapshotResponse> {
+        let request = request.into_inner();
+        if let Some(id) = id_or_nothing("group_snapshot_id", &request.group_snapshot_id)? {
+            run(&self.driver, move |driver| driver.delete_group(&id, &request.snapshot_ids)).await?;
+        }
+        Ok(Response::new(DeleteVolumeGroupSnapshotResponse {}))
+    }
+
+    async fn get_volume_group_snapshot(
+        &self,
+        request: Request<GetVolumeGroupSnapshotRequest>,
+    ) -> Answer<GetVolumeGroupSnapshotResponse> {
+        let request = request.into_inner();
+        let Some(id) = id_or_nothing("group_snapshot_id", &request.group_snapshot_id)? else {
+            return Err(Error::new(Kind::NotFound, "there is no group snapshot of such a name").into());
+        };
+        let group = run(&self.driver, move |driver| driver.need_group(&id, &request.snapshot_ids)).await?;
+        Ok(Response::new(GetVolumeGroupSnapshotResponse { group_snapshot: Some(wire_group(&group)) }))
+    }
+}

@@ -1,0 +1,181 @@
+//! The metrics page: upstream's gauge, and what each pool and volume has, was promised and uses. Everything is from the
+//! driver's memory but a pool's own numbers and the loop devices; no volume is looked into.
+
+use std::sync::Arc;
+
+use api::names::METRICS_PATH;
+use serve::http::Route;
+use serve::metrics::{Kind, Page};
+
+use crate::apply::create;
+use crate::config::Enforce;
+use crate::device::Loop;
+use crate::driver::Driver;
+use crate::error::Result;
+use crate::folder::Folder;
+use crate::id::Id;
+use crate::plan::Room;
+use crate::pool::book::Line;
+use crate::pool::{IMAGE, Open};
+use crate::record::Shape;
+use crate::times;
+
+/// What is served.
+pub(crate) fn routes(driver: Arc<Driver>) -> Vec<Route> {
+    vec![Route { path: METRICS_PATH, body: Box::new(move || Ok(page(&driver))) }]
+}
+
+/// A volume on the page.
+struct Volume {
+    id: Id,
+    pool: String,
+    capacity: u64,
+    promised: u64,
+    used: u64,
+    devices: Vec<Loop>,
+}
+
+/// The end of a gauge's name, what it is, and its value.
+type Gauge<T> = (&'static str, &'static str, fn(&T) -> u64);
+
+/// A pool that is there.
+struct Pool {
+    name: String,
+    room: Room,
+    enforce: Option<Enforce>,
+    read_only: bool,
+}
+
+fn page(driver: &Driver) -> String {
+    let mut attached = driver.devices.every();
+    let mut shared_with_os = false;
+    let mut ready = Vec::new();
+    let mut pools = Vec::new();
+    let mut volumes = Vec::new();
+    for pool in &driver.pools {
+        let name = pool.config.name.clone();
+        let open = pool.open();
+        ready.push((name.clone(), open.is_ok()));
+        let Ok(open) = open else { continue };
+        shared_with_os |= is_shared_with_os(driver, &open);
+        pools.push(Pool {
+            name: name.clone(),
+            room: open.room(),
+            enforce: open.enforce(),
+            read_only: open.read_only(),
+        });
+        let lines: Vec<(Id, Line)> =
+            open.known.book().volumes.iter().map(|(id, line)| (id.clone(), line.clone())).collect();
+        for (id, line) in lines {
+            let file = file(&open, &id, line.shape).unwrap_or_default();
+            let devices = file.and_then(|file| attached.remove(&file)).unwrap_or_default();
+            let promised = line.promised();
+            let capacity = create::told(&open, line.shape, promised);
+            volumes.push(Volume { id, pool: name.clone(), capacity, promised, used: line.used, devices });
+        }
+    }
+    let mut page = Page::default();
+    page.single(
+        "kubevirt_hpp_pool_path_shared_with_os",
+        Kind::Gauge,
+        "1 when a pool is on the filesystem of the operating system, whose node its volumes can fill",
+        u8::from(shared_with_os),
+    );
+    tell_pools(&mut page, &ready, &pools);
+    tell_volumes(&mut page, &volumes);
+    page.times("kubevirt_hpp_fsync_seconds", "Waits for the disk", &times::SYNCS);
+    let clones = "Content of volumes and snapshots made of another's";
+    page.times("kubevirt_hpp_clone_seconds", clones, &times::CLONES);
+    page.text()
+}
+
+/// Whether a pool shares its filesystem with the operating system: the root's, or the one that the kubelet keeps our
+/// socket on.
+fn is_shared_with_os(driver: &Driver, open: &Open<'_>) -> bool {
+    let device = |folder: &Folder| folder.stat_self().ok().map(|stat| stat.st_dev);
+    let own = device(&open.root);
+    [std::path::Path::new("/"), &driver.config.state]
+        .into_iter()
+        .filter_map(|path| Folder::open_path(path).ok().flatten())
+        .any(|folder| own.is_some() && device(&folder) == own)
+}
+
+/// Device and inode of the file of a volume that is one.
+fn file(open: &Open<'_>, id: &Id, shape: Shape) -> Result<Option<(u64, u64)>> {
+    let stat = match shape {
+        Shape::Folder => None,
+        Shape::Block => open.blocks()?.stat(id)?,
+        Shape::Loop => match open.root.open(id)? {
+            Some(folder) => folder.stat(IMAGE)?,
+            None => None,
+        },
+    };
+    Ok(stat.map(|stat| (stat.st_dev, stat.st_ino)))
+}
+
+fn tell_pools(page: &mut Page, ready: &[(String, bool)], pools: &[Pool]) {
+    let name = "kubevirt_hpp_pool_ready";
+    page.begin(name, Kind::Gauge, "Whether the pool's filesystem is there");
+    for (pool, ready) in ready {
+        page.sample(name, &[("pool", pool)], u8::from(*ready));
+    }
+    let name = "kubevirt_hpp_pool_enforced_info";
+    page.begin(name, Kind::Gauge, "How mount volumes are kept at their capacity: quota, loop or none");
+    for pool in pools {
+        let by = match pool.enforce {
+            Some(Enforce::Quota) => "quota",
+            Some(Enforce::Loop) => "loop",
+            Some(Enforce::None) | None => "none",
+        };
+        page.sample(name, &[("pool", &pool.name), ("by", by)], 1);
+    }
+    let gauges: [Gauge<Pool>; 7] = [
+        ("size_bytes", "The filesystem's size", |pool| pool.room.size),
+        ("free_bytes", "What anybody may still write", |pool| pool.room.free),
+        ("foreign_bytes", "What others than volumes and snapshots use", |pool| pool.room.foreign),
+        ("promised_bytes", "What volumes were promised and snapshots hold", |pool| pool.room.promised),
+        ("limit_bytes", "The largest sum of promises", |pool| pool.room.limit()),
+        ("available_bytes", "What may still be promised", |pool| pool.room.available()),
+        ("read_only", "Whether nothing can be written", |pool| u64::from(pool.read_only)),
+    ];
+    for (what, help, value) in gauges {
+        let name = format!("kubevirt_hpp_pool_{what}");
+        page.begin(&name, Kind::Gauge, help);
+        for pool in pools {
+            page.sample(&name, &[("pool", &pool.name)], value(pool));
+        }
+    }
+}
+
+fn tell_volumes(page: &mut Page, volumes: &[Volume]) {
+    let gauges: [Gauge<Volume>; 3] = [
+        ("capacity_bytes", "What callers are told", |volume| volume.capacity),
+        ("promised_bytes", "What counts against the pool", |volume| volume.promised),
+        ("used_bytes", "What was in use when it was last looked at, once a minute", |volume| volume.used),
+    ];
+    for (what, help, value) in gauges {
+        let name = format!("kubevirt_hpp_volume_{what}");
+        page.begin(&name, Kind::Gauge, help);
+        for volume in volumes {
+            page.sample(&name, &[("pool", &volume.pool), ("volume", volume.id.as_str())], value(volume));
+        }
+    }
+    let name = "kubevirt_hpp_volume_loop_info";
+    page.begin(
+        name,
+        Kind::Gauge,
+        "A loop device on the volume's file, and whether it bypasses the page cache",
+    );
+    for volume in volumes {
+        for device in &volume.devices {
+            let labels = [
+                ("pool", volume.pool.as_str()),
+                ("volume", volume.id.as_str()),
+                ("device", &device.path().display().to_string()),
+                ("direct", &device.direct.to_string()),
+                ("read_only", &device.read_only.to_string()),
+            ];
+            page.sample(name, &labels, 1);
+        }
+    }
+}
