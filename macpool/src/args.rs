@@ -1,0 +1,223 @@
+//! What was typed, and the environment: upstream's flags and variables, and ours. What it means is [`crate::config`]'s.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::Parser;
+
+use crate::certificates::{Intervals, parse_duration};
+use crate::config::Config;
+use crate::error::Result;
+use crate::namespaces::Policy;
+use api::net::Range;
+
+/// MAC addresses for virtual machines and pods: kubemacpool's webhook.
+#[derive(Debug, Parser)]
+#[command(name = "macpool", version, args_override_self = true)]
+pub(crate) struct Args {
+    /// Namespace of this replica's pod.
+    #[arg(long, env = "POD_NAMESPACE")]
+    namespace: String,
+
+    /// Name of this replica: its pod's.
+    #[arg(long, env = "POD_NAME")]
+    name: String,
+
+    /// Address at which other replicas reach this one.
+    #[arg(long, env = "POD_IP", default_value = "127.0.0.1")]
+    ip: std::net::IpAddr,
+
+    /// First MAC address, until the ConfigMap kubemacpool-mac-range-config says another.
+    #[arg(long, env = "RANGE_START")]
+    range_start: String,
+
+    /// Last MAC address.
+    #[arg(long, env = "RANGE_END")]
+    range_end: String,
+
+    /// What becomes of an address that another object has: allow, reject or rewrite. A namespace's annotation
+    /// macpool.ferrovirt.io/duplicates goes over it.
+    #[arg(long, default_value = "allow")]
+    duplicates: Policy,
+
+    /// Seconds for which an address is kept for an object that is not written.
+    #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    wait_time: u64,
+
+    /// Where the webhook listens.
+    #[arg(long, default_value = ":8000")]
+    webhook_addr: Listen,
+
+    /// Where other replicas are answered.
+    #[arg(long, default_value = ":8001")]
+    peer_addr: Listen,
+
+    /// Where metrics are served over HTTPS, or 0.
+    #[arg(long, default_value = ":8443")]
+    metrics_addr: Listen,
+
+    /// Least TLS version of the webhook.
+    #[arg(long, default_value = TLS13, value_parser = [TLS12, TLS13])]
+    tls_min_version: String,
+
+    /// Upstream's; the library's suites are used.
+    #[arg(long, hide = true)]
+    tls_cipher_suites: Option<String>,
+
+    /// Age at which the authority is made anew.
+    #[arg(long, env = "CA_ROTATE_INTERVAL", default_value = "48h", value_parser = duration)]
+    ca_rotate_interval: Duration,
+
+    /// How long the old one is trusted then.
+    #[arg(long, env = "CA_OVERLAP_INTERVAL", default_value = "24h", value_parser = duration)]
+    ca_overlap_interval: Duration,
+
+    /// Age at which the certificate is made anew.
+    #[arg(long, env = "CERT_ROTATE_INTERVAL", default_value = "24h", value_parser = duration)]
+    cert_rotate_interval: Duration,
+
+    /// How long the old one is good then.
+    #[arg(long, env = "CERT_OVERLAP_INTERVAL", default_value = "12h", value_parser = duration)]
+    cert_overlap_interval: Duration,
+
+    /// Level of the log: production, debug, or a number as klog counts it.
+    #[arg(long = "v", value_name = "LEVEL", default_value = "production")]
+    level: Level,
+}
+
+const TLS12: &str = "VersionTLS12";
+const TLS13: &str = "VersionTLS13";
+
+/// An address to listen on, as Go writes it: `:8000` is all of the machine's; `0` is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Listen(Option<SocketAddr>);
+
+impl FromStr for Listen {
+    type Err = std::net::AddrParseError;
+
+    fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
+        match text {
+            "0" => Ok(Self(None)),
+            _ if text.starts_with(':') => format!("[::]{text}").parse().map(|address| Self(Some(address))),
+            _ => text.parse().map(|address| Self(Some(address))),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Level(u8);
+
+impl FromStr for Level {
+    type Err = std::num::ParseIntError;
+
+    fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
+        match text {
+            "production" => Ok(Self(0)),
+            "debug" => Ok(Self(4)),
+            _ => text.parse().map(Self),
+        }
+    }
+}
+
+fn duration(text: &str) -> std::result::Result<Duration, String> {
+    parse_duration(text).ok_or_else(|| "not a duration like 48h0m0s".to_owned())
+}
+
+impl Args {
+    pub(crate) fn parse_from_os(
+        arguments: impl IntoIterator<Item = OsString>,
+    ) -> std::result::Result<Self, clap::Error> {
+        Self::try_parse_from(arguments)
+    }
+
+    /// What was typed, checked, and the level of the log.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Invalid`] for what makes no sense.
+    pub(crate) fn config(self) -> Result<(Config, u8)> {
+        let Self { namespace, name, ip, range_start, range_end, duplicates, wait_time, .. } = self;
+        let Self { webhook_addr, peer_addr, metrics_addr, tls_min_version, tls_cipher_suites: _, .. } = self;
+        let Self {
+            ca_rotate_interval, ca_overlap_interval, cert_rotate_interval, cert_overlap_interval, ..
+        } = self;
+        let needed = |listen: Listen, flag: &str| {
+            let none = || crate::Error::new(crate::Kind::Invalid, format!("{flag} cannot be 0"));
+            listen.0.ok_or_else(none)
+        };
+        let peers = needed(peer_addr, "--peer-addr")?;
+        let config = Config {
+            namespace,
+            name,
+            range: Range::parse(&range_start, &range_end)?,
+            wait: Duration::from_secs(wait_time),
+            policy: duplicates,
+            webhook: needed(webhook_addr, "--webhook-addr")?,
+            peers,
+            address: SocketAddr::new(ip, peers.port()).to_string(),
+            metrics: metrics_addr.0,
+            only_tls13: tls_min_version == TLS13,
+            intervals: Intervals {
+                ca_rotate: ca_rotate_interval,
+                ca_overlap: ca_overlap_interval,
+                cert_rotate: cert_rotate_interval,
+                cert_overlap: cert_overlap_interval,
+            }
+            .check()?,
+            // Upstream's second Deployment has this variable, whatever its value.
+            only_certificates: std::env::var_os("RUN_CERT_MANAGER").is_some(),
+        };
+        Ok((config, self.level.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NEEDED: [&str; 5] = [
+        "macpool",
+        "--namespace=n",
+        "--name=p",
+        "--range-start=02:00:00:00:00:00",
+        "--range-end=02:00:00:00:00:ff",
+    ];
+
+    fn parse(more: &[&str]) -> Option<Config> {
+        let arguments = NEEDED.iter().chain(more).map(OsString::from);
+        Args::parse_from_os(arguments).ok()?.config().ok().map(|(config, _)| config)
+    }
+
+    #[test]
+    fn defaults_are_upstreams() {
+        let config = parse(&[]).unwrap();
+        assert_eq!(config.webhook, "[::]:8000".parse().unwrap());
+        assert_eq!(config.metrics, Some("[::]:8443".parse().unwrap()));
+        assert_eq!((config.wait, config.policy), (Duration::from_secs(600), Policy::Allow));
+        assert!(config.only_tls13);
+        assert_eq!(config.intervals.ca_rotate, Duration::from_secs(48 * 3600));
+        assert_eq!(config.hosts()[2], "kubemacpool-service.n.svc");
+        let config =
+            parse(&["--v=debug", "--metrics-addr=0", "--peer-addr=127.0.0.1:9", "--ip=10.0.0.1"]).unwrap();
+        assert_eq!((config.metrics, config.address.as_str()), (None, "10.0.0.1:9"));
+        assert!(!parse(&["--tls-min-version=VersionTLS12", "--v=5"]).unwrap().only_tls13);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for wrong in [
+            "--range-end=01:00:00:00:00:00",
+            "--duplicates=maybe",
+            "--wait-time=0",
+            "--webhook-addr=0",
+            "--webhook-addr=8000",
+            "--tls-min-version=VersionTLS10",
+            "--ca-rotate-interval=5",
+            "--ca-rotate-interval=1h",
+            "--v=much",
+        ] {
+            assert!(parse(&[wrong]).is_none(), "{wrong}");
+        }
+    }
+}

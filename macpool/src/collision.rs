@@ -1,0 +1,208 @@
+//! Addresses that several running guests and pods have at once. Pure.
+//!
+//! Two ends of one decentralised migration (same migration uid) are the same guest for its time, and no collision. Objects
+//! of namespaces that are not ours are not entered.
+
+use std::collections::{BTreeMap, HashMap};
+
+use serde_json::Value;
+
+use crate::manifest;
+use api::net::Mac;
+use api::net::pool::{Owner, View};
+
+/// What runs, as far as collisions are concerned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Runner {
+    /// The instance or pod.
+    pub owner: Owner,
+    /// Its uid, for events.
+    pub uid: Box<str>,
+    /// What it uses.
+    pub macs: Vec<Mac>,
+    /// Uids of the migration of which it is the source, and the target.
+    pub migration: [Option<Box<str>>; 2],
+}
+
+impl Runner {
+    /// Reads an instance or a pod; `None` when it does not run, or uses no address.
+    pub fn read(view: View, object: &Value) -> Option<Self> {
+        if object.pointer("/status/phase").and_then(Value::as_str) != Some("Running") {
+            return None;
+        }
+        let seen = manifest::seen(view, object)?;
+        let (macs, migration) = match view {
+            View::Machine => return None,
+            View::Instance => {
+                let interfaces = object.pointer("/status/interfaces").and_then(Value::as_array);
+                let macs = interfaces.into_iter().flatten();
+                let macs = macs.filter_map(|one| Mac::parse(one.get("mac")?.as_str()?));
+                let uid = |end: &str| {
+                    let path = format!("/status/migrationState/{end}/migrationUID");
+                    let uid = object.pointer(&path).and_then(Value::as_str);
+                    uid.filter(|uid| !uid.is_empty()).map(Into::into)
+                };
+                (macs.filter(|mac| mac.is_usable()).collect(), [uid("sourceState"), uid("targetState")])
+            }
+            // A guest's pod has its instance's addresses.
+            View::Pod if seen.owner.guest.is_some() => return None,
+            View::Pod => (seen.macs, [None, None]),
+        };
+        let macs: Vec<Mac> = macs;
+        let uid = manifest::metadata(object, "uid").unwrap_or_default().into();
+        (!macs.is_empty()).then_some(Self { owner: seen.owner, uid, macs, migration })
+    }
+
+    /// Whether both using one address is a collision.
+    fn collides(&self, other: &Self) -> bool {
+        let migrates = self.migration.iter().zip(&other.migration).any(|(a, b)| a.is_some() && a == b);
+        !migrates && !self.owner.is_family(&other.owner)
+    }
+}
+
+/// All that runs.
+#[derive(Debug, Default)]
+pub struct Running {
+    runners: HashMap<Owner, Runner>,
+    users: BTreeMap<Mac, Vec<Owner>>,
+}
+
+/// Who uses one address at once, sorted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Collision {
+    /// The address.
+    pub mac: Mac,
+    /// Objects and their uids.
+    pub between: Vec<(Owner, Box<str>)>,
+}
+
+impl Running {
+    /// An object runs now, or (`None`) does not any more. Gives the collisions that it is part of and was not before.
+    pub fn set(&mut self, owner: &Owner, runner: Option<Runner>) -> Vec<Collision> {
+        let before: Vec<Collision> = self.of(owner);
+        if let Some(gone) = self.runners.remove(owner) {
+            for mac in gone.macs {
+                if let Some(users) = self.users.get_mut(&mac) {
+                    users.retain(|user| user != owner);
+                    if users.is_empty() {
+                        self.users.remove(&mac);
+                    }
+                }
+            }
+        }
+        let Some(runner) = runner else { return Vec::new() };
+        for mac in &runner.macs {
+            let users = self.users.entry(*mac).or_default();
+            if !users.contains(owner) {
+                users.push(owner.clone());
+            }
+        }
+        self.runners.insert(owner.clone(), runner);
+        self.of(owner).into_iter().filter(|now| !before.contains(now)).collect()
+    }
+
+    /// All collisions there are, by address.
+    pub fn collisions(&self) -> impl Iterator<Item = Collision> {
+        self.users.iter().filter(|(_, users)| users.len() > 1).filter_map(|(mac, _)| self.at(*mac))
+    }
+
+    /// Everything that runs.
+    pub fn owners(&self) -> impl Iterator<Item = &Owner> {
+        self.runners.keys()
+    }
+
+    fn of(&self, owner: &Owner) -> Vec<Collision> {
+        let macs = self.runners.get(owner).into_iter().flat_map(|runner| &runner.macs);
+        let found = macs.filter_map(|mac| self.at(*mac));
+        found.filter(|one| one.between.iter().any(|(of, _)| of == owner)).collect()
+    }
+
+    fn at(&self, mac: Mac) -> Option<Collision> {
+        let users = self.users.get(&mac)?;
+        let users: Vec<&Runner> = users.iter().filter_map(|user| self.runners.get(user)).collect();
+        let colliding = users.iter().filter(|one| users.iter().any(|other| one.collides(other)));
+        let mut between: Vec<_> = colliding.map(|one| (one.owner.clone(), one.uid.clone())).collect();
+        between.sort_by_key(|(owner, _)| owner.to_string());
+        (between.len() > 1).then_some(Collision { mac, between })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn instance(name: &str, macs: &[&str], more: &Value) -> Runner {
+        let interfaces: Vec<Value> = macs.iter().map(|mac| json!({"mac": mac})).collect();
+        let mut object = json!({
+            "metadata": {"namespace": "n", "name": name, "uid": name},
+            "status": {"phase": "Running", "interfaces": interfaces},
+        });
+        object["status"]["migrationState"] = more.clone();
+        Runner::read(View::Instance, &object).unwrap()
+    }
+
+    fn enter(running: &mut Running, runner: Runner) -> usize {
+        running.set(&runner.owner.clone(), Some(runner)).len()
+    }
+
+    #[test]
+    fn what_runs_and_what_does_not() {
+        let mut object = json!({
+            "metadata": {"namespace": "n", "name": "a", "uid": "u"},
+            "status": {"phase": "Running", "interfaces": [{"mac": "02:00:00:00:00:01"}, {"mac": "x"}, {}]},
+        });
+        assert_eq!(Runner::read(View::Instance, &object).unwrap().macs.len(), 1);
+        assert_eq!(Runner::read(View::Machine, &object), None);
+        object["status"]["phase"] = "Succeeded".into();
+        assert_eq!(Runner::read(View::Instance, &object), None);
+        let mut pod = json!({
+            "metadata": {"namespace": "n", "name": "p", "annotations": {
+                manifest::NETWORKS: r#"[{"name":"x","mac":"02:00:00:00:00:01"}]"#,
+            }},
+            "status": {"phase": "Running"},
+        });
+        assert_eq!(Runner::read(View::Pod, &pod).unwrap().macs.len(), 1);
+        pod["metadata"]["ownerReferences"] = json!([{"kind": "VirtualMachineInstance", "name": "a"}]);
+        assert_eq!(Runner::read(View::Pod, &pod), None);
+    }
+
+    #[test]
+    fn collisions_come_are_told_once_and_go() {
+        let mut running = Running::default();
+        let none = json!(null);
+        assert_eq!(enter(&mut running, instance("a", &["02:00:00:00:00:01", "02:00:00:00:00:02"], &none)), 0);
+        assert_eq!(enter(&mut running, instance("b", &["02:00:00:00:00:02"], &none)), 1);
+        assert_eq!(enter(&mut running, instance("b", &["02:00:00:00:00:02"], &none)), 0, "told already");
+        assert_eq!(enter(&mut running, instance("c", &["02:00:00:00:00:02"], &none)), 1);
+        let all: Vec<Collision> = running.collisions().collect();
+        assert_eq!(all.len(), 1);
+        let names: Vec<&str> = all[0].between.iter().map(|(owner, _)| &*owner.name).collect();
+        assert_eq!((all[0].mac.to_string().as_str(), names), ("02:00:00:00:00:02", vec!["a", "b", "c"]));
+        for name in ["a", "b"] {
+            running.set(&Owner::new(View::Instance, "n", name), None);
+        }
+        assert_eq!(running.collisions().count(), 0);
+        assert_eq!(running.owners().count(), 1);
+    }
+
+    #[test]
+    fn the_ends_of_one_migration_are_one_guest() {
+        let source = json!({"sourceState": {"migrationUID": "m"}});
+        let target = json!({"targetState": {"migrationUID": "m"}});
+        let both = json!({"sourceState": {"migrationUID": "m"}, "targetState": {"migrationUID": "n"}});
+        let empty = json!({"sourceState": {"migrationUID": ""}});
+        for (one, other, expected) in
+            [(&source, &both, 0), (&source, &target, 1), (&empty, &empty, 1), (&both, &json!(null), 1)]
+        {
+            let mut running = Running::default();
+            enter(&mut running, instance("a", &["02:00:00:00:00:01"], one));
+            assert_eq!(
+                enter(&mut running, instance("b", &["02:00:00:00:00:01"], other)),
+                expected,
+                "{one} {other}"
+            );
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! What the program is to do, and the names of the objects it works with: upstream's, and ours.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::certificates::Intervals;
+use crate::namespaces::Policy;
+use api::net::Range;
+
+/// The MutatingWebhookConfiguration.
+pub(crate) const CONFIGURATION: &str = "kubemacpool-mutator";
+/// Its webhooks, for machines and for pods.
+pub(crate) const HOOKS: [&str; 2] = ["mutatevirtualmachines.kubemacpool.io", "mutatepods.kubemacpool.io"];
+/// The Service in front of the webhook.
+pub(crate) const SERVICE: &str = "kubemacpool-service";
+/// The Secret of its certificates.
+pub(crate) const SECRET: &str = "kubemacpool-service";
+/// The ConfigMap of the range.
+pub(crate) const RANGE_MAP: &str = "kubemacpool-mac-range-config";
+/// The ConfigMap of blocks, which replicas share.
+pub(crate) const BLOCKS_MAP: &str = "kubemacpool-blocks";
+
+/// What the program is to do.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    /// Its namespace.
+    pub(crate) namespace: String,
+    /// The replica's name.
+    pub(crate) name: String,
+    /// Where addresses are given out of at first; the ConfigMap's range follows.
+    pub(crate) range: Range,
+    /// How long an address is kept for an object that is not written.
+    pub(crate) wait: Duration,
+    /// What becomes of duplicates, where a namespace says nothing.
+    pub(crate) policy: Policy,
+    /// Where reviews come to.
+    pub(crate) webhook: SocketAddr,
+    /// Where other replicas come to.
+    pub(crate) peers: SocketAddr,
+    /// How other replicas reach us.
+    pub(crate) address: String,
+    /// Where metrics are served, if anywhere.
+    pub(crate) metrics: Option<SocketAddr>,
+    /// Whether the webhook refuses TLS 1.2.
+    pub(crate) only_tls13: bool,
+    /// When certificates are made anew.
+    pub(crate) intervals: Intervals,
+    /// Whether certificates are all that is to be kept.
+    pub(crate) only_certificates: bool,
+}
+
+impl Config {
+    /// The names by which the webhook is called; other replicas call the third.
+    pub(crate) fn hosts(&self) -> [String; 4] {
+        let namespace = &self.namespace;
+        [
+            SERVICE.to_owned(),
+            format!("{SERVICE}.{namespace}"),
+            format!("{SERVICE}.{namespace}.svc"),
+            format!("{SERVICE}.{namespace}.svc.cluster.local"),
+        ]
+    }
+}

@@ -1,0 +1,94 @@
+//! Who may read the metrics: whoever the API server knows by a bearer token and lets `get` the path `/metrics`, as with
+//! upstream (TokenReview of authentication.k8s.io/v1, SubjectAccessReview of authorization.k8s.io/v1).
+//!
+//! Not here: what is served ([`crate::metrics`]).
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use http::Method;
+use kube::Client;
+use serde_json::{Value, json};
+use serve::http::Verdict;
+use tokio::runtime::Handle;
+
+use crate::apiserver;
+use crate::error::Result;
+
+/// How long the API server's yes is believed.
+const BELIEVED: Duration = Duration::from_secs(60);
+/// Tokens that are remembered.
+const TOKENS: usize = 64;
+/// Longest token that is asked about: they are some KiB long.
+const TOKEN_MAX: usize = 32 << 10;
+
+/// Asks the API server, and remembers its yes for a while.
+pub(crate) struct Guard {
+    client: Client,
+    handle: Handle,
+    /// Tokens that are good, and until when.
+    good: Mutex<HashMap<String, Instant>>,
+}
+
+impl Guard {
+    /// One that asks by this client, on the runtime of its caller.
+    pub(crate) fn new(client: Client) -> Self {
+        Self { client, handle: Handle::current(), good: Mutex::default() }
+    }
+
+    /// What is done with a request that brings `token`. Waits, so not on a thread of the runtime.
+    pub(crate) fn judge(&self, token: Option<&str>) -> Verdict {
+        let Some(token) = token.filter(|token| !token.is_empty() && token.len() <= TOKEN_MAX) else {
+            return Verdict::Unknown;
+        };
+        let now = Instant::now();
+        let good = || self.good.lock().unwrap_or_else(PoisonError::into_inner);
+        if good().get(token).is_some_and(|until| *until > now) {
+            return Verdict::Granted;
+        }
+        match self.handle.block_on(self.ask(token)) {
+            Ok(Verdict::Granted) => {
+                let mut good = good();
+                good.retain(|_, until| *until > now);
+                if good.len() < TOKENS {
+                    good.insert(token.to_owned(), now + BELIEVED);
+                }
+                Verdict::Granted
+            }
+            Ok(verdict) => verdict,
+            Err(error) => {
+                tracing::warn!(error = error.chain(), "who asks for metrics cannot be judged");
+                Verdict::Unavailable
+            }
+        }
+    }
+
+    async fn ask(&self, token: &str) -> Result<Verdict> {
+        let review = json!({
+            "apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token},
+        });
+        let path = "/apis/authentication.k8s.io/v1/tokenreviews";
+        let answer = apiserver::call(&self.client, Method::POST, path, Some(&review)).await?;
+        if answer.pointer("/status/authenticated") != Some(&Value::Bool(true)) {
+            return Ok(Verdict::Unknown);
+        }
+        let user =
+            |field: &str| answer.pointer(&format!("/status/user/{field}")).cloned().unwrap_or_default();
+        let review = json!({
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {
+                "user": user("username"),
+                "groups": user("groups"),
+                "uid": user("uid"),
+                "extra": user("extra"),
+                "nonResourceAttributes": {"path": "/metrics", "verb": "get"},
+            },
+        });
+        let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+        let answer = apiserver::call(&self.client, Method::POST, path, Some(&review)).await?;
+        let allowed = answer.pointer("/status/allowed") == Some(&Value::Bool(true));
+        Ok(if allowed { Verdict::Granted } else { Verdict::Refused })
+    }
+}

@@ -1,0 +1,43 @@
+//! MAC addresses for every virtual machine, from replicas that cannot collide and cannot block a cluster: kubemacpool's
+//! webhook.
+//!
+//! ```text
+//!  API server ──review──► webhook ─► review ─► pool ◄── watch ◄── objects that are there
+//!                            │ mTLS, 200 ms     ▲ blocks
+//!                            └─► peers          └── upkeep ◄─compare-and-swap─► one ConfigMap; Secret, caBundle
+//! ```
+//!
+//! Pure:
+//! - [`api::net`]: addresses and ranges of them, who holds which, and which one is next; virt-node has the same.
+//! - [`blocks`]: whose blocks of addresses are whose.
+//! - [`manifest`]: what is read of objects; [`namespaces`]: what their namespaces decide.
+//! - [`review`]: the webhook, from an AdmissionReview to its answer.
+//! - [`collision`]: addresses that several running objects have.
+//! - [`certificates`]: when which certificate is made anew.
+//!
+//! Around them [`state`] is what a replica knows, and the rest brings it there and asks it.
+//!
+//! Not here: what KubeVirt does with an address.
+
+mod apiserver;
+mod args;
+pub mod blocks;
+pub mod certificates;
+pub mod collision;
+mod config;
+mod entry;
+pub mod error;
+mod guard;
+pub mod manifest;
+mod metrics;
+pub mod namespaces;
+mod peers;
+pub mod review;
+mod state;
+mod tls;
+mod upkeep;
+mod watch;
+mod webhook;
+
+pub use entry::run;
+pub use error::{Error, Kind};
