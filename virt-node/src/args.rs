@@ -1,0 +1,476 @@
+//! What was typed, for both programs.
+
+use std::ffi::OsString;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+
+use crate::command::{Forwarded, Login, Named, Output};
+
+const EXAMPLES: &str = "\
+Examples:
+  virt-node run vm.yaml
+  virt-node run vm.yaml --detach
+  virt-node list
+  virt-node console mine
+  virt-node port-forward mine 8080:80
+  virt-node ssh root@mine
+  virt-node get mine -o yaml
+  virt-node stop mine
+  virt-node delete mine
+  virt-node validate vm.yaml
+  virt-node validate --all --output json vm.yaml networks.yaml
+  kubectl get vm mine -o yaml | virt-node validate -
+  virt-node check
+  virt-node check --output json
+
+Exit codes: 0 good, 1 errors in the documents, no such object, or something needed is missing, 2 wrong usage, 3 the system
+refused something.";
+
+/// Virtual machines on one machine, from the YAML that KubeVirt takes.
+#[derive(Debug, Parser)]
+#[command(name = "virt-node", version, after_help = EXAMPLES)]
+pub(crate) struct Node {
+    /// Folder for guests' state: one daemon serves it.
+    #[arg(long, global = true, value_name = "FOLDER", default_value = crate::daemon::DEFAULT)]
+    pub(crate) state: PathBuf,
+    /// Namespace of the objects that are named.
+    #[arg(short, long, global = true, value_name = "NAME")]
+    pub(crate) namespace: Option<String>,
+    #[command(subcommand)]
+    pub(crate) command: NodeCommand,
+}
+
+/// What runs guests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum AcceleratorArg {
+    /// The processor where that works, tried once in a boot; else software.
+    Auto,
+    /// The processor.
+    Kvm,
+    /// Software.
+    Tcg,
+}
+
+/// Which guest.
+#[derive(Debug, Args)]
+pub(crate) struct OfGuest {
+    /// Its name.
+    pub(crate) name: String,
+}
+
+/// How soon a guest is killed that does not end.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Grace {
+    /// Seconds from now until the guest is killed. Default: the guest's own.
+    #[arg(long, value_name = "SECONDS")]
+    grace_period: Option<u64>,
+    /// Kill it at once: --grace-period 0.
+    #[arg(long, conflicts_with = "grace_period")]
+    force: bool,
+}
+
+impl Grace {
+    pub(crate) fn seconds(&self) -> Option<u64> {
+        if self.force { Some(0) } else { self.grace_period }
+    }
+}
+
+/// A volume that comes: virtctl's flags.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct MoreVolume {
+    /// The DataVolume or PersistentVolumeClaim.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) volume_name: String,
+    /// What the machine calls it. Default: as the volume is called.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) disk_name: Option<String>,
+    /// Serial number that the guest reads. Default: what the machine calls it.
+    #[arg(long)]
+    pub(crate) serial: Option<String>,
+    /// The host's page cache.
+    #[arg(long, value_parser = ["none", "writethrough", "writeback"])]
+    pub(crate) cache: Option<String>,
+    /// What it is to the guest; lun: a block device that is passed through.
+    #[arg(long, value_enum, default_value_t = DiskType::Disk)]
+    pub(crate) disk_type: DiskType,
+    /// What it is attached to: scsi, or virtio for a disk.
+    #[arg(long, value_parser = ["scsi", "virtio"], default_value = "scsi")]
+    pub(crate) bus: String,
+    /// No effect: it is always kept with the machine.
+    #[arg(long, hide = true)]
+    pub(crate) persist: bool,
+    /// Say whether it could be, and change nothing.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
+
+/// What a volume is to the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DiskType {
+    /// A disk.
+    Disk,
+    /// A SCSI device that is passed through.
+    Lun,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum NodeCommand {
+    /// Keeps the objects of documents and starts their guests: VirtualMachine, VirtualMachineInstance, DataVolume,
+    /// PersistentVolumeClaim, Secret, ConfigMap. Shows each step until the guests have ended; Ctrl-C shuts them down.
+    Run {
+        /// Files with YAML or JSON documents; - is standard input.
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<PathBuf>,
+        /// Return when the guests run.
+        #[arg(long, conflicts_with = "console")]
+        detach: bool,
+        /// Join the first guest's console when it runs.
+        #[arg(long)]
+        console: bool,
+    },
+    /// Serves until it is ended: the one daemon of a state folder, which run and systemd start. Guests go on without it.
+    Serve {
+        /// What runs guests.
+        #[arg(long, value_enum, default_value_t = AcceleratorArg::Auto)]
+        accelerator: AcceleratorArg,
+        /// Subnet of guests that name no network. Default: the first of four that no route of this machine overlaps.
+        #[arg(long, value_name = "CIDR")]
+        pod_network: Option<ipnet::Ipv4Net>,
+        /// The same of IPv6. Default: they have no IPv6.
+        #[arg(long, value_name = "CIDR")]
+        pod_network6: Option<ipnet::Ipv6Net>,
+        /// Leave the session and the terminal that started it.
+        #[arg(long, hide = true)]
+        detached: bool,
+    },
+    /// Has systemd run the daemon, now and at every boot.
+    InstallService {
+        /// Print the unit, and change nothing.
+        #[arg(long)]
+        print: bool,
+    },
+    /// Machines and volumes, and how they are.
+    List {
+        /// How to print it.
+        #[arg(short, long, value_enum, default_value_t = Format::Text)]
+        output: Format,
+    },
+    /// An object as it is kept; a machine with its run.
+    Get {
+        /// NAME of a machine, or KIND/NAME: vm, vmi, dv, pvc, secret, cm, net-attach-def.
+        object: Named,
+        /// How to print it.
+        #[arg(short, long, value_enum, default_value_t = Output::Yaml)]
+        output: Output,
+    },
+    /// What happened.
+    Events {
+        /// To this machine or volume; without it: to all of the namespace.
+        name: Option<String>,
+        /// How to print it.
+        #[arg(short, long, value_enum, default_value_t = Format::Text)]
+        output: Format,
+    },
+    /// Joins a guest's first serial port; Ctrl-] ends. Whoever had it loses it.
+    Console(OfGuest),
+    /// Offers a guest's screen at a port of this machine.
+    Vnc {
+        #[command(flatten)]
+        of: OfGuest,
+        /// The port; without it a free one.
+        #[arg(long, default_value_t = 0)]
+        port: u16,
+    },
+    /// Has ports of this machine lead to a guest's, until Ctrl-C.
+    PortForward {
+        /// The guest: NAME, vm/NAME or vmi/NAME.
+        object: Named,
+        /// [PROTOCOL/]LOCAL[:GUEST], such as 8080:80 or udp/5353:53; LOCAL 0 is a free one.
+        #[arg(required = true, value_name = "PORT")]
+        ports: Vec<Forwarded>,
+        /// The address here.
+        #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+        address: IpAddr,
+        /// Join the guest's port with standard input and output, as ssh's ProxyCommand; of one port the guest's counts.
+        #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false,
+              default_missing_value = "true", action = ArgAction::Set)]
+        stdio: bool,
+    },
+    /// Logs in to a guest by this machine's ssh.
+    Ssh {
+        /// The guest: [USER@]NAME, vm/NAME or vmi/NAME.
+        login: Login,
+        /// Who logs in.
+        #[arg(short = 'l', long, value_name = "USER")]
+        username: Option<String>,
+        /// File with the private key.
+        #[arg(short, long, value_name = "FILE")]
+        identity_file: Option<PathBuf>,
+        /// File with keys of guests, in place of ssh's own.
+        #[arg(long, value_name = "FILE")]
+        known_hosts: Option<PathBuf>,
+        /// The guest's port.
+        #[arg(short, long, default_value_t = 22, value_parser = clap::value_parser!(u16).range(1..))]
+        port: u16,
+        /// What to run there, in place of a shell.
+        #[arg(short, long)]
+        command: Option<String>,
+        /// One more argument for ssh; may be given several times.
+        #[arg(short = 't', long, value_name = "ARGUMENT", allow_hyphen_values = true)]
+        local_ssh_opts: Vec<OsString>,
+    },
+    /// Starts a machine.
+    Start {
+        #[command(flatten)]
+        of: OfGuest,
+        /// Make the guest, and do not let it run before unpause.
+        #[arg(long)]
+        paused: bool,
+    },
+    /// Stops a machine: presses its power button, and kills it when its grace is over.
+    Stop {
+        #[command(flatten)]
+        of: OfGuest,
+        #[command(flatten)]
+        grace: Grace,
+    },
+    /// Stops a machine and starts it again.
+    Restart {
+        #[command(flatten)]
+        of: OfGuest,
+        #[command(flatten)]
+        grace: Grace,
+    },
+    /// Stops a guest's processors.
+    Pause(OfGuest),
+    /// Lets a guest's processors run again.
+    Unpause(OfGuest),
+    /// Asks the guest to reboot.
+    SoftReboot(OfGuest),
+    /// Presses the reset button.
+    Reset(OfGuest),
+    /// Gives a machine one more volume, at once where it runs, and at its next starts.
+    #[command(name = "addvolume")]
+    AddVolume {
+        #[command(flatten)]
+        of: OfGuest,
+        #[command(flatten)]
+        volume: MoreVolume,
+    },
+    /// Takes a volume away that addvolume gave, or that the machine's template calls hotpluggable.
+    #[command(name = "removevolume")]
+    RemoveVolume {
+        #[command(flatten)]
+        of: OfGuest,
+        /// Its name in the machine.
+        #[arg(long, value_name = "NAME")]
+        volume_name: String,
+        /// No effect: it is always taken from the machine too.
+        #[arg(long, hide = true)]
+        persist: bool,
+        /// Say whether it could be, and change nothing.
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// Takes objects away, with what belongs to them: a machine's run, its volumes, all of its state.
+    Delete {
+        /// NAME of a machine, or KIND/NAME.
+        #[arg(value_name = "OBJECT", required_unless_present = "files")]
+        objects: Vec<Named>,
+        /// Files whose objects are meant.
+        #[arg(short = 'f', long = "file", value_name = "FILE")]
+        files: Vec<PathBuf>,
+        #[command(flatten)]
+        grace: Grace,
+        /// Return at once.
+        #[arg(long)]
+        no_wait: bool,
+    },
+    /// Says of every field what becomes of it: error, unknown, unsupported (not built yet), ignored (no meaning on one
+    /// machine), accepted. Nothing is changed and nothing looked for on the machine.
+    Validate {
+        /// Files with YAML or JSON documents; - is standard input.
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<PathBuf>,
+        /// List the accepted fields too.
+        #[arg(long)]
+        all: bool,
+        /// How to print it.
+        #[arg(short, long, value_enum, default_value_t = Format::Text)]
+        output: Format,
+    },
+    /// Says what this machine offers to guests, by trying it, and what to do about what is missing.
+    Check {
+        /// How to print it.
+        #[arg(short, long, value_enum, default_value_t = Format::Text)]
+        output: Format,
+    },
+}
+
+const LAUNCHER_EXAMPLES: &str = "\
+Examples:
+  virt-launcher capabilities /var/lib/ferrovirt/capabilities
+  virt-launcher run --capabilities /var/lib/ferrovirt/capabilities /run/ferrovirt/mine
+  virt-launcher ask /run/ferrovirt/mine launch launch.json
+  virt-launcher ask /run/ferrovirt/mine status
+  virt-launcher domain launch.json
+  virt-launcher domain --layout - < launch.json
+  virt-launcher media launch.json /tmp/media
+
+Exit codes: 0 done, 1 the launch document or the request is refused, 2 wrong usage, 3 the system refused something.
+run: 0 the guest switched itself off or was killed as asked, 1 it crashed or ended unseen.";
+
+/// The process of one guest.
+#[derive(Debug, Parser)]
+#[command(name = "virt-launcher", version, after_help = LAUNCHER_EXAMPLES)]
+pub(crate) struct Launcher {
+    #[command(subcommand)]
+    pub(crate) command: LauncherCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum LauncherCommand {
+    /// Runs one guest to its end, once it is launched through the socket in the folder. Started by root it goes on as the
+    /// guests' user. SIGTERM switches the guest off as its power button does, and kills it when its grace is over.
+    Run {
+        /// The run's folder, at most 52 bytes long: socket, libvirt's state, the record of the end.
+        folder: PathBuf,
+        /// Folder that `capabilities` filled; without it, or when it knows nothing, the start takes seconds longer.
+        #[arg(long, value_name = "FOLDER")]
+        capabilities: Option<PathBuf>,
+    },
+    /// Finds out what this machine's QEMU and libvirt can do, once for all guests' starts.
+    Capabilities {
+        /// Where to keep it.
+        cache: PathBuf,
+    },
+    /// Asks a launcher that runs, and prints its answer as JSON.
+    Ask {
+        /// The run's folder.
+        folder: PathBuf,
+        #[command(subcommand)]
+        request: Asked,
+    },
+    /// The second process of `run`.
+    #[command(hide = true)]
+    Worker {
+        folder: PathBuf,
+        #[arg(long)]
+        stop: bool,
+    },
+    /// What `capabilities` runs as the guests' user.
+    #[command(hide = true)]
+    Probe { folder: PathBuf, emulator: String },
+    /// Prints what libvirt is told about the guest of a launch document.
+    Domain {
+        /// File with a launch document; - is standard input.
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+        /// Print where devices are (JSON), not the domain (XML).
+        #[arg(long)]
+        layout: bool,
+    },
+    /// Makes the CDs of a launch document (cloud-init's, Secrets', …) as NAME.iso in a folder.
+    Media {
+        /// File with a launch document; - is standard input.
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+        /// The folder; what has such a name there is replaced.
+        folder: PathBuf,
+    },
+}
+
+/// What a launcher can be asked.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Asked {
+    /// Start the guest of a launch document.
+    Launch {
+        /// File with the launch document; - is standard input.
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+    },
+    /// How the guest is.
+    Status,
+    /// Print what happens, one JSON object a line, until the guest's end.
+    Watch,
+    /// Stop its processors.
+    Pause,
+    /// Let them run again.
+    Unpause,
+    /// Press the power button, and kill the guest when the grace is over.
+    Shutdown {
+        /// Seconds; without it the launch document's.
+        #[arg(long, value_name = "SECONDS")]
+        grace_period: Option<u64>,
+    },
+    /// End it at once.
+    Kill,
+    /// Ask the guest to reboot.
+    SoftReboot,
+    /// Press the reset button.
+    Reset,
+    /// Give it one more disk: `disks`' entry of a launch document.
+    AttachDisk {
+        /// File with the disk as JSON; - is standard input.
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+    },
+    /// Take a disk away; the guest lets go of it in its time.
+    DetachDisk {
+        /// Its name.
+        name: String,
+    },
+    /// Make a disk larger.
+    ResizeDisk {
+        /// Its name.
+        name: String,
+        /// Bytes, a multiple of 512.
+        size: u64,
+    },
+    /// Give it one more network interface: `interfaces`' entry of a launch document.
+    AttachInterface {
+        /// File with the interface as JSON; - is standard input.
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+    },
+    /// Take an interface away; the guest lets go of it in its time.
+    DetachInterface {
+        /// Its name.
+        name: String,
+    },
+    /// A command for the guest agent.
+    Agent {
+        /// The command, as JSON.
+        command: String,
+        /// Seconds to wait for it.
+        #[arg(long, default_value_t = 10)]
+        timeout: u32,
+    },
+    /// The screen.
+    Screenshot {
+        /// File to write it to.
+        file: PathBuf,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// For people.
+    Text,
+    /// For programs.
+    Json,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn clap_finds_no_fault() {
+        Node::command().debug_assert();
+        Launcher::command().debug_assert();
+    }
+}

@@ -1,0 +1,132 @@
+//! What the kernel offers to networks: asked of the program that makes them, `cni check-node`, which tries it in a namespace
+//! of its own.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::{env, fs, io};
+
+use api::names::QEMU_ID;
+use serde::Deserialize;
+
+use super::{Missing, Need, Tried};
+use crate::check::programs;
+use crate::network;
+
+/// By which taps are opened.
+const TUN: &str = "/dev/net/tun";
+
+/// What `cni check-node --output json` answers, as far as it is used.
+#[derive(Deserialize)]
+struct Answer {
+    checks: Vec<Check>,
+}
+
+#[derive(Deserialize)]
+struct Check {
+    name: String,
+    offered: bool,
+    reason: Option<String>,
+}
+
+/// What is asked for: our name, the plugin's, what for, whether it matters, what to do.
+const ASKED: [(&str, &str, &str, Need, &str); 4] = [
+    (
+        "bridge",
+        "bridge",
+        "guests on one network",
+        Need::Required,
+        "the kernel's CONFIG_BRIDGE (modprobe bridge)",
+    ),
+    ("veth", "veth", "guests' namespaces", Need::Required, "the kernel's CONFIG_VETH (modprobe veth)"),
+    ("tun", "tun", "guests' network cards", Need::Required, "the kernel's CONFIG_TUN (modprobe tun)"),
+    (
+        "nft",
+        "nft-masquerade",
+        "guests behind the machine's address",
+        Need::Required,
+        "the kernel's CONFIG_NF_TABLES, CONFIG_NFT_MASQ and CONFIG_NF_NAT (modprobe nft_masq)",
+    ),
+];
+
+/// Everything about networks.
+pub(super) fn all() -> Vec<Tried> {
+    let answer = ask();
+    let found = |name: &str, advice: &str| match &answer {
+        Err(missing) => Err(missing.clone()),
+        Ok(answer) => match answer.checks.iter().find(|check| check.name == name) {
+            Some(check) if check.offered => Ok("works".to_owned()),
+            Some(check) => Err(Missing::new(check.reason.clone().unwrap_or_default(), advice)),
+            None => Err(Missing::new("cni check-node does not tell", "install the cni of this release")),
+        },
+    };
+    let mut tried: Vec<Tried> = ASKED
+        .iter()
+        .map(|&(name, plugin, purpose, need, advice)| Tried {
+            name,
+            purpose,
+            need,
+            found: found(plugin, advice),
+        })
+        .collect();
+    if let Some(tun) = tried.iter_mut().find(|one| one.name == "tun" && one.found.is_ok())
+        && let Err(missing) = open_to_guests()
+    {
+        tun.found = Err(missing);
+    }
+    tried.push(forwarding());
+    tried
+}
+
+/// Whether QEMU, which is not root, may open the device that taps are opened by.
+fn open_to_guests() -> Result<(), Missing> {
+    let gone =
+        |error: io::Error| Missing::new(format!("{TUN}: {error}"), "the kernel's CONFIG_TUN (modprobe tun)");
+    let facts = fs::metadata(TUN).map_err(gone)?;
+    let shift = match (facts.uid() == QEMU_ID, facts.gid() == QEMU_ID) {
+        (true, _) => 6,
+        (false, true) => 3,
+        (false, false) => 0,
+    };
+    if facts.mode() >> shift & 0o6 == 0o6 {
+        return Ok(());
+    }
+    let reason = format!(
+        "{TUN} has the mode {:o}, which keeps the guests' user ({QEMU_ID}) out",
+        facts.mode() & 0o777
+    );
+    Err(Missing::new(reason, format!("chmod 0666 {TUN}, as the kernel and udev have it")))
+}
+
+/// Whether somebody's packet filter throws away what guests send beyond this machine.
+fn forwarding() -> Tried {
+    let found = match network::closed() {
+        Err(error) => Err(Missing::new(error.chain(), "run as root")),
+        Ok(closed) if closed.is_empty() => Ok("nobody forbids it".to_owned()),
+        Ok(closed) => {
+            let (said, commands): (Vec<String>, Vec<String>) = closed.into_iter().unzip();
+            Err(Missing::new(said.join("; "), commands.join("; ")))
+        }
+    };
+    let purpose = "what guests send beyond this machine";
+    Tried { name: "forward", purpose, need: Need::Optional, found }
+}
+
+/// The program `cni`: beside ours, or along PATH.
+fn program() -> Option<PathBuf> {
+    let beside = env::current_exe().ok().and_then(|own| Some(own.parent()?.join("cni")));
+    beside.filter(|file| file.is_file()).or_else(|| programs::find("cni"))
+}
+
+fn ask() -> Result<Answer, Missing> {
+    let install = "install ferrovirt's cni beside virt-node or on the PATH";
+    let program = program().ok_or_else(|| Missing::new("the program cni is not there", install))?;
+    let shown = program.display();
+    let output = Command::new(&program).args(["check-node", "--output", "json"]).output();
+    let output = output.map_err(|error| Missing::new(format!("{shown}: {error}"), install))?;
+    serde_json::from_slice(&output.stdout).map_err(|_| {
+        let said = String::from_utf8_lossy(&output.stderr);
+        let said = said.lines().next().unwrap_or("no answer");
+        Missing::new(format!("{shown} check-node: {said}"), "run as root: networks are made by root")
+    })
+}

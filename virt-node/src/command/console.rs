@@ -1,0 +1,127 @@
+//! A guest's streams: its console at this terminal, its screen at a port of this machine.
+
+use std::io::{self, IsTerminal, Read, Write};
+use std::net::{Shutdown, TcpListener};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
+
+use super::relay::{End, join};
+use super::{Daemon, say};
+use crate::error::{Error, Kind};
+use crate::framing;
+use crate::launcher::{Signal, block_signals, next_signal};
+use crate::protocol::{Request, Stream};
+
+/// Ctrl-], as virtctl and telnet have it.
+const ESCAPE: u8 = 0x1d;
+/// Bytes on their way.
+const BUFFER: usize = 16 << 10;
+
+/// `virt-node console`.
+pub(crate) fn console(daemon: Daemon, namespace: &str, name: &str) -> Result<(), Error> {
+    stream(daemon, namespace, name, Stream::Console)
+}
+
+/// A terminal that is as it was when this is dropped.
+struct Raw(Termios);
+
+impl Raw {
+    fn set() -> Option<Self> {
+        let terminal = io::stdin();
+        let before = tcgetattr(terminal.as_fd()).ok()?;
+        let mut raw = before.clone();
+        raw.make_raw();
+        tcsetattr(terminal.as_fd(), OptionalActions::Now, &raw).ok()?;
+        Some(Self(before))
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        _ = tcsetattr(io::stdin().as_fd(), OptionalActions::Now, &self.0);
+    }
+}
+
+fn lost(error: io::Error) -> Error {
+    Error::with(Kind::System, "the connection is lost", error)
+}
+
+/// Joins a guest's stream and this terminal, until one of them ends.
+pub(super) fn stream(mut daemon: Daemon, namespace: &str, name: &str, stream: Stream) -> Result<(), Error> {
+    daemon.call(Request::Stream { namespace: namespace.to_owned(), name: name.to_owned(), stream })?;
+    let guest = daemon.into_stream();
+    guest.set_read_timeout(None).map_err(lost)?;
+    let terminal = io::stdin().is_terminal();
+    if terminal {
+        say(&format!("Connected to {namespace}/{name}; the escape is ^]"))?;
+    }
+    let raw = terminal.then(Raw::set).flatten();
+    // Signals end the connection, and so leave the terminal as it was.
+    block_signals().map_err(lost)?;
+    let cut = guest.try_clone().map_err(lost)?;
+    framing::spawn("signals", move || {
+        while !matches!(next_signal(None), Ok(Some(Signal::Stop)) | Err(_)) {}
+        drop(cut.shutdown(Shutdown::Both));
+    })
+    .map_err(lost)?;
+    let writer = guest.try_clone().map_err(lost)?;
+    framing::spawn("keys", move || keys(&writer, terminal)).map_err(lost)?;
+    let answer = shown(&guest);
+    drop(raw);
+    answer.map_err(lost)
+}
+
+/// What is typed, until the escape; what a pipe holds to its end.
+fn keys(mut guest: &UnixStream, terminal: bool) {
+    let mut buffer = [0; BUFFER];
+    while let Ok(count @ 1..) = io::stdin().read(&mut buffer) {
+        let typed = &buffer[..count];
+        let escape = typed.iter().position(|byte| terminal && *byte == ESCAPE);
+        if guest.write_all(&typed[..escape.unwrap_or(count)]).is_err() || escape.is_some() {
+            drop(guest.shutdown(Shutdown::Both));
+            return;
+        }
+    }
+    // A pipe that is at its end still wants to see what the guest says.
+}
+
+fn shown(mut guest: &UnixStream) -> io::Result<()> {
+    let mut buffer = [0; BUFFER];
+    let mut out = io::stdout().lock();
+    loop {
+        match guest.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(count) => {
+                out.write_all(&buffer[..count])?;
+                out.flush()?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// `virt-node vnc`: the screen at a port of this machine, until it is interrupted.
+pub(crate) fn screen(daemon: &Daemon, namespace: &str, name: &str, port: u16) -> Result<(), Error> {
+    let failed = |error| Error::with(Kind::System, format!("port {port} of 127.0.0.1"), error);
+    let listener = TcpListener::bind(("127.0.0.1", port)).map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    // Whether there is a guest is told now, and not to the first viewer.
+    let mut trial = daemon.another()?;
+    let wanted = |stream| Request::Stream { namespace: namespace.to_owned(), name: name.to_owned(), stream };
+    trial.call(wanted(Stream::Screen))?;
+    drop(trial);
+    say(&format!("{address}: open it with a VNC viewer; Ctrl-C ends"))?;
+    for viewer in listener.incoming() {
+        let viewer = viewer.map_err(failed)?;
+        let mut guest = daemon.another()?;
+        guest.call(wanted(Stream::Screen))?;
+        let guest = guest.into_stream();
+        guest.set_read_timeout(None).map_err(lost)?;
+        let (viewer, guest) = (End::socket(viewer).map_err(lost)?, End::socket(guest).map_err(lost)?);
+        framing::spawn("screen", move || drop(join(viewer, guest))).map_err(lost)?;
+    }
+    Ok(())
+}

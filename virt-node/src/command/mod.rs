@@ -1,0 +1,233 @@
+//! The commands that talk to the daemon: what each asks, and what a person sees of the answer.
+//!
+//! Not here: what becomes of it ([`crate::daemon`]).
+
+mod console;
+mod delete;
+mod forward;
+mod objects;
+mod relay;
+mod run;
+mod service;
+mod ssh;
+mod table;
+mod volume;
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use api::kind::Kind;
+use serde_json::Value;
+
+pub(crate) use console::{console, screen};
+pub(crate) use delete::{Deletion, delete};
+pub(crate) use forward::{Forwarded, forward, join_standard};
+pub(crate) use objects::{Output, events, get, list, power};
+pub(crate) use run::{Run, run};
+pub(crate) use service::install;
+pub(crate) use ssh::{Login, Options as SshOptions, ssh};
+pub(crate) use volume::{add_volume, remove_volume};
+
+use crate::daemon;
+use crate::error::{Error, Kind as ErrorKind};
+use crate::framing;
+use crate::protocol::{Answer, Call, RefusedKind, Request, Target, VERSION};
+
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a daemon may take to serve.
+const START: Duration = Duration::from_secs(30);
+
+/// A connection to the daemon of a state folder.
+pub(crate) struct Daemon {
+    stream: UnixStream,
+    folder: PathBuf,
+}
+
+impl Daemon {
+    /// The daemon that runs.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(crate) fn connect(folder: &Path) -> Result<Self, Error> {
+        let stream = UnixStream::connect(daemon::socket_of(folder)).map_err(|error| {
+            let text = format!(
+                "no daemon serves {}; virt-node run starts one, so does virt-node serve (as root)",
+                folder.display()
+            );
+            Error::with(ErrorKind::System, text, error)
+        })?;
+        Ok(Self { stream, folder: folder.to_owned() })
+    }
+
+    /// The daemon that runs, or one that is started now and stays.
+    pub(crate) fn or_start(folder: &Path) -> Result<Self, Error> {
+        if let Ok(daemon) = Self::connect(folder) {
+            return Ok(daemon);
+        }
+        let failed = |error: io::Error| {
+            Error::with(
+                ErrorKind::System,
+                format!("the daemon of {} cannot be started", folder.display()),
+                error,
+            )
+        };
+        std::fs::create_dir_all(folder).map_err(failed)?;
+        let log = folder.join("daemon.log");
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(&log).map_err(failed)?;
+        let own = std::env::current_exe().map_err(failed)?;
+        let mut child = Command::new(own)
+            .args([OsString::from("serve"), "--detached".into(), "--state".into(), folder.into()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(file)
+            .spawn()
+            .map_err(failed)?;
+        let until = Instant::now() + START;
+        loop {
+            if let Ok(daemon) = Self::connect(folder) {
+                return Ok(daemon);
+            }
+            let ended = child.try_wait().map_err(failed)?.is_some();
+            if ended || Instant::now() > until {
+                let text = std::fs::read_to_string(&log).unwrap_or_default();
+                let said = text.lines().last().unwrap_or("it says nothing").to_owned();
+                return Err(Error::new(ErrorKind::System, format!("the daemon does not serve: {said}")));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Asks, and waits for the answer.
+    ///
+    /// # Errors
+    /// It is refused, or there is no answer.
+    pub(crate) fn call(&mut self, request: Request) -> Result<Answer, Error> {
+        match self.exchange(request) {
+            Ok(Answer::Refused { kind, message }) => {
+                let kind = match kind {
+                    RefusedKind::Missing | RefusedKind::State | RefusedKind::Invalid => ErrorKind::Content,
+                    RefusedKind::Failed => ErrorKind::System,
+                };
+                Err(Error::new(kind, message))
+            }
+            Ok(answer) => Ok(answer),
+            Err(error) => Err(Error::with(ErrorKind::System, "the daemon does not answer", error)),
+        }
+    }
+
+    fn exchange(&mut self, request: Request) -> io::Result<Answer> {
+        framing::send(&self.stream, &Call { version: VERSION, request })?;
+        self.stream.set_read_timeout(Some(PATIENCE))?;
+        let length = framing::next(&self.stream)?.ok_or(io::ErrorKind::UnexpectedEof)?;
+        let json = framing::json(&self.stream, length.map_err(io::Error::other)?, PATIENCE)?;
+        Ok(serde_json::from_slice(&json)?)
+    }
+
+    /// Objects that an answer holds.
+    pub(crate) fn objects(&mut self, request: Request) -> Result<Vec<Value>, Error> {
+        match self.call(request)? {
+            Answer::Objects(objects) => Ok(objects),
+            Answer::Done
+            | Answer::Applied { .. }
+            | Answer::Events(_)
+            | Answer::Stream
+            | Answer::Refused { .. } => {
+                Err(Error::new(ErrorKind::System, "the daemon answers something else than it was asked"))
+            }
+        }
+    }
+
+    /// One object; `None`: there is none.
+    pub(crate) fn object(&mut self, target: &Target) -> Result<Option<Value>, Error> {
+        match self.exchange(Request::Get(target.clone())) {
+            Ok(Answer::Objects(objects)) => Ok(objects.into_iter().next()),
+            Ok(_) => Ok(None),
+            Err(error) => Err(Error::with(ErrorKind::System, "the daemon does not answer", error)),
+        }
+    }
+
+    /// A connection of its own to the same daemon.
+    pub(crate) fn another(&self) -> Result<Self, Error> {
+        Self::connect(&self.folder)
+    }
+
+    /// The connection, once a stream was answered.
+    pub(crate) fn into_stream(self) -> UnixStream {
+        self.stream
+    }
+}
+
+/// What a person calls an object: `NAME`, `KIND/NAME`, in a namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Named {
+    /// `None`: a machine, or a run that is nobody's.
+    pub(crate) kind: Option<Kind>,
+    pub(crate) name: String,
+}
+
+/// Kinds as kubectl shortens them.
+const SHORT: [(&str, Kind); 7] = [
+    ("vm", Kind::VirtualMachine),
+    ("vmi", Kind::VirtualMachineInstance),
+    ("dv", Kind::DataVolume),
+    ("net-attach-def", Kind::NetworkAttachmentDefinition),
+    ("pvc", Kind::PersistentVolumeClaim),
+    ("secret", Kind::Secret),
+    ("cm", Kind::ConfigMap),
+];
+
+impl std::str::FromStr for Named {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let Some((kind, name)) = text.split_once('/') else {
+            return Ok(Self { kind: None, name: text.to_owned() });
+        };
+        let short = SHORT.iter().find(|(short, _)| kind.eq_ignore_ascii_case(short)).map(|(_, kind)| *kind);
+        let long = Kind::ALL.into_iter().find(|one| {
+            let plural = format!("{}s", one.name());
+            kind.eq_ignore_ascii_case(one.name()) || kind.eq_ignore_ascii_case(&plural)
+        });
+        let known = short.or(long);
+        let words: Vec<&str> = SHORT.iter().map(|(short, _)| *short).collect();
+        let kind = known.ok_or_else(|| format!("{kind:?} is none of {}", words.join(", ")))?;
+        Ok(Self { kind: Some(kind), name: name.to_owned() })
+    }
+}
+
+impl Named {
+    pub(crate) fn target(&self, kind: Kind, namespace: &str) -> Target {
+        Target { kind: kind.name().to_owned(), namespace: namespace.to_owned(), name: self.name.clone() }
+    }
+}
+
+/// A line for a person, at once.
+pub(crate) fn say(text: &str) -> Result<(), Error> {
+    let mut out = io::stdout().lock();
+    let told = writeln!(out, "{text}").and_then(|()| out.flush());
+    told.map_err(|error| Error::with(ErrorKind::System, "the answer cannot be written", error))
+}
+
+/// A text at a path of an object.
+pub(crate) fn text<'a>(object: &'a Value, path: &str) -> &'a str {
+    object.pointer(path).and_then(Value::as_str).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_have_short_names() {
+        let named = |text: &str| text.parse::<Named>();
+        assert_eq!(named("a").unwrap().kind, None);
+        assert_eq!(named("vmi/a").unwrap().kind, Some(Kind::VirtualMachineInstance));
+        assert_eq!(named("DataVolumes/a").unwrap().kind, Some(Kind::DataVolume));
+        assert!(named("pod/a").unwrap_err().contains("none of vm, vmi"));
+    }
+}

@@ -1,0 +1,154 @@
+//! Objects and events as people and programs read them, and the verbs that change when a machine runs.
+
+use api::kind::Kind;
+use serde_json::{Value, json};
+
+use super::table::{age, table};
+use super::{Daemon, Named, text};
+use crate::args::Format;
+use crate::error::{Error, Kind as ErrorKind};
+use crate::protocol::{Answer, Request, Verb};
+use crate::time;
+
+/// `virt-node list`: machines, runs that are nobody's, volumes.
+pub(crate) fn list(daemon: &mut Daemon, namespace: Option<&str>, format: Format) -> Result<String, Error> {
+    let objects = daemon.objects(Request::List)?;
+    let of = |object: &&Value| namespace.is_none_or(|one| text(object, "/metadata/namespace") == one);
+    let objects: Vec<Value> = objects.iter().filter(of).cloned().collect();
+    if format == Format::Json {
+        let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
+        return Ok(format!("{list:#}\n"));
+    }
+    let kind = |object: &Value, kind: Kind| object["kind"] == kind.name();
+    let row = |object: &Value, state: &str, more: &[&str]| {
+        let since = time::seconds(text(object, "/metadata/creationTimestamp")).unwrap_or_else(time::now);
+        let mut row =
+            vec![text(object, "/metadata/namespace").to_owned(), text(object, "/metadata/name").to_owned()];
+        row.push(age(time::now().saturating_sub(since)));
+        row.push(state.to_owned());
+        row.extend(more.iter().map(|text| (*text).to_owned()));
+        row
+    };
+    let ready = |object: &Value| {
+        let conditions = object.pointer("/status/conditions").and_then(Value::as_array);
+        let ready = conditions.into_iter().flatten().find(|one| one["type"] == "Ready");
+        ready.and_then(|one| one["status"].as_str()).unwrap_or("False").to_owned()
+    };
+    let mut guests = Vec::new();
+    let mut volumes = Vec::new();
+    for object in &objects {
+        if kind(object, Kind::VirtualMachine) {
+            guests.push(row(object, text(object, "/status/printableStatus"), &[&ready(object)]));
+        } else if kind(object, Kind::VirtualMachineInstance)
+            && object.pointer("/metadata/ownerReferences").is_none()
+        {
+            guests.push(row(object, text(object, "/status/phase"), &[&ready(object)]));
+        } else if kind(object, Kind::PersistentVolumeClaim) {
+            let size = text(object, "/spec/resources/requests/storage");
+            let source = objects.iter().find(|other| {
+                kind(other, Kind::DataVolume)
+                    && other.pointer("/metadata/name") == object.pointer("/metadata/name")
+                    && other.pointer("/metadata/namespace") == object.pointer("/metadata/namespace")
+            });
+            let state = source.map_or(text(object, "/status/phase"), |source| text(source, "/status/phase"));
+            let progress = source.map_or("", |source| text(source, "/status/progress"));
+            volumes.push(row(object, state, &[size, progress]));
+        }
+    }
+    let mut told = table(&["NAMESPACE", "NAME", "AGE", "STATUS", "READY"], &guests);
+    if !volumes.is_empty() {
+        told.push('\n');
+        told.push_str(&table(&["NAMESPACE", "VOLUME", "AGE", "STATUS", "SIZE", "PROGRESS"], &volumes));
+    }
+    Ok(told)
+}
+
+/// `virt-node get`: an object as it is kept; a machine with its run.
+pub(crate) fn get(
+    daemon: &mut Daemon,
+    namespace: &str,
+    named: &Named,
+    format: Output,
+) -> Result<String, Error> {
+    let kinds = match named.kind {
+        Some(kind) => vec![kind],
+        None => vec![Kind::VirtualMachine, Kind::VirtualMachineInstance],
+    };
+    let mut objects = Vec::new();
+    for kind in &kinds {
+        objects.extend(daemon.object(&named.target(*kind, namespace))?);
+    }
+    if objects.is_empty() {
+        let kind = kinds.first().map_or("object", |kind| kind.name());
+        return Err(Error::new(ErrorKind::Content, format!("there is no {kind} {namespace}/{}", named.name)));
+    }
+    match format {
+        Output::Json => {
+            let one = objects.len() == 1;
+            let value = if one {
+                objects.swap_remove(0)
+            } else {
+                json!({"apiVersion": "v1", "kind": "List", "items": objects})
+            };
+            Ok(format!("{value:#}\n"))
+        }
+        Output::Yaml => {
+            let texts = objects.iter().map(serde_saphyr::to_string).collect::<Result<Vec<String>, _>>();
+            let texts = texts.map_err(|error| Error::new(ErrorKind::System, error.to_string()))?;
+            Ok(texts.join("---\n"))
+        }
+    }
+}
+
+/// How an object is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Output {
+    /// YAML, as it can be kept again.
+    Yaml,
+    /// JSON.
+    Json,
+}
+
+/// `virt-node events`.
+pub(crate) fn events(
+    daemon: &mut Daemon,
+    namespace: &str,
+    name: Option<String>,
+    format: Format,
+) -> Result<String, Error> {
+    let request = Request::Events { namespace: namespace.to_owned(), name, after: 0 };
+    let Answer::Events(events) = daemon.call(request)? else {
+        return Err(Error::new(ErrorKind::System, "the daemon answers something else than it was asked"));
+    };
+    if format == Format::Json {
+        let all: Vec<Value> = events.iter().map(|event| json!(event)).collect();
+        return Ok(format!("{:#}\n", Value::from(all)));
+    }
+    let row = |event: &crate::protocol::Event| {
+        let kind = if event.warning { "Warning" } else { "Normal" };
+        vec![
+            time::text(event.time),
+            kind.to_owned(),
+            event.reason.clone(),
+            format!("{}/{}", event.kind, event.name),
+            event.message.clone(),
+        ]
+    };
+    let rows: Vec<Vec<String>> = events.iter().map(row).collect();
+    Ok(table(&["TIME", "TYPE", "REASON", "OBJECT", "MESSAGE"], &rows))
+}
+
+/// start, stop and the like.
+pub(crate) fn power(daemon: &mut Daemon, namespace: &str, name: &str, verb: Verb) -> Result<String, Error> {
+    let told = match &verb {
+        Verb::Start { .. } => "was scheduled to start",
+        Verb::Stop { .. } => "was scheduled to stop",
+        Verb::Restart { .. } => "was scheduled to restart",
+        Verb::Pause => "was paused",
+        Verb::Unpause => "was unpaused",
+        Verb::SoftReboot => "was asked to reboot",
+        Verb::Reset => "was reset",
+    };
+    daemon.call(Request::Power { namespace: namespace.to_owned(), name: name.to_owned(), verb })?;
+    Ok(format!("{namespace}/{name} {told}\n"))
+}

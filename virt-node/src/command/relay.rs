@@ -1,0 +1,101 @@
+//! Two streams joined: what one says the other hears, until both have ended. An end of one direction is told, and the other
+//! direction goes on.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::thread::{self, JoinHandle};
+
+use rustix::net::{Shutdown, shutdown};
+
+/// One end of a joint: a socket, or two files.
+pub(super) struct End {
+    reads: File,
+    writes: File,
+}
+
+impl End {
+    /// Of a socket.
+    pub(super) fn socket(socket: impl Into<OwnedFd>) -> io::Result<Self> {
+        let writes = File::from(socket.into());
+        Ok(Self { reads: writes.try_clone()?, writes })
+    }
+
+    /// Of standard input and output.
+    pub(super) fn standard() -> io::Result<Self> {
+        let own = |descriptor: std::os::fd::BorrowedFd<'_>| descriptor.try_clone_to_owned().map(File::from);
+        Ok(Self { reads: own(io::stdin().as_fd())?, writes: own(io::stdout().as_fd())? })
+    }
+}
+
+/// Moves bytes both ways, until `other` has said all. What moves the other way may go on: the handle is its thread's.
+///
+/// # Errors
+/// There is no thread for it.
+pub(super) fn join(one: End, other: End) -> io::Result<JoinHandle<()>> {
+    let End { reads: from, writes: to } = one;
+    let End { reads: answers, writes: into } = other;
+    let asks = thread::Builder::new().name("relay".to_owned()).spawn(move || pass(from, into))?;
+    pass(answers, to);
+    Ok(asks)
+}
+
+/// One way to its end, which is told. When it cannot go on, neither can the other way.
+fn pass(mut from: File, mut to: File) {
+    match io::copy(&mut from, &mut to) {
+        // What is no socket has nothing to be told.
+        Ok(_) => _ = shutdown(&to, Shutdown::Write),
+        Err(_) => {
+            for socket in [&from, &to] {
+                _ = shutdown(socket, Shutdown::Both);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (one, listener.accept().unwrap().0)
+    }
+
+    /// Both ends of two sockets that are joined.
+    fn joined() -> (TcpStream, TcpStream) {
+        let ((client, one), (other, guest)) = (pair(), pair());
+        thread::spawn(move || join(End::socket(one).unwrap(), End::socket(other).unwrap()).unwrap().join());
+        (client, guest)
+    }
+
+    #[test]
+    fn who_has_said_all_still_hears() {
+        let (mut client, mut guest) = joined();
+        client.write_all(b"question").unwrap();
+        client.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut text = String::new();
+        guest.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "question");
+        guest.write_all(b"answer").unwrap();
+        drop(guest);
+        text.clear();
+        client.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "answer");
+    }
+
+    #[test]
+    fn who_has_heard_all_may_go_on() {
+        let (mut client, mut guest) = joined();
+        guest.shutdown(std::net::Shutdown::Write).unwrap();
+        assert_eq!(client.read(&mut [0]).unwrap(), 0);
+        client.write_all(b"more").unwrap();
+        drop(client);
+        let mut text = String::new();
+        guest.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "more");
+    }
+}

@@ -1,0 +1,253 @@
+//! `virt-node run`: documents are kept, and what becomes of their guests is told, a line for each step, until they run.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::Duration;
+
+use api::kind::Kind;
+
+use super::{Daemon, console, say, text};
+use crate::error::{Error, Kind as ErrorKind};
+use crate::launcher::{Signal, block_signals, next_signal};
+use crate::protocol::{Answer, Request, Stream, Target, Verb};
+use crate::validate;
+
+/// How often it is looked.
+const LOOK: Duration = Duration::from_millis(200);
+/// States in which a guest does not come up by itself, or not soon.
+const TROUBLE: [&str; 4] = ["DataVolumeError", "ErrImagePull", "ErrorPvcNotFound", "CrashLoopBackOff"];
+/// States of a guest that does not run and is not going to.
+const STILL: [&str; 3] = ["Stopped", "Succeeded", "Failed"];
+/// Looks after which a guest that is still is not going to run.
+const PATIENCE: u32 = 50;
+
+/// What was typed.
+pub(crate) struct Run {
+    pub(crate) detach: bool,
+    pub(crate) console: bool,
+}
+
+/// A guest that is followed.
+struct Guest {
+    target: Target,
+    ran: bool,
+    /// Looks in a row that found it still, and that it never ran.
+    still: u32,
+}
+
+/// Keeps the documents, starts their guests, and follows them.
+pub(crate) fn run(state: &Path, typed: &Run, texts: Vec<(String, Vec<u8>)>) -> Result<bool, Error> {
+    let report = validate::validate(&texts);
+    if !report.is_valid() {
+        return Err(Error::new(ErrorKind::Content, format!("refused\n{}", report.text(false).trim_end())));
+    }
+    block_signals().map_err(|error| Error::with(ErrorKind::System, "signals cannot be blocked", error))?;
+    let mut daemon = Daemon::or_start(state)?;
+    let mut documents = Vec::new();
+    for (name, text) in texts {
+        let text = String::from_utf8(text).map_err(|_| {
+            Error::new(ErrorKind::Content, format!("{name}: not UTF-8; write it anew as UTF-8"))
+        })?;
+        documents.push((name, text));
+    }
+    let namespaces = report.objects.iter().map(|checked| checked.namespace.clone()).collect();
+    let seen = last_events(&mut daemon, namespaces)?;
+    let Answer::Applied { objects, findings } = daemon.call(Request::Apply { documents })? else {
+        return Err(Error::new(ErrorKind::System, "the daemon answers something else than it was asked"));
+    };
+    for (target, findings) in findings {
+        for finding in findings {
+            let about = format!("{} {}/{}", target.kind, target.namespace, target.name);
+            say(&format!("{about}: {} {}: {}", finding.verdict.word(), finding.path, finding.text))?;
+        }
+    }
+    let mut guests = Vec::new();
+    for (target, change) in objects {
+        say(&format!("{} {}/{} {}", target.kind, target.namespace, target.name, change.word()))?;
+        let kinds = [Kind::VirtualMachine.name(), Kind::VirtualMachineInstance.name()];
+        if kinds.contains(&target.kind.as_str()) {
+            guests.push(Guest { target, ran: false, still: 0 });
+        }
+    }
+    for guest in &guests {
+        switch_on(&mut daemon, &guest.target)?;
+    }
+    if guests.is_empty() {
+        return Ok(true);
+    }
+    follow(&mut daemon, &mut guests, seen, typed)
+}
+
+/// The number of the last event of each namespace so far.
+fn last_events(daemon: &mut Daemon, namespaces: BTreeSet<String>) -> Result<Vec<(String, u64)>, Error> {
+    let mut last = Vec::new();
+    for namespace in namespaces {
+        let request = Request::Events { namespace: namespace.clone(), name: None, after: 0 };
+        if let Answer::Events(events) = daemon.call(request)? {
+            last.push((namespace, events.last().map_or(0, |event| event.number)));
+        }
+    }
+    Ok(last)
+}
+
+/// Starts a machine whose strategy does not, unless it runs.
+fn switch_on(daemon: &mut Daemon, target: &Target) -> Result<(), Error> {
+    if target.kind != Kind::VirtualMachine.name() {
+        return Ok(());
+    }
+    let Some(machine) = daemon.object(target)? else { return Ok(()) };
+    let halted = machine["spec"]["running"] == false;
+    if !halted && !["Halted", "Manual", "RerunOnFailure"].contains(&text(&machine, "/spec/runStrategy")) {
+        return Ok(());
+    }
+    let (namespace, name) = (target.namespace.clone(), target.name.clone());
+    match daemon.call(Request::Power { namespace, name, verb: Verb::Start { paused: false } }) {
+        // It runs already.
+        Err(error) if error.kind() == ErrorKind::Content => Ok(()),
+        answer => answer.map(drop),
+    }
+}
+
+/// A guest's state in one word.
+fn state_of(daemon: &mut Daemon, target: &Target) -> Result<String, Error> {
+    let Some(object) = daemon.object(target)? else { return Ok("Stopped".to_owned()) };
+    let machine = text(&object, "/status/printableStatus");
+    // A run that is nobody's has no such word.
+    let (phase, reason) = (text(&object, "/status/phase"), text(&object, "/status/reason"));
+    let run = if TROUBLE.contains(&reason) { reason } else { phase };
+    Ok(if machine.is_empty() { run } else { machine }.to_owned())
+}
+
+/// Tells what happens, until all guests run; in the foreground until none does.
+fn follow(
+    daemon: &mut Daemon,
+    guests: &mut [Guest],
+    mut seen: Vec<(String, u64)>,
+    typed: &Run,
+) -> Result<bool, Error> {
+    let mut told = Told::default();
+    loop {
+        tell(daemon, guests, &mut seen, &mut told)?;
+        let mut states = Vec::new();
+        for guest in guests.iter_mut() {
+            let state = state_of(daemon, &guest.target)?;
+            guest.ran |= state == "Running" || state == "Paused";
+            guest.still = if STILL.contains(&state.as_str()) && !guest.ran { guest.still + 1 } else { 0 };
+            states.push(state);
+        }
+        if let Some((guest, state)) =
+            guests.iter().zip(&states).find(|(_, state)| TROUBLE.contains(&state.as_str()))
+        {
+            // The reason may have come after what was told last.
+            tell(daemon, guests, &mut seen, &mut told)?;
+            let Target { namespace, name, .. } = &guest.target;
+            let text = format!(
+                "{namespace}/{name}: {state}; the daemon tries again, virt-node events -n {namespace} {name} tells"
+            );
+            return Err(Error::new(ErrorKind::System, text));
+        }
+        if let Some(Guest { target, .. }) = guests.iter().find(|guest| guest.still > PATIENCE) {
+            let Target { namespace, name, .. } = target;
+            let text = format!(
+                "{namespace}/{name} does not run, by its runStrategy: virt-node start -n {namespace} {name}"
+            );
+            return Err(Error::new(ErrorKind::Content, text));
+        }
+        let all_ran = guests.iter().all(|guest| guest.ran);
+        if all_ran && typed.detach {
+            return Ok(true);
+        }
+        if all_ran && typed.console {
+            let target = &guests[0].target;
+            return console::stream(daemon.another()?, &target.namespace, &target.name, Stream::Console)
+                .map(|()| true);
+        }
+        let over = |(guest, state): (&Guest, &String)| guest.ran && STILL.contains(&state.as_str());
+        if guests.iter().zip(&states).all(over) {
+            tell(daemon, guests, &mut seen, &mut told)?;
+            return Ok(true);
+        }
+        let signal = next_signal(Some(LOOK));
+        let signal =
+            signal.map_err(|error| Error::with(ErrorKind::System, "signals cannot be waited for", error))?;
+        if signal == Some(Signal::Stop) {
+            if typed.detach {
+                say("not waited for any more; the daemon goes on")?;
+                return Ok(false);
+            }
+            stop(daemon, guests)?;
+        }
+    }
+}
+
+/// Has all guests end.
+fn stop(daemon: &mut Daemon, guests: &mut [Guest]) -> Result<(), Error> {
+    for guest in guests {
+        let Target { kind, namespace, name } = &guest.target;
+        say(&format!("{namespace}/{name}: stopping"))?;
+        guest.ran = true;
+        let (namespace, name) = (namespace.clone(), name.clone());
+        let request = if *kind == Kind::VirtualMachine.name() {
+            Request::Power { namespace, name, verb: Verb::Stop { grace_seconds: None } }
+        } else {
+            Request::Delete { targets: vec![guest.target.clone()], grace_seconds: None }
+        };
+        match daemon.call(request) {
+            Ok(_) => {}
+            // It has just stopped by itself.
+            Err(error) if error.kind() == ErrorKind::Content => say(&error.chain())?,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// What was told of volumes.
+#[derive(Default)]
+struct Told {
+    progress: Vec<(String, String)>,
+}
+
+/// Tells what is new.
+fn tell(
+    daemon: &mut Daemon,
+    guests: &[Guest],
+    seen: &mut Vec<(String, u64)>,
+    told: &mut Told,
+) -> Result<(), Error> {
+    let namespaces: BTreeSet<&str> = guests.iter().map(|guest| guest.target.namespace.as_str()).collect();
+    for namespace in namespaces {
+        if !seen.iter().any(|(of, _)| of == namespace) {
+            seen.push((namespace.to_owned(), 0));
+        }
+        let Some((_, after)) = seen.iter_mut().find(|(of, _)| of == namespace) else { continue };
+        let request = Request::Events { namespace: namespace.to_owned(), name: None, after: *after };
+        let Answer::Events(events) = daemon.call(request)? else { continue };
+        for event in events {
+            *after = event.number;
+            let mark = if event.warning { "! " } else { "" };
+            say(&format!("{mark}{} {}: {}: {}", event.kind, event.name, event.reason, event.message))?;
+        }
+    }
+    for object in daemon.objects(Request::List)? {
+        let name = text(&object, "/metadata/name").to_owned();
+        let progress = text(&object, "/status/progress");
+        if object["kind"] != Kind::DataVolume.name() || progress.is_empty() {
+            continue;
+        }
+        // A line for every tenth.
+        let tens =
+            |text: &str| text.split('.').next().and_then(|whole| whole.parse::<u32>().ok()).map(|n| n / 10);
+        let before = told.progress.iter_mut().find(|(of, _)| *of == name);
+        let new = before.as_ref().is_none_or(|(_, before)| tens(before) != tens(progress));
+        match before {
+            Some((_, before)) if new => progress.clone_into(before),
+            Some(_) => {}
+            None => told.progress.push((name.clone(), progress.to_owned())),
+        }
+        if new && text(&object, "/status/phase") != "Succeeded" {
+            say(&format!("DataVolume {name}: {progress}"))?;
+        }
+    }
+    Ok(())
+}

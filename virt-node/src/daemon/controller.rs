@@ -1,0 +1,405 @@
+//! The one owner of all state: it takes messages one after the other, looks at every object after each, and has what takes
+//! long done by jobs, one per object, whose ends are messages too.
+//!
+//! ```text
+//! clients ─► Call ─┐                     ┌─► job: make or remove a volume, fill it, start or clear a run
+//! jobs ──► ended ──┼─► controller ─look──┤
+//! launchers ► News ┘     │ store         └─► watch of each run
+//! ```
+
+use std::collections::BTreeMap;
+use std::os::unix::net::UnixStream;
+use std::process::Child;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::Duration;
+
+use api::core::{ConfigMap, Secret};
+use api::kubevirt::{VirtualMachine, VirtualMachineInstance};
+use api::launch::Accelerator;
+use api::multus::NetworkAttachmentDefinition;
+
+use super::addresses::Addresses;
+use super::driver::Driver;
+use super::events::Events;
+use super::networks::{Networks, Services};
+use super::plan::Seen;
+use super::runs::phase;
+use super::state::State;
+use super::store::{Key, Store, Stored};
+use super::watch::{self, News};
+use super::{Given, apply, host};
+use crate::error::Error;
+use crate::network::{Attached, PodNetwork};
+use crate::protocol::{Answer, Request};
+use crate::resolve::{Host, Objects};
+use crate::time;
+
+/// How often it is looked whether the volumes' driver lives.
+const TICK: Duration = Duration::from_secs(5);
+/// Looks in a row that change something; more are a mistake of ours, and wait for the next message.
+const LOOKS_MAX: usize = 100;
+/// Longest wait before a job that failed is tried again, in seconds.
+const RETRY_MAX: u64 = 300;
+
+/// What a client is given.
+pub(super) enum Reply {
+    Answer(Answer),
+    /// What follows is this.
+    Stream(UnixStream),
+}
+
+/// What the controller is told.
+pub(super) enum Message {
+    Call(Box<Request>, Sender<Reply>),
+    /// A job of an object is done.
+    Ended(String, Work, Result<Outcome, Error>),
+    /// How far a job is, in per cent, and what it fetches.
+    Progress(String, String, f64),
+    News(String, News),
+    /// A child that is ours to reap.
+    Born(Child),
+    /// A child may have ended.
+    Child,
+    Stop,
+}
+
+/// What a job does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Work {
+    Driver,
+    Make,
+    Fill,
+    Remove,
+    Start,
+    Clear,
+    Mend,
+    RemoveNetworks,
+    Attach,
+    Detach,
+    Grow,
+}
+
+/// What a job found out.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    Done,
+    /// A volume of this size is there.
+    Made(u64),
+    /// A run's machine type and networks, and whether there is a guest.
+    Started {
+        guest: bool,
+        machine: String,
+        attached: Option<Attached>,
+    },
+    /// What a run is attached to.
+    Mended(Option<Attached>),
+    /// Whether the guest has let go of a volume.
+    Detached {
+        gone: bool,
+    },
+}
+
+/// What is remembered of an object while the daemon lives.
+#[derive(Default)]
+pub(super) struct Memory {
+    /// Ends its job, while there is one.
+    pub(super) job: Option<Arc<AtomicBool>>,
+    /// Tries that failed in a row, and when the next one may be.
+    pub(super) failures: u32,
+    pub(super) retry: Option<u64>,
+    /// Of a run: what was seen last.
+    pub(super) seen: Option<Seen>,
+    /// Of a run: whether its guest was asked to end.
+    pub(super) asked: bool,
+    /// Of a run: its networks are to be mended.
+    pub(super) mend: bool,
+    /// Per cent.
+    pub(super) progress: Option<f64>,
+}
+
+pub(super) struct Controller {
+    pub(super) state: Arc<State>,
+    pub(super) store: Store,
+    pub(super) addresses: Addresses,
+    pub(super) driver: Driver,
+    pub(super) events: Events,
+    pub(super) accelerator: Option<Accelerator>,
+    pub(super) services: Services,
+    pod: PodNetwork,
+    host: Option<Host>,
+    pub(super) memory: BTreeMap<String, Memory>,
+    children: Vec<Child>,
+    sender: Sender<Message>,
+    receiver: Receiver<Message>,
+    /// When something is to be looked at again.
+    due: Option<u64>,
+}
+
+impl Controller {
+    pub(super) fn new(
+        state: State,
+        store: Store,
+        addresses: Addresses,
+        events: Events,
+        driver: Driver,
+        given: Given,
+    ) -> Self {
+        let (sender, receiver) = channel();
+        Self {
+            state: Arc::new(state),
+            store,
+            addresses,
+            driver,
+            events,
+            accelerator: given.accelerator,
+            services: Services::default(),
+            pod: given.pod,
+            host: None,
+            memory: BTreeMap::new(),
+            children: Vec::new(),
+            sender,
+            receiver,
+            due: None,
+        }
+    }
+
+    pub(super) fn sender(&self) -> Sender<Message> {
+        self.sender.clone()
+    }
+
+    /// Runs until it is told to stop. Guests go on.
+    pub(super) fn run(mut self) {
+        self.adopt();
+        self.look();
+        loop {
+            let wait =
+                self.due.map_or(TICK, |due| Duration::from_secs(due.saturating_sub(time::now())).min(TICK));
+            match self.receiver.recv_timeout(wait.max(Duration::from_millis(50))) {
+                Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => return self.leave(),
+                Ok(message) => self.take(message),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            self.look();
+        }
+    }
+
+    /// Waits until nobody is about to start the volumes' driver.
+    fn leave(mut self) {
+        while self.is_busy("driver") {
+            match self.receiver.recv_timeout(TICK) {
+                Ok(message) => self.take(message),
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Watches the runs that there are.
+    fn adopt(&mut self) {
+        for instance in self.store.all::<VirtualMachineInstance>() {
+            self.watch(instance.uid());
+            // After a boot there is nothing to mend, and the run is gone.
+            if phase(&instance) == "Running" && self.state.run(instance.uid()).exists() {
+                self.memory(instance.uid()).mend = true;
+            }
+        }
+        self.forward_names();
+    }
+
+    /// Forwards names for guests, where that is needed.
+    pub(super) fn forward_names(&mut self) {
+        if let Err(error) = self.services.forward_names() {
+            let network = Key::new(api::kind::Kind::NetworkAttachmentDefinition, "", "pod");
+            self.events.add(&network, true, "NamesNotForwarded", &error.chain());
+        }
+    }
+
+    /// Networks that guests may name.
+    pub(super) fn networks(&self) -> Networks {
+        let all = self.store.all::<NetworkAttachmentDefinition>().into_iter();
+        let named = all.map(|one| (format!("{}/{}", one.key().namespace, one.key().name), one));
+        Networks { pod: self.pod, definitions: named.collect() }
+    }
+
+    /// Finds out how a run is, and follows it from there on.
+    pub(super) fn watch(&mut self, uid: &str) {
+        let run = self.state.run(uid);
+        if !run.exists() {
+            self.memory(uid).seen = Some(Seen::Nothing);
+            return;
+        }
+        let (sender, told) = (self.sender(), uid.to_owned());
+        // A run that cannot be watched is looked at when it is next started.
+        drop(watch::watch(run, move |news| sender.send(Message::News(told.clone(), news)).is_ok()));
+    }
+
+    pub(super) fn memory(&mut self, uid: &str) -> &mut Memory {
+        self.memory.entry(uid.to_owned()).or_default()
+    }
+
+    pub(super) fn is_busy(&self, uid: &str) -> bool {
+        self.memory.get(uid).is_some_and(|memory| memory.job.is_some())
+    }
+
+    /// What was found on the machine.
+    pub(super) fn host(&mut self) -> Result<Host, Error> {
+        if let Some(host) = &self.host {
+            return Ok(host.clone());
+        }
+        let host = host::look(&self.state, self.accelerator)?;
+        self.host = Some(host.clone());
+        Ok(host)
+    }
+
+    /// Has something done, unless something is being done for the same object.
+    pub(super) fn job(
+        &mut self,
+        uid: &str,
+        work: Work,
+        task: impl FnOnce(&Arc<AtomicBool>, &Sender<Message>) -> Result<Outcome, Error> + Send + 'static,
+    ) {
+        if self.is_busy(uid) {
+            return;
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        let (sender, uid) = (self.sender(), uid.to_owned());
+        self.memory(&uid).job = Some(Arc::clone(&stop));
+        let (name, report) = (uid.clone(), sender.clone());
+        let started = thread::Builder::new().name("job".to_owned()).spawn(move || {
+            let outcome = task(&stop, &sender);
+            // Nobody listens any more when the daemon ends.
+            drop(report.send(Message::Ended(name, work, outcome)));
+        });
+        if let Err(error) = started {
+            let error = Error::with(crate::error::Kind::System, "a job cannot be started", error);
+            drop(self.sender.send(Message::Ended(uid, work, Err(error))));
+        }
+    }
+
+    /// Ends an object's job, if there is one.
+    pub(super) fn cancel(&self, uid: &str) {
+        if let Some(stop) = self.memory.get(uid).and_then(|memory| memory.job.as_ref()) {
+            stop.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Notes that a try failed.
+    pub(super) fn failed(&mut self, uid: &str) {
+        let memory = self.memory(uid);
+        memory.failures = memory.failures.saturating_add(1);
+        let wait = 2u64.saturating_pow(memory.failures.min(10)).saturating_mul(2).min(RETRY_MAX);
+        memory.retry = Some(time::now() + wait);
+    }
+
+    /// Whether something may be tried now; if not, it is looked at again.
+    pub(super) fn may_try(&mut self, uid: &str) -> bool {
+        match self.memory.get(uid).and_then(|memory| memory.retry) {
+            Some(time) if time > time::now() => {
+                self.look_at(time);
+                false
+            }
+            Some(_) | None => true,
+        }
+    }
+
+    /// Looks again at a time.
+    pub(super) fn look_at(&mut self, time: u64) {
+        self.due = Some(self.due.map_or(time, |due| due.min(time)));
+    }
+
+    fn take(&mut self, message: Message) {
+        match message {
+            Message::Call(request, reply) => self.call(*request, reply),
+            Message::Ended(uid, work, outcome) => {
+                self.memory(&uid).job = None;
+                self.ended(&uid, work, outcome);
+            }
+            Message::Progress(uid, what, percent) => self.progress(&uid, &what, percent),
+            Message::News(uid, news) => self.news(&uid, news),
+            Message::Born(child) => self.children.push(child),
+            Message::Child => self.children.retain_mut(|child| matches!(child.try_wait(), Ok(None))),
+            Message::Stop => {}
+        }
+    }
+
+    /// Looks at every object until nothing changes any more.
+    fn look(&mut self) {
+        self.due = None;
+        if !self.driver.lives() && self.may_try("driver") {
+            let driver = self.driver.clone();
+            self.job("driver", Work::Driver, move |_, sender| {
+                let born = |child| drop(sender.send(Message::Born(child)));
+                driver.start()?.into_iter().for_each(born);
+                Ok(Outcome::Done)
+            });
+        }
+        for _ in 0..LOOKS_MAX {
+            let before = self.store.changes();
+            if let Err(error) = self.look_once() {
+                // A full disk, most likely: it is tried again with the next message.
+                let state = Key::new(api::kind::Kind::ConfigMap, "", "state");
+                self.events.add(&state, true, "StateFailed", &error.chain());
+                return;
+            }
+            if self.store.changes() == before {
+                return;
+            }
+        }
+    }
+
+    fn look_once(&mut self) -> Result<(), Error> {
+        self.claims()?;
+        self.data_volumes()?;
+        for instance in self.store.all::<VirtualMachineInstance>() {
+            self.instance(instance)?;
+        }
+        for machine in self.store.all::<VirtualMachine>() {
+            self.machine(machine)?;
+        }
+        Ok(())
+    }
+
+    /// Secrets and ConfigMaps of a namespace.
+    pub(super) fn objects(&self, namespace: &str) -> Objects {
+        let of = |metadata: &api::resource::ObjectMeta| metadata.namespace.as_deref() == Some(namespace);
+        let secrets = self.store.all::<Secret>().into_iter().filter(|one| of(&one.metadata));
+        let maps = self.store.all::<ConfigMap>().into_iter().filter(|one| of(&one.metadata));
+        Objects {
+            secrets: secrets.map(|one| (one.metadata.name.clone(), one)).collect(),
+            config_maps: maps.map(|one| (one.metadata.name.clone(), one)).collect(),
+            complete: true,
+        }
+    }
+
+    /// What a run's launcher is asked, on a thread of its own, and answered for.
+    pub(super) fn ask(
+        &self,
+        uid: &str,
+        request: api::launcher::Request,
+        reply: impl FnOnce(Result<(), crate::launcher::CallError>) + Send + 'static,
+    ) {
+        let run = self.state.run(uid);
+        let work = move || {
+            let answer = crate::launcher::Client::connect(&run)
+                .map_err(Into::into)
+                .and_then(|mut client| client.call(request));
+            reply(answer.map(drop));
+        };
+        // Who asked sees that there is no answer.
+        drop(thread::Builder::new().name("ask".to_owned()).spawn(work));
+    }
+
+    /// Whether a run has a folder.
+    pub(super) fn seen(&mut self, uid: &str) -> Seen {
+        if let Some(seen) = self.memory.get(uid).and_then(|memory| memory.seen.clone()) {
+            return seen;
+        }
+        let run = self.state.run(uid);
+        let seen =
+            if run.exists() { apply::exit(&run).map_or(Seen::Down, Seen::Ended) } else { Seen::Nothing };
+        self.memory(uid).seen = Some(seen.clone());
+        seen
+    }
+}

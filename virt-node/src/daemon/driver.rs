@@ -1,0 +1,320 @@
+//! Volumes from hpp-csi over its socket: the calls that a cluster's sidecars and kubelet make, in their order.
+//!
+//! ```text
+//! claims/UID/    the importer's root: data/ (the volume's filesystem) or dev/cdi-block-volume (its device)
+//!            stage/  where the driver keeps what it needs once per volume
+//!            device  where the driver puts a device
+//! ```
+//!
+//! All calls are idempotent, as CSI's are.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use api::names::QEMU_ID;
+use csi::controller_client::ControllerClient;
+use csi::node_client::NodeClient;
+use csi::volume_capability::access_mode::Mode;
+use csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
+use csi::volume_content_source::{Type, VolumeSource};
+use csi::{
+    CapacityRange, ControllerExpandVolumeRequest, CreateVolumeRequest, DeleteVolumeRequest,
+    NodeExpandVolumeRequest, NodePublishVolumeRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest,
+    NodeUnstageVolumeRequest, VolumeCapability, VolumeContentSource,
+};
+use rustix::fs::{CWD, FileType, Mode as FileMode, mknodat};
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+
+use super::process;
+use crate::error::{Error, Kind};
+
+/// How long one call may take: a clone may be a copy.
+const PATIENCE: Duration = Duration::from_secs(3600);
+/// How long the driver may take to serve.
+const START: Duration = Duration::from_secs(30);
+/// The one pool.
+pub(super) const POOL: &str = "default";
+
+/// The driver of a state folder.
+#[derive(Clone, Debug)]
+pub(super) struct Driver {
+    folder: PathBuf,
+}
+
+/// A volume, as far as calls name it.
+#[derive(Clone, Debug)]
+pub(super) struct Volume {
+    /// UID of its claim.
+    pub(super) uid: String,
+    /// Its folder.
+    pub(super) folder: PathBuf,
+    pub(super) block: bool,
+    /// Bytes that were asked for.
+    pub(super) size: u64,
+}
+
+impl Volume {
+    fn id(&self) -> String {
+        format!("pvc-{}", self.uid)
+    }
+
+    fn target(&self) -> PathBuf {
+        self.folder.join(if self.block { "device" } else { "data" })
+    }
+
+    /// The file or device that is the disk.
+    pub(super) fn disk(&self) -> PathBuf {
+        self.folder.join(if self.block { "dev/cdi-block-volume" } else { "data/disk.img" })
+    }
+
+    fn capability(&self) -> Option<VolumeCapability> {
+        let access_type = if self.block {
+            AccessType::Block(BlockVolume {})
+        } else {
+            AccessType::Mount(MountVolume::default())
+        };
+        let access_mode = AccessMode { mode: Mode::SingleNodeMultiWriter.into() };
+        Some(VolumeCapability { access_mode: Some(access_mode), access_type: Some(access_type) })
+    }
+}
+
+fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+impl Driver {
+    /// The driver whose socket and memory are in `csi` of a state folder, and its pool in `volumes`.
+    pub(super) fn new(state: &Path) -> Self {
+        Self { folder: state.to_owned() }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.join("csi/csi.sock")
+    }
+
+    fn log(&self) -> PathBuf {
+        self.folder.join("csi/log")
+    }
+
+    /// Starts it, unless it lives; waits until it serves.
+    pub(super) fn start(&self) -> Result<Option<Child>, Error> {
+        let failed = |error| Error::with(Kind::System, "hpp-csi cannot be started", error);
+        let pools = serde_json::json!([{
+            "name": POOL, "path": self.folder.join("volumes"), "enforce": "none", "copy": true,
+        }]);
+        let mut command = Command::new(process::program("hpp-csi"));
+        command
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+            .arg(format!("--endpoint=unix://{}", self.socket().display()))
+            .arg(format!("--datadir={pools}"))
+            .args(["--nodeid=this", "--single-node", "--metrics-address=off", "--v=1"]);
+        let mut child = match process::start(command, &self.log()) {
+            Ok(child) => Some(child),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => None,
+            Err(error) => return Err(failed(error)),
+        };
+        let until = Instant::now() + START;
+        while std::os::unix::net::UnixStream::connect(self.socket()).is_err() {
+            let ended = child.as_mut().is_some_and(|child| !matches!(child.try_wait(), Ok(None)));
+            if ended || Instant::now() > until {
+                let said = process::last_words(&self.log());
+                return Err(Error::new(Kind::System, format!("hpp-csi does not serve: {said}")));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(child)
+    }
+
+    /// Ends it, also when it is just being started.
+    pub(super) fn stop(&self) {
+        let until = Instant::now() + START;
+        while self.lives() && Instant::now() < until {
+            if process::stop_peer(&self.socket()).unwrap_or(false) {
+                process::ended(&self.log(), START);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Whether it lives.
+    pub(super) fn lives(&self) -> bool {
+        process::lives(&self.log())
+    }
+
+    /// Runs calls on a connection of their own.
+    fn call<T>(&self, what: &str, calls: impl AsyncFnOnce(Channel) -> Result<T, Status>) -> Result<T, Error> {
+        let failed = |error: &dyn std::fmt::Display| {
+            Error::new(Kind::System, format!("{what}: the volumes' driver: {error}"))
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| failed(&error))?;
+        let endpoint = Endpoint::from_shared(format!("unix:{}", self.socket().display()));
+        let endpoint = endpoint.map_err(|error| failed(&error))?.timeout(PATIENCE);
+        runtime.block_on(async {
+            let channel = endpoint.connect().await.map_err(|error| failed(&error))?;
+            calls(channel).await.map_err(|status| failed(&status.message()))
+        })
+    }
+
+    /// Makes a volume of at least its size, with the blocks of another one where one is named, and shows it in its
+    /// folder. Answers its size.
+    pub(super) fn make(&self, volume: &Volume, source: Option<&str>, pool: &str) -> Result<u64, Error> {
+        let parameters = HashMap::from([
+            ("storagePool".to_owned(), pool.to_owned()),
+            ("copy".to_owned(), "true".to_owned()),
+        ]);
+        let source = source.map(|uid| VolumeContentSource {
+            r#type: Some(Type::Volume(VolumeSource { volume_id: format!("pvc-{uid}") })),
+        });
+        let request = CreateVolumeRequest {
+            name: volume.id(),
+            capacity_range: Some(CapacityRange {
+                required_bytes: i64::try_from(volume.size).unwrap_or(i64::MAX),
+                limit_bytes: 0,
+            }),
+            volume_capabilities: volume.capability().into_iter().collect(),
+            parameters,
+            volume_content_source: source,
+            ..CreateVolumeRequest::default()
+        };
+        let made = self.call("the volume cannot be made", async |channel| {
+            let mut controller = ControllerClient::new(channel);
+            loop {
+                match controller.create_volume(request.clone()).await {
+                    // It is being made, by a call of a daemon that is gone.
+                    Err(status) if status.code() == Code::Aborted => {
+                        tokio::time::sleep(Duration::from_secs(1)).await;
+                    }
+                    answer => return answer,
+                }
+            }
+        })?;
+        self.publish(volume)?;
+        let capacity = made.into_inner().volume.map_or(0, |volume| volume.capacity_bytes);
+        Ok(u64::try_from(capacity).unwrap_or(0).max(volume.size))
+    }
+
+    /// Shows a volume in its folder, for the guests' user.
+    pub(super) fn publish(&self, volume: &Volume) -> Result<(), Error> {
+        let failed = |error| {
+            Error::with(Kind::System, format!("{} cannot be prepared", volume.folder.display()), error)
+        };
+        for name in ["dev", "stage"] {
+            fs::create_dir_all(volume.folder.join(name)).map_err(failed)?;
+        }
+        for name in [".", "dev"] {
+            let open = fs::Permissions::from_mode(0o711);
+            fs::set_permissions(volume.folder.join(name), open).map_err(failed)?;
+        }
+        let (id, stage) = (volume.id(), text(&volume.folder.join("stage")));
+        let stage_request = NodeStageVolumeRequest {
+            volume_id: id.clone(),
+            staging_target_path: stage.clone(),
+            volume_capability: volume.capability(),
+            ..NodeStageVolumeRequest::default()
+        };
+        let publish_request = NodePublishVolumeRequest {
+            volume_id: id,
+            staging_target_path: stage,
+            target_path: text(&volume.target()),
+            volume_capability: volume.capability(),
+            ..NodePublishVolumeRequest::default()
+        };
+        self.call("the volume cannot be used", async |channel| {
+            let mut node = NodeClient::new(channel);
+            node.node_stage_volume(stage_request).await?;
+            node.node_publish_volume(publish_request).await
+        })?;
+        if volume.block { device(volume).map_err(failed) } else { own(&volume.target()).map_err(failed) }
+    }
+
+    /// Makes a volume at least as large as is asked for, also while it is in use. Answers its size.
+    pub(super) fn expand(&self, volume: &Volume) -> Result<u64, Error> {
+        self.publish(volume)?;
+        let range = Some(CapacityRange {
+            required_bytes: i64::try_from(volume.size).unwrap_or(i64::MAX),
+            limit_bytes: 0,
+        });
+        let (target, stage) = (text(&volume.target()), text(&volume.folder.join("stage")));
+        let grown = self.call("the volume does not grow", async |channel| {
+            let request = ControllerExpandVolumeRequest {
+                volume_id: volume.id(),
+                capacity_range: range,
+                volume_capability: volume.capability(),
+                ..ControllerExpandVolumeRequest::default()
+            };
+            let mut controller = ControllerClient::new(channel.clone());
+            let grown = controller.controller_expand_volume(request).await?.into_inner();
+            if grown.node_expansion_required {
+                let request = NodeExpandVolumeRequest {
+                    volume_id: volume.id(),
+                    volume_path: target,
+                    staging_target_path: stage,
+                    capacity_range: range,
+                    volume_capability: volume.capability(),
+                    ..NodeExpandVolumeRequest::default()
+                };
+                NodeClient::new(channel).node_expand_volume(request).await?;
+            }
+            Ok(grown)
+        })?;
+        Ok(u64::try_from(grown.capacity_bytes).unwrap_or(0).max(volume.size))
+    }
+
+    /// Takes a volume away with all that is in it; one that is not there is gone.
+    pub(super) fn remove(&self, volume: &Volume) -> Result<(), Error> {
+        let (id, stage) = (volume.id(), text(&volume.folder.join("stage")));
+        let target = text(&volume.target());
+        self.call("the volume cannot be removed", async |channel| {
+            let mut node = NodeClient::new(channel.clone());
+            node.node_unpublish_volume(NodeUnpublishVolumeRequest {
+                volume_id: id.clone(),
+                target_path: target,
+            })
+            .await?;
+            node.node_unstage_volume(NodeUnstageVolumeRequest {
+                volume_id: id.clone(),
+                staging_target_path: stage,
+            })
+            .await?;
+            let request = DeleteVolumeRequest { volume_id: id, ..DeleteVolumeRequest::default() };
+            ControllerClient::new(channel).delete_volume(request).await
+        })?;
+        match fs::remove_dir_all(&volume.folder) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(Error::with(Kind::System, format!("{} stays", volume.folder.display()), error))
+            }
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+}
+
+/// Gives a volume's folder to the guests' user.
+fn own(folder: &Path) -> io::Result<()> {
+    if folder.metadata()?.uid() == QEMU_ID { Ok(()) } else { chown(folder, Some(QEMU_ID), Some(QEMU_ID)) }
+}
+
+/// A node of the guests' user for the device that the driver shows: the machine's own stays root's.
+fn device(volume: &Volume) -> io::Result<()> {
+    let facts = volume.target().metadata()?;
+    if !facts.file_type().is_block_device() {
+        return Err(io::Error::other(format!("{} is no block device", volume.target().display())));
+    }
+    let path = volume.disk();
+    if path.metadata().is_ok_and(|node| node.rdev() == facts.rdev() && node.uid() == QEMU_ID) {
+        return Ok(());
+    }
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    mknodat(CWD, &path, FileType::BlockDevice, FileMode::from_raw_mode(0o600), facts.rdev())?;
+    chown(&path, Some(QEMU_ID), Some(QEMU_ID))
+}

@@ -1,0 +1,296 @@
+//! Machines: looks at what is found of each, asks the plan, and has its steps done. Their runs are [`super::runs`]'s.
+
+use std::fs;
+use std::sync::Arc;
+
+use api::cdi::DataVolume;
+use api::kind::Kind;
+use api::kubevirt::{
+    StateChangeRequest, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceStatus,
+    VirtualMachineStatus,
+};
+use api::resource::ObjectMeta;
+
+use super::controller::{Controller, Outcome, Work};
+use super::hotplug::needs_restart;
+use super::plan::{self, Machine, RunOf, Step, Strategy};
+use super::runs::{OVER, phase};
+use super::status::{self, Facts};
+use super::store::Stored;
+use super::volumes::{Filled, is_owned, made, owner};
+use super::{apply, images, networks};
+use crate::error::{Error, Kind as ErrorKind};
+use crate::time;
+
+pub(super) fn strategy(machine: &VirtualMachine) -> Strategy {
+    Strategy::of(machine.spec.running, machine.spec.run_strategy.as_deref())
+}
+
+/// Asks for a run by a machine's status.
+pub(super) fn request_start(status: &mut VirtualMachineStatus) {
+    if !status.state_change_requests.iter().any(|request| request.action == "Start") {
+        let request = StateChangeRequest { action: "Start".to_owned(), ..StateChangeRequest::default() };
+        status.state_change_requests.push(request);
+    }
+}
+
+impl Controller {
+    /// How the claims of a guest stand, the worst first.
+    pub(super) fn claims_stand(
+        &self,
+        namespace: &str,
+        instance: &api::kubevirt::VirtualMachineInstanceSpec,
+    ) -> Filled {
+        let all = apply::claims_of(instance).map(|name| self.filled(namespace, name));
+        let rank = |filled: &Filled| match filled {
+            Filled::Missing => 0,
+            Filled::Broken => 1,
+            Filled::NotYet => 2,
+            Filled::Ready => 3,
+        };
+        all.min_by_key(rank).unwrap_or(Filled::Ready)
+    }
+
+    /// The run of a machine.
+    pub(super) fn run_of(&self, machine: &VirtualMachine) -> Option<VirtualMachineInstance> {
+        let key = machine.key();
+        let run = self.store.get::<VirtualMachineInstance>(&key.namespace, &key.name);
+        run.filter(|run| is_owned(&run.metadata, machine.uid()))
+    }
+
+    pub(super) fn machine(&mut self, mut machine: VirtualMachine) -> Result<(), Error> {
+        let key = machine.key();
+        let run = self.run_of(&machine);
+        let volumes: Vec<DataVolume> = self.store.all();
+        let owned: Vec<&DataVolume> =
+            volumes.iter().filter(|volume| is_owned(&volume.metadata, machine.uid())).collect();
+        let before = machine.status.clone().unwrap_or_default();
+        let stand = self.claims_stand(&key.namespace, &machine.spec.template.spec);
+        let retry = before.start_failure.as_ref().and_then(|one| one.retry_after_timestamp.as_deref());
+        let found = Machine {
+            strategy: strategy(&machine),
+            followed: before.run_strategy.as_deref().map(|word| Strategy::of(None, Some(word))),
+            deleting: machine.is_deleting(),
+            start: before.state_change_requests.iter().any(|one| one.action == "Start"),
+            run: run.as_ref().map(|run| RunOf {
+                deleting: run.is_deleting(),
+                failed: OVER.contains(&phase(run)).then(|| phase(run) == "Failed"),
+            }),
+            templates: machine.spec.data_volume_templates.iter().all(|template| {
+                owned.iter().any(|volume| volume.metadata.name == template.metadata.name)
+                    || volumes.iter().any(|volume| {
+                        volume.metadata.name == template.metadata.name
+                            && volume.metadata.namespace.as_deref() == Some(key.namespace.as_str())
+                    })
+            }),
+            owns: !owned.is_empty(),
+            networks: machine.is_deleting() && run.is_none() && networks::kept(&self.state, machine.uid()),
+            ready: stand == Filled::Ready,
+            retry: retry.and_then(time::seconds),
+            now: time::now(),
+        };
+        let steps = plan::machine(&found);
+        for step in &steps {
+            if *step == Step::Remove {
+                self.memory.remove(machine.uid());
+                return self.forget(&machine);
+            }
+            self.machine_step(step, &mut machine, run.as_ref(), &owned)?;
+        }
+        let wanted = !matches!(found.strategy, Strategy::Halted)
+            && (found.start || steps.contains(&Step::MakeRun) || matches!(found.strategy, Strategy::Always));
+        let backing_off = found.retry.is_some_and(|time| time > found.now);
+        self.note_machine(&mut machine, run.as_ref(), stand, wanted || backing_off, backing_off);
+        self.store.put(&machine)?;
+        match self.run_of(&machine) {
+            Some(run) if !machine.is_deleting() => {
+                self.follow_volumes(&machine, &run)?;
+                self.follow_interfaces(&machine)
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// Nothing is left of a machine.
+    fn forget(&mut self, machine: &VirtualMachine) -> Result<(), Error> {
+        let keep = self.state.guest(machine.uid());
+        match fs::remove_dir_all(&keep) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(Error::with(ErrorKind::System, keep.display().to_string(), error));
+            }
+            Ok(()) | Err(_) => {}
+        }
+        self.events.add(&machine.key(), false, "Deleted", "nothing of it is left");
+        self.store.remove(&machine.key())?;
+        self.addresses.forget(&machine.key());
+        self.sweep_images();
+        Ok(())
+    }
+
+    /// Takes away the images that no guest names any more.
+    pub(super) fn sweep_images(&self) {
+        let machines: Vec<VirtualMachine> = self.store.all();
+        let runs: Vec<VirtualMachineInstance> = self.store.all();
+        let specs = machines.iter().map(|machine| &machine.spec.template.spec);
+        images::sweep(&self.state.path("images"), specs.chain(runs.iter().map(|run| &run.spec)));
+    }
+
+    fn machine_step(
+        &mut self,
+        step: &Step,
+        machine: &mut VirtualMachine,
+        run: Option<&VirtualMachineInstance>,
+        owned: &[&DataVolume],
+    ) -> Result<(), Error> {
+        let key = machine.key();
+        let followed = strategy(machine);
+        match step {
+            Step::MakeVolumes => {
+                for template in machine.spec.data_volume_templates.clone() {
+                    let name = &template.metadata.name;
+                    if self.store.get::<DataVolume>(&key.namespace, name).is_none() {
+                        let volume = DataVolume {
+                            api_version: Kind::DataVolume.api_version().to_owned(),
+                            kind: Kind::DataVolume.name().to_owned(),
+                            metadata: ObjectMeta {
+                                owner_references: vec![owner(machine)],
+                                ..made(&template.metadata, &key.namespace)?
+                            },
+                            spec: template.spec.clone(),
+                            ..DataVolume::default()
+                        };
+                        self.store.put(&volume)?;
+                    }
+                }
+                Ok(())
+            }
+            Step::MakeRun => {
+                let mut requests = machine.status.iter().flat_map(|status| &status.state_change_requests);
+                let paused = requests.any(|request| {
+                    request.action == "Start"
+                        && request.other.get("data").is_some_and(|data| data["paused"] == "true")
+                });
+                let run = instance_of(machine, &key.namespace, paused)?;
+                self.events.add(&key, false, "SuccessfulCreate", "Started the virtual machine");
+                self.store.put(&run)
+            }
+            Step::EndRun => run.map_or(Ok(()), |run| self.end_run(run, None)),
+            Step::DropStart => {
+                let requests = &mut machine.status.get_or_insert_default().state_change_requests;
+                requests.retain(|request| request.action != "Start");
+                Ok(())
+            }
+            Step::Follow => {
+                machine.status.get_or_insert_default().run_strategy = Some(followed.word().to_owned());
+                Ok(())
+            }
+            Step::RemoveVolumes => {
+                for volume in owned.iter().filter(|volume| !volume.is_deleting()) {
+                    let mut volume = (*volume).clone();
+                    volume.metadata.deletion_timestamp = Some(time::text(time::now()));
+                    self.store.put(&volume)?;
+                }
+                Ok(())
+            }
+            Step::Wait(time) => {
+                self.look_at(*time);
+                Ok(())
+            }
+            Step::RemoveNetworks => {
+                if self.may_try(machine.uid()) {
+                    let (state, uid) = (Arc::clone(&self.state), machine.uid().to_owned());
+                    self.job(machine.uid(), Work::RemoveNetworks, move |_, _| {
+                        networks::detach(&state, &uid).map(|()| Outcome::Done)
+                    });
+                }
+                Ok(())
+            }
+            Step::Remove => Ok(()),
+        }
+    }
+
+    /// Says how a machine is.
+    fn note_machine(
+        &mut self,
+        machine: &mut VirtualMachine,
+        run: Option<&VirtualMachineInstance>,
+        stand: Filled,
+        wanted: bool,
+        backing_off: bool,
+    ) {
+        let deleting = machine.is_deleting();
+        let run_status = run.and_then(|run| run.status.clone()).unwrap_or_default();
+        let problem = run_status.reason.clone();
+        let restart =
+            run.is_some_and(|run| !deleting && needs_restart(&machine.spec.template.spec, &run.spec));
+        let generation = machine.metadata.generation;
+        let status = machine.status.get_or_insert_default();
+        let ready = status::holds(&run_status.conditions, "Ready").is_some();
+        let facts = Facts {
+            deleting,
+            run: run.map(phase),
+            stopping: run.is_some_and(Stored::is_deleting),
+            paused: status::holds(&run_status.conditions, "Paused").is_some(),
+            problem: problem.as_deref(),
+            ready: stand == Filled::Ready,
+            broken: stand == Filled::Broken,
+            missing: stand == Filled::Missing,
+            wanted,
+            backing_off,
+        };
+        status.printable_status = Some(status::printable(&facts).to_owned());
+        status.created = Some(run.is_some()).filter(|created| *created);
+        status.ready = Some(ready).filter(|ready| *ready);
+        status.observed_generation = generation;
+        status.desired_generation = generation;
+        let conditions = &mut status.conditions;
+        let (reason, message) = if run.is_some() {
+            ("GuestNotRunning", "Guest VM is not reported as running")
+        } else {
+            ("VMINotExists", "VMI does not exist")
+        };
+        if ready {
+            status::condition(conditions, "Ready", true, "", "");
+        } else {
+            status::condition(conditions, "Ready", false, reason, message);
+        }
+        // What is true of the run only while it is there.
+        let copied = ["Paused", "AgentConnected", "LiveMigratable", "SoftwareEmulation", "Synchronized"];
+        conditions.retain(|one| {
+            !copied.contains(&one.kind.as_str())
+                && !["NetworkNotes", "RestartRequired"].contains(&one.kind.as_str())
+        });
+        let of_run = run_status.conditions.iter();
+        conditions.extend(of_run.filter(|one| one.kind != "Ready").cloned());
+        if restart {
+            let text = "the template has changed since the run began; restart it to follow";
+            status::condition(conditions, "RestartRequired", true, "TemplateChanged", text);
+        }
+    }
+}
+
+/// A new run of a machine.
+fn instance_of(
+    machine: &VirtualMachine,
+    namespace: &str,
+    paused: bool,
+) -> Result<VirtualMachineInstance, Error> {
+    let template = &machine.spec.template;
+    let named = ObjectMeta { name: machine.metadata.name.clone(), ..template.metadata.clone() };
+    let mut metadata = made(&named, namespace)?;
+    metadata.owner_references = vec![owner(machine)];
+    let mut spec = template.spec.clone();
+    if paused {
+        spec.start_strategy = Some("Paused".to_owned());
+    }
+    let mut status = VirtualMachineInstanceStatus::default();
+    status::phase(&mut status, "Pending");
+    Ok(VirtualMachineInstance {
+        api_version: Kind::VirtualMachineInstance.api_version().to_owned(),
+        kind: Kind::VirtualMachineInstance.name().to_owned(),
+        metadata,
+        spec,
+        status: Some(status),
+        ..VirtualMachineInstance::default()
+    })
+}

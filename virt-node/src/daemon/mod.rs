@@ -1,0 +1,104 @@
+//! The one daemon of a machine: it owns the state folder, keeps objects, and brings what there is to what they say.
+//!
+//! ```text
+//!  commands ──socket──► controller ─► plan (pure) ─► apply ─► virt-launcher (one per guest) ─► QEMU
+//!                          │ store                     ├────► importer (one per volume that is filled)
+//!                          └ state folder              └────► hpp-csi
+//! ```
+//!
+//! It is started again at any time: everything that runs goes on without it and is found again by the state folder. Ending
+//! it ends no guest, unless the whole machine is being shut down.
+//!
+//! Not here: what commands print ([`crate::command`]), what a guest is made of ([`crate::resolve`], [`crate::launcher`]).
+
+mod addresses;
+mod apply;
+mod controller;
+mod driver;
+mod events;
+mod growth;
+mod host;
+mod hotplug;
+mod images;
+mod import;
+mod interfaces;
+mod machines;
+mod networks;
+mod notes;
+mod plan;
+mod process;
+mod requests;
+mod runs;
+mod socket;
+mod state;
+mod status;
+mod store;
+mod volumes;
+mod watch;
+
+use std::path::Path;
+
+use api::launch::Accelerator;
+
+pub(crate) use state::{DEFAULT, socket as socket_of};
+
+use crate::error::{Error, Kind};
+use crate::launcher::{Signal, block_signals, next_signal};
+use crate::network::PodNetwork;
+use addresses::Addresses;
+use controller::{Controller, Message};
+use driver::Driver;
+use events::Events;
+use state::State;
+use store::Store;
+
+/// What a person decides for all guests.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Given {
+    /// What runs guests; `None`: the processor where that works, else software.
+    pub(crate) accelerator: Option<Accelerator>,
+    /// The network of guests that name none.
+    pub(crate) pod: PodNetwork,
+}
+
+/// Serves until it is asked to end.
+///
+/// # Errors
+/// Another daemon has the state folder, or something in it cannot be read.
+pub(crate) fn serve(folder: &Path, given: Given) -> Result<(), Error> {
+    let failed = |what: &'static str| move |error: std::io::Error| Error::with(Kind::System, what, error);
+    if !rustix::process::geteuid().is_root() {
+        return Err(Error::new(
+            Kind::Usage,
+            "serve needs root: guests' networks, volumes and users are made by it",
+        ));
+    }
+    let state = State::take(folder)?;
+    let store = Store::open(&state.path("objects"))?;
+    let addresses = Addresses::open(&state, &store)?;
+    let events = Events::open(&state.path("events")).map_err(failed("the events"))?;
+    let driver = Driver::new(&state.path(""));
+    block_signals().map_err(failed("signals cannot be blocked"))?;
+    let (path, runs) = (state.socket(), state.path("run"));
+    let controller = Controller::new(state, store, addresses, events, driver.clone(), given);
+    let sender = controller.sender();
+    socket::listen(&path, sender.clone())?;
+    let thread = std::thread::Builder::new().name("controller".to_owned()).spawn(move || controller.run());
+    let thread = thread.map_err(failed("a thread cannot be started"))?;
+    loop {
+        match next_signal(None).map_err(failed("signals cannot be waited for"))? {
+            Some(Signal::Child) => drop(sender.send(Message::Child)),
+            Some(Signal::Stop) => break,
+            None => {}
+        }
+    }
+    drop(sender.send(Message::Stop));
+    drop(thread.join());
+    if host::is_stopping() {
+        apply::end_all(&runs);
+    }
+    driver.stop();
+    // Nobody is served any more.
+    drop(std::fs::remove_file(&path));
+    Ok(())
+}

@@ -1,0 +1,162 @@
+//! Guests' networks as the daemon has them made: where everything is, which networks there are, and what of them outlives
+//! a guest's start: names that are forwarded, routers that are advertised.
+//!
+//! Not here: how a guest is attached ([`crate::network`]).
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use api::kubevirt::{InterfaceStatus, VirtualMachineInstance};
+use api::multus::NetworkAttachmentDefinition;
+
+use super::state::State;
+use super::{apply, process};
+use crate::check::programs;
+use crate::error::{Error, Kind};
+use crate::network::{
+    self, Advertiser, Attached, Forwarder, Given, Places, PodNetwork, host_resolvers, pod_gateway,
+};
+use crate::resolve;
+
+/// Networks that guests may name.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Networks {
+    /// The one that needs no name.
+    pub(super) pod: PodNetwork,
+    /// Those of all namespaces, by `NAMESPACE/NAME`.
+    pub(super) definitions: BTreeMap<String, NetworkAttachmentDefinition>,
+}
+
+/// Where things are.
+fn places(state: &State) -> Places {
+    Places {
+        state: state.path("networks"),
+        namespaces: state.path("netns"),
+        plugins: vec![state.path("plugins"), PathBuf::from("/opt/cni/bin"), PathBuf::from("/usr/lib/cni")],
+    }
+}
+
+/// The namespace of a guest, called by the UID of whom its run belongs to, so that what is made for it stays over a reboot.
+/// `None`: it has none.
+pub(super) fn namespace(state: &State, owner: &str) -> Option<PathBuf> {
+    network::namespace(&places(state), owner)
+}
+
+impl Networks {
+    /// Gives a run its networks, or mends those that it has; `None`: it has no interface.
+    ///
+    /// # Errors
+    /// A network that is not there or makes no sense, by path; what a plugin says; of a guest that runs, that its namespace
+    /// is gone: it would not be in a new one.
+    pub(super) fn attach(
+        &self,
+        state: &State,
+        run: &VirtualMachineInstance,
+        owner: &str,
+        running: bool,
+    ) -> Result<Option<Attached>, Error> {
+        if resolve::interfaces_of(&run.spec).iter().all(|one| one.state.as_deref() == Some("absent")) {
+            return Ok(None);
+        }
+        if running && namespace(state, owner).is_none() {
+            let text = "the guest's network namespace is gone: restart it to have a new one";
+            return Err(Error::new(Kind::System, text));
+        }
+        let places = places(state);
+        network::link_plugins(&state.path("plugins"), &program()?)?;
+        let pod = self.pod.configuration(&places.state)?;
+        let resolvers = host_resolvers();
+        let given = Given {
+            namespace: run.metadata.namespace.as_deref().unwrap_or_default(),
+            name: &run.metadata.name,
+            container: owner,
+            pod: &pod,
+            networks: &self.definitions,
+            resolvers: &resolvers,
+            state: &places.state,
+        };
+        let wanted =
+            network::of_guest(&run.spec, &given, "spec").map_err(|findings| apply::invalid(&findings))?;
+        network::attach(&places, &wanted).map(Some)
+    }
+}
+
+/// The plugins' program, by its whole path.
+fn program() -> Result<PathBuf, Error> {
+    let found = process::program("cni");
+    let found = if found.is_absolute() { Some(found) } else { programs::find("cni") };
+    found.ok_or_else(|| {
+        Error::new(Kind::System, "the program cni is neither beside virt-node nor on the PATH: make cni")
+    })
+}
+
+/// Takes all networks from a guest.
+pub(super) fn detach(state: &State, owner: &str) -> Result<(), Error> {
+    network::detach(&places(state), owner)
+}
+
+/// Whether anything is kept of a guest's networks, as after a boot; what cannot be read is.
+pub(super) fn kept(state: &State, owner: &str) -> bool {
+    network::is_kept(&places(state), owner).unwrap_or(true)
+}
+
+/// What a run's status says of its interfaces.
+pub(super) fn statuses(attached: &Attached) -> Vec<InterfaceStatus> {
+    let of = |nic: &network::Nic| {
+        let addresses: Vec<String> = nic.addresses.iter().map(ToString::to_string).collect();
+        InterfaceStatus {
+            name: Some(nic.name.clone()),
+            ip_address: addresses.first().cloned(),
+            ip_addresses: addresses,
+            mac: Some(nic.tap.mac.clone()),
+            pod_interface_name: Some(nic.pod_interface.clone()),
+            info_source: Some("domain".to_owned()),
+            link_state: Some("up".to_owned()),
+            ..InterfaceStatus::default()
+        }
+    };
+    attached.nics.iter().map(of).collect()
+}
+
+/// What is done for guests' networks while the daemon lives.
+#[derive(Debug, Default)]
+pub(super) struct Services {
+    forwarder: Option<Forwarder>,
+    advertisers: BTreeMap<String, Vec<Advertiser>>,
+}
+
+impl Services {
+    /// Forwards names where the machine's resolvers are its own and the pod network is there, and only then.
+    ///
+    /// # Errors
+    /// Somebody else answers at the gateway.
+    pub(super) fn forward_names(&mut self) -> Result<(), Error> {
+        let wanted = match (host_resolvers().local.first(), pod_gateway()?) {
+            (Some(local), Some(gateway)) => Some((gateway, *local)),
+            (_, _) => None,
+        };
+        if self.forwarder.as_ref().map(Forwarder::between_whom) != wanted {
+            self.forwarder = None;
+            self.forwarder = wanted.map(|(gateway, local)| Forwarder::start(gateway, local)).transpose()?;
+        }
+        Ok(())
+    }
+
+    /// Advertises routers to a guest.
+    ///
+    /// # Errors
+    /// Its namespace cannot be entered.
+    pub(super) fn advertise(&mut self, owner: &str, attached: &Attached) -> Result<(), Error> {
+        let mut advertisers = Vec::new();
+        for nic in &attached.nics {
+            advertisers.extend(Advertiser::start(&attached.namespace, nic)?);
+        }
+        self.advertisers.insert(owner.to_owned(), advertisers);
+        Ok(())
+    }
+
+    /// A guest is gone.
+    pub(super) fn forget(&mut self, owner: &str) {
+        self.advertisers.remove(owner);
+    }
+}

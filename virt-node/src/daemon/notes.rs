@@ -1,0 +1,219 @@
+//! What jobs and launchers tell, noted in the objects it is about.
+
+use api::kind::Kind;
+use api::kubevirt::{MachineStatus, VirtualMachineInstance, VirtualMachineInstanceStatus};
+use api::launcher::{Event, Status};
+use api::names::QEMU_ID;
+
+use super::controller::{Controller, Outcome, Work};
+use super::plan::Seen;
+use super::runs::{OVER, owner_uid, phase};
+use super::store::Stored;
+use super::watch::News;
+use super::{hotplug, networks, status};
+use crate::error::Error;
+use crate::network::Attached;
+
+impl Controller {
+    /// Notes what became of a job.
+    pub(super) fn ended(&mut self, uid: &str, work: Work, outcome: Result<Outcome, Error>) {
+        let noted = match (work, outcome) {
+            (Work::Driver, Ok(_)) => Ok(()),
+            (Work::Driver, Err(error)) => {
+                self.failed("driver");
+                let driver = super::store::Key::new(Kind::ConfigMap, "", "hpp-csi");
+                self.events.add(&driver, true, "DriverFailed", &error.chain());
+                Ok(())
+            }
+            (Work::Make | Work::Fill | Work::Remove | Work::Grow, outcome) => {
+                self.volume_ended(uid, work, outcome)
+            }
+            (Work::Start, Ok(Outcome::Started { guest, machine, attached })) => {
+                let memory = self.memory(uid);
+                (memory.failures, memory.retry, memory.asked) = (0, None, false);
+                memory.seen =
+                    Some(if guest { Seen::Guest(api::launcher::State::Starting) } else { Seen::Waiting });
+                self.watch(uid);
+                if guest { self.note_start(uid, machine, attached.as_ref()) } else { Ok(()) }
+            }
+            (Work::Start, Err(error)) => {
+                let run = self.state.run(uid);
+                self.memory(uid).seen = Some(if run.exists() { Seen::Down } else { Seen::Nothing });
+                self.start_failed(uid, &error);
+                Ok(())
+            }
+            (Work::Start, Ok(_)) => Ok(()),
+            (Work::Mend, Ok(Outcome::Mended(Some(attached)))) => self.note_mended(uid, &attached),
+            (Work::Mend, Ok(_)) => Ok(()),
+            (Work::Mend, Err(error)) => {
+                self.failed(uid);
+                self.memory(uid).mend = true;
+                let key = self.run_called(uid).map(|run| run.key());
+                key.into_iter()
+                    .for_each(|key| self.events.add(&key, true, "NetworksNotMended", &error.chain()));
+                Ok(())
+            }
+            (Work::RemoveNetworks, Ok(_)) => Ok(()),
+            (Work::RemoveNetworks, Err(error)) => {
+                self.failed(uid);
+                Err(error)
+            }
+            (Work::Attach | Work::Detach, outcome) => self.volume_moved(uid, work, outcome),
+            (Work::Clear, outcome) => {
+                let run = self.state.run(uid);
+                self.memory(uid).seen = Some(if run.exists() { Seen::Down } else { Seen::Nothing });
+                match outcome {
+                    Ok(_) => Ok(()),
+                    Err(error) => {
+                        self.failed(uid);
+                        Err(error)
+                    }
+                }
+            }
+        };
+        self.noted(uid, noted);
+    }
+
+    /// Tells of a note that could not be written.
+    fn noted(&mut self, uid: &str, noted: Result<(), Error>) {
+        if let Err(error) = noted {
+            let key = super::store::Key::new(Kind::VirtualMachineInstance, "", uid);
+            self.events.add(&key, true, "StateFailed", &error.chain());
+        }
+    }
+
+    /// Notes what a run was started with.
+    fn note_start(&mut self, uid: &str, machine: String, attached: Option<&Attached>) -> Result<(), Error> {
+        let run = self.run_called(uid);
+        let Some(mut run) = run else { return Ok(()) };
+        let key = run.key();
+        let status = run.status.get_or_insert_default();
+        if status.phase.as_deref() != Some("Running") {
+            status::phase(status, "Scheduled");
+            status.volume_status = hotplug::attached(&run.spec);
+            self.events.add(&key, false, "Started", "VirtualMachineInstance started.");
+        }
+        status.machine = Some(MachineStatus { kind: machine, ..MachineStatus::default() });
+        status.node_name = Some("this".to_owned());
+        status.runtime_user = Some(QEMU_ID);
+        status.reason = None;
+        status::condition(&mut status.conditions, "Synchronized", true, "", "");
+        if let Some(attached) = attached {
+            self.note_networks(&mut run, attached);
+        }
+        self.store.put(&run)
+    }
+
+    /// The run of this UID.
+    fn run_called(&self, uid: &str) -> Option<VirtualMachineInstance> {
+        self.store.all::<VirtualMachineInstance>().into_iter().find(|one| one.uid() == uid)
+    }
+
+    /// Notes what a run that goes on is attached to.
+    fn note_mended(&mut self, uid: &str, attached: &Attached) -> Result<(), Error> {
+        let memory = self.memory(uid);
+        (memory.failures, memory.retry) = (0, None);
+        let Some(mut run) = self.run_called(uid) else { return Ok(()) };
+        self.note_networks(&mut run, attached);
+        self.store.put(&run)
+    }
+
+    /// Notes what a run is attached to, and does what is done beside that while the daemon lives.
+    fn note_networks(&mut self, run: &mut VirtualMachineInstance, attached: &Attached) {
+        let key = run.key();
+        let status = run.status.get_or_insert_default();
+        status.interfaces = networks::statuses(attached);
+        let kind = "NetworkNotes";
+        if attached.notes.is_empty() {
+            status::without(&mut status.conditions, kind);
+        } else {
+            status::condition(&mut status.conditions, kind, true, "Noted", &attached.notes.join("; "));
+        }
+        if let Err(error) = self.services.advertise(&owner_uid(run), attached) {
+            self.events.add(&key, true, "RouterNotAdvertised", &error.chain());
+        }
+        self.forward_names();
+    }
+
+    /// Notes what was seen of a run.
+    pub(super) fn news(&mut self, uid: &str, news: News) {
+        let run = self.run_called(uid);
+        let Some(mut run) = run else { return };
+        let noted = match news {
+            News::Event(event) => {
+                self.note_event(&mut run, event);
+                self.store.put(&run)
+            }
+            News::Seen(seen, status) => {
+                // A worker that was killed has forgotten that it was asked; a request that is made twice only shortens.
+                if seen != Seen::Guest(api::launcher::State::Stopping) {
+                    self.memory(uid).asked = false;
+                }
+                self.memory(uid).seen = Some(seen.clone());
+                match (seen, status, self.host()) {
+                    (Seen::Guest(_), Some(seen), Ok(host)) => {
+                        self.note_status(&mut run, &seen, host.accelerator)
+                    }
+                    (_, _, _) => Ok(()),
+                }
+            }
+        };
+        self.noted(uid, noted);
+    }
+
+    fn note_status(
+        &mut self,
+        run: &mut VirtualMachineInstance,
+        seen: &Status,
+        accelerator: api::launch::Accelerator,
+    ) -> Result<(), Error> {
+        if OVER.contains(&phase(run)) {
+            return Ok(());
+        }
+        let status: &mut VirtualMachineInstanceStatus = run.status.get_or_insert_default();
+        let before = status::holds(&status.conditions, "Paused").is_some();
+        status::doing(status, seen, accelerator);
+        let now = status::holds(&status.conditions, "Paused").cloned();
+        let key = run.key();
+        match (before, now) {
+            (false, Some(condition)) => {
+                let reason = condition.reason.unwrap_or_default();
+                let bad = reason == "PausedIOError";
+                self.events.add(&key, bad, "Paused", &condition.message.unwrap_or_default());
+            }
+            (true, None) => self.events.add(&key, false, "Unpaused", "the guest goes on"),
+            (true, Some(_)) | (false, None) => {}
+        }
+        self.store.put(run)
+    }
+
+    fn note_event(&mut self, run: &mut VirtualMachineInstance, event: Event) {
+        let key = run.key();
+        let conditions = &mut run.status.get_or_insert_default().conditions;
+        match event {
+            Event::Rebooted => self.events.add(&key, false, "Rebooted", "the guest rebooted"),
+            Event::Watchdog => self.events.add(&key, true, "Watchdog", "the guest's watchdog barked"),
+            Event::IoError { disk, reason } => {
+                let text = format!("{disk} failed: {reason}; the guest waits for you to unpause it");
+                self.events.add(&key, true, "IOerror", &text);
+            }
+            Event::Detached { device } => self.device_gone(run, &device),
+            Event::Agent { connected: true } => status::condition(conditions, "AgentConnected", true, "", ""),
+            Event::Agent { connected: false } => status::without(conditions, "AgentConnected"),
+            Event::Status(_) => {}
+        }
+    }
+
+    /// Notes how far a job is.
+    pub(super) fn progress(&mut self, uid: &str, what: &str, percent: f64) {
+        let run = self.run_called(uid);
+        let noted = match run {
+            None => self.volume_progress(uid, percent),
+            Some(run) => {
+                self.events.add(&run.key(), false, "Pulling", &format!("image {what}: {percent:.0}%"));
+                Ok(())
+            }
+        };
+        self.noted(uid, noted);
+    }
+}

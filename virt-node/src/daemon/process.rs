@@ -1,0 +1,130 @@
+//! Processes that outlive the daemon: each writes to a log that it holds locked while it lives, so that the next daemon
+//! sees whether it is there without knowing its number.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::thread::set_no_new_privs;
+
+use crate::error::{Error, Kind};
+use crate::launcher::unblock_signals;
+use crate::network;
+
+/// Largest log that is gone on with.
+const LOG_MAX: u64 = 1 << 20;
+
+/// Our programs are beside this one, or on the PATH.
+pub(super) fn program(name: &str) -> PathBuf {
+    let beside = std::env::current_exe().ok().and_then(|own| Some(own.parent()?.join(name)));
+    beside.filter(|path| path.is_file()).unwrap_or_else(|| PathBuf::from(name))
+}
+
+/// Whether the process of a log lives.
+pub(super) fn lives(log: &Path) -> bool {
+    let Ok(file) = File::open(log) else { return false };
+    flock(&file, FlockOperation::NonBlockingLockShared).is_err()
+}
+
+/// Waits for the end of a log's process. Answers whether it ended in time.
+pub(super) fn ended(log: &Path, patience: Duration) -> bool {
+    let until = Instant::now() + patience;
+    while lives(log) {
+        if Instant::now() >= until {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    true
+}
+
+/// Starts a process, unless that of its log lives. It gains nothing by any program that it starts.
+///
+/// # Errors
+/// It cannot be started; `AlreadyExists`: it lives.
+pub(super) fn start(command: Command, log: &Path) -> io::Result<Child> {
+    start_in(command, log, None)
+}
+
+/// The same in a network namespace, where one is named.
+///
+/// # Errors
+/// As [`start`], or the namespace cannot be entered.
+pub(super) fn start_in(mut command: Command, log: &Path, namespace: Option<&Path>) -> io::Result<Child> {
+    let long = log.metadata().is_ok_and(|facts| facts.len() > LOG_MAX);
+    let mut options = OpenOptions::new();
+    options.create(true).append(true).mode(0o600);
+    let file = options.open(log)?;
+    flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|_| io::ErrorKind::AlreadyExists)?;
+    if long {
+        file.set_len(0)?;
+    }
+    // A terminal's Ctrl-C is for the daemon.
+    command.stdin(Stdio::null()).stderr(Stdio::from(file)).process_group(0);
+    // What a thread may not gain, its children may not either; nothing else of this process is concerned.
+    let mut spawn = move || {
+        set_no_new_privs(true)?;
+        // A request to end that comes to the daemon in this moment ends it out of order, which it is made for.
+        unblock_signals()?;
+        command.spawn()
+    };
+    match namespace {
+        None => {
+            let thread = thread::Builder::new().name("start".to_owned()).spawn(spawn)?;
+            thread.join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
+        }
+        Some(namespace) => {
+            let failed = |error| Error::with(Kind::System, namespace.display().to_string(), error);
+            network::inside(namespace, move || spawn().map_err(failed)).map_err(io::Error::other)
+        }
+    }
+}
+
+/// Asks the process at the other end of a socket to end; `false`: there is none.
+pub(super) fn stop_peer(socket: &Path) -> io::Result<bool> {
+    let Ok(stream) = std::os::unix::net::UnixStream::connect(socket) else { return Ok(false) };
+    let peer: Pid = rustix::net::sockopt::socket_peercred(&stream)?.pid;
+    let process = pidfd_open(peer, PidfdFlags::empty())?;
+    pidfd_send_signal(&process, Signal::TERM)?;
+    Ok(true)
+}
+
+/// The last lines of a log, for messages.
+pub(super) fn last_words(log: &Path) -> String {
+    let text = std::fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    lines.iter().rev().take(2).rev().copied().collect::<Vec<_>>().join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_known_by_its_log() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("log");
+        assert!(!lives(&log));
+        let sleep = || {
+            let mut command = Command::new("sh");
+            command.args(["-c", "echo words >&2; exec sleep 60"]);
+            command
+        };
+        let mut child = start(sleep(), &log).unwrap();
+        assert!(lives(&log));
+        assert_eq!(start(sleep(), &log).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert!(!ended(&log, Duration::from_millis(50)));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(ended(&log, Duration::from_secs(10)));
+        assert_eq!(last_words(&log), "words");
+    }
+}

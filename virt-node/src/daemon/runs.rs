@@ -1,0 +1,254 @@
+//! Runs of machines: each goes from volumes that are ready over a launcher to its end, by the plan's steps. What is seen
+//! of it meanwhile is noted by [`super::notes`].
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::sync::Arc;
+
+use api::core::PersistentVolumeClaim;
+use api::kubevirt::{StartFailure, VirtualMachine, VirtualMachineInstance};
+use api::launcher::{Cause, Exit, Request, State as Doing};
+
+use super::apply::{self, Start};
+use super::controller::{Controller, Message, Outcome, Work};
+use super::machines::{request_start, strategy};
+use super::networks;
+use super::plan::{self, Run, RunStep, Seen, Strategy};
+use super::status;
+use super::store::Stored;
+use super::volumes::{Filled, is_owned};
+use super::watch::News;
+use crate::error::Error;
+use crate::resolve::{Guest, Host};
+use crate::time;
+
+/// Phases in which a run is over.
+pub(super) const OVER: [&str; 2] = ["Succeeded", "Failed"];
+
+/// The phase of a run.
+pub(super) fn phase(instance: &VirtualMachineInstance) -> &str {
+    instance.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or("Pending")
+}
+
+/// Who a run belongs to: its machine, or itself.
+pub(super) fn owner_uid(instance: &VirtualMachineInstance) -> String {
+    let owner = instance.metadata.owner_references.first();
+    let uid = owner.and_then(|owner| owner.get("uid")).and_then(|uid| uid.as_str());
+    uid.unwrap_or_else(|| instance.uid()).to_owned()
+}
+
+impl Controller {
+    pub(super) fn instance(&mut self, mut run: VirtualMachineInstance) -> Result<(), Error> {
+        let uid = run.uid().to_owned();
+        let namespace = run.metadata.namespace.clone().unwrap_or_default();
+        let stand = self.claims_stand(&namespace, &run.spec);
+        let found = Run {
+            deleting: run.is_deleting(),
+            over: OVER.contains(&phase(&run)),
+            begun: ["Scheduled", "Running"].contains(&phase(&run)),
+            ready: stand == Filled::Ready,
+            // A machine's are taken away with it, so that its next run has the same addresses.
+            networks: run.is_deleting()
+                && run.metadata.owner_references.is_empty()
+                && networks::kept(&self.state, &uid),
+            busy: self.is_busy(&uid),
+            asked: self.memory(&uid).asked,
+            retry: self.memory(&uid).retry,
+            now: time::now(),
+            seen: self.seen(&uid),
+        };
+        let Some(step) = plan::run(&found) else {
+            let there = matches!(found.seen, Seen::Guest(Doing::Running | Doing::Paused));
+            return if there && !found.deleting && !found.busy { self.move_devices(&run) } else { Ok(()) };
+        };
+        match step {
+            // One that failed just now is tried again later.
+            RunStep::Adopt | RunStep::Clear if !self.may_try(&uid) => {}
+            RunStep::Start | RunStep::Adopt => {
+                let launch = step == RunStep::Start;
+                if phase(&run) == "Pending" {
+                    status::phase(run.status.get_or_insert_default(), "Scheduling");
+                    self.store.put(&run)?;
+                }
+                self.start(&run, launch);
+            }
+            RunStep::Shutdown => self.shut_down(&run),
+            RunStep::Finish(exit) => return self.finish(run, exit.as_ref()),
+            RunStep::Clear => {
+                let (state, folder, owner) = (Arc::clone(&self.state), self.state.run(&uid), owner_uid(&run));
+                self.services.forget(&owner);
+                self.job(&uid, Work::Clear, move |_, _| {
+                    apply::clear(&state, &folder, &owner).map(|()| Outcome::Done)
+                });
+            }
+            RunStep::Remove => {
+                self.memory.retain(|of, _| of.split('/').next() != Some(&uid));
+                if run.metadata.owner_references.is_empty() {
+                    drop(fs::remove_dir_all(self.state.guest(&uid)));
+                }
+                self.store.remove(&run.key())?;
+                self.addresses.forget(&run.key());
+                if run.metadata.owner_references.is_empty() {
+                    self.sweep_images();
+                }
+            }
+            RunStep::Wait(time) => self.look_at(time),
+        }
+        Ok(())
+    }
+
+    /// Has a run ended, within this grace or its own; a later word may only shorten it.
+    pub(super) fn end_run(&mut self, run: &VirtualMachineInstance, grace: Option<u64>) -> Result<(), Error> {
+        let mut run = run.clone();
+        let before = run.metadata.deletion_grace_period_seconds;
+        let shorter = match (before, grace) {
+            (Some(before), Some(grace)) => Some(before.min(grace)),
+            (before, grace) => grace.or(before),
+        };
+        if run.is_deleting() && shorter == before {
+            return Ok(());
+        }
+        run.metadata.deletion_grace_period_seconds = shorter;
+        if !run.is_deleting() {
+            run.metadata.deletion_timestamp = Some(time::text(time::now()));
+        }
+        let uid = run.uid().to_owned();
+        self.memory(&uid).asked = false;
+        self.cancel(&uid);
+        self.store.put(&run)
+    }
+
+    fn start(&mut self, run: &VirtualMachineInstance, launch: bool) {
+        let uid = run.uid().to_owned();
+        let host = match self.host() {
+            Ok(host) => host,
+            Err(error) => return self.start_failed(&uid, &error),
+        };
+        let key = run.key();
+        let mut start = self.start_of(run, host, launch);
+        self.events.add(&key, false, "Starting", "preparing disks and the launcher");
+        self.job(&uid.clone(), Work::Start, move |stop, sender| {
+            start.stop = Arc::clone(stop);
+            // Nobody listens any more when the daemon ends.
+            let told = |what: &str, percent| {
+                drop(sender.send(Message::Progress(uid.clone(), what.to_owned(), percent)));
+            };
+            let started = apply::start(&start, told, |child| drop(sender.send(Message::Born(child))))?;
+            let apply::Started { guest, machine, attached } = started;
+            Ok(Outcome::Started { guest, machine, attached })
+        });
+    }
+
+    /// Has something done for the devices of a guest that runs: one thing after the other, as each changes where they are.
+    fn move_devices(&mut self, run: &VirtualMachineInstance) -> Result<(), Error> {
+        if self.is_moving(run.uid()) || self.mend(run)? { Ok(()) } else { self.move_volumes(run) }
+    }
+
+    /// What has to be known to do something with a run.
+    pub(super) fn start_of(&self, run: &VirtualMachineInstance, host: Host, launch: bool) -> Start {
+        let key = run.key();
+        let claims: BTreeMap<_, _> = apply::claims_of(&run.spec)
+            .filter_map(|name| self.store.get::<PersistentVolumeClaim>(&key.namespace, name))
+            .map(|claim| (claim.metadata.name.clone(), self.volume(&claim)))
+            .collect();
+        let (uid, owner) = (run.uid().to_owned(), owner_uid(run));
+        Start {
+            state: Arc::clone(&self.state),
+            driver: self.driver.clone(),
+            host,
+            instance: run.clone(),
+            guest: Guest {
+                metadata: run.metadata.clone(),
+                uid,
+                smbios_uuid: owner.clone(),
+                smbios_serial: owner.clone(),
+            },
+            owner,
+            objects: self.objects(&key.namespace),
+            networks: self.networks(),
+            claims,
+            stop: Arc::default(),
+            launch,
+        }
+    }
+
+    fn shut_down(&mut self, run: &VirtualMachineInstance) {
+        let uid = run.uid().to_owned();
+        self.memory(&uid).asked = true;
+        let grace_seconds = run.metadata.deletion_grace_period_seconds;
+        self.events.add(&run.key(), false, "ShuttingDown", "Signaled Graceful Shutdown");
+        let (sender, told, folder) = (self.sender(), uid.clone(), self.state.run(&uid));
+        self.ask(&uid, Request::Shutdown { grace_seconds }, move |answer| {
+            if answer.is_err() {
+                // It ended just now, or its worker did: what is seen next says which, and it is asked again.
+                std::thread::sleep(std::time::Duration::from_millis(500));
+                let news = News::Seen(apply::look(&folder), None);
+                drop(sender.send(Message::News(told, news)));
+            }
+        });
+    }
+
+    /// Notes how a run ended.
+    fn finish(&mut self, mut run: VirtualMachineInstance, exit: Option<&Exit>) -> Result<(), Error> {
+        let deleting = run.is_deleting();
+        let status = run.status.get_or_insert_default();
+        let since = status::since(status, "Running").unwrap_or_else(time::now);
+        let (failed, ended, word) = match exit {
+            Some(exit) => (exit.code != 0 && !deleting, exit.time, exit.cause),
+            None => (!deleting, time::now(), Cause::Lost),
+        };
+        status::phase(status, if failed { "Failed" } else { "Succeeded" });
+        status.reason = None;
+        status.volume_status.clear();
+        for kind in ["Ready", "Paused", "AgentConnected"] {
+            status::without(&mut status.conditions, kind);
+        }
+        status::condition(&mut status.conditions, "Ready", false, "PodTerminating", "the guest ended");
+        let key = run.key();
+        let message = match word {
+            Cause::Shutdown => "The VirtualMachineInstance was shut down.",
+            Cause::Rebooted => "The guest was reset, or crashed.",
+            Cause::Killed => "The guest was killed as asked.",
+            Cause::Crashed => "The VirtualMachineInstance crashed.",
+            Cause::Lost => "The guest ended while nobody could see how.",
+        };
+        self.events.add(&key, failed, if failed { "Crashed" } else { "Stopped" }, message);
+        self.store.put(&run)?;
+        let machine = self.store.get::<VirtualMachine>(&key.namespace, &key.name);
+        let Some(mut machine) = machine.filter(|machine| is_owned(&run.metadata, machine.uid())) else {
+            return Ok(());
+        };
+        let rerun = failed && strategy(&machine) == Strategy::RerunOnFailure;
+        let status = machine.status.get_or_insert_default();
+        let before = status.start_failure.as_ref().and_then(|one| one.consecutive_fail_count).unwrap_or(0);
+        // A machine that was switched off is no crash of the guest.
+        let crashed = failed && exit.is_some();
+        let failures = plan::failures(before, crashed, ended.saturating_sub(since));
+        status.start_failure = (failures > 0).then(|| StartFailure {
+            consecutive_fail_count: Some(failures),
+            last_failed_uid: run.metadata.uid.clone(),
+            retry_after_timestamp: Some(time::text(time::now() + plan::back_off(failures))),
+            ..StartFailure::default()
+        });
+        if rerun {
+            request_start(status);
+        }
+        self.store.put(&machine)
+    }
+
+    /// Notes that a run could not be started.
+    pub(super) fn start_failed(&mut self, uid: &str, error: &Error) {
+        self.failed(uid);
+        let run = self.store.all::<VirtualMachineInstance>().into_iter().find(|one| one.uid() == uid);
+        let Some(mut run) = run.filter(|run| !run.is_deleting()) else { return };
+        let text = error.chain();
+        let reason = if text.starts_with("image ") { "ErrImagePull" } else { "StartFailed" };
+        self.events.add(&run.key(), true, reason, &text);
+        let status = run.status.get_or_insert_default();
+        status.reason = Some(reason.to_owned());
+        status::condition(&mut status.conditions, "Synchronized", false, reason, &text);
+        if let Err(error) = self.store.put(&run) {
+            self.events.add(&run.key(), true, "StateFailed", &error.chain());
+        }
+    }
+}

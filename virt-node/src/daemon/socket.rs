@@ -1,0 +1,158 @@
+//! The daemon's socket: root's only. A client has a thread; what it asks is the controller's to answer. A stream takes the
+//! connection over: bytes go both ways through buffers of a fixed size, so that who does not read stops who writes, and
+//! nobody else.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use super::controller::{Message, Reply};
+use crate::error::{Error, Kind};
+use crate::framing;
+use crate::protocol::{Answer, Call, RefusedKind, Request, VERSION};
+
+/// Most clients at once, streams included.
+const CLIENTS_MAX: usize = 128;
+/// How long a call may take to come, and to be answered.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Bytes of a stream on their way.
+const BUFFER: usize = 16 << 10;
+
+/// Who has which stream, by what it is of.
+type Holders = Arc<Mutex<BTreeMap<String, UnixStream>>>;
+
+/// Listens.
+pub(super) fn listen(path: &Path, controller: Sender<Message>) -> Result<(), Error> {
+    let failed = |error| Error::with(Kind::System, format!("cannot listen on {}", path.display()), error);
+    // Of a daemon that is gone: the state folder is ours.
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+        Ok(()) | Err(_) => {}
+    }
+    // It gets its name when its rights are right.
+    let new = path.with_extension("new");
+    drop(std::fs::remove_file(&new));
+    let listener = UnixListener::bind(&new).map_err(failed)?;
+    std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
+    std::fs::rename(&new, path).map_err(failed)?;
+    let holders = Holders::default();
+    let serve = move |stream: UnixStream| drop(serve(&stream, &controller, &holders));
+    framing::accept(listener, CLIENTS_MAX, serve).map_err(failed)
+}
+
+fn refused(kind: RefusedKind, message: impl Into<String>) -> Answer {
+    Answer::Refused { kind, message: message.into() }
+}
+
+/// Serves a client until it goes.
+fn serve(stream: &UnixStream, controller: &Sender<Message>, holders: &Holders) -> io::Result<()> {
+    stream.set_write_timeout(Some(PATIENCE))?;
+    while let Some(length) = framing::next(stream)? {
+        let length = match length {
+            Ok(length) => length,
+            Err(error) => {
+                return framing::send(stream, &refused(RefusedKind::Invalid, error.to_string()));
+            }
+        };
+        let json = framing::json(stream, length, PATIENCE)?;
+        let request = match read(&json) {
+            Ok(request) => request,
+            Err(problem) => {
+                framing::send(stream, &refused(RefusedKind::Invalid, problem))?;
+                continue;
+            }
+        };
+        let holder = match &request {
+            Request::Stream { namespace, name, stream } => Some(format!("{namespace}/{name} {stream:?}")),
+            Request::Apply { .. }
+            | Request::List
+            | Request::Get(_)
+            | Request::Events { .. }
+            | Request::Power { .. }
+            | Request::AddVolume { .. }
+            | Request::RemoveVolume { .. }
+            | Request::Delete { .. } => None,
+        };
+        // QEMU serves one client of a port: the one before is gone when the next one comes.
+        if let Some(holder) = &holder {
+            take(holders, holder, stream)?;
+        }
+        let (sender, replies) = channel();
+        let asked = controller.send(Message::Call(Box::new(request), sender)).is_ok();
+        match replies.recv_timeout(PATIENCE) {
+            Ok(Reply::Answer(answer)) => framing::send(stream, &answer)?,
+            Ok(Reply::Stream(guest)) => {
+                framing::send(stream, &Answer::Stream)?;
+                return relay(stream, &guest);
+            }
+            Err(_) => {
+                let text = if asked { "no answer in time" } else { "the daemon is ending" };
+                framing::send(stream, &refused(RefusedKind::Failed, text))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A call: its version first, then its form.
+fn read(json: &[u8]) -> Result<Request, String> {
+    #[derive(serde::Deserialize)]
+    struct Versioned {
+        version: u64,
+    }
+    let Versioned { version } = serde_json::from_slice(json).map_err(|error| format!("no call: {error}"))?;
+    if version != u64::from(VERSION) {
+        return Err(format!(
+            "a call of version {version}; this daemon speaks version {VERSION}: both must be of one release"
+        ));
+    }
+    let call: Call = serde_json::from_slice(json).map_err(|error| format!("no call: {error}"))?;
+    Ok(call.request)
+}
+
+/// Cuts off who had a stream before, and notes who has it now.
+fn take(holders: &Holders, name: &str, stream: &UnixStream) -> io::Result<()> {
+    let before = {
+        let mut holders = holders.lock().unwrap_or_else(PoisonError::into_inner);
+        holders.insert(name.to_owned(), stream.try_clone()?)
+    };
+    if let Some(before) = before {
+        drop(before.shutdown(Shutdown::Both));
+    }
+    Ok(())
+}
+
+/// Moves bytes both ways until one end goes.
+fn relay(client: &UnixStream, guest: &UnixStream) -> io::Result<()> {
+    client.set_write_timeout(None)?;
+    let (from, to) = (guest.try_clone()?, client.try_clone()?);
+    framing::spawn("relay", move || {
+        pour(&from, &to);
+    })?;
+    pour(client, guest);
+    Ok(())
+}
+
+fn pour(mut from: &UnixStream, mut to: &UnixStream) {
+    let mut buffer = [0; BUFFER];
+    loop {
+        match from.read(&mut buffer) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Ok(0) | Err(_) => break,
+            Ok(count) => {
+                if to.write_all(&buffer[..count]).is_err() {
+                    break;
+                }
+            }
+        }
+    }
+    for end in [from, to] {
+        drop(end.shutdown(Shutdown::Both));
+    }
+}

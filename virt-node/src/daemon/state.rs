@@ -1,0 +1,209 @@
+//! The state folder: what is in it, by name, and that one daemon has it.
+//!
+//! ```text
+//! lock  version  boot              one daemon; which release wrote it; which boot of the machine it was
+//! virt-node.sock                   the daemon's socket, root's only
+//! objects/KIND/NAMESPACE/NAME      what a person wrote and what is known of it (store)
+//! events                           what happened, a line each
+//! addresses                        the range that guests' MAC addresses are given out of
+//! guests/UID/                      what a machine keeps between runs: EFI variables, places of devices, machine type
+//! run/UID/                         a run: the launcher's folder (12 digits of the run's UID)
+//! claims/UID/                      a volume: data/ or dev/, and the importer's word about it
+//! images/HASH/                     the disk of a container image
+//! volumes/                         the pool of volumes; csi/: the driver's socket and memory
+//! netns/UID                        a guest's network namespace: nsenter --net=… enters it
+//! networks/, plugins/              what CNI plugins were asked and answered; the plugins, ours by their names
+//! capabilities/, kvm               what QEMU and libvirt can do, and whether KVM works (in this boot)
+//! ```
+//!
+//! Names that a person chose are names of files in `objects` only, and checked there; everything else is called by UIDs.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+
+use crate::error::{Error, Kind};
+use crate::launcher::replace;
+
+/// The version of the folder that is written and read.
+pub(super) const VERSION: u64 = 1;
+/// Where the state is when nothing is said.
+pub(crate) const DEFAULT: &str = "/var/lib/ferrovirt";
+/// Longest path of the folder: sockets of runs below it have short names only.
+const PATH_MAX: usize = 35;
+/// Digits of a UID that name a run's folder.
+const SHORT: usize = 12;
+
+/// The state folder, held by this process alone.
+#[derive(Debug)]
+pub(crate) struct State {
+    folder: PathBuf,
+    _lock: File,
+}
+
+/// The daemon's socket in a state folder.
+pub(crate) fn socket(folder: &Path) -> PathBuf {
+    folder.join("virt-node.sock")
+}
+
+impl State {
+    /// Takes the folder, making it where it is not there. After a boot of the machine no run is left.
+    ///
+    /// # Errors
+    /// Another daemon has it, or a newer release wrote it.
+    pub(super) fn take(folder: &Path) -> Result<Self, Error> {
+        let shown = folder.display().to_string();
+        let failed = |error: io::Error| Error::with(Kind::System, format!("the state folder {shown}"), error);
+        fs::create_dir_all(folder).map_err(failed)?;
+        let folder = fs::canonicalize(folder).map_err(failed)?;
+        if folder.as_os_str().len() > PATH_MAX {
+            let text = format!(
+                "{shown}: a path of more than {PATH_MAX} bytes; sockets below it have no room for it"
+            );
+            return Err(Error::new(Kind::Usage, text));
+        }
+        let lock = File::create(folder.join("lock")).map_err(failed)?;
+        flock(&lock, FlockOperation::NonBlockingLockExclusive)
+            .map_err(|_| Error::new(Kind::System, format!("{shown} is in use by another virt-node serve")))?;
+        let state = Self { folder, _lock: lock };
+        state.check_version()?;
+        // The guests' user passes through to what is its own; only root sees what is where.
+        for (name, mode) in [
+            ("", 0o711),
+            ("objects", 0o700),
+            ("guests", 0o711),
+            ("run", 0o711),
+            ("claims", 0o711),
+            ("images", 0o711),
+            ("volumes", 0o711),
+            ("csi", 0o700),
+        ] {
+            let path = state.folder.join(name);
+            fs::create_dir_all(&path).map_err(failed)?;
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).map_err(failed)?;
+        }
+        state.note_boot().map_err(failed)?;
+        Ok(state)
+    }
+
+    fn check_version(&self) -> Result<(), Error> {
+        let path = self.folder.join("version");
+        let failed = |error| Error::with(Kind::System, path.display().to_string(), error);
+        match fs::read_to_string(&path) {
+            Ok(text) => match text.trim().parse::<u64>() {
+                Ok(version) if version <= VERSION => Ok(()),
+                Ok(version) => Err(Error::new(
+                    Kind::Content,
+                    format!(
+                        "{}: written by a newer release (version {version}, this one reads up to {VERSION}): install that one; nothing was changed",
+                        path.display()
+                    ),
+                )),
+                Err(_) => Err(Error::new(
+                    Kind::Content,
+                    format!(
+                        "{}: no version; write {VERSION} into it if the folder is ferrovirt's",
+                        path.display()
+                    ),
+                )),
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                replace(&path, format!("{VERSION}\n").as_bytes()).map_err(failed)
+            }
+            Err(error) => Err(failed(error)),
+        }
+    }
+
+    /// Forgets the runs of an earlier boot of the machine: their processes, mounts and links are gone.
+    fn note_boot(&self) -> io::Result<()> {
+        let path = self.folder.join("boot");
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+        if fs::read_to_string(&path).is_ok_and(|before| before == boot) {
+            return Ok(());
+        }
+        // What KVM can do is tried once in a boot.
+        drop(fs::remove_file(self.folder.join("kvm")));
+        let runs = self.folder.join("run");
+        fs::remove_dir_all(&runs)?;
+        fs::create_dir(&runs)?;
+        fs::set_permissions(&runs, fs::Permissions::from_mode(0o711))?;
+        replace(&path, boot.as_bytes())
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// The daemon's socket.
+    pub(super) fn socket(&self) -> PathBuf {
+        socket(&self.folder)
+    }
+
+    /// The folder of a run.
+    pub(super) fn run(&self, uid: &str) -> PathBuf {
+        let digits: String = uid.chars().filter(char::is_ascii_hexdigit).take(SHORT).collect();
+        self.folder.join("run").join(digits)
+    }
+
+    /// What a machine keeps between runs.
+    pub(super) fn guest(&self, uid: &str) -> PathBuf {
+        self.folder.join("guests").join(uid)
+    }
+
+    /// The folder of a claim's volume.
+    pub(super) fn claim(&self, uid: &str) -> PathBuf {
+        self.folder.join("claims").join(uid)
+    }
+}
+
+/// A UUID, version 4.
+///
+/// # Errors
+/// The kernel has no random numbers.
+pub(super) fn uuid() -> io::Result<String> {
+    Ok(fs::read_to_string("/proc/sys/kernel/random/uuid")?.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_daemon_has_the_folder_and_none_reads_a_newer_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = State::take(folder.path()).unwrap();
+        let again = State::take(folder.path()).unwrap_err();
+        assert!(again.to_string().contains("in use by another"), "{again}");
+        drop(state);
+        fs::write(folder.path().join("version"), "2\n").unwrap();
+        let newer = State::take(folder.path()).unwrap_err();
+        assert!(newer.to_string().contains("newer release (version 2"), "{newer}");
+        assert_eq!(newer.kind(), Kind::Content);
+        fs::write(folder.path().join("version"), "").unwrap();
+        assert!(State::take(folder.path()).is_err());
+    }
+
+    #[test]
+    fn runs_of_an_earlier_boot_are_forgotten_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        drop(State::take(folder.path()).unwrap());
+        fs::create_dir(folder.path().join("run/0123")).unwrap();
+        fs::create_dir(folder.path().join("guests/a")).unwrap();
+        drop(State::take(folder.path()).unwrap());
+        assert!(folder.path().join("run/0123").exists(), "the same boot");
+        fs::write(folder.path().join("boot"), "another").unwrap();
+        drop(State::take(folder.path()).unwrap());
+        assert!(!folder.path().join("run/0123").exists());
+        assert!(folder.path().join("guests/a").exists());
+    }
+
+    #[test]
+    fn long_paths_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = State::take(&folder.path().join("a".repeat(60))).unwrap_err();
+        assert_eq!(error.kind(), Kind::Usage);
+    }
+}

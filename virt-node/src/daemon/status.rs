@@ -1,0 +1,197 @@
+//! What objects say of their state, in the words that KubeVirt and CDI use: pure.
+
+use api::kubevirt::{PhaseTransition, VirtualMachineInstanceStatus};
+use api::launch::Accelerator;
+use api::launcher::{PauseReason, State as Doing, Status};
+use api::resource::Condition;
+
+use crate::time;
+
+/// Says a condition; the time is that of its last change.
+pub(super) fn condition(
+    conditions: &mut Vec<Condition>,
+    kind: &str,
+    status: bool,
+    reason: &str,
+    message: &str,
+) {
+    let status = if status { "True" } else { "False" };
+    let given = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+    let found = conditions.iter().position(|condition| condition.kind == kind);
+    let before = found.map(|place| conditions[place].clone()).filter(|before| before.status == status);
+    let time = before.and_then(|before| before.last_transition_time);
+    let condition = Condition {
+        kind: kind.to_owned(),
+        status: status.to_owned(),
+        reason: given(reason),
+        message: given(message),
+        last_transition_time: Some(time.unwrap_or_else(|| time::text(time::now()))),
+        ..Condition::default()
+    };
+    match found {
+        Some(place) => conditions[place] = condition,
+        None => conditions.push(condition),
+    }
+}
+
+/// Takes a condition away.
+pub(super) fn without(conditions: &mut Vec<Condition>, kind: &str) {
+    conditions.retain(|condition| condition.kind != kind);
+}
+
+/// A condition that is true, by its kind.
+pub(super) fn holds<'a>(conditions: &'a [Condition], kind: &str) -> Option<&'a Condition> {
+    conditions.iter().find(|condition| condition.kind == kind && condition.status == "True")
+}
+
+/// Goes into a phase.
+pub(super) fn phase(status: &mut VirtualMachineInstanceStatus, phase: &str) {
+    if status.phase.as_deref() != Some(phase) {
+        status.phase = Some(phase.to_owned());
+        status.phase_transition_timestamps.push(PhaseTransition {
+            phase: phase.to_owned(),
+            phase_transition_timestamp: time::text(time::now()),
+            ..PhaseTransition::default()
+        });
+    }
+}
+
+/// When a phase began, in seconds since 1970.
+pub(super) fn since(status: &VirtualMachineInstanceStatus, phase: &str) -> Option<u64> {
+    let of_phase = status.phase_transition_timestamps.iter().rev().find(|one| one.phase == phase)?;
+    time::seconds(&of_phase.phase_transition_timestamp)
+}
+
+/// Says what a guest is doing.
+pub(super) fn doing(status: &mut VirtualMachineInstanceStatus, seen: &Status, accelerator: Accelerator) {
+    let conditions = &mut status.conditions;
+    let paused = seen.state == Doing::Paused;
+    match (paused, seen.reason) {
+        (true, Some(PauseReason::IoError)) => {
+            condition(conditions, "Paused", true, "PausedIOError", "VMI was paused, IO error");
+        }
+        (true, _) => condition(conditions, "Paused", true, "PausedByUser", "VMI was paused by user"),
+        (false, _) => without(conditions, "Paused"),
+    }
+    let (reason, message) = if paused { ("GuestNotRunning", "the guest is paused") } else { ("", "") };
+    condition(conditions, "Ready", !paused, reason, message);
+    let software = accelerator == Accelerator::Tcg;
+    let (reason, message) =
+        if software { ("NoKVM", "the guest runs in software, many times slower") } else { ("", "") };
+    condition(conditions, "SoftwareEmulation", software, reason, message);
+    let only = "this machine is the only one";
+    condition(conditions, "LiveMigratable", false, "SingleNode", only);
+    phase(status, "Running");
+}
+
+/// What a machine's state is made of.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Facts<'a> {
+    pub(super) deleting: bool,
+    /// Phase of its run, if there is one.
+    pub(super) run: Option<&'a str>,
+    /// Its run is being ended.
+    pub(super) stopping: bool,
+    pub(super) paused: bool,
+    /// What its run's start failed with: a reason.
+    pub(super) problem: Option<&'a str>,
+    /// Its volumes are filled.
+    pub(super) ready: bool,
+    /// One of them cannot be.
+    pub(super) broken: bool,
+    /// A claim that it names is not there.
+    pub(super) missing: bool,
+    /// A run is wanted.
+    pub(super) wanted: bool,
+    /// It waits until it is tried again.
+    pub(super) backing_off: bool,
+}
+
+/// A machine's state in one word: `printableStatus`.
+pub(super) fn printable(facts: &Facts<'_>) -> &'static str {
+    if facts.deleting {
+        return "Terminating";
+    }
+    let volumes = if facts.missing {
+        Some("ErrorPvcNotFound")
+    } else if facts.broken {
+        Some("DataVolumeError")
+    } else if !facts.ready {
+        Some("Provisioning")
+    } else {
+        None
+    };
+    match facts.run {
+        Some(_) if facts.stopping => "Stopping",
+        Some("Running") if facts.paused => "Paused",
+        Some("Running") => "Running",
+        Some("Succeeded" | "Failed") | None if facts.backing_off && facts.wanted => "CrashLoopBackOff",
+        Some("Succeeded" | "Failed") => "Stopped",
+        Some(_) => match (volumes, facts.problem) {
+            (Some(word), _) => word,
+            (None, Some("ErrImagePull")) => "ErrImagePull",
+            (None, _) => "Starting",
+        },
+        None => match (volumes, facts.wanted) {
+            (Some(word), _) => word,
+            (None, true) => "Starting",
+            (None, false) => "Stopped",
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_condition_keeps_the_time_of_its_last_change() {
+        let mut conditions = Vec::new();
+        condition(&mut conditions, "Ready", false, "Waits", "for this");
+        conditions[0].last_transition_time = Some("before".into());
+        condition(&mut conditions, "Ready", false, "Waits", "for that");
+        assert_eq!(conditions.len(), 1);
+        assert_eq!(conditions[0].message.as_deref(), Some("for that"));
+        assert_eq!(conditions[0].last_transition_time.as_deref(), Some("before"));
+        condition(&mut conditions, "Ready", true, "", "");
+        assert_ne!(conditions[0].last_transition_time.as_deref(), Some("before"));
+        assert!(holds(&conditions, "Ready").is_some());
+        without(&mut conditions, "Ready");
+        assert!(holds(&conditions, "Ready").is_none());
+    }
+
+    #[test]
+    fn a_machine_is_one_word() {
+        let still = Facts {
+            deleting: false,
+            run: None,
+            stopping: false,
+            paused: false,
+            problem: None,
+            ready: true,
+            broken: false,
+            missing: false,
+            wanted: true,
+            backing_off: false,
+        };
+        let run = |phase| Facts { run: Some(phase), ..still };
+        for (facts, word) in [
+            (still, "Starting"),
+            (Facts { wanted: false, ..still }, "Stopped"),
+            (Facts { deleting: true, ..run("Running") }, "Terminating"),
+            (Facts { ready: false, ..still }, "Provisioning"),
+            (Facts { ready: false, broken: true, ..still }, "DataVolumeError"),
+            (Facts { ready: false, missing: true, ..run("Pending") }, "ErrorPvcNotFound"),
+            (Facts { backing_off: true, ..still }, "CrashLoopBackOff"),
+            (run("Pending"), "Starting"),
+            (Facts { problem: Some("ErrImagePull"), ..run("Scheduling") }, "ErrImagePull"),
+            (run("Running"), "Running"),
+            (Facts { paused: true, ..run("Running") }, "Paused"),
+            (Facts { stopping: true, ..run("Running") }, "Stopping"),
+            (Facts { wanted: false, ..run("Succeeded") }, "Stopped"),
+            (Facts { backing_off: true, ..run("Failed") }, "CrashLoopBackOff"),
+        ] {
+            assert_eq!(printable(&facts), word, "{facts:?}");
+        }
+    }
+}

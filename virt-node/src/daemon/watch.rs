@@ -1,0 +1,78 @@
+//! Watches one run's launcher, on a thread of its own, until that is gone, and tells what is seen.
+
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+use api::launcher::{Answer, Event, Request, State as Doing, Status};
+
+use super::plan::Seen;
+use super::{apply, process};
+use crate::launcher::Client;
+
+/// How long an event is waited for until it is looked whether the launcher is there.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// What is told.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum News {
+    /// How the run is now.
+    Seen(Seen, Option<Status>),
+    /// Something that changes nothing of that.
+    Event(Event),
+}
+
+/// Tells `tell` of a run until its launcher is gone; `false` from it ends the watch.
+pub(super) fn watch(
+    run: PathBuf,
+    mut tell: impl FnMut(News) -> bool + Send + 'static,
+) -> std::io::Result<()> {
+    let work = move || {
+        loop {
+            if !follow(&run, &mut tell) {
+                return;
+            }
+            if let Some(exit) = apply::exit(&run) {
+                tell(News::Seen(Seen::Ended(exit), None));
+                return;
+            }
+            if !process::lives(&apply::log(&run)) {
+                // The record is written before the end.
+                tell(News::Seen(apply::look(&run), None));
+                return;
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+    };
+    thread::Builder::new().name("watch".to_owned()).stack_size(256 << 10).spawn(work).map(drop)
+}
+
+fn seen(status: Status) -> News {
+    let seen = match (status.state, &status.exit) {
+        (_, Some(exit)) => Seen::Ended(exit.clone()),
+        (Doing::Waiting, None) => Seen::Waiting,
+        (state, None) => Seen::Guest(state),
+    };
+    News::Seen(seen, Some(status))
+}
+
+/// Follows one worker of the launcher to its end; `false`: nobody wants to know any more.
+fn follow(run: &std::path::Path, tell: &mut impl FnMut(News) -> bool) -> bool {
+    let Ok(mut client) = Client::connect(run) else { return true };
+    let Ok(Answer::Status(status)) = client.call(Request::Watch) else { return true };
+    if !tell(seen(status)) {
+        return false;
+    }
+    loop {
+        let news = match client.event(LOOK) {
+            Ok(Some(Event::Status(status))) => seen(status),
+            Ok(Some(event)) => News::Event(event),
+            Ok(None) => continue,
+            Err(_) => return true,
+        };
+        let end = matches!(news, News::Seen(Seen::Ended(_), _));
+        if !tell(news) || end {
+            return false;
+        }
+    }
+}

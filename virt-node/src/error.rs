@@ -1,0 +1,83 @@
+//! The programs' one error: a small kind, a sentence, the source below it.
+
+use std::error::Error as StdError;
+use std::fmt;
+
+/// What went wrong, as far as a caller acts differently on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// What was typed makes no sense.
+    Usage,
+    /// What was read is refused.
+    Content,
+    /// The system refused something.
+    System,
+}
+
+/// An error.
+#[derive(Debug)]
+pub struct Error {
+    kind: Kind,
+    message: String,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+impl Error {
+    /// An error of `kind` with a sentence that says what, where and what to do.
+    pub(crate) fn new(kind: Kind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into(), source: None }
+    }
+
+    /// The same with what is below it.
+    pub(crate) fn with(
+        kind: Kind,
+        message: impl Into<String>,
+        source: impl StdError + Send + Sync + 'static,
+    ) -> Self {
+        Self { kind, message: message.into(), source: Some(Box::new(source)) }
+    }
+
+    /// This one, and another one that came of undoing what it left.
+    pub(crate) fn and(self, other: Option<Self>) -> Self {
+        match other {
+            None => self,
+            Some(other) => Self::new(self.kind, format!("{}; and {}", self.chain(), other.chain())),
+        }
+    }
+
+    /// What went wrong, to match on.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// The sentence and those below it, as one text.
+    pub fn chain(&self) -> String {
+        let mut text = self.message.clone();
+        let mut below = self.source();
+        while let Some(error) = below {
+            text.push_str(": ");
+            text.push_str(&error.to_string());
+            below = error.source();
+        }
+        text
+    }
+}
+
+impl From<link::Error> for Error {
+    fn from(error: link::Error) -> Self {
+        let (_, message, source) = error.into_parts();
+        Self { kind: Kind::System, message, source }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.source.as_deref().map(|source| source as &(dyn StdError + 'static))
+    }
+}

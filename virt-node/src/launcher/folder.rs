@@ -1,0 +1,159 @@
+//! A run's folder: what is in it, by name. Everything there is written as a whole or not at all.
+//!
+//! ```text
+//! launcher      the socket                     lv/         libvirt's: its state, QEMU's monitor, logs, capabilities
+//! launch.json   what was asked for             started     the guest was there; what it says is the run's UUID
+//! exit.json     how it ended                   NAME.iso    the guest's small CDs; serial0, vnc, agent: its sockets
+//! ```
+//!
+//! Not here: what any of it means.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use api::launch::{DOCUMENT_MAX, Launch};
+use api::launcher::{EXIT_RECORD, Exit, SOCKET};
+use api::names::QEMU_ID;
+
+use crate::error::{Error, Kind};
+
+/// What is asked of libvirt besides: nothing beside this process, and QEMU shut in.
+const QEMU_CONF: &str = "stdio_handler = \"file\"\nseccomp_sandbox = 1\n";
+
+/// A run's folder.
+#[derive(Clone, Debug)]
+pub(super) struct Folder(PathBuf);
+
+impl Folder {
+    /// The folder at an absolute path.
+    pub(super) fn new(path: &Path) -> Result<Self, Error> {
+        let failed = |error| Error::with(Kind::System, format!("{}", path.display()), error);
+        let path = fs::canonicalize(path).map_err(failed)?;
+        if path.is_dir() {
+            Ok(Self(path))
+        } else {
+            Err(Error::new(Kind::Usage, format!("{} is no folder", path.display())))
+        }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub(super) fn socket(&self) -> PathBuf {
+        self.0.join(SOCKET)
+    }
+
+    /// The root of libvirt's driver.
+    pub(super) fn libvirt(&self) -> PathBuf {
+        self.0.join("lv")
+    }
+
+    /// Where libvirt keeps what it found out about QEMU.
+    pub(super) fn capabilities(&self) -> PathBuf {
+        self.libvirt().join("cache/qemu/capabilities")
+    }
+
+    /// Makes what libvirt wants to find.
+    pub(super) fn prepare(&self) -> Result<(), Error> {
+        let etc = self.libvirt().join("etc");
+        for folder in [&etc, &self.capabilities()] {
+            fs::create_dir_all(folder).map_err(|error| self.failed("make", folder, error))?;
+        }
+        self.write("lv/etc/qemu.conf", QEMU_CONF.as_bytes())
+    }
+
+    /// Gives the folder to the guests' user.
+    pub(super) fn give_away(&self) -> Result<(), Error> {
+        std::os::unix::fs::chown(&self.0, Some(QEMU_ID), Some(QEMU_ID))
+            .map_err(|error| self.failed("give away", &self.0, error))
+    }
+
+    /// A file of the folder, for its owner only: Secrets are in some.
+    pub(super) fn write(&self, name: &str, content: &[u8]) -> Result<(), Error> {
+        let path = self.0.join(name);
+        replace(&path, content).map_err(|error| self.failed("write", &path, error))
+    }
+
+    /// A file of the folder, if it is there; longer than any of ours is none of ours.
+    fn read(&self, name: &str) -> Result<Option<Vec<u8>>, Error> {
+        let path = self.0.join(name);
+        let failed = |error| self.failed("read", &path, error);
+        let file = match fs::File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(failed(error)),
+        };
+        let mut content = Vec::new();
+        let most = u64::try_from(DOCUMENT_MAX).unwrap_or(u64::MAX);
+        file.take(most).read_to_end(&mut content).map_err(failed)?;
+        Ok(Some(content))
+    }
+
+    /// The record of the guest's end.
+    pub(super) fn exit(&self) -> Result<Option<Exit>, Error> {
+        let Some(content) = self.read(EXIT_RECORD)? else { return Ok(None) };
+        let exit = serde_json::from_slice(&content);
+        exit.map(Some).map_err(|error| self.malformed(EXIT_RECORD, &error))
+    }
+
+    pub(super) fn set_exit(&self, exit: &Exit) -> Result<(), Error> {
+        let json = serde_json::to_vec(exit).map_err(|error| self.malformed(EXIT_RECORD, &error))?;
+        self.write(EXIT_RECORD, &json)
+    }
+
+    /// What was asked for, the CDs' content left out.
+    pub(super) fn launch(&self) -> Result<Option<Launch>, Error> {
+        let Some(content) = self.read("launch.json")? else { return Ok(None) };
+        Launch::read(&content).map(Some).map_err(|error| self.malformed("launch.json", &error))
+    }
+
+    pub(super) fn set_launch(&self, launch: &Launch) -> Result<(), Error> {
+        let mut launch = launch.clone();
+        launch.media.iter_mut().for_each(|medium| medium.files.clear());
+        let json = launch.write().map_err(|error| self.malformed("launch.json", &error))?;
+        self.write("launch.json", &json)
+    }
+
+    /// Whether the guest was there.
+    pub(super) fn started(&self) -> Result<bool, Error> {
+        Ok(self.read("started")?.is_some())
+    }
+
+    pub(super) fn set_started(&self, launch: &Launch) -> Result<(), Error> {
+        self.write("started", launch.uid.as_bytes())
+    }
+
+    fn failed(&self, what: &str, path: &Path, error: io::Error) -> Error {
+        Error::with(Kind::System, format!("cannot {what} {}", path.display()), error)
+    }
+
+    fn malformed(&self, name: &str, error: &dyn std::error::Error) -> Error {
+        Error::new(Kind::System, format!("{}: {error}", self.0.join(name).display()))
+    }
+}
+
+/// A file as a whole or not at all, for its owner only.
+pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+    written(path, content)?.persist(path).map_err(|error| error.error)?;
+    Ok(())
+}
+
+/// The same, and on the disk when this returns.
+pub(crate) fn replace_durably(path: &Path, content: &[u8]) -> io::Result<()> {
+    let file = written(path, content)?;
+    file.as_file().sync_all()?;
+    file.persist(path).map_err(|error| error.error)?;
+    fs::File::open(folder_of(path))?.sync_all()
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new("."))
+}
+
+fn written(path: &Path, content: &[u8]) -> io::Result<tempfile::NamedTempFile> {
+    let mut file = tempfile::NamedTempFile::new_in(folder_of(path))?;
+    file.write_all(content)?;
+    Ok(file)
+}

@@ -1,0 +1,239 @@
+//! libvirt, embedded: its driver for QEMU runs in this process, on a folder of its own, with no daemon beside it.
+//!
+//! Not here: what is done with a guest ([`super::guest`]).
+
+mod sys;
+
+use std::ffi::c_int;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::thread;
+
+use api::launcher::{Cause, PauseReason, State};
+
+use super::super::folder::Folder;
+use super::Happening as ToWorker;
+
+pub(in crate::launcher) use sys::{Connection, Domain};
+
+/// What libvirt said instead of doing it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::launcher) struct Failure(pub(in crate::launcher) String);
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// What happens to the domain, in libvirt's numbers (virDomainEventType and its details).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::launcher) enum Happening {
+    Lifecycle {
+        event: c_int,
+        detail: c_int,
+    },
+    Rebooted,
+    Watchdog,
+    IoError {
+        disk: String,
+        reason: String,
+    },
+    Agent {
+        connected: bool,
+    },
+    /// A device is gone, of this alias.
+    Removed {
+        device: String,
+    },
+    /// QEMU ends; `details` are its own, as JSON.
+    SwitchingOff {
+        details: String,
+    },
+}
+
+/// What libvirt wants before aliases that are not its own.
+const USER_ALIAS: &str = "ua-";
+const EVENT_STOPPED: c_int = 5;
+/// virDomainEventStoppedDetailType.
+const STOPPED_SHUTDOWN: c_int = 0;
+const STOPPED_DESTROYED: c_int = 1;
+/// virDomainCreateFlags: processors stand still at first.
+const CREATE_PAUSED: u32 = 1;
+/// virDomainShutdownFlagValues and virDomainRebootFlagValues.
+const BY_ACPI: u32 = 1;
+const BY_AGENT: u32 = 2;
+
+/// Opens the driver on a guest's folder; a domain that runs there is taken over. What happens to it goes to `happenings`.
+pub(super) fn open(folder: &Folder, happenings: Sender<ToWorker>) -> Result<Arc<Connection>, Failure> {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let uri = format!("qemu:///embed?root={}", folder.libvirt().display());
+    let connection = Arc::new(Connection::open(&uri, sender)?);
+    let looping = Arc::clone(&connection);
+    let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
+        thread::Builder::new().name(name.to_owned()).spawn(work).map_err(|error| Failure(error.to_string()))
+    };
+    spawn("libvirt", Box::new(move || while looping.run().is_ok() {}))?;
+    spawn(
+        "happenings",
+        Box::new(move || {
+            // Ends with the process: the sender stays in libvirt's hands.
+            while let Ok(happening) = receiver.recv() {
+                if happenings.send(ToWorker::Libvirt(happening)).is_err() {
+                    return;
+                }
+            }
+        }),
+    )?;
+    Ok(connection)
+}
+
+/// The domain of this guest, if there is one.
+pub(super) fn domain(connection: &Connection) -> Result<Option<Domain<'_>>, Failure> {
+    Ok(connection.domains()?.into_iter().next())
+}
+
+/// Makes and starts the domain.
+pub(super) fn create(connection: &Connection, xml: &str, paused: bool) -> Result<(), Failure> {
+    connection.create(xml, if paused { CREATE_PAUSED } else { 0 })
+}
+
+/// The domain that is left when what went on before is over; `None`: its QEMU is gone.
+pub(super) fn settled(connection: &Connection) -> Result<Option<Domain<'_>>, Failure> {
+    let Some(found) = domain(connection)? else { return Ok(None) };
+    // A domain that goes away meanwhile is an error here, and not there afterwards.
+    drop(found.settle());
+    domain(connection)
+}
+
+pub(super) fn press_power_button(domain: &Domain<'_>) -> Result<(), Failure> {
+    domain.shut_down(BY_ACPI)
+}
+
+/// Whether the domain has a device of this alias of ours.
+pub(super) fn has(domain: &Domain<'_>, alias: &str) -> Result<bool, Failure> {
+    Ok(domain.xml()?.contains(&format!("<alias name='{USER_ALIAS}{alias}'/>")))
+}
+
+/// Changes what runs.
+const LIVE: u32 = 1;
+
+pub(super) fn attach(domain: &Domain<'_>, xml: &str) -> Result<(), Failure> {
+    domain.attach(xml, LIVE)
+}
+
+/// By our alias.
+pub(super) fn detach(domain: &Domain<'_>, alias: &str) -> Result<(), Failure> {
+    domain.detach(&format!("{USER_ALIAS}{alias}"), LIVE)
+}
+
+/// The size is in bytes.
+const RESIZE_BYTES: u32 = 1;
+
+pub(super) fn resize(domain: &Domain<'_>, path: &str, size: u64) -> Result<(), Failure> {
+    domain.resize(path, size, RESIZE_BYTES)
+}
+
+/// Our alias of what libvirt calls by `device`.
+pub(super) fn own_alias(device: &str) -> &str {
+    device.strip_prefix(USER_ALIAS).unwrap_or(device)
+}
+
+/// By the guest's agent, else by ACPI.
+pub(super) fn soft_reboot(domain: &Domain<'_>) -> Result<(), Failure> {
+    domain.reboot(BY_AGENT).or_else(|_| domain.reboot(BY_ACPI))
+}
+
+/// How a happening ended the guest; `None`: it did not.
+pub(super) fn end(happening: &Happening) -> Option<Cause> {
+    match happening {
+        Happening::Lifecycle { event: EVENT_STOPPED, detail } => Some(match *detail {
+            STOPPED_SHUTDOWN => Cause::Shutdown,
+            STOPPED_DESTROYED => Cause::Killed,
+            _ => Cause::Crashed,
+        }),
+        Happening::Lifecycle { .. }
+        | Happening::Rebooted
+        | Happening::Watchdog
+        | Happening::IoError { .. }
+        | Happening::Agent { .. }
+        | Happening::Removed { .. }
+        | Happening::SwitchingOff { .. } => None,
+    }
+}
+
+/// Whether QEMU switches off since the guest is to be reset, which is the end of the run for it.
+pub(super) fn is_reset(details: &str) -> bool {
+    #[derive(serde::Deserialize)]
+    struct Details {
+        reason: String,
+    }
+    serde_json::from_str(details).is_ok_and(|Details { reason }| reason.ends_with("-reset"))
+}
+
+/// What a domain is doing, from virDomainState and virDomainPausedReason.
+pub(super) fn state(domain: &Domain<'_>) -> Result<(State, Option<PauseReason>), Failure> {
+    domain.state().map(|(state, reason)| meaning(state, reason))
+}
+
+fn meaning(state: c_int, reason: c_int) -> (State, Option<PauseReason>) {
+    match (state, reason) {
+        // Paused while it starts or ends: that is not what anybody asked for.
+        (3, 11) => (State::Starting, None),
+        (3, 8) | (4, _) => (State::Stopping, None),
+        (3, 1) => (State::Paused, Some(PauseReason::Asked)),
+        (3, 5) => (State::Paused, Some(PauseReason::IoError)),
+        (3, 6) => (State::Paused, Some(PauseReason::Watchdog)),
+        (3, _) => (State::Paused, Some(PauseReason::Other)),
+        (5 | 6, _) => (State::Ended, None),
+        _ => (State::Running, None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libvirts_numbers_have_meanings() {
+        for (numbers, wanted) in [
+            ((1, 1), (State::Running, None)),
+            ((2, 0), (State::Running, None)),
+            ((3, 1), (State::Paused, Some(PauseReason::Asked))),
+            ((3, 5), (State::Paused, Some(PauseReason::IoError))),
+            ((3, 6), (State::Paused, Some(PauseReason::Watchdog))),
+            ((3, 2), (State::Paused, Some(PauseReason::Other))),
+            ((3, 11), (State::Starting, None)),
+            ((3, 8), (State::Stopping, None)),
+            ((4, 1), (State::Stopping, None)),
+            ((5, 1), (State::Ended, None)),
+            ((6, 1), (State::Ended, None)),
+        ] {
+            assert_eq!(meaning(numbers.0, numbers.1), wanted, "{numbers:?}");
+        }
+        for (event, detail, wanted) in [
+            (5, 0, Some(Cause::Shutdown)),
+            (5, 1, Some(Cause::Killed)),
+            (5, 2, Some(Cause::Crashed)),
+            (5, 5, Some(Cause::Crashed)),
+            (2, 0, None),
+            (3, 1, None),
+            (6, 0, None),
+        ] {
+            assert_eq!(end(&Happening::Lifecycle { event, detail }), wanted, "{event} {detail}");
+        }
+        assert_eq!(end(&Happening::Rebooted), None);
+        for (details, reset) in [
+            ("{\"guest\":true,\"reason\":\"guest-reset\"}", true),
+            ("{\"guest\":false,\"reason\":\"host-qmp-system-reset\"}", true),
+            ("{\"guest\":true,\"reason\":\"guest-shutdown\"}", false),
+            ("{}", false),
+            ("", false),
+        ] {
+            assert_eq!(is_reset(details), reset, "{details}");
+        }
+    }
+}

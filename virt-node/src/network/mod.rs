@@ -1,0 +1,252 @@
+//! Guests' networks on one machine: a network namespace for each guest, what CNI plugins put into it, and the way from there
+//! to the guest.
+//!
+//! ```text
+//!  host                    namespace of the guest (under Places::namespaces)         QEMU
+//!  fv0 ──veth──┐           masquerade:  eth0 ◄─nftables─► k6t-eth0 (10.0.2.1) ── tap0 ── 10.0.2.2
+//!  (pod network)└─ CNI ──► bridge:      podX-nic ── k6t-X ── tapX ── the network's address and MAC
+//!  any bridge … ┘
+//! ```
+//!
+//! 1. **wanted** ([`Wanted`], [`of_guest`]): from a spec and the objects it names, pure. The pod network is a CNI
+//!    configuration like any other, generated ([`PodNetwork`]).
+//! 2. **runtime** (`runtime`, `process`, `cache`): plugins executed as a runtime must, and what they answered kept on disk in
+//!    libcni's form. An entry is written before ADD, so that what was killed in between is found and undone.
+//! 3. **plan** decides from (wanted, found), pure, about what CNI does and about the links and rules between its interface and
+//!    the tap device; **apply** does the former, **wire** the latter. [`attach`] twice changes nothing; killed at any line and
+//!    called again it converges; [`detach`] leaves nothing.
+//! 4. What a guest is told by DHCP is part of the launch document ([`Nic::tap`]); the launcher's worker answers
+//!    ([`crate::dhcp`]), needing no capability: the namespace lets everybody have its ports from 67 on.
+//!
+//! Names, addresses and links are upstream's (virt-launcher of KubeVirt 1.9), since tools look for them. Its dummy interface
+//! with the guest's address, beside a bridge binding, is left out where the kernel has none, and [`Attached::notes`] says so.
+//!
+//! How the daemon uses it, at each start of a guest and after each start of the machine:
+//!
+//! ```text
+//!  link_plugins(folder, cni)                         once; Places::plugins begins with that folder
+//!  PodNetwork::configuration ─► of_guest(spec, …) ─► attach ─► Attached
+//!     nics[..].tap ─► resolve::Made::taps            nics[..].addresses ─► the status        notes ─► a condition
+//!     inside(namespace, || start the launcher)       Advertiser::start for each nic that has a router
+//!  Forwarder::start(pod_gateway(), …)                once, where host_resolvers() has local ones only
+//!  attach with one more, or one less                 an interface comes, or goes, beside the launcher's Attach and Detach
+//!  detach(container)                                 when the launcher is gone
+//! ```
+//!
+//! Not here: who calls when (the daemon), DHCP packets, what a plugin does.
+
+mod advertiser;
+mod apply;
+mod cache;
+mod configuration;
+mod firewall;
+mod forwarder;
+mod names;
+mod outcome;
+mod plan;
+mod pod;
+mod process;
+mod resolvers;
+mod rules;
+mod runtime;
+mod told;
+mod wanted;
+mod wire;
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use ipnet::{Ipv4Net, Ipv6Net};
+use link::{Mac, Namespace};
+
+use crate::error::{Error, Kind};
+use crate::resolve::Tap;
+pub use advertiser::Advertiser;
+pub use configuration::Configuration;
+pub use firewall::closed;
+pub use forwarder::Forwarder;
+pub use names::Names;
+pub use pod::{PodNetwork, gateway as pod_gateway};
+pub use resolvers::{Resolvers, host_resolvers};
+pub use wanted::{Given, of_guest};
+
+/// Where things are.
+#[derive(Clone, Debug)]
+pub struct Places {
+    /// Folder of what is kept: plugins' answers, addresses given. Private to root.
+    pub state: PathBuf,
+    /// Folder of namespaces; in `/run/netns` `ip netns` would see them.
+    pub namespaces: PathBuf,
+    /// Folders of plugins, in the order they are looked through.
+    pub plugins: Vec<PathBuf>,
+}
+
+/// What a guest is to have.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// The guest, as CNI and the namespace call it: letters, digits, `_`, `.`, `-`; unique on the machine, and the same
+    /// until [`detach`].
+    pub container: String,
+    /// Namespace of its object.
+    pub namespace: String,
+    /// Name of its object, and what DHCP calls it.
+    pub name: String,
+    /// Its interfaces; the first one is the primary.
+    pub interfaces: Vec<Interface>,
+    /// Who resolves names for it, where a network does not say.
+    pub resolvers: Resolvers,
+}
+
+/// An interface that is wanted.
+#[derive(Clone, Debug)]
+pub struct Interface {
+    /// Its name in the spec.
+    pub name: String,
+    /// Its links.
+    pub names: Names,
+    /// The network.
+    pub network: Configuration,
+    /// How the guest is attached.
+    pub binding: Binding,
+    /// The guest's Ethernet address, asked of the network where the guest is to bear the network's.
+    pub mac: Mac,
+    /// Whether the tap device takes several queues.
+    pub many_queues: bool,
+}
+
+/// How a guest is attached to what CNI made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Binding {
+    /// Behind the interface's address.
+    Masquerade {
+        /// The network between: the first address is the gateway's, the second the guest's.
+        v4: Ipv4Net,
+        /// The same of IPv6, where the interface has an address of IPv6.
+        v6: Ipv6Net,
+        /// Ports that are forwarded; empty: all.
+        ports: Vec<Port>,
+    },
+    /// By a bridge, with the interface's Ethernet and IP addresses.
+    Bridge,
+}
+
+/// A port that is forwarded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Port {
+    /// TCP, else UDP.
+    pub tcp: bool,
+    /// Its number.
+    pub number: u16,
+}
+
+/// What a guest has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attached {
+    /// The namespace its launcher is to run in.
+    pub namespace: PathBuf,
+    /// Its interfaces, in the order they were wanted.
+    pub nics: Vec<Nic>,
+    /// What a person should know.
+    pub notes: Vec<String>,
+}
+
+/// An interface that is attached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Nic {
+    /// Its name in the spec.
+    pub name: String,
+    /// For the launch document.
+    pub tap: Tap,
+    /// For the status: its name in the namespace.
+    pub pod_interface: String,
+    /// For the status: addresses at which others reach the guest.
+    pub addresses: Vec<IpAddr>,
+    /// The network that a router is to be advertised on, by the daemon: [`Advertiser`].
+    pub router: Option<Ipv6Net>,
+}
+
+/// Gives a guest its networks, and takes away those that it has and that are not wanted any more. What it has stays as it is.
+///
+/// # Errors
+/// What was made in this call is undone; of what could not be the error tells too.
+pub fn attach(places: &Places, wanted: &Wanted) -> Result<Attached, Error> {
+    apply::attach(places, wanted)
+}
+
+/// Takes all networks from a guest whose launcher is gone. Nothing is left; a guest without any is no error.
+///
+/// # Errors
+/// Every failure, after all was tried. Called again it goes on.
+pub fn detach(places: &Places, container: &str) -> Result<(), Error> {
+    apply::detach(places, container)
+}
+
+/// The namespace of a guest, while it is there.
+pub fn namespace(places: &Places, container: &str) -> Option<PathBuf> {
+    let path = runtime::namespace(places, container);
+    Namespace::open(&path).is_ok().then_some(path)
+}
+
+/// Whether there is something for [`detach`] to take away.
+///
+/// # Errors
+/// What is kept cannot be read.
+pub fn is_kept(places: &Places, container: &str) -> Result<bool, Error> {
+    Ok(runtime::namespace(places, container).exists() || !cache::of(&places.state, container)?.is_empty())
+}
+
+/// Fails when a guest's networks are not as [`attach`] made them: links and addresses, and the plugins' CHECK.
+///
+/// # Errors
+/// What differs.
+pub fn check(places: &Places, wanted: &Wanted) -> Result<(), Error> {
+    apply::check(places, wanted)
+}
+
+/// Has the plugins of `network` remove what belongs to no guest (CNI's GC); nothing where its version has none. Nobody may
+/// attach or detach meanwhile.
+///
+/// # Errors
+/// Every failure, after all was tried.
+pub fn collect(places: &Places, network: &Configuration) -> Result<(), Error> {
+    runtime::collect(places, network)
+}
+
+/// Whether guests could be attached to `network` now (CNI's STATUS); always where its version has none.
+///
+/// # Errors
+/// Why not, in the plugin's words.
+pub fn status(places: &Places, network: &Configuration) -> Result<(), Error> {
+    runtime::status(places, network)
+}
+
+/// Does `work` in a guest's namespace: starting its launcher there, for one.
+///
+/// # Errors
+/// When it cannot be entered, and what `work` says.
+pub fn inside<T: Send>(namespace: &Path, work: impl FnOnce() -> Result<T, Error> + Send) -> Result<T, Error> {
+    Namespace::open(namespace)?.on_a_thread(work)
+}
+
+/// Makes a folder in which every plugin of the program `cni` is found by its name.
+///
+/// # Errors
+/// When it cannot be made.
+pub fn link_plugins(folder: &Path, cni: &Path) -> Result<(), Error> {
+    let failed = |error| Error::with(Kind::System, format!("cannot make {}", folder.display()), error);
+    std::fs::create_dir_all(folder).map_err(failed)?;
+    for name in ["bridge", "cnv-bridge", "cnv-tuning", "host-local", "loopback", "static", "tap", "tuning"] {
+        let file = folder.join(name);
+        if std::fs::read_link(&file).is_ok_and(|to| to == cni) {
+            continue;
+        }
+        // By a rename: somebody may be about to start it.
+        let new = folder.join(format!(".{name}"));
+        match std::fs::remove_file(&new) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed(error)),
+            Ok(()) | Err(_) => {}
+        }
+        std::os::unix::fs::symlink(cni, &new).and_then(|()| std::fs::rename(&new, &file)).map_err(failed)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,241 @@
+//! From a spec and the objects that it names to what a guest is to have: pure. Rules between fields are
+//! [`crate::resolve`]'s; here is what only a start can find: networks that are not there, or make no sense.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use api::kubevirt::{Interface as Asked, Network, VirtualMachineInstanceSpec};
+use api::multus::NetworkAttachmentDefinition;
+use ipnet::{Ipv4Net, Ipv6Net};
+use link::Mac;
+
+use super::names::{self, Names};
+use super::{Binding, Configuration, Interface, Port, Resolvers, Wanted};
+use crate::finding::{Finding, Findings};
+use crate::resolve::{interfaces_of, queues_of};
+
+/// Networks of guests behind masquerade, where the spec names none.
+const V4: &str = "10.0.2.0/24";
+const V6: &str = "fd10:0:2::/120";
+
+/// Who the guest is, and what is there for it.
+#[derive(Clone, Debug)]
+pub struct Given<'a> {
+    /// Namespace of its object.
+    pub namespace: &'a str,
+    /// Name of its object.
+    pub name: &'a str,
+    /// What its network namespace is called; see [`Wanted::container`].
+    pub container: &'a str,
+    /// The pod network.
+    pub pod: &'a Configuration,
+    /// Networks of its namespace and of others, by `NAMESPACE/NAME`.
+    pub networks: &'a BTreeMap<String, NetworkAttachmentDefinition>,
+    /// Who resolves names.
+    pub resolvers: &'a Resolvers,
+    /// The folder of [`super::Places`], which tells machines apart that have no id.
+    pub state: &'a Path,
+}
+
+/// What a guest is to have; `at` is the path of `spec` in its document.
+///
+/// # Errors
+/// All that is wrong, by path.
+pub fn of_guest(
+    spec: &VirtualMachineInstanceSpec,
+    given: &Given<'_>,
+    at: &str,
+) -> Result<Wanted, Vec<Finding>> {
+    let mut findings = Findings::default();
+    let mut interfaces = Vec::new();
+    for (index, one) in interfaces_of(spec).iter().enumerate() {
+        if one.state.as_deref() == Some("absent") {
+            continue;
+        }
+        let position = spec.networks.iter().position(|network| network.name == one.name);
+        let network = position.and_then(|position| spec.networks.get(position));
+        match interface(spec, one, network, given) {
+            Ok(found) => interfaces.push(found),
+            Err((Field::Network, said)) => {
+                let path = match position {
+                    Some(position) => format!("{at}.networks[{position}].multus.networkName"),
+                    None => format!("{at}.networks"),
+                };
+                findings.error(path, said);
+            }
+            Err((Field::Pod(field), said)) => {
+                findings.error(format!("{at}.networks[{}].pod.{field}", position.unwrap_or(0)), said);
+            }
+            Err((Field::Interface(field), said)) => {
+                findings.error(format!("{at}.domain.devices.interfaces[{index}].{field}"), said);
+            }
+        }
+    }
+    if findings.failed() {
+        return Err(findings.into_vec());
+    }
+    // The primary one first, whose gateway is the namespace's.
+    interfaces.sort_by_key(|one| one.names != Names::primary());
+    Ok(Wanted {
+        container: given.container.to_owned(),
+        namespace: given.namespace.to_owned(),
+        name: given.name.to_owned(),
+        interfaces,
+        resolvers: given.resolvers.clone(),
+    })
+}
+
+/// What a mistake is in.
+enum Field {
+    Network,
+    Pod(&'static str),
+    Interface(&'static str),
+}
+
+fn interface(
+    spec: &VirtualMachineInstanceSpec,
+    one: &Asked,
+    network: Option<&Network>,
+    given: &Given<'_>,
+) -> Result<Interface, (Field, String)> {
+    let multus = network.and_then(|network| network.multus.as_ref());
+    let (names, configuration) = match multus {
+        None => (Names::primary(), given.pod.clone()),
+        Some(multus) => {
+            let found = attachment(&multus.network_name, given).map_err(|said| (Field::Network, said))?;
+            let default = multus.is_default.unwrap_or(false);
+            (if default { Names::primary() } else { Names::secondary(&one.name) }, found)
+        }
+    };
+    let mac = match one.mac_address.as_deref().filter(|text| !text.is_empty()) {
+        None => names::mac(&names::machine(given.state), &[given.namespace, given.name, &one.name]),
+        Some(text) => {
+            Mac::parse(text).map_err(|error| (Field::Interface("macAddress"), error.to_string()))?
+        }
+    };
+    Ok(Interface {
+        name: one.name.clone(),
+        names,
+        network: configuration,
+        binding: binding(one, network)?,
+        mac,
+        many_queues: queues_of(spec, one).is_some(),
+    })
+}
+
+fn binding(one: &Asked, network: Option<&Network>) -> Result<Binding, (Field, String)> {
+    if one.masquerade.is_none() {
+        return Ok(Binding::Bridge);
+    }
+    let pod = network.and_then(|network| network.pod.as_ref());
+    let v4 = pod.and_then(|pod| pod.vm_network_cidr.as_deref()).unwrap_or(V4);
+    let v6 = pod.and_then(|pod| pod.vm_ipv6_network_cidr.as_deref()).unwrap_or(V6);
+    let v4: Option<Ipv4Net> = v4.parse().ok().filter(|net: &Ipv4Net| net.prefix_len() <= 30);
+    let v6: Option<Ipv6Net> = v6.parse().ok().filter(|net: &Ipv6Net| net.prefix_len() <= 126);
+    let no =
+        |field, like: &str| (Field::Pod(field), format!("no network of two addresses or more, like {like}"));
+    let ports = one.ports.iter().filter_map(|port| {
+        let tcp = port.protocol.as_deref() != Some("UDP");
+        Some(Port { tcp, number: port.port.filter(|number| *number > 0)? })
+    });
+    Ok(Binding::Masquerade {
+        v4: v4.ok_or_else(|| no("vmNetworkCIDR", V4))?,
+        v6: v6.ok_or_else(|| no("vmIPv6NetworkCIDR", V6))?,
+        ports: ports.collect(),
+    })
+}
+
+/// The configuration of a NetworkAttachmentDefinition, of the guest's namespace where none is named.
+fn attachment(name: &str, given: &Given<'_>) -> Result<Configuration, String> {
+    let full = if name.contains('/') { name.to_owned() } else { format!("{}/{name}", given.namespace) };
+    let Some(found) = given.networks.get(&full) else {
+        return Err(format!("there is no NetworkAttachmentDefinition {full}"));
+    };
+    let own = found.metadata.name.as_str();
+    match found.spec.config.as_deref().filter(|text| !text.trim().is_empty()) {
+        None => Err(format!("the NetworkAttachmentDefinition {full} has no spec.config")),
+        Some(text) => Configuration::read(text, own)
+            .map_err(|said| format!("the NetworkAttachmentDefinition {full}, spec.config: {said}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wanted(spec: &str, networks: &[(&str, &str)]) -> Result<Wanted, Vec<String>> {
+        let pod = Configuration::read(r#"{"cniVersion": "1.1.0", "type": "bridge"}"#, "pod").unwrap();
+        let nad = |config: &&str| NetworkAttachmentDefinition {
+            metadata: api::resource::ObjectMeta { name: "own".to_owned(), ..Default::default() },
+            spec: api::multus::NetworkSpec { config: Some((*config).to_owned()), ..Default::default() },
+            ..Default::default()
+        };
+        let given = Given {
+            namespace: "ns",
+            name: "vm",
+            container: "c",
+            pod: &pod,
+            networks: &networks.iter().map(|(name, config)| ((*name).to_owned(), nad(config))).collect(),
+            resolvers: &Resolvers::default(),
+            state: Path::new("/s"),
+        };
+        let said =
+            |all: Vec<Finding>| all.into_iter().map(|one| format!("{}: {}", one.path, one.text)).collect();
+        of_guest(&serde_json::from_str(spec).unwrap(), &given, "spec").map_err(said)
+    }
+
+    const BRIDGE: &str = r#"{"cniVersion": "0.3.1", "type": "cnv-bridge", "bridge": "br1"}"#;
+
+    #[test]
+    fn without_a_word_a_guest_is_on_the_pod_network() {
+        let wanted = wanted(r#"{"domain": {}}"#, &[]).unwrap();
+        let [one] = &wanted.interfaces[..] else { panic!("{wanted:?}") };
+        assert_eq!((one.name.as_str(), one.names.pod.as_str()), ("default", "eth0"));
+        let Binding::Masquerade { v4, ports, .. } = &one.binding else { panic!("{one:?}") };
+        assert!(v4.to_string() == V4 && ports.is_empty() && !one.many_queues);
+    }
+
+    #[test]
+    fn the_primary_one_comes_first_and_the_others_have_their_networks() {
+        let spec = r#"{"domain": {"cpu": {"cores": 2}, "devices": {"networkInterfaceMultiqueue": true, "interfaces": [
+            {"name": "blue", "bridge": {}, "macAddress": "02-00-00-00-00-0A"},
+            {"name": "pod", "masquerade": {}, "model": "e1000", "ports": [{"port": 80}, {"port": 53, "protocol": "UDP"}]}]}},
+            "networks": [{"name": "blue", "multus": {"networkName": "other/blue"}},
+                         {"name": "pod", "pod": {"vmNetworkCIDR": "10.7.0.0/24"}}]}"#;
+        let wanted = wanted(spec, &[("other/blue", BRIDGE)]).unwrap();
+        let [pod, blue] = &wanted.interfaces[..] else { panic!("{wanted:?}") };
+        assert_eq!((pod.names.pod.as_str(), pod.many_queues), ("eth0", false));
+        let Binding::Masquerade { v4, ports, .. } = &pod.binding else { panic!("{pod:?}") };
+        assert_eq!(v4.to_string(), "10.7.0.0/24");
+        assert_eq!(ports[..], [Port { tcp: true, number: 80 }, Port { tcp: false, number: 53 }]);
+        assert_eq!((blue.names.pod.as_str(), blue.many_queues), ("pod16477688c0e", true));
+        assert_eq!(
+            (blue.network.name.as_str(), blue.mac.to_string()),
+            ("own", "02:00:00:00:00:0a".to_owned())
+        );
+    }
+
+    #[test]
+    fn what_is_missing_is_told_by_path() {
+        let of = |pod: &str, network: &str| {
+            format!(
+                r#"{{"domain": {{"devices": {{"interfaces": [{{"name": "a", "masquerade": {{}}}}, {{"name": "b", "bridge": {{}}}}]}}}},
+                "networks": [{{"name": "a", "pod": {pod}}}, {{"name": "b", "multus": {{"networkName": "{network}"}}}}]}}"#
+            )
+        };
+        for (spec, path) in [
+            (
+                of("{}", "gone"),
+                "spec.networks[1].multus.networkName: there is no NetworkAttachmentDefinition ns/gone",
+            ),
+            (
+                of("{}", "bad"),
+                "spec.networks[1].multus.networkName: the NetworkAttachmentDefinition ns/bad, spec.config",
+            ),
+            (of(r#"{"vmNetworkCIDR": "10.0.0.0/31"}"#, "good"), "spec.networks[0].pod.vmNetworkCIDR"),
+        ] {
+            let said = wanted(&spec, &[("ns/bad", "{}"), ("ns/good", BRIDGE)]).unwrap_err();
+            assert!(said.len() == 1 && said[0].starts_with(path), "{said:?}");
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! What `virt-node`'s commands and its daemon say to each other: one call and one answer in a connection at a time, framed
+//! as the launcher's. A stream (a console, a screen, a port) takes the connection over after its answer.
+//!
+//! Not here: sockets.
+
+use api::kubevirt::Disk;
+use serde::{Deserialize, Serialize};
+
+use crate::finding::Finding;
+
+/// The version that is spoken.
+pub(crate) const VERSION: u32 = 1;
+
+/// What a command asks.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct Call {
+    /// [`VERSION`].
+    pub(crate) version: u32,
+    pub(crate) request: Request,
+}
+
+/// An object by its kind's name (as in documents), namespace and name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct Target {
+    pub(crate) kind: String,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+}
+
+/// What is asked for.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase", deny_unknown_fields)]
+pub(crate) enum Request {
+    /// Keep the objects of these documents, each text with the name it is told by. Answered with [`Answer::Applied`].
+    Apply { documents: Vec<(String, String)> },
+    /// All objects. Answered with [`Answer::Objects`].
+    List,
+    /// One object. Answered with [`Answer::Objects`].
+    Get(Target),
+    /// What happened in a namespace, to one machine where a name is given, after the event of this number. Answered with
+    /// [`Answer::Events`].
+    Events { namespace: String, name: Option<String>, after: u64 },
+    /// Start, stop and the like. Answered with [`Answer::Done`].
+    Power { namespace: String, name: String, verb: Verb },
+    /// Give a machine, or a run that is nobody's, the claim or DataVolume `claim` as the volume of `disk`'s name. Answered
+    /// with [`Answer::Done`] when it is noted, or, where it is only tried, when it could be.
+    AddVolume { namespace: String, name: String, claim: String, disk: Box<Disk>, dry_run: bool },
+    /// Take a volume that may come and go away. Answered as for one more.
+    RemoveVolume { namespace: String, name: String, volume: String, dry_run: bool },
+    /// Take objects away. Answered with [`Answer::Done`] when it is noted.
+    Delete { targets: Vec<Target>, grace_seconds: Option<u64> },
+    /// One of a guest's streams. Answered with [`Answer::Stream`], and then it is that.
+    Stream { namespace: String, name: String, stream: Stream },
+}
+
+/// What a person can do to a machine: virtctl's verbs and flags.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase", deny_unknown_fields)]
+pub(crate) enum Verb {
+    Start { paused: bool },
+    Stop { grace_seconds: Option<u64> },
+    Restart { grace_seconds: Option<u64> },
+    Pause,
+    Unpause,
+    SoftReboot,
+    Reset,
+}
+
+/// A guest's stream of bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) enum Stream {
+    /// Its first serial port. Whoever had it loses it.
+    Console,
+    /// Its screen: VNC.
+    Screen,
+}
+
+/// What is answered.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub(crate) enum Answer {
+    /// It is noted.
+    Done,
+    /// What became of each object, and what there is to say about fields.
+    Applied { objects: Vec<(Target, Change)>, findings: Vec<(Target, Vec<Finding>)> },
+    /// Objects as they are kept.
+    Objects(Vec<serde_json::Value>),
+    /// Events, the oldest first.
+    Events(Vec<Event>),
+    /// What follows is the stream.
+    Stream,
+    /// It is not done.
+    Refused { kind: RefusedKind, message: String },
+}
+
+/// What became of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum Change {
+    Created,
+    Configured,
+    Unchanged,
+}
+
+impl Change {
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Created => "created",
+            Self::Configured => "configured",
+            Self::Unchanged => "unchanged",
+        }
+    }
+}
+
+/// Why a call is refused, as far as a command acts differently on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum RefusedKind {
+    /// There is no such object.
+    Missing,
+    /// Not in this state.
+    State,
+    /// It makes no sense.
+    Invalid,
+    /// The machine refused something.
+    Failed,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Event {
+    /// Counted from 1.
+    pub(crate) number: u64,
+    /// Seconds since 1970.
+    pub(crate) time: u64,
+    /// Kind of the object.
+    pub(crate) kind: String,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    /// Whether a person should look at it.
+    pub(crate) warning: bool,
+    /// One CamelCase word.
+    pub(crate) reason: String,
+    /// A sentence.
+    pub(crate) message: String,
+}

@@ -1,0 +1,312 @@
+//! The daemon's guests on networks, in a machine that is a namespace: attached as the status says, kept over the daemon's
+//! death and a boot, reached through ports of this machine, and taken away with the guest.
+
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+#[path = "support/daemon.rs"]
+mod daemon;
+#[path = "support/machine.rs"]
+mod network;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use daemon::{Daemon, code, eventually, kill, machine};
+use network::{Machine, SERVER, files, ip, linux, page, run};
+use rustix::process::Signal;
+use serde_json::Value;
+
+/// A machine whose disk is a file, on the pod network.
+fn halting(daemon: &Daemon, name: &str) -> String {
+    let image = daemon.image("disk.img", code::HALTS);
+    let source = format!("{{http: {{url: \"file://{}\"}}}}", image.display());
+    machine(name, "Always", &source, "").replace("autoattachPodInterface: false, ", "")
+}
+
+/// Linux on a disk of its own, with these interfaces and networks.
+fn linux_machine(name: &str, disk: &Path, interfaces: &str, networks: &str) -> String {
+    let source = format!("{{http: {{url: \"file://{}\"}}}}", disk.display());
+    machine(name, "Always", &source, &format!("      networks: {networks}"))
+        .replace("disableHotplug: true, ", "")
+        .replace("storage: 8Mi", "storage: 64Mi")
+        .replace("guest: 64Mi", "guest: 192Mi")
+        .replace(
+            "autoattachPodInterface: false, disks: [{name: root}]",
+            &format!("interfaces: {interfaces}, disks: [{{name: root, disk: {{bus: virtio}}}}]"),
+        )
+}
+
+/// Of a run's status.
+fn interfaces(daemon: &Daemon, name: &str) -> Value {
+    daemon.object(&format!("vmi/{name}")).unwrap()["status"]["interfaces"].clone()
+}
+
+/// All of the machine that networks could leave something in: links, addresses, rules, forwarding.
+fn traces(daemon: &Daemon) -> Vec<String> {
+    let mut all: Vec<String> =
+        ip("-o link show").lines().map(|line| line.split(": ").nth(1).unwrap().to_owned()).collect();
+    all.push(ip("-o -4 addr show"));
+    all.push(run("nft", &["list", "ruleset"]));
+    all.push(fs::read_to_string("/proc/sys/net/ipv4/ip_forward").unwrap());
+    all.extend(daemon.names("netns"));
+    all.extend(files(&daemon.state().join("networks")));
+    all
+}
+
+/// Where a machine's devices are kept to be.
+fn layout_of(daemon: &Daemon, name: &str) -> String {
+    let machine = daemon.object(&format!("vm/{name}")).unwrap();
+    let guest = daemon.state().join("guests").join(machine["metadata"]["uid"].as_str().unwrap());
+    fs::read_to_string(guest.join("kept.json")).unwrap()
+}
+
+/// A command that goes on.
+fn started(daemon: &Daemon, words: &[&str], output: Stdio) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_virt-node"))
+        .args(words)
+        .arg("--state")
+        .arg(daemon.state())
+        .stdin(Stdio::piped())
+        .stdout(output)
+        .spawn()
+        .unwrap()
+}
+
+#[test]
+fn a_guest_has_the_network_of_its_status_over_deaths_and_boots_and_leaves_nothing_of_it() {
+    let _machine = Machine::new();
+    let mut daemon = Daemon::with_taps(SERVER);
+    let before = traces(&daemon);
+    daemon.run(&halting(&daemon, "mine"));
+    daemon.until_serial("mine", "K");
+    let first = interfaces(&daemon, "mine");
+    assert_eq!(first[0]["name"], "default");
+    assert!(first[0]["ipAddress"].as_str().unwrap().starts_with("10.234."), "{first}");
+    assert!(ip("-o link show").contains("fv0"));
+    let places = layout_of(&daemon, "mine");
+    // Its launcher is in the guest's namespace, and nothing else of the daemon is.
+    assert_eq!(daemon.names("netns").len(), 1);
+    let launcher = daemon.process(" run --capabilities").unwrap();
+    let namespace = |process: u32| fs::read_link(format!("/proc/{process}/ns/net")).unwrap();
+    assert_ne!(namespace(launcher), namespace(daemon.id()));
+
+    daemon.end(Signal::KILL);
+    daemon.again();
+    daemon.until("mine", "Running");
+    assert_eq!(interfaces(&daemon, "mine"), first);
+    // A boot takes the namespace and the links, and not the addresses.
+    daemon.cut_power();
+    ip("link del fv0");
+    fs::write(daemon.state().join("boot"), "before").unwrap();
+    daemon.again();
+    daemon.until("mine", "Running");
+    daemon.until_serial("mine", "K");
+    assert_eq!(interfaces(&daemon, "mine"), first, "{}", daemon.log());
+    assert_eq!(layout_of(&daemon, "mine"), places);
+
+    daemon.says(&["delete", "mine", "--force"]);
+    assert_eq!(traces(&daemon), before);
+}
+
+#[test]
+fn what_a_boot_left_of_a_stopped_machine_goes_with_it() {
+    let _machine = Machine::new();
+    let mut daemon = Daemon::with_taps(SERVER);
+    let before = traces(&daemon);
+    daemon.run(&halting(&daemon, "mine").replace("runStrategy: Always", "runStrategy: Once"));
+    daemon.until_serial("mine", "K");
+    daemon.cut_power();
+    ip("link del fv0");
+    fs::write(daemon.state().join("boot"), "before").unwrap();
+    daemon.again();
+    daemon.until("mine", "Stopped");
+    assert_ne!(traces(&daemon), before, "its addresses are kept");
+    daemon.says(&["delete", "mine", "--force"]);
+    assert_eq!(traces(&daemon), before);
+}
+
+#[test]
+fn a_network_that_is_not_there_is_told_by_its_field() {
+    let _machine = Machine::new();
+    let daemon = Daemon::start();
+    let more = "      networks: [{name: other, multus: {networkName: missing}}]";
+    let document = machine("lost", "Always", "{blank: {}}", more)
+        .replace("autoattachPodInterface: false, ", "interfaces: [{name: other, bridge: {}}], ");
+    let file = daemon.path("lost.yaml");
+    fs::write(&file, document).unwrap();
+    let mut child = started(&daemon, &["run", "--detach", file.to_str().unwrap()], Stdio::null());
+    eventually("a word about the network", || {
+        let told = daemon.says(&["events", "lost"]);
+        (told.contains("spec.networks[0].multus.networkName") && told.contains("missing")).then_some(())
+    });
+    kill(child.id(), Signal::KILL);
+    drop(child.wait());
+    daemon.says(&["delete", "lost"]);
+    assert_eq!(daemon.names("netns"), Vec::<String>::new());
+}
+
+#[test]
+fn a_machine_that_forbids_forwarding_or_uses_the_subnet_is_told() {
+    let _machine = Machine::new();
+    let mut daemon = Daemon::with_taps(SERVER);
+    ip(&format!("route add 10.234.0.0/16 via {SERVER}"));
+    run("nft", &["add table ip filter"]);
+    run("nft", &["add chain ip filter FORWARD { type filter hook forward priority 0; policy drop; }"]);
+    daemon.run(&halting(&daemon, "mine"));
+    daemon.until_serial("mine", "K");
+    let address = interfaces(&daemon, "mine")[0]["ipAddress"].as_str().unwrap().to_owned();
+    assert!(address.starts_with("172.29.128."), "another subnet: {address}");
+    let told = daemon.says(&["get", "vm/mine", "-o", "json"]);
+    assert!(told.contains("NetworkNotes") && told.contains("iptables -I FORWARD -i fv0 -j ACCEPT"), "{told}");
+    daemon.says(&["delete", "mine", "--force"]);
+    // One that is asked for is not changed behind anybody's back.
+    daemon.end(Signal::TERM);
+    daemon.again_with(&["--pod-network", "10.234.7.0/24"]);
+    let document = halting(&daemon, "other");
+    let file = daemon.path("other.yaml");
+    fs::write(&file, document).unwrap();
+    let mut child = started(&daemon, &["run", "--detach", file.to_str().unwrap()], Stdio::null());
+    eventually("a word about the subnet", || {
+        let told = daemon.says(&["events", "other"]);
+        (told.contains("10.234.7.0/24") && told.contains("10.234.0.0/16")).then_some(())
+    });
+    kill(child.id(), Signal::KILL);
+    drop(child.wait());
+    daemon.says(&["delete", "other", "--force"]);
+}
+
+#[test]
+fn linux_reaches_out_and_is_reached_by_its_address_and_by_forwarded_ports() {
+    let mut machine = Machine::new();
+    machine.serve("from outside");
+    machine.name_server();
+    let daemon = Daemon::with_taps(SERVER);
+    let disk = daemon.path("linux.img");
+    linux(&disk);
+    let interface =
+        "[{name: default, masquerade: {}, macAddress: \"02:00:00:00:0a:01\", ports: [{port: 80}]}]";
+    daemon.run(&linux_machine("mine", &disk, interface, "[{name: default, pod: {}}]"));
+    daemon.until_serial("mine", "guest: eth0 is 10.0.2.2/24 02:00:00:00:0a:01");
+    daemon.until_serial("mine", "guest: outside says from outside");
+    daemon.until_serial("mine", &format!("guest: outside.example is Address: {SERVER}"));
+    let status = interfaces(&daemon, "mine");
+    assert_eq!(status[0]["mac"], "02:00:00:00:0a:01");
+    let address: std::net::IpAddr = status[0]["ipAddress"].as_str().unwrap().parse().unwrap();
+    let seen = eventually("the guest's page", || page((address, 80).into()));
+    assert!(seen.contains("from the guest"), "{seen}");
+    // It is served, and not on the list.
+    assert_eq!(page((address, 81).into()), None);
+
+    // Ports of this machine that lead there; each says where it is.
+    let mut forward = started(&daemon, &["port-forward", "mine", "0:80", "tcp/0:81"], Stdio::piped());
+    let mut lines = BufReader::new(forward.stdout.take().unwrap()).lines();
+    let mut port = || {
+        let line = lines.next().unwrap().unwrap();
+        line.split(' ').nth(2).unwrap().parse::<std::net::SocketAddr>().unwrap()
+    };
+    let (open, closed) = (port(), port());
+    for _ in 0..3 {
+        assert!(page(open).unwrap().contains("from the guest"));
+    }
+    assert_eq!(page(closed).as_deref().unwrap_or_default(), "");
+    kill(forward.id(), Signal::TERM);
+    forward.wait().unwrap();
+
+    // One connection on standard input and output, to its end.
+    let mut one = started(&daemon, &["port-forward", "--stdio=true", "vmi/mine", "80"], Stdio::piped());
+    one.stdin.take().unwrap().write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
+    let mut text = String::new();
+    one.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+    assert!(text.contains("from the guest") && one.wait().unwrap().success(), "{text}");
+
+    // Ssh is given a way to the guest that works: somebody in its place uses it as ssh does.
+    let bin = daemon.path("bin");
+    fs::create_dir(&bin).unwrap();
+    let script = "#!/bin/sh\ncommand=$(printf %s \"${2#ProxyCommand=}\" | sed s/%%/%/g)\nprintf 'GET / HTTP/1.0\\r\\n\\r\\n' | exec sh -c \"exec $command\"\n";
+    fs::write(bin.join("ssh"), script).unwrap();
+    fs::set_permissions(bin.join("ssh"), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+    let output = Command::new(env!("CARGO_BIN_EXE_virt-node"))
+        .args(["ssh", "root@mine", "--port", "80", "--state"])
+        .arg(daemon.state())
+        .env("PATH", path)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("from the guest"), "{output:?}");
+
+    daemon.says(&["pause", "mine"]);
+    daemon.until("mine", "Paused");
+    let refused = daemon.command(&["port-forward", "mine", "0:80"]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("paused"), "{refused:?}");
+    assert_eq!(refused.status.code(), Some(1));
+    daemon.says(&["delete", "mine", "--force"]);
+    assert_eq!(daemon.names("netns"), Vec::<String>::new());
+}
+
+#[test]
+fn two_guests_on_a_bridge_have_the_addresses_of_their_status_and_reach_each_other() {
+    let _machine = Machine::new();
+    let daemon = Daemon::with_taps(SERVER);
+    let before = traces(&daemon);
+    let disk = daemon.path("linux.img");
+    linux(&disk);
+    let addresses = daemon.path("addresses");
+    let network = format!(
+        "\
+apiVersion: k8s.cni.cncf.io/v1
+kind: NetworkAttachmentDefinition
+metadata: {{name: blue}}
+spec:
+  config: '{{\"cniVersion\": \"1.0.0\", \"type\": \"cnv-bridge\", \"bridge\": \"br1\", \"ipam\":
+    {{\"type\": \"host-local\", \"dataDir\": \"{}\", \"subnet\": \"192.0.2.0/24\"}}}}'
+",
+        addresses.display()
+    );
+    let guest = |number: u8| {
+        let interface = format!("[{{name: blue, bridge: {{}}, macAddress: \"02:00:00:00:0b:0{number}\"}}]");
+        linux_machine(
+            &format!("vm{number}"),
+            &disk,
+            &interface,
+            "[{name: blue, multus: {networkName: blue}}]",
+        )
+    };
+    daemon.run(&[network, guest(1), guest(2)].join("---\n"));
+    let status = [1, 2].map(|number| interfaces(&daemon, &format!("vm{number}"))[0].clone());
+    let text = |number: usize, key: &str| status[number][key].as_str().unwrap().to_owned();
+    for number in [0, 1] {
+        let (address, mac) = (text(number, "ipAddress"), text(number, "mac"));
+        assert_eq!(mac, format!("02:00:00:00:0b:0{}", number + 1));
+        daemon.until_serial(&format!("vm{}", number + 1), &format!("guest: eth0 is {address}/24 {mac}"));
+    }
+    for (this, other) in [(0, 1), (1, 0)] {
+        let said = format!("guest: {} answers from {}", text(other, "ipAddress"), text(other, "mac"));
+        daemon.until_serial(&format!("vm{}", this + 1), &said);
+    }
+    // One more interface comes to the first, and goes, as its document says.
+    let two = |state: &str| {
+        let interfaces = format!(
+            "[{{name: blue, bridge: {{}}, macAddress: \"02:00:00:00:0b:01\"}}, \
+             {{name: more, bridge: {{}}, macAddress: \"02:00:00:00:0b:03\"{state}}}]"
+        );
+        let networks =
+            "[{name: blue, multus: {networkName: blue}}, {name: more, multus: {networkName: blue}}]";
+        linux_machine("vm1", &disk, &interfaces, networks)
+    };
+    daemon.run(&two(""));
+    let more = eventually("the interface", || interfaces(&daemon, "vm1").get(1).cloned());
+    let address = more["ipAddress"].as_str().unwrap();
+    daemon.until_serial("vm1", &format!("guest: eth1 is {address}/24 02:00:00:00:0b:03"));
+    assert!(layout_of(&daemon, "vm1").contains("net-more"));
+    daemon.run(&two(", state: absent"));
+    eventually("one interface", || interfaces(&daemon, "vm1").get(1).is_none().then_some(()));
+    let told = daemon.says(&["get", "vm/vm1", "-o", "json"]);
+    assert!(!told.contains("RestartRequired"), "{told}");
+    daemon.says(&["delete", "vm1", "vm2", "net-attach-def/blue", "--force"]);
+    // The bridge is the network's, as the reference has it: it stays, and nothing else.
+    ip("link del br1");
+    assert_eq!(traces(&daemon), before);
+}

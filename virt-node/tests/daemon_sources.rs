@@ -1,0 +1,160 @@
+//! Disks from wherever they come: container images from an archive and from a registry, S3, Google Cloud Storage, files of
+//! the machine, and block volumes, each under a guest that boots from it.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "support/daemon.rs"]
+mod daemon;
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+
+use api::names::QEMU_ID;
+use daemon::{Daemon, bootable, code, eventually, machine};
+use sources::images::{GZIP, Layer, PASSWORD, USER, archive};
+use sources::registry::{Login, Registry, Store, Tls};
+use sources::{gcs, s3};
+
+/// A VirtualMachineInstance of one volume.
+fn instance(name: &str, volume: &str) -> String {
+    format!(
+        "\
+apiVersion: kubevirt.io/v1
+kind: VirtualMachineInstance
+metadata: {{name: {name}}}
+spec:
+  terminationGracePeriodSeconds: 0
+  domain:
+    memory: {{guest: 64Mi}}
+    devices: {{disableHotplug: true, autoattachPodInterface: false, disks: [{{name: root}}]}}
+  volumes:
+  - {{name: root, {volume}}}
+"
+    )
+}
+
+/// The one layer of an image with a disk.
+fn layer() -> Layer {
+    Layer::new(GZIP, &[("disk/disk.img", &bootable(code::HALTS))])
+}
+
+/// A CA as a ConfigMap.
+fn authority(pem: &str) -> String {
+    let pem = serde_json::to_string(pem).unwrap();
+    format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: ca}}\ndata: {{ca.crt: {pem}}}\n---\n")
+}
+
+#[test]
+fn a_container_disk_comes_from_an_archive_and_what_is_written_is_lost() {
+    let daemon = Daemon::start();
+    let file = daemon.path("image.tar");
+    fs::write(&file, archive(&[("latest", layer())])).unwrap();
+    let image = format!("containerDisk: {{image: \"oci-archive:{}\"}}", file.display());
+    daemon.run(&instance("one", &image));
+    daemon.until_serial("one", "K");
+    daemon.run(&instance("two", &image));
+    daemon.until_serial("two", "K");
+    assert_eq!(daemon.names("images").len(), 1, "fetched once");
+    let overlay = daemon.run_folder("two").join("root.qcow2");
+    assert_eq!(fs::metadata(overlay).unwrap().uid(), QEMU_ID);
+    for name in ["vmi/one", "vmi/two"] {
+        daemon.says(&["delete", name]);
+    }
+    assert_eq!(daemon.names("images"), Vec::<String>::new());
+    // One that is not there is told by its name, and the guest shows that it waits for it.
+    let gone = instance("gone", "containerDisk: {image: \"oci-archive:/nowhere/image.tar\"}");
+    let document = daemon.path("gone.yaml");
+    fs::write(&document, gone).unwrap();
+    let output = daemon.command(&["run", "--detach", document.to_str().unwrap()]);
+    let told =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && told.contains("/nowhere/image.tar"), "{told}");
+    daemon.says(&["delete", "vmi/gone"]);
+}
+
+#[test]
+fn images_come_from_a_registry_with_a_password_over_tls() {
+    let daemon = Daemon::start();
+    let (store, tls) = (Store::start(), Tls::make());
+    store.push("vm/disk", "1", &[layer()]);
+    let registry = Registry::start(store.path(), Some(&tls), &Login::Password);
+    let open = Registry::start(store.path(), None, &Login::Open);
+    let pem = fs::read_to_string(tls.certs().join("ca.crt")).unwrap();
+    let login = format!(
+        "apiVersion: v1\nkind: Secret\nmetadata: {{name: login}}\nstringData: {{accessKeyId: {USER}, secretKey: \"{PASSWORD}\"}}\n---\n"
+    );
+    let source = format!(
+        "{{registry: {{url: \"{}\", secretRef: login, certConfigMap: ca}}}}",
+        registry.image("vm/disk:1")
+    );
+    daemon.run(&format!("{}{login}{}", authority(&pem), machine("mine", "Always", &source, "")));
+    daemon.until_serial("mine", "K");
+    daemon.says(&["delete", "mine", "--force"]);
+    // A container image has no ConfigMap to trust: the registry is one without TLS on this machine, as others' are.
+    let image = open.image("vm/disk:1");
+    let image = image.strip_prefix("docker://").unwrap();
+    daemon.run(&instance("image", &format!("containerDisk: {{image: \"{image}\"}}")));
+    daemon.until_serial("image", "K");
+    daemon.says(&["delete", "vmi/image"]);
+}
+
+#[test]
+fn disks_come_from_object_stores() {
+    let daemon = Daemon::start();
+    let store = s3::Server::start(&bootable(code::HALTS), usize::MAX, true);
+    let keys = "apiVersion: v1\nkind: Secret\nmetadata: {name: keys}\nstringData: {accessKeyId: KEY, secretKey: SECRET}\n---\n";
+    let source = format!(
+        "{{s3: {{url: \"https://{}/images/dir/disk.img\", secretRef: keys, certConfigMap: ca}}}}",
+        store.address
+    );
+    daemon.run(&format!("{}{keys}{}", authority(&store.pem), machine("three", "Always", &source, "")));
+    daemon.until_serial("three", "K");
+    let google = gcs::Fake::start(bootable(code::HALTS));
+    let account = serde_json::to_string(&google.account()).unwrap();
+    let secret = format!(
+        "apiVersion: v1\nkind: Secret\nmetadata: {{name: account}}\nstringData: {{credentials.json: {account}}}\n---\n"
+    );
+    let source = "{gcs: {url: \"gs://bucket/dir/disk.img\", secretRef: account}}";
+    daemon.run(&format!("{secret}{}", machine("four", "Always", source, "")));
+    daemon.until_serial("four", "K");
+    for name in ["three", "four"] {
+        daemon.says(&["delete", name, "--force"]);
+    }
+}
+
+#[test]
+fn disks_are_files_of_the_machine_and_block_devices() {
+    let daemon = Daemon::start();
+    let image = daemon.image("disk.img", code::HALTS);
+    std::os::unix::fs::chown(&image, Some(QEMU_ID), Some(QEMU_ID)).unwrap();
+    let disk = format!("hostDisk: {{path: \"{}\", type: Disk}}", image.display());
+    daemon.run(&instance("host", &disk));
+    daemon.until_serial("host", "K");
+    daemon.says(&["delete", "vmi/host"]);
+    assert!(image.exists(), "what is the machine's stays");
+    let source = format!("{{http: {{url: \"file://{}\"}}}}", image.display());
+    let made = daemon.path("made.img");
+    let more = format!(
+        "      - {{name: made, hostDisk: {{path: \"{}\", type: DiskOrCreate, capacity: 1Mi}}}}\n",
+        made.display()
+    );
+    let block = machine("block", "Always", &source, "")
+        .replace("storage: {resources:", "storage: {volumeMode: Block, resources:")
+        .replace("disks: [{name: root}]", "disks: [{name: root}, {name: made}]")
+        + &more;
+    daemon.run(&block);
+    daemon.until_serial("block", "K");
+    assert_eq!(fs::metadata(&made).unwrap().len(), 1 << 20);
+    let uid = daemon.object("pvc/block-root").unwrap()["metadata"]["uid"].as_str().unwrap().to_owned();
+    let device = daemon.state().join("claims").join(uid).join("dev/cdi-block-volume");
+    let facts = fs::metadata(&device).unwrap();
+    assert!(facts.file_type().is_block_device() && facts.uid() == QEMU_ID);
+    let found = || daemon.processes().into_iter().find(|(_, line)| line.contains("qemu-system"));
+    let (qemu, _) = eventually("QEMU", found);
+    let open = fs::read_dir(format!("/proc/{qemu}/fd")).unwrap();
+    let mut targets = open.filter_map(|fd| fs::read_link(fd.unwrap().path()).ok());
+    assert!(targets.any(|target| target == device), "QEMU has the device");
+    daemon.says(&["delete", "block", "--force"]);
+    assert_eq!(daemon.mounts(), Vec::<String>::new());
+    assert_eq!(daemon.names("claims"), Vec::<String>::new());
+}

@@ -1,0 +1,264 @@
+//! `virt-node validate`: what is said about documents, and what programs and people get of it.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "support/program.rs"]
+mod program;
+
+use std::fs;
+use std::process::Output;
+
+use serde_json::Value;
+use virt_node::finding::Verdict;
+use virt_node::validate::{Report, validate};
+
+/// A guest as its documentation would show it, with everything it names.
+const GUEST: &str = "
+apiVersion: kubevirt.io/v1
+kind: VirtualMachine
+metadata: {name: web, namespace: shop}
+spec:
+  runStrategy: Always
+  dataVolumeTemplates:
+  - metadata: {name: web-root}
+    spec:
+      source: {http: {url: 'https://example.com/debian.qcow2'}}
+      storage: {resources: {requests: {storage: 10Gi}}}
+  template:
+    metadata: {labels: {app: web}}
+    spec:
+      evictionStrategy: LiveMigrate
+      domain:
+        cpu: {cores: 2}
+        memory: {guest: 2Gi}
+        devices:
+          disks:
+          - {name: root, disk: {bus: virtio}}
+          - {name: init, disk: {bus: virtio}}
+          interfaces:
+          - {name: default, masquerade: {}}
+          - {name: storage, bridge: {}}
+      networks:
+      - {name: default, pod: {}}
+      - {name: storage, multus: {networkName: storage}}
+      volumes:
+      - {name: root, dataVolume: {name: web-root}}
+      - {name: init, cloudInitNoCloud: {secretRef: {name: web-init}}}
+---
+apiVersion: k8s.cni.cncf.io/v1
+kind: NetworkAttachmentDefinition
+metadata: {name: storage, namespace: shop}
+spec: {config: '{\"cniVersion\": \"1.0.0\", \"type\": \"bridge\", \"bridge\": \"br1\"}'}
+---
+apiVersion: v1
+kind: Secret
+metadata: {name: web-init, namespace: shop}
+stringData: {userdata: '#cloud-config'}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: more, namespace: shop}
+data: {a: b}
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: data, namespace: shop}
+spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}
+---
+apiVersion: cdi.kubevirt.io/v1beta1
+kind: DataVolume
+metadata: {name: empty, namespace: shop}
+spec: {source: {blank: {}}, pvc: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+";
+
+fn report(text: &str) -> Report {
+    validate(&[("vm.yaml".to_owned(), text.as_bytes().to_vec())])
+}
+
+/// Findings of all objects as `verdict path`.
+fn told(report: &Report) -> Vec<String> {
+    let findings = report.objects.iter().flat_map(|object| &object.findings);
+    findings.map(|finding| format!("{} {}", finding.verdict.word(), finding.path)).collect()
+}
+
+/// The guest with one text replaced.
+fn changed(from: &str, to: &str) -> String {
+    assert!(GUEST.contains(from), "{from}");
+    GUEST.replacen(from, to, 1)
+}
+
+#[test]
+fn a_guest_and_all_it_names_are_accepted() {
+    let report = report(GUEST);
+    assert!(report.is_valid(), "{}", report.text(false));
+    assert_eq!(told(&report), ["ignored spec.template.spec.evictionStrategy", "ignored kind"]);
+    let kinds: Vec<&str> = report.objects.iter().map(|object| object.kind.as_str()).collect();
+    assert_eq!(kinds.len(), 7);
+    let accepted = &report.objects[0].accepted;
+    assert!(
+        accepted.contains(&"spec.template.spec.domain.devices.disks[1].disk.bus".to_owned()),
+        "{accepted:#?}"
+    );
+    assert!(!accepted.iter().any(|path| path.contains("evictionStrategy")));
+}
+
+#[test]
+fn fields_are_told_by_path_and_lot() {
+    for (from, to, wanted) in [
+        ("cpu: {cores: 2}", "cpu: {cores: 2, numa: {}}", "unsupported spec.template.spec.domain.cpu.numa"),
+        ("cpu: {cores: 2}", "cpu: {corse: 2}", "unknown spec.template.spec.domain.cpu.corse"),
+        ("cpu: {cores: 2}", "cpu: {cores: two}", "error spec.template.spec.domain.cpu.cores"),
+        ("cpu: {cores: 2}", "cpu: [2]", "error spec.template.spec.domain.cpu"),
+        (
+            "memory: {guest: 2Gi}",
+            "launchSecurity: {sev: {}}",
+            "error spec.template.spec.domain.launchSecurity",
+        ),
+        ("memory: {guest: 2Gi}", "memory: {}", "error spec.template.spec.domain.memory.guest"),
+        ("runStrategy: Always", "runStrategy: Sometimes", "error spec.runStrategy"),
+        ("runStrategy: Always", "running: true\n  runStrategy: Always", "error spec.running"),
+        ("  runStrategy: Always\n", "", "error spec.runStrategy"),
+        (
+            "runStrategy: Always",
+            "runStrategy: Always\n  instancetype: {name: u1.small}",
+            "error spec.instancetype",
+        ),
+        ("{name: web, namespace: shop}", "{name: ../web, namespace: shop}", "error metadata.name"),
+        ("{name: web, namespace: shop}", "{namespace: shop}", "error metadata.name"),
+        ("kubevirt.io/v1\n", "kubevirt.io/v2\n", "error apiVersion"),
+        ("name: web-root}", "name: A}", "error spec.dataVolumeTemplates[0].metadata.name"),
+        (
+            "https://example.com",
+            "ftp://example.com",
+            "error spec.dataVolumeTemplates[0].spec.source.http.url",
+        ),
+        (
+            "storage: 10Gi",
+            "storage: 10Gib",
+            "error spec.dataVolumeTemplates[0].spec.storage.resources.requests.storage",
+        ),
+        ("blank: {}", "upload: {}", "error spec.source.upload"),
+        ("blank: {}", "blank: {}, gcs: {url: gs://a/b}", "error spec.source"),
+        ("\"type\": \"bridge\", ", "", "error spec.config"),
+        ("{config: '{", "{config: '", "error spec.config"),
+        ("stringData: {userdata: '#cloud-config'}", "data: {userdata: '%'}", "error data.userdata"),
+        (
+            "[ReadWriteOnce], resources: {requests: {storage: 1Gi}}}\n---",
+            "[Once]}\n---",
+            "error spec.accessModes[0]",
+        ),
+        ("{name: more,", "{name: web-init,", "none"),
+        (
+            "name: data, namespace: shop}\nspec: {",
+            "name: data, namespace: shop}\nspec: {volumeName: a, ",
+            "ignored spec.volumeName",
+        ),
+    ] {
+        let report = report(&changed(from, to));
+        let found = told(&report);
+        if wanted == "none" {
+            assert!(report.is_valid(), "another kind may have the same name: {found:?}");
+        } else {
+            assert!(found.iter().any(|one| one == wanted), "{to}: {wanted} is not among {found:#?}");
+            let bad = wanted.starts_with("error") || wanted.starts_with("unknown");
+            assert_eq!(report.is_valid(), !bad, "{to}: {found:#?}");
+        }
+    }
+}
+
+#[test]
+fn an_object_that_is_there_twice_is_told() {
+    let report = report(&format!(
+        "{GUEST}\n---\n{}",
+        "apiVersion: v1\nkind: Secret\nmetadata: {name: web-init, namespace: shop}"
+    ));
+    assert_eq!(told(&report).last().unwrap(), "error metadata.name");
+}
+
+/// Seconds of a processor that this thread has used.
+fn worked() -> i64 {
+    rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime).tv_sec
+}
+
+#[test]
+fn hostile_documents_are_answered_soon() {
+    let mut many = String::from(
+        "apiVersion: kubevirt.io/v1\nkind: VirtualMachineInstance\nmetadata: {name: a}\nspec:\n  domain:\n    memory: {guest: 1Gi}\n    devices:\n      disks:\n",
+    );
+    (0..10_000).for_each(|number| many.push_str(&format!("      - {{name: d{number}}}\n")));
+    many.push_str("  volumes:\n");
+    (0..10_000).for_each(|number| {
+        many.push_str(&format!("  - {{name: d{number}, emptyDisk: {{capacity: 1Gi}}}}\n"))
+    });
+    let long = format!(
+        "apiVersion: kubevirt.io/v1\nkind: VirtualMachineInstance\nmetadata: {{name: a}}\nspec:\n  domain: {{memory: {{guest: 1Gi}}, devices: {{disks: [{{name: a}}]}}}}\n  volumes: [{{name: a, cloudInitNoCloud: {{userData: {}}}}}]",
+        "x".repeat(10 << 20)
+    );
+    let path = "apiVersion: kubevirt.io/v1\nkind: VirtualMachineInstance\nmetadata: {name: a}\nspec:\n  domain: {memory: {guest: 1Gi}, devices: {disks: [{name: a}]}}\n  volumes: [{name: a, hostDisk: {path: /srv/../etc/shadow, type: Disk}}]";
+    let wrong = format!(
+        "apiVersion: kubevirt.io/v1\nkind: VirtualMachine\nspec: {{{}}}",
+        (0..100_000).map(|n| format!("f{n}: 1, ")).collect::<String>()
+    );
+    for (name, text, wanted) in [
+        ("many", many.as_str(), "error spec.domain.devices.disks"),
+        ("long", &long, "error spec.volumes[0].cloudInitNoCloud"),
+        ("path", path, "error spec.volumes[0].hostDisk.path"),
+        ("wrong", &wrong, "unknown spec.f0"),
+    ] {
+        let begun = worked();
+        let report = report(text);
+        let found = told(&report);
+        assert!(found.iter().any(|one| one == wanted), "{name}: {:?}", found.first());
+        assert!(report.text(true).len() < 32 << 20);
+        let took = worked() - begun;
+        assert!(took < 10, "{name} took {took} s of a processor");
+    }
+}
+
+/// The program with these arguments and this standard input.
+fn run(arguments: &[&str], input: &str) -> Output {
+    program::run(env!("CARGO_BIN_EXE_virt-node"), arguments, input.as_bytes())
+}
+
+#[test]
+fn the_program_says_it_in_text_and_json_and_by_its_exit_code() {
+    let output = run(&["validate", "-"], GUEST);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(text.starts_with("-, document 1: VirtualMachine shop/web\n"), "{text}");
+    assert!(text.contains("  ignored     spec.template.spec.evictionStrategy: "), "{text}");
+    assert!(text.lines().last().unwrap().starts_with("objects: 7; fields: "), "{text}");
+    let output = run(&["validate", "--all", "--output", "json", "-"], &changed("cores: 2", "cores: 0"));
+    assert_eq!(output.status.code(), Some(1));
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["valid"], false);
+    let finding = &json["objects"][0]["findings"][1];
+    assert_eq!(finding["path"], "spec.template.spec.domain.cpu.cores");
+    assert_eq!(finding["verdict"], Verdict::Error.word());
+    assert!(json["objects"][1]["accepted"].as_array().is_some_and(|list| !list.is_empty()));
+}
+
+#[test]
+fn files_that_cannot_be_read_are_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let broken = folder.path().join("broken.yaml");
+    fs::write(&broken, "a: [").unwrap();
+    let output = run(&["validate", broken.to_str().unwrap()], "");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("broken.yaml: not read as YAML"));
+    let output = run(&["validate", "/nonexistent.yaml"], "");
+    assert_eq!(output.status.code(), Some(3));
+    assert!(
+        String::from_utf8_lossy(&output.stderr).starts_with("virt-node: cannot read /nonexistent.yaml: ")
+    );
+    assert_eq!(run(&["validate"], "").status.code(), Some(2));
+    assert_eq!(run(&["fly"], "").status.code(), Some(2));
+    let help = run(&["--help"], "");
+    assert_eq!(help.status.code(), Some(0));
+    let help = String::from_utf8(help.stdout).unwrap();
+    assert!(help.contains("Examples:") && help.contains("validate") && help.contains("check"));
+}
