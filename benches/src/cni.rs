@@ -6,7 +6,6 @@
 //!
 //! What is measured is a process from its start to its end with its answer read, as a runtime sees it. Needs root.
 
-use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::os::fd::AsFd as _;
@@ -17,8 +16,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use netlink_sys::{Socket, protocols::NETLINK_ROUTE};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-use serde::Serialize;
 use serde_json::{Value, json};
+
+use crate::compare::{Bar, Comparison, Figures};
 
 /// The rows' names, in the order of the table.
 pub const ROWS: &[&str] = &[
@@ -32,95 +32,12 @@ pub const ROWS: &[&str] = &[
     "cni: 900 attachments",
 ];
 
-/// The heading of the table.
-pub const HEADING: &str = "row                              ours min   p50 ms   beside                           min   p50 ms   compared        bar       kept";
-
 /// How often what is compared with the reference is done.
 const TIMES: usize = 200;
 /// Attachments of the full node.
 const MANY: usize = 900;
 /// Attachments that a GC finds left behind.
 const STALE: usize = 500;
-
-/// Least and median of some calls, in milliseconds.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct Figures {
-    /// Least.
-    pub least: f64,
-    /// Median.
-    pub median: f64,
-}
-
-/// What must hold between ours and what is beside it.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub enum Bar {
-    /// Least and median are faster by this factor.
-    Faster(f64),
-    /// The median takes at most so many times as long.
-    Slower(f64),
-    /// The least is at most so many milliseconds longer.
-    Within(f64),
-    /// The least is below so many milliseconds.
-    Below(f64),
-}
-
-/// One comparison.
-#[derive(Debug, Serialize)]
-pub struct Comparison {
-    /// The row.
-    pub row: String,
-    /// Ours.
-    pub ours: Figures,
-    /// With what.
-    pub beside: String,
-    /// That.
-    pub other: Figures,
-    /// What must hold.
-    pub bar: Bar,
-    /// Whether it does.
-    pub kept: bool,
-}
-
-impl Comparison {
-    fn new(row: &str, ours: Figures, beside: &str, other: Figures, bar: Bar) -> Self {
-        let kept = match bar {
-            Bar::Faster(factor) => other.least / ours.least >= factor && other.median / ours.median >= factor,
-            Bar::Slower(factor) => ours.median / other.median <= factor,
-            Bar::Within(more) => ours.least - other.least <= more,
-            Bar::Below(most) => ours.least < most,
-        };
-        Self { row: row.to_owned(), ours, beside: beside.to_owned(), other, bar, kept }
-    }
-
-    /// Its line of the table.
-    pub fn line(&self) -> String {
-        let (compared, bar) = match self.bar {
-            Bar::Faster(factor) => (
-                format!(
-                    "{:.2}× {:.2}×",
-                    self.other.least / self.ours.least,
-                    self.other.median / self.ours.median
-                ),
-                format!("≥ {factor}×"),
-            ),
-            Bar::Slower(factor) => {
-                (format!("{:.2}×", self.ours.median / self.other.median), format!("≤ {factor}×"))
-            }
-            Bar::Within(more) => {
-                (format!("{:+.2} ms", self.ours.least - self.other.least), format!("≤ {more} ms"))
-            }
-            Bar::Below(most) => (String::new(), format!("< {most} ms")),
-        };
-        let mut text = String::new();
-        let kept = if self.kept { "yes" } else { "NO" };
-        _ = writeln!(
-            text,
-            "{:<32} {:>8.2} {:>8.2}   {:<28} {:>7.2} {:>8.2}   {compared:<15} {bar:<9} {kept}",
-            self.row, self.ours.least, self.ours.median, self.beside, self.other.least, self.other.median
-        );
-        text
-    }
-}
 
 /// A network namespace that goes when dropped.
 struct Namespace {
@@ -143,6 +60,14 @@ impl Drop for Namespace {
     fn drop(&mut self) {
         Command::new("ip").args(["netns", "del", &self.name]).stderr(Stdio::null()).status().ok();
     }
+}
+
+/// What a call is about.
+#[derive(Clone, Copy)]
+struct Attachment<'a> {
+    container: &'a str,
+    interface: &'a str,
+    pod: &'a Namespace,
 }
 
 /// Who is called.
@@ -220,41 +145,42 @@ impl Bench {
         self.warm(&config)?;
         for turn in 0..TIMES {
             for side in in_turn(turn) {
-                let took = self.call(side, "ADD", "c1", "net1", &config)?;
-                self.call(side, "DEL", "c1", "net1", &config)?;
+                let took = self.call(side, "ADD", self.one("c1"), &config)?;
+                self.call(side, "DEL", self.one("c1"), &config)?;
                 match side {
                     Side::Ours => ours.push(took),
                     Side::Theirs => theirs.push(took),
                 }
             }
         }
-        let figures = (figures(ours)?, figures(theirs)?);
+        let figures = (Figures::of(ours)?, Figures::of(theirs)?);
         Ok(Comparison::new(row, figures.0, "Go plugin v1.9.1", figures.1, Bar::Faster(factor)))
     }
 
-    /// A DEL of each side in turn, and the kernel's part of it alone: one message that deletes a link like that.
+    /// A DEL of each side in turn, and the kernel's part of it alone: one message that deletes a link like that. The bar is
+    /// beside that part. What is left of a DEL is the same for both sides, so the reference's is printed only.
     fn deletes(&self, row: &str) -> Result<Vec<Comparison>> {
         let config = config("net", &json!({}));
         let (mut ours, mut theirs, mut kernel) = (Vec::new(), Vec::new(), Vec::new());
         self.warm(&config)?;
         for turn in 0..TIMES {
             for side in in_turn(turn) {
-                self.call(side, "ADD", "c1", "net1", &config)?;
-                let took = self.call(side, "DEL", "c1", "net1", &config)?;
+                self.call(side, "ADD", self.one("c1"), &config)?;
+                let took = self.call(side, "DEL", self.one("c1"), &config)?;
                 match side {
                     Side::Ours => ours.push(took),
                     Side::Theirs => theirs.push(took),
                 }
             }
-            let answer = self.answer(Side::Ours, "ADD", "c1", "net1", &config)?.1;
+            let answer = self.answer(Side::Ours, "ADD", self.one("c1"), &config)?.1;
             let answer: Value = serde_json::from_slice(&answer)?;
             let link = answer["interfaces"][1]["name"].as_str().context("the host's end")?;
             kernel.push(delete_link(link)?);
         }
-        let ours = figures(ours)?;
+        let ours = Figures::of(ours)?;
         Ok(vec![
-            Comparison::new(row, ours, "one netlink call", figures(kernel)?, Bar::Within(1.0)),
-            Comparison::new(row, ours, "Go plugin v1.9.1", figures(theirs)?, Bar::Faster(1.0)),
+            Comparison::new(row, ours, "one netlink call", Figures::of(kernel)?, Bar::Within(1.0)),
+            Comparison::new(row, ours, "Go plugin v1.9.1", Figures::of(theirs)?, Bar::None),
         ])
     }
 
@@ -263,25 +189,23 @@ impl Bench {
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         for turn in 0..TIMES {
             for side in in_turn(turn) {
-                let took = self.call(side, "DEL", "c1", "net1", &config)?;
+                let took = self.call(side, "DEL", self.one("c1"), &config)?;
                 match side {
                     Side::Ours => ours.push(took),
                     Side::Theirs => theirs.push(took),
                 }
             }
         }
-        let figures = (figures(ours)?, figures(theirs)?);
+        let figures = (Figures::of(ours)?, Figures::of(theirs)?);
         Ok(Comparison::new(row, figures.0, "Go plugin v1.9.1", figures.1, Bar::Faster(2.0)))
     }
 
     fn collection(&self, row: &str) -> Result<Comparison> {
         let config = config("stale", &json!({"macspoofchk": true}));
-        for index in 0..STALE {
-            self.call(Side::Ours, "ADD", &format!("s{index}"), &format!("s{index}"), &config)?;
-        }
+        let _pods = self.fill(STALE, &config)?;
         let mut call: Value = serde_json::from_str(&config)?;
         call["cni.dev/valid-attachments"] = json!([]);
-        let took = figures(vec![self.call(Side::Ours, "GC", "", "", &call.to_string())?])?;
+        let took = Figures::of(vec![self.call(Side::Ours, "GC", self.nobody(), &call.to_string())?])?;
         let left = String::from_utf8(run(Command::new("ip").args(["-o", "link"]))?)?;
         ensure!(!left.contains("stale/"), "the GC left links behind: {left}");
         Ok(Comparison::new(row, took, "-", took, Bar::Below(500.0)))
@@ -295,46 +219,93 @@ impl Bench {
             "ipam": {"type": "host-local", "subnet": "10.90.0.0/16", "dataDir": leases},
         });
         let config = config("many", &keys);
-        let measured = || -> Result<(Figures, Figures)> {
+        let measured = |side, times| -> Result<(Figures, Figures)> {
+            let (mut adds, mut deletes) = (Vec::new(), Vec::new());
+            for _ in 0..times {
+                adds.push(self.call(side, "ADD", self.one("c1"), &config)?);
+                deletes.push(self.call(side, "DEL", self.one("c1"), &config)?);
+            }
+            Ok((Figures::of(adds)?, Figures::of(deletes)?))
+        };
+        let kernels = || -> Result<(Figures, Figures)> {
             let (mut adds, mut deletes) = (Vec::new(), Vec::new());
             for _ in 0..TIMES / 4 {
-                adds.push(self.call(Side::Ours, "ADD", "c1", "net1", &config)?);
-                deletes.push(self.call(Side::Ours, "DEL", "c1", "net1", &config)?);
+                adds.push(self.in_netlink("ADD", &config)?);
+                deletes.push(self.in_netlink("DEL", &config)?);
             }
-            Ok((figures(adds)?, figures(deletes)?))
+            Ok((Figures::of(adds)?, Figures::of(deletes)?))
         };
-        let empty = measured()?;
-        for index in 0..MANY {
-            self.call(Side::Ours, "ADD", &format!("m{index}"), &format!("m{index}"), &config)?;
-        }
-        let full = measured()?;
+        self.warm(&config)?;
+        let (empty, kernel_empty) = (measured(Side::Ours, TIMES / 4)?, kernels()?);
+        let _pods = self.fill(MANY, &config)?;
+        let (full, kernel_full) = (measured(Side::Ours, TIMES / 4)?, kernels()?);
+        let theirs = measured(Side::Theirs, TIMES / 20)?;
         let mut call: Value = serde_json::from_str(&config)?;
         call["cni.dev/valid-attachments"] = json!([]);
-        self.call(Side::Ours, "GC", "", "", &call.to_string())?;
+        self.call(Side::Ours, "GC", self.nobody(), &call.to_string())?;
+        let (add, delete) = (format!("{row}: ADD"), format!("{row}: DEL"));
         Ok(vec![
-            Comparison::new(&format!("{row}: ADD"), full.0, "ours, empty node", empty.0, Bar::Slower(1.2)),
-            Comparison::new(&format!("{row}: DEL"), full.1, "ours, empty node", empty.1, Bar::Slower(1.5)),
+            Comparison::new(&add, full.0, "ours, empty node", empty.0, Bar::Slower(1.2)),
+            Comparison::new(&add, full.0, "Go plugin v1.9.1 there", theirs.0, Bar::Faster(5.0)),
+            Comparison::new(&add, kernel_full.0, "netlink alone, full and empty", kernel_empty.0, Bar::None),
+            Comparison::new(&delete, full.1, "ours, empty node", empty.1, Bar::Slower(1.5)),
+            Comparison::new(&delete, full.1, "Go plugin v1.9.1 there", theirs.1, Bar::Faster(2.0)),
+            Comparison::new(
+                &delete,
+                kernel_full.1,
+                "netlink alone, full and empty",
+                kernel_empty.1,
+                Bar::None,
+            ),
         ])
+    }
+
+    /// Attaches so many pods.
+    fn fill(&self, count: usize, config: &str) -> Result<Vec<Namespace>> {
+        let attach = |index| {
+            let container = format!("m{index}");
+            // One each: were they all in one, it would be that one's table of routes that is full.
+            let pod = Namespace::new(&container)?;
+            let one = Attachment { container: &container, interface: "net1", pod: &pod };
+            self.call(Side::Ours, "ADD", one, config)?;
+            Ok(pod)
+        };
+        (0..count).map(attach).collect()
     }
 
     /// Both sides once, so that tables, modules and the page cache are there.
     fn warm(&self, config: &str) -> Result<()> {
         for side in [Side::Theirs, Side::Ours] {
-            self.call(side, "ADD", "c0", "net0", config)?;
-            self.call(side, "DEL", "c0", "net0", config)?;
+            self.call(side, "ADD", self.one("c0"), config)?;
+            self.call(side, "DEL", self.one("c0"), config)?;
         }
         Ok(())
     }
 
-    fn call(
-        &self,
-        side: Side,
-        verb: &str,
-        container: &str,
-        interface: &str,
-        config: &str,
-    ) -> Result<Duration> {
-        self.answer(side, verb, container, interface, config).map(|(took, _)| took)
+    /// What one of our calls about `net1` waits for the kernel to carry out its netlink messages: it does so while they
+    /// are sent. The rest of the call, and what strace costs, is left out.
+    fn in_netlink(&self, verb: &str, config: &str) -> Result<Duration> {
+        let report = self.work.path().join("trace");
+        let mut command = Command::new("strace");
+        command.args(["-T", "-e", "trace=sendto", "-o"]).arg(&report).arg(self.work.path().join("bridge"));
+        ask(command, self.work.path(), verb, self.one("c1"), config)?;
+        let trace = std::fs::read_to_string(report)?;
+        let times = trace.lines().filter_map(|line| line.strip_suffix('>')?.rsplit_once('<')?.1.parse().ok());
+        Ok(times.map(Duration::from_secs_f64).sum())
+    }
+
+    /// `net1` of a container.
+    fn one<'a>(&'a self, container: &'a str) -> Attachment<'a> {
+        Attachment { container, interface: "net1", pod: &self.pod }
+    }
+
+    /// For a verb that is about no attachment.
+    fn nobody(&self) -> Attachment<'_> {
+        Attachment { container: "", interface: "", pod: &self.pod }
+    }
+
+    fn call(&self, side: Side, verb: &str, one: Attachment<'_>, config: &str) -> Result<Duration> {
+        self.answer(side, verb, one, config).map(|(took, _)| took)
     }
 
     /// One call, and what it answered.
@@ -342,37 +313,46 @@ impl Bench {
         &self,
         side: Side,
         verb: &str,
-        container: &str,
-        interface: &str,
+        one: Attachment<'_>,
         config: &str,
     ) -> Result<(Duration, Vec<u8>)> {
         let folder = match side {
             Side::Ours => self.work.path(),
             Side::Theirs => &self.peers,
         };
-        let mut command = Command::new(folder.join("bridge"));
-        command
-            .env_clear()
-            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
-            .env("CNI_COMMAND", verb)
-            .env("CNI_CONTAINERID", container)
-            .env("CNI_IFNAME", interface)
-            .env("CNI_NETNS", self.pod.path())
-            .env("CNI_PATH", folder)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null());
-        let start = Instant::now();
-        let mut child = command.spawn()?;
-        child.stdin.take().context("standard input")?.write_all(config.as_bytes())?;
-        let mut answer = Vec::new();
-        child.stdout.take().context("standard output")?.read_to_end(&mut answer)?;
-        let status = child.wait()?;
-        let took = start.elapsed();
-        let said = String::from_utf8_lossy(&answer);
-        ensure!(status.success(), "{side:?} {verb} of {config}: {status}: {said}");
-        Ok((took, answer))
+        ask(Command::new(folder.join("bridge")), folder, verb, one, config)
     }
+}
+
+/// A call by a command that ends with the plugin, with further plugins in `folder`; how long it took, and its answer.
+fn ask(
+    mut command: Command,
+    folder: &Path,
+    verb: &str,
+    one: Attachment<'_>,
+    config: &str,
+) -> Result<(Duration, Vec<u8>)> {
+    command
+        .env_clear()
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+        .env("CNI_COMMAND", verb)
+        .env("CNI_CONTAINERID", one.container)
+        .env("CNI_IFNAME", one.interface)
+        .env("CNI_NETNS", one.pod.path())
+        .env("CNI_PATH", folder)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
+    let start = Instant::now();
+    let mut child = command.spawn()?;
+    child.stdin.take().context("standard input")?.write_all(config.as_bytes())?;
+    let mut answer = Vec::new();
+    child.stdout.take().context("standard output")?.read_to_end(&mut answer)?;
+    let status = child.wait()?;
+    let took = start.elapsed();
+    let said = String::from_utf8_lossy(&answer);
+    ensure!(status.success(), "{command:?} {verb} of {config}: {status}: {said}");
+    Ok((took, answer))
 }
 
 impl Drop for Bench {
@@ -392,14 +372,6 @@ fn config(name: &str, keys: &Value) -> String {
         config.extend(keys.clone());
     }
     config.to_string()
-}
-
-fn figures(mut times: Vec<Duration>) -> Result<Figures> {
-    times.sort_unstable();
-    let milliseconds = |time: &Duration| time.as_secs_f64() * 1e3;
-    let least = times.first().map(milliseconds).context("at least one call")?;
-    let median = times.get(times.len() / 2).map(milliseconds).context("at least one call")?;
-    Ok(Figures { least, median })
 }
 
 /// Deletes a link by one message, `RTM_DELLINK` by its name, and takes the answer.

@@ -9,6 +9,8 @@
 //! package has of its own.
 
 pub mod cni;
+pub mod compare;
+pub mod csi;
 pub mod images;
 pub mod judge;
 pub mod measure;
@@ -18,3 +20,4 @@ pub mod run;
 pub mod server;
 pub mod size;
 mod sys;
+pub mod virt;

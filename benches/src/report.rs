@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use crate::{cni::Comparison, run::Outcome, size::Size};
+use crate::{compare::Comparison, run::Outcome, size::Size};
 
 /// Everything one run found.
 #[derive(Debug, Default, Serialize)]
@@ -15,7 +15,7 @@ pub struct Report {
     pub deflate_bytes: u64,
     /// The rows that ran.
     pub rows: Vec<Outcome>,
-    /// The rows about calls of CNI plugins.
+    /// The rows about calls, of CNI plugins and of the CSI driver.
     pub calls: Vec<Comparison>,
     /// Rows that could not be measured, and why.
     pub failed: Vec<(String, String)>,

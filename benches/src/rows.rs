@@ -9,7 +9,14 @@ pub enum Via {
     File,
     /// From nginx on loopback, on the same cores.
     Http,
+    /// From the same, each connection no faster than [`PACE`], so that all that are allowed are worth it.
+    PacedHttp,
 }
+
+/// What a connection of [`Via::PacedHttp`] gives, in bytes a second, as nginx writes it.
+pub const PACE: &str = "24m";
+/// Connections that an import opens at most where nothing is said; from [`Via::PacedHttp`] it must.
+pub const CONNECTIONS: usize = 8;
 
 /// Who is measured beside the importer. Every peer ends with its output synced.
 #[derive(Clone, Copy, Debug)]
@@ -60,8 +67,8 @@ pub struct Row {
     pub place: Place,
     /// The raw image the output must equal; none where only the cost is of interest, because the tests check such images.
     pub truth: Option<Image>,
-    /// The compressor's declared window in MiB, which comes on top of 64 MiB for each decoder.
-    pub window_mib: u32,
+    /// The compressor's declared window in KiB, which comes on top of 64 MiB for each decoder.
+    pub window_kib: u32,
     /// Decoders that may run beside each other; each has a window.
     pub decoders: Decoders,
     /// Measured once, for its peak memory; the importer is stopped after two minutes if it is still at work.
@@ -88,7 +95,7 @@ const BASE: Row = Row {
     via: Via::File,
     place: Place::Folder,
     truth: Some(Image::RawSparse),
-    window_mib: 0,
+    window_kib: 0,
     decoders: Decoders::One,
     memory_only: false,
     against: &[],
@@ -156,7 +163,7 @@ pub const ROWS: &[Row] = &[
     Row {
         name: "raw.xz file",
         image: Image::RawXz,
-        window_mib: 8,
+        window_kib: 8 << 10,
         decoders: Decoders::PerCore,
         against: &[at_least(2.0, XZ_ONE), at_least(0.95, XZ_ALL)],
         ..BASE
@@ -164,7 +171,7 @@ pub const ROWS: &[Row] = &[
     Row {
         name: "raw.zst file",
         image: Image::RawZst,
-        window_mib: 2,
+        window_kib: 2 << 10,
         against: &[at_least(1.15, ZSTD_CONVERT), at_least(0.95, ZSTD)],
         ..BASE
     },
@@ -180,7 +187,7 @@ pub const ROWS: &[Row] = &[
         name: "memory: xz -0 http",
         image: Image::RawXz0,
         via: Via::Http,
-        window_mib: 1,
+        window_kib: 256,
         decoders: Decoders::PerCore,
         ..MEMORY
     },
@@ -188,7 +195,7 @@ pub const ROWS: &[Row] = &[
         name: "memory: xz -6 http",
         image: Image::RawXz,
         via: Via::Http,
-        window_mib: 8,
+        window_kib: 8 << 10,
         decoders: Decoders::PerCore,
         ..MEMORY
     },
@@ -196,19 +203,21 @@ pub const ROWS: &[Row] = &[
         name: "memory: xz -9 http",
         image: Image::RawXz9,
         via: Via::Http,
-        window_mib: 64,
+        window_kib: 64 << 10,
         decoders: Decoders::PerCore,
         ..MEMORY
     },
-    Row { name: "memory: zstd -3 http", image: Image::RawZst, via: Via::Http, window_mib: 2, ..MEMORY },
+    Row { name: "memory: zstd -3 http", image: Image::RawZst, via: Via::Http, window_kib: 2 << 10, ..MEMORY },
     Row {
         name: "memory: zstd --long=27 http",
         image: Image::RawZstLong,
         via: Via::Http,
-        window_mib: 128,
+        window_kib: 128 << 10,
         ..MEMORY
     },
     Row { name: "memory: raw http", image: Image::RawSparse, via: Via::Http, ..MEMORY },
+    Row { name: "memory: raw, 8 connections", image: Image::RawSparse, via: Via::PacedHttp, ..MEMORY },
+    Row { name: "memory: qcow2, 8 connections", image: Image::QcowZlib, via: Via::PacedHttp, ..MEMORY },
     Row { name: "memory: full 1 TiB qcow2's tables", image: Image::QcowFullTables, truth: None, ..MEMORY },
     Row {
         name: "memory: 64 TiB VDI's map",

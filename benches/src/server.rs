@@ -1,6 +1,7 @@
 //! nginx on loopback, with a configuration and a folder of its own; stopped when dropped.
 
 use std::{
+    collections::BTreeSet,
     fs,
     net::{Ipv4Addr, TcpListener, TcpStream},
     path::Path,
@@ -22,11 +23,11 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves the files of `root`.
+    /// Serves the files of `root`; those of [`Server::paced_url`] at `pace` (in nginx's notation) for each connection.
     ///
     /// # Errors
     /// nginx is missing, or does not answer within ten seconds.
-    pub fn start(root: &Path) -> Result<Self> {
+    pub fn start(root: &Path, pace: &str) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let own = folder.path().display();
         // The port is free at this moment; nobody else on a test machine takes it before nginx does.
@@ -38,8 +39,9 @@ impl Server {
         let configuration = format!(
             "{user} daemon off; worker_processes 2; pid {own}/pid; error_log {own}/error.log;\n\
              events {{ worker_connections 64; }}\n\
-             http {{ access_log off; sendfile on; {temporary}\n\
-             server {{ listen 127.0.0.1:{port}; root {root}; }} }}\n",
+             http {{ access_log off; log_format connection $connection; sendfile on; {temporary}\n\
+             server {{ listen 127.0.0.1:{port}; root {root};\n\
+             location /paced/ {{ alias {root}/; limit_rate {pace}; access_log {own}/paced connection; }} }} }}\n",
             root = root.display(),
         );
         let file = folder.path().join("nginx.conf");
@@ -66,6 +68,23 @@ impl Server {
             "nginx does not answer: {}",
             fs::read_to_string(server.folder.path().join("error.log")).unwrap_or_default()
         );
+    }
+
+    /// The URL of a file that comes at a pace, and whose connections are counted.
+    pub fn paced_url(&self, file: &str) -> String {
+        self.url(&format!("paced/{file}"))
+    }
+
+    /// How many connections files at a pace came over since the last call.
+    ///
+    /// # Errors
+    /// nginx's log cannot be read.
+    pub fn paced_connections(&self) -> Result<usize> {
+        let log = self.folder.path().join("paced");
+        let connections = fs::read_to_string(&log).with_context(|| format!("read {}", log.display()))?;
+        // Emptied, not removed: nginx keeps it open, and appends.
+        fs::write(&log, "")?;
+        Ok(connections.lines().collect::<BTreeSet<_>>().len())
     }
 
     /// The URL of a file.

@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::fs;
 use std::future::Future;
-use std::io::Read;
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -18,6 +18,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use crate::keeper;
 use crate::node::{SECCOMP, ctr};
 use crate::place::Place;
 use crate::programs::Programs;
@@ -43,29 +44,19 @@ impl Cluster {
     /// # Errors
     /// When a program is missing or does not come up; the error has the ends of all logs. Nothing is left then.
     pub fn start() -> Result<Self> {
-        Self::begin(false)
-    }
-
-    /// The same, but the cluster stays until [`stop_kept`].
-    ///
-    /// # Errors
-    /// As for [`Cluster::start`].
-    pub fn start_kept() -> Result<Self> {
-        Self::begin(true)
-    }
-
-    fn begin(kept: bool) -> Result<Self> {
+        needs_root()?;
         let programs = Programs::find()?;
-        let mut command = Command::new(keeper_program()?);
-        command.arg("keep").stdout(Stdio::piped()).stderr(Stdio::null());
-        if kept {
-            command.arg("--kept").stdin(Stdio::null());
-        } else {
-            command.stdin(Stdio::piped());
-        }
-        let mut keeper = command.spawn().context("cannot start the keeper")?;
+        let mut keeper = Command::new(keeper_program()?)
+            .arg("keep")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("cannot start the keeper")?;
         match Self::meet(&mut keeper) {
-            Ok((place, runtime, client)) => Ok(Self { place, programs, keeper, client, runtime, kept }),
+            Ok((place, runtime, client)) => {
+                Ok(Self { place, programs, keeper, client, runtime, kept: false })
+            }
             Err(error) => {
                 // Its own failure, if it failed, is in `error` already.
                 let _ = stop(&mut keeper);
@@ -75,7 +66,7 @@ impl Cluster {
     }
 
     fn meet(keeper: &mut Child) -> Result<(Place, tokio::runtime::Runtime, Client)> {
-        let place = Place::of(announced(keeper)?)?;
+        let place = Place::of(said(keeper, keeper::STARTED)?.parse()?)?;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let client = runtime.block_on(connect(&place.kubeconfig()))?;
         runtime.block_on(ready(&client))?;
@@ -170,9 +161,39 @@ impl Cluster {
         self.keeper.id()
     }
 
+    /// A program that sees what the node sees: its network, its files.
+    ///
+    /// # Errors
+    /// When the node is gone.
+    pub fn on_node(&self, program: &str) -> Result<Command> {
+        let mut command = Command::new("nsenter");
+        let first = keeper::node_of(self.keeper.id())?;
+        command.args(["--target", &first, "--net", "--mount", "--", program]);
+        Ok(command)
+    }
+
+    /// Where a file of the node is to be found on the host, as long as the node lives.
+    ///
+    /// # Errors
+    /// When the node is gone.
+    pub fn node_path(&self, path: &str) -> Result<PathBuf> {
+        Ok(PathBuf::from(format!("/proc/{}/root{path}", keeper::node_of(self.keeper.id())?)))
+    }
+
     /// The kubeconfig file, for programs.
     pub fn kubeconfig(&self) -> PathBuf {
         self.place.kubeconfig()
+    }
+
+    /// Lets it stay after this process, until [`stop_kept`].
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn keep(mut self) -> Result<()> {
+        writeln!(self.keeper.stdin.as_mut().context("a pipe")?, "{}", keeper::KEEP)?;
+        said(&mut self.keeper, keeper::KEPT)?;
+        self.kept = true;
+        Ok(())
     }
 
     /// Stops it now, and waits until nothing is left.
@@ -194,30 +215,70 @@ impl Drop for Cluster {
     }
 }
 
-/// Stops all clusters that were started to be kept, and returns how many they were.
+/// Where clusters ended.
+#[derive(Debug, Default)]
+pub struct Ended {
+    /// Where a person had one.
+    pub stopped: Vec<Place>,
+    /// Where a keeper that was killed had left something.
+    pub removed: Vec<Place>,
+}
+
+/// Stops all clusters that were kept, and removes what those left whose keepers were killed. Clusters of tests stay.
 ///
 /// # Errors
-/// When one does not end.
-pub fn stop_kept() -> Result<usize> {
-    let mut stopped = 0;
-    for place in Place::all()? {
-        let Ok(pid) = fs::read_to_string(place.path("kept.pid")) else { continue };
-        let pid: i32 = pid.trim().parse()?;
-        // The file may be older than the machine's last boot.
-        let name = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        if !name.contains("\0keep\0--kept") {
-            continue;
+/// Without root's rights, when one does not end, or something cannot be removed.
+pub fn stop_kept() -> Result<Ended> {
+    needs_root()?;
+    let mut ended = Ended::default();
+    for place in Place::all()?.into_iter().filter(|place| place.folder().exists()) {
+        let kept = place.kept();
+        if let Some(keeper) = kept {
+            rustix::process::kill_process(keeper, rustix::process::Signal::TERM)?;
         }
-        let keeper = rustix::process::Pid::from_raw(pid).context("a process id")?;
-        rustix::process::kill_process(keeper, rustix::process::Signal::TERM)?;
         let deadline = Instant::now() + STOP;
-        while Path::new("/proc").join(pid.to_string()).exists() {
-            ensure!(Instant::now() < deadline, "the keeper, process {pid}, did not end in {STOP:?}");
+        let mut taken = place.clone().try_take()?;
+        while taken.is_none() && kept.is_some() {
+            ensure!(Instant::now() < deadline, "the keeper, process {kept:?}, did not end in {STOP:?}");
             thread::sleep(Duration::from_millis(50));
+            taken = place.clone().try_take()?;
         }
-        stopped += 1;
+        if taken.is_some() {
+            keeper::clean(&place).with_context(|| format!("cannot remove node {}", place.number()))?;
+            if kept.is_some() { ended.stopped.push(place) } else { ended.removed.push(place) }
+        }
     }
-    Ok(stopped)
+    Ok(ended)
+}
+
+/// Takes what kept clusters that have ended by themselves said about it.
+///
+/// # Errors
+/// When it cannot be read or removed.
+pub fn failures() -> Result<Vec<String>> {
+    let mut failures = Vec::new();
+    for place in Place::all()? {
+        let report = place.report();
+        match fs::read_to_string(&report) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            read => {
+                let read = read.with_context(|| format!("cannot read {}", report.display()))?;
+                failures.push(format!("node {} has ended by itself: {read}", place.number()));
+                fs::remove_file(&report)?;
+            }
+        }
+    }
+    Ok(failures)
+}
+
+/// # Errors
+/// Without root's rights.
+pub fn needs_root() -> Result<()> {
+    ensure!(
+        rustix::process::geteuid().is_root(),
+        "root is needed: a node has namespaces, links, mounts and cgroups of its own"
+    );
+    Ok(())
 }
 
 /// The program that this package builds beside its tests.
@@ -230,8 +291,8 @@ fn keeper_program() -> Result<PathBuf> {
     Ok(program)
 }
 
-/// The number that the keeper says when the node's programs run.
-fn announced(keeper: &mut Child) -> Result<u8> {
+/// The keeper's next line without what it has to begin with.
+fn said(keeper: &mut Child, beginning: &str) -> Result<String> {
     let stdout = keeper.stdout.as_mut().context("a pipe")?;
     let mut said = Vec::new();
     let mut byte = [0];
@@ -240,12 +301,12 @@ fn announced(keeper: &mut Child) -> Result<u8> {
         said.push(byte[0]);
     }
     let line = String::from_utf8_lossy(&said).into_owned();
-    if let Some(number) = line.strip_prefix("started ") {
-        return Ok(number.parse()?);
+    if let Some(rest) = line.strip_prefix(beginning) {
+        return Ok(rest.to_owned());
     }
     let mut rest = String::new();
     stdout.read_to_string(&mut rest)?;
-    bail!("no cluster: {line}\n{rest}");
+    bail!("{}", failure(&format!("{line}\n{rest}")));
 }
 
 fn stop(keeper: &mut Child) -> Result<()> {
@@ -261,12 +322,18 @@ fn stop(keeper: &mut Child) -> Result<()> {
             if let Some(stdout) = &mut keeper.stdout {
                 stdout.read_to_string(&mut said)?;
             }
-            ensure!(status.success(), "the keeper: {status}: {said}");
+            ensure!(status.success(), "{}", failure(&said));
             return Ok(());
         }
         ensure!(Instant::now() < deadline, "the keeper did not end in {STOP:?}");
         thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// What went wrong, out of all that a keeper has said.
+fn failure(said: &str) -> &str {
+    let said = said.trim();
+    if said.is_empty() { "the keeper was killed" } else { said.strip_prefix(keeper::FAILED).unwrap_or(said) }
 }
 
 async fn connect(kubeconfig: &Path) -> Result<Client> {

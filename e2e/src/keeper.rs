@@ -1,12 +1,12 @@
 //! The process that keeps one cluster: it makes the state folder, the namespaces and the link, waits until nobody needs
 //! the cluster any more, and leaves nothing behind.
 //!
-//! It outlives the test that started it by as long as that takes: when the test's process ends, in whatever way, the
-//! keeper's standard input ends and it cleans up. It talks in lines on standard output: `started N`, or `failed` and
-//! why. What it cannot do when it is killed itself, the next cluster in the same place does first.
+//! It outlives the process that started it by as long as that takes: when that ends, in whatever way, the keeper's
+//! standard input ends and it cleans up, unless it was told to keep the cluster before. It talks in lines on standard
+//! output. What it cannot do when it is killed itself, the next cluster in the same place does first.
 
 use std::fs;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -14,7 +14,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 
 use crate::node;
 use crate::pki;
@@ -26,40 +26,57 @@ const START: Duration = Duration::from_secs(60);
 /// How long the node may take to end; its first process only exits, the kernel kills the others.
 const END: Duration = Duration::from_secs(20);
 
+/// Said when the node's programs run, before the number of the place.
+pub(crate) const STARTED: &str = "started ";
+/// Said to the keeper: the cluster stays until a signal comes.
+pub(crate) const KEEP: &str = "keep";
+/// The answer: from now on it does.
+pub(crate) const KEPT: &str = "kept";
+/// Said at the end before what went wrong, also by the node's first process.
+pub const FAILED: &str = "failed: ";
+
 enum Event {
     /// A line from the node's first process.
     Line(String),
     /// That process has ended.
     Ended,
+    /// The end of standard input no longer means anything.
+    Keep,
     /// Nobody needs the cluster any more.
     Stop,
 }
 
-/// Keeps a cluster until standard input ends, or with `kept` until a signal comes.
+/// Keeps a cluster until standard input ends, or a signal comes.
 ///
 /// # Errors
-/// When the cluster cannot be started; nothing is left then either.
-pub fn keep(kept: bool) -> Result<()> {
+/// When the cluster cannot be started, or ends by itself; nothing is left then either.
+pub fn keep() -> Result<()> {
     // Not in the terminal's session: Ctrl-C is for the test, whose end is what we wait for.
     rustix::process::setsid().context("cannot start a session")?;
     let taken = Place::take()?;
     let place = &taken.place;
     clean(place).context("cannot remove what an earlier cluster left")?;
-    let kept_until = run(place, kept);
-    save_logs(place)?;
-    let failure = kept_until.as_ref().err().map(|error| format!("{error:#}\n{}", tails(place)));
-    let cleaned = clean(place).context("cannot remove the cluster");
+    let failure = run(place).err().map(|error| with_logs(place, &format!("{error:#}")));
+    let saved = save_logs(place).context("cannot save the logs");
+    let reported = match &failure {
+        // Nobody listens any more.
+        Some(failure) if place.kept().is_some() => fs::write(place.report(), failure),
+        Some(_) | None => Ok(()),
+    };
+    clean(place).context("cannot remove the cluster")?;
     if let Some(failure) = failure {
         bail!(failure);
     }
-    cleaned
+    reported.with_context(|| format!("cannot write {}", place.report().display()))?;
+    saved
 }
 
-fn run(place: &Place, kept: bool) -> Result<()> {
-    prepare(place)?;
+fn run(place: &Place) -> Result<()> {
     let (sender, events) = mpsc::channel();
-    let mut unshare = spawn(place, &sender)?;
-    let lived = live(place, kept, &mut unshare, sender, &events);
+    watch(&sender)?;
+    prepare(place)?;
+    let mut unshare = spawn(place, sender)?;
+    let lived = live(place, &mut unshare, &events);
     // The end of its standard input is the order to exit.
     drop(unshare.stdin.take());
     let ended = wait(&mut unshare, END);
@@ -72,56 +89,54 @@ fn run(place: &Place, kept: bool) -> Result<()> {
     ended
 }
 
-fn live(
-    place: &Place,
-    kept: bool,
-    unshare: &mut Child,
-    sender: Sender<Event>,
-    events: &Receiver<Event>,
-) -> Result<()> {
+fn live(place: &Place, unshare: &mut Child, events: &Receiver<Event>) -> Result<()> {
     let deadline = Instant::now() + START;
     expect(events, node::NAMESPACES, deadline)?;
     link(place, &child_of(unshare.id())?)?;
     let stdin = unshare.stdin.as_mut().context("the node has a pipe")?;
     writeln!(stdin, "{}", node::LINK)?;
     expect(events, node::STARTED, deadline)?;
-
-    watch(kept, sender)?;
-    if kept {
-        fs::write(place.path("kept.pid"), std::process::id().to_string())?;
+    node::say(&format!("{STARTED}{}", place.number()))?;
+    loop {
+        match events.recv().context("all senders are gone")? {
+            Event::Stop => return Ok(()),
+            Event::Line(line) => return Err(told(&line)),
+            Event::Ended => bail!("the node's first process ended"),
+            Event::Keep => {
+                place.set_kept()?;
+                // Whoever asked may be gone since, and then nobody knows of the cluster.
+                if node::say(KEPT).is_err() {
+                    return Ok(());
+                }
+            }
+        }
     }
-    let mut stdout = io::stdout().lock();
-    writeln!(stdout, "started {}", place.number())?;
-    stdout.flush()?;
+}
 
-    match events.recv().context("all senders are gone")? {
-        Event::Stop => Ok(()),
-        Event::Line(line) => bail!("the node: {line}"),
-        Event::Ended => bail!("the node's first process ended"),
-    }
+/// What the node's first process says that it does not usually say.
+fn told(line: &str) -> anyhow::Error {
+    anyhow!("{}", line.strip_prefix(FAILED).unwrap_or(line))
 }
 
 fn expect(events: &Receiver<Event>, line: &str, deadline: Instant) -> Result<()> {
     match events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
         Ok(Event::Line(said)) if said == line => Ok(()),
-        Ok(Event::Line(said)) => bail!("{said}"),
+        Ok(Event::Line(said)) => Err(told(&said)),
         Ok(Event::Ended) => bail!("the node's first process ended before it said {line:?}"),
-        Ok(Event::Stop) => bail!("stopped while starting"),
+        Ok(Event::Stop | Event::Keep) => bail!("stopped while starting"),
         Err(RecvTimeoutError::Timeout) => bail!("the node did not say {line:?} in {START:?}"),
         Err(RecvTimeoutError::Disconnected) => bail!("all senders are gone"),
     }
 }
 
-/// What ends the cluster: a signal, or the end of our standard input unless it is kept for a person.
-fn watch(kept: bool, sender: Sender<Event>) -> Result<()> {
-    if !kept {
-        let sender = sender.clone();
-        thread::spawn(move || {
-            let mut nothing = Vec::new();
-            let _ = io::stdin().read_to_end(&mut nothing);
-            let _ = sender.send(Event::Stop);
-        });
-    }
+/// What ends the cluster: a signal, or the end of our standard input before it is to be kept.
+fn watch(sender: &Sender<Event>) -> Result<()> {
+    let heard = sender.clone();
+    thread::spawn(move || {
+        let kept = io::stdin().lock().lines().map_while(io::Result::ok).any(|line| line == KEEP);
+        let _ = heard.send(if kept { Event::Keep } else { Event::Stop });
+    });
+    let sender = sender.clone();
     serve::signals::watch(move |_| {
         let _ = sender.send(Event::Stop);
     })?;
@@ -129,7 +144,7 @@ fn watch(kept: bool, sender: Sender<Event>) -> Result<()> {
 }
 
 /// The node's first process in namespaces of its own. Killing `unshare` kills it, and all others with it.
-fn spawn(place: &Place, sender: &Sender<Event>) -> Result<Child> {
+fn spawn(place: &Place, sender: Sender<Event>) -> Result<Child> {
     let log = fs::File::create(place.logs().join("node.log"))?;
     let mut unshare = Command::new("unshare")
         .args(["--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"])
@@ -141,7 +156,6 @@ fn spawn(place: &Place, sender: &Sender<Event>) -> Result<Child> {
         .spawn()
         .context("cannot run unshare; `make deps` installs it")?;
     let stdout = unshare.stdout.take().context("a pipe")?;
-    let sender = sender.clone();
     thread::spawn(move || {
         for line in BufReader::new(stdout).lines().map_while(io::Result::ok) {
             if sender.send(Event::Line(line)).is_err() {
@@ -153,9 +167,17 @@ fn spawn(place: &Place, sender: &Sender<Event>) -> Result<Child> {
     Ok(unshare)
 }
 
+/// The node's first process, as the process `keeper` started it.
+///
+/// # Errors
+/// When it is gone.
+pub(crate) fn node_of(keeper: u32) -> Result<String> {
+    child_of(child_of(keeper)?.parse()?)
+}
+
 fn child_of(parent: u32) -> Result<String> {
     let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"))?;
-    Ok(children.split_whitespace().next().context("unshare has a child")?.to_owned())
+    Ok(children.split_whitespace().next().with_context(|| format!("{parent} has no child"))?.to_owned())
 }
 
 /// The pair that joins host and node, and the host's routes to pods and Services. All of it dies with the node's
@@ -171,7 +193,8 @@ fn link(place: &Place, node: &str) -> Result<()> {
 }
 
 fn ip(arguments: &[&str]) -> Result<()> {
-    let run = Command::new("ip").args(arguments).output().context("cannot run ip")?;
+    let run =
+        Command::new("ip").args(arguments).output().context("cannot run ip; `make deps` installs it")?;
     let why = String::from_utf8_lossy(&run.stderr);
     ensure!(run.status.success(), "ip {}: {}", arguments.join(" "), why.trim());
     Ok(())
@@ -188,14 +211,31 @@ fn prepare(place: &Place) -> Result<()> {
     let node = ["node1".to_owned(), place.node_address().to_string()];
     pki::Files::create(&place.path("pki"), &server, &hosts, &node)?;
     for hierarchy in hierarchies()? {
+        hand_down(&hierarchy)?;
         let group = Path::new(&hierarchy).join(place.cgroup());
-        fs::create_dir(&group).with_context(|| format!("cannot create {}", group.display()))?;
+        fs::create_dir_all(&group).with_context(|| format!("cannot create {}", group.display()))?;
         inherit_cpuset(&hierarchy, &group)?;
     }
     node::prepare(place, &programs)
 }
 
-/// A new group of the cpuset hierarchy has no processors and no memory, and takes no process until it has.
+/// Where there is only version 2 (cgroups(7)), a group has the controllers that the one above it hands down; the kubelet
+/// wants these, and they stay switched on, as container engines leave them.
+fn hand_down(hierarchy: &str) -> Result<()> {
+    let file = Path::new(hierarchy).join("cgroup.subtree_control");
+    if hierarchy != "/sys/fs/cgroup" || !file.exists() {
+        return Ok(());
+    }
+    let here = fs::read_to_string(Path::new(hierarchy).join("cgroup.controllers"))?;
+    let wanted = ["cpu", "cpuset", "hugetlb", "memory", "pids"];
+    for controller in here.split_whitespace().filter(|controller| wanted.contains(controller)) {
+        fs::write(&file, format!("+{controller}"))
+            .with_context(|| format!("cannot switch {controller} on in {}", file.display()))?;
+    }
+    Ok(())
+}
+
+/// A new group of the cpuset hierarchy of version 1 has no processors and no memory, and takes no process until it has.
 fn inherit_cpuset(hierarchy: &str, group: &Path) -> Result<()> {
     for file in ["cpuset.cpus", "cpuset.mems"] {
         if let Ok(value) = fs::read_to_string(Path::new(hierarchy).join(file)) {
@@ -205,30 +245,44 @@ fn inherit_cpuset(hierarchy: &str, group: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Mount points of the cgroup hierarchies of version 1.
+/// Mount points of the cgroup hierarchies of both versions: a machine may have those of the first and, beside them, the
+/// one of the second, where containers get groups too.
 pub(crate) fn hierarchies() -> Result<Vec<String>> {
     let mounts = fs::read_to_string("/proc/self/mounts")?;
     let fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
-    Ok(fields.filter(|fields| fields[2] == "cgroup").map(|fields| fields[1].to_owned()).collect())
+    Ok(fields
+        .filter(|fields| ["cgroup", "cgroup2"].contains(&fields[2]))
+        .map(|fields| fields[1].to_owned())
+        .collect())
 }
 
 /// Removes everything that a cluster in this place has, or an earlier one left: its link, loop devices on its files,
 /// its cgroups, its folder.
-fn clean(place: &Place) -> Result<()> {
+pub(crate) fn clean(place: &Place) -> Result<()> {
     remove_link(&place.host_link())?;
     for device in loop_devices(place.folder())? {
         let detached = Command::new("losetup").args(["-d", &device]).status()?;
-        ensure!(detached.success(), "losetup -d {device}: {detached}");
+        // A mount's own device goes with the mount, maybe when the one above it has gone.
+        let file = device.replace("/dev/", "/sys/block/") + "/loop/backing_file";
+        ensure!(detached.success() || !Path::new(&file).exists(), "losetup -d {device}: {detached}");
     }
     for hierarchy in hierarchies()? {
         remove_cgroup(&Path::new(&hierarchy).join(place.cgroup()))?;
     }
     // No mount of the node's is visible here: its mount namespace is gone, and never was the host's.
-    match fs::remove_dir_all(place.folder()) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("cannot remove {}", place.folder().display()))
+    patiently(|| fs::remove_dir_all(place.folder()))
+        .with_context(|| format!("cannot remove {}", place.folder().display()))
+}
+
+/// What processes use that are just ending can be removed a moment later; what is not there is removed.
+fn patiently(mut remove: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    loop {
+        match remove() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(_) if Instant::now() < deadline => thread::sleep(Duration::from_millis(50)),
+            done => return done,
         }
-        Ok(()) | Err(_) => Ok(()),
     }
 }
 
@@ -242,11 +296,13 @@ fn remove_link(link: &str) -> Result<()> {
     Ok(())
 }
 
-/// Loop devices whose file is in `folder`, and before them those over one of these: so the kubelet holds a pod's device,
-/// and when the node is gone the kernel has no other name for what is below than its numbers.
+/// Loop devices whose file is in `folder`, and before each of them those above it: on a filesystem that it holds (so a
+/// driver has block volumes in a pool), or on its node (so the kubelet holds a pod's device). When the node is gone the
+/// kernel has no other name for what is below than its numbers.
 fn loop_devices(folder: &Path) -> Result<Vec<String>> {
     let list = ["--list", "--noheadings", "--output", "NAME,BACK-MAJ:MIN,BACK-INO,BACK-FILE"];
-    let run = Command::new("losetup").args(list).output().context("cannot run losetup")?;
+    let run =
+        Command::new("losetup").args(list).output().context("cannot run losetup; `make deps` installs it")?;
     ensure!(run.status.success(), "losetup: {}", String::from_utf8_lossy(&run.stderr).trim());
     let list = String::from_utf8_lossy(&run.stdout).into_owned();
     let mut all = Vec::new();
@@ -259,20 +315,25 @@ fn loop_devices(folder: &Path) -> Result<Vec<String>> {
         };
         all.push((device, (file_system, inode), words.collect::<Vec<_>>().join(" ")));
     }
+    let numbers = |of: u64| format!("{}:{}", rustix::fs::major(of), rustix::fs::minor(of));
     let below = all.iter().filter(|(.., file)| Path::new(file).starts_with(folder));
-    let mut devices = Vec::new();
-    for (device, ..) in below {
+    let mut devices: Vec<&str> = below.map(|(device, ..)| *device).collect();
+    let mut looked_above = 0;
+    while let Some(device) = devices.get(looked_above) {
         let node = fs::metadata(device)?;
-        let (major, minor) = (rustix::fs::major(node.dev()), rustix::fs::minor(node.dev()));
-        let [file_system, inode] = [format!("{major}:{minor}"), node.ino().to_string()];
-        let above = all.iter().filter(|(_, file, _)| *file == (&*file_system, &*inode));
-        devices.extend(above.map(|(device, ..)| (*device).to_owned()));
-        devices.push((*device).to_owned());
+        let [held, on, inode] = [numbers(node.rdev()), numbers(node.dev()), node.ino().to_string()];
+        let is_above = |file: &(&str, &str)| file.0 == held || *file == (on.as_str(), inode.as_str());
+        for (above, file, _) in &all {
+            if is_above(file) && !devices.contains(above) {
+                devices.push(above);
+            }
+        }
+        looked_above += 1;
     }
-    Ok(devices)
+    Ok(devices.into_iter().rev().map(str::to_owned).collect())
 }
 
-/// A group can be removed when its processes are gone, and a moment later.
+/// A group can be removed when those in it are.
 fn remove_cgroup(group: &Path) -> Result<()> {
     if !group.exists() {
         return Ok(());
@@ -283,15 +344,7 @@ fn remove_cgroup(group: &Path) -> Result<()> {
             remove_cgroup(&entry.path())?;
         }
     }
-    let deadline = Instant::now() + Duration::from_secs(5);
-    loop {
-        match fs::remove_dir(group) {
-            Ok(()) => return Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(_) if Instant::now() < deadline => thread::sleep(Duration::from_millis(50)),
-            Err(error) => return Err(error).with_context(|| format!("cannot remove {}", group.display())),
-        }
-    }
+    patiently(|| fs::remove_dir(group)).with_context(|| format!("cannot remove {}", group.display()))
 }
 
 fn wait(child: &mut Child, patience: Duration) -> Result<()> {
@@ -303,17 +356,30 @@ fn wait(child: &mut Child, patience: Duration) -> Result<()> {
     Ok(())
 }
 
-/// The last lines of each log, for whoever wonders why there is no cluster.
-fn tails(place: &Place) -> String {
-    let mut text = String::new();
+/// Why there is no cluster, with the last lines of the log of the program that has ended, or of each.
+fn with_logs(place: &Place, why: &str) -> String {
+    let mut text = why.to_owned();
+    let ended = why.split_once(node::ENDED).map(|(program, _)| format!("{program}.log"));
     for entry in fs::read_dir(place.logs()).into_iter().flatten().flatten() {
-        let log = fs::read(entry.path()).unwrap_or_default();
-        let log = String::from_utf8_lossy(&log);
-        let lines: Vec<_> = log.lines().collect();
-        let tail = &lines[lines.len().saturating_sub(8)..];
-        text.push_str(&format!("--- {}\n{}\n", entry.file_name().to_string_lossy(), tail.join("\n")));
+        let log = entry.file_name().to_string_lossy().into_owned();
+        if ended.as_ref().is_none_or(|ended| *ended == log) {
+            let tail = tail(&entry.path(), if ended.is_some() { 30 } else { 8 }).unwrap_or_default();
+            text.push_str(&format!("\n--- {log}\n{tail}"));
+        }
     }
     text
+}
+
+/// The last lines of a file, of its last 64 KiB at most.
+fn tail(path: &Path, lines: usize) -> io::Result<String> {
+    let mut file = fs::File::open(path)?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(64 << 10)))?;
+    let mut end = Vec::new();
+    file.take(64 << 10).read_to_end(&mut end)?;
+    let end = String::from_utf8_lossy(&end);
+    let all: Vec<_> = end.lines().collect();
+    Ok(all[all.len().saturating_sub(lines)..].join("\n"))
 }
 
 /// Copies the logs to `FERROVIRT_CLUSTER_LOGS`, if that is set.

@@ -52,11 +52,13 @@ impl Leftovers {
         Ok(Self { lines })
     }
 
-    /// What is here and was not in `before`, and the other way round.
+    /// What is here and was not in `before`, and the other way round. Groups of an earlier cluster, which the next of its
+    /// number removes, may go.
     pub fn changes(&self, before: &Self) -> Vec<String> {
         let come = self.lines.difference(&before.lines).map(|line| format!("+ {line}"));
-        let gone = before.lines.difference(&self.lines).map(|line| format!("- {line}"));
-        come.chain(gone).collect()
+        let ours = |line: &&String| line.contains("/ferrovirt-node");
+        let gone = before.lines.difference(&self.lines).filter(|line| !ours(line));
+        come.chain(gone.map(|line| format!("- {line}"))).collect()
     }
 }
 

@@ -6,6 +6,7 @@
 //! - [`node`]: the first process inside.
 //! - [`place`]: numbers, addresses and folders; [`pki`]: certificates; [`programs`]: what is run.
 //! - [`peer`]: servers beside the cluster that pods talk to; [`volume`]: volumes whose content a test can look at.
+//! - [`storage`]: the CSI driver with stock sidecars, and a pool.
 //! - [`leftovers`]: what of a machine a cluster might leave changed.
 //!
 //! Not here: the tests, which are in `tests/`, and what they test.
@@ -18,6 +19,7 @@ pub mod peer;
 pub mod pki;
 pub mod place;
 pub mod programs;
+pub mod storage;
 pub mod volume;
 
-pub use cluster::{Cluster, stop_kept};
+pub use cluster::{Cluster, Ended, failures, needs_root, stop_kept};

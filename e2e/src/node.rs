@@ -31,6 +31,9 @@ pub(crate) const LINK: &str = "link";
 /// Said when every program runs.
 pub(crate) const STARTED: &str = "started";
 
+/// Said at the end about a program, between its name and how.
+pub(crate) const ENDED: &str = " ended: ";
+
 /// Settings of the whole machine that kubelet writes. It gets files instead, with the values that it would write.
 const MACHINE: &[(&str, &str)] = &[
     ("/proc/sys/vm/overcommit_memory", "1"),
@@ -69,10 +72,7 @@ pub(crate) fn prepare(place: &Place, programs: &Programs) -> Result<()> {
     {
         fs::create_dir_all(place.path(folder))?;
     }
-    for entry in fs::read_dir(&programs.judges)? {
-        let entry = entry?;
-        symlink(entry.path(), place.path("opt/cni/bin").join(entry.file_name()))?;
-    }
+    plugins(place, programs)?;
     for (index, (_, value)) in MACHINE.iter().enumerate() {
         fs::write(place.path(&format!("machine/{index}")), value)?;
     }
@@ -80,6 +80,22 @@ pub(crate) fn prepare(place: &Place, programs: &Programs) -> Result<()> {
     fs::write(place.path("kubelet.json"), kubelet(place).to_string())?;
     fs::write(place.path("containerd.toml"), containerd(place))?;
     busybox(place).context("cannot build the image of the sandboxes")
+}
+
+/// The folder of network plugins: ours as a node's administrator installs them, and of the reference's what we do not have.
+fn plugins(place: &Place, programs: &Programs) -> Result<()> {
+    let folder = place.path("opt/cni/bin");
+    let run = Command::new(&programs.cni).args(["install", "--all"]).arg(&folder).output()?;
+    let why = String::from_utf8_lossy(&run.stderr);
+    ensure!(run.status.success(), "{} install: {}", programs.cni.display(), why.trim());
+    for entry in fs::read_dir(&programs.judges)? {
+        let entry = entry?;
+        match symlink(entry.path(), folder.join(entry.file_name())) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error.into()),
+            Ok(()) | Err(_) => {}
+        }
+    }
+    Ok(())
 }
 
 /// Runs as the first process of its namespaces until standard input ends or a program dies.
@@ -114,7 +130,8 @@ pub fn run(number: u8) -> Result<()> {
     Ok(())
 }
 
-fn say(line: &str) -> io::Result<()> {
+/// Tells whoever started this process.
+pub(crate) fn say(line: &str) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     writeln!(stdout, "{line}")?;
     stdout.flush()
@@ -188,7 +205,12 @@ impl Running<'_> {
     fn reap(&self) -> Result<()> {
         while let Some((pid, status)) = wait(WaitOptions::NOHANG)? {
             if let Some((name, _)) = self.programs.iter().find(|(_, program)| *program == pid) {
-                bail!("{name} ended: {status:?}");
+                let how = match (status.exit_status(), status.terminating_signal()) {
+                    (Some(code), _) => format!("exit code {code}"),
+                    (None, Some(signal)) => format!("signal {signal}"),
+                    (None, None) => format!("{status:?}"),
+                };
+                bail!("{name}{ENDED}{how}");
             }
         }
         Ok(())
@@ -376,6 +398,8 @@ fn kubelet(place: &Place) -> serde_json::Value {
         "imageGCLowThresholdPercent": 99,
         "localStorageCapacityIsolation": false,
         "serializeImagePulls": false,
+        // A pod's volume grows when the kubelet looks at the pod again; a minute otherwise.
+        "syncFrequency": "5s",
         // Tests of restarts wait for one.
         "featureGates": {"KubeletCrashLoopBackOffMax": true},
         "crashLoopBackOff": {"maxContainerRestartPeriod": "2s"},
@@ -429,8 +453,13 @@ fn pod_network(place: &Place) -> serde_json::Value {
             "type": "bridge",
             "bridge": "cni0",
             "isDefaultGateway": true,
+            "ipMasq": true,
             "hairpinMode": true,
             "ipam": {"type": "host-local", "ranges": [[{"subnet": place.pods()}]]},
+        }, {
+            // Ports of the node that lead to a pod; the reference's.
+            "type": "portmap",
+            "capabilities": {"portMappings": true},
         }],
     })
 }

@@ -9,9 +9,13 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use rustix::process::Pid;
 
 /// How many clusters can stand at once.
 const PLACES: u8 = 16;
+
+/// A file in the state folder with the process id of the keeper, when a person has the cluster.
+const KEPT: &str = "kept.pid";
 
 /// Where things that outlive a build are kept: `FERROVIRT_CACHE`, or `~/.cache/ferrovirt`.
 ///
@@ -48,17 +52,24 @@ impl Place {
     pub fn take() -> Result<Taken> {
         let parent = Self::parent()?;
         fs::create_dir_all(&parent).with_context(|| format!("cannot create {}", parent.display()))?;
-        for number in 0..PLACES {
-            let lock = File::create(parent.join(format!("{number}.lock")))?;
-            match lock.try_lock() {
-                Ok(()) => return Ok(Taken { place: Self::of(number)?, _lock: lock }),
-                Err(TryLockError::WouldBlock) => {}
-                Err(TryLockError::Error(error)) => return Err(error.into()),
+        for place in Self::all()? {
+            if let Some(taken) = place.try_take()? {
+                return Ok(taken);
             }
         }
         bail!(
             "{PLACES} clusters are running on this machine; `make cluster-down` stops those started by hand"
         )
+    }
+
+    /// Takes this place, unless somebody has it.
+    pub(crate) fn try_take(self) -> Result<Option<Taken>> {
+        let lock = File::create(self.folder.with_added_extension("lock"))?;
+        match lock.try_lock() {
+            Ok(()) => Ok(Some(Taken { place: self, _lock: lock })),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(error)) => Err(error.into()),
+        }
     }
 
     /// The place with this number, whoever has it.
@@ -95,6 +106,24 @@ impl Place {
             }
         }
         Ok(taken)
+    }
+
+    /// Writes down that this process keeps a cluster here for a person.
+    pub(crate) fn set_kept(&self) -> Result<()> {
+        Ok(fs::write(self.path(KEPT), std::process::id().to_string())?)
+    }
+
+    /// The keeper of a cluster that a person has here.
+    pub fn kept(&self) -> Option<Pid> {
+        let pid: i32 = fs::read_to_string(self.path(KEPT)).ok()?.parse().ok()?;
+        // The file may be older than the machine's last boot.
+        let name = fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
+        if name.ends_with("\0keep\0") { Pid::from_raw(pid) } else { None }
+    }
+
+    /// Where a keeper writes why the cluster ended by itself: beside the state folder, so one for each place.
+    pub(crate) fn report(&self) -> PathBuf {
+        self.folder.with_added_extension("failed")
     }
 
     fn parent() -> Result<PathBuf> {

@@ -1,4 +1,5 @@
-//! Where the programs of a cluster are: those of Kubernetes as `make kube` built them, the rest from Debian.
+//! Where the programs of a cluster are: those of Kubernetes as `make kube` built them, our own network plugins, the rest
+//! from Debian.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,6 +18,8 @@ pub struct Programs {
     pub etcd: PathBuf,
     /// The CNI reference plugins, cnitool, csi-sanity.
     pub judges: PathBuf,
+    /// Our own CNI plugins, one static file.
+    pub cni: PathBuf,
 }
 
 impl Programs {
@@ -25,13 +28,36 @@ impl Programs {
     /// # Errors
     /// When it is not built.
     pub fn find() -> Result<Self> {
-        Ok(Self { kubernetes: built("kubernetes")?, etcd: built("etcd")?, judges: built("judges")? })
+        let cni = PathBuf::from(
+            std::env::var_os("FERROVIRT_CNI")
+                .context("FERROVIRT_CNI is not set: `make cni` builds it, make sets it")?,
+        );
+        ensure!(cni.is_file(), "{} does not exist: run `make cni`", cni.display());
+        Ok(Self { kubernetes: built("kubernetes")?, etcd: built("etcd")?, judges: built("judges")?, cni })
     }
 
     /// Stock kubectl.
     pub fn kubectl(&self) -> PathBuf {
         self.kubernetes.join("kubectl")
     }
+}
+
+/// The product's image, an archive.
+///
+/// # Errors
+/// When it is not built.
+pub fn image() -> Result<PathBuf> {
+    let image = std::env::var_os("FERROVIRT_IMAGE").map(PathBuf::from).filter(|path| path.is_file());
+    image.context("FERROVIRT_IMAGE names no file: `make image` builds it, make sets it")
+}
+
+/// The MAC pool, an optimised build.
+///
+/// # Errors
+/// When it is not built.
+pub fn macpool() -> Result<PathBuf> {
+    let program = std::env::var_os("FERROVIRT_MACPOOL").map(PathBuf::from).filter(|path| path.is_file());
+    program.context("FERROVIRT_MACPOOL names no file: `make build` builds it, make sets it")
 }
 
 /// The folder of a module's programs; `kube/build` names it by the same hash.

@@ -35,6 +35,9 @@ pub const PROGRAMS: &[Program] = &[
     },
     Program { name: "cni", built: "x86_64-unknown-linux-gnu/release/cni" },
     Program { name: "importer", built: "release/importer" },
+    Program { name: "uploadserver", built: "release/uploadserver" },
+    Program { name: "hpp-csi", built: "release/hpp-csi" },
+    Program { name: "macpool", built: "release/macpool" },
 ];
 
 /// Folder of the programs. Stock controllers copy `/usr/bin/cdi-containerimage-server` out of the image by this path.

@@ -1,4 +1,5 @@
-//! The lowest layer: a small Debian made by mmdebstrap, with `sh`, the C library, CA certificates, and uid 107 by name.
+//! The lowest layer: a small Debian made by mmdebstrap, with `sh`, the C library, CA certificates, mkfs of ext4 and XFS,
+//! and uid 107 by name.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -12,7 +13,10 @@ use crate::layer::{self, EPOCH, Layer, sha256};
 const SUITE: &str = "bookworm";
 
 /// Beyond the packages that mmdebstrap's `minbase` always brings.
-const PACKAGES: &str = "ca-certificates";
+const PACKAGES: &str = "ca-certificates,libinih1,liburcu8";
+
+/// mkfs.xfs without the rest of its package, which brings Python; the libraries it needs are packages above.
+const MKFS_XFS: &str = r#"--customize-hook=cd "$(mktemp -d)" && APT_CONFIG="$MMDEBSTRAP_APT_CONFIG" apt-get -q download xfsprogs && dpkg-deb --fsys-tarfile xfsprogs_*.deb | tar -C "$1" -x ./sbin/mkfs.xfs && rm -r "$PWD""#;
 
 /// Files that no program reads and that tell when the root was made.
 const DROPPED: &[&str] = &[
@@ -56,6 +60,7 @@ fn arguments() -> Vec<String> {
         "--variant=minbase".to_owned(),
         format!("--include={PACKAGES}"),
         "--format=tar".into(),
+        MKFS_XFS.to_owned(),
         // The name by which file systems and `ls` know the owner of every disk image.
         r#"--customize-hook=echo qemu:x:107:107:qemu:/:/usr/sbin/nologin >>"$1/etc/passwd""#.into(),
         r#"--customize-hook=echo qemu:x:107: >>"$1/etc/group""#.into(),

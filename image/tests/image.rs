@@ -100,6 +100,8 @@ fn two_builds_in_different_folders_are_the_same_and_hold_what_pods_expect() {
     assert!(has(&["etc/passwd"]) && has(&["etc/ssl/certs/ca-certificates.crt"]));
     assert_takes_plugins(&members, &layers[0]);
     assert!(has(&["usr/bin/sh", "bin/sh"]) && has(&["usr/bin/cp", "bin/cp"]));
+    assert!(has(&["usr/sbin/mkfs.xfs", "sbin/mkfs.xfs"]) && has(&["usr/sbin/mkfs.ext4", "sbin/mkfs.ext4"]));
+    assert!(!found.iter().any(|name| name.contains("/python3")), "a small image");
 }
 
 /// The cluster network addons operator's DaemonSet copies the plugins out of the image by these paths.

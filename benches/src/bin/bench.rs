@@ -5,11 +5,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
-use benches::cni;
+use benches::compare::{self, Comparison};
 use benches::report::{self, Report};
 use benches::rows::{ROWS, Row};
 use benches::run::Bench;
 use benches::size;
+use benches::{cni, csi, virt};
 use clap::Parser;
 
 /// Measures the programs beside their peers.
@@ -21,14 +22,20 @@ struct Args {
     /// The CNI plugins' release binary. Default: FERROVIRT_CNI.
     #[arg(long)]
     cni: Option<PathBuf>,
+    /// The CSI driver's release binary. Default: beside the importer's.
+    #[arg(long)]
+    csi: Option<PathBuf>,
+    /// The launcher's release binary. Default: beside the importer's.
+    #[arg(long)]
+    launcher: Option<PathBuf>,
     /// The folder of the Go reference plugins. Default: FERROVIRT_PEERS.
     #[arg(long)]
     peers: Option<PathBuf>,
     /// Only rows whose name contains this; several, separated by commas, are possible.
     #[arg(long, default_value = "")]
     rows: String,
-    /// Rounds; in each, all peers and the importer run once.
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Rounds; in each, every peer in its fastest variant and the importer run once.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// Where images are kept; their file system is the disk that is measured. Default: ~/.cache/ferrovirt/bench.
     #[arg(long)]
@@ -50,6 +57,8 @@ fn main() -> Result<ExitCode> {
     let chosen = |name: &str| wanted.iter().any(|word| name.contains(word));
     let mut all = Report::default();
     let of_images: Vec<&Row> = ROWS.iter().filter(|row| chosen(row.name)).collect();
+    let launcher = args.launcher.unwrap_or_else(|| args.importer.with_file_name("virt-launcher"));
+    let driver = args.csi.unwrap_or_else(|| args.importer.with_file_name("hpp-csi"));
     if !of_images.is_empty() {
         all.sizes.push(size::of("importer", &args.importer)?);
         images(&Bench::new(args.importer, &cache, args.rounds)?, &of_images, &mut all)?;
@@ -63,7 +72,20 @@ fn main() -> Result<ExitCode> {
         };
         let plugin = given(args.cni, "FERROVIRT_CNI", "cni")?;
         all.sizes.push(size::of("cni", &plugin)?);
-        calls(&cni::Bench::new(&plugin, &given(args.peers, "FERROVIRT_PEERS", "peers")?)?, &of_cni, &mut all);
+        let bench = cni::Bench::new(&plugin, &given(args.peers, "FERROVIRT_PEERS", "peers")?)?;
+        calls(|row| bench.row(row), &of_cni, &mut all);
+    }
+    let of_csi: Vec<&str> = csi::ROWS.iter().copied().filter(|name| chosen(name)).collect();
+    if !of_csi.is_empty() {
+        all.sizes.push(size::of("hpp-csi", &driver)?);
+        let bench = csi::Bench::new(&driver, &cache)?;
+        calls(|row| bench.row(row), &of_csi, &mut all);
+    }
+    let of_virt: Vec<&str> = virt::ROWS.iter().copied().filter(|name| chosen(name)).collect();
+    if !of_virt.is_empty() {
+        all.sizes.push(size::of("virt-node", &launcher)?);
+        let bench = virt::Bench::new(&launcher)?;
+        calls(|row| bench.row(row), &of_virt, &mut all);
     }
     for size in &all.sizes {
         println!("{}: {} KiB, {} packages in its tree", size.package, size.bytes >> 10, size.packages);
@@ -98,11 +120,11 @@ fn images(bench: &Bench, rows: &[&Row], all: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Rows about calls of CNI plugins.
-fn calls(bench: &cni::Bench, rows: &[&str], all: &mut Report) {
-    println!("{}", cni::HEADING);
+/// Rows about calls.
+fn calls(measure: impl Fn(&str) -> Result<Vec<Comparison>>, rows: &[&str], all: &mut Report) {
+    println!("{}", compare::HEADING);
     for row in rows {
-        match bench.row(row) {
+        match measure(row) {
             Ok(compared) => {
                 compared.iter().for_each(|one| print!("{}", one.line()));
                 all.calls.extend(compared);

@@ -5,7 +5,11 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use e2e::{Cluster, keeper, node, stop_kept};
+use e2e::place::Place;
+use e2e::{Cluster, Ended, failures, keeper, needs_root, node, stop_kept};
+
+/// Bytes of a person's pool; it takes what is written.
+const POOL: u64 = 64 << 30;
 
 /// A Kubernetes node on this machine, in namespaces of its own.
 #[derive(Debug, Parser)]
@@ -22,16 +26,15 @@ enum Action {
         /// Archives of images to load
         #[arg(value_name = "ARCHIVE")]
         images: Vec<std::path::PathBuf>,
+        /// Install the CSI driver, whose image is in an archive
+        #[arg(long)]
+        storage: bool,
     },
     /// Stop every node that `up` has started
     Down,
-    /// Keep a node until standard input ends; what tests start
+    /// Keep a node until standard input ends
     #[command(hide = true)]
-    Keep {
-        /// Until a signal comes instead
-        #[arg(long)]
-        kept: bool,
-    },
+    Keep,
     /// The first process of a node
     #[command(hide = true)]
     Node {
@@ -41,10 +44,15 @@ enum Action {
 }
 
 fn main() -> ExitCode {
-    match act(Args::parse().action) {
+    let action = Args::parse().action;
+    let say: fn(&str) = match action {
+        Action::Up { .. } | Action::Down => complain,
+        Action::Keep | Action::Node { .. } => tell,
+    };
+    match act(action) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tell(&format!("failed: {error:#}"));
+            say(&format!("{}{error:#}", keeper::FAILED));
             ExitCode::FAILURE
         }
     }
@@ -52,27 +60,71 @@ fn main() -> ExitCode {
 
 fn act(action: Action) -> Result<()> {
     match action {
-        Action::Up { images } => up(&images),
+        Action::Up { images, storage } => up(&images, storage),
         Action::Down => {
-            let stopped = stop_kept()?;
-            tell(&format!("stopped: {stopped}"));
+            let ended = stop_kept()?;
+            report_failures()?;
+            down(&ended);
             Ok(())
         }
-        Action::Keep { kept } => keeper::keep(kept),
+        Action::Keep => keeper::keep(),
         Action::Node { place } => node::run(place),
     }
 }
 
-fn up(images: &[std::path::PathBuf]) -> Result<()> {
-    let cluster = Cluster::start_kept()?;
-    for archive in images {
-        if let Err(error) = cluster.import_images(archive) {
-            cluster.stop()?;
-            return Err(error);
-        }
+fn up(images: &[std::path::PathBuf], storage: bool) -> Result<()> {
+    needs_root()?;
+    report_failures()?;
+    if let Some(place) = Place::all()?.iter().find(|place| place.kept().is_some()) {
+        introduce(place, "runs already, with the images of its start");
+        return Ok(());
     }
-    tell(&format!("export KUBECONFIG={}", cluster.kubeconfig().display()));
+    let cluster = Cluster::start()?;
+    let filled = images
+        .iter()
+        .try_for_each(|archive| cluster.import_images(archive))
+        .and_then(|()| if storage { e2e::storage::install(&cluster, POOL) } else { Ok(()) });
+    if let Err(error) = filled {
+        cluster.stop()?;
+        return Err(error);
+    }
+    // The node is kept as the very last: until then it ends with this process, however that does.
+    introduce(cluster.place(), "runs");
+    cluster.keep()
+}
+
+/// How to reach a node and how to end it.
+fn introduce(place: &Place, runs: &str) {
+    complain(&format!(
+        "node {} {runs}; its containerd is at {}; `make cluster-down` ends it",
+        place.number(),
+        place.containerd().display()
+    ));
+    tell(&format!("export KUBECONFIG={}", place.kubeconfig().display()));
+}
+
+fn down(ended: &Ended) {
+    for place in &ended.stopped {
+        tell(&format!("stopped: node {} in {}", place.number(), place.folder().display()));
+    }
+    for place in &ended.removed {
+        tell(&format!("removed: what node {} has left in {}", place.number(), place.folder().display()));
+    }
+    if ended.stopped.is_empty() && ended.removed.is_empty() {
+        tell("there was no node to stop");
+    }
+}
+
+/// Says why a node is not there any more, once.
+fn report_failures() -> Result<()> {
+    for failure in failures()? {
+        complain(&failure);
+    }
     Ok(())
+}
+
+fn complain(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
 }
 
 /// Standard output is the answer: of `up` for a person, of `keep` and `node` for the process that started them.

@@ -15,22 +15,15 @@ mod pod;
 mod profiles;
 mod sources;
 
-use std::path::PathBuf;
 use std::sync::LazyLock;
 
-use e2e::Cluster;
+use e2e::{Cluster, programs};
 
 const MIB: u64 = 1 << 20;
 
 /// The cluster of these tests, with the product's image in it. It ends with the process.
 static CLUSTER: LazyLock<Cluster> = LazyLock::new(|| {
-    let image = std::env::var_os("FERROVIRT_IMAGE").map(PathBuf::from);
-    let image = image.filter(|path| path.is_file());
-    let image = image.unwrap_or_else(|| {
-        panic!(
-            "FERROVIRT_IMAGE does not name the product's image: run the tests by `make test`, or `make image`"
-        )
-    });
+    let image = programs::image().unwrap();
     let cluster = Cluster::start().unwrap();
     cluster.import_images(&image).unwrap();
     profiles::prepare(&cluster);

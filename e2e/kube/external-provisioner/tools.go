@@ -1,8 +1,0 @@
-//go:build tools
-
-// Package tools names the programs that `make kube` builds from this module, so that go.sum covers them.
-package tools
-
-import (
-	_ "github.com/kubernetes-csi/external-provisioner/v6/cmd/csi-provisioner"
-)

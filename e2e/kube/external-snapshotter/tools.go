@@ -1,9 +1,0 @@
-//go:build tools
-
-// Package tools names the programs that `make kube` builds from this module, so that go.sum covers them.
-package tools
-
-import (
-	_ "github.com/kubernetes-csi/external-snapshotter/v8/cmd/csi-snapshotter"
-	_ "github.com/kubernetes-csi/external-snapshotter/v8/cmd/snapshot-controller"
-)

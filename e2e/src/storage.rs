@@ -1,0 +1,127 @@
+//! The CSI driver in a cluster, by its own manifests: the stock sidecars as images, the stock snapshot-controller, a pool on
+//! a filesystem that shares blocks. Not here: the driver's image, which is the product's.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use image::archive::{self, Tag};
+use image::layer::{self, Member};
+use k8s_openapi::api::storage::v1::CSINode;
+use kube::api::Api;
+
+use crate::Cluster;
+use crate::programs::built;
+
+/// Name of the driver.
+pub const DRIVER: &str = "kubevirt.io.hostpath-provisioner";
+/// Namespace of the driver.
+pub const NAMESPACE: &str = "hostpath-provisioner";
+/// The pool, on the node.
+pub const POOL: &str = "/var/lib/hpvolumes/csi";
+
+/// The module that the stock programs are built from.
+const SIDECARS: &str = "sidecars";
+/// Stock programs that run as containers: the repository that each is of, and its name.
+const CONTAINERS: [(&str, &str); 4] = [
+    ("external-provisioner", "csi-provisioner"),
+    ("external-resizer", "csi-resizer"),
+    ("external-snapshotter", "csi-snapshotter"),
+    ("external-snapshotter", "snapshot-controller"),
+];
+/// How long the driver may take until the kubelet knows it.
+const READY: Duration = Duration::from_secs(120);
+
+/// Installs the driver with a pool of `size` bytes and waits until the kubelet knows it. The product's image is loaded
+/// already.
+///
+/// # Errors
+/// When a program is not built, or the driver does not come up in time.
+pub fn install(cluster: &Cluster, size: u64) -> Result<()> {
+    pool(cluster, size).context("cannot make the pool")?;
+    cluster.import_images(&images(cluster).context("cannot build the sidecars' images")?)?;
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR"));
+    apply(cluster, &built(SIDECARS)?.join("crds"))?;
+    kubectl(cluster, &["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"])?;
+    apply(cluster, &sources.join("manifests"))?;
+    apply(cluster, &sources.join("../hpp-csi/manifests"))?;
+    let rollout = ["-n", NAMESPACE, "rollout", "status", "daemonset", "--timeout=120s"];
+    kubectl(cluster, &rollout)?;
+    registered(cluster)
+}
+
+/// Waits until the kubelet has registered the driver.
+///
+/// # Errors
+/// When it does not in time.
+pub fn registered(cluster: &Cluster) -> Result<()> {
+    let nodes = Api::<CSINode>::all(cluster.client());
+    let deadline = Instant::now() + READY;
+    loop {
+        let node = cluster.run(nodes.get_opt("node1"))?;
+        let drivers = node.map(|node| node.spec.drivers).unwrap_or_default();
+        if drivers.iter().any(|driver| driver.name == DRIVER) {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "the kubelet does not know the driver after {READY:?}");
+        thread::sleep(Duration::from_millis(200));
+    }
+}
+
+/// An XFS in a file of the cluster's, mounted on the node; it goes with the cluster.
+fn pool(cluster: &Cluster, size: u64) -> Result<()> {
+    let disk = cluster.place().path("pool.disk");
+    File::create_new(&disk)?.set_len(size)?;
+    run(Command::new("mkfs.xfs").args(["-q", "-f"]).arg(&disk))?;
+    run(cluster.on_node("mkdir")?.args(["-p", POOL]))?;
+    run(cluster.on_node("mount")?.args(["-o", "loop"]).arg(&disk).arg(POOL))
+}
+
+/// An archive of the stock programs' images, named as the manifests name them.
+fn images(cluster: &Cluster) -> Result<PathBuf> {
+    let mut members = BTreeMap::new();
+    members.insert("tmp".to_owned(), Member::Folder { mode: 0o1777 });
+    let mut tags = Vec::new();
+    let built = built(SIDECARS)?;
+    for (repository, program) in CONTAINERS {
+        members.insert(program.to_owned(), Member::File { from: built.join(program), mode: 0o755 });
+        tags.push(Tag {
+            repository: format!("registry.k8s.io/sig-storage/{program}"),
+            name: version(repository)?,
+            entrypoint: vec![format!("/{program}")],
+        });
+    }
+    let layer = layer::pack(&members, &cluster.place().path("sidecars.layer"))?;
+    let archive = cluster.place().path("sidecars.tar");
+    archive::write(&archive, &[layer], &tags)?;
+    Ok(archive)
+}
+
+/// The version of a repository's programs, as the module requires it.
+fn version(repository: &str) -> Result<String> {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("kube").join(SIDECARS).join("go.mod");
+    let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+    let program = format!("github.com/kubernetes-csi/{repository}/v");
+    let line = text.lines().find_map(|line| line.trim_start().strip_prefix(&program));
+    let version = line.and_then(|line| line.split(' ').nth(1));
+    Ok(version.with_context(|| format!("{} requires no {repository}", file.display()))?.to_owned())
+}
+
+fn apply(cluster: &Cluster, path: &Path) -> Result<()> {
+    kubectl(cluster, &["apply", "--server-side", "-f", &path.display().to_string()])
+}
+
+fn kubectl(cluster: &Cluster, arguments: &[&str]) -> Result<()> {
+    run(cluster.kubectl().args(arguments))
+}
+
+fn run(command: &mut Command) -> Result<()> {
+    let run = command.output().with_context(|| format!("cannot run {command:?}"))?;
+    let said = String::from_utf8_lossy(&run.stderr);
+    ensure!(run.status.success(), "{command:?}: {}", said.trim());
+    Ok(())
+}

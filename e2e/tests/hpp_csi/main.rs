@@ -1,0 +1,45 @@
+//! The CSI driver on a real node, installed by its own manifests, with the stock provisioner, snapshotter, resizer and
+//! snapshot-controller, on a pool of XFS. Each point of the driver's table is a test; bytes are judged from the host.
+//!
+//! One cluster for all tests; each has its own namespace, which enforces the restricted Pod Security.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod capacity;
+mod devices;
+mod import;
+mod pods;
+mod restart;
+mod snapshots;
+mod sources;
+mod space;
+
+use std::sync::{LazyLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use e2e::{Cluster, programs, storage};
+
+const MIB: u64 = 1 << 20;
+/// Bytes of the pool; it takes what is written.
+const POOL: u64 = 20 << 30;
+/// The StorageClass and VolumeSnapshotClass of the manifests.
+const CLASS: &str = "hostpath-csi";
+
+/// The cluster of these tests, with the driver in it. It ends with the process.
+static CLUSTER: LazyLock<Cluster> = LazyLock::new(|| {
+    let image = programs::image().unwrap();
+    let cluster = Cluster::start().unwrap();
+    cluster.import_images(&image).unwrap();
+    storage::install(&cluster, POOL).unwrap();
+    cluster
+});
+
+/// Held by a test that needs the driver, alone by one that restarts it or measures.
+static DRIVER: RwLock<()> = RwLock::new(());
+
+fn together() -> RwLockReadGuard<'static, ()> {
+    DRIVER.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn alone() -> RwLockWriteGuard<'static, ()> {
+    DRIVER.write().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,12 @@
+//! The MAC pool on a real API server, with KubeVirt's kinds and nobody who acts on them. Its manifests are applied, and two
+//! replicas run as processes beside the node, with the rights of the manifests' service account.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::print_stdout, reason = "what was measured is shown with --nocapture")]
+
+mod changes;
+mod load;
+mod machines;
+mod replicas;
+mod scale;
+mod setup;
