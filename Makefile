@@ -23,13 +23,14 @@ export PATH := $(TOOLS)/bin:/usr/sbin:/sbin:$(PATH)
 TRIPLE := x86_64-unknown-linux-gnu
 IMAGE ?=
 ROWS ?=
-ROUNDS ?= 3
+ROUNDS ?= 5
 
 # Building; demo; peers and judges of the tests and benchmarks.
 PACKAGES := build-essential \
 	qemu-system-x86 qemu-utils nginx-light busybox-static cpio mtools dosfstools syslinux syslinux-common fdisk \
 	curl gzip xz-utils zstd 7zip nbdkit docker-registry mmdebstrap e2fsprogs xfsprogs btrfs-progs util-linux strace \
-	containerd runc iproute2 nftables iptables
+	containerd runc iproute2 nftables iptables libvirt-clients libxml2-utils \
+	libvirt-daemon libvirt-daemon-driver-qemu xorriso
 
 # Runs inside users' images, which may hold nothing but a disk: linked statically. Tests find it by this variable.
 export FERROVIRT_CONTAINERIMAGE_SERVER := $(CARGO_TARGET_DIR)/$(TRIPLE)/release/cdi-containerimage-server
@@ -37,14 +38,20 @@ export FERROVIRT_CONTAINERIMAGE_SERVER := $(CARGO_TARGET_DIR)/$(TRIPLE)/release/
 # The container image of all programs, an OCI archive. Tests find it by this variable.
 export FERROVIRT_IMAGE := $(CARGO_TARGET_DIR)/image/ferrovirt.oci.tar
 
+# Run beside the cluster of its tests.
+export FERROVIRT_MACPOOL := $(CARGO_TARGET_DIR)/release/macpool
+
 # Copied to hosts of any distribution: linked statically too.
 export FERROVIRT_CNI := $(CARGO_TARGET_DIR)/$(TRIPLE)/release/cni
+
+# Most tests wait for something other than a processor.
+export RUST_TEST_THREADS ?= $(shell echo $$((2 * $$(nproc))))
 
 # The Go reference plugins and cnitool, which the cluster's node has too; e2e/kube/build names the folder by the same hash.
 JUDGES := e2e/kube/judges
 export FERROVIRT_PEERS := $(CACHE)/kube/judges-$(shell cat $(JUDGES)/go.mod $(JUDGES)/go.sum $(JUDGES)/tools.go | sha256sum | cut -c1-12)
 
-.PHONY: build server cni peers demo deps test fmt-check clippy deny check-tests soak bench advisories tools image kube cluster cluster-down
+.PHONY: build server cni peers demo deps test fmt-check clippy deny check-tests soak bench advisories tools image kube root cluster cluster-down
 
 deps:
 	@missing=(); for package in $(PACKAGES); do \
@@ -56,10 +63,9 @@ deps:
 	  DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y --no-install-recommends "$${missing[@]}"; \
 	fi
 
-# One package at a time: features are then those the program asked for, not the union of the workspace.
+# All in one go: what they share is built once, with the features that the tests have too.
 build: deps server cni
-	cargo build --release --locked -p importer
-	cargo build --release --locked -p hpp-csi
+	cargo build --release --locked -p importer -p uploadserver -p hpp-csi -p virt-node -p macpool
 
 server: deps
 	RUSTFLAGS='-C target-feature=+crt-static' cargo build --release --locked --target $(TRIPLE) -p cdi-containerimage-server
@@ -78,11 +84,16 @@ image: build
 kube: deps
 	@e2e/kube/build
 
-cluster: kube image
-	cargo build --quiet --locked -p e2e
-	@"$$CARGO_TARGET_DIR/debug/cluster" up "$$FERROVIRT_IMAGE"
+# A node has namespaces, links, mounts and cgroups of its own.
+root:
+	@[ "$$(id -u)" = 0 ] || { echo "make $(MAKECMDGOALS): root is needed, and its home, where the cache is" >&2; exit 1; }
 
-cluster-down:
+cluster: root kube image cni
+	cargo build --quiet --locked -p e2e
+	@"$$CARGO_TARGET_DIR/debug/cluster" up --storage "$$FERROVIRT_IMAGE"
+
+cluster-down: root deps
+	cargo build --quiet --locked -p e2e
 	@"$$CARGO_TARGET_DIR/debug/cluster" down
 
 demo: build
@@ -116,6 +127,6 @@ advisories: tools
 # Built once per version and kept in the cache; the tool's own build folder is removed.
 tools: deps
 	@if [ "$$(cargo-deny --version 2>/dev/null)" != "cargo-deny $(DENY_VERSION)" ]; then \
-	  CARGO_TARGET_DIR=$(TOOLS)/build cargo install --locked --root $(TOOLS) --version $(DENY_VERSION) cargo-deny; \
+	  CARGO_TARGET_DIR=$(TOOLS)/build cargo install --debug --locked --root $(TOOLS) --version $(DENY_VERSION) cargo-deny; \
 	  rm -rf $(TOOLS)/build; \
 	fi
