@@ -24,7 +24,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 const ABSENCE: Duration = Duration::from_secs(5);
 
 /// What is heard of a collection.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) enum News<'a> {
     /// A listing begins: objects that do not come before its end are gone.
     Begin,
@@ -34,6 +34,8 @@ pub(crate) enum News<'a> {
     Gone(&'a Value),
     /// The listing is complete.
     End,
+    /// Nothing is heard any more, until the next listing is complete.
+    Lost,
 }
 
 /// A call without or with a JSON document.
@@ -68,13 +70,14 @@ fn status(error: &kube::Error) -> Option<StatusCode> {
 pub(crate) async fn follow(client: &Client, path: &str, query: &str, mut hear: impl FnMut(News<'_>)) {
     loop {
         match rounds(client, path, query, &mut hear).await {
-            Ok(()) => {}
+            Ok(()) => tokio::time::sleep(PAUSE).await,
             Err(error) if status(&error) == Some(StatusCode::NOT_FOUND) => {
                 hear(News::Begin);
                 hear(News::End);
                 tokio::time::sleep(ABSENCE).await;
             }
             Err(error) => {
+                hear(News::Lost);
                 let because = std::error::Error::source(&error).map(ToString::to_string);
                 tracing::warn!(%error, because, path, "cannot follow; trying again");
                 tokio::time::sleep(PAUSE).await;
@@ -85,6 +88,11 @@ pub(crate) async fn follow(client: &Client, path: &str, query: &str, mut hear: i
 
 fn get(uri: &str) -> kube::Result<Request<Vec<u8>>> {
     Request::get(uri).body(Vec::new()).map_err(kube::Error::HttpError)
+}
+
+/// No answer came in time.
+fn late(elapsed: tokio::time::error::Elapsed) -> kube::Error {
+    kube::Error::Service(elapsed.into())
 }
 
 /// Lists, and watches as long as the API server remembers where we were.
@@ -99,7 +107,8 @@ async fn rounds(
         let uri = format!(
             "{path}?watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}&resourceVersion={version}&{query}"
         );
-        let mut events = Box::pin(client.request_events::<Value>(get(&uri)?).await?);
+        let begun = tokio::time::timeout(PATIENCE, client.request_events::<Value>(get(&uri)?)).await;
+        let mut events = Box::pin(begun.map_err(late)??);
         loop {
             let Ok(event) = tokio::time::timeout(SILENCE, events.try_next()).await else { break };
             let Some(event) = event? else { break };
@@ -133,7 +142,7 @@ async fn list(
     loop {
         let uri = format!("{path}?limit={PAGE}&continue={token}&{query}");
         let page = tokio::time::timeout(PATIENCE * 6, client.request::<Value>(get(&uri)?)).await;
-        let page = page.map_err(|late| kube::Error::Service(late.into()))??;
+        let page = page.map_err(late)??;
         for object in page.get("items").and_then(Value::as_array).into_iter().flatten() {
             hear(News::There(object));
         }
@@ -148,6 +157,6 @@ async fn list(
 }
 
 /// The version of an object or a listing.
-pub(crate) fn resource_version(object: &Value) -> Option<String> {
+fn resource_version(object: &Value) -> Option<String> {
     object.pointer("/metadata/resourceVersion")?.as_str().map(str::to_owned)
 }

@@ -1,21 +1,35 @@
 //! What was typed, and the environment: upstream's flags and variables, and ours. What it means is [`crate::config`]'s.
+//!
+//! Flags are read as Go reads them: one dash or two, and the last of several counts.
 
 use std::ffi::OsString;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Parser;
 
 use crate::certificates::{Intervals, parse_duration};
-use crate::config::Config;
+use crate::config::{Config, Duty};
 use crate::error::Result;
 use crate::namespaces::Policy;
 use api::net::Range;
 
-/// MAC addresses for virtual machines and pods: kubemacpool's webhook.
+/// What `--help` ends with.
+const EXAMPLES: &str = "\
+Examples:
+  In a pod of the manifests, where the environment says the rest:
+    macpool --v=production --wait-time=300
+  A replica beside a cluster, by a kubeconfig, that refuses duplicates:
+    KUBECONFIG=admin.conf macpool --namespace=kubemacpool-system --name=here --ip=192.0.2.7 \\
+      --range-start=02:00:00:00:00:00 --range-end=02:00:00:ff:ff:ff --duplicates=reject
+  Certificates only, as upstream's second Deployment:
+    RUN_CERT_MANAGER= macpool --namespace=kubemacpool-system --name=certificates";
+
+/// MAC addresses for virtual machines and pods: kubemacpool's webhook. Serves until SIGTERM; reviews that are on their way
+/// then are answered.
 #[derive(Debug, Parser)]
-#[command(name = "macpool", version, args_override_self = true)]
+#[command(name = "macpool", version, args_override_self = true, after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Namespace of this replica's pod.
     #[arg(long, env = "POD_NAMESPACE")]
@@ -25,17 +39,17 @@ pub(crate) struct Args {
     #[arg(long, env = "POD_NAME")]
     name: String,
 
-    /// Address at which other replicas reach this one.
-    #[arg(long, env = "POD_IP", default_value = "127.0.0.1")]
-    ip: std::net::IpAddr,
+    /// Address at which other replicas reach this one [default: the one that the way to the API server starts from].
+    #[arg(long, env = "POD_IP")]
+    ip: Option<IpAddr>,
 
-    /// First MAC address, until the ConfigMap kubemacpool-mac-range-config says another.
+    /// First MAC address, until the ConfigMap kubemacpool-mac-range-config says another. Needed, but for certificates only.
     #[arg(long, env = "RANGE_START")]
-    range_start: String,
+    range_start: Option<String>,
 
     /// Last MAC address.
     #[arg(long, env = "RANGE_END")]
-    range_end: String,
+    range_end: Option<String>,
 
     /// What becomes of an address that another object has: allow, reject or rewrite. A namespace's annotation
     /// macpool.ferrovirt.io/duplicates goes over it.
@@ -58,11 +72,11 @@ pub(crate) struct Args {
     #[arg(long, default_value = ":8443")]
     metrics_addr: Listen,
 
-    /// Least TLS version of the webhook.
-    #[arg(long, default_value = TLS13, value_parser = [TLS12, TLS13])]
+    /// Least TLS version of the webhook and the metrics; 1.2 for what is older, too.
+    #[arg(long, default_value = TLS13, value_parser = ["VersionTLS10", "VersionTLS11", "VersionTLS12", TLS13])]
     tls_min_version: String,
 
-    /// Upstream's; the library's suites are used.
+    /// Upstream's; the library's suites are used, all of them good.
     #[arg(long, hide = true)]
     tls_cipher_suites: Option<String>,
 
@@ -87,7 +101,6 @@ pub(crate) struct Args {
     level: Level,
 }
 
-const TLS12: &str = "VersionTLS12";
 const TLS13: &str = "VersionTLS13";
 
 /// An address to listen on, as Go writes it: `:8000` is all of the machine's; `0` is none.
@@ -121,6 +134,43 @@ impl FromStr for Level {
     }
 }
 
+/// Go's flag package takes one dash for two.
+fn two_dashes(argument: OsString) -> OsString {
+    match argument.to_str() {
+        Some(text) if text.len() > 1 && text.starts_with('-') && !text.starts_with("--") => match text {
+            // clap's own.
+            "-h" | "-V" => argument,
+            _ => format!("-{text}").into(),
+        },
+        _ => argument,
+    }
+}
+
+/// What the process is for. The range is needed, unless it keeps certificates only.
+fn duty(start: Option<String>, end: Option<String>, only_certificates: bool) -> Result<Duty> {
+    if only_certificates {
+        return Ok(Duty::Certificates);
+    }
+    let (Some(start), Some(end)) = (start, end) else {
+        let message = "the range is not given: RANGE_START and RANGE_END, or --range-start and --range-end";
+        return Err(crate::Error::new(crate::Kind::Invalid, message));
+    };
+    Ok(Duty::Addresses(Range::parse(&start, &end)?))
+}
+
+/// The address from which packets go to the API server, as a pod without POD_IP finds its own; nothing is sent.
+fn own_address() -> IpAddr {
+    let found = || {
+        let server: IpAddr = std::env::var("KUBERNETES_SERVICE_HOST").ok()?.parse().ok()?;
+        let any: IpAddr =
+            if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let socket = UdpSocket::bind((any, 0)).ok()?;
+        socket.connect((server, 443)).ok()?;
+        Some(socket.local_addr().ok()?.ip())
+    };
+    found().unwrap_or(Ipv4Addr::LOCALHOST.into())
+}
+
 fn duration(text: &str) -> std::result::Result<Duration, String> {
     parse_duration(text).ok_or_else(|| "not a duration like 48h0m0s".to_owned())
 }
@@ -129,7 +179,7 @@ impl Args {
     pub(crate) fn parse_from_os(
         arguments: impl IntoIterator<Item = OsString>,
     ) -> std::result::Result<Self, clap::Error> {
-        Self::try_parse_from(arguments)
+        Self::try_parse_from(arguments.into_iter().map(two_dashes))
     }
 
     /// What was typed, checked, and the level of the log.
@@ -147,15 +197,17 @@ impl Args {
             listen.0.ok_or_else(none)
         };
         let peers = needed(peer_addr, "--peer-addr")?;
+        // Upstream's second Deployment has this variable, whatever its value, and no range.
+        let only_certificates = std::env::var_os("RUN_CERT_MANAGER").is_some();
         let config = Config {
             namespace,
             name,
-            range: Range::parse(&range_start, &range_end)?,
+            duty: duty(range_start, range_end, only_certificates)?,
             wait: Duration::from_secs(wait_time),
             policy: duplicates,
             webhook: needed(webhook_addr, "--webhook-addr")?,
             peers,
-            address: SocketAddr::new(ip, peers.port()).to_string(),
+            address: SocketAddr::new(ip.unwrap_or_else(own_address), peers.port()).to_string(),
             metrics: metrics_addr.0,
             only_tls13: tls_min_version == TLS13,
             intervals: Intervals {
@@ -165,8 +217,6 @@ impl Args {
                 cert_overlap: cert_overlap_interval,
             }
             .check()?,
-            // Upstream's second Deployment has this variable, whatever its value.
-            only_certificates: std::env::var_os("RUN_CERT_MANAGER").is_some(),
         };
         Ok((config, self.level.0))
     }
@@ -202,6 +252,33 @@ mod tests {
             parse(&["--v=debug", "--metrics-addr=0", "--peer-addr=127.0.0.1:9", "--ip=10.0.0.1"]).unwrap();
         assert_eq!((config.metrics, config.address.as_str()), (None, "10.0.0.1:9"));
         assert!(!parse(&["--tls-min-version=VersionTLS12", "--v=5"]).unwrap().only_tls13);
+        // OpenShift's profiles reach down to what nobody speaks any more.
+        for old in ["VersionTLS10", "VersionTLS11"] {
+            let more = [format!("--tls-min-version={old}"), "--tls-cipher-suites=".to_owned()];
+            assert!(!parse(&more.each_ref().map(String::as_str)).unwrap().only_tls13, "{old}");
+        }
+    }
+
+    #[test]
+    fn flags_are_gos() {
+        let config = parse(&["-wait-time", "300", "-v=debug", "-metrics-addr=0", "--v", "3"]).unwrap();
+        assert_eq!((config.wait, config.metrics), (Duration::from_secs(300), None));
+        for (argument, read) in [("-v=5", "--v=5"), ("-v", "--v"), ("-h", "-h"), ("-", "-"), ("--v", "--v")] {
+            assert_eq!(two_dashes(argument.into()), OsString::from(read));
+        }
+        let help = Args::parse_from_os(["macpool", "-help"].map(OsString::from)).unwrap_err().to_string();
+        assert!(help.contains("Examples:") && help.contains("--duplicates"), "{help}");
+    }
+
+    #[test]
+    fn a_process_for_certificates_needs_no_range() {
+        let range = Some("02:00:00:00:00:00".to_owned());
+        assert_eq!(duty(None, None, true).unwrap(), Duty::Certificates);
+        assert_eq!(duty(range.clone(), range.clone(), true).unwrap(), Duty::Certificates);
+        assert!(matches!(duty(range.clone(), range.clone(), false), Ok(Duty::Addresses(_))));
+        for (start, end) in [(None, None), (range.clone(), None), (None, range)] {
+            assert!(duty(start, end, false).unwrap_err().to_string().contains("RANGE_START"));
+        }
     }
 
     #[test]
@@ -212,7 +289,7 @@ mod tests {
             "--wait-time=0",
             "--webhook-addr=0",
             "--webhook-addr=8000",
-            "--tls-min-version=VersionTLS10",
+            "--tls-min-version=VersionTLS9",
             "--ca-rotate-interval=5",
             "--ca-rotate-interval=1h",
             "--v=much",

@@ -10,7 +10,13 @@
 //! FENCE is longer than an absence of the API server that must not be noticed, and LEASE + SETTLE is later than FENCE by
 //! what an admitted object may take to be written and seen: two replicas never give out of one block at the same time,
 //! whatever their clocks show. A process that ended and came back under its name takes its former self's blocks at once,
-//! and lets them settle too: what that gave out at its end may not be seen yet.
+//! and lets them settle too: what that gave out at its end may not be seen yet. So do others with the blocks of one that
+//! said that it left.
+//!
+//! Nothing is given but out of blocks that the object, as it was last read, says are ours: whoever changes it under us (a
+//! person, a backup) takes blocks away, or gives some that settle. An object that is gone, or that nobody can read any
+//! more, is written anew as it was last known. Blocks in which nobody has an address go back when there are more than
+//! enough, so that the object stays small however often replicas start.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -33,6 +39,12 @@ pub const SETTLE: Duration = Duration::from_secs(60);
 const STOCK: u64 = 1 << 14;
 /// Most runs of blocks that are read of one replica.
 const RUNS_MAX: usize = 1 << 14;
+/// Most blocks that are read of one replica: some 256 million addresses.
+const BLOCKS_MAX: u64 = 1 << 20;
+/// Most replicas.
+const REPLICAS_MAX: usize = 256;
+/// Most blocks that are given back at once.
+pub const RETURNED_MAX: usize = 1 << 12;
 
 /// A replica's line in the object.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,6 +57,9 @@ pub struct Replica {
     pub beat: u64,
     /// Its blocks: the first of a run, and how many.
     pub blocks: Vec<(Block, u64)>,
+    /// It has ended, and gives nothing more.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub left: bool,
 }
 
 /// The object's content: replicas by name.
@@ -60,12 +75,20 @@ impl Book {
     /// # Errors
     /// [`Kind::Invalid`] when it is none: somebody else wrote it.
     pub fn parse(text: &str) -> Result<Self> {
-        let invalid = |why: String| Error::new(Kind::Invalid, format!("the object of blocks: {why}"));
+        let invalid = |why: String| {
+            let message =
+                format!("the ConfigMap of blocks cannot be read ({why}); without it, it is written anew");
+            Error::new(Kind::Invalid, message)
+        };
         let book: Self = serde_json::from_str(text).map_err(|error| invalid(error.to_string()))?;
+        if book.replicas.len() > REPLICAS_MAX {
+            return Err(invalid(format!("{} replicas", book.replicas.len())));
+        }
         for (name, replica) in &book.replicas {
             let end = 1 << (48 - BLOCK_BITS);
             let fits = |(first, count): &(Block, u64)| first.checked_add(*count).is_some_and(|to| to <= end);
-            if replica.blocks.len() > RUNS_MAX || !replica.blocks.iter().all(fits) {
+            let all = replica.blocks.iter().fold(0_u64, |sum, (_, count)| sum.saturating_add(*count));
+            if replica.blocks.len() > RUNS_MAX || all > BLOCKS_MAX || !replica.blocks.iter().all(fits) {
                 return Err(invalid(format!("{name} has blocks that cannot be")));
             }
         }
@@ -77,15 +100,16 @@ impl Book {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// Whose block it is, by name.
+    /// Whose block it is, by name; nobody's, when that one has left.
     pub fn owner(&self, block: Block) -> Option<(&str, &Replica)> {
-        let mut replicas = self.replicas.iter();
+        let mut replicas = self.replicas.iter().filter(|(_, replica)| !replica.left);
         let found = replicas.find(|(_, replica)| replica.blocks.iter().any(|run| has(*run, block)));
         found.map(|(name, replica)| (name.as_str(), replica))
     }
 }
 
-fn has((first, count): (Block, u64), block: Block) -> bool {
+/// Whether a run has a block.
+pub fn has((first, count): (Block, u64), block: Block) -> bool {
     (first..first.saturating_add(count)).contains(&block)
 }
 
@@ -111,6 +135,8 @@ pub struct Ledger {
     beats: BTreeMap<String, (String, u64, Duration)>,
     /// When our own line was last written.
     written: Option<Duration>,
+    /// The object is gone, or cannot be read any more.
+    lost: bool,
 }
 
 /// What to write.
@@ -124,10 +150,28 @@ pub struct Turn {
     pub settling: Vec<(Block, u64)>,
 }
 
+impl Turn {
+    /// Gives blocks back, of the replica of this name. Nothing may be given out of them any more before this is written.
+    pub fn give_back(&mut self, name: &str, blocks: &[Block]) {
+        let Some(mine) = self.book.replicas.get_mut(name) else { return };
+        let mut runs = Vec::new();
+        for (first, count) in mine.blocks.drain(..) {
+            let mut from = first;
+            let end = first + count;
+            for block in blocks.iter().filter(|block| has((first, count), **block)) {
+                runs.push((from, block.saturating_sub(from)));
+                from = block + 1;
+            }
+            runs.push((from, end.saturating_sub(from)));
+        }
+        mine.blocks = merged(runs);
+    }
+}
+
 impl Ledger {
     /// Nothing is known yet.
     pub fn new(me: Me) -> Self {
-        Self { me, book: Book::default(), read: None, beats: BTreeMap::new(), written: None }
+        Self { me, book: Book::default(), read: None, beats: BTreeMap::new(), written: None, lost: false }
     }
 
     /// This process.
@@ -140,13 +184,40 @@ impl Ledger {
         &self.book
     }
 
+    /// The blocks that are this process's by the object as it was last read or written: none, when others have taken
+    /// them over.
+    pub fn blocks(&self) -> &[(Block, u64)] {
+        let mine = self.book.replicas.get(&self.me.name);
+        mine.filter(|mine| mine.incarnation == self.me.incarnation).map_or(&[], |mine| &mine.blocks)
+    }
+
+    /// Whether the object as it was last read or written has a line of this process.
+    pub fn has_line(&self) -> bool {
+        let mine = self.book.replicas.get(&self.me.name);
+        mine.is_some_and(|mine| mine.incarnation == self.me.incarnation)
+    }
+
+    /// The object is gone, or cannot be read any more: the next turn writes it as it was last known.
+    pub fn lose(&mut self, now: Duration) {
+        self.lost = true;
+        self.read = Some(now);
+    }
+
+    /// The object with our line saying that we have left.
+    pub fn leave(&self) -> Option<Book> {
+        let mut book = self.book.clone();
+        let mine = book.replicas.get_mut(&self.me.name)?;
+        mine.left = mine.incarnation == self.me.incarnation;
+        mine.left.then_some(book)
+    }
+
     /// The object was read, or heard of.
     ///
     /// # Errors
     /// [`Kind::Taken`] when another process of our name is there: it has our blocks, and we must end.
     pub fn read(&mut self, book: Book, now: Duration) -> Result<()> {
         let mine = book.replicas.get(&self.me.name);
-        if self.written.is_some() && mine.is_none_or(|mine| mine.incarnation != self.me.incarnation) {
+        if self.written.is_some() && mine.is_some_and(|mine| mine.incarnation != self.me.incarnation) {
             let message = format!("the blocks of {} were taken over by another process", self.me.name);
             return Err(Error::new(Kind::Taken, message));
         }
@@ -162,19 +233,22 @@ impl Ledger {
         }
         self.book = book;
         self.read = Some(now);
+        self.lost = false;
         Ok(())
     }
 
     /// What to write now, given how many addresses can be given out, settling ones not counted; `None`: nothing. `place`
     /// is any number, where to look for blocks first.
     pub fn turn(&self, range: Range, free: u64, place: u64, now: Duration) -> Option<Turn> {
-        let wanted = STOCK.min(range.size() / 8).max(1);
+        let wanted = wanted(range);
         let short = if free < wanted.div_ceil(2) { wanted - free } else { 0 };
-        let due = self.written.is_none_or(|written| now.saturating_sub(written) >= BEAT);
+        let due = self.lost || self.written.is_none_or(|written| now.saturating_sub(written) >= BEAT);
         let mut book = self.book.clone();
         let mut settling = Vec::new();
         let dead = |(name, (_, _, since)): (&String, &(String, u64, Duration))| {
-            (*name != self.me.name && now.saturating_sub(*since) >= LEASE).then(|| name.clone())
+            let left = self.book.replicas.get(name).is_some_and(|replica| replica.left);
+            let gone = left || now.saturating_sub(*since) >= LEASE;
+            (*name != self.me.name && gone).then(|| name.clone())
         };
         for name in self.beats.iter().filter_map(dead) {
             settling.extend(book.replicas.remove(&name).into_iter().flat_map(|replica| replica.blocks));
@@ -191,13 +265,16 @@ impl Ledger {
         mine.blocks = merged(mine.blocks);
         let (incarnation, address) = (self.me.incarnation.clone(), self.me.address.clone());
         let beat = mine.beat.wrapping_add(1);
-        book.replicas.insert(self.me.name.clone(), Replica { incarnation, address, beat, ..mine });
+        let blocks = mine.blocks;
+        book.replicas
+            .insert(self.me.name.clone(), Replica { incarnation, address, beat, blocks, left: false });
         Some(Turn { book, fresh, settling })
     }
 
     /// A turn was written; its writing began at `began`.
     pub fn wrote(&mut self, turn: &Turn, began: Duration) {
         self.written = Some(began);
+        self.lost = false;
         self.book = turn.book.clone();
         // Reading what we wrote is no news of others.
         self.beats.retain(|name, _| turn.book.replicas.contains_key(name));
@@ -208,15 +285,21 @@ impl Ledger {
         self.written.is_some()
     }
 
-    /// Whether we are the first of all replicas: one thing that must be done once is ours.
-    pub fn is_first(&self) -> bool {
-        self.book.replicas.keys().next().is_none_or(|first| *first == self.me.name)
-    }
-
     /// Whether addresses may be given out of our blocks.
     pub fn may_give(&self, now: Duration) -> bool {
         self.written.is_some_and(|written| now.saturating_sub(written) < FENCE)
     }
+}
+
+/// How many free addresses a replica wants to have.
+fn wanted(range: Range) -> u64 {
+    STOCK.min(range.size() / 8).max(1)
+}
+
+/// How many free addresses a replica with so many keeps when it gives blocks back.
+pub fn enough(range: Range, free: u64) -> u64 {
+    let wanted = wanted(range);
+    if free > wanted * 4 { wanted * 2 } else { free }
 }
 
 /// Up to `count` blocks that touch the range and are nobody's, as runs.
@@ -285,6 +368,22 @@ mod tests {
     }
 
     #[test]
+    fn runs_without_what_is_given_back() {
+        for (returned, expected) in [
+            (&[][..], vec![(2, 4), (10, 2)]),
+            (&[2, 5], vec![(3, 2), (10, 2)]),
+            (&[3, 11], vec![(2, 1), (4, 2), (10, 1)]),
+            (&[2, 3, 4, 5, 7, 10, 11, 12], vec![]),
+        ] {
+            let line = Replica { blocks: vec![(2, 4), (10, 2)], ..Replica::default() };
+            let book = Book { replicas: [("a".to_owned(), line)].into() };
+            let mut turn = Turn { book, fresh: Vec::new(), settling: Vec::new() };
+            turn.give_back("a", returned);
+            assert_eq!(turn.book.replicas["a"].blocks, expected, "{returned:?}");
+        }
+    }
+
+    #[test]
     fn objects_that_cannot_be() {
         for text in [
             "",
@@ -292,6 +391,7 @@ mod tests {
             "[]",
             r#"{"replicas":{"a":{"incarnation":"","address":"","beat":1,"blocks":[[1099511627775,2]]}}}"#,
             r#"{"replicas":{"a":{"incarnation":"","address":"","beat":1,"blocks":[[1,18446744073709551615]]}}}"#,
+            r#"{"replicas":{"a":{"incarnation":"","address":"","beat":1,"blocks":[[0,1048577]]}}}"#,
             r#"{"replicas":{"a":{"incarnation":"","address":"","beat":-1,"blocks":[]}}}"#,
         ] {
             assert!(Book::parse(text).is_err(), "{text}");

@@ -40,6 +40,11 @@ pub struct Intervals {
 }
 
 impl Intervals {
+    /// How long an authority is good.
+    fn validity(&self) -> Duration {
+        self.ca_rotate.saturating_add(self.ca_overlap.saturating_mul(2))
+    }
+
     /// Checks them against each other.
     ///
     /// # Errors
@@ -118,21 +123,24 @@ impl Store {
     /// Decides. One step at a time: the bundle is published between them.
     pub fn plan(&self, intervals: Intervals, now: u64) -> Option<Step> {
         let age = |from: u64| Duration::from_secs(now.saturating_sub(from));
-        let Some(newest) = self.authorities.last() else { return Some(Step::Authority) };
-        if age(newest.from) >= intervals.ca_rotate {
+        // Made by a clock that was ahead: not valid yet, and never old enough.
+        let early = |from: u64| Duration::from_secs(from.saturating_sub(now)) > SKEW;
+        let Some((newest, older)) = self.authorities.split_last() else { return Some(Step::Authority) };
+        if age(newest.from) >= intervals.ca_rotate || early(newest.from) {
             return Some(Step::Authority);
         }
-        let alone = self.authorities.len() == 1;
-        let known = alone || age(newest.from) >= LEAD.min(intervals.ca_overlap / 2);
-        let signer = self.authorities.len() - if known { 1 } else { 2 };
+        // The newest one signs when clients know it, or nothing else is good any more.
+        let good = |old: &Identity| age(old.from) < intervals.validity() && !early(old.from);
+        let current = older.iter().position(|old| old.from == self.signed_by && good(old));
+        let trusted = current.or_else(|| older.iter().rposition(good));
+        let known = self.signed_by == newest.from || age(newest.from) >= LEAD.min(intervals.ca_overlap / 2);
+        let signer = trusted.filter(|_| !known).unwrap_or(older.len());
         let signer_from = self.authorities.get(signer).map_or(0, |authority| authority.from);
-        match &self.serving {
-            None => return Some(Step::Sign(signer)),
-            Some(serving) if age(serving.from) >= intervals.cert_rotate => return Some(Step::Sign(signer)),
-            Some(_) if self.signed_by < signer_from => return Some(Step::Sign(signer)),
-            Some(_) => {}
+        let due = |serving: &Identity| age(serving.from) >= intervals.cert_rotate || early(serving.from);
+        if self.serving.as_ref().is_none_or(due) || self.signed_by != signer_from {
+            return Some(Step::Sign(signer));
         }
-        (!alone && age(newest.from) >= intervals.ca_overlap).then_some(Step::Forget)
+        (!older.is_empty() && age(newest.from) >= intervals.ca_overlap).then_some(Step::Forget)
     }
 
     /// Does a step.
@@ -145,10 +153,12 @@ impl Store {
         match step {
             Step::Authority => {
                 let key = KeyPair::generate().map_err(failed)?;
-                let until = intervals.ca_rotate.saturating_add(intervals.ca_overlap.saturating_mul(2));
-                let params = authority(now, until);
-                let certificate = params.self_signed(&key).map_err(failed)?.pem();
-                store.authorities.push(Identity { certificate, key: key.serialize_pem(), from: now });
+                // No two are of one second: that is what they are called by.
+                let taken = |from: u64| store.authorities.iter().any(|one| one.from == from);
+                let from = (now..).find(|from| !taken(*from)).unwrap_or(now);
+                let certificate =
+                    authority(from, intervals.validity()).self_signed(&key).map_err(failed)?.pem();
+                store.authorities.push(Identity { certificate, key: key.serialize_pem(), from });
             }
             Step::Sign(signer) => {
                 let Some(by) = self.authorities.get(signer) else {
@@ -280,6 +290,46 @@ mod tests {
             }
             assert_eq!(made, authorities);
         }
+    }
+
+    /// Clocks that were wrong, machines that were off: what is not good is made anew at once, and that is enough.
+    #[test]
+    fn what_time_has_made_useless_is_replaced_at_once() {
+        let intervals = intervals([48, 24, 24, 12].map(|hours| hours * 3600));
+        let now = 1_700_000_000;
+        for (authority, serving) in [(1, 1), (now - 200 * 3600, now), (now + 9000, now), (now, now + 9000)] {
+            let identity = |from| Identity { certificate: String::new(), key: String::new(), from };
+            let mut store = Store {
+                authorities: vec![identity(authority)],
+                serving: Some(identity(serving)),
+                signed_by: authority,
+            };
+            let mut steps = 0;
+            while let Some(step) = store.plan(intervals, now) {
+                match step {
+                    Step::Authority => store.authorities.push(identity(now)),
+                    Step::Sign(signer) => {
+                        store.serving = Some(identity(now));
+                        store.signed_by = store.authorities[signer].from;
+                    }
+                    Step::Forget => panic!("{store:?}"),
+                }
+                steps += 1;
+                assert!(steps < 4, "{store:?}");
+            }
+            assert_eq!((store.signed_by, store.serving.unwrap().from), (now, now), "{authority} {serving}");
+        }
+    }
+
+    #[test]
+    fn authorities_of_one_second_are_two() {
+        let intervals = intervals([48, 24, 24, 12]);
+        let mut store = Store::default();
+        for _ in 0..3 {
+            store = store.apply(Step::Authority, &[], intervals, 1_700_000_000).unwrap();
+        }
+        let times: Vec<u64> = store.authorities.iter().map(|one| one.from - 1_700_000_000).collect();
+        assert_eq!(times, [0, 1, 2]);
     }
 
     #[test]

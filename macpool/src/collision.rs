@@ -3,7 +3,7 @@
 //! Two ends of one decentralised migration (same migration uid) are the same guest for its time, and no collision. Objects
 //! of namespaces that are not ours are not entered.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use serde_json::Value;
 
@@ -64,7 +64,11 @@ impl Runner {
 #[derive(Debug, Default)]
 pub struct Running {
     runners: HashMap<Owner, Runner>,
-    users: BTreeMap<Mac, Vec<Owner>>,
+    users: HashMap<Mac, Vec<Owner>>,
+    /// Addresses that have more than one user.
+    shared: BTreeSet<Mac>,
+    /// Those that were not met yet in the listing that goes on.
+    unmet: HashSet<Owner>,
 }
 
 /// Who uses one address at once, sorted.
@@ -77,44 +81,49 @@ pub struct Collision {
 }
 
 impl Running {
-    /// An object runs now, or (`None`) does not any more. Gives the collisions that it is part of and was not before.
-    pub fn set(&mut self, owner: &Owner, runner: Option<Runner>) -> Vec<Collision> {
-        let before: Vec<Collision> = self.of(owner);
+    /// An object runs now, or (`None`) does not any more.
+    pub fn set(&mut self, owner: &Owner, runner: Option<Runner>) {
+        self.unmet.remove(owner);
         if let Some(gone) = self.runners.remove(owner) {
             for mac in gone.macs {
-                if let Some(users) = self.users.get_mut(&mac) {
-                    users.retain(|user| user != owner);
-                    if users.is_empty() {
-                        self.users.remove(&mac);
-                    }
+                let Some(users) = self.users.get_mut(&mac) else { continue };
+                users.retain(|user| user != owner);
+                if users.len() < 2 {
+                    self.shared.remove(&mac);
+                }
+                if users.is_empty() {
+                    self.users.remove(&mac);
                 }
             }
         }
-        let Some(runner) = runner else { return Vec::new() };
+        let Some(runner) = runner else { return };
         for mac in &runner.macs {
-            let users = self.users.entry(*mac).or_default();
+            let users = self.users.entry(*mac).or_insert_with(|| Vec::with_capacity(1));
             if !users.contains(owner) {
                 users.push(owner.clone());
             }
+            if users.len() > 1 {
+                self.shared.insert(*mac);
+            }
         }
         self.runners.insert(owner.clone(), runner);
-        self.of(owner).into_iter().filter(|now| !before.contains(now)).collect()
     }
 
     /// All collisions there are, by address.
     pub fn collisions(&self) -> impl Iterator<Item = Collision> {
-        self.users.iter().filter(|(_, users)| users.len() > 1).filter_map(|(mac, _)| self.at(*mac))
+        self.shared.iter().filter_map(|mac| self.at(*mac))
     }
 
-    /// Everything that runs.
-    pub fn owners(&self) -> impl Iterator<Item = &Owner> {
-        self.runners.keys()
+    /// A new listing of a view's objects begins: what is not set before [`Running::end_listing`] does not run any more.
+    pub fn begin_listing(&mut self, view: View) {
+        let of_view = self.runners.keys().filter(|owner| owner.view == view);
+        self.unmet.extend(of_view.cloned());
     }
 
-    fn of(&self, owner: &Owner) -> Vec<Collision> {
-        let macs = self.runners.get(owner).into_iter().flat_map(|runner| &runner.macs);
-        let found = macs.filter_map(|mac| self.at(*mac));
-        found.filter(|one| one.between.iter().any(|(of, _)| of == owner)).collect()
+    /// A listing of all objects of a view is complete.
+    pub fn end_listing(&mut self, view: View) {
+        let gone: Vec<Owner> = self.unmet.extract_if(|owner| owner.view == view).collect();
+        gone.iter().for_each(|owner| self.set(owner, None));
     }
 
     fn at(&self, mac: Mac) -> Option<Collision> {
@@ -143,8 +152,10 @@ mod tests {
         Runner::read(View::Instance, &object).unwrap()
     }
 
+    /// Enters one; gives how many collisions there are then.
     fn enter(running: &mut Running, runner: Runner) -> usize {
-        running.set(&runner.owner.clone(), Some(runner)).len()
+        running.set(&runner.owner.clone(), Some(runner));
+        running.collisions().count()
     }
 
     #[test]
@@ -169,22 +180,36 @@ mod tests {
     }
 
     #[test]
-    fn collisions_come_are_told_once_and_go() {
+    fn collisions_come_and_go() {
         let mut running = Running::default();
         let none = json!(null);
         assert_eq!(enter(&mut running, instance("a", &["02:00:00:00:00:01", "02:00:00:00:00:02"], &none)), 0);
         assert_eq!(enter(&mut running, instance("b", &["02:00:00:00:00:02"], &none)), 1);
-        assert_eq!(enter(&mut running, instance("b", &["02:00:00:00:00:02"], &none)), 0, "told already");
+        assert_eq!(enter(&mut running, instance("b", &["02:00:00:00:00:02"], &none)), 1);
         assert_eq!(enter(&mut running, instance("c", &["02:00:00:00:00:02"], &none)), 1);
         let all: Vec<Collision> = running.collisions().collect();
-        assert_eq!(all.len(), 1);
         let names: Vec<&str> = all[0].between.iter().map(|(owner, _)| &*owner.name).collect();
         assert_eq!((all[0].mac.to_string().as_str(), names), ("02:00:00:00:00:02", vec!["a", "b", "c"]));
-        for name in ["a", "b"] {
-            running.set(&Owner::new(View::Instance, "n", name), None);
-        }
+        assert_eq!(enter(&mut running, instance("a", &["02:00:00:00:00:01"], &none)), 1);
+        assert_eq!(enter(&mut running, instance("b", &["02:00:00:00:00:01"], &none)), 1, "with another");
+        running.set(&Owner::new(View::Instance, "n", "b"), None);
         assert_eq!(running.collisions().count(), 0);
-        assert_eq!(running.owners().count(), 1);
+        assert!(running.shared.is_empty() && running.users.len() == 2 && running.runners.len() == 2);
+    }
+
+    #[test]
+    fn what_went_while_nobody_told_is_over_after_a_listing() {
+        let mut running = Running::default();
+        let none = json!(null);
+        enter(&mut running, instance("a", &["02:00:00:00:00:01"], &none));
+        enter(&mut running, instance("b", &["02:00:00:00:00:01"], &none));
+        running.begin_listing(View::Pod);
+        running.end_listing(View::Pod);
+        running.begin_listing(View::Instance);
+        assert_eq!(enter(&mut running, instance("a", &["02:00:00:00:00:01"], &none)), 1);
+        running.end_listing(View::Instance);
+        assert_eq!(running.collisions().count(), 0);
+        assert!(running.runners.len() == 1 && running.unmet.is_empty());
     }
 
     #[test]

@@ -20,6 +20,15 @@ pub(crate) const RANGE_MAP: &str = "kubemacpool-mac-range-config";
 /// The ConfigMap of blocks, which replicas share.
 pub(crate) const BLOCKS_MAP: &str = "kubemacpool-blocks";
 
+/// What a process is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Duty {
+    /// Everything. Where addresses are given out of at first; the ConfigMap's range follows.
+    Addresses(Range),
+    /// Certificates are all that is kept.
+    Certificates,
+}
+
 /// What the program is to do.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
@@ -27,8 +36,8 @@ pub(crate) struct Config {
     pub(crate) namespace: String,
     /// The replica's name.
     pub(crate) name: String,
-    /// Where addresses are given out of at first; the ConfigMap's range follows.
-    pub(crate) range: Range,
+    /// What the process is for.
+    pub(crate) duty: Duty,
     /// How long an address is kept for an object that is not written.
     pub(crate) wait: Duration,
     /// What becomes of duplicates, where a namespace says nothing.
@@ -45,8 +54,6 @@ pub(crate) struct Config {
     pub(crate) only_tls13: bool,
     /// When certificates are made anew.
     pub(crate) intervals: Intervals,
-    /// Whether certificates are all that is to be kept.
-    pub(crate) only_certificates: bool,
 }
 
 impl Config {

@@ -1,26 +1,43 @@
-//! Wires a process together: arguments, logs, the API server, the webhook, the signals. Not here: any decision about an
-//! address.
+//! Wires a process together: arguments, logs, the API server, the webhook, the signals.
+//!
+//! ```text
+//!  SIGTERM ─► not ready any more ─► LINGER: still answered ─► no new connections, DRAIN at most ─► our blocks are others' ─► 0
+//! ```
+//!
+//! All of it takes less than the 5 seconds that upstream's manifest gives. A second signal ends it at once.
+//!
+//! Not here: any decision about an address.
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kube::Client;
 use rustls::pki_types::ServerName;
 use serve::tls::Identity;
 use tokio::net::TcpListener;
+use tokio::sync::watch::{Receiver, channel};
 
 use crate::args::Args;
 use crate::blocks::{Ledger, Me};
-use crate::config::Config;
+use crate::config::{Config, Duty};
 use crate::error::{Error, Kind, Result};
 use crate::guard::Guard;
 use crate::peers::{self, Peers};
 use crate::state::State;
+use crate::tls::InUse;
 use crate::webhook::Webhook;
 use crate::{metrics, upkeep, watch};
 use api::net::pool::Pool;
+
+/// How long reviews are answered after the Service is told that we are not ready: it hears of that within a second or two.
+const LINGER: Duration = Duration::from_secs(2);
+/// How long reviews may take that are on their way then.
+const DRAIN: Duration = Duration::from_millis(1500);
+/// How long telling others that they may have our blocks may take.
+const FAREWELL: Duration = Duration::from_secs(1);
 
 /// The program: arguments in (its name first), exit code out.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
@@ -50,10 +67,10 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 fn serve(config: Config) -> Result<()> {
     // The libraries below are told once which cryptography to use.
     drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
-    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let (stop, stopped) = channel(0);
     serve::signals::watch(move |signal| {
         tracing::info!(?signal, "stopping");
-        let _ = stop.send(true);
+        stop.send_modify(|signals| *signals += 1);
     })
     .map_err(|error| Error::caused(Kind::Internal, "cannot watch for signals", error))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -61,66 +78,92 @@ fn serve(config: Config) -> Result<()> {
         .enable_all()
         .build()
         .map_err(|error| Error::caused(Kind::Internal, "cannot start the runtime", error))?;
-    runtime.block_on(work(config, stopped))
+    let ended = runtime.block_on(async {
+        let mut twice = stopped.clone();
+        tokio::select! {
+            ended = work(config, stopped) => ended,
+            () = signals(&mut twice, 2) => Ok(()),
+        }
+    });
+    // Nothing that still runs is waited for.
+    runtime.shutdown_background();
+    ended
 }
 
-async fn work(config: Config, mut stopped: tokio::sync::watch::Receiver<bool>) -> Result<()> {
+/// Waits for so many signals.
+async fn signals(stopped: &mut Receiver<u32>, count: u32) {
+    drop(stopped.wait_for(|signals| *signals >= count).await);
+}
+
+async fn work(config: Config, mut stopped: Receiver<u32>) -> Result<()> {
     let client = Client::try_default()
         .await
         .map_err(|error| Error::caused(Kind::Unreachable, "no way to the API server is configured", error))?;
     let incarnation = format!("{:016x}", u64::from_ne_bytes(upkeep::random()));
     let cursor = u64::from_ne_bytes(upkeep::random()) & ((1 << 48) - 1);
     let me = Me { name: config.name.clone(), incarnation, address: config.address.clone() };
-    let pool = Pool::new(config.range, config.wait, cursor);
-    let (state, mut collisions) = State::new(pool, Ledger::new(me), config.policy);
-    let state = Arc::new(state);
-    let stopped = async move { drop(stopped.wait_for(|stopped| *stopped).await) };
-    if config.only_certificates {
+    let Duty::Addresses(range) = config.duty else {
+        let certificates = InUse::default();
         tokio::select! {
-            () = upkeep::certificates(&client, &config, &state) => {}
-            () = stopped => {}
+            () = upkeep::certificates(&client, &config, &certificates) => {}
+            () = signals(&mut stopped, 1) => {}
         }
         return Ok(());
-    }
+    };
+    let pool = Pool::new(range, config.wait, cursor);
+    let state = Arc::new(State::new(pool, Ledger::new(me), config.policy));
     let [.., host, _] = config.hosts();
     let name = ServerName::try_from(host)
         .map_err(|error| Error::caused(Kind::Invalid, "the namespace is no name", error))?;
     let webhook = Arc::new(Webhook::new(state.clone(), Peers::new(name)));
     let (reviews, others) = (listen(config.webhook).await?, listen(config.peers).await?);
-    if let Some(address) = config.metrics {
-        let identity = Identity { only_tls13: config.only_tls13, ..Identity::self_signed() };
-        let guard = Guard::new(client.clone());
-        let guard: serve::http::Guard = Box::new(move |token| guard.judge(token));
-        let served =
-            serve::http::serve(address, Some(&identity), Some(guard), metrics::routes(state.clone()));
-        if let Err(error) = served {
-            // Addresses matter more than who counts them.
-            let because = std::error::Error::source(&error).map(ToString::to_string);
-            tracing::warn!(%error, because, "metrics are not served");
-        }
-    }
-    tracing::info!(range = %config.range, webhook = %config.webhook, "starting");
-    let told = async {
-        while let Some(collision) = collisions.recv().await {
-            // One replica tells.
-            let first = state.lock().ledger.is_first();
-            if first {
-                watch::tell(&client, &collision).await;
-            }
+    serve_metrics(&client, &config, &state);
+    tracing::info!(%range, webhook = %config.webhook, "starting");
+    let (close, closing) = channel(false);
+    let answered = async {
+        tokio::select! {
+            () = webhook.serve(reviews, closing) => {}
+            () = async {
+                signals(&mut stopped, 1).await;
+                state.leave();
+                // Who sends reviews hears of it meanwhile.
+                tokio::time::sleep(if state.is_ready() { LINGER } else { Duration::ZERO }).await;
+                close.send_replace(true);
+                tokio::time::sleep(DRAIN).await;
+            } => {}
         }
     };
-    tokio::select! {
-        () = stopped => Ok(()),
+    let ended = tokio::select! {
+        () = answered => Ok(()),
         ended = upkeep::blocks(&client, &config, &state) => ended,
-        ((), (), (), (), ()) = async {
+        ((), (), (), ()) = async {
             tokio::join!(
                 watch::all(&client, &config, &state),
-                upkeep::certificates(&client, &config, &state),
-                webhook.serve(reviews),
+                upkeep::certificates(&client, &config, &state.certificates),
                 peers::serve(others, state.clone()),
-                told,
+                watch::tell(&client, &state),
             )
         } => Ok(()),
+    };
+    ended?;
+    match tokio::time::timeout(FAREWELL, upkeep::leave(&client, &config, &state)).await {
+        Ok(Ok(())) => tracing::info!("others may have our blocks"),
+        Ok(Err(error)) => tracing::warn!(error = error.chain(), "others must find out that we have left"),
+        Err(_) => tracing::warn!("others must find out that we have left"),
+    }
+    Ok(())
+}
+
+fn serve_metrics(client: &Client, config: &Config, state: &Arc<State>) {
+    let Some(address) = config.metrics else { return };
+    let identity = Identity { only_tls13: config.only_tls13, ..Identity::self_signed() };
+    let guard = Guard::new(client.clone());
+    let guard: serve::http::Guard = Box::new(move |token| guard.judge(token));
+    let served = serve::http::serve(address, Some(&identity), Some(guard), metrics::routes(state.clone()));
+    if let Err(error) = served {
+        // Addresses matter more than who counts them.
+        let because = std::error::Error::source(&error).map(ToString::to_string);
+        tracing::warn!(%error, because, "metrics are not served");
     }
 }
 

@@ -108,6 +108,12 @@ pub fn guest_of(pod: &Value) -> Option<&str> {
     })
 }
 
+/// Whether all of a pod's containers have ended for good: its network is gone, though the object may stay for long.
+fn has_ended(pod: &Value) -> bool {
+    let phase = pod.pointer("/status/phase").and_then(Value::as_str);
+    phase.is_some_and(|phase| phase == "Succeeded" || phase == "Failed")
+}
+
 /// A time as a stamp; `None` before 1970 and after 2554.
 pub fn stamp_of(text: &str) -> Option<Stamp> {
     Stamp::try_from(text.parse::<Timestamp>().ok()?.as_nanosecond()).ok()
@@ -142,7 +148,7 @@ pub fn seen(view: View, object: &Value) -> Option<Seen> {
         View::Instance => (None, of_guest(object.get("spec"))),
         View::Pod => {
             owner.guest = guest_of(object).map(Into::into);
-            let macs = networks(object).unwrap_or_default();
+            let macs = if has_ended(object) { Vec::new() } else { networks(object).unwrap_or_default() };
             let macs = macs.iter().filter_map(|network| Mac::parse(text(network, "mac")?)).collect();
             // Whole seconds: a review in the same second came before it.
             let made = metadata(object, "creationTimestamp").and_then(stamp_of);
@@ -225,5 +231,12 @@ mod tests {
             (found.owner.guest.as_deref(), found.prefix.as_deref()),
             (Some("v"), Some("virt-launcher-v-"))
         );
+        for (phase, count) in
+            [("Pending", 1), ("Running", 1), ("Unknown", 1), ("Succeeded", 0), ("Failed", 0)]
+        {
+            let mut pod = pod.clone();
+            pod["status"] = json!({"phase": phase});
+            assert_eq!(seen(View::Pod, &pod).unwrap().macs.len(), count, "{phase}");
+        }
     }
 }

@@ -29,7 +29,9 @@ pub(crate) const PATIENCE: Duration = Duration::from_millis(200);
 /// Longest message: a review, and what JSON makes of it.
 const MESSAGE_MAX: usize = 16 << 20;
 /// Connections at once.
-const CONNECTIONS: usize = 32;
+const CONNECTIONS: usize = 64;
+/// How long somebody who connects may take to show who he is.
+const HANDSHAKE: Duration = Duration::from_secs(2);
 /// How long a connection stays without a call.
 const IDLE: Duration = Duration::from_secs(120);
 
@@ -121,12 +123,13 @@ pub(crate) async fn serve(listener: TcpListener, state: Arc<State>) {
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
-        let Some(material) = state.material.borrow().clone() else { continue };
+        let Some(material) = state.certificates.material() else { continue };
         let state = state.clone();
         tokio::spawn(async move {
             let _place = place;
             let _unneeded = stream.set_nodelay(true);
-            let accepted = tokio::time::timeout(IDLE, TlsAcceptor::from(material.peers).accept(stream)).await;
+            let accepted =
+                tokio::time::timeout(HANDSHAKE, TlsAcceptor::from(material.peers).accept(stream)).await;
             let Ok(Ok(mut stream)) = accepted else { return };
             loop {
                 let Ok(Ok(call)) = tokio::time::timeout(IDLE, read::<Call>(&mut stream)).await else {
@@ -206,8 +209,19 @@ impl Peers {
         }
     }
 
+    /// The connection to an address, if there is one yet. Those to replicas that are gone end when a new one comes.
+    async fn line(&self, state: &State, address: &str) -> Line {
+        let mut lines = self.lines.lock().await;
+        if !lines.contains_key(address) {
+            let known = state.lock();
+            let replicas = &known.ledger.book().replicas;
+            lines.retain(|address, _| replicas.values().any(|replica| replica.address == *address));
+        }
+        lines.entry(address.to_owned()).or_default().clone()
+    }
+
     async fn call(&self, state: &State, address: &str, call: &Call) -> Option<Said> {
-        let line = self.lines.lock().await.entry(address.to_owned()).or_default().clone();
+        let line = self.line(state, address).await;
         let asked = async {
             let mut line = line.lock().await;
             // A connection from before may have ended since.
@@ -217,7 +231,7 @@ impl Peers {
                 *line = Some(stream);
                 return Ok(said);
             }
-            let material = state.material.borrow().clone();
+            let material = state.certificates.material();
             let material = material.ok_or_else(|| io::Error::other("no certificate yet"))?;
             let stream = TcpStream::connect(address).await?;
             stream.set_nodelay(true)?;

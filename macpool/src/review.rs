@@ -396,6 +396,8 @@ fn machine(request: &Value, uid: &str) -> Draft {
     let had: Vec<Mac> = old.iter().filter_map(manifest::Interface::mac).collect();
     let mut names = std::collections::HashSet::new();
     let mut own: Vec<Mac> = Vec::new();
+    // Those of interfaces that are none of our business.
+    let mut beside: Vec<Mac> = Vec::new();
     let mut kept = Vec::new();
     let mut wishes = Vec::new();
     for interface in &interfaces {
@@ -405,8 +407,9 @@ fn machine(request: &Value, uid: &str) -> Draft {
             return refuse(format!("two interfaces have the name {}", quoted(name)));
         }
         if !interface.managed {
-            let mac = interface.mac().filter(|mac| mac.is_usable() && !had.contains(mac));
-            wishes.extend(mac.map(Wish::Noted));
+            let mac = interface.mac().filter(|mac| mac.is_usable());
+            beside.extend(mac);
+            wishes.extend(mac.filter(|mac| !had.contains(mac)).map(Wish::Noted));
             continue;
         }
         let Address::Text(text) = interface.address else { continue };
@@ -430,7 +433,7 @@ fn machine(request: &Value, uid: &str) -> Draft {
     for interface in interfaces.iter().filter(|one| one.managed && one.address == Address::Blank) {
         let before = old.iter().filter(|old| old.name.is_some() && old.name == interface.name);
         let before = before.filter_map(manifest::Interface::mac).find(|mac| mac.is_usable());
-        match before.filter(|mac| !own.contains(mac)) {
+        match before.filter(|mac| !own.contains(mac) && !beside.contains(mac)) {
             Some(mac) => {
                 own.push(mac);
                 kept.push(mac);

@@ -1,36 +1,30 @@
 //! What a replica knows, in one place: the pool, what runs, whose blocks are whose, what namespaces say. One lock, held
 //! for a decision and never while waiting.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::Value;
-use tokio::sync::{mpsc, watch};
 
-use crate::blocks::Ledger;
-use crate::certificates::Store;
+use crate::apiserver::News;
+use crate::blocks::{Ledger, RETURNED_MAX, enough, has};
 use crate::collision::{Collision, Runner, Running};
 use crate::manifest;
 use crate::namespaces::{Labels, POLICY, Policy, Selector};
-use crate::tls::Material;
-use api::net::pool::{Pool, Stamp, View};
-
-/// Collisions that wait to be told; more are counted only.
-const COLLISIONS_MAX: usize = 1024;
+use crate::tls::InUse;
+use api::net::pool::{Block, Pool, Stamp, View};
 
 /// A replica.
 #[derive(Debug)]
 pub(crate) struct State {
     started: Instant,
     known: Mutex<Known>,
-    /// The certificates in use, when there are some.
-    pub(crate) material: watch::Sender<Option<Material>>,
-    /// The store that these are of.
-    pub(crate) store: Mutex<Option<Store>>,
-    /// Collisions that are to be told.
-    pub(crate) collisions: mpsc::Sender<Collision>,
+    /// The certificates in use.
+    pub(crate) certificates: InUse,
+    /// The process ends.
+    leaving: AtomicBool,
     /// Objects that brought an address that somebody else had.
     pub(crate) duplicates: AtomicU64,
     /// Reviews that were answered.
@@ -49,10 +43,14 @@ pub(crate) struct Known {
     /// The policy where a namespace says none.
     pub(crate) policy: Policy,
     namespaces: HashMap<String, (Labels, Option<Policy>)>,
+    /// Those that were not met yet in the listing that goes on.
+    unmet: HashSet<String>,
     /// Which namespaces are ours: the selectors of the machines' and the pods' webhook. None is known: all.
     pub(crate) selectors: [Option<Selector>; 2],
     /// Listings that are complete.
     loaded: [bool; 4],
+    /// Those after which all news have come.
+    heard: [bool; 4],
 }
 
 /// What has to be loaded before anything is answered.
@@ -69,28 +67,27 @@ pub(crate) enum Part {
 }
 
 impl State {
-    /// A replica that knows nothing yet, and where the collisions come out that it finds.
-    pub(crate) fn new(pool: Pool, ledger: Ledger, policy: Policy) -> (Self, mpsc::Receiver<Collision>) {
-        let (collisions, told) = mpsc::channel(COLLISIONS_MAX);
+    /// A replica that knows nothing yet.
+    pub(crate) fn new(pool: Pool, ledger: Ledger, policy: Policy) -> Self {
         let known = Known {
             pool,
             ledger,
             running: Running::default(),
             policy,
             namespaces: HashMap::new(),
+            unmet: HashSet::new(),
             selectors: [None, None],
             loaded: [false; 4],
+            heard: [false; 4],
         };
-        let state = Self {
+        Self {
             started: Instant::now(),
             known: Mutex::new(known),
-            material: watch::Sender::new(None),
-            store: Mutex::new(None),
-            collisions,
+            certificates: InUse::default(),
+            leaving: AtomicBool::new(false),
             duplicates: AtomicU64::new(0),
             reviews: AtomicU64::new(0),
-        };
-        (state, told)
+        }
     }
 
     /// Since the program's start.
@@ -111,14 +108,8 @@ impl State {
             known.pool.named(&seen.owner, prefix, &seen.macs);
         }
         known.pool.observe(&seen.owner, seen.stamp, seen.macs);
-        if view == View::Machine {
-            return;
-        }
-        let collisions = known.running.set(&seen.owner, Runner::read(view, object));
-        for collision in collisions.into_iter().filter_map(|collision| known.ours(collision)) {
-            tracing::warn!(mac = %collision.mac, "running guests have the same MAC address");
-            // One that finds no place is on the metrics page.
-            drop(self.collisions.try_send(collision));
+        if view != View::Machine {
+            known.running.set(&seen.owner, Runner::read(view, object));
         }
     }
 
@@ -135,7 +126,17 @@ impl State {
         let known = self.lock();
         known.loaded.iter().all(|loaded| *loaded)
             && known.ledger.has_written()
-            && self.material.borrow().is_some()
+            && self.certificates.material().is_some()
+    }
+
+    /// The process ends: nobody else is to come.
+    pub(crate) fn leave(&self) {
+        self.leaving.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether others are to come here.
+    pub(crate) fn is_open(&self) -> bool {
+        self.is_ready() && !self.leaving.load(Ordering::Relaxed)
     }
 
     /// Counts a review, and the duplicates it brought.
@@ -148,14 +149,65 @@ impl State {
 impl Known {
     /// A listing is complete.
     pub(crate) fn set_loaded(&mut self, part: Part) {
-        if let Some(loaded) = self.loaded.get_mut(part as usize) {
-            *loaded = true;
+        for list in [&mut self.loaded, &mut self.heard] {
+            if let Some(done) = list.get_mut(part as usize) {
+                *done = true;
+            }
+        }
+    }
+
+    /// What happens is not heard, until the next listing is complete.
+    pub(crate) fn set_lost(&mut self, part: Part) {
+        if let Some(heard) = self.heard.get_mut(part as usize) {
+            *heard = false;
+        }
+    }
+
+    /// Lets promises go that have run out; none while their objects could be there without our having heard of it.
+    pub(crate) fn expire(&mut self, now: Duration) {
+        if self.heard.iter().all(|heard| *heard) {
+            self.pool.expire(now);
+        }
+    }
+
+    /// Gives only out of those blocks that the object says are ours. Ours by it, and not in use, are those of a writing
+    /// whose answer never came: they are used from a time on.
+    pub(crate) fn keep_blocks_of_ledger(&mut self, from: Duration) {
+        let runs = self.ledger.blocks();
+        self.pool.retain_blocks(|block| runs.iter().any(|run| has(*run, block)));
+        for (first, count) in runs {
+            (*first..first + count).for_each(|block| self.pool.add_block(block, from));
+        }
+    }
+
+    /// Blocks that we can do without, in order.
+    pub(crate) fn spare_blocks(&self, now: Duration) -> Vec<Block> {
+        let keep = enough(self.pool.range(), self.pool.free(now));
+        self.pool.spare(keep, RETURNED_MAX, now)
+    }
+
+    /// What is heard of namespaces. What they say counts until something else is heard.
+    pub(crate) fn hear_of_namespaces(&mut self, news: News<'_>) {
+        match news {
+            News::Begin => self.unmet = self.namespaces.keys().cloned().collect(),
+            News::There(object) => self.observe_namespace(object),
+            News::Gone(object) => {
+                self.namespaces.remove(manifest::metadata(object, "name").unwrap_or_default());
+            }
+            News::End => {
+                for name in self.unmet.drain() {
+                    self.namespaces.remove(&name);
+                }
+                self.set_loaded(Part::Namespaces);
+            }
+            News::Lost => {}
         }
     }
 
     /// A namespace is there.
-    pub(crate) fn observe_namespace(&mut self, object: &Value) {
+    fn observe_namespace(&mut self, object: &Value) {
         let Some(name) = manifest::metadata(object, "name") else { return };
+        self.unmet.remove(name);
         let labels = object.pointer("/metadata/labels").and_then(Value::as_object).into_iter().flatten();
         let labels = labels.filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())));
         let policy = manifest::annotation(object, POLICY).and_then(|text| {
@@ -166,16 +218,6 @@ impl Known {
             policy.ok()
         });
         self.namespaces.insert(name.to_owned(), (labels.collect(), policy));
-    }
-
-    /// A namespace is gone.
-    pub(crate) fn forget_namespace(&mut self, object: &Value) {
-        self.namespaces.remove(manifest::metadata(object, "name").unwrap_or_default());
-    }
-
-    /// All namespaces are about to be told anew.
-    pub(crate) fn forget_namespaces(&mut self) {
-        self.namespaces.clear();
     }
 
     /// What becomes of duplicates in a namespace.
@@ -206,4 +248,91 @@ impl Known {
 pub(crate) fn stamp() -> Stamp {
     let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
     Stamp::try_from(since.as_nanos()).unwrap_or(Stamp::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::blocks::{Book, Me};
+    use api::net::pool::{Owner, block_of};
+    use api::net::{Mac, Range};
+
+    const WAIT: Duration = Duration::from_secs(10);
+
+    fn state() -> State {
+        let range = Range::parse("02:00:00:00:00:00", "02:00:00:00:ff:ff").unwrap();
+        let me = Me { name: "a".to_owned(), incarnation: "1".to_owned(), address: "127.0.0.1:1".to_owned() };
+        State::new(Pool::new(range, WAIT, 0), Ledger::new(me), Policy::Allow)
+    }
+
+    fn namespace(name: &str, policy: &str) -> Value {
+        json!({"metadata": {"name": name, "annotations": {POLICY: policy}}})
+    }
+
+    #[test]
+    fn what_a_namespace_says_counts_until_another_word_is_heard() {
+        let state = state();
+        let mut known = state.lock();
+        let (a, b) = (namespace("a", "reject"), namespace("b", "rewrite"));
+        known.hear_of_namespaces(News::Begin);
+        [&a, &b].into_iter().for_each(|one| known.hear_of_namespaces(News::There(one)));
+        known.hear_of_namespaces(News::End);
+        let policies = |known: &Known| ["a", "b"].map(|name| known.policy_of(name));
+        assert_eq!(policies(&known), [Policy::Reject, Policy::Rewrite]);
+        // The API server goes away, and is listed again when it is back.
+        for news in [News::Lost, News::Begin, News::Lost, News::Begin] {
+            known.hear_of_namespaces(news);
+            assert_eq!(policies(&known), [Policy::Reject, Policy::Rewrite]);
+        }
+        known.hear_of_namespaces(News::There(&b));
+        known.hear_of_namespaces(News::End);
+        assert_eq!(policies(&known), [Policy::Allow, Policy::Rewrite]);
+        known.hear_of_namespaces(News::Gone(&b));
+        assert_eq!(policies(&known), [Policy::Allow; 2]);
+    }
+
+    #[test]
+    fn promises_do_not_run_out_while_nothing_is_heard_of_their_objects() {
+        let state = state();
+        let mut known = state.lock();
+        let all = [Part::Machines, Part::Instances, Part::Pods, Part::Namespaces];
+        all.into_iter().for_each(|part| known.set_loaded(part));
+        let (owner, mac) = (Owner::new(View::Machine, "n", "v"), Mac::parse("02:00:00:00:00:01").unwrap());
+        known.pool.reserve(&owner, mac, 1, Duration::ZERO);
+        for part in all {
+            known.set_lost(part);
+            known.expire(WAIT);
+            assert!(!known.pool.is_free(mac), "{part:?}");
+            known.set_loaded(part);
+        }
+        known.expire(WAIT);
+        assert!(known.pool.is_free(mac));
+    }
+
+    #[test]
+    fn nothing_is_given_out_of_blocks_that_the_object_gives_to_others() {
+        let state = state();
+        let mut known = state.lock();
+        let now = Duration::from_secs(1);
+        let range = known.pool.range();
+        known.ledger.read(Book::default(), now).unwrap();
+        let turn = known.ledger.turn(range, 0, 0, now).unwrap();
+        // Its answer never came: what is ours by it is found by reading, and used when it has settled.
+        known.ledger.read(turn.book.clone(), now).unwrap();
+        known.keep_blocks_of_ledger(WAIT);
+        assert!(known.pool.find(&[], now).is_err());
+        let found = known.pool.find(&[], WAIT).unwrap();
+        assert_eq!(block_of(found), turn.fresh[0].0);
+        known.ledger.wrote(&turn, now);
+        let mut stolen = turn.book.clone();
+        let line = stolen.replicas.remove("a").unwrap();
+        stolen
+            .replicas
+            .insert("b".to_owned(), crate::blocks::Replica { incarnation: "2".to_owned(), ..line });
+        known.ledger.read(stolen, now).unwrap();
+        known.keep_blocks_of_ledger(WAIT);
+        assert!(known.pool.find(&[], WAIT).is_err());
+    }
 }

@@ -1,8 +1,8 @@
 //! What is written to the cluster: the shared object of blocks, the Secret of certificates, the webhook's caBundle. Each
 //! by compare-and-swap: of two replicas one writes, the other reads.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use base64::Engine;
@@ -12,13 +12,13 @@ use kube::Client;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::apiserver::{News, call, follow, resource_version};
+use crate::apiserver::{News, call, follow};
 use crate::blocks::{Book, SETTLE, Turn};
-use crate::certificates::Store;
+use crate::certificates::{Step, Store};
 use crate::config::{BLOCKS_MAP, CONFIGURATION, Config, HOOKS, SECRET};
-use crate::error::{Kind, Result};
-use crate::state::State;
-use crate::tls::Material;
+use crate::error::{Error, Kind, Result};
+use crate::state::{Known, State};
+use crate::tls::{InUse, Material};
 
 /// How often it is looked whether something is due.
 const TICK: Duration = Duration::from_secs(1);
@@ -37,9 +37,12 @@ pub(crate) async fn blocks(client: &Client, config: &Config, state: &Arc<State>)
     // News may be older than what we wrote: what they say of our own line is read again.
     let doubted = AtomicBool::new(false);
     let followed = follow(client, &maps, &query, |news| {
-        if let News::There(object) = news
-            && hear(state, object).is_err()
-        {
+        let doubt = match news {
+            News::There(object) => hear(state, object).is_err() || !state.lock().ledger.has_line(),
+            News::Gone(_) => true,
+            News::Begin | News::End | News::Lost => false,
+        };
+        if doubt {
             doubted.store(true, Ordering::Relaxed);
         }
     });
@@ -56,13 +59,29 @@ pub(crate) async fn blocks(client: &Client, config: &Config, state: &Arc<State>)
                 }
             }
             let now = state.now();
-            state.lock().pool.expire(now);
+            state.lock().expire(now);
             tokio::time::sleep(TICK).await;
         }
     };
     tokio::select! {
         () = followed => Ok(()),
         error = kept => Err(error),
+    }
+}
+
+/// Says in the object that we have left, so that others may take our blocks over at once.
+///
+/// # Errors
+/// When it cannot be read or written: others find out by themselves.
+pub(crate) async fn leave(client: &Client, config: &Config, state: &State) -> Result<()> {
+    let maps = format!("/api/v1/namespaces/{}/configmaps", config.namespace);
+    loop {
+        let Some(object) = read(client, state, &maps).await? else { return Ok(()) };
+        let Some(book) = state.lock().ledger.leave() else { return Ok(()) };
+        match write(client, &maps, Some(&object), &book).await {
+            Err(error) if error.kind() == Kind::Taken => {}
+            written => return written,
+        }
     }
 }
 
@@ -78,45 +97,94 @@ fn hear(state: &State, object: &Value) -> Result<()> {
 }
 
 /// What is due.
-fn plan(state: &State) -> Option<Turn> {
-    let known = state.lock();
-    let now = state.now();
+fn plan(known: &Known, now: Duration) -> Option<Turn> {
     let place = u64::from_ne_bytes(random());
     known.ledger.turn(known.pool.range(), known.pool.free(now), place, now)
 }
 
-/// Writes what is due, or reads anew; gives whether that is all. [`Kind::Taken`]: another process has our blocks.
-async fn turn(client: &Client, state: &State, maps: &str, doubt: bool) -> Result<bool> {
-    if !doubt && plan(state).is_none() {
-        return Ok(true);
-    }
-    let path = format!("{maps}/{BLOCKS_MAP}");
-    let began = state.now();
-    let object = match call(client, Method::GET, &path, None).await {
+/// Reads the object, and gives nothing more out of blocks that are not ours by it. One that is gone or cannot be read is
+/// written anew next, if we know what was in it.
+async fn read(client: &Client, state: &State, maps: &str) -> Result<Option<Value>> {
+    let object = match call(client, Method::GET, &format!("{maps}/{BLOCKS_MAP}"), None).await {
         Ok(object) => Some(object),
         Err(error) if error.kind() == Kind::Invalid => None,
         Err(error) => return Err(error),
     };
-    match &object {
-        Some(object) => hear(state, object)?,
-        None => state.lock().ledger.read(Book::default(), began)?,
+    let now = state.now();
+    let heard = match &object {
+        Some(object) if object.pointer(&format!("/data/{BOOK}")).is_some() => hear(state, object),
+        Some(_) | None => Err(Error::new(Kind::Invalid, "the object of blocks is empty")),
+    };
+    let mut known = state.lock();
+    match heard {
+        Ok(()) => {}
+        Err(error) if error.kind() == Kind::Invalid && known.ledger.has_written() => {
+            tracing::warn!(
+                error = error.chain(),
+                "the object of blocks is written anew, as it was last known"
+            );
+            known.ledger.lose(now);
+        }
+        Err(error) if error.kind() == Kind::Invalid && object_is_blank(object.as_ref()) => {
+            known.ledger.read(Book::default(), now)?;
+        }
+        Err(error) => return Err(error),
     }
-    let Some(turn) = plan(state) else { return Ok(true) };
-    let mut metadata = json!({"name": BLOCKS_MAP});
-    let data = json!({BOOK: turn.book.text()});
-    let written = match object.as_ref().and_then(resource_version) {
+    known.keep_blocks_of_ledger(now + SETTLE);
+    Ok(object)
+}
+
+/// Whether there is no object, or one without a word of ours.
+fn object_is_blank(object: Option<&Value>) -> bool {
+    object.is_none_or(|object| object.pointer(&format!("/data/{BOOK}")).is_none())
+}
+
+/// Writes the object over the one that was read.
+async fn write(client: &Client, maps: &str, over: Option<&Value>, book: &Book) -> Result<()> {
+    let data = json!({BOOK: book.text()});
+    let written = match over {
         None => {
+            let metadata = json!({"name": BLOCKS_MAP});
             let object = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data});
             call(client, Method::POST, maps, Some(&object)).await
         }
-        Some(version) => {
-            metadata["resourceVersion"] = version.into();
-            let object = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data});
-            call(client, Method::PUT, &path, Some(&object)).await
+        Some(over) => {
+            let mut object = owned_by_others(over);
+            object["data"] = data;
+            call(client, Method::PUT, &format!("{maps}/{BLOCKS_MAP}"), Some(&object)).await
         }
     };
-    match written {
-        Ok(_) => {}
+    written.map(drop)
+}
+
+/// An object to be written over the one that was read: with the metadata that others gave it.
+fn owned_by_others(read: &Value) -> Value {
+    let mut object = read.clone();
+    if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+        metadata.remove("managedFields");
+    }
+    object
+}
+
+/// Writes what is due, or reads anew; gives whether that is all. [`Kind::Taken`]: another process has our blocks.
+async fn turn(client: &Client, state: &State, maps: &str, doubt: bool) -> Result<bool> {
+    if !doubt && plan(&state.lock(), state.now()).is_none() {
+        return Ok(true);
+    }
+    let began = state.now();
+    let object = read(client, state, maps).await?;
+    let turn = {
+        let mut known = state.lock();
+        let Some(mut turn) = plan(&known, began) else { return Ok(true) };
+        // Nothing is given out of them from now on. When they are not written off in the end, the next reading gives them
+        // back to us.
+        let returned = known.spare_blocks(began);
+        known.pool.retain_blocks(|block| returned.binary_search(&block).is_err());
+        turn.give_back(&known.ledger.me().name, &returned);
+        turn
+    };
+    match write(client, maps, object.as_ref(), &turn.book).await {
+        Ok(()) => {}
         Err(error) if error.kind() == Kind::Taken => return Ok(false),
         Err(error) => return Err(error),
     }
@@ -131,46 +199,51 @@ async fn turn(client: &Client, state: &State, maps: &str, doubt: bool) -> Result
     Ok(true)
 }
 
-/// The Secret and the webhook's configuration, as they were heard of last.
+/// One object, as it was heard of last.
 #[derive(Clone, Debug, Default)]
 struct Heard {
-    /// Both listings are complete.
-    secret_listed: bool,
-    configuration_listed: bool,
-    secret: Option<Value>,
-    configuration: Option<Value>,
+    /// A listing is complete.
+    listed: bool,
+    /// It was met in the listing that goes on.
+    met: bool,
+    object: Option<Value>,
+}
+
+impl Heard {
+    fn hear(&mut self, news: News<'_>) {
+        match news {
+            News::Begin => self.met = false,
+            News::There(object) => (self.met, self.object) = (true, Some(object.clone())),
+            News::Gone(_) => self.object = None,
+            News::End => {
+                self.listed = true;
+                // It went while nobody told us.
+                self.object.take_if(|_| !self.met);
+            }
+            News::Lost => {}
+        }
+    }
 }
 
 /// Keeps certificates in date, in use and known to the API server, until the process ends.
-pub(crate) async fn certificates(client: &Client, config: &Config, state: &Arc<State>) {
+pub(crate) async fn certificates(client: &Client, config: &Config, in_use: &InUse) {
     let secrets = format!("/api/v1/namespaces/{}/secrets", config.namespace);
     let webhooks = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations";
-    let heard = watch::Sender::new(Heard::default());
+    let heard = watch::Sender::new([Heard::default(), Heard::default()]);
     let named = |name: &str| format!("fieldSelector=metadata.name%3D{name}");
     let (of_secret, of_webhook) = (named(SECRET), named(CONFIGURATION));
     let secret = follow(client, &secrets, &of_secret, |news| {
-        heard.send_modify(|heard| match news {
-            News::Begin => {}
-            News::There(object) => heard.secret = Some(object.clone()),
-            News::Gone(_) => heard.secret = None,
-            News::End => heard.secret_listed = true,
-        });
+        heard.send_modify(|[secret, _]| secret.hear(news));
     });
     let configuration = follow(client, webhooks, &of_webhook, |news| {
-        heard.send_modify(|heard| match news {
-            News::Begin => {}
-            News::There(object) => heard.configuration = Some(object.clone()),
-            News::Gone(_) => heard.configuration = None,
-            News::End => heard.configuration_listed = true,
-        });
+        heard.send_modify(|[_, configuration]| configuration.hear(news));
     });
     let kept = async {
         let mut changes = heard.subscribe();
         loop {
-            let now = heard.borrow().clone();
-            if now.secret_listed
-                && now.configuration_listed
-                && let Err(error) = certify(client, config, state, &secrets, webhooks, &now).await
+            let now = changes.borrow_and_update().clone();
+            if now.iter().all(|one| one.listed)
+                && let Err(error) = certify(client, config, in_use, &secrets, webhooks, &now).await
             {
                 tracing::warn!(error = error.chain(), "certificates cannot be kept; trying again");
                 tokio::time::sleep(TICK).await;
@@ -186,61 +259,104 @@ pub(crate) async fn certificates(client: &Client, config: &Config, state: &Arc<S
 async fn certify(
     client: &Client,
     config: &Config,
-    state: &State,
+    in_use: &InUse,
     secrets: &str,
     webhooks: &str,
-    heard: &Heard,
+    [secret, configuration]: &[Heard; 2],
 ) -> Result<()> {
-    let text = |secret: &Value| {
-        let bytes = BASE64.decode(secret.pointer("/data")?.get(STORE)?.as_str()?).ok()?;
-        serde_json::from_slice::<Store>(&bytes).ok()
-    };
-    let store = heard.secret.as_ref().and_then(text).unwrap_or_default();
-    let in_use = state.store.lock().unwrap_or_else(PoisonError::into_inner).replace(store.clone());
-    if store.serving.is_some() && in_use.as_ref() != Some(&store) {
-        let material = Material::new(&store, config.only_tls13)?;
-        state.material.send_replace(Some(material));
-        tracing::info!("a new certificate is in use");
-    }
-    if !store.authorities.is_empty()
-        && let Some(configuration) = &heard.configuration
-        && let patch = publication(configuration, &BASE64.encode(store.bundle()))
-        && !patch.is_empty()
-    {
-        // What is due waits for this to be heard of.
-        let path = format!("{webhooks}/{CONFIGURATION}");
-        call(client, Method::PATCH, &path, Some(&Value::Array(patch))).await?;
-        return Ok(());
-    }
-    let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-    let Some(step) = store.plan(config.intervals, since.as_secs()) else { return Ok(()) };
-    let store = store.apply(step, &config.hosts(), config.intervals, since.as_secs())?;
-    let encoded = |text: &str| BASE64.encode(text);
-    let mut secret = json!({
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {"name": SECRET},
-        "data": {
-            STORE: encoded(&serde_json::to_string(&store).unwrap_or_default()),
-            "ca.crt": encoded(&store.bundle()),
-        },
-    });
-    if let Some(serving) = &store.serving {
-        secret["data"]["tls.crt"] = encoded(&serving.certificate).into();
-        secret["data"]["tls.key"] = encoded(&serving.key).into();
-    }
-    let written = match heard.secret.as_ref().and_then(resource_version) {
-        None => call(client, Method::POST, secrets, Some(&secret)).await,
-        Some(version) => {
-            secret["metadata"]["resourceVersion"] = version.into();
-            call(client, Method::PUT, &format!("{secrets}/{SECRET}"), Some(&secret)).await
+    let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs();
+    let (store, step) = match take(config, in_use, secret.object.as_ref()) {
+        Some(store) => {
+            if !store.authorities.is_empty()
+                && let Some(configuration) = &configuration.object
+                && let patch = publication(configuration, &BASE64.encode(store.bundle()))
+                && !patch.is_empty()
+            {
+                // What is due waits for this to be heard of.
+                let path = format!("{webhooks}/{CONFIGURATION}");
+                call(client, Method::PATCH, &path, Some(&Value::Array(patch))).await?;
+                return Ok(());
+            }
+            let step = store.plan(config.intervals, since);
+            (store, step)
         }
+        // What is in use stays good meanwhile, and the authority that made it is trusted for its time still.
+        None => (in_use.store().unwrap_or_default(), Some(Step::Authority)),
     };
-    match written {
+    let Some(step) = step else { return Ok(()) };
+    let hosts = config.hosts();
+    let made = store.apply(step, &hosts, config.intervals, since).or_else(|error| {
+        tracing::warn!(
+            error = error.chain(),
+            "the authorities in the Secret cannot be used; there will be another"
+        );
+        Store::default().apply(Step::Authority, &hosts, config.intervals, since)
+    })?;
+    match write_secret(client, secrets, secret.object.as_ref(), &made).await {
         // Another replica was first: its certificate is as good.
         Err(error) if error.kind() == Kind::Taken => Ok(()),
-        written => written.map(drop),
+        written => written,
     }
+}
+
+/// The store in the Secret, which is in use from now on if it has a certificate; `None` when there is none that can be
+/// used: none yet, or somebody has damaged it.
+fn take(config: &Config, in_use: &InUse, secret: Option<&Value>) -> Option<Store> {
+    let text = secret?.pointer("/data")?.get(STORE)?.as_str()?;
+    let store: Option<Store> = BASE64.decode(text).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    let Some(store) = store else {
+        tracing::warn!(
+            "the Secret {SECRET} holds {STORE} that cannot be read; there will be another authority"
+        );
+        return None;
+    };
+    if in_use.store().as_ref() == Some(&store) {
+        return Some(store);
+    }
+    let mut material = None;
+    if store.serving.is_some() {
+        let [.., host, _] = config.hosts();
+        match Material::new(&store, config.only_tls13).and_then(|material| material.check(&store, host)) {
+            Ok(usable) => material = Some(usable),
+            Err(error) => {
+                let error = error.chain();
+                tracing::warn!(error, "the Secret {SECRET} cannot be used; there will be another authority");
+                return None;
+            }
+        }
+        tracing::info!("a new certificate is in use");
+    }
+    in_use.take(store.clone(), material);
+    Some(store)
+}
+
+/// Writes the store into the Secret, whose type and labels stay: upstream's is of type kubernetes.io/tls.
+async fn write_secret(client: &Client, secrets: &str, over: Option<&Value>, store: &Store) -> Result<()> {
+    let encoded = |text: &str| Value::from(BASE64.encode(text));
+    let mut data = vec![
+        (STORE, encoded(&serde_json::to_string(store).unwrap_or_default())),
+        ("ca.crt", encoded(&store.bundle())),
+    ];
+    if let Some(serving) = &store.serving {
+        data.push(("tls.crt", encoded(&serving.certificate)));
+        data.push(("tls.key", encoded(&serving.key)));
+    }
+    let new = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET}});
+    let mut secret = over.map_or(new, owned_by_others);
+    // In a watch's event it says what it is, in a listing it does not.
+    secret["apiVersion"] = "v1".into();
+    secret["kind"] = "Secret".into();
+    if !secret.get("data").is_some_and(Value::is_object) {
+        secret["data"] = json!({});
+    }
+    for (key, value) in data {
+        secret["data"][key] = value;
+    }
+    let written = match over {
+        None => call(client, Method::POST, secrets, Some(&secret)).await,
+        Some(_) => call(client, Method::PUT, &format!("{secrets}/{SECRET}"), Some(&secret)).await,
+    };
+    written.map(drop)
 }
 
 /// What has to change for the API server to trust this bundle.

@@ -1,6 +1,9 @@
 //! What is followed in the cluster: machines, instances, pods, namespaces, the webhook's configuration, the range.
 
+use std::collections::HashSet;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
+use std::time::Duration;
 
 use kube::Client;
 use serde_json::{Value, json};
@@ -8,32 +11,35 @@ use serde_json::{Value, json};
 use crate::apiserver::{self, News, follow};
 use crate::collision::Collision;
 use crate::config::{CONFIGURATION, Config, HOOKS, RANGE_MAP};
+use crate::error::Kind;
 use crate::state::{Part, State, stamp};
 use api::net::Range;
-use api::net::pool::View;
+use api::net::pool::{Owner, View};
 
-/// Follows everything until the process ends.
+/// How often it is looked who collides.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Objects that are told of their collisions; more are counted only.
+const TOLD_MAX: usize = 4096;
+/// Objects that one event names.
+const NAMED_MAX: usize = 8;
+
+/// Follows everything until the process ends. Machines, instances and pods each on a task of their own: reading many of
+/// them keeps nobody waiting.
 pub(crate) async fn all(client: &Client, config: &Config, state: &Arc<State>) {
     let webhooks = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations";
     let maps = format!("/api/v1/namespaces/{}/configmaps", config.namespace);
     let named = |name: &str| format!("fieldSelector=metadata.name%3D{name}");
     let (of_webhook, of_range) = (named(CONFIGURATION), named(RANGE_MAP));
+    let mut objects = tokio::task::JoinSet::new();
+    for (path, view, part) in [
+        ("/apis/kubevirt.io/v1/virtualmachines", View::Machine, Part::Machines),
+        ("/apis/kubevirt.io/v1/virtualmachineinstances", View::Instance, Part::Instances),
+        ("/api/v1/pods", View::Pod, Part::Pods),
+    ] {
+        objects.spawn(follow_objects(client.clone(), state.clone(), path, view, part));
+    }
     tokio::join!(
-        objects(client, state, "/apis/kubevirt.io/v1/virtualmachines", View::Machine, Part::Machines),
-        objects(
-            client,
-            state,
-            "/apis/kubevirt.io/v1/virtualmachineinstances",
-            View::Instance,
-            Part::Instances
-        ),
-        objects(client, state, "/api/v1/pods", View::Pod, Part::Pods),
-        follow(client, "/api/v1/namespaces", "", |news| match news {
-            News::Begin => state.lock().forget_namespaces(),
-            News::There(object) => state.lock().observe_namespace(object),
-            News::Gone(object) => state.lock().forget_namespace(object),
-            News::End => state.lock().set_loaded(Part::Namespaces),
-        }),
+        follow(client, "/api/v1/namespaces", "", |news| state.lock().hear_of_namespaces(news)),
         follow(client, webhooks, &of_webhook, |news| {
             if let News::There(object) = news {
                 state.lock().selectors = HOOKS.map(|hook| selector(object, hook));
@@ -47,19 +53,22 @@ pub(crate) async fn all(client: &Client, config: &Config, state: &Arc<State>) {
     );
 }
 
-async fn objects(client: &Client, state: &Arc<State>, path: &str, view: View, part: Part) {
-    follow(client, path, "", |news| match news {
-        News::Begin => state.lock().pool.begin_listing(view),
+async fn follow_objects(client: Client, state: Arc<State>, path: &str, view: View, part: Part) {
+    follow(&client, path, "", |news| match news {
+        News::Begin => {
+            let mut known = state.lock();
+            known.pool.begin_listing(view);
+            known.running.begin_listing(view);
+        }
         News::There(object) => state.observe(view, object),
         News::Gone(object) => state.forget(view, object),
         News::End => {
             let mut known = state.lock();
-            let gone = known.pool.end_listing(view);
-            for owner in gone {
-                known.running.set(&owner, None);
-            }
+            known.pool.end_listing(view);
+            known.running.end_listing(view);
             known.set_loaded(part);
         }
+        News::Lost => state.lock().set_lost(part),
     })
     .await;
 }
@@ -87,42 +96,83 @@ fn range(state: &State, map: &Value) {
     }
 }
 
-/// Tells a collision to everybody who looks at its objects.
-pub(crate) async fn tell(client: &Client, collision: &Collision) {
-    let key = |owner: &api::net::pool::Owner| {
+/// Tells each of those that run with another's address, once for each address, as long as it runs.
+pub(crate) async fn tell(client: &Client, state: &State) {
+    let mut told = HashSet::new();
+    loop {
+        tokio::time::sleep(PAUSE).await;
+        let collisions = state.lock().collisions();
+        let mut now = HashSet::new();
+        for collision in collisions {
+            for place in 0..collision.between.len() {
+                let name = event_name(&collision, place);
+                if told.contains(&name)
+                    || (now.len() < TOLD_MAX && event(client, &collision, place, &name).await)
+                {
+                    now.insert(name);
+                }
+            }
+        }
+        told = now;
+    }
+}
+
+/// The event's name: the same whichever replica tells it, so that one of them does.
+fn event_name(collision: &Collision, place: usize) -> String {
+    let mut hasher = std::hash::DefaultHasher::new();
+    let Some((owner, uid)) = collision.between.get(place) else { return String::new() };
+    (collision.mac, &owner.namespace, &owner.name, uid).hash(&mut hasher);
+    format!("kubemacpool-{:016x}", hasher.finish())
+}
+
+/// Writes the event of one of a collision's objects; gives whether it is there now.
+async fn event(client: &Client, collision: &Collision, place: usize, name: &str) -> bool {
+    let Some((owner, uid)) = collision.between.get(place) else { return true };
+    let key = |owner: &Owner| {
         let kind = if owner.view == View::Pod { "pod" } else { "vmi" };
         format!("{kind}/{}/{}", owner.namespace, owner.name)
     };
-    let names: Vec<String> = collision.between.iter().map(|(owner, _)| key(owner)).collect();
+    let mut names: Vec<String> =
+        collision.between.iter().take(NAMED_MAX).map(|(owner, _)| key(owner)).collect();
+    if let Some(more) = collision.between.len().checked_sub(NAMED_MAX).filter(|more| *more > 0) {
+        names.push(format!("{more} more"));
+    }
     let message = format!("MAC {}: Collision between {}", collision.mac, names.join(", "));
     let now = crate::manifest::stamp_text(stamp() / 1_000_000_000 * 1_000_000_000);
-    for (owner, uid) in &collision.between {
-        let (version, kind) = match owner.view {
-            View::Pod => ("v1", "Pod"),
-            View::Machine | View::Instance => ("kubevirt.io/v1", "VirtualMachineInstance"),
-        };
-        let event = json!({
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {"generateName": "kubemacpool-", "namespace": owner.namespace},
-            "involvedObject": {
-                "apiVersion": version,
-                "kind": kind,
-                "namespace": owner.namespace,
-                "name": owner.name,
-                "uid": uid,
-            },
-            "type": "Warning",
-            "reason": "MACCollision",
-            "message": message,
-            "source": {"component": "kubemacpool"},
-            "firstTimestamp": now,
-            "lastTimestamp": now,
-            "count": 1,
-        });
-        let path = format!("/api/v1/namespaces/{}/events", owner.namespace);
-        if let Err(error) = apiserver::call(client, http::Method::POST, &path, Some(&event)).await {
-            tracing::warn!(error = error.chain(), "a collision cannot be told");
+    let (version, kind) = match owner.view {
+        View::Pod => ("v1", "Pod"),
+        View::Machine | View::Instance => ("kubevirt.io/v1", "VirtualMachineInstance"),
+    };
+    let event = json!({
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": name, "namespace": owner.namespace},
+        "involvedObject": {
+            "apiVersion": version,
+            "kind": kind,
+            "namespace": owner.namespace,
+            "name": owner.name,
+            "uid": uid,
+        },
+        "type": "Warning",
+        "reason": "MACCollision",
+        "message": message,
+        "source": {"component": "kubemacpool"},
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+    });
+    let path = format!("/api/v1/namespaces/{}/events", owner.namespace);
+    match apiserver::call(client, http::Method::POST, &path, Some(&event)).await {
+        Ok(_) => {
+            tracing::warn!(mac = %collision.mac, object = %owner, "it runs with an address that another has, too");
+            true
+        }
+        // Another replica told it, or we did before we were started anew.
+        Err(error) if error.kind() == Kind::Taken => true,
+        Err(error) => {
+            tracing::warn!(error = error.chain(), "a collision cannot be told; trying again");
+            false
         }
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use api::net::Range;
 use api::net::pool::Block;
 use macpool::Kind;
-use macpool::blocks::{BEAT, Book, FENCE, LEASE, Ledger, Me, SETTLE, Turn};
+use macpool::blocks::{BEAT, Book, FENCE, LEASE, Ledger, Me, SETTLE, Turn, enough};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -108,12 +108,63 @@ fn the_dead_are_taken_over_after_their_lease_and_the_unseen_are_not() {
     let turn = go(&mut b, &mut object, large(), u64::MAX, now).unwrap();
     assert_eq!(turn.settling, of_a.fresh);
     assert!(!object.replicas.contains_key("a"));
-    assert_eq!(a.read(object.clone(), now).unwrap_err().kind(), Kind::Taken);
+    // When it comes back it has none, and claims others.
+    assert_eq!(a.blocks(), of_a.fresh);
+    a.read(object.clone(), now).unwrap();
+    assert!(a.blocks().is_empty() && !a.has_line());
+    let again = go(&mut a, &mut object, large(), 0, now).unwrap();
+    assert!(again.settling.is_empty() && count(&again.fresh) == 64 && a.blocks() == again.fresh);
     // After a gap in reading, nothing is known about others.
     let mut c = ledger("c", "1");
     go(&mut c, &mut object, large(), u64::MAX, now);
     let turn = go(&mut c, &mut object, large(), u64::MAX, now + LEASE * 10).unwrap();
     assert!(turn.settling.is_empty() && object.replicas.contains_key("b"));
+}
+
+#[test]
+fn who_says_that_he_leaves_is_followed_at_once() {
+    let mut object = Book::default();
+    let (mut a, mut b) = (ledger("a", "1"), ledger("b", "1"));
+    assert!(a.leave().is_none(), "it has no line yet");
+    let of_a = go(&mut a, &mut object, large(), 0, Duration::ZERO).unwrap();
+    go(&mut b, &mut object, large(), 0, Duration::ZERO).unwrap();
+    a.read(object.clone(), seconds(1)).unwrap();
+    object = Book::parse(&a.leave().unwrap().text()).unwrap();
+    let (first, _) = of_a.fresh[0];
+    assert!(object.owner(first).is_none(), "nobody is asked about it");
+    // Long before its beat is due.
+    let turn = go(&mut b, &mut object, large(), u64::MAX, seconds(1)).unwrap();
+    assert_eq!(turn.settling, of_a.fresh);
+    assert!(!object.replicas.contains_key("a"));
+    // One that comes back under its name has not left.
+    let mut again = ledger("a", "2");
+    go(&mut again, &mut object, large(), 0, seconds(2)).unwrap();
+    assert!(!object.replicas["a"].left);
+}
+
+#[test]
+fn an_object_that_is_lost_is_written_as_it_was() {
+    let mut object = Book::default();
+    let (mut a, mut b) = (ledger("a", "1"), ledger("b", "1"));
+    go(&mut a, &mut object, large(), 0, Duration::ZERO).unwrap();
+    go(&mut b, &mut object, large(), 0, Duration::ZERO).unwrap();
+    a.read(object.clone(), seconds(1)).unwrap();
+    assert_eq!(a.turn(large(), u64::MAX, 7, seconds(1)), None);
+    a.lose(seconds(1));
+    let turn = a.turn(large(), u64::MAX, 7, seconds(1)).unwrap();
+    assert_eq!(turn.book.replicas["b"], object.replicas["b"]);
+    assert_eq!(turn.book.replicas["a"].blocks, object.replicas["a"].blocks);
+    a.wrote(&turn, seconds(1));
+    assert_eq!(a.turn(large(), u64::MAX, 7, seconds(1)), None, "once");
+}
+
+#[test]
+fn more_than_enough_goes_back() {
+    let stock = 1 << 14;
+    assert_eq!(enough(large(), stock * 4), stock * 4, "nothing is too much yet");
+    assert_eq!(enough(large(), stock * 4 + 1), stock * 2);
+    let small = range("02:00:00:00:00:00", "02:00:00:00:00:ff");
+    assert_eq!((enough(small, 128), enough(small, 256)), (128, 64));
 }
 
 #[test]
@@ -124,6 +175,11 @@ fn who_cannot_write_gives_for_a_while_and_then_stops() {
     assert!(a.may_give(seconds(10) + seconds(20)), "an absence of 20 seconds is not noticed");
     assert!(!a.may_give(seconds(10) + FENCE));
     const { assert!(LEASE.as_secs() + SETTLE.as_secs() >= FENCE.as_secs() + 30) };
+}
+
+/// The blocks of runs.
+fn runs(runs: &[(Block, u64)]) -> BTreeSet<Block> {
+    runs.iter().flat_map(|(first, count)| *first..first + count).collect()
 }
 
 /// One replica of the random test.
@@ -141,6 +197,7 @@ enum Event {
     Read(usize),
     Write(usize),
     Restart(usize),
+    Leave(usize),
     Connect(usize, bool),
 }
 
@@ -150,6 +207,7 @@ fn event() -> impl Strategy<Value = Event> {
         4 => (0..3usize).prop_map(Event::Read),
         4 => (0..3usize).prop_map(Event::Write),
         1 => (0..3usize).prop_map(Event::Restart),
+        1 => (0..3usize).prop_map(Event::Leave),
         1 => (0..3usize, any::<bool>()).prop_map(|(of, to)| Event::Connect(of, to)),
     ]
 }
@@ -172,20 +230,50 @@ fn run(events: Vec<Event>) -> Result<(), TestCaseError> {
             Event::Pass(some) => now += seconds(some),
             Event::Connect(of, to) => replicas[of].connected = to,
             Event::Restart(of) => replicas[of] = start(of, number + 1),
+            Event::Leave(of) if replicas[of].connected && seen[of] == version => {
+                if let Some(book) = replicas[of].ledger.leave() {
+                    version += 1;
+                    object = book;
+                }
+                replicas[of] = start(of, number + 1);
+            }
             Event::Read(of) if replicas[of].connected => {
                 seen[of] = version;
-                match replicas[of].ledger.read(object.clone(), now) {
-                    Ok(()) => replicas[of].read = true,
+                let replica = &mut replicas[of];
+                match replica.ledger.read(object.clone(), now) {
+                    Ok(()) => {
+                        replica.read = true;
+                        let line = runs(replica.ledger.blocks());
+                        replica.blocks.retain(|block, _| line.contains(block));
+                        for block in line {
+                            replica.blocks.entry(block).or_insert(now + SETTLE);
+                        }
+                    }
                     Err(_) => replicas[of] = start(of, number + 1),
                 }
             }
             Event::Write(of) if replicas[of].connected && replicas[of].read => {
                 let replica = &mut replicas[of];
                 let turn = replica.ledger.turn(range, 0, number as u64, now);
-                let Some(turn) = turn.filter(|_| seen[of] == version) else { continue };
+                let Some(mut turn) = turn else { continue };
+                // Now and then a block goes back, of which nothing was given.
+                let used = replica.blocks.iter().rev().find(|(_, from)| **from <= now);
+                if number % 3 == 0
+                    && let Some(block) = used.map(|(block, _)| *block)
+                {
+                    replica.blocks.remove(&block);
+                    turn.give_back(&of.to_string(), &[block]);
+                }
+                if seen[of] != version {
+                    continue;
+                }
                 version += 1;
-                seen[of] = version;
                 object = turn.book.clone();
+                // Now and then the answer does not come: the next reading tells.
+                if number % 5 == 0 {
+                    continue;
+                }
+                seen[of] = version;
                 replica.ledger.wrote(&turn, now);
                 for (runs, from) in [(&turn.fresh, now), (&turn.settling, now + SETTLE)] {
                     for (first, count) in runs {
@@ -193,7 +281,7 @@ fn run(events: Vec<Event>) -> Result<(), TestCaseError> {
                     }
                 }
             }
-            Event::Read(_) | Event::Write(_) => {}
+            Event::Read(_) | Event::Write(_) | Event::Leave(_) => {}
         }
         let mut giving = BTreeSet::new();
         for replica in replicas.iter().filter(|replica| replica.ledger.may_give(now)) {

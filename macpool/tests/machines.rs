@@ -199,6 +199,12 @@ fn updating() {
         ("a new address", json!([a(one)]), json!([a(new)]), json!([new])),
         ("an old one that was none", json!([a("x")]), json!([blank_a]), json!(["-"])),
         ("none before", json!([blank_a]), json!([blank_a]), json!(["-"])),
+        (
+            "taken by one that is none of ours",
+            json!([a(one)]),
+            json!([blank_a, {"name": "pod", "bridge": {}, "macAddress": one}]),
+            json!(["-", one]),
+        ),
     ] {
         let mut pool = pool(RANGE.0, RANGE.1);
         let had: Vec<_> = old.as_array().unwrap().iter().filter_map(|i| i["macAddress"].as_str()).collect();

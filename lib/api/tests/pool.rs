@@ -217,3 +217,28 @@ fn a_block_that_was_taken_over_is_used_when_it_has_settled() {
     pool.remove_block(block_of(range.first()));
     assert!(pool.find(&[], NOW * 2).is_err());
 }
+
+#[test]
+fn blocks_that_could_go() {
+    let mut pool = pool("02:00:00:00:00:00", "02:00:00:00:03:ff");
+    let first = block_of(mac("02:00:00:00:00:00"));
+    assert!(take(&mut pool, &vm("a"), 1).is_some());
+    pool.add_block(first + 8, NOW * 2);
+    pool.add_block(first + 9, NOW);
+    for (keep, most, expected) in [
+        (0, 9, vec![first + 1, first + 2, first + 3, first + 9]),
+        (0, 2, vec![first + 1, first + 2]),
+        (300, 9, vec![first + 1, first + 2, first + 9]),
+        (1023, 9, vec![first + 9]),
+        (u64::MAX, 9, vec![first + 9]),
+    ] {
+        assert_eq!(pool.spare(keep, most, NOW), expected, "{keep} {most}");
+    }
+    // What has to settle is nobody's surplus, and what is not kept is gone.
+    pool.add_block(first + 4, NOW * 2);
+    pool.set_range(Range::parse("02:00:00:00:00:00", "02:00:00:00:04:ff").unwrap());
+    assert!(!pool.spare(0, 9, NOW).contains(&(first + 4)));
+    pool.retain_blocks(|block| block == first + 4);
+    assert_eq!([first, first + 4].map(|block| pool.has_block(block)), [false, true]);
+    assert!(pool.find(&[], NOW).is_err());
+}

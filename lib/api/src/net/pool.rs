@@ -211,6 +211,29 @@ impl Pool {
         self.own.remove(&block);
     }
 
+    /// Takes all blocks away but those that are to be kept.
+    pub fn retain_blocks(&mut self, keep: impl Fn(Block) -> bool) {
+        self.own.retain(|block, _| keep(*block));
+    }
+
+    /// At most `most` blocks that could go, in order: they are in use, nobody holds an address of theirs, and without them
+    /// `keep` addresses can be given out still. All outside the range can; none that has to settle: its former owner may
+    /// give out of it still.
+    pub fn spare(&self, keep: u64, most: usize, now: Duration) -> Vec<Block> {
+        let mut surplus = self.free(now).saturating_sub(keep);
+        let unheld = self.own.iter().filter(|(block, _)| !self.held.contains_key(block));
+        let goes = |(block, usable): (&Block, &Duration)| {
+            let (first, last) = bounds(*block);
+            let size = self.range.count(first, last);
+            let goes = *usable <= now && size <= surplus;
+            if goes {
+                surplus -= size;
+            }
+            goes.then_some(*block)
+        };
+        unheld.filter_map(goes).take(most).collect()
+    }
+
     /// Whether a block is this pool's.
     pub fn has_block(&self, block: Block) -> bool {
         self.own.contains_key(&block)
