@@ -85,13 +85,10 @@ pub(crate) async fn leave(client: &Client, config: &Config, state: &State) -> Re
     }
 }
 
-/// What the object says.
+/// What the object says. One that says nothing changes nothing of what we know.
 fn hear(state: &State, object: &Value) -> Result<()> {
     let text = object.pointer(&format!("/data/{BOOK}")).and_then(Value::as_str);
-    let book = match text.map(Book::parse) {
-        None => Book::default(),
-        Some(book) => book?,
-    };
+    let book = Book::parse(text.unwrap_or_default())?;
     let now = state.now();
     state.lock().ledger.read(book, now)
 }
@@ -112,8 +109,8 @@ async fn read(client: &Client, state: &State, maps: &str) -> Result<Option<Value
     };
     let now = state.now();
     let heard = match &object {
-        Some(object) if object.pointer(&format!("/data/{BOOK}")).is_some() => hear(state, object),
-        Some(_) | None => Err(Error::new(Kind::Invalid, "the object of blocks is empty")),
+        Some(object) => hear(state, object),
+        None => Err(Error::new(Kind::Invalid, "the ConfigMap of blocks is gone")),
     };
     let mut known = state.lock();
     match heard {

@@ -5,6 +5,7 @@
 #![expect(clippy::print_stdout, reason = "what was measured is shown with --nocapture")]
 
 mod changes;
+mod damage;
 mod load;
 mod machines;
 mod replicas;

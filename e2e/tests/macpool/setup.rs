@@ -4,7 +4,7 @@ use std::fs;
 use std::io::Write;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -53,6 +53,11 @@ impl Replica {
     /// SIGKILL.
     pub(crate) fn kill(self) {
         drop(self);
+    }
+
+    /// SIGTERM; gives how it ended.
+    pub(crate) fn terminate(mut self) -> ExitStatus {
+        terminate(&mut self.child)
     }
 
     /// What the webhook's port answers at a path: the status, and the text.
@@ -216,19 +221,27 @@ impl Place {
         replica
     }
 
-    /// Starts a replica, with more arguments, and waits until it is ready.
-    pub(crate) fn start(&self, number: u16, more: &[&str]) -> Replica {
-        let address = self.cluster.place().host_address();
-        let port = 8100 + number * 100;
-        let listen = |port: u16| format!("{address}:{port}");
+    /// The program with the rights of the pool's service account, and its log.
+    pub(crate) fn command(&self, number: u16) -> Command {
         let log = fs::File::create(self.cluster.place().path(&format!("log/macpool-{number}.log"))).unwrap();
-        let map = self.get(NAMESPACE, "configmap/kubemacpool-mac-range-config");
-        let began = Instant::now();
         let mut command = Command::new(programs::macpool().unwrap());
         command
             .env("KUBECONFIG", &self.kubeconfig)
             .env("POD_NAMESPACE", NAMESPACE)
             .env("POD_NAME", format!("macpool-{number}"))
+            .stderr(log);
+        command
+    }
+
+    /// Starts a replica, with more arguments, and waits until it is ready.
+    pub(crate) fn start(&self, number: u16, more: &[&str]) -> Replica {
+        let address = self.cluster.place().host_address();
+        let port = 8100 + number * 100;
+        let listen = |port: u16| format!("{address}:{port}");
+        let map = self.get(NAMESPACE, "configmap/kubemacpool-mac-range-config");
+        let began = Instant::now();
+        let mut command = self.command(number);
+        command
             .env("POD_IP", address.to_string())
             .env("RANGE_START", map["data"]["RANGE_START"].as_str().unwrap())
             .env("RANGE_END", map["data"]["RANGE_END"].as_str().unwrap())
@@ -236,8 +249,7 @@ impl Place {
             .arg(format!("--peer-addr={}", listen(port + 10)))
             .arg(format!("--metrics-addr={}", listen(port + 20)))
             .args(["--wait-time=5", "--v=debug"])
-            .args(more)
-            .stderr(log);
+            .args(more);
         let child = command.spawn().unwrap();
         let reader = self.reader.clone();
         let mut replica = Replica { child, reader, address, port, ready_after: Duration::ZERO };
@@ -254,6 +266,12 @@ impl Place {
     pub(crate) fn log(&self, number: u16) -> String {
         fs::read_to_string(self.cluster.place().path(&format!("log/macpool-{number}.log"))).unwrap()
     }
+}
+
+/// Ends a process as the kubelet does.
+pub(crate) fn terminate(child: &mut Child) -> ExitStatus {
+    assert!(Command::new("kill").arg(child.id().to_string()).status().unwrap().success());
+    child.wait().unwrap()
 }
 
 /// The runs of blocks that a replica has.
