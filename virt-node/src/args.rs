@@ -1,12 +1,11 @@
 //! What was typed, for both programs.
 
-use std::ffi::OsString;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
-use crate::command::{Forwarded, Login, Named, Output};
+use crate::command::{Forwarded, Login, Named, Output, ScpCopy, SshOptions};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -16,6 +15,7 @@ Examples:
   virt-node console mine
   virt-node port-forward mine 8080:80
   virt-node ssh root@mine
+  virt-node scp notes.txt root@mine:/root
   virt-node get mine -o yaml
   virt-node stop mine
   virt-node delete mine
@@ -51,6 +51,38 @@ pub(crate) enum AcceleratorArg {
     Kvm,
     /// Software.
     Tcg,
+}
+
+/// What a daemon decides for all guests.
+#[derive(Debug, Args)]
+pub(crate) struct Serving {
+    /// What runs guests.
+    #[arg(long, value_enum, default_value_t = AcceleratorArg::Auto)]
+    pub(crate) accelerator: AcceleratorArg,
+    /// Subnet of guests that name no network. Default: the first of four that no route of this machine overlaps.
+    #[arg(long, value_name = "CIDR")]
+    pub(crate) pod_network: Option<ipnet::Ipv4Net>,
+    /// The same of IPv6. Default: they have no IPv6.
+    #[arg(long, value_name = "CIDR")]
+    pub(crate) pod_network6: Option<ipnet::Ipv6Net>,
+}
+
+impl Serving {
+    /// The same as it is typed.
+    pub(crate) fn words(&self) -> Vec<String> {
+        let Self { accelerator, pod_network, pod_network6 } = self;
+        let accelerator = match accelerator {
+            AcceleratorArg::Auto => None,
+            AcceleratorArg::Kvm => Some("kvm".to_owned()),
+            AcceleratorArg::Tcg => Some("tcg".to_owned()),
+        };
+        let all = [
+            ("accelerator", accelerator),
+            ("pod-network", pod_network.map(|subnet| subnet.to_string())),
+            ("pod-network6", pod_network6.map(|subnet| subnet.to_string())),
+        ];
+        all.into_iter().filter_map(|(name, value)| Some(format!("--{name}={}", value?))).collect()
+    }
 }
 
 /// Which guest.
@@ -132,23 +164,19 @@ pub(crate) enum NodeCommand {
     },
     /// Serves until it is ended: the one daemon of a state folder, which run and systemd start. Guests go on without it.
     Serve {
-        /// What runs guests.
-        #[arg(long, value_enum, default_value_t = AcceleratorArg::Auto)]
-        accelerator: AcceleratorArg,
-        /// Subnet of guests that name no network. Default: the first of four that no route of this machine overlaps.
-        #[arg(long, value_name = "CIDR")]
-        pod_network: Option<ipnet::Ipv4Net>,
-        /// The same of IPv6. Default: they have no IPv6.
-        #[arg(long, value_name = "CIDR")]
-        pod_network6: Option<ipnet::Ipv6Net>,
+        #[command(flatten)]
+        serving: Serving,
         /// Leave the session and the terminal that started it.
         #[arg(long, hide = true)]
         detached: bool,
     },
-    /// Has systemd run the daemon, now and at every boot.
+    /// Has systemd run the daemon of the state folder, now and at every boot. Again, with other options: systemd runs it with
+    /// those, and guests go on meanwhile.
     InstallService {
+        #[command(flatten)]
+        serving: Serving,
         /// Print the unit, and change nothing.
-        #[arg(long)]
+        #[arg(long, visible_alias = "dry-run")]
         print: bool,
     },
     /// Machines and volumes, and how they are.
@@ -202,24 +230,18 @@ pub(crate) enum NodeCommand {
     Ssh {
         /// The guest: [USER@]NAME, vm/NAME or vmi/NAME.
         login: Login,
-        /// Who logs in.
-        #[arg(short = 'l', long, value_name = "USER")]
-        username: Option<String>,
-        /// File with the private key.
-        #[arg(short, long, value_name = "FILE")]
-        identity_file: Option<PathBuf>,
-        /// File with keys of guests, in place of ssh's own.
-        #[arg(long, value_name = "FILE")]
-        known_hosts: Option<PathBuf>,
-        /// The guest's port.
-        #[arg(short, long, default_value_t = 22, value_parser = clap::value_parser!(u16).range(1..))]
-        port: u16,
+        #[command(flatten)]
+        options: SshOptions,
         /// What to run there, in place of a shell.
         #[arg(short, long)]
         command: Option<String>,
-        /// One more argument for ssh; may be given several times.
-        #[arg(short = 't', long, value_name = "ARGUMENT", allow_hyphen_values = true)]
-        local_ssh_opts: Vec<OsString>,
+    },
+    /// Copies files to or from a guest by this machine's scp.
+    Scp {
+        #[command(flatten)]
+        copy: ScpCopy,
+        #[command(flatten)]
+        options: SshOptions,
     },
     /// Starts a machine.
     Start {
@@ -472,5 +494,19 @@ mod tests {
     fn clap_finds_no_fault() {
         Node::command().debug_assert();
         Launcher::command().debug_assert();
+    }
+
+    #[test]
+    fn what_is_typed_for_all_guests_is_typed_for_systemd() {
+        let typed = |words: &[&str]| {
+            let all = ["virt-node", "serve"].iter().chain(words);
+            let NodeCommand::Serve { serving, .. } = Node::try_parse_from(all).unwrap().command else {
+                panic!()
+            };
+            serving.words()
+        };
+        assert_eq!(typed(&[]), Vec::<String>::new());
+        let all = ["--accelerator=tcg", "--pod-network=10.9.0.0/16", "--pod-network6=fd00:9::/64"];
+        assert_eq!(typed(&all), all);
     }
 }

@@ -13,8 +13,10 @@ use api::manifest::TEXT_MAX;
 use base64::Engine;
 use clap::Parser;
 
-use crate::args::{AcceleratorArg, Asked, Format, Launcher, LauncherCommand, Node, NodeCommand, OfGuest};
-use crate::command::{Daemon, Deletion, Run, SshOptions};
+use crate::args::{
+    AcceleratorArg, Asked, Format, Launcher, LauncherCommand, Node, NodeCommand, OfGuest, Serving,
+};
+use crate::command::{Daemon, Deletion, Run};
 use crate::error::{Error, Kind};
 use crate::launcher::{CallError, Client, Made};
 use crate::network::PodNetwork;
@@ -70,11 +72,12 @@ fn node(args: Node) -> Result<Answer, Error> {
             let good = command::run(&state, &Run { detach, console }, texts)?;
             Ok(Answer { text: String::new(), good })
         }
-        NodeCommand::Serve { accelerator, pod_network, pod_network6, detached } => {
+        NodeCommand::Serve { serving, detached } => {
             if detached {
                 // It fails for the leader of a session only, which has left its terminal then.
                 _ = rustix::process::setsid();
             }
+            let Serving { accelerator, pod_network, pod_network6 } = serving;
             let accelerator = match accelerator {
                 AcceleratorArg::Auto => None,
                 AcceleratorArg::Kvm => Some(Accelerator::Kvm),
@@ -84,7 +87,9 @@ fn node(args: Node) -> Result<Answer, Error> {
             let given = daemon::Given { accelerator, pod };
             daemon::serve(&state, given).map(|()| Answer::good(String::new()))
         }
-        NodeCommand::InstallService { print } => command::install(&state, print).map(Answer::good),
+        NodeCommand::InstallService { serving, print } => {
+            command::install(&state, &serving.words(), print).map(Answer::good)
+        }
         NodeCommand::List { output } => {
             command::list(&mut daemon()?, given.as_deref(), output).map(Answer::good)
         }
@@ -108,9 +113,11 @@ fn node(args: Node) -> Result<Answer, Error> {
             }
             Ok(Answer::good(String::new()))
         }
-        NodeCommand::Ssh { login, username, identity_file, known_hosts, port, command, local_ssh_opts } => {
-            let options = SshOptions { username, identity_file, known_hosts, port, command, local_ssh_opts };
-            command::ssh(&state, &namespace, &login, options).map(|()| Answer::good(String::new()))
+        NodeCommand::Ssh { login, options, command } => {
+            command::ssh(&state, &namespace, login, options, command).map(|()| Answer::good(String::new()))
+        }
+        NodeCommand::Scp { copy, options } => {
+            command::scp(&state, &namespace, copy, options).map(|()| Answer::good(String::new()))
         }
         NodeCommand::Start { of, paused } => power(of, Verb::Start { paused }),
         NodeCommand::Stop { of, grace } => power(of, Verb::Stop { grace_seconds: grace.seconds() }),

@@ -29,7 +29,7 @@ pub(crate) use forward::{Forwarded, forward, join_standard};
 pub(crate) use objects::{Output, events, get, list, power};
 pub(crate) use run::{Run, run};
 pub(crate) use service::install;
-pub(crate) use ssh::{Login, Options as SshOptions, ssh};
+pub(crate) use ssh::{Copy as ScpCopy, Login, Options as SshOptions, scp, ssh};
 pub(crate) use volume::{add_volume, remove_volume};
 
 use crate::daemon;

@@ -2,11 +2,14 @@
 //! direction goes on.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::thread::{self, JoinHandle};
 
 use rustix::net::{Shutdown, shutdown};
+
+/// Bytes on their way.
+const BUFFER: usize = 16 << 10;
 
 /// One end of a joint: a socket, or two files.
 pub(super) struct End {
@@ -42,9 +45,9 @@ pub(super) fn join(one: End, other: End) -> io::Result<JoinHandle<()>> {
 
 /// One way to its end, which is told. When it cannot go on, neither can the other way.
 fn pass(mut from: File, mut to: File) {
-    match io::copy(&mut from, &mut to) {
+    match copy(&mut from, &mut to) {
         // What is no socket has nothing to be told.
-        Ok(_) => _ = shutdown(&to, Shutdown::Write),
+        Ok(()) => _ = shutdown(&to, Shutdown::Write),
         Err(_) => {
             for socket in [&from, &to] {
                 _ = shutdown(socket, Shutdown::Both);
@@ -53,10 +56,23 @@ fn pass(mut from: File, mut to: File) {
     }
 }
 
+/// Not `io::copy`: that is `splice(2)` here, and one from a socket holds the lock of the pipe while it waits for bytes, so
+/// that who reads the pipe does not even get those that are in it. Ssh is such a reader.
+fn copy(from: &mut File, to: &mut File) -> io::Result<()> {
+    let mut buffer = vec![0; BUFFER];
+    loop {
+        match from.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(count) => to.write_all(buffer.get(..count).unwrap_or_default())?,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
 
     fn pair() -> (TcpStream, TcpStream) {
@@ -85,6 +101,23 @@ mod tests {
         text.clear();
         client.read_to_string(&mut text).unwrap();
         assert_eq!(text, "answer");
+    }
+
+    #[test]
+    fn who_reads_a_pipe_hears_what_was_said_while_more_is_waited_for() {
+        let (mut guest, socket) = pair();
+        let (mut heard, said) = io::pipe().unwrap();
+        thread::spawn(move || pass(File::from(OwnedFd::from(socket)), File::from(OwnedFd::from(said))));
+        // The reader is slower than who waits for more.
+        guest.write_all(b"first").unwrap();
+        thread::sleep(std::time::Duration::from_millis(200));
+        let (sender, received) = std::sync::mpsc::channel();
+        thread::spawn(move || {
+            let mut bytes = [0; 5];
+            sender.send(heard.read_exact(&mut bytes).map(|()| bytes)).unwrap();
+        });
+        let bytes = received.recv_timeout(std::time::Duration::from_secs(30)).unwrap();
+        assert_eq!(&bytes.unwrap(), b"first");
     }
 
     #[test]

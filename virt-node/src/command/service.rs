@@ -7,12 +7,13 @@ use std::process::Command;
 use crate::error::{Error, Kind};
 use crate::launcher::replace;
 
+const NAME: &str = "virt-node.service";
 const UNIT: &str = "/etc/systemd/system/virt-node.service";
 
-/// A path as units write it: one word, in which nothing stands for something else.
-fn word(path: &Path) -> String {
+/// A text as units write it: one word, in which nothing stands for something else.
+fn word(text: &str) -> String {
     let mut word = String::from('"');
-    for c in path.to_string_lossy().chars() {
+    for c in text.chars() {
         match c {
             '"' | '\\' => word.extend(['\\', c]),
             '%' => word.extend([c, c]),
@@ -22,8 +23,11 @@ fn word(path: &Path) -> String {
     word + "\""
 }
 
-/// The unit for a program and a state folder.
-fn unit(program: &Path, state: &Path) -> String {
+/// The unit for a program, a state folder and what else is typed.
+fn unit(program: &str, state: &str, words: &[String]) -> String {
+    // Only there variables are filled in.
+    let arguments = ["serve", "--state", state].into_iter().chain(words.iter().map(String::as_str));
+    let arguments: Vec<String> = arguments.map(|one| word(one).replace('$', "$$")).collect();
     format!(
         "\
 [Unit]
@@ -33,7 +37,7 @@ After=network-online.target local-fs.target
 RequiresMountsFor={state}
 
 [Service]
-ExecStart={program} serve --state {argument}
+ExecStart={program} {arguments}
 Restart=always
 RestartSec=1
 # Guests and the volumes' driver go on without the daemon; when the machine is shut down, it ends them with their grace.
@@ -47,31 +51,59 @@ TasksMax=infinity
 WantedBy=multi-user.target
 ",
         state = word(state),
-        // Only there variables are filled in.
         program = word(program).replace('$', "$$"),
-        argument = word(state).replace('$', "$$"),
+        arguments = arguments.join(" "),
     )
 }
 
-/// Writes the unit, and has systemd start it now and at every boot.
-pub(crate) fn install(state: &Path, print: bool) -> Result<String, Error> {
-    let failed = |error| Error::with(Kind::System, UNIT, error);
-    let program = std::env::current_exe().map_err(failed)?;
-    let text = unit(&program, state);
+/// A path as a line of a unit can hold it.
+fn shown(path: &Path) -> Result<&str, Error> {
+    let text = path.to_str().filter(|text| !text.contains(char::is_control));
+    let refused =
+        || format!("{}: systemd takes no path that is not UTF-8, or has control characters", path.display());
+    text.ok_or_else(|| Error::new(Kind::Usage, refused()))
+}
+
+/// Writes the unit, and has systemd run it now and at every boot. `words` are more of what `serve` is told.
+///
+/// # Errors
+/// It cannot be written, or systemd refuses it.
+pub(crate) fn install(state: &Path, words: &[String], print: bool) -> Result<String, Error> {
+    let failed = |path: &Path| {
+        let shown = path.display().to_string();
+        move |error| Error::with(Kind::System, shown, error)
+    };
+    let program = std::env::current_exe().map_err(failed(Path::new("this program")))?;
+    // systemd runs it elsewhere.
+    let state = std::path::absolute(state).map_err(failed(state))?;
+    let text = unit(shown(&program)?, shown(&state)?, words);
     if print {
         return Ok(text);
     }
-    fs::create_dir_all(state).map_err(failed)?;
-    replace(Path::new(UNIT), text.as_bytes()).map_err(failed)?;
-    for words in [&["daemon-reload"][..], &["enable", "--now", "virt-node.service"]] {
-        let output = Command::new("systemctl").args(words).output();
-        let output = output.map_err(|error| Error::with(Kind::System, "systemctl cannot be run", error))?;
-        if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            return Err(Error::new(Kind::System, format!("systemctl {}: {said}", words.join(" "))));
-        }
+    let path = Path::new(UNIT);
+    fs::create_dir_all(&state).map_err(failed(&state))?;
+    let new = fs::read(path).ok().is_none_or(|before| before != text.as_bytes());
+    if new {
+        replace(path, text.as_bytes()).map_err(failed(path))?;
     }
-    Ok(format!("{UNIT} was written and started\n"))
+    systemctl(&["daemon-reload"])?;
+    systemctl(&["enable", NAME])?;
+    // One that runs with another unit is another one then.
+    systemctl(&[if new { "restart" } else { "start" }, NAME])?;
+    Ok(format!(
+        "{UNIT} {}\n",
+        if new { "was written, and is started" } else { "was there already, and runs" }
+    ))
+}
+
+fn systemctl(words: &[&str]) -> Result<(), Error> {
+    let output = Command::new("systemctl").args(words).output();
+    let output = output.map_err(|error| Error::with(Kind::System, "systemctl cannot be run", error))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    Err(Error::new(Kind::System, format!("systemctl {}: {said}", words.join(" "))))
 }
 
 #[cfg(test)]
@@ -80,11 +112,9 @@ mod tests {
 
     #[test]
     fn the_unit_names_the_program_and_the_state() {
-        let text = unit(Path::new("/usr/bin/virt-node"), Path::new("/srv/100% guests"));
-        assert!(
-            text.contains("ExecStart=\"/usr/bin/virt-node\" serve --state \"/srv/100%% guests\"\n"),
-            "{text}"
-        );
+        let text = unit("/usr/bin/virt-node", "/srv/100% guests", &["--accelerator=kvm".to_owned()]);
+        let line = "ExecStart=\"/usr/bin/virt-node\" \"serve\" \"--state\" \"/srv/100%% guests\" \"--accelerator=kvm\"\n";
+        assert!(text.contains(line), "{text}");
         assert!(text.contains("KillMode=process\n"));
     }
 }

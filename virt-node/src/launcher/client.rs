@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api::launch::{Launch, LaunchError};
 use api::launcher::{Answer, Call, Event, FrameError, Message, RefusedKind, Request, SOCKET};
@@ -15,7 +15,10 @@ use thiserror::Error;
 
 use crate::framing;
 
-/// How long the rest of a message may take once it began.
+/// How long an answer may take, and that of a start: a guest's memory may have to be found first.
+const ANSWER: Duration = Duration::from_secs(300);
+const START: Duration = Duration::from_secs(1800);
+/// How long the rest of a message may take once it began, and the launcher to take ours.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Why there is no answer.
@@ -50,17 +53,23 @@ impl Client {
     /// There is none.
     pub fn connect(folder: &Path) -> io::Result<Self> {
         let stream = UnixStream::connect(folder.join(SOCKET))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
         Ok(Self { stream, last: 0, events: VecDeque::new() })
     }
 
-    /// Asks, and waits for the answer; events that come meanwhile are kept.
+    /// Asks, and waits for the answer, but not for ever: five minutes, and what the guest's agent is given, or half an hour
+    /// for a start. Events that come meanwhile are kept.
     ///
     /// # Errors
-    /// See [`CallError`].
+    /// See [`CallError`]; after [`CallError::Lost`] the connection is of no use any more.
     pub fn call(&mut self, request: Request) -> Result<Answer, CallError> {
         self.last += 1;
+        let until = Instant::now() + patience(&request);
         framing::send(&self.stream, &Call::new(self.last, request))?;
         loop {
+            // None would be for ever.
+            let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+            self.stream.set_read_timeout(Some(left))?;
             match self.message()? {
                 Message::Event(event) => self.events.push_back(event),
                 Message::Answer { id, answer } if id == self.last => return Ok(answer),
@@ -92,9 +101,7 @@ impl Client {
             return Ok(Some(event));
         }
         self.stream.set_read_timeout(Some(patience))?;
-        let message = self.message();
-        self.stream.set_read_timeout(None)?;
-        match message {
+        match self.message() {
             Ok(Message::Event(event)) => Ok(Some(event)),
             Ok(Message::Answer { .. } | Message::Refused { .. }) => Ok(None),
             Err(CallError::Lost(error))
@@ -112,4 +119,12 @@ impl Client {
         let json = framing::json(&self.stream, length, PATIENCE)?;
         Ok(serde_json::from_slice(&json).map_err(io::Error::from)?)
     }
+}
+
+/// How long the answer may take.
+fn patience(request: &Request) -> Duration {
+    if let Request::Agent { timeout_seconds, .. } = request {
+        return ANSWER + Duration::from_secs((*timeout_seconds).into());
+    }
+    if matches!(request, Request::Launch(_)) { START } else { ANSWER }
 }
