@@ -6,6 +6,8 @@
 #[path = "support/running.rs"]
 mod running;
 mod support;
+#[path = "support/waiting.rs"]
+mod waiting;
 
 use std::fs;
 use std::thread::sleep;

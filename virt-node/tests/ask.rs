@@ -7,6 +7,8 @@ mod program;
 #[path = "support/running.rs"]
 mod running;
 mod support;
+#[path = "support/waiting.rs"]
+mod waiting;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

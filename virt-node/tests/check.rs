@@ -2,10 +2,13 @@
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+#[path = "support/waiting.rs"]
+mod waiting;
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -25,11 +28,9 @@ fn run(path: &str, state: &Path, output: &str) -> Output {
     // By another process: a program that is open for writing here, when another test forks, cannot be run.
     let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_virt-node")).arg(&program).status().unwrap();
     assert!(copied.success());
-    Command::new(program)
-        .args(["check", "--state", state.to_str().unwrap(), "--output", output])
-        .env("PATH", path)
-        .output()
-        .unwrap()
+    let mut command = Command::new(program);
+    command.args(["check", "--state", state.to_str().unwrap(), "--output", output]);
+    waiting::output(command.env("PATH", path).stdin(Stdio::null()))
 }
 
 fn json(output: &Output) -> Value {
@@ -150,13 +151,12 @@ fn kvm_is_what_runs_a_guest_not_what_opens() {
         let folder = tempfile::tempdir().unwrap();
         let path = emulator(folder.path(), script);
         let begun = Instant::now();
-        let output = Command::new("unshare")
+        let mut command = Command::new("unshare");
+        command
             .args(["--mount", "sh", "-c", WITH_A_DEVICE, "sh", folder.path().to_str().unwrap()])
             .args([env!("CARGO_BIN_EXE_virt-node"), "check", "--output", "json", "--state"])
-            .arg(state.path())
-            .env("PATH", &path)
-            .output()
-            .unwrap();
+            .arg(state.path());
+        let output = waiting::output(command.env("PATH", &path).stdin(Stdio::null()));
         let report = json(&output);
         assert_eq!(tried(&report, "kvm")["offered"], offered, "{script}: {}", tried(&report, "kvm"));
         assert!(begun.elapsed() < Duration::from_secs(30), "{script}: {:?}", begun.elapsed());

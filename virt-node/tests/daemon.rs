@@ -4,15 +4,17 @@
 
 #[path = "support/daemon.rs"]
 mod daemon;
+#[path = "support/waiting.rs"]
+mod waiting;
 
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::os::unix::fs::MetadataExt;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use api::names::QEMU_ID;
-use daemon::{Daemon, code, eventually, kill, machine};
+use daemon::{Daemon, code, end_of, eventually, kill, machine, rest};
 use rustix::process::Signal;
 
 /// A server of one file, without ranges. It ends with the test's process.
@@ -218,18 +220,11 @@ fn run_in_the_foreground_starts_the_daemon_and_ends_with_the_guest() {
     eventually("the driver", || daemon.process("hpp-csi"));
     assert_eq!(daemon.end(Signal::TERM), Some(0));
     assert_eq!(daemon.process("hpp-csi"), None, "the driver ends with the daemon");
-    let mut run = Command::new(env!("CARGO_BIN_EXE_virt-node"))
-        .args(["run", file.to_str().unwrap(), "--state"])
-        .arg(daemon.state())
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut run = daemon.started(&["run", file.to_str().unwrap()], Stdio::null(), Stdio::piped());
     eventually("the guest", || (daemon.status("mine") == "Running").then_some(()));
-    kill(run.id(), Signal::INT);
-    assert_eq!(eventually("its end", || run.try_wait().unwrap()).code(), Some(0));
-    let mut said = String::new();
-    run.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+    kill(run.0.id(), Signal::INT);
+    let said = rest(run.0.stdout.as_mut().unwrap());
+    assert_eq!(end_of(&mut run.0, "run").code(), Some(0), "{said}");
     assert!(said.contains("stopping") && said.contains("ShuttingDown"), "{said}");
     assert_eq!(daemon.status("mine"), "Stopped");
     daemon.says(&["delete", "mine"]);

@@ -5,13 +5,15 @@
 
 #[path = "support/daemon.rs"]
 mod daemon;
+#[path = "support/waiting.rs"]
+mod waiting;
 
 use std::fs;
-use std::process::Command;
+use std::process::Stdio;
 use std::thread::sleep;
 use std::time::Duration;
 
-use daemon::{Daemon, Dice, code, eventually, kill, machine};
+use daemon::{Daemon, Dice, code, end_of, eventually, kill, machine};
 use rustix::process::Signal;
 
 /// How many times something is killed.
@@ -30,76 +32,158 @@ fn qemu(daemon: &Daemon) -> Option<u32> {
     daemon.process("qemu-system")
 }
 
+/// Nothing of the folder's one guest is left.
+fn is_gone(daemon: &Daemon) {
+    daemon.says(&["delete", "mine", "--force"]);
+    for folder in ["run", "claims", "guests"] {
+        assert_eq!(daemon.names(folder), Vec::<String>::new(), "{folder}");
+    }
+    assert_eq!((daemon.mounts(), qemu(daemon)), (Vec::<String>::new(), None));
+}
+
+/// The machine `mine` comes to run as its objects say: QEMU is there, obeys, and is the same one afterwards.
+fn is_true(daemon: &Daemon) -> u32 {
+    let found = eventually("a guest that runs", || {
+        let runs = daemon.object("vmi/mine")?["status"]["phase"] == "Running";
+        (runs && daemon.status("mine") == "Running").then(|| qemu(daemon))?
+    });
+    daemon.until_serial("mine", "K");
+    for (verb, status) in [("pause", "Paused"), ("unpause", "Running")] {
+        eventually(status, || {
+            // A worker that was just killed does not answer; what it did is seen all the same.
+            daemon.command(&[verb, "mine"]);
+            (daemon.status("mine") == status).then_some(())
+        });
+    }
+    assert_eq!(qemu(daemon), Some(found), "the same guest");
+    found
+}
+
+/// Starts the machine of a document and, at a random moment after there is a process with this word, kills it. The
+/// machine's document is run again then, as a person would. Answers whether there was something to kill.
+fn killed_in_a_start(daemon: &Daemon, document: &str, word: &str, wait: Duration) -> bool {
+    let file = daemon.path("vm.yaml");
+    fs::write(&file, document).unwrap();
+    let words = ["run", "--detach", file.to_str().unwrap()];
+    let mut run = daemon.started(&words, Stdio::null(), Stdio::null());
+    let process = eventually(word, || daemon.process(word));
+    sleep(wait);
+    let there = daemon.process(word) == Some(process);
+    kill(process, Signal::KILL);
+    // Whether it tells of the trouble, or of a guest that runs, is a matter of the moment.
+    end_of(&mut run.0, "run");
+    there
+}
+
 #[test]
 fn a_start_goes_on_after_the_daemon_is_killed_anywhere() {
     let mut daemon = Daemon::start();
     let mut dice = Dice(7);
     let file = daemon.path("vm.yaml");
-    fs::write(&file, halting(&daemon, "mine", "Always")).unwrap();
+    let document = halting(&daemon, "mine", "Always");
+    fs::write(&file, &document).unwrap();
     for _ in 0..rounds() {
-        let mut run = Command::new(env!("CARGO_BIN_EXE_virt-node"))
-            .args(["run", "--detach", file.to_str().unwrap(), "--state"])
-            .arg(daemon.state())
-            .output_later();
+        let words = ["run", "--detach", file.to_str().unwrap()];
+        let mut run = daemon.started(&words, Stdio::null(), Stdio::null());
         sleep(Duration::from_millis(dice.next(4000)));
         daemon.end(Signal::KILL);
-        drop(run.wait());
+        end_of(&mut run.0, "run");
         daemon.again();
-        daemon.run(&fs::read_to_string(&file).unwrap());
+        daemon.run(&document);
         daemon.until_serial("mine", "K");
         // It runs, and the daemon is killed: it goes on.
         let before = qemu(&daemon).unwrap();
         daemon.end(Signal::KILL);
-        sleep(Duration::from_millis(200));
+        sleep(Duration::from_millis(dice.next(400)));
         assert_eq!(qemu(&daemon), Some(before));
         daemon.again();
-        daemon.until("mine", "Running");
-        daemon.says(&["pause", "mine"]);
-        daemon.until("mine", "Paused");
-        assert_eq!(qemu(&daemon), Some(before), "the same guest");
-        daemon.says(&["delete", "mine", "--force"]);
-        assert_eq!(daemon.names("run"), Vec::<String>::new());
-        assert_eq!(daemon.names("claims"), Vec::<String>::new());
-        assert_eq!(daemon.mounts(), Vec::<String>::new());
-    }
-}
-
-/// Starts a command whose output nobody reads.
-trait OutputLater {
-    fn output_later(&mut self) -> std::process::Child;
-}
-
-impl OutputLater for Command {
-    fn output_later(&mut self) -> std::process::Child {
-        use std::process::Stdio;
-        self.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+        assert_eq!(is_true(&daemon), before, "the same guest");
+        is_gone(&daemon);
     }
 }
 
 #[test]
-fn a_guest_survives_its_worker_and_its_launcher_and_comes_back_without_qemu() {
+fn an_import_goes_on_after_its_importer_is_killed_anywhere() {
+    let daemon = Daemon::start();
+    let mut dice = Dice(8);
+    // Large enough to be killed in the middle of it.
+    let image = daemon.path("large.img");
+    let mut content: Vec<u8> = (0..24 << 20).flat_map(|word: u32| word.to_le_bytes()).collect();
+    content[..code::HALTS.len()].copy_from_slice(code::HALTS);
+    content[510..512].copy_from_slice(&[0x55, 0xaa]);
+    fs::write(&image, &content).unwrap();
+    let source = format!("{{http: {{url: \"file://{}\"}}}}", image.display());
+    let document = machine("mine", "Always", &source, "").replace("8Mi", "96Mi");
+    let mut cut = 0;
+    for _ in 0..rounds() {
+        let wait = Duration::from_millis(dice.next(600));
+        cut += u32::from(killed_in_a_start(&daemon, &document, "importer --size", wait));
+        is_true(&daemon);
+        let volume = daemon.object("dv/mine-root").unwrap();
+        assert_eq!(volume["status"]["phase"], "Succeeded");
+        assert_eq!(volume["status"]["progress"], "100.0%");
+        let claim = daemon.object("pvc/mine-root").unwrap()["metadata"]["uid"].as_str().unwrap().to_owned();
+        let disk = daemon.state().join("claims").join(claim).join("data/disk.img");
+        assert!(fs::read(disk).unwrap() == content, "the disk is the image");
+        is_gone(&daemon);
+    }
+    println!("{cut} of {} imports were cut short", rounds());
+}
+
+#[test]
+fn a_guest_starts_and_survives_though_its_worker_is_killed_anywhere() {
+    let daemon = Daemon::start();
+    let mut dice = Dice(9);
+    let document = halting(&daemon, "mine", "Always");
+    for _ in 0..rounds() {
+        killed_in_a_start(&daemon, &document, " worker ", Duration::from_millis(dice.next(1000)));
+        let before = is_true(&daemon);
+        kill(daemon.process(" worker ").unwrap(), Signal::KILL);
+        sleep(Duration::from_millis(dice.next(400)));
+        assert_eq!(is_true(&daemon), before, "the same guest");
+        is_gone(&daemon);
+    }
+}
+
+#[test]
+fn a_guest_whose_qemu_is_killed_anywhere_comes_back() {
+    let daemon = Daemon::start();
+    let mut dice = Dice(10);
+    let document = halting(&daemon, "mine", "Always");
+    for _ in 0..rounds() {
+        killed_in_a_start(&daemon, &document, "qemu-system", Duration::from_millis(dice.next(1500)));
+        let before = is_true(&daemon);
+        let run = daemon.object("vmi/mine").unwrap()["metadata"]["uid"].clone();
+        kill(before, Signal::KILL);
+        daemon.until("mine", "CrashLoopBackOff");
+        assert!(daemon.says(&["events", "mine"]).contains("crashed"));
+        // It comes back by itself; who does not want to wait has it tried at once, which may be a moment too late.
+        daemon.command(&["start", "mine"]);
+        assert_ne!(is_true(&daemon), before);
+        assert_ne!(daemon.object("vmi/mine").unwrap()["metadata"]["uid"], run);
+        is_gone(&daemon);
+    }
+}
+
+#[test]
+fn a_guest_survives_its_launchers_first_process() {
     let daemon = Daemon::start();
     daemon.run(&halting(&daemon, "mine", "Always"));
-    daemon.until_serial("mine", "K");
-    let before = qemu(&daemon).unwrap();
-    for word in [" worker ", " run --capabilities"] {
-        kill(daemon.process(word).unwrap(), Signal::KILL);
-        eventually("another launcher", || {
-            let answer = daemon.command(&["pause", "mine"]);
-            answer.status.success().then_some(())
-        });
-        daemon.until("mine", "Paused");
-        assert_eq!(qemu(&daemon), Some(before), "{word}");
-        daemon.says(&["unpause", "mine"]);
-        daemon.until("mine", "Running");
-    }
-    let run = daemon.object("vmi/mine").unwrap()["metadata"]["uid"].clone();
+    let before = is_true(&daemon);
+    kill(daemon.process(" run --capabilities").unwrap(), Signal::KILL);
+    assert_eq!(is_true(&daemon), before, "the same guest");
+    is_gone(&daemon);
+}
+
+#[test]
+fn a_guest_that_crashed_comes_back_by_itself() {
+    let daemon = Daemon::start();
+    daemon.run(&halting(&daemon, "mine", "Always"));
+    let before = is_true(&daemon);
     kill(before, Signal::KILL);
     daemon.until("mine", "CrashLoopBackOff");
-    daemon.until("mine", "Running");
-    assert_ne!(daemon.object("vmi/mine").unwrap()["metadata"]["uid"], run);
-    daemon.until_serial("mine", "K");
-    daemon.says(&["delete", "mine", "--force"]);
+    assert_ne!(is_true(&daemon), before);
+    is_gone(&daemon);
 }
 
 #[test]
@@ -139,11 +223,7 @@ fn a_state_that_is_torn_is_told_and_left_as_it_is() {
     let file = daemon.state().join("objects/VirtualMachine/default/mine");
     let whole = fs::read(&file).unwrap();
     fs::write(&file, &whole[..whole.len() / 2]).unwrap();
-    let output = Command::new(env!("CARGO_BIN_EXE_virt-node"))
-        .args(["serve", "--accelerator", "tcg", "--state"])
-        .arg(daemon.state())
-        .output()
-        .unwrap();
+    let output = daemon.command(&["serve", "--accelerator", "tcg"]);
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.code() == Some(1) && told.contains("VirtualMachine/default/mine: torn"), "{told}");
     assert_eq!(fs::read(&file).unwrap(), &whole[..whole.len() / 2]);
@@ -151,29 +231,5 @@ fn a_state_that_is_torn_is_told_and_left_as_it_is() {
     fs::write(&file, &whole).unwrap();
     daemon.again();
     daemon.until("mine", "Running");
-    daemon.says(&["delete", "mine", "--force"]);
-}
-
-#[test]
-fn an_import_goes_on_after_its_importer_is_killed() {
-    let daemon = Daemon::start();
-    // Large enough to be killed in the middle of it.
-    let image = daemon.path("large.img");
-    let mut content = vec![0x5a; 96 << 20];
-    content[..code::HALTS.len()].copy_from_slice(code::HALTS);
-    content[510..512].copy_from_slice(&[0x55, 0xaa]);
-    fs::write(&image, content).unwrap();
-    let file = daemon.path("vm.yaml");
-    let source = format!("{{http: {{url: \"file://{}\"}}}}", image.display());
-    fs::write(&file, machine("mine", "Always", &source, "").replace("8Mi", "96Mi")).unwrap();
-    let mut run = Command::new(env!("CARGO_BIN_EXE_virt-node"))
-        .args(["run", "--detach", file.to_str().unwrap(), "--state"])
-        .arg(daemon.state())
-        .output_later();
-    let importer = eventually("the importer", || daemon.process("importer --size"));
-    kill(importer, Signal::KILL);
-    drop(run.wait());
-    daemon.until("mine", "Running");
-    daemon.until_serial("mine", "K");
     daemon.says(&["delete", "mine", "--force"]);
 }

@@ -7,10 +7,13 @@
 mod daemon;
 #[path = "support/linux.rs"]
 mod linux;
+#[path = "support/waiting.rs"]
+mod waiting;
 
 use std::fs;
+use std::process::Stdio;
 
-use daemon::{Daemon, code, eventually, machine};
+use daemon::{Daemon, code, end_of, eventually, machine};
 
 /// A DataVolume of nothing.
 fn blank(name: &str, size: &str) -> String {
@@ -185,17 +188,13 @@ fn volumes_follow_a_machines_document_and_survive_the_daemon() {
     assert!(!has_condition(&daemon, "mine", "RestartRequired"));
     // The daemon ends in the middle of the next moves, which go on.
     let file = write(&daemon, &with(&["a"]));
-    let mut run = std::process::Command::new(env!("CARGO_BIN_EXE_virt-node"))
-        .args(["run", "--detach", &file, "--state"])
-        .arg(daemon.state())
-        .spawn()
-        .unwrap();
+    let mut run = daemon.started(&["run", "--detach", &file], Stdio::null(), Stdio::null());
     eventually("the document", || {
         let machine = daemon.object("vm/mine")?;
         (machine["spec"]["template"]["spec"]["volumes"][1]["name"] == "a").then_some(())
     });
     daemon.end(rustix::process::Signal::KILL);
-    run.wait().unwrap();
+    end_of(&mut run.0, "run");
     daemon.again();
     until_ready(&daemon, "mine", "a");
     until_gone(&daemon, "mine", "b");

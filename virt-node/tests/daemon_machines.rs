@@ -6,6 +6,8 @@
 mod daemon;
 #[path = "support/linux.rs"]
 mod linux;
+#[path = "support/waiting.rs"]
+mod waiting;
 
 use std::fs;
 use std::os::unix::fs::chown;
@@ -13,7 +15,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use api::names::QEMU_ID;
-use daemon::{Daemon, bootable, code, eventually, machine};
+use daemon::{Daemon, bootable, code, eventually, machine, output};
 
 /// A machine on a disk image.
 fn on(image: &std::path::Path, name: &str) -> String {
@@ -74,7 +76,7 @@ impl Small {
     }
 
     fn tool(&self, name: &str, words: &[&str]) {
-        let output = Command::new(name).args(words).arg(&self.0).output().unwrap();
+        let output = output(Command::new(name).args(words).arg(&self.0));
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
 }

@@ -7,13 +7,14 @@
 mod daemon;
 #[path = "support/machine.rs"]
 mod network;
+#[path = "support/waiting.rs"]
+mod waiting;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::io::Write;
+use std::process::{Command, Stdio};
 
-use daemon::{Daemon, code, eventually, kill, machine};
+use daemon::{Daemon, code, end_of, eventually, heard, kill, linux_machine, machine, output, rest};
 use network::{Machine, SERVER, files, ip, linux, page, run};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -23,19 +24,6 @@ fn halting(daemon: &Daemon, name: &str) -> String {
     let image = daemon.image("disk.img", code::HALTS);
     let source = format!("{{http: {{url: \"file://{}\"}}}}", image.display());
     machine(name, "Always", &source, "").replace("autoattachPodInterface: false, ", "")
-}
-
-/// Linux on a disk of its own, with these interfaces and networks.
-fn linux_machine(name: &str, disk: &Path, interfaces: &str, networks: &str) -> String {
-    let source = format!("{{http: {{url: \"file://{}\"}}}}", disk.display());
-    machine(name, "Always", &source, &format!("      networks: {networks}"))
-        .replace("disableHotplug: true, ", "")
-        .replace("storage: 8Mi", "storage: 64Mi")
-        .replace("guest: 64Mi", "guest: 192Mi")
-        .replace(
-            "autoattachPodInterface: false, disks: [{name: root}]",
-            &format!("interfaces: {interfaces}, disks: [{{name: root, disk: {{bus: virtio}}}}]"),
-        )
 }
 
 /// Of a run's status.
@@ -60,18 +48,6 @@ fn layout_of(daemon: &Daemon, name: &str) -> String {
     let machine = daemon.object(&format!("vm/{name}")).unwrap();
     let guest = daemon.state().join("guests").join(machine["metadata"]["uid"].as_str().unwrap());
     fs::read_to_string(guest.join("kept.json")).unwrap()
-}
-
-/// A command that goes on.
-fn started(daemon: &Daemon, words: &[&str], output: Stdio) -> Child {
-    Command::new(env!("CARGO_BIN_EXE_virt-node"))
-        .args(words)
-        .arg("--state")
-        .arg(daemon.state())
-        .stdin(Stdio::piped())
-        .stdout(output)
-        .spawn()
-        .unwrap()
 }
 
 #[test]
@@ -136,13 +112,12 @@ fn a_network_that_is_not_there_is_told_by_its_field() {
         .replace("autoattachPodInterface: false, ", "interfaces: [{name: other, bridge: {}}], ");
     let file = daemon.path("lost.yaml");
     fs::write(&file, document).unwrap();
-    let mut child = started(&daemon, &["run", "--detach", file.to_str().unwrap()], Stdio::null());
+    let child = daemon.started(&["run", "--detach", file.to_str().unwrap()], Stdio::null(), Stdio::null());
     eventually("a word about the network", || {
         let told = daemon.says(&["events", "lost"]);
         (told.contains("spec.networks[0].multus.networkName") && told.contains("missing")).then_some(())
     });
-    kill(child.id(), Signal::KILL);
-    drop(child.wait());
+    drop(child);
     daemon.says(&["delete", "lost"]);
     assert_eq!(daemon.names("netns"), Vec::<String>::new());
 }
@@ -167,13 +142,12 @@ fn a_machine_that_forbids_forwarding_or_uses_the_subnet_is_told() {
     let document = halting(&daemon, "other");
     let file = daemon.path("other.yaml");
     fs::write(&file, document).unwrap();
-    let mut child = started(&daemon, &["run", "--detach", file.to_str().unwrap()], Stdio::null());
+    let child = daemon.started(&["run", "--detach", file.to_str().unwrap()], Stdio::null(), Stdio::null());
     eventually("a word about the subnet", || {
         let told = daemon.says(&["events", "other"]);
         (told.contains("10.234.7.0/24") && told.contains("10.234.0.0/16")).then_some(())
     });
-    kill(child.id(), Signal::KILL);
-    drop(child.wait());
+    drop(child);
     daemon.says(&["delete", "other", "--force"]);
 }
 
@@ -200,10 +174,10 @@ fn linux_reaches_out_and_is_reached_by_its_address_and_by_forwarded_ports() {
     assert_eq!(page((address, 81).into()), None);
 
     // Ports of this machine that lead there; each says where it is.
-    let mut forward = started(&daemon, &["port-forward", "mine", "0:80", "tcp/0:81"], Stdio::piped());
-    let mut lines = BufReader::new(forward.stdout.take().unwrap()).lines();
+    let words = ["port-forward", "mine", "0:80", "tcp/0:81"];
+    let mut forward = daemon.started(&words, Stdio::null(), Stdio::piped());
     let mut port = || {
-        let line = lines.next().unwrap().unwrap();
+        let line = heard(forward.0.stdout.as_mut().unwrap(), "\n");
         line.split(' ').nth(2).unwrap().parse::<std::net::SocketAddr>().unwrap()
     };
     let (open, closed) = (port(), port());
@@ -211,15 +185,15 @@ fn linux_reaches_out_and_is_reached_by_its_address_and_by_forwarded_ports() {
         assert!(page(open).unwrap().contains("from the guest"));
     }
     assert_eq!(page(closed).as_deref().unwrap_or_default(), "");
-    kill(forward.id(), Signal::TERM);
-    forward.wait().unwrap();
+    kill(forward.0.id(), Signal::TERM);
+    end_of(&mut forward.0, "port-forward");
 
     // One connection on standard input and output, to its end.
-    let mut one = started(&daemon, &["port-forward", "--stdio=true", "vmi/mine", "80"], Stdio::piped());
-    one.stdin.take().unwrap().write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
-    let mut text = String::new();
-    one.stdout.take().unwrap().read_to_string(&mut text).unwrap();
-    assert!(text.contains("from the guest") && one.wait().unwrap().success(), "{text}");
+    let words = ["port-forward", "--stdio=true", "vmi/mine", "80"];
+    let mut one = daemon.started(&words, Stdio::piped(), Stdio::piped());
+    one.0.stdin.take().unwrap().write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
+    let text = rest(one.0.stdout.as_mut().unwrap());
+    assert!(text.contains("from the guest") && end_of(&mut one.0, "port-forward").success(), "{text}");
 
     // Ssh is given a way to the guest that works: somebody in its place uses it as ssh does.
     let bin = daemon.path("bin");
@@ -228,12 +202,9 @@ fn linux_reaches_out_and_is_reached_by_its_address_and_by_forwarded_ports() {
     fs::write(bin.join("ssh"), script).unwrap();
     fs::set_permissions(bin.join("ssh"), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
-    let output = Command::new(env!("CARGO_BIN_EXE_virt-node"))
-        .args(["ssh", "root@mine", "--port", "80", "--state"])
-        .arg(daemon.state())
-        .env("PATH", path)
-        .output()
-        .unwrap();
+    let mut ssh = Command::new(env!("CARGO_BIN_EXE_virt-node"));
+    ssh.args(["ssh", "root@mine", "--port", "80", "--state"]).arg(daemon.state()).env("PATH", path);
+    let output = output(ssh.stdin(Stdio::null()));
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && said.contains("from the guest"), "{output:?}");
 

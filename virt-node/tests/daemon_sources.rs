@@ -5,6 +5,8 @@
 
 #[path = "support/daemon.rs"]
 mod daemon;
+#[path = "support/waiting.rs"]
+mod waiting;
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -55,7 +57,7 @@ fn a_container_disk_comes_from_an_archive_and_what_is_written_is_lost() {
     daemon.run(&instance("two", &image));
     daemon.until_serial("two", "K");
     assert_eq!(daemon.names("images").len(), 1, "fetched once");
-    let overlay = daemon.run_folder("two").join("root.qcow2");
+    let overlay = daemon.run_folder("two").unwrap().join("root.qcow2");
     assert_eq!(fs::metadata(overlay).unwrap().uid(), QEMU_ID);
     for name in ["vmi/one", "vmi/two"] {
         daemon.says(&["delete", name]);

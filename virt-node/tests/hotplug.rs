@@ -5,6 +5,8 @@
 #[path = "support/running.rs"]
 mod running;
 mod support;
+#[path = "support/waiting.rs"]
+mod waiting;
 
 use std::fs;
 use std::os::unix::fs::chown;

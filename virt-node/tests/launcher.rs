@@ -5,6 +5,8 @@
 #[path = "support/program.rs"]
 mod program;
 mod support;
+#[path = "support/waiting.rs"]
+mod waiting;
 
 use std::fs;
 use std::process::Output;

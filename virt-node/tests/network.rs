@@ -5,6 +5,8 @@
 
 #[path = "support/machine.rs"]
 mod machine;
+#[path = "support/waiting.rs"]
+mod waiting;
 
 use std::fs;
 use std::net::{IpAddr, UdpSocket};

@@ -7,6 +7,8 @@ mod machine;
 #[path = "support/running.rs"]
 mod running;
 mod support;
+#[path = "support/waiting.rs"]
+mod waiting;
 
 use std::fs;
 use std::net::{Ipv6Addr, SocketAddrV6, UdpSocket};

@@ -5,6 +5,8 @@
 #[path = "support/running.rs"]
 mod running;
 mod support;
+#[path = "support/waiting.rs"]
+mod waiting;
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -13,9 +15,15 @@ use std::time::{Duration, Instant};
 use api::launcher::{Answer, Call, FRAME_MAX, Message, RefusedKind, Request, SOCKET, State, frame};
 use running::{FLOODS, HALTS, Launcher, PATIENCE, eventually};
 
+/// Neither end waits for the other for ever.
+fn patient(stream: &UnixStream) {
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+}
+
 fn raw(launcher: &Launcher) -> UnixStream {
     let stream = eventually("the socket", || UnixStream::connect(launcher.folder().join(SOCKET)).ok());
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    patient(&stream);
     stream
 }
 
@@ -120,6 +128,7 @@ fn a_writer_as_fast_as_it_can_and_a_guest_that_floods_take_bounded_memory() {
                 let mut sent = 0;
                 while Instant::now() < until {
                     let Ok(mut stream) = UnixStream::connect(&socket) else { continue };
+                    patient(&stream);
                     while stream.write_all(&most).is_ok() && said(&mut stream).is_some() {
                         sent += most.len();
                         if Instant::now() > until {

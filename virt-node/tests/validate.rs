@@ -4,6 +4,8 @@
 
 #[path = "support/program.rs"]
 mod program;
+#[path = "support/waiting.rs"]
+mod waiting;
 
 use std::fs;
 use std::process::Output;

@@ -6,20 +6,19 @@
 use std::fs;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use guests::Killed;
+use rustix::process::Signal;
 use serde_json::Value;
 
 #[path = "code.rs"]
 pub(crate) mod code;
-#[path = "waiting.rs"]
-mod waiting;
 
 #[allow(unused_imports, reason = "each test uses what it needs")]
-pub(crate) use waiting::*;
+pub(crate) use crate::waiting::*;
 
 /// A program of another package, which the daemon looks for beside itself.
 fn beside(name: &str) {
@@ -39,10 +38,10 @@ fn path() -> std::ffi::OsString {
 
 /// A daemon.
 pub(crate) struct Daemon {
-    folder: tempfile::TempDir,
-    child: Option<Child>,
+    child: Option<Killed>,
     /// Who keeps the mounts that it and its guests see, where those are not ours.
-    holder: Option<Child>,
+    holder: Option<Killed>,
+    folder: tempfile::TempDir,
 }
 
 impl Daemon {
@@ -62,19 +61,15 @@ impl Daemon {
             fs::set_permissions(&node, std::os::unix::fs::PermissionsExt::from_mode(0o666)).unwrap();
             fs::write(&resolv, format!("nameserver {resolver}\n")).unwrap();
             let script = "mount --bind \"$0\" /dev/net/tun && mount --bind \"$1\" /etc/resolv.conf && echo && exec sleep 100000";
-            let mut holder = Command::new("unshare")
-                .args(["--mount", "sh", "-c", script])
-                .args([node, resolv])
-                .stdin(Stdio::null())
-                .stdout(Stdio::piped())
-                .spawn()
-                .unwrap();
-            std::io::Read::read_exact(&mut holder.stdout.take().unwrap(), &mut [0]).unwrap();
+            let mut command = Command::new("unshare");
+            command.args(["--mount", "sh", "-c", script]).args([node, resolv]);
+            let mut holder = started(command.stdin(Stdio::null()).stdout(Stdio::piped()));
+            heard(&mut holder.0.stdout.take().unwrap(), "\n");
             Some(holder)
         })
     }
 
-    fn prepared(prepare: impl FnOnce(&Path) -> Option<Child>) -> Self {
+    fn prepared(prepare: impl FnOnce(&Path) -> Option<Killed>) -> Self {
         beside("importer");
         beside("hpp-csi");
         let folder = tempfile::Builder::new().prefix("fv").tempdir_in("/var/tmp").unwrap();
@@ -94,19 +89,12 @@ impl Daemon {
     /// The same with more arguments.
     pub(crate) fn again_with(&mut self, more: &[&str]) {
         let log = fs::File::options().create(true).append(true).open(self.path("test.log")).unwrap();
-        let child = self
-            .inside(env!("CARGO_BIN_EXE_virt-node"))
-            .args(["serve", "--accelerator", "tcg", "--state"])
-            .arg(self.state())
-            .args(more)
-            .env("PATH", path())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(log)
-            .spawn();
-        self.child = Some(child.unwrap());
+        let mut command = self.inside(env!("CARGO_BIN_EXE_virt-node"));
+        command.args(["serve", "--accelerator", "tcg", "--state"]).arg(self.state()).args(more);
+        command.env("PATH", path()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        self.child = Some(started(&mut command));
         eventually("the daemon's socket", || {
-            let ended = self.child.as_mut().unwrap().try_wait().unwrap();
+            let ended = self.child.as_mut().unwrap().0.try_wait().unwrap();
             assert!(ended.is_none(), "{ended:?}: {}", self.log());
             UnixStream::connect(self.state().join("virt-node.sock")).ok()
         });
@@ -116,7 +104,7 @@ impl Daemon {
     fn inside(&self, program: &str) -> Command {
         let Some(holder) = &self.holder else { return Command::new(program) };
         let mut command = Command::new("nsenter");
-        command.arg(format!("--mount=/proc/{}/ns/mnt", holder.id())).arg(program);
+        command.arg(format!("--mount=/proc/{}/ns/mnt", holder.0.id())).arg(program);
         command
     }
 
@@ -134,21 +122,21 @@ impl Daemon {
     }
 
     pub(crate) fn id(&self) -> u32 {
-        self.child.as_ref().unwrap().id()
+        self.child.as_ref().unwrap().0.id()
     }
 
     /// Ends the daemon: at once, or in order. Answers its exit code.
     pub(crate) fn end(&mut self, signal: Signal) -> Option<i32> {
         let mut child = self.child.take().unwrap();
-        kill_process(Pid::from_child(&child), signal).unwrap();
-        child.wait().unwrap().code()
+        kill(child.0.id(), signal);
+        end_of(&mut child.0, &format!("the daemon, {signal:?}: {}", self.log())).code()
     }
 
     /// What a command answers.
     pub(crate) fn command(&self, words: &[&str]) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_virt-node"));
         command.args(words).arg("--state").arg(self.state()).stdin(Stdio::null());
-        command.output().unwrap()
+        output(&mut command)
     }
 
     /// What a command says that succeeds.
@@ -180,29 +168,40 @@ impl Daemon {
     }
 
     pub(crate) fn until(&self, name: &str, status: &str) {
+        self.until_within(name, status, PATIENCE);
+    }
+
+    /// The same of what may take longer.
+    pub(crate) fn until_within(&self, name: &str, status: &str, patience: Duration) {
         let what = format!("{name} {status}");
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + patience;
         while self.status(name) != status {
             assert!(Instant::now() < until, "{what}: {}\n{}", self.status(name), self.log());
             sleep(Duration::from_millis(50));
         }
     }
 
-    /// The folder of a machine's run.
-    pub(crate) fn run_folder(&self, name: &str) -> PathBuf {
-        let run = self.object(&format!("vmi/{name}")).unwrap();
+    /// The folder of a machine's run; `None`: it has none.
+    pub(crate) fn run_folder(&self, name: &str) -> Option<PathBuf> {
+        let run = self.object(&format!("vmi/{name}"))?;
         let uid = run["metadata"]["uid"].as_str().unwrap().replace('-', "");
-        self.state().join("run").join(&uid[..12])
+        Some(self.state().join("run").join(&uid[..12]))
     }
 
     /// What a guest wrote to its first serial port in its run.
     pub(crate) fn serial(&self, name: &str) -> String {
-        let log = fs::read(self.run_folder(name).join("serial0.log")).unwrap_or_default();
-        String::from_utf8_lossy(&log).into_owned()
+        let log = self.run_folder(name).and_then(|run| fs::read(run.join("serial0.log")).ok());
+        String::from_utf8_lossy(&log.unwrap_or_default()).into_owned()
     }
 
     pub(crate) fn until_serial(&self, name: &str, text: &str) {
-        eventually(&format!("{text} on the serial port"), || self.serial(name).contains(text).then_some(()));
+        self.until_serial_within(name, text, PATIENCE);
+    }
+
+    /// The same of what may take longer.
+    pub(crate) fn until_serial_within(&self, name: &str, text: &str, patience: Duration) {
+        let what = format!("{text} on the serial port");
+        eventually_within(patience, &what, || self.serial(name).contains(text).then_some(()));
     }
 
     /// A disk image that begins with `code`, readable by all.
@@ -212,16 +211,16 @@ impl Daemon {
         path
     }
 
+    /// A command that goes on; what it says is read by the test, or by nobody.
+    pub(crate) fn started(&self, words: &[&str], stdin: Stdio, stdout: Stdio) -> Killed {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_virt-node"));
+        command.args(words).arg("--state").arg(self.state());
+        started(command.stdin(stdin).stdout(stdout).stderr(Stdio::null()))
+    }
+
     /// Processes whose command names the state folder.
     pub(crate) fn processes(&self) -> Vec<(u32, String)> {
-        let state = self.state().to_str().unwrap().to_owned();
-        let ids = fs::read_dir("/proc").unwrap();
-        let ids = ids.filter_map(|entry| entry.unwrap().file_name().to_str()?.parse::<u32>().ok());
-        let line = |id: u32| {
-            let line = fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
-            (id, String::from_utf8_lossy(&line).replace('\0', " "))
-        };
-        ids.map(line).filter(|(_, line)| line.contains(&state)).collect()
+        processes(&self.state())
     }
 
     /// The process of the folder whose command has this word.
@@ -232,8 +231,9 @@ impl Daemon {
     /// Mounts below the folder.
     pub(crate) fn mounts(&self) -> Vec<String> {
         let state = self.state().to_str().unwrap().to_owned();
-        let whose = self.holder.as_ref().map_or("self".to_owned(), |holder| holder.id().to_string());
-        let table = fs::read_to_string(format!("/proc/{whose}/mountinfo")).unwrap();
+        let whose = self.holder.as_ref().map_or("self".to_owned(), |holder| holder.0.id().to_string());
+        // Who kept them may be gone, and they with it.
+        let table = fs::read_to_string(format!("/proc/{whose}/mountinfo")).unwrap_or_default();
         let targets = table.lines().filter_map(|line| line.split(' ').nth(4));
         targets.filter(|target| target.starts_with(&state)).map(str::to_owned).collect()
     }
@@ -252,21 +252,8 @@ impl Daemon {
 
     /// Ends everything of the folder as a loss of power does.
     pub(crate) fn cut_power(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            drop(child.kill());
-            drop(child.wait());
-        }
-        // What is started while the others are ended is seen in another round.
-        for _ in 0..100 {
-            let found = self.processes();
-            if found.is_empty() {
-                break;
-            }
-            for (id, _) in found {
-                kill(id, Signal::KILL);
-            }
-            sleep(Duration::from_millis(20));
-        }
+        drop(self.child.take());
+        end_all(&self.state());
         for target in self.mounts().into_iter().rev() {
             drop(self.inside("umount").arg("-l").arg(&target).status());
         }
@@ -276,10 +263,6 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         self.cut_power();
-        if let Some(holder) = &mut self.holder {
-            drop(holder.kill());
-            drop(holder.wait());
-        }
     }
 }
 
@@ -316,4 +299,17 @@ spec:
       - {{name: root, dataVolume: {{name: {name}-root}}}}
 "
     )
+}
+
+/// Linux on a disk of its own, with these interfaces and networks.
+pub(crate) fn linux_machine(name: &str, disk: &Path, interfaces: &str, networks: &str) -> String {
+    let source = format!("{{http: {{url: \"file://{}\"}}}}", disk.display());
+    machine(name, "Always", &source, &format!("      networks: {networks}"))
+        .replace("disableHotplug: true, ", "")
+        .replace("storage: 8Mi", "storage: 64Mi")
+        .replace("guest: 64Mi", "guest: 192Mi")
+        .replace(
+            "autoattachPodInterface: false, disks: [{name: root}]",
+            &format!("interfaces: {interfaces}, disks: [{{name: root, disk: {{bus: virtio}}}}]"),
+        )
 }

@@ -7,9 +7,11 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use crate::waiting::{output, started};
+use guests::Killed;
 use link::Namespace;
 use virt_node::network::{
     Attached, Binding, Configuration, Interface, Names, Places, PodNetwork, Resolvers, Wanted,
@@ -17,8 +19,7 @@ use virt_node::network::{
 
 /// What a program printed; it must succeed.
 pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
-    let output = Command::new(program).args(arguments).stdin(Stdio::null()).output();
-    let output = output.unwrap_or_else(|error| panic!("{program}: {error}: run make deps"));
+    let output = output(Command::new(program).args(arguments).stdin(Stdio::null()));
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{program} {arguments:?}: {said}");
     String::from_utf8_lossy(&output.stdout).into_owned()
@@ -35,7 +36,7 @@ pub(crate) struct Machine {
     pub(crate) places: Places,
     /// The namespace at the other end of the uplink.
     pub(crate) outside: PathBuf,
-    children: Vec<Child>,
+    children: Vec<Killed>,
 }
 
 /// Address of the machine, and of the server outside, with the uplink's network.
@@ -84,12 +85,9 @@ impl Machine {
         fs::create_dir(&folder).unwrap();
         fs::write(folder.join("index.html"), text).unwrap();
         let child = self.in_outside(|| {
-            Command::new("busybox")
-                .args(["httpd", "-f", "-p", "80", "-h"])
-                .arg(&folder)
-                .stdin(Stdio::null())
-                .spawn()
-                .unwrap()
+            let mut command = Command::new("busybox");
+            command.args(["httpd", "-f", "-p", "80", "-h"]).arg(&folder);
+            started(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()))
         });
         self.children.push(child);
     }
@@ -160,12 +158,28 @@ impl Machine {
 
 /// Makes a disk with Debian's kernel whose first process does what `network_init` says.
 pub(crate) fn linux(disk: &Path) {
+    linux_with(disk, |_| ());
+}
+
+/// The same with dropbear, which lets root in by the key of this file, OpenSSH's scp, and an echo for datagrams.
+pub(crate) fn linux_with_ssh(disk: &Path, key: &Path) {
+    linux_with(disk, |tree| {
+        tree.program(Path::new("/usr/sbin/dropbear"), Path::new("bin/dropbear"));
+        tree.program(Path::new("/usr/bin/scp"), Path::new("bin/scp"));
+        tree.program(Path::new("/usr/bin/socat"), Path::new("bin/socat"));
+        tree.copy(key, Path::new("root/.ssh/authorized_keys"));
+        fs::write(tree.place(Path::new("etc/passwd")), "root:x:0:0:root:/root:/bin/sh\n").unwrap();
+    });
+}
+
+fn linux_with(disk: &Path, more: impl FnOnce(&guests::Tree)) {
     let support = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support");
     let work = tempfile::tempdir().unwrap();
-    let applets = "sh mount modprobe sleep cat ip udhcpc nc tail httpd ping grep sed nslookup";
+    let applets = "sh mount mkdir modprobe sleep cat ip udhcpc nc tail httpd ping grep sed nslookup";
     let tree = guests::Tree::new(work.path(), &["www", "etc"], applets, &support.join("network_init"));
     tree.modules(&["virtio_pci", "virtio_net"]);
     tree.copy(&support.join("network_lease"), Path::new("lease"));
+    more(&tree);
     tree.pack().disk(disk);
 }
 
@@ -209,10 +223,7 @@ pub(crate) fn nic(attached: &Attached) -> &virt_node::network::Nic {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        for child in &mut self.children {
-            drop(child.kill());
-            drop(child.wait());
-        }
+        self.children.clear();
         // Namespaces that a failed test left.
         for path in files(&self.places.namespaces) {
             drop(Namespace::remove(Path::new(&path)));

@@ -1,17 +1,13 @@
 //! A program of this folder, run to its end.
 
-use std::io::Write;
+use std::fs::File;
+use std::io::{Seek, Write};
 use std::process::{Command, Output, Stdio};
 
 /// What `program` does with these arguments and this standard input.
 pub(crate) fn run(program: &str, arguments: &[&str], input: &[u8]) -> Output {
-    let mut child = Command::new(program)
-        .args(arguments)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    child.stdin.take().unwrap().write_all(input).unwrap();
-    child.wait_with_output().unwrap()
+    let mut file: File = tempfile::tempfile().unwrap();
+    file.write_all(input).unwrap();
+    file.rewind().unwrap();
+    crate::waiting::output(Command::new(program).args(arguments).stdin(Stdio::from(file)))
 }

@@ -18,13 +18,11 @@ use crate::support;
 
 #[path = "code.rs"]
 mod code;
-#[path = "waiting.rs"]
-mod waiting;
 
 #[allow(unused_imports, reason = "each test uses what it needs")]
-pub(crate) use code::*;
+pub(crate) use crate::waiting::*;
 #[allow(unused_imports, reason = "each test uses what it needs")]
-pub(crate) use waiting::*;
+pub(crate) use code::*;
 
 /// What this machine's QEMU and libvirt can do, made once and kept beside what was built.
 fn capabilities() -> &'static Path {
@@ -32,8 +30,7 @@ fn capabilities() -> &'static Path {
     MADE.get_or_init(|| {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("capabilities");
         let output =
-            Command::new(env!("CARGO_BIN_EXE_virt-launcher")).arg("capabilities").arg(&folder).output();
-        let output = output.unwrap();
+            output(Command::new(env!("CARGO_BIN_EXE_virt-launcher")).arg("capabilities").arg(&folder));
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         folder
     })
@@ -256,6 +253,8 @@ impl Drop for Launcher {
         children.into_iter().for_each(|id| kill(id, rustix::process::Signal::KILL));
         drop(self.child.kill());
         drop(self.child.wait());
+        // QEMU is nobody's child where the first process went before.
+        end_all(self.folder());
     }
 }
 
