@@ -36,6 +36,7 @@ pub const PROGRAMS: &[Program] = &[
     Program { name: "cni", built: "x86_64-unknown-linux-gnu/release/cni" },
     Program { name: "importer", built: "release/importer" },
     Program { name: "uploadserver", built: "release/uploadserver" },
+    Program { name: "uploadproxy", built: "release/uploadproxy" },
     Program { name: "hpp-csi", built: "release/hpp-csi" },
     Program { name: "macpool", built: "release/macpool" },
 ];

@@ -2,8 +2,6 @@
 //! Not here: any decision about an upload.
 
 use std::ffi::OsString;
-use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -15,15 +13,15 @@ use disk_image::volume::error::chain;
 use disk_image::volume::{Error, Kind};
 use jiff::Timestamp;
 use serve::signals::Signal;
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
 use crate::answer::{self, Ended};
 use crate::args::Args;
 use crate::config::Config;
+use crate::connections;
 use crate::door::Door;
-use crate::server::Server;
+use crate::server::{self, Server};
 
 /// How often the clock is looked at.
 const TICK: Duration = Duration::from_millis(250);
@@ -89,7 +87,7 @@ async fn work(config: Config, mut stopped: watch::Receiver<Option<Signal>>) -> R
         .identity
         .server_config(Some(&config.clients), &config.ciphers)
         .map_err(|e| Error::with(Kind::Usage, "cannot set up TLS", e))?;
-    let listener = listen(config.listen)
+    let listener = connections::listen(config.listen)
         .await
         .map_err(|e| Error::with(Kind::Process, format!("cannot listen on {}", config.listen), e))?;
     if let Ok(address) = listener.local_addr() {
@@ -99,7 +97,8 @@ async fn work(config: Config, mut stopped: watch::Receiver<Option<Signal>>) -> R
     let (close, closing) = watch::channel(false);
     let server = Server { door: door.clone(), client_name: config.client_name, owner_uid: config.owner_uid };
     let acceptor = TlsAcceptor::from(Arc::new(tls));
-    let serving = tokio::spawn(Arc::new(server).serve(listener, acceptor, closing));
+    let serving = connections::serve(Arc::new(server), listener, acceptor, server::LIMITS, closing);
+    let serving = tokio::spawn(serving);
     let ended = tokio::select! {
         ended = until_end(&door, config.deadline) => ended,
         signal = stopped.wait_for(Option::is_some) => {
@@ -133,15 +132,5 @@ async fn until_end(door: &Door, deadline: Option<Timestamp>) -> Ended {
     tokio::select! {
         ended = door.end() => ended,
         () = watching => Ended::DeadlinePassed,
-    }
-}
-
-/// `[::]` means all addresses, also where the kernel has no IPv6.
-async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
-    match TcpListener::bind(address).await {
-        Err(_) if address.ip() == Ipv6Addr::UNSPECIFIED => {
-            TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await
-        }
-        other => other,
     }
 }

@@ -9,11 +9,15 @@
 //!  status, reason                                    a thread: form, snappy, tar, digest
 //! ```
 //!
+//! `proxy` (feature `proxy`) is the other program, the cluster's door before these servers; both have their connections in
+//! common.
+//!
 //! Not here: image formats, sizes, writing (`disk_image`), the contract's names (`api::upload`), certificates (`serve`).
 
 mod answer;
 mod args;
 mod config;
+mod connections;
 mod content;
 mod digest;
 mod door;
@@ -21,6 +25,8 @@ mod entry;
 mod feed;
 mod form;
 mod interim;
+#[cfg(feature = "proxy")]
+pub mod proxy;
 mod resume;
 mod routes;
 mod server;

@@ -1,44 +1,31 @@
-//! Requests over TLS: connections and their limits, who the client is, and what each request leads to. Not here: what an
-//! answer looks like (`answer`), uploads.
+//! What each request leads to, by who its client is. Not here: connections and their limits, what an answer looks like
+//! (`answer`), uploads.
 
-use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use api::names;
 use api::upload::resume::{VERSION, VERSION_HEADER};
 use api::upload::{CONTENT_TYPE_HEADER, CloneOf, PROGRESS_HEADER, RESOURCES, Way};
+use bytes::Bytes;
 use disk_image::volume::{Error, Kind};
-use http::header::{CONNECTION, CONTENT_LENGTH, HeaderValue, TRANSFER_ENCODING};
+use http::header::HeaderValue;
 use http::{HeaderName, Request, StatusCode};
-use http_body_util::BodyExt;
+use http_body_util::Full;
 use hyper::body::{Body, Incoming};
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
 use serve::metrics::{Kind as Metric, Page};
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, watch};
-use tokio_rustls::TlsAcceptor;
 
 use crate::answer::{self, Answer, Problem, Refusal};
+use crate::connections::{Answering, Connection, DRAIN, Limits, drain, is_ambiguous, leave};
 use crate::content::Shape;
 use crate::door::{Closed, Door};
 use crate::feed::Fed;
-use crate::interim::{Interim, Queue};
+use crate::interim::Queue;
 use crate::routes::{Asked, asked};
 use crate::upload::Upload;
 use crate::{digest, form, resume};
 
-/// Connections at once; more wait in the kernel's backlog.
-const CONNECTIONS: u32 = 256;
-/// How long a handshake may take, and a request's head.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Bytes of a head at most, and of a body that are read at once.
-const READ_AT_ONCE: usize = 256 << 10;
-/// How long the rest of a body is read that nobody wants, so that the client comes to read the answer.
-const DRAIN: Duration = Duration::from_secs(30);
+/// What connections may take.
+pub(crate) const LIMITS: Limits = Limits { connections: 256, read_at_once: 256 << 10, closing: DRAIN };
 
 /// What requests need.
 pub(crate) struct Server {
@@ -49,94 +36,14 @@ pub(crate) struct Server {
     pub(crate) owner_uid: String,
 }
 
-/// What is known of a connection.
-struct Connection {
-    /// Its client is the one that may upload.
-    known: bool,
-    /// A request came over it before.
-    used: AtomicBool,
-    interim: Queue,
-}
+impl Answering for Server {
+    type Body = Full<Bytes>;
 
-impl Server {
-    /// Answers until `closing` says so; then no request is begun, and those there are end.
-    pub(crate) async fn serve(
-        self: Arc<Self>,
-        listener: TcpListener,
-        acceptor: TlsAcceptor,
-        mut closing: watch::Receiver<bool>,
-    ) {
-        let places = Arc::new(Semaphore::new(CONNECTIONS as usize));
-        loop {
-            let accepted = tokio::select! {
-                _ = closing.wait_for(|closing| *closing) => break,
-                accepted = async {
-                    let place = places.clone().acquire_owned().await;
-                    (place, listener.accept().await)
-                } => accepted,
-            };
-            let (Ok(place), Ok((stream, _))) = accepted else {
-                // Out of descriptors, say: the next one may succeed.
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
-            };
-            let (server, acceptor, closing) = (self.clone(), acceptor.clone(), closing.clone());
-            tokio::spawn(async move {
-                let _place = place;
-                // Answers are small and awaited.
-                let _unneeded = stream.set_nodelay(true);
-                match tokio::time::timeout(PATIENCE, acceptor.accept(stream)).await {
-                    Ok(Ok(stream)) => {
-                        let certificates = stream.get_ref().1.peer_certificates();
-                        let certificate = certificates.and_then(|chain| chain.first());
-                        let name = certificate.and_then(serve::client::common_name);
-                        let known = name.is_some_and(|name| name == server.client_name);
-                        server.converse(stream, known, closing).await;
-                    }
-                    Ok(Err(error)) => tracing::debug!(%error, "a handshake failed"),
-                    Err(_) => tracing::debug!("a handshake took too long"),
-                }
-            });
-        }
-        drop(listener);
-        // All places are free when all connections have ended.
-        drop(tokio::time::timeout(DRAIN, places.acquire_many(CONNECTIONS)).await);
-    }
-
-    async fn converse(
-        self: Arc<Self>,
-        stream: impl AsyncRead + AsyncWrite + Unpin,
-        known: bool,
-        mut closing: watch::Receiver<bool>,
-    ) {
-        let (stream, interim) = Interim::new(stream);
-        let connection = Arc::new(Connection { known, used: AtomicBool::new(false), interim });
-        let respond = service_fn(move |request| {
-            let (server, connection) = (self.clone(), connection.clone());
-            async move { Ok::<_, Infallible>(server.respond(request, &connection).await) }
-        });
-        let served = hyper::server::conn::http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(PATIENCE)
-            .max_buf_size(READ_AT_ONCE)
-            .serve_connection(TokioIo::new(stream), respond);
-        let mut served = std::pin::pin!(served);
-        let ended = tokio::select! {
-            ended = served.as_mut() => ended,
-            () = async { drop(closing.wait_for(|closing| *closing).await) } => {
-                served.as_mut().graceful_shutdown();
-                served.await
-            }
-        };
-        if let Err(error) = ended {
-            tracing::debug!(%error, "a connection ended early");
-        }
-    }
-
-    async fn respond(&self, request: Request<Incoming>, connection: &Connection) -> Answer {
-        let first = !connection.used.swap(true, Ordering::Relaxed);
-        let headers = request.headers();
-        if headers.contains_key(TRANSFER_ENCODING) && headers.contains_key(CONTENT_LENGTH) {
+    async fn answer(&self, request: Request<Incoming>, connection: &Connection) -> Answer {
+        let interim = connection.interim();
+        // The one client's certificate.
+        let known = connection.name.as_ref() == Some(&self.client_name);
+        if is_ambiguous(request.headers()) {
             return leave(request.into_body(), answer::refusal(Refusal::Ambiguous));
         }
         let asked = asked(request.method(), request.uri().path());
@@ -144,14 +51,14 @@ impl Server {
             Asked::Nothing => return leave(request.into_body(), answer::refusal(Refusal::NotFound)),
             Asked::Health => return answer::page("OK"),
             Asked::Metrics => return answer::page(self.metrics()),
-            Asked::HeadAsync => return self.head(connection.known),
+            Asked::HeadAsync => return self.head(known),
             Asked::Upload(_) | Asked::Offset(_) | Asked::Append(_) | Asked::Cancel(_) => {}
         }
-        if !connection.known {
+        if !known {
             return leave(request.into_body(), answer::refusal(Refusal::Stranger));
         }
         match asked {
-            Asked::Upload(way) => self.upload(way, request, first.then_some(&connection.interim)).await,
+            Asked::Upload(way) => self.upload(way, request, interim).await,
             Asked::Offset(name) => self.offset(&name).await,
             Asked::Append(name) => self.append(&name, request).await,
             Asked::Cancel(name) => self.cancel(&name).await,
@@ -160,7 +67,9 @@ impl Server {
             }
         }
     }
+}
 
+impl Server {
     /// That there are async uploads; the one client also learns how far the last upload is.
     fn head(&self, known: bool) -> Answer {
         let mut answer = answer::answer(StatusCode::OK, "");
@@ -319,20 +228,6 @@ async fn ended(upload: &Upload, mut body: Incoming) -> Answer {
     }
     drop(tokio::time::timeout(DRAIN, drain(&mut body)).await);
     answer::ended(&outcome)
-}
-
-async fn drain(body: &mut Incoming) {
-    while let Some(Ok(_)) = body.frame().await {}
-}
-
-/// Answers while the rest of the request still comes; it is read for a while and thrown away, since a client that is
-/// cut off while it sends may not see the answer.
-fn leave(mut body: Incoming, mut answer: Answer) -> Answer {
-    if !body.is_end_stream() {
-        answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-        tokio::spawn(async move { tokio::time::timeout(DRAIN, drain(&mut body)).await });
-    }
-    answer
 }
 
 /// Ends an upload that cannot be gone on with, when the request that sent it is gone.

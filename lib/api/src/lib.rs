@@ -8,7 +8,7 @@
 //! - `manifest` (feature `yaml`): the documents of a text. `schema` (feature `crd`): schemas of the resources.
 //! - [`launch`]: what virt-launcher is told about one guest; [`launcher`]: the conversation with it while that runs.
 //! - [`net`]: MAC addresses, and who has which.
-//! - [`upload`]: what an upload server is told, its paths and headers.
+//! - [`upload`]: what an upload server is told, its paths and headers, the tokens of clients.
 //! - [`quantity`]: Kubernetes quantities as bytes.
 //! - [`names`]: every path, port and metric name of the contracts, once.
 //!

@@ -25,6 +25,9 @@ pub const METRICS_PORT_VARIABLE: &str = "FERROVIRT_IMPORTER_METRICS_PORT";
 pub const PROGRESS_VARIABLE: &str = "FERROVIRT_IMPORTER_PROGRESS";
 /// Environment: the folder below which an upload server looks for the contract's paths, where there is no pod. Ours.
 pub const UPLOAD_ROOT_VARIABLE: &str = "FERROVIRT_UPLOADSERVER_ROOT";
+/// Environment: a file that tells an upload proxy where servers are, where there is no cluster's DNS: lines of an
+/// address with its port and a name. Ours.
+pub const PROXY_HOSTS_VARIABLE: &str = "FERROVIRT_UPLOADPROXY_HOSTS";
 /// Owner and group of a disk written under the environment contract: qemu.
 pub const QEMU_ID: u32 = 107;
 /// Mode of a disk written under the environment contract.

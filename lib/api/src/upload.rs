@@ -2,11 +2,17 @@
 //! proxy and server exchange. Names and meanings are those of upstream CDI (`pkg/common`, `cmd/cdi-uploadserver`);
 //! resuming follows draft-ietf-httpbis-resumable-upload.
 //!
+//! [`request`] is how a client asks for a token, `token` (feature `token`) what is in it, and who believes it.
+//!
 //! Not here: files, TLS, HTTP.
 
 use thiserror::Error;
 
 use crate::quantity::{self, QuantityError};
+
+pub mod request;
+#[cfg(feature = "token")]
+pub mod token;
 
 /// How an upload arrives, by its path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -61,6 +67,12 @@ impl Way {
     }
 }
 
+/// The path of archives in the version of `path`.
+pub fn archive_path(path: &str) -> String {
+    let version = VERSIONS.iter().find(|version| path.starts_with(**version)).unwrap_or(&VERSIONS[0]);
+    format!("{version}{}", Way::Archive.word())
+}
+
 /// What all paths begin with.
 const VERSIONS: [&str; 2] = ["/v1beta1/", "/v1alpha1/"];
 /// What the path of a resumable upload begins with; its name follows. Ours.
@@ -113,6 +125,49 @@ pub mod resume {
     pub const MISMATCH: &str = "https://iana.org/assignments/http-problem-types#mismatching-upload-offset";
     /// Type of the problem that an upload is complete already.
     pub const COMPLETED: &str = "https://iana.org/assignments/http-problem-types#completed-upload";
+}
+
+/// Annotations of claims that tell how far an upload's server is, as upstream's controller writes them.
+pub mod annotation {
+    /// On a claim that may be uploaded to; the value says nothing.
+    pub const TARGET: &str = "cdi.kubevirt.io/storage.upload.target";
+    /// Phase of the server's pod: `Running`, `Succeeded`.
+    pub const POD_PHASE: &str = "cdi.kubevirt.io/storage.pod.phase";
+    /// `true` while the server answers its probe.
+    pub const POD_READY: &str = "cdi.kubevirt.io/storage.pod.ready";
+    /// On a claim that a populator fills: the claim that the server really has.
+    pub const PRIME: &str = "cdi.kubevirt.io/storage.populator.pvcPrime";
+    /// `kubevirt` (default) or `archive`.
+    pub const CONTENT_TYPE: &str = "cdi.kubevirt.io/storage.contentType";
+}
+
+/// Kind of `dataSourceRef` of a claim that the upload populator fills.
+pub const POPULATOR_KIND: &str = "VolumeUploadSource";
+/// Common name of the proxy's certificate, by which servers know it.
+pub const PROXY_CLIENT: &str = "client.upload-server.cdi.kubevirt.io";
+
+/// The Service of a claim's upload server (`pkg/util/naming`): `cdi-upload-` and the claim's name, dots as dashes; a
+/// name that is no label then keeps its front and gets a hash.
+pub fn service_name(claim: &str) -> String {
+    /// Longest DNS label, and longest name of an object.
+    const LABEL: usize = 63;
+    const NAME: usize = 253;
+    let mut base = format!("cdi-upload-{claim}");
+    if base.len() > NAME {
+        base = format!("cdi-upload-{:08x}", fnv1a(&base));
+    }
+    let base = base.replace('.', "-");
+    if base.len() <= LABEL {
+        return base;
+    }
+    // Names are ASCII. The hash and both dashes are ten characters.
+    let front: String = base.chars().take(LABEL - 10 - "cdi".len()).collect();
+    format!("{front}-{:08x}-cdi", fnv1a(&base))
+}
+
+/// FNV-1a, 32 bits.
+fn fnv1a(text: &str) -> u32 {
+    text.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
 /// What an upload server is told: environment variables, as data. Empty texts mean "not given".
@@ -275,6 +330,21 @@ mod tests {
         assert!(matches!(read("LISTEN_PORT", "65536"), Err(ServerError::Port(_))));
         assert_eq!(read("FILESYSTEM_OVERHEAD", "2").unwrap().filesystem_overhead, 0.0);
         assert!(!read("PREALLOCATION", "yes").unwrap().preallocation);
+    }
+
+    #[test]
+    fn services_have_upstreams_names() {
+        assert_eq!(service_name("pvc"), "cdi-upload-pvc");
+        assert_eq!(service_name("a.b"), "cdi-upload-a-b");
+        assert_eq!(service_name(&"x".repeat(52)), format!("cdi-upload-{}", "x".repeat(52)));
+        // FNV-1a's published values.
+        assert_eq!((fnv1a(""), fnv1a("a"), fnv1a("foobar")), (0x811c_9dc5, 0xe40c_292c, 0xbf9c_f968));
+        let long = service_name(&"x".repeat(60));
+        let hash = fnv1a(&format!("cdi-upload-{}", "x".repeat(60)));
+        assert_eq!(long, format!("cdi-upload-{}-{hash:08x}-cdi", "x".repeat(39)));
+        for length in 53..=253 {
+            assert!(service_name(&"y".repeat(length)).len() <= 63, "{length}");
+        }
     }
 
     #[test]

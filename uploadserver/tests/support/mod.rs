@@ -16,11 +16,16 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
 
 pub(crate) mod client;
+#[cfg(feature = "proxy")]
+pub(crate) mod cluster;
+#[cfg(feature = "proxy")]
+pub(crate) mod proxy;
 pub(crate) mod tls;
 
 use client::Client;
@@ -38,7 +43,7 @@ pub(crate) fn count(small: u64, soak: u64) -> u64 {
 /// The program in a pod's folder, with certificates; killed when dropped.
 pub(crate) struct Pod {
     pub(crate) folder: tempfile::TempDir,
-    pub(crate) authority: Authority,
+    pub(crate) authority: Arc<Authority>,
     port: u16,
     process: Child,
 }
@@ -50,6 +55,10 @@ pub(crate) struct Setup<'a> {
     pub(crate) volume: Option<&'a Path>,
     /// The device, if the volume is one.
     pub(crate) device: Option<&'a Path>,
+    /// Who signs its certificates, if it is not to be somebody of its own.
+    pub(crate) authority: Option<Arc<Authority>>,
+    /// The name in its certificate, if it is not the usual one.
+    pub(crate) host: Option<&'a str>,
     /// Variables beside the contract's usual ones, or over them.
     pub(crate) variables: Vec<(&'a str, String)>,
 }
@@ -75,8 +84,8 @@ impl Pod {
         if let Some(device) = setup.device {
             symlink(device, path("dev/cdi-block-volume")).unwrap();
         }
-        let authority = Authority::new();
-        let (certificate, key) = authority.sign("cdi-upload-pvc.ns.svc");
+        let authority = setup.authority.clone().unwrap_or_else(|| Arc::new(Authority::new()));
+        let (certificate, key) = authority.sign(setup.host.unwrap_or("cdi-upload-pvc.ns.svc"));
         fs::write(path("tls.crt"), certificate).unwrap();
         fs::write(path("tls.key"), key).unwrap();
         fs::write(path("ca.crt"), authority.certificate()).unwrap();
@@ -124,6 +133,10 @@ impl Pod {
             assert!(begun.elapsed() < Duration::from_secs(30), "not within 30 s: {what}\n{}", self.log());
             std::thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
     }
 
     pub(crate) fn connect(&self) -> io::Result<TcpStream> {

@@ -16,6 +16,12 @@ use rustls::{ClientConfig, DigitallySignedStruct, Error, SignatureScheme};
 /// Signs certificates.
 pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
 
+impl std::fmt::Debug for Authority {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Authority")
+    }
+}
+
 impl Authority {
     pub(crate) fn new() -> Self {
         let mut params = CertificateParams::default();
@@ -27,9 +33,10 @@ impl Authority {
         self.0.pem()
     }
 
-    /// A certificate with this common name and its key, PEM.
+    /// A certificate with this common name and its key, PEM. It is also for the host of this name, if it can be one.
     pub(crate) fn sign(&self, name: &str) -> (String, String) {
-        let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+        let hosts = ["localhost", name].into_iter().filter(|host| !host.is_empty() && !host.contains('/'));
+        let mut params = CertificateParams::new(hosts.map(str::to_owned).collect::<Vec<_>>()).unwrap();
         params.distinguished_name = DistinguishedName::new();
         params.distinguished_name.push(DnType::CommonName, name);
         let key = KeyPair::generate().unwrap();
@@ -95,4 +102,18 @@ impl ServerCertVerifier for Believing {
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.0.supported_schemes()
     }
+}
+
+/// A server that shows this certificate and asks for none.
+pub(crate) fn server((certificate, key): &(String, String)) -> Arc<rustls::ServerConfig> {
+    let certificate = CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap();
+    let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate], key)
+        .unwrap();
+    Arc::new(config)
 }

@@ -1,0 +1,188 @@
+//! What was typed, and the environment: upstream's flags and variables, and ours. What it means is `config`'s.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use api::upload::token::Target;
+use clap::{Parser, Subcommand};
+
+/// The cluster's door for uploads. Stands in for cdi-uploadproxy: clients that show a token for a claim are passed on to
+/// the claim's upload server.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "uploadproxy", version, args_conflicts_with_subcommands = true)]
+pub struct Args {
+    #[command(flatten)]
+    pub(crate) serve: Serve,
+    #[command(flatten)]
+    pub(crate) log: Log,
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+}
+
+/// The proxy.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Serve {
+    /// How to reach the cluster. Default: KUBECONFIG, else as a pod does.
+    #[arg(long)]
+    pub(crate) kubeconfig: Option<PathBuf>,
+    /// URL of the cluster's API server, in place of the configured one.
+    #[arg(long)]
+    pub(crate) server: Option<String>,
+    /// Our certificate.
+    #[arg(
+        long,
+        env = "SERVER_CERT_FILE",
+        default_value = "/var/run/certs/cdi-uploadproxy-server-cert/tls.crt"
+    )]
+    pub(crate) server_cert_file: PathBuf,
+    /// Its key.
+    #[arg(
+        long,
+        env = "SERVER_KEY_FILE",
+        default_value = "/var/run/certs/cdi-uploadproxy-server-cert/tls.key"
+    )]
+    pub(crate) server_key_file: PathBuf,
+    /// The certificate that upload servers know us by.
+    #[arg(
+        long,
+        env = "UPLOAD_CLIENT_CERT_FILE",
+        default_value = "/var/run/certs/cdi-uploadserver-client-cert/tls.crt"
+    )]
+    pub(crate) upload_client_cert_file: PathBuf,
+    /// Its key.
+    #[arg(
+        long,
+        env = "UPLOAD_CLIENT_KEY_FILE",
+        default_value = "/var/run/certs/cdi-uploadserver-client-cert/tls.key"
+    )]
+    pub(crate) upload_client_key_file: PathBuf,
+    /// ConfigMap of our namespace with the certificates of who signs upload servers', entry ca-bundle.crt.
+    #[arg(
+        long,
+        env = "UPLOAD_SERVER_CA_BUNDLE_CONFIG_MAP",
+        default_value = "cdi-uploadserver-signer-bundle"
+    )]
+    pub(crate) upload_server_ca_bundle_config_map: String,
+    /// The public key of tokens, PEM.
+    #[arg(long, env = "APISERVER_PUBLIC_KEY", value_name = "PEM", hide_env_values = true)]
+    pub(crate) apiserver_public_key: Option<String>,
+    /// A file of public keys of tokens, PEM, read anew when it changes. Keys that leave it are believed until their last
+    /// token has expired.
+    #[arg(long, env = "APISERVER_PUBLIC_KEY_FILE", value_name = "FILE")]
+    pub(crate) apiserver_public_key_file: Option<PathBuf>,
+    /// A file of public keys that are not believed any more, from when they stand in it.
+    #[arg(long, env = "APISERVER_REVOKED_KEYS_FILE", value_name = "FILE")]
+    pub(crate) apiserver_revoked_keys_file: Option<PathBuf>,
+    /// Where to listen.
+    #[arg(long, env = "LISTEN", default_value = "[::]:8443", value_name = "ADDRESS")]
+    pub(crate) listen: SocketAddr,
+}
+
+/// What is logged.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(crate) struct Log {
+    /// How much is logged: 1 info, 3 debug, 5 trace.
+    #[arg(short, long = "v", global = true, value_name = "N", num_args = 0..=1, default_value_t = 0, default_missing_value = "1")]
+    pub(crate) v: u8,
+    /// Log as JSON lines.
+    #[arg(long, global = true)]
+    pub(crate) log_json: bool,
+    /// Taken and ignored: klog's other flag that pods are given.
+    #[arg(long, global = true, hide = true)]
+    pub(crate) alsologtostderr: bool,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Signs a token for an upload and prints it.
+    Token(Token),
+    /// Uploads a file to a claim; goes on where it was when the connection breaks.
+    Push(Push),
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Token {
+    /// The private key of tokens, PEM: entry id_rsa of the Secret cdi-api-signing-key.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) key: PathBuf,
+    /// The claim.
+    #[arg(long, value_name = "NAMESPACE/NAME", value_parser = target)]
+    pub(crate) pvc: Target,
+    /// Seconds for which it is good.
+    #[arg(long, default_value_t = api::upload::token::LIFETIME, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub(crate) lifetime: u64,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Push {
+    /// The image, in any format and compression that the upload server reads.
+    pub(crate) file: PathBuf,
+    /// The claim.
+    #[arg(long, value_name = "NAMESPACE/NAME", value_parser = target)]
+    pub(crate) pvc: Target,
+    /// A token. Default: the cluster is asked for one, anew for each try.
+    #[arg(long, env = "UPLOAD_TOKEN", hide_env_values = true)]
+    pub(crate) token: Option<String>,
+    /// The proxy. Default: as the cluster's CDIConfig says.
+    #[arg(long)]
+    pub(crate) url: Option<String>,
+    /// Certificates of who signs the proxy's, PEM. Default: the system's.
+    #[arg(long, value_name = "FILE", conflicts_with = "insecure")]
+    pub(crate) ca: Option<PathBuf>,
+    /// Does not look at the proxy's certificate.
+    #[arg(long)]
+    pub(crate) insecure: bool,
+    /// How to reach the cluster. Default: KUBECONFIG, else ~/.kube/config.
+    #[arg(long)]
+    pub(crate) kubeconfig: Option<PathBuf>,
+    /// How often is gone on after a broken connection that brought nothing further.
+    #[arg(long, default_value_t = 5)]
+    pub(crate) retries: u32,
+}
+
+fn target(text: &str) -> Result<Target, String> {
+    Target::parse(text).ok_or_else(|| "not a namespace and a name, / between them".to_owned())
+}
+
+impl Args {
+    /// Parses a command line, program name first.
+    ///
+    /// # Errors
+    /// clap's, which knows whether it is help, version or a mistake.
+    pub fn parse_from_os(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
+        Self::try_parse_from(arguments)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(arguments: &[&str]) -> Result<Args, clap::Error> {
+        Args::parse_from_os(["uploadproxy"].iter().chain(arguments).map(OsString::from))
+    }
+
+    #[test]
+    fn a_pods_arguments_and_the_commands() {
+        for good in [
+            &["-v=1"][..],
+            &["-v", "3", "--alsologtostderr"],
+            &["--kubeconfig", "k", "--server", "http://x"],
+            &["token", "--key", "k", "--pvc", "a/b"],
+            &["push", "disk.qcow2", "--pvc", "a/b", "--token", "t", "--url", "u", "--insecure", "-v=1"],
+        ] {
+            assert!(parse(good).is_ok(), "{good:?} {:?}", parse(good));
+        }
+        for bad in [
+            &["token", "--key", "k", "--pvc", "b"][..],
+            &["token", "--key", "k", "--pvc", "a/../b"],
+            &["token", "--key", "k", "--pvc", "a/b", "--lifetime", "0"],
+            &["push", "--pvc", "a/b"],
+            &["push", "f", "--pvc", "a/b", "--insecure", "--ca", "x"],
+            &["pull"],
+        ] {
+            assert!(parse(bad).is_err(), "{bad:?}");
+        }
+    }
+}

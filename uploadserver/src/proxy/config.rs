@@ -1,0 +1,71 @@
+//! What the proxy is to do: one [`Config`], from arguments and environment. Everything is given a meaning and checked here.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use api::names;
+use serve::tls::{Certificate, Identity};
+
+use super::args::Serve;
+use super::cluster::Reach;
+use super::error::{Error, Kind, Result};
+use super::keys::Origin;
+use super::peer::Own;
+
+/// One proxy.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    pub(crate) listen: SocketAddr,
+    pub(crate) identity: Identity,
+    pub(crate) reach: Reach,
+    /// ConfigMap with the authorities of upload servers.
+    pub(crate) bundle: String,
+    pub(crate) own: Own,
+    pub(crate) keys: Origin,
+}
+
+impl Config {
+    /// The proxy that was asked for.
+    ///
+    /// # Errors
+    /// What is missing.
+    pub(crate) fn from_args(serve: Serve) -> Result<Self> {
+        // Exhaustive: a new argument is given a meaning here or does not compile.
+        let Serve {
+            kubeconfig,
+            server,
+            server_cert_file,
+            server_key_file,
+            upload_client_cert_file,
+            upload_client_key_file,
+            upload_server_ca_bundle_config_map,
+            apiserver_public_key,
+            apiserver_public_key_file,
+            apiserver_revoked_keys_file,
+            listen,
+        } = serve;
+        if apiserver_public_key.is_none() && apiserver_public_key_file.is_none() {
+            let what = "APISERVER_PUBLIC_KEY is not set, nor APISERVER_PUBLIC_KEY_FILE";
+            return Err(Error::new(Kind::Usage, what));
+        }
+        Ok(Self {
+            listen,
+            identity: Identity {
+                certificate: Certificate::Files { chain: server_cert_file, key: server_key_file },
+                only_tls13: false,
+            },
+            reach: Reach { kubeconfig, server },
+            bundle: upload_server_ca_bundle_config_map,
+            own: Own {
+                certificate: upload_client_cert_file,
+                key: upload_client_key_file,
+                hosts: std::env::var_os(names::PROXY_HOSTS_VARIABLE).map(PathBuf::from),
+            },
+            keys: Origin {
+                text: apiserver_public_key,
+                file: apiserver_public_key_file,
+                revoked: apiserver_revoked_keys_file,
+            },
+        })
+    }
+}

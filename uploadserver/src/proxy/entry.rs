@@ -1,0 +1,112 @@
+//! Wires a process together: arguments, logs, signals, the proxy or one of its commands. Not here: any decision about a
+//! request.
+
+use std::ffi::OsString;
+use std::fs;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use api::upload::token::{Grant, Signer};
+use tokio::sync::watch;
+use tokio_rustls::TlsAcceptor;
+
+use crate::connections;
+
+use super::args::{self, Args, Command};
+use super::cluster::Kubernetes;
+use super::config::Config;
+use super::error::{Error, Kind, Result};
+use super::keys::{Believed, now};
+use super::push;
+use super::server::{LIMITS, Proxy};
+
+/// The program: arguments in (its name first), exit code out.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let args = match Args::parse_from_os(arguments) {
+        Ok(args) => args,
+        Err(error) => {
+            // clap prints help to stdout, mistakes to stderr.
+            drop(error.print());
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+        }
+    };
+    serve::logs::init(serve::logs::klog_level(args.log.v), args.log.log_json);
+    // One provider for all TLS of the process; a second call would be a no-op.
+    drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
+    let done = match args.command {
+        None => proxy(args.serve),
+        Some(Command::Token(token)) => sign(&token),
+        Some(Command::Push(push)) => runtime().and_then(|runtime| runtime.block_on(push::push(push))),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!(error = error.chain(), "uploadproxy failed");
+            error.exit_code()
+        }
+    }
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(|e| Error::with(Kind::Process, "cannot start the runtime", e))
+}
+
+fn proxy(serve: args::Serve) -> Result<()> {
+    let config = Config::from_args(serve)?;
+    let (stop, stopped) = watch::channel(0u32);
+    serve::signals::watch(move |signal| {
+        tracing::info!(?signal, "no more uploads; those that run are waited for");
+        stop.send_modify(|count| *count += 1);
+    })
+    .map_err(|e| Error::with(Kind::Process, "cannot watch for signals", e))?;
+    let runtime = runtime()?;
+    let ended = runtime.block_on(work(config, stopped));
+    runtime.shutdown_background();
+    ended
+}
+
+async fn work(config: Config, mut stopped: watch::Receiver<u32>) -> Result<()> {
+    let believed = Believed::new(config.keys)?;
+    let tls = config
+        .identity
+        .server_config(None, &[])
+        .map_err(|e| Error::with(Kind::Usage, "cannot set up TLS", e))?;
+    let lookup = Kubernetes::new(&config.reach, &config.bundle).await?;
+    let listener = connections::listen(config.listen)
+        .await
+        .map_err(|e| Error::with(Kind::Process, format!("cannot listen on {}", config.listen), e))?;
+    if let Ok(address) = listener.local_addr() {
+        tracing::info!(%address, "waiting for uploads");
+    }
+    let proxy = Arc::new(Proxy { lookup, believed, own: config.own });
+    let (close, closing) = watch::channel(false);
+    let serving = connections::serve(proxy, listener, TlsAcceptor::from(Arc::new(tls)), LIMITS, closing);
+    let mut serving = tokio::spawn(serving);
+    let first = stopped.wait_for(|count| *count > 0);
+    tokio::select! {
+        _ = first => {}
+        _ = &mut serving => return Ok(()),
+    }
+    let _ = close.send(true);
+    // A second signal does not wait.
+    tokio::select! {
+        _ = stopped.wait_for(|count| *count > 1) => {}
+        _ = serving => {}
+    }
+    Ok(())
+}
+
+#[expect(clippy::print_stdout, reason = "the answer for the person who typed")]
+fn sign(token: &args::Token) -> Result<()> {
+    let pem = fs::read_to_string(&token.key)
+        .map_err(|e| Error::with(Kind::Usage, format!("cannot read {}", token.key.display()), e))?;
+    let signed = Signer::from_pem(&pem)
+        .and_then(|signer| signer.sign(&Grant::upload(&token.pvc), now(), token.lifetime))
+        .map_err(|e| Error::with(Kind::Usage, format!("cannot use {}", token.key.display()), e))?;
+    println!("{signed}");
+    Ok(())
+}

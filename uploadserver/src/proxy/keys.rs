@@ -1,0 +1,109 @@
+//! Whose tokens are believed, as it is now: keys come from the environment and from files, which are read anew for each
+//! token. Not here: what a token says, for how long a replaced key is believed (`api::upload::token`).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::SystemTime;
+
+use api::upload::token::{Claims, Keys, PublicKey, TokenError};
+
+use super::error::{Error, Kind, Result};
+
+/// Where keys come from.
+#[derive(Clone, Debug)]
+pub(crate) struct Origin {
+    /// In PEM.
+    pub(crate) text: Option<String>,
+    /// A file in PEM, which goes over `text` while it is there.
+    pub(crate) file: Option<PathBuf>,
+    /// A file in PEM of keys that are not believed any more. It need not be there.
+    pub(crate) revoked: Option<PathBuf>,
+}
+
+impl Origin {
+    fn current(&self) -> Result<Vec<PublicKey>> {
+        let file = self.file.as_deref().map(read).transpose()?.flatten();
+        let text = file.or_else(|| self.text.clone());
+        let text = text.ok_or_else(|| Error::new(Kind::Usage, "there is no public key of tokens"))?;
+        PublicKey::all_from_pem(&text)
+            .map_err(|e| Error::with(Kind::Usage, "the public key of tokens makes no sense", e))
+    }
+
+    fn revoked(&self) -> Result<Vec<PublicKey>> {
+        let text = self.revoked.as_deref().map(read).transpose()?.flatten();
+        match text.filter(|text| !text.trim().is_empty()) {
+            None => Ok(Vec::new()),
+            Some(text) => PublicKey::all_from_pem(&text)
+                .map_err(|e| Error::with(Kind::Usage, "the revoked keys make no sense", e)),
+        }
+    }
+}
+
+/// The text of a file; `None` when it is not there.
+fn read(path: &Path) -> Result<Option<String>> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(Error::with(Kind::Usage, format!("cannot read {}", path.display()), error)),
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Believed {
+    origin: Origin,
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    keys: Keys,
+    current: Vec<PublicKey>,
+    revoked: Vec<PublicKey>,
+}
+
+impl Believed {
+    /// The keys as they are now.
+    ///
+    /// # Errors
+    /// When there is none, or they make no sense.
+    pub(crate) fn new(origin: Origin) -> Result<Self> {
+        let known = Known { keys: Keys::default(), current: origin.current()?, revoked: origin.revoked()? };
+        Ok(Self { origin, known: Mutex::new(known) })
+    }
+
+    /// What a token says, if it is to be believed.
+    ///
+    /// # Errors
+    /// [`TokenError`].
+    pub(crate) fn verify(&self, token: &str) -> Result<Claims, TokenError> {
+        let now = now();
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let Known { current, revoked, .. } = &mut *known;
+        for (read, kept) in [(self.origin.current(), current), (self.origin.revoked(), revoked)] {
+            match read {
+                Ok(read) => *kept = read,
+                // Half a file, say: what was known before stays.
+                Err(error) => {
+                    tracing::warn!(error = error.chain(), "keys cannot be read anew; the old ones stay")
+                }
+            }
+        }
+        known.apply(now);
+        let keys = known.keys.clone();
+        drop(known);
+        keys.verify(token, now)
+    }
+}
+
+impl Known {
+    fn apply(&mut self, now: u64) {
+        self.keys.replace(self.current.clone(), &self.revoked, now);
+    }
+}
+
+/// Seconds of Unix time.
+pub(crate) fn now() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

@@ -1,0 +1,218 @@
+//! Connections that the proxy and its client `push` make: an address, TLS, HTTP/1.1. Not here: what is sent.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use crate::connections::{PATIENCE, keep_alive};
+
+use super::error::{Error, Kind, Result};
+
+/// Ports of an upload server: its pod's, which a headless Service shows, and that of a Service with an address.
+const PORTS: [u16; 2] = [api::names::UPLOAD_PORT, 443];
+/// How long a port may take to answer before the next one is tried.
+const NEXT_PORT: Duration = Duration::from_secs(3);
+
+/// How often files are read that are just being replaced, and how long is waited in between.
+const READINGS: u32 = 5;
+const BETWEEN: Duration = Duration::from_millis(100);
+
+/// Bytes that wait in a connection because the other end does not read: one record of TLS.
+const UNSENT: usize = 16 << 10;
+
+/// One connection.
+pub(crate) type Stream = TokioIo<TlsStream<TcpStream>>;
+
+/// Who we are to upload servers.
+#[derive(Clone, Debug)]
+pub(crate) struct Own {
+    /// Our certificate, PEM.
+    pub(crate) certificate: PathBuf,
+    /// Its key, PEM.
+    pub(crate) key: PathBuf,
+    /// A file of lines `address:port name`, where there is no DNS of a cluster.
+    pub(crate) hosts: Option<PathBuf>,
+}
+
+impl Own {
+    /// How upload servers are spoken to, by files as they are now: whoever is signed by one of `authorities`, PEM.
+    ///
+    /// # Errors
+    /// [`Kind::Process`] when the files are of no use.
+    pub(crate) async fn tls(&self, authorities: &str) -> Result<Arc<ClientConfig>> {
+        let mut tries = 1..READINGS;
+        loop {
+            match self.read(authorities) {
+                // The certificate of before with the key of after, say.
+                Err(_) if tries.next().is_some() => tokio::time::sleep(BETWEEN).await,
+                found => return found,
+            }
+        }
+    }
+
+    fn read(&self, authorities: &str) -> Result<Arc<ClientConfig>> {
+        let useless =
+            |path: &Path, e| Error::with(Kind::Process, format!("cannot use {}", path.display()), e);
+        let pem = fs::read(&self.certificate).map_err(|e| unread(&self.certificate, e))?;
+        let chain = CertificateDer::pem_slice_iter(&pem)
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|e| useless(&self.certificate, e))?;
+        let pem = fs::read(&self.key).map_err(|e| unread(&self.key, e))?;
+        let key = PrivateKeyDer::from_pem_slice(&pem).map_err(|e| useless(&self.key, e))?;
+        ClientConfig::builder()
+            .with_root_certificates(roots(authorities.as_bytes())?)
+            .with_client_auth_cert(chain, key)
+            .map(Arc::new)
+            .map_err(|e| Error::with(Kind::Process, "cannot use our certificate", e))
+    }
+
+    /// Connects to the upload server of this name.
+    ///
+    /// # Errors
+    /// [`Kind::Unreachable`].
+    pub(crate) async fn connect(&self, host: &str, tls: Arc<ClientConfig>) -> Result<Stream> {
+        let known = self.hosts.as_deref().map(|file| known(file, host)).transpose()?.flatten();
+        if let Some(address) = known {
+            return secure(dial(address).await?, host, tls).await;
+        }
+        let mut last = None;
+        for port in PORTS {
+            match tokio::time::timeout(NEXT_PORT, dial((host, port))).await {
+                Ok(Ok(stream)) => return secure(stream, host, tls).await,
+                Ok(Err(error)) => last = Some(error),
+                Err(_) => {}
+            }
+        }
+        Err(last.unwrap_or_else(|| Error::new(Kind::Unreachable, format!("{host} does not answer"))))
+    }
+}
+
+fn unread(path: &Path, error: std::io::Error) -> Error {
+    Error::with(Kind::Process, format!("cannot read {}", path.display()), error)
+}
+
+/// The address of a name in a file of them.
+fn known(file: &Path, host: &str) -> Result<Option<SocketAddr>> {
+    let text = fs::read_to_string(file).map_err(|e| unread(file, e))?;
+    let mut lines = text.lines().filter_map(|line| line.split_once(' '));
+    Ok(lines.find(|(_, name)| *name == host).and_then(|(address, _)| address.parse().ok()))
+}
+
+/// The authorities of a text in PEM.
+///
+/// # Errors
+/// When there is none, or one that is none.
+pub(crate) fn roots(pem: &[u8]) -> Result<RootCertStore> {
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(pem) {
+        let certificate = certificate
+            .map_err(|e| Error::with(Kind::Process, "the authorities' certificates are no PEM", e))?;
+        roots.add(certificate).map_err(|e| Error::with(Kind::Process, "cannot use an authority", e))?;
+    }
+    match roots.is_empty() {
+        true => Err(Error::new(Kind::Process, "there is no authority's certificate")),
+        false => Ok(roots),
+    }
+}
+
+/// Connects.
+///
+/// # Errors
+/// [`Kind::Unreachable`].
+pub(crate) async fn dial(
+    address: impl tokio::net::ToSocketAddrs + std::fmt::Debug + Clone,
+) -> Result<TcpStream> {
+    let failed = || format!("cannot connect to {address:?}");
+    match tokio::time::timeout(PATIENCE, TcpStream::connect(address.clone())).await {
+        Ok(Ok(stream)) => {
+            keep_alive(&stream);
+            Ok(stream)
+        }
+        Ok(Err(error)) => Err(Error::with(Kind::Unreachable, failed(), error)),
+        Err(_) => Err(Error::new(Kind::Unreachable, failed() + ": no answer")),
+    }
+}
+
+/// Speaks TLS with who must be `host`.
+///
+/// # Errors
+/// [`Kind::Unreachable`].
+pub(crate) async fn secure(stream: TcpStream, host: &str, tls: Arc<ClientConfig>) -> Result<Stream> {
+    let name = ServerName::try_from(host.to_owned())
+        .map_err(|e| Error::with(Kind::Unreachable, format!("{host} is no name of a server"), e))?;
+    match tokio::time::timeout(PATIENCE, TlsConnector::from(tls).connect(name, stream)).await {
+        Ok(Ok(mut stream)) => {
+            stream.get_mut().1.set_buffer_limit(Some(UNSENT));
+            Ok(TokioIo::new(stream))
+        }
+        Ok(Err(error)) => Err(Error::with(Kind::Unreachable, format!("no TLS with {host}"), error)),
+        Err(_) => Err(Error::new(Kind::Unreachable, format!("no TLS with {host}: no answer"))),
+    }
+}
+
+/// How `push` speaks to a proxy: whom it believes.
+///
+/// # Errors
+/// When there are no authorities.
+pub(crate) fn push_tls(roots: Option<RootCertStore>) -> Result<Arc<ClientConfig>> {
+    let builder = ClientConfig::builder();
+    let config = match roots {
+        Some(roots) => builder.with_root_certificates(roots),
+        None => {
+            let provider = builder.crypto_provider().clone();
+            builder.dangerous().with_custom_certificate_verifier(Arc::new(Anybody(provider)))
+        }
+    };
+    Ok(Arc::new(config.with_no_client_auth()))
+}
+
+/// Believes every certificate, as somebody has asked for.
+#[derive(Debug)]
+struct Anybody(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Anybody {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, certificate, signed, &self.0.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, certificate, signed, &self.0.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}

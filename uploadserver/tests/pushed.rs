@@ -1,0 +1,166 @@
+//! `uploadproxy push` through the proxy, whatever happens to its connection.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::cast_possible_truncation, reason = "small test data")]
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::process::Output;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use places::guest::Dice;
+use serde_json::json;
+use support::proxy::Proxy;
+use support::{MIB, count, sha256};
+
+/// A file of noise, and what its SHA-256 is.
+fn file(proxy: &Proxy, size: u64) -> (String, String) {
+    let path = proxy.path("image");
+    std::fs::write(&path, Dice(size).bytes(size as usize)).unwrap();
+    let (digest, _) = sha256(&path, size);
+    (path.to_str().unwrap().to_owned(), digest)
+}
+
+fn push(proxy: &Proxy, file: &str, port: u16, more: &[&str]) -> Output {
+    let url = format!("localhost:{port}");
+    let ca = proxy.path("ca.crt");
+    std::fs::write(&ca, proxy.authority.certificate()).unwrap();
+    let usual = ["push", file, "--pvc", "ns/disk", "--url", &url, "--ca", ca.to_str().unwrap()];
+    proxy.command(&[&usual[..], more].concat()).output().unwrap()
+}
+
+/// Passes connections on to `port`; each of the first ones is cut after that many bytes of the client's.
+fn cutting(port: u16, cuts: Vec<u64>) -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let own = listener.local_addr().unwrap().port();
+    let (cuts, told) = (Arc::new(Mutex::new(cuts)), Arc::new(AtomicBool::new(false)));
+    std::thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, port)) else { return };
+            let (mut back_from, mut back_to) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+            let returned = Arc::new(AtomicU64::new(0));
+            let counted = returned.clone();
+            std::thread::spawn(move || {
+                let mut buffer = vec![0; 16 << 10];
+                while let Ok(got @ 1..) = back_from.read(&mut buffer) {
+                    counted.fetch_add(got as u64, Ordering::Relaxed);
+                    if back_to.write_all(&buffer[..got]).is_err() {
+                        break;
+                    }
+                }
+                counted.store(u64::MAX, Ordering::Relaxed);
+                let _gone = back_to.shutdown(Shutdown::Both);
+            });
+            let (cuts, told) = (cuts.clone(), told.clone());
+            std::thread::spawn(move || pass(client, server, &cuts, &told, &returned));
+        }
+    });
+    own
+}
+
+/// Bytes after which a client is at the body of its request.
+const HEAD: u64 = 100_000;
+
+fn pass(
+    mut client: TcpStream,
+    mut server: TcpStream,
+    cuts: &Mutex<Vec<u64>>,
+    told: &AtomicBool,
+    returned: &AtomicU64,
+) {
+    let (mut buffer, mut passed) = (vec![0; 16 << 10], 0);
+    while let Ok(got @ 1..) = client.read(&mut buffer) {
+        passed += got as u64;
+        // The server has the head by now: where the upload can be gone on with comes before the first cut.
+        if passed > HEAD && !told.load(Ordering::Relaxed) {
+            let before = returned.load(Ordering::Relaxed);
+            while returned.load(Ordering::Relaxed) == before {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            told.store(true, Ordering::Relaxed);
+        }
+        // Only connections that get that far are cut: questions are short.
+        let cut = {
+            let mut cuts = cuts.lock().unwrap();
+            cuts.last().is_some_and(|cut| passed > *cut) && cuts.pop().is_some()
+        };
+        if cut || server.write_all(&buffer[..got]).is_err() {
+            break;
+        }
+    }
+    let _gone = (client.shutdown(Shutdown::Both), server.shutdown(Shutdown::Both));
+}
+
+#[test]
+fn a_file_comes_whole_with_tokens_asked_for() {
+    let proxy = Proxy::new();
+    let (file, digest) = file(&proxy, 3 * MIB + 17);
+    let mut pod = proxy.pod("disk");
+    let config = json!({"spec": {}, "status": {"uploadProxyURL": format!("localhost:{}", proxy.port())}});
+    proxy.cluster.put("/apis/cdi.kubevirt.io/v1beta1/cdiconfigs/config", config);
+    let output = proxy.command(&["push", &file, "--pvc", "ns/disk", "--insecure"]).output().unwrap();
+    assert!(output.status.success(), "{}\n{}", String::from_utf8_lossy(&output.stderr), proxy.log());
+    pod.assert_uploaded();
+    assert_eq!(sha256(&pod.disk(), 3 * MIB + 17).0, digest);
+    let asked = proxy.cluster.asked();
+    assert!(asked.iter().any(|asked| asked.starts_with("POST ") && asked.ends_with("/uploadtokenrequests")));
+}
+
+#[test]
+fn broken_connections_are_gone_on_with() {
+    let size = count(16, 256) * MIB;
+    let mut resumed = 0;
+    for round in 0..count(2, 20) {
+        let proxy = Proxy::new();
+        let (file, digest) = file(&proxy, size);
+        let mut pod = proxy.pod("disk");
+        let mut dice = Dice(round + 1);
+        let cuts = (0..3).map(|_| 200_000 + dice.next(size / 4)).collect();
+        let port = cutting(proxy.port(), cuts);
+        let output = push(&proxy, &file, port, &[]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}\n{}\n{}", proxy.log(), pod.log());
+        assert!(said.contains("trying again"), "{said}");
+        pod.assert_uploaded();
+        assert_eq!(sha256(&pod.disk(), size).0, digest, "round {round}");
+        resumed += proxy.log().matches("method=PATCH").count();
+    }
+    println!("{resumed} times it was gone on with");
+    assert!(resumed > 0);
+}
+
+#[test]
+fn what_cannot_be_pushed_is_said() {
+    let proxy = Proxy::new();
+    let (file, _) = file(&proxy, 1000);
+    let empty = proxy.path("empty");
+    std::fs::write(&empty, "").unwrap();
+    proxy.cluster.put_claim("disk", &[("upload.target", ""), ("pod.phase", "Succeeded")]);
+    let bad = "--token=a.b.c";
+    for (file, port, more, code, words) in [
+        (file.as_str(), proxy.port(), &["--retries=0"][..], 4, "already finished uploading"),
+        (&file, proxy.port(), &[bad], 4, "401"),
+        (&file, 1, &["--retries=1", bad], 3, "cannot connect"),
+        ("/nowhere", proxy.port(), &[bad], 2, "/nowhere"),
+        (empty.to_str().unwrap(), proxy.port(), &[bad], 2, "nothing to upload"),
+    ] {
+        let output = push(&proxy, file, port, more);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{words}: {said}");
+        assert!(said.contains(words), "{words}: {said}");
+        assert!(!said.contains("a.b.c"), "{said}");
+    }
+    // Somebody whom nobody vouches for does not get the token.
+    let url = format!("localhost:{}", proxy.port());
+    let output = proxy
+        .command(&["push", &file, "--pvc", "ns/disk", "--url", &url, "--token", "t", "--retries=0"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    assert!(said.contains("no TLS with localhost"), "{said}");
+}
