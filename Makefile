@@ -1,7 +1,7 @@
 # Every target does its own set-up; on a fresh Debian 12 with Rust on it, `make demo` or `make test` is enough.
 #
 #   build       the programs, optimised            test        what CI runs: formatting, lints, licences, tests
-#   demo        import and boot an image           soak        the same tests with the full counts
+#   demo        an image, and guests from YAML     soak        the same tests with the full counts
 #   deps        Debian packages                    bench       speed and memory against the named peers
 #   image       the container image                advisories  dependencies with known holes (needs the network)
 #   kube        Kubernetes' programs, from source  cluster     a Kubernetes node on this machine; cluster-down ends it
@@ -97,8 +97,11 @@ cluster-down: root deps
 	cargo build --quiet --locked -p e2e
 	@"$$CARGO_TARGET_DIR/debug/cluster" down
 
+# With an image of one's own it is imported and booted; else guests run from YAML, too, which takes root.
 demo: build
 	demo/run "$$CARGO_TARGET_DIR/release/importer" "$(IMAGE)"
+	@[ -n "$(IMAGE)" ] || { sudo=; [ "$$(id -u)" = 0 ] || sudo="sudo -E"; \
+	  $$sudo demo/guests "$$CARGO_TARGET_DIR/release" "$$CARGO_TARGET_DIR/$(TRIPLE)/release"; }
 
 # The tests come last, so that the output ends with the runner's lines.
 test: deps fmt-check clippy deny check-tests
