@@ -28,7 +28,7 @@ ROUNDS ?= 5
 # Building; demo; peers and judges of the tests and benchmarks.
 PACKAGES := build-essential \
 	qemu-system-x86 qemu-utils nginx-light busybox-static cpio mtools dosfstools syslinux syslinux-common fdisk \
-	curl gzip xz-utils zstd 7zip nbdkit docker-registry mmdebstrap e2fsprogs xfsprogs btrfs-progs util-linux strace \
+	curl gzip pigz xz-utils zstd 7zip nbdkit docker-registry mmdebstrap e2fsprogs xfsprogs btrfs-progs util-linux strace \
 	containerd runc iproute2 nftables iptables libvirt-clients libxml2-utils \
 	libvirt-daemon libvirt-daemon-driver-qemu xorriso ovmf swtpm swtpm-tools systemd \
 	dropbear-bin openssh-client socat

@@ -194,7 +194,10 @@ fn a_connection_that_is_dead_is_not_waited_for() {
     let mut pod = Pod::new();
     // It stays open, and nothing comes any more.
     let mut dead = pod.client();
-    dead.head("POST", UPLOAD, &[format!("Content-Length: {}", image.len())]).unwrap();
+    let length = format!("Content-Length: {}", image.len());
+    dead.head("POST", UPLOAD, &[length, "Expect: 100-continue".to_owned()]).unwrap();
+    // Its body is asked for once it is the upload that runs.
+    assert_eq!(dead.answer().unwrap().status, 100);
     dead.send(&image[..5000]).unwrap();
     let begun = Instant::now();
     let mut refused = 0;
