@@ -33,6 +33,7 @@ impl Volume {
     pub fn filesystem(cluster: &Cluster, namespace: &str, claim: &str, size: u64) -> Result<Self> {
         let path = cluster.place().path("volumes").join(format!("{namespace}-{claim}"));
         fs::create_dir(&path).with_context(|| format!("cannot create {}", path.display()))?;
+        has_room(&path, size)?;
         Self::bind(cluster, namespace, claim, size, path, None)
     }
 
@@ -102,6 +103,18 @@ impl Volume {
     pub fn path(&self) -> &Path {
         &self.path
     }
+}
+
+/// What a pod finds no room for would fail in its own words, of another size.
+fn has_room(path: &Path, size: u64) -> Result<()> {
+    let facts = rustix::fs::statvfs(path)?;
+    let free = facts.f_bavail * facts.f_frsize;
+    ensure!(
+        free >= size,
+        "{}: {free} bytes are free on its filesystem and a volume needs {size}; free some and run it again",
+        path.display()
+    );
+    Ok(())
 }
 
 impl Drop for Volume {
