@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
-use crate::command::{Forwarded, Login, Named, Output, ScpCopy, SshOptions};
+use crate::command::{Forwarded, ImageUpload, Login, Named, Output, ScpCopy, SshOptions};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -16,6 +16,7 @@ Examples:
   virt-node port-forward mine 8080:80
   virt-node ssh root@mine
   virt-node scp notes.txt root@mine:/root
+  virt-node image-upload dv disk --size 10Gi --image-path disk.qcow2
   virt-node get mine -o yaml
   virt-node stop mine
   virt-node delete mine
@@ -296,6 +297,8 @@ pub(crate) enum NodeCommand {
         #[arg(long)]
         dry_run: bool,
     },
+    /// Sends a disk image, or an archive, into a DataVolume, which is made where there is none, and waits until it is there.
+    ImageUpload(ImageUpload),
     /// Takes objects away, with what belongs to them: a machine's run, its volumes, all of its state.
     Delete {
         /// NAME of a machine, or KIND/NAME.

@@ -133,6 +133,9 @@ fn node(args: Node) -> Result<Answer, Error> {
             command::remove_volume(&mut daemon()?, &namespace, &of.name, volume_name, dry_run)
                 .map(Answer::good)
         }
+        NodeCommand::ImageUpload(typed) => {
+            command::upload(&state, &namespace, &typed).map(|()| Answer::good(String::new()))
+        }
         NodeCommand::Delete { objects, files, grace, no_wait } => {
             let deletion = Deletion {
                 namespace,

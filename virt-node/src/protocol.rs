@@ -51,6 +51,8 @@ pub(crate) enum Request {
     RemoveVolume { namespace: String, name: String, volume: String, dry_run: bool },
     /// Take objects away. Answered with [`Answer::Done`] when it is noted.
     Delete { targets: Vec<Target>, grace_seconds: Option<u64> },
+    /// Where to send the content of a DataVolume that is filled by an upload. Answered with [`Answer::Upload`].
+    Upload { namespace: String, name: String },
     /// One of a guest's streams. Answered with [`Answer::Stream`], and then it is that.
     Stream { namespace: String, name: String, stream: Stream },
 }
@@ -90,6 +92,8 @@ pub(crate) enum Answer {
     Objects(Vec<serde_json::Value>),
     /// Events, the oldest first.
     Events(Vec<Event>),
+    /// An upload server at 127.0.0.1; certificates and the client's key are PEM.
+    Upload { port: u16, authority: String, certificate: String, key: String },
     /// What follows is the stream.
     Stream,
     /// It is not done.

@@ -143,7 +143,7 @@ fn fields_are_told_by_path_and_lot() {
             "storage: 10Gib",
             "error spec.dataVolumeTemplates[0].spec.storage.resources.requests.storage",
         ),
-        ("blank: {}", "upload: {}", "error spec.source.upload"),
+        ("blank: {}", "blank: {}, upload: {}", "error spec.source"),
         ("blank: {}", "blank: {}, gcs: {url: gs://a/b}", "error spec.source"),
         ("\"type\": \"bridge\", ", "", "error spec.config"),
         ("{config: '{", "{config: '", "error spec.config"),

@@ -51,6 +51,8 @@ resource! {
         pub pvc: Option<ClaimSource>,
         /// Nothing: an empty disk.
         pub blank: Option<BlankSource>,
+        /// Whatever is sent to it.
+        pub upload: Option<UploadSource>,
     }
 
     /// A web server.
@@ -111,6 +113,10 @@ resource! {
 
     /// An empty disk; has no options.
     pub struct BlankSource {
+    }
+
+    /// An upload; has no options.
+    pub struct UploadSource {
     }
 
     /// What is wanted of a claim.

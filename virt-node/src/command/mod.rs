@@ -11,6 +11,7 @@ mod run;
 mod service;
 mod ssh;
 mod table;
+mod upload;
 mod volume;
 
 use std::ffi::OsString;
@@ -30,6 +31,7 @@ pub(crate) use objects::{Output, events, get, list, power};
 pub(crate) use run::{Run, run};
 pub(crate) use service::install;
 pub(crate) use ssh::{Copy as ScpCopy, Login, Options as SshOptions, scp, ssh};
+pub(crate) use upload::{ImageUpload, upload};
 pub(crate) use volume::{add_volume, remove_volume};
 
 use crate::daemon;
@@ -135,6 +137,7 @@ impl Daemon {
             Answer::Done
             | Answer::Applied { .. }
             | Answer::Events(_)
+            | Answer::Upload { .. }
             | Answer::Stream
             | Answer::Refused { .. } => {
                 Err(Error::new(ErrorKind::System, "the daemon answers something else than it was asked"))

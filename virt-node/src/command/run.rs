@@ -20,6 +20,8 @@ const TROUBLE: [&str; 4] = ["DataVolumeError", "ErrImagePull", "ErrorPvcNotFound
 const STILL: [&str; 3] = ["Stopped", "Succeeded", "Failed"];
 /// Looks after which a guest that is still is not going to run.
 const PATIENCE: u32 = 50;
+/// Starts that fail before it is not waited for any more: what they lack does not come by itself.
+const STARTS: usize = 4;
 
 /// What was typed.
 pub(crate) struct Run {
@@ -41,8 +43,9 @@ pub(crate) fn run(state: &Path, typed: &Run, texts: Vec<(String, Vec<u8>)>) -> R
     if !report.is_valid() {
         return Err(Error::new(ErrorKind::Content, format!("refused\n{}", report.text(false).trim_end())));
     }
-    block_signals().map_err(|error| Error::with(ErrorKind::System, "signals cannot be blocked", error))?;
+    // A daemon that is started here would inherit what is blocked.
     let mut daemon = Daemon::or_start(state)?;
+    block_signals().map_err(|error| Error::with(ErrorKind::System, "signals cannot be blocked", error))?;
     let mut documents = Vec::new();
     for (name, text) in texts {
         let text = String::from_utf8(text).map_err(|_| {
@@ -153,6 +156,15 @@ fn follow(
             );
             return Err(Error::new(ErrorKind::Content, text));
         }
+        if let Some(Guest { target: Target { namespace, name, .. }, .. }) = guests.iter().find(|guest| {
+            let failed = |(namespace, name): &&(String, String)| {
+                *namespace == guest.target.namespace && *name == guest.target.name
+            };
+            !guest.ran && told.failures.iter().filter(failed).count() >= STARTS
+        }) {
+            let text = format!("{namespace}/{name} cannot be started; the daemon tries again");
+            return Err(Error::new(ErrorKind::System, text));
+        }
         let all_ran = guests.iter().all(|guest| guest.ran);
         if all_ran && typed.detach {
             return Ok(true);
@@ -202,10 +214,13 @@ fn stop(daemon: &mut Daemon, guests: &mut [Guest]) -> Result<(), Error> {
     Ok(())
 }
 
-/// What was told of volumes.
+/// What was told.
 #[derive(Default)]
 struct Told {
+    /// Volumes and how far they were, in per cent.
     progress: Vec<(String, String)>,
+    /// Namespaces and names of guests, once for each start that failed.
+    failures: Vec<(String, String)>,
 }
 
 /// Tells what is new.
@@ -227,6 +242,9 @@ fn tell(
             *after = event.number;
             let mark = if event.warning { "! " } else { "" };
             say(&format!("{mark}{} {}: {}: {}", event.kind, event.name, event.reason, event.message))?;
+            if event.reason == "StartFailed" {
+                told.failures.push((namespace.to_owned(), event.name));
+            }
         }
     }
     for object in daemon.objects(Request::List)? {

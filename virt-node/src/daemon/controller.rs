@@ -43,6 +43,8 @@ const TICK: Duration = Duration::from_secs(5);
 const LOOKS_MAX: usize = 100;
 /// Longest wait before a job that failed is tried again, in seconds.
 const RETRY_MAX: u64 = 300;
+/// Stack of a thread that only waits, in bytes.
+const WAITING: usize = 64 << 10;
 
 /// What a client is given.
 pub(super) enum Reply {
@@ -61,8 +63,8 @@ pub(super) enum Message {
     News(String, News),
     /// A child that is ours to reap.
     Born(Child),
-    /// A child may have ended.
-    Child,
+    /// A child has ended.
+    Gone,
     Stop,
 }
 
@@ -131,7 +133,6 @@ pub(super) struct Controller {
     pod: PodNetwork,
     host: Option<Host>,
     pub(super) memory: BTreeMap<String, Memory>,
-    children: Vec<Child>,
     sender: Sender<Message>,
     receiver: Receiver<Message>,
     /// When something is to be looked at again.
@@ -159,7 +160,6 @@ impl Controller {
             pod: given.pod,
             host: None,
             memory: BTreeMap::new(),
-            children: Vec::new(),
             sender,
             receiver,
             due: None,
@@ -318,9 +318,8 @@ impl Controller {
             }
             Message::Progress(uid, what, percent) => self.progress(&uid, &what, percent),
             Message::News(uid, news) => self.news(&uid, news),
-            Message::Born(child) => self.children.push(child),
-            Message::Child => self.children.retain_mut(|child| matches!(child.try_wait(), Ok(None))),
-            Message::Stop => {}
+            Message::Born(child) => reap(child, self.sender()),
+            Message::Gone | Message::Stop => {}
         }
     }
 
@@ -402,4 +401,15 @@ impl Controller {
         self.memory(uid).seen = Some(seen.clone());
         seen
     }
+}
+
+/// Waits for a child's end on a thread of its own, and tells of it.
+fn reap(mut child: Child, sender: Sender<Message>) {
+    let wait = move || {
+        // Without an answer it is nobody's child any more. Nobody listens when the daemon ends.
+        drop(child.wait());
+        drop(sender.send(Message::Gone));
+    };
+    // Without a thread it stays as an ended process until the daemon's own end; its log says that it ended.
+    drop(thread::Builder::new().name("reap".to_owned()).stack_size(WAITING).spawn(wait));
 }

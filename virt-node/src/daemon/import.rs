@@ -12,7 +12,6 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -24,10 +23,11 @@ use api::cdi::{DataVolumeSource, DataVolumeSpec};
 use api::core::{ConfigMap, Secret};
 use api::import::{Content, Job, Outcome, SourceKind};
 use api::names;
+use api::upload::Server;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-use super::process;
+use super::{process, upload};
 use crate::error::{Error, Kind};
 use crate::resolve::Objects;
 
@@ -43,6 +43,8 @@ pub(super) enum Origin {
     File(PathBuf),
     /// Another claim's blocks.
     Claim(String),
+    /// Whoever sends them, and what the server that takes them is told.
+    Upload(Box<Server>),
 }
 
 /// What is to be imported.
@@ -63,9 +65,13 @@ pub(super) fn from(spec: &DataVolumeSpec, uid: &str, size: u64, objects: &Object
     };
     let mut files = Vec::new();
     let mut access = Access { objects, job: &mut job, files: &mut files };
-    let DataVolumeSource { http, s3, gcs, registry, pvc, blank, other: _ } = source;
+    let DataVolumeSource { http, s3, gcs, registry, pvc, blank, upload, other: _ } = source;
     if let Some(claim) = pvc {
         return Ok(Origin::Claim(claim.name));
+    } else if upload.is_some() {
+        let (owner_uid, preallocation) = (uid.to_owned(), job.preallocation);
+        let server = Server { image_size: Some(size), owner_uid, preallocation, ..Server::default() };
+        return Ok(Origin::Upload(Box::new(server)));
     } else if let Some(http) = http {
         if let Some(path) = http.url.strip_prefix("file://") {
             return Ok(Origin::File(PathBuf::from(path)));
@@ -198,7 +204,7 @@ fn entry(objects: &Objects, name: &str, key: &str) -> Result<Vec<u8>, String> {
 /// Fills the volume whose folder is `root`. `progress` is told per cent; `stop` ends it.
 ///
 /// # Errors
-/// What the importer says, or that it was stopped.
+/// What the importer or the upload server says, or that it was stopped.
 pub(super) fn fill(
     root: &Path,
     from: &Origin,
@@ -206,7 +212,9 @@ pub(super) fn fill(
     stop: &AtomicBool,
     mut progress: impl FnMut(f64),
 ) -> Result<(), Error> {
-    let failed = |error| Error::with(Kind::System, "the importer cannot be run", error);
+    let uploaded = matches!(from, Origin::Upload(_));
+    let program = if uploaded { "upload server" } else { "importer" };
+    let failed = |error| Error::with(Kind::System, format!("the {program} cannot be run"), error);
     let (log, word) = (root.join("log"), root.join("dev/termination-log"));
     let mut child = if process::lives(&log) {
         None
@@ -223,7 +231,8 @@ pub(super) fn fill(
             Some(child) => child.try_wait().map_err(failed)?.map(|status| status.code()),
             None => (!process::lives(&log)).then_some(None),
         };
-        let now = percent(root);
+        // The sender sees how far it is.
+        let now = if uploaded { upload::door(root).map(|_| 0.0) } else { percent(root) };
         if now != last {
             last = now;
             progress(now.unwrap_or(0.0));
@@ -232,7 +241,7 @@ pub(super) fn fill(
             break code;
         }
         if stop.load(Ordering::Relaxed) {
-            end(child.as_mut(), root);
+            end(child.as_mut(), &log);
             return Err(Error::new(Kind::System, "stopped"));
         }
         std::thread::sleep(LOOK);
@@ -251,29 +260,25 @@ pub(super) fn fill(
         (code, None) => {
             let said = if said.trim().is_empty() { process::last_words(&log) } else { said };
             let how = code.map_or_else(|| "was killed".to_owned(), |code| format!("ended with code {code}"));
-            Err(Error::new(Kind::System, format!("the importer {how}: {}", said.trim())))
+            Err(Error::new(Kind::System, format!("the {program} {how}: {}", said.trim())))
         }
     }
 }
 
 /// A checksum that does not match is exit code 0 too, with another message.
 fn is_complete(outcome: &Outcome) -> bool {
-    outcome.message.as_deref().is_none_or(|message| message.starts_with("Import Complete"))
+    let complete = ["Import Complete", "Upload Complete"];
+    outcome.message.as_deref().is_none_or(|message| complete.iter().any(|start| message.starts_with(start)))
 }
 
 /// Files beside the target, and the command, with what is to stay open until it is started.
 fn prepare(root: &Path, from: &Origin, size: Option<u64>) -> io::Result<(Command, Option<fs::File>)> {
+    if let Origin::Upload(server) = from {
+        return upload::prepare(root, server);
+    }
     fs::create_dir_all(root.join("dev"))?;
-    let program = process::program("importer");
-    // By its descriptor: the user who imports may not look into the folder, as where root built it at home.
-    let file = fs::File::open(&program).ok();
-    let mut command = match &file {
-        Some(file) => Command::new(format!("/proc/self/fd/{}", file.as_raw_fd())),
-        None => Command::new(&program),
-    };
-    command.arg0("importer");
-    command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default()).current_dir(root);
-    command.env(names::PROGRESS_VARIABLE, "1");
+    let (mut command, file) = process::command("importer");
+    command.current_dir(root).env(names::PROGRESS_VARIABLE, "1");
     let log = fs::File::create(root.join("progress"))?;
     command.stdout(Stdio::from(log));
     match from {
@@ -306,8 +311,8 @@ fn prepare(root: &Path, from: &Origin, size: Option<u64>) -> io::Result<(Command
             }
             command.args(["--force", "--progress=none"]).arg(path).arg(target);
         }
-        // Its blocks are there when the volume is made.
-        Origin::Claim(_) => {}
+        // Its blocks are there when the volume is made; the upload server is prepared above.
+        Origin::Claim(_) | Origin::Upload(_) => {}
     }
     Ok((command, file))
 }
@@ -329,16 +334,19 @@ fn percent(root: &Path) -> Option<f64> {
     text.lines().next_back()?.parse().ok()
 }
 
-/// Ends an importer; one that an earlier daemon started is ended by its name in the folder.
-fn end(child: Option<&mut std::process::Child>, root: &Path) {
+/// Ends an importer or an upload server; one that an earlier daemon started is known by its log.
+fn end(child: Option<&mut std::process::Child>, log: &Path) {
     match child {
         Some(child) => {
             let id = rustix::process::Pid::from_child(child);
             _ = rustix::process::kill_process(id, rustix::process::Signal::TERM);
             drop(child.wait());
         }
-        // It is not ours to reap, and has no socket: it ends by itself, and the volume goes after it.
-        None => drop(process::ended(&root.join("log"), Duration::from_secs(3600))),
+        // One that cannot be asked ends by itself, and the volume goes after it.
+        None => {
+            drop(process::stop(log));
+            _ = process::ended(log, Duration::from_secs(3600));
+        }
     }
 }
 
@@ -402,6 +410,9 @@ mod tests {
         ] {
             assert_eq!(from(&spec(json!({"source": source})), "", 1, &objects), Ok(wanted));
         }
+        let upload = spec(json!({"source": {"upload": {}}, "preallocation": true}));
+        let Origin::Upload(server) = from(&upload, "uid", 7, &objects).unwrap() else { panic!() };
+        assert_eq!((server.image_size, server.preallocation), (Some(7), true));
         let blank = spec(json!({"source": {"blank": {}}}));
         let Origin::Contract(job, _) = from(&blank, "", 1, &objects).unwrap() else { panic!() };
         assert_eq!(job.source, SourceKind::None);

@@ -33,6 +33,7 @@ mod socket;
 mod state;
 mod status;
 mod store;
+mod upload;
 mod volumes;
 mod watch;
 
@@ -43,7 +44,6 @@ use api::launch::Accelerator;
 pub(crate) use state::{DEFAULT, socket as socket_of};
 
 use crate::error::{Error, Kind};
-use crate::launcher::{Signal, block_signals, next_signal};
 use crate::network::PodNetwork;
 use addresses::Addresses;
 use controller::{Controller, Message};
@@ -78,22 +78,14 @@ pub(crate) fn serve(folder: &Path, given: Given) -> Result<(), Error> {
     let addresses = Addresses::open(&state, &store)?;
     let events = Events::open(&state.path("events")).map_err(failed("the events"))?;
     let driver = Driver::new(&state.path(""));
-    block_signals().map_err(failed("signals cannot be blocked"))?;
     let (path, runs) = (state.socket(), state.path("run"));
     let controller = Controller::new(state, store, addresses, events, driver.clone(), given);
     let sender = controller.sender();
-    socket::listen(&path, sender.clone())?;
-    let thread = std::thread::Builder::new().name("controller".to_owned()).spawn(move || controller.run());
-    let thread = thread.map_err(failed("a thread cannot be started"))?;
-    loop {
-        match next_signal(None).map_err(failed("signals cannot be waited for"))? {
-            Some(Signal::Child) => drop(sender.send(Message::Child)),
-            Some(Signal::Stop) => break,
-            None => {}
-        }
-    }
-    drop(sender.send(Message::Stop));
-    drop(thread.join());
+    // By handlers: what is blocked would be blocked in every process that is started, too.
+    serve::signals::watch(move |_| drop(sender.send(Message::Stop)))
+        .map_err(failed("signals cannot be waited for"))?;
+    socket::listen(&path, controller.sender())?;
+    controller.run();
     if host::is_stopping() {
         apply::end_all(&runs);
     }

@@ -3,6 +3,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,6 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use rustix::thread::set_no_new_privs;
 
 use crate::error::{Error, Kind};
-use crate::launcher::unblock_signals;
 use crate::network;
 
 /// Largest log that is gone on with.
@@ -25,6 +25,19 @@ const LOG_MAX: u64 = 1 << 20;
 pub(super) fn program(name: &str) -> PathBuf {
     let beside = std::env::current_exe().ok().and_then(|own| Some(own.parent()?.join(name)));
     beside.filter(|path| path.is_file()).unwrap_or_else(|| PathBuf::from(name))
+}
+
+/// One of our programs, with the path alone of this process's environment, and what is to stay open until it is started.
+/// By its descriptor: the user who runs it may not look into the folder, as where root built it at home.
+pub(super) fn command(name: &str) -> (Command, Option<File>) {
+    let program = program(name);
+    let file = File::open(&program).ok();
+    let mut command = match &file {
+        Some(file) => Command::new(format!("/proc/self/fd/{}", file.as_raw_fd())),
+        None => Command::new(&program),
+    };
+    command.arg0(name).env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
+    (command, file)
 }
 
 /// Whether the process of a log lives.
@@ -71,8 +84,6 @@ pub(super) fn start_in(mut command: Command, log: &Path, namespace: Option<&Path
     // What a thread may not gain, its children may not either; nothing else of this process is concerned.
     let mut spawn = move || {
         set_no_new_privs(true)?;
-        // A request to end that comes to the daemon in this moment ends it out of order, which it is made for.
-        unblock_signals()?;
         command.spawn()
     };
     match namespace {
@@ -85,6 +96,26 @@ pub(super) fn start_in(mut command: Command, log: &Path, namespace: Option<&Path
             network::inside(namespace, move || spawn().map_err(failed)).map_err(io::Error::other)
         }
     }
+}
+
+/// Asks the process of a log to end: whoever has it as standard error. `false`: there is none.
+pub(super) fn stop(log: &Path) -> io::Result<bool> {
+    let log = log.canonicalize()?;
+    let mut found = false;
+    for entry in std::fs::read_dir("/proc")? {
+        let id = entry?.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
+        let Some(id) = id.filter(|id| has(*id, &log)) else { continue };
+        // It may just have ended, and another one may have its number now.
+        let Ok(process) = pidfd_open(id, PidfdFlags::empty()) else { continue };
+        if has(id, &log) {
+            found |= pidfd_send_signal(&process, Signal::TERM).is_ok();
+        }
+    }
+    Ok(found)
+}
+
+fn has(id: Pid, log: &Path) -> bool {
+    std::fs::read_link(format!("/proc/{}/fd/2", id.as_raw_nonzero())).is_ok_and(|path| path == log)
 }
 
 /// Asks the process at the other end of a socket to end; `false`: there is none.
@@ -122,8 +153,9 @@ mod tests {
         assert!(lives(&log));
         assert_eq!(start(sleep(), &log).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
         assert!(!ended(&log, Duration::from_millis(50)));
-        child.kill().unwrap();
+        assert!(stop(&log).unwrap());
         child.wait().unwrap();
+        assert!(!stop(&log).unwrap());
         assert!(ended(&log, Duration::from_secs(10)));
         assert_eq!(last_words(&log), "words");
     }

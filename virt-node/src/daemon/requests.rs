@@ -14,12 +14,12 @@ use serde_json::{Value, json};
 
 use super::addresses::Addresses;
 use super::controller::{Controller, Reply};
-use super::growth;
 use super::machines::{request_start, strategy};
 use super::plan::Strategy;
 use super::runs::phase;
 use super::store::{Key, Stored};
-use super::volumes::made;
+use super::volumes::{is_owned, is_upload, made};
+use super::{growth, upload};
 use crate::error::Error;
 use crate::finding::{Finding, Verdict};
 use crate::protocol::{Answer, Change, RefusedKind, Request, Stream, Target, Verb};
@@ -70,6 +70,7 @@ impl Controller {
             Request::RemoveVolume { namespace, name, volume, dry_run } => {
                 self.remove_volume((&namespace, &name), &volume, dry_run)
             }
+            Request::Upload { namespace, name } => self.upload(&namespace, &name),
             Request::Stream { namespace, name, stream } => match self.running(&namespace, &name) {
                 Ok(run) => {
                     let name = match stream {
@@ -121,6 +122,28 @@ impl Controller {
         let object = self.shown(&key);
         let object = object.ok_or_else(|| (RefusedKind::Missing, format!("there is no {key}")))?;
         Ok(Answer::Objects(vec![object]))
+    }
+
+    /// Where a DataVolume's content is to be sent.
+    fn upload(&self, namespace: &str, name: &str) -> Result<Answer, Refused> {
+        let volume = self.store.get::<DataVolume>(namespace, name);
+        let volume = volume
+            .ok_or_else(|| (RefusedKind::Missing, format!("there is no DataVolume {namespace}/{name}")))?;
+        let claim = self.store.get::<PersistentVolumeClaim>(namespace, name);
+        let claim = claim.filter(|claim| is_owned(&claim.metadata, volume.uid()));
+        let phase = volume.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or("Pending");
+        if !is_upload(&volume) {
+            let text =
+                format!("DataVolume {namespace}/{name} is not filled by an upload: see its spec.source");
+            return Err((RefusedKind::Invalid, text));
+        }
+        let door = claim.and_then(|claim| upload::door(&self.volume(&claim).folder));
+        match door.filter(|_| phase == "UploadReady") {
+            Some(upload::Door { port, authority, certificate, key }) => {
+                Ok(Answer::Upload { port, authority, certificate, key })
+            }
+            None => Err((RefusedKind::State, format!("DataVolume {namespace}/{name} is {phase}"))),
+        }
     }
 
     /// An object as it is kept.

@@ -77,6 +77,7 @@ fn serve(stream: &UnixStream, controller: &Sender<Message>, holders: &Holders) -
             | Request::Power { .. }
             | Request::AddVolume { .. }
             | Request::RemoveVolume { .. }
+            | Request::Upload { .. }
             | Request::Delete { .. } => None,
         };
         // QEMU serves one client of a port: the one before is gone when the next one comes.

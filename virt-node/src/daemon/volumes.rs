@@ -20,7 +20,7 @@ use super::driver::{POOL, Volume};
 use super::import::{self, Origin};
 use super::status;
 use super::store::Stored;
-use super::{apply, growth, hotplug, state};
+use super::{apply, growth, hotplug, state, upload};
 use crate::error::{Error, Kind as ErrorKind};
 use crate::time;
 
@@ -64,6 +64,11 @@ fn is_bound(claim: &PersistentVolumeClaim) -> bool {
 
 pub(super) fn size(resources: &ClaimResources) -> Option<u64> {
     resources.requests.get("storage").and_then(|size| size.bytes().ok())
+}
+
+/// Whether a volume is filled with what a client sends.
+pub(super) fn is_upload(volume: &DataVolume) -> bool {
+    volume.spec.source.as_ref().is_some_and(|source| source.upload.is_some())
 }
 
 /// How a claim's volume stands.
@@ -213,7 +218,9 @@ impl Controller {
             (Some("Succeeded"), _, _) => return Ok(()),
             (_, false, true) => "CloneInProgress",
             (_, false, false) => "Pending",
-            (_, true, _) => "ImportInProgress",
+            (_, true, _) if !is_upload(&volume) => "ImportInProgress",
+            (_, true, _) if upload::door(&self.volume(&claim).folder).is_some() => "UploadReady",
+            (_, true, _) => "UploadScheduled",
         };
         status.phase = Some(phase.to_owned());
         status.claim_name = Some(key.name.clone());
@@ -292,7 +299,13 @@ impl Controller {
             }
         };
         status::condition(&mut status.conditions, "Running", true, "Pod is running", "");
-        self.events.add(&key, false, "ImportInProgress", &format!("filling {}", key.name));
+        if is_upload(volume) {
+            let text =
+                format!("virt-node image-upload dv {} --no-create --image-path FILE fills it", key.name);
+            self.events.add(&key, false, "UploadScheduled", &text);
+        } else {
+            self.events.add(&key, false, "ImportInProgress", &format!("filling {}", key.name));
+        }
         let driver = self.driver.clone();
         let archive = volume.spec.content_type.as_deref() == Some("archive");
         self.job(&uid.clone(), Work::Fill, move |stop, sender| {

@@ -23,5 +23,5 @@ pub use iso::{IsoError, iso};
 pub(crate) use capabilities::{Made, make as make_capabilities, probe};
 pub(crate) use folder::{replace, replace_durably};
 pub(crate) use outer::run;
-pub(crate) use sys::{Signal, block_signals, next_signal, unblock_signals};
+pub(crate) use sys::{Signal, block_signals, next_signal};
 pub(crate) use worker::run as work;

@@ -30,19 +30,11 @@ fn set() -> libc::sigset_t {
     }
 }
 
-/// Blocks the signals in this thread and those it starts from now on: they wait for [`next_signal`].
+/// Blocks the signals in this thread, and in the threads and processes that it starts from now on: they wait for
+/// [`next_signal`].
 pub(crate) fn block_signals() -> io::Result<()> {
-    mask(libc::SIG_BLOCK)
-}
-
-/// Lets the signals through again, in this thread and the processes that it starts, which inherit what is blocked.
-pub(crate) fn unblock_signals() -> io::Result<()> {
-    mask(libc::SIG_UNBLOCK)
-}
-
-fn mask(how: libc::c_int) -> io::Result<()> {
     // SAFETY: the set is valid, and the old mask is not asked for.
-    match unsafe { libc::pthread_sigmask(how, &set(), std::ptr::null_mut()) } {
+    match unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set(), std::ptr::null_mut()) } {
         0 => Ok(()),
         error => Err(io::Error::from_raw_os_error(error)),
     }

@@ -92,7 +92,6 @@ const DATA_VOLUME: &[Row] = &[
     ("source.imageio", Error, "not planned"),
     ("source.registry.imageStream", Error, "image streams are OpenShift's; use url"),
     ("source.snapshot", Error, "not built yet: use source.pvc"),
-    ("source.upload", Error, "not built yet: use a file:/// URL"),
     ("source.vddk", Error, "not planned"),
     ("sourceRef", Error, "not built yet: use source"),
     ("storage.dataSource", Error, "not built yet: use source.pvc"),

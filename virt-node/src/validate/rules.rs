@@ -194,7 +194,7 @@ fn data_volume(at: &str, spec: &DataVolumeSpec, findings: &mut Findings) {
 }
 
 fn data_source(at: &str, source: &DataVolumeSource, findings: &mut Findings) {
-    let DataVolumeSource { http, s3, gcs, registry, pvc, blank, other } = source;
+    let DataVolumeSource { http, s3, gcs, registry, pvc, blank, upload, other } = source;
     let given = [
         http.is_some(),
         s3.is_some(),
@@ -202,10 +202,11 @@ fn data_source(at: &str, source: &DataVolumeSource, findings: &mut Findings) {
         registry.is_some(),
         pvc.is_some(),
         blank.is_some(),
+        upload.is_some(),
         !other.is_empty(),
     ];
     if given.into_iter().filter(|one| *one).count() != 1 {
-        findings.error(at, "exactly one of http, s3, gcs, registry, pvc, blank");
+        findings.error(at, "exactly one of http, s3, gcs, registry, pvc, blank, upload");
     }
     let urls = [
         ("http", http.as_ref().map(|one| one.url.as_str()), &["http://", "https://", "file:///"][..]),

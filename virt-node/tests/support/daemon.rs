@@ -72,6 +72,7 @@ impl Daemon {
     fn prepared(prepare: impl FnOnce(&Path) -> Option<Killed>) -> Self {
         beside("importer");
         beside("hpp-csi");
+        beside("uploadserver");
         let folder = tempfile::Builder::new().prefix("fv").tempdir_in("/var/tmp").unwrap();
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         fs::set_permissions(folder.path(), open).unwrap();

@@ -127,7 +127,7 @@ pub(crate) fn rest(from: &mut (impl Read + AsFd)) -> String {
     }
 }
 
-/// Processes whose command names a path.
+/// Processes whose command names a path, or that work below it.
 pub(crate) fn processes(path: &Path) -> Vec<(u32, String)> {
     let path = path.to_str().unwrap();
     let ids = std::fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -136,7 +136,9 @@ pub(crate) fn processes(path: &Path) -> Vec<(u32, String)> {
         let line = std::fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
         (id, String::from_utf8_lossy(&line).replace('\0', " "))
     };
-    ids.map(line).filter(|(_, line)| line.contains(path)).collect()
+    let below =
+        |id: u32| std::fs::read_link(format!("/proc/{id}/cwd")).is_ok_and(|cwd| cwd.starts_with(path));
+    ids.map(line).filter(|(id, line)| line.contains(path) || below(*id)).collect()
 }
 
 /// Ends all of them at once.

@@ -1,0 +1,150 @@
+//! Volumes that are filled by an upload: images and archives of this machine's files, under guests that boot from them.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "support/daemon.rs"]
+mod daemon;
+#[path = "support/waiting.rs"]
+mod waiting;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use daemon::{Daemon, code, eventually, heard, kill, machine, output};
+use rustix::process::Signal;
+
+/// The same disk as qcow2, compressed.
+fn packed(image: &Path) -> PathBuf {
+    let path = image.with_extension("qcow2");
+    let made = Command::new("qemu-img").args(["convert", "-c", "-O", "qcow2"]).args([image, &path]).status();
+    assert!(made.unwrap().success());
+    path
+}
+
+/// The folder of a claim.
+fn folder(daemon: &Daemon, name: &str) -> PathBuf {
+    let claim = daemon.object(&format!("pvc/{name}")).unwrap();
+    daemon.state().join("claims").join(claim["metadata"]["uid"].as_str().unwrap())
+}
+
+fn phase(daemon: &Daemon, name: &str) -> String {
+    let object = daemon.object(&format!("dv/{name}"));
+    object.map(|one| one["status"]["phase"].as_str().unwrap_or_default().to_owned()).unwrap_or_default()
+}
+
+/// What a command says that fails, and its code.
+fn fails(daemon: &Daemon, words: &[&str]) -> (Option<i32>, String) {
+    let output = daemon.command(words);
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn an_image_is_uploaded_and_boots() {
+    let mut daemon = Daemon::start();
+    let image = daemon.image("disk.raw", code::HALTS);
+    let packed = packed(&image);
+    let file = packed.to_str().unwrap();
+    // virtctl's words make the DataVolume.
+    let made = ["image-upload", "dv", "golden", "--size", "2Mi", "--image-path", file, "--insecure"];
+    let said = daemon.says(&made);
+    for word in
+        ["DataVolume default/golden created", "Uploading data to default/golden", "completed successfully"]
+    {
+        assert!(said.contains(word), "{said}");
+    }
+    let (written, wanted) =
+        (fs::read(folder(&daemon, "golden").join("data/disk.img")).unwrap(), fs::read(&image).unwrap());
+    assert!(written[..wanted.len()] == wanted[..] && written.len() == 2 << 20);
+    assert_eq!(daemon.process("uploadserver"), None, "it ends with the upload");
+    // Once is enough.
+    let (code, told) = fails(&daemon, &made);
+    assert!(code == Some(1) && told.contains("filled already"), "{told}");
+    // A machine's own volume waits for it; the daemon may be another one meanwhile.
+    let document = daemon.path("mine.yaml");
+    fs::write(&document, machine("mine", "Always", "{upload: {}}", "")).unwrap();
+    let mut run =
+        daemon.started(&["run", "--detach", document.to_str().unwrap()], Stdio::null(), Stdio::piped());
+    heard(run.0.stdout.as_mut().unwrap(), "image-upload dv mine-root");
+    eventually("a server", || (phase(&daemon, "mine-root") == "UploadReady").then_some(()));
+    drop(run);
+    daemon.end(Signal::KILL);
+    daemon.again();
+    // What is no image is refused with its reason, and the next one taken.
+    let bad = daemon.path("bad.qcow2");
+    let mut bytes = fs::read(&packed).unwrap();
+    bytes[7] = 9;
+    fs::write(&bad, bytes).unwrap();
+    let more = ["image-upload", "dv", "mine-root", "--no-create", "--image-path"];
+    let (code, told) = fails(&daemon, &[&more[..], &[bad.to_str().unwrap()]].concat());
+    assert!(code == Some(1) && told.contains("version 9"), "{told}");
+    daemon.says(&[&more[..], &[file]].concat());
+    daemon.until_serial("mine", "K");
+    for name in ["mine", "dv/golden"] {
+        daemon.says(&["delete", name]);
+    }
+    assert_eq!((daemon.names("claims"), daemon.mounts()), (Vec::new(), Vec::new()));
+}
+
+#[test]
+fn a_server_serves_who_may_and_ends_when_it_is_killed_or_not_wanted() {
+    let mut daemon = Daemon::start();
+    let image = daemon.image("disk.raw", code::HALTS);
+    let image = image.to_str().unwrap();
+    // Too small a volume, and one that is not there.
+    let (code, told) = fails(&daemon, &["image-upload", "dv", "none", "--no-create", "--image-path", image]);
+    assert!(code == Some(1) && told.contains("no DataVolume default/none"), "{told}");
+    let (code, told) = fails(&daemon, &["image-upload", "dv", "none", "--image-path", image]);
+    assert!(code == Some(2) && told.contains("--size"), "{told}");
+    let small = ["image-upload", "pvc", "small", "--size", "64Ki", "--image-path", image];
+    let (code, told) = fails(&daemon, &small);
+    assert!(code == Some(1) && told.contains("larger"), "{told}");
+    // Nobody else on the machine may send.
+    eventually("a server", || (phase(&daemon, "small") == "UploadReady").then_some(()));
+    let log = fs::read_to_string(folder(&daemon, "small").join("log")).unwrap();
+    let port = log.rsplit_once("127.0.0.1:").unwrap().1.split_once('\n').unwrap().0.to_owned();
+    let url = format!("https://127.0.0.1:{port}/v1beta1/upload");
+    let asked =
+        output(Command::new("curl").args(["-sk", "-o", "/dev/null", "-w", "%{http_code}", "-d", "x", &url]));
+    assert_eq!(String::from_utf8_lossy(&asked.stdout), "401");
+    // One that was killed is started again.
+    let before = daemon.process("uploadserver").unwrap();
+    kill(before, Signal::KILL);
+    eventually("another server", || daemon.process("uploadserver").filter(|id| *id != before));
+    eventually("a server", || (phase(&daemon, "small") == "UploadReady").then_some(()));
+    // A daemon that did not start it ends it too.
+    daemon.end(Signal::KILL);
+    daemon.again();
+    daemon.says(&["delete", "dv/small"]);
+    assert_eq!(daemon.process("uploadserver"), None);
+    assert_eq!((daemon.names("claims"), daemon.mounts()), (Vec::new(), Vec::new()));
+}
+
+#[test]
+fn block_volumes_and_archives_are_filled_too() {
+    let daemon = Daemon::start();
+    let image = daemon.image("disk.raw", code::HALTS);
+    let document = daemon.path("block.yaml");
+    let machine = machine("block", "Always", "{upload: {}}", "");
+    fs::write(&document, machine.replace("storage: {resources", "storage: {volumeMode: Block, resources"))
+        .unwrap();
+    let run = daemon.started(&["run", "--detach", document.to_str().unwrap()], Stdio::null(), Stdio::null());
+    eventually("a server", || (phase(&daemon, "block-root") == "UploadReady").then_some(()));
+    daemon.says(&["image-upload", "dv", "block-root", "--image-path", image.to_str().unwrap()]);
+    daemon.until_serial("block", "K");
+    drop(run);
+    let tar = daemon.path("files.tar");
+    let notes = daemon.path("notes.txt");
+    fs::write(&notes, "words").unwrap();
+    let mut made = Command::new("tar");
+    made.arg("-C").arg(notes.parent().unwrap()).arg("-cf").arg(&tar).arg("notes.txt");
+    assert!(made.status().unwrap().success());
+    let archive = ["image-upload", "dv", "files", "--size", "1Mi", "--archive-path", tar.to_str().unwrap()];
+    daemon.says(&archive);
+    let written = folder(&daemon, "files").join("data/notes.txt");
+    assert_eq!(fs::read_to_string(written).unwrap(), "words");
+    for name in ["block", "dv/files"] {
+        daemon.says(&["delete", name]);
+    }
+    assert_eq!((daemon.names("claims"), daemon.mounts()), (Vec::new(), Vec::new()));
+}
