@@ -96,6 +96,19 @@ pub(crate) struct Args {
     #[arg(long, env = "CERT_OVERLAP_INTERVAL", default_value = "12h", value_parser = duration)]
     cert_overlap_interval: Duration,
 
+    /// Label app.kubernetes.io/component of objects that are made; the three below likewise.
+    #[arg(long, env = "COMPONENT", hide = true)]
+    component: Option<String>,
+
+    #[arg(long, env = "PART_OF", hide = true)]
+    part_of: Option<String>,
+
+    #[arg(long = "version-label", env = "VERSION", hide = true)]
+    release: Option<String>,
+
+    #[arg(long, env = "MANAGED_BY", hide = true)]
+    managed_by: Option<String>,
+
     /// Level of the log: production, debug, or a number as klog counts it.
     #[arg(long = "v", value_name = "LEVEL", default_value = "production")]
     level: Level,
@@ -171,6 +184,19 @@ fn own_address() -> IpAddr {
     found().unwrap_or(Ipv4Addr::LOCALHOST.into())
 }
 
+/// A label of objects that are made, if it can be one.
+fn label((key, value): (&str, Option<String>)) -> Option<(String, String)> {
+    let value = value.filter(|value| is_label(value))?;
+    Some((format!("app.kubernetes.io/{key}"), value))
+}
+
+/// Whether Kubernetes takes a text as a label's value, and it says something.
+fn is_label(text: &str) -> bool {
+    let ends = |end: Option<char>| end.is_some_and(|end| end.is_ascii_alphanumeric());
+    let within = text.chars().all(|one| one.is_ascii_alphanumeric() || "-_.".contains(one));
+    text.len() <= 63 && within && ends(text.chars().next()) && ends(text.chars().last())
+}
+
 fn duration(text: &str) -> std::result::Result<Duration, String> {
     parse_duration(text).ok_or_else(|| "not a duration like 48h0m0s".to_owned())
 }
@@ -192,6 +218,13 @@ impl Args {
         let Self {
             ca_rotate_interval, ca_overlap_interval, cert_rotate_interval, cert_overlap_interval, ..
         } = self;
+        let Self { component, part_of, release, managed_by, .. } = self;
+        let labels = [
+            ("component", component),
+            ("part-of", part_of),
+            ("version", release),
+            ("managed-by", managed_by),
+        ];
         let needed = |listen: Listen, flag: &str| {
             let none = || crate::Error::new(crate::Kind::Invalid, format!("{flag} cannot be 0"));
             listen.0.ok_or_else(none)
@@ -210,6 +243,7 @@ impl Args {
             address: SocketAddr::new(ip.unwrap_or_else(own_address), peers.port()).to_string(),
             metrics: metrics_addr.0,
             only_tls13: tls_min_version == TLS13,
+            labels: labels.into_iter().filter_map(label).collect(),
             intervals: Intervals {
                 ca_rotate: ca_rotate_interval,
                 ca_overlap: ca_overlap_interval,
@@ -268,6 +302,22 @@ mod tests {
         }
         let help = Args::parse_from_os(["macpool", "-help"].map(OsString::from)).unwrap_err().to_string();
         assert!(help.contains("Examples:") && help.contains("--duplicates"), "{help}");
+    }
+
+    #[test]
+    fn labels_are_taken_as_far_as_they_can_be_ones() {
+        let labels = |more: &[&str]| parse(more).unwrap().labels;
+        let found =
+            labels(&["--component=network", "--part-of=", "--version-label=v1.2.3", "--managed-by=a b"]);
+        let found: Vec<(&str, &str)> =
+            found.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+        assert_eq!(
+            found,
+            [("app.kubernetes.io/component", "network"), ("app.kubernetes.io/version", "v1.2.3")]
+        );
+        for wrong in ["", "-a", "a.", "ä", &"a".repeat(64)] {
+            assert!(!is_label(wrong), "{wrong}");
+        }
     }
 
     #[test]

@@ -23,6 +23,8 @@ use crate::error::{Error, Kind, Result};
 const LEAD: Duration = Duration::from_secs(30);
 /// Clocks of others may be behind ours.
 const SKEW: Duration = Duration::from_secs(3600);
+/// Most authorities that are trusted at once. Two are usual; there is one more each time the Secret is damaged.
+const AUTHORITIES_MAX: usize = 8;
 /// The latest end of a certificate, in the year 6325.
 const LATEST: Duration = Duration::from_secs(1 << 37);
 
@@ -159,6 +161,11 @@ impl Store {
                 let certificate =
                     authority(from, intervals.validity()).self_signed(&key).map_err(failed)?.pem();
                 store.authorities.push(Identity { certificate, key: key.serialize_pem(), from });
+                // Whoever damages the Secret again and again does not make it grow.
+                while store.authorities.len() > AUTHORITIES_MAX {
+                    let unused = store.authorities.iter().position(|one| one.from != store.signed_by);
+                    store.authorities.remove(unused.unwrap_or(0));
+                }
             }
             Step::Sign(signer) => {
                 let Some(by) = self.authorities.get(signer) else {
@@ -325,11 +332,21 @@ mod tests {
     fn authorities_of_one_second_are_two() {
         let intervals = intervals([48, 24, 24, 12]);
         let mut store = Store::default();
+        let more = |store: &Store| store.apply(Step::Authority, &[], intervals, 1_700_000_000).unwrap();
+        let times = |store: &Store| -> Vec<u64> {
+            store.authorities.iter().map(|one| one.from - 1_700_000_000).collect()
+        };
         for _ in 0..3 {
-            store = store.apply(Step::Authority, &[], intervals, 1_700_000_000).unwrap();
+            store = more(&store);
         }
-        let times: Vec<u64> = store.authorities.iter().map(|one| one.from - 1_700_000_000).collect();
-        assert_eq!(times, [0, 1, 2]);
+        assert_eq!(times(&store), [0, 1, 2]);
+        // However often: the one that has signed what is in use stays.
+        store.signed_by = 1_700_000_001;
+        for _ in 0..AUTHORITIES_MAX {
+            store = more(&store);
+        }
+        let left: std::collections::BTreeSet<u64> = times(&store).into_iter().collect();
+        assert!(left.len() == AUTHORITIES_MAX && times(&store).len() == AUTHORITIES_MAX && left.contains(&1));
     }
 
     #[test]

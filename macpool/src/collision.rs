@@ -1,5 +1,8 @@
 //! Addresses that several running guests and pods have at once. Pure.
 //!
+//! An instance counts by those of its interfaces whose addresses are ours to give, by what they have as it runs: a bridge on
+//! the pod network, or what a guest makes of its own, is nobody's affair. A pod counts as soon as it is attached.
+//!
 //! Two ends of one decentralised migration (same migration uid) are the same guest for its time, and no collision. Objects
 //! of namespaces that are not ours are not entered.
 
@@ -34,8 +37,12 @@ impl Runner {
         let (macs, migration) = match view {
             View::Machine => return None,
             View::Instance => {
+                let given = manifest::interfaces(object.get("spec"));
+                let ours: HashSet<&str> =
+                    given.iter().filter(|one| one.managed).filter_map(|one| one.name).collect();
                 let interfaces = object.pointer("/status/interfaces").and_then(Value::as_array);
                 let macs = interfaces.into_iter().flatten();
+                let macs = macs.filter(|one| one["name"].as_str().is_some_and(|name| ours.contains(name)));
                 let macs = macs.filter_map(|one| Mac::parse(one.get("mac")?.as_str()?));
                 let uid = |end: &str| {
                     let path = format!("/status/migrationState/{end}/migrationUID");
@@ -46,6 +53,7 @@ impl Runner {
             }
             // A guest's pod has its instance's addresses.
             View::Pod if seen.owner.guest.is_some() => return None,
+            View::Pod if manifest::annotation(object, manifest::NETWORK_STATUS).is_none() => return None,
             View::Pod => (seen.macs, [None, None]),
         };
         let macs: Vec<Mac> = macs;
@@ -131,7 +139,7 @@ impl Running {
         let users: Vec<&Runner> = users.iter().filter_map(|user| self.runners.get(user)).collect();
         let colliding = users.iter().filter(|one| users.iter().any(|other| one.collides(other)));
         let mut between: Vec<_> = colliding.map(|one| (one.owner.clone(), one.uid.clone())).collect();
-        between.sort_by_key(|(owner, _)| owner.to_string());
+        between.sort_by_cached_key(|(owner, _)| owner.to_string());
         (between.len() > 1).then_some(Collision { mac, between })
     }
 }
@@ -143,10 +151,18 @@ mod tests {
     use super::*;
 
     fn instance(name: &str, macs: &[&str], more: &Value) -> Runner {
-        let interfaces: Vec<Value> = macs.iter().map(|mac| json!({"mac": mac})).collect();
+        let of = |one: fn(usize, &str) -> Value| -> Vec<Value> {
+            macs.iter().enumerate().map(|(number, mac)| one(number, mac)).collect()
+        };
         let mut object = json!({
             "metadata": {"namespace": "n", "name": name, "uid": name},
-            "status": {"phase": "Running", "interfaces": interfaces},
+            "spec": {"domain": {"devices": {
+                "interfaces": of(|number, _| json!({"name": format!("i{number}"), "masquerade": {}})),
+            }}},
+            "status": {
+                "phase": "Running",
+                "interfaces": of(|number, mac| json!({"name": format!("i{number}"), "mac": mac})),
+            },
         });
         object["status"]["migrationState"] = more.clone();
         Runner::read(View::Instance, &object).unwrap()
@@ -162,9 +178,29 @@ mod tests {
     fn what_runs_and_what_does_not() {
         let mut object = json!({
             "metadata": {"namespace": "n", "name": "a", "uid": "u"},
-            "status": {"phase": "Running", "interfaces": [{"mac": "02:00:00:00:00:01"}, {"mac": "x"}, {}]},
+            "spec": {
+                "domain": {"devices": {"interfaces": [
+                    {"name": "a", "masquerade": {}},
+                    {"name": "b", "bridge": {}},
+                    {"name": "c", "bridge": {}},
+                    {"name": "d", "masquerade": {}},
+                ]}},
+                "networks": [{"name": "b", "pod": {}}, {"name": "c", "multus": {"networkName": "x"}}],
+            },
+            "status": {"phase": "Running", "interfaces": [
+                {"name": "a", "mac": "02:00:00:00:00:01"},
+                {"name": "b", "mac": "02:00:00:00:00:02"},
+                {"name": "c", "mac": "02-00-00-00-00-03"},
+                {"name": "d", "mac": "x"},
+                // What a guest's agent tells of, a bridge of containers in it say.
+                {"interfaceName": "docker0", "mac": "02:42:00:00:00:01"},
+                {"mac": "02:00:00:00:00:04"},
+                {},
+            ]},
         });
-        assert_eq!(Runner::read(View::Instance, &object).unwrap().macs.len(), 1);
+        let macs = Runner::read(View::Instance, &object).unwrap().macs;
+        let macs: Vec<String> = macs.iter().map(ToString::to_string).collect();
+        assert_eq!(macs, ["02:00:00:00:00:01", "02:00:00:00:00:03"]);
         assert_eq!(Runner::read(View::Machine, &object), None);
         object["status"]["phase"] = "Succeeded".into();
         assert_eq!(Runner::read(View::Instance, &object), None);
@@ -174,6 +210,8 @@ mod tests {
             }},
             "status": {"phase": "Running"},
         });
+        assert_eq!(Runner::read(View::Pod, &pod), None, "not attached yet");
+        pod["metadata"]["annotations"][manifest::NETWORK_STATUS] = "[]".into();
         assert_eq!(Runner::read(View::Pod, &pod).unwrap().macs.len(), 1);
         pod["metadata"]["ownerReferences"] = json!([{"kind": "VirtualMachineInstance", "name": "a"}]);
         assert_eq!(Runner::read(View::Pod, &pod), None);
@@ -195,6 +233,36 @@ mod tests {
         running.set(&Owner::new(View::Instance, "n", "b"), None);
         assert_eq!(running.collisions().count(), 0);
         assert!(running.shared.is_empty() && running.users.len() == 2 && running.runners.len() == 2);
+    }
+
+    #[test]
+    fn a_guest_that_starts_again_or_moves_collides_with_nobody() {
+        let mut running = Running::default();
+        let none = json!(null);
+        let mac = &["02:00:00:00:00:01"];
+        assert_eq!(enter(&mut running, instance("a", mac, &none)), 0);
+        // Its next instance has another uid, whether or not the end of the one before was heard of.
+        let next = Runner { uid: "another".into(), ..instance("a", mac, &none) };
+        assert_eq!(enter(&mut running, next.clone()), 0);
+        running.set(&next.owner.clone(), None);
+        assert_eq!(enter(&mut running, next), 0);
+        // While it moves to another node of the cluster, two pods are its own; neither counts.
+        for name in ["source", "target"] {
+            let pod = json!({
+                "metadata": {
+                    "namespace": "n",
+                    "name": name,
+                    "ownerReferences": [{"kind": "VirtualMachineInstance", "name": "a"}],
+                    "annotations": {
+                        manifest::NETWORKS: format!(r#"[{{"name":"x","mac":"{}"}}]"#, mac[0]),
+                        manifest::NETWORK_STATUS: "[]",
+                    },
+                },
+                "status": {"phase": "Running"},
+            });
+            running.set(&Owner::new(View::Pod, "n", name), Runner::read(View::Pod, &pod));
+        }
+        assert_eq!(running.collisions().count(), 0);
     }
 
     #[test]

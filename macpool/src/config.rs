@@ -1,5 +1,6 @@
 //! What the program is to do, and the names of the objects it works with: upstream's, and ours.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -52,6 +53,8 @@ pub(crate) struct Config {
     pub(crate) metrics: Option<SocketAddr>,
     /// Whether the webhook refuses TLS 1.2.
     pub(crate) only_tls13: bool,
+    /// Labels of objects that are made.
+    pub(crate) labels: BTreeMap<String, String>,
     /// When certificates are made anew.
     pub(crate) intervals: Intervals,
 }

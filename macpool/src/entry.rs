@@ -141,7 +141,7 @@ async fn work(config: Config, mut stopped: Receiver<u32>) -> Result<()> {
                 watch::all(&client, &config, &state),
                 upkeep::certificates(&client, &config, &state.certificates),
                 peers::serve(others, state.clone()),
-                watch::tell(&client, &state),
+                watch::tell(&client, &config, &state),
             )
         } => Ok(()),
     };

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::error::{Error, Kind};
@@ -12,7 +13,7 @@ use crate::error::{Error, Kind};
 pub const POLICY: &str = "macpool.ferrovirt.io/duplicates";
 
 /// What becomes of a given address that somebody else has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Policy {
     /// It is allowed, with a warning; a collision of running guests is told.
     #[default]

@@ -68,6 +68,8 @@ struct Wants {
     dry_run: bool,
     /// The object's metadata, if it is to be stamped.
     stamp: Option<StampAt>,
+    /// The stamp that it has already: the next one is later, whatever clocks show.
+    stamped: Option<Stamp>,
     /// Addresses that it has already, and keeps.
     kept: Vec<Mac>,
     /// Those of them that must be written into it again, and where.
@@ -90,8 +92,8 @@ enum StampAt {
 enum Wish {
     /// Any address, for the interface or network at this place.
     Any(usize),
-    /// This one, which is new to the object.
-    Given(usize, Mac),
+    /// This one, which is new to the object; and what the interface had before.
+    Given(usize, Mac, Option<Mac>),
     /// This one too, at an interface that is none of our business: it is kept from others.
     Noted(Mac),
 }
@@ -167,7 +169,7 @@ impl Review {
     pub fn given(&self) -> Vec<Mac> {
         let Draft::Want(wants) = &self.draft else { return Vec::new() };
         let given = wants.wishes.iter().filter_map(|wish| match wish {
-            Wish::Given(_, mac) | Wish::Noted(mac) => Some(*mac),
+            Wish::Given(_, mac, _) | Wish::Noted(mac) => Some(*mac),
             Wish::Any(_) => None,
         });
         given.collect()
@@ -208,7 +210,7 @@ impl Wants {
             return Ok(());
         }
         let given = self.wishes.iter().filter_map(|wish| match wish {
-            Wish::Given(_, mac) | Wish::Noted(mac) => Some(*mac),
+            Wish::Given(_, mac, _) | Wish::Noted(mac) => Some(*mac),
             Wish::Any(_) => None,
         });
         // What is not to be found for another interface of the same object.
@@ -235,7 +237,7 @@ impl Wants {
                     promised.push(found);
                 }
                 Wish::Noted(mac) => promised.push(mac),
-                Wish::Given(place, mac) => {
+                Wish::Given(place, mac, before) => {
                     let elsewhere = circumstances.answers.get(&mac) == Some(&Answer::Taken);
                     let other = pool.other_holder(mac, &self.owner);
                     if !elsewhere && other.is_none() {
@@ -256,7 +258,14 @@ impl Wants {
                             return Err(Error::new(Kind::Taken, message));
                         }
                         Policy::Rewrite => {
-                            let found = find(&mut taken)?;
+                            // Applied again, it keeps what it was given instead the first time.
+                            let found = match before.filter(|mac| !taken.contains(mac)) {
+                                Some(before) => {
+                                    taken.push(before);
+                                    before
+                                }
+                                None => find(&mut taken)?,
+                            };
                             reply.warnings.push(format!("MAC address {mac} is in use{by}: {found} instead"));
                             written.push((place, found));
                             promised.push(found);
@@ -265,11 +274,12 @@ impl Wants {
                 }
             }
         }
-        let stamp = self.stamp.map(|at| stamp_patch(at, circumstances.stamp));
-        reply.patch = stamp.into_iter().chain(address_patches(self.networks, &written)).collect();
+        let stamp = circumstances.stamp.max(self.stamped.map_or(0, |before| before.saturating_add(1)));
+        let stamped = self.stamp.map(|at| stamp_patch(at, stamp));
+        reply.patch = stamped.into_iter().chain(address_patches(self.networks, &written)).collect();
         if !self.dry_run {
             for mac in promised {
-                pool.reserve(&self.owner, mac, circumstances.stamp, circumstances.now);
+                pool.reserve(&self.owner, mac, stamp, circumstances.now);
             }
             if let Some(last) = last {
                 pool.advance(last);
@@ -425,15 +435,13 @@ fn machine(request: &Value, uid: &str) -> Draft {
         if had.contains(&mac) {
             kept.push(mac);
         } else {
-            wishes.push(Wish::Given(interface.index, mac));
+            wishes.push(Wish::Given(interface.index, mac, before(&old, interface)));
         }
     }
     // Without an address given, an interface keeps what it had, unless another interface has that now.
     let mut restored = Vec::new();
     for interface in interfaces.iter().filter(|one| one.managed && one.address == Address::Blank) {
-        let before = old.iter().filter(|old| old.name.is_some() && old.name == interface.name);
-        let before = before.filter_map(manifest::Interface::mac).find(|mac| mac.is_usable());
-        match before.filter(|mac| !own.contains(mac) && !beside.contains(mac)) {
+        match before(&old, interface).filter(|mac| !own.contains(mac) && !beside.contains(mac)) {
             Some(mac) => {
                 own.push(mac);
                 kept.push(mac);
@@ -442,8 +450,15 @@ fn machine(request: &Value, uid: &str) -> Draft {
             None => wishes.push(Wish::Any(interface.index)),
         }
     }
+    let stamped = request.old.and_then(|old| manifest::annotation(old, STAMP)).and_then(manifest::stamp_of);
     let Request { owner, dry_run, .. } = request;
-    Draft::Want(Box::new(Wants { owner, dry_run, stamp, kept, restored, wishes, networks: None }))
+    Draft::Want(Box::new(Wants { owner, dry_run, stamp, stamped, kept, restored, wishes, networks: None }))
+}
+
+/// What an interface of this name had before.
+fn before(old: &[manifest::Interface<'_>], interface: &manifest::Interface<'_>) -> Option<Mac> {
+    let same = old.iter().filter(|old| old.name.is_some() && old.name == interface.name);
+    same.filter_map(manifest::Interface::mac).find(|mac| mac.is_usable())
 }
 
 /// Whether an update changes what the stamp is for.
@@ -480,7 +495,7 @@ fn pod(request: &Value, uid: &str) -> Draft {
             None | Some(Value::Null) => wishes.push(Wish::Any(index)),
             Some(Value::String(text)) if text.is_empty() => wishes.push(Wish::Any(index)),
             Some(Value::String(text)) => match given(text, &format!("network {index}")) {
-                Ok(mac) => wishes.push(Wish::Given(index, mac)),
+                Ok(mac) => wishes.push(Wish::Given(index, mac, None)),
                 Err(refused) => return refused,
             },
             Some(Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_)) => {}
@@ -490,8 +505,9 @@ fn pod(request: &Value, uid: &str) -> Draft {
         return Draft::Pass;
     }
     let Request { owner, dry_run, .. } = request;
-    let (stamp, kept, restored, networks) = (None, Vec::new(), Vec::new(), Some(networks));
-    Draft::Want(Box::new(Wants { owner, dry_run, stamp, kept, restored, wishes, networks }))
+    let (kept, restored, networks) = (Vec::new(), Vec::new(), Some(networks));
+    let (stamp, stamped) = (None, None);
+    Draft::Want(Box::new(Wants { owner, dry_run, stamp, stamped, kept, restored, wishes, networks }))
 }
 
 impl Reply {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 use serde_json::Value;
 
 use crate::apiserver::News;
-use crate::blocks::{Ledger, RETURNED_MAX, enough, has};
+use crate::blocks::{FENCE, Ledger, RETURNED_MAX, Turn, enough, has};
 use crate::collision::{Collision, Runner, Running};
 use crate::manifest;
 use crate::namespaces::{Labels, POLICY, Policy, Selector};
@@ -47,6 +47,10 @@ pub(crate) struct Known {
     unmet: HashSet<String>,
     /// Which namespaces are ours: the selectors of the machines' and the pods' webhook. None is known: all.
     pub(crate) selectors: [Option<Selector>; 2],
+    /// When our line in the object of blocks was last written, by the machine's clock.
+    written: Option<SystemTime>,
+    /// What is wrong with the ConfigMap's range, until it is told.
+    pub(crate) complaint: Option<String>,
     /// Listings that are complete.
     loaded: [bool; 4],
     /// Those after which all news have come.
@@ -77,6 +81,8 @@ impl State {
             namespaces: HashMap::new(),
             unmet: HashSet::new(),
             selectors: [None, None],
+            written: None,
+            complaint: None,
             loaded: [false; 4],
             heard: [false; 4],
         };
@@ -178,6 +184,19 @@ impl Known {
         for (first, count) in runs {
             (*first..first + count).for_each(|block| self.pool.add_block(block, from));
         }
+    }
+
+    /// Our line was written; its writing began at `began`, at `clock` by the machine's clock.
+    pub(crate) fn wrote(&mut self, turn: &Turn, began: Duration, clock: SystemTime) {
+        self.ledger.wrote(turn, began);
+        self.written = Some(clock);
+    }
+
+    /// Whether addresses may be given out of our blocks. A machine that slept or was paused has not counted the time in which
+    /// others took them over; its clock tells, once it is set again.
+    pub(crate) fn may_give(&self, now: Duration, clock: SystemTime) -> bool {
+        let since = self.written.and_then(|written| clock.duration_since(written).ok());
+        self.ledger.may_give(now) && since.is_none_or(|since| since < FENCE)
     }
 
     /// Blocks that we can do without, in order.
@@ -309,6 +328,29 @@ mod tests {
         }
         known.expire(WAIT);
         assert!(known.pool.is_free(mac));
+    }
+
+    #[test]
+    fn nothing_is_given_by_a_machine_that_slept() {
+        let state = state();
+        let mut known = state.lock();
+        let (now, clock) =
+            (Duration::from_secs(1), SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000));
+        known.ledger.read(Book::default(), now).unwrap();
+        assert!(!known.may_give(now, clock));
+        let turn = known.ledger.turn(known.pool.range(), 0, 0, now).unwrap();
+        known.wrote(&turn, now, clock);
+        let second = Duration::from_secs(1);
+        for (elapsed, clock, expected) in [
+            (second, clock + second, true),
+            (FENCE, clock + FENCE, false),
+            // The machine's own count stood still.
+            (second, clock + FENCE, false),
+            // Its clock was ahead, and is set right.
+            (second, clock - FENCE * 2, true),
+        ] {
+            assert_eq!(known.may_give(now + elapsed, clock), expected, "{elapsed:?} {clock:?}");
+        }
     }
 
     #[test]

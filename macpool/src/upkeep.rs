@@ -36,7 +36,7 @@ pub(crate) async fn blocks(client: &Client, config: &Config, state: &Arc<State>)
     let query = format!("fieldSelector=metadata.name%3D{BLOCKS_MAP}");
     // News may be older than what we wrote: what they say of our own line is read again.
     let doubted = AtomicBool::new(false);
-    let followed = follow(client, &maps, &query, |news| {
+    let followed = follow::<Value>(client, &maps, &query, |news| {
         let doubt = match news {
             News::There(object) => hear(state, object).is_err() || !state.lock().ledger.has_line(),
             News::Gone(_) => true,
@@ -49,7 +49,7 @@ pub(crate) async fn blocks(client: &Client, config: &Config, state: &Arc<State>)
     let kept = async {
         loop {
             let doubt = doubted.swap(false, Ordering::Relaxed);
-            match turn(client, state, &maps, doubt).await {
+            match turn(client, config, state, &maps, doubt).await {
                 // Somebody else wrote meanwhile.
                 Ok(false) => continue,
                 Ok(true) => {}
@@ -78,7 +78,7 @@ pub(crate) async fn leave(client: &Client, config: &Config, state: &State) -> Re
     loop {
         let Some(object) = read(client, state, &maps).await? else { return Ok(()) };
         let Some(book) = state.lock().ledger.leave() else { return Ok(()) };
-        match write(client, &maps, Some(&object), &book).await {
+        match write(client, config, &maps, Some(&object), &book).await {
             Err(error) if error.kind() == Kind::Taken => {}
             written => return written,
         }
@@ -137,11 +137,17 @@ fn object_is_blank(object: Option<&Value>) -> bool {
 }
 
 /// Writes the object over the one that was read.
-async fn write(client: &Client, maps: &str, over: Option<&Value>, book: &Book) -> Result<()> {
+async fn write(
+    client: &Client,
+    config: &Config,
+    maps: &str,
+    over: Option<&Value>,
+    book: &Book,
+) -> Result<()> {
     let data = json!({BOOK: book.text()});
     let written = match over {
         None => {
-            let metadata = json!({"name": BLOCKS_MAP});
+            let metadata = json!({"name": BLOCKS_MAP, "labels": config.labels});
             let object = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data});
             call(client, Method::POST, maps, Some(&object)).await
         }
@@ -164,11 +170,11 @@ fn owned_by_others(read: &Value) -> Value {
 }
 
 /// Writes what is due, or reads anew; gives whether that is all. [`Kind::Taken`]: another process has our blocks.
-async fn turn(client: &Client, state: &State, maps: &str, doubt: bool) -> Result<bool> {
+async fn turn(client: &Client, config: &Config, state: &State, maps: &str, doubt: bool) -> Result<bool> {
     if !doubt && plan(&state.lock(), state.now()).is_none() {
         return Ok(true);
     }
-    let began = state.now();
+    let (began, clock) = (state.now(), SystemTime::now());
     let object = read(client, state, maps).await?;
     let turn = {
         let mut known = state.lock();
@@ -180,14 +186,14 @@ async fn turn(client: &Client, state: &State, maps: &str, doubt: bool) -> Result
         turn.give_back(&known.ledger.me().name, &returned);
         turn
     };
-    match write(client, maps, object.as_ref(), &turn.book).await {
+    match write(client, config, maps, object.as_ref(), &turn.book).await {
         Ok(()) => {}
         Err(error) if error.kind() == Kind::Taken => return Ok(false),
         Err(error) => return Err(error),
     }
     let now = state.now();
     let mut known = state.lock();
-    known.ledger.wrote(&turn, began);
+    known.wrote(&turn, began, clock);
     for (runs, from) in [(&turn.fresh, now), (&turn.settling, now + SETTLE)] {
         for (first, count) in runs {
             (*first..first + count).for_each(|block| known.pool.add_block(block, from));
@@ -229,10 +235,10 @@ pub(crate) async fn certificates(client: &Client, config: &Config, in_use: &InUs
     let heard = watch::Sender::new([Heard::default(), Heard::default()]);
     let named = |name: &str| format!("fieldSelector=metadata.name%3D{name}");
     let (of_secret, of_webhook) = (named(SECRET), named(CONFIGURATION));
-    let secret = follow(client, &secrets, &of_secret, |news| {
+    let secret = follow::<Value>(client, &secrets, &of_secret, |news| {
         heard.send_modify(|[secret, _]| secret.hear(news));
     });
-    let configuration = follow(client, webhooks, &of_webhook, |news| {
+    let configuration = follow::<Value>(client, webhooks, &of_webhook, |news| {
         heard.send_modify(|[_, configuration]| configuration.hear(news));
     });
     let kept = async {
@@ -289,7 +295,7 @@ async fn certify(
         );
         Store::default().apply(Step::Authority, &hosts, config.intervals, since)
     })?;
-    match write_secret(client, secrets, secret.object.as_ref(), &made).await {
+    match write_secret(client, config, secrets, secret.object.as_ref(), &made).await {
         // Another replica was first: its certificate is as good.
         Err(error) if error.kind() == Kind::Taken => Ok(()),
         written => written,
@@ -327,18 +333,28 @@ fn take(config: &Config, in_use: &InUse, secret: Option<&Value>) -> Option<Store
     Some(store)
 }
 
-/// Writes the store into the Secret, whose type and labels stay: upstream's is of type kubernetes.io/tls.
-async fn write_secret(client: &Client, secrets: &str, over: Option<&Value>, store: &Store) -> Result<()> {
+/// Writes the store into the Secret, whose type and labels stay. It is made as upstream's is: of type kubernetes.io/tls, which
+/// is for ever, and has both of its keys from the beginning.
+async fn write_secret(
+    client: &Client,
+    config: &Config,
+    secrets: &str,
+    over: Option<&Value>,
+    store: &Store,
+) -> Result<()> {
     let encoded = |text: &str| Value::from(BASE64.encode(text));
-    let mut data = vec![
+    let (certificate, key) = match &store.serving {
+        Some(serving) => (serving.certificate.as_str(), serving.key.as_str()),
+        None => ("", ""),
+    };
+    let data = [
         (STORE, encoded(&serde_json::to_string(store).unwrap_or_default())),
         ("ca.crt", encoded(&store.bundle())),
+        ("tls.crt", encoded(certificate)),
+        ("tls.key", encoded(key)),
     ];
-    if let Some(serving) = &store.serving {
-        data.push(("tls.crt", encoded(&serving.certificate)));
-        data.push(("tls.key", encoded(&serving.key)));
-    }
-    let new = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET}});
+    let metadata = json!({"name": SECRET, "labels": config.labels});
+    let new = json!({"type": "kubernetes.io/tls", "metadata": metadata});
     let mut secret = over.map_or(new, owned_by_others);
     // In a watch's event it says what it is, in a listing it does not.
     secret["apiVersion"] = "v1".into();

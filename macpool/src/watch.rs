@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use crate::apiserver::{self, News, follow};
 use crate::collision::Collision;
 use crate::config::{CONFIGURATION, Config, HOOKS, RANGE_MAP};
-use crate::error::Kind;
+use crate::error::{Kind, Result};
+use crate::lean::Lean;
 use crate::state::{Part, State, stamp};
 use api::net::Range;
 use api::net::pool::{Owner, View};
@@ -39,13 +40,13 @@ pub(crate) async fn all(client: &Client, config: &Config, state: &Arc<State>) {
         objects.spawn(follow_objects(client.clone(), state.clone(), path, view, part));
     }
     tokio::join!(
-        follow(client, "/api/v1/namespaces", "", |news| state.lock().hear_of_namespaces(news)),
-        follow(client, webhooks, &of_webhook, |news| {
+        follow::<Value>(client, "/api/v1/namespaces", "", |news| state.lock().hear_of_namespaces(news)),
+        follow::<Value>(client, webhooks, &of_webhook, |news| {
             if let News::There(object) = news {
                 state.lock().selectors = HOOKS.map(|hook| selector(object, hook));
             }
         }),
-        follow(client, &maps, &of_range, |news| {
+        follow::<Value>(client, &maps, &of_range, |news| {
             if let News::There(object) = news {
                 range(state, object);
             }
@@ -54,7 +55,7 @@ pub(crate) async fn all(client: &Client, config: &Config, state: &Arc<State>) {
 }
 
 async fn follow_objects(client: Client, state: Arc<State>, path: &str, view: View, part: Part) {
-    follow(&client, path, "", |news| match news {
+    follow::<Lean>(&client, path, "", |news| match news {
         News::Begin => {
             let mut known = state.lock();
             known.pool.begin_listing(view);
@@ -91,26 +92,37 @@ fn range(state: &State, map: &Value) {
         }
         Ok(_) => {}
         Err(error) => {
-            tracing::error!(%error, "the ConfigMap {RANGE_MAP} has a wrong range; the old one stays")
+            tracing::error!(%error, "the ConfigMap {RANGE_MAP} has a wrong range; the old one stays");
+            let mut known = state.lock();
+            known.complaint = Some(format!("{error}; {} stays", known.pool.range()));
         }
     }
 }
 
-/// Tells each of those that run with another's address, once for each address, as long as it runs.
-pub(crate) async fn tell(client: &Client, state: &State) {
+/// Tells each of those that run with another's address, once for each address, as long as it runs; and this replica's pod of a
+/// wrong range.
+pub(crate) async fn tell(client: &Client, config: &Config, state: &State) {
     let mut told = HashSet::new();
     loop {
         tokio::time::sleep(PAUSE).await;
+        complain(client, config, state).await;
         let collisions = state.lock().collisions();
         let mut now = HashSet::new();
+        // Where one event cannot be written (in a namespace that ends, say), others cannot either.
+        let mut failing: HashSet<Box<str>> = HashSet::new();
         for collision in collisions {
-            for place in 0..collision.between.len() {
+            for (place, (owner, _)) in collision.between.iter().enumerate() {
                 let name = event_name(&collision, place);
-                if told.contains(&name)
-                    || (now.len() < TOLD_MAX && event(client, &collision, place, &name).await)
-                {
-                    now.insert(name);
+                if !told.contains(&name) {
+                    if now.len() >= TOLD_MAX || failing.contains(&owner.namespace) {
+                        continue;
+                    }
+                    if !tell_one(client, &collision, place, &name).await {
+                        failing.insert(owner.namespace.clone());
+                        continue;
+                    }
                 }
+                now.insert(name);
             }
         }
         told = now;
@@ -126,7 +138,7 @@ fn event_name(collision: &Collision, place: usize) -> String {
 }
 
 /// Writes the event of one of a collision's objects; gives whether it is there now.
-async fn event(client: &Client, collision: &Collision, place: usize, name: &str) -> bool {
+async fn tell_one(client: &Client, collision: &Collision, place: usize, name: &str) -> bool {
     let Some((owner, uid)) = collision.between.get(place) else { return true };
     let key = |owner: &Owner| {
         let kind = if owner.view == View::Pod { "pod" } else { "vmi" };
@@ -138,41 +150,87 @@ async fn event(client: &Client, collision: &Collision, place: usize, name: &str)
         names.push(format!("{more} more"));
     }
     let message = format!("MAC {}: Collision between {}", collision.mac, names.join(", "));
-    let now = crate::manifest::stamp_text(stamp() / 1_000_000_000 * 1_000_000_000);
     let (version, kind) = match owner.view {
         View::Pod => ("v1", "Pod"),
         View::Machine | View::Instance => ("kubevirt.io/v1", "VirtualMachineInstance"),
     };
+    let about = json!({
+        "apiVersion": version,
+        "kind": kind,
+        "namespace": owner.namespace,
+        "name": owner.name,
+        "uid": uid,
+    });
+    match event(client, name, &owner.namespace, &about, "MACCollision", &message).await {
+        Ok(true) => {
+            tracing::warn!(mac = %collision.mac, object = %owner, "it runs with an address that another has, too");
+            true
+        }
+        Ok(false) => true,
+        Err(error) => {
+            tracing::warn!(error = error.chain(), "a collision cannot be told; trying again");
+            false
+        }
+    }
+}
+
+/// Tells this replica's pod what is wrong with the range; if that cannot be told, it is tried again.
+async fn complain(client: &Client, config: &Config, state: &State) {
+    let Some(complaint) = state.lock().complaint.take() else { return };
+    let told = async {
+        let path = format!(
+            "/api/v1/namespaces/{}/pods?fieldSelector=metadata.name%3D{}",
+            config.namespace, config.name
+        );
+        let pods = apiserver::call(client, http::Method::GET, &path, None).await?;
+        let uid = pods.pointer("/items/0/metadata/uid").cloned().unwrap_or_default();
+        let about = json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "namespace": config.namespace,
+            "name": config.name,
+            "uid": uid,
+        });
+        let mut hasher = std::hash::DefaultHasher::new();
+        (&config.name, &complaint).hash(&mut hasher);
+        let name = format!("kubemacpool-{:016x}", hasher.finish());
+        event(client, &name, &config.namespace, &about, "InvalidRange", &complaint).await
+    };
+    let told = told.await;
+    if let Err(error) = told {
+        tracing::warn!(error = error.chain(), "a wrong range cannot be told; trying again");
+        state.lock().complaint.get_or_insert(complaint);
+    }
+}
+
+/// Writes a warning of this name; gives whether nobody had before: another replica, or we ourselves before we were started
+/// anew.
+async fn event(
+    client: &Client,
+    name: &str,
+    namespace: &str,
+    about: &Value,
+    reason: &str,
+    message: &str,
+) -> Result<bool> {
+    let now = crate::manifest::stamp_text(stamp() / 1_000_000_000 * 1_000_000_000);
     let event = json!({
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"name": name, "namespace": owner.namespace},
-        "involvedObject": {
-            "apiVersion": version,
-            "kind": kind,
-            "namespace": owner.namespace,
-            "name": owner.name,
-            "uid": uid,
-        },
+        "metadata": {"name": name, "namespace": namespace},
+        "involvedObject": about,
         "type": "Warning",
-        "reason": "MACCollision",
+        "reason": reason,
         "message": message,
         "source": {"component": "kubemacpool"},
         "firstTimestamp": now,
         "lastTimestamp": now,
         "count": 1,
     });
-    let path = format!("/api/v1/namespaces/{}/events", owner.namespace);
+    let path = format!("/api/v1/namespaces/{namespace}/events");
     match apiserver::call(client, http::Method::POST, &path, Some(&event)).await {
-        Ok(_) => {
-            tracing::warn!(mac = %collision.mac, object = %owner, "it runs with an address that another has, too");
-            true
-        }
-        // Another replica told it, or we did before we were started anew.
-        Err(error) if error.kind() == Kind::Taken => true,
-        Err(error) => {
-            tracing::warn!(error = error.chain(), "a collision cannot be told; trying again");
-            false
-        }
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == Kind::Taken => Ok(false),
+        Err(error) => Err(error),
     }
 }

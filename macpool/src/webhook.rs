@@ -1,28 +1,32 @@
 //! The webhook over HTTPS: reviews, and the probes `/readyz` and `/healthz`.
 //!
-//! Everybody in the cluster can connect: connections, headers, bodies and their sum are bounded, and each has a time. Memory
-//! is counted when bytes come, so that announcing many costs others nothing.
+//! Everybody in the cluster can connect: connections, headers, bodies and their sum are bounded, and each has a time. Who
+//! connects and says nothing makes room for the next ([`crate::places`]); bodies of usual size wait for no other body.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
+use futures_util::future::join_all;
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio_rustls::TlsAcceptor;
 
 use crate::error::Kind;
+use crate::namespaces::Policy;
 use crate::peers::{Keep, Peers};
+use crate::places::{Place, Places};
 use crate::review::{Answer, Circumstances, Hook, Reply, Review};
-use crate::state::{State, stamp};
+use crate::state::{Known, State, stamp};
+use crate::tls::Material;
 use api::net::Mac;
 use api::net::pool::{Owner, block_of};
 
@@ -30,10 +34,12 @@ use api::net::pool::{Owner, block_of};
 const BODY_MAX: usize = 8 << 20;
 /// As much of a longer one is read and thrown away: who sends all before he reads is to read why it was refused.
 const DISCARDED_MAX: usize = 16 << 20;
-/// Bodies at once, in KiB all together.
-const BODIES_KIB: usize = 16 << 10;
-/// Connections at once; more wait in the kernel's backlog.
-const CONNECTIONS: usize = 512;
+/// A body of usual size: most are some KiB long.
+const USUAL: usize = 64 << 10;
+/// Longer bodies at once.
+const LONG_BODIES: usize = 2;
+/// Connections at once.
+const CONNECTIONS: usize = 256;
 /// Other replicas that are asked for an address where this one has none left.
 const ASKED_MAX: usize = 4;
 /// Bytes of a connection that are held at once: a whole head, a part of a body.
@@ -50,67 +56,88 @@ pub(crate) struct Webhook {
     pub(crate) state: Arc<State>,
     /// Other replicas.
     pub(crate) peers: Peers,
-    bodies: Arc<Semaphore>,
+    places: Arc<Places>,
+    long_bodies: Semaphore,
+}
+
+/// What a review asks for, as far as other replicas have to know.
+struct Wanted {
+    owner: Owner,
+    dry_run: bool,
+    given: Vec<Mac>,
 }
 
 impl Webhook {
     /// A webhook that answers out of `state`.
     pub(crate) fn new(state: Arc<State>, peers: Peers) -> Self {
-        Self { state, peers, bodies: Arc::new(Semaphore::new(BODIES_KIB)) }
+        let (places, long_bodies) = (Places::new(CONNECTIONS), Semaphore::new(LONG_BODIES));
+        Self { state, peers, places, long_bodies }
     }
 
     /// Answers until it is told to close, and all requests that are on their way then. Each connection gets the
     /// certificate of its time.
     pub(crate) async fn serve(self: Arc<Self>, listener: TcpListener, mut closing: watch::Receiver<bool>) {
-        let places = Arc::new(Semaphore::new(CONNECTIONS));
         loop {
-            let coming = async { (places.clone().acquire_owned().await, listener.accept().await) };
-            let (place, accepted) = tokio::select! {
+            let coming = async {
+                let accepted = listener.accept().await;
+                (accepted, self.places.enter().await)
+            };
+            let (accepted, place) = tokio::select! {
                 () = told(&mut closing) => break,
                 coming = coming => coming,
             };
-            let (Ok(place), Ok((stream, _))) = (place, accepted) else {
+            let Ok((stream, _)) = accepted else {
                 // Out of descriptors, say: the next one may succeed.
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             };
             let Some(material) = self.state.certificates.material() else { continue };
-            let (webhook, mut closing) = (self.clone(), closing.clone());
+            let (webhook, closing) = (self.clone(), closing.clone());
             tokio::spawn(async move {
-                let _place = place;
-                let _unneeded = stream.set_nodelay(true);
-                let acceptor = TlsAcceptor::from(material.webhook);
-                let Ok(Ok(stream)) = tokio::time::timeout(PATIENCE, acceptor.accept(stream)).await else {
-                    return;
-                };
-                let answer = service_fn(move |request| {
-                    let webhook = webhook.clone();
-                    async move { Ok::<_, Infallible>(webhook.respond(request).await) }
-                });
-                let served = hyper::server::conn::http1::Builder::new()
-                    .timer(TokioTimer::new())
-                    .header_read_timeout(IDLE)
-                    .max_buf_size(BUFFER)
-                    .serve_connection(TokioIo::new(stream), answer);
-                let mut served = pin!(served);
-                let ended = tokio::select! {
-                    ended = served.as_mut() => ended,
-                    () = told(&mut closing) => {
-                        served.as_mut().graceful_shutdown();
-                        served.await
-                    }
-                };
-                if let Err(error) = ended {
-                    tracing::debug!(%error, "a connection ended early");
+                tokio::select! {
+                    () = place.told() => tracing::debug!("a connection that waits makes room for another"),
+                    () = webhook.answer(stream, material, closing, &place) => {}
                 }
             });
         }
         drop(listener);
-        let all = u32::try_from(CONNECTIONS).unwrap_or(u32::MAX);
-        drop(places.acquire_many(all).await);
+        self.places.empty().await;
     }
 
-    async fn respond(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
+    /// Answers all requests of a connection.
+    async fn answer(
+        &self,
+        stream: TcpStream,
+        material: Material,
+        mut closing: watch::Receiver<bool>,
+        place: &Place,
+    ) {
+        let _unneeded = stream.set_nodelay(true);
+        let acceptor = TlsAcceptor::from(material.webhook);
+        let Ok(Ok(stream)) = tokio::time::timeout(PATIENCE, acceptor.accept(stream)).await else { return };
+        let answer =
+            service_fn(|request| async move { Ok::<_, Infallible>(self.respond(request, place).await) });
+        let served = hyper::server::conn::http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(IDLE)
+            .max_buf_size(BUFFER)
+            .serve_connection(TokioIo::new(stream), answer);
+        let mut served = pin!(served);
+        let ended = tokio::select! {
+            ended = served.as_mut() => ended,
+            () = told(&mut closing) => {
+                served.as_mut().graceful_shutdown();
+                served.await
+            }
+        };
+        if let Err(error) = ended {
+            tracing::debug!(%error, "a connection ended early");
+        }
+    }
+
+    async fn respond(&self, request: Request<Incoming>, place: &Place) -> Response<Full<Bytes>> {
+        // Its head has come: others have waited longer.
+        place.waits();
         let hook = match request.uri().path() {
             "/mutate-virtualmachines" => Hook::Machines,
             "/mutate-pods" => Hook::Pods,
@@ -135,21 +162,22 @@ impl Webhook {
         match tokio::time::timeout(PATIENCE, read).await {
             Err(_) => text(StatusCode::REQUEST_TIMEOUT, "the body did not come"),
             Ok(Err(refused)) => refused,
-            Ok(Ok((body, share))) => {
+            Ok(Ok((body, long))) => {
+                place.works();
                 let reply = self.review(hook, &body).await;
-                drop(share);
+                drop(long);
+                place.waits();
                 reply
             }
         }
     }
 
-    /// Reads a body, with its share of all that may be held at once.
+    /// Reads a body; a long one with the right to be held.
     async fn read(
         &self,
         body: &mut Incoming,
-    ) -> Result<(Vec<u8>, SemaphorePermit<'_>), Response<Full<Bytes>>> {
-        let unable = |_| text(StatusCode::SERVICE_UNAVAILABLE, "no room");
-        let mut share = self.bodies.acquire_many(0).await.map_err(unable)?;
+    ) -> Result<(Vec<u8>, Option<SemaphorePermit<'_>>), Response<Full<Bytes>>> {
+        let mut long = None;
         let mut bytes = Vec::new();
         while let Some(frame) = body.frame().await {
             let Ok(frame) = frame else {
@@ -159,15 +187,16 @@ impl Webhook {
             let size = bytes.len() + data.len();
             if size > BODY_MAX {
                 let read = std::mem::take(&mut bytes).len();
-                drop(share);
+                drop(long);
                 return Err(discard(body, read).await);
             }
-            let more = (size / 1024 + 1).saturating_sub(share.num_permits());
-            let more = u32::try_from(more).unwrap_or(u32::MAX);
-            share.merge(self.bodies.acquire_many(more).await.map_err(unable)?);
+            if size > USUAL && long.is_none() {
+                let right = self.long_bodies.acquire().await;
+                long = Some(right.map_err(|_| text(StatusCode::SERVICE_UNAVAILABLE, "no room"))?);
+            }
             bytes.extend_from_slice(data);
         }
-        Ok((bytes, share))
+        Ok((bytes, long))
     }
 
     async fn review(&self, hook: Hook, body: &[u8]) -> Response<Full<Bytes>> {
@@ -175,59 +204,94 @@ impl Webhook {
             Ok(review) => review,
             Err(error) => return text(StatusCode::BAD_REQUEST, &error.to_string()),
         };
-        let answers = self.ask(&review).await;
+        let wanted = review.owner().map(|(owner, dry_run)| {
+            let (owner, given) = (owner.clone(), review.given());
+            Wanted { owner, dry_run, given }
+        });
+        let answers = match &wanted {
+            Some(wanted) if !wanted.given.is_empty() => self.ask(wanted).await,
+            Some(_) | None => HashMap::new(),
+        };
         let reply = decide(&self.state, review, &answers);
         if let Some(error) = reply.refused() {
             // Where this replica has none left, another may have some.
-            if matches!(error.kind(), Kind::Exhausted | Kind::Unreachable) {
-                for address in self.others().into_iter().take(ASKED_MAX) {
-                    if let Some(reply) = self.peers.review(&self.state, &address, hook, body).await {
-                        return json(reply);
-                    }
-                }
+            if matches!(error.kind(), Kind::Exhausted | Kind::Unreachable)
+                && let Some(wanted) = &wanted
+                && let Some(reply) = self.elsewhere(hook, body, wanted, &answers).await
+            {
+                return json(reply);
             }
             tracing::info!(%error, "refused");
         }
         json(reply.document().to_string())
     }
 
-    /// Asks the replicas in whose blocks the given addresses are.
-    async fn ask(&self, review: &Review) -> HashMap<Mac, Answer> {
-        let mut answers = HashMap::new();
-        let Some((owner, dry_run)) = review.owner() else { return answers };
-        let (owner, stamp): (Owner, _) = (owner.clone(), stamp());
-        let asks: Vec<(String, Keep)> = {
+    /// Asks the replicas in whose blocks the given addresses are, each once and all at the same time.
+    async fn ask(&self, wanted: &Wanted) -> HashMap<Mac, Answer> {
+        let Wanted { owner, dry_run, given } = wanted;
+        let (policy, asks) = {
             let known = self.state.lock();
-            let policy = known.policy_of(&owner.namespace);
-            let given = review.given().into_iter().filter_map(|mac| {
-                if known.pool.other_holder(mac, &owner).is_some() || !known.pool.range().contains(mac) {
+            let mut asks: BTreeMap<String, Vec<Mac>> = BTreeMap::new();
+            for mac in given {
+                if known.pool.other_holder(*mac, owner).is_some() || !known.pool.range().contains(*mac) {
                     // Decided here.
-                    return None;
+                    continue;
                 }
-                let (name, replica) = known.ledger.book().owner(block_of(mac))?;
-                let keep = Keep::new(mac, &owner, stamp, dry_run, policy);
-                (name != known.ledger.me().name).then(|| (replica.address.clone(), keep))
-            });
-            given.collect()
-        };
-        let mut silent: Vec<String> = Vec::new();
-        for (address, keep) in asks {
-            // Who does not answer once is not waited for again.
-            let Some(mac) = Mac::new(keep.mac).filter(|_| !silent.contains(&address)) else { continue };
-            match self.peers.keep(&self.state, &address, keep).await {
-                Some(answer) => drop(answers.insert(mac, answer)),
-                None => silent.push(address),
+                let of = known.ledger.book().owner(block_of(*mac));
+                if let Some((_, replica)) = of.filter(|(name, _)| *name != known.ledger.me().name) {
+                    asks.entry(replica.address.clone()).or_default().push(*mac);
+                }
             }
-        }
-        answers
+            (known.policy_of(&owner.namespace), asks)
+        };
+        let stamp = stamp();
+        let asked = asks.into_iter().map(|(address, macs)| async move {
+            let keep = Keep::new(&macs, owner, stamp, *dry_run, policy);
+            let answers = self.peers.keep(&self.state, &address, keep).await;
+            macs.into_iter().zip(answers.unwrap_or_default())
+        });
+        join_all(asked).await.into_iter().flatten().collect()
     }
 
-    fn others(&self) -> Vec<String> {
-        let known = self.state.lock();
-        let me = &known.ledger.me().name;
-        let others = known.ledger.book().replicas.iter().filter(|(name, of)| *name != me && !of.left);
-        others.map(|(_, replica)| replica.address.clone()).collect()
+    /// Lets another replica answer, which is told what we know of the given addresses; so they are kept here, too.
+    async fn elsewhere(
+        &self,
+        hook: Hook,
+        body: &[u8],
+        wanted: &Wanted,
+        answers: &HashMap<Mac, Answer>,
+    ) -> Option<String> {
+        let Wanted { owner, dry_run, given } = wanted;
+        let (taken, others) = {
+            let known = self.state.lock();
+            let is_taken = |mac: &Mac| {
+                answers.get(mac) == Some(&Answer::Taken) || known.pool.other_holder(*mac, owner).is_some()
+            };
+            (given.iter().copied().filter(is_taken).collect::<Vec<Mac>>(), others(&known))
+        };
+        // No later than the one that the object gets.
+        let stamp = stamp();
+        for address in others.into_iter().take(ASKED_MAX) {
+            let Some(reply) = self.peers.review(&self.state, &address, hook, body, &taken).await else {
+                continue;
+            };
+            let now = self.state.now();
+            let mut known = self.state.lock();
+            let anyway = known.policy_of(&owner.namespace) == Policy::Allow;
+            for mac in given.iter().filter(|mac| !dry_run && (anyway || !taken.contains(mac))) {
+                known.pool.reserve(owner, *mac, stamp, now);
+            }
+            return Some(reply);
+        }
+        None
     }
+}
+
+/// Where other replicas answer.
+fn others(known: &Known) -> Vec<String> {
+    let me = &known.ledger.me().name;
+    let others = known.ledger.book().replicas.iter().filter(|(name, of)| *name != me && !of.left);
+    others.map(|(_, replica)| replica.address.clone()).collect()
 }
 
 /// Decides a review with what is known here, and what others said.
@@ -236,7 +300,7 @@ pub(crate) fn decide(state: &State, review: Review, answers: &HashMap<Mac, Answe
     let mut known = state.lock();
     let dry_run = review.owner().is_some_and(|(_, dry_run)| dry_run);
     let policy = review.owner().map(|(owner, _)| known.policy_of(&owner.namespace)).unwrap_or_default();
-    let may_give = known.ledger.may_give(now);
+    let may_give = known.may_give(now, SystemTime::now());
     let reply = review.decide(&mut known.pool, &Circumstances { policy, stamp, now, may_give, answers });
     drop(known);
     state.count(if dry_run { 0 } else { reply.duplicates().len() });
@@ -272,26 +336,25 @@ fn json(body: String) -> Response<Full<Bytes>> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::net::SocketAddr;
 
     use rustls::pki_types::ServerName;
     use serde_json::{Value, json};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    use tokio::net::TcpStream;
     use tokio_rustls::TlsConnector;
     use tokio_rustls::client::TlsStream;
 
     use super::*;
-    use crate::blocks::{Book, Ledger, Me};
+    use crate::blocks::{Book, Ledger, Me, Replica};
     use crate::certificates::{Intervals, Step, Store};
-    use crate::namespaces::Policy;
     use crate::state::Part;
-    use crate::tls::Material;
     use api::net::Range;
     use api::net::pool::Pool;
 
-    const HOST: &str = "kubemacpool-service.n.svc";
+    pub(crate) const HOST: &str = "kubemacpool-service.n.svc";
+    /// Connections at once in these tests.
+    const PLACES: usize = 16;
 
     /// A replica that is ready, and answers.
     struct Served {
@@ -301,7 +364,8 @@ mod tests {
         ended: tokio::task::JoinHandle<()>,
     }
 
-    async fn served() -> Served {
+    /// What a replica of this name knows that is ready, and shares its certificate with nobody.
+    pub(crate) fn state(name: &str) -> Arc<State> {
         let hour = Duration::from_secs(3600);
         let intervals =
             Intervals { ca_rotate: hour, ca_overlap: hour, cert_rotate: hour, cert_overlap: hour };
@@ -311,7 +375,7 @@ mod tests {
             store = store.apply(step, &[HOST.to_owned()], intervals, now).unwrap();
         }
         let range = Range::parse("02:00:00:00:00:00", "02:00:00:00:ff:ff").unwrap();
-        let me = Me { name: "a".to_owned(), incarnation: "1".to_owned(), address: "127.0.0.1:1".to_owned() };
+        let me = Me { name: name.to_owned(), incarnation: "1".to_owned(), address: "127.0.0.1:1".to_owned() };
         let pool = Pool::alone(range, hour, range.first().bits());
         let state = Arc::new(State::new(pool, Ledger::new(me), Policy::Allow));
         let material = Material::new(&store, true).unwrap();
@@ -325,11 +389,17 @@ mod tests {
                 known.set_loaded(part);
             }
         }
+        state
+    }
+
+    async fn served() -> Served {
+        let state = state("a");
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (close, closing) = watch::channel(false);
         let peers = Peers::new(ServerName::try_from(HOST).unwrap());
-        let webhook = Arc::new(Webhook::new(state.clone(), peers));
+        let webhook = Webhook { places: Places::new(PLACES), ..Webhook::new(state.clone(), peers) };
+        let webhook = Arc::new(webhook);
         let ended = tokio::spawn(webhook.serve(listener, closing));
         Served { state, address, close, ended }
     }
@@ -366,7 +436,10 @@ mod tests {
     }
 
     fn review() -> Vec<u8> {
-        let interfaces = json!([{"name": "a", "masquerade": {}}]);
+        review_of(&json!([{"name": "a", "masquerade": {}}]))
+    }
+
+    fn review_of(interfaces: &Value) -> Vec<u8> {
         let object = json!({
             "metadata": {"name": "v", "namespace": "n"},
             "spec": {"template": {"spec": {"domain": {"devices": {"interfaces": interfaces}}}}},
@@ -413,6 +486,78 @@ mod tests {
         // Cut off in the middle: nothing is left of it.
         drop(silent);
         assert_eq!(served.ask(&post(MACHINES, &review())).await.0, 200);
+    }
+
+    #[tokio::test]
+    async fn long_bodies_that_stop_in_the_middle_hold_no_usual_one_up() {
+        let served = served().await;
+        let mut stopped = Vec::new();
+        for _ in 0..LONG_BODIES * 2 {
+            let mut stream = served.connect().await;
+            stream.write_all(&head(MACHINES, &format!("Content-Length: {BODY_MAX}"))).await.unwrap();
+            stream.write_all(&vec![b' '; USUAL * 2]).await.unwrap();
+            stopped.push(stream);
+        }
+        assert_eq!(served.ask(&post(MACHINES, &review())).await.0, 200);
+        // When they are gone, long ones are answered, too.
+        drop(stopped);
+        let long = [&vec![b' '; USUAL * 4][..], &review()].concat();
+        assert_eq!(served.ask(&post(MACHINES, &long)).await.0, 200);
+    }
+
+    #[tokio::test]
+    async fn who_connects_and_says_nothing_makes_room_for_others() {
+        let served = served().await;
+        let mut silent = Vec::new();
+        for number in 0..PLACES * 3 {
+            silent.push(TcpStream::connect(served.address).await.unwrap());
+            // Some by TLS.
+            if number % 5 == 0 {
+                drop(served.connect().await);
+            }
+        }
+        assert_eq!(served.ask(&post(MACHINES, &review())).await.0, 200);
+        // Those that came first were told to go.
+        assert_eq!(silent[0].read(&mut [0]).await.unwrap_or_default(), 0);
+        served.close.send_replace(true);
+        drop(silent);
+        served.ended.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_given_address_in_a_silent_replicas_blocks_is_decided_here() {
+        let served = served().await;
+        // Two replicas that listen, and never say a word.
+        let silent = [
+            TcpListener::bind("127.0.0.1:0").await.unwrap(),
+            TcpListener::bind("127.0.0.1:0").await.unwrap(),
+        ];
+        {
+            let mut known = served.state.lock();
+            let mut book = known.ledger.book().clone();
+            book.replicas.values_mut().for_each(|replica| replica.blocks.clear());
+            for (number, listener) in (0_u64..).zip(&silent) {
+                let replica = Replica {
+                    incarnation: "1".to_owned(),
+                    address: listener.local_addr().unwrap().to_string(),
+                    blocks: vec![(0x02_0000_0000 + number, 1)],
+                    ..Replica::default()
+                };
+                book.replicas.insert(format!("silent-{number}"), replica);
+            }
+            known.ledger.read(book, Duration::from_secs(1)).unwrap();
+        }
+        let interface = |number: usize| {
+            let mac = format!("02:00:00:00:{:02x}:{number:02x}", number % 2);
+            json!({"name": format!("i{number}"), "masquerade": {}, "macAddress": mac})
+        };
+        let interfaces: Vec<Value> = (0..crate::review::INTERFACES_MAX).map(interface).collect();
+        let body = review_of(&interfaces.into());
+        // 256 addresses, and less than the time in which a body must come.
+        let answered = tokio::time::timeout(PATIENCE, served.ask(&post(MACHINES, &body))).await;
+        let (status, answer) = answered.unwrap();
+        assert!(status == 200 && answer.contains("\"allowed\":true"), "{status} {answer}");
+        assert_eq!(served.state.lock().pool.held(), crate::review::INTERFACES_MAX);
     }
 
     #[tokio::test]

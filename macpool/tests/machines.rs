@@ -156,6 +156,52 @@ fn an_address_that_another_machine_has() {
     }
 }
 
+/// What a person's file says stays in it: each time it is applied, the address is somebody else's.
+#[test]
+fn a_rewritten_address_stays_when_the_same_is_applied_again() {
+    let mut pool = pool(RANGE.0, RANGE.1);
+    let five = mac("02:00:00:00:00:05");
+    pool.observe(&owner("other"), None, vec![five]);
+    let a = json!({"name": "a", "bridge": {}, "macAddress": "02:00:00:00:00:05"});
+    let request = create(&machine("clone", json!([a])));
+    let made = written(&request, &ask(&mut pool, Hook::Machines, &request, Policy::Rewrite));
+    let first = addresses(&made);
+    assert_ne!(first, json!(["02:00:00:00:00:05"]));
+    pool.observe(&owner("clone"), Some(STAMP), vec![mac(first[0].as_str().unwrap())]);
+    for _ in 0..2 {
+        let request = update(&made, &machine("clone", json!([a])));
+        let reply = ask(&mut pool, Hook::Machines, &request, Policy::Rewrite);
+        assert_eq!(addresses(&written(&request, &reply)), first);
+        assert_eq!(reply.duplicates(), [five]);
+    }
+    // Where another interface has taken that, there is a third.
+    let b = json!({"name": "b", "bridge": {}, "macAddress": first[0]});
+    let request = update(&made, &machine("clone", json!([a, b])));
+    let both = addresses(&written(&request, &ask(&mut pool, Hook::Machines, &request, Policy::Rewrite)));
+    assert!(both[1] == first[0] && both[0] != first[0] && both[0] != "02:00:00:00:00:05", "{both}");
+}
+
+/// Replicas' clocks differ: a promise is never taken for one that the object as it is has redeemed.
+#[test]
+fn a_stamp_is_later_than_the_one_before() {
+    let mut pool = pool(RANGE.0, RANGE.1);
+    let ahead = "2026-09-21T14:13:29Z";
+    let mut old = machine("a", json!([]));
+    old["metadata"]["annotations"] = json!({ANNOTATION: ahead});
+    let mut new = machine("a", json!([{"name": "a", "bridge": {}}]));
+    new["metadata"]["annotations"] = json!({ANNOTATION: ahead});
+    let request = update(&old, &new);
+    let object = written(&request, &ask(&mut pool, Hook::Machines, &request, Policy::Allow));
+    assert_eq!(object["metadata"]["annotations"][ANNOTATION], "2026-09-21T14:13:29.000000001Z");
+    let given = mac(addresses(&object)[0].as_str().unwrap());
+    // News of the object as it was.
+    let before = macpool::manifest::stamp_of(ahead);
+    pool.observe(&owner("a"), before, vec![]);
+    assert!(!pool.is_free(given));
+    pool.observe(&owner("a"), before.map(|before| before + 1), vec![]);
+    assert!(pool.is_free(given));
+}
+
 #[test]
 fn what_another_replica_says_counts() {
     let five = mac("02:00:00:00:00:05");

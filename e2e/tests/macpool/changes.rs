@@ -10,7 +10,7 @@ use std::time::Duration;
 use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, PostParams};
 use serde_json::{Value, json};
 
-use crate::setup::{Place, addresses, machine, until};
+use crate::setup::{Place, addresses, guest, machine, until};
 
 /// So that two creations, two changes and more than one deletion in three lives make twenty calls a second.
 const LIFE: Duration = Duration::from_millis(130);
@@ -129,13 +129,7 @@ pub(crate) fn held(place: &Place, passed: &[(String, String, String)]) -> HashMa
 pub(crate) fn told(place: &Place, passed: &[(String, String, String)]) {
     for (mac, first, second) in passed {
         for name in [first, second] {
-            let object = json!({
-                "apiVersion": "kubevirt.io/v1",
-                "kind": "VirtualMachineInstance",
-                "metadata": {"name": name, "namespace": "reject"},
-                "status": {"phase": "Running", "interfaces": [{"name": "a", "mac": mac}]},
-            });
-            place.apply(&object.to_string());
+            place.apply(&guest("reject", name, mac).to_string());
         }
         let selector =
             format!("--field-selector=involvedObject.name={second},reason=MACCollision,type=Warning");

@@ -6,9 +6,12 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Value, json};
 
-use crate::setup::{NAMESPACE, Place, blocks, given_by, machine, review, terminate, until};
+use crate::setup::{
+    NAMESPACE, Place, Replica, blocks, given_by, machine, manifests, review, terminate, until,
+};
 
 const SECRET: &str = "secret/kubemacpool-service";
+const RANGE: (&str, &str) = ("02:00:00:00:10:00", "02:00:00:00:1f:ff");
 const BOOK: &str = "configmap/kubemacpool-blocks";
 
 /// Waits, while machines are written without a failure.
@@ -33,9 +36,40 @@ fn authorities(place: &Place) -> Value {
     serde_json::from_slice::<Value>(&bytes).unwrap_or_default()["authorities"].clone()
 }
 
+/// The manifests are applied over what kubemacpool's own have made.
+fn over_upstreams(place: &Place) {
+    let labels = json!({"control-plane": "mac-controller-manager", "controller-tools.k8s.io": "1.0"});
+    let volume = json!({"name": "tls-key-pair", "secret": {"secretName": "kubemacpool-service"}});
+    let container = json!({
+        "name": "manager",
+        "image": "none",
+        "volumeMounts": [{"name": "tls-key-pair", "mountPath": "/tmp/k8s-webhook-server/serving-certs/"}],
+    });
+    let deployment = json!({
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "kubemacpool-mac-controller-manager", "namespace": NAMESPACE, "labels": labels},
+        "spec": {
+            "replicas": 0,
+            "strategy": {"type": "Recreate"},
+            "selector": {"matchLabels": labels},
+            "template": {
+                "metadata": {"labels": labels},
+                "spec": {"containers": [container], "volumes": [volume]},
+            },
+        },
+    });
+    place.kubectl(&["-n", NAMESPACE, "delete", "deployment", "--all"]);
+    place.apply(&deployment.to_string());
+    place.apply(&manifests(RANGE.0, RANGE.1));
+    let found = place.get(NAMESPACE, "deployment/kubemacpool-mac-controller-manager");
+    let spec = &found["spec"]["template"]["spec"];
+    assert_eq!((&spec["serviceAccountName"], &spec["volumes"]), (&"kubemacpool-sa".into(), &Value::Null));
+}
+
 #[test]
 fn objects_that_others_change_and_processes_that_end() {
-    let place = Place::new("02:00:00:00:10:00", "02:00:00:00:1f:ff");
+    let place = Place::new(RANGE.0, RANGE.1);
     // As kubemacpool leaves it. A Secret's type is for ever.
     let left = json!({
         "apiVersion": "v1",
@@ -45,6 +79,7 @@ fn objects_that_others_change_and_processes_that_end() {
         "data": {"tls.crt": BASE64.encode("old"), "tls.key": BASE64.encode("old")},
     });
     place.apply(&left.to_string());
+    over_upstreams(&place);
     let replica = place.replica(0, &[]);
     let secret = place.get(NAMESPACE, SECRET);
     assert_eq!(
@@ -68,6 +103,9 @@ fn objects_that_others_change_and_processes_that_end() {
             (now[0] == first && now.as_array().unwrap().len() == count).then_some(())
         });
     }
+
+    // A new one is as upstream's, so that kubemacpool can come back.
+    assert_eq!(place.get(NAMESPACE, SECRET)["type"], "kubernetes.io/tls");
 
     // The object of blocks: gone, torn, emptied. It comes back as it was, from the same process.
     let before = place.book();
@@ -122,7 +160,7 @@ fn objects_that_others_change_and_processes_that_end() {
     let line = place.book()["replicas"]["macpool-0"].clone();
     assert_eq!(replica.terminate().code(), Some(0), "{}", place.log(0));
     assert_eq!(place.book()["replicas"]["macpool-0"]["left"], true, "{}", place.log(0));
-    let _next = place.start(1, &[]);
+    let next = place.start(1, &[]);
     let book = place.book();
     assert!(book["replicas"]["macpool-0"].is_null(), "{book}");
     let runs = blocks(&book, "macpool-1");
@@ -130,4 +168,24 @@ fn objects_that_others_change_and_processes_that_end() {
         let first = run[0].as_u64().unwrap();
         assert!(runs.iter().any(|(from, count)| (*from..from + count).contains(&first)), "{line} {book}");
     }
+    without_kubevirt(&place, &next);
+}
+
+/// KubeVirt's kinds go and come back: nobody waits for them, and what is of them is known when it is there.
+fn without_kubevirt(place: &Place, replica: &Replica) {
+    let held = |replica: &Replica| replica.metric("macpool_addresses_held");
+    place.kubectl(&["delete", "mutatingwebhookconfiguration", "kubemacpool-mutator"]);
+    let object =
+        machine("straight", &json!([{"name": "a", "bridge": {}, "macAddress": "0a:00:00:00:00:01"}]));
+    let make = || drop(place.feed(&["-n", "default", "create", "-f", "-"], &object.to_string()));
+    make();
+    until("it is seen", || held(replica).is_some_and(|held| held > 0).then_some(()));
+    let kinds = ["virtualmachines.kubevirt.io", "virtualmachineinstances.kubevirt.io"];
+    place.kubectl(&[&["delete", "crd"], &kinds[..]].concat());
+    until("nothing is held", || (held(replica) == Some(0)).then_some(()));
+    let late = place.start(2, &[]);
+    assert_eq!(held(&late), Some(0));
+    place.kinds();
+    make();
+    until("both have seen it", || [replica, &late].iter().all(|one| held(one) == Some(1)).then_some(()));
 }

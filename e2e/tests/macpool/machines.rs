@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::setup::{NAMESPACE, Place, Replica, STAMP, addresses, machine, until};
+use crate::setup::{NAMESPACE, Place, Replica, STAMP, addresses, guest, machine, until};
 
 const A: &str = "02:00:00:00:00:00";
 const C: &str = "02:00:00:00:00:02";
@@ -89,6 +89,20 @@ fn machines_and_pods_of_a_cluster() {
         });
     }
 
+    // Applied again with the address that is somebody else's, a machine keeps what it was given instead.
+    let kept = addresses(&place.get("rewrite", "vm/twin"));
+    let mut again = given("twin", "0a:00:00:00:00:01");
+    for label in ["once", "twice"] {
+        again["metadata"]["namespace"] = "rewrite".into();
+        again["metadata"]["labels"] = json!({"applied": label});
+        apply(&again);
+        let found = place.get("rewrite", "vm/twin");
+        assert_eq!(
+            (addresses(&found), &found["metadata"]["labels"]["applied"]),
+            (kept.clone(), &label.into())
+        );
+    }
+
     // A dry run shows addresses; opted out: none; pods: opted in only.
     let run = place.feed(
         &["-n", "default", "create", "--dry-run=server", "-o", "json", "-f", "-"],
@@ -126,6 +140,7 @@ fn machines_and_pods_of_a_cluster() {
     collisions(&place, &replica);
     readers(&place, &replica);
     opting(&place);
+    opting_pods(&place, &pod);
     small_range(&place);
 }
 
@@ -168,17 +183,41 @@ fn opting(place: &Place) {
     gives("out", false);
 }
 
+/// The same of pods, from opting in to opting out, and back.
+fn opting_pods(place: &Place, pod: &Value) {
+    let select = |operator: &str, value: &str| {
+        let selector = json!({"key": "mutatepods.kubemacpool.io", "operator": operator, "values": [value]});
+        let path = "/webhooks/0/namespaceSelector/matchExpressions/2";
+        let patch = json!([{"op": "replace", "path": path, "value": selector}]).to_string();
+        let what = ["patch", "mutatingwebhookconfiguration", "kubemacpool-mutator", "--type=json", "-p"];
+        place.kubectl(&[&what[..], &[&patch]].concat());
+    };
+    let gives = |namespace: &str, expected: bool| {
+        until("the selector counts", || {
+            let arguments = ["-n", namespace, "create", "--dry-run=server", "-o", "json", "-f", "-"];
+            let run = place.feed(&arguments, &pod.to_string());
+            let made: Value = serde_json::from_slice(&run.stdout).ok()?;
+            let text = made["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"].as_str()?.to_owned();
+            (text.contains("\"mac\":\"02:") == expected).then_some(())
+        });
+    };
+    place.kubectl(&["label", "namespace", "out", "mutatepods.kubemacpool.io=ignore"]);
+    until("its service account is there", || {
+        place.get("out", "serviceaccount/default")["metadata"]["uid"].is_string().then_some(())
+    });
+    select("NotIn", "ignore");
+    gives("default", true);
+    gives("out", false);
+    select("In", "allocate");
+    gives("default", false);
+    gives("pods", true);
+}
+
 /// Two guests that run with one address: told to both, counted while they run, but not for opted-out namespaces.
 fn collisions(place: &Place, replica: &Replica) {
     let metric = "kmp_mac_collisions{mac=\"0a:00:00:00:00:99\"}";
     let run = |namespace: &str, name: &str| {
-        let object = json!({
-            "apiVersion": "kubevirt.io/v1",
-            "kind": "VirtualMachineInstance",
-            "metadata": {"name": name, "namespace": namespace},
-            "status": {"phase": "Running", "interfaces": [{"name": "a", "mac": "0a:00:00:00:00:99"}]},
-        });
-        place.apply(&object.to_string());
+        place.apply(&guest(namespace, name, "0a:00:00:00:00:99").to_string());
     };
     run("out", "nobody");
     run("default", "left");
@@ -196,8 +235,18 @@ fn collisions(place: &Place, replica: &Replica) {
         let expected = "MAC 0a:00:00:00:00:99: Collision between vmi/default/left, vmi/default/right";
         assert_eq!(message, expected);
     }
+    let of_containers = replica.metric("kmp_mac_collisions{mac=\"02:42:00:00:00:01\"}");
+    assert_eq!(of_containers, None, "what guests have inside is nobody's affair");
     place.kubectl(&["-n", "default", "delete", "vmi", "left"]);
     until("the collision is over", || replica.metric(metric).is_none().then_some(()));
+    // It starts again, as after a reboot: with nobody else there, no collision.
+    place.kubectl(&["-n", "default", "delete", "vmi", "right"]);
+    run("default", "right");
+    run("default", "marker-1");
+    run("default", "marker-2");
+    until("all is heard of", || (replica.metric(metric) == Some(3)).then_some(()));
+    place.kubectl(&["-n", "default", "delete", "vmi", "marker-1", "marker-2"]);
+    until("one is left", || replica.metric(metric).is_none().then_some(()));
 }
 
 /// The range is edited to three addresses: exhaustion, release, and what a later check rejects.
@@ -236,6 +285,14 @@ fn small_range(place: &Place) {
     let wrong = json!({"data": {"RANGE_START": C, "RANGE_END": A}}).to_string();
     place.kubectl(&[&map[..], &[&wrong]].concat());
     until("it is told", || place.log(0).contains("the old one stays").then_some(()));
+    let message = until("the replica's pod is told", || {
+        let selector =
+            "--field-selector=involvedObject.kind=Pod,involvedObject.name=macpool-0,reason=InvalidRange";
+        let events = place.kubectl(&["-n", NAMESPACE, "get", "events", selector, "-o", "json"]);
+        let events: Value = serde_json::from_str(&events).unwrap();
+        events["items"][0]["message"].as_str().map(str::to_owned)
+    });
+    assert!(message.contains("is greater than") && message.contains(&format!("{A}-{C} stays")), "{message}");
     assert!(create("small-4").unwrap_err().contains("has 3 addresses"));
 
     // What is rejected after the webhook frees its address within the wait of 5 seconds.

@@ -65,9 +65,17 @@ fn a_replica_tells_when_it_is_ready_and_stays_small() {
     });
     // The first makes the certificates.
     place.start(0, &[]).kill();
-    let replica = place.start(0, &[]);
+    let mut ready = Vec::new();
+    let replica = loop {
+        let replica = place.start(0, &[]);
+        ready.push(replica.ready_after);
+        if ready.len() == 3 {
+            break replica;
+        }
+        replica.kill();
+    };
     let held = replica.metric("macpool_addresses_held").unwrap();
-    println!("{held} addresses: ready after {:?}, {} KiB resident", replica.ready_after, replica.resident());
+    println!("{held} addresses: ready after {ready:?}, {} KiB resident", replica.resident());
     assert_eq!(held, u64::from(count) * 3);
     assert!(replica.resident() <= 32 << 10);
 }

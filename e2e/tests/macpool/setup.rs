@@ -111,22 +111,21 @@ impl Place {
         let cluster = Cluster::start().unwrap();
         let kubeconfig = cluster.place().path("macpool.kubeconfig");
         let mut place = Self { kubeconfig, cluster, reader: String::new() };
-        let kinds = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/macpool/kubevirt.yaml");
-        place.kubectl(&["apply", "-f", kinds.to_str().unwrap()]);
-        place.kubectl(&["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"]);
-        let manifests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../macpool/manifests/macpool.yaml");
-        let text = fs::read_to_string(manifests).unwrap();
-        // Replicas are processes here.
-        let text = text.replace("replicas: 2", "replicas: 0");
-        let text = text.replace("02:00:00:00:00:00", start).replace("02:ff:ff:ff:ff:ff", end);
-        assert!(text.contains("replicas: 0") && text.contains(start) && text.contains(end));
-        place.apply(&text);
+        place.kinds();
+        place.apply(&manifests(start, end));
         place.log_in();
         place.kubectl(&["-n", "default", "create", "serviceaccount", "reader"]);
         let role = ["--clusterrole=kubemacpool-metrics-reader", "--serviceaccount=default:reader"];
         place.kubectl(&[&["create", "clusterrolebinding", "reader"], &role[..]].concat());
         place.reader = place.token("default", "reader");
         place
+    }
+
+    /// Makes KubeVirt's kinds.
+    pub(crate) fn kinds(&self) {
+        let kinds = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/macpool/kubevirt.yaml");
+        self.kubectl(&["apply", "-f", kinds.to_str().unwrap()]);
+        self.kubectl(&["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"]);
     }
 
     /// A token of a service account.
@@ -268,6 +267,15 @@ impl Place {
     }
 }
 
+/// The pool's manifests, with this range and no replica: those are processes here.
+pub(crate) fn manifests(start: &str, end: &str) -> String {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../macpool/manifests/macpool.yaml");
+    let text = fs::read_to_string(file).unwrap().replace("replicas: 2", "replicas: 0");
+    let text = text.replace("02:00:00:00:00:00", start).replace("02:ff:ff:ff:ff:ff", end);
+    assert!(text.contains("replicas: 0") && text.contains(start) && text.contains(end));
+    text
+}
+
 /// Ends a process as the kubelet does.
 pub(crate) fn terminate(child: &mut Child) -> ExitStatus {
     assert!(Command::new("kill").arg(child.id().to_string()).status().unwrap().success());
@@ -327,6 +335,24 @@ pub(crate) fn machine(name: &str, interfaces: &Value) -> Value {
             "domain": {"devices": {"interfaces": interfaces, "disks": [{"name": "d", "disk": {}}]}},
             "networks": names.map(network).collect::<Vec<_>>(),
         }}},
+    })
+}
+
+/// An instance whose guest runs, with this address.
+pub(crate) fn guest(namespace: &str, name: &str, mac: &str) -> Value {
+    json!({
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachineInstance",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {
+            "domain": {"devices": {"interfaces": [{"name": "a", "bridge": {}}]}},
+            "networks": [{"name": "a", "multus": {"networkName": "a"}}],
+        },
+        "status": {"phase": "Running", "interfaces": [
+            {"name": "a", "mac": mac},
+            // The guest's own bridge for containers, as its agent tells.
+            {"interfaceName": "docker0", "mac": "02:42:00:00:00:01"},
+        ]},
     })
 }
 
