@@ -37,6 +37,7 @@ pub const PROGRAMS: &[Program] = &[
     Program { name: "importer", built: "release/importer" },
     Program { name: "uploadserver", built: "release/uploadserver" },
     Program { name: "uploadproxy", built: "release/uploadproxy" },
+    Program { name: "clone-source", built: "release/clone-source" },
     Program { name: "hpp-csi", built: "release/hpp-csi" },
     Program { name: "macpool", built: "release/macpool" },
 ];

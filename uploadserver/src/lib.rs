@@ -9,13 +9,15 @@
 //!  status, reason                                    a thread: form, snappy, tar, digest
 //! ```
 //!
-//! `proxy` (feature `proxy`) is the other program, the cluster's door before these servers; both have their connections in
-//! common.
+//! `proxy` (feature `proxy`) is another program, the cluster's door before these servers; both have their connections in
+//! common. `clone` (the same feature) is the third: it sends a volume to such a server.
 //!
 //! Not here: image formats, sizes, writing (`disk_image`), the contract's names (`api::upload`), certificates (`serve`).
 
 mod answer;
 mod args;
+#[cfg(feature = "proxy")]
+pub mod clone;
 mod config;
 mod connections;
 mod content;

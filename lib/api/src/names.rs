@@ -25,6 +25,11 @@ pub const METRICS_PORT_VARIABLE: &str = "FERROVIRT_IMPORTER_METRICS_PORT";
 pub const PROGRESS_VARIABLE: &str = "FERROVIRT_IMPORTER_PROGRESS";
 /// Environment: the folder below which an upload server looks for the contract's paths, where there is no pod. Ours.
 pub const UPLOAD_ROOT_VARIABLE: &str = "FERROVIRT_UPLOADSERVER_ROOT";
+/// Environment: the folder below which the sending side of a clone looks for the contract's paths, where there is no pod.
+/// Ours.
+pub const CLONE_ROOT_VARIABLE: &str = "FERROVIRT_CLONE_SOURCE_ROOT";
+/// Environment: the port of that program's metrics server, in place of [`METRICS_PORT`]; 0: any. Ours.
+pub const CLONE_METRICS_PORT_VARIABLE: &str = "FERROVIRT_CLONE_SOURCE_METRICS_PORT";
 /// Environment: a file that tells an upload proxy where servers are, where there is no cluster's DNS: lines of an
 /// address with its port and a name. Ours.
 pub const PROXY_HOSTS_VARIABLE: &str = "FERROVIRT_UPLOADPROXY_HOSTS";

@@ -2,7 +2,8 @@
 //! proxy and server exchange. Names and meanings are those of upstream CDI (`pkg/common`, `cmd/cdi-uploadserver`);
 //! resuming follows draft-ietf-httpbis-resumable-upload.
 //!
-//! [`request`] is how a client asks for a token, `token` (feature `token`) what is in it, and who believes it.
+//! [`request`] is how a client asks for a token, `token` (feature `token`) what is in it, and who believes it; [`clone`] is
+//! how the sending pod of a clone is told what to do.
 //!
 //! Not here: files, TLS, HTTP.
 
@@ -10,6 +11,7 @@ use thiserror::Error;
 
 use crate::quantity::{self, QuantityError};
 
+pub mod clone;
 pub mod request;
 #[cfg(feature = "token")]
 pub mod token;
@@ -95,13 +97,17 @@ pub enum CloneOf {
 }
 
 impl CloneOf {
+    /// The value of [`CONTENT_TYPE_HEADER`].
+    pub fn header(self) -> &'static str {
+        match self {
+            Self::Filesystem => "filesystem-clone",
+            Self::Device => "blockdevice-clone",
+        }
+    }
+
     /// Reads the value of [`CONTENT_TYPE_HEADER`]; anything else is an image, as for upstream.
     pub fn of_header(value: &str) -> Option<Self> {
-        match value {
-            "filesystem-clone" => Some(Self::Filesystem),
-            "blockdevice-clone" => Some(Self::Device),
-            _ => None,
-        }
+        [Self::Filesystem, Self::Device].into_iter().find(|clone| clone.header() == value)
     }
 }
 
