@@ -31,7 +31,7 @@ PACKAGES := build-essential \
 	curl gzip pigz xz-utils zstd 7zip nbdkit docker-registry mmdebstrap e2fsprogs xfsprogs btrfs-progs util-linux strace \
 	containerd runc iproute2 nftables iptables libvirt-clients libxml2-utils \
 	libvirt-daemon libvirt-daemon-driver-qemu xorriso ovmf swtpm swtpm-tools systemd \
-	dropbear-bin openssh-client socat
+	dropbear-bin openssh-client socat chromium
 
 # Runs inside users' images, which may hold nothing but a disk: linked statically. Tests find it by this variable.
 export FERROVIRT_CONTAINERIMAGE_SERVER := $(CARGO_TARGET_DIR)/$(TRIPLE)/release/cdi-containerimage-server

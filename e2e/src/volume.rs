@@ -1,5 +1,6 @@
 //! Volumes of known place, so that a test can look at what a pod has written: local persistent volumes, bound to one
-//! claim each, on a folder or a loop device of the cluster's state folder.
+//! claim each, on a folder or a loop device of the cluster's state folder. The claim is made with it, or by somebody else
+//! later.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -17,7 +18,7 @@ use crate::Cluster;
 pub struct Volume {
     /// The claim's name, which is also the volume's, with the namespace before it.
     pub claim: String,
-    /// The claim's id.
+    /// The claim's id; none, if the claim is somebody else's to make.
     pub uid: String,
     /// A folder, or a loop device.
     path: PathBuf,
@@ -31,10 +32,18 @@ impl Volume {
     /// # Errors
     /// When the folder or the objects cannot be made.
     pub fn filesystem(cluster: &Cluster, namespace: &str, claim: &str, size: u64) -> Result<Self> {
+        Self::folder(cluster, namespace, claim, size)?.claimed(cluster, namespace, size)
+    }
+
+    /// The same without a claim: it is for the one of this name, once somebody makes it, with no StorageClass.
+    ///
+    /// # Errors
+    /// When the folder or the volume cannot be made.
+    pub fn folder(cluster: &Cluster, namespace: &str, claim: &str, size: u64) -> Result<Self> {
         let path = cluster.place().path("volumes").join(format!("{namespace}-{claim}"));
         fs::create_dir(&path).with_context(|| format!("cannot create {}", path.display()))?;
         has_room(&path, size)?;
-        Self::bind(cluster, namespace, claim, size, path, None)
+        Self::offer(cluster, namespace, claim, size, path, None)
     }
 
     /// A loop device of `size` bytes, gone with this value.
@@ -42,15 +51,23 @@ impl Volume {
     /// # Errors
     /// When the device or the objects cannot be made.
     pub fn block(cluster: &Cluster, namespace: &str, claim: &str, size: u64) -> Result<Self> {
+        Self::device(cluster, namespace, claim, size)?.claimed(cluster, namespace, size)
+    }
+
+    /// The same without a claim: it is for the one of this name, once somebody makes it, with no StorageClass.
+    ///
+    /// # Errors
+    /// When the device or the volume cannot be made.
+    pub fn device(cluster: &Cluster, namespace: &str, claim: &str, size: u64) -> Result<Self> {
         let file = cluster.place().path("volumes").join(format!("{namespace}-{claim}"));
         File::create_new(&file)?.set_len(size)?;
         let made = Command::new("losetup").args(["--find", "--show"]).arg(&file).output()?;
         ensure!(made.status.success(), "losetup: {}", String::from_utf8_lossy(&made.stderr).trim());
         let path = PathBuf::from(String::from_utf8(made.stdout)?.trim());
-        Self::bind(cluster, namespace, claim, size, path, Some(file))
+        Self::offer(cluster, namespace, claim, size, path, Some(file))
     }
 
-    fn bind(
+    fn offer(
         cluster: &Cluster,
         namespace: &str,
         claim: &str,
@@ -58,40 +75,47 @@ impl Volume {
         path: PathBuf,
         file: Option<PathBuf>,
     ) -> Result<Self> {
-        let name = format!("{namespace}-{claim}");
-        let mode = if file.is_some() { "Block" } else { "Filesystem" };
-        let capacity = json!({"storage": size.to_string()});
+        let volume = Self { claim: claim.to_owned(), uid: String::new(), path, file };
         let here = json!({"key": "kubernetes.io/hostname", "operator": "In", "values": ["node1"]});
         cluster.create(
             &Api::<PersistentVolume>::all(cluster.client()),
             json!({
-                "metadata": {"name": name},
+                "metadata": {"name": format!("{namespace}-{claim}")},
                 "spec": {
-                    "capacity": capacity,
+                    "capacity": {"storage": size.to_string()},
                     "accessModes": ["ReadWriteOnce"],
-                    "volumeMode": mode,
+                    "volumeMode": volume.mode(),
                     "persistentVolumeReclaimPolicy": "Retain",
                     "claimRef": {"namespace": namespace, "name": claim},
-                    "local": {"path": path},
+                    "local": {"path": volume.path},
                     "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [here]}]}},
                 },
             }),
         )?;
+        Ok(volume)
+    }
+
+    fn claimed(mut self, cluster: &Cluster, namespace: &str, size: u64) -> Result<Self> {
         let created = cluster.create(
             &Api::<PersistentVolumeClaim>::namespaced(cluster.client(), namespace),
             json!({
-                "metadata": {"name": claim},
+                "metadata": {"name": self.claim},
                 "spec": {
                     "accessModes": ["ReadWriteOnce"],
-                    "volumeMode": mode,
+                    "volumeMode": self.mode(),
                     "storageClassName": "",
-                    "volumeName": name,
-                    "resources": {"requests": capacity},
+                    "volumeName": format!("{namespace}-{}", self.claim),
+                    "resources": {"requests": {"storage": size.to_string()}},
                 },
             }),
         )?;
-        let uid = created.metadata.uid.context("an object has an id")?;
-        Ok(Self { claim: claim.to_owned(), uid, path, file })
+        self.uid = created.metadata.uid.context("an object has an id")?;
+        Ok(self)
+    }
+
+    /// The claim's `volumeMode`.
+    pub fn mode(&self) -> &'static str {
+        if self.is_block() { "Block" } else { "Filesystem" }
     }
 
     /// Whether pods see a device.

@@ -3,6 +3,7 @@
 //!
 //! Each ends when it is dropped, and also when the test's process ends in any other way. Not here: the node's programs.
 
+pub mod dns;
 pub mod flaky;
 pub mod registry;
 pub mod s3;
