@@ -474,6 +474,30 @@ fn a_revoked_key_opens_nothing_and_damaged_files_change_nothing() {
     drop(pod);
 }
 
+#[test]
+fn a_key_that_was_replaced_before_its_first_token_came_is_believed() {
+    let proxy = Proxy::new();
+    let _pod = proxy.pod("disk");
+    let replace = |times: usize| {
+        let (private, public) = key_pair();
+        put(proxy.folder.path(), "id_rsa.pub", &public);
+        proxy.cluster.sign_with(&private);
+        let seen = || proxy.log().matches("the key of tokens was replaced").count() == times;
+        let until = Instant::now() + Duration::from_secs(30);
+        while !seen() {
+            assert!(Instant::now() < until, "{}", proxy.log());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    };
+    let first = proxy.bearer("disk");
+    replace(1);
+    let second = proxy.bearer("disk");
+    replace(2);
+    for bearer in [first, second] {
+        assert_eq!(proxy.client().request("HEAD", ASYNC, &[&bearer], b"").status, 200);
+    }
+}
+
 /// A server that takes everything and keeps nothing, over TLS; counts the bytes of bodies.
 fn sink(authority: &Authority, host: &str, taken: Arc<AtomicU64>) -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();

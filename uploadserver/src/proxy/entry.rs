@@ -84,6 +84,8 @@ async fn work(config: Config, mut stopped: watch::Receiver<u32>) -> Result<()> {
     }
     let proxy = Arc::new(Proxy { lookup, believed, own: config.own });
     let (close, closing) = watch::channel(false);
+    let follower = Arc::clone(&proxy);
+    tokio::spawn(async move { follower.believed.follow().await });
     let serving = connections::serve(proxy, listener, TlsAcceptor::from(Arc::new(tls)), LIMITS, closing);
     let mut serving = tokio::spawn(serving);
     let first = stopped.wait_for(|count| *count > 0);

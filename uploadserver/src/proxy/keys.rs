@@ -1,14 +1,17 @@
 //! Whose tokens are believed, as it is now: keys come from the environment and from files, which are read anew for each
-//! token. Not here: what a token says, for how long a replaced key is believed (`api::upload::token`).
+//! token, and every second, so that a key that was there for a while is known without a token. Not here: what a token says, for how long a replaced key is believed (`api::upload::token`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use api::upload::token::{Claims, Keys, PublicKey, TokenError};
 
 use super::error::{Error, Kind, Result};
+
+/// How often keys are read without a token.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// Where keys come from.
 #[derive(Clone, Debug)]
@@ -61,6 +64,8 @@ struct Known {
     keys: Keys,
     current: Vec<PublicKey>,
     revoked: Vec<PublicKey>,
+    /// What was wrong when they were last read; told once.
+    problem: Vec<String>,
 }
 
 impl Believed {
@@ -69,7 +74,8 @@ impl Believed {
     /// # Errors
     /// When there is none, or they make no sense.
     pub(crate) fn new(origin: Origin) -> Result<Self> {
-        let known = Known { keys: Keys::default(), current: origin.current()?, revoked: origin.revoked()? };
+        let mut known = Known { current: origin.current()?, revoked: origin.revoked()?, ..Known::default() };
+        known.apply(now());
         Ok(Self { origin, known: Mutex::new(known) })
     }
 
@@ -79,21 +85,40 @@ impl Believed {
     /// [`TokenError`].
     pub(crate) fn verify(&self, token: &str) -> Result<Claims, TokenError> {
         let now = now();
+        self.read_anew(now).verify(token, now)
+    }
+
+    /// Reads keys anew, again and again.
+    pub(crate) async fn follow(&self) {
+        loop {
+            tokio::time::sleep(AGAIN).await;
+            self.read_anew(now());
+        }
+    }
+
+    fn read_anew(&self, now: u64) -> Keys {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let Known { current, revoked, .. } = &mut *known;
+        let before = known.current.clone();
+        let Known { current, revoked, problem, .. } = &mut *known;
+        let mut problems = Vec::new();
         for (read, kept) in [(self.origin.current(), current), (self.origin.revoked(), revoked)] {
             match read {
                 Ok(read) => *kept = read,
                 // Half a file, say: what was known before stays.
-                Err(error) => {
-                    tracing::warn!(error = error.chain(), "keys cannot be read anew; the old ones stay")
-                }
+                Err(error) => problems.push(error.chain()),
             }
         }
+        if *problem != problems && !problems.is_empty() {
+            tracing::warn!(error = problems.join("; "), "keys cannot be read anew; the old ones stay");
+        }
+        *problem = problems;
+        if known.current != before {
+            tracing::info!(
+                "the key of tokens was replaced; the old one is believed until its tokens have expired"
+            );
+        }
         known.apply(now);
-        let keys = known.keys.clone();
-        drop(known);
-        keys.verify(token, now)
+        known.keys.clone()
     }
 }
 
