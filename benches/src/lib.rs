@@ -20,4 +20,5 @@ pub mod run;
 pub mod server;
 pub mod size;
 mod sys;
+pub mod uploads;
 pub mod virt;

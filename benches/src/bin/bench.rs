@@ -10,7 +10,7 @@ use benches::report::{self, Report};
 use benches::rows::{ROWS, Row};
 use benches::run::Bench;
 use benches::size;
-use benches::{cni, csi, virt};
+use benches::{cni, csi, uploads, virt};
 use clap::Parser;
 
 /// Measures the programs beside their peers.
@@ -28,6 +28,9 @@ struct Args {
     /// The launcher's release binary. Default: beside the importer's.
     #[arg(long)]
     launcher: Option<PathBuf>,
+    /// The upload server's release binary; the proxy's is beside it. Default: beside the importer's.
+    #[arg(long)]
+    uploadserver: Option<PathBuf>,
     /// The folder of the Go reference plugins. Default: FERROVIRT_PEERS.
     #[arg(long)]
     peers: Option<PathBuf>,
@@ -59,6 +62,7 @@ fn main() -> Result<ExitCode> {
     let of_images: Vec<&Row> = ROWS.iter().filter(|row| chosen(row.name)).collect();
     let launcher = args.launcher.unwrap_or_else(|| args.importer.with_file_name("virt-launcher"));
     let driver = args.csi.unwrap_or_else(|| args.importer.with_file_name("hpp-csi"));
+    let receiver = args.uploadserver.unwrap_or_else(|| args.importer.with_file_name("uploadserver"));
     if !of_images.is_empty() {
         all.sizes.push(size::of("importer", &args.importer)?);
         images(&Bench::new(args.importer, &cache, args.rounds)?, &of_images, &mut all)?;
@@ -86,6 +90,12 @@ fn main() -> Result<ExitCode> {
         all.sizes.push(size::of("virt-node", &launcher)?);
         let bench = virt::Bench::new(&launcher)?;
         calls(|row| bench.row(row), &of_virt, &mut all);
+    }
+    let of_uploads: Vec<&str> = uploads::ROWS.iter().copied().filter(|name| chosen(name)).collect();
+    if !of_uploads.is_empty() {
+        all.sizes.push(size::of("uploadserver", &receiver)?);
+        let bench = uploads::Bench::new(&receiver, &receiver.with_file_name("uploadproxy"), &cache)?;
+        calls(|row| bench.row(row), &of_uploads, &mut all);
     }
     for size in &all.sizes {
         println!("{}: {} KiB, {} packages in its tree", size.package, size.bytes >> 10, size.packages);
