@@ -216,6 +216,28 @@ fn after_a_loss_of_power_guests_that_are_wanted_run_again_as_they_were() {
 }
 
 #[test]
+fn a_machine_that_is_switched_off_has_its_guests_end_first_and_run_again_afterwards() {
+    let mut daemon = Daemon::start();
+    daemon.run(&halting(&daemon, "always", "Always"));
+    daemon.run(&halting(&daemon, "rerun", "RerunOnFailure"));
+    // What systemd says then.
+    let systemctl = daemon.path("bin/systemctl");
+    fs::create_dir(daemon.path("bin")).unwrap();
+    fs::write(&systemctl, "#!/bin/sh\necho stopping\n").unwrap();
+    fs::set_permissions(&systemctl, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    assert_eq!(daemon.end(Signal::TERM), Some(0), "{}", daemon.log());
+    assert_eq!((qemu(&daemon), daemon.process("virt-launcher")), (None, None), "their grace is a second");
+    fs::remove_file(&systemctl).unwrap();
+    fs::write(daemon.state().join("boot"), "before").unwrap();
+    daemon.again();
+    for name in ["always", "rerun"] {
+        daemon.until(name, "Running");
+        daemon.until_serial(name, "K");
+        daemon.says(&["delete", name, "--force"]);
+    }
+}
+
+#[test]
 fn a_state_that_is_torn_is_told_and_left_as_it_is() {
     let mut daemon = Daemon::start();
     daemon.run(&halting(&daemon, "mine", "Always"));

@@ -1,4 +1,5 @@
-//! Guests that need more of their machine than a disk: EFI with a TPM, a watchdog, a disk whose storage is full.
+//! Guests that need more of their machine than a disk: EFI with a TPM, a watchdog, a disk whose storage is full. And what
+//! objects say of it.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -16,6 +17,7 @@ use std::process::Command;
 
 use api::names::QEMU_ID;
 use daemon::{Daemon, bootable, code, eventually, machine, output};
+use serde_json::json;
 
 /// A machine on a disk image.
 fn on(image: &std::path::Path, name: &str) -> String {
@@ -49,6 +51,79 @@ fn linux_boots_by_efi_with_a_tpm_that_it_finds_again() {
     assert_eq!(daemon.names("guests"), Vec::<String>::new());
     let swtpm = daemon.processes().into_iter().find(|(_, line)| line.contains("swtpm"));
     assert_eq!(swtpm, None);
+}
+
+#[test]
+fn objects_say_what_a_guest_has_and_what_it_has_not() {
+    let daemon = Daemon::start();
+    let image = daemon.image("disk.img", code::HALTS);
+    let document = on(&image, "mine")
+        .replace("memory: {guest: 64Mi}", "cpu: {cores: 2, maxSockets: 2}\n        memory: {guest: 64Mi}")
+        .replace(
+            "terminationGracePeriodSeconds:",
+            "evictionStrategy: None\n      terminationGracePeriodSeconds:",
+        );
+    let said = daemon.run(&document);
+    let ignored = "spec.template.spec.evictionStrategy";
+    assert!(said.contains(&format!("ignored {ignored}")), "{said}");
+    assert!(said.contains("once for this machine"), "what takes seconds is told: {said}");
+    daemon.until_serial("mine", "K");
+    let run = daemon.object("vmi/mine").unwrap();
+    let status = &run["status"];
+    assert_eq!(status["currentCPUTopology"], json!({"cores": 2, "sockets": 1, "threads": 1}));
+    let memory = json!({"guestAtBoot": "64Mi", "guestCurrent": "64Mi", "guestRequested": "64Mi"});
+    assert_eq!(status["memory"], memory);
+    assert_eq!((&status["runtimeUser"], &status["phase"]), (&json!(QEMU_ID), &json!("Running")));
+    assert!(status["machine"]["type"].as_str().unwrap().starts_with("pc-q35-"), "{status}");
+    assert_eq!(status["volumeStatus"][0]["persistentVolumeClaimInfo"]["claimName"], "mine-root");
+    let phases = status["phaseTransitionTimestamps"].as_array().unwrap().iter();
+    let phases: Vec<&str> = phases.map(|one| one["phase"].as_str().unwrap()).collect();
+    assert_eq!(phases, ["Pending", "Scheduling", "Scheduled", "Running"]);
+    let condition = |object: &str, kind: &str| {
+        let object = daemon.object(object).unwrap();
+        let conditions = object["status"]["conditions"].as_array().unwrap();
+        let mut found = conditions.iter().filter(|one| one["type"] == kind);
+        let one = found.next().cloned();
+        assert!(found.next().is_none(), "{kind} is there twice: {conditions:?}");
+        one.map(|one| (one["status"].as_str().unwrap().to_owned(), one["message"].to_string()))
+    };
+    for object in ["vm/mine", "vmi/mine"] {
+        for (kind, wanted) in [
+            ("Ready", "True"),
+            ("DataVolumesReady", "True"),
+            ("Synchronized", "True"),
+            ("SoftwareEmulation", "True"),
+            ("LiveMigratable", "False"),
+        ] {
+            let found = condition(object, kind).map(|(status, _)| status);
+            assert_eq!(found.as_deref(), Some(wanted), "{kind} of {object}");
+        }
+        assert_eq!(condition(object, "AgentConnected"), None);
+    }
+    let (status, message) = condition("vm/mine", "FieldsWithoutEffect").unwrap();
+    assert!(status == "True" && message.contains(ignored), "{message}");
+    // In its next run it has the same processors, by their name.
+    let processor = || {
+        let found = daemon.processes().into_iter().find(|(_, line)| line.contains("qemu-system"));
+        let (_, line) = found.unwrap();
+        line.split(" -cpu ").nth(1).unwrap().split(' ').next().unwrap().to_owned()
+    };
+    let first = processor();
+    daemon.says(&["restart", "mine", "--force"]);
+    eventually("another run", || {
+        let next = daemon.object("vmi/mine")?;
+        (next["metadata"]["uid"] != run["metadata"]["uid"] && next["status"]["phase"] == "Running")
+            .then_some(())
+    });
+    let folder = daemon.run_folder("mine").unwrap();
+    let launch = fs::read_to_string(folder.join("launch.json")).unwrap();
+    let launch: serde_json::Value = serde_json::from_str(&launch).unwrap();
+    assert!(launch["cpu"]["model"]["named"].is_string(), "{}", launch["cpu"]);
+    assert_eq!(processor(), first);
+    // It goes with the field.
+    daemon.run(&document.replace("evictionStrategy: None\n      ", ""));
+    assert_eq!(condition("vm/mine", "FieldsWithoutEffect"), None);
+    daemon.says(&["delete", "mine", "--force"]);
 }
 
 #[test]

@@ -14,6 +14,7 @@ use std::fs;
 use std::io::Write;
 use std::process::{Command, Stdio};
 
+use api::names::QEMU_ID;
 use daemon::{Daemon, code, end_of, eventually, heard, kill, linux_machine, machine, output, rest};
 use network::{Machine, SERVER, files, ip, linux, page, run};
 use rustix::process::Signal;
@@ -31,7 +32,8 @@ fn interfaces(daemon: &Daemon, name: &str) -> Value {
     daemon.object(&format!("vmi/{name}")).unwrap()["status"]["interfaces"].clone()
 }
 
-/// All of the machine that networks could leave something in: links, addresses, rules, forwarding.
+/// All of the machine that a guest could leave something in: links, addresses, routes, rules, forwarding, mounts, processes,
+/// files.
 fn traces(daemon: &Daemon) -> Vec<String> {
     let mut all: Vec<String> =
         ip("-o link show").lines().map(|line| line.split(": ").nth(1).unwrap().to_owned()).collect();
@@ -40,7 +42,38 @@ fn traces(daemon: &Daemon) -> Vec<String> {
     all.push(fs::read_to_string("/proc/sys/net/ipv4/ip_forward").unwrap());
     all.extend(daemon.names("netns"));
     all.extend(files(&daemon.state().join("networks")));
+    all.push(ip("-4 route show table all"));
+    all.extend(daemon.mounts());
+    let of_guests = |(_, line): &(u32, String)| !line.contains(" serve ") && !line.contains("hpp-csi");
+    all.extend(daemon.processes().into_iter().filter(of_guests).map(|(_, line)| line));
+    for folder in ["run", "claims", "guests", "images"] {
+        all.extend(files(&daemon.state().join(folder)));
+    }
     all
+}
+
+/// Nothing of a guest that runs has a way to more rights than binding low ports, and QEMU's calls are filtered.
+fn has_no_privileges(daemon: &Daemon) {
+    let processes = daemon.processes();
+    for word in [" run --capabilities", " worker ", "qemu-system"] {
+        let (process, _) = processes.iter().find(|(_, line)| line.contains(word)).expect(word);
+        let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+        let line = |name: &str| {
+            let start = format!("{name}:");
+            status.lines().find_map(|line| line.strip_prefix(&start)).unwrap_or_default().trim()
+        };
+        let user = QEMU_ID.to_string();
+        for name in ["Uid", "Gid"] {
+            assert!(line(name).split_whitespace().all(|id| id == user), "{name} of {word}: {status}");
+        }
+        // CAP_NET_BIND_SERVICE is number 10.
+        for name in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+            let set = u64::from_str_radix(line(name), 16).unwrap();
+            assert_eq!(set & !(1 << 10), 0, "{name} of {word}");
+        }
+        assert_eq!((line("Groups"), line("NoNewPrivs")), ("", "1"), "{word}");
+        assert!(word != "qemu-system" || line("Seccomp") == "2", "{status}");
+    }
 }
 
 /// Where a machine's devices are kept to be.
@@ -67,6 +100,7 @@ fn a_guest_has_the_network_of_its_status_over_deaths_and_boots_and_leaves_nothin
     let launcher = daemon.process(" run --capabilities").unwrap();
     let namespace = |process: u32| fs::read_link(format!("/proc/{process}/ns/net")).unwrap();
     assert_ne!(namespace(launcher), namespace(daemon.id()));
+    has_no_privileges(&daemon);
 
     daemon.end(Signal::KILL);
     daemon.again();

@@ -9,6 +9,7 @@ mod support;
 mod waiting;
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::chown;
 use std::path::Path;
 use std::thread::sleep;
@@ -17,7 +18,7 @@ use std::time::{Duration, Instant};
 use api::launch::{Media, OnReboot};
 use api::launcher::{Answer, Cause, Event, PauseReason, RefusedKind, Request, State};
 use api::names::QEMU_ID;
-use running::{HALTS, Launcher, PATIENCE, TRIPLE_FAULT, kill, next_status};
+use running::{FLOODS, HALTS, Launcher, PATIENCE, TRIPLE_FAULT, eventually, kill, next_status};
 use rustix::process::Signal;
 use virt_node::launcher::CallError;
 
@@ -87,7 +88,7 @@ fn a_launch_is_idempotent_and_one_launcher_runs_one_guest() {
     let qemu = launcher.qemu();
     assert!(qemu.is_some());
     let again = launcher.client().launch(&document).unwrap();
-    let Answer::Launched { new: false, layout } = again else { panic!("{again:?}") };
+    let Answer::Launched { new: false, layout, .. } = again else { panic!("{again:?}") };
     assert!(layout.slots.contains_key("balloon0"), "{layout:?}");
     assert_eq!(launcher.qemu(), qemu);
     let mut other = document.clone();
@@ -201,6 +202,46 @@ fn linux(folder: &Path) {
     let disk = folder.join("disk.img");
     tree.pack().disk(&disk);
     chown(&disk, Some(QEMU_ID), Some(QEMU_ID)).unwrap();
+}
+
+#[test]
+fn what_a_guest_writes_for_ever_is_kept_short() {
+    let launcher = Launcher::new();
+    launcher.launch(&launcher.document(FLOODS));
+    launcher.until_serial("xxxx");
+    let log = launcher.folder().join("serial0.log");
+    // As much as it would have written in minutes.
+    let mut file = fs::File::options().append(true).open(&log).unwrap();
+    file.write_all(&vec![b'y'; 5 << 20]).unwrap();
+    eventually("a short log", || (fs::metadata(&log).unwrap().len() < 4 << 20).then_some(()));
+    assert_eq!(fs::metadata(launcher.folder().join("serial0.log.before")).unwrap().len(), 1 << 20);
+    // It goes on, from the start of what is a file without holes.
+    launcher.until_serial("xxxx");
+    assert!(fs::read(&log).unwrap().iter().all(|byte| *byte == b'x'));
+}
+
+#[test]
+fn linux_reboots_when_it_is_asked_and_is_the_same_guest() {
+    let mut launcher = Launcher::new();
+    let mut document = launcher.document(&[]);
+    linux(launcher.folder());
+    document.memory.guest = 256 << 20;
+    document.memory.max_guest = 256 << 20;
+    document.grace_seconds = 600;
+    launcher.launch(&document);
+    launcher.until_serial("guest: up");
+    let qemu = launcher.qemu();
+    let mut watcher = launcher.client();
+    watcher.call(Request::Watch).unwrap();
+    // It has no agent: by its power button.
+    launcher.ask(Request::SoftReboot).unwrap();
+    eventually("another boot", || (launcher.serial().matches("guest: up").count() == 2).then_some(()));
+    assert!(launcher.serial().contains("guest: power button"));
+    eventually("a word of it", || (watcher.event(PATIENCE).unwrap() == Some(Event::Rebooted)).then_some(()));
+    assert_eq!((launcher.status().state, launcher.qemu()), (State::Running, qemu));
+    // The next time it is meant.
+    kill(launcher.outer(), Signal::TERM);
+    launcher.ends(Cause::Shutdown);
 }
 
 #[test]

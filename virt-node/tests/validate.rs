@@ -191,11 +191,24 @@ fn hostile_documents_are_answered_soon() {
     let mut many = String::from(
         "apiVersion: kubevirt.io/v1\nkind: VirtualMachineInstance\nmetadata: {name: a}\nspec:\n  domain:\n    memory: {guest: 1Gi}\n    devices:\n      disks:\n",
     );
-    (0..10_000).for_each(|number| many.push_str(&format!("      - {{name: d{number}}}\n")));
-    many.push_str("  volumes:\n");
+    // As many as there may be nodes for.
+    (0..100_000).for_each(|number| many.push_str(&format!("      - {{name: d{number}}}\n")));
+    let volume = |number: u32| format!("  - {{name: d{number}}}\n");
+    let mut volumes = String::from(many.split("    devices").next().unwrap());
+    volumes.push_str("    devices: {disks: [{name: d0}]}\n  volumes:\n");
     (0..10_000).for_each(|number| {
-        many.push_str(&format!("  - {{name: d{number}, emptyDisk: {{capacity: 1Gi}}}}\n"))
+        volumes.push_str(&format!("  - {{name: d{number}, emptyDisk: {{capacity: 1Gi}}}}\n"))
     });
+    let mut more_volumes = volumes.clone();
+    (10_000..90_000).for_each(|number| more_volumes.push_str(&volume(number)));
+    let ports = format!(
+        "apiVersion: kubevirt.io/v1\nkind: VirtualMachineInstance\nmetadata: {{name: a}}\nspec:\n  domain:\n    memory: {{guest: 1Gi}}\n    devices: {{interfaces: [{{name: a, masquerade: {{}}, ports: [{}]}}]}}\n  networks: [{{name: a, pod: {{}}}}]",
+        (0..65_535).map(|n| format!("{{name: n{n}, port: 0}}, ")).collect::<String>()
+    );
+    let templates = format!(
+        "apiVersion: kubevirt.io/v1\nkind: VirtualMachine\nmetadata: {{name: a}}\nspec: {{runStrategy: Always, dataVolumeTemplates: [{}]}}",
+        (0..50_000).map(|n| format!("{{metadata: {{name: n{n}}}}}, ")).collect::<String>()
+    );
     let long = format!(
         "apiVersion: kubevirt.io/v1\nkind: VirtualMachineInstance\nmetadata: {{name: a}}\nspec:\n  domain: {{memory: {{guest: 1Gi}}, devices: {{disks: [{{name: a}}]}}}}\n  volumes: [{{name: a, cloudInitNoCloud: {{userData: {}}}}}]",
         "x".repeat(10 << 20)
@@ -207,6 +220,10 @@ fn hostile_documents_are_answered_soon() {
     );
     for (name, text, wanted) in [
         ("many", many.as_str(), "error spec.domain.devices.disks"),
+        ("volumes", &volumes, "error spec.volumes"),
+        ("more volumes", &more_volumes, "error spec.volumes"),
+        ("ports", &ports, "error spec.domain.devices.interfaces[0].ports[0].port"),
+        ("templates", &templates, "error spec.dataVolumeTemplates"),
         ("long", &long, "error spec.volumes[0].cloudInitNoCloud"),
         ("path", path, "error spec.volumes[0].hostDisk.path"),
         ("wrong", &wrong, "unknown spec.f0"),

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use thiserror::Error;
 
-use crate::launch::{DOCUMENT_MAX, Disk, Interface, Layout, words};
+use crate::launch::{DOCUMENT_MAX, Disk, Interface, Layout, NamedCpu, words};
 
 /// The version of the conversation that is spoken.
 pub const VERSION: u32 = 1;
@@ -193,6 +193,9 @@ pub struct Status {
     pub uid: Option<String>,
     /// Its end.
     pub exit: Option<Exit>,
+    /// Whether its agent is there.
+    #[serde(default)]
+    pub agent: bool,
 }
 
 /// How a guest ended, and when.
@@ -245,6 +248,9 @@ pub enum Answer {
         new: bool,
         /// Where its devices are, for the next launch.
         layout: Layout,
+        /// What the processor became, for the next launch, where the document leaves it to the machine.
+        #[serde(default)]
+        processor: Option<NamedCpu>,
     },
     /// How it is.
     Status(Status),

@@ -8,16 +8,16 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io;
+use std::io::{self, BufRead, BufReader};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use api::kubevirt::{VirtualMachineInstance, VirtualMachineInstanceSpec, Volume};
-use api::launch::{Bus, Launch, Layout};
+use api::launch::{Accelerator, Bus, Cpu, CpuFeature, CpuModel, Launch, Layout, Memory, NamedCpu};
 use api::launcher::{Answer, EXIT_RECORD, Exit, Request, SOCKET, State as Doing};
 use api::names::QEMU_ID;
 use serde::{Deserialize, Serialize};
@@ -42,8 +42,32 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(super) struct Kept {
     /// The machine type of the first run.
     pub(super) machine: String,
+    /// What its processors were in the first run.
+    pub(super) processor: Option<KeptCpu>,
     /// Where devices were.
     pub(super) layout: Layout,
+}
+
+/// What a machine's `host-model` became.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct KeptCpu {
+    /// What ran the guest: what others can do is another model.
+    accelerator: Accelerator,
+    /// Features that the machine asked for then; with others, it becomes another one.
+    asked: Vec<CpuFeature>,
+    became: NamedCpu,
+}
+
+impl KeptCpu {
+    /// Gives a guest the processors that it had, where it asks for the same as then.
+    fn give(&self, launch: &mut Launch) {
+        let same = launch.accelerator == self.accelerator && launch.cpu.features == self.asked;
+        if same && launch.cpu.model == CpuModel::HostModel {
+            launch.cpu.model = CpuModel::Named(self.became.model.clone());
+            launch.cpu.features.clone_from(&self.became.features);
+        }
+    }
 }
 
 /// What a start needs to know.
@@ -67,13 +91,19 @@ pub(super) struct Start {
 }
 
 /// What a start did.
+#[derive(Debug)]
 pub(super) struct Started {
     /// Whether there is a guest.
     pub(super) guest: bool,
     pub(super) machine: String,
+    /// What it has of processors and memory.
+    pub(super) size: Option<(Cpu, Memory)>,
     /// Its networks; `None`: it has no interface, or was only looked after.
     pub(super) attached: Option<Attached>,
 }
+
+/// Who is told what a start has to say before it is done: a reason in one CamelCase word, and a text.
+type Tell<'a> = dyn FnMut(&'static str, String) + 'a;
 
 fn failed(path: &Path) -> impl Fn(io::Error) -> Error + '_ {
     move |error| Error::with(Kind::System, path.display().to_string(), error)
@@ -116,17 +146,17 @@ pub(super) fn exit(run: &Path) -> Option<Exit> {
 }
 
 /// Brings a run from whatever there is of it to a guest. What it made is taken away when there is none at the end.
-/// `adopt` is given the launcher, where this start makes it.
+/// `tell` is told what takes long, `adopt` is given the launcher, where this start makes it.
 ///
 /// # Errors
 /// What is missing, or was refused.
 pub(super) fn start(
     start: &Start,
-    mut progress: impl FnMut(&str, f64),
+    mut tell: impl FnMut(&'static str, String),
     adopt: impl FnOnce(Child),
 ) -> Result<Started, Error> {
     let run = start.state.run(start.instance.metadata.uid.as_deref().unwrap_or_default());
-    let started = steps(start, &run, &mut progress, adopt);
+    let started = steps(start, &run, &mut tell, adopt);
     if started.is_err() && !run.join("started").exists() {
         // The first failure is told; what stays is taken away with the run.
         drop(clear(&start.state, &run, &start.owner));
@@ -137,7 +167,7 @@ pub(super) fn start(
 fn steps(
     start: &Start,
     run: &Path,
-    progress: &mut dyn FnMut(&str, f64),
+    tell: &mut Tell<'_>,
     adopt: impl FnOnce(Child),
 ) -> Result<Started, Error> {
     let running = matches!(look(run), Seen::Guest(_));
@@ -153,8 +183,8 @@ fn steps(
         if start.launch { start.networks.attach(state, &start.instance, owner, running)? } else { None };
     let mut document = None;
     if start.launch && !running {
-        capabilities(&start.state)?;
-        let volumes = disks(start, run, progress)?;
+        capabilities(&start.state, tell)?;
+        let volumes = disks(start, run, tell)?;
         document = Some(resolved(start, run, &keep, &kept, volumes, attached.as_ref())?);
     }
     if let Some(child) = launcher(state, run, networks::namespace(state, owner).as_deref())? {
@@ -169,8 +199,12 @@ fn steps(
                 error,
             )
         })?;
-        if let Answer::Launched { layout, .. } = answer {
+        if let Answer::Launched { layout, processor, .. } = answer {
             kept.layout = layout;
+            if let Some(became) = processor {
+                let (accelerator, asked) = (document.accelerator, document.cpu.features);
+                kept.processor = Some(KeptCpu { accelerator, asked, became });
+            }
         }
         keep_durably(&keep, &kept)?;
     }
@@ -179,7 +213,7 @@ fn steps(
         Ok(Answer::Status(status)) => status.state != Doing::Waiting,
         Ok(_) | Err(_) => true,
     };
-    Ok(Started { guest, machine: kept.machine, attached })
+    Ok(Started { guest, size: size(start, run, &keep), machine: kept.machine, attached })
 }
 
 /// Gives a guest that runs the volume `name` of its spec.
@@ -256,27 +290,30 @@ fn keep_durably(folder: &Path, kept: &Kept) -> Result<(), Error> {
     crate::launcher::replace_durably(&path, &json).map_err(failed(&path))
 }
 
-/// Has what QEMU and libvirt can do found out, where it is not known.
-fn capabilities(state: &State) -> Result<(), Error> {
+/// Has what QEMU and libvirt can do found out, where it is not known; says so before it takes long.
+fn capabilities(state: &State, tell: &mut Tell<'_>) -> Result<(), Error> {
     let refused = |error| Error::with(Kind::System, "virt-launcher cannot be run", error);
     let cache = state.path("capabilities");
-    let output = Command::new(process::program("virt-launcher")).arg("capabilities").arg(&cache).output();
-    let output = output.map_err(refused)?;
-    if output.status.success() {
+    let mut command = Command::new(process::program("virt-launcher"));
+    command.arg("capabilities").arg(&cache).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(refused)?;
+    let mut said = String::new();
+    let lines = child.stderr.take().into_iter().flat_map(|stderr| BufReader::new(stderr).lines());
+    for line in lines.map_while(Result::ok) {
+        line.strip_prefix("virt-launcher: ").unwrap_or(&line).clone_into(&mut said);
+        tell("Preparing", said.clone());
+    }
+    if child.wait().map_err(refused)?.success() {
         return fs::set_permissions(&cache, fs::Permissions::from_mode(0o755)).map_err(failed(&cache));
     }
-    Err(Error::new(Kind::System, String::from_utf8_lossy(&output.stderr).trim().to_owned()))
+    Err(Error::new(Kind::System, said))
 }
 
 /// Volumes that are files or devices.
-fn disks(
-    start: &Start,
-    run: &Path,
-    progress: &mut dyn FnMut(&str, f64),
-) -> Result<BTreeMap<String, Backend>, Error> {
+fn disks(start: &Start, run: &Path, tell: &mut Tell<'_>) -> Result<BTreeMap<String, Backend>, Error> {
     let mut backends = BTreeMap::new();
     for volume in start.instance.spec.volumes.iter().filter(|volume| resolve::is_storage(volume)) {
-        let storage = disk(start, run, volume, progress)?;
+        let storage = disk(start, run, volume, tell)?;
         backends.insert(volume.name.clone(), images::backend(storage));
     }
     Ok(backends)
@@ -286,7 +323,7 @@ fn disk(
     start: &Start,
     run: &Path,
     volume: &Volume,
-    progress: &mut dyn FnMut(&str, f64),
+    tell: &mut Tell<'_>,
 ) -> Result<api::launch::Storage, Error> {
     let claim = |name: &str| {
         let missing =
@@ -304,7 +341,7 @@ fn disk(
         return claim(claimed);
     }
     if let Some(container) = &volume.container_disk {
-        let told = |percent| progress(&container.image, percent);
+        let told = |percent| tell("Pulling", format!("image {}: {percent:.0}%", container.image));
         let file =
             images::container(&start.state.path("images"), container, &start.objects, &start.stop, told)?;
         return images::overlay(&path("qcow2"), images::raw(&file, false));
@@ -368,7 +405,26 @@ fn resolved(
         spec.domain.devices.autoattach_pod_interface = Some(false);
     }
     let (launch, findings) = resolve::resolve(&spec, &start.guest, &host, &made, &start.objects, "spec");
-    launch.ok_or_else(|| invalid(&findings))
+    let mut launch = launch.ok_or_else(|| invalid(&findings))?;
+    if let Some(processor) = &kept.processor {
+        processor.give(&mut launch);
+    }
+    Ok(launch)
+}
+
+/// What a guest has of processors and memory, which nothing that is made for it changes.
+fn size(start: &Start, run: &Path, keep: &Path) -> Option<(Cpu, Memory)> {
+    let mut spec = start.instance.spec.clone();
+    (spec.volumes, spec.networks) = (Vec::new(), Vec::new());
+    (spec.domain.devices.disks, spec.domain.devices.interfaces) = (Vec::new(), Vec::new());
+    spec.domain.devices.autoattach_pod_interface = Some(false);
+    let made = Made {
+        folder: run.to_string_lossy().into_owned(),
+        state: keep.to_string_lossy().into_owned(),
+        ..Made::default()
+    };
+    let (launch, _) = resolve::resolve(&spec, &start.guest, &start.host, &made, &Objects::default(), "spec");
+    launch.map(|launch| (launch.cpu, launch.memory))
 }
 
 /// What is wrong with a guest, by fields.
@@ -382,7 +438,7 @@ pub(super) fn invalid(findings: &[Finding]) -> Error {
 fn launcher(state: &State, run: &Path, namespace: Option<&Path>) -> Result<Option<Child>, Error> {
     let mut command = Command::new(process::program("virt-launcher"));
     command.arg("run").arg("--capabilities").arg(state.path("capabilities")).arg(run);
-    command.stdout(std::process::Stdio::null());
+    command.stdout(Stdio::null());
     match process::start_in(command, &log(run), namespace) {
         Ok(child) => Ok(Some(child)),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),

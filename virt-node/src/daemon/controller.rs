@@ -22,6 +22,7 @@ use api::launch::Accelerator;
 use api::multus::NetworkAttachmentDefinition;
 
 use super::addresses::Addresses;
+use super::apply::{self, Started};
 use super::driver::Driver;
 use super::events::Events;
 use super::networks::{Networks, Services};
@@ -30,7 +31,7 @@ use super::runs::phase;
 use super::state::State;
 use super::store::{Key, Store, Stored};
 use super::watch::{self, News};
-use super::{Given, apply, host};
+use super::{Given, host};
 use crate::error::Error;
 use crate::network::{Attached, PodNetwork};
 use crate::protocol::{Answer, Request};
@@ -58,8 +59,10 @@ pub(super) enum Message {
     Call(Box<Request>, Sender<Reply>),
     /// A job of an object is done.
     Ended(String, Work, Result<Outcome, Error>),
-    /// How far a job is, in per cent, and what it fetches.
-    Progress(String, String, f64),
+    /// How far a volume's job is, in per cent.
+    Progress(String, f64),
+    /// What a run's job has to say before it is done: a reason in one CamelCase word, and a text.
+    Told(String, &'static str, String),
     News(String, News),
     /// A child that is ours to reap.
     Born(Child),
@@ -90,12 +93,8 @@ pub(super) enum Outcome {
     Done,
     /// A volume of this size is there.
     Made(u64),
-    /// A run's machine type and networks, and whether there is a guest.
-    Started {
-        guest: bool,
-        machine: String,
-        attached: Option<Attached>,
-    },
+    /// What a run was started with.
+    Started(Box<Started>),
     /// What a run is attached to.
     Mended(Option<Attached>),
     /// Whether the guest has let go of a volume.
@@ -316,7 +315,8 @@ impl Controller {
                 self.memory(&uid).job = None;
                 self.ended(&uid, work, outcome);
             }
-            Message::Progress(uid, what, percent) => self.progress(&uid, &what, percent),
+            Message::Progress(uid, percent) => self.progress(&uid, percent),
+            Message::Told(uid, reason, text) => self.told(&uid, reason, &text),
             Message::News(uid, news) => self.news(&uid, news),
             Message::Born(child) => reap(child, self.sender()),
             Message::Gone | Message::Stop => {}

@@ -255,13 +255,20 @@ impl Controller {
             status::condition(conditions, "Ready", false, reason, message);
         }
         // What is true of the run only while it is there.
-        let copied = ["Paused", "AgentConnected", "LiveMigratable", "SoftwareEmulation", "Synchronized"];
-        conditions.retain(|one| {
-            !copied.contains(&one.kind.as_str())
-                && !["NetworkNotes", "RestartRequired"].contains(&one.kind.as_str())
-        });
+        let copied = [
+            "Paused",
+            "AgentConnected",
+            "DataVolumesReady",
+            "LiveMigratable",
+            "SoftwareEmulation",
+            "Synchronized",
+            "NetworkNotes",
+        ];
+        conditions.retain(|one| !copied.contains(&one.kind.as_str()) && one.kind != "RestartRequired");
         let of_run = run_status.conditions.iter();
-        conditions.extend(of_run.filter(|one| one.kind != "Ready").cloned());
+        conditions.extend(
+            of_run.filter(|one| !["Ready", "FieldsWithoutEffect"].contains(&one.kind.as_str())).cloned(),
+        );
         if restart {
             let text = "the template has changed since the run began; restart it to follow";
             status::condition(conditions, "RestartRequired", true, "TemplateChanged", text);

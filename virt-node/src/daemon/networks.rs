@@ -100,6 +100,16 @@ pub(super) fn kept(state: &State, owner: &str) -> bool {
     network::is_kept(&places(state), owner).unwrap_or(true)
 }
 
+/// What a guest is attached to, for people.
+pub(super) fn text(attached: &Attached) -> String {
+    let of = |nic: &network::Nic| {
+        let addresses: Vec<String> = nic.addresses.iter().map(ToString::to_string).collect();
+        let addresses = if addresses.is_empty() { "no address".to_owned() } else { addresses.join(", ") };
+        format!("{} has {addresses} ({})", nic.name, nic.tap.mac)
+    };
+    attached.nics.iter().map(of).collect::<Vec<_>>().join("; ")
+}
+
 /// What a run's status says of its interfaces.
 pub(super) fn statuses(attached: &Attached) -> Vec<InterfaceStatus> {
     let of = |nic: &network::Nic| {

@@ -5,6 +5,7 @@ use api::kubevirt::{MachineStatus, VirtualMachineInstance, VirtualMachineInstanc
 use api::launcher::{Event, Status};
 use api::names::QEMU_ID;
 
+use super::apply::Started;
 use super::controller::{Controller, Outcome, Work};
 use super::plan::Seen;
 use super::runs::{OVER, owner_uid, phase};
@@ -28,13 +29,16 @@ impl Controller {
             (Work::Make | Work::Fill | Work::Remove | Work::Grow, outcome) => {
                 self.volume_ended(uid, work, outcome)
             }
-            (Work::Start, Ok(Outcome::Started { guest, machine, attached })) => {
+            (Work::Start, Ok(Outcome::Started(started))) => {
                 let memory = self.memory(uid);
                 (memory.failures, memory.retry, memory.asked) = (0, None, false);
-                memory.seen =
-                    Some(if guest { Seen::Guest(api::launcher::State::Starting) } else { Seen::Waiting });
+                memory.seen = Some(if started.guest {
+                    Seen::Guest(api::launcher::State::Starting)
+                } else {
+                    Seen::Waiting
+                });
                 self.watch(uid);
-                if guest { self.note_start(uid, machine, attached.as_ref()) } else { Ok(()) }
+                if started.guest { self.note_start(uid, *started) } else { Ok(()) }
             }
             (Work::Start, Err(error)) => {
                 let run = self.state.run(uid);
@@ -83,22 +87,28 @@ impl Controller {
     }
 
     /// Notes what a run was started with.
-    fn note_start(&mut self, uid: &str, machine: String, attached: Option<&Attached>) -> Result<(), Error> {
+    fn note_start(&mut self, uid: &str, started: Started) -> Result<(), Error> {
         let run = self.run_called(uid);
         let Some(mut run) = run else { return Ok(()) };
         let key = run.key();
         let status = run.status.get_or_insert_default();
         if status.phase.as_deref() != Some("Running") {
+            if let Some(attached) = &started.attached {
+                self.events.add(&key, false, "NetworksAttached", &networks::text(attached));
+            }
             status::phase(status, "Scheduled");
             status.volume_status = hotplug::attached(&run.spec);
             self.events.add(&key, false, "Started", "VirtualMachineInstance started.");
         }
-        status.machine = Some(MachineStatus { kind: machine, ..MachineStatus::default() });
+        status.machine = Some(MachineStatus { kind: started.machine, ..MachineStatus::default() });
+        if let Some((cpu, memory)) = &started.size {
+            status::size(status, cpu, memory);
+        }
         status.node_name = Some("this".to_owned());
         status.runtime_user = Some(QEMU_ID);
         status.reason = None;
         status::condition(&mut status.conditions, "Synchronized", true, "", "");
-        if let Some(attached) = attached {
+        if let Some(attached) = &started.attached {
             self.note_networks(&mut run, attached);
         }
         self.store.put(&run)
@@ -204,16 +214,16 @@ impl Controller {
         }
     }
 
-    /// Notes how far a job is.
-    pub(super) fn progress(&mut self, uid: &str, what: &str, percent: f64) {
-        let run = self.run_called(uid);
-        let noted = match run {
-            None => self.volume_progress(uid, percent),
-            Some(run) => {
-                self.events.add(&run.key(), false, "Pulling", &format!("image {what}: {percent:.0}%"));
-                Ok(())
-            }
-        };
+    /// Notes how far a volume's job is.
+    pub(super) fn progress(&mut self, uid: &str, percent: f64) {
+        let noted = self.volume_progress(uid, percent);
         self.noted(uid, noted);
+    }
+
+    /// Notes what a run's job has to say.
+    pub(super) fn told(&mut self, uid: &str, reason: &str, text: &str) {
+        if let Some(run) = self.run_called(uid) {
+            self.events.add(&run.key(), false, reason, text);
+        }
     }
 }

@@ -17,6 +17,7 @@ use super::controller::{Controller, Reply};
 use super::machines::{request_start, strategy};
 use super::plan::Strategy;
 use super::runs::phase;
+use super::status;
 use super::store::{Key, Stored};
 use super::volumes::{is_owned, is_upload, made};
 use super::{growth, upload};
@@ -178,7 +179,8 @@ impl Controller {
                 objects.push((target(&key), change));
             }
         }
-        let findings = report.objects.iter().map(|checked| {
+        let mut findings = Vec::new();
+        for checked in &report.objects {
             let told: Vec<Finding> =
                 checked.findings.iter().filter(|one| one.verdict != Verdict::Error).cloned().collect();
             let of = Target {
@@ -186,9 +188,29 @@ impl Controller {
                 namespace: checked.namespace.clone(),
                 name: checked.name.clone(),
             };
-            (of, told)
-        });
-        Ok(Answer::Applied { objects, findings: findings.filter(|(_, told)| !told.is_empty()).collect() })
+            self.note_fields(&of, &told).map_err(|error| broken(&error))?;
+            if !told.is_empty() {
+                findings.push((of, told));
+            }
+        }
+        Ok(Answer::Applied { objects, findings })
+    }
+
+    /// Notes in a guest's object which of its fields have no effect.
+    fn note_fields(&mut self, of: &Target, told: &[Finding]) -> Result<(), Error> {
+        let (namespace, name) = (&of.namespace, &of.name);
+        if of.kind == Kind::VirtualMachine.name() {
+            let Some(mut machine) = self.store.get::<VirtualMachine>(namespace, name) else { return Ok(()) };
+            status::fields(&mut machine.status.get_or_insert_default().conditions, told);
+            self.store.put(&machine)
+        } else if of.kind == Kind::VirtualMachineInstance.name() {
+            let run = self.store.get::<VirtualMachineInstance>(namespace, name);
+            let Some(mut run) = run else { return Ok(()) };
+            status::fields(&mut run.status.get_or_insert_default().conditions, told);
+            self.store.put(&run)
+        } else {
+            Ok(())
+        }
     }
 
     /// Whether documents can be kept beside what there is.

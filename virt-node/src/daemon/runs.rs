@@ -57,6 +57,10 @@ impl Controller {
             now: time::now(),
             seen: self.seen(&uid),
         };
+        if !found.over && !found.begun && apply::claims_of(&run.spec).next().is_some() {
+            status::volumes(&mut run.status.get_or_insert_default().conditions, found.ready);
+            self.store.put(&run)?;
+        }
         let Some(step) = plan::run(&found) else {
             let there = matches!(found.seen, Seen::Guest(Doing::Running | Doing::Paused));
             return if there && !found.deleting && !found.busy { self.move_devices(&run) } else { Ok(()) };
@@ -130,12 +134,9 @@ impl Controller {
         self.job(&uid.clone(), Work::Start, move |stop, sender| {
             start.stop = Arc::clone(stop);
             // Nobody listens any more when the daemon ends.
-            let told = |what: &str, percent| {
-                drop(sender.send(Message::Progress(uid.clone(), what.to_owned(), percent)));
-            };
-            let started = apply::start(&start, told, |child| drop(sender.send(Message::Born(child))))?;
-            let apply::Started { guest, machine, attached } = started;
-            Ok(Outcome::Started { guest, machine, attached })
+            let told = |reason, text| drop(sender.send(Message::Told(uid.clone(), reason, text)));
+            let born = |child| drop(sender.send(Message::Born(child)));
+            apply::start(&start, told, born).map(|started| Outcome::Started(Box::new(started)))
         });
     }
 

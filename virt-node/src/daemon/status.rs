@@ -1,10 +1,11 @@
 //! What objects say of their state, in the words that KubeVirt and CDI use: pure.
 
-use api::kubevirt::{PhaseTransition, VirtualMachineInstanceStatus};
-use api::launch::Accelerator;
+use api::kubevirt::{CpuTopology, MemoryStatus, PhaseTransition, VirtualMachineInstanceStatus};
+use api::launch::{Accelerator, Cpu, Memory};
 use api::launcher::{PauseReason, State as Doing, Status};
-use api::resource::Condition;
+use api::resource::{Condition, Quantity};
 
+use crate::finding::{Finding, Verdict};
 use crate::time;
 
 /// Says a condition; the time is that of its last change.
@@ -73,6 +74,11 @@ pub(super) fn doing(status: &mut VirtualMachineInstanceStatus, seen: &Status, ac
         (true, _) => condition(conditions, "Paused", true, "PausedByUser", "VMI was paused by user"),
         (false, _) => without(conditions, "Paused"),
     }
+    if seen.agent {
+        condition(conditions, "AgentConnected", true, "", "");
+    } else {
+        without(conditions, "AgentConnected");
+    }
     let (reason, message) = if paused { ("GuestNotRunning", "the guest is paused") } else { ("", "") };
     condition(conditions, "Ready", !paused, reason, message);
     let software = accelerator == Accelerator::Tcg;
@@ -82,6 +88,56 @@ pub(super) fn doing(status: &mut VirtualMachineInstanceStatus, seen: &Status, ac
     let only = "this machine is the only one";
     condition(conditions, "LiveMigratable", false, "SingleNode", only);
     phase(status, "Running");
+}
+
+/// Says what a guest has of processors and memory. It has as much as at its start.
+pub(super) fn size(status: &mut VirtualMachineInstanceStatus, cpu: &Cpu, memory: &Memory) {
+    status.current_cpu_topology = Some(CpuTopology {
+        cores: Some(cpu.cores),
+        sockets: Some(cpu.sockets),
+        threads: Some(cpu.threads),
+        ..CpuTopology::default()
+    });
+    // Memory is whole mebibytes.
+    let mebibytes = memory.guest >> 20;
+    let text = match mebibytes % 1024 {
+        0 => format!("{}Gi", mebibytes / 1024),
+        _ => format!("{mebibytes}Mi"),
+    };
+    let amount = Some(Quantity(text));
+    status.memory = Some(MemoryStatus {
+        guest_at_boot: amount.clone(),
+        guest_current: amount.clone(),
+        guest_requested: amount,
+        ..MemoryStatus::default()
+    });
+}
+
+/// Says whether the disks of a run that has not begun are filled.
+pub(super) fn volumes(conditions: &mut Vec<Condition>, ready: bool) {
+    let (reason, message) = if ready {
+        ("AllDVsReady", "All of the VMI's DVs are bound and ready")
+    } else {
+        ("NotAllDVsReady", "Not all of the VMI's DVs are ready")
+    };
+    condition(conditions, "DataVolumesReady", ready, reason, message);
+}
+
+/// Says which fields of an object have no effect, the first of them by name; none, where all have.
+pub(super) fn fields(conditions: &mut Vec<Condition>, told: &[Finding]) {
+    const KIND: &str = "FieldsWithoutEffect";
+    const NAMED: usize = 20;
+    if told.is_empty() {
+        return without(conditions, KIND);
+    }
+    let mut texts: Vec<String> =
+        told.iter().take(NAMED).map(|finding| format!("{}: {}", finding.path, finding.text)).collect();
+    if told.len() > NAMED {
+        texts.push(format!("and {} more", told.len() - NAMED));
+    }
+    let unsupported = told.iter().any(|finding| finding.verdict == Verdict::Unsupported);
+    let reason = if unsupported { "NotBuiltYet" } else { "NoMeaningHere" };
+    condition(conditions, KIND, true, reason, &texts.join("; "));
 }
 
 /// What a machine's state is made of.

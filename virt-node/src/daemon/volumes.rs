@@ -415,7 +415,7 @@ fn fill(
 ) -> Result<(), Error> {
     let told = |percent| {
         // Nobody listens any more when the daemon ends.
-        drop(sender.send(Message::Progress(uid.to_owned(), String::new(), percent)));
+        drop(sender.send(Message::Progress(uid.to_owned(), percent)));
     };
     import::fill(&target.folder, origin, Some(target.size), stop, told)
 }

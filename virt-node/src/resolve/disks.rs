@@ -3,9 +3,7 @@
 use std::collections::BTreeSet;
 
 use api::kubevirt::Disk as Asked;
-use api::launch::{
-    BlockSizes, Bus, Cache, Cpu, DEVICES_MAX, Disk, DiskDevice, ErrorPolicy, Io, Media, Medium, Tray,
-};
+use api::launch::{BlockSizes, Bus, Cache, Cpu, Disk, DiskDevice, ErrorPolicy, Io, Media, Medium, Tray};
 
 use super::volumes::is_label;
 use super::{Backend, Resolution};
@@ -25,10 +23,6 @@ impl Resolution<'_> {
     /// How many threads serve disks, and the disks.
     pub(super) fn disks(&mut self, cpu: &Cpu, media: &[Medium]) -> (u16, Vec<Disk>) {
         let asked = &self.spec.domain.devices.disks;
-        if asked.len() > DEVICES_MAX {
-            self.error("domain.devices.disks", format!("{} disks; {DEVICES_MAX} are the most", asked.len()));
-            return (0, Vec::new());
-        }
         let pool = self.pool(cpu);
         let own = match pool {
             Pool::None => 0,

@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 
 use api::core::{ConfigMap, Secret};
 use api::kubevirt::VirtualMachineInstanceSpec;
-use api::launch::{Accelerator, BlockSizes, Dhcp, Launch, Layout, OnReboot, Storage, VERSION};
+use api::launch::{Accelerator, BlockSizes, DEVICES_MAX, Dhcp, Launch, Layout, OnReboot, Storage, VERSION};
 use api::resource::ObjectMeta;
 
 use crate::finding::{Finding, Findings};
@@ -156,7 +156,28 @@ impl Resolution<'_> {
         self.findings.error(path, text);
     }
 
+    /// Whether there are no more of anything than a guest can have; what follows looks at each beside the others.
+    fn few(&mut self) -> bool {
+        let devices = &self.spec.domain.devices;
+        let counts = [
+            ("domain.devices.disks", "disks", devices.disks.len()),
+            ("domain.devices.interfaces", "interfaces", devices.interfaces.len()),
+            ("domain.devices.inputs", "inputs", devices.inputs.len()),
+            ("networks", "networks", self.spec.networks.len()),
+            ("volumes", "volumes", self.spec.volumes.len()),
+        ];
+        let many = counts.into_iter().filter(|(_, _, count)| *count > DEVICES_MAX);
+        let many: Vec<_> = many.collect();
+        for (field, what, count) in &many {
+            self.error(field, format!("{count} {what}; {DEVICES_MAX} are the most"));
+        }
+        many.is_empty()
+    }
+
     fn launch(&mut self) -> Option<Launch> {
+        if !self.few() {
+            return None;
+        }
         let spec = self.spec;
         let cpu = self.cpu();
         let memory = self.memory();

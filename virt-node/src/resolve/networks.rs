@@ -1,7 +1,9 @@
 //! Network interfaces, and the networks they are on.
 
+use std::collections::BTreeSet;
+
 use api::kubevirt::{Interface as Asked, Network, VirtualMachineInstanceSpec};
-use api::launch::{DEVICES_MAX, Interface, NicModel, Word};
+use api::launch::{Interface, NicModel, Word};
 use api::net::Mac;
 
 use super::volumes::is_label;
@@ -43,11 +45,6 @@ pub(crate) fn mac(text: &str) -> Option<String> {
 impl Resolution<'_> {
     pub(super) fn interfaces(&mut self) -> Vec<Interface> {
         let asked = interfaces_of(self.spec);
-        if asked.len() > DEVICES_MAX {
-            let text = format!("{} interfaces; {DEVICES_MAX} are the most", asked.len());
-            self.error("domain.devices.interfaces", text);
-            return Vec::new();
-        }
         self.networks(&asked);
         let mut interfaces = Vec::new();
         for (index, one) in asked.iter().enumerate() {
@@ -135,6 +132,7 @@ impl Resolution<'_> {
             self.error(&format!("{at}.ports"), "more than there are");
             return;
         }
+        let mut names = BTreeSet::new();
         for (index, port) in one.ports.iter().enumerate() {
             let at = format!("{at}.ports[{index}]");
             if port.port.is_none_or(|number| number == 0) {
@@ -146,9 +144,7 @@ impl Resolution<'_> {
                 self.error(&format!("{at}.protocol"), format!("{protocol:?} is neither TCP nor UDP"));
             }
             let named = port.name.as_deref().filter(|name| !name.is_empty());
-            if named.is_some_and(|name| {
-                one.ports[..index].iter().any(|other| other.name.as_deref() == Some(name))
-            }) {
+            if named.is_some_and(|name| !names.insert(name)) {
                 self.error(&format!("{at}.name"), "is there twice");
             }
         }

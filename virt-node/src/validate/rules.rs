@@ -4,7 +4,7 @@ use api::cdi::{DataVolume, DataVolumeSource, DataVolumeSpec, StorageSpec};
 use api::core::{ClaimSpec, ConfigMap, PersistentVolumeClaim, Secret};
 use api::kind::Kind;
 use api::kubevirt::{VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceSpec};
-use api::launch::{Accelerator, DiskFormat, Layout, Storage};
+use api::launch::{Accelerator, DEVICES_MAX, DiskFormat, Layout, Storage};
 use api::manifest::Document;
 use api::multus::NetworkAttachmentDefinition;
 use api::resource::{ObjectMeta, Quantity};
@@ -93,6 +93,11 @@ fn check_machine(machine: &VirtualMachine, objects: &Objects, findings: &mut Fin
             findings.error("spec.runStrategy", format!("{strategy:?} is none of {}", STRATEGIES.join(", ")));
         }
         (Some(_), None) | (None, Some(_)) => {}
+    }
+    let templates = spec.data_volume_templates.len();
+    if templates > DEVICES_MAX {
+        let text = format!("{templates} DataVolumes; {DEVICES_MAX} are the most");
+        return findings.error("spec.dataVolumeTemplates", text);
     }
     for (index, template) in spec.data_volume_templates.iter().enumerate() {
         let at = format!("spec.dataVolumeTemplates[{index}]");

@@ -26,9 +26,11 @@ fn beside(name: &str) {
     assert!(program.is_file(), "{} is not there: cargo build -p {name}", program.display());
 }
 
-/// Where programs are: the plugins' too, for tests that have networks.
-fn path() -> std::ffi::OsString {
-    let mut path = std::env::var_os("PATH").unwrap();
+/// Where programs are: a test's own first, and the plugins' too, for tests that have networks.
+fn path(own: &Path) -> std::ffi::OsString {
+    let mut path = own.as_os_str().to_owned();
+    path.push(":");
+    path.push(std::env::var_os("PATH").unwrap());
     if let Some(cni) = std::env::var_os("FERROVIRT_CNI") {
         path.push(":");
         path.push(Path::new(&cni).parent().unwrap());
@@ -92,7 +94,7 @@ impl Daemon {
         let log = fs::File::options().create(true).append(true).open(self.path("test.log")).unwrap();
         let mut command = self.inside(env!("CARGO_BIN_EXE_virt-node"));
         command.args(["serve", "--accelerator", "tcg", "--state"]).arg(self.state()).args(more);
-        command.env("PATH", path()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        command.env("PATH", path(&self.path("bin"))).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         self.child = Some(started(&mut command));
         eventually("the daemon's socket", || {
             let ended = self.child.as_mut().unwrap().0.try_wait().unwrap();

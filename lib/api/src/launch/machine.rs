@@ -187,6 +187,16 @@ pub struct CpuFeature {
     pub policy: FeaturePolicy,
 }
 
+/// What [`CpuModel::HostModel`] became on a machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct NamedCpu {
+    /// A model that libvirt knows.
+    pub model: String,
+    /// Features on top of the model's.
+    pub features: Vec<CpuFeature>,
+}
+
 /// Memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]

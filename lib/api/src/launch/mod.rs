@@ -29,7 +29,7 @@ pub use disk::{
 };
 pub use machine::{
     Chassis, Clock, Cpu, CpuFeature, CpuModel, Efi, FeaturePolicy, Features, Firmware, Hyperv, HypervSwitch,
-    Memory, OnReboot, Smbios, TickPolicy, Timer, TimerName, Track,
+    Memory, NamedCpu, OnReboot, Smbios, TickPolicy, Timer, TimerName, Track,
 };
 
 /// The version that is written and read.

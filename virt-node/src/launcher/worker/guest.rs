@@ -3,12 +3,13 @@
 //! Not here: clients, and when the guest ends.
 
 use std::ffi::c_int;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use api::launch::{DiskFormat, Launch, Layout, Media, Slot};
+use api::launch::{CpuModel, DiskFormat, Launch, Layout, Media, NamedCpu, Slot};
 use api::launcher::{
     AGENT_COMMAND_MAX, AGENT_TIMEOUT_MAX, Answer, Event, PauseReason, RefusedKind, Request, State, Status,
 };
@@ -17,8 +18,9 @@ use base64::engine::general_purpose::STANDARD;
 
 use super::Happening;
 use super::libvirt::{self, Connection, Domain, Failure};
+use super::logs;
 use crate::dhcp::Responders;
-use crate::error::Error;
+use crate::error::{Error, Kind as ErrorKind};
 use crate::launcher::domain::{Device, device, domain};
 use crate::launcher::folder::Folder;
 use crate::launcher::iso;
@@ -47,6 +49,14 @@ impl From<Failure> for Refusal {
 impl From<Error> for Refusal {
     fn from(error: Error) -> Self {
         Self::new(RefusedKind::Failed, error.chain())
+    }
+}
+
+/// What the processors became of a guest whose document leaves that to the machine. One that ended meanwhile has none.
+fn processor(domain: &Domain<'_>, launch: &Launch) -> Option<NamedCpu> {
+    match launch.cpu.model {
+        CpuModel::HostModel => libvirt::processor(domain).ok().flatten(),
+        CpuModel::HostPassthrough | CpuModel::Maximum | CpuModel::Named(_) => None,
     }
 }
 
@@ -190,10 +200,11 @@ impl Guest {
             let message = format!("the guest ended ({}); a launcher runs one guest once", exit.uid);
             return Err(Refusal::new(RefusedKind::State, message));
         }
-        if libvirt::domain(&self.connection)?.is_some() {
+        if let Some(running) = libvirt::domain(&self.connection)? {
             return match self.folder.launch()? {
                 Some(there) if there.uid == launch.uid => {
-                    Ok(Answer::Launched { new: false, layout: there.layout })
+                    let processor = processor(&running, &there);
+                    Ok(Answer::Launched { new: false, layout: there.layout, processor })
                 }
                 Some(_) | None => Err(Refusal::new(RefusedKind::State, "another guest runs here")),
             };
@@ -207,7 +218,8 @@ impl Guest {
         self.keep(&launch)?;
         libvirt::create(&self.connection, &domain.xml, launch.paused)?;
         self.folder.set_started(&launch)?;
-        Ok(Answer::Launched { new: true, layout: launch.layout })
+        let processor = self.domain().ok().and_then(|domain| processor(&domain, &launch));
+        Ok(Answer::Launched { new: true, layout: launch.layout, processor })
     }
 
     /// What was asked for, of a guest that runs.
@@ -309,11 +321,11 @@ impl Guest {
         Ok(alias.to_owned())
     }
 
-    /// What the domain is doing; `None`: there is none.
-    fn doing(&self) -> Result<Option<(State, Option<PauseReason>)>, Failure> {
+    /// What the domain is doing, and whether the guest's agent is there; `None`: there is no domain.
+    fn doing(&self) -> Result<Option<(State, Option<PauseReason>, bool)>, Failure> {
         let Some(domain) = libvirt::domain(&self.connection)? else { return Ok(None) };
         match libvirt::state(&domain) {
-            Ok(found) => Ok(Some(found)),
+            Ok((state, reason)) => Ok(Some((state, reason, libvirt::has_agent(&domain).unwrap_or(false)))),
             // It may have gone in between.
             Err(failure) => libvirt::domain(&self.connection)?.map_or(Ok(None), |_| Err(failure)),
         }
@@ -323,16 +335,16 @@ impl Guest {
     pub(super) fn status(&self) -> Result<Status, Error> {
         let failed = |error| super::failed("libvirt", error);
         let (uid, exit) = (self.folder.launch()?.map(|launch| launch.uid), self.folder.exit()?);
-        let (state, reason) = match (self.doing().map_err(failed)?, &exit) {
-            (_, Some(_)) => (State::Ended, None),
-            (None, None) if self.folder.started()? => (State::Ended, None),
-            (None, None) => (State::Waiting, None),
-            (Some((State::Running, _)), None) if self.stopping.load(Ordering::Relaxed) => {
-                (State::Stopping, None)
+        let (state, reason, agent) = match (self.doing().map_err(failed)?, &exit) {
+            (_, Some(_)) => (State::Ended, None, false),
+            (None, None) if self.folder.started()? => (State::Ended, None, false),
+            (None, None) => (State::Waiting, None, false),
+            (Some((State::Running, _, agent)), None) if self.stopping.load(Ordering::Relaxed) => {
+                (State::Stopping, None, agent)
             }
             (Some(found), None) => found,
         };
-        Ok(Status { state, reason, uid, exit })
+        Ok(Status { state, reason, uid, exit, agent })
     }
 
     /// What clients are told of a happening that is not the end.
@@ -361,6 +373,23 @@ impl Guest {
             domain.resume()?;
         }
         libvirt::press_power_button(&domain)
+    }
+
+    /// Keeps the logs short that the guest writes, or QEMU for it.
+    pub(super) fn shorten_logs(&self) -> Result<(), Error> {
+        let Some(launch) = self.started()? else { return Ok(()) };
+        let serial = launch.devices.serial.and_then(|serial| serial.log).map(PathBuf::from);
+        let qemu = self.folder.libvirt().join("log/qemu");
+        let failed = |path: &Path| {
+            let name = path.display().to_string();
+            move |error: std::io::Error| Error::with(ErrorKind::System, name, error)
+        };
+        let entries = std::fs::read_dir(&qemu).map_err(failed(&qemu))?.flatten().map(|entry| entry.path());
+        let logs = entries.filter(|path| path.extension().is_some_and(|end| end == "log"));
+        for path in serial.into_iter().chain(logs) {
+            logs::shorten(&path).map_err(failed(&path))?;
+        }
+        Ok(())
     }
 
     pub(super) fn kill(&self) -> Result<(), Failure> {

@@ -10,6 +10,7 @@
 mod clients;
 mod guest;
 mod libvirt;
+mod logs;
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -35,6 +36,9 @@ const FAREWELL: Duration = Duration::from_secs(1);
 
 /// How long it must be quiet until memory is given back.
 const QUIET: Duration = Duration::from_secs(2);
+
+/// How often it is looked whether logs are too long.
+const LOOK: Duration = Duration::from_secs(5);
 
 /// What the worker's first thread is told.
 pub(super) enum Happening {
@@ -132,14 +136,11 @@ fn attend(guest: &Guest, clients: &Clients, happenings: &Receiver<Happening>) ->
     let mut ending: Option<Ending> = None;
     let mut reset = false;
     let mut quiet = Some(Instant::now() + QUIET);
+    let mut look = Instant::now() + LOOK;
     loop {
         let due = ending.as_ref().map(|ending| ending.press.min(ending.kill));
-        let next = due.into_iter().chain(quiet).min();
-        let happening = match next {
-            None => happenings.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            Some(next) => happenings.recv_timeout(next.saturating_duration_since(Instant::now())),
-        };
-        match happening {
+        let next = due.into_iter().chain(quiet).fold(look, Instant::min);
+        match happenings.recv_timeout(next.saturating_duration_since(Instant::now())) {
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(Error::new(Kind::System, "libvirt tells nothing any more"));
             }
@@ -185,6 +186,11 @@ fn attend(guest: &Guest, clients: &Clients, happenings: &Receiver<Happening>) ->
             quiet = None;
             // What stays is a little more memory.
             drop(sys::give_back());
+        }
+        if now >= look {
+            look = now + LOOK;
+            // One that cannot be cut now is tried again.
+            drop(guest.shorten_logs());
         }
         if let Some(due) = &mut ending {
             // One that is gone meanwhile says so itself.

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::thread;
 
+use api::launch::{CpuFeature, FeaturePolicy, NamedCpu, Word};
 use api::launcher::{Cause, PauseReason, State};
 
 use super::super::folder::Folder;
@@ -118,6 +119,35 @@ pub(super) fn has(domain: &Domain<'_>, alias: &str) -> Result<bool, Failure> {
     Ok(domain.xml()?.contains(&format!("<alias name='{USER_ALIAS}{alias}'/>")))
 }
 
+/// Whether the guest's agent is connected.
+pub(super) fn has_agent(domain: &Domain<'_>) -> Result<bool, Failure> {
+    let xml = domain.xml()?;
+    let mut targets = xml.lines().filter(|line| line.contains("name='org.qemu.guest_agent.0'"));
+    Ok(targets.any(|line| line.contains("state='connected'")))
+}
+
+/// What the domain's processors became, where libvirt has given them a model.
+pub(super) fn processor(domain: &Domain<'_>) -> Result<Option<NamedCpu>, Failure> {
+    Ok(named_cpu(&domain.xml()?))
+}
+
+/// The processor in a domain's description, as libvirt writes it: an element a line.
+fn named_cpu(xml: &str) -> Option<NamedCpu> {
+    let between = |text: &str, before: &str, after: &str| {
+        let (_, rest) = text.split_once(before)?;
+        rest.split_once(after).map(|(inner, _)| inner.to_owned())
+    };
+    let cpu = between(xml, "<cpu mode='custom' ", "</cpu>")?;
+    let model = between(&cpu, "<model", "</model>")?;
+    let (_, model) = model.split_once('>')?;
+    let features = cpu.lines().filter(|line| line.trim_start().starts_with("<feature "));
+    let features = features.map(|line| {
+        let policy = between(line, "policy='", "'").and_then(|word| FeaturePolicy::from_word(&word))?;
+        Some(CpuFeature { name: between(line, "name='", "'")?, policy })
+    });
+    Some(NamedCpu { model: model.to_owned(), features: features.collect::<Option<_>>()? })
+}
+
 /// Changes what runs.
 const LIVE: u32 = 1;
 
@@ -196,6 +226,26 @@ fn meaning(state: c_int, reason: c_int) -> (State, Option<PauseReason>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_processor_is_read_as_libvirt_writes_it() {
+        let xml =
+            |cpu: &str| format!("<domain>\n  <name>a</name>\n  <cpu {cpu}\n  </cpu>\n  <clock/>\n</domain>");
+        let text = "mode='custom' match='exact' check='full'>
+    <model fallback='forbid'>EPYC</model>
+    <vendor>AMD</vendor>
+    <topology sockets='1' dies='1' cores='1' threads='1'/>
+    <feature policy='require' name='acpi'/>
+    <feature policy='disable' name='svm'/>
+    <numa>
+      <cell id='0' cpus='0' memory='65536' unit='KiB'/>
+    </numa>";
+        let feature = |name: &str, policy| CpuFeature { name: name.to_owned(), policy };
+        let features = vec![feature("acpi", FeaturePolicy::Require), feature("svm", FeaturePolicy::Disable)];
+        assert_eq!(named_cpu(&xml(text)), Some(NamedCpu { model: "EPYC".to_owned(), features }));
+        assert_eq!(named_cpu(&xml("mode='maximum' check='none'>")), None);
+        assert_eq!(named_cpu(&xml("mode='custom' match='exact'>\n    <topology/>")), None);
+    }
 
     #[test]
     fn libvirts_numbers_have_meanings() {

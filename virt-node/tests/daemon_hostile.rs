@@ -1,0 +1,163 @@
+//! Documents that mean harm, given to the daemon past the commands, which would not send them: each is refused by its field
+//! or as a whole, soon, with bounded memory, and nothing of it is kept or made anywhere.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "support/daemon.rs"]
+mod daemon;
+#[path = "support/waiting.rs"]
+mod waiting;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Instant;
+
+use daemon::{Daemon, PATIENCE, code, machine};
+use serde_json::{Value, json};
+
+/// What the daemon answers to a document.
+fn given(daemon: &Daemon, document: &str) -> Value {
+    let mut stream = UnixStream::connect(daemon.state().join("virt-node.sock")).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    let call =
+        json!({"version": 1, "request": {"apply": {"documents": [["hostile", document]]}}}).to_string();
+    let mut frame = u32::try_from(call.len()).unwrap().to_be_bytes().to_vec();
+    frame.extend(call.into_bytes());
+    stream.write_all(&frame).unwrap();
+    let mut head = [0; 4];
+    stream.read_exact(&mut head).unwrap();
+    let mut answer = vec![0; u32::from_be_bytes(head) as usize];
+    stream.read_exact(&mut answer).unwrap();
+    serde_json::from_slice(&answer).unwrap()
+}
+
+/// Peak of a process's memory in MiB.
+fn peak(process: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.split_whitespace().next().unwrap().parse::<u64>().unwrap() / 1024
+}
+
+/// All files below a folder.
+fn files(folder: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).into_iter().flatten() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(files(&path));
+        } else {
+            found.push(path.display().to_string());
+        }
+    }
+    found.sort();
+    found
+}
+
+/// A run with this volume and this of a domain's devices.
+fn instance(volume: &str, devices: &str) -> String {
+    format!(
+        "\
+apiVersion: kubevirt.io/v1
+kind: VirtualMachineInstance
+metadata: {{name: bad}}
+spec:
+  domain: {{memory: {{guest: 64Mi}}, devices: {{autoattachPodInterface: false, disks: [{{name: a}}]{devices}}}}}
+  volumes: [{{name: a, {volume}}}]
+"
+    )
+}
+
+/// Documents, each with what is said of it.
+fn documents() -> Vec<(&'static str, String, &'static str)> {
+    let mut laughs = String::from("a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n");
+    for level in 1..12 {
+        let before = vec![format!("*a{}", level - 1); 10].join(",");
+        laughs.push_str(&format!("a{level}: &a{level} [{before}]\n"));
+    }
+    let volumes: String =
+        (0..10_000).map(|n| format!("{{name: v{n}, emptyDisk: {{capacity: 1Gi}}}}, ")).collect();
+    let many =
+        instance("emptyDisk: {capacity: 1Mi}", "").replace("volumes: [", &format!("volumes: [{volumes}"));
+    let long = "x".repeat(10 << 20);
+    let named = |from: &str, to: &str| machine("bad", "Always", "{blank: {}}", "").replace(from, to);
+    let network = instance("emptyDisk: {capacity: 1Mi}", ", interfaces: [{name: ../up, bridge: {}}]")
+        + "  networks: [{name: ../up, multus: {networkName: net}}]\n";
+    let entry = "apiVersion: v1\nkind: Secret\nmetadata: {name: s}\nstringData: {../../../../etc/cron.d/x: word}\n---\n";
+    vec![
+        ("laughs", laughs, "not read as YAML"),
+        ("deep", format!("a: {}{}", "[".repeat(5000), "]".repeat(5000)), "not read as YAML"),
+        ("many volumes", many, "spec.volumes: "),
+        (
+            "ten mebibytes for cloud-init",
+            instance(&format!("cloudInitNoCloud: {{userData: {long}}}"), ""),
+            "spec.volumes[0].cloudInitNoCloud: ",
+        ),
+        ("a name that is a path", named("{name: bad}", "{name: ../../bad}"), "metadata.name: "),
+        (
+            "a namespace that is a path",
+            named("{name: bad}", "{name: bad, namespace: ..}"),
+            "metadata.namespace: ",
+        ),
+        ("a long name", named("{name: bad}", &format!("{{name: {}}}", "n".repeat(300))), "metadata.name: "),
+        (
+            "a volume's name that is a path",
+            named("metadata: {name: bad-root}", "metadata: {name: ../bad-root}"),
+            "spec.dataVolumeTemplates[0].metadata.name: ",
+        ),
+        ("a disk's name that is a path", named("{name: root", "{name: ../root"), "volumes[0].name: "),
+        ("a network's name that is a path", network, "spec.networks[0].name: "),
+        (
+            "a file of the machine",
+            instance("hostDisk: {path: /srv/../etc/shadow, type: Disk}", ""),
+            "hostDisk.path: ",
+        ),
+        (
+            "a file of an image",
+            instance("containerDisk: {image: a, path: /disk/../../etc/shadow}", ""),
+            "containerDisk.path: ",
+        ),
+        (
+            "an entry that is a path",
+            entry.to_owned() + &instance("secret: {secretName: s}", ""),
+            "secret.secretName: ",
+        ),
+        (
+            "a field's file that is a path",
+            instance("downwardAPI: {fields: [{path: ../x, fieldRef: {fieldPath: metadata.name}}]}", ""),
+            "downwardAPI.fields[0].path: ",
+        ),
+    ]
+}
+
+#[test]
+fn documents_that_mean_harm_are_refused_and_nothing_of_them_stays() {
+    let daemon = Daemon::start();
+    let image = daemon.image("disk.img", code::HALTS);
+    daemon.run(&machine("good", "Always", &format!("{{http: {{url: \"file://{}\"}}}}", image.display()), ""));
+    daemon.until_serial("good", "K");
+    let objects = || files(&daemon.state().join("objects"));
+    let (before, memory) = (objects(), peak(daemon.id()));
+    let file = daemon.path("hostile.yaml");
+    for (name, document, wanted) in documents() {
+        let begun = Instant::now();
+        let answer = given(&daemon, &document);
+        let refused = &answer["refused"];
+        let said = refused["message"].as_str().unwrap_or_default();
+        assert!(refused["kind"] == "invalid" && said.contains(wanted), "{name}: {answer:.2000}");
+        println!("{name}: refused after {:?}", begun.elapsed());
+        // The command says the same, without asking.
+        fs::write(&file, document).unwrap();
+        let output = daemon.command(&["run", "--detach", file.to_str().unwrap()]);
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(1) && told.contains(wanted), "{name}: {told:.2000}");
+        assert_eq!(daemon.status("good"), "Running", "{name}");
+    }
+    let grown = peak(daemon.id()) - memory;
+    println!("the daemon grew by {grown} MiB at most");
+    assert!(grown < 256, "{grown} MiB");
+    assert_eq!(objects(), before);
+    daemon.says(&["delete", "good", "--force"]);
+}
