@@ -251,4 +251,42 @@ mod tests {
         addresses.give(None, &mut full).unwrap();
         assert!(!given(&full)[0].is_empty());
     }
+
+    #[test]
+    fn what_was_given_is_known_after_a_restart() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut one = machine("one", &serde_json::json!([{"name": "a", "bridge": {}}]));
+        let range = {
+            let state = State::take(folder.path()).unwrap();
+            let mut store = Store::open(&state.path("objects")).unwrap();
+            let mut addresses = Addresses::open(&state, &store).unwrap();
+            addresses.give(None, &mut one).unwrap();
+            store.put(&one).unwrap();
+            addresses.pool.range()
+        };
+        let state = State::take(folder.path()).unwrap();
+        let store = Store::open(&state.path("objects")).unwrap();
+        let addresses = Addresses::open(&state, &store).unwrap();
+        let mac = Mac::parse(given(&one)[0]).unwrap();
+        assert!(range.contains(mac) && range.size() == 1 << RANGE_BITS && addresses.pool.range() == range);
+        assert_eq!(addresses.pool.holders(mac).count(), 1);
+        // A person's range; one that is none is named.
+        for (text, why) in [
+            ("0a:00:00:00:00:00 0a:00:00:00:00:0f", None),
+            ("", Some("not two")),
+            ("x y", Some("not a MAC")),
+            ("02:00:00:00:00:01 02:00:00:00:00:00", Some("greater")),
+            ("02:00:00:00:00:00 02:00:01:00:00:00", Some("are the most")),
+        ] {
+            fs::write(state.path("addresses"), text).unwrap();
+            let opened = Addresses::open(&state, &store);
+            match why {
+                None => assert_eq!(opened.unwrap().pool.range().size(), 16),
+                Some(why) => {
+                    let error = opened.unwrap_err().chain();
+                    assert!(error.contains(why) && error.contains("addresses"), "{error}");
+                }
+            }
+        }
+    }
 }

@@ -302,7 +302,9 @@ impl Controller {
             let metadata = made(object.metadata(), namespace)?;
             *object.metadata_mut() = metadata;
             let shared = addressed(&mut self.addresses, None, &mut object)?;
-            self.store.put(&object)?;
+            let put = self.store.put(&object);
+            // What is not kept holds no address.
+            put.inspect_err(|_| self.addresses.forget(&object.key()))?;
             self.events.add(&object.key(), false, "Created", &format!("{} was made", object.key()));
             self.tell_shared(&object.key(), &shared);
             return Ok((object.key(), Change::Created));
