@@ -7,7 +7,7 @@ use std::io;
 use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
@@ -25,6 +25,8 @@ pub(crate) struct Proxy {
     pub(crate) authority: Arc<Authority>,
     port: u16,
     process: Child,
+    /// Held by the one who adds a server.
+    hosts: Mutex<()>,
 }
 
 impl Proxy {
@@ -62,7 +64,7 @@ impl Proxy {
             .stderr(File::create(path("log")).unwrap())
             .spawn()
             .unwrap();
-        let mut proxy = Self { folder, cluster, authority, port: 0, process };
+        let mut proxy = Self { folder, cluster, authority, port: 0, process, hosts: Mutex::new(()) };
         let begun = Instant::now();
         while proxy.port == 0 {
             assert!(begun.elapsed() < Duration::from_secs(30), "it does not listen\n{}", proxy.log());
@@ -90,6 +92,7 @@ impl Proxy {
 
     /// The server of this name listens at this port.
     pub(crate) fn put_host(&self, host: &str, port: u16) {
+        let _one = self.hosts.lock().unwrap();
         let old = fs::read_to_string(self.path("hosts")).unwrap();
         let others =
             old.lines().filter(|line| !line.ends_with(&format!(" {host}"))).map(|line| format!("{line}\n"));
