@@ -287,12 +287,22 @@ fn archives_and_chunks_and_refusals_of_servers_pass_through() {
     // One at a time, also through the proxy.
     let bearer = proxy.bearer("disk");
     let mut first = proxy.client();
-    first.head("POST", UPLOAD, &[bearer.clone(), format!("Content-Length: {}", image.len())]).unwrap();
+    let length = format!("Content-Length: {}", image.len());
+    first
+        .head("POST", UPLOAD, &[bearer.clone(), V8.to_owned(), "Upload-Complete: ?1".into(), length])
+        .unwrap();
     first.send(&image[..1 << 20]).unwrap();
-    pod.wait_for("it is busy", || proxy.request("disk", "POST", UPLOAD, &[], b"x").status == 503);
+    assert_eq!(first.answer().unwrap().status, 104, "it is the one that runs");
+    assert_eq!(proxy.request("disk", "POST", UPLOAD, &[], b"x").status, 503);
     drop(first);
     // It was cut off; the next one comes in chunks.
-    let answer = proxy.client().chunked(UPLOAD, &[&bearer], &image, 50_000);
+    let mut answer = proxy.client().chunked(UPLOAD, &[&bearer], &image, 50_000);
+    pod.wait_for("the first one's end", || {
+        if answer.status == 503 {
+            answer = proxy.client().chunked(UPLOAD, &[&bearer], &image, 50_000);
+        }
+        answer.status != 503
+    });
     assert_eq!(answer.status, 200, "{answer:?}\n{}", pod.log());
     assert!(is_disk(&pod, &image));
     pod.assert_uploaded();
