@@ -285,26 +285,30 @@ fn least(so_far: Option<Cost>, now: Cost) -> Cost {
     })
 }
 
-/// A folder for outputs; an XFS of its own is unmounted when dropped.
-struct Output {
+/// A folder for outputs; an XFS of its own, with room for images that are larger than their data, is unmounted when dropped.
+pub(crate) struct Output {
     folder: PathBuf,
     mounted: bool,
 }
 
 impl Output {
-    fn make(place: Place, work: &Path) -> Result<Self> {
+    pub(crate) fn make(place: Place, work: &Path) -> Result<Self> {
         let (folder, disk) = (work.join("output"), work.join("xfs.img"));
         fs::create_dir_all(&folder)?;
         match place {
             Place::Folder => Ok(Self { folder, mounted: false }),
             Place::Xfs => {
-                let line = "truncate -s 2G \"$1\" && mkfs.xfs -q -f \"$1\" && mount -o loop \"$1\" \"$2\"";
+                let line = "truncate -s 128G \"$1\" && mkfs.xfs -q -f \"$1\" && mount -o loop \"$1\" \"$2\"";
                 let status =
                     Command::new("bash").args(["-euc", line, "bash"]).args([&disk, &folder]).status()?;
                 ensure!(status.success(), "no XFS on a loop device: root and `make deps` are needed");
                 Ok(Self { folder, mounted: true })
             }
         }
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
     }
 
     fn file(&self) -> PathBuf {

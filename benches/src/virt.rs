@@ -1,8 +1,10 @@
 //! The launcher beside libvirt's own daemons, each as it runs in a guest's pod: how long from its start to a guest that
-//! runs, how much memory it keeps then, and what it does while nothing happens.
+//! runs, how much memory it keeps then, and what it does while nothing happens. And many guests, beside one libvirtd that
+//! runs already, as it does on a machine without pods.
 //!
 //! ```text
 //!  a disk of one boot sector ─► ours: virt-launcher, capabilities known │ theirs: virtlogd + libvirtd, known or not │ bare QEMU
+//!  many of them              ─► ours: a virt-launcher for each          │ theirs: virsh create for each, one libvirtd
 //! ```
 //!
 //! The daemons get folders of their own in a mount namespace of their own. Guests run under TCG, on every machine. Needs
@@ -10,6 +12,7 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
@@ -24,7 +27,13 @@ use virt_node::launcher::Client;
 use crate::compare::{Bar, Comparison, Figures};
 
 /// The rows' names, in the order of the table.
-pub const ROWS: &[&str] = &["virt: start", "virt: private memory, MiB", "virt: idle CPU, % of a core"];
+pub const ROWS: &[&str] = &[
+    "virt: start",
+    "virt: private memory, MiB",
+    "virt: idle CPU, % of a core",
+    "virt: 50 guests in turn",
+    "virt: 10 guests at once",
+];
 
 /// How often what is short is done, and what takes seconds.
 const TIMES: usize = 20;
@@ -32,21 +41,38 @@ const FEW: usize = 3;
 /// How long an idle launcher is watched.
 const IDLE: Duration = Duration::from_secs(20);
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Guests that are started one after the other, and at once.
+const IN_TURN: usize = 50;
+const AT_ONCE: usize = 10;
+/// How often those at once are.
+const ROUNDS: usize = 5;
 
-/// libvirt's daemons in a mount namespace; `$1` is a folder with what they keep, their configuration and the domain.
+/// What a guest's first processor does: `mov dx, 0x3f8; mov al, 'K'; out dx, al; cli; hlt; jmp` back.
+const CODE: &[u8] = &[0xba, 0xf8, 0x03, 0xb0, b'K', 0xee, 0xfa, 0xf4, 0xeb, 0xfd];
+
+/// libvirt's daemons in a mount namespace; `$1` is a folder with what they keep, their configuration and the domain, if it
+/// has one. What runs ends with them.
 const DAEMONS: &str = r#"
 set -e
-mkdir -p /run/libvirt
+mkdir -p /run/libvirt /var/lib/libvirt /var/cache/libvirt /etc/libvirt
 mount --bind "$1/run" /run/libvirt
 mount --bind "$1/lib" /var/lib/libvirt
 mount --bind "$1/cache" /var/cache/libvirt
 mount --bind "$1/etc" /etc/libvirt
+rm -f /run/libvirt/libvirt-sock
 echo go
 virtlogd & logger=$!
 libvirtd -f "$1/etc/libvirtd.conf" & daemon=$!
-trap 'virsh -c qemu:///system destroy bench >/dev/null 2>&1 || true; kill $daemon $logger 2>/dev/null; wait' EXIT
+end() {
+    for name in $(virsh -c qemu:///system list --name 2>/dev/null); do
+        virsh -c qemu:///system destroy "$name" >/dev/null 2>&1 || true
+    done
+    kill $daemon $logger 2>/dev/null
+    wait
+}
+trap end EXIT
 while [ ! -S /run/libvirt/libvirt-sock ]; do sleep 0.002; done
-virsh -c qemu:///system create "$1/domain.xml" >/dev/null
+[ ! -e "$1/domain.xml" ] || virsh -c qemu:///system create "$1/domain.xml" >/dev/null
 echo "runs $daemon $logger"
 read -r _ || true
 "#;
@@ -65,7 +91,7 @@ impl Drop for Process {
 struct Guest {
     launcher: Process,
     client: Client,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 impl Drop for Guest {
@@ -95,17 +121,19 @@ impl Bench {
         run(Command::new("chmod").arg("755").arg(work.path()))?;
         let bench = Self { launcher: launcher.to_owned(), work };
         let mut disk = vec![0; 1 << 20];
-        // Halts, with interrupts off.
-        disk[..4].copy_from_slice(&[0xfa, 0xf4, 0xeb, 0xfd]);
+        disk[..CODE.len()].copy_from_slice(CODE);
         disk[510..512].copy_from_slice(&[0x55, 0xaa]);
-        fs::write(bench.disk(), disk)?;
-        run(Command::new("chmod").arg("666").arg(bench.disk()))?;
+        // A disk is one guest's.
+        for number in 0..IN_TURN {
+            fs::write(bench.disk(number), &disk)?;
+            run(Command::new("chmod").arg("666").arg(bench.disk(number)))?;
+        }
         run(Command::new(launcher).arg("capabilities").arg(bench.work.path().join("capabilities")))?;
         Ok(bench)
     }
 
-    fn disk(&self) -> PathBuf {
-        self.work.path().join("disk.img")
+    fn disk(&self, number: usize) -> PathBuf {
+        self.work.path().join(format!("disk{number}.img"))
     }
 
     /// Measures a row.
@@ -117,6 +145,8 @@ impl Bench {
             "virt: start" => self.starts(name),
             "virt: private memory, MiB" => self.memory(name),
             "virt: idle CPU, % of a core" => self.idle(name),
+            "virt: 50 guests in turn" => self.in_turn(name),
+            "virt: 10 guests at once" => self.at_once(name),
             other => bail!("{other} is no row"),
         }
     }
@@ -128,12 +158,10 @@ impl Bench {
             fs::remove_dir_all(daemons.path().join("cache")).ok();
             empty.push(self.daemons(daemons.path())?.0);
         }
-        for turn in 0..TIMES {
+        for _ in 0..TIMES {
             bare.push(self.bare()?);
-            ours.push(self.launch()?.0);
-            if turn.is_multiple_of(FEW) {
-                known.push(self.daemons(daemons.path())?.0);
-            }
+            ours.push(self.launch(0)?.0);
+            known.push(self.daemons(daemons.path())?.0);
         }
         let ours = Figures::of(ours)?;
         Ok(vec![
@@ -155,7 +183,7 @@ impl Bench {
             drop(daemons);
             sum
         };
-        let (_, guest) = self.launch()?;
+        let (_, guest) = self.launch(0)?;
         sleep(Duration::from_secs(4));
         let outer = guest.launcher.0.id();
         let ours = private(&[outer, worker(outer)?])?;
@@ -180,7 +208,7 @@ impl Bench {
     }
 
     fn idle(&self, row: &str) -> Result<Vec<Comparison>> {
-        let (_, guest) = self.launch()?;
+        let (_, guest) = self.launch(0)?;
         sleep(Duration::from_secs(4));
         let outer = guest.launcher.0.id();
         let both = [outer, worker(outer)?];
@@ -191,10 +219,77 @@ impl Bench {
         Ok(vec![Comparison::new(row, share, "(at most 0.1)", share, Bar::Below(0.1))])
     }
 
-    /// From the launcher's start to a guest that runs.
-    fn launch(&self) -> Result<(Duration, Guest)> {
+    /// One guest after the other, all of which stay.
+    fn in_turn(&self, row: &str) -> Result<Vec<Comparison>> {
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        let mut guests = Vec::new();
+        for number in 0..IN_TURN {
+            let (took, guest) = self.first_byte(number)?;
+            ours.push(took);
+            guests.push(guest);
+        }
+        drop(guests);
+        let libvirtd = self.serving()?;
+        for number in 0..IN_TURN {
+            let domain = self.prepared(libvirtd.folder(), number)?;
+            let begin = Instant::now();
+            created(libvirtd.folder(), number, &domain)?;
+            theirs.push(begin.elapsed());
+        }
+        let beside = "virsh create, libvirtd runs";
+        Ok(vec![Comparison::new(row, Figures::of(ours)?, beside, Figures::of(theirs)?, Bar::Slower(1.0))])
+    }
+
+    /// Until the last of those that are started at once has written; no launcher knows of the others.
+    fn at_once(&self, row: &str) -> Result<Vec<Comparison>> {
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        for _ in 0..ROUNDS {
+            let (took, guests) = together(|number| self.first_byte(number).map(|(_, guest)| guest))?;
+            ours.push(took);
+            drop(guests);
+            let libvirtd = self.serving()?;
+            let folder = libvirtd.folder();
+            let domains = (0..AT_ONCE).map(|number| self.prepared(folder, number));
+            let domains = domains.collect::<Result<Vec<PathBuf>>>()?;
+            theirs.push(together(|number| created(folder, number, &domains[number]))?.0);
+        }
+        let beside = "virsh create, libvirtd runs";
+        Ok(vec![Comparison::new(row, Figures::of(ours)?, beside, Figures::of(theirs)?, Bar::Slower(1.0))])
+    }
+
+    /// From the launcher's start to the first byte that the guest writes to its serial port.
+    fn first_byte(&self, number: usize) -> Result<(Duration, Guest)> {
+        let begin = Instant::now();
+        let (_, guest) = self.launch(number)?;
+        written(&guest.folder.path().join("serial0.log"))?;
+        Ok((begin.elapsed(), guest))
+    }
+
+    /// libvirt's daemons, which run, and know what QEMU can do.
+    fn serving(&self) -> Result<Serving> {
         let folder = tempfile::tempdir()?;
-        let document = self.document(folder.path())?;
+        // One guest to know it by, and again without one.
+        drop(self.daemons(folder.path())?);
+        fs::remove_file(folder.path().join("domain.xml"))?;
+        let (_, daemons, _) = start(folder.path())?;
+        Ok(Serving { _daemons: daemons, folder })
+    }
+
+    /// Makes what libvirt's daemons need for this guest. Answers its domain's file.
+    fn prepared(&self, folder: &Path, number: usize) -> Result<PathBuf> {
+        let place = folder.join(format!("lib/qemu/{number}"));
+        fs::create_dir_all(&place)?;
+        fs::set_permissions(&place, fs::Permissions::from_mode(0o777))?;
+        let document = self.document(Path::new(&format!("/var/lib/libvirt/qemu/{number}")), number)?;
+        let file = folder.join(format!("domain{number}.xml"));
+        fs::write(&file, virt_node::launcher::domain(&document)?.xml)?;
+        Ok(file)
+    }
+
+    /// From the launcher's start to a guest that runs.
+    fn launch(&self, number: usize) -> Result<(Duration, Guest)> {
+        let folder = tempfile::tempdir()?;
+        let document = self.document(folder.path(), number)?;
         let begin = Instant::now();
         let launcher = Command::new(&self.launcher)
             .args(["run", "--capabilities"])
@@ -211,16 +306,18 @@ impl Bench {
             }
         };
         client.launch(&document)?;
-        Ok((begin.elapsed(), Guest { launcher, client, _folder: folder }))
+        Ok((begin.elapsed(), Guest { launcher, client, folder }))
     }
 
-    fn document(&self, folder: &Path) -> Result<Launch> {
+    fn document(&self, folder: &Path, number: usize) -> Result<Launch> {
         let chassis =
             json!({"manufacturer": null, "version": null, "serial": null, "asset": null, "sku": null});
         let document = json!({
-            "version": 1, "name": "bench", "namespace": "default", "uid": "6b4f2c1e-0000-4000-8000-00000000000a",
+            "version": 1, "name": format!("bench{number}"), "namespace": "default",
+            "uid": format!("6b4f2c1e-0000-4000-8000-0000000a{number:04x}"),
             "folder": folder, "emulator": "/usr/bin/qemu-system-x86_64", "accelerator": "tcg", "machine": "q35",
-            "smbios": {"uuid": "6b4f2c1e-0000-4000-8000-00000000000b", "serial": null, "chassis": chassis},
+            "smbios": {"uuid": format!("6b4f2c1e-0000-4000-8000-0000000b{number:04x}"), "serial": null,
+                "chassis": chassis},
             "firmware": {"bios": {"serial": false}},
             "cpu": {"sockets": 1, "maxSockets": 1, "cores": 1, "threads": 1, "model": "maximum", "features": []},
             "memory": {"guest": 64 << 20, "maxGuest": 64 << 20, "hugePage": null},
@@ -229,12 +326,12 @@ impl Bench {
                 "pvspinlock": null, "hyperv": null},
             "ioThreads": 0,
             "disks": [{"name": "root", "device": "disk", "bus": "sata",
-                "media": {"storage": {"path": self.disk(), "block": false, "format": "raw"}},
+                "media": {"storage": {"path": self.disk(number), "block": false, "format": "raw"}},
                 "readOnly": false, "shareable": false, "cache": "writeback", "io": null, "discard": false,
                 "errorPolicy": "stop", "serial": null, "bootOrder": 1, "ioThread": null, "queues": null,
                 "blockSizes": null, "tray": null}],
             "interfaces": [],
-            "devices": {"video": "vga", "serial": {"log": null}, "inputs": [], "guestAgent": true,
+            "devices": {"video": "vga", "serial": {"log": folder.join("serial0.log")}, "inputs": [], "guestAgent": true,
                 "balloon": {"statisticsPeriod": 10}, "rng": false, "sound": null, "watchdog": null, "tpm": null,
                 "panic": [], "scsiController": false, "hotplug": true, "transitional": false},
             "layout": {"ports": 0, "slots": {}, "units": {}},
@@ -249,7 +346,7 @@ impl Bench {
         let child = Command::new("qemu-system-x86_64")
             .args(["-accel", "tcg", "-machine", "q35", "-m", "64", "-nodefaults", "-display", "none"])
             .args(["-device", "VGA", "-qmp", "stdio", "-drive"])
-            .arg(format!("file={},format=raw", self.disk().display()))
+            .arg(format!("file={},format=raw", self.disk(0).display()))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
@@ -275,32 +372,79 @@ impl Bench {
         let place = folder.join("lib/qemu");
         fs::create_dir_all(&place)?;
         run(Command::new("chmod").arg("777").arg(&place))?;
-        let document = self.document(Path::new("/var/lib/libvirt/qemu"))?;
-        let domain = virt_node::launcher::domain(&document)?.xml.replace("default_bench", "bench");
-        fs::write(folder.join("domain.xml"), domain)?;
-        let child = Command::new("unshare")
-            .args(["--mount", "--propagation", "private", "bash", "-c", DAEMONS, "bash"])
-            .arg(folder)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()?;
-        let mut child = Daemons(child);
-        let mut lines = BufReader::new(child.0.stdout.take().context("standard output")?).lines();
-        let first = lines.next().transpose()?;
-        let begin = Instant::now();
-        let second = lines.next().transpose()?.unwrap_or_default();
-        let took = begin.elapsed();
-        let ids: Vec<u32> = second.split_whitespace().filter_map(|word| word.parse().ok()).collect();
-        if first.as_deref() != Some("go") || ids.len() != 2 {
-            drop(child.0.stdin.take());
-            let mut said = String::new();
-            if let Some(mut stderr) = child.0.stderr.take() {
-                stderr.read_to_string(&mut said)?;
-            }
-            bail!("libvirt's daemons do not run a guest: {}", said.trim());
+        let document = self.document(Path::new("/var/lib/libvirt/qemu"), 0)?;
+        fs::write(folder.join("domain.xml"), virt_node::launcher::domain(&document)?.xml)?;
+        start(folder)
+    }
+}
+
+/// Starts libvirt's daemons on what a folder has. Answers how long it took until they, and the folder's domain, if it has
+/// one, ran, and their ids.
+fn start(folder: &Path) -> Result<(Duration, Daemons, Vec<u32>)> {
+    let child = Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "bash", "-c", DAEMONS, "bash"])
+        .arg(folder)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let mut child = Daemons(child);
+    let mut lines = BufReader::new(child.0.stdout.take().context("standard output")?).lines();
+    let first = lines.next().transpose()?;
+    let begin = Instant::now();
+    let second = lines.next().transpose()?.unwrap_or_default();
+    let took = begin.elapsed();
+    let ids: Vec<u32> = second.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    if first.as_deref() != Some("go") || ids.len() != 2 {
+        drop(child.0.stdin.take());
+        let mut said = String::new();
+        if let Some(mut stderr) = child.0.stderr.take() {
+            stderr.read_to_string(&mut said)?;
         }
-        Ok((took, child, ids))
+        bail!("libvirt's daemons do not run a guest: {}", said.trim());
+    }
+    Ok((took, child, ids))
+}
+
+/// Has libvirt's daemon, which runs, create a domain, and waits for the first byte that the guest writes to its serial port.
+fn created(folder: &Path, number: usize, domain: &Path) -> Result<()> {
+    let socket = folder.join("run/libvirt-sock");
+    let uri = format!("qemu+unix:///system?socket={}", socket.display());
+    run(Command::new("virsh").args(["-c", &uri, "create"]).arg(domain))?;
+    written(&folder.join(format!("lib/qemu/{number}/serial0.log")))
+}
+
+/// Waits until a file has something in it.
+fn written(file: &Path) -> Result<()> {
+    let until = Instant::now() + PATIENCE;
+    while !fs::metadata(file).is_ok_and(|facts| facts.len() > 0) {
+        ensure!(Instant::now() < until, "{}: nothing in {PATIENCE:?}", file.display());
+        sleep(Duration::from_micros(500));
+    }
+    Ok(())
+}
+
+/// Does something for each of the guests that are started at once, and says how long all of it took.
+fn together<T: Send>(each: impl Fn(usize) -> Result<T> + Sync) -> Result<(Duration, Vec<T>)> {
+    let begin = Instant::now();
+    let each = &each;
+    let all = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..AT_ONCE).map(|number| scope.spawn(move || each(number))).collect();
+        let joined = threads.into_iter().map(|thread| thread.join().ok().context("a thread panicked")?);
+        joined.collect::<Result<Vec<T>>>()
+    })?;
+    Ok((begin.elapsed(), all))
+}
+
+/// libvirt's daemons on a folder of their own.
+struct Serving {
+    _daemons: Daemons,
+    folder: tempfile::TempDir,
+}
+
+impl Serving {
+    fn folder(&self) -> &Path {
+        self.folder.path()
     }
 }
 

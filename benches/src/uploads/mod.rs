@@ -21,6 +21,8 @@ use api::upload::PROXY_CLIENT;
 
 use crate::compare::{Bar, Comparison, Figures};
 use crate::images::{Image, Images};
+use crate::rows::Place;
+use crate::run::Output;
 use crate::{judge, measure, sys};
 use stage::{Authority, Cluster, Keep, Nginx, Receiver};
 
@@ -139,7 +141,7 @@ impl Bench {
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         for _ in 0..TIMES {
             theirs.push(self.received_and_converted(image, fastest.1)?);
-            ours.push(self.uploaded(image, ours.is_empty())?.0);
+            ours.push(self.uploaded(image, ours.is_empty(), self.work.path())?.0);
         }
         let beside = format!("receive, {}", fastest.1);
         Ok(vec![Comparison::new(row, Figures::of(ours)?, &beside, Figures::of(theirs)?, Bar::Faster(3.0))])
@@ -156,7 +158,7 @@ impl Bench {
             let cost = measure::direct_write(&file, length)?;
             written.push(Duration::from_secs_f64(cost.wall));
             self.clear(&file)?;
-            ours.push(self.uploaded(image, ours.is_empty())?.0);
+            ours.push(self.uploaded(image, ours.is_empty(), self.work.path())?.0);
         }
         let (ours, received, written) = (Figures::of(ours)?, Figures::of(received)?, Figures::of(written)?);
         let slower = received.least > written.least;
@@ -168,10 +170,11 @@ impl Bench {
     }
 
     fn memory(&self, row: &str) -> Result<Vec<Comparison>> {
+        let output = Output::make(Place::Xfs, self.work.path())?;
         let mut peak = Vec::new();
         for image in [Image::QcowZlib, Image::QcowZlib64G] {
             self.images.make(image)?;
-            peak.push(Figures::one(self.uploaded(image, false)?.1));
+            peak.push(Figures::one(self.uploaded(image, false, output.folder())?.1));
         }
         let [small, large] = peak.as_slice() else { bail!("two images") };
         Ok(vec![Comparison::new(row, *large, "1.5 GiB, not 64", *small, Bar::Below(64.0))])
@@ -224,8 +227,8 @@ impl Bench {
 
     /// The upload of an image: how long until it is answered, which is when the disk is durable, and the most memory that the
     /// server has had, in MiB.
-    fn uploaded(&self, image: Image, judged: bool) -> Result<(Duration, f64)> {
-        let folder = tempfile::tempdir_in(self.work.path())?;
+    fn uploaded(&self, image: Image, judged: bool, within: &Path) -> Result<(Duration, f64)> {
+        let folder = tempfile::tempdir_in(within)?;
         for name in ["data", "dev"] {
             fs::create_dir(folder.path().join(name))?;
         }
