@@ -120,6 +120,7 @@ check-tests: deps fmt-check clippy deny server cni kube image
 
 soak: deps server cni kube image
 	FERROVIRT_SOAK=1 cargo test --locked --workspace --no-fail-fast
+	cargo test --locked --workspace --test daemon_debian -- --ignored
 
 bench: build peers
 	cargo run --release --locked -p benches --bin bench -- \

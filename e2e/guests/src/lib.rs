@@ -6,6 +6,8 @@
 //!  Tree (folders, programs, modules) ── pack ──► Guest ── command ──► QEMU ── Console::start ──► lines it says
 //! ```
 //!
+//! And one that is a whole Debian, as people run it ([`debian`]).
+//!
 //! Seen by tests alone, as a dev-dependency. Not here: what a guest does; its `init` lives beside its test.
 
 #![expect(
@@ -31,6 +33,17 @@ fn tool(name: &str, arguments: &[&str]) -> String {
     let output = output.unwrap_or_else(|error| panic!("{name} cannot be run ({error}): run make deps"));
     assert!(output.status.success(), "{name} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
+}
+
+/// The disk of a whole Debian that a BIOS boots, with systemd, Debian's usual kernel (`linux-image-amd64`), cloud-init and
+/// the guest agent: a raw file of 2 GiB in the cache, not to be written to. Made by mmdebstrap when it is not there yet,
+/// which takes minutes and needs root.
+///
+/// # Panics
+/// When a tool is missing or a package cannot be fetched.
+pub fn debian() -> PathBuf {
+    let build = Path::new(env!("CARGO_MANIFEST_DIR")).join("debian");
+    PathBuf::from(tool(build.to_str().unwrap(), &[]).trim())
 }
 
 /// What becomes a guest's initramfs.
