@@ -1,5 +1,6 @@
 //! Whose tokens are believed, as it is now: keys come from the environment and from files, which are read anew for each
-//! token, and every second, so that a key that was there for a while is known without a token. Not here: what a token says, for how long a replaced key is believed (`api::upload::token`).
+//! token, and every second, so that a key that was there for a while is known without a token. Not here: what a token
+//! says, for how long a replaced key is believed (`api::upload::token`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
