@@ -36,11 +36,15 @@ PACKAGES := build-essential \
 # Runs inside users' images, which may hold nothing but a disk: linked statically. Tests find it by this variable.
 export FERROVIRT_CONTAINERIMAGE_SERVER := $(CARGO_TARGET_DIR)/$(TRIPLE)/release/cdi-containerimage-server
 
+# Of the programs and the image: `make test` takes those that need not wait for the linker to look at everything at once.
+PROFILE := release
+test check-tests: PROFILE := quick
+
 # The container image of all programs, an OCI archive. Tests find it by this variable.
-export FERROVIRT_IMAGE := $(CARGO_TARGET_DIR)/image/ferrovirt.oci.tar
+export FERROVIRT_IMAGE = $(CARGO_TARGET_DIR)/image/ferrovirt-$(PROFILE).oci.tar
 
 # Run beside the cluster of its tests.
-export FERROVIRT_MACPOOL := $(CARGO_TARGET_DIR)/release/macpool
+export FERROVIRT_MACPOOL = $(CARGO_TARGET_DIR)/$(PROFILE)/macpool
 
 # Copied to hosts of any distribution: linked statically too.
 export FERROVIRT_CNI := $(CARGO_TARGET_DIR)/$(TRIPLE)/release/cni
@@ -52,7 +56,7 @@ export RUST_TEST_THREADS ?= $(shell echo $$((2 * $$(nproc))))
 JUDGES := e2e/kube/judges
 export FERROVIRT_PEERS := $(CACHE)/kube/judges-$(shell cat $(JUDGES)/go.mod $(JUDGES)/go.sum $(JUDGES)/tools.go | sha256sum | cut -c1-12)
 
-.PHONY: build server cni peers demo deps test fmt-check clippy deny check-tests soak bench advisories tools image kube root cluster cluster-down
+.PHONY: build programs server cni peers demo deps test fmt-check clippy deny check-tests soak bench advisories tools image kube root cluster cluster-down
 
 deps:
 	@missing=(); for package in $(PACKAGES); do \
@@ -64,9 +68,11 @@ deps:
 	  DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y --no-install-recommends "$${missing[@]}"; \
 	fi
 
+build: programs server cni
+
 # All in one go: what they share is built once, with the features that the tests have too.
-build: deps server cni
-	cargo build --release --locked -p importer -p uploadserver -p hpp-csi -p virt-node -p macpool
+programs: deps
+	cargo build --profile $(PROFILE) --locked -p importer -p uploadserver -p hpp-csi -p virt-node -p macpool
 
 server: deps
 	RUSTFLAGS='-C target-feature=+crt-static' cargo build --release --locked --target $(TRIPLE) -p cdi-containerimage-server
@@ -79,7 +85,8 @@ peers: deps
 	@e2e/kube/build judges
 
 image: build
-	cargo run --quiet --locked -p image -- --target "$$CARGO_TARGET_DIR" --cache $(CACHE)/image "$$FERROVIRT_IMAGE"
+	cargo run --quiet --locked -p image -- --target "$$CARGO_TARGET_DIR" --profile $(PROFILE) --cache $(CACHE)/image \
+	  "$$FERROVIRT_IMAGE"
 
 # Built once per version; needs Go.
 kube: deps

@@ -10,9 +10,12 @@ use clap::Parser;
 #[derive(Debug, Parser)]
 #[command(name = "image", version)]
 pub(crate) struct Args {
-    /// Folder of the release build, cargo's target folder
+    /// Folder of the build, cargo's target folder
     #[arg(long, value_name = "FOLDER")]
     pub(crate) target: PathBuf,
+    /// Cargo's profile of the build, which is the name of its folder there
+    #[arg(long, value_name = "NAME", default_value = "release")]
+    pub(crate) profile: String,
     /// Where the Debian packages of the lowest layer are kept between builds; fetched anew without it
     #[arg(long, value_name = "FOLDER")]
     pub(crate) cache: Option<PathBuf>,

@@ -23,23 +23,20 @@ pub const REPOSITORY: &str = "localhost/ferrovirt";
 pub struct Program {
     /// Its name, and the tag's.
     pub name: &'static str,
-    /// The release build's file, relative to cargo's target folder.
-    pub built: &'static str,
+    /// Whether it is linked statically: it runs where nobody knows what libraries there are.
+    pub is_static: bool,
 }
 
 /// The programs, from the one that changes least to the one that changes most: layers below stay what they were.
 pub const PROGRAMS: &[Program] = &[
-    Program {
-        name: "cdi-containerimage-server",
-        built: "x86_64-unknown-linux-gnu/release/cdi-containerimage-server",
-    },
-    Program { name: "cni", built: "x86_64-unknown-linux-gnu/release/cni" },
-    Program { name: "importer", built: "release/importer" },
-    Program { name: "uploadserver", built: "release/uploadserver" },
-    Program { name: "uploadproxy", built: "release/uploadproxy" },
-    Program { name: "clone-source", built: "release/clone-source" },
-    Program { name: "hpp-csi", built: "release/hpp-csi" },
-    Program { name: "macpool", built: "release/macpool" },
+    Program { name: "cdi-containerimage-server", is_static: true },
+    Program { name: "cni", is_static: true },
+    Program { name: "importer", is_static: false },
+    Program { name: "uploadserver", is_static: false },
+    Program { name: "uploadproxy", is_static: false },
+    Program { name: "clone-source", is_static: false },
+    Program { name: "hpp-csi", is_static: false },
+    Program { name: "macpool", is_static: false },
 ];
 
 /// Folder of the programs. Stock controllers copy `/usr/bin/cdi-containerimage-server` out of the image by this path.
@@ -52,6 +49,12 @@ pub const PLUGINS: &str = "usr/src/github.com/containernetworking/plugins/bin";
 pub const TAKEN: [&str; 2] = ["bridge", "tuning"];
 
 impl Program {
+    /// Its file, relative to cargo's target folder. Those that are linked statically are of the release build always.
+    pub fn built(&self, profile: &str) -> String {
+        let folder = if self.is_static { "x86_64-unknown-linux-gnu/release" } else { profile };
+        format!("{folder}/{}", self.name)
+    }
+
     /// Its name in a pod's `image`.
     pub fn tag(&self) -> Tag {
         Tag {
@@ -69,7 +72,7 @@ pub(crate) fn build(args: &Args) -> Result<()> {
     let work = tempfile::Builder::new().prefix(".image").tempdir_in(parent)?;
     let mut layers = vec![root::layer(args.cache.as_deref(), work.path())?];
     for program in PROGRAMS {
-        let from = args.target.join(program.built);
+        let from = args.target.join(program.built(&args.profile));
         let mut members = BTreeMap::new();
         if program.name == "cni" {
             add_plugins(&from, &mut members)?;

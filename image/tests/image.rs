@@ -17,7 +17,7 @@ use serde_json::Value;
 fn target(folder: &Path) -> PathBuf {
     let target = folder.join("target");
     for program in PROGRAMS {
-        let file = target.join(program.built);
+        let file = target.join(program.built("release"));
         fs::create_dir_all(file.parent().unwrap()).unwrap();
         fs::write(file, format!("stands in for {}", program.name)).unwrap();
     }
@@ -127,7 +127,7 @@ fn the_containerfile_says_the_same() {
     let text = fs::read_to_string(file).unwrap();
     for program in PROGRAMS {
         let name = program.name;
-        let copied = format!("COPY --chmod=755 {} /{FOLDER}/{name}\n", program.built);
+        let copied = format!("COPY --chmod=755 {} /{FOLDER}/{name}\n", program.built("release"));
         let stage = format!("FROM programs AS {name}\nENTRYPOINT [\"/{FOLDER}/{name}\"]\n");
         assert!(text.contains(&copied) && text.contains(&stage), "{name} in the Containerfile:\n{text}");
     }

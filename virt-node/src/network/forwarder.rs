@@ -176,8 +176,9 @@ fn message(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
 mod tests {
     use super::*;
 
-    fn free() -> SocketAddr {
-        UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+    /// An address that no other test uses: a port that was free a moment ago may be somebody's by now.
+    fn address(of: u8) -> SocketAddr {
+        SocketAddr::from(([127, 53, 0, of], 5300))
     }
 
     #[test]
@@ -185,7 +186,7 @@ mod tests {
         let resolver = UdpSocket::bind("127.0.0.1:0").unwrap();
         let at = resolver.local_addr().unwrap();
         let tcp = TcpListener::bind(at).unwrap();
-        let gateway = free();
+        let gateway = address(1);
         let _forwarder = Forwarder::between(gateway, at).unwrap();
         let clients = [0, 1].map(|_| UdpSocket::bind("127.0.0.1:0").unwrap());
         let question = |mark: u8| [&[0x12, 0x34][..], &[0; 10], &[mark]].concat();
@@ -219,8 +220,8 @@ mod tests {
 
     #[test]
     fn it_ends_with_its_owner() {
-        let gateway = free();
-        drop(Forwarder::between(gateway, free()).unwrap());
+        let gateway = address(2);
+        drop(Forwarder::between(gateway, address(3)).unwrap());
         let until = Instant::now() + PATIENCE;
         while UdpSocket::bind(gateway).is_err() {
             assert!(Instant::now() < until, "the port is free again");
