@@ -13,21 +13,21 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use tempfile::TempDir;
 
-/// A running server.
+/// A running nginx.
 #[derive(Debug)]
-pub struct Server {
+pub struct Nginx {
     process: Child,
     port: u16,
     /// Configuration, logs and temporary files.
     folder: TempDir,
 }
 
-impl Server {
-    /// Serves the files of `root`; those of [`Server::paced_url`] at `pace` (in nginx's notation) for each connection.
+impl Nginx {
+    /// Starts one with the directives of `http` that are made for its port and its folder.
     ///
     /// # Errors
     /// nginx is missing, or does not answer within ten seconds.
-    pub fn start(root: &Path, pace: &str) -> Result<Self> {
+    pub fn start(http: impl FnOnce(u16, &Path) -> String) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let own = folder.path().display();
         // The port is free at this moment; nobody else on a test machine takes it before nginx does.
@@ -38,11 +38,9 @@ impl Server {
             .concat();
         let configuration = format!(
             "{user} daemon off; worker_processes 2; pid {own}/pid; error_log {own}/error.log;\n\
-             events {{ worker_connections 64; }}\n\
-             http {{ access_log off; log_format connection $connection; sendfile on; {temporary}\n\
-             server {{ listen 127.0.0.1:{port}; root {root};\n\
-             location /paced/ {{ alias {root}/; limit_rate {pace}; access_log {own}/paced connection; }} }} }}\n",
-            root = root.display(),
+             events {{ worker_connections 256; }}\n\
+             http {{ access_log off; {temporary}\n{} }}\n",
+            http(port, folder.path())
         );
         let file = folder.path().join("nginx.conf");
         fs::write(&file, configuration)?;
@@ -57,17 +55,55 @@ impl Server {
             .stderr(Stdio::null())
             .spawn()
             .context("start nginx; `make deps` installs it")?;
-        let server = Self { process, port, folder };
+        let nginx = Self { process, port, folder };
         for _ in 0..100 {
             if TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok() {
-                return Ok(server);
+                return Ok(nginx);
             }
             sleep(Duration::from_millis(100));
         }
         bail!(
             "nginx does not answer: {}",
-            fs::read_to_string(server.folder.path().join("error.log")).unwrap_or_default()
+            fs::read_to_string(nginx.folder.path().join("error.log")).unwrap_or_default()
         );
+    }
+
+    /// Where it listens, on loopback.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+}
+
+impl Drop for Nginx {
+    fn drop(&mut self) {
+        // The master stops its workers when asked by TERM; killed outright it would leave them behind.
+        if let Some(pid) = i32::try_from(self.process.id()).ok().and_then(rustix::process::Pid::from_raw) {
+            rustix::process::kill_process(pid, rustix::process::Signal::TERM).ok();
+        }
+        self.process.wait().ok();
+    }
+}
+
+/// One that serves files.
+#[derive(Debug)]
+pub struct Server(Nginx);
+
+impl Server {
+    /// Serves the files of `root`; those of [`Server::paced_url`] at `pace` (in nginx's notation) for each connection.
+    ///
+    /// # Errors
+    /// Those of [`Nginx::start`].
+    pub fn start(root: &Path, pace: &str) -> Result<Self> {
+        let root = root.display();
+        Nginx::start(|port, own| {
+            format!(
+                "log_format connection $connection; sendfile on;\n\
+                 server {{ listen 127.0.0.1:{port}; root {root};\n\
+                 location /paced/ {{ alias {root}/; limit_rate {pace}; access_log {}/paced connection; }} }}",
+                own.display()
+            )
+        })
+        .map(Self)
     }
 
     /// The URL of a file that comes at a pace, and whose connections are counted.
@@ -80,7 +116,7 @@ impl Server {
     /// # Errors
     /// nginx's log cannot be read.
     pub fn paced_connections(&self) -> Result<usize> {
-        let log = self.folder.path().join("paced");
+        let log = self.0.folder.path().join("paced");
         let connections = fs::read_to_string(&log).with_context(|| format!("read {}", log.display()))?;
         // Emptied, not removed: nginx keeps it open, and appends.
         fs::write(&log, "")?;
@@ -89,16 +125,6 @@ impl Server {
 
     /// The URL of a file.
     pub fn url(&self, file: &str) -> String {
-        format!("http://127.0.0.1:{}/{file}", self.port)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // The master stops its workers when asked by TERM; killed outright it would leave them behind.
-        if let Some(pid) = i32::try_from(self.process.id()).ok().and_then(rustix::process::Pid::from_raw) {
-            rustix::process::kill_process(pid, rustix::process::Signal::TERM).ok();
-        }
-        self.process.wait().ok();
+        format!("http://127.0.0.1:{}/{file}", self.0.port)
     }
 }

@@ -24,7 +24,7 @@ use crate::images::{Image, Images};
 use crate::rows::Place;
 use crate::run::Output;
 use crate::{judge, measure, sys};
-use stage::{Authority, Cluster, Keep, Nginx, Receiver};
+use stage::{Authority, Cluster, Keep, Receiver};
 
 /// The rows' names, in the order of the table.
 pub const ROWS: &[&str] = &[
@@ -206,7 +206,7 @@ impl Bench {
         let receiver = Receiver::start(&self.authority.sign(HOST)?, Keep::Nothing)?;
         let cluster = Cluster::start(&self.authority.certificate())?;
         let proxy = self.proxy(&cluster, receiver.port())?;
-        let nginx = Nginx::start(self.work.path(), receiver.port())?;
+        let nginx = stage::passing(self.work.path(), receiver.port())?;
         let header = self.bearer()?;
         let (mut ours, mut theirs, mut direct) = (Vec::new(), Vec::new(), Vec::new());
         measure::warm(&self.images.path(image))?;

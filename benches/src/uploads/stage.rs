@@ -1,21 +1,21 @@
 //! Who stands around the programs: an authority, servers that take a body over TLS and keep it or not, nginx as a proxy, and
 //! the least of a cluster's API server. Each ends with the process, nginx when dropped.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::thread::{self, sleep};
-use std::time::Duration;
+use std::thread;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use serde_json::json;
+
+use crate::server::Nginx;
 
 /// Bytes that a receiver reads at once.
 const READ: usize = 256 << 10;
@@ -191,64 +191,15 @@ fn answer(stream: &TcpStream, (claim, bundle): &(String, String)) -> Result<()> 
     }
 }
 
-/// nginx that passes uploads on without keeping them; stopped when dropped.
-pub(super) struct Nginx {
-    process: Child,
-    port: u16,
-}
-
-impl Nginx {
-    /// Before a server at `to`; certificates and all it writes are in `folder`.
-    pub(super) fn start(folder: &Path, to: u16) -> Result<Self> {
-        let own = folder.display();
-        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
-        let user = if rustix::process::getuid().is_root() { "user root;" } else { "" };
-        let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
-            .map(|name| format!("{name}_temp_path {own}/nginx-{name}; "))
-            .concat();
-        let configuration = format!(
-            "{user} daemon off; worker_processes 2; pid {own}/nginx.pid; error_log {own}/nginx.log;\n\
-             events {{ worker_connections 256; }}\n\
-             http {{ access_log off; {temporary}\n\
-             server {{ listen 127.0.0.1:{port} ssl; ssl_certificate {own}/proxy.crt; ssl_certificate_key {own}/proxy.key;\n\
+/// nginx that passes uploads on, without keeping them, to a server at `to`; certificates are in `folder`.
+pub(super) fn passing(folder: &Path, to: u16) -> Result<Nginx> {
+    let own = folder.display();
+    Nginx::start(|port, _| {
+        format!(
+            "server {{ listen 127.0.0.1:{port} ssl; ssl_certificate {own}/proxy.crt; ssl_certificate_key {own}/proxy.key;\n\
              client_max_body_size 0; client_body_buffer_size 256k;\n\
              location / {{ proxy_pass https://127.0.0.1:{to}; proxy_http_version 1.1; proxy_request_buffering off;\n\
-             proxy_buffering off; proxy_ssl_certificate {own}/client.crt; proxy_ssl_certificate_key {own}/client.key; }} }} }}\n"
-        );
-        let file = folder.join("nginx.conf");
-        fs::write(&file, configuration)?;
-        let process = Command::new("nginx")
-            .arg("-p")
-            .arg(folder)
-            .arg("-e")
-            .arg(folder.join("nginx.log"))
-            .arg("-c")
-            .arg(&file)
-            .stdin(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .context("start nginx; `make deps` installs it")?;
-        let nginx = Self { process, port };
-        for _ in 0..100 {
-            if TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok() {
-                return Ok(nginx);
-            }
-            sleep(Duration::from_millis(100));
-        }
-        bail!("nginx does not answer: {}", fs::read_to_string(folder.join("nginx.log")).unwrap_or_default());
-    }
-
-    pub(super) fn port(&self) -> u16 {
-        self.port
-    }
-}
-
-impl Drop for Nginx {
-    fn drop(&mut self) {
-        // The master stops its workers when asked by TERM; killed outright it would leave them behind.
-        if let Some(pid) = i32::try_from(self.process.id()).ok().and_then(rustix::process::Pid::from_raw) {
-            rustix::process::kill_process(pid, rustix::process::Signal::TERM).ok();
-        }
-        self.process.wait().ok();
-    }
+             proxy_buffering off; proxy_ssl_certificate {own}/client.crt; proxy_ssl_certificate_key {own}/client.key; }} }}"
+        )
+    })
 }
