@@ -1,6 +1,5 @@
-//! What was typed. Everything else comes by environment ([`crate::config`]).
-
-use std::ffi::OsString;
+//! What was typed. Everything else comes by environment ([`crate::config`]). What is logged is said to all programs of the
+//! package alike.
 
 use clap::Parser;
 
@@ -9,24 +8,21 @@ use clap::Parser;
 /// UPLOAD_IMAGE_SIZE, FILESYSTEM_OVERHEAD, PREALLOCATION, DESTINATION, DEADLINE, LISTEN_ADDRESS, LISTEN_PORT.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "uploadserver", version)]
-pub struct Args {
-    /// How much is logged: 1 info, 3 debug, 5 trace.
-    #[arg(short, long = "v", value_name = "N", num_args = 0..=1, default_value_t = 0, default_missing_value = "1")]
-    pub(crate) v: u8,
-    /// Log as JSON lines.
-    #[arg(long)]
-    pub(crate) log_json: bool,
-    /// Taken and ignored: klog's other flag that pods are given.
-    #[arg(long, hide = true)]
-    pub(crate) alsologtostderr: bool,
+pub(crate) struct Args {
+    #[command(flatten)]
+    pub(crate) log: Log,
 }
 
-impl Args {
-    /// Parses a command line, program name first.
-    ///
-    /// # Errors
-    /// clap's, which knows whether it is help, version or a mistake.
-    pub fn parse_from_os(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
-        Self::try_parse_from(arguments)
-    }
+/// What is logged.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(crate) struct Log {
+    /// How much is logged: 1 info, 3 debug, 5 trace.
+    #[arg(short, long = "v", global = true, value_name = "N", num_args = 0..=1, default_value_t = 0, default_missing_value = "1")]
+    pub(crate) v: u8,
+    /// Log as JSON lines.
+    #[arg(long, global = true)]
+    pub(crate) log_json: bool,
+    /// Taken and ignored: klog's other flag that pods are given.
+    #[arg(long, global = true, hide = true)]
+    pub(crate) alsologtostderr: bool,
 }

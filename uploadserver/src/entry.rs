@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use api::names;
 use api::upload::Server as Job;
+use clap::Parser as _;
 use disk_image::volume::error::chain;
 use disk_image::volume::{Error, Kind};
 use jiff::Timestamp;
@@ -32,7 +33,7 @@ const LAST_MOMENT: Duration = Duration::from_millis(1700);
 
 /// The program: arguments in (its name first), exit code out.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let args = match Args::parse_from_os(arguments) {
+    let args = match Args::try_parse_from(arguments) {
         Ok(args) => args,
         Err(error) => {
             // clap prints help to stdout, mistakes to stderr.
@@ -40,7 +41,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
         }
     };
-    serve::logs::init(serve::logs::klog_level(args.v), args.log_json);
+    serve::logs::init(serve::logs::klog_level(args.log.v), args.log.log_json);
     // One provider for all TLS of the process; a second call would be a no-op.
     drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
     match serve() {

@@ -34,5 +34,4 @@ mod routes;
 mod server;
 mod upload;
 
-pub use args::Args;
 pub use entry::run;

@@ -121,6 +121,34 @@ fn a_server_serves_who_may_and_ends_when_it_is_killed_or_not_wanted() {
 }
 
 #[test]
+fn a_server_that_is_killed_meanwhile_costs_a_try() {
+    let daemon = Daemon::start();
+    let image = daemon.image("disk.raw", code::HALTS);
+    // What is refused leaves a volume and a server that waits.
+    let bad = daemon.path("bad.qcow2");
+    fs::write(&bad, [b"QFI\xfb\0\0\0\x09".as_slice(), &[0; 504]].concat()).unwrap();
+    let made = ["image-upload", "dv", "again", "--size", "2Mi", "--image-path", bad.to_str().unwrap()];
+    let (code, told) = fails(&daemon, &made);
+    assert!(code == Some(1) && told.contains("version 9"), "{told}");
+    eventually("a server", || (phase(&daemon, "again") == "UploadReady").then_some(()));
+    let server = daemon.process("uploadserver").unwrap();
+    // It answers nothing, and then it is gone: the next one has another port and other certificates.
+    kill(server, Signal::STOP);
+    let more = ["image-upload", "dv", "again", "--no-create", "--image-path", image.to_str().unwrap()];
+    let mut uploading = daemon.started(&more, Stdio::null(), Stdio::piped());
+    let mut said = uploading.0.stdout.take().unwrap();
+    heard(&mut said, "Uploading data to default/again");
+    kill(server, Signal::KILL);
+    heard(&mut said, "trying again");
+    heard(&mut said, "completed successfully");
+    assert!(uploading.0.wait().unwrap().success());
+    let wanted = fs::read(&image).unwrap();
+    let written = fs::read(folder(&daemon, "again").join("data/disk.img")).unwrap();
+    assert!(written[..wanted.len()] == wanted[..] && written.len() == 2 << 20);
+    daemon.says(&["delete", "dv/again"]);
+}
+
+#[test]
 fn block_volumes_and_archives_are_filled_too() {
     let daemon = Daemon::start();
     let image = daemon.image("disk.raw", code::HALTS);

@@ -12,6 +12,7 @@ use std::time::Duration;
 use api::import::Outcome;
 use api::names;
 use api::upload::clone::{CLONE_PROGRESS, Source};
+use clap::Parser as _;
 use serve::http::Route;
 use serve::metrics::{Kind as Metric, Page};
 use serve::signals::Signal;
@@ -21,7 +22,7 @@ use tokio::sync::watch;
 use super::args::Args;
 use super::config::Config;
 use super::pack::Volume;
-use super::send::{self, streamed};
+use super::send;
 use crate::proxy::error::{Error, Kind, Result};
 
 /// After a signal the process is gone within two seconds, whatever hangs.
@@ -29,7 +30,7 @@ const LAST_MOMENT: Duration = Duration::from_millis(1700);
 
 /// The program: arguments in (its name first), exit code out.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let args = match Args::parse_from_os(arguments) {
+    let args = match Args::try_parse_from(arguments) {
         Ok(args) => args,
         Err(error) => {
             // clap prints help to stdout, mistakes to stderr.
@@ -37,7 +38,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
         }
     };
-    serve::logs::init(serve::logs::klog_level(args.v), args.log_json);
+    serve::logs::init(serve::logs::klog_level(args.log.v), args.log.log_json);
     // One provider for all TLS of the process; a second call would be a no-op.
     drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
     match clone() {
@@ -93,7 +94,7 @@ async fn work(config: Config, mut stopped: watch::Receiver<Option<Signal>>) -> R
     serve_metric(metrics, owner_uid, read.clone(), size);
     tracing::info!(volume = %volume.path.display(), host = to.host, bytes = size, "cloning");
 
-    let (pieces, body) = streamed();
+    let (pieces, body) = serve::body::written();
     let (reading, counted) = (volume.clone(), read.clone());
     let packing = tokio::spawn(blocking(move || reading.write(pieces, &counted)?.end()));
     let sent = tokio::select! {

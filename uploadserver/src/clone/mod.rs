@@ -16,5 +16,4 @@ mod entry;
 mod pack;
 mod send;
 
-pub use args::Args;
 pub use entry::run;

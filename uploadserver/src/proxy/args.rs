@@ -1,17 +1,18 @@
 //! What was typed, and the environment: upstream's flags and variables, and ours. What it means is `config`'s.
 
-use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use api::upload::token::Target;
 use clap::{Parser, Subcommand};
 
+use crate::args::Log;
+
 /// The cluster's door for uploads. Stands in for cdi-uploadproxy: clients that show a token for a claim are passed on to
 /// the claim's upload server.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "uploadproxy", version, args_conflicts_with_subcommands = true)]
-pub struct Args {
+pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) serve: Serve,
     #[command(flatten)]
@@ -79,20 +80,6 @@ pub(crate) struct Serve {
     pub(crate) listen: SocketAddr,
 }
 
-/// What is logged.
-#[derive(Clone, Copy, Debug, clap::Args)]
-pub(crate) struct Log {
-    /// How much is logged: 1 info, 3 debug, 5 trace.
-    #[arg(short, long = "v", global = true, value_name = "N", num_args = 0..=1, default_value_t = 0, default_missing_value = "1")]
-    pub(crate) v: u8,
-    /// Log as JSON lines.
-    #[arg(long, global = true)]
-    pub(crate) log_json: bool,
-    /// Taken and ignored: klog's other flag that pods are given.
-    #[arg(long, global = true, hide = true)]
-    pub(crate) alsologtostderr: bool,
-}
-
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Command {
     /// Signs a token for an upload and prints it.
@@ -145,22 +132,12 @@ fn target(text: &str) -> Result<Target, String> {
     Target::parse(text).ok_or_else(|| "not a namespace and a name, / between them".to_owned())
 }
 
-impl Args {
-    /// Parses a command line, program name first.
-    ///
-    /// # Errors
-    /// clap's, which knows whether it is help, version or a mistake.
-    pub fn parse_from_os(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
-        Self::try_parse_from(arguments)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn parse(arguments: &[&str]) -> Result<Args, clap::Error> {
-        Args::parse_from_os(["uploadproxy"].iter().chain(arguments).map(OsString::from))
+        Args::try_parse_from(["uploadproxy"].iter().chain(arguments))
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use api::upload::token::{Grant, Signer};
+use clap::Parser as _;
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
@@ -22,7 +23,7 @@ use super::server::{LIMITS, Proxy};
 
 /// The program: arguments in (its name first), exit code out.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let args = match Args::parse_from_os(arguments) {
+    let args = match Args::try_parse_from(arguments) {
         Ok(args) => args,
         Err(error) => {
             // clap prints help to stdout, mistakes to stderr.

@@ -19,11 +19,10 @@ pub(crate) mod error;
 mod forward;
 mod keys;
 pub(crate) mod peer;
+mod progress;
 mod push;
 mod routes;
 mod server;
-mod stream;
 mod target;
 
-pub use args::Args;
 pub use entry::run;

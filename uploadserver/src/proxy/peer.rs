@@ -87,15 +87,7 @@ impl Own {
         if let Some(address) = known {
             return secure(dial(address).await?, host, tls).await;
         }
-        let mut last = None;
-        for port in PORTS {
-            match tokio::time::timeout(NEXT_PORT, dial((host, port))).await {
-                Ok(Ok(stream)) => return secure(stream, host, tls).await,
-                Ok(Err(error)) => last = Some(error),
-                Err(_) => {}
-            }
-        }
-        Err(last.unwrap_or_else(|| Error::new(Kind::Unreachable, format!("{host} does not answer"))))
+        secure(dial_first(host, PORTS).await?, host, tls).await
     }
 }
 
@@ -143,6 +135,22 @@ pub(crate) async fn dial(
         Ok(Err(error)) => Err(Error::with(Kind::Unreachable, failed(), error)),
         Err(_) => Err(Error::new(Kind::Unreachable, failed() + ": no answer")),
     }
+}
+
+/// Connects to the first of a host's ports that answers.
+///
+/// # Errors
+/// [`Kind::Unreachable`].
+pub(crate) async fn dial_first(host: &str, ports: [u16; 2]) -> Result<TcpStream> {
+    let mut last = None;
+    for port in ports {
+        match tokio::time::timeout(NEXT_PORT, dial((host, port))).await {
+            Ok(Ok(stream)) => return Ok(stream),
+            Ok(Err(error)) => last = Some(error),
+            Err(_) => {}
+        }
+    }
+    Err(last.unwrap_or_else(|| Error::new(Kind::Unreachable, format!("{host} does not answer"))))
 }
 
 /// Speaks TLS with who must be `host`.

@@ -1,5 +1,6 @@
 //! `uploadproxy push`: sends a file to a claim through a proxy, and goes on where it was when the connection breaks
-//! (draft-ietf-httpbis-resumable-upload). Not here: the bytes of the file on their way (`stream`).
+//! (draft-ietf-httpbis-resumable-upload). Not here: the file's bytes on their way (`serve::body`), how that is
+//! shown (`progress`).
 //!
 //! ```text
 //!             POST ────────────── 200 ─────────────────────────────────────────────► done
@@ -22,12 +23,13 @@ use http::request::Builder;
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt, Either, Empty, Limited};
 use rustls::ClientConfig;
+use serve::body::Made;
 
 use super::args::Push;
 use super::cluster::{Kubernetes, Reach};
 use super::error::{Error, Kind, Result};
 use super::peer::{dial, push_tls, roots, secure};
-use super::stream::{FileBody, Progress};
+use super::progress::Progress;
 
 /// How long is waited before the next try, and how often is looked whether a server has done its work.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -171,7 +173,7 @@ impl Site {
             Method::PATCH => request.header(OFFSET_HEADER, offset).header(CONTENT_TYPE, PARTIAL),
             _ => request.header(CONTENT_TYPE, "application/octet-stream"),
         };
-        let body = FileBody::new(file.clone(), offset, length, progress);
+        let body = progress.body(file.clone(), offset..length);
         let mut request = request.body(Either::Left(body)).map_err(nonsense)?;
         let told = Arc::new(Mutex::new(None));
         let hear = told.clone();
@@ -268,7 +270,7 @@ impl Site {
     }
 
     /// Sends a request over a connection of its own.
-    async fn send(&self, request: Request<Either<FileBody, Empty<Bytes>>>) -> Result<Answer> {
+    async fn send(&self, request: Request<Either<Made, Empty<Bytes>>>) -> Result<Answer> {
         let name = self.host.trim_start_matches('[').trim_end_matches(']');
         let stream = secure(dial((name, self.port)).await?, name, self.tls.clone()).await?;
         let broke = |e| Error::with(Kind::Unreachable, "the connection broke", e);

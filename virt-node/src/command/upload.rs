@@ -4,28 +4,25 @@
 //! Not here: the server's start ([`crate::daemon`]).
 
 use std::fs::File;
-use std::io::{self, IsTerminal, Read, Seek, SeekFrom};
+use std::io::{self, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use api::kind::Kind;
 use api::upload::{Way, archive_path};
-use bytes::Bytes;
 use clap::{Args, ValueEnum};
 use http::header::{CONTENT_TYPE, HOST};
 use http::{Request as HttpRequest, StatusCode};
 use http_body_util::{BodyExt, Limited};
-use hyper::body::{Body, Frame, SizeHint};
 use hyper_util::rt::TokioIo;
 use indicatif::{ProgressBar, ProgressStyle};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use serde_json::{Value, json};
+use serve::body;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
@@ -35,8 +32,6 @@ use crate::protocol::{Answer, Request, Target};
 
 /// How often it is looked.
 const LOOK: Duration = Duration::from_millis(200);
-/// Bytes that are read at once.
-const PIECE: usize = 256 << 10;
 /// Bytes of an answer that are read.
 const ANSWER_MAX: usize = 64 << 10;
 /// Tries after the first one, each from the file's start, as virtctl's.
@@ -160,23 +155,39 @@ pub(crate) fn upload(state: &Path, namespace: &str, typed: &ImageUpload) -> Resu
     let kind = Kind::DataVolume.name().to_owned();
     let target = Target { kind, namespace: namespace.to_owned(), name: typed.name.clone() };
     prepare(&mut daemon, &target, typed)?;
-    let site = ready(&mut daemon, &target, typed.wait_secs)?;
-    say(&format!("Uploading data to {namespace}/{}", target.name))?;
+    say(&format!("Waiting for PVC {} upload server to be ready...", target.name))?;
     let path = match typed.archive_path {
         Some(_) => archive_path(""),
         None => format!("/v1beta1/{}", Way::Async.word()),
     };
+    let (image, bar) = (Arc::new(image), bar(length));
     let mut tries = 0..RETRIES;
     loop {
-        image.seek(SeekFrom::Start(0)).map_err(unread)?;
-        match send(&site, &path, &image, length) {
+        // Asked for each try: a server that was killed is followed by another one, elsewhere and with other certificates.
+        let Some(site) = ready(&mut daemon, &target, typed.wait_secs)? else {
+            // Its answer was lost; whoever did not send everything has not filled it.
+            if bar.position() == length {
+                break;
+            }
+            let text = format!("DataVolume {namespace}/{} was filled by somebody else", target.name);
+            return Err(Error::new(ErrorKind::Content, text));
+        };
+        if tries.start == 0 {
+            say(&format!("Uploading data to {namespace}/{}", target.name))?;
+        }
+        match send(&site, &path, &image, length, &bar) {
             Ok(()) => break,
-            Err((error, _)) if tries.next().is_none() => return Err(error),
-            Err((error, Again::Never)) => return Err(error),
-            Err((error, Again::Later)) => say(&format!("{}; trying again", error.chain()))?,
+            Err((error, Again::Later)) if tries.next().is_some() => {
+                say(&format!("{}; trying again", error.chain()))?;
+            }
+            Err((error, Again::Later | Again::Never)) => {
+                bar.abandon();
+                return Err(error);
+            }
         }
         sleep(Duration::from_secs(1));
     }
+    bar.finish();
     done(&mut daemon, &target)?;
     say(&format!("Uploading {} completed successfully", file.display()))
 }
@@ -215,17 +226,16 @@ struct Site {
     tls: Arc<ClientConfig>,
 }
 
-/// Waits until the volume can be filled.
-fn ready(daemon: &mut Daemon, target: &Target, seconds: u64) -> Result<Site, Error> {
+/// Waits until the volume can be filled; `None` when it is.
+fn ready(daemon: &mut Daemon, target: &Target, seconds: u64) -> Result<Option<Site>, Error> {
     let Target { namespace, name, .. } = target;
-    say(&format!("Waiting for PVC {name} upload server to be ready..."))?;
     let until = Instant::now() + Duration::from_secs(seconds);
     loop {
         let request = Request::Upload { namespace: namespace.clone(), name: name.clone() };
         match daemon.call(request) {
             Ok(Answer::Upload { port, authority, certificate, key }) => {
                 let tls = client(&authority, &certificate, &key)?;
-                return Ok(Site { port, tls: Arc::new(tls) });
+                return Ok(Some(Site { port, tls: Arc::new(tls) }));
             }
             Ok(_) => {
                 let text = "the daemon answers something else than it was asked";
@@ -238,8 +248,14 @@ fn ready(daemon: &mut Daemon, target: &Target, seconds: u64) -> Result<Site, Err
                 );
                 return Err(Error::new(ErrorKind::System, text));
             }
-            // Its volume is being made.
-            Err(error) if error.kind() == ErrorKind::Content => sleep(LOOK),
+            Err(error) if error.kind() == ErrorKind::Content => {
+                let Some(found) = daemon.object(target)? else { return Err(error) };
+                if text(&found, "/status/phase") == "Succeeded" {
+                    return Ok(None);
+                }
+                // Its volume is being made, or its server.
+                sleep(LOOK);
+            }
             Err(error) => return Err(error),
         }
     }
@@ -268,13 +284,19 @@ enum Again {
     Never,
 }
 
-/// One try.
-fn send(site: &Site, path: &str, image: &File, length: u64) -> Result<(), (Error, Again)> {
+/// One try. `bar` shows how far it is.
+fn send(
+    site: &Site,
+    path: &str,
+    image: &Arc<File>,
+    length: u64,
+    bar: &ProgressBar,
+) -> Result<(), (Error, Again)> {
     let broke = |error: io::Error| {
         (Error::with(ErrorKind::System, "the connection to the upload server broke", error), Again::Later)
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(broke)?;
-    let image = image.try_clone().map_err(broke)?;
+    bar.set_position(0);
     runtime.block_on(async {
         let stream = TcpStream::connect(("127.0.0.1", site.port)).await.map_err(broke)?;
         let name = ServerName::try_from(HOST_NAME).map_err(io::Error::other).map_err(broke)?;
@@ -283,10 +305,12 @@ fn send(site: &Site, path: &str, image: &File, length: u64) -> Result<(), (Error
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(lost)?;
         let connection = tokio::spawn(connection);
+        let shown = bar.clone();
+        let body = body::of_file(Arc::clone(image), 0..length, move |sent| shown.inc(sent));
         let request = HttpRequest::post(path)
             .header(HOST, HOST_NAME)
             .header(CONTENT_TYPE, "application/octet-stream")
-            .body(Sent::new(image, length))
+            .body(body)
             .map_err(|error| broke(io::Error::other(error)))?;
         let (head, body) = sender.send_request(request).await.map_err(lost)?.into_parts();
         let body = Limited::new(body, ANSWER_MAX).collect().await;
@@ -303,55 +327,15 @@ fn send(site: &Site, path: &str, image: &File, length: u64) -> Result<(), (Error
     })
 }
 
-/// A file on its way, and how far it is.
-struct Sent {
-    file: File,
-    left: u64,
-    bar: ProgressBar,
-}
-
-impl Sent {
-    fn new(file: File, length: u64) -> Self {
-        let bar = if io::stderr().is_terminal() { ProgressBar::new(length) } else { ProgressBar::hidden() };
-        let style = "{wide_bar} {percent:>3} %  {binary_bytes} of {binary_total_bytes}  {binary_bytes_per_sec}  {eta}";
-        if let Ok(style) = ProgressStyle::with_template(style) {
-            bar.set_style(style);
-        }
-        Self { file, left: length, bar }
+/// How far a file of this length is on its way; seen on a terminal only.
+fn bar(length: u64) -> ProgressBar {
+    let bar = ProgressBar::new(length);
+    let style =
+        "{wide_bar} {percent:>3} %  {binary_bytes} of {binary_total_bytes}  {binary_bytes_per_sec}  {eta}";
+    if let Ok(style) = ProgressStyle::with_template(style) {
+        bar.set_style(style);
     }
-}
-
-impl Body for Sent {
-    type Data = Bytes;
-    type Error = io::Error;
-
-    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        if self.left == 0 {
-            return Poll::Ready(None);
-        }
-        // Nothing else runs on this thread that a slow disk could hold up.
-        let mut piece = vec![0; usize::try_from(self.left).unwrap_or(PIECE).min(PIECE)];
-        Poll::Ready(Some(self.file.read_exact(&mut piece).map(|()| {
-            let size = piece.len() as u64;
-            self.left -= size;
-            self.bar.inc(size);
-            Frame::data(piece.into())
-        })))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.left == 0
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.left)
-    }
-}
-
-impl Drop for Sent {
-    fn drop(&mut self) {
-        if self.left == 0 { self.bar.finish() } else { self.bar.abandon() }
-    }
+    bar
 }
 
 /// Waits until the volume is filled.
