@@ -16,7 +16,7 @@ use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
@@ -35,6 +35,8 @@ pub(crate) struct Limits {
     pub(crate) connections: u32,
     /// Bytes of a head at most, and of a body that are read at once.
     pub(crate) read_at_once: usize,
+    /// Bytes that are taken out of a socket at once, before TLS: by itself that asks for no more than a record.
+    pub(crate) taken_at_once: usize,
     /// How long requests that run when everything is to end are waited for.
     pub(crate) closing: Duration,
 }
@@ -112,6 +114,7 @@ pub(crate) async fn serve<A: Answering>(
             // Answers are small and awaited.
             let _unneeded = stream.set_nodelay(true);
             keep_alive(&stream);
+            let stream = BufReader::with_capacity(limits.taken_at_once, stream);
             match tokio::time::timeout(PATIENCE, acceptor.accept(stream)).await {
                 Ok(Ok(stream)) => {
                     let certificates = stream.get_ref().1.peer_certificates();

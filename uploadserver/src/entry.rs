@@ -28,6 +28,9 @@ use crate::server::{self, Server};
 const TICK: Duration = Duration::from_millis(250);
 /// Who comes just after the upload still learns that it was.
 const LAST_ANSWERS: Duration = Duration::from_millis(500);
+/// A piece of memory of this size, mapped and given back, has glibc keep free memory below twice of it (mallopt(3),
+/// M_TRIM_THRESHOLD). What a connection reads is given back at once, and else came anew from the kernel, page by page.
+const KEPT: usize = 4 << 20;
 /// After a signal the process is gone within two seconds, whatever hangs.
 const LAST_MOMENT: Duration = Duration::from_millis(1700);
 
@@ -61,8 +64,9 @@ fn serve() -> Result<ExitCode, Error> {
         let _ = stop.send(Some(signal));
     })
     .map_err(|e| Error::with(Kind::Process, "cannot watch for signals", e))?;
+    drop(std::hint::black_box(Vec::<u8>::with_capacity(KEPT)));
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
+        .worker_threads(1)
         .enable_all()
         .build()
         .map_err(|e| Error::with(Kind::Process, "cannot start the runtime", e))?;

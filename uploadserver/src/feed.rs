@@ -2,6 +2,7 @@
 //! may break and another one go on, if the upload is resumable; the reader only sees a pause. Not here: what requests
 //! say (`routes`, `resume`), what the bytes are (`content`).
 
+use std::collections::VecDeque;
 use std::io::{self, Read};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -77,7 +78,17 @@ pub(crate) fn feed(length: Option<u64>, runtime: Handle) -> (Feed, Reader) {
         state: Mutex::new(state),
         cancelled,
     };
-    (feed, Reader { queue, cancelled: watched, runtime, piece: Bytes::new(), ended: false })
+    (
+        feed,
+        Reader {
+            queue,
+            cancelled: watched,
+            runtime,
+            taken: VecDeque::new(),
+            piece: Bytes::new(),
+            ended: false,
+        },
+    )
 }
 
 /// Says that a body is sent, until it is dropped: futures of broken connections just end.
@@ -192,6 +203,8 @@ pub(crate) struct Reader {
     queue: mpsc::Receiver<Piece>,
     cancelled: watch::Receiver<bool>,
     runtime: Handle,
+    /// Pieces that are read next: as many as were there at once, so that one wake is for all of them.
+    taken: VecDeque<Piece>,
     piece: Bytes,
     ended: bool,
 }
@@ -199,17 +212,19 @@ pub(crate) struct Reader {
 impl Reader {
     /// The next piece; `None` when the upload was ended from outside.
     fn next(&mut self) -> Option<Piece> {
-        if let Ok(piece) = self.queue.try_recv() {
-            return Some(piece);
+        if self.taken.is_empty() {
+            let Self { queue, cancelled, runtime, .. } = self;
+            let mut pieces = Vec::with_capacity(QUEUE);
+            runtime.block_on(async {
+                tokio::select! {
+                    biased;
+                    _ = cancelled.wait_for(|cancelled| *cancelled) => {}
+                    _ = queue.recv_many(&mut pieces, QUEUE) => {}
+                }
+            });
+            self.taken = pieces.into();
         }
-        let Self { queue, cancelled, runtime, .. } = self;
-        runtime.block_on(async {
-            tokio::select! {
-                biased;
-                _ = cancelled.wait_for(|cancelled| *cancelled) => None,
-                piece = queue.recv() => piece,
-            }
-        })
+        self.taken.pop_front()
     }
 }
 

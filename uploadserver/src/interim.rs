@@ -1,5 +1,6 @@
 //! Interim answers (1xx), which hyper's server has none of but 100: bytes that go out before its answer does, while it
-//! waits for the rest of a request. Not here: when there may be one.
+//! waits for the rest of a request. And reading as much at once as there is: TLS gives a record at a time. Not here: when
+//! there may be an interim answer.
 
 use std::io;
 use std::pin::Pin;
@@ -13,6 +14,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 pub(crate) struct Interim<S> {
     stream: S,
     queue: Queue,
+    /// Why nothing comes any more, to be told behind the bytes that came before.
+    broken: Option<io::Error>,
 }
 
 /// The bytes that wait.
@@ -45,7 +48,7 @@ impl<S> Interim<S> {
     /// `stream`, and where to put bytes.
     pub(crate) fn new(stream: S) -> (Self, Queue) {
         let queue = Queue::default();
-        (Self { stream, queue: queue.clone() }, queue)
+        (Self { stream, queue: queue.clone(), broken: None }, queue)
     }
 }
 
@@ -78,7 +81,24 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Interim<S> {
         if let Poll::Ready(Err(error)) = self.poll_queue(context) {
             return Poll::Ready(Err(error));
         }
-        Pin::new(&mut self.stream).poll_read(context, buffer)
+        if let Some(error) = self.broken.take() {
+            return Poll::Ready(Err(error));
+        }
+        let before = buffer.filled().len();
+        loop {
+            let had = buffer.filled().len();
+            let read = Pin::new(&mut self.stream).poll_read(context, buffer);
+            let (came, more) = (buffer.filled().len() > before, buffer.filled().len() > had);
+            match read {
+                Poll::Ready(Ok(())) if more && buffer.remaining() > 0 => {}
+                Poll::Ready(Err(error)) if came => {
+                    self.broken = Some(error);
+                    return Poll::Ready(Ok(()));
+                }
+                Poll::Pending if came => return Poll::Ready(Ok(())),
+                Poll::Ready(_) | Poll::Pending => return read,
+            }
+        }
     }
 }
 
@@ -101,5 +121,72 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Interim<S> {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use tokio::io::AsyncReadExt;
+
+    use super::*;
+
+    /// Gives one of these at a time.
+    struct Records(VecDeque<Poll<io::Result<&'static [u8]>>>);
+
+    impl AsyncRead for Records {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            context: &mut Context<'_>,
+            buffer: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            match self.0.pop_front() {
+                Some(Poll::Ready(record)) => Poll::Ready(record.map(|record| buffer.put_slice(record))),
+                Some(Poll::Pending) => {
+                    context.waker().wake_by_ref();
+                    Poll::Pending
+                }
+                None => Poll::Ready(Ok(())),
+            }
+        }
+    }
+
+    impl AsyncWrite for Records {
+        fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+            Poll::Ready(Ok(bytes.len()))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    #[tokio::test]
+    async fn as_much_is_read_as_there_is_and_the_end_comes_last() {
+        let given = |bytes| Poll::Ready(Ok::<&'static [u8], _>(bytes));
+        let records = [
+            given(b"ab"),
+            given(b"cd"),
+            Poll::Pending,
+            given(b"ef"),
+            Poll::Ready(Err(io::ErrorKind::InvalidData.into())),
+        ];
+        let (mut stream, _queue) = Interim::new(Records(records.into()));
+        let mut buffer = [0; 16];
+        for expected in [&b"abcd"[..], b"ef"] {
+            let read = stream.read(&mut buffer).await.unwrap();
+            assert_eq!(&buffer[..read], expected);
+        }
+        assert_eq!(stream.read(&mut buffer).await.unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(stream.read(&mut buffer).await.unwrap(), 0);
+        // No more than there is room for.
+        let (mut stream, _queue) = Interim::new(Records([given(b"ab"), given(b"cd")].into()));
+        assert_eq!(stream.read(&mut buffer[..2]).await.unwrap(), 2);
+        assert_eq!(stream.read(&mut buffer[..2]).await.unwrap(), 2);
     }
 }

@@ -25,7 +25,8 @@ use crate::upload::Upload;
 use crate::{digest, form, resume};
 
 /// What connections may take.
-pub(crate) const LIMITS: Limits = Limits { connections: 256, read_at_once: 256 << 10, closing: DRAIN };
+pub(crate) const LIMITS: Limits =
+    Limits { connections: 256, read_at_once: 256 << 10, taken_at_once: 64 << 10, closing: DRAIN };
 
 /// What requests need.
 pub(crate) struct Server {

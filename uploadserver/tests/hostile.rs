@@ -22,6 +22,7 @@ use std::net::TcpStream;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
+use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use cases::{Case, cases};
@@ -261,7 +262,8 @@ impl Door<'_> {
     }
 
     /// Connections whose bytes come one by one, some in a handshake, some in the head of a request. All of them are cut off.
-    fn trickle(&self, connections: u64) {
+    /// `there` is told when all of them are.
+    fn trickle(&self, connections: u64, there: &Sender<()>) {
         let mut open = Vec::new();
         for _ in 0..connections {
             let stream = (self.connect)();
@@ -272,6 +274,7 @@ impl Door<'_> {
         for client in &mut heads {
             client.send(b"POST /").unwrap();
         }
+        there.send(()).unwrap();
         // The beginning of a handshake that would be a long one.
         let hello = [&[0x16, 3, 1, 0x3f, 0xff, 1, 0, 0x3f, 0xfb, 3, 3][..], &[7; 600]].concat();
         let begun = Instant::now();
@@ -324,8 +327,10 @@ fn beside(door: &Door<'_>, pod: &mut Pod) {
     });
     door.knock();
     std::thread::scope(|scope| {
-        let trickling = scope.spawn(|| door.trickle(count(60, 1000)));
-        std::thread::sleep(Duration::from_secs(2));
+        let (there, all_there) = channel();
+        let trickling = scope.spawn(move || door.trickle(count(60, 1000), &there));
+        // The door is there as long as the upload is.
+        all_there.recv_timeout(Duration::from_secs(100)).unwrap();
         for piece in rest.chunks(200_000) {
             good.send(piece).unwrap();
             std::thread::sleep(Duration::from_millis(100));

@@ -23,8 +23,12 @@ use super::routes::{Asked, asked};
 use super::target::{Step, server_path, step};
 
 /// What connections may take. Uploads that run when the proxy is to end are waited for, as long as its pod is let.
-pub(crate) const LIMITS: Limits =
-    Limits { connections: 1024, read_at_once: 16 << 10, closing: Duration::from_secs(24 * 3600) };
+pub(crate) const LIMITS: Limits = Limits {
+    connections: 1024,
+    read_at_once: 16 << 10,
+    taken_at_once: 20 << 10,
+    closing: Duration::from_secs(24 * 3600),
+};
 /// How long a server that is not ready is waited for, and how often is looked; upstream's numbers.
 const WAIT: Duration = Duration::from_secs(10);
 const AGAIN: Duration = Duration::from_secs(1);
