@@ -51,18 +51,25 @@ const ROUNDS: usize = 5;
 const CODE: &[u8] = &[0xba, 0xf8, 0x03, 0xb0, b'K', 0xee, 0xfa, 0xf4, 0xeb, 0xfd];
 
 /// libvirt's daemons in a mount namespace; `$1` is a folder with what they keep, their configuration and the domain, if it
-/// has one. What runs ends with them.
+/// has one. What runs ends with them. The users' files are those of the machine with libvirt's own user, which must be
+/// there before its configuration says another one.
 const DAEMONS: &str = r#"
 set -e
 mkdir -p /run/libvirt /var/lib/libvirt /var/cache/libvirt /etc/libvirt
+for file in passwd group; do
+    cp /etc/$file "$1/$file"
+    [ $file = group ] && rest= || rest=64055:libvirt:/var/lib/libvirt:/usr/sbin/nologin
+    grep -q ^libvirt-qemu: "$1/$file" || echo "libvirt-qemu:x:64055:$rest" >> "$1/$file"
+    mount --bind "$1/$file" /etc/$file
+done
 mount --bind "$1/run" /run/libvirt
 mount --bind "$1/lib" /var/lib/libvirt
 mount --bind "$1/cache" /var/cache/libvirt
 mount --bind "$1/etc" /etc/libvirt
 rm -f /run/libvirt/libvirt-sock
 echo go
-virtlogd & logger=$!
-libvirtd -f "$1/etc/libvirtd.conf" & daemon=$!
+virtlogd --pid-file /run/libvirt/virtlogd.pid & logger=$!
+libvirtd -f "$1/etc/libvirtd.conf" --pid-file /run/libvirt/libvirtd.pid & daemon=$!
 end() {
     for name in $(virsh -c qemu:///system list --name 2>/dev/null); do
         virsh -c qemu:///system destroy "$name" >/dev/null 2>&1 || true
@@ -71,7 +78,7 @@ end() {
     wait
 }
 trap end EXIT
-while [ ! -S /run/libvirt/libvirt-sock ]; do sleep 0.002; done
+while [ ! -S /run/libvirt/libvirt-sock ]; do kill -0 $daemon; sleep 0.002; done
 [ ! -e "$1/domain.xml" ] || virsh -c qemu:///system create "$1/domain.xml" >/dev/null
 echo "runs $daemon $logger"
 read -r _ || true
