@@ -454,6 +454,13 @@ pub(crate) enum Asked {
         /// Bytes, a multiple of 512.
         size: u64,
     },
+    /// Give it processors and memory, where it has less.
+    Grow {
+        /// Processors, whole sockets of them.
+        processors: u32,
+        /// Bytes of memory, more than at the start by a multiple of 2 MiB.
+        memory: u64,
+    },
     /// Give it one more network interface: `interfaces`' entry of a launch document.
     AttachInterface {
         /// File with the interface as JSON; - is standard input.

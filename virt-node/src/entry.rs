@@ -269,6 +269,7 @@ fn ask(folder: &Path, asked: Asked) -> Result<Answer, Error> {
         Asked::AttachDisk { file } => Request::AttachDisk(Box::new(entry(&file)?)),
         Asked::AttachInterface { file } => Request::AttachInterface(Box::new(entry(&file)?)),
         Asked::ResizeDisk { name, size } => Request::ResizeDisk { name, size },
+        Asked::Grow { processors, memory } => Request::Grow { processors, memory },
         Asked::DetachDisk { name } => Request::DetachDisk(name),
         Asked::DetachInterface { name } => Request::DetachInterface(name),
         Asked::Agent { command, timeout } => Request::Agent { command, timeout_seconds: timeout },

@@ -138,6 +138,24 @@ fn a_request_to_end_reaches_a_worker_that_is_just_starting() {
 }
 
 #[test]
+fn a_grace_goes_on_under_the_next_worker() {
+    let mut launcher = Launcher::new();
+    launcher.launch(&launcher.document(HALTS));
+    launcher.until_serial("K");
+    let begun = Instant::now();
+    launcher.ask(Request::Shutdown { grace_seconds: Some(5) }).unwrap();
+    launcher.until(State::Stopping);
+    // Nobody asks again, and nobody told the first process.
+    for _ in 0..2 {
+        kill(launcher.worker(), Signal::KILL);
+        let status = launcher.status();
+        assert!(matches!(status.state, State::Stopping | State::Ended), "{status:?}");
+    }
+    launcher.ends(Cause::Killed);
+    assert!(begun.elapsed() >= Duration::from_secs(5), "not before: {:?}", begun.elapsed());
+}
+
+#[test]
 fn a_launcher_without_a_guest_ends_when_it_is_asked() {
     let mut launcher = Launcher::new();
     launcher.until(State::Waiting);

@@ -140,6 +140,9 @@ fn cloud_init_and_the_agent_of_a_whole_debian_know_their_machine() {
     until_agent(&daemon, "sata");
     let told = agent(&daemon, "sata", "{\"execute\": \"guest-get-osinfo\"}");
     assert_eq!(told["return"]["id"], "debian", "{told}");
+    eventually_within(BOOT, "what the guest is", || {
+        (daemon.object("vmi/sata")?["status"]["guestOSInfo"]["id"] == "debian").then_some(())
+    });
     daemon.says(&["delete", "drive", "--force"]);
 
     // Systemd obeys the power button; the next run is the same instance, for which all was done.

@@ -121,6 +121,13 @@ fn linux_sees_its_disks_come_go_and_grow_and_finds_again_what_it_wrote() {
     assert_eq!(template["domain"]["devices"]["disks"][4]["serial"], "extra");
     assert!(!has_condition(&daemon, "linux", "RestartRequired"));
 
+    // What the disks are called is told.
+    eventually("targets", || {
+        let target = |name| volume(&daemon, "linux", name).map(|one| one["target"].clone());
+        let wanted = [("root", "vda"), ("kept", "vdb"), ("config", "vdd"), ("extra", "sda")];
+        wanted.iter().all(|(name, dev)| target(name).is_some_and(|told| told == *dev)).then_some(())
+    });
+
     // Its claim grows, and so does a disk that was there from the start; Linux is told.
     daemon.says(&[
         "run",
@@ -157,6 +164,73 @@ fn write(daemon: &Daemon, text: &str) -> String {
     let file = daemon.path("more.yaml");
     fs::write(&file, text).unwrap();
     file.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn linux_gets_processors_and_memory_while_it_runs() {
+    let mut daemon = Daemon::start();
+    let image = daemon.path("linux.img");
+    linux::disk(&image);
+    let source = format!("{{http: {{url: \"file://{}\"}}}}", image.display());
+    let document = |sockets: u32, memory: &str| {
+        machine("linux", "Always", &source, "")
+            .replace(
+                "memory: {guest: 64Mi}",
+                &format!("cpu: {{sockets: {sockets}}}\n        memory: {{guest: {memory}}}"),
+            )
+            .replace("8Mi", "64Mi")
+            .replace("disableHotplug: true, ", "")
+            .replace("disks: [{name: root}]", "disks: [{name: root, disk: {bus: virtio}}]")
+    };
+    let size = |daemon: &Daemon| {
+        let serial = daemon.serial("linux");
+        let line = serial.lines().rfind(|line| line.starts_with("guest: size "))?;
+        let mut numbers =
+            line.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse::<u32>().ok());
+        Some((numbers.next()?, numbers.next()?))
+    };
+    let until_size = |daemon: &Daemon, processors: u32, mebibytes: u32| {
+        eventually(&format!("{processors} processors, {mebibytes} MiB: {}", daemon.log()), || {
+            size(daemon).filter(|(count, memory)| *count == processors && *memory > mebibytes)
+        });
+    };
+    let told = |daemon: &Daemon| daemon.object("vmi/linux").unwrap()["status"].clone();
+    daemon.run(&document(1, "1Gi"));
+    until_size(&daemon, 1, 800);
+    let first = told(&daemon);
+    assert_eq!(
+        (&first["currentCPUTopology"]["sockets"], &first["memory"]["guestCurrent"]),
+        (&1.into(), &"1Gi".into())
+    );
+
+    daemon.run(&document(2, "1280Mi"));
+    until_size(&daemon, 2, 1050);
+    eventually("the same told", || {
+        let status = told(&daemon);
+        let memory = &status["memory"];
+        let all = status["currentCPUTopology"]["sockets"] == 2
+            && (&memory["guestAtBoot"], &memory["guestRequested"]) == (&"1Gi".into(), &"1280Mi".into())
+            && memory["guestCurrent"] == "1280Mi";
+        (all && !has_condition(&daemon, "linux", "HotMemoryChange")).then_some(())
+    });
+    assert!(!has_condition(&daemon, "linux", "RestartRequired"));
+
+    // What it has is known to the next daemon and the next worker, and grows under them.
+    daemon.end(rustix::process::Signal::KILL);
+    daemon::kill(daemon.process(" worker ").unwrap(), rustix::process::Signal::KILL);
+    daemon.again();
+    daemon.run(&document(3, "1536Mi"));
+    until_size(&daemon, 3, 1300);
+    assert_eq!(told(&daemon)["memory"]["guestAtBoot"], "1Gi");
+
+    // Less, and more than there is room for, waits for another run.
+    for (sockets, memory) in [(1, "1536Mi"), (3, "1Gi"), (3, "64Gi")] {
+        daemon.run(&document(sockets, memory));
+        eventually("it is told", || has_condition(&daemon, "linux", "RestartRequired").then_some(()));
+    }
+    daemon.run(&document(3, "1536Mi"));
+    eventually("nothing to tell", || (!has_condition(&daemon, "linux", "RestartRequired")).then_some(()));
+    daemon.says(&["delete", "linux", "--force"]);
 }
 
 #[test]

@@ -193,8 +193,20 @@ fn a_qemu_that_is_killed_is_a_crash() {
     launcher.ends(Cause::Crashed);
 }
 
-/// A disk with Debian's kernel, and a first process that obeys the power button.
-fn linux(folder: &Path) {
+/// Debian's kernel, and a first process that obeys the power button, with time enough for it.
+fn linux() -> Launcher {
+    let launcher = Launcher::new();
+    let mut document = launcher.document(&[]);
+    linux_disk(launcher.folder());
+    document.memory.guest = 256 << 20;
+    document.memory.max_guest = 256 << 20;
+    document.grace_seconds = 600;
+    launcher.launch(&document);
+    launcher.until_serial("guest: up");
+    launcher
+}
+
+fn linux_disk(folder: &Path) {
     let init = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/button_init");
     let work = tempfile::tempdir().unwrap();
     let tree = guests::Tree::new(work.path(), &[], "sh mount modprobe dd poweroff sleep", &init);
@@ -222,14 +234,7 @@ fn what_a_guest_writes_for_ever_is_kept_short() {
 
 #[test]
 fn linux_reboots_when_it_is_asked_and_is_the_same_guest() {
-    let mut launcher = Launcher::new();
-    let mut document = launcher.document(&[]);
-    linux(launcher.folder());
-    document.memory.guest = 256 << 20;
-    document.memory.max_guest = 256 << 20;
-    document.grace_seconds = 600;
-    launcher.launch(&document);
-    launcher.until_serial("guest: up");
+    let mut launcher = linux();
     let qemu = launcher.qemu();
     let mut watcher = launcher.client();
     watcher.call(Request::Watch).unwrap();
@@ -246,14 +251,7 @@ fn linux_reboots_when_it_is_asked_and_is_the_same_guest() {
 
 #[test]
 fn linux_obeys_its_power_button_inside_the_grace() {
-    let mut launcher = Launcher::new();
-    let mut document = launcher.document(&[]);
-    linux(launcher.folder());
-    document.memory.guest = 256 << 20;
-    document.memory.max_guest = 256 << 20;
-    document.grace_seconds = 600;
-    launcher.launch(&document);
-    launcher.until_serial("guest: up");
+    let mut launcher = linux();
     // One that stands still hears it too.
     launcher.ask(Request::Pause).unwrap();
     kill(launcher.outer(), Signal::TERM);

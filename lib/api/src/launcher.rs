@@ -13,6 +13,8 @@
 //!
 //! Not here: sockets, libvirt.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use thiserror::Error;
@@ -99,6 +101,15 @@ pub enum Request {
         name: String,
         /// Bytes, a multiple of 512.
         size: u64,
+    },
+    /// Give the guest as many processors, and as much memory, where it has less; it keeps what it has more. It was started
+    /// with room for them ([`crate::launch::Cpu::max_sockets`], [`crate::launch::Memory::max_guest`]). The guest takes
+    /// memory in its time. Answered with [`Answer::Status`].
+    Grow {
+        /// Whole sockets of them.
+        processors: u32,
+        /// Bytes, more than at the start by a multiple of 2 MiB.
+        memory: u64,
     },
     /// Give the guest one more network interface. Answered as for a disk.
     AttachInterface(Box<Interface>),
@@ -196,6 +207,22 @@ pub struct Status {
     /// Whether its agent is there.
     #[serde(default)]
     pub agent: bool,
+    /// What it has of processors and memory; `None`: there is no guest.
+    #[serde(default)]
+    pub size: Option<Size>,
+    /// What its disks are called there, such as `vda`, by their names.
+    #[serde(default)]
+    pub targets: BTreeMap<String, String>,
+}
+
+/// What a guest has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Size {
+    /// Processors that are plugged in.
+    pub processors: u32,
+    /// Bytes of memory that it has taken.
+    pub memory: u64,
 }
 
 /// How a guest ended, and when.

@@ -1,6 +1,6 @@
 //! `virt-node run`: documents are kept, and what becomes of their guests is told, a line for each step, until they run.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ const STILL: [&str; 3] = ["Stopped", "Succeeded", "Failed"];
 /// Looks after which a guest that is still is not going to run.
 const PATIENCE: u32 = 50;
 /// Starts that fail before it is not waited for any more: what they lack does not come by itself.
-const STARTS: usize = 4;
+const STARTS: u32 = 4;
 
 /// What was typed.
 pub(crate) struct Run {
@@ -35,6 +35,8 @@ struct Guest {
     ran: bool,
     /// Looks in a row that found it still, and that it never ran.
     still: u32,
+    /// Starts of it that failed.
+    failures: u32,
 }
 
 /// Keeps the documents, starts their guests, and follows them.
@@ -69,7 +71,7 @@ pub(crate) fn run(state: &Path, typed: &Run, texts: Vec<(String, Vec<u8>)>) -> R
         say(&format!("{} {}/{} {}", target.kind, target.namespace, target.name, change.word()))?;
         let kinds = [Kind::VirtualMachine.name(), Kind::VirtualMachineInstance.name()];
         if kinds.contains(&target.kind.as_str()) {
-            guests.push(Guest { target, ran: false, still: 0 });
+            guests.push(Guest { target, ran: false, still: 0, failures: 0 });
         }
     }
     for guest in &guests {
@@ -128,7 +130,7 @@ fn follow(
     mut seen: Vec<(String, u64)>,
     typed: &Run,
 ) -> Result<bool, Error> {
-    let mut told = Told::default();
+    let mut told = Progress::new();
     loop {
         tell(daemon, guests, &mut seen, &mut told)?;
         let mut states = Vec::new();
@@ -138,12 +140,10 @@ fn follow(
             guest.still = if STILL.contains(&state.as_str()) && !guest.ran { guest.still + 1 } else { 0 };
             states.push(state);
         }
-        if let Some((guest, state)) =
-            guests.iter().zip(&states).find(|(_, state)| TROUBLE.contains(&state.as_str()))
-        {
+        if let Some(place) = states.iter().position(|state| TROUBLE.contains(&state.as_str())) {
             // The reason may have come after what was told last.
             tell(daemon, guests, &mut seen, &mut told)?;
-            let Target { namespace, name, .. } = &guest.target;
+            let (Target { namespace, name, .. }, state) = (&guests[place].target, &states[place]);
             let text = format!(
                 "{namespace}/{name}: {state}; the daemon tries again, virt-node events -n {namespace} {name} tells"
             );
@@ -156,12 +156,9 @@ fn follow(
             );
             return Err(Error::new(ErrorKind::Content, text));
         }
-        if let Some(Guest { target: Target { namespace, name, .. }, .. }) = guests.iter().find(|guest| {
-            let failed = |(namespace, name): &&(String, String)| {
-                *namespace == guest.target.namespace && *name == guest.target.name
-            };
-            !guest.ran && told.failures.iter().filter(failed).count() >= STARTS
-        }) {
+        if let Some(Guest { target: Target { namespace, name, .. }, .. }) =
+            guests.iter().find(|guest| !guest.ran && guest.failures >= STARTS)
+        {
             let text = format!("{namespace}/{name} cannot be started; the daemon tries again");
             return Err(Error::new(ErrorKind::System, text));
         }
@@ -214,36 +211,34 @@ fn stop(daemon: &mut Daemon, guests: &mut [Guest]) -> Result<(), Error> {
     Ok(())
 }
 
-/// What was told.
-#[derive(Default)]
-struct Told {
-    /// Volumes and how far they were, in per cent.
-    progress: Vec<(String, String)>,
-    /// Namespaces and names of guests, once for each start that failed.
-    failures: Vec<(String, String)>,
-}
+/// Volumes, and how far they were, in per cent.
+type Progress = BTreeMap<String, String>;
 
 /// Tells what is new.
 fn tell(
     daemon: &mut Daemon,
-    guests: &[Guest],
+    guests: &mut [Guest],
     seen: &mut Vec<(String, u64)>,
-    told: &mut Told,
+    told: &mut Progress,
 ) -> Result<(), Error> {
-    let namespaces: BTreeSet<&str> = guests.iter().map(|guest| guest.target.namespace.as_str()).collect();
+    let namespaces: BTreeSet<String> = guests.iter().map(|guest| guest.target.namespace.clone()).collect();
     for namespace in namespaces {
-        if !seen.iter().any(|(of, _)| of == namespace) {
-            seen.push((namespace.to_owned(), 0));
+        if !seen.iter().any(|(of, _)| *of == namespace) {
+            seen.push((namespace.clone(), 0));
         }
-        let Some((_, after)) = seen.iter_mut().find(|(of, _)| of == namespace) else { continue };
-        let request = Request::Events { namespace: namespace.to_owned(), name: None, after: *after };
+        let Some((_, after)) = seen.iter_mut().find(|(of, _)| *of == namespace) else { continue };
+        let request = Request::Events { namespace: namespace.clone(), name: None, after: *after };
         let Answer::Events(events) = daemon.call(request)? else { continue };
         for event in events {
             *after = event.number;
             let mark = if event.warning { "! " } else { "" };
             say(&format!("{mark}{} {}: {}: {}", event.kind, event.name, event.reason, event.message))?;
-            if event.reason == "StartFailed" {
-                told.failures.push((namespace.to_owned(), event.name));
+            let failed = event.reason == "StartFailed";
+            let of = |guest: &&mut Guest| {
+                guest.target.namespace == event.namespace && guest.target.name == event.name
+            };
+            for guest in guests.iter_mut().filter(of).filter(|_| failed) {
+                guest.failures += 1;
             }
         }
     }
@@ -256,12 +251,9 @@ fn tell(
         // A line for every tenth.
         let tens =
             |text: &str| text.split('.').next().and_then(|whole| whole.parse::<u32>().ok()).map(|n| n / 10);
-        let before = told.progress.iter_mut().find(|(of, _)| *of == name);
-        let new = before.as_ref().is_none_or(|(_, before)| tens(before) != tens(progress));
-        match before {
-            Some((_, before)) if new => progress.clone_into(before),
-            Some(_) => {}
-            None => told.progress.push((name.clone(), progress.to_owned())),
+        let new = told.get(&name).is_none_or(|before| tens(before) != tens(progress));
+        if new {
+            told.insert(name.clone(), progress.to_owned());
         }
         if new && text(&object, "/status/phase") != "Succeeded" {
             say(&format!("DataVolume {name}: {progress}"))?;

@@ -10,15 +10,16 @@
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
 use std::process::Child;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
 use api::core::{ConfigMap, Secret};
 use api::kubevirt::{VirtualMachine, VirtualMachineInstance};
 use api::launch::Accelerator;
+use api::launcher::Status;
 use api::multus::NetworkAttachmentDefinition;
 
 use super::addresses::Addresses;
@@ -27,6 +28,7 @@ use super::driver::Driver;
 use super::events::Events;
 use super::networks::{Networks, Services};
 use super::plan::Seen;
+use super::requests::Checked;
 use super::runs::phase;
 use super::state::State;
 use super::store::{Key, Store, Stored};
@@ -57,6 +59,8 @@ pub(super) enum Reply {
 /// What the controller is told.
 pub(super) enum Message {
     Call(Box<Request>, Sender<Reply>),
+    /// What a client asked to be kept is without errors.
+    Checked(Box<Checked>, Sender<Reply>),
     /// A job of an object is done.
     Ended(String, Work, Result<Outcome, Error>),
     /// How far a volume's job is, in per cent.
@@ -85,6 +89,8 @@ pub(super) enum Work {
     Attach,
     Detach,
     Grow,
+    /// A guest that runs gets processors and memory.
+    Enlarge,
 }
 
 /// What a job found out.
@@ -100,6 +106,12 @@ pub(super) enum Outcome {
     /// Whether the guest has let go of a volume.
     Detached {
         gone: bool,
+    },
+    /// How a guest is that was given more.
+    Enlarged {
+        seen: Box<Status>,
+        /// Bytes that it was offered.
+        memory: u64,
     },
 }
 
@@ -117,6 +129,8 @@ pub(super) struct Memory {
     pub(super) asked: bool,
     /// Of a run: its networks are to be mended.
     pub(super) mend: bool,
+    /// Of a run: its agent was asked what it is.
+    pub(super) known: bool,
     /// Per cent.
     pub(super) progress: Option<f64>,
 }
@@ -129,6 +143,8 @@ pub(super) struct Controller {
     pub(super) events: Events,
     pub(super) accelerator: Option<Accelerator>,
     pub(super) services: Services,
+    /// Held while documents are checked.
+    pub(super) checking: Arc<Mutex<()>>,
     pod: PodNetwork,
     host: Option<Host>,
     pub(super) memory: BTreeMap<String, Memory>,
@@ -156,6 +172,7 @@ impl Controller {
             events,
             accelerator: given.accelerator,
             services: Services::default(),
+            checking: Arc::default(),
             pod: given.pod,
             host: None,
             memory: BTreeMap::new(),
@@ -311,6 +328,7 @@ impl Controller {
     fn take(&mut self, message: Message) {
         match message {
             Message::Call(request, reply) => self.call(*request, reply),
+            Message::Checked(checked, reply) => self.checked(*checked, &reply),
             Message::Ended(uid, work, outcome) => {
                 self.memory(&uid).job = None;
                 self.ended(&uid, work, outcome);

@@ -23,6 +23,7 @@ use super::apply::{self, claim_of};
 use super::controller::{Controller, Outcome, Work};
 use super::requests::Refused;
 use super::runs::{OVER, phase};
+use super::size;
 use super::store::{Key, Stored};
 use super::volumes::Filled;
 use crate::error::Error;
@@ -76,7 +77,8 @@ fn followed(
     spec
 }
 
-/// Whether a run is of another template than its machine has now, apart from volumes that come and go by themselves.
+/// Whether a run is of another template than its machine has now, apart from volumes that come and go by themselves, and
+/// from processors and memory that come.
 pub(super) fn needs_restart(template: &VirtualMachineInstanceSpec, run: &VirtualMachineInstanceSpec) -> bool {
     let parts = |spec: &VirtualMachineInstanceSpec| {
         let mut rest = spec.clone();
@@ -87,8 +89,9 @@ pub(super) fn needs_restart(template: &VirtualMachineInstanceSpec, run: &Virtual
         }
         (rest, moving)
     };
-    let ((mut wanted, moving), (rest, there)) = (parts(template), parts(run));
+    let ((mut wanted, moving), (rest, there)) = (parts(template), parts(&size::followed(template, run)));
     wanted.start_strategy.clone_from(&rest.start_strategy);
+    size::give_room(&mut wanted, &rest);
     let changed = moving.iter().any(|(name, (volume, disk))| {
         there.get(name).is_some_and(|(before, of)| before == volume && of != disk)
     });
@@ -129,7 +132,8 @@ fn status_of(volume: &Volume, phase: &str) -> Option<VolumeStatus> {
 
 /// What is said of the volumes of a guest that was started just now.
 pub(super) fn attached(spec: &VirtualMachineInstanceSpec) -> Vec<VolumeStatus> {
-    spec.volumes.iter().filter_map(|volume| status_of(volume, "Ready")).collect()
+    let named = |volume: &Volume| VolumeStatus { name: volume.name.clone(), ..VolumeStatus::default() };
+    spec.volumes.iter().map(|volume| status_of(volume, "Ready").unwrap_or_else(|| named(volume))).collect()
 }
 
 /// Claims of volumes that are attached to a run.

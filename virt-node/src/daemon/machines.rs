@@ -18,7 +18,7 @@ use super::runs::{OVER, phase};
 use super::status::{self, Facts};
 use super::store::Stored;
 use super::volumes::{Filled, is_owned, made, owner};
-use super::{apply, images, networks};
+use super::{apply, images, networks, size};
 use crate::error::{Error, Kind as ErrorKind};
 use crate::time;
 
@@ -105,6 +105,7 @@ impl Controller {
         match self.run_of(&machine) {
             Some(run) if !machine.is_deleting() => {
                 self.follow_volumes(&machine, &run)?;
+                self.follow_size(&machine)?;
                 self.follow_interfaces(&machine)
             }
             Some(_) | None => Ok(()),
@@ -263,6 +264,8 @@ impl Controller {
             "SoftwareEmulation",
             "Synchronized",
             "NetworkNotes",
+            size::PROCESSORS,
+            size::MEMORY,
         ];
         conditions.retain(|one| !copied.contains(&one.kind.as_str()) && one.kind != "RestartRequired");
         let of_run = run_status.conditions.iter();

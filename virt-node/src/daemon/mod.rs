@@ -12,6 +12,7 @@
 //! Not here: what commands print ([`crate::command`]), what a guest is made of ([`crate::resolve`], [`crate::launcher`]).
 
 mod addresses;
+mod agent;
 mod apply;
 mod controller;
 mod driver;
@@ -29,6 +30,7 @@ mod plan;
 mod process;
 mod requests;
 mod runs;
+mod size;
 mod socket;
 mod state;
 mod status;

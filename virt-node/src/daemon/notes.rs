@@ -6,12 +6,12 @@ use api::launcher::{Event, Status};
 use api::names::QEMU_ID;
 
 use super::apply::Started;
-use super::controller::{Controller, Outcome, Work};
+use super::controller::{Controller, Message, Outcome, Work};
 use super::plan::Seen;
 use super::runs::{OVER, owner_uid, phase};
 use super::store::Stored;
 use super::watch::News;
-use super::{hotplug, networks, status};
+use super::{agent, hotplug, networks, size, status};
 use crate::error::Error;
 use crate::network::Attached;
 
@@ -63,6 +63,7 @@ impl Controller {
                 Err(error)
             }
             (Work::Attach | Work::Detach, outcome) => self.volume_moved(uid, work, outcome),
+            (Work::Enlarge, outcome) => self.enlarged(uid, outcome),
             (Work::Clear, outcome) => {
                 let run = self.state.run(uid);
                 self.memory(uid).seen = Some(if run.exists() { Seen::Down } else { Seen::Nothing });
@@ -103,6 +104,7 @@ impl Controller {
         status.machine = Some(MachineStatus { kind: started.machine, ..MachineStatus::default() });
         if let Some((cpu, memory)) = &started.size {
             status::size(status, cpu, memory);
+            size::keep_room(&mut run.spec, cpu, memory);
         }
         status.node_name = Some("this".to_owned());
         status.runtime_user = Some(QEMU_ID);
@@ -115,7 +117,7 @@ impl Controller {
     }
 
     /// The run of this UID.
-    fn run_called(&self, uid: &str) -> Option<VirtualMachineInstance> {
+    pub(super) fn run_called(&self, uid: &str) -> Option<VirtualMachineInstance> {
         self.store.all::<VirtualMachineInstance>().into_iter().find(|one| one.uid() == uid)
     }
 
@@ -160,29 +162,51 @@ impl Controller {
                     self.memory(uid).asked = false;
                 }
                 self.memory(uid).seen = Some(seen.clone());
-                match (seen, status, self.host()) {
-                    (Seen::Guest(_), Some(seen), Ok(host)) => {
-                        self.note_status(&mut run, &seen, host.accelerator)
-                    }
-                    (_, _, _) => Ok(()),
+                match (seen, status) {
+                    (Seen::Guest(_), Some(seen)) => self.note_status(&mut run, &seen),
+                    (_, _) => Ok(()),
                 }
+            }
+            News::Os(info) => {
+                run.status.get_or_insert_default().guest_os_info = Some(*info);
+                self.store.put(&run)
             }
         };
         self.noted(uid, noted);
+        self.ask_what_it_is(uid);
     }
 
-    fn note_status(
+    /// Asks the agent of a guest what that is, once it is there.
+    fn ask_what_it_is(&mut self, uid: &str) {
+        let Some(status) = self.run_called(uid).and_then(|run| run.status) else { return };
+        let there = status::holds(&status.conditions, "AgentConnected").is_some();
+        let before = std::mem::replace(&mut self.memory(uid).known, there);
+        if !there || before || status.guest_os_info.is_some() {
+            return;
+        }
+        let (run, sender, told) = (self.state.run(uid), self.sender(), uid.to_owned());
+        let work = move || {
+            // An agent that does not know is asked again when it comes the next time.
+            if let Some(info) = agent::what_it_is(&run) {
+                drop(sender.send(Message::News(told, News::Os(Box::new(info)))));
+            }
+        };
+        drop(std::thread::Builder::new().name("agent".to_owned()).spawn(work));
+    }
+
+    pub(super) fn note_status(
         &mut self,
         run: &mut VirtualMachineInstance,
         seen: &Status,
-        accelerator: api::launch::Accelerator,
     ) -> Result<(), Error> {
+        let Ok(accelerator) = self.host().map(|host| host.accelerator) else { return Ok(()) };
         if OVER.contains(&phase(run)) {
             return Ok(());
         }
         let status: &mut VirtualMachineInstanceStatus = run.status.get_or_insert_default();
         let before = status::holds(&status.conditions, "Paused").is_some();
         status::doing(status, seen, accelerator);
+        size::note(status, &run.spec);
         let now = status::holds(&status.conditions, "Paused").cloned();
         let key = run.key();
         match (before, now) {

@@ -2,6 +2,7 @@
 
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, PoisonError};
 
 use api::cdi::DataVolume;
 use api::core::{ConfigMap, PersistentVolumeClaim, Secret};
@@ -13,7 +14,7 @@ use api::multus::NetworkAttachmentDefinition;
 use serde_json::{Value, json};
 
 use super::addresses::Addresses;
-use super::controller::{Controller, Reply};
+use super::controller::{Controller, Message, Reply};
 use super::machines::{request_start, strategy};
 use super::plan::Strategy;
 use super::runs::phase;
@@ -24,6 +25,7 @@ use super::{growth, upload};
 use crate::error::Error;
 use crate::finding::{Finding, Verdict};
 use crate::protocol::{Answer, Change, RefusedKind, Request, Stream, Target, Verb};
+use crate::validate::Report;
 use crate::{time, validate};
 
 /// A refusal.
@@ -44,6 +46,29 @@ fn target(key: &Key) -> Target {
     Target { kind: key.kind.name().to_owned(), namespace: key.namespace.clone(), name: key.name.clone() }
 }
 
+/// Documents without errors, and what there is to say about them.
+pub(super) struct Checked {
+    report: Report,
+    documents: Vec<Document>,
+}
+
+impl Checked {
+    fn read(texts: Vec<(String, String)>) -> Result<Self, Refused> {
+        let texts: Vec<(String, Vec<u8>)> =
+            texts.into_iter().map(|(name, text)| (name, text.into_bytes())).collect();
+        let report = validate::validate(&texts);
+        if !report.is_valid() {
+            return Err((RefusedKind::Invalid, report.text(false)));
+        }
+        let mut documents = Vec::new();
+        for (_, text) in &texts {
+            let read = manifest::documents(text);
+            documents.extend(read.map_err(|error| (RefusedKind::Invalid, error.to_string()))?);
+        }
+        Ok(Self { report, documents })
+    }
+}
+
 /// An object without interfaces has no addresses.
 fn no_guest<T>(_: &mut Addresses, _: Option<&T>, _: &mut T) -> Result<Vec<String>, Error> {
     Ok(Vec::new())
@@ -53,7 +78,7 @@ impl Controller {
     /// Answers a call, now or from another thread.
     pub(super) fn call(&mut self, request: Request, reply: Sender<Reply>) {
         let answer = match request {
-            Request::Apply { documents } => self.apply(documents),
+            Request::Apply { documents } => return self.check(documents, reply),
             Request::List => Ok(Answer::Objects(self.list())),
             Request::Get(target) => self.get(&target),
             Request::Events { namespace, name, after } => {
@@ -152,19 +177,33 @@ impl Controller {
         self.store.value(key).cloned()
     }
 
-    /// Keeps documents' objects: all of them, or none where one of them is wrong.
-    fn apply(&mut self, texts: Vec<(String, String)>) -> Result<Answer, Refused> {
-        let texts: Vec<(String, Vec<u8>)> =
-            texts.into_iter().map(|(name, text)| (name, text.into_bytes())).collect();
-        let report = validate::validate(&texts);
-        if !report.is_valid() {
-            return Err((RefusedKind::Invalid, report.text(false)));
-        }
-        let mut documents = Vec::new();
-        for (_, text) in &texts {
-            let read = manifest::documents(text);
-            documents.extend(read.map_err(|error| (RefusedKind::Invalid, error.to_string()))?);
-        }
+    /// Has documents checked on a thread of its own, one client's after the other's: they may be long.
+    fn check(&self, texts: Vec<(String, String)>, reply: Sender<Reply>) {
+        let (sender, turn) = (self.sender(), Arc::clone(&self.checking));
+        let work = move || {
+            // Nothing is left half done by a thread that panicked.
+            let turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+            let checked = Checked::read(texts);
+            drop(turn);
+            match checked {
+                Ok(checked) => drop(sender.send(Message::Checked(Box::new(checked), reply))),
+                Err((kind, message)) => drop(reply.send(Reply::Answer(Answer::Refused { kind, message }))),
+            }
+        };
+        // Who asked sees that there is no answer.
+        drop(std::thread::Builder::new().name("check".to_owned()).spawn(work));
+    }
+
+    /// Keeps documents that were checked.
+    pub(super) fn checked(&mut self, checked: Checked, reply: &Sender<Reply>) {
+        let answer = self.apply(checked);
+        let answer = answer.unwrap_or_else(|(kind, message)| Answer::Refused { kind, message });
+        // A client that went does not want it any more.
+        drop(reply.send(Reply::Answer(answer)));
+    }
+
+    /// Keeps documents' objects: all of them, or none where one of them cannot be kept.
+    fn apply(&mut self, Checked { report, mut documents }: Checked) -> Result<Answer, Refused> {
         self.fits(&documents)?;
         let mut objects = Vec::new();
         // What others name comes first.

@@ -14,6 +14,7 @@ use super::controller::{Controller, Message, Outcome, Work};
 use super::machines::{request_start, strategy};
 use super::networks;
 use super::plan::{self, Run, RunStep, Seen, Strategy};
+use super::size;
 use super::status;
 use super::store::Stored;
 use super::volumes::{Filled, is_owned};
@@ -142,7 +143,11 @@ impl Controller {
 
     /// Has something done for the devices of a guest that runs: one thing after the other, as each changes where they are.
     fn move_devices(&mut self, run: &VirtualMachineInstance) -> Result<(), Error> {
-        if self.is_moving(run.uid()) || self.mend(run)? { Ok(()) } else { self.move_volumes(run) }
+        if self.is_moving(run.uid()) || self.mend(run)? || self.enlarge(run)? {
+            Ok(())
+        } else {
+            self.move_volumes(run)
+        }
     }
 
     /// What has to be known to do something with a run.
@@ -201,7 +206,7 @@ impl Controller {
         status::phase(status, if failed { "Failed" } else { "Succeeded" });
         status.reason = None;
         status.volume_status.clear();
-        for kind in ["Ready", "Paused", "AgentConnected"] {
+        for kind in ["Ready", "Paused", "AgentConnected", size::PROCESSORS, size::MEMORY] {
             status::without(&mut status.conditions, kind);
         }
         status::condition(&mut status.conditions, "Ready", false, "PodTerminating", "the guest ended");

@@ -74,6 +74,20 @@ pub(super) fn doing(status: &mut VirtualMachineInstanceStatus, seen: &Status, ac
         (true, _) => condition(conditions, "Paused", true, "PausedByUser", "VMI was paused by user"),
         (false, _) => without(conditions, "Paused"),
     }
+    for volume in &mut status.volume_status {
+        if let Some(target) = seen.targets.get(&volume.name) {
+            volume.target.clone_from(target);
+        }
+    }
+    if let Some(size) = seen.size {
+        if let Some(topology) = &mut status.current_cpu_topology {
+            let per_socket = topology.cores.unwrap_or(1) * topology.threads.unwrap_or(1);
+            topology.sockets = Some(size.processors / per_socket.max(1));
+        }
+        if let Some(memory) = &mut status.memory {
+            memory.guest_current = Some(amount(size.memory));
+        }
+    }
     if seen.agent {
         condition(conditions, "AgentConnected", true, "", "");
     } else {
@@ -90,21 +104,27 @@ pub(super) fn doing(status: &mut VirtualMachineInstanceStatus, seen: &Status, ac
     phase(status, "Running");
 }
 
-/// Says what a guest has of processors and memory. It has as much as at its start.
+/// Bytes for people: guests' memory is whole mebibytes.
+pub(super) fn amount(bytes: u64) -> Quantity {
+    let mebibytes = bytes >> 20;
+    Quantity(match mebibytes % 1024 {
+        0 => format!("{}Gi", mebibytes / 1024),
+        _ => format!("{mebibytes}Mi"),
+    })
+}
+
+/// Says what a guest has of processors and memory at its start, where that is not said.
 pub(super) fn size(status: &mut VirtualMachineInstanceStatus, cpu: &Cpu, memory: &Memory) {
+    if status.current_cpu_topology.is_some() && status.memory.is_some() {
+        return;
+    }
     status.current_cpu_topology = Some(CpuTopology {
         cores: Some(cpu.cores),
         sockets: Some(cpu.sockets),
         threads: Some(cpu.threads),
         ..CpuTopology::default()
     });
-    // Memory is whole mebibytes.
-    let mebibytes = memory.guest >> 20;
-    let text = match mebibytes % 1024 {
-        0 => format!("{}Gi", mebibytes / 1024),
-        _ => format!("{mebibytes}Mi"),
-    };
-    let amount = Some(Quantity(text));
+    let amount = Some(amount(memory.guest));
     status.memory = Some(MemoryStatus {
         guest_at_boot: amount.clone(),
         guest_current: amount.clone(),

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
+use api::kubevirt::GuestOsInfo;
 use api::launcher::{Answer, Event, Request, State as Doing, Status};
 
 use super::plan::Seen;
@@ -20,6 +21,8 @@ pub(super) enum News {
     Seen(Seen, Option<Status>),
     /// Something that changes nothing of that.
     Event(Event),
+    /// What the guest is, by its agent.
+    Os(Box<GuestOsInfo>),
 }
 
 /// Tells `tell` of a run until its launcher is gone; `false` from it ends the watch.

@@ -4,6 +4,7 @@
 //! launcher      the socket                     lv/         libvirt's: its state, QEMU's monitor, logs, capabilities
 //! launch.json   what was asked for             started     the guest was there; what it says is the run's UUID
 //! exit.json     how it ended                   NAME.iso    the guest's small CDs; serial0, vnc, agent: its sockets
+//!                                              deadline    when a guest that was asked to end is killed
 //! ```
 //!
 //! Not here: what any of it means.
@@ -11,6 +12,7 @@
 use std::fs;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use api::launch::{DOCUMENT_MAX, Launch};
 use api::launcher::{EXIT_RECORD, Exit, SOCKET};
@@ -125,6 +127,22 @@ impl Folder {
         self.write("started", launch.uid.as_bytes())
     }
 
+    /// How long a guest that was asked to end still has; `None`: it was not asked.
+    pub(super) fn deadline(&self) -> Result<Option<Duration>, Error> {
+        let Some(content) = self.read("deadline")? else { return Ok(None) };
+        let nanoseconds = std::str::from_utf8(&content).ok().and_then(|text| text.parse().ok());
+        let nanoseconds = nanoseconds.ok_or_else(|| {
+            Error::new(Kind::System, format!("{}: torn", self.0.join("deadline").display()))
+        })?;
+        Ok(Some(Duration::from_nanos(nanoseconds).saturating_sub(clock())))
+    }
+
+    /// Notes how long it still has, for whoever takes over.
+    pub(super) fn set_deadline(&self, left: Duration) -> Result<(), Error> {
+        let time = clock().saturating_add(left).as_nanos().min(u64::MAX.into());
+        self.write("deadline", time.to_string().as_bytes())
+    }
+
     fn failed(&self, what: &str, path: &Path, error: io::Error) -> Error {
         Error::with(Kind::System, format!("cannot {what} {}", path.display()), error)
     }
@@ -132,6 +150,12 @@ impl Folder {
     fn malformed(&self, name: &str, error: &dyn std::error::Error) -> Error {
         Error::new(Kind::System, format!("{}: {error}", self.0.join(name).display()))
     }
+}
+
+/// The machine's clock that nobody sets; it begins with each boot, which no guest survives.
+fn clock() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    Duration::new(time.tv_sec.try_into().unwrap_or(0), time.tv_nsec.try_into().unwrap_or(0))
 }
 
 /// A file as a whole or not at all, for its owner only.

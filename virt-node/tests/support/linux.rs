@@ -6,7 +6,7 @@ use std::path::Path;
 pub(crate) fn disk(path: &Path) {
     let init = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/telling_init");
     let work = tempfile::tempdir().unwrap();
-    let applets = "sh mount umount modprobe dd poweroff sleep cat find sed tr printf";
+    let applets = "sh mount umount modprobe dd poweroff sleep cat find sed tr printf grep";
     let tree = guests::Tree::new(work.path(), &["mnt"], applets, &init);
     tree.modules(&[
         "virtio_pci",
@@ -17,6 +17,7 @@ pub(crate) fn disk(path: &Path) {
         "isofs",
         "button",
         "evdev",
+        "virtio_mem",
     ]);
     tree.pack().disk(path);
 }

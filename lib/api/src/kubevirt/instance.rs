@@ -56,6 +56,9 @@ resource! {
         pub interfaces: Vec<InterfaceStatus>,
         /// Its volumes.
         pub volume_status: Vec<VolumeStatus>,
+        /// What it is, by its agent.
+        #[serde(rename = "guestOSInfo")]
+        pub guest_os_info: Option<GuestOsInfo>,
         /// The machine type it was started with.
         pub machine: Option<MachineStatus>,
         /// Processors it has now.
@@ -115,6 +118,26 @@ resource! {
         pub persistent_volume_claim_info: Option<ClaimInfo>,
         /// It came while the guest ran, or may go.
         pub hotplug_volume: Option<HotplugVolumeStatus>,
+    }
+
+    /// What a guest's agent says that the guest is (`guest-get-osinfo`).
+    pub struct GuestOsInfo {
+        /// Name of the operating system, such as `Debian GNU/Linux`.
+        pub name: Option<String>,
+        /// The same in one word, such as `debian`.
+        pub id: Option<String>,
+        /// Name and version for people.
+        pub pretty_name: Option<String>,
+        /// Version, its name included.
+        pub version: Option<String>,
+        /// Version, such as `12`.
+        pub version_id: Option<String>,
+        /// Architecture, such as `x86_64`.
+        pub machine: Option<String>,
+        /// Release of the kernel.
+        pub kernel_release: Option<String>,
+        /// Build of the kernel.
+        pub kernel_version: Option<String>,
     }
 
     /// A claim of a run's volume.

@@ -24,7 +24,7 @@ pub use domain::{
 };
 pub use features::{Apic, Feature, Features, Hyperv, KvmFeature, Spinlocks, SynicTimer, TlbFlush, VendorId};
 pub use instance::{
-    ClaimInfo, CpuTopology, HotplugVolumeStatus, InterfaceStatus, MachineStatus, MemoryStatus,
+    ClaimInfo, CpuTopology, GuestOsInfo, HotplugVolumeStatus, InterfaceStatus, MachineStatus, MemoryStatus,
     PhaseTransition, VirtualMachineInstance, VirtualMachineInstanceSpec, VirtualMachineInstanceStatus,
     VolumeStatus,
 };

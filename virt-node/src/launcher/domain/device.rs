@@ -12,8 +12,8 @@ use super::layout::{
 use super::xml::Element;
 
 const KIB: u64 = 1 << 10;
-/// Memory comes and goes in blocks of this size.
-const MEMORY_BLOCK: u64 = 2 << 20;
+/// Memory comes and goes in blocks of so many bytes.
+pub(super) const MEMORY_BLOCK: u64 = 2 << 20;
 /// First slot of the ports; the screen is before them.
 const FIRST_PORT_SLOT: u8 = 2;
 
@@ -188,7 +188,7 @@ pub(super) fn others(launch: &Launch, layout: &Layout) -> Vec<Element> {
         }
     });
     all.extend(devices.panic.iter().map(|model| Element::new("panic").with("model", model.word())));
-    all.extend(more_memory(launch, layout));
+    all.extend(more_memory(launch, layout, 0));
     all
 }
 
@@ -232,15 +232,15 @@ fn screen(launch: &Launch) -> Vec<Element> {
     vec![graphics, video(adapter)]
 }
 
-/// The device by which memory is added, empty at first.
-fn more_memory(launch: &Launch, layout: &Layout) -> Option<Element> {
+/// The device by which memory is added, which the guest is to take so many bytes of.
+pub(super) fn more_memory(launch: &Launch, layout: &Layout, requested: u64) -> Option<Element> {
     let size = launch.memory.max_guest.checked_sub(launch.memory.guest).filter(|size| *size > 0)?;
     let kib = |name: &'static str, bytes: u64| Element::new(name).with("unit", "KiB").text(bytes / KIB);
     let target = Element::new("target")
         .child(kib("size", size))
         .child(Element::new("node").text(0))
         .child(kib("block", MEMORY_BLOCK))
-        .child(kib("requested", 0));
+        .child(kib("requested", requested));
     Some(
         Element::new("memory")
             .with("model", "virtio-mem")

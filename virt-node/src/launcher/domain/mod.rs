@@ -119,6 +119,15 @@ pub(crate) fn device(
     Ok(element.map(|element| (element.document(), layout)))
 }
 
+/// What libvirt is told when the guest of a launch document is to have so many bytes of memory; `None`: there is no room for
+/// as many, or they are no whole blocks.
+pub(crate) fn memory(launch: &Launch, bytes: u64) -> Option<String> {
+    let more = bytes.checked_sub(launch.memory.guest)?;
+    let fits = bytes <= launch.memory.max_guest && more.is_multiple_of(device::MEMORY_BLOCK);
+    let device = device::more_memory(launch, &launch.layout, more)?;
+    fits.then(|| device.document())
+}
+
 /// The path of the socket or file `name` in the run's folder.
 fn in_folder(launch: &Launch, name: &str) -> String {
     format!("{}/{name}", launch.folder)

@@ -11,17 +11,18 @@ use std::time::Duration;
 
 use api::launch::{CpuModel, DiskFormat, Launch, Layout, Media, NamedCpu, Slot};
 use api::launcher::{
-    AGENT_COMMAND_MAX, AGENT_TIMEOUT_MAX, Answer, Event, PauseReason, RefusedKind, Request, State, Status,
+    AGENT_COMMAND_MAX, AGENT_TIMEOUT_MAX, Answer, Event, PauseReason, RefusedKind, Request, Size, State,
+    Status,
 };
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
 use super::Happening;
-use super::libvirt::{self, Connection, Domain, Failure};
+use super::libvirt::{self, Connection, Described, Domain, Failure};
 use super::logs;
 use crate::dhcp::Responders;
 use crate::error::{Error, Kind as ErrorKind};
-use crate::launcher::domain::{Device, device, domain};
+use crate::launcher::domain::{self, Device, device};
 use crate::launcher::folder::Folder;
 use crate::launcher::iso;
 
@@ -153,6 +154,7 @@ impl Guest {
             }
             Request::DetachDisk(name) => self.detach(Device::Disk(&name)),
             Request::ResizeDisk { name, size } => self.resize(&name, size),
+            Request::Grow { processors, memory } => self.grow(processors, memory),
             Request::DetachInterface(name) => self.detach(Device::Interface(&name)),
             Request::Agent { command, timeout_seconds } => self.agent(&command, timeout_seconds),
             Request::Screenshot => {
@@ -209,7 +211,7 @@ impl Guest {
                 Some(_) | None => Err(Refusal::new(RefusedKind::State, "another guest runs here")),
             };
         }
-        let domain = domain(&launch).map_err(|error| invalid(&error))?;
+        let domain = domain::domain(&launch).map_err(|error| invalid(&error))?;
         for medium in &launch.media {
             let image = iso(medium).map_err(|error| invalid(&error))?;
             self.folder.write(&format!("{}.iso", medium.name), &image)?;
@@ -302,6 +304,34 @@ impl Guest {
         Ok(Answer::Done)
     }
 
+    /// Gives the guest processors and memory that it has not yet.
+    fn grow(&self, processors: u32, memory: u64) -> Result<Answer, Refusal> {
+        let invalid = |text: String| Refusal::new(RefusedKind::Invalid, text);
+        {
+            let _alone = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
+            let (running, launch) = (self.domain()?, self.document()?);
+            let found = libvirt::described(&running)?;
+            let per_socket = launch.cpu.cores * launch.cpu.threads;
+            if processors > found.processors {
+                let most = launch.cpu.max_sockets * per_socket;
+                if processors > most || !processors.is_multiple_of(per_socket) {
+                    let text = format!("{processors} processors: it was started with room for {most}");
+                    return Err(invalid(text + &format!(", in sockets of {per_socket}")));
+                }
+                libvirt::set_processors(&running, processors)?;
+            }
+            if memory > launch.memory.guest + found.requested {
+                let most = launch.memory.max_guest;
+                let device = domain::memory(&launch, memory).ok_or_else(|| {
+                    let text = format!("{memory} bytes of memory: it was started with room for {most}");
+                    invalid(text + ", in blocks of 2 MiB")
+                })?;
+                libvirt::update(&running, &device)?;
+            }
+        }
+        Ok(Answer::Status(self.status()?))
+    }
+
     /// Takes a device that is gone out of what was asked for; the next that comes may have its place.
     fn forget(&self, launch: &mut Launch, alias: &str) -> Result<(), Error> {
         launch.disks.retain(|disk| Device::Disk(&disk.name).alias() != alias);
@@ -321,11 +351,11 @@ impl Guest {
         Ok(alias.to_owned())
     }
 
-    /// What the domain is doing, and whether the guest's agent is there; `None`: there is no domain.
-    fn doing(&self) -> Result<Option<(State, Option<PauseReason>, bool)>, Failure> {
+    /// What the domain is doing, and what it has; `None`: there is no domain.
+    fn doing(&self) -> Result<Option<(State, Option<PauseReason>, Described)>, Failure> {
         let Some(domain) = libvirt::domain(&self.connection)? else { return Ok(None) };
         match libvirt::state(&domain) {
-            Ok((state, reason)) => Ok(Some((state, reason, libvirt::has_agent(&domain).unwrap_or(false)))),
+            Ok((state, reason)) => Ok(Some((state, reason, libvirt::described(&domain).unwrap_or_default()))),
             // It may have gone in between.
             Err(failure) => libvirt::domain(&self.connection)?.map_or(Ok(None), |_| Err(failure)),
         }
@@ -334,17 +364,28 @@ impl Guest {
     /// How the guest is, as of libvirt.
     pub(super) fn status(&self) -> Result<Status, Error> {
         let failed = |error| super::failed("libvirt", error);
-        let (uid, exit) = (self.folder.launch()?.map(|launch| launch.uid), self.folder.exit()?);
-        let (state, reason, agent) = match (self.doing().map_err(failed)?, &exit) {
-            (_, Some(_)) => (State::Ended, None, false),
-            (None, None) if self.folder.started()? => (State::Ended, None, false),
-            (None, None) => (State::Waiting, None, false),
-            (Some((State::Running, _, agent)), None) if self.stopping.load(Ordering::Relaxed) => {
-                (State::Stopping, None, agent)
+        let (launch, exit) = (self.folder.launch()?, self.folder.exit()?);
+        let (state, reason, found) = match (self.doing().map_err(failed)?, &exit) {
+            (_, Some(_)) => (State::Ended, None, None),
+            (None, None) if self.folder.started()? => (State::Ended, None, None),
+            (None, None) => (State::Waiting, None, None),
+            (Some((State::Running, _, found)), None) if self.stopping.load(Ordering::Relaxed) => {
+                (State::Stopping, None, Some(found))
             }
-            (Some(found), None) => found,
+            (Some((state, reason, found)), None) => (state, reason, Some(found)),
         };
-        Ok(Status { state, reason, uid, exit, agent })
+        let size = launch.as_ref().zip(found.as_ref()).map(|(launch, found)| Size {
+            processors: found.processors,
+            memory: launch.memory.guest + found.more_memory,
+        });
+        let (agent, aliases) = found.map(|found| (found.agent, found.targets)).unwrap_or_default();
+        let disks = launch.iter().flat_map(|launch| &launch.disks);
+        let targets = disks.filter_map(|disk| {
+            let target = aliases.get(&Device::Disk(&disk.name).alias())?;
+            Some((disk.name.clone(), target.clone()))
+        });
+        let targets = targets.collect();
+        Ok(Status { state, reason, uid: launch.map(|launch| launch.uid), exit, agent, size, targets })
     }
 
     /// What clients are told of a happening that is not the end.
@@ -353,7 +394,7 @@ impl Guest {
             // What follows is told.
             libvirt::Happening::SwitchingOff { .. } => None,
             // The end is told when it is recorded.
-            libvirt::Happening::Lifecycle { .. } => {
+            libvirt::Happening::Lifecycle { .. } | libvirt::Happening::Changed => {
                 Some(self.status()?).filter(|status| status.state != State::Ended).map(Event::Status)
             }
             libvirt::Happening::Removed { device } => {

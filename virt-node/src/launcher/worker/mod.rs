@@ -1,5 +1,5 @@
 //! The launcher's second process: it holds libvirt, and can be killed without harm to the guest. What it knows it asks of
-//! libvirt; in memory is only when a guest that was asked to end is to be killed.
+//! libvirt; when a guest that was asked to end is to be killed is noted for the next worker.
 //!
 //! ```text
 //! clients ──► calls, each client's on its own thread ──► libvirt ──► QEMU
@@ -76,7 +76,13 @@ pub(crate) fn run(path: &Path, stop: bool) -> Result<Exit, Error> {
         }
         First::Wait => {}
     }
+    // Of a start that was cut short, it is about no guest.
+    let left = if adopted.is_some() { folder.deadline()? } else { None };
     let guest = Arc::new(Guest::new(folder, connection, sender.clone()));
+    if left.is_some() {
+        // Before anybody asks how it is.
+        guest.set_stopping();
+    }
     if let Some(Err(error)) = adopted.map(|launch| guest.respond(&launch)) {
         // It has its addresses; that it cannot ask for them again is no reason to leave it alone.
         drop(writeln!(io::stderr(), "{}", error.chain()));
@@ -91,7 +97,7 @@ pub(crate) fn run(path: &Path, stop: bool) -> Result<Exit, Error> {
     if getppid() != outer {
         return Err(Error::new(Kind::System, "the first process is gone"));
     }
-    attend(&guest, &clients, &happenings)
+    attend(&guest, &clients, &happenings, left)
 }
 
 /// Finds out what QEMU can do, which libvirt then keeps in its folder.
@@ -131,9 +137,23 @@ struct Ending {
     kill: Instant,
 }
 
-/// Tells clients what happens, and sees to the end.
-fn attend(guest: &Guest, clients: &Clients, happenings: &Receiver<Happening>) -> Result<Exit, Error> {
-    let mut ending: Option<Ending> = None;
+impl Ending {
+    fn within(left: Duration) -> Self {
+        let now = Instant::now();
+        // One that is for ever is a century.
+        let kill = now.checked_add(left).unwrap_or(now + Duration::from_secs(3_153_600_000));
+        Self { press: now, kill }
+    }
+}
+
+/// Tells clients what happens, and sees to the end. A guest that has only so long `left` was asked to end before.
+fn attend(
+    guest: &Guest,
+    clients: &Clients,
+    happenings: &Receiver<Happening>,
+    left: Option<Duration>,
+) -> Result<Exit, Error> {
+    let mut ending = left.map(Ending::within);
     let mut reset = false;
     let mut quiet = Some(Instant::now() + QUIET);
     let mut look = Instant::now() + LOOK;
@@ -153,9 +173,11 @@ fn attend(guest: &Guest, clients: &Clients, happenings: &Receiver<Happening>) ->
                     }
                     continue;
                 };
-                let kill = Instant::now() + grace.unwrap_or(Duration::from_secs(launch.grace_seconds));
-                let kill = ending.map_or(kill, |before| before.kill.min(kill));
-                ending = Some(Ending { press: Instant::now(), kill });
+                let mut new = Ending::within(grace.unwrap_or(Duration::from_secs(launch.grace_seconds)));
+                new.kill = ending.map_or(new.kill, |before| before.kill.min(new.kill));
+                // Without the note the next worker has to be asked again.
+                drop(guest.folder().set_deadline(new.kill.saturating_duration_since(Instant::now())));
+                ending = Some(new);
                 guest.set_stopping();
             }
             Ok(Happening::Libvirt(libvirt::Happening::SwitchingOff { details })) => {

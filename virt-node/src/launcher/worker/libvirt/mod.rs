@@ -4,6 +4,7 @@
 
 mod sys;
 
+use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::fmt;
 use std::sync::Arc;
@@ -50,6 +51,8 @@ pub(in crate::launcher) enum Happening {
     Removed {
         device: String,
     },
+    /// A device is there, or the guest has taken or given memory.
+    Changed,
     /// QEMU ends; `details` are its own, as JSON.
     SwitchingOff {
         details: String,
@@ -119,11 +122,54 @@ pub(super) fn has(domain: &Domain<'_>, alias: &str) -> Result<bool, Failure> {
     Ok(domain.xml()?.contains(&format!("<alias name='{USER_ALIAS}{alias}'/>")))
 }
 
-/// Whether the guest's agent is connected.
-pub(super) fn has_agent(domain: &Domain<'_>) -> Result<bool, Failure> {
-    let xml = domain.xml()?;
-    let mut targets = xml.lines().filter(|line| line.contains("name='org.qemu.guest_agent.0'"));
-    Ok(targets.any(|line| line.contains("state='connected'")))
+/// What a domain's description says of a guest that changes while it runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Described {
+    /// Whether the guest's agent is connected.
+    pub(super) agent: bool,
+    /// Processors that are plugged in.
+    pub(super) processors: u32,
+    /// Bytes of memory that the guest is to take beyond those that it was started with.
+    pub(super) requested: u64,
+    /// Bytes of these that it has taken.
+    pub(super) more_memory: u64,
+    /// What disks are called, by our aliases.
+    pub(super) targets: BTreeMap<String, String>,
+}
+
+pub(super) fn described(domain: &Domain<'_>) -> Result<Described, Failure> {
+    Ok(describe(&domain.xml()?))
+}
+
+fn between<'a>(text: &'a str, before: &str, after: &str) -> Option<&'a str> {
+    text.split_once(before)?.1.split_once(after).map(|(inner, _)| inner)
+}
+
+/// As libvirt writes it: an element a line.
+fn describe(xml: &str) -> Described {
+    let mut agents = xml.lines().filter(|line| line.contains("name='org.qemu.guest_agent.0'"));
+    let agent = agents.any(|line| line.contains("state='connected'"));
+    let processors = between(xml, "<vcpu ", "</vcpu>").and_then(|vcpu| {
+        let (attributes, most) = vcpu.split_once('>')?;
+        between(attributes, "current='", "'").unwrap_or(most).parse().ok()
+    });
+    let memory = between(xml, "<memory model='virtio-mem'", "</memory>");
+    let kib = |name: &str| {
+        let text = between(memory?, &format!("<{name} unit='KiB'>"), "<")?;
+        text.parse::<u64>().ok()?.checked_mul(1024)
+    };
+    let disks = xml.split("<disk ").skip(1).filter_map(|disk| {
+        let disk = disk.split_once("</disk>")?.0;
+        let alias = between(disk, &format!("<alias name='{USER_ALIAS}"), "'")?;
+        Some((alias.to_owned(), between(disk, "<target dev='", "'")?.to_owned()))
+    });
+    Described {
+        agent,
+        processors: processors.unwrap_or(0),
+        requested: kib("requested").unwrap_or(0),
+        more_memory: kib("current").unwrap_or(0),
+        targets: disks.collect(),
+    }
 }
 
 /// What the domain's processors became, where libvirt has given them a model.
@@ -133,17 +179,13 @@ pub(super) fn processor(domain: &Domain<'_>) -> Result<Option<NamedCpu>, Failure
 
 /// The processor in a domain's description, as libvirt writes it: an element a line.
 fn named_cpu(xml: &str) -> Option<NamedCpu> {
-    let between = |text: &str, before: &str, after: &str| {
-        let (_, rest) = text.split_once(before)?;
-        rest.split_once(after).map(|(inner, _)| inner.to_owned())
-    };
     let cpu = between(xml, "<cpu mode='custom' ", "</cpu>")?;
-    let model = between(&cpu, "<model", "</model>")?;
+    let model = between(cpu, "<model", "</model>")?;
     let (_, model) = model.split_once('>')?;
     let features = cpu.lines().filter(|line| line.trim_start().starts_with("<feature "));
     let features = features.map(|line| {
-        let policy = between(line, "policy='", "'").and_then(|word| FeaturePolicy::from_word(&word))?;
-        Some(CpuFeature { name: between(line, "name='", "'")?, policy })
+        let policy = between(line, "policy='", "'").and_then(FeaturePolicy::from_word)?;
+        Some(CpuFeature { name: between(line, "name='", "'")?.to_owned(), policy })
     });
     Some(NamedCpu { model: model.to_owned(), features: features.collect::<Option<_>>()? })
 }
@@ -158,6 +200,15 @@ pub(super) fn attach(domain: &Domain<'_>, xml: &str) -> Result<(), Failure> {
 /// By our alias.
 pub(super) fn detach(domain: &Domain<'_>, alias: &str) -> Result<(), Failure> {
     domain.detach(&format!("{USER_ALIAS}{alias}"), LIVE)
+}
+
+pub(super) fn set_processors(domain: &Domain<'_>, count: u32) -> Result<(), Failure> {
+    domain.set_processors(count, LIVE)
+}
+
+/// Changes a device to what `xml` says of it.
+pub(super) fn update(domain: &Domain<'_>, xml: &str) -> Result<(), Failure> {
+    domain.update(xml, LIVE)
 }
 
 /// The size is in bytes.
@@ -191,6 +242,7 @@ pub(super) fn end(happening: &Happening) -> Option<Cause> {
         | Happening::IoError { .. }
         | Happening::Agent { .. }
         | Happening::Removed { .. }
+        | Happening::Changed
         | Happening::SwitchingOff { .. } => None,
     }
 }
@@ -245,6 +297,42 @@ mod tests {
         assert_eq!(named_cpu(&xml(text)), Some(NamedCpu { model: "EPYC".to_owned(), features }));
         assert_eq!(named_cpu(&xml("mode='maximum' check='none'>")), None);
         assert_eq!(named_cpu(&xml("mode='custom' match='exact'>\n    <topology/>")), None);
+    }
+
+    #[test]
+    fn what_changes_is_read_as_libvirt_writes_it() {
+        let xml = "<domain type='qemu' id='1'>
+  <memory unit='KiB'>4194304</memory>
+  <vcpu placement='static' current='2'>4</vcpu>
+  <devices>
+    <disk type='file' device='disk'>
+      <source file='/a'/>
+      <target dev='sda' bus='sata'/>
+      <alias name='ua-disk-root'/>
+    </disk>
+    <disk type='file' device='cdrom'>
+      <target dev='sdb' bus='sata'/>
+      <alias name='sata0-0-1'/>
+    </disk>
+    <channel type='unix'>
+      <target type='virtio' name='org.qemu.guest_agent.0' state='connected'/>
+    </channel>
+    <memory model='virtio-mem'>
+      <target>
+        <size unit='KiB'>3145728</size>
+        <requested unit='KiB'>4096</requested>
+        <current unit='KiB'>2048</current>
+      </target>
+    </memory>
+  </devices>
+</domain>";
+        let targets = BTreeMap::from([("disk-root".to_owned(), "sda".to_owned())]);
+        let wanted =
+            Described { agent: true, processors: 2, requested: 4 << 20, more_memory: 2 << 20, targets };
+        assert_eq!(describe(xml), wanted);
+        let small = describe("<vcpu placement='static'>3</vcpu><target name='org.qemu.guest_agent.0'/>");
+        assert_eq!(small, Described { processors: 3, ..Described::default() });
+        assert_eq!(describe(""), Described::default());
     }
 
     #[test]

@@ -62,6 +62,8 @@ functions! { Libvirt from "libvirt.so.0\0":
     virDomainGetXMLDesc(Object, c_uint) -> *mut c_char;
     virDomainAttachDeviceFlags(Object, *const c_char, c_uint) -> c_int;
     virDomainDetachDeviceAlias(Object, *const c_char, c_uint) -> c_int;
+    virDomainUpdateDeviceFlags(Object, *const c_char, c_uint) -> c_int;
+    virDomainSetVcpusFlags(Object, c_uint, c_uint) -> c_int;
     virDomainBlockResize(Object, *const c_char, c_ulonglong, c_uint) -> c_int;
     virDomainScreenshot(Object, Object, c_uint, c_uint) -> *mut c_char;
     virStreamNew(Object, c_uint) -> Object;
@@ -161,6 +163,8 @@ impl Connection {
             let io_error: IoError = on_io_error;
             let agent: Lifecycle = on_agent;
             let removed: Removed = on_removed;
+            let added: Removed = on_added;
+            let memory: MemorySize = on_memory;
             [
                 (0, transmute::<Lifecycle, Callback>(lifecycle)),
                 (1, transmute::<Plain, Callback>(plain)),
@@ -168,6 +172,8 @@ impl Connection {
                 (6, transmute::<IoError, Callback>(io_error)),
                 (15, transmute::<Removed, Callback>(removed)),
                 (18, transmute::<Lifecycle, Callback>(agent)),
+                (19, transmute::<Removed, Callback>(added)),
+                (26, transmute::<MemorySize, Callback>(memory)),
             ]
             .into_iter()
             .all(|(event, callback)| {
@@ -351,6 +357,20 @@ impl Domain<'_> {
         self.connection.done(unsafe { call(self.object.as_ptr(), alias.as_ptr(), flags) })
     }
 
+    /// `flags` are virDomainDeviceModifyFlags.
+    pub(in crate::launcher) fn update(&self, xml: &str, flags: c_uint) -> Result<(), Failure> {
+        let (xml, call) = (text(xml)?, self.connection.libvirt.virDomainUpdateDeviceFlags);
+        // SAFETY: the domain and the text are valid.
+        self.connection.done(unsafe { call(self.object.as_ptr(), xml.as_ptr(), flags) })
+    }
+
+    /// `flags` are virDomainVcpuFlags.
+    pub(in crate::launcher) fn set_processors(&self, count: c_uint, flags: c_uint) -> Result<(), Failure> {
+        let call = self.connection.libvirt.virDomainSetVcpusFlags;
+        // SAFETY: the domain is valid.
+        self.connection.done(unsafe { call(self.object.as_ptr(), count, flags) })
+    }
+
     /// Sets the size of the disk of this path. `flags` are virDomainBlockResizeFlags.
     pub(in crate::launcher) fn resize(&self, path: &str, size: u64, flags: c_uint) -> Result<(), Failure> {
         let (path, call) = (text(path)?, self.connection.libvirt.virDomainBlockResize);
@@ -425,6 +445,7 @@ type Lifecycle = unsafe extern "C" fn(Object, Object, c_int, c_int, Object);
 type Plain = unsafe extern "C" fn(Object, Object, Object);
 type Watchdog = unsafe extern "C" fn(Object, Object, c_int, Object);
 type Removed = unsafe extern "C" fn(Object, Object, *const c_char, Object);
+type MemorySize = unsafe extern "C" fn(Object, Object, *const c_char, c_ulonglong, Object);
 type IoError =
     unsafe extern "C" fn(Object, Object, *const c_char, *const c_char, c_int, *const c_char, Object);
 
@@ -471,6 +492,22 @@ unsafe extern "C" fn on_io_error(
 unsafe extern "C" fn on_removed(_: Object, _: Object, device: *const c_char, opaque: Object) {
     // SAFETY: registered with the sender; libvirt's texts end with a zero.
     unsafe { tell(opaque, Happening::Removed { device: texted(device) }) }
+}
+
+unsafe extern "C" fn on_added(_: Object, _: Object, _device: *const c_char, opaque: Object) {
+    // SAFETY: registered with the sender.
+    unsafe { tell(opaque, Happening::Changed) }
+}
+
+unsafe extern "C" fn on_memory(
+    _: Object,
+    _: Object,
+    _device: *const c_char,
+    _size: c_ulonglong,
+    opaque: Object,
+) {
+    // SAFETY: registered with the sender.
+    unsafe { tell(opaque, Happening::Changed) }
 }
 
 unsafe extern "C" fn on_agent(_: Object, _: Object, state: c_int, _reason: c_int, opaque: Object) {

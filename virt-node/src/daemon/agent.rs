@@ -1,0 +1,78 @@
+//! What a guest's agent is asked: which operating system runs there.
+//!
+//! Not here: whether there is an agent ([`super::status`]).
+
+use std::path::Path;
+
+use api::kubevirt::GuestOsInfo;
+use api::launcher::{Answer, Request};
+use serde::Deserialize;
+
+use crate::launcher::Client;
+
+/// How long an agent may take, in seconds.
+const PATIENCE: u32 = 60;
+/// Most characters of a word of it that are kept.
+const WORD_MAX: usize = 256;
+
+/// QEMU's answer to `guest-get-osinfo` (QGA schema, `GuestOSInfo`).
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct OsInfo {
+    name: Option<String>,
+    id: Option<String>,
+    pretty_name: Option<String>,
+    version: Option<String>,
+    version_id: Option<String>,
+    machine: Option<String>,
+    kernel_release: Option<String>,
+    kernel_version: Option<String>,
+}
+
+/// What the guest of a run is; `None`: its agent does not say.
+pub(super) fn what_it_is(run: &Path) -> Option<GuestOsInfo> {
+    let command = "{\"execute\": \"guest-get-osinfo\"}".to_owned();
+    let answer = Client::connect(run).ok()?.call(Request::Agent { command, timeout_seconds: PATIENCE });
+    let Ok(Answer::Agent(text)) = answer else { return None };
+    read(&text)
+}
+
+fn read(text: &str) -> Option<GuestOsInfo> {
+    #[derive(Deserialize)]
+    struct Answered {
+        r#return: OsInfo,
+    }
+    let Answered { r#return: told } = serde_json::from_str(text).ok()?;
+    // The guest may say anything.
+    let word = |word: Option<String>| word.map(|word| word.chars().take(WORD_MAX).collect());
+    Some(GuestOsInfo {
+        name: word(told.name),
+        id: word(told.id),
+        pretty_name: word(told.pretty_name),
+        version: word(told.version),
+        version_id: word(told.version_id),
+        machine: word(told.machine),
+        kernel_release: word(told.kernel_release),
+        kernel_version: word(told.kernel_version),
+        ..GuestOsInfo::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_agent_says_is_bounded() {
+        let long = "x".repeat(1 << 20);
+        let text = format!(
+            "{{\"return\": {{\"id\": \"debian\", \"version-id\": \"12\", \"more\": 1, \"name\": \"{long}\"}}}}"
+        );
+        let info = read(&text).unwrap();
+        assert_eq!((info.id.as_deref(), info.version_id.as_deref()), (Some("debian"), Some("12")));
+        assert_eq!((info.name.map(|name| name.len()), info.machine), (Some(WORD_MAX), None));
+        for wrong in ["", "{}", "{\"return\": 1}", "{\"return\": {\"id\": 1}}"] {
+            assert_eq!(read(wrong), None, "{wrong}");
+        }
+    }
+}
