@@ -5,8 +5,8 @@ mod support;
 use std::fs;
 
 use places::guest::Dice;
-use places::run;
-use support::{MIB, Pod, count};
+use places::{Mount, run};
+use support::{MIB, Pod, Setup, count};
 
 /// Bytes that were resident at most so far.
 fn peak(pod: &Pod) -> Option<u64> {
@@ -28,7 +28,9 @@ fn a_large_sparse_disk() {
     }
     run("sh", &["-c", &format!("zstd -1 -q -c < '{}' > '{}'", raw.display(), packed.display())]);
     let bytes = fs::read(&packed).unwrap();
-    let mut pod = Pod::new();
+    // A filesystem with room for it, of which little is there.
+    let volume = Mount::on_loop("xfs", size + (2 << 30));
+    let mut pod = Pod::start(&Setup { volume: Some(volume.path()), ..Setup::default() });
     let most = std::thread::scope(|scope| {
         let uploading =
             scope.spawn(|| pod.client().request("POST", "/v1beta1/upload-async", &[], &bytes).status);
