@@ -163,6 +163,7 @@ impl Args {
                         None => Certificate::SelfSigned(names(pod_ip, service_name.zip(pod_namespace))),
                     },
                     only_tls13: metrics_tls_version == TLS13,
+                    ciphers: Vec::new(),
                 },
             }),
         };

@@ -13,6 +13,7 @@ use crate::certificates::{Intervals, parse_duration};
 use crate::config::{Config, Duty};
 use crate::error::Result;
 use crate::namespaces::Policy;
+use crate::tls::{Offer, TLS13};
 use api::net::Range;
 
 /// What `--help` ends with.
@@ -76,9 +77,10 @@ pub(crate) struct Args {
     #[arg(long, default_value = TLS13, value_parser = ["VersionTLS10", "VersionTLS11", "VersionTLS12", TLS13])]
     tls_min_version: String,
 
-    /// Upstream's; the library's suites are used, all of them good.
-    #[arg(long, hide = true)]
-    tls_cipher_suites: Option<String>,
+    /// Cipher suites of TLS 1.2 by Go's names, with commas between them [default: all that are spoken here]. Those that Go
+    /// has beside are left out; those of TLS 1.3 are all used, whatever is named.
+    #[arg(long, default_value = "", hide_default_value = true)]
+    tls_cipher_suites: String,
 
     /// Age at which the authority is made anew.
     #[arg(long, env = "CA_ROTATE_INTERVAL", default_value = "48h", value_parser = duration)]
@@ -113,8 +115,6 @@ pub(crate) struct Args {
     #[arg(long = "v", value_name = "LEVEL", default_value = "production")]
     level: Level,
 }
-
-const TLS13: &str = "VersionTLS13";
 
 /// An address to listen on, as Go writes it: `:8000` is all of the machine's; `0` is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -214,7 +214,7 @@ impl Args {
     /// [`crate::Kind::Invalid`] for what makes no sense.
     pub(crate) fn config(self) -> Result<(Config, u8)> {
         let Self { namespace, name, ip, range_start, range_end, duplicates, wait_time, .. } = self;
-        let Self { webhook_addr, peer_addr, metrics_addr, tls_min_version, tls_cipher_suites: _, .. } = self;
+        let Self { webhook_addr, peer_addr, metrics_addr, tls_min_version, tls_cipher_suites, .. } = self;
         let Self {
             ca_rotate_interval, ca_overlap_interval, cert_rotate_interval, cert_overlap_interval, ..
         } = self;
@@ -242,7 +242,7 @@ impl Args {
             peers,
             address: SocketAddr::new(ip.unwrap_or_else(own_address), peers.port()).to_string(),
             metrics: metrics_addr.0,
-            only_tls13: tls_min_version == TLS13,
+            offer: Offer::read(&tls_min_version, &tls_cipher_suites)?,
             labels: labels.into_iter().filter_map(label).collect(),
             intervals: Intervals {
                 ca_rotate: ca_rotate_interval,
@@ -279,17 +279,17 @@ mod tests {
         assert_eq!(config.webhook, "[::]:8000".parse().unwrap());
         assert_eq!(config.metrics, Some("[::]:8443".parse().unwrap()));
         assert_eq!((config.wait, config.policy), (Duration::from_secs(600), Policy::Allow));
-        assert!(config.only_tls13);
+        assert!(config.offer.only_tls13);
         assert_eq!(config.intervals.ca_rotate, Duration::from_secs(48 * 3600));
         assert_eq!(config.hosts()[2], "kubemacpool-service.n.svc");
         let config =
             parse(&["--v=debug", "--metrics-addr=0", "--peer-addr=127.0.0.1:9", "--ip=10.0.0.1"]).unwrap();
         assert_eq!((config.metrics, config.address.as_str()), (None, "10.0.0.1:9"));
-        assert!(!parse(&["--tls-min-version=VersionTLS12", "--v=5"]).unwrap().only_tls13);
+        assert!(!parse(&["--tls-min-version=VersionTLS12", "--v=5"]).unwrap().offer.only_tls13);
         // OpenShift's profiles reach down to what nobody speaks any more.
         for old in ["VersionTLS10", "VersionTLS11"] {
             let more = [format!("--tls-min-version={old}"), "--tls-cipher-suites=".to_owned()];
-            assert!(!parse(&more.each_ref().map(String::as_str)).unwrap().only_tls13, "{old}");
+            assert!(!parse(&more.each_ref().map(String::as_str)).unwrap().offer.only_tls13, "{old}");
         }
     }
 
@@ -340,6 +340,7 @@ mod tests {
             "--webhook-addr=0",
             "--webhook-addr=8000",
             "--tls-min-version=VersionTLS9",
+            "--tls-cipher-suites=TLS_NONSENSE",
             "--ca-rotate-interval=5",
             "--ca-rotate-interval=1h",
             "--v=much",

@@ -361,6 +361,7 @@ mod tests {
         assert_eq!(store.bundle().matches("BEGIN CERTIFICATE").count(), 1);
         let read: Store = serde_json::from_str(&serde_json::to_string(&store).unwrap()).unwrap();
         assert_eq!(read, store);
-        assert!(crate::tls::Material::new(&store, true).is_ok());
+        let offer = crate::tls::Offer { only_tls13: true, ciphers: Vec::new() };
+        assert!(crate::tls::Material::new(&store, &offer).is_ok());
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::certificates::Intervals;
 use crate::namespaces::Policy;
+use crate::tls::Offer;
 use api::net::Range;
 
 /// The MutatingWebhookConfiguration.
@@ -51,8 +52,8 @@ pub(crate) struct Config {
     pub(crate) address: String,
     /// Where metrics are served, if anywhere.
     pub(crate) metrics: Option<SocketAddr>,
-    /// Whether the webhook refuses TLS 1.2.
-    pub(crate) only_tls13: bool,
+    /// What the webhook and the metrics offer to who connects.
+    pub(crate) offer: Offer,
     /// Labels of objects that are made.
     pub(crate) labels: BTreeMap<String, String>,
     /// When certificates are made anew.

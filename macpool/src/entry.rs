@@ -1,6 +1,7 @@
 //! Wires a process together: arguments, logs, the API server, the webhook, the signals.
 //!
 //! ```text
+//!  start ─► everything is loaded, or QUIET is over ─► the webhook's port is open
 //!  SIGTERM ─► not ready any more ─► LINGER: still answered ─► no new connections, DRAIN at most ─► our blocks are others' ─► 0
 //! ```
 //!
@@ -32,6 +33,9 @@ use crate::webhook::Webhook;
 use crate::{metrics, upkeep, watch};
 use api::net::pool::Pool;
 
+/// How long the webhook's port stays closed while there is nothing to answer with: who is refused can ask another replica.
+/// Then it is opened anyway, for whoever asks whether the process lives.
+const QUIET: Duration = Duration::from_secs(10);
 /// How long reviews are answered after the Service is told that we are not ready: it hears of that within a second or two.
 const LINGER: Duration = Duration::from_secs(2);
 /// How long reviews may take that are on their way then.
@@ -116,13 +120,19 @@ async fn work(config: Config, mut stopped: Receiver<u32>) -> Result<()> {
     let name = ServerName::try_from(host)
         .map_err(|error| Error::caused(Kind::Invalid, "the namespace is no name", error))?;
     let webhook = Arc::new(Webhook::new(state.clone(), Peers::new(name)));
-    let (reviews, others) = (listen(config.webhook).await?, listen(config.peers).await?);
+    let others = listen(config.peers).await?;
     serve_metrics(&client, &config, &state);
     tracing::info!(%range, webhook = %config.webhook, "starting");
     let (close, closing) = channel(false);
+    let reviewed = async {
+        let _either = tokio::time::timeout(QUIET, state.ready()).await;
+        let reviews = listen(config.webhook).await?;
+        webhook.serve(reviews, closing).await;
+        Ok(())
+    };
     let answered = async {
         tokio::select! {
-            () = webhook.serve(reviews, closing) => {}
+            ended = reviewed => ended,
             () = async {
                 signals(&mut stopped, 1).await;
                 state.leave();
@@ -130,11 +140,11 @@ async fn work(config: Config, mut stopped: Receiver<u32>) -> Result<()> {
                 tokio::time::sleep(if state.is_ready() { LINGER } else { Duration::ZERO }).await;
                 close.send_replace(true);
                 tokio::time::sleep(DRAIN).await;
-            } => {}
+            } => Ok(()),
         }
     };
     let ended = tokio::select! {
-        () = answered => Ok(()),
+        ended = answered => ended,
         ended = upkeep::blocks(&client, &config, &state) => ended,
         ((), (), (), ()) = async {
             tokio::join!(
@@ -156,7 +166,8 @@ async fn work(config: Config, mut stopped: Receiver<u32>) -> Result<()> {
 
 fn serve_metrics(client: &Client, config: &Config, state: &Arc<State>) {
     let Some(address) = config.metrics else { return };
-    let identity = Identity { only_tls13: config.only_tls13, ..Identity::self_signed() };
+    let crate::tls::Offer { only_tls13, ciphers } = config.offer.clone();
+    let identity = Identity { only_tls13, ciphers, ..Identity::self_signed() };
     let guard = Guard::new(client.clone());
     let guard: serve::http::Guard = Box::new(move |token| guard.judge(token));
     let served = serve::http::serve(address, Some(&identity), Some(guard), metrics::routes(state.clone()));

@@ -28,6 +28,9 @@ fn page(state: &State) -> String {
     let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
     let help = "[DEPRECATED] Objects admitted or refused with a MAC address that another object has";
     page.single("kubevirt_kmp_duplicate_macs", Kind::Counter, help, count(&state.duplicates));
+    let help =
+        "Given MAC addresses decided without the replica that has their block, as it did not answer in time";
+    page.single("macpool_unanswered_addresses_total", Kind::Counter, help, count(&state.unanswered));
     page.single("macpool_reviews_total", Kind::Counter, "Reviews that were decided", count(&state.reviews));
     page.single("macpool_addresses_held", Kind::Gauge, "MAC addresses that somebody holds", held);
     page.single("macpool_addresses_free", Kind::Gauge, "MAC addresses this replica could give out now", free);

@@ -1,20 +1,29 @@
 //! Replicas among each other: whether an address in another's block is free, and reviews for which one has no address left.
 //!
 //! Mutual TLS with the certificate that all share. A message is its length, 4 bytes big-endian, and that many bytes of
-//! JSON; each call is answered in turn. What cannot be read ends the connection. Who has not shown the certificate yet makes
+//! JSON; calls are answered in turn. What cannot be read ends the connection. Who has not shown the certificate yet makes
 //! room for whoever comes after him.
+//!
+//! ```text
+//!  calls ─► line, one for questions and one for reviews ─► connection, as long as it is good ─► answers, in order
+//! ```
+//!
+//! No call waits for another's answer: they are written one behind the other. An answer that comes too late is thrown
+//! away, and the connection stays. So it does when certificates change; a new connection shows the newest.
+//!
+//! Not here: what becomes of an address whose replica does not answer ([`crate::webhook`]).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use rustls::pki_types::ServerName;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Mutex;
+use tokio::sync::{mpsc, oneshot};
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
@@ -37,6 +46,10 @@ const CONNECTIONS: usize = 64;
 const HANDSHAKE: Duration = Duration::from_secs(2);
 /// How long a connection stays without a call.
 const IDLE: Duration = Duration::from_secs(120);
+/// After how long without the answer to a call a connection is given up.
+const SILENCE: Duration = Duration::from_secs(2);
+/// Calls that wait to be written to one replica.
+const CALLS: usize = 64;
 
 /// A question to another replica.
 #[derive(Debug, Serialize, Deserialize)]
@@ -100,12 +113,17 @@ enum Said {
     Reviewed(Option<String>),
 }
 
-async fn write<T: Serialize>(stream: &mut (impl AsyncWrite + Unpin), message: &T) -> io::Result<()> {
+/// A message as it is written.
+fn framed<T: Serialize>(message: &T) -> io::Result<Vec<u8>> {
     let body = serde_json::to_vec(message)?;
     let length = u32::try_from(body.len()).map_err(io::Error::other)?;
     let mut bytes = length.to_be_bytes().to_vec();
     bytes.extend(body);
-    stream.write_all(&bytes).await?;
+    Ok(bytes)
+}
+
+async fn write(stream: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> io::Result<()> {
+    stream.write_all(bytes).await?;
     stream.flush().await
 }
 
@@ -145,7 +163,7 @@ async fn answer_all(stream: TcpStream, material: Material, state: &State, place:
     let Ok(Ok(mut stream)) = accepted else { return };
     place.works();
     while let Ok(Ok(call)) = tokio::time::timeout(IDLE, read::<Call>(&mut stream)).await {
-        let said = answer(state, call);
+        let Ok(said) = framed(&answer(state, call)) else { return };
         if write(&mut stream, &said).await.is_err() {
             return;
         }
@@ -174,6 +192,8 @@ fn answer(state: &State, call: Call) -> Said {
             }
             Said::Kept(taken)
         }
+        // Before all objects are known, an address that one of them has could be given out.
+        Call::Review { .. } if !state.is_ready() => Said::Reviewed(None),
         Call::Review { pods, body, taken } => {
             let hook = if pods { Hook::Pods } else { Hook::Machines };
             let review = Review::read(hook, body.as_bytes()).ok();
@@ -185,24 +205,39 @@ fn answer(state: &State, call: Call) -> Said {
     }
 }
 
-type Line = Arc<Mutex<Option<TlsStream<TcpStream>>>>;
+/// A call on its way.
+struct Asked {
+    /// What is written; gone, when nobody waits for the answer any more.
+    bytes: Weak<Vec<u8>>,
+    /// Where the answer goes.
+    answer: oneshot::Sender<Said>,
+}
+
+/// Which calls share a connection: a long review holds up no question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Use {
+    Questions,
+    Reviews,
+}
 
 /// Connections to other replicas, by address.
 #[derive(Debug)]
 pub(crate) struct Peers {
     /// The name that the shared certificate has.
     name: ServerName<'static>,
-    lines: Mutex<HashMap<String, Line>>,
+    /// How long an answer is waited for.
+    patience: Duration,
+    lines: Mutex<HashMap<(String, Use), mpsc::Sender<Asked>>>,
 }
 
 impl Peers {
     /// No connection yet.
     pub(crate) fn new(name: ServerName<'static>) -> Self {
-        Self { name, lines: Mutex::new(HashMap::new()) }
+        Self { name, patience: PATIENCE, lines: Mutex::default() }
     }
 
     /// Asks whether addresses are free, and gives an answer for each; `None` when none comes in time.
-    pub(crate) async fn keep(&self, state: &State, address: &str, keep: Keep) -> Option<Vec<Answer>> {
+    pub(crate) async fn keep(&self, state: &Arc<State>, address: &str, keep: Keep) -> Option<Vec<Answer>> {
         let count = keep.macs.len();
         match self.call(state, address, &Call::Keep(keep)).await? {
             Said::Kept(taken) if taken.len() == count => {
@@ -216,7 +251,7 @@ impl Peers {
     /// Lets another replica answer a review, of whose addresses some are `taken`; `None` when it cannot either.
     pub(crate) async fn review(
         &self,
-        state: &State,
+        state: &Arc<State>,
         address: &str,
         hook: Hook,
         body: &[u8],
@@ -230,61 +265,143 @@ impl Peers {
         }
     }
 
-    /// The connection to an address, if there is one yet. Those to replicas that are gone end when a new one comes.
-    async fn line(&self, state: &State, address: &str) -> Line {
-        let mut lines = self.lines.lock().await;
-        if !lines.contains_key(address) {
+    /// The way to an address. Those to replicas that are gone end when a new one comes.
+    fn line(&self, state: &Arc<State>, address: &str, used: Use) -> mpsc::Sender<Asked> {
+        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (address.to_owned(), used);
+        if !lines.contains_key(&key) {
             let known = state.lock();
             let replicas = &known.ledger.book().replicas;
-            lines.retain(|address, _| replicas.values().any(|replica| replica.address == *address));
+            lines.retain(|(address, _), _| replicas.values().any(|replica| replica.address == *address));
         }
-        lines.entry(address.to_owned()).or_default().clone()
+        let begin = || {
+            let (line, calls) = mpsc::channel(CALLS);
+            tokio::spawn(carry(state.clone(), self.name.clone(), address.to_owned(), calls));
+            line
+        };
+        lines.entry(key).or_insert_with(begin).clone()
     }
 
-    async fn call(&self, state: &State, address: &str, call: &Call) -> Option<Said> {
-        let line = self.line(state, address).await;
+    async fn call(&self, state: &Arc<State>, address: &str, call: &Call) -> Option<Said> {
+        let used = if matches!(call, Call::Keep(_)) { Use::Questions } else { Use::Reviews };
+        let line = self.line(state, address, used);
+        let bytes = Arc::new(framed(call).ok()?);
         let asked = async {
-            let mut line = line.lock().await;
-            // A connection from before may have ended since.
-            if let Some(mut stream) = line.take()
-                && let Ok(said) = converse(&mut stream, call).await
-            {
-                *line = Some(stream);
-                return Ok(said);
+            // A connection from before may have ended since: once more, on a new one.
+            for _ in 0..2 {
+                let (answer, said) = oneshot::channel();
+                line.send(Asked { bytes: Arc::downgrade(&bytes), answer }).await.ok()?;
+                if let Ok(said) = said.await {
+                    return Some(said);
+                }
             }
+            None
+        };
+        let said = tokio::time::timeout(self.patience, asked).await;
+        if said.is_err() {
+            tracing::debug!(address, "another replica does not answer in time");
+        }
+        said.ok().flatten()
+    }
+}
+
+/// Carries calls to a replica until nobody has any more. One whose connection ends before its answer comes gets none.
+async fn carry(
+    state: Arc<State>,
+    name: ServerName<'static>,
+    address: String,
+    mut calls: mpsc::Receiver<Asked>,
+) {
+    while let Some(first) = calls.recv().await {
+        if first.bytes.strong_count() == 0 {
+            continue;
+        }
+        let connected = async {
             let material = state.certificates.material();
             let material = material.ok_or_else(|| io::Error::other("no certificate yet"))?;
-            let stream = TcpStream::connect(address).await?;
+            let stream = TcpStream::connect(&address).await?;
             stream.set_nodelay(true)?;
-            let connector = TlsConnector::from(material.client);
-            let mut stream = connector.connect(self.name.clone(), stream).await?;
-            let said = converse(&mut stream, call).await?;
-            *line = Some(stream);
-            io::Result::Ok(said)
+            TlsConnector::from(material.client).connect(name.clone(), stream).await
         };
-        match tokio::time::timeout(PATIENCE, asked).await {
-            Ok(Ok(said)) => Some(said),
-            Ok(Err(error)) => {
-                tracing::debug!(%error, address, "another replica does not answer");
-                None
-            }
-            Err(_) => {
-                tracing::debug!(address, "another replica does not answer in time");
-                None
-            }
+        let ended = match tokio::time::timeout(HANDSHAKE, connected).await {
+            Ok(Ok(stream)) => converse(stream, first, &mut calls).await,
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(io::ErrorKind::TimedOut.into()),
+        };
+        if let Err(error) = ended {
+            tracing::debug!(%error, address, "another replica does not answer");
         }
     }
 }
 
-async fn converse(stream: &mut TlsStream<TcpStream>, call: &Call) -> io::Result<Said> {
-    write(stream, call).await?;
-    read(stream).await
+/// Has calls answered until the connection ends or an answer does not come.
+async fn converse(
+    stream: TlsStream<TcpStream>,
+    first: Asked,
+    calls: &mut mpsc::Receiver<Asked>,
+) -> io::Result<()> {
+    let (reader, writer) = tokio::io::split(stream);
+    let waiting = Waiting::default();
+    tokio::select! {
+        ended = write_calls(writer, first, calls, &waiting) => ended,
+        ended = read_answers(reader, &waiting) => ended,
+        () = waiting.silence() => Err(io::ErrorKind::TimedOut.into()),
+    }
+}
+
+/// Writes calls as they come.
+async fn write_calls(
+    mut writer: impl AsyncWrite + Unpin,
+    first: Asked,
+    calls: &mut mpsc::Receiver<Asked>,
+    waiting: &Waiting,
+) -> io::Result<()> {
+    let mut next = Some(first);
+    while let Some(asked) = next {
+        if let Some(bytes) = asked.bytes.upgrade() {
+            waiting.lock().push_back((Instant::now(), asked.answer));
+            write(&mut writer, &bytes).await?;
+        }
+        next = calls.recv().await;
+    }
+    Ok(())
+}
+
+/// Gives answers to those who wait for them, in the order in which they asked.
+async fn read_answers(mut reader: impl AsyncRead + Unpin, waiting: &Waiting) -> io::Result<()> {
+    loop {
+        let said = read::<Said>(&mut reader).await?;
+        let next = waiting.lock().pop_front();
+        let Some((_, answer)) = next else { return Err(io::Error::other("an answer to nothing")) };
+        // Who does not wait any more has decided without it.
+        let _late = answer.send(said);
+    }
+}
+
+/// Calls that were written, oldest first: since when, and where their answers go.
+#[derive(Default)]
+struct Waiting(Mutex<VecDeque<(Instant, oneshot::Sender<Said>)>>);
+
+impl Waiting {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<(Instant, oneshot::Sender<Said>)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until an answer does not come.
+    async fn silence(&self) {
+        let oldest = || self.lock().front().map(|(since, _)| since.elapsed());
+        while oldest().is_none_or(|oldest| oldest < SILENCE) {
+            tokio::time::sleep(SILENCE / 2).await;
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::blocks::Ledger;
     use crate::webhook::tests::{HOST, state};
+    use api::net::pool::Pool;
 
     fn owner(name: &str) -> Owner {
         Owner::new(View::Machine, "n", name)
@@ -294,8 +411,21 @@ mod tests {
         last.map(|last| Mac::new(0x02_00_00_00_00_00 + last).unwrap())
     }
 
+    /// How long nothing takes, on a busy machine either.
+    const LONG: Duration = Duration::from_secs(60);
+
     fn peers() -> Peers {
-        Peers::new(ServerName::try_from(HOST).unwrap())
+        Peers { patience: LONG, ..Peers::new(ServerName::try_from(HOST).unwrap()) }
+    }
+
+    /// A replica that is asked, at its end of a connection.
+    async fn accepted(listener: &TcpListener, state: &State) -> tokio_rustls::server::TlsStream<TcpStream> {
+        let (stream, _) = listener.accept().await.unwrap();
+        TlsAcceptor::from(state.certificates.material().unwrap().peers).accept(stream).await.unwrap()
+    }
+
+    async fn say(stream: &mut (impl AsyncWrite + Unpin), said: Said) {
+        write(stream, &framed(&said).unwrap()).await.unwrap();
     }
 
     #[test]
@@ -342,6 +472,84 @@ mod tests {
             };
             assert_eq!(reply.is_some(), allowed);
         }
+        // One that has not heard of all objects yet says nothing.
+        let ready = state("a");
+        let (pool, ledger) = {
+            let known = ready.lock();
+            (Pool::alone(known.pool.range(), LONG, 0), Ledger::new(known.ledger.me().clone()))
+        };
+        let early = State::new(pool, ledger, Policy::Allow);
+        assert!(matches!(
+            answer(&early, Call::Review { pods: false, body, taken: Vec::new() }),
+            Said::Reviewed(None)
+        ));
+    }
+
+    #[tokio::test]
+    async fn no_question_waits_for_the_answer_to_another() {
+        let state = state("a");
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let peers = peers();
+        let numbers: Vec<u64> = (1..=32).collect();
+        let ask = |number: u64| {
+            let keep = Keep::new(&macs([number]), &owner("v"), 1, false, Policy::Reject);
+            peers.keep(&state, &address, keep)
+        };
+        let asked = futures_util::future::join_all(numbers.iter().map(|number| ask(*number)));
+        let answering = async {
+            let mut stream = accepted(&listener, &state).await;
+            let mut all = Vec::new();
+            // All of them, before the first answer.
+            for _ in &numbers {
+                let Call::Keep(keep) = read::<Call>(&mut stream).await.unwrap() else {
+                    panic!("another call")
+                };
+                all.push(keep.macs[0]);
+            }
+            for mac in all {
+                say(&mut stream, Said::Kept(vec![mac % 3 == 0])).await;
+            }
+            stream
+        };
+        let (answers, _stream) = tokio::join!(asked, answering);
+        for (number, found) in numbers.iter().zip(answers) {
+            let taken = macs([*number])[0].bits() % 3 == 0;
+            assert_eq!(found, Some(vec![if taken { Answer::Taken } else { Answer::Free }]), "{number}");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_comes_too_late_is_nobody_elses_and_ends_nothing() {
+        let state = state("a");
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let peers = peers();
+        let keep = |number| Keep::new(&macs([number]), &owner("v"), 1, false, Policy::Reject);
+        let mut stream = tokio::select! {
+            _ = peers.keep(&state, &address, keep(1)) => panic!("nobody has answered"),
+            stream = async {
+                let mut stream = accepted(&listener, &state).await;
+                read::<Call>(&mut stream).await.unwrap();
+                stream
+            } => stream,
+        };
+        // Nobody waits for the first answer any more; the second question comes on the same connection.
+        let (answers, ()) = tokio::join!(peers.keep(&state, &address, keep(2)), async {
+            read::<Call>(&mut stream).await.unwrap();
+            say(&mut stream, Said::Kept(vec![true])).await;
+            say(&mut stream, Said::Kept(vec![false])).await;
+        });
+        assert_eq!(answers, Some(vec![Answer::Free]));
+        // The connection ends: the next question comes on another.
+        drop(stream);
+        let (answers, _stream) = tokio::join!(peers.keep(&state, &address, keep(3)), async {
+            let mut stream = accepted(&listener, &state).await;
+            read::<Call>(&mut stream).await.unwrap();
+            say(&mut stream, Said::Kept(vec![true])).await;
+            stream
+        });
+        assert_eq!(answers, Some(vec![Answer::Taken]));
     }
 
     #[tokio::test]
@@ -370,7 +578,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let many: Vec<Mac> = macs([1, 2, 3, 4]).into_iter().cycle().take(256).collect();
-        let peers = peers();
+        let peers = Peers { patience: PATIENCE, ..peers() };
         let keep = Keep::new(&many, &owner("v"), 1, false, Policy::Reject);
         assert_eq!(peers.keep(&state, &address, keep).await, None);
     }

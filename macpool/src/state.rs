@@ -16,6 +16,9 @@ use crate::namespaces::{Labels, POLICY, Policy, Selector};
 use crate::tls::InUse;
 use api::net::pool::{Block, Pool, Stamp, View};
 
+/// How often it is looked whether everything is loaded.
+const LOOK: Duration = Duration::from_millis(20);
+
 /// A replica.
 #[derive(Debug)]
 pub(crate) struct State {
@@ -27,6 +30,8 @@ pub(crate) struct State {
     leaving: AtomicBool,
     /// Objects that brought an address that somebody else had.
     pub(crate) duplicates: AtomicU64,
+    /// Given addresses that were decided without the replica that has their block, as that did not answer.
+    pub(crate) unanswered: AtomicU64,
     /// Reviews that were answered.
     pub(crate) reviews: AtomicU64,
 }
@@ -92,6 +97,7 @@ impl State {
             certificates: InUse::default(),
             leaving: AtomicBool::new(false),
             duplicates: AtomicU64::new(0),
+            unanswered: AtomicU64::new(0),
             reviews: AtomicU64::new(0),
         }
     }
@@ -133,6 +139,13 @@ impl State {
         known.loaded.iter().all(|loaded| *loaded)
             && known.ledger.has_written()
             && self.certificates.material().is_some()
+    }
+
+    /// Waits until reviews can be answered.
+    pub(crate) async fn ready(&self) {
+        while !self.is_ready() {
+            tokio::time::sleep(LOOK).await;
+        }
     }
 
     /// The process ends: nobody else is to come.

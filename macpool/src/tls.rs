@@ -1,4 +1,6 @@
 //! What the certificate store is to TLS: the webhook's server, the server for other replicas, the client of those.
+//!
+//! Not here: the metrics' server, which has a certificate of its own ([`serve::http`]) and the same [`Offer`].
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -12,6 +14,82 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig, SupportedProtocolVersion
 
 use crate::certificates::Store;
 use crate::error::{Error, Kind, Result};
+
+/// The name of the newest version, as Go's flags have it.
+pub(crate) const TLS13: &str = "VersionTLS13";
+
+/// Cipher suites of TLS 1.3 by Go's names. In Go nobody can choose among them; so here.
+const OF_TLS13: [&str; 3] =
+    ["TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256"];
+/// Those of TLS 1.2 that are spoken here.
+const OF_TLS12: [&str; 6] = [
+    "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384",
+    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384",
+    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256",
+];
+/// Other names of two of them, which Kubernetes' flags take, too.
+const OF_OLD: [&str; 2] = ["TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305", "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305"];
+/// Those that Go has beside: without forward secrecy, or with CBC, RC4, 3DES. Nobody speaks them here.
+const NOT_SPOKEN: [&str; 16] = [
+    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA256",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA",
+    "TLS_ECDHE_ECDSA_WITH_RC4_128_SHA",
+    "TLS_ECDHE_RSA_WITH_3DES_EDE_CBC_SHA",
+    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA",
+    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA",
+    "TLS_ECDHE_RSA_WITH_RC4_128_SHA",
+    "TLS_RSA_WITH_3DES_EDE_CBC_SHA",
+    "TLS_RSA_WITH_AES_128_CBC_SHA",
+    "TLS_RSA_WITH_AES_128_CBC_SHA256",
+    "TLS_RSA_WITH_AES_128_GCM_SHA256",
+    "TLS_RSA_WITH_AES_256_CBC_SHA",
+    "TLS_RSA_WITH_AES_256_GCM_SHA384",
+    "TLS_RSA_WITH_RC4_128_SHA",
+];
+
+/// What the webhook and the metrics offer to who connects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Offer {
+    /// Whether TLS 1.2 is refused.
+    pub(crate) only_tls13: bool,
+    /// Cipher suites of TLS 1.2; all, if empty.
+    pub(crate) ciphers: Vec<String>,
+}
+
+impl Offer {
+    /// The offer of a least version and a list of cipher suites, with commas between them, by Go's names.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] for a name that Go does not know, and when nobody who speaks TLS 1.2 could connect though he is to.
+    pub(crate) fn read(least: &str, suites: &str) -> Result<Self> {
+        let invalid = |why: String| Error::new(Kind::Invalid, format!("--tls-cipher-suites: {why}"));
+        let names: Vec<&str> = suites.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
+        let spoken = |name: &&str| OF_TLS12.contains(name) || OF_OLD.contains(name);
+        let known = |name: &&str| spoken(name) || OF_TLS13.contains(name) || NOT_SPOKEN.contains(name);
+        if let Some(unknown) = names.iter().find(|name| !known(name)) {
+            return Err(invalid(format!(
+                "{unknown:?} is none; those of TLS 1.2 are {}",
+                OF_TLS12.join(", ")
+            )));
+        }
+        let ciphers: Vec<String> = names.iter().copied().filter(spoken).map(str::to_owned).collect();
+        // As in Go: who names those of TLS 1.3 only has nothing for older clients.
+        let newest = !names.is_empty() && names.iter().all(|name| OF_TLS13.contains(name));
+        let only_tls13 = least == TLS13 || newest;
+        if !only_tls13 && !names.is_empty() && ciphers.is_empty() {
+            let needed = OF_TLS12.join(", ");
+            let why =
+                format!("none of these is spoken here; name one of {needed}, or --tls-min-version={TLS13}");
+            return Err(invalid(why));
+        }
+        Ok(Self { only_tls13, ciphers })
+    }
+}
 
 /// TLS configurations of one state of the store.
 #[derive(Clone, Debug)]
@@ -56,11 +134,11 @@ impl InUse {
 }
 
 impl Material {
-    /// Reads the store. The webhook's server speaks TLS 1.2 too, unless `only_tls13`.
+    /// Reads the store. What the webhook's server speaks is the offer's to say; replicas speak TLS 1.3 among each other.
     ///
     /// # Errors
     /// [`Kind::Internal`] when a certificate or key cannot be used, or there is none yet.
-    pub(crate) fn new(store: &Store, only_tls13: bool) -> Result<Self> {
+    pub(crate) fn new(store: &Store, offer: &Offer) -> Result<Self> {
         let unusable =
             |error: rustls::Error| Error::caused(Kind::Internal, "cannot use the certificate", error);
         let unread = |error| Error::caused(Kind::Internal, "cannot read the certificate", error);
@@ -78,20 +156,20 @@ impl Material {
         let roots = Arc::new(roots);
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let tls13: &[&SupportedProtocolVersion] = &[&rustls::version::TLS13];
-        let versions = if only_tls13 { tls13 } else { rustls::DEFAULT_VERSIONS };
-        let server = |versions| {
-            ServerConfig::builder_with_provider(provider.clone())
-                .with_protocol_versions(versions)
-                .map_err(unusable)
-        };
-        let webhook = server(versions)?
+        let versions = if offer.only_tls13 { tls13 } else { rustls::DEFAULT_VERSIONS };
+        let offered = Arc::new(serve::tls::provider(&offer.ciphers));
+        let webhook = ServerConfig::builder_with_provider(offered)
+            .with_protocol_versions(versions)
+            .map_err(unusable)?
             .with_no_client_auth()
             .with_single_cert(chain.clone(), key.clone_key())
             .map_err(unusable)?;
         let verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
             .build()
             .map_err(|error| Error::caused(Kind::Internal, "cannot verify clients", error))?;
-        let peers = server(tls13)?
+        let peers = ServerConfig::builder_with_provider(provider.clone())
+            .with_protocol_versions(tls13)
+            .map_err(unusable)?
             .with_client_cert_verifier(verifier)
             .with_single_cert(chain.clone(), key.clone_key())
             .map_err(unusable)?;
@@ -139,21 +217,104 @@ mod tests {
     use super::*;
     use crate::certificates::{Intervals, Step};
 
-    fn store(host: &str) -> Store {
+    /// What is made for a name at a time.
+    fn store_of(host: &str, now: u64) -> Store {
         let hour = Duration::from_secs(3600);
         let intervals =
             Intervals { ca_rotate: hour, ca_overlap: hour, cert_rotate: hour, cert_overlap: hour };
         let names = [host.to_owned()];
         let mut store = Store::default();
         for step in [Step::Authority, Step::Sign(0)] {
-            store = store.apply(step, &names, intervals, 1_700_000_000).unwrap();
+            store = store.apply(step, &names, intervals, now).unwrap();
         }
         store
     }
 
+    fn store(host: &str) -> Store {
+        store_of(host, 1_700_000_000)
+    }
+
     /// Whether a store would be taken into use.
     fn taken(store: &Store) -> bool {
-        Material::new(store, true).and_then(|material| material.check(store, "a.b.svc".to_owned())).is_ok()
+        let offer = Offer::read(TLS13, "").unwrap();
+        Material::new(store, &offer).and_then(|material| material.check(store, "a.b.svc".to_owned())).is_ok()
+    }
+
+    #[test]
+    fn cipher_suites_are_gos() {
+        let all = [OF_TLS12.join(","), OF_TLS13.join(","), NOT_SPOKEN.join(","), OF_OLD.join(",")].join(",");
+        let read = |least: &str, suites: &str| Offer::read(least, suites).ok();
+        let offer = |only_tls13: bool, ciphers: &[&str]| {
+            Some(Offer { only_tls13, ciphers: ciphers.iter().map(|&name| name.to_owned()).collect() })
+        };
+        let old = "VersionTLS12";
+        let [cbc, rsa] = [NOT_SPOKEN[0], OF_TLS12[3]];
+        for (least, suites, expected) in [
+            (old, "", offer(false, &[])),
+            (TLS13, "", offer(true, &[])),
+            (old, &*format!("{rsa}, {cbc},{}", OF_TLS13[0]), offer(false, &[rsa])),
+            (old, &*all, offer(false, &[&OF_TLS12[..], &OF_OLD[..]].concat())),
+            (old, &*OF_TLS13.join(","), offer(true, &[])),
+            (TLS13, cbc, offer(true, &[])),
+            (old, cbc, None),
+            (old, &*format!("{cbc},{}", OF_TLS13[0]), None),
+            (old, "TLS_NONSENSE", None),
+            (TLS13, "ECDHE-RSA-AES128-GCM-SHA256", None),
+        ] {
+            assert_eq!(read(least, suites), expected, "{least} {suites}");
+        }
+        let said = Offer::read(old, "TLS_NONSENSE").unwrap_err().to_string();
+        assert!(said.contains("\"TLS_NONSENSE\"") && said.contains(OF_TLS12[5]), "{said}");
+        // Each name that is spoken is one suite of the library.
+        let count = |names: &[String]| {
+            let suites = serve::tls::provider(names).cipher_suites;
+            suites.iter().filter(|suite| suite.tls13().is_none()).count()
+        };
+        assert_eq!(count(&[]), OF_TLS12.len());
+        for name in OF_TLS12.iter().chain(&OF_OLD) {
+            assert_eq!(count(&[(*name).to_owned()]), 1, "{name}");
+        }
+    }
+
+    /// What a client that knows these suites only agrees on with the webhook.
+    fn agreed(offer: &Offer, client: &[&str]) -> Option<String> {
+        let store = store_of("a.b.svc", UnixTime::now().as_secs());
+        let server = Material::new(&store, offer).unwrap().webhook;
+        let mut roots = RootCertStore::empty();
+        roots
+            .add(CertificateDer::from_pem_slice(store.authorities[0].certificate.as_bytes()).unwrap())
+            .unwrap();
+        let names: Vec<String> = client.iter().map(|&name| name.to_owned()).collect();
+        let client = ClientConfig::builder_with_provider(Arc::new(serve::tls::provider(&names)))
+            .with_protocol_versions(&[&rustls::version::TLS12])
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let name = ServerName::try_from("a.b.svc").unwrap();
+        let mut client = rustls::ClientConnection::new(Arc::new(client), name).unwrap();
+        let mut server = rustls::ServerConnection::new(server).unwrap();
+        while server.is_handshaking() {
+            let mut sent = Vec::new();
+            client.write_tls(&mut sent).unwrap();
+            server.read_tls(&mut &sent[..]).unwrap();
+            server.process_new_packets().ok()?;
+            let mut sent = Vec::new();
+            server.write_tls(&mut sent).unwrap();
+            client.read_tls(&mut &sent[..]).unwrap();
+            client.process_new_packets().ok()?;
+        }
+        server.negotiated_cipher_suite().map(|suite| format!("{:?}", suite.suite()))
+    }
+
+    #[test]
+    fn clients_of_tls12_get_the_suites_that_are_named() {
+        let [small, large] = [OF_TLS12[0], OF_TLS12[1]];
+        let offer = Offer::read("VersionTLS12", large).unwrap();
+        assert_eq!(agreed(&offer, &[large, small]).as_deref(), Some(large));
+        assert_eq!(agreed(&offer, &[small]), None);
+        let all = Offer::read("VersionTLS12", "").unwrap();
+        assert_eq!(agreed(&all, &[small]).as_deref(), Some(small));
+        assert_eq!(agreed(&Offer::read(TLS13, "").unwrap(), &[small]), None);
     }
 
     #[test]

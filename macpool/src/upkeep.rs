@@ -319,7 +319,7 @@ fn take(config: &Config, in_use: &InUse, secret: Option<&Value>) -> Option<Store
     let mut material = None;
     if store.serving.is_some() {
         let [.., host, _] = config.hosts();
-        match Material::new(&store, config.only_tls13).and_then(|material| material.check(&store, host)) {
+        match Material::new(&store, &config.offer).and_then(|material| material.check(&store, host)) {
             Ok(usable) => material = Some(usable),
             Err(error) => {
                 let error = error.chain();

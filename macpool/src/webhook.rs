@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -248,9 +249,19 @@ impl Webhook {
         let asked = asks.into_iter().map(|(address, macs)| async move {
             let keep = Keep::new(&macs, owner, stamp, *dry_run, policy);
             let answers = self.peers.keep(&self.state, &address, keep).await;
+            if answers.is_none() {
+                self.unanswered(&macs, owner, &address);
+            }
             macs.into_iter().zip(answers.unwrap_or_default())
         });
         join_all(asked).await.into_iter().flatten().collect()
+    }
+
+    /// What is known here decides about addresses in the blocks of a replica that does not answer.
+    fn unanswered(&self, macs: &[Mac], owner: &Owner, replica: &str) {
+        self.state.unanswered.fetch_add(macs.len() as u64, Ordering::Relaxed);
+        let macs = macs.iter().map(Mac::to_string).collect::<Vec<_>>().join(",");
+        tracing::info!(%macs, object = %owner, replica, "decided here, as the replica that has the block does not answer");
     }
 
     /// Lets another replica answer, which is told what we know of the given addresses; so they are kept here, too.
@@ -378,7 +389,8 @@ pub(crate) mod tests {
         let me = Me { name: name.to_owned(), incarnation: "1".to_owned(), address: "127.0.0.1:1".to_owned() };
         let pool = Pool::alone(range, hour, range.first().bits());
         let state = Arc::new(State::new(pool, Ledger::new(me), Policy::Allow));
-        let material = Material::new(&store, true).unwrap();
+        let offer = crate::tls::Offer::read(crate::tls::TLS13, "").unwrap();
+        let material = Material::new(&store, &offer).unwrap();
         state.certificates.take(store, Some(material));
         {
             let mut known = state.lock();
@@ -558,6 +570,8 @@ pub(crate) mod tests {
         let (status, answer) = answered.unwrap();
         assert!(status == 200 && answer.contains("\"allowed\":true"), "{status} {answer}");
         assert_eq!(served.state.lock().pool.held(), crate::review::INTERFACES_MAX);
+        // It can be told which of them were decided so.
+        assert_eq!(served.state.unanswered.load(Ordering::Relaxed), crate::review::INTERFACES_MAX as u64);
     }
 
     #[tokio::test]

@@ -16,8 +16,6 @@ pub(crate) struct Config {
     pub(crate) listen: SocketAddr,
     pub(crate) identity: Identity,
     pub(crate) clients: Clients,
-    /// Names of cipher suites of TLS 1.2; all, if empty.
-    pub(crate) ciphers: Vec<String>,
     /// Common name of the one client.
     pub(crate) client_name: String,
     /// What is to become of the volume, as far as an upload does not say it itself.
@@ -71,9 +69,9 @@ impl Config {
                     key: given("TLS_KEY_FILE", key_file)?.into(),
                 },
                 only_tls13: tls_min_version == "VersionTLS13",
+                ciphers: tls_ciphers.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect(),
             },
             clients: Clients { authorities: given("CLIENT_CERT_FILE", client_cert_file)?.into() },
-            ciphers: tls_ciphers.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect(),
             client_name: given("CLIENT_NAME", client_name)?,
             volume: volume::Config {
                 contract: Contract::Environment,
@@ -148,7 +146,7 @@ mod tests {
         .unwrap();
         assert_eq!(config.listen.port(), 8443);
         assert!(config.identity.only_tls13 && config.deadline.is_some());
-        assert_eq!(config.ciphers, ["A", "B"]);
+        assert_eq!(config.identity.ciphers, ["A", "B"]);
         assert_eq!((config.volume.size, config.volume.overhead), (Some(1 << 30), 0.06));
         let expected = Place::Volume {
             data: "/data".into(),

@@ -90,7 +90,7 @@ fn configured() -> Result<Config, Error> {
 async fn work(config: Config, mut stopped: watch::Receiver<Option<Signal>>) -> Result<ExitCode, Error> {
     let tls = config
         .identity
-        .server_config(Some(&config.clients), &config.ciphers)
+        .server_config(Some(&config.clients))
         .map_err(|e| Error::with(Kind::Usage, "cannot set up TLS", e))?;
     let listener = connections::listen(config.listen)
         .await

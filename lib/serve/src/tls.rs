@@ -30,6 +30,8 @@ pub struct Identity {
     pub certificate: Certificate,
     /// Whether clients that know nothing newer than TLS 1.2 are refused.
     pub only_tls13: bool,
+    /// Names of cipher suites of TLS 1.2, as [`provider`] takes them.
+    pub ciphers: Vec<String>,
 }
 
 /// Where a certificate comes from.
@@ -67,27 +69,21 @@ pub enum TlsError {
 impl Identity {
     /// TLS 1.2 and 1.3 with a fresh certificate for `localhost`: for pollers that do not verify.
     pub fn self_signed() -> Self {
-        Self { certificate: Certificate::SelfSigned(vec!["localhost".to_owned()]), only_tls13: false }
+        let certificate = Certificate::SelfSigned(vec!["localhost".to_owned()]);
+        Self { certificate, only_tls13: false, ciphers: Vec::new() }
     }
 
     /// What a server needs that knows no clients.
     pub(crate) fn config(&self) -> Result<ServerConfig, TlsError> {
-        self.server_config(None, &[])
+        self.server_config(None)
     }
 
-    /// What a server needs. Of the cipher suites of TLS 1.2 those in `ciphers` are offered, by their names of IANA or of
-    /// OpenSSL; all, if none of them is known.
+    /// What a server needs.
     ///
     /// # Errors
     /// When certificate, key or authorities cannot be read or used.
-    pub fn server_config(
-        &self,
-        clients: Option<&Clients>,
-        ciphers: &[String],
-    ) -> Result<ServerConfig, TlsError> {
-        let mut provider = rustls::crypto::aws_lc_rs::default_provider();
-        narrow(&mut provider, ciphers);
-        let provider = Arc::new(provider);
+    pub fn server_config(&self, clients: Option<&Clients>) -> Result<ServerConfig, TlsError> {
+        let provider = Arc::new(provider(&self.ciphers));
         let builder = ServerConfig::builder_with_provider(provider.clone());
         let builder = if self.only_tls13 {
             builder.with_protocol_versions(&[&rustls::version::TLS13])
@@ -129,8 +125,10 @@ impl Clients {
     }
 }
 
-/// Leaves those cipher suites of TLS 1.2 that are named.
-fn narrow(provider: &mut CryptoProvider, names: &[String]) {
+/// The cryptography, of the cipher suites of TLS 1.2 with those that are named, by IANA or by OpenSSL; with all, if none of
+/// them is known.
+pub fn provider(names: &[String]) -> CryptoProvider {
+    let mut provider = rustls::crypto::aws_lc_rs::default_provider();
     let old = |suite: &SupportedCipherSuite| suite.tls13().is_none();
     let named = |suite: &SupportedCipherSuite| {
         let name = format!("{:?}", suite.suite());
@@ -139,6 +137,7 @@ fn narrow(provider: &mut CryptoProvider, names: &[String]) {
     if provider.cipher_suites.iter().any(|suite| old(suite) && named(suite)) {
         provider.cipher_suites.retain(|suite| !old(suite) || named(suite));
     }
+    provider
 }
 
 /// The name of a cipher suite without what IANA, OpenSSL and rustls write differently.
@@ -262,8 +261,7 @@ mod tests {
     #[test]
     fn ciphers_are_known_by_both_names() {
         let left = |names: &[&str]| {
-            let mut provider = rustls::crypto::aws_lc_rs::default_provider();
-            narrow(&mut provider, &names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>());
+            let provider = provider(&names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>());
             provider.cipher_suites.iter().filter(|suite| suite.tls13().is_none()).count()
         };
         let all = left(&[]);

@@ -53,6 +53,7 @@ impl Config {
             identity: Identity {
                 certificate: Certificate::Files { chain: server_cert_file, key: server_key_file },
                 only_tls13: false,
+                ciphers: Vec::new(),
             },
             reach: Reach { kubeconfig, server },
             bundle: upload_server_ca_bundle_config_map,

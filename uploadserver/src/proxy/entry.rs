@@ -72,10 +72,8 @@ fn proxy(serve: args::Serve) -> Result<()> {
 
 async fn work(config: Config, mut stopped: watch::Receiver<u32>) -> Result<()> {
     let believed = Believed::new(config.keys)?;
-    let tls = config
-        .identity
-        .server_config(None, &[])
-        .map_err(|e| Error::with(Kind::Usage, "cannot set up TLS", e))?;
+    let tls =
+        config.identity.server_config(None).map_err(|e| Error::with(Kind::Usage, "cannot set up TLS", e))?;
     let lookup = Kubernetes::new(&config.reach, &config.bundle).await?;
     let listener = connections::listen(config.listen)
         .await
