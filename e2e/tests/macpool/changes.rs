@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, PostParams};
 use serde_json::{Value, json};
@@ -21,14 +21,29 @@ const PAUSE: Duration = Duration::from_millis(400);
 #[derive(Debug, Default)]
 pub(crate) struct Done {
     pub(crate) answered: usize,
-    /// What the API server said to those that failed.
-    pub(crate) failed: Vec<String>,
+    /// Those that failed.
+    pub(crate) failed: Vec<Failed>,
     /// Machines that were made with another's address on purpose: the address, and its first owner's name.
     pub(crate) passed: Vec<(String, String, String)>,
     /// How many such machines were refused.
     pub(crate) refused: usize,
     /// Machines that stay, with their addresses.
     stay: Vec<(String, Vec<String>)>,
+}
+
+/// A call that failed.
+#[derive(Debug)]
+pub(crate) struct Failed {
+    pub(crate) began: Instant,
+    pub(crate) ended: Instant,
+    /// What the API server said.
+    pub(crate) why: String,
+}
+
+impl Failed {
+    fn new(began: Instant, error: &kube::Error) -> Self {
+        Self { began, ended: Instant::now(), why: error.to_string() }
+    }
 }
 
 /// The machines of a cluster.
@@ -39,7 +54,7 @@ pub(crate) fn machines(place: &Place) -> Api<DynamicObject> {
 
 /// One machine, from its creation to the end. `None` when a call failed.
 async fn life(machines: Api<DynamicObject>, name: String, stays: bool, done: Arc<Mutex<Done>>) -> Option<()> {
-    let note = |result: kube::Result<DynamicObject>| {
+    let note = |began: Instant, result: kube::Result<DynamicObject>| {
         let mut done = done.lock().unwrap();
         match result {
             Ok(object) => {
@@ -47,28 +62,31 @@ async fn life(machines: Api<DynamicObject>, name: String, stays: bool, done: Arc
                 Some(object)
             }
             Err(error) => {
-                done.failed.push(error.to_string());
+                done.failed.push(Failed::new(began, &error));
                 None
             }
         }
     };
     let parameters = PostParams::default();
     let object = machine(&name, &json!([{"name": "a", "bridge": {}}]));
-    let made = note(machines.create(&parameters, &serde_json::from_value(object).unwrap()).await)?;
+    let began = Instant::now();
+    let made = note(began, machines.create(&parameters, &serde_json::from_value(object).unwrap()).await)?;
     tokio::time::sleep(PAUSE).await;
     let mut changed = serde_json::to_value(&made).unwrap();
     let spec = &mut changed["spec"]["template"]["spec"];
     spec["domain"]["devices"]["interfaces"].as_array_mut().unwrap().push(json!({"name": "b", "bridge": {}}));
     spec["networks"].as_array_mut().unwrap().push(json!({"name": "b", "multus": {"networkName": "b"}}));
     let changed = serde_json::from_value(changed).unwrap();
-    let changed = note(machines.replace(&name, &parameters, &changed).await)?;
+    let began = Instant::now();
+    let changed = note(began, machines.replace(&name, &parameters, &changed).await)?;
     tokio::time::sleep(PAUSE).await;
     if stays {
         let macs = addresses(&serde_json::to_value(&changed).unwrap());
         done.lock().unwrap().stay.push((name, macs));
     } else {
+        let began = Instant::now();
         let gone = machines.delete(&name, &DeleteParams::default()).await;
-        note(gone.map(|either| either.left().unwrap_or(made)))?;
+        note(began, gone.map(|either| either.left().unwrap_or(made)))?;
     }
     Some(())
 }
@@ -77,12 +95,13 @@ async fn life(machines: Api<DynamicObject>, name: String, stays: bool, done: Arc
 async fn duplicate(machines: Api<DynamicObject>, name: String, done: Arc<Mutex<Done>>) {
     let Some((first, macs)) = done.lock().unwrap().stay.last().cloned() else { return };
     let object = machine(&name, &json!([{"name": "a", "bridge": {}, "macAddress": macs[0]}]));
+    let began = Instant::now();
     let made = machines.create(&PostParams::default(), &serde_json::from_value(object).unwrap()).await;
     let mut done = done.lock().unwrap();
     match made {
         Ok(_) => done.passed.push((macs[0].clone(), first, name)),
         Err(kube::Error::Api(status)) if status.code == 409 => done.refused += 1,
-        Err(error) => done.failed.push(error.to_string()),
+        Err(error) => done.failed.push(Failed::new(began, &error)),
     }
 }
 
@@ -125,18 +144,23 @@ pub(crate) fn held(place: &Place, passed: &[(String, String, String)]) -> HashMa
     holders
 }
 
-/// Runs the guests of duplicates that passed: each raises the event.
+/// Runs the guests of duplicates that passed: each raises the event, of both its machines.
 pub(crate) fn told(place: &Place, passed: &[(String, String, String)]) {
     for (mac, first, second) in passed {
         for name in [first, second] {
             place.apply(&guest("reject", name, mac).to_string());
         }
-        let selector =
-            format!("--field-selector=involvedObject.name={second},reason=MACCollision,type=Warning");
-        until("the collision is told", || {
-            let events = place.kubectl(&["-n", "reject", "get", "events", &selector, "-o", "json"]);
-            let events: Value = serde_json::from_str(&events).unwrap();
-            events["items"][0]["message"].as_str().filter(|message| message.contains(mac)).map(drop)
-        });
+        for name in [first, second] {
+            let selector =
+                format!("--field-selector=involvedObject.name={name},reason=MACCollision,type=Warning");
+            until("the collision is told", || {
+                let events = place.kubectl(&["-n", "reject", "get", "events", &selector, "-o", "json"]);
+                let events: Value = serde_json::from_str(&events).unwrap();
+                let told = events["items"].as_array().unwrap().iter();
+                told.filter_map(|event| event["message"].as_str())
+                    .find(|message| message.contains(mac))
+                    .map(drop)
+            });
+        }
     }
 }

@@ -5,7 +5,9 @@
 #![expect(clippy::print_stdout, reason = "what was measured is shown with --nocapture")]
 
 mod changes;
+mod client;
 mod damage;
+mod later;
 mod load;
 mod machines;
 mod replicas;

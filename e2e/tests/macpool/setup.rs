@@ -1,8 +1,9 @@
 //! The pool in a cluster: its manifests, and replicas as processes that are stopped when they are dropped.
 
+use std::collections::HashSet;
 use std::fs;
 use std::io::Write;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::thread;
@@ -28,6 +29,7 @@ pub(crate) struct Replica {
     child: Child,
     /// The token of somebody who may read its metrics.
     reader: String,
+    pub(crate) number: u16,
     address: Ipv4Addr,
     pub(crate) port: u16,
     pub(crate) ready_after: Duration,
@@ -41,9 +43,9 @@ impl Drop for Replica {
 }
 
 impl Replica {
-    /// Where reviews of machines are posted to.
-    pub(crate) fn url(&self) -> String {
-        format!("https://{}:{}/mutate-virtualmachines", self.address, self.port)
+    /// Where the webhook listens.
+    pub(crate) fn webhook(&self) -> SocketAddr {
+        (self.address, self.port).into()
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -77,7 +79,8 @@ impl Replica {
     /// Posts a review, past the API server.
     pub(crate) fn post(&self, review: &Value) -> Value {
         let mut command = Command::new("curl");
-        command.args(["-sk", "-m5", "--data-binary", "@-", &self.url()]);
+        let url = format!("https://{}/mutate-virtualmachines", self.webhook());
+        command.args(["-sk", "-m5", "--data-binary", "@-", &url]);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         child.stdin.take().unwrap().write_all(review.to_string().as_bytes()).unwrap();
         serde_json::from_slice(&child.wait_with_output().unwrap().stdout).unwrap()
@@ -198,11 +201,17 @@ impl Place {
     /// Starts a replica, waits until it is ready and the Service leads to it.
     pub(crate) fn replica(&self, number: u16, more: &[&str]) -> Replica {
         let replica = self.start(number, more);
+        self.lead(&replica);
+        replica
+    }
+
+    /// Has the Service lead to a replica, and waits until that is so.
+    pub(crate) fn lead(&self, replica: &Replica) {
         let slice = json!({
             "apiVersion": "discovery.k8s.io/v1",
             "kind": "EndpointSlice",
             "metadata": {
-                "name": format!("macpool-{number}"),
+                "name": format!("macpool-{}", replica.number),
                 "namespace": NAMESPACE,
                 "labels": {"kubernetes.io/service-name": "kubemacpool-service"},
             },
@@ -217,7 +226,6 @@ impl Place {
             let arguments = ["-n", "default", "create", "--dry-run=server", "-f", "-"];
             self.feed(&arguments, &probe.to_string()).status.success().then_some(())
         });
-        replica
     }
 
     /// The program with the rights of the pool's service account, and its log.
@@ -251,7 +259,7 @@ impl Place {
             .args(more);
         let child = command.spawn().unwrap();
         let reader = self.reader.clone();
-        let mut replica = Replica { child, reader, address, port, ready_after: Duration::ZERO };
+        let mut replica = Replica { child, reader, number, address, port, ready_after: Duration::ZERO };
         until("a replica is ready", || {
             let ended = replica.child.try_wait().unwrap();
             assert!(ended.is_none(), "{}", self.log(number));
@@ -264,6 +272,16 @@ impl Place {
     /// What a replica has said.
     pub(crate) fn log(&self, number: u16) -> String {
         fs::read_to_string(self.cluster.place().path(&format!("log/macpool-{number}.log"))).unwrap()
+    }
+
+    /// Addresses that a replica decided on without the one that has their block, as that did not answer in time: these only
+    /// can be somebody else's, though duplicates are rejected. By the logs of the two that run.
+    pub(crate) fn unanswered(&self) -> HashSet<String> {
+        let logs = [0, 1].map(|number| self.log(number));
+        let said = "the replica that has the block does not answer macs=";
+        let macs = logs.iter().flat_map(|log| log.lines()).filter_map(|line| Some(line.split_once(said)?.1));
+        let macs = macs.filter_map(|macs| macs.split(' ').next());
+        macs.flat_map(|macs| macs.split(',')).map(str::to_owned).collect()
     }
 }
 
@@ -297,6 +315,22 @@ pub(crate) fn review(name: &str, mac: Option<&str>) -> Value {
     json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
         "uid": name, "operation": "CREATE", "namespace": "reject", "name": name, "object": object,
     }})
+}
+
+/// Waits until two replicas know of each other's blocks: each refuses what the other has just given. To be called when they
+/// know the namespace `reject`.
+pub(crate) fn acquaint(replicas: [&Replica; 2]) {
+    let [one, other] = replicas;
+    for (giver, asked) in [(one, other), (other, one)] {
+        let mut number = 0;
+        until("replicas know each other's blocks", || {
+            number += 1;
+            let names = ["giver", "taker"].map(|name| format!("{name}-{}-{number}", giver.number));
+            let mac = given_by(&giver.post(&review(&names[0], None)))?;
+            let reply = asked.post(&review(&names[1], Some(&mac)));
+            (reply["response"]["allowed"] == false).then_some(())
+        });
+    }
 }
 
 /// The address that a reply gives; `None` when it gives none.
