@@ -73,8 +73,8 @@ fn serve(config: Config) -> Result<()> {
         let _ = stop.send(true);
     })
     .map_err(|error| Error::io("watch for signals", error))?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
+    // One thread takes and answers all calls: with more, each call is handed from one to the other on its way.
+    let runtime = tokio::runtime::Builder::new_current_thread()
         .max_blocking_threads(THREADS)
         .enable_all()
         .build()
@@ -88,6 +88,7 @@ fn serve(config: Config) -> Result<()> {
 async fn answer(driver: Arc<Driver>, stopped: watch::Receiver<bool>) -> Result<()> {
     let config = &driver.config;
     let socket = Socket::listen(&config.socket)
+        .await
         .map_err(|error| Error::io(format!("listen on {}", config.socket.display()), error))?;
     tracing::info!(socket = %config.socket.display(), node = %config.node, driver = config.driver, "serving CSI");
     let identity = IdentityServer::new(IdentityService { driver: driver.clone() });

@@ -338,8 +338,12 @@ impl Open<'_> {
 
     /// How much there is.
     pub(crate) fn room(&self) -> Room {
+        self.room_by(&self.known.book())
+    }
+
+    /// The same, by the book in hand.
+    pub(crate) fn room_by(&self, book: &Book) -> Room {
         let (size, free) = self.size_and_free();
-        let book = self.known.book();
         Room {
             capacity: self.pool.config.capacity,
             size,

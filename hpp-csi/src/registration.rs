@@ -76,7 +76,7 @@ pub(crate) async fn serve(config: &config::Registration, driver: &str, mut stopp
     let registrar = Arc::new(Registrar { driver: driver.to_owned(), endpoint: config.endpoint.clone() });
     let mut told = false;
     while !*stopped.borrow() {
-        match Socket::listen(&config.socket) {
+        match Socket::listen(&config.socket).await {
             Ok(socket) => {
                 told = false;
                 tracing::info!(socket = %config.socket.display(), endpoint = config.endpoint, "waiting for the kubelet");

@@ -31,8 +31,13 @@ impl Socket {
     ///
     /// # Errors
     /// When somebody answers there, or the socket cannot be made.
-    pub(crate) fn listen(path: &Path) -> io::Result<Self> {
-        if std::os::unix::net::UnixStream::connect(path).is_ok() {
+    pub(crate) async fn listen(path: &Path) -> io::Result<Self> {
+        let taken = match UnixStream::connect(path).await {
+            Ok(_) => true,
+            // So many callers wait that there is no place for another one.
+            Err(error) => error.kind() == io::ErrorKind::WouldBlock,
+        };
+        if taken {
             let what =
                 format!("another process answers on {}: stop it, or name another socket", path.display());
             return Err(io::Error::new(io::ErrorKind::AddrInUse, what));
@@ -109,4 +114,27 @@ pub(crate) async fn connect(path: PathBuf, patience: Duration) -> Result<Channel
         .timeout(patience)
         .connect_with_connector(connect)
         .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_socket_is_taken_as_long_as_somebody_has_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("csi.sock");
+        let theirs = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let taken = async || Socket::listen(&path).await.unwrap_err().kind();
+        assert_eq!(taken().await, io::ErrorKind::AddrInUse);
+        // Nobody accepts: after one more, there is no place left.
+        rustix::net::listen(&theirs, 0).unwrap();
+        let mut waiting = Vec::new();
+        while let Ok(stream) = UnixStream::connect(&path).await {
+            waiting.push(stream);
+        }
+        assert_eq!(taken().await, io::ErrorKind::AddrInUse);
+        drop(theirs);
+        assert!(Socket::listen(&path).await.unwrap().is_ours());
+    }
 }

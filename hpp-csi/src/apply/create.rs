@@ -303,11 +303,9 @@ fn pretty(bytes: u64) -> u64 {
 
 /// Promises `bytes`, if they may be.
 pub(crate) fn promise(open: &Open<'_>, bytes: u64) -> Result<Promise> {
-    let mut room = open.room();
-    // Counted again with the book in hand: between two callers there is no gap.
+    // The book stays in hand: between two callers there is no gap.
     let mut book = open.known.book();
-    room.promised = book.promised();
-    plan::admit(&open.pool.config.name, &room, bytes)?;
+    plan::admit(&open.pool.config.name, &open.room_by(&book), bytes)?;
     Ok(book.pend(&open.known, bytes))
 }
 
