@@ -542,11 +542,15 @@ fn sink(authority: &Authority, host: &str, taken: Arc<AtomicU64>) -> u16 {
     port
 }
 
-/// Bytes that are resident at most so far.
+/// Bytes that are resident at most so far, but for the program's file: that of a test is ten times as large as the one that
+/// is given out, of which `make bench` measures all.
 fn peak(proxy: &Proxy) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", proxy.process().id())).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-    line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
+    let bytes = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
+    };
+    bytes("VmHWM:") - bytes("RssFile:")
 }
 
 #[test]

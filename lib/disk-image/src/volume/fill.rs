@@ -108,8 +108,8 @@ impl Work<'_> {
         let resized = self.image.virtual_size() != Some(report.virtual_size);
         if resized {
             // First to where the disk ends: what was written behind it is no part of it.
-            writer.set_len(report.virtual_size)?;
-            writer.set_len(disk_size)?;
+            writer.set_len(report.virtual_size);
+            writer.set_len(disk_size);
         }
         if self.facts.mode == Mode::Block && report.virtual_size < disk_size {
             // What the device held before shows behind the image, and some of it is looked for at the very end.

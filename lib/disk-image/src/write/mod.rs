@@ -270,6 +270,8 @@ pub struct Writer {
     wake: Option<uring::Wake>,
     threads: Vec<JoinHandle<()>>,
     finished: AtomicBool,
+    /// What [`Writer::set_len`] was told.
+    lengths: Mutex<Vec<u64>>,
 }
 
 impl Writer {
@@ -320,7 +322,14 @@ impl Writer {
             }
         };
         tracing::info!(target = %shown, engine = %output.engine(), "writing");
-        Ok(Self { output, queue: Some(queue), wake, threads, finished: AtomicBool::new(false) })
+        Ok(Self {
+            output,
+            queue: Some(queue),
+            wake,
+            threads,
+            finished: AtomicBool::new(false),
+            lengths: Mutex::default(),
+        })
     }
 
     /// Queues a write; waits while the queue is full.
@@ -414,22 +423,24 @@ impl Writer {
         self.output.size()
     }
 
-    /// Gives a file its length, where that was not known when it was opened ([`Options::grows`]). Everything that is
-    /// queued lies below it; what was written behind it is gone.
-    ///
-    /// # Errors
-    /// When the filesystem has no files that large.
-    pub fn set_len(&self, len: u64) -> Result<(), Error> {
-        self.output.set_len(len)
+    /// Gives a file its length, where that was not known when it was opened ([`Options::grows`]): when it is finished, and
+    /// one length after the other. What was written behind one of them is gone. Not before: where writes behind the old
+    /// end are on their way in an io_uring, XFS zeroes what they have written (seen with Linux 6.18).
+    pub fn set_len(&self, len: u64) {
+        self.lengths.lock().unwrap_or_else(PoisonError::into_inner).push(len);
     }
 
-    /// Writes what is queued, makes the disk, its length and its name durable, and closes it.
+    /// Writes what is queued, gives the file its length, makes the disk and its name durable, and closes it.
     ///
     /// # Errors
-    /// The first failure there was.
+    /// The first failure there was; a filesystem that has no files that large.
     pub fn finish(mut self) -> Result<Written, Error> {
         self.finished.store(true, Ordering::Release);
         self.drain();
+        self.output.check()?;
+        for len in self.lengths.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            self.output.set_len(len)?;
+        }
         self.output.close()?;
         let (bytes, zeroed) = self.output.written();
         Ok(Written { bytes, zeroed, engine: self.output.engine() })

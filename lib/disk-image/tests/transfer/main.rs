@@ -80,7 +80,7 @@ fn import(
     let writer = Writer::open(target, size.unwrap_or(1 << 40), &options)?;
     let report = transfer::run(&image, &writer, ledger, spool, &progress, stop)?;
     if size != Some(report.virtual_size) {
-        writer.set_len(report.virtual_size)?;
+        writer.set_len(report.virtual_size);
     }
     writer.finish()?;
     assert!(progress.percent() >= 50.0, "progress ended at {}", progress.percent());
