@@ -143,6 +143,15 @@ impl Folder {
         self.write("deadline", time.to_string().as_bytes())
     }
 
+    /// Forgets it: a start that failed may have been asked to end, and the next one in this folder was not.
+    pub(super) fn forget_deadline(&self) -> Result<(), Error> {
+        let path = self.0.join("deadline");
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(self.failed("remove", &path, error)),
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
     fn failed(&self, what: &str, path: &Path, error: io::Error) -> Error {
         Error::with(Kind::System, format!("cannot {what} {}", path.display()), error)
     }

@@ -218,6 +218,7 @@ impl Guest {
         }
         launch.layout = domain.layout;
         self.keep(&launch)?;
+        self.folder.forget_deadline()?;
         libvirt::create(&self.connection, &domain.xml, launch.paused)?;
         self.folder.set_started(&launch)?;
         let processor = self.domain().ok().and_then(|domain| processor(&domain, &launch));
