@@ -18,11 +18,11 @@ use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::{Request, StatusCode};
 use hyper_util::rt::TokioIo;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{WebPkiSupportedAlgorithms, aws_lc_rs, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
+use rustls::ClientConfig;
+use rustls::crypto::aws_lc_rs;
+use rustls::pki_types::ServerName;
 use serde_json::Value;
+use serve::trust::TrustEverybody;
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio_rustls::TlsConnector;
@@ -72,12 +72,12 @@ impl Client {
     /// A client of replicas 0 and 1. It has no connection yet.
     pub(crate) fn new(replicas: [SocketAddr; 2]) -> Self {
         let provider = Arc::new(aws_lc_rs::default_provider());
-        let algorithms = provider.signature_verification_algorithms;
-        let config = ClientConfig::builder_with_provider(provider)
+        let config = ClientConfig::builder_with_provider(provider.clone())
             .with_safe_default_protocol_versions()
             .unwrap()
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(Believing(algorithms)))
+            // Certificates change under the load: which of them is trusted is the API server's affair.
+            .with_custom_certificate_verifier(Arc::new(TrustEverybody(provider)))
             .with_no_client_auth();
         let turns = [Semaphore::new(AT_ONCE), Semaphore::new(AT_ONCE)];
         Self { connector: TlsConnector::from(Arc::new(config)), replicas, idle: Default::default(), turns }
@@ -137,45 +137,6 @@ impl Client {
         let (sender, connection) = handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
         tokio::spawn(async move { drop(connection.await) });
         Ok(Line { socket, sender })
-    }
-}
-
-/// Certificates change under the load: which of them is trusted is the API server's affair.
-#[derive(Debug)]
-struct Believing(WebPkiSupportedAlgorithms);
-
-impl ServerCertVerifier for Believing {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(message, certificate, signature, &self.0)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, certificate, signature, &self.0)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.supported_schemes()
     }
 }
 

@@ -7,6 +7,7 @@
 //! - [`metrics`]: the text that Prometheus reads.
 //! - [`signals`]: SIGTERM and SIGINT as a call.
 //! - [`tls`]: certificates, self-signed or from files.
+//! - [`trust`]: a client that believes every server.
 //!
 //! Not here: what is served. A program hands in functions; nothing here knows a metric's name.
 
@@ -17,3 +18,4 @@ pub mod logs;
 pub mod metrics;
 pub mod signals;
 pub mod tls;
+pub mod trust;

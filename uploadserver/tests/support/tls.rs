@@ -5,13 +5,10 @@
 use std::sync::Arc;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair};
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{
-    CryptoProvider, WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature,
-};
+use rustls::ClientConfig;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, Error, SignatureScheme};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use serve::trust::TrustEverybody;
 
 /// Signs certificates.
 pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
@@ -51,7 +48,7 @@ pub(crate) fn client(identity: Option<&(String, String)>) -> Arc<ClientConfig> {
         .with_safe_default_protocol_versions()
         .unwrap()
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Believing(algorithms(&provider))));
+        .with_custom_certificate_verifier(Arc::new(TrustEverybody(provider)));
     Arc::new(match identity {
         None => config.with_no_client_auth(),
         Some((certificate, key)) => {
@@ -60,48 +57,6 @@ pub(crate) fn client(identity: Option<&(String, String)>) -> Arc<ClientConfig> {
             config.with_client_auth_cert(vec![certificate], key).unwrap()
         }
     })
-}
-
-fn algorithms(provider: &CryptoProvider) -> WebPkiSupportedAlgorithms {
-    provider.signature_verification_algorithms
-}
-
-#[derive(Debug)]
-struct Believing(WebPkiSupportedAlgorithms);
-
-impl ServerCertVerifier for Believing {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls12_signature(message, certificate, signed, &self.0)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, certificate, signed, &self.0)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.supported_schemes()
-    }
 }
 
 /// A server that shows this certificate and asks for none.

@@ -89,7 +89,7 @@ impl Work<'_> {
         // What has a footer behind its disk may be larger than what is available.
         let known = self.image.virtual_size().map(|size| self.final_size(size.min(self.available)));
         let bound = known.unwrap_or(self.available);
-        let writer = open_writer(target, bound, &options(config, session, known.is_none()))?;
+        let mut writer = open_writer(target, bound, &options(config, session, known.is_none()))?;
         session.meter.engine(writer.engine_now());
         session.meter.phase("importing");
         let progress = &session.meter.transfer;

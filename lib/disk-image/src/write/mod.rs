@@ -271,7 +271,7 @@ pub struct Writer {
     threads: Vec<JoinHandle<()>>,
     finished: AtomicBool,
     /// What [`Writer::set_len`] was told.
-    lengths: Mutex<Vec<u64>>,
+    lengths: Vec<u64>,
 }
 
 impl Writer {
@@ -328,7 +328,7 @@ impl Writer {
             wake,
             threads,
             finished: AtomicBool::new(false),
-            lengths: Mutex::default(),
+            lengths: Vec::new(),
         })
     }
 
@@ -426,8 +426,8 @@ impl Writer {
     /// Gives a file its length, where that was not known when it was opened ([`Options::grows`]): when it is finished, and
     /// one length after the other. What was written behind one of them is gone. Not before: where writes behind the old
     /// end are on their way in an io_uring, XFS zeroes what they have written (seen with Linux 6.18).
-    pub fn set_len(&self, len: u64) {
-        self.lengths.lock().unwrap_or_else(PoisonError::into_inner).push(len);
+    pub fn set_len(&mut self, len: u64) {
+        self.lengths.push(len);
     }
 
     /// Writes what is queued, gives the file its length, makes the disk and its name durable, and closes it.
@@ -438,7 +438,7 @@ impl Writer {
         self.finished.store(true, Ordering::Release);
         self.drain();
         self.output.check()?;
-        for len in self.lengths.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
+        for len in std::mem::take(&mut self.lengths) {
             self.output.set_len(len)?;
         }
         self.output.close()?;

@@ -77,7 +77,7 @@ fn import(
     let target = Target::file(path, keep)?;
     let size = image.virtual_size();
     let options = Options { grows: size.is_none(), ..Options::default() };
-    let writer = Writer::open(target, size.unwrap_or(1 << 40), &options)?;
+    let mut writer = Writer::open(target, size.unwrap_or(1 << 40), &options)?;
     let report = transfer::run(&image, &writer, ledger, spool, &progress, stop)?;
     if size != Some(report.virtual_size) {
         writer.set_len(report.virtual_size);
