@@ -43,9 +43,11 @@ fn source_pod(namespace: &str, from: &Volume, to: &Volume) -> String {
         true => (json!([]), json!([{"name": "cdi-data-vol", "devicePath": mount_point}])),
         false => (json!([{"name": "cdi-data-vol", "mountPath": mount_point}]), json!([])),
     };
+    // Only a pod with mounts has a group for them.
+    let context = if from.is_block() { json!({}) } else { json!({"fsGroup": 107}) };
     let mut specification = json!({
         "restartPolicy": "OnFailure",
-        "securityContext": {"fsGroup": 107},
+        "securityContext": context,
         "containers": [{
             "name": "cdi-clone-source",
             "image": IMAGE,

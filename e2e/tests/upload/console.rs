@@ -12,7 +12,7 @@ use std::time::Duration;
 use e2e::volume::Volume;
 use serde_json::{Value, json};
 
-use crate::controller::Controller;
+use crate::controller::{Controller, clean_up};
 use crate::disks::{Disk, folder};
 use crate::objects::{create, described, ended, get};
 use crate::site::PROXY;
@@ -201,4 +201,5 @@ fn a_form_of_the_consoles_page() {
     let message = ended(namespace, "cdi-upload-disk");
     assert_eq!(message, r#"{"preallocationApplied":false,"message":"Upload Complete"}"#);
     disk.assert_in(&volume);
+    clean_up(namespace, NAME);
 }

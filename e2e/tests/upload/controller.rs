@@ -1,5 +1,6 @@
-//! Stands in for CDI's controller: makes upload servers' pods as it does (v1.66, `pkg/controller/upload-controller.go`) and
-//! tells in annotations and phases how far they are.
+//! Stands in for CDI's controller: makes upload servers' pods as it does (v1.66, `pkg/controller/upload-controller.go`, with
+//! the names of `pkg/common`) and tells in annotations and phases how far they are. Its Service is headless, or has an address
+//! and port 443, as in its earlier versions: both are made.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,17 +9,18 @@ use std::time::Duration;
 
 use api::upload::annotation::{CONTENT_TYPE, POD_PHASE, POD_READY, TARGET};
 use api::upload::{PROXY_CLIENT, service_name};
+use e2e::volume::Volume;
 use serde_json::{Value, json};
 
-use crate::SITE;
-use crate::objects::{annotation, create, get, list, patch, patch_status};
+use crate::objects::{annotation, create, delete, get, list, patch, patch_status, until};
 use crate::site::certificate;
+use crate::{CLUSTER, SITE};
 
 /// The image under test.
 const IMAGE: &str = "localhost/ferrovirt:uploadserver";
 const CLAIM: &str = "PersistentVolumeClaim";
 
-/// cc.SetRestrictedSecurityContext.
+/// What `SetRestrictedSecurityContext` (`pkg/controller/common`) makes of a container; a pod with mounts gets fsGroup 107.
 pub(crate) fn restricted() -> Value {
     json!({
         "capabilities": {"drop": ["ALL"]},
@@ -71,6 +73,16 @@ pub(crate) fn serve(claim: &Value, client: &str, headless: bool) -> String {
     ];
     let mut mounts = vec![json!({"name": "tls-config", "mountPath": "/etc/tls"})];
     let mut devices = Vec::new();
+    let mut volumes = vec![
+        json!({"name": "cdi-data-vol", "persistentVolumeClaim": {"claimName": claim_name}}),
+        json!({"name": "tls-config", "secret": {"secretName": name}}),
+    ];
+    // Every upload has scratch there, and no clone.
+    let scratch = (client == PROXY_CLIENT).then(|| scratch_name(&claim_name));
+    if let Some(scratch) = &scratch {
+        mounts.push(json!({"name": "cdi-scratch-vol", "mountPath": "/scratch"}));
+        volumes.push(json!({"name": "cdi-scratch-vol", "persistentVolumeClaim": {"claimName": scratch}}));
+    }
     if block {
         environment.push(set("DESTINATION", "/dev/cdi-block-volume"));
         devices.push(json!({"name": "cdi-data-vol", "devicePath": "/dev/cdi-block-volume"}));
@@ -92,7 +104,7 @@ pub(crate) fn serve(claim: &Value, client: &str, headless: bool) -> String {
         "volumeMounts": mounts,
         "volumeDevices": devices,
     });
-    create(
+    let pod = create(
         "Pod",
         &namespace,
         json!({
@@ -114,14 +126,55 @@ pub(crate) fn serve(claim: &Value, client: &str, headless: bool) -> String {
                 "restartPolicy": "OnFailure",
                 "securityContext": {"fsGroup": 107},
                 "containers": [container],
-                "volumes": [
-                    {"name": "cdi-data-vol", "persistentVolumeClaim": {"claimName": claim_name}},
-                    {"name": "tls-config", "secret": {"secretName": name}},
-                ],
+                "volumes": volumes,
             },
         }),
     );
+    if let Some(scratch) = scratch {
+        make_scratch(claim, &pod, &scratch);
+    }
     name
+}
+
+/// Name of the claim that an upload to `claim` has at /scratch.
+fn scratch_name(claim: &str) -> String {
+    format!("{claim}-scratch")
+}
+
+/// Makes the claim of a pod's scratch, of the size of the one that is filled. It goes with the pod.
+fn make_scratch(claim: &Value, pod: &Value, name: &str) {
+    let namespace = claim["metadata"]["namespace"].as_str().unwrap();
+    let resources = &claim["spec"]["resources"];
+    let size = resources["requests"]["storage"].as_str().unwrap().parse().unwrap();
+    Volume::folder(&CLUSTER, namespace, name, size).unwrap();
+    create(
+        CLAIM,
+        namespace,
+        json!({
+            "metadata": {
+                "name": name,
+                "labels": {"app": "containerized-data-importer"},
+                "ownerReferences": [{
+                    "apiVersion": "v1", "kind": "Pod", "name": pod["metadata"]["name"],
+                    "uid": pod["metadata"]["uid"], "blockOwnerDeletion": true, "controller": true,
+                }],
+            },
+            "spec": {"accessModes": ["ReadWriteOnce"], "storageClassName": "", "resources": resources},
+        }),
+    );
+}
+
+/// What it does when a claim is filled: its server goes, and with that its scratch.
+pub(crate) fn clean_up(namespace: &str, claim: &str) {
+    until(&format!("{claim} is filled"), || {
+        (annotation(&get(CLAIM, namespace, claim)?, POD_PHASE) == Some("Succeeded")).then_some(())
+    });
+    let (server, scratch) = (service_name(claim), scratch_name(claim));
+    assert!(get(CLAIM, namespace, &scratch).is_some(), "{scratch} is as long as its pod");
+    for kind in ["Service", "Pod"] {
+        delete(kind, namespace, &server);
+    }
+    until(&format!("{scratch} is gone"), || get(CLAIM, namespace, &scratch).is_none().then_some(()));
 }
 
 /// Whether a pod answers its probe.

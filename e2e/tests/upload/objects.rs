@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::{Value, json};
 
@@ -67,6 +67,11 @@ pub(crate) fn patch(kind: &str, namespace: &str, name: &str, patch: &Value) {
 pub(crate) fn patch_status(kind: &str, namespace: &str, name: &str, status: &Value) {
     let (patched, patch) = (api(kind, namespace), json!({"status": status}));
     CLUSTER.run(patched.patch_status(name, &PatchParams::default(), &Patch::Merge(&patch))).unwrap();
+}
+
+/// Has an object removed, without waiting for its end.
+pub(crate) fn delete(kind: &str, namespace: &str, name: &str) {
+    CLUSTER.run(api(kind, namespace).delete(name, &DeleteParams::default())).unwrap();
 }
 
 /// The value of an annotation.

@@ -11,7 +11,7 @@ use e2e::volume::Volume;
 use reqwest::StatusCode;
 use serde_json::{Value, json};
 
-use crate::controller::Controller;
+use crate::controller::{Controller, clean_up};
 use crate::disks::{Disk, folder};
 use crate::objects::{annotation, create, described, ended, get, list, log, until};
 use crate::{CLUSTER, MIB, SITE, namespace};
@@ -196,6 +196,7 @@ fn a_data_volume() {
         assert!(why.contains("already finished uploading"), "{why}");
     });
     assert!(!log(namespace, "cdi-upload-disk").contains(&token));
+    clean_up(namespace, "disk");
 }
 
 #[test]
@@ -213,6 +214,7 @@ fn a_claim_of_a_device() {
     upload.run(&disk.gz());
     assert_eq!(ended(namespace, "cdi-upload-device"), UPLOADED);
     disk.assert_in(&volume);
+    clean_up(namespace, "device");
 }
 
 #[test]
@@ -244,4 +246,5 @@ fn an_archive_and_a_token_that_is_for_another_claim() {
     upload.run(&archive);
     assert_eq!(ended(namespace, "cdi-upload-files"), UPLOADED);
     assert_eq!(fs::read_to_string(volume.path().join("sub/file")).unwrap(), "hello");
+    clean_up(namespace, "files");
 }
