@@ -107,8 +107,8 @@ fn window_refused(what: &str, asked: u64, limit: u64) -> Error {
     Error::new(
         Kind::Refused,
         format!(
-            "{what} of {} is needed to unpack this and the limit is {}; if that much memory may be used, raise \
-             the limit with --window-limit, or compress the image again with a smaller one",
+            "{what} of {} is needed to unpack this and the limit is {}; compress the image again with a smaller \
+             one, or, if that much memory may be used, raise the limit (importer --window-limit)",
             bytes(asked),
             bytes(limit)
         ),

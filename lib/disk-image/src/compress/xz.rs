@@ -133,8 +133,8 @@ fn explain(error: liblzma::stream::Error, at: u64, window: u64) -> io::Error {
     damaged(match error {
         E::MemLimit => {
             let what = format!(
-                "an xz block after byte {at} asks for a dictionary larger than the limit of {}; raise the limit with \
-                 --window-limit, or compress the image again with a smaller one",
+                "an xz block after byte {at} asks for a dictionary larger than the limit of {}; compress the image \
+                 again with a smaller one, or raise the limit (importer --window-limit)",
                 bytes(window)
             );
             return Error::new(Kind::Refused, what).into();

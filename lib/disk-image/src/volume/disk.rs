@@ -50,7 +50,7 @@ pub(super) fn disk(
         warnings.push(warning);
     }
     if image.is_empty() {
-        plan::empty(input.is_a_file, config.format.is_some())?;
+        plan::empty(config.contract, input.is_a_file, config.format.is_some())?;
     }
     if let Some(size) = image.virtual_size() {
         // What may end in a footer is judged again when its end is known.

@@ -256,14 +256,18 @@ fn advice(seen: &str) -> &'static str {
 ///
 /// # Errors
 /// For anything but a file, unless the format was given.
-pub fn empty(is_a_file: bool, format_given: bool) -> Result<(), Error> {
+pub fn empty(contract: Contract, is_a_file: bool, format_given: bool) -> Result<(), Error> {
     if is_a_file || format_given {
         return Ok(());
     }
-    Err(Error::new(
-        Kind::Refused,
-        "the source is empty: not a single byte came; check what should give the image (--format raw makes an empty disk of it)",
-    ))
+    // Only who types can say that it is so.
+    let advice = match contract {
+        Contract::CommandLine => " (--format raw makes an empty disk of it)",
+        Contract::Environment => "",
+    };
+    let what =
+        format!("the source is empty: not a single byte came; check what should give the image{advice}");
+    Err(Error::new(Kind::Refused, what))
 }
 
 /// What to do when the image's tables come after its data, the source can be read once only, and there was no room
@@ -496,10 +500,15 @@ mod tests {
 
     #[test]
     fn what_is_nothing() {
-        for (is_a_file, format_given, taken) in
-            [(true, false, true), (true, true, true), (false, true, true), (false, false, false)]
-        {
-            assert_eq!(empty(is_a_file, format_given).is_ok(), taken, "{is_a_file} {format_given}");
+        use Contract::{CommandLine, Environment};
+        for (is_a_file, format_given) in [(true, false), (true, true), (false, true)] {
+            for contract in [CommandLine, Environment] {
+                assert!(empty(contract, is_a_file, format_given).is_ok(), "{is_a_file} {format_given}");
+            }
+        }
+        for (contract, advised) in [(CommandLine, true), (Environment, false)] {
+            let error = empty(contract, false, false).unwrap_err().to_string();
+            assert_eq!(error.contains("--"), advised, "{error}");
         }
     }
 
