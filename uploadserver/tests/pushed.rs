@@ -109,6 +109,48 @@ fn broken_connections_are_gone_on_with() {
 }
 
 #[test]
+fn a_volume_that_somebody_else_filled_is_no_success() {
+    let proxy = Proxy::new();
+    let (file, _) = file(&proxy, 64 * MIB);
+    let mut pod = proxy.pod("disk");
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let output = std::thread::scope(|scope| {
+        let pushing = scope.spawn(|| push(&proxy, &file, port, &["--retries=3"]));
+        let through = |client: TcpStream, most: u64| {
+            let mut server = proxy.connect().unwrap();
+            let (mut back_from, mut back_to) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+            let back = std::thread::spawn(move || std::io::copy(&mut back_from, &mut back_to));
+            let _copied = std::io::copy(&mut (&client).take(most), &mut server);
+            let _gone = (client.shutdown(Shutdown::Both), server.shutdown(Shutdown::Both));
+            let _ended = back.join();
+        };
+        // It breaks half way, and before it comes back another one has filled the volume.
+        through(listener.accept().unwrap().0, 2 * BEYOND_SOCKETS);
+        let image = Dice(7).bytes(MIB as usize);
+        pod.wait_for("the broken one gives way", || {
+            proxy.request("disk", "POST", "/v1beta1/upload", &[], &image).status == 200
+        });
+        pod.assert_uploaded();
+        proxy.cluster.put_claim("disk", &[("upload.target", ""), ("pod.phase", "Succeeded")]);
+        while !pushing.is_finished() {
+            listener.set_nonblocking(true).unwrap();
+            match listener.accept() {
+                Ok((client, _)) => {
+                    client.set_nonblocking(false).unwrap();
+                    through(client, u64::MAX);
+                }
+                Err(_) => std::thread::sleep(std::time::Duration::from_millis(20)),
+            }
+        }
+        pushing.join().unwrap()
+    });
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(4), "{said}");
+    assert!(said.contains("filled by somebody else"), "{said}");
+}
+
+#[test]
 fn what_cannot_be_pushed_is_said() {
     let proxy = Proxy::new();
     let (file, _) = file(&proxy, 1000);

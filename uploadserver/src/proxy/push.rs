@@ -157,7 +157,7 @@ impl Site {
                 Found::Whole => {
                     return Ok(Turn::Again(Error::new(Kind::Refused, "the server is not done yet")));
                 }
-                Found::Done => return Ok(Turn::Done),
+                Found::Done => return filled(progress, length),
                 Found::Lost(why) => {
                     session.location = None;
                     return Ok(Turn::Again(why));
@@ -188,6 +188,7 @@ impl Site {
         }
         match answer {
             Err(error) => Ok(Turn::Again(error)),
+            Ok(answer) if answer.is_finished() && session.location.is_some() => filled(progress, length),
             Ok(answer) => self.judge(session, &answer),
         }
     }
@@ -207,7 +208,6 @@ impl Site {
             | StatusCode::BAD_GATEWAY
             | StatusCode::REQUEST_TIMEOUT
             | StatusCode::TOO_MANY_REQUESTS => match answer.is_finished() {
-                true if session.location.is_some() => Ok(Turn::Done),
                 true => Err(refused),
                 false => Ok(Turn::Again(refused)),
             },
@@ -290,6 +290,14 @@ impl Site {
         let answered = answered.await;
         connection.abort();
         answered
+    }
+}
+
+/// The volume is filled, and whoever filled it has the answer: who has not sent everything was somebody else.
+fn filled(progress: &Progress, length: u64) -> Result<Turn> {
+    match progress.furthest() >= length {
+        true => Ok(Turn::Done),
+        false => Err(Error::new(Kind::Refused, "the volume was filled by somebody else meanwhile")),
     }
 }
 
