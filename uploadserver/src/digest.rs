@@ -10,7 +10,7 @@ use http::HeaderMap;
 /// `Content-Digest` is of one request's body, and so of the upload only when that is `whole`.
 ///
 /// # Errors
-/// A value of a known algorithm that is none.
+/// A value of a known algorithm that is none, and two that differ.
 pub(crate) fn of_headers(headers: &HeaderMap, whole: bool) -> Result<Option<Checksum>, Error> {
     let mut found = Vec::new();
     for (header, counts) in [("repr-digest", true), ("content-digest", whole), ("digest", true)] {
@@ -22,7 +22,11 @@ pub(crate) fn of_headers(headers: &HeaderMap, whole: bool) -> Result<Option<Chec
         }
     }
     found.sort_by_key(|(strength, _)| *strength);
-    Ok(found.pop().map(|(_, checksum)| checksum))
+    let Some(strongest) = found.pop() else { return Ok(None) };
+    if found.last().is_some_and(|other| other.0 == strongest.0 && other.1 != strongest.1) {
+        return Err(Error::usage("the digests of the upload do not agree"));
+    }
+    Ok(Some(strongest.1))
 }
 
 /// One `algorithm=value`, with its strength; a structured field has colons around the value.
@@ -63,6 +67,12 @@ mod tests {
             ("content-digest", format!("sha-256=:{EMPTY_256}:"), false, None),
             ("digest", format!("SHA-256={EMPTY_256},md5={EMPTY_MD5}"), true, Some(sha256)),
             ("digest", format!("MD5={EMPTY_MD5}"), true, Some("md5:d41d8cd98f00b204e9800998ecf8427e")),
+            (
+                "digest",
+                format!("md5={EMPTY_MD5},MD5={EMPTY_MD5}"),
+                true,
+                Some("md5:d41d8cd98f00b204e9800998ecf8427e"),
+            ),
             ("digest", "crc32c=AA==".to_owned(), true, None),
         ] {
             assert_eq!(read(header, &value, whole).unwrap().as_deref(), expected, "{header}: {value}");
@@ -71,6 +81,7 @@ mod tests {
             ("repr-digest", "sha-256=:AA==:"),
             ("repr-digest", "sha-256=:not base64:"),
             ("digest", "md5=abc"),
+            ("digest", "md5=1B2M2Y8AsgTpgAmY7PhCfg==,md5=AAAAAAAAAAAAAAAAAAAAAA=="),
         ] {
             assert!(read(header, value, true).is_err(), "{header}: {value}");
         }

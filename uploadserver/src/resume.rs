@@ -4,8 +4,11 @@ use api::upload::resume::{
     COMPLETE_HEADER, LENGTH_HEADER, LIMIT_HEADER, OFFSET_HEADER, PARTIAL, VERSION, VERSION_HEADER,
 };
 use disk_image::volume::Error;
-use http::header::CONTENT_TYPE;
+use http::header::{CONTENT_RANGE, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue};
+
+/// Of older drafts: `?1` when the request does not carry the end of the upload.
+const INCOMPLETE_HEADER: &str = "upload-incomplete";
 
 /// A POST that begins an upload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +28,26 @@ pub(crate) struct Append {
     pub(crate) complete: bool,
     /// Bytes of the whole upload.
     pub(crate) length: Option<u64>,
+}
+
+/// That the body of a POST begins an upload, and is not a part of one in another way (ranges, older drafts), which would be
+/// taken for a whole image.
+///
+/// # Errors
+/// Headers by which it is a part.
+pub(crate) fn from_the_start(headers: &HeaderMap) -> Result<(), Error> {
+    let part = |name: &str, present: bool| match present {
+        true => {
+            let what = format!(
+                "by the header {name} the body is a part of an upload; parts are taken of resumable uploads, version {VERSION}"
+            );
+            Err(Error::usage(what))
+        }
+        false => Ok(()),
+    };
+    part("content-range", headers.contains_key(CONTENT_RANGE))?;
+    part(INCOMPLETE_HEADER, headers.get(INCOMPLETE_HEADER).is_some_and(|value| value != "?0"))?;
+    part(OFFSET_HEADER, headers.get(OFFSET_HEADER).is_some_and(|value| value != "0"))
 }
 
 /// Whether a POST wants to be resumable; `None` for a plain one.
@@ -159,6 +182,22 @@ mod tests {
             &[V, (COMPLETE_HEADER, "?1"), (LENGTH_HEADER, "1000000000000000")],
         ] {
             assert_eq!(begin(wrong, Some(5)), None, "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn parts_in_other_ways_are_no_uploads() {
+        let whole = |name, value| from_the_start(&headers(&[(name, value)])).is_ok();
+        for (name, value, expected) in [
+            ("content-range", "bytes 0-4/9", false),
+            ("content-range", "bytes 5-8/9", false),
+            (INCOMPLETE_HEADER, "?1", false),
+            (INCOMPLETE_HEADER, "?0", true),
+            (OFFSET_HEADER, "5", false),
+            (OFFSET_HEADER, "0", true),
+            ("content-length", "5", true),
+        ] {
+            assert_eq!(whole(name, value), expected, "{name}: {value}");
         }
     }
 

@@ -8,7 +8,7 @@ use api::upload::resume::{VERSION, VERSION_HEADER};
 use api::upload::{CONTENT_TYPE_HEADER, CloneOf, PROGRESS_HEADER, RESOURCES, Way};
 use bytes::Bytes;
 use disk_image::volume::{Error, Kind};
-use http::header::HeaderValue;
+use http::header::{CONTENT_ENCODING, HeaderValue};
 use http::{HeaderName, Request, StatusCode};
 use http_body_util::Full;
 use hyper::body::{Body, Incoming};
@@ -166,6 +166,8 @@ impl Server {
 type Given = (Shape, Option<u64>, Option<resume::Begin>);
 
 fn read_head(way: Way, headers: &http::HeaderMap, length: Option<u64>) -> Result<Given, Error> {
+    resume::from_the_start(headers)?;
+    coded_as_read(headers)?;
     let clone = headers.get(CONTENT_TYPE_HEADER).and_then(|value| value.to_str().ok());
     let clone = clone.and_then(CloneOf::of_header);
     let boundary = way.is_form().then(|| form::boundary(headers)).transpose()?;
@@ -178,6 +180,18 @@ fn read_head(way: Way, headers: &http::HeaderMap, length: Option<u64>) -> Result
     };
     let length = begin.map_or(length, |begin| begin.length);
     Ok((Shape::new(way, boundary, clone, checksum)?, length, begin))
+}
+
+/// That a body is coded in no way but those that are undone wherever an image is read: another one would be taken for a disk.
+fn coded_as_read(headers: &http::HeaderMap) -> Result<(), Error> {
+    let known = |coding: &HeaderValue| {
+        let text = coding.to_str().unwrap_or_default().trim().to_ascii_lowercase();
+        ["identity", "gzip", "x-gzip", "zstd", "xz"].contains(&text.as_str())
+    };
+    match headers.get_all(CONTENT_ENCODING).iter().all(known) {
+        true => Ok(()),
+        false => Err(Error::usage("of content codings gzip, zstd and xz are undone; send the file as it is")),
+    }
 }
 
 /// The answer when a body was sent, or was not.

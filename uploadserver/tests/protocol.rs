@@ -182,11 +182,19 @@ fn failures_say_why_and_the_next_upload_succeeds() {
         (UPLOAD, vec!["Digest: md5=1B2M2Y8AsgTpgAmY7PhCfg=="], &image, 400, "checksum mismatch"),
         (UPLOAD, vec!["Repr-Digest: md5=:1B2M2Y8AsgTpgAmY7PhCfg==:"], &image, 400, "checksum mismatch"),
         (UPLOAD, vec!["Upload-Complete: ?0"], b"x", 400, "version"),
+        // Parts of an upload, said in other ways, and a coding that nobody undoes: none of them is an image.
+        (UPLOAD, vec!["Content-Range: bytes 512-1023/2048"], &image, 400, "content-range"),
+        ("/v1beta1/upload-form", vec!["Content-Range: bytes 0-9/99", &form_type], b"x", 400, "content-range"),
+        (ASYNC, vec!["Upload-Incomplete: ?1"], &image, 400, "upload-incomplete"),
+        (UPLOAD, vec!["Upload-Offset: 512"], &image, 400, "upload-offset"),
+        (UPLOAD, vec!["Content-Encoding: br"], &image, 400, "content codings"),
     ];
     for (path, headers, body, status, words) in cases {
         let answer = pod.client().request("POST", path, &headers, body);
         assert_eq!(answer.status, status, "{path} {headers:?}: {answer:?}");
         assert!(answer.body.contains(words), "{path} {headers:?}: {answer:?}");
+        // What is advised can be done by who uploads: there is nobody to type an option.
+        assert!(!answer.body.contains("--"), "{path} {headers:?}: {answer:?}");
         assert!(pod.runs());
     }
     assert_eq!(pod.client().request("POST", ASYNC, &[], &image).status, 200, "{}", pod.log());
