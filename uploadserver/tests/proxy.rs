@@ -16,9 +16,9 @@ use api::upload::token::{Claims, Grant, LIFETIME, Operation, Signer, Target};
 use serde_json::json;
 use support::client::{Answer, Client, form};
 use support::cluster::{key_pair, now};
-use support::proxy::{Proxy, put};
+use support::proxy::{Proxy, put, put_certificate};
 use support::tls::{Authority, server};
-use support::{MIB, Pod, Setup, count, sha256};
+use support::{CLIENT, MIB, Pod, Setup, count, sha256};
 
 const UPLOAD: &str = "/v1beta1/upload";
 const ASYNC: &str = "/v1beta1/upload-async";
@@ -482,6 +482,27 @@ fn a_revoked_key_opens_nothing_and_damaged_files_change_nothing() {
     put(proxy.folder.path(), "revoked.pub", &format!("{public}{new}"));
     assert_eq!((status(), with_old()), (401, 401));
     drop(pod);
+}
+
+#[test]
+fn files_that_vanish_change_nothing() {
+    let proxy = Proxy::new();
+    let mut pod = proxy.pod("disk");
+    let status = || proxy.request("disk", "HEAD", ASYNC, &[], b"").status;
+    assert_eq!(status(), 200);
+    for file in ["server.crt", "server.key", "client.crt", "client.key", "id_rsa.pub"] {
+        std::fs::remove_file(proxy.path(file)).unwrap();
+        assert_eq!(status(), 200, "{file}\n{}", proxy.log());
+    }
+    // One of them alone is not taken with what the other one was, and both are.
+    let (_, key) = proxy.authority.sign(CLIENT);
+    put(proxy.folder.path(), "client.key", &key);
+    assert_eq!(status(), 200, "{}", proxy.log());
+    put_certificate(proxy.folder.path(), "client", &proxy.authority, "somebody");
+    assert_eq!(proxy.request("disk", "POST", UPLOAD, &[], b"x").status, 401);
+    put_certificate(proxy.folder.path(), "client", &proxy.authority, CLIENT);
+    assert_eq!(proxy.request("disk", "POST", UPLOAD, &[], &image()).status, 200, "{}", proxy.log());
+    pod.assert_uploaded();
 }
 
 #[test]

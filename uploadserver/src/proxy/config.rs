@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use api::names;
 use serve::tls::{Certificate, Identity};
@@ -61,6 +62,7 @@ impl Config {
                 certificate: upload_client_cert_file,
                 key: upload_client_key_file,
                 hosts: std::env::var_os(names::PROXY_HOSTS_VARIABLE).map(PathBuf::from),
+                last: Arc::default(),
             },
             keys: Origin {
                 text: apiserver_public_key,

@@ -3,7 +3,7 @@
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
@@ -34,6 +34,9 @@ const UNSENT: usize = 16 << 10;
 /// One connection.
 pub(crate) type Stream = TokioIo<TlsStream<TcpStream>>;
 
+/// A certificate, with those that lead to an authority, and its key.
+type Pair = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
+
 /// Who we are to upload servers.
 #[derive(Clone, Debug)]
 pub(crate) struct Own {
@@ -43,25 +46,48 @@ pub(crate) struct Own {
     pub(crate) key: PathBuf,
     /// A file of lines `address:port name`, where there is no DNS of a cluster.
     pub(crate) hosts: Option<PathBuf>,
+    /// What both files held when they were last of use.
+    pub(crate) last: Arc<Mutex<Option<Pair>>>,
 }
 
 impl Own {
-    /// How upload servers are spoken to, by files as they are now: whoever is signed by one of `authorities`, PEM.
+    /// How upload servers are spoken to, by files as they are now, or were when they were last of use: whoever is signed by
+    /// one of `authorities`, PEM.
     ///
     /// # Errors
-    /// [`Kind::Process`] when the files are of no use.
+    /// [`Kind::Process`] when the files were never of use, or there are no authorities.
     pub(crate) async fn tls(&self, authorities: &str) -> Result<Arc<ClientConfig>> {
+        let roots = Arc::new(roots(authorities.as_bytes())?);
         let mut tries = 1..READINGS;
-        loop {
-            match self.read(authorities) {
+        let error = loop {
+            let read = self.read().and_then(|pair| Ok((config(&roots, &pair)?, pair)));
+            match read {
+                Ok((config, pair)) => {
+                    *self.last() = Some(pair);
+                    return Ok(config);
+                }
                 // The certificate of before with the key of after, say.
                 Err(_) if tries.next().is_some() => tokio::time::sleep(BETWEEN).await,
-                found => return found,
+                Err(error) => break error,
             }
+        };
+        match &*self.last() {
+            Some(pair) => {
+                tracing::warn!(
+                    error = error.chain(),
+                    "our certificate cannot be read anew; the old one stays"
+                );
+                config(&roots, pair)
+            }
+            None => Err(error),
         }
     }
 
-    fn read(&self, authorities: &str) -> Result<Arc<ClientConfig>> {
+    fn last(&self) -> MutexGuard<'_, Option<Pair>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn read(&self) -> Result<Pair> {
         let useless =
             |path: &Path, e| Error::with(Kind::Process, format!("cannot use {}", path.display()), e);
         let pem = fs::read(&self.certificate).map_err(|e| unread(&self.certificate, e))?;
@@ -70,11 +96,7 @@ impl Own {
             .map_err(|e| useless(&self.certificate, e))?;
         let pem = fs::read(&self.key).map_err(|e| unread(&self.key, e))?;
         let key = PrivateKeyDer::from_pem_slice(&pem).map_err(|e| useless(&self.key, e))?;
-        ClientConfig::builder()
-            .with_root_certificates(roots(authorities.as_bytes())?)
-            .with_client_auth_cert(chain, key)
-            .map(Arc::new)
-            .map_err(|e| Error::with(Kind::Process, "cannot use our certificate", e))
+        Ok((chain, key))
     }
 
     /// Connects to the upload server of this name.
@@ -88,6 +110,15 @@ impl Own {
         }
         secure(dial_first(host, PORTS).await?, host, tls).await
     }
+}
+
+/// TLS by this certificate with whom these authorities have signed.
+fn config(roots: &Arc<RootCertStore>, (chain, key): &Pair) -> Result<Arc<ClientConfig>> {
+    ClientConfig::builder()
+        .with_root_certificates(roots.clone())
+        .with_client_auth_cert(chain.clone(), key.clone_key())
+        .map(Arc::new)
+        .map_err(|e| Error::with(Kind::Process, "cannot use our certificate", e))
 }
 
 fn unread(path: &Path, error: std::io::Error) -> Error {
