@@ -48,13 +48,13 @@ impl Shape {
     pub(crate) fn config(&self, server: &volume::Config) -> volume::Config {
         // The device's existence decides, as everywhere in the contract.
         let block = matches!(&server.place, Place::Volume { device, .. } if device.exists());
-        let files = match self.clone {
-            Some(CloneOf::Filesystem) => !block,
-            Some(CloneOf::Device) => false,
-            None => self.archive,
+        let holds = match self.clone {
+            Some(CloneOf::Filesystem) if !block => Holds::Clone,
+            None if self.archive => Holds::Files,
+            Some(CloneOf::Filesystem | CloneOf::Device) | None => Holds::Disk,
         };
         volume::Config {
-            holds: if files { Holds::Files } else { Holds::Disk },
+            holds,
             // A clone is a disk to the byte, whatever it looks like.
             format: self.clone.map(|_| Format::Raw),
             checksum: self.checksum.clone(),

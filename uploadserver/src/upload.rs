@@ -51,7 +51,7 @@ impl Upload {
             outcome: watch::Sender::new(None),
         });
         let config = shape.config(server);
-        let files = config.holds == Holds::Files;
+        let files = config.holds != Holds::Disk;
         let mut body = Body { reader: Some(Box::new(reader)), size, shape, files };
         let running = upload.clone();
         std::thread::Builder::new().name("upload".into()).spawn(move || {

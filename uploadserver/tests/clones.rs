@@ -50,6 +50,9 @@ fn a_filesystem_into_a_filesystem() {
     let folder = tempfile::tempdir().unwrap();
     let stream = snappy(&volume(folder.path()));
     let mut pod = Pod::new();
+    // What an earlier try has left.
+    fs::create_dir(pod.path("data/old")).unwrap();
+    fs::write(pod.path("data/old/file"), "of before").unwrap();
     let answer = pod.client().chunked(UPLOAD, &[FILESYSTEM], &stream, 100_000);
     assert_eq!(answer.status, 200, "{answer:?}\n{}", pod.log());
     assert!(pod.end().success());
@@ -126,6 +129,38 @@ fn a_clone_that_is_damaged_is_none() {
     }
     assert_eq!(pod.client().request("POST", UPLOAD, &[FILESYSTEM], &stream).status, 200, "{}", pod.log());
     assert!(pod.end().success());
+}
+
+#[test]
+fn an_archive_that_failed_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let tar = volume(folder.path());
+    let path = "/v1beta1/upload-archive";
+    let mut pod = Pod::new();
+    let data = pod.path("data");
+    fs::create_dir(data.join("lost+found")).unwrap();
+    let names = || fs::read_dir(&data).unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>();
+    // Cut by its sender, and by its connection.
+    let answer = pod.client().request("POST", path, &[], &tar[..tar.len() / 2]);
+    assert_eq!(answer.status, 500, "{answer:?}");
+    assert_eq!(names(), ["lost+found"]);
+    let mut client = pod.client();
+    client.head("POST", path, &[format!("Content-Length: {}", tar.len())]).unwrap();
+    client.send(&tar[..tar.len() / 2]).unwrap();
+    pod.wait_for("something is unpacked", || names().len() > 1);
+    drop(client);
+    pod.wait_for("it is gone", || names() == ["lost+found"]);
+    // What was there before is not ours to remove.
+    fs::write(data.join("before"), "x").unwrap();
+    assert_eq!(pod.client().request("POST", path, &[], &tar[..tar.len() / 2]).status, 500);
+    assert!(data.join("before").exists());
+    assert_eq!(pod.client().request("POST", path, &[], &tar).status, 200, "{}", pod.log());
+    pod.assert_uploaded();
+    assert_eq!(fs::read_to_string(data.join("before")).unwrap(), "x");
+    run(
+        "cmp",
+        &[folder.path().join("volume/disk.img").to_str().unwrap(), data.join("disk.img").to_str().unwrap()],
+    );
 }
 
 #[test]

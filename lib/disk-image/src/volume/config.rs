@@ -23,8 +23,10 @@ pub enum Contract {
 pub enum Holds {
     /// One disk.
     Disk,
-    /// The files of an archive.
+    /// The files of an archive, beside what is there.
     Files,
+    /// The files of another volume, in an archive, and no others.
+    Clone,
 }
 
 /// Where the content goes.

@@ -25,11 +25,10 @@ pub(super) fn look(config: &Config) -> Result<Facts, Error> {
         Place::Volume { data, disk, device } => {
             // The device node's existence alone decides.
             let block = device.exists();
-            let folder = config.holds == Holds::Files;
-            let path = match (block, folder) {
+            let path = match (block, config.holds) {
                 (true, _) => device.clone(),
-                (false, true) => data.clone(),
-                (false, false) => disk.clone(),
+                (false, Holds::Files | Holds::Clone) => data.clone(),
+                (false, Holds::Disk) => disk.clone(),
             };
             (path, block)
         }

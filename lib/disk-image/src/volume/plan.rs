@@ -33,8 +33,8 @@ pub fn mode(holds: Holds, device: bool) -> Result<Mode, Error> {
     match (holds, device) {
         (Holds::Disk, false) => Ok(Mode::File),
         (Holds::Disk, true) => Ok(Mode::Block),
-        (Holds::Files, false) => Ok(Mode::Folder),
-        (Holds::Files, true) => Err(Error::usage(
+        (Holds::Files | Holds::Clone, false) => Ok(Mode::Folder),
+        (Holds::Files | Holds::Clone, true) => Err(Error::usage(
             "an archive can only be unpacked into a Filesystem volume, and the target is a block device",
         )),
     }
@@ -357,6 +357,8 @@ mod tests {
             (Holds::Disk, true, Some(Mode::Block)),
             (Holds::Files, false, Some(Mode::Folder)),
             (Holds::Files, true, None),
+            (Holds::Clone, false, Some(Mode::Folder)),
+            (Holds::Clone, true, None),
         ] {
             assert_eq!(mode(content, device).ok(), expected, "{content:?} {device}");
         }

@@ -6,8 +6,8 @@ use super::connect::{Wire, connect, verify};
 use super::look::Facts;
 use super::{Done, Origin, Session};
 use crate::volume::archive;
-use crate::volume::config::{Config, Contract};
-use crate::volume::error::{Error, Kind};
+use crate::volume::config::{Config, Contract, Holds};
+use crate::volume::error::{Error, Kind, chain};
 use crate::volume::target::Stands;
 
 /// The files of a tar archive in a folder.
@@ -20,6 +20,10 @@ pub(super) fn unpack(
     session.meter.phase("connecting");
     let Wire { source, checked, input } = connect(config, origin)?;
     session.meter.phase("unpacking");
+    if config.holds == Holds::Clone {
+        archive::empty(&facts.path, config.contract)?;
+    }
+    let ours = config.contract == Contract::Environment && holds_nothing(&facts.path);
     let result = archive::unpack(source, &facts.path, config, session).and_then(|done| {
         verify(checked.as_deref(), &input, session)?;
         Ok(done)
@@ -29,12 +33,27 @@ pub(super) fn unpack(
             archive::empty(&facts.path, config.contract)?;
             Err(error)
         }
+        // A part of an archive would take the next one's room, and stand beside its files.
+        Err(error) if ours => {
+            if let Err(kept) = archive::empty(&facts.path, config.contract) {
+                tracing::warn!(error = chain(&kept), "a part of the archive stays");
+            }
+            Err(error)
+        }
         other => other,
     }
 }
 
+/// Whether a folder is empty, or will be when it is made.
+fn holds_nothing(folder: &Path) -> bool {
+    match std::fs::read_dir(folder) {
+        Ok(entries) => entries.flatten().all(|entry| entry.file_name() == LOST_AND_FOUND),
+        Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+    }
+}
+
 /// Refuses a person's folder that holds something: members replace what stands at their names. A volume of the contract
-/// is unpacked over, as upstream does.
+/// is unpacked over, as upstream does; only a clone's is emptied first.
 ///
 /// # Errors
 /// [`Kind::Target`], naming what was found.
