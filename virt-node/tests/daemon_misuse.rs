@@ -1,0 +1,249 @@
+//! What people do to a daemon that nobody told them to: names used twice, verbs for what is not there, all at once, a folder
+//! that is removed under it, or full. Nothing of it is lost silently, and each is told.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "support/daemon.rs"]
+mod daemon;
+#[path = "support/waiting.rs"]
+mod waiting;
+
+use std::fs;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+use daemon::{Daemon, code, eventually, machine};
+use rustix::process::Signal;
+
+/// A machine on a disk of the daemon's folder.
+fn document(daemon: &Daemon, name: &str) -> String {
+    let image = daemon.image("disk.img", code::HALTS);
+    machine(name, "Always", &format!("{{http: {{url: \"file://{}\"}}}}", image.display()), "")
+}
+
+/// A run that is nobody's.
+fn instance(name: &str) -> String {
+    format!(
+        "\
+apiVersion: kubevirt.io/v1
+kind: VirtualMachineInstance
+metadata: {{name: {name}}}
+spec:
+  terminationGracePeriodSeconds: 0
+  domain:
+    memory: {{guest: 64Mi}}
+    devices: {{disableHotplug: true, autoattachPodInterface: false, disks: [{{name: a}}]}}
+  volumes:
+  - {{name: a, emptyDisk: {{capacity: 1Mi}}}}
+"
+    )
+}
+
+fn tried(daemon: &Daemon, document: &str) -> Output {
+    let file = daemon.path("tried.yaml");
+    fs::write(&file, document).unwrap();
+    daemon.command(&["run", "--detach", file.to_str().unwrap()])
+}
+
+fn is_refused(output: &Output, wanted: &str) {
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && told.contains(wanted), "{wanted}: {output:?}");
+}
+
+#[test]
+fn a_machine_and_a_run_that_is_not_its_own_have_other_names() {
+    let daemon = Daemon::start();
+    let wanted = "cannot both be";
+    daemon.run(&instance("mine"));
+    let run = daemon.object("vmi/mine").unwrap()["metadata"]["uid"].clone();
+    let machine = document(&daemon, "mine");
+    is_refused(&tried(&daemon, &machine), wanted);
+    assert!(daemon.object("vm/mine").is_none());
+    assert_eq!(daemon.object("vmi/mine").unwrap()["metadata"]["uid"], run, "it is the same run");
+    daemon.says(&["delete", "vmi/mine"]);
+    is_refused(&tried(&daemon, &format!("{machine}---\n{}", instance("mine"))), wanted);
+    assert!(daemon.object("mine").is_none());
+
+    daemon.run(&machine);
+    daemon.says(&["stop", "mine", "--force"]);
+    daemon.until("mine", "Stopped");
+    is_refused(&tried(&daemon, &instance("mine")), wanted);
+
+    // What `get` prints of a machine and its run can be kept again: while they are there, and when they are gone.
+    daemon.says(&["start", "mine"]);
+    daemon.until_serial("mine", "K");
+    let printed = daemon.says(&["get", "mine", "-o", "yaml"]);
+    let said = daemon.run(&printed);
+    assert!(said.contains("VirtualMachine default/mine unchanged"), "{said}");
+    assert!(said.contains("metadata.ownerReferences"), "what is left out is told: {said}");
+    let conditions = daemon.object("vmi/mine").unwrap()["status"]["conditions"].to_string();
+    assert!(!conditions.contains("FieldsWithoutEffect"), "{conditions}");
+    daemon.says(&["delete", "mine", "--force"]);
+    daemon.run(&printed);
+    daemon.until_serial("mine", "K");
+    daemon.says(&["delete", "mine", "--force"]);
+    assert_eq!(daemon.names("run"), Vec::<String>::new());
+}
+
+#[test]
+fn verbs_for_nobody_say_so() {
+    let daemon = Daemon::start();
+    for words in [
+        &["pause", "nobody"][..],
+        &["unpause", "nobody"],
+        &["soft-reboot", "nobody"],
+        &["reset", "nobody"],
+        &["console", "nobody"],
+        &["start", "nobody"],
+        &["stop", "nobody"],
+        &["restart", "nobody"],
+        &["addvolume", "nobody", "--volume-name", "none"],
+        &["removevolume", "nobody", "--volume-name", "none"],
+        &["get", "nobody"],
+        &["delete", "nobody"],
+    ] {
+        let output = daemon.command(words);
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        let named = told.contains("default/nobody") || told.contains("none");
+        assert!(output.status.code() == Some(1) && named, "{words:?}: {output:?}");
+        assert!(!told.contains("does not run"), "{words:?}: {told}");
+    }
+    // Nothing is kept of who asked for what is not there.
+    let open = || fs::read_dir(format!("/proc/{}/fd", daemon.id())).unwrap().count();
+    let before = open();
+    for n in 0..20 {
+        assert_eq!(daemon.command(&["console", &format!("nobody-{n}")]).status.code(), Some(1));
+    }
+    eventually("descriptors that are closed", || (open() < before + 10).then_some(()));
+}
+
+#[test]
+fn memory_that_is_only_requested_waits_for_the_next_run_and_says_so_once() {
+    let daemon = Daemon::start();
+    let with = |amount: &str| {
+        let requests = format!("resources: {{requests: {{memory: {amount}}}}}");
+        document(&daemon, "mine").replace("memory: {guest: 64Mi}", &requests)
+    };
+    daemon.run(&with("64Mi"));
+    daemon.until_serial("mine", "K");
+    let said = daemon.run(&with("128Mi"));
+    assert!(said.contains("RestartRequired"), "{said}");
+    let told = || {
+        let machine = daemon.object("vm/mine").unwrap();
+        let conditions = machine["status"]["conditions"].as_array().unwrap().clone();
+        let condition = conditions.into_iter().find(|one| one["type"] == "RestartRequired");
+        (machine["metadata"]["resourceVersion"].clone(), condition)
+    };
+    let before = told();
+    assert!(before.1.as_ref().is_some_and(|one| one["status"] == "True"), "{before:?}");
+    // Looking again later changes nothing: it is as long since it became so.
+    let since = before.1.as_ref().unwrap()["lastTransitionTime"].as_str().unwrap().to_owned();
+    let now = || output_of("date", &["-u", "-d", "1 second ago", "+%Y-%m-%dT%H:%M:%SZ"]);
+    eventually("a later second", || (now() > since).then_some(()));
+    daemon.says(&["list"]);
+    daemon.says(&["list"]);
+    assert_eq!(told(), before);
+    assert_eq!(daemon.says(&["events", "mine"]).matches("RestartRequired").count(), 1);
+    daemon.says(&["restart", "mine", "--force"]);
+    eventually("a run with more memory", || {
+        let run = daemon.object("vmi/mine")?;
+        (run["status"]["memory"]["guestAtBoot"] == "128Mi").then_some(())
+    });
+    eventually("the condition's end", || told().1.is_none().then_some(()));
+    daemon.says(&["delete", "mine", "--force"]);
+}
+
+fn output_of(program: &str, words: &[&str]) -> String {
+    let output = waiting::output(Command::new(program).args(words));
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+#[test]
+fn a_folder_that_is_removed_under_its_daemon_is_not_written_again_by_it() {
+    let mut daemon = Daemon::start();
+    fs::remove_dir_all(daemon.state()).unwrap();
+    let daemons = || daemon.processes().into_iter().filter(|(_, line)| line.contains(" serve ")).count();
+    eventually("its end", || (daemons() == 0).then_some(()));
+    assert!(daemon.log().contains("was removed while it was served"), "{}", daemon.log());
+    assert!(!daemon.state().exists());
+    // The next one begins anew.
+    daemon.again();
+    daemon.run(&document(&daemon, "mine"));
+    daemon.until_serial("mine", "K");
+    daemon.says(&["delete", "mine", "--force"]);
+}
+
+/// A state folder in memory, unmounted when dropped.
+struct Small(PathBuf);
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        drop(Command::new("umount").arg("-l").arg(&self.0).output());
+    }
+}
+
+#[test]
+fn on_a_full_disk_machines_can_be_stopped_and_deleted() {
+    let mut daemon = Daemon::start();
+    let document = document(&daemon, "mine");
+    assert_eq!(daemon.end(Signal::TERM), Some(0));
+    let small = Small(daemon.state());
+    let mount = waiting::output(
+        Command::new("mount").args(["-t", "tmpfs", "-o", "size=64m,mode=711", "tmpfs"]).arg(&small.0),
+    );
+    assert!(mount.status.success(), "{mount:?}");
+    daemon.again();
+    daemon.run(&document);
+    daemon.until_serial("mine", "K");
+    let fill = daemon.state().join("fill");
+    let mut file = fs::File::create(&fill).unwrap();
+    while file.write_all(&[0; 4096]).is_ok() {}
+    // What is new, or what a person changes, is refused in words.
+    is_refused_by_the_system(&tried(&daemon, &instance("more")), "no room to keep");
+    let changed = document.replace("64Mi}", "128Mi}");
+    is_refused_by_the_system(&tried(&daemon, &changed), "no room to keep");
+    daemon.says(&["stop", "mine", "--force"]);
+    daemon.until("mine", "Stopped");
+    assert!(daemon.says(&["events"]).contains("NoRoom"));
+    daemon.says(&["delete", "mine"]);
+    for folder in ["run", "claims", "guests"] {
+        assert_eq!(daemon.names(folder), Vec::<String>::new(), "{folder}");
+    }
+    // What is kept after that is kept as ever.
+    fs::remove_file(&fill).unwrap();
+    daemon.run(&document);
+    daemon.until_serial("mine", "K");
+    daemon.end(Signal::KILL);
+    daemon.again();
+    daemon.until("mine", "Running");
+    daemon.says(&["delete", "mine", "--force"]);
+    daemon.end(Signal::TERM);
+}
+
+fn is_refused_by_the_system(output: &Output, wanted: &str) {
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(3) && told.contains(wanted), "{wanted}: {output:?}");
+}
+
+#[test]
+fn commands_that_start_the_daemon_at_the_same_time_share_it() {
+    let mut daemon = Daemon::start();
+    assert_eq!(daemon.end(Signal::TERM), Some(0));
+    for round in 0..3 {
+        let file = daemon.path("claim.yaml");
+        fs::write(&file, format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: map-{round}}}\n"))
+            .unwrap();
+        let words = ["run", file.to_str().unwrap()];
+        let commands: Vec<_> =
+            (0..4).map(|_| daemon.started(&words, Stdio::null(), Stdio::piped())).collect();
+        for mut command in commands {
+            let said = daemon::rest(command.0.stdout.as_mut().unwrap());
+            assert_eq!(daemon::end_of(&mut command.0, "run").code(), Some(0), "{said}");
+            assert!(said.contains(&format!("map-{round}")), "{said}");
+        }
+        let serving = daemon.process(" serve ").unwrap();
+        daemon::kill(serving, Signal::TERM);
+        eventually("the daemon's end", || daemon.process(" serve ").is_none().then_some(()));
+    }
+}
