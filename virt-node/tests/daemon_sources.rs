@@ -75,6 +75,31 @@ fn a_container_disk_comes_from_an_archive_and_what_is_written_is_lost() {
 }
 
 #[test]
+fn guests_of_an_image_that_is_always_fetched_have_it_whole() {
+    let daemon = Daemon::start();
+    let file = daemon.path("image.tar");
+    fs::write(&file, archive(&[("latest", layer())])).unwrap();
+    let image =
+        format!("containerDisk: {{image: \"oci-archive:{}\", imagePullPolicy: Always}}", file.display());
+    let names: Vec<String> = (0..6).map(|n| format!("guest-{n}")).collect();
+    let documents: Vec<String> = names.iter().map(|name| instance(name, &image)).collect();
+    let said = daemon.run(&documents.join("---\n"));
+    // None had to be tried again because of another one's.
+    assert!(!said.contains("ErrImagePull") && !said.contains("StartFailed"), "{said}");
+    for name in &names {
+        daemon.until_serial(name, "K");
+    }
+    // Nobody's process may write what all of them read.
+    let own = daemon.run_folder(&names[0]).unwrap().join("root.image");
+    let facts = fs::metadata(own).unwrap();
+    assert_eq!((facts.uid(), facts.mode() & 0o777), (0, 0o444));
+    for name in &names {
+        daemon.says(&["delete", &format!("vmi/{name}")]);
+    }
+    assert_eq!(daemon.names("images"), Vec::<String>::new());
+}
+
+#[test]
 fn images_come_from_a_registry_with_a_password_over_tls() {
     let daemon = Daemon::start();
     let (store, tls) = (Store::start(), Tls::make());

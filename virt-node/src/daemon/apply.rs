@@ -292,7 +292,7 @@ fn keep_durably(folder: &Path, kept: &Kept) -> Result<(), Error> {
 
 /// Has what QEMU and libvirt can do found out, where it is not known; says so before it takes long.
 fn capabilities(state: &State, tell: &mut Tell<'_>) -> Result<(), Error> {
-    let refused = |error| Error::with(Kind::System, "virt-launcher cannot be run", error);
+    let refused = |error| process::unstarted("virt-launcher", error);
     let cache = state.path("capabilities");
     let mut command = Command::new(process::program("virt-launcher"));
     command.arg("capabilities").arg(&cache).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
@@ -342,9 +342,9 @@ fn disk(
     }
     if let Some(container) = &volume.container_disk {
         let told = |percent| tell("Pulling", format!("image {}: {percent:.0}%", container.image));
-        let file =
-            images::container(&start.state.path("images"), container, &start.objects, &start.stop, told)?;
-        return images::overlay(&path("qcow2"), images::raw(&file, false));
+        let (images, own) = (start.state.path("images"), path("image"));
+        images::container(&images, &own, container, &start.objects, &start.stop, told)?;
+        return images::overlay(&path("qcow2"), images::raw(&own, false));
     }
     if let Some(empty) = &volume.empty_disk {
         return images::empty(&path("img"), empty.capacity.as_ref());
@@ -442,7 +442,7 @@ fn launcher(state: &State, run: &Path, namespace: Option<&Path>) -> Result<Optio
     match process::start_in(command, &log(run), namespace) {
         Ok(child) => Ok(Some(child)),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
-        Err(error) => Err(Error::with(Kind::System, "virt-launcher cannot be started", error)),
+        Err(error) => Err(process::unstarted("virt-launcher", error)),
     }
 }
 

@@ -2,21 +2,23 @@
 //! machine. Disks of claims are [`super::driver`]'s.
 
 use std::collections::BTreeSet;
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::sleep;
 
 use api::kubevirt::{ContainerDisk, HostDisk, VirtualMachineInstanceSpec};
 use api::launch::{DiskFormat, Storage};
 use api::names::QEMU_ID;
 use api::resource::Quantity;
-use rustix::fs::OFlags;
+use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 
-use super::import;
+use super::import::{self, LOOK};
 use crate::error::{Error, Kind};
 use crate::resolve::{Backend, Objects};
 
@@ -46,46 +48,86 @@ fn folder(images: &Path, image: &str) -> PathBuf {
     images.join(hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect::<String>())
 }
 
-/// The disk of a container image, fetched where it is not there yet.
+/// Waits for the turn to fetch an image, which other starts may be fetching too. Answers whether it had to.
+fn turn(lock: &File, path: &Path, stop: &AtomicBool) -> Result<bool, Error> {
+    let mut waited = false;
+    loop {
+        match flock(lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(waited),
+            Err(Errno::WOULDBLOCK) if stop.load(Ordering::Relaxed) => {
+                return Err(Error::new(Kind::System, "stopped"));
+            }
+            Err(Errno::WOULDBLOCK | Errno::INTR) => {
+                waited = true;
+                sleep(LOOK);
+            }
+            Err(error) => return Err(failed(path)(error.into())),
+        }
+    }
+}
+
+/// The disk of a container image, fetched where it is not there yet, as the file `own` of a run: it keeps the one that it
+/// began with, whatever is fetched after it. An image is there as a whole, or not at all.
 pub(super) fn container(
     images: &Path,
+    own: &Path,
     disk: &ContainerDisk,
     objects: &Objects,
     stop: &AtomicBool,
     progress: impl FnMut(f64),
-) -> Result<PathBuf, Error> {
+) -> Result<(), Error> {
+    if own.exists() {
+        return Ok(());
+    }
     let root = folder(images, &disk.image);
-    let (file, done) = (root.join("data/disk.img"), root.join("done"));
+    fs::create_dir_all(&root).map_err(failed(&root))?;
+    fs::set_permissions(&root, fs::Permissions::from_mode(0o711)).map_err(failed(&root))?;
+    let lock = File::create(root.join("lock")).map_err(failed(&root))?;
+    let waited = turn(&lock, &root, stop)?;
+    let file = root.join("disk.img");
     let latest = !disk.image.starts_with("oci-archive:")
         && disk.image.rsplit('/').next().is_some_and(|name| !name.contains(':') || name.ends_with(":latest"));
     let policy = disk.image_pull_policy.as_deref().unwrap_or(if latest { "Always" } else { "IfNotPresent" });
-    match (policy, done.exists()) {
+    match (policy, file.exists()) {
         ("Never", false) => {
             return Err(Error::new(
                 Kind::Content,
                 format!("image {}: imagePullPolicy is Never, and it is not here", disk.image),
             ));
         }
-        ("Always", true) => {
-            // Guests that run keep the file they have.
-            fs::remove_file(&done).map_err(failed(&done))?;
-            fs::remove_file(&file).map_err(failed(&file))?;
-        }
-        (_, true) => return Ok(file),
-        (_, false) => {}
+        // What another start fetched while this one waited is new enough.
+        ("Always", true) if !waited => fetch(&root, &file, disk, objects, stop, progress)?,
+        (_, true) => {}
+        (_, false) => fetch(&root, &file, disk, objects, stop, progress)?,
     }
-    let data = root.join("data");
+    fs::hard_link(&file, own).map_err(failed(own))
+}
+
+/// Fetches an image, and has its disk be `file`.
+fn fetch(
+    root: &Path,
+    file: &Path,
+    disk: &ContainerDisk,
+    objects: &Objects,
+    stop: &AtomicBool,
+    progress: impl FnMut(f64),
+) -> Result<(), Error> {
+    let new = root.join("new");
+    let data = new.join("data");
     fs::create_dir_all(&data).map_err(failed(&data))?;
     chown(&data, Some(QEMU_ID), Some(QEMU_ID)).map_err(failed(&data))?;
-    fs::set_permissions(&root, fs::Permissions::from_mode(0o711)).map_err(failed(&root))?;
+    fs::set_permissions(&new, fs::Permissions::from_mode(0o711)).map_err(failed(&new))?;
     let from = import::image(&disk.image, objects, disk.image_pull_secret.as_deref())
         .map_err(|problem| Error::new(Kind::Content, format!("image {}: {problem}", disk.image)))?;
-    import::fill(&root, &from, None, stop, progress).map_err(|error| {
+    import::fill(&new, &from, None, stop, progress).map_err(|error| {
         Error::with(Kind::Content, format!("image {} cannot be fetched", disk.image), error)
     })?;
-    import::finish(&file, None).map_err(failed(&file))?;
-    fs::write(&done, "").map_err(failed(&done))?;
-    Ok(file)
+    let fetched = data.join("disk.img");
+    // Guests share it: none of their processes may write to it.
+    chown(&fetched, Some(0), Some(0)).map_err(failed(&fetched))?;
+    fs::set_permissions(&fetched, fs::Permissions::from_mode(0o444)).map_err(failed(&fetched))?;
+    fs::rename(&fetched, file).map_err(failed(file))?;
+    fs::remove_dir_all(&new).map_err(failed(&new))
 }
 
 /// Takes away images that none of these guests names.

@@ -32,7 +32,7 @@ use crate::error::{Error, Kind};
 use crate::resolve::Objects;
 
 /// How often it is looked how far an import is.
-const LOOK: Duration = Duration::from_millis(200);
+pub(super) const LOOK: Duration = Duration::from_millis(200);
 
 /// Where the bytes come from.
 #[derive(Clone, Debug, PartialEq)]
@@ -214,7 +214,7 @@ pub(super) fn fill(
 ) -> Result<(), Error> {
     let uploaded = matches!(from, Origin::Upload(_));
     let program = if uploaded { "upload server" } else { "importer" };
-    let failed = |error| Error::with(Kind::System, format!("the {program} cannot be run"), error);
+    let failed = |error| process::unstarted(if uploaded { "uploadserver" } else { "importer" }, error);
     let (log, word) = (root.join("log"), root.join("dev/termination-log"));
     let mut child = if process::lives(&log) {
         None
