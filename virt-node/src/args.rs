@@ -151,7 +151,8 @@ pub(crate) enum DiskType {
 #[derive(Debug, Subcommand)]
 pub(crate) enum NodeCommand {
     /// Keeps the objects of documents and starts their guests: VirtualMachine, VirtualMachineInstance, DataVolume,
-    /// PersistentVolumeClaim, Secret, ConfigMap. Shows each step until the guests have ended; Ctrl-C shuts them down.
+    /// PersistentVolumeClaim, NetworkAttachmentDefinition, Secret, ConfigMap. Shows each step until the guests have ended;
+    /// Ctrl-C shuts them down.
     Run {
         /// Files with YAML or JSON documents; - is standard input.
         #[arg(required = true, value_name = "FILE")]

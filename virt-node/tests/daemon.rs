@@ -240,3 +240,29 @@ fn run_in_the_foreground_starts_the_daemon_and_ends_with_the_guest() {
     daemon.says(&["delete", "mine"]);
     nothing_left(&daemon);
 }
+
+#[test]
+fn a_document_comes_from_standard_input_and_the_reset_button_is_pressed() {
+    let daemon = Daemon::start();
+    let image = daemon.image("disk.img", code::HALTS);
+    let source = format!("{{http: {{url: \"file://{}\"}}}}", image.display());
+    let mut run = daemon.started(&["run", "--detach", "-"], Stdio::piped(), Stdio::piped());
+    run.0.stdin.take().unwrap().write_all(machine("mine", "Manual", &source, "").as_bytes()).unwrap();
+    let said = rest(run.0.stdout.as_mut().unwrap());
+    assert_eq!(end_of(&mut run.0, "run").code(), Some(0), "{said}");
+    daemon.until_serial("mine", "K");
+    let first = daemon.object("vmi/mine").unwrap()["metadata"]["uid"].clone();
+    daemon.says(&["reset", "mine"]);
+    daemon.until_serial("mine", "KK");
+    assert_eq!(daemon.object("vmi/mine").unwrap()["metadata"]["uid"], first, "the same run");
+    // A guest that stands still is ended within its grace, too.
+    daemon.says(&["pause", "mine"]);
+    daemon.until("mine", "Paused");
+    daemon.says(&["restart", "mine"]);
+    eventually("another run", || {
+        let run = daemon.object("vmi/mine")?;
+        (run["metadata"]["uid"] != first && run["status"]["phase"] == "Running").then_some(())
+    });
+    daemon.says(&["delete", "mine"]);
+    nothing_left(&daemon);
+}

@@ -255,3 +255,14 @@ fn a_state_that_is_torn_is_told_and_left_as_it_is() {
     daemon.until("mine", "Running");
     daemon.says(&["delete", "mine", "--force"]);
 }
+
+#[test]
+fn the_volumes_driver_is_started_again_when_it_is_killed() {
+    let daemon = Daemon::start();
+    let driver = eventually("the driver", || daemon.process("hpp-csi"));
+    kill(driver, Signal::KILL);
+    daemon.run(&halting(&daemon, "mine", "Always"));
+    daemon.until_serial("mine", "K");
+    assert!(daemon.process("hpp-csi").is_some_and(|other| other != driver));
+    is_gone(&daemon);
+}

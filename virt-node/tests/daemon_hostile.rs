@@ -17,8 +17,8 @@ use std::time::Instant;
 use daemon::{Daemon, PATIENCE, code, machine};
 use serde_json::{Value, json};
 
-/// What the daemon answers to a document.
-fn given(daemon: &Daemon, document: &str) -> Value {
+/// A document on its way to the daemon.
+fn sent(daemon: &Daemon, document: &str) -> UnixStream {
     let mut stream = UnixStream::connect(daemon.state().join("virt-node.sock")).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.set_write_timeout(Some(PATIENCE)).unwrap();
@@ -27,6 +27,11 @@ fn given(daemon: &Daemon, document: &str) -> Value {
     let mut frame = u32::try_from(call.len()).unwrap().to_be_bytes().to_vec();
     frame.extend(call.into_bytes());
     stream.write_all(&frame).unwrap();
+    stream
+}
+
+/// What the daemon answers to it.
+fn answered(mut stream: UnixStream) -> Value {
     let mut head = [0; 4];
     stream.read_exact(&mut head).unwrap();
     let mut answer = vec![0; u32::from_be_bytes(head) as usize];
@@ -143,7 +148,7 @@ fn documents_that_mean_harm_are_refused_and_nothing_of_them_stays() {
     let file = daemon.path("hostile.yaml");
     for (name, document, wanted) in documents() {
         let begun = Instant::now();
-        let answer = given(&daemon, &document);
+        let answer = answered(sent(&daemon, &document));
         let refused = &answer["refused"];
         let said = refused["message"].as_str().unwrap_or_default();
         assert!(refused["kind"] == "invalid" && said.contains(wanted), "{name}: {answer:.2000}");
@@ -160,4 +165,27 @@ fn documents_that_mean_harm_are_refused_and_nothing_of_them_stays() {
     assert!(grown < 256, "{grown} MiB");
     assert_eq!(objects(), before);
     daemon.says(&["delete", "good", "--force"]);
+}
+
+#[test]
+fn others_are_answered_while_long_documents_are_checked() {
+    let daemon = Daemon::start();
+    let entries: String = (0..150_000).map(|n| format!("  key-{n}: word\n")).collect();
+    let long = format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: ../long}}\ndata:\n{entries}");
+    let begun = Instant::now();
+    let waiting: Vec<UnixStream> = (0..3).map(|_| sent(&daemon, &long)).collect();
+    assert!(daemon.says(&["list"]).starts_with("NAMESPACE"));
+    println!("others are answered after {:?}", begun.elapsed());
+    let last = waiting.iter().any(|stream| {
+        let mut head = [0; 4];
+        let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
+        rustix::net::recv(stream, &mut head, flags).err() == Some(rustix::io::Errno::AGAIN)
+    });
+    assert!(last, "all of them were answered before the others");
+    for stream in waiting {
+        let answer = answered(stream);
+        let said = answer["refused"]["message"].as_str().unwrap_or_default();
+        assert!(said.contains("metadata.name: "), "{answer:.2000}");
+        println!("a long one after {:?}", begun.elapsed());
+    }
 }

@@ -199,6 +199,7 @@ fn on_a_full_disk_machines_can_be_stopped_and_deleted() {
     let fill = daemon.state().join("fill");
     let mut file = fs::File::create(&fill).unwrap();
     while file.write_all(&[0; 4096]).is_ok() {}
+    drop(file);
     // What is new, or what a person changes, is refused in words.
     is_refused_by_the_system(&tried(&daemon, &instance("more")), "no room to keep");
     let changed = document.replace("64Mi}", "128Mi}");

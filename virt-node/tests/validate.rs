@@ -146,6 +146,7 @@ fn fields_are_told_by_path_and_lot() {
         ("blank: {}", "blank: {}, upload: {}", "error spec.source"),
         ("blank: {}", "blank: {}, gcs: {url: gs://a/b}", "error spec.source"),
         ("\"type\": \"bridge\", ", "", "error spec.config"),
+        ("\"type\": \"bridge\", ", "\"type\": \"../bridge\", ", "error spec.config"),
         ("{config: '{", "{config: '", "error spec.config"),
         ("stringData: {userdata: '#cloud-config'}", "data: {userdata: '%'}", "error data.userdata"),
         (

@@ -57,10 +57,14 @@ impl Daemon {
     /// There is none.
     pub(crate) fn connect(folder: &Path) -> Result<Self, Error> {
         let stream = UnixStream::connect(daemon::socket_of(folder)).map_err(|error| {
-            let text = format!(
-                "no daemon serves {}; virt-node run starts one, so does virt-node serve (as root)",
-                folder.display()
-            );
+            let shown = folder.display();
+            let text = if error.kind() == io::ErrorKind::PermissionDenied {
+                format!("the daemon of {shown} is root's: ask it as root")
+            } else {
+                format!(
+                    "no daemon serves {shown}; virt-node run starts one, so does virt-node serve (as root)"
+                )
+            };
             Error::with(ErrorKind::System, text, error)
         })?;
         Ok(Self { stream, folder: folder.to_owned() })
@@ -70,6 +74,11 @@ impl Daemon {
     pub(crate) fn or_start(folder: &Path) -> Result<Self, Error> {
         if let Ok(daemon) = Self::connect(folder) {
             return Ok(daemon);
+        }
+        if !rustix::process::geteuid().is_root() {
+            let text =
+                format!("guests are run as root: nobody else can use the daemon of {}", folder.display());
+            return Err(Error::new(ErrorKind::Usage, text));
         }
         let failed = |error: io::Error| {
             Error::with(
@@ -81,6 +90,7 @@ impl Daemon {
         std::fs::create_dir_all(folder).map_err(failed)?;
         let log = folder.join("daemon.log");
         let file = std::fs::OpenOptions::new().create(true).append(true).open(&log).map_err(failed)?;
+        let before = usize::try_from(file.metadata().map_err(failed)?.len()).unwrap_or(usize::MAX);
         let own = std::env::current_exe().map_err(failed)?;
         let mut child = Command::new(own)
             .args([OsString::from("serve"), "--detached".into(), "--state".into(), folder.into()])
@@ -95,8 +105,10 @@ impl Daemon {
                 return Ok(daemon);
             }
             let ended = child.try_wait().map_err(failed)?.is_some();
-            if ended || Instant::now() > until {
-                let text = std::fs::read_to_string(&log).unwrap_or_default();
+            let text = std::fs::read(&log).unwrap_or_default();
+            let text = String::from_utf8_lossy(text.get(before..).unwrap_or_default());
+            // One that somebody else starts at the same time is as good.
+            if ended && !text.contains(daemon::TAKEN) || Instant::now() > until {
                 let said = text.lines().last().unwrap_or("it says nothing").to_owned();
                 return Err(Error::new(ErrorKind::System, format!("the daemon does not serve: {said}")));
             }
@@ -110,14 +122,7 @@ impl Daemon {
     /// It is refused, or there is no answer.
     pub(crate) fn call(&mut self, request: Request) -> Result<Answer, Error> {
         match self.exchange(request) {
-            Ok(Answer::Refused { kind, message }) => {
-                let kind = match kind {
-                    RefusedKind::Missing | RefusedKind::State | RefusedKind::Invalid => ErrorKind::Content,
-                    RefusedKind::Failed => ErrorKind::System,
-                };
-                Err(Error::new(kind, message))
-            }
-            Ok(answer) => Ok(answer),
+            Ok(answer) => refused(answer),
             Err(error) => Err(Error::with(ErrorKind::System, "the daemon does not answer", error)),
         }
     }
@@ -149,7 +154,8 @@ impl Daemon {
     pub(crate) fn object(&mut self, target: &Target) -> Result<Option<Value>, Error> {
         match self.exchange(Request::Get(target.clone())) {
             Ok(Answer::Objects(objects)) => Ok(objects.into_iter().next()),
-            Ok(_) => Ok(None),
+            Ok(Answer::Refused { kind: RefusedKind::Missing, .. }) => Ok(None),
+            Ok(answer) => refused(answer).map(|_| None),
             Err(error) => Err(Error::with(ErrorKind::System, "the daemon does not answer", error)),
         }
     }
@@ -163,6 +169,16 @@ impl Daemon {
     pub(crate) fn into_stream(self) -> UnixStream {
         self.stream
     }
+}
+
+/// An answer that is none, as an error.
+fn refused(answer: Answer) -> Result<Answer, Error> {
+    let Answer::Refused { kind, message } = answer else { return Ok(answer) };
+    let kind = match kind {
+        RefusedKind::Missing | RefusedKind::State | RefusedKind::Invalid => ErrorKind::Content,
+        RefusedKind::Failed => ErrorKind::System,
+    };
+    Err(Error::new(kind, message))
 }
 
 /// What a person calls an object: `NAME`, `KIND/NAME`, in a namespace.

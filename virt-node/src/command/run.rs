@@ -20,6 +20,8 @@ const TROUBLE: [&str; 4] = ["DataVolumeError", "ErrImagePull", "ErrorPvcNotFound
 const STILL: [&str; 3] = ["Stopped", "Succeeded", "Failed"];
 /// Looks after which a guest that is still is not going to run.
 const PATIENCE: u32 = 50;
+/// Looks after which a volume that could not be made is not going to be, by what it was told.
+const UNMADE: u32 = 150;
 /// Starts that fail before it is not waited for any more: what they lack does not come by itself.
 const STARTS: u32 = 4;
 
@@ -37,6 +39,8 @@ struct Guest {
     still: u32,
     /// Starts of it that failed.
     failures: u32,
+    /// Why a volume of its namespace could not be made, and looks since then at which it waited for volumes.
+    unmade: Option<(String, u32)>,
 }
 
 /// Keeps the documents, starts their guests, and follows them.
@@ -71,7 +75,7 @@ pub(crate) fn run(state: &Path, typed: &Run, texts: Vec<(String, Vec<u8>)>) -> R
         say(&format!("{} {}/{} {}", target.kind, target.namespace, target.name, change.word()))?;
         let kinds = [Kind::VirtualMachine.name(), Kind::VirtualMachineInstance.name()];
         if kinds.contains(&target.kind.as_str()) {
-            guests.push(Guest { target, ran: false, still: 0, failures: 0 });
+            guests.push(Guest { target, ran: false, still: 0, failures: 0, unmade: None });
         }
     }
     for guest in &guests {
@@ -138,6 +142,10 @@ fn follow(
             let state = state_of(daemon, &guest.target)?;
             guest.ran |= state == "Running" || state == "Paused";
             guest.still = if STILL.contains(&state.as_str()) && !guest.ran { guest.still + 1 } else { 0 };
+            match &mut guest.unmade {
+                Some((_, looks)) if state == "Provisioning" => *looks += 1,
+                _ => guest.unmade = None,
+            }
             states.push(state);
         }
         if let Some(place) = states.iter().position(|state| TROUBLE.contains(&state.as_str())) {
@@ -160,6 +168,15 @@ fn follow(
             guests.iter().find(|guest| !guest.ran && guest.failures >= STARTS)
         {
             let text = format!("{namespace}/{name} cannot be started; the daemon tries again");
+            return Err(Error::new(ErrorKind::System, text));
+        }
+        if let Some((Target { namespace, name, .. }, why)) =
+            guests.iter().find_map(|guest| match &guest.unmade {
+                Some((why, UNMADE..)) => Some((&guest.target, why)),
+                Some(_) | None => None,
+            })
+        {
+            let text = format!("{namespace}/{name} waits for a volume: {why}; the daemon tries again");
             return Err(Error::new(ErrorKind::System, text));
         }
         let all_ran = guests.iter().all(|guest| guest.ran);
@@ -233,6 +250,11 @@ fn tell(
             *after = event.number;
             let mark = if event.warning { "! " } else { "" };
             say(&format!("{mark}{} {}: {}: {}", event.kind, event.name, event.reason, event.message))?;
+            if event.reason == "ProvisioningFailed" {
+                for guest in guests.iter_mut().filter(|guest| guest.target.namespace == event.namespace) {
+                    guest.unmade = Some((event.message.clone(), 0));
+                }
+            }
             let failed = event.reason == "StartFailed";
             let of = |guest: &&mut Guest| {
                 guest.target.namespace == event.namespace && guest.target.name == event.name

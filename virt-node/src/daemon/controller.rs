@@ -187,19 +187,38 @@ impl Controller {
     }
 
     /// Runs until it is told to stop. Guests go on.
-    pub(super) fn run(mut self) {
+    ///
+    /// # Errors
+    /// The state folder is gone.
+    pub(super) fn run(mut self) -> Result<(), Error> {
         self.adopt();
         self.look();
         loop {
             let wait =
                 self.due.map_or(TICK, |due| Duration::from_secs(due.saturating_sub(time::now())).min(TICK));
             match self.receiver.recv_timeout(wait.max(Duration::from_millis(50))) {
-                Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => return self.leave(),
+                Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => {
+                    self.leave();
+                    return Ok(());
+                }
                 Ok(message) => self.take(message),
                 Err(RecvTimeoutError::Timeout) => {}
             }
+            self.check_folder()?;
             self.look();
         }
+    }
+
+    /// Whether the state folder is still ours: nothing is written into another daemon's.
+    fn check_folder(&self) -> Result<(), Error> {
+        if self.state.is_there() {
+            return Ok(());
+        }
+        let text = format!(
+            "{} was removed while it was served; whatever runs there goes on and is nobody's any more: end it by hand",
+            self.state.path("").display()
+        );
+        Err(Error::new(crate::error::Kind::System, text))
     }
 
     /// Waits until nobody is about to start the volumes' driver.
@@ -344,6 +363,13 @@ impl Controller {
     /// Looks at every object until nothing changes any more.
     fn look(&mut self) {
         self.due = None;
+        if !self.store.catch_up() {
+            let text = format!(
+                "no room in {}: changes are in memory only until there is; deleting works",
+                self.state.path("objects").display()
+            );
+            self.events.add(&Key::daemon("room"), true, "NoRoom", &text);
+        }
         if !self.driver.lives() && self.may_try("driver") {
             let driver = self.driver.clone();
             self.job("driver", Work::Driver, move |_, sender| {
@@ -356,7 +382,7 @@ impl Controller {
             let before = self.store.changes();
             if let Err(error) = self.look_once() {
                 // A full disk, most likely: it is tried again with the next message.
-                let state = Key::new(api::kind::Kind::ConfigMap, "", "state");
+                let state = Key::daemon("state");
                 self.events.add(&state, true, "StateFailed", &error.chain());
                 return;
             }

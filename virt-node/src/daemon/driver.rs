@@ -104,7 +104,7 @@ impl Driver {
 
     /// Starts it, unless it lives; waits until it serves.
     pub(super) fn start(&self) -> Result<Option<Child>, Error> {
-        let failed = |error| Error::with(Kind::System, "hpp-csi cannot be started", error);
+        let failed = |error| process::unstarted("hpp-csi", error);
         let pools = serde_json::json!([{
             "name": POOL, "path": self.folder.join("volumes"), "enforce": "none", "copy": true,
         }]);
@@ -158,7 +158,9 @@ impl Driver {
         let endpoint = Endpoint::from_shared(format!("unix:{}", self.socket().display()));
         let endpoint = endpoint.map_err(|error| failed(&error))?.timeout(PATIENCE);
         runtime.block_on(async {
-            let channel = endpoint.connect().await.map_err(|error| failed(&error))?;
+            let channel = endpoint.connect().await;
+            let channel =
+                channel.map_err(|_| failed(&"hpp-csi does not serve; virt-node events tells why"))?;
             calls(channel).await.map_err(|status| failed(&status.message()))
         })
     }

@@ -37,14 +37,18 @@ impl Events {
             }
         }
         let last = events.back().map_or(0, |event| event.number);
-        let file = OpenOptions::new().create(true).append(true).open(path)?;
+        let mut file = OpenOptions::new().create(true).append(true).open(path)?;
+        // The next one is no part of a torn line.
+        if fs::read(path)?.last().is_some_and(|byte| *byte != b'\n') {
+            file.write_all(b"\n")?;
+        }
         Ok(Self { path: path.to_owned(), file, events, last })
     }
 
     /// Notes what happened to an object. The same as last for it is not noted again.
     pub(super) fn add(&mut self, of: &Key, warning: bool, reason: &str, message: &str) {
         let about = |event: &&Event| {
-            event.kind == of.kind.name() && event.namespace == of.namespace && event.name == of.name
+            event.kind == of.shown_kind() && event.namespace == of.namespace && event.name == of.name
         };
         let before = self.events.iter().rev().find(about);
         if before.is_some_and(|event| event.reason == reason && event.message == message) {
@@ -54,7 +58,7 @@ impl Events {
         let event = Event {
             number: self.last,
             time: time::now(),
-            kind: of.kind.name().to_owned(),
+            kind: of.shown_kind().to_owned(),
             namespace: of.namespace.clone(),
             name: of.name.clone(),
             warning,
@@ -82,10 +86,15 @@ impl Events {
         self.file.write_all(&line)
     }
 
-    /// Events of a namespace, of one name where it is given, after a number.
+    /// Events of a namespace, of one name where it is given, after a number. Without a name those of the daemon itself are
+    /// among them, which are in no namespace.
     pub(super) fn after(&self, namespace: &str, name: Option<&str>, after: u64) -> Vec<Event> {
         let wanted = |event: &&Event| {
-            event.number > after && event.namespace == namespace && name.is_none_or(|name| event.name == name)
+            event.number > after
+                && match name {
+                    Some(name) => event.namespace == namespace && event.name == name,
+                    None => [namespace, ""].contains(&event.namespace.as_str()),
+                }
         };
         self.events.iter().filter(wanted).cloned().collect()
     }
@@ -111,5 +120,11 @@ mod tests {
         events.add(&a, false, "Gone", "it");
         assert_eq!(events.after("n", Some("a"), 1).len(), 1);
         assert_eq!(events.after("m", None, 0).len(), 0);
+        events.add(&Key::daemon("state"), true, "StateFailed", "full");
+        let events = Events::open(&path).unwrap();
+        assert_eq!(events.after("n", None, 2).len(), 2, "what follows a torn line is whole");
+        let told = events.after("m", None, 0);
+        assert_eq!((told.len(), told[0].kind.as_str()), (1, "Daemon"), "what is everybody's");
+        assert_eq!(events.after("m", Some("state"), 0).len(), 0);
     }
 }

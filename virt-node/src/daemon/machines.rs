@@ -22,6 +22,9 @@ use super::{apply, images, networks, size};
 use crate::error::{Error, Kind as ErrorKind};
 use crate::time;
 
+/// Condition of a machine whose run is of another template, and the event that tells of it.
+const RESTART: &str = "RestartRequired";
+
 pub(super) fn strategy(machine: &VirtualMachine) -> Strategy {
     Strategy::of(machine.spec.running, machine.spec.run_strategy.as_deref())
 }
@@ -219,7 +222,7 @@ impl Controller {
         wanted: bool,
         backing_off: bool,
     ) {
-        let deleting = machine.is_deleting();
+        let (key, deleting) = (machine.key(), machine.is_deleting());
         let run_status = run.and_then(|run| run.status.clone()).unwrap_or_default();
         let problem = run_status.reason.clone();
         let restart =
@@ -267,14 +270,19 @@ impl Controller {
             size::PROCESSORS,
             size::MEMORY,
         ];
-        conditions.retain(|one| !copied.contains(&one.kind.as_str()) && one.kind != "RestartRequired");
+        conditions.retain(|one| !copied.contains(&one.kind.as_str()));
         let of_run = run_status.conditions.iter();
         conditions.extend(
             of_run.filter(|one| !["Ready", "FieldsWithoutEffect"].contains(&one.kind.as_str())).cloned(),
         );
         if restart {
             let text = "the template has changed since the run began; restart it to follow";
-            status::condition(conditions, "RestartRequired", true, "TemplateChanged", text);
+            if status::holds(conditions, RESTART).is_none() {
+                self.events.add(&key, false, RESTART, text);
+            }
+            status::condition(conditions, RESTART, true, "TemplateChanged", text);
+        } else {
+            status::without(conditions, RESTART);
         }
     }
 }

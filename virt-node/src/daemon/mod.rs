@@ -43,7 +43,7 @@ use std::path::Path;
 
 use api::launch::Accelerator;
 
-pub(crate) use state::{DEFAULT, socket as socket_of};
+pub(crate) use state::{DEFAULT, TAKEN, socket as socket_of};
 
 use crate::error::{Error, Kind};
 use crate::network::PodNetwork;
@@ -87,7 +87,7 @@ pub(crate) fn serve(folder: &Path, given: Given) -> Result<(), Error> {
     serve::signals::watch(move |_| drop(sender.send(Message::Stop)))
         .map_err(failed("signals cannot be waited for"))?;
     socket::listen(&path, controller.sender())?;
-    controller.run();
+    controller.run()?;
     if host::is_stopping() {
         apply::end_all(&runs);
     }

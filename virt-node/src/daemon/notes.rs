@@ -22,7 +22,7 @@ impl Controller {
             (Work::Driver, Ok(_)) => Ok(()),
             (Work::Driver, Err(error)) => {
                 self.failed("driver");
-                let driver = super::store::Key::new(Kind::ConfigMap, "", "hpp-csi");
+                let driver = super::store::Key::daemon("hpp-csi");
                 self.events.add(&driver, true, "DriverFailed", &error.chain());
                 Ok(())
             }

@@ -40,6 +40,16 @@ pub(super) fn command(name: &str) -> (Command, Option<File>) {
     (command, file)
 }
 
+/// That one of our programs cannot be started.
+pub(super) fn unstarted(name: &str, error: io::Error) -> Error {
+    let text = if error.kind() == io::ErrorKind::NotFound {
+        format!("{name} is neither beside virt-node nor on the PATH")
+    } else {
+        format!("{name} cannot be started")
+    };
+    Error::with(Kind::System, text, error)
+}
+
 /// Whether the process of a log lives.
 pub(super) fn lives(log: &Path) -> bool {
     let Ok(file) = File::open(log) else { return false };

@@ -69,6 +69,11 @@ impl Checked {
     }
 }
 
+/// Whether a document is a machine's run.
+fn is_of_machine(document: &Document) -> bool {
+    document.known() == Some(Kind::VirtualMachineInstance) && validate::is_of_machine(&document.value)
+}
+
 /// An object without interfaces has no addresses.
 fn no_guest<T>(_: &mut Addresses, _: Option<&T>, _: &mut T) -> Result<Vec<String>, Error> {
     Ok(Vec::new())
@@ -138,8 +143,15 @@ impl Controller {
         drop(reply.send(answer));
     }
 
+    /// Machines and volumes: what others have may be long, or secret.
     fn list(&self) -> Vec<Value> {
-        let all = Kind::ALL.iter().flat_map(|kind| self.store.keys(*kind));
+        let kinds = [
+            Kind::VirtualMachine,
+            Kind::VirtualMachineInstance,
+            Kind::DataVolume,
+            Kind::PersistentVolumeClaim,
+        ];
+        let all = kinds.iter().flat_map(|kind| self.store.keys(*kind));
         all.filter_map(|key| self.shown(&key)).collect()
     }
 
@@ -204,6 +216,8 @@ impl Controller {
 
     /// Keeps documents' objects: all of them, or none where one of them cannot be kept.
     fn apply(&mut self, Checked { report, mut documents }: Checked) -> Result<Answer, Refused> {
+        // As `get` prints a machine: the run beside it is its own to make.
+        documents.retain(|document| !is_of_machine(document));
         self.fits(&documents)?;
         let mut objects = Vec::new();
         // What others name comes first.
@@ -227,7 +241,9 @@ impl Controller {
                 namespace: checked.namespace.clone(),
                 name: checked.name.clone(),
             };
-            self.note_fields(&of, &told).map_err(|error| broken(&error))?;
+            if documents.iter().any(|document| document.kind == of.kind && document.name == of.name) {
+                self.note_fields(&of, &told).map_err(|error| broken(&error))?;
+            }
             if !told.is_empty() {
                 findings.push((of, told));
             }
@@ -256,8 +272,9 @@ impl Controller {
     fn fits(&self, documents: &[Document]) -> Result<(), Refused> {
         for document in documents {
             let Some(kind) = document.known() else { continue };
-            let key =
-                Key::new(kind, document.namespace.as_deref().unwrap_or(validate::NAMESPACE), &document.name);
+            let namespace = document.namespace.as_deref().unwrap_or(validate::NAMESPACE);
+            let key = Key::new(kind, namespace, &document.name);
+            self.has_name(&key, documents)?;
             let Some(before) = self.store.value(&key) else { continue };
             if before["metadata"].get("deletionTimestamp").is_some() {
                 return Err((
@@ -280,6 +297,33 @@ impl Controller {
             }
         }
         Ok(())
+    }
+
+    /// Whether an object may be called so: a machine's run has its machine's name.
+    fn has_name(&self, key: &Key, documents: &[Document]) -> Result<(), Refused> {
+        let other = match key.kind {
+            Kind::VirtualMachine => Kind::VirtualMachineInstance,
+            Kind::VirtualMachineInstance => Kind::VirtualMachine,
+            Kind::DataVolume
+            | Kind::PersistentVolumeClaim
+            | Kind::NetworkAttachmentDefinition
+            | Kind::Secret
+            | Kind::ConfigMap => return Ok(()),
+        };
+        let other = Key::new(other, &key.namespace, &key.name);
+        let given = documents.iter().any(|document| {
+            document.known() == Some(other.kind)
+                && document.name == other.name
+                && document.namespace.as_deref().unwrap_or(validate::NAMESPACE) == other.namespace
+        });
+        // A machine and its run, as `get` prints them.
+        let both = self.store.value(key).is_some() && self.store.value(&other).is_some();
+        if both || (!given && self.store.value(&other).is_none()) {
+            return Ok(());
+        }
+        let text =
+            format!("{key} and {other} cannot both be: a machine's run has its name; rename one of them");
+        Err((RefusedKind::State, text))
     }
 
     /// Keeps an object of a document.
@@ -341,7 +385,7 @@ impl Controller {
             let metadata = made(object.metadata(), namespace)?;
             *object.metadata_mut() = metadata;
             let shared = addressed(&mut self.addresses, None, &mut object)?;
-            let put = self.store.put(&object);
+            let put = self.store.put_durably(&object);
             // What is not kept holds no address.
             put.inspect_err(|_| self.addresses.forget(&object.key()))?;
             self.events.add(&object.key(), false, "Created", &format!("{} was made", object.key()));
@@ -356,13 +400,13 @@ impl Controller {
         let shared = addressed(&mut self.addresses, Some(&before), &mut object)?;
         self.tell_shared(&object.key(), &shared);
         let changes = self.store.changes();
-        self.store.put(&object)?;
+        self.store.put_durably(&object)?;
         if self.store.changes() == changes {
             return Ok((object.key(), Change::Unchanged));
         }
         let generation = object.metadata().generation.unwrap_or(1) + 1;
         object.metadata_mut().generation = Some(generation);
-        self.store.put(&object)?;
+        self.store.put_durably(&object)?;
         Ok((object.key(), Change::Configured))
     }
 
@@ -420,6 +464,11 @@ impl Controller {
     /// The run of a name, with a guest.
     fn running(&self, namespace: &str, name: &str) -> Result<VirtualMachineInstance, Refused> {
         let run = self.store.get::<VirtualMachineInstance>(namespace, name);
+        let machine = self.store.value(&Key::new(Kind::VirtualMachine, namespace, name));
+        if run.is_none() && machine.is_none() {
+            let text = format!("there is no VirtualMachine or VirtualMachineInstance {namespace}/{name}");
+            return Err((RefusedKind::Missing, text));
+        }
         let run = run.filter(|run| phase(run) == "Running");
         run.ok_or_else(|| (RefusedKind::State, format!("{namespace}/{name} does not run")))
     }

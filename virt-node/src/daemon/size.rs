@@ -234,6 +234,16 @@ mod tests {
             let needs = needs_restart(&template(sockets, guest), &run());
             assert_eq!(needs, restart, "{sockets} {guest}");
         }
+        // KubeVirt grows what `memory.guest` says, and nothing else.
+        let requested = |amount: &str| -> Spec {
+            let resources = json!({"requests": {"memory": amount}});
+            serde_json::from_value(json!({"domain": {"resources": resources}})).unwrap()
+        };
+        assert!(!needs_restart(&requested("1Gi"), &requested("1Gi")));
+        assert!(
+            needs_restart(&requested("2Gi"), &requested("1Gi")),
+            "a request alone waits for the next run"
+        );
         let mut started = template(1, "1Gi");
         let cpu = Cpu {
             sockets: 1,

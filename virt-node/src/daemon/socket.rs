@@ -25,7 +25,38 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const BUFFER: usize = 16 << 10;
 
 /// Who has which stream, by what it is of.
-type Holders = Arc<Mutex<BTreeMap<String, UnixStream>>>;
+type Holders = Arc<Mutex<BTreeMap<String, Arc<UnixStream>>>>;
+
+/// That a client has a stream, or asks for it, while this is there.
+struct Held {
+    holders: Holders,
+    name: String,
+    client: Arc<UnixStream>,
+}
+
+impl Held {
+    /// Cuts off who had the stream before, and notes who has it now.
+    fn take(holders: &Holders, name: String, client: &UnixStream) -> io::Result<Self> {
+        let client = Arc::new(client.try_clone()?);
+        let before = {
+            let mut holders = holders.lock().unwrap_or_else(PoisonError::into_inner);
+            holders.insert(name.clone(), Arc::clone(&client))
+        };
+        if let Some(before) = before {
+            drop(before.shutdown(Shutdown::Both));
+        }
+        Ok(Self { holders: Arc::clone(holders), name, client })
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut holders = self.holders.lock().unwrap_or_else(PoisonError::into_inner);
+        if holders.get(&self.name).is_some_and(|client| Arc::ptr_eq(client, &self.client)) {
+            holders.remove(&self.name);
+        }
+    }
+}
 
 /// Listens.
 pub(super) fn listen(path: &Path, controller: Sender<Message>) -> Result<(), Error> {
@@ -81,9 +112,7 @@ fn serve(stream: &UnixStream, controller: &Sender<Message>, holders: &Holders) -
             | Request::Delete { .. } => None,
         };
         // QEMU serves one client of a port: the one before is gone when the next one comes.
-        if let Some(holder) = &holder {
-            take(holders, holder, stream)?;
-        }
+        let _held = holder.map(|holder| Held::take(holders, holder, stream)).transpose()?;
         let (sender, replies) = channel();
         let asked = controller.send(Message::Call(Box::new(request), sender)).is_ok();
         match replies.recv_timeout(PATIENCE) {
@@ -115,18 +144,6 @@ fn read(json: &[u8]) -> Result<Request, String> {
     }
     let call: Call = serde_json::from_slice(json).map_err(|error| format!("no call: {error}"))?;
     Ok(call.request)
-}
-
-/// Cuts off who had a stream before, and notes who has it now.
-fn take(holders: &Holders, name: &str, stream: &UnixStream) -> io::Result<()> {
-    let before = {
-        let mut holders = holders.lock().unwrap_or_else(PoisonError::into_inner);
-        holders.insert(name.to_owned(), stream.try_clone()?)
-    };
-    if let Some(before) = before {
-        drop(before.shutdown(Shutdown::Both));
-    }
-    Ok(())
 }
 
 /// Moves bytes both ways until one end goes.

@@ -20,7 +20,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
@@ -32,6 +32,8 @@ use crate::launcher::replace;
 pub(super) const VERSION: u64 = 1;
 /// Where the state is when nothing is said.
 pub(crate) const DEFAULT: &str = "/var/lib/ferrovirt";
+/// What is said of a folder that another daemon has.
+pub(crate) const TAKEN: &str = "is in use by another virt-node serve";
 /// Longest path of the folder: sockets of runs below it have short names only.
 const PATH_MAX: usize = 35;
 /// Digits of a UID that name a run's folder.
@@ -41,7 +43,7 @@ const SHORT: usize = 12;
 #[derive(Debug)]
 pub(crate) struct State {
     folder: PathBuf,
-    _lock: File,
+    lock: File,
 }
 
 /// The daemon's socket in a state folder.
@@ -67,8 +69,8 @@ impl State {
         }
         let lock = File::create(folder.join("lock")).map_err(failed)?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive)
-            .map_err(|_| Error::new(Kind::System, format!("{shown} is in use by another virt-node serve")))?;
-        let state = Self { folder, _lock: lock };
+            .map_err(|_| Error::new(Kind::System, format!("{shown} {TAKEN}")))?;
+        let state = Self { folder, lock };
         state.check_version()?;
         // The guests' user passes through to what is its own; only root sees what is where.
         for (name, mode) in [
@@ -87,6 +89,13 @@ impl State {
         }
         state.note_boot().map_err(failed)?;
         Ok(state)
+    }
+
+    /// Whether the folder is still the one that was taken: one that was removed, or put in its place, may be another daemon's.
+    pub(super) fn is_there(&self) -> bool {
+        let there = fs::metadata(self.folder.join("lock"));
+        let own = self.lock.metadata();
+        there.is_ok_and(|there| own.is_ok_and(|own| (there.dev(), there.ino()) == (own.dev(), own.ino())))
     }
 
     fn check_version(&self) -> Result<(), Error> {
@@ -177,7 +186,12 @@ mod tests {
         let state = State::take(folder.path()).unwrap();
         let again = State::take(folder.path()).unwrap_err();
         assert!(again.to_string().contains("in use by another"), "{again}");
-        drop(state);
+        assert!(state.is_there());
+        fs::remove_file(folder.path().join("lock")).unwrap();
+        assert!(!state.is_there(), "removed");
+        let other = State::take(folder.path()).unwrap();
+        assert!(other.is_there() && !state.is_there(), "another daemon's");
+        drop((state, other));
         fs::write(folder.path().join("version"), "2\n").unwrap();
         let newer = State::take(folder.path()).unwrap_err();
         assert!(newer.to_string().contains("newer release (version 2"), "{newer}");

@@ -1,11 +1,12 @@
 //! Objects, kept as files: the same ones that a cluster shows, status included.
 //!
 //! Each is a file of its own, written as a whole; a file that cannot be read stops the daemon's start with its name, so
-//! that nothing is lost by going on without it.
+//! that nothing is lost by going on without it. Where there is no room for a change of an object that is there, it is made
+//! in memory and written later: deleting is what makes room.
 //!
 //! Not here: what objects mean.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -39,11 +40,21 @@ impl Key {
     pub(crate) fn new(kind: Kind, namespace: &str, name: &str) -> Self {
         Self { kind, namespace: namespace.to_owned(), name: name.to_owned() }
     }
+
+    /// What the daemon tells of itself is about: a part of it, in no namespace, and no object.
+    pub(crate) fn daemon(part: &str) -> Self {
+        Self::new(Kind::ConfigMap, "", part)
+    }
+
+    /// What people are told it is.
+    pub(crate) fn shown_kind(&self) -> &'static str {
+        if self.kind == Kind::ConfigMap && self.namespace.is_empty() { "Daemon" } else { self.kind.name() }
+    }
 }
 
 impl std::fmt::Display for Key {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} {}/{}", self.kind.name(), self.namespace, self.name)
+        write!(f, "{} {}/{}", self.shown_kind(), self.namespace, self.name)
     }
 }
 
@@ -105,6 +116,8 @@ pub(super) struct Store {
     objects: BTreeMap<Key, Value>,
     /// Counts changes.
     changes: u64,
+    /// Objects whose last change is in memory only.
+    unwritten: BTreeSet<Key>,
 }
 
 impl Store {
@@ -123,7 +136,7 @@ impl Store {
                 }
             }
         }
-        Ok(Self { folder: folder.to_owned(), objects, changes: 0 })
+        Ok(Self { folder: folder.to_owned(), objects, changes: 0, unwritten: BTreeSet::new() })
     }
 
     /// How many changes there were.
@@ -157,25 +170,61 @@ impl Store {
     }
 
     /// Keeps an object, if it is not kept just so.
+    ///
+    /// # Errors
+    /// It cannot be written, and is new, or it is not for want of room.
     pub(super) fn put<T: Stored>(&mut self, object: &T) -> Result<(), Error> {
+        self.put_as(object, true)
+    }
+
+    /// The same, and the object is on the disk when this returns.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub(super) fn put_durably<T: Stored>(&mut self, object: &T) -> Result<(), Error> {
+        self.put_as(object, false)
+    }
+
+    fn put_as<T: Stored>(&mut self, object: &T, later: bool) -> Result<(), Error> {
         let key = object.key();
-        let failed =
-            |error: io::Error| Error::with(ErrorKind::System, format!("{key} cannot be written"), error);
+        let failed = |error: io::Error| unwritable(&key, error);
         let mut value = serde_json::to_value(object).map_err(|error| failed(error.into()))?;
-        if self.objects.get(&key).is_some_and(|before| same(before, &value)) {
+        let before = self.objects.get(&key);
+        if before.is_some_and(|before| same(before, &value)) {
             return Ok(());
         }
-        self.changes += 1;
-        let before = self.objects.get(&key).and_then(|before| before["metadata"]["resourceVersion"].as_str());
-        let version = before.and_then(|version| version.parse::<u64>().ok()).unwrap_or(0) + 1;
+        let version = before.and_then(|before| before["metadata"]["resourceVersion"].as_str());
+        let version = version.and_then(|version| version.parse::<u64>().ok()).unwrap_or(0) + 1;
         value["metadata"]["resourceVersion"] = Value::String(version.to_string());
-        let path = self.file(&key);
-        let json = serde_json::to_vec(&serde_json::json!({"version": VERSION, "object": value}));
-        let json = json.map_err(|error| failed(error.into()))?;
-        fs::create_dir_all(path.parent().unwrap_or(&self.folder)).map_err(failed)?;
-        replace_durably(&path, &json).map_err(failed)?;
+        match self.write(&key, &value) {
+            Ok(()) => drop(self.unwritten.remove(&key)),
+            Err(error) if later && before.is_some() && is_full(&error) => {
+                self.unwritten.insert(key.clone());
+            }
+            Err(error) => return Err(failed(error)),
+        }
+        self.changes += 1;
         self.objects.insert(key, value);
         Ok(())
+    }
+
+    fn write(&self, key: &Key, value: &Value) -> io::Result<()> {
+        let path = self.file(key);
+        let json = serde_json::to_vec(&serde_json::json!({"version": VERSION, "object": value}))?;
+        fs::create_dir_all(path.parent().unwrap_or(&self.folder))?;
+        replace_durably(&path, &json)
+    }
+
+    /// Writes what there was no room for. Answers whether everything is written.
+    pub(super) fn catch_up(&mut self) -> bool {
+        while let Some(key) = self.unwritten.first().cloned() {
+            let written = self.objects.get(&key).is_none_or(|value| self.write(&key, value).is_ok());
+            if !written {
+                return false;
+            }
+            self.unwritten.remove(&key);
+        }
+        true
     }
 
     /// Forgets an object.
@@ -191,9 +240,24 @@ impl Store {
         if let Some(space) = path.parent() {
             drop(fs::remove_dir(space));
         }
+        self.unwritten.remove(key);
         self.changes += u64::from(self.objects.remove(key).is_some());
         Ok(())
     }
+}
+
+fn unwritable(key: &Key, error: io::Error) -> Error {
+    if is_full(&error) {
+        // Without the path, which is another one each time: it is told once.
+        let error = io::Error::from(error.kind());
+        let text = format!("there is no room to keep {key}: deleting something makes some");
+        return Error::with(ErrorKind::System, text, error);
+    }
+    Error::with(ErrorKind::System, format!("{key} cannot be written"), error)
+}
+
+fn is_full(error: &io::Error) -> bool {
+    [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded].contains(&error.kind())
 }
 
 /// Whether two values are one object, apart from the version that counts its changes.

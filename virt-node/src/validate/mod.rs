@@ -19,6 +19,7 @@ use api::kind::Kind;
 use api::manifest::{self, Document};
 use api::schema::{self, Problem};
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use crate::finding::{Finding, Findings, Verdict};
 use crate::resolve::Objects;
@@ -66,6 +67,12 @@ pub fn validate(texts: &[(String, Vec<u8>)]) -> Report {
         });
     }
     report
+}
+
+/// Whether a VirtualMachineInstance is the run of a machine, which makes it.
+pub(crate) fn is_of_machine(object: &Value) -> bool {
+    let owners = object.pointer("/metadata/ownerReferences").and_then(Value::as_array);
+    owners.into_iter().flatten().any(|owner| owner["kind"] == Kind::VirtualMachine.name())
 }
 
 /// Fields that no finding is about.

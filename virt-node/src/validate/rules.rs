@@ -10,10 +10,10 @@ use api::multus::NetworkAttachmentDefinition;
 use api::resource::{ObjectMeta, Quantity};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use serde_json::Value;
 
-use super::{NAMESPACE, read};
-use crate::finding::Findings;
+use super::{NAMESPACE, is_of_machine, read};
+use crate::finding::{Findings, Verdict};
+use crate::network::Configuration;
 use crate::resolve::{self, Backend, Guest, Host, Made, Objects, Tap};
 
 const STRATEGIES: [&str; 5] = ["Always", "Halted", "Manual", "RerunOnFailure", "Once"];
@@ -32,6 +32,10 @@ pub(super) fn check(kind: Kind, document: &Document, objects: &Objects, findings
             }
         }
         Kind::VirtualMachineInstance => {
+            if is_of_machine(&document.value) {
+                let text = "the run of a machine, which makes it: this document is left out";
+                findings.add(Verdict::Ignored, "metadata.ownerReferences", text);
+            }
             if let Some(instance) = read::<VirtualMachineInstance>(document, findings) {
                 guest(&instance.metadata, &instance.metadata, &instance.spec, "spec", objects, findings);
             }
@@ -282,21 +286,8 @@ fn check_network(network: &NetworkAttachmentDefinition, findings: &mut Findings)
         findings.error(path, "missing: a CNI configuration");
         return;
     };
-    let value: Value = match serde_json::from_str(config) {
-        Ok(value) => value,
-        Err(error) => {
-            findings.error(path, format!("not JSON: {error}"));
-            return;
-        }
-    };
-    let kind = |value: &Value| value.get("type").and_then(Value::as_str).is_some_and(|kind| !kind.is_empty());
-    let plugins =
-        value.get("plugins").map(|plugins| plugins.as_array().map(Vec::as_slice).unwrap_or_default());
-    match plugins {
-        None if !kind(&value) => findings.error(path, "no type, the plugin's name, and no plugins"),
-        Some([]) => findings.error(path, "plugins is no list, or an empty one"),
-        Some(plugins) if !plugins.iter().all(kind) => findings.error(path, "a plugin without type"),
-        None | Some(_) => {}
+    if let Err(said) = Configuration::read(config, &network.metadata.name) {
+        findings.error(path, said);
     }
 }
 
