@@ -255,6 +255,9 @@ fn a_document_comes_from_standard_input_and_the_reset_button_is_pressed() {
     daemon.says(&["reset", "mine"]);
     daemon.until_serial("mine", "KK");
     assert_eq!(daemon.object("vmi/mine").unwrap()["metadata"]["uid"], first, "the same run");
+    let output = daemon.command(&["unpause", "mine"]);
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(1) && told.contains("not paused"), "{output:?}");
     // A guest that stands still is ended within its grace, too.
     daemon.says(&["pause", "mine"]);
     daemon.until("mine", "Paused");

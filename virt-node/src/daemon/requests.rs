@@ -8,7 +8,7 @@ use api::cdi::DataVolume;
 use api::core::{ConfigMap, PersistentVolumeClaim, Secret};
 use api::kind::Kind;
 use api::kubevirt::{VirtualMachine, VirtualMachineInstance};
-use api::launcher::Request as Asked;
+use api::launcher::{RefusedKind as Declined, Request as Asked};
 use api::manifest::{self, Document};
 use api::multus::NetworkAttachmentDefinition;
 use serde_json::{Value, json};
@@ -24,6 +24,7 @@ use super::volumes::{is_owned, is_upload, made};
 use super::{growth, upload};
 use crate::error::Error;
 use crate::finding::{Finding, Verdict};
+use crate::launcher::CallError;
 use crate::protocol::{Answer, Change, RefusedKind, Request, Stream, Target, Verb};
 use crate::validate::Report;
 use crate::{time, validate};
@@ -123,6 +124,9 @@ impl Controller {
         self.ask(uid, asked, move |answer| {
             let answer = match answer {
                 Ok(()) => Answer::Done,
+                Err(CallError::Refused(Declined::State, message)) => {
+                    Answer::Refused { kind: RefusedKind::State, message }
+                }
                 Err(error) => {
                     let error = Error::with(crate::error::Kind::System, "the guest's launcher", error);
                     Answer::Refused { kind: RefusedKind::Failed, message: error.chain() }

@@ -124,7 +124,12 @@ impl Guest {
             Request::Launch(document) => self.launch(document.get().as_bytes()),
             Request::Status | Request::Watch => Ok(Answer::Status(self.status()?)),
             Request::Pause => self.with(|domain| domain.suspend()),
-            Request::Unpause => self.with(|domain| domain.resume()),
+            Request::Unpause => {
+                if libvirt::state(&self.domain()?)?.0 == State::Running {
+                    return Err(Refusal::new(RefusedKind::State, "the guest is not paused"));
+                }
+                self.with(|domain| domain.resume())
+            }
             Request::Shutdown { grace_seconds } => {
                 let grace = match grace_seconds {
                     Some(seconds) => seconds,
@@ -172,8 +177,14 @@ impl Guest {
     }
 
     fn with(&self, act: impl FnOnce(&Domain<'_>) -> Result<(), Failure>) -> Result<Answer, Refusal> {
-        act(&self.domain()?)?;
-        Ok(Answer::Done)
+        match act(&self.domain()?) {
+            Ok(()) => Ok(Answer::Done),
+            // It may have gone in between.
+            Err(failure) => match libvirt::domain(&self.connection)? {
+                Some(_) => Err(failure.into()),
+                None => Err(Refusal::new(RefusedKind::State, "the guest ended")),
+            },
+        }
     }
 
     fn agent(&self, command: &str, seconds: u32) -> Result<Answer, Refusal> {
