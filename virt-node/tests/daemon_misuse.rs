@@ -10,6 +10,7 @@ mod waiting;
 
 use std::fs;
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
@@ -116,6 +117,24 @@ fn verbs_for_nobody_say_so() {
         assert_eq!(daemon.command(&["console", &format!("nobody-{n}")]).status.code(), Some(1));
     }
     eventually("descriptors that are closed", || (open() < before + 10).then_some(()));
+}
+
+#[test]
+fn a_guest_whose_disk_may_not_be_opened_says_so_and_can_be_deleted() {
+    let daemon = Daemon::start();
+    let image = daemon.image("roots.img", code::HALTS);
+    fs::set_permissions(&image, PermissionsExt::from_mode(0o600)).unwrap();
+    let disk = format!("hostDisk: {{path: \"{}\", type: Disk}}", image.display());
+    let file = daemon.path("roots.yaml");
+    fs::write(&file, instance("roots").replace("emptyDisk: {capacity: 1Mi}", &disk)).unwrap();
+    let _run = daemon.started(&["run", file.to_str().unwrap()], Stdio::null(), Stdio::null());
+    eventually("why it does not start", || {
+        let events = daemon.says(&["events", "roots"]);
+        (events.contains("StartFailed") && events.contains("Permission denied")).then_some(())
+    });
+    daemon.says(&["delete", "vmi/roots"]);
+    assert_eq!(daemon.names("run"), Vec::<String>::new());
+    assert_eq!(daemon.process("virt-launcher"), None);
 }
 
 #[test]

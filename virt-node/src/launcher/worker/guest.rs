@@ -118,6 +118,13 @@ impl Guest {
         Ok(if self.folder.started()? { launched } else { None })
     }
 
+    /// The same if there is a guest, or was: a start that failed has none.
+    pub(super) fn begun(&self) -> Result<Option<Launch>, Error> {
+        let launched = self.launched()?;
+        let domain = libvirt::domain(&self.connection).map_err(|error| super::failed("libvirt", error))?;
+        Ok(if domain.is_some() || self.folder.started()? { launched } else { None })
+    }
+
     /// Does what is asked, and says what is known then.
     pub(super) fn answer(&self, request: Request) -> Result<Answer, Refusal> {
         match request {

@@ -166,7 +166,7 @@ fn attend(
             }
             Err(RecvTimeoutError::Timeout) => {}
             Ok(Happening::Stop(grace)) => {
-                let Some(launch) = guest.launched()? else {
+                let Some(launch) = guest.begun()? else {
                     if grace.is_none() {
                         // A signal, and no guest: nobody will ask for one any more.
                         return Err(Error::new(Kind::System, "asked to end before there was a guest"));
