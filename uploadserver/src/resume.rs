@@ -81,7 +81,9 @@ pub(crate) fn append(headers: &HeaderMap, content_length: Option<u64>) -> Result
 
 /// Whether a PATCH has the content type of one.
 pub(crate) fn is_partial(headers: &HeaderMap) -> bool {
-    headers.get(CONTENT_TYPE).is_some_and(|kind| kind == PARTIAL)
+    let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    // Clients add parameters without being asked (RFC 9110, 8.3.1).
+    kind.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case(PARTIAL))
 }
 
 /// The length of the upload: as it is said, and as it follows from a body that is the rest.
@@ -199,6 +201,19 @@ mod tests {
         ] {
             assert_eq!(whole(name, value), expected, "{name}: {value}");
         }
+    }
+
+    #[test]
+    fn content_types_of_parts() {
+        for (kind, expected) in [
+            ("application/partial-upload", true),
+            ("Application/Partial-Upload ; charset=utf-8", true),
+            ("application/octet-stream", false),
+            ("application/partial-uploads", false),
+        ] {
+            assert_eq!(is_partial(&headers(&[("content-type", kind)])), expected, "{kind}");
+        }
+        assert!(!is_partial(&HeaderMap::new()));
     }
 
     #[test]
