@@ -20,11 +20,12 @@ use std::collections::VecDeque;
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
+use std::ops::Range;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
-use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use cases::{Case, cases};
@@ -145,10 +146,19 @@ struct Tally {
 fn mutants_of_images() {
     let folder = tempfile::tempdir().unwrap();
     let images = images(folder.path());
+    let parts = |image| {
+        (0..count(8, 2000)).step_by(100).map(move |seed| (image, seed..count(8, 2000).min(seed + 100)))
+    };
+    let next = Mutex::new(images.iter().flat_map(parts));
     // Much of it is waiting: for disks, and for programs that begin and end.
     let tallies: Vec<Tally> = std::thread::scope(|scope| {
-        let running: Vec<_> = images.iter().map(|image| scope.spawn(move || mutants_of(image))).collect();
-        running.into_iter().map(|one| one.join().unwrap()).collect()
+        let work = || -> Vec<Tally> {
+            std::iter::from_fn(|| next.lock().unwrap().next())
+                .map(|(image, seeds)| mutants_of(image, seeds))
+                .collect()
+        };
+        let running: Vec<_> = (0..8).map(|_| scope.spawn(work)).collect();
+        running.into_iter().flat_map(|one| one.join().unwrap()).collect()
     });
     let sum = |of: fn(&Tally) -> usize| tallies.iter().map(of).sum::<usize>();
     let (taken, refused, judged) = (sum(|one| one.taken), sum(|one| one.refused), sum(|one| one.judged));
@@ -160,7 +170,7 @@ fn mutants_of_images() {
 }
 
 /// Mutants of one image, to one server as long as it lives: that is, until it has taken one.
-fn mutants_of((name, format, base): &Named) -> Tally {
+fn mutants_of((name, format, base): &Named, seeds: Range<u64>) -> Tally {
     let folder = tempfile::tempdir().unwrap();
     let authority = Arc::new(Authority::new());
     let identity = Some(authority.sign(CLIENT));
@@ -176,7 +186,7 @@ fn mutants_of((name, format, base): &Named) -> Tally {
     let mut ending = VecDeque::new();
     let mut pod = server();
     let places = [0..600, 0..8192.min(base.len()), 0..base.len()];
-    for seed in 0..count(8, 2000) {
+    for seed in seeds {
         let mut image = base.clone();
         let how = mutate(&mut image, &places, seed);
         let what = format!("{name}, mutant {seed} ({how})");
