@@ -1,6 +1,7 @@
 //! The crate's one error: a small kind to match on, a sentence for people, and the source below it.
 //!
-//! `Display` never repeats the source; whoever prints walks the chain once.
+//! `Display` never repeats the source; whoever prints walks the chain once. What is told apart differs: here, what went
+//! wrong with bytes; in `volume`, what somebody who wanted a volume does about it.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -33,27 +34,34 @@ pub enum Kind {
 
 /// An error of this crate.
 #[derive(Debug)]
-pub struct Error {
-    kind: Kind,
+pub struct Error<K = Kind> {
+    kind: K,
     message: String,
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
-impl Error {
+impl<K: Copy> Error<K> {
     /// An error of `kind` with a sentence that says what, where and, if possible, what to do.
-    pub fn new(kind: Kind, message: impl Into<String>) -> Self {
+    pub fn new(kind: K, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), source: None }
     }
 
     /// The same with the error below it.
     pub fn with(
-        kind: Kind,
+        kind: K,
         message: impl Into<String>,
         source: impl Into<Box<dyn StdError + Send + Sync>>,
     ) -> Self {
         Self { kind, message: message.into(), source: Some(source.into()) }
     }
 
+    /// What went wrong, to match on.
+    pub fn kind(&self) -> K {
+        self.kind
+    }
+}
+
+impl Error {
     /// A refusal: nothing was written and nothing will be.
     pub fn refused(message: impl Into<String>) -> Self {
         Self::new(Kind::Refused, message)
@@ -103,27 +111,22 @@ impl Error {
         }
         Self::with(Kind::Source, what, source)
     }
-
-    /// What went wrong, to match on.
-    pub fn kind(&self) -> Kind {
-        self.kind
-    }
 }
 
-impl fmt::Display for Error {
+impl<K> fmt::Display for Error<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)
     }
 }
 
-impl StdError for Error {
+impl<K: fmt::Debug> StdError for Error<K> {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         self.source.as_deref().map(|s| s as &(dyn StdError + 'static))
     }
 }
 
-impl From<Error> for io::Error {
-    fn from(error: Error) -> Self {
+impl<K: fmt::Debug + Send + Sync + 'static> From<Error<K>> for io::Error {
+    fn from(error: Error<K>) -> Self {
         io::Error::other(error)
     }
 }

@@ -19,6 +19,8 @@
 //! sectors, so host ranges would be ambiguous.
 //!
 //! Not here: where a journal lies, what a stop signal is, how an error is told to the user.
+//!
+//! [`Writer`]: crate::write::Writer
 
 use std::io;
 use std::path::PathBuf;
@@ -26,11 +28,8 @@ use std::sync::Arc;
 
 use crate::compress;
 use crate::detect::Format;
-use crate::error::Error;
 use crate::extent::RangeSet;
 use crate::source::Source;
-use crate::stop::Stop;
-use crate::write::Writer;
 
 mod forward;
 mod image;
@@ -49,6 +48,7 @@ mod work;
 pub use image::{Image, Request, open, unwrap};
 pub use plan::Way;
 pub use progress::Progress;
+pub use run::run;
 pub use spool::WINDOW;
 
 /// Bounds of a transfer.
@@ -142,22 +142,6 @@ pub struct Report {
     pub bytes_zero: u64,
     /// Bytes of the disk that an earlier run had finished.
     pub bytes_resumed: u64,
-}
-
-/// Moves `image` to `writer`, whose size is the image's virtual size (or unknown and growing; or less by the footer that
-/// the image may end in, see [`Image::least_size`]). The caller finishes the writer after `Ok`.
-///
-/// # Errors
-/// The first failure of any stage. What is durable by then is in the ledger.
-pub fn run(
-    image: &Image,
-    writer: &Writer,
-    ledger: &mut dyn Ledger,
-    spool: &Spool,
-    progress: &Progress,
-    stop: &Stop,
-) -> Result<Report, Error> {
-    run::run(image, writer, ledger, spool, progress, stop)
 }
 
 /// A source that counts what its readers give.

@@ -137,8 +137,12 @@ impl Shared<'_> {
     }
 }
 
-/// See [`super::run`].
-pub(super) fn run(
+/// Moves `image` to `writer`, whose size is the image's virtual size (or unknown and growing; or less by the footer that
+/// the image may end in, see [`Image::least_size`]). The caller finishes the writer after `Ok`.
+///
+/// # Errors
+/// The first failure of any stage. What is durable by then is in the ledger.
+pub fn run(
     image: &Image,
     writer: &Writer,
     ledger: &mut dyn Ledger,

@@ -1,8 +1,8 @@
-//! Why a volume could not be filled: a small kind, a sentence, the source below it. Programs use it for their sources
-//! too, whose readers carry it here inside of an `io::Error`. Not here: exit codes and messages, which are a program's.
+//! Why a volume could not be filled: the kinds of that, and how errors are told. Programs use it for their sources too,
+//! whose readers carry it here inside of an `io::Error`. Not here: exit codes and messages, which are a program's.
 
 use std::error::Error as StdError;
-use std::fmt::{self, Write as _};
+use std::fmt::Write as _;
 
 /// What went wrong, as far as somebody acts differently on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,28 +31,9 @@ pub enum Kind {
 }
 
 /// Why a volume could not be filled.
-#[derive(Debug)]
-pub struct Error {
-    kind: Kind,
-    message: String,
-    source: Option<Box<dyn StdError + Send + Sync>>,
-}
+pub type Error = crate::error::Error<Kind>;
 
 impl Error {
-    /// An error of `kind` with a sentence that says what, where and what to do.
-    pub fn new(kind: Kind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), source: None }
-    }
-
-    /// The same with the error below it.
-    pub fn with(
-        kind: Kind,
-        message: impl Into<String>,
-        source: impl Into<Box<dyn StdError + Send + Sync>>,
-    ) -> Self {
-        Self { kind, message: message.into(), source: Some(source.into()) }
-    }
-
     /// Shorthand for [`Kind::Usage`].
     pub fn usage(message: impl Into<String>) -> Self {
         Self::new(Kind::Usage, message)
@@ -61,11 +42,6 @@ impl Error {
     /// Shorthand for [`Kind::Connect`] with a source.
     pub fn connect(message: impl Into<String>, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         Self::with(Kind::Connect, message, source)
-    }
-
-    /// What went wrong, to match on.
-    pub fn kind(&self) -> Kind {
-        self.kind
     }
 }
 
@@ -102,24 +78,6 @@ fn too_large_a_file(error: &(dyn StdError + 'static)) -> bool {
 /// The kind of an [`Error`] of this crate somewhere below `error`.
 fn carried(error: &(dyn StdError + 'static)) -> Option<Kind> {
     below(error).find_map(|error| error.downcast_ref::<Error>()).map(Error::kind)
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl StdError for Error {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.source.as_deref().map(|s| s as &(dyn StdError + 'static))
-    }
-}
-
-impl From<Error> for std::io::Error {
-    fn from(error: Error) -> Self {
-        std::io::Error::other(error)
-    }
 }
 
 /// `error` and everything below it.
