@@ -120,11 +120,16 @@ impl Mount {
 
     /// ext4, xfs or btrfs on a loop device of `size` bytes.
     pub fn on_loop(kind: &str, size: u64) -> Self {
+        Self::on_loop_as(kind, size, &[])
+    }
+
+    /// The same, made with `more` flags.
+    pub fn on_loop_as(kind: &str, size: u64, more: &[&str]) -> Self {
         let under = Loop::new(size, 512);
         let device = under.device.to_str().unwrap().to_owned();
         let tool = format!("mkfs.{kind}");
         let quiet: &[&str] = if kind == "ext4" { &["-q", "-F", "-m", "0"] } else { &["-q", "-f"] };
-        run(&tool, &[quiet, &[&device]].concat());
+        run(&tool, &[quiet, more, &[&device]].concat());
         let folder = tempfile::tempdir().unwrap();
         let mount = Self { kind: kind.to_owned(), folder, under: Some(under) };
         mount.attach();

@@ -14,8 +14,9 @@
 //! - `behind`: keeps what goes through the page cache from staying there.
 //! - `scan`: which bytes of a buffer are worth writing.
 //!
-//! Direct I/O writes whole 4 KiB pages of the guest only; what does not fill a page (the tail of a disk, clusters
-//! of 512 bytes) goes through the page cache by a second descriptor, so no page is ever written both ways.
+//! Direct I/O writes whole 4 KiB pages of the guest only, or whole blocks of a filesystem whose blocks are larger; what
+//! does not fill one (the tail of a disk, clusters of 512 bytes) goes through the page cache by a second descriptor, so
+//! none is ever written both ways.
 
 use std::any::Any;
 use std::fmt;
@@ -43,8 +44,9 @@ use output::Output;
 pub use pool::{Buf, Pool};
 pub use scan::data_runs;
 pub use target::Target;
+pub(crate) use target::sync_folder;
 
-/// What direct writes are multiples of, in bytes: the largest sector in use, and a page of memory.
+/// What direct writes are multiples of, in bytes, at least: the largest sector in use, and a page of memory.
 const PAGE: usize = 4096;
 /// Writes that may wait in the queue. Their buffers come from pools, which are the real bound.
 const QUEUE: usize = 64;
@@ -119,7 +121,8 @@ impl EngineKind {
 pub struct Options {
     /// The size given is only a bound: a file is not made that long, [`Writer::set_len`] is told its length.
     pub grows: bool,
-    /// Reserve the blocks of the whole file before writing; else it stays sparse.
+    /// Reserve the blocks of the whole file before writing, or, where its length is told later, then; else it stays
+    /// sparse.
     pub preallocate: bool,
     /// Whether to go past the page cache.
     pub direct: Direct,
@@ -438,9 +441,7 @@ impl Writer {
         self.finished.store(true, Ordering::Release);
         self.drain();
         self.output.check()?;
-        for len in std::mem::take(&mut self.lengths) {
-            self.output.set_len(len)?;
-        }
+        self.output.set_lengths(&self.lengths)?;
         self.output.close()?;
         let (bytes, zeroed) = self.output.written();
         Ok(Written { bytes, zeroed, engine: self.output.engine() })

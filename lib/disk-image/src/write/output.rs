@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use super::behind::Behind;
 use super::pool::{Buf, Pool};
-use super::target::Target;
+use super::target::{Target, sync_folder};
 use super::{Direct, Engine, EngineKind, Options, PAGE, Piece};
 use crate::error::{Error, Kind};
 use crate::stop::Stop;
@@ -80,6 +80,8 @@ pub(super) struct Output {
     size: u64,
     /// What ranges handed to `fallocate` must be multiples of.
     unit: u64,
+    /// What direct writes are multiples of.
+    grain: usize,
     use_direct: AtomicBool,
     engine: Arc<Mutex<Engine>>,
     failed: AtomicBool,
@@ -142,6 +144,7 @@ impl Output {
             fresh,
             size,
             unit,
+            grain: grain(&target),
             failed: AtomicBool::new(false),
             lost: AtomicBool::new(false),
             failure: Mutex::new(None),
@@ -156,19 +159,22 @@ impl Output {
         };
         if options.preallocate && !output.target.block {
             output.preallocated = true;
-            let len = output.target.len()?;
-            if !output.target.preallocate(len)? {
-                output.fill_holes(len)?;
-            }
+            output.reserve(output.fresh)?;
         }
         Ok(output)
     }
 
+    /// Reserves the blocks of the whole file; `empty` tells that it holds nothing yet.
+    fn reserve(&self, empty: bool) -> Result<(), Error> {
+        let len = self.target.len()?;
+        if self.target.preallocate(len)? { Ok(()) } else { self.fill_holes(len, empty) }
+    }
+
     /// Writes zeroes where nothing is allocated yet.
-    fn fill_holes(&self, len: u64) -> Result<(), Error> {
+    fn fill_holes(&self, len: u64, empty: bool) -> Result<(), Error> {
         let mut at = 0;
         while at < len {
-            let (hole, data) = if self.fresh {
+            let (hole, data) = if empty {
                 (at, len)
             } else {
                 // A filesystem that cannot tell says that there is none.
@@ -294,9 +300,9 @@ impl Output {
                 Ok(n) => {
                     done += n;
                     if file.is_some() && done < bytes.len() {
-                        // Go on at a whole page; what it has of this one is written again.
-                        done -= done % PAGE;
-                        if n < PAGE {
+                        // Go on at a whole block; what it has of this one is written again.
+                        done -= done % self.grain;
+                        if n < self.grain {
                             (file, through_cache) = (None, true);
                         }
                     }
@@ -338,6 +344,11 @@ impl Output {
     /// Counts `bytes` as written.
     pub(super) fn count(&self, bytes: usize) {
         self.written.fetch_add(bytes as u64, Ordering::AcqRel);
+    }
+
+    /// What direct writes are multiples of, in bytes: pages, or the larger blocks that the page cache keeps whole.
+    pub(super) fn grain(&self) -> usize {
+        self.grain
     }
 
     /// Whether `piece` may be written directly.
@@ -422,11 +433,11 @@ impl Output {
         while at < range.end {
             self.stop.check()?;
             let left = usize::try_from(range.end - at).unwrap_or(usize::MAX).min(ZEROES);
-            let into = usize::try_from(at % PAGE as u64).unwrap_or(0);
-            // Up to a page boundary, then whole pages, then the rest.
+            let into = usize::try_from(at % self.grain as u64).unwrap_or(0);
+            // Up to a boundary, then whole blocks, then the rest.
             let (len, direct) = match () {
-                () if into > 0 => (left.min(PAGE - into), false),
-                () if left >= PAGE => (left - left % PAGE, true),
+                () if into > 0 => (left.min(self.grain - into), false),
+                () if left >= self.grain => (left - left % self.grain, true),
                 () => (left, false),
             };
             self.write(&zeroes[..len], at, direct)?;
@@ -477,7 +488,7 @@ impl Output {
         self.flush(rustix::fs::fsync)?;
         self.check()?;
         if !self.target.block {
-            Target::sync_folder(&self.target.file, &self.target.path).map_err(|e| {
+            sync_folder(&self.target.path).map_err(|e| {
                 self.fail_io(&e, &format!("syncing the folder of {}", self.target.path.display()))
             })?;
         }
@@ -489,17 +500,20 @@ impl Output {
         if self.fresh { self.target.set_len(0) } else { Ok(()) }
     }
 
-    /// Gives a file its final length.
-    pub(super) fn set_len(&self, len: u64) -> Result<(), Error> {
-        self.target.set_len(len)
+    /// Gives a file its final length, one length after the other; what is new of it is reserved, too, if the rest is.
+    pub(super) fn set_lengths(&self, lengths: &[u64]) -> Result<(), Error> {
+        for &len in lengths {
+            self.target.set_len(len)?;
+        }
+        if self.preallocated && !lengths.is_empty() { self.reserve(false) } else { Ok(()) }
     }
 
     /// Cuts a range of a buffer into what goes directly and what does not.
     pub(super) fn cut(&self, piece: Piece, out: &mut impl Extend<Piece>) {
         let Piece { at, len, guest, .. } = piece;
-        let into = usize::try_from(guest % PAGE as u64).unwrap_or(0);
-        let head = if into == 0 { 0 } else { (PAGE - into).min(len) };
-        let whole = (len - head) - (len - head) % PAGE;
+        let into = usize::try_from(guest % self.grain as u64).unwrap_or(0);
+        let head = if into == 0 { 0 } else { (self.grain - into).min(len) };
+        let whole = (len - head) - (len - head) % self.grain;
         if whole == 0 || !(at + head).is_multiple_of(PAGE) || !self.may_be_direct() {
             out.extend([Piece { direct: false, ..piece }]);
             return;
@@ -514,6 +528,21 @@ impl Output {
         let parts = [part(0, head, false), part(head, whole, true), part(head + whole, tail, false)];
         out.extend(parts.into_iter().filter(|part| part.len > 0));
     }
+}
+
+/// Filesystems whose statfs tells the size of the blocks that the page cache keeps whole: ext4, XFS, btrfs. Magic numbers
+/// from linux/magic.h.
+const TELL_BLOCKS: [u32; 3] = [0xef53, 0x5846_5342, 0x9123_683e];
+
+/// What direct writes to `target` are to be multiples of. Where blocks are larger than pages the page cache reads and
+/// writes whole blocks, and would put back what a direct write beside it has just replaced. Not so on devices: one of
+/// larger sectors takes no less by direct writes either.
+fn grain(target: &Target) -> usize {
+    let told = rustix::fs::fstatfs(&target.file)
+        .ok()
+        .filter(|fs| TELL_BLOCKS.iter().any(|&magic| i64::from(magic) == fs.f_type))
+        .and_then(|fs| usize::try_from(fs.f_bsize).ok());
+    told.filter(|block| block.is_power_of_two() && *block <= ZEROES).unwrap_or(PAGE).max(PAGE)
 }
 
 /// A second descriptor of the same file or device, for direct I/O: opened through /proc, so that it is the same one

@@ -11,6 +11,31 @@ use rustix::io::Errno;
 use super::output::{explain, target_error};
 use crate::error::{Error, Kind};
 
+/// Makes the names in the folder of `path` durable.
+///
+/// # Errors
+/// When the folder cannot be opened or synced.
+pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
+    let folder = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    match rustix::fs::open(folder, flags, Mode::empty()) {
+        Ok(folder) => match rustix::io::retry_on_intr(|| rustix::fs::fsync(&folder)) {
+            // Some filesystems cannot sync a folder alone.
+            Err(Errno::INVAL) => Ok(rustix::fs::syncfs(&folder)?),
+            other => Ok(other?),
+        },
+        // A folder that may be written to but not read.
+        Err(Errno::ACCESS) => {
+            rustix::fs::sync();
+            Ok(())
+        }
+        Err(e) => Err(e.into()),
+    }
+}
+
 /// An open target.
 #[derive(Debug)]
 pub struct Target {
@@ -152,7 +177,7 @@ impl Target {
                 Err(e @ Errno::FBIG) => {
                     let path = self.path.display();
                     let what = format!(
-                        "the filesystem of {path} has no files as large as {len} bytes: its largest file is too small"
+                        "the filesystem of {path} has no files as large as {len} bytes: its largest file is too small, or a limit (ulimit -f) is"
                     );
                     return Err(target_error(e, what));
                 }
@@ -199,25 +224,6 @@ impl Target {
         std::os::unix::fs::fchown(&self.file, Some(uid), Some(gid)).map_err(|e| {
             Error::target(format!("setting the owner of {} to {uid}:{gid}", self.path.display()), e)
         })
-    }
-
-    /// Makes the file's name durable.
-    pub(super) fn sync_folder(file: &File, path: &Path) -> io::Result<()> {
-        let folder = match path.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        match rustix::fs::open(folder, flags, Mode::empty()) {
-            Ok(folder) => match rustix::fs::fsync(&folder) {
-                // Some filesystems cannot sync a folder alone.
-                Err(Errno::INVAL) => Ok(rustix::fs::syncfs(file)?),
-                other => Ok(other?),
-            },
-            // A folder that may be written to but not read.
-            Err(Errno::ACCESS) => Ok(rustix::fs::syncfs(file)?),
-            Err(e) => Err(e.into()),
-        }
     }
 
     fn error(&self, errno: Errno, doing: &str) -> Error {

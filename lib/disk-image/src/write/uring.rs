@@ -135,8 +135,8 @@ fn settle(output: &Output, flight: &Flight, result: i32) {
 /// What a ring cut short, put off or refused is finished by plain calls, whose verdict is final.
 fn write_here(output: &Output, flight: &Flight, written: usize) {
     let Piece { at, len, guest, direct } = flight.piece;
-    // Whole pages only count, so that the rest is as aligned as the whole was.
-    let from = if direct { written - written % super::PAGE } else { written };
+    // Whole blocks only count, so that the rest is as aligned as the whole was.
+    let from = if direct { written - written % output.grain() } else { written };
     if output.check().is_ok()
         && output.write(&flight.job.bytes[at + from..at + len], guest + from as u64, direct).is_ok()
     {

@@ -179,6 +179,16 @@ fn any_alignment_on_xfs() {
 }
 
 #[test]
+fn any_alignment_on_xfs_of_blocks_larger_than_pages() {
+    for (block, seed) in [("16384", 6), ("65536", 7)] {
+        let mount = Mount::on_loop_as("xfs", 320 << 20, &["-b", &format!("size={block}")]);
+        let engines = random_files(mount.path(), seed);
+        let direct: HashSet<_> = engines.iter().map(|engine| engine.direct).collect();
+        assert_eq!(direct.len(), 2, "{block}: {engines:?}");
+    }
+}
+
+#[test]
 fn any_alignment_on_tmpfs() {
     let mount = Mount::memory("tmpfs", 64 << 20);
     random_files(mount.path(), 4);
