@@ -8,7 +8,8 @@ mod support;
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 
 use places::guest::Dice;
@@ -254,6 +255,44 @@ fn a_filesystem_without_such_large_files_is_not_called_full() {
     assert_exit(&ran, 5, "too large");
     assert!(said(&ran).contains("its largest file is too small"), "{}", said(&ran));
     assert!(!said(&ran).contains("is full"), "{}", said(&ran));
+}
+
+#[test]
+fn a_journal_that_cannot_be_written_is_told_and_leaves_nothing() {
+    let (folder, source) = image(MIB);
+    let target = folder.path().join("disk");
+    let mount = Mount::memory("tmpfs", MIB);
+    let journals = mount.path().to_str().unwrap();
+    run("mount", &["-o", "remount,ro", journals]);
+    let ran = import(&[&source, target.to_str().unwrap(), "--journal", journals]);
+    assert_exit(&ran, 7, "read-only");
+    for word in ["cannot write the journal", "--journal DIR", "Read-only"] {
+        assert!(said(&ran).contains(word), "{}", said(&ran));
+    }
+    assert_eq!(names(folder.path()), ["image"]);
+}
+
+/// A folder that may be written to and not read, for who is not root.
+#[test]
+fn a_folder_that_cannot_be_listed_is_written_to() {
+    let (folder, source) = image(2 * MIB + 513);
+    let (open, program) = (folder.path().join("open"), folder.path().join("importer"));
+    fs::create_dir(&open).unwrap();
+    fs::set_permissions(&open, fs::Permissions::from_mode(0o733)).unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    // A copy, as the build folder may be closed to others; by another process, so that it can be run at once.
+    run("cp", &[env!("CARGO_BIN_EXE_importer"), program.to_str().unwrap()]);
+    let target = open.join("disk");
+    let target = target.to_str().unwrap();
+    for arguments in [vec![source.as_str(), target], vec!["blank", target, "--size", "1Mi", "--force"]] {
+        let mut command = std::process::Command::new(&program);
+        command.env_clear().env("PATH", std::env::var("PATH").unwrap()).args(&arguments).uid(107).gid(107);
+        assert_exit(&output(&mut command).unwrap(), 0, "a folder of others");
+        assert_eq!(names(&open), ["disk"]);
+        if arguments.len() == 2 {
+            assert_eq!(sha256(Path::new(target)), sha256(Path::new(&source)));
+        }
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Imports that are stopped, killed, meet another one, or find another image.
 
-use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -145,23 +145,37 @@ fn another_image_is_a_clean_restart() {
 #[test]
 fn a_device_goes_on_with_a_journal_folder() {
     let place = Place::new();
-    let bytes = disk_bytes(64 * MIB);
-    let source = place.write("image", &bytes);
+    // With a mark that a stranger's device would be refused for; here it is ours.
+    let mut bytes = crash::disk(48, 9);
+    bytes[510..512].copy_from_slice(&[0x55, 0xaa]);
+    let server = crash::Server::start(vec![("/raw".to_owned(), Arc::new(bytes.clone()))], 24e6);
     fs::create_dir(place.path("journals")).unwrap();
-    let device = Loop::new(&place, "backing", 64 * MIB as u64, 0x11);
-    let journals = place.text("journals");
-    let arguments = [source.as_str(), device.text(), "--journal", &journals, "--output", "json"];
-    let mut child = importer().args(arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    wait_for("a journal record", || {
-        let found = fs::read_dir(&journals)
-            .unwrap()
-            .any(|entry| fs::read_to_string(entry.unwrap().path()).unwrap_or_default().lines().count() > 1);
-        (found || child.try_wait().unwrap().is_some()).then_some(())
-    });
-    drop(child.kill());
-    drop(child.wait());
-    let output = run(&[&arguments[..], &["--force"]].concat());
-    assert_exit(&output, 0);
-    assert!(fs::read(&device.path).unwrap() == bytes);
-    assert!(place.names("journals").is_empty());
+    let device = Loop::new(&place, "backing", bytes.len() as u64, 0x11);
+    let (url, journals) = (server.url("/raw"), place.text("journals"));
+    let arguments = [url.as_str(), device.text(), "--journal", &journals, "--output", "json"];
+    let wipe = || File::options().write(true).open(&device.path).unwrap().write_all_at(&[0, 0], 510).unwrap();
+    for wiped in [false, true] {
+        let mut child =
+            importer().args(arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        wait_for("a journal record", || {
+            assert!(child.try_wait().unwrap().is_none(), "it ended before it was killed");
+            let record = |path| fs::read_to_string(path).unwrap_or_default().lines().count() > 1;
+            fs::read_dir(&journals).unwrap().any(|entry| record(entry.unwrap().path())).then_some(())
+        });
+        child.kill().unwrap();
+        child.wait().unwrap();
+        if wiped {
+            // As wipefs does: what the journal says is no longer true.
+            wipe();
+        }
+        let output = run(&arguments);
+        assert_exit(&output, 0);
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(report["bytes_resumed"].as_u64().unwrap() > 0, !wiped, "{report}");
+        assert!(fs::read(&device.path).unwrap() == bytes, "wiped {wiped}");
+        assert!(place.names("journals").is_empty());
+        // Finished, it is a stranger's.
+        assert_exit(&run(&arguments), 7);
+        wipe();
+    }
 }

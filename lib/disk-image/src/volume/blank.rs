@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use super::hold::{hold, journal_path, open_target, open_writer, options};
-use super::look::{Facts, available, check_device, check_size};
+use super::hold::{hold, open_target, open_writer, options};
+use super::look::{Facts, available, check_device, check_size, journal_path};
 use super::{Done, Session};
 use crate::volume::config::{Config, Contract};
-use crate::volume::error::Error;
+use crate::volume::error::{Error, Kind};
+use crate::volume::journal;
 use crate::volume::plan::{self, Mode};
 
 /// An empty disk: a file of the right size; a device as it is, zeroed for a person, written if it is preallocated.
@@ -25,7 +26,8 @@ pub(super) fn blank(config: &Config, session: &Session, facts: &Facts) -> Result
     let (_held, _) = hold(config, facts, None)?;
     if let Some(journal) = journal_path(config, facts) {
         // Of an import that was not finished; there is none, as a rule.
-        drop(std::fs::remove_file(journal));
+        let failed = |e| Error::with(Kind::Target, format!("cannot remove {}", journal.display()), e);
+        journal::discard(&journal).map_err(failed)?;
     }
     let writer = open_writer(open_target(config, facts, false)?, size, &options(config, session, false))?;
     session.meter.engine(writer.engine_now());

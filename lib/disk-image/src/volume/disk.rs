@@ -6,15 +6,15 @@ use crate::transfer::{self, Image, Ledger as _, Request};
 
 use super::connect::{Wire, connect};
 use super::fill::spool;
-use super::hold::{hold, journal_path};
-use super::look::{Facts, available, check_device, check_size};
+use super::hold::hold;
+use super::look::{Facts, available, check_device, check_size, journal_path};
 use super::{Done, Input, Origin, Session};
 use crate::volume::checksum::Checked;
 use crate::volume::config::{Config, Contract};
 use crate::volume::error::{Error, Kind};
 use crate::volume::journal::{self, Head, Journal};
 use crate::volume::plan::{self, Foreign, Mode, Resume};
-use crate::volume::target::{self, Held, Stands};
+use crate::volume::target::{self, Held, Node};
 
 /// Imports one disk image.
 ///
@@ -92,26 +92,23 @@ impl Work<'_> {
     fn run(&self) -> Result<Done, Error> {
         let mut head = self.head();
         let (held, (resume, found)) = hold(self.config, self.facts, Some(&head))?;
-        let node = match self.facts.stands {
-            Stands::Device { number } => number,
-            Stands::Nothing | Stands::File { .. } | Stands::Folder => {
-                held.inode().map_err(|e| Error::with(Kind::Target, "cannot look at the target", e))?
-            }
-        };
-        head = head.at(node);
-        let journal = self.journal(&head, resume, found, &held)?;
-        let keep = resume == Resume::Continue;
-        let result = self.fill(journal.as_ref().map_or(0, |j| j.done().bytes()), keep, journal);
+        head = head.at(held.node().map_err(|e| Error::with(Kind::Target, "cannot look at the target", e))?);
+        let result = self.journal(&head, resume, found, &held).and_then(|journal| {
+            let keep = resume == Resume::Continue;
+            self.fill(journal.as_ref().map_or(0, |j| j.done().bytes()), keep, journal)
+        });
         if let Err(error) = &result {
             self.undo(error, &held);
         }
         result
     }
 
+    /// Of this import, onto a target that is not held yet.
     fn head(&self) -> Head {
         let compression = self.image.compression().map_or("", crate::Compression::name);
         let format = format!("{} {compression}", self.image.format().name());
-        Head::new(self.input.identity.as_deref(), 0, self.image.virtual_size(), format.trim().to_owned())
+        let identity = self.input.identity.as_deref();
+        Head::new(identity, Node::default(), self.image.virtual_size(), format.trim().to_owned())
     }
 
     fn journal(
@@ -132,11 +129,15 @@ impl Work<'_> {
         };
         let failed = |e| {
             let error = crate::Error::target(format!("cannot write the journal {}", path.display()), e);
-            Error::from(error)
+            if error.kind() != crate::Kind::Target || self.config.contract == Contract::Environment {
+                return Error::from(error);
+            }
+            let what = "what is done cannot be remembered; --journal DIR names a folder for that";
+            Error::with(Kind::Target, what, error)
         };
         match (resume, found) {
             (Resume::Continue, Some(found)) => {
-                let journal = Journal::go_on(&path, found).map_err(failed)?;
+                let journal = Journal::go_on(&path, found, held.file()).map_err(failed)?;
                 tracing::info!(done = journal.done().bytes(), "going on with an interrupted import");
                 Ok(Some(journal))
             }
@@ -144,11 +145,11 @@ impl Work<'_> {
                 if resume == Resume::Restart {
                     tracing::info!("starting from the beginning");
                 }
-                match Journal::start(&path, head) {
+                match Journal::start(&path, head, held.file()) {
                     // What an earlier try left fills the room. It is not gone on with: out of the way first.
                     Err(e) if e.kind() == io::ErrorKind::StorageFull && self.facts.mode == Mode::File => {
                         journal::discard(&path).and_then(|()| held.empty()).map_err(failed)?;
-                        Journal::start(&path, head).map(Some).map_err(failed)
+                        Journal::start(&path, head, held.file()).map(Some).map_err(failed)
                     }
                     other => other.map(Some).map_err(failed),
                 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::Format;
 use crate::transfer::{self, Forgetful, Ledger, Spool};
-use crate::write::Target;
+use crate::write::{Target, sync_folder};
 
 use super::Done;
 use super::connect::verify;
@@ -14,7 +14,7 @@ use super::look::Facts;
 use crate::volume::clone;
 use crate::volume::config::{self, Config};
 use crate::volume::error::{Error, Kind};
-use crate::volume::journal::{self, Journal};
+use crate::volume::journal::Journal;
 use crate::volume::plan::{self, Mode};
 use crate::volume::target;
 
@@ -89,6 +89,10 @@ impl Work<'_> {
         // What has a footer behind its disk may be larger than what is available.
         let known = self.image.virtual_size().map(|size| self.final_size(size.min(self.available)));
         let bound = known.unwrap_or(self.available);
+        if known.is_some() && self.facts.mode == Mode::File && target.len()? > bound {
+            // An earlier try was asked for a larger disk.
+            target.set_len(bound)?;
+        }
         let mut writer = open_writer(target, bound, &options(config, session, known.is_none()))?;
         session.meter.engine(writer.engine_now());
         session.meter.phase("importing");
@@ -118,9 +122,6 @@ impl Work<'_> {
             session.meter.phase("syncing");
         }
         let written = writer.finish()?;
-        if config.preallocate && resized && self.facts.mode == Mode::File {
-            Target::file(&self.facts.path, true)?.preallocate(disk_size)?;
-        }
         Ok(Done {
             bytes_read: report.bytes_read,
             bytes_written: report.bytes_written,
@@ -160,7 +161,7 @@ impl Work<'_> {
         let disk_size = self.final_size(size);
         target.set_len(disk_size)?;
         target.as_file().sync_all().map_err(failed)?;
-        journal::sync_folder(&self.facts.path).map_err(failed)?;
+        sync_folder(&self.facts.path).map_err(failed)?;
         tracing::info!(method = method.name(), "cloned");
         Ok(Some(Done {
             virtual_size: size,

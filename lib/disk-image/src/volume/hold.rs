@@ -1,31 +1,17 @@
 //! Takes the target: locks it, reads the journal of an earlier try, opens it for writing. Not here: what to do with
 //! what an earlier try left (`plan`).
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::write::{Direct, Options, Target, Writer};
 
 use super::Session;
-use super::look::Facts;
-use crate::volume::config::{self, Config, Contract};
+use super::look::{Facts, journal_path};
+use crate::volume::config::{Config, Contract};
 use crate::volume::error::{Error, Kind};
 use crate::volume::journal::{self, Head};
 use crate::volume::plan::{self, Existing, Mode, Resume};
 use crate::volume::target::{self, Held, Stands};
-
-/// Where the journal of a target lies; devices have none without a folder for it, and
-/// who does not want to remember has none.
-pub(super) fn journal_path(config: &Config, facts: &Facts) -> Option<PathBuf> {
-    let scratch = config::mounted(config.scratch.as_deref());
-    if !config.remember {
-        return None;
-    }
-    match (facts.mode, &config.journal) {
-        (_, Some(folder)) => Some(journal::path_for(&facts.path, Some(folder))),
-        (Mode::Block, None) => scratch.map(|folder| journal::path_for(&facts.path, Some(folder))),
-        (Mode::File | Mode::Folder, None) => Some(journal::path_for(&facts.path, None)),
-    }
-}
 
 /// Locks the target and says how to go on with what it holds.
 pub(super) fn hold(
@@ -34,30 +20,44 @@ pub(super) fn hold(
     head: Option<&Head>,
 ) -> Result<(Held, (Resume, Option<journal::Found>)), Error> {
     let failed = |e| Error::with(Kind::Target, "cannot read the journal of an earlier import", e);
+    let shown = facts.path.display().to_string();
     let path = journal_path(config, facts);
     if let Some(path) = &path {
         clear(config.contract, path).map_err(failed)??;
     }
     // Asked again once the lock is ours: somebody may have finished meanwhile.
     let held = target::hold(&facts.path, facts.mode == Mode::Block)?;
-    let found = path.as_deref().map(journal::find).transpose().map_err(failed)?.flatten();
-    let node = match facts.stands {
-        Stands::Device { number } => number,
-        Stands::Nothing | Stands::File { .. } | Stands::Folder => held.inode().map_err(failed)?,
-    };
-    let ours = found.as_ref().is_some_and(|found| found.head.node == node);
+    let unreadable = |e| Error::with(Kind::Target, format!("cannot look at {shown}"), e);
+    let node = held.node().map_err(unreadable)?;
+    let mut found = path.as_deref().map(journal::find).transpose().map_err(failed)?.flatten();
+    found = found.filter(|found| found.head.node == node);
+    if let Some(journal) = &found
+        && !journal.is_on(held.file()).map_err(unreadable)?
+    {
+        tracing::warn!(
+            target = %shown,
+            "there is a journal of an unfinished import, but others have written to the target since"
+        );
+        found = None;
+    }
+    let begun = found.as_ref().is_some_and(journal::Found::has_begun);
     let same_image =
-        head.zip(found.as_ref()).is_some_and(|(head, found)| head.at(node).continues(&found.head));
+        begun && head.zip(found.as_ref()).is_some_and(|(head, found)| head.at(node).continues(&found.head));
+    let ours = found.is_some();
     let existing = match facts.stands {
-        // What a device carries was looked at; only a journal says that it is an unfinished import.
-        Stands::Device { .. } => Some(Existing { content: false, ours, same_image }),
+        Stands::Device { .. } => {
+            if config.contract == Contract::CommandLine && !config.force && !begun {
+                target::without_content(&facts.path)?;
+            }
+            Some(Existing { content: false, ours, same_image })
+        }
         Stands::Nothing | Stands::File { .. } | Stands::Folder => (!held.created).then(|| {
             let content =
                 target::look(&facts.path).is_ok_and(|now| !matches!(now, Stands::File { len: 0, .. }));
             Existing { content, ours, same_image }
         }),
     };
-    let resume = plan::existing(config.contract, config.force, existing, &facts.path.display().to_string())?;
+    let resume = plan::existing(config.contract, config.force, existing, &shown)?;
     Ok((held, (resume, found)))
 }
 
@@ -108,7 +108,7 @@ pub(super) fn open_target(config: &Config, facts: &Facts, keep: bool) -> Result<
 pub(super) fn options(config: &Config, session: &Session, grows: bool) -> Options {
     Options {
         grows,
-        preallocate: config.preallocate && !grows,
+        preallocate: config.preallocate,
         direct: if config.direct { Direct::Try } else { Direct::Never },
         engine: config.engine,
         stop: session.stop.clone(),

@@ -2,28 +2,37 @@
 //!
 //! ```text
 //!  .disk.img.import-journal          one line per record: crc32 of the JSON in hex, a space, the JSON
-//!  5f3a09c1 {"version":1,"source":"sha256…","inode":12,"size":…,"format":"qcow2"}     the head
-//!  0b77d2e4 {"done":[[0,33554432],[67108864,100663296]]}                              appended after each sync
+//!  5f3a09c1 {"version":2,"source":"sha256…","node":{…},"size":…,"format":"qcow2"}     the head
+//!  0b77d2e4 {"seen":[[0,4096,1234567]],"done":[[0,33554432],[67108864,100663296]]}    appended after each sync
 //! ```
 //!
 //! A record is written after the data it names was synced, and synced itself. Reading ends at the first line that is
-//! torn or fails its checksum; the rest is cut off. A head that names another file, image or size is not gone on with.
+//! torn or fails its checksum; the rest is cut off. A head that names another file, image or size is not gone on with, nor
+//! is a target that no longer holds what was seen. A long journal is written anew, as one record.
 //!
 //! Not here: whether to go on, restart or refuse (`plan`).
 
+use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use crate::RangeSet;
 use crate::transfer::Ledger;
+use crate::write::sync_folder;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-const VERSION: u32 = 1;
+use super::probe::{self, Probe};
+use super::target::Node;
+
+const VERSION: u32 = 2;
 /// A longer journal is not ours.
 const LONGEST: u64 = 64 << 20;
+/// A journal of this length is written anew, and again when it is twice as long as that left it.
+const LONG: u64 = 1 << 20;
 
 /// What a journal belongs to. Two imports with equal heads put the same bytes into the same file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,8 +40,8 @@ pub(crate) struct Head {
     version: u32,
     /// Hash of what identifies the image's bytes; `None` when nothing does, and nothing is gone on with.
     source: Option<String>,
-    /// Inode of a file, device number of a block device.
-    pub(crate) node: u64,
+    /// The target.
+    pub(crate) node: Node,
     /// Size of the virtual disk, if known.
     size: Option<u64>,
     /// Format and compression.
@@ -42,7 +51,7 @@ pub(crate) struct Head {
 impl Head {
     /// The head of an import. `identity` is anything that changes when the image's bytes do; it is stored as a hash,
     /// since addresses carry secrets.
-    pub(crate) fn new(identity: Option<&str>, node: u64, size: Option<u64>, format: String) -> Self {
+    pub(crate) fn new(identity: Option<&str>, node: Node, size: Option<u64>, format: String) -> Self {
         let source = identity.map(|identity| {
             Sha256::digest(identity.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
         });
@@ -50,7 +59,7 @@ impl Head {
     }
 
     /// The same import onto the file or device `node`.
-    pub(crate) fn at(&self, node: u64) -> Self {
+    pub(crate) fn at(&self, node: Node) -> Self {
         Self { node, ..self.clone() }
     }
 
@@ -60,22 +69,42 @@ impl Head {
     }
 }
 
-/// The record of finished ranges.
+/// The record of finished ranges, and of some bytes in them.
 #[derive(Serialize, Deserialize)]
 struct Done {
+    seen: Vec<Probe>,
     done: Vec<(u64, u64)>,
 }
 
+impl Done {
+    fn new(seen: Vec<Probe>, ranges: impl IntoIterator<Item = Range<u64>>) -> Self {
+        Self { seen, done: ranges.into_iter().map(|range| (range.start, range.end)).collect() }
+    }
+}
+
+/// Bytes of a target's name that its journal's has; what is added leaves it below the 255 that filesystems take.
+const NAME: usize = 200;
+
 /// Where the journal of `target` lies: beside it, hidden, or in `folder` under a name that only this target has.
 pub(crate) fn path_for(target: &Path, folder: Option<&Path>) -> PathBuf {
-    let name = target.file_name().unwrap_or_default().to_string_lossy();
-    match folder {
-        None => target.with_file_name(format!(".{name}.import-journal")),
-        Some(folder) => {
-            let whole = std::path::absolute(target).unwrap_or_else(|_| target.to_owned());
-            let hash = crc32fast::hash(whole.as_os_str().as_encoded_bytes());
-            folder.join(format!(".{name}.{hash:08x}.import-journal"))
+    let whole = target.file_name().unwrap_or_default().as_bytes();
+    let mut name = [b".", &whole[..whole.len().min(NAME)]].concat();
+    let told_apart = match folder {
+        None if whole.len() <= NAME => None,
+        None => Some(crc32fast::hash(whole)),
+        Some(_) => {
+            let path = std::path::absolute(target).unwrap_or_else(|_| target.to_owned());
+            Some(crc32fast::hash(path.as_os_str().as_bytes()))
         }
+    };
+    if let Some(hash) = told_apart {
+        name.extend(format!(".{hash:08x}").bytes());
+    }
+    name.extend(b".import-journal");
+    let name = OsStr::from_bytes(&name);
+    match folder {
+        None => target.with_file_name(name),
+        Some(folder) => folder.join(name),
     }
 }
 
@@ -85,8 +114,24 @@ pub(crate) struct Found {
     /// What it belongs to.
     pub(crate) head: Head,
     done: RangeSet,
+    seen: Vec<Probe>,
     /// Bytes of whole, sound records.
     sound: u64,
+}
+
+impl Found {
+    /// Something is finished. Before that the target may still hold what was there when the import began.
+    pub(crate) fn has_begun(&self) -> bool {
+        !self.done.is_empty()
+    }
+
+    /// Whether `target` still holds what was written, as far as a few looks show.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub(crate) fn is_on(&self, target: &File) -> io::Result<bool> {
+        probe::hold(&self.seen, target)
+    }
 }
 
 /// What every journal begins with, behind the eight hex digits of its first checksum.
@@ -148,9 +193,10 @@ fn parse(bytes: &[u8]) -> Option<Found> {
     if head.version != VERSION {
         return None;
     }
-    let mut found = Found { head, done: RangeSet::new(), sound: first.len() as u64 };
+    let mut found = Found { head, done: RangeSet::new(), seen: Vec::new(), sound: first.len() as u64 };
     for line in lines {
-        let Some(Done { done }) = record(line).and_then(|json| serde_json::from_slice(json).ok()) else {
+        let Some(Done { seen, done }) = record(line).and_then(|json| serde_json::from_slice(json).ok())
+        else {
             break;
         };
         if done.iter().any(|(start, end)| start >= end) {
@@ -159,8 +205,10 @@ fn parse(bytes: &[u8]) -> Option<Found> {
         for (start, end) in done {
             found.done.insert(start..end);
         }
+        found.seen.extend(seen);
         found.sound += line.len() as u64;
     }
+    probe::thin(&mut found.seen);
     Some(found)
 }
 
@@ -186,37 +234,56 @@ fn line(record: &impl Serialize) -> io::Result<Vec<u8>> {
 pub(crate) struct Journal {
     file: File,
     path: PathBuf,
+    head: Head,
     done: RangeSet,
+    /// To be looked at after each sync.
+    target: File,
+    seen: Vec<Probe>,
+    len: u64,
+    /// How long it may get.
+    bound: u64,
 }
 
 impl Journal {
-    /// Goes on with a journal that was found.
+    /// Goes on with the journal that was found at `path`, of `target`.
     ///
     /// # Errors
     /// When it cannot be opened or its torn end not be cut off.
-    pub(crate) fn go_on(path: &Path, found: Found) -> io::Result<Self> {
+    pub(crate) fn go_on(path: &Path, found: Found, target: &File) -> io::Result<Self> {
+        let Found { head, done, seen, sound } = found;
         let mut file = OpenOptions::new().write(true).open(path)?;
-        file.set_len(found.sound)?;
+        file.set_len(sound)?;
         file.seek(SeekFrom::End(0))?;
-        Ok(Self { file, path: path.to_owned(), done: found.done })
+        let target = looked_at(target)?;
+        Ok(Self { file, path: path.to_owned(), head, done, target, seen, len: sound, bound: LONG })
     }
 
     /// Starts a new one in place of whatever is there; durable when this returns.
     ///
     /// # Errors
     /// When it cannot be written, renamed or synced.
-    pub(crate) fn start(path: &Path, head: &Head) -> io::Result<Self> {
-        let fresh = fresh(path);
-        let mut file = File::create(&fresh)?;
-        let written = line(head).and_then(|line| file.write_all(&line)).and_then(|()| file.sync_all());
-        if let Err(error) = written {
-            // Half of a journal is of no use.
-            drop(std::fs::remove_file(&fresh));
-            return Err(error);
-        }
-        std::fs::rename(&fresh, path)?;
-        sync_folder(path)?;
-        Ok(Self { file, path: path.to_owned(), done: RangeSet::new() })
+    pub(crate) fn start(path: &Path, head: &Head, target: &File) -> io::Result<Self> {
+        let first = line(head)?;
+        Ok(Self {
+            file: replace(path, &first)?,
+            path: path.to_owned(),
+            head: head.clone(),
+            done: RangeSet::new(),
+            target: looked_at(target)?,
+            seen: Vec::new(),
+            len: first.len() as u64,
+            bound: LONG,
+        })
+    }
+
+    /// Says the same in two lines.
+    fn shorten(&mut self) -> io::Result<()> {
+        probe::thin(&mut self.seen);
+        let mut lines = line(&self.head)?;
+        lines.extend(line(&Done::new(self.seen.clone(), self.done.iter()))?);
+        self.file = replace(&self.path, &lines)?;
+        self.len = lines.len() as u64;
+        Ok(())
     }
 
     /// Removes the journal: the import is complete, or never was.
@@ -229,6 +296,27 @@ impl Journal {
     }
 }
 
+/// Puts a file of `bytes` in place of whatever is at `path`; durable when this returns.
+fn replace(path: &Path, bytes: &[u8]) -> io::Result<File> {
+    let fresh = fresh(path);
+    let mut file = File::create(&fresh)?;
+    if let Err(error) = file.write_all(bytes).and_then(|()| file.sync_all()) {
+        // Half of a journal is of no use.
+        drop(std::fs::remove_file(&fresh));
+        return Err(error);
+    }
+    std::fs::rename(&fresh, path)?;
+    sync_folder(path)?;
+    Ok(file)
+}
+
+/// A descriptor for probes. What stands around them is not read ahead: others write there, past the page cache.
+fn looked_at(target: &File) -> io::Result<File> {
+    // Advice that is refused costs nothing but time.
+    let _ = rustix::fs::fadvise(target, 0, None, rustix::fs::Advice::Random);
+    target.try_clone()
+}
+
 /// Removes the journal at `path`, if there is one, and what is left of one that could not be written, for good: no
 /// crash brings it back.
 ///
@@ -237,7 +325,10 @@ impl Journal {
 pub(crate) fn discard(path: &Path) -> io::Result<()> {
     for path in [path, &fresh(path)] {
         match std::fs::remove_file(path) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            // A filesystem that is read-only says so first.
+            Err(e) if e.kind() != io::ErrorKind::NotFound && path.symlink_metadata().is_ok() => {
+                return Err(e);
+            }
             Ok(()) | Err(_) => {}
         }
     }
@@ -261,36 +352,43 @@ impl Ledger for Journal {
         if new.is_empty() {
             return Ok(());
         }
-        let done = new.iter().map(|range| (range.start, range.end)).collect();
-        self.file.write_all(&line(&Done { done })?)?;
+        let seen = probe::take(&self.target, &new)?;
+        let line = line(&Done::new(seen.clone(), new.iter().cloned()))?;
+        self.file.write_all(&line)?;
         self.file.sync_data()?;
+        self.len += line.len() as u64;
+        self.seen.extend(seen);
         for range in new {
             self.done.insert(range);
         }
+        if self.len > self.bound {
+            if let Err(error) = self.shorten() {
+                tracing::debug!(%error, "the journal stays long");
+            }
+            self.bound = LONG.max(self.len.saturating_mul(2));
+        }
         Ok(())
-    }
-}
-
-/// Makes the names in the folder of `path` durable.
-pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        Some(_) | None => Path::new("."),
-    };
-    match File::open(folder)?.sync_all() {
-        // Some filesystems cannot sync a folder; they have nothing to lose then.
-        Err(e) if e.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => Ok(()),
-        other => other,
     }
 }
 
 #[cfg(test)]
 #[expect(clippy::single_range_in_vec_init, reason = "sets of one range are meant")]
 mod tests {
+    use std::os::unix::fs::{FileExt, MetadataExt};
+
     use super::*;
 
+    fn node(number: u64) -> Node {
+        Node { number, born: Some(1) }
+    }
+
     fn head() -> Head {
-        Head::new(Some("https://host/image etag=1"), 7, Some(1 << 30), "qcow2".into())
+        Head::new(Some("https://host/image etag=1"), node(7), Some(1 << 30), "qcow2".into())
+    }
+
+    /// A target without a byte.
+    fn target() -> File {
+        tempfile::tempfile().unwrap()
     }
 
     fn set(ranges: &[Range<u64>]) -> RangeSet {
@@ -307,13 +405,13 @@ mod tests {
         let path = path_for(&folder.path().join("disk.img"), None);
         assert_eq!(path.file_name().unwrap(), ".disk.img.import-journal");
         assert_eq!(find(&path).unwrap(), None);
-        let mut journal = Journal::start(&path, &head()).unwrap();
+        let mut journal = Journal::start(&path, &head(), &target()).unwrap();
         journal.commit(&set(&[0..10, 20..30])).unwrap();
         journal.commit(&set(&[0..10])).unwrap();
         drop(journal);
         let found = find(&path).unwrap().unwrap();
         assert!(head().continues(&found.head));
-        let mut journal = Journal::go_on(&path, found).unwrap();
+        let mut journal = Journal::go_on(&path, found, &target()).unwrap();
         assert_eq!(journal.done(), set(&[0..10, 20..30]));
         journal.commit(&set(&[5..25])).unwrap();
         let found = find(&path).unwrap().unwrap();
@@ -326,7 +424,7 @@ mod tests {
     fn every_torn_end_keeps_the_records_before_it() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("j");
-        let mut journal = Journal::start(&path, &head()).unwrap();
+        let mut journal = Journal::start(&path, &head(), &target()).unwrap();
         let mut ends = vec![std::fs::metadata(&path).unwrap().len()];
         for i in 0..5u64 {
             journal.commit(&set(&[i * 100..i * 100 + 50])).unwrap();
@@ -345,7 +443,7 @@ mod tests {
         }
         // A torn journal that is gone on with is whole again.
         std::fs::write(&path, &whole[..whole.len() - 3]).unwrap();
-        let mut journal = Journal::go_on(&path, find(&path).unwrap().unwrap()).unwrap();
+        let mut journal = Journal::go_on(&path, find(&path).unwrap().unwrap(), &target()).unwrap();
         journal.commit(&set(&[400..450])).unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), whole);
     }
@@ -354,7 +452,7 @@ mod tests {
     fn a_flipped_bit_never_adds_a_range() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("j");
-        let mut journal = Journal::start(&path, &head()).unwrap();
+        let mut journal = Journal::start(&path, &head(), &target()).unwrap();
         for i in 0..4u64 {
             journal.commit(&set(&[i * 100..i * 100 + 50])).unwrap();
         }
@@ -378,18 +476,66 @@ mod tests {
         let head = head();
         assert!(head.continues(&head.clone()));
         for other in [
-            Head::new(Some("https://host/image etag=2"), 7, Some(1 << 30), "qcow2".into()),
-            Head::new(Some("https://host/image etag=1"), 8, Some(1 << 30), "qcow2".into()),
-            Head::new(Some("https://host/image etag=1"), 7, Some(1 << 29), "qcow2".into()),
-            Head::new(Some("https://host/image etag=1"), 7, None, "qcow2".into()),
-            Head::new(Some("https://host/image etag=1"), 7, Some(1 << 30), "raw".into()),
-            Head::new(None, 7, Some(1 << 30), "qcow2".into()),
+            Head::new(Some("https://host/image etag=2"), node(7), Some(1 << 30), "qcow2".into()),
+            Head::new(Some("https://host/image etag=1"), node(8), Some(1 << 30), "qcow2".into()),
+            head.at(Node { number: 7, born: Some(2) }),
+            head.at(Node { number: 7, born: None }),
+            Head::new(Some("https://host/image etag=1"), node(7), Some(1 << 29), "qcow2".into()),
+            Head::new(Some("https://host/image etag=1"), node(7), None, "qcow2".into()),
+            Head::new(Some("https://host/image etag=1"), node(7), Some(1 << 30), "raw".into()),
+            Head::new(None, node(7), Some(1 << 30), "qcow2".into()),
         ] {
             assert!(!head.continues(&other) && !other.continues(&head));
         }
-        let unknown = Head::new(None, 7, Some(1 << 30), "qcow2".into());
+        let unknown = Head::new(None, node(7), Some(1 << 30), "qcow2".into());
         assert!(!unknown.continues(&unknown.clone()));
         assert!(!serde_json::to_string(&head).unwrap().contains("host"));
+    }
+
+    #[test]
+    fn a_target_that_others_wrote_to_is_not_gone_on_with() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("j");
+        let file = target();
+        file.write_all_at(&[1; 1 << 16], 0).unwrap();
+        let mut journal = Journal::start(&path, &head(), &file).unwrap();
+        assert!(!find(&path).unwrap().unwrap().has_begun());
+        journal.commit(&set(&[0..1 << 13])).unwrap();
+        journal.commit(&set(&[1 << 15..1 << 16])).unwrap();
+        let found = find(&path).unwrap().unwrap();
+        assert!(found.has_begun() && found.is_on(&file).unwrap());
+        assert!(!found.is_on(&target()).unwrap(), "another file");
+        file.write_all_at(&[0, 0], 510).unwrap();
+        assert!(!found.is_on(&file).unwrap(), "a signature was wiped");
+    }
+
+    #[test]
+    fn a_long_journal_is_written_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("j");
+        let mut journal = Journal::start(&path, &head(), &target()).unwrap();
+        // Every other page of a large disk, in pieces, then the pages between them.
+        let pages = |odd: u64, piece: u64| {
+            let ranges: Vec<_> =
+                (0..2000).map(|i| (piece * 2000 + i) * 8192 + odd * 4096).map(|at| at..at + 4096).collect();
+            set(&ranges)
+        };
+        let (mut longest, mut written_anew) = (0, 0);
+        let mut inode = 0;
+        for (odd, piece) in [0, 1].into_iter().flat_map(|odd| (0..40).map(move |piece| (odd, piece))) {
+            journal.commit(&pages(odd, piece)).unwrap();
+            let meta = std::fs::metadata(&path).unwrap();
+            longest = longest.max(meta.len());
+            written_anew += u32::from(std::mem::replace(&mut inode, meta.ino()) != meta.ino());
+            if piece % 8 == 7 {
+                let found = find(&path).unwrap().unwrap();
+                assert!(found.done == journal.done() && found.head == head(), "{odd} {piece}");
+            }
+        }
+        assert_eq!(journal.done(), set(&[0..80_000 * 8192]));
+        // Not at each commit: the first file, and then now and then.
+        assert!(longest < 5 * LONG && (2..8).contains(&written_anew), "{longest} {written_anew}");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 
     #[test]
@@ -397,9 +543,10 @@ mod tests {
         for bytes in ["", "\n", "00000000 {}\n", "some text", "zzzzzzzz {}\n", "ééééé\n"] {
             assert_eq!(parse(bytes.as_bytes()), None, "{bytes:?}");
         }
-        let reversed = [line(&head()).unwrap(), line(&Done { done: vec![(9, 3)] }).unwrap()].concat();
+        let reversed =
+            [line(&head()).unwrap(), line(&Done { seen: Vec::new(), done: vec![(9, 3)] }).unwrap()].concat();
         assert!(parse(&reversed).unwrap().done.is_empty());
-        let newer = line(&Head { version: 2, ..head() }).unwrap();
+        let newer = line(&Head { version: VERSION + 1, ..head() }).unwrap();
         assert_eq!(parse(&newer), None);
     }
 
@@ -408,7 +555,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("j");
         assert_eq!(foreign(&path).unwrap(), None);
-        drop(Journal::start(&path, &head()).unwrap());
+        drop(Journal::start(&path, &head(), &target()).unwrap());
         let whole = std::fs::read(&path).unwrap();
         for place in [&path, &fresh(&path)] {
             for cut in 0..=whole.len() {
@@ -432,5 +579,12 @@ mod tests {
         let folder = Some(Path::new("/j"));
         assert_ne!(path_for(Path::new("/a/disk.img"), folder), path_for(Path::new("/b/disk.img"), folder));
         assert!(path_for(Path::new("/dev/vda"), folder).starts_with("/j"));
+        for folder in [None, folder] {
+            let long = |end: &str| path_for(Path::new(&("x".repeat(254) + end)), folder);
+            assert_ne!(long("a"), long("b"));
+            assert!(fresh(&long("a")).file_name().unwrap().len() < 255);
+            let odd = |byte: u8| path_for(Path::new(OsStr::from_bytes(&[b'a', byte])), folder);
+            assert_ne!(odd(0xfe), odd(0xff));
+        }
     }
 }

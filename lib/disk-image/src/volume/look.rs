@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
-use crate::volume::config::{Config, Contract, Holds, Place};
+use crate::volume::config::{self, Config, Contract, Holds, Place};
 use crate::volume::error::{Error, Kind};
+use crate::volume::journal;
 use crate::volume::plan::{self, Mode};
 use crate::volume::target::{self, Stands};
 
@@ -62,13 +63,27 @@ pub(super) fn look(config: &Config) -> Result<Facts, Error> {
     Ok(Facts { path, mode, stands, capacity })
 }
 
+/// Where the journal of a target lies; devices have none without a folder for it, and who does not want to remember has
+/// none.
+pub(super) fn journal_path(config: &Config, facts: &Facts) -> Option<PathBuf> {
+    if !config.remember {
+        return None;
+    }
+    match (facts.mode, &config.journal) {
+        (_, Some(folder)) => Some(journal::path_for(&facts.path, Some(folder))),
+        (Mode::Block, None) => config::mounted(config.scratch.as_deref())
+            .map(|folder| journal::path_for(&facts.path, Some(folder))),
+        (Mode::File | Mode::Folder, None) => Some(journal::path_for(&facts.path, None)),
+    }
+}
+
 /// Bytes the disk may have.
 pub(super) fn available(config: &Config, facts: &Facts) -> u64 {
     plan::available(config.contract, facts.mode, config.preallocate, facts.capacity, config.size)
 }
 
 /// Refuses a device that cannot be written, is in use, or holds what a person would not want overwritten. The
-/// contract's device is ours to write.
+/// contract's device is ours to write. What an unfinished import left on it is judged once the device is held.
 ///
 /// # Errors
 /// [`Kind::Target`], saying what was found and how to go on.
@@ -79,7 +94,8 @@ pub(super) fn check_device(config: &Config, facts: &Facts) -> Result<(), Error> 
         Contract::Environment => Ok(()),
         Contract::CommandLine => {
             target::unused(&facts.path, number)?;
-            if config.force { Ok(()) } else { target::without_content(&facts.path) }
+            let journaled = journal_path(config, facts).is_some_and(|journal| journal.exists());
+            if config.force || journaled { Ok(()) } else { target::without_content(&facts.path) }
         }
     }
 }

@@ -10,7 +10,7 @@
 //! where bytes come from.
 //!
 //! - `plan` decides, purely. `look`: the target, before anything is opened. `connect`: the source, and its checksum.
-//!   `hold`: the target, locked and opened.
+//!   `hold`: the target, locked and opened. `journal`: what of it is finished; `probe`: whether that is still there.
 //! - `blank`, `unpack`, `disk`: the three things there are to do; `fill` moves a disk's bytes, `undo` takes back what
 //!   failed for good. `archive` reads tar.
 
@@ -39,6 +39,7 @@ mod journal;
 mod look;
 mod meter;
 pub mod plan;
+mod probe;
 mod storage;
 mod target;
 mod undo;
@@ -201,7 +202,7 @@ fn again_if_changed(
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt;
+    use std::ops::Range;
     use std::path::{Path, PathBuf};
 
     use super::journal::{Head, Journal};
@@ -245,6 +246,97 @@ mod tests {
         }
     }
 
+    /// Makes `disk` what an unfinished import of `v1` left: a raw image of `size` bytes of which `done` is there.
+    fn journaled(disk: &Path, size: u64, done: Range<u64>) {
+        let held = target::hold(disk, false).unwrap();
+        let head = Head::new(Some("v1"), held.node().unwrap(), Some(size), "raw".into());
+        let mut journal = Journal::start(&journal::path_for(disk, None), &head, held.file()).unwrap();
+        let mut ranges = RangeSet::new();
+        if !done.is_empty() {
+            ranges.insert(done);
+        }
+        journal.commit(&ranges).unwrap();
+    }
+
+    /// Bytes with zeroes in every other MiB.
+    fn striped(len: u64) -> Vec<u8> {
+        (0..len).map(|i| if i / MIB % 2 == 0 { u8::try_from(i % 251).unwrap() } else { 0 }).collect()
+    }
+
+    #[test]
+    fn what_stood_there_before_does_not_show_through() {
+        // Killed when its journal was there, and the file not emptied yet.
+        let folder = tempfile::tempdir().unwrap();
+        let config = config(folder.path());
+        let (image, disk) = (folder.path().join("image"), folder.path().join("data/disk.img"));
+        std::fs::write(&image, striped(8 * MIB)).unwrap();
+        std::fs::write(&disk, vec![0xee; 8 << 20]).unwrap();
+        journaled(&disk, 8 * MIB, 0..0);
+        import(&config, &Session::default(), &mut Local(image)).unwrap();
+        assert!(std::fs::read(&disk).unwrap() == striped(8 * MIB));
+    }
+
+    #[test]
+    fn what_others_wrote_to_is_no_unfinished_import() {
+        let folder = tempfile::tempdir().unwrap();
+        let image = folder.path().join("image");
+        std::fs::write(&image, striped(8 * MIB)).unwrap();
+        for contract in [Contract::Environment, Contract::CommandLine] {
+            let force = contract == Contract::Environment;
+            let config = Config { contract, force, ..config(folder.path()) };
+            let disk = folder.path().join("data/disk.img");
+            let others: [(&str, &dyn Fn()); 3] = [
+                ("overwritten", &|| std::fs::write(&disk, vec![0xee; 8 << 20]).unwrap()),
+                ("cut", &|| {
+                    std::fs::OpenOptions::new().write(true).open(&disk).unwrap().set_len(2 << 20).unwrap()
+                }),
+                ("another file", &|| {
+                    // Kept, so that its number is not given again: then the moment of birth would tell.
+                    std::fs::rename(&disk, folder.path().join("old")).unwrap();
+                    std::fs::write(&disk, vec![0xee; 8 << 20]).unwrap();
+                }),
+            ];
+            for (what, change) in others {
+                std::fs::write(&disk, striped(8 * MIB)).unwrap();
+                journaled(&disk, 8 * MIB, 0..5 * MIB);
+                change();
+                let result = import(&config, &Session::default(), &mut Local(image.clone()));
+                match contract {
+                    Contract::Environment => {
+                        assert_eq!(result.unwrap().bytes_resumed, 0, "{what}");
+                        assert!(std::fs::read(&disk).unwrap() == striped(8 * MIB), "{what}");
+                    }
+                    Contract::CommandLine => assert_eq!(result.unwrap_err().kind(), Kind::Target, "{what}"),
+                }
+                std::fs::remove_file(&disk).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn going_on_with_a_smaller_size_gives_that_size() {
+        let folder = tempfile::tempdir().unwrap();
+        let image = folder.path().join("image");
+        std::fs::write(&image, striped(8 * MIB)).unwrap();
+        let config = Config { contract: Contract::CommandLine, ..config(folder.path()) };
+        let disk = folder.path().join("data/disk.img");
+        for (before, size, after) in
+            [(64, None, 8), (64, Some(16 * MIB), 16), (8, Some(16 * MIB), 16), (16, Some(16 * MIB), 16)]
+        {
+            let mut bytes = striped(5 * MIB);
+            bytes.resize(before << 20, 0);
+            std::fs::write(&disk, bytes).unwrap();
+            journaled(&disk, 8 * MIB, 0..5 * MIB);
+            let config = Config { size, ..config.clone() };
+            let done = import(&config, &Session::default(), &mut Local(image.clone())).unwrap();
+            assert_eq!((done.bytes_resumed, done.disk_size), (5 * MIB, after * MIB), "{before} {size:?}");
+            let mut expected = striped(8 * MIB);
+            expected.resize(usize::try_from(after * MIB).unwrap(), 0);
+            assert!(std::fs::read(&disk).unwrap() == expected, "{before} {size:?}");
+            std::fs::remove_file(&disk).unwrap();
+        }
+    }
+
     #[test]
     fn what_was_journaled_is_not_read_again() {
         let folder = tempfile::tempdir().unwrap();
@@ -254,13 +346,7 @@ mod tests {
         std::fs::write(&image, &bytes).unwrap();
         // An earlier try that finished the first half, and is told apart from the image by other bytes there.
         std::fs::write(&disk, vec![0xee; 8 << 20]).unwrap();
-        let node = std::fs::metadata(&disk).unwrap().ino();
-        let head = Head::new(Some("v1"), node, Some(8 * MIB), "raw".into());
-        let mut journal = Journal::start(&journal::path_for(&disk, None), &head).unwrap();
-        let mut half = RangeSet::new();
-        half.insert(0..4 * MIB);
-        journal.commit(&half).unwrap();
-        drop(journal);
+        journaled(&disk, 8 * MIB, 0..4 * MIB);
         let done = import(&config, &Session::default(), &mut Local(image)).unwrap();
         assert_eq!(done.bytes_resumed, 4 * MIB);
         assert!(done.bytes_read < 5 * MIB, "{} bytes were read", done.bytes_read);

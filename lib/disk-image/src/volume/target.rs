@@ -5,7 +5,9 @@ use std::fs::{File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
 
 use crate::volume::error::{Error, Kind};
 use crate::volume::storage;
@@ -14,7 +16,7 @@ use crate::volume::storage;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stands {
     Nothing,
-    File { len: u64, occupied: u64, inode: u64 },
+    File { len: u64, occupied: u64 },
     Device { number: u64 },
     Folder,
 }
@@ -58,7 +60,7 @@ pub(crate) fn look(path: &Path) -> Result<Stands, Error> {
     } else if link.is_symlink() {
         Err(Error::new(Kind::Target, format!("{shown} is a symbolic link; name the file itself")))
     } else if kind.is_file() {
-        Ok(Stands::File { len: meta.len(), occupied: meta.blocks().saturating_mul(512), inode: meta.ino() })
+        Ok(Stands::File { len: meta.len(), occupied: meta.blocks().saturating_mul(512) })
     } else {
         Err(Error::new(Kind::Target, format!("{shown} is neither a file nor a block device")))
     }
@@ -112,6 +114,15 @@ pub(crate) fn device_size(path: &Path) -> Result<u64, Error> {
     Ok(size - size % sector)
 }
 
+/// Which file or device it is. An inode's number is given again when its file is gone; the moment of its birth is not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Node {
+    /// Inode of a file, device number of a block device.
+    pub(crate) number: u64,
+    /// When a file was made, in nanoseconds since 1970, if its filesystem tells.
+    pub(crate) born: Option<u64>,
+}
+
 /// A lock on a target; two importers never write the same one. It ends with this value.
 #[derive(Debug)]
 pub(crate) struct Held {
@@ -121,16 +132,24 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// Inode of the locked file.
+    /// Which file or device is locked.
     ///
     /// # Errors
     /// When it cannot be asked.
-    pub(crate) fn inode(&self) -> io::Result<u64> {
-        Ok(self.file.metadata()?.ino())
+    pub(crate) fn node(&self) -> io::Result<Node> {
+        let meta = self.file.metadata()?;
+        if meta.file_type().is_block_device() {
+            return Ok(Node { number: meta.rdev(), born: None });
+        }
+        let born = meta.created().ok().and_then(|born| born.duration_since(UNIX_EPOCH).ok());
+        Ok(Node { number: meta.ino(), born: born.and_then(|born| u64::try_from(born.as_nanos()).ok()) })
     }
-}
 
-impl Held {
+    /// The locked file or device, open for reading.
+    pub(crate) fn file(&self) -> &File {
+        &self.file
+    }
+
     /// Gives back what the locked file occupies.
     ///
     /// # Errors
@@ -142,6 +161,11 @@ impl Held {
     }
 }
 
+/// How long a device may be busy with what passes by itself.
+const DEVICE_PATIENCE: Duration = Duration::from_secs(3);
+/// How soon it is tried again.
+const AGAIN: Duration = Duration::from_millis(50);
+
 /// Locks the file at `path`, creating it empty, or the device. Nothing in it is changed.
 ///
 /// # Errors
@@ -149,7 +173,7 @@ impl Held {
 pub(crate) fn hold(path: &Path, device: bool) -> Result<Held, Error> {
     let shown = path.display();
     // udev takes a shared lock on a device for a moment while it probes it.
-    let patience = Instant::now() + if device { Duration::from_secs(3) } else { Duration::from_millis(300) };
+    let patience = Instant::now() + if device { DEVICE_PATIENCE } else { Duration::from_millis(300) };
     loop {
         let (file, created) = open_to_hold(path, device)
             .map_err(|e| Error::with(Kind::Target, format!("cannot open {shown}"), e))?;
@@ -172,7 +196,7 @@ pub(crate) fn hold(path: &Path, device: bool) -> Result<Held, Error> {
         if Instant::now() >= patience {
             return Err(Error::new(Kind::Target, format!("another import is writing {shown}")));
         }
-        std::thread::sleep(Duration::from_millis(50));
+        std::thread::sleep(AGAIN);
     }
 }
 
@@ -221,15 +245,21 @@ pub(crate) fn unused(path: &Path, number: u64) -> Result<(), Error> {
     }
     // Not for writing: closing that would make udev look at the device anew.
     let alone = rustix::fs::OFlags::EXCL.bits().cast_signed();
-    match OpenOptions::new().read(true).custom_flags(alone).open(path) {
-        Ok(_) => Ok(()),
-        Err(e) if e.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()) => {
+    // A ring of a process that was killed is torn down some time after its end, and holds the device until then.
+    let patience = Instant::now() + DEVICE_PATIENCE;
+    loop {
+        let busy = match OpenOptions::new().read(true).custom_flags(alone).open(path) {
+            Ok(_) => return Ok(()),
+            Err(e) if e.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()) => e,
+            Err(e) => return Err(Error::with(Kind::Target, format!("cannot open {shown}"), e)),
+        };
+        if Instant::now() >= patience {
             let what = format!(
                 "{shown} is in use: it, or a part of it, is mounted or held (by swap, LVM, RAID or another program); release it first"
             );
-            Err(Error::with(Kind::Target, what, e))
+            return Err(Error::with(Kind::Target, what, busy));
         }
-        Err(e) => Err(Error::with(Kind::Target, format!("cannot open {shown}"), e)),
+        std::thread::sleep(AGAIN);
     }
 }
 

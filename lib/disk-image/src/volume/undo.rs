@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use super::disk::Work;
-use super::hold::{journal_path, open_target, open_writer, options};
+use super::hold::{open_target, open_writer, options};
+use super::look::journal_path;
 use crate::volume::error::{Error, Kind};
 use crate::volume::journal;
 use crate::volume::plan::Mode;
 use crate::volume::target::Held;
+use crate::write::sync_folder;
 
 impl Work<'_> {
     /// What failed for good leaves nothing behind; what may be gone on with stays.
@@ -22,8 +24,11 @@ impl Work<'_> {
         if !worthless && !untouched {
             return;
         }
-        if let Some(path) = journal_path(self.config, self.facts) {
-            drop(std::fs::remove_file(path));
+        // For good, before what it speaks of goes.
+        if let Some(path) = journal_path(self.config, self.facts)
+            && let Err(error) = journal::discard(&path)
+        {
+            tracing::error!(%error, path = %path.display(), "the journal cannot be removed");
         }
         let wiped = match self.facts.mode {
             Mode::File => std::fs::remove_file(&self.facts.path).map_err(|e| e.to_string()),
@@ -34,7 +39,7 @@ impl Work<'_> {
             Ok(()) => tracing::info!("what was written is deleted"),
             Err(error) => tracing::error!(error, "what was written cannot be deleted"),
         }
-        drop(journal::sync_folder(&self.facts.path));
+        drop(sync_folder(&self.facts.path));
     }
 
     /// Makes what was written to a device unreadable as a disk.
