@@ -264,3 +264,25 @@ fn a_quota_that_is_exceeded() {
     assert_eq!(sha256(&disk), image.sha256);
     println!("btrfs: \"{message}\"");
 }
+
+/// SIGXFSZ would end the process where it stands.
+#[test]
+fn a_limit_on_files_is_told() {
+    let image = Image::new(4 * MIB);
+    let folder = tempfile::tempdir().unwrap();
+    let target = folder.path().join("disk");
+    let target = target.to_str().unwrap();
+    let known = image.path();
+    let program = support::importer().get_program().to_str().unwrap().to_owned();
+    // The length is set before anything is written; of a stream it is not known.
+    for script in ["$0 \"$1\" \"$2\" \"$3\"", "cat \"$2\" | $0 \"$1\" - \"$3\""] {
+        let mut limited = std::process::Command::new("sh");
+        limited.args(["-c", script, "prlimit --fsize=1048576 --core=0 --", &program, &known, target]);
+        let ran = output(&mut limited).unwrap();
+        assert_exit(&ran, 5, script);
+        assert!(text(&ran.stderr).contains("or a limit"), "{}", text(&ran.stderr));
+    }
+    assert_exit(&import(&[&known, target]), 0, "without the limit");
+    assert_eq!(sha256(Path::new(target)), image.sha256);
+    assert_eq!(names(folder.path()), ["disk"]);
+}

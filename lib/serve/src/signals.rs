@@ -27,8 +27,12 @@ impl Signal {
     }
 }
 
+/// SIGXFSZ on every architecture that Rust has for Linux but MIPS (signal(7)).
+const FILE_TOO_LONG: i32 = 25;
+
 /// Calls `on_signal` for every SIGTERM, SIGINT and SIGHUP from now on; they lose their default effect. A SIGHUP that
-/// the process was started to ignore, as by nohup, stays ignored. When this returns the handlers stand.
+/// the process was started to ignore, as by nohup, stays ignored. When this returns the handlers stand. A file that gets
+/// longer than the process may make one is from then on an error of the write (EFBIG), and not the process's end by SIGXFSZ.
 ///
 /// # Errors
 /// When the thread, its poller or a handler cannot be made.
@@ -36,6 +40,7 @@ pub fn watch(mut on_signal: impl FnMut(Signal) + Send + 'static) -> io::Result<(
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     let (mut terminate, mut interrupt, mut hang_up) = {
         let _context = runtime.enter();
+        drop(signal(SignalKind::from_raw(FILE_TOO_LONG))?);
         let hang_up = if hang_up_ignored() { None } else { Some(signal(SignalKind::hangup())?) };
         (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?, hang_up)
     };

@@ -260,7 +260,9 @@ mod tests {
 
     /// Bytes with zeroes in every other MiB.
     fn striped(len: u64) -> Vec<u8> {
-        (0..len).map(|i| if i / MIB % 2 == 0 { u8::try_from(i % 251).unwrap() } else { 0 }).collect()
+        (0..len)
+            .map(|i| if (i / MIB).is_multiple_of(2) { u8::try_from(i % 251).unwrap() } else { 0 })
+            .collect()
     }
 
     #[test]
