@@ -1,6 +1,6 @@
 //! What was typed. What it means is [`crate::config`]'s.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -45,7 +45,7 @@ pub struct Args {
     pub(crate) command: Option<Command>,
 
     /// Where the image is.
-    pub(crate) source: Option<String>,
+    pub(crate) source: Option<OsString>,
 
     /// File or block device to write the disk to (with --archive: folder to unpack into).
     pub(crate) target: Option<PathBuf>,
@@ -67,7 +67,7 @@ pub(crate) enum Command {
     /// Print format, virtual size, compression and how the image will be read.
     Inspect {
         /// Where the image is.
-        source: String,
+        source: OsString,
         #[command(flatten)]
         from: FromArgs,
         /// How to print it.
@@ -466,8 +466,12 @@ impl FormatArg {
 
 impl FromArgs {
     /// Where the image is, typed as `text`.
-    fn location(&self, text: &str) -> Result<Location, Error> {
-        let location = Location::parse(text)?;
+    fn location(&self, source: &OsStr) -> Result<Location, Error> {
+        // What is no text is the name of a file.
+        let location = match source.to_str() {
+            Some(text) => Location::parse(text)?,
+            None => Location::File(PathBuf::from(source)),
+        };
         if self.node_pull { node_pull(location) } else { Ok(location) }
     }
 

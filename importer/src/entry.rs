@@ -30,13 +30,23 @@ const LAST_MOMENT: Duration = Duration::from_millis(1700);
 
 /// The program: arguments in (its name first), exit code out.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let output = output_asked(&arguments);
     let args = match Args::parse_from_os(arguments) {
         Ok(args) => args,
         Err(error) => {
             // clap prints help and version to stdout, mistakes to stderr.
             let told = error.print();
             let exit = u8::try_from(error.exit_code()).unwrap_or(2);
-            return if told.is_err() && exit == 0 { ExitCode::FAILURE } else { ExitCode::from(exit) };
+            return match (exit, output) {
+                (0, _) if told.is_err() => ExitCode::FAILURE,
+                (0, _) | (_, Output::Text) => ExitCode::from(exit),
+                (_, Output::Json) => {
+                    let text = error.render().to_string();
+                    let first = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
+                    say(&Answer { stderr: None, ..plain_failure(&Error::usage(first), output) })
+                }
+            };
         }
     };
     // One provider for all TLS of the process; a second call would be a no-op.
@@ -46,11 +56,14 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let stopping = match Stopping::watch() {
         Ok(stopping) => stopping,
         Err(error) => {
-            return say(&plain_failure(&Error::with(Kind::Process, "cannot watch for signals", error)));
+            return say(&plain_failure(
+                &Error::with(Kind::Process, "cannot watch for signals", error),
+                output,
+            ));
         }
     };
     match args.asked(terminal, |name| std::env::var(name).ok()) {
-        Err(error) => say(&plain_failure(&error)),
+        Err(error) => say(&plain_failure(&error, output)),
         Ok(Asked::Completion(shell)) => {
             let mut command = Args::command();
             let mut script = Vec::new();
@@ -174,11 +187,25 @@ fn import(config: &Config, stopping: &Stopping) -> ExitCode {
     exit
 }
 
-fn plain_failure(error: &Error) -> Answer {
+/// How a report is asked for, whether the rest of the command line makes sense or not.
+fn output_asked(arguments: &[OsString]) -> Output {
+    let mut before = None;
+    for argument in arguments.iter().skip(1).take_while(|&argument| argument != "--") {
+        if argument == "--output=json"
+            || (argument == "json" && before.is_some_and(|flag| flag == "--output"))
+        {
+            return Output::Json;
+        }
+        before = Some(argument);
+    }
+    Output::Text
+}
+
+fn plain_failure(error: &Error, output: Output) -> Answer {
     let asked = report::Asked {
         contract: Contract::CommandLine,
         location: None,
-        output: Output::Text,
+        output,
         scratch_mounted: false,
         signal: None,
     };

@@ -422,6 +422,10 @@ impl Remote for Http {
         &self.name
     }
 
+    fn query(&self) -> Option<&str> {
+        self.url.query()
+    }
+
     fn remember(&self, mark: &Mark) {
         self.state().mark = mark.clone();
     }

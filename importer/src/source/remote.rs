@@ -171,6 +171,11 @@ pub(crate) trait Remote: Send + Sync + 'static {
     /// The object's address without anything secret.
     fn name(&self) -> &str;
 
+    /// What the address has besides, which may name another object, and may be secret.
+    fn query(&self) -> Option<&str> {
+        None
+    }
+
     /// Learns the marks of the object that was opened, which later requests may be conditional on.
     fn remember(&self, mark: &Mark);
 

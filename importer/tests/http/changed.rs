@@ -67,3 +67,17 @@ fn a_changed_length_is_told() {
     let error = source.open(0..u64::MAX).unwrap().read_to_end(&mut Vec::new()).expect_err("shorter");
     assert!(Changed::find(&error).is_some(), "{}", told(&error));
 }
+
+#[test]
+fn files_of_one_time_are_told_apart_by_their_queries() {
+    let bytes = data(100_000);
+    for (etag, apart) in [(None, true), (Some("W/\"one\""), true), (Some("\"one\""), false)] {
+        let answer = Answer { etag, ..Answer::new(&bytes) };
+        let server = Server::start(move |request, out| answer.give(request, out));
+        let identity = |path| open(quick(server.url(path))).unwrap().identity().unwrap().to_owned();
+        assert_eq!(identity("/d?id=1"), identity("/d?id=1"));
+        // A strong mark is enough: a query may be a signature that is another one each time.
+        assert_eq!(identity("/d?id=1") != identity("/d?id=2"), apart, "{etag:?}");
+        assert!(!identity("/d?id=hunter2").contains("hunter2"));
+    }
+}

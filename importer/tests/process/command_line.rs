@@ -1,6 +1,8 @@
 //! What people ask for on the command line, and what they are told.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::process::Command;
@@ -24,6 +26,27 @@ fn a_raw_file_becomes_a_disk() {
             assert!(!report[key].is_null(), "{key} is missing in {report}");
         }
         assert_eq!(place.names("."), ["disk", "image"]);
+    }
+}
+
+#[test]
+fn names_of_any_bytes_and_length() {
+    let place = Place::new();
+    let bytes = disk_bytes(MIB);
+    let longest = "x".repeat(255);
+    for name in [OsStr::from_bytes(b"a b\xff\n"), OsStr::new("näme 💾"), OsStr::new(&longest)] {
+        let (source, target) = (place.path("from").join(name), place.path("to").join(name));
+        fs::create_dir_all(place.path("from")).unwrap();
+        fs::create_dir_all(place.path("to")).unwrap();
+        fs::write(&source, &bytes).unwrap();
+        let output = importer().arg(&source).arg(&target).output().unwrap();
+        assert_exit(&output, 0);
+        assert!(fs::read(&target).unwrap() == bytes);
+        assert_exit(&importer().arg("inspect").arg(&source).output().unwrap(), 0);
+        assert_exit(&importer().arg(&source).arg(&target).output().unwrap(), 7);
+        fs::remove_dir_all(place.path("from")).unwrap();
+        assert_eq!(fs::read_dir(place.path("to")).unwrap().count(), 1, "no journal stays");
+        fs::remove_dir_all(place.path("to")).unwrap();
     }
 }
 
@@ -86,6 +109,54 @@ fn preallocated_disks_have_their_blocks() {
     assert_exit(&run(&["blank", &place.text("blank"), "--preallocate", "--size", "3Mi"]), 0);
     let meta = fs::metadata(place.path("blank")).unwrap();
     assert!(meta.len() == 3 * MIB as u64 && meta.blocks() * 512 >= 3 * MIB as u64);
+    // A disk whose size is known at its end.
+    let bytes = disk_bytes(5 * MIB + 513);
+    let source = place.write("image", &bytes);
+    for size in ["6Mi", "9Mi"] {
+        let output = importer()
+            .args(["-", &target, "--preallocate", "--force", "--size", size])
+            .stdin(piped(Path::new(&source)))
+            .output()
+            .unwrap();
+        assert_exit(&output, 0);
+        let meta = fs::metadata(&target).unwrap();
+        assert!(meta.blocks() * 512 >= meta.len(), "{size}: {} of {}", meta.blocks() * 512, meta.len());
+        assert!(fs::read(&target).unwrap().starts_with(&bytes));
+    }
+}
+
+#[test]
+fn every_failure_is_told_as_json_too() {
+    let place = Place::new();
+    let there = place.write("there", b"precious");
+    let (image, target) = (place.write("image", &disk_bytes(MIB)), place.text("disk"));
+    let page = place.write("page", b"<!DOCTYPE html><html></html>");
+    let cases: [(&[&str], u64, &str); 11] = [
+        (&["--no-such-flag", &image, &target], 2, "usage"),
+        (&["--size", "many", &image, &target], 2, "usage"),
+        (&[&image], 2, "usage"),
+        (&["ftp://h/x", &target], 2, "usage"),
+        (&["blank", &target], 2, "usage"),
+        (&["--user-file", "/nothing", &image, &target], 2, "usage"),
+        (&["inspect"], 2, "usage"),
+        (&["inspect", "/nothing"], 3, "source"),
+        (&["/nothing", &target], 3, "source"),
+        (&[&page, &target], 4, "refused"),
+        (&[&image, &there], 7, "target"),
+    ];
+    for (arguments, code, kind) in cases {
+        for json in [&["--output", "json"][..], &["--output=json"]] {
+            let output = run(&[arguments, json].concat());
+            assert_exit(&output, i32::try_from(code).unwrap());
+            let told: serde_json::Value = serde_json::from_slice(&output.stdout)
+                .unwrap_or_else(|e| panic!("{arguments:?}: {e}: {}", text(&output.stdout)));
+            assert_eq!((&told["kind"], &told["exit_code"]), (&kind.into(), &code.into()), "{arguments:?}");
+            assert!(!told["error"].as_str().unwrap().is_empty() && !output.stderr.is_empty());
+        }
+    }
+    // What comes behind -- is no flag.
+    let output = run(&["--no-such-flag", "--", "--output=json"]);
+    assert!(output.stdout.is_empty(), "{}", text(&output.stdout));
 }
 
 #[test]

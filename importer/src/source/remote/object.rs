@@ -125,6 +125,11 @@ impl<R: Remote> Object<R> {
         // Writing to a String cannot fail.
         let _ = write!(text, " length={:?}", shared.size);
         let _ = write!(text, " etag={:?} modified={:?}", shared.mark.etag, shared.mark.modified);
+        // A query that only lets us in may be another one next time; without a strong mark it may be all that tells files
+        // of one length and time apart.
+        if let Some(query) = shared.remote.query().filter(|_| shared.mark.strong().is_none()) {
+            let _ = write!(text, " query={:08x}", crc32fast::hash(query.as_bytes()));
+        }
         Some(text)
     }
 }
