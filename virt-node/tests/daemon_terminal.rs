@@ -66,7 +66,10 @@ fn a_console_is_a_terminals_and_the_next_one_takes_it() {
     assert_eq!(is_raw(&second), before);
     daemon.says(&["delete", "mine", "--force"]);
     let gone = daemon.command(&["console", "mine"]);
-    assert!(!gone.status.success() && String::from_utf8_lossy(&gone.stderr).contains("does not run"));
+    assert!(
+        !gone.status.success()
+            && String::from_utf8_lossy(&gone.stderr).contains("there is no VirtualMachine")
+    );
 }
 
 #[test]
