@@ -13,22 +13,28 @@ use hyper::body::Body;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 
-/// Pieces that wait for the reader; each is at most what hyper reads at once.
-const QUEUE: usize = 8;
+/// What came is handed to the reader when it is this much: to wake a thread costs as much as to decrypt a record.
+const GATHERED: u64 = 1 << 20;
+/// Or this many pieces, however small: each of them keeps what it was read into.
+const PIECES: usize = 64;
+/// Or when nothing came for this long.
+const PAUSE: Duration = Duration::from_millis(5);
+/// How often as much waits for the reader.
+const QUEUE: usize = 2;
 /// Nothing comes for this long: the client is gone (as the importer's sources).
 const SILENCE: Duration = Duration::from_secs(600);
 /// A client that has sent nothing for this long while we waited may be overtaken.
 const STARVED: Duration = Duration::from_secs(10);
 
-enum Piece {
-    Data(Bytes),
+enum Pieces {
+    Data(Vec<Bytes>),
     End,
 }
 
 /// The sending side.
 pub(crate) struct Feed {
     /// Whoever sends holds it.
-    pieces: tokio::sync::Mutex<mpsc::Sender<Piece>>,
+    pieces: tokio::sync::Mutex<mpsc::Sender<Pieces>>,
     /// Counts those who want to send: all but the last give up.
     turn: watch::Sender<u64>,
     state: Mutex<State>,
@@ -158,40 +164,55 @@ impl Feed {
             state.sending = true;
         }
         let _sending = Sending(self);
-        loop {
+        let mut gathered = Vec::new();
+        let mut len = 0;
+        let end = loop {
             self.lock().waiting = Some(Instant::now());
+            let patience = if len == 0 { SILENCE } else { PAUSE };
             let frame = tokio::select! {
                 biased;
+                // What is gathered has not been taken: it will be sent again.
                 _ = turn.wait_for(|now| *now > mine) => return Fed::Overtaken,
                 () = pieces.closed() => return Fed::Unwanted,
-                frame = tokio::time::timeout(SILENCE, body.frame()) => frame,
+                frame = tokio::time::timeout(patience, body.frame()) => frame,
             };
             self.lock().waiting = None;
-            let data = match frame {
-                Err(_) => return Fed::Broken(format!("nothing came for {} s", SILENCE.as_secs())),
-                Ok(Some(Err(error))) => return Fed::Broken(error.to_string()),
-                Ok(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
-                Ok(None) => break,
+            let end = match frame {
+                Err(_) if len > 0 => None,
+                Err(_) => Some(Fed::Broken(format!("nothing came for {} s", SILENCE.as_secs()))),
+                Ok(Some(Err(error))) => Some(Fed::Broken(error.to_string())),
+                Ok(None) => Some(Fed::Whole),
+                Ok(Some(Ok(frame))) => {
+                    let data = frame.into_data().unwrap_or_default();
+                    len += data.len() as u64;
+                    let State { offset, length, .. } = self.state();
+                    if length.is_some_and(|length| length < offset.saturating_add(len)) {
+                        return Fed::WrongLength;
+                    }
+                    gathered.push(data);
+                    if len < GATHERED && gathered.len() < PIECES {
+                        continue;
+                    }
+                    None
+                }
             };
-            let len = data.len() as u64;
-            let State { offset, length, .. } = self.state();
-            if length.is_some_and(|length| length < offset.saturating_add(len)) {
-                return Fed::WrongLength;
-            }
-            if len > 0 && pieces.send(Piece::Data(data)).await.is_err() {
+            if len > 0 && pieces.send(Pieces::Data(std::mem::take(&mut gathered))).await.is_err() {
                 return Fed::Unwanted;
             }
-            self.lock().offset += len;
-        }
-        if !complete {
-            return Fed::Whole;
+            self.lock().offset += std::mem::take(&mut len);
+            if let Some(end) = end {
+                break end;
+            }
+        };
+        if end != Fed::Whole || !complete {
+            return end;
         }
         let State { offset, length, .. } = self.state();
         if length.is_some_and(|length| length != offset) {
             return Fed::WrongLength;
         }
         // The reader may want no more, and the upload be good all the same.
-        let taken = pieces.send(Piece::End).await;
+        let taken = pieces.send(Pieces::End).await;
         let mut state = self.lock();
         (state.complete, state.length) = (true, Some(offset));
         if taken.is_ok() { Fed::Whole } else { Fed::Unwanted }
@@ -200,31 +221,26 @@ impl Feed {
 
 /// The reading side: a plain stream.
 pub(crate) struct Reader {
-    queue: mpsc::Receiver<Piece>,
+    queue: mpsc::Receiver<Pieces>,
     cancelled: watch::Receiver<bool>,
     runtime: Handle,
-    /// Pieces that are read next: as many as were there at once, so that one wake is for all of them.
-    taken: VecDeque<Piece>,
+    /// Pieces that are read next.
+    taken: VecDeque<Bytes>,
     piece: Bytes,
     ended: bool,
 }
 
 impl Reader {
-    /// The next piece; `None` when the upload was ended from outside.
-    fn next(&mut self) -> Option<Piece> {
-        if self.taken.is_empty() {
-            let Self { queue, cancelled, runtime, .. } = self;
-            let mut pieces = Vec::with_capacity(QUEUE);
-            runtime.block_on(async {
-                tokio::select! {
-                    biased;
-                    _ = cancelled.wait_for(|cancelled| *cancelled) => {}
-                    _ = queue.recv_many(&mut pieces, QUEUE) => {}
-                }
-            });
-            self.taken = pieces.into();
-        }
-        self.taken.pop_front()
+    /// The next pieces; `None` when the upload was ended from outside.
+    fn next(&mut self) -> Option<Pieces> {
+        let Self { queue, cancelled, runtime, .. } = self;
+        runtime.block_on(async {
+            tokio::select! {
+                biased;
+                _ = cancelled.wait_for(|cancelled| *cancelled) => None,
+                pieces = queue.recv() => pieces,
+            }
+        })
     }
 }
 
@@ -234,9 +250,13 @@ impl Read for Reader {
             if *self.cancelled.borrow() {
                 return Err(gone());
             }
+            if let Some(piece) = self.taken.pop_front() {
+                self.piece = piece;
+                continue;
+            }
             match self.next().ok_or_else(gone)? {
-                Piece::Data(piece) => self.piece = piece,
-                Piece::End => self.ended = true,
+                Pieces::Data(pieces) => self.taken = pieces.into(),
+                Pieces::End => self.ended = true,
             }
         }
         let len = self.piece.len().min(buf.len());
