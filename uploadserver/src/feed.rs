@@ -183,7 +183,8 @@ impl Feed {
                 Ok(Some(Err(error))) => Some(Fed::Broken(error.to_string())),
                 Ok(None) => Some(Fed::Whole),
                 Ok(Some(Ok(frame))) => {
-                    let data = frame.into_data().unwrap_or_default();
+                    // Trailers say nothing of an upload.
+                    let Ok(data) = frame.into_data() else { continue };
                     len += data.len() as u64;
                     let State { offset, length, .. } = self.state();
                     if length.is_some_and(|length| length < offset.saturating_add(len)) {

@@ -14,7 +14,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
-use daemon::{Daemon, code, eventually, machine};
+use daemon::{Daemon, code, eventually, instance, machine};
 use rustix::process::Signal;
 
 /// A machine on a disk of the daemon's folder.
@@ -23,23 +23,8 @@ fn document(daemon: &Daemon, name: &str) -> String {
     machine(name, "Always", &format!("{{http: {{url: \"file://{}\"}}}}", image.display()), "")
 }
 
-/// A run that is nobody's.
-fn instance(name: &str) -> String {
-    format!(
-        "\
-apiVersion: kubevirt.io/v1
-kind: VirtualMachineInstance
-metadata: {{name: {name}}}
-spec:
-  terminationGracePeriodSeconds: 0
-  domain:
-    memory: {{guest: 64Mi}}
-    devices: {{disableHotplug: true, autoattachPodInterface: false, disks: [{{name: a}}]}}
-  volumes:
-  - {{name: a, emptyDisk: {{capacity: 1Mi}}}}
-"
-    )
-}
+/// What a run that is nobody's has.
+const DISK: &str = "emptyDisk: {capacity: 1Mi}";
 
 fn tried(daemon: &Daemon, document: &str) -> Output {
     let file = daemon.path("tried.yaml");
@@ -56,20 +41,20 @@ fn is_refused(output: &Output, wanted: &str) {
 fn a_machine_and_a_run_that_is_not_its_own_have_other_names() {
     let daemon = Daemon::start();
     let wanted = "cannot both be";
-    daemon.run(&instance("mine"));
+    daemon.run(&instance("mine", DISK));
     let run = daemon.object("vmi/mine").unwrap()["metadata"]["uid"].clone();
     let machine = document(&daemon, "mine");
     is_refused(&tried(&daemon, &machine), wanted);
     assert!(daemon.object("vm/mine").is_none());
     assert_eq!(daemon.object("vmi/mine").unwrap()["metadata"]["uid"], run, "it is the same run");
     daemon.says(&["delete", "vmi/mine"]);
-    is_refused(&tried(&daemon, &format!("{machine}---\n{}", instance("mine"))), wanted);
+    is_refused(&tried(&daemon, &format!("{machine}---\n{}", instance("mine", DISK))), wanted);
     assert!(daemon.object("mine").is_none());
 
     daemon.run(&machine);
     daemon.says(&["stop", "mine", "--force"]);
     daemon.until("mine", "Stopped");
-    is_refused(&tried(&daemon, &instance("mine")), wanted);
+    is_refused(&tried(&daemon, &instance("mine", DISK)), wanted);
 
     // What `get` prints of a machine and its run can be kept again: while they are there, and when they are gone.
     daemon.says(&["start", "mine"]);
@@ -126,7 +111,7 @@ fn a_guest_whose_disk_may_not_be_opened_says_so_and_can_be_deleted() {
     fs::set_permissions(&image, PermissionsExt::from_mode(0o600)).unwrap();
     let disk = format!("hostDisk: {{path: \"{}\", type: Disk}}", image.display());
     let file = daemon.path("roots.yaml");
-    fs::write(&file, instance("roots").replace("emptyDisk: {capacity: 1Mi}", &disk)).unwrap();
+    fs::write(&file, instance("roots", &disk)).unwrap();
     let _run = daemon.started(&["run", file.to_str().unwrap()], Stdio::null(), Stdio::null());
     eventually("why it does not start", || {
         let events = daemon.says(&["events", "roots"]);
@@ -220,7 +205,7 @@ fn on_a_full_disk_machines_can_be_stopped_and_deleted() {
     while file.write_all(&[0; 4096]).is_ok() {}
     drop(file);
     // What is new, or what a person changes, is refused in words.
-    is_refused_by_the_system(&tried(&daemon, &instance("more")), "no room to keep");
+    is_refused_by_the_system(&tried(&daemon, &instance("more", DISK)), "no room to keep");
     let changed = document.replace("64Mi}", "128Mi}");
     is_refused_by_the_system(&tried(&daemon, &changed), "no room to keep");
     daemon.says(&["stop", "mine", "--force"]);

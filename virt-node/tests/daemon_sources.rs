@@ -12,28 +12,10 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
 use api::names::QEMU_ID;
-use daemon::{Daemon, bootable, code, eventually, machine};
+use daemon::{Daemon, bootable, code, eventually, instance, machine};
 use sources::images::{GZIP, Layer, PASSWORD, USER, archive};
 use sources::registry::{Login, Registry, Store, Tls};
 use sources::{gcs, s3};
-
-/// A VirtualMachineInstance of one volume.
-fn instance(name: &str, volume: &str) -> String {
-    format!(
-        "\
-apiVersion: kubevirt.io/v1
-kind: VirtualMachineInstance
-metadata: {{name: {name}}}
-spec:
-  terminationGracePeriodSeconds: 0
-  domain:
-    memory: {{guest: 64Mi}}
-    devices: {{disableHotplug: true, autoattachPodInterface: false, disks: [{{name: root}}]}}
-  volumes:
-  - {{name: root, {volume}}}
-"
-    )
-}
 
 /// The one layer of an image with a disk.
 fn layer() -> Layer {

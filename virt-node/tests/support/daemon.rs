@@ -304,6 +304,24 @@ spec:
     )
 }
 
+/// A VirtualMachineInstance of one volume.
+pub(crate) fn instance(name: &str, volume: &str) -> String {
+    format!(
+        "\
+apiVersion: kubevirt.io/v1
+kind: VirtualMachineInstance
+metadata: {{name: {name}}}
+spec:
+  terminationGracePeriodSeconds: 0
+  domain:
+    memory: {{guest: 64Mi}}
+    devices: {{disableHotplug: true, autoattachPodInterface: false, disks: [{{name: root}}]}}
+  volumes:
+  - {{name: root, {volume}}}
+"
+    )
+}
+
 /// Linux on a disk of its own, with these interfaces and networks.
 pub(crate) fn linux_machine(name: &str, disk: &Path, interfaces: &str, networks: &str) -> String {
     let source = format!("{{http: {{url: \"file://{}\"}}}}", disk.display());
