@@ -65,6 +65,7 @@ pub fn domain(launch: &Launch) -> Result<Domain, DomainError> {
         .child(device::others(launch, &layout));
     let xml = Element::new("domain")
         .with("type", kind)
+        .with("xmlns:qemu", "http://libvirt.org/schemas/domain/qemu/1.0")
         .child(board::identity(launch))
         .child(board::processors_and_memory(launch))
         .child(board::firmware(launch))
@@ -75,7 +76,8 @@ pub fn domain(launch: &Launch) -> Result<Domain, DomainError> {
         .child(Element::new("on_crash").text("destroy"))
         .child(devices)
         // The launcher is confined as a whole; nothing of it is labelled anew for QEMU.
-        .child(Element::new("seclabel").with("type", "none"));
+        .child(Element::new("seclabel").with("type", "none"))
+        .child(board::spared(launch));
     Ok(Domain { xml: xml.document(), layout })
 }
 
