@@ -242,6 +242,52 @@ fn run_in_the_foreground_starts_the_daemon_and_ends_with_the_guest() {
 }
 
 #[test]
+fn run_of_volumes_alone_tells_when_they_are_filled() {
+    let daemon = Daemon::start();
+    let image = daemon.image("disk.img", code::HALTS);
+    let volume = |name: &str, source: &str, class: &str| {
+        format!(
+            "\
+apiVersion: cdi.kubevirt.io/v1beta1
+kind: DataVolume
+metadata: {{name: {name}}}
+spec:
+  source: {{{source}}}
+  storage: {{{class}resources: {{requests: {{storage: 8Mi}}}}}}
+---
+"
+        )
+    };
+    let run = |documents: &str, more: &[&str]| {
+        let file = daemon.path("volumes.yaml");
+        fs::write(&file, documents).unwrap();
+        let output = daemon.command(&[&["run", file.to_str().unwrap()], more].concat());
+        let told = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8_lossy(&told).into_owned())
+    };
+    let phase = |name: &str| daemon.object(&format!("dv/{name}")).unwrap()["status"]["phase"].clone();
+    let source = format!("http: {{url: \"file://{}\"}}", image.display());
+    let (code, told) = run(
+        &(volume("mine", &source, "") + &volume("more", "blank: {}", "") + &volume("up", "upload: {}", "")),
+        &[],
+    );
+    assert_eq!(code, Some(0), "{told}");
+    assert!(told.contains("ImportSucceeded: mine is filled"), "{told}");
+    assert_eq!([phase("mine"), phase("more"), phase("up")], ["Succeeded", "Succeeded", "UploadReady"]);
+    let (code, told) = run(&volume("lost", "http: {url: \"file:///nowhere/disk.img\"}", ""), &[]);
+    assert!(code == Some(3) && told.contains("default/lost: DataVolumeError"), "{told}");
+    assert!(told.contains("/nowhere/disk.img"), "{told}");
+    let (code, told) = run(&volume("later", "http: {url: \"file:///nowhere/disk.img\"}", ""), &["--detach"]);
+    assert_eq!(code, Some(0), "nobody waits: {told}");
+    let (code, told) = run(&volume("nowhere", "blank: {}", "storageClassName: fast, "), &[]);
+    assert!(code == Some(3) && told.contains("there is no pool \"fast\""), "{told}");
+    for name in ["mine", "more", "up", "lost", "later", "nowhere"] {
+        daemon.says(&["delete", &format!("dv/{name}")]);
+    }
+    nothing_left(&daemon);
+}
+
+#[test]
 fn a_document_comes_from_standard_input_and_the_reset_button_is_pressed() {
     let daemon = Daemon::start();
     let image = daemon.image("disk.img", code::HALTS);

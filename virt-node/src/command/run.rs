@@ -1,4 +1,5 @@
-//! `virt-node run`: documents are kept, and what becomes of their guests is told, a line for each step, until they run.
+//! `virt-node run`: documents are kept, and what becomes of their guests is told, a line for each step, until they run. Where
+//! there is no guest among them, what becomes of their DataVolumes is, until they are filled.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -16,6 +17,8 @@ use crate::validate;
 const LOOK: Duration = Duration::from_millis(200);
 /// States in which a guest does not come up by itself, or not soon.
 const TROUBLE: [&str; 4] = ["DataVolumeError", "ErrImagePull", "ErrorPvcNotFound", "CrashLoopBackOff"];
+/// Phases of a DataVolume from which on nothing is awaited of the daemon.
+const FILLED: [&str; 2] = ["Succeeded", "UploadReady"];
 /// States of a guest that does not run and is not going to.
 const STILL: [&str; 3] = ["Stopped", "Succeeded", "Failed"];
 /// Looks after which a guest that is still is not going to run.
@@ -31,9 +34,10 @@ pub(crate) struct Run {
     pub(crate) console: bool,
 }
 
-/// A guest that is followed.
-struct Guest {
+/// A guest that is followed, or a DataVolume.
+struct Followed {
     target: Target,
+    /// It runs or ran; it is filled, or a person's turn to fill it.
     ran: bool,
     /// Looks in a row that found it still, and that it never ran.
     still: u32,
@@ -41,6 +45,12 @@ struct Guest {
     failures: u32,
     /// Why a volume of its namespace could not be made, and looks since then at which it waited for volumes.
     unmade: Option<(String, u32)>,
+}
+
+impl Followed {
+    fn new(target: Target) -> Self {
+        Self { target, ran: false, still: 0, failures: 0, unmade: None }
+    }
 }
 
 /// Keeps the documents, starts their guests, and follows them.
@@ -70,21 +80,27 @@ pub(crate) fn run(state: &Path, typed: &Run, texts: Vec<(String, Vec<u8>)>) -> R
             say(&format!("{about}: {} {}: {}", finding.verdict.word(), finding.path, finding.text))?;
         }
     }
-    let mut guests = Vec::new();
+    let (mut guests, mut volumes) = (Vec::new(), Vec::new());
     for (target, change) in objects {
         say(&format!("{} {}/{} {}", target.kind, target.namespace, target.name, change.word()))?;
         let kinds = [Kind::VirtualMachine.name(), Kind::VirtualMachineInstance.name()];
         if kinds.contains(&target.kind.as_str()) {
-            guests.push(Guest { target, ran: false, still: 0, failures: 0, unmade: None });
+            guests.push(Followed::new(target));
+        } else if target.kind == Kind::DataVolume.name() {
+            volumes.push(Followed::new(target));
         }
     }
     for guest in &guests {
         switch_on(&mut daemon, &guest.target)?;
     }
-    if guests.is_empty() {
+    if !guests.is_empty() {
+        return follow(&mut daemon, &mut guests, seen, typed);
+    }
+    if volumes.is_empty() || typed.detach {
         return Ok(true);
     }
-    follow(&mut daemon, &mut guests, seen, typed)
+    // They are filled whether anybody looks on or not.
+    follow(&mut daemon, &mut volumes, seen, &Run { detach: true, console: false })
 }
 
 /// The number of the last event of each namespace so far.
@@ -117,9 +133,27 @@ fn switch_on(daemon: &mut Daemon, target: &Target) -> Result<(), Error> {
     }
 }
 
-/// A guest's state in one word.
+/// The state of a guest or a DataVolume in one word.
 fn state_of(daemon: &mut Daemon, target: &Target) -> Result<String, Error> {
-    let Some(object) = daemon.object(target)? else { return Ok("Stopped".to_owned()) };
+    let is_volume = target.kind == Kind::DataVolume.name();
+    let object = match daemon.object(target)? {
+        Some(object) => object,
+        None if is_volume => {
+            let Target { namespace, name, .. } = target;
+            return Err(Error::new(ErrorKind::Content, format!("{namespace}/{name} was deleted meanwhile")));
+        }
+        None => return Ok("Stopped".to_owned()),
+    };
+    if is_volume {
+        let failed = object["status"]["restartCount"].as_i64().is_some_and(|count| count > 0);
+        return Ok(match text(&object, "/status/phase") {
+            phase if FILLED.contains(&phase) => phase,
+            _ if failed => "DataVolumeError",
+            "Pending" | "" => "Provisioning",
+            phase => phase,
+        }
+        .to_owned());
+    }
     let machine = text(&object, "/status/printableStatus");
     // A run that is nobody's has no such word.
     let (phase, reason) = (text(&object, "/status/phase"), text(&object, "/status/reason"));
@@ -130,7 +164,7 @@ fn state_of(daemon: &mut Daemon, target: &Target) -> Result<String, Error> {
 /// Tells what happens, until all guests run; in the foreground until none does.
 fn follow(
     daemon: &mut Daemon,
-    guests: &mut [Guest],
+    guests: &mut [Followed],
     mut seen: Vec<(String, u64)>,
     typed: &Run,
 ) -> Result<bool, Error> {
@@ -140,7 +174,10 @@ fn follow(
         let mut states = Vec::new();
         for guest in guests.iter_mut() {
             let state = state_of(daemon, &guest.target)?;
-            guest.ran |= state == "Running" || state == "Paused";
+            guest.ran |= match guest.target.kind.as_str() {
+                kind if kind == Kind::DataVolume.name() => FILLED.contains(&state.as_str()),
+                _ => state == "Running" || state == "Paused",
+            };
             guest.still = if STILL.contains(&state.as_str()) && !guest.ran { guest.still + 1 } else { 0 };
             match &mut guest.unmade {
                 Some((_, looks)) if state == "Provisioning" => *looks += 1,
@@ -157,14 +194,14 @@ fn follow(
             );
             return Err(Error::new(ErrorKind::System, text));
         }
-        if let Some(Guest { target, .. }) = guests.iter().find(|guest| guest.still > PATIENCE) {
+        if let Some(Followed { target, .. }) = guests.iter().find(|guest| guest.still > PATIENCE) {
             let Target { namespace, name, .. } = target;
             let text = format!(
                 "{namespace}/{name} does not run, by its runStrategy: virt-node start -n {namespace} {name}"
             );
             return Err(Error::new(ErrorKind::Content, text));
         }
-        if let Some(Guest { target: Target { namespace, name, .. }, .. }) =
+        if let Some(Followed { target: Target { namespace, name, .. }, .. }) =
             guests.iter().find(|guest| !guest.ran && guest.failures >= STARTS)
         {
             let text = format!("{namespace}/{name} cannot be started; the daemon tries again");
@@ -188,7 +225,7 @@ fn follow(
             return console::stream(daemon.another()?, &target.namespace, &target.name, Stream::Console)
                 .map(|()| true);
         }
-        let over = |(guest, state): (&Guest, &String)| guest.ran && STILL.contains(&state.as_str());
+        let over = |(guest, state): (&Followed, &String)| guest.ran && STILL.contains(&state.as_str());
         if guests.iter().zip(&states).all(over) {
             tell(daemon, guests, &mut seen, &mut told)?;
             return Ok(true);
@@ -207,7 +244,7 @@ fn follow(
 }
 
 /// Has all guests end.
-fn stop(daemon: &mut Daemon, guests: &mut [Guest]) -> Result<(), Error> {
+fn stop(daemon: &mut Daemon, guests: &mut [Followed]) -> Result<(), Error> {
     for guest in guests {
         let Target { kind, namespace, name } = &guest.target;
         say(&format!("{namespace}/{name}: stopping"))?;
@@ -234,16 +271,11 @@ type Progress = BTreeMap<String, String>;
 /// Tells what is new.
 fn tell(
     daemon: &mut Daemon,
-    guests: &mut [Guest],
-    seen: &mut Vec<(String, u64)>,
+    guests: &mut [Followed],
+    seen: &mut [(String, u64)],
     told: &mut Progress,
 ) -> Result<(), Error> {
-    let namespaces: BTreeSet<String> = guests.iter().map(|guest| guest.target.namespace.clone()).collect();
-    for namespace in namespaces {
-        if !seen.iter().any(|(of, _)| *of == namespace) {
-            seen.push((namespace.clone(), 0));
-        }
-        let Some((_, after)) = seen.iter_mut().find(|(of, _)| *of == namespace) else { continue };
+    for (namespace, after) in seen {
         let request = Request::Events { namespace: namespace.clone(), name: None, after: *after };
         let Answer::Events(events) = daemon.call(request)? else { continue };
         for event in events {
@@ -256,7 +288,7 @@ fn tell(
                 }
             }
             let failed = event.reason == "StartFailed";
-            let of = |guest: &&mut Guest| {
+            let of = |guest: &&mut Followed| {
                 guest.target.namespace == event.namespace && guest.target.name == event.name
             };
             for guest in guests.iter_mut().filter(of).filter(|_| failed) {
