@@ -75,7 +75,8 @@ fn a_worker_that_is_killed_while_it_starts_a_guest_leaves_one_or_none() {
         let document = launcher.document(HALTS);
         let worker = launcher.worker();
         let mut client = launcher.client();
-        let wait = Duration::from_millis(dice.next(400));
+        // A start takes about half of it.
+        let wait = Duration::from_millis(dice.next(200));
         let killer = std::thread::spawn(move || {
             sleep(wait);
             kill(worker, Signal::KILL);

@@ -7,6 +7,8 @@ mod sys;
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::fmt;
+use std::fs;
+use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::thread;
@@ -59,6 +61,8 @@ pub(in crate::launcher) enum Happening {
     },
 }
 
+/// How much of libvirt's state of a domain is read, in bytes.
+const HEAD: u64 = 4096;
 /// What libvirt wants before aliases that are not its own.
 const USER_ALIAS: &str = "ua-";
 const EVENT_STOPPED: c_int = 5;
@@ -73,6 +77,7 @@ const BY_AGENT: u32 = 2;
 
 /// Opens the driver on a guest's folder; a domain that runs there is taken over. What happens to it goes to `happenings`.
 pub(super) fn open(folder: &Folder, happenings: Sender<ToWorker>) -> Result<Arc<Connection>, Failure> {
+    forget_unborn(folder).map_err(|error| Failure(format!("what libvirt keeps of a domain: {error}")))?;
     let (sender, receiver) = std::sync::mpsc::channel();
     let uri = format!("qemu:///embed?root={}", folder.libvirt().display());
     let connection = Arc::new(Connection::open(&uri, sender)?);
@@ -95,6 +100,32 @@ pub(super) fn open(folder: &Folder, happenings: Sender<ToWorker>) -> Result<Arc<
     Ok(connection)
 }
 
+/// Removes what libvirt keeps of a domain whose QEMU had no process yet when its start was cut short. It has the number 0
+/// there, which libvirt takes for one that may come: it tries to reach it for half a minute, and keeps the domain for ever.
+fn forget_unborn(folder: &Folder) -> io::Result<()> {
+    let states = match fs::read_dir(folder.libvirt().join("run/qemu")) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        states => states?,
+    };
+    for state in states {
+        let path = state?.path();
+        if path.extension().is_none_or(|extension| extension != "xml") {
+            continue;
+        }
+        let mut head = Vec::new();
+        fs::File::open(&path)?.take(HEAD).read_to_end(&mut head)?;
+        if is_unborn(&String::from_utf8_lossy(&head)) {
+            fs::remove_file(&path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether libvirt's state of a domain, which follows a comment, is of one without a process.
+fn is_unborn(state: &str) -> bool {
+    between(state, "<domstatus ", ">").and_then(|attributes| between(attributes, " pid='", "'")) == Some("0")
+}
+
 /// The domain of this guest, if there is one.
 pub(super) fn domain(connection: &Connection) -> Result<Option<Domain<'_>>, Failure> {
     Ok(connection.domains()?.into_iter().next())
@@ -110,6 +141,11 @@ pub(super) fn settled(connection: &Connection) -> Result<Option<Domain<'_>>, Fai
     let Some(found) = domain(connection)? else { return Ok(None) };
     // A domain that goes away meanwhile is an error here, and not there afterwards.
     drop(found.settle());
+    let Some(found) = domain(connection)? else { return Ok(None) };
+    if state(&found).is_ok_and(|(state, _)| state == State::Starting) {
+        // Nobody starts it any more.
+        drop(found.destroy());
+    }
     domain(connection)
 }
 
@@ -278,6 +314,17 @@ fn meaning(state: c_int, reason: c_int) -> (State, Option<PauseReason>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_domain_without_a_process_is_told_from_others() {
+        let state =
+            |attributes: &str| format!("<!--\nWARNING\n-->\n\n<domstatus {attributes}>\n  <monitor/>\n");
+        assert!(is_unborn(&state("state='paused' reason='starting up' pid='0'")));
+        assert!(!is_unborn(&state("state='paused' reason='starting up' pid='4711'")));
+        assert!(!is_unborn(&state("state='running' reason='booted' pid='10'")));
+        assert!(!is_unborn("<domstatus state='running' reason='booted'"), "torn");
+        assert!(!is_unborn("<domain type='qemu' id='0'>"));
+    }
 
     #[test]
     fn a_processor_is_read_as_libvirt_writes_it() {
