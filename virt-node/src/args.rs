@@ -157,7 +157,7 @@ pub(crate) enum NodeCommand {
         /// Files with YAML or JSON documents; - is standard input.
         #[arg(required = true, value_name = "FILE")]
         files: Vec<PathBuf>,
-        /// Return when the guests run; at once where there are volumes only, which are waited for else.
+        /// Return when the guests run; at once where there are volumes only, which else are waited for.
         #[arg(long, conflicts_with = "console")]
         detach: bool,
         /// Join the first guest's console when it runs.

@@ -17,6 +17,8 @@ use crate::validate;
 const LOOK: Duration = Duration::from_millis(200);
 /// States in which a guest does not come up by itself, or not soon.
 const TROUBLE: [&str; 4] = ["DataVolumeError", "ErrImagePull", "ErrorPvcNotFound", "CrashLoopBackOff"];
+/// States of a guest that came up.
+const UP: [&str; 2] = ["Running", "Paused"];
 /// Phases of a DataVolume from which on nothing is awaited of the daemon.
 const FILLED: [&str; 2] = ["Succeeded", "UploadReady"];
 /// States of a guest that does not run and is not going to.
@@ -133,27 +135,25 @@ fn switch_on(daemon: &mut Daemon, target: &Target) -> Result<(), Error> {
     }
 }
 
-/// The state of a guest or a DataVolume in one word.
-fn state_of(daemon: &mut Daemon, target: &Target) -> Result<String, Error> {
-    let is_volume = target.kind == Kind::DataVolume.name();
-    let object = match daemon.object(target)? {
-        Some(object) => object,
-        None if is_volume => {
-            let Target { namespace, name, .. } = target;
-            return Err(Error::new(ErrorKind::Content, format!("{namespace}/{name} was deleted meanwhile")));
-        }
-        None => return Ok("Stopped".to_owned()),
+/// A DataVolume's phase, or what a guest's state would be that waits for it.
+fn volume_state(daemon: &mut Daemon, target: &Target) -> Result<String, Error> {
+    let Some(object) = daemon.object(target)? else {
+        let Target { namespace, name, .. } = target;
+        return Err(Error::new(ErrorKind::Content, format!("{namespace}/{name} was deleted meanwhile")));
     };
-    if is_volume {
-        let failed = object["status"]["restartCount"].as_i64().is_some_and(|count| count > 0);
-        return Ok(match text(&object, "/status/phase") {
-            phase if FILLED.contains(&phase) => phase,
-            _ if failed => "DataVolumeError",
-            "Pending" | "" => "Provisioning",
-            phase => phase,
-        }
-        .to_owned());
-    }
+    let failed = object["status"]["restartCount"].as_i64().is_some_and(|count| count > 0);
+    let state = match text(&object, "/status/phase") {
+        phase if FILLED.contains(&phase) => phase,
+        _ if failed => "DataVolumeError",
+        "Pending" | "" => "Provisioning",
+        phase => phase,
+    };
+    Ok(state.to_owned())
+}
+
+/// A guest's state in one word.
+fn guest_state(daemon: &mut Daemon, target: &Target) -> Result<String, Error> {
+    let Some(object) = daemon.object(target)? else { return Ok("Stopped".to_owned()) };
     let machine = text(&object, "/status/printableStatus");
     // A run that is nobody's has no such word.
     let (phase, reason) = (text(&object, "/status/phase"), text(&object, "/status/reason"));
@@ -173,11 +173,12 @@ fn follow(
         tell(daemon, guests, &mut seen, &mut told)?;
         let mut states = Vec::new();
         for guest in guests.iter_mut() {
-            let state = state_of(daemon, &guest.target)?;
-            guest.ran |= match guest.target.kind.as_str() {
-                kind if kind == Kind::DataVolume.name() => FILLED.contains(&state.as_str()),
-                _ => state == "Running" || state == "Paused",
+            let (state, there) = if guest.target.kind == Kind::DataVolume.name() {
+                (volume_state(daemon, &guest.target)?, FILLED)
+            } else {
+                (guest_state(daemon, &guest.target)?, UP)
             };
+            guest.ran |= there.contains(&state.as_str());
             guest.still = if STILL.contains(&state.as_str()) && !guest.ran { guest.still + 1 } else { 0 };
             match &mut guest.unmade {
                 Some((_, looks)) if state == "Provisioning" => *looks += 1,
