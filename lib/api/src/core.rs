@@ -1,13 +1,45 @@
-//! Kinds of Kubernetes itself, as much of them as guests use: `PersistentVolumeClaim`, `Secret`, `ConfigMap`.
+//! Types of Kubernetes itself: the kinds that guests use (`PersistentVolumeClaim`, `Secret`, `ConfigMap`, each with the
+//! fields that ferrovirt reads; other fields are kept), and the parts of a pod's spec that other kinds embed.
+//!
+//! Not here: pods and other workloads.
+
+mod affinity;
+mod dns;
+mod probe;
+mod reference;
+mod resources;
+mod scheduling;
+mod selector;
 
 use std::collections::BTreeMap;
 
-use crate::resource::{Confidential, ObjectMeta, Quantity, resource};
+use crate::resource::{Confidential, ObjectMeta, Quantity, partial, resource};
+
+pub use affinity::{
+    Affinity, NodeAffinity, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PodAffinity,
+    PodAffinityTerm, PreferredNode, WeightedPodAffinityTerm,
+};
+pub use dns::{PodDnsConfig, PodDnsOption};
+pub use probe::{ExecAction, HttpGetAction, HttpHeader, Probe, TcpSocketAction};
+pub use reference::{TypedLocalReference, TypedReference};
+pub use resources::{ResourceAmounts, ResourceClaim, ResourceRequirements};
+pub use scheduling::{NodePlacement, PodResourceClaim, Toleration, TopologySpreadConstraint};
+pub use selector::{LabelSelector, LabelSelectorRequirement};
 
 /// Version as objects write it.
 pub const API_VERSION: &str = "v1";
 
 resource! {
+    /// Capacity of a claim.
+    pub struct ClaimResources {
+        /// `storage`: lowest capacity.
+        pub requests: BTreeMap<String, Quantity>,
+        /// `storage`: highest capacity.
+        pub limits: BTreeMap<String, Quantity>,
+    }
+}
+
+partial! {
     /// Storage that is wanted.
     pub struct PersistentVolumeClaim {
         /// `v1`.
@@ -30,14 +62,6 @@ resource! {
         pub storage_class_name: Option<String>,
         /// `Filesystem` (default) or `Block`.
         pub volume_mode: Option<String>,
-    }
-
-    /// Sizes of a claim.
-    pub struct ClaimResources {
-        /// `storage`: the least.
-        pub requests: BTreeMap<String, Quantity>,
-        /// `storage`: the most.
-        pub limits: BTreeMap<String, Quantity>,
     }
 
     /// Data that not everyone may see.

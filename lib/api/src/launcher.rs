@@ -2,9 +2,14 @@
 //! leaves behind.
 //!
 //! ```text
-//! client ── Call {version, id, request} ──►  launcher
+//! client ── Hello {versions} ──────────────►  launcher
+//!        ◄─ Message: Hello {versions} ──────
+//!        ── Call {version, id, request} ───►
 //!        ◄─ Message: Answer {id, …} | Refused {id, …} | Event ──
 //! ```
+//!
+//! The first frame lists the versions that each side speaks; the client speaks the latest that both do ([`version`]). Readers
+//! of messages ignore fields and events that they do not know ([`Message::read`]); only a launch document is strict.
 //!
 //! Each message is a frame: its length as four bytes, the highest first, then that many bytes of JSON. A client may send the
 //! next call before the answer to the last; answers of one connection come in the order of its calls. Events come to those
@@ -13,16 +18,19 @@
 //!
 //! Not here: sockets, libvirt.
 
+mod read;
+mod version;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use thiserror::Error;
 
-use crate::launch::{DOCUMENT_MAX, Disk, Interface, Layout, NamedCpu, words};
+use crate::launch::{DOCUMENT_MAX, Disk, Interface, Layout, NamedCpu, Storage, words};
 
-/// The version of the conversation that is spoken.
-pub const VERSION: u32 = 1;
+pub use version::{Hello, VERSIONS, agree, agreed};
+
 /// Longest frame in bytes, without its length: a launch document and what is around it.
 pub const FRAME_MAX: usize = DOCUMENT_MAX + 4096;
 /// Longest command for the guest agent, in bytes.
@@ -41,10 +49,21 @@ pub enum FrameError {
     #[error("a message of {0} bytes; {FRAME_MAX} are the most")]
     TooLong(usize),
     /// A version that this program does not speak.
-    #[error(
-        "message of version {0}; this program speaks version {VERSION}: both ends must be of one release"
-    )]
+    #[error("message of version {0}; this program speaks versions {VERSIONS:?}")]
     Version(u64),
+    /// No version that both sides speak.
+    #[error("the other side speaks versions {0:?}, this program {VERSIONS:?}: upgrade the older one")]
+    NoCommonVersion(Vec<u32>),
+    /// A request that the agreed version does not have.
+    #[error(
+        "the launcher speaks version {version}, which has no request {request:?}: it is of an older release"
+    )]
+    NotInVersion {
+        /// The agreed version.
+        version: u32,
+        /// The request.
+        request: &'static str,
+    },
     /// Not of the form of a message.
     #[error("no message: {0}")]
     Malformed(String),
@@ -52,9 +71,9 @@ pub enum FrameError {
 
 /// What a client asks.
 #[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct Call {
-    /// [`VERSION`].
+    /// The version that both sides agreed on.
     pub version: u32,
     /// The client's number, which comes back in the answer.
     pub id: u64,
@@ -64,7 +83,7 @@ pub struct Call {
 
 /// What is asked for.
 #[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", rename_all_fields = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Request {
     /// Start the guest of this launch document ([`crate::launch::Launch`]). Answered with [`Answer::Launched`]; the same
     /// document again changes nothing.
@@ -95,6 +114,16 @@ pub enum Request {
     /// Take the disk of this name away. The guest lets go of it in its time; [`Event::Detached`] follows. Answered with
     /// [`Answer::Layout`], in which the disk has a place until then.
     DetachDisk(String),
+    /// Put a file or device into the CD drive of this name, in place of what is in it. The same medium again changes nothing.
+    /// Since version 2.
+    Insert {
+        /// Name of the drive.
+        name: String,
+        /// The medium.
+        storage: Box<Storage>,
+    },
+    /// Open the CD drive of this name and take out what is in it. An empty drive stays as it is. Since version 2.
+    Eject(String),
     /// Make the disk of this name larger, and tell the guest. One that is as large stays as it is; none becomes smaller.
     ResizeDisk {
         /// Its name.
@@ -111,7 +140,7 @@ pub enum Request {
         /// Bytes, more than at the start by a multiple of 2 MiB.
         memory: u64,
     },
-    /// Give the guest one more network interface. Answered as for a disk.
+    /// Give the guest one more network interface, or set the link of the one of this name. Answered as for a disk.
     AttachInterface(Box<Interface>),
     /// Take the interface of this name away, as a disk.
     DetachInterface(String),
@@ -124,6 +153,18 @@ pub enum Request {
     },
     /// The screen. Answered with [`Answer::Screenshot`].
     Screenshot,
+    /// The guest as libvirt describes it. Answered with [`Answer::Description`]. Since version 2.
+    Describe,
+    /// Find QEMU, firmware and KVM on the launcher's machine or in its pod, as the user that the guest runs as. Answered with
+    /// [`Answer::Facts`]. Since version 2.
+    Facts {
+        /// Disks that are to be opened past the page cache.
+        #[serde(default)]
+        paths: Vec<String>,
+        /// Whether KVM was found to run a guest; `None`: it is tried.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        kvm_works: Option<bool>,
+    },
 }
 
 words! {
@@ -197,12 +238,16 @@ impl Cause {
 #[serde(rename_all = "camelCase")]
 pub struct Status {
     /// What it is doing.
+    #[serde(deserialize_with = "read::state")]
     pub state: State,
     /// Why it stands still.
+    #[serde(default, deserialize_with = "read::reason")]
     pub reason: Option<PauseReason>,
     /// UUID of the run, from its launch document.
+    #[serde(default)]
     pub uid: Option<String>,
     /// Its end.
+    #[serde(default)]
     pub exit: Option<Exit>,
     /// Whether its agent is there.
     #[serde(default)]
@@ -232,6 +277,7 @@ pub struct Exit {
     /// UUID of the run.
     pub uid: String,
     /// How.
+    #[serde(deserialize_with = "read::cause")]
     pub cause: Cause,
     /// [`Cause::code`].
     pub code: u8,
@@ -243,6 +289,11 @@ pub struct Exit {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Message {
+    /// The versions that the launcher speaks.
+    Hello {
+        /// Any order.
+        versions: Vec<u32>,
+    },
     /// What was asked for is done, or known.
     Answer {
         /// The call's.
@@ -255,6 +306,7 @@ pub enum Message {
         /// The call's; 0 when it could not be read.
         id: u64,
         /// Why, to act on.
+        #[serde(deserialize_with = "read::refused")]
         kind: RefusedKind,
         /// Why, to read.
         message: String,
@@ -283,6 +335,10 @@ pub enum Answer {
     Status(Status),
     /// Where its devices are now, for the next launch.
     Layout(Layout),
+    /// QEMU, firmware, KVM.
+    Facts(Facts),
+    /// The guest as libvirt describes it: XML.
+    Description(String),
     /// What the guest agent answered: JSON text.
     Agent(String),
     /// The screen.
@@ -292,6 +348,38 @@ pub enum Answer {
         /// The picture, in base64.
         content: String,
     },
+}
+
+/// QEMU, firmware and KVM on a launcher's machine or in its pod, as the user that the guest runs as finds them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Facts {
+    /// The QEMU program.
+    pub emulator: Option<String>,
+    /// The machine type that `q35` stands for, with its version.
+    pub machine: Option<String>,
+    /// OVMF's code and variables.
+    pub ovmf: Option<(String, String)>,
+    /// The same for secure boot.
+    pub ovmf_secure: Option<(String, String)>,
+    /// KVM.
+    pub kvm: Kvm,
+    /// Whether a disk of [`Request::Facts`] can be opened past the page cache; one that cannot be opened is not in it.
+    pub direct: BTreeMap<String, bool>,
+}
+
+/// Whether KVM runs guests.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Kvm {
+    /// The device opens for the guest's user.
+    pub opens: bool,
+    /// A guest runs under it.
+    pub works: bool,
+    /// Why, for people: what was tried, or why guests run in software.
+    pub reason: String,
+    /// Advice, where it does not work.
+    pub advice: String,
 }
 
 /// What happens to a guest.
@@ -324,12 +412,41 @@ pub enum Event {
 }
 
 impl Call {
-    /// A call of this version.
-    pub fn new(id: u64, request: Request) -> Self {
-        Self { version: VERSION, id, request }
+    /// A call of the version that was agreed on.
+    ///
+    /// # Errors
+    /// [`FrameError::NotInVersion`].
+    pub fn new(version: u32, id: u64, request: Request) -> Result<Self, FrameError> {
+        let since_two = match &request {
+            Request::Facts { .. } => Some("facts"),
+            Request::Insert { .. } => Some("insert"),
+            Request::Eject(_) => Some("eject"),
+            Request::Describe => Some("describe"),
+            Request::Launch(_)
+            | Request::Status
+            | Request::Watch
+            | Request::Pause
+            | Request::Unpause
+            | Request::Shutdown { .. }
+            | Request::Kill
+            | Request::SoftReboot
+            | Request::Reset
+            | Request::AttachDisk(_)
+            | Request::DetachDisk(_)
+            | Request::ResizeDisk { .. }
+            | Request::Grow { .. }
+            | Request::AttachInterface(_)
+            | Request::DetachInterface(_)
+            | Request::Agent { .. }
+            | Request::Screenshot => None,
+        };
+        if let Some(request) = since_two.filter(|_| version < 2) {
+            return Err(FrameError::NotInVersion { version, request });
+        }
+        Ok(Self { version, id, request })
     }
 
-    /// Reads a call: its version first, then its form. The number of one that is refused is told when it has one.
+    /// Reads a call: its version first, then its form. The number of one that is refused is returned when it has one.
     ///
     /// # Errors
     /// See [`FrameError`].
@@ -342,7 +459,7 @@ impl Call {
         }
         let malformed = |error: serde_json::Error| FrameError::Malformed(error.to_string());
         let head: Numbered = serde_json::from_slice(json).map_err(|error| (0, malformed(error)))?;
-        if head.version != u64::from(VERSION) {
+        if !VERSIONS.iter().any(|version| u64::from(*version) == head.version) {
             return Err((head.id, FrameError::Version(head.version)));
         }
         serde_json::from_slice(json).map_err(|error| (head.id, malformed(error)))
@@ -380,21 +497,21 @@ mod tests {
     #[test]
     fn what_is_framed_is_read() {
         let document = RawValue::from_string("{\"version\": 7}".to_owned()).unwrap();
-        let call = Call::new(5, Request::Launch(document));
+        let call = Call::new(2, 5, Request::Launch(document)).unwrap();
         let framed = frame(&call).unwrap();
         let (head, json) = framed.split_at(4);
         assert_eq!(length(head.try_into().unwrap()).unwrap(), json.len());
         let read = Call::read(json).unwrap();
-        assert_eq!((read.version, read.id), (VERSION, 5));
+        assert_eq!((read.version, read.id), (2, 5));
         let Request::Launch(document) = read.request else { panic!("{read:?}") };
         assert_eq!(document.get(), "{\"version\": 7}", "the document is not looked at");
     }
 
     #[test]
     fn another_version_is_told_before_anything_else() {
-        let (id, error) = Call::read(b"{\"version\": 2, \"id\": 9, \"request\": \"newer\"}").unwrap_err();
-        assert_eq!((id, error.clone()), (9, FrameError::Version(2)));
-        assert!(error.to_string().contains("version 2; this program speaks version 1"));
+        let (id, error) = Call::read(b"{\"version\": 9, \"id\": 9, \"request\": \"newer\"}").unwrap_err();
+        assert_eq!((id, error.clone()), (9, FrameError::Version(9)));
+        assert!(error.to_string().contains("version 9; this program speaks versions [1, 2]"), "{error}");
     }
 
     #[test]
@@ -404,7 +521,6 @@ mod tests {
             ("[]", 0),
             ("{\"version\": 1}", 0),
             ("{\"version\": 1, \"id\": 3, \"request\": \"dance\"}", 3),
-            ("{\"version\": 1, \"id\": 3, \"request\": \"status\", \"more\": 1}", 3),
             ("{\"version\": 1, \"id\": 3, \"request\": {\"shutdown\": {\"graceSeconds\": -1}}}", 3),
         ] {
             let (id, error) = Call::read(json.as_bytes()).unwrap_err();

@@ -3,20 +3,32 @@
 //! A contract is one type that both its ends use: what a controller writes and what a worker reads cannot drift apart.
 //!
 //! - [`import`]: what an importer is told ([`import::Job`]) and what it answers ([`import::Outcome`]).
-//! - [`kubevirt`], [`cdi`], [`multus`], [`core`]: the resources people write, by group; [`resource`] is what they are made
-//!   of, [`kind`] names them.
-//! - `manifest` (feature `yaml`): the documents of a text. `schema` (feature `crd`): schemas of the resources.
+//! - [`kubevirt`], [`instancetype`], [`cdi`], [`multus`], [`hyperconverged`], [`ssp`], [`addons`], [`core`]: resources by group;
+//!   [`component`] is shared by the installation objects.
+//!   [`resource`] holds what all are made of, [`kind`] names those that a standalone machine reads.
+//! - `manifest` (feature `yaml`): the documents of a text. `schema`, `definition` (feature `crd`): schemas of the
+//!   resources and their CustomResourceDefinitions.
 //! - [`launch`]: what virt-launcher is told about one guest; [`launcher`]: the conversation with it while that runs.
+//! - [`cni`]: what a runtime of network plugins gives them.
 //! - [`net`]: MAC addresses, and who has which.
 //! - [`upload`]: what an upload server is told, its paths and headers, the tokens of clients.
-//! - [`quantity`]: Kubernetes quantities as bytes.
+//! - [`poll`]: what the operator asks about the source of a DataImportCron.
+//! - [`quantity`]: Kubernetes quantities as bytes. [`duration`]: durations as Go writes them.
 //! - [`names`]: every path, port and metric name of the contracts, once.
 //!
 //! Not here: reading the environment or files, clients.
 
+pub mod addons;
 pub mod cdi;
+pub mod cni;
+pub mod component;
 pub mod core;
+#[cfg(feature = "crd")]
+pub mod definition;
+pub mod duration;
+pub mod hyperconverged;
 pub mod import;
+pub mod instancetype;
 pub mod kind;
 pub mod kubevirt;
 pub mod launch;
@@ -26,8 +38,10 @@ pub mod manifest;
 pub mod multus;
 pub mod names;
 pub mod net;
+pub mod poll;
 pub mod quantity;
 pub mod resource;
 #[cfg(feature = "crd")]
 pub mod schema;
+pub mod ssp;
 pub mod upload;

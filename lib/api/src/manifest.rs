@@ -77,7 +77,11 @@ impl Document {
         T::deserialize(&self.value)
     }
 
-    fn new(number: usize, value: Value) -> Result<Self, ManifestError> {
+    /// The document with this number of an object that was parsed elsewhere.
+    ///
+    /// # Errors
+    /// When it is no object of Kubernetes.
+    pub fn of(number: usize, value: Value) -> Result<Self, ManifestError> {
         let broken = |problem| ManifestError::NoObject { number, problem };
         let object = value.as_object().ok_or_else(|| broken("not a map"))?;
         let text = |object: &Map<String, Value>, key: &str| {
@@ -117,7 +121,7 @@ pub fn documents(text: &[u8]) -> Result<Vec<Document>, ManifestError> {
             if documents.len() == DOCUMENTS_MAX {
                 return Err(ManifestError::TooMany);
             }
-            documents.push(Document::new(number, value)?);
+            documents.push(Document::of(number, value)?);
         }
     }
     Ok(documents)

@@ -1,5 +1,5 @@
-//! The group k8s.cni.cncf.io, version v1: `NetworkAttachmentDefinition` (Network Plumbing Working Group's de-facto
-//! standard, version 1.2), by which guests name networks beside the pod network.
+//! The group k8s.cni.cncf.io, version v1: `NetworkAttachmentDefinition` (de-facto standard of the Network Plumbing Working
+//! Group, version 1.2), a network other than the pod network.
 
 use crate::resource::{ObjectMeta, resource};
 
@@ -7,21 +7,21 @@ use crate::resource::{ObjectMeta, resource};
 pub const API_VERSION: &str = "k8s.cni.cncf.io/v1";
 
 resource! {
-    /// A network, as a CNI configuration.
+    /// Network that pods and guests can be attached to.
     pub struct NetworkAttachmentDefinition {
         /// `k8s.cni.cncf.io/v1`.
         pub api_version: String,
         /// `NetworkAttachmentDefinition`.
         pub kind: String,
-        /// Its name.
+        /// Name and namespace.
         pub metadata: ObjectMeta,
-        /// The network.
+        /// Configuration of the network.
         pub spec: NetworkSpec,
     }
 
-    /// A network.
+    /// Configuration of a network.
     pub struct NetworkSpec {
-        /// A CNI configuration or list of them, JSON. Nothing: the node has one with the object's name.
+        /// CNI configuration or configuration list, JSON. Empty: the node has a configuration file of the object's name.
         pub config: Option<String>,
     }
 }

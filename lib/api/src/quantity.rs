@@ -16,6 +16,12 @@ pub enum QuantityError {
     OutOfRange(String),
 }
 
+/// Pattern that Kubernetes' schemas have for quantities.
+pub const PATTERN: &str = concat!(
+    r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))",
+    r"(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$"
+);
+
 /// Digits that can matter: 2^63 has 19, and nano needs 9 behind the point.
 const DIGITS_MAX: usize = 64;
 

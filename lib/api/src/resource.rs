@@ -1,10 +1,15 @@
-//! What resources of every group are made of: how they are read and written, their metadata, and small types of fields.
+//! Building blocks of resources: the macros that declare their types, metadata, and small types of fields.
 //!
-//! A resource keeps what it does not know: every struct that [`resource!`] makes has a field `other` with the fields it
-//! has no name for, and writes them again. Words of a closed set stay texts here, as they may be newer than this program;
-//! what they mean is decided, and complained about by path, where they are used.
+//! [`resource!`] declares types that have all of upstream's fields: fields outside of them are refused by the schema and
+//! dropped when an object is read. [`partial!`] declares types with the fields that ferrovirt reads; they keep other
+//! fields in `other` and write them again. Values of a closed set stay strings, as they may be newer than this program.
 //!
-//! Not here: what a program makes of a field.
+//! A field may be followed by facts of its schema in brackets: keywords of OpenAPI, and
+//! - `x-required`: the field is required.
+//! - `x-default`: default value that the API server sets.
+//! - `x-omit`: fields of the type, or of the items of a list, that this use of it does not have.
+//!
+//! Not here: the schema itself ([`crate::schema`]), and what a program does with a field.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,30 +19,54 @@ use serde_json::Value;
 
 use crate::quantity::{self, QuantityError};
 
-/// Fields that are not known, as they were written.
+/// Fields without a declaration, as they were read.
 pub type Other = serde_json::Map<String, Value>;
 
-/// Makes structs of a resource: camelCase, every field may be missing, what is missing is not written, what is not known
-/// is kept in `other`.
+/// Declares types with all fields of a resource: camelCase, every field may be missing, missing fields are not written.
 macro_rules! resource {
+    ($(
+        $(#[$about:meta])*
+        pub struct $name:ident {
+            $($(#[$field_about:meta])* pub $field:ident: $kind:ty $([$($fact:tt)+])?,)*
+        }
+    )*) => {$(
+        #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+        #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
+        #[serde(rename_all = "camelCase", default)]
+        $(#[$about])*
+        pub struct $name {
+            $(
+                $(#[$field_about])*
+                #[serde(skip_serializing_if = "crate::resource::Absent::is_absent")]
+                $(#[cfg_attr(feature = "crd", schemars(extend($($fact)+)))])?
+                pub $field: $kind,
+            )*
+        }
+
+        impl crate::resource::Absent for $name {}
+    )*};
+}
+pub(crate) use resource;
+
+/// Declares types with some fields of a resource, like [`resource!`]; other fields are kept in `other`.
+macro_rules! partial {
     ($(
         $(#[$about:meta])*
         pub struct $name:ident {
             $($(#[$field_about:meta])* pub $field:ident: $kind:ty,)*
         }
     )*) => {$(
-        $(#[$about])*
         #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
         #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
-        #[cfg_attr(feature = "crd", schemars(extend("x-kubernetes-preserve-unknown-fields" = true)))]
         #[serde(rename_all = "camelCase", default)]
+        $(#[$about])*
         pub struct $name {
             $(
                 $(#[$field_about])*
                 #[serde(skip_serializing_if = "crate::resource::Absent::is_absent")]
                 pub $field: $kind,
             )*
-            /// What is not known, as it was written.
+            /// Other fields, as they were read.
             #[serde(flatten)]
             #[cfg_attr(feature = "crd", schemars(skip))]
             pub other: crate::resource::Other,
@@ -46,9 +75,9 @@ macro_rules! resource {
         impl crate::resource::Absent for $name {}
     )*};
 }
-pub(crate) use resource;
+pub(crate) use partial;
 
-/// Whether a field was not given, and so is not written.
+/// Whether a field has no value and is not written.
 pub(crate) trait Absent {
     /// Structs are always written: some are required even when they are empty.
     fn is_absent(&self) -> bool {
@@ -80,64 +109,79 @@ impl Absent for String {
     }
 }
 
-resource! {
+/// Numbers and booleans outside of an `Option` are required fields and always written.
+macro_rules! always_written {
+    ($($kind:ty),*) => {$(impl Absent for $kind {})*};
+}
+always_written!(bool, i32, i64, u32, f64, IntOrString, Quantity);
+
+partial! {
     /// Metadata of an object or a template.
+    #[cfg_attr(feature = "crd", schemars(extend("x-metadata" = true)))]
     pub struct ObjectMeta {
-        /// Name, unique among the objects of its kind in the namespace: a DNS subdomain.
+        /// Name, a DNS subdomain, unique among the objects of the kind in the namespace.
         pub name: String,
-        /// Start of a name whose end the API server makes up.
+        /// Prefix of a name that the API server completes.
         pub generate_name: Option<String>,
         /// Namespace. Default: `default`.
         pub namespace: Option<String>,
         /// Labels, for selectors.
         pub labels: BTreeMap<String, String>,
-        /// Annotations, for programs and people.
+        /// Annotations.
         pub annotations: BTreeMap<String, String>,
-        /// UUID given at creation; another object of the same name has another one.
+        /// UUID, assigned at creation.
         pub uid: Option<String>,
-        /// Version of the stored object, opaque.
+        /// Opaque version of the stored object.
         pub resource_version: Option<String>,
-        /// Counts changes of the spec.
+        /// Number of changes of the spec.
         pub generation: Option<u64>,
-        /// RFC 3339.
+        /// Creation time (RFC 3339).
         pub creation_timestamp: Option<String>,
-        /// RFC 3339; set while deletion waits for finalizers.
+        /// Deletion time (RFC 3339); set while deletion waits for finalizers.
         pub deletion_timestamp: Option<String>,
         /// Seconds that deletion may take.
         pub deletion_grace_period_seconds: Option<u64>,
-        /// Who must agree before the object goes away.
+        /// Components that must finish before the object is removed.
         pub finalizers: Vec<String>,
-        /// Objects that this one goes away with.
+        /// Objects with which this one is deleted.
         pub owner_references: Vec<Other>,
-        /// Who manages which field (server-side apply).
+        /// Managers of fields (server-side apply).
         pub managed_fields: Vec<Other>,
-    }
-
-    /// The name of an object in the same namespace.
-    pub struct LocalReference {
-        /// Its name.
-        pub name: String,
-    }
-
-    /// One fact about an object's state.
-    pub struct Condition {
-        /// What it is about.
-        #[serde(rename = "type")]
-        pub kind: String,
-        /// `True`, `False` or `Unknown`.
-        pub status: String,
-        /// One CamelCase word for programs.
-        pub reason: Option<String>,
-        /// A sentence for people.
-        pub message: Option<String>,
-        /// RFC 3339.
-        pub last_probe_time: Option<String>,
-        /// RFC 3339.
-        pub last_transition_time: Option<String>,
     }
 }
 
-/// An amount as Kubernetes writes it: a number, or a text like `512Mi`. Kept as written.
+resource! {
+    /// State of one aspect of an object.
+    pub struct Condition {
+        /// Aspect that the condition describes, such as `Ready`.
+        #[serde(rename = "type")]
+        pub kind: String ["x-required" = true],
+        /// `True`, `False` or `Unknown`.
+        pub status: String ["x-required" = true],
+        /// Machine-readable reason, one CamelCase word.
+        pub reason: Option<String>,
+        /// Explanation for people.
+        pub message: Option<String>,
+        /// Time of the last check (RFC 3339); in conditions of kubevirt.io.
+        pub last_probe_time: Option<String> ["format" = "date-time"],
+        /// Time of the last check (RFC 3339); in conditions of cdi.kubevirt.io.
+        pub last_heartbeat_time: Option<String> ["format" = "date-time"],
+        /// Time of the last change of `status` (RFC 3339).
+        pub last_transition_time: Option<String> ["format" = "date-time"],
+    }
+
+    /// Object in the same namespace.
+    pub struct LocalReference {
+        /// Name.
+        pub name: String ["x-default" = ""],
+    }
+
+    /// Object without fields; its presence is the value.
+    pub struct Empty {
+    }
+}
+
+/// Kubernetes quantity: a number, or a string such as `512Mi`. Kept as written.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct Quantity(pub String);
@@ -146,7 +190,7 @@ impl Quantity {
     /// Whole bytes, rounded up.
     ///
     /// # Errors
-    /// When it is no amount of bytes.
+    /// When the quantity is not an amount of bytes.
     pub fn bytes(&self) -> Result<u64, QuantityError> {
         quantity::bytes(&self.0)
     }
@@ -180,12 +224,47 @@ impl schemars::JsonSchema for Quantity {
     fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
         schemars::json_schema!({
             "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "pattern": quantity::PATTERN,
             "x-kubernetes-int-or-string": true,
         })
     }
 }
 
-/// A text that may hold a secret: it is not shown where values are printed for debugging.
+/// Number or name, such as a port.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum IntOrString {
+    /// Number.
+    Int(i64),
+    /// Name.
+    String(String),
+}
+
+impl Default for IntOrString {
+    fn default() -> Self {
+        Self::Int(0)
+    }
+}
+
+#[cfg(feature = "crd")]
+impl schemars::JsonSchema for IntOrString {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "IntOrString".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "x-kubernetes-int-or-string": true,
+        })
+    }
+}
+
+/// String that may hold a secret; its value does not appear in debug output.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "crd", derive(schemars::JsonSchema))]
 #[serde(transparent)]
@@ -203,7 +282,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn what_is_not_known_is_kept_and_what_is_missing_stays_missing() {
+    fn partial_types_keep_other_fields_and_write_no_missing_ones() {
         let written =
             json!({"name": "a", "labels": {"x": "y"}, "selfLink": "/a", "new": {"deep": [1, 2.5, "x"]}});
         let meta: ObjectMeta = serde_json::from_value(written.clone()).unwrap();

@@ -1,76 +1,162 @@
-//! Schemas of resources, and where a document differs from one.
+//! Schemas of resources, and differences between a document and a schema.
 //!
-//! A schema is made from the types and their comments: an OpenAPI 3.0 schema as a CustomResourceDefinition holds it
-//! (Kubernetes: structural schemas), in which unknown fields are kept.
+//! A schema is generated from the types, their comments and their facts ([`crate::resource`]). It is a structural OpenAPI
+//! 3.0 schema as Kubernetes requires it: no references, a type for every field. [`of`] also describes metadata and is
+//! meant for [`mismatches`]; [`structural`] is the form for a CustomResourceDefinition, where Kubernetes supplies
+//! metadata itself.
 //!
-//! Not here: rules between fields.
+//! Not here: rules between fields, and the definitions around the schemas ([`crate::definition`]).
 
+use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
-use schemars::transform::{RecursiveTransform, Transform};
-use schemars::{JsonSchema, Schema};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
-/// Most mismatches that are told; whoever has so many learns nothing from more.
+/// Most mismatches that are reported.
 pub const MISMATCHES_MAX: usize = 1000;
 
-/// The structural schema of a resource.
+/// Use of a schema.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// Comparison with documents.
+    Document,
+    /// CustomResourceDefinition.
+    Definition,
+}
+
+/// Schema of a resource with its metadata.
 pub fn of<T: JsonSchema>() -> Value {
+    generate::<T>(Form::Document)
+}
+
+/// Schema of a resource for a CustomResourceDefinition.
+pub fn structural<T: JsonSchema>() -> Value {
+    let mut schema = generate::<T>(Form::Definition);
+    // Kubernetes describes the metadata of objects itself, and refuses a definition that does.
+    schema["properties"]["metadata"] = json!({"type": "object"});
+    schema
+}
+
+fn generate<T: JsonSchema>(form: Form) -> Value {
     let settings = SchemaSettings::openapi3().with(|settings| {
         settings.inline_subschemas = true;
         settings.meta_schema = None;
     });
-    let mut schema = settings.into_generator().into_root_schema_for::<T>();
-    RecursiveTransform(structural).transform(&mut schema);
-    schema.to_value()
+    let mut schema = settings.into_generator().into_root_schema_for::<T>().to_value();
+    finish(&mut schema, form);
+    schema
 }
 
-/// What a structural schema of ours must not have, and `T` where schemars writes "`T` or null": nulls are left out before.
-fn structural(schema: &mut Schema) {
-    for keyword in ["nullable", "default", "title", "required"] {
-        schema.remove(keyword);
-    }
+/// Turns the generator's output into a structural schema.
+fn finish(schema: &mut Value, form: Form) {
     let Some(object) = schema.as_object_mut() else { return };
+    // The generator derives defaults, nullability and required fields from serde's attributes; they are facts here.
+    for keyword in ["nullable", "default", "title", "required"] {
+        object.remove(keyword);
+    }
     if let Some(inner) = object.get("anyOf").and_then(|any| any.get(0)).and_then(Value::as_object)
         && inner.contains_key("x-kubernetes-int-or-string")
     {
+        // An optional quantity: "quantity or null" becomes the quantity.
         let inner = inner.clone();
         object.extend(inner);
     }
-    if object.get("type").and_then(Value::as_str) == Some("object") {
-        match object.get("additionalProperties") {
-            Some(Value::Bool(true)) => drop(object.remove("additionalProperties")),
-            Some(_) => {}
-            None => drop(object.entry("properties").or_insert_with(|| Value::Object(Map::new()))),
+    if let Some(Value::String(text)) = object.get_mut("description") {
+        *text = text.replace('\n', " ");
+    }
+    bounds(object, form);
+    if object.remove("x-metadata").is_some() && form == Form::Definition {
+        object.remove("properties");
+        object.remove("additionalProperties");
+    }
+    if let Some(names) = object.remove("x-omit") {
+        let fields = match object.get_mut("items").and_then(Value::as_object_mut) {
+            Some(items) => properties(items),
+            None => properties(object),
+        };
+        if let Some(fields) = fields {
+            fields
+                .retain(|name, _| !names.as_array().is_some_and(|names| names.iter().any(|one| one == name)));
         }
+    }
+    let mut required = Vec::new();
+    for (name, field) in properties(object).into_iter().flatten() {
+        if field.as_object_mut().and_then(|field| field.remove("x-required")).is_some() {
+            required.push(name.clone());
+        }
+        finish(field, form);
+    }
+    if !required.is_empty() {
+        object.insert("required".to_owned(), json!(required));
+    }
+    if let Some(default) = object.remove("x-default") {
+        object.insert("default".to_owned(), default);
+    }
+    for inner in ["items", "additionalProperties"] {
+        if let Some(inner) = object.get_mut(inner) {
+            finish(inner, form);
+        }
+    }
+    if object.get("type").and_then(Value::as_str) == Some("object") {
+        close(object, form);
     }
 }
 
-/// Where a document differs from its schema.
+fn properties(object: &mut Map<String, Value>) -> Option<&mut Map<String, Value>> {
+    object.get_mut("properties").and_then(Value::as_object_mut)
+}
+
+/// Writes the range of an integer with keywords that Kubernetes knows; its formats are those of signed integers. The API
+/// server reads a maximum as a floating-point number, rounds 2^63 - 1 up and compares with a negative number then, so a
+/// definition has none for 64 bits: the format is the bound.
+fn bounds(object: &mut Map<String, Value>, form: Form) {
+    let (format, maximum) = match object.get("format").and_then(Value::as_str) {
+        Some("uint16") => ("int32", u64::from(u16::MAX)),
+        Some("uint32") => ("int64", u64::from(u32::MAX)),
+        Some("uint64") => ("int64", i64::MAX.unsigned_abs()),
+        _ => return,
+    };
+    object.insert("format".to_owned(), json!(format));
+    if maximum <= u64::from(u32::MAX) || form == Form::Document {
+        object.entry("maximum").or_insert_with(|| json!(maximum));
+    }
+}
+
+/// An object without fields admits none when documents are compared; Kubernetes prunes unknown fields anyway.
+fn close(object: &mut Map<String, Value>, form: Form) {
+    match object.get("additionalProperties") {
+        Some(Value::Bool(_)) => drop(object.remove("additionalProperties")),
+        Some(_) => {}
+        None if form == Form::Document => drop(object.entry("properties").or_insert_with(|| json!({}))),
+        None => {}
+    }
+}
+
+/// Difference between a document and its schema.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mismatch {
-    /// The field: `spec.template.spec.domain.devices.disks[0].name`.
+    /// Field, such as `spec.template.spec.domain.devices.disks[0].name`.
     pub path: String,
-    /// How it differs.
+    /// Kind of difference.
     pub problem: Problem,
 }
 
-/// How a field differs from the schema.
+/// Kind of difference between a field and the schema.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Problem {
-    /// There is no such field; the one that may be meant.
+    /// The field does not exist; the name of a similar one.
     Unknown(Option<String>),
-    /// It has another type.
+    /// The type differs.
     Type {
-        /// What the schema says.
+        /// Type in the schema.
         wanted: String,
-        /// What the document has.
+        /// Type in the document.
         found: &'static str,
     },
-    /// A number outside of the schema's range.
+    /// The number is outside of the range.
     Range,
 }
 
-/// All places where `value` differs from `schema`, in the order of the document.
+/// Differences between `value` and `schema`, in the order of the document.
 pub fn mismatches(value: &Value, schema: &Value) -> Vec<Mismatch> {
     let mut found = Vec::new();
     walk(value, schema, &mut String::new(), &mut found);
@@ -148,7 +234,7 @@ pub fn leaves(value: &Value) -> Vec<String> {
     found
 }
 
-/// Whether anything may be in it.
+/// Whether the object may have any fields.
 fn is_open(schema: &Map<String, Value>) -> bool {
     !schema.contains_key("properties") && !schema.contains_key("additionalProperties")
 }
@@ -188,12 +274,11 @@ fn type_problem(value: &Value, schema: &Map<String, Value>) -> Option<Problem> {
     let bound = |key: &str| schema.get(key).and_then(Value::as_f64);
     let number = number.as_f64()?;
     let outside = bound("minimum").is_some_and(|least| number < least)
-        || bound("maximum").is_some_and(|most| number > most)
-        || (schema.get("format").and_then(Value::as_str) == Some("uint32") && number > f64::from(u32::MAX));
+        || bound("maximum").is_some_and(|most| number > most);
     outside.then_some(Problem::Range)
 }
 
-/// The field that may be meant: the same without case, or with one letter changed, added, left out, or two swapped.
+/// A field with a similar name: equal but for case, or one letter changed, added or missing, or two letters swapped.
 fn similar(key: &str, properties: &Map<String, Value>) -> Option<String> {
     let letters = |text: &str| text.chars().take(64).map(|c| c.to_ascii_lowercase()).collect::<Vec<_>>();
     let wanted = letters(key);
@@ -214,12 +299,14 @@ mod tests {
     use crate::kind::Kind;
     use serde_json::json;
 
-    /// What Kubernetes asks of a structural schema, as far as ours could break it.
-    fn is_structural(schema: &Value, path: &str) {
+    /// Rules of Kubernetes for structural schemas, as far as these could break them.
+    fn assert_structural(schema: &Value, path: &str) {
         let object = schema.as_object().unwrap_or_else(|| panic!("{path}: {schema}"));
         for keyword in ["$ref", "$schema", "nullable", "definitions", "oneOf", "allOf"] {
             assert!(!object.contains_key(keyword), "{path} has {keyword}");
         }
+        let own = object.keys().filter(|key| key.starts_with("x-") && !key.starts_with("x-kubernetes-"));
+        assert_eq!(own.count(), 0, "{path}: {schema}");
         let kind = object.get("type").map(|kind| kind.as_str().unwrap_or_else(|| panic!("{path}: {kind}")));
         let open = object.contains_key("x-kubernetes-int-or-string");
         assert!(kind.is_some() || open, "{path} has no type: {schema}");
@@ -227,33 +314,57 @@ mod tests {
             !(object.contains_key("properties") && object.contains_key("additionalProperties")),
             "{path}"
         );
-        if let Some(properties) = object.get("properties") {
-            assert_eq!(object["x-kubernetes-preserve-unknown-fields"], json!(true), "{path}");
-            for (name, schema) in properties.as_object().unwrap() {
-                is_structural(schema, &format!("{path}.{name}"));
-            }
+        for (name, schema) in object.get("properties").and_then(Value::as_object).into_iter().flatten() {
+            assert_structural(schema, &format!("{path}.{name}"));
         }
         for key in ["items", "additionalProperties"] {
             if let Some(inner) = object.get(key).filter(|inner| inner.is_object()) {
-                is_structural(inner, &format!("{path}.{key}"));
+                assert_structural(inner, &format!("{path}.{key}"));
             }
         }
     }
 
     #[test]
-    fn schemas_are_structural_and_described() {
-        for kind in Kind::ALL {
-            let mut schema = kind.schema();
-            // Kubernetes' own types of metadata are not part of a definition's schema.
-            assert!(schema["properties"]["metadata"].take().is_object());
-            schema["properties"].as_object_mut().unwrap().remove("metadata");
-            is_structural(&schema, kind.name());
-            assert!(schema["description"].as_str().is_some_and(|text| text.len() > 3), "{}", kind.name());
+    fn schemas_are_structural_and_leave_metadata_to_kubernetes() {
+        for definition in crate::definition::ALL {
+            let schema = definition.schema();
+            assert_structural(&schema, definition.kind);
+            let metadata = &schema["properties"]["metadata"];
+            if definition.kind == "HyperConverged" {
+                assert_eq!(metadata["properties"]["name"]["pattern"], crate::hyperconverged::NAME);
+                definition.others.iter().for_each(|other| assert_structural(&other.schema(), other.version));
+            } else {
+                assert_eq!(*metadata, json!({"type": "object"}), "{}", definition.kind);
+            }
         }
     }
 
     #[test]
-    fn differences_are_told_by_path() {
+    fn metadata_of_templates_is_open_in_a_definition_and_typed_for_documents() {
+        let path = "/properties/spec/properties/template/properties/metadata";
+        let definition = structural::<crate::kubevirt::VirtualMachine>();
+        let metadata = definition.pointer(path).unwrap();
+        assert_eq!(metadata["x-kubernetes-preserve-unknown-fields"], true);
+        assert!(metadata["properties"].is_null());
+        let document = of::<crate::kubevirt::VirtualMachine>();
+        assert_eq!(document.pointer(path).unwrap()["properties"]["name"]["type"], "string");
+    }
+
+    #[test]
+    fn omitted_fields_exist_only_where_upstream_has_them() {
+        let schema = structural::<crate::kubevirt::VirtualMachineInstance>();
+        let timer = |name: &str| {
+            let timers = "/properties/spec/properties/domain/properties/clock/properties/timer/properties";
+            let fields = schema.pointer(&format!("{timers}/{name}/properties")).unwrap();
+            fields.as_object().unwrap().keys().cloned().collect::<Vec<_>>()
+        };
+        assert_eq!(timer("rtc"), ["present", "tickPolicy", "track"]);
+        assert_eq!(timer("hpet"), ["present", "tickPolicy"]);
+        assert_eq!(timer("kvm"), ["present"]);
+    }
+
+    #[test]
+    fn differences_are_reported_by_path() {
         let schema = Kind::VirtualMachine.schema();
         let value = json!({
             "apiVersion": "kubevirt.io/v1",
@@ -304,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_its_schema_can_be_read() {
+    fn values_are_read_and_written_without_change() {
         use crate::kubevirt::VirtualMachine;
         let value = json!({
             "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": {"name": "a"},
@@ -313,17 +424,16 @@ mod tests {
                 "volumes": [{"name": "a", "containerDisk": {"image": "x"}}],
                 "terminationGracePeriodSeconds": 5,
             }}},
-            "status": {"printableStatus": "Stopped", "ready": false, "volumeSnapshotStatuses": [1]},
+            "status": {"printableStatus": "Stopped", "ready": false, "volumeSnapshotStatuses": [{"name": "a", "enabled": false}]},
         });
         let found = mismatches(&value, &Kind::VirtualMachine.schema());
-        let paths: Vec<_> = found.iter().map(|one| one.path.as_str()).collect();
-        assert_eq!(paths, ["spec.template.spec.domain.devices.gpus", "status.volumeSnapshotStatuses"]);
+        assert_eq!(found, []);
         let machine: VirtualMachine = serde_json::from_value(value.clone()).unwrap();
         assert_eq!(serde_json::to_value(machine).unwrap(), value, "written as it was read");
     }
 
     #[test]
-    fn many_differences_are_not_all_told() {
+    fn the_number_of_differences_is_bounded() {
         let list: Vec<Value> = (0..5000).map(Value::from).collect();
         let value = json!({"spec": {"accessModes": list}});
         assert_eq!(mismatches(&value, &Kind::PersistentVolumeClaim.schema()).len(), MISMATCHES_MAX);

@@ -3,7 +3,7 @@
 //! resuming follows draft-ietf-httpbis-resumable-upload.
 //!
 //! [`request`] is how a client asks for a token, `token` (feature `token`) what is in it, and who believes it; [`clone`] is
-//! how the sending pod of a clone is told what to do.
+//! the environment of a clone's sending pod.
 //!
 //! Not here: files, TLS, HTTP.
 
@@ -75,19 +75,21 @@ pub fn archive_path(path: &str) -> String {
     format!("{version}{}", Way::Archive.word())
 }
 
-/// What all paths begin with.
+/// Prefix of all paths.
 const VERSIONS: [&str; 2] = ["/v1beta1/", "/v1alpha1/"];
-/// What the path of a resumable upload begins with; its name follows. Ours.
+/// Prefix of the path of a resumable upload; its name follows. Ours.
 pub const RESOURCES: &str = "/v1beta1/uploads/";
 /// Field of a form that holds the image.
 pub const FORM_FIELD: &str = "file";
 
-/// Header that tells what a clone sends; see [`CloneOf`].
+/// Header with the content type of a clone; see [`CloneOf`].
 pub const CONTENT_TYPE_HEADER: &str = "x-cdi-content-type";
+/// Header of a Block volume's clone: bytes of the device, before compression. Ours; stock senders do not send it.
+pub const CLONE_SIZE_HEADER: &str = "ferrovirt-clone-size";
 /// Header of answers to HEAD: how far the upload is, in per cent. Ours.
 pub const PROGRESS_HEADER: &str = "ferrovirt-upload-progress";
 
-/// What a clone sends instead of an image: a stream in snappy's framing format.
+/// Content of a clone instead of an image: a stream in snappy's framing format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CloneOf {
     /// A tar archive of a Filesystem volume.
@@ -133,9 +135,9 @@ pub mod resume {
     pub const COMPLETED: &str = "https://iana.org/assignments/http-problem-types#completed-upload";
 }
 
-/// Annotations of claims that tell how far an upload's server is, as upstream's controller writes them.
+/// Annotations of claims with the progress of an upload's server, as upstream's controller writes them.
 pub mod annotation {
-    /// On a claim that may be uploaded to; the value says nothing.
+    /// On a claim that may be uploaded to; the value has no meaning.
     pub const TARGET: &str = "cdi.kubevirt.io/storage.upload.target";
     /// Phase of the server's pod: `Running`, `Succeeded`.
     pub const POD_PHASE: &str = "cdi.kubevirt.io/storage.pod.phase";
@@ -176,7 +178,7 @@ fn fnv1a(text: &str) -> u32 {
     text.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
-/// What an upload server is told: environment variables, as data. Empty texts mean "not given".
+/// An upload server's environment variables, as data. Empty texts mean "not given".
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Server {
     /// LISTEN_ADDRESS; all addresses, if not given.
@@ -187,7 +189,7 @@ pub struct Server {
     pub key_file: String,
     /// TLS_CERT_FILE.
     pub cert_file: String,
-    /// CLIENT_CERT_FILE: certificates of who signs clients'.
+    /// CLIENT_CERT_FILE: certificates of the clients' authority.
     pub client_cert_file: String,
     /// CLIENT_NAME: common name of the one client.
     pub client_name: String,

@@ -1,4 +1,4 @@
-//! What an importer is told: environment variables, as data.
+//! The importer's environment variables, as data.
 
 use thiserror::Error;
 
@@ -95,7 +95,7 @@ pub enum SourceKind {
     None,
 }
 
-/// What is imported.
+/// The source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Content {
     /// A disk image.
@@ -115,7 +115,7 @@ pub enum CacheMode {
     TryNone,
 }
 
-/// Who pulls a registry image.
+/// The puller of a registry image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum PullMethod {
     /// The importer.
@@ -133,9 +133,9 @@ pub enum JobError {
     Unknown {
         /// The variable.
         name: &'static str,
-        /// What it says.
+        /// Its value.
         value: String,
-        /// What it may say.
+        /// The allowed values.
         expected: &'static str,
     },
     /// IMPORTER_IMAGE_SIZE is no quantity.
@@ -178,7 +178,7 @@ words!(CacheMode, "CACHE_MODE", "TRYNONE or nothing", "TRYNONE" => Self::TryNone
 words!(PullMethod, "IMPORTER_PULL_METHOD", "node, pod or nothing",
     "node" => Self::Node, "pod" => Self::Pod);
 
-/// The name of the variable whose presence says that a process was started by this contract.
+/// The name of the variable that marks a process as started by this contract.
 pub const SOURCE_VARIABLE: &str = "IMPORTER_SOURCE";
 const EXTRA_HEADER: &str = "IMPORTER_EXTRA_HEADER_";
 

@@ -17,9 +17,9 @@ use serde::{Deserialize, Serialize};
 pub const SERVER_PORT: u16 = 8100;
 /// Folder of the container image that holds its disk.
 pub const IMAGE_DIR: &str = "/disk";
-/// What the server writes when it is ready: the name of the disk.
+/// Written by the server when it is ready: the name of the disk.
 pub const READY_FILE: &str = "/shared/ready";
-/// What the importer makes when it needs the server no more.
+/// Made by the importer when it no longer needs the server.
 pub const DONE_FILE: &str = "/shared/done";
 /// Path that always is the disk, whatever its name.
 pub const DISK_PATH: &str = "/disk.img";
@@ -28,7 +28,7 @@ pub const INFO_PATH: &str = "/info";
 /// Longest time the importer waits for the ready file.
 pub const READY_SECONDS: u64 = 60;
 
-/// A variable of an image's environment whose name contains this is a label.
+/// A variable of an image's environment with this in its name is a label.
 const LABEL_MARK: &str = "KUBEVIRT_IO_";
 /// Labels taken from one image at most.
 const LABELS_MAX: usize = 64;
@@ -37,7 +37,7 @@ const LABEL_PART_MAX: usize = 63;
 /// Longest prefix of a label.
 const LABEL_PREFIX_MAX: usize = 253;
 
-/// What the server tells beside the disk.
+/// The server's information in addition to the disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ServerInfo {

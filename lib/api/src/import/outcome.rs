@@ -1,4 +1,4 @@
-//! What an import answers: the termination message, one line of JSON.
+//! The result of an import: the termination message, one line of JSON.
 
 use std::collections::BTreeMap;
 
@@ -19,12 +19,15 @@ pub struct Outcome {
     /// The upload's deadline passed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deadline_passed: Option<bool>,
-    /// What a VDDK import talked to.
+    /// The peer of a VDDK import.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vddk_info: Option<VddkInfo>,
     /// Labels for the PVC, from the image's environment.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
+    /// A text that changes when the source does, where only that was asked for. Ours.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
     /// A sentence for people and for controllers that match on it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
@@ -43,7 +46,7 @@ pub struct VddkInfo {
 }
 
 impl Outcome {
-    /// An outcome that only says `message`.
+    /// An outcome with only a `message`.
     pub fn message(message: impl Into<String>) -> Self {
         Self { message: Some(message.into()), ..Self::default() }
     }
@@ -67,7 +70,7 @@ impl Outcome {
         }
     }
 
-    /// Reads a termination message; `None` when it is not one of ours (plain text of a failure, say).
+    /// Reads a termination message; `None` when it is not one of ours (for example the plain text of a failure).
     pub fn from_line(line: &str) -> Option<Self> {
         serde_json::from_str(line.trim()).ok()
     }
@@ -91,6 +94,7 @@ mod tests {
             deadline_passed: Some(true),
             vddk_info: Some(VddkInfo { version: "7.0".into(), host: "esx".into() }),
             labels: [("a".to_owned(), "b".to_owned())].into(),
+            version: None,
             message: Some("Import Complete".into()),
         }
     }

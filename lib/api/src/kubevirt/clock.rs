@@ -1,45 +1,45 @@
-//! What the guest's clocks show.
+//! Clock and timers of a guest.
 
 use crate::resource::resource;
 
 resource! {
-    /// Clock and timers; UTC where neither of the two offsets is given.
+    /// Clock and timers. UTC if neither `utc` nor `timezone` is set.
     pub struct Clock {
-        /// UTC, or a distance from it.
+        /// UTC, or an offset from it.
         pub utc: Option<UtcOffset>,
-        /// A time zone's name, such as `Europe/Berlin`.
+        /// Time zone, such as `Europe/Berlin`.
         pub timezone: Option<String>,
         /// Timers.
         pub timer: Option<Timers>,
     }
 
-    /// UTC, or a distance from it.
-    pub struct UtcOffset {
-        /// Seconds from UTC; what the guest sets is kept over reboots then.
-        pub offset_seconds: Option<i64>,
-    }
-
-    /// Timers; one that is not named is as the machine type has it.
+    /// Timers. Omitted timers are as the machine type has them.
     pub struct Timers {
         /// High precision event timer.
-        pub hpet: Option<Timer>,
-        /// KVM's clock.
-        pub kvm: Option<Timer>,
+        pub hpet: Option<Timer> ["x-omit" = ["track"]],
+        /// KVM clock.
+        pub kvm: Option<Timer> ["x-omit" = ["tickPolicy", "track"]],
         /// Programmable interval timer.
-        pub pit: Option<Timer>,
-        /// Real time clock.
+        pub pit: Option<Timer> ["x-omit" = ["track"]],
+        /// Real-time clock.
         pub rtc: Option<Timer>,
-        /// Hyper-V's clock.
-        pub hyperv: Option<Timer>,
+        /// Hyper-V clock.
+        pub hyperv: Option<Timer> ["x-omit" = ["tickPolicy", "track"]],
     }
 
-    /// One timer.
+    /// Timer.
     pub struct Timer {
-        /// Whether it is there. Default: yes.
+        /// Whether it is present. Default: true.
         pub present: Option<bool>,
-        /// What becomes of ticks that came too late: `delay`, `catchup`, `merge`, `discard`. For hpet, pit and rtc.
+        /// Handling of missed ticks: `delay`, `catchup`, `merge` or `discard`.
         pub tick_policy: Option<String>,
-        /// What it follows: `guest` or `wall`. For rtc.
+        /// Clock that is followed: `guest` or `wall`.
         pub track: Option<String>,
+    }
+
+    /// UTC, or an offset from it.
+    pub struct UtcOffset {
+        /// Offset in seconds. If set, clock changes by the guest persist over reboots.
+        pub offset_seconds: Option<i64>,
     }
 }

@@ -1,89 +1,97 @@
-//! Disks: how a guest sees its volumes.
+//! Disks of a guest.
 
 use crate::resource::resource;
 
 resource! {
-    /// A disk, CD drive or SCSI device that shows the volume of the same name. A disk where none of `disk`, `cdrom` and
-    /// `lun` is given.
+    /// Disk, CD drive or SCSI device backed by the volume of the same name. A disk if none of `disk`, `cdrom` and
+    /// `lun` is set.
     pub struct Disk {
-        /// Its name, and the volume's.
-        pub name: String,
-        /// A disk.
+        /// Name of the disk and its volume.
+        pub name: String ["x-required" = true],
+        /// Disk.
         pub disk: Option<DiskTarget>,
-        /// A CD drive.
+        /// CD drive.
         pub cdrom: Option<CdRomTarget>,
-        /// A SCSI device that is passed through.
+        /// SCSI device that is passed through.
         pub lun: Option<LunTarget>,
-        /// Place among the devices that are booted from, from 1; each one once. Default: not booted from where another
-        /// device has a place, else disks in their order.
+        /// Position in the boot order, from 1, unique among disks and interfaces. Default: disks in their order,
+        /// unless another device has a position.
         pub boot_order: Option<u32>,
-        /// Serial number that the guest reads.
+        /// Serial number shown to the guest.
         pub serial: Option<String>,
-        /// A thread of its own.
+        /// Whether the disk has an I/O thread of its own. Default: false.
         #[serde(rename = "dedicatedIOThread")]
         pub dedicated_io_thread: Option<bool>,
-        /// The host's page cache: `none`, `writethrough` or `writeback`. Default: `none` where the storage can do
-        /// without it, else `writethrough`.
+        /// Host page cache mode: `none`, `writethrough` or `writeback`. Default: `none` if the storage supports
+        /// direct I/O, else `writethrough`.
         pub cache: Option<String>,
-        /// How QEMU reads and writes: `native`, `threads` or `default`. Default: `native` for block devices and
-        /// preallocated files.
+        /// I/O mode of QEMU: `native`, `threads` or `default`. Default: `native` for block devices and preallocated
+        /// files.
         pub io: Option<String>,
-        /// A word that a config drive tells about the disk.
+        /// Tag shown to the guest in the config drive.
         pub tag: Option<String>,
-        /// Sizes of blocks that the guest sees.
+        /// Block sizes shown to the guest.
         pub block_size: Option<BlockSize>,
-        /// Several guests may write it: nothing is locked, nothing cached.
+        /// Whether several guests may use the disk at once: no lock and no cache. Default: false.
         pub shareable: Option<bool>,
-        /// What follows an error of the storage: `stop` (default: the guest is paused), `report`, `ignore` or
-        /// `enospace` (paused when the storage is full, else reported).
+        /// Reaction to a storage error: `stop` (default) pauses the guest, `report` passes the error on, `ignore`
+        /// drops it, `enospace` pauses if the storage is full and reports otherwise.
         pub error_policy: Option<String>,
+        /// Whether changed blocks are tracked for incremental backups.
+        pub changed_block_tracking: Option<bool>,
     }
 
-    /// A disk.
-    pub struct DiskTarget {
-        /// `virtio`, `sata` (default), `scsi` or `usb`.
-        pub bus: Option<String>,
-        /// The guest cannot write. Default: no.
-        pub readonly: Option<bool>,
+    /// Block sizes shown to the guest; one field is set.
+    pub struct BlockSize {
+        /// Given sizes.
+        pub custom: Option<CustomBlockSize>,
+        /// Sizes of the volume.
+        pub match_volume: Option<MatchVolume>,
     }
 
-    /// A CD drive.
+    /// Given block sizes in bytes; powers of two from 512.
+    pub struct CustomBlockSize {
+        /// Smallest unit of addressing.
+        pub logical: Option<u32>,
+        /// Smallest unit of writing, at least `logical`.
+        pub physical: Option<u32>,
+        /// Smallest unit of discarding.
+        pub discard_granularity: Option<i64>,
+    }
+
+    /// Block sizes of the volume.
+    pub struct MatchVolume {
+        /// Whether the sizes are used. Default: true.
+        pub enabled: Option<bool>,
+    }
+
+    /// CD drive.
     pub struct CdRomTarget {
         /// `sata` (default), `scsi` or `usb`.
         pub bus: Option<String>,
-        /// Default, and the only value: yes.
+        /// Always true.
         pub readonly: Option<bool>,
         /// `open` or `closed` (default).
         pub tray: Option<String>,
     }
 
-    /// A SCSI device that is passed through.
+    /// Disk.
+    pub struct DiskTarget {
+        /// `virtio`, `sata` (default), `scsi` or `usb`.
+        pub bus: Option<String>,
+        /// Whether the guest cannot write. Default: false.
+        pub readonly: Option<bool>,
+        /// PCI address in the guest, such as `0000:81:01.0`; with bus `virtio`.
+        pub pci_address: Option<String>,
+    }
+
+    /// SCSI device that is passed through.
     pub struct LunTarget {
         /// `scsi` (default).
         pub bus: Option<String>,
-        /// The guest cannot write. Default: no.
+        /// Whether the guest cannot write. Default: false.
         pub readonly: Option<bool>,
-    }
-
-    /// Sizes of blocks: one of the two.
-    pub struct BlockSize {
-        /// As given.
-        pub custom: Option<CustomBlockSize>,
-        /// As the volume has them.
-        pub match_volume: Option<MatchVolume>,
-    }
-
-    /// Sizes of blocks as given, in bytes: powers of two from 512.
-    pub struct CustomBlockSize {
-        /// What the guest addresses.
-        pub logical: Option<u32>,
-        /// What is written at once; not less than `logical`.
-        pub physical: Option<u32>,
-    }
-
-    /// Sizes of blocks as the volume has them.
-    pub struct MatchVolume {
-        /// Default: yes.
-        pub enabled: Option<bool>,
+        /// Whether the guest may use SCSI persistent reservations. Default: false.
+        pub reservation: Option<bool>,
     }
 }

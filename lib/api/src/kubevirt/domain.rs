@@ -1,144 +1,132 @@
-//! The machine: processors, memory, firmware.
+//! Virtual hardware: CPU, memory, machine type.
 
 use std::collections::BTreeMap;
 
-use super::{Clock, Devices, Features};
-use crate::resource::{Quantity, resource};
+use super::{Chassis, Clock, Devices, Features, Firmware, LaunchSecurity};
+use crate::resource::{Empty, Quantity, resource};
 
 resource! {
-    /// The machine that a guest sees.
+    /// Virtual hardware.
     pub struct Domain {
-        /// Memory and processors as Kubernetes counts them.
+        /// Memory and CPU as accounted by Kubernetes.
         pub resources: Option<Resources>,
-        /// Processors.
+        /// CPU topology and model.
         pub cpu: Option<Cpu>,
         /// Memory.
         pub memory: Option<Memory>,
-        /// Kind of board.
+        /// Machine type.
         pub machine: Option<Machine>,
-        /// BIOS or EFI, and what they tell about the machine.
+        /// Firmware and SMBIOS identity.
         pub firmware: Option<Firmware>,
-        /// What clocks show.
-        pub clock: Option<Clock>,
-        /// ACPI, SMM, Hyper-V's enlightenments.
+        /// Clock and timers.
+        pub clock: Option<Clock> ["x-kubernetes-preserve-unknown-fields" = true],
+        /// ACPI, SMM, Hyper-V enlightenments and other features.
         pub features: Option<Features>,
-        /// Disks, interfaces and everything else.
-        pub devices: Devices,
-        /// Which threads serve disks: `shared` (all one), `auto` (several, in turn) or `supplementalPool`. Default: the
-        /// main thread, but for disks that ask for one of their own.
+        /// Disks, interfaces and other devices.
+        pub devices: Devices ["x-required" = true],
+        /// I/O threads of disks: `shared` (one for all), `auto` (several in turn) or `supplementalPool`. Default:
+        /// the main thread, except for disks with a dedicated one.
         pub io_threads_policy: Option<String>,
-        /// Threads of the supplemental pool.
+        /// Size of the supplemental pool.
         pub io_threads: Option<IoThreads>,
-        /// What SMBIOS says about the case.
+        /// SMBIOS chassis strings.
         pub chassis: Option<Chassis>,
-        /// `Reboot` (default): a reboot stays within the run. `Terminate`: it ends the run.
-        pub reboot_policy: Option<String>,
+        /// `Reboot` (default) keeps the instance when the guest reboots, `Terminate` ends it.
+        pub reboot_policy: Option<String> ["enum" = ["Reboot", "Terminate"]],
+        /// Confidential computing.
+        pub launch_security: Option<LaunchSecurity>,
     }
 
-    /// Memory and processors as Kubernetes counts them.
-    pub struct Resources {
-        /// What is set aside: `memory`, and `cpu` in cores. Memory of the guest where `memory.guest` is not given.
-        pub requests: BTreeMap<String, Quantity>,
-        /// What is the most. Memory of the guest where nothing else says it.
-        pub limits: BTreeMap<String, Quantity>,
-    }
-
-    /// Processors: sockets × cores × threads.
+    /// CPU topology and model: sockets × cores × threads.
     pub struct Cpu {
         /// Sockets. Default: 1.
         pub sockets: Option<u32>,
-        /// Sockets that can be there later without a restart. Default: 4 × `sockets`.
+        /// Sockets up to which CPUs can be hotplugged. Default: 4 × `sockets`.
         pub max_sockets: Option<u32>,
-        /// Cores of a socket. Default: 1.
+        /// Cores per socket. Default: 1.
         pub cores: Option<u32>,
-        /// Threads of a core. Default: 1.
+        /// Threads per core. Default: 1.
         pub threads: Option<u32>,
-        /// `host-model` (default), `host-passthrough`, or a model that libvirt knows.
+        /// `host-model` (default), `host-passthrough`, or a model known to libvirt.
         pub model: Option<String>,
-        /// Features on top of the model's.
+        /// CPU features added to or removed from the model.
         pub features: Vec<CpuFeature>,
+        /// Whether vCPUs are pinned to CPUs of their own. Default: false.
+        pub dedicated_cpu_placement: Option<bool>,
+        /// Whether QEMU's own threads get a CPU of their own. Default: false.
+        pub isolate_emulator_thread: Option<bool>,
+        /// NUMA topology of the guest.
+        pub numa: Option<Numa>,
+        /// Realtime scheduling.
+        pub realtime: Option<Realtime>,
     }
 
-    /// A processor's feature.
+    /// CPU feature.
     pub struct CpuFeature {
-        /// As libvirt calls it.
-        pub name: String,
+        /// Name known to libvirt.
+        pub name: String ["x-required" = true],
         /// `force`, `require` (default), `optional`, `disable` or `forbid`.
         pub policy: Option<String>,
     }
 
+    /// NUMA topology of the guest.
+    pub struct Numa {
+        /// The guest has the topology of its pinned CPUs.
+        pub guest_mapping_passthrough: Option<Empty>,
+    }
+
+    /// Realtime scheduling.
+    pub struct Realtime {
+        /// vCPUs with realtime scheduling, such as `0-3,^1`. Default: all.
+        pub mask: Option<String>,
+    }
+
+    /// Size of the supplemental I/O thread pool.
+    pub struct IoThreads {
+        /// Number of threads.
+        pub supplemental_pool_thread_count: Option<u32>,
+    }
+
+    /// Machine type.
+    pub struct Machine {
+        /// QEMU machine type: `q35` (default) or a versioned name such as `pc-q35-7.2`.
+        #[serde(rename = "type")]
+        pub kind: String,
+    }
+
     /// Memory.
     pub struct Memory {
-        /// What the guest has at its start.
+        /// Memory of the guest at its start.
         pub guest: Option<Quantity>,
-        /// What it can get later without a restart. Default: 4 × `guest`.
+        /// Memory up to which it can be hotplugged. Default: 4 × `guest`.
         pub max_guest: Option<Quantity>,
         /// Memory in huge pages.
         pub hugepages: Option<Hugepages>,
+        /// Memory overhead of the launcher.
+        pub reserved_overhead: Option<ReservedOverhead>,
     }
 
     /// Memory in huge pages.
     pub struct Hugepages {
         /// `2Mi` or `1Gi`.
-        pub page_size: Option<Quantity>,
+        pub page_size: Option<String>,
     }
 
-    /// A kind of board.
-    pub struct Machine {
-        /// QEMU's name: `q35` (default) or one with its version, such as `pc-q35-7.2`.
-        #[serde(rename = "type")]
-        pub kind: String,
+    /// Memory overhead of the launcher.
+    pub struct ReservedOverhead {
+        /// Memory added to the computed overhead.
+        pub added_overhead: Option<Quantity>,
+        /// Whether the guest's memory is locked.
+        pub mem_lock: Option<String> ["enum" = ["NotRequired", "Required"]],
     }
 
-    /// BIOS or EFI, and what they tell about the machine.
-    pub struct Firmware {
-        /// The machine's UUID in SMBIOS. Default: derived from the object.
-        pub uuid: Option<String>,
-        /// The machine's serial number in SMBIOS. Default: derived from the object.
-        pub serial: Option<String>,
-        /// Which firmware. Default: BIOS.
-        pub bootloader: Option<Bootloader>,
-    }
-
-    /// Which firmware: one of the two.
-    pub struct Bootloader {
-        /// SeaBIOS.
-        pub bios: Option<Bios>,
-        /// OVMF.
-        pub efi: Option<Efi>,
-    }
-
-    /// SeaBIOS.
-    pub struct Bios {
-        /// Show its messages on the serial console too. Default: no.
-        pub use_serial: Option<bool>,
-    }
-
-    /// OVMF.
-    pub struct Efi {
-        /// Start signed loaders only; needs `features.smm`. Default: yes.
-        pub secure_boot: Option<bool>,
-        /// Keep its variables when the guest stops. Default: no.
-        pub persistent: Option<bool>,
-    }
-
-    /// Threads of the supplemental pool.
-    pub struct IoThreads {
-        /// How many.
-        pub supplemental_pool_thread_count: Option<u32>,
-    }
-
-    /// What SMBIOS says about the case.
-    pub struct Chassis {
-        /// Who made it.
-        pub manufacturer: Option<String>,
-        /// Its version.
-        pub version: Option<String>,
-        /// Its serial number.
-        pub serial: Option<String>,
-        /// Its tag in an inventory.
-        pub asset: Option<String>,
-        /// Its number in a catalogue.
-        pub sku: Option<String>,
+    /// Memory and CPU as accounted by Kubernetes.
+    pub struct Resources {
+        /// Reserved `memory` and `cpu`. `memory` is the guest's memory if `memory.guest` is not set.
+        pub requests: BTreeMap<String, Quantity>,
+        /// Highest `memory` and `cpu`. `memory` is the guest's memory if nothing else sets it.
+        pub limits: BTreeMap<String, Quantity>,
+        /// Whether the launcher's memory overhead is left out of the request. Default: false.
+        pub overcommit_guest_overhead: Option<bool>,
     }
 }

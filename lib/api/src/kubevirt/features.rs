@@ -1,104 +1,110 @@
-//! What the machine can do beside processors and devices.
+//! Hardware features of a guest besides CPU and devices.
 
 use crate::resource::resource;
 
 resource! {
-    /// What the machine can do. A feature that is named without `enabled` is switched on.
+    /// Feature that can be switched on and off.
+    pub struct Feature {
+        /// Whether it is on. Default: true.
+        pub enabled: Option<bool>,
+    }
+
+    /// Hardware features. A feature that is listed without `enabled` is switched on.
     pub struct Features {
         /// ACPI. Default: on.
         pub acpi: Option<Feature>,
         /// Local APIC. Default: on.
         pub apic: Option<Apic>,
-        /// System management mode; secure boot needs it. Default: off.
+        /// System management mode, needed by secure boot. Default: off.
         pub smm: Option<Feature>,
-        /// How KVM shows itself.
+        /// Visibility of KVM.
         pub kvm: Option<KvmFeature>,
-        /// Paravirtual spinlocks. Default: as the machine type has it.
+        /// Paravirtual spinlocks. Default: as the machine type.
         pub pvspinlock: Option<Feature>,
-        /// Hyper-V's enlightenments, for Windows.
+        /// Hyper-V enlightenments, for Windows.
         pub hyperv: Option<Hyperv>,
-    }
-
-    /// On or off.
-    pub struct Feature {
-        /// Default: on.
-        pub enabled: Option<bool>,
+        /// All Hyper-V enlightenments that the host supports.
+        pub hyperv_passthrough: Option<Feature>,
     }
 
     /// Local APIC.
     pub struct Apic {
-        /// Default: on.
+        /// Whether it is on. Default: true.
         pub enabled: Option<bool>,
-        /// Paravirtual end of interrupt. Default: off.
+        /// Paravirtual end of interrupt. Default: false.
         pub end_of_interrupt: Option<bool>,
     }
 
-    /// How KVM shows itself.
-    pub struct KvmFeature {
-        /// Whether it hides. Default: no.
-        pub hidden: Option<bool>,
-    }
-
-    /// Hyper-V's enlightenments.
+    /// Hyper-V enlightenments.
     pub struct Hyperv {
-        /// No watchdog timeouts.
+        /// Relaxed timing: no watchdog timeouts.
         pub relaxed: Option<Feature>,
         /// Virtual APIC.
         pub vapic: Option<Feature>,
-        /// Spinlocks.
+        /// Notification of long spinlocks.
         pub spinlocks: Option<Spinlocks>,
-        /// Index of virtual processors.
+        /// Virtual processor index.
         pub vpindex: Option<Feature>,
-        /// Time accounting.
+        /// Virtual processor run time.
         pub runtime: Option<Feature>,
-        /// Synthetic interrupts.
+        /// Synthetic interrupt controller.
         pub synic: Option<Feature>,
         /// Synthetic timers; needs `synic`.
         pub synictimer: Option<SynicTimer>,
         /// Reset by the hypervisor.
         pub reset: Option<Feature>,
-        /// What the hypervisor calls itself.
+        /// Hypervisor vendor string.
         pub vendorid: Option<VendorId>,
         /// Frequency registers.
         pub frequencies: Option<Feature>,
-        /// Notice of changed frequencies.
+        /// Notification of frequency changes.
         pub reenlightenment: Option<Feature>,
-        /// Flushing of address caches; needs `vpindex`.
+        /// Paravirtual TLB flush; needs `vpindex`.
         pub tlbflush: Option<TlbFlush>,
-        /// Interrupts between processors; needs `vpindex`.
+        /// Paravirtual inter-processor interrupts; needs `vpindex`.
         pub ipi: Option<Feature>,
-        /// Enlightened VMCS, for guests that run guests on Intel's processors.
+        /// Enlightened VMCS, for nested guests on Intel CPUs.
         pub evmcs: Option<Feature>,
     }
 
-    /// Spinlocks.
+    /// Notification of long spinlocks.
     pub struct Spinlocks {
-        /// Default: on.
+        /// Whether it is on. Default: true.
         pub enabled: Option<bool>,
-        /// Tries before the hypervisor is told, 4096 at least. Default: 4096.
+        /// Attempts before the hypervisor is notified, at least 4096. Default: 4096.
         #[serde(rename = "spinlocks")]
         pub retries: Option<u32>,
     }
 
     /// Synthetic timers.
     pub struct SynicTimer {
-        /// Default: on.
+        /// Whether they are on. Default: true.
         pub enabled: Option<bool>,
-        /// Without synthetic interrupts.
+        /// Direct mode: without synthetic interrupts.
         pub direct: Option<Feature>,
     }
 
-    /// What the hypervisor calls itself.
-    pub struct VendorId {
-        /// Default: on.
+    /// Paravirtual TLB flush.
+    pub struct TlbFlush {
+        /// Whether it is on. Default: true.
         pub enabled: Option<bool>,
-        /// At most twelve characters.
+        /// Direct mode, for nested guests.
+        pub direct: Option<Feature>,
+        /// Flush of single address ranges.
+        pub extended: Option<Feature>,
+    }
+
+    /// Hypervisor vendor string.
+    pub struct VendorId {
+        /// Whether it is set. Default: true.
+        pub enabled: Option<bool>,
+        /// String of at most 12 characters.
         pub vendorid: Option<String>,
     }
 
-    /// Flushing of address caches.
-    pub struct TlbFlush {
-        /// Default: on.
-        pub enabled: Option<bool>,
+    /// Visibility of KVM.
+    pub struct KvmFeature {
+        /// Whether KVM is hidden from the guest. Default: false.
+        pub hidden: Option<bool>,
     }
 }

@@ -1,158 +1,209 @@
-//! Volumes: where the bytes of disks are.
+//! Volumes: storage behind the disks of a guest.
 
-use crate::resource::{Confidential, LocalReference, Quantity, resource};
+use crate::resource::{Confidential, Empty, LocalReference, Quantity, resource};
 
 resource! {
-    /// A volume: a name, and exactly one of the sources.
+    /// Volume for the launcher that the guest does not see.
+    pub struct UtilityVolume {
+        /// Claim.
+        pub claim_name: String ["x-required" = true],
+        /// Name.
+        pub name: String ["x-required" = true],
+        /// Whether the volume is read-only. Default: false.
+        pub read_only: Option<bool>,
+        /// `MemoryDump`, or empty.
+        #[serde(rename = "type")]
+        pub kind: Option<String>,
+    }
+
+    /// Volume; exactly one source is set.
     pub struct Volume {
-        /// Its name, a DNS label.
-        pub name: String,
-        /// A PersistentVolumeClaim: `disk.img` in its filesystem, or its block device.
+        /// Name, a DNS label.
+        pub name: String ["x-required" = true],
+        /// PersistentVolumeClaim: its block device, or `disk.img` in its filesystem.
         pub persistent_volume_claim: Option<ClaimVolume>,
-        /// A DataVolume: the claim it makes.
+        /// DataVolume.
         pub data_volume: Option<DataVolumeReference>,
-        /// The disk in a container image; what the guest writes is lost when it stops.
+        /// Disk in a container image; changes are lost when the guest stops.
         pub container_disk: Option<ContainerDisk>,
-        /// A new disk that is lost when the guest stops.
+        /// Empty disk that is lost when the guest stops.
         pub empty_disk: Option<EmptyDisk>,
-        /// A claim that stays as it is; what the guest writes is lost when it stops.
+        /// Claim that is left unchanged; changes are lost when the guest stops.
         pub ephemeral: Option<EphemeralVolume>,
-        /// A file of the host.
+        /// File of the node.
         pub host_disk: Option<HostDisk>,
-        /// A small CD for cloud-init, label `cidata`.
+        /// cloud-init data as a CD with label `cidata`.
         pub cloud_init_no_cloud: Option<CloudInit>,
-        /// A small CD for cloud-init, label `config-2`.
+        /// cloud-init data as a CD with label `config-2`.
         pub cloud_init_config_drive: Option<CloudInit>,
-        /// A small CD for Windows' setup.
+        /// Windows setup files as a CD.
         pub sysprep: Option<Sysprep>,
-        /// The entries of a ConfigMap as files on a small CD.
+        /// ConfigMap entries as files on a CD, or shared by virtiofs.
         pub config_map: Option<ConfigMapVolume>,
-        /// The entries of a Secret as files on a small CD.
+        /// Secret entries as files on a CD, or shared by virtiofs.
         pub secret: Option<SecretVolume>,
-        /// Fields of the object as files on a small CD.
+        /// Fields of the object as files on a CD, or shared by virtiofs.
         #[serde(rename = "downwardAPI")]
         pub downward_api: Option<DownwardApi>,
+        /// Directory of the launcher container, shared by virtiofs.
+        pub container_path: Option<ContainerPath>,
+        /// Metrics of the host as a small disk.
+        pub downward_metrics: Option<Empty>,
+        /// Claim for a memory dump; added by the `memorydump` subresource.
+        pub memory_dump: Option<ClaimVolume>,
+        /// ServiceAccount token as a file on a CD, or shared by virtiofs.
+        pub service_account: Option<ServiceAccountVolume>,
     }
 
-    /// A claim in the same namespace.
-    pub struct ClaimVolume {
-        /// Its name.
-        pub claim_name: String,
-        /// The guest cannot write. Default: no.
-        pub read_only: Option<bool>,
-        /// Whether it may be taken away while the guest runs. Default: no.
-        pub hotpluggable: Option<bool>,
-    }
-
-    /// A DataVolume in the same namespace.
-    pub struct DataVolumeReference {
-        /// Its name, and that of its claim.
-        pub name: String,
-        /// Whether it may be taken away while the guest runs. Default: no.
-        pub hotpluggable: Option<bool>,
-    }
-
-    /// A container image with one disk under `/disk`.
-    pub struct ContainerDisk {
-        /// Where the image is: a registry's reference, or `oci-archive:FILE` (standalone).
-        pub image: String,
-        /// The Secret with a password for it.
-        pub image_pull_secret: Option<String>,
-        /// `Always`, `IfNotPresent` or `Never`. Default: `Always` for the tag `latest`, else `IfNotPresent`.
-        pub image_pull_policy: Option<String>,
-        /// The disk's path in the image. Default: the one file under `/disk`.
-        pub path: Option<String>,
-    }
-
-    /// A new disk.
-    pub struct EmptyDisk {
-        /// Its size.
-        pub capacity: Option<Quantity>,
-    }
-
-    /// A claim that stays as it is.
-    pub struct EphemeralVolume {
-        /// The claim.
-        pub persistent_volume_claim: Option<ClaimVolume>,
-    }
-
-    /// A file of the host.
-    pub struct HostDisk {
-        /// Its absolute path.
-        pub path: String,
-        /// `Disk`: it is there. `DiskOrCreate`: it is made, with `capacity`.
-        #[serde(rename = "type")]
-        pub kind: String,
-        /// Size of a file that is made.
-        pub capacity: Option<Quantity>,
-        /// Whether all nodes see the same file. Default: no.
-        pub shared: Option<bool>,
-    }
-
-    /// Data for cloud-init: of user data and of network data at most one form each.
+    /// cloud-init data; at most one form each of user data and network data.
     pub struct CloudInit {
         /// User data.
         pub user_data: Option<Confidential>,
         /// User data in base64.
         pub user_data_base64: Option<Confidential>,
-        /// A Secret with user data under `userdata` (or `userData`), and network data under `networkdata`.
+        /// Secret with user data (`userdata` or `userData`) and network data (`networkdata` or `networkData`).
         pub secret_ref: Option<LocalReference>,
         /// Network configuration.
         pub network_data: Option<Confidential>,
         /// Network configuration in base64.
         pub network_data_base64: Option<Confidential>,
-        /// A Secret with network data under `networkdata` (or `networkData`).
+        /// Secret with network data (`networkdata` or `networkData`).
         pub network_data_secret_ref: Option<LocalReference>,
     }
 
-    /// Files for Windows' setup, such as `autounattend.xml`: one of the two.
-    pub struct Sysprep {
-        /// From a Secret.
-        pub secret: Option<LocalReference>,
-        /// From a ConfigMap.
-        pub config_map: Option<LocalReference>,
-    }
-
-    /// The entries of a ConfigMap as files.
+    /// ConfigMap entries as files.
     pub struct ConfigMapVolume {
-        /// Its name.
-        pub name: String,
-        /// Whether it may be missing. Default: no.
+        /// Name of the ConfigMap.
+        pub name: String ["x-default" = ""],
+        /// Whether the ConfigMap may be missing. Default: false.
         pub optional: Option<bool>,
         /// Label of the CD. Default: `cfgdata`.
         pub volume_label: Option<String>,
     }
 
-    /// The entries of a Secret as files.
-    pub struct SecretVolume {
-        /// Its name.
-        pub secret_name: String,
-        /// Whether it may be missing. Default: no.
-        pub optional: Option<bool>,
-        /// Label of the CD. Default: `cfgdata`.
-        pub volume_label: Option<String>,
+    /// Container image with a disk below `/disk`.
+    pub struct ContainerDisk {
+        /// Image reference, or `oci-archive:FILE` on a standalone machine.
+        pub image: String ["x-required" = true],
+        /// Pull secret.
+        pub image_pull_secret: Option<String>,
+        /// `Always`, `IfNotPresent` or `Never`. Default: `Always` for the tag `latest`, else `IfNotPresent`.
+        pub image_pull_policy: Option<String>,
+        /// Path of the disk in the image. Default: the only file below `/disk`.
+        pub path: Option<String>,
+    }
+
+    /// Directory of the launcher container.
+    pub struct ContainerPath {
+        /// Absolute path without `..`.
+        pub path: String ["x-required" = true, "maxLength" = 4096, "x-kubernetes-validations" = [{"rule": "self.startsWith('/')"}, {"rule": "!self.contains('..')"}]],
+        /// Always true.
+        pub read_only: Option<bool> ["x-default" = true, "x-kubernetes-validations" = [{"rule": "self == true"}]],
+    }
+
+    /// DataVolume in the same namespace.
+    pub struct DataVolumeReference {
+        /// Name of the DataVolume and its claim.
+        pub name: String ["x-required" = true],
+        /// Whether the volume may be removed while the guest runs. Default: false.
+        pub hotpluggable: Option<bool>,
     }
 
     /// Fields of the object as files.
     pub struct DownwardApi {
-        /// The files.
+        /// Files.
         pub fields: Vec<DownwardApiField>,
         /// Label of the CD. Default: `cfgdata`.
         pub volume_label: Option<String>,
     }
 
-    /// One field as a file.
+    /// Field of the object as a file.
     pub struct DownwardApiField {
-        /// The file's path on the CD.
-        pub path: String,
-        /// The field.
+        /// Path of the file.
+        pub path: String ["x-required" = true],
+        /// Metadata field of the VirtualMachineInstance.
         pub field_ref: Option<FieldReference>,
+        /// File mode.
+        pub mode: Option<i32>,
+        /// Resource of a container of the launcher pod.
+        pub resource_field_ref: Option<ResourceFieldReference>,
     }
 
-    /// A field of the object.
+    /// Metadata field.
     pub struct FieldReference {
-        /// `metadata.name`, `metadata.namespace`, `metadata.uid`, `metadata.labels`, `metadata.annotations`, or one of
-        /// the last two with a key: `metadata.labels['KEY']`.
-        pub field_path: String,
+        /// `metadata.name`, `metadata.namespace`, `metadata.uid`, `metadata.labels` or `metadata.annotations`; the
+        /// last two optionally with a key: `metadata.labels['KEY']`.
+        pub field_path: String ["x-required" = true],
+        /// Version of the schema. Default: `v1`.
+        pub api_version: Option<String>,
+    }
+
+    /// Resource of a container.
+    pub struct ResourceFieldReference {
+        /// Name of the container.
+        pub container_name: Option<String>,
+        /// Unit of the value. Default: 1.
+        pub divisor: Option<Quantity>,
+        /// `requests.cpu`, `limits.memory` and similar.
+        pub resource: String ["x-required" = true],
+    }
+
+    /// Empty disk.
+    pub struct EmptyDisk {
+        /// Size.
+        pub capacity: Option<Quantity> ["x-required" = true],
+    }
+
+    /// Claim that is left unchanged.
+    pub struct EphemeralVolume {
+        /// Claim.
+        pub persistent_volume_claim: Option<ClaimVolume> ["x-omit" = ["hotpluggable"]],
+    }
+
+    /// Claim in the same namespace.
+    pub struct ClaimVolume {
+        /// Name.
+        pub claim_name: String ["x-required" = true],
+        /// Whether the guest cannot write. Default: false.
+        pub read_only: Option<bool>,
+        /// Whether the volume may be removed while the guest runs. Default: false.
+        pub hotpluggable: Option<bool>,
+    }
+
+    /// File of the node.
+    pub struct HostDisk {
+        /// Absolute path.
+        pub path: String ["x-required" = true],
+        /// `Disk` needs an existing file, `DiskOrCreate` creates a missing one with `capacity`.
+        #[serde(rename = "type")]
+        pub kind: String ["x-required" = true],
+        /// Size of a created file.
+        pub capacity: Option<Quantity>,
+        /// Whether all nodes see the same file. Default: false.
+        pub shared: Option<bool>,
+    }
+
+    /// Secret entries as files.
+    pub struct SecretVolume {
+        /// Name of the Secret.
+        pub secret_name: String,
+        /// Whether the Secret may be missing. Default: false.
+        pub optional: Option<bool>,
+        /// Label of the CD. Default: `cfgdata`.
+        pub volume_label: Option<String>,
+    }
+
+    /// ServiceAccount token.
+    pub struct ServiceAccountVolume {
+        /// Name of the ServiceAccount.
+        pub service_account_name: Option<String>,
+    }
+
+    /// Windows setup files such as `autounattend.xml`; one field is set.
+    pub struct Sysprep {
+        /// Secret with the files.
+        pub secret: Option<LocalReference>,
+        /// ConfigMap with the files.
+        pub config_map: Option<LocalReference>,
     }
 }

@@ -249,3 +249,18 @@ pub enum Slot {
     /// This slot, from 1 to 31, of the bus for devices of conventional PCI.
     Conventional(u8),
 }
+
+/// An attached network interface: what a launch document needs to know of it. Not part of the document itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tap {
+    /// The tap device.
+    pub link: String,
+    /// Ethernet address that was given to the guest.
+    pub mac: String,
+    /// Largest packet in bytes.
+    pub mtu: u32,
+    /// Whether it was made for several queues.
+    pub many_queues: bool,
+    /// The DHCP configuration of the guest's interface; none without a DHCP server.
+    pub dhcp: Option<Dhcp>,
+}

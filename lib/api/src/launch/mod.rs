@@ -21,7 +21,7 @@ use thiserror::Error;
 
 pub use device::{
     Balloon, Devices, Dhcp, Input, InputBus, Interface, Layout, Lease4, NicModel, PanicModel, Route4,
-    SerialConsole, Slot, SoundModel, Tpm, TpmModel, VideoModel, WatchdogAction,
+    SerialConsole, Slot, SoundModel, Tap, Tpm, TpmModel, VideoModel, WatchdogAction,
 };
 pub use disk::{
     BlockSizes, Bus, Cache, Disk, DiskDevice, DiskFormat, ErrorPolicy, Io, Media, MediaFile, Medium, Storage,

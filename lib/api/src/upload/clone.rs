@@ -10,14 +10,14 @@ pub const SOURCE_DIR: &str = "/var/run/cdi/clone/source";
 /// Counter 0–100; its only label is [`crate::names::OWNER_LABEL`].
 pub const CLONE_PROGRESS: &str = "kubevirt_cdi_clone_progress_total";
 
-/// What the sending pod of a clone is told: environment variables, as data. Empty texts mean "not given".
+/// The environment variables of a clone's sending pod, as data. Empty texts mean "not given".
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Source {
     /// CLIENT_KEY: the key of [`Source::client_cert`] itself, PEM.
     pub client_key: Confidential,
-    /// CLIENT_CERT: the certificate itself, PEM, by whose common name the upload server knows this clone.
+    /// CLIENT_CERT: the certificate itself, PEM; the upload server knows this clone by its common name.
     pub client_cert: String,
-    /// SERVER_CA_CERT: certificates of who signs upload servers', PEM.
+    /// SERVER_CA_CERT: certificates of the upload servers' authority, PEM.
     pub server_ca_cert: String,
     /// UPLOAD_URL: where the volume is sent to.
     pub upload_url: String,
@@ -31,7 +31,7 @@ pub struct Source {
     pub mount_point: String,
 }
 
-/// What kind of volume is sent.
+/// Mode of the sent volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
     /// Its files.

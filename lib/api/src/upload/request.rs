@@ -19,13 +19,13 @@ resource! {
         pub kind: String,
         /// Any name.
         pub metadata: ObjectMeta,
-        /// What is wished.
+        /// The desired token.
         pub spec: UploadTokenRequestSpec,
         /// The answer.
         pub status: Option<UploadTokenRequestStatus>,
     }
 
-    /// What is wished.
+    /// The desired token.
     pub struct UploadTokenRequestSpec {
         /// The claim; it need not be there yet.
         pub pvc_name: String,
@@ -48,7 +48,7 @@ impl UploadTokenRequest {
                 generate_name: Some("token-for-upload-".to_owned()),
                 ..ObjectMeta::default()
             },
-            spec: UploadTokenRequestSpec { pvc_name: claim.to_owned(), ..UploadTokenRequestSpec::default() },
+            spec: UploadTokenRequestSpec { pvc_name: claim.to_owned() },
             ..Self::default()
         }
     }

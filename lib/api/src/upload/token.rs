@@ -1,5 +1,5 @@
 //! Tokens of uploads and clones: JSON web tokens (RFC 7519), signed by RSA-PSS (PS256) with the key of upstream's Secret
-//! `cdi-api-signing-key` (`pkg/token`). Who signs and who verifies share these types.
+//! `cdi-api-signing-key` (`pkg/token`). Signers and verifiers share these types.
 //!
 //! ```text
 //!  Grant ─► Signer ─► token ─► Keys ─► Claims ─► Grant::upload_target
@@ -15,37 +15,37 @@ use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// Who signs tokens for clients.
+/// The issuer of tokens for clients.
 pub const ISSUER: &str = "cdi-apiserver";
 /// Seconds that a token for a client is good.
 pub const LIFETIME: u64 = 300;
 /// Seconds by which the clocks of two machines may differ.
 pub const LEEWAY: u64 = 10;
-/// Keys that are believed at once.
+/// Keys that are trusted at once.
 pub const KEYS_MAX: usize = 64;
 /// Bytes of a token that is looked at.
 pub const TOKEN_MAX: usize = 16 << 10;
 /// Resource that tokens are for.
 const CLAIMS: &str = "persistentvolumeclaims";
 
-/// What a token is for.
+/// Purpose of a token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Operation {
     /// An upload into the claim.
     Upload,
     /// A clone of the claim.
     Clone,
-    /// What is not known here.
+    /// An unknown purpose.
     #[default]
     #[serde(other)]
     Other,
 }
 
-/// What a token grants.
+/// Grant of a token.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Grant {
-    /// What may be done.
+    /// The operation.
     pub operation: Operation,
     /// The object's name.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -53,7 +53,7 @@ pub struct Grant {
     /// The object's namespace.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub namespace: String,
-    /// What kind of object.
+    /// The kind of object.
     pub resource: Resource,
     /// For clones: `targetNamespace`, `targetName`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -137,13 +137,13 @@ impl Grant {
     }
 }
 
-/// What a token says.
+/// Content of a token.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claims {
-    /// What it grants.
+    /// Its grant.
     #[serde(flatten)]
     pub grant: Grant,
-    /// Who signed.
+    /// The issuer.
     pub iss: String,
     /// When it was signed.
     #[serde(default)]
@@ -155,10 +155,10 @@ pub struct Claims {
     pub exp: u64,
 }
 
-/// Why a token is not believed.
+/// Why a token is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum TokenError {
-    /// It is no token, of another algorithm, or signed by nobody who is believed.
+    /// Malformed, of another algorithm, or not signed by a trusted key.
     #[error("the token is none, or is signed by nobody who is believed")]
     Forged,
     /// It was good once.
@@ -184,10 +184,10 @@ pub enum KeyError {
     /// A text holds no key.
     #[error("no key in PEM at all")]
     None,
-    /// A text holds more keys than are believed at once.
+    /// A text holds more keys than may be trusted at once.
     #[error("more than {KEYS_MAX} keys")]
     TooMany,
-    /// The key does not sign, being too short, say.
+    /// The key cannot sign, for example because it is too short.
     #[error("the key does not sign")]
     Sign(#[source] jsonwebtoken::errors::Error),
 }
@@ -224,7 +224,7 @@ impl Signer {
         })
     }
 
-    /// A token that says this.
+    /// A token with this content.
     ///
     /// # Errors
     /// [`KeyError::Sign`].
@@ -272,11 +272,11 @@ impl PublicKey {
     }
 }
 
-/// The keys that are believed.
+/// The trusted keys.
 #[derive(Clone, Debug, Default)]
 pub struct Keys {
     current: Vec<PublicKey>,
-    /// Those that were replaced, the last one first, and until when they are believed.
+    /// Replaced keys, the last one first, and until when they are trusted.
     replaced: Vec<(PublicKey, u64)>,
 }
 
@@ -294,17 +294,17 @@ impl Keys {
         self.replaced.truncate(KEYS_MAX - self.current.len());
     }
 
-    /// Keys that may be believed.
+    /// Keys that may be trusted.
     pub fn len(&self) -> usize {
         self.current.len() + self.replaced.len()
     }
 
-    /// Whether nobody is believed.
+    /// Whether no key is trusted.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// What a token of [`ISSUER`] says, if it is to be believed at `now`.
+    /// Content of a token of [`ISSUER`], if it is valid at `now`.
     ///
     /// # Errors
     /// [`TokenError`].
@@ -313,7 +313,7 @@ impl Keys {
             return Err(TokenError::Forged);
         }
         let mut rules = Validation::new(Algorithm::PS256);
-        // Times are looked at below, by the clock that was passed in; nobody gives an audience.
+        // Times are checked below, by the clock that was passed in; tokens have no audience.
         (rules.validate_exp, rules.validate_aud) = (false, false);
         rules.required_spec_claims.clear();
         let replaced = self.replaced.iter().filter(|(_, until)| *until >= now).map(|(key, _)| key);
@@ -495,7 +495,7 @@ mod tests {
         {
             assert_eq!(keys.verify(&last, NOW + later).is_ok(), expected, "{later}");
         }
-        // What it goes on to sign is not believed for ever.
+        // Tokens that it signs later are not trusted for ever.
         let forever = sign(&old, NOW + LIFETIME).unwrap();
         assert!(keys.verify(&forever, NOW + LIFETIME + LEEWAY + 1).is_err());
         // Reading the same keys again changes nothing.
@@ -516,7 +516,7 @@ mod tests {
         keys.replace(vec![public(&new)], &[public(&old)], NOW);
         assert!(keys.verify(&sign(&old), NOW).is_err());
         assert!(keys.verify(&sign(&new), NOW).is_ok());
-        // Also when it is still said to be the one that signs.
+        // Also when it is still listed as the signing key.
         keys.replace(vec![public(&old), public(&new)], &[public(&new)], NOW);
         assert!(keys.verify(&sign(&old), NOW).is_ok());
         assert!(keys.verify(&sign(&new), NOW).is_err());
@@ -572,7 +572,7 @@ mod tests {
         for operation in [Operation::Clone, Operation::Other] {
             assert!(Grant { operation, ..grant() }.upload_target().is_none());
         }
-        // What is not known is read, and grants nothing.
+        // Unknown values are read, and grant nothing.
         let unknown = json!({"operation": "Delete", "iss": ISSUER, "exp": 5, "aud": "x", "more": {}});
         let claims: Claims = serde_json::from_value(unknown).unwrap();
         assert_eq!((claims.grant.operation, claims.grant.upload_target()), (Operation::Other, None));

@@ -1,0 +1,179 @@
+//! The tables of fields that have no effect, or are refused.
+
+use api::kind::Kind;
+
+use crate::finding::Verdict::{self, Error, Ignored, Unsupported};
+
+/// Where a row holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Where {
+    /// On one machine and in a cluster.
+    Anywhere,
+    /// On one machine only: a cluster uses the field.
+    Machine,
+    /// In a cluster only.
+    Cluster,
+}
+
+/// A field and what becomes of it and of all below it.
+pub(super) struct Row {
+    pub(super) field: &'static str,
+    pub(super) verdict: Verdict,
+    pub(super) text: &'static str,
+    pub(super) place: Where,
+}
+
+/// The field is not built yet.
+pub(super) const LATER: &str = "not built yet; it has no effect";
+
+const fn row(field: &'static str, verdict: Verdict, text: &'static str) -> Row {
+    Row { field, verdict, text, place: Where::Anywhere }
+}
+
+const fn later(field: &'static str) -> Row {
+    row(field, Unsupported, LATER)
+}
+
+/// A cluster uses the field; for one machine it is not built yet.
+const fn later_alone(field: &'static str) -> Row {
+    Row { field, verdict: Unsupported, text: LATER, place: Where::Machine }
+}
+
+/// The field has a meaning in a cluster only.
+const fn only_cluster(field: &'static str) -> Row {
+    Row { field, verdict: Ignored, text: "for clusters; this machine is the only one", place: Where::Machine }
+}
+
+/// The field has a meaning in a cluster only, and none is built yet.
+const fn later_in_cluster(field: &'static str) -> Row {
+    Row { field, verdict: Unsupported, text: LATER, place: Where::Cluster }
+}
+
+/// A cluster uses the field; one machine refuses it.
+const fn refused_alone(field: &'static str, text: &'static str) -> Row {
+    Row { field, verdict: Error, text, place: Where::Machine }
+}
+
+/// Below a VirtualMachineInstance's spec.
+const INSTANCE: &[Row] = &[
+    later("accessCredentials[].sshPublicKey.propagationMethod.qemuGuestAgent"),
+    later("accessCredentials[].userPassword"),
+    only_cluster("affinity"),
+    only_cluster("dnsConfig"),
+    only_cluster("dnsPolicy"),
+    only_cluster("evictionStrategy"),
+    later_in_cluster("evictionStrategy"),
+    later_alone("livenessProbe"),
+    only_cluster("nodeSelector"),
+    only_cluster("priorityClassName"),
+    later_alone("readinessProbe"),
+    row("resourceClaims", Error, "not built yet: devices of the machine cannot be given to a guest"),
+    only_cluster("schedulerName"),
+    only_cluster("serviceAccountName"),
+    later_in_cluster("serviceAccountName"),
+    only_cluster("subdomain"),
+    only_cluster("tolerations"),
+    only_cluster("topologySpreadConstraints"),
+    later("utilityVolumes"),
+    later("domain.cpu.dedicatedCpuPlacement"),
+    later("domain.cpu.isolateEmulatorThread"),
+    later("domain.cpu.numa"),
+    later("domain.cpu.realtime"),
+    later("domain.devices.autoattachVSOCK"),
+    later("domain.devices.clientPassthrough"),
+    row(
+        "domain.devices.disks[].blockSize.custom.discardGranularity",
+        Unsupported,
+        "libvirt 9.0 cannot set it",
+    ),
+    later("domain.devices.disks[].changedBlockTracking"),
+    row("domain.devices.disks[].disk.pciAddress", Unsupported, "devices keep the places that they are given"),
+    later("domain.devices.disks[].lun.reservation"),
+    later("domain.devices.downwardMetrics"),
+    row("domain.devices.filesystems", Error, "not built yet: use a disk"),
+    row("domain.devices.gpus", Error, "not built yet: devices of the machine cannot be given to a guest"),
+    row(
+        "domain.devices.hostDevices",
+        Error,
+        "not built yet: devices of the machine cannot be given to a guest",
+    ),
+    row("domain.devices.interfaces[].binding", Error, "not built yet: use masquerade or bridge"),
+    later("domain.devices.interfaces[].dhcpOptions"),
+    row("domain.devices.interfaces[].macvtap", Error, "KubeVirt has it no more: use bridge"),
+    row("domain.devices.interfaces[].passt", Error, "KubeVirt has it no more: use masquerade"),
+    row("domain.devices.interfaces[].passtBinding", Error, "not built yet: use masquerade"),
+    row("domain.devices.interfaces[].pciAddress", Unsupported, "devices keep the places that they are given"),
+    later("domain.devices.interfaces[].portRanges"),
+    row("domain.devices.interfaces[].slirp", Error, "KubeVirt has it no more: use masquerade"),
+    row("domain.devices.interfaces[].sriov", Error, "not built yet: use bridge"),
+    row("domain.devices.watchdog.diag288", Error, "a device of s390x: use i6300esb"),
+    later("domain.features.hyperv.tlbflush.direct"),
+    later("domain.features.hyperv.tlbflush.extended"),
+    later("domain.features.hypervPassthrough"),
+    later("domain.firmware.acpi"),
+    row("domain.firmware.kernelBoot", Error, "not built yet: boot from a disk"),
+    row("domain.launchSecurity", Error, "not built yet: the guest would run without it"),
+    only_cluster("domain.memory.reservedOverhead"),
+    later_in_cluster("domain.memory.reservedOverhead"),
+    only_cluster("domain.resources.overcommitGuestOverhead"),
+    later_in_cluster("domain.resources.overcommitGuestOverhead"),
+    row("networks[].resourceClaim", Error, "not built yet: use multus"),
+    row("volumes[].containerPath", Error, "not built yet"),
+    row("volumes[].downwardMetrics", Error, "not built yet"),
+    row("volumes[].memoryDump", Error, "not built yet"),
+    row("volumes[].serviceAccount", Error, "not built yet: a guest gets no account"),
+];
+
+/// Below a VirtualMachine's spec.
+const MACHINE: &[Row] = &[
+    row("dataVolumeTemplates[].status", Ignored, "written by the program, not read"),
+    refused_alone("instancetype", "not built yet: write cpu and memory into the template"),
+    Row { field: "preference", verdict: Unsupported, text: LATER, place: Where::Machine },
+    later("updateVolumesStrategy"),
+];
+
+/// Below a DataVolume's spec.
+const DATA_VOLUME: &[Row] = &[
+    row("checkpoints", Error, "multi-stage imports are not planned"),
+    row("finalCheckpoint", Error, "multi-stage imports are not planned"),
+    only_cluster("priorityClassName"),
+    row("pvc.dataSource", Error, "not built yet: use source.pvc"),
+    row("pvc.dataSourceRef", Error, "not built yet: use source.pvc"),
+    only_cluster("pvc.selector"),
+    only_cluster("pvc.volumeAttributesClassName"),
+    only_cluster("pvc.volumeName"),
+    only_cluster("serviceAccountName"),
+    row("source.imageio", Error, "not planned"),
+    row("source.registry.imageStream", Error, "image streams are OpenShift's; use url"),
+    refused_alone("source.snapshot", "not built yet: use source.pvc"),
+    row("source.vddk", Error, "not planned"),
+    refused_alone("sourceRef", "not built yet: use source"),
+    row("storage.dataSource", Error, "not built yet: use source.pvc"),
+    row("storage.dataSourceRef", Error, "not built yet: use source.pvc"),
+    only_cluster("storage.selector"),
+    only_cluster("storage.volumeName"),
+];
+
+/// Below a PersistentVolumeClaim's spec.
+const CLAIM: &[Row] = &[
+    row("dataSource", Error, "not built yet: use a DataVolume with source.pvc"),
+    row("dataSourceRef", Error, "not built yet: use a DataVolume with source.pvc"),
+    only_cluster("selector"),
+    only_cluster("volumeAttributesClassName"),
+    only_cluster("volumeName"),
+];
+
+/// The tables of a kind, each with the path it is below.
+pub(super) fn tables(kind: Kind) -> &'static [(&'static str, &'static [Row])] {
+    match kind {
+        Kind::VirtualMachine => &[
+            ("spec.template.spec.", INSTANCE),
+            ("spec.dataVolumeTemplates[].spec.", DATA_VOLUME),
+            ("spec.", MACHINE),
+        ],
+        Kind::VirtualMachineInstance => &[("spec.", INSTANCE)],
+        Kind::DataVolume => &[("spec.", DATA_VOLUME)],
+        Kind::PersistentVolumeClaim => &[("spec.", CLAIM)],
+        Kind::NetworkAttachmentDefinition | Kind::Secret | Kind::ConfigMap => &[],
+    }
+}

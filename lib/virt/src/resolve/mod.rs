@@ -1,0 +1,233 @@
+//! From what a person wrote and what was found on the machine to a launch document: pure.
+//!
+//! Every default is filled in here and every rule between fields is checked here, so that the launcher has nothing to
+//! decide, and `virt-node validate` says before anything is done what a start would say. All mistakes are told, not the
+//! first only.
+//!
+//! Not here: looking for anything on the machine, making disks or networks.
+
+mod board;
+mod clock;
+mod devices;
+mod disks;
+mod media;
+mod networks;
+mod volumes;
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use api::core::{ConfigMap, Secret};
+use api::kubevirt::VirtualMachineInstanceSpec;
+pub use api::launch::Tap;
+use api::launch::{Accelerator, BlockSizes, DEVICES_MAX, Launch, Layout, OnReboot, Storage, VERSION};
+use api::resource::ObjectMeta;
+
+use crate::finding::{Finding, Findings};
+
+pub use board::{room, topology};
+pub use networks::{DEFAULT_INTERFACE, interfaces_of, mac, queues_of};
+pub use volumes::{add_disks, claim_of, claims_of, is_label, is_storage};
+
+/// Seconds from a request to stop until a guest is killed, where nothing is said.
+pub const GRACE_SECONDS: u64 = 30;
+
+/// Who the guest is.
+#[derive(Clone, Debug)]
+pub struct Guest {
+    /// The object's metadata; its namespace is given.
+    pub metadata: ObjectMeta,
+    /// UUID of this run.
+    pub uid: String,
+    /// UUID in SMBIOS where the spec names none: the same in every run.
+    pub smbios_uuid: String,
+    /// Serial number in SMBIOS where the spec names none: the same in every run.
+    pub smbios_serial: String,
+}
+
+/// What was found on the machine.
+#[derive(Clone, Debug)]
+pub struct Host {
+    /// What runs guests' code.
+    pub accelerator: Accelerator,
+    /// The QEMU program.
+    pub emulator: String,
+    /// What `q35` stands for, with its version.
+    pub machine: String,
+    /// OVMF, where it is installed: code and variables.
+    pub ovmf: Option<(String, String)>,
+    /// OVMF for secure boot, where it is installed: code and variables.
+    pub ovmf_secure: Option<(String, String)>,
+}
+
+/// What was made for the guest.
+#[derive(Clone, Debug, Default)]
+pub struct Made {
+    /// Folder of the run.
+    pub folder: String,
+    /// Folder that is kept when the guest stops.
+    pub state: String,
+    /// Volumes that are files or devices, by name.
+    pub volumes: BTreeMap<String, Backend>,
+    /// Attached network interfaces, by name.
+    pub taps: BTreeMap<String, Tap>,
+    /// Where devices were in an earlier run.
+    pub layout: Layout,
+}
+
+/// A volume that is a file or device.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Backend {
+    /// The file or device.
+    pub storage: Storage,
+    /// Whether it can be read and written past the page cache.
+    pub direct: bool,
+    /// Whether all of its blocks are there.
+    pub preallocated: bool,
+    /// Sizes of its blocks, where they are known.
+    pub block_sizes: Option<BlockSizes>,
+}
+
+/// Objects that a guest names.
+#[derive(Clone, Debug, Default)]
+pub struct Objects {
+    /// Secrets of its namespace, by name.
+    pub secrets: BTreeMap<String, Secret>,
+    /// ConfigMaps of its namespace, by name.
+    pub config_maps: BTreeMap<String, ConfigMap>,
+    /// Whether what is not here is not there. Else nothing is said about what is missing.
+    pub complete: bool,
+}
+
+/// The state of one resolution.
+struct Resolution<'a> {
+    spec: &'a VirtualMachineInstanceSpec,
+    guest: &'a Guest,
+    host: &'a Host,
+    made: &'a Made,
+    objects: &'a Objects,
+    /// Path of the spec in the document.
+    at: &'a str,
+    findings: Findings,
+}
+
+/// The launch document of a guest, if no finding is an error. `at` is the path of `spec` in its document.
+pub fn resolve(
+    spec: &VirtualMachineInstanceSpec,
+    guest: &Guest,
+    host: &Host,
+    made: &Made,
+    objects: &Objects,
+    at: &str,
+) -> (Option<Launch>, Vec<Finding>) {
+    let mut spec = Cow::Borrowed(spec);
+    if volumes::lacks_disks(&spec) {
+        add_disks(spec.to_mut());
+    }
+    let spec = spec.as_ref();
+    let mut resolution = Resolution { spec, guest, host, made, objects, at, findings: Findings::default() };
+    let launch = resolution.launch();
+    let mut findings = resolution.findings;
+    // What the reader would refuse is our mistake, or one that no rule above has a better sentence for.
+    let launch = launch.filter(|_| !findings.failed()).filter(|launch| match launch.write() {
+        Ok(_) => true,
+        Err(error) => {
+            findings.error(at, error.to_string());
+            false
+        }
+    });
+    (launch, findings.into_vec())
+}
+
+impl Resolution<'_> {
+    fn path(&self, field: &str) -> String {
+        format!("{}.{field}", self.at)
+    }
+
+    fn error(&mut self, field: &str, text: impl Into<String>) {
+        let path = self.path(field);
+        self.findings.error(path, text);
+    }
+
+    /// Whether there are no more of anything than a guest can have; what follows looks at each beside the others.
+    fn few(&mut self) -> bool {
+        let devices = &self.spec.domain.devices;
+        let counts = [
+            ("domain.devices.disks", "disks", devices.disks.len()),
+            ("domain.devices.interfaces", "interfaces", devices.interfaces.len()),
+            ("domain.devices.inputs", "inputs", devices.inputs.len()),
+            ("networks", "networks", self.spec.networks.len()),
+            ("volumes", "volumes", self.spec.volumes.len()),
+        ];
+        let many = counts.into_iter().filter(|(_, _, count)| *count > DEVICES_MAX);
+        let many: Vec<_> = many.collect();
+        for (field, what, count) in &many {
+            self.error(field, format!("{count} {what}; {DEVICES_MAX} are the most"));
+        }
+        many.is_empty()
+    }
+
+    fn launch(&mut self) -> Option<Launch> {
+        if !self.few() {
+            return None;
+        }
+        let spec = self.spec;
+        let cpu = self.cpu();
+        let memory = self.memory();
+        let smbios = self.smbios();
+        let firmware = self.firmware();
+        let features = self.features();
+        let clock = self.clock();
+        let machine = self.machine();
+        let interfaces = self.interfaces();
+        let media = self.media();
+        let (io_threads, disks) = self.disks(&cpu, &media);
+        let devices = self.devices(&firmware);
+        self.boot_orders();
+        let on_reboot = match spec.domain.reboot_policy.as_deref() {
+            None | Some("Reboot") => OnReboot::Restart,
+            Some("Terminate") => OnReboot::Destroy,
+            Some(other) => {
+                let text = format!("{other:?} is neither Reboot nor Terminate");
+                self.error("domain.rebootPolicy", text);
+                OnReboot::Restart
+            }
+        };
+        let paused = match spec.start_strategy.as_deref() {
+            None => false,
+            Some("Paused") => true,
+            Some(other) => {
+                self.error("startStrategy", format!("{other:?} is not Paused"));
+                false
+            }
+        };
+        if spec.architecture.as_deref().is_some_and(|architecture| architecture != "amd64") {
+            self.error("architecture", "this machine runs amd64");
+        }
+        Some(Launch {
+            version: VERSION,
+            name: self.guest.metadata.name.clone(),
+            namespace: self.guest.metadata.namespace.clone().unwrap_or_default(),
+            uid: self.guest.uid.clone(),
+            folder: self.made.folder.clone(),
+            emulator: self.host.emulator.clone(),
+            accelerator: self.host.accelerator,
+            machine,
+            smbios,
+            firmware: firmware?,
+            cpu,
+            memory: memory?,
+            clock,
+            features,
+            io_threads,
+            disks,
+            media,
+            interfaces,
+            devices,
+            layout: self.made.layout.clone(),
+            grace_seconds: spec.termination_grace_period_seconds.unwrap_or(GRACE_SECONDS),
+            paused,
+            on_reboot,
+        })
+    }
+}

@@ -1,0 +1,195 @@
+//! Network interfaces, and the networks they are on.
+
+use std::collections::BTreeSet;
+
+use api::kubevirt::{Interface as Asked, Network, VirtualMachineInstanceSpec};
+use api::launch::{Interface, NicModel, Word};
+use api::net::Mac;
+
+use super::volumes::is_label;
+use super::{Resolution, Tap, board};
+use crate::finding::Verdict;
+
+/// Most pairs of queues: what tap devices have been tried with upstream.
+const QUEUES_MAX: u32 = 16;
+/// Name of the interface that is made where none is asked for.
+pub const DEFAULT_INTERFACE: &str = "default";
+
+/// Interfaces as they are asked for, with the one on the pod network that is made where there is none.
+pub fn interfaces_of(spec: &VirtualMachineInstanceSpec) -> Vec<Asked> {
+    let devices = &spec.domain.devices;
+    let attach = devices.autoattach_pod_interface.unwrap_or(true);
+    if devices.interfaces.is_empty() && spec.networks.is_empty() && attach {
+        return vec![Asked {
+            name: DEFAULT_INTERFACE.to_owned(),
+            masquerade: Some(api::kubevirt::MasqueradeBinding::default()),
+            ..Asked::default()
+        }];
+    }
+    devices.interfaces.clone()
+}
+
+/// Whether an interface has a binding other than masquerade and bridge.
+fn has_other_binding(one: &Asked) -> bool {
+    one.binding.is_some()
+        || [&one.macvtap, &one.passt, &one.passt_binding, &one.slirp, &one.sriov]
+            .iter()
+            .any(|one| one.is_some())
+}
+
+/// Pairs of queues of an interface; none: one pair.
+pub fn queues_of(spec: &VirtualMachineInstanceSpec, one: &Asked) -> Option<u32> {
+    let multi = spec.domain.devices.network_interface_multiqueue.unwrap_or(false);
+    let virtio = one.model.as_deref().is_none_or(|model| model == NicModel::Virtio.word());
+    let processors = board::processors(spec);
+    (multi && virtio && processors > 1).then_some(processors.min(QUEUES_MAX))
+}
+
+/// An Ethernet address in lower case with colons, if it is one of one device.
+pub fn mac(text: &str) -> Option<String> {
+    Mac::parse(text).filter(|mac| mac.is_usable()).map(|mac| mac.to_string())
+}
+
+impl Resolution<'_> {
+    pub(super) fn interfaces(&mut self) -> Vec<Interface> {
+        let asked = interfaces_of(self.spec);
+        self.networks(&asked);
+        let mut interfaces = Vec::new();
+        for (index, one) in asked.iter().enumerate() {
+            let at = format!("domain.devices.interfaces[{index}]");
+            if !is_label(&one.name) {
+                self.error(&format!("{at}.name"), "not a name of lower-case letters, digits and -");
+                continue;
+            }
+            if asked[..index].iter().any(|other| other.name == one.name) {
+                self.error(&format!("{at}.name"), format!("{:?} is there twice", one.name));
+            }
+            interfaces.extend(self.interface(&at, one));
+        }
+        interfaces
+    }
+
+    fn interface(&mut self, at: &str, one: &Asked) -> Option<Interface> {
+        self.binding(at, one);
+        self.ports(at, one);
+        let model: Option<NicModel> =
+            self.findings.word(&self.path(&format!("{at}.model")), one.model.as_deref());
+        let model = model.unwrap_or(NicModel::Virtio);
+        let wanted = one.mac_address.as_deref().filter(|text| !text.is_empty());
+        let wanted_mac = wanted.and_then(mac);
+        if wanted.is_some() && wanted_mac.is_none() {
+            self.error(
+                &format!("{at}.macAddress"),
+                "not an Ethernet address of one device, like 02:00:00:12:34:56",
+            );
+        }
+        if one.acpi_index == Some(0) {
+            self.error(&format!("{at}.acpiIndex"), "counted from 1");
+        }
+        if one.tag.is_some() {
+            let path = self.path(&format!("{at}.tag"));
+            self.findings.add(Verdict::Unsupported, path, "config drives do not tell of devices yet");
+        }
+        let link_up = match one.state.as_deref() {
+            None | Some("" | "up") => true,
+            Some("down") => false,
+            // Taken away, or never there.
+            Some("absent") => return None,
+            Some(other) => {
+                self.error(&format!("{at}.state"), format!("{other:?} is none of up, down, absent"));
+                true
+            }
+        };
+        let Some(Tap { link, mac: given, mtu, many_queues, dhcp }) = self.made.taps.get(&one.name) else {
+            self.error(&format!("{at}.name"), "is not attached to its network");
+            return None;
+        };
+        Some(Interface {
+            name: one.name.clone(),
+            tap: link.clone(),
+            mac: wanted_mac.unwrap_or_else(|| given.clone()),
+            mtu: *mtu,
+            model,
+            // A tap device is made for one queue or for many, and takes no others.
+            queues: queues_of(self.spec, one).filter(|_| *many_queues),
+            boot_order: one.boot_order.filter(|order| *order > 0),
+            acpi_index: one.acpi_index,
+            link_up,
+            dhcp: dhcp.clone(),
+        })
+    }
+
+    fn binding(&mut self, at: &str, one: &Asked) {
+        let network = self.spec.networks.iter().find(|network| network.name == one.name);
+        let pod = network.is_none_or(|network| network.multus.is_none());
+        match (&one.masquerade, &one.bridge) {
+            (Some(_), Some(_)) => self.error(at, "masquerade and bridge exclude each other"),
+            (Some(_), None) if !pod => {
+                self.error(&format!("{at}.masquerade"), "for the pod network only; bridge is for others");
+            }
+            // The table of fields refuses other bindings.
+            (None, None) if !has_other_binding(one) => {
+                self.error(at, "how it is attached is missing: masquerade: {} or bridge: {}");
+            }
+            (Some(_) | None, _) => {}
+        }
+    }
+
+    fn ports(&mut self, at: &str, one: &Asked) {
+        if one.ports.len() > 65_535 {
+            self.error(&format!("{at}.ports"), "more than there are");
+            return;
+        }
+        let mut names = BTreeSet::new();
+        for (index, port) in one.ports.iter().enumerate() {
+            let at = format!("{at}.ports[{index}]");
+            if port.port.is_none_or(|number| number == 0) {
+                self.error(&format!("{at}.port"), "not between 1 and 65535");
+            }
+            if let Some(protocol) = port.protocol.as_deref()
+                && !["TCP", "UDP"].contains(&protocol)
+            {
+                self.error(&format!("{at}.protocol"), format!("{protocol:?} is neither TCP nor UDP"));
+            }
+            let named = port.name.as_deref().filter(|name| !name.is_empty());
+            if named.is_some_and(|name| !names.insert(name)) {
+                self.error(&format!("{at}.name"), "is there twice");
+            }
+        }
+    }
+
+    /// Each network is one, and has exactly one interface, as each interface has a network.
+    fn networks(&mut self, interfaces: &[Asked]) {
+        let networks: &[Network] = &self.spec.networks;
+        for (index, network) in networks.iter().enumerate() {
+            let at = format!("networks[{index}]");
+            if !is_label(&network.name) {
+                self.error(&format!("{at}.name"), "not a name of lower-case letters, digits and -");
+            } else if networks[..index].iter().any(|other| other.name == network.name) {
+                self.error(&format!("{at}.name"), format!("{:?} is there twice", network.name));
+            } else if !interfaces.iter().any(|one| one.name == network.name) {
+                self.error(&format!("{at}.name"), format!("no interface is called {:?}", network.name));
+            }
+            match (&network.pod, &network.multus) {
+                (Some(_), Some(_)) => self.error(&at, "pod and multus exclude each other"),
+                (None, None) if network.resource_claim.is_none() => self.error(&at, "neither pod nor multus"),
+                (Some(_), None) if networks[..index].iter().any(|other| other.pod.is_some()) => {
+                    self.error(&format!("{at}.pod"), "there is one pod network");
+                }
+                (None, Some(multus)) if multus.network_name.is_empty() => {
+                    self.error(&format!("{at}.multus.networkName"), "missing");
+                }
+                (Some(_) | None, _) => {}
+            }
+        }
+        if networks.is_empty() && interfaces.len() == 1 && self.spec.domain.devices.interfaces.is_empty() {
+            return;
+        }
+        for (index, one) in interfaces.iter().enumerate() {
+            if !networks.iter().any(|network| network.name == one.name) {
+                let text = format!("there is no network {:?}", one.name);
+                self.error(&format!("domain.devices.interfaces[{index}].name"), text);
+            }
+        }
+    }
+}

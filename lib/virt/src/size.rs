@@ -1,0 +1,93 @@
+//! The size of a disk that is made on an empty filesystem claim.
+
+use api::kubevirt::ClaimInfo;
+
+/// Disks are whole mebibytes.
+const MIB: u64 = 1 << 20;
+/// Bytes of a filesystem that a new disk leaves free, as upstream.
+const RESERVED: u64 = 128 << 10;
+/// Per cent of the wanted size that a filesystem may lack, as upstream.
+const TOLERATED: u64 = 10;
+/// Overhead in thousandths where none is reported.
+const DEFAULT_OVERHEAD: u64 = 55;
+
+/// Bytes of a new disk on a claim with `free` bytes in its filesystem: the request, or the capacity if that is less,
+/// without the overhead of the filesystem. A filesystem that is a little smaller is used whole.
+///
+/// # Errors
+/// The filesystem is too small, or the claim's quantities cannot be read.
+pub fn of_new_disk(info: &ClaimInfo, free: u64) -> Result<u64, String> {
+    let free = free.saturating_sub(RESERVED) / MIB * MIB;
+    let bytes = |name: &str, quantities: &std::collections::BTreeMap<_, api::resource::Quantity>| {
+        let found = quantities.get("storage").map(|quantity| quantity.bytes());
+        found.transpose().map_err(|error| format!("the claim's {name}: {error}"))
+    };
+    let (requested, capacity) = (bytes("request", &info.requests)?, bytes("capacity", &info.capacity)?);
+    let wanted = match (requested, capacity) {
+        (Some(requested), Some(capacity)) => requested.min(capacity),
+        (Some(one), None) | (None, Some(one)) => one,
+        (None, None) => free,
+    };
+    let overhead = info.filesystem_overhead.as_deref().map_or(Some(DEFAULT_OVERHEAD), thousandths);
+    let overhead = overhead.ok_or_else(|| "the reported filesystem overhead is not a share".to_owned())?;
+    let usable = u128::from(wanted) * u128::from(1000 - overhead) / 1000;
+    let size = u64::try_from(usable).unwrap_or(u64::MAX) / MIB * MIB;
+    let least = size / 100 * (100 - TOLERATED);
+    match size.min(free) {
+        0 => Err(format!("a disk of {wanted} bytes without overhead is less than a mebibyte")),
+        fits if fits >= least => Ok(fits),
+        _ => Err(format!(
+            "not enough space: {size} bytes are wanted, {free} are free, and {TOLERATED} % less would do"
+        )),
+    }
+}
+
+/// `0`, `0.055`, `1`.
+fn thousandths(share: &str) -> Option<u64> {
+    if share == "1" {
+        return Some(1000);
+    }
+    let digits = share.strip_prefix('0')?;
+    let digits = digits.strip_prefix('.').unwrap_or(digits);
+    if digits.len() > 3 {
+        return None;
+    }
+    format!("{digits:0<3}").parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn new_disk_has_the_requested_size_without_overhead() {
+        const GIB: u64 = 1 << 30;
+        for (request, capacity, overhead, free, wanted) in [
+            (Some("1Gi"), Some("1Gi"), Some("0.06"), 40 * GIB, Ok(962 * MIB)),
+            (Some("1Gi"), Some("100Gi"), Some("0.06"), 40 * GIB, Ok(962 * MIB)),
+            (Some("10Gi"), Some("1Gi"), Some("0"), 40 * GIB, Ok(GIB)),
+            (Some("1Gi"), None, None, 40 * GIB, Ok(967 * MIB)),
+            (Some("1Gi"), Some("1Gi"), Some("0"), 1000 * MIB, Ok(999 * MIB)),
+            (Some("1Gi"), Some("1Gi"), Some("0"), 500 * MIB, Err("not enough space")),
+            (Some("1Mi"), Some("1Mi"), Some("0.06"), GIB, Err("less than a mebibyte")),
+            (Some("1Gi"), Some("1Gi"), Some("1"), GIB, Err("less than a mebibyte")),
+            (Some("1Gi"), Some("1Gi"), Some("2"), GIB, Err("not a share")),
+            (Some("much"), None, None, GIB, Err("the claim's request")),
+            (None, None, Some("0.06"), GIB, Ok(961 * MIB)),
+        ] {
+            let quantity = |text: Option<&str>| text.map_or(json!({}), |text| json!({"storage": text}));
+            let info: ClaimInfo = serde_json::from_value(json!({
+                "requests": quantity(request), "capacity": quantity(capacity), "filesystemOverhead": overhead,
+            }))
+            .unwrap();
+            let found = of_new_disk(&info, free);
+            match (&found, wanted) {
+                (Ok(found), Ok(wanted)) => assert_eq!(*found, wanted, "{request:?} {capacity:?}"),
+                (Err(found), Err(wanted)) => assert!(found.contains(wanted), "{found}"),
+                _ => panic!("{request:?} {capacity:?} {overhead:?} {free}: {found:?}, not {wanted:?}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! Rules of each kind; those of a guest's machine are [`crate::resolve`]'s.
+
+use api::cdi::{DataVolume, DataVolumeSource, DataVolumeSpec, StorageSpec};
+use api::cni::Configuration;
+use api::core::{ClaimSpec, ConfigMap, PersistentVolumeClaim, Secret};
+use api::kind::Kind;
+use api::kubevirt::{VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceSpec};
+use api::launch::{Accelerator, DEVICES_MAX, DiskFormat, Layout, Storage};
+use api::manifest::Document;
+use api::multus::NetworkAttachmentDefinition;
+use api::resource::{ObjectMeta, Quantity};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+
+use super::{NAMESPACE, is_of_machine, read};
+use crate::finding::{Findings, Verdict};
+
+use crate::machine::Strategy;
+use crate::resolve::{self, Backend, Guest, Host, Made, Objects, Tap};
+
+const ACCESS_MODES: [&str; 4] = ["ReadWriteOnce", "ReadWriteMany", "ReadOnlyMany", "ReadWriteOncePod"];
+
+fn strategies() -> String {
+    Strategy::ALL.map(Strategy::word).join(", ")
+}
+
+/// Checks the object of a document.
+pub(super) fn check(kind: Kind, document: &Document, objects: &Objects, findings: &mut Findings) {
+    name("metadata.name", &document.name, findings);
+    if let Some(namespace) = &document.namespace {
+        name("metadata.namespace", namespace, findings);
+    }
+    match kind {
+        Kind::VirtualMachine => {
+            if let Some(machine) = read::<VirtualMachine>(document, findings) {
+                check_machine(&machine, objects, findings);
+            }
+        }
+        Kind::VirtualMachineInstance => {
+            if is_of_machine(&document.value) {
+                let text = "the run of a machine, which makes it: this document is left out";
+                findings.add(Verdict::Ignored, "metadata.ownerReferences", text);
+            }
+            if let Some(instance) = read::<VirtualMachineInstance>(document, findings) {
+                guest(&instance.metadata, &instance.metadata, &instance.spec, "spec", objects, findings);
+            }
+        }
+        Kind::DataVolume => {
+            if let Some(volume) = read::<DataVolume>(document, findings) {
+                data_volume("spec", &volume.spec, findings);
+            }
+        }
+        Kind::PersistentVolumeClaim => {
+            if let Some(claim) = read::<PersistentVolumeClaim>(document, findings) {
+                check_claim(&claim.spec, findings);
+            }
+        }
+        Kind::NetworkAttachmentDefinition => {
+            if let Some(network) = read::<NetworkAttachmentDefinition>(document, findings) {
+                check_network(&network, findings);
+            }
+        }
+        Kind::Secret => {
+            if let Some(secret) = read::<Secret>(document, findings) {
+                let entries = secret.data.iter().map(|(key, value)| (key, value.0.as_str()));
+                entries_in_base64("data", entries, findings);
+            }
+        }
+        Kind::ConfigMap => {
+            if let Some(map) = read::<ConfigMap>(document, findings) {
+                let entries = map.binary_data.iter().map(|(key, value)| (key, value.as_str()));
+                entries_in_base64("binaryData", entries, findings);
+            }
+        }
+    }
+}
+
+/// A DNS subdomain: what objects are called.
+fn name(path: &str, name: &str, findings: &mut Findings) {
+    let letters =
+        |part: &str| part.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
+    let part =
+        |part: &str| !part.is_empty() && letters(part) && !part.starts_with('-') && !part.ends_with('-');
+    if name.is_empty() {
+        findings.error(path, "missing");
+    } else if name.len() > 253 || !name.split('.').all(part) {
+        findings.error(path, "not a name of lower-case letters, digits, - and .");
+    }
+}
+
+fn check_machine(machine: &VirtualMachine, objects: &Objects, findings: &mut Findings) {
+    let spec = &machine.spec;
+    match (spec.running, spec.run_strategy.as_deref()) {
+        (Some(_), Some(_)) => findings.error("spec.running", "running and runStrategy exclude each other"),
+        (None, None) => findings.error("spec.runStrategy", format!("missing: one of {}", strategies())),
+        (None, Some("WaitAsReceiver")) => {
+            findings.error("spec.runStrategy", "WaitAsReceiver is for migrations between clusters");
+        }
+        (None, Some(strategy)) if Strategy::ALL.iter().all(|known| known.word() != strategy) => {
+            findings.error("spec.runStrategy", format!("{strategy:?} is none of {}", strategies()));
+        }
+        (Some(_), None) | (None, Some(_)) => {}
+    }
+    let templates = spec.data_volume_templates.len();
+    if templates > DEVICES_MAX {
+        let text = format!("{templates} DataVolumes; {DEVICES_MAX} are the most");
+        return findings.error("spec.dataVolumeTemplates", text);
+    }
+    for (index, template) in spec.data_volume_templates.iter().enumerate() {
+        let at = format!("spec.dataVolumeTemplates[{index}]");
+        name(&format!("{at}.metadata.name"), &template.metadata.name, findings);
+        let before = &spec.data_volume_templates[..index];
+        if before.iter().any(|other| other.metadata.name == template.metadata.name) {
+            findings.error(format!("{at}.metadata.name"), "is there twice");
+        }
+        data_volume(&format!("{at}.spec"), &template.spec, findings);
+    }
+    let template = &spec.template;
+    guest(&machine.metadata, &template.metadata, &template.spec, "spec.template.spec", objects, findings);
+}
+
+/// Resolves a guest as a start would, on a machine that has everything.
+fn guest(
+    object: &ObjectMeta,
+    labels: &ObjectMeta,
+    spec: &VirtualMachineInstanceSpec,
+    at: &str,
+    objects: &Objects,
+    findings: &mut Findings,
+) {
+    const NIL: &str = "00000000-0000-0000-0000-000000000000";
+    let namespace = object.namespace.clone().unwrap_or_else(|| NAMESPACE.to_owned());
+    let metadata = ObjectMeta {
+        name: object.name.clone(),
+        namespace: Some(namespace),
+        labels: labels.labels.clone(),
+        annotations: labels.annotations.clone(),
+        ..ObjectMeta::default()
+    };
+    let guest =
+        Guest { metadata, uid: NIL.to_owned(), smbios_uuid: NIL.to_owned(), smbios_serial: NIL.to_owned() };
+    let ovmf = || Some(("/ovmf/code".to_owned(), "/ovmf/variables".to_owned()));
+    let host = Host {
+        accelerator: Accelerator::Kvm,
+        emulator: "/usr/bin/qemu-system-x86_64".to_owned(),
+        machine: "q35".to_owned(),
+        ovmf: ovmf(),
+        ovmf_secure: ovmf(),
+    };
+    let (_, found) = resolve::resolve(spec, &guest, &host, &everything(spec), objects, at);
+    // A name that is wrong has been told with the metadata.
+    findings.extend(found.into_iter().filter(|finding| finding.path != at));
+}
+
+/// Made for a guest whatever it needs.
+fn everything(spec: &VirtualMachineInstanceSpec) -> Made {
+    let block =
+        |name: &str| spec.domain.devices.disks.iter().any(|disk| disk.name == name && disk.lun.is_some());
+    let volumes = spec.volumes.iter().filter(|volume| resolve::is_storage(volume)).map(|volume| {
+        let storage = Storage {
+            path: format!("/volumes/{}", volume.name),
+            block: block(&volume.name),
+            format: DiskFormat::Raw,
+            backing: None,
+        };
+        let backend = Backend { storage, direct: true, preallocated: false, block_sizes: None };
+        (volume.name.clone(), backend)
+    });
+    let tap = Tap {
+        link: "tap0".to_owned(),
+        mac: "02:00:00:00:00:01".to_owned(),
+        mtu: 1500,
+        many_queues: true,
+        dhcp: None,
+    };
+    let taps = resolve::interfaces_of(spec).into_iter().map(|one| (one.name, tap.clone()));
+    Made {
+        folder: "/run/guest".to_owned(),
+        state: "/state/guest".to_owned(),
+        volumes: volumes.collect(),
+        taps: taps.collect(),
+        layout: Layout::default(),
+    }
+}
+
+fn data_volume(at: &str, spec: &DataVolumeSpec, findings: &mut Findings) {
+    match &spec.source {
+        None if spec.source_ref.is_none() => {
+            findings.error(format!("{at}.source"), "missing: where its content comes from");
+        }
+        None => {}
+        Some(source) => data_source(&format!("{at}.source"), source, findings),
+    }
+    if let Some(content) = spec.content_type.as_deref().filter(|word| !word.is_empty())
+        && !["kubevirt", "archive"].contains(&content)
+    {
+        findings.error(format!("{at}.contentType"), format!("{content:?} is neither kubevirt nor archive"));
+    }
+    let clone = spec.source.as_ref().is_some_and(|source| source.pvc.is_some());
+    match (&spec.pvc, &spec.storage) {
+        (Some(_), Some(_)) => findings.error(at, "pvc and storage exclude each other"),
+        (None, None) => findings.error(at, "pvc or storage is missing"),
+        (Some(claim), None) => storage(&format!("{at}.pvc"), claim, !clone, findings),
+        (None, Some(claim)) => storage(&format!("{at}.storage"), claim, !clone, findings),
+    }
+}
+
+fn data_source(at: &str, source: &DataVolumeSource, findings: &mut Findings) {
+    let DataVolumeSource { http, s3, gcs, registry, pvc, blank, upload, imageio, snapshot, vddk } = source;
+    let given = [
+        http.is_some(),
+        s3.is_some(),
+        gcs.is_some(),
+        registry.is_some(),
+        pvc.is_some(),
+        blank.is_some(),
+        upload.is_some(),
+        imageio.is_some(),
+        snapshot.is_some(),
+        vddk.is_some(),
+    ];
+    if given.into_iter().filter(|one| *one).count() != 1 {
+        findings.error(at, "exactly one of http, s3, gcs, registry, pvc, blank, upload");
+    }
+    let urls = [
+        ("http", http.as_ref().map(|one| one.url.as_str()), &["http://", "https://", "file:///"][..]),
+        ("s3", s3.as_ref().map(|one| one.url.as_str()), &["s3://", "http://", "https://"]),
+        ("gcs", gcs.as_ref().map(|one| one.url.as_str()), &["gs://", "http://", "https://"]),
+        (
+            "registry",
+            registry
+                .as_ref()
+                .filter(|one| one.image_stream.is_none())
+                .map(|one| one.url.as_deref().unwrap_or("")),
+            &["docker://", "oci-archive:"],
+        ),
+    ];
+    for (field, url, starts) in urls {
+        let Some(url) = url else { continue };
+        if !starts.iter().any(|start| url.len() > start.len() && url.starts_with(start)) {
+            findings
+                .error(format!("{at}.{field}.url"), format!("does not begin with {}", starts.join(" or ")));
+        }
+    }
+    if let Some(method) = registry.as_ref().and_then(|one| one.pull_method.as_deref())
+        && !["pod", "node"].contains(&method)
+    {
+        findings.error(format!("{at}.registry.pullMethod"), format!("{method:?} is neither pod nor node"));
+    }
+    if pvc.as_ref().is_some_and(|claim| claim.name.is_empty()) {
+        findings.error(format!("{at}.pvc.name"), "missing");
+    }
+}
+
+fn storage(at: &str, spec: &StorageSpec, sized: bool, findings: &mut Findings) {
+    claim(at, &spec.access_modes, spec.volume_mode.as_deref(), findings);
+    let size = spec.resources.as_ref().and_then(|resources| resources.requests.get("storage"));
+    claim_size(at, size, sized, findings);
+}
+
+fn check_claim(spec: &ClaimSpec, findings: &mut Findings) {
+    claim("spec", &spec.access_modes, spec.volume_mode.as_deref(), findings);
+    claim_size("spec", spec.resources.requests.get("storage"), true, findings);
+}
+
+fn claim(at: &str, modes: &[String], volume_mode: Option<&str>, findings: &mut Findings) {
+    for (index, mode) in modes.iter().enumerate() {
+        if !ACCESS_MODES.contains(&mode.as_str()) {
+            let text = format!("{mode:?} is none of {}", ACCESS_MODES.join(", "));
+            findings.error(format!("{at}.accessModes[{index}]"), text);
+        }
+    }
+    if let Some(mode) = volume_mode.filter(|mode| !["Filesystem", "Block"].contains(mode)) {
+        findings.error(format!("{at}.volumeMode"), format!("{mode:?} is neither Filesystem nor Block"));
+    }
+}
+
+fn claim_size(at: &str, size: Option<&Quantity>, needed: bool, findings: &mut Findings) {
+    let path = format!("{at}.resources.requests.storage");
+    match size.map(Quantity::bytes) {
+        None if needed => findings.error(path, "missing: how large it is"),
+        None | Some(Ok(1..)) => {}
+        Some(Ok(0)) => findings.error(path, "nothing"),
+        Some(Err(error)) => findings.error(path, error.to_string()),
+    }
+}
+
+fn check_network(network: &NetworkAttachmentDefinition, findings: &mut Findings) {
+    let path = "spec.config";
+    let Some(config) = network.spec.config.as_deref().filter(|config| !config.trim().is_empty()) else {
+        findings.error(path, "missing: a CNI configuration");
+        return;
+    };
+    if let Err(said) = Configuration::read(config, &network.metadata.name) {
+        findings.error(path, said);
+    }
+}
+
+fn entries_in_base64<'a>(
+    at: &str,
+    entries: impl Iterator<Item = (&'a String, &'a str)>,
+    findings: &mut Findings,
+) {
+    for (key, value) in entries {
+        let value: String = value.split_ascii_whitespace().collect();
+        if STANDARD.decode(value).is_err() {
+            findings.error(format!("{at}.{key}"), "not base64");
+        }
+    }
+}
