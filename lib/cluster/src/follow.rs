@@ -1,0 +1,236 @@
+//! A collection followed for the life of the process: listed in pages, then watched with bookmarks.
+//!
+//! When the API server has forgotten the version to watch from (410), the collection is listed again. Every other
+//! failure waits with exponential back-off and jitter before the next attempt; a server that closes each watch at once
+//! is also met with growing pauses, never with a busy loop. A kind that does not exist is an empty collection.
+//!
+//! Lists are paged rather than streamed by `sendInitialEvents`: that needs Kubernetes 1.34 for its default, and pages
+//! bound what the API server must hold for us in every version.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
+use tokio::time::Instant;
+
+use crate::client::Client;
+use crate::error::{Error, Kind, Result, Status};
+use crate::page::{self, Listed};
+use crate::resource::{Resource, Scope};
+use crate::time::backoff;
+
+pub use crate::page::Meta;
+
+/// How long the API server lets a watch run; it ends it itself after a random time between this and its double.
+const WATCH_SECONDS: u64 = 290;
+/// A watch without an event or bookmark for so long may be dead and is opened again. Bookmarks come each minute.
+const SILENCE: Duration = Duration::from_secs(150);
+/// Back-off between attempts.
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// A watch that lived so long was a good one; its end is not a failure.
+const GOOD_WATCH: Duration = Duration::from_secs(5);
+/// Before a kind that does not exist is looked for again.
+const ABSENCE: Duration = Duration::from_secs(5);
+
+/// News of a followed collection.
+#[derive(Debug)]
+pub enum News<'a, T> {
+    /// A list begins: objects that do not come before its end are gone.
+    Begin,
+    /// An object is new, changed, or listed.
+    Present(&'a Meta, T),
+    /// An object is present but not of the type `T`: what was known of it stays, it is not gone.
+    Unreadable(&'a Meta, serde_json::Error),
+    /// An object is gone.
+    Gone(&'a Meta),
+    /// The list is complete: every present object was reported.
+    End,
+    /// No news until the next list or watch succeeds.
+    Lost(&'a Error),
+    /// The watch runs (again).
+    Watching,
+}
+
+/// Follows a collection and reports each change; runs until it is dropped.
+pub async fn follow<T: DeserializeOwned>(
+    client: &Client,
+    resource: Resource,
+    scope: &Scope,
+    mut hear: impl FnMut(News<'_, T>),
+) -> Infallible {
+    let mut version = None;
+    let mut failures = 0;
+    loop {
+        let begun = Instant::now();
+        let result = round::<T>(client, resource, scope, &mut version, &mut hear).await;
+        if begun.elapsed() >= GOOD_WATCH {
+            failures = 0;
+        }
+        let pause = match result {
+            Ok(()) => {
+                hear(News::Lost(&Error::new(Kind::Unreachable, "the watch ended")));
+                backoff(FIRST_PAUSE, LONGEST_PAUSE, failures)
+            }
+            Err(error) if error.kind() == Kind::NotFound => {
+                version = None;
+                hear(News::Begin);
+                hear(News::End);
+                backoff(ABSENCE, ABSENCE, 0)
+            }
+            Err(error) => {
+                hear(News::Lost(&error));
+                let kind = error.kind();
+                // A list that failed starts from the beginning by itself: `version` is still empty then.
+                if kind == Kind::Gone {
+                    version = None;
+                }
+                let error = error.chain();
+                match failures {
+                    0 | 5 => tracing::warn!(plural = resource.plural, error, "cannot follow; will retry"),
+                    _ => tracing::debug!(plural = resource.plural, error, "cannot follow; will retry"),
+                }
+                backoff(FIRST_PAUSE, LONGEST_PAUSE, failures)
+            }
+        };
+        failures += 1;
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// Lists if there is no version to watch from, then watches until the watch ends.
+async fn round<T: DeserializeOwned>(
+    client: &Client,
+    resource: Resource,
+    scope: &Scope,
+    version: &mut Option<String>,
+    hear: &mut impl FnMut(News<'_, T>),
+) -> Result<()> {
+    let path = scope.path(&resource)?;
+    let from = match version.as_deref() {
+        Some(from) => from,
+        None => {
+            hear(News::Begin);
+            let listed = page::list(client, &path, |one| {
+                present(&one, hear);
+                Ok(())
+            })
+            .await?;
+            hear(News::End);
+            version.insert(listed)
+        }
+    };
+    let uri = format!(
+        "{path}watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}&resourceVersion={from}"
+    );
+    let mut lines = client.lines(uri).await?;
+    hear(News::Watching);
+    loop {
+        let line = tokio::time::timeout(SILENCE, lines.next()).await;
+        let line =
+            line.map_err(|_| Error::new(Kind::Timeout, format!("a watch was silent for {SILENCE:?}")))?;
+        let Some(line) = line? else { return Ok(()) };
+        if let Some(newer) = event(line, hear)? {
+            *version = Some(newer);
+        }
+    }
+}
+
+fn present<T: DeserializeOwned>(one: &Listed<'_>, hear: &mut impl FnMut(News<'_, T>)) {
+    match one.object() {
+        Ok(object) => hear(News::Present(one.meta(), object)),
+        Err(error) => hear(News::Unreadable(one.meta(), error)),
+    }
+}
+
+#[derive(Deserialize)]
+struct Event<'a> {
+    #[serde(rename = "type")]
+    what: What,
+    #[serde(borrow)]
+    object: &'a RawValue,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+enum What {
+    Added,
+    Modified,
+    Deleted,
+    Bookmark,
+    Error,
+    #[serde(other)]
+    Unknown,
+}
+
+/// Reports one event of a watch; returns the version to watch from after it.
+fn event<T: DeserializeOwned>(line: &[u8], hear: &mut impl FnMut(News<'_, T>)) -> Result<Option<String>> {
+    let unreadable = |error: serde_json::Error| {
+        let text = format!("an event of a watch is not one, at column {}", error.column());
+        Error::new(Kind::Unreadable, text)
+    };
+    let Event { what, object } = serde_json::from_slice(line).map_err(unreadable)?;
+    if matches!(what, What::Error) {
+        let status: Status = serde_json::from_str(object.get()).unwrap_or_default();
+        let code = http::StatusCode::from_u16(status.code).unwrap_or(http::StatusCode::INTERNAL_SERVER_ERROR);
+        return Err(Error::refused("the watch ended", code, object.get().as_bytes()));
+    }
+    let one = Listed::read(object).map_err(unreadable)?;
+    match what {
+        What::Added | What::Modified => present(&one, hear),
+        What::Deleted => hear(News::Gone(one.meta())),
+        What::Bookmark | What::Error | What::Unknown => {}
+    }
+    let version = &one.meta().version;
+    Ok((!version.is_empty()).then(|| version.clone()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    fn told(line: &str) -> (Vec<String>, Result<Option<String>>) {
+        let mut told = Vec::new();
+        let result = event::<Value>(line.as_bytes(), &mut |news| {
+            told.push(match news {
+                News::Present(meta, object) => format!("present {} {}", meta.key, object["spec"]),
+                News::Gone(meta) => format!("gone {}", meta.key),
+                other @ (News::Begin | News::Unreadable(..) | News::End | News::Lost(_) | News::Watching) => {
+                    format!("{other:?}")
+                }
+            });
+        });
+        (told, result)
+    }
+
+    #[test]
+    fn events_are_told_whatever_the_order_of_their_fields() {
+        let object = r#"{"spec":7,"metadata":{"namespace":"n","name":"a","resourceVersion":"9"}}"#;
+        for (line, expected) in [
+            (format!(r#"{{"type":"ADDED","object":{object}}}"#), "present n/a 7"),
+            (format!(r#"{{"object":{object},"type":"MODIFIED"}}"#), "present n/a 7"),
+            (format!(r#"{{"type":"DELETED","object":{object}}}"#), "gone n/a"),
+        ] {
+            let (told, version) = told(&line);
+            assert_eq!(told, [expected]);
+            assert_eq!(version.unwrap().as_deref(), Some("9"));
+        }
+        let (silent, version) = told(&format!(r#"{{"type":"BOOKMARK","object":{object}}}"#));
+        assert!(silent.is_empty());
+        assert_eq!(version.unwrap().as_deref(), Some("9"));
+    }
+
+    #[test]
+    fn expired_watch_is_gone_and_other_errors_are_not() {
+        for (code, kind) in [(410, Kind::Gone), (504, Kind::Server)] {
+            let line =
+                format!(r#"{{"type":"ERROR","object":{{"kind":"Status","message":"m","code":{code}}}}}"#);
+            assert_eq!(told(&line).1.unwrap_err().kind(), kind);
+        }
+        assert_eq!(told("{").1.unwrap_err().kind(), Kind::Unreadable);
+    }
+}
