@@ -1,5 +1,5 @@
 //! The body of a request that a thread makes, a few pieces ahead of the network: what a file holds, or what is written.
-//! Not here: what is sent, and to whom.
+//! Not here: content and recipients.
 
 use std::fmt;
 use std::fs::File;
@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 const PIECE: usize = 256 << 10;
 const AHEAD: usize = 4;
 
-/// Some bytes, or the end of all of them: whoever just goes away has not come to it.
+/// Some bytes, or the end of all of them: a dropped sender has not reached it.
 type Piece = io::Result<Option<Bytes>>;
 
 /// The body of a request.
@@ -59,7 +59,7 @@ pub fn of_file(file: Arc<File>, range: Range<u64>, taken: impl FnMut(u64) + Send
                 return;
             }
         }
-        // Whoever counts does not wait for it.
+        // The counter does not wait for it.
         let _unneeded = sender.blocking_send(Ok(None));
     });
     Made { pieces, left: Some(left), ended: left == 0, taken: Box::new(taken) }
@@ -80,7 +80,7 @@ impl Pieces {
     /// Everything was written.
     ///
     /// # Errors
-    /// `BrokenPipe` when nobody wants it any more.
+    /// `BrokenPipe` when the receiver is gone.
     pub fn end(mut self) -> io::Result<()> {
         self.flush()?;
         self.send(Ok(None))
@@ -133,7 +133,7 @@ impl Body for Made {
                 None
             }
             Some(Err(error)) => Some(Err(error)),
-            // An end that is not said is none: whoever receives must not take it for one.
+            // Without an explicit end the body is incomplete: the receiver must not take it as whole.
             None => Some(Err(io::Error::other("what is sent did not come to its end"))),
         })
     }

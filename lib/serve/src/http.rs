@@ -1,13 +1,12 @@
-//! A small HTTP server, over TLS or plain: metrics and probes, for pollers.
+//! A small HTTP server for probes and metrics, over TLS or plain, on a thread of its own.
 //!
-//! It runs on a thread of its own, holds at most [`CONNECTIONS`] connections and gives each [`PATIENCE`]; a client
-//! that is slow or hostile costs one of these places and nothing else.
+//! Programs without an async runtime use it, and those whose probes must be answered whatever their runtime does. Slow and
+//! hostile clients cost a slot until the next client needs it ([`crate::server`]).
 //!
-//! Not here: certificates ([`crate::tls`]), client certificates.
+//! Not here: certificates ([`crate::tls`]), client certificates, servers with more than probes ([`crate::route`]).
 
-use std::convert::Infallible;
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -16,28 +15,24 @@ use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::body::Incoming;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
 use thiserror::Error;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::Semaphore;
-use tokio_rustls::TlsAcceptor;
+use tokio::sync::watch;
 
-use crate::tls::{Identity, TlsError};
+use crate::server::{self, Connection, Limits, Service};
+use crate::tls::{Current, Identity, Reloading, TlsError};
 
-/// Connections at once; more wait in the kernel's backlog.
-pub const CONNECTIONS: usize = 16;
-/// Bytes of a connection that are held at once: a whole head.
-const BUFFER: usize = 64 << 10;
-/// Longest life of a connection without a request, and of a handshake.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+/// Connections at once.
+const CONNECTIONS: usize = 32;
+/// TLS handshakes at once.
+const HANDSHAKES: usize = 16;
+/// Longest life of a connection without a request.
+const IDLE_TIME: Duration = Duration::from_secs(10);
 
 /// A path and what answers a GET of it, as plain text.
 pub struct Route {
     /// The whole path.
     pub path: &'static str,
-    /// The body of the answer, made anew for each request on a thread where waiting is allowed. `Err` is answered with
-    /// 500.
+    /// Makes the body of the answer, for each request, on a thread that may block. `Err` is answered with 500.
     pub body: Box<dyn Fn() -> Result<String, String> + Send + Sync>,
 }
 
@@ -47,125 +42,106 @@ impl std::fmt::Debug for Route {
     }
 }
 
-/// What is done with a request.
+/// The decision about a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is answered.
+    /// The request is answered.
     Granted,
-    /// 401: nobody knows who asks.
+    /// 401: no valid credentials.
     Unknown,
-    /// 403: he may not.
+    /// 403: the user may not read this.
     Refused,
-    /// 503: it cannot be found out now.
+    /// 503: the decision cannot be made now.
     Unavailable,
 }
 
-/// Judges a request by its bearer token (RFC 6750, 2.1), on a thread where waiting is allowed.
+/// Decides about a request by its bearer token (RFC 6750, 2.1), on a thread that may block.
 pub type Guard = Box<dyn Fn(Option<&str>) -> Verdict + Send + Sync>;
 
-/// What is served, and to whom.
+/// The routes and their guard.
 struct Site {
     routes: Vec<Route>,
     guard: Option<Guard>,
 }
 
-/// Why a server does not run.
+/// Why a server does not start.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ServeError {
-    /// The address cannot be listened on, or the thread not started.
+    /// The address cannot be used, or the thread not started.
     #[error("cannot listen on {0}")]
     Listen(SocketAddr, #[source] io::Error),
-    /// There is no certificate to serve with.
+    /// The certificate cannot be used.
     #[error("cannot set up TLS")]
     Tls(#[from] TlsError),
 }
 
-/// Serves `routes` on `address` until the process ends, over TLS if there is an identity; gives the address in use
-/// (another than asked for when the port was 0). `[::]` means all addresses, also where the kernel has no IPv6. With a
-/// guard, each request of one of the paths is judged first.
+/// Serves `routes` on `address` until the process ends, over TLS if there is an identity; returns the address in use (with
+/// the port that the kernel chose for port 0). `[::]` means all addresses, also where the kernel has no IPv6. A guard decides
+/// about every request of a route first.
 ///
 /// # Errors
-/// When the address is taken, or certificate or thread cannot be made.
+/// When the address is in use, or certificate or thread cannot be made.
 pub fn serve(
     address: SocketAddr,
     identity: Option<&Identity>,
     guard: Option<Guard>,
     routes: Vec<Route>,
 ) -> Result<SocketAddr, ServeError> {
-    let acceptor = match identity {
+    let tls = match identity {
         None => None,
-        Some(identity) => Some(TlsAcceptor::from(Arc::new(identity.config()?))),
+        Some(identity) => Some(Reloading::new(identity.clone(), None, false)? as Arc<dyn Current>),
     };
     let failed = |e| ServeError::Listen(address, e);
-    let mut bound = TcpListener::bind(address);
-    if bound.is_err() && address.ip() == Ipv6Addr::UNSPECIFIED {
-        bound = TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port()));
-    }
-    let listener = bound.map_err(failed)?;
-    listener.set_nonblocking(true).map_err(failed)?;
+    let listener = server::listen(address).map_err(failed)?;
     let local = listener.local_addr().map_err(failed)?;
     let site = Arc::new(Site { routes, guard });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
     thread::Builder::new()
         .name("http".into())
         .spawn(move || {
-            if let Err(error) = runtime.block_on(accept(listener, acceptor, site)) {
-                tracing::warn!(%error, %local, "nothing is served any more");
+            if let Err(error) = runtime.block_on(accept(listener, tls, site)) {
+                tracing::warn!(%error, %local, "the HTTP server has ended");
             }
         })
         .map_err(failed)?;
     Ok(local)
 }
 
-async fn accept(listener: TcpListener, acceptor: Option<TlsAcceptor>, site: Arc<Site>) -> io::Result<()> {
+async fn accept(
+    listener: std::net::TcpListener,
+    tls: Option<Arc<dyn Current>>,
+    site: Arc<Site>,
+) -> io::Result<()> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
-    loop {
-        let place = places.clone().acquire_owned().await.map_err(io::Error::other)?;
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                // Out of descriptors, say: the next one may succeed.
-                tracing::debug!(%error, "cannot accept a connection");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
-            }
-        };
-        let (acceptor, site) = (acceptor.clone(), site.clone());
-        tokio::spawn(async move {
-            let _place = place;
-            match acceptor {
-                None => converse(stream, site).await,
-                Some(acceptor) => {
-                    if let Ok(Ok(stream)) = tokio::time::timeout(PATIENCE, acceptor.accept(stream)).await {
-                        converse(stream, site).await;
-                    }
-                }
-            }
-        });
-    }
+    let limits = Limits {
+        connections: CONNECTIONS,
+        handshakes: HANDSHAKES,
+        idle_time: IDLE_TIME,
+        buffer: 16 << 10,
+        ..Limits::default()
+    };
+    // Served until the process ends.
+    let (_open, closing) = watch::channel(false);
+    server::serve(listener, tls, limits, Arc::new(Probes(site)), closing).await;
+    Ok(())
 }
 
-/// Answers what comes over one connection.
-async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin, site: Arc<Site>) {
-    let answer = service_fn(move |request| {
-        let site = site.clone();
-        async move { Ok::<_, Infallible>(respond(site, &request).await) }
-    });
-    let served = hyper::server::conn::http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(PATIENCE)
-        .max_buf_size(BUFFER)
-        .serve_connection(TokioIo::new(stream), answer)
-        .await;
-    if let Err(error) = served {
-        tracing::debug!(%error, "a connection ended early");
+/// A site as a service.
+struct Probes(Arc<Site>);
+
+impl Service for Probes {
+    type Body = Full<Bytes>;
+
+    async fn answer(&self, request: Request<Incoming>, connection: &Arc<Connection>) -> Response<Self::Body> {
+        let _busy = connection.busy();
+        respond(self.0.clone(), &request).await
     }
 }
 
 async fn respond(site: Arc<Site>, request: &Request<Incoming>) -> Response<Full<Bytes>> {
-    let (status, body) = match site.routes.iter().position(|route| route.path == request.uri().path()) {
+    let route = site.routes.iter().position(|route| route.path == request.uri().path());
+    let (status, body) = match route {
         None => (StatusCode::NOT_FOUND, "not found\n".to_owned()),
         Some(_) if request.method() != Method::GET && request.method() != Method::HEAD => {
             (StatusCode::METHOD_NOT_ALLOWED, "only GET\n".to_owned())
@@ -192,7 +168,7 @@ fn bearer(request: &Request<Incoming>) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
-/// The answer of a route to who brings this token.
+/// The answer of a route to the bearer of this token.
 fn answer(site: &Site, index: usize, token: Option<&str>) -> (StatusCode, String) {
     let verdict = site.guard.as_ref().map_or(Verdict::Granted, |guard| guard(token));
     match verdict {
@@ -210,7 +186,7 @@ fn answer(site: &Site, index: usize, token: Option<&str>) -> (StatusCode, String
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
-    use std::net::TcpStream;
+    use std::net::{Ipv4Addr, TcpStream};
 
     use super::*;
 

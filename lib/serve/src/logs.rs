@@ -1,7 +1,8 @@
 //! Log set-up: to stderr, text or JSON lines. Not here: progress, which is no log.
 //!
-//! Who reads which level: error and warn, everybody; info, whoever watches one import; debug and trace, developers.
+//! Audience of levels: error and warn, every administrator; info, a watcher of one import; debug and trace, developers.
 
+use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
 use std::sync::OnceLock;
 
@@ -55,6 +56,27 @@ pub fn write_inside(around: Around) {
 /// of it: with a full disk or a closed terminal behind stderr, complaining there ends the process.
 struct Stderr;
 
+/// A log line with the line breaks inside it escaped: texts of other hosts and users must not look like lines of ours.
+fn one_line(line: &[u8]) -> Cow<'_, [u8]> {
+    let (inside, end) = match line {
+        [inside @ .., b'\n'] => (inside, &b"\n"[..]),
+        _ => (line, &b""[..]),
+    };
+    if !inside.iter().any(|byte| matches!(byte, b'\n' | b'\r')) {
+        return Cow::Borrowed(line);
+    }
+    let mut escaped = Vec::with_capacity(line.len() + 8);
+    for byte in inside {
+        match byte {
+            b'\n' => escaped.extend_from_slice(b"\\n"),
+            b'\r' => escaped.extend_from_slice(b"\\r"),
+            other => escaped.push(*other),
+        }
+    }
+    escaped.extend_from_slice(end);
+    Cow::Owned(escaped)
+}
+
 impl<'a> MakeWriter<'a> for Stderr {
     type Writer = Self;
 
@@ -65,7 +87,8 @@ impl<'a> MakeWriter<'a> for Stderr {
 
 impl Write for Stderr {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        let mut write = || drop(io::stderr().lock().write_all(line));
+        let text = one_line(line);
+        let mut write = || drop(io::stderr().lock().write_all(&text));
         match AROUND.get() {
             Some(around) => around(&mut write),
             None => write(),
@@ -81,6 +104,18 @@ impl Write for Stderr {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn line_breaks_inside_a_line_are_escaped() {
+        for (line, written) in [
+            ("WARN failed error=a\n", "WARN failed error=a\n"),
+            ("WARN failed error=a\nINFO all is well\r\n", "WARN failed error=a\\nINFO all is well\\r\n"),
+            ("\n", "\n"),
+            ("a\nb", "a\\nb"),
+        ] {
+            assert_eq!(String::from_utf8_lossy(&one_line(line.as_bytes())), written);
+        }
+    }
 
     #[test]
     fn levels_are_klogs() {

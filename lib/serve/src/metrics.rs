@@ -11,7 +11,7 @@ pub struct Page {
     text: String,
 }
 
-/// What the values of a metric are.
+/// Type of a metric's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Goes up only.

@@ -1,6 +1,11 @@
-//! Who a server is: a certificate that it signs itself, or one in files that is read anew when they change; and whose
-//! client certificates it knows. Not here: what a client may do.
+//! TLS configurations of servers and clients: identity from files, from memory or self-signed, client certificates, reload.
+//!
+//! A server asks a [`Current`] for its configuration at every connection, so certificate, key and client authorities change
+//! without a restart: [`Reloading`] follows files, [`Live`] is set by the program.
+//!
+//! Not here: making certificates ([`crate::authority`]), what a client may do.
 
+use std::fmt;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -9,21 +14,30 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
-use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
-use rustls::sign::CertifiedKey;
-use rustls::{RootCertStore, ServerConfig, SupportedCipherSuite};
+use rustls::{ClientConfig, RootCertStore, ServerConfig, SupportedCipherSuite};
 use thiserror::Error;
 
-/// Clients that show a certificate.
+/// Client certificates that a server accepts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Clients {
-    /// Certificates of those who sign theirs, PEM. One that is signed by nobody of these ends the handshake; none at
-    /// all is fine.
-    pub authorities: PathBuf,
+    /// The authorities that sign them. A certificate of any other authority ends the handshake.
+    pub authorities: Authorities,
+    /// Whether a client without a certificate is refused.
+    pub required: bool,
 }
 
-/// Who a server is.
+/// Certificates of authorities, PEM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Authorities {
+    /// In a file.
+    File(PathBuf),
+    /// In memory.
+    Pem(String),
+}
+
+/// The identity of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// The certificate.
@@ -35,17 +49,141 @@ pub struct Identity {
 }
 
 /// Where a certificate comes from.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub enum Certificate {
     /// Signed by itself, for these DNS names and addresses.
     SelfSigned(Vec<String>),
-    /// In files, PEM; whoever changes them renames new ones over old ones.
+    /// In files, PEM. They are replaced by renaming new ones over them.
     Files {
         /// The certificate, and those between it and a known authority.
         chain: PathBuf,
         /// Its key.
         key: PathBuf,
     },
+    /// In memory, PEM.
+    Pem {
+        /// The certificate, and those between it and a known authority.
+        chain: String,
+        /// Its key.
+        key: String,
+    },
+}
+
+impl fmt::Debug for Certificate {
+    /// Without keys.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::SelfSigned(names) => f.debug_tuple("SelfSigned").field(names).finish(),
+            Self::Files { chain, key } => {
+                f.debug_struct("Files").field("chain", chain).field("key", key).finish()
+            }
+            Self::Pem { .. } => f.debug_struct("Pem").finish_non_exhaustive(),
+        }
+    }
+}
+
+/// The TLS configuration that a server has now.
+pub trait Current: Send + Sync + 'static {
+    /// The configuration for a new connection; `None` if there is none yet.
+    fn current(&self) -> Option<Arc<ServerConfig>>;
+}
+
+/// A configuration that the program sets, and may change while a server uses it.
+#[derive(Debug, Default)]
+pub struct Live(Mutex<Option<Arc<ServerConfig>>>);
+
+impl Live {
+    /// A configuration that never changes, unless [`Live::set`] is called.
+    pub fn of(config: ServerConfig) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(Some(Arc::new(config)))))
+    }
+
+    /// From now on, new connections use `config`.
+    pub fn set(&self, config: Arc<ServerConfig>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(config);
+    }
+}
+
+impl Current for Live {
+    fn current(&self) -> Option<Arc<ServerConfig>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// A configuration from files, read again when one of them changes: certificate, key and client authorities. While the files
+/// cannot be used, the configuration before them stays.
+#[derive(Debug)]
+pub struct Reloading {
+    identity: Identity,
+    clients: Option<Clients>,
+    http2: bool,
+    known: Mutex<(Vec<Stamp>, Arc<ServerConfig>)>,
+}
+
+impl Reloading {
+    /// The configuration of `identity` and `clients`; offers HTTP/2 next to HTTP/1.1 if `http2`.
+    ///
+    /// # Errors
+    /// When certificate, key or authorities cannot be read or used.
+    pub fn new(identity: Identity, clients: Option<Clients>, http2: bool) -> Result<Arc<Self>, TlsError> {
+        let known = Mutex::new(Self::read(&identity, clients.as_ref(), http2)?);
+        Ok(Arc::new(Self { identity, clients, http2, known }))
+    }
+
+    fn read(
+        identity: &Identity,
+        clients: Option<&Clients>,
+        http2: bool,
+    ) -> Result<(Vec<Stamp>, Arc<ServerConfig>), TlsError> {
+        // The stamps first: a file that changes while it is read is read again.
+        let stamps = stamps(identity, clients)?;
+        let mut config = identity.server_config(clients)?;
+        if http2 {
+            offer_http2(&mut config);
+        }
+        Ok((stamps, Arc::new(config)))
+    }
+}
+
+impl Current for Reloading {
+    fn current(&self) -> Option<Arc<ServerConfig>> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let read = stamps(&self.identity, self.clients.as_ref()).and_then(|stamps| match stamps == known.0 {
+            true => Ok(None),
+            false => Self::read(&self.identity, self.clients.as_ref(), self.http2).map(Some),
+        });
+        match read {
+            Ok(None) => {}
+            Ok(Some(new)) => {
+                tracing::info!("the TLS configuration was reloaded");
+                *known = new;
+            }
+            Err(error) => {
+                let error = error::chain(&error);
+                tracing::warn!(error, "cannot reload the TLS configuration; the previous one stays in use");
+            }
+        }
+        Some(known.1.clone())
+    }
+}
+
+/// Lets clients choose HTTP/2 (ALPN, RFC 7301); HTTP/1.1 otherwise.
+pub fn offer_http2(config: &mut ServerConfig) {
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+}
+
+/// Configuration of a client that trusts the `authorities` (PEM) and shows `identity` (certificate and key, PEM) if given.
+///
+/// # Errors
+/// When a certificate or key cannot be read or used.
+pub fn client_config(authorities: &str, identity: Option<(&str, &str)>) -> Result<ClientConfig, TlsError> {
+    let builder = ClientConfig::builder_with_provider(Arc::new(provider(&[])))
+        .with_safe_default_protocol_versions()
+        .map_err(TlsError::Refused)?
+        .with_root_certificates(roots(authorities.as_bytes(), Path::new("memory"))?);
+    let Some((chain, key)) = identity else { return Ok(builder.with_no_client_auth()) };
+    let (chain, key) = parse(chain.as_bytes(), key.as_bytes(), [Path::new("memory"); 2])?;
+    builder.with_client_auth_cert(chain, key).map_err(TlsError::Refused)
 }
 
 /// Why there is no TLS.
@@ -73,12 +211,7 @@ impl Identity {
         Self { certificate, only_tls13: false, ciphers: Vec::new() }
     }
 
-    /// What a server needs that knows no clients.
-    pub(crate) fn config(&self) -> Result<ServerConfig, TlsError> {
-        self.server_config(None)
-    }
-
-    /// What a server needs.
+    /// The configuration of a server, as the files are now; see [`Reloading`] for one that follows them.
     ///
     /// # Errors
     /// When certificate, key or authorities cannot be read or used.
@@ -103,26 +236,57 @@ impl Identity {
                 builder.with_single_cert(vec![pair.cert.der().clone()], key).map_err(TlsError::Refused)
             }
             Certificate::Files { chain, key } => {
-                let files = Files::read(chain.clone(), key.clone(), provider)?;
-                Ok(builder.with_cert_resolver(Arc::new(files)))
+                let (chain, key) = parse(&read(chain)?, &read(key)?, [chain, key])?;
+                builder.with_single_cert(chain, key).map_err(TlsError::Refused)
+            }
+            Certificate::Pem { chain, key } => {
+                let (chain, key) = parse(chain.as_bytes(), key.as_bytes(), [Path::new("memory"); 2])?;
+                builder.with_single_cert(chain, key).map_err(TlsError::Refused)
             }
         }
     }
 }
 
 impl Clients {
-    fn verifier(&self, provider: &Arc<CryptoProvider>) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
-        let pem = fs::read(&self.authorities).map_err(|e| TlsError::Read(self.authorities.clone(), e))?;
-        let mut roots = RootCertStore::empty();
-        for certificate in CertificateDer::pem_slice_iter(&pem) {
-            let certificate = certificate.map_err(|e| TlsError::Pem(self.authorities.clone(), e))?;
-            roots.add(certificate).map_err(TlsError::Refused)?;
-        }
-        WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
-            .allow_unauthenticated()
-            .build()
-            .map_err(|e| TlsError::Refused(rustls::Error::General(e.to_string())))
+    /// Clients may show a certificate of the authorities in a file.
+    pub fn optional(authorities: PathBuf) -> Self {
+        Self { authorities: Authorities::File(authorities), required: false }
     }
+
+    fn verifier(&self, provider: &Arc<CryptoProvider>) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
+        let roots = match &self.authorities {
+            Authorities::File(path) => roots(&read(path)?, path)?,
+            Authorities::Pem(pem) => roots(pem.as_bytes(), Path::new("memory"))?,
+        };
+        let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone());
+        let builder = if self.required { builder } else { builder.allow_unauthenticated() };
+        builder.build().map_err(|e| TlsError::Refused(rustls::Error::General(e.to_string())))
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
+    fs::read(path).map_err(|error| TlsError::Read(path.to_owned(), error))
+}
+
+fn roots(pem: &[u8], path: &Path) -> Result<RootCertStore, TlsError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(pem) {
+        let certificate = certificate.map_err(|e| TlsError::Pem(path.to_owned(), e))?;
+        roots.add(certificate).map_err(TlsError::Refused)?;
+    }
+    Ok(roots)
+}
+
+fn parse(
+    chain: &[u8],
+    key: &[u8],
+    paths: [&Path; 2],
+) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), TlsError> {
+    let unread = |path: &Path, error| TlsError::Pem(path.to_owned(), error);
+    let chain = CertificateDer::pem_slice_iter(chain)
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|error| unread(paths[0], error))?;
+    Ok((chain, PrivateKeyDer::from_pem_slice(key).map_err(|error| unread(paths[1], error))?))
 }
 
 /// The cryptography, of the cipher suites of TLS 1.2 with those that are named, by IANA or by OpenSSL; with all, if none of
@@ -146,116 +310,69 @@ fn canonical(name: &str) -> String {
     name.replace("_SHA256", "").replace("AES_", "AES").replace("_POLY1305", "")
 }
 
-/// What tells one version of a file from the next: device, inode, length, time of the last change.
+/// Distinguishes one version of a file from the next: device, inode, length, time of the last change.
 type Stamp = (u64, u64, u64, i64, i64);
 
-fn stamp(path: &Path) -> Result<Stamp, TlsError> {
-    let found = fs::metadata(path).map_err(|error| TlsError::Read(path.to_owned(), error))?;
-    Ok((found.dev(), found.ino(), found.len(), found.ctime(), found.ctime_nsec()))
-}
-
-/// A certificate in files, and what it was when it was last read.
-#[derive(Debug)]
-struct Files {
-    chain: PathBuf,
-    key: PathBuf,
-    provider: Arc<CryptoProvider>,
-    known: Mutex<Known>,
-}
-
-/// What was read, and the files' stamps just before.
-#[derive(Debug)]
-struct Known {
-    stamps: [Stamp; 2],
-    certified: Arc<CertifiedKey>,
-}
-
-impl Files {
-    fn read(chain: PathBuf, key: PathBuf, provider: Arc<CryptoProvider>) -> Result<Self, TlsError> {
-        let known = Known::read(&chain, &key, &provider)?;
-        Ok(Self { chain, key, provider, known: Mutex::new(known) })
+fn stamps(identity: &Identity, clients: Option<&Clients>) -> Result<Vec<Stamp>, TlsError> {
+    let mut paths = Vec::new();
+    if let Certificate::Files { chain, key } = &identity.certificate {
+        paths.extend([chain, key]);
     }
-
-    /// The certificate as it is now. One that cannot be used is not taken: the old one may still be good.
-    fn now(&self) -> Arc<CertifiedKey> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        match known.anew(&self.chain, &self.key, &self.provider) {
-            Ok(None) => {}
-            Ok(Some(new)) => *known = new,
-            Err(error) => {
-                let because = std::error::Error::source(&error).map(ToString::to_string);
-                tracing::warn!(%error, because, "the certificate cannot be read anew; the old one stays");
-            }
-        }
-        known.certified.clone()
+    if let Some(Clients { authorities: Authorities::File(path), .. }) = clients {
+        paths.push(path);
     }
-}
-
-impl Known {
-    fn read(chain: &Path, key: &Path, provider: &CryptoProvider) -> Result<Self, TlsError> {
-        // The stamps first: a file that changes while it is read is read again.
-        let stamps = [stamp(chain)?, stamp(key)?];
-        Ok(Self { stamps, certified: load(chain, key, provider)? })
-    }
-
-    /// What is there now; `None` when it is the same.
-    fn anew(&self, chain: &Path, key: &Path, provider: &CryptoProvider) -> Result<Option<Self>, TlsError> {
-        if [stamp(chain)?, stamp(key)?] == self.stamps {
-            return Ok(None);
-        }
-        Self::read(chain, key, provider).map(Some)
-    }
-}
-
-fn load(chain: &Path, key: &Path, provider: &CryptoProvider) -> Result<Arc<CertifiedKey>, TlsError> {
-    let [chain_pem, key_pem] =
-        [chain, key].map(|path| fs::read(path).map_err(|error| TlsError::Read(path.to_owned(), error)));
-    let certificates = CertificateDer::pem_slice_iter(&chain_pem?)
-        .collect::<Result<Vec<_>, _>>()
-        .map_err(|error| TlsError::Pem(chain.to_owned(), error))?;
-    let private =
-        PrivateKeyDer::from_pem_slice(&key_pem?).map_err(|error| TlsError::Pem(key.to_owned(), error))?;
-    CertifiedKey::from_der(certificates, private, provider).map(Arc::new).map_err(TlsError::Refused)
-}
-
-impl ResolvesServerCert for Files {
-    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(self.now())
-    }
+    let stamp = |path: &PathBuf| {
+        let found = fs::metadata(path).map_err(|error| TlsError::Read(path.clone(), error))?;
+        Ok((found.dev(), found.ino(), found.len(), found.ctime(), found.ctime_nsec()))
+    };
+    paths.into_iter().map(stamp).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Puts a new certificate and key in place, as whoever rotates them does.
-    fn put(folder: &Path) -> Vec<u8> {
+    /// Replaces certificate, key and client authorities.
+    fn put(folder: &Path) {
         let pair = rcgen::generate_simple_self_signed(vec!["a".to_owned()]).unwrap();
-        for (name, pem) in [("crt", pair.cert.pem()), ("key", pair.signing_key.serialize_pem())] {
+        for (name, pem) in
+            [("crt", pair.cert.pem()), ("key", pair.signing_key.serialize_pem()), ("ca", pair.cert.pem())]
+        {
             fs::write(folder.join("new"), pem).unwrap();
             fs::rename(folder.join("new"), folder.join(name)).unwrap();
         }
-        pair.cert.der().to_vec()
     }
 
     #[test]
-    fn files_are_read_anew_when_they_change_and_kept_when_they_are_damaged() {
+    fn changed_files_are_reloaded_and_damaged_ones_are_not() {
         let folder = tempfile::tempdir().unwrap();
-        let [chain, key] = ["crt", "key"].map(|name| folder.path().join(name));
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        assert!(matches!(
-            Files::read(chain.clone(), key.clone(), provider.clone()),
-            Err(TlsError::Read(path, _)) if path == chain
-        ));
-        let first = put(folder.path());
-        let files = Files::read(chain.clone(), key, provider).unwrap();
-        assert_eq!(files.now().cert[0].as_ref(), first);
-        let second = put(folder.path());
-        assert_eq!(files.now().cert[0].as_ref(), second);
+        let [chain, key, ca] = ["crt", "key", "ca"].map(|name| folder.path().join(name));
+        let identity = Identity {
+            certificate: Certificate::Files { chain: chain.clone(), key },
+            ..Identity::self_signed()
+        };
+        let new = || Reloading::new(identity.clone(), Some(Clients::optional(ca.clone())), true);
+        assert!(matches!(new(), Err(TlsError::Read(path, _)) if path == chain));
+        put(folder.path());
+        let reloading = new().unwrap();
+        let first = reloading.current().unwrap();
+        assert_eq!(first.alpn_protocols[0], b"h2");
+        assert!(Arc::ptr_eq(&first, &reloading.current().unwrap()), "unchanged files are not read");
+        put(folder.path());
+        let second = reloading.current().unwrap();
+        assert!(!Arc::ptr_eq(&first, &second));
         fs::write(&chain, "no certificate").unwrap();
-        assert_eq!(files.now().cert[0].as_ref(), second);
-        let third = put(folder.path());
-        assert_eq!(files.now().cert[0].as_ref(), third);
+        assert!(Arc::ptr_eq(&second, &reloading.current().unwrap()));
+        fs::remove_file(&ca).unwrap();
+        assert!(Arc::ptr_eq(&second, &reloading.current().unwrap()));
+        put(folder.path());
+        assert!(!Arc::ptr_eq(&second, &reloading.current().unwrap()));
+    }
+
+    #[test]
+    fn keys_are_not_printed() {
+        let certificate = Certificate::Pem { chain: "c".to_owned(), key: "secret".to_owned() };
+        assert!(!format!("{certificate:?}").contains("secret"));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! A client that believes every server, as somebody has asked for. Not here: whom else a client may trust.
+//! A client that trusts every server, as configured. Not here: other authorities.
 
 use std::sync::Arc;
 
