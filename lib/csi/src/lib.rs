@@ -1,7 +1,7 @@
-//! The wire types of CSI 1.12 and of the kubelet's plugin registration, generated from `proto/`: servers for the driver
-//! (hpp-csi), clients for whoever asks for volumes (virt-node), and nothing that is written by hand.
+//! The wire types of CSI 1.12 and of the kubelet's plugin registration and device plugins, generated from `proto/`:
+//! servers for the driver (hpp-csi) and for device plugins (virt-agent), clients for virt-node, and no handwritten code.
 //!
-//! Not here: what the messages mean to either of them.
+//! Not here: what the messages mean.
 
 #![allow(
     clippy::all,
@@ -16,4 +16,9 @@ tonic::include_proto!("csi.v1");
 /// The kubelet's plugin registration.
 pub mod registration {
     tonic::include_proto!("pluginregistration");
+}
+
+/// The kubelet's device plugin API, v1beta1.
+pub mod deviceplugin {
+    tonic::include_proto!("v1beta1");
 }

@@ -3,7 +3,7 @@
 use std::error::Error as StdError;
 use std::fmt;
 
-/// What went wrong, as far as a caller acts differently on it.
+/// Kind of failure, as far as a caller acts on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The kernel refused a request; its words are in the source.
@@ -12,7 +12,7 @@ pub enum Kind {
     Unsupported,
     /// A path is of no network namespace that can be entered.
     Namespace,
-    /// What the kernel has is not what was asked for.
+    /// The kernel's state differs from the request.
     Mismatch,
     /// The same call may succeed later.
     TryLater,
@@ -31,7 +31,7 @@ pub struct Error {
 }
 
 impl Error {
-    /// An error of `kind` with a sentence that says what, where and what to do.
+    /// An error of `kind` with a sentence: the fault, its place and an action.
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), source: None }
     }
@@ -45,12 +45,12 @@ impl Error {
         Self { kind, message: message.into(), source: Some(source.into()) }
     }
 
-    /// What went wrong, to match on.
+    /// The kind of failure, to match on.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// Kind, sentence and source, for who has an error type of its own.
+    /// Kind, sentence and source, for crates with an error type of their own.
     pub fn into_parts(self) -> (Kind, String, Option<Box<dyn StdError + Send + Sync>>) {
         (self.kind, self.message, self.source)
     }

@@ -4,7 +4,7 @@
 //! Synchronous, with no thread and no async runtime: a plugin process lives for a few milliseconds, and a daemon calls from a
 //! thread of its own.
 //!
-//! Not here: CNI, Kubernetes, what anybody wants to have.
+//! Not here: CNI, Kubernetes, the desired state.
 
 mod error;
 mod mac;

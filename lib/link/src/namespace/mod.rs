@@ -45,7 +45,7 @@ impl Namespace {
         let file = match rustix::fs::open(path, flags, Mode::empty()) {
             Ok(file) => File::from(file),
             Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
-            // What /proc says of a process that has ended.
+            // Link target in /proc of a process that has ended.
             Err(Errno::SRCH) => return Ok(None),
             Err(errno) => return Err(failed(errno)),
         };
@@ -69,12 +69,12 @@ impl Namespace {
     /// The namespace this process is in.
     ///
     /// # Errors
-    /// [`Kind::Namespace`] when /proc does not tell.
+    /// [`Kind::Namespace`] when /proc has no such entry.
     pub fn ours() -> Result<Self, Error> {
         Self::open(Path::new("/proc/thread-self/ns/net"))
     }
 
-    /// Moves this thread into a new namespace that ends with the last one who is in it.
+    /// Moves this thread into a new namespace, which ends with its last member.
     ///
     /// # Errors
     /// [`Kind::Namespace`].
@@ -113,7 +113,7 @@ impl Namespace {
         Ok((Self::open(path)?, true))
     }
 
-    /// Removes what [`Namespace::create`] made; who is in it may stay.
+    /// Removes the mount made by [`Namespace::create`]; members of the namespace may stay.
     ///
     /// # Errors
     /// [`Kind::Namespace`].
@@ -155,7 +155,7 @@ impl Namespace {
     /// Does `work` inside, and comes back to `home`.
     ///
     /// # Errors
-    /// [`Kind::Namespace`] when the kernel does not let us in or back, or what `work` says.
+    /// [`Kind::Namespace`] when the kernel does not let us in or back, or the error of `work`.
     pub fn inside<T, E: From<Error>>(
         &self,
         home: &Self,
@@ -170,7 +170,7 @@ impl Namespace {
     /// Does `work` inside, on a thread of its own: whatever goes wrong, no other one is in the wrong namespace.
     ///
     /// # Errors
-    /// [`Kind::Namespace`] when the kernel does not let us in, or what `work` says.
+    /// [`Kind::Namespace`] when the kernel does not let us in, or the error of `work`.
     pub fn on_a_thread<T: Send, E: From<Error> + Send>(
         &self,
         work: impl FnOnce() -> Result<T, E> + Send,

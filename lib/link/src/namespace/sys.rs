@@ -8,7 +8,7 @@ use rustix::thread::{UnshareFlags, unshare_unsafe};
 /// Moves this thread into a new network namespace.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error.
 pub(super) fn leave() -> Result<(), Errno> {
     // SAFETY: only `UnshareFlags::FILES` has demands on its caller.
     unsafe { unshare_unsafe(UnshareFlags::NEWNET) }

@@ -19,7 +19,7 @@ pub struct Address {
     pub link_local: bool,
     /// Duplicate address detection is not done with it yet.
     pub tentative: bool,
-    /// Duplicate address detection found somebody else who has it.
+    /// Duplicate address detection found another owner.
     pub duplicate: bool,
 }
 

@@ -20,7 +20,7 @@ pub struct Link {
     pub index: u32,
     /// Its name.
     pub name: String,
-    /// What somebody noted on it.
+    /// A user's note on it.
     pub alias: String,
     /// Its Ethernet address.
     pub mac: Option<Mac>,
@@ -38,7 +38,7 @@ pub struct Link {
     pub up: bool,
     /// Operationally up: it carries frames.
     pub carries: bool,
-    /// Set promiscuous by someone: the count of those is not zero.
+    /// Set promiscuous: the count of users that need it is not zero.
     pub promiscuous: bool,
     /// Number of the link group, zero for the default one.
     pub group: u32,
@@ -48,18 +48,18 @@ pub struct Link {
     pub all_multicast: bool,
     /// Length of its queue of frames to be sent.
     pub transmit_queue: u32,
-    /// What kind of link it is; none for hardware.
+    /// Kind of the link; none for hardware.
     pub kind: Option<InfoKind>,
-    /// What only a bridge has.
+    /// Attributes of bridges.
     pub bridge: Option<BridgeFacts>,
-    /// What only a port of a bridge has.
+    /// Attributes of bridge ports.
     pub port: Option<PortSettings>,
 }
 
 /// Facts of a bridge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BridgeFacts {
-    /// Frames are told apart by their VLAN.
+    /// Frames are separated by their VLAN.
     pub vlan_filtering: bool,
     /// The VLAN a new port gets from the kernel; zero for none.
     pub default_vlan: u16,
@@ -92,9 +92,9 @@ pub struct NewBridge {
     pub name: String,
     /// In bytes; the kernel's choice if none.
     pub mtu: Option<u32>,
-    /// Tell frames apart by their VLAN.
+    /// Separate frames by their VLAN.
     pub vlan_filtering: bool,
-    /// Take frames to anybody.
+    /// Accept frames to any address.
     pub promiscuous: bool,
 }
 
@@ -115,12 +115,12 @@ pub struct VethPair {
     pub mtu: Option<u32>,
 }
 
-/// What can be switched on and off.
+/// Settings that can be switched on and off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flag {
     /// Administratively up.
     Up,
-    /// Takes frames to anybody.
+    /// Accepts frames to any address.
     Promiscuous,
     /// Takes frames to every group.
     AllMulticast,
@@ -268,7 +268,7 @@ impl Link {
         Request::create(RouteNetlinkMessage::NewLink(message), format!("create the bridge {}", bridge.name))
     }
 
-    /// Makes a veth pair whose pod end is born in the namespace of the descriptor.
+    /// Makes a veth pair with the pod end born in the namespace of the descriptor.
     pub fn create_veth(pair: &VethPair, pod: RawFd) -> Request {
         let mut peer = LinkMessage::default();
         peer.attributes.push(LinkAttribute::IfName(pair.host_name.clone()));

@@ -17,11 +17,11 @@ use crate::netlink::address::family;
 pub struct Route {
     /// Where it leads.
     pub destination: IpNet,
-    /// Who takes packets there; none: they are on the link.
+    /// The gateway; none: the destinations are on the link.
     pub gateway: Option<IpAddr>,
     /// In bytes, like `advmss`; these and the following since 1.1.0.
     pub mtu: Option<u32>,
-    /// Largest segment of TCP that is told.
+    /// Largest segment of TCP that is advertised.
     pub advmss: Option<u32>,
     /// The lower the better.
     pub priority: Option<u32>,
@@ -43,10 +43,12 @@ impl Route {
 pub struct KernelRoute {
     /// Where it leads.
     pub destination: IpNet,
-    /// Who takes packets there, if anybody.
+    /// The gateway, if any.
     pub gateway: Option<IpAddr>,
     /// Number of the table it is in.
     pub table: u32,
+    /// Number of the link that packets leave by.
+    pub link: Option<u32>,
 }
 
 impl KernelRoute {
@@ -67,7 +69,9 @@ impl KernelRoute {
             IpAddr::from([0; 16])
         };
         let mut table = u32::from(message.header.table);
+        let mut link = None;
         let mut gateways = Vec::new();
+        let mut hops = Vec::new();
         for attribute in &message.attributes {
             if let RouteAttribute::Destination(address) = attribute {
                 destination = plain(address).unwrap_or(destination);
@@ -75,21 +79,25 @@ impl KernelRoute {
                 gateways.push(plain(address));
             } else if let RouteAttribute::Table(number) = attribute {
                 table = *number;
-            } else if let RouteAttribute::MultiPath(hops) = attribute {
-                for attribute in hops.iter().flat_map(|hop| &hop.attributes) {
-                    if let RouteAttribute::Gateway(address) = attribute {
-                        gateways.push(plain(address));
-                    }
+            } else if let RouteAttribute::Oif(number) = attribute {
+                link = Some(*number);
+            } else if let RouteAttribute::MultiPath(all) = attribute {
+                for hop in all {
+                    let gateway = hop.attributes.iter().find_map(|attribute| {
+                        if let RouteAttribute::Gateway(address) = attribute { plain(address) } else { None }
+                    });
+                    hops.push((gateway, Some(hop.interface_index)));
                 }
             }
         }
-        if gateways.is_empty() {
-            gateways.push(None);
+        hops.extend(gateways.into_iter().map(|gateway| (gateway, link)));
+        if hops.is_empty() {
+            hops.push((None, link));
         }
         let Ok(destination) = IpNet::new(destination, message.header.destination_prefix_length) else {
             return Vec::new();
         };
-        gateways.into_iter().map(|gateway| Self { destination, gateway, table }).collect()
+        hops.into_iter().map(|(gateway, link)| Self { destination, gateway, table, link }).collect()
     }
 
     /// Asks for all routes of a namespace.
@@ -97,7 +105,7 @@ impl KernelRoute {
         Request::dump(RouteNetlinkMessage::GetRoute(RouteMessage::default()), "list the routes")
     }
 
-    /// Adds a route over a link, beside what other gateways the same destination may have.
+    /// Adds a route over a link, in addition to the same destination's routes by other gateways.
     pub fn add(link: u32, route: &Route, name: &str) -> Request {
         let mut message = RouteMessage::default();
         message.header.address_family = family(route.destination.addr());

@@ -13,7 +13,7 @@ use crate::error::{Error, Kind};
 use crate::namespace::Namespace;
 use crate::netlink::socket::{Refusal, Reply, Socket};
 
-/// What the kernel tells those who listen.
+/// Multicast groups of the kernel's notifications.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// Links.
@@ -41,7 +41,7 @@ impl Request {
         Self { message, flags: NLM_F_CREATE | NLM_F_EXCL, what: what.into() }
     }
 
-    /// A request to make something that may be there beside others of its kind.
+    /// A request to make an object that may exist in addition to others of its kind.
     pub fn add(message: RouteNetlinkMessage, what: impl Into<String>) -> Self {
         Self { message, flags: NLM_F_CREATE, what: what.into() }
     }
@@ -52,7 +52,7 @@ impl Request {
     }
 }
 
-/// What became of one request.
+/// Result of one request.
 #[derive(Debug)]
 pub struct Answer {
     what: String,
@@ -98,7 +98,7 @@ impl Router {
         namespace.inside(home, Self::open)
     }
 
-    /// From now on the kernel tells this socket of changes.
+    /// Subscribes this socket to the kernel's notifications.
     ///
     /// # Errors
     /// [`Kind::Kernel`] when it does not want to.
@@ -145,7 +145,7 @@ impl Router {
             first.get_or_insert(last);
             let mut header = NetlinkHeader::default();
             header.flags = NLM_F_REQUEST | request.flags;
-            // Refusals come anyway; only the end of the batch must be told.
+            // Refusals come anyway; only the end of the batch must be acknowledged.
             if index + 1 == count && request.flags & NLM_F_DUMP != NLM_F_DUMP {
                 header.flags |= NLM_F_ACK;
             }
@@ -164,7 +164,7 @@ impl Router {
                 Reply::Done { sequence } | Reply::Refused { sequence, .. } => *sequence,
             };
             let index = usize::try_from(sequence.wrapping_sub(first)).unwrap_or(usize::MAX);
-            // Whatever answers none of ours is an event or late; neither concerns this batch.
+            // A message that answers none of ours is an event or late; neither concerns this batch.
             let Some(answer) = answers.get_mut(index) else { continue };
             match reply {
                 Reply::Data(frame) => {

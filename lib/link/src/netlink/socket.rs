@@ -26,13 +26,13 @@ pub struct Frame {
     pub kind: u16,
     /// Number of the request it answers.
     pub sequence: u32,
-    /// What is dumped changed meanwhile: the dump may lack something.
+    /// The dumped state changed during the dump, which may lack an entry.
     pub interrupted: bool,
-    /// What follows the header.
+    /// The payload after the header.
     pub body: Vec<u8>,
 }
 
-/// What the kernel said to one request.
+/// The kernel's answer to one request.
 #[derive(Debug)]
 pub enum Reply {
     /// A message of the family.

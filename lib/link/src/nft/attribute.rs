@@ -9,7 +9,7 @@ pub struct Attributes(Vec<u8>);
 
 /// An attribute that holds attributes, `linux/netlink.h`.
 const NLA_F_NESTED: u16 = 1 << 15;
-/// What a kind is without its flags.
+/// A kind without its flags.
 const NLA_TYPE_MASK: u16 = 0x3fff;
 
 impl Attributes {

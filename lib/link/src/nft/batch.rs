@@ -22,9 +22,9 @@ const NLM_F_EXCL: u16 = 0x200;
 const NLM_F_CREATE: u16 = 0x400;
 const NLM_F_APPEND: u16 = 0x800;
 
-/// What a rule's remark is called in its user data; `nft` shows it as `comment`.
+/// The type of a rule's remark in its user data; `nft` shows it as `comment`.
 const COMMENT: u8 = 0;
-/// What says how `nft` reads keys of a set, and that they are in the machine's order.
+/// Tells `nft` how to read keys of a set, and that they are in the machine's order.
 const BYTE_ORDER: u8 = 0;
 const HOST_ORDER: u32 = 1;
 /// Types from here on are of several joined ones.
@@ -78,7 +78,7 @@ pub struct Hook {
 /// A rule to be added at the end of its chain.
 #[derive(Clone, Debug, Default)]
 pub struct NewRule {
-    /// What it does, one after the other.
+    /// Its messages, one after the other.
     pub expressions: Vec<Expression>,
     /// Empty for none; at most 128 bytes, as `nft` has it.
     pub comment: String,
@@ -100,7 +100,7 @@ pub struct Set {
 /// An element of a set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Element {
-    /// As many bytes as the set says.
+    /// As many bytes as the set's keys have.
     pub key: Vec<u8>,
     /// As of a rule.
     pub comment: String,
@@ -133,7 +133,7 @@ pub(super) struct Message {
     pub(super) flags: u16,
     pub(super) family: u8,
     pub(super) attributes: Attributes,
-    /// What it is for, in words that end "the kernel did not …".
+    /// Its purpose, in words that end "the kernel did not …".
     pub(super) what: String,
 }
 
@@ -225,7 +225,7 @@ impl Batch {
 
     /// Makes a set unless it is there.
     pub fn set(&mut self, table: Table, set: Set) {
-        // The number tells sets of one transaction apart for those who use no names.
+        // The number distinguishes sets of one transaction for users without names.
         let mut attributes = Attributes::default()
             .text(1, table.name)
             .text(2, set.name)

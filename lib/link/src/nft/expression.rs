@@ -21,7 +21,7 @@ const ELEMENT: u16 = 1;
 const NAME: u16 = 1;
 const DATA: u16 = 2;
 
-/// What is known of a packet beside its bytes.
+/// Metadata of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Meta {
     /// The type of what is in the Ethernet frame.
@@ -32,7 +32,7 @@ pub enum Meta {
     Output = 7,
     /// IPv4 or IPv6, in tables of the family inet.
     Protocol = 15,
-    /// What is in the IP packet.
+    /// Protocol inside the IP packet.
     Transport = 16,
 }
 
@@ -43,7 +43,7 @@ pub enum Layer {
     Link = 0,
     /// The IP header, or the ARP message.
     Network = 1,
-    /// What follows the IP headers.
+    /// The header after the IP headers.
     Transport = 2,
 }
 
@@ -63,16 +63,16 @@ pub enum Expression {
     Meta(Meta),
     /// Loads bytes of the packet.
     Payload {
-        /// What the offset counts from.
+        /// The base of the offset.
         layer: Layer,
         /// In bytes.
         offset: u32,
         /// In bytes.
         length: u32,
     },
-    /// Loads bytes of the packet beside what was loaded last: both together are a key.
+    /// Loads bytes of the packet next to those loaded last: both together are a key.
     Beside {
-        /// What the offset counts from.
+        /// The base of the offset.
         layer: Layer,
         /// In bytes.
         offset: u32,

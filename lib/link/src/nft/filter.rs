@@ -8,8 +8,8 @@ use crate::error::{Error, Kind};
 use crate::netlink::{Frame, Refusal, Reply, Socket};
 use crate::nft::attribute::{self, Attributes};
 use crate::nft::batch::{
-    Batch, Element, GET_CHAIN, GET_ELEMENTS, GET_RULE, GET_TABLE, INET, IPV4, IPV6, NEW_CHAIN, NEW_ELEMENTS,
-    NEW_RULE, NEW_TABLE, Set, Table, remarks,
+    Batch, Element, GET_CHAIN, GET_ELEMENTS, GET_RULE, GET_TABLE, Hook, INET, IPV4, IPV6, NEW_CHAIN,
+    NEW_ELEMENTS, NEW_RULE, NEW_TABLE, Set, Table, remarks,
 };
 use crate::nft::expression;
 
@@ -20,7 +20,7 @@ const BATCH_END: u16 = 17;
 /// Bytes of nfgenmsg, which come before the attributes.
 const FAMILY_HEADER: usize = 4;
 
-/// How often a dump is begun again because the rules changed meanwhile.
+/// Attempts of a dump while the rules change.
 const DUMPS: u8 = 20;
 
 /// `NFT_TABLE_F_DORMANT`: no packet comes into the table's chains.
@@ -33,7 +33,7 @@ const DROP: u32 = 0;
 const FIREWALLD: &str = "firewalld";
 const FIREWALLD_FORWARD: &str = "filter_FORWARD";
 
-/// A chain that nobody has.
+/// A chain that does not exist.
 const NOWHERE: &str = "cni-nowhere";
 
 /// A socket to the packet filter of the namespace this process is in. Where the kernel has none there are no rules, and
@@ -42,14 +42,14 @@ pub struct Filter {
     socket: Option<Socket>,
 }
 
-/// What became of a transaction.
+/// Result of a transaction.
 #[must_use]
 pub enum Committed {
     /// All of it happened.
     Yes,
     /// Nothing happened; the first message that was refused, and why.
     Refused {
-        /// What the message was for.
+        /// The purpose of the message.
         what: String,
         /// Why.
         refusal: Refusal,
@@ -89,9 +89,32 @@ pub struct Chain {
     pub name: String,
     /// Its rules, and those that jump to it.
     pub uses: u32,
+    /// Where packets enter it; none for a chain that is only jumped to.
+    pub base: Option<Base>,
 }
 
-/// A rule as the kernel describes it, as far as we tell rules apart.
+/// Where packets enter a base chain, and what becomes of those that reach its end.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Base {
+    /// `filter`, `nat` or `route`.
+    pub kind: String,
+    /// `NF_…` of the family.
+    pub number: u32,
+    /// Chains of lower ones come first.
+    pub priority: i32,
+    /// Whether its policy is to drop.
+    pub drops: bool,
+}
+
+impl Base {
+    fn words(&self) -> String {
+        let policy = if self.drops { "drop" } else { "accept" };
+        let Self { kind, number, priority, .. } = self;
+        format!("type {kind} at hook {number} with priority {priority} and policy {policy}")
+    }
+}
+
+/// A rule as the kernel describes it, as far as rules differ for us.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rule {
     /// Its number.
@@ -100,7 +123,7 @@ pub struct Rule {
     pub comment: String,
     /// Our mark in its user data.
     pub tag: Vec<u8>,
-    /// The link whose incoming packets it is about.
+    /// The link of its incoming packets.
     pub input: Option<String>,
     /// The chain it jumps to.
     pub target: Option<String>,
@@ -165,14 +188,14 @@ impl Filter {
         for (index, message) in batch.messages.iter().enumerate() {
             last = socket.next_sequence();
             let end = index + 1 == batch.messages.len();
-            // Refusals come anyway; only the end must be told.
+            // Refusals come anyway; only the end must be acknowledged.
             let flags = message.flags | if end { NLM_F_ACK } else { 0 };
             let kind = kind(message.kind);
             frame(&mut bytes, kind, flags, last, (message.family, 0), &message.attributes);
         }
         let end = socket.next_sequence();
         frame(&mut bytes, BATCH_END, 0, end, (0, u16::from(SUBSYSTEM)), &Attributes::default());
-        // What fails as a whole, and not one of its messages, is answered as if the first frame had failed.
+        // A failure of the whole transaction, not of one message, is answered as if the first frame had failed.
         let replies = socket.transact_until(&bytes, |reply| match reply {
             Reply::Data(_) => false,
             Reply::Done { sequence } => *sequence == last,
@@ -212,6 +235,30 @@ impl Filter {
             Kind::Mismatch,
             format!(
                 "the table {words} of the packet filter is dormant, so its rules do nothing; \"nft add table {words}\" wakes it"
+            ),
+        ))
+    }
+
+    /// Refuses a base chain that was made with another type, hook, priority or policy than `hook` and accept: its rules
+    /// would not see the packets they are for, or would decide about others. Removing it is up to its owner, whose rules
+    /// are in it. A chain that does not exist is not refused.
+    ///
+    /// # Errors
+    /// [`Kind::Mismatch`] with the chain as it is and as it must be; [`Kind::Kernel`].
+    pub fn hooked(&mut self, table: Table, name: &str, hook: Hook) -> Result<(), Error> {
+        let Some(chain) = self.chain(table, name)? else { return Ok(()) };
+        let Hook { kind, number, priority } = hook;
+        let wanted = Base { kind: kind.to_owned(), number, priority, drops: false };
+        if chain.base.as_ref() == Some(&wanted) {
+            return Ok(());
+        }
+        let found = chain.base.map_or_else(|| "without a hook".to_owned(), |base| base.words());
+        let (words, wanted) = (table.words(), wanted.words());
+        Err(Error::new(
+            Kind::Mismatch,
+            format!(
+                "the chain {name} of the table {words} is {found}, and must be {wanted}; \"nft delete chain {words} {name}\" \
+                 removes it, after its owner was changed"
             ),
         ))
     }
@@ -383,7 +430,19 @@ fn chain(frame: &Frame) -> Option<Chain> {
             _ => {}
         }
     }
+    chain.base = base(attributes_of(frame));
     Some(chain)
+}
+
+/// Where packets enter the chain that attributes describe.
+fn base(attributes: &[u8]) -> Option<Base> {
+    let place = attribute::find(attributes, 4)?;
+    Some(Base {
+        kind: attribute::find(attributes, 7).map(attribute::text).unwrap_or_default(),
+        number: attribute::find(place, 1).and_then(attribute::number)?,
+        priority: attribute::find(place, 2).and_then(attribute::number)?.cast_signed(),
+        drops: attribute::find(attributes, 5).and_then(attribute::number) == Some(DROP),
+    })
 }
 
 /// The chain of a frame, if it throws away what is forwarded.
@@ -397,7 +456,7 @@ fn closing(frame: &Frame) -> Option<Closed> {
     let hook = attribute::number(attribute::find(found(4)?, 1)?)?;
     let drops = found(5).and_then(attribute::number) == Some(DROP);
     let firewalld = table == FIREWALLD && chain == FIREWALLD_FORWARD;
-    // What bridges forward is another hook of the same number.
+    // The bridges' forward hook has the same number and another family.
     let routed = matches!(family, IPV4 | IPV6 | INET);
     (routed && hook == FORWARD && (drops || firewalld)).then_some(Closed { family, table, chain })
 }

@@ -32,7 +32,7 @@ struct Request {
 /// may open it besides root; with `many_queues` it takes as many queues as the guest opens.
 ///
 /// # Errors
-/// EBUSY when a link of that name is there; what else the kernel says.
+/// EBUSY when a link of that name exists; else the kernel's error.
 pub fn create(
     tun: &File,
     name: &str,
