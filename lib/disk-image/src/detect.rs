@@ -1,4 +1,4 @@
-//! What the bytes are, told by magic alone: never by name, extension or declared type.
+//! Detects formats by magic alone: never by name, extension or declared type.
 
 /// An image format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -56,7 +56,7 @@ impl Compression {
 /// How many bytes of the front [`detect`] wants (fewer at a shorter source's end).
 pub const HEAD: usize = 4096;
 
-/// What the front of a stream shows.
+/// Formats found at the front of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Detected {
     /// A compressed stream; detect again on what comes out of it (one layer only).
@@ -71,7 +71,7 @@ pub enum Detected {
     Foreign(&'static str),
 }
 
-/// Tells what `head`, the first [`HEAD`] bytes (or all, if fewer) of a stream, is the front of.
+/// Detects the format of a stream by `head`, its first [`HEAD`] bytes (or all, if fewer).
 ///
 /// What carries no known magic is a raw disk. A fixed VHD looks raw from the front: its mark is its last sector (see
 /// [`crate::format::vhd::fixed_vhd`]).
@@ -93,7 +93,7 @@ fn image(head: &[u8]) -> Option<Format> {
     if head.starts_with(b"QFI\xfb") {
         return Some(Format::Qcow2);
     }
-    // A descriptor in a file of its own and ESX's COWD extents are VMDK too: the decoder says what to do instead.
+    // A descriptor in a file of its own and ESX's COWD extents are VMDK too: the decoder's error names the remedy.
     if head.starts_with(b"KDMV")
         || head.starts_with(b"COWD")
         || starts_with_text(head, "# disk descriptorfile")
@@ -185,7 +185,7 @@ fn foreign_image(head: &[u8]) -> Option<&'static str> {
         // LUKS1 and LUKS2: cryptsetup's on-disk format, version 1 or 2 behind the magic.
         (b"LUKS\xba\xbe\0\x01", "a LUKS container (encrypted)"),
         (b"LUKS\xba\xbe\0\x02", "a LUKS container (encrypted)"),
-        // As qemu's drivers tell them.
+        // Detected as by qemu's drivers.
         (b"QED\0", "a QED image"),
         (b"WithoutFreeSpace", "a Parallels image"),
         (b"WithouFreSpacExt", "a Parallels image"),
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn every_magic_is_told() {
+    fn every_magic_is_detected() {
         use Detected::{Compressed, Foreign, Image};
         let table: &[(&[u8], Detected)] = &[
             (b"QFI\xfb\0\0\0\x03", Image(Format::Qcow2)),
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn tar_is_told_by_its_checksum_too() {
+    fn tar_detection_checks_the_header_checksum() {
         assert_eq!(detect(&tar_header()), Detected::Tar);
         assert_eq!(detect(&tar_header()[..512]), Detected::Tar);
         assert_eq!(detect(&tar_header()[..511]), Detected::Image(Format::Raw));

@@ -7,7 +7,7 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::io;
 
-/// What went wrong, as far as a caller would act differently on it.
+/// The kind of failure, as far as a caller acts on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Kind {
@@ -41,7 +41,7 @@ pub struct Error<K = Kind> {
 }
 
 impl<K: Copy> Error<K> {
-    /// An error of `kind` with a sentence that says what, where and, if possible, what to do.
+    /// An error of `kind` with a sentence: the fault, its place and, if possible, an action.
     pub fn new(kind: K, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), source: None }
     }
@@ -55,7 +55,7 @@ impl<K: Copy> Error<K> {
         Self { kind, message: message.into(), source: Some(source.into()) }
     }
 
-    /// What went wrong, to match on.
+    /// The kind of failure, to match on.
     pub fn kind(&self) -> K {
         self.kind
     }

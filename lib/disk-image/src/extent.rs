@@ -23,7 +23,7 @@ pub enum Codec {
     },
 }
 
-/// What a guest range holds.
+/// Content of a guest range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
     /// Reads as zero; nothing to fetch.
@@ -52,7 +52,7 @@ pub struct Extent {
     pub guest: u64,
     /// Length in guest bytes, never zero.
     pub len: u64,
-    /// What it holds.
+    /// Its content.
     pub content: Content,
 }
 

@@ -1,7 +1,7 @@
 //! Disk images of any format, decoded straight onto a file or a block device.
 //!
-//! What it is: the one place that knows image formats, compressions and how to put a disk on storage quickly.
-//! What it is not: it has no network code, no Kubernetes, no async runtime and no command line; bytes come in
+//! The one place that knows image formats, compressions and how to put a disk on storage quickly.
+//! It has no network code, no Kubernetes, no async runtime and no command line; bytes come in
 //! through [`Source`], which the programs implement.
 //!
 //! ```text
@@ -12,7 +12,7 @@
 //! - [`source`]: where bytes come from: a size, if known, and how they may be read (ranges, again, once).
 //! - [`detect`](mod@detect): what the bytes are, by magic alone.
 //! - [`compress`]: one layer of gz, xz or zstd around an image, itself a [`Source`].
-//! - [`format`](mod@format): decoders. Pure: they say which host range they want next and turn table bytes into extents.
+//! - [`format`](mod@format): decoders. Pure: they name the host range they want next and turn table bytes into extents.
 //! - [`extent`]: guest ranges and where their content lies; sets of ranges.
 //! - [`write`](mod@write): the target, its buffers and the engine that writes them (io_uring, pwrite pool).
 //! - [`transfer`]: `plan` decides the way an image is read: its tables first, or one stream from the start.

@@ -24,7 +24,7 @@ pub enum Access {
     Once,
 }
 
-/// What is known of a source before it is read.
+/// Properties of a source that are known before reading.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
     /// Bytes it will yield, if known.
@@ -35,7 +35,7 @@ pub struct Facts {
 
 /// Bytes to import from.
 pub trait Source: Send + Sync {
-    /// What is known before reading.
+    /// Properties known before reading.
     fn facts(&self) -> Facts;
 
     /// A forward reader from `range.start` to `range.end` (`u64::MAX` means to the end).
@@ -71,7 +71,7 @@ pub trait Source: Send + Sync {
 /// Fills `buf` from `reader`, stopping early only at the end; gives the bytes read.
 ///
 /// # Errors
-/// Whatever the reader says, `Interrupted` aside.
+/// Any error of the reader except `Interrupted`.
 pub fn read_full(reader: &mut dyn Read, buf: &mut [u8]) -> io::Result<usize> {
     let mut done = 0;
     while done < buf.len() {
@@ -88,7 +88,7 @@ pub fn read_full(reader: &mut dyn Read, buf: &mut [u8]) -> io::Result<usize> {
 /// Reads exactly `len` bytes at `at`; the caller has bounded `len`.
 ///
 /// # Errors
-/// `UnexpectedEof` when the source is shorter, else what the source says.
+/// `UnexpectedEof` when the source is shorter, else the reader's error.
 pub fn read_range(source: &dyn Source, at: u64, len: usize) -> io::Result<Vec<u8>> {
     let end = at.checked_add(len as u64).ok_or(io::ErrorKind::InvalidInput)?;
     let mut buf = vec![0; len];

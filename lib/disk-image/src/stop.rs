@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::{Error, Kind};
 
-/// A flag that is set once and seen by everybody who holds a clone.
+/// A flag that is set once and seen by every holder of a clone.
 #[derive(Clone, Debug, Default)]
 pub struct Stop(Arc<AtomicBool>);
 
@@ -15,7 +15,7 @@ impl Stop {
         Self::default()
     }
 
-    /// Asks everybody to stop.
+    /// Asks every holder of a clone to stop.
     pub fn set(&self) {
         self.0.store(true, Ordering::Release);
     }

@@ -200,7 +200,7 @@ fn guest_written(format: Format) {
                 _ => format!("write -P {pattern} {at} {len}"),
             });
         }
-        // Not every format takes every command (and each says so): what counts is what is there afterwards.
+        // Not every format takes every command (and each reports so): only the result counts.
         let mut args = vec!["-f", qemu_name(format)];
         for command in &commands {
             args.extend(["-c", command]);

@@ -26,7 +26,7 @@ fn first_l2(image: &Written) -> usize {
     image.l2[0].start
 }
 
-/// Changes a good image and says how the reading of it fails.
+/// Changes a good image and returns the error of reading it.
 fn failure(plan: Plan, change: impl FnOnce(&mut Written)) -> (Kind, String) {
     let mut image = made(plan);
     assert!(read_image(&image.bytes, Format::Qcow2).is_ok(), "the unchanged image reads");
@@ -46,7 +46,7 @@ fn at64(at: usize, value: u64) -> impl FnOnce(&mut Written) {
 type Change = Box<dyn FnOnce(&mut Written)>;
 
 #[test]
-fn headers_that_are_refused_say_why_and_what_to_do() {
+fn refused_headers_give_a_reason_and_an_action() {
     let table: Vec<(&str, Change, Kind, &str)> = vec![
         ("version 1", Box::new(at32(4, 1)), Kind::Refused, "qemu-img convert -f qcow"),
         ("version 4", Box::new(at32(4, 4)), Kind::Refused, "version 4 is not known"),
@@ -178,7 +178,7 @@ fn the_backing_file_is_named_and_never_opened() {
 }
 
 #[test]
-fn what_lies_deep_in_the_headers_cluster_is_found() {
+fn extensions_deep_in_the_header_cluster_are_found() {
     // An extension that pushes the names of features beyond the first bytes asked for.
     let deep = |image: &mut Written| {
         let at = if image.bytes[103] == 112 { 112 } else { 104 };
@@ -212,7 +212,7 @@ fn the_front_may_come_in_any_pieces() {
     for size in [None, Some(image.len() as u64)] {
         for piece in [64usize, 1000, 4096, 10_000] {
             let mut prologue = Prologue::new(size);
-            // What was read to detect the format, and a piece that leaves a gap.
+            // The bytes read to detect the format, and a piece that leaves a gap.
             prologue.supply(0, image[..piece].to_vec());
             prologue.supply(20_000, image[20_000..20_100].to_vec());
             let mut asked = 0;
@@ -381,7 +381,7 @@ fn mutants_neither_panic_nor_allocate_nor_hang() {
 }
 
 #[test]
-fn what_is_read_of_a_mutant_is_what_qemu_img_reads() {
+fn mutants_are_read_as_qemu_img_reads_them() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
     let bases = qcow2::bases();

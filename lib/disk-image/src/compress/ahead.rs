@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Three buffers of 256 KiB go round; the thread waits when all are full. Dropping [`Ahead`] closes both queues, so
-//! the thread ends at once, or when the read it is in returns; nobody waits for it.
+//! the thread ends at once, or when its current read returns; no caller waits for it.
 //!
 //! Local files go this way too: it costs them no measurable time, and a cold disk gains as a network does.
 

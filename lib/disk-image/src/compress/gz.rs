@@ -61,7 +61,7 @@ impl Read for Reader {
     }
 }
 
-/// What stands behind a member: another one, padding, or something to ignore.
+/// Data after a member: another member, padding, or bytes to ignore.
 fn after_member(mut input: Input) -> io::Result<State> {
     let at = input.position();
     let front = input.peek(MAGIC.len())?;

@@ -6,14 +6,14 @@
 //!
 //! - [`gz`]: members one after another, as `gzip -d` reads them.
 //! - [`zst`]: frames one after another, skippable ones included.
-//! - [`xz`]: streams one after another; where the source has ranges, their indexes tell the size and give one
+//! - [`xz`]: streams one after another; where the source has ranges, their indexes give the size and one
 //!   independent piece per block.
 //! - [`ahead`]: the read-ahead below each of them.
 //!
 //! What comes out is not looked at. Not here: clusters and grains packed inside a format (see
 //! [`crate::format::unpack`]), and the order in which pieces are read, which is [`crate::transfer`]'s.
 //!
-//! # What a caller relies on
+//! # Guarantees
 //! - A stream's own checksums are checked before its last byte is handed out when the size is known, and before
 //!   `Ok(0)` when it is not. So a reader of unknown size is to be read until `Ok(0)`.
 //! - A damaged or cut stream gives [`crate::Kind::Compression`] (inside the `io::Error`), never an early `Ok(0)`; a
@@ -51,7 +51,7 @@ impl Default for Limits {
 
 /// The source of what `source` unpacks to.
 ///
-/// Nothing is read here, but for an xz source with ranges and a known size, whose indexes are.
+/// Reads nothing here, except the indexes of an xz source with ranges and a known size.
 ///
 /// # Errors
 /// [`Kind::Compression`] when the stream's own headers are damaged, [`Kind::Refused`] when they ask for more than

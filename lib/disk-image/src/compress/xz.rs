@@ -43,7 +43,7 @@ const STREAMS_MAX: usize = 64;
 /// Most stream padding looked through, in bytes, per stream.
 const PADDING_MAX: u64 = 1 << 20;
 
-/// Memory of a decoder beside its dictionary; liblzma counts well below it.
+/// Memory of a decoder in addition to its dictionary; liblzma counts well below it.
 const OVERHEAD: u64 = 512 << 10;
 
 /// Largest value of a variable-length integer (section 1.2).
@@ -65,7 +65,7 @@ impl Reader {
         Ok(Self { input, decoder, window_limit, begun: false, ended: false })
     }
 
-    /// Looks at the first block's header, for an error that says how large a dictionary is asked for; the decoder's
+    /// Reads the dictionary size from the first block's header, for an error message; the decoder's
     /// own limit holds for all blocks.
     fn begin(&mut self) -> io::Result<()> {
         let front = self.input.peek(EDGE + BLOCK_HEADER_MAX)?;
@@ -113,7 +113,7 @@ fn new_decoder(window: u64) -> io::Result<Stream> {
         .map_err(|e| damaged(format!("no xz decoder could be made: {e}")))
 }
 
-/// One call of the decoder: bytes taken, bytes given, and what it says.
+/// One call of the decoder: bytes taken, bytes given, and its status.
 fn step(
     decoder: &mut Stream,
     input: &[u8],
@@ -127,7 +127,7 @@ fn step(
     Ok((taken, given, status))
 }
 
-/// What the decoder's complaint means for the image read around byte `at`.
+/// Maps a decoder's error to an error of the image around byte `at`.
 fn explain(error: liblzma::stream::Error, at: u64, window: u64) -> io::Error {
     use liblzma::stream::Error as E;
     damaged(match error {
@@ -226,7 +226,7 @@ struct StreamPart {
     header: [u8; EDGE],
 }
 
-/// A stream as its own index tells it.
+/// A stream as described by its index.
 struct Indexed {
     header: [u8; EDGE],
     /// Offset of its first block.
@@ -235,7 +235,7 @@ struct Indexed {
     records: Vec<(u64, u64)>,
 }
 
-/// What the indexes of a file tell.
+/// The indexes of a file.
 #[derive(Debug)]
 pub(super) struct Map {
     /// All blocks in file order, none empty.
@@ -321,7 +321,7 @@ impl Map {
                 || header[8..] != crc32fast::hash(&header[6..8]).to_le_bytes()
             {
                 return Err(corrupt(format_args!(
-                    "no stream header at byte {start}, where its index says so"
+                    "no stream header at byte {start}, although the index names one there"
                 )));
             }
             parts.push(Indexed { header, blocks_at, records: stream });
@@ -349,7 +349,7 @@ impl Map {
             }
             for (unpadded, unpacked) in records {
                 if unpacked == 0 {
-                    // Nobody makes empty blocks, and nobody would come to decode this one.
+                    // Empty blocks do not occur in practice, and no thread would decode this one.
                     return Err(Unmapped::TooMuch);
                 }
                 let block = Block { start: map.size, host, unpadded };
@@ -413,7 +413,7 @@ fn parse_footer(footer: &[u8; EDGE]) -> Result<(u64, [u8; 2]), Unmapped> {
 
 /// The records (unpadded size, unpacked size) of an index (section 4), at most `max`.
 fn parse_index(index: &[u8], max: usize) -> Result<Vec<(u64, u64)>, Unmapped> {
-    let bad = || corrupt("its index makes no sense");
+    let bad = || corrupt("its index is invalid");
     let (body, crc) = index.split_last_chunk::<4>().ok_or_else(bad)?;
     if crc32fast::hash(body) != u32::from_le_bytes(*crc) {
         return Err(corrupt("its index's checksum is wrong"));
@@ -632,7 +632,7 @@ fn feed(decoder: &mut Stream, bytes: &[u8], at: u64, window: u64) -> io::Result<
 }
 
 fn mismatch(at: u64) -> io::Error {
-    damaged(format!("the xz block around byte {at} is not what the index says"))
+    damaged(format!("the xz block around byte {at} does not match the index"))
 }
 
 /// Index and footer of a stream of one block (sections 4 and 2.1.2).

@@ -97,7 +97,7 @@ impl Read for Reader {
     }
 }
 
-/// What begins at a place where a frame should.
+/// Content at a frame boundary.
 #[derive(Debug, PartialEq, Eq)]
 enum Head {
     Frame { window: u64 },

@@ -52,7 +52,7 @@ pub struct Prologue {
     pub size: Option<u64>,
 }
 
-/// What a decoder answers while opening: it has what it needs, or it needs these bytes first.
+/// Result of opening: a decoder, or the bytes that it needs first.
 #[derive(Debug)]
 pub enum Step<T> {
     /// Opened.
@@ -67,7 +67,7 @@ impl Prologue {
         Self { pieces: Vec::new(), size }
     }
 
-    /// Adds bytes read at `at`. A piece shorter than asked for tells that the image ends there.
+    /// Adds bytes read at `at`. A piece shorter than requested marks the image's end.
     pub fn supply(&mut self, at: u64, bytes: Vec<u8>) {
         self.pieces.push((at, bytes));
     }
@@ -98,7 +98,7 @@ impl Prologue {
         Ok(held)
     }
 
-    /// What is held of the image's front: the longest piece from offset 0 on.
+    /// The longest buffered piece from offset 0 of the image on.
     fn front(&self) -> Option<&[u8]> {
         self.pieces
             .iter()
@@ -141,7 +141,7 @@ pub struct Leaf {
     pub table: Table,
 }
 
-/// What a piece of a table yielded. Extents come in ascending guest order for ascending entries.
+/// Extents of a piece of a table, in ascending guest order for ascending entries.
 #[derive(Debug, Default)]
 pub struct Found {
     /// Guest ranges and their content, neighbours merged.
@@ -153,7 +153,7 @@ pub struct Found {
 /// Whether two second-level tables share bytes, for a format called `format`.
 ///
 /// # Errors
-/// [`crate::Kind::Corrupt`] when they do: one of them is not what it is said to be.
+/// [`crate::Kind::Corrupt`] when they overlap: one of them is wrong.
 pub(crate) fn apart(format: Format, one: &Leaf, other: &Leaf) -> Result<(), Error> {
     let bytes = |leaf: &Leaf| leaf.table.bytes_of(0..leaf.table.entries);
     let (a, b) = (bytes(one), bytes(other));
@@ -207,7 +207,7 @@ pub trait Layout: Debug + Send + Sync {
     /// An entry that is impossible ([`crate::Kind::Corrupt`]) or not supported ([`crate::Kind::Refused`]).
     fn read_root(&self, first: u64, bytes: &[u8], found: &mut Found) -> Result<(), Error>;
 
-    /// Reads entries `first..` of a leaf table; `bytes` is whole entries. Only for formats whose root table has leaves.
+    /// Reads entries `first..` of a leaf table; `bytes` is whole entries. Only for formats with two levels of tables.
     ///
     /// # Errors
     /// As [`Layout::read_root`].
@@ -232,22 +232,22 @@ pub trait Layout: Debug + Send + Sync {
         false
     }
 
-    /// For formats whose data carries its own directory (VMDK streamOptimized): walks a stream forward without tables.
+    /// For formats with the directory inside the data (VMDK streamOptimized): walks a stream forward without tables.
     fn scan(&self) -> Option<Box<dyn Scan>> {
         None
     }
 }
 
-/// A forward walk over an image whose data describes itself.
+/// A forward walk over a self-describing image.
 pub trait Scan: Send {
-    /// What stands at host offset `at`, of which `bytes` is the front.
+    /// The item at host offset `at`, of which `bytes` is the front.
     ///
     /// # Errors
     /// When nothing sensible stands there.
     fn next(&mut self, at: u64, bytes: &[u8]) -> Result<Scanned, Error>;
 }
 
-/// What a [`Scan`] found.
+/// Result of a [`Scan`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Scanned {
     /// An extent that lies at this offset; go on at `next`.
@@ -259,13 +259,13 @@ pub enum Scanned {
     },
     /// Nothing of interest; go on at this host offset.
     Skip(u64),
-    /// At least this many bytes from `at` on are needed to tell.
+    /// At least this many bytes from `at` on are needed to decide.
     More(usize),
     /// The image is complete; guest ranges not seen read as zero.
     End,
 }
 
-/// Opens an image whose format is known. Ask again after supplying what it needs.
+/// Opens an image of a known format. Call again after supplying the bytes it needs.
 ///
 /// # Errors
 /// [`crate::Kind::Refused`] or [`crate::Kind::Corrupt`], before anything is written anywhere.

@@ -11,7 +11,7 @@ pub(crate) struct Raw {
     pub(crate) format: Format,
 }
 
-/// Always ready. A stream of unknown size has virtual size `u64::MAX`: whoever reads it takes its end as the size.
+/// Always ready. A stream of unknown size has virtual size `u64::MAX`: its reader takes the end as the size.
 pub(super) fn open(prologue: &Prologue) -> Result<Step<Box<dyn Layout>>, Error> {
     Ok(Step::Ready(Box::new(Raw { size: prologue.size.unwrap_or(u64::MAX), format: Format::Raw })))
 }

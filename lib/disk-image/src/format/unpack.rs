@@ -88,7 +88,7 @@ fn inflated(result: Result<usize, DecompressionError>) -> Result<usize, String> 
     })
 }
 
-/// The zlib stream of a grain, after its marker has been compared with where the grain is said to be.
+/// The zlib stream of a grain, after its marker has been compared with the expected position.
 fn grain_stream(guest: u64, packed: &[u8]) -> Result<&[u8], Error> {
     let cut_short = || Error::corrupt(format!("the grain at guest offset {guest} is cut short"));
     let (marker, rest) = packed.split_at_checked(GRAIN_MARKER).ok_or_else(cut_short)?;
@@ -97,7 +97,7 @@ fn grain_stream(guest: u64, packed: &[u8]) -> Result<&[u8], Error> {
     let size = u32::from_le_bytes(size.try_into().map_err(|_| cut_short())?);
     if lba != guest / 512 {
         return Err(Error::corrupt(format!(
-            "the grain at guest offset {guest} says that it belongs to sector {lba}, not {}",
+            "the marker of the grain at guest offset {guest} names sector {lba} instead of {}",
             guest / 512
         )));
     }
@@ -183,14 +183,14 @@ mod tests {
     }
 
     #[test]
-    fn a_grain_must_lie_where_it_says() {
+    fn a_grain_must_lie_where_its_marker_points() {
         let data = sample(65_536);
         let mut out = vec![0; data.len()];
         let error = Unpacker::new()
             .unwrap()
             .unpack(Codec::VmdkGrain, 65_536, &grain(127, &data), &mut out)
             .unwrap_err();
-        assert!(error.to_string().contains("sector 127, not 128"), "{error}");
+        assert!(error.to_string().contains("sector 127 instead of 128"), "{error}");
     }
 
     #[test]

@@ -44,7 +44,7 @@ pub fn fixed_vhd(footer: &[u8; 512], size: u64) -> Option<u64> {
     (read.kind == FIXED && read.size <= room).then_some(read.size)
 }
 
-/// What matters of a footer whose cookie and checksum are right.
+/// Fields of a footer with a valid cookie and checksum.
 struct Footer {
     kind: u32,
     header: u64,

@@ -20,7 +20,7 @@ use crate::extent::{Content, Extent};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
-/// What every VHDX has in its first MiB: two headers and two region tables, 64 KiB each, from 64 KiB on.
+/// The first MiB of every VHDX: two headers and two region tables, 64 KiB each, from 64 KiB on.
 const FRONT: Range<u64> = 64 * KIB..320 * KIB;
 const HEADER: usize = 4096;
 const TABLE: usize = 64 << 10;
@@ -119,7 +119,7 @@ pub(super) fn open(prologue: &Prologue) -> Result<Step<Box<dyn Layout>>, Error> 
     layout(parameters, size, sector, &regions, room)
 }
 
-/// Puts together what the metadata says.
+/// Builds the geometry from the metadata.
 fn layout(
     parameters: u64,
     size: u64,
@@ -167,7 +167,7 @@ fn parent() -> Error {
     Error::refused("the VHDX is a difference to another image; merge it (Merge-VHD) and import the result")
 }
 
-/// What matters of a header (MS-VHDX 2.2.2).
+/// Fields of a header (MS-VHDX 2.2.2).
 struct Header {
     sequence: u64,
     log_id: [u8; 16],
@@ -337,13 +337,13 @@ fn checksum_is_right(bytes: &[u8]) -> bool {
     stored.is_ok_and(|stored| crc32c_without_own(bytes) == !stored)
 }
 
-/// The running CRC-32C of bytes whose offset 4 holds a checksum, taken as zero.
+/// The running CRC-32C of bytes with a checksum at offset 4, which counts as zero.
 fn crc32c_without_own(bytes: &[u8]) -> u32 {
     let (before, after) = (bytes.get(..4).unwrap_or_default(), bytes.get(8..).unwrap_or_default());
     crc32c(crc32c(crc32c(u32::MAX, before), &[0; 4]), after)
 }
 
-/// Goes on with a running CRC-32C (Castagnoli): starts at all ones, and the sum is its complement. Eight bytes at a
+/// Continues a running CRC-32C (Castagnoli): starts at all ones, and the sum is its complement. Eight bytes at a
 /// time by eight tables, so that a log of MiB costs milliseconds.
 fn crc32c(mut sum: u32, bytes: &[u8]) -> u32 {
     let (eights, rest) = bytes.as_chunks::<8>();
@@ -358,7 +358,7 @@ fn crc32c(mut sum: u32, bytes: &[u8]) -> u32 {
     })
 }
 
-/// What a byte does to the sum when `7 - row` more bytes follow it.
+/// Effect of a byte on the sum when `7 - row` more bytes follow it.
 const CRC: [[u32; 256]; 8] = {
     let mut tables = [[0; 256]; 8];
     let mut row = 8;

@@ -20,7 +20,7 @@ const SECTOR: u64 = 512;
 const HEADER: u64 = 512;
 /// Footer marker, footer, end-of-stream marker.
 const FOOTER: u64 = 3 * SECTOR;
-/// `gdOffset` of a header whose footer says where the directory is.
+/// `gdOffset` of a header that leaves the directory's place to the footer.
 const AT_END: u64 = u64::MAX;
 /// Longest descriptor that is read, in sectors.
 const DESCRIPTOR_MAX: u64 = 2048;
@@ -47,7 +47,7 @@ const GRAIN_TABLE: u32 = 1;
 const DIRECTORY: u32 = 2;
 const FOOTER_FOLLOWS: u32 = 3;
 
-/// What a header says, in bytes and checked for being possible.
+/// Fields of a header, in bytes and validated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Header {
     size: u64,
@@ -277,7 +277,7 @@ fn is_extent(line: &str) -> bool {
     ["RW ", "RDONLY ", "NOACCESS "].iter().any(|access| line.starts_with(access))
 }
 
-/// Reads the embedded descriptor, as far as it could say that the disk is not in this file alone.
+/// Reads the embedded descriptor for signs that the disk is not in this file alone.
 fn check_descriptor(text: &str) -> Result<(), Error> {
     let mut kind = None;
     let mut extents = 0;
@@ -313,7 +313,7 @@ fn check_descriptor(text: &str) -> Result<(), Error> {
             return Err(elsewhere(&format!("a VMDK of type {} is not one file", kind.escape_default())));
         }
         None => {
-            return Err(Error::refused("the VMDK's descriptor does not say of which type it is"));
+            return Err(Error::refused("the VMDK's descriptor has no createType"));
         }
     }
     if extents != 1 {

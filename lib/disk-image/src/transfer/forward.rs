@@ -57,7 +57,7 @@ fn raw(shared: &Shared<'_>, chunks: &Sender<Chunk>) -> Result<(), Error> {
         };
         if until > capacity {
             return Err(match size {
-                // Where the stream would have ended nobody knows.
+                // The stream's end is unknown.
                 u64::MAX if !stream.ended => Error::too_large_by_now(until, capacity),
                 _ => Error::too_large(until, capacity),
             });

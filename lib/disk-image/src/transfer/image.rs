@@ -20,11 +20,11 @@ use crate::error::{Error, Kind};
 use crate::format::{self, Layout, PROLOGUE_MAX, Prologue, Step};
 use crate::source::{Access, Facts, FileSource, Source, read_full, read_range};
 
-/// What to open.
+/// The format to open.
 pub struct Request {
     /// Where the bytes come from.
     pub source: Arc<dyn Source>,
-    /// The format, when the user says so; else it is detected.
+    /// The format given by the user; else it is detected.
     pub format: Option<Format>,
     /// Bounds.
     pub limits: Limits,
@@ -50,7 +50,7 @@ pub struct Image {
     pub(super) limits: Limits,
     /// Where the headers end that had to be read to open it.
     pub(super) headers_end: u64,
-    /// What the last sector of a raw image may be that has not been seen.
+    /// Possible meaning of a raw image's last sector before it is read.
     end: End,
     compression: Option<Compression>,
     foreign: Option<&'static str>,
@@ -61,14 +61,14 @@ pub struct Image {
 /// Length of a fixed VHD's footer.
 const FOOTER: u64 = 512;
 
-/// What the last sector of an image is.
+/// Meaning of the last sector of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     /// Part of the image.
     Known,
     /// Part of the disk, or the footer of a fixed VHD; it is seen when everything else was read.
     MayBeFooter,
-    /// The footer of a fixed VHD, as the user says.
+    /// The footer of a fixed VHD, by the user's declaration.
     IsFooter,
 }
 
@@ -106,22 +106,30 @@ impl Image {
     /// What a target needs at least for the image to be worth trying: the virtual size, less the footer that its end
     /// may be.
     pub fn least_size(&self) -> Option<u64> {
-        self.open_end().map(|end| end.start).or(self.virtual_size())
+        let footer = |end: &Range<u64>| may_end_in_footer(end.end);
+        self.open_end().filter(footer).map(|end| end.start).or(self.virtual_size())
     }
 
-    /// The last sector of a raw image of known size, when it has to be looked at before it is written.
+    /// The end of a raw image of known size, when it has to be looked at before it is written: its last 512 bytes, and what
+    /// is before them in their sector.
     pub(super) fn open_end(&self) -> Option<Range<u64>> {
         let size = self.virtual_size()?;
-        (self.end != End::Known && may_end_in_footer(size)).then(|| size - FOOTER..size)
+        (self.end != End::Known && size > FOOTER).then(|| (size - FOOTER) / FOOTER * FOOTER..size)
     }
 
     /// The end is met: `tail` is the last bytes of the image, a sector or all of them, and `size` its length. Gives the
-    /// size of the disk if a footer says it.
+    /// size of the disk if there is a footer.
     ///
     /// # Errors
-    /// [`Kind::Corrupt`] when there is no footer in what the user says is a VHD.
+    /// [`Kind::Corrupt`] when an image declared as VHD has no footer; [`Kind::Refused`] when the end is a DMG's.
     pub(super) fn disk_before_footer(&self, tail: &[u8], size: u64) -> Result<Option<u64>, Error> {
-        let footer = tail.last_chunk().filter(|_| self.end != End::Known && may_end_in_footer(size));
+        let end = tail.last_chunk().filter(|_| self.end != End::Known);
+        if let Some(name) = end.filter(|_| self.end == End::MayBeFooter).and_then(foreign_by_end) {
+            return Err(Error::refused(format!(
+                "the content is {name}, not a disk image that can be read; convert it (qemu-img convert -O qcow2 IMAGE NEW) and import the result (--format raw imports it all the same)"
+            )));
+        }
+        let footer = end.filter(|_| may_end_in_footer(size));
         let disk = footer.and_then(|footer| format::vhd::fixed_vhd(footer, size));
         if disk.is_none() && self.end == End::IsFooter {
             return Err(no_vhd());
@@ -181,7 +189,7 @@ pub fn open(request: Request) -> Result<Image, Error> {
         }
         Detected::Compressed(_) => (Format::Raw, None, false),
     };
-    // A fixed VHD looks raw from the front. What is said to be raw is the disk to its last byte.
+    // A fixed VHD looks raw from the front. An image declared raw is the disk to its last byte.
     let end_tells = match format {
         None => seen_format == Format::Raw,
         Some(Format::Vhd) => !head.starts_with(b"conectix"),
@@ -192,7 +200,8 @@ pub fn open(request: Request) -> Result<Image, Error> {
     if end_tells {
         match last_sector(&*source)? {
             Some((bytes, size)) => {
-                fixed = format::vhd::fixed_vhd(&bytes, size);
+                fixed = Some(size).filter(|size| may_end_in_footer(*size));
+                fixed = fixed.and_then(|size| format::vhd::fixed_vhd(&bytes, size));
                 foreign = foreign.or(foreign_by_end(&bytes));
             }
             None if format.is_some() && source.facts().size.is_some_and(|size| !may_end_in_footer(size)) => {
@@ -305,12 +314,12 @@ fn open_layout(
     }
 }
 
-/// The last sector of a source whose end can be reached at once, and the source's size.
+/// The last sector of a source with a reachable end, and the source's size.
 fn last_sector(source: &dyn Source) -> Result<Option<([u8; 512], u64)>, Error> {
     let Facts { size: Some(size), access: Access::Ranges } = source.facts() else {
         return Ok(None);
     };
-    if !may_end_in_footer(size) {
+    if size < FOOTER {
         return Ok(Some(([0; 512], size)));
     }
     let bytes = read_range(source, size - FOOTER, 512)
@@ -339,7 +348,7 @@ fn read_far(source: &dyn Source, at: u64, len: u64) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
-/// A source whose first [`HEAD`] bytes were read, and that still gives them.
+/// A source that replays its first [`HEAD`] bytes after they were read.
 struct Peeked {
     head: Vec<u8>,
     source: Arc<dyn Source>,

@@ -23,7 +23,7 @@ const TABLE_READ: u64 = 512 << 10;
 const TABLES_AT_ONCE: usize = 4;
 /// Unwanted bytes that are cheaper to read than to skip.
 pub(super) const GAP: u64 = 128 << 10;
-/// Guest bytes of a raw image whose holes are asked for at once.
+/// Guest bytes of a raw image per query for holes.
 const RAW_SLICE: u64 = 1 << 30;
 /// Parts of plain extents end at multiples of this guest size.
 const PART_ALIGN: u64 = 1 << 20;
@@ -37,7 +37,7 @@ pub(super) struct Job {
     pub(super) credit: u64,
 }
 
-/// Maps the whole disk; returns when the last job is sent or somebody halted.
+/// Maps the whole disk; returns when the last job is sent or the transfer was halted.
 pub(super) fn map(shared: &Shared<'_>, jobs: &Sender<Job>) -> Result<(), Error> {
     let mapper = Mapper { shared, jobs, source: &*shared.image.source };
     if shared.image.way == Way::Blocks {

@@ -18,7 +18,7 @@
 //! Finished *guest* ranges are handed to a [`Ledger`] only after the target was synced. Packed neighbours share host
 //! sectors, so host ranges would be ambiguous.
 //!
-//! Not here: where a journal lies, what a stop signal is, how an error is told to the user.
+//! Not here: the place of a journal, stop signals, messages to the user.
 //!
 //! [`Writer`]: crate::write::Writer
 
@@ -126,10 +126,10 @@ pub struct Spool {
     pub folders: Vec<(PathBuf, u64)>,
 }
 
-/// What a transfer did.
+/// Result of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// What the image was: a fixed VHD is told from a raw disk at a stream's end only.
+    /// The image's format: a fixed VHD differs from a raw disk at a stream's end only.
     pub format: Format,
     /// Size of the virtual disk in bytes. May be less than [`Image::virtual_size`] said: then the caller makes the
     /// target's file that long, bytes behind it may have been written.

@@ -161,7 +161,7 @@ fn complete(pieces: &[Extent], host: u64, got: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// One reader, moved forward over a job's range; opened anew where a gap is too long to read through.
+/// One reader, moved forward over a job's range; reopened where a gap is too long to read through.
 struct Cursor<'a> {
     source: &'a dyn Source,
     reader: Option<Box<dyn Read + Send>>,

@@ -28,7 +28,7 @@ const WORKERS_MAX: usize = 16;
 const COMMIT_AFTER: Duration = Duration::from_secs(1);
 const TICK: Duration = Duration::from_millis(20);
 
-/// What all stages see.
+/// State shared by all stages.
 pub(super) struct Shared<'a> {
     pub(super) image: &'a Image,
     pub(super) writer: &'a Writer,
@@ -126,7 +126,7 @@ impl Shared<'_> {
         self.mapped.load(Ordering::Acquire)
     }
 
-    /// Remembers the first failure and ends every stage. Being told to stop because others ended is no failure.
+    /// Records the first failure and ends every stage. A stop because of another stage is not a failure.
     fn settle(&self, result: Result<(), Error>) {
         if let Err(error) = result {
             if error.kind() != Kind::Stopped {
@@ -293,7 +293,7 @@ fn commit(shared: &Shared<'_>, ledger: &mut dyn Ledger, fresh: &RangeSet) -> Res
     ledger.commit(fresh).map_err(|e| Error::target("cannot remember what is finished", e))
 }
 
-/// What was written before a failure is kept, as far as it is certain.
+/// Data written before a failure is kept, as far as it is certain.
 fn salvage(shared: &Shared<'_>, ledger: &mut dyn Ledger, fresh: &RangeSet) -> Result<(), Error> {
     shared.writer.salvage()?;
     ledger.commit(fresh).map_err(|e| Error::target("cannot remember what is finished", e))
@@ -330,7 +330,7 @@ fn conclude(shared: &Shared<'_>, ledger: &mut dyn Ledger, stop: &Stop) -> Result
         Some(failure) => {
             let kept = if nothing { Ok(()) } else { salvage(shared, ledger, &fresh) };
             if let Err(error) = kept {
-                tracing::debug!(%error, "what was written last is not remembered");
+                tracing::debug!(%error, "the last writes are not in the journal; a retry repeats them");
             }
             Err(failure)
         }

@@ -28,7 +28,7 @@ use crate::source::{Access, Facts, Source};
 pub const WINDOW: usize = 4 << 20;
 /// Bytes of seams kept in memory.
 const SEAMS: usize = 1 << 20;
-/// What a piece in memory costs beside its bytes.
+/// Overhead of a piece in memory in addition to its bytes.
 const PIECE: usize = 64;
 /// Separate ranges a file may hold; each takes memory.
 const RANGES_MAX: usize = 256 << 10;
@@ -59,7 +59,7 @@ impl Unclaimed {
 
     /// Keeps `bytes` of host offset `at`. Offsets ascend from call to call.
     pub(super) fn keep(&mut self, at: u64, bytes: &[u8]) -> Result<(), Error> {
-        // What is unclaimed may begin in the seam before it.
+        // Unclaimed data may begin in the seam before it.
         if let Some((start, seam)) = self.kept.seams.take_before(at) {
             self.store(start, &seam)?;
         }
@@ -145,7 +145,7 @@ impl Unclaimed {
         self.kept.seams = Window::default();
     }
 
-    /// Why the rest cannot be read. The caller says what may be done about it.
+    /// Why the rest cannot be read. The caller names the remedy.
     pub(super) fn gone(&self) -> Error {
         let room = match self.lost {
             Lost::No | Lost::NoRoom => "the source can be read only once".to_owned(),
@@ -235,7 +235,7 @@ impl Kept {
 #[derive(Default)]
 struct Window {
     pieces: BTreeMap<u64, Vec<u8>>,
-    /// What they take, in bytes.
+    /// Their total size in bytes.
     held: usize,
 }
 
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_file_moves_on_and_what_is_too_little_is_said() {
+    fn a_full_file_moves_on_and_too_little_space_is_reported() {
         let (small, large) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let folders = vec![
             (small.path().to_owned(), 1 << 20),
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_kept_reads_as_zero() {
+    fn discarded_ranges_read_as_zero() {
         let mut kept = Unclaimed::new(&Spool::default(), true);
         kept.keep(10, &[1; 10]).unwrap();
         kept.keep_seam(30, &[2; 5]).unwrap();

@@ -83,7 +83,7 @@ impl<'a> Stream<'a> {
         self.carry.extend_from_slice(piece.bytes(host..piece.range().end));
     }
 
-    /// Reads what is left of a compressed stream: only its end says whether it was whole.
+    /// Reads the rest of a compressed stream: only its end shows whether it is complete.
     pub(super) fn drain(&mut self) -> Result<(), Error> {
         if self.shared.image.compression().is_some() { self.skip_to(u64::MAX) } else { Ok(()) }
     }

@@ -36,12 +36,12 @@ const LEAVES_MAX: usize = 64 << 10;
 const SLICE: u64 = 2048;
 /// Times a source that can be read again is read.
 const PASSES: usize = 16;
-/// Packed extents end, as far as a table tells, at such a multiple; two may share the one between them.
+/// Packed extents end, according to a table, at such a multiple; two may share the one between them.
 const SECTOR: u64 = 512;
 /// Extents read from the spool in one go.
 const BATCH: usize = 64 << 10;
 
-/// What is known of the image and not yet dealt with.
+/// Extents that are known and not yet processed.
 struct Open<'a> {
     shared: &'a Shared<'a>,
     /// Root entries read so far.
@@ -56,7 +56,7 @@ struct Open<'a> {
     steps: u64,
 }
 
-/// What of a chunk is claimed.
+/// Claimed parts of a chunk.
 #[derive(Default)]
 struct Claimed {
     /// By tables, by plain extents, and by packed ones but for their last sector.
@@ -257,7 +257,7 @@ impl<'a> Open<'a> {
         }
     }
 
-    /// Sends the extents behind `before` whose bytes are kept. One that goes on past it has to be looked for again.
+    /// Sends the kept extents before `before`. An extent that continues past it is looked up again.
     fn send_kept(
         &mut self,
         before: u64,

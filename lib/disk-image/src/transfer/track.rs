@@ -53,7 +53,7 @@ impl Tracker {
         self.lock().insert(range);
     }
 
-    /// What was finished since the last call.
+    /// Ranges finished since the last call.
     pub(super) fn take(&self) -> RangeSet {
         std::mem::take(&mut *self.lock())
     }
@@ -66,7 +66,7 @@ impl Tracker {
         }
     }
 
-    /// Tickets whose writes have not ended.
+    /// Tickets of unfinished writes.
     pub(super) fn outstanding(&self) -> usize {
         self.outstanding.load(Ordering::Acquire)
     }

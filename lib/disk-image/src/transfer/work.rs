@@ -27,7 +27,7 @@ pub(super) struct Chunk {
     pub(super) host: u64,
     /// How many bytes there are.
     pub(super) len: usize,
-    /// What to take from them.
+    /// The range to take from them.
     pub(super) pieces: Vec<Extent>,
     /// Share of the virtual disk, in bytes, that is done with this chunk (progress only).
     pub(super) credit: u64,

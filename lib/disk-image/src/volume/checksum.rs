@@ -56,7 +56,7 @@ impl Algorithm {
     }
 }
 
-/// What the bytes must hash to: "algo:hex".
+/// Expected checksum: "algo:hex".
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checksum {
     algorithm: Algorithm,
@@ -148,7 +148,7 @@ struct Front {
     digest: Vec<u8>,
 }
 
-/// What a hashing thread found: the whole, and its own digests of the fronts it was given.
+/// Result of a hashing thread: the digest of all bytes, and those of the prefixes given to it.
 struct Hashed {
     whole: Front,
     fronts: Vec<Front>,
@@ -233,7 +233,7 @@ impl Reading {
 
 #[derive(Default)]
 struct State {
-    /// A reading whose reader was let go before the end.
+    /// A reading that was dropped before the end.
     parked: Option<Reading>,
     /// Fronts that unfinished readings saw.
     fronts: Vec<Front>,
@@ -265,7 +265,7 @@ impl State {
     }
 }
 
-/// A source whose bytes are hashed as they pass.
+/// A source that hashes its bytes as they pass.
 pub struct Checked {
     inner: Arc<dyn Source>,
     expected: Checksum,
@@ -277,7 +277,7 @@ fn locked(state: &Mutex<State>) -> MutexGuard<'_, State> {
 }
 
 impl Checked {
-    /// Wraps `inner`, whose bytes must hash to `expected`.
+    /// Wraps `inner`; its bytes must hash to `expected`.
     pub fn new(inner: Arc<dyn Source>, expected: Checksum) -> Self {
         Self { inner, expected, state: Arc::default() }
     }
@@ -285,7 +285,7 @@ impl Checked {
     /// Reads what is left and compares.
     ///
     /// # Errors
-    /// [`Kind::Checksum`] when the bytes are others, or were others at another reading; else what reading says.
+    /// [`Kind::Checksum`] when the bytes differ, or differed at another reading; else the reader's error.
     pub fn verify(&self, stop: &Stop) -> Result<(), Error> {
         let failed = |e| Error::from(crate::Error::from_source("cannot read the rest for the checksum", e));
         let mut state = locked(&self.state);
@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_nobody_wanted_count_too() {
+    fn skipped_bytes_are_hashed_too() {
         for len in [0, 1, 4096, CHUNK as u64, 999_999, u64::MAX] {
             let source = checked(None);
             assert_eq!(source.facts().access, Access::Again);

@@ -9,7 +9,7 @@ use crate::write::EngineKind;
 
 use super::checksum::Checksum;
 
-/// Who asks, and by which rules.
+/// The caller's contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contract {
     /// A controller, by environment: fixed paths, the volume is ours to overwrite.
@@ -18,12 +18,12 @@ pub enum Contract {
     CommandLine,
 }
 
-/// What a volume is to hold.
+/// Content of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Holds {
     /// One disk.
     Disk,
-    /// The files of an archive, beside what is there.
+    /// The files of an archive, added to existing files.
     Files,
     /// The files of another volume, in an archive, and no others.
     Clone,
@@ -41,16 +41,16 @@ pub enum Place {
         /// The device.
         device: PathBuf,
     },
-    /// What a person named: a file, a device, a folder for archives.
+    /// The user's target: a file, a device, a directory for archives.
     Path(PathBuf),
 }
 
-/// Whose a disk in a file is to be.
+/// Owner of a disk in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner {
     /// Permission bits.
     pub mode: u32,
-    /// User and group. Who is not root leaves them as they are.
+    /// User and group. Without root they stay unchanged.
     pub id: u32,
 }
 
@@ -59,7 +59,7 @@ pub struct Owner {
 pub struct Config {
     /// By which rules.
     pub contract: Contract,
-    /// What it is to hold.
+    /// Its content.
     pub holds: Holds,
     /// Where it is.
     pub place: Place,
@@ -67,9 +67,9 @@ pub struct Config {
     pub owner: Option<Owner>,
     /// Where a scratch volume would be mounted.
     pub scratch: Option<PathBuf>,
-    /// Keep a journal, so that another process goes on with what this one leaves.
+    /// Keep a journal, so that another process can resume an interrupted import.
     pub remember: bool,
-    /// Folder of the journal, if not beside the target.
+    /// Directory of the journal, if not next to the target.
     pub journal: Option<PathBuf>,
     /// Size the disk is to have, in bytes.
     pub size: Option<u64>,
@@ -81,7 +81,7 @@ pub struct Config {
     pub direct: bool,
     /// How bytes get to the disk, if not by trying.
     pub engine: Option<EngineKind>,
-    /// What the bytes of the source must hash to.
+    /// Expected checksum of the source.
     pub checksum: Option<Checksum>,
     /// The image's format, if not detected.
     pub format: Option<Format>,

@@ -40,7 +40,7 @@ pub(super) fn disk(
         format: config.format,
         limits: transfer::Limits { reread, capacity: available, ..config.limits },
         progress: session.meter.transfer.clone(),
-        // Before the headers are read only the request tells how large the disk may get.
+        // Before the headers are read only the request bounds the disk's size.
         spool: spool(config, facts, config.size.unwrap_or(0)),
     })?;
     let mut warnings = Vec::new();
@@ -53,7 +53,7 @@ pub(super) fn disk(
         plan::empty(config.contract, input.is_a_file, config.format.is_some())?;
     }
     if let Some(size) = image.virtual_size() {
-        // What may end in a footer is judged again when its end is known.
+        // An image that may end in a footer is judged again when its end is known.
         if image.least_size().is_some_and(|least| least > available) {
             plan::fits(config.contract, size, available, config.size)?;
         }
@@ -132,7 +132,7 @@ impl Work<'_> {
             if error.kind() != crate::Kind::Target || self.config.contract == Contract::Environment {
                 return Error::from(error);
             }
-            let what = "what is done cannot be remembered; --journal DIR names a folder for that";
+            let what = "progress cannot be recorded, so an interrupted import would start over; --journal DIR names a directory for the journal";
             Error::with(Kind::Target, what, error)
         };
         match (resume, found) {
@@ -146,7 +146,7 @@ impl Work<'_> {
                     tracing::info!("starting from the beginning");
                 }
                 match Journal::start(&path, head, held.file()) {
-                    // What an earlier try left fills the room. It is not gone on with: out of the way first.
+                    // An earlier attempt that cannot be resumed occupies the space: it is removed first.
                     Err(e) if e.kind() == io::ErrorKind::StorageFull && self.facts.mode == Mode::File => {
                         journal::discard(&path).and_then(|()| held.empty()).map_err(failed)?;
                         Journal::start(&path, head, held.file()).map(Some).map_err(failed)

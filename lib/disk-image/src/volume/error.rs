@@ -4,16 +4,16 @@
 use std::error::Error as StdError;
 use std::fmt::Write as _;
 
-/// What went wrong, as far as somebody acts differently on it.
+/// Kind of failure, as far as a caller acts on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Arguments or environment make no sense.
+    /// Invalid arguments or environment.
     Usage,
     /// The source cannot be reached, refuses us, or does not hold what was named.
     Connect,
     /// The bytes on the wire have another checksum than given.
     Checksum,
-    /// A part of a container image is not what its digest says. Unlike [`Kind::Checksum`], which a user gave, the next
+    /// A part of a container image does not match its digest. Unlike [`Kind::Checksum`], which a user gave, the next
     /// try may find it repaired.
     Digest,
     /// The image cannot be imported in one pass and there is no room to spool it.
@@ -24,7 +24,7 @@ pub enum Kind {
     NoRoom,
     /// The target is in use, holds something, or cannot be opened.
     Target,
-    /// Reading, decoding or writing failed; [`crate::Kind`] below tells more.
+    /// Reading, decoding or writing failed; [`crate::Kind`] below has the detail.
     Process,
     /// Asked to stop.
     Stopped,
@@ -46,7 +46,7 @@ impl Error {
 }
 
 impl From<crate::Error> for Error {
-    /// The kind that says the same; the error itself is the source below.
+    /// The corresponding kind; the error itself is the source below.
     fn from(error: crate::Error) -> Self {
         use crate::Kind as Below;
         let (kind, what) = match error.kind() {
@@ -63,7 +63,7 @@ impl From<crate::Error> for Error {
             Below::Target => (Kind::Process, "the disk cannot be written"),
             Below::Compression => (Kind::Process, "the image cannot be unpacked"),
         };
-        // What a source of ours said comes out as itself, below its reader's words.
+        // An error of ours comes out unchanged, below its reader's message.
         let kind = carried(&error).unwrap_or(kind);
         Self::with(kind, what, error)
     }
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chains_say_each_thing_once() {
+    fn error_chains_do_not_repeat_text() {
         let error = Error::with(Kind::Process, "a", Error::with(Kind::Process, "b", Error::usage("c")));
         assert_eq!(chain(&error), "a: b: c");
         let repeated = Error::with(Kind::Process, "a: b", Error::usage("b"));

@@ -18,7 +18,7 @@ use crate::volume::journal::Journal;
 use crate::volume::plan::{self, Mode};
 use crate::volume::target;
 
-/// Room for early bytes of a stream, best first: beside a disk of `final_size` bytes, then scratch.
+/// Space for early bytes of a stream, best first: next to a disk of `final_size` bytes, then scratch.
 pub(super) fn spool(config: &Config, facts: &Facts, final_size: u64) -> Spool {
     let mut folders = Vec::new();
     if facts.mode == Mode::File {
@@ -73,7 +73,7 @@ impl Work<'_> {
         }
     }
 
-    /// What should be known of a size that is not the one asked for.
+    /// Warning about a size that differs from the request.
     fn resized(&self, disk_size: u64) -> Vec<String> {
         let Config { contract, overhead, size, .. } = self.config;
         let told = match self.facts.mode {
@@ -86,7 +86,7 @@ impl Work<'_> {
     /// The one place that moves bytes.
     fn transfer(&self, target: Target, ledger: &mut dyn Ledger) -> Result<Done, Error> {
         let (config, session) = (self.config, self.session);
-        // What has a footer behind its disk may be larger than what is available.
+        // An image with a footer behind its disk may be larger than the available space.
         let known = self.image.virtual_size().map(|size| self.final_size(size.min(self.available)));
         let bound = known.unwrap_or(self.available);
         if known.is_some() && self.facts.mode == Mode::File && target.len()? > bound {

@@ -13,7 +13,7 @@ use crate::volume::journal::{self, Head};
 use crate::volume::plan::{self, Existing, Mode, Resume};
 use crate::volume::target::{self, Held, Stands};
 
-/// Locks the target and says how to go on with what it holds.
+/// Locks the target and decides how to resume.
 pub(super) fn hold(
     config: &Config,
     facts: &Facts,
@@ -25,7 +25,7 @@ pub(super) fn hold(
     if let Some(path) = &path {
         clear(config.contract, path).map_err(failed)??;
     }
-    // Asked again once the lock is ours: somebody may have finished meanwhile.
+    // Checked again under the lock: another process may have finished in between.
     let held = target::hold(&facts.path, facts.mode == Mode::Block)?;
     let unreadable = |e| Error::with(Kind::Target, format!("cannot look at {shown}"), e);
     let node = held.node().map_err(unreadable)?;
@@ -73,7 +73,7 @@ fn clear(contract: Contract, path: &Path) -> std::io::Result<Result<(), Error>> 
                 return Ok(Err(Error::new(Kind::Target, what)));
             }
             Contract::Environment => {
-                tracing::warn!(path = %foreign.display(), "what is no journal is removed");
+                tracing::warn!(path = %foreign.display(), "removing a file in the journal's place that is not a journal");
                 if std::fs::symlink_metadata(&foreign)?.is_dir() {
                     std::fs::remove_dir_all(&foreign)?;
                 } else {
@@ -104,7 +104,7 @@ pub(super) fn open_target(config: &Config, facts: &Facts, keep: bool) -> Result<
     Ok(target)
 }
 
-/// How the target is written. `grows` tells that the disk's size is not known yet.
+/// How the target is written. `grows` is set while the disk's size is unknown.
 pub(super) fn options(config: &Config, session: &Session, grows: bool) -> Options {
     Options {
         grows,

@@ -1,4 +1,4 @@
-//! What of an unfinished import is durable, kept across processes.
+//! The durable part of an unfinished import, kept across processes.
 //!
 //! ```text
 //!  .disk.img.import-journal          one line per record: crc32 of the JSON in hex, a space, the JSON
@@ -31,14 +31,14 @@ use super::target::Node;
 const VERSION: u32 = 2;
 /// A longer journal is not ours.
 const LONGEST: u64 = 64 << 20;
-/// A journal of this length is written anew, and again when it is twice as long as that left it.
+/// A journal of this length is compacted, and again at twice the resulting length.
 const LONG: u64 = 1 << 20;
 
-/// What a journal belongs to. Two imports with equal heads put the same bytes into the same file.
+/// Identity of an import. Two imports with equal heads put the same bytes into the same file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Head {
     version: u32,
-    /// Hash of what identifies the image's bytes; `None` when nothing does, and nothing is gone on with.
+    /// Hash of the image's identity; `None` when it has none, and then the import cannot be resumed.
     source: Option<String>,
     /// The target.
     pub(crate) node: Node,
@@ -63,7 +63,7 @@ impl Head {
         Self { node, ..self.clone() }
     }
 
-    /// Whether an import with this head may go on with what one with head `other` did.
+    /// Whether an import with this head may resume one with head `other`.
     pub(crate) fn continues(&self, other: &Self) -> bool {
         self.source.is_some() && self == other
     }
@@ -85,7 +85,7 @@ impl Done {
 /// Bytes of a target's name that its journal's has; what is added leaves it below the 255 that filesystems take.
 const NAME: usize = 200;
 
-/// Where the journal of `target` lies: beside it, hidden, or in `folder` under a name that only this target has.
+/// Path of the journal of `target`: next to it, hidden, or in `folder` under a name that only this target has.
 pub(crate) fn path_for(target: &Path, folder: Option<&Path>) -> PathBuf {
     let whole = target.file_name().unwrap_or_default().as_bytes();
     let mut name = [b".", &whole[..whole.len().min(NAME)]].concat();
@@ -111,7 +111,7 @@ pub(crate) fn path_for(target: &Path, folder: Option<&Path>) -> PathBuf {
 /// A journal as it was found.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Found {
-    /// What it belongs to.
+    /// Its identity.
     pub(crate) head: Head,
     done: RangeSet,
     seen: Vec<Probe>,
@@ -134,7 +134,7 @@ impl Found {
     }
 }
 
-/// What every journal begins with, behind the eight hex digits of its first checksum.
+/// The start of every journal, after the eight hex digits of its first checksum.
 const OPENING: &[u8] = b" {\"version\":";
 
 /// What lies in the way of the journal at `path`: something there, or where it is first written, that no import of ours
@@ -245,7 +245,7 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    /// Goes on with the journal that was found at `path`, of `target`.
+    /// Resumes with the journal found at `path`, of `target`.
     ///
     /// # Errors
     /// When it cannot be opened or its torn end not be cut off.
@@ -276,7 +276,7 @@ impl Journal {
         })
     }
 
-    /// Says the same in two lines.
+    /// Has the same meaning in two lines.
     fn shorten(&mut self) -> io::Result<()> {
         probe::thin(&mut self.seen);
         let mut lines = line(&self.head)?;
@@ -325,7 +325,7 @@ fn looked_at(target: &File) -> io::Result<File> {
 pub(crate) fn discard(path: &Path) -> io::Result<()> {
     for path in [path, &fresh(path)] {
         match std::fs::remove_file(path) {
-            // A filesystem that is read-only says so first.
+            // A read-only filesystem is reported first.
             Err(e) if e.kind() != io::ErrorKind::NotFound && path.symlink_metadata().is_ok() => {
                 return Err(e);
             }
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_committed_is_found_again() {
+    fn committed_extents_are_found_after_reopening() {
         let folder = tempfile::tempdir().unwrap();
         let path = path_for(&folder.path().join("disk.img"), None);
         assert_eq!(path.file_name().unwrap(), ".disk.img.import-journal");
@@ -441,7 +441,7 @@ mod tests {
                 }
             }
         }
-        // A torn journal that is gone on with is whole again.
+        // A torn journal is whole again after resuming.
         std::fs::write(&path, &whole[..whole.len() - 3]).unwrap();
         let mut journal = Journal::go_on(&path, find(&path).unwrap().unwrap(), &target()).unwrap();
         journal.commit(&set(&[400..450])).unwrap();
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn other_heads_are_not_gone_on_with() {
+    fn journals_of_other_sources_are_not_resumed() {
         let head = head();
         assert!(head.continues(&head.clone()));
         for other in [
@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_that_others_wrote_to_is_not_gone_on_with() {
+    fn a_target_with_foreign_writes_is_not_resumed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("j");
         let file = target();
@@ -510,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_journal_is_written_anew() {
+    fn a_long_journal_is_compacted() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("j");
         let mut journal = Journal::start(&path, &head(), &target()).unwrap();
@@ -539,7 +539,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_journal_is_none() {
+    fn non_journals_are_not_read_as_journals() {
         for bytes in ["", "\n", "00000000 {}\n", "some text", "zzzzzzzz {}\n", "ééééé\n"] {
             assert_eq!(parse(bytes.as_bytes()), None, "{bytes:?}");
         }
@@ -551,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_import_left_is_foreign() {
+    fn files_not_left_by_an_import_are_foreign() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("j");
         assert_eq!(foreign(&path).unwrap(), None);

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::transfer::Progress;
 use crate::write::{Engine, EngineNow};
 
-/// What there is to tell. Clones share it.
+/// Progress. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Meter {
     /// The transfer's counters.
@@ -30,7 +30,7 @@ impl Meter {
         self.told.expected.store(size.unwrap_or(0), Ordering::Relaxed);
     }
 
-    /// What is being done now, one or two words.
+    /// The current activity, one or two words.
     pub(super) fn phase(&self, phase: &'static str) {
         *self.told.phase.lock().unwrap_or_else(PoisonError::into_inner) = phase;
         tracing::debug!(phase, "now");
@@ -63,7 +63,7 @@ impl Meter {
         decimal(self.percent())
     }
 
-    /// What is being done now, one or two words.
+    /// The current activity, one or two words.
     pub fn current_phase(&self) -> &'static str {
         *self.told.phase.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -54,7 +54,7 @@ pub use meter::Meter;
 use look::look;
 use plan::Mode;
 
-/// What filling a volume needs beside its configuration.
+/// Inputs of filling a volume in addition to its configuration.
 #[derive(Clone, Debug, Default)]
 pub struct Session {
     /// The wish to stop.
@@ -63,7 +63,7 @@ pub struct Session {
     pub meter: Meter,
 }
 
-/// Says at the end whether what was read is what it should be.
+/// Checks at the end whether the bytes read are the expected ones.
 pub type Verify = Arc<dyn Fn(&Stop) -> Result<(), Error> + Send + Sync>;
 
 /// An open source and what is known of it.
@@ -78,7 +78,7 @@ pub struct Input {
     pub read_from: Option<Metadata>,
     /// A file was named, rather than an address that gives an answer: one without a byte is an empty disk.
     pub is_a_file: bool,
-    /// The bytes are good once this has said so, after they were read.
+    /// The bytes are good once this check has passed, after they were read.
     pub verify: Option<Verify>,
 }
 
@@ -103,14 +103,14 @@ pub trait Origin {
     /// When it cannot be reached.
     fn connect(&mut self) -> Result<Input, Error>;
 
-    /// Whether `error` says that the source became another while it was read: the new one is read from its start then.
+    /// Whether `error` means that the source changed while it was read: the new one is then read from its start.
     fn changed(&self, error: &Error) -> bool {
         let _ = error;
         false
     }
 }
 
-/// What was done.
+/// Result of filling a volume.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Done {
     /// Bytes read from the source, as they came.
@@ -133,12 +133,12 @@ pub struct Done {
     pub seconds: f64,
     /// All blocks of the target are allocated.
     pub preallocated: bool,
-    /// What should be known all the same.
+    /// Warnings.
     pub warnings: Vec<String>,
-    /// Labels for the PVC; filled in by who knows the source.
+    /// Labels for the PVC; filled in by the source.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
-    /// An empty block device without preallocation: upstream says nothing at all.
+    /// An empty block device without preallocation: upstream reports nothing at all.
     #[serde(skip)]
     pub silent: bool,
 }
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stood_there_before_does_not_show_through() {
+    fn previous_data_does_not_show_through() {
         // Killed when its journal was there, and the file not emptied yet.
         let folder = tempfile::tempdir().unwrap();
         let config = config(folder.path());
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_wrote_to_is_no_unfinished_import() {
+    fn a_target_with_foreign_writes_is_not_an_unfinished_import() {
         let folder = tempfile::tempdir().unwrap();
         let image = folder.path().join("image");
         std::fs::write(&image, striped(8 * MIB)).unwrap();
@@ -293,7 +293,7 @@ mod tests {
                     std::fs::OpenOptions::new().write(true).open(&disk).unwrap().set_len(2 << 20).unwrap()
                 }),
                 ("another file", &|| {
-                    // Kept, so that its number is not given again: then the moment of birth would tell.
+                    // Kept, so that its inode number is not reused: then the birth time would decide.
                     std::fs::rename(&disk, folder.path().join("old")).unwrap();
                     std::fs::write(&disk, vec![0xee; 8 << 20]).unwrap();
                 }),
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_journaled_is_not_read_again() {
+    fn journaled_ranges_are_not_read_again() {
         let folder = tempfile::tempdir().unwrap();
         let config = config(folder.path());
         let (image, disk) = (folder.path().join("image"), folder.path().join("data/disk.img"));

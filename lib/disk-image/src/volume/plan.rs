@@ -7,14 +7,14 @@
 use super::config::{Contract, Holds};
 use super::error::{Error, Kind};
 
-/// What to do with an image that cannot be read in one pass.
+/// How to handle an image that cannot be read in one pass.
 pub const CONVERT: &str =
     "convert the image first (qemu-img convert -O qcow2 IN OUT writes its tables before its data)";
 
 /// Disk sizes of files are multiples of this (direct I/O of a guest's disk needs it).
 pub const ALIGNMENT: u64 = 1 << 20;
 
-/// What is written.
+/// The content to write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// A disk in a file.
@@ -25,7 +25,7 @@ pub enum Mode {
     Folder,
 }
 
-/// What a target is, by what it is to hold and whether it is a device.
+/// Kind of a target, by its content and whether it is a device.
 ///
 /// # Errors
 /// An archive cannot go onto a device.
@@ -129,7 +129,7 @@ pub fn granted(mode: Mode, preallocate: bool, asked: u64, capacity: u64, shown: 
     Err(Error::new(Kind::NoRoom, what))
 }
 
-/// What a person is told when the disk has another size than was asked for.
+/// Warning when the disk's size differs from the request.
 pub fn resized(contract: Contract, overhead: f64, request: Option<u64>, disk_size: u64) -> Option<String> {
     let request = request.filter(|&request| contract == Contract::CommandLine && request != disk_size)?;
     let why = match overhead > 0.0 {
@@ -140,7 +140,7 @@ pub fn resized(contract: Contract, overhead: f64, request: Option<u64>, disk_siz
 }
 
 /// Where the zeroes end that follow an image on a device: at the device's end, since all of it is the guest's disk, or
-/// where a person says with --size.
+/// where the user gives --size.
 pub fn zeroed(contract: Contract, capacity: u64, request: Option<u64>) -> u64 {
     match (contract, request) {
         (Contract::CommandLine, Some(request)) => capacity.min(request),
@@ -201,7 +201,7 @@ pub fn reread(size: Option<u64>, local: bool) -> u64 {
     }
 }
 
-/// What to do with bytes that look like something else than a disk.
+/// How to handle bytes that look like something other than a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Foreign {
     /// A disk, as far as one can see.
@@ -218,6 +218,14 @@ pub enum Foreign {
 pub fn foreign(contract: Contract, format_given: bool, seen: Option<&str>) -> Result<Foreign, Error> {
     let Some(seen) = seen else { return Ok(Foreign::No) };
     match contract {
+        // Its trailer is beyond doubt, and no guest starts from it.
+        Contract::Environment if seen == DMG => Err(Error::new(
+            Kind::Refused,
+            format!(
+                "the content looks like {seen}, not like a disk image that can be read; {}",
+                advice(seen)
+            ),
+        )),
         Contract::Environment => Ok(Foreign::Warn(format!(
             "the content looks like {seen}, not like a disk image that can be read; it was taken as a raw disk"
         ))),
@@ -231,6 +239,9 @@ pub fn foreign(contract: Contract, format_given: bool, seen: Option<&str>) -> Re
         )),
     }
 }
+
+/// The name of a DMG by [`crate::detect::foreign_by_end`].
+const DMG: &str = "a DMG image";
 
 fn advice(seen: &str) -> &'static str {
     match seen {
@@ -260,7 +271,7 @@ pub fn empty(contract: Contract, is_a_file: bool, format_given: bool) -> Result<
     if is_a_file || format_given {
         return Ok(());
     }
-    // Only who types can say that it is so.
+    // Only an interactive user can confirm it.
     let advice = match contract {
         Contract::CommandLine => " (--format raw makes an empty disk of it)",
         Contract::Environment => "",
@@ -276,7 +287,7 @@ pub fn empty(contract: Contract, is_a_file: bool, format_given: bool) -> Result<
 pub enum Unstreamable {
     /// Ask the controller for a scratch volume.
     AskForScratch,
-    /// Fail and say how to convert the image.
+    /// Fail and name the command that converts the image.
     Fail,
 }
 
@@ -288,7 +299,7 @@ pub fn unstreamable(contract: Contract, scratch_mounted: bool) -> Unstreamable {
     }
 }
 
-/// Room beside the disk that may hold early bytes of a stream: what is free when the disk is as large as it can get.
+/// Space next to the disk that may hold early bytes of a stream: free space when the disk is as large as it can get.
 pub fn spare(capacity: u64, final_size: u64) -> u64 {
     let spare = capacity.saturating_sub(final_size);
     // Leave the filesystem a little for its own tables and the journal.
@@ -300,13 +311,13 @@ pub fn spare(capacity: u64, final_size: u64) -> u64 {
 pub enum Resume {
     /// The journal is ours and of this image: go on.
     Continue,
-    /// Ours, but of another image, or one that cannot be told from another: from the start.
+    /// Ours, but of another image, or one that cannot be distinguished from another: from the start.
     Restart,
     /// Nothing there.
     Fresh,
 }
 
-/// What is known of an existing target file.
+/// Facts about an existing target file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Existing {
     /// It has bytes.
@@ -317,7 +328,7 @@ pub struct Existing {
     pub same_image: bool,
 }
 
-/// Whether an existing file is gone on with, overwritten, or left alone.
+/// Whether an existing file is resumed, overwritten, or left alone.
 ///
 /// # Errors
 /// By command line, for a file with content that is no unfinished import, without `force`.
@@ -405,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn too_large_says_upstreams_sentence() {
+    fn too_large_uses_upstreams_message() {
         fits(Contract::Environment, 10, 10, None).unwrap();
         let start = "virtual image size 8232370176 is larger than the reported available storage 6541017088";
         for (contract, request, advice) in [
@@ -483,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_disk() {
+    fn unrecognized_content_is_planned_by_its_policy() {
         use Contract::{CommandLine, Environment};
         assert_eq!(foreign(Environment, false, None).unwrap(), Foreign::No);
         assert!(
@@ -501,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_nothing() {
+    fn empty_sources_by_contract_and_target() {
         use Contract::{CommandLine, Environment};
         for (is_a_file, format_given) in [(true, false), (true, true), (false, true)] {
             for contract in [CommandLine, Environment] {
@@ -515,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_streamed() {
+    fn unstreamable_images_need_scratch_space() {
         use Contract::{CommandLine, Environment};
         assert_eq!(unstreamable(Environment, false), Unstreamable::AskForScratch);
         assert_eq!(unstreamable(Environment, true), Unstreamable::Fail);

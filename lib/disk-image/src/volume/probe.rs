@@ -59,7 +59,7 @@ pub(super) fn thin(probes: &mut Vec<Probe>) {
     }
 }
 
-/// Whether `target` holds what the probes say.
+/// Whether `target` holds the probed bytes.
 ///
 /// # Errors
 /// When it cannot be read.
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_changed_is_seen_at_either_end() {
+    fn changes_are_detected_at_either_end() {
         let file = tempfile::tempfile().unwrap();
         file.write_all_at(&[7; 100_000], 0).unwrap();
         let probes = take(&file, &[512..20_000, 30_000..90_000]).unwrap();
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_yet_reads_as_zero() {
+    fn unwritten_ranges_read_as_zero() {
         let file = tempfile::tempfile().unwrap();
         let probes = take(&file, &[0..1]).unwrap();
         assert_eq!(probes.len(), 1);

@@ -82,7 +82,7 @@ fn sysfs(number: u64) -> PathBuf {
     PathBuf::from(format!("/sys/dev/block/{major}:{minor}"))
 }
 
-/// What a device's bytes are a part of, where they begin there, and how many there are if that is told.
+/// The block device that holds a target's bytes, their offset there, and their number if known.
 fn below(device: &Path) -> Option<(Holder, u64, Option<u64>)> {
     let number =
         |name: &str| -> Option<u64> { std::fs::read_to_string(device.join(name)).ok()?.trim().parse().ok() };

@@ -1,4 +1,4 @@
-//! What a target is and whether it may be written: facts of files and devices, signatures, locks.
+//! Facts about targets, and whether they may be written: files and devices, signatures, locks.
 //! Not here: the decision (`plan`), writing (`crate::write`).
 
 use std::fs::{File, Metadata, OpenOptions, TryLockError};
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::volume::error::{Error, Kind};
 use crate::volume::storage;
 
-/// What stands at a path.
+/// Type of the entry at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stands {
     Nothing,
@@ -119,7 +119,7 @@ pub(crate) fn device_size(path: &Path) -> Result<u64, Error> {
 pub(crate) struct Node {
     /// Inode of a file, device number of a block device.
     pub(crate) number: u64,
-    /// When a file was made, in nanoseconds since 1970, if its filesystem tells.
+    /// A file's creation time, in nanoseconds since 1970, if its filesystem records it.
     pub(crate) born: Option<u64>,
 }
 
@@ -179,7 +179,7 @@ pub(crate) fn hold(path: &Path, device: bool) -> Result<Held, Error> {
             .map_err(|e| Error::with(Kind::Target, format!("cannot open {shown}"), e))?;
         match file.try_lock() {
             Ok(()) => {
-                // Somebody may have removed or replaced it between our opening and our locking.
+                // Another process may have removed or replaced it between open and lock.
                 let same = device
                     || matches!((file.metadata(), std::fs::symlink_metadata(path)),
                         (Ok(ours), Ok(theirs)) if ours.ino() == theirs.ino() && ours.dev() == theirs.dev());
@@ -200,7 +200,7 @@ pub(crate) fn hold(path: &Path, device: bool) -> Result<Held, Error> {
     }
 }
 
-/// Opens the device, or the file, creating it if it is not there; tells whether it was created.
+/// Opens the device, or the file, creating it if missing; returns whether it was created.
 fn open_to_hold(path: &Path, device: bool) -> io::Result<(File, bool)> {
     if device {
         return Ok((File::open(path)?, false));
@@ -218,7 +218,7 @@ fn open_to_hold(path: &Path, device: bool) -> io::Result<(File, bool)> {
     }
 }
 
-/// Refuses a device that takes no writes, as the kernel tells in sysfs. Where that is not mounted nothing is refused.
+/// Refuses a read-only device, according to sysfs. Without sysfs nothing is refused.
 ///
 /// # Errors
 /// [`Kind::Target`].
@@ -243,7 +243,7 @@ pub(crate) fn unused(path: &Path, number: u64) -> Result<(), Error> {
     if let Some(at) = mounted_at(&mounts, number) {
         return Err(Error::new(Kind::Target, format!("{shown} is mounted at {at}; unmount it first")));
     }
-    // Not for writing: closing that would make udev look at the device anew.
+    // Not for writing: closing that would make udev probe the device again.
     let alone = rustix::fs::OFlags::EXCL.bits().cast_signed();
     // A ring of a process that was killed is torn down some time after its end, and holds the device until then.
     let patience = Instant::now() + DEVICE_PATIENCE;
@@ -337,7 +337,7 @@ const SIGNATURES: [(usize, &[u8], &str); 27] = [
     (510, b"\x55\xaa", "a partition table or boot sector"),
 ];
 
-/// What the front and the end of a device show.
+/// Signatures at the front and the end of a device.
 fn signature(head: &[u8], tail: &[u8]) -> Option<&'static str> {
     let found = SIGNATURES
         .iter()
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_told_apart() {
+    fn path_kinds_are_distinguished() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("f");
         assert_eq!(look(&path).unwrap(), Stands::Nothing);

@@ -12,7 +12,7 @@ use crate::volume::target::Held;
 use crate::write::sync_folder;
 
 impl Work<'_> {
-    /// What failed for good leaves nothing behind; what may be gone on with stays.
+    /// A permanent failure leaves nothing behind; a resumable import stays.
     pub(super) fn undo(&self, error: &Error, held: &Held) {
         let worthless = match error.kind() {
             Kind::Checksum | Kind::Digest | Kind::Refused | Kind::NeedsScratch => true,
@@ -36,8 +36,8 @@ impl Work<'_> {
             Mode::Folder => Ok(()),
         };
         match wiped {
-            Ok(()) => tracing::info!("what was written is deleted"),
-            Err(error) => tracing::error!(error, "what was written cannot be deleted"),
+            Ok(()) => tracing::info!("deleting the data that was written"),
+            Err(error) => tracing::error!(error, "cannot delete the data that was written"),
         }
         drop(sync_folder(&self.facts.path));
     }

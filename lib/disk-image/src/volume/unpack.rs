@@ -33,7 +33,7 @@ pub(super) fn unpack(
             archive::empty(&facts.path, config.contract)?;
             Err(error)
         }
-        // A part of an archive would take the next one's room, and stand beside its files.
+        // A part of an archive would take the next one's space, and remain among its files.
         Err(error) if ours => {
             if let Err(kept) = archive::empty(&facts.path, config.contract) {
                 tracing::warn!(error = chain(&kept), "a part of the archive stays");

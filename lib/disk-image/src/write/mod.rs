@@ -46,7 +46,7 @@ pub use scan::data_runs;
 pub use target::Target;
 pub(crate) use target::sync_folder;
 
-/// What direct writes are multiples of, in bytes, at least: the largest sector in use, and a page of memory.
+/// Alignment of direct writes, in bytes: the largest sector in use, and a page of memory.
 const PAGE: usize = 4096;
 /// Writes that may wait in the queue. Their buffers come from pools, which are the real bound.
 const QUEUE: usize = 64;
@@ -97,7 +97,7 @@ pub enum Direct {
     Never,
 }
 
-/// What carries bytes to the kernel.
+/// The way bytes get to the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EngineKind {
     /// One thread with an io_uring.
@@ -156,7 +156,7 @@ impl Default for Options {
 /// The engine in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Engine {
-    /// What carries the bytes.
+    /// The engine in use.
     pub kind: EngineKind,
     /// Whether whole pages go past the page cache.
     pub direct: bool,
@@ -214,7 +214,7 @@ impl Health {
     }
 }
 
-/// What was done.
+/// Counters of the writer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
     /// Bytes written as data.
@@ -273,7 +273,7 @@ pub struct Writer {
     wake: Option<uring::Wake>,
     threads: Vec<JoinHandle<()>>,
     finished: AtomicBool,
-    /// What [`Writer::set_len`] was told.
+    /// The length given to [`Writer::set_len`].
     lengths: Vec<u64>,
 }
 
@@ -416,7 +416,7 @@ impl Writer {
         self.output.salvage()
     }
 
-    /// Whether a write has failed, for whoever holds tickets.
+    /// Whether a write has failed, for holders of tickets.
     pub fn health(&self) -> Health {
         Health(self.output.clone())
     }
@@ -465,7 +465,7 @@ impl Writer {
         self.output.engine()
     }
 
-    /// The engine in use, for whoever wants to look at it later.
+    /// The engine in use, for later inspection.
     pub fn engine_now(&self) -> EngineNow {
         EngineNow(self.output.engine_cell())
     }

@@ -27,7 +27,7 @@ const ZEROES: usize = 1 << 20;
 /// How often a write is tried again that the kernel puts off (EAGAIN), 1 ms apart.
 const PUT_OFF: u32 = 1000;
 
-/// The sentence of an error: says what was being done, with the words other programs look for.
+/// The message of an error: the operation, with the words other programs match on.
 pub(super) fn explain(errno: Errno, doing: &str) -> String {
     match errno {
         Errno::NOSPC => format!("no space left on device while {doing}"),
@@ -42,7 +42,7 @@ pub(super) fn target_error(errno: Errno, what: impl Into<String>) -> Error {
     Error::target(what, io::Error::from(errno))
 }
 
-/// The first failure, to be told again and again.
+/// The first failure, returned by every later call.
 #[derive(Clone, Debug)]
 struct Failure {
     kind: Kind,
@@ -59,7 +59,7 @@ impl Failure {
     }
 }
 
-/// What makes a range zero; each is tried until it proves impossible.
+/// Ways to zero a range; each is tried until it proves impossible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Zeroing {
     /// Gives the blocks back; reads as zero by the kernel's word, on devices too.
@@ -78,9 +78,9 @@ pub(super) struct Output {
     /// Whether ranges never written read as zero.
     fresh: bool,
     size: u64,
-    /// What ranges handed to `fallocate` must be multiples of.
+    /// Alignment of ranges for `fallocate`.
     unit: u64,
-    /// What direct writes are multiples of.
+    /// Alignment of direct writes.
     grain: usize,
     use_direct: AtomicBool,
     engine: Arc<Mutex<Engine>>,
@@ -164,7 +164,7 @@ impl Output {
         Ok(output)
     }
 
-    /// Reserves the blocks of the whole file; `empty` tells that it holds nothing yet.
+    /// Reserves the blocks of the whole file; `empty` is set when it holds nothing yet.
     fn reserve(&self, empty: bool) -> Result<(), Error> {
         let len = self.target.len()?;
         if self.target.preallocate(len)? { Ok(()) } else { self.fill_holes(len, empty) }
@@ -177,7 +177,7 @@ impl Output {
             let (hole, data) = if empty {
                 (at, len)
             } else {
-                // A filesystem that cannot tell says that there is none.
+                // A filesystem without the information reports none.
                 let hole = rustix::fs::seek(&self.target.file, SeekFrom::Hole(at)).unwrap_or(len).min(len);
                 (hole, rustix::fs::seek(&self.target.file, SeekFrom::Data(hole)).unwrap_or(len).min(len))
             };
@@ -280,10 +280,10 @@ impl Output {
         }
     }
 
-    /// Writes `bytes` to `guest`, all of them; `direct` says that they are whole pages from an aligned address.
+    /// Writes `bytes` to `guest`, all of them; `direct` promises whole pages from an aligned address.
     ///
     /// # Errors
-    /// What the kernel said; remembered as this output's failure.
+    /// The kernel's error; recorded as this output's failure.
     pub(super) fn write(&self, bytes: &[u8], guest: u64, direct: bool) -> Result<(), Error> {
         let mut done = 0;
         let mut put_off = 0;
@@ -346,7 +346,7 @@ impl Output {
         self.written.fetch_add(bytes as u64, Ordering::AcqRel);
     }
 
-    /// What direct writes are multiples of, in bytes: pages, or the larger blocks that the page cache keeps whole.
+    /// Alignment of direct writes, in bytes: pages, or the larger blocks that the page cache keeps whole.
     pub(super) fn grain(&self) -> usize {
         self.grain
     }
@@ -449,7 +449,7 @@ impl Output {
     /// Makes everything written so far durable.
     ///
     /// # Errors
-    /// An earlier failure, or this one, remembered: the kernel tells a lost write once only.
+    /// An earlier failure, or this one, recorded: the kernel reports a lost write once only.
     pub(super) fn sync(&self) -> Result<(), Error> {
         self.check()?;
         self.flush(rustix::fs::fdatasync)?;

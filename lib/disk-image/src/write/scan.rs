@@ -59,7 +59,7 @@ mod tests {
             let mut runs = Vec::new();
             runs.push(usize::MAX - 1..usize::MAX);
             data_runs(&buf, origin, &mut runs);
-            assert_eq!(runs.remove(0), usize::MAX - 1..usize::MAX, "what was there stays");
+            assert_eq!(runs.remove(0), usize::MAX - 1..usize::MAX, "existing data stays");
             assert!(runs.windows(2).all(|w| w[0].end < w[1].start));
             // A byte is in a run exactly when its guest page, as far as it lies in the buffer, is not all zeroes.
             for i in (0..buf.len()).step_by(61) {

@@ -125,7 +125,7 @@ impl Target {
     /// for this user and what the file already occupies.
     ///
     /// # Errors
-    /// When the kernel does not tell.
+    /// The kernel's error.
     pub fn capacity(&self) -> Result<u64, Error> {
         if self.block {
             let size = self.len()?;
@@ -141,7 +141,7 @@ impl Target {
         Ok(fs.f_bavail.saturating_mul(unit).saturating_add(meta.blocks().saturating_mul(512)))
     }
 
-    /// Size of a block device's sectors in bytes; 512 if it does not say.
+    /// Size of a block device's sectors in bytes; 512 if unknown.
     pub(super) fn sector(&self) -> u64 {
         rustix::fs::ioctl_blksszget(&self.file).map_or(512, |sector| u64::from(sector.max(1)))
     }
@@ -149,7 +149,7 @@ impl Target {
     /// Length of a file in bytes; of a block device its size.
     ///
     /// # Errors
-    /// When the kernel does not tell.
+    /// The kernel's error.
     pub fn len(&self) -> Result<u64, Error> {
         rustix::fs::seek(&self.file, SeekFrom::End(0)).map_err(|e| self.error(e, "asking for the length of"))
     }

@@ -19,7 +19,7 @@ use super::output::Output;
 use super::sys::{Flight, Ring};
 use super::{Job, Piece, pieces};
 
-/// Tells the thread that the queue has something, or is closed.
+/// Signals the thread that the queue has an entry, or is closed.
 #[derive(Debug)]
 pub(super) struct Wake(Arc<OwnedFd>);
 
@@ -40,7 +40,7 @@ pub(super) struct Started {
 /// Sets the ring up on its own thread and tries it.
 ///
 /// # Errors
-/// What refuses io_uring; nothing is running then.
+/// Why io_uring is refused; no thread is running then.
 pub(super) fn start(
     output: &Arc<Output>,
     queue: &Receiver<Job>,
@@ -112,7 +112,7 @@ fn run(mut ring: Ring, output: &Output, queue: &Receiver<Job>) {
             settle(output, &flight, result);
         }
     }
-    // The ring is broken: take what comes and let it go, so that nobody waits for ever.
+    // The ring is broken: drain and drop the queue, so that no caller waits for ever.
     drop(pending);
     drop(ring);
     for _ in queue {}
@@ -132,7 +132,7 @@ fn settle(output: &Output, flight: &Flight, result: i32) {
     }
 }
 
-/// What a ring cut short, put off or refused is finished by plain calls, whose verdict is final.
+/// Writes that a ring cut short, deferred or refused are finished by plain calls, and their result is final.
 fn write_here(output: &Output, flight: &Flight, written: usize) {
     let Piece { at, len, guest, direct } = flight.piece;
     // Whole blocks only count, so that the rest is as aligned as the whole was.

@@ -1,4 +1,4 @@
-//! What holds for every compressor.
+//! Properties of every compressor.
 
 use std::io;
 use std::process::{Command, Stdio};
@@ -59,7 +59,7 @@ fn xz_stream_padding_is_skipped_and_odd_padding_refused() {
 }
 
 #[test]
-fn what_follows_a_gzip_stream_is_handled_as_gzip_does() {
+fn data_after_a_gzip_stream_is_handled_as_by_gzip() {
     let model = content(100_000, 5);
     let packed = pipe("gzip -6", &model);
     let ignored: [&[u8]; 7] =

@@ -52,7 +52,7 @@ fn an_error_of_the_source_stays_the_sources() {
     }
 }
 
-/// An endless reader that tells when it is dropped.
+/// An endless reader that reports its drop.
 struct Endless {
     pause: Duration,
     dropped: Arc<AtomicBool>,

@@ -213,7 +213,7 @@ fn hostile_xz_indexes_are_refused() {
             assert_eq!(error.kind(), Kind::Compression, "{what}: {error}");
         }
     }
-    // The longest index there can be, which nobody should read.
+    // The longest possible index, which must not be read.
     let mut claimed = good.bytes();
     let at = claimed.len() - 8;
     claimed[at..at + 4].copy_from_slice(&u32::MAX.to_le_bytes());

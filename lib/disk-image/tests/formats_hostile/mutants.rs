@@ -45,7 +45,7 @@ fn mutants(format: Format, peak_max: u64) {
     });
     println!("{}: {survey:?}", format.name());
 
-    // What survives is read as qemu reads it, where qemu reads it at all.
+    // Surviving mutants are read as qemu reads them, where qemu reads them at all.
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
     let (mut agreed, mut seed) = (0, 0);

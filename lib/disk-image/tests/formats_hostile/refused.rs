@@ -1,11 +1,11 @@
-//! How refusals are told: one damage done to a good image, and what reading it must end with.
+//! Messages of refusals: one damage done to a good image, and the error of reading it.
 
 use disk_image::{Format, Kind};
 
 use crate::support::images::put;
 use crate::support::read_image;
 
-/// What reading `image` ends with, said briefly.
+/// The error of reading `image`, shortened.
 pub(crate) fn outcome(image: &[u8], format: Format) -> Result<usize, (Kind, String)> {
     read_image(image, format).map(|disk| disk.len()).map_err(|e| (e.kind(), e.to_string()))
 }

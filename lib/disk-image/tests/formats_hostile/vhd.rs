@@ -46,7 +46,7 @@ fn vhd_refusals() {
     );
 }
 
-/// Which of its two sizes a VHD has depends on who made it; so it does for qemu-img.
+/// Which of its two sizes a VHD has depends on its creator; so it does for qemu-img.
 #[test]
 fn vhd_size_by_its_creator() {
     let creators: &[&[u8; 4]] = &[
@@ -88,7 +88,7 @@ fn vhd_size_by_its_creator() {
 }
 
 #[test]
-fn fixed_vhd_is_told_by_its_footer() {
+fn fixed_vhd_is_detected_by_its_footer() {
     let image = made("vpc", "subformat=fixed,force_size=on", "1M", &["write -P 1 0 70000"]);
     let footer: [u8; 512] = *image.last_chunk().unwrap();
     let size = image.len() as u64;

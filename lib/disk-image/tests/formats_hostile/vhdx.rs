@@ -142,7 +142,7 @@ fn vhdx_headers_and_log() {
     put(&mut image, start + 255 * 4096, &entry[..4096]);
     put(&mut image, start, &entry[4096..]);
     refuses(&image, Format::Vhdx, Kind::Refused, "not closed cleanly", "an entry around the end");
-    // As many entries as there are sectors, each said to be the whole log: refused before all are summed.
+    // As many entries as there are sectors, each declared as the whole log: refused before all are summed.
     let mut image = log.clone();
     for at in (start..start + (1 << 20)).step_by(4096) {
         put(&mut image, at, b"loge");

@@ -88,7 +88,7 @@ fn vmdk_descriptors_that_lead_elsewhere() {
         ("monolithicSparse", "monolithicFlat", "monolithicFlat"),
         ("monolithicSparse", "twoGbMaxExtentSparse", "twoGbMaxExtentSparse"),
         ("monolithicSparse", "\u{1b}[31m", "\\u{1b}"),
-        ("createType=", "x=", "which type"),
+        ("createType=", "x=", "no createType"),
         ("SPARSE", "FLAT", "another file"),
         ("RW 8192 SPARSE \"a.vmdk\"", "RW 1 SPARSE \"a\"\nRW 8191 SPARSE \"b\"", "2 extents"),
         ("RW 8192", "# 8192", "0 extents"),

@@ -87,7 +87,7 @@ pub fn sum_vhdx(image: &mut [u8], range: Range<usize>) {
     bytes[4..8].copy_from_slice(&(!sum).to_le_bytes());
 }
 
-/// What a byte does to a CRC-32C; made bit by bit, to be nobody's kin.
+/// Effect of a byte on a CRC-32C; computed bit by bit, independently of the decoder.
 static CRC: LazyLock<[u32; 256]> = LazyLock::new(|| {
     let bit = |sum: u32, _| if sum & 1 == 1 { (sum >> 1) ^ 0x82f6_3b78 } else { sum >> 1 };
     std::array::from_fn(|byte| (0..8).fold(byte as u32, bit))
@@ -120,7 +120,7 @@ impl VhdxPlaces {
         Self { metadata: region(0x06), bat: region(0x66) }
     }
 
-    /// Offset of the metadata table's entry whose GUID starts with `first`.
+    /// Offset of the metadata table's entry with a GUID that starts with `first`.
     pub fn entry(&self, image: &[u8], first: u8) -> usize {
         (0..5).map(|i| self.metadata + 32 + 32 * i).find(|&at| image[at] == first).unwrap()
     }

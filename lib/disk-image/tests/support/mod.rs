@@ -34,7 +34,7 @@ pub fn count(small: u64, soak: u64) -> u64 {
 /// How an image is driven.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Whether the decoder is told the image's size.
+    /// Whether the decoder gets the image's size.
     pub size_known: bool,
     /// Entries of a table handed over at once.
     pub slice: u64,
@@ -48,7 +48,7 @@ impl Default for Options {
     }
 }
 
-/// What driving an image showed.
+/// Result of driving an image.
 #[derive(Debug)]
 pub struct Driven {
     /// The opened image.
@@ -269,7 +269,7 @@ impl Fetch {
     }
 }
 
-/// Reads a whole image held in memory, as [`Options::default`] says.
+/// Reads a whole image held in memory, with [`Options::default`].
 pub fn read_image(bytes: &[u8], format: Format) -> Result<Vec<u8>, Error> {
     read_image_with(bytes, format, &Options::default())
 }
@@ -298,7 +298,7 @@ pub fn first_difference(ours: &[u8], theirs: &[u8]) -> Option<String> {
     Some(format!("byte {at} is {:#x}, not {:#x}", ours[at], theirs[at]))
 }
 
-/// What a run of mutants showed.
+/// Result of a run of mutants.
 #[derive(Debug, Default)]
 pub struct Survey {
     /// Mutants tried.

@@ -68,7 +68,7 @@ impl Rng {
     }
 }
 
-/// Damages `image` in one to four of `places` (or cuts or extends it) and says how.
+/// Damages `image` in one to four of `places` (or cuts or extends it) and describes the damage.
 pub fn mutate(image: &mut Vec<u8>, places: &[Range<usize>], seed: u64) -> String {
     let mut rng = Rng::new(seed);
     let mut said = Vec::new();

@@ -7,7 +7,7 @@ use libdeflater::{CompressionLvl, Compressor};
 
 use super::mutate::Rng;
 
-/// What to write.
+/// The image to write.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     pub version: u32,
@@ -38,7 +38,7 @@ impl Written {
     }
 }
 
-/// What a cluster becomes.
+/// Content of a cluster.
 enum Kind {
     Hole,
     Zero,
@@ -47,7 +47,7 @@ enum Kind {
     Packed(Vec<u8>),
 }
 
-/// What is put somewhere in the image: which clusters' bytes.
+/// The clusters to place at an offset of the image.
 enum Item {
     Refcounts,
     L1,

@@ -244,7 +244,7 @@ fn a_fixed_vhds_footer_is_cut_off_wherever_the_stream_ends() {
 }
 
 #[test]
-fn what_only_resembles_a_footer_stays() {
+fn a_sector_that_only_resembles_a_footer_is_kept() {
     let dir = TempDir::new().unwrap();
     let disk = &disk()[64 << 10..][..MIB + 512 * 3];
     let size = disk.len() as u64;

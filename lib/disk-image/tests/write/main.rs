@@ -114,7 +114,7 @@ fn fill(path: &Path, keep: bool, size: u64, options: &Options) -> Result<Written
 }
 
 #[test]
-fn a_disk_full_midway_says_so_and_the_retry_after_growing_succeeds() {
+fn a_disk_full_midway_is_reported_and_the_retry_after_growing_succeeds() {
     for options in all_options() {
         let mount = Mount::on_loop("ext4", 24 << 20);
         let path = mount.path().join("disk.img");
@@ -140,7 +140,7 @@ fn a_disk_full_midway_says_so_and_the_retry_after_growing_succeeds() {
 }
 
 #[test]
-fn what_a_file_occupies_counts_as_space_for_it() {
+fn blocks_of_the_existing_file_count_as_free_space() {
     let mount = Mount::memory("tmpfs", 8 << 20);
     let path = mount.path().join("disk.img");
     std::fs::write(&path, vec![1; 6 << 20]).unwrap();

@@ -45,9 +45,11 @@ fn writes_with_what_is_allowed() {
 fn child(prepare: impl FnOnce(&mut Command, &Path)) -> String {
     let folder = tempfile::tempdir().unwrap();
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
-    // A copy, as the build folder may be closed to others.
+    // A copy, as the build folder may be closed to others. Another process makes it: a child of a concurrent test would
+    // inherit our descriptor for writing, and the kernel runs no file that is open for writing (ETXTBSY).
     let binary = folder.path().join("test");
-    std::fs::copy(std::env::current_exe().unwrap(), &binary).unwrap();
+    let copied = output(Command::new("cp").arg(std::env::current_exe().unwrap()).arg(&binary)).unwrap();
+    assert!(copied.status.success(), "{copied:?}");
     let mut command = Command::new(&binary);
     command.args(["--exact", "refused::writes_with_what_is_allowed", "--nocapture", "--test-threads=1"]);
     command.env(FOLDER, folder.path().join("disk")).env("TMPDIR", folder.path()).current_dir(folder.path());

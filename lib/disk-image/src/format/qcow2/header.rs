@@ -1,4 +1,4 @@
-//! What a qcow2 header says, and everything it may say that is refused. Pure: bytes in, [`Header`] or an error out.
+//! Parses and validates a qcow2 header. Pure: bytes in, [`Header`] or an error out.
 //!
 //! After QEMU's `docs/interop/qcow2.txt`, sections "Header", "Header extensions" and "Feature name table"; where the
 //! text is silent, after what `qemu-img convert` accepts. Not here: the tables (see [`super`]).
@@ -35,7 +35,7 @@ const EXT_DATA_FILE: u32 = 0x4441_5441;
 /// Bytes of one feature name: kind u8, bit u8, name, padded with zeroes.
 const FEATURE_NAME: usize = 48;
 
-/// What a header means, checked.
+/// A validated header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) version: u32,
@@ -49,7 +49,7 @@ pub(super) struct Header {
     pub(super) extended_l2: bool,
 }
 
-/// What came out of the bytes so far.
+/// Result of parsing the bytes so far.
 #[derive(Debug)]
 pub(super) enum Parsed {
     Header(Header),
@@ -320,7 +320,7 @@ fn refuse_features(incompatible: u64, extensions: &Extensions<'_>) -> Result<(),
     Ok(())
 }
 
-/// What the image itself calls an incompatible feature.
+/// The image's own name of an incompatible feature.
 fn feature_name(table: &[u8], bit: u8) -> Option<String> {
     let entry = table.chunks_exact(FEATURE_NAME).find(|entry| entry.starts_with(&[0, bit]))?;
     let name = entry.get(2..)?;

@@ -24,7 +24,7 @@ use crate::extent::{Codec, Content, Extent};
 
 /// Offset in an L1 or L2 entry: bits 9 to 55.
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
-/// L1: bits 0 to 8 and 56 to 62. Bit 63 says that the refcount is one, which a reader need not know.
+/// L1: bits 0 to 8 and 56 to 62. Bit 63 is set when the refcount is one, which a reader can ignore.
 const L1_RESERVED: u64 = 0x7f00_0000_0000_01ff;
 /// L2, not compressed: bits 1 to 8 and 56 to 61.
 const L2_RESERVED: u64 = 0x3f00_0000_0000_01fe;
@@ -109,7 +109,7 @@ impl Qcow2 {
         Ok(Some(Leaf { index, table }))
     }
 
-    /// What the cluster at `guest` holds, of which `len` bytes are on the disk.
+    /// Content of the cluster at `guest`, of which `len` bytes are on the disk.
     fn cluster(&self, guest: u64, len: u64, entry: u64, bitmap: u64, found: &mut Found) -> Result<(), Error> {
         let at = Place { guest, entry, bitmap };
         if entry & L2_COMPRESSED != 0 {
@@ -140,7 +140,7 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// A cluster in 32 parts: the low half of the bitmap says which are stored, the high half which read as zero.
+    /// A cluster in 32 subclusters: the low half of the bitmap marks those stored, the high half those that read as zero.
     fn subclusters(&self, at: &Place, len: u64, host: u64, found: &mut Found) -> Result<(), Error> {
         let (stored, zero) = (at.bitmap & 0xffff_ffff, at.bitmap >> 32);
         if stored & zero != 0 {

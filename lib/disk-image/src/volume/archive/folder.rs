@@ -1,33 +1,37 @@
-//! A folder that members are put into and nothing leaves: every name is resolved beneath it, by the kernel where it
-//! can (`openat2`, RESOLVE_BENEATH), else without following any link. What stands at a name is replaced, never written
-//! through. Modes and times as GNU tar sets them with `--preserve-permissions --no-same-owner`.
+//! A directory that members of an archive are put into and nothing leaves: every name is resolved beneath it ([`dir`]);
+//! links that stay in it are followed. What stands at a name is replaced, never written through. Modes and times as GNU
+//! tar sets them with `--preserve-permissions --no-same-owner`.
 //!
 //! Not here: reading archives (`members`).
 
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, ResolveFlags, Timespec, Timestamps};
+use dir::Dir;
+use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 
 use super::members::{Member, What, shown};
 use crate::volume::error::{Error, Kind};
 
 const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
-/// What the owner needs to put something into a folder.
+/// Permission bits that the owner needs to create entries in a directory.
 const OPEN: Mode = Mode::RWXU;
-/// Times that `openat2` is asked again when somebody moves folders meanwhile.
-const AGAIN: u32 = 100;
 
 /// The folder, and folders in it that members may still be put into.
 pub(super) struct Folder {
-    root: OwnedFd,
+    root: Dir,
     /// Folders on the way to the member at hand, outermost first, with the mode and time they get in the end.
     open: Vec<(Vec<Vec<u8>>, Mode, Timestamps)>,
+}
+
+/// The system's number of an error that has one.
+fn errno(error: &dir::Error) -> Errno {
+    error.errno().unwrap_or(Errno::IO)
 }
 
 fn failed(errno: Errno, name: &[u8]) -> Error {
@@ -71,13 +75,13 @@ impl Folder {
     /// # Errors
     /// When it is not there.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
-        Ok(Self { root: fs::open(path, FOLDER, Mode::empty())?, open: Vec::new() })
+        Ok(Self { root: Dir::open(path)?.links_beneath(), open: Vec::new() })
     }
 
     /// Puts a member at its name; gives the open file if it is one, for its data.
     ///
     /// # Errors
-    /// [`Kind::Refused`] for names that lead out and for devices; else what the filesystem said.
+    /// [`Kind::Refused`] for names that lead out and for devices; else the filesystem's error.
     pub(super) fn place(&mut self, member: &Member) -> Result<Option<File>, Error> {
         let parts = parts(&member.name)?;
         self.leave(&parts)?;
@@ -90,7 +94,7 @@ impl Folder {
             errno => failed(errno, &member.name),
         };
         let parent = self.folder(above, true).map_err(failed)?;
-        let (at, name) = (parent.as_fd(), os(base));
+        let (at, name) = (&parent, os(base));
         match &member.what {
             What::File => {
                 let flags =
@@ -139,10 +143,10 @@ impl Folder {
         Ok(None)
     }
 
-    /// Sets the mode and time of a file whose data is written.
+    /// Sets the mode and time of a completely written file.
     ///
     /// # Errors
-    /// What the filesystem said.
+    /// The filesystem's error.
     pub(super) fn complete(file: &File, member: &Member) -> Result<(), Error> {
         let failed = |errno| failed(errno, &member.name);
         fs::ftruncate(file, member.size).map_err(failed)?;
@@ -153,8 +157,8 @@ impl Folder {
     /// Gives folders their mode and time; call it when the last member is in place.
     ///
     /// # Errors
-    /// What the filesystem said.
-    pub(super) fn finish(mut self) -> Result<OwnedFd, Error> {
+    /// The filesystem's error.
+    pub(super) fn finish(mut self) -> Result<Dir, Error> {
         self.leave(&[])?;
         Ok(self.root)
     }
@@ -176,7 +180,7 @@ impl Folder {
     }
 
     /// Opens the folder of these parts beneath the root, making what is missing of it if `make`.
-    fn folder(&self, parts: &[Vec<u8>], make: bool) -> Result<OwnedFd, Errno> {
+    fn folder(&self, parts: &[Vec<u8>], make: bool) -> Result<Dir, Errno> {
         match self.beneath(parts) {
             Err(Errno::NOENT) if make => {}
             other => return other,
@@ -193,38 +197,22 @@ impl Folder {
 
     /// Opens a folder that is no link to one.
     fn itself(&self, parts: &[Vec<u8>]) -> Result<OwnedFd, Errno> {
-        let Some((base, above)) = parts.split_last() else { return self.beneath(parts) };
-        fs::openat(self.beneath(above)?, os(base), FOLDER | OFlags::NOFOLLOW, Mode::empty())
+        let (above, base) = match parts.split_last() {
+            Some((base, above)) => (above, os(base)),
+            None => (parts, OsStr::new(".")),
+        };
+        fs::openat(self.beneath(above)?, base, FOLDER | OFlags::NOFOLLOW, Mode::empty())
     }
 
-    fn beneath(&self, parts: &[Vec<u8>]) -> Result<OwnedFd, Errno> {
-        if parts.is_empty() {
-            return fs::openat(&self.root, ".", FOLDER, Mode::empty());
-        }
+    fn beneath(&self, parts: &[Vec<u8>]) -> Result<Dir, Errno> {
         let path = parts.join(&b'/');
-        for _ in 0..AGAIN {
-            match fs::openat2(&self.root, os(&path), FOLDER, Mode::empty(), ResolveFlags::BENEATH) {
-                Err(Errno::AGAIN | Errno::INTR) => {}
-                // Kernels before 5.6, and filters that do not know it.
-                Err(Errno::NOSYS | Errno::PERM) => return self.step_by_step(parts),
-                other => return other,
-            }
-        }
-        Err(Errno::AGAIN)
-    }
-
-    /// The same without the kernel's help: no link is followed at all.
-    fn step_by_step(&self, parts: &[Vec<u8>]) -> Result<OwnedFd, Errno> {
-        let mut folder = fs::openat(&self.root, ".", FOLDER, Mode::empty())?;
-        for part in parts {
-            folder = fs::openat(&folder, os(part), FOLDER | OFlags::NOFOLLOW, Mode::empty())?;
-        }
-        Ok(folder)
+        let path = if path.is_empty() { OsStr::new(".") } else { os(&path) };
+        self.root.need_dir(path).map_err(|error| errno(&error))
     }
 }
 
 /// Does `make`; if something stands there, removes it first. A folder goes only if it is empty.
-fn replacing<T>(parent: &OwnedFd, name: &OsStr, make: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
+fn replacing<T>(parent: &Dir, name: &OsStr, make: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
     match make() {
         Err(Errno::EXIST) => {}
         other => return other,
@@ -237,7 +225,7 @@ fn replacing<T>(parent: &OwnedFd, name: &OsStr, make: impl Fn() -> Result<T, Err
 }
 
 /// Makes a folder, or takes the one that stands there; either is open for its owner until it is left.
-fn make_folder(parent: &OwnedFd, name: &OsStr) -> Result<(), Errno> {
+fn make_folder(parent: &Dir, name: &OsStr) -> Result<(), Errno> {
     match fs::mkdirat(parent, name, OPEN) {
         Err(Errno::EXIST) => {}
         other => return other,
@@ -255,7 +243,7 @@ fn make_folder(parent: &OwnedFd, name: &OsStr) -> Result<(), Errno> {
 }
 
 /// Whether two names are the same file.
-fn same(from: &OwnedFd, other: &OsStr, at: &OwnedFd, name: &OsStr) -> bool {
+fn same(from: &Dir, other: &OsStr, at: &Dir, name: &OsStr) -> bool {
     let stat = |folder, name| fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW);
     matches!((stat(from, other), stat(at, name)), (Ok(a), Ok(b)) if (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino))
 }
@@ -276,16 +264,13 @@ mod tests {
     }
 
     #[test]
-    fn without_the_kernels_help_no_link_is_followed() {
+    fn links_are_followed_as_long_as_they_stay_in_the_directory() {
         let place = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(place.path().join("a/b")).unwrap();
         std::os::unix::fs::symlink("a", place.path().join("inside")).unwrap();
         std::os::unix::fs::symlink("/", place.path().join("outside")).unwrap();
         let folder = Folder::open(place.path()).unwrap();
         let parts = |name: &str| super::parts(name.as_bytes()).unwrap();
-        assert!(folder.step_by_step(&parts("a/b")).is_ok());
-        assert!(folder.step_by_step(&parts("inside/b")).is_err());
-        assert!(folder.step_by_step(&parts("outside/etc")).is_err());
         assert!(folder.beneath(&parts("inside/b")).is_ok());
         assert_eq!(folder.beneath(&parts("outside/etc")).unwrap_err(), Errno::XDEV);
     }

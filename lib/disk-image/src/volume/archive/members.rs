@@ -22,7 +22,7 @@ const MAP_MAX: usize = 1 << 20;
 /// Headers in a row that describe a member that does not come.
 const HEADERS_MAX: usize = 64;
 
-/// What a member is.
+/// Type of a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum What {
     File,
@@ -117,7 +117,7 @@ impl<R: Read> Members<R> {
         let mut header = Header::new_old();
         let block = header.as_mut_bytes();
         let got = crate::source::read_full(&mut self.input, block).map_err(unreadable)?;
-        // An archive whose end marker is missing ends all the same, as for GNU tar.
+        // An archive without an end marker ends at the end of the stream, as for GNU tar.
         if got == 0 || block.iter().all(|&byte| byte == 0) {
             self.ended = true;
             return if got == 0 || got == BLOCK { Ok(None) } else { Err(truncated()) };
@@ -233,7 +233,7 @@ impl<R: Read> Members<R> {
             b'M' => return Err(damaged("it is one volume of several")),
             // Before there was a type for folders.
             0 | b'0' if slash => What::Folder,
-            // Types that nobody knows are files (POSIX).
+            // Unknown types are files (POSIX).
             _ => What::File,
         };
         let mode =
@@ -274,7 +274,7 @@ impl<R: Read> Members<R> {
 
     /// The map of GNU tar's own format: four ranges in the header, the others in blocks behind it.
     fn old_map(&mut self, header: &Header, map: &mut Map) -> Result<u64, Error> {
-        let failed = |_| damaged("the map of a sparse file makes no sense");
+        let failed = |_| damaged("the map of a sparse file is invalid");
         let gnu =
             header.as_gnu().ok_or_else(|| damaged("a sparse file with a header that is not GNU tar's"))?;
         let add = |map: &mut Map, entry: &tar::GnuSparseHeader| {
@@ -296,7 +296,7 @@ impl<R: Read> Members<R> {
             for entry in block.sparse() {
                 add(map, entry)?;
             }
-            // A chain of blocks that say nothing has no end of its own.
+            // A chain of blocks without content has no end of its own.
             map.blocks += 1;
             if map.blocks > MAP_MAX {
                 return Err(too_scattered());
@@ -405,7 +405,7 @@ struct Pax(Vec<(Vec<u8>, Vec<u8>)>);
 impl Pax {
     /// Parses "LENGTH KEY=VALUE\n" records; a value may hold any byte.
     fn parse(mut text: &[u8]) -> Result<Self, Error> {
-        let broken = || damaged("a PAX header makes no sense");
+        let broken = || damaged("a PAX header is invalid");
         let mut records = Vec::new();
         while !text.is_empty() && text[0] != 0 {
             let digits = text.iter().position(|&b| b == b' ').ok_or_else(broken)?;
@@ -434,7 +434,7 @@ impl Pax {
 
     /// The map of formats 0.0 (pairs of records) and 0.1 (one list).
     fn map(&self, map: &mut Map) -> Result<(), Error> {
-        let broken = || damaged("the map of a sparse file makes no sense");
+        let broken = || damaged("the map of a sparse file is invalid");
         if let Some(list) = self.get("GNU.sparse.map") {
             let numbers: Option<Vec<u64>> = list.split(|&b| b == b',').map(number).collect();
             for pair in numbers.ok_or_else(broken)?.chunks(2) {

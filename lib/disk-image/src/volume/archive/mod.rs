@@ -62,11 +62,7 @@ pub(crate) fn unpack(
 }
 
 /// Unpacks every member; gives the bytes of files, and the folder.
-fn extract(
-    reader: Box<dyn Read + Send>,
-    mut folder: Folder,
-    stop: &Stop,
-) -> Result<(u64, std::os::fd::OwnedFd), Error> {
+fn extract(reader: Box<dyn Read + Send>, mut folder: Folder, stop: &Stop) -> Result<(u64, dir::Dir), Error> {
     let mut members = Members::new(reader);
     let mut piece = vec![0; PIECE];
     let (mut written, mut any) = (0u64, false);
@@ -106,10 +102,7 @@ pub(crate) fn empty(folder: &Path, contract: Contract) -> Result<(), Error> {
         Contract::Environment => empty_folder(folder)
             .map_err(|e| Error::with(Kind::Process, format!("cannot empty {}", folder.display()), e)),
         Contract::CommandLine => {
-            tracing::warn!(
-                "what was unpacked into {} is not what the checksum vouches for",
-                folder.display()
-            );
+            tracing::warn!("the files unpacked into {} do not match the checksum", folder.display());
             Ok(())
         }
     }
@@ -127,7 +120,7 @@ pub struct Member {
 }
 
 impl Member {
-    /// The first file of the archive in `stream` whose name contains `part`.
+    /// The first file of the archive in `stream` with `part` in its name.
     ///
     /// # Errors
     /// When there is none, or the archive is damaged.
