@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_disk_is_imported_with_a_warning() {
+    fn unrecognized_content_is_imported_with_a_warning() {
         let pod = Pod::new();
         let page = b"<!DOCTYPE html><html></html>";
         let answer = pod.run(Job::default(), page);

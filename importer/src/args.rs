@@ -1,10 +1,11 @@
-//! What was typed. What it means is [`crate::config`]'s.
+//! The command line. Its meaning is [`crate::config`]'s.
 
 use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use api::import::SOURCE_VARIABLE;
 use api::quantity;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use disk_image::Format;
@@ -26,7 +27,7 @@ Examples:
   importer inspect image.vmdk
 
 Sources: http(s)://, s3://, gs://, docker://, oci-archive:FILE, nbd(s)://, nbd+unix://, a file, - (standard input), blank.
-A file whose name is a subcommand or a word of these is written with ./ before it.
+Write ./ before a file name that equals a subcommand or one of these words.
 
 Started without a source and with IMPORTER_SOURCE set, it follows the environment contract of CDI's importer.
 
@@ -35,7 +36,7 @@ Exit codes:
   1 reading or writing failed    6 checksum mismatch
   2 wrong usage                  7 target in use, not empty, or not writable
   3 source not reachable         8 image must be converted first
-  4 content refused              129, 130, 143 stopped by a signal; run again to go on";
+  4 content refused              129, 130, 143 stopped by a signal; run again to resume";
 
 /// Imports a disk image of any format from any source straight into a file or onto a block device.
 #[derive(Debug, Parser)]
@@ -65,9 +66,12 @@ pub struct Args {
 #[expect(clippy::large_enum_variant, reason = "one value, read once at the start")]
 pub(crate) enum Command {
     /// Print format, virtual size, compression and how the image will be read.
+    ///
+    /// Without a source, and with IMPORTER_SOURCE set, it only asks which version the source of the environment has: the
+    /// manifest's digest, or the file's entity tag or time. It becomes the termination message.
     Inspect {
         /// Where the image is.
-        source: OsString,
+        source: Option<OsString>,
         #[command(flatten)]
         from: FromArgs,
         /// How to print it.
@@ -92,7 +96,7 @@ pub(crate) struct FromArgs {
     /// Extra request header "Key: value"; may be given several times.
     #[arg(long, value_name = "KEY: VALUE")]
     pub(crate) header: Vec<String>,
-    /// File whose lines are extra request headers that never appear in logs.
+    /// File with extra request headers, one per line, that never appear in logs.
     #[arg(long, value_name = "FILE")]
     pub(crate) secret_header_file: Vec<PathBuf>,
     /// File with a user (or access key) on its first line and a password (or secret key) on its second; "user:password"
@@ -125,7 +129,7 @@ pub(crate) struct FromArgs {
     /// Hosts that are reached without a proxy, instead of the variable no_proxy.
     #[arg(long, value_name = "HOSTS")]
     pub(crate) no_proxy: Option<String>,
-    /// The source is the server beside this process that offers what the node has pulled (http://localhost:8100/disk.img).
+    /// The source is the server in the pulled image's container (http://localhost:8100/disk.img).
     #[arg(long)]
     pub(crate) node_pull: bool,
     /// File that this server makes when it is ready; it is waited for.
@@ -169,7 +173,7 @@ pub(crate) struct ImportArgs {
     /// Overwrite what the target holds. What is mounted or in use is refused all the same.
     #[arg(long)]
     pub(crate) force: bool,
-    /// Folder for the record of what is done, so that an interrupted import goes on; beside a file it is the default.
+    /// Directory of the journal, so that an interrupted import resumes; next to a file it is the default.
     #[arg(long, value_name = "DIR")]
     pub(crate) journal: Option<PathBuf>,
     /// Folder where early parts of a stream may be kept when its tables come late.
@@ -201,7 +205,7 @@ pub(crate) struct ImportArgs {
     pub(crate) owner_uid: String,
 }
 
-/// What is logged.
+/// Log level.
 #[derive(Clone, Copy, Debug, Default, ClapArgs)]
 pub(crate) struct LogArgs {
     /// How much is logged: 1 info, 3 debug, 5 trace. Warnings only, if not given.
@@ -286,13 +290,15 @@ fn overhead(text: &str) -> Result<f64, String> {
         .ok_or_else(|| "not a number from 0 to 1".to_owned())
 }
 
-/// What a command line asks for.
+/// A parsed command line.
 #[derive(Debug)]
 pub(crate) enum Asked {
     /// Import.
     Import(Box<Config>),
     /// Look at an image.
     Inspect(Box<Inspect>),
+    /// Which version the environment's source has.
+    Version,
     /// A completion script.
     Completion(clap_complete::Shell),
     /// Nothing was named: the environment decides.
@@ -326,16 +332,20 @@ impl Args {
         }
     }
 
-    /// What was asked for. Reads the files that hold secrets. `terminal` tells whether progress would be seen.
+    /// The configuration that the arguments ask for. Reads the files that hold secrets. `terminal`: whether progress is seen.
     ///
     /// # Errors
-    /// What does not make sense, or a file that cannot be read.
+    /// Contradictory options, or a file that cannot be read.
     pub(crate) fn asked(self, terminal: bool, env: impl Fn(&str) -> Option<String>) -> Result<Asked, Error> {
         // Exhaustive: a new flag is given a meaning here or does not compile.
         let Self { command, source, target, import, from, logs: _ } = self;
         match (command, source, target) {
             (Some(Command::Completion { shell }), _, _) => Ok(Asked::Completion(shell)),
-            (Some(Command::Inspect { source, from, output, logs: _ }), _, _) => {
+            (Some(Command::Inspect { source: None, .. }), _, _) => match env(SOURCE_VARIABLE) {
+                Some(_) => Ok(Asked::Version),
+                None => Err(Error::usage("a source is missing: name the image to inspect")),
+            },
+            (Some(Command::Inspect { source: Some(source), from, output, logs: _ }), _, _) => {
                 let location = from.location(&source)?;
                 let (access, limits, format) = from.meaning(env)?;
                 Ok(Asked::Inspect(Box::new(Inspect {
@@ -467,7 +477,7 @@ impl FormatArg {
 impl FromArgs {
     /// Where the image is, typed as `text`.
     fn location(&self, source: &OsStr) -> Result<Location, Error> {
-        // What is no text is the name of a file.
+        // A value that is not UTF-8 is a file name.
         let location = match source.to_str() {
             Some(text) => Location::parse(text)?,
             None => Location::File(PathBuf::from(source)),
@@ -531,7 +541,7 @@ impl FromArgs {
     }
 }
 
-/// Where `docker login` keeps what it was told, if that is there.
+/// Configuration file of `docker login`, if it exists.
 fn docker_login(env: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
     let folder = env("DOCKER_CONFIG").map(PathBuf::from);
     let folder = folder.or_else(|| env("HOME").map(|home| PathBuf::from(home).join(".docker")))?;
@@ -600,7 +610,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told() {
+    fn invalid_arguments_are_rejected() {
         for line in [
             &["i", "d", "--size", "big"][..],
             &["i", "d", "--checksum", "crc:1"],
@@ -616,7 +626,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_environment_can_say_can_be_typed() {
+    fn every_environment_setting_has_an_option() {
         let Asked::Import(config) = asked(&[
             "http://localhost:8100/disk.img",
             "d",
@@ -637,7 +647,7 @@ mod tests {
         let ready_alone = ["importer", "http://h/", "d", "--ready-file=/r"].map(OsString::from);
         assert_eq!(Args::parse_from_os(ready_alone).unwrap_err().exit_code(), 2);
 
-        // A flag counts more than the variable beside it.
+        // A flag takes precedence over its variable.
         let arguments = ["importer", "http://h/", "d", "--http-proxy=http://typed"].map(OsString::from);
         let set = |name: &str| ["http_proxy", "no_proxy"].contains(&name).then(|| format!("set-{name}"));
         let Asked::Import(config) = Args::parse_from_os(arguments).unwrap().asked(false, set).unwrap() else {

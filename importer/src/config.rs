@@ -1,4 +1,4 @@
-//! What an import is to do: one [`Config`], whichever way it was told. Everything is given a meaning and checked
+//! The task of an import: one [`Config`], whichever way it was given. Everything is given a meaning and checked
 //! here, before anything is opened. Not here: reading arguments (`args`), the environment or files.
 
 use std::fmt;
@@ -31,7 +31,7 @@ pub(crate) enum Location {
     Gcs(Url),
     /// docker://
     Registry(String),
-    /// A server beside us offers what the node pulled.
+    /// A server in the pulled image's container offers the disk.
     NodePull(Url),
     /// oci-archive:
     OciArchive(PathBuf),
@@ -46,7 +46,7 @@ impl Location {
             Self::Blank => "none",
             Self::Stdin => "stdin",
             Self::File(_) => "file",
-            // What the controller calls a node pull.
+            // The controller's name of a node pull.
             Self::Http(_) | Self::NodePull(_) => "http",
             Self::S3(_) => "s3",
             Self::Gcs(_) => "gcs",
@@ -151,7 +151,7 @@ impl fmt::Debug for User {
     }
 }
 
-/// What sources need to be opened, each what concerns it.
+/// Settings of the sources, by source.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub(crate) struct Access {
     /// "Key: value" lines.
@@ -193,7 +193,7 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    /// What is not given here is as in `other`.
+    /// Settings missing here are taken from `other`.
     pub(crate) fn or(self, other: Self) -> Self {
         Self {
             http: self.http.or(other.http),
@@ -254,7 +254,7 @@ impl Limits {
     }
 }
 
-/// What a volume of this content type holds.
+/// The content of a volume of this content type.
 pub(crate) fn holds(content: Content) -> Holds {
     match content {
         Content::Kubevirt => Holds::Disk,
@@ -262,7 +262,7 @@ pub(crate) fn holds(content: Content) -> Holds {
     }
 }
 
-/// How the outcome is told to a person or script.
+/// How the result is reported to a person or script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Output {
     Text,
@@ -272,7 +272,7 @@ pub(crate) enum Output {
 /// How progress is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Show {
-    /// A bar that is drawn anew.
+    /// A bar that is redrawn.
     Bar,
     /// A line now and then.
     Plain,
@@ -289,7 +289,7 @@ pub(crate) struct Config {
     pub(crate) access: Access,
     /// Bounds of the source.
     pub(crate) limits: Limits,
-    /// What is to become of the target.
+    /// How the target is written.
     pub(crate) volume: volume::Config,
     pub(crate) output: Output,
     pub(crate) show: Show,
@@ -333,7 +333,7 @@ impl Config {
     /// /extraheaders.
     ///
     /// # Errors
-    /// What is out (imageio, vddk, glance, checkpoints), what upstream refuses, and what does not parse.
+    /// Sources that are not supported (imageio, vddk, glance, checkpoints) or that upstream refuses, and values that do not parse.
     pub(crate) fn from_job(job: Job, secret_headers: Vec<String>, root: &Root) -> Result<Self, Error> {
         refuse(&job)?;
         let location = location(&job)?;
@@ -496,7 +496,7 @@ fn registry(method: PullMethod, found: Location) -> Result<Location, Error> {
     }
 }
 
-/// The server beside us, by its address.
+/// The server in the pulled image's container, by its address.
 ///
 /// # Errors
 /// For anything but http.
@@ -556,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_out_says_so() {
+    fn removed_sources_are_rejected_by_name() {
         for source in [SourceKind::Imageio, SourceKind::Vddk, SourceKind::Glance] {
             let error = config(job(source, "https://h/")).unwrap_err();
             assert_eq!(error.kind(), Kind::Refused);

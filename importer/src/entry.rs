@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
-use api::import::{Job, SOURCE_VARIABLE};
+use api::import::{Job, Outcome, SOURCE_VARIABLE};
 use api::names;
 use clap::CommandFactory;
 use disk_image::Stop;
@@ -18,15 +18,17 @@ use tracing::level_filters::LevelFilter;
 
 use crate::apply;
 use crate::args::{Args, Asked};
-use crate::config::{Config, Location, Output, Root, Show};
+use crate::config::{Config, Limits, Location, Output, Root, Show};
 use crate::error::{Error, Kind};
 use crate::inspect;
 use crate::progress::{self, Shown};
 use crate::report::{self, Answer};
-use crate::source::node_pull;
+use crate::source::{node_pull, version};
 
 /// After a signal the process is gone within two seconds, whatever hangs.
 const LAST_MOMENT: Duration = Duration::from_millis(1700);
+/// How long a source may fail that is only asked for its version: its pod is started again.
+const POLL_PATIENCE: Duration = Duration::from_secs(20);
 
 /// The program: arguments in (its name first), exit code out.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
@@ -94,7 +96,11 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         }
         Ok(Asked::Nothing) if std::env::var_os(SOURCE_VARIABLE).is_some() => {
             start_logs(logs.v, LevelFilter::INFO, logs.log_json);
-            by_environment(&stopping)
+            by_environment(&stopping, import)
+        }
+        Ok(Asked::Version) => {
+            start_logs(logs.v, LevelFilter::INFO, logs.log_json);
+            by_environment(&stopping, version)
         }
         Ok(Asked::Nothing) => {
             drop(Args::command().print_help());
@@ -107,7 +113,7 @@ fn start_logs(v: Option<u8>, default: LevelFilter, json: bool) {
     serve::logs::init(v.map_or(default, serve::logs::klog_level), json);
 }
 
-fn by_environment(stopping: &Stopping) -> ExitCode {
+fn by_environment(stopping: &Stopping, work: fn(&Config, &Stopping) -> ExitCode) -> ExitCode {
     // Variables that are not UTF-8 are not the contract's.
     let variables: Vec<(String, String)> = std::env::vars_os()
         .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
@@ -120,13 +126,13 @@ fn by_environment(stopping: &Stopping) -> ExitCode {
             .unwrap_or(names::METRICS_PORT),
     };
     let config = Job::from_env(variables.iter().map(|(k, v)| (k, v)))
-        .map_err(|e| Error::with(Kind::Usage, "the environment makes no sense", e))
+        .map_err(|e| Error::with(Kind::Usage, "invalid environment configuration", e))
         .and_then(|job| {
             let secret = secret_headers(&root.path(names::SECRET_HEADERS_DIR))?;
             Config::from_job(job, secret, &root)
         });
     match config {
-        Ok(config) => import(&config, stopping),
+        Ok(config) => work(&config, stopping),
         Err(error) => {
             let asked = report::Asked {
                 contract: Contract::Environment,
@@ -182,9 +188,22 @@ fn import(config: &Config, stopping: &Stopping) -> ExitCode {
         && let Some(done) = &config.access.done_file
         && let Err(error) = node_pull::done(done)
     {
-        tracing::warn!(%error, path = %done.display(), "the server beside us cannot be told that we are done");
+        tracing::warn!(%error, path = %done.display(), "cannot signal the end of the import to the server in the pulled image's container");
     }
     exit
+}
+
+/// Reports the version of the source.
+fn version(config: &Config, stopping: &Stopping) -> ExitCode {
+    let limits = Limits { patience: POLL_PATIENCE, connections: 1, ..config.limits.clone() };
+    let answer = match version::version(&config.location, &config.access, &limits, &stopping.stop) {
+        Ok(version) => {
+            let outcome = Outcome { version: Some(version.clone()), ..Outcome::default() };
+            Answer { stdout: Some(version), termination: Some(outcome.to_line()), ..Answer::default() }
+        }
+        Err(error) => report::answer(report::Asked::of(config, false, stopping.signal()), &Err(error)),
+    };
+    finish(&answer, config.termination_log.as_deref())
 }
 
 /// How a report is asked for, whether the rest of the command line makes sense or not.
@@ -212,7 +231,7 @@ fn plain_failure(error: &Error, output: Output) -> Answer {
     report::answer(asked, &Err(error_of(error)))
 }
 
-/// A copy that says the same.
+/// A copy with the same content.
 fn error_of(error: &Error) -> Error {
     Error::new(error.kind(), crate::error::chain(error))
 }
@@ -237,7 +256,7 @@ fn say(answer: &Answer) -> ExitCode {
         out.flush()
     });
     match (told, answer.exit) {
-        // Whoever asked for a report must not take its absence for success.
+        // A caller that requested a report must not take its absence for success.
         (Err(error), 0) => {
             let text =
                 format!("importer: all is done but the report: standard output cannot be written: {error}");
@@ -266,7 +285,7 @@ impl Stopping {
             tracing::warn!(?signal, "stopping");
             told.stop.set();
             let code = i32::from(signal.exit_code());
-            // What is not journaled by then is done again next time.
+            // Writes that are not journaled by then are repeated next time.
             drop(std::thread::Builder::new().name("watchdog".into()).spawn(move || {
                 std::thread::sleep(LAST_MOMENT);
                 leave(code);

@@ -15,10 +15,10 @@ use crate::source::open::open;
 #[derive(Serialize)]
 struct Seen {
     source: String,
-    /// What was looked at inside of a container image.
+    /// Result of inspecting a container image.
     file: Option<String>,
     layer: Option<String>,
-    /// Whether it is known that the image has no other file beside it.
+    /// Whether the image is known to have no other file next to it.
     only_file: Option<bool>,
     format: &'static str,
     compression: Option<&'static str>,
@@ -27,7 +27,7 @@ struct Seen {
     reading: String,
     /// Whether it can be read as one stream from its start, as from a pipe; none where that is not known.
     streamable: Option<bool>,
-    /// Bytes that such a stream gives before the tables that tell where they belong.
+    /// Bytes that such a stream gives before the tables that map them.
     late_bytes: Option<u64>,
     looks_like: Option<&'static str>,
     bytes_read: u64,
@@ -115,7 +115,7 @@ fn streamed(seen: &Seen) -> String {
     match (seen.streamable, seen.late_bytes) {
         (Some(true), _) => "yes".to_owned(),
         (Some(false), Some(late)) => format!(
-            "no, {} come before the tables that tell where they belong: a pipe needs as much room beside the disk, or --scratch",
+            "no, {} precede the tables that map them: a pipe needs as much free space next to the disk, or --scratch",
             size(late)
         ),
         (Some(false) | None, _) => "not known before it is read".to_owned(),

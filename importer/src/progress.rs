@@ -1,5 +1,5 @@
-//! How far the import is, told three ways: a bar on a terminal, plain lines elsewhere, a metric for the controller.
-//! Not here: counting (`disk_image::volume::Meter`), what the final report says.
+//! Progress of an import in three forms: a bar on a terminal, plain lines elsewhere, a metric for the controller.
+//! Not here: counting (`disk_image::volume::Meter`), the final report.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -51,7 +51,7 @@ fn metrics(meter: &Meter, owner_uid: &str) -> String {
     page.text()
 }
 
-/// Serves the metrics. That nobody can look is no reason not to import: failing is a warning.
+/// Serves the metrics. A failure is a warning: an import works without them.
 pub(crate) fn serve(meter: &Meter, owner_uid: &str, address: SocketAddr) {
     let (meter, owner) = (meter.clone(), owner_uid.to_owned());
     let routes = vec![
@@ -159,7 +159,7 @@ fn percentages(meter: &Meter, end: &AtomicBool) {
     while !end.load(Ordering::Relaxed) {
         let percent = meter.percent_text();
         if percent != last {
-            // Whoever reads it may be gone; the import goes on.
+            // The reader may be gone; the import continues.
             drop(writeln!(std::io::stdout().lock(), "{percent}"));
             last = percent;
         }
@@ -198,7 +198,7 @@ fn lines(meter: &Meter, end: &AtomicBool) {
                 size(meter.transfer.read()),
                 pace.words(meter)
             );
-            // Whoever closed stderr does not want to know.
+            // A closed stderr is not an error.
             drop(std::io::stderr().lock().write_all(line.as_bytes()));
             (phase, written) = (now, Instant::now());
         }

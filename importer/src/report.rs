@@ -14,7 +14,7 @@ use disk_image::volume::error::{chain, contract_chain};
 use disk_image::volume::plan::{self, CONVERT, Unstreamable};
 use disk_image::volume::{Contract, Done, Error, Kind};
 
-/// What the process answers.
+/// The result of the process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Answer {
     pub(crate) exit: u8,
@@ -24,7 +24,7 @@ pub(crate) struct Answer {
     pub(crate) stderr: Option<String>,
 }
 
-/// What is known of the import beside its outcome.
+/// Facts about the import in addition to its result.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked<'a> {
     pub(crate) contract: Contract,
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn success_says_import_complete() {
+    fn success_reports_import_complete() {
         let answer = environment(&Ok(Done::default()));
         assert_eq!(answer.exit, 0);
         assert_eq!(answer.termination.as_deref(), Some(r#"{"message":"Import Complete"}"#));

@@ -59,14 +59,14 @@ fn served(answer: Answer) -> Handler {
 /// Bytes after which a connection breaks.
 const DROP: u64 = 3_000_000;
 
-/// What a server does wrong with a file and can be survived.
+/// A server's fault with a file that an import survives.
 fn survivable(data: &Arc<Vec<u8>>) -> Vec<(&'static str, Handler)> {
     let good = Answer::new(data);
     let counted = |answer: Answer| {
         let gets = AtomicU64::new(0);
         let handler: Handler = Box::new(move |request, out| {
             let n = if request.method == "GET" { gets.fetch_add(1, Ordering::SeqCst) + 1 } else { 0 };
-            // Without ranges each answer has to get further, or nobody could ever read the end.
+            // Without ranges each answer has to get further, or the end could never be read.
             Answer { cut: DROP * n, ..answer.clone() }.give(request, out)
         });
         handler
@@ -108,7 +108,7 @@ fn assert_imported(pod: &Pod, ended: &Output, disk: &[u8], what: &str) {
 }
 
 #[test]
-fn what_can_be_survived() {
+fn recoverable_server_faults_are_retried() {
     let images = Images::new(1);
     std::thread::scope(|scope| {
         for (form, data) in &images.forms {
@@ -177,7 +177,7 @@ fn stalls_up_to_the_limit_and_past_it() {
 
 /// The file is another one after its first megabytes: the import starts again by itself, and the new one is imported.
 #[test]
-fn a_file_that_changes_is_imported_anew() {
+fn a_file_that_changes_is_imported_from_the_start() {
     let (old, new) = (Images::new(3), Images::new(4));
     std::thread::scope(|scope| {
         for ((form, before), (_, after)) in old.forms.iter().zip(&new.forms) {
@@ -218,7 +218,7 @@ fn a_file_that_changes_is_imported_anew() {
     });
 }
 
-/// What a server does wrong for good, and what the import must say.
+/// A server's permanent fault, and the expected message.
 fn hopeless(data: &Arc<Vec<u8>>) -> Vec<(&'static str, Handler, &'static str)> {
     let good = Answer::new(data);
     let len = data.len() as u64;
@@ -252,7 +252,7 @@ fn hopeless(data: &Arc<Vec<u8>>) -> Vec<(&'static str, Handler, &'static str)> {
 }
 
 #[test]
-fn what_cannot_be_survived() {
+fn unrecoverable_server_faults_fail() {
     let images = Images::new(5);
     std::thread::scope(|scope| {
         for (form, data) in &images.forms {

@@ -21,7 +21,7 @@ use places::guest::Dice;
 use places::{Loop, Mount, output, run, sys};
 use support::{MIB, assert_exit, text};
 
-/// What system calls a run made on its target.
+/// System calls of a run on its target.
 #[derive(Debug, Default)]
 struct Calls {
     /// `io_uring_setup` and `io_uring_enter` that the kernel took.
@@ -102,7 +102,7 @@ fn disk(seed: u64) -> Vec<u8> {
     disk
 }
 
-/// What must be reported.
+/// The expected report.
 struct Expected<'a> {
     /// How the engine's description starts.
     engine: &'static str,
@@ -136,7 +136,7 @@ fn judge(
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child =
         command.spawn().unwrap_or_else(|e| panic!("strace cannot be run ({e}); `make deps` installs it"));
-    // What it logs, as it comes: where its metrics are served.
+    // Its log, as it comes: where its metrics are served.
     let mut stderr = child.stderr.take().unwrap();
     let (tell, told) = std::sync::mpsc::channel();
     let reader = std::thread::spawn(move || {
@@ -165,18 +165,18 @@ fn judge(
     let told: serde_json::Value = serde_json::from_slice(&stdout).unwrap();
     let engine = told["engine"].as_str().unwrap().to_owned();
 
-    // Before anybody reads it.
+    // Before any reader.
     let cached = in_page_cache(target);
     // The bytes.
     let mut seen = Vec::new();
     File::open(target).unwrap().take(bytes.len() as u64).read_to_end(&mut seen).unwrap();
     assert!(seen == bytes, "{name}: the disk's bytes ({engine})");
-    // What was reported.
+    // The report.
     assert!(engine.starts_with(expected.engine), "{name}: {engine}");
     for why in expected.why {
         assert!(engine.contains(why), "{name}: {engine}");
     }
-    // What was done.
+    // The system calls.
     let calls = Calls::read(folder.path(), target);
     let ring = engine.starts_with("io_uring");
     let direct = engine.contains(", direct");
@@ -231,7 +231,7 @@ fn written_metric(address: &str, bytes: u64, child: &mut Child) -> Option<String
                     .find_map(|line| line.strip_prefix("ferrovirt_import_written_bytes_total "))
                     .and_then(|value| value.parse::<u64>().ok());
                 if written.is_some_and(|written| written >= bytes) {
-                    // What is counted as handed on is with the kernel a moment later.
+                    // Bytes counted as handed on reach the kernel a moment later.
                     tokio::time::sleep(Duration::from_millis(300)).await;
                     let answer = client.get(format!("https://{address}/metrics")).send().await.unwrap();
                     return answer.text().await.ok();
@@ -257,7 +257,7 @@ fn in_page_cache(path: &Path) -> Option<u64> {
     Some(said.trim().parse().unwrap())
 }
 
-/// A folder that everybody may write to.
+/// A world-writable directory.
 fn open_folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
@@ -315,7 +315,7 @@ fn locked_memory_limited_as_uid_107() {
     };
     let expected = Expected { engine: "", why: &["direct"] };
     let engine = judge("64 KiB of locked memory", &expected, &target, &[], limited);
-    // Unlike root, who may lock what they like.
+    // Unlike root, which may lock any amount.
     assert!(engine.starts_with("pwrite") || engine.contains("registering buffers is refused"), "{engine}");
     fs::remove_file(&target).unwrap();
     let expected = Expected { engine: "pwrite, direct", why: &["io_uring is refused"] };

@@ -47,7 +47,7 @@ fn ranges_survive_breaks_and_refusals() {
 }
 
 #[test]
-fn a_changed_object_is_told() {
+fn a_changed_object_is_reported() {
     let fake = Fake::start(bytes(3_000_000));
     let source = open(&fake, "https://storage.googleapis.com/bucket/dir/disk.img").unwrap();
     fake.second.store(true, Ordering::SeqCst);
@@ -64,7 +64,7 @@ fn an_empty_object_is_empty() {
 }
 
 #[test]
-fn a_missing_object_and_a_bad_account_are_told() {
+fn a_missing_object_and_a_bad_account_are_reported() {
     let fake = Fake::start(bytes(10));
     let error = open(&fake, "gs://bucket/other").expect_err("missing").to_string();
     assert!(error.contains("gs://bucket/other answered 404"), "{error}");

@@ -25,7 +25,7 @@ const GIB: u64 = 1 << 30;
 const TIB: u64 = 1 << 40;
 /// Most memory that may be resident.
 const PEAK: u64 = 64 * MIB;
-/// What data is compared by.
+/// Data is compared by this.
 const PIECE: u64 = 64 * KIB;
 
 type Pieces = BTreeMap<u64, [u8; 32]>;
@@ -36,7 +36,7 @@ struct Written {
     bytes: Vec<u8>,
 }
 
-/// What a guest writes: the first cluster, something crooked in the middle, the last cluster.
+/// Writes of the guest: the first cluster, something crooked in the middle, the last cluster.
 fn writes(size: u64) -> Vec<Written> {
     let mut dice = Dice(size);
     [(0, 100 * KIB), (size / 2 - 1536, 70 * KIB), (size / 3 / MIB * MIB, 512), (size - 64 * KIB, 64 * KIB)]
@@ -92,7 +92,7 @@ struct Form {
     size: u64,
 }
 
-/// Writes the image with qemu; a format that nobody can write into is converted from a raw disk.
+/// Writes the image with qemu; a format without write support is converted from a raw disk.
 fn make(form: &Form, folder: &Path) -> (PathBuf, Vec<Written>) {
     let image = folder.join("image");
     let path = image.to_str().unwrap();
@@ -131,7 +131,7 @@ fn every_format_at_its_maximum_onto_xfs() {
         form("VHD", "vpc", "vhd", "subformat=dynamic,force_size=on", 2040 * GIB),
         // 512 TiB less what qemu's limit on the map takes: its map alone is 2 GiB, so only in the full count.
         form("VDI", "vdi", "vdi", "", if count(0, 1) == 1 { 512 * TIB - 128 * MIB } else { 64 * TIB }),
-        // What VMware's products allow of a hosted disk's extents would be 2 TiB; of any disk, 62 TiB.
+        // VMware's products allow 2 TiB for a hosted disk's extents; for any disk, 62 TiB.
         form(
             "VMDK",
             "vmdk",
@@ -185,7 +185,7 @@ fn every_format_at_its_maximum_onto_xfs() {
 }
 
 #[test]
-fn ext4_says_that_its_largest_file_is_too_small() {
+fn ext4_reports_that_its_largest_file_is_too_small() {
     let mount = Mount::on_loop("ext4", 64 * MIB);
     for (qemu, options) in [("qcow2", "compat=1.1"), ("vhdx", "subformat=dynamic")] {
         let form = Form { name: qemu, qemu, seen: qemu, options, size: 64 * TIB };

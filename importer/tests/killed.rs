@@ -97,7 +97,7 @@ fn ranges_of(line: &str) -> Vec<(u64, u64)> {
     numbers.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect()
 }
 
-/// What the journal names is on the disk already.
+/// Extents named in the journal are already on the disk.
 fn assert_journaled_is_written(place: &Place, bytes: &[u8], what: &str) -> u64 {
     let mut all = 0;
     for (start, end) in journaled(&journal(place)) {
@@ -154,7 +154,7 @@ fn killed_imports_go_on_and_fetch_little_twice() {
                 drop(child.kill());
                 child.wait().unwrap();
                 if finished(&place, &bytes) {
-                    // Between its last step and its exit, or before: nothing is left to go on with.
+                    // Between its last step and its exit, or before: nothing is left to resume.
                     what += " (finished)";
                     break;
                 }
@@ -228,7 +228,7 @@ fn killed_at_every_call_of_the_start_and_the_finish() {
                 let place = place_for(pod);
                 let what = format!("killed at call {when} of {calls}, pod {pod}");
                 if pod {
-                    // What an earlier import left there, longer than the disk, and nowhere zero.
+                    // Content left by an earlier import, longer than the disk, and nowhere zero.
                     fs::write(place.disk(), vec![0xee; bytes.len() * 2]).unwrap();
                 }
                 // Blocks are reserved for the one call that does it.
@@ -397,7 +397,7 @@ fn ranges_are_journaled_after_their_data_is_synced() {
                         .filter(|((from, to), _, ended)| *from <= at && at < *to && *ended < sync.began)
                         .map(|((_, to), _, _)| *to)
                         .max();
-                    // What was not written by then must be zero.
+                    // Ranges not written by then must be zero.
                     let page = (at / 4096 + 1) * 4096;
                     let zero = bytes[usize::try_from(at).unwrap()..usize::try_from(page.min(end)).unwrap()]
                         .iter()

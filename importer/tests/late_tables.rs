@@ -21,7 +21,7 @@ struct Image {
     name: &'static str,
     path: PathBuf,
     sha256: String,
-    /// What is said when it cannot be kept, in no room and in too little.
+    /// The message when the data cannot be kept, with no space and with too little.
     refused: [&'static str; 2],
 }
 
@@ -96,7 +96,7 @@ enum From {
     WholeGz,
 }
 
-/// Where the disk goes, and what room there is beside it.
+/// Where the disk goes, and the free space next to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum To {
     Device,
@@ -166,7 +166,7 @@ fn one_order_for_every_late_image() {
     println!("{done} ways to import {} images with tables or headers after data", images.len());
 }
 
-/// What `importer inspect` says about reading an image as a stream.
+/// The output of `importer inspect` about reading an image as a stream.
 fn streamable(image: &Image) -> bool {
     let output = import(&["inspect", image.path.to_str().unwrap(), "--output", "json"]);
     assert_exit(&output, 0, image.name);
@@ -209,7 +209,7 @@ fn judge(what: &str, image: &Image, target: &Path, output: &std::process::Output
 
 /// What else qemu writes has its tables before its data, however much a guest writes: a pipe onto a device, no scratch.
 #[test]
-fn what_needs_no_room() {
+fn streams_that_need_no_scratch_space() {
     let folder = tempfile::tempdir().unwrap();
     let noise = folder.path().join("noise");
     fs::write(&noise, Dice(9).bytes(1 << 20)).unwrap();
@@ -240,7 +240,7 @@ fn what_needs_no_room() {
     }
 }
 
-/// Images of packed clusters after random writes and snapshots, by pipe, in what room there is beside the disk.
+/// Images of packed clusters after random writes and snapshots, by pipe, in the free space next to the disk.
 #[test]
 fn random_snapshots() {
     let folder = tempfile::tempdir().unwrap();
@@ -294,7 +294,7 @@ fn the_controller_is_asked_for_scratch_once() {
     let second = first + (12 + len).next_multiple_of(512);
     assert_eq!((bytes[first], bytes[second]), (0, 128), "two grains of 128 sectors");
     bytes.swap(first, second);
-    // The directory is said to be at the end, so the stream is walked from grain to grain.
+    // The header places the directory at the end, so the stream is walked from grain to grain.
     bytes[56..64].fill(0xff);
     fs::write(&path, bytes).unwrap();
     let server = Server::start(folder.path());

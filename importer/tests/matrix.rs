@@ -25,7 +25,7 @@ use support::{MIB, assert_exit, count, import, import_piped, names, report, sha2
 enum Made {
     /// Created empty, then a guest writes.
     Written,
-    /// Converted from a disk that a guest has written; nobody can write into such an image.
+    /// Converted from a disk that a guest has written; such an image cannot be written in place.
     Converted,
     /// Converted with compressed clusters.
     Packed,
@@ -39,7 +39,7 @@ struct Form {
     name: &'static str,
     /// qemu's name of the format.
     qemu: &'static str,
-    /// What the program calls it.
+    /// The program's name of it.
     seen: &'static str,
     options: &'static str,
     made: Made,
@@ -96,7 +96,7 @@ const FORMS: [Form; 22] = [
         empty: false,
         ..FORM
     },
-    // The extent is what a user imports; qemu reads it by its descriptor, which lies beside it.
+    // The extent is the file that a user imports; qemu reads it by its descriptor, which lies next to it.
     Form {
         name: "VMDK monolithicFlat's extent",
         qemu: "vmdk",
@@ -126,7 +126,7 @@ const FORMS: [Form; 22] = [
 ];
 const STATIC_VDI: Form = Form { name: "VDI static", qemu: "vdi", seen: "vdi", options: "static=on", ..FORM };
 
-/// What is on the disk.
+/// Content of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Content {
     /// Scattered writes in rounds.
@@ -182,7 +182,7 @@ enum Packing {
 const PACKINGS: [Packing; 5] = [Packing::None, Packing::Gz, Packing::Xz, Packing::XzBlocks, Packing::Zst];
 
 impl Packing {
-    /// What the program calls it, behind the format.
+    /// The program's name of it, after the format.
     fn word(self) -> &'static str {
         match self {
             Self::None => "",
@@ -227,7 +227,7 @@ fn cells(content: Content) -> (&'static [Packing], &'static [From]) {
     }
 }
 
-/// What becomes of a cell.
+/// Result of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Outcome {
     /// The disk that qemu-img reads.

@@ -1,5 +1,5 @@
 //! What a person is told, and by which exit code: wrong usage, sources that are none, servers that are not what the
-//! address says, reports and signals.
+//! their address suggests, reports and signals.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -132,7 +132,7 @@ fn a_report_that_cannot_be_written_is_a_failure() {
         assert_exit(&ran, 1, arguments[0]);
     }
     assert!(fs::read(&disk).unwrap() == fs::read(&image).unwrap(), "the disk is complete all the same");
-    // What is said on the way may be lost.
+    // Messages on the way may be lost.
     let ran =
         importer().args([&image, &disk, "--force", "-v=5", "--log-json"]).stderr(full()).output().unwrap();
     assert_exit(&ran, 0, "stderr is full");
@@ -165,7 +165,7 @@ fn the_proxy_and_the_wrong_scheme_are_named() {
     let url = server.url(Served::Ranges, "image").replace("http://", "https://");
     let ran = soon(importer().args([&url, &disk]));
     assert_said(&ran, 3, &["does not speak TLS: is it http://?"]);
-    // A folder is forbidden, and nobody gave credentials.
+    // A directory is forbidden, and there are no credentials.
     let ran = soon(importer().args([&server.url(Served::Ranges, ""), &disk]));
     assert_said(&ran, 3, &["403", "it forbids reading this"]);
     assert!(!text(&ran.stderr).contains("credentials given"), "{}", text(&ran.stderr));
@@ -176,7 +176,7 @@ fn the_proxy_and_the_wrong_scheme_are_named() {
 }
 
 #[test]
-fn what_makes_no_sense_is_wrong_usage() {
+fn contradictory_arguments_are_wrong_usage() {
     let place = Place::new();
     let (image, disk, missing) = (place.text("image"), place.text("disk"), place.text("missing"));
     let sum = format!("sha256:{}", "0".repeat(64));

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! QEMU and nbdkit are killed. The guest's page cache is lost with QEMU; what the guest wrote and did not flush is lost
-//! with nbdkit, whose cache hands writes on only when it is told to flush, as a disk with a volatile cache.
+//! with nbdkit, which hands writes on only on a flush, as a disk with a volatile cache does.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -39,7 +39,7 @@ fn guest(folder: &Path) -> Guest {
 
 /// A running guest; dropping it cuts the power.
 struct Machine {
-    // QEMU first: a flush it would be told of is not lost any more.
+    // QEMU first: a flush that reaches it is not lost any more.
     console: Console,
     _cache: Killed,
 }
@@ -93,7 +93,7 @@ impl Drop for Mounted {
     }
 }
 
-/// What all imports have in common.
+/// Settings shared by all imports.
 struct Setting<'a> {
     guest: &'a Guest,
     server: &'a Server,
@@ -128,7 +128,7 @@ fn cut(setting: &Setting<'_>, row: &Row<'_>, seed: u64) -> (u64, String) {
     server.take_sent();
     let mut wasted = 0;
     for part in parts {
-        // The moment is told in bytes, since the guest's pace is not known: anywhere in one part of `of`.
+        // The moment is given in bytes, since the guest's pace is not known: anywhere in one part of `of`.
         let share = wire / of;
         let moment = share * part + random.next() % share;
         what += &format!(", cut after {moment} bytes");
@@ -156,7 +156,7 @@ fn cut(setting: &Setting<'_>, row: &Row<'_>, seed: u64) -> (u64, String) {
                 resumed = rest.split(',').next().unwrap().parse::<u64>().unwrap();
             }
         }
-        // The power goes in the moment in which the import says that it is done.
+        // The power goes in the moment in which the import reports its end.
     }
     let last = server.take_sent();
     let mounted = Mounted::new(&path);

@@ -82,7 +82,7 @@ fn anonymous_reads_are_not_signed() {
 }
 
 #[test]
-fn a_changed_object_is_told() {
+fn a_changed_object_is_reported() {
     let server = Server::start(&bytes(3_000_000), usize::MAX, true);
     let source = open(options(&server, "images/dir/disk.img")).unwrap();
     std::fs::write(server.folder.path().join("store/images/dir/disk.img"), vec![7; 3_000_000]).unwrap();
@@ -91,7 +91,7 @@ fn a_changed_object_is_told() {
 }
 
 #[test]
-fn refusals_are_told() {
+fn refusals_are_reported() {
     let server = Server::start(&bytes(1000), usize::MAX, true);
     let error = |options| open(options).expect_err("refused").to_string();
     let missing = error(options(&server, "images/none"));

@@ -72,7 +72,7 @@ fn assert_larger(message: &str, size: u64, room: std::ops::RangeInclusive<u64>) 
 }
 
 #[test]
-fn a_filesystem_that_is_too_small_is_told_before_anything_is_written() {
+fn a_filesystem_that_is_too_small_is_reported_before_anything_is_written() {
     let image = Image::new(40 * MIB);
     for (kind, small, grown) in [("ext4", 24 * MIB, 96 * MIB), ("xfs", 320 * MIB, 420 * MIB)] {
         let mount = Mount::on_loop(kind, small);
@@ -130,7 +130,7 @@ fn a_request_and_a_device_that_are_too_small() {
     assert!(disk[..image.size as usize] == fs::read(image.path()).unwrap());
 }
 
-/// Somebody else takes the room while we import, by the environment contract.
+/// Another process takes the space during the import, by the environment contract.
 #[test]
 fn a_disk_that_fills_up_midway() {
     let image = Image::new(64 * MIB);
@@ -204,7 +204,7 @@ fn a_thin_disk_outgrows_its_filesystem() {
     assert!(resumed > 0, "nothing was kept");
     assert_eq!(sha256(&target), image.sha256);
     assert_eq!(names(mount.path()), ["disk"]);
-    // With all blocks wanted it is told before.
+    // With all blocks reserved it is reported before.
     let tight = Mount::on_loop("ext4", 64 * MIB);
     let target = tight.path().join("disk");
     let ran = import(&[&image.path(), target.to_str().unwrap(), "--preallocate"]);
@@ -217,9 +217,9 @@ fn a_thin_disk_outgrows_its_filesystem() {
     println!("{} of {} MiB were kept and gone on with", resumed / MIB, image.size / MIB);
 }
 
-/// What was written before the disk was full is kept, synced or not by then, and is there the next time.
+/// Data written before the disk was full is kept, synced or not by then, and is there the next time.
 #[test]
-fn what_was_written_before_the_disk_was_full_is_kept() {
+fn data_written_before_the_disk_was_full_is_kept() {
     let image = Image::new(160 * MIB);
     for engine in ["io_uring", "pwrite"] {
         let mount = Mount::on_loop("ext4", 128 * MIB);
@@ -267,7 +267,7 @@ fn a_quota_that_is_exceeded() {
 
 /// SIGXFSZ would end the process where it stands.
 #[test]
-fn a_limit_on_files_is_told() {
+fn a_file_size_limit_is_reported() {
     let image = Image::new(4 * MIB);
     let folder = tempfile::tempdir().unwrap();
     let target = folder.path().join("disk");

@@ -56,7 +56,7 @@ fn a_device_in_use_is_refused_even_by_force() {
     assert_exit(&ran, 7, "mounted");
     assert_eq!(sha256(Path::new(device)), before, "nothing is written");
 
-    // Held by somebody who mounts nothing: RAID, swap, a virtual machine.
+    // Held by a user that mounts nothing: RAID, swap, a virtual machine.
     let held = used_device(4 * MIB, 512);
     let device = held.device.to_str().unwrap();
     let alone = rustix::fs::OFlags::EXCL.bits().cast_signed();
@@ -90,10 +90,10 @@ impl Drop for ReadOnly {
 }
 
 #[test]
-fn a_read_only_device_is_told_before_the_source_is_asked() {
+fn a_read_only_device_is_reported_before_the_source_is_read() {
     let device = ReadOnly::new();
     let path = device.device.as_str();
-    // Nobody listens there: asking the source first would fail otherwise.
+    // Nothing listens there: asking the source first would fail otherwise.
     let ran = import(&["http://127.0.0.1:1/image", path, "--force"]);
     assert_exit(&ran, 7, "read-only");
     assert!(said(&ran).contains("is read-only"), "{}", said(&ran));
@@ -105,7 +105,7 @@ fn a_read_only_device_is_told_before_the_source_is_asked() {
 }
 
 #[test]
-fn what_a_device_held_before_does_not_show_behind_the_image() {
+fn stale_device_data_is_not_readable_behind_the_image() {
     let (folder, source) = image(3 * MIB + 512);
     let wanted = fs::read(&source).unwrap();
     let packed = folder.path().join("image.gz");
@@ -131,7 +131,7 @@ fn what_a_device_held_before_does_not_show_behind_the_image() {
         assert_exit(&import_piped(&packed, &["-", path]), 0, "piped");
         behind(&device, size, "a stream");
 
-        // A person may say how far.
+        // A person may give a limit.
         let device = used_device(size, sector);
         let path = device.device.to_str().unwrap();
         assert_exit(&import(&[&source, path, "--size", "5Mi"]), 0, "sized");
@@ -179,7 +179,7 @@ fn a_size_that_cannot_be_had_is_refused() {
         }
         assert_eq!(names(mount.path()), before, "nothing is reserved");
     }
-    // A disk that is not reserved may outgrow what is free, and that is said.
+    // A disk that is not reserved may outgrow the free space, and a warning is printed.
     let ran = import(&[&source, target, "--size", "200Gi"]);
     assert_exit(&ran, 0, "sparse");
     assert!(said(&ran).contains("the disk may grow to 214748364800 bytes"), "{}", said(&ran));
@@ -187,7 +187,7 @@ fn a_size_that_cannot_be_had_is_refused() {
 }
 
 #[test]
-fn a_size_that_is_rounded_is_told() {
+fn a_rounded_size_is_reported() {
     let (folder, source) = image(MIB + 1);
     let target = folder.path().join("disk");
     let target = target.to_str().unwrap();
@@ -216,7 +216,7 @@ fn a_size_that_is_rounded_is_told() {
     assert!(said(&ran).contains("give a larger --size") && !said(&ran).contains("PVC"), "{}", said(&ran));
 }
 
-/// What a stream of unknown size comes to is known only when the room is gone, or is not.
+/// The size of a stream without a length is known only when the space is gone, or is not.
 #[test]
 fn a_packed_stream_onto_little_room() {
     let mount = Mount::memory("tmpfs", 16 * MIB);
@@ -228,7 +228,7 @@ fn a_packed_stream_onto_little_room() {
     assert_exit(&ran, 5, "full");
     assert!(said(&ran).contains("no space left on device"), "{}", said(&ran));
     assert!(!said(&ran).contains("virtual image size"), "its size is not known: {}", said(&ran));
-    // With a bound the size is told as what it is: a least.
+    // With a bound the size is reported as a minimum.
     let ran = import_piped(&packed, &["-", target.to_str().unwrap(), "--size", "4Mi", "--force"]);
     assert_exit(&ran, 5, "bound");
     assert!(said(&ran).contains("bytes or more, is larger than the reported available"), "{}", said(&ran));
@@ -258,7 +258,7 @@ fn a_filesystem_without_such_large_files_is_not_called_full() {
 }
 
 #[test]
-fn a_journal_that_cannot_be_written_is_told_and_leaves_nothing() {
+fn a_journal_that_cannot_be_written_is_reported_and_leaves_nothing() {
     let (folder, source) = image(MIB);
     let target = folder.path().join("disk");
     let mount = Mount::memory("tmpfs", MIB);
@@ -272,7 +272,7 @@ fn a_journal_that_cannot_be_written_is_told_and_leaves_nothing() {
     assert_eq!(names(folder.path()), ["image"]);
 }
 
-/// A folder that may be written to and not read, for who is not root.
+/// A directory that may be written to and not read, for other users than root.
 #[test]
 fn a_folder_that_cannot_be_listed_is_written_to() {
     let (folder, source) = image(2 * MIB + 513);
@@ -312,7 +312,7 @@ fn links_and_standard_output_are_no_targets() {
     assert_eq!(names(folder.path()), ["image", "link"]);
 }
 
-/// What a target that is the source in disguise is answered, and that the source is as before.
+/// The message for a target that is the source in disguise; the source stays unchanged.
 #[track_caller]
 fn assert_own_source(ran: &std::process::Output, source: &Path, before: &str, what: &str) {
     assert_exit(ran, 7, what);

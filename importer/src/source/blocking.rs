@@ -24,7 +24,7 @@ pub struct Net {
     stop: Stop,
 }
 
-/// A tokio runtime that does not wait for its helper threads (a name lookup, say) when it is dropped.
+/// A tokio runtime that does not wait for its helper threads (for example a name lookup) when it is dropped.
 #[derive(Debug)]
 struct Runtime(Option<tokio::runtime::Runtime>);
 
@@ -51,7 +51,7 @@ impl Net {
     }
 
     /// A runtime without a thread, for one reader at a time; it stops with this one. Connections made on it move only
-    /// while somebody is in [`Net::block_on`] or reads.
+    /// while a thread is in [`Net::block_on`] or reads.
     ///
     /// # Errors
     /// When its poller cannot be made.
@@ -63,7 +63,7 @@ impl Net {
     /// Runs `future` to its end on the calling (plain) thread.
     ///
     /// # Errors
-    /// [`disk_image::Kind::Stopped`] inside when stopping was asked for meanwhile; seen within 200 ms.
+    /// [`disk_image::Kind::Stopped`] inside when a stop was requested in between; seen within 200 ms.
     pub fn block_on<F: Future>(&self, future: F) -> io::Result<F::Output> {
         let Some(runtime) = &self.runtime.0 else {
             return Err(io::Error::other("the network runtime is gone"));

@@ -27,7 +27,7 @@ use super::retry::Cause;
 use super::tls::{self, Proxies};
 use crate::error::{Error, Kind};
 
-/// What to read, and how.
+/// Object and options.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// `gs://bucket/object`, `https://storage.googleapis.com/bucket/object` or
@@ -106,7 +106,7 @@ struct Gcs {
     etag: Mutex<Option<String>>,
 }
 
-/// A store on one lane, and the status of its last answer, which its errors do not tell.
+/// A store on one lane, and the status of its last answer, which its errors lack.
 struct Store {
     store: GoogleCloudStorage,
     status: Arc<AtomicU16>,
@@ -218,7 +218,7 @@ impl HttpConnector for Over {
     }
 }
 
-// What `#[async_trait]` makes of `async fn call(&self, …)`.
+// The expansion by `#[async_trait]` of `async fn call(&self, …)`.
 impl HttpService for Over {
     fn call<'a, 'b>(&'a self, request: HttpRequest) -> BoxFuture<'b, Result<HttpResponse, HttpError>>
     where

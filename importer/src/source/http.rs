@@ -48,7 +48,7 @@ pub struct Header {
     /// Its value.
     pub value: String,
     /// Never shown, and not sent to another host after a redirect. Authorization, Cookie and Proxy-Authorization are
-    /// treated so whatever this says.
+    /// treated so regardless of this value.
     pub secret: bool,
 }
 
@@ -59,10 +59,10 @@ impl fmt::Debug for Header {
     }
 }
 
-/// What to read, and how.
+/// Address and options.
 #[derive(Clone)]
 pub struct Options {
-    /// `http://` or `https://`; a user and password in it count when none are given beside it.
+    /// `http://` or `https://`; a user and password in it apply when no others are given.
     pub url: String,
     /// Headers sent with every request.
     pub headers: Vec<Header>,
@@ -102,7 +102,7 @@ impl fmt::Debug for Options {
     }
 }
 
-/// Opens: HEAD for the length, then a GET of the first byte, which says whether ranges work. A server that forbids
+/// Opens: HEAD for the length, then a GET of the first byte, which shows whether ranges work. A server that forbids
 /// HEAD is asked by GET alone.
 ///
 /// # Errors
@@ -118,7 +118,7 @@ pub fn open(net: &Net, options: Options) -> Result<RemoteSource, Error> {
     let mut part = remote::first(&lane, &http, &reach)?;
     let head_length = head.as_ref().and_then(|head| head.length);
     if head.as_ref().is_some_and(|head| head.no_ranges) && !part.whole {
-        // It says no, yet answered with a range: it is not to be relied on.
+        // The server declines ranges, yet answered with one: it is not reliable.
         let whole = Want { from: 0, end: None, ranges: false };
         drop(part);
         part = remote::first_of(&lane, &http, &reach, whole)?;
@@ -139,7 +139,7 @@ pub fn open(net: &Net, options: Options) -> Result<RemoteSource, Error> {
     Ok(RemoteSource::new(http, net, reach, size, lane, part))
 }
 
-/// What HEAD told.
+/// Result of HEAD.
 struct Head {
     length: Option<u64>,
     no_ranges: bool,
@@ -329,7 +329,7 @@ impl Http {
                 tracing::info!(
                     from = shown(&url),
                     to = shown(&next),
-                    "redirected elsewhere: credentials stay behind"
+                    "redirected to another origin: credentials are not sent there; use its address if they are meant for it"
                 );
             }
             seen.push(next.clone());
@@ -395,7 +395,7 @@ impl Http {
         Failure::Failed(cause, Error::new(Kind::Connect, what))
     }
 
-    /// What HEAD tells, if the server does that.
+    /// Result of HEAD, if the server supports it.
     async fn head(&self, client: &reqwest::Client) -> Option<Head> {
         let response = match self.send(client, &Method::HEAD, &HeaderMap::new()).await {
             Ok(response) => response,
@@ -483,7 +483,7 @@ impl Remote for Http {
             }
             // An empty file has no first byte.
             StatusCode::RANGE_NOT_SATISFIABLE if want.ranges => {
-                Err(Failure::NoRanges("it says that the range is outside the file".to_owned()))
+                Err(Failure::NoRanges("it answered that the range is outside the file".to_owned()))
             }
             _ => Err(self.status(&response)),
         }
@@ -497,7 +497,7 @@ impl Http {
             && let Some(kind) = text(headers, &CONTENT_TYPE).filter(|kind| kind.starts_with("text/"))
             && !std::mem::replace(&mut self.state().warned, true)
         {
-            tracing::warn!(source = self.name, kind, "the server says that this is text, not an image");
+            tracing::warn!(source = self.name, kind, "the server declares a text type, not an image");
         }
     }
 }
@@ -538,15 +538,9 @@ pub(crate) fn content_range(text: &str) -> Option<ContentRange> {
     sane.then_some(ContentRange { start, end, total })
 }
 
-/// Whether what is secret to `first` may be sent to `other`: the same origin, or the same host upgraded to https.
+/// Whether secrets for `first` may be sent to `other`: only if both have the same origin (RFC 6454: scheme, host, port).
 fn keeps_secrets(first: &Url, other: &Url) -> bool {
-    let ports = |url: &Url| url.port_or_known_default();
-    let same = first.scheme() == other.scheme() && ports(first) == ports(other);
-    let upgraded = first.scheme() == "http"
-        && other.scheme() == "https"
-        && ports(first) == Some(80)
-        && ports(other) == Some(443);
-    first.host() == other.host() && (same || upgraded)
+    first.origin() == other.origin()
 }
 
 /// The address as it may be shown: queries and user names can be credentials.
@@ -635,11 +629,12 @@ mod tests {
     }
 
     #[test]
-    fn secrets_stay_with_their_host() {
+    fn secrets_are_sent_to_their_origin_only() {
         #[rustfmt::skip]
         let table = [
             ("http://a/x", "http://a/y", true),
-            ("http://a/x", "https://a/y", true),
+            ("http://a/x", "https://a/y", false),
+            ("http://a/x", "https://a:80/y", false),
             ("https://a/x", "http://a/y", false),
             ("https://a:8443/x", "http://a:8443/x", false),
             ("http://a:8080/x", "https://a/x", false),

@@ -26,14 +26,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use disk_image::transfer::{self, Progress, Request, Spool};
 use disk_image::{Access, Facts, Source, Stop, compress};
 
-use super::manifest::{self, Descriptor, Image};
+use super::manifest::{self, Descriptor, Image, Platform};
 use super::tar_stream::{Entry, TarStream, What};
 use crate::error::{Error, Kind};
 use disk_image::volume::Checked;
 
 /// The folder of an image that holds the disk.
 const FOLDER: &str = "disk";
-/// What the name of a file begins with that hides another one.
+/// Prefix of the name of a file that hides another one.
 const WHITEOUT: &str = ".wh.";
 /// The whiteout that hides all of a folder.
 const OPAQUE: &str = ".wh..wh..opq";
@@ -51,11 +51,11 @@ pub(crate) trait Blobs {
     /// A short blob, verified.
     ///
     /// # Errors
-    /// When it is not there, is not what its digest says, or is long.
+    /// When it is not there, does not match its digest, or is long.
     fn document(&self, descriptor: &Descriptor) -> Result<Vec<u8>, Error>;
 }
 
-/// Bounds for unpacking layers whose compressors declare at most `window` bytes.
+/// Bounds for unpacking layers with compressors that declare at most `window` bytes.
 pub(crate) fn limits(window: u64) -> transfer::Limits {
     transfer::Limits {
         windows: compress::Limits { window, windows: window.max(128 << 20) },
@@ -63,17 +63,23 @@ pub(crate) fn limits(window: u64) -> transfer::Limits {
     }
 }
 
-/// Looks for the disk in `image`.
+/// Looks for the disk in `image`, which must be for the `requested` platform, if any. The index that lists the image decides
+/// that, otherwise the image's configuration: published indexes hold images whose configuration names the builder's
+/// architecture, and container runtimes run them.
 ///
 /// # Errors
-/// [`Kind::Refused`] when there is none or it is no plain file, [`Kind::Digest`] for a layer that is not what its
-/// digest says, else what fetching and reading say.
+/// [`Kind::Refused`] when there is none, it is no plain file, or the image is for another platform, [`Kind::Digest`] for a
+/// layer that does not match its digest, otherwise the error of fetching or reading.
 pub(crate) fn find(
     image: &Image,
+    requested: Option<&Platform>,
     blobs: &dyn Blobs,
     limits: &transfer::Limits,
     stop: &Stop,
 ) -> Result<Disk, Error> {
+    if let (Some(platform), Some(config), false) = (requested, &image.config, image.listed) {
+        manifest::is_for(&blobs.document(config)?, platform)?;
+    }
     let environment = environment(image, blobs)?;
     let mut hidden = Hidden::default();
     let mut layers = &image.layers[..];
@@ -92,7 +98,7 @@ pub(crate) fn find(
         let mut above = hidden.clone();
         above.add(hides.clone())?;
         if any_below(lower, above, blobs, limits, stop)?.is_some() {
-            // What follows in the disk's layer may hide it.
+            // Later entries of the disk's layer may hide it.
             let rest = layer.rest(&hidden, &member, parked.take(), stop)?;
             let mut above = hidden.clone();
             above.add(hides)?;
@@ -167,7 +173,7 @@ fn plain(entry: &Entry) -> Result<(), Error> {
     }
 }
 
-/// What later layers hide of earlier ones' disk folders.
+/// Entries in earlier layers' disk directories that later layers hide.
 #[derive(Clone, Debug, Default)]
 struct Hidden {
     /// Names of which nothing below shows.
@@ -336,7 +342,7 @@ impl Layer {
     fn verify(&self, stop: &Stop) -> Result<(), Error> {
         self.checked.verify(stop).map_err(|error| match error.kind() {
             Kind::Checksum => {
-                let what = format!("the layer {} is not what its digest says", self.digest);
+                let what = format!("the layer {} does not match its digest", self.digest);
                 Error::with(Kind::Digest, what, error)
             }
             Kind::Usage

@@ -91,7 +91,7 @@ fn refused(what: impl Into<String>) -> Error {
     Error::new(Kind::Refused, what)
 }
 
-/// What a guest is to run on.
+/// Platform of a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Platform {
     pub(crate) os: String,
@@ -169,6 +169,8 @@ pub(crate) struct Image {
     pub(crate) config: Option<Descriptor>,
     /// Lowest first.
     pub(crate) layers: Vec<Descriptor>,
+    /// Whether an index lists it for the platform, so that its configuration need not name the same one.
+    pub(crate) listed: bool,
 }
 
 /// The environment that an image's configuration gives its containers, as "NAME=value"; nothing when the document says
@@ -187,12 +189,39 @@ pub(crate) fn environment(config: &[u8]) -> Result<Vec<String>, Error> {
         #[serde(default, rename = "Env")]
         env: Option<Vec<String>>,
     }
-    let whole: Whole = serde_json::from_slice(config)
-        .map_err(|e| Error::with(Kind::Refused, "the image's configuration makes no sense", e))?;
+    let whole: Whole = serde_json::from_slice(config).map_err(|e| {
+        Error::with(Kind::Refused, "the image's configuration is not valid JSON of that type", e)
+    })?;
     Ok(whole.config.and_then(|run| run.env).unwrap_or_default())
 }
 
-/// Enough of a document to tell what it is.
+/// That an image is for the platform that was asked for, by its configuration; one that names no architecture is for all.
+///
+/// # Errors
+/// [`Kind::Refused`]: it is for another one, or this is no configuration.
+pub(crate) fn is_for(config: &[u8], platform: &Platform) -> Result<(), Error> {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Built {
+        os: String,
+        architecture: String,
+        variant: String,
+    }
+    let built: Built = serde_json::from_slice(config)
+        .map_err(|e| Error::with(Kind::Refused, "the image's configuration cannot be read", e))?;
+    let same = |built: &str, wanted: &str| built.is_empty() || built == wanted;
+    let fits = same(&built.os, &platform.os)
+        && same(&built.architecture, &platform.architecture)
+        && platform.variant.as_deref().is_none_or(|wanted| same(&built.variant, wanted));
+    if fits {
+        return Ok(());
+    }
+    let parts = [built.os, built.architecture, built.variant];
+    let parts: Vec<&str> = parts.iter().map(String::as_str).filter(|part| !part.is_empty()).collect();
+    Err(refused(format!("the image is for {}, and {platform} was asked for", parts.join("/"))))
+}
+
+/// Enough of a document to find its type.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Shape {
@@ -207,7 +236,7 @@ struct Shape {
 /// # Errors
 /// [`Kind::Refused`] for anything that is neither an image nor an index of some.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Document, Error> {
-    let damaged = |e| Error::with(Kind::Refused, "the image's manifest makes no sense", e);
+    let damaged = |e| Error::with(Kind::Refused, "the image's manifest is not a valid document", e);
     let shape: Shape = serde_json::from_slice(bytes).map_err(damaged)?;
     match shape {
         Shape { manifests: Some(_), layers: None, .. } => {
@@ -221,12 +250,14 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Document, Error> {
             }
             let layers = image.layers.iter().map(layer).collect::<Result<_, _>>()?;
             let config = Descriptor::new(&image.config.digest, image.config.size).ok();
-            Ok(Document::Image(Image { config, layers }))
+            Ok(Document::Image(Image { config, layers, listed: false }))
         }
         Shape { fs_layers: Some(_), .. } | Shape { schema_version: Some(1), .. } => Err(refused(
             "the image's manifest is of Docker's old schema 1; push the image again with a current tool",
         )),
-        Shape { .. } => Err(refused("what was named is no image: it has neither layers nor manifests")),
+        Shape { .. } => Err(refused(
+            "the reference does not name an image: the document has neither layers nor manifests",
+        )),
     }
 }
 
@@ -248,11 +279,13 @@ pub(crate) fn resolve(
     mut fetch: impl FnMut(&Descriptor) -> Result<Vec<u8>, Error>,
 ) -> Result<Image, Error> {
     let mut document = parse(first)?;
+    let mut listed = false;
     for _ in 0..DEPTH_MAX {
         match document {
-            Document::Image(image) => return Ok(image),
+            Document::Image(image) => return Ok(Image { listed, ..image }),
             Document::Index(entries) => {
-                let chosen = choose(&entries, platform)?;
+                let (chosen, named) = choose(&entries, platform)?;
+                listed |= named;
                 document = parse(&fetch(&chosen)?)?;
             }
         }
@@ -261,8 +294,8 @@ pub(crate) fn resolve(
 }
 
 /// The entry for `platform`. One that names no variant fits every variant; of several that fit, the first one does. An
-/// index with a single entry that names no platform has no choice.
-fn choose(entries: &[ImageIndexEntry], platform: &Platform) -> Result<Descriptor, Error> {
+/// index with a single entry that names no platform has no choice. With it, whether the entry names its platform.
+fn choose(entries: &[ImageIndexEntry], platform: &Platform) -> Result<(Descriptor, bool), Error> {
     let fits = |entry: &&ImageIndexEntry| {
         entry.platform.as_ref().is_some_and(|found| {
             found.os.to_string() == platform.os
@@ -278,7 +311,7 @@ fn choose(entries: &[ImageIndexEntry], platform: &Platform) -> Result<Descriptor
         _ => None,
     };
     if let Some(entry) = entries.iter().find(fits).or(only) {
-        return Descriptor::new(&entry.digest, entry.size);
+        return Ok((Descriptor::new(&entry.digest, entry.size)?, entry.platform.is_some()));
     }
     let offered: Vec<String> = entries
         .iter()
@@ -309,7 +342,7 @@ pub(crate) fn in_layout(index: &[u8], name: Option<&str>, platform: &Platform) -
             .ok_or_else(|| refused(format!("the archive holds no image called {name}")))?,
         (None, [only]) => only,
         (None, []) => return Err(refused("the archive holds no image")),
-        (None, entries) => return choose(entries, platform),
+        (None, entries) => return choose(entries, platform).map(|(chosen, _)| chosen),
     };
     Descriptor::new(&chosen.digest, chosen.size)
 }
@@ -400,8 +433,8 @@ mod tests {
             (manifest(&vec![layer; LAYERS_MAX + 1].join(",")), "1025 layers"),
             (br#"{"schemaVersion":1,"fsLayers":[]}"#.to_vec(), "schema 1"),
             (b"{}".to_vec(), "neither layers nor manifests"),
-            (b"<html>".to_vec(), "makes no sense"),
-            (br#"{"layers":7}"#.to_vec(), "makes no sense"),
+            (b"<html>".to_vec(), "not a valid document"),
+            (br#"{"layers":7}"#.to_vec(), "not a valid document"),
         ];
         for (bytes, words) in table {
             let error = parse(&bytes).unwrap_err();
@@ -456,5 +489,18 @@ mod tests {
         assert_eq!(empty.check(b"x").unwrap_err().kind(), Kind::Digest);
         let long = format!("sha512:{}", "0".repeat(128));
         assert_eq!(Descriptor::new(&long, 0).unwrap().check(b"").unwrap_err().kind(), Kind::Digest);
+    }
+
+    #[test]
+    fn an_image_for_another_platform_is_refused() {
+        let wanted = |text: &str| Platform::parse(Some(text)).unwrap();
+        let arm = br#"{"os":"linux","architecture":"arm64","variant":"v8","config":{}}"#;
+        is_for(arm, &wanted("arm64")).unwrap();
+        is_for(arm, &wanted("arm64/v8")).unwrap();
+        is_for(b"{}", &wanted("amd64")).unwrap();
+        for other in ["amd64", "arm64/v7", "windows/arm64"] {
+            let error = is_for(arm, &wanted(other)).unwrap_err().to_string();
+            assert!(error.contains("for linux/arm64/v8"), "{error}");
+        }
     }
 }

@@ -20,3 +20,4 @@ pub mod s3;
 pub(crate) mod stdin;
 mod tar_stream;
 pub mod tls;
+pub(crate) mod version;

@@ -1,4 +1,4 @@
-//! The disk of an image that the node has pulled, from the server in that image's container beside us.
+//! The disk of an image that the node has pulled, from the server in that image's container in the same pod.
 //!
 //! The protocol is in [`api::import::node`]: wait for the ready file, read over HTTP on loopback, make the done file at
 //! the end. The bytes come by the http source, with its ranges and retries; but nothing that is meant for the outside
@@ -28,14 +28,14 @@ const NAME_MAX: u64 = 255;
 /// Largest answer to /info that is read. A container's environment is a few kilobytes.
 const INFO_MAX: u64 = 1 << 20;
 
-/// What to read, and how.
+/// Options.
 #[derive(Clone, Debug)]
 pub(crate) struct Options<'a> {
     /// Address of the disk; its last part gives way to the name in the ready file.
     pub(crate) url: &'a Url,
     /// Written by the server when it is ready; without one it is ready.
     pub(crate) ready_file: Option<&'a Path>,
-    /// The server is on this host: nobody is asked for the way, and nothing is encrypted.
+    /// The server is on this host: no proxy, no name lookup, no TLS.
     pub(crate) reach: Reach,
 }
 
@@ -74,7 +74,7 @@ pub(crate) fn open(net: &Net, options: &Options<'_>) -> Result<Pulled, Error> {
     Ok(Pulled { source, labels })
 }
 
-/// Tells the server that it is needed no more; doing it twice is the same.
+/// Signals the server that the import is done; repeating it has no effect.
 ///
 /// # Errors
 /// When the file cannot be made.
@@ -93,7 +93,7 @@ fn at(options: &Options<'_>, url: &Url) -> http::Options {
 /// Waits for `file` and gives the name in it, if it is one.
 fn ready(file: &Path, patience: Duration, stop: &Stop) -> Result<Option<String>, Error> {
     let begun = Instant::now();
-    tracing::info!(file = %file.display(), "waiting for the server beside us");
+    tracing::info!(file = %file.display(), "waiting for the server in the pulled image's container");
     loop {
         stop.check()?;
         match fs::symlink_metadata(file) {
@@ -105,7 +105,7 @@ fn ready(file: &Path, patience: Duration, stop: &Stop) -> Result<Option<String>,
         }
         if begun.elapsed() >= patience {
             let what = format!(
-                "Timeout waiting for file {}: the server in the pulled image's container is not ready after {} s; its log says why",
+                "Timeout waiting for file {}: the server in the pulled image's container is not ready after {} s; see that container's log",
                 file.display(),
                 patience.as_secs_f32()
             );
@@ -123,7 +123,7 @@ fn ready(file: &Path, patience: Duration, stop: &Stop) -> Result<Option<String>,
     Ok(file_name(&name))
 }
 
-/// `bytes` as the name of a file, if they are that and text. (The disk has another name beside its own.)
+/// `bytes` as the name of a file, if they are that and text. (The disk has another name in addition to its own.)
 fn file_name(bytes: &[u8]) -> Option<String> {
     let name = std::str::from_utf8(bytes).ok()?;
     let fits = !name.is_empty() && bytes.len() as u64 <= NAME_MAX;
@@ -145,7 +145,7 @@ fn named(url: &Url, name: Option<&str>) -> Url {
     own
 }
 
-/// What the server tells of its environment.
+/// The server's environment.
 fn info(net: &Net, options: &Options<'_>) -> Result<ServerInfo, Error> {
     let mut url = options.url.clone();
     url.set_path(node::INFO_PATH);
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn done_is_said_once_or_twice() {
+    fn done_may_be_signalled_twice() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("done");
         done(&file).unwrap();

@@ -26,7 +26,7 @@ const FILES_MAX: usize = 100_000;
 /// Longest path of a blob: that of a sha512 digest, with room.
 const PATH_MAX: usize = 200;
 
-/// What to read, and how.
+/// Archive and options.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The file, and the image's name in it after a colon if it holds several: `/a/b.tar:v1`.
@@ -48,7 +48,7 @@ impl Options {
 ///
 /// # Errors
 /// [`Kind::Connect`] when the file cannot be read, [`Kind::Refused`] when it is no such archive or holds no disk,
-/// [`Kind::Digest`] when a document is not what its digest says.
+/// [`Kind::Digest`] when a document does not match its digest.
 pub fn open(options: &Options, stop: &Stop) -> Result<Disk, Error> {
     let (path, name) = split(&options.archive);
     let shown = format!("oci-archive:{}", path.display());
@@ -67,7 +67,8 @@ fn find(archive: &Archive, name: Option<&str>, options: &Options, stop: &Stop) -
     })?;
     let chosen = manifest::in_layout(&archive.bytes(&index)?, name, &platform)?;
     let image = manifest::resolve(&archive.document(&chosen)?, &platform, |d| archive.document(d))?;
-    layer::find(&image, archive, &layer::limits(options.window), stop)
+    let requested = options.platform.is_some().then_some(&platform);
+    layer::find(&image, requested, archive, &layer::limits(options.window), stop)
 }
 
 /// The path in what was named, which may have an image's name behind it.
@@ -86,7 +87,7 @@ fn split(archive: &Path) -> (PathBuf, Option<String>) {
     }
 }
 
-/// An archive whose files are known.
+/// An archive with an index of its files.
 struct Archive {
     source: Arc<dyn Source>,
     files: HashMap<String, Range<u64>>,
@@ -140,7 +141,7 @@ impl Archive {
             .ok_or_else(|| Error::new(Kind::Connect, format!("the archive lacks the blob {digest}")))?;
         let found = place.end - place.start;
         if found != *size {
-            let what = format!("the blob {digest} has {found} bytes, and its manifest says {size}");
+            let what = format!("the blob {digest} has {found} bytes, but its manifest declares {size}");
             return Err(Error::new(Kind::Digest, what));
         }
         Ok(place)

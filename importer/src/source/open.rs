@@ -106,7 +106,7 @@ pub(crate) fn open(
     }
 }
 
-fn net(stop: &Stop) -> Result<Net, Error> {
+pub(super) fn net(stop: &Stop) -> Result<Net, Error> {
     Net::new(stop.clone()).map_err(|e| Error::with(Kind::Process, "cannot start the network's thread", e))
 }
 
@@ -169,7 +169,7 @@ fn node_pull_options<'a>(url: &'a Url, access: &'a Access, limits: &Limits) -> n
     }
 }
 
-fn registry_options(image: &str, access: &Access, limits: &Limits) -> registry::Options {
+pub(super) fn registry_options(image: &str, access: &Access, limits: &Limits) -> registry::Options {
     registry::Options {
         user: access.user.as_ref().map(|user| user.name.clone()),
         password: access.user.as_ref().map(|user| user.secret.clone()),
@@ -187,7 +187,7 @@ fn nbd_options(url: &Url, access: &Access, limits: &Limits) -> nbd::Options {
 
 /// Refuses what is no file before it is opened: opening a FIFO waits for somebody to write to it. What cannot be
 /// looked at is left to the opening.
-/// `archive` tells that places all over the file are read.
+/// `archive` is set when places all over the file are read.
 fn readable(path: &Path, archive: bool) -> Result<(), Error> {
     let Ok(meta) = std::fs::metadata(path) else {
         if archive && path.as_os_str() == "-" {

@@ -27,6 +27,7 @@ use http::{Method, StatusCode};
 use oci_client::Reference;
 use rustls::ClientConfig;
 use serde::Deserialize;
+use sha2::{Digest, Sha256};
 use url::Url;
 
 use super::blocking::Net;
@@ -38,7 +39,7 @@ use super::retry::Cause;
 use super::tls;
 use crate::error::{Error, Kind};
 
-/// What is asked for: images and indexes of them, not Docker's schema 1.
+/// Accepted media types: images and indexes of them, not Docker's schema 1.
 const ACCEPTED: &str = "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json, \
     application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.docker.distribution.manifest.v2+json";
 /// Largest answer of a token server.
@@ -48,7 +49,7 @@ const AUTH_FILE_MAX: u64 = 1 << 20;
 /// How long an insecure registry may take to show whether it speaks TLS.
 const PROBE: Duration = Duration::from_secs(10);
 
-/// What to read, and how.
+/// Image and options.
 #[derive(Clone)]
 pub struct Options {
     /// `docker://[host[:port]/]repository[:tag|@digest]`.
@@ -93,7 +94,7 @@ impl fmt::Debug for Options {
 /// # Errors
 /// [`Kind::Usage`] for a name, platform or file of credentials that makes no sense, [`Kind::Connect`] when the
 /// registry cannot be reached or refuses, [`Kind::Refused`] when the image holds no disk, [`Kind::Digest`] when a part
-/// of it is not what its digest says, [`Kind::Stopped`].
+/// of it does not match its digest, [`Kind::Stopped`].
 pub fn open(net: &Net, options: &Options) -> Result<Disk, Error> {
     let image = reference(&options.image)?;
     let failed = |error: Error| {
@@ -108,6 +109,20 @@ pub fn open(net: &Net, options: &Options) -> Result<Disk, Error> {
     pull(net, &image, options).map_err(failed)
 }
 
+/// The digest of the manifest, or of the index of manifests, that an image's name leads to.
+///
+/// # Errors
+/// As [`open`].
+pub(crate) fn digest(net: &Net, options: &Options) -> Result<String, Error> {
+    let image = reference(&options.image)?;
+    if let Some(digest) = image.digest() {
+        return Ok(digest.to_owned());
+    }
+    let registry = Registry::new(net, &image, options)?;
+    let bytes = registry.manifest(image.tag().unwrap_or("latest"))?;
+    Ok(Sha256::digest(&bytes).iter().fold("sha256:".to_owned(), |text, byte| format!("{text}{byte:02x}")))
+}
+
 fn reference(text: &str) -> Result<Reference, Error> {
     let name = text.trim();
     let name = name.split_once("://").map_or(name, |(_, rest)| rest);
@@ -117,7 +132,7 @@ fn reference(text: &str) -> Result<Reference, Error> {
         ));
     }
     name.parse().map_err(|_| {
-        // The name is not repeated: somebody may have put a password into it.
+        // The name is not repeated: it may contain a password.
         Error::usage(
             "the image's name is not of the form docker://host[:port]/repository[:tag|@digest]; a user and password \
              are given apart from it",
@@ -145,7 +160,8 @@ fn pull(net: &Net, image: &Reference, options: &Options) -> Result<Disk, Error> 
         descriptor.check(&bytes)?;
         Ok(bytes)
     })?;
-    layer::find(&chosen, &registry, &layer::limits(options.window), net.stop())
+    let requested = options.platform.is_some().then_some(&platform);
+    layer::find(&chosen, requested, &registry, &layer::limits(options.window), net.stop())
 }
 
 /// One repository of a registry.
@@ -239,7 +255,7 @@ impl Blobs for Registry {
     }
 }
 
-/// Whether an insecure registry speaks TLS. When neither way works the first real request says why.
+/// Whether an insecure registry speaks TLS. When neither way works the first real request reports why.
 fn probe(net: &Net, host: &str, tls: &ClientConfig, options: &Options) -> Result<&'static str, Error> {
     let failed = |e| Error::connect("cannot set up a connection", e);
     let lane = net.lane().map_err(failed)?;
@@ -259,7 +275,7 @@ fn probe(net: &Net, host: &str, tls: &ClientConfig, options: &Options) -> Result
     Ok("https")
 }
 
-/// A blob; what it is, is its digest, whatever the server says of versions.
+/// A blob; its digest identifies it, regardless of the server's version marks.
 struct Blob {
     http: Http,
     mark: Mark,
@@ -284,7 +300,8 @@ impl Remote for Blob {
         let part = self.http.get(client, want).await?;
         match part.total {
             Some(total) if total != self.size => {
-                let what = format!("{} has {total} bytes, and its manifest says {}", self.name(), self.size);
+                let what =
+                    format!("{} has {total} bytes, but its manifest declares {}", self.name(), self.size);
                 Err(Failure::Failed(Cause::Final, Error::new(Kind::Digest, what)))
             }
             Some(_) | None => Ok(Part { mark: self.mark.clone(), ..part }),
@@ -298,7 +315,7 @@ struct Login {
     reach: Reach,
     user: Option<(String, String)>,
     scope: String,
-    /// The registry is reached without TLS, as somebody allowed.
+    /// The registry is reached without TLS, as configured.
     plain: bool,
     header: Mutex<Option<HeaderValue>>,
 }
@@ -321,7 +338,7 @@ impl Authorize for Login {
         Box::pin(async move {
             let now = self.header();
             if now != sent && now.is_some() {
-                // Another connection was told the same and has got a new one.
+                // Another connection got the same answer and has a new one.
                 return Ok(true);
             }
             let Some(new) = self.answer(client, &challenge).await? else { return Ok(false) };
@@ -508,7 +525,7 @@ impl AuthEntry {
 fn fit(key: &str, registry: &str, repository: &str) -> Option<(usize, bool)> {
     let key = key.split_once("://").map_or(key, |(_, rest)| rest).trim_end_matches('/');
     let (host, path) = key.split_once('/').unwrap_or((key, ""));
-    // What docker writes behind a host is the protocol's version.
+    // docker writes the protocol's version after a host.
     let path = if matches!(path, "v1" | "v2") { "" } else { path };
     let hub = |host: &str| matches!(host, "docker.io" | "index.docker.io" | "registry-1.docker.io");
     let exact = host.eq_ignore_ascii_case(registry) || (hub(host) && hub(registry));

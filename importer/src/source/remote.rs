@@ -65,10 +65,10 @@ impl StdError for Changed {}
 /// How long to wait for an answer to end that is of no more use.
 const TO_END: Duration = Duration::from_secs(5);
 
-/// How a server is reached: whom to trust, which way out, how patiently, how widely.
+/// How a server is reached: trusted authorities, proxy, retries, connections.
 #[derive(Clone, Debug)]
 pub struct Reach {
-    /// Whom to trust.
+    /// Trusted authorities.
     pub trust: Trust,
     /// Which way out.
     pub proxies: Proxies,
@@ -92,7 +92,7 @@ impl Default for Reach {
     }
 }
 
-/// What tells one version of an object from another.
+/// Marks that distinguish versions of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Mark {
     pub(crate) etag: Option<String>,
@@ -171,7 +171,7 @@ pub(crate) trait Remote: Send + Sync + 'static {
     /// The object's address without anything secret.
     fn name(&self) -> &str;
 
-    /// What the address has besides, which may name another object, and may be secret.
+    /// The address's query, which may select another object, and may be secret.
     fn query(&self) -> Option<&str> {
         None
     }
@@ -234,7 +234,7 @@ impl Attempts {
         retry::decide(&self.policy, cause, self.spell, jitter())
     }
 
-    /// What has happened since the last new byte.
+    /// Events since the last new byte.
     pub(crate) fn spell(&self) -> Spell {
         self.spell
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 pub struct Policy {
     /// Time without a single new byte after which a transfer is given up, counted from the first failure.
     pub patience: Duration,
-    /// The same before the first byte: a wrong name or address should not take minutes to tell.
+    /// The same before the first byte: a wrong name or address should not take minutes to fail.
     pub first: Duration,
     /// The wait after the second failure in a row; it doubles with each one more.
     pub base: Duration,
@@ -19,7 +19,7 @@ pub struct Policy {
     pub longest: Duration,
     /// The longest wait a server may ask for by Retry-After; a longer one counts as this.
     pub longest_asked: Duration,
-    /// How often in a row a body may end at the same byte, short of its declared end, until that is believed.
+    /// Bodies in a row that may end at the same byte, short of their declared end, before that end is accepted.
     pub truncations: u32,
 }
 
@@ -36,12 +36,12 @@ impl Default for Policy {
     }
 }
 
-/// What failed, as far as trying again depends on it.
+/// Kind of failure, as far as a retry depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
     /// The name, the connection or the body broke.
     Network,
-    /// The server says it has a problem (5xx), or speaks nonsense.
+    /// The server reports a problem (5xx), or violates the protocol.
     Server,
     /// The server asks to come later (408, 429, 503), perhaps with a time.
     Busy(Option<Duration>),
@@ -51,7 +51,7 @@ pub enum Cause {
     Final,
 }
 
-/// What has happened since the last new byte.
+/// Events since the last new byte.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Spell {
     /// Failures in a row, this one included.
@@ -64,7 +64,7 @@ pub struct Spell {
     pub begun: bool,
 }
 
-/// What to do.
+/// Decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Wait that long, then try again.

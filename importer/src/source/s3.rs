@@ -36,14 +36,14 @@ use super::retry::Cause;
 use super::tls::{self, Proxies};
 use crate::error::Error;
 
-/// What to read, and how.
+/// Object and options.
 #[derive(Clone)]
 pub struct Options {
     /// `http[s]://host[:port]/bucket/key`, `https://bucket.s3.region.amazonaws.com/key` or `s3://bucket/key`.
     pub url: String,
     /// Key and secret; without them requests are not signed.
     pub keys: Option<(String, String)>,
-    /// The region to sign for, if the host's name does not tell.
+    /// The region to sign for, if the host's name does not contain it.
     pub region: Option<String>,
     /// How the server is reached.
     pub reach: Reach,

@@ -14,7 +14,7 @@ use crate::error::Error;
 /// How soon a wish to stop is seen while nothing arrives.
 const GLANCE: Duration = Duration::from_millis(200);
 
-/// Opens standard input, and says what it is.
+/// Opens standard input, and finds its type.
 ///
 /// # Errors
 /// When it is closed.
@@ -22,7 +22,7 @@ pub(crate) fn open(stop: &Stop) -> Result<(Arc<dyn Source>, Metadata), Error> {
     let failed = |e| Error::connect("cannot read standard input", e);
     let mut file = File::from(io::stdin().as_fd().try_clone_to_owned().map_err(failed)?);
     let meta = file.metadata().map_err(failed)?;
-    // A redirected file can be read from anywhere, as long as nobody has read from it before us.
+    // A redirected file can be read from anywhere, as long as no other process has read from it.
     if meta.is_file() && file.stream_position().is_ok_and(|at| at == 0) {
         return Ok((Arc::new(FileSource::new(file).map_err(failed)?), meta));
     }

@@ -16,14 +16,14 @@ use crate::error::{Error, Kind};
 const BLOCK: u64 = 512;
 /// Longest name that is read; Linux allows 4096 bytes.
 const NAME_MAX: u64 = 8 << 10;
-/// Largest pax header that is read: it may hold extended attributes beside the name.
+/// Largest pax header that is read: it may hold extended attributes in addition to the name.
 const PAX_MAX: u64 = 1 << 20;
 /// Long-name and pax headers in front of one entry.
 const PREFIXES_MAX: usize = 16;
 /// Content up to this length is read over rather than jumped over.
 const JUMP: u64 = 64 << 10;
 
-/// What an entry is.
+/// Type of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum What {
     /// A regular file.
@@ -72,7 +72,7 @@ impl TarStream {
     /// Opens `source` at its start.
     ///
     /// # Errors
-    /// What the source says.
+    /// The source's error.
     pub(crate) fn open(source: &Arc<dyn Source>) -> io::Result<Self> {
         let ranges = (source.facts().access == Access::Ranges).then(|| source.clone());
         Ok(Self { reader: source.open(0..u64::MAX)?, ranges, at: 0, next: 0 })
@@ -86,7 +86,7 @@ impl TarStream {
     /// Reads bytes of the archive as they are.
     ///
     /// # Errors
-    /// What the source says.
+    /// The source's error.
     pub(crate) fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         let n = self.reader.read(buf)?;
         self.at += n as u64;
@@ -96,7 +96,7 @@ impl TarStream {
     /// Goes forward to `offset`.
     ///
     /// # Errors
-    /// When the archive ends before it, or what the source says.
+    /// When the archive ends before it, or the source's error.
     pub(crate) fn pass_to(&mut self, offset: u64) -> io::Result<()> {
         let left = offset.saturating_sub(self.at);
         if left > JUMP
@@ -114,7 +114,7 @@ impl TarStream {
         if passed < left { Err(ends(self.at)) } else { Ok(()) }
     }
 
-    /// Says that the entry whose content ends at `end` is done with.
+    /// Marks the entry ending at `end` as done.
     pub(crate) fn go_on_after(&mut self, end: u64) {
         self.next = end.next_multiple_of(BLOCK);
     }
@@ -122,7 +122,7 @@ impl TarStream {
     /// The next entry; `None` at the archive's end. Whatever is left of the entry before is passed over.
     ///
     /// # Errors
-    /// When the archive is damaged or ends early, or what the source says.
+    /// When the archive is damaged or ends early, or the source's error.
     pub(crate) fn next(&mut self) -> io::Result<Option<Entry>> {
         let mut name = None;
         let mut pax = Pax::default();
@@ -154,7 +154,7 @@ impl TarStream {
     /// Reads to the end of the source; what follows an archive is no part of it, but of the bytes that are hashed.
     ///
     /// # Errors
-    /// What the source says, or `check`.
+    /// The error of the source, or of `check`.
     pub(crate) fn drain(&mut self, mut check: impl FnMut() -> io::Result<()>) -> io::Result<()> {
         let mut buf = vec![0; 256 << 10];
         loop {
@@ -187,7 +187,7 @@ impl TarStream {
                 more = block[504] != 0;
             }
         }
-        // Links, folders and devices have no content, whatever their size says.
+        // Links, directories and devices have no content, regardless of their size field.
         let size = if (b'1'..=b'6').contains(&header[156]) { 0 } else { pax.size.unwrap_or(size) };
         let offset = self.at;
         let end = offset.checked_add(size).filter(|&end| end <= u64::MAX / 2);
@@ -263,7 +263,7 @@ fn ends(at: u64) -> io::Error {
     Error::new(Kind::Refused, format!("the tar archive ends early, at byte {at}")).into()
 }
 
-/// What a pax header says about the entry that follows it.
+/// Records of a pax header for the entry that follows it.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Pax {
     path: Option<Vec<u8>>,
@@ -283,7 +283,7 @@ impl Pax {
             let equals = record.iter().position(|&byte| byte == b'=')?;
             let (key, value) = (&record[..equals], &record[equals + 1..]);
             match key {
-                // An empty value takes back what an earlier header said.
+                // An empty value resets an earlier header's.
                 b"path" => pax.path = (!value.is_empty()).then(|| value.to_vec()),
                 b"size" if value.is_empty() => pax.size = None,
                 b"size" => pax.size = Some(std::str::from_utf8(value).ok()?.parse().ok()?),
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_tar_crate_writes_is_read() {
+    fn archives_of_the_tar_crate_are_read() {
         let mut builder = tar::Builder::new(Vec::new());
         let long = format!("a/{}/file", "x".repeat(300));
         let sizes = [("./disk/a.img", 0usize), ("/b", 1), (long.as_str(), 512), ("c//d", 200_000)];
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn pax_says_name_and_size() {
+    fn pax_records_override_name_and_size() {
         let records = b"22 path=disk/from-pax\n9 size=3\n17 comment=a=b=c\n";
         let mut bytes = header("pax", b'x', format!("{:011o}", records.len()).as_bytes()).to_vec();
         bytes.extend_from_slice(records);

@@ -1,4 +1,4 @@
-//! Whom a client trusts and through which proxy it goes: one answer for every network source.
+//! Trusted authorities and proxies: one configuration for every network source.
 //!
 //! Certificates come from the system and from folders that Kubernetes mounts; TLS is 1.2 or later by rustls with
 //! aws-lc-rs. Not here: servers' certificates, and reading the environment (the proxies are handed in).
@@ -19,7 +19,7 @@ use crate::error::{Error, Kind};
 /// Largest certificate file that is read. A whole system bundle has a quarter of a megabyte.
 const FILE_LIMIT: u64 = 4 << 20;
 
-/// Whom to trust.
+/// Trusted authorities.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trust {
     /// Folders whose `.crt` and `.pem` files are trusted besides the system's roots. One that is not there is no
@@ -27,7 +27,7 @@ pub struct Trust {
     pub folders: Vec<PathBuf>,
     /// Certificate files trusted as well, whatever their name; they must be readable.
     pub files: Vec<PathBuf>,
-    /// Trust everybody. The connection is still encrypted, to whomever answered.
+    /// Trust every certificate. The connection is still encrypted, to an unverified peer.
     pub insecure: bool,
 }
 

@@ -60,7 +60,7 @@ pub(crate) fn old_sparse(map: &[(u64, u64)], real: u64, data: &[u8]) -> Vec<u8> 
     bytes
 }
 
-/// What must come of an archive: the files named with their content, or a failure that says so.
+/// Expected result of an archive: the files named with their content, or a failure with this text.
 pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) archive: Vec<Vec<u8>>,
@@ -212,7 +212,7 @@ pub(crate) fn cases() -> Vec<Case> {
         case(
             "a PAX header that is none",
             vec![member(b"x", b'x', "", 4, b"9999"), file("x", "a")],
-            Err("a PAX header makes no sense"),
+            Err("a PAX header is invalid"),
         ),
         case(
             "a time that is none",
@@ -248,7 +248,7 @@ pub(crate) fn cases() -> Vec<Case> {
         case(
             "PAX sparse, odd",
             vec![pax(&[("GNU.sparse.size", b"100"), ("GNU.sparse.map", b"5,1,9")]), file("x", "ab")],
-            Err("makes no sense"),
+            Err("map of a sparse file is invalid"),
         ),
         case(
             "PAX sparse, larger than any file",

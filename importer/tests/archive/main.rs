@@ -27,7 +27,7 @@ use support::{MIB, assert_exit, count, importer, names};
 
 const SEED: u64 = 0x7461_7200_0000_0001;
 
-/// One thing of a tree, as far as an archive says it.
+/// An entry of a tree, as far as an archive describes it.
 #[derive(Debug, PartialEq, Eq)]
 struct Thing {
     kind: &'static str,
@@ -88,7 +88,7 @@ fn import(place: &Place, archive: &[u8]) -> Output {
     importer().arg(file).arg(place.data()).args(["--archive", "--force"]).output().unwrap()
 }
 
-/// What the import says, to a person or to the controller.
+/// The import's message, to a person or to the controller.
 fn said(place: &Place, output: &Output) -> String {
     let message = fs::read_to_string(place.folder.path().join("dev/termination-log")).unwrap_or_default();
     if place.pod { message } else { String::from_utf8_lossy(&output.stderr).into_owned() }
@@ -287,7 +287,7 @@ fn mutated_archives_stay_in_their_volume() {
                 _ => u8::try_from(random.next() % 256).unwrap(),
             };
         }
-        // Sums are made right again, as somebody hostile would.
+        // Checksums are recomputed, as an attacker would.
         let mut at = 0;
         while at + 512 <= bytes.len() {
             let block = &mut bytes[at..at + 512];

@@ -12,7 +12,7 @@ use crate::reading::{data, open, quick, survives};
 use crate::server::{Answer, Server};
 
 #[test]
-fn a_changed_file_is_told_and_the_next_try_gets_the_new_one() {
+fn a_changed_file_is_reported_and_the_next_attempt_imports_it() {
     let (old, new) = (data(6_000_000), Arc::new(vec![7; 6_000_000]));
     for (ranges, etag, modified) in [
         (true, true, true),
@@ -53,7 +53,7 @@ fn a_changed_file_is_told_and_the_next_try_gets_the_new_one() {
 }
 
 #[test]
-fn a_changed_length_is_told() {
+fn a_changed_length_is_reported() {
     let old = data(6_000_000);
     let first = Answer { etag: None, modified: None, cut: 1_000_000, ..Answer::new(&old) };
     let second = Answer { data: data(5_000_000), ..first.clone() };
@@ -69,7 +69,7 @@ fn a_changed_length_is_told() {
 }
 
 #[test]
-fn files_of_one_time_are_told_apart_by_their_queries() {
+fn files_of_one_time_are_distinguished_by_their_queries() {
     let bytes = data(100_000);
     for (etag, apart) in [(None, true), (Some("W/\"one\""), true), (Some("\"one\""), false)] {
         let answer = Answer { etag, ..Answer::new(&bytes) };

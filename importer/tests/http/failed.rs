@@ -29,7 +29,7 @@ fn failed_truncated_for_good() {
 #[test]
 fn failed_wrong_length() {
     let data = data(2_000_000);
-    // HEAD tells more, GET tells nothing and ends by the rules.
+    // HEAD declares more, GET declares nothing and ends by the rules.
     let answer = Answer { ranges: false, ..Answer::new(&data) };
     let server = Server::start(move |request, out| match request.method.as_str() {
         "HEAD" => write!(out, "HTTP/1.1 200 OK\r\nContent-Length: 2000001\r\n\r\n"),
@@ -38,7 +38,7 @@ fn failed_wrong_length() {
     let error = fails(quick(server.url("/")));
     assert!(error.contains("ends at byte 2000000 of 2000001 declared"), "{error}");
 
-    // HEAD tells less.
+    // HEAD declares less.
     let answer = Answer { ranges: false, ..Answer::new(&data) };
     let server = Server::start(move |request, out| match request.method.as_str() {
         "HEAD" => write!(out, "HTTP/1.1 200 OK\r\nContent-Length: 1999999\r\n\r\n"),
@@ -47,7 +47,7 @@ fn failed_wrong_length() {
     let error = fails(quick(server.url("/")));
     assert!(error.contains("more than the length it declared (1999999 bytes)"), "{error}");
 
-    // A range brings more than it says.
+    // A range brings more than it declares.
     let answer = Answer::new(&data);
     let server = Server::start(move |request, out| {
         let Some((start, end)) = request.range(2_000_000).filter(|r| r.1 > 1) else {

@@ -23,7 +23,7 @@ fn tls_server(data: &Arc<Vec<u8>>) -> (Server, String) {
 }
 
 #[test]
-fn tls_trusts_folders_and_files_and_nobody_else() {
+fn tls_trusts_only_the_given_directories_and_files() {
     let data = data(7_000_000);
     let (server, pem) = tls_server(&data);
     let url = format!("https://{}/a.img", server.address);

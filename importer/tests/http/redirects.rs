@@ -10,7 +10,7 @@ use crate::reading::{data, fails, open, quick, survives};
 use crate::server::{Answer, Server, plain};
 
 #[test]
-fn a_redirect_to_another_host_leaves_secrets_behind() {
+fn a_redirect_to_another_port_of_the_host_drops_credentials() {
     let data = data(3_000_000);
     let answer = Answer::new(&data);
     let other = Server::start(move |request, out| answer.give(request, out));

@@ -1,4 +1,4 @@
-//! A server that misbehaves as it is told: a thread per connection over a plain listener, because faults are made by hand.
+//! A server that misbehaves on request: a thread per connection over a plain listener, because faults are made by hand.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -134,7 +134,7 @@ pub(crate) fn serve(stream: &mut dyn Connection, seen: &Mutex<Vec<Request>>, han
     stream.cut();
 }
 
-/// A byte at a time: nothing may be read that belongs to whoever comes after.
+/// A byte at a time: bytes of a following request must not be read.
 pub(crate) fn read_request(input: &mut dyn Connection) -> Option<Request> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -151,7 +151,7 @@ pub(crate) fn read_request(input: &mut dyn Connection) -> Option<Request> {
     Some(Request { method, path, headers })
 }
 
-/// How a well-meaning server would answer; the faults are told as differences from it.
+/// The answer of a correct server; faults are differences from it.
 #[derive(Clone)]
 pub(crate) struct Answer {
     pub(crate) data: Arc<Vec<u8>>,

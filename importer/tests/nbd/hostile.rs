@@ -20,7 +20,7 @@ fn pieces_in_any_order_find_their_place() {
     let (url, connections) = server(&disk, Way::Shuffled);
     let source = open(options(&url)).unwrap();
     assert_reads(&source, &disk);
-    // The server says that it can have several, and five readers were there at once.
+    // The server allows several connections, and five readers were there at once.
     let connections = connections.load(Ordering::SeqCst);
     assert!((2..=8).contains(&connections), "{connections} connections");
 }
@@ -38,7 +38,7 @@ fn hostile_servers_are_survived() {
         (Way::WrongOption,          false, &[breaks, "option 7 instead of 8"]),
         (Way::HugeOptionReply,      false, &[breaks, "claims 4294967295 bytes"]),
         (Way::EndlessOptionReplies, false, &[breaks, "1024 replies"]),
-        (Way::NoSize,               false, &[breaks, "size is not told"]),
+        (Way::NoSize,               false, &[breaks, "did not send the export's size"]),
         (Way::HugeSize,             false, &[breaks, "18446744073709551615"]),
         (Way::BadBlockSizes,        false, &[breaks, "block sizes are 3, 0 and 0"]),
         (Way::WrongContextName,     false, &[breaks, "base:other"]),
@@ -100,7 +100,7 @@ fn hostile_statuses_are_survived() {
         (Way::StatusTooMany,      &[breaks, "more extents"]),
         (Way::StatusHuge,         &[breaks, "type 5 claims 4294967292 bytes"]),
         (Way::StatusOdd,          &[breaks, "type 5 claims 13 bytes"]),
-        (Way::StatusEmpty,        &[breaks, "says nothing"]),
+        (Way::StatusEmpty,        &[breaks, "without descriptors"]),
         (Way::StatusWrongContext, &[breaks, "context 8"]),
     ];
     std::thread::scope(|scope| {

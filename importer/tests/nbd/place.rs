@@ -108,7 +108,7 @@ pub(crate) fn convert(from: &str, format: &str, to: &str) {
     run(Command::new("qemu-img").args(["convert", "-f", "raw", "-O", format, from, to]));
 }
 
-/// A port that nobody listens on just now.
+/// A port without a listener at this moment.
 pub(crate) fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }

@@ -30,7 +30,7 @@ fn the_program_imports_from_qemu_nbd() {
         assert!((27 * MIB..fetched + MIB).contains(&read), "{format}: {report}");
         assert!(place.ends(), "the server has not heard that we are gone");
     }
-    // What is listed, and not given all the same.
+    // Listed exports that the server does not serve.
     let (url, _) = server(&disk, Way::ListedAndRefused);
     for (address, which) in
         [(url.as_str(), "the export \"e\""), (url.trim_end_matches('e'), "its default export")]
@@ -41,12 +41,12 @@ fn the_program_imports_from_qemu_nbd() {
         let told = format!("lists {which} and does not give it (not now)");
         assert!(text.contains(&told) && !text.contains("it has"), "{text}");
     }
-    // What an address asks for and is not done.
+    // Options of an address that are not supported.
     let output = importer(&[&format!("{url}?tls-certificates=/c"), &target, "--force"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(text.contains("\"tls-certificates\""), "{text}");
-    // What is not there.
+    // Exports that do not exist.
     place.qemu_nbd(&["--persistent", "-f", "raw", "-x", "disk", &raw]);
     let output = importer(&[&place.url("disc"), &target, "--force"]).output().unwrap();
     assert_eq!(output.status.code(), Some(3));

@@ -62,7 +62,7 @@ fn a_server_for_one_client_gets_one_connection() {
     let mut place = Place::new();
     let disk = sparse(33, 2);
     let raw = place.write("raw", &disk);
-    // Takes one client, and ends with its connection; says that it could have several.
+    // Takes one client, and ends with its connection; claims to allow several.
     place.qemu_nbd(&["--read-only", "-f", "raw", &raw]);
     let source = open(options(&place.url(""))).unwrap();
     assert_reads(&source, &disk);
@@ -157,7 +157,7 @@ fn errors_of_the_server_are_named() {
     place.nbdkit(&["--filter=error", "file", &raw, "error-pread=EIO", "error-pread-rate=20%"]);
     let source = open(options(&place.url(""))).unwrap();
     assert!(read_all(&source).unwrap() == disk);
-    // Not to be told about extents is no failure.
+    // Missing extents are not a failure.
     place.nbdkit(&["--filter=error", "file", &raw, "error-extents=EIO", "error-extents-rate=100%"]);
     let source = open(options(&place.url(""))).unwrap();
     assert_eq!(source.data_ranges(0..100).unwrap(), Some(vec![0..100; 1]));
@@ -173,14 +173,14 @@ fn exports_that_are_not_there_are_named() {
     assert_told(&error, &["no export \"disc\"", "it has \"disk\"", "after the last slash"]);
     assert_eq!(error.kind(), importer::Kind::Connect);
     assert_eq!(read(&open(options(&place.url("disk"))).unwrap(), 0..4).unwrap().len(), 4);
-    // Nobody listens.
+    // No listener.
     place.stop();
     drop(fs::remove_file(place.path("socket")));
     assert_told(
         &open(hasty(&place.url("disk"))).unwrap_err(),
         &["cannot open", "socket", "tries", "No such file"],
     );
-    // Somebody else listens.
+    // A different listener.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("nbd://{}", listener.local_addr().unwrap());
     std::thread::spawn(move || listener.accept().unwrap().0.write_all(b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n"));

@@ -8,6 +8,7 @@
 mod pod;
 
 use std::fs;
+use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -134,7 +135,7 @@ fn nothing_outside_of_the_image_folder_is_served() {
     assert!(Command::new("mkfifo").arg("-m").arg("666").arg(&disk).status().unwrap().success());
     let server = pod.serve(0);
     assert_eq!(server.ask("GET", "/disk.img", &[]).status, 403);
-    // What takes its place is served by the same rules.
+    // Its replacement is served by the same rules.
     fs::remove_file(&disk).unwrap();
     assert_eq!(server.ask("GET", "/disk.img", &[]).status, 404);
     symlink("/shared/secret", &disk).unwrap();
@@ -253,7 +254,8 @@ fn ranges_and_everything_else_of_http() {
 
     let info = server.ask("GET", "/info", &[]);
     assert_eq!((info.status, info.header("content-type")), (200, Some("application/json")));
-    let json: serde_json::Value = serde_json::from_slice(&info.body).unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&info.body)
+        .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&info.body)));
     let env: Vec<&str> = json["env"].as_array().unwrap().iter().map(|v| v.as_str().unwrap()).collect();
     assert!(env.contains(&"OTHER=x") && env.len() == json["env"].as_array().unwrap().len(), "{env:?}");
     assert_eq!(json.as_object().unwrap().len(), 1);
@@ -301,7 +303,7 @@ fn an_importer_that_is_stopped_or_killed_comes_back() {
     let pod = Pod::with("disk.img", &bytes);
     let mut server = pod.serve(0);
     for (signal, code) in [(Signal::TERM, Some(143)), (Signal::KILL, None)] {
-        // A server that says nothing, so that the importer is in the middle.
+        // A silent server, so that the importer is in the middle.
         server.process.signal(Signal::STOP);
         let mut importer = Process::start(pod.importer(server.port));
         eventually("the importer waits", || importer.log().contains("waiting for the server"));
@@ -356,6 +358,37 @@ fn signals_end_the_server() {
     let mut server = Process::start(pod.server_command(0));
     assert_eq!(server.end().code(), Some(0));
     assert_eq!(pod.names("image/shared"), ["server"]);
+}
+
+#[test]
+fn idle_connections_and_unfinished_heads_delay_no_importer() {
+    let pod = Pod::with("disk.img", b"x");
+    let server = pod.serve(0);
+    let connect = || TcpStream::connect((Ipv4Addr::LOCALHOST, server.port)).unwrap();
+    let (idle, heads) = if std::env::var_os("FERROVIRT_SOAK").is_some() { (1000, 256) } else { (200, 80) };
+    let mut streams: Vec<TcpStream> = (0..idle).map(|_| connect()).collect();
+    let part = format!("GET /disk.img HTTP/1.1\r\nHost: x\r\nX: {}", "x".repeat(15 << 10));
+    for _ in 0..heads {
+        let mut stream = connect();
+        stream.write_all(part.as_bytes()).unwrap();
+        streams.push(stream);
+    }
+    for _ in 0..5 {
+        let begun = Instant::now();
+        assert_eq!(server.ask("GET", "/disk.img", &[]).status, 200, "{}", server.process.log());
+        assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+    }
+    let status = fs::read_to_string(format!("/proc/{}/status", server.process.child.id())).unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    let kib: u64 = peak.split_whitespace().next().unwrap().parse().unwrap();
+    assert!(kib < 16 << 10, "{kib} KiB");
+    // A head of more than 16 KiB.
+    let mut long = connect();
+    long.write_all(part.as_bytes()).unwrap();
+    long.write_all(part.as_bytes()).unwrap();
+    let mut answer = String::new();
+    drop(long.read_to_string(&mut answer));
+    assert!(answer.starts_with("HTTP/1.1 431 "), "{answer}");
 }
 
 #[test]

@@ -120,7 +120,7 @@ impl Pod {
         }
         // An emptyDir.
         pod.mode("image/shared", 0o777);
-        // What the init container does.
+        // The work of the init container.
         // By another process: a program that is open for writing here, when another test forks, cannot be run.
         let copied =
             Command::new("cp").arg(server_program()).arg(pod.path("image/shared/server")).status().unwrap();

@@ -1,4 +1,4 @@
-//! What people ask for on the command line, and what they are told.
+//! Command lines and their messages.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -109,7 +109,7 @@ fn preallocated_disks_have_their_blocks() {
     assert_exit(&run(&["blank", &place.text("blank"), "--preallocate", "--size", "3Mi"]), 0);
     let meta = fs::metadata(place.path("blank")).unwrap();
     assert!(meta.len() == 3 * MIB as u64 && meta.blocks() * 512 >= 3 * MIB as u64);
-    // A disk whose size is known at its end.
+    // A disk with its size known at its end only.
     let bytes = disk_bytes(5 * MIB + 513);
     let source = place.write("image", &bytes);
     for size in ["6Mi", "9Mi"] {
@@ -126,7 +126,7 @@ fn preallocated_disks_have_their_blocks() {
 }
 
 #[test]
-fn every_failure_is_told_as_json_too() {
+fn every_failure_is_also_reported_as_json() {
     let place = Place::new();
     let there = place.write("there", b"precious");
     let (image, target) = (place.write("image", &disk_bytes(MIB)), place.text("disk"));
@@ -154,7 +154,7 @@ fn every_failure_is_told_as_json_too() {
             assert!(!told["error"].as_str().unwrap().is_empty() && !output.stderr.is_empty());
         }
     }
-    // What comes behind -- is no flag.
+    // Words after -- are not flags.
     let output = run(&["--no-such-flag", "--", "--output=json"]);
     assert!(output.stdout.is_empty(), "{}", text(&output.stdout));
 }
@@ -171,7 +171,7 @@ fn empty_disks() {
 }
 
 #[test]
-fn what_exists_is_kept_without_force() {
+fn existing_targets_are_kept_without_force() {
     let place = Place::new();
     let source = place.write("image", &disk_bytes(MIB));
     let target = place.write("disk", b"precious");
@@ -219,12 +219,12 @@ fn checksums_are_over_the_wire() {
             .unwrap();
         assert_exit(&output, 6);
         assert!(text(&output.stderr).contains("checksum mismatch"));
-        assert_eq!(place.names("."), ["image", "image.gz"], "what was written is deleted");
+        assert_eq!(place.names("."), ["image", "image.gz"], "deleting the data that was written");
     }
 }
 
 #[test]
-fn what_is_no_disk_is_refused_unless_told() {
+fn unrecognized_content_is_refused_unless_allowed() {
     let place = Place::new();
     let page = place.write("page", b"<!DOCTYPE html><html><body>404</body></html>");
     let output = run(&[&page, &place.text("disk")]);
@@ -339,7 +339,7 @@ fn a_journal_that_is_none_is_left_alone() {
 }
 
 #[test]
-fn a_size_that_leaves_no_disk_is_told() {
+fn a_size_that_leaves_no_disk_is_reported() {
     for (size, overhead) in [("500Ki", "0"), ("1Mi", "0.06"), ("0", "0")] {
         let pod = support::Pod::new();
         let ran = pod

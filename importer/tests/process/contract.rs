@@ -67,7 +67,7 @@ fn blank_volumes_of_the_contract() {
     );
     assert!(fs::metadata(pod.place.path("data/disk.img")).unwrap().blocks() * 512 >= 60 << 20);
 
-    // A device: nothing is done and nothing said.
+    // A device: no action and no message.
     let pod = Pod::new();
     let device = Loop::new(&pod.place, "backing", 4 * MIB as u64, 0x5a);
     std::os::unix::fs::symlink(&device.path, pod.place.path("dev/cdi-block-volume")).unwrap();
@@ -86,11 +86,11 @@ fn failures_of_the_contract() {
         (&[("IMPORTER_SOURCE", "http")], "Unable to process data: IMPORTER_ENDPOINT is not set"),
         (
             &[("IMPORTER_SOURCE", "http"), ("PREALLOCATION", "perhaps")],
-            "Unable to process data: the environment makes no sense: PREALLOCATION=\"perhaps\" is not one of true, false, 1, 0, t, f",
+            "Unable to process data: invalid environment configuration: PREALLOCATION=\"perhaps\" is not one of true, false, 1, 0, t, f",
         ),
         (
             &[("IMPORTER_SOURCE", "none"), ("IMPORTER_IMAGE_SIZE", "lots")],
-            "Unable to process data: the environment makes no sense: IMPORTER_IMAGE_SIZE: \"lots\" is not a quantity like 10Gi, 500M or 1073741824",
+            "Unable to process data: invalid environment configuration: IMPORTER_IMAGE_SIZE: \"lots\" is not a quantity like 10Gi, 500M or 1073741824",
         ),
         (
             &[("IMPORTER_SOURCE", "none"), ("IMPORTER_CONTENTTYPE", "archive")],
@@ -143,7 +143,7 @@ fn progress_is_served_as_the_controller_reads_it() {
     assert!(value.chars().all(|c| c.is_ascii_digit() || c == '.'), "{line}");
     assert_eq!(get("/healthz").unwrap(), (200, "ok\n".to_owned()));
     assert_eq!(get("/").unwrap().0, 404);
-    // Somebody who talks no TLS, and somebody who says nothing, hold nobody up.
+    // A client without TLS and a silent client delay no other.
     let mut plain = std::net::TcpStream::connect(&address).unwrap();
     plain.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
     let _silent = std::net::TcpStream::connect(&address).unwrap();

@@ -25,7 +25,7 @@ fn signals_stop_within_two_seconds() {
         let status = child.wait().unwrap();
         assert!(asked.elapsed() < Duration::from_secs(2), "{:?}", asked.elapsed());
         assert_eq!(status.code(), Some(code));
-        // What is there is known as ours: no --force is needed to begin again.
+        // The file is recognised as ours: no --force is needed to begin again.
         let bytes = disk_bytes(MIB);
         assert_exit(&run(&[&place.write("image", &bytes), &place.text("disk")]), 0);
         assert_eq!(fs::read(place.path("disk")).unwrap(), bytes);
@@ -143,7 +143,7 @@ fn another_image_is_a_clean_restart() {
 }
 
 #[test]
-fn a_device_goes_on_with_a_journal_folder() {
+fn an_import_to_a_device_resumes_with_a_journal_directory() {
     let place = Place::new();
     // With a mark that a stranger's device would be refused for; here it is ours.
     let mut bytes = crash::disk(48, 9);
@@ -165,7 +165,7 @@ fn a_device_goes_on_with_a_journal_folder() {
         child.kill().unwrap();
         child.wait().unwrap();
         if wiped {
-            // As wipefs does: what the journal says is no longer true.
+            // As wipefs does: the journal's content is no longer true.
             wipe();
         }
         let output = run(&arguments);

@@ -96,7 +96,7 @@ fn a_second_disk_in_another_layer_is_refused() {
             ("far", vec![base(), layer(kind, &[("etc/x", b""), a]), base(), b(), base()], true),
             ("link", vec![layer(kind, &[("disk/a", b"->/etc/shadow")]), b()], true),
             ("other", vec![layer(kind, &[a]), hides("disk/.wh.c")], true),
-            // What hides the one below stands behind the disk in its layer.
+            // The entry that hides the one below stands behind the disk in its layer.
             ("hidden", vec![layer(kind, &[a]), hides("disk/.wh.a")], false),
             ("opaque", vec![layer(kind, &[a]), hides("disk/.wh..wh..opq")], false),
             ("between", vec![layer(kind, &[a]), layer(kind, &[("disk/.wh.a", b"")]), b()], false),
@@ -131,7 +131,7 @@ fn images_without_one_disk_are_refused() {
     ];
     for (tag, tar, words) in table {
         store.push("bad", tag, &[Layer::of_tar(GZIP, &tar)]);
-        // What fails while the disk is read gets its kind from who reads; the program's is looked at in `imports`.
+        // A failure while the disk is read gets its kind from the reader; the program's is checked in `imports`.
         let kind = if tag == "cut" { Kind::Process } else { Kind::Refused };
         assert_refused(&options(registry.image(&format!("bad:{tag}")), Some(&tls)), kind, words);
     }
@@ -194,6 +194,19 @@ fn the_platforms_image_is_chosen() {
         assert_pulled(&with(Some("arm64")), b"arm");
         assert_pulled(&with(Some("linux/arm64/v8")), b"arm");
         assert_pulled(&with(Some("arm/v7")), b"old arm");
+        // Without an index the configuration decides; the store's images say that they are for linux/amd64.
+        let alone = registry.image(&format!("multi:amd64-{tag}"));
+        let alone = |platform: Option<&str>| Options {
+            platform: platform.map(str::to_owned),
+            ..options(alone.clone(), Some(&tls))
+        };
+        assert_pulled(&alone(Some("amd64")), b"pc");
+        assert_pulled(&alone(None), b"pc");
+        assert_refused(
+            &alone(Some("arm64")),
+            Kind::Refused,
+            "the image is for linux/amd64, and linux/arm64 was asked for",
+        );
         let here = if cfg!(target_arch = "x86_64") { "pc" } else { "arm" };
         assert_pulled(&with(None), here.as_bytes());
         let words = "the image is not there for linux/s390x; it is for: linux/amd64, linux/arm64, linux/arm";
@@ -223,7 +236,7 @@ fn tampered_images_fail() {
         let files: &[(&str, &[u8])] = &[("disk/a", &raw), ("b", tag.as_bytes())];
         let (_, _, layers) = store.push("t", tag, &[Layer::new(PLAIN, files)]);
         flip(&layers[0], at);
-        let words = "is not what its digest says";
+        let words = "does not match its digest";
         assert_refused(&options(registry.image(&format!("t:{tag}")), Some(&tls)), Kind::Digest, words);
     }
     // A layer that only hides something is verified as well.
@@ -231,22 +244,18 @@ fn tampered_images_fail() {
     let top = Layer::new(PLAIN, &[("file", b"content of top")]);
     let (_, _, layers) = store.push("t", "top", &[low, top]);
     flip(&layers[1], 512 + 3);
-    assert_refused(
-        &options(registry.image("t:top"), Some(&tls)),
-        Kind::Digest,
-        "is not what its digest says",
-    );
+    assert_refused(&options(registry.image("t:top"), Some(&tls)), Kind::Digest, "does not match its digest");
     // Compressed: the decoder may see it first.
     let (_, _, layers) = store.push("t", "gz", &[Layer::new(GZIP, &[("disk/gz", &raw)])]);
     flip(&layers[0], MIB);
     let error = pull(&options(registry.image("t:gz"), Some(&tls))).unwrap_err();
     assert!(matches!(error.kind(), Kind::Digest | Kind::Process), "{}", told(&error));
-    // Shorter than the manifest says.
+    // Shorter than declared in the manifest.
     let (_, _, layers) = store.push("t", "short", &[Layer::new(PLAIN, &[("disk/short", &raw)])]);
     let path = store.blob(&layers[0]);
     let bytes = fs::read(&path).unwrap();
     fs::write(path, &bytes[..bytes.len() - 512]).unwrap();
-    assert_refused(&options(registry.image("t:short"), Some(&tls)), Kind::Digest, "its manifest says");
+    assert_refused(&options(registry.image("t:short"), Some(&tls)), Kind::Digest, "its manifest declares");
     // A manifest asked for by digest.
     let (digest, _, _) = store.push("t", "m", &[Layer::new(PLAIN, &[("disk/m", &raw)])]);
     let path = store.blob(&digest);

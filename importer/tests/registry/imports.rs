@@ -103,6 +103,16 @@ fn imports_of_the_contract() {
         }
     }
 
+    // An image without an index, of one architecture: another one that is asked for was imported all the same.
+    let built_for = |name: &str| [("IMPORTER_REGISTRY_IMAGE_ARCHITECTURE", name.to_owned())];
+    let (pod, (exit, message)) = with("vm:raw", &built_for("arm64"));
+    assert!(
+        exit == 1 && message.contains("the image is for linux/amd64, and linux/arm64 was asked for"),
+        "{message}"
+    );
+    assert!(pod.left().is_empty(), "{:?}", pod.left());
+    assert_eq!(with("vm:raw", &built_for("amd64")).1, complete);
+
     // A mounted .dockerconfigjson instead of keys.
     let config = scratch.path().join(".dockerconfigjson");
     let auth = STANDARD.encode(format!("{USER}:{PASSWORD}"));
@@ -142,7 +152,7 @@ fn imports_of_the_contract() {
         bytes[512 + 3 * MIB] ^= 1;
         fs::write(path, bytes).unwrap();
         let (pod, (exit, message)) = with(&format!("vm:{tag}"), &[]);
-        assert!(exit == 1 && message.contains("is not what its digest says"), "{exit} {message}");
+        assert!(exit == 1 && message.contains("does not match its digest"), "{exit} {message}");
         assert!(pod.left().is_empty(), "{:?}", pod.left());
     }
     // After the repair the next try succeeds.
@@ -193,13 +203,13 @@ fn killed_imports_start_again() {
     let left =
         || -> Vec<_> { fs::read_dir(&target).unwrap().map(|entry| entry.unwrap().file_name()).collect() };
     for kill in 0..kills {
-        // What a killed import took from a damaged blob must not survive in the next one.
+        // Data that a killed import took from a damaged blob must not survive in the next one.
         fs::write(&blob, if kill % 2 == 0 { &bad } else { &good }).unwrap();
         let mut child = import(&target).spawn().unwrap();
         std::thread::sleep(Duration::from_millis(60 + kill * 431 % 400));
         drop(child.kill());
         child.wait().unwrap();
-        // Without a journal the disk is whole, also where the import was killed before it could say so.
+        // Without a journal the disk is whole, also where the import was killed before it could report so.
         if left() == ["disk.img"] {
             assert!(kill % 2 == 1, "a damaged image was imported");
             fs::remove_file(format!("{target}/disk.img")).unwrap();
@@ -243,7 +253,7 @@ fn imports_by_command_line() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(fs::read(path("a")).unwrap() == raw);
 
-    // What docker login wrote is found.
+    // Credentials written by docker login are found.
     let auth = STANDARD.encode(format!("{USER}:{PASSWORD}"));
     fs::create_dir(path(".docker")).unwrap();
     fs::write(
@@ -324,7 +334,7 @@ fn imports_by_command_line() {
     }
 }
 
-/// A qcow2 whose table of tables lies behind its data, and the disk that qemu-img makes of it.
+/// A qcow2 with its table of tables behind its data, and the disk that qemu-img makes of it.
 fn tables_last(folder: &Path) -> (Vec<u8>, Vec<u8>) {
     let path = |name: &str| folder.join(name).to_str().unwrap().to_owned();
     let (image, raw, data) = (path("late.qcow2"), path("late.raw"), path("data"));

@@ -1,4 +1,4 @@
-//! Who may pull: passwords, files of credentials, tokens, strangers, and plain HTTP.
+//! Access to pull: passwords, files of credentials, tokens, strangers, and plain HTTP.
 
 use std::fs;
 use std::sync::Arc;
@@ -112,7 +112,7 @@ fn plain_http_only_where_it_was_allowed() {
     let (store, tls) = (Store::start(), Tls::make());
     store.push("h", "latest", &[Layer::new(GZIP, &[("disk/a", b"plain")])]);
     let secure = Registry::start(store.path(), Some(&tls), &Login::Open);
-    // Insecure: with TLS, but for anybody; without TLS.
+    // Insecure: with TLS, but without verification; without TLS.
     assert_pulled(&options(secure.image("h"), None), b"plain");
     assert_pulled(&options(store.writer.image("h"), None), b"plain");
     assert_refused(&options(store.writer.image("h"), Some(&tls)), Kind::Connect, "https://");

@@ -1,4 +1,4 @@
-//! Pulling a disk with the library: how a registry is reached, what came, and what was said.
+//! Pulling a disk with the library: how a registry is reached, the data, and the messages.
 
 use std::io::Read;
 use std::time::Duration;

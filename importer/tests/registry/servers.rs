@@ -1,4 +1,4 @@
-//! What stands between a registry and its client: connections that are cut, and a request's head as a server reads it.
+//! Proxies between a registry and its client: connections that are cut, and a request's head as a server reads it.
 
 use std::io;
 use std::io::Read;

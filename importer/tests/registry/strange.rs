@@ -13,7 +13,7 @@ use crate::pull::{assert_pulled, assert_refused, options};
 use crate::servers::request_head;
 use sources::images::{GZIP, Layer, MIB, OCI_MANIFEST, PASSWORD, USER, disk, manifest};
 
-/// A server that answers as told, without TLS; stops when dropped.
+/// A server with scripted answers, without TLS; stops when dropped.
 struct Fake {
     address: SocketAddr,
     over: Arc<AtomicBool>,
@@ -68,7 +68,7 @@ fn answer(out: &mut TcpStream, status: &str, headers: &str, body: &[u8]) -> io::
     out.write_all(body)
 }
 
-/// A body that goes on as long as somebody takes it; notes when that was 64 MiB.
+/// A body that continues as long as a client reads it; notes when that was 64 MiB.
 fn endless(out: &mut TcpStream, front: &[u8], taken: &AtomicBool) -> io::Result<()> {
     write!(out, "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")?;
     out.write_all(front)?;

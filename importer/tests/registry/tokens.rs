@@ -75,7 +75,7 @@ impl TokenServer {
         server
     }
 
-    /// How a registry lets in who brings its tokens.
+    /// How a registry accepts its tokens.
     pub(crate) fn login(&self) -> Login {
         Login::Token(self.address, self.tls.certs())
     }
@@ -92,7 +92,7 @@ impl Drop for TokenServer {
     }
 }
 
-/// A JWT by a server's key, whose certificate the registry trusts through the CA.
+/// A JWT by a server's key; the registry trusts its certificate through the CA.
 fn token(tls: &Tls, query: &str, life: i64) -> String {
     let scope = query.split(['?', '&']).find_map(|part| part.strip_prefix("scope=")).unwrap_or_default();
     let scope = scope.replace("%3A", ":").replace("%2F", "/");

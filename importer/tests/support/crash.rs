@@ -122,7 +122,7 @@ impl Drop for Server {
 
 /// One request of a connection.
 fn answer(site: &Site, mut stream: &TcpStream) -> io::Result<()> {
-    // What waits in buffers counts as sent; keep that little.
+    // Bytes in buffers count as sent; keep them few.
     rustix::net::sockopt::set_socket_send_buffer_size(stream, 64 << 10)?;
     stream.set_nodelay(true)?;
     let mut head = Vec::new();

@@ -30,7 +30,7 @@ impl Place {
         self.data().join("disk.img")
     }
 
-    /// An import of `url`, whose disk has `size` bytes. `more` are further arguments of the command line.
+    /// An import of `url`, with a disk of `size` bytes. `more` are further arguments of the command line.
     pub(crate) fn command(&self, url: &str, size: u64, more: &[&str]) -> Command {
         let mut command = importer();
         command.stdout(Stdio::null()).stderr(Stdio::null());

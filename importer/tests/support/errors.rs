@@ -1,4 +1,4 @@
-//! Errors as a log would tell them.
+//! Errors in the form of a log.
 
 use std::error::Error;
 

@@ -136,7 +136,7 @@ impl Pod {
         Self { folder }
     }
 
-    /// The volume is `mount`, as far as the program can tell.
+    /// The volume is `mount`, as far as the program can find out.
     pub(crate) fn with_volume(mount: &Path) -> Self {
         let pod = Self { folder: tempfile::tempdir().unwrap() };
         std::os::unix::fs::symlink(mount, pod.folder.path().join("data")).unwrap();

@@ -42,7 +42,7 @@ impl Server {
         let folder = tempfile::tempdir().unwrap();
         let own = folder.path().display();
         let root = root.display();
-        // The port is free at this moment; nobody else on a test machine takes it before nginx does.
+        // The port is free at this moment; no other program on a test machine takes it before nginx does.
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
         let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
             .map(|name| format!("{name}_temp_path {own}/{name}; "))

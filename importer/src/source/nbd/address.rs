@@ -1,4 +1,4 @@
-//! What an NBD address names: a server and one of its exports. Pure.
+//! Parses NBD addresses: a server and one of its exports. Pure.
 //!
 //! Source: the NBD URI specification,
 //! <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/uri.md>.

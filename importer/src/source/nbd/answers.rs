@@ -34,7 +34,7 @@ pub(super) enum Pending {
 pub(super) struct Reading {
     range: Range<u64>,
     buffer: Buffer,
-    /// What of `range` has come.
+    /// Received parts of `range`.
     got: RangeSet,
     error: Option<ServerError>,
     answer: oneshot::Sender<Result<Buffer, ServerError>>,
@@ -76,13 +76,13 @@ impl Pending {
                 Err(Nonsense(format!("a read of {range:?} is answered with {bytes} bytes")))
             }
             Self::Status { status, error: None, .. } if status.is_empty() => {
-                Err(Nonsense("a status says nothing".to_owned()))
+                Err(Nonsense("a block status reply without descriptors".to_owned()))
             }
             Self::Read(_) | Self::Status { .. } => Ok(()),
         }
     }
 
-    /// Hands the answer over. Whoever asked may have left.
+    /// Delivers the answer. The caller may be gone.
     fn hand_over(self) {
         match self {
             Self::Read(Reading { buffer, answer, error, .. }) => {
@@ -172,7 +172,7 @@ async fn message(
     Ok(())
 }
 
-/// What follows a head; whether the answer is whole with it.
+/// The rest of a message after its head; returns whether it completes the answer.
 async fn body(
     input: &mut Input<impl AsyncRead + Unpin>,
     pending: &mut Pending,

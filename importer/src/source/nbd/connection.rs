@@ -65,7 +65,7 @@ impl From<Nonsense> for Failure {
     }
 }
 
-/// An established connection. Dropping it says goodbye to the server.
+/// An established connection. Dropping it disconnects from the server.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) export: Export,
@@ -77,7 +77,7 @@ pub(super) struct Connection {
     sender: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What the connection and its tasks share.
+/// State shared by the connection and its tasks.
 #[derive(Debug)]
 pub(super) struct Shared {
     /// By cookie; `None` once the connection is gone.
@@ -115,7 +115,7 @@ impl Connection {
         Self { export, context, shared, send, next, sender }
     }
 
-    /// Asks for `range`, whose length is `buffer`'s.
+    /// Requests `range`, of `buffer`'s length.
     pub(super) fn read(&self, range: Range<u64>, buffer: Buffer) -> Result<Answer<Buffer>, Failure> {
         let (answer, receiver) = oneshot::channel();
         let (offset, len) = (range.start, length(&range));
@@ -123,7 +123,7 @@ impl Connection {
         Ok(receiver)
     }
 
-    /// Asks what of `range` holds data; `None` if the server cannot tell. `range` is shorter than 4 GiB.
+    /// Requests the data ranges of `range`; `None` if the server does not support it. `range` is shorter than 4 GiB.
     pub(super) fn status(&self, range: Range<u64>) -> Result<Option<Answer<Status>>, Failure> {
         if self.context.is_none() {
             return Ok(None);
@@ -161,12 +161,12 @@ impl Connection {
         self.shared.received.load(Ordering::Relaxed)
     }
 
-    /// Gives up on it: whoever waits for an answer learns so.
+    /// Gives up on it: waiting callers get the error.
     pub(super) fn abandon(&self, trouble: Trouble, what: &str) {
         self.shared.end(trouble, what.to_owned());
     }
 
-    /// What to wait for after dropping it, for the server to have heard the goodbye.
+    /// A future to await after dropping it, until the server has received the disconnect request.
     pub(super) fn farewell(&self) -> Option<JoinHandle<()>> {
         lock(&self.sender).take()
     }
@@ -186,7 +186,7 @@ fn length(range: &Range<u64>) -> u32 {
     u32::try_from(range.end.saturating_sub(range.start)).unwrap_or(u32::MAX)
 }
 
-/// Sends requests until the connection is dropped, then says goodbye.
+/// Sends requests until the connection is dropped, then the disconnect request.
 async fn transmit(
     mut output: impl AsyncWrite + Unpin,
     mut requests: mpsc::UnboundedReceiver<[u8; REQUEST]>,

@@ -18,7 +18,7 @@ const NAMED: usize = 8;
 /// Replies to one option at most.
 const REPLIES: usize = 1024;
 
-/// What a connection needs to be made.
+/// Parameters of a connection.
 #[derive(Debug)]
 pub(super) struct Dial {
     pub(super) address: Address,
@@ -27,13 +27,13 @@ pub(super) struct Dial {
     pub(super) patience: Duration,
 }
 
-/// What bytes come and go through.
+/// The transport.
 pub(super) trait Socket: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Socket for T {}
 /// Plain or TLS.
 pub(super) type Stream = Box<dyn Socket>;
 
-/// What the two sides agreed on.
+/// The negotiated parameters.
 pub(super) struct Agreed {
     pub(super) stream: Stream,
     pub(super) export: Export,
@@ -214,7 +214,7 @@ impl Talk {
                 Reply::Info(Info::Other) | Reply::Server(_) | Reply::MetaContext(_) => {}
                 Reply::Ack => {
                     let Some((size, flags)) = facts else {
-                        return Err(Nonsense("the export's size is not told".to_owned()).into());
+                        return Err(Nonsense("the server did not send the export's size".to_owned()).into());
                     };
                     return Ok(Some(Export::checked(size, flags, block)?));
                 }
@@ -234,7 +234,7 @@ impl Talk {
         Err(Nonsense("the choice of the export has no answer".to_owned()).into())
     }
 
-    /// What to do about an export that is not there.
+    /// How to handle a missing export.
     async fn unknown_export(&mut self, export: &str, words: &str) -> Failure {
         let replies = self.ask(Opt::List, &[]).await.unwrap_or_default();
         let listed: Vec<String> = replies
@@ -257,7 +257,7 @@ impl Talk {
         }
         let names: Vec<String> = listed.iter().take(NAMED).map(|name| format!("\"{name}\"")).collect();
         let offer = match names.as_slice() {
-            [] => "it does not say which ones it has".to_owned(),
+            [] => "it does not list its exports".to_owned(),
             names => format!("it has {}", names.join(", ")),
         };
         let what = format!(

@@ -56,18 +56,18 @@ const HANDSHAKE: Duration = Duration::from_secs(20);
 const EXTRA_HANDSHAKE: Duration = Duration::from_secs(5);
 /// How long closing may take; it is a courtesy.
 const GOODBYE: Duration = Duration::from_millis(300);
-/// Bytes whose status is asked for at once. Lengths on the wire have 32 bits.
+/// Bytes per status request. Lengths on the wire have 32 bits.
 const STATUS: u64 = 1 << 30;
-/// Answers to status requests of one call; a server that tells less with each is not asked on.
+/// Status replies per call; a server that reports less with each is not asked again.
 const STATUS_ANSWERS: usize = 16 << 10;
 
-/// What to read, and how.
+/// Export and options.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// `nbd://HOST[:PORT]/EXPORT`, `nbds://…` or `nbd+unix:///EXPORT?socket=PATH`.
     pub url: String,
     /// How the server is reached. Trust concerns nbds only, proxies nothing; more connections than one are made only if
-    /// the server says that it can have several.
+    /// the server allows several.
     pub reach: Reach,
 }
 
@@ -158,7 +158,7 @@ fn cause(trouble: Trouble, begun: bool) -> Cause {
         // ENOMEM passes.
         Trouble::Reported(12) => Cause::Busy(None),
         Trouble::Reported(SHUTDOWN) => Cause::Network,
-        // EIO and the like: a place that cannot be read is believed after some tries, not after minutes.
+        // EIO and the like: an unreadable place is accepted after some attempts, not after minutes.
         Trouble::Reported(_) => Cause::Truncated,
     }
 }
@@ -166,7 +166,7 @@ fn cause(trouble: Trouble, begun: bool) -> Cause {
 /// ESHUTDOWN: the client is to leave.
 const SHUTDOWN: u32 = 108;
 
-/// The pool with the runtime it lives on; says goodbye when the last reader is gone.
+/// The pool with its runtime; disconnects when the last reader is gone.
 struct Session {
     net: Net,
     pool: Arc<Pool>,
@@ -220,7 +220,7 @@ impl Pool {
         Some(found)
     }
 
-    /// One more connection. Some servers say that they can have several and then leave the second one waiting.
+    /// One more connection. Some servers allow several and then leave the second one waiting.
     async fn grow(self: Arc<Self>) {
         match timeout(EXTRA_HANDSHAKE, self.connect()).await {
             Ok(Ok(_)) => self.growing.store(false, Ordering::Relaxed),
@@ -288,7 +288,7 @@ impl Pool {
         Failure::new(Trouble::Reported(error.code), what)
     }
 
-    /// Waits as the policy says, or gives up.
+    /// Waits according to the policy, or gives up.
     async fn pause(&self, attempts: &mut Attempts, failure: Failure, at: u64) -> Result<(), Error> {
         let name = &self.name;
         let what = match attempts.failed(cause(failure.trouble, true)) {
@@ -310,7 +310,7 @@ impl Pool {
         Err(Error::with(Kind::Process, what, failure.error))
     }
 
-    /// What of `within` holds data, as far as the server tells; `None` when it tells nothing.
+    /// Data ranges of `within`, as far as the server reports them; `None` when it reports none.
     async fn data_ranges(self: &Arc<Self>, within: Range<u64>) -> Result<Option<Vec<Range<u64>>>, Error> {
         let mut attempts = Attempts::new(&self.reach.retry, true);
         let mut data: Vec<Range<u64>> = Vec::new();
@@ -334,7 +334,7 @@ impl Pool {
             if let Trouble::Reported(code) = failure.trouble
                 && code != SHUTDOWN
             {
-                // Not to know is no reason to fail: what cannot be read will say so itself.
+                // Missing status is not an error: an unreadable place fails when it is read.
                 tracing::debug!(source = self.name, at, error = %failure.error, "no block status");
                 break;
             }
@@ -473,7 +473,7 @@ impl Reader {
                 }
                 Err(failure) => failure,
             };
-            // What was asked for behind the failure is asked for again.
+            // Requests behind the failure are repeated.
             self.window.clear();
             self.next = self.at;
             if failure.trouble == Trouble::Lost {
@@ -504,7 +504,7 @@ impl Reader {
         let Some(front) = self.window.front_mut() else {
             return Err(Failure::new(Trouble::Lost, "nothing was asked for"));
         };
-        // It stays in the window meanwhile: whoever stops waiting may come back.
+        // It stays in the window: a caller that stops waiting may come back.
         let buffer = pool.answer(&connection, &mut front.answer).await?;
         let start = front.start;
         self.window.pop_front();

@@ -30,7 +30,7 @@ pub(super) const ERROR_MAX: u32 = 2 * 4096;
 /// Longest answer to a status request: a million extents, the most that nbdkit sends.
 pub(super) const STATUS_MAX: u32 = 4 + 8 * (1 << 20);
 
-/// The metadata context that tells holes and zeroes.
+/// The metadata context for holes and zeroes.
 const ALLOCATION: &str = "base:allocation";
 /// Information item: block sizes.
 const INFO_BLOCK_SIZE: u16 = 3;
@@ -135,7 +135,7 @@ fn string(text: &str) -> Vec<u8> {
     data
 }
 
-/// What a reply to an option is.
+/// Type of a reply to an option.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Reply {
     Ack,
@@ -247,7 +247,7 @@ pub(super) struct BlockSize {
 }
 
 impl Default for BlockSize {
-    /// What the protocol lets a client assume when the server says nothing.
+    /// The protocol's defaults when the server sends none.
     fn default() -> Self {
         Self { min: 1, preferred: 4096, max: 32 << 20 }
     }
@@ -274,7 +274,7 @@ impl BlockSize {
     }
 }
 
-/// What is known of an export once it is chosen.
+/// Properties of an export once it is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Export {
     /// Bytes.
@@ -421,7 +421,7 @@ const HOLE_MIN: u64 = 64 << 10;
 /// The extents of a status, folded into ranges that may hold data as they arrive.
 #[derive(Debug)]
 pub(super) struct Status {
-    /// What was asked about.
+    /// The request.
     asked: Range<u64>,
     /// Up to where it is known.
     pub(super) known: u64,
@@ -566,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn replies_that_make_no_sense() {
+    fn malformed_replies_are_rejected() {
         let mut export = vec![0, 0];
         export.extend_from_slice(&9u64.to_be_bytes());
         export.extend_from_slice(&256u16.to_be_bytes());

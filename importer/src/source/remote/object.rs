@@ -75,7 +75,7 @@ impl Source for RemoteSource {
 /// An object that was opened.
 struct Object<R: Remote>(Arc<Shared<R>>);
 
-/// What all readers of an object know.
+/// State shared by all readers of an object.
 pub(super) struct Shared<R: Remote> {
     pub(super) remote: R,
     pub(super) net: Net,
@@ -84,7 +84,7 @@ pub(super) struct Shared<R: Remote> {
     pub(super) mark: Mark,
     pub(super) ranges: AtomicBool,
     pub(super) lanes: Mutex<Vec<Lane<R::Client>>>,
-    /// The answer to the first question when it was the whole object: the first reader goes on with it.
+    /// The answer to the first request when it was the whole object: the first reader continues with it.
     pub(super) whole: Mutex<Option<(Lane<R::Client>, Part)>>,
 }
 

@@ -90,7 +90,7 @@ impl<R: Remote> Reader<R> {
         }
     }
 
-    /// Goes on with an answer that is there already.
+    /// Continues with an existing answer.
     pub(super) fn take_over(&mut self, lane: Lane<R::Client>, part: Part) {
         self.lane = Some(lane);
         self.adopt(part);
@@ -166,7 +166,7 @@ impl<R: Remote> Reader<R> {
                     match end {
                         // It gave no length and ended by the rules: that is the end.
                         None if whole && at >= self.at => self.end = self.at,
-                        // A server may give less than asked for, as long as it says so.
+                        // A server may send less than requested, if it declares so.
                         Some(end) if at == end && at >= self.at => {}
                         Some(_) | None => {
                             let cause = if at == self.at { Cause::Truncated } else { Cause::Network };
@@ -220,7 +220,7 @@ impl<R: Remote> Reader<R> {
         }
     }
 
-    /// Goes on with `part`, which starts at or before our offset.
+    /// Continues with `part`, which starts at or before our offset.
     fn adopt(&mut self, part: Part) {
         let whole_end = if part.whole { self.shared.size } else { None };
         self.skipped = crc32fast::Hasher::new();
@@ -290,7 +290,7 @@ impl<R: Remote> Reader<R> {
         Ok(())
     }
 
-    /// Waits as the policy says, or gives up.
+    /// Waits according to the policy, or gives up.
     async fn wait(&mut self, cause: Cause, error: Error) -> io::Result<()> {
         let name = self.shared.remote.name();
         let spell = |attempts: &Attempts| (attempts.spell.failures, attempts.spell.elapsed.as_secs());
