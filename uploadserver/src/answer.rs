@@ -34,8 +34,6 @@ pub(crate) enum Refusal {
     Overtaken,
     /// A PATCH of another content type.
     NotPartial,
-    /// A length and chunks at once: whoever stands between us may see another end of the request.
-    Ambiguous,
 }
 
 /// The answer to a refused request.
@@ -55,7 +53,6 @@ pub(crate) fn refusal(refusal: Refusal) -> Answer {
         Refusal::NotPartial => {
             (StatusCode::UNSUPPORTED_MEDIA_TYPE, "the content type of a PATCH is application/partial-upload")
         }
-        Refusal::Ambiguous => (StatusCode::BAD_REQUEST, "a request has a length or chunks, not both"),
     };
     answer(status, text)
 }

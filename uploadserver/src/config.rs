@@ -71,7 +71,7 @@ impl Config {
                 only_tls13: tls_min_version == "VersionTLS13",
                 ciphers: tls_ciphers.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect(),
             },
-            clients: Clients { authorities: given("CLIENT_CERT_FILE", client_cert_file)?.into() },
+            clients: Clients::optional(given("CLIENT_CERT_FILE", client_cert_file)?.into()),
             client_name: given("CLIENT_NAME", client_name)?,
             volume: volume::Config {
                 contract: Contract::Environment,

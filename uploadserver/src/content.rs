@@ -1,7 +1,7 @@
 //! From the bytes of a request to what goes into the volume: as they are, out of a form, out of a clone's snappy
 //! stream, out of a clone's archive. Not here: image formats (`disk_image`), HTTP.
 
-use std::io::Read;
+use std::io::{self, Read};
 use std::sync::Arc;
 
 use api::names;
@@ -20,6 +20,8 @@ pub(crate) struct Shape {
     pub(crate) archive: bool,
     /// What a clone sends.
     pub(crate) clone: Option<CloneOf>,
+    /// Bytes of the device that a clone sends, where they are announced.
+    pub(crate) clone_size: Option<u64>,
     /// What the image must hash to: the body, or the field of the form.
     pub(crate) checksum: Option<Checksum>,
 }
@@ -41,7 +43,7 @@ impl Shape {
         if clone.is_some() && way.is_form() {
             return Err(Error::usage("a clone does not come in a form"));
         }
-        Ok(Self { boundary, archive: way == Way::Archive, clone, checksum })
+        Ok(Self { boundary, archive: way == Way::Archive, clone, clone_size: None, checksum })
     }
 
     /// What is to become of the volume.
@@ -85,10 +87,60 @@ impl Origin for Body {
                 let disk = Member::find(stream, names::DISK_FILE)?;
                 (Some(disk.size()), Box::new(disk))
             }
-            (None, Some(CloneOf::Filesystem | CloneOf::Device)) => {
-                (None, Box::new(snap::read::FrameDecoder::new(reader)))
+            (None, Some(CloneOf::Filesystem)) => (None, Box::new(snap::read::FrameDecoder::new(reader))),
+            (None, Some(CloneOf::Device)) => {
+                let decoder = snap::read::FrameDecoder::new(reader);
+                (None, Box::new(Whole { inner: decoder, read: 0, size: self.shape.clone_size }))
             }
         };
         Ok(Input::new(Arc::new(Once::new("an upload", size, reader))))
+    }
+}
+
+/// A device's bytes, which must be as many as the sender announced, or at least one: an empty device is no clone of anything.
+struct Whole<R> {
+    inner: R,
+    read: u64,
+    size: Option<u64>,
+}
+
+impl<R: Read> Read for Whole<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.inner.read(buffer)?;
+        self.read += u64::try_from(count).unwrap_or(u64::MAX);
+        let ended = count == 0 && !buffer.is_empty();
+        match self.size {
+            Some(size) if self.read > size || ended && self.read < size => {
+                let text = format!("the clone has {} bytes, and its sender announced {size}", self.read);
+                Err(io::Error::new(io::ErrorKind::InvalidData, text))
+            }
+            _ if ended && self.read == 0 => {
+                Err(io::Error::new(io::ErrorKind::InvalidData, "the clone of a device has no bytes"))
+            }
+            _ => Ok(count),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn whole(bytes: &[u8], size: Option<u64>) -> Result<Vec<u8>, String> {
+        let mut read = Vec::new();
+        let mut stream = Whole { inner: bytes, read: 0, size };
+        stream.read_to_end(&mut read).map(|_| read).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_device_has_as_many_bytes_as_its_sender_announced_and_is_never_empty() {
+        assert_eq!(whole(b"disk", None).unwrap(), b"disk");
+        assert_eq!(whole(b"disk", Some(4)).unwrap(), b"disk");
+        assert!(whole(b"dis", Some(4)).unwrap_err().contains("has 3 bytes, and its sender announced 4"));
+        assert!(whole(b"disks", Some(4)).unwrap_err().contains("announced 4"));
+        for size in [None, Some(0)] {
+            assert!(whole(b"", size).unwrap_err().contains("no bytes"), "{size:?}");
+        }
+        assert!(whole(b"", Some(4)).unwrap_err().contains("has 0 bytes"));
     }
 }

@@ -14,13 +14,13 @@ use disk_image::volume::error::chain;
 use disk_image::volume::{Error, Kind};
 use jiff::Timestamp;
 use serve::signals::Signal;
+use serve::tls::{Current, Reloading};
+use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tokio_rustls::TlsAcceptor;
 
 use crate::answer::{self, Ended};
 use crate::args::Args;
 use crate::config::Config;
-use crate::connections;
 use crate::door::Door;
 use crate::server::{self, Server};
 
@@ -88,12 +88,10 @@ fn configured() -> Result<Config, Error> {
 }
 
 async fn work(config: Config, mut stopped: watch::Receiver<Option<Signal>>) -> Result<ExitCode, Error> {
-    let tls = config
-        .identity
-        .server_config(Some(&config.clients))
+    let tls: Arc<dyn Current> = Reloading::new(config.identity, Some(config.clients), false)
         .map_err(|e| Error::with(Kind::Usage, "cannot set up TLS", e))?;
-    let listener = connections::listen(config.listen)
-        .await
+    let listener = serve::server::listen(config.listen)
+        .and_then(TcpListener::from_std)
         .map_err(|e| Error::with(Kind::Process, format!("cannot listen on {}", config.listen), e))?;
     if let Ok(address) = listener.local_addr() {
         tracing::info!(%address, "waiting for an upload");
@@ -101,8 +99,7 @@ async fn work(config: Config, mut stopped: watch::Receiver<Option<Signal>>) -> R
     let door = Door::new(config.volume);
     let (close, closing) = watch::channel(false);
     let server = Server { door: door.clone(), client_name: config.client_name, owner_uid: config.owner_uid };
-    let acceptor = TlsAcceptor::from(Arc::new(tls));
-    let serving = connections::serve(Arc::new(server), listener, acceptor, server::LIMITS, closing);
+    let serving = serve::server::serve(listener, Some(tls), server::LIMITS, Arc::new(server), closing);
     let serving = tokio::spawn(serving);
     let ended = tokio::select! {
         ended = until_end(&door, config.deadline) => ended,

@@ -9,8 +9,8 @@
 //!  status, reason                                    a thread: form, snappy, tar, digest
 //! ```
 //!
-//! `proxy` (feature `proxy`) is another program, the cluster's door before these servers; both have their connections in
-//! common. `clone` (the same feature) is the third: it sends a volume to such a server.
+//! `proxy` (feature `proxy`) is another program, the cluster's door before these servers; it has the
+//! same limits on connections. `clone` (the same feature) is the third: it sends a volume to such a server.
 //!
 //! Not here: image formats, sizes, writing (`disk_image`), the contract's names (`api::upload`), certificates (`serve`).
 
@@ -19,14 +19,12 @@ mod args;
 #[cfg(feature = "proxy")]
 pub mod clone;
 mod config;
-mod connections;
 mod content;
 mod digest;
 mod door;
 mod entry;
 mod feed;
 mod form;
-mod interim;
 #[cfg(feature = "proxy")]
 pub mod proxy;
 mod resume;

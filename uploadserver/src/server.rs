@@ -2,10 +2,11 @@
 //! (`answer`), uploads.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::names;
 use api::upload::resume::{VERSION, VERSION_HEADER};
-use api::upload::{CONTENT_TYPE_HEADER, CloneOf, PROGRESS_HEADER, RESOURCES, Way};
+use api::upload::{CLONE_SIZE_HEADER, CONTENT_TYPE_HEADER, CloneOf, PROGRESS_HEADER, RESOURCES, Way};
 use bytes::Bytes;
 use disk_image::volume::{Error, Kind};
 use http::header::{CONTENT_ENCODING, HeaderValue};
@@ -13,20 +14,30 @@ use http::{HeaderName, Request, StatusCode};
 use http_body_util::Full;
 use hyper::body::{Body, Incoming};
 use serve::metrics::{Kind as Metric, Page};
+use serve::server::{Connection, Informational, Limits, Service, drain, read_to_end, reject};
 
 use crate::answer::{self, Answer, Problem, Refusal};
-use crate::connections::{Answering, Connection, DRAIN, Limits, drain, is_ambiguous, leave};
 use crate::content::Shape;
 use crate::door::{Closed, Door};
 use crate::feed::Fed;
-use crate::interim::Queue;
 use crate::routes::{Asked, asked};
 use crate::upload::Upload;
 use crate::{digest, form, resume};
 
-/// What connections may take.
-pub(crate) const LIMITS: Limits =
-    Limits { connections: 256, read_at_once: 256 << 10, taken_at_once: 64 << 10, closing: DRAIN };
+/// Longest time for which the rest of a body is read that an upload does not need.
+const DRAIN_TIME: Duration = Duration::from_secs(30);
+
+/// What connections may take. One client uploads, and it makes few connections.
+pub(crate) const LIMITS: Limits = Limits {
+    connections: 64,
+    handshakes: 32,
+    handshake_time: Duration::from_secs(5),
+    head: 16 << 10,
+    idle_time: Duration::from_secs(10),
+    buffer: 256 << 10,
+    read_ahead: 64 << 10,
+    closing: Duration::from_secs(30),
+};
 
 /// What requests need.
 pub(crate) struct Server {
@@ -37,29 +48,30 @@ pub(crate) struct Server {
     pub(crate) owner_uid: String,
 }
 
-impl Answering for Server {
+impl Service for Server {
     type Body = Full<Bytes>;
 
-    async fn answer(&self, request: Request<Incoming>, connection: &Connection) -> Answer {
-        let interim = connection.interim();
+    async fn answer(&self, request: Request<Incoming>, connection: &Arc<Connection>) -> Answer {
+        let informational = connection.informational();
         // The one client's certificate.
-        let known = connection.name.as_ref() == Some(&self.client_name);
-        if is_ambiguous(request.headers()) {
-            return leave(request.into_body(), answer::refusal(Refusal::Ambiguous));
-        }
+        let known = connection.client_name() == Some(&self.client_name);
         let asked = asked(request.method(), request.uri().path());
         match asked {
-            Asked::Nothing => return leave(request.into_body(), answer::refusal(Refusal::NotFound)),
+            Asked::Nothing => return reject(request.into_body(), answer::refusal(Refusal::NotFound)),
             Asked::Health => return answer::page("OK"),
             Asked::Metrics => return answer::page(self.metrics()),
             Asked::HeadAsync => return self.head(known),
             Asked::Upload(_) | Asked::Offset(_) | Asked::Append(_) | Asked::Cancel(_) => {}
         }
         if !known {
-            return leave(request.into_body(), answer::refusal(Refusal::Stranger));
+            let (body, answer) = (request.into_body(), answer::refusal(Refusal::Stranger));
+            // A client with a certificate of ours, but another name, gets to read why.
+            return if connection.client().is_some() { leave(body, answer) } else { reject(body, answer) };
         }
+        let _busy = connection.busy();
+        connection.read_ahead();
         match asked {
-            Asked::Upload(way) => self.upload(way, request, interim).await,
+            Asked::Upload(way) => self.upload(way, request, informational).await,
             Asked::Offset(name) => self.offset(&name).await,
             Asked::Append(name) => self.append(&name, request).await,
             Asked::Cancel(name) => self.cancel(&name).await,
@@ -104,7 +116,12 @@ impl Server {
         page.text()
     }
 
-    async fn upload(&self, way: Way, request: Request<Incoming>, interim: Option<&Queue>) -> Answer {
+    async fn upload(
+        &self,
+        way: Way,
+        request: Request<Incoming>,
+        informational: Option<&Informational>,
+    ) -> Answer {
         let (head, mut body) = request.into_parts();
         let given = read_head(way, &head.headers, body.size_hint().exact());
         let (shape, length, begin) = match given {
@@ -118,8 +135,8 @@ impl Server {
         };
         let _abandon = Abandon(&upload);
         let location = format!("{RESOURCES}{}", upload.name);
-        if let Some(interim) = interim.filter(|_| begin.is_some()) {
-            interim.push(&format!(
+        if let Some(informational) = informational.filter(|_| begin.is_some()) {
+            informational.push(&format!(
                 "HTTP/1.1 104 Upload Resumption Supported\r\n{VERSION_HEADER}: {VERSION}\r\nlocation: {location}\r\n\r\n"
             ));
         }
@@ -179,7 +196,18 @@ fn read_head(way: Way, headers: &http::HeaderMap, length: Option<u64>) -> Result
         (true, _) | (false, Some(_)) => None,
     };
     let length = begin.map_or(length, |begin| begin.length);
-    Ok((Shape::new(way, boundary, clone, checksum)?, length, begin))
+    let clone_size = clone.map(|_| clone_size(headers)).transpose()?.flatten();
+    let shape = Shape { clone_size, ..Shape::new(way, boundary, clone, checksum)? };
+    Ok((shape, length, begin))
+}
+
+/// Bytes of the device, as a clone's sender announces them.
+fn clone_size(headers: &http::HeaderMap) -> Result<Option<u64>, Error> {
+    let Some(value) = headers.get(CLONE_SIZE_HEADER) else { return Ok(None) };
+    let size = value.to_str().ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+    let size = size.and_then(|text| text.parse().ok());
+    size.map(Some)
+        .ok_or_else(|| Error::usage(format!("{CLONE_SIZE_HEADER}: {value:?} is no number of bytes")))
 }
 
 /// That a body is coded in no way but those that are undone wherever an image is read: another one would be taken for a disk.
@@ -236,13 +264,18 @@ async fn fed_answer(
 }
 
 /// The answer at the end of an upload. One that is good before its last byte has the rest read first.
-async fn ended(upload: &Upload, mut body: Incoming) -> Answer {
+async fn ended(upload: &Upload, body: Incoming) -> Answer {
     let outcome = upload.end().await;
     if outcome.is_err() {
         return leave(body, answer::ended(&outcome));
     }
-    drop(tokio::time::timeout(DRAIN, drain(&mut body)).await);
+    drop(tokio::time::timeout(DRAIN_TIME, read_to_end(body)).await);
     answer::ended(&outcome)
+}
+
+/// The answer to the one client, whose body is not wanted.
+fn leave(body: Incoming, answer: Answer) -> Answer {
+    drain(body, DRAIN_TIME, answer)
 }
 
 /// Ends an upload that cannot be gone on with, when the request that sent it is gone.

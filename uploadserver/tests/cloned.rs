@@ -180,12 +180,20 @@ fn a_device_becomes_a_file_and_a_device() {
     }
 }
 
-/// A server that keeps the first request's head and body and answers when it has come whole, or never.
-fn collecting(authority: &Authority, answers: bool) -> (u16, std::thread::JoinHandle<(String, Vec<u8>)>) {
+/// A server that keeps the first request's head and body and answers when the request is complete, or never.
+struct Collecting {
+    port: u16,
+    /// Receives once the head is read.
+    head: std::sync::mpsc::Receiver<()>,
+    request: std::thread::JoinHandle<(String, Vec<u8>)>,
+}
+
+fn collecting(authority: &Authority, answers: bool) -> Collecting {
+    let (has_head, head) = std::sync::mpsc::channel();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
     let config = server(&authority.sign("x"));
-    let thread = std::thread::spawn(move || {
+    let request = std::thread::spawn(move || {
         // Localhost may be asked for at more than one address.
         let (stream, _) = listener.accept().unwrap();
         let connection = rustls::ServerConnection::new(config).unwrap();
@@ -194,6 +202,7 @@ fn collecting(authority: &Authority, answers: bool) -> (u16, std::thread::JoinHa
         while !head.ends_with("\r\n\r\n") {
             assert!(stream.read_line(&mut head).unwrap() > 0);
         }
+        has_head.send(()).unwrap();
         let mut body = Vec::new();
         if !answers {
             // Until the other end goes.
@@ -216,7 +225,7 @@ fn collecting(authority: &Authority, answers: bool) -> (u16, std::thread::JoinHa
             body.extend_from_slice(&chunk[..size]);
         }
     });
-    (port, thread)
+    Collecting { port, head, request }
 }
 
 #[test]
@@ -224,10 +233,10 @@ fn what_is_sent_is_what_gnu_tar_reads() {
     let folder = tempfile::tempdir().unwrap();
     let volume = files(folder.path());
     let authority = Authority::new();
-    let (port, collected) = collecting(&authority, true);
-    let mut sender = Sender::start(&volume, Mode::Filesystem, port, &authority, NAME);
+    let server = collecting(&authority, true);
+    let mut sender = Sender::start(&volume, Mode::Filesystem, server.port, &authority, NAME);
     assert_eq!(sender.end(), Some(0), "{}", sender.log());
-    let (head, body) = collected.join().unwrap();
+    let (head, body) = server.request.join().unwrap();
     let head = head.to_ascii_lowercase();
     assert!(head.starts_with("post /v1beta1/upload http/1.1\r\n"), "{head}");
     assert!(head.contains("\r\nx-cdi-content-type: filesystem-clone\r\n"), "{head}");
@@ -280,20 +289,16 @@ fn who_may_not_and_what_does_not_fit() {
 fn one_that_is_stopped_or_left_is_no_success() {
     let device = Loop::new(64 * MIB, 512);
     fs::write(&device.device, Dice(4).bytes(64 << 20)).unwrap();
-    // It is told to end while nobody answers.
+    // SIGTERM during a request that the server never answers.
     let authority = Authority::new();
-    let (port, collected) = collecting(&authority, false);
-    let mut sender = Sender::start(&device.device, Mode::Block, port, &authority, NAME);
-    let began = || sender.log().contains("cloning");
-    let until = std::time::Instant::now() + Duration::from_secs(30);
-    while !began() {
-        assert!(std::time::Instant::now() < until, "{}", sender.log());
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let server = collecting(&authority, false);
+    let mut sender = Sender::start(&device.device, Mode::Block, server.port, &authority, NAME);
+    let began = server.head.recv_timeout(Duration::from_secs(30));
+    assert!(began.is_ok(), "no request: {}", sender.log());
     run("kill", &[&sender.process.id().to_string()]);
     assert_eq!(sender.end(), Some(143), "{}", sender.log());
     assert!(sender.message().is_empty());
-    collected.join().unwrap();
+    server.request.join().unwrap();
     // It is killed while a server reads: that goes on waiting for a whole one.
     let mut pod = receiver(None, &[]);
     let mut sender = Sender::start(&device.device, Mode::Block, pod.port(), &pod.authority, NAME);

@@ -110,6 +110,32 @@ fn a_device_into_both() {
     }
 }
 
+/// An empty device was reported as a complete clone.
+#[test]
+fn a_device_that_is_empty_or_not_of_the_announced_size_is_no_clone() {
+    let mut pod = Pod::new();
+    for (bytes, more) in [
+        (&b""[..], None),
+        (b"", Some("ferrovirt-clone-size: 0")),
+        (b"", Some("ferrovirt-clone-size: 4096")),
+        (&[1; 4096], Some("ferrovirt-clone-size: 8192")),
+        (&[1; 8192], Some("ferrovirt-clone-size: 4096")),
+        (&[1; 4096], Some("ferrovirt-clone-size: many")),
+    ] {
+        let headers: Vec<&str> = [DEVICE].into_iter().chain(more).collect();
+        let answer = pod.client().request("POST", UPLOAD, &headers, &snappy(bytes));
+        assert!(answer.status >= 400, "{} bytes, {more:?}: {answer:?}", bytes.len());
+        assert!(answer.body.contains("clone"), "{answer:?}");
+        assert!(pod.runs() && !pod.message().contains("Complete"), "{more:?}");
+    }
+    let bytes = Dice(7).bytes(1 << 20);
+    let size = "ferrovirt-clone-size: 1048576";
+    let answer = pod.client().request("POST", UPLOAD, &[DEVICE, size], &snappy(&bytes));
+    assert_eq!(answer.status, 200, "{answer:?}\n{}", pod.log());
+    assert!(pod.end().success());
+    assert_eq!(pod.message(), CLONE_COMPLETE);
+}
+
 #[test]
 fn a_clone_that_is_damaged_is_none() {
     let folder = tempfile::tempdir().unwrap();

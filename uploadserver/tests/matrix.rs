@@ -203,3 +203,31 @@ fn tables_that_come_late_need_room_or_another_image() {
     pod.assert_uploaded();
     assert_eq!(sha256(&device.device, 64 * MIB).0, sha256(&raw, 64 * MIB).0);
 }
+
+/// A size that is not a multiple of 512 gave a disk of garbage and success.
+#[test]
+fn dmg_of_any_size_is_refused_by_every_way_and_the_next_image_taken() {
+    let mut dice = Dice(11);
+    let mut dmg = vec![0x5a; MIB as usize];
+    let end = dmg.len() - 512;
+    dmg[end..end + 12].copy_from_slice(b"koly\0\0\0\x04\0\0\x02\0");
+    for block in [false, true] {
+        let device = block.then(|| Loop::new(8 * MIB, 512));
+        let path = device.as_ref().map(|device| device.device.as_path());
+        let mut pod = Pod::start(&Setup { device: path, ..Setup::default() });
+        for more in [0, 1, 100, 511] {
+            let image = [&vec![0x5a; more], &dmg[..]].concat();
+            for way in WAYS {
+                let what = format!("{way:?}, {more} bytes more, {}", if block { "block" } else { "file" });
+                let answer = upload(&pod, way, &image, &mut dice);
+                assert_eq!(answer.status, 500, "{what}: {answer:?}\n{}", pod.log());
+                assert!(answer.body.contains("a DMG image"), "{what}: {answer:?}");
+                assert!(pod.runs() && pod.message().is_empty(), "{what}: {}", pod.log());
+            }
+        }
+        let good = Dice(12).bytes(MIB as usize + 100);
+        let answer = upload(&pod, Way::Sync, &good, &mut dice);
+        assert_eq!(answer.status, 200, "{answer:?}\n{}", pod.log());
+        pod.assert_uploaded();
+    }
+}

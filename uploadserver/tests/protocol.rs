@@ -220,26 +220,57 @@ fn a_digest_is_of_the_bytes_that_came() {
 fn requests_that_could_be_two() {
     let mut pod = Pod::new();
     let post = format!("POST {UPLOAD} HTTP/1.1\r\nHost: x\r\n");
-    for (head, what) in [
-        (format!("{post}Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"), "both"),
-        (format!("{post}Content-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef"), "two lengths"),
-        (format!("{post}Content-Length: +5\r\n\r\nabcde"), "a signed length"),
-        (format!("{post}Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n"), "chunked is not last"),
-        (format!("{post}Transfer-Encoding: chunked\r\n\r\nzz\r\n"), "a chunk's size that is none"),
-        (format!("{post}X: {}\r\n\r\n", "y".repeat(1 << 20)), "a giant header"),
-        (format!("{post}{}\r\n", "X: y\r\n".repeat(1000)), "many headers"),
-        ("nonsense\r\n\r\n".to_owned(), "no request"),
+    for (head, what, status, message) in [
+        (format!("{post}Content-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef"), "two lengths", 400, ""),
+        (format!("{post}Content-Length: +5\r\n\r\nabcde"), "a signed length", 400, ""),
+        (
+            format!("{post}Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n"),
+            "chunked is not last",
+            400,
+            "",
+        ),
+        (
+            format!("{post}Transfer-Encoding: chunked\r\n\r\nzz\r\n"),
+            "a chunk's size that is not a number",
+            400,
+            "the body did not come whole",
+        ),
+        (format!("{post}X: {}\r\n\r\n", "y".repeat(17 << 10)), "a head of more than 16 KiB", 431, ""),
+        (format!("{post}{}\r\n", "X: y\r\n".repeat(1000)), "many headers", 431, ""),
+        ("nonsense\r\n\r\n".to_owned(), "no request", 400, ""),
     ] {
         let mut client = pod.client();
         let _early = client.send(head.as_bytes());
-        // Refused, or cut off.
-        let status = client.answer().map_or(400, |answer| answer.status);
-        assert!((400..=500).contains(&status), "{what}: {status}");
+        let answer = client.answer().unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_eq!(answer.status, status, "{what}: {answer:?}");
+        assert!(answer.body.contains(message), "{what}: {answer:?}");
         assert!(pod.runs(), "{what}");
     }
     let image = image();
     assert_eq!(pod.client().request("POST", UPLOAD, &[], &image).status, 200, "{}", pod.log());
     pod.assert_uploaded();
+}
+
+/// RFC 9112, 6.1: the chunks count, and no byte behind them is taken for another request.
+#[test]
+fn a_request_with_length_and_chunks_is_read_by_its_chunks_and_ends_its_connection() {
+    let image = image();
+    for headers in
+        ["Content-Length: 5\r\nTransfer-Encoding: chunked", "Transfer-Encoding: chunked\r\nContent-Length: 5"]
+    {
+        let mut pod = Pod::new();
+        let mut client = pod.client();
+        let head = format!("POST {UPLOAD} HTTP/1.1\r\nHost: x\r\n{headers}\r\n\r\n{:x}\r\n", image.len());
+        client.send(head.as_bytes()).unwrap();
+        client.send(&image).unwrap();
+        client.send(b"\r\n0\r\n\r\nGET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        let answer = client.answer().unwrap();
+        assert_eq!(answer.status, 200, "{headers}: {answer:?}\n{}", pod.log());
+        assert!(client.answer().is_err(), "{headers}: the bytes behind the chunks are not a request");
+        pod.assert_uploaded();
+        let disk = std::fs::read(pod.disk()).unwrap();
+        assert!(disk.starts_with(&image), "{headers}");
+    }
 }
 
 #[test]

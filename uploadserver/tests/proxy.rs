@@ -390,9 +390,7 @@ fn requests_that_could_be_two() {
     let mut pod = proxy.pod("disk");
     let bearer = proxy.bearer("disk");
     let post = format!("POST {UPLOAD} HTTP/1.1\r\nHost: x\r\n{bearer}\r\n");
-    let second = format!("POST {UPLOAD} HTTP/1.1\r\nHost: x\r\n{bearer}\r\nContent-Length: 1\r\n\r\nx");
     for (head, what) in [
-        (format!("{post}Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n{second}"), "both"),
         (format!("{post}Content-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef"), "two lengths"),
         (format!("{post}Content-Length: +5\r\n\r\nabcde"), "a signed length"),
         (format!("{post}Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n"), "chunked is not last"),
@@ -427,6 +425,32 @@ fn requests_that_could_be_two() {
     });
     assert!(is_disk(&pod, &image));
     pod.assert_uploaded();
+}
+
+/// RFC 9112, 6.1: the chunks count, and no byte behind them is taken for another request.
+#[test]
+fn a_request_with_length_and_chunks_is_forwarded_by_its_chunks_and_ends_its_connection() {
+    let image = image();
+    for headers in
+        ["Content-Length: 5\r\nTransfer-Encoding: chunked", "Transfer-Encoding: chunked\r\nContent-Length: 5"]
+    {
+        let proxy = Proxy::new();
+        let mut pod = proxy.pod("disk");
+        let bearer = proxy.bearer("disk");
+        let mut client = proxy.client();
+        let head = format!(
+            "POST {UPLOAD} HTTP/1.1\r\nHost: x\r\n{bearer}\r\n{headers}\r\n\r\n{:x}\r\n",
+            image.len()
+        );
+        client.send(head.as_bytes()).unwrap();
+        client.send(&image).unwrap();
+        client.send(b"\r\n0\r\n\r\nGET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        let answer = client.answer().unwrap();
+        assert_eq!(answer.status, 200, "{headers}: {answer:?}\n{}", pod.log());
+        assert!(client.answer().is_err(), "{headers}: the bytes behind the chunks are not a request");
+        assert!(is_disk(&pod, &image), "{headers}");
+        pod.assert_uploaded();
+    }
 }
 
 fn is_disk_of(pod: &Pod, front: &[u8]) -> bool {

@@ -147,7 +147,7 @@ fn a_volume_that_somebody_else_filled_is_no_success() {
     });
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(4), "{said}");
-    assert!(said.contains("filled by somebody else"), "{said}");
+    assert!(said.contains("another client has filled the volume"), "{said}");
 }
 
 #[test]

@@ -34,6 +34,26 @@ fn begin(pod: &Pod, image: &[u8], len: usize) -> String {
     interim.header("location").unwrap().to_owned()
 }
 
+#[test]
+fn upload_is_announced_on_a_connection_that_was_used_before() {
+    let mut pod = Pod::new();
+    let image = image(5);
+    let mut client = pod.client();
+    for _ in 0..2 {
+        assert_eq!(client.request("GET", "/healthz", &[], b"").status, 200);
+    }
+    let length = format!("Content-Length: {}", image.len());
+    let lines = [VERSION, "Upload-Complete: ?1", &length].map(str::to_owned);
+    client.head("POST", UPLOAD, &lines).unwrap();
+    let interim = client.answer().unwrap();
+    assert_eq!(interim.status, 104, "{interim:?}");
+    assert!(interim.header("location").is_some(), "{interim:?}");
+    client.send(&image).unwrap();
+    assert_eq!(client.answer().unwrap().status, 200, "{}", pod.log());
+    pod.assert_uploaded();
+    assert!(is_disk(&pod, &image));
+}
+
 /// Asks where an upload is to be gone on with.
 fn offset(pod: &Pod, path: &str) -> usize {
     let answer = pod.client().request("HEAD", path, &[VERSION], b"");

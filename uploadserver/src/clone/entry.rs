@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use api::import::Outcome;
 use api::names;
+use api::upload::CloneOf;
 use api::upload::clone::{CLONE_PROGRESS, Source};
 use clap::Parser as _;
 use serve::http::Route;
@@ -90,6 +91,10 @@ async fn work(config: Config, mut stopped: watch::Receiver<Option<Signal>>) -> R
     let volume = Volume { kind, path: volume };
     let looked = volume.clone();
     let size = blocking(move || looked.size()).await.map_err(|e| unread(&volume.path, e))?;
+    if kind == CloneOf::Device && size == 0 {
+        let what = format!("{} has no bytes: there is nothing to clone", volume.path.display());
+        return Err(Error::new(Kind::Usage, what));
+    }
     let read = Arc::new(AtomicU64::new(0));
     serve_metric(metrics, owner_uid, read.clone(), size);
     tracing::info!(volume = %volume.path.display(), host = to.host, bytes = size, "cloning");
@@ -98,7 +103,7 @@ async fn work(config: Config, mut stopped: watch::Receiver<Option<Signal>>) -> R
     let (reading, counted) = (volume.clone(), read.clone());
     let packing = tokio::spawn(blocking(move || reading.write(pieces, &counted)?.end()));
     let sent = tokio::select! {
-        sent = send::send(&to, &tls, kind, body) => sent,
+        sent = send::send(&to, &tls, kind, size, body) => sent,
         signal = stopped.wait_for(Option::is_some) => {
             let code = signal.ok().and_then(|signal| *signal).map_or(1, Signal::exit_code);
             return Ok(ExitCode::from(code));

@@ -2,16 +2,17 @@
 //! block of zeroes is always the same few bytes there: it is neither compressed nor hashed again. Not here: to whom the
 //! stream goes.
 
-use std::fs::{self, File, FileType};
+use std::ffi::OsStr;
+use std::fs::{File, Metadata};
 use std::io::{self, Read, Write};
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use api::upload::CloneOf;
-use rustix::fs::{Mode, OFlags, ResolveFlags, SeekFrom, openat2, seek};
+use dir::Dir;
+use rustix::fs::{OFlags, SeekFrom, readlinkat, seek};
 use snap::write::FrameEncoder;
 
 /// Bytes that a frame holds at most, by the format.
@@ -41,12 +42,8 @@ impl Volume {
             CloneOf::Device => Ok(seek(File::open(&self.path)?, SeekFrom::End(0))?),
             CloneOf::Filesystem => {
                 let mut sum = 0;
-                walk(&self.path, Path::new(""), &mut |member, kind| {
-                    let allocated = match kind.is_file() {
-                        true => fs::symlink_metadata(self.path.join(member))?.blocks() * 512,
-                        false => 0,
-                    };
-                    sum += HEAD + allocated;
+                walk(&Dir::open(&self.path)?, Path::new(""), &mut |found| {
+                    sum += HEAD + if found.facts.is_file() { found.facts.blocks() * 512 } else { 0 };
                     Ok(())
                 })?;
                 Ok(sum)
@@ -77,48 +74,61 @@ impl Volume {
     }
 
     fn archive<W: Write>(&self, frames: Frames<W>) -> io::Result<Frames<W>> {
-        let root: OwnedFd = File::open(&self.path)?.into();
         let mut archive = tar::Builder::new(frames);
-        archive.follow_symlinks(false);
-        walk(&self.path, Path::new(""), &mut |member, kind| {
+        walk(&Dir::open(&self.path)?, Path::new(""), &mut |found| {
+            let kind = found.facts.file_type();
+            if kind.is_socket() {
+                tracing::debug!(member = %found.member.display(), "sockets are left out");
+                return Ok(());
+            }
             if kind.is_file() {
-                archive.append_file(member, &mut open(&root, member)?)
-            } else if kind.is_socket() {
-                tracing::debug!(member = %member.display(), "a socket is no file: left out");
-                Ok(())
+                let file = found.dir.file(found.name, OFlags::RDONLY)?;
+                // One that was removed since is not part of the clone.
+                return file.map_or(Ok(()), |mut file| archive.append_file(found.member, &mut file));
+            }
+            let mut header = tar::Header::new_gnu();
+            header.set_metadata(&found.facts);
+            header.set_size(0);
+            if kind.is_symlink() {
+                let target = readlinkat(found.dir, found.name, Vec::new())?.into_bytes();
+                let target = <OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(&target);
+                archive.append_link(&mut header, found.member, target)
             } else {
-                archive.append_path_with_name(self.path.join(member), member)
+                archive.append_data(&mut header, found.member, io::empty())
             }
         })?;
         archive.into_inner()
     }
 }
 
-/// A file of the volume. Whoever writes to the volume meanwhile does not lead us out of it.
-fn open(root: &OwnedFd, member: &Path) -> io::Result<File> {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-    Ok(openat2(root, member, flags, Mode::empty(), resolve)?.into())
+/// A member of a volume.
+struct Found<'a> {
+    /// The directory that holds it, open: a change of the directories above leads nowhere else.
+    dir: &'a Dir,
+    /// Its name there.
+    name: &'a OsStr,
+    /// Its path in the volume.
+    member: &'a Path,
+    /// What it is; links are not followed.
+    facts: Metadata,
 }
 
-/// Everything below `folder` of `top`, folders before what is in them, in the order of their names.
-fn walk(
-    top: &Path,
-    folder: &Path,
-    visit: &mut dyn FnMut(&Path, FileType) -> io::Result<()>,
-) -> io::Result<()> {
-    let mut entries = fs::read_dir(top.join(folder))?.collect::<io::Result<Vec<_>>>()?;
-    entries.sort_by_key(fs::DirEntry::file_name);
-    for entry in entries {
-        let member = folder.join(entry.file_name());
+/// Everything below `dir`, which is `path` of the volume, directories before what is in them, in the order of their names.
+fn walk(dir: &Dir, path: &Path, visit: &mut dyn FnMut(&Found<'_>) -> io::Result<()>) -> io::Result<()> {
+    let mut names = dir.names()?;
+    names.sort();
+    for name in &names {
+        let member = path.join(name);
         if member == Path::new(LEFT_OUT) {
             continue;
         }
-        let kind = entry.file_type()?;
+        let Some(handle) = dir.handle(name)? else { continue };
+        let facts = File::from(handle).metadata()?;
+        let below = if facts.is_dir() { dir.dir(name)? } else { None };
         let failed = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", member.display()));
-        visit(&member, kind).map_err(failed)?;
-        if kind.is_dir() {
-            walk(top, &member, visit)?;
+        visit(&Found { dir, name, member: &member, facts }).map_err(failed)?;
+        if let Some(below) = below {
+            walk(&below, &member, visit)?;
         }
     }
     Ok(())
@@ -182,6 +192,7 @@ impl<W: Write> Write for Frames<W> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::FileExt;
 
     use super::*;
@@ -252,12 +263,17 @@ mod tests {
     }
 
     #[test]
-    fn nobody_leads_out_of_the_volume() {
+    fn links_are_archived_as_links_and_never_followed() {
         let folder = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink("/etc", folder.path().join("sub")).unwrap();
-        let root: OwnedFd = File::open(folder.path()).unwrap().into();
-        for member in ["sub/passwd", "sub", "../x", "/etc/passwd"] {
-            assert!(open(&root, Path::new(member)).is_err(), "{member}");
-        }
+        std::os::unix::fs::symlink("/etc/passwd", folder.path().join("file")).unwrap();
+        let mut found = Vec::new();
+        walk(&Dir::open(folder.path()).unwrap(), Path::new(""), &mut |one| {
+            assert!(one.facts.is_symlink() && one.dir.file(one.name, OFlags::RDONLY).is_err());
+            found.push(one.member.to_owned());
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(found, [Path::new("file"), Path::new("sub")]);
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use api::names;
-use api::upload::{CONTENT_TYPE_HEADER, CloneOf};
+use api::upload::{CLONE_SIZE_HEADER, CONTENT_TYPE_HEADER, CloneOf};
 use http::header::{CONTENT_TYPE, HOST};
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt, Limited};
@@ -21,17 +21,26 @@ const ANSWER_MAX: usize = 64 << 10;
 /// Service shows.
 const PORTS: [u16; 2] = [443, names::UPLOAD_PORT];
 
-/// Sends the stream and waits until the server has made a volume of it.
+/// Sends the stream, of a device of `size` bytes where it is one, and waits until the server has made a volume of it.
 ///
 /// # Errors
 /// [`Kind::Unreachable`]; [`Kind::Refused`] with what the server says.
-pub(crate) async fn send(to: &Receiver, tls: &Arc<ClientConfig>, kind: CloneOf, body: Made) -> Result<()> {
-    let request = Request::post(&to.path)
+pub(crate) async fn send(
+    to: &Receiver,
+    tls: &Arc<ClientConfig>,
+    kind: CloneOf,
+    size: u64,
+    body: Made,
+) -> Result<()> {
+    let mut request = Request::post(&to.path)
         .header(HOST, &to.host)
         .header(CONTENT_TYPE, "application/octet-stream")
-        .header(CONTENT_TYPE_HEADER, kind.header())
-        .body(body)
-        .map_err(|e| Error::with(Kind::Usage, "UPLOAD_URL cannot be sent", e))?;
+        .header(CONTENT_TYPE_HEADER, kind.header());
+    // How long an archive will be is not known before it is made.
+    if kind == CloneOf::Device {
+        request = request.header(CLONE_SIZE_HEADER, size);
+    }
+    let request = request.body(body).map_err(|e| Error::with(Kind::Usage, "UPLOAD_URL cannot be sent", e))?;
     let broke = |e| Error::with(Kind::Unreachable, "the connection broke", e);
     let stream = connect(to, tls).await?;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(stream).await.map_err(broke)?;

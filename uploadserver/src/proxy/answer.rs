@@ -17,8 +17,7 @@ use http::header::{
 use http::{Response, StatusCode};
 use http_body_util::Full;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
-
-use super::forward::Running;
+use tokio::task::JoinHandle;
 
 /// What is sent back.
 pub(crate) type Answer = Response<Reply>;
@@ -35,6 +34,16 @@ pub(crate) enum Reply {
         /// Ends with this.
         _running: Running,
     },
+}
+
+/// The connection to an upload server, which ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Running(pub(crate) JoinHandle<()>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 impl Body for Reply {
@@ -71,8 +80,6 @@ impl Body for Reply {
 pub(crate) enum Refusal {
     /// Nothing there is.
     NotFound,
-    /// A length and chunks at once.
-    Ambiguous,
     /// No token, or not in the way it is shown.
     NoToken,
     /// A token that is not believed.
@@ -95,7 +102,6 @@ pub(crate) enum Refusal {
 pub(crate) fn refusal(refusal: &Refusal) -> Answer {
     match refusal {
         Refusal::NotFound => text(StatusCode::NOT_FOUND, ""),
-        Refusal::Ambiguous => text(StatusCode::BAD_REQUEST, "a request has a length or chunks, not both"),
         Refusal::NoToken => text(StatusCode::BAD_REQUEST, "the header Authorization: Bearer TOKEN is needed"),
         Refusal::Token(error) => text(StatusCode::UNAUTHORIZED, &error.to_string()),
         Refusal::WrongClaims => text(StatusCode::BAD_REQUEST, "the token is for something else"),
@@ -169,7 +175,6 @@ mod tests {
     fn refusals_have_upstreams_statuses() {
         for (what, status) in [
             (Refusal::NotFound, 404),
-            (Refusal::Ambiguous, 400),
             (Refusal::NoToken, 400),
             (Refusal::Token(TokenError::Forged), 401),
             (Refusal::Token(TokenError::Expired), 401),

@@ -78,6 +78,12 @@ pub(crate) struct Serve {
     /// Where to listen.
     #[arg(long, env = "LISTEN", default_value = "[::]:8443", value_name = "ADDRESS")]
     pub(crate) listen: SocketAddr,
+    /// Address for polls of cron sources by the operator. Default: none are answered.
+    #[arg(long, env = "POLL_LISTEN", value_name = "ADDRESS", requires = "poll_client_ca_file")]
+    pub(crate) poll_listen: Option<SocketAddr>,
+    /// Authorities of the operator's client certificate, PEM.
+    #[arg(long, env = "POLL_CLIENT_CA_FILE", value_name = "FILE")]
+    pub(crate) poll_client_ca_file: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Subcommand)]

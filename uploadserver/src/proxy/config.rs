@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use api::names;
-use serve::tls::{Certificate, Identity};
+use serve::tls::{Authorities, Certificate, Clients, Identity};
 
 use super::args::Serve;
 use super::cluster::Reach;
@@ -23,6 +23,8 @@ pub(crate) struct Config {
     pub(crate) bundle: String,
     pub(crate) own: Own,
     pub(crate) keys: Origin,
+    /// Where polls are answered, and the authorities of the operator's certificate.
+    pub(crate) polls: Option<(SocketAddr, Clients)>,
 }
 
 impl Config {
@@ -44,6 +46,8 @@ impl Config {
             apiserver_public_key_file,
             apiserver_revoked_keys_file,
             listen,
+            poll_listen,
+            poll_client_ca_file,
         } = serve;
         if apiserver_public_key.is_none() && apiserver_public_key_file.is_none() {
             let what = "APISERVER_PUBLIC_KEY is not set, nor APISERVER_PUBLIC_KEY_FILE";
@@ -69,6 +73,10 @@ impl Config {
                 file: apiserver_public_key_file,
                 revoked: apiserver_revoked_keys_file,
             },
+            polls: poll_listen.zip(poll_client_ca_file).map(|(listen, authorities)| {
+                let authorities = Authorities::File(authorities);
+                (listen, Clients { authorities, required: true })
+            }),
         })
     }
 }

@@ -3,21 +3,22 @@
 
 use std::ffi::OsString;
 use std::fs;
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use api::upload::token::{Grant, Signer};
 use clap::Parser as _;
+use serve::tls::{Current, Reloading};
+use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tokio_rustls::TlsAcceptor;
-
-use crate::connections;
 
 use super::args::{self, Args, Command};
 use super::cluster::Kubernetes;
 use super::config::Config;
 use super::error::{Error, Kind, Result};
 use super::keys::{Believed, now};
+use super::poll::{self, Polls};
 use super::push;
 use super::server::{LIMITS, Proxy};
 
@@ -72,20 +73,29 @@ fn proxy(serve: args::Serve) -> Result<()> {
 
 async fn work(config: Config, mut stopped: watch::Receiver<u32>) -> Result<()> {
     let believed = Believed::new(config.keys)?;
-    let tls =
-        config.identity.server_config(None).map_err(|e| Error::with(Kind::Usage, "cannot set up TLS", e))?;
+    let unusable = |e| Error::with(Kind::Usage, "cannot set up TLS", e);
+    let polls = match config.polls {
+        Some((address, clients)) => {
+            let tls = Reloading::new(config.identity.clone(), Some(clients), false).map_err(unusable)?;
+            Some((listen(address)?, tls))
+        }
+        None => None,
+    };
+    let tls: Arc<dyn Current> = Reloading::new(config.identity, None, false).map_err(unusable)?;
     let lookup = Kubernetes::new(&config.reach, &config.bundle).await?;
-    let listener = connections::listen(config.listen)
-        .await
-        .map_err(|e| Error::with(Kind::Process, format!("cannot listen on {}", config.listen), e))?;
+    let listener = listen(config.listen)?;
     if let Ok(address) = listener.local_addr() {
         tracing::info!(%address, "waiting for uploads");
     }
     let proxy = Arc::new(Proxy { lookup, believed, own: config.own });
     let (close, closing) = watch::channel(false);
+    if let Some((listener, tls)) = polls {
+        let polls = Arc::new(Polls::default());
+        tokio::spawn(serve::server::serve(listener, Some(tls), poll::LIMITS, polls, closing.clone()));
+    }
     let follower = Arc::clone(&proxy);
     tokio::spawn(async move { follower.believed.follow().await });
-    let serving = connections::serve(proxy, listener, TlsAcceptor::from(Arc::new(tls)), LIMITS, closing);
+    let serving = serve::server::serve(listener, Some(tls), LIMITS, proxy, closing);
     let mut serving = tokio::spawn(serving);
     let first = stopped.wait_for(|count| *count > 0);
     tokio::select! {
@@ -99,6 +109,11 @@ async fn work(config: Config, mut stopped: watch::Receiver<u32>) -> Result<()> {
         _ = serving => {}
     }
     Ok(())
+}
+
+fn listen(address: SocketAddr) -> Result<TcpListener> {
+    let failed = |e| Error::with(Kind::Process, format!("cannot listen on {address}"), e);
+    serve::server::listen(address).and_then(TcpListener::from_std).map_err(failed)
 }
 
 #[expect(clippy::print_stdout, reason = "the answer for the person who typed")]

@@ -16,17 +16,16 @@ use http::header::{
 };
 use http::{Request, StatusCode, Uri, Version};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
-use tokio::task::JoinHandle;
+use serve::server::{Informational, read_to_end};
 use tokio::time::{Instant, Sleep};
 
-use crate::connections::throw_away;
-use crate::interim::Queue;
-
-use super::answer::{Answer, Refusal, Reply};
+use super::answer::{Answer, Refusal, Reply, Running};
 use super::peer::Stream;
 
 /// How long a client that is listened to may say nothing.
 const SILENCE: Duration = Duration::from_secs(120);
+/// Longest time for which the rest of a known client's request is read after its answer.
+pub(crate) const DRAIN_TIME: Duration = Duration::from_secs(30);
 /// Bytes of an answer's head at most, and of a body that wait to be sent.
 const BUFFER: usize = 16 << 10;
 /// Headers that are for one connection only (RFC 9110, 7.6.1).
@@ -34,18 +33,8 @@ const HOP: [HeaderName; 6] = [CONNECTION, TE, TRAILER, TRANSFER_ENCODING, UPGRAD
 /// Headers that are for us: a server has no use for them.
 const OURS: [HeaderName; 5] = [AUTHORIZATION, PROXY_AUTHORIZATION, COOKIE, EXPECT, HOST];
 
-/// The upload server's end of a request, which ends with this.
-#[derive(Debug)]
-pub(crate) struct Running(JoinHandle<()>);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
 /// Sends a request to the server at the other end of `stream`, by this path, and gives the answer that comes. Answers
-/// of 104 go to `interim`.
+/// of 104 go to `informational`.
 ///
 /// # Errors
 /// [`Refusal::Silent`], [`Refusal::Broken`].
@@ -54,7 +43,7 @@ pub(crate) async fn forward(
     host: &str,
     path: &str,
     request: Request<Incoming>,
-    interim: Option<Queue>,
+    informational: Option<Informational>,
 ) -> Result<Answer, Refusal> {
     let (mut head, body) = request.into_parts();
     let silent = Arc::new(AtomicBool::new(false));
@@ -65,7 +54,7 @@ pub(crate) async fn forward(
     head.version = Version::HTTP_11;
     head.extensions.clear();
     let mut request = Request::from_parts(head, Passing::new(body, silent.clone()));
-    if let Some(queue) = interim {
+    if let Some(queue) = informational {
         hyper::ext::on_informational(&mut request, move |answer| {
             if answer.status().as_u16() == 104 {
                 queue.push(&resumption(answer.headers()));
@@ -196,7 +185,7 @@ impl Drop for Passing {
         let rest = self.body.take().filter(|body| !body.is_end_stream());
         // Without a runtime the process is at its end.
         if let (Some(rest), Ok(_)) = (rest, tokio::runtime::Handle::try_current()) {
-            throw_away(rest);
+            tokio::spawn(tokio::time::timeout(DRAIN_TIME, read_to_end(rest)));
         }
     }
 }

@@ -8,6 +8,8 @@
 //!  answer ◄═════════════════════════ streamed both ways, 104 too ═════════════════════════════════════ uploadserver
 //! ```
 //!
+//! On a port of its own, for the operator alone, the process also polls sources of DataImportCrons ([`poll`]).
+//!
 //! Not here: connections and their limits (`connections`), what is in a token (`api::upload::token`), images.
 
 mod answer;
@@ -19,6 +21,7 @@ pub(crate) mod error;
 mod forward;
 mod keys;
 pub(crate) mod peer;
+mod poll;
 mod progress;
 mod push;
 mod routes;

@@ -1,4 +1,4 @@
-//! Connections that the proxy and its client `push` make: an address, TLS, HTTP/1.1. Not here: what is sent.
+//! Connections that the proxy makes: an address, TLS, HTTP/1.1. Not here: what is sent, and the client `push`.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -10,12 +10,9 @@ use hyper_util::rt::TokioIo;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
-use serve::trust::TrustEverybody;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
-
-use crate::connections::{PATIENCE, keep_alive};
 
 use super::error::{Error, Kind, Result};
 
@@ -30,6 +27,9 @@ const BETWEEN: Duration = Duration::from_millis(100);
 
 /// Bytes that wait in a connection because the other end does not read: one record of TLS.
 const UNSENT: usize = 16 << 10;
+
+/// Longest wait for a connection, and for its handshake.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// One connection.
 pub(crate) type Stream = TokioIo<TlsStream<TcpStream>>;
@@ -157,9 +157,9 @@ pub(crate) async fn dial(
     address: impl tokio::net::ToSocketAddrs + std::fmt::Debug + Clone,
 ) -> Result<TcpStream> {
     let failed = || format!("cannot connect to {address:?}");
-    match tokio::time::timeout(PATIENCE, TcpStream::connect(address.clone())).await {
+    match tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(address.clone())).await {
         Ok(Ok(stream)) => {
-            keep_alive(&stream);
+            serve::server::tune(&stream);
             Ok(stream)
         }
         Ok(Err(error)) => Err(Error::with(Kind::Unreachable, failed(), error)),
@@ -190,7 +190,7 @@ pub(crate) async fn dial_first(host: &str, ports: [u16; 2]) -> Result<TcpStream>
 pub(crate) async fn secure(stream: TcpStream, host: &str, tls: Arc<ClientConfig>) -> Result<Stream> {
     let name = ServerName::try_from(host.to_owned())
         .map_err(|e| Error::with(Kind::Unreachable, format!("{host} is no name of a server"), e))?;
-    match tokio::time::timeout(PATIENCE, TlsConnector::from(tls).connect(name, stream)).await {
+    match tokio::time::timeout(CONNECT_TIMEOUT, TlsConnector::from(tls).connect(name, stream)).await {
         Ok(Ok(mut stream)) => {
             stream.get_mut().1.set_buffer_limit(Some(UNSENT));
             Ok(TokioIo::new(stream))
@@ -198,20 +198,4 @@ pub(crate) async fn secure(stream: TcpStream, host: &str, tls: Arc<ClientConfig>
         Ok(Err(error)) => Err(Error::with(Kind::Unreachable, format!("no TLS with {host}"), error)),
         Err(_) => Err(Error::new(Kind::Unreachable, format!("no TLS with {host}: no answer"))),
     }
-}
-
-/// How `push` speaks to a proxy: whom it believes.
-///
-/// # Errors
-/// When there are no authorities.
-pub(crate) fn push_tls(roots: Option<RootCertStore>) -> Result<Arc<ClientConfig>> {
-    let builder = ClientConfig::builder();
-    let config = match roots {
-        Some(roots) => builder.with_root_certificates(roots),
-        None => {
-            let provider = builder.crypto_provider().clone();
-            builder.dangerous().with_custom_certificate_verifier(Arc::new(TrustEverybody(provider)))
-        }
-    };
-    Ok(Arc::new(config.with_no_client_auth()))
 }

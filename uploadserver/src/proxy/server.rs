@@ -1,6 +1,7 @@
 //! What each request to the proxy leads to: a token, a claim, its server. Not here: connections and their limits, what an
 //! answer looks like (`answer`), how it gets there (`forward`).
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use api::upload::service_name;
@@ -10,13 +11,12 @@ use http::{HeaderMap, Request, StatusCode};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-use crate::connections::{Answering, Connection, Limits, is_ambiguous, leave};
-use crate::interim::Queue;
+use serve::server::{Connection, Informational, Limits, Service, drain, reject};
 
 use super::answer::{self, Answer, Refusal, Reply};
 use super::cluster::Lookup;
 use super::error::Kind;
-use super::forward::forward;
+use super::forward::{DRAIN_TIME, forward};
 use super::keys::Believed;
 use super::peer::Own;
 use super::routes::{Asked, asked};
@@ -25,8 +25,12 @@ use super::target::{Step, server_path, step};
 /// What connections may take. Uploads that run when the proxy is to end are waited for, as long as its pod is let.
 pub(crate) const LIMITS: Limits = Limits {
     connections: 1024,
-    read_at_once: 16 << 10,
-    taken_at_once: 20 << 10,
+    handshakes: 128,
+    handshake_time: Duration::from_secs(5),
+    head: 16 << 10,
+    idle_time: Duration::from_secs(10),
+    buffer: 16 << 10,
+    read_ahead: 20 << 10,
     closing: Duration::from_secs(24 * 3600),
 };
 /// How long a server that is not ready is waited for, and how often is looked; upstream's numbers.
@@ -47,17 +51,16 @@ struct Ready {
     archive: bool,
 }
 
-impl<L: Lookup> Answering for Proxy<L> {
+impl<L: Lookup> Service for Proxy<L> {
     type Body = Reply;
 
-    async fn answer(&self, request: Request<Incoming>, connection: &Connection) -> Answer {
-        let interim = connection.interim().cloned();
+    async fn answer(&self, request: Request<Incoming>, connection: &Arc<Connection>) -> Answer {
+        let informational = connection.informational().cloned();
         let mut answer = match asked(request.method(), request.uri().path()) {
-            _ if is_ambiguous(request.headers()) => refuse(request, &Refusal::Ambiguous),
             Asked::Preflight => answer::preflight(request.headers()),
             Asked::Health => answer::text(StatusCode::OK, "OK"),
             Asked::Nothing => refuse(request, &Refusal::NotFound),
-            Asked::Server => self.pass(request, interim).await,
+            Asked::Server => self.pass(request, connection, informational).await,
         };
         answer::open(&mut answer);
         answer
@@ -65,16 +68,24 @@ impl<L: Lookup> Answering for Proxy<L> {
 }
 
 impl<L: Lookup> Proxy<L> {
-    async fn pass(&self, request: Request<Incoming>, interim: Option<Queue>) -> Answer {
+    async fn pass(
+        &self,
+        request: Request<Incoming>,
+        connection: &Arc<Connection>,
+        informational: Option<Informational>,
+    ) -> Answer {
         let target = match self.admit(request.headers()) {
             Ok(target) => target,
             Err(refusal) => return refuse(request, &refusal),
         };
+        // A client with a valid token is not evicted while its request runs.
+        let _busy = connection.busy();
+        connection.read_ahead();
         let ready = match self.ready(&target).await {
             Ok(ready) => ready,
             Err(refusal) => {
                 tracing::info!(%target, ?refusal, "an upload is refused");
-                return refuse(request, &refusal);
+                return leave(request, &refusal);
             }
         };
         let path = server_path(request.uri().path(), ready.archive);
@@ -91,12 +102,12 @@ impl<L: Lookup> Proxy<L> {
                     Kind::Unreachable => Refusal::Unreachable,
                     Kind::Usage | Kind::Cluster | Kind::Refused | Kind::Process => Refusal::Unprepared,
                 };
-                return refuse(request, &refusal);
+                return leave(request, &refusal);
             }
         };
         let method = request.method().clone();
         tracing::debug!(%target, %method, path, "passing a request on");
-        let answer = forward(stream, &host, &path, request, interim).await;
+        let answer = forward(stream, &host, &path, request, informational).await;
         let answer = answer.unwrap_or_else(|refusal| answer::refusal(&refusal));
         tracing::info!(%target, %method, path, status = answer.status().as_u16(), "answered");
         answer
@@ -155,7 +166,12 @@ impl<L: Lookup> Proxy<L> {
 }
 
 fn refuse(request: Request<Incoming>, refusal: &Refusal) -> Answer {
-    leave(request.into_body(), answer::refusal(refusal))
+    reject(request.into_body(), answer::refusal(refusal))
+}
+
+/// The answer to a client with a valid token, whose body is not wanted.
+fn leave(request: Request<Incoming>, refusal: &Refusal) -> Answer {
+    drain(request.into_body(), DRAIN_TIME, answer::refusal(refusal))
 }
 
 /// The token that a request shows (RFC 6750, 2.1), and nothing else.
