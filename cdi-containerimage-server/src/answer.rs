@@ -27,7 +27,7 @@ const CHUNK: u64 = 256 << 10;
 
 type Body = UnsyncBoxBody<Bytes, io::Error>;
 
-/// What is offered.
+/// The offered file.
 #[derive(Debug)]
 pub(crate) struct Offer {
     pub(crate) image: Image,
@@ -72,7 +72,7 @@ fn names(path: &str, name: &[u8]) -> bool {
         .is_some_and(|path| percent_encoding::percent_decode_str(path).eq(name.iter().copied()))
 }
 
-/// What a request wants of a disk.
+/// A parsed request for a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Wanted {
     Whole,

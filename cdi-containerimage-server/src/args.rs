@@ -22,7 +22,7 @@ GET /disk.img is the file, ranges included; GET /info tells the environment.
   -h, -help            this text
 ";
 
-/// What is to be served, and the files of the protocol.
+/// The directory to serve, and the files of the protocol.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Args {
     /// Port on loopback; 0 is any free one.
@@ -46,7 +46,7 @@ impl Default for Args {
     }
 }
 
-/// What was asked for.
+/// A parsed command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Asked {
     /// To serve.

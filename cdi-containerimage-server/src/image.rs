@@ -25,7 +25,7 @@ pub(crate) enum ImageError {
     /// There is more than one.
     #[error("the folder holds more than one file; it must hold exactly one, the disk")]
     Several,
-    /// What it holds is a folder.
+    /// The entry is a directory.
     #[error("the folder holds another folder; it must hold exactly one file, the disk")]
     Folders,
 }
@@ -48,7 +48,7 @@ pub(crate) struct Image {
     name: OsString,
 }
 
-/// The file, open, and what tells it from another.
+/// The open file, and its identity.
 #[derive(Debug)]
 pub(crate) struct Open {
     pub(crate) file: File,

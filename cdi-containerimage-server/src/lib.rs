@@ -11,6 +11,8 @@
 
 mod answer;
 pub mod args;
+mod connections;
+pub mod hold;
 mod image;
 
 use std::ffi::OsString;
@@ -29,16 +31,18 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use thiserror::Error;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::Semaphore;
 
 use crate::answer::Offer;
 use crate::args::{Args, Asked};
+use crate::connections::{Activity, Connections, Held};
 use crate::image::{Image, ImageError};
 
 /// How often the done file is looked for.
 const LOOK: Duration = Duration::from_millis(200);
-/// Connections served at once; the importer makes eight. More wait until one is over.
-const CONNECTIONS: usize = 64;
+/// Longest head of a request, in bytes.
+const HEAD_MAX: usize = 16 << 10;
+/// How long a head may take, and a connection may wait for its next request.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// Threads that read the disk.
 const READERS: usize = 8;
 /// The wait after the system had no descriptor for a connection.
@@ -53,7 +57,7 @@ enum Error {
     /// The port cannot be had.
     #[error("cannot listen on {0}")]
     Listen(SocketAddr, #[source] io::Error),
-    /// The importer cannot be told.
+    /// The importer cannot be signalled.
     #[error("cannot write the ready file {}", .0.display())]
     Ready(PathBuf, #[source] io::Error),
     /// The process itself cannot be set up.
@@ -109,7 +113,7 @@ fn start(args: &Args) -> Result<End, Error> {
         .build()
         .map_err(|e| Error::SetUp("the runtime", e))?;
     let end = runtime.block_on(serve(args, image));
-    // Who still reads has been told, or is gone.
+    // A remaining reader has been signalled, or is gone.
     runtime.shutdown_background();
     end
 }
@@ -128,7 +132,7 @@ async fn serve(args: &Args, image: Image) -> Result<End, Error> {
         Some(format!("{}={}", name.to_str()?, value.to_str()?))
     });
     let offer = Arc::new(Offer { image, info: ServerInfo { env: environment.collect() }.to_json().into() });
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    let mut connections = Connections::default();
     let mut look = tokio::time::interval(LOOK);
     let end = loop {
         tokio::select! {
@@ -139,8 +143,11 @@ async fn serve(args: &Args, image: Image) -> Result<End, Error> {
             }
             Some(()) = terminate.recv() => break End::Signal(15),
             Some(()) = interrupt.recv() => break End::Signal(2),
-            accepted = accept(&four, six.as_ref()), if places.available_permits() > 0 => match accepted {
-                Ok(stream) => converse(stream, &offer, &places),
+            accepted = accept(&four, six.as_ref()) => match accepted {
+                // While all are busy a new one is closed.
+                Ok(stream) => if connections.make_room() {
+                    converse(stream, &offer, &mut connections);
+                },
                 Err(error) => {
                     say(&format!("cannot accept a connection: {error}"));
                     tokio::time::sleep(BREATH).await;
@@ -166,7 +173,7 @@ async fn listen(port: u16) -> Result<(TcpListener, Option<TcpListener>), Error> 
     let six = SocketAddr::from((Ipv6Addr::LOCALHOST, port));
     match TcpListener::bind(six).await {
         Ok(second) => Ok((listener, Some(second))),
-        // The name localhost may lead there: whoever has it would be taken for us.
+        // The name localhost may lead there: its owner would be taken for us.
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => Err(Error::Listen(six, error)),
         Err(_) => Ok((listener, None)),
     }
@@ -184,32 +191,36 @@ async fn accept(four: &TcpListener, six: Option<&TcpListener>) -> io::Result<Tcp
 }
 
 /// Serves one connection on a task of its own.
-fn converse(stream: TcpStream, offer: &Arc<Offer>, places: &Arc<Semaphore>) {
-    // Nobody else takes permits, and one was there.
-    let Ok(place) = places.clone().try_acquire_owned() else { return };
+fn converse(stream: TcpStream, offer: &Arc<Offer>, connections: &mut Connections) {
     // A late segment costs a round trip, not an answer.
     drop(stream.set_nodelay(true));
-    let offer = offer.clone();
-    tokio::spawn(async move {
+    let (offer, activity) = (offer.clone(), Activity::new());
+    let of_connection = activity.clone();
+    let task = tokio::spawn(async move {
         let service = service_fn(move |request| {
-            let offer = offer.clone();
-            async move { answer::answer(&request, &offer).await }
+            let (offer, answering) = (offer.clone(), activity.answer());
+            async move {
+                let answer = answer::answer(&request, &offer).await?;
+                Ok::<_, std::convert::Infallible>(answer.map(|body| Held::new(body, answering)))
+            }
         });
         let connection = hyper::server::conn::http1::Builder::new()
             .timer(TokioTimer::new())
+            .header_read_timeout(HEAD_TIMEOUT)
+            .max_buf_size(HEAD_MAX)
             .serve_connection(TokioIo::new(stream), service);
         if let Err(error) = connection.await {
             say(&format!("a connection broke: {}", chain(&error)));
         }
-        drop(place);
     });
+    connections.add(of_connection, task.abort_handle());
 }
 
 /// The ready file, as long as the server is ready.
 struct Ready<'a>(&'a Path);
 
 impl<'a> Ready<'a> {
-    /// Writes it beside its place first: nobody sees half a name. One that a killed server left is replaced.
+    /// Writes it to a temporary name first, so that readers never see half a name. A leftover of a killed server is replaced.
     fn write(path: &'a Path, name: &[u8]) -> io::Result<Self> {
         let mut beside = path.as_os_str().to_owned();
         beside.push(".new");
@@ -228,7 +239,7 @@ impl Drop for Ready<'_> {
 }
 
 fn say(text: &str) {
-    // Nobody is left to tell.
+    // No reader is left.
     drop(writeln!(io::stderr().lock(), "cdi-containerimage-server: {text}"));
 }
 
