@@ -11,6 +11,8 @@ pub(crate) mod modify;
 pub(crate) mod publish;
 pub(crate) mod snapshot;
 pub(crate) mod stage;
+mod still;
+pub(crate) mod upkeep;
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -19,13 +21,14 @@ use std::path::Path;
 use rustix::fs::{OFlags, fstat};
 
 use crate::error::{Error, Result};
-use crate::folder::Folder;
+use crate::fault;
 use crate::id::Id;
 use crate::pool::clone::{Begun, How};
 use crate::pool::copy::{self, Since};
 use crate::pool::tree;
 use crate::pool::{Open, record_name, trash};
-use crate::record::{self, Record, Shape};
+use crate::record::{self, Record, Shape, SnapshotRecord};
+use dir::Dir;
 
 /// What a volume is called while it is made.
 fn volume_in_tmp(id: &Id, how: Option<How>) -> String {
@@ -51,34 +54,34 @@ fn in_tmp(kind: &str, id: &Id, how: Option<How>) -> String {
 }
 
 /// Removes what an earlier try left under `name` in the folder of what is being made, unless it is a copy that `goes_on`.
-fn ready(open: &Open<'_>, tmp: &Folder, name: &str, goes_on: impl FnOnce() -> Result<bool>) -> Result<()> {
+fn ready(open: &Open<'_>, tmp: &Dir, name: &str, goes_on: impl FnOnce() -> Result<bool>) -> Result<()> {
     if name.starts_with(trash::COPY) && goes_on()? { Ok(()) } else { clear(open, tmp, name) }
 }
 
 /// Whether `name` in `folder` is a begun copy of the file `from`.
-fn is_copy_of_file(from: &File, folder: &Folder, name: impl AsRef<Path>) -> Result<bool> {
-    let Some(begun) = folder.file(name, OFlags::RDONLY | OFlags::NONBLOCK, 0)? else { return Ok(false) };
+fn is_copy_of_file(from: &File, folder: &Dir, name: impl AsRef<Path>) -> Result<bool> {
+    let Some(begun) = folder.open_with(name, OFlags::RDONLY | OFlags::NONBLOCK, 0)? else { return Ok(false) };
     let stat = fstat(from).map_err(|error| Error::io("look at a source", error))?;
     Ok(copy::so_far(&stat, begun.as_fd()).is_some())
 }
 
 /// Whether `name` in `folder` is a begun copy of the tree `source`.
-fn is_copy_of_tree(source: &str, folder: &Folder, name: impl AsRef<Path>) -> Result<bool> {
-    Ok(folder.open(name)?.is_some_and(|begun| Since::told(begun.as_fd(), source).is_some()))
+fn is_copy_of_tree(source: &str, folder: &Dir, name: impl AsRef<Path>) -> Result<bool> {
+    Ok(folder.dir(name)?.is_some_and(|begun| Since::told(begun.as_fd(), source).is_some()))
 }
 
 /// A file to put content in: a new one, or that of a copy that goes on.
-fn file_to_fill(folder: &Folder, name: impl AsRef<Path>, how: Option<How>) -> Result<File> {
+fn file_to_fill(folder: &Dir, name: impl AsRef<Path>, how: Option<How>) -> Result<File> {
     let name = name.as_ref();
     let begun = match how {
-        Some(How::Copy) => folder.file(name, OFlags::RDWR, 0)?,
+        Some(How::Copy) => folder.open_with(name, OFlags::RDWR, 0)?,
         Some(How::Share) | None => None,
     };
     begun.map_or_else(|| tree::new_file(folder, name), Ok)
 }
 
 /// How a copy of the tree `source` into `folder` goes on; `None` when it is no copy.
-fn begun<'a>(folder: &Folder, source: &str, how: How, trash: &'a Folder) -> Option<Begun<'a>> {
+fn begun<'a>(folder: &Dir, source: &str, how: How, trash: &'a Dir) -> Option<Begun<'a>> {
     match how {
         How::Copy => Some(Begun { since: Since::of(folder.as_fd(), source), trash }),
         How::Share => None,
@@ -87,20 +90,33 @@ fn begun<'a>(folder: &Folder, source: &str, how: How, trash: &'a Folder) -> Opti
 
 /// Writes a volume's record, over an older one; when this returns it is on the disk.
 fn write_volume_record(open: &Open<'_>, id: &Id, record: &Record) -> Result<()> {
-    write_record(open, &open.volume_records()?, id, &record::write(record)?)
+    write_record(open, "v", &open.volume_records()?, id, &record::write(record)?)
 }
 
-/// Writes a record into `records`, over an older one; when this returns it is on the disk.
-fn write_record(open: &Open<'_>, records: &Folder, id: &Id, bytes: &[u8]) -> Result<()> {
+/// Writes a snapshot's record, over an older one; when this returns it is on the disk.
+fn write_snapshot_record(open: &Open<'_>, id: &Id, record: &SnapshotRecord) -> Result<()> {
+    write_record(open, "s", &open.snapshot_records()?, id, &record::write(record)?)
+}
+
+/// Writes a record into `records`, over an older one; when this returns it is on the disk. A volume and a snapshot may have
+/// one name and be made at once: `kind` keeps their records apart while they are written.
+fn write_record(open: &Open<'_>, kind: &str, records: &Dir, id: &Id, bytes: &[u8]) -> Result<()> {
     let tmp = open.tmp()?;
-    let name = format!("r.{id}");
+    let name = format!("r{kind}.{id}");
+    fault::step("write the record")?;
     tmp.write(&name, bytes)?;
-    tmp.replace(&name, records, record_name(id))?;
-    records.sync()
+    let placed =
+        fault::step("place the record").and_then(|()| Ok(tmp.rename(&name, records, record_name(id))?));
+    if placed.is_err() {
+        // If it stays, the next start sweeps it.
+        drop(tmp.unlink(&name));
+    }
+    placed?;
+    Ok(records.sync()?)
 }
 
 /// Removes what an earlier try left under `name` in the folder of what is being made.
-fn clear(open: &Open<'_>, tmp: &Folder, name: &str) -> Result<()> {
+fn clear(open: &Open<'_>, tmp: &Dir, name: &str) -> Result<()> {
     if tmp.stat(name)?.is_some() {
         trash::discard(open, tmp, name)?;
     }
@@ -108,9 +124,12 @@ fn clear(open: &Open<'_>, tmp: &Folder, name: &str) -> Result<()> {
 }
 
 /// The folder in which volumes of this shape are, and the same for its `fsync`.
-fn home<'a>(open: &'a Open<'_>, blocks: &'a Folder, shape: Shape) -> &'a Folder {
+fn home<'a>(open: &'a Open<'_>, blocks: &'a Dir, shape: Shape) -> &'a Dir {
     match shape {
         Shape::Folder | Shape::Loop => &open.root,
         Shape::Block => blocks,
     }
 }
+
+#[cfg(test)]
+mod tests;

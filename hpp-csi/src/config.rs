@@ -1,11 +1,11 @@
 //! What the driver is to do: [`Config`], and the pools of the data-dir JSON.
 //!
 //! The JSON is upstream's, an array of `{name, path, snapshotPath, snapshotProvider, shared}`, with keys of ours that are
-//! optional: `capacity`, `overcommit`, `reserve`, `enforce`, `copy`. Unknown keys are refused.
+//! optional: `capacity`, `overcommit`, `reserve`, `enforce`, `copy`, `copyPublished`. Unknown keys are refused.
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use api::quantity;
 use serde::Deserialize;
@@ -18,6 +18,8 @@ use crate::id::Id;
 pub(crate) const LEGACY_POOL: &str = "legacy";
 /// Folder of snapshots in a pool's folder, where nothing else is said.
 pub(crate) const SNAPSHOTS: &str = "snapshots";
+/// The driver's own folder in a pool's folder.
+pub(crate) const OWN_FOLDER: &str = ".hpp-csi";
 /// Longest data-dir JSON in bytes.
 const JSON_MAX: usize = 1 << 20;
 /// Longest name of a driver: CSI's limit.
@@ -146,6 +148,9 @@ pub struct PoolConfig {
     pub enforce: Option<Enforce>,
     /// Whether a StorageClass may ask for copies where files cannot share blocks.
     pub copy: bool,
+    /// Whether a volume is copied while it is published: something else keeps it from being written to, and a change that
+    /// is seen during the copy fails it.
+    pub copy_published: bool,
 }
 
 /// A pool as it is written.
@@ -165,6 +170,8 @@ struct WrittenPool {
     enforce: Option<Enforce>,
     #[serde(default)]
     copy: bool,
+    #[serde(default)]
+    copy_published: bool,
 }
 
 /// The pools of a data-dir JSON.
@@ -186,11 +193,63 @@ pub fn pools(json: &str) -> Result<Vec<PoolConfig>> {
         if !seen.insert(pool.name.clone()) {
             return Err(invalid(format!("two pools are called {:?}", pool.name)));
         }
-        if !seen.insert(format!("/{}", pool.path.display())) {
-            return Err(invalid(format!("two pools are at {}", pool.path.display())));
+    }
+    apart(&pools)?;
+    Ok(pools)
+}
+
+/// Checks that no directory of volumes or snapshots lies in another one: deleting what has its name would delete the other.
+///
+/// # Errors
+/// [`Kind::Invalid`] when one does.
+pub(crate) fn apart(pools: &[PoolConfig]) -> Result<()> {
+    for (at, pool) in pools.iter().enumerate() {
+        let PoolConfig { name, path, snapshots, .. } = pool;
+        let (shown, shown_snapshots) = (path.display(), snapshots.display());
+        let dots = |path: &Path| path.components().any(|part| part == Component::ParentDir);
+        if dots(path) || dots(snapshots) {
+            return Err(invalid(format!("pool {name}: a path with .. in it")));
+        }
+        if path.starts_with(snapshots) {
+            return Err(invalid(format!(
+                "pool {name}: snapshotPath {shown_snapshots} holds the pool's path {shown}: deleting a snapshot would \
+                 delete volumes"
+            )));
+        }
+        if let Ok(below) = snapshots.strip_prefix(path) {
+            let own = Path::new(OWN_FOLDER);
+            let volume = below.to_str().is_none_or(|text| Id::read(text).is_some());
+            if below.components().count() != 1 || below == own || volume {
+                return Err(invalid(format!(
+                    "pool {name}: snapshotPath {shown_snapshots} is where a volume is or may be; in {shown} it can be \
+                     {SNAPSHOTS} only"
+                )));
+            }
+        }
+        for other in pools.iter().skip(at + 1) {
+            let theirs = [&other.path, &other.snapshots];
+            for (ours, theirs) in
+                [path, snapshots].into_iter().flat_map(|ours| theirs.map(|theirs| (ours, theirs)))
+            {
+                if ours == theirs {
+                    return Err(invalid(format!(
+                        "two pools, {name} and {}, are at {}",
+                        other.name,
+                        ours.display()
+                    )));
+                }
+                if ours.starts_with(theirs) || theirs.starts_with(ours) {
+                    return Err(invalid(format!(
+                        "pools {name} and {}: {} and {} lie in each other",
+                        other.name,
+                        ours.display(),
+                        theirs.display()
+                    )));
+                }
+            }
         }
     }
-    Ok(pools)
+    Ok(())
 }
 
 fn invalid(message: impl Into<String>) -> Error {
@@ -212,6 +271,7 @@ impl TryFrom<WrittenPool> for PoolConfig {
             reserve,
             enforce,
             copy,
+            copy_published,
         } = written;
         if name.is_empty() || name.len() > 128 {
             return Err(invalid(format!("a pool's name has 1 to 128 bytes, not {}", name.len())));
@@ -238,7 +298,21 @@ impl TryFrom<WrittenPool> for PoolConfig {
             Some(text) => read_reserve(&text)
                 .ok_or_else(|| wrong(format!("reserve {text:?} is neither like 5% nor like 10Gi")))?,
         };
-        Ok(Self { name, path, snapshots, shared, capacity, overcommit, reserve, enforce, copy })
+        if copy_published && !copy {
+            return Err(wrong("copyPublished is of use with \"copy\": true only".to_owned()));
+        }
+        Ok(Self {
+            name,
+            path,
+            snapshots,
+            shared,
+            capacity,
+            overcommit,
+            reserve,
+            enforce,
+            copy,
+            copy_published,
+        })
     }
 }
 
@@ -315,7 +389,7 @@ mod tests {
         let pools = pools(json).unwrap();
         assert_eq!((pools[0].overcommit, pools[0].reserve), (1250, Reserve::Thousandths(25)));
         assert_eq!((pools[0].capacity, pools[0].enforce), (Capacity::Filesystem, Some(Enforce::Loop)));
-        assert!(pools[0].copy);
+        assert!(pools[0].copy && !pools[0].copy_published);
         assert_eq!((pools[1].overcommit, pools[1].reserve), (3000, Reserve::Bytes(1 << 30)));
     }
 
@@ -335,8 +409,24 @@ mod tests {
             (r#"[{"name":"a","path":"/a","overcommit":1e9}]"#, "overcommit"),
             (r#"[{"name":"a","path":"/a","reserve":"101%"}]"#, "reserve"),
             (r#"[{"name":"a","path":"/a","reserve":"much"}]"#, "reserve"),
+            (r#"[{"name":"a","path":"/a","copyPublished":true}]"#, "copyPublished"),
             (r#"[{"name":"a","path":"/a"},{"name":"a","path":"/b"}]"#, "two pools"),
             (r#"[{"name":"a","path":"/a"},{"name":"b","path":"/a"}]"#, "two pools"),
+            (r#"[{"name":"a","path":"/a"},{"name":"b","path":"/a/"}]"#, "two pools"),
+            (r#"[{"name":"a","path":"/a","snapshotPath":"/a"}]"#, "would delete volumes"),
+            (r#"[{"name":"a","path":"/a/b","snapshotPath":"/a"}]"#, "would delete volumes"),
+            (r#"[{"name":"a","path":"/a","snapshotPath":"/a/b/c"}]"#, "a volume is or may be"),
+            (r#"[{"name":"a","path":"/a","snapshotPath":"/a/pvc-1"}]"#, "a volume is or may be"),
+            (r#"[{"name":"a","path":"/a","snapshotPath":"/a/.hpp-csi"}]"#, "a volume is or may be"),
+            (r#"[{"name":"a","path":"/a","snapshotPath":"/a/../a"}]"#, ".."),
+            (r#"[{"name":"a","path":"/a"},{"name":"b","path":"/a/b"}]"#, "in each other"),
+            (r#"[{"name":"a","path":"/a/b/c"},{"name":"b","path":"/a"}]"#, "in each other"),
+            (
+                r#"[{"name":"a","path":"/a"},{"name":"b","path":"/b","snapshotPath":"/a/snapshots"}]"#,
+                "in each other",
+            ),
+            (r#"[{"name":"a","path":"/a"},{"name":"b","path":"/b","snapshotPath":"/a/s"}]"#, "in each other"),
+            (r#"[{"name":"a","path":"/a","snapshotPath":"/s"},{"name":"b","path":"/s/b"}]"#, "in each other"),
         ] {
             let error = pools(json).unwrap_err();
             assert!(error.to_string().contains(why), "{json}: {error}");

@@ -26,16 +26,67 @@ pub(crate) struct ControllerService {
     pub(crate) driver: Arc<Driver>,
 }
 
+/// A call, as the log names it.
+#[derive(Debug)]
+pub(crate) struct Call {
+    name: &'static str,
+    /// The volume, snapshot or group that it is about; empty when it is about none.
+    id: String,
+}
+
+impl Call {
+    /// The call `name` about a volume, snapshot or group.
+    pub(crate) fn of(name: &'static str, id: impl std::fmt::Display) -> Self {
+        Self { name, id: id.to_string() }
+    }
+
+    /// The call `name` about all of them.
+    pub(crate) fn named(name: &'static str) -> Self {
+        Self { name, id: String::new() }
+    }
+}
+
+/// Runs a controller's call that may copy, clone or allocate, for minutes: few at once, others wait without a thread.
+pub(crate) async fn run_slow<T: Send + 'static>(
+    driver: &Arc<Driver>,
+    what: Call,
+    call: impl FnOnce(&Driver) -> crate::error::Result<T> + Send + 'static,
+) -> Result<T, Status> {
+    let turn = driver.lanes.slow.clone().acquire_owned().await.ok();
+    run_controller(driver, what, move |driver| {
+        let _turn = turn;
+        call(driver)
+    })
+    .await
+}
+
+/// Runs a controller's call: however many there are, threads are left for the kubelet's.
+pub(crate) async fn run_controller<T: Send + 'static>(
+    driver: &Arc<Driver>,
+    what: Call,
+    call: impl FnOnce(&Driver) -> crate::error::Result<T> + Send + 'static,
+) -> Result<T, Status> {
+    let turn = driver.lanes.controller.clone().acquire_owned().await.ok();
+    run(driver, what, move |driver| {
+        let _turn = turn;
+        call(driver)
+    })
+    .await
+}
+
 /// Runs a call of the driver on a thread of its own. It runs to its end, whether the caller waits or not.
 pub(crate) async fn run<T: Send + 'static>(
     driver: &Arc<Driver>,
+    what: Call,
     call: impl FnOnce(&Driver) -> crate::error::Result<T> + Send + 'static,
 ) -> Result<T, Status> {
     let driver = driver.clone();
     match tokio::task::spawn_blocking(move || call(&driver)).await {
         Ok(result) => result.map_err(|error| {
             match error.kind() {
-                Kind::Internal | Kind::NotReady => tracing::warn!(error = error.chain(), "a call failed"),
+                Kind::Internal | Kind::NotReady | Kind::Overloaded => {
+                    tracing::warn!(call = what.name, id = what.id, error = error.chain(), "a call failed")
+                }
                 Kind::Invalid
                 | Kind::NotFound
                 | Kind::Exists
@@ -43,7 +94,14 @@ pub(crate) async fn run<T: Send + 'static>(
                 | Kind::Precondition
                 | Kind::Busy
                 | Kind::OutOfRange
-                | Kind::Unsupported => tracing::debug!(error = error.chain(), "a call is refused"),
+                | Kind::Unsupported => {
+                    tracing::debug!(
+                        call = what.name,
+                        id = what.id,
+                        error = error.chain(),
+                        "a call is refused"
+                    );
+                }
             }
             Status::from(error)
         }),
@@ -168,7 +226,14 @@ impl Controller for ControllerService {
         let content_source = request.volume_content_source.clone();
         let understood = understood(&self.driver, request)?;
         let volume_id = understood.id.to_string();
-        let created = run(&self.driver, move |driver| driver.create_volume(&understood)).await?;
+        // Content of another volume, and blocks to allocate, take their time.
+        let slow = understood.source.is_some() || understood.attributes.allocation.is_some();
+        let call = move |driver: &Driver| driver.create_volume(&understood);
+        let created = if slow {
+            run_slow(&self.driver, Call::of("CreateVolume", &volume_id), call).await?
+        } else {
+            run_controller(&self.driver, Call::of("CreateVolume", &volume_id), call).await?
+        };
         Ok(Response::new(CreateVolumeResponse {
             volume: Some(csi::Volume {
                 capacity_bytes: signed(created.capacity),
@@ -182,7 +247,10 @@ impl Controller for ControllerService {
 
     async fn delete_volume(&self, request: Request<DeleteVolumeRequest>) -> Answer<DeleteVolumeResponse> {
         if let Some(id) = id_or_nothing("volume_id", &request.into_inner().volume_id)? {
-            run(&self.driver, move |driver| driver.delete_volume(&id)).await?;
+            run_controller(&self.driver, Call::of("DeleteVolume", &id), move |driver| {
+                driver.delete_volume(&id)
+            })
+            .await?;
         }
         Ok(Response::new(DeleteVolumeResponse {}))
     }
@@ -211,12 +279,13 @@ impl Controller for ControllerService {
         Parameters::read(&request.parameters)?;
         Attributes::read(&request.mutable_parameters)?;
         request::bounded("volume_context", &request.volume_context)?;
-        let misfit = run(&self.driver, move |driver| {
-            let (_, volume) = driver.need_volume(&id)?;
-            let block = volume.shape == crate::record::Shape::Block;
-            Ok(capabilities.iter().any(|capability| (capability.access == Access::Block) != block))
-        })
-        .await?;
+        let misfit =
+            run_controller(&self.driver, Call::of("ValidateVolumeCapabilities", &id), move |driver| {
+                let (_, volume) = driver.need_volume(&id)?;
+                let block = volume.shape == crate::record::Shape::Block;
+                Ok(capabilities.iter().any(|capability| (capability.access == Access::Block) != block))
+            })
+            .await?;
         if misfit {
             return Ok(Response::new(ValidateVolumeCapabilitiesResponse {
                 confirmed: None,
@@ -236,7 +305,7 @@ impl Controller for ControllerService {
 
     async fn list_volumes(&self, request: Request<ListVolumesRequest>) -> Answer<ListVolumesResponse> {
         let ListVolumesRequest { max_entries, starting_token } = request.into_inner();
-        let (entries, next_token) = run(&self.driver, move |driver| {
+        let (entries, next_token) = run_controller(&self.driver, Call::named("ListVolumes"), move |driver| {
             let pools = driver.pools.iter().map(|pool| pool.open()).collect::<Result<Vec<_>, _>>()?;
             let mut ids = Vec::new();
             for open in &pools {
@@ -264,7 +333,7 @@ impl Controller for ControllerService {
         let parameters = Parameters::read(&request.parameters)?;
         let elsewhere =
             request.accessible_topology.as_ref().is_some_and(|topology| is_elsewhere(&self.driver, topology));
-        let (available, largest) = run(&self.driver, move |driver| {
+        let (available, largest) = run_controller(&self.driver, Call::named("GetCapacity"), move |driver| {
             // A class may name a pool that only other nodes have, and a pool may not be there: no room, then.
             let Ok(pool) = driver.pool(parameters.pool.as_deref()) else { return Ok((0, 0)) };
             if elsewhere {
@@ -272,7 +341,7 @@ impl Controller for ControllerService {
             }
             match pool.open() {
                 Ok(open) if open.read_only() => Ok((0, 0)),
-                Ok(open) => Ok((open.room().available(), open.room().largest())),
+                Ok(open) => open.room().map(|room| (room.available(), room.largest())),
                 Err(error) if error.kind() == Kind::NotReady => Ok((0, 0)),
                 Err(error) => Err(error),
             }
@@ -290,7 +359,10 @@ impl Controller for ControllerService {
         _: Request<ControllerGetCapabilitiesRequest>,
     ) -> Answer<ControllerGetCapabilitiesResponse> {
         use rpc::Type as Can;
-        let clones = run(&self.driver, |driver| Ok(driver.can_clone())).await?;
+        let clones = run_controller(&self.driver, Call::named("ControllerGetCapabilities"), |driver| {
+            Ok(driver.can_clone())
+        })
+        .await?;
         let always = [
             Can::CreateDeleteVolume,
             Can::GetVolume,
@@ -318,8 +390,10 @@ impl Controller for ControllerService {
         let id = Id::parse("name", &request.name)?;
         let source = Id::parse("source_volume_id", &request.source_volume_id)?;
         let parameters = Parameters::read(&request.parameters)?;
-        let snapshot =
-            run(&self.driver, move |driver| driver.create_snapshot(&id, &source, parameters.copy)).await?;
+        let snapshot = run_slow(&self.driver, Call::of("CreateSnapshot", &id), move |driver| {
+            driver.create_snapshot(&id, &source, parameters.copy)
+        })
+        .await?;
         Ok(Response::new(CreateSnapshotResponse { snapshot: Some(wire_snapshot(&snapshot)) }))
     }
 
@@ -328,47 +402,55 @@ impl Controller for ControllerService {
         request: Request<DeleteSnapshotRequest>,
     ) -> Answer<DeleteSnapshotResponse> {
         if let Some(id) = id_or_nothing("snapshot_id", &request.into_inner().snapshot_id)? {
-            run(&self.driver, move |driver| driver.delete_snapshot(&id)).await?;
+            run_controller(&self.driver, Call::of("DeleteSnapshot", &id), move |driver| {
+                driver.delete_snapshot(&id)
+            })
+            .await?;
         }
         Ok(Response::new(DeleteSnapshotResponse {}))
     }
 
     async fn list_snapshots(&self, request: Request<ListSnapshotsRequest>) -> Answer<ListSnapshotsResponse> {
         let request = request.into_inner();
-        let (entries, next_token) = run(&self.driver, move |driver| {
-            let pools = driver.pools.iter().map(|pool| pool.open()).collect::<Result<Vec<_>, _>>()?;
-            let mut found = std::collections::BTreeMap::new();
-            for open in &pools {
-                let ids = match request.snapshot_id.as_str() {
-                    "" => open.snapshot_ids()?,
-                    one => Id::read(one).into_iter().collect(),
-                };
-                for id in ids {
-                    let snapshot = match open.snapshot(&id) {
-                        Ok(Some(snapshot)) => snapshot,
-                        Ok(None) => continue,
-                        // It is not ready for anything; whoever asks for it is told why.
-                        Err(error) if error.kind() == Kind::Internal && request.snapshot_id.is_empty() => {
-                            tracing::warn!(error = error.chain(), "a snapshot is not listed");
-                            continue;
-                        }
-                        Err(error) => return Err(error),
+        let (entries, next_token) =
+            run_controller(&self.driver, Call::named("ListSnapshots"), move |driver| {
+                let pools = driver.pools.iter().map(|pool| pool.open()).collect::<Result<Vec<_>, _>>()?;
+                let mut found = std::collections::BTreeMap::new();
+                for open in &pools {
+                    let ids = match request.snapshot_id.as_str() {
+                        "" => open.snapshot_ids()?,
+                        one => Id::read(one).into_iter().collect(),
                     };
-                    let source = &request.source_volume_id;
-                    if source.is_empty() || *source == snapshot.record.source {
-                        found.insert(id, snapshot);
+                    for id in ids {
+                        let snapshot = match open.snapshot(&id) {
+                            Ok(Some(snapshot)) => snapshot,
+                            Ok(None) => continue,
+                            // It is not ready for anything; whoever asks for it is told why.
+                            Err(error)
+                                if error.kind() == Kind::Internal && request.snapshot_id.is_empty() =>
+                            {
+                                tracing::warn!(error = error.chain(), "a snapshot is not listed");
+                                continue;
+                            }
+                            Err(error) => return Err(error),
+                        };
+                        let source = &request.source_volume_id;
+                        if source.is_empty() || *source == snapshot.record.source {
+                            found.insert(id, snapshot);
+                        }
                     }
                 }
-            }
-            let (ids, next) =
-                page::page(found.keys().cloned().collect(), &request.starting_token, request.max_entries)?;
-            let entries = ids
-                .iter()
-                .filter_map(|id| found.get(id))
-                .map(|snapshot| list_snapshots_response::Entry { snapshot: Some(wire_snapshot(snapshot)) });
-            Ok((entries.collect(), next))
-        })
-        .await?;
+                let (ids, next) = page::page(
+                    found.keys().cloned().collect(),
+                    &request.starting_token,
+                    request.max_entries,
+                )?;
+                let entries = ids.iter().filter_map(|id| found.get(id)).map(|snapshot| {
+                    list_snapshots_response::Entry { snapshot: Some(wire_snapshot(snapshot)) }
+                });
+                Ok((entries.collect(), next))
+            })
+            .await?;
         Ok(Response::new(ListSnapshotsResponse { entries, next_token }))
     }
 
@@ -381,9 +463,11 @@ impl Controller for ControllerService {
         let snapshot = match id_or_nothing("snapshot_id", &request.snapshot_id)? {
             None => return Err(absent(&request.snapshot_id, &self.driver.config.node).into()),
             Some(id) => {
-                run(&self.driver, move |driver| match driver.snapshot(&id)? {
-                    Some((_, snapshot)) => Ok(snapshot),
-                    None => Err(absent(id.as_str(), &driver.config.node)),
+                run_controller(&self.driver, Call::of("GetSnapshot", &id), move |driver| {
+                    match driver.snapshot(&id)? {
+                        Some((_, snapshot)) => Ok(snapshot),
+                        None => Err(absent(id.as_str(), &driver.config.node)),
+                    }
                 })
                 .await?
             }
@@ -401,7 +485,10 @@ impl Controller for ControllerService {
             request.capacity_range.ok_or_else(|| Error::new(Kind::Invalid, "capacity_range is missing"))?;
         let range = Range::try_from(Some(range))?;
         let (capacity, node_expansion_required) =
-            run(&self.driver, move |driver| driver.expand_volume(&id, range)).await?;
+            run_slow(&self.driver, Call::of("ControllerExpandVolume", &id), move |driver| {
+                driver.expand_volume(&id, range)
+            })
+            .await?;
         Ok(Response::new(ControllerExpandVolumeResponse {
             capacity_bytes: signed(capacity),
             node_expansion_required,
@@ -413,7 +500,7 @@ impl Controller for ControllerService {
         request: Request<ControllerGetVolumeRequest>,
     ) -> Answer<ControllerGetVolumeResponse> {
         let id = Id::parse("volume_id", &request.into_inner().volume_id)?;
-        let answer = run(&self.driver, move |driver| {
+        let answer = run_controller(&self.driver, Call::of("ControllerGetVolume", &id), move |driver| {
             let (open, volume) = driver.need_volume(&id)?;
             let published = driver.published.is_anywhere(&id);
             Ok(ControllerGetVolumeResponse {
@@ -438,7 +525,10 @@ impl Controller for ControllerService {
         let request = request.into_inner();
         let id = Id::parse("volume_id", &request.volume_id)?;
         let attributes = Attributes::read(&request.mutable_parameters)?;
-        run(&self.driver, move |driver| driver.modify_volume(&id, attributes)).await?;
+        run_slow(&self.driver, Call::of("ControllerModifyVolume", &id), move |driver| {
+            driver.modify_volume(&id, attributes)
+        })
+        .await?;
         Ok(Response::new(ControllerModifyVolumeResponse {}))
     }
 }

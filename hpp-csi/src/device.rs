@@ -15,6 +15,7 @@ use rustix::fs::{FileType, Mode, OFlags, fstat, makedev, mknodat, openat};
 use rustix::io::Errno;
 
 use crate::error::{Error, Kind, Result};
+use crate::fault;
 use crate::sys::{self, LoopState};
 
 /// Major number of loop devices.
@@ -53,11 +54,12 @@ impl Loop {
 
     /// The device's number as a file's `st_rdev` says it.
     pub(crate) fn device(self) -> u64 {
-        makedev(MAJOR, self.number)
+        numbered(self.number)
     }
 
     /// A handle on the node that can be mounted.
     pub(crate) fn handle(self) -> Result<std::os::fd::OwnedFd> {
+        fault::step("open the device")?;
         openat(rustix::fs::CWD, self.path(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
             .map_err(|error| Error::io(format!("open {}", self.path().display()), error))
     }
@@ -107,6 +109,11 @@ impl Loop {
             .map_err(|error| Error::io(format!("ask {}", self.path().display()), error))?;
         Ok(state.filter(|state| state.file() == self.file).map(|_| device))
     }
+}
+
+/// The number of loop device `number` as in a file's `st_rdev`.
+pub(crate) fn numbered(number: u32) -> u64 {
+    makedev(MAJOR, number)
 }
 
 /// Detaches what is attached to an open device; it goes when that is closed.
@@ -241,6 +248,7 @@ impl Devices {
     pub(crate) fn attach(&self, file: &File, sector: u32, read_only: bool) -> Result<Loop> {
         let failed = |error: std::io::Error| Error::io("attach a loop device", error);
         let identity = identity(file)?;
+        fault::step("attach a device")?;
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
         let control = openat(rustix::fs::CWD, "/dev/loop-control", flags, Mode::empty())
             .map_err(|error| Error::io("open /dev/loop-control", error))?;
@@ -254,8 +262,14 @@ impl Devices {
             match result {
                 Ok(()) => {
                     self.numbers().entry(identity).or_default().insert(number);
-                    let state = sys::loop_state(device.as_fd()).map_err(failed)?;
-                    return state.map(|state| Loop::of(number, state)).ok_or_else(|| gone(number));
+                    let state = fault::step("ask the new device")
+                        .and_then(|()| sys::loop_state(device.as_fd()).map_err(failed))
+                        .and_then(|state| state.ok_or_else(|| gone(number)));
+                    if state.is_err() {
+                        // It goes when it is closed, here below.
+                        drop(clear(number, &device));
+                    }
+                    return state.map(|state| Loop::of(number, state));
                 }
                 Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
                 Err(error) => return Err(failed(error)),

@@ -4,7 +4,9 @@
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::config::{Config, LEGACY_POOL};
+use tokio::sync::Semaphore;
+
+use crate::config::{self, Config, LEGACY_POOL};
 use crate::device::Devices;
 use crate::error::{Error, Kind, Result};
 use crate::id::Id;
@@ -16,6 +18,20 @@ use crate::published::Published;
 /// Key of the topology: a volume is where its node is.
 pub(crate) const TOPOLOGY_KEY: &str = "topology.hostpath.csi/node";
 
+/// Controllers' calls at once; more wait.
+const CONTROLLERS: usize = 48;
+/// Those of them that may take minutes.
+const SLOW: usize = 12;
+/// Threads for calls: enough for all controllers' calls and as many of the kubelet's.
+pub(crate) const THREADS: usize = 96;
+
+/// Turns of calls. The kubelet's need none: a pod must not wait for clones.
+#[derive(Debug)]
+pub(crate) struct Lanes {
+    pub(crate) controller: Arc<Semaphore>,
+    pub(crate) slow: Arc<Semaphore>,
+}
+
 /// All that the services share.
 #[derive(Debug)]
 pub(crate) struct Driver {
@@ -24,6 +40,7 @@ pub(crate) struct Driver {
     pub(crate) devices: Arc<Devices>,
     pub(crate) locks: Locks,
     pub(crate) published: Published,
+    pub(crate) lanes: Lanes,
     wake: Mutex<Sender<()>>,
 }
 
@@ -33,6 +50,16 @@ impl Driver {
     /// # Errors
     /// When what is remembered about the pools, or the loop devices, cannot be read.
     pub(crate) fn new(config: Config) -> Result<(Arc<Self>, Receiver<()>)> {
+        // Where links lead is known only now; what is not there yet is as it is written.
+        let mut resolved = config.pools.clone();
+        for pool in &mut resolved {
+            for path in [&mut pool.path, &mut pool.snapshots] {
+                if let Ok(real) = path.canonicalize() {
+                    *path = real;
+                }
+            }
+        }
+        config::apart(&resolved)?;
         let remembered = Arc::new(Remembered::load(&config.state)?);
         let devices = Arc::new(Devices::scan()?);
         let pools: Vec<Pool> = config
@@ -47,6 +74,10 @@ impl Driver {
             devices,
             locks: Locks::default(),
             published: Published::default(),
+            lanes: Lanes {
+                controller: Arc::new(Semaphore::new(CONTROLLERS)),
+                slow: Arc::new(Semaphore::new(SLOW)),
+            },
             wake: Mutex::new(wake),
         };
         Ok((Arc::new(driver), woken))
@@ -119,5 +150,32 @@ impl Driver {
     /// Whether snapshots and clones are to be had in some pool. A pool that is not there now may have them.
     pub(crate) fn can_clone(&self) -> bool {
         self.pools.iter().any(|pool| pool.config.copy || pool.open().map_or(true, |open| open.known.sharing))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config;
+
+    #[test]
+    fn pools_that_lie_in_each_other_by_a_link_are_refused() {
+        let place = tempfile::tempdir().unwrap();
+        let at = |name: &str| place.path().join(name);
+        std::fs::create_dir_all(at("one/two")).unwrap();
+        std::fs::create_dir(at("run")).unwrap();
+        std::os::unix::fs::symlink(at("one/two"), at("link")).unwrap();
+        let config = |path: &str| {
+            let json = format!(
+                r#"[{{"name":"a","path":{:?}}},{{"name":"b","path":{:?}}}]"#,
+                at("one").to_str().unwrap(),
+                at(path).to_str().unwrap()
+            );
+            crate::testing::config(config::pools(&json).unwrap(), at("run"))
+        };
+        let error = Driver::new(config("link")).unwrap_err();
+        assert_eq!(error.kind(), Kind::Invalid);
+        assert!(error.to_string().contains("in each other"), "{error}");
+        Driver::new(config("elsewhere")).unwrap();
     }
 }

@@ -16,7 +16,7 @@ use tonic::transport::Server;
 use crate::args::Args;
 use crate::config::{Config, Metrics};
 use crate::controller::ControllerService;
-use crate::driver::Driver;
+use crate::driver::{Driver, THREADS};
 use crate::error::{Error, Kind, Result};
 use crate::group::GroupService;
 use crate::identity::IdentityService;
@@ -32,8 +32,6 @@ use csi::snapshot_metadata_server::SnapshotMetadataServer;
 
 /// Longest message that is taken in; CSI's fields are small.
 const MESSAGE_MAX: usize = 1 << 20;
-/// Calls that work on the disk at once; more wait.
-const THREADS: usize = 64;
 /// How long callers may take to end after we were told to stop; the kubelet kills after 30 seconds.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -63,6 +61,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 /// Serves until a signal comes.
 fn serve(config: Config) -> Result<()> {
+    crate::times::observe_syncs();
     let (driver, woken) = Driver::new(config)?;
     // Before anybody can ask: what is published, and whether the pools are there.
     published::recover(&driver)?;

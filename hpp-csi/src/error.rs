@@ -28,6 +28,8 @@ pub enum Kind {
     Unsupported,
     /// The pool's filesystem is not there, or is read-only.
     NotReady,
+    /// The process or the system lacks descriptors or memory for now; the same call may succeed later.
+    Overloaded,
     /// The system refused something it should not refuse.
     Internal,
 }
@@ -98,10 +100,21 @@ impl Error {
     }
 }
 
+impl From<dir::Error> for Error {
+    fn from(error: dir::Error) -> Self {
+        // A call that finds nothing says so in another way: this is about a directory that must be there.
+        let missing = error.kind() == io::ErrorKind::NotFound;
+        let (doing, source) = error.into_parts();
+        let error = Self::io(doing, source);
+        if missing { error.as_kind(Kind::NotReady) } else { error }
+    }
+}
+
 /// What an error of the system means to a caller.
 fn kind_of(error: &io::Error) -> Kind {
     match error.raw_os_error() {
-        Some(libc::ENOSPC | libc::EDQUOT | libc::EMFILE | libc::ENFILE | libc::ENOMEM) => Kind::Exhausted,
+        Some(libc::ENOSPC | libc::EDQUOT) => Kind::Exhausted,
+        Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EAGAIN) => Kind::Overloaded,
         // EUCLEAN and ESHUTDOWN-like answers: a filesystem that has given up.
         Some(libc::EROFS | libc::EIO | libc::EUCLEAN | libc::ESTALE | libc::ENODEV | libc::ENXIO) => {
             Kind::NotReady
@@ -120,5 +133,31 @@ impl fmt::Display for Error {
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         self.source.as_deref().map(|source| source as &(dyn StdError + 'static))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lack_of_descriptors_is_no_full_pool() {
+        for (errno, expected) in [
+            (libc::ENOSPC, Kind::Exhausted),
+            (libc::EDQUOT, Kind::Exhausted),
+            (libc::EMFILE, Kind::Overloaded),
+            (libc::ENFILE, Kind::Overloaded),
+            (libc::ENOMEM, Kind::Overloaded),
+            (libc::EIO, Kind::NotReady),
+            (libc::EXDEV, Kind::Precondition),
+            (libc::EPERM, Kind::Internal),
+        ] {
+            assert_eq!(Error::io("x", io::Error::from_raw_os_error(errno)).kind(), expected, "{errno}");
+        }
+        // The scheduler must not take the volume to another node for it.
+        let error = Error::io("open a file", io::Error::from_raw_os_error(libc::EMFILE));
+        let status = tonic::Status::from(error.with_room("fast", 1, 1));
+        assert_eq!(status.code(), tonic::Code::Unavailable);
+        assert!(!status.message().contains("are asked for"), "{status:?}");
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tonic::{Request, Response, Status};
 
 use crate::apply::group::Group;
-use crate::controller::{id_or_nothing, run, timestamp, wire_snapshot};
+use crate::controller::{Call, id_or_nothing, run_controller, run_slow, timestamp, wire_snapshot};
 use crate::driver::Driver;
 use crate::error::{Error, Kind};
 use crate::id::Id;
@@ -37,7 +37,10 @@ impl GroupController for GroupService {
         &self,
         _: Request<GroupControllerGetCapabilitiesRequest>,
     ) -> Answer<GroupControllerGetCapabilitiesResponse> {
-        let clones = run(&self.driver, |driver| Ok(driver.can_clone())).await?;
+        let clones = run_controller(&self.driver, Call::named("GroupControllerGetCapabilities"), |driver| {
+            Ok(driver.can_clone())
+        })
+        .await?;
         let can = clones.then(|| GroupControllerServiceCapability {
             r#type: Some(Type::Rpc(Rpc { r#type: rpc::Type::CreateDeleteGetVolumeGroupSnapshot.into() })),
         });
@@ -52,8 +55,10 @@ impl GroupController for GroupService {
         let id = Id::parse("name", &request.name)?;
         let sources = request::members(&request.source_volume_ids)?;
         let parameters = Parameters::read(&request.parameters)?;
-        let group =
-            run(&self.driver, move |driver| driver.create_group(&id, &sources, parameters.copy)).await?;
+        let group = run_slow(&self.driver, Call::of("CreateVolumeGroupSnapshot", &id), move |driver| {
+            driver.create_group(&id, &sources, parameters.copy)
+        })
+        .await?;
         Ok(Response::new(CreateVolumeGroupSnapshotResponse { group_snapshot: Some(wire_group(&group)) }))
     }
 
@@ -63,7 +68,10 @@ impl GroupController for GroupService {
     ) -> Answer<DeleteVolumeGroupSnapshotResponse> {
         let request = request.into_inner();
         if let Some(id) = id_or_nothing("group_snapshot_id", &request.group_snapshot_id)? {
-            run(&self.driver, move |driver| driver.delete_group(&id, &request.snapshot_ids)).await?;
+            run_controller(&self.driver, Call::of("DeleteVolumeGroupSnapshot", &id), move |driver| {
+                driver.delete_group(&id, &request.snapshot_ids)
+            })
+            .await?;
         }
         Ok(Response::new(DeleteVolumeGroupSnapshotResponse {}))
     }
@@ -76,7 +84,10 @@ impl GroupController for GroupService {
         let Some(id) = id_or_nothing("group_snapshot_id", &request.group_snapshot_id)? else {
             return Err(Error::new(Kind::NotFound, "there is no group snapshot of such a name").into());
         };
-        let group = run(&self.driver, move |driver| driver.need_group(&id, &request.snapshot_ids)).await?;
+        let group = run_controller(&self.driver, Call::of("GetVolumeGroupSnapshot", &id), move |driver| {
+            driver.need_group(&id, &request.snapshot_ids)
+        })
+        .await?;
         Ok(Response::new(GetVolumeGroupSnapshotResponse { group_snapshot: Some(wire_group(&group)) }))
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tonic::{Request, Response, Status};
 
-use crate::controller::run;
+use crate::controller::{Call, run};
 use crate::driver::Driver;
 use csi::identity_server::Identity;
 use csi::plugin_capability::service::Type as Service;
@@ -40,7 +40,8 @@ impl Identity for IdentityService {
         _: Request<GetPluginCapabilitiesRequest>,
     ) -> Result<Response<GetPluginCapabilitiesResponse>, Status> {
         let service = |service: Service| Type::Service(plugin_capability::Service { r#type: service.into() });
-        let clones = run(&self.driver, |driver| Ok(driver.can_clone())).await?;
+        let clones =
+            run(&self.driver, Call::named("GetPluginCapabilities"), |driver| Ok(driver.can_clone())).await?;
         let with_clones = [Service::GroupControllerService, Service::SnapshotMetadataService]
             .into_iter()
             .filter(|_| clones);

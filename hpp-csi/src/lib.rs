@@ -23,6 +23,7 @@ mod driver;
 mod entry;
 pub mod error;
 mod extents;
+mod fault;
 mod folder;
 mod group;
 mod health;
@@ -44,6 +45,8 @@ mod request;
 mod socket;
 mod status;
 mod sys;
+#[cfg(test)]
+mod testing;
 mod times;
 mod worker;
 

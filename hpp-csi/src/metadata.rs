@@ -7,7 +7,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use crate::apply::metadata::Metadata;
-use crate::controller::run;
+use crate::controller::{Call, run_controller};
 use crate::driver::Driver;
 use crate::error::{Error, Kind, Result};
 use crate::extents::{Range, Ranges};
@@ -116,8 +116,10 @@ impl SnapshotMetadata for MetadataService {
         let request = request.into_inner();
         let id = Id::parse("snapshot_id", &request.snapshot_id)?;
         let most = most(request.max_results)?;
-        let metadata =
-            run(&self.driver, move |driver| driver.allocated(&id, request.starting_offset)).await?;
+        let metadata = run_controller(&self.driver, Call::of("GetMetadataAllocated", &id), move |driver| {
+            driver.allocated(&id, request.starting_offset)
+        })
+        .await?;
         Ok(Response::new(stream(metadata, most)))
     }
 
@@ -129,8 +131,10 @@ impl SnapshotMetadata for MetadataService {
         let base = Id::parse("base_snapshot_id", &request.base_snapshot_id)?;
         let id = Id::parse("target_snapshot_id", &request.target_snapshot_id)?;
         let most = most(request.max_results)?;
-        let metadata =
-            run(&self.driver, move |driver| driver.changed(&base, &id, request.starting_offset)).await?;
+        let metadata = run_controller(&self.driver, Call::of("GetMetadataDelta", &id), move |driver| {
+            driver.changed(&base, &id, request.starting_offset)
+        })
+        .await?;
         Ok(Response::new(stream(metadata, most)))
     }
 }

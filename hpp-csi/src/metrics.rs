@@ -12,13 +12,13 @@ use crate::config::Enforce;
 use crate::device::Loop;
 use crate::driver::Driver;
 use crate::error::Result;
-use crate::folder::Folder;
 use crate::id::Id;
 use crate::plan::Room;
 use crate::pool::book::Line;
 use crate::pool::{IMAGE, Open};
 use crate::record::Shape;
 use crate::times;
+use dir::Dir;
 
 /// What is served.
 pub(crate) fn routes(driver: Arc<Driver>) -> Vec<Route> {
@@ -60,7 +60,8 @@ fn page(driver: &Driver) -> String {
         shared_with_os |= is_shared_with_os(driver, &open);
         pools.push(Pool {
             name: name.clone(),
-            room: open.room(),
+            // Of what is in the book: the page must not cost a system call for each volume.
+            room: open.room_by(&open.known.book()),
             enforce: open.enforce(),
             read_only: open.read_only(),
         });
@@ -92,11 +93,11 @@ fn page(driver: &Driver) -> String {
 /// Whether a pool shares its filesystem with the operating system: the root's, or the one that the kubelet keeps our
 /// socket on.
 fn is_shared_with_os(driver: &Driver, open: &Open<'_>) -> bool {
-    let device = |folder: &Folder| folder.stat_self().ok().map(|stat| stat.st_dev);
+    let device = |folder: &Dir| folder.stat_self().ok().map(|stat| stat.st_dev);
     let own = device(&open.root);
     [std::path::Path::new("/"), &driver.config.state]
         .into_iter()
-        .filter_map(|path| Folder::open_path(path).ok().flatten())
+        .filter_map(|path| Dir::find(path).ok().flatten())
         .any(|folder| own.is_some() && device(&folder) == own)
 }
 
@@ -105,7 +106,7 @@ fn file(open: &Open<'_>, id: &Id, shape: Shape) -> Result<Option<(u64, u64)>> {
     let stat = match shape {
         Shape::Folder => None,
         Shape::Block => open.blocks()?.stat(id)?,
-        Shape::Loop => match open.root.open(id)? {
+        Shape::Loop => match open.root.dir(id)? {
             Some(folder) => folder.stat(IMAGE)?,
             None => None,
         },

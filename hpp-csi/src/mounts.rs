@@ -15,8 +15,9 @@ use rustix::mount::{
 };
 
 use crate::error::{Error, Kind, Result};
-use crate::folder::{Folder, open_beneath};
+use crate::fault;
 use crate::sys;
+use dir::{Dir, open_beneath};
 
 /// Mounts that lie on top of each other at one place, at most; more are not ours.
 const STACK_MAX: usize = 16;
@@ -36,7 +37,7 @@ pub(crate) struct Place {
 }
 
 /// What is at `name` in `folder`; `None` when nothing is.
-pub(crate) fn look(folder: &Folder, name: &Path) -> Result<Option<Place>> {
+pub(crate) fn look(folder: &Dir, name: &Path) -> Result<Option<Place>> {
     let failed = |error| Error::io(format!("look at {}", folder.path_of(name).display()), error);
     let fd = match rustix::fs::openat(
         folder,
@@ -65,6 +66,7 @@ pub(crate) fn look(folder: &Folder, name: &Path) -> Result<Option<Place>> {
 pub(crate) fn bound(handle: BorrowedFd<'_>, set: u64, clear: u64) -> Result<OwnedFd> {
     let flags =
         OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+    fault::step("bind")?;
     let mount = open_tree(handle, "", flags).map_err(|error| Error::io("bind the volume", error))?;
     if set != 0 || clear != 0 {
         sys::mount_setattr(mount.as_fd(), set, clear)
@@ -76,6 +78,7 @@ pub(crate) fn bound(handle: BorrowedFd<'_>, set: u64, clear: u64) -> Result<Owne
 /// A mount of the filesystem on `device`, not to be seen anywhere yet.
 pub(crate) fn filesystem(kind: &str, device: &Path, read_only: bool) -> Result<OwnedFd> {
     let failed = |error: Errno| Error::io(format!("mount the {kind} of {}", device.display()), error);
+    fault::step("mount the filesystem")?;
     let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC).map_err(failed)?;
     fsconfig_set_string(&context, "source", device).map_err(failed)?;
     if kind == "xfs" {
@@ -90,7 +93,8 @@ pub(crate) fn filesystem(kind: &str, device: &Path, read_only: bool) -> Result<O
 }
 
 /// Lets a mount appear at `name` in `folder`, where a folder or file must be.
-pub(crate) fn attach(mount: BorrowedFd<'_>, folder: &Folder, name: &Path) -> Result<()> {
+pub(crate) fn attach(mount: BorrowedFd<'_>, folder: &Dir, name: &Path) -> Result<()> {
+    fault::step("place the mount")?;
     move_mount(mount, "", folder, name, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
         .map_err(|error| Error::io(format!("mount at {}", folder.path_of(name).display()), error))
 }
@@ -110,7 +114,7 @@ pub(crate) enum Left {
 /// # Errors
 /// [`Kind::Precondition`] when it is in use, or none of it is ours: then it stays.
 pub(crate) fn detach(
-    folder: &Folder,
+    folder: &Dir,
     name: &Path,
     ours: impl Fn(Option<Place>) -> Result<bool>,
 ) -> Result<Left> {
@@ -156,9 +160,10 @@ pub(crate) fn detach(
 }
 
 /// The root of a mount that is not to be seen anywhere, as a folder to read.
-pub(crate) fn root_of(mount: BorrowedFd<'_>) -> Result<Folder> {
+pub(crate) fn root_of(mount: BorrowedFd<'_>) -> Result<Dir> {
     let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECTORY;
+    fault::step("open the mount")?;
     open_beneath(mount, Path::new("."), flags, rustix::fs::Mode::empty())
-        .map(|fd| Folder::from_fd(fd, "the volume".into()))
+        .map(|fd| Dir::from_fd(fd, "the volume").one_mount())
         .map_err(|error| Error::io("open the volume's filesystem", error))
 }

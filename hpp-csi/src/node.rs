@@ -6,7 +6,7 @@ use api::quantity;
 use tonic::{Request, Response, Status};
 
 use crate::apply::publish;
-use crate::controller::{here, run};
+use crate::controller::{Call, here, run};
 use crate::driver::Driver;
 use crate::error::{Error, Kind};
 use crate::id::Id;
@@ -73,7 +73,10 @@ impl Node for NodeService {
         let id = Id::parse("volume_id", &request.volume_id)?;
         let staging = path("staging_target_path", request.staging_target_path)?;
         let capability = capability(request.volume_capability)?;
-        run(&self.driver, move |driver| driver.stage(&id, &staging, &capability)).await?;
+        run(&self.driver, Call::of("NodeStageVolume", &id), move |driver| {
+            driver.stage(&id, &staging, &capability)
+        })
+        .await?;
         Ok(Response::new(NodeStageVolumeResponse {}))
     }
 
@@ -84,7 +87,8 @@ impl Node for NodeService {
         let request = request.into_inner();
         let id = Id::parse("volume_id", &request.volume_id)?;
         let staging = path("staging_target_path", request.staging_target_path)?;
-        run(&self.driver, move |driver| driver.unstage(&id, &staging)).await?;
+        run(&self.driver, Call::of("NodeUnstageVolume", &id), move |driver| driver.unstage(&id, &staging))
+            .await?;
         Ok(Response::new(NodeUnstageVolumeResponse {}))
     }
 
@@ -93,7 +97,10 @@ impl Node for NodeService {
         request: Request<NodePublishVolumeRequest>,
     ) -> Answer<NodePublishVolumeResponse> {
         let understood = understood(request.into_inner())?;
-        run(&self.driver, move |driver| driver.publish(&understood)).await?;
+        run(&self.driver, Call::of("NodePublishVolume", &understood.id), move |driver| {
+            driver.publish(&understood)
+        })
+        .await?;
         Ok(Response::new(NodePublishVolumeResponse {}))
     }
 
@@ -104,7 +111,8 @@ impl Node for NodeService {
         let request = request.into_inner();
         let id = Id::parse("volume_id", &request.volume_id)?;
         let target = path("target_path", request.target_path)?;
-        run(&self.driver, move |driver| driver.unpublish(&id, &target)).await?;
+        run(&self.driver, Call::of("NodeUnpublishVolume", &id), move |driver| driver.unpublish(&id, &target))
+            .await?;
         Ok(Response::new(NodeUnpublishVolumeResponse {}))
     }
 
@@ -115,7 +123,9 @@ impl Node for NodeService {
         let request = request.into_inner();
         let id = Id::parse("volume_id", &request.volume_id)?;
         let path = path("volume_path", request.volume_path)?;
-        let stats = run(&self.driver, move |driver| driver.stats(&id, &path)).await?;
+        let stats =
+            run(&self.driver, Call::of("NodeGetVolumeStats", &id), move |driver| driver.stats(&id, &path))
+                .await?;
         let usage = |unit: volume_usage::Unit, numbers: [u64; 3]| {
             let [total, used, available] = numbers.map(|number| i64::try_from(number).unwrap_or(i64::MAX));
             VolumeUsage { available, total, used, unit: unit.into() }
@@ -140,9 +150,10 @@ impl Node for NodeService {
         let path = path("volume_path", request.volume_path)?;
         let range = Range::try_from(request.capacity_range)?;
         let staging = Some(request.staging_target_path).filter(|staging| !staging.is_empty());
-        let capacity =
-            run(&self.driver, move |driver| driver.expand_on_node(&id, &path, staging.as_deref(), range))
-                .await?;
+        let capacity = run(&self.driver, Call::of("NodeExpandVolume", &id), move |driver| {
+            driver.expand_on_node(&id, &path, staging.as_deref(), range)
+        })
+        .await?;
         Ok(Response::new(NodeExpandVolumeResponse {
             capacity_bytes: i64::try_from(capacity).unwrap_or(i64::MAX),
         }))

@@ -2,6 +2,7 @@
 //! functions, tested as tables. [`crate::apply`] does it.
 
 use std::borrow::Borrow;
+use std::cmp::Ordering;
 
 use crate::config::{Capacity, Reserve, share};
 use crate::error::{Error, Kind, Result};
@@ -111,6 +112,8 @@ pub(crate) struct Room {
     pub(crate) foreign: u64,
     /// What is promised to volumes and held by snapshots.
     pub(crate) promised: u64,
+    /// Its part that is not written yet, or is shared and would be written again.
+    pub(crate) outstanding: u64,
     pub(crate) reserve: Reserve,
     /// Thousandths.
     pub(crate) overcommit: u64,
@@ -123,12 +126,20 @@ impl Room {
         share(self.size.saturating_sub(kept), self.overcommit)
     }
 
-    /// What may still be promised.
+    /// Bytes that may still be promised. Without overcommitment never more than what is free, less the reserve and what is
+    /// outstanding; with it, what is promised is bounded.
     pub(crate) fn available(&self) -> u64 {
+        let unreserved = self.free.saturating_sub(self.reserve.of(self.size));
+        let unwritten = unreserved.saturating_sub(self.outstanding);
+        let unpromised = self.limit().saturating_sub(self.promised);
         match self.capacity {
             Capacity::Filesystem => self.free,
-            Capacity::Request if self.free < self.reserve.of(self.size) => 0,
-            Capacity::Request => self.limit().saturating_sub(self.promised),
+            Capacity::Request if unreserved == 0 => 0,
+            Capacity::Request => match self.overcommit.cmp(&1000) {
+                Ordering::Less => unwritten.min(unpromised),
+                Ordering::Equal => unwritten,
+                Ordering::Greater => unpromised,
+            },
         }
     }
 
@@ -157,11 +168,13 @@ pub(crate) fn admit(name: &str, room: &Room, new: u64) -> Result<()> {
             shown(room.reserve.of(room.size))
         )),
         Capacity::Request if new > available => refused(format!(
-            "{} are asked for, {} of {} are not promised yet ({} free on the filesystem)",
+            "{} are asked for, {} are available: {} are free on the filesystem, {} of them are reserved, volumes may yet \
+             take {}",
             shown(new),
             shown(available),
-            shown(room.limit()),
-            shown(room.free)
+            shown(room.free),
+            shown(room.reserve.of(room.size)),
+            shown(room.outstanding)
         )),
         Capacity::Request => Ok(()),
     }
@@ -379,6 +392,8 @@ mod tests {
             free,
             foreign,
             promised,
+            // Nothing is written yet.
+            outstanding: promised,
             reserve: Reserve::Thousandths(50),
             overcommit: 1000,
         }
@@ -390,8 +405,11 @@ mod tests {
         let empty = room(1000, 1000, 0, 0);
         assert_eq!(kinds(&empty, 950), Ok(()));
         assert_eq!(kinds(&empty, 951), Err(Kind::Exhausted));
-        assert_eq!(kinds(&room(1000, 1000, 100, 0), 851), Err(Kind::Exhausted));
-        assert_eq!(kinds(&room(1000, 1000, 100, 50), 800), Ok(()));
+        assert_eq!(kinds(&room(1000, 900, 100, 0), 851), Err(Kind::Exhausted));
+        assert_eq!(kinds(&room(1000, 900, 100, 50), 800), Ok(()));
+        // A written byte is neither free nor outstanding.
+        assert_eq!(kinds(&Room { outstanding: 20, ..room(1000, 870, 100, 50) }, 800), Ok(()));
+        assert_eq!(kinds(&Room { outstanding: 20, ..room(1000, 870, 100, 50) }, 801), Err(Kind::Exhausted));
         assert_eq!(kinds(&room(1000, 1000, 0, 2000), 1), Err(Kind::Exhausted));
         // The disk is fuller than promised: nothing more, not even nothing.
         assert_eq!(kinds(&room(1000, 49, 0, 0), 0), Err(Kind::Exhausted));
@@ -401,15 +419,19 @@ mod tests {
             Ok(())
         );
         let message = admit("fast", &room(10 * GIB, 9 * GIB, 0, 9 * GIB), GIB).unwrap_err().to_string();
-        for word in ["fast", "1.0 GiB are asked for", "512.0 MiB of 9.5 GiB", "9.0 GiB free"] {
+        for word in ["fast", "1.0 GiB are asked for", "0 bytes are available", "9.0 GiB are free"] {
             assert!(message.contains(word), "{message}");
         }
     }
 
     #[test]
     fn capacity_is_told_as_it_is_bounded() {
-        let full = room(1000, 500, 100, 800);
+        let full = Room { outstanding: 400, ..room(1000, 500, 100, 800) };
         assert_eq!((full.available(), full.largest()), (50, 50));
+        // Half of the room is to be promised: neither more than that nor more than is free.
+        assert_eq!(Room { overcommit: 500, ..full }.available(), 0);
+        assert_eq!(Room { overcommit: 950, promised: 700, ..full }.available(), 50);
+        assert_eq!(Room { overcommit: 2000, ..full }.available(), 900);
         let upstream = Room { capacity: Capacity::Filesystem, ..full };
         assert_eq!((upstream.available(), upstream.largest()), (500, 1000));
         assert_eq!(room(1000, 10, 0, 0).available(), 0);

@@ -28,23 +28,23 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::fs::{AtFlags, OFlags, StatVfs, StatVfsMountFlags, StatxFlags, fstatvfs, statx};
+use rustix::fs::{AtFlags, OFlags, StatVfs, StatVfsMountFlags, Statx, StatxFlags, fstatvfs, statx};
 
 use crate::apply::{group, image};
 use crate::config::{Enforce, PoolConfig};
 use crate::device::Devices;
 use crate::error::{Error, Kind, Result};
-use crate::folder::{Folder, is_file, is_folder};
 use crate::id::Id;
 use crate::plan::Room;
 use crate::record::{self, RECORD_MAX, Record, Shape, SnapshotRecord};
 use crate::sys;
+use dir::{Dir, is_dir, is_file};
 
 use book::Book;
 use identity::Remembered;
 
 /// Our folder in a pool.
-pub(crate) const OWN: &str = ".hpp-csi";
+pub(crate) const OWN: &str = crate::config::OWN_FOLDER;
 /// The folder of block volumes in it.
 pub(crate) const BLOCK: &str = "block";
 /// The file of a volume or snapshot whose shape is a file.
@@ -71,22 +71,34 @@ pub(crate) struct Known {
     /// Whether project quota is enforced.
     pub(crate) quota: bool,
     pub(crate) book: Mutex<Book>,
+    /// When the records of a shared pool were last changed, as far as they are in the book.
+    pub(crate) records: Mutex<Option<scan::Stamp>>,
 }
 
 impl Known {
+    /// Facts about a model of a pool.
+    #[cfg(test)]
+    pub(crate) fn of_model() -> Self {
+        let mark = Mark { device: 0, mount: 0, read_only: false, folders: [(0, 0, 0); 2] };
+        Self { mark, sharing: true, quota: false, book: Mutex::default(), records: Mutex::default() }
+    }
+
     /// The book, for a moment.
     pub(crate) fn book(&self) -> std::sync::MutexGuard<'_, Book> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Tells one mount of a folder from another.
+/// Distinguishes filesystems, and mounts of one. Numbers of devices, inodes and mounts come again: when a folder
+/// was made does not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Mark {
     device: u64,
-    inode: u64,
     mount: u64,
     read_only: bool,
+    /// The data folder and `.hpp-csi`: inode, and seconds and nanoseconds of birth, 0 where the filesystem does not keep
+    /// them.
+    folders: [(u64, i64, u32); 2],
 }
 
 /// A pool that is there, open for one call.
@@ -94,9 +106,9 @@ pub(crate) struct Open<'a> {
     pub(crate) pool: &'a Pool,
     pub(crate) known: Arc<Known>,
     /// The data folder.
-    pub(crate) root: Folder,
+    pub(crate) root: Dir,
     /// `.hpp-csi`.
-    pub(crate) own: Folder,
+    pub(crate) own: Dir,
     numbers: StatVfs,
 }
 
@@ -144,39 +156,46 @@ impl Pool {
     /// # Errors
     /// [`Kind::NotReady`] when its folder is not there, or is not the one it was.
     pub(crate) fn open(&self) -> Result<Open<'_>> {
-        let (root, numbers, mark) = self.look().map_err(|error| error.about(&self.config.name))?;
+        let (root, own, numbers, mark) = self.look().map_err(|error| error.about(&self.config.name))?;
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some(known) = known.filter(|known| known.mark == mark) {
-            let own = root.need(OWN)?;
+        if let Some(known) = known.filter(|known| known.mark == mark)
+            && let Some(own) = own
+        {
             return Ok(Open { pool: self, known, root, own, numbers });
         }
-        self.find_out(root, numbers, mark)
+        self.find_out(root, numbers, mark.read_only)
     }
 
     /// What is at the pool's path.
-    fn look(&self) -> Result<(Folder, StatVfs, Mark)> {
+    fn look(&self) -> Result<(Dir, Option<Dir>, StatVfs, Mark)> {
         let path = &self.config.path;
         let missing = || Error::new(Kind::NotReady, format!("{} is not there", path.display()));
-        let root = Folder::open_path(path)?.ok_or_else(missing)?;
+        // A pod's mount in its volume that the host sees is not the pool's: no call goes into it.
+        let root = Dir::find(path)?.ok_or_else(missing)?.one_mount();
         let numbers = fstatvfs(&root).map_err(|error| Error::io(format!("ask {}", path.display()), error))?;
-        let mark = Mark::of(&root, &numbers)?;
-        Ok((root, numbers, mark))
+        let own = root.dir(OWN)?;
+        let mark = Mark::of(&root, own.as_ref(), &numbers)?;
+        Ok((root, own, numbers, mark))
     }
 
     /// Looks at a filesystem that is new to us. One caller does it, others wait.
-    fn find_out(&self, root: Folder, numbers: StatVfs, mark: Mark) -> Result<Open<'_>> {
+    fn find_out(&self, root: Dir, numbers: StatVfs, read_only: bool) -> Result<Open<'_>> {
         let mut slot = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = slot.clone().filter(|known| known.mark == mark) {
-            let own = root.need(OWN)?;
+        if let (Some(known), Some(own)) = (slot.clone(), root.dir(OWN)?)
+            && known.mark == Mark::of(&root, Some(&own), &numbers)?
+        {
             return Ok(Open { pool: self, known, root, own, numbers });
         }
         *slot = None;
-        let own = identity::own_folder(self, &root, mark.read_only)?;
+        let own = identity::own_folder(self, &root, read_only)?;
+        // With `.hpp-csi` in it, which was perhaps made just now.
+        let mark = Mark::of(&root, Some(&own), &numbers)?;
         let known = Known {
             mark,
             sharing: !mark.read_only && self.probe_sharing(&own)?,
             quota: sys::project_quota_enforced(std::os::fd::AsFd::as_fd(&root)),
-            book: Mutex::new(Book::default()),
+            book: Mutex::default(),
+            records: Mutex::default(),
         };
         let open = Open { pool: self, known: Arc::new(known), root, own, numbers };
         if !mark.read_only {
@@ -207,13 +226,13 @@ impl Pool {
     }
 
     /// Whether one file can be made of another's blocks: it is tried.
-    fn probe_sharing(&self, own: &Folder) -> Result<bool> {
-        let tmp = own.need(Path::new("tmp").join(&self.node))?;
+    fn probe_sharing(&self, own: &Dir) -> Result<bool> {
+        let tmp = own.need_dir(Path::new("tmp").join(&self.node))?;
         let names = [".probe-a", ".probe-b"];
         let result = (|| {
             tmp.write(names[0], &[1; 4096])?;
             tmp.write(names[1], &[])?;
-            let open = |name: &str, flags| tmp.file(name, flags, 0);
+            let open = |name: &str, flags| tmp.open_with(name, flags, 0);
             match (open(names[0], OFlags::RDONLY)?, open(names[1], OFlags::WRONLY)?) {
                 (Some(from), Some(to)) => Ok(rustix::fs::ioctl_ficlone(to, from).is_ok()),
                 _ => Ok(false),
@@ -231,57 +250,67 @@ impl Pool {
 }
 
 impl Mark {
-    fn of(root: &Folder, numbers: &StatVfs) -> Result<Self> {
-        let flags = StatxFlags::BASIC_STATS | StatxFlags::MNT_ID;
-        let found = statx(root, "", AtFlags::EMPTY_PATH, flags)
-            .map_err(|error| Error::io(format!("look at {}", root.path_of("").display()), error))?;
+    /// The mark of the pool in `root`; what is missing there is no part of it.
+    fn of(root: &Dir, own: Option<&Dir>, numbers: &StatVfs) -> Result<Self> {
+        let flags = StatxFlags::BASIC_STATS | StatxFlags::MNT_ID | StatxFlags::BTIME;
+        let look = |folder: &Dir| {
+            statx(folder, "", AtFlags::EMPTY_PATH, flags)
+                .map_err(|error| Error::io(format!("look at {}", folder.path_of("").display()), error))
+        };
+        let born =
+            |found: &Statx| match StatxFlags::from_bits_retain(found.stx_mask).contains(StatxFlags::BTIME) {
+                true => (found.stx_ino, found.stx_btime.tv_sec, found.stx_btime.tv_nsec),
+                false => (found.stx_ino, 0, 0),
+            };
+        let found = look(root)?;
+        let own = own.map(look).transpose()?;
         Ok(Self {
             device: rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor),
-            inode: found.stx_ino,
             mount: found.stx_mnt_id,
             read_only: numbers.f_flag.contains(StatVfsMountFlags::RDONLY),
+            folders: [born(&found), own.as_ref().map_or((0, 0, 0), born)],
         })
     }
 }
 
 impl Open<'_> {
     /// The node's folder of what is being made.
-    pub(crate) fn tmp(&self) -> Result<Folder> {
-        self.own.need(Path::new("tmp").join(&self.pool.node))
+    pub(crate) fn tmp(&self) -> Result<Dir> {
+        Ok(self.own.need_dir(Path::new("tmp").join(&self.pool.node))?)
     }
 
     /// The node's folder of what is being removed.
-    pub(crate) fn trash(&self) -> Result<Folder> {
-        self.own.need(Path::new("trash").join(&self.pool.node))
+    pub(crate) fn trash(&self) -> Result<Dir> {
+        Ok(self.own.need_dir(Path::new("trash").join(&self.pool.node))?)
     }
 
     /// Records of volumes.
-    pub(crate) fn volume_records(&self) -> Result<Folder> {
-        self.own.need("volumes")
+    pub(crate) fn volume_records(&self) -> Result<Dir> {
+        Ok(self.own.need_dir("volumes")?)
     }
 
     /// Records of snapshots.
-    pub(crate) fn snapshot_records(&self) -> Result<Folder> {
-        self.own.need("snapshots")
+    pub(crate) fn snapshot_records(&self) -> Result<Dir> {
+        Ok(self.own.need_dir("snapshots")?)
     }
 
     /// Block volumes.
-    pub(crate) fn blocks(&self) -> Result<Folder> {
-        self.own.need(BLOCK)
+    pub(crate) fn blocks(&self) -> Result<Dir> {
+        Ok(self.own.need_dir(BLOCK)?)
     }
 
     /// Snapshots; `None` when there was never one.
-    pub(crate) fn snapshots(&self) -> Result<Option<Folder>> {
+    pub(crate) fn snapshots(&self) -> Result<Option<Dir>> {
         match self.snapshots_beneath() {
-            Some(name) => self.root.open(name),
-            None => Folder::open_path(&self.pool.config.snapshots),
+            Some(name) => Ok(self.root.dir(name)?),
+            None => Ok(Dir::find(&self.pool.config.snapshots)?.map(Dir::one_mount)),
         }
     }
 
     /// Snapshots, the folder made if it is the usual one.
-    pub(crate) fn snapshots_or_make(&self) -> Result<Folder> {
+    pub(crate) fn snapshots_or_make(&self) -> Result<Dir> {
         match self.snapshots_beneath() {
-            Some(name) => self.root.open_or_make(name, 0o755),
+            Some(name) => Ok(self.root.dir_or_make(name, 0o755)?),
             None => self.snapshots()?.ok_or_else(|| {
                 let path = self.pool.config.snapshots.display();
                 self.pool.error(Kind::NotReady, format!("{path} is not there"))
@@ -321,9 +350,11 @@ impl Open<'_> {
         error.with_room(&self.pool.config.name, asked, free)
     }
 
-    /// Bytes in use.
-    pub(crate) fn used(&self) -> u64 {
-        self.numbers.f_blocks.saturating_sub(self.numbers.f_bfree).saturating_mul(self.numbers.f_frsize)
+    /// Bytes in use now.
+    pub(crate) fn used_now(&self) -> u64 {
+        let now = fstatvfs(&self.root).ok();
+        let numbers = now.as_ref().unwrap_or(&self.numbers);
+        numbers.f_blocks.saturating_sub(numbers.f_bfree).saturating_mul(numbers.f_frsize)
     }
 
     /// How capacity is enforced here; `None` when quota is wanted and not to be had.
@@ -337,19 +368,28 @@ impl Open<'_> {
     }
 
     /// How much there is.
-    pub(crate) fn room(&self) -> Room {
-        self.room_by(&self.known.book())
+    pub(crate) fn room(&self) -> Result<Room> {
+        scan::follow(self)?;
+        Ok(self.room_by(&self.known.book()))
+    }
+
+    /// Bytes that a volume owns alone and that sharing them would have it take again.
+    pub(crate) fn owned(&self, id: &Id) -> u64 {
+        self.known.book().volumes.get(id).map_or(0, book::Line::to_share)
     }
 
     /// The same, by the book in hand.
     pub(crate) fn room_by(&self, book: &Book) -> Room {
-        let (size, free) = self.size_and_free();
+        let size = self.size_and_free().0;
+        // The pool was opened before others wrote, and before what is in the book.
+        let free = fstatvfs(&self.root).map_or(0, |now| now.f_bavail.saturating_mul(now.f_frsize));
         Room {
             capacity: self.pool.config.capacity,
             size,
             free,
             foreign: book.foreign,
             promised: book.promised(),
+            outstanding: book.outstanding(),
             reserve: self.pool.config.reserve,
             overcommit: self.pool.config.overcommit,
         }
@@ -358,7 +398,7 @@ impl Open<'_> {
     /// The volume `id`, if it is here.
     pub(crate) fn volume(&self, id: &Id) -> Result<Option<Volume>> {
         let found = match self.root.stat(id)? {
-            Some(stat) if is_folder(&stat) => Some((stat, Shape::Folder)),
+            Some(stat) if is_dir(&stat) => Some((stat, Shape::Folder)),
             Some(_) | None => self.blocks()?.stat(id)?.filter(is_file).map(|stat| (stat, Shape::Block)),
         };
         let Some((stat, place)) = found else {
@@ -383,7 +423,7 @@ impl Open<'_> {
                 Some(record::read_volume(&bytes).map_err(|error| self.unusable("volume", id, &error))?)
             }
         };
-        self.known.book().note_volume(id, record.clone(), place, 0);
+        self.known.book().note_volume(id, record.clone(), place);
         Ok(record)
     }
 
@@ -403,9 +443,9 @@ impl Open<'_> {
         let flags = if self.read_only() { OFlags::RDONLY } else { OFlags::RDWR } | OFlags::NONBLOCK;
         match volume.shape {
             Shape::Folder => Ok(None),
-            Shape::Block => self.blocks()?.file(&volume.id, flags, 0),
-            Shape::Loop => match self.root.open(&volume.id)? {
-                Some(folder) => folder.file(IMAGE, flags, 0),
+            Shape::Block => Ok(self.blocks()?.open_with(&volume.id, flags, 0)?),
+            Shape::Loop => match self.root.dir(&volume.id)? {
+                Some(folder) => Ok(folder.open_with(IMAGE, flags, 0)?),
                 None => Ok(None),
             },
         }
@@ -420,8 +460,8 @@ impl Open<'_> {
 
     /// Names of all volumes that are here, in order.
     pub(crate) fn volume_ids(&self) -> Result<Vec<Id>> {
-        let folders = self.root.entries()?.into_iter().filter(|entry| entry.is_folder);
-        let blocks = self.blocks()?.entries()?.into_iter().filter(|entry| !entry.is_folder);
+        let folders = self.root.entries()?.into_iter().filter(|entry| entry.is_dir);
+        let blocks = self.blocks()?.entries()?.into_iter().filter(|entry| !entry.is_dir);
         let mut ids: Vec<Id> = folders.chain(blocks).filter_map(|entry| Id::read(&entry.name)).collect();
         ids.sort();
         ids.dedup();
@@ -431,8 +471,8 @@ impl Open<'_> {
     /// The snapshot `id`, if it is here.
     pub(crate) fn snapshot(&self, id: &Id) -> Result<Option<Snapshot>> {
         let Some(snapshots) = self.snapshots()? else { return Ok(None) };
-        let there = snapshots.stat(id)?.is_some_and(|stat| is_folder(&stat));
-        let Some(folder) = (if there { snapshots.open(id)? } else { None }) else {
+        let there = snapshots.stat(id)?.is_some_and(|stat| is_dir(&stat));
+        let Some(folder) = (if there { snapshots.dir(id)? } else { None }) else {
             self.known.book().snapshots.remove(id);
             return Ok(None);
         };
@@ -450,7 +490,7 @@ impl Open<'_> {
                 None => return Ok(None),
             },
         };
-        self.known.book().snapshots.insert(id.clone(), record.clone());
+        self.known.book().note_snapshot(id, &record, self.known.sharing);
         Ok(self.is_whole(&record)?.then(|| Snapshot { id: id.clone(), record }))
     }
 
@@ -464,14 +504,14 @@ impl Open<'_> {
     }
 
     /// Records of groups.
-    pub(crate) fn groups(&self) -> Result<Folder> {
-        self.own.need("groups")
+    pub(crate) fn groups(&self) -> Result<Dir> {
+        Ok(self.own.need_dir("groups")?)
     }
 
     /// Names of all snapshots that may be here, in order.
     pub(crate) fn snapshot_ids(&self) -> Result<Vec<Id>> {
         let Some(snapshots) = self.snapshots()? else { return Ok(Vec::new()) };
-        let folders = snapshots.entries()?.into_iter().filter(|entry| entry.is_folder);
+        let folders = snapshots.entries()?.into_iter().filter(|entry| entry.is_dir);
         let mut ids: Vec<Id> = folders.filter_map(|entry| Id::read(&entry.name)).collect();
         ids.sort();
         Ok(ids)
@@ -479,10 +519,10 @@ impl Open<'_> {
 }
 
 /// A snapshot that upstream made: its marker says of which volume.
-fn adopted(folder: &Folder) -> Result<Option<SnapshotRecord>> {
+fn adopted(folder: &Dir) -> Result<Option<SnapshotRecord>> {
     let entries = folder.entries()?;
-    let source = entries.iter().filter(|entry| entry.is_folder).find_map(|entry| Id::read(&entry.name));
-    let (Some(source), Some(data)) = (source, folder.open(DATA)?) else { return Ok(None) };
+    let source = entries.iter().filter(|entry| entry.is_dir).find_map(|entry| Id::read(&entry.name));
+    let (Some(source), Some(data)) = (source, folder.dir(DATA)?) else { return Ok(None) };
     let used = tree::used(&data, &mut tree::Budget::default())?;
     let seconds = u64::try_from(data.stat_self()?.st_ctime).unwrap_or(0);
     let mut record = SnapshotRecord::new(&source, Shape::Folder, used, used);

@@ -1,7 +1,7 @@
 //! Which volume is published at which paths. The kernel knows; this remembers it, so that no call reads the table of all
 //! mounts. After a restart it is read from there once.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ffi::OsString;
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd};
@@ -12,11 +12,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::device;
 use crate::driver::Driver;
 use crate::error::{Error, Result};
-use crate::folder::Folder;
 use crate::id::Id;
 use crate::mounts;
 use crate::pool::Volume;
 use crate::record::Shape;
+use dir::Dir;
 
 /// Last component of a path at which the kubelet stages.
 const STAGING: &str = "globalmount";
@@ -71,7 +71,7 @@ impl Published {
 
 fn mounted(path: &Path) -> Result<bool> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(false) };
-    match Folder::open_path(parent)? {
+    match Dir::find(parent)? {
         None => Ok(false),
         Some(folder) => Ok(mounts::look(&folder, Path::new(name))?.is_some_and(|place| place.mounted)),
     }
@@ -96,7 +96,7 @@ pub(crate) fn recover(driver: &Driver) -> Result<()> {
     let points = lines(&table).map(|mount| mount.point);
     for path in points.filter(|path| path.file_name().is_some_and(|name| name != STAGING)) {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { continue };
-        let Ok(Some(folder)) = Folder::open_path(parent) else { continue };
+        let Ok(Some(folder)) = Dir::find(parent) else { continue };
         // A network filesystem that hangs or is gone is not ours.
         let Ok(Some(place)) = mounts::look(&folder, Path::new(name)) else { continue };
         let id = match place.block {
@@ -136,7 +136,7 @@ fn note(
 ///
 /// # Errors
 /// When the table of mounts cannot be read.
-pub(crate) fn is_of(id: &Id, folder: &Folder, name: &Path) -> Result<bool> {
+pub(crate) fn is_of(id: &Id, folder: &Dir, name: &Path) -> Result<bool> {
     let failed = |error| Error::io("read the table of mounts", error);
     // The table has paths without links.
     let opened = Path::new("/proc/self/fd").join(folder.as_fd().as_raw_fd().to_string());
@@ -148,6 +148,16 @@ pub(crate) fn is_of(id: &Id, folder: &Folder, name: &Path) -> Result<bool> {
     let named = |path: &Path| path.components().any(|part| part.as_os_str() == own.as_os_str());
     let backing = mount.loop_device.and_then(device::backing_file);
     Ok(named(&mount.root) || backing.is_some_and(|file| named(&file)))
+}
+
+/// Numbers of the loop devices with a filesystem that is mounted anywhere in the mount namespace of this process.
+///
+/// # Errors
+/// When the table of mounts cannot be read.
+pub(crate) fn mounted_devices() -> Result<HashSet<u64>> {
+    let table =
+        fs::read("/proc/self/mountinfo").map_err(|error| Error::io("read the table of mounts", error))?;
+    Ok(lines(&table).filter_map(|mount| mount.loop_device).map(device::numbered).collect())
 }
 
 /// A line of mountinfo (proc_pid_mountinfo(5)).

@@ -19,6 +19,7 @@ impl From<Error> for Status {
             Kind::Busy => Code::Aborted,
             Kind::OutOfRange => Code::OutOfRange,
             Kind::Unsupported => Code::Unimplemented,
+            Kind::Overloaded => Code::Unavailable,
             Kind::Internal => Code::Internal,
         };
         let mut message = error.chain();

@@ -23,14 +23,17 @@ const LO_FLAGS_AUTOCLEAR: u32 = 4;
 const LO_FLAGS_DIRECT_IO: u32 = 16;
 const FIFREEZE: c_ulong = 0xC004_5877;
 const FITHAW: c_ulong = 0xC004_5878;
+const FITRIM: c_ulong = 0xC018_5879;
 const FS_IOC_FSGETXATTR: c_ulong = 0x801C_581F;
 const FS_IOC_FSSETXATTR: c_ulong = 0x401C_5820;
 const FS_XFLAG_PROJINHERIT: u32 = 0x200;
 const FS_IOC_FIEMAP: c_ulong = 0xC020_660B;
 const FIEMAP_FLAG_SYNC: u32 = 1;
+const FIEMAP_EXTENT_LAST: u32 = 0x1;
 const FIEMAP_EXTENT_UNWRITTEN: u32 = 0x800;
+const FIEMAP_EXTENT_SHARED: u32 = 0x2000;
 /// LAST, SHARED and MERGED say nothing against an extent's place on the disk; every other flag may.
-const FIEMAP_EXTENT_PLAIN: u32 = 0x1 | 0x2000 | 0x1000;
+const FIEMAP_EXTENT_PLAIN: u32 = FIEMAP_EXTENT_LAST | FIEMAP_EXTENT_SHARED | 0x1000;
 /// Extents that are asked for at once.
 const EXTENTS: usize = 256;
 const XFS_IOC_FSGROWFSDATA: c_ulong = 0x4010_586E;
@@ -200,6 +203,14 @@ pub(crate) struct Extent {
     pub(crate) length: u64,
     /// Where it begins on the disk; `None` when the bytes there are not just those of the file.
     pub(crate) place: Option<u64>,
+}
+
+/// struct fstrim_range.
+#[repr(C)]
+struct TrimRange {
+    start: u64,
+    length: u64,
+    least: u64,
 }
 
 /// struct xfs_growfs_data.
@@ -382,7 +393,7 @@ pub(crate) fn extents(file: BorrowedFd<'_>, start: u64) -> io::Result<(Vec<Exten
     structure(file, FS_IOC_FIEMAP, &mut map)?;
     let mapped = usize::try_from(map.mapped).unwrap_or(0).min(EXTENTS);
     let found = map.extents.get(..mapped).unwrap_or_default();
-    let next = found.last().filter(|last| mapped == EXTENTS && last.flags & 0x1 == 0);
+    let next = found.last().filter(|last| mapped == EXTENTS && last.flags & FIEMAP_EXTENT_LAST == 0);
     let next = next.map(|last| last.logical.saturating_add(last.length));
     let written = found.iter().filter(|extent| extent.flags & FIEMAP_EXTENT_UNWRITTEN == 0);
     let extents = written.map(|extent| Extent {
@@ -391,6 +402,35 @@ pub(crate) fn extents(file: BorrowedFd<'_>, start: u64) -> io::Result<(Vec<Exten
         place: (extent.flags & !FIEMAP_EXTENT_PLAIN == 0).then_some(extent.physical),
     });
     Ok((extents.collect(), next))
+}
+
+/// Bytes of a file's extents that no other file shares. What is not on the disk yet is its own.
+pub(crate) fn unshared(file: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut sum: u64 = 0;
+    let mut start = 0;
+    loop {
+        let mut map: Fiemap = zeroed();
+        map.start = start;
+        map.length = u64::MAX - start;
+        map.count = u32::try_from(EXTENTS).unwrap_or(0);
+        structure(file, FS_IOC_FIEMAP, &mut map)?;
+        let mapped = usize::try_from(map.mapped).unwrap_or(0).min(EXTENTS);
+        let found = map.extents.get(..mapped).unwrap_or_default();
+        let own = found.iter().filter(|extent| extent.flags & FIEMAP_EXTENT_SHARED == 0);
+        sum = own.map(|extent| extent.length).fold(sum, u64::saturating_add);
+        match found.last() {
+            Some(last) if mapped == EXTENTS && last.flags & FIEMAP_EXTENT_LAST == 0 => {
+                start = last.logical.saturating_add(last.length);
+            }
+            Some(_) | None => return Ok(sum),
+        }
+    }
+}
+
+/// Discards the free blocks of a mounted filesystem on its device.
+pub(crate) fn trim(mount: BorrowedFd<'_>) -> io::Result<()> {
+    let mut range = TrimRange { start: 0, length: u64::MAX, least: 0 };
+    structure(mount, FITRIM, &mut range).map(drop)
 }
 
 /// Grows a mounted XFS to `blocks` of its block size.
@@ -417,6 +457,7 @@ mod tests {
         assert_eq!(mem::size_of::<DiskQuota>(), 112);
         assert_eq!(mem::size_of::<QuotaState>(), 160);
         assert_eq!(mem::size_of::<XfsGrow>(), 16);
+        assert_eq!(mem::size_of::<TrimRange>(), 24);
         assert_eq!(mem::size_of::<FiemapExtent>(), 56);
         assert_eq!(mem::size_of::<Fiemap>(), 32 + 56 * EXTENTS);
     }

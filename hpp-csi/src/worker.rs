@@ -8,11 +8,10 @@ use std::time::{Duration, Instant};
 
 use crate::driver::Driver;
 use crate::error::{Error, Result};
+use crate::pool::book::Looks;
 use crate::pool::{Pool, scan, trash, tree};
 use crate::published;
 
-/// Time between two looks at what volumes use.
-const LOOK: Duration = Duration::from_secs(60);
 /// Time between two looks at whether the pools are there.
 const ROUND: Duration = Duration::from_secs(10);
 
@@ -29,12 +28,13 @@ pub(crate) fn start(driver: Arc<Driver>, woken: Receiver<()>) -> Result<()> {
 }
 
 fn work(driver: &Driver, woken: &Receiver<()>) {
+    let begun = Instant::now();
+    // All was looked at when the pools were found.
+    let mut looks = vec![Looks::since(Duration::ZERO); driver.pools.len()];
     let mut ready: Vec<Option<bool>> = vec![None; driver.pools.len()];
-    let mut looked: Option<Instant> = None;
     loop {
-        let look = looked.is_none_or(|at| at.elapsed() >= LOOK);
-        for (pool, was_ready) in driver.pools.iter().zip(&mut ready) {
-            let result = round(pool, look && looked.is_some());
+        for ((pool, looks), was_ready) in driver.pools.iter().zip(&mut looks).zip(&mut ready) {
+            let result = round(driver, pool, looks, begun);
             // A pool that came back may have volumes that are published.
             if result.is_ok() && *was_ready == Some(false) {
                 drop(published::recover(driver));
@@ -48,9 +48,6 @@ fn work(driver: &Driver, woken: &Receiver<()>) {
             }
             *was_ready = Some(result.is_ok());
         }
-        if look {
-            looked = Some(Instant::now());
-        }
         match woken.recv_timeout(ROUND) {
             Ok(()) => {
                 thread::sleep(GATHER);
@@ -62,13 +59,25 @@ fn work(driver: &Driver, woken: &Receiver<()>) {
     }
 }
 
-fn round(pool: &Pool, look: bool) -> Result<()> {
+fn round(driver: &Driver, pool: &Pool, looks: &mut Looks, begun: Instant) -> Result<()> {
     let open = pool.open()?;
     if !open.read_only() {
         trash::empty(&open)?;
     }
-    if look {
-        scan::measure(&open, &mut tree::Budget::default())?;
+    let mut budget = tree::Budget::default();
+    let again = open.known.book().look_again();
+    let due = looks.is_due(begun.elapsed());
+    let since = Instant::now();
+    if !open.read_only() {
+        driver.upkeep(&open, due);
+    }
+    if due {
+        scan::measure(&open, &mut budget, None)?;
+        looks.done(begun.elapsed(), since.elapsed());
+    } else if again {
+        // Blocks that a deleted snapshot or clone shared may have one owner now.
+        let sharing = open.known.book().sharing();
+        scan::measure(&open, &mut budget, Some(&sharing))?;
     }
     Ok(())
 }

@@ -39,6 +39,9 @@ fn a_clone_is_its_source_down_to_the_attributes() {
     run("mkfifo", &[golden.join("pipe").to_str().unwrap()]);
     let flags = rustix::fs::XattrFlags::empty();
     rustix::fs::setxattr(golden.join("a/script"), "user.colour", b"blue", flags).unwrap();
+    // cap_net_bind_service, effective and permitted (struct vfs_cap_data, revision 2).
+    let capability = [1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    rustix::fs::setxattr(golden.join("a/b/c/disk.img"), "security.capability", &capability, flags).unwrap();
     let sparse = fs::File::create(golden.join("sparse")).unwrap();
     sparse.set_len(50 << 20).unwrap();
     sparse.write_all_at(b"end", 40 << 20).unwrap();
@@ -76,6 +79,9 @@ fn a_clone_is_its_source_down_to_the_attributes() {
         let mut attribute = [0; 4];
         rustix::fs::getxattr(copy.join("a/script"), "user.colour", &mut attribute).unwrap();
         assert_eq!(&attribute, b"blue");
+        let mut attribute = [0; 20];
+        rustix::fs::getxattr(copy.join("a/b/c/disk.img"), "security.capability", &mut attribute).unwrap();
+        assert_eq!(attribute, capability);
         let sparse = fs::metadata(copy.join("sparse")).unwrap();
         assert!(sparse.len() == 50 << 20 && sparse.blocks() * 512 < 1 << 20);
     }

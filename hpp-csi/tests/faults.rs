@@ -102,7 +102,10 @@ fn a_filesystem_that_shut_itself_down_is_let_go_and_comes_back() {
         for id in ["folder", "disk"] {
             take(&client, &place, id);
         }
-        assert!(driver.log().contains("Input/output error"), "the log tells");
+        let log = driver.log();
+        assert!(log.contains("Input/output error"), "the log tells");
+        let line = |call: &str| log.lines().any(|line| line.contains(call) && line.contains("a call failed"));
+        assert!(line(r#"call="DeleteVolume" id="folder""#), "and names the call and the volume: {log}");
     }
 }
 

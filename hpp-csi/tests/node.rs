@@ -324,6 +324,48 @@ fn a_filesystem_of_its_own_holds_the_limit_and_grows_in_use() {
     assert_eq!(names(&place.pool()), [".hpp-csi"]);
 }
 
+/// 64 clones that take long, and the kubelet's calls at the same time.
+#[test]
+fn the_kubelets_calls_do_not_wait_for_clones() {
+    let place = Place::new("xfs", 16 * GIB);
+    let (driver, client) = one_pool(&place, r#","overcommit":1000"#);
+    client.create(volume("golden", 64 * MIB, mount()));
+    for n in 0..support::count(2000, 10_000) {
+        fs::write(place.pool().join("golden").join(format!("file-{n}")), [7; 4096]).unwrap();
+    }
+    client.create(volume("v", 16 * MIB, mount()));
+    let clones: Vec<_> = (0..64)
+        .map(|n| {
+            let mut controller = controller_client::ControllerClient::new(client.channel());
+            let request = CreateVolumeRequest {
+                volume_content_source: support::from_volume("golden"),
+                ..volume(&format!("clone-{n}"), 64 * MIB, mount())
+            };
+            client.runtime().spawn(async move { controller.create_volume(request).await })
+        })
+        .collect();
+    let tmp = place.pool().join(".hpp-csi/tmp/node1");
+    support::eventually("clones are made", || names(&tmp).len() >= 8);
+    let kubelet = driver.client();
+    let mut slowest = std::time::Duration::ZERO;
+    for n in 0..20 {
+        let path = target(&place, &format!("pod-{n}"));
+        let begun = std::time::Instant::now();
+        kubelet.node_publish_volume(publish("v", &place.beside("none"), &path, mount())).unwrap();
+        let published = begun.elapsed();
+        let begun = std::time::Instant::now();
+        stats(&kubelet, "v", &path);
+        slowest = slowest.max(published).max(begun.elapsed());
+        kubelet.unpublish("v", &path);
+    }
+    let going = clones.iter().filter(|clone| !clone.is_finished()).count();
+    println!("beside {going} of 64 clones: {slowest:?} at most");
+    assert!(going > 0, "the clones were too fast to say anything");
+    let limit = if support::count(0, 1) == 1 { 100 } else { 3000 };
+    assert!(slowest.as_millis() <= limit, "{slowest:?}");
+    driver.kill();
+}
+
 #[test]
 fn inline_volumes_live_and_die_with_their_pod() {
     for more in ["", r#","enforce":"loop""#] {

@@ -93,6 +93,76 @@ fn another_filesystem_in_its_place_is_not_the_pool() {
 }
 
 #[test]
+fn another_filesystem_on_the_same_device_is_not_the_pool() {
+    for filesystem in ["xfs", "ext4"] {
+        let place = Place::new(filesystem, GIB);
+        let (_driver, client) = one_pool(&place, "");
+        client.create(volume("v", MIB, mount()));
+        place.make_anew(GIB);
+        let (code, message) = refused(client.create_volume(volume("w", MIB, mount())));
+        assert_eq!(code, Code::ResourceExhausted);
+        assert!(message.contains("not mounted"), "{message}");
+        // The same device, mount point and inode numbers, and a pool: of another driver.
+        let pools = format!("[{}]", support::pool("legacy", &place.pool(), ""));
+        drop(support::Driver::start(&place.beside("other"), "node1", &pools, &[]));
+        let (code, message) = refused(client.create_volume(volume("w", MIB, mount())));
+        assert_eq!(code, Code::ResourceExhausted, "{filesystem}");
+        assert!(message.contains("another pool"), "{message}");
+        assert!(!place.pool().join("w").exists());
+    }
+}
+
+#[test]
+fn a_mount_that_a_pod_made_in_its_volume_is_not_the_volumes() {
+    let (place, host) = (Place::new("xfs", GIB), Place::new("xfs", GIB));
+    let (_driver, client) = one_pool(&place, "");
+    fs::write(host.pool().join("file"), "the host's").unwrap();
+    client.create(volume("v", 100 * MIB, mount()));
+    let inside = place.pool().join("v/inside");
+    fs::create_dir(&inside).unwrap();
+    support::place::run("mount", &["--bind", host.pool().to_str().unwrap(), inside.to_str().unwrap()]);
+    let clone = CreateVolumeRequest {
+        volume_content_source: support::from_volume("v"),
+        ..volume("clone", 100 * MIB, mount())
+    };
+    let (code, message) = refused(client.create_volume(clone.clone()));
+    assert_eq!(code, Code::FailedPrecondition, "{message}");
+    let request = DeleteVolumeRequest { volume_id: "v".into(), ..Default::default() };
+    drop(client.delete_volume(request));
+    assert_eq!(fs::read_to_string(host.pool().join("file")).unwrap(), "the host's");
+    for point in support::place::mounts(&place.pool()).iter().filter(|point| **point != place.pool()) {
+        support::place::run("umount", &[point.to_str().unwrap()]);
+    }
+    client.delete("v");
+    assert_eq!(fs::read_to_string(host.pool().join("file")).unwrap(), "the host's");
+}
+
+#[test]
+fn a_shared_pool_counts_what_other_nodes_promise() {
+    let place = Place::new("xfs", GIB);
+    let pools = format!("[{}]", support::pool("legacy", &place.pool(), r#","shared":true"#));
+    let nodes = ["node1", "node2"]
+        .map(|node| support::Driver::start(&place.beside(&format!("run-{node}")), node, &pools, &[]));
+    let [first, second] = nodes.each_ref().map(|node| node.client());
+    let all = second.available();
+    let near = |told: i64, expected: i64| (told - expected).abs() < 4 * MIB;
+    first.create(volume("a", 300 * MIB, mount()));
+    assert!(near(second.available(), all - 300 * MIB), "{} of {all}", second.available());
+    second.create(volume("b", 100 * MIB, mount()));
+    let request = ControllerExpandVolumeRequest {
+        volume_id: "b".into(),
+        capacity_range: Some(CapacityRange { required_bytes: 200 * MIB, limit_bytes: 0 }),
+        ..Default::default()
+    };
+    second.controller_expand_volume(request).unwrap();
+    assert!(near(first.available(), all - 500 * MIB), "{} of {all}", first.available());
+    first.delete("b");
+    assert!(near(second.available(), all - 300 * MIB), "{} of {all}", second.available());
+    let (code, _) = refused(second.create_volume(volume("c", all - 200 * MIB, mount())));
+    assert_eq!(code, Code::ResourceExhausted);
+}
+
+#[test]
 fn a_read_only_pool_serves_what_it_holds() {
     let place = Place::new("ext4", GIB);
     let (_driver, client) = one_pool(&place, "");

@@ -12,7 +12,7 @@ use std::path::Path;
 use csi::*;
 use support::place::Place;
 use support::{
-    Client, Driver, GIB, MIB, block, eventually, from_snapshot, from_volume, mount, names, one_pool,
+    Client, Driver, GIB, MIB, block, count, eventually, from_snapshot, from_volume, mount, names, one_pool,
     parameters, pool, publish, refused, volume,
 };
 use tonic::Code;
@@ -97,24 +97,71 @@ fn promises_end_where_the_room_ends() {
     let all = client.available();
     assert!(all > 700 * MIB && all <= 924 * MIB, "{all}: one GiB less the reserve and XFS's own");
     client.create(volume("a", 500 * MIB, mount()));
-    assert_eq!(client.available(), all - 500 * MIB);
+    let left = client.available();
+    assert!((left - (all - 500 * MIB)).abs() < MIB, "{left} of {all}: the folder itself takes little");
     let (code, message) = refused(client.create_volume(volume("b", 500 * MIB, mount())));
     assert_eq!(code, Code::ResourceExhausted);
     for word in ["legacy", "500.0 MiB", "free"] {
         assert!(message.contains(word), "{message}");
     }
     assert_eq!(client.volumes(), ["a"], "nothing half-made is listed");
-    client.create(volume("c", all - 500 * MIB, block()));
-    assert_eq!(client.available(), 0);
+    client.create(volume("c", left - left % 4096, block()));
+    assert!(client.available() < MIB);
     let (code, _) = refused(client.controller_expand_volume(ControllerExpandVolumeRequest {
         volume_id: "a".into(),
         capacity_range: Some(CapacityRange { required_bytes: 501 * MIB, limit_bytes: 0 }),
         ..Default::default()
     }));
-    assert_eq!(code, Code::ResourceExhausted);
+    assert_eq!(code, Code::OutOfRange, "the claim can be reduced again");
     client.delete("a");
     client.delete("c");
-    assert_eq!(client.available(), all);
+    eventually("all is to be had again", || (client.available() - all).abs() < MIB);
+}
+
+#[test]
+fn the_room_of_a_deleted_volume_is_available_at_once() {
+    let place = Place::new("xfs", GIB);
+    let (_driver, client) = one_pool(&place, "");
+    let all = client.available();
+    client.create(volume("a", 500 * MIB, mount()));
+    fs::write(place.pool().join("a/file"), vec![1; 400 << 20]).unwrap();
+    rustix::fs::syncfs(fs::File::open(place.pool()).unwrap()).unwrap();
+    client.delete("a");
+    eventually("the room is there", || client.available() > all - 10 * MIB);
+    client.create(volume("b", all - 20 * MIB, mount()));
+}
+
+/// Both are recorded by the same name, in folders of their own.
+#[test]
+fn a_volume_and_a_snapshot_of_one_name_are_made_at_once() {
+    let place = Place::new("xfs", GIB);
+    let (driver, client) = one_pool(&place, "");
+    client.create(volume("base", MIB, mount()));
+    let other = driver.client();
+    for round in 0..count(30, 300) {
+        let same = format!("same-{round}");
+        std::thread::scope(|scope| {
+            scope.spawn(|| other.snapshot(&same, "base"));
+            client.create(volume(&same, 2 * MIB, mount()));
+        });
+    }
+    drop((client, other));
+    driver.kill();
+    let (_driver, client) = one_pool(&place, "");
+    let (volumes, snapshots) = (client.volumes(), client.snapshots());
+    assert_eq!(volumes.len(), 1 + count(30, 300));
+    assert_eq!(snapshots.len(), count(30, 300));
+    for id in &snapshots {
+        let request = ControllerGetVolumeRequest { volume_id: id.clone() };
+        let found = client.controller_get_volume(request).unwrap();
+        assert_eq!(found.volume.unwrap().capacity_bytes, 2 * MIB);
+        assert!(!found.status.unwrap().volume_condition.unwrap().message.contains("adopted"), "{id}");
+    }
+    let all = client.list_snapshots(ListSnapshotsRequest::default()).unwrap().entries;
+    assert!(all.into_iter().all(|entry| {
+        let snapshot = entry.snapshot.unwrap();
+        (snapshot.source_volume_id.as_str(), snapshot.size_bytes) == ("base", MIB)
+    }));
 }
 
 /// Whatever many ask for at once: what they were promised is never more than there is.
@@ -344,8 +391,8 @@ fn a_volume_of_another_node_grows_there() {
     for _ in 0..2 {
         assert_eq!(grown(200 * MIB).unwrap().capacity_bytes, 200 * MIB);
     }
-    assert_eq!(node.available(), before - 100 * MIB, "it is promised once");
-    assert_eq!(refused(grown(100 * GIB)).0, Code::ResourceExhausted);
+    assert!((node.available() - (before - 100 * MIB)).abs() < MIB, "it is promised once");
+    assert_eq!(refused(grown(100 * GIB)).0, Code::OutOfRange, "the claim can be reduced again");
     assert_eq!(refused(leader.controller_expand_volume(asked(id, 0))).0, Code::InvalidArgument);
     assert_eq!(refused(leader.controller_expand_volume(asked("nobody", MIB))).0, Code::NotFound);
     node.unpublish(id, &target);

@@ -9,20 +9,23 @@ use std::fs::File;
 use crate::config::{Capacity, Enforce};
 use crate::driver::Driver;
 use crate::error::{Error, Kind, Result};
-use crate::folder::Folder;
+use crate::fault;
 use crate::id::Id;
 use crate::locks::{Guard, Thing};
 use crate::plan::{self, Create, Found, Wanted};
 use crate::pool::book::Promise;
 use crate::pool::clone::{self, How};
-use crate::pool::{DATA, IMAGE, Open, record_name, trash};
+use crate::pool::{DATA, IMAGE, Open, record_name, scan, trash, tree};
 use crate::record::{Record, RecordSource, Shape};
 use crate::request::{Access, Attributes, Capability, Parameters, Range, Source};
 use crate::sys;
 use crate::times;
+use dir::Dir;
+use rustix::fs::fstat;
 
 use super::image::{self, Note};
 use super::modify;
+use super::still::{self, Before};
 
 /// A CreateVolume, understood.
 #[derive(Clone, Debug)]
@@ -58,10 +61,30 @@ struct Content {
     from: From,
     how: How,
     sector: u32,
+    /// How a volume was before it is copied; a snapshot does not change.
+    before: Option<Before>,
+    /// Bytes that the source owns alone, and will share.
+    shared: u64,
+}
+
+impl Content {
+    /// Checks that what was copied is of one moment.
+    fn is_whole(&self) -> Result<()> {
+        self.before.map_or(Ok(()), |before| before.unchanged(&self.from.content(), &self.name))
+    }
+}
+
+impl From {
+    fn content(&self) -> still::Content<'_> {
+        match self {
+            Self::Folder(folder) => still::Content::Tree(folder),
+            Self::Image(file, _) => still::Content::Image(file),
+        }
+    }
 }
 
 enum From {
-    Folder(Folder),
+    Folder(Dir),
     /// The image of the volume or snapshot of this name.
     Image(File, Id),
 }
@@ -95,6 +118,10 @@ impl Driver {
             sector: request.parameters.sector,
             source: request.source.clone(),
         };
+        if found.is_none() && content.is_none() && shape == Shape::Loop && filesystem(request) == "xfs" {
+            // The PV has fsType xfs, and a smaller one cannot be made.
+            wanted.range = at_least_for_xfs(wanted.range)?;
+        }
         if let Some(content) = &content {
             wanted.range = at_least(wanted.range, content.capacity)?;
         }
@@ -108,11 +135,12 @@ impl Driver {
                 let promise = promise(&open, size)?;
                 let record = Record::new(Shape::Folder, size);
                 super::write_volume_record(&open, &request.id, &record)?;
-                open.known.book().note_volume(&request.id, Some(record), Shape::Folder, 0);
+                open.known.book().note_volume(&request.id, Some(record), Shape::Folder);
                 drop(promise);
             }
             Create::Make(size) => {
-                let promise = promise(&open, size)?;
+                let shared = content.as_ref().map_or(0, |content| content.shared);
+                let promise = promise(&open, size.saturating_add(shared))?;
                 let record = Record {
                     source: request.source.as_ref().map(RecordSource::of),
                     sector: match (&content, shape) {
@@ -160,7 +188,7 @@ impl Driver {
 
     /// Opens what a volume is to be filled with, and keeps it from being changed.
     fn content(&self, open: &Open<'_>, source: &Source, shape: Shape, request: &Request) -> Result<Content> {
-        let (guard, from_pool, found, capacity, sector, from) = match source {
+        let (guard, from_pool, found, capacity, sector, of, from) = match source {
             Source::Volume(id) => {
                 let guard = self.locks.share(Thing::Volume(id.clone()))?;
                 let (from, volume) =
@@ -168,10 +196,10 @@ impl Driver {
                 let capacity = volume.record.as_ref().map_or(0, |record| record.capacity);
                 let sector = volume.record.as_ref().map_or(512, |record| record.sector);
                 let content = match volume.shape {
-                    Shape::Folder => From::Folder(from.root.need(id)?),
+                    Shape::Folder => From::Folder(from.root.need_dir(id)?),
                     Shape::Loop | Shape::Block => From::Image(from.need_image(&volume)?, id.clone()),
                 };
-                (guard, from.pool, volume.shape, capacity, sector, content)
+                (guard, from.pool, volume.shape, capacity, sector, Some((from, volume)), content)
             }
             Source::Snapshot(id) => {
                 let guard = self.locks.share(Thing::Snapshot(id.clone()))?;
@@ -179,11 +207,11 @@ impl Driver {
                     .snapshot(id)?
                     .ok_or_else(|| self.elsewhere("snapshot", id, open.pool.config.shared))?;
                 let missing = || from.pool.error(Kind::Precondition, format!("snapshot {id} has no content"));
-                let folder = from.snapshots()?.ok_or_else(missing)?.need(id)?;
+                let folder = from.snapshots()?.ok_or_else(missing)?.need_dir(id)?;
                 let content = match snapshot.record.shape {
-                    Shape::Folder => From::Folder(folder.open(DATA)?.ok_or_else(missing)?),
+                    Shape::Folder => From::Folder(folder.dir(DATA)?.ok_or_else(missing)?),
                     Shape::Loop | Shape::Block => From::Image(
-                        folder.file(IMAGE, rustix::fs::OFlags::RDONLY, 0)?.ok_or_else(missing)?,
+                        folder.open_with(IMAGE, rustix::fs::OFlags::RDONLY, 0)?.ok_or_else(missing)?,
                         id.clone(),
                     ),
                 };
@@ -193,6 +221,7 @@ impl Driver {
                     snapshot.record.shape,
                     snapshot.record.capacity,
                     snapshot.record.sector,
+                    None,
                     content,
                 )
             }
@@ -214,7 +243,18 @@ impl Driver {
             Source::Volume(id) => format!("volume {id}"),
             Source::Snapshot(id) => format!("snapshot {id}"),
         };
-        Ok(Content { _guard: guard, name, shape: found, capacity, from, how, sector })
+        let mut before = None;
+        let mut shared = 0;
+        if let Some((open, volume)) = of {
+            match how {
+                How::Copy => {
+                    self.copyable(&open, &volume)?;
+                    before = Some(Before::of(&from.content())?);
+                }
+                How::Share => shared = open.owned(&volume.id),
+            }
+        }
+        Ok(Content { _guard: guard, name, shape: found, capacity, from, how, sector, before, shared })
     }
 
     /// The volume that a snapshot is to be taken of.
@@ -273,6 +313,26 @@ fn shape(open: &Open<'_>, request: &Request) -> Result<Shape> {
     }
 }
 
+/// The filesystem that is asked for; empty when any is good.
+fn filesystem(request: &Request) -> &str {
+    let asked = request.capabilities.iter().find_map(|capability| match &capability.access {
+        Access::Mount(options) => Some(options.filesystem.as_str()),
+        Access::Block => None,
+    });
+    asked.unwrap_or_default()
+}
+
+/// The range, no smaller than the smallest XFS.
+fn at_least_for_xfs(range: Range) -> Result<Range> {
+    if range.limit != 0 && range.limit < image::XFS_MIN {
+        return Err(Error::new(
+            Kind::OutOfRange,
+            format!("an XFS has at least {} bytes, {} are the limit; use ext4", image::XFS_MIN, range.limit),
+        ));
+    }
+    Ok(Range { required: range.required.max(image::XFS_MIN), ..range })
+}
+
 /// The range, no smaller than `capacity`.
 fn at_least(range: Range, capacity: u64) -> Result<Range> {
     let too_small = |asked: u64| {
@@ -303,6 +363,7 @@ fn pretty(bytes: u64) -> u64 {
 
 /// Promises `bytes`, if they may be.
 pub(crate) fn promise(open: &Open<'_>, bytes: u64) -> Result<Promise> {
+    scan::follow(open)?;
     // The book stays in hand: between two callers there is no gap.
     let mut book = open.known.book();
     plan::admit(&open.pool.config.name, &open.room_by(&book), bytes)?;
@@ -315,19 +376,27 @@ fn make(open: &Open<'_>, request: &Request, mut record: Record, content: Option<
     let tmp = open.tmp()?;
     let name = super::volume_in_tmp(id, content.map(|content| content.how));
     super::ready(open, &tmp, &name, || goes_on(&tmp, &name, content))?;
-    let made = build(open, &tmp, &name, request, &mut record, content).and_then(|()| {
+    let made = build(open, &tmp, &name, request, &mut record, content).and_then(|used| {
+        content.map_or(Ok(()), Content::is_whole)?;
         super::write_volume_record(open, id, &record)?;
         let blocks = open.blocks()?;
         let home = super::home(open, &blocks, record.shape);
-        if !tmp.move_to(&name, home, id)? {
+        if !tmp.rename_new(&name, home, id)? {
             let path = home.path_of(id);
             return Err(Error::new(
                 Kind::Exists,
                 format!("{} is there and no volume of ours", path.display()),
             ));
         }
-        open.known.book().note_volume(id, Some(record.clone()), record.shape, 0);
-        home.sync()
+        let shares = content.is_some_and(|content| content.how == How::Share);
+        let mut book = open.known.book();
+        book.note_made(id, &record, used, if shares { 0 } else { used });
+        if let (true, Some(Source::Volume(source))) = (shares, &request.source) {
+            book.note_shared(source);
+        }
+        drop(book);
+        fault::step("sync the new volume's name")?;
+        Ok(home.sync()?)
     });
     if made.is_err() {
         undo(open, &tmp, &name, id);
@@ -336,12 +405,12 @@ fn make(open: &Open<'_>, request: &Request, mut record: Record, content: Option<
 }
 
 /// Whether what is there under `name` is a copy of the content that an earlier try began.
-fn goes_on(tmp: &Folder, name: &str, content: Option<&Content>) -> Result<bool> {
+fn goes_on(tmp: &Dir, name: &str, content: Option<&Content>) -> Result<bool> {
     let Some(content) = content else { return Ok(false) };
     match (&content.from, content.shape) {
         (From::Folder(_), _) => super::is_copy_of_tree(&content.name, tmp, name),
         (From::Image(from, _), Shape::Block) => super::is_copy_of_file(from, tmp, name),
-        (From::Image(from, _), Shape::Folder | Shape::Loop) => match tmp.open(name)? {
+        (From::Image(from, _), Shape::Folder | Shape::Loop) => match tmp.dir(name)? {
             Some(folder) => super::is_copy_of_file(from, &folder, IMAGE),
             None => Ok(false),
         },
@@ -349,7 +418,7 @@ fn goes_on(tmp: &Folder, name: &str, content: Option<&Content>) -> Result<bool> 
 }
 
 /// Removes what was begun. What cannot be removed now is swept at the next start.
-fn undo(open: &Open<'_>, tmp: &Folder, name: &str, id: &Id) {
+fn undo(open: &Open<'_>, tmp: &Dir, name: &str, id: &Id) {
     let undone = (|| {
         super::clear(open, tmp, name)?;
         if open.volume(id)?.is_none() {
@@ -358,67 +427,73 @@ fn undo(open: &Open<'_>, tmp: &Folder, name: &str, id: &Id) {
         Ok::<(), Error>(())
     })();
     if let Err(error) = undone {
-        tracing::warn!(volume = %id, error = error.chain(), "what was begun is still there");
+        tracing::warn!(volume = %id, error = error.chain(), "remains of the failed call are still there");
     }
 }
 
-/// Makes the volume's folder or file in the folder of what is being made.
+/// Makes the volume's folder or file in the folder of what is being made. Gives the bytes it uses.
 fn build(
     open: &Open<'_>,
-    tmp: &Folder,
+    tmp: &Dir,
     name: &str,
     request: &Request,
     record: &mut Record,
     content: Option<&Content>,
-) -> Result<()> {
+) -> Result<u64> {
+    let used = |file: &File| {
+        fstat(file).map(|stat| tree::bytes(&stat)).map_err(|error| Error::io("look at a new volume", error))
+    };
+    fault::step("begin the volume")?;
     match record.shape {
         Shape::Folder => {
             // Upstream's mode: all that the umask leaves.
-            tmp.make(name, 0o777)?;
-            let folder = tmp.need(name)?;
+            tmp.make_dir(name, 0o777)?;
+            let folder = tmp.need_dir(name)?;
             if open.enforce() == Some(Enforce::Quota) {
                 record.project = Some(limit(open, &folder, &request.id, record.capacity)?);
             }
+            let mut used = 0;
             if let Some(Content { from: From::Folder(from), how, name, .. }) = content {
                 let trash = open.trash()?;
                 let begun = super::begun(&folder, name, *how, &trash);
-                times::count(&times::CLONES, || clone::tree(from, &folder, *how, begun))?;
+                used = times::count(&times::CLONES, || clone::tree(from, &folder, *how, begun))?;
             }
-            folder.sync()
+            fault::step("sync the new folder")?;
+            folder.sync()?;
+            Ok(used)
         }
         Shape::Block => {
             let file = super::file_to_fill(tmp, name, content.map(|content| content.how))?;
-            fill(open, tmp, &file, record.capacity, content)
+            fill(open, tmp, &file, record.capacity, content)?;
+            used(&file)
         }
         Shape::Loop => {
-            tmp.make(name, 0o700)?;
-            let folder = tmp.need(name)?;
+            tmp.make_dir(name, 0o700)?;
+            let folder = tmp.need_dir(name)?;
             let file = super::file_to_fill(&folder, IMAGE, content.map(|content| content.how))?;
             fill(open, tmp, &file, record.capacity, content)?;
             if content.is_none() {
-                let filesystem =
-                    request.capabilities.iter().find_map(|capability| match &capability.access {
-                        Access::Mount(options) => Some(options.filesystem.as_str()),
-                        Access::Block => None,
-                    });
-                image::format(&file, filesystem.unwrap_or_default(), record.capacity)?;
+                fault::step("make a filesystem")?;
+                image::format(&file, filesystem(request), record.capacity)?;
             }
-            folder.sync()
+            folder.sync()?;
+            used(&file)
         }
     }
 }
 
 /// Gives a new file its content and size, and syncs it.
-fn fill(open: &Open<'_>, tmp: &Folder, file: &File, capacity: u64, content: Option<&Content>) -> Result<()> {
+fn fill(open: &Open<'_>, tmp: &Dir, file: &File, capacity: u64, content: Option<&Content>) -> Result<()> {
     if let Some(Content { from: From::Image(from, id), how, shape, .. }) = content {
         image::cut(&open.pool.devices, from, file, *shape, *how, &Note::new(tmp, id))?;
     }
+    fault::step("size the file")?;
     file.set_len(capacity).map_err(|error| Error::io("set the size of a volume", error))?;
-    times::fsync(file).map_err(|error| Error::io("sync a volume", error))
+    dir::fsync(file).map_err(|error| Error::io("sync a volume", error))
 }
 
 /// Puts a folder under a project of its own that is limited to `bytes`. Gives the project.
-fn limit(open: &Open<'_>, folder: &Folder, id: &Id, bytes: u64) -> Result<u32> {
+fn limit(open: &Open<'_>, folder: &Dir, id: &Id, bytes: u64) -> Result<u32> {
     use std::os::fd::AsFd;
     let io = |error| Error::io(format!("limit volume {id} by quota"), error);
     let taken: std::collections::HashSet<u32> =
@@ -458,7 +533,7 @@ pub(super) fn discard(open: &Open<'_>, id: &Id, shape: Shape) -> Result<()> {
     let blocks = open.blocks()?;
     let home = super::home(open, &blocks, shape);
     trash::discard(open, home, id.as_str())?;
-    home.sync()
+    Ok(home.sync()?)
 }
 
 #[cfg(test)]
@@ -478,6 +553,15 @@ mod tests {
         assert_eq!(at_least(range(9, 0), 7).unwrap().required, 9);
         assert_eq!(at_least(range(6, 0), 7).unwrap_err().kind(), Kind::OutOfRange);
         assert_eq!(at_least(range(0, 6), 7).unwrap_err().kind(), Kind::OutOfRange);
+    }
+
+    #[test]
+    fn a_small_xfs_is_as_large_as_an_xfs_must_be() {
+        let range = |required, limit| Range { required, limit };
+        assert_eq!(at_least_for_xfs(range(5, 0)).unwrap().required, 300 << 20);
+        assert_eq!(at_least_for_xfs(range(0, 400 << 20)).unwrap().required, 300 << 20);
+        assert_eq!(at_least_for_xfs(range(400 << 20, 0)).unwrap().required, 400 << 20);
+        assert_eq!(at_least_for_xfs(range(5, 299 << 20)).unwrap_err().kind(), Kind::OutOfRange);
     }
 
     #[test]

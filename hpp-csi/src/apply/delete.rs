@@ -1,13 +1,17 @@
 //! DeleteVolume: out of sight in one step, removed by the worker.
 
+use std::fs::File;
 use std::os::fd::AsFd;
 
+use crate::device::Loop;
 use crate::driver::Driver;
 use crate::error::{Error, Kind, Result};
 use crate::id::Id;
 use crate::locks::Thing;
 use crate::pool::clone::How;
 use crate::pool::{Open, Volume, record_name};
+use crate::published;
+use crate::record::Shape;
 use crate::sys;
 
 impl Driver {
@@ -46,7 +50,7 @@ impl Driver {
             ));
         }
         if let Some(file) = open.image(volume)?
-            && let Some(found) = open.pool.devices.all(&file)?.first()
+            && let Some(found) = self.used_device(open, volume, &file)?
         {
             return Err(Error::new(
                 Kind::Precondition,
@@ -54,7 +58,7 @@ impl Driver {
             ));
         }
         super::create::discard(open, id, volume.shape)?;
-        open.known.book().volumes.remove(id);
+        open.known.book().remove_volume(id);
         if let Some(project) = volume.record.as_ref().and_then(|record| record.project)
             && let Err(error) = sys::limit_project(open.root.as_fd(), project, 0)
         {
@@ -65,5 +69,19 @@ impl Driver {
         tracing::info!(volume = %id, pool = open.pool.config.name, "volume is deleted");
         self.wake_worker();
         Ok(())
+    }
+
+    /// A device of a volume's file that is in use. One that a stage left when the driver was killed is detached: it has a
+    /// filesystem that is mounted nowhere.
+    fn used_device(&self, open: &Open<'_>, volume: &Volume, file: &File) -> Result<Option<Loop>> {
+        let devices = open.pool.devices.all(file)?;
+        if volume.shape == Shape::Loop && !devices.is_empty() {
+            let mounted = published::mounted_devices()?;
+            if devices.iter().all(|device| !mounted.contains(&device.device())) {
+                devices.into_iter().try_for_each(Loop::detach)?;
+                return Ok(None);
+            }
+        }
+        Ok(devices.first().copied())
     }
 }

@@ -9,7 +9,9 @@ use std::os::fd::AsFd;
 use crate::config::Enforce;
 use crate::driver::Driver;
 use crate::error::{Error, Kind, Result};
-use crate::folder::{self, Folder};
+use dir::Dir;
+
+use crate::folder;
 use crate::id::Id;
 use crate::locks::Thing;
 use crate::mounts;
@@ -18,7 +20,6 @@ use crate::pool::{Open, Volume};
 use crate::record::{Record, Shape};
 use crate::request::Range;
 use crate::sys;
-use crate::times;
 
 use super::{create, image, modify};
 
@@ -34,8 +35,23 @@ impl Driver {
                 open.writable()?;
                 let promised =
                     current.unwrap_or_else(|| open.known.book().volumes.get(id).map_or(0, |line| line.used));
-                let promise = create::promise(&open, capacity.saturating_sub(promised))?;
-                grow(&open, &volume, capacity).map_err(|error| open.without_room(capacity, error))?;
+                // The claim can be reduced again after OUT_OF_RANGE only: no other node could grow this volume.
+                let no_room = |error: Error| match error.kind() {
+                    Kind::Exhausted => error.as_kind(Kind::OutOfRange),
+                    Kind::Invalid
+                    | Kind::NotFound
+                    | Kind::Exists
+                    | Kind::Precondition
+                    | Kind::Busy
+                    | Kind::OutOfRange
+                    | Kind::Unsupported
+                    | Kind::NotReady
+                    | Kind::Overloaded
+                    | Kind::Internal => error,
+                };
+                let promise = create::promise(&open, capacity.saturating_sub(promised)).map_err(no_room)?;
+                grow(&open, &volume, capacity)
+                    .map_err(|error| no_room(open.without_room(capacity, error)))?;
                 drop(promise);
                 tracing::info!(volume = %id, bytes = capacity, "volume is larger");
                 capacity
@@ -94,7 +110,7 @@ impl Driver {
 }
 
 /// The mount at `path`, which must be of the filesystem on `device`.
-fn mounted(path: &str, device: u64) -> Result<Folder> {
+fn mounted(path: &str, device: u64) -> Result<Dir> {
     let gone = || Error::new(Kind::Precondition, format!("the volume is not mounted at {path}"));
     let (folder, name) = folder::split("the path", path)?.ok_or_else(gone)?;
     let mount = rustix::fs::openat(
@@ -107,7 +123,7 @@ fn mounted(path: &str, device: u64) -> Result<Folder> {
         rustix::fs::Mode::empty(),
     )
     .map_err(|error| Error::io(format!("open {path}"), error))?;
-    let mount = Folder::from_fd(mount, path.into());
+    let mount = Dir::from_fd(mount, path);
     if mount.stat_self()?.st_dev == device { Ok(mount) } else { Err(gone()) }
 }
 
@@ -119,7 +135,7 @@ fn grow(open: &Open<'_>, volume: &Volume, capacity: u64) -> Result<()> {
     match volume.shape {
         Shape::Folder => {
             if let Some(project) = record.project.filter(|_| open.enforce() == Some(Enforce::Quota)) {
-                sys::limit_project(open.root.need(id)?.as_fd(), project, capacity)
+                sys::limit_project(open.root.need_dir(id)?.as_fd(), project, capacity)
                     .map_err(|error| Error::io(format!("limit volume {id} by quota"), error))?;
             }
         }
@@ -128,14 +144,15 @@ fn grow(open: &Open<'_>, volume: &Volume, capacity: u64) -> Result<()> {
             let length = file.metadata().map_err(|error| Error::io("look at a volume", error))?.len();
             if length < capacity {
                 file.set_len(capacity).map_err(|error| Error::io(format!("grow volume {id}"), error))?;
-                times::fsync(&file).map_err(|error| Error::io(format!("sync volume {id}"), error))?;
+                dir::fsync(&file).map_err(|error| Error::io(format!("sync volume {id}"), error))?;
             }
             if record.thick {
                 modify::allocate(&file, 0, capacity)?;
+                modify::allocated(open, volume, &file)?;
             }
         }
     }
     super::write_volume_record(open, id, &record)?;
-    open.known.book().note_volume(id, Some(record), volume.shape, 0);
+    open.known.book().note_volume(id, Some(record), volume.shape);
     Ok(())
 }

@@ -10,8 +10,6 @@
 //! Nobody writes: filesystems in files are held still. A block device and a folder cannot be: it is looked whether they
 //! changed while they were cut, and the cut is made again until none did.
 
-use std::time::Duration;
-
 use crate::driver::Driver;
 use crate::error::{Error, Kind, Result};
 use crate::id::Id;
@@ -25,13 +23,12 @@ use crate::record::{self, GROUP_RECORD_MAX, GroupRecord, Member};
 use super::create;
 use super::image::{self, Note};
 use super::snapshot::{self, Writers};
+use super::still::{TICK, is_settled};
 
 /// What notes about groups that are made or removed begin with.
 const NOTE: &str = "g.";
 /// How often a cut is made before we say that the volumes are too busy.
 const TRIES: u32 = 5;
-/// Two changes within this time may bear the same time stamp.
-const TICK: Duration = Duration::from_millis(10);
 
 /// A group that is there.
 #[derive(Clone, Debug)]
@@ -63,6 +60,9 @@ impl Driver {
         open.writable()?;
         let volumes = sources.iter().map(|source| self.member(&open, source)).collect::<Result<Vec<_>>>()?;
         let how = create::how(&open, true, copy)?;
+        if how == How::Copy {
+            volumes.iter().try_for_each(|volume| self.copyable(&open, volume))?;
+        }
         let mut bytes: u64 = 0;
         for volume in &volumes {
             bytes = bytes.saturating_add(snapshot::estimate(&open, volume)?);
@@ -117,7 +117,7 @@ impl Driver {
         let take = |snapshot: &Snapshot| self.locks.take(Thing::Snapshot(snapshot.id.clone()));
         let _snapshots = group.snapshots.iter().map(take).collect::<Result<Vec<_>>>()?;
         let groups = open.groups()?;
-        groups.replace(record_name(id), &open.tmp()?, note(id))?;
+        groups.rename(record_name(id), &open.tmp()?, note(id))?;
         groups.sync()?;
         dismantle(&open, id)?;
         tracing::info!(group = %id, pool = open.pool.config.name, "group snapshot is deleted");
@@ -169,7 +169,7 @@ fn make(open: &Open<'_>, id: &Id, volumes: &[Volume], how: How) -> Result<Group>
         }
         open.snapshots_or_make()?.sync()?;
         let groups = open.groups()?;
-        if !tmp.move_to(note(id), &groups, record_name(id))? {
+        if !tmp.rename_new(note(id), &groups, record_name(id))? {
             return Err(Error::new(Kind::Busy, format!("another node made the group snapshot {id}")));
         }
         groups.sync()?;
@@ -219,7 +219,7 @@ fn cut_once(open: &Open<'_>, ids: &[Id], volumes: &[Volume], how: How) -> Result
     let mut held = Vec::with_capacity(volumes.len());
     for (volume, note) in volumes.iter().zip(&notes) {
         held.push(match open.image(volume)? {
-            Some(file) => image::hold(&open.pool.devices, &file, volume.shape, note)?,
+            Some(file) => image::hold(&open.pool.devices, &file, volume.shape, how, note)?,
             None => None,
         });
     }
@@ -247,17 +247,8 @@ fn cut_once(open: &Open<'_>, ids: &[Id], volumes: &[Volume], how: How) -> Result
     Ok((used, changed.map(|(volume, _)| format!("volume {}", volume.id)).collect()))
 }
 
-/// Whether the latest change is so long ago that another one would be seen.
-fn is_settled(state: &State) -> bool {
-    let until = record::now().saturating_sub(TICK).as_nanos();
-    u128::try_from(state.latest).is_ok_and(|latest| latest < until)
-}
-
 fn state(open: &Open<'_>, volume: &Volume) -> Result<State> {
-    match open.image(volume)? {
-        Some(file) => State::of_file(&file),
-        None => State::of_tree(&open.root.need(&volume.id)?),
-    }
+    snapshot::content(open, volume)?.of().state()
 }
 
 /// Removes a snapshot of a group that is not there, in its place or not yet.
@@ -269,8 +260,9 @@ fn remove(open: &Open<'_>, id: &Id) -> Result<()> {
         trash::discard(open, &snapshots, id.as_str())?;
         snapshots.sync()?;
     }
-    open.known.book().snapshots.remove(id);
-    open.snapshot_records()?.unlink(record_name(id)).map(drop)
+    open.known.book().remove_snapshot(id);
+    open.snapshot_records()?.unlink(record_name(id))?;
+    Ok(())
 }
 
 /// Removes what the note about the group `id` names, and the note.
@@ -283,7 +275,8 @@ fn dismantle(open: &Open<'_>, id: &Id) -> Result<()> {
             remove(open, &snapshot)?;
         }
     }
-    tmp.unlink(note(id)).map(drop)
+    tmp.unlink(note(id))?;
+    Ok(())
 }
 
 /// Removes groups that a process before us did not come to finish, or to remove.

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use crate::device::{Devices, Loop};
 use crate::error::{Error, Kind, Result};
-use crate::folder::Folder;
+use crate::fault;
 use crate::id::Id;
 use crate::mounts;
 use crate::pool::Open;
@@ -16,6 +16,7 @@ use crate::pool::tree;
 use crate::record::Shape;
 use crate::sys;
 use crate::times;
+use dir::Dir;
 
 /// Bytes of a sector under a filesystem of ours. With smaller ones there is no direct I/O on files that share blocks.
 pub(super) const SECTOR: u32 = 4096;
@@ -24,7 +25,7 @@ const FROZEN: &str = "f.";
 /// Bytes for which growing a filesystem is worth it.
 const WORTH: u64 = 1 << 20;
 /// Below this mkfs.xfs refuses.
-const XFS_MIN: u64 = 300 << 20;
+pub(super) const XFS_MIN: u64 = 300 << 20;
 
 /// The filesystem in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,12 +86,12 @@ pub(super) fn is_smaller(filesystem: Filesystem, file: &File, size: u64) -> Resu
     Ok(size.saturating_sub(length) >= WORTH)
 }
 
-/// Makes a filesystem in an empty file: what is asked for, XFS when nothing is, ext4 when it is too small for XFS.
+/// Makes a filesystem in an empty file: what is asked for, or XFS, or ext4 where the file is too small for XFS.
 pub(super) fn format(file: &File, asked: &str, size: u64) -> Result<()> {
     const EXT4: &[&str] = &["-q", "-F", "-b", "4096", "-E", "lazy_itable_init=1,nodiscard"];
     let (program, arguments): (_, &[&str]) = match asked {
         "ext4" => ("mkfs.ext4", EXT4),
-        "" | "xfs" if size < XFS_MIN => ("mkfs.ext4", EXT4),
+        "" if size < XFS_MIN => ("mkfs.ext4", EXT4),
         "" | "xfs" => ("mkfs.xfs", &["-q", "-f", "-K", "-s", "size=4096"]),
         other => {
             return Err(Error::new(
@@ -112,10 +113,11 @@ pub(super) fn format(file: &File, asked: &str, size: u64) -> Result<()> {
         let said: String = String::from_utf8_lossy(&output.stderr).chars().take(300).collect();
         return Err(Error::new(Kind::Internal, format!("{program} failed: {}", said.trim())));
     }
-    times::fsync(file).map_err(|error| Error::io("sync a volume", error))
+    dir::fsync(file).map_err(|error| Error::io("sync a volume", error))
 }
 
-/// Puts the content of the image `from` into the new file `to`, as of one moment, whoever writes to it meanwhile. Gives
+/// Puts the content of the image `from` into the new file `to`. Sharing blocks, it is of one moment, also while it is
+/// written to. Copying takes long, and nothing is held still for it: the caller checks that the image has not changed. Gives
 /// the bytes it uses.
 pub(super) fn cut(
     devices: &Devices,
@@ -125,7 +127,7 @@ pub(super) fn cut(
     how: How,
     note: &Note<'_>,
 ) -> Result<u64> {
-    let held = hold(devices, from, shape, note)?;
+    let held = hold(devices, from, shape, how, note)?;
     let used = times::count(&times::CLONES, || clone::content(from, to, how));
     if let Some(frozen) = held {
         frozen.release()?;
@@ -133,19 +135,20 @@ pub(super) fn cut(
     used
 }
 
-/// Holds still who writes to the image `from`: a mounted filesystem takes no writes until the answer is released, a block
-/// device's page cache is written out.
+/// Holds the writers of the image `from` still: a mounted filesystem takes no writes until the answer is released, a block
+/// device's page cache is written out. For a copy, which may take hours, nothing is held.
 pub(super) fn hold<'a>(
     devices: &Devices,
     from: &File,
     shape: Shape,
+    how: How,
     note: &'a Note<'a>,
 ) -> Result<Option<Frozen<'a>>> {
     let mut held = None;
     for device in devices.all(from)?.into_iter().filter(|device| !device.read_only) {
-        match shape {
-            Shape::Loop => held = Frozen::hold(device, from, note)?,
-            Shape::Block | Shape::Folder => device.sync()?,
+        match (shape, how) {
+            (Shape::Loop, How::Share) => held = Frozen::hold(device, from, note)?,
+            (Shape::Loop, How::Copy) | (Shape::Block | Shape::Folder, _) => device.sync()?,
         }
     }
     Ok(held)
@@ -154,13 +157,13 @@ pub(super) fn hold<'a>(
 /// A file that says which volume is held still: whoever finds it after a crash lets the volume go on.
 #[derive(Debug)]
 pub(super) struct Note<'a> {
-    tmp: &'a Folder,
+    tmp: &'a Dir,
     name: String,
 }
 
 impl<'a> Note<'a> {
     /// A note about the volume `id` in the folder of what is being made.
-    pub(super) fn new(tmp: &'a Folder, id: &Id) -> Self {
+    pub(super) fn new(tmp: &'a Dir, id: &Id) -> Self {
         Self { tmp, name: format!("{FROZEN}{id}") }
     }
 }
@@ -168,7 +171,7 @@ impl<'a> Note<'a> {
 /// A filesystem that takes no writes until it is released or dropped.
 #[derive(Debug)]
 pub(super) struct Frozen<'a> {
-    root: Folder,
+    root: Dir,
     note: &'a Note<'a>,
     held: bool,
 }
@@ -205,7 +208,8 @@ impl<'a> Frozen<'a> {
         self.held = false;
         sys::thaw(self.root.as_fd())
             .map_err(|error| Error::io("let the volume's filesystem go on", error))?;
-        self.note.tmp.unlink(&self.note.name).map(drop)
+        self.note.tmp.unlink(&self.note.name)?;
+        Ok(())
     }
 }
 
@@ -221,7 +225,7 @@ impl Drop for Frozen<'_> {
 }
 
 /// The root of the filesystem on `device`, mounted once more, out of sight: whoever has it mounted keeps it.
-fn root_of(device: Loop, image: &File) -> Result<Option<Folder>> {
+pub(super) fn root_of(device: Loop, image: &File) -> Result<Option<Dir>> {
     let Some(filesystem) = Filesystem::of(image)? else { return Ok(None) };
     let mount = mounts::filesystem(filesystem.name(), &device.path(), false)?;
     mounts::root_of(mount.as_fd()).map(Some)
@@ -250,12 +254,13 @@ pub(crate) fn thaw_left(open: &Open<'_>) -> Result<()> {
 }
 
 /// Grows the filesystem of a mount to its device's size.
-pub(super) fn grow(mount: &Folder, filesystem: Filesystem, size: u64) -> Result<()> {
+pub(super) fn grow(mount: &Dir, filesystem: Filesystem, size: u64) -> Result<()> {
     let numbers =
         rustix::fs::fstatfs(mount).map_err(|error| Error::io("ask the volume's filesystem", error))?;
     let block = u64::try_from(numbers.f_bsize).unwrap_or(4096).max(512);
     let blocks = size / block;
     let io = |error| Error::io(format!("grow the volume's {}", filesystem.name()), error);
+    fault::step("grow the filesystem")?;
     match filesystem {
         Filesystem::Xfs => sys::grow_xfs(mount.as_fd(), blocks).map_err(io),
         Filesystem::Ext4 => sys::grow_ext4(mount.as_fd(), blocks).map_err(io),

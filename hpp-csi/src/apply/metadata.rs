@@ -57,8 +57,8 @@ impl Driver {
             return Err(Error::new(Kind::Precondition, format!("snapshot {id} is not of a block volume")));
         }
         let missing = || open.pool.error(Kind::Precondition, format!("snapshot {id} has no content"));
-        let folder = open.snapshots()?.ok_or_else(missing)?.need(id)?;
-        let file = folder.file(IMAGE, OFlags::RDONLY | OFlags::NONBLOCK, 0)?.ok_or_else(missing)?;
+        let folder = open.snapshots()?.ok_or_else(missing)?.need_dir(id)?;
+        let file = folder.open_with(IMAGE, OFlags::RDONLY | OFlags::NONBLOCK, 0)?.ok_or_else(missing)?;
         Ok((open, snapshot, file))
     }
 }

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::id::Id;
 use crate::locks::Thing;
 use crate::plan;
-use crate::pool::{Open, Volume};
+use crate::pool::{Open, Volume, tree};
 use crate::request::{Allocation, Attributes};
 
 /// Bytes that are allocated in one call of the system.
@@ -32,13 +32,24 @@ pub(super) fn apply(open: &Open<'_>, volume: &Volume, attributes: Attributes) ->
     let thick = allocation == Allocation::Thick;
     if thick && let Some(file) = open.image(volume)? {
         allocate(&file, 0, record.capacity)?;
+        allocated(open, volume, &file)?;
     }
     if record.thick != thick {
         let mut record = record.clone();
         record.thick = thick;
         super::write_volume_record(open, &volume.id, &record)?;
-        open.known.book().note_volume(&volume.id, Some(record), volume.shape, 0);
+        open.known.book().note_volume(&volume.id, Some(record), volume.shape);
         tracing::info!(volume = %volume.id, thick, "volume is modified");
+    }
+    Ok(())
+}
+
+/// Notes that all blocks of a volume's file are its own.
+pub(super) fn allocated(open: &Open<'_>, volume: &Volume, file: &File) -> Result<()> {
+    let used = rustix::fs::fstat(file).map(|stat| tree::bytes(&stat));
+    let used = used.map_err(|error| Error::io("look at a volume", error))?;
+    if let Some(line) = open.known.book().volumes.get_mut(&volume.id) {
+        line.allocated(used);
     }
     Ok(())
 }
@@ -56,5 +67,5 @@ pub(super) fn allocate(file: &File, start: u64, end: u64) -> Result<()> {
         }
         at += length;
     }
-    crate::times::fsync(file).map_err(io)
+    dir::fsync(file).map_err(io)
 }

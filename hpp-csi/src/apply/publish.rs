@@ -9,7 +9,10 @@ use crate::condition::{self, Condition};
 use crate::config::{Capacity, Enforce};
 use crate::driver::Driver;
 use crate::error::{Error, Kind, Result};
-use crate::folder::{self, Folder};
+use crate::fault;
+use dir::Dir;
+
+use crate::folder;
 use crate::id::Id;
 use crate::locks::Thing;
 use crate::mounts::{self, Left, Place};
@@ -51,9 +54,36 @@ impl Driver {
         let gone =
             || Error::new(Kind::Precondition, format!("the folder of {} is not there", request.target));
         let (folder, name) = folder::split("target_path", &request.target)?.ok_or_else(gone)?;
-        if let Some((parameters, range)) = &request.inline {
-            self.make_inline(id, parameters, *range, &request.capability)?;
+        let Some((parameters, range)) = &request.inline else {
+            return self.publish_at(request, &folder, &name);
+        };
+        let there = self.volume(id)?.is_some();
+        let published = self
+            .make_inline(id, parameters, *range, &request.capability)
+            .and_then(|()| self.publish_at(request, &folder, &name));
+        // Nothing else deletes the volume of a pod that never had it.
+        if published.is_err()
+            && !there
+            && let Err(error) = self.forget_inline(id)
+        {
+            tracing::warn!(volume = %id, error = error.chain(), "the volume of a pod that failed to start is still there");
         }
+        published
+    }
+
+    /// Deletes a pod's own volume after a failed publish.
+    fn forget_inline(&self, id: &Id) -> Result<()> {
+        let _volume = self.locks.take(Thing::Volume(id.clone()))?;
+        let Some((open, volume)) = self.volume(id)? else { return Ok(()) };
+        if let Some(file) = open.image(&volume)? {
+            stage::release(&open, &file)?;
+        }
+        self.remove_volume(&open, &volume)
+    }
+
+    /// Publishes a volume that is there at `name` in `folder`.
+    fn publish_at(&self, request: &Request, folder: &Dir, name: &Path) -> Result<()> {
+        let id = &request.id;
         let (open, volume) = self.need_volume(id)?;
         stage::fits(&volume, &request.capability)?;
         let options = match &request.capability.access {
@@ -64,7 +94,7 @@ impl Driver {
             || request.capability.mode == Mode::ManyReaders
             || options.set & libc::MOUNT_ATTR_RDONLY != 0
             || open.read_only();
-        let found = mounts::look(&folder, &name)?;
+        let found = mounts::look(folder, name)?;
         let path = Path::new(&request.target);
         let at = match found {
             Some(place) if place.mounted => at_target(&open, &volume, place)?,
@@ -77,13 +107,19 @@ impl Driver {
         match plan::publish(at, read_only, request.capability.mode, others)? {
             Publish::AlreadyThere => {}
             Publish::Mount => {
-                let made = place_for(&folder, &name, found, volume.shape)?;
-                let mounted = self
-                    .mount(&open, &volume, request, &options, read_only)
-                    .and_then(|mount| mounts::attach(mount.as_fd(), &folder, &name));
+                fault::step("make the target")?;
+                let made = place_for(folder, name, found, volume.shape)?;
+                let mounted =
+                    self.mount(&open, &volume, request, &options, read_only).and_then(|(device, mount)| {
+                        mounts::attach(mount.as_fd(), folder, name)?;
+                        if let Some(device) = device {
+                            device.keep();
+                        }
+                        Ok(())
+                    });
                 if let Err(error) = mounted {
                     if made {
-                        drop(vacate(&folder, &name));
+                        drop(vacate(folder, name));
                     }
                     return Err(error);
                 }
@@ -94,7 +130,7 @@ impl Driver {
         Ok(())
     }
 
-    /// The mount that is to appear at the target.
+    /// The mount that is to appear at the target, and the device that was attached for it.
     fn mount(
         &self,
         open: &Open<'_>,
@@ -102,20 +138,21 @@ impl Driver {
         request: &Request,
         options: &MountOptions,
         read_only: bool,
-    ) -> Result<OwnedFd> {
+    ) -> Result<(Option<stage::Attached>, OwnedFd)> {
         let ro = if read_only { libc::MOUNT_ATTR_RDONLY } else { 0 };
         let gone = || Error::new(Kind::NotFound, format!("volume {} is gone", volume.id));
+        let mut attached = None;
         let mount = match volume.shape {
             Shape::Folder => {
                 let handle = open.root.handle(&volume.id)?.ok_or_else(gone)?;
                 if let Some(group) = options.group.filter(|_| !read_only) {
-                    tree::give_to_group(&open.root.need(&volume.id)?, group)?;
+                    tree::give_to_group(&open.root.need_dir(&volume.id)?, group)?;
                 }
                 mounts::bound(handle.as_fd(), options.set | ro, options.clear)?
             }
             Shape::Loop if request.inline.is_some() => {
-                let device = stage::attached(open, volume, false)?;
-                let whole = stage::mount(open, volume, device)?;
+                let device = &*attached.insert(stage::attached(open, volume, false)?);
+                let whole = stage::mount(open, volume, device.device)?;
                 let root = mounts::root_of(whole.as_fd())?;
                 if let Some(group) = options.group.filter(|_| !read_only) {
                     tree::give_to_group(&root, group)?;
@@ -139,11 +176,11 @@ impl Driver {
                         format!("volume {} is not staged", volume.id),
                     ));
                 }
-                let device = stage::attached(open, volume, read_only)?;
-                mounts::bound(device.handle()?.as_fd(), 0, 0)?
+                let device = &*attached.insert(stage::attached(open, volume, read_only)?);
+                mounts::bound(device.device.handle()?.as_fd(), 0, 0)?
             }
         };
-        Ok(mount)
+        Ok((attached, mount))
     }
 
     /// Makes a pod's own volume.
@@ -271,12 +308,7 @@ impl Driver {
 
 /// Unmounts the volume `id` at a place. What is there is looked at if the volume is known, and otherwise the kernel says
 /// what was mounted.
-pub(super) fn detach(
-    id: &Id,
-    known: Option<&(Open<'_>, Volume)>,
-    folder: &Folder,
-    name: &Path,
-) -> Result<Left> {
+pub(super) fn detach(id: &Id, known: Option<&(Open<'_>, Volume)>, folder: &Dir, name: &Path) -> Result<Left> {
     mounts::detach(folder, name, |place| {
         if let (Some((open, volume)), Some(place)) = (known, place)
             && at_target(open, volume, place)? != AtTarget::Foreign
@@ -306,7 +338,7 @@ fn at_target(open: &Open<'_>, volume: &Volume, place: Place) -> Result<AtTarget>
 }
 
 /// The root of the filesystem that is staged at `path`.
-fn staged(open: &Open<'_>, volume: &Volume, path: &str) -> Result<Folder> {
+fn staged(open: &Open<'_>, volume: &Volume, path: &str) -> Result<Dir> {
     let missing =
         || Error::new(Kind::Precondition, format!("volume {} is not staged at {path:?}", volume.id));
     if path.is_empty() {
@@ -326,15 +358,15 @@ fn staged(open: &Open<'_>, volume: &Volume, path: &str) -> Result<Folder> {
             | rustix::fs::OFlags::CLOEXEC,
         rustix::fs::Mode::empty(),
     )
-    .map(|fd| Folder::from_fd(fd, PathBuf::from(path)))
+    .map(|fd| Dir::from_fd(fd, PathBuf::from(path)).one_mount())
     .map_err(|error| Error::io(format!("open {path}"), error))
 }
 
 /// Makes the folder or file to mount on, as upstream makes it. True when it was not there.
-fn place_for(folder: &Folder, name: &Path, found: Option<Place>, shape: Shape) -> Result<bool> {
+fn place_for(folder: &Dir, name: &Path, found: Option<Place>, shape: Shape) -> Result<bool> {
     match (found, shape) {
         (None, Shape::Block) => tree::new_file(folder, name).map(|_| true),
-        (None, Shape::Folder | Shape::Loop) => folder.make(name, 0o750),
+        (None, Shape::Folder | Shape::Loop) => Ok(folder.make_dir(name, 0o750)?),
         (Some(place), Shape::Block) if place.is_folder => {
             Err(Error::new(Kind::Precondition, "a folder is at the target path of a block device"))
         }
@@ -346,16 +378,19 @@ fn place_for(folder: &Folder, name: &Path, found: Option<Place>, shape: Shape) -
 }
 
 /// Removes the folder or file that was mounted on. What holds anything stays: it is somebody's data.
-fn vacate(folder: &Folder, name: &Path) -> Result<()> {
+fn vacate(folder: &Dir, name: &Path) -> Result<()> {
     match folder.stat(name)? {
         None => Ok(()),
-        Some(stat) if folder::is_folder(&stat) => {
-            folder.remove_empty(name).map(drop).map_err(|error| error.as_kind(Kind::Precondition))
+        Some(stat) if dir::is_dir(&stat) => {
+            folder.remove_dir(name).map(drop).map_err(|error| Error::from(error).as_kind(Kind::Precondition))
         }
         Some(stat) if stat.st_size > 0 => Err(Error::new(
             Kind::Precondition,
             format!("{} is a file with content, not ours to remove", folder.path_of(name).display()),
         )),
-        Some(_) => folder.unlink(name).map(drop),
+        Some(_) => {
+            folder.unlink(name)?;
+            Ok(())
+        }
     }
 }

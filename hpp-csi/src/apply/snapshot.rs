@@ -4,19 +4,22 @@
 //! tmp/s.<id>/{data or image, <volume id>/} ─► sync ─► record, sync ─► rename to snapshots/<id> ─► sync
 //! ```
 
+use std::fs::File;
+
 use crate::driver::Driver;
 use crate::error::{Error, Kind, Result};
-use crate::folder::Folder;
 use crate::id::Id;
 use crate::locks::Thing;
 use crate::pool::clone::{self, How};
 use crate::pool::tree;
 use crate::pool::{DATA, IMAGE, Open, Snapshot, Volume, record_name, trash};
-use crate::record::{self, Shape, SnapshotRecord};
+use crate::record::{Shape, SnapshotRecord};
 use crate::times;
+use dir::Dir;
 
 use super::create;
 use super::image::{self, Note};
+use super::still::{Before, Content};
 
 impl Driver {
     /// Takes a snapshot of a volume, or finds it taken. `copy`: blocks may be copied where they cannot be shared.
@@ -37,6 +40,9 @@ impl Driver {
         let (open, volume) = self.need_source(source)?;
         open.writable()?;
         let how = create::how(&open, true, copy)?;
+        if how == How::Copy {
+            self.copyable(&open, &volume)?;
+        }
         let bytes = estimate(&open, &volume)?;
         let promise = create::promise(&open, bytes)?;
         let record = take(&open, id, &volume, how).map_err(|error| open.without_room(bytes, error))?;
@@ -65,7 +71,7 @@ impl Driver {
         let snapshots = open.snapshots_or_make()?;
         trash::discard(open, &snapshots, id.as_str())?;
         snapshots.sync()?;
-        open.known.book().snapshots.remove(id);
+        open.known.book().remove_snapshot(id);
         open.snapshot_records()?.unlink(record_name(id))?;
         tracing::info!(snapshot = %id, pool = open.pool.config.name, "snapshot is deleted");
         self.wake_worker();
@@ -88,7 +94,14 @@ fn take(open: &Open<'_>, id: &Id, volume: &Volume, how: How) -> Result<SnapshotR
     let tmp = open.tmp()?;
     let name = super::snapshot_in_tmp(id, how);
     super::ready(open, &tmp, &name, || goes_on(open, &tmp, &name, volume))?;
+    let before = match how {
+        How::Copy => Some(Before::of(&content(open, volume)?.of())?),
+        How::Share => None,
+    };
     let taken = fill(open, &name, volume, how, Writers::Hold).and_then(|used| {
+        if let Some(before) = before {
+            before.unchanged(&content(open, volume)?.of(), &source_name(volume))?;
+        }
         let record = record_of(volume, used, None);
         publish(open, &name, id, &record)?;
         open.snapshots_or_make()?.sync()?;
@@ -108,6 +121,29 @@ fn take(open: &Open<'_>, id: &Id, volume: &Volume, how: How) -> Result<SnapshotR
     taken
 }
 
+/// The open content of a volume.
+pub(super) enum Source {
+    Tree(Dir),
+    Image(File),
+}
+
+impl Source {
+    pub(super) fn of(&self) -> Content<'_> {
+        match self {
+            Self::Tree(folder) => Content::Tree(folder),
+            Self::Image(file) => Content::Image(file),
+        }
+    }
+}
+
+/// Opens the content of a volume.
+pub(super) fn content(open: &Open<'_>, volume: &Volume) -> Result<Source> {
+    Ok(match volume.shape {
+        Shape::Folder => Source::Tree(open.root.need_dir(&volume.id)?),
+        Shape::Loop | Shape::Block => Source::Image(open.need_image(volume)?),
+    })
+}
+
 /// What is remembered about a snapshot, taken now, that uses `used` bytes.
 pub(super) fn record_of(volume: &Volume, used: u64, group: Option<&Id>) -> SnapshotRecord {
     let capacity = volume.record.as_ref().map_or(used, |record| record.capacity);
@@ -119,13 +155,13 @@ pub(super) fn record_of(volume: &Volume, used: u64, group: Option<&Id>) -> Snaps
 
 /// Lets a snapshot that is filled, under `name`, appear in its place, which is not synced yet.
 pub(super) fn publish(open: &Open<'_>, name: &str, id: &Id, record: &SnapshotRecord) -> Result<()> {
-    super::write_record(open, &open.snapshot_records()?, id, &record::write(record)?)?;
+    super::write_snapshot_record(open, id, record)?;
     let snapshots = open.snapshots_or_make()?;
-    if !open.tmp()?.move_to(name, &snapshots, id)? {
+    if !open.tmp()?.rename_new(name, &snapshots, id)? {
         let path = snapshots.path_of(id);
         return Err(Error::new(Kind::Exists, format!("{} is there and no snapshot of ours", path.display())));
     }
-    open.known.book().snapshots.insert(id.clone(), record.clone());
+    open.known.book().note_snapshot(id, record, open.known.sharing);
     Ok(())
 }
 
@@ -135,8 +171,8 @@ fn source_name(volume: &Volume) -> String {
 }
 
 /// Whether what is there under `name` is a copy of the volume that an earlier try began.
-fn goes_on(open: &Open<'_>, tmp: &Folder, name: &str, volume: &Volume) -> Result<bool> {
-    let Some(folder) = tmp.open(name)? else { return Ok(false) };
+fn goes_on(open: &Open<'_>, tmp: &Dir, name: &str, volume: &Volume) -> Result<bool> {
+    let Some(folder) = tmp.dir(name)? else { return Ok(false) };
     match volume.shape {
         Shape::Folder => super::is_copy_of_tree(&source_name(volume), &folder, DATA),
         Shape::Loop | Shape::Block => super::is_copy_of_file(&open.need_image(volume)?, &folder, IMAGE),
@@ -156,13 +192,13 @@ pub(super) enum Writers {
 /// it. Gives the bytes it uses.
 pub(super) fn fill(open: &Open<'_>, name: &str, volume: &Volume, how: How, writers: Writers) -> Result<u64> {
     let tmp = open.tmp()?;
-    tmp.make(name, 0o755)?;
-    let folder = tmp.need(name)?;
-    folder.make(&volume.id, 0o755)?;
+    tmp.make_dir(name, 0o755)?;
+    let folder = tmp.need_dir(name)?;
+    folder.make_dir(&volume.id, 0o755)?;
     let used = match volume.shape {
         Shape::Folder => {
-            folder.make(DATA, 0o755)?;
-            let (from, to, trash) = (open.root.need(&volume.id)?, folder.need(DATA)?, open.trash()?);
+            folder.make_dir(DATA, 0o755)?;
+            let (from, to, trash) = (open.root.need_dir(&volume.id)?, folder.need_dir(DATA)?, open.trash()?);
             let begun = super::begun(&to, &source_name(volume), how, &trash);
             times::count(&times::CLONES, || clone::tree(&from, &to, how, begun))?
         }
@@ -176,7 +212,7 @@ pub(super) fn fill(open: &Open<'_>, name: &str, volume: &Volume, how: How, write
                 }
                 Writers::Held => times::count(&times::CLONES, || clone::content(&from, &file, how))?,
             };
-            times::fsync(&file).map_err(|error| Error::io("sync a snapshot", error))?;
+            dir::fsync(&file).map_err(|error| Error::io("sync a snapshot", error))?;
             used
         }
     };

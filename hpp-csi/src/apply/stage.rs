@@ -3,12 +3,15 @@
 
 use std::fs::File;
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::device::{self, Loop};
 use crate::driver::Driver;
 use crate::error::{Error, Kind, Result};
-use crate::folder::{self, Folder};
+use crate::fault;
+use dir::Dir;
+
+use crate::folder;
 use crate::id::Id;
 use crate::locks::Thing;
 use crate::mounts;
@@ -28,22 +31,21 @@ impl Driver {
         let place = folder::split("staging_target_path", path)?;
         match volume.shape {
             Shape::Folder => Ok(()),
-            Shape::Block => attached(&open, &volume, false).map(drop),
+            Shape::Block => attached(&open, &volume, false).map(Attached::keep),
             Shape::Loop => {
                 let missing = || Error::new(Kind::Precondition, format!("the folder of {path} is not there"));
                 let (folder, name) = place.ok_or_else(missing)?;
                 let device = attached(&open, &volume, false)?;
-                folder.make(&name, 0o750)?;
-                match mounts::look(&folder, &name)? {
-                    Some(place) if place.mounted && place.file.0 == device.device() => Ok(()),
-                    Some(place) if place.mounted => {
-                        Err(Error::new(Kind::Precondition, format!("something else is mounted at {path}")))
-                    }
-                    Some(_) | None => {
-                        let mount = mount(&open, &volume, device)?;
-                        mounts::attach(mount.as_fd(), &folder, &name)
-                    }
+                fault::step("make the staging folder")?;
+                let made = folder.make_dir(&name, 0o750)?;
+                let staged = mount_at(&open, &volume, device.device, &folder, &name);
+                match &staged {
+                    Ok(()) => device.keep(),
+                    // The folder is not the volume's when anything is in it.
+                    Err(_) if made => drop(folder.remove_dir(&name)),
+                    Err(_) => {}
                 }
+                staged
             }
         }
     }
@@ -58,7 +60,7 @@ impl Driver {
                 format!("volume {id} is published at {}", other.display()),
             ));
         }
-        let detach = |place: Option<(Folder, PathBuf)>, known: Option<&(Open<'_>, Volume)>| {
+        let detach = |place: Option<(Dir, PathBuf)>, known: Option<&(Open<'_>, Volume)>| {
             place.map_or(Ok(()), |(folder, name)| publish::detach(id, known, &folder, &name).map(drop))
         };
         let found = match self.volume(id) {
@@ -112,8 +114,50 @@ pub(super) fn fits(volume: &Volume, capability: &Capability) -> Result<()> {
     }
 }
 
+/// Mounts the filesystem of a volume at its staging path, unless it is there.
+fn mount_at(open: &Open<'_>, volume: &Volume, device: Loop, folder: &Dir, name: &Path) -> Result<()> {
+    match mounts::look(folder, name)? {
+        Some(place) if place.mounted && place.file.0 == device.device() => Ok(()),
+        Some(place) if place.mounted => Err(Error::new(
+            Kind::Precondition,
+            format!("something else is mounted at {}", folder.path_of(name).display()),
+        )),
+        Some(_) | None => {
+            let mount = mount(open, volume, device)?;
+            mounts::attach(mount.as_fd(), folder, name)
+        }
+    }
+}
+
+/// A device for one step. If this call attached it and the step fails, it is detached: nothing else would, and a volume
+/// with a device cannot be deleted.
+#[derive(Debug)]
+pub(super) struct Attached {
+    pub(super) device: Loop,
+    new: bool,
+}
+
+impl Attached {
+    /// The step succeeded: the device stays.
+    pub(super) fn keep(mut self) {
+        self.new = false;
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        if !self.new {
+            return;
+        }
+        if let Err(error) = self.device.detach() {
+            let device = self.device.path();
+            tracing::warn!(device = %device.display(), error = error.chain(), "a device of a failed call is still attached");
+        }
+    }
+}
+
 /// The device of a volume's file, attached if it is not.
-pub(super) fn attached(open: &Open<'_>, volume: &Volume, read_only: bool) -> Result<Loop> {
+pub(super) fn attached(open: &Open<'_>, volume: &Volume, read_only: bool) -> Result<Attached> {
     let file = open.need_image(volume)?;
     let length = file.metadata().map_err(|error| Error::io("look at a volume", error))?.len();
     let record = volume.record.as_ref();
@@ -126,12 +170,18 @@ pub(super) fn attached(open: &Open<'_>, volume: &Volume, read_only: bool) -> Res
     if let Some(found) = open.pool.devices.find(&file, read_only)? {
         // An earlier unstaging may still wait for somebody who has it open.
         found.keep()?;
-        return Ok(found);
+        return Ok(Attached { device: found, new: false });
     }
     let sector = record.map_or(512, |record| record.sector);
-    let made = open.pool.devices.attach(&file, sector, read_only)?;
-    if !made.direct {
-        tracing::warn!(volume = %volume.id, "the device goes through the page cache: the filesystem has no direct I/O");
+    let device = open.pool.devices.attach(&file, sector, read_only)?;
+    let made = Attached { device, new: true };
+    fault::step("use the device")?;
+    if !device.direct {
+        tracing::warn!(
+            volume = %volume.id,
+            sector,
+            "the device goes through the page cache: the filesystem has no direct I/O for sectors of this size"
+        );
     }
     Ok(made)
 }

@@ -1,13 +1,20 @@
 //! What a pool has promised: a line per volume and snapshot, in memory. Its truth is on the disk; it is loaded when a pool
 //! is found and kept up by every call.
+//!
+//! Available is free, less the reserve, less the bytes that each volume may yet take: its capacity less the bytes that it owns
+//! alone. Writing a block that it shares with a snapshot or a clone takes another block. A line is
+//! never ahead of the disk in what its volume owns: a snapshot takes that away at once, and it comes back when the volume is
+//! looked at.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::id::Id;
-use crate::record::{Record, Shape, SnapshotRecord};
+use crate::record::{Record, RecordSource, Shape, SnapshotRecord};
 
 use super::Known;
+use super::tree::Usage;
 
 /// A volume's line.
 #[derive(Clone, Debug)]
@@ -17,12 +24,55 @@ pub(crate) struct Line {
     pub(crate) shape: Shape,
     /// Bytes it used when it was last looked at.
     pub(crate) used: u64,
+    /// Bytes of them that no other file shares.
+    owned: u64,
+    /// Bytes that its file holds and its filesystem does not use, after the filesystem last gave back freed blocks.
+    pub(crate) kept: u64,
+    /// Whether it was looked at.
+    seen: bool,
+    /// Whether it shared blocks with what may be gone by now.
+    shared: bool,
 }
 
 impl Line {
-    /// What is promised to it. What has no record is promised what it uses.
+    /// Bytes that are promised to it: its size, or its use where that is more or there is no record.
     pub(crate) fn promised(&self) -> u64 {
-        self.record.as_ref().map_or(self.used, |record| record.capacity)
+        self.record.as_ref().map_or(self.used, |record| record.capacity.max(self.used))
+    }
+
+    /// Bytes that it may still take.
+    pub(crate) fn outstanding(&self) -> u64 {
+        self.record.as_ref().map_or(0, |record| record.capacity.saturating_sub(self.owned))
+    }
+
+    /// Bytes that a snapshot or clone would make it share, and that it may have to take again.
+    pub(crate) fn to_share(&self) -> u64 {
+        self.record.as_ref().map_or(0, |record| record.capacity.min(self.owned))
+    }
+
+    /// Takes in that it was looked at.
+    pub(crate) fn look(&mut self, usage: Usage) {
+        (self.used, self.owned) = (usage.used, usage.owned.min(usage.used));
+        self.seen = true;
+    }
+
+    /// Takes in how much it uses now, which is less than a look: lost bytes may have been its own. Bytes that a file gained are
+    /// its own; in a folder a pod may have made them of shared blocks.
+    pub(crate) fn follow(&mut self, used: u64) {
+        if !self.seen {
+            return;
+        }
+        let (gained, lost) = (used.saturating_sub(self.used), self.used.saturating_sub(used));
+        self.owned = self.owned.saturating_sub(lost);
+        if self.shape != Shape::Folder {
+            self.owned = self.owned.saturating_add(gained).min(used);
+        }
+        self.used = used;
+    }
+
+    /// Takes in that all its blocks are allocated, and none is shared.
+    pub(crate) fn allocated(&mut self, used: u64) {
+        self.look(Usage { used, owned: used });
     }
 }
 
@@ -36,21 +86,109 @@ pub(crate) struct Book {
     next: u64,
     /// Bytes that others use, when it was last looked.
     pub(crate) foreign: u64,
+    /// Rounds in which what shared blocks is looked at again: something that shared them was deleted.
+    again: u32,
 }
+
+/// Rounds in which it is looked again: a filesystem may free what was deleted only after a while.
+const AGAIN: u32 = 2;
 
 impl Book {
     /// Everything that is promised.
     pub(crate) fn promised(&self) -> u64 {
         let volumes = self.volumes.values().map(Line::promised);
         let snapshots = self.snapshots.values().map(|record| record.used);
-        volumes.chain(snapshots).chain(self.pending.values().copied()).fold(0, u64::saturating_add)
+        volumes.chain(snapshots).fold(self.pending(), u64::saturating_add)
     }
 
-    /// Notes what is known about a volume.
-    pub(crate) fn note_volume(&mut self, id: &Id, record: Option<Record>, place: Shape, used: u64) {
+    /// Bytes that volumes, and those being made, may still take.
+    pub(crate) fn outstanding(&self) -> u64 {
+        self.volumes.values().map(Line::outstanding).fold(self.pending(), u64::saturating_add)
+    }
+
+    fn pending(&self) -> u64 {
+        self.pending.values().copied().fold(0, u64::saturating_add)
+    }
+
+    /// Notes a volume's record.
+    pub(crate) fn note_volume(&mut self, id: &Id, record: Option<Record>, place: Shape) {
         let shape = record.as_ref().map_or(place, |record| record.shape);
-        let used = self.volumes.get(id).map_or(used, |line| line.used.max(used));
-        self.volumes.insert(id.clone(), Line { record, shape, used });
+        let line = Line { record, shape, used: 0, owned: 0, kept: 0, seen: false, shared: false };
+        match self.volumes.get_mut(id) {
+            Some(known) => (known.record, known.shape) = (line.record, line.shape),
+            None => drop(self.volumes.insert(id.clone(), line)),
+        }
+    }
+
+    /// Notes a volume that was made just now, with what it uses and owns.
+    pub(crate) fn note_made(&mut self, id: &Id, record: &Record, used: u64, owned: u64) {
+        let line = Line {
+            shape: record.shape,
+            record: Some(record.clone()),
+            used,
+            owned,
+            kept: 0,
+            seen: true,
+            shared: owned < used,
+        };
+        self.volumes.insert(id.clone(), line);
+    }
+
+    /// Notes that a volume shares all its blocks from now on.
+    pub(crate) fn note_shared(&mut self, id: &Id) {
+        if let Some(line) = self.volumes.get_mut(id) {
+            line.owned = 0;
+            line.shared = true;
+        }
+    }
+
+    /// Notes a snapshot, which `shares` the blocks of its volume or has copies of them.
+    pub(crate) fn note_snapshot(&mut self, id: &Id, record: &SnapshotRecord, shares: bool) {
+        if shares && let Some(line) = self.volumes.get_mut(record.source.as_str()) {
+            line.owned = 0;
+            line.shared = true;
+        }
+        self.snapshots.insert(id.clone(), record.clone());
+    }
+
+    /// Forgets a volume that was deleted.
+    pub(crate) fn remove_volume(&mut self, id: &Id) {
+        if self.volumes.remove(id).is_some() {
+            self.again = AGAIN;
+        }
+    }
+
+    /// Forgets a snapshot that was deleted.
+    pub(crate) fn remove_snapshot(&mut self, id: &Id) {
+        if self.snapshots.remove(id).is_some() {
+            self.again = AGAIN;
+        }
+    }
+
+    /// Whether to look now at the volumes that shared blocks. True in a few rounds after something was deleted.
+    pub(crate) fn look_again(&mut self) -> bool {
+        let again = self.again > 0;
+        self.again = self.again.saturating_sub(1);
+        again
+    }
+
+    /// The volumes that may share blocks. All others own what they use.
+    pub(crate) fn sharing(&self) -> HashSet<Id> {
+        let mut sources: HashSet<&str> =
+            self.snapshots.values().map(|record| record.source.as_str()).collect();
+        for line in self.volumes.values() {
+            if let Some(RecordSource::Volume(source)) =
+                line.record.as_ref().and_then(|record| record.source.as_ref())
+            {
+                sources.insert(source);
+            }
+        }
+        let shares = |id: &Id, line: &Line| {
+            line.shared
+                || line.record.as_ref().is_some_and(|record| record.source.is_some())
+                || sources.contains(id.as_str())
+        };
+        self.volumes.iter().filter(|(id, line)| shares(id, line)).map(|(id, _)| id.clone()).collect()
     }
 
     /// Promises `bytes` to what is being made.
@@ -74,3 +212,34 @@ impl Drop for Promise {
         self.known.book().pending.remove(&self.number);
     }
 }
+
+/// When volumes are looked at. A look may walk through all files: the longer it takes, the rarer it is.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Looks {
+    next: Duration,
+}
+
+impl Looks {
+    /// Least time between two looks.
+    pub(crate) const PAUSE: Duration = Duration::from_secs(60);
+    /// A look takes this part of the time at most.
+    const SHARE: u32 = 50;
+
+    /// Looks of which the first was at `now`.
+    pub(crate) fn since(now: Duration) -> Self {
+        Self { next: now.saturating_add(Self::PAUSE) }
+    }
+
+    /// Whether it is time, at `now`.
+    pub(crate) fn is_due(self, now: Duration) -> bool {
+        now >= self.next
+    }
+
+    /// A look that `took` so long has ended at `now`.
+    pub(crate) fn done(&mut self, now: Duration, took: Duration) {
+        self.next = now.saturating_add(took.saturating_mul(Self::SHARE).max(Self::PAUSE));
+    }
+}
+
+#[cfg(test)]
+mod tests;

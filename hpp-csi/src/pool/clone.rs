@@ -9,16 +9,15 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use dir::{Dir, is_dir, is_file};
 use rustix::fs::{
-    AtFlags, Dir, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags, chownat, fchmod,
-    fchown, fgetxattr, flistxattr, fstat, futimens, ioctl_ficlone, linkat, mknodat, readlinkat, statat,
-    symlinkat,
+    AtFlags, Dir as List, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags, chownat,
+    fchmod, fchown, fgetxattr, flistxattr, fstat, futimens, ioctl_ficlone, linkat, mknodat, readlinkat,
+    statat, symlinkat,
 };
 use rustix::io::Errno;
 
 use crate::error::{Error, Kind, Result};
-use crate::folder::{Folder, is_file, is_folder};
-use crate::times;
 
 use super::copy::{self, Since};
 use super::trash;
@@ -42,7 +41,7 @@ pub(crate) enum How {
 pub(crate) struct Begun<'a> {
     pub(crate) since: Since,
     /// Where what is not of the source any more goes.
-    pub(crate) trash: &'a Folder,
+    pub(crate) trash: &'a Dir,
 }
 
 /// Fills the folder `to`, which is empty or holds what was begun, with what is in `from`, and syncs it. Gives the bytes its
@@ -52,7 +51,7 @@ pub(crate) struct Begun<'a> {
 ///
 /// # Errors
 /// [`Kind::Unsupported`] when blocks cannot be shared.
-pub(crate) fn tree(from: &Folder, to: &Folder, how: How, begun: Option<Begun<'_>>) -> Result<u64> {
+pub(crate) fn tree(from: &Dir, to: &Dir, how: How, begun: Option<Begun<'_>>) -> Result<u64> {
     let mut clone = Clone { top: to, how, begun, links: HashMap::new(), unsynced: Vec::new(), used: 0 };
     let mut open: Vec<Frame> = Vec::new();
     let mut at = Frame { dir: list(from)?, pair: None, path: PathBuf::new(), stat: from.stat_self()? };
@@ -65,8 +64,7 @@ pub(crate) fn tree(from: &Folder, to: &Folder, how: How, begun: Option<Begun<'_>
             None => {
                 clone.flush()?;
                 clone.keep_only(source, target)?;
-                copy_xattrs(source.as_fd(), target.as_fd())?;
-                take_after(target.as_fd(), &at.stat)?;
+                take_after(target.as_fd(), source.as_fd(), &at.stat)?;
                 let above = open.pop();
                 if above.is_none() {
                     copy::done(target.as_fd());
@@ -84,12 +82,12 @@ pub(crate) fn tree(from: &Folder, to: &Folder, how: How, begun: Option<Begun<'_>
                         format!("the tree is deeper than {DEPTH_MAX} folders"),
                     ));
                 }
-                let Some(below) = source.open(&name)? else { continue };
-                if clone.there(target, &name)?.is_some_and(|there| !is_folder(&there)) {
+                let Some(below) = source.dir(&name)? else { continue };
+                if clone.there(target, &name)?.is_some_and(|there| !is_dir(&there)) {
                     clone.set_aside(target, &name)?;
                 }
-                target.make(&name, 0o700)?;
-                let made = target.need(&name)?;
+                target.make_dir(&name, 0o700)?;
+                let made = target.need_dir(&name)?;
                 let stat = below.stat_self()?;
                 let frame =
                     Frame { dir: list(&below)?, path: at.path.join(&name), pair: Some((below, made)), stat };
@@ -106,16 +104,16 @@ pub(crate) fn tree(from: &Folder, to: &Folder, how: How, begun: Option<Begun<'_>
 
 /// A folder that is being cloned.
 struct Frame {
-    dir: Dir,
+    dir: List,
     /// Itself and its clone; `None` for the topmost.
-    pair: Option<(Folder, Folder)>,
+    pair: Option<(Dir, Dir)>,
     /// Where it is below the topmost.
     path: PathBuf,
     stat: Stat,
 }
 
 struct Clone<'a> {
-    top: &'a Folder,
+    top: &'a Dir,
     how: How,
     begun: Option<Begun<'a>>,
     /// Files with several names: where the first one is below the top.
@@ -125,8 +123,9 @@ struct Clone<'a> {
 }
 
 impl Clone<'_> {
-    fn file(&mut self, source: &Folder, target: &Folder, name: &OsStr, path: &Path) -> Result<()> {
-        let Some(from) = source.file(name, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOATIME, 0)? else {
+    fn file(&mut self, source: &Dir, target: &Dir, name: &OsStr, path: &Path) -> Result<()> {
+        let Some(from) = source.open_with(name, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOATIME, 0)?
+        else {
             return Ok(());
         };
         let stat = fstat(&from).map_err(|error| failed("look into", source, error))?;
@@ -150,21 +149,20 @@ impl Clone<'_> {
         }
         let Some(to) = self.file_to_fill(target, name, &stat)? else { return Ok(()) };
         self.used = self.used.saturating_add(content(&from, &to, self.how)?);
-        copy_xattrs(from.as_fd(), to.as_fd())?;
-        take_after(to.as_fd(), &stat)?;
+        take_after(to.as_fd(), from.as_fd(), &stat)?;
         self.unsynced.push(to);
         if self.unsynced.len() >= UNSYNCED_MAX { self.flush() } else { Ok(()) }
     }
 
     /// The file that is to become the copy of one with `source`'s numbers; `None` when it is one already.
-    fn file_to_fill(&mut self, target: &Folder, name: &OsStr, source: &Stat) -> Result<Option<File>> {
+    fn file_to_fill(&mut self, target: &Dir, name: &OsStr, source: &Stat) -> Result<Option<File>> {
         let Some(there) = self.there(target, name)? else { return new_file(target, name).map(Some) };
         if is_file(&there) {
             if self.begun.as_ref().is_some_and(|begun| begun.since.is_done(source, &there)) {
                 self.used = self.used.saturating_add(bytes(&there));
                 return Ok(None);
             }
-            if let Some(file) = target.file(name, OFlags::RDWR, 0)?
+            if let Some(file) = target.open_with(name, OFlags::RDWR, 0)?
                 && copy::so_far(source, file.as_fd()).is_some()
             {
                 return Ok(Some(file));
@@ -175,22 +173,22 @@ impl Clone<'_> {
     }
 
     /// What an earlier try left under a name.
-    fn there(&self, target: &Folder, name: &OsStr) -> Result<Option<Stat>> {
-        if self.begun.is_some() { target.stat(name) } else { Ok(None) }
+    fn there(&self, target: &Dir, name: &OsStr) -> Result<Option<Stat>> {
+        if self.begun.is_some() { Ok(target.stat(name)?) } else { Ok(None) }
     }
 
     /// Puts away what an earlier try left under a name.
-    fn set_aside(&self, target: &Folder, name: &OsStr) -> Result<()> {
+    fn set_aside(&self, target: &Dir, name: &OsStr) -> Result<()> {
         match &self.begun {
             Some(begun) if target.stat(name)?.is_some() => {
-                target.replace(name, begun.trash, trash::fresh_name())
+                Ok(target.rename(name, begun.trash, trash::fresh_name())?)
             }
             Some(_) | None => Ok(()),
         }
     }
 
     /// Puts away what an earlier try took of the source and is not there any more.
-    fn keep_only(&self, source: &Folder, target: &Folder) -> Result<()> {
+    fn keep_only(&self, source: &Dir, target: &Dir) -> Result<()> {
         if self.begun.is_some() {
             for name in target.names()? {
                 if source.stat(&name)?.is_none() {
@@ -204,7 +202,7 @@ impl Clone<'_> {
     /// The first sync of several writes the journal for all of them; the others find nothing left to do.
     fn flush(&mut self) -> Result<()> {
         for file in self.unsynced.drain(..) {
-            times::fsync(&file).map_err(|error| Error::io("sync a cloned file", error))?;
+            dir::fsync(&file).map_err(|error| Error::io("sync a cloned file", error))?;
         }
         Ok(())
     }
@@ -228,7 +226,7 @@ pub(crate) fn content(from: &File, to: &File, how: How) -> Result<u64> {
 }
 
 /// Everything that is neither folder nor plain file.
-fn special(source: &Folder, target: &Folder, name: &OsStr, kind: FileType) -> Result<()> {
+fn special(source: &Dir, target: &Dir, name: &OsStr, kind: FileType) -> Result<()> {
     let stat = match statat(source, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => stat,
         Err(Errno::NOENT) => return Ok(()),
@@ -272,10 +270,12 @@ fn times(stat: &Stat) -> Timestamps {
     }
 }
 
-/// Owner, mode and times as `stat` says. The owner first: changing it takes mode bits away.
-fn take_after(file: BorrowedFd<'_>, stat: &Stat) -> Result<()> {
+/// Owner, mode and times as `stat` says, extended attributes as the source has them. The owner first: changing it takes
+/// mode bits and file capabilities away.
+fn take_after(file: BorrowedFd<'_>, source: BorrowedFd<'_>, stat: &Stat) -> Result<()> {
     let io = |error: Errno| Error::io("set a clone's owner and mode", error);
     fchown(file, Some(owner(stat)), Some(group(stat))).map_err(io)?;
+    copy_xattrs(source, file)?;
     fchmod(file, Mode::from_raw_mode(stat.st_mode & 0o7777)).map_err(io)?;
     futimens(file, &times(stat)).map_err(io)
 }

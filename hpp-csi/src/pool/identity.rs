@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Kind, Result};
-use crate::folder::Folder;
+use dir::Dir;
 
 use super::{BLOCK, OWN, Pool};
 
@@ -44,7 +44,7 @@ impl Remembered {
     /// When the file is there and cannot be read: forgetting would be worse.
     pub(crate) fn load(folder: &Path) -> Result<Self> {
         let missing = || Error::new(Kind::Invalid, format!("{} is not there", folder.display()));
-        let open = Folder::open_path(folder)?.ok_or_else(missing)?;
+        let open = Dir::find(folder)?.ok_or_else(missing)?;
         let pools = match open.read(MEMORY, FILE_MAX)? {
             None => BTreeMap::new(),
             Some(bytes) => serde_json::from_slice(&bytes).map_err(|error| {
@@ -69,10 +69,10 @@ impl Remembered {
         let bytes = serde_json::to_vec_pretty(&new)
             .map_err(|error| Error::new(Kind::Internal, format!("{MEMORY} cannot be written: {error}")))?;
         let missing = || Error::new(Kind::Internal, format!("{} is gone", self.folder.display()));
-        let folder = Folder::open_path(&self.folder)?.ok_or_else(missing)?;
+        let folder = Dir::find(&self.folder)?.ok_or_else(missing)?;
         let temporary = format!("{MEMORY}.tmp");
         folder.write(&temporary, &bytes)?;
-        folder.replace(&temporary, &folder, MEMORY)?;
+        folder.rename(&temporary, &folder, MEMORY)?;
         folder.sync()?;
         *pools = new;
         Ok(())
@@ -83,11 +83,11 @@ impl Remembered {
 ///
 /// # Errors
 /// [`Kind::NotReady`] when the folder is not the pool it was.
-pub(super) fn own_folder(pool: &Pool, root: &Folder, read_only: bool) -> Result<Folder> {
+pub(super) fn own_folder(pool: &Pool, root: &Dir, read_only: bool) -> Result<Dir> {
     let name = &pool.config.name;
     let path = pool.config.path.display();
     let remembered = pool.remembered.get(name);
-    let own = root.open(OWN)?;
+    let own = root.dir(OWN)?;
     let identity = match &own {
         None => None,
         Some(own) => own.read(FILE, FILE_MAX)?,
@@ -121,13 +121,13 @@ pub(super) fn own_folder(pool: &Pool, root: &Folder, read_only: bool) -> Result<
         }
         (None, None) => begin(pool, root)?,
     };
-    let own = root.need(OWN)?;
+    let own = root.need_dir(OWN)?;
     if !read_only {
         for folder in [BLOCK, "volumes", "snapshots", "groups"] {
-            own.open_or_make(folder, 0o700)?;
+            own.dir_or_make(folder, 0o700)?;
         }
         for folder in ["tmp", "trash"] {
-            own.open_or_make(folder, 0o700)?.open_or_make(&pool.node, 0o700)?;
+            own.dir_or_make(folder, 0o700)?.dir_or_make(&pool.node, 0o700)?;
         }
     }
     pool.remembered.put(name, &uuid)?;
@@ -135,15 +135,15 @@ pub(super) fn own_folder(pool: &Pool, root: &Folder, read_only: bool) -> Result<
 }
 
 /// Makes the own folder and its identity.
-fn begin(pool: &Pool, root: &Folder) -> Result<String> {
-    let own = root.open_or_make(OWN, 0o700)?;
+fn begin(pool: &Pool, root: &Dir) -> Result<String> {
+    let own = root.dir_or_make(OWN, 0o700)?;
     let uuid = new_uuid()?;
     let identity = Identity { version: 1, pool: uuid.clone(), name: pool.config.name.clone() };
     let bytes = serde_json::to_vec(&identity)
         .map_err(|error| Error::new(Kind::Internal, format!("{FILE} cannot be written: {error}")))?;
     let temporary = format!("{FILE}.tmp");
     own.write(&temporary, &bytes)?;
-    if !own.move_to(&temporary, &own, FILE)? {
+    if !own.rename_new(&temporary, &own, FILE)? {
         // Another node was faster on a shared filesystem.
         own.unlink(&temporary)?;
         let bytes = own.read(FILE, FILE_MAX)?.unwrap_or_default();

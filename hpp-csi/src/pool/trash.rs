@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::error::Result;
-use crate::folder::Folder;
 use crate::id::Id;
+use dir::Dir;
 
 use super::{Open, tree};
 
@@ -27,8 +27,8 @@ pub(super) fn fresh_name() -> String {
 }
 
 /// Moves `name` out of `folder` into the trash. The folder is not synced.
-pub(crate) fn discard(open: &Open<'_>, folder: &Folder, name: &str) -> Result<()> {
-    folder.replace(name, &open.trash()?, fresh_name())
+pub(crate) fn discard(open: &Open<'_>, folder: &Dir, name: &str) -> Result<()> {
+    Ok(folder.rename(name, &open.trash()?, fresh_name())?)
 }
 
 /// Removes everything that is in the trash; gives what is still there because it could not be.
@@ -56,7 +56,7 @@ pub(crate) fn empty(open: &Open<'_>) -> Result<usize> {
 }
 
 /// Whether this is a copy that may still go on.
-fn is_kept(tmp: &Folder, name: &OsStr) -> Result<bool> {
+fn is_kept(tmp: &Dir, name: &OsStr) -> Result<bool> {
     if !name.as_bytes().starts_with(COPY.as_bytes()) {
         return Ok(false);
     }
@@ -72,7 +72,7 @@ pub(super) fn sweep(open: &Open<'_>) -> Result<()> {
         if is_kept(&tmp, &name)? {
             continue;
         }
-        tmp.replace(&name, &open.trash()?, fresh_name())?;
+        tmp.rename(&name, &open.trash()?, fresh_name())?;
     }
     if open.pool.config.shared {
         // Another node may be about to make what a record is for.

@@ -13,14 +13,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use dir::{Dir, is_dir, is_file};
 use rustix::fs::{
-    AtFlags, Dir, FileType, Gid, IFlags, Mode, OFlags, Stat, chownat, fchmod, fchown, fstat, ioctl_setflags,
-    statat, unlinkat,
+    AtFlags, Dir as List, FileType, Gid, IFlags, Mode, OFlags, Stat, chownat, fchmod, fchown, fstat,
+    ioctl_setflags, statat, unlinkat,
 };
 use rustix::io::Errno;
 
 use crate::error::{Error, Kind, Result};
-use crate::folder::{Folder, is_folder};
+use crate::sys;
 
 /// Deepest tree that is cloned, and that is looked into for its size.
 pub(super) const DEPTH_MAX: usize = 512;
@@ -30,6 +31,15 @@ pub(super) const LINKS_MAX: usize = 100_000;
 /// Bytes that a file uses.
 pub(crate) fn bytes(stat: &Stat) -> u64 {
     u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512)
+}
+
+/// Usage of a volume.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Usage {
+    /// Bytes it uses.
+    pub(crate) used: u64,
+    /// Bytes of them that no other file shares.
+    pub(crate) owned: u64,
 }
 
 /// How much may still be looked at.
@@ -67,7 +77,7 @@ impl Budget {
 }
 
 /// The next entry of a folder: its name and type. Entries that vanish while one looks are skipped by the callers.
-pub(super) fn next(dir: &mut Dir, folder: &Folder) -> Result<Option<(OsString, FileType)>> {
+pub(super) fn next(dir: &mut List, folder: &Dir) -> Result<Option<(OsString, FileType)>> {
     for entry in dir.by_ref() {
         let entry = entry.map_err(|error| failed("list", folder, error))?;
         let name = entry.file_name().to_bytes();
@@ -88,28 +98,62 @@ pub(super) fn next(dir: &mut Dir, folder: &Folder) -> Result<Option<(OsString, F
     Ok(None)
 }
 
-pub(super) fn failed(doing: &str, folder: &Folder, error: Errno) -> Error {
+pub(super) fn failed(doing: &str, folder: &Dir, error: Errno) -> Error {
     Error::io(format!("{doing} {}", folder.path_of("").display()), error)
 }
 
-pub(super) fn list(folder: &Folder) -> Result<Dir> {
-    Dir::read_from(folder).map_err(|error| failed("list", folder, error))
+pub(super) fn list(folder: &Dir) -> Result<List> {
+    List::read_from(folder).map_err(|error| failed("list", folder, error))
 }
 
+/// Files smaller than this are taken to own their bytes: asking the filesystem about each costs more than they hold.
+const ASKED: u64 = 64 << 10;
+
 /// Bytes that everything below `folder` uses, as far as the budget goes. A file with several names counts once.
-pub(crate) fn used(folder: &Folder, budget: &mut Budget) -> Result<u64> {
-    let mut sum: u64 = 0;
+pub(crate) fn used(folder: &Dir, budget: &mut Budget) -> Result<u64> {
+    Ok(usage(folder, budget, false)?.used)
+}
+
+/// Bytes that everything below `folder` uses, and how many of them no other file shares, where that is `asked`: small
+/// files then own nothing, as their blocks may be shared, too.
+pub(crate) fn usage(folder: &Dir, budget: &mut Budget, asked: bool) -> Result<Usage> {
+    let mut usage = Usage::default();
     let mut linked: HashMap<u64, ()> = HashMap::new();
-    walk(folder, budget, |stat| {
+    walk(folder, budget, |here, name, stat| {
         let again = stat.st_nlink > 1
-            && !is_folder(stat)
+            && !is_dir(stat)
             && linked.len() < LINKS_MAX
             && linked.insert(stat.st_ino, ()).is_some();
-        if !again {
-            sum = sum.saturating_add(bytes(stat));
+        if again {
+            return Ok(());
         }
+        let used = bytes(stat);
+        usage.used = usage.used.saturating_add(used);
+        let owned = match name {
+            Some(name) if asked && is_file(stat) => match used {
+                ASKED.. => owned_of(here, name)?.min(used),
+                _ => 0,
+            },
+            Some(_) | None => used,
+        };
+        usage.owned = usage.owned.saturating_add(owned);
+        Ok(())
     })?;
-    Ok(sum)
+    Ok(usage)
+}
+
+/// Bytes of the file `name` that no other file shares; none when it cannot be asked about any more.
+fn owned_of(folder: &Dir, name: &OsStr) -> Result<u64> {
+    match folder.file(name, OFlags::RDONLY | OFlags::NOATIME) {
+        Ok(Some(file)) => owned(&file),
+        // It is gone, or something else by now, or mounted over.
+        Ok(None) | Err(_) => Ok(0),
+    }
+}
+
+/// Bytes of a file that no other file shares.
+pub(crate) fn owned(file: &File) -> Result<u64> {
+    sys::unshared(file.as_fd()).map_err(|error| Error::io("ask where a file's data is", error))
 }
 
 /// Which state a file, or all files of a tree, are in: it is another one after anything in them was changed.
@@ -129,9 +173,12 @@ impl State {
     }
 
     /// The state of everything below `folder`.
-    pub(crate) fn of_tree(folder: &Folder) -> Result<Self> {
+    pub(crate) fn of_tree(folder: &Dir) -> Result<Self> {
         let mut state = Self::default();
-        walk(folder, &mut Budget::default(), |stat| state.add(stat))?;
+        walk(folder, &mut Budget::default(), |_, _, stat| {
+            state.add(stat);
+            Ok(())
+        })?;
         Ok(state)
     }
 
@@ -147,10 +194,22 @@ impl State {
     }
 }
 
+/// Opens a folder with a pod's content. `None` when it is gone, or something is mounted there.
+fn same_mount(folder: &Dir, name: &OsStr) -> Result<Option<Dir>> {
+    match folder.dir(name) {
+        Err(error) if error.errno() == Some(Errno::XDEV) => Ok(None),
+        other => Ok(other?),
+    }
+}
+
 /// Looks at `folder` and everything below it, as far as the budget goes.
-fn walk(folder: &Folder, budget: &mut Budget, mut look: impl FnMut(&Stat)) -> Result<()> {
-    look(&folder.stat_self()?);
-    let mut open: Vec<(Dir, Option<Folder>)> = vec![(list(folder)?, None)];
+fn walk(
+    folder: &Dir,
+    budget: &mut Budget,
+    mut look: impl FnMut(&Dir, Option<&OsStr>, &Stat) -> Result<()>,
+) -> Result<()> {
+    look(folder, None, &folder.stat_self()?)?;
+    let mut open: Vec<(List, Option<Dir>)> = vec![(list(folder)?, None)];
     while let Some((dir, below)) = open.last_mut() {
         let here = below.as_ref().unwrap_or(folder);
         let Some((name, kind)) = next(dir, here)? else {
@@ -165,11 +224,11 @@ fn walk(folder: &Folder, budget: &mut Budget, mut look: impl FnMut(&Stat)) -> Re
             Err(Errno::NOENT) => continue,
             Err(error) => return Err(failed("look into", here, error)),
         };
-        look(&stat);
+        look(here, Some(&name), &stat)?;
         if kind == FileType::Directory
             && open.len() < DEPTH_MAX
             && let Some(folder) =
-                open.last().and_then(|(_, below)| below.as_ref()).unwrap_or(folder).open(&name)?
+                same_mount(open.last().and_then(|(_, below)| below.as_ref()).unwrap_or(folder), &name)?
         {
             open.push((list(&folder)?, Some(folder)));
         }
@@ -179,12 +238,12 @@ fn walk(folder: &Folder, budget: &mut Budget, mut look: impl FnMut(&Stat)) -> Re
 
 /// Removes `name` and all below it. Folders in it are moved beside it first, so that no depth is too much: `fresh` gives
 /// names for them, and they are removed when the caller comes to them.
-pub(crate) fn remove(trash: &Folder, name: &OsStr, fresh: fn() -> String) -> Result<()> {
+pub(crate) fn remove(trash: &Dir, name: &OsStr, fresh: fn() -> String) -> Result<()> {
     let Some(stat) = trash.stat(name)? else { return Ok(()) };
-    if !is_folder(&stat) {
+    if !is_dir(&stat) {
         return unlink(trash, name);
     }
-    let Some(folder) = trash.open(name)? else { return Ok(()) };
+    let Some(folder) = trash.dir(name)? else { return Ok(()) };
     loop {
         let mut dir = list(&folder)?;
         let mut seen = false;
@@ -194,7 +253,7 @@ pub(crate) fn remove(trash: &Folder, name: &OsStr, fresh: fn() -> String) -> Res
                 unlink(&folder, &below)?;
             } else if unlinkat(&folder, &below, AtFlags::REMOVEDIR).is_err() {
                 mutable(&folder, &below);
-                folder.replace(&below, trash, fresh())?;
+                folder.rename(&below, trash, fresh())?;
             }
         }
         // Removing while listing may hide entries: once more until the folder is empty.
@@ -203,24 +262,29 @@ pub(crate) fn remove(trash: &Folder, name: &OsStr, fresh: fn() -> String) -> Res
         }
     }
     mutable(trash, name);
-    trash.remove_empty(name).map(drop)
+    trash.remove_dir(name)?;
+    Ok(())
 }
 
 /// Removes a file, even an immutable one.
-fn unlink(folder: &Folder, name: &OsStr) -> Result<()> {
+fn unlink(folder: &Dir, name: &OsStr) -> Result<()> {
     match unlinkat(folder, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
         Err(Errno::PERM) => {
             mutable(folder, name);
-            folder.unlink(name).map(drop)
+            folder.unlink(name)?;
+            Ok(())
         }
         Err(error) => Err(failed("remove from", folder, error)),
     }
 }
 
 /// Takes the immutable and append-only flags off a file or folder and off the folder that holds it; failures show later.
-fn mutable(folder: &Folder, name: &OsStr) {
-    for fd in [folder.file(".", OFlags::RDONLY, 0), folder.file(name, OFlags::RDONLY | OFlags::NONBLOCK, 0)] {
+fn mutable(folder: &Dir, name: &OsStr) {
+    for fd in [
+        folder.open_with(".", OFlags::RDONLY, 0),
+        folder.open_with(name, OFlags::RDONLY | OFlags::NONBLOCK, 0),
+    ] {
         if let Ok(Some(fd)) = fd
             && let Ok(flags) = rustix::fs::ioctl_getflags(&fd)
             && flags.intersects(IFlags::IMMUTABLE | IFlags::APPEND)
@@ -231,22 +295,22 @@ fn mutable(folder: &Folder, name: &OsStr) {
 }
 
 /// A file that is not there yet.
-pub(crate) fn new_file(folder: &Folder, name: impl AsRef<Path>) -> Result<File> {
+pub(crate) fn new_file(folder: &Dir, name: impl AsRef<Path>) -> Result<File> {
     let name = name.as_ref();
     folder
-        .file(name, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL, 0o600)?
+        .open_with(name, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL, 0o600)?
         .ok_or_else(|| Error::new(Kind::Internal, format!("{} vanished", folder.path_of(name).display())))
 }
 
 /// Lets a group read and write everything in a folder. The folder itself comes last: a folder that is the group's is done,
 /// which is all that most calls look at.
-pub(crate) fn give_to_group(folder: &Folder, group: u32) -> Result<()> {
+pub(crate) fn give_to_group(folder: &Dir, group: u32) -> Result<()> {
     const WANTED: u32 = 0o2070;
     let top = folder.stat_self()?;
     if top.st_gid == group && top.st_mode & WANTED == WANTED {
         return Ok(());
     }
-    let mut open: Vec<(Dir, Option<Folder>)> = vec![(list(folder)?, None)];
+    let mut open: Vec<(List, Option<Dir>)> = vec![(list(folder)?, None)];
     loop {
         let depth = open.len();
         let Some((dir, below)) = open.last_mut() else { break };
@@ -264,12 +328,16 @@ pub(crate) fn give_to_group(folder: &Folder, group: u32) -> Result<()> {
                     format!("the tree is deeper than {DEPTH_MAX} folders"),
                 ));
             }
-            if let Some(folder) = here.open(&name)? {
+            if let Some(folder) = same_mount(here, &name)? {
                 open.push((list(&folder)?, Some(folder)));
             }
         } else if kind == FileType::RegularFile {
-            if let Some(file) = here.file(&name, OFlags::RDONLY | OFlags::NONBLOCK, 0)? {
-                hand_over(file.as_fd(), group, 0o060)?;
+            match here.open_with(&name, OFlags::RDONLY | OFlags::NONBLOCK, 0) {
+                Ok(Some(file)) => hand_over(file.as_fd(), group, 0o060)?,
+                Ok(None) => {}
+                // Mounted over.
+                Err(error) if error.errno() == Some(Errno::XDEV) => {}
+                Err(error) => return Err(error.into()),
             }
         } else {
             match chownat(here, &name, None, Some(Gid::from_raw(group)), AtFlags::SYMLINK_NOFOLLOW) {

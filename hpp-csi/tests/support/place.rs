@@ -69,6 +69,13 @@ impl Place {
         }
     }
 
+    /// Puts another filesystem in its place, on the same device.
+    pub(crate) fn make_anew(&self, bytes: i64) {
+        self.take_away_when_free();
+        self.make_disk(bytes);
+        self.put_back();
+    }
+
     /// The pool's data folder, where the filesystem is mounted.
     pub(crate) fn pool(&self) -> PathBuf {
         self.folder.path().join("pool")

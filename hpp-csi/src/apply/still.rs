@@ -1,0 +1,102 @@
+//! Whether a volume stays as it is while it is read: a copy of one that changes would mix old and new blocks.
+
+use std::fs::File;
+use std::time::Duration;
+
+use crate::driver::Driver;
+use crate::error::{Error, Kind, Result};
+use crate::pool::tree::State;
+use crate::pool::{Open, Volume};
+use crate::record;
+use dir::Dir;
+
+/// Two changes within this time may bear the same time stamp.
+pub(super) const TICK: Duration = Duration::from_millis(10);
+
+/// The content of a volume.
+pub(super) enum Content<'a> {
+    Tree(&'a Dir),
+    Image(&'a File),
+}
+
+impl Content<'_> {
+    pub(super) fn state(&self) -> Result<State> {
+        match self {
+            Self::Tree(folder) => State::of_tree(folder),
+            Self::Image(file) => State::of_file(file),
+        }
+    }
+}
+
+/// The state of a volume before it is read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Before {
+    state: State,
+    settled: bool,
+}
+
+impl Before {
+    /// Looks at `content`, once more if it changed just now.
+    pub(super) fn of(content: &Content<'_>) -> Result<Self> {
+        let mut state = content.state()?;
+        if !is_settled(&state) {
+            std::thread::sleep(TICK * 2);
+            state = content.state()?;
+        }
+        Ok(Self { state, settled: is_settled(&state) })
+    }
+
+    /// Checks that `content` is as it was.
+    ///
+    /// # Errors
+    /// [`Kind::Precondition`] when it may have changed since.
+    pub(super) fn unchanged(self, content: &Content<'_>, what: &str) -> Result<()> {
+        if self.settled && content.state()? == self.state {
+            return Ok(());
+        }
+        Err(Error::new(
+            Kind::Precondition,
+            format!(
+                "{what} was written to while it was copied: the copy is discarded; stop what writes to it"
+            ),
+        ))
+    }
+}
+
+/// Whether the latest change is so long ago that another one would be seen.
+pub(super) fn is_settled(state: &State) -> bool {
+    let until = record::now().saturating_sub(TICK).as_nanos();
+    u128::try_from(state.latest).is_ok_and(|latest| latest < until)
+}
+
+impl Driver {
+    /// Checks that a volume may be copied now: that it is neither published nor staged, unless its pool has
+    /// `copyPublished`.
+    ///
+    /// # Errors
+    /// [`Kind::Precondition`] when it is in use.
+    pub(super) fn copyable(&self, open: &Open<'_>, volume: &Volume) -> Result<()> {
+        if open.pool.config.copy_published {
+            return Ok(());
+        }
+        let id = &volume.id;
+        let in_use = |how: String| {
+            Err(Error::new(
+                Kind::Precondition,
+                format!(
+                    "volume {id} is {how}: a copy would mix old and new blocks. Delete the pods that use it first, or \
+                     use a filesystem whose files share blocks (XFS, btrfs)"
+                ),
+            ))
+        };
+        if let Some(path) = self.published.others(id, None)?.first() {
+            return in_use(format!("published at {}", path.display()));
+        }
+        if let Some(file) = open.image(volume)?
+            && let Some(device) = open.pool.devices.all(&file)?.first()
+        {
+            return in_use(format!("staged: {} is attached to it", device.path().display()));
+        }
+        Ok(())
+    }
+}
