@@ -82,9 +82,9 @@ fn check_bridge(config: &Config, previous: &Outcome, host: &mut Router) -> Resul
     if config.gateway && !before.mac.is_empty() {
         same_mac(&bridge, &before.mac)?;
     }
-    if bridge.promiscuous != config.promiscuous {
-        let state = if bridge.promiscuous { "is promiscuous" } else { "is not promiscuous" };
-        return Err(Error::mismatch(format!("the bridge {name} {state}")));
+    // It may be promiscuous for others: an administrator, a capture, a port's own need.
+    if config.promiscuous && !bridge.promiscuous {
+        return Err(Error::mismatch(format!("the bridge {name} is not promiscuous")));
     }
     Ok(bridge)
 }

@@ -20,11 +20,13 @@ use crate::error::{Error, Kind};
 use crate::nft::sys;
 use crate::protocol::Attachment;
 use link::nft::Filter;
-use link::nft::batch::{Batch, IPV4, IPV6, Table};
+use link::nft::batch::{Batch, Hook, IPV4, IPV6, Table};
 
 /// The reference's limit of a chain's name.
 const CHAIN_LENGTH: usize = 28;
 const BASE: &str = "POSTROUTING";
+/// NF_INET_POST_ROUTING, NF_IP_PRI_NAT_SRC.
+const HOOK: Hook = Hook { kind: "nat", number: 4, priority: 100 };
 
 /// How often what was just listed may have been changed by somebody else.
 const TURNS: u8 = 5;
@@ -111,6 +113,12 @@ pub(super) fn set_up(network: &str, container: &str, addresses: &[IpNet]) -> Res
     Ok(())
 }
 
+/// Refuses a table whose rules would not see the packets that leave.
+fn works(filter: &mut Filter, family: Family) -> Result<(), Error> {
+    filter.awake(family.table)?;
+    Ok(filter.hooked(family.table, BASE, HOOK)?)
+}
+
 /// Whether everything that comes from `addresses` leads into the container's chains, and these masquerade.
 ///
 /// # Errors
@@ -134,7 +142,9 @@ pub(super) fn is_set_up(
         let inside = filter.rules(family.table, &chain)?.len();
         let by_nf_tables = leads >= wanted && inside > wanted;
         let by_legacy = || Legacy::find(family).is_some_and(|legacy| legacy.is_set_up(&chain, wanted));
-        if !by_nf_tables && !by_legacy() {
+        if by_nf_tables {
+            works(filter, family)?;
+        } else if !by_legacy() {
             return Ok(false);
         }
     }

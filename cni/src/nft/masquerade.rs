@@ -29,6 +29,8 @@ const CHECKS: &str = "masq_checks";
 const CHECKS_COMMENT: &str =
     "Masquerade traffic from certain IPs to any (non-multicast) IP outside their subnet";
 const BASE: &str = "postrouting";
+/// NF_INET_POST_ROUTING, NF_IP_PRI_NAT_SRC.
+const HOOK: Hook = Hook { kind: "nat", number: 4, priority: 100 };
 /// How many rules `common` puts there.
 const BASE_RULES: u32 = 3;
 
@@ -62,7 +64,7 @@ impl Backend {
                 let any = IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0));
                 whole.rule(TABLE, CHECKS, &NewRule { expressions: rule(any), ..NewRule::default() });
                 let mut filter = Filter::open()?;
-                filter.awake(TABLE)?;
+                works(&mut filter)?;
                 Ok(filter.would(whole, TABLE)?)
             }
             Self::Iptables => iptables::offered(),
@@ -117,7 +119,7 @@ impl Masquerading {
         let rules = filter.rules(TABLE, CHECKS)?;
         let ours = rules.iter().filter(|rule| rule.comment.starts_with(&hash)).count();
         if reached && ours >= addresses.len() {
-            return Ok(filter.awake(TABLE)?);
+            return works(&mut filter);
         }
         if iptables::is_set_up(&mut filter, &self.network, &self.attachment.container, addresses)? {
             return Ok(());
@@ -127,7 +129,7 @@ impl Masquerading {
     }
 
     fn add_rules(&self, filter: &mut Filter, addresses: &[IpNet]) -> Result<(), Error> {
-        filter.awake(TABLE)?;
+        works(filter)?;
         let rules = making(&self.network, &self.attachment, addresses);
         // What all share is mostly there. Written anew each time, as the reference does, it would cost a grace period when
         // the socket is closed.
@@ -210,13 +212,18 @@ fn removing(rules: &[Rule]) -> Batch {
     batch
 }
 
+/// Refuses a table whose rules would not see the packets that leave.
+fn works(filter: &mut Filter) -> Result<(), Error> {
+    filter.awake(TABLE)?;
+    Ok(filter.hooked(TABLE, BASE, HOOK)?)
+}
+
 /// What all attachments share.
 fn common() -> Batch {
     let mut batch = Batch::new();
     batch.table(TABLE, TABLE_COMMENT);
     batch.chain(TABLE, CHECKS, CHECKS_COMMENT);
-    // NF_INET_POST_ROUTING, NF_IP_PRI_NAT_SRC.
-    batch.base_chain(TABLE, BASE, Hook { kind: "nat", number: 4, priority: 100 });
+    batch.base_chain(TABLE, BASE, HOOK);
     batch.flush_chain(TABLE, BASE);
     let multicast = [
         IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(224, 0, 0, 0), 4)),

@@ -1,5 +1,5 @@
 //! The packet filter, spoken to by its own netlink messages: nf_tables, as much of it as the plugins need. A change is one
-//! transaction in one system call, and costs the same however many rules there are.
+//! transaction in one system call.
 //!
 //! `spoof` and `masquerade` write what the reference plugins write, name by name and expression by expression, because
 //! those must be able to remove it, and the other way round. `pin` is ours alone. `iptables` is only recognised and

@@ -35,6 +35,8 @@ use link::nft::expression::{Expression, Is, Layer, Meta};
 
 const TABLE: Table = Table { family: BRIDGE, name: "cni_address_pins" };
 const CHAIN: &str = "prerouting";
+/// NF_BR_PRE_ROUTING; after the Ethernet address was checked.
+const HOOK: Hook = Hook { kind: "filter", number: 0, priority: -299 };
 const ADVERTISED: &str = "advertised";
 
 /// `nft`'s numbers of types: a link's name, and joined to an address of either family or of Ethernet.
@@ -104,7 +106,7 @@ impl AddressPins {
     /// # Errors
     /// [`crate::Kind::Mismatch`] when the table is dormant; [`crate::Kind::Kernel`].
     pub(crate) fn set_up(&self, filter: &mut Filter, host_end: &str, allowed: &Allowed) -> Result<(), Error> {
-        filter.awake(TABLE)?;
+        works(filter)?;
         let elements = self.elements(host_end, allowed);
         // What all share is mostly there. Written anew each time it would cost a grace period when the socket is closed.
         if is_whole(filter)? {
@@ -156,7 +158,7 @@ impl AddressPins {
     /// # Errors
     /// [`crate::Kind::Mismatch`] when it need not; [`crate::Kind::Kernel`].
     pub(crate) fn check(&self, filter: &mut Filter, host_end: &str, allowed: &Allowed) -> Result<(), Error> {
-        filter.awake(TABLE)?;
+        works(filter)?;
         let whole = is_whole(filter)?;
         for (set, wanted) in SETS.into_iter().zip(self.elements(host_end, allowed)) {
             let found = filter.elements(TABLE, set)?;
@@ -176,7 +178,7 @@ impl AddressPins {
 /// [`crate::Kind::Kernel`] with what it lacks; [`crate::Kind::Mismatch`] when the table is dormant.
 pub(crate) fn offered() -> Result<(), Error> {
     let mut filter = Filter::open()?;
-    filter.awake(TABLE)?;
+    works(&mut filter)?;
     Ok(filter.would(common(), TABLE)?)
 }
 
@@ -229,6 +231,12 @@ fn adding(elements: &[Vec<Element>; 6]) -> Batch {
     batch
 }
 
+/// Refuses a table whose rules would not see the frames from pods.
+fn works(filter: &mut Filter) -> Result<(), Error> {
+    filter.awake(TABLE)?;
+    Ok(filter.hooked(TABLE, CHAIN, HOOK)?)
+}
+
 /// Whether the rules that all pins share are all there.
 fn is_whole(filter: &mut Filter) -> Result<bool, Error> {
     // Of the one that is jumped to, the jump counts too.
@@ -248,8 +256,7 @@ fn common() -> Batch {
     for set in SETS {
         batch.set(TABLE, set);
     }
-    // NF_BR_PRE_ROUTING; after the Ethernet address was checked.
-    batch.base_chain(TABLE, CHAIN, Hook { kind: "filter", number: 0, priority: -299 });
+    batch.base_chain(TABLE, CHAIN, HOOK);
     batch.chain(TABLE, ADVERTISED, "");
     for (chain, rules) in [(CHAIN, rules()), (ADVERTISED, advertised())] {
         batch.flush_chain(TABLE, chain);

@@ -27,6 +27,8 @@ use link::nft::{Chain, Filter, Rule};
 
 const TABLE: Table = Table { family: BRIDGE, name: "nat" };
 const COMMON: &str = "PREROUTING";
+/// NF_BR_PRE_ROUTING.
+const HOOK: Hook = Hook { kind: "filter", number: 0, priority: -300 };
 const COMMENT: &str = "macspoofchk-";
 const CHAIN: &str = "cni-br-iface-";
 
@@ -86,7 +88,8 @@ impl SpoofCheck {
     /// the same name left behind is replaced, if its link is gone: `link_exists` says so.
     ///
     /// # Errors
-    /// [`Kind::Mismatch`] when the attachment exists; [`Kind::Kernel`].
+    /// [`Kind::Mismatch`] when the attachment exists, when the table is dormant, or when another program made the common
+    /// chain with another type, hook, priority or policy; [`Kind::Kernel`].
     pub(crate) fn set_up(
         &self,
         filter: &mut Filter,
@@ -95,7 +98,7 @@ impl SpoofCheck {
         mut link_exists: impl FnMut(&str) -> Result<bool, Error>,
     ) -> Result<(), Error> {
         self.fits()?;
-        filter.awake(TABLE)?;
+        works(filter)?;
         for turn in 1..=TURNS {
             // The table and its common chain are there, mostly. To make them again would be an update, and the kernel lets
             // a process that has updated something wait for a grace period when it closes its socket.
@@ -197,13 +200,14 @@ impl SpoofCheck {
     /// Whether this node's kernel can check.
     ///
     /// # Errors
-    /// [`Kind::Kernel`] with what it lacks; [`Kind::Mismatch`] when the table is dormant.
+    /// [`Kind::Kernel`] with what it lacks; [`Kind::Mismatch`] when the table is dormant or its common chain is not
+    /// the one that sees all frames.
     pub(crate) fn offered() -> Result<(), Error> {
         let attachment = Attachment { container: "status".to_owned(), interface: "status".to_owned() };
         let mut whole = common();
         whole.append(Self::new("", &attachment).making("status", Mac([0; 6])));
         let mut filter = Filter::open()?;
-        filter.awake(TABLE)?;
+        works(&mut filter)?;
         Ok(filter.would(whole, TABLE)?)
     }
 
@@ -212,7 +216,7 @@ impl SpoofCheck {
     /// # Errors
     /// [`Kind::Mismatch`] when it is not; [`Kind::Kernel`].
     pub(crate) fn check(&self, filter: &mut Filter, host_end: &str) -> Result<(), Error> {
-        filter.awake(TABLE)?;
+        works(filter)?;
         let target = self.chain();
         let checks = |rule: &Rule| {
             rule.input.as_deref() == Some(host_end) && rule.target.as_deref() == Some(target.as_str())
@@ -227,12 +231,17 @@ impl SpoofCheck {
     }
 }
 
+/// Refuses a table whose rules would not see the frames from pods.
+fn works(filter: &mut Filter) -> Result<(), Error> {
+    filter.awake(TABLE)?;
+    Ok(filter.hooked(TABLE, COMMON, HOOK)?)
+}
+
 /// What all checks share, if it is not there.
 fn common() -> Batch {
     let mut batch = Batch::new();
     batch.table(TABLE, "");
-    // NF_BR_PRE_ROUTING.
-    batch.base_chain(TABLE, COMMON, Hook { kind: "filter", number: 0, priority: -300 });
+    batch.base_chain(TABLE, COMMON, HOOK);
     batch
 }
 
