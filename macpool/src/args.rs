@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use clap::Parser;
 
-use crate::certificates::{Intervals, parse_duration};
+use crate::certificates::Intervals;
 use crate::config::{Config, Duty};
 use crate::error::Result;
 use crate::namespaces::Policy;
@@ -198,7 +198,7 @@ fn is_label(text: &str) -> bool {
 }
 
 fn duration(text: &str) -> std::result::Result<Duration, String> {
-    parse_duration(text).ok_or_else(|| "not a duration like 48h0m0s".to_owned())
+    api::duration::parse(text).ok_or_else(|| "not a duration like 48h0m0s".to_owned())
 }
 
 impl Args {

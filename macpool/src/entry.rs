@@ -10,7 +10,7 @@
 //! Not here: any decision about an address.
 
 use std::ffi::OsString;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -120,13 +120,13 @@ async fn work(config: Config, mut stopped: Receiver<u32>) -> Result<()> {
     let name = ServerName::try_from(host)
         .map_err(|error| Error::caused(Kind::Invalid, "the namespace is no name", error))?;
     let webhook = Arc::new(Webhook::new(state.clone(), Peers::new(name)));
-    let others = listen(config.peers).await?;
+    let others = listen(config.peers)?;
     serve_metrics(&client, &config, &state);
     tracing::info!(%range, webhook = %config.webhook, "starting");
     let (close, closing) = channel(false);
     let reviewed = async {
         let _either = tokio::time::timeout(QUIET, state.ready()).await;
-        let reviews = listen(config.webhook).await?;
+        let reviews = listen(config.webhook)?;
         webhook.serve(reviews, closing).await;
         Ok(())
     };
@@ -178,11 +178,7 @@ fn serve_metrics(client: &Client, config: &Config, state: &Arc<State>) {
     }
 }
 
-/// Listens; `[::]` means all addresses, also where the kernel has no IPv6.
-async fn listen(address: SocketAddr) -> Result<TcpListener> {
-    let mut bound = TcpListener::bind(address).await;
-    if bound.is_err() && address.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED) {
-        bound = TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await;
-    }
-    bound.map_err(|error| Error::caused(Kind::Internal, format!("cannot listen on {address}"), error))
+fn listen(address: SocketAddr) -> Result<TcpListener> {
+    let listener = serve::server::listen(address).and_then(TcpListener::from_std);
+    listener.map_err(|error| Error::caused(Kind::Internal, format!("cannot listen on {address}"), error))
 }

@@ -1,8 +1,8 @@
 //! Replicas among each other: whether an address in another's block is free, and reviews for which one has no address left.
 //!
 //! Mutual TLS with the certificate that all share. A message is its length, 4 bytes big-endian, and that many bytes of
-//! JSON; calls are answered in turn. What cannot be read ends the connection. Who has not shown the certificate yet makes
-//! room for whoever comes after him.
+//! JSON; calls are answered in turn. A message that cannot be read ends the connection. Connections that have not shown the
+//! certificate yet are evicted for newer ones.
 //!
 //! ```text
 //!  calls ─► line, one for questions and one for reviews ─► connection, as long as it is good ─► answers, in order
@@ -21,18 +21,18 @@ use std::time::{Duration, Instant};
 use rustls::pki_types::ServerName;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serve::server::{Limit, Slot, tune};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
+use crate::decision::decide;
 use crate::namespaces::Policy;
-use crate::places::{Place, Places};
 use crate::review::{Answer, Hook, Reply, Review};
 use crate::state::State;
 use crate::tls::Material;
-use crate::webhook;
 use api::net::Mac;
 use api::net::pool::{Owner, Stamp, View};
 
@@ -139,29 +139,29 @@ async fn read<T: DeserializeOwned>(stream: &mut (impl AsyncRead + Unpin)) -> io:
 
 /// Answers other replicas until the process ends.
 pub(crate) async fn serve(listener: TcpListener, state: Arc<State>) {
-    let places = Places::new(CONNECTIONS);
+    let limit = Limit::new(CONNECTIONS);
     loop {
         let Ok((stream, _)) = listener.accept().await else {
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
         let Some(material) = state.certificates.material() else { continue };
-        let (place, state) = (places.enter().await, state.clone());
+        tune(&stream);
+        let (slot, state) = (limit.enter().await, state.clone());
         tokio::spawn(async move {
             tokio::select! {
-                () = place.told() => {}
-                () = answer_all(stream, material, &state, &place) => {}
+                () = slot.evicted() => {}
+                () = answer_all(stream, material, &state, &slot) => {}
             }
         });
     }
 }
 
-/// Answers whoever is at the other end of a connection, if he is a replica.
-async fn answer_all(stream: TcpStream, material: Material, state: &State, place: &Place) {
-    let _unneeded = stream.set_nodelay(true);
+/// Answers the calls of a connection whose client shows the shared certificate.
+async fn answer_all(stream: TcpStream, material: Material, state: &State, slot: &Arc<Slot>) {
     let accepted = tokio::time::timeout(HANDSHAKE, TlsAcceptor::from(material.peers).accept(stream)).await;
     let Ok(Ok(mut stream)) = accepted else { return };
-    place.works();
+    let _busy = slot.busy();
     while let Ok(Ok(call)) = tokio::time::timeout(IDLE, read::<Call>(&mut stream)).await {
         let Ok(said) = framed(&answer(state, call)) else { return };
         if write(&mut stream, &said).await.is_err() {
@@ -198,7 +198,7 @@ fn answer(state: &State, call: Call) -> Said {
             let hook = if pods { Hook::Pods } else { Hook::Machines };
             let review = Review::read(hook, body.as_bytes()).ok();
             let taken = taken.into_iter().filter_map(Mac::new).map(|mac| (mac, Answer::Taken)).collect();
-            let reply = review.map(|review| webhook::decide(state, review, &taken));
+            let reply = review.map(|review| decide(state, review, &taken));
             let reply = reply.filter(Reply::is_allowed);
             Said::Reviewed(reply.map(|reply| reply.document().to_string()))
         }

@@ -1,55 +1,46 @@
 //! The webhook over HTTPS: reviews, and the probes `/readyz` and `/healthz`.
 //!
-//! Everybody in the cluster can connect: connections, headers, bodies and their sum are bounded, and each has a time. Who
-//! connects and says nothing makes room for the next ([`crate::places`]); bodies of usual size wait for no other body.
+//! Every pod in the cluster can connect: connections, heads, bodies and their sum are bounded, and each has a time limit.
+//! Connections and their limits are [`serve::server`]'s. Bodies of usual size wait for no other body.
 
 use std::collections::{BTreeMap, HashMap};
-use std::convert::Infallible;
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Incoming};
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::{TcpListener, TcpStream};
+use rustls::ServerConfig;
+use serve::server::{Connection, Limits, Service};
+use serve::tls::Current;
+use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
-use tokio_rustls::TlsAcceptor;
 
+use crate::decision::decide;
 use crate::error::Kind;
 use crate::namespaces::Policy;
 use crate::peers::{Keep, Peers};
-use crate::places::{Place, Places};
-use crate::review::{Answer, Circumstances, Hook, Reply, Review};
+use crate::review::{Answer, Hook, Review};
 use crate::state::{Known, State, stamp};
-use crate::tls::Material;
 use api::net::Mac;
 use api::net::pool::{Owner, block_of};
 
 /// Longest body: an object is at most 3 MiB in a request of the API server, and an update has two.
 const BODY_MAX: usize = 8 << 20;
-/// As much of a longer one is read and thrown away: who sends all before he reads is to read why it was refused.
-const DISCARDED_MAX: usize = 16 << 20;
 /// A body of usual size: most are some KiB long.
 const USUAL: usize = 64 << 10;
 /// Longer bodies at once.
 const LONG_BODIES: usize = 2;
-/// Connections at once.
-const CONNECTIONS: usize = 256;
 /// Other replicas that are asked for an address where this one has none left.
 const ASKED_MAX: usize = 4;
-/// Bytes of a connection that are held at once: a whole head, a part of a body.
-const BUFFER: usize = 32 << 10;
-/// How long a handshake, a body may take.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a connection waits for a request: longer than the API server keeps one (90 seconds), so that none is on its way
-/// when it ends.
-const IDLE: Duration = Duration::from_secs(150);
+/// Longest wait for a body.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a connection waits for a request: longer than the API server keeps one (90 seconds), so that no request is on
+/// its way when the connection ends.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(150);
 
 /// What a request needs.
 pub(crate) struct Webhook {
@@ -57,7 +48,7 @@ pub(crate) struct Webhook {
     pub(crate) state: Arc<State>,
     /// Other replicas.
     pub(crate) peers: Peers,
-    places: Arc<Places>,
+    limits: Limits,
     long_bodies: Semaphore,
 }
 
@@ -68,77 +59,51 @@ struct Wanted {
     given: Vec<Mac>,
 }
 
+/// The webhook's certificate, as it is now.
+struct Certificate(Arc<State>);
+
+impl Current for Certificate {
+    fn current(&self) -> Option<Arc<ServerConfig>> {
+        self.0.certificates.material().map(|material| material.webhook)
+    }
+}
+
+impl Service for Webhook {
+    type Body = Full<Bytes>;
+
+    async fn answer(
+        &self,
+        request: Request<Incoming>,
+        connection: &Arc<Connection>,
+    ) -> Response<Full<Bytes>> {
+        self.respond(request, connection).await
+    }
+}
+
 impl Webhook {
     /// A webhook that answers out of `state`.
     pub(crate) fn new(state: Arc<State>, peers: Peers) -> Self {
-        let (places, long_bodies) = (Places::new(CONNECTIONS), Semaphore::new(LONG_BODIES));
-        Self { state, peers, places, long_bodies }
-    }
-
-    /// Answers until it is told to close, and all requests that are on their way then. Each connection gets the
-    /// certificate of its time.
-    pub(crate) async fn serve(self: Arc<Self>, listener: TcpListener, mut closing: watch::Receiver<bool>) {
-        loop {
-            let coming = async {
-                let accepted = listener.accept().await;
-                (accepted, self.places.enter().await)
-            };
-            let (accepted, place) = tokio::select! {
-                () = told(&mut closing) => break,
-                coming = coming => coming,
-            };
-            let Ok((stream, _)) = accepted else {
-                // Out of descriptors, say: the next one may succeed.
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
-            };
-            let Some(material) = self.state.certificates.material() else { continue };
-            let (webhook, closing) = (self.clone(), closing.clone());
-            tokio::spawn(async move {
-                tokio::select! {
-                    () = place.told() => tracing::debug!("a connection that waits makes room for another"),
-                    () = webhook.answer(stream, material, closing, &place) => {}
-                }
-            });
-        }
-        drop(listener);
-        self.places.empty().await;
-    }
-
-    /// Answers all requests of a connection.
-    async fn answer(
-        &self,
-        stream: TcpStream,
-        material: Material,
-        mut closing: watch::Receiver<bool>,
-        place: &Place,
-    ) {
-        let _unneeded = stream.set_nodelay(true);
-        let acceptor = TlsAcceptor::from(material.webhook);
-        let Ok(Ok(stream)) = tokio::time::timeout(PATIENCE, acceptor.accept(stream)).await else { return };
-        let answer =
-            service_fn(|request| async move { Ok::<_, Infallible>(self.respond(request, place).await) });
-        let served = hyper::server::conn::http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(IDLE)
-            .max_buf_size(BUFFER)
-            .serve_connection(TokioIo::new(stream), answer);
-        let mut served = pin!(served);
-        let ended = tokio::select! {
-            ended = served.as_mut() => ended,
-            () = told(&mut closing) => {
-                served.as_mut().graceful_shutdown();
-                served.await
-            }
+        let limits = Limits {
+            // As many as connections: after a restart all clients of a busy API server come at once, and a handshake that waits
+            // only for a processor is not to be evicted.
+            handshakes: Limits::default().connections,
+            idle_time: IDLE_TIMEOUT,
+            ..Limits::default()
         };
-        if let Err(error) = ended {
-            tracing::debug!(%error, "a connection ended early");
-        }
+        Self { state, peers, limits, long_bodies: Semaphore::new(LONG_BODIES) }
     }
 
-    async fn respond(&self, request: Request<Incoming>, place: &Place) -> Response<Full<Bytes>> {
-        // Its head has come: others have waited longer.
-        place.waits();
+    /// Answers reviews until it is told to close, and those that are running then.
+    pub(crate) async fn serve(self: Arc<Self>, listener: TcpListener, closing: watch::Receiver<bool>) {
+        let tls: Arc<dyn Current> = Arc::new(Certificate(self.state.clone()));
+        serve::server::serve(listener, Some(tls), self.limits, self, closing).await;
+    }
+
+    async fn respond(
+        &self,
+        request: Request<Incoming>,
+        connection: &Arc<Connection>,
+    ) -> Response<Full<Bytes>> {
         let hook = match request.uri().path() {
             "/mutate-virtualmachines" => Hook::Machines,
             "/mutate-pods" => Hook::Pods,
@@ -153,21 +118,14 @@ impl Webhook {
         if !self.state.is_ready() {
             return text(StatusCode::SERVICE_UNAVAILABLE, "the pool is not loaded yet");
         }
-        let mut body = request.into_body();
-        let read = async {
-            if body.size_hint().lower() > BODY_MAX as u64 {
-                return Err(discard(&mut body, 0).await);
-            }
-            self.read(&mut body).await
-        };
-        match tokio::time::timeout(PATIENCE, read).await {
-            Err(_) => text(StatusCode::REQUEST_TIMEOUT, "the body did not come"),
-            Ok(Err(refused)) => refused,
+        let read = tokio::time::timeout(BODY_TIMEOUT, self.read(request.into_body()));
+        match read.await {
+            Err(_) => close(text(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time")),
+            Ok(Err(refused)) => close(refused),
             Ok(Ok((body, long))) => {
-                place.works();
+                let _busy = connection.busy();
                 let reply = self.review(hook, &body).await;
                 drop(long);
-                place.waits();
                 reply
             }
         }
@@ -176,8 +134,12 @@ impl Webhook {
     /// Reads a body; a long one with the right to be held.
     async fn read(
         &self,
-        body: &mut Incoming,
+        mut body: Incoming,
     ) -> Result<(Vec<u8>, Option<SemaphorePermit<'_>>), Response<Full<Bytes>>> {
+        let too_long = || text(StatusCode::PAYLOAD_TOO_LARGE, "an AdmissionReview is smaller");
+        if body.size_hint().lower() > BODY_MAX as u64 {
+            return Err(too_long());
+        }
         let mut long = None;
         let mut bytes = Vec::new();
         while let Some(frame) = body.frame().await {
@@ -187,9 +149,7 @@ impl Webhook {
             let Some(data) = frame.data_ref() else { continue };
             let size = bytes.len() + data.len();
             if size > BODY_MAX {
-                let read = std::mem::take(&mut bytes).len();
-                drop(long);
-                return Err(discard(body, read).await);
+                return Err(too_long());
             }
             if size > USUAL && long.is_none() {
                 let right = self.long_bodies.acquire().await;
@@ -305,32 +265,10 @@ fn others(known: &Known) -> Vec<String> {
     others.map(|(_, replica)| replica.address.clone()).collect()
 }
 
-/// Decides a review with what is known here, and what others said.
-pub(crate) fn decide(state: &State, review: Review, answers: &HashMap<Mac, Answer>) -> Reply {
-    let (now, stamp) = (state.now(), stamp());
-    let mut known = state.lock();
-    let dry_run = review.owner().is_some_and(|(_, dry_run)| dry_run);
-    let policy = review.owner().map(|(owner, _)| known.policy_of(&owner.namespace)).unwrap_or_default();
-    let may_give = known.may_give(now, SystemTime::now());
-    let reply = review.decide(&mut known.pool, &Circumstances { policy, stamp, now, may_give, answers });
-    drop(known);
-    state.count(if dry_run { 0 } else { reply.duplicates().len() });
-    reply
-}
-
-/// Waits until it is told to close, or nobody can tell any more.
-async fn told(closing: &mut watch::Receiver<bool>) {
-    drop(closing.wait_for(|closing| *closing).await);
-}
-
-/// Reads and throws away what comes of a body that is too long; gives what is answered then.
-async fn discard(body: &mut Incoming, mut read: usize) -> Response<Full<Bytes>> {
-    while read <= DISCARDED_MAX
-        && let Some(Ok(frame)) = body.frame().await
-    {
-        read += frame.data_ref().map_or(0, Bytes::len);
-    }
-    text(StatusCode::PAYLOAD_TOO_LARGE, "an AdmissionReview is smaller")
+/// The same answer, with which the connection ends: its request's body was not read to the end.
+fn close(mut answer: Response<Full<Bytes>>) -> Response<Full<Bytes>> {
+    answer.headers_mut().insert(header::CONNECTION, header::HeaderValue::from_static("close"));
+    answer
 }
 
 fn text(status: StatusCode, body: &str) -> Response<Full<Bytes>> {
@@ -353,6 +291,7 @@ pub(crate) mod tests {
     use rustls::pki_types::ServerName;
     use serde_json::{Value, json};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
     use tokio_rustls::TlsConnector;
     use tokio_rustls::client::TlsStream;
 
@@ -360,6 +299,7 @@ pub(crate) mod tests {
     use crate::blocks::{Book, Ledger, Me, Replica};
     use crate::certificates::{Intervals, Step, Store};
     use crate::state::Part;
+    use crate::tls::Material;
     use api::net::Range;
     use api::net::pool::Pool;
 
@@ -410,8 +350,8 @@ pub(crate) mod tests {
         let address = listener.local_addr().unwrap();
         let (close, closing) = watch::channel(false);
         let peers = Peers::new(ServerName::try_from(HOST).unwrap());
-        let webhook = Webhook { places: Places::new(PLACES), ..Webhook::new(state.clone(), peers) };
-        let webhook = Arc::new(webhook);
+        let limits = Limits { connections: PLACES, handshakes: PLACES, ..Limits::default() };
+        let webhook = Arc::new(Webhook { limits, ..Webhook::new(state.clone(), peers) });
         let ended = tokio::spawn(webhook.serve(listener, closing));
         Served { state, address, close, ended }
     }
@@ -426,7 +366,8 @@ pub(crate) mod tests {
         /// Sends all of a request before it reads; gives the answer's status and body.
         async fn ask(&self, request: &[u8]) -> (u16, String) {
             let mut stream = self.connect().await;
-            stream.write_all(request).await.unwrap();
+            // A body that is refused is not read to its end.
+            let _refused = stream.write_all(request).await;
             answer(&mut stream).await
         }
     }
@@ -441,7 +382,7 @@ pub(crate) mod tests {
 
     async fn answer(stream: &mut TlsStream<TcpStream>) -> (u16, String) {
         let mut text = Vec::new();
-        stream.read_to_end(&mut text).await.unwrap();
+        let _closed = stream.read_to_end(&mut text).await;
         let text = String::from_utf8(text).unwrap();
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
         (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
@@ -566,7 +507,7 @@ pub(crate) mod tests {
         let interfaces: Vec<Value> = (0..crate::review::INTERFACES_MAX).map(interface).collect();
         let body = review_of(&interfaces.into());
         // 256 addresses, and less than the time in which a body must come.
-        let answered = tokio::time::timeout(PATIENCE, served.ask(&post(MACHINES, &body))).await;
+        let answered = tokio::time::timeout(BODY_TIMEOUT, served.ask(&post(MACHINES, &body))).await;
         let (status, answer) = answered.unwrap();
         assert!(status == 200 && answer.contains("\"allowed\":true"), "{status} {answer}");
         assert_eq!(served.state.lock().pool.held(), crate::review::INTERFACES_MAX);
