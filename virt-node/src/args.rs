@@ -5,7 +5,10 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
-use crate::command::{Forwarded, ImageUpload, Login, Named, Output, ScpCopy, SshOptions};
+use virt_client::port::Forwarded;
+use virt_client::ssh::{Copy as ScpCopy, Options as SshOptions};
+
+use crate::command::{ImageUpload, Login, Named, Output};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -25,6 +28,11 @@ Examples:
   kubectl get vm mine -o yaml | virt-node validate -
   virt-node check
   virt-node check --output json
+  virt-node --kubeconfig ~/.kube/config console mine
+  virt-node cluster start mine
+
+With --kubeconfig or --context, or after the word cluster, the command goes to a Kubernetes cluster, with virtctl's verbs:
+virt-node cluster --help lists them. The program does the same when it is called kubectl-virt (kubectl virt …).
 
 Exit codes: 0 good, 1 errors in the documents, no such object, or something needed is missing, 2 wrong usage, 3 the system
 refused something.";
@@ -39,6 +47,12 @@ pub(crate) struct Node {
     /// Namespace of the objects that are named.
     #[arg(short, long, global = true, value_name = "NAME")]
     pub(crate) namespace: Option<String>,
+    /// Kubeconfig file: the command goes to this cluster instead of this machine.
+    #[arg(long, global = true, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig: the command goes to this cluster instead of this machine.
+    #[arg(long, global = true, value_name = "NAME")]
+    context: Option<String>,
     #[command(subcommand)]
     pub(crate) command: NodeCommand,
 }
@@ -66,12 +80,15 @@ pub(crate) struct Serving {
     /// The same of IPv6. Default: they have no IPv6.
     #[arg(long, value_name = "CIDR")]
     pub(crate) pod_network6: Option<ipnet::Ipv6Net>,
+    /// Directory whose files and devices guests may have as hostDisk. Repeatable. Default: none.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) host_disk: Vec<PathBuf>,
 }
 
 impl Serving {
     /// The same as it is typed.
     pub(crate) fn words(&self) -> Vec<String> {
-        let Self { accelerator, pod_network, pod_network6 } = self;
+        let Self { accelerator, pod_network, pod_network6, host_disk } = self;
         let accelerator = match accelerator {
             AcceleratorArg::Auto => None,
             AcceleratorArg::Kvm => Some("kvm".to_owned()),
@@ -82,7 +99,8 @@ impl Serving {
             ("pod-network", pod_network.map(|subnet| subnet.to_string())),
             ("pod-network6", pod_network6.map(|subnet| subnet.to_string())),
         ];
-        all.into_iter().filter_map(|(name, value)| Some(format!("--{name}={}", value?))).collect()
+        let all = all.into_iter().filter_map(|(name, value)| Some(format!("--{name}={}", value?)));
+        all.chain(host_disk.iter().map(|directory| format!("--host-disk={}", directory.display()))).collect()
     }
 }
 
@@ -150,6 +168,13 @@ pub(crate) enum DiskType {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum NodeCommand {
+    /// Runs a command of virtctl against a Kubernetes cluster: KUBECONFIG, or --kubeconfig, says which.
+    #[command(disable_help_flag = true)]
+    Cluster {
+        /// The verb and its arguments; --help lists them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "VERB")]
+        words: Vec<std::ffi::OsString>,
+    },
     /// Keeps the objects of documents and starts their guests: VirtualMachine, VirtualMachineInstance, DataVolume,
     /// PersistentVolumeClaim, NetworkAttachmentDefinition, Secret, ConfigMap. Shows each step until the guests have ended;
     /// Ctrl-C shuts them down.
@@ -335,159 +360,6 @@ pub(crate) enum NodeCommand {
     },
 }
 
-const LAUNCHER_EXAMPLES: &str = "\
-Examples:
-  virt-launcher capabilities /var/lib/ferrovirt/capabilities
-  virt-launcher run --capabilities /var/lib/ferrovirt/capabilities /run/ferrovirt/mine
-  virt-launcher ask /run/ferrovirt/mine launch launch.json
-  virt-launcher ask /run/ferrovirt/mine status
-  virt-launcher domain launch.json
-  virt-launcher domain --layout - < launch.json
-  virt-launcher media launch.json /tmp/media
-
-Exit codes: 0 done, 1 the launch document or the request is refused, 2 wrong usage, 3 the system refused something.
-run: 0 the guest switched itself off or was killed as asked, 1 it crashed or ended unseen.";
-
-/// The process of one guest.
-#[derive(Debug, Parser)]
-#[command(name = "virt-launcher", version, after_help = LAUNCHER_EXAMPLES)]
-pub(crate) struct Launcher {
-    #[command(subcommand)]
-    pub(crate) command: LauncherCommand,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum LauncherCommand {
-    /// Runs one guest to its end, once it is launched through the socket in the folder. Started by root it goes on as the
-    /// guests' user. SIGTERM switches the guest off as its power button does, and kills it when its grace is over.
-    Run {
-        /// The run's folder, at most 52 bytes long: socket, libvirt's state, the record of the end.
-        folder: PathBuf,
-        /// Folder that `capabilities` filled; without it, or when it knows nothing, the start takes seconds longer.
-        #[arg(long, value_name = "FOLDER")]
-        capabilities: Option<PathBuf>,
-    },
-    /// Finds out what this machine's QEMU and libvirt can do, once for all guests' starts.
-    Capabilities {
-        /// Where to keep it.
-        cache: PathBuf,
-    },
-    /// Asks a launcher that runs, and prints its answer as JSON.
-    Ask {
-        /// The run's folder.
-        folder: PathBuf,
-        #[command(subcommand)]
-        request: Asked,
-    },
-    /// The second process of `run`.
-    #[command(hide = true)]
-    Worker {
-        folder: PathBuf,
-        #[arg(long)]
-        stop: bool,
-    },
-    /// What `capabilities` runs as the guests' user.
-    #[command(hide = true)]
-    Probe { folder: PathBuf, emulator: String },
-    /// Prints what libvirt is told about the guest of a launch document.
-    Domain {
-        /// File with a launch document; - is standard input.
-        #[arg(value_name = "FILE")]
-        file: PathBuf,
-        /// Print where devices are (JSON), not the domain (XML).
-        #[arg(long)]
-        layout: bool,
-    },
-    /// Makes the CDs of a launch document (cloud-init's, Secrets', …) as NAME.iso in a folder.
-    Media {
-        /// File with a launch document; - is standard input.
-        #[arg(value_name = "FILE")]
-        file: PathBuf,
-        /// The folder; what has such a name there is replaced.
-        folder: PathBuf,
-    },
-}
-
-/// What a launcher can be asked.
-#[derive(Debug, Subcommand)]
-pub(crate) enum Asked {
-    /// Start the guest of a launch document.
-    Launch {
-        /// File with the launch document; - is standard input.
-        #[arg(value_name = "FILE")]
-        file: PathBuf,
-    },
-    /// How the guest is.
-    Status,
-    /// Print what happens, one JSON object a line, until the guest's end.
-    Watch,
-    /// Stop its processors.
-    Pause,
-    /// Let them run again.
-    Unpause,
-    /// Press the power button, and kill the guest when the grace is over.
-    Shutdown {
-        /// Seconds; without it the launch document's.
-        #[arg(long, value_name = "SECONDS")]
-        grace_period: Option<u64>,
-    },
-    /// End it at once.
-    Kill,
-    /// Ask the guest to reboot.
-    SoftReboot,
-    /// Press the reset button.
-    Reset,
-    /// Give it one more disk: `disks`' entry of a launch document.
-    AttachDisk {
-        /// File with the disk as JSON; - is standard input.
-        #[arg(value_name = "FILE")]
-        file: PathBuf,
-    },
-    /// Take a disk away; the guest lets go of it in its time.
-    DetachDisk {
-        /// Its name.
-        name: String,
-    },
-    /// Make a disk larger.
-    ResizeDisk {
-        /// Its name.
-        name: String,
-        /// Bytes, a multiple of 512.
-        size: u64,
-    },
-    /// Give it processors and memory, where it has less.
-    Grow {
-        /// Processors, whole sockets of them.
-        processors: u32,
-        /// Bytes of memory, more than at the start by a multiple of 2 MiB.
-        memory: u64,
-    },
-    /// Give it one more network interface: `interfaces`' entry of a launch document.
-    AttachInterface {
-        /// File with the interface as JSON; - is standard input.
-        #[arg(value_name = "FILE")]
-        file: PathBuf,
-    },
-    /// Take an interface away; the guest lets go of it in its time.
-    DetachInterface {
-        /// Its name.
-        name: String,
-    },
-    /// A command for the guest agent.
-    Agent {
-        /// The command, as JSON.
-        command: String,
-        /// Seconds to wait for it.
-        #[arg(long, default_value_t = 10)]
-        timeout: u32,
-    },
-    /// The screen.
-    Screenshot {
-        /// File to write it to.
-        file: PathBuf,
-    },
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// For people.
@@ -504,7 +376,6 @@ mod tests {
     #[test]
     fn clap_finds_no_fault() {
         Node::command().debug_assert();
-        Launcher::command().debug_assert();
     }
 
     #[test]

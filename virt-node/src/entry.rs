@@ -7,21 +7,19 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use api::launch::{Accelerator, DOCUMENT_MAX, Launch};
-use api::launcher::{Answer as Said, Event, Request, Status};
+use api::launch::Accelerator;
 use api::manifest::TEXT_MAX;
-use base64::Engine;
 use clap::Parser;
 
-use crate::args::{
-    AcceleratorArg, Asked, Format, Launcher, LauncherCommand, Node, NodeCommand, OfGuest, Serving,
-};
+use crate::args::{AcceleratorArg, Format, Node, NodeCommand, OfGuest, Serving};
+use crate::cluster;
 use crate::command::{Daemon, Deletion, Run};
 use crate::error::{Error, Kind};
-use crate::launcher::{CallError, Client, Made};
 use crate::network::PodNetwork;
 use crate::protocol::Verb;
-use crate::{check, command, daemon, launcher, validate};
+use crate::{check, command, daemon};
+use virt::fields::Place;
+use virt::validate::{self, Documents};
 
 /// How long objects may take to go: graces are in it.
 const GONE: Duration = Duration::from_secs(600);
@@ -40,16 +38,12 @@ impl Answer {
 
 /// The program `virt-node`: arguments in (its name first), exit code out.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    if let Some(invocation) = cluster::chosen(&arguments) {
+        return virt_client::run(&invocation, cluster::words(arguments));
+    }
     match Node::try_parse_from(arguments) {
         Ok(args) => finish("virt-node", node(args)),
-        Err(error) => usage(&error),
-    }
-}
-
-/// The program `virt-launcher`: arguments in (its name first), exit code out.
-pub fn launch(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    match Launcher::try_parse_from(arguments) {
-        Ok(args) => finish("virt-launcher", of_launcher(args)),
         Err(error) => usage(&error),
     }
 }
@@ -60,16 +54,20 @@ fn texts(files: &[PathBuf]) -> Result<Vec<(String, Vec<u8>)>, Error> {
 }
 
 fn node(args: Node) -> Result<Answer, Error> {
-    let Node { state, namespace, command } = args;
+    let Node { state, namespace, command, .. } = args;
     let given = namespace.clone();
     let namespace = namespace.unwrap_or_else(|| validate::NAMESPACE.to_owned());
     let daemon = || Daemon::connect(&state);
     let power =
         |of: OfGuest, verb| command::power(&mut daemon()?, &namespace, &of.name, verb).map(Answer::good);
     match command {
+        // Chosen before the arguments are parsed; here only behind other options.
+        NodeCommand::Cluster { .. } => {
+            Err(Error::new(Kind::Usage, "cluster must be the first word: virt-node cluster VERB"))
+        }
         NodeCommand::Run { files, detach, console } => {
             let texts = texts(&files)?;
-            let good = command::run(&state, &Run { detach, console }, texts)?;
+            let good = command::run(&state, &Run { detach, console }, &texts)?;
             Ok(Answer { text: String::new(), good })
         }
         NodeCommand::Serve { serving, detached } => {
@@ -77,14 +75,14 @@ fn node(args: Node) -> Result<Answer, Error> {
                 // It fails for the leader of a session only, which has left its terminal then.
                 _ = rustix::process::setsid();
             }
-            let Serving { accelerator, pod_network, pod_network6 } = serving;
+            let Serving { accelerator, pod_network, pod_network6, host_disk } = serving;
             let accelerator = match accelerator {
                 AcceleratorArg::Auto => None,
                 AcceleratorArg::Kvm => Some(Accelerator::Kvm),
                 AcceleratorArg::Tcg => Some(Accelerator::Tcg),
             };
             let pod = PodNetwork { subnet: pod_network, subnet6: pod_network6 };
-            let given = daemon::Given { accelerator, pod };
+            let given = daemon::Given { accelerator, pod, host_disks: host_disk };
             daemon::serve(&state, given).map(|()| Answer::good(String::new()))
         }
         NodeCommand::InstallService { serving, print } => {
@@ -117,7 +115,7 @@ fn node(args: Node) -> Result<Answer, Error> {
             command::ssh(&state, &namespace, login, options, command).map(|()| Answer::good(String::new()))
         }
         NodeCommand::Scp { copy, options } => {
-            command::scp(&state, &namespace, copy, options).map(|()| Answer::good(String::new()))
+            command::scp(&state, &namespace, &copy, options).map(|()| Answer::good(String::new()))
         }
         NodeCommand::Start { of, paused } => power(of, Verb::Start { paused }),
         NodeCommand::Stop { of, grace } => power(of, Verb::Stop { grace_seconds: grace.seconds() }),
@@ -148,7 +146,9 @@ fn node(args: Node) -> Result<Answer, Error> {
             Ok(Answer { text: String::new(), good })
         }
         NodeCommand::Validate { files, all, output } => {
-            let report = validate::validate(&texts(&files)?);
+            let texts = texts(&files)?;
+            let texts = texts.iter().map(|(name, text)| (name.as_str(), text.as_slice()));
+            let report = Documents::parse(texts).validate(Place::Machine).report;
             let text = match output {
                 Format::Text => report.text(all),
                 Format::Json => report.json(all),
@@ -164,138 +164,6 @@ fn node(args: Node) -> Result<Answer, Error> {
             Ok(Answer { text, good: report.is_good() })
         }
     }
-}
-
-fn of_launcher(args: Launcher) -> Result<Answer, Error> {
-    match args.command {
-        LauncherCommand::Run { folder, capabilities } => {
-            let exit =
-                launcher::run(&folder, capabilities.as_deref(), |text| complain("virt-launcher", text))?;
-            Ok(Answer { text: String::new(), good: exit.code == 0 })
-        }
-        LauncherCommand::Worker { folder, stop } => {
-            launcher::work(&folder, stop).map(|_| Answer { text: String::new(), good: true })
-        }
-        LauncherCommand::Probe { folder, emulator } => {
-            launcher::probe(&folder, &emulator).map(|()| Answer { text: String::new(), good: true })
-        }
-        LauncherCommand::Capabilities { cache } => {
-            let text = match launcher::make_capabilities(&cache, |text| complain("virt-launcher", text))? {
-                Made::Created => "made\n",
-                Made::AlreadyThere => "already there\n",
-            };
-            Ok(Answer { text: text.to_owned(), good: true })
-        }
-        LauncherCommand::Ask { folder, request } => ask(&folder, request),
-        LauncherCommand::Media { file, folder } => {
-            let (launch, shown) = document(&file)?;
-            let mut text = String::new();
-            for medium in &launch.media {
-                let image = launcher::iso(medium).map_err(|error| refused(&shown, &error))?;
-                let path = folder.join(format!("{}.iso", medium.name));
-                launcher::replace(&path, &image).map_err(|error| {
-                    Error::with(Kind::System, format!("cannot write {}", path.display()), error)
-                })?;
-                text.push_str(&format!("{}\n", path.display()));
-            }
-            Ok(Answer { text, good: true })
-        }
-        LauncherCommand::Domain { file, layout } => {
-            let (launch, shown) = document(&file)?;
-            let domain = launcher::domain(&launch).map_err(|error| refused(&shown, &error))?;
-            let text = if layout { pretty(&domain.layout)? } else { domain.xml };
-            Ok(Answer { text, good: true })
-        }
-    }
-}
-
-/// A file's launch document, and what the file is called.
-fn document(file: &Path) -> Result<(Launch, String), Error> {
-    let shown = file.display().to_string();
-    let launch = Launch::read(&read(file, DOCUMENT_MAX)?).map_err(|error| refused(&shown, &error))?;
-    Ok((launch, shown))
-}
-
-/// A file's entry of a list of a launch document.
-fn entry<T: serde::de::DeserializeOwned>(file: &Path) -> Result<T, Error> {
-    let json = serde_json::from_slice(&read(file, DOCUMENT_MAX)?);
-    json.map_err(|error| refused(&file.display().to_string(), &error))
-}
-
-fn refused(shown: &str, error: &dyn std::fmt::Display) -> Error {
-    Error::new(Kind::Content, format!("{shown}: {error}"))
-}
-
-fn pretty(value: &impl serde::Serialize) -> Result<String, Error> {
-    let json = serde_json::to_string_pretty(value);
-    let json = json.map_err(|error| Error::with(Kind::System, "the answer cannot be written", error))?;
-    Ok(format!("{json}\n"))
-}
-
-/// A call of a launcher that runs.
-fn ask(folder: &Path, asked: Asked) -> Result<Answer, Error> {
-    let shown = folder.display().to_string();
-    let failed = |error: CallError| match error {
-        CallError::Refused(_, said) => Error::new(Kind::Content, format!("{shown}: {said}")),
-        CallError::Lost(_) | CallError::Frame(_) | CallError::Launch(_) => {
-            Error::with(Kind::System, shown.clone(), error)
-        }
-    };
-    let mut client = Client::connect(folder).map_err(|error| failed(error.into()))?;
-    let request = match asked {
-        Asked::Launch { file } => {
-            let answer = client.launch(&document(&file)?.0).map_err(failed)?;
-            return Ok(Answer { text: pretty(&answer)?, good: true });
-        }
-        Asked::Watch => return watch(&mut client).map_err(failed),
-        Asked::Screenshot { file } => {
-            let answer = client.call(Request::Screenshot).map_err(failed)?;
-            if let Said::Screenshot { content, .. } = answer {
-                let picture = base64::engine::general_purpose::STANDARD.decode(content);
-                let picture = picture.map_err(|error| Error::with(Kind::System, shown.clone(), error))?;
-                launcher::replace(&file, &picture).map_err(|error| {
-                    Error::with(Kind::System, format!("cannot write {}", file.display()), error)
-                })?;
-            }
-            return Ok(Answer { text: String::new(), good: true });
-        }
-        Asked::Status => Request::Status,
-        Asked::Pause => Request::Pause,
-        Asked::Unpause => Request::Unpause,
-        Asked::Shutdown { grace_period } => Request::Shutdown { grace_seconds: grace_period },
-        Asked::Kill => Request::Kill,
-        Asked::SoftReboot => Request::SoftReboot,
-        Asked::Reset => Request::Reset,
-        Asked::AttachDisk { file } => Request::AttachDisk(Box::new(entry(&file)?)),
-        Asked::AttachInterface { file } => Request::AttachInterface(Box::new(entry(&file)?)),
-        Asked::ResizeDisk { name, size } => Request::ResizeDisk { name, size },
-        Asked::Grow { processors, memory } => Request::Grow { processors, memory },
-        Asked::DetachDisk { name } => Request::DetachDisk(name),
-        Asked::DetachInterface { name } => Request::DetachInterface(name),
-        Asked::Agent { command, timeout } => Request::Agent { command, timeout_seconds: timeout },
-    };
-    let answer = client.call(request).map_err(failed)?;
-    Ok(Answer { text: pretty(&answer)?, good: true })
-}
-
-/// Prints what happens as it happens.
-fn watch(client: &mut Client) -> Result<Answer, CallError> {
-    let answer = client.call(Request::Watch)?;
-    print_line(&answer)?;
-    loop {
-        if let Some(event) = client.event(Duration::from_secs(3600))? {
-            print_line(&event)?;
-            if matches!(event, Event::Status(Status { exit: Some(_), .. })) {
-                return Ok(Answer { text: String::new(), good: true });
-            }
-        }
-    }
-}
-
-fn print_line(value: &impl serde::Serialize) -> io::Result<()> {
-    let mut line = serde_json::to_vec(value)?;
-    line.push(b'\n');
-    io::stdout().write_all(&line)
 }
 
 /// A file, or standard input, of at most `most` bytes; a longer one is read one byte too far, to be told.

@@ -51,15 +51,10 @@ impl Error {
     }
 
     /// The sentence and those below it, as one text.
+    ///
+    /// Control characters and line breaks, which guests and servers may have put there, are escaped.
     pub fn chain(&self) -> String {
-        let mut text = self.message.clone();
-        let mut below = self.source();
-        while let Some(error) = below {
-            text.push_str(": ");
-            text.push_str(&error.to_string());
-            below = error.source();
-        }
-        text
+        ::error::chain(self)
     }
 }
 
@@ -67,6 +62,17 @@ impl From<link::Error> for Error {
     fn from(error: link::Error) -> Self {
         let (_, message, source) = error.into_parts();
         Self { kind: Kind::System, message, source }
+    }
+}
+
+impl From<guest::Error> for Error {
+    fn from(error: guest::Error) -> Self {
+        let (kind, message, source) = error.into_parts();
+        let kind = match kind {
+            guest::Kind::Content => Kind::Content,
+            guest::Kind::System => Kind::System,
+        };
+        Self { kind, message, source }
     }
 }
 
@@ -79,5 +85,17 @@ impl fmt::Display for Error {
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         self.source.as_deref().map(|source| source as &(dyn StdError + 'static))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_others_put_into_an_error_makes_no_line_of_its_own_in_a_log() {
+        let below = std::io::Error::other("no\nvirt-node: all is well\x1b[2J");
+        let text = Error::with(Kind::System, "the importer ended", below).chain();
+        assert_eq!(text, "the importer ended: no\\nvirt-node: all is well\\u{1b}[2J");
     }
 }

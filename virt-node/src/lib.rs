@@ -26,23 +26,19 @@
 //! 8. **Daemon** (`daemon`): keeps objects, decides from (wanted, found) what to make, fill, attach and start, does it and
 //!    undoes it; **commands** (`command`): its clients.
 //!
+//! 9. **Commands for a cluster** (`cluster`): chosen here, done by `virt_client`.
+//!
 //! Not here: disk formats, network plugins, volumes: those are programs of their own, called by their contracts.
 
 mod args;
 pub mod check;
+mod cluster;
 mod command;
 mod daemon;
-mod dhcp;
 mod entry;
 mod error;
-pub mod finding;
-mod framing;
-pub mod launcher;
 pub mod network;
 mod protocol;
-pub mod resolve;
-mod time;
-pub mod validate;
 
-pub use entry::{launch, run};
+pub use entry::run;
 pub use error::{Error, Kind};

@@ -6,10 +6,11 @@
 use api::kubevirt::Disk;
 use serde::{Deserialize, Serialize};
 
-use crate::finding::Finding;
+use virt::finding::Finding;
+use virt::validate::Given;
 
 /// The version that is spoken.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 
 /// What a command asks.
 #[derive(Debug, Serialize, Deserialize)]
@@ -33,8 +34,8 @@ pub(crate) struct Target {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase", deny_unknown_fields)]
 pub(crate) enum Request {
-    /// Keep the objects of these documents, each text with the name it is told by. Answered with [`Answer::Applied`].
-    Apply { documents: Vec<(String, String)> },
+    /// Keep the objects of these documents, each with the name of its text. Answered with [`Answer::Applied`].
+    Apply { documents: Vec<Given> },
     /// All objects. Answered with [`Answer::Objects`].
     List,
     /// One object. Answered with [`Answer::Objects`].

@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
-#[path = "support/waiting.rs"]
+#[path = "../launcher/tests/support/waiting.rs"]
 mod waiting;
 
 use std::fs;
@@ -67,7 +67,7 @@ fn everything_is_told_with_advice_where_it_is_missing() {
             "libvirt",
             "ovmf",
             "swtpm",
-            "user",
+            "users",
             "state",
             "reflink",
             "direct-io",
@@ -76,6 +76,7 @@ fn everything_is_told_with_advice_where_it_is_missing() {
             "veth",
             "tun",
             "nft",
+            "nft-bridge",
             "forward"
         ]
     );
@@ -105,7 +106,7 @@ fn nothing_is_left_behind_and_the_text_has_a_line_for_each() {
     let state = tempfile::tempdir().unwrap();
     let output = run(&full_path(), state.path(), "text");
     let text = String::from_utf8(output.stdout).unwrap();
-    assert!(text.lines().filter(|line| !line.trim_start().starts_with('→')).count() == 15, "{text}");
+    assert!(text.lines().filter(|line| !line.trim_start().starts_with('→')).count() == 16, "{text}");
     assert_eq!(fs::read_dir(state.path()).unwrap().count(), 0);
 }
 
@@ -132,7 +133,7 @@ fn emulator(folder: &Path, script: &str) -> String {
 
 /// A mount namespace whose /dev has a kvm that opens, on any machine; then the program.
 const WITH_A_DEVICE: &str = r#"
-mkdir "$1/real" && mount --bind /dev "$1/real" && mount -t tmpfs dev /dev && : > /dev/kvm || exit 99
+mkdir "$1/real" && mount --bind /dev "$1/real" && mount -t tmpfs dev /dev && : > /dev/kvm && chmod 0666 /dev/kvm || exit 99
 for name in null zero urandom; do : > /dev/$name && mount --bind "$1/real/$name" /dev/$name || exit 99; done
 shift
 exec "$@"
@@ -161,6 +162,66 @@ fn kvm_is_what_runs_a_guest_not_what_opens() {
         assert_eq!(tried(&report, "kvm")["offered"], offered, "{script}: {}", tried(&report, "kvm"));
         assert!(begun.elapsed() < Duration::from_secs(30), "{script}: {:?}", begun.elapsed());
     }
+}
+
+/// The same with a kvm of this mode and group; the device is reached through a mount, so that its node can be any file.
+const WITH_RIGHTS: &str = r#"
+mount -t tmpfs none "$1" && : > "$1/kvm" && chown 0:"$3" "$1/kvm" && chmod "$2" "$1/kvm" || exit 99
+[ -e /dev/kvm ] || { mkdir "$1/real" && mount --bind /dev "$1/real" && mount -t tmpfs dev /dev && : > /dev/kvm || exit 99
+for name in null zero urandom; do : > /dev/$name && mount --bind "$1/real/$name" /dev/$name || exit 99; done; }
+mount --bind "$1/kvm" /dev/kvm || exit 99
+shift 3
+exec "$@"
+"#;
+
+/// A stock host's device is its group's, which a VM's user gets; one that is root's alone is of no use to it.
+#[test]
+fn rights_of_the_kvm_device_are_judged_for_vms_and_come_with_advice() {
+    let (state, programs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    // QEMU is good: the device alone decides.
+    let path = emulator(programs.path(), "printf K; exec sleep 60");
+    for (mode, group, offered) in
+        [("0660", "1234", true), ("0666", "0", true), ("0660", "0", false), ("0600", "1234", false)]
+    {
+        let place = tempfile::tempdir().unwrap();
+        let mut command = Command::new("unshare");
+        command
+            .args(["--mount", "sh", "-c", WITH_RIGHTS, "sh", place.path().to_str().unwrap(), mode, group])
+            .args([env!("CARGO_BIN_EXE_virt-node"), "check", "--output", "json", "--state"])
+            .arg(state.path());
+        let report = json(&waiting::output(command.env("PATH", &path).stdin(Stdio::null())));
+        let kvm = tried(&report, "kvm");
+        assert_eq!(kvm["offered"], offered, "{mode} {group}: {kvm}");
+        let says = |key: &str, words: &str| kvm[key].as_str().is_some_and(|text| text.contains(words));
+        assert!(offered || says("reason", "permission denied"), "{mode} {group}: {kvm}");
+        assert!(
+            offered || says("advice", "chgrp kvm /dev/kvm; chmod 0660 /dev/kvm"),
+            "{mode} {group}: {kvm}"
+        );
+    }
+}
+
+/// Accounts of other services in ferrovirt's range.
+#[test]
+fn accounts_with_numbers_of_vms_are_named_with_advice() {
+    let (state, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (passwd, group) = (place.path().join("passwd"), place.path().join("group"));
+    let add = |path: &Path, own: &str, line: &str| {
+        fs::write(path, fs::read_to_string(own).unwrap() + line).unwrap();
+    };
+    add(&passwd, "/etc/passwd", "mysql:x:1900000007:5:::\nferrovirt-first:x:1900000000:1900000000:::\n");
+    add(&group, "/etc/group", "tss:x:1900065535:\n");
+    let script =
+        "mount --bind \"$1\" /etc/passwd && mount --bind \"$2\" /etc/group && shift 2 && exec \"$@\"";
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", script, "sh"]).args([&passwd, &group]);
+    command.args([env!("CARGO_BIN_EXE_virt-node"), "check", "--output", "json", "--state"]).arg(state.path());
+    let report = json(&waiting::output(command.stdin(Stdio::null())));
+    let users = tried(&report, "users");
+    let reason = users["reason"].as_str().unwrap_or_else(|| panic!("{users}"));
+    assert!(reason.contains("user mysql has 1900000007"), "{users}");
+    assert!(reason.contains("group tss has 1900065535") && !reason.contains("ferrovirt-first"), "{users}");
+    assert!(users["advice"].as_str().unwrap().contains("no VM runs under theirs"), "{users}");
 }
 
 /// A filesystem in a file, gone with the value.

@@ -7,7 +7,7 @@
 mod daemon;
 #[path = "support/machine.rs"]
 mod network;
-#[path = "support/waiting.rs"]
+#[path = "../launcher/tests/support/waiting.rs"]
 mod waiting;
 
 use std::path::Path;
@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 
 use api::launcher::{Answer, Request};
 use daemon::{Daemon, eventually_within};
+use guest::Client;
 use network::{Machine, SERVER};
 use serde_json::Value;
-use virt_node::launcher::Client;
 
 /// How long a boot, or a way down, may take in software on a machine that does other things too.
 const BOOT: Duration = Duration::from_secs(1800);

@@ -5,13 +5,13 @@
 
 #[path = "support/daemon.rs"]
 mod daemon;
-#[path = "support/waiting.rs"]
+#[path = "../launcher/tests/support/waiting.rs"]
 mod waiting;
 
 use std::fs;
 use std::process::Stdio;
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use daemon::{Daemon, Dice, code, end_of, eventually, kill, machine};
 use rustix::process::Signal;
@@ -265,4 +265,24 @@ fn the_volumes_driver_is_started_again_when_it_is_killed() {
     daemon.until_serial("mine", "K");
     assert!(daemon.process("hpp-csi").is_some_and(|other| other != driver));
     is_gone(&daemon);
+}
+
+/// What an escaped QEMU can do to its launcher: `delete --force` waited for an answer for ever.
+#[test]
+fn a_guest_whose_launcher_does_not_answer_is_deleted_in_time() {
+    let daemon = Daemon::start();
+    daemon.run(&halting(&daemon, "mine", "Always"));
+    is_true(&daemon);
+    let user = daemon.user("mine").to_string();
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        let Ok(status) = fs::read_to_string(entry.path().join("status")) else { continue };
+        let uids = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
+        if uids.split_whitespace().any(|uid| uid == user) {
+            kill(entry.file_name().to_str().unwrap().parse().unwrap(), Signal::STOP);
+        }
+    }
+    let begun = Instant::now();
+    is_gone(&daemon);
+    assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
+    assert!(daemon.says(&["events"]).contains("Killing"));
 }

@@ -1,11 +1,11 @@
-//! Documents that mean harm, given to the daemon past the commands, which would not send them: each is refused by its field
-//! or as a whole, soon, with bounded memory, and nothing of it is kept or made anywhere.
+//! Hostile documents, sent to the daemon directly, because the commands check them first: the daemon refuses each by its
+//! field or as a whole, soon and with bounded memory, and stores nothing of it.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "support/daemon.rs"]
 mod daemon;
-#[path = "support/waiting.rs"]
+#[path = "../launcher/tests/support/waiting.rs"]
 mod waiting;
 
 use std::fs;
@@ -16,18 +16,27 @@ use std::time::Instant;
 
 use daemon::{Daemon, PATIENCE, code, machine};
 use serde_json::{Value, json};
+use virt::validate::{Documents, Given};
 
-/// A document on its way to the daemon.
-fn sent(daemon: &Daemon, document: &str) -> UnixStream {
+/// Sends a call; the stream brings the answer.
+fn call(daemon: &Daemon, call: &str) -> UnixStream {
     let mut stream = UnixStream::connect(daemon.state().join("virt-node.sock")).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.set_write_timeout(Some(PATIENCE)).unwrap();
-    let call =
-        json!({"version": 1, "request": {"apply": {"documents": [["hostile", document]]}}}).to_string();
     let mut frame = u32::try_from(call.len()).unwrap().to_be_bytes().to_vec();
-    frame.extend(call.into_bytes());
+    frame.extend(call.bytes());
     stream.write_all(&frame).unwrap();
     stream
+}
+
+/// Asks the daemon to store the objects of a text. `None` if the text is not YAML: then there is no object to send.
+fn apply(daemon: &Daemon, text: &str) -> Option<UnixStream> {
+    let documents = Documents::parse([("hostile", text.as_bytes())]);
+    if documents.read.is_empty() {
+        return None;
+    }
+    let documents: Vec<Given> = documents.read.iter().map(Given::from).collect();
+    Some(call(daemon, &json!({"version": 2, "request": {"apply": {"documents": documents}}}).to_string()))
 }
 
 /// What the daemon answers to it.
@@ -148,18 +157,31 @@ fn documents_that_mean_harm_are_refused_and_nothing_of_them_stays() {
     let file = daemon.path("hostile.yaml");
     for (name, document, wanted) in documents() {
         let begun = Instant::now();
-        let answer = answered(sent(&daemon, &document));
-        let refused = &answer["refused"];
-        let said = refused["message"].as_str().unwrap_or_default();
-        assert!(refused["kind"] == "invalid" && said.contains(wanted), "{name}: {answer:.2000}");
-        println!("{name}: refused after {:?}", begun.elapsed());
-        // The command says the same, without asking.
+        match apply(&daemon, &document) {
+            Some(stream) => {
+                let answer = answered(stream);
+                let refused = &answer["refused"];
+                let message = refused["message"].as_str().unwrap_or_default();
+                assert!(refused["kind"] == "invalid" && message.contains(wanted), "{name}: {answer:.2000}");
+                println!("{name}: refused after {:?}", begun.elapsed());
+            }
+            None => assert_eq!(wanted, "not read as YAML", "{name}"),
+        }
+        // The command refuses it for the same reason, without a call.
         fs::write(&file, document).unwrap();
         let output = daemon.command(&["run", "--detach", file.to_str().unwrap()]);
         let told = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.code() == Some(1) && told.contains(wanted), "{name}: {told:.2000}");
         assert_eq!(daemon.status("good"), "Running", "{name}");
     }
+    let nested = format!("{}{}", "[".repeat(5000), "]".repeat(5000));
+    let document = format!("{{\"source\": \"hostile\", \"number\": 1, \"value\": {nested}}}");
+    let answer = answered(call(
+        &daemon,
+        &format!("{{\"version\": 2, \"request\": {{\"apply\": {{\"documents\": [{document}]}}}}}}"),
+    ));
+    let message = answer["refused"]["message"].as_str().unwrap_or_default();
+    assert!(message.contains("recursion limit"), "{answer:.2000}");
     let grown = peak(daemon.id()) - memory;
     println!("the daemon grew by {grown} MiB at most");
     assert!(grown < 256, "{grown} MiB");
@@ -173,7 +195,7 @@ fn others_are_answered_while_long_documents_are_checked() {
     let entries: String = (0..150_000).map(|n| format!("  key-{n}: word\n")).collect();
     let long = format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: ../long}}\ndata:\n{entries}");
     let begun = Instant::now();
-    let waiting: Vec<UnixStream> = (0..3).map(|_| sent(&daemon, &long)).collect();
+    let waiting: Vec<UnixStream> = (0..3).map(|_| apply(&daemon, &long).unwrap()).collect();
     assert!(daemon.says(&["list"]).starts_with("NAMESPACE"));
     println!("others are answered after {:?}", begun.elapsed());
     let last = waiting.iter().any(|stream| {
@@ -188,4 +210,33 @@ fn others_are_answered_while_long_documents_are_checked() {
         assert!(said.contains("metadata.name: "), "{answer:.2000}");
         println!("a long one after {:?}", begun.elapsed());
     }
+}
+
+/// The 129th client was closed, whatever the others did.
+#[test]
+fn idle_clients_and_unfinished_calls_delay_no_command() {
+    let daemon = Daemon::start();
+    let (idle, unfinished) =
+        if std::env::var_os("FERROVIRT_SOAK").is_some() { (1000, 256) } else { (300, 64) };
+    let mut open = Vec::new();
+    for number in 0..idle + unfinished {
+        let mut stream = UnixStream::connect(daemon.state().join("virt-node.sock")).unwrap();
+        if number % 4 == 0 {
+            // Half of a call; the daemon may have disconnected it.
+            drop(stream.write_all(&[0, 0, 16, 0, b'{']));
+        }
+        open.push(stream);
+    }
+    let mut times: Vec<_> = (0..5)
+        .map(|_| {
+            let begun = Instant::now();
+            daemon.says(&["list"]);
+            begun.elapsed()
+        })
+        .collect();
+    times.sort();
+    let memory = peak(daemon.id());
+    println!("{} clients that ask nothing: list {:?} to {:?}, {memory} MiB", open.len(), times[0], times[4]);
+    assert!(times[0].as_secs() < 1 && times[4].as_secs() < 5, "{times:?}");
+    assert!(memory <= 64, "{memory} MiB");
 }

@@ -7,7 +7,7 @@
 mod daemon;
 #[path = "support/linux.rs"]
 mod linux;
-#[path = "support/waiting.rs"]
+#[path = "../launcher/tests/support/waiting.rs"]
 mod waiting;
 
 use std::fs;

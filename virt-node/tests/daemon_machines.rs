@@ -7,15 +7,13 @@
 mod daemon;
 #[path = "support/linux.rs"]
 mod linux;
-#[path = "support/waiting.rs"]
+#[path = "../launcher/tests/support/waiting.rs"]
 mod waiting;
 
 use std::fs;
-use std::os::unix::fs::chown;
 use std::path::PathBuf;
 use std::process::Command;
 
-use api::names::QEMU_ID;
 use daemon::{Daemon, bootable, code, eventually, machine, output};
 use serde_json::json;
 
@@ -45,8 +43,8 @@ fn linux_boots_by_efi_with_a_tpm_that_it_finds_again() {
     let serial = daemon.serial("efi");
     assert!(serial.contains("guest: efi") && serial.contains("guest: tpm 2"), "{serial}");
     let uid = daemon.object("vm/efi").unwrap()["metadata"]["uid"].as_str().unwrap().to_owned();
-    let kept = daemon.names(&format!("guests/{uid}"));
-    assert!(kept.iter().any(|name| name != "kept.json"), "EFI's variables are kept: {kept:?}");
+    let kept = daemon.names(&format!("guests/{uid}/vm"));
+    assert!(!kept.is_empty(), "EFI's variables are kept");
     daemon.says(&["delete", "efi", "--force"]);
     assert_eq!(daemon.names("guests"), Vec::<String>::new());
     let swtpm = daemon.processes().into_iter().find(|(_, line)| line.contains("swtpm"));
@@ -73,7 +71,7 @@ fn objects_say_what_a_guest_has_and_what_it_has_not() {
     assert_eq!(status["currentCPUTopology"], json!({"cores": 2, "sockets": 1, "threads": 1}));
     let memory = json!({"guestAtBoot": "64Mi", "guestCurrent": "64Mi", "guestRequested": "64Mi"});
     assert_eq!(status["memory"], memory);
-    assert_eq!((&status["runtimeUser"], &status["phase"]), (&json!(QEMU_ID), &json!("Running")));
+    assert_eq!((&status["runtimeUser"], &status["phase"]), (&json!(daemon.user("mine")), &json!("Running")));
     assert!(status["machine"]["type"].as_str().unwrap().starts_with("pc-q35-"), "{status}");
     assert_eq!(status["volumeStatus"][0]["persistentVolumeClaimInfo"]["claimName"], "mine-root");
     let phases = status["phaseTransitionTimestamps"].as_array().unwrap().iter();
@@ -170,7 +168,6 @@ fn a_guest_whose_storage_is_full_stands_still_until_there_is_room() {
     let disk = small.0.join("disk.img");
     fs::write(&disk, bootable(code::FILLS)).unwrap();
     fs::File::options().write(true).open(&disk).unwrap().set_len(32 << 20).unwrap();
-    chown(&disk, Some(QEMU_ID), Some(QEMU_ID)).unwrap();
     daemon.run(&format!(
         "\
 apiVersion: kubevirt.io/v1
@@ -208,4 +205,72 @@ spec:
     assert_eq!(daemon.status("full"), "Running");
     assert!(!daemon.serial("full").contains('E'), "the guest saw no error");
     daemon.says(&["delete", "full", "--force"]);
+}
+
+/// A stock host's /dev/kvm is its group's: the daemon is root and opens it, and the guest did not.
+#[test]
+fn a_guest_starts_with_and_without_access_to_kvm_and_the_reason_is_reported() {
+    for (group, reason) in [(0, "/dev/kvm: permission denied"), (1234, "/dev/kvm opens, but")] {
+        let daemon = Daemon::with_kvm(0o660, group);
+        let image = daemon.image("disk.img", code::HALTS);
+        let source = format!("{{http: {{url: \"file://{}\"}}}}", image.display());
+        daemon.run(&machine("mine", "Always", &source, ""));
+        daemon.until_serial("mine", "K");
+        let told = |text: &str| text.contains(reason) && text.contains("software");
+        let events = daemon.says(&["events", "mine"]);
+        assert!(events.contains("SoftwareEmulation") && told(&events), "{group}: {events}");
+        daemon.until("mine", "Running");
+        let run = daemon.object("vmi/mine").unwrap();
+        let conditions = run["status"]["conditions"].as_array().unwrap();
+        let condition = conditions.iter().find(|one| one["type"] == "SoftwareEmulation").unwrap();
+        assert!(told(condition["message"].as_str().unwrap()), "{group}: {condition}");
+        daemon.says(&["delete", "mine", "--force"]);
+    }
+}
+
+/// Another service got numbers of VMs, of one that ran and of those to come.
+#[test]
+fn no_vm_runs_under_a_number_of_another_account() {
+    let daemon = Daemon::with_accounts();
+    let image = daemon.image("disk.img", code::HALTS);
+    let source = format!("{{http: {{url: \"file://{}\"}}}}", image.display());
+    daemon.run(&machine("mine", "Always", &source, ""));
+    daemon.until_serial("mine", "K");
+    let before = daemon.user("mine");
+    let first = daemon.object("vmi/mine").unwrap()["metadata"]["uid"].clone();
+    // In place: it is the file that is mounted.
+    let add = |name: &str, lines: &str| {
+        let mut file = fs::File::options().append(true).open(daemon.path(name)).unwrap();
+        std::io::Write::write_all(&mut file, lines.as_bytes()).unwrap();
+    };
+    add("passwd", &format!("mysql:x:{before}:5:::\n"));
+    let range: Vec<u32> = (before + 1..before + 20).collect();
+    add("group", &range.iter().map(|id| format!("tss{id}:x:{id}:\n")).collect::<String>());
+    daemon.says(&["restart", "mine", "--force"]);
+    eventually("another run", || {
+        let next = daemon.object("vmi/mine")?;
+        (next["metadata"]["uid"] != first && next["status"]["phase"] == "Running").then_some(())
+    });
+    daemon.until_serial("mine", "K");
+    daemon.run(&machine("other", "Always", &source, ""));
+    daemon.until_serial("other", "K");
+    let users = [daemon.user("mine"), daemon.user("other")];
+    for user in users {
+        assert!(user != before && !range.contains(&user), "{users:?}: taken are {before} and {range:?}");
+        let runs = daemon.processes().into_iter().filter(|(id, line)| {
+            let owner =
+                fs::metadata(format!("/proc/{id}")).map(|facts| std::os::unix::fs::MetadataExt::uid(&facts));
+            line.contains("qemu-system") && owner.is_ok_and(|owner| owner == user)
+        });
+        assert_eq!(runs.count(), 1, "{users:?}");
+    }
+    let taken = daemon.processes().into_iter().filter(|(id, _)| {
+        let owner =
+            fs::metadata(format!("/proc/{id}")).map(|facts| std::os::unix::fs::MetadataExt::uid(&facts));
+        owner.is_ok_and(|owner| owner == before || range.contains(&owner))
+    });
+    assert_eq!(taken.collect::<Vec<_>>(), Vec::new());
+    for name in ["mine", "other"] {
+        daemon.says(&["delete", name, "--force"]);
+    }
 }

@@ -5,7 +5,7 @@
 
 #[path = "support/daemon.rs"]
 mod daemon;
-#[path = "support/waiting.rs"]
+#[path = "../launcher/tests/support/waiting.rs"]
 mod waiting;
 
 use std::fs;
@@ -107,8 +107,9 @@ fn verbs_for_nobody_say_so() {
 #[test]
 fn a_guest_whose_disk_may_not_be_opened_says_so_and_can_be_deleted() {
     let daemon = Daemon::start();
-    let image = daemon.image("roots.img", code::HALTS);
-    fs::set_permissions(&image, PermissionsExt::from_mode(0o600)).unwrap();
+    fs::create_dir(daemon.path("closed")).unwrap();
+    let image = daemon.image("closed/roots.img", code::HALTS);
+    fs::set_permissions(daemon.path("closed"), PermissionsExt::from_mode(0o700)).unwrap();
     let disk = format!("hostDisk: {{path: \"{}\", type: Disk}}", image.display());
     let file = daemon.path("roots.yaml");
     fs::write(&file, instance("roots", &disk)).unwrap();

@@ -5,13 +5,12 @@
 
 #[path = "support/daemon.rs"]
 mod daemon;
-#[path = "support/waiting.rs"]
+#[path = "../launcher/tests/support/waiting.rs"]
 mod waiting;
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
-use api::names::QEMU_ID;
 use daemon::{Daemon, bootable, code, eventually, instance, machine};
 use sources::images::{GZIP, Layer, PASSWORD, USER, archive};
 use sources::registry::{Login, Registry, Store, Tls};
@@ -39,8 +38,9 @@ fn a_container_disk_comes_from_an_archive_and_what_is_written_is_lost() {
     daemon.run(&instance("two", &image));
     daemon.until_serial("two", "K");
     assert_eq!(daemon.names("images").len(), 1, "fetched once");
-    let overlay = daemon.run_folder("two").unwrap().join("root.qcow2");
-    assert_eq!(fs::metadata(overlay).unwrap().uid(), QEMU_ID);
+    let overlay = daemon.run_root("two").unwrap().join("root.qcow2");
+    assert_eq!(fs::metadata(overlay).unwrap().uid(), daemon.user("two"));
+    assert_ne!(daemon.user("one"), daemon.user("two"), "each VM has a user of its own");
     for name in ["vmi/one", "vmi/two"] {
         daemon.says(&["delete", name]);
     }
@@ -72,9 +72,10 @@ fn guests_of_an_image_that_is_always_fetched_have_it_whole() {
         daemon.until_serial(name, "K");
     }
     // Nobody's process may write what all of them read.
-    let own = daemon.run_folder(&names[0]).unwrap().join("root.image");
+    let own = daemon.run_root(&names[0]).unwrap().join("root.image");
     let facts = fs::metadata(own).unwrap();
-    assert_eq!((facts.uid(), facts.mode() & 0o777), (0, 0o444));
+    assert_eq!((facts.uid(), facts.mode() & 0o777), (0, 0o440));
+    assert!(facts.gid() >= 1_900_000_000, "a group of its own reads it");
     for name in &names {
         daemon.says(&["delete", &format!("vmi/{name}")]);
     }
@@ -135,7 +136,6 @@ fn disks_come_from_object_stores() {
 fn disks_are_files_of_the_machine_and_block_devices() {
     let daemon = Daemon::start();
     let image = daemon.image("disk.img", code::HALTS);
-    std::os::unix::fs::chown(&image, Some(QEMU_ID), Some(QEMU_ID)).unwrap();
     let disk = format!("hostDisk: {{path: \"{}\", type: Disk}}", image.display());
     daemon.run(&instance("host", &disk));
     daemon.until_serial("host", "K");
@@ -157,7 +157,7 @@ fn disks_are_files_of_the_machine_and_block_devices() {
     let uid = daemon.object("pvc/block-root").unwrap()["metadata"]["uid"].as_str().unwrap().to_owned();
     let device = daemon.state().join("claims").join(uid).join("dev/cdi-block-volume");
     let facts = fs::metadata(&device).unwrap();
-    assert!(facts.file_type().is_block_device() && facts.uid() == QEMU_ID);
+    assert!(facts.file_type().is_block_device() && facts.uid() == daemon.user("block"));
     let found = || daemon.processes().into_iter().find(|(_, line)| line.contains("qemu-system"));
     let (qemu, _) = eventually("QEMU", found);
     let open = fs::read_dir(format!("/proc/{qemu}/fd")).unwrap();

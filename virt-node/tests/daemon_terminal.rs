@@ -6,7 +6,7 @@
 mod daemon;
 #[path = "support/sys.rs"]
 mod sys;
-#[path = "support/waiting.rs"]
+#[path = "../launcher/tests/support/waiting.rs"]
 mod waiting;
 
 use std::fs::{self, File};

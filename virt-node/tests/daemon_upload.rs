@@ -4,7 +4,7 @@
 
 #[path = "support/daemon.rs"]
 mod daemon;
-#[path = "support/waiting.rs"]
+#[path = "../launcher/tests/support/waiting.rs"]
 mod waiting;
 
 use std::fs;

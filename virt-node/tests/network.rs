@@ -5,7 +5,7 @@
 
 #[path = "support/machine.rs"]
 mod machine;
-#[path = "support/waiting.rs"]
+#[path = "../launcher/tests/support/waiting.rs"]
 mod waiting;
 
 use std::fs;
@@ -192,6 +192,54 @@ fn where_the_machines_resolver_is_local_names_are_asked_of_the_gateway() {
     let (length, _) = client.recv_from(&mut packet).unwrap();
     assert_eq!(&packet[..length], b"\x12\x34..........question");
     detach(&machine.places, "default-vm").unwrap();
+}
+
+/// Whether a datagram comes to `at`; sent up to so many times, each waited for a tenth of a second.
+fn reaches(from: &UdpSocket, to: (IpAddr, u16), at: &UdpSocket, times: usize) -> bool {
+    at.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    (0..times).any(|_| from.send_to(b"x", to).is_ok() && at.recv_from(&mut [0; 8]).is_ok())
+}
+
+/// A VM's namespace reaches the machine, no other VM, and nothing under an address that is not its own. IP
+/// forwarding, which the first VM needs, stays on.
+#[test]
+fn guests_are_kept_apart_and_to_their_own_addresses() {
+    let machine = Machine::new();
+    let forwarding = || fs::read_to_string("/proc/sys/net/ipv4/ip_forward").unwrap();
+    fs::write("/proc/sys/net/ipv4/ip_forward", "0").unwrap();
+    let [one, two] = ["one", "two"].map(|name| {
+        let mut guest = machine.guest(name);
+        let Binding::Masquerade { ports, .. } = &mut guest.interfaces[0].binding else {
+            panic!("masquerade")
+        };
+        // Other ports are the namespace's, where the test is.
+        ports.push(Port { tcp: true, number: 80 });
+        attach(&machine.places, &guest).unwrap()
+    });
+    assert_eq!(forwarding(), "1\n");
+    let gateway = pod_gateway().unwrap().unwrap();
+    let socket = |namespace: &Path, at: &str| inside(namespace, || UdpSocket::bind(at).unwrap());
+    let (first, second) = (socket(&one.namespace, "0.0.0.0:0"), socket(&two.namespace, "0.0.0.0:9"));
+    let (own, listening) = (UdpSocket::bind("0.0.0.0:0").unwrap(), UdpSocket::bind((gateway, 9)).unwrap());
+    let to_second = (nic(&two).addresses[0], 9);
+    assert!(reaches(&own, to_second, &second, 100), "the machine reaches a VM");
+    assert!(reaches(&first, (gateway, 9), &listening, 100), "a VM reaches the machine");
+    assert!(!reaches(&first, to_second, &second, 5), "a VM reaches another one");
+    // Masquerading gives packets the right address.
+    inside(&one.namespace, || {
+        run("nft", &["flush", "ruleset"]);
+        ip("addr add 10.234.200.200/32 dev eth0");
+    });
+    assert!(reaches(&first, (gateway, 9), &listening, 100), "without masquerading");
+    let spoofed = socket(&one.namespace, "10.234.200.200:0");
+    assert!(!reaches(&spoofed, (gateway, 9), &listening, 5), "with another IP address");
+    inside(&one.namespace, || ip("link set eth0 address 02:00:00:00:99:99"));
+    let spoofed = socket(&one.namespace, "0.0.0.0:0");
+    assert!(!reaches(&spoofed, (gateway, 9), &listening, 5), "with another MAC address");
+    for name in ["one", "two"] {
+        detach(&machine.places, &format!("default-{name}")).unwrap();
+    }
+    assert_eq!(forwarding(), "1\n", "other services may rely on it");
 }
 
 #[test]
@@ -396,5 +444,6 @@ fn both(pod: Configuration, blue: Configuration) -> Wanted {
             one("blue", Names::secondary("blue"), blue, Binding::Bridge, 2),
         ],
         resolvers: Resolvers::default(),
+        user: api::names::QEMU_ID,
     }
 }

@@ -4,10 +4,11 @@
 
 #[path = "support/machine.rs"]
 mod machine;
-#[path = "support/running.rs"]
+#[path = "../launcher/tests/support/running.rs"]
 mod running;
+#[path = "../launcher/tests/support/mod.rs"]
 mod support;
-#[path = "support/waiting.rs"]
+#[path = "../launcher/tests/support/waiting.rs"]
 mod waiting;
 
 use std::fs;
@@ -29,7 +30,7 @@ use virt_node::network::{self, Attached, Binding, Configuration, Names, Nic, Por
 
 /// A launcher in a guest's namespace.
 fn launcher(attached: &Attached) -> Launcher {
-    network::inside(&attached.namespace, || Ok(Launcher::with_taps())).unwrap()
+    network::inside(&attached.namespace, || Ok::<_, virt_node::Error>(Launcher::with_taps())).unwrap()
 }
 
 /// An interface of the launch document.

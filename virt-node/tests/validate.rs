@@ -2,17 +2,18 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-#[path = "support/program.rs"]
+#[path = "../launcher/tests/support/program.rs"]
 mod program;
-#[path = "support/waiting.rs"]
+#[path = "../launcher/tests/support/waiting.rs"]
 mod waiting;
 
 use std::fs;
 use std::process::Output;
 
 use serde_json::Value;
-use virt_node::finding::Verdict;
-use virt_node::validate::{Report, validate};
+use virt::fields::Place;
+use virt::finding::Verdict;
+use virt::validate::{Documents, Report};
 
 /// A guest as its documentation would show it, with everything it names.
 const GUEST: &str = "
@@ -78,7 +79,7 @@ metadata: {name: web, namespace: shop}
 ";
 
 fn report(text: &str) -> Report {
-    validate(&[("vm.yaml".to_owned(), text.as_bytes().to_vec())])
+    Documents::parse([("vm.yaml", text.as_bytes())]).validate(Place::Machine).report
 }
 
 /// Findings of all objects as `verdict path`.

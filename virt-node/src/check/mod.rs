@@ -3,8 +3,9 @@
 //! The machine is left as it was: a guest of one sector runs for a moment, files are made in a folder that goes away,
 //! network devices in a namespace that does.
 //!
-//! Not here: what a document asks for ([`crate::validate`]).
+//! Not here: what a document asks for ([`virt::validate`]).
 
+mod accounts;
 mod kvm;
 mod network;
 pub(crate) mod programs;
@@ -58,15 +59,15 @@ pub struct Report(pub Vec<Tried>);
 /// Tries everything; `state` is where guests' state will be.
 pub fn check(state: &Path) -> Report {
     let mut tried = vec![programs::qemu(), kvm::kvm(), programs::libvirt()];
-    tried.extend([programs::ovmf(), programs::swtpm(), programs::user()]);
+    tried.extend([programs::ovmf(), programs::swtpm(), accounts::ids()]);
     tried.extend(storage::all(state));
     tried.extend(network::all());
     Report(tried)
 }
 
-/// Whether guests run under KVM here, by running one.
-pub(crate) fn kvm_works() -> bool {
-    kvm::kvm().found.is_ok()
+/// The group that may use /dev/kvm, if it has one: VMs' users are in it. `None`: everybody may, or root alone.
+pub(crate) fn kvm_group() -> Option<u32> {
+    kvm::group()
 }
 
 impl Report {

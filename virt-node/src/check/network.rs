@@ -6,12 +6,11 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::{env, fs, io};
 
-use api::names::QEMU_ID;
 use serde::Deserialize;
 
 use super::{Missing, Need, Tried};
-use crate::check::programs;
 use crate::network;
+use guest::found as programs;
 
 /// By which taps are opened.
 const TUN: &str = "/dev/net/tun";
@@ -30,7 +29,7 @@ struct Check {
 }
 
 /// What is asked for: our name, the plugin's, what for, whether it matters, what to do.
-const ASKED: [(&str, &str, &str, Need, &str); 4] = [
+const ASKED: [(&str, &str, &str, Need, &str); 5] = [
     (
         "bridge",
         "bridge",
@@ -46,6 +45,13 @@ const ASKED: [(&str, &str, &str, Need, &str); 4] = [
         "guests behind the machine's address",
         Need::Required,
         "the kernel's CONFIG_NF_TABLES, CONFIG_NFT_MASQ and CONFIG_NF_NAT (modprobe nft_masq)",
+    ),
+    (
+        "nft-bridge",
+        "nft-bridge",
+        "guests that cannot take each other's addresses",
+        Need::Required,
+        "the kernel's CONFIG_NF_TABLES_BRIDGE (modprobe nf_tables)",
     ),
 ];
 
@@ -78,23 +84,15 @@ pub(super) fn all() -> Vec<Tried> {
     tried
 }
 
-/// Whether QEMU, which is not root, may open the device that taps are opened by.
+/// Whether QEMU, which is a user of no account, may open the device that taps are opened by.
 fn open_to_guests() -> Result<(), Missing> {
     let gone =
         |error: io::Error| Missing::new(format!("{TUN}: {error}"), "the kernel's CONFIG_TUN (modprobe tun)");
     let facts = fs::metadata(TUN).map_err(gone)?;
-    let shift = match (facts.uid() == QEMU_ID, facts.gid() == QEMU_ID) {
-        (true, _) => 6,
-        (false, true) => 3,
-        (false, false) => 0,
-    };
-    if facts.mode() >> shift & 0o6 == 0o6 {
+    if facts.mode() & 0o6 == 0o6 {
         return Ok(());
     }
-    let reason = format!(
-        "{TUN} has the mode {:o}, which keeps the guests' user ({QEMU_ID}) out",
-        facts.mode() & 0o777
-    );
+    let reason = format!("{TUN} has mode {:o}, which keeps the VMs' users out", facts.mode() & 0o777);
     Err(Missing::new(reason, format!("chmod 0666 {TUN}, as the kernel and udev have it")))
 }
 

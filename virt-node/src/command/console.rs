@@ -2,46 +2,22 @@
 
 use std::io::{self, IsTerminal, Read, Write};
 use std::net::{Shutdown, TcpListener};
-use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-
-use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
 
 use super::relay::{End, join};
 use super::{Daemon, say};
 use crate::error::{Error, Kind};
-use crate::framing;
-use crate::launcher::{Signal, block_signals, next_signal};
 use crate::protocol::{Request, Stream};
+use guest::framing;
+use guest::signals::{Signal, block_signals, next_signal};
+use virt_client::terminal::{Raw, before_escape};
 
-/// Ctrl-], as virtctl and telnet have it.
-const ESCAPE: u8 = 0x1d;
 /// Bytes on their way.
 const BUFFER: usize = 16 << 10;
 
 /// `virt-node console`.
 pub(crate) fn console(daemon: Daemon, namespace: &str, name: &str) -> Result<(), Error> {
     stream(daemon, namespace, name, Stream::Console)
-}
-
-/// A terminal that is as it was when this is dropped.
-struct Raw(Termios);
-
-impl Raw {
-    fn set() -> Option<Self> {
-        let terminal = io::stdin();
-        let before = tcgetattr(terminal.as_fd()).ok()?;
-        let mut raw = before.clone();
-        raw.make_raw();
-        tcsetattr(terminal.as_fd(), OptionalActions::Now, &raw).ok()?;
-        Some(Self(before))
-    }
-}
-
-impl Drop for Raw {
-    fn drop(&mut self) {
-        _ = tcsetattr(io::stdin().as_fd(), OptionalActions::Now, &self.0);
-    }
 }
 
 fn lost(error: io::Error) -> Error {
@@ -78,8 +54,8 @@ fn keys(mut guest: &UnixStream, terminal: bool) {
     let mut buffer = [0; BUFFER];
     while let Ok(count @ 1..) = io::stdin().read(&mut buffer) {
         let typed = &buffer[..count];
-        let escape = typed.iter().position(|byte| terminal && *byte == ESCAPE);
-        if guest.write_all(&typed[..escape.unwrap_or(count)]).is_err() || escape.is_some() {
+        let (typed, escaped) = if terminal { before_escape(typed) } else { (typed, false) };
+        if guest.write_all(typed).is_err() || escaped {
             drop(guest.shutdown(Shutdown::Both));
             return;
         }

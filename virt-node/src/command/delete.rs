@@ -8,7 +8,7 @@ use api::manifest;
 use super::{Daemon, Named, say};
 use crate::error::{Error, Kind as ErrorKind};
 use crate::protocol::{Request, Target};
-use crate::validate;
+use virt::validate;
 
 /// How often it is looked whether they are gone.
 const LOOK: Duration = Duration::from_millis(100);

@@ -8,7 +8,6 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -21,7 +20,8 @@ use serde_json::Value;
 use super::relay::{End, join};
 use super::{Daemon, Named, say, text};
 use crate::error::{Error, Kind as ErrorKind};
-use crate::framing::{self, Counted};
+use guest::framing::{self, Counted};
+use virt_client::port::Forwarded;
 
 /// Most connections, and most who send datagrams, of one command.
 const CLIENTS_MAX: usize = 256;
@@ -31,38 +31,6 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const SILENCE: Duration = Duration::from_secs(120);
 /// Longest datagram, in bytes.
 const DATAGRAM_MAX: usize = 65_536;
-
-/// A port that is forwarded, as virtctl writes it: `[PROTOCOL/]LOCAL[:GUEST]`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Forwarded {
-    /// TCP, else UDP.
-    tcp: bool,
-    /// The port here; 0: a free one.
-    local: u16,
-    /// The port of the guest.
-    guest: u16,
-}
-
-impl FromStr for Forwarded {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (protocol, ports) = text.split_once('/').unwrap_or(("tcp", text));
-        let tcp = match protocol {
-            "tcp" => true,
-            "udp" => false,
-            _ => return Err(format!("{protocol:?} is neither tcp nor udp")),
-        };
-        let (local, guest) = ports.split_once(':').unwrap_or((ports, ports));
-        let port = |text: &str| {
-            text.parse::<u16>().map_err(|_| format!("{text:?} is no port, which are from 1 to 65535"))
-        };
-        match (port(local)?, port(guest)?) {
-            (_, 0) => Err("a guest has no port 0".to_owned()),
-            (local, guest) => Ok(Self { tcp, local, guest }),
-        }
-    }
-}
 
 /// Which guest, of which daemon.
 struct Guest {
@@ -117,7 +85,7 @@ pub(crate) fn forward(
     let (gone, ended) = channel();
     for one in ports {
         let here = SocketAddr::new(address, one.local);
-        let failed = |error| Error::with(ErrorKind::System, format!("{} {here}", protocol(one.tcp)), error);
+        let failed = |error| Error::with(ErrorKind::System, format!("{} {here}", one.protocol()), error);
         let (guest, count, gone, port) = (Arc::clone(&guest), Arc::clone(&count), gone.clone(), one.guest);
         let bound = if one.tcp {
             let listener = TcpListener::bind(here).map_err(failed)?;
@@ -132,7 +100,7 @@ pub(crate) fn forward(
             framing::spawn("udp", move || drop(work())).map_err(failed)?;
             bound
         };
-        say(&format!("forwarding {} {bound} to {}", protocol(one.tcp), one.guest))?;
+        say(&format!("forwarding {} {bound} to {}", one.protocol(), one.guest))?;
     }
     drop(gone);
     let error = ended.recv().unwrap_or_else(|_| io::ErrorKind::Other.into());
@@ -165,10 +133,6 @@ fn of(daemon: Daemon, namespace: &str, named: &Named) -> Result<Guest, Error> {
         }
         Some(kind) => Err(Error::new(ErrorKind::Usage, format!("a {} has no ports", kind.name()))),
     }
-}
-
-fn protocol(tcp: bool) -> &'static str {
-    if tcp { "tcp" } else { "udp" }
 }
 
 fn connect(guest: &Guest, port: u16) -> Result<TcpStream, Error> {
@@ -280,28 +244,6 @@ fn answers(
 mod tests {
     use super::*;
     use serde_json::json;
-
-    #[test]
-    fn ports_are_written_as_virtctl_does() {
-        let of = |text: &str| text.parse::<Forwarded>();
-        let tcp = |local, guest| Ok(Forwarded { tcp: true, local, guest });
-        assert_eq!(of("80"), tcp(80, 80));
-        assert_eq!(of("8080:80"), tcp(8080, 80));
-        assert_eq!(of("tcp/8080:80"), tcp(8080, 80));
-        assert_eq!(of("0:80"), tcp(0, 80));
-        assert_eq!(of("udp/5353:53"), Ok(Forwarded { tcp: false, local: 5353, guest: 53 }));
-        for (text, part) in [
-            ("sctp/80", "neither tcp nor udp"),
-            ("80:0", "no port 0"),
-            ("0", "no port 0"),
-            ("65536", "no port"),
-            ("80:80:80", "no port"),
-            ("", "no port"),
-        ] {
-            let said = of(text).unwrap_err();
-            assert!(said.contains(part), "{text}: {said}");
-        }
-    }
 
     #[test]
     fn answers_go_back_to_whom_they_are_for() {

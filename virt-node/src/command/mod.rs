@@ -26,21 +26,24 @@ use serde_json::Value;
 
 pub(crate) use console::{console, screen};
 pub(crate) use delete::{Deletion, delete};
-pub(crate) use forward::{Forwarded, forward, join_standard};
+pub(crate) use forward::{forward, join_standard};
 pub(crate) use objects::{Output, events, get, list, power};
 pub(crate) use run::{Run, run};
 pub(crate) use service::install;
-pub(crate) use ssh::{Copy as ScpCopy, Login, Options as SshOptions, scp, ssh};
+pub(crate) use ssh::{Login, scp, ssh};
 pub(crate) use upload::{ImageUpload, upload};
 pub(crate) use volume::{add_volume, remove_volume};
 
 use crate::daemon;
 use crate::error::{Error, Kind as ErrorKind};
-use crate::framing;
 use crate::protocol::{Answer, Call, RefusedKind, Request, Target, VERSION};
+use guest::found as programs;
+use guest::framing;
 
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// There where systemd runs the machine.
+const SYSTEMD: &str = "/run/systemd/system";
 /// How long a daemon may take to serve.
 const START: Duration = Duration::from_secs(30);
 
@@ -87,24 +90,34 @@ impl Daemon {
                 error,
             )
         };
-        std::fs::create_dir_all(folder).map_err(failed)?;
+        // systemd starts it elsewhere.
+        let folder = std::path::absolute(folder).map_err(failed)?;
+        std::fs::create_dir_all(&folder).map_err(failed)?;
         let log = folder.join("daemon.log");
         let file = std::fs::OpenOptions::new().create(true).append(true).open(&log).map_err(failed)?;
         let before = usize::try_from(file.metadata().map_err(failed)?.len()).unwrap_or(usize::MAX);
         let own = std::env::current_exe().map_err(failed)?;
-        let mut child = Command::new(own)
-            .args([OsString::from("serve"), "--detached".into(), "--state".into(), folder.into()])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(file)
-            .spawn()
-            .map_err(failed)?;
+        let mut child = starter(
+            &own,
+            &folder,
+            &log,
+            Path::new(SYSTEMD).is_dir() && programs::find("systemd-run").is_some(),
+        )
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(file)
+        .spawn()
+        .map_err(failed)?;
+        let mut handed_over = false;
         let until = Instant::now() + START;
         loop {
-            if let Ok(daemon) = Self::connect(folder) {
+            if let Ok(daemon) = Self::connect(&folder) {
                 return Ok(daemon);
             }
-            let ended = child.try_wait().map_err(failed)?.is_some();
+            // systemd-run ends well when it has started the daemon.
+            let status = child.try_wait().map_err(failed)?;
+            handed_over |= status.is_some_and(|status| status.success());
+            let ended = status.is_some() && !handed_over;
             let text = std::fs::read(&log).unwrap_or_default();
             let text = String::from_utf8_lossy(text.get(before..).unwrap_or_default());
             // One that somebody else starts at the same time is as good.
@@ -237,9 +250,59 @@ pub(crate) fn text<'a>(object: &'a Value, path: &str) -> &'a str {
     object.pointer(path).and_then(Value::as_str).unwrap_or_default()
 }
 
+/// The command that starts a daemon which outlives this process and the login session it belongs to: where systemd runs, a
+/// unit of its own, since the end of a session ends what was started in it.
+fn starter(own: &Path, folder: &Path, log: &Path, systemd: bool) -> Command {
+    let serve = [OsString::from("serve"), "--detached".into(), "--state".into(), folder.into()];
+    if !systemd {
+        let mut command = Command::new(own);
+        command.args(serve);
+        return command;
+    }
+    let mut command = Command::new("systemd-run");
+    command.args(["--quiet", "--collect", "--property=KillMode=process", "--property=Delegate=yes"]);
+    command.args(["--property=LimitNOFILE=65536", "--property=TasksMax=infinity"]);
+    command.arg(format!("--property=StandardError=append:{}", log.display()));
+    for name in ["PATH", "http_proxy", "https_proxy", "no_proxy"] {
+        if let Some(value) = std::env::var_os(name) {
+            let mut variable = OsString::from(format!("--setenv={name}="));
+            variable.push(value);
+            command.arg(variable);
+        }
+    }
+    command.arg("--").arg(own).args(serve);
+    command
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The end of a login session ends all processes that were started in it.
+    #[test]
+    fn daemon_is_a_unit_of_its_own_where_systemd_runs() {
+        let starts = |systemd| {
+            let (own, state, log) =
+                (Path::new("/bin/virt-node"), Path::new("/state"), Path::new("/state/log"));
+            let command = starter(own, state, log, systemd);
+            let words = std::iter::once(command.get_program()).chain(command.get_args());
+            words.map(|word| word.to_str().unwrap().to_owned()).collect::<Vec<_>>().join(" ")
+        };
+        let serve = "/bin/virt-node serve --detached --state /state";
+        assert_eq!(starts(false), serve);
+        let unit = starts(true);
+        assert!(
+            unit.starts_with("systemd-run --quiet --collect ") && unit.ends_with(&format!(" -- {serve}")),
+            "{unit}"
+        );
+        // Stopping the daemon leaves its VMs alone: their processes are in its unit's group.
+        for property in
+            ["KillMode=process", "Delegate=yes", "TasksMax=infinity", "StandardError=append:/state/log"]
+        {
+            assert!(unit.contains(&format!(" --property={property}")), "{property}: {unit}");
+        }
+        assert!(!unit.contains("--user") && !unit.contains("--scope"), "{unit}");
+    }
 
     #[test]
     fn kinds_have_short_names() {

@@ -8,7 +8,7 @@ use super::{Daemon, Named, text};
 use crate::args::Format;
 use crate::error::{Error, Kind as ErrorKind};
 use crate::protocol::{Answer, Request, Verb};
-use crate::time;
+use virt::time;
 
 /// `virt-node list`: machines, runs that are nobody's, volumes.
 pub(crate) fn list(daemon: &mut Daemon, namespace: Option<&str>, format: Format) -> Result<String, Error> {

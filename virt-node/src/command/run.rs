@@ -9,9 +9,10 @@ use api::kind::Kind;
 
 use super::{Daemon, console, say, text};
 use crate::error::{Error, Kind as ErrorKind};
-use crate::launcher::{Signal, block_signals, next_signal};
 use crate::protocol::{Answer, Request, Stream, Target, Verb};
-use crate::validate;
+use guest::signals::{Signal, block_signals, next_signal};
+use virt::fields::Place;
+use virt::validate::{Checked, Documents, Given};
 
 /// How often it is looked.
 const LOOK: Duration = Duration::from_millis(200);
@@ -56,21 +57,16 @@ impl Followed {
 }
 
 /// Keeps the documents, starts their guests, and follows them.
-pub(crate) fn run(state: &Path, typed: &Run, texts: Vec<(String, Vec<u8>)>) -> Result<bool, Error> {
-    let report = validate::validate(&texts);
+pub(crate) fn run(state: &Path, typed: &Run, texts: &[(String, Vec<u8>)]) -> Result<bool, Error> {
+    let parsed = Documents::parse(texts.iter().map(|(name, text)| (name.as_str(), text.as_slice())));
+    let Checked { documents, report } = parsed.validate(Place::Machine);
     if !report.is_valid() {
         return Err(Error::new(ErrorKind::Content, format!("refused\n{}", report.text(false).trim_end())));
     }
     // A daemon that is started here would inherit what is blocked.
     let mut daemon = Daemon::or_start(state)?;
     block_signals().map_err(|error| Error::with(ErrorKind::System, "signals cannot be blocked", error))?;
-    let mut documents = Vec::new();
-    for (name, text) in texts {
-        let text = String::from_utf8(text).map_err(|_| {
-            Error::new(ErrorKind::Content, format!("{name}: not UTF-8; write it anew as UTF-8"))
-        })?;
-        documents.push((name, text));
-    }
+    let documents = documents.iter().map(Given::from).collect();
     let namespaces = report.objects.iter().map(|checked| checked.namespace.clone()).collect();
     let seen = last_events(&mut daemon, namespaces)?;
     let Answer::Applied { objects, findings } = daemon.call(Request::Apply { documents })? else {
@@ -219,6 +215,8 @@ fn follow(
         }
         let all_ran = guests.iter().all(|guest| guest.ran);
         if all_ran && typed.detach {
+            // The last events may have come between the two looks of this round.
+            tell(daemon, guests, &mut seen, &mut told)?;
             return Ok(true);
         }
         if all_ran && typed.console {

@@ -5,7 +5,6 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::error::{Error, Kind};
-use crate::launcher::replace;
 
 const NAME: &str = "virt-node.service";
 const UNIT: &str = "/etc/systemd/system/virt-node.service";
@@ -84,7 +83,7 @@ pub(crate) fn install(state: &Path, words: &[String], print: bool) -> Result<Str
     fs::create_dir_all(&state).map_err(failed(&state))?;
     let new = fs::read(path).ok().is_none_or(|before| before != text.as_bytes());
     if new {
-        replace(path, text.as_bytes()).map_err(failed(path))?;
+        dir::replace(path, text.as_bytes(), 0o644).map_err(|error| failed(path)(error.into()))?;
     }
     systemctl(&["daemon-reload"])?;
     systemctl(&["enable", NAME])?;

@@ -29,6 +29,7 @@ use tokio_rustls::TlsConnector;
 use super::{Daemon, say, text};
 use crate::error::{Error, Kind as ErrorKind};
 use crate::protocol::{Answer, Request, Target};
+use virt::validate::Given;
 
 /// How often it is looked.
 const LOOK: Duration = Duration::from_millis(200);
@@ -200,8 +201,9 @@ fn prepare(daemon: &mut Daemon, target: &Target, typed: &ImageUpload) -> Result<
             let text = format!("there is no DataVolume {namespace}/{name}; without --no-create it is made");
             return Err(Error::new(ErrorKind::Content, text));
         }
-        let document = typed.document(namespace)?.to_string();
-        daemon.call(Request::Apply { documents: vec![("image-upload".to_owned(), document)] })?;
+        let value = typed.document(namespace)?;
+        let document = Given { source: "image-upload".to_owned(), number: 1, value };
+        daemon.call(Request::Apply { documents: vec![document] })?;
         return say(&format!("DataVolume {namespace}/{name} created"));
     };
     let refused = |text: String| Err(Error::new(ErrorKind::Content, text));

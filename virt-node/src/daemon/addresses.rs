@@ -19,7 +19,6 @@ use api::net::{Mac, Range};
 use super::state::State;
 use super::store::{Key, Store, Stored};
 use crate::error::{Error, Kind as ErrorKind};
-use crate::launcher::replace_durably;
 
 /// Addresses in a range that is made up: the lower half of the bytes.
 const RANGE_BITS: u32 = 24;
@@ -162,7 +161,7 @@ fn range(state: &State) -> Result<Range, Error> {
                 Mac::new(bits).map(|mac| mac.to_string()).unwrap_or_default()
             });
             text = format!("{first} {last}\n");
-            replace_durably(&path, text.as_bytes()).map_err(failed)?;
+            dir::replace_durably(&path, text.as_bytes(), 0o600).map_err(|error| failed(error.into()))?;
         }
         Err(error) => return Err(failed(error)),
     }

@@ -2,13 +2,11 @@
 //!
 //! Not here: whether there is an agent ([`super::status`]).
 
-use std::path::Path;
-
 use api::kubevirt::GuestOsInfo;
 use api::launcher::{Answer, Request};
 use serde::Deserialize;
 
-use crate::launcher::Client;
+use super::run::Run;
 
 /// How long an agent may take, in seconds.
 const PATIENCE: u32 = 60;
@@ -30,9 +28,9 @@ struct OsInfo {
 }
 
 /// What the guest of a run is; `None`: its agent does not say.
-pub(super) fn what_it_is(run: &Path) -> Option<GuestOsInfo> {
+pub(super) fn what_it_is(run: &Run) -> Option<GuestOsInfo> {
     let command = "{\"execute\": \"guest-get-osinfo\"}".to_owned();
-    let answer = Client::connect(run).ok()?.call(Request::Agent { command, timeout_seconds: PATIENCE });
+    let answer = run.client().ok()?.call(Request::Agent { command, timeout_seconds: PATIENCE });
     let Ok(Answer::Agent(text)) = answer else { return None };
     read(&text)
 }
@@ -54,7 +52,6 @@ fn read(text: &str) -> Option<GuestOsInfo> {
         machine: word(told.machine),
         kernel_release: word(told.kernel_release),
         kernel_version: word(told.kernel_version),
-        ..GuestOsInfo::default()
     })
 }
 

@@ -9,72 +9,50 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, BufRead, BufReader};
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use api::kubevirt::{VirtualMachineInstance, VirtualMachineInstanceSpec, Volume};
-use api::launch::{Accelerator, Bus, Cpu, CpuFeature, CpuModel, Launch, Layout, Memory, NamedCpu};
-use api::launcher::{Answer, EXIT_RECORD, Exit, Request, SOCKET, State as Doing};
-use api::names::QEMU_ID;
-use serde::{Deserialize, Serialize};
+use api::kubevirt::{VirtualMachineInstance, Volume};
+use api::launch::{Accelerator, Bus, Cpu, DiskDevice, Launch, Layout, Media, Memory, Storage};
+use api::launcher::{Answer, Cause, Exit, Request, SOCKET, State as Doing};
+use dir::Owner;
 
+use super::disk::Access;
 use super::driver::{self, Driver};
+use super::host::{self, Found};
+use super::ids;
+use super::kept::{self, Kept, KeptCpu};
 use super::networks::{self, Networks};
-use super::plan::Seen;
+use super::run::Run;
 use super::state::State;
 use super::{images, process};
+use crate::check;
 use crate::error::{Error, Kind};
-use crate::finding::{Finding, Verdict};
-use crate::launcher::{CallError, Client};
 use crate::network::Attached;
-use crate::resolve::{self, Backend, Guest, Host, Made, Objects};
+use guest::{CallError, Client};
+use virt::finding::{Finding, Verdict};
+use virt::live::is_in_drive;
+use virt::resolve::{self, Backend, Guest, Host, Made, Objects};
+use virt::run::Seen;
+use virt::time;
 
-/// How long a launcher may take to serve, and to go.
+/// How long a launcher may take to serve.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// What a machine keeps between its runs, in its folder.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(super) struct Kept {
-    /// The machine type of the first run.
-    pub(super) machine: String,
-    /// What its processors were in the first run.
-    pub(super) processor: Option<KeptCpu>,
-    /// Where devices were.
-    pub(super) layout: Layout,
-}
-
-/// What a machine's `host-model` became.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct KeptCpu {
-    /// What ran the guest: what others can do is another model.
-    accelerator: Accelerator,
-    /// Features that the machine asked for then; with others, it becomes another one.
-    asked: Vec<CpuFeature>,
-    became: NamedCpu,
-}
-
-impl KeptCpu {
-    /// Gives a guest the processors that it had, where it asks for the same as then.
-    fn give(&self, launch: &mut Launch) {
-        let same = launch.accelerator == self.accelerator && launch.cpu.features == self.asked;
-        if same && launch.cpu.model == CpuModel::HostModel {
-            launch.cpu.model = CpuModel::Named(self.became.model.clone());
-            launch.cpu.features.clone_from(&self.became.features);
-        }
-    }
-}
+/// How long it may take to say how its guest is.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long it may take to end after it was asked to, and after it was killed.
+const STOP_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What a start needs to know.
 pub(super) struct Start {
     pub(super) state: Arc<State>,
     pub(super) driver: Driver,
-    pub(super) host: Host,
+    /// The accelerator of `serve --accelerator`; `None`: KVM where it works.
+    pub(super) accelerator: Option<Accelerator>,
     pub(super) instance: VirtualMachineInstance,
     /// The guest's identity: what it is called, and UUID and serial that it keeps.
     pub(super) guest: Guest,
@@ -83,6 +61,8 @@ pub(super) struct Start {
     pub(super) objects: Objects,
     /// Networks that it may name.
     pub(super) networks: Networks,
+    /// Directories whose files `hostDisk` may name.
+    pub(super) host_disks: Vec<PathBuf>,
     /// Volumes of its claims, by the claims' names.
     pub(super) claims: BTreeMap<String, driver::Volume>,
     pub(super) stop: Arc<AtomicBool>,
@@ -90,11 +70,76 @@ pub(super) struct Start {
     pub(super) launch: bool,
 }
 
+impl Start {
+    /// The VM's user. One that runs keeps its user, also when another account has that number by now.
+    fn user(&self, run: &Run) -> Result<Owner, Error> {
+        match run.owner().filter(|_| run.is_started()) {
+            Some(owner) => Ok(owner),
+            None => self.state.ids().of(&ids::vm(&self.owner)),
+        }
+    }
+
+    /// Who may use the disk of a claim.
+    fn access(&self, claim: &str, sharing: Sharing, user: Owner) -> Result<Access, Error> {
+        let ids = self.state.ids();
+        Ok(match sharing {
+            Sharing::Alone => Access::writers(Owner { uid: user.uid, gid: ids.of(&ids::claim(claim))?.gid }),
+            Sharing::Group => Access::writers(Owner { uid: 0, gid: ids.of(&ids::claim(claim))?.gid }),
+            Sharing::ReadOnly => Access::readers(ids.of(&ids::readers(claim))?.gid),
+        })
+    }
+
+    /// How a volume's claim is used: one that comes to a VM that runs is its user's, who gets no new group.
+    fn sharing(&self, volume: &str, run: &Run) -> Sharing {
+        let disks = &self.instance.spec.domain.devices.disks;
+        let shared = disks.iter().any(|disk| disk.name == volume && disk.shareable == Some(true));
+        if shared && !run.is_started() { Sharing::Group } else { Sharing::Alone }
+    }
+
+    /// Groups that the VM's user needs besides its own: of disks that it shares, and of /dev/kvm.
+    fn groups(&self) -> Result<Vec<u32>, Error> {
+        let (ids, spec) = (self.state.ids(), &self.instance.spec);
+        let mut groups: Vec<u32> = check::kvm_group().into_iter().collect();
+        for volume in &spec.volumes {
+            let claim = |name: &str| self.claims.get(name).map(|claim| claim.uid.clone());
+            let ephemeral = volume.ephemeral.as_ref().and_then(|one| one.persistent_volume_claim.as_ref());
+            let whose = match (&volume.container_disk, ephemeral, resolve::claim_of(volume)) {
+                (Some(container), _, _) => Some(images::whose(&self.state.path("images"), &container.image)),
+                (None, Some(ephemeral), _) => claim(&ephemeral.claim_name).map(|uid| ids::readers(&uid)),
+                (None, None, Some(name)) => {
+                    let disks = &spec.domain.devices.disks;
+                    let shared =
+                        disks.iter().any(|disk| disk.name == volume.name && disk.shareable == Some(true));
+                    claim(name).filter(|_| shared).map(|uid| ids::claim(&uid))
+                }
+                (None, None, None) => None,
+            };
+            if let Some(whose) = whose {
+                groups.push(ids.of(&whose)?.gid);
+            }
+        }
+        Ok(groups)
+    }
+}
+
+/// Who else uses the disk of a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sharing {
+    /// No other VM.
+    Alone,
+    /// VMs that all write to it.
+    Group,
+    /// VMs that only read it.
+    ReadOnly,
+}
+
 /// What a start did.
 #[derive(Debug)]
 pub(super) struct Started {
     /// Whether there is a guest.
     pub(super) guest: bool,
+    /// The user that it runs as.
+    pub(super) user: u32,
     pub(super) machine: String,
     /// What it has of processors and memory.
     pub(super) size: Option<(Cpu, Memory)>,
@@ -109,23 +154,42 @@ fn failed(path: &Path) -> impl Fn(io::Error) -> Error + '_ {
     move |error| Error::with(Kind::System, path.display().to_string(), error)
 }
 
-/// The log of a run's launcher, by which it is known.
-pub(super) fn log(run: &Path) -> PathBuf {
-    run.join("log")
-}
-
-/// What there is of a run. A launcher that does not answer but lives is asked again.
-pub(super) fn look(run: &Path) -> Seen {
+/// What is left of a run whose launcher is not asked: its end, where that was recorded.
+pub(super) fn left(run: &Run) -> Seen {
     if !run.exists() {
         return Seen::Nothing;
     }
-    if let Some(exit) = exit(run) {
+    run.exit().map_or(Seen::Down, Seen::Ended)
+}
+
+/// Kills every process of a run's user. Answers how the run is then.
+pub(super) fn kill(state: &State, run: &Run) -> Seen {
+    if let Some(owner) = run.owner() {
+        state.ids().end_all_of(owner.uid);
+    }
+    match left(run) {
+        Seen::Down => {
+            let (cause, time) = (Cause::Killed, time::now());
+            Seen::Ended(Exit { uid: String::new(), cause, code: cause.code(), time })
+        }
+        seen @ (Seen::Nothing | Seen::Waiting | Seen::Guest(_) | Seen::Ended(_)) => seen,
+    }
+}
+
+/// What there is of a run. A launcher that does not answer but lives is asked again.
+pub(super) fn look(run: &Run) -> Seen {
+    if !run.exists() {
+        return Seen::Nothing;
+    }
+    if let Some(exit) = run.exit() {
         return Seen::Ended(exit);
     }
     let until = Instant::now() + PATIENCE;
     loop {
-        if let Ok(Answer::Status(status)) =
-            Client::connect(run).map_err(Into::into).and_then(|mut client| client.call(Request::Status))
+        if let Ok(Answer::Status(status)) = run
+            .client()
+            .map_err(Into::into)
+            .and_then(|mut client| client.call_within(Request::Status, STATUS_TIMEOUT))
         {
             return match (status.state, status.exit) {
                 (_, Some(exit)) => Seen::Ended(exit),
@@ -133,16 +197,11 @@ pub(super) fn look(run: &Path) -> Seen {
                 (state, None) => Seen::Guest(state),
             };
         }
-        if !process::lives(&log(run)) || Instant::now() > until {
-            return exit(run).map_or(Seen::Down, Seen::Ended);
+        if !process::lives(&run.log()) || Instant::now() > until {
+            return run.exit().map_or(Seen::Down, Seen::Ended);
         }
         std::thread::sleep(Duration::from_millis(50));
     }
-}
-
-/// The record of a run's end.
-pub(super) fn exit(run: &Path) -> Option<Exit> {
-    serde_json::from_slice(&fs::read(run.join(EXIT_RECORD)).ok()?).ok()
 }
 
 /// Brings a run from whatever there is of it to a guest. What it made is taken away when there is none at the end.
@@ -157,41 +216,50 @@ pub(super) fn start(
 ) -> Result<Started, Error> {
     let run = start.state.run(start.instance.metadata.uid.as_deref().unwrap_or_default());
     let started = steps(start, &run, &mut tell, adopt);
-    if started.is_err() && !run.join("started").exists() {
+    if started.is_err() && !run.is_started() {
         // The first failure is told; what stays is taken away with the run.
         drop(clear(&start.state, &run, &start.owner));
     }
     started
 }
 
-fn steps(
-    start: &Start,
-    run: &Path,
-    tell: &mut Tell<'_>,
-    adopt: impl FnOnce(Child),
-) -> Result<Started, Error> {
+fn steps(start: &Start, run: &Run, tell: &mut Tell<'_>, adopt: impl FnOnce(Child)) -> Result<Started, Error> {
     let running = matches!(look(run), Seen::Guest(_));
-    fs::create_dir_all(run).map_err(failed(run))?;
-    fs::set_permissions(run, fs::Permissions::from_mode(0o700)).map_err(failed(run))?;
+    let user = start.user(run)?;
+    run.make(user)?;
     let keep = start.state.guest(&start.owner);
-    let mut kept = kept(&keep)?;
-    if kept.machine.is_empty() {
-        kept.machine.clone_from(&start.host.machine);
-    }
+    kept::make(&keep, user)?;
+    let mut kept = kept::read(&keep)?;
     let (state, owner) = (&start.state, start.owner.as_str());
     let attached =
         if start.launch { start.networks.attach(state, &start.instance, owner, running)? } else { None };
-    let mut document = None;
+    let mut volumes = None;
     if start.launch && !running {
         capabilities(&start.state, tell)?;
-        let volumes = disks(start, run, tell)?;
-        document = Some(resolved(start, run, &keep, &kept, volumes, attached.as_ref())?);
+        volumes = Some(disks(start, run, tell)?);
     }
-    if let Some(child) = launcher(state, run, networks::namespace(state, owner).as_deref())? {
+    let namespace = networks::namespace(state, owner);
+    if let Some(child) = launcher(state, run, user, &start.groups()?, namespace.as_deref())? {
         adopt(child);
     }
     let mut client = connect(run)?;
-    if let Some(document) = document {
+    let paths = volumes.iter().flat_map(BTreeMap::values).map(|volume| volume.path.clone()).collect();
+    let before = volumes.is_none().then_some(&kept);
+    let found = match (host::ask(state, &mut client, paths, start.accelerator, before), &volumes) {
+        (Err(error), Some(_)) => return Err(error),
+        (found, _) => found.ok(),
+    };
+    if let (Some(volumes), Some(found)) = (volumes, &found) {
+        if kept.machine.is_empty() {
+            kept.machine.clone_from(&found.host.machine);
+        }
+        kept.accelerator = Some(found.host.accelerator);
+        kept.why.clone_from(&found.why);
+        if !kept.why.is_empty() {
+            let software = found.host.accelerator == Accelerator::Tcg;
+            tell(if software { "SoftwareEmulation" } else { "KVM" }, kept.why.clone());
+        }
+        let document = resolved(start, run, &keep, &kept, found, volumes, attached.as_ref())?;
         let answer = client.launch(&document).map_err(|error| {
             Error::with(
                 Kind::System,
@@ -203,17 +271,19 @@ fn steps(
             kept.layout = layout;
             if let Some(became) = processor {
                 let (accelerator, asked) = (document.accelerator, document.cpu.features);
-                kept.processor = Some(KeptCpu { accelerator, asked, became });
+                kept.processor = Some(KeptCpu::new(accelerator, asked, became));
             }
         }
-        keep_durably(&keep, &kept)?;
+        kept::write(&keep, &kept)?;
     }
-    let answer = client.call(Request::Status);
+    let answer = client.call_within(Request::Status, STATUS_TIMEOUT);
     let guest = match answer {
         Ok(Answer::Status(status)) => status.state != Doing::Waiting,
         Ok(_) | Err(_) => true,
     };
-    Ok(Started { guest, size: size(start, run, &keep), machine: kept.machine, attached })
+    // A launcher that has just ended is not asked; the size is in the status of one that runs.
+    let size = found.and_then(|found| size(start, run, &keep, &found.host));
+    Ok(Started { guest, user: user.uid, size, machine: kept.machine, attached })
 }
 
 /// Gives a guest that runs the volume `name` of its spec.
@@ -227,20 +297,28 @@ pub(super) fn attach(start: &Start, name: &str) -> Result<(), Error> {
     let volume = volume.ok_or_else(|| broken("has no volume"))?;
     let storage = disk(start, &run, volume, &mut |_, _| ())?;
     let keep = start.state.guest(&start.owner);
-    let mut kept = kept(&keep)?;
-    let made = BTreeMap::from([(name.to_owned(), images::backend(storage))]);
-    let launch = resolved(start, &run, &keep, &kept, made, None)?;
+    let mut kept = kept::read(&keep)?;
+    let mut client = connect(&run)?;
+    let paths = vec![storage.path.clone()];
+    let found = host::ask(&start.state, &mut client, paths, start.accelerator, Some(&kept))?;
+    let made = BTreeMap::from([(name.to_owned(), storage)]);
+    let launch = resolved(start, &run, &keep, &kept, &found, made, None)?;
     let disk = launch.disks.into_iter().find(|disk| disk.name == name);
     let mut disk = disk.ok_or_else(|| broken("is not one of the guest's"))?;
+    if let (DiskDevice::Cdrom, Media::Storage(storage)) = (disk.device, &disk.media) {
+        let storage = Box::new(storage.clone());
+        let answer = client.call(Request::Insert { name: name.to_owned(), storage });
+        return answer.map(drop).map_err(|error| refused(name, error));
+    }
     if !matches!(disk.bus, Bus::Virtio | Bus::Scsi) {
         return Err(broken("can come to a guest that runs on scsi or virtio only"));
     }
     // What is booted from was decided at the start.
     disk.boot_order = None;
-    let answer = connect(&run)?.call(Request::AttachDisk(Box::new(disk)));
+    let answer = client.call(Request::AttachDisk(Box::new(disk)));
     if let Answer::Layout(layout) = answer.map_err(|error| refused(name, error))? {
         kept.layout = layout;
-        keep_durably(&keep, &kept)?;
+        kept::write(&keep, &kept)?;
     }
     Ok(())
 }
@@ -252,13 +330,17 @@ pub(super) fn attach(start: &Start, name: &str) -> Result<(), Error> {
 pub(super) fn detach(start: &Start, name: &str) -> Result<bool, Error> {
     let run = start.state.run(start.instance.metadata.uid.as_deref().unwrap_or_default());
     let keep = start.state.guest(&start.owner);
-    let mut kept = kept(&keep)?;
+    if is_in_drive(&start.instance.spec, name) {
+        let answer = connect(&run)?.call(Request::Eject(name.to_owned()));
+        return answer.map(|_| true).map_err(|error| refused(name, error));
+    }
+    let mut kept = kept::read(&keep)?;
     let answer = connect(&run)?.call(Request::DetachDisk(name.to_owned()));
     let Answer::Layout(layout) = answer.map_err(|error| refused(name, error))? else { return Ok(false) };
     let gone = !layout.has(&format!("disk-{name}"));
     if gone {
         kept.layout = layout;
-        keep_durably(&keep, &kept)?;
+        kept::write(&keep, &kept)?;
     }
     Ok(gone)
 }
@@ -267,27 +349,11 @@ fn refused(name: &str, error: CallError) -> Error {
     Error::with(Kind::System, format!("the launcher and disk {name:?}"), error)
 }
 
-fn kept(folder: &Path) -> Result<Kept, Error> {
-    let path = folder.join("kept.json");
-    match fs::read(&path) {
-        Ok(json) => serde_json::from_slice(&json).map_err(|error| failed(&path)(error.into())),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Kept::default()),
-        Err(error) => Err(failed(&path)(error)),
-    }
-}
-
 /// Keeps where devices are of a guest that runs.
 pub(super) fn keep_layout(state: &State, owner: &str, layout: Layout) -> Result<(), Error> {
     let keep = state.guest(owner);
-    let before = kept(&keep)?;
-    if before.layout == layout { Ok(()) } else { keep_durably(&keep, &Kept { layout, ..before }) }
-}
-
-fn keep_durably(folder: &Path, kept: &Kept) -> Result<(), Error> {
-    let path = folder.join("kept.json");
-    let json = serde_json::to_vec(kept).map_err(|error| failed(&path)(error.into()))?;
-    fs::create_dir_all(folder).map_err(failed(folder))?;
-    crate::launcher::replace_durably(&path, &json).map_err(failed(&path))
+    let before = kept::read(&keep)?;
+    if before.layout == layout { Ok(()) } else { kept::write(&keep, &Kept { layout, ..before }) }
 }
 
 /// Has what QEMU and libvirt can do found out, where it is not known; says so before it takes long.
@@ -310,89 +376,69 @@ fn capabilities(state: &State, tell: &mut Tell<'_>) -> Result<(), Error> {
 }
 
 /// Volumes that are files or devices.
-fn disks(start: &Start, run: &Path, tell: &mut Tell<'_>) -> Result<BTreeMap<String, Backend>, Error> {
-    let mut backends = BTreeMap::new();
+fn disks(start: &Start, run: &Run, tell: &mut Tell<'_>) -> Result<BTreeMap<String, Storage>, Error> {
+    let mut disks = BTreeMap::new();
     for volume in start.instance.spec.volumes.iter().filter(|volume| resolve::is_storage(volume)) {
         let storage = disk(start, run, volume, tell)?;
-        backends.insert(volume.name.clone(), images::backend(storage));
+        disks.insert(volume.name.clone(), storage);
     }
-    Ok(backends)
+    Ok(disks)
 }
 
-fn disk(
-    start: &Start,
-    run: &Path,
-    volume: &Volume,
-    tell: &mut Tell<'_>,
-) -> Result<api::launch::Storage, Error> {
-    let claim = |name: &str| {
+fn disk(start: &Start, run: &Run, volume: &Volume, tell: &mut Tell<'_>) -> Result<Storage, Error> {
+    let user = start.user(run)?;
+    let claim = |name: &str, sharing: Sharing| {
         let missing =
             || Error::new(Kind::Content, format!("volume {:?}: there is no claim {name:?}", volume.name));
         let volume = start.claims.get(name).ok_or_else(missing)?;
         start.driver.publish(volume)?;
-        let disk = volume.disk();
-        if !volume.block && !disk.exists() {
-            blank(&disk, volume)?;
-        }
-        Ok::<_, Error>(images::raw(&disk, volume.block))
+        let access = start.access(&volume.uid, sharing, user)?;
+        volume.give(access)?;
+        Ok::<_, Error>(images::raw(&volume.disk(), volume.block))
     };
-    let path = |end: &str| run.join(format!("{}.{end}", volume.name));
-    if let Some(claimed) = claim_of(volume) {
-        return claim(claimed);
+    let path = |end: &str| run.path().join(format!("{}.{end}", volume.name));
+    if let Some(claimed) = resolve::claim_of(volume) {
+        return claim(claimed, start.sharing(&volume.name, run));
     }
     if let Some(container) = &volume.container_disk {
         let told = |percent| tell("Pulling", format!("image {}: {percent:.0}%", container.image));
         let (images, own) = (start.state.path("images"), path("image"));
-        images::container(&images, &own, container, &start.objects, &start.stop, told)?;
-        return images::overlay(&path("qcow2"), images::raw(&own, false));
+        let ids = start.state.ids();
+        images::container(&images, &own, container, &start.objects, ids, &start.stop, told)?;
+        return images::overlay(&path("qcow2"), images::raw(&own, false), user);
     }
     if let Some(empty) = &volume.empty_disk {
-        return images::empty(&path("img"), empty.capacity.as_ref());
+        return images::empty(&path("img"), empty.capacity.as_ref(), user);
     }
     if let Some(ephemeral) = volume.ephemeral.as_ref().and_then(|one| one.persistent_volume_claim.as_ref()) {
-        return images::overlay(&path("qcow2"), claim(&ephemeral.claim_name)?);
+        return images::overlay(&path("qcow2"), claim(&ephemeral.claim_name, Sharing::ReadOnly)?, user);
     }
     match &volume.host_disk {
-        Some(host) => images::host(host),
+        Some(host) => images::host(host, &start.host_disks, run.path(), &volume.name, user),
         None => Err(Error::new(Kind::Content, format!("volume {:?} has no source", volume.name))),
     }
 }
 
-/// The disk of a claim that nobody filled: as large as the claim, as KubeVirt makes it.
-fn blank(disk: &Path, volume: &driver::Volume) -> Result<(), Error> {
-    images::empty(disk, Some(&api::resource::Quantity(volume.size.to_string()))).map(drop)
-}
-
-/// The claim that a volume of a guest is.
-pub(super) fn claim_of(volume: &Volume) -> Option<&str> {
-    let claim = volume.persistent_volume_claim.as_ref().map(|claim| claim.claim_name.as_str());
-    claim.or(volume.data_volume.as_ref().map(|volume| volume.name.as_str()))
-}
-
-/// All claims that a guest needs.
-pub(super) fn claims_of(spec: &VirtualMachineInstanceSpec) -> impl Iterator<Item = &str> {
-    spec.volumes.iter().filter_map(|volume| {
-        let ephemeral = volume.ephemeral.as_ref().and_then(|one| one.persistent_volume_claim.as_ref());
-        claim_of(volume).or(ephemeral.map(|claim| claim.claim_name.as_str()))
-    })
-}
-
 fn resolved(
     start: &Start,
-    run: &Path,
+    run: &Run,
     keep: &Path,
     kept: &Kept,
-    volumes: BTreeMap<String, Backend>,
+    found: &Found,
+    volumes: BTreeMap<String, Storage>,
     attached: Option<&Attached>,
 ) -> Result<Launch, Error> {
-    fs::create_dir_all(keep).map_err(failed(keep))?;
-    chown(keep, Some(QEMU_ID), Some(QEMU_ID)).map_err(failed(keep))?;
-    let host = Host { machine: kept.machine.clone(), ..start.host.clone() };
+    let host = Host { machine: kept.machine.clone(), ..found.host.clone() };
+    let backend = |storage: Storage| {
+        let direct = found.facts.direct.get(&storage.path).copied().unwrap_or(false);
+        Backend { storage, direct, preallocated: false, block_sizes: None }
+    };
+    let volumes = volumes.into_iter().map(|(name, storage)| (name, backend(storage))).collect();
     let nics = attached.into_iter().flat_map(|attached| &attached.nics);
     let taps = nics.map(|nic| (nic.name.clone(), nic.tap.clone()));
     let made = Made {
-        folder: run.to_string_lossy().into_owned(),
-        state: keep.to_string_lossy().into_owned(),
+        folder: run.own().to_string_lossy().into_owned(),
+        state: kept::own(keep).to_string_lossy().into_owned(),
         volumes,
         taps: taps.collect(),
         layout: kept.layout.clone(),
@@ -413,17 +459,17 @@ fn resolved(
 }
 
 /// What a guest has of processors and memory, which nothing that is made for it changes.
-fn size(start: &Start, run: &Path, keep: &Path) -> Option<(Cpu, Memory)> {
+fn size(start: &Start, run: &Run, keep: &Path, host: &Host) -> Option<(Cpu, Memory)> {
     let mut spec = start.instance.spec.clone();
     (spec.volumes, spec.networks) = (Vec::new(), Vec::new());
     (spec.domain.devices.disks, spec.domain.devices.interfaces) = (Vec::new(), Vec::new());
     spec.domain.devices.autoattach_pod_interface = Some(false);
     let made = Made {
-        folder: run.to_string_lossy().into_owned(),
-        state: keep.to_string_lossy().into_owned(),
+        folder: run.own().to_string_lossy().into_owned(),
+        state: kept::own(keep).to_string_lossy().into_owned(),
         ..Made::default()
     };
-    let (launch, _) = resolve::resolve(&spec, &start.guest, &start.host, &made, &Objects::default(), "spec");
+    let (launch, _) = resolve::resolve(&spec, &start.guest, host, &made, &Objects::default(), "spec");
     launch.map(|launch| (launch.cpu, launch.memory))
 }
 
@@ -434,25 +480,35 @@ pub(super) fn invalid(findings: &[Finding]) -> Error {
     Error::new(Kind::Content, errors.join("; "))
 }
 
-/// Starts the launcher of a run, unless it lives.
-fn launcher(state: &State, run: &Path, namespace: Option<&Path>) -> Result<Option<Child>, Error> {
+/// Starts the launcher of a run as the VM's user with these groups besides its own, unless it lives.
+fn launcher(
+    state: &State,
+    run: &Run,
+    user: Owner,
+    groups: &[u32],
+    namespace: Option<&Path>,
+) -> Result<Option<Child>, Error> {
     let mut command = Command::new(process::program("virt-launcher"));
-    command.arg("run").arg("--capabilities").arg(state.path("capabilities")).arg(run);
-    command.stdout(Stdio::null());
-    match process::start_in(command, &log(run), namespace) {
+    command.arg("run").arg("--capabilities").arg(state.path("capabilities"));
+    command.arg("--user").arg(user.uid.to_string());
+    for group in groups {
+        command.arg("--group").arg(group.to_string());
+    }
+    command.arg(run.own()).stdout(Stdio::null());
+    match process::start_in(command, &run.log(), namespace) {
         Ok(child) => Ok(Some(child)),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
         Err(error) => Err(process::unstarted("virt-launcher", error)),
     }
 }
 
-fn connect(run: &Path) -> Result<Client, Error> {
+fn connect(run: &Run) -> Result<Client, Error> {
     let until = Instant::now() + PATIENCE;
     loop {
-        match Client::connect(run) {
+        match run.client() {
             Ok(client) => return Ok(client),
-            Err(error) if !process::lives(&log(run)) || Instant::now() > until => {
-                let said = process::last_words(&log(run));
+            Err(error) if !process::lives(&run.log()) || Instant::now() > until => {
+                let said = process::last_words(&run.log());
                 return Err(Error::with(
                     Kind::System,
                     format!("virt-launcher does not serve ({said})"),
@@ -468,29 +524,66 @@ fn connect(run: &Path) -> Result<Client, Error> {
 ///
 /// # Errors
 /// The launcher does not end, or the folder stays.
-pub(super) fn clear(state: &State, run: &Path, owner: &str) -> Result<(), Error> {
-    if process::lives(&log(run)) && !process::ended(&log(run), Duration::from_secs(3)) {
-        drop(process::stop_peer(&run.join(SOCKET)));
-        if !process::ended(&log(run), PATIENCE) {
-            return Err(Error::new(Kind::System, format!("{}: its launcher does not end", run.display())));
+pub(super) fn clear(state: &State, run: &Run, owner: &str) -> Result<(), Error> {
+    let user = run.owner().map(|owner| owner.uid);
+    if process::lives(&run.log()) && !process::ended(&run.log(), Duration::from_secs(3)) {
+        // A user that hides its launcher's socket has it killed.
+        let asked = user.ok_or(io::ErrorKind::NotFound.into());
+        let asked = asked.and_then(|user| process::stop_peer(&run.connect(SOCKET)?, user));
+        if let (Err(_), Some(user)) = (asked, user) {
+            state.ids().end_all_of(user);
+        }
+        if !process::ended(&run.log(), STOP_TIMEOUT) {
+            user.map(|user| state.ids().end_all_of(user));
+        }
+        if !process::ended(&run.log(), STOP_TIMEOUT) {
+            let text = format!("{}: its launcher does not end", run.path().display());
+            return Err(Error::new(Kind::System, text));
         }
     }
-    networks::detach(state, owner)?;
-    match fs::remove_dir_all(run) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(run)(error)),
-        Ok(()) | Err(_) => Ok(()),
+    // What escaped from the launcher's care must not change files of the VM's next run.
+    if let Some(user) = user {
+        state.ids().end_all_of(user);
     }
+    networks::detach(state, owner)?;
+    run.remove()
 }
 
 /// Asks all guests to end, and waits until they did: each has its grace.
 pub(super) fn end_all(runs: &Path) {
-    let runs: Vec<PathBuf> =
-        fs::read_dir(runs).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    let entries = fs::read_dir(runs).into_iter().flatten().flatten();
+    let runs: Vec<Run> = entries.map(|entry| Run::new(entry.path())).collect();
     for run in &runs {
         // Its launcher is not there, or its guest is about to end.
-        drop(Client::connect(run).map(|mut client| client.call(Request::Shutdown { grace_seconds: None })));
+        drop(
+            run.client().map(|mut client| {
+                client.call_within(Request::Shutdown { grace_seconds: None }, STATUS_TIMEOUT)
+            }),
+        );
     }
     for run in &runs {
-        process::ended(&log(run), Duration::from_secs(3600));
+        process::ended(&run.log(), Duration::from_secs(3600));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A start that failed since the guest had ended was taken for a launcher that is gone: it was started again for ever, each
+    /// ended at once by the record, and `delete --force` hung.
+    #[test]
+    fn a_run_with_a_record_of_its_end_has_ended_although_its_launcher_is_gone() {
+        let place = tempfile::tempdir().unwrap();
+        let run = Run::new(place.path().join("run"));
+        assert_eq!(left(&run), Seen::Nothing);
+        let owner =
+            Owner { uid: rustix::process::getuid().as_raw(), gid: rustix::process::getgid().as_raw() };
+        run.make(owner).unwrap();
+        assert_eq!(left(&run), Seen::Down);
+        let exit = Exit { uid: "uid".to_owned(), cause: Cause::Lost, code: 1, time: 5 };
+        let record = serde_json::to_vec(&exit).unwrap();
+        fs::write(run.own().join(api::launcher::EXIT_RECORD), record).unwrap();
+        assert_eq!(left(&run), Seen::Ended(exit));
     }
 }

@@ -9,6 +9,7 @@
 
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::process::Child;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -22,26 +23,28 @@ use api::launch::Accelerator;
 use api::launcher::Status;
 use api::multus::NetworkAttachmentDefinition;
 
+use super::Given;
 use super::addresses::Addresses;
 use super::apply::{self, Started};
 use super::driver::Driver;
 use super::events::Events;
 use super::networks::{Networks, Services};
-use super::plan::Seen;
-use super::requests::Checked;
-use super::runs::phase;
 use super::state::State;
 use super::store::{Key, Store, Stored};
 use super::watch::{self, News};
-use super::{Given, host};
 use crate::error::Error;
 use crate::network::{Attached, PodNetwork};
 use crate::protocol::{Answer, Request};
-use crate::resolve::{Host, Objects};
-use crate::time;
+use virt::machine::phase;
+use virt::resolve::Objects;
+use virt::run::Seen;
+use virt::time;
+use virt::validate::Checked;
 
 /// How often it is looked whether the volumes' driver lives.
 const TICK: Duration = Duration::from_secs(5);
+/// How long a launcher may take to answer that its guest is asked to end.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
 /// Looks in a row that change something; more are a mistake of ours, and wait for the next message.
 const LOOKS_MAX: usize = 100;
 /// Longest wait before a job that failed is tried again, in seconds.
@@ -127,6 +130,10 @@ pub(super) struct Memory {
     pub(super) seen: Option<Seen>,
     /// Of a run: whether its guest was asked to end.
     pub(super) asked: bool,
+    /// Of a run: when its processes were killed, as its launcher did not end its guest.
+    pub(super) killed: Option<u64>,
+    /// Of a run: what runs its guest, and why, as it was kept.
+    pub(super) accelerator: Option<(Accelerator, String)>,
     /// Of a run: its networks are to be mended.
     pub(super) mend: bool,
     /// Of a run: its agent was asked what it is.
@@ -146,7 +153,7 @@ pub(super) struct Controller {
     /// Held while documents are checked.
     pub(super) checking: Arc<Mutex<()>>,
     pod: PodNetwork,
-    host: Option<Host>,
+    pub(super) host_disks: Vec<PathBuf>,
     pub(super) memory: BTreeMap<String, Memory>,
     sender: Sender<Message>,
     receiver: Receiver<Message>,
@@ -174,7 +181,7 @@ impl Controller {
             services: Services::default(),
             checking: Arc::default(),
             pod: given.pod,
-            host: None,
+            host_disks: given.host_disks,
             memory: BTreeMap::new(),
             sender,
             receiver,
@@ -276,16 +283,6 @@ impl Controller {
 
     pub(super) fn is_busy(&self, uid: &str) -> bool {
         self.memory.get(uid).is_some_and(|memory| memory.job.is_some())
-    }
-
-    /// What was found on the machine.
-    pub(super) fn host(&mut self) -> Result<Host, Error> {
-        if let Some(host) = &self.host {
-            return Ok(host.clone());
-        }
-        let host = host::look(&self.state, self.accelerator)?;
-        self.host = Some(host.clone());
-        Ok(host)
     }
 
     /// Has something done, unless something is being done for the same object.
@@ -421,13 +418,14 @@ impl Controller {
         &self,
         uid: &str,
         request: api::launcher::Request,
-        reply: impl FnOnce(Result<(), crate::launcher::CallError>) + Send + 'static,
+        reply: impl FnOnce(Result<(), guest::CallError>) + Send + 'static,
     ) {
         let run = self.state.run(uid);
         let work = move || {
-            let answer = crate::launcher::Client::connect(&run)
-                .map_err(Into::into)
-                .and_then(|mut client| client.call(request));
+            let answer = run.client().map_err(Into::into).and_then(|mut client| {
+                let ending = matches!(request, api::launcher::Request::Shutdown { .. });
+                if ending { client.call_within(request, SHUTDOWN_TIMEOUT) } else { client.call(request) }
+            });
             reply(answer.map(drop));
         };
         // Who asked sees that there is no answer.
@@ -439,9 +437,7 @@ impl Controller {
         if let Some(seen) = self.memory.get(uid).and_then(|memory| memory.seen.clone()) {
             return seen;
         }
-        let run = self.state.run(uid);
-        let seen =
-            if run.exists() { apply::exit(&run).map_or(Seen::Down, Seen::Ended) } else { Seen::Nothing };
+        let seen = apply::left(&self.state.run(uid));
         self.memory(uid).seen = Some(seen.clone());
         seen
     }

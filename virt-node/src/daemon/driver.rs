@@ -11,12 +11,12 @@
 use std::collections::HashMap;
 use std::fs;
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use api::names::QEMU_ID;
 use csi::controller_client::ControllerClient;
 use csi::node_client::NodeClient;
 use csi::volume_capability::access_mode::Mode;
@@ -27,10 +27,12 @@ use csi::{
     NodeExpandVolumeRequest, NodePublishVolumeRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest,
     NodeUnstageVolumeRequest, VolumeCapability, VolumeContentSource,
 };
+use dir::{Dir, Owner};
 use rustix::fs::{CWD, FileType, Mode as FileMode, mknodat};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
+use super::disk::{self, Access};
 use super::process;
 use crate::error::{Error, Kind};
 
@@ -38,6 +40,8 @@ use crate::error::{Error, Kind};
 const PATIENCE: Duration = Duration::from_secs(3600);
 /// How long the driver may take to serve.
 const START: Duration = Duration::from_secs(30);
+/// The node of a volume's device, in `dev` of its folder.
+const DEVICE: &str = "cdi-block-volume";
 /// The one pool.
 pub(super) const POOL: &str = "default";
 
@@ -71,6 +75,82 @@ impl Volume {
     /// The file or device that is the disk.
     pub(super) fn disk(&self) -> PathBuf {
         self.folder.join(if self.block { "dev/cdi-block-volume" } else { "data/disk.img" })
+    }
+
+    /// Lets a transfer fill the volume.
+    ///
+    /// # Errors
+    /// It is not shown.
+    pub(super) fn open_to(&self, transfer: Owner) -> Result<(), Error> {
+        let opened = match self.block {
+            true => self.give_device(Access::writers(transfer)),
+            false => disk::begin(&self.target(), transfer),
+        };
+        opened.map_err(|error| Error::with(Kind::System, "the volume", error))
+    }
+
+    /// Takes the volume back after a transfer, which changes no name in it any more.
+    ///
+    /// # Errors
+    /// It is not shown.
+    pub(super) fn close(&self) -> Result<(), Error> {
+        let closed = if self.block { Ok(()) } else { disk::close(&self.target()) };
+        closed.map_err(|error| Error::with(Kind::System, "the volume", error))
+    }
+
+    /// Gives the disk to who may use it; a volume that nobody filled gets an empty one as large as the claim.
+    ///
+    /// # Errors
+    /// Something else than a disk has its name.
+    pub(super) fn give(&self, access: Access) -> Result<(), Error> {
+        let given = match self.block {
+            true => self.give_device(access),
+            false => self.close_then(|| disk::blank(&self.target(), access, self.size)),
+        };
+        given.map_err(|error| Error::with(Kind::Content, "the disk of the volume", error))
+    }
+
+    /// The same after a transfer, which made the disk; it gets at least the claim's size.
+    ///
+    /// # Errors
+    /// There is none, or something else has its name.
+    pub(super) fn finish(&self, owner: Owner) -> Result<(), Error> {
+        let access = Access::writers(owner);
+        let given = match self.block {
+            true => self.give_device(access),
+            false => self.close_then(|| match disk::give(&self.target(), access, Some(self.size))? {
+                Some(()) => Ok(()),
+                None => Err(dir::Error::new("find the disk that was made", io::ErrorKind::NotFound)),
+            }),
+        };
+        given.map_err(|error| Error::with(Kind::Content, "the disk of the volume", error))
+    }
+
+    /// Makes the disk of a volume that is no device at least this large, where there is one.
+    ///
+    /// # Errors
+    /// Something else than a disk has its name.
+    pub(super) fn grow_disk(&self, size: u64) -> Result<bool, Error> {
+        disk::grow(&self.target(), size)
+            .map_err(|error| Error::with(Kind::Content, "the disk of the volume", error))
+    }
+
+    fn close_then(&self, work: impl FnOnce() -> dir::Result<()>) -> dir::Result<()> {
+        disk::close(&self.target())?;
+        work()
+    }
+
+    /// Gives away the node of the device, which lies in a directory of root's.
+    fn give_device(&self, access: Access) -> dir::Result<()> {
+        let failed =
+            |error: io::Error| dir::Error::new(format!("give away {}", self.disk().display()), error);
+        let dir = Dir::open(self.folder.join("dev"))?;
+        // By its name: a device that is opened may do something.
+        let node = dir.handle(DEVICE)?.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+        drop(node);
+        dir.chown(DEVICE, access.owner)?;
+        let path = self.folder.join("dev").join(DEVICE);
+        fs::set_permissions(path, fs::Permissions::from_mode(access.mode())).map_err(failed)
     }
 
     fn capability(&self) -> Option<VolumeCapability> {
@@ -107,6 +187,8 @@ impl Driver {
         let failed = |error| process::unstarted("hpp-csi", error);
         let pools = serde_json::json!([{
             "name": POOL, "path": self.folder.join("volumes"), "enforce": "none", "copy": true,
+            // A volume stays published; the daemon copies none that a guest uses.
+            "copyPublished": true,
         }]);
         let mut command = Command::new(process::program("hpp-csi"));
         command
@@ -121,7 +203,7 @@ impl Driver {
             Err(error) => return Err(failed(error)),
         };
         let until = Instant::now() + START;
-        while std::os::unix::net::UnixStream::connect(self.socket()).is_err() {
+        while UnixStream::connect(self.socket()).is_err() {
             let ended = child.as_mut().is_some_and(|child| !matches!(child.try_wait(), Ok(None)));
             if ended || Instant::now() > until {
                 let said = process::last_words(&self.log());
@@ -136,7 +218,8 @@ impl Driver {
     pub(super) fn stop(&self) {
         let until = Instant::now() + START;
         while self.lives() && Instant::now() < until {
-            if process::stop_peer(&self.socket()).unwrap_or(false) {
+            let asked = UnixStream::connect(self.socket()).and_then(|stream| process::stop_peer(&stream, 0));
+            if asked.is_ok() {
                 process::ended(&self.log(), START);
             }
             std::thread::sleep(Duration::from_millis(20));
@@ -203,17 +286,15 @@ impl Driver {
         Ok(u64::try_from(capacity).unwrap_or(0).max(volume.size))
     }
 
-    /// Shows a volume in its folder, for the guests' user.
+    /// Shows a volume in its folder. Whose it is stays as it is.
     pub(super) fn publish(&self, volume: &Volume) -> Result<(), Error> {
         let failed = |error| {
             Error::with(Kind::System, format!("{} cannot be prepared", volume.folder.display()), error)
         };
+        // Nobody passes until the volume, which the driver makes open to everybody, is closed.
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&volume.folder).map_err(failed)?;
         for name in ["dev", "stage"] {
             fs::create_dir_all(volume.folder.join(name)).map_err(failed)?;
-        }
-        for name in [".", "dev"] {
-            let open = fs::Permissions::from_mode(0o711);
-            fs::set_permissions(volume.folder.join(name), open).map_err(failed)?;
         }
         let (id, stage) = (volume.id(), text(&volume.folder.join("stage")));
         let stage_request = NodeStageVolumeRequest {
@@ -234,7 +315,15 @@ impl Driver {
             node.node_stage_volume(stage_request).await?;
             node.node_publish_volume(publish_request).await
         })?;
-        if volume.block { device(volume).map_err(failed) } else { own(&volume.target()).map_err(failed) }
+        match volume.block {
+            true => device(volume).map_err(failed)?,
+            false => disk::close_new(&volume.target()).map_err(|error| failed(error.into()))?,
+        }
+        for name in [".", "dev"] {
+            let open = fs::Permissions::from_mode(0o711);
+            fs::set_permissions(volume.folder.join(name), open).map_err(failed)?;
+        }
+        Ok(())
     }
 
     /// Makes a volume at least as large as is asked for, also while it is in use. Answers its size.
@@ -289,28 +378,22 @@ impl Driver {
             let request = DeleteVolumeRequest { volume_id: id, ..DeleteVolumeRequest::default() };
             ControllerClient::new(channel).delete_volume(request).await
         })?;
-        match fs::remove_dir_all(&volume.folder) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(Error::with(Kind::System, format!("{} stays", volume.folder.display()), error))
-            }
-            Ok(()) | Err(_) => Ok(()),
-        }
+        let (Some(above), Some(name)) = (volume.folder.parent(), volume.folder.file_name()) else {
+            return Ok(());
+        };
+        let removed = Dir::open(above).and_then(|dir| dir.remove_all(name));
+        removed.map(drop).map_err(|error| Error::with(Kind::System, "the volume's directory stays", error))
     }
 }
 
-/// Gives a volume's folder to the guests' user.
-fn own(folder: &Path) -> io::Result<()> {
-    if folder.metadata()?.uid() == QEMU_ID { Ok(()) } else { chown(folder, Some(QEMU_ID), Some(QEMU_ID)) }
-}
-
-/// A node of the guests' user for the device that the driver shows: the machine's own stays root's.
+/// A node for the device that the driver shows, to be given away: the machine's own stays root's.
 fn device(volume: &Volume) -> io::Result<()> {
     let facts = volume.target().metadata()?;
     if !facts.file_type().is_block_device() {
         return Err(io::Error::other(format!("{} is no block device", volume.target().display())));
     }
     let path = volume.disk();
-    if path.metadata().is_ok_and(|node| node.rdev() == facts.rdev() && node.uid() == QEMU_ID) {
+    if path.metadata().is_ok_and(|node| node.rdev() == facts.rdev()) {
         return Ok(());
     }
     match fs::remove_file(&path) {
@@ -318,5 +401,5 @@ fn device(volume: &Volume) -> io::Result<()> {
         Ok(()) | Err(_) => {}
     }
     mknodat(CWD, &path, FileType::BlockDevice, FileMode::from_raw_mode(0o600), facts.rdev())?;
-    chown(&path, Some(QEMU_ID), Some(QEMU_ID))
+    Ok(())
 }

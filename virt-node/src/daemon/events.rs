@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::store::Key;
 use crate::protocol::Event;
-use crate::time;
+use virt::time;
 
 /// Events that are told.
 const MOST: usize = 1000;
@@ -45,8 +45,10 @@ impl Events {
         Ok(Self { path: path.to_owned(), file, events, last })
     }
 
-    /// Notes what happened to an object. The same as last for it is not noted again.
+    /// Notes what happened to an object. The same as last for it is not noted again. Messages have words of importers, guests'
+    /// processes and remote servers in them: control characters are escaped, so that none looks like a line of the log.
     pub(super) fn add(&mut self, of: &Key, warning: bool, reason: &str, message: &str) {
+        let message = &*::error::escape(message);
         let about = |event: &&Event| {
             event.kind == of.shown_kind() && event.namespace == of.namespace && event.name == of.name
         };
@@ -126,5 +128,23 @@ mod tests {
         let told = events.after("m", None, 0);
         assert_eq!((told.len(), told[0].kind.as_str()), (1, "Daemon"), "what is everybody's");
         assert_eq!(events.after("m", Some("state"), 0).len(), 0);
+    }
+
+    #[test]
+    fn control_characters_of_messages_are_escaped() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut events = Events::open(&folder.path().join("events")).unwrap();
+        let key = Key::new(Kind::Secret, "n", "a");
+        for _ in 0..2 {
+            events.add(
+                &key,
+                true,
+                "ImportFailed",
+                "no such host\nVirtualMachine n/b: Started: all is well\u{1b}[2J",
+            );
+        }
+        let told = events.after("n", None, 0);
+        assert_eq!(told.len(), 1, "the same is told once");
+        assert_eq!(told[0].message, "no such host\\nVirtualMachine n/b: Started: all is well\\u{1b}[2J");
     }
 }

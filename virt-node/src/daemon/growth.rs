@@ -6,22 +6,21 @@
 //!
 //! Nothing becomes smaller. Each step finds out how large things are, and can be cut short anywhere.
 
-use std::fs;
-
 use api::core::PersistentVolumeClaim;
 use api::kubevirt::VirtualMachineInstance;
 use api::launcher::{RefusedKind, Request};
 use api::resource::Quantity;
 use serde_json::{Value, json};
 
-use super::apply::claim_of;
 use super::controller::{Controller, Outcome, Work};
 use super::driver::{Driver, Volume};
-use super::plan::Seen;
+use super::run::Run;
 use super::store::Stored;
 use super::volumes::size;
 use crate::error::{Error, Kind};
-use crate::launcher::{CallError, Client};
+use guest::CallError;
+use virt::resolve::claim_of;
+use virt::run::Seen;
 
 /// Where specs of claims say how much is wanted.
 const REQUEST: &str = "/resources/requests/storage";
@@ -67,7 +66,7 @@ pub(super) fn is_wanted(claim: &PersistentVolumeClaim) -> bool {
 
 /// A disk of a guest that runs.
 struct Shown {
-    run: std::path::PathBuf,
+    run: Run,
     disk: String,
 }
 
@@ -112,8 +111,7 @@ fn grow(driver: &Driver, volume: &Volume, shown: &[Shown]) -> Result<u64, Error>
     let mut told = false;
     for Shown { run, disk } in shown {
         let request = Request::ResizeDisk { name: disk.clone(), size };
-        let answer =
-            Client::connect(run).map_err(CallError::from).and_then(|mut client| client.call(request));
+        let answer = run.client().map_err(CallError::from).and_then(|mut client| client.call(request));
         match answer {
             Ok(_) => told = true,
             // It ended just now, or has the disk under another one.
@@ -128,15 +126,8 @@ fn grow(driver: &Driver, volume: &Volume, shown: &[Shown]) -> Result<u64, Error>
         }
     }
     if !told && !volume.block {
-        let path = volume.disk();
-        let failed = |error| Error::with(Kind::System, format!("the disk {}", path.display()), error);
         // One that holds files has no disk in it, nor has one that no guest had yet.
-        if path.exists() {
-            let file = fs::OpenOptions::new().write(true).open(&path).map_err(failed)?;
-            if file.metadata().map_err(failed)?.len() < size {
-                file.set_len(size).map_err(failed)?;
-            }
-        }
+        volume.grow_disk(size)?;
     }
     Ok(capacity)
 }

@@ -1,29 +1,31 @@
-//! What guests find on this machine, looked up once: QEMU and its machine type, KVM, EFI.
+//! The machine as a VM's launcher finds it, as the VM's user: QEMU and its machine type, KVM, EFI.
+//!
+//! Not here: how it is found (package virt-launcher).
 
-use std::path::Path;
 use std::process::Command;
 
 use api::launch::Accelerator;
+use api::launcher::{Answer, Facts, Request};
+use guest::Client;
+use virt::resolve::Host;
 
+use super::kept::Kept;
 use super::state::State;
-use crate::check::{self, programs};
 use crate::error::{Error, Kind};
-use crate::launcher::replace;
-use crate::resolve::Host;
 
-/// Looks at the machine. What KVM can do is tried once in a boot, unless an accelerator is asked for.
-pub(super) fn look(state: &State, accelerator: Option<Accelerator>) -> Result<Host, Error> {
-    let emulator = programs::emulator().ok_or_else(|| {
-        Error::new(Kind::System, "QEMU is not on the PATH; on Debian: apt install qemu-system-x86")
-    })?;
-    let machine = machine(&emulator)?;
-    Ok(Host {
-        accelerator: accelerator.unwrap_or_else(|| tried(state)),
-        emulator: emulator.to_string_lossy().into_owned(),
-        machine,
-        ovmf: programs::ovmf_files(false),
-        ovmf_secure: programs::ovmf_files(true),
-    })
+/// Whether KVM ran a guest in this boot.
+const RECORD: &str = "kvm";
+/// Longest record, in bytes.
+const RECORD_MAX: u64 = 64;
+
+/// The machine, for one VM.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) host: Host,
+    /// Why the accelerator is that one, for people.
+    pub(super) why: String,
+    /// The launcher's answer.
+    pub(super) facts: Facts,
 }
 
 /// Whether the whole machine is being shut down, as systemd says.
@@ -32,44 +34,79 @@ pub(super) fn is_stopping() -> bool {
     output.is_ok_and(|output| output.stdout.starts_with(b"stopping"))
 }
 
-/// What runs guests, by what was tried in this boot.
-fn tried(state: &State) -> Accelerator {
-    let path = state.path("kvm");
-    let works = match std::fs::read_to_string(&path).as_deref() {
-        Ok("works\n") => true,
-        Ok("fails\n") => false,
-        Ok(_) | Err(_) => {
-            let works = check::kvm_works();
-            // It is tried again then.
-            drop(replace(&path, if works { b"works\n" } else { b"fails\n" }));
-            works
-        }
+/// Asks a launcher what it finds, and how the disks at these paths open. `wanted` is what a person decided, `kept` what a
+/// guest that runs was started with. KVM is tried once in a boot.
+///
+/// # Errors
+/// The launcher does not answer, or there is no QEMU.
+pub(super) fn ask(
+    state: &State,
+    client: &mut Client,
+    paths: Vec<String>,
+    wanted: Option<Accelerator>,
+    kept: Option<&Kept>,
+) -> Result<Found, Error> {
+    let failed = |error| Error::with(Kind::System, "the launcher cannot find QEMU, firmware and KVM", error);
+    let decided = kept.and_then(|kept| kept.accelerator).or(wanted);
+    let known = tried(state);
+    let kvm_works = if decided.is_some() { known.or(Some(false)) } else { known };
+    let answer = client.call(Request::Facts { paths, kvm_works }).map_err(failed)?;
+    let Answer::Facts(facts) = answer else {
+        return Err(Error::new(Kind::System, "the launcher answers something else than it was asked"));
     };
-    if works { Accelerator::Kvm } else { Accelerator::Tcg }
+    if kvm_works.is_none() && facts.kvm.opens {
+        // Without the record it is tried again.
+        let word: &[u8] = if facts.kvm.works { b"works" } else { b"fails" };
+        drop(dir::replace(state.path(RECORD), word, 0o600));
+    }
+    let (accelerator, why) = choose(decided, &facts);
+    let emulator = facts.emulator.clone().ok_or_else(|| {
+        Error::new(Kind::System, "QEMU is not on the PATH; on Debian: apt install qemu-system-x86")
+    })?;
+    let machine = facts
+        .machine
+        .clone()
+        .ok_or_else(|| Error::new(Kind::System, format!("{emulator} has no machine type q35")))?;
+    let (ovmf, ovmf_secure) = (facts.ovmf.clone(), facts.ovmf_secure.clone());
+    Ok(Found { host: Host { accelerator, emulator, machine, ovmf, ovmf_secure }, why, facts })
 }
 
-/// What `q35` stands for.
-fn machine(emulator: &Path) -> Result<String, Error> {
-    let failed = |error| Error::with(Kind::System, format!("{} cannot be run", emulator.display()), error);
-    let output = Command::new(emulator).args(["-machine", "help"]).output().map_err(failed)?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    alias(&text).ok_or_else(|| Error::new(Kind::System, format!("{} has no q35", emulator.display())))
+/// The accelerator of a guest, and why.
+fn choose(decided: Option<Accelerator>, facts: &Facts) -> (Accelerator, String) {
+    match decided {
+        Some(decided) => (decided, String::new()),
+        None if facts.kvm.works => (Accelerator::Kvm, facts.kvm.reason.clone()),
+        None => (Accelerator::Tcg, format!("{}: {}", facts.kvm.reason, facts.kvm.advice)),
+    }
 }
 
-/// Of `q35  Standard PC (…) (alias of pc-q35-7.2)` the last word.
-fn alias(text: &str) -> Option<String> {
-    let line = text.lines().find(|line| line.starts_with("q35 "))?;
-    Some(line.rsplit_once("(alias of ")?.1.trim_end_matches(')').to_owned())
+/// Whether KVM ran a guest in this boot; `None`: it was not tried.
+fn tried(state: &State) -> Option<bool> {
+    let record = dir::read(state.path(RECORD), RECORD_MAX).ok()??;
+    match record.trim_ascii_end() {
+        b"works" => Some(true),
+        b"fails" => Some(false),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use api::launcher::Kvm;
+
     use super::*;
 
     #[test]
-    fn the_machine_type_has_its_version() {
-        let text = "none                 empty machine\npc-q35-7.2           Standard PC\nq35                  Standard PC (Q35 + ICH9, 2009) (alias of pc-q35-7.2)\n";
-        assert_eq!(alias(text).as_deref(), Some("pc-q35-7.2"));
-        assert_eq!(alias("pc  x (alias of y)"), None);
+    fn kvm_runs_guests_where_it_works_for_their_user_and_the_reason_is_given() {
+        let kvm = |works, reason: &str| Facts {
+            kvm: Kvm { opens: works, works, reason: reason.to_owned(), advice: "do this".to_owned() },
+            ..Facts::default()
+        };
+        let denied = kvm(false, "/dev/kvm: permission denied");
+        let (accelerator, why) = choose(None, &denied);
+        assert_eq!((accelerator, why.as_str()), (Accelerator::Tcg, "/dev/kvm: permission denied: do this"));
+        assert_eq!(choose(None, &kvm(true, "ran")), (Accelerator::Kvm, "ran".to_owned()));
+        assert_eq!(choose(Some(Accelerator::Tcg), &kvm(true, "ran")).0, Accelerator::Tcg);
+        assert_eq!(choose(Some(Accelerator::Kvm), &denied).0, Accelerator::Kvm);
     }
 }

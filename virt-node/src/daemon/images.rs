@@ -2,9 +2,9 @@
 //! machine. Disks of claims are [`super::driver`]'s.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,25 +12,20 @@ use std::thread::sleep;
 
 use api::kubevirt::{ContainerDisk, HostDisk, VirtualMachineInstanceSpec};
 use api::launch::{DiskFormat, Storage};
-use api::names::QEMU_ID;
 use api::resource::Quantity;
+use dir::{Dir, Owner};
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 
+use super::disk::{self, Access};
+use super::ids::{Ids, Transfer};
 use super::import::{self, LOOK};
 use crate::error::{Error, Kind};
-use crate::resolve::{Backend, Objects};
+use virt::resolve::Objects;
 
 fn failed(path: &Path) -> impl Fn(io::Error) -> Error + '_ {
     move |error| Error::with(Kind::System, path.display().to_string(), error)
-}
-
-/// A disk as guests are given it.
-pub(super) fn backend(storage: Storage) -> Backend {
-    let direct = OFlags::DIRECT.bits().cast_signed();
-    let direct = OpenOptions::new().read(true).custom_flags(direct).open(&storage.path).is_ok();
-    Backend { storage, direct, preallocated: false, block_sizes: None }
 }
 
 /// A file that holds the disk as it is.
@@ -46,6 +41,11 @@ fn folder(images: &Path, image: &str) -> PathBuf {
     }
     let hash = Sha256::digest(name.as_bytes());
     images.join(hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect::<String>())
+}
+
+/// The name of the number of an image: of the user that fetches it, and of the group that reads it.
+pub(super) fn whose(images: &Path, image: &str) -> String {
+    format!("image/{}", folder(images, image).file_name().unwrap_or_default().to_string_lossy())
 }
 
 /// Waits for the turn to fetch an image, which other starts may be fetching too. Answers whether it had to.
@@ -73,6 +73,7 @@ pub(super) fn container(
     own: &Path,
     disk: &ContainerDisk,
     objects: &Objects,
+    ids: &Ids,
     stop: &AtomicBool,
     progress: impl FnMut(f64),
 ) -> Result<(), Error> {
@@ -82,6 +83,7 @@ pub(super) fn container(
     let root = folder(images, &disk.image);
     fs::create_dir_all(&root).map_err(failed(&root))?;
     fs::set_permissions(&root, fs::Permissions::from_mode(0o711)).map_err(failed(&root))?;
+    let transfer = ids.transfer(&whose(images, &disk.image))?;
     let lock = File::create(root.join("lock")).map_err(failed(&root))?;
     let waited = turn(&lock, &root, stop)?;
     let file = root.join("disk.img");
@@ -96,10 +98,14 @@ pub(super) fn container(
             ));
         }
         // What another start fetched while this one waited is new enough.
-        ("Always", true) if !waited => fetch(&root, &file, disk, objects, stop, progress)?,
+        ("Always", true) if !waited => fetch(&root, &file, disk, objects, transfer, stop, progress)?,
         (_, true) => {}
-        (_, false) => fetch(&root, &file, disk, objects, stop, progress)?,
+        (_, false) => fetch(&root, &file, disk, objects, transfer, stop, progress)?,
     }
+    // Its group may be another one since it was fetched.
+    Access::readers(transfer.user.gid)
+        .give(&File::open(&file).map_err(failed(&file))?)
+        .map_err(failed(&file))?;
     fs::hard_link(&file, own).map_err(failed(own))
 }
 
@@ -109,42 +115,61 @@ fn fetch(
     file: &Path,
     disk: &ContainerDisk,
     objects: &Objects,
+    transfer: Transfer<'_>,
     stop: &AtomicBool,
     progress: impl FnMut(f64),
 ) -> Result<(), Error> {
+    let user = transfer.user;
     let new = root.join("new");
     let data = new.join("data");
     fs::create_dir_all(&data).map_err(failed(&data))?;
-    chown(&data, Some(QEMU_ID), Some(QEMU_ID)).map_err(failed(&data))?;
+    disk::begin(&data, user).map_err(|error| failed(&data)(error.into()))?;
     fs::set_permissions(&new, fs::Permissions::from_mode(0o711)).map_err(failed(&new))?;
     let from = import::image(&disk.image, objects, disk.image_pull_secret.as_deref())
         .map_err(|problem| Error::new(Kind::Content, format!("image {}: {problem}", disk.image)))?;
-    import::fill(&new, &from, None, stop, progress).map_err(|error| {
+    import::fill(&new, &from, None, transfer, stop, progress).map_err(|error| {
         Error::with(Kind::Content, format!("image {} cannot be fetched", disk.image), error)
     })?;
-    let fetched = data.join("disk.img");
-    // Guests share it: none of their processes may write to it.
-    chown(&fetched, Some(0), Some(0)).map_err(failed(&fetched))?;
-    fs::set_permissions(&fetched, fs::Permissions::from_mode(0o444)).map_err(failed(&fetched))?;
-    fs::rename(&fetched, file).map_err(failed(file))?;
-    fs::remove_dir_all(&new).map_err(failed(&new))
+    let kept = || -> dir::Result<bool> {
+        disk::close(&data)?;
+        // VMs share it: none of their processes may write to it.
+        if disk::give(&data, Access::readers(user.gid), None)?.is_none() {
+            return Ok(false);
+        }
+        let (root, name) = (Dir::open(root)?, file.file_name().unwrap_or_default());
+        Dir::open(&data)?.rename(disk::NAME, &root, name)?;
+        root.remove_all("new")?;
+        Ok(true)
+    };
+    match kept() {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(Error::new(Kind::Content, format!("image {} has no disk", disk.image))),
+        Err(error) => Err(Error::with(Kind::Content, format!("the disk of image {}", disk.image), error)),
+    }
 }
 
 /// Takes away images that none of these guests names.
-pub(super) fn sweep<'a>(images: &Path, specs: impl Iterator<Item = &'a VirtualMachineInstanceSpec>) {
+pub(super) fn sweep<'a>(
+    images: &Path,
+    ids: &Ids,
+    specs: impl Iterator<Item = &'a VirtualMachineInstanceSpec>,
+) {
     let volumes = specs.flat_map(|spec| &spec.volumes);
     let named = volumes.filter_map(|volume| volume.container_disk.as_ref());
     let kept: BTreeSet<PathBuf> = named.map(|disk| folder(images, &disk.image)).collect();
     for entry in fs::read_dir(images).into_iter().flatten().flatten() {
         if !kept.contains(&entry.path()) {
             // What stays is taken away with the next machine.
-            drop(fs::remove_dir_all(entry.path()));
+            let removed = Dir::open(images).and_then(|dir| dir.remove_all(entry.file_name()));
+            if removed.is_ok() {
+                drop(ids.free(&format!("image/{}", entry.file_name().to_string_lossy())));
+            }
         }
     }
 }
 
 /// A disk that takes what is written in place of one that stays as it is.
-pub(super) fn overlay(path: &Path, below: Storage) -> Result<Storage, Error> {
+pub(super) fn overlay(path: &Path, below: Storage, user: Owner) -> Result<Storage, Error> {
     if !path.exists() {
         let new = path.with_extension("new");
         let format = if below.block { "host_device" } else { "raw" };
@@ -159,34 +184,93 @@ pub(super) fn overlay(path: &Path, below: Storage) -> Result<Storage, Error> {
             let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
             return Err(Error::new(Kind::System, format!("{}: {said}", path.display())));
         }
-        chown(&new, Some(QEMU_ID), Some(QEMU_ID)).map_err(failed(path))?;
+        fs::set_permissions(&new, fs::Permissions::from_mode(0o600)).map_err(failed(path))?;
         fs::rename(&new, path).map_err(failed(path))?;
     }
+    // Its user may be another one since it was made. The directory is root's.
+    chown(path, Some(user.uid), Some(user.gid)).map_err(failed(path))?;
     Ok(Storage { format: DiskFormat::Qcow2, backing: Some(Box::new(below)), ..raw(path, false) })
 }
 
-/// A new disk that holds nothing.
-pub(super) fn empty(path: &Path, capacity: Option<&Quantity>) -> Result<Storage, Error> {
-    if !path.exists() {
-        let size = capacity.map_or(Ok(0), Quantity::bytes);
-        let size = size.map_err(|error| Error::new(Kind::Content, error.to_string()))?;
-        let new = path.with_extension("new");
-        let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new);
-        file.and_then(|file| file.set_len(size)).map_err(failed(path))?;
-        chown(&new, Some(QEMU_ID), Some(QEMU_ID)).map_err(failed(path))?;
-        fs::rename(&new, path).map_err(failed(path))?;
-    }
+/// A new disk that holds nothing, in a directory of root's.
+pub(super) fn empty(path: &Path, capacity: Option<&Quantity>, user: Owner) -> Result<Storage, Error> {
+    let size = size_of(capacity)?;
+    let made = || -> dir::Result<()> {
+        let (Some(above), Some(name)) = (path.parent(), path.file_name()) else { return Ok(()) };
+        let dir = Dir::open(above)?;
+        make_or_give(&dir, Path::new(name), size, user)
+    };
+    made().map_err(|error| Error::with(Kind::System, "the empty disk", error))?;
     Ok(raw(path, false))
 }
 
-/// A file of the machine.
-pub(super) fn host(disk: &HostDisk) -> Result<Storage, Error> {
-    let path = Path::new(&disk.path);
-    if disk.kind == "DiskOrCreate" {
-        return empty(path, disk.capacity.as_ref());
+fn size_of(capacity: Option<&Quantity>) -> Result<u64, Error> {
+    let size = capacity.map_or(Ok(0), Quantity::bytes);
+    size.map_err(|error| Error::new(Kind::Content, error.to_string()))
+}
+
+/// Gives the disk `name` beneath `dir` to a user, made with this size where nothing is.
+fn make_or_give(dir: &Dir, name: &Path, size: u64, user: Owner) -> dir::Result<()> {
+    let access = Access::writers(user);
+    if let Some(file) = dir.own_file(name, OFlags::RDWR)? {
+        return access
+            .give(&file)
+            .map_err(|error| dir::Error::new(format!("give away {}", dir.path_of(name).display()), error));
     }
-    let facts = fs::metadata(path).map_err(failed(path))?;
-    Ok(raw(path, !facts.is_file()))
+    let (above, last) = (name.parent(), name.file_name().unwrap_or_default().to_string_lossy());
+    let below = match above.filter(|above| !above.as_os_str().is_empty()) {
+        Some(above) => Some(dir.need_dir(above)?),
+        None => None,
+    };
+    disk::new(below.as_ref().unwrap_or(dir), &last, access, size)
+}
+
+/// A file or block device of the machine, which must lie in one of the directories that the administrator named. It is
+/// opened beneath that directory without following links, and given to the VM's user; of a device the VM gets a node of its
+/// own in the run's directory.
+pub(super) fn host(
+    disk: &HostDisk,
+    allowed: &[PathBuf],
+    run: &Path,
+    volume: &str,
+    user: Owner,
+) -> Result<Storage, Error> {
+    let path = Path::new(&disk.path);
+    let refused = |error: dir::Error| Error::with(Kind::Content, format!("hostDisk {}", disk.path), error);
+    let Some((root, name)) = allowed.iter().find_map(|root| Some((root, path.strip_prefix(root).ok()?)))
+    else {
+        let known: Vec<String> = allowed.iter().map(|root| root.display().to_string()).collect();
+        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+        let text = format!(
+            "hostDisk {}: no directory that `virt-node serve --host-disk DIR` names holds it (named: {known})",
+            disk.path
+        );
+        return Err(Error::new(Kind::Content, text));
+    };
+    let dir = Dir::open(root).map_err(refused)?;
+    if disk.kind == "DiskOrCreate" {
+        make_or_give(&dir, name, size_of(disk.capacity.as_ref())?, user).map_err(refused)?;
+        return Ok(raw(path, false));
+    }
+    let missing = || dir::Error::new("find it", io::ErrorKind::NotFound);
+    let handle = dir.handle(name).map_err(refused)?.ok_or_else(missing).map_err(refused)?;
+    let facts = File::from(handle).metadata().map_err(failed(path))?;
+    if facts.file_type().is_block_device() {
+        let node = device(run, volume, facts.rdev(), user).map_err(failed(path))?;
+        return Ok(raw(&node, true));
+    }
+    make_or_give(&dir, name, 0, user).map_err(refused)?;
+    Ok(raw(path, false))
+}
+
+/// A node of a device of the machine, for the VM's user alone; the machine's own node keeps its owner.
+fn device(run: &Path, volume: &str, device: u64, user: Owner) -> io::Result<PathBuf> {
+    let (dir, name) = (Dir::open(run)?, format!("{volume}.device"));
+    dir.unlink(&name)?;
+    let mode = rustix::fs::Mode::from_raw_mode(0o600);
+    rustix::fs::mknodat(&dir, &*name, rustix::fs::FileType::BlockDevice, mode, device)?;
+    dir.chown(&name, user)?;
+    Ok(run.join(name))
 }
 
 #[cfg(test)]
@@ -204,7 +288,8 @@ mod tests {
         assert_ne!(kept, other);
         fs::create_dir(&kept).unwrap();
         fs::create_dir(&other).unwrap();
-        sweep(images.path(), [&spec].into_iter());
+        let ids = Ids::open(&images.path().join("ids")).unwrap();
+        sweep(images.path(), &ids, [&spec].into_iter());
         assert!(kept.exists() && !other.exists());
     }
 
@@ -212,13 +297,53 @@ mod tests {
     fn disks_of_a_run_are_made_once() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.img");
-        empty(&path, Some(&Quantity("1Mi".into()))).unwrap();
+        let user = Owner::same(7);
+        empty(&path, Some(&Quantity("1Mi".into())), user).unwrap();
         fs::write(&path, "written").unwrap();
-        let storage = empty(&path, Some(&Quantity("1Mi".into()))).unwrap();
+        let storage = empty(&path, Some(&Quantity("1Mi".into())), user).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"written");
         let over = folder.path().join("b.qcow2");
-        let made = overlay(&over, storage.clone()).unwrap();
+        let made = overlay(&over, storage.clone(), user).unwrap();
         assert_eq!(made.backing, Some(Box::new(storage)));
-        assert_eq!(fs::metadata(&over).unwrap().uid(), QEMU_ID);
+        assert_eq!(fs::metadata(&over).unwrap().uid(), 7);
+    }
+
+    fn host_disk(path: &Path, kind: &str) -> HostDisk {
+        let json = serde_json::json!({"path": path, "type": kind, "capacity": "1Mi"});
+        serde_json::from_value(json).unwrap()
+    }
+
+    #[test]
+    fn files_of_the_machine_are_used_in_allowed_directories_only() {
+        let (allowed, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (run, user) = (tempfile::tempdir().unwrap(), Owner::same(7));
+        let theirs = outside.path().join("theirs");
+        fs::write(&theirs, "theirs").unwrap();
+        std::os::unix::fs::symlink(outside.path(), allowed.path().join("link")).unwrap();
+        std::os::unix::fs::symlink(&theirs, allowed.path().join("linked")).unwrap();
+        fs::hard_link(&theirs, allowed.path().join("hard")).unwrap();
+        let roots = [allowed.path().to_owned()];
+        let tried = |path: &Path, roots: &[PathBuf]| {
+            for kind in ["Disk", "DiskOrCreate"] {
+                host(&host_disk(path, kind), roots, run.path(), "a", user).unwrap_err();
+            }
+        };
+        tried(&theirs, &roots);
+        tried(&theirs, &[]);
+        for name in ["link/theirs", "link/new", "linked", "hard", "../theirs", ""] {
+            tried(&allowed.path().join(name), &roots);
+        }
+        assert_eq!(
+            (fs::read(&theirs).unwrap(), fs::metadata(&theirs).unwrap().uid()),
+            (b"theirs".to_vec(), 0)
+        );
+        assert!(!outside.path().join("new").exists());
+        // A file of the user's beside the disk was opened, truncated and renamed.
+        fs::write(allowed.path().join("X.new"), "mine").unwrap();
+        let made =
+            host(&host_disk(&allowed.path().join("X.img"), "DiskOrCreate"), &roots, run.path(), "a", user);
+        let facts = fs::metadata(made.unwrap().path).unwrap();
+        assert_eq!((facts.uid(), facts.len()), (7, 1 << 20));
+        assert_eq!(fs::read(allowed.path().join("X.new")).unwrap(), b"mine");
     }
 }

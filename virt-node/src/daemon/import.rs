@@ -7,17 +7,16 @@
 //! ```
 //!
 //! An importer outlives the daemon; the next one waits for it. One that was killed is started again and goes on by its own
-//! journal. Files of this machine (`file:///`, `oci-archive:`) are read with root's rights, everything else as the guests'
-//! user.
+//! journal. Files of this machine (`file:///`, `oci-archive:`) are read with root's rights, everything else as a
+//! user of the transfer's own.
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api::cdi::{DataVolumeSource, DataVolumeSpec};
 use api::core::{ConfigMap, Secret};
@@ -26,13 +25,30 @@ use api::names;
 use api::upload::Server;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use dir::{Dir, Owner};
 
+use super::ids::Transfer;
 use super::{process, upload};
 use crate::error::{Error, Kind};
-use crate::resolve::Objects;
+use virt::resolve::Objects;
 
+/// The importer's word about its end, in `dev`, and its longest, in bytes.
+const WORD: &str = "termination-log";
+const WORD_MAX: u64 = 64 << 10;
 /// How often it is looked how far an import is.
 pub(super) const LOOK: Duration = Duration::from_millis(200);
+
+/// How long an importer or an upload server may take to end after it was asked to.
+const STOP_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Whether it is done as the transfer's user; files of this machine are read with root's rights.
+pub(super) fn runs_as_user(origin: &Origin) -> bool {
+    match origin {
+        Origin::Contract(job, _) => !job.endpoint.starts_with("oci-archive:"),
+        Origin::Upload(_) => true,
+        Origin::File(_) | Origin::Claim(_) => false,
+    }
+}
 
 /// Where the bytes come from.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,7 +81,8 @@ pub(super) fn from(spec: &DataVolumeSpec, uid: &str, size: u64, objects: &Object
     };
     let mut files = Vec::new();
     let mut access = Access { objects, job: &mut job, files: &mut files };
-    let DataVolumeSource { http, s3, gcs, registry, pvc, blank, upload, other: _ } = source;
+    let DataVolumeSource { http, s3, gcs, registry, pvc, blank, upload, imageio: _, snapshot: _, vddk: _ } =
+        source;
     if let Some(claim) = pvc {
         return Ok(Origin::Claim(claim.name));
     } else if upload.is_some() {
@@ -209,20 +226,24 @@ pub(super) fn fill(
     root: &Path,
     from: &Origin,
     size: Option<u64>,
+    transfer: Transfer<'_>,
     stop: &AtomicBool,
     mut progress: impl FnMut(f64),
 ) -> Result<(), Error> {
-    let uploaded = matches!(from, Origin::Upload(_));
+    let (uploaded, user) = (matches!(from, Origin::Upload(_)), transfer.user);
     let program = if uploaded { "upload server" } else { "importer" };
     let failed = |error| process::unstarted(if uploaded { "uploadserver" } else { "importer" }, error);
-    let (log, word) = (root.join("log"), root.join("dev/termination-log"));
+    let (log, word) = (root.join("log"), root.join("dev").join(WORD));
     let mut child = if process::lives(&log) {
         None
     } else {
-        let (command, _program) = prepare(root, from, size).map_err(failed)?;
+        let (command, _program) = prepare(root, from, size, user).map_err(failed)?;
         // A word is of this try, and the disk's journal of all.
-        fs::write(&word, "").map_err(failed)?;
-        chown(&word, Some(names::QEMU_ID), Some(names::QEMU_ID)).map_err(failed)?;
+        let made = Dir::open(root.join("dev")).and_then(|dir| {
+            dir.replace(WORD, b"", 0o600, dir::Durability::Volatile)?;
+            dir.chown(WORD, user)
+        });
+        made.map_err(|error| failed(error.into()))?;
         Some(process::start(command, &log).map_err(failed)?)
     };
     let mut last = None;
@@ -241,12 +262,17 @@ pub(super) fn fill(
             break code;
         }
         if stop.load(Ordering::Relaxed) {
-            end(child.as_mut(), &log);
+            end(child.as_mut(), &log, transfer);
             return Err(Error::new(Kind::System, "stopped"));
         }
         std::thread::sleep(LOOK);
     };
-    let said = fs::read_to_string(&word).unwrap_or_default();
+    // Nothing of it is left that could change what it made.
+    if runs_as_user(from) {
+        transfer.end();
+    }
+    let said = dir::read(&word, WORD_MAX).ok().flatten().unwrap_or_default();
+    let said = String::from_utf8_lossy(&said).into_owned();
     let outcome: Option<Outcome> = serde_json::from_str(&said).ok();
     match (code, outcome) {
         (Some(0) | None, Some(outcome)) if outcome.scratch_space_required == Some(true) => {
@@ -272,9 +298,14 @@ fn is_complete(outcome: &Outcome) -> bool {
 }
 
 /// Files beside the target, and the command, with what is to stay open until it is started.
-fn prepare(root: &Path, from: &Origin, size: Option<u64>) -> io::Result<(Command, Option<fs::File>)> {
+fn prepare(
+    root: &Path,
+    from: &Origin,
+    size: Option<u64>,
+    user: Owner,
+) -> io::Result<(Command, Option<fs::File>)> {
     if let Origin::Upload(server) = from {
-        return upload::prepare(root, server);
+        return upload::prepare(root, server, user);
     }
     fs::create_dir_all(root.join("dev"))?;
     let (mut command, file) = process::command("importer");
@@ -288,9 +319,10 @@ fn prepare(root: &Path, from: &Origin, size: Option<u64>) -> io::Result<(Command
                 let path = root.join(path);
                 let folder = path.parent().unwrap_or(root);
                 fs::create_dir_all(folder)?;
-                fs::write(&path, content)?;
-                fs::set_permissions(&path, fs::Permissions::from_mode(0o400))?;
-                chown(&path, Some(names::QEMU_ID), Some(names::QEMU_ID))?;
+                let name = path.file_name().unwrap_or_default();
+                let dir = Dir::open(folder)?;
+                dir.replace(name, content, 0o400, dir::Durability::Volatile)?;
+                dir.chown(name, user)?;
             }
             command.env(names::ROOT_VARIABLE, root).env(names::METRICS_PORT_VARIABLE, "0");
             command.envs(job.to_env());
@@ -299,8 +331,8 @@ fn prepare(root: &Path, from: &Origin, size: Option<u64>) -> io::Result<(Command
                     command.env(name, proxy);
                 }
             }
-            if !job.endpoint.starts_with("oci-archive:") {
-                command.uid(names::QEMU_ID).gid(names::QEMU_ID);
+            if runs_as_user(from) {
+                command.uid(user.uid).gid(user.gid);
             }
         }
         Origin::File(path) => {
@@ -330,34 +362,32 @@ fn within(root: &Path, job: &Job) -> Job {
 
 /// How far the importer says it is.
 fn percent(root: &Path) -> Option<f64> {
-    let text = fs::read_to_string(root.join("progress")).ok()?;
-    text.lines().next_back()?.parse().ok()
+    let text = process::end_of(&root.join("progress")).ok()?;
+    String::from_utf8_lossy(&text).lines().next_back()?.parse().ok()
 }
 
-/// Ends an importer or an upload server; one that an earlier daemon started is known by its log.
-fn end(child: Option<&mut std::process::Child>, log: &Path) {
-    match child {
-        Some(child) => {
-            let id = rustix::process::Pid::from_child(child);
-            _ = rustix::process::kill_process(id, rustix::process::Signal::TERM);
+/// Ends an importer or an upload server; one that an earlier daemon started is known by its log. One that does not end when
+/// it is asked to is killed.
+fn end(child: Option<&mut std::process::Child>, log: &Path, transfer: Transfer<'_>) {
+    let Some(child) = child else {
+        // One that cannot be asked is killed.
+        drop(process::stop(log));
+        if !process::ended(log, STOP_TIMEOUT) {
+            transfer.end();
+            process::ended(log, STOP_TIMEOUT);
+        }
+        return;
+    };
+    let id = rustix::process::Pid::from_child(child);
+    _ = rustix::process::kill_process(id, rustix::process::Signal::TERM);
+    let until = Instant::now() + STOP_TIMEOUT;
+    while matches!(child.try_wait(), Ok(None)) {
+        if Instant::now() > until {
+            drop(child.kill());
             drop(child.wait());
+            return;
         }
-        // One that cannot be asked ends by itself, and the volume goes after it.
-        None => {
-            drop(process::stop(log));
-            _ = process::ended(log, Duration::from_secs(3600));
-        }
-    }
-}
-
-/// Gives a disk to the guests' user, and makes it as large as was asked for.
-pub(super) fn finish(disk: &Path, size: Option<u64>) -> io::Result<()> {
-    chown(disk, Some(names::QEMU_ID), Some(names::QEMU_ID))?;
-    let file = fs::OpenOptions::new().write(true).open(disk)?;
-    let facts = file.metadata()?;
-    match size.filter(|size| facts.is_file() && facts.len() < *size) {
-        Some(size) => file.set_len(size),
-        None => Ok(()),
+        std::thread::sleep(LOOK);
     }
 }
 

@@ -1,41 +1,25 @@
 //! Machines: looks at what is found of each, asks the plan, and has its steps done. Their runs are [`super::runs`]'s.
 
-use std::fs;
 use std::sync::Arc;
 
 use api::cdi::DataVolume;
 use api::kind::Kind;
-use api::kubevirt::{
-    StateChangeRequest, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceStatus,
-    VirtualMachineStatus,
-};
+use api::kubevirt::{VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceStatus};
 use api::resource::ObjectMeta;
 
 use super::controller::{Controller, Outcome, Work};
-use super::hotplug::needs_restart;
-use super::plan::{self, Machine, RunOf, Step, Strategy};
-use super::runs::{OVER, phase};
-use super::status::{self, Facts};
 use super::store::Stored;
 use super::volumes::{Filled, is_owned, made, owner};
-use super::{apply, images, networks, size};
-use crate::error::{Error, Kind as ErrorKind};
-use crate::time;
+use super::{ids, images, kept, networks};
+use crate::error::Error;
+use virt::live::{self, needs_restart};
+use virt::machine::{self, FINAL, Machine, RunOf, Step, Strategy, phase, request_start};
+use virt::printable::{self, Facts, Instance};
+use virt::time;
+use virt::{resolve, status};
 
 /// Condition of a machine whose run is of another template, and the event that tells of it.
 const RESTART: &str = "RestartRequired";
-
-pub(super) fn strategy(machine: &VirtualMachine) -> Strategy {
-    Strategy::of(machine.spec.running, machine.spec.run_strategy.as_deref())
-}
-
-/// Asks for a run by a machine's status.
-pub(super) fn request_start(status: &mut VirtualMachineStatus) {
-    if !status.state_change_requests.iter().any(|request| request.action == "Start") {
-        let request = StateChangeRequest { action: "Start".to_owned(), ..StateChangeRequest::default() };
-        status.state_change_requests.push(request);
-    }
-}
 
 impl Controller {
     /// How the claims of a guest stand, the worst first.
@@ -44,7 +28,7 @@ impl Controller {
         namespace: &str,
         instance: &api::kubevirt::VirtualMachineInstanceSpec,
     ) -> Filled {
-        let all = apply::claims_of(instance).map(|name| self.filled(namespace, name));
+        let all = resolve::claims_of(instance).map(|name| self.filled(namespace, name));
         let rank = |filled: &Filled| match filled {
             Filled::Missing => 0,
             Filled::Broken => 1,
@@ -71,13 +55,14 @@ impl Controller {
         let stand = self.claims_stand(&key.namespace, &machine.spec.template.spec);
         let retry = before.start_failure.as_ref().and_then(|one| one.retry_after_timestamp.as_deref());
         let found = Machine {
-            strategy: strategy(&machine),
+            strategy: Strategy::of_machine(&machine),
             followed: before.run_strategy.as_deref().map(|word| Strategy::of(None, Some(word))),
             deleting: machine.is_deleting(),
-            start: before.state_change_requests.iter().any(|one| one.action == "Start"),
+            start: machine::wants_start(&before.state_change_requests),
+            stop: false,
             run: run.as_ref().map(|run| RunOf {
                 deleting: run.is_deleting(),
-                failed: OVER.contains(&phase(run)).then(|| phase(run) == "Failed"),
+                failed: FINAL.contains(&phase(run)).then(|| phase(run) == "Failed"),
             }),
             templates: machine.spec.data_volume_templates.iter().all(|template| {
                 owned.iter().any(|volume| volume.metadata.name == template.metadata.name)
@@ -92,7 +77,7 @@ impl Controller {
             retry: retry.and_then(time::seconds),
             now: time::now(),
         };
-        let steps = plan::machine(&found);
+        let steps = machine::machine(&found);
         for step in &steps {
             if *step == Step::Remove {
                 self.memory.remove(machine.uid());
@@ -117,13 +102,8 @@ impl Controller {
 
     /// Nothing is left of a machine.
     fn forget(&mut self, machine: &VirtualMachine) -> Result<(), Error> {
-        let keep = self.state.guest(machine.uid());
-        match fs::remove_dir_all(&keep) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(Error::with(ErrorKind::System, keep.display().to_string(), error));
-            }
-            Ok(()) | Err(_) => {}
-        }
+        kept::remove(&self.state.guest(machine.uid()))?;
+        self.state.ids().free(&ids::vm(machine.uid()))?;
         self.events.add(&machine.key(), false, "Deleted", "nothing of it is left");
         self.store.remove(&machine.key())?;
         self.addresses.forget(&machine.key());
@@ -136,7 +116,11 @@ impl Controller {
         let machines: Vec<VirtualMachine> = self.store.all();
         let runs: Vec<VirtualMachineInstance> = self.store.all();
         let specs = machines.iter().map(|machine| &machine.spec.template.spec);
-        images::sweep(&self.state.path("images"), specs.chain(runs.iter().map(|run| &run.spec)));
+        images::sweep(
+            &self.state.path("images"),
+            self.state.ids(),
+            specs.chain(runs.iter().map(|run| &run.spec)),
+        );
     }
 
     fn machine_step(
@@ -147,7 +131,7 @@ impl Controller {
         owned: &[&DataVolume],
     ) -> Result<(), Error> {
         let key = machine.key();
-        let followed = strategy(machine);
+        let followed = Strategy::of_machine(machine);
         match step {
             Step::MakeVolumes => {
                 for template in machine.spec.data_volume_templates.clone() {
@@ -172,7 +156,7 @@ impl Controller {
                 let mut requests = machine.status.iter().flat_map(|status| &status.state_change_requests);
                 let paused = requests.any(|request| {
                     request.action == "Start"
-                        && request.other.get("data").is_some_and(|data| data["paused"] == "true")
+                        && request.data.get("paused").is_some_and(|paused| paused == "true")
                 });
                 let run = instance_of(machine, &key.namespace, paused)?;
                 self.events.add(&key, false, "SuccessfulCreate", "Started the virtual machine");
@@ -182,6 +166,14 @@ impl Controller {
             Step::DropStart => {
                 let requests = &mut machine.status.get_or_insert_default().state_change_requests;
                 requests.retain(|request| request.action != "Start");
+                Ok(())
+            }
+            Step::SwitchOn => {
+                super::requests::set_strategy(machine, Strategy::Always);
+                Ok(())
+            }
+            Step::QueueStart => {
+                request_start(&mut machine.status.get_or_insert_default().state_change_requests);
                 Ok(())
             }
             Step::Follow => {
@@ -223,6 +215,7 @@ impl Controller {
         backing_off: bool,
     ) {
         let (key, deleting) = (machine.key(), machine.is_deleting());
+        let strategy = Strategy::of_machine(machine);
         let run_status = run.and_then(|run| run.status.clone()).unwrap_or_default();
         let problem = run_status.reason.clone();
         let restart =
@@ -230,19 +223,27 @@ impl Controller {
         let generation = machine.metadata.generation;
         let status = machine.status.get_or_insert_default();
         let ready = status::holds(&run_status.conditions, "Ready").is_some();
+        let instance = run.map(|run| Instance {
+            phase: phase(run),
+            deleting: run.is_deleting(),
+            paused: status::holds(&run_status.conditions, "Paused").is_some(),
+            migrating: false,
+            problem: problem.as_deref(),
+            unschedulable: false,
+            receiver: false,
+        });
         let facts = Facts {
             deleting,
-            run: run.map(phase),
-            stopping: run.is_some_and(Stored::is_deleting),
-            paused: status::holds(&run_status.conditions, "Paused").is_some(),
-            problem: problem.as_deref(),
-            ready: stand == Filled::Ready,
-            broken: stand == Filled::Broken,
+            instance,
+            creating: wanted && !backing_off && stand == Filled::Ready,
             missing: stand == Filled::Missing,
-            wanted,
-            backing_off,
+            broken: stand == Filled::Broken,
+            provisioning: stand == Filled::NotYet,
+            unbound: false,
+            failures: status.start_failure.as_ref().and_then(|one| one.consecutive_fail_count).unwrap_or(0),
+            strategy,
         };
-        status.printable_status = Some(status::printable(&facts).to_owned());
+        status.printable_status = Some(printable::printable(&facts).to_owned());
         status.created = Some(run.is_some()).filter(|created| *created);
         status.ready = Some(ready).filter(|ready| *ready);
         status.observed_generation = generation;
@@ -267,8 +268,8 @@ impl Controller {
             "SoftwareEmulation",
             "Synchronized",
             "NetworkNotes",
-            size::PROCESSORS,
-            size::MEMORY,
+            live::PROCESSORS,
+            live::MEMORY,
         ];
         conditions.retain(|one| !copied.contains(&one.kind.as_str()));
         let of_run = run_status.conditions.iter();
@@ -309,6 +310,5 @@ fn instance_of(
         metadata,
         spec,
         status: Some(status),
-        ..VirtualMachineInstance::default()
     })
 }

@@ -9,37 +9,40 @@
 //! It is started again at any time: everything that runs goes on without it and is found again by the state folder. Ending
 //! it ends no guest, unless the whole machine is being shut down.
 //!
-//! Not here: what commands print ([`crate::command`]), what a guest is made of ([`crate::resolve`], [`crate::launcher`]).
+//! Not here: what commands print ([`crate::command`]), what a guest is made of ([`virt::resolve`], package virt-launcher).
 
 mod addresses;
 mod agent;
 mod apply;
 mod controller;
+mod disk;
 mod driver;
 mod events;
 mod growth;
 mod host;
 mod hotplug;
+pub(crate) mod ids;
 mod images;
 mod import;
 mod interfaces;
+mod kept;
 mod machines;
 mod networks;
 mod notes;
-mod plan;
 mod process;
+mod registry;
 mod requests;
+mod run;
 mod runs;
 mod size;
 mod socket;
 mod state;
-mod status;
 mod store;
 mod upload;
 mod volumes;
 mod watch;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use api::launch::Accelerator;
 
@@ -55,8 +58,10 @@ use state::State;
 use store::Store;
 
 /// What a person decides for all guests.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Given {
+    /// Directories whose files guests may have as `hostDisk`.
+    pub(crate) host_disks: Vec<PathBuf>,
     /// What runs guests; `None`: the processor where that works, else software.
     pub(crate) accelerator: Option<Accelerator>,
     /// The network of guests that name none.

@@ -10,13 +10,13 @@ use api::kubevirt::{InterfaceStatus, VirtualMachineInstance};
 use api::multus::NetworkAttachmentDefinition;
 
 use super::state::State;
-use super::{apply, process};
-use crate::check::programs;
+use super::{apply, ids, process};
 use crate::error::{Error, Kind};
 use crate::network::{
     self, Advertiser, Attached, Forwarder, Given, Places, PodNetwork, host_resolvers, pod_gateway,
 };
-use crate::resolve;
+use guest::found as programs;
+use virt::resolve;
 
 /// Networks that guests may name.
 #[derive(Clone, Debug, Default)]
@@ -73,6 +73,7 @@ impl Networks {
             pod: &pod,
             networks: &self.definitions,
             resolvers: &resolvers,
+            user: state.ids().of(&ids::vm(owner))?.uid,
             state: &places.state,
         };
         let wanted =

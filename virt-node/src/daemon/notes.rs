@@ -2,18 +2,20 @@
 
 use api::kind::Kind;
 use api::kubevirt::{MachineStatus, VirtualMachineInstance, VirtualMachineInstanceStatus};
+use api::launch::Accelerator;
 use api::launcher::{Event, Status};
-use api::names::QEMU_ID;
 
-use super::apply::Started;
+use super::apply::{self, Started};
 use super::controller::{Controller, Message, Outcome, Work};
-use super::plan::Seen;
-use super::runs::{OVER, owner_uid, phase};
+use super::runs::owner_uid;
 use super::store::Stored;
 use super::watch::News;
-use super::{agent, hotplug, networks, size, status};
+use super::{agent, kept, networks};
 use crate::error::Error;
 use crate::network::Attached;
+use virt::machine::{FINAL, phase};
+use virt::run::Seen;
+use virt::{live, status};
 
 impl Controller {
     /// Notes what became of a job.
@@ -32,6 +34,7 @@ impl Controller {
             (Work::Start, Ok(Outcome::Started(started))) => {
                 let memory = self.memory(uid);
                 (memory.failures, memory.retry, memory.asked) = (0, None, false);
+                memory.accelerator = None;
                 memory.seen = Some(if started.guest {
                     Seen::Guest(api::launcher::State::Starting)
                 } else {
@@ -41,8 +44,8 @@ impl Controller {
                 if started.guest { self.note_start(uid, *started) } else { Ok(()) }
             }
             (Work::Start, Err(error)) => {
-                let run = self.state.run(uid);
-                self.memory(uid).seen = Some(if run.exists() { Seen::Down } else { Seen::Nothing });
+                // Its launcher may have recorded an end meanwhile, and starts no guest again then.
+                self.memory(uid).seen = Some(apply::left(&self.state.run(uid)));
                 self.start_failed(uid, &error);
                 Ok(())
             }
@@ -65,8 +68,8 @@ impl Controller {
             (Work::Attach | Work::Detach, outcome) => self.volume_moved(uid, work, outcome),
             (Work::Enlarge, outcome) => self.enlarged(uid, outcome),
             (Work::Clear, outcome) => {
-                let run = self.state.run(uid);
-                self.memory(uid).seen = Some(if run.exists() { Seen::Down } else { Seen::Nothing });
+                // Its launcher may have recorded an end meanwhile, and starts no guest again then.
+                self.memory(uid).seen = Some(apply::left(&self.state.run(uid)));
                 match outcome {
                     Ok(_) => Ok(()),
                     Err(error) => {
@@ -98,16 +101,16 @@ impl Controller {
                 self.events.add(&key, false, "NetworksAttached", &networks::text(attached));
             }
             status::phase(status, "Scheduled");
-            status.volume_status = hotplug::attached(&run.spec);
+            status.volume_status = live::attached(&run.spec);
             self.events.add(&key, false, "Started", "VirtualMachineInstance started.");
         }
-        status.machine = Some(MachineStatus { kind: started.machine, ..MachineStatus::default() });
+        status.machine = Some(MachineStatus { kind: started.machine });
         if let Some((cpu, memory)) = &started.size {
             status::size(status, cpu, memory);
-            size::keep_room(&mut run.spec, cpu, memory);
+            live::keep_room(&mut run.spec, cpu, memory);
         }
         status.node_name = Some("this".to_owned());
-        status.runtime_user = Some(QEMU_ID);
+        status.runtime_user = Some(started.user);
         status.reason = None;
         status::condition(&mut status.conditions, "Synchronized", true, "", "");
         if let Some(attached) = &started.attached {
@@ -194,19 +197,35 @@ impl Controller {
         drop(std::thread::Builder::new().name("agent".to_owned()).spawn(work));
     }
 
+    /// The accelerator of a run's guest, and why.
+    fn accelerator_of(&mut self, run: &VirtualMachineInstance) -> (Accelerator, String) {
+        let (keep, decided) = (self.state.guest(&owner_uid(run)), self.accelerator);
+        let memory = self.memory(run.uid());
+        if let Some(known) = &memory.accelerator {
+            return known.clone();
+        }
+        let Ok(kept) = kept::read(&keep) else { return (decided.unwrap_or(Accelerator::Tcg), String::new()) };
+        let accelerator = kept.accelerator.or(decided).unwrap_or(Accelerator::Tcg);
+        memory.accelerator.insert((accelerator, kept.why)).clone()
+    }
+
     pub(super) fn note_status(
         &mut self,
         run: &mut VirtualMachineInstance,
         seen: &Status,
     ) -> Result<(), Error> {
-        let Ok(accelerator) = self.host().map(|host| host.accelerator) else { return Ok(()) };
-        if OVER.contains(&phase(run)) {
+        let (accelerator, why) = self.accelerator_of(run);
+        if FINAL.contains(&phase(run)) {
             return Ok(());
         }
         let status: &mut VirtualMachineInstanceStatus = run.status.get_or_insert_default();
         let before = status::holds(&status.conditions, "Paused").is_some();
         status::doing(status, seen, accelerator);
-        size::note(status, &run.spec);
+        if accelerator == Accelerator::Tcg && !why.is_empty() {
+            let text = format!("the guest runs in software, many times slower: {why}");
+            status::condition(&mut status.conditions, "SoftwareEmulation", true, "NoKVM", &text);
+        }
+        live::note_size(status, &run.spec);
         let now = status::holds(&status.conditions, "Paused").cloned();
         let key = run.key();
         match (before, now) {

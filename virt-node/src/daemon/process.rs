@@ -1,10 +1,12 @@
 //! Processes that outlive the daemon: each writes to a log that it holds locked while it lives, so that the next daemon
 //! sees whether it is there without knowing its number.
 
+use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -20,6 +22,10 @@ use crate::network;
 
 /// Largest log that is gone on with.
 const LOG_MAX: u64 = 1 << 20;
+/// How much of the end of a log is read, in bytes.
+const WORDS_MAX: u64 = 64 << 10;
+/// Looks for processes of a user that is to have none.
+const ROUNDS_MAX: u32 = 200;
 
 /// Our programs are beside this one, or on the PATH.
 pub(super) fn program(name: &str) -> PathBuf {
@@ -128,18 +134,71 @@ fn has(id: Pid, log: &Path) -> bool {
     std::fs::read_link(format!("/proc/{}/fd/2", id.as_raw_nonzero())).is_ok_and(|path| path == log)
 }
 
-/// Asks the process at the other end of a socket to end; `false`: there is none.
-pub(super) fn stop_peer(socket: &Path) -> io::Result<bool> {
-    let Ok(stream) = std::os::unix::net::UnixStream::connect(socket) else { return Ok(false) };
-    let peer: Pid = rustix::net::sockopt::socket_peercred(&stream)?.pid;
-    let process = pidfd_open(peer, PidfdFlags::empty())?;
-    pidfd_send_signal(&process, Signal::TERM)?;
-    Ok(true)
+/// Asks the process at the other end of a socket to end; one of another user is not what was looked for.
+pub(super) fn stop_peer(stream: &UnixStream, user: u32) -> io::Result<()> {
+    let peer = rustix::net::sockopt::socket_peercred(stream)?;
+    if peer.uid.as_raw() != user {
+        return Err(io::Error::other(format!("the socket is of user {}, not of {user}", peer.uid.as_raw())));
+    }
+    let process = pidfd_open(peer.pid, PidfdFlags::empty())?;
+    Ok(pidfd_send_signal(&process, Signal::TERM)?)
+}
+
+/// Kills every process of a user that is ferrovirt's, whatever its processes made of themselves. Answers how many there were.
+/// Only for a number that this daemon holds: [`super::ids::Ids::end_all_of`].
+pub(super) fn end_all_of(user: u32) -> usize {
+    let mut ended = 0;
+    // Each may have started another one since it was seen.
+    for _ in 0..ROUNDS_MAX {
+        let processes: Vec<Pid> = all().filter(|id| users_of(*id).contains(&user)).collect();
+        if processes.is_empty() {
+            break;
+        }
+        for id in processes {
+            let Ok(process) = pidfd_open(id, PidfdFlags::empty()) else { continue };
+            // It may have ended, and its number be another's.
+            if users_of(id).contains(&user) && pidfd_send_signal(&process, Signal::KILL).is_ok() {
+                ended += 1;
+            }
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    ended
+}
+
+/// The users of all processes of the machine that `which` names.
+pub(super) fn users(which: impl Fn(u32) -> bool) -> BTreeSet<u32> {
+    all().flat_map(users_of).filter(|user| which(*user)).collect()
+}
+
+fn all() -> impl Iterator<Item = Pid> {
+    let ids = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    ids.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?))
+}
+
+/// The real, effective, saved and filesystem user of a process; none of one that has ended.
+fn users_of(id: Pid) -> Vec<u32> {
+    let Ok(status) = std::fs::read_to_string(format!("/proc/{}/status", id.as_raw_nonzero())) else {
+        return Vec::new();
+    };
+    let line = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+    if line("State:").trim_start().starts_with(['Z', 'X']) {
+        return Vec::new();
+    }
+    line("Uid:").split_whitespace().filter_map(|word| word.parse().ok()).collect()
+}
+
+/// The last bytes of a log.
+pub(super) fn end_of(log: &Path) -> io::Result<Vec<u8>> {
+    let mut file = File::open(log)?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(WORDS_MAX)))?;
+    dir::read_file(&file, 2 * WORDS_MAX)
 }
 
 /// The last lines of a log, for messages.
 pub(super) fn last_words(log: &Path) -> String {
-    let text = std::fs::read(log).unwrap_or_default();
+    let text = end_of(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     lines.iter().rev().take(2).rev().copied().collect::<Vec<_>>().join("; ")
@@ -148,6 +207,22 @@ pub(super) fn last_words(log: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn processes_of_a_user_are_ended_and_no_others() {
+        use std::os::unix::process::CommandExt as _;
+        const OURS: u32 = 1_900_060_000;
+        let sleep = |user: u32| {
+            let mut command = Command::new("sleep");
+            command.arg("60").uid(user).gid(user).spawn().unwrap()
+        };
+        let (mut ours, mut theirs) = (sleep(OURS), sleep(65_533));
+        assert_eq!(end_all_of(OURS), 1);
+        ours.wait().unwrap();
+        assert!(theirs.try_wait().unwrap().is_none());
+        theirs.kill().unwrap();
+        theirs.wait().unwrap();
+    }
 
     #[test]
     fn a_process_is_known_by_its_log() {

@@ -1,6 +1,5 @@
 //! What clients ask, and what is answered: documents become objects, verbs become what is wanted.
 
-use std::os::unix::net::UnixStream;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, PoisonError};
 
@@ -9,25 +8,25 @@ use api::core::{ConfigMap, PersistentVolumeClaim, Secret};
 use api::kind::Kind;
 use api::kubevirt::{VirtualMachine, VirtualMachineInstance};
 use api::launcher::{RefusedKind as Declined, Request as Asked};
-use api::manifest::{self, Document};
+use api::manifest::Document;
 use api::multus::NetworkAttachmentDefinition;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::addresses::Addresses;
 use super::controller::{Controller, Message, Reply};
-use super::machines::{request_start, strategy};
-use super::plan::Strategy;
-use super::runs::phase;
-use super::status;
 use super::store::{Key, Stored};
 use super::volumes::{is_owned, is_upload, made};
 use super::{growth, upload};
 use crate::error::Error;
-use crate::finding::{Finding, Verdict};
-use crate::launcher::CallError;
 use crate::protocol::{Answer, Change, RefusedKind, Request, Stream, Target, Verb};
-use crate::validate::Report;
-use crate::{time, validate};
+use guest::CallError;
+use virt::fields::Place;
+use virt::finding::{Finding, Verdict};
+use virt::machine::Strategy;
+use virt::machine::{phase, request_start};
+use virt::status;
+use virt::validate::{Checked, Documents, Given};
+use virt::{time, validate};
 
 /// A refusal.
 pub(super) type Refused = (RefusedKind, String);
@@ -48,26 +47,12 @@ fn target(key: &Key) -> Target {
 }
 
 /// Documents without errors, and what there is to say about them.
-pub(super) struct Checked {
-    report: Report,
-    documents: Vec<Document>,
-}
-
-impl Checked {
-    fn read(texts: Vec<(String, String)>) -> Result<Self, Refused> {
-        let texts: Vec<(String, Vec<u8>)> =
-            texts.into_iter().map(|(name, text)| (name, text.into_bytes())).collect();
-        let report = validate::validate(&texts);
-        if !report.is_valid() {
-            return Err((RefusedKind::Invalid, report.text(false)));
-        }
-        let mut documents = Vec::new();
-        for (_, text) in &texts {
-            let read = manifest::documents(text);
-            documents.extend(read.map_err(|error| (RefusedKind::Invalid, error.to_string()))?);
-        }
-        Ok(Self { report, documents })
+fn checked(documents: Vec<Given>) -> Result<Checked, Refused> {
+    let checked = Documents::of(documents).validate(Place::Machine);
+    if !checked.report.is_valid() {
+        return Err((RefusedKind::Invalid, checked.report.text(false)));
     }
+    Ok(checked)
 }
 
 /// Whether a document is a machine's run.
@@ -137,7 +122,7 @@ impl Controller {
     }
 
     fn stream(&mut self, run: &VirtualMachineInstance, name: &str, reply: &Sender<Reply>) {
-        let answer = match UnixStream::connect(self.state.run(run.uid()).join(name)) {
+        let answer = match self.state.run(run.uid()).connect(name) {
             Ok(stream) => Reply::Stream(stream),
             Err(error) => {
                 let message = format!("the guest has no {name}: {error}");
@@ -194,12 +179,12 @@ impl Controller {
     }
 
     /// Has documents checked on a thread of its own, one client's after the other's: they may be long.
-    fn check(&self, texts: Vec<(String, String)>, reply: Sender<Reply>) {
+    fn check(&self, documents: Vec<Given>, reply: Sender<Reply>) {
         let (sender, turn) = (self.sender(), Arc::clone(&self.checking));
         let work = move || {
             // Nothing is left half done by a thread that panicked.
             let turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
-            let checked = Checked::read(texts);
+            let checked = checked(documents);
             drop(turn);
             match checked {
                 Ok(checked) => drop(sender.send(Message::Checked(Box::new(checked), reply))),
@@ -219,7 +204,8 @@ impl Controller {
     }
 
     /// Keeps documents' objects: all of them, or none where one of them cannot be kept.
-    fn apply(&mut self, Checked { report, mut documents }: Checked) -> Result<Answer, Refused> {
+    fn apply(&mut self, Checked { report, documents }: Checked) -> Result<Answer, Refused> {
+        let mut documents: Vec<Document> = documents.into_iter().map(|one| one.document).collect();
         // As `get` prints a machine: the run beside it is its own to make.
         documents.retain(|document| !is_of_machine(document));
         self.fits(&documents)?;
@@ -507,7 +493,7 @@ impl Controller {
     fn switch(&mut self, mut machine: VirtualMachine, verb: &Verb) -> Result<(), Refused> {
         let run = self.run_of(&machine).filter(|run| !["Succeeded", "Failed"].contains(&phase(run)));
         let state = |text: &str| (RefusedKind::State, format!("{}: {text}", machine.key()));
-        let current = strategy(&machine);
+        let current = Strategy::of_machine(&machine);
         let always = current == Strategy::Always;
         let (ended, grace) = match verb {
             Verb::Start { paused } => {
@@ -557,7 +543,7 @@ impl Controller {
                 }
                 let run = run.ok_or_else(|| state("VM is not running"))?;
                 if !always {
-                    request_start(machine.status.get_or_insert_default());
+                    request_start(&mut machine.status.get_or_insert_default().state_change_requests);
                 }
                 (Some(run), *grace_seconds)
             }
@@ -572,7 +558,7 @@ impl Controller {
 }
 
 /// Writes a strategy where the machine has its own.
-fn set_strategy(machine: &mut VirtualMachine, strategy: Strategy) {
+pub(super) fn set_strategy(machine: &mut VirtualMachine, strategy: Strategy) {
     if machine.spec.running.is_some() {
         machine.spec.running = Some(strategy == Strategy::Always);
     } else {
@@ -584,9 +570,9 @@ fn set_strategy(machine: &mut VirtualMachine, strategy: Strategy) {
 fn start_request(machine: &mut VirtualMachine, paused: bool) {
     let status = machine.status.get_or_insert_default();
     status.state_change_requests.retain(|request| request.action != "Start");
-    request_start(status);
+    request_start(&mut status.state_change_requests);
     if let Some(request) = status.state_change_requests.last_mut().filter(|_| paused) {
-        request.other.insert("data".to_owned(), json!({"paused": "true"}));
+        request.data.insert("paused".to_owned(), "true".to_owned());
     }
 }
 

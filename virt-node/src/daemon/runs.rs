@@ -2,7 +2,6 @@
 //! of it meanwhile is noted by [`super::notes`].
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::sync::Arc;
 
 use api::core::PersistentVolumeClaim;
@@ -11,31 +10,38 @@ use api::launcher::{Cause, Exit, Request, State as Doing};
 
 use super::apply::{self, Start};
 use super::controller::{Controller, Message, Outcome, Work};
-use super::machines::{request_start, strategy};
+use super::ids;
+use super::kept;
 use super::networks;
-use super::plan::{self, Run, RunStep, Seen, Strategy};
-use super::size;
-use super::status;
 use super::store::Stored;
 use super::volumes::{Filled, is_owned};
 use super::watch::News;
 use crate::error::Error;
-use crate::resolve::{Guest, Host};
-use crate::time;
-
-/// Phases in which a run is over.
-pub(super) const OVER: [&str; 2] = ["Succeeded", "Failed"];
-
-/// The phase of a run.
-pub(super) fn phase(instance: &VirtualMachineInstance) -> &str {
-    instance.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or("Pending")
-}
+use virt::live;
+use virt::machine::{self, FINAL, Strategy, phase, request_start};
+use virt::resolve::{self, Guest};
+use virt::run::{self, Run, RunStep, Seen};
+use virt::status;
+use virt::time;
 
 /// Who a run belongs to: its machine, or itself.
 pub(super) fn owner_uid(instance: &VirtualMachineInstance) -> String {
     let owner = instance.metadata.owner_references.first();
     let uid = owner.and_then(|owner| owner.get("uid")).and_then(|uid| uid.as_str());
     uid.unwrap_or_else(|| instance.uid()).to_owned()
+}
+
+/// Seconds after a guest's grace in which its launcher must have ended it.
+const END_MARGIN: u64 = 30;
+/// Seconds between two tries to kill what is left of a guest.
+const KILL_INTERVAL: u64 = 10;
+
+/// When a run that is being deleted is killed without its launcher.
+fn overdue(run: &VirtualMachineInstance) -> Option<u64> {
+    let asked = run.metadata.deletion_timestamp.as_deref().and_then(time::seconds)?;
+    let own = run.spec.termination_grace_period_seconds.unwrap_or(resolve::GRACE_SECONDS);
+    let grace = run.metadata.deletion_grace_period_seconds.unwrap_or(own);
+    Some(asked.saturating_add(grace).saturating_add(END_MARGIN))
 }
 
 impl Controller {
@@ -45,7 +51,7 @@ impl Controller {
         let stand = self.claims_stand(&namespace, &run.spec);
         let found = Run {
             deleting: run.is_deleting(),
-            over: OVER.contains(&phase(&run)),
+            over: FINAL.contains(&phase(&run)),
             begun: ["Scheduled", "Running"].contains(&phase(&run)),
             ready: stand == Filled::Ready,
             // A machine's are taken away with it, so that its next run has the same addresses.
@@ -54,15 +60,16 @@ impl Controller {
                 && networks::kept(&self.state, &uid),
             busy: self.is_busy(&uid),
             asked: self.memory(&uid).asked,
+            overdue: overdue(&run),
             retry: self.memory(&uid).retry,
             now: time::now(),
             seen: self.seen(&uid),
         };
-        if !found.over && !found.begun && apply::claims_of(&run.spec).next().is_some() {
+        if !found.over && !found.begun && resolve::claims_of(&run.spec).next().is_some() {
             status::volumes(&mut run.status.get_or_insert_default().conditions, found.ready);
             self.store.put(&run)?;
         }
-        let Some(step) = plan::run(&found) else {
+        let Some(step) = run::run(&found) else {
             let there = matches!(found.seen, Seen::Guest(Doing::Running | Doing::Paused));
             return if there && !found.deleting && !found.busy { self.move_devices(&run) } else { Ok(()) };
         };
@@ -78,6 +85,7 @@ impl Controller {
                 self.start(&run, launch);
             }
             RunStep::Shutdown => self.shut_down(&run),
+            RunStep::Kill => self.kill(&run),
             RunStep::Finish(exit) => return self.finish(run, exit.as_ref()),
             RunStep::Clear => {
                 let (state, folder, owner) = (Arc::clone(&self.state), self.state.run(&uid), owner_uid(&run));
@@ -89,7 +97,8 @@ impl Controller {
             RunStep::Remove => {
                 self.memory.retain(|of, _| of.split('/').next() != Some(&uid));
                 if run.metadata.owner_references.is_empty() {
-                    drop(fs::remove_dir_all(self.state.guest(&uid)));
+                    let kept = kept::remove(&self.state.guest(&uid));
+                    kept.and_then(|()| self.state.ids().free(&ids::vm(&uid)))?;
                 }
                 self.store.remove(&run.key())?;
                 self.addresses.forget(&run.key());
@@ -125,12 +134,8 @@ impl Controller {
 
     fn start(&mut self, run: &VirtualMachineInstance, launch: bool) {
         let uid = run.uid().to_owned();
-        let host = match self.host() {
-            Ok(host) => host,
-            Err(error) => return self.start_failed(&uid, &error),
-        };
         let key = run.key();
-        let mut start = self.start_of(run, host, launch);
+        let mut start = self.start_of(run, launch);
         self.events.add(&key, false, "Starting", "preparing disks and the launcher");
         self.job(&uid.clone(), Work::Start, move |stop, sender| {
             start.stop = Arc::clone(stop);
@@ -151,9 +156,9 @@ impl Controller {
     }
 
     /// What has to be known to do something with a run.
-    pub(super) fn start_of(&self, run: &VirtualMachineInstance, host: Host, launch: bool) -> Start {
+    pub(super) fn start_of(&self, run: &VirtualMachineInstance, launch: bool) -> Start {
         let key = run.key();
-        let claims: BTreeMap<_, _> = apply::claims_of(&run.spec)
+        let claims: BTreeMap<_, _> = resolve::claims_of(&run.spec)
             .filter_map(|name| self.store.get::<PersistentVolumeClaim>(&key.namespace, name))
             .map(|claim| (claim.metadata.name.clone(), self.volume(&claim)))
             .collect();
@@ -161,7 +166,7 @@ impl Controller {
         Start {
             state: Arc::clone(&self.state),
             driver: self.driver.clone(),
-            host,
+            accelerator: self.accelerator,
             instance: run.clone(),
             guest: Guest {
                 metadata: run.metadata.clone(),
@@ -172,6 +177,7 @@ impl Controller {
             owner,
             objects: self.objects(&key.namespace),
             networks: self.networks(),
+            host_disks: self.host_disks.clone(),
             claims,
             stop: Arc::default(),
             launch,
@@ -194,6 +200,30 @@ impl Controller {
         });
     }
 
+    /// Kills what is left of a guest whose launcher does not end it, also while something is being done for it.
+    fn kill(&mut self, run: &VirtualMachineInstance) {
+        let (uid, now) = (run.uid().to_owned(), time::now());
+        let again = self.memory(&uid).killed.map(|before| before + KILL_INTERVAL).filter(|next| *next > now);
+        self.look_at(again.unwrap_or(now + KILL_INTERVAL));
+        if again.is_some() {
+            return;
+        }
+        self.memory(&uid).killed = Some(now);
+        self.events.add(
+            &run.key(),
+            true,
+            "Killing",
+            "the launcher does not end the guest; its processes are killed",
+        );
+        let (sender, told, state) = (self.sender(), uid.clone(), Arc::clone(&self.state));
+        let work = move || {
+            let seen = apply::kill(&state, &state.run(&uid));
+            drop(sender.send(Message::News(told, News::Seen(seen, None))));
+        };
+        // Without a thread it is tried again.
+        drop(std::thread::Builder::new().name("kill".to_owned()).spawn(work));
+    }
+
     /// Notes how a run ended.
     fn finish(&mut self, mut run: VirtualMachineInstance, exit: Option<&Exit>) -> Result<(), Error> {
         let deleting = run.is_deleting();
@@ -206,7 +236,7 @@ impl Controller {
         status::phase(status, if failed { "Failed" } else { "Succeeded" });
         status.reason = None;
         status.volume_status.clear();
-        for kind in ["Ready", "Paused", "AgentConnected", size::PROCESSORS, size::MEMORY] {
+        for kind in ["Ready", "Paused", "AgentConnected", live::PROCESSORS, live::MEMORY] {
             status::without(&mut status.conditions, kind);
         }
         status::condition(&mut status.conditions, "Ready", false, "PodTerminating", "the guest ended");
@@ -224,20 +254,19 @@ impl Controller {
         let Some(mut machine) = machine.filter(|machine| is_owned(&run.metadata, machine.uid())) else {
             return Ok(());
         };
-        let rerun = failed && strategy(&machine) == Strategy::RerunOnFailure;
+        let rerun = failed && Strategy::of_machine(&machine) == Strategy::RerunOnFailure;
         let status = machine.status.get_or_insert_default();
         let before = status.start_failure.as_ref().and_then(|one| one.consecutive_fail_count).unwrap_or(0);
         // A machine that was switched off is no crash of the guest.
         let crashed = failed && exit.is_some();
-        let failures = plan::failures(before, crashed, ended.saturating_sub(since));
+        let failures = machine::failures(before, crashed, ended.saturating_sub(since));
         status.start_failure = (failures > 0).then(|| StartFailure {
             consecutive_fail_count: Some(failures),
             last_failed_uid: run.metadata.uid.clone(),
-            retry_after_timestamp: Some(time::text(time::now() + plan::back_off(failures))),
-            ..StartFailure::default()
+            retry_after_timestamp: Some(time::text(time::now() + machine::back_off(failures))),
         });
         if rerun {
-            request_start(status);
+            request_start(&mut status.state_change_requests);
         }
         self.store.put(&machine)
     }

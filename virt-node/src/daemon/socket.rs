@@ -14,10 +14,11 @@ use std::time::Duration;
 
 use super::controller::{Message, Reply};
 use crate::error::{Error, Kind};
-use crate::framing;
 use crate::protocol::{Answer, Call, RefusedKind, Request, VERSION};
+use guest::clients::Client;
+use guest::framing;
 
-/// Most clients at once, streams included.
+/// Most clients at once, streams included. The one idle longest is disconnected for the next.
 const CLIENTS_MAX: usize = 128;
 /// How long a call may take to come, and to be answered.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -73,7 +74,7 @@ pub(super) fn listen(path: &Path, controller: Sender<Message>) -> Result<(), Err
     std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
     std::fs::rename(&new, path).map_err(failed)?;
     let holders = Holders::default();
-    let serve = move |stream: UnixStream| drop(serve(&stream, &controller, &holders));
+    let serve = move |client: &Client<UnixStream>| drop(serve(client, &controller, &holders));
     framing::accept(listener, CLIENTS_MAX, serve).map_err(failed)
 }
 
@@ -82,7 +83,8 @@ fn refused(kind: RefusedKind, message: impl Into<String>) -> Answer {
 }
 
 /// Serves a client until it goes.
-fn serve(stream: &UnixStream, controller: &Sender<Message>, holders: &Holders) -> io::Result<()> {
+fn serve(client: &Client<UnixStream>, controller: &Sender<Message>, holders: &Holders) -> io::Result<()> {
+    let stream = client.stream();
     stream.set_write_timeout(Some(PATIENCE))?;
     while let Some(length) = framing::next(stream)? {
         let length = match length {
@@ -92,6 +94,7 @@ fn serve(stream: &UnixStream, controller: &Sender<Message>, holders: &Holders) -
             }
         };
         let json = framing::json(stream, length, PATIENCE)?;
+        let _busy = client.busy();
         let request = match read(&json) {
             Ok(request) => request,
             Err(problem) => {

@@ -1,13 +1,14 @@
 //! The state folder: what is in it, by name, and that one daemon has it.
 //!
 //! ```text
-//! lock  version  boot              one daemon; which release wrote it; which boot of the machine it was
+//! lock  version  boot              one daemon; which version, and the oldest that reads it; which boot of the machine it was
 //! virt-node.sock                   the daemon's socket, root's only
 //! objects/KIND/NAMESPACE/NAME      what a person wrote and what is known of it (store)
 //! events                           what happened, a line each
 //! addresses                        the range that guests' MAC addresses are given out of
-//! guests/UID/                      what a machine keeps between runs: EFI variables, places of devices, machine type
-//! run/UID/                         a run: the launcher's folder (12 digits of the run's UID)
+//! ids                              the users of VMs and transfers, by number
+//! guests/UID/                      kept between a VM's runs: kept.json; vm/: what its user writes (EFI variables, TPM)
+//! run/UID/                         a run (12 digits of its UID): disks, log; vm/: its user's, the launcher's directory
 //! claims/UID/                      a volume: data/ or dev/, and the importer's word about it
 //! images/HASH/                     the disk of a container image
 //! volumes/                         the pool of volumes; csi/: the driver's socket and memory
@@ -25,17 +26,24 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 
+use super::ids::Ids;
+use super::process;
+use super::run::Run;
 use crate::error::{Error, Kind};
-use crate::launcher::replace;
 
-/// The version of the folder that is written and read.
-pub(super) const VERSION: u64 = 1;
+/// The version of the state directory that is written, and the oldest release that may read it, as a version. Readers ignore
+/// fields that they do not know, so that most new versions can be read by older releases; version 2 moved what a VM's user
+/// writes to a directory of its own, where a release of version 1 would not find running VMs.
+pub(super) const VERSION: u64 = 2;
+const READABLE_BY: u64 = 2;
 /// Where the state is when nothing is said.
 pub(crate) const DEFAULT: &str = "/var/lib/ferrovirt";
 /// What is said of a folder that another daemon has.
 pub(crate) const TAKEN: &str = "is in use by another virt-node serve";
+/// Longest file with the version, in bytes.
+const VERSION_MAX: u64 = 256;
 /// Longest path of the folder: sockets of runs below it have short names only.
-const PATH_MAX: usize = 35;
+const PATH_MAX: usize = 32;
 /// Digits of a UID that name a run's folder.
 const SHORT: usize = 12;
 
@@ -44,6 +52,7 @@ const SHORT: usize = 12;
 pub(crate) struct State {
     folder: PathBuf,
     lock: File,
+    ids: Ids,
 }
 
 /// The daemon's socket in a state folder.
@@ -70,8 +79,9 @@ impl State {
         let lock = File::create(folder.join("lock")).map_err(failed)?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive)
             .map_err(|_| Error::new(Kind::System, format!("{shown} {TAKEN}")))?;
-        let state = Self { folder, lock };
-        state.check_version()?;
+        check_version(&folder)?;
+        let ids = Ids::open(&folder.join("ids"))?;
+        let state = Self { folder, lock, ids };
         // The guests' user passes through to what is its own; only root sees what is where.
         for (name, mode) in [
             ("", 0o711),
@@ -80,7 +90,7 @@ impl State {
             ("run", 0o711),
             ("claims", 0o711),
             ("images", 0o711),
-            ("volumes", 0o711),
+            ("volumes", 0o700),
             ("csi", 0o700),
         ] {
             let path = state.folder.join(name);
@@ -88,7 +98,30 @@ impl State {
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).map_err(failed)?;
         }
         state.note_boot().map_err(failed)?;
+        state.refuse_older_runs()?;
+        write_version(&state.folder)?;
         Ok(state)
+    }
+
+    /// Users and groups of VMs and transfers.
+    pub(super) fn ids(&self) -> &Ids {
+        &self.ids
+    }
+
+    /// A VM that an earlier release started has its launcher in another place: it would be taken for lost, and started
+    /// again beside itself.
+    fn refuse_older_runs(&self) -> Result<(), Error> {
+        for entry in fs::read_dir(self.folder.join("run")).into_iter().flatten().flatten() {
+            let run = Run::new(entry.path());
+            if !run.own().is_dir() && process::lives(&run.log()) {
+                let text = format!(
+                    "a VM of an earlier release runs in {}: stop it with that release, or restart the machine",
+                    run.path().display()
+                );
+                return Err(Error::new(Kind::System, text));
+            }
+        }
+        Ok(())
     }
 
     /// Whether the folder is still the one that was taken: one that was removed, or put in its place, may be another daemon's.
@@ -96,34 +129,6 @@ impl State {
         let there = fs::metadata(self.folder.join("lock"));
         let own = self.lock.metadata();
         there.is_ok_and(|there| own.is_ok_and(|own| (there.dev(), there.ino()) == (own.dev(), own.ino())))
-    }
-
-    fn check_version(&self) -> Result<(), Error> {
-        let path = self.folder.join("version");
-        let failed = |error| Error::with(Kind::System, path.display().to_string(), error);
-        match fs::read_to_string(&path) {
-            Ok(text) => match text.trim().parse::<u64>() {
-                Ok(version) if version <= VERSION => Ok(()),
-                Ok(version) => Err(Error::new(
-                    Kind::Content,
-                    format!(
-                        "{}: written by a newer release (version {version}, this one reads up to {VERSION}): install that one; nothing was changed",
-                        path.display()
-                    ),
-                )),
-                Err(_) => Err(Error::new(
-                    Kind::Content,
-                    format!(
-                        "{}: no version; write {VERSION} into it if the folder is ferrovirt's",
-                        path.display()
-                    ),
-                )),
-            },
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                replace(&path, format!("{VERSION}\n").as_bytes()).map_err(failed)
-            }
-            Err(error) => Err(failed(error)),
-        }
     }
 
     /// Forgets the runs of an earlier boot of the machine: their processes, mounts and links are gone.
@@ -139,7 +144,7 @@ impl State {
         fs::remove_dir_all(&runs)?;
         fs::create_dir(&runs)?;
         fs::set_permissions(&runs, fs::Permissions::from_mode(0o711))?;
-        replace(&path, boot.as_bytes())
+        Ok(dir::replace(&path, boot.as_bytes(), 0o600)?)
     }
 
     pub(super) fn path(&self, name: &str) -> PathBuf {
@@ -152,9 +157,9 @@ impl State {
     }
 
     /// The folder of a run.
-    pub(super) fn run(&self, uid: &str) -> PathBuf {
+    pub(super) fn run(&self, uid: &str) -> Run {
         let digits: String = uid.chars().filter(char::is_ascii_hexdigit).take(SHORT).collect();
-        self.folder.join("run").join(digits)
+        Run::new(self.folder.join("run").join(digits))
     }
 
     /// What a machine keeps between runs.
@@ -166,6 +171,49 @@ impl State {
     pub(super) fn claim(&self, uid: &str) -> PathBuf {
         self.folder.join("claims").join(uid)
     }
+}
+
+fn version_failed(path: &Path) -> impl Fn(io::Error) -> Error + '_ {
+    move |error| Error::with(Kind::System, path.display().to_string(), error)
+}
+
+/// Whether this release reads the state directory: its version is known, or the release that wrote it lists this one as a reader.
+fn check_version(folder: &Path) -> Result<(), Error> {
+    let path = folder.join("version");
+    let Some(text) = dir::read(&path, VERSION_MAX).map_err(|error| version_failed(&path)(error.into()))?
+    else {
+        return Ok(());
+    };
+    let text = String::from_utf8_lossy(&text);
+    let words: Option<Vec<u64>> = text.split_whitespace().map(|word| word.parse().ok()).collect();
+    let (version, oldest) = match words.as_deref() {
+        Some([version]) => (*version, *version),
+        Some([version, oldest, ..]) => (*version, *oldest),
+        Some([]) | None => {
+            let text = format!(
+                "{}: no version; write {VERSION} into it if the directory is ferrovirt's",
+                path.display()
+            );
+            return Err(Error::new(Kind::Content, text));
+        }
+    };
+    if version <= VERSION || oldest <= VERSION {
+        return Ok(());
+    }
+    let text = format!(
+        "{}: written by a newer release (version {version}, readable by version {oldest} and later; this one is {VERSION}): install that one; nothing was changed",
+        path.display()
+    );
+    Err(Error::new(Kind::Content, text))
+}
+
+/// Notes which release writes the state directory now.
+fn write_version(folder: &Path) -> Result<(), Error> {
+    let (path, text) = (folder.join("version"), format!("{VERSION} {READABLE_BY}\n"));
+    if fs::read_to_string(&path).is_ok_and(|there| there == text) {
+        return Ok(());
+    }
+    dir::replace_durably(&path, text.as_bytes(), 0o600).map_err(|error| version_failed(&path)(error.into()))
 }
 
 /// A UUID, version 4.
@@ -192,12 +240,26 @@ mod tests {
         let other = State::take(folder.path()).unwrap();
         assert!(other.is_there() && !state.is_there(), "another daemon's");
         drop((state, other));
-        fs::write(folder.path().join("version"), "2\n").unwrap();
+        fs::write(folder.path().join("version"), "3\n").unwrap();
         let newer = State::take(folder.path()).unwrap_err();
-        assert!(newer.to_string().contains("newer release (version 2"), "{newer}");
+        assert!(newer.to_string().contains("newer release (version 3"), "{newer}");
         assert_eq!(newer.kind(), Kind::Content);
         fs::write(folder.path().join("version"), "").unwrap();
         assert!(State::take(folder.path()).is_err());
+    }
+
+    #[test]
+    fn a_later_version_is_read_where_it_allows_that_and_an_earlier_one_is_upgraded() {
+        let folder = tempfile::tempdir().unwrap();
+        let version = folder.path().join("version");
+        for (before, read) in
+            [("1\n", true), ("2 2\n", true), ("3 2\n", true), ("3 3 more\n", false), ("4 3\n", false)]
+        {
+            fs::write(&version, before).unwrap();
+            assert_eq!(State::take(folder.path()).is_ok(), read, "{before}");
+            let after = if read { "2 2\n" } else { before };
+            assert_eq!(fs::read_to_string(&version).unwrap(), after, "{before}");
+        }
     }
 
     #[test]

@@ -23,7 +23,6 @@ use serde_json::Value;
 
 use super::state::VERSION;
 use crate::error::{Error, Kind as ErrorKind};
-use crate::launcher::replace_durably;
 
 /// Longest file of an object in bytes.
 const FILE_MAX: u64 = 32 << 20;
@@ -212,7 +211,7 @@ impl Store {
         let path = self.file(key);
         let json = serde_json::to_vec(&serde_json::json!({"version": VERSION, "object": value}))?;
         fs::create_dir_all(path.parent().unwrap_or(&self.folder))?;
-        replace_durably(&path, &json)
+        dir::replace_durably(&path, &json, 0o600).map_err(io::Error::from)
     }
 
     /// Writes what there was no room for. Answers whether everything is written.
@@ -354,7 +353,7 @@ mod tests {
         for (text, problem) in [
             (&whole[..whole.len() / 2], "torn"),
             (b"", "torn"),
-            (b"{\"version\": 2, \"object\": {}}", "newer release (version 2)"),
+            (b"{\"version\": 3, \"object\": {}}", "newer release (version 3)"),
             (b"{\"version\": 1}", "no object"),
         ] {
             fs::write(&file, text).unwrap();

@@ -12,13 +12,14 @@
 
 use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::{OpenOptionsExt, chown};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use api::names;
 use api::upload::Server;
+use dir::Owner;
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, ExtendedKeyUsagePurpose,
     IsCa, KeyPair,
@@ -46,7 +47,8 @@ pub(super) struct Door {
 /// The server of a volume's folder, while it waits for an upload or takes one.
 pub(super) fn door(root: &Path) -> Option<Door> {
     let log = root.join("log");
-    let said = fs::read_to_string(&log).ok()?;
+    let said = process::end_of(&log).ok()?;
+    let said = String::from_utf8_lossy(&said);
     let (_, port) = said.rsplit_once(LISTENS)?;
     let port = port.split_once('\n')?.0.parse().ok()?;
     let read = |name: &str| fs::read_to_string(root.join("upload").join(name)).ok();
@@ -55,15 +57,15 @@ pub(super) fn door(root: &Path) -> Option<Door> {
 }
 
 /// Certificates, and the command, with what is to stay open until it is started.
-pub(super) fn prepare(root: &Path, server: &Server) -> io::Result<(Command, Option<fs::File>)> {
+pub(super) fn prepare(root: &Path, server: &Server, user: Owner) -> io::Result<(Command, Option<fs::File>)> {
     fs::create_dir_all(root.join("dev"))?;
     let folder = root.join("upload");
     fs::create_dir_all(&folder)?;
     let authority = authority().map_err(io::Error::other)?;
-    write(&folder.join("ca.crt"), &authority.pem(), names::QEMU_ID)?;
+    write(&folder.join("ca.crt"), &authority.pem(), user)?;
     for (name, common, usage, owner) in [
-        ("server", "localhost", ExtendedKeyUsagePurpose::ServerAuth, names::QEMU_ID),
-        ("client", CLIENT, ExtendedKeyUsagePurpose::ClientAuth, 0),
+        ("server", "localhost", ExtendedKeyUsagePurpose::ServerAuth, user),
+        ("client", CLIENT, ExtendedKeyUsagePurpose::ClientAuth, Owner::ROOT),
     ] {
         let (certificate, key) = sign(&authority, common, usage).map_err(io::Error::other)?;
         write(&folder.join(format!("{name}.crt")), &certificate, owner)?;
@@ -84,7 +86,7 @@ pub(super) fn prepare(root: &Path, server: &Server) -> io::Result<(Command, Opti
     let (mut command, program) = process::command("uploadserver");
     command.arg("-v=1").current_dir(root).stdout(Stdio::null());
     command.env(names::UPLOAD_ROOT_VARIABLE, root).envs(server.to_env());
-    command.uid(names::QEMU_ID).gid(names::QEMU_ID);
+    command.uid(user.uid).gid(user.gid);
     Ok((command, program))
 }
 
@@ -111,14 +113,14 @@ fn sign(
 }
 
 /// A file that its owner may read and nobody else.
-fn write(path: &Path, text: &str, owner: u32) -> io::Result<()> {
+fn write(path: &Path, text: &str, owner: Owner) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
     let mut file = fs::File::options().write(true).create_new(true).mode(0o400).open(path)?;
     file.write_all(text.as_bytes())?;
-    chown(path, Some(owner), Some(owner))
+    owner.give(&file)
 }
 
 #[cfg(test)]

@@ -13,16 +13,19 @@ use api::core::{ClaimResources, ClaimSpec, PersistentVolumeClaim};
 use api::kind::Kind;
 use api::kubevirt::VirtualMachineInstance;
 use api::resource::{ObjectMeta, Other, Quantity};
+use dir::Owner;
 use serde_json::json;
 
 use super::controller::{Controller, Message, Outcome, Work};
 use super::driver::{POOL, Volume};
+use super::ids::Transfer;
 use super::import::{self, Origin};
-use super::status;
 use super::store::Stored;
-use super::{apply, growth, hotplug, state, upload};
+use super::{growth, ids, state, upload};
 use crate::error::{Error, Kind as ErrorKind};
-use crate::time;
+use virt::status;
+use virt::time;
+use virt::{live, resolve};
 
 /// The owner of an object, as objects name it.
 pub(super) fn owner(of: &impl Stored) -> Other {
@@ -119,8 +122,8 @@ impl Controller {
         let namespace = claim.metadata.namespace.as_deref();
         self.store.all::<VirtualMachineInstance>().iter().any(|run| {
             run.metadata.namespace.as_deref() == namespace
-                && apply::claims_of(&run.spec)
-                    .chain(hotplug::claims_there(run))
+                && resolve::claims_of(&run.spec)
+                    .chain(live::claims_there(run))
                     .any(|name| name == claim.metadata.name)
                 && (self.state.run(run.uid()).exists() || self.is_busy(run.uid()))
         })
@@ -133,7 +136,13 @@ impl Controller {
                 self.cancel(&uid);
                 if !self.is_used(&claim) && !self.is_busy(&uid) && self.may_try(&uid) {
                     let (driver, volume) = (self.driver.clone(), self.volume(&claim));
-                    self.job(&uid, Work::Remove, move |_, _| driver.remove(&volume).map(|()| Outcome::Done));
+                    let state = Arc::clone(&self.state);
+                    self.job(&uid, Work::Remove, move |_, _| {
+                        driver.remove(&volume)?;
+                        state.ids().free(&ids::claim(&volume.uid))?;
+                        state.ids().free(&ids::readers(&volume.uid))?;
+                        Ok(Outcome::Done)
+                    });
                 }
             } else if !is_bound(&claim) && !self.is_busy(&uid) && self.may_try(&uid) {
                 self.make(&claim);
@@ -308,17 +317,18 @@ impl Controller {
         }
         let driver = self.driver.clone();
         let archive = volume.spec.content_type.as_deref() == Some("archive");
+        let state = Arc::clone(&self.state);
         self.job(&uid.clone(), Work::Fill, move |stop, sender| {
             driver.publish(&target)?;
+            let transfer = state.ids().transfer(&ids::claim(&target.uid))?;
+            let user = transfer.user;
             if !matches!(origin, Origin::Claim(_)) {
-                fill(&target, &origin, &uid, stop, sender)?;
+                target.open_to(if import::runs_as_user(&origin) { user } else { Owner::ROOT })?;
+                fill(&target, &origin, &uid, transfer, stop, sender)?;
             }
+            target.close()?;
             if !archive {
-                let disk = target.disk();
-                let finished = import::finish(&disk, Some(target.size).filter(|_| !target.block));
-                finished.map_err(|error| {
-                    Error::with(ErrorKind::System, format!("the disk {}", disk.display()), error)
-                })?;
+                target.finish(user)?;
             }
             Ok(Outcome::Done)
         });
@@ -410,6 +420,7 @@ fn fill(
     target: &Volume,
     origin: &Origin,
     uid: &str,
+    transfer: Transfer<'_>,
     stop: &Arc<AtomicBool>,
     sender: &Sender<Message>,
 ) -> Result<(), Error> {
@@ -417,5 +428,5 @@ fn fill(
         // Nobody listens any more when the daemon ends.
         drop(sender.send(Message::Progress(uid.to_owned(), percent)));
     };
-    import::fill(&target.folder, origin, Some(target.size), stop, told)
+    import::fill(&target.folder, origin, Some(target.size), transfer, stop, told)
 }

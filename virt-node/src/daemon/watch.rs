@@ -1,18 +1,20 @@
 //! Watches one run's launcher, on a thread of its own, until that is gone, and tells what is seen.
 
-use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
 use api::kubevirt::GuestOsInfo;
 use api::launcher::{Answer, Event, Request, State as Doing, Status};
 
-use super::plan::Seen;
+use super::run::Run;
 use super::{apply, process};
-use crate::launcher::Client;
+use virt::run::Seen;
 
 /// How long an event is waited for until it is looked whether the launcher is there.
 const LOOK: Duration = Duration::from_secs(5);
+
+/// How long a launcher may take to say how its guest is.
+const WATCH_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What is told.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,20 +28,17 @@ pub(super) enum News {
 }
 
 /// Tells `tell` of a run until its launcher is gone; `false` from it ends the watch.
-pub(super) fn watch(
-    run: PathBuf,
-    mut tell: impl FnMut(News) -> bool + Send + 'static,
-) -> std::io::Result<()> {
+pub(super) fn watch(run: Run, mut tell: impl FnMut(News) -> bool + Send + 'static) -> std::io::Result<()> {
     let work = move || {
         loop {
             if !follow(&run, &mut tell) {
                 return;
             }
-            if let Some(exit) = apply::exit(&run) {
+            if let Some(exit) = run.exit() {
                 tell(News::Seen(Seen::Ended(exit), None));
                 return;
             }
-            if !process::lives(&apply::log(&run)) {
+            if !process::lives(&run.log()) {
                 // The record is written before the end.
                 tell(News::Seen(apply::look(&run), None));
                 return;
@@ -60,9 +59,9 @@ fn seen(status: Status) -> News {
 }
 
 /// Follows one worker of the launcher to its end; `false`: nobody wants to know any more.
-fn follow(run: &std::path::Path, tell: &mut impl FnMut(News) -> bool) -> bool {
-    let Ok(mut client) = Client::connect(run) else { return true };
-    let Ok(Answer::Status(status)) = client.call(Request::Watch) else { return true };
+fn follow(run: &Run, tell: &mut impl FnMut(News) -> bool) -> bool {
+    let Ok(mut client) = run.client() else { return true };
+    let Ok(Answer::Status(status)) = client.call_within(Request::Watch, WATCH_TIMEOUT) else { return true };
     if !tell(seen(status)) {
         return false;
     }

@@ -17,11 +17,12 @@ use link::nft::batch::{Batch, INET, Table};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
-use super::cache::{self, Entry};
-use super::plan::{self, Noted, Step};
-use super::{Attached, Interface, Places, Wanted, configuration, pod, runtime, wire};
+use guest::network::cache::{self, Entry};
+use guest::network::plan::{self, Noted, Step};
+use guest::network::{self as wire, runtime};
+
+use super::{Attached, Interface, Places, Wanted, firewall, pod};
 use crate::error::{Error, Kind};
-use crate::launcher::replace;
 
 /// What masquerades on the machine, made by the plugin `bridge` of us and of others.
 const MASQUERADE: Table = Table { family: INET, name: "cni_plugins_masquerade" };
@@ -40,15 +41,13 @@ struct Machine {
     /// The boot of the machine, after which all is otherwise anyway.
     #[serde(default)]
     boot: String,
-    /// Sysctls, by name below /proc/sys.
-    sysctls: Vec<(String, String)>,
     bridge: bool,
     masquerade: bool,
 }
 
 /// See [`super::attach`].
 pub(super) fn attach(places: &Places, wanted: &Wanted) -> Result<Attached, Error> {
-    if !configuration::is_name(&wanted.container) {
+    if !api::cni::is_name(&wanted.container) {
         let message = format!("{:?} is not of letters, digits, _, . and -", wanted.container);
         return Err(Error::new(Kind::Content, message));
     }
@@ -89,7 +88,14 @@ fn attach_noting(places: &Places, wanted: &Wanted, done: &mut Vec<Entry>) -> Res
             }
         }
     }
-    wire::wire(places, wanted, &path)
+    let outcomes = runtime::outcomes(places, wanted)?;
+    let mut attached = wire::wire(wanted, &outcomes, &wire::machine(&places.state), &path)?;
+    if wanted.interfaces.iter().any(|one| one.network.name() == pod::NAME) {
+        let closed = firewall::closed()?;
+        let lets = |(said, command)| format!("{said}; this lets them through: {command}");
+        attached.notes.extend(closed.into_iter().map(lets));
+    }
+    Ok(attached)
 }
 
 /// Attaches, asking for the addresses that it had; where those are somebody else's by now, for any.
@@ -99,7 +105,7 @@ fn add(places: &Places, wanted: &Wanted, one: &Interface, addresses: &[String]) 
     match runtime::add(places, &mut entry) {
         Ok(()) => Ok(entry),
         Err(_) if !addresses.is_empty() => add(places, wanted, one, &[]),
-        Err(error) => Err(error),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -112,15 +118,14 @@ fn begin(places: &Places, entry: &Entry) -> Result<(), Error> {
         let links = Link::all(&Router::open()?.ask(Link::list(None))?);
         let machine = Machine {
             boot,
-            sysctls: pod::forwarding(),
             bridge: links.iter().any(|link| link.name == pod::BRIDGE),
             masquerade: Filter::open()?.chain(MASQUERADE, CHECKS)?.is_some(),
         };
         let json = serde_json::to_vec(&machine)
             .map_err(|error| Error::with(Kind::System, "how the machine was", error))?;
-        replace(&file, &json).map_err(failed(&file))?;
+        dir::replace(&file, &json, 0o600).map_err(|error| failed(&file)(error.into()))?;
     }
-    cache::write(&places.state, entry)
+    Ok(cache::write(&places.state, entry)?)
 }
 
 fn lock(places: &Places) -> Result<File, Error> {
@@ -133,7 +138,8 @@ fn lock(places: &Places) -> Result<File, Error> {
 /// See [`super::check`].
 pub(super) fn check(places: &Places, wanted: &Wanted) -> Result<(), Error> {
     let path = runtime::namespace(places, &wanted.container);
-    wire::check(places, wanted, &path)?;
+    let outcomes = runtime::outcomes(places, wanted)?;
+    wire::check(wanted, &outcomes, &wire::machine(&places.state), &path)?;
     for entry in cache::of(&places.state, &wanted.container)? {
         // The name that a bridge has taken away, and no dummy bears, is missed by CHECK.
         if wire::has(&path, &entry.if_name)? {
@@ -165,8 +171,8 @@ fn take_away(places: &Places, entry: &Entry) -> Result<(), Error> {
     let unwired = wire::unwire(&entry.namespace, &entry.if_name, &result);
     let deleted = runtime::delete(places, entry);
     match (unwired, deleted) {
-        (Ok(()), deleted) => deleted,
-        (Err(error), deleted) => Err(error.and(deleted.err())),
+        (Ok(()), deleted) => Ok(deleted?),
+        (Err(error), deleted) => Err(error.and(deleted.err()).into()),
     }
 }
 
@@ -241,8 +247,6 @@ fn put_back(places: &Places) -> Result<(), Error> {
         batch.delete_table(MASQUERADE);
         filter.commit(&batch)?.done()?;
     }
-    for (name, value) in &machine.sysctls {
-        wire::set_sysctl(name, value)?;
-    }
+    // Forwarding stays on: other services of the machine may rely on it by now.
     fs::remove_file(&file).map_err(failed(&file))
 }

@@ -7,13 +7,14 @@ use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use guest::clients::{Client, Clients};
 use rustix::event::{PollFd, PollFlags, poll};
+use socket2::{Domain, Socket, Type};
 
+use super::pod::BRIDGE;
 use crate::error::{Error, Kind};
 
 /// Where names are asked for.
@@ -22,9 +23,11 @@ const PORT: u16 = 53;
 const PACKET_MAX: usize = 4096;
 /// What a packet has before its question.
 const HEADER: usize = 12;
-/// Most questions that wait for an answer, and most connections.
+/// Most questions that wait for an answer, and most connections; the connection idle longest is closed for the next.
 const WAITING_MAX: usize = 1024;
 const CONNECTIONS_MAX: usize = 32;
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 64;
 /// How long a question waits.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -49,15 +52,19 @@ impl Forwarder {
     /// # Errors
     /// Somebody else answers there, or the address is not the machine's.
     pub fn start(gateway: IpAddr, local: IpAddr) -> Result<Self, Error> {
-        Self::between(SocketAddr::new(gateway, PORT), SocketAddr::new(local, PORT))
+        Self::between(SocketAddr::new(gateway, PORT), SocketAddr::new(local, PORT), Some(BRIDGE))
     }
 
-    fn between(gateway: SocketAddr, local: SocketAddr) -> Result<Self, Error> {
+    /// Answers those only whose packets come in through the interface `through`, where one is named: the gateway's address
+    /// can be reached through the machine's other interfaces, too.
+    fn between(gateway: SocketAddr, local: SocketAddr, through: Option<&str>) -> Result<Self, Error> {
         let failed = |error: io::Error| {
             Error::with(Kind::System, format!("names cannot be forwarded from {gateway} to {local}"), error)
         };
-        let packets = UdpSocket::bind(gateway).map_err(failed)?;
-        let listener = TcpListener::bind(gateway).map_err(failed)?;
+        let packets = UdpSocket::from(bound(gateway, Type::DGRAM, through).map_err(failed)?);
+        let listener = bound(gateway, Type::STREAM, through).map_err(failed)?;
+        listener.listen(BACKLOG).map_err(failed)?;
+        let listener = TcpListener::from(listener);
         let any = match local {
             SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
             SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
@@ -80,6 +87,16 @@ impl Forwarder {
     }
 }
 
+fn bound(address: SocketAddr, kind: Type, through: Option<&str>) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(address), kind, None)?;
+    if kind == Type::STREAM {
+        socket.set_reuse_address(true)?;
+    }
+    socket.bind_device(through.map(str::as_bytes))?;
+    socket.bind(&address.into())?;
+    Ok(socket)
+}
+
 /// Until it is stopped. What cannot be read or sent is asked for again.
 fn forward(
     packets: &UdpSocket,
@@ -90,7 +107,7 @@ fn forward(
 ) {
     let mut waiting: BTreeMap<u16, Waiting> = BTreeMap::new();
     let mut next = 0_u16;
-    let connections = Arc::new(AtomicUsize::new(0));
+    let mut connections = Clients::new(CONNECTIONS_MAX);
     let mut packet = [0; PACKET_MAX];
     loop {
         let mut polled = [
@@ -130,40 +147,42 @@ fn forward(
             _ = packets.send_to(&answer, asked.from);
         }
         if let Ok((stream, _)) = listener.accept()
-            && connections.load(Ordering::Relaxed) < CONNECTIONS_MAX
+            && let Some(client) = connections.admit(stream)
         {
-            connections.fetch_add(1, Ordering::Relaxed);
-            let count = Arc::clone(&connections);
-            let work = move || {
-                // Who hung up, or asked nothing, asks again.
-                drop(converse(stream, local));
-                count.fetch_sub(1, Ordering::Relaxed);
-            };
-            if thread::Builder::new().name("names tcp".to_owned()).spawn(work).is_err() {
-                connections.fetch_sub(1, Ordering::Relaxed);
-            }
+            // A client that was disconnected asks again; without a thread, it sees the end of its connection.
+            let work = move || drop(converse(&client, local));
+            _ = thread::Builder::new().name("names tcp".to_owned()).spawn(work);
         }
     }
 }
 
-/// A connection's questions, one after the other.
-fn converse(mut stream: TcpStream, local: SocketAddr) -> io::Result<()> {
+/// A connection's questions, one after the other. The resolver is connected to for the first of them.
+fn converse(client: &Client<TcpStream>, local: SocketAddr) -> io::Result<()> {
+    let prepare = |stream: &TcpStream| {
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))
+    };
+    let mut stream = client.stream();
     stream.set_nonblocking(false)?;
-    let mut resolver = TcpStream::connect_timeout(&local, PATIENCE)?;
-    for one in [&stream, &resolver] {
-        one.set_read_timeout(Some(PATIENCE))?;
-        one.set_write_timeout(Some(PATIENCE))?;
-    }
+    prepare(stream)?;
+    let mut resolver = None;
     loop {
-        let question = message(&mut stream)?;
-        resolver.write_all(&question)?;
-        let answer = message(&mut resolver)?;
+        let question = message(stream)?;
+        let _busy = client.busy();
+        if resolver.is_none() {
+            let connected = TcpStream::connect_timeout(&local, PATIENCE)?;
+            prepare(&connected)?;
+            resolver = Some(connected);
+        }
+        let Some(mut asked) = resolver.as_ref() else { return Ok(()) };
+        asked.write_all(&question)?;
+        let answer = message(asked)?;
         stream.write_all(&answer)?;
     }
 }
 
 /// A message over TCP with its length (RFC 1035, section 4.2.2).
-fn message(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
+fn message(mut stream: &TcpStream) -> io::Result<Vec<u8>> {
     let mut length = [0; 2];
     stream.read_exact(&mut length)?;
     let mut whole = length.to_vec();
@@ -187,7 +206,7 @@ mod tests {
         let at = resolver.local_addr().unwrap();
         let tcp = TcpListener::bind(at).unwrap();
         let gateway = address(1);
-        let _forwarder = Forwarder::between(gateway, at).unwrap();
+        let _forwarder = Forwarder::between(gateway, at, Some("lo")).unwrap();
         let clients = [0, 1].map(|_| UdpSocket::bind("127.0.0.1:0").unwrap());
         let question = |mark: u8| [&[0x12, 0x34][..], &[0; 10], &[mark]].concat();
         for (mark, client) in (1..).zip(&clients) {
@@ -213,15 +232,73 @@ mod tests {
         let mut client = TcpStream::connect(gateway).unwrap();
         client.write_all(&[0, 3, 7, 8, 9]).unwrap();
         let (mut server, _) = tcp.accept().unwrap();
-        assert_eq!(message(&mut server).unwrap(), [0, 3, 7, 8, 9]);
+        assert_eq!(message(&server).unwrap(), [0, 3, 7, 8, 9]);
         server.write_all(&[0, 2, 5, 6]).unwrap();
-        assert_eq!(message(&mut client).unwrap(), [0, 2, 5, 6]);
+        assert_eq!(message(&client).unwrap(), [0, 2, 5, 6]);
+    }
+
+    #[test]
+    fn connections_that_ask_nothing_keep_no_client_out() {
+        let resolver = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = resolver.local_addr().unwrap();
+        thread::spawn(move || {
+            for stream in resolver.incoming() {
+                let stream = stream.unwrap();
+                thread::spawn(move || {
+                    while let Ok(question) = message(&stream) {
+                        (&stream).write_all(&question).unwrap();
+                    }
+                });
+            }
+        });
+        let gateway = address(5);
+        let _forwarder = Forwarder::between(gateway, at, Some("lo")).unwrap();
+        let count = if std::env::var_os("FERROVIRT_SOAK").is_some() { 1000 } else { 100 };
+        let mut idle = Vec::new();
+        for number in 0..count {
+            let mut client = TcpStream::connect(gateway).unwrap();
+            if number % 2 == 0 {
+                client.write_all(&[0, 9, 1]).unwrap();
+            }
+            idle.push(client);
+        }
+        for _ in 0..5 {
+            let begun = Instant::now();
+            let mut client = TcpStream::connect(gateway).unwrap();
+            client.set_read_timeout(Some(PATIENCE)).unwrap();
+            client.write_all(&[0, 2, 7, 8]).unwrap();
+            assert_eq!(message(&client).unwrap(), [0, 2, 7, 8]);
+            assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+        }
+    }
+
+    #[test]
+    fn clients_behind_another_interface_get_no_answer() {
+        // In a network namespace of this thread's own, with an interface that no packet comes in through.
+        let work = || {
+            link::Namespace::leave().unwrap();
+            let ip = |words: &str| {
+                let done = std::process::Command::new("ip").args(words.split(' ')).status().unwrap();
+                assert!(done.success(), "{words}");
+            };
+            ip("link set lo up");
+            ip("link add other0 type veth peer name other1");
+            let resolver = UdpSocket::bind("127.0.0.1:0").unwrap();
+            let (gateway, at) = (address(4), resolver.local_addr().unwrap());
+            let _forwarder = Forwarder::between(gateway, at, Some("other0")).unwrap();
+            let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+            resolver.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+            drop(client.send_to(&[0; 20], gateway));
+            assert!(resolver.recv_from(&mut [0; 64]).is_err(), "the question went on to the resolver");
+            assert!(TcpStream::connect_timeout(&gateway, Duration::from_millis(300)).is_err());
+        };
+        thread::spawn(work).join().unwrap();
     }
 
     #[test]
     fn it_ends_with_its_owner() {
         let gateway = address(2);
-        drop(Forwarder::between(gateway, address(3)).unwrap());
+        drop(Forwarder::between(gateway, address(3), None).unwrap());
         let until = Instant::now() + PATIENCE;
         while UdpSocket::bind(gateway).is_err() {
             assert!(Instant::now() < until, "the port is free again");

@@ -16,7 +16,7 @@
 //!    the tap device; **apply** does the former, **wire** the latter. [`attach`] twice changes nothing; killed at any line and
 //!    called again it converges; [`detach`] leaves nothing.
 //! 4. What a guest is told by DHCP is part of the launch document ([`Nic::tap`]); the launcher's worker answers
-//!    ([`crate::dhcp`]), needing no capability: the namespace lets everybody have its ports from 67 on.
+//!    (package virt-launcher), needing no capability: the namespace lets everybody have its ports from 67 on.
 //!
 //! Names, addresses and links are upstream's (virt-launcher of KubeVirt 1.9), since tools look for them. Its dummy interface
 //! with the guest's address, beside a bridge binding, is left out where the kernel has none, and [`Attached::notes`] says so.
@@ -35,135 +35,26 @@
 //!
 //! Not here: who calls when (the daemon), DHCP packets, what a plugin does.
 
-mod advertiser;
 mod apply;
-mod cache;
-mod configuration;
 mod firewall;
 mod forwarder;
-mod names;
-mod outcome;
-mod plan;
 mod pod;
-mod process;
-mod resolvers;
-mod rules;
-mod runtime;
-mod told;
 mod wanted;
-mod wire;
 
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use ipnet::{Ipv4Net, Ipv6Net};
-use link::{Mac, Namespace};
+pub use guest::network::{
+    Advertiser, Attached, Binding, Configuration, Interface, Names, Nic, Places, Port, Resolvers, Wanted,
+    host_resolvers, inside,
+};
+use guest::network::{cache, runtime};
+use link::Namespace;
 
 use crate::error::{Error, Kind};
-use crate::resolve::Tap;
-pub use advertiser::Advertiser;
-pub use configuration::Configuration;
 pub use firewall::closed;
 pub use forwarder::Forwarder;
-pub use names::Names;
 pub use pod::{PodNetwork, gateway as pod_gateway};
-pub use resolvers::{Resolvers, host_resolvers};
 pub use wanted::{Given, of_guest};
-
-/// Where things are.
-#[derive(Clone, Debug)]
-pub struct Places {
-    /// Folder of what is kept: plugins' answers, addresses given. Private to root.
-    pub state: PathBuf,
-    /// Folder of namespaces; in `/run/netns` `ip netns` would see them.
-    pub namespaces: PathBuf,
-    /// Folders of plugins, in the order they are looked through.
-    pub plugins: Vec<PathBuf>,
-}
-
-/// What a guest is to have.
-#[derive(Clone, Debug)]
-pub struct Wanted {
-    /// The guest, as CNI and the namespace call it: letters, digits, `_`, `.`, `-`; unique on the machine, and the same
-    /// until [`detach`].
-    pub container: String,
-    /// Namespace of its object.
-    pub namespace: String,
-    /// Name of its object, and what DHCP calls it.
-    pub name: String,
-    /// Its interfaces; the first one is the primary.
-    pub interfaces: Vec<Interface>,
-    /// Who resolves names for it, where a network does not say.
-    pub resolvers: Resolvers,
-}
-
-/// An interface that is wanted.
-#[derive(Clone, Debug)]
-pub struct Interface {
-    /// Its name in the spec.
-    pub name: String,
-    /// Its links.
-    pub names: Names,
-    /// The network.
-    pub network: Configuration,
-    /// How the guest is attached.
-    pub binding: Binding,
-    /// The guest's Ethernet address, asked of the network where the guest is to bear the network's.
-    pub mac: Mac,
-    /// Whether the tap device takes several queues.
-    pub many_queues: bool,
-}
-
-/// How a guest is attached to what CNI made.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Binding {
-    /// Behind the interface's address.
-    Masquerade {
-        /// The network between: the first address is the gateway's, the second the guest's.
-        v4: Ipv4Net,
-        /// The same of IPv6, where the interface has an address of IPv6.
-        v6: Ipv6Net,
-        /// Ports that are forwarded; empty: all.
-        ports: Vec<Port>,
-    },
-    /// By a bridge, with the interface's Ethernet and IP addresses.
-    Bridge,
-}
-
-/// A port that is forwarded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Port {
-    /// TCP, else UDP.
-    pub tcp: bool,
-    /// Its number.
-    pub number: u16,
-}
-
-/// What a guest has.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Attached {
-    /// The namespace its launcher is to run in.
-    pub namespace: PathBuf,
-    /// Its interfaces, in the order they were wanted.
-    pub nics: Vec<Nic>,
-    /// What a person should know.
-    pub notes: Vec<String>,
-}
-
-/// An interface that is attached.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Nic {
-    /// Its name in the spec.
-    pub name: String,
-    /// For the launch document.
-    pub tap: Tap,
-    /// For the status: its name in the namespace.
-    pub pod_interface: String,
-    /// For the status: addresses at which others reach the guest.
-    pub addresses: Vec<IpAddr>,
-    /// The network that a router is to be advertised on, by the daemon: [`Advertiser`].
-    pub router: Option<Ipv6Net>,
-}
 
 /// Gives a guest its networks, and takes away those that it has and that are not wanted any more. What it has stays as it is.
 ///
@@ -209,7 +100,7 @@ pub fn check(places: &Places, wanted: &Wanted) -> Result<(), Error> {
 /// # Errors
 /// Every failure, after all was tried.
 pub fn collect(places: &Places, network: &Configuration) -> Result<(), Error> {
-    runtime::collect(places, network)
+    Ok(runtime::collect(places, network)?)
 }
 
 /// Whether guests could be attached to `network` now (CNI's STATUS); always where its version has none.
@@ -217,15 +108,7 @@ pub fn collect(places: &Places, network: &Configuration) -> Result<(), Error> {
 /// # Errors
 /// Why not, in the plugin's words.
 pub fn status(places: &Places, network: &Configuration) -> Result<(), Error> {
-    runtime::status(places, network)
-}
-
-/// Does `work` in a guest's namespace: starting its launcher there, for one.
-///
-/// # Errors
-/// When it cannot be entered, and what `work` says.
-pub fn inside<T: Send>(namespace: &Path, work: impl FnOnce() -> Result<T, Error> + Send) -> Result<T, Error> {
-    Namespace::open(namespace)?.on_a_thread(work)
+    Ok(runtime::status(places, network)?)
 }
 
 /// Makes a folder in which every plugin of the program `cni` is found by its name.

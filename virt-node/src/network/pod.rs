@@ -102,6 +102,11 @@ fn generated(v4: Ipv4Net, v6: Option<Ipv6Net>, mtu: u32, state: &Path) -> Result
             "ipMasq": true,
             "ipMasqBackend": "nftables",
             "mtu": mtu,
+            // VMs reach the gateway and what lies behind it, not each other, and send with their own addresses only.
+            "portIsolation": true,
+            "macspoofchk": true,
+            "ipspoofchk": true,
+            "anyLinkLocal": true,
             "capabilities": {"ips": true, "mac": true},
             "ipam": {"type": "host-local", "dataDir": state.join("addresses"), "ranges": ranges},
         }],
@@ -136,17 +141,6 @@ fn look() -> Result<Host, Error> {
 /// The gateway's address in the pod network, where it is up: who forwards names when the machine's resolvers are local.
 pub fn gateway() -> Result<Option<IpAddr>, Error> {
     Ok(look()?.taken.map(|net| IpAddr::V4(net.addr())))
-}
-
-/// Sysctls of the machine that a pod network's first guest changes, as they are now.
-pub(super) fn forwarding() -> Vec<(String, String)> {
-    ["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"]
-        .into_iter()
-        .filter_map(|name| {
-            let value = std::fs::read_to_string(Path::new("/proc/sys").join(name)).ok()?;
-            Some((name.to_owned(), value.trim().to_owned()))
-        })
-        .collect()
 }
 
 /// Removes the bridge, if nobody is on it.
@@ -206,6 +200,13 @@ mod tests {
     #[test]
     fn the_configuration_is_one() {
         let read = generated("10.234.0.0/16".parse().unwrap(), None, 1400, Path::new("/s")).unwrap();
-        assert!(read.name == NAME && read.can_check() && read.text.contains("\"mtu\":1400"), "{}", read.text);
+        assert!(
+            read.name() == NAME && read.can_check() && read.text().contains("\"mtu\":1400"),
+            "{}",
+            read.text()
+        );
+        for guard in ["portIsolation", "macspoofchk", "ipspoofchk"] {
+            assert!(read.text().contains(&format!("\"{guard}\":true")), "{guard}: {}", read.text());
+        }
     }
 }

@@ -1,22 +1,17 @@
 //! From a spec and the objects that it names to what a guest is to have: pure. Rules between fields are
-//! [`crate::resolve`]'s; here is what only a start can find: networks that are not there, or make no sense.
+//! [`virt::resolve`]'s; here is what only a start can find: networks that are not there, or make no sense.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use api::kubevirt::{Interface as Asked, Network, VirtualMachineInstanceSpec};
 use api::multus::NetworkAttachmentDefinition;
-use ipnet::{Ipv4Net, Ipv6Net};
 use link::Mac;
 
-use super::names::{self, Names};
-use super::{Binding, Configuration, Interface, Port, Resolvers, Wanted};
-use crate::finding::{Finding, Findings};
-use crate::resolve::{interfaces_of, queues_of};
-
-/// Networks of guests behind masquerade, where the spec names none.
-const V4: &str = "10.0.2.0/24";
-const V6: &str = "fd10:0:2::/120";
+use super::{Binding, Configuration, Interface, Resolvers, Wanted};
+use guest::network::{self as names, InvalidNetwork, Names};
+use virt::finding::{Finding, Findings};
+use virt::resolve::{interfaces_of, queues_of};
 
 /// Who the guest is, and what is there for it.
 #[derive(Clone, Debug)]
@@ -33,6 +28,8 @@ pub struct Given<'a> {
     pub networks: &'a BTreeMap<String, NetworkAttachmentDefinition>,
     /// Who resolves names.
     pub resolvers: &'a Resolvers,
+    /// The user and group that QEMU runs as.
+    pub user: u32,
     /// The folder of [`super::Places`], which tells machines apart that have no id.
     pub state: &'a Path,
 }
@@ -82,6 +79,7 @@ pub fn of_guest(
         name: given.name.to_owned(),
         interfaces,
         resolvers: given.resolvers.clone(),
+        user: given.user,
     })
 }
 
@@ -117,31 +115,10 @@ fn interface(
         name: one.name.clone(),
         names,
         network: configuration,
-        binding: binding(one, network)?,
+        binding: Binding::of(one, network)
+            .map_err(|InvalidNetwork { field, text }| (Field::Pod(field), text))?,
         mac,
         many_queues: queues_of(spec, one).is_some(),
-    })
-}
-
-fn binding(one: &Asked, network: Option<&Network>) -> Result<Binding, (Field, String)> {
-    if one.masquerade.is_none() {
-        return Ok(Binding::Bridge);
-    }
-    let pod = network.and_then(|network| network.pod.as_ref());
-    let v4 = pod.and_then(|pod| pod.vm_network_cidr.as_deref()).unwrap_or(V4);
-    let v6 = pod.and_then(|pod| pod.vm_ipv6_network_cidr.as_deref()).unwrap_or(V6);
-    let v4: Option<Ipv4Net> = v4.parse().ok().filter(|net: &Ipv4Net| net.prefix_len() <= 30);
-    let v6: Option<Ipv6Net> = v6.parse().ok().filter(|net: &Ipv6Net| net.prefix_len() <= 126);
-    let no =
-        |field, like: &str| (Field::Pod(field), format!("no network of two addresses or more, like {like}"));
-    let ports = one.ports.iter().filter_map(|port| {
-        let tcp = port.protocol.as_deref() != Some("UDP");
-        Some(Port { tcp, number: port.port.filter(|number| *number > 0)? })
-    });
-    Ok(Binding::Masquerade {
-        v4: v4.ok_or_else(|| no("vmNetworkCIDR", V4))?,
-        v6: v6.ok_or_else(|| no("vmIPv6NetworkCIDR", V6))?,
-        ports: ports.collect(),
     })
 }
 
@@ -161,13 +138,15 @@ fn attachment(name: &str, given: &Given<'_>) -> Result<Configuration, String> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Port;
     use super::*;
+    use guest::network::V4;
 
     fn wanted(spec: &str, networks: &[(&str, &str)]) -> Result<Wanted, Vec<String>> {
         let pod = Configuration::read(r#"{"cniVersion": "1.1.0", "type": "bridge"}"#, "pod").unwrap();
         let nad = |config: &&str| NetworkAttachmentDefinition {
             metadata: api::resource::ObjectMeta { name: "own".to_owned(), ..Default::default() },
-            spec: api::multus::NetworkSpec { config: Some((*config).to_owned()), ..Default::default() },
+            spec: api::multus::NetworkSpec { config: Some((*config).to_owned()) },
             ..Default::default()
         };
         let given = Given {
@@ -177,6 +156,7 @@ mod tests {
             pod: &pod,
             networks: &networks.iter().map(|(name, config)| ((*name).to_owned(), nad(config))).collect(),
             resolvers: &Resolvers::default(),
+            user: 107,
             state: Path::new("/s"),
         };
         let said =
@@ -209,10 +189,7 @@ mod tests {
         assert_eq!(v4.to_string(), "10.7.0.0/24");
         assert_eq!(ports[..], [Port { tcp: true, number: 80 }, Port { tcp: false, number: 53 }]);
         assert_eq!((blue.names.pod.as_str(), blue.many_queues), ("pod16477688c0e", true));
-        assert_eq!(
-            (blue.network.name.as_str(), blue.mac.to_string()),
-            ("own", "02:00:00:00:00:0a".to_owned())
-        );
+        assert_eq!((blue.network.name(), blue.mac.to_string()), ("own", "02:00:00:00:00:0a".to_owned()));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use guests::Killed;
 use rustix::process::Signal;
 use serde_json::Value;
 
-#[path = "code.rs"]
+#[path = "../../launcher/tests/support/code.rs"]
 pub(crate) mod code;
 
 #[allow(unused_imports, reason = "each test uses what it needs")]
@@ -43,6 +43,8 @@ pub(crate) struct Daemon {
     child: Option<Killed>,
     /// Who keeps the mounts that it and its guests see, where those are not ours.
     holder: Option<Killed>,
+    /// Guests run in software whatever there is: no guest boots under the KVM of test machines.
+    software: bool,
     folder: tempfile::TempDir,
 }
 
@@ -71,15 +73,52 @@ impl Daemon {
         })
     }
 
+    /// The same on a machine with a /dev/kvm of this mode and group, which runs no guest.
+    pub(crate) fn with_kvm(mode: u32, group: u32) -> Self {
+        Self::prepared(|folder| {
+            let node = folder.join("kvm");
+            fs::write(&node, "").unwrap();
+            std::os::unix::fs::chown(&node, Some(0), Some(group)).unwrap();
+            fs::set_permissions(&node, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+            let script =
+                "[ -e /dev/kvm ] || : > /dev/kvm; mount --bind \"$0\" /dev/kvm && echo && exec sleep 100000";
+            let mut command = Command::new("unshare");
+            command.args(["--mount", "sh", "-c", script]).arg(node);
+            let mut holder = started(command.stdin(Stdio::null()).stdout(Stdio::piped()));
+            heard(&mut holder.0.stdout.take().unwrap(), "\n");
+            Some(holder)
+        })
+    }
+
+    /// The same on a machine with its accounts in the files `passwd` and `group` next to the state folder, which a test may
+    /// write to.
+    pub(crate) fn with_accounts() -> Self {
+        Self::prepared(|folder| {
+            let files = ["passwd", "group"].map(|name| {
+                let file = folder.join(name);
+                fs::copy(Path::new("/etc").join(name), &file).unwrap();
+                file
+            });
+            let script = "mount --bind \"$0\" /etc/passwd && mount --bind \"$1\" /etc/group && echo && exec sleep 100000";
+            let mut command = Command::new("unshare");
+            command.args(["--mount", "sh", "-c", script]).args(files);
+            let mut holder = started(command.stdin(Stdio::null()).stdout(Stdio::piped()));
+            heard(&mut holder.0.stdout.take().unwrap(), "\n");
+            Some(holder)
+        })
+    }
+
     fn prepared(prepare: impl FnOnce(&Path) -> Option<Killed>) -> Self {
         beside("importer");
+        beside("virt-launcher");
         beside("hpp-csi");
         beside("uploadserver");
         let folder = tempfile::Builder::new().prefix("fv").tempdir_in("/var/tmp").unwrap();
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         fs::set_permissions(folder.path(), open).unwrap();
         let holder = prepare(folder.path());
-        let mut daemon = Self { folder, child: None, holder };
+        let software = !folder.path().join("kvm").exists();
+        let mut daemon = Self { folder, child: None, holder, software };
         daemon.again();
         daemon
     }
@@ -93,7 +132,9 @@ impl Daemon {
     pub(crate) fn again_with(&mut self, more: &[&str]) {
         let log = fs::File::options().create(true).append(true).open(self.path("test.log")).unwrap();
         let mut command = self.inside(env!("CARGO_BIN_EXE_virt-node"));
-        command.args(["serve", "--accelerator", "tcg", "--state"]).arg(self.state()).args(more);
+        command.arg("serve").args(if self.software { &["--accelerator", "tcg"][..] } else { &[] });
+        command.arg("--state").arg(self.state());
+        command.arg("--host-disk").arg(self.folder.path()).args(more);
         command.env("PATH", path(&self.path("bin"))).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         self.child = Some(started(&mut command));
         eventually("the daemon's socket", || {
@@ -184,8 +225,19 @@ impl Daemon {
         }
     }
 
-    /// The folder of a machine's run; `None`: it has none.
+    /// The directory of a VM's run that belongs to its user: the launcher's; `None`: it has none.
     pub(crate) fn run_folder(&self, name: &str) -> Option<PathBuf> {
+        Some(self.run_root(name)?.join("vm"))
+    }
+
+    /// The user that a VM runs as.
+    pub(crate) fn user(&self, name: &str) -> u32 {
+        let user = self.object(&format!("vmi/{name}")).unwrap()["status"]["runtimeUser"].as_u64();
+        u32::try_from(user.unwrap()).unwrap()
+    }
+
+    /// The whole directory of a VM's run: root's.
+    pub(crate) fn run_root(&self, name: &str) -> Option<PathBuf> {
         let run = self.object(&format!("vmi/{name}"))?;
         let uid = run["metadata"]["uid"].as_str().unwrap().replace('-', "");
         Some(self.state().join("run").join(&uid[..12]))

@@ -136,13 +136,15 @@ impl Machine {
                 many_queues: false,
             }],
             resolvers: Resolvers { addresses: vec![SERVER.parse().unwrap()], ..Resolvers::default() },
+            user: api::names::QEMU_ID,
         }
     }
 
     /// All of the machine that attachments could leave something in.
     pub(crate) fn all(&self) -> String {
-        let mut all = vec![ip("-o link show"), ip("-o -4 addr show"), run("nft", &["list", "ruleset"])];
-        all.push(fs::read_to_string("/proc/sys/net/ipv4/ip_forward").unwrap());
+        let mut all =
+            vec![ip("-o link show"), ip("-o -4 addr show"), run("nft", &["list", "ruleset", "inet"])];
+        all.push(run("nft", &["list", "ruleset", "ip"]));
         all.push(
             fs::read_to_string("/proc/self/mounts")
                 .unwrap()
@@ -212,7 +214,7 @@ pub(crate) fn files(folder: &Path) -> Vec<String> {
 
 /// Does `work` in a namespace.
 pub(crate) fn inside<T: Send>(namespace: &Path, work: impl FnOnce() -> T + Send) -> T {
-    virt_node::network::inside(namespace, || Ok(work())).unwrap()
+    virt_node::network::inside(namespace, || Ok::<_, virt_node::Error>(work())).unwrap()
 }
 
 /// The only interface that is attached.

@@ -1,0 +1,138 @@
+//! A plugin's socket and its registration with the kubelet, again after each restart of the kubelet: that removes all
+//! sockets of its directory and forgets every plugin.
+
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use csi::deviceplugin::device_plugin_server::DevicePluginServer;
+use csi::deviceplugin::registration_client::RegistrationClient;
+use csi::deviceplugin::{DevicePluginOptions, RegisterRequest};
+use hyper_util::rt::TokioIo;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{oneshot, watch};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::{Endpoint, Server};
+
+use super::plugin::Plugin;
+use super::{Device, Health};
+use crate::error::{Error, Kind, Result};
+
+/// The kubelet's own socket in its directory.
+const KUBELET: &str = "kubelet.sock";
+/// Version of the API.
+const VERSION: &str = "v1beta1";
+/// How often the sockets are compared with those of the registration.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// How long the kubelet may take to answer.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What is to be registered, and where.
+pub(super) struct Registration {
+    pub(super) device: Device,
+    /// The kubelet's directory of device plugins.
+    pub(super) directory: PathBuf,
+    pub(super) health: watch::Receiver<Health>,
+    pub(super) place: usize,
+}
+
+/// A file by what no other file has while it exists, and when it was made: a number is used again.
+type Identity = Option<(u64, u64, i64, i64)>;
+
+fn identity(path: &Path) -> Identity {
+    let facts = std::fs::symlink_metadata(path).ok()?;
+    Some((facts.dev(), facts.ino(), facts.ctime(), facts.ctime_nsec()))
+}
+
+impl Registration {
+    /// Keeps the plugin registered, for ever. `tell` says whether it is.
+    pub(super) async fn keep(self, tell: &watch::Sender<bool>) {
+        let mut failed = false;
+        loop {
+            match self.once(tell).await {
+                Ok(()) => {
+                    tracing::info!(device = self.device.name, "the kubelet was restarted; registering again");
+                    failed = false;
+                }
+                // The kubelet may be down for long: one line is enough.
+                Err(error) if !failed => {
+                    tracing::warn!(
+                        device = self.device.name,
+                        error = error.chain(),
+                        "cannot register the device plugin; retrying"
+                    );
+                    failed = true;
+                }
+                Err(_) => {}
+            }
+            tell.send_replace(false);
+            tokio::time::sleep(POLL_INTERVAL).await;
+        }
+    }
+
+    /// Serves and registers the plugin, and returns when the kubelet was restarted.
+    async fn once(&self, tell: &watch::Sender<bool>) -> Result<()> {
+        let path = self.directory.join(self.device.socket());
+        let failed = |error: io::Error| {
+            Error::with(Kind::Kubelet, format!("cannot listen on {}", path.display()), error)
+        };
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+            Ok(()) | Err(_) => {}
+        }
+        let listener = UnixListener::bind(&path).map_err(failed)?;
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
+        let plugin = Plugin { device: self.device, health: self.health.clone(), place: self.place };
+        let (stop, stopped) = oneshot::channel::<()>();
+        let served = Server::builder()
+            .add_service(DevicePluginServer::new(plugin))
+            .serve_with_incoming_shutdown(UnixListenerStream::new(listener), async {
+                // Dropped at the end of this function, which says the same.
+                drop(stopped.await);
+            });
+        let served = tokio::spawn(served);
+        let kubelet = self.directory.join(KUBELET);
+        let sockets = || (identity(&path), identity(&kubelet));
+        let registered_with = sockets();
+        let outcome = self.register(&kubelet).await;
+        if outcome.is_ok() {
+            tracing::info!(resource = self.device.resource(), "device plugin registered");
+            tell.send_replace(true);
+            while sockets() == registered_with && !served.is_finished() {
+                tokio::time::sleep(POLL_INTERVAL).await;
+            }
+        }
+        drop(stop);
+        served.abort();
+        outcome
+    }
+
+    async fn register(&self, kubelet: &Path) -> Result<()> {
+        let to = kubelet.to_owned();
+        let connect = tower::service_fn(move |_| {
+            let to = to.clone();
+            async move { UnixStream::connect(to).await.map(TokioIo::new) }
+        });
+        let refused = |error: Box<dyn std::error::Error + Send + Sync>| {
+            Error::with(Kind::Kubelet, format!("the kubelet does not answer on {}", kubelet.display()), error)
+        };
+        // The address is never used: the connector knows the socket.
+        let channel = Endpoint::from_static("http://localhost")
+            .connect_timeout(TIMEOUT)
+            .timeout(TIMEOUT)
+            .connect_with_connector(connect)
+            .await
+            .map_err(|error| refused(error.into()))?;
+        let request = RegisterRequest {
+            version: VERSION.to_owned(),
+            endpoint: self.device.socket(),
+            resource_name: self.device.resource(),
+            options: Some(DevicePluginOptions::default()),
+        };
+        let answer = RegistrationClient::new(channel).register(request).await;
+        answer.map(drop).map_err(|error| {
+            Error::with(Kind::Kubelet, format!("the kubelet refuses {}", self.device.resource()), error)
+        })
+    }
+}

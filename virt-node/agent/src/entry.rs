@@ -1,0 +1,245 @@
+//! Wires the process together: arguments, logs, device plugins, the Node object, the reconciler, the servers, signals.
+//!
+//! ```text
+//!  start ─► KVM tried ─► devices registered ─► VMIs and pods known ─► schedulable=true
+//!  SIGTERM ─► schedulable=false ─► end; guests keep running
+//! ```
+//!
+//! Not here: any decision about a guest.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use http::StatusCode;
+use serve::route::{Router, text};
+use serve::server::{self, Limits};
+use serve::tls::{Authorities, Certificate, Clients, Identity, Reloading};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use crate::args::Args;
+use crate::config::Config;
+use crate::devices::{DEVICES, Health, KVM, Plugins};
+use crate::error::{Error, Kind, Result};
+use crate::guests::Site;
+use crate::guests::controller::Controller;
+use crate::networks::{self, Api, Networks};
+use crate::node::plan::Facts;
+use crate::node::{bridges, cpu, host, kvm, report};
+use crate::{storage, streams};
+
+/// How long the last write to the Node object may take.
+const FAREWELL: Duration = Duration::from_secs(5);
+/// How often certificates that are not there yet are looked for.
+const CERTIFICATES: Duration = Duration::from_secs(2);
+
+/// The program: arguments in (its name first), exit code out.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let args = match Args::parse_from_os(arguments) {
+        Ok(args) => args,
+        Err(error) => {
+            // clap prints help to stdout and mistakes to stderr; a closed stream is no reason to fail.
+            drop(error.print());
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+        }
+    };
+    let result = args.config().and_then(|(config, logs)| {
+        serve::logs::init(serve::logs::klog_level(logs.verbosity), logs.json);
+        serve(config)
+    });
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            serve::logs::init(serve::logs::klog_level(0), false);
+            tracing::error!(error = error.chain(), "the node agent ends");
+            ExitCode::from(if error.kind() == Kind::Usage { 2 } else { 1 })
+        }
+    }
+}
+
+/// Serves until a signal comes.
+fn serve(config: Config) -> Result<()> {
+    // The libraries below use one provider of cryptography; a second call keeps the first.
+    drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
+    let (stop, stopped) = watch::channel(false);
+    serve::signals::watch(move |signal| {
+        tracing::info!(?signal, "stopping; guests keep running");
+        stop.send_replace(true);
+    })
+    .map_err(|error| Error::system("cannot watch for signals", error))?;
+    if let Some((program, directory)) = &config.cni {
+        command(Command::new(program).arg("install").arg(directory))?;
+        tracing::info!(directory = %directory.display(), "network plugins installed");
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(|error| Error::system("cannot start the runtime", error))?;
+    let ended = runtime.block_on(work(config, stopped));
+    // Nothing that still runs is waited for: every step can be interrupted.
+    runtime.shutdown_background();
+    ended
+}
+
+async fn work(config: Config, stopped: watch::Receiver<bool>) -> Result<()> {
+    let failed = |error| Error::with(Kind::Cluster, "no way to the API server is configured", error);
+    let client =
+        cluster::Config::load(None, None).and_then(|found| cluster::Client::new(&found, "virt-agent"));
+    let client = client.map_err(failed)?;
+    let ready = Arc::new(AtomicBool::new(false));
+    let (facts, watched) = watch::channel(Facts::default());
+    tokio::spawn(report::keep(client.clone(), config.node.clone(), watched));
+    tokio::spawn(storage::run(client.clone(), config.storage(), std::future::pending()));
+    let served = async {
+        let (controller, _plugins) = start(&config, &client, &ready, &facts).await?;
+        listen(&config, &controller, &ready, &stopped).await?;
+        controller.run(std::future::pending()).await;
+        Ok(())
+    };
+    let mut stopping = stopped.clone();
+    let ended = tokio::select! {
+        ended = served => ended,
+        _ = stopping.wait_for(|stopped| *stopped) => Ok(()),
+    };
+    ready.store(false, Ordering::Relaxed);
+    let last = Facts { schedulable: false, ..facts.borrow().clone() };
+    match tokio::time::timeout(FAREWELL, report::once(&client, &config.node, &last)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::warn!(error = error.chain(), "the node stays schedulable"),
+        Err(_) => tracing::warn!("the node stays schedulable: the API server does not answer"),
+    }
+    ended
+}
+
+/// Everything that has to be true before launcher pods may come.
+async fn start(
+    config: &Config,
+    client: &cluster::Client,
+    ready: &AtomicBool,
+    facts: &watch::Sender<Facts>,
+) -> Result<(Arc<Controller>, Plugins)> {
+    let emulation = config.emulation;
+    let cache = config.state.join("capabilities");
+    let capabilities = cache.clone();
+    let found = tokio::task::spawn_blocking(move || {
+        let kvm = kvm::works(emulation, Path::new(host::EMULATOR));
+        if let Err(error) = command(Command::new("virt-launcher").arg("capabilities").arg(&cache)) {
+            tracing::warn!(
+                error = error.chain(),
+                "every launcher will find out about QEMU by itself, in some seconds"
+            );
+        }
+        let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        (kvm, host::find(kvm), cpu::labels(&cpuinfo))
+    });
+    let found = found.await.map_err(|error| Error::system("the node was not looked at", error))?;
+    let (kvm, host, mut labels) = found;
+    let host = host?;
+    labels.insert(format!("machine-type.node.kubevirt.io/{}", host.machine), "true".to_owned());
+    labels.insert("machine-type.node.kubevirt.io/q35".to_owned(), "true".to_owned());
+    let health: Health = DEVICES.map(|device| if device == KVM { kvm } else { device.exists() });
+    let mut plugins = Plugins::start(&config.device_plugins(), health);
+    plugins.registered().await;
+    let on_node = networks::Node::default();
+    tokio::spawn(bridges::keep(client.clone(), config.node.clone(), on_node.network.clone()));
+    let networks = Networks::new(
+        Arc::new(Api(client.clone())),
+        on_node,
+        &config.state,
+        config.plugins.clone(),
+        config.shared.clone(),
+    );
+    let networks = Arc::new(networks);
+    let site = Site { kubelet: config.kubelet.clone(), capabilities, host, networks };
+    let controller = Controller::start(client, site, &config.node).await;
+    tracing::info!(kvm, node = config.node, "ready");
+    ready.store(true, Ordering::Relaxed);
+    facts.send_replace(Facts { schedulable: true, labels });
+    Ok((controller, plugins))
+}
+
+/// Serves the operator, and the kubelet's probes.
+async fn listen(
+    config: &Config,
+    controller: &Arc<Controller>,
+    ready: &Arc<AtomicBool>,
+    stopped: &watch::Receiver<bool>,
+) -> Result<()> {
+    let bound = |address| -> Result<TcpListener> {
+        let failed = |error: std::io::Error| Error::system(format!("cannot listen on {address}"), error);
+        TcpListener::from_std(server::listen(address).map_err(failed)?).map_err(failed)
+    };
+    let (probes, operator) = (bound(config.health)?, bound(config.listen)?);
+    let (ready, counted) = (Arc::clone(ready), Arc::clone(controller));
+    let health = Router::new()
+        .get("/healthz", move |_| {
+            let ready = ready.load(Ordering::Relaxed);
+            async move {
+                if ready {
+                    text(StatusCode::OK, "ok\n")
+                } else {
+                    text(StatusCode::SERVICE_UNAVAILABLE, "the agent is starting or stopping\n")
+                }
+            }
+        })
+        .get("/metrics", move |_| {
+            let metrics = metrics(&counted);
+            async move { serve::route::with_type(StatusCode::OK, "text/plain; version=0.0.4", metrics.into()) }
+        });
+    tokio::spawn(server::serve(probes, None, Limits::default(), Arc::new(health), stopped.clone()));
+    let identity = Identity {
+        certificate: Certificate::Files { chain: config.certificate.clone(), key: config.key.clone() },
+        only_tls13: true,
+        ..Identity::self_signed()
+    };
+    let clients = Clients { authorities: Authorities::File(config.client_ca.clone()), required: true };
+    let router = Arc::new(streams::router(controller));
+    let stopped = stopped.clone();
+    tokio::spawn(async move {
+        let mut complained = false;
+        let tls = loop {
+            match Reloading::new(identity.clone(), Some(clients.clone()), false) {
+                Ok(tls) => break tls,
+                Err(error) => {
+                    if !complained {
+                        tracing::warn!(
+                            error = ::error::chain(&error),
+                            "no certificate yet: consoles are not served; retrying"
+                        );
+                        complained = true;
+                    }
+                    tokio::time::sleep(CERTIFICATES).await;
+                }
+            }
+        };
+        server::serve(operator, Some(tls), Limits::default(), router, stopped).await;
+    });
+    Ok(())
+}
+
+/// Metrics as Prometheus reads them.
+fn metrics(controller: &Controller) -> String {
+    let mut text = String::from(
+        "# HELP kubevirt_vmi_phase_count VirtualMachineInstances of this node by phase.\n# TYPE kubevirt_vmi_phase_count gauge\n",
+    );
+    for (phase, count) in controller.phases() {
+        text.push_str(&format!("kubevirt_vmi_phase_count{{phase=\"{}\"}} {count}\n", phase.to_lowercase()));
+    }
+    text
+}
+
+/// Runs a program to its end.
+fn command(command: &mut Command) -> Result<()> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().map_err(|error| Error::system(format!("cannot run {name}"), error))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    Err(Error::new(Kind::System, format!("{name}: {text}")))
+}

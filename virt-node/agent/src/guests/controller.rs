@@ -1,0 +1,478 @@
+//! The reconciler: one key per VMI, one worker per key. What is known comes from three caches (VMIs, pods, followed
+//! launchers); a step that fails is tried again after the key's back-off.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use api::kubevirt::{InterfaceStatus, VirtualMachineInstance, VirtualMachineInstanceStatus};
+use api::launcher::{Event, Request, State};
+use cluster::event::{Events, Reference, Type};
+use cluster::{Cache, Client, Key, Outcome, Queue, Resource, Scope};
+use serde_json::Value;
+use tokio::sync::Notify;
+
+use super::disks::Attachments;
+use super::follow::{self, Follower};
+use super::hotplug::{self, Done};
+use super::instance::{Instance, Written as WrittenInstance};
+use super::interfaces;
+use super::launch::{self, Site};
+use super::network::Network;
+use super::patch;
+use super::plan::{self, End, Found, Launcher, Phase, Step};
+use super::pod::{ATTACHMENT, Pod, Written as WrittenPod};
+use super::status::{self, Running, Started};
+use super::talk::Talk;
+use crate::error::{Error, Kind, Result};
+use crate::pods::PodDirectory;
+
+/// VMIs.
+pub(crate) const INSTANCES: Resource = Resource::namespaced("kubevirt.io", "v1", "virtualmachineinstances");
+const PODS: Resource = Resource::namespaced("", "v1", "pods");
+/// Launcher pods, and those that hold volumes which come and go.
+const GUEST_PODS: &str = "kubevirt.io in (virt-launcher,hotplug-disk)";
+/// How soon a volume that could not be moved is tried again.
+const MOVE_AGAIN: Duration = Duration::from_secs(2);
+/// Guests that are worked on at once.
+const WORKERS: usize = 8;
+/// How often networks of pods that are over are looked for, and how soon after a pod changed.
+const SWEEP: Duration = Duration::from_secs(30);
+const SWEEP_SOON: Duration = Duration::from_secs(1);
+
+/// The reconciler.
+#[derive(Debug)]
+pub(crate) struct Controller {
+    client: Client,
+    events: Events,
+    site: Site,
+    node: String,
+    queue: Queue<Key>,
+    instances: Cache<Instance>,
+    pods: Cache<Pod>,
+    by_uid: cluster::cache::Index,
+    /// A pod changed: networks of one that is over are to be detached.
+    changed: Arc<Notify>,
+    guests: Mutex<HashMap<String, Guest>>,
+}
+
+/// What is remembered of a guest while the agent runs, by the VMI's uid.
+#[derive(Debug)]
+struct Guest {
+    key: Key,
+    follower: Follower,
+    /// The grace, in seconds, that the guest was given to end.
+    asked: Option<u64>,
+    /// What it was started with, until its status has it.
+    started: Option<Started>,
+    /// Its network, once this agent made it or looked after it.
+    network: Option<Network>,
+    /// The interfaces that it was last brought to, and their statuses, until its status has them.
+    interfaces: BTreeMap<String, String>,
+    attached: Option<Vec<InterfaceStatus>>,
+}
+
+impl Controller {
+    /// Follows the VMIs and launcher pods of a node. Returns when both are known.
+    pub(crate) async fn start(client: &Client, site: Site, node: &str) -> Arc<Self> {
+        let queue: Queue<Key> = Queue::new();
+        let feed = queue.clone();
+        let instances = Cache::<Instance>::builder()
+            .on_change(move |change| feed.add(change.key.clone()))
+            .start::<WrittenInstance>(
+            client,
+            INSTANCES,
+            &Scope::all().labels(&format!("kubevirt.io/nodeName={node}")),
+        );
+        let (feed, known) = (queue.clone(), instances.clone());
+        let mut pods = Cache::<Pod>::builder();
+        let changed = Arc::new(Notify::new());
+        let tell = Arc::clone(&changed);
+        let by_uid = pods.index(|_, pod: &Pod| vec![pod.uid.clone()]);
+        let pods = pods
+            .on_change(move |change| {
+                let pod = change.after.or(change.before);
+                let Some(pod) = pod else { return };
+                tell.notify_one();
+                for (key, instance) in known.all() {
+                    let holds = instance.attachments.values().any(|uid| *uid == pod.uid);
+                    if holds || instance.active_pods.contains_key(&pod.uid) {
+                        feed.add(key);
+                    }
+                }
+            })
+            .start::<WrittenPod>(
+                client,
+                PODS,
+                &Scope::all().labels(GUEST_PODS).fields(&format!("spec.nodeName={node}")),
+            );
+        instances.synced().await;
+        pods.synced().await;
+        let events = Events::start(client, "virt-handler", node);
+        let (client, node) = (client.clone(), node.to_owned());
+        let guests = Mutex::default();
+        let controller = Self { client, events, site, node, queue, instances, pods, by_uid, changed, guests };
+        for (key, _) in controller.instances.all() {
+            controller.queue.add(key);
+        }
+        Arc::new(controller)
+    }
+
+    /// Works until `stop`.
+    pub(crate) async fn run(self: Arc<Self>, stop: impl Future<Output = ()>) {
+        let queue = self.queue.clone();
+        let sweeper = tokio::spawn(Arc::clone(&self).sweep());
+        let work = move |key: Key| {
+            let controller = Arc::clone(&self);
+            async move { controller.reconcile(key).await }
+        };
+        queue.run(WORKERS, stop, work).await;
+        sweeper.abort();
+    }
+
+    /// Detaches pods that are over from their networks, as long as the agent runs.
+    async fn sweep(self: Arc<Self>) {
+        loop {
+            let controller = Arc::clone(&self);
+            let swept = tokio::task::spawn_blocking(move || {
+                controller.site.networks.sweep(&|uid| controller.pod_lives(uid))
+            });
+            if let Ok(Err(error)) = swept.await {
+                tracing::warn!(error = error.chain(), "networks of pods that are over stay; retrying");
+            }
+            tokio::select! {
+                () = self.changed.notified() => tokio::time::sleep(SWEEP_SOON).await,
+                () = tokio::time::sleep(SWEEP) => {}
+            }
+        }
+    }
+
+    /// Whether a pod may still use its networks: its object says so, or, where there is none, the kubelet has its directory.
+    fn pod_lives(&self, uid: &str) -> bool {
+        let found = self.pods.by(self.by_uid, uid);
+        match found.first() {
+            Some((_, pod)) => pod.state() == plan::Pod::Alive,
+            None => !matches!(PodDirectory::open(&self.site.kubelet, uid), Ok(None)),
+        }
+    }
+
+    /// The pod of a VMI on this node with the kubelet's directory, for streams and commands; by namespace and name.
+    ///
+    /// # Errors
+    /// There is no such guest here, or its pod is gone.
+    pub(crate) fn pod_of(&self, key: &Key) -> Result<(Arc<Instance>, Arc<PodDirectory>)> {
+        let missing = || Error::new(Kind::Content, format!("{key} does not run on this node"));
+        let instance = self.instances.get(key).ok_or_else(missing)?;
+        let pod = self.launcher_pod(&instance).ok_or_else(missing)?;
+        let directory = PodDirectory::open(&self.site.kubelet, &pod.uid)?.ok_or_else(missing)?;
+        Ok((instance, Arc::new(directory)))
+    }
+
+    /// Guests by phase, for metrics.
+    pub(crate) fn phases(&self) -> std::collections::BTreeMap<String, usize> {
+        let mut count = std::collections::BTreeMap::new();
+        for (_, instance) in self.instances.all() {
+            *count.entry(instance.phase.clone().unwrap_or_else(|| "Pending".to_owned())).or_default() += 1;
+        }
+        count
+    }
+
+    fn guests(&self) -> MutexGuard<'_, HashMap<String, Guest>> {
+        self.guests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The launcher pod that the operator recorded in the VMI. A pod's labels are its maker's claim and are not enough.
+    fn launcher_pod(&self, instance: &Instance) -> Option<Arc<Pod>> {
+        let here = instance.active_pods.iter().filter(|(_, node)| **node == self.node);
+        here.flat_map(|(uid, _)| self.pods.by(self.by_uid, uid))
+            .map(|(_, pod)| pod)
+            .find(|pod| pod.instance == instance.uid && pod.namespace == instance.namespace)
+    }
+
+    /// The running pods that hold volumes of a VMI, as the operator recorded them in it.
+    fn attachments(&self, instance: &Instance) -> Attachments {
+        let held = instance.attachments.iter().filter_map(|(volume, uid)| {
+            let pods = self.pods.by(self.by_uid, uid);
+            let (_, pod) = pods.first()?;
+            let container = pod.containers.get(ATTACHMENT)?;
+            let ours = pod.namespace == instance.namespace && !pod.deleting;
+            ours.then(|| (volume.clone(), (uid.clone(), container.clone())))
+        });
+        held.collect()
+    }
+
+    /// Brings one guest a step further.
+    async fn reconcile(&self, key: Key) -> Outcome {
+        let Some(instance) = self.instances.get(&key) else {
+            self.guests().retain(|_, guest| guest.key != key);
+            return Outcome::Done;
+        };
+        let pod = self.launcher_pod(&instance);
+        let found = self.found(&key, &instance, pod.as_deref());
+        let Some(step) = plan::step(&found) else { return Outcome::Done };
+        let done = match step {
+            Step::Launch => self.launch(&key, &instance, pod.as_deref(), false).await,
+            Step::Shutdown => self.shut_down(&instance, pod.as_deref()).await,
+            Step::Finish(end) => self.finish(&key, &instance, &end).await,
+            Step::Report => match self.report(&key, &instance, pod.as_ref()).await {
+                Ok(again) => {
+                    let kept = self.look_after_network(&instance, pod.as_deref()).await;
+                    match (kept, again) {
+                        (Ok(()), true) => return Outcome::After(MOVE_AGAIN),
+                        (kept, _) => kept,
+                    }
+                }
+                Err(error) => Err(error),
+            },
+        };
+        match done {
+            Ok(()) => Outcome::Done,
+            // The watch brings the newer object, and the key with it.
+            Err(error) if error.kind() == Kind::Stale => Outcome::Done,
+            Err(error) => self.failed(&key, &instance, &error).await,
+        }
+    }
+
+    /// What is known of a guest. Its launcher is followed from now on.
+    fn found(&self, key: &Key, instance: &Instance, pod: Option<&Pod>) -> Found {
+        let phase = Phase::of(instance.phase.as_deref());
+        let mut launcher = Launcher::Silent;
+        let mut asked = false;
+        let mut gone = plan::Pod::Unseen;
+        if matches!(phase, Phase::Scheduled | Phase::Running) {
+            let mut guests = self.guests();
+            if let Some(pod) = pod {
+                let known = guests.get(&instance.uid).is_some_and(|guest| guest.follower.pod == pod.uid);
+                if !known {
+                    let (feed, told) = (self.queue.clone(), key.clone());
+                    let tell = move || feed.add(told.clone());
+                    let follower = Follower::start(self.site.kubelet.clone(), pod.uid.clone(), tell);
+                    let guest = Guest {
+                        key: key.clone(),
+                        follower,
+                        asked: None,
+                        started: None,
+                        network: None,
+                        interfaces: BTreeMap::new(),
+                        attached: None,
+                    };
+                    guests.insert(instance.uid.clone(), guest);
+                }
+            }
+            if let Some(guest) = guests.get(&instance.uid) {
+                launcher = guest.follower.known.lock().launcher();
+                asked = guest.asked.is_some_and(|grace| grace <= instance.grace);
+                gone = plan::Pod::Gone;
+            }
+        } else {
+            self.guests().remove(&instance.uid);
+        }
+        Found { phase, deleting: instance.deleting, pod: pod.map_or(gone, Pod::state), launcher, asked }
+    }
+
+    fn about(&self, key: &Key, instance: &Instance) -> Reference {
+        Reference {
+            api_version: INSTANCES.api_version(),
+            kind: "VirtualMachineInstance".to_owned(),
+            namespace: key.namespace().to_owned(),
+            name: key.name().to_owned(),
+            uid: instance.uid.clone(),
+        }
+    }
+
+    async fn launch(&self, key: &Key, instance: &Instance, pod: Option<&Pod>, adopt: bool) -> Result<()> {
+        let Some(pod) = pod else { return Ok(()) };
+        let object: VirtualMachineInstance =
+            self.client.get(INSTANCES, key).await.map_err(|error| cluster(key, error))?;
+        if object.metadata.uid.as_deref() != Some(&instance.uid) {
+            return Err(Error::new(Kind::Stale, "another VMI has the name now"));
+        }
+        let interfaces = interfaces::wanted(&object.spec);
+        let (started, network) =
+            launch::launch(&self.site, object, pod.clone(), self.attachments(instance), adopt).await?;
+        if let Some(guest) = self.guests().get_mut(&instance.uid) {
+            (guest.started, guest.network) = (Some(started), Some(network));
+            guest.interfaces = interfaces;
+        }
+        if !adopt {
+            let about = self.about(key, instance);
+            self.events.publish(&about, Type::Normal, "Created", "VirtualMachineInstance defined.");
+            self.events.publish(&about, Type::Normal, "Started", "VirtualMachineInstance started.");
+        }
+        // The launcher's own report of the new state brings the key back.
+        Ok(())
+    }
+
+    /// Looks after the network of a guest: once when an earlier agent started it, and whenever its interfaces change.
+    async fn look_after_network(&self, instance: &Arc<Instance>, pod: Option<&Pod>) -> Result<()> {
+        let Some(pod) = pod else { return Ok(()) };
+        let wanted = interfaces::wanted(&instance.spec);
+        let is_current = |guest: &Guest| guest.network.is_some() && guest.interfaces == wanted;
+        if instance.deleting || self.guests().get(&instance.uid).is_none_or(is_current) {
+            return Ok(());
+        }
+        let (network, statuses) = interfaces::mend(&self.site, Arc::clone(instance), pod.clone()).await?;
+        if let Some(guest) = self.guests().get_mut(&instance.uid) {
+            (guest.network, guest.attached) = (Some(network), Some(statuses));
+            guest.interfaces = wanted;
+        }
+        self.queue.add(Key::new(&instance.namespace, &instance.name));
+        Ok(())
+    }
+
+    async fn shut_down(&self, instance: &Instance, pod: Option<&Pod>) -> Result<()> {
+        let Some(pod) = pod else { return Ok(()) };
+        let Some(directory) = PodDirectory::open(&self.site.kubelet, &pod.uid)? else { return Ok(()) };
+        let (mut talk, _) = Talk::open(&Arc::new(directory)).await?;
+        let request = match instance.grace {
+            0 => Request::Kill,
+            grace => Request::Shutdown { grace_seconds: Some(grace) },
+        };
+        talk.call(request).await?;
+        if let Some(guest) = self.guests().get_mut(&instance.uid) {
+            guest.asked = Some(instance.grace);
+        }
+        let key = Key::new(&instance.namespace, &instance.name);
+        self.events.publish(
+            &self.about(&key, instance),
+            Type::Normal,
+            "ShuttingDown",
+            "Signaled Graceful Shutdown",
+        );
+        Ok(())
+    }
+
+    async fn finish(&self, key: &Key, instance: &Instance, end: &End) -> Result<()> {
+        let before = parsed(&instance.status)?;
+        let (after, (warning, reason, text)) = status::ended(&before, end, instance.deleting);
+        if self.write(key, instance, &after).await? {
+            let kind = if warning { Type::Warning } else { Type::Normal };
+            self.events.publish(&self.about(key, instance), kind, reason, text);
+        }
+        Ok(())
+    }
+
+    /// Writes how a guest is, and has its volumes come and go; whether that is to be tried again soon.
+    async fn report(&self, key: &Key, instance: &Arc<Instance>, pod: Option<&Arc<Pod>>) -> Result<bool> {
+        let Some(pod) = pod else { return Ok(false) };
+        let fresh = Phase::of(instance.phase.as_deref()) == Phase::Scheduled;
+        if fresh && self.guests().get(&instance.uid).is_some_and(|guest| guest.started.is_none()) {
+            // Started by an agent that was gone before it could say so.
+            self.launch(key, instance, Some(pod), true).await?;
+        }
+        let Some((known, started, attached, happened)) = self.guests().get(&instance.uid).map(|guest| {
+            let mut known = guest.follower.known.lock();
+            let happened = std::mem::take(&mut known.happened);
+            (known.clone(), guest.started.clone(), guest.attached.clone(), happened)
+        }) else {
+            return Ok(false);
+        };
+        let Some(seen) = known.status.as_ref() else { return Ok(false) };
+        let before = parsed(&instance.status)?;
+        let running = Running {
+            spec: &instance.spec,
+            seen,
+            started: started.as_ref().filter(|_| fresh),
+            attached: attached.as_deref(),
+            pod,
+            os: known.os.as_ref(),
+            interfaces: known.interfaces.as_deref(),
+        };
+        let mut after = status::running(&before, &running);
+        for event in happened {
+            self.tell(key, instance, &event);
+        }
+        let ends = instance.deleting || matches!(seen.state, State::Stopping | State::Ended);
+        let attachments = self.attachments(instance);
+        let moved = match ends {
+            true => Done::default(),
+            false => hotplug::work(&self.site, instance, pod, &attachments, &mut after).await?,
+        };
+        if let Some(seen) = moved.seen {
+            after = status::running(&after, &Running { seen: &seen, started: None, ..running });
+            if let Some(guest) = self.guests().get(&instance.uid) {
+                follow::note(&guest.follower.known, seen);
+            }
+        }
+        virt::live::note_size(&mut after, &instance.spec);
+        self.write(key, instance, &after).await?;
+        for (kind, reason, text) in moved.events {
+            self.events.publish(&self.about(key, instance), kind, reason, &text);
+        }
+        Ok(moved.again)
+    }
+
+    /// An event about what happened in the guest.
+    fn tell(&self, key: &Key, instance: &Instance, event: &Event) {
+        let about = self.about(key, instance);
+        match event {
+            Event::Watchdog => {
+                self.events.publish(&about, Type::Warning, "Watchdog", "The guest's watchdog expired.");
+            }
+            Event::IoError { disk, reason } => {
+                let text = format!("VM paused due to IO error at the volume: {disk} {reason}");
+                self.events.publish(&about, Type::Warning, "IOerror", text.trim());
+            }
+            Event::Rebooted | Event::Status(_) | Event::Detached { .. } | Event::Agent { .. } => {}
+        }
+    }
+
+    /// Writes a status; whether it was not so already.
+    async fn write(
+        &self,
+        key: &Key,
+        instance: &Instance,
+        after: &VirtualMachineInstanceStatus,
+    ) -> Result<bool> {
+        let unreadable =
+            |error| Error::with(Kind::Content, format!("the status of {key} cannot be written"), error);
+        let after = serde_json::to_value(after).map_err(unreadable)?;
+        // What this release does not know stays as it is: both sides are compared as this release reads them.
+        let before = serde_json::to_value(parsed(&instance.status)?).map_err(unreadable)?;
+        let before = if instance.status.is_null() { Value::Null } else { before };
+        let Some(patch) = patch::status(&instance.uid, &before, &after) else { return Ok(false) };
+        let answer: std::result::Result<serde::de::IgnoredAny, _> =
+            self.client.json_patch(INSTANCES, key, &patch).await;
+        answer.map(|_| true).map_err(|error| cluster(key, error))
+    }
+
+    /// Says why a step failed, and whether it is tried again.
+    async fn failed(&self, key: &Key, instance: &Instance, error: &Error) -> Outcome {
+        let text = error.chain();
+        tracing::warn!(%key, error = text, "the guest cannot be brought further; retrying");
+        match error.kind() {
+            // Nobody can do anything about these but wait.
+            Kind::Launcher | Kind::Cluster | Kind::Kubelet | Kind::Stale => {}
+            Kind::Content | Kind::Untrusted | Kind::System | Kind::Usage => {
+                self.events.publish(&self.about(key, instance), Type::Warning, "SyncFailed", &text);
+                let written = match parsed(&instance.status) {
+                    Ok(before) => {
+                        let after = status::failing(&before, "Synchronizing with the Domain failed.", &text);
+                        self.write(key, instance, &after).await
+                    }
+                    Err(error) => Err(error),
+                };
+                if let Err(error) = written {
+                    tracing::debug!(%key, error = error.chain(), "the failure cannot be written");
+                }
+            }
+        }
+        Outcome::Retry
+    }
+}
+
+/// The status as this release knows it.
+fn parsed(status: &Value) -> Result<VirtualMachineInstanceStatus> {
+    if status.is_null() {
+        return Ok(VirtualMachineInstanceStatus::default());
+    }
+    serde_json::from_value(status.clone())
+        .map_err(|error| Error::with(Kind::Content, "the VMI's status cannot be read", error))
+}
+
+fn cluster(key: &Key, error: cluster::Error) -> Error {
+    let stale =
+        matches!(error.kind(), cluster::Kind::Conflict | cluster::Kind::NotFound | cluster::Kind::Gone);
+    let kind = if stale { Kind::Stale } else { Kind::Cluster };
+    Error::with(kind, format!("cannot write {key}"), error)
+}

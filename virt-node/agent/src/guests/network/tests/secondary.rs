@@ -1,0 +1,230 @@
+//! Secondary networks of a launcher pod, attached on a node of the test's own by a plugin that logs its calls.
+
+use serde_json::Value;
+
+use super::*;
+
+/// A guest with the pod network and bridged networks of these names, each on the definition of the same name unless
+/// `NAME=DEFINITION` says another one.
+fn spec(networks: &[&str]) -> Value {
+    let mut interfaces =
+        vec![json!({"name": "default", "masquerade": {}, "macAddress": "02:00:00:00:00:10"})];
+    let mut all = vec![json!({"name": "default", "pod": {}})];
+    for (at, one) in networks.iter().enumerate() {
+        let (name, definition) = one.split_once('=').unwrap_or((one, one));
+        interfaces.push(json!({
+            "name": name, "bridge": {}, "macAddress": format!("02:00:00:00:01:{at:02x}"),
+        }));
+        all.push(json!({"name": name, "multus": {"networkName": definition}}));
+    }
+    json!({"domain": {"devices": {"interfaces": interfaces}}, "networks": all})
+}
+
+impl Launcher {
+    fn config(&self, more: &Value) -> String {
+        let mut config = json!({"cniVersion": "1.1.0", "type": "veth", "log": self.log()});
+        config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        config.to_string()
+    }
+
+    fn log(&self) -> PathBuf {
+        self.folder.path().join("log")
+    }
+
+    /// The verbs that the plugin was called with, and forgets them.
+    fn calls(&self) -> Vec<String> {
+        let text = std::fs::read_to_string(self.log()).unwrap_or_default();
+        drop(std::fs::remove_file(self.log()));
+        text.lines().map(|line| line.split(' ').next().unwrap().to_owned()).collect()
+    }
+
+    /// The pod's object has what was written, as after the watch brought it.
+    fn seen(&mut self) -> Value {
+        self.object.network_status = self.cluster.written.lock().unwrap().clone();
+        serde_json::from_str(self.object.network_status.as_deref().unwrap_or("[]")).unwrap()
+    }
+
+    /// Links of the node.
+    fn on_node(&self) -> Vec<String> {
+        let shown = inside(&self.folder.path().join("node"), || run("ip -o link show"));
+        let names = shown.lines().map(|line| line.split(": ").nth(1).unwrap().to_owned());
+        names.filter(|name| name != "lo").collect()
+    }
+
+    fn kept(&self) -> usize {
+        std::fs::read_dir(self.folder.path().join("network/results")).map_or(0, Iterator::count)
+    }
+}
+
+#[test]
+fn a_guest_is_attached_once_and_detached_when_its_pod_is_over() {
+    let mut pod = Launcher::with_eth0();
+    pod.cluster.define("ns/blue", &pod.config(&json!({})));
+    pod.cluster.define("default/red", &pod.config(&json!({"address": "192.0.2.7/24"})));
+    let spec = spec(&["blue", "red=default/red"]);
+    let first = pod.wire(spec.clone()).unwrap();
+    assert_eq!(pod.calls(), ["ADD", "ADD"]);
+    let names = Names::secondary("blue");
+    assert_eq!(names.pod, "pod16477688c0e", "upstream's name");
+    let shown = pod.shown();
+    for part in [&names.port, &names.bridge, &names.tap, "169.254.75.12/32"] {
+        assert!(shown.contains(part), "{part} is missing: {shown}");
+    }
+    let taps = first.taps();
+    assert_eq!(taps["blue"].mac, "02:00:00:00:01:00");
+    assert!(taps["blue"].dhcp.is_none(), "a network without addresses is left to its own DHCP");
+    assert_eq!(taps["red"].dhcp.as_ref().unwrap().v4.as_ref().unwrap().address, Ipv4Addr::new(192, 0, 2, 7));
+    let status = pod.seen();
+    assert_eq!(status[0]["interface"], "eth0");
+    assert_eq!(status[0]["default"], true);
+    assert_eq!(
+        status[1],
+        json!({"name": "ns/blue", "interface": names.pod, "mac": "02:00:00:00:01:00", "mtu": 1500, "dns": {}})
+    );
+    assert_eq!((&status[2]["name"], &status[2]["ips"]), (&json!("default/red"), &json!(["192.0.2.7"])));
+
+    // As after a restart of the agent.
+    let again = pod.wire(spec.clone()).unwrap();
+    assert_eq!((again.nics, pod.shown()), (first.nics, shown));
+    assert!(pod.calls().is_empty());
+    assert_eq!(pod.seen(), status);
+    assert!(pod.networks.sweep(&|_| true).unwrap());
+    assert_eq!((pod.calls().len(), pod.kept(), pod.on_node().len()), (0, 2, 2));
+    assert!(!pod.networks.sweep(&|uid| uid != UID).unwrap());
+    assert_eq!(pod.calls(), ["DEL", "DEL"]);
+    assert_eq!((pod.kept(), pod.on_node()), (0, vec![]));
+}
+
+#[test]
+fn every_form_of_a_definition_is_attached_or_refused_with_a_reason() {
+    let pod = Launcher::with_eth0();
+    let file = |name: &str, text: &str| {
+        std::fs::write(pod.folder.path().join("net.d").join(name), text).unwrap();
+    };
+    file("10-pods.conflist", r#"{"name": "pods"}"#);
+    file("20-broken.conf", "{");
+    file("30-file.conf", &pod.config(&json!({"name": "file"})));
+    let inline = pod.config(&json!({}));
+    for name in ["ns/inline", "infra/shared", "other/foreign"] {
+        pod.cluster.define(name, &inline);
+    }
+    pod.cluster.define("ns/file", "");
+    pod.cluster.define("ns/nofile", "");
+    pod.cluster.define("ns/broken", "{\"type\":");
+    pod.cluster.define("ns/outside", &pod.config(&json!({"type": "../../bin/sh"})));
+    pod.cluster.define("ns/noplugin", &pod.config(&json!({"type": "absent"})));
+    pod.cluster.define("ns/fails", &pod.config(&json!({"mode": "fail"})));
+    for good in ["inline", "ns/inline", "file", "infra/shared"] {
+        pod.wire(spec(&[&format!("n={good}")])).unwrap();
+        assert_eq!(pod.calls(), ["ADD"], "{good}");
+        pod.networks.sweep(&|_| false).unwrap();
+        inside(&pod.path(), || run(&format!("ip link del {}", Names::secondary("n").bridge)));
+        inside(&pod.path(), || run(&format!("ip link del {}", Names::secondary("n").tap)));
+        *pod.cluster.written.lock().unwrap() = None;
+        pod.calls();
+    }
+    for (bad, kind, words) in [
+        ("absent", Kind::Content, "NetworkAttachmentDefinition ns/absent does not exist"),
+        ("other/foreign", Kind::Content, "VMs of namespace ns may not use"),
+        ("nofile", Kind::Content, "none of the 3 CNI configurations of the node has the name nofile"),
+        ("broken", Kind::Content, "ns/broken, spec.config: no CNI configuration"),
+        ("outside", Kind::Content, "\"../../bin/sh\" is no name of a plugin"),
+        ("noplugin", Kind::System, "the CNI plugin absent is in none of"),
+        ("fails", Kind::System, "the switch is on fire"),
+        ("a/b/c", Kind::Content, "neither NAME nor NAMESPACE/NAME"),
+    ] {
+        let error = pod.wire(spec(&[&format!("n={bad}")])).unwrap_err();
+        let said = error.chain();
+        assert_eq!(error.kind(), kind, "{said}");
+        assert!(
+            said.contains(words) && said.contains("spec.networks[1].multus.networkName"),
+            "{bad}: {said}"
+        );
+        assert_eq!((pod.on_node().len(), pod.kept()), (0, 0), "{bad} leaves nothing: {said}");
+    }
+    let many: Vec<String> = (0..200).map(|at| format!("n{at}=inline")).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    assert!(pod.wire(spec(&many)).unwrap_err().chain().contains("200 secondary networks"));
+    // One definition twice, and as many as a guest may well have.
+    pod.calls();
+    let network = pod.wire(spec(&many[..8])).unwrap();
+    assert_eq!((pod.calls().len(), network.nics.len()), (8, 9));
+    pod.networks.sweep(&|_| false).unwrap();
+    assert!(pod.on_node().is_empty());
+}
+
+#[test]
+fn networks_that_multus_attached_are_left_alone() {
+    let name = Names::secondary("blue").pod;
+    let mut pod = Launcher::with_eth0();
+    let make = format!("ip link add {name} address 02:00:00:00:09:01 type veth peer name other");
+    let listed =
+        |interface: &str| json!([{"name": "ns/blue", "interface": interface, "dns": {}}]).to_string();
+    pod.object.network_status = Some(listed(&name));
+    let error = pod.wire(spec(&["blue"])).unwrap_err();
+    assert_eq!(error.kind(), Kind::Untrusted, "listed, but the kernel has no such interface");
+    assert!(error.chain().contains(&format!("lists the interface {name}")), "{}", error.chain());
+    inside(&pod.path(), || run(&make) + &run(&format!("ip link set {name} up")));
+    let network = pod.wire(spec(&["blue"])).unwrap();
+    assert_eq!(network.taps()["blue"].mac, "02:00:00:00:09:01");
+    assert_eq!(pod.wire(spec(&["blue"])).unwrap().nics, network.nics, "also once the guest has the address");
+    assert_eq!((pod.calls().len(), pod.kept()), (0, 0));
+    assert!(pod.cluster.written.lock().unwrap().is_none());
+    pod.object.network_status = Some(" ".repeat(crate::networks::STATUS_MAX) + "[]");
+    assert_eq!(pod.wire(spec(&["blue"])).unwrap_err().kind(), Kind::Untrusted, "too long");
+    // Nothing but Multus can put a network in the pod network's place.
+    let mut default = spec(&[]);
+    default["networks"][0] = json!({"name": "default", "multus": {"networkName": "blue", "default": true}});
+    pod.object.network_status = None;
+    let error = pod.wire(default.clone()).unwrap_err();
+    assert!(error.chain().contains("Multus has to be installed"), "{}", error.chain());
+    pod.object.network_status =
+        Some(json!([{"name": "ns/blue", "interface": "eth0", "default": true}]).to_string());
+    pod.wire(default).unwrap();
+}
+
+#[test]
+fn attachments_that_were_cut_short_are_taken_back_first() {
+    let pod = Launcher::with_eth0();
+    pod.cluster.define("ns/blue", &pod.config(&json!({})));
+    pod.wire(spec(&["blue"])).unwrap();
+    pod.calls();
+    // Killed after ADD was noted and before its answer was.
+    let results = pod.folder.path().join("network/results");
+    let file = std::fs::read_dir(&results).unwrap().next().unwrap().unwrap().path();
+    let mut entry: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    entry.as_object_mut().unwrap().remove("result");
+    std::fs::write(&file, entry.to_string()).unwrap();
+    *pod.cluster.written.lock().unwrap() = None;
+    pod.wire(spec(&["blue"])).unwrap();
+    assert_eq!(pod.calls(), ["DEL", "ADD"]);
+    assert_eq!((pod.on_node().len(), pod.kept()), (1, 1));
+}
+
+#[test]
+fn a_pod_whose_namespace_is_gone_is_detached_without_it() {
+    let mut pod = Launcher::with_eth0();
+    pod.cluster.define("ns/blue", &pod.config(&json!({})));
+    pod.wire(spec(&["blue"])).unwrap();
+    pod.calls();
+    pod.child.kill().unwrap();
+    pod.child.wait().unwrap();
+    Namespace::remove(&pod.path()).unwrap();
+    pod.networks.sweep(&|_| false).unwrap();
+    assert_eq!((pod.kept(), pod.on_node()), (0, vec![]));
+    let log = std::fs::read_to_string(pod.log()).unwrap();
+    assert!(
+        log.contains(&format!("DEL {UID} pod16477688c0e  ")),
+        "without a path that may lead elsewhere: {log}"
+    );
+}
+
+#[test]
+fn a_del_that_fails_is_tried_again() {
+    let pod = Launcher::with_eth0();
+    pod.cluster.define("ns/blue", &pod.config(&json!({"mode": "stuck"})));
+    pod.wire(spec(&["blue"])).unwrap();
+    assert!(pod.networks.sweep(&|_| false).unwrap());
+    assert!(pod.networks.sweep(&|_| false).unwrap());
+    assert_eq!((pod.calls(), pod.kept()), (vec!["ADD".into(), "DEL".into(), "DEL".into()], 1));
+}

@@ -1,0 +1,396 @@
+//! Attaches launcher pods to secondary networks and detaches them: ADD and DEL of CNI plugins on the node, each noted on
+//! disk before it begins.
+//!
+//! One pod is worked on by one thread at a time. Every step finds what an earlier one left, so an attachment that was cut
+//! short anywhere is taken back and made again.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use guest::network::cache::{self, Entry};
+use guest::network::runtime::{self, Owner};
+use guest::network::{Binding, Configuration, Interface, Names, Outcome, Places};
+use link::{Mac, Namespace};
+
+use super::listed::{self, Listed};
+use super::node::Node;
+use super::objects::{Annotated, Objects};
+use super::reference::Reference;
+use super::{STATUS, definition};
+use crate::error::{Error, Kind, Result};
+
+/// Most secondary networks of a guest.
+const NETWORKS_MAX: usize = 32;
+/// What messages call a network that Multus attached.
+const OF_MULTUS: &str = "multus";
+
+/// Attachments of this node's launcher pods.
+#[derive(Debug)]
+pub(crate) struct Networks {
+    objects: Arc<dyn Objects>,
+    node: Node,
+    places: Places,
+    shared: Vec<String>,
+    busy: Mutex<BTreeSet<String>>,
+    free: Condvar,
+}
+
+/// A launcher pod that is attached.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target<'a> {
+    pub(crate) namespace: &'a str,
+    pub(crate) name: &'a str,
+    pub(crate) uid: &'a str,
+    /// Its annotation network-status.
+    pub(crate) status: Option<&'a str>,
+    /// Path of its network namespace, for the agent.
+    pub(crate) network: &'a Path,
+    /// The same for other processes of the node, as long as the launcher runs.
+    pub(crate) network_elsewhere: &'a Path,
+}
+
+/// A network that a guest is to have.
+#[derive(Clone, Debug)]
+pub(crate) struct Asked {
+    /// Its name in the spec, which the interface has too.
+    pub(crate) name: String,
+    /// Its path in the spec, for messages.
+    pub(crate) path: String,
+    /// `multus.networkName`.
+    pub(crate) network: String,
+    pub(crate) mac: Mac,
+    pub(crate) many_queues: bool,
+}
+
+/// A network that a pod has.
+#[derive(Clone, Debug)]
+pub(crate) struct Attached {
+    pub(crate) interface: Interface,
+    pub(crate) outcome: Outcome,
+}
+
+/// A network as it was found or made: its attachment by this agent, unless Multus made it.
+struct One {
+    attached: Attached,
+    entry: Option<(Reference, Entry)>,
+}
+
+impl Networks {
+    /// `state`: the agent's directory on the node; `plugins`: folders of CNI plugins there; `shared`: namespaces whose
+    /// definitions all guests may use.
+    pub(crate) fn new(
+        objects: Arc<dyn Objects>,
+        node: Node,
+        state: &Path,
+        plugins: Vec<PathBuf>,
+        shared: Vec<String>,
+    ) -> Self {
+        let state = state.join("network");
+        let places = Places { namespaces: state.clone(), state, plugins };
+        Self { objects, node, places, shared, busy: Mutex::default(), free: Condvar::new() }
+    }
+
+    /// Attaches a pod to the networks that it lacks, in their order, detaches it from those that are not asked for any more,
+    /// and writes network-status. `observed` gives what an interface of the pod has that Multus or the cluster's plugin made.
+    ///
+    /// # Errors
+    /// [`Kind::Content`]: a definition is missing, forbidden or wrong; [`Kind::Untrusted`]: the pod's annotation or
+    /// namespace is not what it claims to be; [`Kind::System`]: a plugin fails, in its words; [`Kind::Cluster`],
+    /// [`Kind::Stale`].
+    pub(crate) fn attach(
+        &self,
+        target: &Target<'_>,
+        asked: &[Asked],
+        observed: &dyn Fn(&str) -> Result<Outcome>,
+    ) -> Result<Vec<Attached>> {
+        if asked.len() > NETWORKS_MAX {
+            let text = format!("{} secondary networks; {NETWORKS_MAX} are the most", asked.len());
+            return Err(Error::new(Kind::Content, text));
+        }
+        let _busy = self.claim(target.uid);
+        let namespace = self.namespace(target)?;
+        let (entries, path) = self.node.inside(|| {
+            let entries = cache::of(&self.places.state, target.uid)?;
+            Ok((entries, Node::path_of(&namespace, target.network_elsewhere.to_owned())))
+        })?;
+        if asked.is_empty() && entries.is_empty() {
+            return Ok(Vec::new());
+        }
+        let listed = Listed::read(target.status).map_err(|said| {
+            Error::new(Kind::Untrusted, format!("the annotation {STATUS} of pod {}: {said}", target.name))
+        })?;
+        let holds = |entry: &Entry| entry.is_whole() && entry.is_in(&namespace);
+        let mut found = Vec::new();
+        for one in asked {
+            let pod = Names::secondary(&one.name).pod;
+            let entry = entries.iter().find(|entry| entry.if_name == pod && holds(entry));
+            let step = self.one(target, one, entry, listed.has(&pod), observed);
+            found.push(step.map_err(|error| error.context(format!("{}: {}", one.path, one.network)))?);
+        }
+        let is_asked =
+            |entry: &Entry| asked.iter().any(|one| Names::secondary(&one.name).pod == entry.if_name);
+        let gone: Vec<String> =
+            entries.iter().filter(|entry| !is_asked(entry)).map(|entry| entry.if_name.clone()).collect();
+        self.node.inside(|| {
+            for entry in entries.iter().rev().filter(|entry| !holds(entry) || !is_asked(entry)) {
+                if let (true, Some(result)) = (entry.is_in(&namespace), &entry.result) {
+                    // The guest's side of it: a tap and a bridge in the pod. DEL removes the interface below them.
+                    guest::network::unwire(&path, &entry.if_name, result)?;
+                }
+                self.leave(entry)?;
+            }
+            for (one, found) in asked.iter().zip(&mut found) {
+                let Step::Make(interface, reference) = found else { continue };
+                let (interface, reference) = (interface.clone(), reference.clone());
+                let made = self.add(target, &namespace, &path, &interface);
+                let entry = made.map_err(|error| {
+                    error.context(format!("{}: {reference} cannot be attached", one.path))
+                })?;
+                *found = Step::Is(from_entry(*interface, reference, entry));
+            }
+            Ok(())
+        })?;
+        let found: Vec<One> = found
+            .into_iter()
+            .filter_map(|step| match step {
+                Step::Is(one) => Some(*one),
+                Step::Make(..) => None,
+            })
+            .collect();
+        self.annotate(target, &listed, &found, &gone, observed)?;
+        Ok(found.into_iter().map(|one| one.attached).collect())
+    }
+
+    /// Refuses a guest whose network in the pod network's place was not put there: only Multus can do that, when the
+    /// pod starts.
+    ///
+    /// # Errors
+    /// [`Kind::Content`].
+    pub(crate) fn has_default(&self, target: &Target<'_>, network: Option<&str>) -> Result<()> {
+        let Some(network) = network else { return Ok(()) };
+        let content = |said: String| Error::new(Kind::Content, said);
+        let reference = Reference::read(network, target.namespace).map_err(content)?;
+        let listed = Listed::read(target.status).unwrap_or_default();
+        if listed.has_default(&reference.to_string()) {
+            return Ok(());
+        }
+        Err(content(format!(
+            "the annotation {STATUS} of pod {} does not list {reference} as its default network: Multus has to be installed \
+             for multus.default",
+            target.name
+        )))
+    }
+
+    /// What is to be done about one network.
+    fn one(
+        &self,
+        target: &Target<'_>,
+        one: &Asked,
+        entry: Option<&Entry>,
+        listed: bool,
+        observed: &dyn Fn(&str) -> Result<Outcome>,
+    ) -> Result<Step> {
+        let content = |said: String| Error::new(Kind::Content, said);
+        let reference = Reference::read(&one.network, target.namespace).map_err(content)?;
+        let interface = |network: Configuration| Interface {
+            name: one.name.clone(),
+            names: Names::secondary(&one.name),
+            network,
+            binding: Binding::Bridge,
+            mac: one.mac,
+            many_queues: one.many_queues,
+        };
+        if let Some(entry) = entry {
+            return Ok(Step::Is(from_entry(interface(entry.network()?), reference, entry.clone())));
+        }
+        if listed {
+            let pod = Names::secondary(&one.name).pod;
+            let outcome = observed(&pod).map_err(|error| {
+                Error::with(
+                    Kind::Untrusted,
+                    format!("the annotation {STATUS} of pod {} lists the interface {pod}", target.name),
+                    error,
+                )
+            })?;
+            let attached = Attached { interface: interface(placeholder()?), outcome };
+            return Ok(Step::Is(Box::new(One { attached, entry: None })));
+        }
+        reference.allowed(target.namespace, &self.shared).map_err(content)?;
+        let found = self.objects.definition(&reference)?.ok_or_else(|| {
+            content(format!("the NetworkAttachmentDefinition {reference} does not exist: create it"))
+        })?;
+        let files = || self.node.inside(|| self.node.files());
+        let network = definition::configuration(&reference, &found, files)?;
+        Ok(Step::Make(Box::new(interface(network)), reference))
+    }
+
+    /// The pod's namespace: neither the agent's nor the node's.
+    fn namespace(&self, target: &Target<'_>) -> Result<Namespace> {
+        let gone = || Error::new(Kind::Launcher, "the launcher's process is gone");
+        let namespace = Namespace::find(target.network)?.ok_or_else(gone)?;
+        if namespace.is(&Namespace::ours()?) || namespace.is(&Namespace::open(&self.node.network)?) {
+            let text = "the launcher is in a network namespace of the node, which is never changed";
+            return Err(Error::new(Kind::Untrusted, text));
+        }
+        Ok(namespace)
+    }
+
+    /// ADD, noted before and after. On the node.
+    fn add(
+        &self,
+        target: &Target<'_>,
+        namespace: &Namespace,
+        path: &Path,
+        interface: &Interface,
+    ) -> Result<Entry> {
+        let Target { uid, namespace: of, name, .. } = *target;
+        let owner = Owner { container: uid, namespace: of, name, uid };
+        runtime::installed(&self.places, &interface.network)?;
+        let mut entry = runtime::entry_in(path, owner, interface, &[]).only_in(namespace);
+        cache::write(&self.places.state, &entry)?;
+        runtime::add(&self.places, &mut entry)?;
+        Ok(entry)
+    }
+
+    /// DEL, noted before. On the node.
+    fn leave(&self, entry: &Entry) -> Result<()> {
+        // On a disk that is full it goes all the same.
+        drop(entry.leave(&self.places.state));
+        Ok(runtime::delete(&self.places, entry)?)
+    }
+
+    /// Brings network-status up to date.
+    fn annotate(
+        &self,
+        target: &Target<'_>,
+        listed: &Listed,
+        found: &[One],
+        gone: &[String],
+        observed: &dyn Fn(&str) -> Result<Outcome>,
+    ) -> Result<()> {
+        let ours: Vec<(String, &One, Option<u64>)> = found
+            .iter()
+            .filter_map(|one| {
+                let (reference, entry) = one.entry.as_ref()?;
+                Some((reference.to_string(), one, mtu(entry)))
+            })
+            .collect();
+        if ours.is_empty() && gone.is_empty() {
+            return Ok(());
+        }
+        let mut entries: Vec<listed::Entry<'_>> = ours
+            .iter()
+            .map(|(name, one, mtu)| listed::Entry {
+                name,
+                interface: &one.attached.interface.names.pod,
+                outcome: &one.attached.outcome,
+                mtu: *mtu,
+                default: false,
+            })
+            .collect();
+        let primary = Names::primary().pod;
+        let default = if listed.names_a_default() { None } else { observed(&primary).ok() };
+        let name = match default {
+            Some(_) => self.node.inside(|| Ok(self.node.pod_network()))?,
+            None => String::new(),
+        };
+        entries.extend(default.as_ref().map(|outcome| listed::Entry {
+            name: &name,
+            interface: &primary,
+            outcome,
+            mtu: None,
+            default: true,
+        }));
+        match listed.with(&entries, gone) {
+            Some(text) => self.objects.annotate(&annotated(target), &text),
+            None => Ok(()),
+        }
+    }
+
+    /// DEL of every attachment whose pod is over; whether some are left, of pods that live or because DEL failed.
+    ///
+    /// # Errors
+    /// The notes cannot be read. A DEL that fails is logged, and tried again at the next sweep.
+    pub(crate) fn sweep(&self, lives: &dyn Fn(&str) -> bool) -> Result<bool> {
+        let all = self.node.inside(|| Ok(cache::all(&self.places.state)?))?;
+        let pods: BTreeSet<&str> = all.iter().map(|entry| entry.container_id.as_str()).collect();
+        let mut left = false;
+        for uid in pods {
+            if lives(uid) {
+                left = true;
+                continue;
+            }
+            let _busy = self.claim(uid);
+            let swept = self.node.inside(|| {
+                let mut failed = None;
+                for entry in cache::of(&self.places.state, uid)?.iter().rev() {
+                    failed = self.leave(entry).err().or(failed);
+                }
+                failed.map_or(Ok(()), Err)
+            });
+            match swept {
+                Ok(()) => tracing::info!(pod = uid, "detached from its secondary networks"),
+                Err(error) => {
+                    left = true;
+                    tracing::warn!(pod = uid, error = error.chain(), "not detached from a network; retrying");
+                }
+            }
+        }
+        Ok(left)
+    }
+
+    /// Waits until no other thread works on the pod.
+    fn claim(&self, uid: &str) -> Busy<'_> {
+        let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        while busy.contains(uid) {
+            busy = self.free.wait(busy).unwrap_or_else(PoisonError::into_inner);
+        }
+        busy.insert(uid.to_owned());
+        Busy { networks: self, uid: uid.to_owned() }
+    }
+}
+
+/// A pod that a thread works on.
+struct Busy<'a> {
+    networks: &'a Networks,
+    uid: String,
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.networks.busy.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.uid);
+        self.networks.free.notify_all();
+    }
+}
+
+/// A network that is there, or one to be made.
+enum Step {
+    Is(Box<One>),
+    Make(Box<Interface>, Reference),
+}
+
+fn from_entry(interface: Interface, reference: Reference, entry: Entry) -> Box<One> {
+    let result = entry.result.clone().unwrap_or_default();
+    let outcome = Outcome::read(&result, &interface.names.pod);
+    Box::new(One { attached: Attached { interface, outcome }, entry: Some((reference, entry)) })
+}
+
+fn annotated<'a>(target: &Target<'a>) -> Annotated<'a> {
+    let Target { namespace, name, uid, status, .. } = *target;
+    Annotated { namespace, name, uid, before: status }
+}
+
+/// Largest packet of the pod's interface, in bytes, as plugins since version 1.1.0 answer it.
+fn mtu(entry: &Entry) -> Option<u64> {
+    let interfaces = entry.result.as_ref()?.get("interfaces")?.as_array()?;
+    let ours =
+        interfaces.iter().find(|one| one.get("name").is_some_and(|name| name == entry.if_name.as_str()));
+    ours?.get("mtu")?.as_u64().filter(|mtu| *mtu > 0)
+}
+
+/// A configuration for what Multus attached: it is never given to a plugin.
+fn placeholder() -> Result<Configuration> {
+    let text = format!(r#"{{"cniVersion": "1.0.0", "type": "{OF_MULTUS}"}}"#);
+    Configuration::read(&text, OF_MULTUS).map_err(|said| Error::new(Kind::System, said))
+}

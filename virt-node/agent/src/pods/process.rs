@@ -1,0 +1,216 @@
+//! A process of a pod, by its number on the node: its pod, its namespaces, its files.
+//!
+//! A number names another process as soon as the first one is gone. So /proc/PID is opened once, and everything is asked
+//! beneath that descriptor: it fails when the process is gone, whoever has its number by then.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+
+use dir::Dir;
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat, openat2};
+use rustix::io::Errno;
+
+use crate::error::{Error, Kind, Result};
+
+/// Longest line of /proc/PID/cgroup and status that is read.
+const TEXT_MAX: u64 = 64 << 10;
+
+/// A process.
+#[derive(Debug)]
+pub(crate) struct Process {
+    directory: Dir,
+    number: i32,
+}
+
+impl Process {
+    /// The process that has this number now; `None`: none has.
+    ///
+    /// # Errors
+    /// /proc cannot be read.
+    pub(crate) fn open(number: i32) -> Result<Option<Self>> {
+        let found = Dir::find(format!("/proc/{number}"))?;
+        Ok(found.map(|directory| Self { directory, number }))
+    }
+
+    fn text(&self, name: &str) -> Result<String> {
+        let content = self.directory.read(name, TEXT_MAX)?.ok_or_else(|| self.gone())?;
+        Ok(String::from_utf8_lossy(&content).into_owned())
+    }
+
+    fn gone(&self) -> Error {
+        Error::new(Kind::Launcher, format!("process {} is gone", self.number))
+    }
+
+    /// Whether the kubelet put it into the pod with this uid.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub(crate) fn is_in_pod(&self, uid: &str) -> Result<bool> {
+        Ok(names_pod(&self.text("cgroup")?, uid))
+    }
+
+    /// Whether it belongs to the container with this id, as the container runtime calls it.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub(crate) fn is_in_container(&self, id: &str) -> Result<bool> {
+        Ok(!id.is_empty() && self.text("cgroup")?.lines().any(|line| line.contains(id)))
+    }
+
+    /// Its control group in the hierarchy of a controller of version 1; `None`: there is no such hierarchy.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub(crate) fn group(&self, controller: &str) -> Result<Option<String>> {
+        Ok(group_of(&self.text("cgroup")?, controller))
+    }
+
+    /// Its mount namespace.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub(crate) fn mounts(&self) -> Result<OwnedFd> {
+        self.namespace("ns/mnt", OFlags::RDONLY)
+    }
+
+    /// Path of its network namespace, for as long as this value lives. It leads nowhere once the process is gone.
+    pub(crate) fn network(&self) -> PathBuf {
+        self.directory.proc_path("ns/net")
+    }
+
+    /// The same for other processes of the node: it names another process's once this one is gone, so whoever opens it has
+    /// to check which namespace it is.
+    pub(crate) fn network_by_number(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/ns/net", self.number))
+    }
+
+    fn namespace(&self, name: &str, flags: OFlags) -> Result<OwnedFd> {
+        // These are magic links, made by the kernel: they have to be followed.
+        openat(self.directory.as_fd(), name, flags | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|error| Error::system(format!("cannot open {name} of process {}", self.number), error))
+    }
+
+    /// A directory as the process sees it. Symbolic links on the way are followed inside its root, never out of it.
+    ///
+    /// # Errors
+    /// There is none, or the process is gone.
+    pub(crate) fn directory(&self, path: &str) -> Result<Dir> {
+        let opened = self.beneath_root(path, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        Ok(Dir::from_fd(opened, path))
+    }
+
+    /// A file or device as the process sees it, without opening it.
+    ///
+    /// # Errors
+    /// There is none, or the process is gone.
+    pub(crate) fn file(&self, path: &str) -> Result<OwnedFd> {
+        self.beneath_root(path, OFlags::PATH | OFlags::NOFOLLOW)
+    }
+
+    fn beneath_root(&self, path: &str, flags: OFlags) -> Result<OwnedFd> {
+        let root = self.namespace("root", OFlags::PATH | OFlags::DIRECTORY)?;
+        let failed = |error: Errno| Error::system(format!("cannot open {path} in the container"), error);
+        loop {
+            let opened = openat2(
+                &root,
+                path,
+                flags | OFlags::CLOEXEC,
+                Mode::empty(),
+                ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS,
+            );
+            match opened {
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                other => return other.map_err(failed),
+            }
+        }
+    }
+}
+
+/// The group of a controller of version 1 in /proc/PID/cgroup.
+fn group_of(text: &str, controller: &str) -> Option<String> {
+    text.lines().find_map(|line| {
+        let (_, rest) = line.split_once(':')?;
+        let (controllers, path) = rest.split_once(':')?;
+        let found = controllers.split(',').any(|one| one == controller);
+        (found && !path.split('/').any(|part| part == "..")).then(|| path.to_owned())
+    })
+}
+
+/// Whether /proc/PID/cgroup names the pod: the kubelet's cgroupfs driver writes its uid as it is, the systemd driver with
+/// underscores.
+fn names_pod(text: &str, uid: &str) -> bool {
+    let (plain, systemd) = (format!("pod{uid}"), format!("pod{}", uid.replace('-', "_")));
+    text.lines().any(|line| {
+        line.split(['/', ':']).any(|part| {
+            let part = part.strip_suffix(".slice").unwrap_or(part);
+            part == plain || part.ends_with(&format!("-{systemd}")) || part == systemd
+        })
+    })
+}
+
+/// A process of the container with this id: the one with the lowest number.
+///
+/// # Errors
+/// There is none, or /proc cannot be read.
+pub(crate) fn of_container(id: &str) -> Result<Process> {
+    let entries = std::fs::read_dir("/proc").map_err(|error| Error::system("cannot read /proc", error))?;
+    let numbers = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let mut numbers: Vec<_> = numbers.collect();
+    numbers.sort_unstable();
+    for number in numbers {
+        let Ok(Some(process)) = Process::open(number) else { continue };
+        if process.is_in_container(id).unwrap_or(false) {
+            return Ok(process);
+        }
+    }
+    Err(Error::new(Kind::Launcher, format!("no process runs in container {id}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_is_named_by_both_cgroup_drivers() {
+        let uid = "0a1b2c3d-0000-4000-8000-00000000000f";
+        for (line, named) in [
+            (format!("4:memory:/kubepods/burstable/pod{uid}/0123abcd"), true),
+            (
+                format!(
+                    "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{}.slice/cri-containerd-01.scope",
+                    uid.replace('-', "_")
+                ),
+                true,
+            ),
+            (format!("4:memory:/kubepods/pod{uid}"), true),
+            (format!("4:memory:/kubepods/burstable/pod{uid}0/x"), false),
+            (format!("4:memory:/user/notpod{uid}/x"), false),
+            ("0::/init.scope".to_owned(), false),
+        ] {
+            assert_eq!(names_pod(&line, uid), named, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_group_is_that_of_its_controller() {
+        let text = "5:cpu,cpuacct:/a\n4:devices:/kubepods/podx/y\n0::/b";
+        assert_eq!(group_of(text, "devices").as_deref(), Some("/kubepods/podx/y"));
+        assert_eq!(group_of(text, "cpu").as_deref(), Some("/a"));
+        assert_eq!(group_of("0::/b", "devices"), None);
+        assert_eq!(group_of("4:devices:/../../a", "devices"), None);
+    }
+
+    #[test]
+    fn a_process_that_is_gone_is_not_its_successor() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let number = i32::try_from(child.id()).unwrap();
+        let process = Process::open(number).unwrap().unwrap();
+        assert!(process.mounts().is_ok());
+        assert!(process.directory("/").is_ok());
+        assert!(!process.is_in_pod("0a1b2c3d").unwrap());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(process.mounts().is_err());
+        assert!(process.is_in_pod("0a1b2c3d").is_err());
+    }
+}

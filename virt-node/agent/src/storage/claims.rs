@@ -1,0 +1,197 @@
+//! Makes a claim's volume and its PV. Every step is found done when it comes again: the volume by its name, the PV by its.
+
+use std::collections::BTreeMap;
+
+use cluster::event::Type;
+use cluster::{JsonPatch, Key, Outcome};
+use csi::volume_content_source::{SnapshotSource, Type as Source, VolumeSource};
+use csi::{CreateVolumeRequest, VolumeContentSource};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::Value;
+use tonic::{Code, Status};
+
+use super::controller::Controller;
+use super::objects::{
+    ATTRIBUTES, CLAIMS, CONTENTS, Claim, Class, NODE_LABEL, SELECTED_NODE, SNAPSHOTS, VOLUMES, Volume,
+};
+use super::request::{self, Place};
+use super::volume;
+use crate::error::{Error, Kind, Result};
+
+impl Controller {
+    /// Makes the volume and the PV of a claim.
+    pub(super) async fn provision(&self, claim: &Claim, class: &Class) -> Outcome {
+        let name = request::name(claim);
+        let (namespace, of) = (&claim.metadata.namespace, &claim.metadata.name);
+        // A PV of that name is the claim's: binding it is Kubernetes' part.
+        match self.client.find::<IgnoredAny>(VOLUMES, &Key::cluster(&name)).await {
+            Ok(None) => {}
+            Ok(Some(_)) => return Outcome::Done,
+            Err(error) => {
+                tracing::warn!(claim = %of, namespace, error = error.chain(), "cannot look for the claim's PV");
+                return Outcome::Retry;
+            }
+        }
+        let begun = format!("External provisioner is provisioning volume for claim \"{namespace}/{of}\"");
+        self.report(claim, Type::Normal, "Provisioning", &begun);
+        let request = match self.request(claim, class).await {
+            Ok(request) => request,
+            Err(error) => return self.failed(claim, class, &error.chain()),
+        };
+        let made = match self.driver.controller().create_volume(request).await {
+            Ok(made) => made.into_inner().volume.unwrap_or_default(),
+            Err(status) if status.code() == Code::ResourceExhausted => {
+                self.report_failure(claim, class, &said(&status));
+                return self.reschedule(claim).await;
+            }
+            Err(status) => return self.failed(claim, class, &said(&status)),
+        };
+        self.changed.notify_one();
+        let object = volume::object(claim, class, &made, self.driver.name(), &self.identity, &self.node);
+        match self.client.create::<IgnoredAny>(VOLUMES, "", &object).await {
+            Ok(_) => {}
+            Err(error) if error.is_already_exists() => {}
+            Err(error) => {
+                tracing::warn!(volume = name, error = error.chain(), "cannot write the claim's PV");
+                return Outcome::Retry;
+            }
+        }
+        self.report(
+            claim,
+            Type::Normal,
+            "ProvisioningSucceeded",
+            &format!("Successfully provisioned volume {name}"),
+        );
+        tracing::info!(volume = name, claim = %of, namespace, "volume provisioned");
+        Outcome::Done
+    }
+
+    fn failed(&self, claim: &Claim, class: &Class, why: &str) -> Outcome {
+        self.report_failure(claim, class, why);
+        Outcome::Retry
+    }
+
+    fn report_failure(&self, claim: &Claim, class: &Class, why: &str) {
+        let message =
+            format!("failed to provision volume with StorageClass {:?}: {why}", class.metadata.name);
+        self.report(claim, Type::Warning, "ProvisioningFailed", &message);
+        tracing::warn!(
+            claim = claim.metadata.name,
+            namespace = claim.metadata.namespace,
+            why,
+            "provisioning failed"
+        );
+    }
+
+    async fn request(&self, claim: &Claim, class: &Class) -> Result<CreateVolumeRequest> {
+        let attributes = match &claim.spec.volume_attributes_class_name {
+            Some(name) => self.attributes(name).await?,
+            None => BTreeMap::new(),
+        };
+        let source = self.content(claim).await?;
+        let place =
+            Place { topology: self.driver.topology(), several_writers: self.driver.several_writers() };
+        Ok(request::create(claim, class, &place, source, &attributes))
+    }
+
+    async fn attributes(&self, name: &str) -> Result<BTreeMap<String, String>> {
+        #[derive(Default, Deserialize)]
+        #[serde(rename_all = "camelCase", default)]
+        struct AttributesClass {
+            driver_name: String,
+            parameters: BTreeMap<String, String>,
+        }
+        let key = Key::cluster(name);
+        let class: AttributesClass = self.client.get(ATTRIBUTES, &key).await.map_err(asked)?;
+        if class.driver_name != self.driver.name() {
+            let text = format!("VolumeAttributesClass {name:?} is of the driver {:?}", class.driver_name);
+            return Err(Error::new(Kind::Content, text));
+        }
+        Ok(class.parameters)
+    }
+
+    /// The source of the claim's volume, by the driver's names.
+    async fn content(&self, claim: &Claim) -> Result<Option<VolumeContentSource>> {
+        let Some(source) = claim.source() else { return Ok(None) };
+        let key = Key::new(&claim.metadata.namespace, &source.name);
+        let r#type = if source.kind == "VolumeSnapshot" {
+            Source::Snapshot(SnapshotSource { snapshot_id: self.snapshot(&key).await? })
+        } else {
+            Source::Volume(VolumeSource { volume_id: self.source_claim(claim, &key).await? })
+        };
+        Ok(Some(VolumeContentSource { r#type: Some(r#type) }))
+    }
+
+    /// Handle of the volume of the claim that another one is a clone of.
+    async fn source_claim(&self, claim: &Claim, key: &Key) -> Result<String> {
+        let refuse = |text: String| Error::new(Kind::Content, text);
+        let source: Claim = self.client.get(CLAIMS, key).await.map_err(asked)?;
+        if source.status.phase != "Bound" {
+            return Err(refuse(format!("the source claim {key} is not bound")));
+        }
+        if source.is_block() != claim.is_block() {
+            return Err(refuse(format!("the source claim {key} has another volume mode")));
+        }
+        let of = &source.spec.volume_name;
+        let volume: Volume = self.client.get(VOLUMES, &Key::cluster(of)).await.map_err(asked)?;
+        match volume.spec.csi {
+            Some(csi) if csi.driver == self.driver.name() => Ok(csi.volume_handle),
+            _ => Err(refuse(format!("the source claim {key} is another driver's"))),
+        }
+    }
+
+    /// Handle of a snapshot that is ready.
+    async fn snapshot(&self, key: &Key) -> Result<String> {
+        let refuse = |text: String| Error::new(Kind::Content, text);
+        let snapshot: Value = self.client.get(SNAPSHOTS, key).await.map_err(asked)?;
+        let text =
+            |object: &Value, path: &str| object.pointer(path).and_then(Value::as_str).map(str::to_owned);
+        if snapshot.pointer("/metadata/deletionTimestamp").is_some() {
+            return Err(refuse(format!("the snapshot {key} is being deleted")));
+        }
+        if snapshot.pointer("/status/readyToUse") != Some(&Value::Bool(true)) {
+            return Err(refuse(format!("the snapshot {key} is not ready")));
+        }
+        let content = text(&snapshot, "/status/boundVolumeSnapshotContentName")
+            .ok_or_else(|| refuse(format!("the snapshot {key} is not bound")))?;
+        let content: Value = self.client.get(CONTENTS, &Key::cluster(&content)).await.map_err(asked)?;
+        if text(&content, "/spec/driver").as_deref() != Some(self.driver.name()) {
+            return Err(refuse(format!("the snapshot {key} is another driver's")));
+        }
+        text(&content, "/status/snapshotHandle")
+            .ok_or_else(|| refuse(format!("the snapshot {key} has no handle")))
+    }
+
+    /// Gives a claim back that has no room here, to the scheduler or the operator, which chooses another node.
+    async fn reschedule(&self, claim: &Claim) -> Outcome {
+        let key = Key::new(&claim.metadata.namespace, &claim.metadata.name);
+        let pointer = |parts: [&str; 3]| JsonPatch::pointer(parts);
+        let patch = JsonPatch::new()
+            .test("/metadata/uid", &claim.metadata.uid)
+            .test(pointer(["metadata", "annotations", SELECTED_NODE]), &self.node)
+            .remove(pointer(["metadata", "annotations", SELECTED_NODE]))
+            .remove(pointer(["metadata", "labels", NODE_LABEL]));
+        match self.client.json_patch::<IgnoredAny>(CLAIMS, &key, &patch).await {
+            Ok(_) => {
+                tracing::info!(claim = %key, "no room on this node: the claim is scheduled again");
+                Outcome::Done
+            }
+            Err(error) if error.is_conflict() || error.is_not_found() => Outcome::Done,
+            Err(error) => {
+                tracing::warn!(claim = %key, error = error.chain(), "cannot give the claim back");
+                Outcome::Retry
+            }
+        }
+    }
+}
+
+/// A call of the API server that failed.
+pub(super) fn asked(error: cluster::Error) -> Error {
+    Error::with(Kind::Cluster, "cannot read what the claim needs", error)
+}
+
+/// A status of the driver as the sidecars print it.
+pub(super) fn said(status: &Status) -> String {
+    format!("rpc error: code = {:?} desc = {}", status.code(), status.message())
+}

@@ -1,0 +1,193 @@
+//! The queue of the node's claims and PVs: watches feed it, plans decide, the other files do it.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use cluster::event::{Events, Reference, Type};
+use cluster::{Cache, Client, Key, Outcome, Queue, Scope};
+use tokio::sync::Notify;
+
+use super::Settings;
+use super::driver::Driver;
+use super::objects::{CLAIMS, CLASSES, Claim, Class, NODE_LABEL, VOLUMES, Volume};
+use super::plan::{self, ForClaim, ForVolume};
+
+/// Calls of the driver at once.
+const WORKERS: usize = 16;
+/// First and longest pause after a failed call.
+const RETRY: Duration = Duration::from_secs(1);
+const SLOWEST: Duration = Duration::from_secs(300);
+
+/// A key of the queue.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Work {
+    Claim(Key),
+    Volume(Key),
+}
+
+/// The controller of a node's volumes.
+pub(super) struct Controller {
+    pub(super) client: Client,
+    pub(super) driver: Driver,
+    pub(super) events: Events,
+    pub(super) node: String,
+    /// The name of this process in its PVs.
+    pub(super) identity: String,
+    pub(super) claims: Cache<Claim>,
+    pub(super) volumes: Cache<Volume>,
+    pub(super) classes: Cache<Class>,
+    queue: Queue<Work>,
+    /// Something changed what the pools have left.
+    pub(super) changed: Arc<Notify>,
+    failures: std::sync::Mutex<std::collections::HashMap<Work, u32>>,
+}
+
+impl Controller {
+    /// Follows the node's claims and PVs, and the StorageClasses. Returns when they are known.
+    pub(super) async fn start(client: &Client, driver: Driver, settings: &Settings) -> Arc<Self> {
+        let queue: Queue<Work> = Queue::new();
+        let ours = Scope::all().labels(&format!("{NODE_LABEL}={}", settings.node));
+        let feed = queue.clone();
+        let claims = Cache::<Claim>::builder()
+            .on_change(move |change| feed.add(Work::Claim(change.key.clone())))
+            .start::<Claim>(client, CLAIMS, &ours);
+        let feed = queue.clone();
+        let volumes = Cache::<Volume>::builder()
+            .on_change(move |change| {
+                feed.add(Work::Volume(change.key.clone()));
+                let claim = change.after.and_then(|volume| volume.spec.claim_ref.as_ref());
+                if let Some(claim) = claim {
+                    feed.add(Work::Claim(Key::new(&claim.namespace, &claim.name)));
+                }
+            })
+            .start::<Volume>(client, VOLUMES, &ours);
+        let (feed, known) = (queue.clone(), claims.clone());
+        let changed = Arc::new(Notify::new());
+        let notified = Arc::clone(&changed);
+        let classes = Cache::<Class>::builder()
+            .on_change(move |_| {
+                for (key, _) in known.all() {
+                    feed.add(Work::Claim(key));
+                }
+                notified.notify_one();
+            })
+            .start::<Class>(client, CLASSES, &Scope::all());
+        claims.synced().await;
+        volumes.synced().await;
+        classes.synced().await;
+        let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let identity = format!(
+            "{}-{}-{}-{}",
+            started.as_millis(),
+            started.subsec_nanos() % 10_000,
+            driver.name(),
+            settings.node
+        );
+        let events = Events::start(client, driver.name(), &settings.node);
+        Arc::new(Self {
+            client: client.clone(),
+            driver,
+            events,
+            node: settings.node.clone(),
+            identity,
+            claims,
+            volumes,
+            classes,
+            queue,
+            changed,
+            failures: std::sync::Mutex::default(),
+        })
+    }
+
+    /// Works until dropped.
+    pub(super) async fn run(self: Arc<Self>) {
+        let queue = self.queue.clone();
+        let work = move |work: Work| {
+            let controller = Arc::clone(&self);
+            async move { controller.reconcile(work).await }
+        };
+        queue.run(WORKERS, std::future::pending(), work).await;
+    }
+
+    async fn reconcile(&self, work: Work) -> Outcome {
+        let outcome = match &work {
+            Work::Claim(key) => self.claim(key).await,
+            Work::Volume(key) => self.volume(key).await,
+        };
+        let mut failures = self.failures.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        match outcome {
+            Outcome::Retry => {
+                let count = failures.entry(work).or_default();
+                let pause = RETRY.saturating_mul(1 << (*count).min(9)).min(SLOWEST);
+                *count += 1;
+                Outcome::After(pause)
+            }
+            outcome @ (Outcome::Done | Outcome::After(_)) => {
+                failures.remove(&work);
+                outcome
+            }
+        }
+    }
+
+    async fn claim(&self, key: &Key) -> Outcome {
+        let Some(claim) = self.claims.get(key) else { return Outcome::Done };
+        let name = claim.spec.storage_class_name.as_deref().unwrap_or_default();
+        let class = self.classes.get(&Key::cluster(name));
+        let volume = self.volumes.get(&Key::cluster(&claim.spec.volume_name));
+        let (driver, node) = (self.driver.name(), self.node.as_str());
+        match plan::for_claim(&claim, class.as_deref(), volume.as_deref(), driver, node) {
+            ForClaim::Nothing => Outcome::Done,
+            ForClaim::LeaveToPopulator => {
+                let text = "Assuming an external populator will provision the volume";
+                self.report(&claim, Type::Normal, "Provisioning", text);
+                Outcome::Done
+            }
+            ForClaim::Refuse(why) => {
+                self.report(&claim, Type::Warning, "ProvisioningFailed", &why);
+                Outcome::Retry
+            }
+            ForClaim::Provision => match class {
+                Some(class) => self.provision(&claim, &class).await,
+                None => Outcome::Retry,
+            },
+            ForClaim::Expand(bytes) => match volume {
+                Some(volume) => self.expand(&claim, &volume, bytes).await,
+                None => Outcome::Retry,
+            },
+        }
+    }
+
+    async fn volume(&self, key: &Key) -> Outcome {
+        let Some(volume) = self.volumes.get(key) else { return Outcome::Done };
+        match plan::for_volume(&volume, self.driver.name(), &self.node) {
+            ForVolume::Nothing => Outcome::Done,
+            ForVolume::Remove => self.remove(&volume).await,
+            ForVolume::Hold => self.set_finalizer(&volume, true).await,
+            ForVolume::Release => self.set_finalizer(&volume, false).await,
+        }
+    }
+
+    /// Writes an event about a claim.
+    pub(super) fn report(&self, claim: &Claim, kind: Type, reason: &str, message: &str) {
+        let about = Reference {
+            api_version: "v1".to_owned(),
+            kind: "PersistentVolumeClaim".to_owned(),
+            namespace: claim.metadata.namespace.clone(),
+            name: claim.metadata.name.clone(),
+            uid: claim.metadata.uid.clone(),
+        };
+        self.events.publish(&about, kind, reason, message);
+    }
+
+    /// Writes an event about a PV.
+    pub(super) fn report_volume(&self, volume: &Volume, reason: &str, message: &str) {
+        let about = Reference {
+            api_version: "v1".to_owned(),
+            kind: "PersistentVolume".to_owned(),
+            namespace: String::new(),
+            name: volume.metadata.name.clone(),
+            uid: volume.metadata.uid.clone(),
+        };
+        self.events.publish(&about, Type::Warning, reason, message);
+    }
+}

@@ -1,0 +1,113 @@
+//! The CSI driver behind its Unix socket: connection, name, topology, capabilities. Not here: what is asked for.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use csi::controller_client::ControllerClient;
+use csi::controller_service_capability::{Type, rpc};
+use csi::identity_client::IdentityClient;
+use csi::node_client::NodeClient;
+use csi::{ControllerGetCapabilitiesRequest, GetPluginInfoRequest, NodeGetInfoRequest};
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint};
+
+use crate::error::{Error, Kind, Result};
+
+/// How long a call may take; the driver finishes it in any case, and the next try finds the result.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Time between two looks for a driver that does not answer.
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
+
+/// A driver that answers.
+#[derive(Clone, Debug)]
+pub(super) struct Driver {
+    channel: Channel,
+    name: String,
+    topology: HashMap<String, String>,
+    several_writers: bool,
+}
+
+impl Driver {
+    /// Waits until the driver at the socket answers.
+    pub(super) async fn wait(socket: &Path) -> Self {
+        let mut reported = false;
+        loop {
+            match Self::connect(socket).await {
+                Ok(driver) => return driver,
+                Err(error) if !reported => {
+                    reported = true;
+                    tracing::info!(
+                        socket = %socket.display(),
+                        error = error.chain(),
+                        "no CSI driver yet: the node's claims wait"
+                    );
+                }
+                Err(_) => {}
+            }
+            tokio::time::sleep(POLL_INTERVAL).await;
+        }
+    }
+
+    async fn connect(socket: &Path) -> Result<Self> {
+        let path: PathBuf = socket.to_owned();
+        let connector = tower::service_fn(move |_| {
+            let path = path.clone();
+            async move { UnixStream::connect(path).await.map(TokioIo::new) }
+        });
+        let failed = |what: &str, error: Box<dyn std::error::Error + Send + Sync>| {
+            Error::with(Kind::System, format!("{what} of {}", socket.display()), error)
+        };
+        // The address is never used: the connector knows the socket. A driver that restarts is connected to again.
+        let channel = Endpoint::from_static("http://localhost")
+            .timeout(TIMEOUT)
+            .connect_with_connector(connector)
+            .await
+            .map_err(|error| failed("no answer", error.into()))?;
+        let info = IdentityClient::new(channel.clone())
+            .get_plugin_info(GetPluginInfoRequest {})
+            .await
+            .map_err(|error| failed("no name", error.into()))?;
+        let node = NodeClient::new(channel.clone())
+            .node_get_info(NodeGetInfoRequest {})
+            .await
+            .map_err(|error| failed("no topology", error.into()))?;
+        let capabilities = ControllerClient::new(channel.clone())
+            .controller_get_capabilities(ControllerGetCapabilitiesRequest {})
+            .await
+            .map_err(|error| failed("no capabilities", error.into()))?;
+        let several = i32::from(rpc::Type::SingleNodeMultiWriter);
+        let several_writers = capabilities
+            .into_inner()
+            .capabilities
+            .into_iter()
+            .any(|capability| matches!(capability.r#type, Some(Type::Rpc(one)) if one.r#type == several));
+        Ok(Self {
+            channel,
+            name: info.into_inner().name,
+            topology: node.into_inner().accessible_topology.map(|here| here.segments).unwrap_or_default(),
+            several_writers,
+        })
+    }
+
+    /// Its name.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The node's topology, as the driver reports it.
+    pub(super) fn topology(&self) -> &HashMap<String, String> {
+        &self.topology
+    }
+
+    /// Whether it distinguishes one writer on a node from several.
+    pub(super) fn several_writers(&self) -> bool {
+        self.several_writers
+    }
+
+    /// A client of its controller service.
+    pub(super) fn controller(&self) -> ControllerClient<Channel> {
+        ControllerClient::new(self.channel.clone())
+    }
+}

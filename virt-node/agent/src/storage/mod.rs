@@ -1,0 +1,83 @@
+//! The node's volumes without sidecars: the agent does the work of csi-provisioner for the claims of its node, through the
+//! CSI driver's socket. The driver stays a process without credentials.
+//!
+//! ```text
+//! scheduler ─ selected-node ─► operator (volumes) ─ label ferrovirt.io/node=N ─► claims, PVs of node N
+//!                                                                                     │ watch
+//! CSI driver ◄─ CreateVolume, DeleteVolume, ControllerExpandVolume, GetCapacity ── this module ──► PVs, events,
+//!                                                                                        CSIStorageCapacity
+//! ```
+//!
+//! - [`objects`]: claims, classes and PVs as they are read. [`plan`]: what is done about a claim or a PV (pure).
+//! - [`request`], [`volume`]: the driver's request and the PV that is written (pure).
+//! - [`driver`]: the CSI socket. [`controller`]: the queue, which does what the plans decide. [`claims`], [`removal`],
+//!   [`resize`]: one file for each kind of work. [`capacity`]: CSIStorageCapacity objects. [`sidecars`]: whether stock
+//!   sidecars do the work on this node.
+//!
+//! The objects are those that stock csi-provisioner and csi-resizer write, field by field, but for the label: a cluster can
+//! be switched between both. Not here: which node a claim goes to (the operator's), snapshots.
+
+mod capacity;
+mod claims;
+mod controller;
+mod driver;
+mod objects;
+mod plan;
+mod quantity;
+mod removal;
+mod request;
+mod resize;
+mod sidecars;
+mod volume;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use cluster::Client;
+use controller::Controller;
+use driver::Driver;
+use sidecars::Sidecars;
+
+pub use objects::NODE_LABEL;
+
+/// Settings of the node's storage.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Name of the node.
+    pub node: String,
+    /// The CSI driver's socket.
+    pub socket: PathBuf,
+    /// Namespace of the CSIStorageCapacity objects: the driver's.
+    pub namespace: String,
+    /// DaemonSet of the driver there, which owns these objects.
+    pub daemon_set: String,
+}
+
+/// Serves the claims of a node until `stop`. Waits for the driver: a node without it has nothing to do.
+pub async fn run(client: Client, settings: Settings, stop: impl Future<Output = ()>) {
+    tokio::select! {
+        () = serve(&client, &settings) => {}
+        () = stop => {}
+    }
+}
+
+/// Serves whenever no sidecar of the driver's pod does.
+async fn serve(client: &Client, settings: &Settings) {
+    let sidecars = Sidecars::watch(client, settings);
+    loop {
+        sidecars.gone().await;
+        let serving = async {
+            let driver = Driver::wait(&settings.socket).await;
+            tracing::info!(driver = driver.name(), node = settings.node, "serving the volumes of the node");
+            let controller = Controller::start(client, driver, settings).await;
+            let capacity = capacity::keep(Arc::clone(&controller), settings.clone());
+            tokio::join!(controller.run(), capacity);
+        };
+        tokio::select! {
+            () = serving => {}
+            () = sidecars.there() => {
+                tracing::info!(node = settings.node, "the CSI sidecars of the node take over its volumes");
+            }
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Deletes the volume of a PV that was released, then the PV.
+
+use cluster::{Delete, JsonPatch, Key, Outcome};
+use csi::DeleteVolumeRequest;
+use serde::de::IgnoredAny;
+
+use super::claims::said;
+use super::controller::Controller;
+use super::objects::{FINALIZER, VOLUMES, Volume};
+
+impl Controller {
+    /// Deletes a volume, its PV, and the finalizer that held the PV.
+    pub(super) async fn remove(&self, volume: &Volume) -> Outcome {
+        let Some(csi) = &volume.spec.csi else { return Outcome::Done };
+        let request = DeleteVolumeRequest { volume_id: csi.volume_handle.clone(), ..Default::default() };
+        if let Err(status) = self.driver.controller().delete_volume(request).await {
+            self.report_volume(volume, "VolumeFailedDelete", &said(&status));
+            tracing::warn!(volume = volume.metadata.name, error = said(&status), "cannot delete the volume");
+            return Outcome::Retry;
+        }
+        self.changed.notify_one();
+        let key = Key::cluster(&volume.metadata.name);
+        let delete = Delete::default().uid(&volume.metadata.uid);
+        match self.client.delete(VOLUMES, &key, &delete).await {
+            Ok(_) => {}
+            Err(error) if error.is_conflict() => return Outcome::Done,
+            Err(error) => {
+                tracing::warn!(volume = %key, error = error.chain(), "cannot delete the PV");
+                return Outcome::Retry;
+            }
+        }
+        tracing::info!(volume = %key, "volume deleted");
+        self.set_finalizer(volume, false).await
+    }
+
+    /// Puts our finalizer on a PV, or takes it off.
+    pub(super) async fn set_finalizer(&self, volume: &Volume, wanted: bool) -> Outcome {
+        let key = Key::cluster(&volume.metadata.name);
+        // The list is replaced as it is now: others have finalizers there, too.
+        let now = match self.client.find::<Volume>(VOLUMES, &key).await {
+            Ok(Some(now)) if now.metadata.uid == volume.metadata.uid => now,
+            Ok(_) => return Outcome::Done,
+            Err(error) => {
+                tracing::warn!(volume = %key, error = error.chain(), "cannot read the PV");
+                return Outcome::Retry;
+            }
+        };
+        let mut finalizers = now.metadata.finalizers.clone();
+        finalizers.retain(|name| name != FINALIZER);
+        if wanted {
+            finalizers.push(FINALIZER.to_owned());
+        }
+        if finalizers == now.metadata.finalizers {
+            return Outcome::Done;
+        }
+        let patch = JsonPatch::new()
+            .test("/metadata/uid", &volume.metadata.uid)
+            .test("/metadata/resourceVersion", &now.metadata.resource_version)
+            .add("/metadata/finalizers", finalizers);
+        match self.client.json_patch::<IgnoredAny>(VOLUMES, &key, &patch).await {
+            Ok(_) => Outcome::Done,
+            Err(error) if error.is_not_found() => Outcome::Done,
+            Err(error) => {
+                tracing::warn!(volume = %key, error = error.chain(), "cannot change the PV's finalizers");
+                Outcome::Retry
+            }
+        }
+    }
+}

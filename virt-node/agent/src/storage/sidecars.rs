@@ -1,0 +1,109 @@
+//! Whether stock csi-provisioner serves the claims of this node: then the agent leaves them alone. The driver's DaemonSet
+//! decides which of both works, so a cluster is switched by changing it. Both find each other's volumes and PVs by name:
+//! while a pod is replaced, no volume is made twice.
+
+use std::time::Duration;
+
+use cluster::{Cache, Client, Resource, Scope};
+use serde::Deserialize;
+
+use super::Settings;
+
+const PODS: Resource = Resource::namespaced("", "v1", "pods");
+/// The container that makes it.
+const PROVISIONER: &str = "csi-provisioner";
+/// Time between two looks at the pods that the watch brought.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A pod, as far as it matters.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+struct Pod {
+    spec: Spec,
+    status: Status,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+struct Spec {
+    containers: Vec<Container>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+struct Container {
+    name: String,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+struct Status {
+    phase: String,
+}
+
+/// A pod that may make volumes.
+#[derive(Clone, Debug, PartialEq)]
+struct Seen {
+    provisions: bool,
+}
+
+impl From<&Pod> for Seen {
+    fn from(pod: &Pod) -> Self {
+        let ended = matches!(pod.status.phase.as_str(), "Succeeded" | "Failed");
+        let has = pod.spec.containers.iter().any(|container| container.name == PROVISIONER);
+        Self { provisions: has && !ended }
+    }
+}
+
+/// The driver's pods of the node.
+pub(super) struct Sidecars(Cache<Seen>);
+
+impl Sidecars {
+    /// Follows the driver's pods of the node.
+    pub(super) fn watch(client: &Client, settings: &Settings) -> Self {
+        let scope = Scope::all()
+            .namespace(&settings.namespace)
+            .labels("k8s-app=hostpath-provisioner")
+            .fields(&format!("spec.nodeName={}", settings.node));
+        Self(Cache::<Seen>::builder().start::<Pod>(client, PODS, &scope))
+    }
+
+    fn provision(&self) -> bool {
+        self.0.all().iter().any(|(_, pod)| pod.provisions)
+    }
+
+    /// Waits until no pod of the node has the sidecar.
+    pub(super) async fn gone(&self) {
+        self.0.synced().await;
+        while self.provision() {
+            tokio::time::sleep(POLL_INTERVAL).await;
+        }
+    }
+
+    /// Waits until a pod of the node has the sidecar.
+    pub(super) async fn there(&self) {
+        while !self.provision() {
+            tokio::time::sleep(POLL_INTERVAL).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_pod_with_the_sidecar_provisions_until_it_ends() {
+        for (containers, phase, expected) in [
+            (json!([{"name": "hostpath-provisioner"}]), "Running", false),
+            (json!([{"name": "hostpath-provisioner"}, {"name": "csi-provisioner"}]), "Running", true),
+            (json!([{"name": "csi-provisioner"}]), "Pending", true),
+            (json!([{"name": "csi-provisioner"}]), "Failed", false),
+        ] {
+            let pod = json!({"spec": {"containers": containers}, "status": {"phase": phase}});
+            let pod: Pod = serde_json::from_value(pod).unwrap();
+            assert_eq!(Seen::from(&pod).provisions, expected, "{pod:?}");
+        }
+    }
+}

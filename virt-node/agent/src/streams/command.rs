@@ -1,0 +1,169 @@
+//! Power commands and questions to a guest's agent, each one call to its launcher.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::launcher::{Answer as Reply, Request, State, Status};
+use http::StatusCode;
+use serde::Deserialize;
+use serde_json::Value;
+use serve::route::{Answer, Call};
+
+use super::{Refused, key};
+use crate::error::{Error, Kind};
+use crate::guests::controller::Controller;
+use crate::guests::osinfo::{self, Answers};
+use crate::guests::talk::Talk;
+use crate::pods::PodDirectory;
+
+/// Methods and names of all commands.
+pub(super) const COMMANDS: [(&str, &str); 9] = [
+    ("PUT", "pause"),
+    ("PUT", "unpause"),
+    ("PUT", "softreboot"),
+    ("PUT", "reset"),
+    ("PUT", "freeze"),
+    ("PUT", "unfreeze"),
+    ("GET", "guestosinfo"),
+    ("GET", "userlist"),
+    ("GET", "filesystemlist"),
+];
+/// Longest body of a command.
+const BODY_MAX: usize = 64 << 10;
+/// A freeze ends after this by itself, where nothing is said; and after this whatever is said.
+const FREEZE_TIME: Duration = Duration::from_secs(300);
+const FREEZE_TIME_MAX: Duration = Duration::from_secs(3600);
+
+/// The body of a freeze.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Freeze {
+    unfreeze_timeout: Option<String>,
+}
+
+/// Does a command.
+pub(super) async fn run(
+    controller: &Arc<Controller>,
+    name: &'static str,
+    call: &mut Call,
+) -> Result<Answer, Refused> {
+    let body = call.bytes(BODY_MAX).await.map_err(|refusal| Refused::bad(refusal.to_string()))?;
+    let (_, pod) = controller.pod_of(&key(call)).map_err(|error| Refused::missing(error.chain()))?;
+    let (mut talk, _) = Talk::open(&pod).await?;
+    let status = match talk.call(Request::Status).await? {
+        Reply::Status(status) => status,
+        Reply::Done
+        | Reply::Launched { .. }
+        | Reply::Layout(_)
+        | Reply::Agent(_)
+        | Reply::Facts(_)
+        | Reply::Description(_)
+        | Reply::Screenshot { .. } => {
+            return Err(crate::guests::talk::unexpected().into());
+        }
+    };
+    check(name, &status)?;
+    let list = |value: Option<Value>| {
+        let value =
+            value.ok_or_else(|| Error::new(Kind::Launcher, "the guest agent's answer cannot be read"));
+        Ok(serve::route::json(StatusCode::OK, value?.to_string()))
+    };
+    let done = || serve::route::json(StatusCode::OK, "{}");
+    match name {
+        "guestosinfo" => list(Some(osinfo::everything(&answers(&mut talk).await))),
+        "userlist" => list(osinfo::users(&talk.agent(osinfo::USERS).await?)),
+        "filesystemlist" => list(osinfo::filesystems(&talk.agent(osinfo::FILESYSTEMS).await?)),
+        "freeze" => {
+            let freeze: Freeze = if body.is_empty() {
+                Freeze::default()
+            } else {
+                serde_json::from_slice(&body).map_err(|error| Refused::bad(error.to_string()))?
+            };
+            let time = match freeze.unfreeze_timeout.as_deref() {
+                None => FREEZE_TIME,
+                Some(text) => api::duration::parse(text)
+                    .ok_or_else(|| Refused::bad("unfreezeTimeout is not a duration like 5m0s"))?,
+            };
+            talk.agent(osinfo::FREEZE).await?;
+            tokio::spawn(thaw_later(pod, time.min(FREEZE_TIME_MAX)));
+            Ok(done())
+        }
+        "unfreeze" => {
+            talk.agent(osinfo::THAW).await?;
+            Ok(done())
+        }
+        _ => {
+            let request = match name {
+                "pause" => Request::Pause,
+                "unpause" => Request::Unpause,
+                "softreboot" => Request::SoftReboot,
+                _ => Request::Reset,
+            };
+            talk.call(request).await?;
+            Ok(done())
+        }
+    }
+}
+
+/// Whether a guest in this state can do it, in upstream's words.
+fn check(name: &str, status: &Status) -> Result<(), Refused> {
+    match (name, status.state) {
+        (_, State::Waiting | State::Starting | State::Ended) => Err(Refused::conflict("VMI is not running")),
+        ("pause", State::Paused) => Err(Refused::conflict("VMI is already paused")),
+        ("unpause", State::Running | State::Stopping) => Err(Refused::conflict("VMI is not paused")),
+        ("softreboot" | "reset", State::Paused) => Err(Refused::conflict("VMI is paused")),
+        ("freeze" | "unfreeze" | "guestosinfo" | "userlist" | "filesystemlist", _) if !status.agent => {
+            Err(Refused::conflict("VMI does not have guest agent connected"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Everything that the agent says about the guest; what it does not say is left out.
+async fn answers(talk: &mut Talk) -> Answers {
+    Answers {
+        version: talk.agent(osinfo::VERSION).await.ok(),
+        os: talk.agent(osinfo::OS_INFO).await.ok(),
+        host_name: talk.agent(osinfo::HOST_NAME).await.ok(),
+        timezone: talk.agent(osinfo::TIMEZONE).await.ok(),
+        users: talk.agent(osinfo::USERS).await.ok(),
+        filesystems: talk.agent(osinfo::FILESYSTEMS).await.ok(),
+    }
+}
+
+/// Ends a freeze that nobody ended. Thawing what is not frozen does nothing.
+async fn thaw_later(pod: Arc<PodDirectory>, time: Duration) {
+    tokio::time::sleep(time).await;
+    let thawed = async { Talk::open(&pod).await?.0.agent(osinfo::THAW).await };
+    if let Err(error) = thawed.await {
+        tracing::debug!(error = error.chain(), "a guest cannot be thawed; it may have ended");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(state: State, agent: bool) -> Status {
+        let text =
+            serde_json::json!({"state": state, "reason": null, "uid": null, "exit": null, "agent": agent});
+        serde_json::from_value(text).unwrap()
+    }
+
+    #[test]
+    fn a_guest_in_another_state_refuses_with_upstreams_words() {
+        for (name, state, agent, refused) in [
+            ("pause", State::Running, false, None),
+            ("pause", State::Paused, false, Some("VMI is already paused")),
+            ("unpause", State::Running, false, Some("VMI is not paused")),
+            ("unpause", State::Paused, false, None),
+            ("reset", State::Starting, false, Some("VMI is not running")),
+            ("guestosinfo", State::Running, false, Some("VMI does not have guest agent connected")),
+            ("guestosinfo", State::Running, true, None),
+            ("freeze", State::Ended, true, Some("VMI is not running")),
+        ] {
+            let answer = check(name, &status(state, agent)).err().map(|refused| refused.message);
+            assert_eq!(answer.as_deref(), refused, "{name} {state:?}");
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! What the operator asks of this node over HTTPS with mutual TLS: guests' consoles as byte streams, power commands, what
+//! their agents report.
+//!
+//! ```text
+//! operator ══ TLS, client certificate ══► routes ─┬─ console, vnc, portforward: Upgrade, then bytes both ways (pipe)
+//!                                                └─ pause, reset, guestosinfo, …: one call to the launcher (command)
+//! ```
+//!
+//! A client without the operator's certificate ends at the handshake or with 403. Not here: which user may do what: the
+//! operator asked that before.
+
+mod command;
+mod pipe;
+
+use std::sync::Arc;
+
+use cluster::Key;
+use http::{Method, StatusCode};
+use serde_json::json;
+use serve::route::{Answer, Call, Router};
+
+use crate::error::{Error, Kind};
+use crate::guests::controller::Controller;
+
+/// The name in the operator's certificate.
+const OPERATOR: &str = "kubevirt.io:system:client:virt-handler";
+/// Where a guest is.
+const GUEST: &str = "/v1/namespaces/{ns}/virtualmachineinstances/{name}";
+
+/// An error as HTTP says it: a status, a reason for programs, a message for people.
+#[derive(Debug)]
+struct Refused {
+    status: StatusCode,
+    reason: &'static str,
+    message: String,
+}
+
+impl Refused {
+    /// The guest is in another state than it has to be.
+    fn conflict(message: impl Into<String>) -> Self {
+        Self { status: StatusCode::CONFLICT, reason: "Conflict", message: message.into() }
+    }
+
+    /// The request cannot be understood.
+    fn bad(message: impl Into<String>) -> Self {
+        Self { status: StatusCode::BAD_REQUEST, reason: "BadRequest", message: message.into() }
+    }
+
+    /// There is no such guest on this node.
+    fn missing(message: impl Into<String>) -> Self {
+        Self { status: StatusCode::NOT_FOUND, reason: "NotFound", message: message.into() }
+    }
+
+    fn answer(self) -> Answer {
+        let Self { status, reason, message } = self;
+        serve::route::json(status, json!({"message": message, "reason": reason}).to_string())
+    }
+}
+
+impl From<Error> for Refused {
+    /// The one place where errors become HTTP's.
+    fn from(error: Error) -> Self {
+        let message = error.chain();
+        match error.kind() {
+            Kind::Content => Self::conflict(message),
+            Kind::Launcher => {
+                Self { status: StatusCode::SERVICE_UNAVAILABLE, reason: "ServiceUnavailable", message }
+            }
+            Kind::Usage | Kind::Untrusted | Kind::Kubelet | Kind::Cluster | Kind::Stale | Kind::System => {
+                Self { status: StatusCode::INTERNAL_SERVER_ERROR, reason: "InternalError", message }
+            }
+        }
+    }
+}
+
+/// Refuses everybody but the operator.
+fn only_operator(call: &Call) -> Result<(), Refused> {
+    if call.connection().client_name() == Some(OPERATOR) {
+        return Ok(());
+    }
+    let message = format!("only a client with a certificate for {OPERATOR} is served");
+    Err(Refused { status: StatusCode::FORBIDDEN, reason: "Forbidden", message })
+}
+
+/// The guest that a request is about.
+fn key(call: &Call) -> Key {
+    Key::new(call.parameter("ns"), call.parameter("name"))
+}
+
+/// All routes.
+pub(crate) fn router(controller: &Arc<Controller>) -> Router {
+    let sessions = pipe::Sessions::default();
+    let mut router = Router::new().refuse_with(|_, refusal| {
+        let status = refusal.status();
+        let body =
+            json!({"message": refusal.to_string(), "reason": status.canonical_reason().unwrap_or_default()});
+        refusal.complete(serve::route::json(status, body.to_string()))
+    });
+    for (name, pattern) in pipe::STREAMS {
+        let (controller, sessions) = (Arc::clone(controller), sessions.clone());
+        router = router.get(&format!("{GUEST}/{pattern}"), move |mut call| {
+            let (controller, sessions) = (Arc::clone(&controller), sessions.clone());
+            async move {
+                let open = async {
+                    only_operator(&call)?;
+                    call.set_busy();
+                    pipe::open(&controller, &sessions, name, &mut call).await
+                };
+                open.await.unwrap_or_else(Refused::answer)
+            }
+        });
+    }
+    for (method, name) in command::COMMANDS {
+        let controller = Arc::clone(controller);
+        let method = if method == "GET" { Method::GET } else { Method::PUT };
+        router = router.route(method, &format!("{GUEST}/{name}"), move |mut call| {
+            let controller = Arc::clone(&controller);
+            async move {
+                let done = async {
+                    only_operator(&call)?;
+                    call.set_busy();
+                    command::run(&controller, name, &mut call).await
+                };
+                done.await.unwrap_or_else(Refused::answer)
+            }
+        });
+    }
+    router
+}

@@ -1,0 +1,164 @@
+//! Byte streams to a guest: its console and screen, which are sockets of its QEMU, and its ports.
+//!
+//! QEMU serves one client of a console at a time. A new one takes over: the stream before it is closed, as upstream does.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use cluster::Key;
+use serve::route::{Answer, Call};
+use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional_with_sizes};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::oneshot;
+
+use super::{Refused, key};
+use crate::error::{Error, Kind};
+use crate::guests::controller::Controller;
+use crate::pods::launcher;
+
+/// Streams and the patterns of their paths.
+pub(super) const STREAMS: [(&str, &str); 4] = [
+    ("console", "console"),
+    ("vnc", "vnc"),
+    ("portforward", "portforward/{port}"),
+    ("portforward", "portforward/{port}/{proto}"),
+];
+/// What a stream is called in the Upgrade.
+const PROTOCOL: &str = "ferrovirt-stream";
+/// Bytes on their way in each direction.
+const BUFFER: usize = 16 << 10;
+/// How long a guest's port may take to accept.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long QEMU may take to let go of the client before.
+const TAKE_OVER: Duration = Duration::from_millis(100);
+
+/// What ends each open stream, by guest and kind.
+type Ends = HashMap<(Key, &'static str), oneshot::Sender<()>>;
+
+/// Open streams.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Sessions(Arc<Mutex<Ends>>);
+
+impl Sessions {
+    fn lock(&self) -> MutexGuard<'_, Ends> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a guest's stream over. What comes back ends when somebody else does; the flag says whether somebody had it.
+    fn take(&self, of: (Key, &'static str)) -> (oneshot::Receiver<()>, bool) {
+        let (end, ended) = oneshot::channel();
+        let mut sessions = self.lock();
+        sessions.retain(|_, end| !end.is_closed());
+        // Dropping the sender ends the stream before.
+        let before = sessions.insert(of, end).is_some();
+        (ended, before)
+    }
+}
+
+/// Opens a stream; its bytes flow after the answer.
+pub(super) async fn open(
+    controller: &Arc<Controller>,
+    sessions: &Sessions,
+    name: &'static str,
+    call: &mut Call,
+) -> Result<Answer, Refused> {
+    let key = key(call);
+    let (instance, pod) = controller.pod_of(&key).map_err(|error| Refused::missing(error.chain()))?;
+    if instance.phase.as_deref() != Some("Running") {
+        return Err(Refused::conflict("VMI is not running"));
+    }
+    if name == "portforward" {
+        let stream = port(call, &instance.address()).await?;
+        return upgrade(call, stream, None);
+    }
+    let socket = match name {
+        "console" => "serial0",
+        _ => "vnc",
+    };
+    let (ended, before) = sessions.take((key, name));
+    if before {
+        tokio::time::sleep(TAKE_OVER).await;
+    }
+    let connected = tokio::task::spawn_blocking(move || launcher::connect_to(&pod, socket)).await;
+    let stream = connected.unwrap_or_else(|_| Err(Error::new(Kind::System, "a connection was given up")));
+    let stream = stream.map_err(|error| match (error.kind(), name) {
+        (Kind::Launcher, "console") => Refused::bad("No serial consoles are present."),
+        (Kind::Launcher, _) => Refused::bad("No graphics devices are present."),
+        _ => Refused::from(error),
+    })?;
+    let failed = |error| Refused::from(Error::system("a guest's socket cannot be used", error));
+    stream.set_nonblocking(true).map_err(failed)?;
+    upgrade(call, UnixStream::from_std(stream).map_err(failed)?, Some(ended))
+}
+
+/// Connects to a port of the guest.
+async fn port(call: &Call, address: &str) -> Result<TcpStream, Refused> {
+    let port: u16 =
+        call.parameter("port").parse().map_err(|_| Refused::bad("the port is not a number up to 65535"))?;
+    let protocol = call.parameter("proto");
+    if !["", "tcp"].contains(&protocol) {
+        return Err(Refused::bad(format!("protocol {protocol} is not supported; use tcp")));
+    }
+    let address: std::net::IpAddr =
+        address.parse().map_err(|_| Refused::bad("no network interfaces are present"))?;
+    let unreachable =
+        |error: &dyn std::fmt::Display| Refused::bad(format!("dialing VM: {address} port {port}: {error}"));
+    match tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect((address, port))).await {
+        Ok(Ok(stream)) => Ok(stream),
+        Ok(Err(error)) => Err(unreachable(&error)),
+        Err(error) => Err(unreachable(&error)),
+    }
+}
+
+/// Answers with the Upgrade and moves bytes until one end closes, or somebody takes the stream over.
+fn upgrade(
+    call: &mut Call,
+    mut guest: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    ended: Option<oneshot::Receiver<()>>,
+) -> Result<Answer, Refused> {
+    let accepted = serve::upgrade::accept(call, PROTOCOL);
+    let (answer, pending) = accepted.map_err(|refusal| Refused::bad(refusal.to_string()))?;
+    tokio::spawn(async move {
+        // A client that went away before is no error.
+        let Ok((mut client, busy)) = pending.stream().await else { return };
+        let taken = async {
+            match ended {
+                // An error means the same: the other end was dropped.
+                Some(ended) => drop(ended.await),
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            moved = copy_bidirectional_with_sizes(&mut client, &mut guest, BUFFER, BUFFER) => {
+                if let Err(error) = moved {
+                    tracing::debug!(%error, "a stream to a guest broke");
+                }
+            }
+            () = taken => {}
+        }
+        drop(busy);
+    });
+    Ok(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_second_session_ends_the_first() {
+        let sessions = Sessions::default();
+        let of = || (Key::new("n", "a"), "console");
+        let (first, before) = sessions.take(of());
+        assert!(!before);
+        let (_other, before) = sessions.take((Key::new("n", "a"), "vnc"));
+        assert!(!before, "another kind of stream is left alone");
+        let (mut second, before) = sessions.take(of());
+        assert!(before);
+        assert!(first.await.is_err(), "the first is over");
+        assert!(second.try_recv().is_err_and(|error| error == oneshot::error::TryRecvError::Empty));
+        drop(second);
+        assert!(!sessions.take(of()).1, "one that closed is forgotten");
+    }
+}

@@ -1,0 +1,142 @@
+//! What libvirt finds out about QEMU, which takes it seconds, made once per node and build of both, and copied to each run.
+//!
+//! ```text
+//! CACHE/KEY/*.xml   KEY: QEMU's and libvirt's change times and the kernel. libvirt looks at the same and more before it
+//!                   believes a copy, so a wrong one costs time only.
+//! ```
+//!
+//! A cache is filled by whoever may write it, never by a guest's own launcher: guests trust what is in it.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use api::names::QEMU_ID;
+use rustix::fs::{FlockOperation, flock};
+
+use super::folder::Folder;
+use super::outer::{environment, own};
+use super::worker;
+use crate::error::{Error, Kind};
+use guest::found as programs;
+
+/// Most files of a cache, and the longest in bytes.
+const FILES_MAX: usize = 16;
+const FILE_MAX: u64 = 4 << 20;
+
+/// Whether a cache had to be filled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Made {
+    /// It was filled.
+    Created,
+    /// It was there.
+    AlreadyThere,
+}
+
+/// The folder of `cache` for this QEMU, this libvirt and this kernel.
+fn place(cache: &Path, emulator: &Path) -> Result<PathBuf, Error> {
+    let missing = |what: &str| {
+        Error::new(
+            Kind::System,
+            format!(
+                "{what} is not there; on Debian: apt install libvirt0 libvirt-daemon-driver-qemu qemu-system-x86"
+            ),
+        )
+    };
+    let mut key = String::new();
+    for file in [Some(emulator.to_owned()), programs::libvirt_file(), programs::libvirt_driver()] {
+        let file = file.ok_or_else(|| missing("libvirt"))?;
+        let facts = fs::metadata(&file).map_err(|_| missing(&file.display().to_string()))?;
+        key.push_str(&format!("{:x}.{:x}-", facts.ctime(), facts.ino()));
+    }
+    let system = rustix::system::uname();
+    let kernel = format!("{} {}", system.release().to_string_lossy(), system.version().to_string_lossy());
+    key.extend(kernel.chars().map(|c| if c.is_ascii_alphanumeric() || c == '.' { c } else { '_' }).take(150));
+    Ok(cache.join(key))
+}
+
+/// Copies what is known into a run's folder. Answers whether there was something.
+pub(super) fn fetch(cache: &Path, folder: &Folder) -> Result<bool, Error> {
+    let Some(emulator) = programs::emulator() else { return Ok(false) };
+    let from = place(cache, &emulator)?;
+    copy(&from, &folder.capabilities())
+        .map_err(|error| Error::with(Kind::System, format!("cannot copy {}", from.display()), error))
+}
+
+/// Whether a run's folder has something already.
+pub(super) fn known(folder: &Folder) -> bool {
+    fs::read_dir(folder.capabilities()).is_ok_and(|mut files| files.next().is_some())
+}
+
+/// Copies the files of one folder to another; `false`: there is no such folder, or none in it.
+fn copy(from: &Path, to: &Path) -> io::Result<bool> {
+    let files = match fs::read_dir(from) {
+        Ok(files) => files,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    let mut copied = false;
+    for file in files.take(FILES_MAX) {
+        let file = file?;
+        if file.metadata()?.len() <= FILE_MAX && file.file_name().to_string_lossy().ends_with(".xml") {
+            dir::replace(to.join(file.file_name()), &fs::read(file.path())?, 0o600)?;
+            copied = true;
+        }
+    }
+    Ok(copied)
+}
+
+/// Fills the cache if it is not filled for this QEMU, this libvirt and this kernel. `say` is told before it takes long.
+pub(crate) fn make(cache: &Path, say: impl FnOnce(&str)) -> Result<Made, Error> {
+    let failed =
+        |error: io::Error| Error::with(Kind::System, format!("cannot fill {}", cache.display()), error);
+    let emulator = programs::emulator().ok_or_else(|| {
+        Error::new(Kind::System, "QEMU is not on the PATH; on Debian: apt install qemu-system-x86")
+    })?;
+    fs::create_dir_all(cache).map_err(failed)?;
+    let place = place(cache, &emulator)?;
+    // Two at once: one makes it, the other finds it.
+    let lock = fs::File::create(cache.join("lock")).map_err(failed)?;
+    flock(&lock, FlockOperation::LockExclusive).map_err(|error| failed(error.into()))?;
+    if place.is_dir() {
+        return Ok(Made::AlreadyThere);
+    }
+    say("what this QEMU and libvirt can do is found out, once for this machine: some seconds");
+    let work = tempfile::Builder::new().prefix("qemu").tempdir().map_err(failed)?;
+    let folder = Folder::new(work.path())?;
+    let mut probe = own();
+    probe.arg("probe").arg(folder.path()).arg(&emulator);
+    environment(&mut probe, &folder);
+    if rustix::process::geteuid().is_root() {
+        folder.give_away(QEMU_ID)?;
+        probe.uid(QEMU_ID).gid(QEMU_ID);
+    }
+    let output = probe.stdin(Stdio::null()).output().map_err(failed)?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        return Err(Error::new(Kind::System, format!("libvirt cannot tell what QEMU can do: {said}")));
+    }
+    let whole = tempfile::Builder::new().prefix(".new").tempdir_in(cache).map_err(failed)?;
+    if !copy(&folder.capabilities(), whole.path()).map_err(failed)? {
+        return Err(Error::new(Kind::System, "libvirt kept nothing of what QEMU can do"));
+    }
+    // Guests' launchers read it, as another user.
+    for file in fs::read_dir(whole.path()).map_err(failed)? {
+        let file = file.map_err(failed)?.path();
+        fs::set_permissions(file, fs::Permissions::from_mode(0o644)).map_err(failed)?;
+    }
+    fs::set_permissions(whole.path(), fs::Permissions::from_mode(0o755)).map_err(failed)?;
+    let whole = whole.keep();
+    fs::rename(&whole, &place).map_err(failed)?;
+    Ok(Made::Created)
+}
+
+/// The process that asks libvirt: as the guests' user, in a folder of its own.
+pub(crate) fn probe(folder: &Path, emulator: &str) -> Result<(), Error> {
+    let folder = Folder::new(folder)?;
+    folder.prepare()?;
+    worker::probe(&folder, emulator)
+}

@@ -1,0 +1,256 @@
+//! The launcher's first process: PID 1 of a pod, or a child of virt-node. It starts the worker, reaps what is orphaned
+//! (QEMU is, as soon as it runs), hands on the request to end, and starts the worker again when that is gone. No libvirt,
+//! no thread, no policy, hardly any memory.
+//!
+//! ```text
+//! root ──exec──► VM's user, no-new-privs ──► worker (libvirt) ──► QEMU
+//!                     │   ▲ SIGCHLD           │ ends with 0: the record says how the guest ended
+//!                     └───┴───── again ◄──────┘ ends otherwise: the guest goes on, the next worker takes over
+//! ```
+//!
+//! The socket is made here and is the worker's standard input: callers wait in it while there is no worker.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use api::launcher::Exit;
+use api::names::QEMU_ID;
+use rustix::process::{
+    Gid, Pid, Signal as Sent, Uid, WaitOptions, geteuid, kill_process, set_child_subreaper, wait,
+};
+use rustix::thread::{
+    CapabilitySet, remove_capability_from_bounding_set, set_no_new_privs, set_thread_groups,
+    set_thread_res_gid, set_thread_res_uid,
+};
+
+use crate::error::{Error, Kind};
+use crate::folder::Folder;
+use crate::{capabilities, plan};
+use guest::signals::{self as sys, Signal};
+
+/// Workers that fail one after the other before it is given up, where no guest depends on them.
+const FAILURES_MAX: usize = 6;
+
+fn failed(what: &str) -> impl FnOnce(io::Error) -> Error {
+    move |error| Error::with(Kind::System, what.to_owned(), error)
+}
+
+/// Runs a guest's launcher to the guest's end. `say` is for what a person should know.
+pub(crate) fn run(
+    path: &Path,
+    cache: Option<&Path>,
+    user: u32,
+    groups: &[u32],
+    say: impl Fn(&str),
+) -> Result<Exit, Error> {
+    let folder = Folder::new(path)?;
+    drop_privileges(&folder, user, groups)?;
+    // It was started by the name of its file, or by a link in /proc.
+    _ = rustix::thread::set_name(c"virt-launcher");
+    if let Some(exit) = folder.exit()? {
+        return Ok(exit);
+    }
+    folder.prepare()?;
+    let fetched = cache.map_or(Ok(false), |cache| capabilities::fetch(cache, &folder))?;
+    // In a pod no cache is named: the node's agent puts the files into the folder before the guest starts.
+    if cache.is_some() && !fetched && !capabilities::known(&folder) {
+        say(
+            "libvirt has no cached capabilities of this QEMU and probes them for this guest, which takes seconds",
+        );
+    }
+    sys::block_signals().map_err(failed("signals cannot be blocked"))?;
+    set_child_subreaper(Some(rustix::process::getpid()))
+        .map_err(io::Error::from)
+        .map_err(failed("orphans would be lost"))?;
+    let socket = listen(&folder)?;
+    let ended = supervise(&folder, &socket, &say);
+    // What is not there cannot be removed, and nobody else makes it.
+    drop(std::fs::remove_file(folder.socket()));
+    ended
+}
+
+/// Makes the directory of a launcher pod what it is to be: whose guest it is for, and QEMU's log where tools look for it.
+///
+/// # Errors
+/// The pod gives root, or the directory cannot be written.
+pub(crate) fn prepare_pod(path: &Path, uid: Option<&str>) -> Result<(), Error> {
+    if geteuid().is_root() {
+        let text = format!("a launcher pod does not run as root: set runAsUser to {QEMU_ID}");
+        return Err(Error::new(Kind::Usage, text));
+    }
+    Folder::new(path)?.prepare_pod(uid)
+}
+
+/// Makes this process the VM's user, with these groups besides its own, and takes from it what a program could gain by
+/// being executed. Does not return when that changes what a process keeps: it executes this program again.
+fn drop_privileges(folder: &Folder, user: u32, groups: &[u32]) -> Result<(), Error> {
+    let refused = failed("privileges cannot be dropped");
+    if !geteuid().is_root() {
+        return set_no_new_privs(true).map_err(io::Error::from).map_err(refused);
+    }
+    if user == 0 || user == u32::MAX {
+        return Err(Error::new(Kind::Usage, format!("--user {user}: no VM runs as this user")));
+    }
+    folder.give_away(user)?;
+    let kept = CapabilitySet::NET_BIND_SERVICE;
+    for capability in CapabilitySet::all().difference(kept).iter() {
+        // One that the kernel does not know is not there either.
+        match remove_capability_from_bounding_set(capability) {
+            Ok(()) | Err(rustix::io::Errno::INVAL) => {}
+            Err(error) => return Err(refused(error.into())),
+        }
+    }
+    let groups: Vec<Gid> = groups.iter().map(|group| Gid::from_raw(*group)).collect();
+    let (uid, gid) = (Uid::from_raw(user), Gid::from_raw(user));
+    let changed = set_thread_groups(&groups)
+        .and_then(|()| set_thread_res_gid(gid, gid, gid))
+        .and_then(|()| set_thread_res_uid(uid, uid, uid));
+    // This is the only thread, and exec keeps what it is.
+    changed.map_err(io::Error::from).map_err(failed("cannot become the VM's user"))?;
+    let error = own().args(std::env::args_os().skip(1)).exec();
+    Err(Error::with(Kind::System, "cannot go on as the VM's user", error))
+}
+
+fn listen(folder: &Folder) -> Result<UnixListener, Error> {
+    let path = folder.socket();
+    let refused = |error| Error::with(Kind::System, format!("cannot listen on {}", path.display()), error);
+    // Of a launcher that is gone: two at once stop each other at libvirt's lock.
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(refused(error)),
+        Ok(()) | Err(_) => {}
+    }
+    let listener = UnixListener::bind(&path).map_err(refused)?;
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).map_err(refused)?;
+    Ok(listener)
+}
+
+/// This program, wherever it is: the guests' user may not see the folder.
+pub(super) fn own() -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("virt-launcher");
+    command
+}
+
+/// Where libvirt keeps what is no part of a driver's folder; nothing else of our environment is its business.
+pub(super) fn environment(command: &mut Command, folder: &Folder) {
+    command.env_clear();
+    let own = folder.libvirt();
+    for name in ["HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR"] {
+        command.env(name, &own);
+    }
+    // A heap for each of libvirt's threads would be mostly air.
+    command.env("GLIBC_TUNABLES", "glibc.malloc.arena_max=1");
+    // Errors only: what is asked for is answered where it was asked.
+    command.env("LIBVIRT_DEBUG", "4");
+    let path = std::env::var_os("PATH").unwrap_or_else(|| "/usr/sbin:/usr/bin:/sbin:/bin".into());
+    command.env("PATH", path);
+}
+
+fn start(folder: &Folder, socket: &UnixListener, stop: bool) -> Result<Pid, Error> {
+    let refused = || failed("the worker cannot be started");
+    let mut command = own();
+    command.arg("worker").arg(folder.path());
+    if stop {
+        command.arg("--stop");
+    }
+    environment(&mut command, folder);
+    let socket: OwnedFd = socket.try_clone().map_err(refused())?.into();
+    let worker = command.stdin(Stdio::from(socket)).spawn().map_err(refused())?;
+    i32::try_from(worker.id())
+        .ok()
+        .and_then(Pid::from_raw)
+        .ok_or_else(|| refused()(io::ErrorKind::InvalidData.into()))
+}
+
+/// The worker, while there is one.
+struct Worker {
+    id: Pid,
+    since: Instant,
+}
+
+fn supervise(folder: &Folder, socket: &UnixListener, say: &impl Fn(&str)) -> Result<Exit, Error> {
+    let (mut stop, mut failures) = (false, 0);
+    loop {
+        let worker = Worker { id: start(folder, socket, stop)?, since: Instant::now() };
+        // From here on it sleeps, most of the time.
+        sys::trim_heap();
+        let status = watch(&worker, &mut stop)?;
+        if let Some(exit) = folder.exit()? {
+            return Ok(exit);
+        }
+        if stop && !folder.started()? && !has_children() {
+            return Err(Error::new(Kind::System, "asked to end before there was a guest"));
+        }
+        let (delay, count) = plan::delay(worker.since.elapsed(), failures);
+        failures = count;
+        say(&format!("the worker ended ({status}); another one takes over in {} ms", delay.as_millis()));
+        if failures > FAILURES_MAX && !has_children() {
+            return Err(Error::new(
+                Kind::System,
+                format!("{failures} workers in a row ended, and there is no guest"),
+            ));
+        }
+        pause(delay, &mut stop)?;
+    }
+}
+
+/// Waits for the worker's end, hands on what it is asked, reaps everything else. Answers how the worker ended.
+fn watch(worker: &Worker, stop: &mut bool) -> Result<String, Error> {
+    loop {
+        match sys::next_signal(None).map_err(failed("signals cannot be waited for"))? {
+            Some(Signal::Stop) => {
+                *stop = true;
+                // One that is just gone is followed by one that is told when it starts.
+                _ = kill_process(worker.id, Sent::TERM);
+            }
+            Some(Signal::Child) => {
+                if let Some(status) = reap(Some(worker.id)) {
+                    return Ok(status);
+                }
+            }
+            None => {}
+        }
+    }
+}
+
+/// Reaps whoever ended; how the worker did, if it was among them.
+fn reap(worker: Option<Pid>) -> Option<String> {
+    let mut ended = None;
+    while let Ok(Some((child, status))) = wait(WaitOptions::NOHANG) {
+        if Some(child) == worker {
+            ended = Some(match (status.exit_status(), status.terminating_signal()) {
+                (Some(code), _) => format!("exit code {code}"),
+                (None, Some(signal)) => format!("signal {signal}"),
+                (None, None) => "unknown".to_owned(),
+            });
+        }
+    }
+    ended
+}
+
+/// Whether anything of ours still runs: QEMU, since the worker is gone.
+fn has_children() -> bool {
+    !matches!(wait(WaitOptions::NOHANG), Err(rustix::io::Errno::CHILD))
+}
+
+/// Waits that long, and reaps meanwhile.
+fn pause(time: Duration, stop: &mut bool) -> Result<(), Error> {
+    let until = Instant::now() + time;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(());
+        }
+        match sys::next_signal(Some(left)).map_err(failed("signals cannot be waited for"))? {
+            Some(Signal::Stop) => *stop = true,
+            Some(Signal::Child) => drop(reap(None)),
+            None => {}
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! QEMU, firmware and KVM on the launcher's machine or in its pod, found as the user that the guest runs as: the daemon and
+//! the agent are root and see more.
+//!
+//! Not here: which accelerator a guest gets.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use api::launcher::{Facts, Kvm};
+
+use ::guest::found;
+
+/// Most disks that are looked at in one call.
+pub(super) const PATHS_MAX: usize = 1024;
+
+/// Looks, and tries KVM unless it is known whether that works.
+pub(super) fn look(paths: &[String], kvm_works: Option<bool>) -> Facts {
+    let emulator = found::emulator();
+    let direct: BTreeMap<String, bool> = paths
+        .iter()
+        .filter_map(|path| Some((path.clone(), found::is_direct(Path::new(path)).ok()?)))
+        .collect();
+    Facts {
+        machine: emulator.as_deref().and_then(|emulator| found::machine(emulator).ok()),
+        kvm: kvm(emulator.as_deref(), kvm_works),
+        emulator: emulator.map(|path| path.to_string_lossy().into_owned()),
+        ovmf: found::ovmf_files(false),
+        ovmf_secure: found::ovmf_files(true),
+        direct,
+    }
+}
+
+fn kvm(emulator: Option<&Path>, works: Option<bool>) -> Kvm {
+    if let Err(none) = found::kvm_opens() {
+        return Kvm { opens: false, works: false, reason: none.reason, advice: none.advice };
+    }
+    let (works, reason, advice) = match (works, emulator) {
+        (Some(true), _) => (true, "KVM ran a guest when it was tried".to_owned(), String::new()),
+        (Some(false), _) => (
+            false,
+            "/dev/kvm opens, but ran no guest when it was tried".to_owned(),
+            "a broken or nested KVM; it is tried again after a restart of the machine".to_owned(),
+        ),
+        (None, None) => {
+            (false, "KVM cannot be tried without QEMU".to_owned(), "install QEMU first".to_owned())
+        }
+        (None, Some(emulator)) => match found::kvm_with(emulator) {
+            Ok(text) => (true, text, String::new()),
+            Err(none) => (false, none.reason, none.advice),
+        },
+    };
+    Kvm { opens: true, works, reason, advice }
+}

@@ -1,0 +1,528 @@
+//! What is done with the one guest: calls become libvirt's, and answers are made of what libvirt says.
+//!
+//! Not here: clients, and when the guest ends.
+
+use std::ffi::c_int;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use api::launch::{CpuModel, DiskDevice, DiskFormat, Interface, Launch, Layout, Media, NamedCpu, Slot};
+use api::launcher::{
+    AGENT_COMMAND_MAX, AGENT_TIMEOUT_MAX, Answer, Event, PauseReason, RefusedKind, Request, Size, State,
+    Status,
+};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+
+use super::Happening;
+use super::facts;
+use super::libvirt::{self, Connection, Described, Domain, Failure};
+use super::logs;
+use crate::dhcp::Responders;
+use crate::domain::{self, Device, device};
+use crate::error::{Error, Kind as ErrorKind};
+use crate::folder::Folder;
+use crate::iso::iso;
+
+/// Longest picture of a screen in bytes.
+const PICTURE_MAX: usize = 20 << 20;
+
+/// Why a call is not done.
+pub(super) struct Refusal {
+    pub(super) kind: RefusedKind,
+    pub(super) message: String,
+}
+
+impl Refusal {
+    fn new(kind: RefusedKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into() }
+    }
+}
+
+impl From<Failure> for Refusal {
+    fn from(failure: Failure) -> Self {
+        Self::new(RefusedKind::Failed, failure.0)
+    }
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        Self::new(RefusedKind::Failed, error.chain())
+    }
+}
+
+/// What the processors became of a guest whose document leaves that to the machine. One that ended meanwhile has none.
+fn processor(domain: &Domain<'_>, launch: &Launch) -> Option<NamedCpu> {
+    match launch.cpu.model {
+        CpuModel::HostModel => libvirt::processor(domain).ok().flatten(),
+        CpuModel::HostPassthrough | CpuModel::Maximum | CpuModel::Named(_) => None,
+    }
+}
+
+/// The guest.
+pub(super) struct Guest {
+    folder: Folder,
+    connection: Arc<Connection>,
+    happenings: Sender<Happening>,
+    /// Tells it its addresses.
+    responders: Responders,
+    /// Held while it is started.
+    starting: Mutex<()>,
+    /// Whether it was asked to end.
+    stopping: AtomicBool,
+}
+
+impl Guest {
+    pub(super) fn new(folder: Folder, connection: Arc<Connection>, happenings: Sender<Happening>) -> Self {
+        Self {
+            folder,
+            connection,
+            happenings,
+            responders: Responders::default(),
+            starting: Mutex::new(()),
+            stopping: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn folder(&self) -> &Folder {
+        &self.folder
+    }
+
+    pub(super) fn set_stopping(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
+    }
+
+    /// What was asked for, once nothing is being started any more.
+    pub(super) fn launched(&self) -> Result<Option<Launch>, Error> {
+        // Nothing is left half done in memory by a thread that panicked.
+        let _whole = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
+        self.folder.launch()
+    }
+
+    /// Keeps what was asked for, and tells the guest its addresses from now on.
+    fn keep(&self, launch: &Launch) -> Result<(), Error> {
+        self.folder.set_launch(launch)?;
+        self.respond(launch)
+    }
+
+    /// Tells the guest its addresses.
+    pub(super) fn respond(&self, launch: &Launch) -> Result<(), Error> {
+        self.responders.set(&launch.interfaces)
+    }
+
+    /// The same if the guest was there.
+    pub(super) fn started(&self) -> Result<Option<Launch>, Error> {
+        let launched = self.launched()?;
+        Ok(if self.folder.started()? { launched } else { None })
+    }
+
+    /// The same if there is a guest, or was: a start that failed has none.
+    pub(super) fn begun(&self) -> Result<Option<Launch>, Error> {
+        let launched = self.launched()?;
+        let domain = libvirt::domain(&self.connection).map_err(|error| super::failed("libvirt", error))?;
+        Ok(if domain.is_some() || self.folder.started()? { launched } else { None })
+    }
+
+    /// Does what is asked, and says what is known then.
+    pub(super) fn answer(&self, request: Request) -> Result<Answer, Refusal> {
+        match request {
+            Request::Launch(document) => self.launch(document.get().as_bytes()),
+            Request::Status | Request::Watch => Ok(Answer::Status(self.status()?)),
+            Request::Pause => self.with(|domain| domain.suspend()),
+            Request::Unpause => {
+                if libvirt::state(&self.domain()?)?.0 == State::Running {
+                    return Err(Refusal::new(RefusedKind::State, "the guest is not paused"));
+                }
+                self.with(|domain| domain.resume())
+            }
+            Request::Shutdown { grace_seconds } => {
+                let grace = match grace_seconds {
+                    Some(seconds) => seconds,
+                    None => self.launched()?.map_or(0, |launch| launch.grace_seconds),
+                };
+                self.with(|_| Ok(()))?;
+                let gone = |_| Refusal::new(RefusedKind::State, "the guest ended");
+                self.happenings.send(Happening::Stop(Some(Duration::from_secs(grace)))).map_err(gone)?;
+                Ok(Answer::Done)
+            }
+            Request::Kill => self.with(|domain| domain.destroy()),
+            Request::SoftReboot => self.with(libvirt::soft_reboot),
+            Request::Reset => self.with(|domain| domain.reset()),
+            Request::AttachDisk(disk) => {
+                let name = disk.name.clone();
+                self.attach(Device::Disk(&name), |launch| {
+                    launch.disks.retain(|other| other.name != disk.name);
+                    launch.disks.push(*disk);
+                })
+            }
+            Request::AttachInterface(interface) => {
+                if let Some(answer) = self.set_link(&interface)? {
+                    return Ok(answer);
+                }
+                let name = interface.name.clone();
+                self.attach(Device::Interface(&name), |launch| {
+                    launch.interfaces.retain(|other| other.name != interface.name);
+                    launch.interfaces.push(*interface);
+                })
+            }
+            Request::DetachDisk(name) => self.detach(Device::Disk(&name)),
+            Request::Insert { name, storage } => self.change_medium(&name, Media::Storage(*storage)),
+            Request::Eject(name) => self.change_medium(&name, Media::Empty),
+            Request::ResizeDisk { name, size } => self.resize(&name, size),
+            Request::Grow { processors, memory } => self.grow(processors, memory),
+            Request::DetachInterface(name) => self.detach(Device::Interface(&name)),
+            Request::Agent { command, timeout_seconds } => self.agent(&command, timeout_seconds),
+            Request::Facts { paths, kvm_works } => {
+                if paths.len() > facts::PATHS_MAX {
+                    let text = format!("{} disks; {} are the most", paths.len(), facts::PATHS_MAX);
+                    return Err(Refusal::new(RefusedKind::Invalid, text));
+                }
+                Ok(Answer::Facts(facts::look(&paths, kvm_works)))
+            }
+            Request::Describe => Ok(Answer::Description(self.domain()?.xml()?)),
+            Request::Screenshot => {
+                let domain = self.domain()?;
+                let (mime, picture) = domain.screenshot(PICTURE_MAX)?;
+                Ok(Answer::Screenshot { mime, content: STANDARD.encode(picture) })
+            }
+        }
+    }
+
+    fn domain(&self) -> Result<Domain<'_>, Refusal> {
+        libvirt::domain(&self.connection)?.ok_or_else(|| {
+            Refusal::new(RefusedKind::State, "there is no guest: it was not launched, or ended")
+        })
+    }
+
+    fn with(&self, act: impl FnOnce(&Domain<'_>) -> Result<(), Failure>) -> Result<Answer, Refusal> {
+        match act(&self.domain()?) {
+            Ok(()) => Ok(Answer::Done),
+            // It may have gone in between.
+            Err(failure) => match libvirt::domain(&self.connection)? {
+                Some(_) => Err(failure.into()),
+                None => Err(Refusal::new(RefusedKind::State, "the guest ended")),
+            },
+        }
+    }
+
+    fn agent(&self, command: &str, seconds: u32) -> Result<Answer, Refusal> {
+        let seconds = c_int::try_from(seconds).ok().filter(|_| seconds <= AGENT_TIMEOUT_MAX);
+        let Some(seconds) = seconds.filter(|_| command.len() <= AGENT_COMMAND_MAX) else {
+            let limits = format!("at most {AGENT_COMMAND_MAX} bytes and {AGENT_TIMEOUT_MAX} seconds");
+            return Err(Refusal::new(RefusedKind::Invalid, limits));
+        };
+        Ok(Answer::Agent(self.domain()?.agent(command, seconds)?))
+    }
+
+    /// Sets the link of an interface that is there; `None`: it is not there, or its link is in this state.
+    fn set_link(&self, wanted: &Interface) -> Result<Option<Answer>, Refusal> {
+        let invalid = |error: &dyn ToString| Refusal::new(RefusedKind::Invalid, error.to_string());
+        let _alone = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
+        let (running, before) = (self.domain()?, self.document()?);
+        let of_name = Device::Interface(&wanted.name);
+        let mut launch = before.clone();
+        let there = launch.interfaces.iter_mut().find(|one| one.name == wanted.name);
+        let Some(there) = there.filter(|there| there.link_up != wanted.link_up) else { return Ok(None) };
+        if !libvirt::has(&running, &of_name.alias())? {
+            return Ok(None);
+        }
+        there.link_up = wanted.link_up;
+        let device = device(&launch, of_name, &running.xml()?).map_err(|error| invalid(&error))?;
+        let Some((xml, _)) = device else { return Err(invalid(&"no such device")) };
+        libvirt::update(&running, &xml)?;
+        self.keep(&launch)?;
+        Ok(Some(Answer::Layout(launch.layout)))
+    }
+
+    /// Starts the guest of a document, or finds it started.
+    fn launch(&self, document: &[u8]) -> Result<Answer, Refusal> {
+        let invalid = |error: &dyn ToString| Refusal::new(RefusedKind::Invalid, error.to_string());
+        let mut launch = Launch::read(document).map_err(|error| invalid(&error))?;
+        let place = self.folder.path();
+        // In a pod /var/run leads to /run.
+        let same = std::fs::canonicalize(&launch.folder).is_ok_and(|named| named == place);
+        if let Some(instance) = self.folder.instance()?.filter(|instance| *instance != launch.uid) {
+            let text =
+                format!("launch document: uid: {} is not {instance}, which this pod is for", launch.uid);
+            return Err(invalid(&text));
+        }
+        if !same {
+            return Err(invalid(&format!(
+                "launch document: folder: {} is another one than the launcher's, {}",
+                launch.folder,
+                place.display()
+            )));
+        }
+        let _starting = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(exit) = self.folder.exit()? {
+            let message = format!("the guest ended ({}); a launcher runs one guest once", exit.uid);
+            return Err(Refusal::new(RefusedKind::State, message));
+        }
+        if let Some(running) = libvirt::domain(&self.connection)? {
+            return match self.folder.launch()? {
+                Some(there) if there.uid == launch.uid => {
+                    let processor = processor(&running, &there);
+                    Ok(Answer::Launched { new: false, layout: there.layout, processor })
+                }
+                Some(_) | None => Err(Refusal::new(RefusedKind::State, "another guest runs here")),
+            };
+        }
+        let domain = domain::domain(&launch).map_err(|error| invalid(&error))?;
+        for medium in &launch.media {
+            let image = iso(medium).map_err(|error| invalid(&error))?;
+            self.folder.write(&format!("{}.iso", medium.name), &image)?;
+        }
+        launch.layout = domain.layout;
+        self.keep(&launch)?;
+        self.folder.forget_deadline()?;
+        libvirt::create(&self.connection, &domain.xml, launch.paused)?;
+        self.folder.set_started(&launch)?;
+        let processor = self.domain().ok().and_then(|domain| processor(&domain, &launch));
+        Ok(Answer::Launched { new: true, layout: launch.layout, processor })
+    }
+
+    /// What was asked for, of a guest that runs.
+    fn document(&self) -> Result<Launch, Refusal> {
+        let gone = || Refusal::new(RefusedKind::State, "there is no guest: it was not launched, or ended");
+        self.folder.launch()?.ok_or_else(gone)
+    }
+
+    /// Adds a device to what was asked for, and to the guest, unless that has it.
+    fn attach(&self, wanted: Device<'_>, add: impl FnOnce(&mut Launch)) -> Result<Answer, Refusal> {
+        let invalid = |error: &dyn ToString| Refusal::new(RefusedKind::Invalid, error.to_string());
+        let _alone = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
+        let (running, before) = (self.domain()?, self.document()?);
+        if libvirt::has(&running, &wanted.alias())? {
+            return Ok(Answer::Layout(before.layout));
+        }
+        let mut launch = before.clone();
+        add(&mut launch);
+        launch.write().map_err(|error| invalid(&error))?;
+        // Controllers, too, are part of the machine: they cannot come later.
+        let device = device(&launch, wanted, &running.xml()?).map_err(|error| invalid(&error))?;
+        let Some((xml, mut layout)) = device else { return Err(invalid(&"no such device")) };
+        // One of the free ports is for it; more free ones are the next start's to make.
+        let fits = |slot: &Slot| match slot {
+            Slot::Port(port) => *port <= before.layout.ports,
+            Slot::Conventional(_) => true,
+        };
+        if layout.slots.values().all(fits) {
+            layout.ports = before.layout.ports;
+        }
+        let controllers = |layout: &Layout| {
+            let others = layout.slots.keys().filter(|alias| **alias != wanted.alias());
+            (layout.ports, others.cloned().collect::<Vec<_>>())
+        };
+        if controllers(&before.layout) != controllers(&layout) {
+            return Err(invalid(&"the guest was started without a place for such a device"));
+        }
+        launch.layout = layout;
+        let attached = self.keep(&launch).map_err(Refusal::from);
+        if let Err(refusal) = attached.and_then(|()| Ok(libvirt::attach(&running, &xml)?)) {
+            self.keep(&before)?;
+            return Err(refusal);
+        }
+        Ok(Answer::Layout(launch.layout))
+    }
+
+    /// Asks the guest to let go of a device. One that it does not have is gone already.
+    fn detach(&self, wanted: Device<'_>) -> Result<Answer, Refusal> {
+        let _alone = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
+        let (running, mut launch) = (self.domain()?, self.document()?);
+        if libvirt::has(&running, &wanted.alias())? {
+            libvirt::detach(&running, &wanted.alias())?;
+        }
+        if !libvirt::has(&running, &wanted.alias())? {
+            self.forget(&mut launch, &wanted.alias())?;
+        }
+        Ok(Answer::Layout(launch.layout))
+    }
+
+    /// Changes the medium of a CD drive.
+    fn change_medium(&self, name: &str, medium: Media) -> Result<Answer, Refusal> {
+        let invalid = |text: String| Refusal::new(RefusedKind::Invalid, format!("disk {name}: {text}"));
+        let _alone = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
+        let (running, before) = (self.domain()?, self.document()?);
+        let mut launch = before.clone();
+        let drive = launch.disks.iter_mut().find(|disk| disk.name == name);
+        let Some(drive) = drive.filter(|disk| disk.device == DiskDevice::Cdrom) else {
+            return Err(invalid("the guest has no such CD drive".to_owned()));
+        };
+        if drive.media == medium {
+            return Ok(Answer::Done);
+        }
+        drive.media = medium;
+        launch.write().map_err(|error| invalid(error.to_string()))?;
+        let targets = libvirt::described(&running)?.targets;
+        let target = targets.get(&Device::Disk(name).alias());
+        let target = target.ok_or_else(|| invalid("the guest has no such CD drive".to_owned()))?;
+        let Some(xml) = domain::drive(&launch, name, target) else {
+            return Err(invalid("is gone".to_owned()));
+        };
+        self.keep(&launch)?;
+        if let Err(failure) = libvirt::change_medium(&running, &xml) {
+            self.keep(&before)?;
+            return Err(failure.into());
+        }
+        Ok(Answer::Done)
+    }
+
+    /// Makes a disk larger, where it is not as large yet.
+    fn resize(&self, name: &str, size: u64) -> Result<Answer, Refusal> {
+        let invalid = |text: &str| Refusal::new(RefusedKind::Invalid, format!("disk {name}: {text}"));
+        let _alone = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
+        let (running, launch) = (self.domain()?, self.document()?);
+        let disk = launch.disks.iter().find(|disk| disk.name == name);
+        let Some(Media::Storage(storage)) = disk.map(|disk| &disk.media) else {
+            return Err(invalid("the guest has no such disk"));
+        };
+        if storage.format != DiskFormat::Raw {
+            return Err(invalid("one that is laid over another does not grow"));
+        }
+        if !size.is_multiple_of(512) {
+            return Err(invalid("its size is no multiple of 512 bytes"));
+        }
+        let length = std::fs::metadata(&storage.path).map_err(|error| invalid(&error.to_string()))?.len();
+        if !storage.block && length > size {
+            return Err(invalid(&format!("it has {length} bytes, and would become smaller")));
+        }
+        libvirt::resize(&running, &storage.path, size)?;
+        Ok(Answer::Done)
+    }
+
+    /// Gives the guest processors and memory that it has not yet.
+    fn grow(&self, processors: u32, memory: u64) -> Result<Answer, Refusal> {
+        let invalid = |text: String| Refusal::new(RefusedKind::Invalid, text);
+        {
+            let _alone = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
+            let (running, launch) = (self.domain()?, self.document()?);
+            let found = libvirt::described(&running)?;
+            let per_socket = launch.cpu.cores * launch.cpu.threads;
+            if processors > found.processors {
+                let most = launch.cpu.max_sockets * per_socket;
+                if processors > most || !processors.is_multiple_of(per_socket) {
+                    let text = format!("{processors} processors: it was started with room for {most}");
+                    return Err(invalid(text + &format!(", in sockets of {per_socket}")));
+                }
+                libvirt::set_processors(&running, processors)?;
+            }
+            if memory > launch.memory.guest + found.requested {
+                let most = launch.memory.max_guest;
+                let device = domain::memory(&launch, memory).ok_or_else(|| {
+                    let text = format!("{memory} bytes of memory: it was started with room for {most}");
+                    invalid(text + ", in blocks of 2 MiB")
+                })?;
+                libvirt::update(&running, &device)?;
+            }
+        }
+        Ok(Answer::Status(self.status()?))
+    }
+
+    /// Takes a device that is gone out of what was asked for; the next that comes may have its place.
+    fn forget(&self, launch: &mut Launch, alias: &str) -> Result<(), Error> {
+        launch.disks.retain(|disk| Device::Disk(&disk.name).alias() != alias);
+        launch.interfaces.retain(|one| Device::Interface(&one.name).alias() != alias);
+        launch.layout.slots.remove(alias);
+        launch.layout.units.retain(|unit, _| unit.split_once('/').map_or("", |(_, name)| name) != alias);
+        self.keep(launch)
+    }
+
+    /// Remembers that a device is gone. Answers our alias of it.
+    fn removed(&self, device: &str) -> Result<String, Error> {
+        let alias = libvirt::own_alias(device);
+        let _alone = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(mut launch) = self.folder.launch()? {
+            self.forget(&mut launch, alias)?;
+        }
+        Ok(alias.to_owned())
+    }
+
+    /// What the domain is doing, and what it has; `None`: there is no domain.
+    fn doing(&self) -> Result<Option<(State, Option<PauseReason>, Described)>, Failure> {
+        let Some(domain) = libvirt::domain(&self.connection)? else { return Ok(None) };
+        match libvirt::state(&domain) {
+            Ok((state, reason)) => Ok(Some((state, reason, libvirt::described(&domain).unwrap_or_default()))),
+            // It may have gone in between.
+            Err(failure) => libvirt::domain(&self.connection)?.map_or(Ok(None), |_| Err(failure)),
+        }
+    }
+
+    /// How the guest is, as of libvirt.
+    pub(super) fn status(&self) -> Result<Status, Error> {
+        let failed = |error| super::failed("libvirt", error);
+        let (launch, exit) = (self.folder.launch()?, self.folder.exit()?);
+        let (state, reason, found) = match (self.doing().map_err(failed)?, &exit) {
+            (_, Some(_)) => (State::Ended, None, None),
+            (None, None) if self.folder.started()? => (State::Ended, None, None),
+            (None, None) => (State::Waiting, None, None),
+            (Some((State::Running, _, found)), None) if self.stopping.load(Ordering::Relaxed) => {
+                (State::Stopping, None, Some(found))
+            }
+            (Some((state, reason, found)), None) => (state, reason, Some(found)),
+        };
+        let size = launch.as_ref().zip(found.as_ref()).map(|(launch, found)| Size {
+            processors: found.processors,
+            memory: launch.memory.guest + found.more_memory,
+        });
+        let (agent, aliases) = found.map(|found| (found.agent, found.targets)).unwrap_or_default();
+        let disks = launch.iter().flat_map(|launch| &launch.disks);
+        let targets = disks.filter_map(|disk| {
+            let target = aliases.get(&Device::Disk(&disk.name).alias())?;
+            Some((disk.name.clone(), target.clone()))
+        });
+        let targets = targets.collect();
+        Ok(Status { state, reason, uid: launch.map(|launch| launch.uid), exit, agent, size, targets })
+    }
+
+    /// What clients are told of a happening that is not the end.
+    pub(super) fn event(&self, happening: libvirt::Happening) -> Result<Option<Event>, Error> {
+        Ok(match happening {
+            // What follows is told.
+            libvirt::Happening::SwitchingOff { .. } => None,
+            // The end is told when it is recorded.
+            libvirt::Happening::Lifecycle { .. } | libvirt::Happening::Changed => {
+                Some(self.status()?).filter(|status| status.state != State::Ended).map(Event::Status)
+            }
+            libvirt::Happening::Removed { device } => {
+                Some(Event::Detached { device: self.removed(&device)? })
+            }
+            libvirt::Happening::Rebooted => Some(Event::Rebooted),
+            libvirt::Happening::Watchdog => Some(Event::Watchdog),
+            libvirt::Happening::IoError { disk, reason } => Some(Event::IoError { disk, reason }),
+            libvirt::Happening::Agent { connected } => Some(Event::Agent { connected }),
+        })
+    }
+
+    /// Asks the guest to switch itself off. One that stands still cannot hear it, and goes on first.
+    pub(super) fn press_power_button(&self) -> Result<(), Failure> {
+        let Some(domain) = libvirt::domain(&self.connection)? else { return Ok(()) };
+        if libvirt::state(&domain)?.0 == State::Paused {
+            domain.resume()?;
+        }
+        libvirt::press_power_button(&domain)
+    }
+
+    /// Keeps the logs short that the guest writes, or QEMU for it.
+    pub(super) fn shorten_logs(&self) -> Result<(), Error> {
+        let Some(launch) = self.started()? else { return Ok(()) };
+        let serial = launch.devices.serial.and_then(|serial| serial.log).map(PathBuf::from);
+        let qemu = self.folder.libvirt().join("log/qemu");
+        let failed = |path: &Path| {
+            let name = path.display().to_string();
+            move |error: std::io::Error| Error::with(ErrorKind::System, name, error)
+        };
+        let entries = std::fs::read_dir(&qemu).map_err(failed(&qemu))?.flatten().map(|entry| entry.path());
+        let logs = entries.filter(|path| path.extension().is_some_and(|end| end == "log"));
+        for path in serial.into_iter().chain(logs) {
+            logs::shorten(&path).map_err(failed(&path))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn kill(&self) -> Result<(), Failure> {
+        libvirt::domain(&self.connection)?.map_or(Ok(()), |domain| domain.destroy())
+    }
+}

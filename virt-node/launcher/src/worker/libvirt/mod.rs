@@ -1,0 +1,432 @@
+//! libvirt, embedded: its driver for QEMU runs in this process, on a folder of its own, with no daemon beside it.
+//!
+//! Not here: what is done with a guest ([`super::guest`]).
+
+mod sys;
+
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::fmt;
+use std::fs;
+use std::io::{self, Read};
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::thread;
+
+use api::launch::{CpuFeature, FeaturePolicy, NamedCpu, Word};
+use api::launcher::{Cause, PauseReason, State};
+
+use super::Happening as ToWorker;
+use crate::folder::Folder;
+
+pub(crate) use sys::{Connection, Domain};
+
+/// What libvirt said instead of doing it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Failure(pub(crate) String);
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// What happens to the domain, in libvirt's numbers (virDomainEventType and its details).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Happening {
+    Lifecycle {
+        event: c_int,
+        detail: c_int,
+    },
+    Rebooted,
+    Watchdog,
+    IoError {
+        disk: String,
+        reason: String,
+    },
+    Agent {
+        connected: bool,
+    },
+    /// A device is gone, of this alias.
+    Removed {
+        device: String,
+    },
+    /// A device is there, or the guest has taken or given memory.
+    Changed,
+    /// QEMU ends; `details` are its own, as JSON.
+    SwitchingOff {
+        details: String,
+    },
+}
+
+/// How much of libvirt's state of a domain is read, in bytes.
+const HEAD: u64 = 4096;
+/// What libvirt wants before aliases that are not its own.
+const USER_ALIAS: &str = "ua-";
+const EVENT_STOPPED: c_int = 5;
+/// virDomainEventStoppedDetailType.
+const STOPPED_SHUTDOWN: c_int = 0;
+const STOPPED_DESTROYED: c_int = 1;
+/// virDomainCreateFlags: processors stand still at first.
+const CREATE_PAUSED: u32 = 1;
+/// virDomainShutdownFlagValues and virDomainRebootFlagValues.
+const BY_ACPI: u32 = 1;
+const BY_AGENT: u32 = 2;
+
+/// Opens the driver on a guest's folder; a domain that runs there is taken over. What happens to it goes to `happenings`.
+pub(super) fn open(folder: &Folder, happenings: Sender<ToWorker>) -> Result<Arc<Connection>, Failure> {
+    forget_unborn(folder).map_err(|error| Failure(format!("what libvirt keeps of a domain: {error}")))?;
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let uri = format!("qemu:///embed?root={}", folder.libvirt().display());
+    let connection = Arc::new(Connection::open(&uri, sender)?);
+    let looping = Arc::clone(&connection);
+    let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
+        thread::Builder::new().name(name.to_owned()).spawn(work).map_err(|error| Failure(error.to_string()))
+    };
+    spawn("libvirt", Box::new(move || while looping.run().is_ok() {}))?;
+    spawn(
+        "happenings",
+        Box::new(move || {
+            // Ends with the process: the sender stays in libvirt's hands.
+            while let Ok(happening) = receiver.recv() {
+                if happenings.send(ToWorker::Libvirt(happening)).is_err() {
+                    return;
+                }
+            }
+        }),
+    )?;
+    Ok(connection)
+}
+
+/// Removes what libvirt keeps of a domain whose QEMU had no process yet when its start was cut short. It has the number 0
+/// there, which libvirt takes for one that may come: it tries to reach it for half a minute, and keeps the domain for ever.
+fn forget_unborn(folder: &Folder) -> io::Result<()> {
+    let states = match fs::read_dir(folder.libvirt().join("run/qemu")) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        states => states?,
+    };
+    for state in states {
+        let path = state?.path();
+        if path.extension().is_none_or(|extension| extension != "xml") {
+            continue;
+        }
+        let mut head = Vec::new();
+        fs::File::open(&path)?.take(HEAD).read_to_end(&mut head)?;
+        if is_unborn(&String::from_utf8_lossy(&head)) {
+            fs::remove_file(&path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether libvirt's state of a domain, which follows a comment, is of one without a process.
+fn is_unborn(state: &str) -> bool {
+    between(state, "<domstatus ", ">").and_then(|attributes| between(attributes, " pid='", "'")) == Some("0")
+}
+
+/// The domain of this guest, if there is one.
+pub(super) fn domain(connection: &Connection) -> Result<Option<Domain<'_>>, Failure> {
+    Ok(connection.domains()?.into_iter().next())
+}
+
+/// Makes and starts the domain.
+pub(super) fn create(connection: &Connection, xml: &str, paused: bool) -> Result<(), Failure> {
+    connection.create(xml, if paused { CREATE_PAUSED } else { 0 })
+}
+
+/// The domain that is left when what went on before is over; `None`: its QEMU is gone.
+pub(super) fn settled(connection: &Connection) -> Result<Option<Domain<'_>>, Failure> {
+    let Some(found) = domain(connection)? else { return Ok(None) };
+    // A domain that goes away meanwhile is an error here, and not there afterwards.
+    drop(found.settle());
+    let Some(found) = domain(connection)? else { return Ok(None) };
+    if state(&found).is_ok_and(|(state, _)| state == State::Starting) {
+        // Nobody starts it any more.
+        drop(found.destroy());
+    }
+    domain(connection)
+}
+
+pub(super) fn press_power_button(domain: &Domain<'_>) -> Result<(), Failure> {
+    domain.shut_down(BY_ACPI)
+}
+
+/// Whether the domain has a device of this alias of ours.
+pub(super) fn has(domain: &Domain<'_>, alias: &str) -> Result<bool, Failure> {
+    Ok(domain.xml()?.contains(&format!("<alias name='{USER_ALIAS}{alias}'/>")))
+}
+
+/// What a domain's description says of a guest that changes while it runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Described {
+    /// Whether the guest's agent is connected.
+    pub(super) agent: bool,
+    /// Processors that are plugged in.
+    pub(super) processors: u32,
+    /// Bytes of memory that the guest is to take beyond those that it was started with.
+    pub(super) requested: u64,
+    /// Bytes of these that it has taken.
+    pub(super) more_memory: u64,
+    /// What disks are called, by our aliases.
+    pub(super) targets: BTreeMap<String, String>,
+}
+
+pub(super) fn described(domain: &Domain<'_>) -> Result<Described, Failure> {
+    Ok(describe(&domain.xml()?))
+}
+
+fn between<'a>(text: &'a str, before: &str, after: &str) -> Option<&'a str> {
+    text.split_once(before)?.1.split_once(after).map(|(inner, _)| inner)
+}
+
+/// As libvirt writes it: an element a line.
+fn describe(xml: &str) -> Described {
+    let mut agents = xml.lines().filter(|line| line.contains("name='org.qemu.guest_agent.0'"));
+    let agent = agents.any(|line| line.contains("state='connected'"));
+    let processors = between(xml, "<vcpu ", "</vcpu>").and_then(|vcpu| {
+        let (attributes, most) = vcpu.split_once('>')?;
+        between(attributes, "current='", "'").unwrap_or(most).parse().ok()
+    });
+    let memory = between(xml, "<memory model='virtio-mem'", "</memory>");
+    let kib = |name: &str| {
+        let text = between(memory?, &format!("<{name} unit='KiB'>"), "<")?;
+        text.parse::<u64>().ok()?.checked_mul(1024)
+    };
+    let disks = xml.split("<disk ").skip(1).filter_map(|disk| {
+        let disk = disk.split_once("</disk>")?.0;
+        let alias = between(disk, &format!("<alias name='{USER_ALIAS}"), "'")?;
+        Some((alias.to_owned(), between(disk, "<target dev='", "'")?.to_owned()))
+    });
+    Described {
+        agent,
+        processors: processors.unwrap_or(0),
+        requested: kib("requested").unwrap_or(0),
+        more_memory: kib("current").unwrap_or(0),
+        targets: disks.collect(),
+    }
+}
+
+/// What the domain's processors became, where libvirt has given them a model.
+pub(super) fn processor(domain: &Domain<'_>) -> Result<Option<NamedCpu>, Failure> {
+    Ok(named_cpu(&domain.xml()?))
+}
+
+/// The processor in a domain's description, as libvirt writes it: an element a line.
+fn named_cpu(xml: &str) -> Option<NamedCpu> {
+    let cpu = between(xml, "<cpu mode='custom' ", "</cpu>")?;
+    let model = between(cpu, "<model", "</model>")?;
+    let (_, model) = model.split_once('>')?;
+    let features = cpu.lines().filter(|line| line.trim_start().starts_with("<feature "));
+    let features = features.map(|line| {
+        let policy = between(line, "policy='", "'").and_then(FeaturePolicy::from_word)?;
+        Some(CpuFeature { name: between(line, "name='", "'")?.to_owned(), policy })
+    });
+    Some(NamedCpu { model: model.to_owned(), features: features.collect::<Option<_>>()? })
+}
+
+/// Changes what runs.
+const LIVE: u32 = 1;
+
+pub(super) fn attach(domain: &Domain<'_>, xml: &str) -> Result<(), Failure> {
+    domain.attach(xml, LIVE)
+}
+
+/// By our alias.
+pub(super) fn detach(domain: &Domain<'_>, alias: &str) -> Result<(), Failure> {
+    domain.detach(&format!("{USER_ALIAS}{alias}"), LIVE)
+}
+
+pub(super) fn set_processors(domain: &Domain<'_>, count: u32) -> Result<(), Failure> {
+    domain.set_processors(count, LIVE)
+}
+
+/// Changes a device to what `xml` says of it.
+pub(super) fn update(domain: &Domain<'_>, xml: &str) -> Result<(), Failure> {
+    domain.update(xml, LIVE)
+}
+
+/// Opens a drive also while the guest has locked its tray.
+const FORCE: u32 = 4;
+
+/// Changes the medium of a CD drive to that of `xml`.
+pub(super) fn change_medium(domain: &Domain<'_>, xml: &str) -> Result<(), Failure> {
+    domain.update(xml, LIVE | FORCE)
+}
+
+/// The size is in bytes.
+const RESIZE_BYTES: u32 = 1;
+
+pub(super) fn resize(domain: &Domain<'_>, path: &str, size: u64) -> Result<(), Failure> {
+    domain.resize(path, size, RESIZE_BYTES)
+}
+
+/// Our alias of what libvirt calls by `device`.
+pub(super) fn own_alias(device: &str) -> &str {
+    device.strip_prefix(USER_ALIAS).unwrap_or(device)
+}
+
+/// By the guest's agent, else by ACPI.
+pub(super) fn soft_reboot(domain: &Domain<'_>) -> Result<(), Failure> {
+    domain.reboot(BY_AGENT).or_else(|_| domain.reboot(BY_ACPI))
+}
+
+/// How a happening ended the guest; `None`: it did not.
+pub(super) fn end(happening: &Happening) -> Option<Cause> {
+    match happening {
+        Happening::Lifecycle { event: EVENT_STOPPED, detail } => Some(match *detail {
+            STOPPED_SHUTDOWN => Cause::Shutdown,
+            STOPPED_DESTROYED => Cause::Killed,
+            _ => Cause::Crashed,
+        }),
+        Happening::Lifecycle { .. }
+        | Happening::Rebooted
+        | Happening::Watchdog
+        | Happening::IoError { .. }
+        | Happening::Agent { .. }
+        | Happening::Removed { .. }
+        | Happening::Changed
+        | Happening::SwitchingOff { .. } => None,
+    }
+}
+
+/// Whether QEMU switches off since the guest is to be reset, which is the end of the run for it.
+pub(super) fn is_reset(details: &str) -> bool {
+    #[derive(serde::Deserialize)]
+    struct Details {
+        reason: String,
+    }
+    serde_json::from_str(details).is_ok_and(|Details { reason }| reason.ends_with("-reset"))
+}
+
+/// What a domain is doing, from virDomainState and virDomainPausedReason.
+pub(super) fn state(domain: &Domain<'_>) -> Result<(State, Option<PauseReason>), Failure> {
+    domain.state().map(|(state, reason)| meaning(state, reason))
+}
+
+fn meaning(state: c_int, reason: c_int) -> (State, Option<PauseReason>) {
+    match (state, reason) {
+        // Paused while it starts or ends: that is not what anybody asked for.
+        (3, 11) => (State::Starting, None),
+        (3, 8) | (4, _) => (State::Stopping, None),
+        (3, 1) => (State::Paused, Some(PauseReason::Asked)),
+        (3, 5) => (State::Paused, Some(PauseReason::IoError)),
+        (3, 6) => (State::Paused, Some(PauseReason::Watchdog)),
+        (3, _) => (State::Paused, Some(PauseReason::Other)),
+        (5 | 6, _) => (State::Ended, None),
+        _ => (State::Running, None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_domain_without_a_process_is_told_from_others() {
+        let state =
+            |attributes: &str| format!("<!--\nWARNING\n-->\n\n<domstatus {attributes}>\n  <monitor/>\n");
+        assert!(is_unborn(&state("state='paused' reason='starting up' pid='0'")));
+        assert!(!is_unborn(&state("state='paused' reason='starting up' pid='4711'")));
+        assert!(!is_unborn(&state("state='running' reason='booted' pid='10'")));
+        assert!(!is_unborn("<domstatus state='running' reason='booted'"), "torn");
+        assert!(!is_unborn("<domain type='qemu' id='0'>"));
+    }
+
+    #[test]
+    fn a_processor_is_read_as_libvirt_writes_it() {
+        let xml =
+            |cpu: &str| format!("<domain>\n  <name>a</name>\n  <cpu {cpu}\n  </cpu>\n  <clock/>\n</domain>");
+        let text = "mode='custom' match='exact' check='full'>
+    <model fallback='forbid'>EPYC</model>
+    <vendor>AMD</vendor>
+    <topology sockets='1' dies='1' cores='1' threads='1'/>
+    <feature policy='require' name='acpi'/>
+    <feature policy='disable' name='svm'/>
+    <numa>
+      <cell id='0' cpus='0' memory='65536' unit='KiB'/>
+    </numa>";
+        let feature = |name: &str, policy| CpuFeature { name: name.to_owned(), policy };
+        let features = vec![feature("acpi", FeaturePolicy::Require), feature("svm", FeaturePolicy::Disable)];
+        assert_eq!(named_cpu(&xml(text)), Some(NamedCpu { model: "EPYC".to_owned(), features }));
+        assert_eq!(named_cpu(&xml("mode='maximum' check='none'>")), None);
+        assert_eq!(named_cpu(&xml("mode='custom' match='exact'>\n    <topology/>")), None);
+    }
+
+    #[test]
+    fn what_changes_is_read_as_libvirt_writes_it() {
+        let xml = "<domain type='qemu' id='1'>
+  <memory unit='KiB'>4194304</memory>
+  <vcpu placement='static' current='2'>4</vcpu>
+  <devices>
+    <disk type='file' device='disk'>
+      <source file='/a'/>
+      <target dev='sda' bus='sata'/>
+      <alias name='ua-disk-root'/>
+    </disk>
+    <disk type='file' device='cdrom'>
+      <target dev='sdb' bus='sata'/>
+      <alias name='sata0-0-1'/>
+    </disk>
+    <channel type='unix'>
+      <target type='virtio' name='org.qemu.guest_agent.0' state='connected'/>
+    </channel>
+    <memory model='virtio-mem'>
+      <target>
+        <size unit='KiB'>3145728</size>
+        <requested unit='KiB'>4096</requested>
+        <current unit='KiB'>2048</current>
+      </target>
+    </memory>
+  </devices>
+</domain>";
+        let targets = BTreeMap::from([("disk-root".to_owned(), "sda".to_owned())]);
+        let wanted =
+            Described { agent: true, processors: 2, requested: 4 << 20, more_memory: 2 << 20, targets };
+        assert_eq!(describe(xml), wanted);
+        let small = describe("<vcpu placement='static'>3</vcpu><target name='org.qemu.guest_agent.0'/>");
+        assert_eq!(small, Described { processors: 3, ..Described::default() });
+        assert_eq!(describe(""), Described::default());
+    }
+
+    #[test]
+    fn libvirts_numbers_have_meanings() {
+        for (numbers, wanted) in [
+            ((1, 1), (State::Running, None)),
+            ((2, 0), (State::Running, None)),
+            ((3, 1), (State::Paused, Some(PauseReason::Asked))),
+            ((3, 5), (State::Paused, Some(PauseReason::IoError))),
+            ((3, 6), (State::Paused, Some(PauseReason::Watchdog))),
+            ((3, 2), (State::Paused, Some(PauseReason::Other))),
+            ((3, 11), (State::Starting, None)),
+            ((3, 8), (State::Stopping, None)),
+            ((4, 1), (State::Stopping, None)),
+            ((5, 1), (State::Ended, None)),
+            ((6, 1), (State::Ended, None)),
+        ] {
+            assert_eq!(meaning(numbers.0, numbers.1), wanted, "{numbers:?}");
+        }
+        for (event, detail, wanted) in [
+            (5, 0, Some(Cause::Shutdown)),
+            (5, 1, Some(Cause::Killed)),
+            (5, 2, Some(Cause::Crashed)),
+            (5, 5, Some(Cause::Crashed)),
+            (2, 0, None),
+            (3, 1, None),
+            (6, 0, None),
+        ] {
+            assert_eq!(end(&Happening::Lifecycle { event, detail }), wanted, "{event} {detail}");
+        }
+        assert_eq!(end(&Happening::Rebooted), None);
+        for (details, reset) in [
+            ("{\"guest\":true,\"reason\":\"guest-reset\"}", true),
+            ("{\"guest\":false,\"reason\":\"host-qmp-system-reset\"}", true),
+            ("{\"guest\":true,\"reason\":\"guest-shutdown\"}", false),
+            ("{}", false),
+            ("", false),
+        ] {
+            assert_eq!(is_reset(details), reset, "{details}");
+        }
+    }
+}

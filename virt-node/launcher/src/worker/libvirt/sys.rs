@@ -1,0 +1,529 @@
+//! libvirt's C library, loaded when the worker starts: its functions by name, its objects as values that free themselves.
+//!
+//! Loaded rather than linked, since linking would load it and fifty libraries more into the launcher's first process too.
+//! Signatures are those of libvirt's headers (libvirt.h, libvirt-qemu.h, version 6 and later). Not here: what states and
+//! events mean.
+#![expect(unsafe_code, reason = "a C library")]
+
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::ptr::{NonNull, null, null_mut};
+use std::sync::mpsc::Sender;
+
+use super::{Failure, Happening};
+
+/// Objects of libvirt, known by address only.
+type Object = *mut c_void;
+type Callback = unsafe extern "C" fn();
+
+macro_rules! functions {
+    ($table:ident from $file:literal: $($name:ident($($argument:ty),*) -> $answer:ty;)*) => {
+        #[expect(non_snake_case, reason = "libvirt's names")]
+        struct $table {
+            $($name: unsafe extern "C" fn($($argument),*) -> $answer,)*
+        }
+
+        impl $table {
+            fn load() -> Result<Self, Failure> {
+                let library = open($file)?;
+                Ok(Self {
+                    $($name: {
+                        let address = find(library, concat!(stringify!($name), "\0"))?;
+                        // SAFETY: the header of the library declares the function so.
+                        unsafe {
+                            std::mem::transmute::<Object, unsafe extern "C" fn($($argument),*) -> $answer>(address)
+                        }
+                    },)*
+                })
+            }
+        }
+    };
+}
+
+functions! { Libvirt from "libvirt.so.0\0":
+    virInitialize() -> c_int;
+    virSetErrorFunc(Object, Option<unsafe extern "C" fn(Object, Object)>) -> ();
+    virGetLastErrorMessage() -> *const c_char;
+    virEventRegisterDefaultImpl() -> c_int;
+    virEventRunDefaultImpl() -> c_int;
+    virConnectOpen(*const c_char) -> Object;
+    virConnectDomainEventRegisterAny(Object, Object, c_int, Callback, Object, Option<Callback>) -> c_int;
+    virConnectListAllDomains(Object, *mut *mut Object, c_uint) -> c_int;
+    virConnectGetDomainCapabilities(Object, *const c_char, *const c_char, *const c_char, *const c_char, c_uint) -> *mut c_char;
+    virDomainCreateXML(Object, *const c_char, c_uint) -> Object;
+    virDomainFree(Object) -> c_int;
+    virDomainGetState(Object, *mut c_int, *mut c_int, c_uint) -> c_int;
+    virDomainMemoryStats(Object, Object, c_uint, c_uint) -> c_int;
+    virDomainSuspend(Object) -> c_int;
+    virDomainResume(Object) -> c_int;
+    virDomainShutdownFlags(Object, c_uint) -> c_int;
+    virDomainReboot(Object, c_uint) -> c_int;
+    virDomainReset(Object, c_uint) -> c_int;
+    virDomainDestroyFlags(Object, c_uint) -> c_int;
+    virDomainGetXMLDesc(Object, c_uint) -> *mut c_char;
+    virDomainAttachDeviceFlags(Object, *const c_char, c_uint) -> c_int;
+    virDomainDetachDeviceAlias(Object, *const c_char, c_uint) -> c_int;
+    virDomainUpdateDeviceFlags(Object, *const c_char, c_uint) -> c_int;
+    virDomainSetVcpusFlags(Object, c_uint, c_uint) -> c_int;
+    virDomainBlockResize(Object, *const c_char, c_ulonglong, c_uint) -> c_int;
+    virDomainScreenshot(Object, Object, c_uint, c_uint) -> *mut c_char;
+    virStreamNew(Object, c_uint) -> Object;
+    virStreamRecv(Object, *mut c_char, usize) -> c_int;
+    virStreamFinish(Object) -> c_int;
+    virStreamAbort(Object) -> c_int;
+    virStreamFree(Object) -> c_int;
+}
+
+functions! { LibvirtQemu from "libvirt-qemu.so.0\0":
+    virDomainQemuAgentCommand(Object, *const c_char, c_int, c_uint) -> *mut c_char;
+    virConnectDomainQemuMonitorEventRegister(Object, Object, *const c_char, MonitorEvent, Object, Option<Callback>, c_uint) -> c_int;
+}
+
+/// Why the dynamic linker refused.
+fn refused(what: &str) -> Failure {
+    // SAFETY: dlerror answers null or a text that is valid until the next call of this thread.
+    let said = unsafe {
+        let said = libc::dlerror();
+        if said.is_null() { what.to_owned() } else { CStr::from_ptr(said).to_string_lossy().into_owned() }
+    };
+    Failure(format!("{said}; on Debian: apt install libvirt0 libvirt-daemon-driver-qemu"))
+}
+
+/// Loads a library, for good. `file` ends with a zero.
+fn open(file: &str) -> Result<Object, Failure> {
+    // SAFETY: the name ends with a zero; the library's initializers are trusted as a linked library's are.
+    let library = unsafe { libc::dlopen(file.as_ptr().cast(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };
+    if library.is_null() { Err(refused(file)) } else { Ok(library) }
+}
+
+/// The address of a function. `name` ends with a zero.
+fn find(library: Object, name: &str) -> Result<Object, Failure> {
+    // SAFETY: the library is loaded and stays so; the name ends with a zero.
+    let address = unsafe { libc::dlsym(library, name.as_ptr().cast()) };
+    if address.is_null() { Err(refused(name)) } else { Ok(address) }
+}
+
+fn text(text: &str) -> Result<CString, Failure> {
+    CString::new(text).map_err(|_| Failure("a text with a zero in it".to_owned()))
+}
+
+/// An open connection; it stays open until the process ends.
+pub(crate) struct Connection {
+    libvirt: Libvirt,
+    qemu: LibvirtQemu,
+    object: NonNull<c_void>,
+}
+
+// SAFETY: libvirt's connections may be used by any number of threads at once; the tables do not change.
+unsafe impl Send for Connection {}
+// SAFETY: as above.
+unsafe impl Sync for Connection {}
+
+/// A domain.
+pub(crate) struct Domain<'a> {
+    connection: &'a Connection,
+    object: NonNull<c_void>,
+}
+
+impl Drop for Domain<'_> {
+    fn drop(&mut self) {
+        // SAFETY: this value held the one reference that it was made with.
+        unsafe { (self.connection.libvirt.virDomainFree)(self.object.as_ptr()) };
+    }
+}
+
+impl Connection {
+    /// Loads libvirt and opens a URI. What happens to domains goes to `happenings` while [`Self::run`] runs.
+    pub(crate) fn open(uri: &str, happenings: Sender<Happening>) -> Result<Self, Failure> {
+        let (libvirt, qemu) = (Libvirt::load()?, LibvirtQemu::load()?);
+        let uri = text(uri)?;
+        // SAFETY: initialization comes first, then the event loop, then the connection, as libvirt asks; the function for
+        // errors takes what libvirt gives it.
+        let object = unsafe {
+            if (libvirt.virInitialize)() < 0 || (libvirt.virEventRegisterDefaultImpl)() < 0 {
+                return Err(last(&libvirt));
+            }
+            (libvirt.virSetErrorFunc)(null_mut(), Some(silent));
+            (libvirt.virConnectOpen)(uri.as_ptr())
+        };
+        let object = NonNull::new(object).ok_or_else(|| last(&libvirt))?;
+        let connection = Self { libvirt, qemu, object };
+        connection.listen(happenings)?;
+        Ok(connection)
+    }
+
+    fn listen(&self, happenings: Sender<Happening>) -> Result<(), Failure> {
+        // Callbacks come until the process ends.
+        let opaque: Object = std::ptr::from_ref(Box::leak(Box::new(happenings))).cast_mut().cast();
+        // SAFETY: each callback has the signature of its event (libvirt-domain.h) and is given the sender, which stays.
+        let registered = unsafe {
+            use std::mem::transmute;
+            let lifecycle: Lifecycle = on_lifecycle;
+            let plain: Plain = on_reboot;
+            let watchdog: Watchdog = on_watchdog;
+            let io_error: IoError = on_io_error;
+            let agent: Lifecycle = on_agent;
+            let removed: Removed = on_removed;
+            let added: Removed = on_added;
+            let memory: MemorySize = on_memory;
+            [
+                (0, transmute::<Lifecycle, Callback>(lifecycle)),
+                (1, transmute::<Plain, Callback>(plain)),
+                (3, transmute::<Watchdog, Callback>(watchdog)),
+                (6, transmute::<IoError, Callback>(io_error)),
+                (15, transmute::<Removed, Callback>(removed)),
+                (18, transmute::<Lifecycle, Callback>(agent)),
+                (19, transmute::<Removed, Callback>(added)),
+                (26, transmute::<MemorySize, Callback>(memory)),
+            ]
+            .into_iter()
+            .all(|(event, callback)| {
+                (self.libvirt.virConnectDomainEventRegisterAny)(
+                    self.object.as_ptr(),
+                    null_mut(),
+                    event,
+                    callback,
+                    opaque,
+                    None,
+                ) >= 0
+            })
+        };
+        // SAFETY: the callback is of the type that is declared, and is given the same sender.
+        let registered = registered
+            && unsafe {
+                (self.qemu.virConnectDomainQemuMonitorEventRegister)(
+                    self.object.as_ptr(),
+                    null_mut(),
+                    c"SHUTDOWN".as_ptr(),
+                    on_shutdown,
+                    opaque,
+                    None,
+                    0,
+                ) >= 0
+            };
+        if registered { Ok(()) } else { Err(last(&self.libvirt)) }
+    }
+
+    /// One round of libvirt's event loop: waits for something and handles it.
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        // SAFETY: the default event loop is registered; one thread runs it.
+        self.done(unsafe { (self.libvirt.virEventRunDefaultImpl)() })
+    }
+
+    /// All domains that are active.
+    pub(crate) fn domains(&self) -> Result<Vec<Domain<'_>>, Failure> {
+        let mut list: *mut Object = null_mut();
+        // SAFETY: libvirt answers a list of so many domains, each with a reference of ours, which we free with the list.
+        unsafe {
+            let count = (self.libvirt.virConnectListAllDomains)(self.object.as_ptr(), &raw mut list, 1);
+            let count = usize::try_from(count).map_err(|_| last(&self.libvirt))?;
+            let domains = (0..count).filter_map(|index| NonNull::new(*list.add(index)));
+            let domains = domains.map(|object| Domain { connection: self, object }).collect();
+            libc::free(list.cast());
+            Ok(domains)
+        }
+    }
+
+    /// Makes a domain and starts it; `flags` are virDomainCreateFlags.
+    pub(crate) fn create(&self, xml: &str, flags: c_uint) -> Result<(), Failure> {
+        let xml = text(xml)?;
+        // SAFETY: the text is valid; the reference that comes back is freed by `Domain`.
+        let object = unsafe { (self.libvirt.virDomainCreateXML)(self.object.as_ptr(), xml.as_ptr(), flags) };
+        let object = NonNull::new(object).ok_or_else(|| last(&self.libvirt))?;
+        drop(Domain { connection: self, object });
+        Ok(())
+    }
+
+    /// What an emulator offers, as XML: found out if it is not known.
+    pub(crate) fn capabilities(&self, emulator: &str) -> Result<String, Failure> {
+        let emulator = text(emulator)?;
+        // SAFETY: texts are valid or null; the answer is ours to free.
+        unsafe {
+            let answer = (self.libvirt.virConnectGetDomainCapabilities)(
+                self.object.as_ptr(),
+                emulator.as_ptr(),
+                null(),
+                null(),
+                null(),
+                0,
+            );
+            self.taken(answer)
+        }
+    }
+
+    fn done(&self, answer: c_int) -> Result<(), Failure> {
+        if answer < 0 { Err(last(&self.libvirt)) } else { Ok(()) }
+    }
+
+    /// A text of libvirt's that is ours now.
+    ///
+    /// # Safety
+    /// It is null, or a text that ends with a zero and was made by malloc.
+    unsafe fn taken(&self, answer: *mut c_char) -> Result<String, Failure> {
+        if answer.is_null() {
+            return Err(last(&self.libvirt));
+        }
+        // SAFETY: as above.
+        unsafe {
+            let text = CStr::from_ptr(answer).to_string_lossy().into_owned();
+            libc::free(answer.cast());
+            Ok(text)
+        }
+    }
+}
+
+impl Domain<'_> {
+    /// virDomainState, and its reason.
+    pub(crate) fn state(&self) -> Result<(c_int, c_int), Failure> {
+        let (mut state, mut reason) = (0, 0);
+        // SAFETY: the domain and both places are valid.
+        let answer = unsafe {
+            (self.connection.libvirt.virDomainGetState)(
+                self.object.as_ptr(),
+                &raw mut state,
+                &raw mut reason,
+                0,
+            )
+        };
+        self.connection.done(answer).map(|()| (state, reason))
+    }
+
+    /// Asks something that waits for all that goes on with the domain.
+    pub(crate) fn settle(&self) -> Result<(), Failure> {
+        // virDomainMemoryStatStruct: a number of four bytes and one of eight.
+        let mut statistics = [0_u64; 2];
+        // SAFETY: there is room for the one statistic that is asked for.
+        let answer = unsafe {
+            let room = statistics.as_mut_ptr().cast();
+            (self.connection.libvirt.virDomainMemoryStats)(self.object.as_ptr(), room, 1, 0)
+        };
+        self.connection.done(answer)
+    }
+
+    pub(crate) fn suspend(&self) -> Result<(), Failure> {
+        // SAFETY: the domain is valid.
+        self.connection.done(unsafe { (self.connection.libvirt.virDomainSuspend)(self.object.as_ptr()) })
+    }
+
+    pub(crate) fn resume(&self) -> Result<(), Failure> {
+        // SAFETY: the domain is valid.
+        self.connection.done(unsafe { (self.connection.libvirt.virDomainResume)(self.object.as_ptr()) })
+    }
+
+    /// `flags` are virDomainShutdownFlagValues.
+    pub(crate) fn shut_down(&self, flags: c_uint) -> Result<(), Failure> {
+        let call = self.connection.libvirt.virDomainShutdownFlags;
+        // SAFETY: the domain is valid.
+        self.connection.done(unsafe { call(self.object.as_ptr(), flags) })
+    }
+
+    /// `flags` are virDomainRebootFlagValues.
+    pub(crate) fn reboot(&self, flags: c_uint) -> Result<(), Failure> {
+        // SAFETY: the domain is valid.
+        self.connection
+            .done(unsafe { (self.connection.libvirt.virDomainReboot)(self.object.as_ptr(), flags) })
+    }
+
+    pub(crate) fn reset(&self) -> Result<(), Failure> {
+        // SAFETY: the domain is valid.
+        self.connection.done(unsafe { (self.connection.libvirt.virDomainReset)(self.object.as_ptr(), 0) })
+    }
+
+    pub(crate) fn destroy(&self) -> Result<(), Failure> {
+        let call = self.connection.libvirt.virDomainDestroyFlags;
+        // SAFETY: the domain is valid.
+        self.connection.done(unsafe { call(self.object.as_ptr(), 0) })
+    }
+
+    /// The domain as XML, as it is now.
+    pub(crate) fn xml(&self) -> Result<String, Failure> {
+        // SAFETY: the domain is valid; the answer is ours to free.
+        unsafe {
+            let answer = (self.connection.libvirt.virDomainGetXMLDesc)(self.object.as_ptr(), 0);
+            self.connection.taken(answer)
+        }
+    }
+
+    /// `flags` are virDomainDeviceModifyFlags.
+    pub(crate) fn attach(&self, xml: &str, flags: c_uint) -> Result<(), Failure> {
+        let (xml, call) = (text(xml)?, self.connection.libvirt.virDomainAttachDeviceFlags);
+        // SAFETY: the domain and the text are valid.
+        self.connection.done(unsafe { call(self.object.as_ptr(), xml.as_ptr(), flags) })
+    }
+
+    /// `flags` are virDomainDeviceModifyFlags.
+    pub(crate) fn detach(&self, alias: &str, flags: c_uint) -> Result<(), Failure> {
+        let (alias, call) = (text(alias)?, self.connection.libvirt.virDomainDetachDeviceAlias);
+        // SAFETY: the domain and the text are valid.
+        self.connection.done(unsafe { call(self.object.as_ptr(), alias.as_ptr(), flags) })
+    }
+
+    /// `flags` are virDomainDeviceModifyFlags.
+    pub(crate) fn update(&self, xml: &str, flags: c_uint) -> Result<(), Failure> {
+        let (xml, call) = (text(xml)?, self.connection.libvirt.virDomainUpdateDeviceFlags);
+        // SAFETY: the domain and the text are valid.
+        self.connection.done(unsafe { call(self.object.as_ptr(), xml.as_ptr(), flags) })
+    }
+
+    /// `flags` are virDomainVcpuFlags.
+    pub(crate) fn set_processors(&self, count: c_uint, flags: c_uint) -> Result<(), Failure> {
+        let call = self.connection.libvirt.virDomainSetVcpusFlags;
+        // SAFETY: the domain is valid.
+        self.connection.done(unsafe { call(self.object.as_ptr(), count, flags) })
+    }
+
+    /// Sets the size of the disk of this path. `flags` are virDomainBlockResizeFlags.
+    pub(crate) fn resize(&self, path: &str, size: u64, flags: c_uint) -> Result<(), Failure> {
+        let (path, call) = (text(path)?, self.connection.libvirt.virDomainBlockResize);
+        // SAFETY: the domain and the text are valid.
+        self.connection.done(unsafe { call(self.object.as_ptr(), path.as_ptr(), size, flags) })
+    }
+
+    /// A command for the guest agent, and its answer, waited for so many seconds.
+    pub(crate) fn agent(&self, command: &str, seconds: c_int) -> Result<String, Failure> {
+        let command = text(command)?;
+        let call = self.connection.qemu.virDomainQemuAgentCommand;
+        // SAFETY: the domain and the text are valid; the answer is ours to free.
+        unsafe {
+            let answer = call(self.object.as_ptr(), command.as_ptr(), seconds, 0);
+            self.connection.taken(answer)
+        }
+    }
+
+    /// The screen: its type, and at most `most` bytes.
+    pub(crate) fn screenshot(&self, most: usize) -> Result<(String, Vec<u8>), Failure> {
+        let Connection { libvirt, object, .. } = self.connection;
+        // SAFETY: the stream is used by this thread alone and freed here; bytes are put where there is room for them.
+        unsafe {
+            let stream = (libvirt.virStreamNew)(object.as_ptr(), 0);
+            if stream.is_null() {
+                return Err(last(libvirt));
+            }
+            let answer = (libvirt.virDomainScreenshot)(self.object.as_ptr(), stream, 0, 0);
+            let picture = self.connection.taken(answer).and_then(|mime| {
+                let mut picture = Vec::new();
+                let mut block = vec![0_u8; 64 << 10];
+                loop {
+                    let count = (libvirt.virStreamRecv)(stream, block.as_mut_ptr().cast(), block.len());
+                    match usize::try_from(count) {
+                        Err(_) => return Err(last(libvirt)),
+                        Ok(0) => return Ok((mime, picture)),
+                        Ok(count) if picture.len() + count <= most => {
+                            picture.extend_from_slice(&block[..count])
+                        }
+                        Ok(_) => return Err(Failure("the screen is too large".to_owned())),
+                    }
+                }
+            });
+            let end = if picture.is_ok() { libvirt.virStreamFinish } else { libvirt.virStreamAbort };
+            end(stream);
+            (libvirt.virStreamFree)(stream);
+            picture
+        }
+    }
+}
+
+/// What libvirt says about the last call of this thread.
+fn last(libvirt: &Libvirt) -> Failure {
+    // SAFETY: the answer is null or a text that stays until the next call of this thread.
+    Failure(unsafe { texted((libvirt.virGetLastErrorMessage)()) })
+}
+
+/// # Safety
+/// It is null, or a text that ends with a zero.
+unsafe fn texted(text: *const c_char) -> String {
+    if text.is_null() {
+        return String::new();
+    }
+    // SAFETY: as above.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
+
+/// Errors are told by those who called; libvirt would print them too.
+unsafe extern "C" fn silent(_opaque: Object, _error: Object) {}
+
+type Lifecycle = unsafe extern "C" fn(Object, Object, c_int, c_int, Object);
+type Plain = unsafe extern "C" fn(Object, Object, Object);
+type Watchdog = unsafe extern "C" fn(Object, Object, c_int, Object);
+type Removed = unsafe extern "C" fn(Object, Object, *const c_char, Object);
+type MemorySize = unsafe extern "C" fn(Object, Object, *const c_char, c_ulonglong, Object);
+type IoError =
+    unsafe extern "C" fn(Object, Object, *const c_char, *const c_char, c_int, *const c_char, Object);
+
+type MonitorEvent =
+    unsafe extern "C" fn(Object, Object, *const c_char, libc::c_longlong, c_uint, *const c_char, Object);
+
+/// # Safety
+/// `opaque` is the sender that the callback was registered with.
+unsafe fn tell(opaque: Object, happening: Happening) {
+    // SAFETY: as above; the sender is never freed, and senders may be used by any number of threads.
+    let sender = unsafe { &*opaque.cast::<Sender<Happening>>() };
+    // Nobody listens any more when the worker ends.
+    _ = sender.send(happening);
+}
+
+unsafe extern "C" fn on_lifecycle(_: Object, _: Object, event: c_int, detail: c_int, opaque: Object) {
+    // SAFETY: registered with the sender.
+    unsafe { tell(opaque, Happening::Lifecycle { event, detail }) }
+}
+
+unsafe extern "C" fn on_reboot(_: Object, _: Object, opaque: Object) {
+    // SAFETY: registered with the sender.
+    unsafe { tell(opaque, Happening::Rebooted) }
+}
+
+unsafe extern "C" fn on_watchdog(_: Object, _: Object, _action: c_int, opaque: Object) {
+    // SAFETY: registered with the sender.
+    unsafe { tell(opaque, Happening::Watchdog) }
+}
+
+unsafe extern "C" fn on_io_error(
+    _: Object,
+    _: Object,
+    _path: *const c_char,
+    disk: *const c_char,
+    _action: c_int,
+    reason: *const c_char,
+    opaque: Object,
+) {
+    // SAFETY: registered with the sender; libvirt's texts end with a zero.
+    unsafe { tell(opaque, Happening::IoError { disk: texted(disk), reason: texted(reason) }) }
+}
+
+unsafe extern "C" fn on_removed(_: Object, _: Object, device: *const c_char, opaque: Object) {
+    // SAFETY: registered with the sender; libvirt's texts end with a zero.
+    unsafe { tell(opaque, Happening::Removed { device: texted(device) }) }
+}
+
+unsafe extern "C" fn on_added(_: Object, _: Object, _device: *const c_char, opaque: Object) {
+    // SAFETY: registered with the sender.
+    unsafe { tell(opaque, Happening::Changed) }
+}
+
+unsafe extern "C" fn on_memory(
+    _: Object,
+    _: Object,
+    _device: *const c_char,
+    _size: c_ulonglong,
+    opaque: Object,
+) {
+    // SAFETY: registered with the sender.
+    unsafe { tell(opaque, Happening::Changed) }
+}
+
+unsafe extern "C" fn on_agent(_: Object, _: Object, state: c_int, _reason: c_int, opaque: Object) {
+    // SAFETY: registered with the sender.
+    unsafe { tell(opaque, Happening::Agent { connected: state == 1 }) }
+}
+
+unsafe extern "C" fn on_shutdown(
+    _: Object,
+    _: Object,
+    _event: *const c_char,
+    _seconds: libc::c_longlong,
+    _micros: c_uint,
+    details: *const c_char,
+    opaque: Object,
+) {
+    // SAFETY: registered with the sender; libvirt's texts end with a zero.
+    unsafe { tell(opaque, Happening::SwitchingOff { details: texted(details) }) }
+}

@@ -1,0 +1,229 @@
+//! The launcher's second process: it holds libvirt, and can be killed without harm to the guest. What it knows it asks of
+//! libvirt; when a guest that was asked to end is to be killed is noted for the next worker.
+//!
+//! ```text
+//! clients ──► calls, each client's on its own thread ──► libvirt ──► QEMU
+//!    ▲                          │ stop                      │ happenings
+//!    └──────── events ◄──── this thread: the guest's end ◄──┘
+//! ```
+
+mod clients;
+mod facts;
+mod guest;
+mod libvirt;
+mod logs;
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use api::launcher::{Cause, Event, Exit};
+use rustix::process::{Signal as Sent, getppid, set_parent_process_death_signal};
+
+use crate::error::{Error, Kind};
+use crate::folder::Folder;
+use crate::plan::{self, First, Found};
+use ::guest::signals as sys;
+use clients::Clients;
+use guest::Guest;
+
+/// How often the power button is pressed until the guest reacts: one that boots does not see it.
+const PRESS: Duration = Duration::from_secs(5);
+/// How long clients may take to read of the end.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// How long it must be quiet until memory is given back.
+const QUIET: Duration = Duration::from_secs(2);
+
+/// How often it is looked whether logs are too long.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// What the worker's first thread is told.
+pub(super) enum Happening {
+    /// By libvirt.
+    Libvirt(libvirt::Happening),
+    /// The guest is to end, within this time or the launch document's.
+    Stop(Option<Duration>),
+}
+
+/// Runs until the guest's end, which is recorded then.
+pub(crate) fn run(path: &Path, stop: bool) -> Result<Exit, Error> {
+    let system = |what: &'static str| move |error: std::io::Error| Error::with(Kind::System, what, error);
+    set_parent_process_death_signal(Some(Sent::KILL))
+        .map_err(std::io::Error::from)
+        .map_err(system("the first process cannot be followed"))?;
+    _ = rustix::thread::set_name(c"launcher-worker");
+    // It may have been gone before.
+    let outer = getppid();
+    sys::block_signals().map_err(system("signals cannot be blocked"))?;
+    let folder = Folder::new(path)?;
+    let (sender, happenings) = channel();
+    let connection = libvirt::open(&folder, sender.clone()).map_err(|error| failed("libvirt", error))?;
+    let domain = libvirt::settled(&connection).map_err(|error| failed("libvirt", error))?.is_some();
+    let found = Found { exit: folder.exit()?, launch: folder.launch()?, domain, started: folder.started()? };
+    let mut adopted = None;
+    match plan::first(found) {
+        First::End(exit) => return Ok(exit),
+        First::Record(launch, cause) => return record(&folder, &launch.uid, cause),
+        First::Refuse => {
+            return Err(Error::new(Kind::System, "a domain of which nothing is known runs there"));
+        }
+        First::Adopt(launch) => {
+            folder.set_started(&launch)?;
+            adopted = Some(launch);
+        }
+        First::Wait => {}
+    }
+    // Of a start that was cut short, it is about no guest.
+    let left = if adopted.is_some() { folder.deadline()? } else { None };
+    let guest = Arc::new(Guest::new(folder, connection, sender.clone()));
+    if left.is_some() {
+        // Before anybody asks how it is.
+        guest.set_stopping();
+    }
+    if let Some(Err(error)) = adopted.map(|launch| guest.respond(&launch)) {
+        // It has its addresses; that it cannot ask for them again is no reason to leave it alone.
+        drop(writeln!(io::stderr(), "{}", error.chain()));
+    }
+    let clients = Arc::new(Clients::default());
+    clients::listen(Arc::clone(&guest), Arc::clone(&clients)).map_err(system("the socket cannot be used"))?;
+    watch_signals(sender.clone()).map_err(system("signals cannot be waited for"))?;
+    if stop {
+        // The receiver is below.
+        drop(sender.send(Happening::Stop(None)));
+    }
+    if getppid() != outer {
+        return Err(Error::new(Kind::System, "the first process is gone"));
+    }
+    attend(&guest, &clients, &happenings, left)
+}
+
+/// Finds out what QEMU can do, which libvirt then keeps in its folder.
+pub(super) fn probe(folder: &Folder, emulator: &str) -> Result<(), Error> {
+    let (sender, _receiver) = channel();
+    let connection = libvirt::open(folder, sender).map_err(|error| failed("libvirt", error))?;
+    connection.capabilities(emulator).map_err(|error| failed("libvirt", error))?;
+    Ok(())
+}
+
+fn failed(what: &str, error: libvirt::Failure) -> Error {
+    Error::with(Kind::System, what.to_owned(), error)
+}
+
+fn watch_signals(happenings: Sender<Happening>) -> std::io::Result<()> {
+    let wait = move || {
+        while let Ok(signal) = sys::next_signal(None) {
+            // libvirt reaps its own children.
+            if signal == Some(sys::Signal::Stop) && happenings.send(Happening::Stop(None)).is_err() {
+                return;
+            }
+        }
+    };
+    thread::Builder::new().name("signals".to_owned()).spawn(wait).map(drop)
+}
+
+fn record(folder: &Folder, uid: &str, cause: Cause) -> Result<Exit, Error> {
+    let time = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let exit = Exit { uid: uid.to_owned(), cause, code: cause.code(), time: time.as_secs() };
+    folder.set_exit(&exit)?;
+    Ok(exit)
+}
+
+/// When a guest that was asked to end is asked again, and when it is killed.
+struct Ending {
+    press: Instant,
+    kill: Instant,
+}
+
+impl Ending {
+    fn within(left: Duration) -> Self {
+        let now = Instant::now();
+        // One that is for ever is a century.
+        let kill = now.checked_add(left).unwrap_or(now + Duration::from_secs(3_153_600_000));
+        Self { press: now, kill }
+    }
+}
+
+/// Tells clients what happens, and sees to the end. A guest that has only so long `left` was asked to end before.
+fn attend(
+    guest: &Guest,
+    clients: &Clients,
+    happenings: &Receiver<Happening>,
+    left: Option<Duration>,
+) -> Result<Exit, Error> {
+    let mut ending = left.map(Ending::within);
+    let mut reset = false;
+    let mut quiet = Some(Instant::now() + QUIET);
+    let mut look = Instant::now() + LOOK;
+    loop {
+        let due = ending.as_ref().map(|ending| ending.press.min(ending.kill));
+        let next = due.into_iter().chain(quiet).fold(look, Instant::min);
+        match happenings.recv_timeout(next.saturating_duration_since(Instant::now())) {
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(Error::new(Kind::System, "libvirt tells nothing any more"));
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Ok(Happening::Stop(grace)) => {
+                let Some(launch) = guest.begun()? else {
+                    if grace.is_none() {
+                        // A signal, and no guest: nobody will ask for one any more.
+                        return Err(Error::new(Kind::System, "asked to end before there was a guest"));
+                    }
+                    continue;
+                };
+                let mut new = Ending::within(grace.unwrap_or(Duration::from_secs(launch.grace_seconds)));
+                new.kill = ending.map_or(new.kill, |before| before.kill.min(new.kill));
+                // Without the note the next worker has to be asked again.
+                drop(guest.folder().set_deadline(new.kill.saturating_duration_since(Instant::now())));
+                ending = Some(new);
+                guest.set_stopping();
+            }
+            Ok(Happening::Libvirt(libvirt::Happening::SwitchingOff { details })) => {
+                // Others may follow, of what libvirt does then.
+                reset |= libvirt::is_reset(&details);
+            }
+            Ok(Happening::Libvirt(happening)) => {
+                quiet = Some(Instant::now() + QUIET);
+                if let Some(cause) = libvirt::end(&happening) {
+                    // A start that fails ends a domain too, but no guest.
+                    if let Some(launch) = guest.started()? {
+                        let cause = if reset && cause == Cause::Shutdown { Cause::Rebooted } else { cause };
+                        let exit = record(guest.folder(), &launch.uid, cause)?;
+                        if let Ok(status) = guest.status() {
+                            clients.tell(&Event::Status(status));
+                        }
+                        clients.farewell(FAREWELL);
+                        return Ok(exit);
+                    }
+                } else if let Ok(Some(event)) = guest.event(happening) {
+                    // One that cannot be told is no reason to leave the guest alone; status can be asked for.
+                    clients.tell(&event);
+                }
+            }
+        }
+        let now = Instant::now();
+        if quiet.is_some_and(|quiet| now >= quiet) {
+            quiet = None;
+            // What stays is a little more memory.
+            sys::trim_heap();
+        }
+        if now >= look {
+            look = now + LOOK;
+            // One that cannot be cut now is tried again.
+            drop(guest.shorten_logs());
+        }
+        if let Some(due) = &mut ending {
+            // One that is gone meanwhile says so itself.
+            if now >= due.kill {
+                drop(guest.kill());
+                due.kill = now + PRESS;
+            } else if now >= due.press {
+                drop(guest.press_power_button());
+                due.press = now + PRESS;
+            }
+        }
+    }
+}

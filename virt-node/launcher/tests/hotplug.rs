@@ -1,0 +1,115 @@
+//! Disks and network interfaces that come to a guest that runs, and go.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "support/running.rs"]
+mod running;
+mod support;
+#[path = "support/waiting.rs"]
+mod waiting;
+
+use std::fs;
+use std::os::unix::fs::chown;
+use std::path::Path;
+
+use api::launch::{Bus, Disk, Launch, Layout, Media};
+use api::launcher::{Answer, Event, RefusedKind, Request, State};
+use api::names::QEMU_ID;
+use guest::CallError;
+use running::{HALTS, Launcher, PATIENCE, eventually, kill};
+use rustix::process::Signal;
+
+/// A launcher whose guest has a SCSI controller and free ports.
+fn launched() -> (Launcher, Launch) {
+    let launcher = Launcher::new();
+    let mut document = launcher.document(HALTS);
+    document.devices.scsi_controller = true;
+    document.devices.hotplug = true;
+    launcher.launch(&document);
+    launcher.until_serial("K");
+    (launcher, document)
+}
+
+/// One more disk.
+fn disk(folder: &Path, document: &Launch, name: &str, bus: Bus) -> Box<Disk> {
+    let path = folder.join(format!("{name}.img"));
+    fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+    chown(&path, Some(QEMU_ID), Some(QEMU_ID)).unwrap();
+    let mut disk = document.disks[0].clone();
+    disk.name = name.to_owned();
+    disk.bus = bus;
+    disk.boot_order = None;
+    let Media::Storage(storage) = &mut disk.media else { panic!("a disk") };
+    storage.path = path.to_str().unwrap().to_owned();
+    Box::new(disk)
+}
+
+fn layout(answer: Answer) -> Layout {
+    let Answer::Layout(layout) = answer else { panic!("{answer:?}") };
+    layout
+}
+
+fn has(launcher: &Launcher, disk: &str) -> bool {
+    let process = launcher.qemu().unwrap();
+    let file = launcher.folder().join(format!("{disk}.img"));
+    fs::read_dir(format!("/proc/{process}/fd"))
+        .unwrap()
+        .any(|fd| fs::read_link(fd.unwrap().path()).is_ok_and(|to| to == file))
+}
+
+#[test]
+fn disks_come_and_go() {
+    let (launcher, document) = launched();
+    let scsi = disk(launcher.folder(), &document, "more", Bus::Scsi);
+    let first = layout(launcher.ask(Request::AttachDisk(scsi.clone())).unwrap());
+    assert_eq!(first.units.get("scsi/disk-more"), Some(&0));
+    assert!(has(&launcher, "more"));
+    // Again, and after the worker was killed, nothing changes.
+    kill(launcher.worker(), Signal::KILL);
+    launcher.until(State::Running);
+    assert_eq!(layout(launcher.ask(Request::AttachDisk(scsi)).unwrap()), first);
+    let virtio = disk(launcher.folder(), &document, "fast", Bus::Virtio);
+    let second = layout(launcher.ask(Request::AttachDisk(virtio)).unwrap());
+    assert!(second.slots.contains_key("disk-fast") && has(&launcher, "fast"), "{second:?}");
+    // The worker is another one by now.
+    let mut watcher = launcher.client();
+    watcher.call(Request::Watch).unwrap();
+    // A SCSI disk goes without the guest's help.
+    launcher.ask(Request::DetachDisk("more".to_owned())).unwrap();
+    let gone = loop {
+        if let Event::Detached { device } = watcher.event(PATIENCE).unwrap().expect("an event") {
+            break device;
+        }
+    };
+    assert_eq!(gone, "disk-more");
+    eventually("the file's release", || (!has(&launcher, "more")).then_some(()));
+    launcher.ask(Request::DetachDisk("more".to_owned())).unwrap();
+    let after = layout(
+        launcher.ask(Request::AttachDisk(disk(launcher.folder(), &document, "fast", Bus::Virtio))).unwrap(),
+    );
+    assert!(!after.units.contains_key("scsi/disk-more"), "{after:?}");
+    assert_eq!(after.slots, second.slots);
+}
+
+#[test]
+fn what_cannot_be_attached_is_refused_and_the_guest_goes_on() {
+    let (launcher, document) = launched();
+    let refused = |disk: Box<Disk>| match launcher.ask(Request::AttachDisk(disk)) {
+        Err(CallError::Refused(kind, said)) => (kind, said),
+        other => panic!("{other:?}"),
+    };
+    let mut missing = disk(launcher.folder(), &document, "more", Bus::Scsi);
+    let Media::Storage(storage) = &mut missing.media else { panic!("a disk") };
+    storage.path = "/nonexistent".to_owned();
+    let (kind, said) = refused(missing);
+    assert!(kind == RefusedKind::Failed && said.contains("/nonexistent"), "{said}");
+    let (kind, said) = refused(disk(launcher.folder(), &document, "stick", Bus::Usb));
+    assert!(kind == RefusedKind::Invalid && said.contains("without a place"), "{said}");
+    let mut named = disk(launcher.folder(), &document, "more", Bus::Scsi);
+    named.name = "../more".to_owned();
+    assert_eq!(refused(named).0, RefusedKind::Invalid);
+    assert_eq!(launcher.status().state, State::Running);
+    let good = disk(launcher.folder(), &document, "more", Bus::Scsi);
+    layout(launcher.ask(Request::AttachDisk(good)).unwrap());
+    assert!(has(&launcher, "more"));
+}
