@@ -1,0 +1,158 @@
+//! What a support bundle consists of. Pure.
+
+use std::path::PathBuf;
+
+use cluster::Resource;
+use serde_json::Value;
+
+/// Pods of guests and of data imports, by label.
+pub(super) const WORKERS: &str = "kubevirt.io in (virt-launcher,hotplug-disk)";
+
+/// Objects that are listed.
+#[derive(Debug)]
+pub(super) struct Collection {
+    /// Plural and group, as the name of their directory.
+    pub(super) name: &'static str,
+    pub(super) resource: Resource,
+    /// Labels of the objects; empty for all of them.
+    pub(super) labels: &'static str,
+}
+
+const fn namespaced(group: &'static str, version: &'static str, plural: &'static str) -> Collection {
+    Collection { name: plural, resource: Resource::namespaced(group, version, plural), labels: "" }
+}
+
+const fn of_cluster(group: &'static str, version: &'static str, plural: &'static str) -> Collection {
+    Collection { name: plural, resource: Resource::cluster(group, version, plural), labels: "" }
+}
+
+/// What is collected in all namespaces. Secrets and ConfigMaps of users are not.
+pub(super) fn everywhere() -> Vec<Collection> {
+    let mut all: Vec<Collection> = api::definition::ALL
+        .iter()
+        .filter_map(|one| {
+            let version = one.versions.first().copied()?;
+            let resource = if one.namespaced {
+                Resource::namespaced(one.group, version, one.plural)
+            } else {
+                Resource::cluster(one.group, version, one.plural)
+            };
+            Some(Collection { name: one.plural, resource, labels: "" })
+        })
+        .collect();
+    all.extend([
+        of_cluster("", "v1", "nodes"),
+        of_cluster("", "v1", "namespaces"),
+        of_cluster("", "v1", "persistentvolumes"),
+        namespaced("", "v1", "persistentvolumeclaims"),
+        namespaced("", "v1", "events"),
+        of_cluster("storage.k8s.io", "v1", "storageclasses"),
+        of_cluster("storage.k8s.io", "v1", "csidrivers"),
+        of_cluster("storage.k8s.io", "v1", "csinodes"),
+        of_cluster("apiregistration.k8s.io", "v1", "apiservices"),
+        of_cluster("admissionregistration.k8s.io", "v1", "mutatingwebhookconfigurations"),
+        of_cluster("admissionregistration.k8s.io", "v1", "validatingwebhookconfigurations"),
+        of_cluster("admissionregistration.k8s.io", "v1", "validatingadmissionpolicies"),
+        namespaced("snapshot.storage.k8s.io", "v1", "volumesnapshots"),
+        of_cluster("snapshot.storage.k8s.io", "v1", "volumesnapshotcontents"),
+        Collection { labels: WORKERS, ..namespaced("", "v1", "pods") },
+    ]);
+    all
+}
+
+/// What is collected in the platform's namespace.
+pub(super) fn of_platform() -> Vec<Collection> {
+    vec![
+        namespaced("", "v1", "pods"),
+        namespaced("", "v1", "services"),
+        namespaced("", "v1", "configmaps"),
+        namespaced("", "v1", "serviceaccounts"),
+        namespaced("apps", "v1", "deployments"),
+        namespaced("apps", "v1", "daemonsets"),
+        namespaced("apps", "v1", "replicasets"),
+        namespaced("coordination.k8s.io", "v1", "leases"),
+        namespaced("networking.k8s.io", "v1", "networkpolicies"),
+        namespaced("rbac.authorization.k8s.io", "v1", "roles"),
+        namespaced("rbac.authorization.k8s.io", "v1", "rolebindings"),
+    ]
+}
+
+/// File of an object, below the bundle's directory.
+pub(super) fn path(collection: &str, object: &Value) -> PathBuf {
+    let metadata = &object["metadata"];
+    let name = file_name(metadata["name"].as_str().unwrap_or("unnamed"));
+    let base = match metadata["namespace"].as_str() {
+        Some(namespace) => PathBuf::from("namespaces").join(file_name(namespace)),
+        None => PathBuf::from("cluster"),
+    };
+    base.join(collection).join(format!("{name}.yaml"))
+}
+
+/// A name as part of a path: names of RBAC objects may have any characters.
+fn file_name(name: &str) -> String {
+    let keep = |c: char| if c.is_ascii_alphanumeric() || "-_.:".contains(c) { c } else { '_' };
+    let name: String = name.chars().map(keep).collect();
+    if name.starts_with('.') { format!("_{name}") } else { name }
+}
+
+/// API paths and files of the logs of a pod's containers, those before the last restart too.
+pub(super) fn logs(pod: &Value, bytes: u32) -> Vec<(String, PathBuf)> {
+    let metadata = &pod["metadata"];
+    let (Some(namespace), Some(name)) = (metadata["namespace"].as_str(), metadata["name"].as_str()) else {
+        return Vec::new();
+    };
+    let spec = &pod["spec"];
+    let containers = [&spec["initContainers"], &spec["containers"]];
+    let containers = containers.into_iter().filter_map(Value::as_array).flatten();
+    let directory = PathBuf::from("namespaces").join(file_name(namespace)).join("pods").join(file_name(name));
+    let mut all = Vec::new();
+    for container in containers.filter_map(|one| one["name"].as_str()) {
+        let base = format!(
+            "/api/v1/namespaces/{namespace}/pods/{name}/log?container={container}&limitBytes={bytes}"
+        );
+        all.push((base.clone(), directory.join(format!("{container}.log"))));
+        all.push((format!("{base}&previous=true"), directory.join(format!("{container}.previous.log"))));
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn every_kind_of_ours_is_collected_and_no_secret() {
+        let all = everywhere();
+        let names: BTreeSet<&str> = all.iter().chain(&of_platform()).map(|one| one.name).collect();
+        for definition in api::definition::ALL {
+            assert!(names.contains(definition.plural), "{}", definition.plural);
+        }
+        assert!(!names.contains("secrets") && all.iter().all(|one| one.name != "configmaps"));
+    }
+
+    #[test]
+    fn files_stay_below_the_directory() {
+        let of = |namespace: Option<&str>, name: &str| {
+            let metadata = json!({"name": name, "namespace": namespace});
+            path("pods", &json!({"metadata": metadata}))
+        };
+        assert_eq!(of(Some("a"), "b"), Path::new("namespaces/a/pods/b.yaml"));
+        assert_eq!(of(None, "x:y/../z"), Path::new("cluster/pods/x:y_.._z.yaml"));
+        assert_eq!(of(Some(".."), "."), Path::new("namespaces/_../pods/_..yaml"));
+    }
+
+    #[test]
+    fn logs_of_all_containers_are_asked_for() {
+        let pod = json!({"metadata": {"name": "p", "namespace": "n"},
+            "spec": {"initContainers": [{"name": "i"}], "containers": [{"name": "c"}]}});
+        let all = logs(&pod, 5);
+        assert_eq!(all.len(), 4);
+        assert_eq!(all[3].0, "/api/v1/namespaces/n/pods/p/log?container=c&limitBytes=5&previous=true");
+        assert_eq!(all[3].1, Path::new("namespaces/n/pods/p/c.previous.log"));
+    }
+}

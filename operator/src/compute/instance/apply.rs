@@ -1,0 +1,268 @@
+//! Does the steps of a VirtualMachineInstance and writes its status. Every step can be repeated.
+
+use std::time::Duration;
+
+use api::kubevirt::VirtualMachineInstance;
+use api::resource::ObjectMeta;
+use cluster::{Client, Delete, Key, Outcome, Resource, Scope};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::Value;
+
+use super::event;
+use super::hotplug;
+use super::patch::{Patch, patch};
+use super::plan::{Observed, Plan, Step, plan};
+use super::status::{CreateError, status};
+use crate::compute::caches::{INSTANCES, LAUNCHERS, PODS};
+use crate::compute::context::Context;
+use crate::compute::launcher::{self, Attachment, Facts, Purpose};
+use crate::view::{Instance, Pod, condition};
+
+const DEFINITIONS: Resource = Resource::namespaced("k8s.cni.cncf.io", "v1", "network-attachment-definitions");
+/// Annotation of a definition with the resource that pods on its network need.
+const RESOURCE_NAME: &str = "k8s.v1.cni.cncf.io/resourceName";
+
+/// What is read of a definition.
+#[derive(Deserialize)]
+struct Definition {
+    #[serde(default)]
+    metadata: ObjectMeta,
+}
+
+const API_VERSION: &str = "kubevirt.io/v1";
+const KIND: &str = "VirtualMachineInstance";
+
+/// Reconciles one instance.
+pub(in crate::compute) async fn reconcile(context: &Context, key: &Key) -> Outcome {
+    let caches = &context.caches;
+    let Some(instance) = caches.instances.get(key) else { return Outcome::Done };
+    let storage = caches.storage(key.namespace(), &instance.spec.volumes);
+    let node = Some(&instance.status.node_name).filter(|name| !name.is_empty());
+    let node = node.and_then(|name| caches.nodes.get(&Key::cluster(name)));
+    let cached = caches.pods_of(&instance);
+    let attachments = caches.attachments_of(&instance);
+    let owner = instance.metadata.controller().filter(|owner| owner.kind == "VirtualMachine");
+    let owner_exists = owner.is_some_and(|owner| {
+        let found = caches.machines.get(&Key::new(key.namespace(), &owner.name));
+        found.is_some_and(|machine| machine.metadata.uid == owner.uid)
+    });
+    let overhead = |class: Option<&str>| caches.overhead(class);
+    let mut observed = Observed {
+        instance: &instance,
+        pods: own(&instance, cached.iter().map(AsRef::as_ref)),
+        attachments: attachments.iter().map(AsRef::as_ref).collect(),
+        pods_confirmed: false,
+        volumes: storage.volumes(),
+        overhead: &overhead,
+        owner_exists,
+        node: node.as_deref(),
+        now: Context::now(),
+    };
+    let mut planned = plan(&observed);
+    let listed;
+    if planned.steps.contains(&Step::ConfirmPods) {
+        match list(&context.client, &instance).await {
+            Ok(pods) => listed = pods,
+            Err(error) => {
+                tracing::warn!(vmi = %key, error = error.chain(), "launcher pods not listed");
+                return Outcome::Retry;
+            }
+        }
+        observed.pods = own(&instance, listed.iter());
+        observed.pods_confirmed = true;
+        planned = plan(&observed);
+    }
+    let volumes = hotplug::extend(&observed, &mut planned);
+    act(context, key, &observed, &planned, &volumes).await
+}
+
+/// Pods that were created for the instance: labels alone can be set by others.
+fn own<'a>(instance: &Instance, pods: impl Iterator<Item = &'a Pod>) -> Vec<&'a Pod> {
+    let meta = &instance.metadata;
+    let names = [Purpose::Guest, Purpose::Provision]
+        .map(|purpose| launcher::pod_name(&meta.name, &meta.uid, purpose));
+    pods.filter(|pod| {
+        names.contains(&pod.metadata.name)
+            && pod.metadata.controller().is_some_and(|owner| owner.uid == meta.uid)
+    })
+    .collect()
+}
+
+async fn list(client: &Client, instance: &Instance) -> cluster::Result<Vec<Pod>> {
+    let meta = &instance.metadata;
+    let selector = format!("{LAUNCHERS},kubevirt.io/created-by={}", meta.uid);
+    client.list(PODS, &Scope::all().namespace(&meta.namespace).labels(&selector)).await
+}
+
+async fn act(
+    context: &Context,
+    key: &Key,
+    observed: &Observed<'_>,
+    planned: &Plan,
+    volumes: &[hotplug::Change],
+) -> Outcome {
+    let instance = observed.instance;
+    let meta = &instance.metadata;
+    let (mut wait, mut released, mut refused, mut retry) = (None, Vec::new(), None, false);
+    for step in &planned.steps {
+        let done = match step {
+            Step::Wait(time) => {
+                let seconds = time.saturating_sub(observed.now).max(1);
+                wait = Some(wait.map_or(seconds, |earlier: u64| earlier.min(seconds)));
+                continue;
+            }
+            Step::Release(finalizers) => {
+                released.clone_from(finalizers);
+                continue;
+            }
+            Step::ConfirmPods => continue,
+            Step::CreatePod => create(context, observed, Purpose::Guest).await,
+            Step::CreateProvisioner => create(context, observed, Purpose::Provision).await,
+            Step::DeletePod { name, uid } | Step::DeleteAttachment { name, uid, .. } => {
+                delete(&context.client, &meta.namespace, name, uid).await
+            }
+            Step::CreateAttachment { volume, claim, pod } => {
+                attach(context, observed, volume, claim, pod).await
+            }
+        };
+        match done {
+            Ok(true) => {
+                if let Some(event) = event::done(step, instance) {
+                    context.record(API_VERSION, KIND, meta, &event);
+                }
+            }
+            Ok(false) => {}
+            Err(Failed::Behind) => return Outcome::Retry,
+            Err(Failed::Refused { message, again }) => {
+                tracing::warn!(vmi = %key, ?step, error = message, "step failed");
+                let before = condition(&instance.status.conditions, "Synchronized");
+                if before.is_none_or(|before| before.message.as_deref() != Some(message.as_str())) {
+                    context.record(API_VERSION, KIND, meta, &event::failed(&message));
+                }
+                refused = Some(CreateError { message });
+                retry |= again;
+            }
+        }
+    }
+    let desired = status(observed, planned, refused.as_ref());
+    if let Some(event) = event::unresponsive(planned, instance) {
+        context.record(API_VERSION, KIND, meta, &event);
+    }
+    let volumes = hotplug::patch(volumes, instance.status.volume_status.is_empty());
+    let changes = match patch(instance, &desired, &released) {
+        Some(Patch::Json(mut changes)) => {
+            changes.extend(volumes);
+            Some(Patch::Json(changes))
+        }
+        None if !volumes.is_empty() => Some(Patch::Json(volumes)),
+        // Volumes come and go once an agent has the instance.
+        other => other,
+    };
+    let written = match changes {
+        None => Ok(()),
+        Some(Patch::Merge(patch)) => {
+            context.client.merge_patch::<IgnoredAny>(INSTANCES, key, &patch).await.map(|_| ())
+        }
+        Some(Patch::Json(patch)) => {
+            context.client.json_patch::<IgnoredAny>(INSTANCES, key, &patch).await.map(|_| ())
+        }
+    };
+    if let Err(error) = written
+        && !error.is_not_found()
+    {
+        tracing::debug!(vmi = %key, error = error.chain(), "status not written");
+        return Outcome::Retry;
+    }
+    match (retry, wait) {
+        (true, _) => Outcome::Retry,
+        (false, Some(seconds)) => Outcome::After(Duration::from_secs(seconds)),
+        (false, None) => Outcome::Done,
+    }
+}
+
+/// Why a step was not done.
+enum Failed {
+    /// What was observed is old.
+    Behind,
+    /// `again`: it may succeed without a change of the instance.
+    Refused { message: String, again: bool },
+}
+
+impl From<cluster::Error> for Failed {
+    fn from(error: cluster::Error) -> Self {
+        if error.is_conflict() {
+            return Self::Behind;
+        }
+        let message = error.status().map_or_else(|| error.chain(), |status| status.message.clone());
+        Self::Refused { message, again: true }
+    }
+}
+
+/// Creates a pod; says whether it did not exist.
+async fn create(context: &Context, observed: &Observed<'_>, purpose: Purpose) -> Result<bool, Failed> {
+    let meta = &observed.instance.metadata;
+    let Some(whole) = context.whole(INSTANCES, meta).await? else { return Err(Failed::Behind) };
+    let is_block = |claim: &str| context.caches.is_block(&meta.namespace, claim);
+    let networks = match purpose {
+        Purpose::Guest => networks(&context.client, &whole, &meta.namespace).await?,
+        Purpose::Provision => Vec::new(),
+    };
+    let facts = Facts { is_block: &is_block, networks: &networks };
+    let pod = launcher::pod(&whole, &context.settings(), purpose, &facts)
+        .map_err(|error| Failed::Refused { message: error.to_string(), again: false })?;
+    match context.client.create::<IgnoredAny>(PODS, &meta.namespace, &pod).await {
+        Ok(_) => Ok(true),
+        Err(error) if error.is_already_exists() => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Creates the attachment pod of a volume; false: it exists.
+async fn attach(
+    context: &Context,
+    observed: &Observed<'_>,
+    volume: &str,
+    claim: &str,
+    pod: &str,
+) -> Result<bool, Failed> {
+    let meta = &observed.instance.metadata;
+    let Some(launcher) = observed.launcher() else { return Err(Failed::Behind) };
+    let object = launcher::attachment(
+        &Attachment {
+            pod,
+            volume,
+            claim,
+            is_block: context.caches.is_block(&meta.namespace, claim),
+            node: &launcher.spec.node_name,
+            launcher: (&launcher.metadata.name, &launcher.metadata.uid),
+            instance: (&meta.name, &meta.namespace, &meta.uid),
+        },
+        &context.settings(),
+    );
+    match context.client.create::<IgnoredAny>(PODS, &meta.namespace, &object).await {
+        Ok(_) => Ok(true),
+        Err(error) if error.is_already_exists() => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The resources that the definitions of an instance's networks name.
+async fn networks(client: &Client, instance: &Value, namespace: &str) -> Result<Vec<String>, Failed> {
+    let refused = |message: String, again| Failed::Refused { message, again };
+    let object: VirtualMachineInstance =
+        serde_json::from_value(instance.clone()).map_err(|error| refused(error.to_string(), false))?;
+    let mut names = Vec::new();
+    for (of, name) in launcher::definitions(&object.spec, namespace) {
+        let found: Option<Definition> = client.find(DEFINITIONS, &Key::new(&of, &name)).await?;
+        let found = found.ok_or_else(|| {
+            refused(format!("the NetworkAttachmentDefinition {of}/{name} does not exist: create it"), true)
+        })?;
+        names.extend(found.metadata.annotations.get(RESOURCE_NAME).filter(|name| !name.is_empty()).cloned());
+    }
+    Ok(names)
+}
+
+async fn delete(client: &Client, namespace: &str, name: &str, uid: &str) -> Result<bool, Failed> {
+    Ok(client.delete(PODS, &Key::new(namespace, name), &Delete::default().uid(uid)).await?)
+}

@@ -1,0 +1,45 @@
+//! Events of VirtualMachineInstances. Pure.
+
+use super::plan::{Plan, Step};
+use crate::compute::event::Event;
+use crate::compute::launcher::{Purpose, pod_name};
+use crate::view::Instance;
+
+/// The event of a step that was done.
+pub(super) fn done(step: &Step, instance: &Instance) -> Option<Event> {
+    let meta = &instance.metadata;
+    let created = |purpose| {
+        let name = pod_name(&meta.name, &meta.uid, purpose);
+        Some(Event::normal("SuccessfulCreate", format!("Created virtual machine pod {name}")))
+    };
+    match step {
+        Step::CreatePod => created(Purpose::Guest),
+        Step::CreateProvisioner => created(Purpose::Provision),
+        Step::DeletePod { name, .. } => {
+            Some(Event::normal("SuccessfulDelete", format!("Deleted virtual machine pod {name}")))
+        }
+        Step::CreateAttachment { volume, pod, .. } => {
+            let text = format!("Created hotplug attachment pod {pod}, for volume {volume}");
+            Some(Event::normal("SuccessfulCreate", text))
+        }
+        Step::DeleteAttachment { name, volume, .. } => {
+            let text = format!("Deleted hotplug attachment pod {name}, for volume {volume}");
+            Some(Event::normal("SuccessfulDelete", text))
+        }
+        Step::ConfirmPods | Step::Release(_) | Step::Wait(_) => None,
+    }
+}
+
+/// The event of a pod that could not be created.
+pub(super) fn failed(error: &str) -> Event {
+    Event::warning("FailedCreate", format!("Error creating pod: {error}"))
+}
+
+/// The event of an instance that failed because its node is silent.
+pub(super) fn unresponsive(plan: &Plan, instance: &Instance) -> Option<Event> {
+    let node = &instance.status.node_name;
+    (plan.reason == Some("NodeUnresponsive")).then(|| {
+        let message = format!("virt-handler on node {node} is not responsive, marking VMI as failed");
+        Event::warning("NodeUnresponsive", message)
+    })
+}

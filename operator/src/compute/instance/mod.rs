@@ -1,0 +1,15 @@
+//! VirtualMachineInstances: from creation over a launcher pod to a guest that virt-agent runs, and to their end.
+
+mod apply;
+mod event;
+mod hotplug;
+mod patch;
+mod plan;
+mod status;
+mod volumes;
+
+#[cfg(test)]
+mod tests;
+
+pub(super) use apply::reconcile;
+pub(super) use plan::FINALIZER;

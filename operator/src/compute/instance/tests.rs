@@ -1,0 +1,581 @@
+//! An instance's life against its pod, its volumes and its node: phases, conditions, steps and writes.
+
+use cluster::JsonPatch;
+use serde_json::{Value, json};
+
+use super::patch::{Patch, patch};
+use super::plan::{FINALIZER, MACHINE_FINALIZER, Observed, Phase, Plan, Step, plan};
+use super::status::{CreateError, status};
+use crate::compute::volumes::Volume;
+use crate::view::{Claim, DataVolume, Instance, Node, Pod, condition, is_false};
+
+const NOW: u64 = 1_000_000;
+
+fn read<T: serde::de::DeserializeOwned>(value: Value) -> T {
+    serde_json::from_value(value).unwrap()
+}
+
+fn instance(phase: &str) -> Value {
+    json!({
+        "metadata": {"name": "vm", "namespace": "n", "uid": "u", "resourceVersion": "5", "finalizers": [FINALIZER]},
+        "spec": {"networks": [{"name": "default", "pod": {}}]},
+        "status": {"phase": phase, "nodeName": "node-1"},
+    })
+}
+
+fn deleted(phase: &str) -> Value {
+    let mut instance = instance(phase);
+    instance["metadata"]["deletionTimestamp"] = json!(crate::compute::clock::text(NOW - 5));
+    instance
+}
+
+fn pod(phase: &str, ready: bool) -> Value {
+    json!({
+        "metadata": {"name": "virt-launcher-vm-aaaaa", "namespace": "n", "uid": "p"},
+        "spec": {"nodeName": "node-1"},
+        "status": {
+            "phase": phase, "qosClass": "Burstable", "podIPs": [{"ip": "10.0.0.5"}, {"ip": "fd00::5"}],
+            "conditions": [{"type": "Ready", "status": if ready { "True" } else { "False" }}],
+            "containerStatuses": [{"name": "compute", "ready": ready, "image": "launcher:1"}],
+        },
+    })
+}
+
+fn ended(phase: &str, seconds_ago: u64) -> Value {
+    let mut pod = pod(phase, false);
+    let time = crate::compute::clock::text(NOW - seconds_ago);
+    pod["status"]["containerStatuses"][0]["state"] =
+        json!({"terminated": {"exitCode": 0, "finishedAt": time}});
+    pod
+}
+
+/// What is observed, by its JSON.
+#[derive(Clone)]
+struct Scene {
+    instance: Value,
+    pods: Vec<Value>,
+    attachments: Vec<Value>,
+    claim: Option<Value>,
+    data_volume: Option<Value>,
+    named_data_volume: bool,
+    has_volume: bool,
+    confirmed: bool,
+    owner_exists: bool,
+    heartbeat: u64,
+}
+
+impl Scene {
+    fn new(instance: Value, pods: &[Value]) -> Self {
+        Self {
+            instance,
+            pods: pods.to_vec(),
+            attachments: Vec::new(),
+            claim: None,
+            data_volume: None,
+            named_data_volume: false,
+            has_volume: false,
+            confirmed: true,
+            owner_exists: true,
+            heartbeat: NOW - 10,
+        }
+    }
+
+    fn with<R>(&self, read_it: impl FnOnce(&Observed<'_>, &Plan) -> R) -> R {
+        let instance: Instance = read(self.instance.clone());
+        let pods: Vec<Pod> = self.pods.iter().map(|pod| read(pod.clone())).collect();
+        let attachments: Vec<Pod> = self.attachments.iter().map(|pod| read(pod.clone())).collect();
+        let claim: Option<Claim> = self.claim.clone().map(read);
+        let data_volume: Option<DataVolume> = self.data_volume.clone().map(read);
+        let heartbeat = crate::compute::clock::text(self.heartbeat);
+        let node: Node = read(
+            json!({"metadata": {"name": "node-1", "annotations": {"kubevirt.io/heartbeat": heartbeat}}}),
+        );
+        let volume = Volume {
+            claim_name: "root",
+            named_data_volume: self.named_data_volume,
+            claim: claim.as_ref(),
+            data_volume: data_volume.as_ref(),
+        };
+        let overhead = |class: Option<&str>| class.map(|_| "0.1".to_owned());
+        let observed = Observed {
+            overhead: &overhead,
+            instance: &instance,
+            pods: pods.iter().collect(),
+            attachments: attachments.iter().collect(),
+            pods_confirmed: self.confirmed,
+            volumes: if self.has_volume { vec![volume] } else { Vec::new() },
+            owner_exists: self.owner_exists,
+            node: Some(&node),
+            now: NOW,
+        };
+        let planned = plan(&observed);
+        read_it(&observed, &planned)
+    }
+
+    fn plan(&self) -> Plan {
+        self.with(|_, plan| plan.clone())
+    }
+
+    /// The plan with the steps for hotplugged volumes, and the changes of their entries.
+    fn hotplug(&self) -> (Plan, Vec<super::hotplug::Change>) {
+        self.with(|observed, plan| {
+            let mut plan = plan.clone();
+            let changes = super::hotplug::extend(observed, &mut plan);
+            (plan, changes)
+        })
+    }
+
+    fn volume(mut self, claim: Option<Value>, data_volume: Option<&str>) -> Self {
+        self.has_volume = true;
+        self.claim = claim;
+        self.named_data_volume = data_volume.is_some();
+        self.data_volume = data_volume.map(|phase| json!({"status": {"phase": phase}}));
+        self
+    }
+}
+
+fn delete_pod() -> Step {
+    Step::DeletePod { name: "virt-launcher-vm-aaaaa".into(), uid: "p".into() }
+}
+
+#[test]
+fn phases_follow_the_pod() {
+    use Phase::{Failed, Kept, Scheduled, Scheduling, Succeeded};
+    let deleting_pod = || {
+        let mut pod = pod("Running", true);
+        pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        pod
+    };
+    for (name, scene, phase, steps) in [
+        ("new", Scene::new(instance(""), &[]), Scheduling, vec![Step::CreatePod]),
+        ("pending", Scene::new(instance("Pending"), &[]), Scheduling, vec![Step::CreatePod]),
+        ("created before", Scene::new(instance("Pending"), &[pod("Pending", false)]), Scheduling, vec![]),
+        ("pod pends", Scene::new(instance("Scheduling"), &[pod("Pending", false)]), Kept, vec![]),
+        ("pod starts", Scene::new(instance("Scheduling"), &[pod("Running", false)]), Kept, vec![]),
+        ("pod is ready", Scene::new(instance("Scheduling"), &[pod("Running", true)]), Scheduled, vec![]),
+        ("ready pod is deleted", Scene::new(instance("Scheduling"), &[deleting_pod()]), Kept, vec![]),
+        ("pod fails", Scene::new(instance("Scheduling"), &[pod("Failed", false)]), Failed, vec![]),
+        ("pod is gone", Scene::new(instance("Scheduling"), &[]), Failed, vec![]),
+        ("runs", Scene::new(instance("Running"), &[pod("Running", true)]), Kept, vec![]),
+        ("running pod is gone", Scene::new(instance("Running"), &[]), Failed, vec![]),
+        (
+            "pod ended just now",
+            Scene::new(instance("Running"), &[ended("Succeeded", 2)]),
+            Kept,
+            vec![Step::Wait(NOW + 3)],
+        ),
+        ("pod ended well", Scene::new(instance("Running"), &[ended("Succeeded", 6)]), Succeeded, vec![]),
+        ("pod ended badly", Scene::new(instance("Running"), &[ended("Failed", 6)]), Failed, vec![]),
+        (
+            "launcher ended unused",
+            Scene::new(instance("Scheduled"), &[ended("Succeeded", 6)]),
+            Failed,
+            vec![],
+        ),
+        ("over", Scene::new(instance("Succeeded"), &[ended("Succeeded", 60)]), Kept, vec![]),
+        ("over without pod", Scene::new(instance("Failed"), &[]), Kept, vec![]),
+    ] {
+        let plan = scene.plan();
+        assert_eq!((plan.phase, plan.steps), (phase, steps), "{name}");
+    }
+}
+
+#[test]
+fn missing_pod_is_confirmed_before_the_instance_fails() {
+    let mut scene = Scene::new(instance("Running"), &[]);
+    scene.confirmed = false;
+    let plan = scene.plan();
+    assert_eq!((plan.phase, plan.steps), (Phase::Kept, vec![Step::ConfirmPods]));
+}
+
+#[test]
+fn volumes_decide_when_the_pod_is_created() {
+    use Phase::{Failed, Pending, Scheduling};
+    let claim = || Some(json!({"status": {"phase": "Pending"}}));
+    let new = || Scene::new(instance("Pending"), &[]);
+    for (name, scene, phase, steps) in [
+        ("claim is missing", new().volume(None, None), Pending, vec![]),
+        ("claim is unbound", new().volume(claim(), None), Scheduling, vec![Step::CreatePod]),
+        ("DataVolume has no claim", new().volume(None, Some("Pending")), Pending, vec![]),
+        ("import runs", new().volume(claim(), Some("ImportInProgress")), Pending, vec![]),
+        ("import is done", new().volume(claim(), Some("Succeeded")), Scheduling, vec![Step::CreatePod]),
+        ("import failed", new().volume(claim(), Some("Failed")), Failed, vec![]),
+        (
+            "populator waits for the launcher pod",
+            new().volume(claim(), Some("PendingPopulation")),
+            Scheduling,
+            vec![Step::CreatePod],
+        ),
+        (
+            "claim would be bound empty",
+            new().volume(claim(), Some("WaitForFirstConsumer")),
+            Pending,
+            vec![Step::CreateProvisioner],
+        ),
+    ] {
+        let plan = scene.plan();
+        assert_eq!((plan.phase, plan.steps), (phase, steps), "{name}");
+    }
+}
+
+#[test]
+fn provisioning_pod_goes_when_it_has_done_its_work() {
+    let provisioner = |phase: &str| {
+        let mut pod = pod(phase, false);
+        pod["metadata"]["annotations"] = json!({"kubevirt.io/ephemeral-provisioning": "true"});
+        pod
+    };
+    let claim = || Some(json!({"status": {"phase": "Bound"}}));
+    let scene = |phase: &str, volume| {
+        Scene::new(instance("Pending"), &[provisioner(phase)]).volume(claim(), Some(volume))
+    };
+    assert_eq!(scene("Running", "WaitForFirstConsumer").plan().steps, []);
+    assert_eq!(scene("Succeeded", "ImportInProgress").plan().steps, [delete_pod()]);
+    let done = scene("Succeeded", "Succeeded").plan();
+    assert_eq!((done.phase, done.steps), (Phase::Scheduling, vec![Step::CreatePod, delete_pod()]));
+}
+
+#[test]
+fn deletion_stops_the_guest_then_the_pod_then_the_instance() {
+    let running = || pod("Running", true);
+    let mut terminating = running();
+    terminating["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    let late = |mut instance: Value| {
+        instance["metadata"]["deletionTimestamp"] = json!(crate::compute::clock::text(NOW - 45));
+        instance
+    };
+    let release = vec![Step::Release(vec![FINALIZER])];
+    for (name, scene, steps) in [
+        ("agent stops the guest", Scene::new(deleted("Running"), &[running()]), vec![Step::Wait(NOW + 40)]),
+        ("agent did not", Scene::new(late(deleted("Running")), &[running()]), vec![delete_pod()]),
+        (
+            "agent is silent",
+            Scene { heartbeat: 0, ..Scene::new(deleted("Running"), &[running()]) },
+            vec![delete_pod()],
+        ),
+        ("guest has stopped", Scene::new(deleted("Succeeded"), &[running()]), vec![delete_pod()]),
+        ("guest never ran", Scene::new(deleted("Scheduling"), &[pod("Pending", false)]), vec![delete_pod()]),
+        ("pod is being deleted", Scene::new(deleted("Succeeded"), &[terminating]), vec![]),
+        ("pod is gone", Scene::new(deleted("Succeeded"), &[]), release.clone()),
+        ("there never was one", Scene::new(deleted("Pending"), &[]), release),
+        (
+            "pod may be there",
+            Scene { confirmed: false, ..Scene::new(deleted("Succeeded"), &[]) },
+            vec![Step::ConfirmPods],
+        ),
+    ] {
+        assert_eq!(scene.plan().steps, steps, "{name}");
+    }
+}
+
+#[test]
+fn instance_without_a_machine_is_let_go_of_its_finalizer_too() {
+    let mut instance = deleted("Succeeded");
+    instance["metadata"]["finalizers"] = json!([FINALIZER, MACHINE_FINALIZER]);
+    let scene = Scene { owner_exists: false, ..Scene::new(instance, &[]) };
+    assert_eq!(scene.plan().steps, [Step::Release(vec![FINALIZER, MACHINE_FINALIZER])]);
+}
+
+#[test]
+fn launcher_that_outlives_its_guest_is_deleted() {
+    let over = |seconds: u64| {
+        let mut instance = instance("Failed");
+        let time = crate::compute::clock::text(NOW - seconds);
+        instance["status"]["phaseTransitionTimestamps"] =
+            json!([{"phase": "Failed", "phaseTransitionTimestamp": time}]);
+        Scene::new(instance, &[pod("Running", true)]).plan().steps
+    };
+    assert_eq!(over(10), [Step::Wait(NOW + 20)]);
+    assert_eq!(over(31), [delete_pod()]);
+}
+
+#[test]
+fn silent_node_fails_an_instance_only_without_a_pod() {
+    let silent =
+        |pods: &[Value]| Scene { heartbeat: NOW - 301, ..Scene::new(instance("Running"), pods) }.plan();
+    assert_eq!(silent(&[pod("Running", true)]).phase, Phase::Kept);
+    let gone = silent(&[]);
+    assert_eq!((gone.phase, gone.reason), (Phase::Failed, Some("NodeUnresponsive")));
+    let down = silent(&[ended("Failed", 1)]);
+    assert_eq!((down.phase, down.reason), (Phase::Failed, Some("NodeUnresponsive")));
+}
+
+/// Conditions after a reconciliation, as `type=status/reason`.
+fn conditions(scene: &Scene, error: Option<&CreateError>) -> Vec<String> {
+    scene.with(|observed, plan| {
+        let desired = status(observed, plan, error);
+        desired
+            .conditions
+            .iter()
+            .map(|one| format!("{}={}/{}", one.kind, one.status, one.reason.as_deref().unwrap_or_default()))
+            .collect()
+    })
+}
+
+#[test]
+fn conditions_say_what_an_instance_waits_for() {
+    let claim = || Some(json!({"status": {"phase": "Pending"}}));
+    let waiting = |reason: &str| {
+        let mut pod = pod("Pending", false);
+        pod["status"]["containerStatuses"][0]["state"] =
+            json!({"waiting": {"reason": reason, "message": "no such image"}});
+        Scene::new(instance("Scheduling"), &[pod])
+    };
+    let mut unschedulable = pod("Pending", false);
+    unschedulable["status"]["conditions"] = json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}]);
+    let new = || Scene::new(instance("Pending"), &[]);
+    let (no_pod, no_guest) = ("Ready=False/PodNotExists", "Ready=False/GuestNotRunning");
+    for (name, scene, wanted) in [
+        ("new", new(), vec![no_guest]),
+        (
+            "claim is missing",
+            new().volume(None, None),
+            vec!["PodScheduled=False/Unschedulable", "Synchronized=False/FailedPvcNotFound", no_pod],
+        ),
+        (
+            "import runs",
+            new().volume(claim(), Some("ImportInProgress")),
+            vec!["DataVolumesReady=False/NotAllDVsReady", no_pod],
+        ),
+        (
+            "first consumer",
+            new().volume(claim(), Some("PendingPopulation")),
+            vec!["DataVolumesReady=False/NotAllDVsReady", "Provisioning=True/", no_guest],
+        ),
+        (
+            "filled",
+            new().volume(claim(), Some("Succeeded")),
+            vec!["DataVolumesReady=True/AllDVsReady", no_guest],
+        ),
+        ("image", waiting("ErrImagePull"), vec!["Synchronized=False/ErrImagePull", no_guest]),
+        ("image again", waiting("ImagePullBackOff"), vec!["Synchronized=False/ImagePullBackOff", no_guest]),
+        (
+            "no node",
+            Scene::new(instance("Scheduling"), &[unschedulable]),
+            vec!["PodScheduled=False/Unschedulable", no_guest],
+        ),
+        ("running", Scene::new(instance("Running"), &[pod("Running", true)]), vec!["Ready=True/"]),
+        ("not ready", Scene::new(instance("Running"), &[pod("Running", false)]), vec!["Ready=False/"]),
+        ("over", Scene::new(instance("Succeeded"), &[ended("Succeeded", 60)]), vec![no_pod]),
+    ] {
+        assert_eq!(conditions(&scene, None), wanted, "{name}");
+    }
+    let error = CreateError { message: "exceeded quota".into() };
+    assert_eq!(conditions(&new(), Some(&error)), ["Synchronized=False/FailedCreate", no_pod]);
+}
+
+#[test]
+fn paused_guest_is_not_ready() {
+    let mut instance = instance("Running");
+    instance["status"]["conditions"] =
+        json!([{"type": "Paused", "status": "True", "reason": "PausedByUser"}]);
+    let scene = Scene::new(instance, &[pod("Running", true)]);
+    assert_eq!(conditions(&scene, None), ["Paused=True/PausedByUser", "Ready=False/ReadinessGatesNotReady"]);
+}
+
+#[test]
+fn problem_that_is_solved_is_removed() {
+    let mut instance = instance("Scheduling");
+    instance["status"]["conditions"] = json!([
+        {"type": "Synchronized", "status": "False", "reason": "ErrImagePull"},
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"},
+        {"type": "AgentConnected", "status": "True"},
+    ]);
+    let scene = Scene::new(instance, &[pod("Running", true)]);
+    assert_eq!(conditions(&scene, None), ["AgentConnected=True/", "Ready=False/GuestNotRunning"]);
+}
+
+#[test]
+fn failed_creation_keeps_the_phase() {
+    let error = CreateError { message: "no".into() };
+    Scene::new(instance("Pending"), &[]).with(|observed, plan| {
+        assert_eq!(status(observed, plan, Some(&error)).phase, "Pending");
+        assert_eq!(status(observed, plan, None).phase, "Scheduling");
+    });
+}
+
+#[test]
+fn a_start_takes_two_writes_before_the_agent_and_one_after() {
+    let mut current = instance("Pending");
+    let mut writes = 0;
+    let mut pods: Vec<Value> = Vec::new();
+    let pending = || pod("Pending", false);
+    let stages =
+        [vec![], vec![pending()], vec![pending()], vec![pod("Running", false)], vec![pod("Running", true)]];
+    for (number, stage) in stages.into_iter().enumerate() {
+        pods = stage;
+        // The pod appears before the instance is looked at a second time.
+        for _ in 0..1 + 2 * number.min(1) {
+            let write = Scene::new(current.clone(), &pods)
+                .with(|observed, plan| patch(observed.instance, &status(observed, plan, None), &[]));
+            let Some(Patch::Merge(write)) = write else { break };
+            writes += 1;
+            assert_eq!(write["metadata"]["resourceVersion"], "5");
+            for (field, value) in write["status"].as_object().unwrap() {
+                current["status"][field] = value.clone();
+            }
+        }
+    }
+    assert_eq!(writes, 2, "Scheduling and Scheduled; the first is made with the pod");
+    assert_eq!(current["status"]["phase"], "Scheduled");
+    assert_eq!(current["status"]["activePods"], json!({"p": "node-1"}));
+    assert_eq!(current["status"]["interfaces"][0]["ipAddresses"], json!(["10.0.0.5", "fd00::5"]));
+    assert_eq!(current["status"]["runtimeUser"], 107);
+    current["status"]["phase"] = json!("Running");
+    let write = Scene::new(current, &pods)
+        .with(|observed, plan| patch(observed.instance, &status(observed, plan, None), &[]));
+    let Some(Patch::Json(made)) = write else { panic!("no JSON patch: {write:?}") };
+    let kinds: Vec<&str> = made.operations().iter().map(|one| one["op"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["test", "test", "replace"], "{made:?}");
+}
+
+#[test]
+fn placed_instance_describes_its_claims() {
+    let mut scheduling = instance("Scheduling");
+    scheduling["spec"]["volumes"] = json!([
+        {"name": "root", "persistentVolumeClaim": {"claimName": "root"}},
+        {"name": "init", "cloudInitNoCloud": {}},
+    ]);
+    let claim = |mode: &str| {
+        json!({
+            "metadata": {"name": "root", "annotations": {"cdi.kubevirt.io/storage.preallocation": "true"}},
+            "spec": {
+                "volumeMode": mode, "storageClassName": "fast", "accessModes": ["ReadWriteOnce"],
+                "resources": {"requests": {"storage": "1Gi"}},
+            },
+            "status": {"phase": "Bound", "capacity": {"storage": "2Gi"}},
+        })
+    };
+    for (mode, overhead) in [("Filesystem", "0.1"), ("Block", "0")] {
+        let scene = Scene::new(scheduling.clone(), &[pod("Running", true)]).volume(Some(claim(mode)), None);
+        let write = scene.with(|observed, plan| patch(observed.instance, &status(observed, plan, None), &[]));
+        let Some(Patch::Merge(write)) = write else { panic!("no merge patch: {write:?}") };
+        let info = json!({
+            "claimName": "root", "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "2Gi"},
+            "requests": {"storage": "1Gi"}, "volumeMode": mode, "preallocated": true,
+            "filesystemOverhead": overhead,
+        });
+        let volumes = json!([
+            {"name": "init", "target": ""},
+            {"name": "root", "target": "", "persistentVolumeClaimInfo": info},
+        ]);
+        assert_eq!(write["status"]["volumeStatus"], volumes);
+    }
+}
+
+#[test]
+fn finalizers_are_removed_by_their_place() {
+    let mut instance = deleted("Succeeded");
+    instance["metadata"]["finalizers"] = json!(["other", FINALIZER]);
+    let scene = Scene::new(instance, &[]);
+    let write = scene.with(|observed, plan| {
+        let mut desired = status(observed, plan, None);
+        desired.conditions = observed.instance.status.conditions.clone();
+        patch(observed.instance, &desired, &[FINALIZER])
+    });
+    let place = "/metadata/finalizers/1";
+    assert_eq!(write, Some(Patch::Json(JsonPatch::new().test(place, FINALIZER).remove(place))));
+}
+
+#[test]
+fn guarded_patch_changes_only_what_the_agent_left() {
+    let mut current = instance("Running");
+    current["status"]["conditions"] = json!([
+        {"type": "AgentConnected", "status": "True"},
+        {"type": "Ready", "status": "False", "reason": "GuestNotRunning"},
+    ]);
+    let scene = Scene::new(current, &[pod("Running", true)]);
+    scene.with(|observed, plan| {
+        let desired = status(observed, plan, None);
+        assert!(is_false(&observed.instance.status.conditions, "Ready").is_some());
+        assert!(condition(&desired.conditions, "AgentConnected").is_some());
+        let Some(Patch::Json(made)) = patch(observed.instance, &desired, &[]) else { panic!("no patch") };
+        let operations = made.operations();
+        assert_eq!(
+            operations[0],
+            json!({"op": "test", "path": "/status/conditions/1/type", "value": "Ready"})
+        );
+        assert_eq!(operations[2]["path"], "/status/conditions/1");
+        assert_eq!(operations.len(), 3);
+    });
+}
+
+/// A running instance with a hotplugged volume on the claim `root`.
+fn plugged(volumes: &Value, status: Value) -> Scene {
+    let mut instance = instance("Running");
+    instance["spec"]["volumes"] = volumes.clone();
+    instance["status"]["volumeStatus"] = status;
+    Scene::new(instance, &[pod("Running", true)]).volume(Some(json!({"status": {"phase": "Bound"}})), None)
+}
+
+fn attachment(name: &str, ready: bool) -> Value {
+    json!({
+        "metadata": {"name": name, "namespace": "n", "uid": "h", "annotations": {"ferrovirt.io/volume": "data"}},
+        "status": {"phase": if ready { "Running" } else { "Pending" },
+            "containerStatuses": [{"name": "hotplug-disk", "ready": ready}]},
+    })
+}
+
+#[test]
+fn volume_comes_by_a_pod_of_its_own_and_goes_with_it() {
+    let name = crate::compute::launcher::attachment_name("u", "data", "root");
+    let volumes =
+        json!([{"name": "data", "persistentVolumeClaim": {"claimName": "root", "hotpluggable": true}}]);
+    let none = json!([]);
+    let entry = |phase: &str| {
+        json!([{"name": "data", "phase": phase, "hotplugVolume": {"attachPodName": name, "attachPodUID": "h"},
+            "persistentVolumeClaimInfo": {"claimName": "root"}}])
+    };
+    let create = || Step::CreateAttachment { volume: "data".into(), claim: "root".into(), pod: name.clone() };
+    let remove = || Step::DeleteAttachment { name: name.clone(), uid: "h".into(), volume: "data".into() };
+    // Spec, status, whether its pod exists and is ready; steps, operations of the patch, phase that is written.
+    for (case, spec, status, pods, steps, phase) in [
+        ("new", &volumes, json!([]), None, vec![create()], Some("Bound")),
+        ("pod starts", &volumes, entry("Bound"), Some(false), vec![], Some("Bound")),
+        ("pod runs", &volumes, entry("Bound"), Some(true), vec![], Some("AttachedToNode")),
+        ("agent has it", &volumes, entry("Ready"), Some(true), vec![], None),
+        ("pod was lost", &volumes, entry("Ready"), None, vec![create()], Some("Ready")),
+        ("goes", &none, entry("Ready"), Some(true), vec![], Some("Detaching")),
+        ("agent lets it go", &none, entry("Detaching"), Some(true), vec![], None),
+        ("is gone from the guest", &none, entry("UnMountedFromPod"), Some(true), vec![remove()], None),
+        ("pod is gone", &none, entry("UnMountedFromPod"), None, vec![], Some("")),
+        ("never came", &none, entry("Pending"), Some(false), vec![remove()], None),
+    ] {
+        let mut scene = plugged(spec, status.clone());
+        scene.attachments = pods.map(|ready| attachment(&name, ready)).into_iter().collect();
+        let (plan, changes) = scene.hotplug();
+        assert_eq!(plan.steps, steps, "{case}");
+        let patch = super::hotplug::patch(&changes, status.as_array().unwrap().is_empty());
+        let written = patch.operations().iter().find_map(|one| match one["op"].as_str().unwrap() {
+            "remove" => Some(String::new()),
+            "add" if one["path"] == "/status/volumeStatus" => {
+                one["value"][0]["phase"].as_str().map(str::to_owned)
+            }
+            "add" if one["path"] == "/status/volumeStatus/0/phase" => {
+                one["value"].as_str().map(str::to_owned)
+            }
+            _ => None,
+        });
+        assert_eq!(written.as_deref(), phase, "{case}: {patch:?}");
+    }
+}
+
+#[test]
+fn attachment_pods_go_with_the_guest() {
+    let volumes =
+        json!([{"name": "data", "persistentVolumeClaim": {"claimName": "root", "hotpluggable": true}}]);
+    let name = crate::compute::launcher::attachment_name("u", "data", "root");
+    for (phase, pods, deleted) in [
+        ("Running", vec![pod("Running", true)], 0),
+        ("Succeeded", vec![ended("Succeeded", 60)], 1),
+        ("Running", vec![ended("Failed", 60)], 1),
+    ] {
+        let mut instance = instance(phase);
+        instance["spec"]["volumes"] = volumes.clone();
+        let mut scene = Scene::new(instance, &pods).volume(Some(json!({"status": {"phase": "Bound"}})), None);
+        scene.attachments = vec![attachment(&name, true)];
+        let steps = scene.hotplug().0.steps;
+        let count = steps.iter().filter(|step| matches!(step, Step::DeleteAttachment { .. })).count();
+        assert_eq!(count, deleted, "{phase}");
+    }
+}

@@ -1,0 +1,261 @@
+//! The launcher pod of an instance: what stock tools, virt-agent and the scheduler find in it. Pure.
+//!
+//! The pod needs no privilege: what needs root is done from outside by virt-agent. It holds no token, and the operator
+//! reads none of the Secrets that it mounts.
+//!
+//! | container | image | what it does |
+//! |---|---|---|
+//! | `compute` | launcher | runs the guest |
+//! | `volume<NAME>` | the user's | keeps the image of a containerDisk open for virt-agent |
+//! | `container-disk-binary` (init) | launcher | copies the program of the former |
+//!
+//! Not here: when a pod is created.
+
+mod attachment;
+mod name;
+mod network;
+mod placement;
+mod probes;
+mod resources;
+mod storage;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+use api::kubevirt::VirtualMachineInstance;
+use serde_json::{Map, Value, json};
+use thiserror::Error;
+
+pub(super) use attachment::{Attachment, OWNER_NAME, OWNER_UID, VOLUME, attachment, attachment_name};
+pub(super) use name::pod_name;
+pub(super) use network::definitions;
+
+/// Program of container `compute`.
+const LAUNCHER: &str = "/usr/bin/virt-launcher";
+/// Owner of disks, and user of every container.
+const QEMU: u32 = 107;
+/// Seconds that a pod has beyond its guest's grace period.
+const GRACE_MARGIN: u64 = 30;
+/// Grace period where an instance gives none, in seconds.
+const GRACE: u64 = 30;
+/// Annotation that leaves Velero's hooks out.
+const SKIP_HOOKS: &str = "kubevirt.io/skip-backup-hooks";
+
+/// What the platform's configuration says about launcher pods.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Settings {
+    /// Image of virt-launcher.
+    pub(super) image: String,
+    /// `imagePullPolicy` of that image; the kubelet's default if empty.
+    pub(super) pull_policy: Option<String>,
+    /// Guests may run without KVM (`developerConfiguration.useEmulation`).
+    pub(super) emulation: bool,
+    /// vCPUs for each CPU that is requested (`developerConfiguration.cpuAllocationRatio`).
+    pub(super) cpu_allocation_ratio: u32,
+    /// Guest memory in per cent of the memory that is requested for it (`developerConfiguration.memoryOvercommit`).
+    pub(super) memory_overcommit: u32,
+    /// Running instances follow sockets, memory and placement of their VMs (`vmRolloutStrategy` is not `Stage`).
+    pub(super) live_update: bool,
+    /// No annotations with Velero's hooks.
+    pub(super) skip_backup_hooks: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            image: String::new(),
+            pull_policy: None,
+            emulation: false,
+            cpu_allocation_ratio: 10,
+            memory_overcommit: 100,
+            live_update: true,
+            skip_backup_hooks: false,
+        }
+    }
+}
+
+/// What a pod is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// Running the guest.
+    Guest,
+    /// Using the instance's claims once, so that they are placed and filled.
+    Provision,
+}
+
+/// What objects outside of the instance say about its pod.
+pub(super) struct Facts<'a> {
+    /// Which claims are block devices.
+    pub(super) is_block: &'a (dyn Fn(&str) -> bool + Sync),
+    /// Resources that the instance's networks need, a name for each network that needs one.
+    pub(super) networks: &'a [String],
+}
+
+/// Why no pod can be made for an instance.
+#[derive(Debug, Error)]
+pub(super) enum Unsupported {
+    /// A field that this release cannot follow.
+    #[error("{path}: {problem}")]
+    Field { path: String, problem: String },
+    /// The object is not an instance.
+    #[error("the VirtualMachineInstance cannot be read")]
+    Unreadable(#[source] serde_json::Error),
+}
+
+impl Unsupported {
+    fn field(path: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self::Field { path: path.into(), problem: problem.into() }
+    }
+}
+
+/// The pod for an instance, given as the API server has it.
+///
+/// # Errors
+/// For a field that this release cannot follow.
+pub(super) fn pod(
+    instance: &Value,
+    settings: &Settings,
+    purpose: Purpose,
+    facts: &Facts<'_>,
+) -> Result<Value, Unsupported> {
+    let object: VirtualMachineInstance =
+        serde_json::from_value(instance.clone()).map_err(Unsupported::Unreadable)?;
+    let (meta, spec) = (&object.metadata, &object.spec);
+    let raw = &instance["spec"];
+    let uid = meta.uid.as_deref().unwrap_or_default();
+    let namespace = meta.namespace.as_deref().unwrap_or_default();
+    let storage = storage::storage(&object, raw, settings, purpose, facts.is_block)?;
+
+    let mut compute = json!({
+        "name": "compute",
+        "image": settings.image,
+        "command": match purpose {
+            Purpose::Guest => json!([
+                LAUNCHER, "run", virt::pod::PRIVATE, "--pod",
+                "--name", meta.name, "--uid", uid, "--namespace", namespace,
+            ]),
+            Purpose::Provision => json!([LAUNCHER, "--version"]),
+        },
+        "securityContext": container_security(),
+        "resources": resources::compute(spec, raw, settings)?,
+        "volumeMounts": storage.mounts,
+    });
+    if purpose == Purpose::Guest {
+        network::request(&mut compute["resources"], facts.networks);
+    }
+    if let Some(policy) = &settings.pull_policy {
+        compute["imagePullPolicy"] = json!(policy);
+    }
+    if !storage.devices.is_empty() {
+        compute["volumeDevices"] = json!(storage.devices);
+    }
+    if purpose == Purpose::Guest {
+        let ports = network::ports(spec);
+        if !ports.is_empty() {
+            compute["ports"] = json!(ports);
+        }
+        for probe in ["livenessProbe", "readinessProbe"] {
+            if let Some(wanted) = raw.get(probe).filter(|probe| probe.is_object()) {
+                compute[probe] = probes::probe(wanted, namespace, &meta.name);
+            }
+        }
+    }
+
+    let mut containers = vec![compute];
+    containers.extend(storage.containers);
+    let mut pod_spec = json!({
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": false,
+        "enableServiceLinks": false,
+        "terminationGracePeriodSeconds": match purpose {
+            Purpose::Guest => spec.termination_grace_period_seconds.unwrap_or(GRACE).saturating_add(GRACE_MARGIN),
+            Purpose::Provision => 0,
+        },
+        "securityContext": {
+            "runAsUser": QEMU, "runAsGroup": QEMU, "fsGroup": QEMU, "runAsNonRoot": true,
+            "fsGroupChangePolicy": "OnRootMismatch", "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "hostname": name::host_name(spec.hostname.as_deref().unwrap_or(&meta.name)),
+        "containers": containers,
+        "volumes": storage.volumes,
+    });
+    if !storage.init_containers.is_empty() {
+        pod_spec["initContainers"] = json!(storage.init_containers);
+    }
+    if !storage.pull_secrets.is_empty() {
+        let secrets: Vec<Value> = storage.pull_secrets.iter().map(|name| json!({"name": name})).collect();
+        pod_spec["imagePullSecrets"] = json!(secrets);
+    }
+    placement::place(&mut pod_spec, spec, raw);
+
+    Ok(json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": pod_name(&meta.name, uid, purpose),
+            "namespace": namespace,
+            "labels": labels(&object),
+            "annotations": annotations(&object, settings, purpose),
+            "ownerReferences": [{
+                "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "name": meta.name, "uid": uid,
+                "controller": true, "blockOwnerDeletion": true,
+            }],
+        },
+        "spec": pod_spec,
+    }))
+}
+
+/// What restricted Pod Security asks of every container.
+fn container_security() -> Value {
+    json!({
+        "allowPrivilegeEscalation": false, "runAsNonRoot": true, "runAsUser": QEMU, "runAsGroup": QEMU,
+        "capabilities": {"drop": ["ALL"]},
+    })
+}
+
+fn labels(object: &VirtualMachineInstance) -> BTreeMap<String, String> {
+    let meta = &object.metadata;
+    let host = object.spec.hostname.as_deref().unwrap_or(&meta.name);
+    let mut labels = meta.labels.clone();
+    labels.insert("kubevirt.io".into(), "virt-launcher".into());
+    labels.insert("kubevirt.io/created-by".into(), meta.uid.clone().unwrap_or_default());
+    labels.insert("vm.kubevirt.io/name".into(), name::host_name(host));
+    labels.insert("vmi.kubevirt.io/id".into(), name::label_value(&meta.name));
+    labels.remove("kubevirt.io/nodeName");
+    labels
+}
+
+fn annotations(object: &VirtualMachineInstance, settings: &Settings, purpose: Purpose) -> Map<String, Value> {
+    let meta = &object.metadata;
+    let of_instance = meta.annotations.iter().filter(|(key, _)| {
+        !key.starts_with("kubevirt.io/") && key.as_str() != "kubectl.kubernetes.io/last-applied-configuration"
+    });
+    let mut all: Map<String, Value> = of_instance.map(|(key, value)| (key.clone(), json!(value))).collect();
+    let mut set = |key: &str, value: &str| all.insert(key.to_owned(), json!(value));
+    set("kubevirt.io/domain", &meta.name);
+    set("kubectl.kubernetes.io/default-container", "compute");
+    set("kubevirt.io/migrationTransportUnix", "true");
+    set("descheduler.alpha.kubernetes.io/request-evict-only", "");
+    if purpose == Purpose::Provision {
+        set("kubevirt.io/ephemeral-provisioning", "true");
+        return all;
+    }
+    let namespace = meta.namespace.as_deref().unwrap_or_default();
+    let skip = meta.annotations.get(SKIP_HOOKS).is_some_and(|value| value == "true");
+    if !skip && !settings.skip_backup_hooks {
+        for (stage, flag) in [("pre", "--freeze"), ("post", "--unfreeze")] {
+            let command =
+                json!(["/usr/bin/virt-freezer", flag, "--name", meta.name, "--namespace", namespace])
+                    .to_string();
+            set(&format!("{stage}.hook.backup.velero.io/container"), "compute");
+            set(&format!("{stage}.hook.backup.velero.io/command"), &command);
+        }
+        set("pre.hook.backup.velero.io/timeout", "60s");
+    }
+    for (key, value) in network::annotations(&object.spec, namespace) {
+        set(key, &value);
+    }
+    all
+}

@@ -1,0 +1,38 @@
+//! Where a launcher pod may run, and how it is found on the network: fields that an instance shares with pods.
+
+use api::kubevirt::VirtualMachineInstanceSpec;
+use serde_json::{Value, json};
+
+/// Fields of an instance that a pod has under the same name with the same meaning.
+const SHARED: [&str; 7] = [
+    "affinity",
+    "tolerations",
+    "topologySpreadConstraints",
+    "priorityClassName",
+    "schedulerName",
+    "dnsPolicy",
+    "dnsConfig",
+];
+
+/// Adds selectors and shared fields to a pod's spec. `raw` is the instance's spec.
+pub(super) fn place(pod: &mut Value, spec: &VirtualMachineInstanceSpec, raw: &Value) {
+    for field in SHARED {
+        if let Some(value) = raw.get(field).filter(|value| !value.is_null()) {
+            pod[field] = value.clone();
+        }
+    }
+    if let Some(subdomain) = raw.get("subdomain").filter(|value| value.is_string()) {
+        pod["subdomain"] = subdomain.clone();
+    }
+    let mut selector =
+        raw.get("nodeSelector").filter(|value| value.is_object()).cloned().unwrap_or(json!({}));
+    selector["kubevirt.io/schedulable"] = json!("true");
+    selector["kubernetes.io/arch"] = json!(spec.architecture.as_deref().unwrap_or("amd64"));
+    if raw.pointer("/domain/cpu/dedicatedCpuPlacement") == Some(&json!(true)) {
+        selector["cpumanager"] = json!("true");
+    }
+    if raw.pointer("/domain/cpu/realtime").is_some() {
+        selector["kubevirt.io/realtime"] = json!("");
+    }
+    pod["nodeSelector"] = selector;
+}

@@ -1,0 +1,155 @@
+//! Resources of container `compute`: the guest's, what QEMU and the launcher need beside them, and devices.
+
+use api::kubevirt::VirtualMachineInstanceSpec;
+use api::quantity;
+use serde_json::{Map, Value, json};
+
+use super::{Settings, Unsupported};
+
+const MIB: u64 = 1 << 20;
+/// virt-launcher with libvirt embedded, and the pages that it shares.
+const LAUNCHER: u64 = 64 * MIB;
+/// QEMU itself.
+const QEMU: u64 = 50 * MIB;
+/// QEMU for each vCPU.
+const VCPU: u64 = 8 * MIB;
+/// I/O threads.
+const IO_THREADS: u64 = 8 * MIB;
+/// A screen.
+const GRAPHICS: u64 = 32 * MIB;
+/// The emulator of a TPM.
+const TPM: u64 = 53 * MIB;
+/// Code that QEMU translates without KVM.
+const TRANSLATION: u64 = 128 * MIB;
+/// Pages of the guest for each page of tables.
+const PAGE_TABLES: u64 = 512;
+
+/// vCPUs at the start.
+pub(super) fn vcpus(spec: &VirtualMachineInstanceSpec) -> u64 {
+    let topology = spec.domain.cpu.as_ref();
+    let given = topology.is_some_and(|cpu| cpu.sockets.or(cpu.cores).or(cpu.threads).is_some());
+    if given {
+        let of = |count: Option<u32>| u64::from(count.unwrap_or(1));
+        return topology.map_or(1, |cpu| of(cpu.sockets) * of(cpu.cores) * of(cpu.threads));
+    }
+    let resources = spec.domain.resources.as_ref();
+    let cpu = resources.and_then(|resources| resources.limits.get("cpu").or(resources.requests.get("cpu")));
+    cpu.and_then(|cpu| cpu.bytes().ok()).unwrap_or(1).max(1)
+}
+
+/// Bytes that QEMU and the launcher need beside the guest's memory.
+pub(super) fn overhead(spec: &VirtualMachineInstanceSpec, memory: u64, settings: &Settings) -> u64 {
+    let devices = &spec.domain.devices;
+    let mut bytes = memory / PAGE_TABLES + LAUNCHER + QEMU + VCPU * vcpus(spec) + IO_THREADS;
+    if devices.autoattach_graphics_device != Some(false) {
+        bytes += GRAPHICS;
+    }
+    if devices.tpm.as_ref().is_some_and(|tpm| tpm.enabled != Some(false)) {
+        bytes += TPM;
+    }
+    if settings.emulation {
+        bytes += TRANSLATION;
+    }
+    bytes
+}
+
+/// Memory of the guest in bytes.
+fn guest_memory(spec: &VirtualMachineInstanceSpec) -> Result<u64, Unsupported> {
+    let guest = spec.domain.memory.as_ref().and_then(|memory| memory.guest.as_ref());
+    let resources = spec.domain.resources.as_ref();
+    let named = [
+        ("spec.domain.memory.guest", guest),
+        ("spec.domain.resources.requests.memory", resources.and_then(|one| one.requests.get("memory"))),
+        ("spec.domain.resources.limits.memory", resources.and_then(|one| one.limits.get("memory"))),
+    ];
+    for (path, amount) in named {
+        if let Some(amount) = amount {
+            return amount.bytes().map_err(|error| Unsupported::field(path, error.to_string()));
+        }
+    }
+    Err(Unsupported::field("spec.domain.memory.guest", "no memory is given for the guest"))
+}
+
+/// `resources` of container `compute`. `raw` is the instance's spec.
+pub(super) fn compute(
+    spec: &VirtualMachineInstanceSpec,
+    raw: &Value,
+    settings: &Settings,
+) -> Result<Value, Unsupported> {
+    let guest = guest_memory(spec)?;
+    let beside = overhead(spec, guest, settings);
+    let given = |list: &str, name: &str| raw.pointer(&format!("/domain/resources/{list}/{name}"));
+    let bytes = |list: &str, name: &str| -> Result<Option<u64>, Unsupported> {
+        let Some(value) = given(list, name) else { return Ok(None) };
+        let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let error = |error: quantity::QuantityError| {
+            Unsupported::field(format!("spec.domain.resources.{list}.{name}"), error.to_string())
+        };
+        quantity::bytes(&text).map(Some).map_err(error)
+    };
+    let (mut requests, mut limits) = (Map::new(), Map::new());
+
+    let hugepages = spec.domain.memory.as_ref().and_then(|memory| memory.hugepages.as_ref());
+    if let Some(size) = hugepages.and_then(|hugepages| hugepages.page_size.as_ref()) {
+        let name = format!("hugepages-{}", size);
+        requests.insert(name.clone(), json!(guest.to_string()));
+        limits.insert(name, json!(guest.to_string()));
+        requests.insert("memory".into(), json!(beside.to_string()));
+    } else {
+        let limit = bytes("limits", "memory")?;
+        let overcommitted = guest.saturating_mul(100) / u64::from(settings.memory_overcommit.max(1));
+        let request = bytes("requests", "memory")?.or(limit).unwrap_or(overcommitted);
+        requests.insert("memory".into(), json!(request.saturating_add(beside).to_string()));
+        if let Some(limit) = limit {
+            limits.insert("memory".into(), json!(limit.saturating_add(beside).to_string()));
+        }
+    }
+
+    let count = vcpus(spec);
+    if raw.pointer("/domain/cpu/dedicatedCpuPlacement") == Some(&json!(true)) {
+        let emulator = u64::from(raw.pointer("/domain/cpu/isolateEmulatorThread") == Some(&json!(true)));
+        let cpus = json!((count + emulator).to_string());
+        requests.insert("cpu".into(), cpus.clone());
+        limits.insert("cpu".into(), cpus);
+        let memory = requests.get("memory").cloned();
+        limits.extend(memory.map(|memory| ("memory".to_owned(), memory)));
+    } else {
+        let ratio = u64::from(settings.cpu_allocation_ratio.max(1));
+        let share = json!(format!("{}m", (count * 1000 / ratio).max(1)));
+        let limit = given("limits", "cpu");
+        requests.insert("cpu".into(), given("requests", "cpu").or(limit).cloned().unwrap_or(share));
+        if let Some(limit) = limit {
+            limits.insert("cpu".into(), limit.clone());
+        }
+    }
+    for list in ["requests", "limits"] {
+        for name in ["ephemeral-storage"] {
+            if let Some(value) = given(list, name) {
+                let target = if list == "requests" { &mut requests } else { &mut limits };
+                target.insert(name.to_owned(), value.clone());
+            }
+        }
+    }
+
+    let mut devices = vec!["tun"];
+    if !settings.emulation {
+        devices.push("kvm");
+        if wants_vhost(spec) {
+            devices.push("vhost-net");
+        }
+    }
+    for device in devices {
+        let name = format!("devices.kubevirt.io/{device}");
+        requests.insert(name.clone(), json!("1"));
+        limits.insert(name, json!("1"));
+    }
+    Ok(json!({"requests": requests, "limits": limits}))
+}
+
+/// Whether an interface can use the kernel's virtio back end.
+fn wants_vhost(spec: &VirtualMachineInstanceSpec) -> bool {
+    let devices = &spec.domain.devices;
+    let implicit = devices.interfaces.is_empty() && devices.autoattach_pod_interface != Some(false);
+    implicit
+        || devices.interfaces.iter().any(|one| one.model.as_deref().is_none_or(|model| model == "virtio"))
+}

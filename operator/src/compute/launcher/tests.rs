@@ -1,0 +1,259 @@
+//! Launcher pods of typical instances, compared whole with `golden/`. `FERROVIRT_WRITE_GOLDEN=1` writes the files anew: read
+//! the difference before committing it.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::{Facts, Purpose, Settings, Unsupported, definitions, pod};
+use api::kubevirt::VirtualMachineInstance;
+
+/// Claims that are block devices.
+fn is_block(claim: &str) -> bool {
+    claim.starts_with("block")
+}
+
+const FACTS: Facts<'_> = Facts { is_block: &is_block, networks: &[] };
+
+fn settings() -> Settings {
+    Settings { image: "localhost/ferrovirt:virt-launcher".into(), emulation: true, ..Settings::default() }
+}
+
+fn instance(spec: &Value) -> Value {
+    json!({
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachineInstance",
+        "metadata": {
+            "name": "vm", "namespace": "shop", "uid": "5c0f8a2e-52a1-4c36-9d39-0d8c3c1cb7d6",
+            "labels": {"app": "db", "kubevirt.io/nodeName": "old"},
+            "annotations": {"team": "a", "kubevirt.io/vm-generation": "1"},
+        },
+        "spec": spec,
+    })
+}
+
+fn memory(size: &str) -> Value {
+    json!({"memory": {"guest": size}})
+}
+
+/// Name, spec, settings, purpose.
+fn shapes() -> Vec<(&'static str, Value, Settings, Purpose)> {
+    let guest = |name, spec| (name, spec, settings(), Purpose::Guest);
+    let kvm = Settings { emulation: false, pull_policy: Some("Always".into()), ..settings() };
+    let two_disks = json!({
+        "domain": memory("1Gi"),
+        "volumes": [
+            {"name": "root", "dataVolume": {"name": "root-disk"}},
+            {"name": "data", "persistentVolumeClaim": {"claimName": "block-data", "readOnly": true}},
+            {"name": "private", "persistentVolumeClaim": {"claimName": "clash"}},
+            {"name": "scratch", "ephemeral": {"persistentVolumeClaim": {"claimName": "base"}}},
+            {"name": "empty", "emptyDisk": {"capacity": "1Gi"}},
+        ],
+    });
+    vec![
+        guest("smallest", json!({"domain": memory("128Mi")})),
+        ("kvm", json!({"domain": memory("2Gi"), "architecture": "amd64"}), kvm, Purpose::Guest),
+        guest("claims", two_disks.clone()),
+        ("provisioner", two_disks, settings(), Purpose::Provision),
+        guest(
+            "container-disks",
+            json!({
+                "domain": memory("256Mi"),
+                "volumes": [
+                    {"name": "os", "containerDisk": {"image": "registry/fedora:40", "imagePullSecret": "login"}},
+                    {"name": "tools", "containerDisk": {"image": "registry/tools:1", "imagePullPolicy": "Never"}},
+                ],
+            }),
+        ),
+        guest(
+            "files",
+            json!({
+                "domain": memory("256Mi"),
+                "volumes": [
+                    {"name": "ci", "cloudInitNoCloud": {
+                        "secretRef": {"name": "user"}, "networkDataSecretRef": {"name": "net"}}},
+                    {"name": "inline", "cloudInitConfigDrive": {"userData": "#cloud-config\n"}},
+                    {"name": "keys", "secret": {"secretName": "keys.example", "optional": true}},
+                    {"name": "conf", "configMap": {"name": "conf"}},
+                    {"name": "setup", "sysprep": {"configMap": {"name": "unattend"}}},
+                    {"name": "labels", "downwardAPI": {"fields": []}},
+                ],
+                "accessCredentials": [{"sshPublicKey": {"source": {"secret": {"secretName": "ssh"}},
+                    "propagationMethod": {"noCloud": {}}}}],
+            }),
+        ),
+        guest(
+            "networks",
+            json!({
+                "domain": {"memory": {"guest": "256Mi"}, "devices": {"interfaces": [
+                    {"name": "default", "masquerade": {}, "ports": [{"name": "http", "port": 80}, {"port": 53, "protocol": "UDP"}]},
+                    {"name": "lan", "bridge": {}, "macAddress": "02:00:00:00:00:07"},
+                ]}},
+                "networks": [{"name": "default", "pod": {}}, {"name": "lan", "multus": {"networkName": "infra/lan"}}],
+            }),
+        ),
+        guest(
+            "default-network",
+            json!({
+                "domain": {"memory": {"guest": "256Mi"}, "devices": {"interfaces": [{"name": "n", "bridge": {}}]}},
+                "networks": [{"name": "n", "multus": {"networkName": "lan", "default": true}}],
+            }),
+        ),
+        guest(
+            "placement",
+            json!({
+                "domain": memory("256Mi"), "hostname": "db.internal", "subdomain": "svc", "terminationGracePeriodSeconds": 180,
+                "nodeSelector": {"disk": "ssd"}, "priorityClassName": "high", "schedulerName": "other",
+                "affinity": {"nodeAffinity": {}}, "tolerations": [{"operator": "Exists"}],
+                "topologySpreadConstraints": [
+                    {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
+                "dnsPolicy": "None", "dnsConfig": {"nameservers": ["10.0.0.10"]},
+            }),
+        ),
+        guest(
+            "probes",
+            json!({
+                "domain": memory("256Mi"),
+                "livenessProbe": {"guestAgentPing": {}, "periodSeconds": 5},
+                "readinessProbe": {"exec": {"command": ["cat", "/ready"]}, "timeoutSeconds": 7},
+            }),
+        ),
+        guest(
+            "guaranteed",
+            json!({"domain": {"resources": {
+                "requests": {"memory": "1Gi", "cpu": "2"}, "limits": {"memory": "1Gi", "cpu": "2"}}}}),
+        ),
+        guest(
+            "dedicated",
+            json!({"domain": {
+                "cpu": {"cores": 2, "threads": 2, "dedicatedCpuPlacement": true, "isolateEmulatorThread": true},
+                "memory": {"guest": "1Gi"}}}),
+        ),
+        guest(
+            "hugepages",
+            json!({"domain": {"memory": {"guest": "1Gi", "hugepages": {"pageSize": "2Mi"}},
+                "devices": {"autoattachGraphicsDevice": false, "tpm": {}}}}),
+        ),
+    ]
+}
+
+#[test]
+fn pods_are_as_written_down() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/compute/launcher/golden");
+    let write = std::env::var_os("FERROVIRT_WRITE_GOLDEN").is_some();
+    for (name, spec, settings, purpose) in shapes() {
+        let made = pod(&instance(&spec), &settings, purpose, &FACTS).unwrap();
+        let text = format!("{}\n", serde_json::to_string_pretty(&made).unwrap());
+        let file = folder.join(format!("{name}.json"));
+        if write {
+            std::fs::write(&file, &text).unwrap();
+        }
+        let golden = std::fs::read_to_string(&file).unwrap_or_default();
+        assert!(golden == text, "{name}: not as in {}:\n{text}", file.display());
+    }
+}
+
+/// The rules of restricted Pod Security, for every container.
+#[test]
+fn pods_are_restricted() {
+    for (name, spec, settings, purpose) in shapes() {
+        let made = pod(&instance(&spec), &settings, purpose, &FACTS).unwrap();
+        let spec = &made["spec"];
+        assert_eq!(spec["securityContext"]["seccompProfile"]["type"], "RuntimeDefault", "{name}");
+        assert_eq!(spec["automountServiceAccountToken"], false, "{name}");
+        for volume in spec["volumes"].as_array().unwrap() {
+            assert!(volume.get("hostPath").is_none(), "{name}: {volume}");
+        }
+        let list = |field: &str| spec[field].as_array().cloned().unwrap_or_default();
+        for container in list("containers").iter().chain(&list("initContainers")) {
+            let context = &container["securityContext"];
+            assert_eq!(context["allowPrivilegeEscalation"], false, "{name}");
+            assert_eq!(context["capabilities"], json!({"drop": ["ALL"]}), "{name}");
+            assert_eq!(
+                (&context["runAsUser"], &context["runAsNonRoot"]),
+                (&json!(107), &json!(true)),
+                "{name}"
+            );
+        }
+    }
+}
+
+#[test]
+fn volume_names_are_unique_and_every_mount_has_a_volume() {
+    for (name, spec, settings, purpose) in shapes() {
+        let made = pod(&instance(&spec), &settings, purpose, &FACTS).unwrap();
+        let volumes: Vec<&str> = made["spec"]["volumes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|one| one["name"].as_str().unwrap())
+            .collect();
+        let mut unique = volumes.clone();
+        unique.sort_unstable();
+        unique.dedup();
+        assert_eq!(unique.len(), volumes.len(), "{name}: {volumes:?}");
+        for container in made["spec"]["containers"].as_array().unwrap() {
+            for field in ["volumeMounts", "volumeDevices"] {
+                for used in container[field].as_array().into_iter().flatten() {
+                    assert!(volumes.contains(&used["name"].as_str().unwrap()), "{name}: {used}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn guaranteed_guest_gives_a_guaranteed_pod() {
+    let spec = json!({"domain": {"cpu": {"cores": 1, "dedicatedCpuPlacement": true}, "memory": {"guest": "1Gi"}},
+        "volumes": [{"name": "os", "containerDisk": {"image": "a"}}]});
+    let made = pod(&instance(&spec), &settings(), Purpose::Guest, &FACTS).unwrap();
+    let list = |field: &str| made["spec"][field].as_array().cloned().unwrap();
+    for container in list("containers").iter().chain(&list("initContainers")) {
+        let resources = &container["resources"];
+        assert_eq!(resources["requests"], resources["limits"], "{}", container["name"]);
+    }
+}
+
+#[test]
+fn resources_of_networks_are_asked_for_as_often_as_networks_need_them() {
+    let names =
+        ["bridge.network.kubevirt.io/br1", "x/vf", "bridge.network.kubevirt.io/br1"].map(str::to_owned);
+    let spec = json!({
+        "domain": memory("1Gi"),
+        "networks": [
+            {"name": "a", "multus": {"networkName": "blue"}},
+            {"name": "p", "pod": {}},
+            {"name": "b", "multus": {"networkName": "infra/red"}},
+        ],
+    });
+    let object: VirtualMachineInstance = serde_json::from_value(instance(&spec)).unwrap();
+    let of = |namespace: &str, name: &str| (namespace.to_owned(), name.to_owned());
+    assert_eq!(definitions(&object.spec, "ns"), [of("ns", "blue"), of("infra", "red")]);
+    let facts = Facts { networks: &names, ..FACTS };
+    for (purpose, wanted) in [(Purpose::Guest, json!("2")), (Purpose::Provision, Value::Null)] {
+        let made = pod(&instance(&spec), &settings(), purpose, &facts).unwrap();
+        for list in ["requests", "limits"] {
+            let resources = &made["spec"]["containers"][0]["resources"][list];
+            assert_eq!(resources["bridge.network.kubevirt.io/br1"], wanted, "{purpose:?}");
+        }
+    }
+}
+
+#[test]
+fn fields_that_are_not_followed_are_refused_by_path() {
+    let volume = |source: &str, value: Value| json!({"domain": memory("1Gi"), "volumes": [{"name": "v", source: value}]});
+    for (spec, path) in [
+        (volume("serviceAccount", json!({"serviceAccountName": "a"})), "spec.volumes[0].serviceAccount: "),
+        (volume("hostDisk", json!({"path": "/", "type": "Disk"})), "spec.volumes[0].hostDisk: "),
+        (json!({"domain": {}}), "spec.domain.memory.guest: "),
+        (json!({"domain": memory("lots")}), "spec.domain.memory.guest: "),
+        (
+            json!({"domain": {"memory": {"guest": "1Gi"}, "firmware": {"kernelBoot": {"container": {"image": "k"}}}}}),
+            "spec.domain.firmware.kernelBoot.container: ",
+        ),
+    ] {
+        let error = pod(&instance(&spec), &settings(), Purpose::Guest, &FACTS).unwrap_err();
+        assert!(matches!(error, Unsupported::Field { .. }));
+        assert!(error.to_string().starts_with(path), "{error}");
+    }
+}

@@ -1,0 +1,268 @@
+//! Does the steps of a VirtualMachine and writes its status. Every step can be repeated; what was done shows in the caches
+//! and leads to the next reconciliation.
+
+use std::time::Duration;
+
+use api::kubevirt::{ControllerRevisionReference, FlavorStatus};
+use cluster::{Delete, Key, Outcome};
+use serde::de::IgnoredAny;
+use serde_json::{Value, json};
+use virt::instancetype::Which;
+
+use super::live::{flavored, unusable};
+use super::plan::{FINALIZER, Failure, Observed, Step, plan};
+use super::status::{self, of_generation};
+use super::{authorize, event, interfaces, live, render};
+use crate::compute::caches::{DATA_VOLUMES, INSTANCES, MACHINES, REVISIONS};
+use crate::compute::context::{Context, Followed};
+use crate::flavor;
+use crate::view::{Instance, Machine, Meta, condition};
+
+const API_VERSION: &str = "kubevirt.io/v1";
+const KIND: &str = "VirtualMachine";
+
+/// Reconciles one VM.
+pub(in crate::compute) async fn reconcile(context: &Context, key: &Key) -> Outcome {
+    let caches = &context.caches;
+    let Some(machine) = caches.machines.get(key) else {
+        context.remember(key, None);
+        return Outcome::Done;
+    };
+    let instance = caches.instances.get(key);
+    let storage = caches.storage(key.namespace(), &machine.spec.template.spec.volumes);
+    let templates = machine.spec.data_volume_templates.iter().map(|one| (one.metadata.name.as_str(), true));
+    let templates = caches.storage_of(key.namespace(), templates);
+    let observed = Observed {
+        machine: &machine,
+        instance: instance.as_deref(),
+        volumes: storage.volumes(),
+        templates: templates.volumes(),
+        now: Context::now(),
+    };
+    let planned = plan(&observed);
+    let mut outcome = status::Outcome { failure: planned.failure, ..status::Outcome::default() };
+    let (mut acted, mut failed, mut wait) = (false, false, None);
+    for step in &planned.steps {
+        if let Step::Wait(time) = step {
+            wait = Some(time.saturating_sub(observed.now));
+            continue;
+        }
+        outcome.queue_start |= *step == Step::QueueStart;
+        match act(context, &observed, step, &outcome).await {
+            Ok(()) => {
+                acted = true;
+                if let Some(event) = event::done(step, &observed) {
+                    context.record(API_VERSION, KIND, &machine.metadata, &event);
+                }
+            }
+            // The caches are behind; their next change leads here again.
+            Err(error) if error.is_conflict() => return Outcome::Retry,
+            // Gone meanwhile. A create that finds no such kind or namespace is a failure like others.
+            Err(error) if error.is_not_found() && !creates(step) => return Outcome::Retry,
+            Err(error) => {
+                let text = error.status().map_or_else(|| error.chain(), |status| status.message.clone());
+                tracing::warn!(vm = %key, ?step, error = error.chain(), "step failed");
+                let denied = error.kind() == cluster::Kind::Forbidden && error.status().is_none();
+                let (failure, event) = event::failed(step, &text, denied);
+                if let Some(event) = event.filter(|_| !already_says(&machine, &failure)) {
+                    context.record(API_VERSION, KIND, &machine.metadata, &event);
+                }
+                outcome.failure = Some(failure);
+                failed = true;
+                break;
+            }
+        }
+    }
+    // What a step changed is observed with the next change; a status of before would only be written twice.
+    if acted && !failed {
+        return Outcome::Done;
+    }
+    if let Err(error) = follow_interfaces(context, &observed, key).await {
+        tracing::debug!(vm = %key, error = error.chain(), "the instance's interfaces not written");
+        return Outcome::Retry;
+    }
+    outcome.restart_required = live::follow(context, &observed, key).await;
+    if let Err(error) = write_status(context, &observed, &outcome).await {
+        tracing::debug!(vm = %key, error = error.chain(), "status not written");
+        return Outcome::Retry;
+    }
+    match (failed, wait) {
+        (true, _) => Outcome::Retry,
+        (false, Some(seconds)) => Outcome::After(Duration::from_secs(seconds)),
+        (false, None) => Outcome::Done,
+    }
+}
+
+fn creates(step: &Step) -> bool {
+    matches!(step, Step::CreateInstance { .. } | Step::CreateDataVolume(_))
+}
+
+fn already_says(machine: &Machine, failure: &Failure) -> bool {
+    let before = condition(&machine.status.conditions, "Failure");
+    before.is_some_and(|before| before.message.as_deref() == Some(failure.message.as_str()))
+}
+
+async fn act(
+    context: &Context,
+    observed: &Observed<'_>,
+    step: &Step,
+    outcome: &status::Outcome,
+) -> cluster::Result<()> {
+    let meta = &observed.machine.metadata;
+    let client = &context.client;
+    let key = Key::new(&meta.namespace, &meta.name);
+    match step {
+        Step::AddFinalizer => {
+            let finalizers: Vec<&str> =
+                meta.finalizers.iter().map(String::as_str).chain([FINALIZER]).collect();
+            let patch =
+                json!({"metadata": {"resourceVersion": meta.resource_version, "finalizers": finalizers}});
+            client.merge_patch::<IgnoredAny>(MACHINES, &key, &patch).await?;
+        }
+        Step::RemoveFinalizer => {
+            client.merge_patch::<IgnoredAny>(MACHINES, &key, &without_finalizer(meta)).await?;
+        }
+        Step::ReleaseInstance => {
+            if let Some(instance) = observed.own_instance() {
+                let patch = without_finalizer(&instance.metadata);
+                client.merge_patch::<IgnoredAny>(INSTANCES, &key, &patch).await?;
+            }
+        }
+        Step::CreateDataVolume(name) => {
+            let Some(whole) = context.whole(MACHINES, meta).await? else { return Err(behind()) };
+            let flavored = flavored(context, &whole).await?;
+            let Some(mut volume) = render::data_volume(&flavored, name) else { return Err(behind()) };
+            authorize::grant(context, &whole, &mut volume).await?;
+            existing_is_fine(client.create::<IgnoredAny>(DATA_VOLUMES, &meta.namespace, &volume).await)?;
+        }
+        Step::KeepFlavor(which) => keep_flavor(context, observed, *which).await?,
+        Step::CreateInstance { paused } => {
+            let Some(whole) = context.whole(MACHINES, meta).await? else { return Err(behind()) };
+            let revision = render::revision(&whole);
+            existing_is_fine(client.create::<IgnoredAny>(REVISIONS, &meta.namespace, &revision).await)?;
+            let flavored = flavored(context, &whole).await?;
+            let instance = render::instance(&flavored, *paused);
+            existing_is_fine(client.create::<IgnoredAny>(INSTANCES, &meta.namespace, &instance).await)?;
+        }
+        Step::DeleteInstance => {
+            if let Some(instance) = observed.own_instance() {
+                client.delete(INSTANCES, &key, &Delete::default().uid(&instance.metadata.uid)).await?;
+            }
+        }
+        Step::RunAlways => {
+            let spec = json!({"runStrategy": "Always", "running": null});
+            let patch = json!({"metadata": {"resourceVersion": meta.resource_version}, "spec": spec});
+            client.merge_patch::<IgnoredAny>(MACHINES, &key, &patch).await?;
+        }
+        Step::QueueStart => write_status(context, observed, outcome).await?,
+        Step::Wait(_) => {}
+    }
+    Ok(())
+}
+
+/// Stores what a VM refers to in a revision, and names that in its status. A VM that names a revision itself keeps that.
+async fn keep_flavor(context: &Context, observed: &Observed<'_>, which: Which) -> cluster::Result<()> {
+    let machine = observed.machine;
+    let meta = &machine.metadata;
+    let Some(reference) = machine.flavor(which).0 else { return Ok(()) };
+    if let Some((_, text)) = virt::instancetype::malformed(which, reference) {
+        return Err(cluster::Error::new(cluster::Kind::Input, text));
+    }
+    let name = match reference.revision_name.clone().filter(|name| !name.is_empty()) {
+        Some(name) => {
+            let found: Option<Value> =
+                context.client.find(REVISIONS, &Key::new(&meta.namespace, &name)).await?;
+            if found.is_none() {
+                let text = format!("controllerrevisions.apps {name:?} not found");
+                return Err(cluster::Error::new(cluster::Kind::Input, text));
+            }
+            name
+        }
+        None => {
+            let object = flavor::object(&context.client, &meta.namespace, which, reference).await;
+            let object = object.map_err(unusable)?;
+            let owner =
+                json!({"metadata": {"name": meta.name, "namespace": meta.namespace, "uid": meta.uid}});
+            let revision = virt::instancetype::revision(&owner, &object);
+            let created =
+                context.client.create::<IgnoredAny>(REVISIONS, &meta.namespace, &revision.object).await;
+            existing_is_fine(created)?;
+            revision.name
+        }
+    };
+    let kept = FlavorStatus {
+        name: reference.name.clone(),
+        kind: reference.kind.clone(),
+        controller_revision_ref: Some(ControllerRevisionReference { name: Some(name) }),
+        ..FlavorStatus::default()
+    };
+    let field = format!("{}Ref", which.field());
+    let patch = json!({"metadata": {"resourceVersion": meta.resource_version}, "status": {field: kept}});
+    let key = Key::new(&meta.namespace, &meta.name);
+    context.client.merge_patch::<IgnoredAny>(MACHINES.sub("status"), &key, &patch).await?;
+    Ok(())
+}
+
+/// The object is not the one that was decided on.
+fn behind() -> cluster::Error {
+    cluster::Error::new(cluster::Kind::Conflict, "the VirtualMachine changed since it was observed")
+}
+
+/// Names are deterministic: what exists is what was to be created, or shows in the caches as what it is.
+fn existing_is_fine<T>(created: cluster::Result<T>) -> cluster::Result<()> {
+    match created {
+        Err(error) if !error.is_already_exists() => Err(error),
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
+fn without_finalizer(meta: &Meta) -> Value {
+    let finalizers: Vec<&String> = meta.finalizers.iter().filter(|name| *name != FINALIZER).collect();
+    json!({"metadata": {"resourceVersion": meta.resource_version, "finalizers": finalizers}})
+}
+
+async fn write_status(
+    context: &Context,
+    observed: &Observed<'_>,
+    outcome: &status::Outcome,
+) -> cluster::Result<()> {
+    let machine = observed.machine;
+    let after = status::status(observed, outcome);
+    // Nothing is written for an object that only waits for the removal of its last finalizer.
+    if after == machine.status || (machine.metadata.deleting() && !machine.metadata.has_finalizer(FINALIZER))
+    {
+        return Ok(());
+    }
+    let meta = &machine.metadata;
+    let patch = json!({"metadata": {"resourceVersion": meta.resource_version}, "status": after});
+    let key = Key::new(&meta.namespace, &meta.name);
+    context.client.merge_patch::<IgnoredAny>(MACHINES.sub("status"), &key, &patch).await?;
+    Ok(())
+}
+
+/// Brings interfaces that come and go from the template into the instance that runs, once for each generation.
+async fn follow_interfaces(context: &Context, observed: &Observed<'_>, key: &Key) -> cluster::Result<()> {
+    let meta = &observed.machine.metadata;
+    let runs = |instance: &&Instance| instance.status.phase == "Running" && !instance.metadata.deleting();
+    let Some(instance) = observed.own_instance().filter(runs) else { return Ok(()) };
+    let followed = Followed { generation: meta.generation, instance: instance.metadata.uid.clone() };
+    if meta.deleting()
+        || of_generation(instance) == Some(meta.generation)
+        || context.followed(key).as_ref() == Some(&followed)
+    {
+        return Ok(());
+    }
+    let Some(whole) = context.whole(MACHINES, meta).await? else { return Err(behind()) };
+    let live: Option<Value> = context.client.find(INSTANCES, key).await?;
+    let live = live.filter(|live| live["metadata"]["uid"] == instance.metadata.uid.as_str());
+    // An instance type that conflicts is reported when the next instance is made.
+    if let (Some(live), Ok(flavored)) = (live, flavored(context, &whole).await)
+        && let Some(patch) = interfaces::followed(&render::guest(&flavored), &live)
+    {
+        context.client.json_patch::<IgnoredAny>(INSTANCES, key, &patch).await?;
+        // The comparison was made with the interfaces of before.
+        context.remember(key, None);
+    }
+    context.follow(key, followed);
+    Ok(())
+}

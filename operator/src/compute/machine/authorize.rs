@@ -1,0 +1,71 @@
+//! Whether a VM may clone what one of its `dataVolumeTemplates` names: asked as the VM's ServiceAccount, because the
+//! operator, which creates the DataVolume, may clone everything. The answer is a token on the DataVolume.
+//!
+//! ```text
+//!  template ─► source in another namespace ─► SubjectAccessReview as the VM's account ─► token ─► admission compares it
+//! ```
+
+use cluster::{Error, Kind};
+use serde_json::{Value, json};
+
+use crate::compute::context::Context;
+use crate::storage::clone::token::{self, Target};
+use crate::storage::clone::{authorize, cloned, permit};
+use crate::storage::{keys, names};
+
+/// Puts a token for its clone on a DataVolume of the VM, if it needs one.
+///
+/// # Errors
+/// [`Kind::Forbidden`] without a status when the VM's account may not clone the source; those of the API server.
+pub(super) async fn grant(context: &Context, machine: &Value, volume: &mut Value) -> cluster::Result<()> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let (namespace, name) = (text(&volume["metadata"]["namespace"]), text(&volume["metadata"]["name"]));
+    let origin = match cloned::origin(&context.client, &volume["spec"], &namespace).await? {
+        Ok(Some(origin)) => origin,
+        Ok(None) => return Ok(()),
+        Err(_) if cloned::needs_no_source(volume) => return Ok(()),
+        Err(missing) => {
+            return Err(Error::new(Kind::Input, format!("DataSource {missing} does not exist")));
+        }
+    };
+    if origin.namespace == namespace {
+        return Ok(());
+    }
+    let user = authorize::service_account(&namespace, account(machine));
+    if !permit::allowed(&context.client, &user, &origin, &namespace).await? {
+        return Err(Error::new(Kind::Forbidden, authorize::denial(&user.username, &origin.namespace)));
+    }
+    let keys = keys::read(&context.client, &context.namespace).await?;
+    let grant = token::grant(&origin, Target { namespace: &namespace, name: &name, uid: None });
+    let token = keys.sign(&grant, virt::time::now());
+    let token =
+        token.map_err(|error| Error::caused(Kind::Unreadable, "tokens cannot be signed yet", error))?;
+    volume["metadata"]["annotations"][names::CLONE_TOKEN] = json!(token);
+    Ok(())
+}
+
+/// Name of the ServiceAccount that a VM's guest acts as; empty for the namespace's default.
+fn account(machine: &Value) -> &str {
+    let spec = &machine["spec"]["template"]["spec"];
+    let volumes = spec["volumes"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let of_volumes =
+        || volumes.iter().find_map(|volume| volume["serviceAccount"]["serviceAccountName"].as_str());
+    let named = spec["serviceAccountName"].as_str().filter(|name| !name.is_empty());
+    named.or_else(of_volumes).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn account_is_that_of_the_template_or_of_a_volume() {
+        let of = |spec: Value| account(&json!({"spec": {"template": {"spec": spec}}})).to_owned();
+        let volumes =
+            json!([{"name": "a"}, {"name": "b", "serviceAccount": {"serviceAccountName": "mounted"}}]);
+        assert_eq!(of(json!({})), "");
+        assert_eq!(of(json!({"volumes": volumes})), "mounted");
+        assert_eq!(of(json!({"volumes": volumes, "serviceAccountName": "named"})), "named");
+        assert_eq!(of(json!({"volumes": volumes, "serviceAccountName": ""})), "mounted");
+    }
+}

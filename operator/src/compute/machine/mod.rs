@@ -1,0 +1,16 @@
+//! VirtualMachines: when they have an instance, and what their status says.
+
+mod apply;
+mod authorize;
+mod event;
+mod interfaces;
+pub(crate) mod live;
+mod plan;
+mod printable;
+mod render;
+mod status;
+
+#[cfg(test)]
+mod tests;
+
+pub(super) use apply::reconcile;

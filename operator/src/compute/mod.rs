@@ -1,0 +1,90 @@
+//! Virtual machines: when they run, their instances, the launcher pods of those, and the nodes they run on.
+//!
+//! ```text
+//! VirtualMachine ──machine──► VirtualMachineInstance ──instance──► launcher pod ──► virt-agent runs the guest
+//!       └─ dataVolumeTemplates ──► DataVolume                nodes: heartbeats of the agents
+//! VirtualMachinePool ──pool──► VirtualMachines             VirtualMachineInstanceReplicaSet ──replicas──► instances
+//! ```
+//! Each controller is a plan (pure), an apply (idempotent) and a status (pure). They call no other controllers and not
+//! each other: they meet in objects. Not here: admission, filling of volumes, what runs on a node.
+
+mod caches;
+mod clock;
+mod conditions;
+mod context;
+mod event;
+mod instance;
+mod launcher;
+mod machine;
+mod members;
+mod metrics;
+mod nodes;
+mod pool;
+mod replicas;
+mod settings;
+mod volumes;
+
+use std::sync::Arc;
+
+use cluster::{Key, Stop};
+
+use caches::{Caches, Queues};
+use context::Context;
+use launcher::Settings;
+
+pub(crate) use machine::live::EPHEMERAL;
+
+/// VMs that are reconciled at once.
+const MACHINE_WORKERS: usize = 8;
+/// Instances that are reconciled at once.
+const INSTANCE_WORKERS: usize = 8;
+/// Sets and pools of each kind that are reconciled at once.
+const SET_WORKERS: usize = 2;
+/// Nodes that are reconciled at once.
+const NODE_WORKERS: usize = 2;
+
+/// Runs the compute controllers until the stop is set and what is being done is done.
+pub async fn run(area: crate::context::Context, stop: Stop) {
+    let crate::context::Context { client, events, config, health } = area;
+    let (image, namespace) = (config.image("virt-launcher"), config.namespace.clone());
+    let base = Settings { image, ..Settings::default() };
+    let queues = Queues::default();
+    let caches = Caches::start(&client, &queues);
+    let configuration = settings::follow(&client);
+    tokio::select! {
+        () = stop.wait() => return,
+        () = async { tokio::join!(caches.synced(), configuration.synced()); } => {}
+    }
+    let settings = settings::merged(&base, &configuration);
+    let context = Arc::new(Context::new((client, events), namespace, caches, queues.clone(), settings));
+    let observed = Arc::clone(&context);
+    let _exposed = health.expose(move |page| {
+        let (machines, instances) = (observed.caches.machines.all(), observed.caches.instances.all());
+        let machines = machines.iter().map(|(_, machine)| machine.as_ref());
+        metrics::write(page, &machines, instances.iter().map(|(_, instance)| instance.as_ref()));
+    });
+    let machines = queues.machines.run(MACHINE_WORKERS, stop.wait(), |key: Key| {
+        let context = Arc::clone(&context);
+        async move { machine::reconcile(&context, &key).await }
+    });
+    let instances = queues.instances.run(INSTANCE_WORKERS, stop.wait(), |key: Key| {
+        let context = Arc::clone(&context);
+        async move { instance::reconcile(&context, &key).await }
+    });
+    let sets = queues.replica_sets.run(SET_WORKERS, stop.wait(), |key: Key| {
+        let context = Arc::clone(&context);
+        async move { replicas::reconcile(&context, &key).await }
+    });
+    let pools = queues.pools.run(SET_WORKERS, stop.wait(), |key: Key| {
+        let context = Arc::clone(&context);
+        async move { pool::reconcile(&context, &key).await }
+    });
+    let nodes = queues.nodes.run(NODE_WORKERS, stop.wait(), |key: Key| {
+        let context = Arc::clone(&context);
+        async move { nodes::apply::reconcile(&context, &key).await }
+    });
+    tokio::select! {
+        _ = async { tokio::join!(machines, instances, sets, pools, nodes) } => {}
+        never = settings::keep(Arc::clone(&context), configuration, base) => match never {},
+    }
+}

@@ -1,0 +1,198 @@
+//! Does the steps of a VirtualMachinePool and writes its status.
+
+use cluster::{Delete, Key, Outcome};
+use serde::de::IgnoredAny;
+use serde_json::{Value, json};
+
+use super::plan::{self, Member, Step, plan};
+use super::render;
+use crate::compute::caches::{INSTANCES, MACHINES, POOLS, REVISIONS};
+use crate::compute::context::Context;
+use crate::compute::event::Event;
+use crate::compute::members::{self, Failure};
+use crate::view::Pool;
+
+const API_VERSION: &str = "pool.kubevirt.io/v1beta1";
+const KIND: &str = "VirtualMachinePool";
+
+/// Reconciles one pool.
+pub(in crate::compute) async fn reconcile(context: &Context, key: &Key) -> Outcome {
+    let caches = &context.caches;
+    let Some(pool) = caches.pools.get(key) else { return Outcome::Done };
+    let machines = caches.machines_of(&pool.metadata.uid);
+    let instances: Vec<_> = machines
+        .iter()
+        .map(|machine| caches.instances.get(&Key::new(&machine.metadata.namespace, &machine.metadata.name)))
+        .collect();
+    let members: Vec<Member<'_>> = machines
+        .iter()
+        .zip(&instances)
+        .map(|(machine, instance)| Member { machine, instance: instance.as_deref() })
+        .collect();
+    let read = templates(context, &pool, &members).await;
+    let (whole, templates) = match read {
+        Ok(Some(read)) => read,
+        Ok(None) => return Outcome::Retry,
+        Err(error) => {
+            tracing::debug!(pool = %key, error = error.chain(), "the pool's template is not read");
+            return Outcome::Retry;
+        }
+    };
+    let planned = plan(&pool, &members, &templates, Context::now());
+    let mut failure = planned.failure;
+    let mut failed = false;
+    for step in &planned.steps {
+        match act(context, &pool, &whole, step).await {
+            Ok(()) => record(context, &pool, step),
+            Err(error) if error.is_conflict() => return Outcome::Retry,
+            Err(error) => {
+                let text = error.status().map_or_else(|| error.chain(), |status| status.message.clone());
+                let reason = match step {
+                    Step::Create(_) => "FailedScaleOut",
+                    Step::Delete(..) => "FailedScaleIn",
+                    Step::Update(_) | Step::Restart(..) => "FailedUpdate",
+                };
+                failure = Some(Failure { reason, message: text });
+                failed = true;
+                break;
+            }
+        }
+    }
+    if let Some(found) = failure.as_ref().filter(|found| !members::already_says(&pool.status, found)) {
+        let event = Event::warning(found.reason, found.message.clone());
+        context.record(API_VERSION, KIND, &pool.metadata, &event);
+    }
+    if let Err(error) = write_status(context, key, &pool, &members, failure.as_ref()).await {
+        tracing::debug!(pool = %key, error = error.chain(), "status not written");
+        return Outcome::Retry;
+    }
+    if failed { Outcome::Retry } else { Outcome::Done }
+}
+
+/// The whole pool, and the names of older revisions that its members have with the same template. The current revision is
+/// stored first. `None`: the pool changed since it was observed.
+async fn templates(
+    context: &Context,
+    pool: &Pool,
+    members: &[Member<'_>],
+) -> cluster::Result<Option<(Value, Vec<String>)>> {
+    let Some(whole) = context.whole(POOLS, &pool.metadata).await? else { return Ok(None) };
+    if pool.metadata.deleting() {
+        return Ok(Some((whole, Vec::new())));
+    }
+    let current = plan::revision(pool);
+    let of = |labels: &crate::view::Meta| labels.label(plan::REVISION).map(str::to_owned);
+    let mut names: Vec<String> = members
+        .iter()
+        .flat_map(|member| [of(&member.machine.metadata), member.instance.and_then(|one| of(&one.metadata))])
+        .flatten()
+        .filter(|name| *name != current)
+        .collect();
+    names.sort_unstable();
+    names.dedup();
+    let mut same = Vec::new();
+    for name in names {
+        let key = Key::new(&pool.metadata.namespace, &name);
+        let revision: Option<Value> = context.client.find_cached(REVISIONS, &key).await?;
+        if revision.is_some_and(|revision| render::is_same(&whole, &revision)) {
+            same.push(name);
+        }
+    }
+    let up_to_date = !members.is_empty()
+        && members.iter().all(|member| {
+            of(&member.machine.metadata).is_some_and(|name| name == current || same.contains(&name))
+        });
+    if !up_to_date {
+        let revision = render::revision(&whole, &current);
+        let created =
+            context.client.create::<IgnoredAny>(REVISIONS, &pool.metadata.namespace, &revision).await;
+        existing_is_fine(created)?;
+    }
+    Ok(Some((whole, same)))
+}
+
+fn existing_is_fine<T>(created: cluster::Result<T>) -> cluster::Result<()> {
+    match created {
+        Err(error) if !error.is_already_exists() => Err(error),
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
+async fn act(context: &Context, pool: &Pool, whole: &Value, step: &Step) -> cluster::Result<()> {
+    let namespace = &pool.metadata.namespace;
+    let client = &context.client;
+    let revision = plan::revision(pool);
+    match step {
+        Step::Create(index) => {
+            let machine = render::machine(whole, *index, &revision);
+            existing_is_fine(client.create::<IgnoredAny>(MACHINES, namespace, &machine).await)
+        }
+        Step::Update(name) => {
+            let Some(index) = plan::number(&pool.metadata.name, name) else { return Ok(()) };
+            let key = Key::new(namespace, name);
+            let Some(before) = client.find::<Value>(MACHINES, &key).await? else { return Ok(()) };
+            let mut after = before.clone();
+            after["spec"] = render::spec(whole, index, &revision);
+            // Whether it runs, and what identifies it, are the VM's own.
+            for field in ["running", "runStrategy"] {
+                if let Some(fields) = after["spec"].as_object_mut() {
+                    fields.remove(field);
+                    if let Some(value) = before["spec"].get(field) {
+                        fields.insert(field.to_owned(), value.clone());
+                    }
+                }
+            }
+            let firmware = before.pointer("/spec/template/spec/domain/firmware");
+            if let Some(firmware) = firmware
+                && after.pointer("/spec/template/spec/domain/firmware").is_none()
+            {
+                after["spec"]["template"]["spec"]["domain"]["firmware"] = firmware.clone();
+            }
+            after["metadata"]["labels"][plan::REVISION] = json!(revision);
+            client.replace::<IgnoredAny>(MACHINES, &key, &after).await?;
+            Ok(())
+        }
+        Step::Restart(name, uid) => {
+            client.delete(INSTANCES, &Key::new(namespace, name), &Delete::default().uid(uid)).await?;
+            Ok(())
+        }
+        Step::Delete(name, uid) => {
+            client.delete(MACHINES, &Key::new(namespace, name), &Delete::default().uid(uid)).await?;
+            Ok(())
+        }
+    }
+}
+
+fn record(context: &Context, pool: &Pool, step: &Step) {
+    let (reason, message) = match step {
+        Step::Create(index) => ("SuccessfulCreate", format!("Created VM {}-{index}", pool.metadata.name)),
+        Step::Update(name) => ("SuccessfulUpdate", format!("Updated VM {name}")),
+        Step::Restart(name, _) => {
+            ("SuccessfulUpdate", format!("Restarting VM {name}, which runs an older template"))
+        }
+        Step::Delete(name, _) => ("SuccessfulDelete", format!("Deleted VM {name}")),
+    };
+    context.record(API_VERSION, KIND, &pool.metadata, &Event::normal(reason, message));
+}
+
+async fn write_status(
+    context: &Context,
+    key: &Key,
+    pool: &Pool,
+    members: &[Member<'_>],
+    failure: Option<&Failure>,
+) -> cluster::Result<()> {
+    let paused = pool.spec.paused;
+    let counts = plan::counts(members);
+    let after = members::status(&pool.status, &pool.spec.selector, counts, paused, failure, Context::now());
+    if after == pool.status || pool.metadata.deleting() {
+        return Ok(());
+    }
+    if let Some((reason, message)) = members::pause_event(&pool.status, paused) {
+        let event = Event::normal(reason, message.to_owned());
+        context.record(API_VERSION, KIND, &pool.metadata, &event);
+    }
+    let patch = json!({"metadata": {"resourceVersion": pool.metadata.resource_version}, "status": after});
+    context.client.merge_patch::<IgnoredAny>(POOLS.sub("status"), key, &patch).await?;
+    Ok(())
+}

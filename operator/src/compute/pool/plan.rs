@@ -1,0 +1,340 @@
+//! Steps of a VirtualMachinePool. Pure; each step can be repeated.
+
+use api::kubevirt::{ScaleInStrategy, SelectionPolicy};
+use api::resource::IntOrString;
+
+use crate::compute::clock;
+use crate::compute::members::{BURST, Failure, free};
+use crate::view::{Instance, Machine, Pool};
+
+/// VMs where the spec gives no number.
+const REPLICAS: u32 = 1;
+/// Label of VMs and instances: the revision of the pool's template that they have.
+pub(super) const REVISION: &str = "kubevirt.io/vm-pool-revision-name";
+/// Failed starts in a row before a VM is replaced, where the spec asks for that without a number.
+const FAILED_STARTS: i32 = 3;
+/// Seconds for which a VM fails to start before it is replaced, where the spec gives none.
+const FAILING_SECONDS: u64 = 300;
+
+/// A VM of the pool and its instance.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Member<'a> {
+    pub(super) machine: &'a Machine,
+    pub(super) instance: Option<&'a Instance>,
+}
+
+/// A step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Create the VM of this number.
+    Create(u64),
+    /// Give this VM the template.
+    Update(String),
+    /// Delete the instance of this name and uid, so that its VM starts it with the template.
+    Restart(String, String),
+    /// Delete the VM of this name and uid.
+    Delete(String, String),
+}
+
+/// Steps, and why there are not more.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Plan {
+    pub(super) steps: Vec<Step>,
+    pub(super) failure: Option<Failure>,
+}
+
+/// Number of a VM of the pool, from its name.
+pub(super) fn number(pool: &str, name: &str) -> Option<u64> {
+    let digits = name.strip_prefix(pool)?.strip_prefix('-')?;
+    let number = digits.parse().ok()?;
+    (name == format!("{pool}-{number}")).then_some(number)
+}
+
+/// Name of the revision of a pool's template.
+pub(super) fn revision(pool: &Pool) -> String {
+    format!("{}-{}", pool.metadata.name, pool.metadata.generation)
+}
+
+/// VMs that count, and those of them that are ready.
+pub(super) fn counts(members: &[Member<'_>]) -> (usize, usize) {
+    let active = members.iter().filter(|member| !member.machine.metadata.deleting());
+    (active.clone().count(), active.filter(|member| member.machine.status.ready).count())
+}
+
+/// The steps of a pool. `templates`: names of revisions that hold the same template as the current one.
+pub(super) fn plan(pool: &Pool, members: &[Member<'_>], templates: &[String], now: u64) -> Plan {
+    if pool.metadata.deleting() || pool.spec.paused {
+        return Plan::default();
+    }
+    let mut active: Vec<Member<'_>> =
+        members.iter().copied().filter(|member| !member.machine.metadata.deleting()).collect();
+    let wanted = usize::try_from(pool.spec.replicas.unwrap_or(REPLICAS)).unwrap_or(usize::MAX);
+    let mut plan = Plan::default();
+    if active.len() < wanted {
+        let taken: Vec<u64> = members
+            .iter()
+            .filter_map(|member| number(&pool.metadata.name, &member.machine.metadata.name))
+            .collect();
+        let missing = free(&taken, (wanted - active.len()).min(BURST));
+        plan.steps.extend(missing.into_iter().map(Step::Create));
+    } else if active.len() > wanted {
+        match leaving(pool, &active, active.len() - wanted) {
+            Ok(names) => {
+                active.retain(|member| !names.contains(&member.machine.metadata.name.as_str()));
+                let of = |name: &&str| members.iter().find(|one| one.machine.metadata.name == **name);
+                let gone = names.iter().filter_map(of).take(BURST);
+                plan.steps.extend(gone.map(delete));
+            }
+            Err(message) => plan.failure = Some(Failure { reason: "FailedScaleIn", message }),
+        }
+    }
+    if let Some(healing) = &pool.spec.autohealing {
+        let most = healing.start_up_failure_threshold.unwrap_or(FAILED_STARTS);
+        let seconds = healing.min_failing_to_start_duration.as_deref();
+        let seconds = seconds.and_then(seconds_of).unwrap_or(FAILING_SECONDS);
+        let sick = active.iter().filter(|member| fails(member.machine, most, seconds, now));
+        plan.steps.extend(sick.take(BURST).map(delete));
+    }
+    plan.steps.extend(updates(pool, &active, templates));
+    plan
+}
+
+fn delete(member: &Member<'_>) -> Step {
+    let meta = &member.machine.metadata;
+    Step::Delete(meta.name.clone(), meta.uid.clone())
+}
+
+/// Whether a VM fails to start again and again.
+fn fails(machine: &Machine, most: i32, seconds: u64, now: u64) -> bool {
+    let Some(failure) = &machine.status.start_failure else { return false };
+    let created = machine.metadata.creation_timestamp.as_deref().and_then(clock::seconds);
+    let old = created.is_some_and(|created| created.saturating_add(seconds) <= now);
+    old && failure.consecutive_fail_count >= u32::try_from(most).unwrap_or(0)
+}
+
+/// Seconds of a duration as objects write it, such as `5m`.
+fn seconds_of(text: &str) -> Option<u64> {
+    u64::try_from(text.parse::<jiff::SignedDuration>().ok()?.as_secs()).ok()
+}
+
+/// Names of the VMs that go when the pool shrinks by `count`.
+fn leaving<'a>(pool: &Pool, active: &[Member<'a>], count: usize) -> Result<Vec<&'a str>, String> {
+    let strategy = pool.spec.scale_in_strategy.clone().unwrap_or_default();
+    let ScaleInStrategy { opportunistic, proactive, unmanaged } = &strategy;
+    if unmanaged.is_some() {
+        return Ok(Vec::new());
+    }
+    let preservation = opportunistic
+        .as_ref()
+        .and_then(|one| one.state_preservation.as_deref())
+        .or_else(|| proactive.as_ref().and_then(|one| one.state_preservation.as_deref()));
+    if let Some(word) = preservation.filter(|word| *word != "Disabled") {
+        return Err(format!(
+            "spec.scaleInStrategy: statePreservation {word} is not supported yet: set it to Disabled, or delete VMs by hand"
+        ));
+    }
+    let policy = proactive.as_ref().and_then(|one| one.selection_policy.as_ref());
+    if policy.is_some_and(|policy| policy.selectors.is_some()) {
+        let text =
+            "spec.scaleInStrategy.proactive.selectionPolicy.selectors is not supported yet: use sortPolicy";
+        return Err(text.to_owned());
+    }
+    let mut candidates = active.to_vec();
+    if opportunistic.is_some() {
+        candidates.retain(|member| member.instance.is_none());
+    }
+    sort(pool, &mut candidates, policy);
+    Ok(candidates.iter().take(count).map(|member| member.machine.metadata.name.as_str()).collect())
+}
+
+/// Sorts VMs by a policy; the first come first.
+fn sort(pool: &Pool, members: &mut [Member<'_>], policy: Option<&SelectionPolicy>) {
+    let index = |member: &Member<'_>| number(&pool.metadata.name, &member.machine.metadata.name);
+    let created = |member: &Member<'_>| member.machine.metadata.creation_timestamp.clone();
+    match policy.and_then(|policy| policy.sort_policy.as_deref()) {
+        Some("AscendingOrder") => members.sort_by_key(index),
+        Some("DescendingOrder") => members.sort_by_key(|member| std::cmp::Reverse(index(member))),
+        Some("Newest") => members.sort_by_key(|member| std::cmp::Reverse(created(member))),
+        Some("Oldest") => members.sort_by_key(created),
+        // Uids are random, and the same in every reconciliation.
+        _ => members.sort_by(|a, b| a.machine.metadata.uid.cmp(&b.machine.metadata.uid)),
+    }
+}
+
+/// VMs that get the template, and instances that are restarted for it.
+fn updates(pool: &Pool, active: &[Member<'_>], templates: &[String]) -> Vec<Step> {
+    let strategy = pool.spec.update_strategy.clone().unwrap_or_default();
+    if strategy.unmanaged.is_some() {
+        return Vec::new();
+    }
+    let current = revision(pool);
+    let has = |label: Option<&str>| {
+        label.is_some_and(|label| label == current || templates.iter().any(|one| one == label))
+    };
+    let old = active.iter().filter(|member| !has(member.machine.metadata.label(REVISION)));
+    let mut steps: Vec<Step> =
+        old.take(BURST).map(|member| Step::Update(member.machine.metadata.name.clone())).collect();
+    if strategy.opportunistic.is_some() {
+        return steps;
+    }
+    let mut behind: Vec<Member<'_>> = active
+        .iter()
+        .copied()
+        .filter(|member| {
+            let own = member.machine.metadata.label(REVISION);
+            let instance = member.instance.filter(|one| !one.metadata.deleting() && !one.is_final());
+            has(own) && instance.is_some_and(|one| !has(one.metadata.label(REVISION)))
+        })
+        .collect();
+    sort(pool, &mut behind, strategy.proactive.as_ref().and_then(|one| one.selection_policy.as_ref()));
+    let unready = active.iter().filter(|member| {
+        member.instance.is_some_and(|one| one.metadata.deleting()) || !member.machine.status.ready
+    });
+    let room = unavailable(pool, active.len()).saturating_sub(unready.count());
+    let restarts = behind.iter().filter_map(|member| member.instance).take(room.min(BURST));
+    steps.extend(restarts.map(|one| Step::Restart(one.metadata.name.clone(), one.metadata.uid.clone())));
+    steps
+}
+
+/// VMs that may be unavailable at once.
+fn unavailable(pool: &Pool, members: usize) -> usize {
+    match &pool.spec.max_unavailable {
+        None => members,
+        Some(IntOrString::Int(count)) => usize::try_from(*count).unwrap_or(0),
+        Some(IntOrString::String(text)) => {
+            let percent = text.strip_suffix('%').and_then(|percent| percent.parse::<usize>().ok());
+            percent.map_or(0, |percent| members.saturating_mul(percent).div_ceil(100))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn pool(spec: Value) -> Pool {
+        let mut object = json!({"metadata": {"name": "p", "uid": "u", "generation": 2}});
+        object["spec"] = spec;
+        serde_json::from_value(object).unwrap()
+    }
+
+    fn machine(index: u64, revision: &str, ready: bool) -> Machine {
+        serde_json::from_value(json!({
+            "metadata": {"name": format!("p-{index}"), "uid": format!("m{index}"), "labels": {REVISION: revision},
+                "creationTimestamp": format!("2026-01-0{}T00:00:00Z", 9 - index)},
+            "status": {"ready": ready},
+        }))
+        .unwrap()
+    }
+
+    fn instance(index: u64, revision: &str) -> Instance {
+        serde_json::from_value(json!({
+            "metadata": {"name": format!("p-{index}"), "uid": format!("i{index}"), "labels": {REVISION: revision}},
+            "status": {"phase": "Running"},
+        }))
+        .unwrap()
+    }
+
+    fn decided(pool: &Pool, machines: &[Machine], instances: &[Instance]) -> Vec<String> {
+        let members: Vec<Member<'_>> = machines
+            .iter()
+            .map(|machine| Member {
+                machine,
+                instance: instances.iter().find(|one| one.metadata.name == machine.metadata.name),
+            })
+            .collect();
+        let show = |step: &Step| match step {
+            Step::Create(index) => format!("+{index}"),
+            Step::Update(name) => format!("~{name}"),
+            Step::Restart(name, _) => format!("!{name}"),
+            Step::Delete(name, _) => format!("-{name}"),
+        };
+        let planned = plan(pool, &members, &[], 1_800_000_000);
+        let mut shown: Vec<String> = planned.steps.iter().map(show).collect();
+        shown.extend(planned.failure.map(|failure| failure.reason.to_owned()));
+        shown
+    }
+
+    #[test]
+    fn lowest_free_numbers_are_filled() {
+        let there = [machine(0, "p-2", true), machine(2, "p-2", true)];
+        assert_eq!(decided(&pool(json!({"replicas": 5})), &there, &[]), ["+1", "+3", "+4"]);
+        assert_eq!(decided(&pool(json!({})), &[], &[]), ["+0"]);
+        let mut going = machine(0, "p-2", true);
+        going.metadata.deletion_timestamp = Some("2026-01-01T00:00:00Z".into());
+        assert_eq!(decided(&pool(json!({"replicas": 1})), &[going], &[]), ["+1"], "its name is still taken");
+        assert_eq!(decided(&pool(json!({"replicas": 9, "paused": true})), &[], &[]), Vec::<String>::new());
+        assert_eq!(number("p", "p-01"), None);
+        assert_eq!(number("p", "p-x"), None);
+    }
+
+    #[test]
+    fn shrinking_follows_the_policy() {
+        let there: Vec<Machine> = (0..4).map(|index| machine(index, "p-2", true)).collect();
+        let running = [instance(0, "p-2"), instance(1, "p-2")];
+        let by = |policy: &str| json!({"replicas": 3, "scaleInStrategy": {"proactive": {"selectionPolicy": {"sortPolicy": policy}}}});
+        for (spec, expected) in [
+            (by("AscendingOrder"), "-p-0"),
+            (by("DescendingOrder"), "-p-3"),
+            (by("Oldest"), "-p-3"),
+            (by("Newest"), "-p-0"),
+            (json!({"replicas": 3, "scaleInStrategy": {"opportunistic": {}}}), "-p-2"),
+            (
+                json!({"replicas": 3, "scaleInStrategy": {"proactive": {"statePreservation": "Offline"}}}),
+                "FailedScaleIn",
+            ),
+        ] {
+            assert_eq!(decided(&pool(spec.clone()), &there, &running), [expected], "{spec}");
+        }
+        let unmanaged = pool(json!({"replicas": 0, "scaleInStrategy": {"unmanaged": {}}}));
+        assert_eq!(decided(&unmanaged, &there, &running), Vec::<String>::new());
+        assert_eq!(decided(&pool(json!({"replicas": 2})), &there, &running).len(), 2, "default: any order");
+    }
+
+    #[test]
+    fn running_machines_are_restarted_for_a_new_template_a_few_at_a_time() {
+        let machines: Vec<Machine> = (0..4).map(|index| machine(index, "p-1", true)).collect();
+        let instances: Vec<Instance> = (0..4).map(|index| instance(index, "p-1")).collect();
+        let spec = |update: Value| json!({"replicas": 4, "maxUnavailable": "50%", "updateStrategy": update});
+        let first = ["~p-0", "~p-1", "~p-2", "~p-3"];
+        assert_eq!(decided(&pool(spec(json!({}))), &machines, &instances), first);
+        let updated: Vec<Machine> = (0..4).map(|index| machine(index, "p-2", true)).collect();
+        assert_eq!(decided(&pool(spec(json!({}))), &updated, &instances), ["!p-0", "!p-1"]);
+        let mut one_down = updated.clone();
+        one_down[3].status.ready = false;
+        assert_eq!(decided(&pool(spec(json!({}))), &one_down, &instances), ["!p-0"]);
+        assert_eq!(decided(&pool(spec(json!({"opportunistic": {}}))), &machines, &instances), first);
+        assert_eq!(
+            decided(&pool(spec(json!({"opportunistic": {}}))), &updated, &instances),
+            Vec::<String>::new()
+        );
+        assert_eq!(
+            decided(&pool(spec(json!({"unmanaged": {}}))), &machines, &instances),
+            Vec::<String>::new()
+        );
+    }
+
+    #[test]
+    fn a_template_of_an_older_generation_that_is_the_same_needs_no_update() {
+        let machine = machine(0, "p-1", true);
+        let members = [Member { machine: &machine, instance: None }];
+        let scaled = pool(json!({"replicas": 1}));
+        assert_eq!(plan(&scaled, &members, &["p-1".to_owned()], 0), Plan::default());
+    }
+
+    #[test]
+    fn machines_that_do_not_start_are_replaced() {
+        let mut machine = machine(0, "p-2", false);
+        machine.status.start_failure = Some(crate::view::StartFailure {
+            consecutive_fail_count: 3,
+            ..crate::view::StartFailure::default()
+        });
+        let healing = |count: u32| pool(json!({"autohealing": {"startUpFailureThreshold": count}}));
+        assert_eq!(decided(&healing(3), std::slice::from_ref(&machine), &[]), ["-p-0"]);
+        assert_eq!(decided(&healing(4), std::slice::from_ref(&machine), &[]), Vec::<String>::new());
+        assert_eq!(decided(&pool(json!({})), &[machine], &[]), Vec::<String>::new());
+        assert_eq!((seconds_of("5m"), seconds_of("1h30m"), seconds_of("x")), (Some(300), Some(5400), None));
+    }
+}

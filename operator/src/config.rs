@@ -1,0 +1,148 @@
+//! What the command line means, checked.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use crate::args::{Manifests, Run};
+use crate::error::{Error, Kind, Result};
+use crate::install::Settings;
+
+/// Names of the groups of controllers, which are also the ends of their leases' names.
+pub const AREAS: [&str; 4] = ["compute", "storage", "volumes", "platform"];
+
+/// Where the platform is installed unless told otherwise: the namespace that HyperConverged uses.
+pub const NAMESPACE: &str = "kubevirt-hyperconverged";
+
+/// Stands for a program's name in the template of images.
+const PROGRAM: &str = "{program}";
+
+/// A checked configuration of `operator run`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Kubeconfig file, if one was named.
+    pub kubeconfig: Option<PathBuf>,
+    /// Namespace of the installation.
+    pub namespace: String,
+    /// Name of this replica.
+    pub identity: String,
+    /// Areas that run here.
+    pub areas: Vec<&'static str>,
+    /// Whether guests run without KVM on nodes that lack it.
+    pub emulation: bool,
+    /// Address of probes and metrics.
+    pub health: SocketAddr,
+    /// Address of the aggregated APIs.
+    pub serve: SocketAddr,
+    image: String,
+}
+
+impl Config {
+    /// Checks what was typed.
+    ///
+    /// # Errors
+    /// [`Kind::Usage`] for unknown areas, a template without `{program}`, and an invalid namespace.
+    pub fn new(run: &Run) -> Result<Self> {
+        let usage = |text: String| Error::new(Kind::Usage, text);
+        check(&run.namespace, &run.image)?;
+        let known: Vec<&'static str> = AREAS.to_vec();
+        let unknown = run.areas.iter().find(|name| !known.contains(&name.as_str()));
+        if let Some(name) = unknown {
+            return Err(usage(format!("--area {name}: the areas are {}", known.join(", "))));
+        }
+        let chosen = |name: &&'static str| run.areas.is_empty() || run.areas.iter().any(|one| one == name);
+        Ok(Self {
+            kubeconfig: run.kubeconfig.clone(),
+            namespace: run.namespace.clone(),
+            identity: run.identity.clone().unwrap_or_else(host_name),
+            areas: known.into_iter().filter(chosen).collect(),
+            emulation: run.kvm_emulation,
+            health: run.health,
+            serve: run.serve,
+            image: run.image.clone(),
+        })
+    }
+
+    /// The installation, as far as the operator makes objects of it.
+    pub fn installation(&self) -> Settings {
+        Settings {
+            namespace: self.namespace.clone(),
+            image: self.image.clone(),
+            replicas: 1,
+            emulation: self.emulation,
+        }
+    }
+
+    /// The image of a worker program, such as `importer`.
+    pub fn image(&self, program: &str) -> String {
+        self.image.replace(PROGRAM, program)
+    }
+}
+
+/// What to print for `operator manifests`.
+///
+/// # Errors
+/// [`Kind::Usage`] for an image template without `{program}` and an invalid namespace.
+pub fn settings(arguments: &Manifests) -> Result<Settings> {
+    let Manifests { namespace, image, replicas, emulation, custom_resources: _ } = arguments;
+    check(namespace, image)?;
+    Ok(Settings {
+        namespace: namespace.clone(),
+        image: image.clone(),
+        replicas: *replicas,
+        emulation: *emulation,
+    })
+}
+
+fn check(namespace: &str, image: &str) -> Result<()> {
+    let usage = |text: String| Err(Error::new(Kind::Usage, text));
+    if !image.contains(PROGRAM) {
+        return usage(format!("--image {image}: it must contain {PROGRAM}"));
+    }
+    let valid = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    if namespace.is_empty() || namespace.len() > 63 || !namespace.bytes().all(valid) {
+        return usage(format!("--namespace {namespace:?} is not the name of a namespace"));
+    }
+    Ok(())
+}
+
+fn host_name() -> String {
+    let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name = name.trim();
+    if name.is_empty() { "operator".to_owned() } else { name.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Args, Command};
+
+    fn config(arguments: &[&str]) -> Result<Config> {
+        let args = Args::try_parse_from(["operator", "run"].iter().chain(arguments)).unwrap();
+        let Command::Run(run) = args.command else { panic!("{args:?}") };
+        Config::new(&run)
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_platform() {
+        let config = config(&["--identity", "a"]).unwrap();
+        assert_eq!((config.namespace.as_str(), config.identity.as_str()), (NAMESPACE, "a"));
+        assert_eq!(config.image("importer"), "localhost/ferrovirt:importer");
+        assert_eq!(config.areas.len(), AREAS.len());
+    }
+
+    #[test]
+    fn unusable_settings_are_refused() {
+        for (arguments, expected) in [
+            (["--area", "magic"], "--area magic: the areas are"),
+            (["--image", "registry/x:1"], "must contain {program}"),
+            (["--namespace", "A b"], "not the name of a namespace"),
+        ] {
+            let error = config(&arguments).unwrap_err();
+            assert!(error.to_string().contains(expected), "{error}");
+            assert_eq!(error.kind(), Kind::Usage);
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! Instance types and preferences of VMs: reading the objects, or the revisions of them that a VM has.
+//!
+//! Admission, the aggregated API and the compute controllers read them in the same way. What they make of a VM is decided
+//! in [`virt::instancetype`].
+
+use api::kubevirt::{FlavorReference, FlavorStatus, VirtualMachine};
+use cluster::{Client, Key, Resource};
+use serde_json::Value;
+use virt::instancetype::{self, Flavor, Inference, LOOKUPS_MAX, Lookup, Place, Which};
+
+const VERSION: &str = "v1beta1";
+const REVISIONS: Resource = Resource::namespaced("apps", "v1", "controllerrevisions");
+
+/// Why a reference cannot be followed.
+#[derive(Debug)]
+pub(crate) enum Unusable {
+    /// The object is missing or is none of its kind.
+    Refused {
+        /// The reference.
+        which: Which,
+        /// For people.
+        text: String,
+    },
+    /// The API server could not be asked.
+    Failed(cluster::Error),
+}
+
+impl From<cluster::Error> for Unusable {
+    fn from(error: cluster::Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+fn refused(which: Which, text: String) -> Unusable {
+    Unusable::Refused { which, text }
+}
+
+/// The object that a reference names, as it is now.
+pub(crate) async fn object(
+    client: &Client,
+    namespace: &str,
+    which: Which,
+    reference: &FlavorReference,
+) -> Result<Value, Unusable> {
+    let name = reference.name.as_deref().unwrap_or_default();
+    let kind = reference.kind.as_deref().unwrap_or_default();
+    let Some((plural, namespaced)) = which.resource(kind) else {
+        return Err(refused(which, format!("got unexpected kind in {} matcher: {kind}", which.field())));
+    };
+    let (resource, key) = if namespaced {
+        (Resource::namespaced(instancetype::GROUP, VERSION, plural), Key::new(namespace, name))
+    } else {
+        (Resource::cluster(instancetype::GROUP, VERSION, plural), Key::new("", name))
+    };
+    let found: Option<Value> = client.find(resource, &key).await?;
+    let mut found = found
+        .ok_or_else(|| refused(which, format!("{plural}.{} \"{name}\" not found", instancetype::GROUP)))?;
+    // Objects of a list or a patched one may lack these; revisions are read by them.
+    if found["kind"].is_null() {
+        let namespaced_kind = if which == Which::Instancetype {
+            "VirtualMachineInstancetype"
+        } else {
+            "VirtualMachinePreference"
+        };
+        found["kind"] = (if namespaced { namespaced_kind } else { which.cluster_kind() }).into();
+        found["apiVersion"] = format!("{}/{VERSION}", instancetype::GROUP).into();
+    }
+    Ok(found)
+}
+
+/// Name of the revision that a VM's reference stands for, if it has one.
+pub(crate) fn revision_of<'a>(
+    reference: &'a FlavorReference,
+    status: Option<&'a FlavorStatus>,
+) -> Option<&'a str> {
+    let same = |status: &&FlavorStatus| status.name == reference.name && status.kind == reference.kind;
+    let kept =
+        status.filter(same).and_then(|status| status.controller_revision_ref.as_ref()?.name.as_deref());
+    kept.or(reference.revision_name.as_deref()).filter(|name| !name.is_empty())
+}
+
+/// Instance type and preference of a VM: as its revisions hold them, or as they are now.
+pub(crate) async fn flavor(
+    client: &Client,
+    namespace: &str,
+    machine: &VirtualMachine,
+) -> Result<Flavor, Unusable> {
+    let mut flavor = Flavor::default();
+    let status = machine.status.as_ref();
+    for which in Which::BOTH {
+        let Some(reference) = which.of(machine) else { continue };
+        let kept = status.and_then(|status| match which {
+            Which::Instancetype => status.instancetype_ref.as_ref(),
+            Which::Preference => status.preference_ref.as_ref(),
+        });
+        let object = match revision_of(reference, kept) {
+            Some(name) => {
+                let found: Option<Value> = client.find(REVISIONS, &Key::new(namespace, name)).await?;
+                found.ok_or_else(|| refused(which, format!("controllerrevisions.apps {name:?} not found")))?
+            }
+            None => object(client, namespace, which, reference).await?,
+        };
+        instancetype::read(&mut flavor, which, &object).map_err(|text| {
+            let name = reference.name.as_deref().unwrap_or_default();
+            refused(which, format!("{} {name:?} cannot be used: {text}", which.field()))
+        })?;
+    }
+    Ok(flavor)
+}
+
+/// Replaces references that name a volume by what its labels name.
+pub(crate) async fn infer(
+    client: &Client,
+    namespace: &str,
+    machine: &mut VirtualMachine,
+) -> Result<(), Unusable> {
+    for which in Which::BOTH {
+        let Some(reference) = which.of(machine) else { continue };
+        let Some(volume) = reference.infer_from_volume.clone().filter(|volume| !volume.is_empty()) else {
+            continue;
+        };
+        if instancetype::malformed(which, reference).is_some() {
+            continue;
+        }
+        let tolerant = reference.infer_from_volume_failure_policy.as_deref() == Some("Ignore");
+        let inferred = follow(client, namespace, machine, which, &volume).await;
+        let reference = match inferred {
+            Ok((name, kind)) => {
+                Some(FlavorReference { name: Some(name), kind: Some(kind), ..FlavorReference::default() })
+            }
+            Err(Stopped::Inference { tolerable: true, .. }) if tolerant => None,
+            Err(Stopped::Inference { text, .. }) => return Err(refused(which, text)),
+            Err(Stopped::Failed(error)) => return Err(error.into()),
+        };
+        match which {
+            Which::Instancetype => {
+                // Clients that infer with Ignore give memory for the case that nothing is inferred.
+                if tolerant && reference.is_some() {
+                    machine.spec.template.spec.domain.memory = None;
+                }
+                machine.spec.instancetype = reference;
+            }
+            Which::Preference => machine.spec.preference = reference,
+        }
+    }
+    Ok(())
+}
+
+enum Stopped {
+    Inference { text: String, tolerable: bool },
+    Failed(cluster::Error),
+}
+
+impl From<instancetype::InferenceError> for Stopped {
+    fn from(error: instancetype::InferenceError) -> Self {
+        Self::Inference { text: error.text, tolerable: error.tolerable }
+    }
+}
+
+/// Name and kind that the labels of a volume name.
+async fn follow(
+    client: &Client,
+    namespace: &str,
+    machine: &VirtualMachine,
+    which: Which,
+    volume: &str,
+) -> Result<(String, String), Stopped> {
+    let mut step = instancetype::begin(machine, namespace, which, volume)?;
+    for _ in 0..LOOKUPS_MAX {
+        let lookup = match step {
+            Inference::Named { name, kind } => return Ok((name, kind)),
+            Inference::Look(lookup) => lookup,
+        };
+        let Lookup { place, namespace, name } = &lookup;
+        let found: Option<Value> =
+            client.find(resource(*place), &Key::new(namespace, name)).await.map_err(Stopped::Failed)?;
+        step = instancetype::next(which, &lookup, found.as_ref())?;
+    }
+    let text = format!(
+        "unable to infer defaults from volume {volume}: its sources refer to more than {LOOKUPS_MAX} objects"
+    );
+    Err(Stopped::Inference { text, tolerable: false })
+}
+
+fn resource(place: Place) -> Resource {
+    match place {
+        Place::Claim => Resource::namespaced("", "v1", "persistentvolumeclaims"),
+        Place::DataVolume => Resource::namespaced("cdi.kubevirt.io", "v1beta1", "datavolumes"),
+        Place::DataSource => Resource::namespaced("cdi.kubevirt.io", "v1beta1", "datasources"),
+        Place::Snapshot => Resource::namespaced("snapshot.storage.k8s.io", "v1", "volumesnapshots"),
+    }
+}

@@ -1,0 +1,110 @@
+//! Probes and metrics over plain HTTP: `/healthz`, `/readyz`, `/metrics`.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use cluster::{Client, Events};
+use serve::http::Route;
+use serve::metrics::{Kind as Metric, Page};
+
+use crate::config::Config;
+use crate::error::{Error, Kind, Result};
+
+/// Writes metrics of one area.
+type Collector = dyn Fn(&mut Page) + Send + Sync;
+
+/// Whether this process can serve requests, and the metrics of its areas.
+#[derive(Clone, Default)]
+pub struct Health {
+    ready: Arc<AtomicBool>,
+    stopping: Arc<AtomicBool>,
+    collectors: Arc<Mutex<Vec<Weak<Collector>>>>,
+}
+
+impl fmt::Debug for Health {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Health")
+            .field("ready", &self.ready)
+            .field("stopping", &self.stopping)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Health {
+    /// Sets what `/readyz` answers.
+    pub fn set_ready(&self, ready: bool) {
+        self.ready.store(ready, Ordering::Relaxed);
+    }
+
+    /// From now on, `/readyz` says no.
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
+    }
+
+    /// Adds metrics to the page until the result is dropped.
+    #[must_use]
+    pub(crate) fn expose(&self, collector: impl Fn(&mut Page) + Send + Sync + 'static) -> Arc<Collector> {
+        let collector: Arc<Collector> = Arc::new(collector);
+        let mut all = self.collectors.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|one| one.strong_count() > 0);
+        all.push(Arc::downgrade(&collector));
+        collector
+    }
+
+    fn collect(&self, page: &mut Page) {
+        let all = self.collectors.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for collector in all.iter().filter_map(Weak::upgrade) {
+            collector(page);
+        }
+    }
+
+    fn readiness(&self) -> std::result::Result<String, String> {
+        if self.ready.load(Ordering::Relaxed) && !self.stopping.load(Ordering::Relaxed) {
+            Ok("ok\n".to_owned())
+        } else {
+            Err("not ready\n".to_owned())
+        }
+    }
+}
+
+/// Serves probes and metrics until the process ends.
+///
+/// # Errors
+/// [`Kind::System`] if the address is taken.
+pub fn serve(config: &Config, health: &Health, client: &Client, events: &Events) -> Result<()> {
+    let (health, probed) = (health.clone(), health.clone());
+    let (client, events) = (client.clone(), events.clone());
+    let routes = vec![
+        Route { path: "/healthz", body: Box::new(|| Ok("ok\n".to_owned())) },
+        Route { path: "/readyz", body: Box::new(move || probed.readiness()) },
+        Route { path: "/metrics", body: Box::new(move || Ok(metrics(&client, &events, &health))) },
+    ];
+    let served = serve::http::serve(config.health, None, None, routes);
+    served.map_err(|error| Error::with(Kind::System, "cannot serve probes and metrics", error))?;
+    Ok(())
+}
+
+fn metrics(client: &Client, events: &Events, health: &Health) -> String {
+    let counts = client.counts();
+    let mut page = Page::default();
+    for (name, help, value) in [
+        (
+            "ferrovirt_operator_api_requests_total",
+            "Requests to the API server, watches included.",
+            counts.requests,
+        ),
+        ("ferrovirt_operator_api_retries_total", "Requests that the API server put off.", counts.retries),
+        ("ferrovirt_operator_api_watches_total", "Watches opened.", counts.watches),
+        ("ferrovirt_operator_api_failures_total", "Requests without an answer.", counts.failures),
+        (
+            "ferrovirt_operator_events_dropped_total",
+            "Events not written, because too many waited.",
+            events.dropped(),
+        ),
+    ] {
+        page.single(name, Metric::Counter, help, value);
+    }
+    health.collect(&mut page);
+    page.text()
+}

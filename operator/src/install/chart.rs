@@ -1,0 +1,315 @@
+//! A Helm chart of everything that is installed, made from the same objects as `operator manifests`.
+//!
+//! The objects are rendered with marks in place of the namespace, images and other choices; the marks become expressions of
+//! Helm. Custom resource definitions are templates that stay when the release is removed.
+//!
+//! Not in the chart: the namespace, which Helm needs before it installs anything, and the object HyperConverged, whose
+//! definition must exist first. NOTES.txt says how to make both.
+
+use serde_json::{Value, json};
+
+use super::{Settings, manifests, yaml};
+
+/// Marks: what stands between them is a word of [`expression`].
+const MARK: &str = "@@";
+const NAMESPACE: &str = "namespace-of-the-release";
+
+/// A file of the chart: path below its directory, content.
+pub type File = (String, String);
+
+/// All files.
+///
+/// # Errors
+/// When an object cannot be written as YAML; objects of this crate always can.
+pub fn files(version: &str) -> Result<Vec<File>, serde_saphyr::SerializeError> {
+    let settings = Settings {
+        namespace: NAMESPACE.to_owned(),
+        image: format!("{MARK}image {{program}}{MARK}"),
+        replicas: 2,
+        emulation: false,
+    };
+    let mut all = vec![
+        ("Chart.yaml".to_owned(), about(version)),
+        ("values.yaml".to_owned(), values()?),
+        ("templates/NOTES.txt".to_owned(), NOTES.to_owned()),
+        ("templates/ingress.yaml".to_owned(), INGRESS.to_owned()),
+    ];
+    for mut object in manifests(&settings) {
+        let kind = object["kind"].as_str().unwrap_or_default().to_lowercase();
+        if kind == "namespace" {
+            continue;
+        }
+        mark(&mut object);
+        let name = object["metadata"]["name"].as_str().unwrap_or_default().replace([':', '/'], "-");
+        let mut text = expressions(&yaml(std::slice::from_ref(&object))?);
+        if kind == "poddisruptionbudget" {
+            text = format!("{{{{- if gt (int .Values.replicas) 1 }}}}\n{text}\n{{{{- end }}}}\n");
+        }
+        all.push((format!("templates/{kind}-{name}.yaml").replace(NAMESPACE, "release"), text));
+    }
+    Ok(all)
+}
+
+fn about(version: &str) -> String {
+    format!(
+        "apiVersion: v2\nname: ferrovirt\ndescription: Virtual machines on Kubernetes\ntype: application\n\
+         version: {version}\nappVersion: {version}\nkubeVersion: \">=1.30.0-0\"\n"
+    )
+}
+
+/// Sets marks where values of the chart decide.
+fn mark(object: &mut Value) {
+    let word = |text: &str| json!(format!("{MARK}{text}{MARK}"));
+    let kind = object["kind"].as_str().unwrap_or_default().to_owned();
+    if kind == "CustomResourceDefinition" {
+        object["metadata"]["annotations"]["helm.sh/resource-policy"] = json!("keep");
+    }
+    if kind != "Deployment" && kind != "DaemonSet" {
+        return;
+    }
+    let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+    if kind == "Deployment" {
+        if object["spec"]["replicas"] == 2 {
+            object["spec"]["replicas"] = word("replicas");
+        }
+        let pod = &mut object["spec"]["template"]["spec"];
+        for field in ["nodeSelector", "tolerations", "affinity"] {
+            pod[field] = word(&format!("placement {field}"));
+        }
+    }
+    let containers = object["spec"]["template"]["spec"]["containers"].as_array_mut();
+    for container in containers.into_iter().flatten() {
+        let program = container["name"].as_str().unwrap_or_default().to_owned();
+        if requests().iter().any(|(component, _)| *component == program) {
+            container["resources"] = word(&format!("resources {program}"));
+        }
+        if name == "virt-handler" {
+            container["args"] = word("emulation-arguments");
+        }
+        if program == "operator"
+            && let Some(environment) = container["env"].as_array_mut()
+        {
+            environment.push(json!({"name": "KVM_EMULATION", "value": word("emulation")}));
+        }
+    }
+}
+
+/// Containers whose resources are values, with those that they have by default.
+fn requests() -> Vec<(String, Value)> {
+    let mut found = Vec::new();
+    for object in manifests(&Settings::default()) {
+        let containers = object["spec"]["template"]["spec"]["containers"].as_array();
+        for container in containers.into_iter().flatten() {
+            let name = container["name"].as_str().unwrap_or_default().to_owned();
+            if container["resources"].is_object() {
+                found.push((name, container["resources"].clone()));
+            }
+        }
+    }
+    found
+}
+
+fn values() -> Result<String, serde_saphyr::SerializeError> {
+    let resources: serde_json::Map<String, Value> = requests().into_iter().collect();
+    let values = json!({
+        "image": super::IMAGE,
+        "replicas": 2,
+        "emulation": false,
+        "resources": resources,
+        "placement": {"nodeSelector": {}, "tolerations": [], "affinity": {}},
+        "ingress": {"enabled": false, "className": "", "host": "", "tlsSecret": "", "annotations": {}},
+    });
+    let text = yaml(&[values])?;
+    Ok(format!(
+        "# image: {{program}} stands for operator, virt-agent, macpool, and so on\n\
+         # replicas: of the operator; 1 on a single node\n\
+         # emulation: run guests without KVM; for tests\n\
+         # placement: of the control plane; guests and node agents are placed by HyperConverged\n\
+         # ingress: makes the upload proxy reachable from outside\n{text}\n"
+    ))
+}
+
+/// Replaces all marks, and escapes what Helm would take for an expression.
+fn expressions(text: &str) -> String {
+    let text = text.replace("{{", "{{ \"{{\" }}");
+    let mut result = String::with_capacity(text.len());
+    for (index, part) in text.split(MARK).enumerate() {
+        if index % 2 == 0 { result.push_str(part) } else { result.push_str(&expression(part)) }
+    }
+    // A quoted value that is not text loses its quotes.
+    for quote in ["'", "\""] {
+        for begin in ["{{ toJson", "{{ int", "{{ if"] {
+            result = unquoted(&result, quote, begin);
+        }
+    }
+    result.replace(NAMESPACE, "{{ .Release.Namespace }}")
+}
+
+fn expression(word: &str) -> String {
+    match word.split_once(' ') {
+        Some(("image", "{program}")) => "{{ .Values.image }}".to_owned(),
+        Some(("image", program)) => {
+            format!("{{{{ .Values.image | replace \"{{program}}\" \"{program}\" }}}}")
+        }
+        Some(("placement", field)) => format!("{{{{ toJson .Values.placement.{field} }}}}"),
+        Some(("resources", name)) => format!("{{{{ toJson (index .Values.resources \"{name}\") }}}}"),
+        _ if word == "replicas" => "{{ int .Values.replicas }}".to_owned(),
+        _ if word == "emulation" => "{{ .Values.emulation }}".to_owned(),
+        _ => "{{ if .Values.emulation }}[\"--kvm\", \"never\"]{{ else }}[]{{ end }}".to_owned(),
+    }
+}
+
+/// Removes quotes around expressions that begin with a text.
+fn unquoted(text: &str, quote: &str, begin: &str) -> String {
+    let lines = text.lines().map(|line| {
+        let Some(at) = line.find(&format!("{quote}{begin}")) else { return line.to_owned() };
+        let (head, value) = line.split_at(at);
+        match value.strip_prefix(quote).and_then(|value| value.strip_suffix(quote)) {
+            Some(value) => format!("{head}{value}"),
+            None => line.to_owned(),
+        }
+    });
+    let mut text = lines.collect::<Vec<_>>().join("\n");
+    text.push('\n');
+    text
+}
+
+const NOTES: &str = "\
+ferrovirt {{ .Chart.Version }} is installed in {{ .Release.Namespace }}.
+
+Its namespace needs these labels:
+  kubectl label namespace {{ .Release.Namespace }} pod-security.kubernetes.io/enforce=privileged runlevel=0
+
+Switch the platform on:
+  kubectl apply -f - <<EOF
+  apiVersion: hco.kubevirt.io/v1
+  kind: HyperConverged
+  metadata: {name: kubevirt-hyperconverged, namespace: {{ .Release.Namespace }}}
+  EOF
+  kubectl -n {{ .Release.Namespace }} wait hyperconverged/kubevirt-hyperconverged --for condition=Available
+
+Before `helm uninstall`, delete virtual machines, DataVolumes and the HyperConverged object. Definitions stay.
+";
+
+const INGRESS: &str = "\
+{{- if .Values.ingress.enabled }}
+apiVersion: networking.k8s.io/v1
+kind: Ingress
+metadata:
+  name: cdi-uploadproxy
+  namespace: {{ .Release.Namespace }}
+  annotations: {{ toJson (merge (dict \"nginx.ingress.kubernetes.io/backend-protocol\" \"HTTPS\" \"nginx.ingress.kubernetes.io/proxy-body-size\" \"0\") .Values.ingress.annotations) }}
+spec:
+  {{- if .Values.ingress.className }}
+  ingressClassName: {{ .Values.ingress.className }}
+  {{- end }}
+  {{- if .Values.ingress.tlsSecret }}
+  tls:
+    - hosts: [{{ quote .Values.ingress.host }}]
+      secretName: {{ .Values.ingress.tlsSecret }}
+  {{- end }}
+  rules:
+    - host: {{ quote .Values.ingress.host }}
+      http:
+        paths:
+          - path: /
+            pathType: Prefix
+            backend:
+              service:
+                name: cdi-uploadproxy
+                port: {number: 443}
+{{- end }}
+";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file<'a>(all: &'a [File], path: &str) -> &'a str {
+        let names: Vec<&String> = all.iter().map(|one| &one.0).collect();
+        &all.iter().find(|one| one.0 == path).unwrap_or_else(|| panic!("{path} is not in {names:?}")).1
+    }
+
+    /// What Helm makes of a template, as far as the chart's own expressions go.
+    fn rendered(text: &str) -> String {
+        let mut text = text.replace("{{ .Release.Namespace }}", "ns").replace("{{ \"{{\" }}", "{{");
+        for (from, to) in [
+            ("{{ .Values.image }}", "localhost/ferrovirt:{program}"),
+            ("{{ int .Values.replicas }}", "2"),
+            ("{{ .Values.emulation }}", "false"),
+            ("{{ if .Values.emulation }}[\"--kvm\", \"never\"]{{ else }}[]{{ end }}", "[]"),
+            ("{{ toJson .Values.placement.nodeSelector }}", "{}"),
+            ("{{ toJson .Values.placement.tolerations }}", "[]"),
+            ("{{ toJson .Values.placement.affinity }}", "{}"),
+            ("{{- if gt (int .Values.replicas) 1 }}", ""),
+            ("{{- end }}", ""),
+        ] {
+            text = text.replace(from, to);
+        }
+        for (name, resources) in requests() {
+            text = text.replace(
+                &format!("{{{{ toJson (index .Values.resources \"{name}\") }}}}"),
+                &resources.to_string(),
+            );
+        }
+        while let Some(at) = text.find("{{ .Values.image | replace \"{program}\" \"") {
+            let rest = &text[at + "{{ .Values.image | replace \"{program}\" \"".len()..];
+            let program = rest[..rest.find('"').unwrap()].to_owned();
+            let whole = format!("{{{{ .Values.image | replace \"{{program}}\" \"{program}\" }}}}");
+            text = text.replace(&whole, &format!("localhost/ferrovirt:{program}"));
+        }
+        text
+    }
+
+    #[test]
+    fn templates_render_to_the_objects_of_the_manifests() {
+        let all = files("1.0.0").unwrap();
+        let settings = Settings { namespace: "ns".to_owned(), ..Settings::default() };
+        let mut compared = 0;
+        for wanted in manifests(&settings) {
+            let kind = wanted["kind"].as_str().unwrap().to_lowercase();
+            if kind == "namespace" {
+                continue;
+            }
+            let name = wanted["metadata"]["name"].as_str().unwrap().replace([':', '/'], "-");
+            let text = file(&all, &format!("templates/{kind}-{name}.yaml"));
+            if text.len() > 40_000 {
+                // Reading the schemas of all kinds takes a minute; those of the small ones show the same.
+                assert!(text.contains("helm.sh/resource-policy: keep"), "{name}");
+                continue;
+            }
+            let text = rendered(text);
+            assert!(kind == "customresourcedefinition" || !text.contains("{{"), "{text}");
+            let mut found: Value =
+                serde_saphyr::from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}\n{text}"));
+            if kind == "customresourcedefinition" {
+                assert_eq!(found["metadata"]["annotations"]["helm.sh/resource-policy"], "keep");
+                found["metadata"].as_object_mut().unwrap().remove("annotations");
+            }
+            if let Some(pod) = found.pointer_mut("/spec/template/spec").and_then(Value::as_object_mut)
+                && kind == "deployment"
+            {
+                for field in ["nodeSelector", "tolerations", "affinity"] {
+                    assert!(pod.remove(field).is_some(), "{name} {field}");
+                }
+                for container in pod["containers"].as_array_mut().unwrap() {
+                    if let Some(environment) = container.get_mut("env").and_then(Value::as_array_mut) {
+                        environment.retain(|one| one["name"] != "KVM_EMULATION");
+                    }
+                }
+            }
+            assert_eq!(found, wanted, "{name}");
+            compared += 1;
+        }
+        assert!(compared > 60, "{compared}");
+    }
+
+    #[test]
+    fn values_are_those_of_the_manifests() {
+        let all = files("1.0.0").unwrap();
+        let values: Value = serde_saphyr::from_str(file(&all, "values.yaml")).unwrap();
+        assert_eq!(values["image"], super::super::IMAGE);
+        assert_eq!(values["resources"]["operator"]["requests"]["memory"], "64Mi");
+        assert!(file(&all, "Chart.yaml").contains("version: 1.0.0"));
+    }
+}

@@ -1,0 +1,159 @@
+//! Everything that is installed, as data: [`manifests`] lists the objects in the order in which they are created.
+//!
+//! The objects have upstream's names, so that NetworkPolicies, GitOps rules and habits keep working. Three things are not
+//! in them: certificate authorities of webhooks and APIServices (the operator fills in `caBundle` at run time), the
+//! object `HyperConverged`, which switches the platform on ([`custom_resources`]), and the MAC pool ([`mod@macpool`]), which
+//! the operator deploys for a `NetworkAddonsConfig`. All are made for server-side apply: a second apply changes nothing.
+//!
+//! Not here: applying and removing the objects.
+
+mod accounts;
+pub mod chart;
+pub mod macpool;
+pub(crate) mod monitoring;
+mod network_policies;
+mod node;
+mod policies;
+mod roles;
+mod services;
+mod user_roles;
+mod webhooks;
+mod workloads;
+
+use serde_json::{Value, json};
+
+use crate::config::NAMESPACE;
+
+/// Template of images if no other is given.
+pub const IMAGE: &str = "localhost/ferrovirt:{program}";
+
+/// Label that all Services of the operator select.
+const OPERATOR: (&str, &str) = ("app", "ferrovirt-operator");
+/// Port of the operator's HTTPS server: webhooks and aggregated APIs.
+const HTTPS: u16 = 8443;
+/// Port of the operator's probes and metrics, plain HTTP.
+const HEALTH: u16 = 8081;
+
+/// Choices of an installation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Namespace of the platform's own pods.
+    pub namespace: String,
+    /// Template of images; `{program}` stands for a program's name.
+    pub image: String,
+    /// Replicas of the operator: 2 where two nodes can run them, else 1.
+    pub replicas: u32,
+    /// Whether guests run without KVM on nodes that lack it.
+    pub emulation: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { namespace: NAMESPACE.to_owned(), image: IMAGE.to_owned(), replicas: 2, emulation: false }
+    }
+}
+
+impl Settings {
+    /// Image of a program.
+    fn image(&self, program: &str) -> String {
+        self.image.replace("{program}", program)
+    }
+
+    /// User name of a ServiceAccount of the platform.
+    fn user(&self, account: &str) -> String {
+        user(&self.namespace, account)
+    }
+}
+
+/// User names of the ServiceAccounts whose writes of the platform's objects are trusted: operator and node agents.
+pub fn own_users(namespace: &str) -> Vec<String> {
+    [accounts::OPERATOR, accounts::AGENT].iter().map(|account| user(namespace, account)).collect()
+}
+
+fn user(namespace: &str, account: &str) -> String {
+    format!("system:serviceaccount:{namespace}:{account}")
+}
+
+/// All objects, in the order in which they are created.
+pub fn manifests(settings: &Settings) -> Vec<Value> {
+    let mut all = accounts::namespace(settings);
+    all.extend(api::definition::ALL.iter().map(|one| definition(one, settings)));
+    all.extend(accounts::accounts(settings));
+    all.extend(roles::roles(settings));
+    all.extend(user_roles::roles());
+    all.extend(policies::policies(settings));
+    all.extend(network_policies::policies(settings));
+    all.extend(services::services(settings));
+    all.extend(workloads::workloads(settings));
+    all.extend(node::workloads(settings));
+    all.extend(webhooks::api_services(settings));
+    all.extend(webhooks::configurations(settings));
+    for object in &mut all {
+        label(object);
+    }
+    all
+}
+
+/// Names of the definitions whose versions are converted by the operator.
+pub(crate) const CONVERTED: [&str; 1] = ["hyperconvergeds.hco.kubevirt.io"];
+
+/// A definition, with the operator as its conversion webhook if its versions differ.
+fn definition(definition: &api::definition::Definition, settings: &Settings) -> Value {
+    let mut object = definition.manifest();
+    if !definition.others.is_empty() {
+        object["spec"]["conversion"] = json!({
+            "strategy": "Webhook",
+            "webhook": {
+                "clientConfig": {"service": {
+                    "name": "hco-webhook-service",
+                    "namespace": settings.namespace,
+                    "path": crate::serve::conversion::PATH,
+                    "port": 443,
+                }},
+                "conversionReviewVersions": ["v1"],
+            },
+        });
+    }
+    object
+}
+
+/// The object that switches the platform on. Its definition must be established first.
+pub fn custom_resources(settings: &Settings) -> Vec<Value> {
+    vec![json!({
+        "apiVersion": api::hyperconverged::API_VERSION,
+        "kind": "HyperConverged",
+        "metadata": {"name": api::hyperconverged::NAME, "namespace": settings.namespace},
+        "spec": {},
+    })]
+}
+
+/// Objects as YAML documents.
+///
+/// # Errors
+/// When the text cannot be written; objects of this module always can.
+pub fn yaml(objects: &[Value]) -> Result<String, serde_saphyr::SerializeError> {
+    serde_saphyr::to_string_multiple(objects)
+}
+
+/// The labels by which all installed objects are found.
+fn label(object: &mut Value) {
+    object["metadata"]["labels"]["app.kubernetes.io/part-of"] = json!("ferrovirt");
+    object["metadata"]["labels"]["app.kubernetes.io/managed-by"] = json!("ferrovirt");
+}
+
+/// An object with a name and, if it has one, a namespace.
+fn object(api_version: &str, kind: &str, name: &str, namespace: Option<&str>) -> Value {
+    let mut object = json!({"apiVersion": api_version, "kind": kind, "metadata": {"name": name}});
+    if let Some(namespace) = namespace {
+        object["metadata"]["namespace"] = json!(namespace);
+    }
+    object
+}
+
+/// An object with further fields.
+fn with(mut object: Value, fields: Value) -> Value {
+    if let (Value::Object(object), Value::Object(fields)) = (&mut object, fields) {
+        object.extend(fields);
+    }
+    object
+}

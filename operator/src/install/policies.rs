@@ -1,0 +1,166 @@
+//! ValidatingAdmissionPolicies: limits that hold without any of the platform's pods.
+//!
+//! - The node agent writes only its own node and the instances on it: the API server puts the node of the agent's pod
+//!   into its token, so an agent on a stolen node cannot name another one.
+//! - The node agent changes nothing of a pod but the annotation network-status, on its own node.
+//! - Only the operator makes pods that count as launchers.
+
+use serde_json::{Value, json};
+
+use super::accounts::{AGENT, OPERATOR};
+use super::{Settings, object, with};
+
+const ADMISSION: &str = "admissionregistration.k8s.io/v1";
+/// Node of the pod whose token made the request; empty for other requests.
+const NODE: &str = "request.userInfo.extra[?'authentication.kubernetes.io/node-name'][0].orValue('')";
+
+/// Values of a label of the old object.
+fn old_label(name: &str) -> String {
+    format!("oldObject.metadata.?labels[?'{name}'].orValue('')")
+}
+
+/// A policy for requests of one user (or of all others), and its binding.
+fn policy(name: &str, rule: &Value, conditions: &Value, variables: &Value, checks: &Value) -> [Value; 2] {
+    let mut spec = json!({
+        "failurePolicy": "Fail",
+        "matchConstraints": {"resourceRules": [rule], "matchPolicy": "Equivalent"},
+        "matchConditions": conditions,
+        "validations": checks,
+    });
+    if variables.as_array().is_some_and(|list| !list.is_empty()) {
+        spec["variables"] = variables.clone();
+    }
+    let policy = with(object(ADMISSION, "ValidatingAdmissionPolicy", name, None), json!({"spec": spec}));
+    let binding = with(
+        object(ADMISSION, "ValidatingAdmissionPolicyBinding", name, None),
+        json!({"spec": {"policyName": name, "validationActions": ["Deny"]}}),
+    );
+    [policy, binding]
+}
+
+/// True where old and new object differ in the annotation network-status alone, as far as anything acts on it.
+fn only_network_status() -> String {
+    const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
+    let annotations = |object: &str| format!("{object}.metadata.?annotations.orValue({{}})");
+    // Every annotation of one object but that one is in the other object.
+    let within = |one: &str, other: &str| {
+        let (one, other) = (annotations(one), annotations(other));
+        format!("{one}.all(key, key == '{STATUS}' || {other}[?key].orValue('') == {one}[key])")
+    };
+    let same = |field: &str, none: &str| {
+        format!("object.metadata.?{field}.orValue({none}) == oldObject.metadata.?{field}.orValue({none})")
+    };
+    let mut all = vec![same("labels", "{}"), same("finalizers", "[]"), same("ownerReferences", "[]")];
+    all.push("object.spec == oldObject.spec && object.?status == oldObject.?status".to_owned());
+    all.push(within("object", "oldObject"));
+    all.push(within("oldObject", "object"));
+    all.join(" && ")
+}
+
+/// All policies.
+pub(super) fn policies(settings: &Settings) -> Vec<Value> {
+    let agent = json!([{
+        "name": "agent",
+        "expression": format!("request.userInfo.username == '{}'", settings.user(AGENT)),
+    }]);
+    let node = json!([{"name": "node", "expression": NODE}]);
+    let mut all = Vec::new();
+    all.extend(policy(
+        "ferrovirt-agent-writes-its-node",
+        &json!({
+            "apiGroups": [""],
+            "apiVersions": ["*"],
+            "operations": ["UPDATE"],
+            "resources": ["nodes", "nodes/status"],
+        }),
+        &agent,
+        &node,
+        &json!([{
+            "expression": "variables.node != '' && variables.node == object.metadata.name",
+            "message": "the node agent may change its own node only",
+            "reason": "Forbidden",
+        }]),
+    ));
+    let on_node = format!(
+        "variables.node != '' && (variables.node == {} || variables.node == {})",
+        old_label("kubevirt.io/nodeName"),
+        old_label("kubevirt.io/migrationTargetNodeName"),
+    );
+    all.extend(policy(
+        "ferrovirt-agent-writes-instances-of-its-node",
+        &json!({
+            "apiGroups": ["kubevirt.io"],
+            "apiVersions": ["*"],
+            "operations": ["UPDATE"],
+            "resources": ["virtualmachineinstances"],
+        }),
+        &agent,
+        &node,
+        &json!([
+            {
+                "expression": on_node,
+                "message": "the node agent may change instances of its own node only",
+                "reason": "Forbidden",
+            },
+            {
+                "expression": "object.spec == oldObject.spec",
+                "message": "the node agent may not change the spec of an instance",
+                "reason": "Forbidden",
+            },
+            {
+                "expression": "object.metadata.?labels.orValue({}) == oldObject.metadata.?labels.orValue({})",
+                "message": "the node agent may not change the labels of an instance",
+                "reason": "Forbidden",
+            },
+        ]),
+    ));
+    all.extend(policy(
+        "ferrovirt-agent-writes-network-status",
+        &json!({
+            "apiGroups": [""],
+            "apiVersions": ["*"],
+            "operations": ["UPDATE"],
+            "resources": ["pods", "pods/status"],
+        }),
+        &agent,
+        &node,
+        &json!([
+            {
+                "expression": "variables.node != '' && variables.node == oldObject.spec.?nodeName.orValue('')",
+                "message": "the node agent may change pods of its own node only",
+                "reason": "Forbidden",
+            },
+            {
+                "expression": only_network_status(),
+                "message": "the node agent may change only the annotation network-status of a pod",
+                "reason": "Forbidden",
+            },
+        ]),
+    ));
+    let is_launcher = |object: &str| {
+        format!("{object}.metadata.?labels[?'kubevirt.io'].orValue('') in ['virt-launcher', 'hotplug-disk']")
+    };
+    all.extend(policy(
+        "ferrovirt-operator-makes-launchers",
+        &json!({
+            "apiGroups": [""],
+            "apiVersions": ["*"],
+            "operations": ["CREATE", "UPDATE"],
+            "resources": ["pods"],
+        }),
+        &json!([
+            {"name": "launcher", "expression": is_launcher("object")},
+            {
+                "name": "new",
+                "expression": format!("request.operation == 'CREATE' || !({})", is_launcher("oldObject")),
+            },
+        ]),
+        &json!([]),
+        &json!([{
+            "expression": format!("request.userInfo.username == '{}'", settings.user(OPERATOR)),
+            "message": "pods with the label kubevirt.io=virt-launcher or hotplug-disk are made by the operator only",
+            "reason": "Forbidden",
+        }]),
+    ));
+    all
+}

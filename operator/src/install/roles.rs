@@ -1,0 +1,293 @@
+//! Rights of the platform's own pods.
+
+use serde_json::{Value, json};
+
+use super::accounts::{AGENT, HOSTPATH, MACPOOL, OPERATOR, UPLOAD_PROXY};
+use super::{Settings, object, webhooks, with};
+
+pub(super) const RBAC: &str = "rbac.authorization.k8s.io/v1";
+
+const READ: &[&str] = &["get", "list", "watch"];
+/// Verbs for objects that the operator makes of HyperConverged.
+const OWN: &[&str] = &["get", "list", "watch", "create", "update", "delete"];
+const WRITE: &[&str] = &["get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"];
+
+/// Instance types and preferences.
+pub(super) const FLAVORS: &[&str] = &[
+    "virtualmachineinstancetypes",
+    "virtualmachineclusterinstancetypes",
+    "virtualmachinepreferences",
+    "virtualmachineclusterpreferences",
+];
+
+/// A rule: groups, resources, verbs.
+pub(super) fn rule(group: &str, resources: &[&str], verbs: &[&str]) -> Value {
+    json!({"apiGroups": [group], "resources": resources, "verbs": verbs})
+}
+
+/// A rule about single objects.
+fn named(group: &str, resources: &[&str], names: &[&str], verbs: &[&str]) -> Value {
+    let mut rule = rule(group, resources, verbs);
+    rule["resourceNames"] = json!(names);
+    rule
+}
+
+/// A ClusterRole.
+pub(super) fn cluster_role(name: &str, rules: &[Value]) -> Value {
+    with(object(RBAC, "ClusterRole", name, None), json!({"rules": rules}))
+}
+
+fn account(settings: &Settings, name: &str) -> Value {
+    json!({"kind": "ServiceAccount", "name": name, "namespace": settings.namespace})
+}
+
+/// A ClusterRole and its binding to one account.
+fn cluster(settings: &Settings, name: &str, to: &str, rules: &[Value]) -> [Value; 2] {
+    let binding = with(
+        object(RBAC, "ClusterRoleBinding", name, None),
+        json!({
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
+            "subjects": [account(settings, to)],
+        }),
+    );
+    [cluster_role(name, rules), binding]
+}
+
+/// A Role in the platform's namespace and its binding to one account.
+fn local(settings: &Settings, name: &str, to: &str, rules: &[Value]) -> [Value; 2] {
+    let namespace = Some(settings.namespace.as_str());
+    let role = with(object(RBAC, "Role", name, namespace), json!({"rules": rules}));
+    let binding = with(
+        object(RBAC, "RoleBinding", name, namespace),
+        json!({
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+            "subjects": [account(settings, to)],
+        }),
+    );
+    [role, binding]
+}
+
+/// All rights.
+pub(super) fn roles(settings: &Settings) -> Vec<Value> {
+    let mut all = Vec::new();
+    all.extend(cluster(settings, OPERATOR, OPERATOR, &operator()));
+    all.extend(local(settings, OPERATOR, OPERATOR, &operator_locally()));
+    all.push(with(
+        object(RBAC, "RoleBinding", "kubevirt-controller-authentication-reader", Some("kube-system")),
+        json!({
+            "roleRef": {
+                "apiGroup": "rbac.authorization.k8s.io",
+                "kind": "Role",
+                "name": "extension-apiserver-authentication-reader",
+            },
+            "subjects": [account(settings, OPERATOR)],
+        }),
+    ));
+    all.extend(cluster(settings, AGENT, AGENT, &agent()));
+    all.extend(cluster(settings, "kubemacpool-manager-role", MACPOOL, &macpool()));
+    all.extend(local(settings, "kubemacpool-manager-role", MACPOOL, &macpool_locally()));
+    all.push(cluster_role(
+        "kubemacpool-metrics-reader",
+        &[json!({"nonResourceURLs": ["/metrics"], "verbs": ["get"]})],
+    ));
+    let claims = [rule("", &["persistentvolumeclaims"], &["get"])];
+    all.extend(cluster(settings, UPLOAD_PROXY, UPLOAD_PROXY, &claims));
+    let signers = [named("", &["configmaps"], &["cdi-uploadserver-signer-bundle"], &["get"])];
+    all.extend(local(settings, UPLOAD_PROXY, UPLOAD_PROXY, &signers));
+    all.extend(cluster(settings, HOSTPATH, HOSTPATH, &sidecars()));
+    all.extend(local(settings, HOSTPATH, HOSTPATH, &sidecars_locally()));
+    all
+}
+
+/// Rights of the operator in all namespaces. It reads no Secret or ConfigMap outside of its own namespace.
+fn operator() -> Vec<Value> {
+    let compute: Vec<&str> =
+        api::definition::ALL.iter().filter(|one| one.group == "kubevirt.io").map(|one| one.plural).collect();
+    let storage: Vec<&str> = api::definition::ALL
+        .iter()
+        .filter(|one| one.group == "cdi.kubevirt.io")
+        .map(|one| one.plural)
+        .collect();
+    vec![
+        rule("kubevirt.io", &compute, WRITE),
+        rule("kubevirt.io", &["*/status", "*/finalizers"], &["get", "update", "patch"]),
+        rule("pool.kubevirt.io", &["virtualmachinepools"], WRITE),
+        rule(
+            "pool.kubevirt.io",
+            &["virtualmachinepools/status", "virtualmachinepools/finalizers"],
+            &["get", "update", "patch"],
+        ),
+        rule("instancetype.kubevirt.io", FLAVORS, READ),
+        rule("migrations.kubevirt.io", &["migrationpolicies"], READ),
+        rule("cdi.kubevirt.io", &storage, WRITE),
+        rule("cdi.kubevirt.io", &["*/status", "*/finalizers"], &["get", "update", "patch"]),
+        rule("hco.kubevirt.io", &["hyperconvergeds"], &["get", "list", "watch", "patch"]),
+        rule("hco.kubevirt.io", &["hyperconvergeds/status", "hyperconvergeds/finalizers"], &["update"]),
+        rule("ssp.kubevirt.io", &["ssps"], OWN),
+        rule("ssp.kubevirt.io", &["ssps/status"], &["patch"]),
+        rule("networkaddonsoperator.network.kubevirt.io", &["networkaddonsconfigs"], OWN),
+        rule("networkaddonsoperator.network.kubevirt.io", &["networkaddonsconfigs/status"], &["patch"]),
+        // The MAC pool's objects are owned by NetworkAddonsConfig: its deletion waits for them.
+        rule("networkaddonsoperator.network.kubevirt.io", &["networkaddonsconfigs/finalizers"], &["update"]),
+        rule("k8s.cni.cncf.io", &["network-attachment-definitions"], READ),
+        rule("", &["pods"], &["get", "list", "watch", "create", "update", "patch", "delete"]),
+        rule("", &["pods/status", "pods/finalizers"], &["update", "patch"]),
+        rule("", &["pods/eviction"], &["create"]),
+        rule("", &["persistentvolumeclaims"], WRITE),
+        rule("", &["persistentvolumeclaims/finalizers"], &["update"]),
+        rule("", &["persistentvolumes"], &["get", "list", "watch", "update", "patch"]),
+        rule("", &["nodes"], &["get", "list", "watch", "patch"]),
+        rule("", &["namespaces", "resourcequotas", "limitranges"], READ),
+        // Servers of uploads and clones: their Services, and Secrets with their certificates.
+        rule("", &["services"], &["get", "list", "watch", "create", "delete"]),
+        rule("", &["secrets"], &["create", "delete"]),
+        // What provisioners say about claims is listed.
+        rule("", &["events"], &["create", "patch", "list"]),
+        rule("events.k8s.io", &["events"], &["create", "patch"]),
+        rule("apps", &["controllerrevisions"], &["get", "list", "watch", "create", "update", "delete"]),
+        rule("storage.k8s.io", &["storageclasses", "csidrivers", "csinodes", "volumeattachments"], READ),
+        // Which node makes a claim's volume: its room, and whether sidecars of the driver choose.
+        rule("storage.k8s.io", &["csistoragecapacities"], READ),
+        rule("apps", &["daemonsets"], READ),
+        rule("snapshot.storage.k8s.io", &["volumesnapshots"], WRITE),
+        rule("snapshot.storage.k8s.io", &["volumesnapshotclasses", "volumesnapshotcontents"], READ),
+        rule("resource.k8s.io", &["resourceclaims"], READ),
+        // Cron sources at their addresses are refused.
+        rule("networking.k8s.io", &["servicecidrs"], &["list"]),
+        // Clones from other namespaces, and what volume-data-source-validator knows.
+        rule("gateway.networking.k8s.io", &["referencegrants"], &["get", "list"]),
+        rule("populator.storage.k8s.io", &["volumepopulators"], &["get", "create"]),
+        rule("authentication.k8s.io", &["tokenreviews"], &["create"]),
+        rule("authorization.k8s.io", &["subjectaccessreviews"], &["create"]),
+        rule("apiextensions.k8s.io", &["customresourcedefinitions"], READ),
+        named("apiextensions.k8s.io", &["customresourcedefinitions"], &super::CONVERTED, &["patch"]),
+        rule(
+            "admissionregistration.k8s.io",
+            &["mutatingwebhookconfigurations", "validatingwebhookconfigurations"],
+            &["list", "watch"],
+        ),
+        named(
+            "admissionregistration.k8s.io",
+            &["mutatingwebhookconfigurations", "validatingwebhookconfigurations"],
+            &webhooks::NAMES,
+            &["get", "patch"],
+        ),
+        // The MAC pool's webhook. The names of objects are not known to the authorizer when they are created.
+        rule("admissionregistration.k8s.io", &["mutatingwebhookconfigurations"], &["create"]),
+        named(
+            "admissionregistration.k8s.io",
+            &["mutatingwebhookconfigurations"],
+            &["kubemacpool-mutator"],
+            &["get", "patch", "delete"],
+        ),
+        rule("apiregistration.k8s.io", &["apiservices"], &["list", "watch"]),
+        named("apiregistration.k8s.io", &["apiservices"], &webhooks::API_SERVICES, &["get", "patch"]),
+    ]
+}
+
+/// Rights of the operator in the platform's namespace.
+fn operator_locally() -> Vec<Value> {
+    vec![
+        rule("", &["secrets", "configmaps"], WRITE),
+        rule("", &["services", "serviceaccounts"], READ),
+        // How the upload proxy is reached from outside.
+        rule("networking.k8s.io", &["ingresses"], READ),
+        rule("route.openshift.io", &["routes"], READ),
+        rule(
+            "coordination.k8s.io",
+            &["leases"],
+            &["get", "list", "watch", "create", "update", "patch", "delete"],
+        ),
+        rule("apps", &["deployments", "daemonsets"], &["get", "list", "watch", "patch"]),
+        // The MAC pool.
+        rule("apps", &["deployments"], &["create"]),
+        named("apps", &["deployments"], &["kubemacpool-mac-controller-manager"], &["delete"]),
+        rule("policy", &["poddisruptionbudgets"], &["create"]),
+        named(
+            "policy",
+            &["poddisruptionbudgets"],
+            &["kubemacpool-mac-controller-manager"],
+            &["get", "patch", "delete"],
+        ),
+        rule("monitoring.coreos.com", &["prometheusrules", "servicemonitors"], &["create", "patch"]),
+    ]
+}
+
+/// Rights of the node agent; which objects it may write is limited by a ValidatingAdmissionPolicy.
+fn agent() -> Vec<Value> {
+    vec![
+        rule("kubevirt.io", &["virtualmachineinstances"], &["get", "list", "watch", "patch"]),
+        rule("kubevirt.io", &["kubevirts"], READ),
+        rule("", &["nodes"], &["get", "list", "watch", "patch"]),
+        // Bridges of the node, as resources.
+        rule("", &["nodes/status"], &["patch"]),
+        rule("", &["pods"], READ),
+        // The annotation network-status. Through its status a pod's spec cannot be changed.
+        rule("", &["pods/status"], &["patch"]),
+        rule("k8s.cni.cncf.io", &["network-attachment-definitions"], &["get"]),
+        rule("", &["events"], &["create", "patch"]),
+        rule("events.k8s.io", &["events"], &["create", "patch"]),
+    ]
+}
+
+fn macpool() -> Vec<Value> {
+    vec![
+        rule("", &["pods", "namespaces"], &["list", "watch"]),
+        rule("kubevirt.io", &["virtualmachines", "virtualmachineinstances"], &["list", "watch"]),
+        rule("", &["events"], &["create"]),
+        named(
+            "admissionregistration.k8s.io",
+            &["mutatingwebhookconfigurations"],
+            &["kubemacpool-mutator"],
+            &["list", "watch", "patch"],
+        ),
+        rule("authentication.k8s.io", &["tokenreviews"], &["create"]),
+        rule("authorization.k8s.io", &["subjectaccessreviews"], &["create"]),
+    ]
+}
+
+fn macpool_locally() -> Vec<Value> {
+    vec![
+        // The names of objects are not known to the authorizer when they are created.
+        rule("", &["configmaps", "secrets"], &["create"]),
+        named("", &["configmaps"], &["kubemacpool-blocks"], &["get", "list", "watch", "update"]),
+        named("", &["configmaps"], &["kubemacpool-mac-range-config"], &["list", "watch"]),
+        named("", &["secrets"], &["kubemacpool-service"], &["list", "watch", "update"]),
+    ]
+}
+
+/// Rights of the CSI sidecars; the driver itself has none.
+fn sidecars() -> Vec<Value> {
+    vec![
+        rule("", &["nodes", "pods"], READ),
+        rule("", &["persistentvolumes"], &["get", "list", "watch", "create", "patch", "delete"]),
+        rule("", &["persistentvolumeclaims"], &["get", "list", "watch", "update", "patch"]),
+        rule("", &["persistentvolumeclaims/status"], &["patch"]),
+        rule("", &["events"], &["list", "watch", "create", "update", "patch"]),
+        rule(
+            "storage.k8s.io",
+            &["storageclasses", "csinodes", "volumeattachments", "volumeattributesclasses"],
+            READ,
+        ),
+        rule("snapshot.storage.k8s.io", &["volumesnapshotclasses"], READ),
+        rule("snapshot.storage.k8s.io", &["volumesnapshots"], &["get", "list", "watch", "update"]),
+        rule(
+            "snapshot.storage.k8s.io",
+            &["volumesnapshotcontents"],
+            &["get", "list", "watch", "update", "patch"],
+        ),
+        rule("snapshot.storage.k8s.io", &["volumesnapshotcontents/status"], &["update", "patch"]),
+    ]
+}
+
+fn sidecars_locally() -> Vec<Value> {
+    vec![
+        rule(
+            "storage.k8s.io",
+            &["csistoragecapacities"],
+            &["get", "list", "watch", "create", "update", "patch", "delete"],
+        ),
+        rule("coordination.k8s.io", &["leases"], &["get", "list", "watch", "create", "update", "delete"]),
+        rule("apps", &["daemonsets"], &["get"]),
+    ]
+}

@@ -1,0 +1,66 @@
+//! Services, with upstream's names.
+
+use serde_json::{Value, json};
+
+use super::{HEALTH, HTTPS, OPERATOR, Settings, object, with};
+
+/// Services of the operator: name, port, labels by which Prometheus finds it.
+const OF_OPERATOR: [(&str, u16, Option<&str>); 7] = [
+    ("virt-api", 443, None),
+    ("cdi-api", 443, None),
+    ("kubevirt-operator-webhook", 443, None),
+    ("hco-webhook-service", 443, None),
+    ("kubevirt-prometheus-metrics", HTTPS, Some("prometheus.kubevirt.io")),
+    ("kubevirt-hyperconverged-operator-metrics", HTTPS, Some("prometheus.hco.kubevirt.io")),
+    ("cdi-prometheus-metrics", HTTPS, Some("prometheus.cdi.kubevirt.io")),
+];
+
+/// All Services.
+pub(super) fn services(settings: &Settings) -> Vec<Value> {
+    let service = |name: &str, selector: (&str, &str), port: Value| {
+        with(
+            object("v1", "Service", name, Some(&settings.namespace)),
+            json!({"spec": {"selector": {selector.0: selector.1}, "ports": [port]}}),
+        )
+    };
+    let mut all: Vec<Value> = OF_OPERATOR
+        .iter()
+        .map(|(name, port, monitored)| {
+            let (port_name, target) =
+                if monitored.is_some() { ("metrics", HEALTH) } else { ("https", HTTPS) };
+            let port = json!({"name": port_name, "port": port, "targetPort": target, "protocol": "TCP"});
+            let mut service = service(name, OPERATOR, port);
+            if let Some(label) = monitored {
+                service["metadata"]["labels"] = json!({*label: "true"});
+            }
+            service
+        })
+        .collect();
+    let mut proxy = service(
+        "cdi-uploadproxy",
+        ("cdi.kubevirt.io", "cdi-uploadproxy"),
+        json!({"name": "https", "port": 443, "targetPort": 8443, "protocol": "TCP"}),
+    );
+    proxy["metadata"]["labels"] = json!({"cdi.kubevirt.io": "cdi-uploadproxy"});
+    let mut poller = service(
+        api::poll::SERVICE,
+        ("cdi.kubevirt.io", "cdi-uploadproxy"),
+        json!({"name": "poll", "port": 443, "targetPort": api::poll::PORT, "protocol": "TCP"}),
+    );
+    poller["metadata"]["labels"] = json!({"cdi.kubevirt.io": api::poll::SERVICE});
+    all.extend([proxy, poller]);
+    all.push(service(
+        "kubemacpool-service",
+        ("control-plane", "mac-controller-manager"),
+        json!({"name": "webhook", "port": 443, "targetPort": 8000, "protocol": "TCP"}),
+    ));
+    let mut metrics = service(
+        "kubemacpool-metrics-service",
+        ("control-plane", "mac-controller-manager"),
+        json!({"name": "metrics", "port": 8443, "targetPort": 8443, "protocol": "TCP"}),
+    );
+    metrics["metadata"]["labels"] =
+        json!({"control-plane": "mac-controller-manager", "prometheus.kubemacpool.io": "true"});
+    all.push(metrics);
+    all
+}

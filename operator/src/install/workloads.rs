@@ -1,0 +1,165 @@
+//! Deployments: operator, upload proxy. They run unprivileged, without capabilities and with a read-only root.
+
+use serde_json::{Value, json};
+
+use super::accounts::{self, PRIORITY};
+use super::{HEALTH, HTTPS, OPERATOR, Settings, object, with};
+
+/// All Deployments, with what they need besides accounts and Services.
+pub(super) fn workloads(settings: &Settings) -> Vec<Value> {
+    let mut all = vec![operator(settings), upload_proxy(settings)];
+    if settings.replicas > 1 {
+        all.push(budget(settings, "ferrovirt-operator", &json!({OPERATOR.0: OPERATOR.1})));
+    }
+    all
+}
+
+/// An environment variable from a field of the pod.
+pub(super) fn field(name: &str, path: &str) -> Value {
+    json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}})
+}
+
+/// Rights of a container that needs none.
+pub(super) fn confined() -> Value {
+    json!({
+        "allowPrivilegeEscalation": false,
+        "readOnlyRootFilesystem": true,
+        "capabilities": {"drop": ["ALL"]},
+    })
+}
+
+/// Fields that the pods of all Deployments have.
+pub(super) fn pod(settings: &Settings, account: &str, labels: &Value, container: &Value) -> Value {
+    let mut spec = json!({
+        "serviceAccountName": account,
+        "priorityClassName": PRIORITY,
+        "securityContext": {
+            "runAsNonRoot": true,
+            "runAsUser": 65534,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [container],
+    });
+    if settings.replicas > 1 {
+        spec["topologySpreadConstraints"] = json!([{
+            "maxSkew": 1,
+            "topologyKey": "kubernetes.io/hostname",
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": labels},
+        }]);
+    }
+    spec
+}
+
+pub(super) fn deployment(
+    settings: &Settings,
+    name: &str,
+    replicas: u32,
+    selector: &Value,
+    labels: &Value,
+    spec: &Value,
+) -> Value {
+    let mut deployment = with(
+        object("apps/v1", "Deployment", name, Some(&settings.namespace)),
+        json!({"spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": selector},
+            "template": {"metadata": {"labels": labels}, "spec": spec},
+        }}),
+    );
+    deployment["metadata"]["labels"] = labels.clone();
+    deployment
+}
+
+pub(super) fn budget(settings: &Settings, name: &str, selector: &Value) -> Value {
+    with(
+        object("policy/v1", "PodDisruptionBudget", name, Some(&settings.namespace)),
+        json!({"spec": {"minAvailable": 1, "selector": {"matchLabels": selector}}}),
+    )
+}
+
+fn operator(settings: &Settings) -> Value {
+    let labels = json!({OPERATOR.0: OPERATOR.1});
+    let mut container = json!({
+        "name": "operator",
+        "image": settings.image("operator"),
+        "args": ["run"],
+        "env": [
+            field("OPERATOR_NAMESPACE", "metadata.namespace"),
+            field("POD_NAME", "metadata.name"),
+            field("POD_IP", "status.podIP"),
+            {"name": "IMAGE", "value": settings.image},
+        ],
+        "ports": [
+            {"name": "https", "containerPort": HTTPS, "protocol": "TCP"},
+            {"name": "health", "containerPort": HEALTH, "protocol": "TCP"},
+        ],
+        "readinessProbe": {"httpGet": {"path": "/readyz", "port": "health"}, "periodSeconds": 2},
+        "livenessProbe": {
+            "httpGet": {"path": "/healthz", "port": "health"},
+            "initialDelaySeconds": 30,
+            "periodSeconds": 10,
+        },
+        "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}},
+        "securityContext": confined(),
+    });
+    if settings.emulation
+        && let Some(environment) = container["env"].as_array_mut()
+    {
+        environment.push(json!({"name": "KVM_EMULATION", "value": "true"}));
+    }
+    let spec = pod(settings, accounts::OPERATOR, &labels, &container);
+    deployment(settings, "ferrovirt-operator", settings.replicas, &labels, &labels, &spec)
+}
+
+fn upload_proxy(settings: &Settings) -> Value {
+    let labels = json!({"cdi.kubevirt.io": "cdi-uploadproxy"});
+    let mount = |name: &str, path: &str| json!({"name": name, "mountPath": path, "readOnly": true});
+    let container = json!({
+        "name": "cdi-uploadproxy",
+        "image": settings.image("uploadproxy"),
+        "args": ["-v=1"],
+        "env": [
+            {"name": "APISERVER_PUBLIC_KEY_FILE", "value": "/var/run/keys/id_rsa.pub"},
+            {"name": "APISERVER_REVOKED_KEYS_FILE", "value": "/var/run/revoked/revoked.pub"},
+            {"name": "POLL_LISTEN", "value": format!("[::]:{}", api::poll::PORT)},
+            {"name": "POLL_CLIENT_CA_FILE", "value": "/var/run/certs/client-signer/ca-bundle.crt"},
+        ],
+        "ports": [
+            {"name": "https", "containerPort": 8443, "protocol": "TCP"},
+            {"name": "poll", "containerPort": api::poll::PORT, "protocol": "TCP"},
+        ],
+        "readinessProbe": {
+            "httpGet": {"scheme": "HTTPS", "port": 8443, "path": "/healthz"},
+            "initialDelaySeconds": 1,
+            "periodSeconds": 5,
+        },
+        "resources": {"requests": {"cpu": "20m", "memory": "24Mi"}},
+        "securityContext": confined(),
+        "volumeMounts": [
+            mount("server-cert", "/var/run/certs/cdi-uploadproxy-server-cert"),
+            mount("client-cert", "/var/run/certs/cdi-uploadserver-client-cert"),
+            mount("client-signer", "/var/run/certs/client-signer"),
+            mount("keys", "/var/run/keys"),
+            mount("revoked", "/var/run/revoked"),
+        ],
+    });
+    let mut spec = pod(settings, accounts::UPLOAD_PROXY, &labels, &container);
+    // Time for running uploads to finish when the pod ends.
+    spec["terminationGracePeriodSeconds"] = json!(3600);
+    spec["volumes"] = json!([
+        {"name": "server-cert", "secret": {"secretName": "cdi-uploadproxy-server-cert"}},
+        {"name": "client-cert", "secret": {"secretName": "cdi-uploadserver-client-cert"}},
+        {"name": "client-signer", "configMap": {"name": "cdi-uploadserver-client-signer-bundle"}},
+        // The private key is not mounted.
+        {
+            "name": "keys",
+            "secret": {
+                "secretName": "cdi-api-signing-key",
+                "items": [{"key": "id_rsa.pub", "path": "id_rsa.pub"}],
+            },
+        },
+        {"name": "revoked", "configMap": {"name": "cdi-uploadproxy-revoked-keys", "optional": true}},
+    ]);
+    deployment(settings, "cdi-uploadproxy", 1, &labels, &labels, &spec)
+}

@@ -1,0 +1,243 @@
+//! Status of a `NetworkAddonsConfig`. Pure.
+
+use api::addons::{ComponentContainer, NetworkAddonsSpec, NetworkAddonsStatus};
+use api::resource::Condition;
+
+use super::check;
+use crate::install::macpool::DEPLOYMENT;
+use crate::platform::plan::Component;
+
+/// DaemonSet of the node agent, which has the parts of Multus and of the bridge plugin.
+pub const AGENT: &str = "virt-handler";
+
+/// Inputs of a status.
+#[derive(Clone, Debug)]
+pub struct Situation<'a> {
+    /// Components and settings.
+    pub spec: &'a NetworkAddonsSpec,
+    /// Status until now.
+    pub before: &'a NetworkAddonsStatus,
+    /// Workloads of the platform.
+    pub components: &'a [Component],
+    /// Version of the operator.
+    pub version: &'a str,
+    /// Template of images; `{program}` stands for a program's name.
+    pub image: &'a str,
+    /// Why nothing could be applied: upstream's reason, and text.
+    pub failure: Option<(&'static str, String)>,
+    /// Point in time (RFC 3339).
+    pub now: &'a str,
+}
+
+/// A workload that a spec needs.
+struct Needed {
+    kind: &'static str,
+    name: &'static str,
+    containers: Vec<(&'static str, &'static str)>,
+}
+
+fn needed(spec: &NetworkAddonsSpec) -> Vec<Needed> {
+    let mut all = Vec::new();
+    let mut containers = Vec::new();
+    if spec.multus.is_some() || spec.linux_bridge.is_some() {
+        containers.push((AGENT, "virt-agent"));
+    }
+    if spec.linux_bridge.is_some() {
+        containers.push(("network-plugins", "cni"));
+    }
+    if !containers.is_empty() {
+        all.push(Needed { kind: "DaemonSet", name: AGENT, containers });
+    }
+    if spec.kube_mac_pool.is_some() {
+        all.push(Needed { kind: "Deployment", name: DEPLOYMENT, containers: vec![("manager", "macpool")] });
+    }
+    all
+}
+
+/// The status.
+pub fn status(situation: &Situation<'_>) -> NetworkAddonsStatus {
+    let Situation { spec, before, components, version, image, failure, now } = situation;
+    let needed = needed(spec);
+    let mut absent = None;
+    let mut waiting = Vec::new();
+    for one in &needed {
+        match components.iter().find(|found| found.name == one.name) {
+            None => {
+                let reason = if one.kind == "DaemonSet" { "NoDaemonSet" } else { "NoDeployment" };
+                absent.get_or_insert(reason);
+                waiting.push(format!("{} {} does not exist", one.kind, one.name));
+            }
+            Some(found) if !found.current || found.ready < found.desired => {
+                waiting.push(format!(
+                    "{} {} has {} of {} pods ready",
+                    one.kind, one.name, found.ready, found.desired
+                ));
+            }
+            Some(_) => {}
+        }
+    }
+    let unsupported = check::unsupported(spec);
+    let unsupported: Vec<String> = unsupported.iter().map(|(field, why)| format!("{field}: {why}")).collect();
+    let (available, progressing, degraded) = match failure {
+        Some((reason, text)) => {
+            let bad = ("False", "Failing", text.clone());
+            (bad, ("False", *reason, text.clone()), ("True", *reason, text.clone()))
+        }
+        None => {
+            let degraded = if unsupported.is_empty() {
+                ("False", "", String::new())
+            } else {
+                ("True", "InvalidConfiguration", unsupported.join("; "))
+            };
+            if waiting.is_empty() {
+                (("True", "", String::new()), ("False", "", String::new()), degraded)
+            } else {
+                let reason = absent.unwrap_or("Deploying");
+                let text = waiting.join("; ");
+                (("False", reason, text.clone()), ("True", reason, text), degraded)
+            }
+        }
+    };
+    let is_available = available.0 == "True";
+    let condition = |kind: &str, (value, reason, message): (&str, &str, String)| {
+        let old = before.conditions.iter().find(|one| one.kind == kind);
+        let same = old.filter(|one| one.status == value);
+        let optional = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+        let mut new = Condition {
+            kind: kind.to_owned(),
+            status: value.to_owned(),
+            reason: optional(reason),
+            message: optional(&message),
+            last_transition_time: same
+                .map_or_else(|| Some((*now).to_owned()), |one| one.last_transition_time.clone()),
+            ..Condition::default()
+        };
+        let unchanged = same.filter(|one| one.reason == new.reason && one.message == new.message);
+        new.last_heartbeat_time =
+            unchanged.map_or_else(|| Some((*now).to_owned()), |one| one.last_heartbeat_time.clone());
+        new
+    };
+    NetworkAddonsStatus {
+        conditions: vec![
+            condition("Available", available),
+            condition("Progressing", progressing),
+            condition("Degraded", degraded),
+        ],
+        containers: needed
+            .iter()
+            .flat_map(|one| {
+                one.containers.iter().map(|(name, program)| ComponentContainer {
+                    image: image.replace("{program}", program),
+                    name: (*name).to_owned(),
+                    parent_kind: one.kind.to_owned(),
+                    parent_name: one.name.to_owned(),
+                })
+            })
+            .collect(),
+        observed_version: if is_available {
+            Some((*version).to_owned())
+        } else {
+            before.observed_version.clone()
+        },
+        operator_version: Some((*version).to_owned()),
+        target_version: Some((*version).to_owned()),
+    }
+}
+
+/// Whether a condition has a value.
+pub fn is(status: &NetworkAddonsStatus, kind: &str, value: &str) -> bool {
+    status.conditions.iter().any(|one| one.kind == kind && one.status == value)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn component(name: &str, ready: u32) -> Component {
+        Component { name: name.to_owned(), desired: 1, ready, current: true }
+    }
+
+    fn of(
+        spec: Value,
+        components: &[Component],
+        failure: Option<(&'static str, String)>,
+    ) -> NetworkAddonsStatus {
+        let spec: NetworkAddonsSpec = serde_json::from_value(spec).unwrap();
+        status(&Situation {
+            spec: &spec,
+            before: &NetworkAddonsStatus::default(),
+            components,
+            version: "1",
+            image: "x:{program}",
+            failure,
+            now: "2026-01-01T00:00:00Z",
+        })
+    }
+
+    fn words(status: &NetworkAddonsStatus) -> String {
+        let all = status.conditions.iter();
+        let all =
+            all.map(|one| format!("{}={} {}", one.kind, one.status, one.reason.clone().unwrap_or_default()));
+        all.collect::<Vec<_>>().join(", ").replace(" ,", ",").trim_end().to_owned()
+    }
+
+    #[test]
+    fn conditions_follow_the_components() {
+        let everything = json!({"multus": {}, "linuxBridge": {}, "kubeMacPool": {}});
+        let ready = [component(AGENT, 1), component(DEPLOYMENT, 1)];
+        for (spec, components, failure, wanted) in [
+            (json!({}), &[][..], None, "Available=True, Progressing=False, Degraded=False"),
+            (everything.clone(), &ready[..], None, "Available=True, Progressing=False, Degraded=False"),
+            (
+                everything.clone(),
+                &ready[..1],
+                None,
+                "Available=False NoDeployment, Progressing=True NoDeployment, Degraded=False",
+            ),
+            (
+                everything.clone(),
+                &ready[1..],
+                None,
+                "Available=False NoDaemonSet, Progressing=True NoDaemonSet, Degraded=False",
+            ),
+            (
+                json!({"kubeMacPool": {}}),
+                &[component(DEPLOYMENT, 0)][..],
+                None,
+                "Available=False Deploying, Progressing=True Deploying, Degraded=False",
+            ),
+            (
+                json!({"ovs": {}, "kubeMacPool": {}}),
+                &ready[..],
+                None,
+                "Available=True, Progressing=False, Degraded=True InvalidConfiguration",
+            ),
+            (
+                everything.clone(),
+                &ready[..],
+                Some(("FailedToValidate", "spec.kubeMacPool: …".to_owned())),
+                "Available=False Failing, Progressing=False FailedToValidate, Degraded=True FailedToValidate",
+            ),
+        ] {
+            assert_eq!(words(&of(spec.clone(), components, failure)), wanted, "{spec}");
+        }
+    }
+
+    #[test]
+    fn containers_are_those_of_the_components() {
+        let status = of(json!({"linuxBridge": {}, "kubeMacPool": {}}), &[], None);
+        let all = status.containers.iter();
+        let all: Vec<String> = all
+            .map(|one| format!("{} {} {} {}", one.parent_kind, one.parent_name, one.name, one.image))
+            .collect();
+        let wanted = [
+            "DaemonSet virt-handler virt-handler x:virt-agent",
+            "DaemonSet virt-handler network-plugins x:cni",
+            "Deployment kubemacpool-mac-controller-manager manager x:macpool",
+        ];
+        assert_eq!(all, wanted);
+        assert_eq!((status.observed_version, status.target_version.as_deref()), (None, Some("1")));
+    }
+}

@@ -1,0 +1,366 @@
+//! Follows `KubeVirt`, `CDI` and the components, and does what the plan says.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use api::cdi::{Cdi, CdiStatus};
+use api::kubevirt::{KubeVirt, KubeVirtStatus};
+use api::resource::{Condition, ObjectMeta};
+use cluster::{Cache, Client, Delete, JsonPatch, Key, Outcome, Queue, Resource, Result, Scope};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::{Value, json};
+
+use super::plan::{self, Action, Component, Observed, Seen, Side, State};
+use super::status;
+
+const KUBEVIRTS: Resource = Resource::namespaced("kubevirt.io", "v1", "kubevirts");
+const CDIS: Resource = Resource::cluster("cdi.kubevirt.io", "v1beta1", "cdis");
+const MACHINES: Resource = Resource::namespaced("kubevirt.io", "v1", "virtualmachines");
+const INSTANCES: Resource = Resource::namespaced("kubevirt.io", "v1", "virtualmachineinstances");
+const DATA_VOLUMES: Resource = Resource::namespaced("cdi.kubevirt.io", "v1beta1", "datavolumes");
+pub(super) const DEPLOYMENTS: Resource = Resource::namespaced("apps", "v1", "deployments");
+pub(super) const DAEMON_SETS: Resource = Resource::namespaced("apps", "v1", "daemonsets");
+
+/// Time until workloads that are being deleted are counted again.
+const RECOUNT: Duration = Duration::from_secs(2);
+
+/// An object `KubeVirt` or `CDI`, as the cache keeps it.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Platform {
+    created: String,
+    uid: String,
+    generation: i64,
+    finalizers: Vec<String>,
+    deleting: bool,
+    waits: bool,
+    phase: String,
+    observed_generation: i64,
+    version: String,
+    conditions: Vec<Condition>,
+}
+
+impl Platform {
+    fn new(meta: &ObjectMeta, strategy: Option<&str>) -> Self {
+        Self {
+            created: meta.creation_timestamp.clone().unwrap_or_default(),
+            uid: meta.uid.clone().unwrap_or_default(),
+            generation: meta.generation.and_then(|number| i64::try_from(number).ok()).unwrap_or(0),
+            finalizers: meta.finalizers.clone(),
+            deleting: meta.deletion_timestamp.is_some(),
+            waits: strategy == Some("BlockUninstallIfWorkloadsExist"),
+            ..Self::default()
+        }
+    }
+}
+
+impl From<&KubeVirt> for Platform {
+    fn from(object: &KubeVirt) -> Self {
+        let KubeVirtStatus { phase, conditions, observed_generation, observed_kube_virt_version, .. } =
+            object.status.clone().unwrap_or_default();
+        Self {
+            phase: phase.unwrap_or_default(),
+            conditions,
+            observed_generation: observed_generation.unwrap_or(0),
+            version: observed_kube_virt_version.unwrap_or_default(),
+            ..Self::new(&object.metadata, object.spec.uninstall_strategy.as_deref())
+        }
+    }
+}
+
+impl From<&Cdi> for Platform {
+    fn from(object: &Cdi) -> Self {
+        let CdiStatus { phase, conditions, observed_version, .. } = object.status.clone().unwrap_or_default();
+        Self {
+            phase: phase.unwrap_or_default(),
+            conditions,
+            version: observed_version.unwrap_or_default(),
+            ..Self::new(&object.metadata, object.spec.uninstall_strategy.as_deref())
+        }
+    }
+}
+
+/// A Deployment or DaemonSet, as it is read.
+#[derive(Deserialize)]
+pub(super) struct Workload {
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: WorkloadSpec,
+    #[serde(default)]
+    status: WorkloadStatus,
+}
+
+#[derive(Default, Deserialize)]
+struct WorkloadSpec {
+    replicas: Option<u32>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct WorkloadStatus {
+    observed_generation: u64,
+    // Deployment.
+    updated_replicas: u32,
+    ready_replicas: u32,
+    // DaemonSet.
+    desired_number_scheduled: Option<u32>,
+    updated_number_scheduled: u32,
+    number_ready: u32,
+}
+
+impl From<&Workload> for Component {
+    fn from(object: &Workload) -> Self {
+        let Workload { metadata, spec, status } = object;
+        let (desired, ready) = match status.desired_number_scheduled {
+            Some(desired) => (desired, status.updated_number_scheduled.min(status.number_ready)),
+            None => (spec.replicas.unwrap_or(1), status.updated_replicas.min(status.ready_replicas)),
+        };
+        Self {
+            name: metadata.name.clone(),
+            desired,
+            ready,
+            current: Some(status.observed_generation) >= metadata.generation,
+        }
+    }
+}
+
+/// The controller of `KubeVirt` and `CDI`.
+#[derive(Clone)]
+pub struct Controller {
+    client: Client,
+    namespace: String,
+    version: String,
+    image: String,
+    kubevirts: Cache<Platform>,
+    cdis: Cache<Platform>,
+    deployments: Cache<Component>,
+    daemon_sets: Cache<Component>,
+    queue: Queue<(Side, Key)>,
+}
+
+impl Controller {
+    /// Starts to follow the objects. `version` and `image` are reported in the status.
+    pub fn start(client: &Client, namespace: &str, version: &str, image: &str) -> Self {
+        let queue: Queue<(Side, Key)> = Queue::new();
+        let follow = |side: Side, queue: &Queue<(Side, Key)>| {
+            let queue = queue.clone();
+            Cache::<Platform>::builder().on_change(move |change| queue.add((side, change.key.clone())))
+        };
+        let kubevirts = follow(Side::Compute, &queue).start::<KubeVirt>(client, KUBEVIRTS, &Scope::all());
+        let cdis = follow(Side::Storage, &queue).start::<Cdi>(client, CDIS, &Scope::all());
+        let components = |resource: Resource| {
+            let (queue, kubevirts, cdis) = (queue.clone(), kubevirts.clone(), cdis.clone());
+            Cache::<Component>::builder()
+                .on_change(move |_| {
+                    for (key, _) in kubevirts.all() {
+                        queue.add((Side::Compute, key));
+                    }
+                    for (key, _) in cdis.all() {
+                        queue.add((Side::Storage, key));
+                    }
+                })
+                .start::<Workload>(client, resource, &Scope::all().namespace(namespace))
+        };
+        let (deployments, daemon_sets) = (components(DEPLOYMENTS), components(DAEMON_SETS));
+        Self {
+            client: client.clone(),
+            namespace: namespace.to_owned(),
+            version: version.to_owned(),
+            image: image.to_owned(),
+            kubevirts,
+            cdis,
+            deployments,
+            daemon_sets,
+            queue,
+        }
+    }
+
+    /// Works until `stop`; only the leader of the platform's controllers runs it.
+    pub async fn run(&self, stop: impl Future<Output = ()>) {
+        for cache in [&self.kubevirts, &self.cdis] {
+            cache.synced().await;
+        }
+        for cache in [&self.deployments, &self.daemon_sets] {
+            cache.synced().await;
+        }
+        let this = self.clone();
+        self.queue
+            .run(1, stop, move |(side, key)| {
+                let this = this.clone();
+                async move {
+                    this.reconcile(side, &key).await.unwrap_or_else(|error| {
+                        tracing::warn!(object = %key, %error, "cannot update the platform's status");
+                        Outcome::Retry
+                    })
+                }
+            })
+            .await;
+    }
+
+    fn objects(&self, side: Side) -> (&Cache<Platform>, Resource) {
+        match side {
+            Side::Compute => (&self.kubevirts, KUBEVIRTS),
+            Side::Storage => (&self.cdis, CDIS),
+        }
+    }
+
+    async fn reconcile(&self, side: Side, key: &Key) -> Result<Outcome> {
+        let (cache, resource) = self.objects(side);
+        let Some(object) = cache.get(key) else { return Ok(Outcome::Done) };
+        let older = cache
+            .all()
+            .into_iter()
+            .filter(|(_, other)| (&other.created, &other.uid) < (&object.created, &object.uid))
+            .min_by_key(|(_, other)| (other.created.clone(), other.uid.clone()))
+            .map(|(key, _)| key.name().to_owned());
+        let observed = Observed {
+            object: Seen {
+                deleting: object.deleting,
+                held: object.finalizers.iter().any(|one| one == side.finalizer()),
+                waits: object.waits,
+            },
+            older,
+            components: self
+                .deployments
+                .all()
+                .into_iter()
+                .chain(self.daemon_sets.all())
+                .map(|(_, component)| (*component).clone())
+                .collect(),
+            workloads: if object.deleting { self.workloads(side).await? } else { 0 },
+        };
+        let state = plan::state(side, &observed);
+        match plan::plan(&observed.object, &state) {
+            Some(Action::Hold) => {
+                self.set_finalizers(resource, key, &object, |all| all.push(side.finalizer().to_owned()))
+                    .await?;
+                // The change comes back and continues from there.
+                return Ok(Outcome::Done);
+            }
+            Some(Action::DeleteWorkloads) => self.delete_workloads(side).await?,
+            Some(Action::Release) => {
+                self.set_finalizers(resource, key, &object, |all| all.retain(|one| one != side.finalizer()))
+                    .await?;
+                return Ok(Outcome::Done);
+            }
+            None => {}
+        }
+        self.report(side, key, &object, &state).await?;
+        Ok(match state {
+            State::Waiting(_) | State::Removing(_) => Outcome::After(RECOUNT),
+            State::Duplicate(_) | State::Deploying(_) | State::Deployed | State::Removed => Outcome::Done,
+        })
+    }
+
+    async fn set_finalizers(
+        &self,
+        resource: Resource,
+        key: &Key,
+        object: &Platform,
+        change: impl FnOnce(&mut Vec<String>),
+    ) -> Result<()> {
+        let mut finalizers = object.finalizers.clone();
+        change(&mut finalizers);
+        let patch = JsonPatch::new().test("/metadata/uid", &object.uid);
+        let patch = if object.finalizers.is_empty() {
+            patch.test("/metadata/finalizers", Value::Null).add("/metadata/finalizers", finalizers)
+        } else {
+            patch.test("/metadata/finalizers", &object.finalizers).replace("/metadata/finalizers", finalizers)
+        };
+        self.client.json_patch::<IgnoredAny>(resource, key, &patch).await.map(drop)
+    }
+
+    /// Keys of the workloads of a side, with the kind of each.
+    async fn keys(&self, side: Side) -> Result<Vec<(Resource, Key)>> {
+        #[derive(Deserialize)]
+        struct Named {
+            metadata: ObjectMeta,
+        }
+        let kinds: &[Resource] = match side {
+            Side::Compute => &[MACHINES, INSTANCES],
+            Side::Storage => &[DATA_VOLUMES],
+        };
+        let mut keys = Vec::new();
+        for kind in kinds {
+            let add = |one: Named| {
+                let namespace = one.metadata.namespace.unwrap_or_default();
+                keys.push((*kind, Key::new(&namespace, &one.metadata.name)));
+            };
+            self.client.each(*kind, &Scope::all(), add).await?;
+        }
+        Ok(keys)
+    }
+
+    async fn workloads(&self, side: Side) -> Result<usize> {
+        Ok(self.keys(side).await?.len())
+    }
+
+    async fn delete_workloads(&self, side: Side) -> Result<()> {
+        for (kind, key) in self.keys(side).await? {
+            self.client.delete(kind, &key, &Delete::default()).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes the status if it differs.
+    async fn report(&self, side: Side, key: &Key, object: &Platform, state: &State) -> Result<()> {
+        let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+        let conditions = status::conditions(side, state, &object.conditions, &now);
+        let phase = status::phase(state).unwrap_or(&object.phase);
+        let deployed = *state == State::Deployed;
+        let version = if deployed { self.version.as_str() } else { object.version.as_str() };
+        let generation_seen = side == Side::Storage || object.observed_generation == object.generation;
+        if conditions == object.conditions
+            && phase == object.phase
+            && version == object.version
+            && generation_seen
+        {
+            return Ok(());
+        }
+        let (resource, fields) = match side {
+            Side::Compute => (KUBEVIRTS.sub("status"), self.compute_status(object, deployed)),
+            // CDI has no status subresource.
+            Side::Storage => (CDIS, self.storage_status(deployed)),
+        };
+        let mut wanted = json!({"phase": phase, "conditions": conditions});
+        if let Value::Object(wanted) = &mut wanted {
+            wanted.extend(fields.into_iter().map(|(name, value)| (name.to_owned(), value)));
+        }
+        let patch = json!({"metadata": {"uid": object.uid}, "status": wanted});
+        self.client.merge_patch::<IgnoredAny>(resource, key, &patch).await.map(drop)
+    }
+
+    fn compute_status(&self, object: &Platform, deployed: bool) -> BTreeMap<&'static str, Value> {
+        let mut fields = BTreeMap::from([
+            ("observedGeneration", json!(object.generation)),
+            ("operatorVersion", json!(self.version)),
+            ("targetKubeVirtVersion", json!(self.version)),
+            ("targetKubeVirtRegistry", json!(self.image)),
+            ("targetDeploymentID", json!(self.deployment())),
+        ]);
+        if deployed {
+            fields.extend([
+                ("observedKubeVirtVersion", json!(self.version)),
+                ("observedKubeVirtRegistry", json!(self.image)),
+                ("observedDeploymentID", json!(self.deployment())),
+            ]);
+        }
+        fields
+    }
+
+    fn storage_status(&self, deployed: bool) -> BTreeMap<&'static str, Value> {
+        let mut fields = BTreeMap::from([
+            ("operatorVersion", json!(self.version)),
+            ("targetVersion", json!(self.version)),
+        ]);
+        if deployed {
+            fields.insert("observedVersion", json!(self.version));
+        }
+        fields
+    }
+
+    /// Identifies what is deployed: version, image and namespace.
+    fn deployment(&self) -> String {
+        format!("{}/{}/{}", self.namespace, self.image, self.version)
+    }
+}

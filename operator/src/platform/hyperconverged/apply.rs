@@ -1,0 +1,364 @@
+//! Follows `HyperConverged`, its children and the nodes, and does what the plan says.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use api::hyperconverged::HyperConvergedStatus;
+use api::hyperconverged::v1::HyperConverged;
+use cluster::event::{Reference, Type};
+use cluster::{
+    Apply, Cache, Client, Delete, Events, JsonPatch, Key, Kind, Outcome, Propagation, Queue, Resource,
+    Result, Scope,
+};
+use serde::de::IgnoredAny;
+use serde_json::{Value, json};
+
+use super::input::{plain, value};
+use super::metrics::Metrics;
+use super::plan::{self, FINALIZER, Removal, Step};
+use super::read::{Facts, Held, NodeRead, NodeSeen};
+use super::render::{self, Child};
+use super::status::{self, ChildState, Situation};
+
+const HYPER_CONVERGED: Resource = Resource::namespaced("hco.kubevirt.io", "v1", "hyperconvergeds");
+const NODES: Resource = Resource::cluster("", "v1", "nodes");
+/// Time until the kinds of Prometheus are looked for again.
+const ABSENT: Duration = Duration::from_secs(600);
+/// Time until children that are being deleted are looked at again, in case a change was missed.
+const RECHECK: Duration = Duration::from_secs(5);
+
+fn resource(child: Child) -> Resource {
+    match child {
+        Child::KubeVirt => Resource::namespaced("kubevirt.io", "v1", "kubevirts"),
+        Child::Cdi => Resource::cluster("cdi.kubevirt.io", "v1beta1", "cdis"),
+        Child::Network => {
+            Resource::cluster("networkaddonsoperator.network.kubevirt.io", "v1", "networkaddonsconfigs")
+        }
+        Child::Ssp => Resource::namespaced("ssp.kubevirt.io", "v1beta3", "ssps"),
+    }
+}
+
+/// What is known of the objects for Prometheus.
+#[derive(Clone, Debug, Default)]
+struct Monitored {
+    /// Identifies what was written last; empty before that.
+    digest: String,
+    /// When their kinds were found missing.
+    absent: Option<Instant>,
+}
+
+/// The controller of `HyperConverged`.
+#[derive(Clone)]
+pub struct Controller {
+    client: Client,
+    events: Events,
+    namespace: String,
+    version: String,
+    emulation: bool,
+    owners: Cache<Held>,
+    children: [Cache<Held>; 4],
+    nodes: Cache<NodeSeen>,
+    metrics: Arc<Metrics>,
+    monitored: Arc<Mutex<Monitored>>,
+    queue: Queue<Key>,
+}
+
+impl Controller {
+    /// Starts to follow the objects.
+    pub fn start(
+        client: &Client,
+        events: &Events,
+        namespace: &str,
+        version: &str,
+        emulation: bool,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        let queue: Queue<Key> = Queue::new();
+        let own = Key::new(namespace, api::hyperconverged::NAME);
+        let feed = queue.clone();
+        let owners = Cache::<Held>::builder()
+            .on_change(move |change| feed.add(change.key.clone()))
+            .start::<Value>(client, HYPER_CONVERGED, &Scope::all());
+        let children = Child::ALL.map(|child| {
+            let (feed, own) = (queue.clone(), own.clone());
+            let scope = if child.namespaced() { Scope::all().namespace(namespace) } else { Scope::all() };
+            Cache::<Held>::builder()
+                .on_change(move |change| {
+                    if change.key.name() == child.name() {
+                        feed.add(own.clone());
+                    }
+                })
+                .start::<Value>(client, resource(child), &scope)
+        });
+        let feed = queue.clone();
+        let nodes = Cache::<NodeSeen>::builder().on_change(move |_| feed.add(own.clone())).start::<NodeRead>(
+            client,
+            NODES,
+            &Scope::all(),
+        );
+        Self {
+            client: client.clone(),
+            events: events.clone(),
+            namespace: namespace.to_owned(),
+            version: version.to_owned(),
+            emulation,
+            owners,
+            children,
+            nodes,
+            metrics,
+            monitored: Arc::default(),
+            queue,
+        }
+    }
+
+    /// Works until `stop`; only the leader of the platform's controllers runs it.
+    pub async fn run(&self, stop: impl Future<Output = ()>) {
+        self.owners.synced().await;
+        for cache in &self.children {
+            cache.synced().await;
+        }
+        self.nodes.synced().await;
+        let this = self.clone();
+        self.queue
+            .run(1, stop, move |key| {
+                let this = this.clone();
+                async move {
+                    this.reconcile(&key).await.unwrap_or_else(|error| {
+                        if !matches!(error.kind(), Kind::Conflict) {
+                            tracing::warn!(object = %key, %error, "cannot reconcile HyperConverged");
+                        }
+                        Outcome::Retry
+                    })
+                }
+            })
+            .await;
+    }
+
+    fn key(&self, child: Child) -> Key {
+        if child.namespaced() { Key::new(&self.namespace, child.name()) } else { Key::cluster(child.name()) }
+    }
+
+    fn live(&self, child: Child) -> Option<Value> {
+        let index = Child::ALL.iter().position(|one| *one == child)?;
+        self.children.get(index)?.get(&self.key(child)).map(|held| held.0.clone())
+    }
+
+    async fn reconcile(&self, key: &Key) -> Result<Outcome> {
+        let own = key.namespace() == self.namespace && key.name() == api::hyperconverged::NAME;
+        let Some(held) = self.owners.get(key) else {
+            if own {
+                self.metrics.observe(None);
+            }
+            return Ok(Outcome::Done);
+        };
+        let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+        let owner = match serde_json::from_value::<HyperConverged>(held.0.clone()) {
+            Ok(owner) => owner,
+            Err(error) => {
+                tracing::error!(object = %key, %error, "the object does not fit its schema");
+                return Ok(Outcome::Done);
+            }
+        };
+        if !own {
+            let wanted = status::misplaced(&self.namespace, &now, &owner);
+            self.report(key, &held.0, &wanted).await?;
+            return Ok(Outcome::Done);
+        }
+        let finalizers = &owner.metadata.finalizers;
+        let held_back = finalizers.iter().any(|one| one == FINALIZER);
+        if owner.metadata.deletion_timestamp.is_some() {
+            return if held_back { self.remove(key, &owner).await } else { Ok(Outcome::Done) };
+        }
+        if !held_back {
+            let mut wanted = finalizers.clone();
+            wanted.push(FINALIZER.to_owned());
+            self.set_finalizers(key, &owner, wanted).await?;
+            return Ok(Outcome::Done);
+        }
+        let nodes = self.nodes.all();
+        let mut facts =
+            Facts::of(&self.namespace, &self.version, nodes.iter().map(|(_, node)| node.as_ref()));
+        facts.emulation = self.emulation;
+        let (children, failure) = self.write_children(&owner, &facts).await?;
+        let sources = status::sources(render::boot_sources(&owner, &facts));
+        let situation =
+            Situation { owner: &owner, facts: &facts, children: &children, sources, failure, now: &now };
+        let wanted = status::status(&situation);
+        self.metrics.observe(Some((&owner, &wanted)));
+        self.report(key, &held.0, &wanted).await?;
+        self.report_ssp(&facts, &now).await?;
+        self.write_monitoring(&render::monitoring(&owner, &facts)).await?;
+        Ok(Outcome::Done)
+    }
+
+    /// Writes the children that differ. Gives the children as they were before, and why one could not be written.
+    async fn write_children(
+        &self,
+        owner: &HyperConverged,
+        facts: &Facts,
+    ) -> Result<(Vec<ChildState>, Option<(&'static str, String)>)> {
+        let mut children = Vec::new();
+        let mut failures = Vec::new();
+        for child in Child::ALL {
+            let live = self.live(child);
+            let state = ChildState { child, object: live.clone() };
+            let wanted = match render::child(child, owner, facts) {
+                Ok(wanted) => wanted,
+                Err((annotation, error)) => {
+                    failures.push(format!("annotation {annotation} {error}"));
+                    children.push(state);
+                    continue;
+                }
+            };
+            match self.write_child(child, owner, plan::step(&wanted, live.as_ref())).await {
+                Ok(()) => children.push(state),
+                Err(error) if child == Child::Network && matches!(error.kind(), Kind::NotFound) => {
+                    tracing::debug!("the kind NetworkAddonsConfig does not exist in this cluster");
+                }
+                Err(error) if matches!(error.kind(), Kind::Conflict) => return Err(error),
+                Err(error) => {
+                    failures.push(format!("{} cannot be written: {}", child.kind(), error.chain()));
+                    children.push(state);
+                }
+            }
+        }
+        let failure = (!failures.is_empty()).then(|| ("ReconcileFailed", failures.join("; ")));
+        Ok((children, failure))
+    }
+
+    async fn write_child(&self, child: Child, owner: &HyperConverged, step: Step) -> Result<()> {
+        match step {
+            Step::Keep | Step::Wait => {}
+            Step::Create(object) => {
+                let namespace = if child.namespaced() { self.namespace.as_str() } else { "" };
+                match self.client.create::<IgnoredAny>(resource(child), namespace, &object).await {
+                    Err(error) if error.is_already_exists() => {}
+                    created => drop(created?),
+                }
+                let text = format!("Created {} {}", child.kind(), child.name());
+                self.events.publish(&self.reference(owner), Type::Normal, "Created", &text);
+            }
+            Step::Write { object, drift } => {
+                // The object carries the version that was read: a conflict starts over.
+                self.client.replace::<IgnoredAny>(resource(child), &self.key(child), &object).await?;
+                if drift {
+                    let text = format!("Overwritten {} {}", child.kind(), child.name());
+                    self.events.publish(&self.reference(owner), Type::Warning, "Overwritten", &text);
+                    self.metrics.modified(child.kind(), child.name());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn reference(&self, owner: &HyperConverged) -> Reference {
+        Reference {
+            api_version: api::hyperconverged::API_VERSION.to_owned(),
+            kind: "HyperConverged".to_owned(),
+            namespace: self.namespace.clone(),
+            name: owner.metadata.name.clone(),
+            uid: owner.metadata.uid.clone().unwrap_or_default(),
+        }
+    }
+
+    async fn remove(&self, key: &Key, owner: &HyperConverged) -> Result<Outcome> {
+        let state = |child: Child| {
+            let live = self.live(child)?;
+            // What is not ours stays.
+            let ours = live["metadata"]["labels"][render::APP.0] == render::APP.1;
+            ours.then(|| live["metadata"]["deletionTimestamp"].is_string())
+        };
+        match plan::removal(state) {
+            Removal::Delete(children) => {
+                for child in children {
+                    let options = Delete::default().propagation(Propagation::Foreground);
+                    if self.client.delete(resource(child), &self.key(child), &options).await? {
+                        let text = format!("Removed {} {}", child.name(), child.kind());
+                        self.events.publish(&self.reference(owner), Type::Normal, "Killing", &text);
+                    }
+                }
+                Ok(Outcome::After(RECHECK))
+            }
+            Removal::Wait(_) => Ok(Outcome::After(RECHECK)),
+            Removal::Release => {
+                let kept =
+                    owner.metadata.finalizers.iter().filter(|one| *one != FINALIZER).cloned().collect();
+                self.set_finalizers(key, owner, kept).await?;
+                self.metrics.observe(None);
+                Ok(Outcome::Done)
+            }
+        }
+    }
+
+    async fn set_finalizers(&self, key: &Key, owner: &HyperConverged, wanted: Vec<String>) -> Result<()> {
+        let version = owner.metadata.resource_version.as_deref();
+        let patch =
+            JsonPatch::new().test("/metadata/resourceVersion", version).add("/metadata/finalizers", wanted);
+        self.client.json_patch::<IgnoredAny>(HYPER_CONVERGED, key, &patch).await.map(drop)
+    }
+
+    /// Writes the status if it differs.
+    async fn report(&self, key: &Key, live: &Value, wanted: &HyperConvergedStatus) -> Result<()> {
+        let wanted = value(wanted);
+        if plain(&live["status"]) == plain(&wanted) {
+            return Ok(());
+        }
+        let mut object = live.clone();
+        object["status"] = wanted;
+        self.client.replace::<IgnoredAny>(HYPER_CONVERGED.sub("status"), key, &object).await.map(drop)
+    }
+
+    /// Writes the objects for Prometheus, when they changed or ten minutes after their kinds were missing.
+    async fn write_monitoring(&self, objects: &[Value]) -> Result<()> {
+        let wanted = plan::digest(&Value::Array(objects.to_vec()));
+        let known = self.monitored.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if known.digest == wanted && known.absent.is_none_or(|at| at.elapsed() < ABSENT) {
+            return Ok(());
+        }
+        let apply = Apply { manager: "ferrovirt-monitoring", force: true };
+        let mut absent = None;
+        for object in objects {
+            let plural =
+                if object["kind"] == "PrometheusRule" { "prometheusrules" } else { "servicemonitors" };
+            let resource = Resource::namespaced("monitoring.coreos.com", "v1", plural);
+            let key = Key::new(&self.namespace, object["metadata"]["name"].as_str().unwrap_or_default());
+            match self.client.apply::<IgnoredAny>(resource, &key, object, apply).await {
+                Err(error) if matches!(error.kind(), Kind::NotFound) => absent = Some(Instant::now()),
+                applied => drop(applied?),
+            }
+        }
+        *self.monitored.lock().unwrap_or_else(PoisonError::into_inner) = Monitored { digest: wanted, absent };
+        Ok(())
+    }
+
+    /// SSP has no controller of its own yet: its status says that nothing is deployed for it, which is all there is.
+    async fn report_ssp(&self, facts: &Facts, now: &str) -> Result<()> {
+        let Some(live) = self.live(Child::Ssp) else { return Ok(()) };
+        if live["metadata"]["deletionTimestamp"].is_string() {
+            return Ok(());
+        }
+        let before = &live["status"];
+        let condition = |kind: &str, value: &str| {
+            let same = before["conditions"].as_array().into_iter().flatten().find(|one| one["type"] == kind);
+            let time = same.and_then(|one| one["lastTransitionTime"].as_str()).unwrap_or(now);
+            json!({"type": kind, "status": value, "reason": kind, "lastTransitionTime": time,
+                "message": "Boot sources and templates are not implemented; nothing is deployed"})
+        };
+        let wanted = json!({
+            "phase": "Deployed",
+            "conditions": [condition("Available", "True"), condition("Progressing", "False"), condition("Degraded", "False")],
+            "observedGeneration": live["metadata"]["generation"],
+            "observedVersion": facts.version,
+            "operatorVersion": facts.version,
+            "targetVersion": facts.version,
+        });
+        if plain(before) == plain(&wanted) {
+            return Ok(());
+        }
+        let patch = json!({"metadata": {"uid": live["metadata"]["uid"]}, "status": wanted});
+        self.client
+            .merge_patch::<IgnoredAny>(resource(Child::Ssp).sub("status"), &self.key(Child::Ssp), &patch)
+            .await
+            .map(drop)
+    }
+}

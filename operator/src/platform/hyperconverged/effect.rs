@@ -1,0 +1,59 @@
+//! Settings of `HyperConverged` that have no effect, for its status. Pure.
+
+use api::hyperconverged::Gate;
+use api::hyperconverged::v1::HyperConverged;
+use serde_json::{Value, json};
+
+use super::input::{plain, value};
+
+/// Settings without an effect, with the value that asks for nothing (null: any value asks for something), by path in v1.
+pub const WITHOUT: [(&str, &str); 15] = [
+    // No quota that knows guests.
+    ("deployment.applicationAwareConfig.allowApplicationAwareClusterResourceQuota", "false"),
+    ("deployment.applicationAwareConfig.enable", "false"),
+    ("deployment.applicationAwareConfig.namespaceSelector", "null"),
+    ("deployment.applicationAwareConfig.vmiCalcConfigName", "\"DedicatedVirtualResources\""),
+    // The node agent attaches networks itself: pods need no resources for them.
+    ("deployment.deployNetworkResourcesInjector", "true"),
+    // SSP reports a status only: no tokens, no templates, no boot images yet.
+    ("deployment.deployVmConsoleProxy", "false"),
+    ("workloadSources.commonBootImageNamespace", "null"),
+    ("workloadSources.commonTemplatesNamespace", "null"),
+    ("workloadSources.dataImportCronTemplates", "null"),
+    ("workloadSources.enableCommonBootImageImport", "true"),
+    ("workloadSources.enableMultiArchBootImageImport", "false"),
+    // No DNS server for secondary networks.
+    ("networking.kubeSecondaryDNSNameServerIP", "null"),
+    // Metrics of guests are exported whole.
+    ("observability.workloads.allowedMetrics", "null"),
+    // Imports use no scratch volume.
+    ("storage.scratchSpaceStorageClass", "null"),
+    // Upstream dropped the policy highBurst.
+    ("virtualization.tuningPolicy", "\"annotation\""),
+];
+
+/// Gates without an effect.
+const GATES: [&str; 3] =
+    ["deployKubeSecondaryDNS", "deployObservabilityController", "enableMultiArchBootImageImport"];
+
+/// The settings of an object that have no effect and ask for one, by path.
+pub fn ignored(owner: &HyperConverged) -> Vec<String> {
+    let spec = plain(&value(&owner.spec));
+    let mut found = Vec::new();
+    for (path, default) in WITHOUT {
+        let set = path.split('.').fold(&spec, |value, step| &value[step]);
+        let default: Value = serde_json::from_str(default).unwrap_or_default();
+        if !set.is_null() && *set != default {
+            found.push(format!("spec.{path}"));
+        }
+    }
+    for gate in &owner.spec.feature_gates {
+        let known = Gate::find(&gate.name);
+        let on = gate.state.as_deref() != Some("Disabled");
+        let without = known.is_none_or(|known| GATES.contains(&known.name) && on);
+        if without {
+            found.push(format!("spec.featureGates[{}]", json!(gate.name)));
+        }
+    }
+    found
+}

@@ -1,0 +1,114 @@
+//! What the controller of `HyperConverged` reads of other objects.
+
+use std::collections::BTreeSet;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+/// An object whose whole content is kept: there is one of each kind.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Held(pub Value);
+
+impl From<&Value> for Held {
+    fn from(object: &Value) -> Self {
+        let mut object = object.clone();
+        if let Some(metadata) = object["metadata"].as_object_mut() {
+            metadata.remove("managedFields");
+        }
+        Self(object)
+    }
+}
+
+/// A node, as far as settings depend on it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeSeen {
+    /// Whether new pods may be placed on it.
+    pub schedulable: bool,
+    /// Whether it belongs to the control plane.
+    pub control_plane: bool,
+    /// Its architecture, as Kubernetes names it.
+    pub architecture: String,
+}
+
+/// A node, as it is read.
+#[derive(Deserialize)]
+pub struct NodeRead {
+    metadata: Metadata,
+    #[serde(default)]
+    spec: Spec,
+}
+
+#[derive(Deserialize)]
+struct Metadata {
+    #[serde(default)]
+    labels: std::collections::BTreeMap<String, String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Spec {
+    unschedulable: bool,
+    taints: Vec<Taint>,
+}
+
+#[derive(Deserialize)]
+struct Taint {
+    #[serde(default)]
+    effect: String,
+}
+
+impl From<&NodeRead> for NodeSeen {
+    fn from(node: &NodeRead) -> Self {
+        let labels = &node.metadata.labels;
+        let blocked =
+            node.spec.taints.iter().any(|taint| ["NoSchedule", "NoExecute"].contains(&taint.effect.as_str()));
+        Self {
+            schedulable: !node.spec.unschedulable && !blocked,
+            control_plane: labels.contains_key("node-role.kubernetes.io/control-plane"),
+            architecture: labels.get("kubernetes.io/arch").cloned().unwrap_or_default(),
+        }
+    }
+}
+
+/// The cluster, as far as settings depend on it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// Namespace of the platform.
+    pub namespace: String,
+    /// Version of the operator.
+    pub version: String,
+    /// Nodes that take new pods.
+    pub workers: usize,
+    /// Control plane nodes.
+    pub control_planes: usize,
+    /// Architectures of the nodes that take new pods.
+    pub worker_architectures: BTreeSet<String>,
+    /// Architectures of the control plane nodes.
+    pub control_plane_architectures: BTreeSet<String>,
+    /// Whether guests run without KVM on nodes that lack it.
+    pub emulation: bool,
+}
+
+impl Facts {
+    /// Counts nodes.
+    pub fn of<'a>(namespace: &str, version: &str, nodes: impl IntoIterator<Item = &'a NodeSeen>) -> Self {
+        let mut facts =
+            Self { namespace: namespace.to_owned(), version: version.to_owned(), ..Self::default() };
+        for node in nodes {
+            if node.schedulable {
+                facts.workers += 1;
+                facts.worker_architectures.insert(node.architecture.clone());
+            }
+            if node.control_plane {
+                facts.control_planes += 1;
+                facts.control_plane_architectures.insert(node.architecture.clone());
+            }
+        }
+        facts
+    }
+
+    /// Whether the control plane can run on more than one node. Roles of nodes do not count: many clusters set none.
+    pub fn highly_available(&self) -> bool {
+        self.workers >= 2
+    }
+}

@@ -1,0 +1,55 @@
+//! The objects `HyperConverged` ([`hyperconverged`]), `NetworkAddonsConfig` ([`addons`]), `KubeVirt` and `CDI`. The latter two
+//! switch the two sides of the platform on and show whether these work; deleting one removes its side.
+//!
+//! ```text
+//! KubeVirt, CDI, Deployments, DaemonSets ─► Observed ─► plan ─► actions ─► apply ─► finalizer, workloads, status
+//! ```
+//!
+//! [`mod@plan`] decides and [`mod@status`] reports, both pure; [`mod@apply`] does.
+//!
+//! Not here: installing the components ([`crate::install`]), and refusing a deletion at admission.
+
+pub mod addons;
+pub mod apply;
+pub mod hyperconverged;
+pub mod plan;
+pub mod status;
+
+use std::sync::Arc;
+
+use cluster::Stop;
+use futures_util::future::BoxFuture;
+
+use crate::context::Context;
+
+/// Runs the controller until the stop is set.
+pub fn run(context: Context, stop: Stop) -> BoxFuture<'static, ()> {
+    Box::pin(async move {
+        let config = &context.config;
+        let image = config.image("operator");
+        let controller =
+            apply::Controller::start(&context.client, &config.namespace, env!("CARGO_PKG_VERSION"), &image);
+        let values = Arc::new(hyperconverged::metrics::Metrics::default());
+        let page = Arc::clone(&values);
+        let _exposed = context.health.expose(move |into| page.write(into));
+        let entry_point = hyperconverged::apply::Controller::start(
+            &context.client,
+            &context.events,
+            &config.namespace,
+            env!("CARGO_PKG_VERSION"),
+            config.emulation,
+            values,
+        );
+        let values = Arc::new(addons::metrics::Metrics::default());
+        let page = Arc::clone(&values);
+        let _exposed_too = context.health.expose(move |into| page.write(into));
+        let networks = addons::apply::Controller::start(
+            &context.client,
+            &context.events,
+            config.installation(),
+            env!("CARGO_PKG_VERSION"),
+            values,
+        );
+        tokio::join!(controller.run(stop.wait()), entry_point.run(stop.wait()), networks.run(stop.wait()));
+    })
+}

@@ -1,0 +1,194 @@
+//! Decides what an object `KubeVirt` or `CDI` needs next. Pure.
+
+/// Side of the platform that an object stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Side {
+    /// Virtual machines: `KubeVirt`.
+    Compute,
+    /// Data import: `CDI`.
+    Storage,
+}
+
+impl Side {
+    /// Finalizer of the object, with upstream's name.
+    pub fn finalizer(self) -> &'static str {
+        match self {
+            Self::Compute => "kubevirt.io/foregroundDeleteKubeVirt",
+            Self::Storage => "operator.cdi.kubevirt.io",
+        }
+    }
+
+    /// Components that must be ready, as Deployment or DaemonSet.
+    pub fn components(self) -> &'static [&'static str] {
+        match self {
+            Self::Compute => &["ferrovirt-operator", "virt-handler"],
+            Self::Storage => &["ferrovirt-operator", "cdi-uploadproxy", "hostpath-provisioner-csi"],
+        }
+    }
+}
+
+/// The object, as far as decisions need it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Whether a deletion was requested.
+    pub deleting: bool,
+    /// Whether it has our finalizer.
+    pub held: bool,
+    /// Whether deletion waits for workloads (`BlockUninstallIfWorkloadsExist`) instead of removing them.
+    pub waits: bool,
+}
+
+/// A component of the platform: a Deployment or DaemonSet.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Component {
+    /// Name.
+    pub name: String,
+    /// Pods that should run.
+    pub desired: u32,
+    /// Pods that run in the present version and are ready.
+    pub ready: u32,
+    /// Whether the controller has seen the latest spec.
+    pub current: bool,
+}
+
+/// What the decision depends on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Observed {
+    /// The object.
+    pub object: Seen,
+    /// Name of an older object of the same kind, which counts instead.
+    pub older: Option<String>,
+    /// Components that exist.
+    pub components: Vec<Component>,
+    /// Workloads that exist: VMs and instances, or DataVolumes. Counted only while the object is being deleted.
+    pub workloads: usize,
+}
+
+/// State of one side of the platform.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Another object of the kind is older and counts.
+    Duplicate(String),
+    /// These components are not ready.
+    Deploying(Vec<String>),
+    /// Everything works.
+    Deployed,
+    /// Deletion waits for this number of workloads.
+    Waiting(usize),
+    /// Workloads are being removed.
+    Removing(usize),
+    /// Nothing is left.
+    Removed,
+}
+
+/// One step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Add the finalizer.
+    Hold,
+    /// Delete all workloads.
+    DeleteWorkloads,
+    /// Remove the finalizer: the object may go.
+    Release,
+}
+
+/// The state that an object is in.
+pub fn state(side: Side, observed: &Observed) -> State {
+    let Observed { object, older, components, workloads } = observed;
+    if object.deleting {
+        return match (*workloads, object.waits) {
+            // A duplicate never owned the workloads.
+            _ if older.is_some() => State::Removed,
+            (0, _) => State::Removed,
+            (count, true) => State::Waiting(count),
+            (count, false) => State::Removing(count),
+        };
+    }
+    if let Some(older) = older {
+        return State::Duplicate(older.clone());
+    }
+    let is_ready = |name: &&&str| {
+        components.iter().any(|one| one.name == ***name && one.current && one.ready >= one.desired)
+    };
+    let missing: Vec<String> =
+        side.components().iter().filter(|name| !is_ready(name)).map(|name| (*name).to_owned()).collect();
+    if missing.is_empty() { State::Deployed } else { State::Deploying(missing) }
+}
+
+/// The next step; the status is reported besides.
+pub fn plan(object: &Seen, state: &State) -> Option<Action> {
+    match state {
+        State::Removed if object.held => Some(Action::Release),
+        State::Removing(_) => Some(Action::DeleteWorkloads),
+        State::Deploying(_) | State::Deployed if !object.held => Some(Action::Hold),
+        State::Deploying(_) | State::Deployed | State::Duplicate(_) | State::Waiting(_) | State::Removed => {
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ready(side: Side) -> Vec<Component> {
+        let component =
+            |name: &&str| Component { name: (*name).to_owned(), desired: 2, ready: 2, current: true };
+        side.components().iter().map(component).collect()
+    }
+
+    fn observed(object: Seen) -> Observed {
+        Observed { object, components: ready(Side::Compute), ..Observed::default() }
+    }
+
+    fn next(observed: &Observed) -> (State, Option<Action>) {
+        let state = state(Side::Compute, observed);
+        let action = plan(&observed.object, &state);
+        (state, action)
+    }
+
+    #[test]
+    fn a_new_object_gets_the_finalizer_before_anything_else() {
+        assert_eq!(next(&observed(Seen::default())), (State::Deployed, Some(Action::Hold)));
+        let held = Seen { held: true, ..Seen::default() };
+        assert_eq!(next(&observed(held)), (State::Deployed, None));
+    }
+
+    #[test]
+    fn deployed_needs_every_component_current_and_ready() {
+        let held = Seen { held: true, ..Seen::default() };
+        for change in [
+            |list: &mut Vec<Component>| drop(list.remove(1)),
+            |list: &mut Vec<Component>| list[1].ready = 1,
+            |list: &mut Vec<Component>| list[1].current = false,
+        ] {
+            let mut one = observed(held.clone());
+            change(&mut one.components);
+            assert_eq!(next(&one), (State::Deploying(vec!["virt-handler".to_owned()]), None));
+        }
+    }
+
+    #[test]
+    fn a_second_object_is_a_duplicate_and_may_be_deleted_at_once() {
+        let older = Some("kubevirt".to_owned());
+        let one = Observed { older: older.clone(), ..observed(Seen::default()) };
+        assert_eq!(next(&one), (State::Duplicate("kubevirt".to_owned()), None));
+        let object = Seen { deleting: true, held: true, waits: true };
+        let one = Observed { older, workloads: 3, ..observed(object) };
+        assert_eq!(next(&one), (State::Removed, Some(Action::Release)));
+    }
+
+    #[test]
+    fn deletion_waits_for_workloads_or_removes_them_by_the_strategy() {
+        let object = |waits| Seen { deleting: true, held: true, waits };
+        for (waits, workloads, wanted) in [
+            (true, 2, (State::Waiting(2), None)),
+            (false, 2, (State::Removing(2), Some(Action::DeleteWorkloads))),
+            (true, 0, (State::Removed, Some(Action::Release))),
+            (false, 0, (State::Removed, Some(Action::Release))),
+        ] {
+            let one = Observed { workloads, ..observed(object(waits)) };
+            assert_eq!(next(&one), wanted, "waits {waits}, workloads {workloads}");
+        }
+    }
+}

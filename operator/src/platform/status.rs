@@ -1,0 +1,177 @@
+//! Phase and conditions of `KubeVirt` and `CDI`. Pure.
+//!
+//! While something is being deployed, `Available`, `Progressing` and `Degraded` have upstream's values, which other
+//! operators and GitOps tools evaluate.
+
+use api::resource::Condition;
+
+use super::plan::{Side, State};
+
+/// Phase of an object in a state; `None` leaves the field alone.
+pub fn phase(state: &State) -> Option<&'static str> {
+    match state {
+        State::Duplicate(_) => None,
+        State::Deploying(_) => Some("Deploying"),
+        State::Deployed => Some("Deployed"),
+        State::Waiting(_) | State::Removing(_) => Some("Deleting"),
+        State::Removed => Some("Deleted"),
+    }
+}
+
+/// A condition: type, status, reason, message.
+type Fact = (&'static str, bool, &'static str, String);
+
+/// The conditions of an object in a state.
+fn facts(side: Side, state: &State) -> Vec<Fact> {
+    match state {
+        State::Duplicate(older) => {
+            let text = format!("{older} is older and in effect; delete one of the two");
+            match side {
+                Side::Compute => vec![("Synchronized", false, "ExistingDeployment", text)],
+                Side::Storage => vec![
+                    ("Available", false, "ExistingDeployment", text.clone()),
+                    ("Progressing", false, "ExistingDeployment", text.clone()),
+                    ("Degraded", true, "ExistingDeployment", text),
+                ],
+            }
+        }
+        State::Deploying(missing) => {
+            let text = format!("waiting for {}", missing.join(", "));
+            let reason = match side {
+                Side::Compute => "DeploymentInProgress",
+                Side::Storage => "DeployStarted",
+            };
+            vec![
+                ("Available", false, reason, text.clone()),
+                ("Progressing", true, reason, text.clone()),
+                ("Degraded", false, reason, text),
+            ]
+        }
+        State::Deployed => {
+            let (reason, text) = match side {
+                Side::Compute => ("AllComponentsReady", "All components are ready."),
+                Side::Storage => ("DeployCompleted", "Deployment Completed"),
+            };
+            let mut all = vec![
+                ("Available", true, reason, text.to_owned()),
+                ("Progressing", false, reason, text.to_owned()),
+                ("Degraded", false, reason, text.to_owned()),
+            ];
+            if side == Side::Compute {
+                all.push(("Created", true, "AllResourcesCreated", "All resources were created.".to_owned()));
+            }
+            all
+        }
+        State::Waiting(count) => {
+            let text = match side {
+                Side::Compute => format!("{count} virtual machines exist; delete them first"),
+                Side::Storage => format!("{count} DataVolumes exist; delete them first"),
+            };
+            match side {
+                Side::Compute => vec![("Synchronized", false, "DeletionFailed", text)],
+                Side::Storage => vec![("Degraded", true, "DeletionFailed", text)],
+            }
+        }
+        State::Removing(_) | State::Removed => {
+            let text = "Deletion was triggered".to_owned();
+            vec![
+                ("Available", false, "DeletionInProgress", text.clone()),
+                ("Progressing", true, "DeletionInProgress", text.clone()),
+                ("Degraded", false, "DeletionInProgress", text),
+            ]
+        }
+    }
+}
+
+/// The conditions of an object in a state at a time (RFC 3339), after those that it had. A condition that stays equal
+/// keeps its times.
+pub fn conditions(side: Side, state: &State, before: &[Condition], now: &str) -> Vec<Condition> {
+    let facts = facts(side, state);
+    let mut all: Vec<Condition> = before
+        .iter()
+        .filter(|one| one.kind != "Synchronized" && !facts.iter().any(|fact| fact.0 == one.kind))
+        .cloned()
+        .collect();
+    for (kind, holds, reason, message) in facts {
+        let status = if holds { "True" } else { "False" };
+        let old = before.iter().find(|one| one.kind == kind);
+        let mut new = Condition {
+            kind: kind.to_owned(),
+            status: status.to_owned(),
+            reason: Some(reason.to_owned()),
+            message: Some(message),
+            ..Condition::default()
+        };
+        let same = old.filter(|old| old.status == new.status);
+        new.last_transition_time =
+            same.map_or_else(|| Some(now.to_owned()), |old| old.last_transition_time.clone());
+        let unchanged = same.is_some_and(|old| old.reason == new.reason && old.message == new.message);
+        match side {
+            Side::Compute => {
+                new.last_probe_time = old
+                    .filter(|_| unchanged)
+                    .map_or_else(|| Some(now.to_owned()), |old| old.last_probe_time.clone());
+            }
+            Side::Storage => {
+                new.last_heartbeat_time = old
+                    .filter(|_| unchanged)
+                    .map_or_else(|| Some(now.to_owned()), |old| old.last_heartbeat_time.clone());
+            }
+        }
+        all.push(new);
+    }
+    all.sort_by(|a, b| a.kind.cmp(&b.kind));
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: &str = "2026-01-01T00:00:00Z";
+    const LATER: &str = "2026-01-01T00:01:00Z";
+
+    fn values(conditions: &[Condition]) -> Vec<String> {
+        conditions.iter().map(|one| format!("{}={}", one.kind, one.status)).collect()
+    }
+
+    #[test]
+    fn conditions_follow_the_state() {
+        for (side, state, wanted) in [
+            (
+                Side::Compute,
+                State::Deploying(vec!["x".to_owned()]),
+                "Available=False Degraded=False Progressing=True",
+            ),
+            (Side::Compute, State::Deployed, "Available=True Created=True Degraded=False Progressing=False"),
+            (Side::Storage, State::Deployed, "Available=True Degraded=False Progressing=False"),
+            (Side::Compute, State::Duplicate("a".to_owned()), "Synchronized=False"),
+            (Side::Compute, State::Waiting(1), "Synchronized=False"),
+            (Side::Storage, State::Removing(1), "Available=False Degraded=False Progressing=True"),
+        ] {
+            assert_eq!(values(&conditions(side, &state, &[], NOW)).join(" "), wanted, "{side:?} {state:?}");
+        }
+    }
+
+    #[test]
+    fn equal_conditions_keep_their_times_and_changed_ones_get_new_ones() {
+        let deploying = State::Deploying(vec!["virt-handler".to_owned()]);
+        let first = conditions(Side::Compute, &deploying, &[], NOW);
+        assert_eq!(conditions(Side::Compute, &deploying, &first, LATER), first);
+        let second = conditions(Side::Compute, &State::Deployed, &first, LATER);
+        let time = |kind: &str| {
+            let one = second.iter().find(|one| one.kind == kind).unwrap();
+            (one.last_transition_time.as_deref(), one.last_probe_time.as_deref())
+        };
+        assert_eq!(time("Available"), (Some(LATER), Some(LATER)));
+        assert_eq!(time("Degraded"), (Some(NOW), Some(LATER)), "the reason changed, the status did not");
+    }
+
+    #[test]
+    fn a_refused_deletion_is_forgotten_when_it_proceeds() {
+        let waiting = conditions(Side::Compute, &State::Waiting(2), &[], NOW);
+        assert_eq!(waiting[0].message.as_deref(), Some("2 virtual machines exist; delete them first"));
+        let removing = conditions(Side::Compute, &State::Removing(2), &waiting, LATER);
+        assert!(removing.iter().all(|one| one.kind != "Synchronized"));
+    }
+}

@@ -1,0 +1,142 @@
+//! Refusals as the API server passes them on: a Status with one cause per field, and warnings.
+
+use cluster::Status;
+use cluster::review::Answer;
+use serde_json::json;
+use virt::finding::{Finding, Verdict};
+
+/// Most warnings of an answer.
+const MOST_WARNINGS: usize = 20;
+/// Longest warning in characters that is sure to arrive.
+const LONGEST_WARNING: usize = 120;
+/// Most causes of a refusal.
+const MOST_CAUSES: usize = 20;
+
+/// Why a value is refused, for programs.
+pub(super) const INVALID: &str = "FieldValueInvalid";
+/// Why a value that nothing else is wrong with is refused, for programs.
+pub(super) const NOT_SUPPORTED: &str = "FieldValueNotSupported";
+
+/// Why a reference to what does not exist is refused, for programs.
+pub(super) const NOT_FOUND: &str = "FieldValueNotFound";
+
+/// One cause of a refusal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Cause {
+    /// [`INVALID`] or [`NOT_SUPPORTED`].
+    pub(super) reason: &'static str,
+    /// The field's path; empty for the object.
+    pub(super) field: String,
+    /// For people. A refusal's message is made of these.
+    pub(super) message: String,
+}
+
+/// A refusal (422, Invalid).
+pub(super) fn refuse(causes: &[Cause]) -> Answer {
+    let (shown, rest) = causes.split_at(causes.len().min(MOST_CAUSES));
+    let mut message = shown.iter().map(|cause| cause.message.as_str()).collect::<Vec<_>>().join(", ");
+    if !rest.is_empty() {
+        message.push_str(&format!(", and {} more", rest.len()));
+    }
+    let causes: Vec<_> = shown
+        .iter()
+        .map(|cause| {
+            let mut object = json!({"reason": cause.reason, "message": cause.message});
+            if !cause.field.is_empty() {
+                object["field"] = json!(cause.field);
+            }
+            object
+        })
+        .collect();
+    let details = json!({"causes": causes});
+    Answer::status(Status { code: 422, reason: "Invalid".to_owned(), message, details })
+}
+
+/// Answer to findings: errors and unknown fields refuse, all others are warnings. `causes` refuse as well.
+pub(super) fn judge(mut causes: Vec<Cause>, findings: &[Finding]) -> Answer {
+    let mut warnings = Vec::new();
+    for finding in findings {
+        let text = match finding.path.as_str() {
+            "" => finding.text.clone(),
+            path => format!("{path}: {}", finding.text),
+        };
+        let reason = match finding.verdict {
+            Verdict::Error => INVALID,
+            Verdict::Unknown => NOT_SUPPORTED,
+            Verdict::Unsupported | Verdict::Ignored => {
+                warnings.push(text);
+                continue;
+            }
+        };
+        causes.push(Cause { reason, field: finding.path.clone(), message: text });
+    }
+    if causes.is_empty() { warn(Answer::allow(), &warnings) } else { refuse(&causes) }
+}
+
+/// Adds warnings, as many and as long as arrive.
+fn warn(mut answer: Answer, warnings: &[String]) -> Answer {
+    for warning in warnings.iter().take(MOST_WARNINGS) {
+        answer = answer.warn(shortened(warning));
+    }
+    match warnings.len().saturating_sub(MOST_WARNINGS) {
+        0 => answer,
+        more => answer.warn(format!("and {more} more fields without effect")),
+    }
+}
+
+fn shortened(text: &str) -> String {
+    if text.chars().count() <= LONGEST_WARNING {
+        return text.to_owned();
+    }
+    text.chars().take(LONGEST_WARNING - 1).chain(['…']).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    fn finding(path: &str, verdict: Verdict, text: &str) -> Finding {
+        Finding { path: path.to_owned(), verdict, text: text.to_owned() }
+    }
+
+    #[test]
+    fn errors_and_unknown_fields_refuse_and_the_rest_warns() {
+        let error = finding("spec.a", Verdict::Error, "wrong");
+        let unknown = finding("spec.b", Verdict::Unknown, "no such field");
+        let unsupported = finding("spec.c", Verdict::Unsupported, "not built yet");
+        let response =
+            judge(Vec::new(), &[error, unknown, unsupported.clone()]).write("u")["response"].clone();
+        assert_eq!(response["status"]["message"], "spec.a: wrong, spec.b: no such field");
+        assert_eq!(
+            (&response["status"]["code"], &response["status"]["reason"]),
+            (&json!(422), &json!("Invalid"))
+        );
+        assert_eq!(
+            response["status"]["details"]["causes"],
+            json!([
+                {"reason": INVALID, "message": "spec.a: wrong", "field": "spec.a"},
+                {"reason": NOT_SUPPORTED, "message": "spec.b: no such field", "field": "spec.b"},
+            ])
+        );
+        let response = judge(Vec::new(), &[unsupported]).write("u")["response"].clone();
+        assert_eq!(
+            (&response["allowed"], &response["warnings"]),
+            (&json!(true), &json!(["spec.c: not built yet"]))
+        );
+    }
+
+    #[test]
+    fn causes_and_warnings_are_bounded() {
+        let many = |verdict| (0..50).map(|_| finding("p", verdict, &"ä".repeat(200))).collect::<Vec<_>>();
+        let response = judge(Vec::new(), &many(Verdict::Ignored)).write("u")["response"].clone();
+        let warnings = response["warnings"].as_array().unwrap();
+        assert_eq!(warnings.len(), MOST_WARNINGS + 1);
+        let longest = warnings.iter().filter_map(Value::as_str).map(|one| one.chars().count()).max();
+        assert_eq!(longest, Some(LONGEST_WARNING));
+        let response = judge(Vec::new(), &many(Verdict::Error)).write("u")["response"].clone();
+        assert_eq!(response["status"]["details"]["causes"].as_array().unwrap().len(), MOST_CAUSES);
+        assert!(response["status"]["message"].as_str().unwrap().ends_with(", and 30 more"));
+    }
+}

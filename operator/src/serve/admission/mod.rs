@@ -1,0 +1,392 @@
+//! Admission webhooks, on every replica: defaults, refusals and warnings when users write our objects.
+//!
+//! ```text
+//!  API server ─► AdmissionReview ─► path ─► Review ─┬─► machine, instance: defaults, rules, reserved fields
+//!                                                   ├─► volume: rules; who may clone, asked as the user
+//!                                                   ├─► hyperconverged: rules
+//!                                                   └─► uninstall: deletion while workloads exist
+//! ```
+//!
+//! Nothing is written here, so a dry run is answered like any other request. The decisions are pure ([`machine`],
+//! [`instance`], [`volume`], [`uninstall`]); this file reads requests and asks the API server.
+//!
+//! Not here: schemas, which the API server checks; the rules of a guest (lib/virt); webhook configurations
+//! ([`crate::install`]).
+
+mod answer;
+mod fill;
+mod hyperconverged;
+mod instance;
+mod labels;
+mod machine;
+mod settings;
+mod uninstall;
+mod volume;
+
+#[cfg(test)]
+mod every_field;
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use api::kind::Kind;
+use api::kubevirt::VirtualMachine;
+use cluster::review::{Answer, Request};
+use cluster::{Cache, Client, Key, Resource};
+use http::{Method, StatusCode};
+use serde::Deserialize;
+use serde_json::Value;
+use serve::route::{self, Call, Router};
+use virt::admission::{Identity, Settings};
+use virt::instancetype::{self, Flavor};
+use virt::validate;
+
+use crate::flavor::{self, Unusable};
+use crate::install;
+use crate::storage::clone::{authorize, cloned, permit};
+use crate::storage::offered::Offered;
+use crate::storage::{keys, signers};
+use settings::Configuration;
+use uninstall::{Platform, Workload};
+
+/// Longest review: an update carries two objects of at most 3 MiB each, the API server's limit.
+const MOST_BODY: usize = 7 << 20;
+/// Longest wait for the KubeVirt object after a start. The API server waits five seconds for the answer.
+const SETTINGS_WAIT: Duration = Duration::from_secs(3);
+
+const HYPER_CONVERGED: Resource = Resource::namespaced("hco.kubevirt.io", "v1", "hyperconvergeds");
+
+/// A webhook.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Review {
+    MutateMachine,
+    ValidateMachine,
+    MutateInstance,
+    ValidateInstance,
+    AuthorizeVolume,
+    ValidateVolume,
+    RenderClaim,
+    DeleteKubeVirt,
+    DeleteCdi,
+    ValidateHyperConverged,
+    DeleteNamespace,
+}
+
+impl Review {
+    const ALL: [Self; 11] = [
+        Self::MutateMachine,
+        Self::ValidateMachine,
+        Self::MutateInstance,
+        Self::ValidateInstance,
+        Self::AuthorizeVolume,
+        Self::ValidateVolume,
+        Self::RenderClaim,
+        Self::DeleteKubeVirt,
+        Self::DeleteCdi,
+        Self::ValidateHyperConverged,
+        Self::DeleteNamespace,
+    ];
+
+    /// Its path, as the installed configurations name it.
+    fn path(self) -> &'static str {
+        match self {
+            Self::MutateMachine => "/virtualmachines-mutate",
+            Self::ValidateMachine => "/virtualmachines-validate",
+            Self::MutateInstance => "/virtualmachineinstances-mutate",
+            Self::ValidateInstance => "/virtualmachineinstances-validate",
+            Self::AuthorizeVolume => "/datavolume-mutate",
+            Self::ValidateVolume => "/datavolume-validate",
+            Self::RenderClaim => "/pvc-mutate",
+            Self::DeleteKubeVirt => "/kubevirts-validate",
+            Self::DeleteCdi => "/cdi-validate",
+            Self::ValidateHyperConverged => "/validate-hco-kubevirt-io-v1-hyperconverged",
+            Self::DeleteNamespace => "/mutate-ns-hco-kubevirt-io",
+        }
+    }
+
+    /// The resource that it reviews.
+    fn resource(self) -> &'static str {
+        match self {
+            Self::MutateMachine | Self::ValidateMachine => "virtualmachines",
+            Self::MutateInstance | Self::ValidateInstance => "virtualmachineinstances",
+            Self::AuthorizeVolume | Self::ValidateVolume => "datavolumes",
+            Self::RenderClaim => "persistentvolumeclaims",
+            Self::DeleteKubeVirt => "kubevirts",
+            Self::DeleteCdi => "cdis",
+            Self::ValidateHyperConverged => "hyperconvergeds",
+            Self::DeleteNamespace => "namespaces",
+        }
+    }
+}
+
+/// State that reviews share.
+pub(super) struct Admission {
+    client: Client,
+    /// Namespace of the installation.
+    namespace: String,
+    configuration: Cache<Configuration>,
+    /// User names of the platform's own accounts.
+    own: Vec<String>,
+}
+
+impl Admission {
+    /// Follows the KubeVirt object from now on.
+    pub(super) fn start(client: &Client, namespace: &str) -> Self {
+        for kind in [Kind::VirtualMachine, Kind::VirtualMachineInstance] {
+            validate::prepare(kind);
+        }
+        let own = install::own_users(namespace);
+        Self {
+            client: client.clone(),
+            namespace: namespace.to_owned(),
+            configuration: settings::follow(client),
+            own,
+        }
+    }
+
+    async fn review(&self, review: Review, request: &Request) -> cluster::Result<Answer> {
+        let own = self.own.contains(&request.user_info.username);
+        Ok(match review {
+            Review::MutateMachine => match self.defaults().await {
+                Ok((settings, identity)) => self.mutate_machine(request, own, &settings, &identity).await?,
+                Err(refusal) => refusal,
+            },
+            Review::MutateInstance => match self.defaults().await {
+                Ok((settings, identity)) => {
+                    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                    instance::mutate(request, own, &settings, &identity, now.as_secs())
+                }
+                Err(refusal) => refusal,
+            },
+            Review::ValidateMachine => self.validate_machine(request, own).await?,
+            Review::ValidateInstance => instance::validate(request, own),
+            Review::AuthorizeVolume => self.authorize(request, own).await?,
+            Review::ValidateVolume => volume::validate(request),
+            Review::RenderClaim => volume::rendered(request, &Offered::read(&self.client).await?),
+            Review::DeleteKubeVirt => self.delete(Platform::KubeVirt, request).await?,
+            Review::DeleteCdi => self.delete(Platform::Cdi, request).await?,
+            Review::ValidateHyperConverged if request.operation == "DELETE" => {
+                self.delete(Platform::HyperConverged, request).await?
+            }
+            Review::ValidateHyperConverged => hyperconverged::validate(request, &self.namespace),
+            Review::DeleteNamespace => self.delete_namespace(request).await?,
+        })
+    }
+
+    /// Fills in a VM, with what its instance type and preference are inferred from and what the preference prefers.
+    async fn mutate_machine(
+        &self,
+        request: &Request,
+        own: bool,
+        settings: &Settings,
+        identity: &Identity,
+    ) -> cluster::Result<Answer> {
+        let mut flavor = Flavor::default();
+        let mut object = request.object.clone();
+        if !own && machine::names_flavor(request) {
+            let inferred = self.infer(request, &mut object).await;
+            match inferred {
+                Ok(found) => flavor = found,
+                Err(Unusable::Failed(error)) => return Err(error),
+                Err(Unusable::Refused { which, text }) => return Ok(machine::inference_failed(which, text)),
+            }
+        }
+        Ok(machine::mutate(request, object, own, settings, identity, &flavor))
+    }
+
+    /// Completes and infers references in `object`. The preference found is a default only: whether it exists is checked
+    /// by the validating webhook.
+    async fn infer(&self, request: &Request, object: &mut Value) -> Result<Flavor, Unusable> {
+        let Ok(mut machine) = VirtualMachine::deserialize(&*object) else { return Ok(Flavor::default()) };
+        flavor::infer(&self.client, &request.namespace, &mut machine).await?;
+        instancetype::complete(&mut machine);
+        fill::fill::<VirtualMachine>(object, |filled| {
+            filled.spec.instancetype.clone_from(&machine.spec.instancetype);
+            filled.spec.preference.clone_from(&machine.spec.preference);
+            filled.spec.template.spec.domain.memory.clone_from(&machine.spec.template.spec.domain.memory);
+        });
+        match flavor::flavor(&self.client, &request.namespace, &machine).await {
+            Ok(found) => Ok(found),
+            Err(Unusable::Refused { .. }) => Ok(Flavor::default()),
+            Err(failed) => Err(failed),
+        }
+    }
+
+    /// Checks a VM as its instances will be: with instance type and preference applied.
+    async fn validate_machine(&self, request: &Request, own: bool) -> cluster::Result<Answer> {
+        let mut flavor = Flavor::default();
+        if !own && machine::names_flavor(request) {
+            if let Some(refusal) = machine::malformed(&request.object) {
+                return Ok(refusal);
+            }
+            if let Ok(read) = VirtualMachine::deserialize(&request.object) {
+                flavor = match flavor::flavor(&self.client, &request.namespace, &read).await {
+                    Ok(found) => found,
+                    Err(Unusable::Failed(error)) => return Err(error),
+                    Err(Unusable::Refused { which, text }) => return Ok(machine::absent(which, &text)),
+                };
+            }
+        }
+        Ok(machine::validate(request, own, &flavor))
+    }
+
+    /// The defaults of the cluster, and what a new guest is identified by. Defaults stay in the objects that get them, so
+    /// none are given before the KubeVirt object was read.
+    async fn defaults(&self) -> Result<(Settings, Identity), Answer> {
+        if !self.configuration.is_synced() {
+            let synced = tokio::time::timeout(SETTINGS_WAIT, self.configuration.synced()).await;
+            synced.map_err(|_| {
+                let text = "the KubeVirt object cannot be read yet; try again";
+                Answer::refuse(503, "ServiceUnavailable", text)
+            })?;
+        }
+        let identity = fill::identity()
+            .ok_or_else(|| Answer::refuse(500, "InternalError", "the system gives no random numbers"))?;
+        Ok((settings::settings(&self.configuration), identity))
+    }
+
+    /// Whether the requesting user may clone what a new DataVolume names.
+    async fn authorize(&self, request: &Request, own: bool) -> cluster::Result<Answer> {
+        if request.operation != "CREATE" {
+            return Ok(Answer::allow());
+        }
+        let spec = &request.object["spec"];
+        let origin = match cloned::origin(&self.client, spec, &request.namespace).await? {
+            Ok(Some(origin)) => origin,
+            Ok(None) => return Ok(Answer::allow()),
+            Err(missing) => return Ok(volume::absent(request, missing.name())),
+        };
+        let needs = authorize::needs(&origin, &request.namespace);
+        if needs == authorize::Needs::Nothing {
+            return Ok(Answer::allow());
+        }
+        let (keys, now) = (keys::read(&self.client, &self.namespace).await?, signers::now());
+        // The platform's accounts may clone everything, so they must not do so for others: the VM controller asks as the
+        // VM's ServiceAccount, and shows the answer as a token.
+        let allowed = match own {
+            true => volume::shown_token(request)
+                .and_then(|token| keys.verify(token, now).ok())
+                .is_some_and(|claims| volume::token_fits(&claims, &origin, request)),
+            false => permit::allowed(&self.client, &request.user_info, &origin, &request.namespace).await?,
+        };
+        if !allowed || own {
+            return Ok(volume::verdict(allowed, &request.user_info.username, &origin.namespace));
+        }
+        Ok(match keys.sign(&volume::grant(&origin, request), now) {
+            Ok(token) => volume::granted(request, &token),
+            Err(error) => {
+                let text = format!("tokens cannot be signed yet: {}", ::error::chain(&error));
+                Answer::refuse(503, "ServiceUnavailable", text)
+            }
+        })
+    }
+
+    async fn delete(&self, platform: Platform, request: &Request) -> cluster::Result<Answer> {
+        for workload in uninstall::blocking(platform, request) {
+            if self.any(workload).await? {
+                return Ok(uninstall::refusal(platform, workload));
+            }
+        }
+        Ok(Answer::allow())
+    }
+
+    /// The platform's namespace stays while HyperConverged exists: its finalizer could not be removed without the operator.
+    async fn delete_namespace(&self, request: &Request) -> cluster::Result<Answer> {
+        if request.operation != "DELETE" || request.name != self.namespace {
+            return Ok(Answer::allow());
+        }
+        let key = Key::new(&self.namespace, api::hyperconverged::NAME);
+        if self.client.find::<Value>(HYPER_CONVERGED, &key).await?.is_none() {
+            return Ok(Answer::allow());
+        }
+        let text = format!("HyperConverged {key} still exists; delete it before its namespace");
+        Ok(Answer::refuse(403, "Forbidden", text))
+    }
+
+    /// Whether there is any object of a kind.
+    async fn any(&self, workload: &Workload) -> cluster::Result<bool> {
+        let path = format!("{}?limit=1", workload.resource.collection("")?);
+        let list: Value = self.client.read(&path).await?;
+        Ok(list["items"].as_array().is_some_and(|items| !items.is_empty()))
+    }
+}
+
+/// Adds the webhooks' paths.
+pub(super) fn routes(mut router: Router, admission: &Arc<Admission>) -> Router {
+    for review in Review::ALL {
+        let admission = Arc::clone(admission);
+        router = router.route(Method::POST, review.path(), move |call| {
+            let admission = Arc::clone(&admission);
+            async move { handle(&admission, review, call).await }
+        });
+    }
+    router
+}
+
+async fn handle(admission: &Admission, review: Review, mut call: Call) -> route::Answer {
+    let body = match call.bytes(MOST_BODY).await {
+        Ok(body) => body,
+        Err(refusal) => return refusal.answer(),
+    };
+    let request = match Request::read(&body) {
+        Ok(request) => request,
+        Err(error) => return route::text(StatusCode::BAD_REQUEST, error.chain()),
+    };
+    drop(body);
+    let answer = if request.resource.resource == review.resource() {
+        admission.review(review, &request).await.unwrap_or_else(|error| {
+            tracing::warn!(?review, error = error.chain(), "a review failed");
+            Answer::refuse(500, "InternalError", error.chain())
+        })
+    } else {
+        let text = format!("{} are reviewed here, not {}", review.resource(), request.resource.resource);
+        Answer::refuse(400, "BadRequest", text)
+    };
+    route::json(StatusCode::OK, answer.write(&request.uid).to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::install::manifests;
+
+    /// Path and resource of each webhook that the installed configurations send to the operator.
+    fn installed() -> BTreeSet<(String, String)> {
+        let all = manifests(&install::Settings::default());
+        let ours: BTreeSet<&str> = all
+            .iter()
+            .filter(|one| one["kind"] == "Service" && one["spec"]["selector"]["app"] == "ferrovirt-operator")
+            .filter_map(|one| one["metadata"]["name"].as_str())
+            .collect();
+        let hooks = all.iter().filter_map(|one| one["webhooks"].as_array()).flatten();
+        let mut found = BTreeSet::new();
+        for hook in hooks {
+            let service = &hook["clientConfig"]["service"];
+            if !service["name"].as_str().is_some_and(|name| ours.contains(name)) {
+                continue;
+            }
+            for resource in hook["rules"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .flat_map(|rule| rule["resources"].as_array().unwrap())
+            {
+                found.insert((
+                    service["path"].as_str().unwrap().to_owned(),
+                    resource.as_str().unwrap().to_owned(),
+                ));
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn every_installed_webhook_is_served_and_every_served_one_installed() {
+        let served: BTreeSet<_> =
+            Review::ALL.iter().map(|one| (one.path().to_owned(), one.resource().to_owned())).collect();
+        assert_eq!(served.len(), Review::ALL.len());
+        assert_eq!(served, installed());
+    }
+}

@@ -1,0 +1,121 @@
+//! Defaults of new guests, from the KubeVirt object while it changes.
+
+use cluster::{Cache, Client, Resource, Scope};
+use serde::Deserialize;
+use virt::admission::{DefaultBinding, Settings};
+
+const KUBEVIRTS: Resource = Resource::namespaced("kubevirt.io", "v1", "kubevirts");
+
+/// A KubeVirt object, as far as defaults depend on it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(super) struct Configuration {
+    spec: Spec,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+struct Spec {
+    configuration: Fields,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Fields {
+    machine_type: Option<String>,
+    cpu_model: Option<String>,
+    architecture_configuration: Architectures,
+    network: Network,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Architectures {
+    default_architecture: Option<String>,
+    amd64: Architecture,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Architecture {
+    machine_type: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Network {
+    default_network_interface: Option<String>,
+}
+
+impl From<&Self> for Configuration {
+    fn from(read: &Self) -> Self {
+        read.clone()
+    }
+}
+
+/// Follows the KubeVirt object.
+pub(super) fn follow(client: &Client) -> Cache<Configuration> {
+    Cache::<Configuration>::builder().start::<Configuration>(client, KUBEVIRTS, &Scope::all())
+}
+
+/// The settings now. There is one KubeVirt object in a cluster; of several the first by name counts.
+pub(super) fn settings(configuration: &Cache<Configuration>) -> Settings {
+    let all = configuration.all();
+    let first = all.iter().min_by(|(one, _), (other, _)| one.cmp(other));
+    first.map_or_else(Settings::default, |(_, object)| of(object))
+}
+
+fn of(object: &Configuration) -> Settings {
+    let Fields { machine_type, cpu_model, architecture_configuration: architectures, network } =
+        &object.spec.configuration;
+    let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+    let base = Settings::default();
+    let binding = match network.default_network_interface.as_deref() {
+        Some("bridge") => DefaultBinding::Bridge,
+        _ => base.binding,
+    };
+    Settings {
+        machine: given(&architectures.amd64.machine_type)
+            .or_else(|| given(machine_type))
+            .unwrap_or(base.machine),
+        architecture: given(&architectures.default_architecture).unwrap_or(base.architecture),
+        cpu_model: given(cpu_model),
+        binding,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn kubevirt_object_stands_over_the_defaults() {
+        let read = |configuration: Value| {
+            let object = json!({"spec": {"configuration": configuration}});
+            let Settings { machine, architecture, cpu_model, binding } =
+                of(&serde_json::from_value(object).unwrap());
+            (machine, architecture, cpu_model.unwrap_or_default(), binding)
+        };
+        let row = |machine: &str, model: &str, binding| {
+            (machine.to_owned(), "amd64".to_owned(), model.to_owned(), binding)
+        };
+        for (configuration, expected) in [
+            (json!({}), row("q35", "", DefaultBinding::Masquerade)),
+            (json!({"machineType": "", "cpuModel": ""}), row("q35", "", DefaultBinding::Masquerade)),
+            (
+                json!({"machineType": "pc-q35-9.0", "cpuModel": "Haswell",
+                    "network": {"defaultNetworkInterface": "bridge"}}),
+                row("pc-q35-9.0", "Haswell", DefaultBinding::Bridge),
+            ),
+            (
+                json!({"machineType": "old", "architectureConfiguration":
+                    {"defaultArchitecture": "amd64", "amd64": {"machineType": "pc-q35-9.2"}}}),
+                row("pc-q35-9.2", "", DefaultBinding::Masquerade),
+            ),
+        ] {
+            assert_eq!(read(configuration.clone()), expected, "{configuration}");
+        }
+    }
+}

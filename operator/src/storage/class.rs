@@ -1,0 +1,90 @@
+//! Which storage class a claim gets, and whether a populator fills it.
+
+use super::names;
+use super::seen::{Class, Meta};
+
+/// The classes of the cluster, and which provisioners are CSI drivers.
+#[derive(Clone, Debug, Default)]
+pub struct Classes {
+    /// All of them.
+    pub classes: Vec<Class>,
+    /// Names of CSIDriver objects.
+    pub drivers: Vec<String>,
+}
+
+impl Classes {
+    /// The class with this name.
+    pub fn named(&self, name: &str) -> Option<&Class> {
+        self.classes.iter().find(|class| class.meta.name == name)
+    }
+
+    /// The class of a claim that names none: for disks the default for virtual machines, then Kubernetes' default. Of
+    /// several defaults the newest, then the first by name.
+    pub fn preferred(&self, disk: bool) -> Option<&Class> {
+        let virt = self.best(|class| disk && class.is_virt_default());
+        virt.or_else(|| self.best(Class::is_default))
+    }
+
+    fn best(&self, fits: impl Fn(&Class) -> bool) -> Option<&Class> {
+        let fitting = self.classes.iter().filter(|class| fits(class));
+        fitting.max_by(|a, b| {
+            let by_age = a.meta.created.cmp(&b.meta.created);
+            by_age.then_with(|| b.meta.name.cmp(&a.meta.name))
+        })
+    }
+
+    /// Whether a class's provisioner is a CSI driver: those leave claims with a `dataSourceRef` to populators.
+    pub fn has_driver(&self, class: &Class) -> bool {
+        self.drivers.contains(&class.provisioner)
+    }
+
+    /// Whether a populator fills the claims that a DataVolume makes in a class.
+    pub fn populates(&self, class: Option<&Class>, volume: &Meta) -> bool {
+        class.is_some_and(|class| self.has_driver(class)) && !volume.says(names::USE_POPULATOR, "false")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn class(name: &str, created: &str, annotation: Option<&str>) -> Class {
+        let mut class = Class { provisioner: "driver".into(), ..Class::default() };
+        (class.meta.name, class.meta.created) = (name.into(), created.into());
+        class.meta.annotations.extend(annotation.map(|name| (name.to_owned(), "true".to_owned())));
+        class
+    }
+
+    #[test]
+    fn the_default_class_is_the_newest_one_and_disks_have_their_own() {
+        const KUBERNETES: Option<&str> = Some("storageclass.kubernetes.io/is-default-class");
+        const VIRT: Option<&str> = Some("storageclass.kubevirt.io/is-default-virt-class");
+        let classes = Classes {
+            classes: vec![
+                class("b", "2", KUBERNETES),
+                class("a", "2", KUBERNETES),
+                class("c", "1", KUBERNETES),
+                class("v", "1", VIRT),
+                class("x", "3", None),
+            ],
+            drivers: vec!["driver".into()],
+        };
+        let name = |class: Option<&Class>| class.map(|class| class.meta.name.clone());
+        assert_eq!(name(classes.preferred(true)).as_deref(), Some("v"));
+        assert_eq!(name(classes.preferred(false)).as_deref(), Some("a"));
+        assert_eq!(name(Classes::default().preferred(true)), None);
+    }
+
+    #[test]
+    fn populators_need_a_driver_and_can_be_switched_off() {
+        let classes = Classes { classes: vec![class("a", "1", None)], drivers: vec!["driver".into()] };
+        let mut volume = Meta::default();
+        assert!(classes.populates(classes.named("a"), &volume));
+        assert!(!classes.populates(None, &volume));
+        volume.annotations.insert(names::USE_POPULATOR.into(), "false".into());
+        assert!(!classes.populates(classes.named("a"), &volume));
+        assert!(
+            !Classes { drivers: vec![], ..classes.clone() }.populates(classes.named("a"), &Meta::default())
+        );
+    }
+}

@@ -1,0 +1,235 @@
+//! Storage classes, CDIConfig and DataSources: their status.
+
+use std::sync::atomic::Ordering;
+
+use cluster::{Key, Outcome, Resource, Result, Scope};
+use serde_json::{Value, json};
+use virt::time;
+
+use super::{Controller, Item, RECHECK, RETRY};
+use crate::storage::clone::authorize::Origin;
+use crate::storage::names;
+use crate::storage::profile;
+use crate::storage::resources::{
+    CDIS, CONFIGS, DATA_SOURCES, DEFINITIONS, POPULATORS, PROFILES, SNAPSHOTS, TRANSFERS,
+};
+use crate::storage::seen::Source;
+use crate::storage::{settings, source};
+
+/// Name of the upload proxy's Service and Route.
+const PROXY: &str = "cdi-uploadproxy";
+const ROUTES: Resource = Resource::namespaced("route.openshift.io", "v1", "routes");
+const INGRESSES: Resource = Resource::namespaced("networking.k8s.io", "v1", "ingresses");
+
+/// The host of an Ingress that leads to the upload proxy.
+fn ingress_host(ingress: &Value) -> Option<String> {
+    let default = ingress["spec"]["defaultBackend"]["service"]["name"] == PROXY;
+    let rules = ingress["spec"]["rules"].as_array().into_iter().flatten();
+    let mut leading = rules.filter(|rule| {
+        let paths = rule["http"]["paths"].as_array().into_iter().flatten();
+        default || paths.into_iter().any(|path| path["backend"]["service"]["name"] == PROXY)
+    });
+    leading.find_map(|rule| rule["host"].as_str().map(str::to_owned))
+}
+
+impl Controller {
+    /// The host name by which the upload proxy is reached from outside: of its Route, or of an Ingress that leads to it.
+    async fn proxy_host(&self) -> Result<String> {
+        let namespace = &self.setup.namespace;
+        let route: Option<Value> = self.client.find_cached(ROUTES, &Key::new(namespace, PROXY)).await?;
+        if let Some(host) = route.as_ref().and_then(|route| route["spec"]["host"].as_str()) {
+            return Ok(host.to_owned());
+        }
+        let ingresses = self.client.list::<Value>(INGRESSES, &Scope::all().namespace(namespace)).await?;
+        Ok(ingresses.iter().find_map(ingress_host).unwrap_or_default())
+    }
+
+    /// CDIConfig with what the CDI object sets; without one, as it is.
+    async fn configured(&self, key: &Key, found: Option<Value>) -> Result<Option<Value>> {
+        let all = match self.client.list::<Value>(CDIS, &Scope::all()).await {
+            Ok(all) => all,
+            // The kind is not installed yet.
+            Err(error) if error.is_not_found() => Vec::new(),
+            Err(error) => return Err(error),
+        };
+        let Some(cdi) = settings::effective(&all) else { return Ok(found) };
+        let Some(config) = found else {
+            let object = settings::config(cdi, names::APP);
+            return Ok(Some(self.client.create(CONFIGS, "", &object).await?));
+        };
+        match settings::adjusted(&config, cdi) {
+            Some(object) => Ok(Some(self.client.replace(CONFIGS, key, &object).await?)),
+            None => Ok(Some(config)),
+        }
+    }
+
+    /// Names the kinds that fill claims to volume-data-source-validator, where it is installed.
+    async fn name_populators(&self) -> Result<()> {
+        let definition = Key::cluster("volumepopulators.populator.storage.k8s.io");
+        if self.client.find_cached::<Value>(DEFINITIONS, &definition).await?.is_none() {
+            return Ok(());
+        }
+        for kind in [names::IMPORT_SOURCE, names::UPLOAD_SOURCE, names::CLONE_SOURCE] {
+            let name = format!("{}-populator", kind.to_lowercase());
+            if self.client.find::<Value>(POPULATORS, &Key::cluster(&name)).await?.is_some() {
+                continue;
+            }
+            let object = json!({
+                "apiVersion": "populator.storage.k8s.io/v1beta1", "kind": "VolumePopulator",
+                "metadata": {"name": name, "labels": {"app": names::APP, "cdi.kubevirt.io": ""}},
+                "sourceKind": {"group": names::GROUP, "kind": kind},
+            });
+            match self.client.create::<Value>(POPULATORS, "", &object).await {
+                Err(error) if error.is_already_exists() || error.is_not_found() => {}
+                made => {
+                    made?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The status of CDIConfig. Without Route, Ingress and override, a URL that another part wrote stays.
+    pub(super) async fn publish_settings(&self) -> Result<Outcome> {
+        let key = Key::cluster("config");
+        let found = self.client.find::<Value>(CONFIGS, &key).await?;
+        let Some(config) = self.configured(&key, found).await? else { return Ok(Outcome::After(RETRY)) };
+        self.name_populators().await?;
+        let nodes: Value = self.client.read("/api/v1/nodes?limit=2").await?;
+        let single = nodes["items"].as_array().is_some_and(|nodes| nodes.len() < 2);
+        self.single_node.store(single, Ordering::Relaxed);
+        let host = self.proxy_host().await?;
+        let status = settings::status(&config, &self.classes().classes, &host, &self.signers.proxy_bundle());
+        // Route, Ingress and bundle change without a change of CDIConfig.
+        let again = Ok(Outcome::After(RECHECK));
+        let fields = status.as_object().into_iter().flatten();
+        if fields.into_iter().all(|(name, value)| config["status"][name] == *value) {
+            return again;
+        }
+        let mut patch = json!({"metadata": {"uid": config["metadata"]["uid"]}, "status": status});
+        let shown = &config["status"]["filesystemOverhead"]["storageClass"];
+        for (class, _) in shown.as_object().into_iter().flatten() {
+            // Classes that are gone.
+            let overheads = &mut patch["status"]["filesystemOverhead"]["storageClass"];
+            if overheads[class].is_null() {
+                overheads[class] = Value::Null;
+            }
+        }
+        // CDIConfig has no status subresource.
+        let _: Value = self.client.merge_patch(CONFIGS, &key, &patch).await?;
+        again
+    }
+
+    /// A DataSource's status.
+    pub(super) async fn source(&self, key: &Key) -> Result<Outcome> {
+        let Some(object) = self.client.find::<Value>(DATA_SOURCES, key).await? else {
+            return Ok(Outcome::Done);
+        };
+        let reference = &object["spec"]["source"]["dataSource"]["name"];
+        let referred = match reference.as_str() {
+            Some(name) => self.client.find::<Value>(DATA_SOURCES, &Key::new(key.namespace(), name)).await?,
+            None => None,
+        };
+        let spec = referred.as_ref().unwrap_or(&object);
+        let origin = Origin::of(&Source::from(&spec["spec"]["source"]), key.namespace());
+        let of = origin.map(|origin| (Key::new(&origin.namespace, &origin.name), origin.snapshot));
+        let claim =
+            of.as_ref().filter(|(_, snapshot)| !snapshot).and_then(|(key, _)| self.caches.claims.get(key));
+        let volume =
+            of.as_ref().filter(|_| claim.is_some()).and_then(|(key, _)| self.caches.volumes.get(key));
+        let snapshot = match of.as_ref().filter(|(_, snapshot)| *snapshot) {
+            Some((key, _)) => self.client.find::<Value>(SNAPSHOTS, key).await?,
+            None => None,
+        };
+        let observed = source::Observed {
+            claim: claim.as_deref(),
+            volume: volume.as_deref(),
+            snapshot: snapshot.as_ref(),
+            referred: referred.as_ref(),
+        };
+        let status = source::status(&object, &observed, &time::text(time::now()));
+        if !source::is_current(&object["status"], &status) {
+            let patch = json!({"metadata": {"uid": object["metadata"]["uid"]}, "status": status});
+            // DataSource has no status subresource.
+            let _: Value = self.client.merge_patch(DATA_SOURCES, key, &patch).await?;
+        }
+        // What it names may appear, change or go without a change of the DataSource.
+        let ready = status["conditions"][0]["status"] == "True";
+        Ok(Outcome::After(if ready { RECHECK } else { RETRY }))
+    }
+
+    /// A storage class: its StorageProfile. What waits for the class is looked at again.
+    pub(super) async fn class(&self, key: &Key) -> Result<Outcome> {
+        for (key, volume) in self.caches.volumes.all() {
+            if !["Succeeded", "Failed"].contains(&volume.status.phase.as_str()) {
+                self.queue.add(Item::Volume(key.clone()));
+                self.queue.add(Item::Claim(key));
+            }
+        }
+        let Some(class) = self.caches.classes.get(key) else { return Ok(Outcome::Done) };
+        let profile = self.profile(&class, &self.classes());
+        let found: Option<Value> = self.client.find(PROFILES, key).await?;
+        let before = match found {
+            Some(object) => object,
+            None => {
+                let object = json!({
+                    "apiVersion": names::API_VERSION, "kind": "StorageProfile",
+                    "metadata": {
+                        "name": class.meta.name,
+                        "labels": {"app": names::APP, "cdi.kubevirt.io": ""},
+                        "ownerReferences": [{"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass",
+                            "name": class.meta.name, "uid": class.meta.uid}],
+                    },
+                    "spec": {},
+                });
+                match self.client.create(PROFILES, "", &object).await {
+                    Ok(made) => made,
+                    // The kind is not installed yet.
+                    Err(error) if error.is_not_found() => return Ok(Outcome::After(RETRY)),
+                    Err(error) => return Err(error),
+                }
+            }
+        };
+        let status = profile::status(&profile, &before["status"], &time::text(time::now()));
+        if before["status"] != status {
+            let patch = json!({"metadata": {"uid": before["metadata"]["uid"]}, "status": status});
+            let _: Value = self.client.merge_patch(PROFILES.sub("status"), key, &patch).await?;
+        }
+        Ok(Outcome::Done)
+    }
+
+    /// An ObjectTransfer: the kind is deprecated, and each is answered with a failure.
+    pub(super) async fn transfer(&self, key: &Key) -> Result<Outcome> {
+        let Some(object) = self.client.find::<Value>(TRANSFERS, key).await? else { return Ok(Outcome::Done) };
+        if object["status"]["phase"] == "Error" {
+            return Ok(Outcome::Done);
+        }
+        let now = time::text(time::now());
+        let condition = json!({
+            "type": "Complete", "status": "False", "reason": "NotSupported",
+            "message": "ObjectTransfer is deprecated: clone the claim into the other namespace by a DataVolume",
+            "lastTransitionTime": now, "lastHeartbeatTime": now,
+        });
+        let status = json!({"phase": "Error", "conditions": [condition]});
+        let patch = json!({"metadata": {"uid": object["metadata"]["uid"]}, "status": status});
+        let _: Value = self.client.merge_patch(TRANSFERS.sub("status"), key, &patch).await?;
+        Ok(Outcome::Done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_host_is_that_of_an_ingress_that_leads_to_the_proxy() {
+        let of = |service: &str| {
+            let paths = json!([{"backend": {"service": {"name": service}}}]);
+            ingress_host(
+                &json!({"spec": {"rules": [{"host": "upload.example.com", "http": {"paths": paths}}]}}),
+            )
+        };
+        assert_eq!(of("cdi-uploadproxy").as_deref(), Some("upload.example.com"));
+        assert_eq!(of("other"), None);
+    }
+}

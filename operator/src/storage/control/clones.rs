@@ -1,0 +1,202 @@
+//! Claims that are cloned: what is looked at, who may, and the workers of copies.
+
+use api::upload::service_name;
+use cluster::{Key, Outcome, Result, Scope};
+use serde_json::Value;
+
+use super::{AGAIN, CATCH_UP, Controller};
+use crate::storage::action::Action;
+use crate::storage::clone::authorize::Origin;
+use crate::storage::clone::plan::{self as cloning, From, Start};
+use crate::storage::clone::token::{self, Target};
+use crate::storage::clone::{plan, reference, sender};
+use crate::storage::datavolume::Trouble;
+use crate::storage::profile::CloneStrategy;
+use crate::storage::resources::{PODS, SNAPSHOTS};
+use crate::storage::seen::claim::Phase;
+use crate::storage::seen::{Claim, Snapshot, Worker};
+use crate::storage::worker::upload::Upload;
+use crate::storage::{keys, names, signers};
+
+impl Controller {
+    /// A claim that is cloned from another one, or from a snapshot.
+    pub(super) async fn clone_claim(&self, target: &Claim, origin: &Origin) -> Result<Outcome> {
+        let temporary_key = temporary_key(target, origin);
+        let sender_key = Key::new(&origin.namespace, &sender::name(&target.meta.uid));
+        let helped = self.caches.claims.get(&temporary_key).is_some()
+            || self.caches.workers.get(&sender_key).is_some();
+        if cloning::is_over(target) && !helped {
+            return Ok(Outcome::Done);
+        }
+        if let Some(trouble) = self.unauthorized(target, origin).await? {
+            return self.troubled(target, &trouble).await;
+        }
+        let server_key = Key::new(temporary_key.namespace(), &service_name(temporary_key.name()));
+        if !self.is_current(&temporary_key, Some(&server_key)) || !self.is_worker_current(&sender_key) {
+            return Ok(Outcome::After(CATCH_UP));
+        }
+        let temporary = self.caches.claims.get(&temporary_key);
+        let (server, sender) = (self.caches.workers.get(&server_key), self.caches.workers.get(&sender_key));
+        let server = server.filter(|server| {
+            temporary.as_ref().is_some_and(|temporary| server.meta.is_controlled_by(&temporary.meta.uid))
+        });
+        let pending = target.phase == Phase::Pending;
+        let volume = self.persistent(temporary.as_deref().filter(|_| pending)).await?;
+        let source = if origin.snapshot { None } else { self.caches.claims.get(&origin.key()) };
+        let first = pending && temporary.is_none();
+        let source_volume = self.persistent(source.as_deref().filter(|_| first)).await?;
+        let writer = match source.as_deref() {
+            Some(source) if first => self.writer(source).await?,
+            Some(_) | None => None,
+        };
+        let of_snapshot = match origin.snapshot && pending {
+            true => self.snapshot(&origin.key()).await?,
+            false => None,
+        };
+        let driver = of_snapshot.as_ref().map(|snapshot| self.driver(snapshot)).unwrap_or_default();
+        let from = match (source.as_deref(), of_snapshot.as_ref()) {
+            (Some(source), _) => From::Claim(source, source_volume.as_ref(), writer.as_deref()),
+            (None, Some(snapshot)) => From::Snapshot(snapshot, &driver),
+            (None, None) => From::Missing,
+        };
+        let snapshots = plan::chosen(target) == Some(CloneStrategy::Snapshot) && !origin.snapshot;
+        let snapshot = match snapshots {
+            true => self.snapshot(&Key::new(&origin.namespace, &cloning::snapshot(&target.meta.uid))).await?,
+            false => None,
+        };
+        let classes = self.classes();
+        let class = target.class.as_deref().and_then(|name| classes.named(name));
+        let profile = class.map(|class| self.profile(class, &classes));
+        let settings = self.settings();
+        let plan = cloning::plan(&cloning::Observed {
+            target,
+            origin,
+            from,
+            temporary: temporary.as_deref(),
+            volume: volume.as_ref(),
+            snapshot: snapshot.as_ref(),
+            server: server.as_deref(),
+            sender: sender.as_deref(),
+            class,
+            profile: profile.as_ref(),
+            forced: settings.clone_strategy,
+        });
+        for action in &plan.actions {
+            self.applier.apply(action).await?;
+        }
+        if let Some(trouble) = &plan.trouble {
+            return self.troubled(target, trouble).await;
+        }
+        match (plan.start, temporary.as_deref(), server.as_deref(), source.as_deref()) {
+            (Some(Start::Server), Some(temporary), ..) => {
+                self.start_receiver(target, temporary, origin).await?;
+            }
+            (Some(Start::Sender), Some(temporary), Some(server), Some(source)) => {
+                self.start_sender(target, temporary, server, source).await?;
+            }
+            _ => {}
+        }
+        if plan.again {
+            return Ok(Outcome::After(AGAIN));
+        }
+        let scheduled = server.as_ref().is_none_or(|server| server.unschedulable.is_none());
+        let awaited = temporary.as_deref().filter(|_| pending && scheduled && plan.actions.is_empty());
+        self.unbound(target, awaited, class).await
+    }
+
+    /// Why a claim may not be filled from another namespace; `None` when it may.
+    async fn unauthorized(&self, target: &Claim, origin: &Origin) -> Result<Option<Trouble>> {
+        let over = target.meta.deleting || target.phase == Phase::Bound;
+        if origin.namespace == target.meta.namespace || over {
+            return Ok(None);
+        }
+        let token = target.meta.annotation(names::EXTENDED_CLONE_TOKEN);
+        let keys = keys::read(&self.client, &self.setup.namespace).await?;
+        let claims = token.and_then(|token| keys.verify_extended(token, signers::now()).ok());
+        let uid = target.meta.controller().map(|owner| owner.uid.as_str());
+        let wanted = Target { namespace: &target.meta.namespace, name: &target.meta.name, uid };
+        if claims.is_some_and(|claims| token::fits(&claims, origin, wanted)) {
+            return Ok(None);
+        }
+        if reference::granted(&self.client, origin, &target.meta.namespace).await? {
+            return Ok(None);
+        }
+        let message = format!(
+            "PVC {} has no valid token for a clone from namespace {}: create a DataVolume with this source instead, or a \
+             ReferenceGrant there",
+            target.meta.name, origin.namespace
+        );
+        Ok(Some(Trouble { reason: "CloneNotAuthorized", message }))
+    }
+
+    /// A pod that writes to a claim.
+    async fn writer(&self, claim: &Claim) -> Result<Option<String>> {
+        let scope = Scope::all().namespace(&claim.meta.namespace);
+        let mut found = None;
+        for pod in self.client.list::<Value>(PODS, &scope).await? {
+            let over = ["Succeeded", "Failed"].iter().any(|phase| pod["status"]["phase"] == *phase);
+            let volumes = pod["spec"]["volumes"].as_array().into_iter().flatten();
+            let writes = volumes.into_iter().any(|volume| {
+                let volume = &volume["persistentVolumeClaim"];
+                volume["claimName"] == *claim.meta.name && volume["readOnly"] != true
+            });
+            // Other clones of a Block volume read it.
+            let reads = pod["metadata"]["labels"][names::WORKER] == names::CLONE_SOURCE_POD;
+            if writes && !over && !reads {
+                found = pod["metadata"]["name"].as_str().map(str::to_owned);
+            }
+        }
+        Ok(found)
+    }
+
+    pub(super) async fn snapshot(&self, key: &Key) -> Result<Option<Snapshot>> {
+        let found = self.client.find::<Value>(SNAPSHOTS, key).await?;
+        Ok(found.as_ref().map(Snapshot::from))
+    }
+
+    /// The driver of a snapshot, by its class.
+    fn driver(&self, snapshot: &Snapshot) -> String {
+        let class = self.caches.snapshot_classes.get(&Key::cluster(&snapshot.class));
+        class.map(|class| class.driver.clone()).unwrap_or_default()
+    }
+
+    /// The upload server that receives a copy.
+    async fn start_receiver(&self, target: &Claim, temporary: &Claim, origin: &Origin) -> Result<()> {
+        let settings = self.settings();
+        let client = sender::client((&origin.namespace, &origin.name), target);
+        let owner = crate::storage::populate::prime::owner(temporary);
+        self.start_upload(&Upload {
+            target,
+            written: temporary,
+            owner: &owner,
+            client: &client,
+            preallocation: target.meta.says(names::PREALLOCATION_REQUESTED, "true"),
+            owner_uid: &target.meta.uid,
+            settings: &settings,
+            images: &self.setup.images,
+        })
+        .await
+    }
+
+    /// The sending pod, and the Secret with its key.
+    async fn start_sender(
+        &self,
+        target: &Claim,
+        temporary: &Claim,
+        server: &Worker,
+        source: &Claim,
+    ) -> Result<()> {
+        let (settings, images) = (self.settings(), &self.setup.images);
+        let name = sender::client((&source.meta.namespace, &source.meta.name), target);
+        let issued = self.signers.client(&name)?;
+        let secret = sender::secret(target, &source.meta.namespace, &issued);
+        self.applier.apply(&Action::Create(secret)).await?;
+        let sender = sender::Sender { target, source, temporary, server, settings: &settings, images };
+        self.applier.apply(&Action::Create(sender::pod(&sender, &issued.trusted))).await?;
+        Ok(())
+    }
+}
+
+fn temporary_key(target: &Claim, origin: &Origin) -> Key {
+    Key::new(cloning::namespace(target, origin), &cloning::temporary(&target.meta.uid))
+}

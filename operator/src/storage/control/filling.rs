@@ -1,0 +1,279 @@
+//! Claims that are filled: the next step of each, and its worker.
+
+use std::time::Duration;
+
+use api::upload::service_name;
+use cluster::{Key, Outcome, Result};
+use serde_json::Value;
+use virt::time;
+
+use super::{CATCH_UP, Controller, Item, RETRY, cloned_for};
+use crate::storage::action::Action;
+use crate::storage::apply::Done;
+use crate::storage::clone::authorize::Origin;
+use crate::storage::datavolume::{self, Trouble};
+use crate::storage::names;
+use crate::storage::populate::plan::{self as filling, Observed, Start};
+use crate::storage::populate::task::{self, Named, Task};
+use crate::storage::resources::{self, DATA_SOURCES, SERVICES, VOLUMES};
+use crate::storage::seen::claim::Phase;
+use crate::storage::seen::{Claim, Class, DataVolume, Meta, Source, Volume};
+use crate::storage::settings::Settings;
+use crate::storage::signers;
+use crate::storage::worker::importer;
+use crate::storage::worker::upload::{self, Upload};
+
+/// Seconds after which a claim without a volume and without an event is reported.
+const PATIENCE: u64 = 6;
+/// Pause before a claim that has no volume yet is looked at again.
+const SOON: Duration = Duration::from_secs(2);
+
+impl Controller {
+    /// A claim that may have to be filled.
+    pub(super) async fn claim(&self, key: &Key) -> Result<Outcome> {
+        let Some(target) = self.caches.claims.get(key) else { return Ok(Outcome::Done) };
+        if let Some(owner) = target.meta.controller().filter(|owner| owner.kind == "PersistentVolumeClaim") {
+            // A prime claim: what happens to it is its target's business.
+            self.queue.add(Item::Claim(Key::new(key.namespace(), &owner.name)));
+            return Ok(Outcome::Done);
+        }
+        if let Some(target) = cloned_for(&target.meta) {
+            self.queue.add(Item::Claim(target));
+            return Ok(Outcome::Done);
+        }
+        let populated = datavolume::plan::is_populated(&target);
+        let written_name = if populated { names::prime(&target.meta.uid) } else { target.meta.name.clone() };
+        let prime_key = Key::new(key.namespace(), &written_name);
+        if !self.is_current(key, None) || !self.is_current(&prime_key, None) {
+            return Ok(Outcome::After(CATCH_UP));
+        }
+        let owner = target.meta.controller().filter(|owner| owner.kind == "DataVolume");
+        let volume = owner.and_then(|owner| self.caches.volumes.get(&Key::new(key.namespace(), &owner.name)));
+        let named = self.named(&target, volume.is_some()).await?;
+        let volume = match volume.as_deref() {
+            Some(volume) => match self.resolved(volume).await? {
+                Ok(volume) => Some(volume),
+                Err(trouble) => return self.troubled(&target, &trouble).await,
+            },
+            None => None,
+        };
+        let task = match task::task(&target, volume.as_ref(), &named) {
+            Ok(Some(task)) => task,
+            Ok(None) => return Ok(Outcome::Done),
+            Err(trouble) => return self.troubled(&target, &trouble).await,
+        };
+        if let Some(origin) = Origin::of(&task.source, key.namespace()).filter(|_| populated) {
+            return self.clone_claim(&target, &origin).await;
+        }
+        let upload = task.source == Source::Upload;
+        let worker_name =
+            if upload { service_name(&written_name) } else { names::importer_pod(&written_name) };
+        let worker_key = Key::new(key.namespace(), &worker_name);
+        if !self.is_current(key, Some(&worker_key)) {
+            return Ok(Outcome::After(CATCH_UP));
+        }
+        let prime = if populated { self.caches.claims.get(&prime_key) } else { None };
+        // A pod of that name that belongs to another claim is not its worker.
+        let written = if populated { prime.as_deref() } else { Some(&*target) };
+        let worker = self.caches.workers.get(&worker_key);
+        let worker = worker
+            .filter(|worker| written.is_some_and(|written| worker.meta.is_controlled_by(&written.meta.uid)));
+        let (classes, settings) = (self.classes(), self.settings());
+        let needed = populated && filling::needs_volume(&target, prime.as_deref(), worker.as_deref());
+        let persistent = self.persistent(prime.as_deref().filter(|_| needed)).await?;
+        let observed = Observed {
+            target: &target,
+            prime: prime.as_deref(),
+            worker: worker.as_deref(),
+            volume: persistent.as_ref(),
+            class: target.class.as_deref().and_then(|name| classes.named(name)),
+            task: &task,
+            honors_first_consumer: settings.honors_first_consumer,
+        };
+        let plan = if populated { filling::populator(&observed) } else { filling::direct(&observed) };
+        for action in &plan.actions {
+            self.applier.apply(action).await?;
+        }
+        if let Some(trouble) = &plan.trouble {
+            return self.troubled(&target, trouble).await;
+        }
+        if let Some(start) = plan.start {
+            return self.start(start, &observed, &task, &settings).await;
+        }
+        let scheduled = worker.as_ref().is_none_or(|worker| worker.unschedulable.is_none());
+        let awaited =
+            written.filter(|_| scheduled && target.phase == Phase::Pending && plan.actions.is_empty());
+        self.unbound(&target, awaited, observed.class).await
+    }
+
+    /// Reports why a claim that is waited for has no volume yet, and looks again while it has none.
+    pub(super) async fn unbound(
+        &self,
+        target: &Claim,
+        awaited: Option<&Claim>,
+        class: Option<&Class>,
+    ) -> Result<Outcome> {
+        let Some(awaited) = awaited.filter(|awaited| awaited.phase == Phase::Pending) else {
+            return Ok(Outcome::Done);
+        };
+        let consumed = target.meta.annotation(names::IMMEDIATE).is_some()
+            || target.meta.annotation(names::SELECTED_NODE).is_some();
+        let Some(class) = class.filter(|class| !class.waits_for_consumer || consumed) else {
+            return Ok(Outcome::Done);
+        };
+        let path = format!(
+            "/api/v1/namespaces/{}/events?fieldSelector=involvedObject.uid%3D{}%2Creason%3DProvisioningFailed",
+            awaited.meta.namespace, awaited.meta.uid
+        );
+        let events: Value = self.client.read(&path).await?;
+        let events = events["items"].as_array().into_iter().flatten();
+        let last = events.max_by_key(|event| event["lastTimestamp"].as_str().unwrap_or_default().to_owned());
+        let made = time::seconds(&awaited.meta.created);
+        let old = made.is_some_and(|made| time::now().saturating_sub(made) >= PATIENCE);
+        let (name, driver) = (&awaited.meta.name, &class.provisioner);
+        let trouble = match last.and_then(|event| event["message"].as_str()) {
+            Some(said) => Trouble {
+                reason: "ProvisioningFailed",
+                message: format!(
+                    "provisioner {driver} makes no volume for PVC {name} and tries again: {said}"
+                ),
+            },
+            None if old => Trouble {
+                reason: "Provisioning",
+                message: format!(
+                    "PVC {name} waits for a volume of provisioner {driver}: is its driver running?"
+                ),
+            },
+            None => return Ok(Outcome::After(SOON)),
+        };
+        self.troubled(target, &trouble).await
+    }
+
+    /// The volume that a claim is, or was, bound to.
+    pub(super) async fn persistent(&self, claim: Option<&Claim>) -> Result<Option<Volume>> {
+        let Some(claim) = claim.filter(|claim| !claim.volume.is_empty() && claim.phase != Phase::Pending)
+        else {
+            return Ok(None);
+        };
+        let object = self.client.find::<Value>(VOLUMES, &Key::cluster(&claim.volume)).await?;
+        Ok(object.as_ref().map(Volume::from))
+    }
+
+    /// A DataVolume whose reference to a DataSource is replaced by what that refers to.
+    pub(super) async fn resolved(
+        &self,
+        volume: &DataVolume,
+    ) -> Result<std::result::Result<DataVolume, Trouble>> {
+        let Source::Reference { namespace, name, .. } = &volume.source else { return Ok(Ok(volume.clone())) };
+        let namespace = if namespace.is_empty() { &volume.meta.namespace } else { namespace };
+        let found: Option<Value> = self.client.find(DATA_SOURCES, &Key::new(namespace, name)).await?;
+        let source = found.map_or(Source::Missing, |object| Source::from(&object["spec"]["source"]));
+        Ok(match source {
+            Source::Claim { .. } | Source::Snapshot { .. } => Ok(DataVolume { source, ..volume.clone() }),
+            Source::Remote(_)
+            | Source::Registry(_)
+            | Source::Blank
+            | Source::Upload
+            | Source::Reference { .. }
+            | Source::Unsupported(_)
+            | Source::Missing => {
+                let message = format!(
+                    "DataSource {namespace}/{name} does not exist or has no source: the clone waits for it"
+                );
+                Err(Trouble { reason: "CloneWithoutSource", message })
+            }
+        })
+    }
+
+    /// The source object that a user's claim names.
+    async fn named(&self, target: &Claim, of_volume: bool) -> Result<Named> {
+        let Some(source) = target.source.as_ref().filter(|source| source.group == names::GROUP && !of_volume)
+        else {
+            return Ok(Named::NotNeeded);
+        };
+        let Some(resource) = resources::source(&source.kind) else { return Ok(Named::NotNeeded) };
+        let object = self.client.find(resource, &Key::new(&target.meta.namespace, &source.name)).await?;
+        Ok(object.map_or(Named::Missing, Named::Found))
+    }
+
+    pub(super) async fn troubled(&self, target: &Claim, trouble: &Trouble) -> Result<Outcome> {
+        if let Some(action) = filling::report(target, Some(trouble)) {
+            self.applier.apply(&action).await?;
+        }
+        Ok(Outcome::After(RETRY))
+    }
+
+    /// Makes the worker's pod.
+    async fn start(
+        &self,
+        start: Start,
+        o: &Observed<'_>,
+        task: &Task,
+        settings: &Settings,
+    ) -> Result<Outcome> {
+        let written = match start {
+            Start::Prime => o.prime,
+            Start::Target => Some(o.target),
+        };
+        let (Some(written), Some(owner)) = (written, filling::pod_owner(start, o.target, o.prime)) else {
+            return Ok(Outcome::Done);
+        };
+        let images = &self.setup.images;
+        let started = if task.source == Source::Upload {
+            let upload = Upload {
+                target: o.target,
+                written,
+                owner: &owner,
+                client: api::upload::PROXY_CLIENT,
+                preallocation: task.preallocation,
+                owner_uid: &task.owner_uid,
+                settings,
+                images,
+            };
+            self.start_upload(&upload).await
+        } else {
+            let import =
+                importer::Import { target: o.target, written, owner: &owner, task, settings, images };
+            let Some(pod) = importer::pod(&import) else {
+                let message = "this source is not served by this version of the operator".to_owned();
+                return self.troubled(o.target, &Trouble { reason: "SourceNotSupported", message }).await;
+            };
+            self.applier.apply(&Action::Create(pod)).await.map(|_| ())
+        };
+        match started {
+            Ok(()) => Ok(Outcome::Done),
+            Err(error) if matches!(error.kind(), cluster::Kind::Forbidden | cluster::Kind::Invalid) => {
+                let message = error.status().map_or_else(|| error.chain(), |status| status.message.clone());
+                self.troubled(o.target, &Trouble { reason: "ErrStartingPod", message }).await
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Makes an upload server: Service, Secret, pod. Each has a derived name, so a start that was cut short continues.
+    pub(super) async fn start_upload(&self, upload: &Upload<'_>) -> Result<()> {
+        let written = upload.written;
+        let service =
+            match self.applier.apply(&Action::Create(upload::service(written, upload.owner))).await? {
+                Done::Written(service) => service,
+                Done::AlreadyThere => {
+                    let key = Key::new(&written.meta.namespace, &service_name(&written.meta.name));
+                    self.client.get::<Value>(SERVICES, &key).await?
+                }
+            };
+        let service = Meta::from(&service);
+        if !service.is_controlled_by(&written.meta.uid) {
+            let text = format!(
+                "Service {} exists and does not belong to PVC {}: delete it, the upload server needs this name",
+                service.name, written.meta.name
+            );
+            return Err(cluster::Error::new(cluster::Kind::Invalid, text));
+        }
+        let issued = self.signers.server(&upload::host(written))?;
+        self.applier.apply(&Action::Create(upload::secret(written, &service.uid, &issued))).await?;
+        let deadline = time::text(time::now().saturating_add(signers::DEADLINE.as_secs()));
+        let pod = upload::pod(upload, &service.uid, &deadline);
+        self.applier.apply(&Action::Create(pod)).await?;
+        Ok(())
+    }
+}

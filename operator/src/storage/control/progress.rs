@@ -1,0 +1,196 @@
+//! Progress of transfers: read from the metrics page of each running worker, every two seconds.
+//!
+//! A worker's certificate is its own, so it is not verified; what it says is a number from 0 to 100 and nothing else. It
+//! reaches a DataVolume's status in steps, to save writes.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use api::names::{IMPORT_PROGRESS, METRICS_PATH, METRICS_PORT, OWNER_LABEL};
+use api::upload::clone::CLONE_PROGRESS;
+use cluster::Key;
+use futures_util::StreamExt;
+use futures_util::stream;
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper_util::rt::TokioIo;
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use serve::trust::TrustEverybody;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use super::{Controller, Item};
+use crate::storage::names;
+use crate::storage::seen::Worker;
+use crate::storage::seen::worker::State;
+
+/// Between two looks at a worker.
+const PERIOD: Duration = Duration::from_secs(2);
+/// Longest wait for one answer.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Workers that are asked at once.
+const AT_ONCE: usize = 16;
+/// Longest page.
+const LONGEST: usize = 64 << 10;
+/// A change of so many points is reported at once.
+const STEP: f64 = 10.0;
+/// Any change is reported after this time.
+const REST: Duration = Duration::from_secs(10);
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// Progress by claim.
+#[derive(Debug, Default)]
+pub(super) struct Progress(Mutex<HashMap<Key, Reported>>);
+
+#[derive(Clone, Copy, Debug)]
+struct Reported {
+    value: f64,
+    since: Instant,
+}
+
+impl Progress {
+    /// Takes a value; says whether it is to be reported.
+    fn take(&self, claim: &Key, value: f64, now: Instant) -> bool {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let news = all.get(claim).is_none_or(|last| {
+            (value - last.value).abs() >= STEP || (value > last.value && now - last.since >= REST)
+        });
+        if news {
+            all.insert(claim.clone(), Reported { value, since: now });
+        }
+        news
+    }
+
+    /// Forgets claims that no worker works on.
+    fn keep(&self, claims: &[Key]) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).retain(|claim, _| claims.contains(claim));
+    }
+
+    /// The progress of a claim, as its DataVolume shows it.
+    pub(super) fn of(&self, claim: &Key) -> Option<String> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.get(claim).map(|reported| format!("{:.2}%", reported.value))
+    }
+}
+
+impl Controller {
+    /// Follows the workers until it is dropped.
+    pub(super) async fn follow_progress(&self) {
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let trust = Arc::new(TrustEverybody(Arc::clone(&provider)));
+        let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+        let config = match config {
+            Ok(config) => config.dangerous().with_custom_certificate_verifier(trust).with_no_client_auth(),
+            Err(error) => {
+                tracing::error!(error = error.to_string(), "progress of transfers cannot be read");
+                return std::future::pending().await;
+            }
+        };
+        let tls = TlsConnector::from(Arc::new(config));
+        loop {
+            tokio::time::sleep(PERIOD).await;
+            let running: Vec<(Key, Arc<Worker>)> = self
+                .caches
+                .workers
+                .all()
+                .into_iter()
+                .filter(|(_, worker)| worker.state == State::Running && !worker.address.is_empty())
+                .filter_map(|(key, worker)| Some((self.filled_by(&key, &worker)?, worker)))
+                .collect();
+            let claims: Vec<Key> = running.iter().map(|(claim, _)| claim.clone()).collect();
+            self.progress.keep(&claims);
+            let asked = stream::iter(running).map(|(claim, worker)| {
+                let tls = &tls;
+                async move {
+                    let page = tokio::time::timeout(PATIENCE, page(tls, &worker.address)).await;
+                    (claim, page.ok().and_then(Result::ok).and_then(|page| value(&page)))
+                }
+            });
+            let mut answers = asked.buffer_unordered(AT_ONCE);
+            while let Some((claim, value)) = answers.next().await {
+                // 100 is withheld until the transfer has succeeded.
+                let Some(value) = value.filter(|value| (0.0..100.0).contains(value)) else { continue };
+                if self.progress.take(&claim, value, Instant::now()) {
+                    self.queue.add(Item::Volume(claim));
+                }
+            }
+        }
+    }
+
+    /// The user's claim that a worker fills.
+    fn filled_by(&self, key: &Key, worker: &Worker) -> Option<Key> {
+        if worker.meta.labels.get(names::WORKER).is_some_and(|one| one == names::UPLOAD_SERVER) {
+            return None;
+        }
+        if let Some(target) = super::cloned_for(&worker.meta) {
+            return Some(target);
+        }
+        let written = Key::new(key.namespace(), &worker.meta.controller()?.name);
+        let claim = self.caches.claims.get(&written)?;
+        let owner = claim.meta.controller().filter(|owner| owner.kind == "PersistentVolumeClaim");
+        Some(owner.map_or(written, |owner| Key::new(key.namespace(), &owner.name)))
+    }
+}
+
+/// A worker's metrics page.
+async fn page(tls: &TlsConnector, address: &str) -> Result<String, Failure> {
+    let address: std::net::IpAddr = address.parse()?;
+    let stream = TcpStream::connect((address, METRICS_PORT)).await?;
+    let stream = tls.connect(ServerName::IpAddress(address.into()), stream).await?;
+    let (mut send, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    let request =
+        http::Request::get(METRICS_PATH).header("host", "worker").body(Empty::<bytes::Bytes>::new())?;
+    let read = async {
+        let answer = send.send_request(request).await?;
+        let body = Limited::new(answer.into_body(), LONGEST).collect().await?;
+        Ok::<_, Failure>(String::from_utf8_lossy(&body.to_bytes()).into_owned())
+    };
+    tokio::select! {
+        read = read => read,
+        ended = connection => Err(ended.err().map_or_else(|| "the connection ended".into(), Into::into)),
+    }
+}
+
+/// The value of the progress counter.
+fn value(page: &str) -> Option<f64> {
+    page.lines().find_map(|line| {
+        let name = [IMPORT_PROGRESS, CLONE_PROGRESS].iter().find(|name| line.starts_with(**name))?;
+        let labels = line.get(name.len()..)?.strip_prefix('{')?;
+        let (labels, value) = labels.split_once("} ")?;
+        labels.starts_with(OWNER_LABEL).then(|| value.trim().parse().ok()).flatten()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_counter_is_found_on_a_page() {
+        let page = "# HELP x\nkubevirt_cdi_import_progress_total{ownerUID=\"u\"} 12.5\n";
+        assert_eq!(value(page), Some(12.5));
+        assert_eq!(value("kubevirt_cdi_clone_progress_total{ownerUID=\"u\"} 7"), Some(7.0));
+        for none in [
+            "",
+            "kubevirt_cdi_import_progress_total 3",
+            "other{ownerUID=\"u\"} 3",
+            "kubevirt_cdi_import_progress_total{ownerUID=\"u\"} x",
+        ] {
+            assert_eq!(value(none), None, "{none}");
+        }
+    }
+
+    #[test]
+    fn progress_is_reported_in_steps() {
+        let (progress, claim, begun) = (Progress::default(), Key::new("n", "a"), Instant::now());
+        assert!(progress.take(&claim, 1.0, begun));
+        assert!(!progress.take(&claim, 9.0, begun + PERIOD));
+        assert!(progress.take(&claim, 11.5, begun + PERIOD));
+        assert!(progress.take(&claim, 12.0, begun + PERIOD + REST));
+        assert_eq!(progress.of(&claim).as_deref(), Some("12.00%"));
+        progress.keep(&[]);
+        assert_eq!(progress.of(&claim), None);
+    }
+}

@@ -1,0 +1,167 @@
+//! DataVolumes: the claim, then the status.
+
+use std::sync::Arc;
+
+use cluster::{Key, Outcome, Result};
+use serde_json::{Value, json};
+use virt::time;
+
+use super::{CATCH_UP, Controller, RETRY};
+use crate::storage::action::Action;
+use crate::storage::apply::Done;
+use crate::storage::clone::authorize::Origin;
+use crate::storage::clone::token::{self, Target};
+use crate::storage::datavolume::phase::Work;
+use crate::storage::datavolume::{self, Trouble, claim::Offer};
+use crate::storage::profile::Profile;
+use crate::storage::resources::DATA_VOLUMES;
+use crate::storage::seen::{Claim, DataVolume};
+use crate::storage::settings::Settings;
+use crate::storage::written::Collection;
+use crate::storage::{keys, names, signers};
+
+impl Controller {
+    /// A DataVolume: its claim, then its status.
+    pub(super) async fn volume(&self, key: &Key) -> Result<Outcome> {
+        let Some(volume) = self.caches.volumes.get(key) else { return Ok(Outcome::Done) };
+        let version = self.caches.volumes.version(key);
+        let seen = self.applier.written.is_seen(Collection::Volumes, key, version, volume.meta.deleting);
+        if !seen || !self.is_current(key, None) {
+            return Ok(Outcome::After(CATCH_UP));
+        }
+        if volume.meta.deleting {
+            return Ok(Outcome::Done);
+        }
+        let (classes, settings) = (self.classes(), self.settings());
+        let profiles: Vec<Profile> =
+            classes.classes.iter().map(|class| self.profile(class, &classes)).collect();
+        let offer = Offer { classes: &classes, profiles: &profiles, settings: &settings };
+        let mut claim = self.caches.claims.get(key);
+        let (mut granted, mut size) = (None, None);
+        if claim.is_none() && Work::of(&volume.source) == Work::Clone {
+            match self.before_clone(&volume, &settings).await? {
+                Ok((volume, found)) => (granted, size) = (volume, found),
+                Err(trouble) => {
+                    self.report(&volume, None, offer, Some(&trouble)).await?;
+                    return Ok(Outcome::After(RETRY));
+                }
+            }
+        }
+        let asking = granted.as_ref().unwrap_or(&*volume);
+        let mut plan = datavolume::plan::plan(asking, claim.as_deref(), offer, size);
+        for action in &plan.actions {
+            match self.applier.apply(action).await {
+                Ok(Done::Written(object)) => claim = Some(Arc::new(Claim::from(&object))),
+                Ok(Done::AlreadyThere) => return Ok(Outcome::After(CATCH_UP)),
+                Err(error) if matches!(error.kind(), cluster::Kind::Forbidden | cluster::Kind::Invalid) => {
+                    let message =
+                        error.status().map_or_else(|| error.chain(), |status| status.message.clone());
+                    plan.trouble = Some(datavolume::plan::refusal(&message));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        self.report(&volume, claim.as_deref(), offer, plan.trouble.as_ref()).await?;
+        Ok(if plan.trouble.is_some() { Outcome::After(RETRY) } else { Outcome::Done })
+    }
+
+    /// What the claim of a clone needs: the DataVolume with the token that its claim gets, when the source is in another
+    /// namespace, and the source's size, when the DataVolume gives none.
+    async fn before_clone(
+        &self,
+        volume: &DataVolume,
+        settings: &Settings,
+    ) -> Result<std::result::Result<(Option<DataVolume>, Option<u64>), Trouble>> {
+        let resolved = match self.resolved(volume).await? {
+            Ok(resolved) => resolved,
+            // The claim is made, and waits, as soon as its size is known.
+            Err(_) if volume.claim.size().is_some() => return Ok(Ok((None, None))),
+            Err(trouble) => return Ok(Err(trouble)),
+        };
+        let namespace = &volume.meta.namespace;
+        let Some(origin) = Origin::of(&resolved.source, namespace) else { return Ok(Ok((None, None))) };
+        let mut granted = None;
+        if origin.namespace != *namespace {
+            let target = Target { namespace, name: &volume.meta.name, uid: None };
+            let (keys, now) = (keys::read(&self.client, &self.setup.namespace).await?, signers::now());
+            let token = volume.meta.annotation(names::CLONE_TOKEN);
+            let claims = token.and_then(|token| keys.verify(token, now).ok());
+            if !claims.is_some_and(|claims| token::fits(&claims, &origin, target)) {
+                let message = format!(
+                    "the DataVolume has no valid token for a clone from namespace {}: delete it and create it again",
+                    origin.namespace
+                );
+                return Ok(Err(Trouble { reason: "CloneNotAuthorized", message }));
+            }
+            let grant = token::grant(&origin, Target { uid: Some(&volume.meta.uid), ..target });
+            let token = keys.extend(&grant, now).map_err(|error| {
+                cluster::Error::caused(cluster::Kind::Unreadable, "tokens cannot be signed yet", error)
+            })?;
+            let mut volume = volume.clone();
+            volume.meta.annotations.insert(names::EXTENDED_CLONE_TOKEN.to_owned(), token);
+            granted = Some(volume);
+        }
+        if volume.claim.size().is_some() {
+            return Ok(Ok((granted, None)));
+        }
+        let size = match origin.snapshot {
+            true => self.snapshot(&origin.key()).await?.map(|snapshot| snapshot.size),
+            false => self.caches.claims.get(&origin.key()).map(|source| {
+                // The disk of a Filesystem volume fills what the filesystem leaves.
+                settings.overhead_of(source.class.as_deref(), source.block).disk_in(source.capacity)
+            }),
+        };
+        Ok(match size.filter(|size| *size > 0) {
+            Some(size) => Ok((granted, Some(size))),
+            None => {
+                let message = format!(
+                    "the size of {} is not known yet: the clone waits until it exists and is bound, or give \
+                     spec.storage.resources.requests.storage",
+                    origin.name
+                );
+                Err(Trouble { reason: "CloneWithoutSource", message })
+            }
+        })
+    }
+
+    /// Writes a DataVolume's status, one phase after the other.
+    async fn report(
+        &self,
+        volume: &DataVolume,
+        claim: Option<&Claim>,
+        offer: Offer<'_>,
+        trouble: Option<&Trouble>,
+    ) -> Result<()> {
+        if let Some(event) = trouble.and_then(|trouble| datavolume::plan::event(volume, trouble)) {
+            self.applier.apply(&Action::Report(event)).await?;
+        }
+        let claim = claim.filter(|claim| claim.meta.owners.iter().any(|owner| owner.uid == volume.meta.uid));
+        let facts = claim.map(|claim| datavolume::plan::facts(volume, claim, offer)).unwrap_or_default();
+        let mut volume = volume.clone();
+        let key = Key::new(&volume.meta.namespace, &volume.meta.name);
+        let progress = self.progress.of(&key);
+        let shown = claim.filter(|_| progress.is_some()).cloned().map(|mut claim| {
+            claim.meta.annotations.extend(progress.map(|progress| (names::PROGRESS.to_owned(), progress)));
+            claim
+        });
+        let claim = shown.as_ref().or(claim);
+        loop {
+            let now = time::text(time::now());
+            let report = datavolume::status::report(&volume, claim, facts, trouble, &now);
+            if !report.differs(&volume) {
+                return Ok(());
+            }
+            let patch = json!({
+                "metadata": {"uid": volume.meta.uid},
+                "status": datavolume::status::document(&report.status, &now),
+            });
+            let made: Value = self.client.merge_patch(DATA_VOLUMES.sub("status"), &key, &patch).await?;
+            let version = made["metadata"]["resourceVersion"].as_str().unwrap_or_default();
+            self.applier.written.object(Collection::Volumes, key.clone(), version);
+            for event in report.events {
+                self.applier.apply(&Action::Report(event)).await?;
+            }
+            volume.status = report.status;
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! DataVolume: a claim, and what it is filled with once.
+//!
+//! - [`claim`]: the claim that follows from the spec. [`plan`]: what is to be done about it.
+//! - [`phase`]: the state machine. [`status`]: conditions, progress and events.
+//!
+//! Not here: transfers. Those are the populators' work, seen here as annotations of the claim.
+
+pub mod claim;
+pub mod phase;
+pub mod plan;
+pub mod status;
+
+/// Reason when a quota refuses the claim.
+pub const QUOTA: &str = "ErrExceededQuota";
+
+/// What is known of a claim beside its fields.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// A populator fills it.
+    pub populated: bool,
+    /// Its class binds it when a pod uses it, and nothing asks not to wait for that.
+    pub consumer_first: bool,
+    /// The same, and there is no such pod yet, as far as a populator can see.
+    pub waits_for_consumer: bool,
+    /// Its worker starts only when it is bound: no populator, and the claim is ours.
+    pub binds_first: bool,
+    /// Its content is there: nothing is to be transferred, or no more.
+    pub complete: bool,
+}
+
+/// What keeps a DataVolume from its claim, or its claim from its worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trouble {
+    /// For programs.
+    pub reason: &'static str,
+    /// What is wrong and what to do.
+    pub message: String,
+}
+
+impl Trouble {
+    /// Whether a quota refuses the claim.
+    pub fn is_quota(&self) -> bool {
+        self.reason == QUOTA
+    }
+}

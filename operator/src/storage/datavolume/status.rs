@@ -1,0 +1,282 @@
+//! `status` of a DataVolume and the events of its changes, from the claim's annotations. Pure; times are passed in.
+
+use serde_json::{Value, json};
+
+use super::phase::{Work, next};
+use super::{Facts, Trouble};
+use crate::storage::action::{About, Event};
+use crate::storage::names;
+use crate::storage::seen::claim::Phase as Binding;
+use crate::storage::seen::data_volume::Status;
+use crate::storage::seen::{Claim, Condition, DataVolume};
+
+/// Reason while the claim waits for its first consumer: nothing is wrong, so it is no event.
+const CONSUMER: &str = "WaitForFirstConsumer";
+
+/// A status and what is reported with it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// The status.
+    pub status: Status,
+    /// Events of what has changed.
+    pub events: Vec<Event>,
+}
+
+impl Report {
+    /// Whether it differs from the status that the DataVolume has.
+    pub fn differs(&self, volume: &DataVolume) -> bool {
+        self.status != volume.status
+    }
+}
+
+/// What cannot be read of a condition's times from [`Status`]: every written condition gets this time.
+pub fn document(status: &Status, now: &str) -> Value {
+    let conditions: Vec<Value> = status
+        .conditions
+        .iter()
+        .map(|one| {
+            json!({
+                "type": one.kind, "status": one.status, "reason": one.reason, "message": one.message,
+                "lastTransitionTime": if one.since.is_empty() { now } else { &one.since },
+                "lastHeartbeatTime": now,
+            })
+        })
+        .collect();
+    let mut document = json!({
+        "phase": status.phase, "progress": status.progress, "restartCount": status.restarts, "conditions": conditions,
+    });
+    if !status.claim.is_empty() {
+        document["claimName"] = json!(status.claim);
+    }
+    document
+}
+
+/// The status that follows from what is there. `trouble` is what keeps the DataVolume from its claim; `now` is RFC 3339.
+pub fn report(
+    volume: &DataVolume,
+    claim: Option<&Claim>,
+    facts: Facts,
+    trouble: Option<&Trouble>,
+    now: &str,
+) -> Report {
+    let before = &volume.status;
+    let phase = next(volume, claim, facts);
+    if phase == before.phase && is_settling(claim, facts) {
+        // The volume takes its place within milliseconds: what lies between is not reported.
+        return Report { status: before.clone(), events: Vec::new() };
+    }
+    let succeeded = phase == "Succeeded";
+    let bound = bound(claim, trouble);
+    let running = running(claim, facts, succeeded, trouble);
+    if phase == before.phase && is_chosen(before, &running) {
+        // The worker's first report replaces the reason; a status without one would be a write for nothing.
+        return Report { status: before.clone(), events: Vec::new() };
+    }
+    let ready = ready(&running, succeeded);
+    let restarts =
+        claim.and_then(|claim| claim.meta.annotation(names::POD_RESTARTS)?.parse().ok()).unwrap_or(0);
+    let mut events = Vec::new();
+    if phase != before.phase {
+        events.extend(phase_event(volume, claim, &phase));
+    }
+    events.extend(condition_events(volume, &bound, &running, succeeded));
+    let since = |mut condition: Condition| {
+        let old = before.condition(&condition.kind);
+        let kept = old.filter(|old| old.status == condition.status).map(|old| old.since.clone());
+        condition.since = kept.unwrap_or_else(|| now.to_owned());
+        condition
+    };
+    let status = Status {
+        progress: progress(before, claim, &phase),
+        claim: claim.map(|claim| claim.meta.name.clone()).unwrap_or_default(),
+        restarts,
+        conditions: [ready, bound, running].into_iter().map(since).collect(),
+        phase,
+    };
+    Report { status, events }
+}
+
+/// Whether the transfer is over and the volume is not yet the claim's.
+fn is_settling(claim: Option<&Claim>, facts: Facts) -> bool {
+    facts.populated
+        && facts.complete
+        && claim.is_some_and(|claim| {
+            claim.phase == Binding::Pending && claim.meta.annotation(names::BOUND_MESSAGE).is_none()
+        })
+}
+
+/// Whether the claim has just got its first consumer, and its worker has not reported yet.
+fn is_chosen(before: &Status, running: &Condition) -> bool {
+    let waited = before.condition("Running").is_some_and(|old| old.reason == CONSUMER);
+    waited && running.status == "Unknown" && running.reason.is_empty()
+}
+
+fn condition(kind: &str, status: &str, reason: &str, message: impl Into<String>) -> Condition {
+    Condition {
+        kind: kind.to_owned(),
+        status: status.to_owned(),
+        reason: reason.to_owned(),
+        message: message.into(),
+        since: String::new(),
+    }
+}
+
+fn bound(claim: Option<&Claim>, trouble: Option<&Trouble>) -> Condition {
+    let Some(claim) = claim else {
+        return match trouble {
+            Some(trouble) if trouble.is_quota() => {
+                condition("Bound", "False", trouble.reason, &trouble.message)
+            }
+            Some(_) | None => condition("Bound", "False", "NotFound", "No PVC found"),
+        };
+    };
+    let name = &claim.meta.name;
+    match claim.phase {
+        Binding::Bound => condition("Bound", "True", "Bound", format!("PVC {name} Bound")),
+        Binding::Lost => condition("Bound", "False", "ClaimLost", "Claim Lost"),
+        Binding::Pending => match claim.meta.annotation(names::BOUND_MESSAGE) {
+            Some(message) => {
+                let reason = claim.meta.annotation(names::BOUND_REASON).unwrap_or("Pending");
+                condition("Bound", "False", reason, format!("target PVC {name} Pending and {message}"))
+            }
+            None => condition("Bound", "False", "Pending", format!("PVC {name} Pending")),
+        },
+    }
+}
+
+fn running(claim: Option<&Claim>, facts: Facts, succeeded: bool, trouble: Option<&Trouble>) -> Condition {
+    if let Some(trouble) = trouble {
+        return condition("Running", "False", trouble.reason, &trouble.message);
+    }
+    let annotation = |name| claim.and_then(|claim| claim.meta.annotation(name));
+    if let Some(claim) = claim.filter(|claim| claim.phase == Binding::Pending && facts.waits_for_consumer)
+        && annotation(names::RUNNING).is_none()
+    {
+        let message = format!(
+            "PVC {} waits for a pod or virtual machine that uses it; with annotation {} it is filled at once",
+            claim.meta.name,
+            names::IMMEDIATE
+        );
+        return condition("Running", "False", CONSUMER, message);
+    }
+    let status = |name| match annotation(name) {
+        Some("true") => "True",
+        Some("false") => "False",
+        _ if succeeded => "False",
+        _ => "Unknown",
+    };
+    let texts =
+        |message, reason| (annotation(message).unwrap_or_default(), annotation(reason).unwrap_or_default());
+    let (message, mut reason) = texts(names::RUNNING_MESSAGE, names::RUNNING_REASON);
+    let target = status(names::RUNNING);
+    if annotation(names::SOURCE_RUNNING).is_none() {
+        if succeeded && reason.is_empty() {
+            reason = "Completed";
+        }
+        return condition("Running", target, reason, message);
+    }
+    // A clone has a sending worker too: both must run.
+    let source = status(names::SOURCE_RUNNING);
+    let (other, other_reason) = texts(names::SOURCE_RUNNING_MESSAGE, names::SOURCE_RUNNING_REASON);
+    let joined = |one: &str, two: &str| match (one.is_empty(), two.is_empty()) {
+        (false, false) => format!("{one} and {two}"),
+        (_, _) => format!("{one}{two}"),
+    };
+    let both = match (target, source) {
+        ("True", "True") => "True",
+        ("Unknown", _) | (_, "Unknown") => "Unknown",
+        (_, _) => "False",
+    };
+    condition("Running", both, &joined(reason, other_reason), joined(message, other))
+}
+
+fn ready(running: &Condition, succeeded: bool) -> Condition {
+    match (succeeded, running.status.as_str()) {
+        (true, _) => condition("Ready", "True", "", ""),
+        (false, "True") => condition("Ready", "False", "TransferRunning", ""),
+        (false, _) => condition("Ready", "False", "", ""),
+    }
+}
+
+fn progress(before: &Status, claim: Option<&Claim>, phase: &str) -> String {
+    if phase == "Succeeded" {
+        return "100.0%".to_owned();
+    }
+    match claim.and_then(|claim| claim.meta.annotation(names::PROGRESS)) {
+        Some(progress) => progress.to_owned(),
+        None if before.progress.is_empty() || before.phase == "Succeeded" => "N/A".to_owned(),
+        None => before.progress.clone(),
+    }
+}
+
+fn phase_event(volume: &DataVolume, claim: Option<&Claim>, phase: &str) -> Option<Event> {
+    let about = || About::data_volume(&volume.meta);
+    let name = &volume.meta.name;
+    let work = Work::of(&volume.source);
+    let worked = claim.is_some_and(|claim| claim.meta.says(names::POD_PHASE, "Succeeded"));
+    let (reason, message) = match (phase, work) {
+        ("ImportScheduled", _) => (phase, format!("Import into {name} scheduled")),
+        ("ImportInProgress", _) => (phase, format!("Import into {name} in progress")),
+        ("UploadScheduled", _) => (phase, format!("Upload into {name} scheduled")),
+        ("UploadReady", _) => (phase, format!("Upload into {name} ready")),
+        ("Succeeded", Work::Import) if worked => {
+            ("ImportSucceeded", format!("Successfully imported into PVC {name}"))
+        }
+        ("Succeeded", Work::Upload) if worked => {
+            ("UploadSucceeded", format!("Successfully uploaded into {name}"))
+        }
+        ("Succeeded", Work::Clone) => ("CloneSucceeded", format!("Successfully cloned into {name}")),
+        ("Failed", _) if claim.is_some_and(|claim| claim.phase == Binding::Lost) => {
+            return Some(Event::warning(about(), "ErrClaimLost", format!("PVC {name} lost")));
+        }
+        ("Failed", Work::Upload) => {
+            return Some(Event::warning(about(), "UploadFailed", format!("Upload into {name} failed")));
+        }
+        ("Failed", _) => {
+            return Some(Event::warning(
+                about(),
+                "ImportFailed",
+                format!("Failed to import into PVC {name}"),
+            ));
+        }
+        (phase, Work::Clone) if phase.ends_with("InProgress") || phase == "CloneScheduled" => {
+            (phase, format!("Cloning into {name}: {phase}"))
+        }
+        (_, _) => return None,
+    };
+    Some(Event::normal(about(), reason, message))
+}
+
+/// Events of conditions: every change of Bound, and every new reason for not running.
+fn condition_events(
+    volume: &DataVolume,
+    bound: &Condition,
+    running: &Condition,
+    succeeded: bool,
+) -> Vec<Event> {
+    let mut events = Vec::new();
+    let about = || About::data_volume(&volume.meta);
+    let old = |kind: &str| volume.status.condition(kind);
+    let changed = |one: &Condition| {
+        volume
+            .status
+            .condition(&one.kind)
+            .is_none_or(|old| old.status != one.status || old.reason != one.reason)
+    };
+    if changed(bound) {
+        let make = if bound.reason == super::QUOTA { Event::warning } else { Event::normal };
+        events.push(make(about(), bound.reason.clone(), bound.message.clone()));
+    }
+    let heard =
+        old("Running").is_some_and(|old| old.status == running.status && old.message == running.message);
+    if running.status == "False"
+        && !running.message.is_empty()
+        && !succeeded
+        && !heard
+        && running.reason != CONSUMER
+    {
+        let reason = if running.reason.is_empty() { "Error" } else { &running.reason };
+        events.push(Event::warning(about(), reason, running.message.clone()));
+    }
+    events
+}

@@ -1,0 +1,59 @@
+//! What the storage offers, read from the API server: for webhooks, which keep no caches, and the claims that they render.
+
+use cluster::{Client, Key, Result, Scope};
+use serde_json::Value;
+
+use super::class::Classes;
+use super::datavolume::claim::{self, Offer, Refusal};
+use super::profile::{Overrides, Profile, SnapshotClass};
+use super::resources::{CLASSES, CONFIGS, DRIVERS, PROFILES, SNAPSHOT_CLASSES};
+use super::seen::{Class, Meta};
+use super::settings::Settings;
+
+/// Classes, their profiles, and settings.
+#[derive(Clone, Debug, Default)]
+pub struct Offered {
+    classes: Classes,
+    profiles: Vec<Profile>,
+    settings: Settings,
+}
+
+impl Offered {
+    /// Reads it.
+    ///
+    /// # Errors
+    /// Those of the API server.
+    pub async fn read(client: &Client) -> Result<Self> {
+        let all = Scope::all();
+        let classes: Vec<Value> = client.list(CLASSES, &all).await?;
+        let drivers: Vec<Value> = client.list(DRIVERS, &all).await?;
+        let overrides: Vec<Value> = client.list(PROFILES, &all).await?;
+        let snapshots: Vec<Value> = match client.list(SNAPSHOT_CLASSES, &all).await {
+            // A cluster without snapshots.
+            Err(error) if error.is_not_found() => Vec::new(),
+            found => found?,
+        };
+        let settings: Option<Value> = client.find(CONFIGS, &Key::cluster("config")).await?;
+        let snapshots: Vec<SnapshotClass> = snapshots.iter().map(SnapshotClass::from).collect();
+        let classes = Classes {
+            classes: classes.iter().map(Class::from).collect(),
+            drivers: drivers.iter().map(|driver| Meta::from(driver).name).collect(),
+        };
+        let of = |class: &Class| {
+            let own = overrides.iter().find(|profile| profile["metadata"]["name"] == *class.meta.name);
+            let own = own.map(Overrides::from).unwrap_or_default();
+            Profile::of(class, &own, classes.has_driver(class), &snapshots)
+        };
+        let profiles = classes.classes.iter().map(of).collect();
+        Ok(Self { profiles, classes, settings: settings.as_ref().map(Settings::from).unwrap_or_default() })
+    }
+
+    /// A claim with what its storage profile adds: class, access modes, volume mode, and room for the filesystem.
+    ///
+    /// # Errors
+    /// When no valid claim follows.
+    pub fn complete(&self, claim: &Value) -> std::result::Result<Value, Refusal> {
+        let offer = Offer { classes: &self.classes, profiles: &self.profiles, settings: &self.settings };
+        claim::complete(claim, offer)
+    }
+}

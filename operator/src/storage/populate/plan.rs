@@ -1,0 +1,309 @@
+//! The next step of filling a claim. Pure: what is there decides, not what was done before.
+//!
+//! ```text
+//!  populator:     prime ─► pod ─► annotations … ─► annotations: Succeeded, rebind ─► (bound) delete prime
+//!  no populator:  (bound) pod ─► annotations … ─► annotations: Succeeded ─► delete pod
+//! ```
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use super::mirror::{self, Changes};
+use super::prime;
+use super::task::Task;
+use crate::storage::action::{About, Action, Event, Kind};
+use crate::storage::datavolume::Trouble;
+use crate::storage::names;
+use crate::storage::seen::claim::Phase;
+use crate::storage::seen::{Claim, Class, Source, Volume, Worker};
+
+/// What is there.
+#[derive(Clone, Copy, Debug)]
+pub struct Observed<'a> {
+    /// The claim to fill.
+    pub target: &'a Claim,
+    /// Its prime claim.
+    pub prime: Option<&'a Claim>,
+    /// The pod that works.
+    pub worker: Option<&'a Worker>,
+    /// The prime claim's volume; only needed when [`needs_volume`] says so.
+    pub volume: Option<&'a Volume>,
+    /// The claim's class.
+    pub class: Option<&'a Class>,
+    /// What it is filled with.
+    pub task: &'a Task,
+    /// Whether claims of classes with WaitForFirstConsumer wait for a pod of the user.
+    pub honors_first_consumer: bool,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan {
+    /// In this order.
+    pub actions: Vec<Action>,
+    /// What keeps the claim from its worker.
+    pub trouble: Option<Trouble>,
+    /// The worker's pod is to be made; it belongs to this claim.
+    pub start: Option<Start>,
+}
+
+/// The claim that a worker writes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Start {
+    /// The prime claim.
+    Prime,
+    /// The target itself.
+    Target,
+}
+
+impl Plan {
+    fn act(actions: Vec<Action>) -> Self {
+        Self { actions, ..Self::default() }
+    }
+
+    fn start(start: Start) -> Self {
+        Self { start: Some(start), ..Self::default() }
+    }
+
+    fn troubled(reason: &'static str, message: String) -> Self {
+        Self { trouble: Some(Trouble { reason, message }), ..Self::default() }
+    }
+}
+
+/// Whether the plan depends on the prime claim's volume.
+pub fn needs_volume(target: &Claim, prime: Option<&Claim>, worker: Option<&Worker>) -> bool {
+    let over = worker.is_none_or(mirror::is_over);
+    target.phase == Phase::Pending && over && prime.is_some_and(|prime| prime.phase != Phase::Pending)
+}
+
+/// Decides for a claim whose `dataSourceRef` names one of our sources.
+pub fn populator(o: &Observed<'_>) -> Plan {
+    if o.target.meta.deleting || o.target.phase == Phase::Lost {
+        return Plan::default();
+    }
+    if o.target.phase == Phase::Bound {
+        return bound(o);
+    }
+    let Some(class) = o.class else {
+        let named = o.target.class.as_deref().unwrap_or_default();
+        return Plan::troubled(
+            "StorageClassMissing",
+            format!("StorageClass {named:?} does not exist: create it"),
+        );
+    };
+    let annotation = |name| o.target.meta.annotation(name).is_some();
+    if class.waits_for_consumer && !annotation(names::SELECTED_NODE) && !annotation(names::IMMEDIATE) {
+        return Plan::default();
+    }
+    let Some(prime) = o.prime else {
+        let done = Event::normal(
+            About::claim(&o.target.meta),
+            "CreatedPVCPrimeSuccessfully",
+            "PVC Prime created successfully",
+        );
+        return Plan::act(vec![Action::Create(prime::claim(o.target, o.task)), Action::Report(done)]);
+    };
+    if prime.meta.deleting || o.target.meta.says(names::FATAL, "true") {
+        return Plan::default();
+    }
+    match o.worker {
+        Some(worker) => work(o, prime, worker),
+        None => unworked(o, prime, class),
+    }
+}
+
+/// The prime claim has no worker.
+fn unworked(o: &Observed<'_>, prime: &Claim, class: &Class) -> Plan {
+    if let Some(volume) = o.volume {
+        // The worker was done, and its pod is gone: only the rebind was cut short.
+        if volume.claim_uid == o.target.meta.uid {
+            return Plan::default();
+        }
+        if o.target.meta.says(names::POD_PHASE, "Succeeded") {
+            return rebind(o, prime, Vec::new());
+        }
+    }
+    if prime.phase == Phase::Lost {
+        return Plan::troubled("ErrClaimLost", format!("PVC {} lost its volume", prime.meta.name));
+    }
+    // A pod is what makes the scheduler choose a node; where none has to be chosen, it waits for the volume.
+    if class.waits_for_consumer || prime.phase == Phase::Bound {
+        return Plan::start(Start::Prime);
+    }
+    Plan::default()
+}
+
+/// The prime claim has a worker.
+fn work(o: &Observed<'_>, prime: &Claim, worker: &Worker) -> Plan {
+    let upload = o.task.source == Source::Upload;
+    let mirror = mirror::of(worker, o.target, upload);
+    let (mut changes, labels) = mirror.changes(o.target);
+    let named = (names::PRIME, prime.meta.name.as_str());
+    if o.target.meta.annotation(named.0) != Some(named.1) {
+        changes.insert(named.0.to_owned(), Some(named.1.to_owned()));
+    }
+    let mut actions = Vec::new();
+    // Until the prime claim is bound the worker only waits for its node, which is the user's business when that is not
+    // found.
+    let early = prime.phase == Phase::Pending && worker.unschedulable.is_none();
+    let differs = !changes.is_empty() || !labels.is_empty();
+    if differs && !early {
+        actions.extend(failure(o, worker));
+        actions.push(annotate(o.target, changes, labels));
+    }
+    if upload && !early {
+        // The upload proxy reads readiness from the claim that the server has.
+        let (changes, _) = mirror.changes(prime);
+        if !changes.is_empty() {
+            actions.push(annotate(prime, changes, BTreeMap::new()));
+        }
+    }
+    if mirror.fatal || mirror.expired || worker.phase == "Failed" {
+        actions.push(delete_pod(worker));
+        actions.extend(release(o, prime));
+    } else if mirror.succeeded {
+        return rebind(o, prime, actions);
+    }
+    Plan::act(actions)
+}
+
+/// The target has its volume.
+fn bound(o: &Observed<'_>) -> Plan {
+    let mut changes = Changes::new();
+    let mut labels = BTreeMap::new();
+    match o.worker {
+        Some(worker) if mirror::is_over(worker) => {
+            (changes, labels) =
+                mirror::of(worker, o.target, o.task.source == Source::Upload).changes(o.target);
+        }
+        Some(_) | None => {}
+    }
+    if !o.target.meta.says(names::POD_PHASE, "Succeeded") {
+        changes.insert(names::POD_PHASE.to_owned(), Some("Succeeded".to_owned()));
+        changes.insert(names::RUNNING.to_owned(), Some("false".to_owned()));
+        changes.insert(names::RUNNING_REASON.to_owned(), Some("Completed".to_owned()));
+    }
+    if !(changes.is_empty() && labels.is_empty()) {
+        return Plan::act(vec![annotate(o.target, changes, labels)]);
+    }
+    let retained = o.target.meta.says(names::RETAIN, "true");
+    match o.prime {
+        Some(prime) if !retained && !prime.meta.deleting => Plan::act(vec![Action::Delete {
+            kind: Kind::Claim,
+            key: (prime.meta.namespace.clone(), prime.meta.name.clone()),
+            uid: prime.meta.uid.clone(),
+        }]),
+        Some(_) | None => Plan::default(),
+    }
+}
+
+/// Points the prime claim's volume at the target.
+fn rebind(o: &Observed<'_>, prime: &Claim, mut actions: Vec<Action>) -> Plan {
+    let Some(volume) = o.volume else { return Plan::act(actions) };
+    if volume.claim_uid == o.target.meta.uid {
+        return Plan::act(actions);
+    }
+    if volume.claim_uid != prime.meta.uid {
+        let message = format!("PV {} bound to unexpected claim {}", volume.meta.name, volume.claim_name);
+        return Plan { actions, ..Plan::troubled("ErrUnexpectedClaim", message) };
+    }
+    actions.push(Action::Rebind {
+        volume: volume.meta.name.clone(),
+        version: volume.meta.version.clone(),
+        claim: (o.target.meta.namespace.clone(), o.target.meta.name.clone(), o.target.meta.uid.clone()),
+    });
+    Plan::act(actions)
+}
+
+/// Decides for a claim without a `dataSourceRef`: the worker writes to the claim itself.
+pub fn direct(o: &Observed<'_>) -> Plan {
+    let target = o.target;
+    if target.meta.deleting || target.phase == Phase::Lost {
+        return Plan::default();
+    }
+    let complete = target.meta.says(names::POD_PHASE, "Succeeded");
+    let over = complete || target.meta.says(names::FATAL, "true");
+    let Some(worker) = o.worker else {
+        let consumer_free = !o.honors_first_consumer || target.meta.annotation(names::IMMEDIATE).is_some();
+        let consumes = o.class.is_some_and(|class| class.waits_for_consumer) && consumer_free;
+        let populated = target.meta.annotation(names::POPULATED_FOR).is_some();
+        if !over && !populated && (target.phase == Phase::Bound || consumes) {
+            return Plan::start(Start::Target);
+        }
+        return Plan::default();
+    };
+    let mirror = mirror::of(worker, target, o.task.source == Source::Upload);
+    let (changes, labels) = mirror.changes(target);
+    let mut actions = Vec::new();
+    let differs = !changes.is_empty() || !labels.is_empty();
+    if differs && !complete {
+        actions.extend(failure(o, worker));
+        actions.push(annotate(target, changes, labels));
+    }
+    let retained = complete && target.meta.says(names::RETAIN, "true");
+    let ended = mirror.succeeded || mirror.fatal || mirror.expired || worker.phase == "Failed";
+    if ended && !retained && !worker.meta.deleting {
+        actions.push(delete_pod(worker));
+        actions.extend(release(o, target));
+    }
+    Plan::act(actions)
+}
+
+/// The event of another failed try.
+fn failure(o: &Observed<'_>, worker: &Worker) -> Option<Action> {
+    let known = o.target.meta.annotation(names::POD_RESTARTS).and_then(|text| text.parse().ok()).unwrap_or(0);
+    let last = worker.last.as_ref().filter(|end| end.status != 0)?;
+    let reason = if o.task.source == Source::Upload { "UploadFailed" } else { "ErrImportFailed" };
+    (worker.restarts > known)
+        .then(|| Action::Report(Event::warning(About::claim(&o.target.meta), reason, last.message.trim())))
+}
+
+fn annotate(claim: &Claim, annotations: Changes, labels: BTreeMap<String, String>) -> Action {
+    Action::Annotate {
+        claim: (claim.meta.namespace.clone(), claim.meta.name.clone()),
+        uid: claim.meta.uid.clone(),
+        annotations,
+        labels,
+    }
+}
+
+fn delete_pod(worker: &Worker) -> Action {
+    Action::Delete {
+        kind: Kind::Pod,
+        key: (worker.meta.namespace.clone(), worker.meta.name.clone()),
+        uid: worker.meta.uid.clone(),
+    }
+}
+
+/// Takes an upload server's Service away, and with it the certificate: a server that follows gets another one.
+fn release(o: &Observed<'_>, written: &Claim) -> Option<Action> {
+    (o.task.source == Source::Upload).then(|| Action::Release {
+        service: (written.meta.namespace.clone(), api::upload::service_name(&written.meta.name)),
+        claim: written.meta.uid.clone(),
+    })
+}
+
+/// Annotations that report a trouble on the claim, if they differ from those it has.
+pub fn report(target: &Claim, trouble: Option<&Trouble>) -> Option<Action> {
+    let trouble = trouble?;
+    let wanted = [
+        (names::RUNNING, "false"),
+        (names::RUNNING_REASON, trouble.reason),
+        (names::RUNNING_MESSAGE, trouble.message.as_str()),
+    ];
+    let changes: Changes = wanted
+        .into_iter()
+        .filter(|(name, value)| !target.meta.says(name, value))
+        .map(|(name, value)| (name.to_owned(), Some(value.to_owned())))
+        .collect();
+    (!changes.is_empty()).then(|| annotate(target, changes, BTreeMap::new()))
+}
+
+/// The owner reference of a worker's pod.
+pub fn pod_owner(start: Start, target: &Claim, prime: Option<&Claim>) -> Option<Value> {
+    match start {
+        Start::Prime => prime.map(prime::owner),
+        Start::Target => Some(prime::owner(target)),
+    }
+}

@@ -1,0 +1,267 @@
+//! What a storage class can do: StorageProfile.
+//!
+//! ```text
+//!  StorageClass ─► variant ─► table ─┐
+//!  CSIDriver, VolumeSnapshotClass ───┼─► Profile ─► claims that are rendered, clones, `status` of the StorageProfile
+//!  StorageProfile.spec (overrides) ──┘
+//! ```
+//!
+//! A provisioner that the table does not know is inferred: every CSI driver mounts a ReadWriteOnce Filesystem volume.
+
+mod render;
+mod table;
+mod variant;
+
+use serde_json::Value;
+
+use crate::storage::seen::{Class, text, texts};
+
+pub use render::status;
+
+/// Annotation of a StorageProfile: the smallest claim that the storage accepts.
+const MINIMUM: &str = "cdi.kubevirt.io/minimumSupportedPvcSize";
+/// Annotation of a StorageClass: how its volumes are cloned.
+const CLONE_STRATEGY: &str = "cdi.kubevirt.io/clone-strategy";
+
+/// One combination of access modes and volume mode.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Property {
+    /// `ReadWriteOnce` and so on; at least one.
+    pub modes: Vec<String>,
+    /// Block or Filesystem.
+    pub block: bool,
+}
+
+/// How volumes are cloned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CloneStrategy {
+    /// The driver clones a volume.
+    CsiClone,
+    /// A snapshot is taken and restored.
+    Snapshot,
+    /// Worker pods copy the bytes.
+    Copy,
+}
+
+impl CloneStrategy {
+    /// The word in StorageProfile and in annotations.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::CsiClone => "csi-clone",
+            Self::Snapshot => "snapshot",
+            Self::Copy => "copy",
+        }
+    }
+
+    /// Reads [`CloneStrategy::word`].
+    pub fn of_word(word: &str) -> Option<Self> {
+        [Self::CsiClone, Self::Snapshot, Self::Copy].into_iter().find(|strategy| strategy.word() == word)
+    }
+}
+
+/// A driver's VolumeSnapshotClass.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SnapshotClass {
+    /// Its name.
+    pub name: String,
+    /// Its driver.
+    pub driver: String,
+    /// Whether it is the driver's default.
+    pub is_default: bool,
+}
+
+impl From<&Value> for SnapshotClass {
+    fn from(object: &Value) -> Self {
+        let meta = crate::storage::seen::Meta::from(object);
+        Self {
+            is_default: meta.says("snapshot.storage.kubernetes.io/is-default-class", "true"),
+            name: meta.name,
+            driver: text(&object["driver"]),
+        }
+    }
+}
+
+/// What the user set in a StorageProfile.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Overrides {
+    /// `spec.claimPropertySets`.
+    pub properties: Vec<Property>,
+    /// `spec.cloneStrategy`.
+    pub clone: Option<CloneStrategy>,
+    /// `spec.dataImportCronSourceFormat` is given: whether it is `snapshot`.
+    pub cron_snapshots: Option<bool>,
+    /// `spec.snapshotClass`; empty for none.
+    pub snapshot_class: String,
+    /// Smallest claim, bytes.
+    pub minimum: Option<u64>,
+}
+
+impl From<&Value> for Overrides {
+    fn from(profile: &Value) -> Self {
+        let spec = &profile["spec"];
+        let sets = spec["claimPropertySets"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let properties = sets
+            .iter()
+            .map(|set| Property { modes: texts(&set["accessModes"]), block: set["volumeMode"] == "Block" });
+        let minimum = profile["metadata"]["annotations"][MINIMUM].as_str();
+        Self {
+            properties: properties.filter(|property| !property.modes.is_empty()).collect(),
+            clone: spec["cloneStrategy"].as_str().and_then(CloneStrategy::of_word),
+            cron_snapshots: spec["dataImportCronSourceFormat"].as_str().map(|format| format == "snapshot"),
+            snapshot_class: text(&spec["snapshotClass"]),
+            minimum: minimum.and_then(|size| api::quantity::bytes(size).ok()),
+        }
+    }
+}
+
+/// Where the claim properties of a profile come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Knowledge {
+    /// The table, or the user.
+    Recognized,
+    /// The provisioner is known, and the class's parameters name no variant of it.
+    UnknownParameters,
+    /// Inferred: the provisioner is not in the table.
+    Unknown,
+}
+
+/// What a storage class can do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Profile {
+    /// The class.
+    pub class: String,
+    /// Its provisioner.
+    pub provisioner: String,
+    /// In order of preference; empty when nothing is known.
+    pub properties: Vec<Property>,
+    /// How volumes are cloned.
+    pub clone: CloneStrategy,
+    /// Whether DataImportCrons keep snapshots.
+    pub cron_snapshots: bool,
+    /// VolumeSnapshotClass; empty for none.
+    pub snapshot_class: String,
+    /// Smallest claim, bytes; 0 for any.
+    pub minimum: u64,
+    /// Where the properties come from.
+    pub knowledge: Knowledge,
+}
+
+impl Profile {
+    /// The profile of a class. `has_driver`: whether its provisioner has a CSIDriver object.
+    pub fn of(class: &Class, overrides: &Overrides, has_driver: bool, snapshots: &[SnapshotClass]) -> Self {
+        let key = variant::key(class);
+        let known = table::properties(&key);
+        let variants_only = known.is_none() && table::has_variants(&class.provisioner);
+        let knowledge = match (&known, variants_only) {
+            _ if !overrides.properties.is_empty() => Knowledge::Recognized,
+            (Some(_), _) => Knowledge::Recognized,
+            (None, true) => Knowledge::UnknownParameters,
+            (None, false) => Knowledge::Unknown,
+        };
+        let inferred = || match has_driver {
+            true => vec![Property { modes: vec!["ReadWriteOnce".to_owned()], block: false }],
+            false => Vec::new(),
+        };
+        let properties = match overrides.properties.as_slice() {
+            [] => known.unwrap_or_else(inferred),
+            properties => properties.to_vec(),
+        };
+        let fitting = || snapshots.iter().filter(|snapshot| snapshot.driver == class.provisioner);
+        let named = fitting().find(|snapshot| snapshot.name == overrides.snapshot_class);
+        let chosen = named.or_else(|| fitting().find(|one| one.is_default)).or_else(|| fitting().next());
+        let snapshot_class = chosen.map(|one| one.name.clone()).unwrap_or_default();
+        let annotated = class.meta.annotation(CLONE_STRATEGY).and_then(CloneStrategy::of_word);
+        let usual = match (table::clone_strategy(&key), snapshot_class.is_empty()) {
+            (Some(strategy), _) => strategy,
+            (None, false) => CloneStrategy::Snapshot,
+            (None, true) => CloneStrategy::Copy,
+        };
+        Self {
+            class: class.meta.name.clone(),
+            provisioner: class.provisioner.clone(),
+            properties,
+            clone: overrides.clone.or(annotated).unwrap_or(usual),
+            cron_snapshots: overrides.cron_snapshots.unwrap_or_else(|| table::keeps_snapshots(&key)),
+            snapshot_class,
+            minimum: overrides.minimum.or_else(|| table::minimum(&key)).unwrap_or(0),
+            knowledge,
+        }
+    }
+
+    /// The preferred property with these wishes; `None` when the class has none.
+    pub fn choose(&self, modes: &[String], block: Option<bool>) -> Option<&Property> {
+        self.properties.iter().find(|property| {
+            block.is_none_or(|block| property.block == block)
+                && (modes.is_empty() || property.modes.iter().any(|mode| modes.contains(mode)))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn class(provisioner: &str) -> Class {
+        Class { provisioner: provisioner.into(), ..Class::default() }
+    }
+
+    fn snapshot(name: &str, driver: &str, is_default: bool) -> SnapshotClass {
+        SnapshotClass { name: name.into(), driver: driver.into(), is_default }
+    }
+
+    #[test]
+    fn known_provisioners_have_the_tables_properties() {
+        let profile = Profile::of(&class("rbd.csi.ceph.com"), &Overrides::default(), true, &[]);
+        assert_eq!(
+            (profile.properties.len(), profile.properties[0].block, profile.clone),
+            (3, true, CloneStrategy::CsiClone)
+        );
+        assert_eq!(profile.properties[0].modes, ["ReadWriteMany"]);
+        assert_eq!(profile.knowledge, Knowledge::Recognized);
+        let file = profile.choose(&[], Some(false)).unwrap();
+        assert_eq!(file.modes, ["ReadWriteOnce"]);
+        assert_eq!(profile.choose(&["ReadWriteMany".into()], Some(false)), None);
+    }
+
+    #[test]
+    fn unknown_provisioners_are_inferred_from_driver_and_snapshot_classes() {
+        let none = Profile::of(&class("x.example"), &Overrides::default(), false, &[]);
+        assert_eq!(
+            (none.properties.len(), none.clone, none.knowledge),
+            (0, CloneStrategy::Copy, Knowledge::Unknown)
+        );
+        let snapshots = [
+            snapshot("other", "y", true),
+            snapshot("a", "x.example", false),
+            snapshot("b", "x.example", true),
+        ];
+        let csi = Profile::of(&class("x.example"), &Overrides::default(), true, &snapshots);
+        assert_eq!(
+            (csi.clone, csi.snapshot_class.as_str(), csi.properties.len()),
+            (CloneStrategy::Snapshot, "b", 1)
+        );
+        assert!(!csi.properties[0].block);
+    }
+
+    #[test]
+    fn overrides_stand_over_annotation_and_table() {
+        let overrides = Overrides::from(&json!({
+            "metadata": {"annotations": {MINIMUM: "2Gi"}},
+            "spec": {"claimPropertySets": [{"accessModes": ["ReadWriteMany"], "volumeMode": "Block"}], "cloneStrategy": "copy",
+                "dataImportCronSourceFormat": "snapshot", "snapshotClass": "a"},
+        }));
+        let mut class = class("rbd.csi.ceph.com");
+        class.meta.annotations.insert(CLONE_STRATEGY.into(), "snapshot".into());
+        let snapshots = [snapshot("b", "rbd.csi.ceph.com", true), snapshot("a", "rbd.csi.ceph.com", false)];
+        let profile = Profile::of(&class, &overrides, true, &snapshots);
+        assert_eq!(
+            (profile.properties.len(), profile.clone, profile.minimum),
+            (1, CloneStrategy::Copy, 2 << 30)
+        );
+        assert_eq!((profile.snapshot_class.as_str(), profile.cron_snapshots), ("a", true));
+        let annotated = Profile::of(&class, &Overrides::default(), true, &snapshots);
+        assert_eq!((annotated.clone, annotated.snapshot_class.as_str()), (CloneStrategy::Snapshot, "b"));
+    }
+}

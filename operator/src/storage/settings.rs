@@ -1,0 +1,305 @@
+//! CDIConfig: what administrators set for all transfers, and the status that clients read.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::profile::CloneStrategy;
+use super::size::Overhead;
+use crate::storage::seen::{Class, text, texts};
+
+/// Annotation of CDIConfig with the CDI object's `cloneStrategyOverride`. Ours.
+pub const CLONE_STRATEGY: &str = "ferrovirt.io/clone-strategy-override";
+
+/// Annotation of CDIConfig: networks that sources of DataImportCrons may be polled at although they are link-local,
+/// loopback or Services' addresses; with commas between them. Ours.
+pub const POLL_NETWORKS: &str = "ferrovirt.io/cron-source-networks";
+
+/// Settings of transfers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// Overhead of classes that have none of their own.
+    pub overhead: Overhead,
+    /// Overhead by class.
+    pub class_overhead: BTreeMap<String, Overhead>,
+    /// Whether all blocks are reserved when a DataVolume does not say.
+    pub preallocation: bool,
+    /// Registries that are spoken to without verification: `host` or `host:port`.
+    pub insecure_registries: Vec<String>,
+    /// Proxy of importers.
+    pub proxy: Proxy,
+    /// Resources of worker pods.
+    pub resources: Value,
+    /// Secrets for pulling worker images.
+    pub pull_secrets: Vec<String>,
+    /// Whether claims of classes with WaitForFirstConsumer wait for a pod of the user.
+    pub honors_first_consumer: bool,
+    /// Whether every DataVolume may adopt a claim of its name.
+    pub adopts_claims: bool,
+    /// The way of all clones; `None` for that of each class.
+    pub clone_strategy: Option<CloneStrategy>,
+    /// Networks that cron sources may be polled at although they are the node's or Services'.
+    pub poll_networks: Vec<String>,
+}
+
+/// Proxy of importers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Proxy {
+    /// For http.
+    pub http: String,
+    /// For https.
+    pub https: String,
+    /// Hosts that are reached without it.
+    pub exceptions: String,
+    /// ConfigMap in the install namespace with certificates of the proxy; empty for none.
+    pub certificates: String,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self::from(&Value::Null)
+    }
+}
+
+impl From<&Value> for Settings {
+    fn from(config: &Value) -> Self {
+        let spec = &config["spec"];
+        let (overhead, proxy) = (&spec["filesystemOverhead"], &spec["importProxy"]);
+        let by_class = overhead["storageClass"].as_object().into_iter().flatten();
+        let gates = spec["featureGates"].as_array().map(|_| texts(&spec["featureGates"]));
+        let gate = |name: &str| gates.as_ref().is_some_and(|gates| gates.iter().any(|gate| gate == name));
+        let secrets = spec["imagePullSecrets"].as_array().into_iter().flatten();
+        Self {
+            overhead: Overhead::of(&overhead["global"]).unwrap_or_default(),
+            class_overhead: by_class
+                .filter_map(|(class, share)| Some((class.clone(), Overhead::of(share)?)))
+                .collect(),
+            preallocation: spec["preallocation"] == true,
+            insecure_registries: texts(&spec["insecureRegistries"]),
+            proxy: Proxy {
+                http: text(&proxy["HTTPProxy"]),
+                https: text(&proxy["HTTPSProxy"]),
+                exceptions: text(&proxy["noProxy"]),
+                certificates: text(&proxy["trustedCAProxy"]),
+            },
+            resources: resources(&spec["podResourceRequirements"]),
+            pull_secrets: secrets
+                .map(|secret| text(&secret["name"]))
+                .filter(|name| !name.is_empty())
+                .collect(),
+            honors_first_consumer: gates.is_none() || gate("HonorWaitForFirstConsumer"),
+            adopts_claims: gate("DataVolumeClaimAdoption"),
+            clone_strategy: config["metadata"]["annotations"][CLONE_STRATEGY]
+                .as_str()
+                .and_then(CloneStrategy::of_word),
+            poll_networks: config["metadata"]["annotations"][POLL_NETWORKS]
+                .as_str()
+                .into_iter()
+                .flat_map(|text| text.split(','))
+                .map(|network| network.trim().to_owned())
+                .filter(|network| !network.is_empty())
+                .collect(),
+        }
+    }
+}
+
+/// Upstream's resources of worker pods, with what the administrator sets in place of them.
+fn resources(asked: &Value) -> Value {
+    let mut resources = json!({
+        "requests": {"cpu": "100m", "memory": "60M"},
+        "limits": {"cpu": "750m", "memory": "600M"},
+    });
+    for part in ["requests", "limits"] {
+        for (name, amount) in asked[part].as_object().into_iter().flatten() {
+            resources[part][name] = amount.clone();
+        }
+    }
+    resources
+}
+
+impl Settings {
+    /// The overhead of a claim.
+    pub fn overhead_of(&self, class: Option<&str>, block: bool) -> Overhead {
+        if block {
+            return Overhead::NONE;
+        }
+        class.and_then(|class| self.class_overhead.get(class)).copied().unwrap_or(self.overhead)
+    }
+
+    /// Whether a registry is spoken to without verification.
+    pub fn trusts_registry(&self, url: &str) -> bool {
+        let host = url.strip_prefix("docker://").unwrap_or_default().split('/').next().unwrap_or_default();
+        !host.is_empty() && self.insecure_registries.iter().any(|registry| registry == host)
+    }
+}
+
+/// Whether a CDI object is available.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Available(pub bool);
+
+impl From<&Value> for Available {
+    fn from(cdi: &Value) -> Self {
+        let conditions = cdi["status"]["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
+        Self(conditions.iter().any(|one| one["type"] == "Available" && one["status"] == "True"))
+    }
+}
+
+/// The CDI object that counts: the oldest that is not being deleted.
+pub fn effective(all: &[Value]) -> Option<&Value> {
+    let lives = all.iter().filter(|one| one["metadata"]["deletionTimestamp"].is_null());
+    let age = |one: &&Value| {
+        let text = |field: &str| one["metadata"][field].as_str().unwrap_or_default().to_owned();
+        (text("creationTimestamp"), text("name"))
+    };
+    lives.min_by_key(age)
+}
+
+/// A new CDIConfig for a CDI object.
+pub fn config(cdi: &Value, app: &str) -> Value {
+    // It goes with the CDI object.
+    let owner = json!({
+        "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "CDI", "name": cdi["metadata"]["name"],
+        "uid": cdi["metadata"]["uid"],
+    });
+    let empty = json!({
+        "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "CDIConfig",
+        "metadata": {
+            "name": "config", "labels": {"app": app, "cdi.kubevirt.io": ""}, "ownerReferences": [owner],
+        },
+        "spec": {},
+    });
+    adjusted(&empty, cdi).unwrap_or(empty)
+}
+
+/// CDIConfig with `spec.config` and `spec.cloneStrategyOverride` of the CDI object; `None` when it has them.
+pub fn adjusted(config: &Value, cdi: &Value) -> Option<Value> {
+    let mut object = config.clone();
+    let spec = &cdi["spec"]["config"];
+    object["spec"] = if spec.is_null() { json!({}) } else { spec.clone() };
+    match cdi["spec"]["cloneStrategyOverride"].as_str().filter(|strategy| !strategy.is_empty()) {
+        Some(strategy) => object["metadata"]["annotations"][CLONE_STRATEGY] = json!(strategy),
+        None => {
+            let annotations = object.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut);
+            if let Some(annotations) = annotations {
+                annotations.remove(CLONE_STRATEGY);
+            }
+        }
+    }
+    (object["spec"] != config["spec"] || object["metadata"] != config["metadata"]).then_some(object)
+}
+
+/// The status that CDIConfig should have. `host` is that of the upload proxy's Route or Ingress; `authority` signs the
+/// proxy's certificate (PEM). Both may be empty.
+pub fn status(config: &Value, classes: &[Class], host: &str, authority: &str) -> Value {
+    let settings = Settings::from(config);
+    let spec = &config["spec"];
+    let shown = |overhead: Overhead| overhead.share().to_string();
+    let by_class: BTreeMap<&str, String> = classes
+        .iter()
+        .map(|class| {
+            let name = class.meta.name.as_str();
+            (name, shown(settings.overhead_of(Some(name), false)))
+        })
+        .collect();
+    let mut status = json!({
+        "filesystemOverhead": {"global": shown(settings.overhead), "storageClass": by_class},
+        "defaultPodResourceRequirements": settings.resources,
+        "preallocation": settings.preallocation,
+    });
+    let override_url = spec["uploadProxyURLOverride"].as_str().filter(|url| !url.is_empty());
+    for (field, value) in [("uploadProxyURL", override_url.unwrap_or(host)), ("uploadProxyCA", authority)] {
+        if !value.is_empty() {
+            status[field] = json!(value);
+        }
+    }
+    let scratch = spec["scratchSpaceStorageClass"]
+        .as_str()
+        .filter(|name| classes.iter().any(|one| one.meta.name == *name));
+    let default = classes.iter().find(|class| class.is_default()).map(|class| class.meta.name.as_str());
+    if let Some(class) = scratch.or(default) {
+        status["scratchSpaceStorageClass"] = json!(class);
+    }
+    for field in ["importProxy", "imagePullSecrets"] {
+        if !spec[field].is_null() {
+            status[field] = spec[field].clone();
+        }
+    }
+    status
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_have_upstreams_defaults() {
+        let settings = Settings::default();
+        assert_eq!(
+            (settings.overhead, settings.preallocation, settings.honors_first_consumer),
+            (Overhead::default(), false, true)
+        );
+        assert_eq!(settings.resources["limits"]["memory"], "600M");
+        assert!(!settings.adopts_claims);
+    }
+
+    #[test]
+    fn the_oldest_cdi_object_sets_the_configuration() {
+        let cdi = |name: &str, created: &str, spec: Value| json!({"metadata": {"name": name, "creationTimestamp": created}, "spec": spec});
+        let set = json!({"config": {"preallocation": true}, "cloneStrategyOverride": "copy"});
+        let all = [cdi("b", "2026-01-02T00:00:00Z", json!({})), cdi("a", "2026-01-01T00:00:00Z", set)];
+        let chosen = effective(&all).unwrap();
+        assert_eq!((&chosen["metadata"]["name"], effective(&[])), (&json!("a"), None));
+        let made = config(chosen, "app");
+        let settings = Settings::from(&made);
+        assert!(settings.preallocation && settings.clone_strategy == Some(CloneStrategy::Copy));
+        assert_eq!(adjusted(&made, chosen), None);
+        let reset = adjusted(&made, &all[0]).unwrap();
+        assert_eq!((&reset["spec"], &reset["metadata"]["annotations"]), (&json!({}), &json!({})));
+        assert_eq!(adjusted(&reset, &all[0]), None);
+        let plain = json!({"metadata": {"name": "config"}, "spec": {}});
+        assert_eq!(adjusted(&plain, &all[0]), None);
+    }
+
+    #[test]
+    fn settings_are_read() {
+        let settings = Settings::from(&json!({"spec": {
+            "filesystemOverhead": {"global": "0.1", "storageClass": {"fast": "0", "odd": "x"}},
+            "featureGates": ["DataVolumeClaimAdoption"],
+            "insecureRegistries": ["reg:5000"],
+            "podResourceRequirements": {"limits": {"memory": "1G"}},
+            "imagePullSecrets": [{"name": "pull"}],
+        }}));
+        assert_eq!(settings.overhead_of(Some("fast"), false), Overhead::NONE);
+        assert_eq!(settings.overhead_of(Some("odd"), false), Overhead::parse("0.1").unwrap());
+        assert_eq!(settings.overhead_of(None, true), Overhead::NONE);
+        assert!(settings.adopts_claims && !settings.honors_first_consumer);
+        assert!(
+            settings.trusts_registry("docker://reg:5000/a/b") && !settings.trusts_registry("docker://reg/a")
+        );
+        assert_eq!(
+            (&settings.resources["limits"]["memory"], &settings.resources["limits"]["cpu"]),
+            (&json!("1G"), &json!("750m"))
+        );
+        assert_eq!(settings.pull_secrets, ["pull"]);
+    }
+
+    #[test]
+    fn the_status_names_every_class_and_the_proxy() {
+        let mut class = Class { provisioner: "p".into(), ..Class::default() };
+        class.meta.name = "fast".into();
+        class.meta.annotations.insert("storageclass.kubernetes.io/is-default-class".into(), "true".into());
+        let shown = status(
+            &json!({"spec": {"filesystemOverhead": {"global": "0.1"}}}),
+            &[class],
+            "upload.example",
+            "PEM",
+        );
+        assert_eq!(shown["filesystemOverhead"], json!({"global": "0.1", "storageClass": {"fast": "0.1"}}));
+        assert_eq!(
+            (&shown["uploadProxyURL"], &shown["scratchSpaceStorageClass"]),
+            (&json!("upload.example"), &json!("fast"))
+        );
+        let config = json!({"spec": {"uploadProxyURLOverride": "mine"}});
+        assert_eq!(status(&config, &[], "upload.example", "")["uploadProxyURL"], "mine");
+    }
+}

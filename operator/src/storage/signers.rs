@@ -1,0 +1,213 @@
+//! Certificates of transfers: three authorities in Secrets of the platform's namespace, each with its bundle, and the
+//! certificates that they sign.
+//!
+//! | authority | signs | trusted by |
+//! |---|---|---|
+//! | cdi-uploadproxy-signer | the upload proxy's server | clients of uploads |
+//! | cdi-uploadserver-signer | each upload server | upload proxy, sending pods of clones |
+//! | cdi-uploadserver-client-signer | the upload proxy as client, sending pods of clones | upload servers |
+//!
+//! Not here: storing and replacing authorities ([`crate::authority`]); keys of tokens (`keys`).
+
+use std::sync::{PoisonError, RwLock};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use cluster::Client;
+use serve::authority::{Identity, Intervals, Profile, Step, Store};
+
+use crate::authority::Keeper;
+
+/// Upstream's times.
+const INTERVALS: Intervals = Intervals {
+    ca_rotate: hours(48),
+    ca_overlap: hours(24),
+    cert_rotate: hours(24),
+    cert_overlap: hours(12),
+};
+/// How long an upload server waits for its upload. A transfer that begins then has as long again until its certificate's
+/// authority leaves the bundle.
+pub const DEADLINE: Duration = hours(12);
+
+const PROXY_SIGNER: &str = "cdi-uploadproxy-signer";
+const SERVER_SIGNER: &str = "cdi-uploadserver-signer";
+const CLIENT_SIGNER: &str = "cdi-uploadserver-client-signer";
+/// The Secrets that the upload proxy mounts.
+const PROXY_SECRET: &str = "cdi-uploadproxy-server-cert";
+const PROXY_CLIENT_SECRET: &str = "cdi-uploadserver-client-cert";
+/// Entry of the bundles' ConfigMaps.
+const ENTRY: &str = "ca-bundle.crt";
+/// Name of an authority's only stored certificate.
+const LEAF: &str = "leaf";
+
+const fn hours(hours: u64) -> Duration {
+    Duration::from_secs(hours * 3600)
+}
+
+/// The authorities as they are now.
+#[derive(Clone, Debug, Default)]
+struct Known {
+    proxy: Store,
+    servers: Store,
+    clients: Store,
+}
+
+/// Signs certificates of transfers.
+#[derive(Debug, Default)]
+pub struct Signers(RwLock<Known>);
+
+/// A certificate with the bundle that its peer is verified by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Issued {
+    /// Certificate and key.
+    pub identity: Identity,
+    /// Authorities of the other side, PEM.
+    pub trusted: String,
+}
+
+impl Signers {
+    /// Does what is due, and publishes it.
+    ///
+    /// # Errors
+    /// Those of the API server; what was known before stays in use.
+    pub(super) async fn look(&self, client: &Client, namespace: &str) -> cluster::Result<()> {
+        let now = now();
+        let keeper =
+            |secret, bundle| Keeper { client, namespace, secret, bundle, entry: ENTRY, intervals: INTERVALS };
+        let of_proxy = keeper(PROXY_SIGNER, "cdi-uploadproxy-signer-bundle");
+        let proxy = of_proxy.advance(&[LEAF], |_| proxy_profile(namespace), now).await?;
+        let of_clients = keeper(CLIENT_SIGNER, "cdi-uploadserver-client-signer-bundle");
+        let client_profile = |_: &str| client_profile(api::upload::PROXY_CLIENT);
+        let clients = of_clients.advance(&[LEAF], client_profile, now).await?;
+        let of_servers = keeper(SERVER_SIGNER, "cdi-uploadserver-signer-bundle");
+        let servers = of_servers.advance(&[], |_| server_profile(""), now).await?;
+        for (keeper, store, secret) in
+            [(&of_proxy, &proxy, PROXY_SECRET), (&of_clients, &clients, PROXY_CLIENT_SECRET)]
+        {
+            if let Some(leaf) = store.leaves.get(LEAF) {
+                keeper.deliver(secret, &leaf.identity).await?;
+            }
+        }
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Known { proxy, servers, clients };
+        Ok(())
+    }
+
+    fn known(&self) -> Known {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The bundle that clients of the upload proxy trust, PEM; empty before the first look.
+    pub fn proxy_bundle(&self) -> String {
+        self.known().proxy.bundle()
+    }
+
+    /// A certificate for the upload server with this host name.
+    ///
+    /// # Errors
+    /// When no authority is known yet.
+    pub fn server(&self, host: &str) -> cluster::Result<Issued> {
+        let known = self.known();
+        let identity = issue(&known.servers, SERVER_SIGNER, &server_profile(host), now())?;
+        Ok(Issued { identity, trusted: known.clients.bundle() })
+    }
+
+    /// A certificate for a client of upload servers with this common name.
+    ///
+    /// # Errors
+    /// When no authority is known yet.
+    pub fn client(&self, name: &str) -> cluster::Result<Issued> {
+        let known = self.known();
+        let identity = issue(&known.clients, CLIENT_SIGNER, &client_profile(name), now())?;
+        Ok(Issued { identity, trusted: known.servers.bundle() })
+    }
+}
+
+/// Seconds of Unix time.
+pub fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// Signs a certificate that is not stored, by the authority that its peers know.
+fn issue(store: &Store, authority: &str, profile: &Profile, now: u64) -> cluster::Result<Identity> {
+    const NAME: &str = "issued";
+    let unknown = || {
+        let text = format!("authority {authority} is not ready yet");
+        cluster::Error::new(cluster::Kind::Unreadable, text)
+    };
+    let mut fresh = Store { authorities: store.authorities.clone(), ..Store::default() };
+    // An authority that is due for its successor signs until the successor is published.
+    let newest = fresh.authorities.last().ok_or_else(unknown)?.from;
+    let at = now.clamp(newest, newest.saturating_add(INTERVALS.ca_rotate.as_secs().saturating_sub(1)));
+    let Some(step @ Step::Sign(..)) = fresh.plan([NAME], INTERVALS, at) else { return Err(unknown()) };
+    fresh = fresh.apply(&step, authority, profile, INTERVALS, now).map_err(|error| {
+        let text = format!("cannot sign; delete the Secret {authority} to begin again");
+        cluster::Error::caused(cluster::Kind::Input, text, error)
+    })?;
+    fresh.leaves.remove(NAME).map(|leaf| leaf.identity).ok_or_else(unknown)
+}
+
+fn proxy_profile(namespace: &str) -> Profile {
+    const SERVICE: &str = "cdi-uploadproxy";
+    Profile {
+        common_name: SERVICE.to_owned(),
+        names: ["", ".svc"].map(|end| format!("{SERVICE}.{namespace}{end}")).into(),
+        server: true,
+        client: false,
+    }
+}
+
+fn server_profile(host: &str) -> Profile {
+    Profile {
+        common_name: "uploadserver".to_owned(),
+        names: vec![host.to_owned()],
+        server: true,
+        client: false,
+    }
+}
+
+fn client_profile(name: &str) -> Profile {
+    Profile { common_name: name.to_owned(), names: Vec::new(), server: false, client: true }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with_authority(store: &Store, name: &str, now: u64) -> Store {
+        store.apply(&Step::Authority, name, &server_profile(""), INTERVALS, now).unwrap()
+    }
+
+    #[test]
+    fn certificates_are_signed_by_an_authority_that_peers_know() {
+        let signers = Signers::default();
+        assert!(signers.server("a.b.svc").is_err(), "there is no authority yet");
+        let (old, now) = (now() - 48 * 3600, now());
+        let servers = with_authority(&Store::default(), SERVER_SIGNER, old);
+        let clients = with_authority(&Store::default(), CLIENT_SIGNER, now);
+        *signers.0.write().unwrap() =
+            Known { servers: servers.clone(), clients: clients.clone(), ..Known::default() };
+        // One that is due for its successor still signs.
+        let server = signers.server("a.b.svc").unwrap();
+        assert_eq!(server.trusted, clients.bundle());
+        assert!(server.identity.certificate.contains("BEGIN CERTIFICATE"));
+        // A successor that was made this second is not known to everybody.
+        let both = with_authority(&servers, SERVER_SIGNER, now);
+        let by = |store: &Store| {
+            let profile = server_profile("x");
+            let identity = issue(store, SERVER_SIGNER, &profile, now).unwrap();
+            let mut fresh = Store { authorities: store.authorities.clone(), ..Store::default() };
+            let step = fresh.plan(["x"], INTERVALS, now).unwrap();
+            fresh = fresh.apply(&step, SERVER_SIGNER, &profile, INTERVALS, now).unwrap();
+            assert_eq!(identity.from, fresh.leaves["x"].identity.from);
+            fresh.leaves["x"].signed_by
+        };
+        assert_eq!(by(&both), old);
+    }
+
+    #[test]
+    fn certificates_have_the_names_that_the_other_side_checks() {
+        assert!(proxy_profile("cdi").names.contains(&"cdi-uploadproxy.cdi.svc".to_owned()));
+        let client = client_profile(api::upload::PROXY_CLIENT);
+        assert!(client.client && !client.server);
+        assert_eq!(client.common_name, "client.upload-server.cdi.kubevirt.io");
+    }
+}

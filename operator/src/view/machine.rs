@@ -1,0 +1,102 @@
+//! `VirtualMachine` as controllers see it.
+
+use api::kubevirt::{FlavorReference, FlavorStatus, StateChangeRequest};
+use serde::{Deserialize, Serialize};
+use virt::instancetype::Which;
+
+use super::{Condition, Meta, VolumeSource};
+
+/// A VirtualMachine.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Machine {
+    pub(crate) metadata: Meta,
+    pub(crate) spec: MachineSpec,
+    pub(crate) status: MachineStatus,
+}
+
+/// Its spec.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct MachineSpec {
+    pub(crate) running: Option<bool>,
+    pub(crate) run_strategy: Option<String>,
+    pub(crate) template: Template,
+    pub(crate) data_volume_templates: Vec<DataVolumeTemplate>,
+    pub(crate) instancetype: Option<FlavorReference>,
+    pub(crate) preference: Option<FlavorReference>,
+}
+
+/// The template of its instances.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Template {
+    pub(crate) spec: TemplateSpec,
+}
+
+/// The spec of its instances.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(crate) struct TemplateSpec {
+    pub(crate) volumes: Vec<VolumeSource>,
+}
+
+/// A DataVolume that is created with the VM.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(crate) struct DataVolumeTemplate {
+    pub(crate) metadata: TemplateMeta,
+}
+
+/// Metadata of a template.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(crate) struct TemplateMeta {
+    pub(crate) name: String,
+}
+
+/// The part of its status that the VM controller writes.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct MachineStatus {
+    pub(crate) printable_status: String,
+    pub(crate) created: bool,
+    pub(crate) ready: bool,
+    pub(crate) run_strategy: String,
+    pub(crate) conditions: Vec<Condition>,
+    pub(crate) state_change_requests: Vec<StateChangeRequest>,
+    pub(crate) start_failure: Option<StartFailure>,
+    pub(crate) observed_generation: u64,
+    pub(crate) desired_generation: u64,
+    pub(crate) instancetype_ref: Option<FlavorStatus>,
+    pub(crate) preference_ref: Option<FlavorStatus>,
+}
+
+impl Machine {
+    /// What the VM refers to, and what its status says about it.
+    pub(crate) fn flavor(&self, which: Which) -> (Option<&FlavorReference>, Option<&FlavorStatus>) {
+        let (spec, status) = (&self.spec, &self.status);
+        match which {
+            Which::Instancetype => (spec.instancetype.as_ref(), status.instancetype_ref.as_ref()),
+            Which::Preference => (spec.preference.as_ref(), status.preference_ref.as_ref()),
+        }
+    }
+}
+
+/// Starts in a row that failed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct StartFailure {
+    pub(crate) consecutive_fail_count: u32,
+    #[serde(rename = "lastFailedVMIUID")]
+    pub(crate) last_failed_uid: String,
+    /// RFC 3339.
+    pub(crate) retry_after_timestamp: String,
+}
+
+/// A cache keeps what was read.
+impl From<&Self> for Machine {
+    fn from(read: &Self) -> Self {
+        read.clone()
+    }
+}

@@ -1,0 +1,21 @@
+//! Objects as controllers see them: of every kind, only the fields that decisions are made on.
+//!
+//! The types have the shape of the objects and are read straight from the API server's JSON; fields that they do not name
+//! are skipped while reading and take no memory. Not here: full objects (read again before a write that needs them), and
+//! how collections are followed.
+
+mod instance;
+mod machine;
+mod meta;
+mod node;
+mod pod;
+mod set;
+mod volume;
+
+pub(crate) use instance::{Instance, InterfaceStatus, MigrationState, PhaseTransition, VolumeEntry};
+pub(crate) use machine::{Machine, MachineStatus, StartFailure};
+pub(crate) use meta::{Condition, Meta, condition, is_false, is_true};
+pub(crate) use node::Node;
+pub(crate) use pod::Pod;
+pub(crate) use set::{Pool, ReplicaSet, SetStatus};
+pub(crate) use volume::{Claim, DataVolume, TransferConfig, VolumeSource};

@@ -1,0 +1,32 @@
+//! Nodes as controllers see them.
+
+use serde::Deserialize;
+
+use super::Meta;
+
+/// A Node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Node {
+    pub(crate) metadata: Meta,
+}
+
+impl Node {
+    /// Whether an agent offers the node to instances.
+    pub(crate) fn schedulable(&self) -> bool {
+        self.metadata.label("kubevirt.io/schedulable") == Some("true")
+    }
+
+    /// When the agent last reported, in seconds since 1970; `None` if it never did.
+    pub(crate) fn heartbeat(&self) -> Option<u64> {
+        let text = self.metadata.annotation("kubevirt.io/heartbeat")?;
+        u64::try_from(text.parse::<jiff::Timestamp>().ok()?.as_second()).ok()
+    }
+}
+
+/// A cache keeps what was read.
+impl From<&Self> for Node {
+    fn from(read: &Self) -> Self {
+        read.clone()
+    }
+}

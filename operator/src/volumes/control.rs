@@ -1,0 +1,142 @@
+//! Follows claims, PVs, classes and capacities, and writes what [`super::plan`] decides.
+
+use std::time::Duration;
+
+use cluster::cache::Index;
+use cluster::{Cache, Client, Key, Outcome, Queue, Scope};
+use serde::de::IgnoredAny;
+use serde_json::{Value, json};
+
+use super::plan::{self, Around, ForClaim};
+use super::seen::{
+    CAPACITIES, CLAIMS, CLASSES, Capacity, Claim, Class, DAEMON_SETS, DaemonSet, NODE_LABEL, SELECTED_NODE,
+    VOLUMES, Volume,
+};
+
+/// Writes at once.
+const WORKERS: usize = 8;
+/// Time until a claim without room is looked at again.
+const WAIT: Duration = Duration::from_secs(5);
+
+/// A key of the queue.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Work {
+    Claim(Key),
+    Volume(Key),
+}
+
+struct Controller {
+    client: Client,
+    claims: Cache<Claim>,
+    volumes: Cache<Volume>,
+    classes: Cache<Class>,
+    capacities: Cache<Capacity>,
+    by_class: Index,
+    daemon_sets: Cache<DaemonSet>,
+}
+
+/// Labels claims and PVs until `stop`.
+pub async fn run(client: Client, stop: impl Future<Output = ()>) {
+    let queue: Queue<Work> = Queue::new();
+    let all = Scope::all();
+    let feed = queue.clone();
+    let claims = Cache::<Claim>::builder()
+        .on_change(move |change| {
+            if change.after.is_some_and(|claim| claim.ours) {
+                feed.add(Work::Claim(change.key.clone()));
+            }
+        })
+        .start::<Value>(&client, CLAIMS, &all);
+    let feed = queue.clone();
+    let volumes = Cache::<Volume>::builder()
+        .on_change(move |change| {
+            feed.add(Work::Volume(change.key.clone()));
+            if let Some((namespace, name)) = change.after.and_then(|volume| volume.claim.as_ref()) {
+                feed.add(Work::Claim(Key::new(namespace, name)));
+            }
+        })
+        .start::<Value>(&client, VOLUMES, &all);
+    let classes = Cache::<Class>::builder().start::<Value>(&client, CLASSES, &all);
+    let mut capacities = Cache::<Capacity>::builder();
+    let by_class = capacities.index(|_, capacity| vec![capacity.class.clone()]);
+    let capacities = capacities.start::<Value>(&client, CAPACITIES, &all);
+    let ours = all.clone().labels("k8s-app=hostpath-provisioner");
+    let daemon_sets = Cache::<DaemonSet>::builder().start::<Value>(&client, DAEMON_SETS, &ours);
+    claims.synced().await;
+    volumes.synced().await;
+    classes.synced().await;
+    daemon_sets.synced().await;
+    let controller = std::sync::Arc::new(Controller {
+        client,
+        claims,
+        volumes,
+        classes,
+        capacities,
+        by_class,
+        daemon_sets,
+    });
+    let work = move |work: Work| {
+        let controller = std::sync::Arc::clone(&controller);
+        async move {
+            match work {
+                Work::Claim(key) => controller.claim(&key).await,
+                Work::Volume(key) => controller.volume(&key).await,
+            }
+        }
+    };
+    queue.run(WORKERS, stop, work).await;
+}
+
+impl Controller {
+    async fn claim(&self, key: &Key) -> Outcome {
+        let Some(claim) = self.claims.get(key) else { return Outcome::Done };
+        let class = claim.class.as_deref().and_then(|name| self.classes.get(&Key::cluster(name)));
+        let volume = claim.volume.as_deref().and_then(|name| self.volumes.get(&Key::cluster(name)));
+        let source =
+            claim.source.as_deref().and_then(|name| self.claims.get(&Key::new(key.namespace(), name)));
+        let around = Around {
+            class: class.as_deref(),
+            volume: volume.as_deref(),
+            source: source.as_ref().and_then(|source| source.label.as_deref()),
+            stock: self.daemon_sets.all().iter().any(|(_, set)| set.provisions),
+        };
+        let capacities = self.capacities.by(self.by_class, claim.class.as_deref().unwrap_or_default());
+        let capacities: Vec<&Capacity> = capacities.iter().map(|(_, one)| one.as_ref()).collect();
+        let patch = match plan::for_claim(&claim, around, &capacities) {
+            ForClaim::Nothing => return Outcome::Done,
+            ForClaim::Wait => return Outcome::After(WAIT),
+            ForClaim::Label(node) => json!({"metadata": {"uid": claim.uid, "labels": {NODE_LABEL: node}}}),
+            ForClaim::Choose(node) => json!({"metadata": {
+                "uid": claim.uid,
+                "annotations": {SELECTED_NODE: node},
+                "labels": {NODE_LABEL: node},
+            }}),
+        };
+        match self.client.merge_patch::<IgnoredAny>(CLAIMS, key, &patch).await {
+            Ok(_) => {
+                tracing::debug!(claim = %key, %patch, "claim labelled");
+                Outcome::Done
+            }
+            Err(error) if error.is_not_found() || error.is_conflict() => Outcome::Done,
+            Err(error) => {
+                tracing::warn!(claim = %key, error = error.chain(), "cannot label the claim with its node");
+                Outcome::Retry
+            }
+        }
+    }
+
+    async fn volume(&self, key: &Key) -> Outcome {
+        let Some(volume) = self.volumes.get(key) else { return Outcome::Done };
+        let Some(node) = plan::for_volume(&volume) else { return Outcome::Done };
+        let patch = json!({"metadata": {"labels": {NODE_LABEL: node}}});
+        let written = self.client.merge_patch::<IgnoredAny>(VOLUMES, key, &patch).await;
+        match written {
+            Ok(_) => Outcome::Done,
+            Err(error) if error.is_not_found() || error.is_conflict() => Outcome::Done,
+            Err(error) => {
+                tracing::warn!(volume = %key, error = error.chain(), "cannot label the PV with its node");
+                Outcome::Retry
+            }
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Which node a claim or PV is labelled with, decided on what is known. Pure, tested as tables.
+
+use super::seen::{Capacity, Claim, Class, Volume};
+
+/// The change of a claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ForClaim {
+    /// Nothing.
+    Nothing,
+    /// The label of this node; `None`: no label, because no node is chosen any more.
+    Label(Option<String>),
+    /// This node is chosen: annotation and label.
+    Choose(String),
+    /// No node has room: look again when capacities change.
+    Wait,
+}
+
+/// The objects that a claim refers to.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Around<'a> {
+    /// Its class.
+    pub class: Option<&'a Class>,
+    /// The PV that it is bound to.
+    pub volume: Option<&'a Volume>,
+    /// The node of the claim that it is a clone of.
+    pub source: Option<&'a str>,
+    /// Whether stock csi-provisioner chooses.
+    pub stock: bool,
+}
+
+/// Decides about a claim; `capacities` are those of its class.
+pub fn for_claim(claim: &Claim, around: Around<'_>, capacities: &[&Capacity]) -> ForClaim {
+    if !claim.ours || claim.deleting {
+        return ForClaim::Nothing;
+    }
+    let label = |node: Option<&String>| {
+        if claim.label.as_ref() == node { ForClaim::Nothing } else { ForClaim::Label(node.cloned()) }
+    };
+    if claim.volume.is_some() {
+        // The PV may not be known yet: what is written stays until it is.
+        return around.volume.map_or(ForClaim::Nothing, |volume| label(volume.node.as_ref()));
+    }
+    if claim.selected.is_some() {
+        return label(claim.selected.as_ref());
+    }
+    let chosen_here = around.class.is_some_and(|class| class.ours && class.immediate) && !around.stock;
+    if !chosen_here || claim.other_source {
+        return label(None);
+    }
+    if let Some(node) = around.source {
+        return ForClaim::Choose(node.to_owned());
+    }
+    if claim.source.is_some() {
+        return ForClaim::Wait;
+    }
+    let fits = |one: &&&Capacity| one.largest.unwrap_or(one.available) >= claim.request && one.node.is_some();
+    let most = capacities
+        .iter()
+        .filter(fits)
+        .max_by(|a, b| a.available.cmp(&b.available).then_with(|| b.node.cmp(&a.node)));
+    most.and_then(|one| one.node.clone()).map_or(ForClaim::Wait, ForClaim::Choose)
+}
+
+/// The label that a PV is to get, if it has another one.
+pub fn for_volume(volume: &Volume) -> Option<&str> {
+    volume.node.as_deref().filter(|node| volume.label.as_deref() != Some(*node))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claim() -> Claim {
+        Claim { ours: true, uid: "u".into(), class: Some("c".into()), request: 10, ..Claim::default() }
+    }
+
+    fn some(text: &str) -> Option<String> {
+        Some(text.to_owned())
+    }
+
+    #[test]
+    fn a_claim_gets_the_node_that_was_chosen() {
+        let late = Class { ours: true, immediate: false };
+        let at_once = Class { ours: true, immediate: true };
+        let bound = Volume { node: some("n2"), ..Volume::default() };
+        let capacity = |node: &str, available| Capacity {
+            class: "c".into(),
+            node: some(node),
+            available,
+            largest: Some(available),
+        };
+        let (small, one, two) = (capacity("n3", 9), capacity("n1", 50), capacity("n2", 60));
+        let all = [&small, &one, &two];
+        let on = |class| Around { class: Some(class), ..Around::default() };
+        let cases: Vec<(Claim, Around<'_>, &[&Capacity], ForClaim)> = vec![
+            (Claim::default(), on(&late), &all, ForClaim::Nothing),
+            (claim(), on(&late), &all, ForClaim::Nothing),
+            (Claim { selected: some("n1"), ..claim() }, on(&late), &all, ForClaim::Label(some("n1"))),
+            (
+                Claim { selected: some("n1"), label: some("n1"), ..claim() },
+                on(&late),
+                &all,
+                ForClaim::Nothing,
+            ),
+            (Claim { label: some("n1"), ..claim() }, on(&late), &all, ForClaim::Label(None)),
+            (claim(), on(&at_once), &all, ForClaim::Choose("n2".into())),
+            (Claim { request: 70, ..claim() }, on(&at_once), &all, ForClaim::Wait),
+            (claim(), Around { stock: true, ..on(&at_once) }, &all, ForClaim::Nothing),
+            (Claim { other_source: true, ..claim() }, on(&at_once), &all, ForClaim::Nothing),
+            (
+                Claim { source: some("golden"), ..claim() },
+                Around { source: Some("n1"), ..on(&at_once) },
+                &all,
+                ForClaim::Choose("n1".into()),
+            ),
+            (Claim { source: some("golden"), ..claim() }, on(&at_once), &all, ForClaim::Wait),
+            (
+                Claim { volume: some("pv"), ..claim() },
+                Around { volume: Some(&bound), ..on(&late) },
+                &all,
+                ForClaim::Label(some("n2")),
+            ),
+            (Claim { volume: some("pv"), label: some("n2"), ..claim() }, on(&late), &all, ForClaim::Nothing),
+            (Claim { deleting: true, ..claim() }, on(&at_once), &all, ForClaim::Nothing),
+        ];
+        for (claim, around, capacities, expected) in cases {
+            assert_eq!(for_claim(&claim, around, capacities), expected, "{claim:?} {around:?}");
+        }
+    }
+
+    #[test]
+    fn a_volume_gets_the_node_of_its_affinity() {
+        let volume = |node: Option<&str>, label: Option<&str>| Volume {
+            node: node.map(str::to_owned),
+            label: label.map(str::to_owned),
+            claim: None,
+        };
+        for (volume, expected) in [
+            (volume(None, None), None),
+            (volume(Some("n1"), None), Some("n1")),
+            (volume(Some("n1"), Some("n2")), Some("n1")),
+            (volume(Some("n1"), Some("n1")), None),
+        ] {
+            assert_eq!(for_volume(&volume), expected, "{volume:?}");
+        }
+    }
+}

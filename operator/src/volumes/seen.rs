@@ -1,0 +1,180 @@
+//! Claims, PVs, classes and capacities, reduced to the fields that decide on a node.
+
+use std::collections::BTreeMap;
+
+use cluster::Resource;
+use serde_json::Value;
+
+/// The driver of the volumes that agents make.
+pub const DRIVER: &str = "kubevirt.io.hostpath-provisioner";
+/// Label of claims and PVs: the node of the agent that serves them (virt-agent reads it).
+pub const NODE_LABEL: &str = "ferrovirt.io/node";
+/// Annotation of a claim: the node that was chosen for it.
+pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+/// Key of the driver's topology.
+const TOPOLOGY: &str = "topology.hostpath.csi/node";
+
+/// Claims.
+pub const CLAIMS: Resource = Resource::namespaced("", "v1", "persistentvolumeclaims");
+/// PVs.
+pub const VOLUMES: Resource = Resource::cluster("", "v1", "persistentvolumes");
+/// StorageClasses.
+pub const CLASSES: Resource = Resource::cluster("storage.k8s.io", "v1", "storageclasses");
+/// CSIStorageCapacities.
+pub const CAPACITIES: Resource = Resource::namespaced("storage.k8s.io", "v1", "csistoragecapacities");
+/// DaemonSets.
+pub const DAEMON_SETS: Resource = Resource::namespaced("apps", "v1", "daemonsets");
+
+fn text(object: &Value, path: &str) -> Option<String> {
+    object.pointer(path).and_then(Value::as_str).filter(|text| !text.is_empty()).map(str::to_owned)
+}
+
+fn entry(object: &Value, path: &str, key: &str) -> Option<String> {
+    let value = object.pointer(path)?.get(key)?.as_str()?;
+    (!value.is_empty()).then(|| value.to_owned())
+}
+
+fn bytes(object: &Value, path: &str) -> Option<u64> {
+    text(object, path).and_then(|text| api::quantity::bytes(&text).ok())
+}
+
+/// A claim; of a claim that is another driver's, nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Claim {
+    /// Whether the driver is to make its volume, or made it.
+    pub ours: bool,
+    /// Whether it is being deleted.
+    pub deleting: bool,
+    /// Its uid.
+    pub uid: String,
+    /// Its StorageClass.
+    pub class: Option<String>,
+    /// The PV that it is bound to.
+    pub volume: Option<String>,
+    /// The node that was chosen.
+    pub selected: Option<String>,
+    /// The node that its label names.
+    pub label: Option<String>,
+    /// Bytes that it asks for.
+    pub request: u64,
+    /// The claim that it is a clone of.
+    pub source: Option<String>,
+    /// Whether another program fills it, or a snapshot does.
+    pub other_source: bool,
+}
+
+impl From<&Value> for Claim {
+    fn from(object: &Value) -> Self {
+        let annotation = |key: &str| entry(object, "/metadata/annotations", key);
+        let provisioner = annotation("volume.kubernetes.io/storage-provisioner")
+            .or_else(|| annotation("volume.beta.kubernetes.io/storage-provisioner"));
+        if provisioner.as_deref() != Some(DRIVER) {
+            return Self::default();
+        }
+        let kind = text(object, "/spec/dataSourceRef/kind").or_else(|| text(object, "/spec/dataSource/kind"));
+        let name = text(object, "/spec/dataSourceRef/name").or_else(|| text(object, "/spec/dataSource/name"));
+        let is_claim = kind.as_deref() == Some("PersistentVolumeClaim");
+        Self {
+            ours: true,
+            deleting: object.pointer("/metadata/deletionTimestamp").is_some(),
+            uid: text(object, "/metadata/uid").unwrap_or_default(),
+            class: text(object, "/spec/storageClassName"),
+            volume: text(object, "/spec/volumeName"),
+            selected: annotation(SELECTED_NODE),
+            label: entry(object, "/metadata/labels", NODE_LABEL),
+            request: bytes(object, "/spec/resources/requests/storage").unwrap_or(0),
+            source: name.filter(|_| is_claim),
+            other_source: kind.is_some() && !is_claim,
+        }
+    }
+}
+
+/// A PV; of one that is another driver's, nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Volume {
+    /// The node on which it can be used; `None` of another driver's, and of a shared pool's.
+    pub node: Option<String>,
+    /// The node that its label names.
+    pub label: Option<String>,
+    /// The claim that it is bound to: namespace and name.
+    pub claim: Option<(String, String)>,
+}
+
+impl From<&Value> for Volume {
+    fn from(object: &Value) -> Self {
+        if text(object, "/spec/csi/driver").as_deref() != Some(DRIVER) {
+            return Self::default();
+        }
+        let terms = object.pointer("/spec/nodeAffinity/required/nodeSelectorTerms").and_then(Value::as_array);
+        let node = terms.into_iter().flatten().find_map(|term| {
+            let all = term.get("matchExpressions").and_then(Value::as_array)?;
+            let ours = all.iter().find(|one| text(one, "/key").as_deref() == Some(TOPOLOGY))?;
+            text(ours, "/values/0")
+        });
+        Self {
+            node,
+            label: entry(object, "/metadata/labels", NODE_LABEL),
+            claim: text(object, "/spec/claimRef/namespace").zip(text(object, "/spec/claimRef/name")),
+        }
+    }
+}
+
+/// A StorageClass.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Class {
+    /// Whether it is the driver's.
+    pub ours: bool,
+    /// Whether claims are bound before a pod uses them.
+    pub immediate: bool,
+}
+
+impl From<&Value> for Class {
+    fn from(object: &Value) -> Self {
+        Self {
+            ours: text(object, "/provisioner").as_deref() == Some(DRIVER),
+            immediate: text(object, "/volumeBindingMode").as_deref() != Some("WaitForFirstConsumer"),
+        }
+    }
+}
+
+/// The room that a node has left for a class.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Capacity {
+    /// The StorageClass.
+    pub class: String,
+    /// The node; `None` of another driver's.
+    pub node: Option<String>,
+    /// Bytes of all volumes together.
+    pub available: u64,
+    /// Bytes of the largest volume.
+    pub largest: Option<u64>,
+}
+
+impl From<&Value> for Capacity {
+    fn from(object: &Value) -> Self {
+        Self {
+            class: text(object, "/storageClassName").unwrap_or_default(),
+            node: entry(object, "/nodeTopology/matchLabels", TOPOLOGY),
+            available: bytes(object, "/capacity").unwrap_or(0),
+            largest: bytes(object, "/maximumVolumeSize"),
+        }
+    }
+}
+
+/// A DaemonSet: whether it has stock csi-provisioner for the driver.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DaemonSet {
+    /// Whether stock csi-provisioner serves the claims.
+    pub provisions: bool,
+}
+
+impl From<&Value> for DaemonSet {
+    fn from(object: &Value) -> Self {
+        let containers = object.pointer("/spec/template/spec/containers").and_then(Value::as_array);
+        let names: BTreeMap<String, ()> =
+            containers.into_iter().flatten().filter_map(|one| Some((text(one, "/name")?, ()))).collect();
+        Self {
+            provisions: names.contains_key("hostpath-provisioner") && names.contains_key("csi-provisioner"),
+        }
+    }
+}
