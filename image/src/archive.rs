@@ -24,7 +24,7 @@ pub struct Tag {
 }
 
 impl Tag {
-    /// What a pod writes as its `image`.
+    /// The reference for a pod's `image`.
     pub fn reference(&self) -> String {
         format!("{}:{}", self.repository, self.name)
     }

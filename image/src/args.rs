@@ -1,4 +1,4 @@
-//! What was typed.
+//! The command line.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Parser;
 
-/// Builds the container image of all programs as an OCI archive.
+use crate::product::SETS;
+
+/// Builds a set of container images as an OCI archive.
 #[derive(Debug, Parser)]
 #[command(name = "image", version)]
 pub(crate) struct Args {
@@ -16,9 +18,15 @@ pub(crate) struct Args {
     /// Cargo's profile of the build, which is the name of its folder there
     #[arg(long, value_name = "NAME", default_value = "release")]
     pub(crate) profile: String,
-    /// Where the Debian packages of the lowest layer are kept between builds; fetched anew without it
+    /// Which images: those of the programs, or the one that VMs run in
+    #[arg(long, value_name = "NAME", default_value = "programs", value_parser = SETS.map(|set| set.name))]
+    pub(crate) set: String,
+    /// Cache of the Debian packages of the lowest layer between builds; without it they are downloaded for every build
     #[arg(long, value_name = "FOLDER")]
     pub(crate) cache: Option<PathBuf>,
+    /// Remove the debug information of programs; needs `strip` of binutils
+    #[arg(long)]
+    pub(crate) strip: bool,
     /// The archive to write
     #[arg(value_name = "FILE")]
     pub(crate) output: PathBuf,

@@ -1,6 +1,6 @@
 //! A layer: files, folders and links as a gzip-compressed tar.
 //!
-//! The same input gives the same bytes: members are sorted, owned by root unless said otherwise, and all of one time.
+//! The same input gives the same bytes: members are sorted, owned by root unless an owner is given, and all of one time.
 //! Follows the OCI image specification 1.1, `layer.md`.
 
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 /// The modification time of every member that is made here, in seconds since 1970: 2025-01-01.
 pub const EPOCH: u64 = 1_735_689_600;
 
-/// What a member of a layer is.
+/// Type of a member.
 #[derive(Clone, Debug)]
 pub enum Member {
     /// A folder.
@@ -39,7 +39,7 @@ pub enum Member {
     },
     /// A symbolic link.
     Link {
-        /// What it points at.
+        /// Its target.
         to: String,
     },
 }

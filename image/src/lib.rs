@@ -2,22 +2,23 @@
 //!
 //! - [`layer`]: a layer as the OCI image specification has it, the same bytes for the same input.
 //! - [`archive`]: the layers, one configuration and manifest per tag, and the index, in one tar file.
-//! - [`product`]: what this project's own image holds.
+//! - [`product`]: what this project's own images hold.
 //!
 //! Not here: pulling, pushing and running; `ctr images import`, `podman load` and every registry's tools take the archive.
 
 pub mod archive;
 mod args;
+mod build;
 pub mod layer;
 pub mod product;
-mod root;
+pub mod root;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-/// Builds what the arguments say; the answer is the process's exit code.
+/// Builds the images of the arguments; returns the process's exit code.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    match args::parse(arguments).and_then(|args| product::build(&args)) {
+    match args::parse(arguments).and_then(|args| build::build(&args)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             args::complain(&error);

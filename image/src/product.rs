@@ -1,19 +1,11 @@
-//! What the project's own image holds: a small Debian, and the programs, one layer each.
+//! Content of the project's own images: a small Debian, and the programs, one layer each.
 //!
-//! Stock controllers give a pod arguments and no command, so every program has a tag of its own whose entrypoint it is.
-//! `Containerfile` beside this package says the same for podman and docker; a test holds the two together.
+//! There are two sets of layers: one for VMs, with QEMU and libvirt, and one for everything else. Stock controllers give
+//! a pod arguments and no command, so every program has a tag of its own whose entrypoint it is. `Containerfile` beside
+//! this package describes the same images for podman and docker; a test compares the two.
 
-use std::collections::BTreeMap;
-use std::fs;
-use std::path::Path;
-
-use anyhow::{Context, Result};
-use sha2::{Digest, Sha256};
-
-use crate::archive::{self, Tag};
-use crate::args::Args;
-use crate::layer::{self, Member};
-use crate::root;
+use crate::archive::Tag;
+use crate::root::Root;
 
 /// The repository of all tags; a registry's tools rename it.
 pub const REPOSITORY: &str = "localhost/ferrovirt";
@@ -23,7 +15,7 @@ pub const REPOSITORY: &str = "localhost/ferrovirt";
 pub struct Program {
     /// Its name, and the tag's.
     pub name: &'static str,
-    /// Whether it is linked statically: it runs where nobody knows what libraries there are.
+    /// Whether it is linked statically: it runs in images with unknown libraries.
     pub is_static: bool,
 }
 
@@ -37,7 +29,49 @@ pub const PROGRAMS: &[Program] = &[
     Program { name: "clone-source", is_static: false },
     Program { name: "hpp-csi", is_static: false },
     Program { name: "macpool", is_static: false },
+    Program { name: "kubectl-virt", is_static: false },
+    Program { name: "operator", is_static: false },
 ];
+
+/// The programs of the image that VMs run in. The agent is one of them: it probes QEMU and makes overlays as the launcher
+/// sees them. `container-disk` is copied from here into containers of users' images.
+pub const LAUNCHER: &[Program] = &[
+    Program { name: "container-disk", is_static: true },
+    Program { name: "virt-launcher", is_static: false },
+    Program { name: "virt-agent", is_static: false },
+];
+
+/// Layers that belong together: a lowest one and the programs above it.
+#[derive(Clone, Copy, Debug)]
+pub struct Set {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// The lowest layer.
+    pub root: Root,
+    /// The programs, a tag each.
+    pub programs: &'static [Program],
+}
+
+/// The sets. `launcher` is apart because QEMU and libvirt are larger than everything else together.
+pub const SETS: [Set; 2] = [
+    Set {
+        name: "programs",
+        root: Root { packages: "ca-certificates,libinih1,liburcu8", mkfs_xfs: true },
+        programs: PROGRAMS,
+    },
+    Set {
+        name: "launcher",
+        // iproute2: stock support bundles run `ip` and `bridge` in the pod.
+        root: Root {
+            packages: "iproute2,libvirt0,libvirt-daemon-driver-qemu,ovmf,qemu-system-x86,qemu-utils,swtpm,swtpm-tools",
+            mkfs_xfs: false,
+        },
+        programs: LAUNCHER,
+    },
+];
+
+/// Names of `virt-launcher` in its image: probes, backup hooks and support bundles run them in launchers' pods.
+pub const TOOLS: [&str; 3] = ["virt-probe", "virt-freezer", "virsh"];
 
 /// Folder of the programs. Stock controllers copy `/usr/bin/cdi-containerimage-server` out of the image by this path.
 pub const FOLDER: &str = "usr/bin";
@@ -62,49 +96,5 @@ impl Program {
             name: self.name.into(),
             entrypoint: vec![format!("/{FOLDER}/{}", self.name)],
         }
-    }
-}
-
-pub(crate) fn build(args: &Args) -> Result<()> {
-    let parent = args.output.parent().filter(|parent| !parent.as_os_str().is_empty());
-    let parent = parent.unwrap_or(Path::new("."));
-    fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
-    let work = tempfile::Builder::new().prefix(".image").tempdir_in(parent)?;
-    let mut layers = vec![root::layer(args.cache.as_deref(), work.path())?];
-    for program in PROGRAMS {
-        let from = args.target.join(program.built(&args.profile));
-        let mut members = BTreeMap::new();
-        if program.name == "cni" {
-            add_plugins(&from, &mut members)?;
-        }
-        members.insert(format!("{FOLDER}/{}", program.name), Member::File { from, mode: 0o755 });
-        layers.push(layer::pack(&members, &work.path().join(program.name))?);
-    }
-    let tags: Vec<_> = PROGRAMS.iter().map(Program::tag).collect();
-    // Whole or not at all: a reader of the archive never sees half of it.
-    let written = work.path().join("archive");
-    let digest = archive::write(&written, &layers, &tags)?;
-    fs::rename(&written, &args.output).with_context(|| format!("cannot write {}", args.output.display()))?;
-    report(&args.output, &digest, &tags);
-    Ok(())
-}
-
-/// The program under the names that the operator's script copies, and what `sha256sum` says of it.
-fn add_plugins(program: &Path, members: &mut BTreeMap<String, Member>) -> Result<()> {
-    let bytes = fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
-    let checksum: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
-    for name in TAKEN {
-        members.insert(format!("{PLUGINS}/{name}"), Member::Link { to: format!("/{FOLDER}/cni") });
-        let content = format!("{checksum}  {name}\n");
-        members.insert(format!("{PLUGINS}/{name}.checksum"), Member::Text { content, mode: 0o644 });
-    }
-    Ok(())
-}
-
-#[expect(clippy::print_stdout, reason = "the answer for the person who typed")]
-fn report(output: &Path, digest: &str, tags: &[Tag]) {
-    println!("{} sha256:{digest}", output.display());
-    for tag in tags {
-        println!("  {}", tag.reference());
     }
 }

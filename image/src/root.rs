@@ -1,5 +1,5 @@
-//! The lowest layer: a small Debian made by mmdebstrap, with `sh`, the C library, CA certificates, mkfs of ext4 and XFS,
-//! and uid 107 by name.
+//! The lowest layer: a small Debian made by mmdebstrap, with `sh`, the C library, the packages that the programs above it
+//! need, and uid 107 by name.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -12,13 +12,19 @@ use crate::layer::{self, EPOCH, Layer, sha256};
 /// The Debian release of the image. The programs are built on the same one, or need an older C library.
 const SUITE: &str = "bookworm";
 
-/// Beyond the packages that mmdebstrap's `minbase` always brings.
-const PACKAGES: &str = "ca-certificates,libinih1,liburcu8";
+/// Content of a lowest layer beyond the packages of mmdebstrap's `minbase`.
+#[derive(Clone, Copy, Debug)]
+pub struct Root {
+    /// Debian packages, separated by commas.
+    pub packages: &'static str,
+    /// Whether `mkfs.xfs` is there.
+    pub mkfs_xfs: bool,
+}
 
 /// mkfs.xfs without the rest of its package, which brings Python; the libraries it needs are packages above.
 const MKFS_XFS: &str = r#"--customize-hook=cd "$(mktemp -d)" && APT_CONFIG="$MMDEBSTRAP_APT_CONFIG" apt-get -q download xfsprogs && dpkg-deb --fsys-tarfile xfsprogs_*.deb | tar -C "$1" -x ./sbin/mkfs.xfs && rm -r "$PWD""#;
 
-/// Files that no program reads and that tell when the root was made.
+/// Files that no program reads and that reveal when the root was made.
 const DROPPED: &[&str] = &[
     "/usr/share/doc",
     "/usr/share/info",
@@ -30,8 +36,8 @@ const DROPPED: &[&str] = &[
 ];
 
 /// The packed layer, in `work`. With `cache` the packages are fetched once.
-pub(crate) fn layer(cache: Option<&Path>, work: &Path) -> Result<Layer> {
-    let arguments = arguments();
+pub(crate) fn layer(root: &Root, cache: Option<&Path>, work: &Path) -> Result<Layer> {
+    let arguments = arguments(root);
     let Some(cache) = cache else {
         let tar = work.join("root.tar");
         bootstrap(&arguments, &tar)?;
@@ -49,23 +55,24 @@ pub(crate) fn layer(cache: Option<&Path>, work: &Path) -> Result<Layer> {
     layer::take(File::open(tar)?, &work.join("root"))
 }
 
-/// Named by what it is made of, so that a change of it is made anew.
+/// Named by a hash of its inputs, so that a change of them builds another one.
 fn kept(cache: &Path, arguments: &[String]) -> PathBuf {
     let key = sha256(arguments.join("\n").as_bytes());
     cache.join(format!("root-{SUITE}-{}.tar", &key[..12]))
 }
 
-fn arguments() -> Vec<String> {
-    let mut arguments = vec![
-        "--variant=minbase".to_owned(),
-        format!("--include={PACKAGES}"),
-        "--format=tar".into(),
-        MKFS_XFS.to_owned(),
+fn arguments(root: &Root) -> Vec<String> {
+    let mut arguments =
+        vec!["--variant=minbase".to_owned(), format!("--include={}", root.packages), "--format=tar".into()];
+    if root.mkfs_xfs {
+        arguments.push(MKFS_XFS.to_owned());
+    }
+    arguments.extend([
         // The name by which file systems and `ls` know the owner of every disk image.
         r#"--customize-hook=echo qemu:x:107:107:qemu:/:/usr/sbin/nologin >>"$1/etc/passwd""#.into(),
         r#"--customize-hook=echo qemu:x:107: >>"$1/etc/group""#.into(),
         r#"--customize-hook=rm -f "$1/etc/hostname" "$1/etc/resolv.conf" "$1/etc/machine-id""#.into(),
-    ];
+    ]);
     let dropped: Vec<_> = DROPPED.iter().map(|path| format!(r#""$1{path}""#)).collect();
     arguments.push(format!(
         r#"--customize-hook=for path in {}; do rm -rf "$path"/* "$path"/.[!.]*; done"#,
