@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::{Namespace, Node, ServiceAccount};
-use kube::api::{Api, ListParams, PostParams};
+use kube::api::{Api, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use serde::Serialize;
@@ -19,9 +19,9 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::keeper;
-use crate::node::{SECCOMP, ctr};
+use crate::node::{self, SECCOMP, ctr};
 use crate::place::Place;
-use crate::programs::Programs;
+use crate::programs::{self, Programs};
 
 /// How long the cluster may take until its node is ready.
 const READY: Duration = Duration::from_secs(60);
@@ -46,7 +46,7 @@ impl Cluster {
     pub fn start() -> Result<Self> {
         needs_root()?;
         let programs = Programs::find()?;
-        let mut keeper = Command::new(keeper_program()?)
+        let mut keeper = Command::new(programs::of_this_build("cluster")?)
             .arg("keep")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -100,7 +100,7 @@ impl Cluster {
     /// # Errors
     /// When containerd does not take it.
     pub fn import_images(&self, archive: &Path) -> Result<()> {
-        ctr(&self.place, &["images", "import", &archive.display().to_string()])
+        import_images(&self.place, archive)
     }
 
     /// Makes a namespace that enforces a Pod Security level (`privileged`, `baseline`, `restricted`) and waits until pods
@@ -161,15 +161,20 @@ impl Cluster {
         self.keeper.id()
     }
 
+    /// Has the node's first process start a program again whenever it is killed; otherwise its end is the node's.
+    ///
+    /// # Errors
+    /// When the request cannot be written to the state folder.
+    pub fn restart_killed(&self, program: &str) -> Result<()> {
+        Ok(fs::write(self.place.path(&format!("{program}{}", node::RESTARTED)), "")?)
+    }
+
     /// A program that sees what the node sees: its network, its files.
     ///
     /// # Errors
     /// When the node is gone.
     pub fn on_node(&self, program: &str) -> Result<Command> {
-        let mut command = Command::new("nsenter");
-        let first = keeper::node_of(self.keeper.id())?;
-        command.args(["--target", &first, "--net", "--mount", "--", program]);
-        Ok(command)
+        on_node(&self.keeper, program)
     }
 
     /// Where a file of the node is to be found on the host, as long as the node lives.
@@ -177,12 +182,34 @@ impl Cluster {
     /// # Errors
     /// When the node is gone.
     pub fn node_path(&self, path: &str) -> Result<PathBuf> {
-        Ok(PathBuf::from(format!("/proc/{}/root{path}", keeper::node_of(self.keeper.id())?)))
+        node_path(&self.keeper, path)
     }
 
     /// The kubeconfig file, for programs.
     pub fn kubeconfig(&self) -> PathBuf {
         self.place.kubeconfig()
+    }
+
+    /// Adds a second node and waits until it is ready. After an earlier one has ended, it is that node switched on
+    /// again, with what was on its disk.
+    ///
+    /// # Errors
+    /// When it is there, or does not come up in time.
+    pub fn start_second(&self) -> Result<Second> {
+        let first = keeper::node_of(self.keeper.id())?;
+        let mut keeper = Command::new(programs::of_this_build("cluster")?)
+            .args(["keep-second", &self.place.number().to_string(), &first])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("cannot start the second node's keeper")?;
+        let place = self.place.second();
+        let name = place.node_name();
+        let started = said(&mut keeper, keeper::STARTED)
+            .and_then(|_| self.run(node_ready(&self.client, &name, Instant::now() + READY)));
+        let second = Second { place, keeper };
+        started.map(|()| second)
     }
 
     /// Lets it stay after this process, until [`stop_kept`].
@@ -213,6 +240,76 @@ impl Drop for Cluster {
             let _ = stop(&mut self.keeper);
         }
     }
+}
+
+/// A cluster's second node: kubelet, containerd and kube-proxy in namespaces of their own. It is switched off when this
+/// is dropped: all its processes are killed at once, and nothing tells the API server.
+pub struct Second {
+    place: Place,
+    keeper: Child,
+}
+
+impl Second {
+    /// Where it is.
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// Loads the images of an archive, as [`Cluster::import_images`] does on the first node.
+    ///
+    /// # Errors
+    /// When containerd does not take it.
+    pub fn import_images(&self, archive: &Path) -> Result<()> {
+        import_images(&self.place, archive)
+    }
+
+    /// A program that sees what the node sees: its network, its files.
+    ///
+    /// # Errors
+    /// When the node is gone.
+    pub fn on_node(&self, program: &str) -> Result<Command> {
+        on_node(&self.keeper, program)
+    }
+
+    /// Where a file of the node is to be found on the host, as long as the node lives.
+    ///
+    /// # Errors
+    /// When the node is gone.
+    pub fn node_path(&self, path: &str) -> Result<PathBuf> {
+        node_path(&self.keeper, path)
+    }
+
+    /// Switches it off.
+    ///
+    /// # Errors
+    /// When something of it could not be removed.
+    pub fn stop(mut self) -> Result<()> {
+        stop(&mut self.keeper)
+    }
+}
+
+impl Drop for Second {
+    fn drop(&mut self) {
+        // An error has nowhere to go; the test of leftovers finds what stays.
+        let _ = stop(&mut self.keeper);
+    }
+}
+
+fn import_images(place: &Place, archive: &Path) -> Result<()> {
+    ctr(place, &["images", "import", &archive.display().to_string()])
+}
+
+/// A program in the network and mount namespace of the node that `keeper` keeps.
+fn on_node(keeper: &Child, program: &str) -> Result<Command> {
+    let mut command = Command::new("nsenter");
+    let first = keeper::node_of(keeper.id())?;
+    command.args(["--target", &first, "--net", "--mount", "--", program]);
+    Ok(command)
+}
+
+/// The host's path of a file of the node that `keeper` keeps.
+fn node_path(keeper: &Child, path: &str) -> Result<PathBuf> {
+    Ok(PathBuf::from(format!("/proc/{}/root{path}", keeper::node_of(keeper.id())?)))
 }
 
 /// Where clusters ended.
@@ -281,16 +378,6 @@ pub fn needs_root() -> Result<()> {
     Ok(())
 }
 
-/// The program that this package builds beside its tests.
-fn keeper_program() -> Result<PathBuf> {
-    let own = std::env::current_exe()?;
-    let folder = own.parent().context("a program has a folder")?;
-    let folder = if folder.ends_with("deps") { folder.parent().unwrap_or(folder) } else { folder };
-    let program = folder.join("cluster");
-    ensure!(program.exists(), "{} does not exist: cargo build -p e2e --bin cluster", program.display());
-    Ok(program)
-}
-
 /// The keeper's next line without what it has to begin with.
 fn said(keeper: &mut Child, beginning: &str) -> Result<String> {
     let stdout = keeper.stdout.as_mut().context("a pipe")?;
@@ -347,18 +434,27 @@ async fn connect(kubeconfig: &Path) -> Result<Client> {
 /// Waits until the node is ready and the namespace `default` has its service account.
 async fn ready(client: &Client) -> Result<()> {
     let deadline = Instant::now() + READY;
+    node_ready(client, "node1", deadline).await?;
+    account(client, "default", deadline).await
+}
+
+async fn node_ready(client: &Client, name: &str, deadline: Instant) -> Result<()> {
     let nodes = Api::<Node>::all(client.clone());
+    // A node that was there before is ready by its old report until its kubelet's lease is renewed.
+    let started = jiff::Timestamp::now() - Duration::from_secs(1);
     loop {
-        let list = nodes.list(&ListParams::default()).await?;
-        let conditions =
-            list.items.iter().filter_map(|node| node.status.as_ref()?.conditions.as_ref()).flatten();
-        if conditions.into_iter().any(|one| one.type_ == "Ready" && one.status == "True") {
-            break;
+        let node = nodes.get_opt(name).await?;
+        let conditions = node.as_ref().and_then(|node| node.status.as_ref()?.conditions.as_ref());
+        let is_ready = conditions.into_iter().flatten().any(|one| {
+            let reported = one.last_heartbeat_time.as_ref().is_some_and(|time| time.0 >= started);
+            one.type_ == "Ready" && one.status == "True" && (reported || name == "node1")
+        });
+        if is_ready {
+            return Ok(());
         }
-        ensure!(Instant::now() < deadline, "the node is not ready after {READY:?}");
+        ensure!(Instant::now() < deadline, "the node {name} is not ready after {READY:?}");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    account(client, "default", deadline).await
 }
 
 /// Waits for a namespace's service account, without which no pod can be made.

@@ -56,7 +56,7 @@ pub fn keep() -> Result<()> {
     let taken = Place::take()?;
     let place = &taken.place;
     clean(place).context("cannot remove what an earlier cluster left")?;
-    let failure = run(place).err().map(|error| with_logs(place, &format!("{error:#}")));
+    let failure = run(place, &link).err().map(|error| with_logs(place, &format!("{error:#}")));
     let saved = save_logs(place).context("cannot save the logs");
     let reported = match &failure {
         // Nobody listens any more.
@@ -71,12 +71,27 @@ pub fn keep() -> Result<()> {
     saved
 }
 
-fn run(place: &Place) -> Result<()> {
+/// Keeps the second node of the cluster whose first process is `first`, until standard input ends. Its state folder
+/// stays, as a machine's disk does: a node that is started again is one that was switched off and on.
+///
+/// # Errors
+/// When the node cannot be started, or ends by itself.
+pub fn keep_second(number: u8, first: &str) -> Result<()> {
+    rustix::process::setsid().context("cannot start a session")?;
+    let place = &Place::of(number)?.second();
+    remove_groups(place)?;
+    let kept = run(place, &|place, node| link_second(place, first, node));
+    let failure = kept.err().map(|error| with_logs(place, &format!("{error:#}")));
+    remove_groups(place)?;
+    failure.map_or(Ok(()), |failure| bail!(failure))
+}
+
+fn run(place: &Place, link: &dyn Fn(&Place, &str) -> Result<()>) -> Result<()> {
     let (sender, events) = mpsc::channel();
     watch(&sender)?;
     prepare(place)?;
     let mut unshare = spawn(place, sender)?;
-    let lived = live(place, &mut unshare, &events);
+    let lived = live(place, &mut unshare, &events, link);
     // The end of its standard input is the order to exit.
     drop(unshare.stdin.take());
     let ended = wait(&mut unshare, END);
@@ -89,7 +104,12 @@ fn run(place: &Place) -> Result<()> {
     ended
 }
 
-fn live(place: &Place, unshare: &mut Child, events: &Receiver<Event>) -> Result<()> {
+fn live(
+    place: &Place,
+    unshare: &mut Child,
+    events: &Receiver<Event>,
+    link: &dyn Fn(&Place, &str) -> Result<()>,
+) -> Result<()> {
     let deadline = Instant::now() + START;
     expect(events, node::NAMESPACES, deadline)?;
     link(place, &child_of(unshare.id())?)?;
@@ -150,6 +170,7 @@ fn spawn(place: &Place, sender: Sender<Event>) -> Result<Child> {
         .args(["--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"])
         .arg(std::env::current_exe()?)
         .args(["node", &place.number().to_string()])
+        .args(place.is_second().then_some("--second"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(log)
@@ -192,6 +213,33 @@ fn link(place: &Place, node: &str) -> Result<()> {
     ip(&["route", "add", &place.services(), "via", &node, "dev", &host])
 }
 
+/// The pair that joins the first node and the second, and the routes to the second's pods. All of it dies with the
+/// second node's network namespace; the host's routes with the first's link.
+fn link_second(place: &Place, first: &str, second: &str) -> Result<()> {
+    let node = place.node_address().to_string();
+    let on_first = |arguments: &[&str]| {
+        let mut command = Command::new("nsenter");
+        command.args(["--target", first, "--net", "--", "ip"]).args(arguments);
+        succeed(&mut command)
+    };
+    on_first(&["link", "add", "node2", "type", "veth", "peer", "name", "eth0", "netns", second])?;
+    on_first(&["address", "add", &format!("{}/24", place.gateway()), "dev", "node2"])?;
+    on_first(&["link", "set", "node2", "up"])?;
+    on_first(&["route", "add", &place.pods(), "via", &node, "dev", "node2"])?;
+    let (host, first) = (place.host_link(), Place::of(place.number())?.node_address().to_string());
+    for network in [place.nodes(), place.pods()] {
+        ip(&["route", "replace", &network, "via", &first, "dev", &host])?;
+    }
+    Ok(())
+}
+
+fn succeed(command: &mut Command) -> Result<()> {
+    let run = command.output().with_context(|| format!("cannot run {command:?}; `make deps` installs it"))?;
+    let why = String::from_utf8_lossy(&run.stderr);
+    ensure!(run.status.success(), "{command:?}: {}", why.trim());
+    Ok(())
+}
+
 fn ip(arguments: &[&str]) -> Result<()> {
     let run =
         Command::new("ip").args(arguments).output().context("cannot run ip; `make deps` installs it")?;
@@ -208,8 +256,10 @@ fn prepare(place: &Place) -> Result<()> {
     let own = ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"];
     let mut hosts: Vec<String> = own.map(str::to_owned).to_vec();
     hosts.extend(["127.0.0.1".to_owned(), place.node_address().to_string(), place.api_service().to_string()]);
-    let node = ["node1".to_owned(), place.node_address().to_string()];
-    pki::Files::create(&place.path("pki"), &server, &hosts, &node)?;
+    let nodes = [place, &place.second()].map(|node| (node.node_name(), node.node_address()));
+    if !place.is_second() {
+        pki::Files::create(&place.pki(), &server, &hosts, &nodes)?;
+    }
     for hierarchy in hierarchies()? {
         hand_down(&hierarchy)?;
         let group = Path::new(&hierarchy).join(place.cgroup());
@@ -266,9 +316,8 @@ pub(crate) fn clean(place: &Place) -> Result<()> {
         let file = device.replace("/dev/", "/sys/block/") + "/loop/backing_file";
         ensure!(detached.success() || !Path::new(&file).exists(), "losetup -d {device}: {detached}");
     }
-    for hierarchy in hierarchies()? {
-        remove_cgroup(&Path::new(&hierarchy).join(place.cgroup()))?;
-    }
+    remove_groups(place)?;
+    remove_groups(&place.second())?;
     // No mount of the node's is visible here: its mount namespace is gone, and never was the host's.
     patiently(|| fs::remove_dir_all(place.folder()))
         .with_context(|| format!("cannot remove {}", place.folder().display()))
@@ -331,6 +380,13 @@ fn loop_devices(folder: &Path) -> Result<Vec<String>> {
         looked_above += 1;
     }
     Ok(devices.into_iter().rev().map(str::to_owned).collect())
+}
+
+fn remove_groups(place: &Place) -> Result<()> {
+    for hierarchy in hierarchies()? {
+        remove_cgroup(&Path::new(&hierarchy).join(place.cgroup()))?;
+    }
+    Ok(())
 }
 
 /// A group can be removed when those in it are.

@@ -7,6 +7,7 @@
 //! - [`place`]: numbers, addresses and folders; [`pki`]: certificates; [`programs`]: what is run.
 //! - [`peer`]: servers beside the cluster that pods talk to; [`volume`]: volumes whose content a test can look at.
 //! - [`storage`]: the CSI driver with stock sidecars, and a pool.
+//! - [`platform`]: everything that `operator manifests` prints, installed and available.
 //! - [`leftovers`]: what of a machine a cluster might leave changed.
 //!
 //! Not here: the tests, which are in `tests/`, and what they test.
@@ -18,8 +19,9 @@ pub mod node;
 pub mod peer;
 pub mod pki;
 pub mod place;
+pub mod platform;
 pub mod programs;
 pub mod storage;
 pub mod volume;
 
-pub use cluster::{Cluster, Ended, failures, needs_root, stop_kept};
+pub use cluster::{Cluster, Ended, Second, failures, needs_root, stop_kept};

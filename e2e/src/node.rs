@@ -7,7 +7,7 @@
 use std::fs;
 use std::io::{self, BufRead, Read, Write};
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,6 +30,9 @@ pub(crate) const NAMESPACES: &str = "namespaces";
 pub(crate) const LINK: &str = "link";
 /// Said when every program runs.
 pub(crate) const STARTED: &str = "started";
+
+/// End of the name of a file in the state folder: the program before it is started again when it is killed.
+pub(crate) const RESTARTED: &str = ".restarted";
 
 /// Said at the end about a program, between its name and how.
 pub(crate) const ENDED: &str = " ended: ";
@@ -102,8 +105,7 @@ fn plugins(place: &Place, programs: &Programs) -> Result<()> {
 ///
 /// # Errors
 /// When a program cannot be started or ends.
-pub fn run(number: u8) -> Result<()> {
-    let place = &Place::of(number)?;
+pub fn run(place: &Place) -> Result<()> {
     ensure!(std::process::id() == 1, "this runs as the first process of a PID namespace; start `cluster up`");
     let programs = Programs::find()?;
     mounts(place)?;
@@ -154,7 +156,7 @@ fn mounts(place: &Place) -> Result<()> {
         mount_bind(place.path(&format!("machine/{index}")), *setting)
             .with_context(|| format!("cannot bind {setting}"))?;
     }
-    rustix::system::sethostname(b"node1")?;
+    rustix::system::sethostname(place.node_name().as_bytes())?;
     fs::create_dir_all("/etc/cni/net.d")?;
     fs::write("/etc/cni/net.d/10-pods.conflist", pod_network(place).to_string())?;
     Ok(())
@@ -167,7 +169,7 @@ fn network(place: &Place) -> Result<()> {
          link set eth0 up\n\
          route add default via {}\n",
         place.node_address(),
-        place.host_address()
+        place.gateway()
     );
     let mut ip =
         Command::new("ip").args(["-batch", "-"]).stdin(Stdio::piped()).spawn().context("cannot run ip")?;
@@ -181,43 +183,69 @@ fn network(place: &Place) -> Result<()> {
 /// The programs that must live.
 struct Running<'a> {
     place: &'a Place,
-    programs: Vec<(&'static str, Pid)>,
+    programs: Vec<Started>,
+}
+
+struct Started {
+    name: &'static str,
+    program: PathBuf,
+    arguments: Vec<String>,
+    pid: Pid,
 }
 
 impl Running<'_> {
     fn start(&mut self, name: &'static str, program: impl AsRef<Path>, arguments: &[String]) -> Result<()> {
-        let log = fs::File::create(self.place.logs().join(format!("{name}.log")))?;
-        let child = Command::new(program.as_ref())
+        let (program, arguments) = (program.as_ref().to_owned(), arguments.to_owned());
+        let pid = self.spawn(name, &program, &arguments)?;
+        self.programs.push(Started { name, program, arguments, pid });
+        Ok(())
+    }
+
+    fn spawn(&self, name: &str, program: &Path, arguments: &[String]) -> Result<Pid> {
+        let log = self.place.logs().join(format!("{name}.log"));
+        let log = fs::File::options().create(true).append(true).open(log)?;
+        let child = Command::new(program)
             .args(arguments)
             .current_dir("/")
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
             .spawn()
-            .with_context(|| format!("cannot run {}; `make deps` installs it", program.as_ref().display()))?;
+            .with_context(|| format!("cannot run {}; `make deps` installs it", program.display()))?;
         // Its end is seen by `reap`, like everyone's.
-        let pid = Pid::from_raw(i32::try_from(child.id())?).context("a process id")?;
-        self.programs.push((name, pid));
-        Ok(())
+        Pid::from_raw(i32::try_from(child.id())?).context("a process id")
     }
 
-    /// Takes what has ended: orphans without a word, a program of ours as a failure.
-    fn reap(&self) -> Result<()> {
+    /// Reaps processes: orphans silently; a program of the node as a failure, unless it is to be started again.
+    fn reap(&mut self) -> Result<()> {
         while let Some((pid, status)) = wait(WaitOptions::NOHANG)? {
-            if let Some((name, _)) = self.programs.iter().find(|(_, program)| *program == pid) {
-                let how = match (status.exit_status(), status.terminating_signal()) {
-                    (Some(code), _) => format!("exit code {code}"),
-                    (None, Some(signal)) => format!("signal {signal}"),
-                    (None, None) => format!("{status:?}"),
-                };
-                bail!("{name}{ENDED}{how}");
+            let Some(index) = self.programs.iter().position(|one| one.pid == pid) else { continue };
+            let Some(Started { name, program, arguments, .. }) = self.programs.get(index) else { continue };
+            let killed = status.terminating_signal().is_some();
+            if killed && self.place.path(&format!("{name}{RESTARTED}")).exists() {
+                let again = self.spawn(name, program, arguments)?;
+                if let Some(started) = self.programs.get_mut(index) {
+                    started.pid = again;
+                }
+                continue;
             }
+            let how = match (status.exit_status(), status.terminating_signal()) {
+                (Some(code), _) => format!("exit code {code}"),
+                (None, Some(signal)) => format!("signal {signal}"),
+                (None, None) => format!("{status:?}"),
+            };
+            bail!("{name}{ENDED}{how}");
         }
         Ok(())
     }
 
     /// Asks until the answer is yes.
-    fn until(&self, what: &str, over: &AtomicBool, mut answer: impl FnMut() -> Result<bool>) -> Result<()> {
+    fn until(
+        &mut self,
+        what: &str,
+        over: &AtomicBool,
+        mut answer: impl FnMut() -> Result<bool>,
+    ) -> Result<()> {
         let deadline = Instant::now() + Duration::from_secs(45);
         while !answer()? {
             self.reap()?;
@@ -231,8 +259,11 @@ impl Running<'_> {
 
 fn start(running: &mut Running<'_>, programs: &Programs, over: &AtomicBool) -> Result<()> {
     let place = running.place;
-    running.start("etcd", programs.etcd.join("etcd"), &etcd(place))?;
-    running.start("kube-apiserver", programs.kubernetes.join("kube-apiserver"), &apiserver(place))?;
+    if !place.is_second() {
+        running.start("etcd", programs.etcd.join("etcd"), &etcd(place))?;
+        fs::write(place.path("audit.yaml"), AUDIT)?;
+        running.start("kube-apiserver", programs.kubernetes.join("kube-apiserver"), &apiserver(place))?;
+    }
     let memlock = place.path("low-memlock.json");
     fs::write(&memlock, low_memlock()?)?;
     running.start("containerd", "containerd", &["--config".into(), shown(&place.path("containerd.toml"))])?;
@@ -251,12 +282,11 @@ fn start(running: &mut Running<'_>, programs: &Programs, over: &AtomicBool) -> R
     })?;
     let program = |name: &str| programs.kubernetes.join(name);
     running.start("kubelet", program("kubelet"), &kubelet_arguments(place))?;
-    running.start(
-        "kube-controller-manager",
-        program("kube-controller-manager"),
-        &controller_manager(place),
-    )?;
-    running.start("kube-scheduler", program("kube-scheduler"), &scheduler(place))?;
+    if !place.is_second() {
+        let manager = program("kube-controller-manager");
+        running.start("kube-controller-manager", manager, &controller_manager(place))?;
+        running.start("kube-scheduler", program("kube-scheduler"), &scheduler(place))?;
+    }
     running.start("kube-proxy", program("kube-proxy"), &proxy(place))
 }
 
@@ -292,8 +322,12 @@ fn etcd(place: &Place) -> Vec<String> {
     ])
 }
 
+/// Writes are logged, so that tests can count them.
+const AUDIT: &str = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n\
+    - {level: Metadata, verbs: [create, update, patch, delete, deletecollection]}\n- {level: None}\n";
+
 fn apiserver(place: &Place) -> Vec<String> {
-    let pki = |name: &str| shown(&place.path("pki").join(name));
+    let pki = |name: &str| shown(&place.pki().join(name));
     flags([
         ("etcd-servers", "http://127.0.0.1:2379".into()),
         ("secure-port", "6443".into()),
@@ -322,12 +356,14 @@ fn apiserver(place: &Place) -> Vec<String> {
         // Webhooks and aggregated APIs are reached by endpoint, with no DNS.
         ("enable-aggregator-routing", "true".into()),
         ("allow-privileged", "true".into()),
+        ("audit-policy-file", shown(&place.path("audit.yaml"))),
+        ("audit-log-path", shown(&place.path("audit.log"))),
     ])
 }
 
 fn controller_manager(place: &Place) -> Vec<String> {
-    let config = shown(&place.path("controller-manager.kubeconfig"));
-    let pki = |name: &str| shown(&place.path("pki").join(name));
+    let config = shown(&place.config("controller-manager"));
+    let pki = |name: &str| shown(&place.pki().join(name));
     flags([
         ("kubeconfig", config.clone()),
         ("authentication-kubeconfig", config.clone()),
@@ -344,7 +380,7 @@ fn controller_manager(place: &Place) -> Vec<String> {
 }
 
 fn scheduler(place: &Place) -> Vec<String> {
-    let config = shown(&place.path("scheduler.kubeconfig"));
+    let config = shown(&place.config("scheduler"));
     flags([
         ("kubeconfig", config.clone()),
         ("authentication-kubeconfig", config.clone()),
@@ -355,9 +391,9 @@ fn scheduler(place: &Place) -> Vec<String> {
 
 fn proxy(place: &Place) -> Vec<String> {
     flags([
-        ("kubeconfig", shown(&place.path("proxy.kubeconfig"))),
+        ("kubeconfig", shown(&place.config("proxy"))),
         ("proxy-mode", "nftables".into()),
-        ("hostname-override", "node1".into()),
+        ("hostname-override", place.node_name()),
         ("cluster-cidr", place.pods()),
         // The table of connections has one size for the whole machine.
         ("conntrack-max-per-core", "0".into()),
@@ -367,14 +403,14 @@ fn proxy(place: &Place) -> Vec<String> {
 fn kubelet_arguments(place: &Place) -> Vec<String> {
     flags([
         ("config", shown(&place.path("kubelet.json"))),
-        ("kubeconfig", shown(&place.path("kubelet.kubeconfig"))),
-        ("hostname-override", "node1".into()),
+        ("kubeconfig", shown(&place.config(&format!("kubelet-{}", place.node_name())))),
+        ("hostname-override", place.node_name()),
         ("node-ip", place.node_address().to_string()),
     ])
 }
 
 fn kubelet(place: &Place) -> serde_json::Value {
-    let pki = |name: &str| shown(&place.path("pki").join(name));
+    let pki = |name: &str| shown(&place.pki().join(name));
     json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -389,8 +425,8 @@ fn kubelet(place: &Place) -> serde_json::Value {
         "failCgroupV1": false,
         "failSwapOn": false,
         "containerRuntimeEndpoint": format!("unix://{}", place.containerd().display()),
-        "tlsCertFile": pki("kubelet.crt"),
-        "tlsPrivateKeyFile": pki("kubelet.key"),
+        "tlsCertFile": pki(&format!("kubelet-{}.crt", place.node_name())),
+        "tlsPrivateKeyFile": pki(&format!("kubelet-{}.key", place.node_name())),
         "resolvConf": shown(&place.path("resolv.conf")),
         // The machine's disk may be full of other things; images and pods are not removed for that.
         "evictionHard": {"memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%"},

@@ -1,6 +1,7 @@
 //! Keys and certificates of one cluster, and the kubeconfig files that use them. They die with its state folder.
 
 use std::fs;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -73,8 +74,13 @@ pub(crate) struct Files {
 
 impl Files {
     /// Makes all of them in `folder`. `server` is the API server's address for everyone, `hosts` are all names by which
-    /// it is called.
-    pub(crate) fn create(folder: &Path, server: &str, hosts: &[String], node: &[String]) -> Result<Self> {
+    /// it is called; `nodes` are the names and addresses of the kubelets.
+    pub(crate) fn create(
+        folder: &Path,
+        server: &str,
+        hosts: &[String],
+        nodes: &[(String, Ipv4Addr)],
+    ) -> Result<Self> {
         fs::create_dir_all(folder)?;
         let files = Self { folder: folder.to_owned() };
         let cluster = Authority::new("kubernetes")?;
@@ -86,7 +92,11 @@ impl Files {
         files.identity("apiserver", &cluster.sign("kube-apiserver", None, hosts)?)?;
         // Users and groups that the API server's built-in roles name.
         files.user(&cluster, server, "admin", "admin", Some("system:masters"), &[])?;
-        files.user(&cluster, server, "kubelet", "system:node:node1", Some("system:nodes"), node)?;
+        for (node, address) in nodes {
+            let hosts = [node.clone(), address.to_string()];
+            let user = format!("system:node:{node}");
+            files.user(&cluster, server, &format!("kubelet-{node}"), &user, Some("system:nodes"), &hosts)?;
+        }
         for (file, user) in [
             ("controller-manager", "system:kube-controller-manager"),
             ("scheduler", "system:kube-scheduler"),

@@ -33,6 +33,8 @@ pub fn cache() -> Result<PathBuf> {
 #[derive(Clone, Debug)]
 pub struct Place {
     number: u8,
+    /// 1 for the node that every cluster has, 2 for the one that a test may add.
+    node: u8,
     folder: PathBuf,
 }
 
@@ -77,7 +79,34 @@ impl Place {
     /// # Errors
     /// Without a cache folder.
     pub fn of(number: u8) -> Result<Self> {
-        Ok(Self { number, folder: Self::parent()?.join(number.to_string()) })
+        Ok(Self { number, node: 1, folder: Self::parent()?.join(number.to_string()) })
+    }
+
+    /// The same cluster's second node: a state folder, addresses and cgroups of its own.
+    pub fn second(&self) -> Self {
+        Self { number: self.number, node: 2, folder: self.folder.join("node2") }
+    }
+
+    /// Whether this is a cluster's second node, which has no control plane.
+    pub fn is_second(&self) -> bool {
+        self.node == 2
+    }
+
+    /// The node's name in the cluster.
+    pub fn node_name(&self) -> String {
+        format!("node{}", self.node)
+    }
+
+    /// The folder of the cluster's keys and certificates, the same for both nodes.
+    pub(crate) fn pki(&self) -> PathBuf {
+        let cluster =
+            if self.is_second() { self.folder.parent().unwrap_or(&self.folder) } else { &self.folder };
+        cluster.join("pki")
+    }
+
+    /// A kubeconfig file of this name, in the folder of the cluster.
+    pub(crate) fn config(&self, name: &str) -> PathBuf {
+        self.pki().with_file_name(format!("{name}.kubeconfig"))
     }
 
     /// All places, taken or not.
@@ -147,7 +176,7 @@ impl Place {
 
     /// The administrator's kubeconfig.
     pub fn kubeconfig(&self) -> PathBuf {
-        self.path("admin.kubeconfig")
+        self.config("admin")
     }
 
     /// The containerd socket, reachable from the host.
@@ -172,12 +201,22 @@ impl Place {
 
     /// The node's address.
     pub fn node_address(&self) -> Ipv4Addr {
-        Ipv4Addr::new(198, 18, self.number, 2)
+        Ipv4Addr::new(198, if self.is_second() { 19 } else { 18 }, self.number, 2)
     }
 
-    /// The pods' network, routed from the host.
+    /// The node's gateway: the host's end of the first node's link, the first node's end of the second's.
+    pub(crate) fn gateway(&self) -> Ipv4Addr {
+        Ipv4Addr::new(198, if self.is_second() { 19 } else { 18 }, self.number, 1)
+    }
+
+    /// The network of the link between the two nodes, routed from the host.
+    pub(crate) fn nodes(&self) -> String {
+        format!("198.19.{}.0/24", self.number)
+    }
+
+    /// The network of the node's pods, routed from the host.
     pub fn pods(&self) -> String {
-        format!("10.244.{}.0/24", self.number)
+        format!("10.244.{}.0/24", if self.is_second() { self.number + 128 } else { self.number })
     }
 
     /// The Services' network, routed from the host.
@@ -192,6 +231,9 @@ impl Place {
 
     /// The cgroup under which all pods are, in every hierarchy.
     pub fn cgroup(&self) -> String {
+        if self.is_second() {
+            return format!("ferrovirt-node{}-2", self.number);
+        }
         format!("ferrovirt-node{}", self.number)
     }
 }

@@ -42,6 +42,19 @@ impl Programs {
     }
 }
 
+/// A program that the same build has made: this package's own, or the client, which runs outside of the cluster.
+///
+/// # Errors
+/// When it is not built.
+pub fn of_this_build(name: &str) -> Result<PathBuf> {
+    let own = std::env::current_exe()?;
+    let folder = own.parent().context("a program has a folder")?;
+    let folder = if folder.ends_with("deps") { folder.parent().unwrap_or(folder) } else { folder };
+    let program = folder.join(name);
+    ensure!(program.exists(), "{} does not exist: cargo build --workspace", program.display());
+    Ok(program)
+}
+
 /// The product's image, an archive.
 ///
 /// # Errors
@@ -49,6 +62,15 @@ impl Programs {
 pub fn image() -> Result<PathBuf> {
     let image = std::env::var_os("FERROVIRT_IMAGE").map(PathBuf::from).filter(|path| path.is_file());
     image.context("FERROVIRT_IMAGE names no file: `make image` builds it, make sets it")
+}
+
+/// The image that VMs run in, an archive.
+///
+/// # Errors
+/// When it is not built.
+pub fn launcher_image() -> Result<PathBuf> {
+    let image = std::env::var_os("FERROVIRT_LAUNCHER_IMAGE").map(PathBuf::from).filter(|path| path.is_file());
+    image.context("FERROVIRT_LAUNCHER_IMAGE names no file: `make image` builds it, make sets it")
 }
 
 /// The MAC pool, an optimised build.

@@ -36,22 +36,54 @@ const CONTAINERS: [(&str, &str); 4] = [
 /// How long the driver may take until the kubelet knows it.
 const READY: Duration = Duration::from_secs(120);
 
+/// The program that makes the volumes of claims.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Provisioner {
+    /// Stock csi-provisioner and csi-resizer, next to the driver.
+    Sidecars,
+    /// The node's agent and the operator; the test runs both.
+    Agent,
+}
+
 /// Installs the driver with a pool of `size` bytes and waits until the kubelet knows it. The product's image is loaded
 /// already.
 ///
 /// # Errors
 /// When a program is not built, or the driver does not come up in time.
-pub fn install(cluster: &Cluster, size: u64) -> Result<()> {
+pub fn install(cluster: &Cluster, size: u64, provisioner: Provisioner) -> Result<()> {
+    prepare(cluster, size)?;
+    provision_by(cluster, provisioner)?;
+    registered(cluster)
+}
+
+/// Makes what the driver needs besides its own manifests: a pool of `size` bytes, the sidecars' images, and the kinds and
+/// the controller of VolumeSnapshots.
+///
+/// # Errors
+/// When a program is not built, or the node does not take something.
+pub fn prepare(cluster: &Cluster, size: u64) -> Result<()> {
     pool(cluster, size).context("cannot make the pool")?;
     cluster.import_images(&images(cluster).context("cannot build the sidecars' images")?)?;
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR"));
     apply(cluster, &built(SIDECARS)?.join("crds"))?;
     kubectl(cluster, &["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"])?;
-    apply(cluster, &sources.join("manifests"))?;
-    apply(cluster, &sources.join("../hpp-csi/manifests"))?;
-    let rollout = ["-n", NAMESPACE, "rollout", "status", "daemonset", "--timeout=120s"];
-    kubectl(cluster, &rollout)?;
-    registered(cluster)
+    apply(cluster, &Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests"))
+}
+
+/// Applies the driver's manifests, without the sidecars that the agent replaces where it makes the volumes. Switches a
+/// cluster that has the driver already.
+///
+/// # Errors
+/// When the driver's pods are not replaced in time.
+pub fn provision_by(cluster: &Cluster, provisioner: Provisioner) -> Result<()> {
+    let manifests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../hpp-csi/manifests").display().to_string();
+    kubectl(cluster, &["apply", "--server-side", "--force-conflicts", "-f", &manifests])?;
+    if provisioner == Provisioner::Agent {
+        let without = r#"{"spec": {"template": {"spec": {"containers": [
+            {"name": "csi-provisioner", "$patch": "delete"}, {"name": "csi-resizer", "$patch": "delete"}]}}}}"#;
+        let daemon_set = ["-n", NAMESPACE, "patch", "daemonset", "hostpath-provisioner-csi", "-p", without];
+        kubectl(cluster, &daemon_set)?;
+    }
+    kubectl(cluster, &["-n", NAMESPACE, "rollout", "status", "daemonset", "--timeout=120s"])
 }
 
 /// Waits until the kubelet has registered the driver.

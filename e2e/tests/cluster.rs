@@ -63,7 +63,7 @@ fn holds_a_device(cluster: &Cluster) -> Volume {
 /// The same with a device of the CSI driver's: one more loop device, on a filesystem that is on another.
 fn holds_a_volume(cluster: &Cluster) {
     cluster.import_images(&programs::image().unwrap()).unwrap();
-    storage::install(cluster, 1 << 30).unwrap();
+    storage::install(cluster, 1 << 30, storage::Provisioner::Sidecars).unwrap();
     cluster.create_namespace("volume", "restricted").unwrap();
     let claims = Api::<PersistentVolumeClaim>::namespaced(cluster.client(), "volume");
     let claim = json!({

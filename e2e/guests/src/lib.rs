@@ -6,7 +6,7 @@
 //!  Tree (folders, programs, modules) ── pack ──► Guest ── command ──► QEMU ── Console::start ──► lines it says
 //! ```
 //!
-//! And one that is a whole Debian, as people run it ([`debian`]).
+//! And one that is a whole Debian, as people run it ([`debian`]), and one that reports its devices ([`telling`]).
 //!
 //! Seen by tests alone, as a dev-dependency. Not here: what a guest does; its `init` lives beside its test.
 
@@ -15,6 +15,8 @@
     clippy::panic,
     reason = "a test that cannot build its guest fails by panicking"
 )]
+
+pub mod telling;
 
 use std::fs;
 use std::io::{BufRead, BufReader};

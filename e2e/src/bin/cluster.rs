@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use e2e::place::Place;
-use e2e::{Cluster, Ended, failures, keeper, needs_root, node, stop_kept};
+use e2e::{Cluster, Ended, failures, keeper, needs_root, node, platform, stop_kept};
 
 /// Bytes of a person's pool; it takes what is written.
 const POOL: u64 = 64 << 30;
@@ -27,8 +27,11 @@ enum Action {
         #[arg(value_name = "ARCHIVE")]
         images: Vec<std::path::PathBuf>,
         /// Install the CSI driver, whose image is in an archive
-        #[arg(long)]
+        #[arg(long, conflicts_with = "platform")]
         storage: bool,
+        /// Install the platform, whose images FERROVIRT_IMAGE and FERROVIRT_LAUNCHER_IMAGE name, and wait for it
+        #[arg(long)]
+        platform: bool,
     },
     /// Stop every node that `up` has started
     Down,
@@ -40,6 +43,17 @@ enum Action {
     Node {
         /// The number of the node's place
         place: u8,
+        /// The second node of that place
+        #[arg(long)]
+        second: bool,
+    },
+    /// Keep the second node of a running cluster until standard input ends
+    #[command(hide = true)]
+    KeepSecond {
+        /// The number of the cluster's place
+        place: u8,
+        /// The first process of its first node
+        first: String,
     },
 }
 
@@ -47,7 +61,7 @@ fn main() -> ExitCode {
     let action = Args::parse().action;
     let say: fn(&str) = match action {
         Action::Up { .. } | Action::Down => complain,
-        Action::Keep | Action::Node { .. } => tell,
+        Action::Keep | Action::Node { .. } | Action::KeepSecond { .. } => tell,
     };
     match act(action) {
         Ok(()) => ExitCode::SUCCESS,
@@ -60,7 +74,7 @@ fn main() -> ExitCode {
 
 fn act(action: Action) -> Result<()> {
     match action {
-        Action::Up { images, storage } => up(&images, storage),
+        Action::Up { images, storage, platform } => up(&images, storage, platform),
         Action::Down => {
             let ended = stop_kept()?;
             report_failures()?;
@@ -68,11 +82,15 @@ fn act(action: Action) -> Result<()> {
             Ok(())
         }
         Action::Keep => keeper::keep(),
-        Action::Node { place } => node::run(place),
+        Action::Node { place, second } => {
+            let first = Place::of(place)?;
+            node::run(&if second { first.second() } else { first })
+        }
+        Action::KeepSecond { place, first } => keeper::keep_second(place, &first),
     }
 }
 
-fn up(images: &[std::path::PathBuf], storage: bool) -> Result<()> {
+fn up(images: &[std::path::PathBuf], storage: bool, platform: bool) -> Result<()> {
     needs_root()?;
     report_failures()?;
     if let Some(place) = Place::all()?.iter().find(|place| place.kept().is_some()) {
@@ -83,7 +101,14 @@ fn up(images: &[std::path::PathBuf], storage: bool) -> Result<()> {
     let filled = images
         .iter()
         .try_for_each(|archive| cluster.import_images(archive))
-        .and_then(|()| if storage { e2e::storage::install(&cluster, POOL) } else { Ok(()) });
+        .and_then(|()| {
+            if storage {
+                e2e::storage::install(&cluster, POOL, e2e::storage::Provisioner::Sidecars)
+            } else {
+                Ok(())
+            }
+        })
+        .and_then(|()| if platform { install(&cluster) } else { Ok(()) });
     if let Err(error) = filled {
         cluster.stop()?;
         return Err(error);
@@ -91,6 +116,13 @@ fn up(images: &[std::path::PathBuf], storage: bool) -> Result<()> {
     // The node is kept as the very last: until then it ends with this process, however that does.
     introduce(cluster.place(), "runs");
     cluster.keep()
+}
+
+fn install(cluster: &Cluster) -> Result<()> {
+    platform::prepare(cluster, POOL)?;
+    let took = platform::install(cluster, &platform::settings())?;
+    complain(&format!("the platform is available after {} s", took.as_secs()));
+    Ok(())
 }
 
 /// How to reach a node and how to end it.

@@ -1,6 +1,9 @@
 //! The CSI driver on a real node, installed by its own manifests, with the stock provisioner, snapshotter, resizer and
 //! snapshot-controller, on a pool of XFS. Each point of the driver's table is a test; bytes are judged from the host.
 //!
+//! The agent and the operator run here, too, and make the volumes where the driver's pods have no sidecar for that
+//! ([`modes`]): with `FERROVIRT_PROVISIONER=agent` in all tests.
+//!
 //! One cluster for all tests; each has its own namespace, which enforces the restricted Pod Security.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -8,6 +11,7 @@
 mod capacity;
 mod devices;
 mod import;
+mod modes;
 mod pods;
 mod restart;
 mod snapshots;
@@ -24,12 +28,20 @@ const POOL: u64 = 20 << 30;
 /// The StorageClass and VolumeSnapshotClass of the manifests.
 const CLASS: &str = "hostpath-csi";
 
+/// The program that makes the volumes: stock sidecars, or with FERROVIRT_PROVISIONER=agent the agent and the operator.
+fn provisioner() -> storage::Provisioner {
+    match std::env::var("FERROVIRT_PROVISIONER").as_deref() {
+        Ok("agent") => storage::Provisioner::Agent,
+        _ => storage::Provisioner::Sidecars,
+    }
+}
+
 /// The cluster of these tests, with the driver in it. It ends with the process.
 static CLUSTER: LazyLock<Cluster> = LazyLock::new(|| {
     let image = programs::image().unwrap();
     let cluster = Cluster::start().unwrap();
     cluster.import_images(&image).unwrap();
-    storage::install(&cluster, POOL).unwrap();
+    storage::install(&cluster, POOL, provisioner()).unwrap();
     cluster
 });
 

@@ -35,7 +35,7 @@ fn bytes_that_are_not_those_of_the_checksum() {
     assert_eq!(end.restarts, 0);
     let message: serde_json::Value = serde_json::from_str(&end.message).expect("one line of JSON");
     assert!(message["message"].as_str().unwrap().contains("checksum mismatch"), "{}", end.message);
-    assert_eq!(names(volume.path()), [""; 0], "what was written is deleted");
+    assert_eq!(names(volume.path()), [""; 0], "deleting the data that was written");
 }
 
 #[test]

@@ -1,0 +1,127 @@
+//! The platform in a cluster, as `operator manifests` installs it: operator, node agent, MAC pool and CSI driver as pods.
+//!
+//! ```text
+//! prepare: images, pool, snapshot kinds ─► install: manifests, operator, HyperConverged, Available ─► uninstall
+//! ```
+//!
+//! Not here: virtual machines.
+
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use operator::install::{Settings, custom_resources, manifests, yaml};
+use serde_json::Value;
+
+use crate::{Cluster, programs, storage};
+
+/// How long the platform may take until it is available.
+const READY: Duration = Duration::from_secs(120);
+
+/// The settings for a node of this harness: guests in software, one replica of everything.
+pub fn settings() -> Settings {
+    Settings { replicas: 1, emulation: true, ..Settings::default() }
+}
+
+/// Loads the platform's images and makes what an administrator has on a node: a pool of `size` bytes for the CSI driver,
+/// and the kinds of VolumeSnapshots.
+///
+/// # Errors
+/// When an image is not built, or the node does not take something.
+pub fn prepare(cluster: &Cluster, size: u64) -> Result<()> {
+    cluster.import_images(&programs::image()?)?;
+    cluster.import_images(&programs::launcher_image()?)?;
+    storage::prepare(cluster, size)
+}
+
+/// Installs the platform and waits until it is available; gives the time that took. Applied again, it changes nothing.
+///
+/// # Errors
+/// When the API server refuses an object, or the platform is not available in time.
+pub fn install(cluster: &Cluster, settings: &Settings) -> Result<Duration> {
+    let begun = Instant::now();
+    apply(cluster, "platform.yaml", &manifests(settings))?;
+    wait(cluster, &["--for=condition=Established", "crd", "-l", "app.kubernetes.io/part-of=ferrovirt"])?;
+    let rollout = format!("--timeout={}s", READY.as_secs());
+    kubectl(
+        cluster,
+        &["-n", &settings.namespace, "rollout", "status", "deployment/ferrovirt-operator", &rollout],
+    )
+    .with_context(|| pods(cluster, &settings.namespace))?;
+    let switches = custom_resources(settings);
+    // The API server learns of the webhook's endpoints after the kubelet reported them.
+    while let Err(error) = apply(cluster, "platform-switches.yaml", &switches) {
+        ensure!(begun.elapsed() < READY, "{error:#}");
+        thread::sleep(Duration::from_millis(200));
+    }
+    for object in &switches {
+        let mut arguments = vec!["--for=condition=Available".to_owned(), reference(object)];
+        if let Some(namespace) = object["metadata"]["namespace"].as_str() {
+            arguments.extend(["-n".to_owned(), namespace.to_owned()]);
+        }
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        wait(cluster, &arguments).with_context(|| pods(cluster, &settings.namespace))?;
+    }
+    Ok(begun.elapsed())
+}
+
+/// Removes the platform; VMs and DataVolumes must be gone. Gives the time that took.
+///
+/// # Errors
+/// When something is not removed in time.
+pub fn uninstall(cluster: &Cluster, settings: &Settings) -> Result<Duration> {
+    let begun = Instant::now();
+    for (name, objects) in
+        [("platform-switches.yaml", custom_resources(settings)), ("platform.yaml", manifests(settings))]
+    {
+        let file = write(cluster, name, &objects)?;
+        let timeout = format!("--timeout={}s", READY.as_secs());
+        kubectl(cluster, &["delete", "--ignore-not-found", &timeout, "-f", &file])
+            .with_context(|| pods(cluster, &settings.namespace))?;
+    }
+    Ok(begun.elapsed())
+}
+
+/// kubectl's name of an object.
+fn reference(object: &Value) -> String {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let group = text(&object["apiVersion"]);
+    let group = group.split('/').next().unwrap_or_default();
+    format!("{}.{group}/{}", text(&object["kind"]).to_lowercase(), text(&object["metadata"]["name"]))
+}
+
+fn apply(cluster: &Cluster, name: &str, objects: &[Value]) -> Result<()> {
+    let file = write(cluster, name, objects)?;
+    kubectl(cluster, &["apply", "--server-side", "-f", &file])
+}
+
+fn write(cluster: &Cluster, name: &str, objects: &[Value]) -> Result<String> {
+    let file = cluster.place().path(name);
+    fs::write(&file, yaml(objects)?)?;
+    Ok(path(&file))
+}
+
+fn path(file: &Path) -> String {
+    file.display().to_string()
+}
+
+fn wait(cluster: &Cluster, arguments: &[&str]) -> Result<()> {
+    let timeout = format!("--timeout={}s", READY.as_secs());
+    let all: Vec<&str> = ["wait", &timeout].into_iter().chain(arguments.iter().copied()).collect();
+    kubectl(cluster, &all)
+}
+
+/// The platform's pods, for the text of an error.
+fn pods(cluster: &Cluster, namespace: &str) -> String {
+    let shown = cluster.kubectl().args(["-n", namespace, "get", "pods", "-o", "wide"]).output();
+    shown.map_or_else(|error| error.to_string(), |shown| String::from_utf8_lossy(&shown.stdout).into_owned())
+}
+
+fn kubectl(cluster: &Cluster, arguments: &[&str]) -> Result<()> {
+    let run = cluster.kubectl().args(arguments).output().context("cannot run kubectl")?;
+    let why = String::from_utf8_lossy(&run.stderr);
+    ensure!(run.status.success(), "kubectl {}: {}", arguments.join(" "), why.trim());
+    Ok(())
+}

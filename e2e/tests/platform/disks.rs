@@ -1,0 +1,99 @@
+//! Disks: images of containers, cloud-init, empty claims.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use image::archive::{self, Tag};
+use image::layer::{self, Member};
+use serde_json::json;
+
+use crate::guest;
+use crate::machines::{claim, machine, until_answers};
+use crate::place::{CLAIMS, INSTANCES, MACHINES, PLACE, PODS};
+
+/// An image that holds nothing but a disk, as `localhost/guests:answers`.
+fn container_disk() -> &'static str {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = folder.path().join("disk.qcow2");
+    guest::qcow2(&disk);
+    let members = BTreeMap::from([
+        ("disk".to_owned(), Member::Folder { mode: 0o755 }),
+        ("disk/disk.qcow2".to_owned(), Member::File { from: disk, mode: 0o444 }),
+    ]);
+    let layer = layer::pack(&members, &folder.path().join("layer")).unwrap();
+    let tag = Tag { repository: "localhost/guests".into(), name: "answers".into(), entrypoint: Vec::new() };
+    let file = PLACE.cluster.place().path("guests.tar");
+    archive::write(&file, &[layer], &[tag]).unwrap();
+    PLACE.cluster.import_images(&file).unwrap();
+    fs::remove_file(file).unwrap();
+    "localhost/guests:answers"
+}
+
+#[test]
+fn image_of_a_container_is_a_disk_that_forgets_what_is_written() {
+    let namespace = "container";
+    PLACE.namespace(namespace);
+    let image = container_disk();
+    let mut vm = machine("vm", "Always", &json!({"containerDisk": {"image": image}}));
+    let spec = &mut vm["spec"]["template"]["spec"];
+    spec["domain"]["devices"]["disks"]
+        .as_array_mut()
+        .unwrap()
+        .push(json!({"name": "settings", "disk": {"bus": "virtio"}}));
+    spec["volumes"]
+        .as_array_mut()
+        .unwrap()
+        .push(json!({"name": "settings", "cloudInitNoCloud": {"userData": "#cloud-config\n{}\n"}}));
+    PLACE.create(MACHINES, namespace, &vm);
+    until_answers(namespace, "vm", 1);
+    let before = PLACE.find(INSTANCES, namespace, "vm").unwrap()["metadata"]["uid"].clone();
+    PLACE.put(namespace, "virtualmachines/vm/restart").unwrap();
+    PLACE.until(namespace, "another instance", || {
+        PLACE.find(INSTANCES, namespace, "vm").filter(|one| one["metadata"]["uid"] != before)
+    });
+    until_answers(namespace, "vm", 1);
+    PLACE.delete(MACHINES, namespace, "vm");
+    PLACE.until(namespace, "the VM is gone", || {
+        (PLACE.list(MACHINES, namespace).is_empty() && PLACE.list(PODS, namespace).is_empty()).then_some(())
+    });
+    PLACE.remove_namespace(namespace);
+}
+
+#[test]
+fn empty_claim_gets_a_disk_of_its_size_without_the_overhead() {
+    let namespace = "empty";
+    PLACE.namespace(namespace);
+    // The pool is a thousand times as large: its free space is not the claim's.
+    let empty = json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "data"},
+        "spec": {
+            "storageClassName": "hostpath-csi", "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": "64Mi"}},
+        },
+    });
+    PLACE.create(CLAIMS, namespace, &empty);
+    let _root = claim(namespace, "root", &guest::disk());
+    let mut vm = machine("vm", "Always", &json!({"persistentVolumeClaim": {"claimName": "root"}}));
+    let spec = &mut vm["spec"]["template"]["spec"];
+    let data = json!({"name": "data", "persistentVolumeClaim": {"claimName": "data"}});
+    spec["volumes"].as_array_mut().unwrap().push(data);
+    PLACE.create(MACHINES, namespace, &vm);
+    until_answers(namespace, "vm", 1);
+    let instance = PLACE.find(INSTANCES, namespace, "vm").unwrap();
+    let volumes = instance["status"]["volumeStatus"].as_array().unwrap();
+    let info = &volumes.iter().find(|one| one["name"] == "data").unwrap()["persistentVolumeClaimInfo"];
+    assert_eq!(
+        (&info["claimName"], &info["requests"]["storage"]),
+        (&json!("data"), &json!("64Mi")),
+        "{info}"
+    );
+    assert!(info["filesystemOverhead"].is_string() && info["volumeMode"] == "Filesystem", "{info}");
+    let pod = PLACE.list(PODS, namespace)[0]["metadata"]["uid"].as_str().unwrap().to_owned();
+    let mounts =
+        PLACE.cluster.node_path(&format!("/var/lib/kubelet/pods/{pod}/volumes/kubernetes.io~csi")).unwrap();
+    let mount = fs::read_dir(mounts).unwrap().next().unwrap().unwrap().path();
+    // 64 MiB without five and a half or six per cent, in whole mebibytes.
+    assert_eq!(fs::metadata(mount.join("mount/disk.img")).unwrap().len(), 60 << 20);
+    PLACE.delete(MACHINES, namespace, "vm");
+    PLACE.remove_namespace(namespace);
+}

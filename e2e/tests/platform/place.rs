@@ -1,0 +1,138 @@
+//! The cluster of these tests: the platform as pods, and requests of tests to it.
+
+#![allow(dead_code, reason = "each test binary uses what it needs")]
+
+use std::fmt::Write;
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
+
+use cluster::{Client, Config, Delete, Key, Resource, Scope};
+use e2e::{Cluster, platform};
+use serde::de::IgnoredAny;
+use serde_json::Value;
+
+pub(crate) const MACHINES: Resource = Resource::namespaced("kubevirt.io", "v1", "virtualmachines");
+pub(crate) const INSTANCES: Resource = Resource::namespaced("kubevirt.io", "v1", "virtualmachineinstances");
+pub(crate) const DATA_VOLUMES: Resource = Resource::namespaced("cdi.kubevirt.io", "v1beta1", "datavolumes");
+pub(crate) const CLAIMS: Resource = Resource::namespaced("", "v1", "persistentvolumeclaims");
+pub(crate) const EVENTS: Resource = Resource::namespaced("", "v1", "events");
+pub(crate) const PODS: Resource = Resource::namespaced("", "v1", "pods");
+
+/// Bytes of the pool; it takes what is written.
+const POOL: u64 = 20 << 30;
+/// How long a step of a VM may take.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A cluster with the platform.
+pub(crate) struct Place {
+    pub(crate) cluster: Cluster,
+    client: Client,
+    /// Time from the first object to Available.
+    pub(crate) installed: Duration,
+}
+
+/// One for all tests. It ends with the process.
+pub(crate) static PLACE: LazyLock<Place> = LazyLock::new(|| {
+    let cluster = Cluster::start().unwrap();
+    platform::prepare(&cluster, POOL).unwrap();
+    let installed = platform::install(&cluster, &platform::settings()).unwrap();
+    let config = Config::load(Some(&cluster.kubeconfig()), None).unwrap();
+    let client = Client::new(&config, "e2e").unwrap();
+    Place { cluster, client, installed }
+});
+
+impl Place {
+    pub(crate) fn find(&self, resource: Resource, namespace: &str, name: &str) -> Option<Value> {
+        self.cluster.run(self.client.find(resource, &Key::new(namespace, name))).unwrap()
+    }
+
+    pub(crate) fn list(&self, resource: Resource, namespace: &str) -> Vec<Value> {
+        self.cluster.run(self.client.list(resource, &Scope::all().namespace(namespace))).unwrap()
+    }
+
+    pub(crate) fn create(&self, resource: Resource, namespace: &str, object: &Value) {
+        self.cluster.run(self.client.create::<IgnoredAny>(resource, namespace, object)).unwrap();
+    }
+
+    pub(crate) fn delete(&self, resource: Resource, namespace: &str, name: &str) {
+        let key = Key::new(namespace, name);
+        assert!(self.cluster.run(self.client.delete(resource, &key, &Delete::default())).unwrap());
+    }
+
+    /// Runs kubectl; gives what it printed.
+    pub(crate) fn kubectl(&self, arguments: &[&str]) -> Result<String, String> {
+        let run = self.cluster.kubectl().args(arguments).output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        if run.status.success() { Ok(text(&run.stdout)) } else { Err(text(&run.stderr)) }
+    }
+
+    /// The project's client, to be given a verb; objects are of `namespace`.
+    pub(crate) fn client(&self, namespace: &str, words: &[&str]) -> std::process::Command {
+        let mut client = std::process::Command::new(e2e::programs::of_this_build("kubectl-virt").unwrap());
+        client.arg("--kubeconfig").arg(self.cluster.kubeconfig()).args(["-n", namespace]).args(words);
+        client.stdin(std::process::Stdio::null());
+        client
+    }
+
+    /// Calls a verb of `subresources.kubevirt.io`, such as `virtualmachines/NAME/stop`.
+    pub(crate) fn put(&self, namespace: &str, path: &str) -> Result<(), String> {
+        let body = self.cluster.place().path("empty.json");
+        std::fs::write(&body, "{}").unwrap();
+        let path = format!("/apis/subresources.kubevirt.io/v1/namespaces/{namespace}/{path}");
+        self.kubectl(&["replace", "--raw", &path, "-f", body.to_str().unwrap()]).map(drop)
+    }
+
+    /// Waits until `found` gives something.
+    #[track_caller]
+    pub(crate) fn until<T>(&self, namespace: &str, wanted: &str, mut found: impl FnMut() -> Option<T>) -> T {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(found) = found() {
+                return found;
+            }
+            assert!(Instant::now() < deadline, "{wanted}: not in {PATIENCE:?}\n{}", self.state(namespace));
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Waits until a VM's `printableStatus` is `wanted`, and gives the VM.
+    #[track_caller]
+    pub(crate) fn until_status(&self, namespace: &str, name: &str, wanted: &str) -> Value {
+        self.until(namespace, &format!("{name} is {wanted}"), || {
+            self.find(MACHINES, namespace, name)
+                .filter(|machine| machine["status"]["printableStatus"] == wanted)
+        })
+    }
+
+    /// The objects and logs of a namespace, for the text of a failure.
+    fn state(&self, namespace: &str) -> String {
+        let mut text = String::new();
+        for arguments in [
+            &["get", "vm,vmi,pod,dv,pvc", "-o", "wide", "-n", namespace][..],
+            &["get", "vmi", "-o", "jsonpath={.items[*].status}", "-n", namespace],
+            &["get", "events", "-n", namespace],
+            &["get", "pods", "-n", "kubevirt-hyperconverged"],
+            &["logs", "--tail=20", "daemonset/virt-handler", "-n", "kubevirt-hyperconverged"],
+            &["logs", "--tail=20", "deployment/ferrovirt-operator", "-n", "kubevirt-hyperconverged"],
+            &["logs", "--tail=20", "-l", "kubevirt.io=virt-launcher", "-n", namespace],
+        ] {
+            let shown = self.kubectl(arguments).unwrap_or_else(|error| error);
+            writeln!(text, "$ kubectl {}\n{shown}", arguments.join(" ")).unwrap();
+        }
+        text
+    }
+
+    /// A namespace of a test of its own.
+    pub(crate) fn namespace(&self, name: &str) {
+        self.cluster.create_namespace(name, "restricted").unwrap();
+    }
+
+    /// Deletes a namespace and waits until it is gone.
+    #[track_caller]
+    pub(crate) fn remove_namespace(&self, name: &str) {
+        self.kubectl(&["delete", "namespace", name, "--wait=false"]).unwrap();
+        self.until(name, &format!("namespace {name} is gone"), || {
+            self.kubectl(&["get", "namespace", name]).is_err().then_some(())
+        });
+    }
+}

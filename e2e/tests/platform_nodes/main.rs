@@ -1,0 +1,29 @@
+//! Tests that need a cluster for themselves: programs of the node and the platform killed, another pod network, the platform
+//! removed and installed again, and a second node that dies and comes back.
+//!
+//! One test; its parts follow each other.
+
+#![expect(clippy::print_stdout, reason = "figures are shown with --nocapture")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "../platform/console.rs"]
+mod console;
+#[path = "../platform/guest.rs"]
+mod guest;
+mod install;
+mod kills;
+#[path = "../platform/machines.rs"]
+mod machines;
+mod nodes;
+#[path = "../platform/place.rs"]
+mod place;
+mod ptp;
+
+#[test]
+fn machines_outlive_kills_and_their_node_and_the_platform_is_removed_without_a_trace() {
+    kills::guest_outlives_every_program();
+    kills::memory_is_bounded();
+    ptp::guest_is_on_a_point_to_point_network();
+    install::removed_without_a_trace();
+    nodes::outlive_their_node();
+}

@@ -1,0 +1,118 @@
+//! Imports that fail, and what DataVolumes say about it; they continue when the cause is removed.
+
+use std::time::{Duration, Instant};
+
+use e2e::peer::flaky::{Flaky, Mood};
+use e2e::peer::web::Web;
+use serde_json::json;
+
+use crate::setup::{CLUSTER, DISK, IMMEDIATE, MIB, assert_same};
+use crate::space::{Space, until};
+
+#[test]
+fn an_image_that_appears_later_is_imported() {
+    let space = Space::new("failures-missing");
+    let server = Flaky::start(CLUSTER.place(), &DISK.qcow2, 1000 * MIB).unwrap();
+    server.set_mood(Mood::Missing);
+    space.data_volume("disk", &json!({"http": {"url": server.url()}}), IMMEDIATE, "Filesystem", &json!({}));
+    let (reason, message) = until("the server's answer is reported", || {
+        let (status, reason, message) = space.condition("disk", "Running")?;
+        (status == "False" && message.contains("404")).then_some((reason, message))
+    });
+    assert_eq!(reason, "Error");
+    assert!(message.contains("404"), "{message}");
+    server.set_mood(Mood::Well);
+    space.phases("disk", "Succeeded");
+    assert_same(&space.file("disk"));
+    let volume = space.get("DataVolume", "disk").unwrap();
+    assert!(volume["status"]["restartCount"].as_u64().unwrap() >= 1);
+}
+
+#[test]
+fn a_wrong_checksum_fails_and_is_not_tried_again() {
+    let space = Space::new("failures-checksum");
+    let web = Web::start(CLUSTER.place(), DISK.qcow2.parent().unwrap()).unwrap();
+    let checksum = format!("sha256:{}", "0".repeat(64));
+    let source = json!({"http": {"url": web.url("disk.qcow2"), "checksum": checksum}});
+    space.data_volume("disk", &source, IMMEDIATE, "Filesystem", &json!({}));
+    space.phases("disk", "Failed");
+    assert_eq!(space.condition("disk", "Running").unwrap().1, "ChecksumError");
+    until("the importer is gone", || space.names("Pod").is_empty().then_some(()));
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(space.names("Pod").is_empty(), "it is not tried again");
+}
+
+#[test]
+fn a_missing_class_is_named_and_used_when_it_appears() {
+    let space = Space::new("failures-class");
+    let begun = Instant::now();
+    space.data_volume("disk", &json!({"blank": {}}), "later", "Filesystem", &json!({}));
+    let message = until("the class is named", || {
+        let (_, reason, message) = space.condition("disk", "Running")?;
+        (reason == "ErrClaimNotValid").then_some(message)
+    });
+    assert!(begun.elapsed() < Duration::from_secs(10));
+    assert!(message.contains("StorageClass later does not exist"), "{message}");
+    space.create(
+        "StorageClass",
+        json!({
+            "metadata": {"name": "later"}, "provisioner": "kubevirt.io.hostpath-provisioner",
+            "volumeBindingMode": "Immediate", "parameters": {"storagePool": "legacy"},
+        }),
+    );
+    space.phases("disk", "Succeeded");
+}
+
+#[test]
+fn a_quota_is_reported_and_the_import_continues_without_it() {
+    let space = Space::new("failures-quota");
+    space.create(
+        "ResourceQuota",
+        json!({"metadata": {"name": "none"}, "spec": {"hard": {"persistentvolumeclaims": "0"}}}),
+    );
+    until("the quota is in force", || {
+        let quota = space.get("ResourceQuota", "none")?;
+        quota["status"]["hard"].is_object().then_some(())
+    });
+    space.data_volume("disk", &json!({"blank": {}}), IMMEDIATE, "Filesystem", &json!({}));
+    until("the quota is reported", || {
+        let (status, reason, _) = space.condition("disk", "Bound")?;
+        (status == "False" && reason == "ErrExceededQuota").then_some(())
+    });
+    assert_eq!(space.get("DataVolume", "disk").unwrap()["status"]["phase"], "Pending");
+    space.delete("ResourceQuota", "none");
+    space.phases("disk", "Succeeded");
+}
+
+#[test]
+fn a_deleted_claim_is_made_and_filled_again() {
+    let space = Space::new("failures-claim");
+    let web = Web::start(CLUSTER.place(), DISK.qcow2.parent().unwrap()).unwrap();
+    let source = json!({"http": {"url": web.url("disk.qcow2")}});
+    space.data_volume("disk", &source, IMMEDIATE, "Filesystem", &json!({}));
+    space.phases("disk", "Succeeded");
+    let uid = space.get("PersistentVolumeClaim", "disk").unwrap()["metadata"]["uid"].clone();
+    space.delete("PersistentVolumeClaim", "disk");
+    until("another claim is filled", || {
+        let claim = space.get("PersistentVolumeClaim", "disk")?;
+        let done = space.get("DataVolume", "disk")?["status"]["phase"] == "Succeeded";
+        (claim["metadata"]["uid"] != uid && done && claim["status"]["phase"] == "Bound").then_some(())
+    });
+    assert_same(&space.file("disk"));
+}
+
+#[test]
+fn a_namespace_with_running_imports_is_deleted_in_thirty_seconds() {
+    let space = Space::new("failures-namespace");
+    let server = Flaky::start(CLUSTER.place(), &DISK.qcow2, MIB / 4).unwrap();
+    for number in 0..3 {
+        let source = json!({"http": {"url": server.url()}});
+        space.data_volume(&format!("disk-{number}"), &source, IMMEDIATE, "Filesystem", &json!({}));
+    }
+    space.phases("disk-0", "ImportInProgress");
+    let begun = Instant::now();
+    space.delete("Namespace", "failures-namespace");
+    until("the namespace is gone", || space.get("Namespace", "failures-namespace").is_none().then_some(()));
+    println!("namespace with 3 running imports: gone after {:.1?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(60));
+}

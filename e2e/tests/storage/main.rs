@@ -1,0 +1,18 @@
+//! DataVolumes on a real node: the operator's storage controllers run beside the cluster, importers in it, volumes come
+//! from hpp-csi with its stock sidecars. Bytes are judged from the host.
+//!
+//! One cluster for all tests; each has its own namespace, which enforces the restricted Pod Security.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod clones;
+mod crons;
+mod failures;
+mod imports;
+mod killed;
+mod manifests;
+mod platform;
+mod setup;
+mod space;
+mod uploads;
+mod waits;

@@ -1,0 +1,63 @@
+//! A DataVolume that does not progress reports within ten seconds the missing part and the remedy.
+
+use std::time::{Duration, Instant};
+
+use e2e::peer::web::Web;
+use serde_json::{Value, json};
+
+use crate::setup::{CLUSTER, DISK, IMMEDIATE, WAITING, apply};
+use crate::space::{Space, until};
+
+/// Limit until the condition has the reason: 10 s with the full counts; 30 s where other tests share two processors.
+fn limit() -> Duration {
+    Duration::from_secs(if std::env::var_os("FERROVIRT_SOAK").is_some() { 10 } else { 30 })
+}
+
+/// Makes a DataVolume and waits until its Running condition says this.
+#[track_caller]
+fn says(space: &Space, name: &str, source: &Value, class: &str, reason: &str, words: &[&str]) {
+    let begun = Instant::now();
+    space.data_volume(name, source, class, "Filesystem", &json!({}));
+    let (status, message) = until(&format!("{name} says {reason}"), || {
+        let (status, found, message) = space.condition(name, "Running")?;
+        let all = found == reason && words.iter().all(|word| message.contains(word));
+        all.then_some((status, message))
+    });
+    let took = begun.elapsed();
+    assert_eq!(status, "False");
+    assert!(took < limit(), "{name}: {took:?}: {message}");
+}
+
+#[test]
+fn a_data_volume_that_waits_says_what_for() {
+    let space = Space::new("waits");
+    let web = Web::start(CLUSTER.place(), DISK.qcow2.parent().unwrap()).unwrap();
+    let blank = json!({"blank": {}});
+    apply(
+        &CLUSTER,
+        "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {name: hostpath-broken}\n\
+         provisioner: kubevirt.io.hostpath-provisioner\nvolumeBindingMode: Immediate\n\
+         parameters: {storagePool: nowhere}\n",
+    );
+    says(&space, "classless", &blank, "missing", "ErrClaimNotValid", &["StorageClass missing", "create it"]);
+    says(&space, "unused", &blank, WAITING, "WaitForFirstConsumer", &["waits for a pod", "immediate"]);
+    says(
+        &space,
+        "failing",
+        &blank,
+        "hostpath-broken",
+        "Provisioning",
+        &["kubevirt.io.hostpath-provisioner", "is its driver running?"],
+    );
+    let absent = json!({"http": {"url": web.url("absent.qcow2")}});
+    says(&space, "unfound", &absent, IMMEDIATE, "Error", &["404"]);
+    let clone = json!({"pvc": {"namespace": "waits", "name": "nothing"}});
+    says(&space, "sourceless", &clone, IMMEDIATE, "CloneWithoutSource", &["nothing doesn't exist"]);
+    // The volume controller reports it on the claim; the DataVolume has no event of its own for it.
+    let events = space.events("unused");
+    let own = |message: &str| !message.contains("to be created before binding");
+    assert!(
+        events.iter().all(|(reason, message)| reason != "WaitForFirstConsumer" || !own(message)),
+        "waiting is not a fault: {events:?}"
+    );
+}
