@@ -1,10 +1,10 @@
-//! The CNI plugin beside the Go reference plugin, call by call: how long a runtime waits for one.
+//! The CNI plugin and the Go reference plugin, call by call: how long a runtime waits for each.
 //!
 //! ```text
 //!  node (a network namespace that this thread is in) ─► calls, ours and theirs in turn ─► minimum and median ─► bars
 //! ```
 //!
-//! What is measured is a process from its start to its end with its answer read, as a runtime sees it. Needs root.
+//! A measurement is a process from its start to its end with its answer read, as a runtime sees it. Needs root.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -62,7 +62,7 @@ impl Drop for Namespace {
     }
 }
 
-/// What a call is about.
+/// The subject of a call.
 #[derive(Clone, Copy)]
 struct Attachment<'a> {
     container: &'a str,
@@ -70,7 +70,7 @@ struct Attachment<'a> {
     pod: &'a Namespace,
 }
 
-/// Who is called.
+/// The plugin called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
     Ours,
@@ -88,7 +88,7 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// A bench of the program `plugin` beside the reference plugins in the folder `peers`. This thread moves to another
+    /// A bench of the program `plugin` and the reference plugins in the directory `peers`. This thread moves to another
     /// network namespace until the bench is dropped.
     ///
     /// # Errors
@@ -282,7 +282,7 @@ impl Bench {
         Ok(())
     }
 
-    /// What one of our calls about `net1` waits for the kernel to carry out its netlink messages: it does so while they
+    /// Time that one of our calls about `net1` waits for the kernel to carry out its netlink messages: it does so while they
     /// are sent. The rest of the call, and what strace costs, is left out.
     fn in_netlink(&self, verb: &str, config: &str) -> Result<Duration> {
         let report = self.work.path().join("trace");
@@ -361,7 +361,7 @@ impl Drop for Bench {
     }
 }
 
-/// Who is first changes from turn to turn.
+/// The order alternates from turn to turn.
 fn in_turn(turn: usize) -> [Side; 2] {
     if turn.is_multiple_of(2) { [Side::Theirs, Side::Ours] } else { [Side::Ours, Side::Theirs] }
 }

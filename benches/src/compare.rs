@@ -38,7 +38,7 @@ impl Figures {
     }
 }
 
-/// What must hold between ours and what is beside it.
+/// The required relation between our figure and the peer's.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub enum Bar {
     /// Least and median are faster by this factor.
@@ -49,7 +49,7 @@ pub enum Bar {
     Within(f64),
     /// Least and median are at most so many milliseconds longer.
     BothWithin(f64),
-    /// The least is below so many milliseconds, or whatever the row's name says it is.
+    /// The least is below so many milliseconds, or below the bound in the row's name.
     Below(f64),
     /// Both are the same.
     Same,
@@ -68,7 +68,7 @@ pub struct Comparison {
     pub beside: String,
     /// That.
     pub other: Figures,
-    /// What must hold.
+    /// The requirement.
     pub bar: Bar,
     /// Whether it does.
     pub kept: bool,

@@ -1,11 +1,11 @@
-//! The CSI driver beside a bare loop of the same system calls, and beside the programs that other drivers run.
+//! The CSI driver in comparison with a bare loop of the same system calls, and with the programs that other drivers run.
 //!
 //! ```text
 //!  an XFS of its own ─► driver, asked over its socket ─┐
 //!                    └► bare calls, `mount`, `cp` ─────┴ in turn ─► minimum and median ─► bars
 //! ```
 //!
-//! What is measured is a call from its start to its answer, gRPC and both processes' share of it included. Needs root.
+//! A measurement is a call from its start to its answer, with gRPC and both processes' share of it. Needs root.
 
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
@@ -109,7 +109,7 @@ impl Bench {
     /// Measures a row.
     ///
     /// # Errors
-    /// A call fails, or does not do what it says.
+    /// A call fails, or lacks its effect.
     pub fn row(&self, name: &str) -> Result<Vec<Comparison>> {
         match name {
             "csi: create and delete" => self.creates(),
@@ -171,7 +171,7 @@ impl Bench {
         let id = |turn: usize| format!("pvc-{turn:036}");
         let (mut made, mut made_bare, mut gone, mut gone_bare) =
             (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        // Who is first changes from turn to turn.
+        // The order alternates from turn to turn.
         for turn in 0..TIMES {
             if turn.is_multiple_of(2) {
                 made_bare.push(bare.create(&id(turn))?);
@@ -436,7 +436,7 @@ impl Bench {
             let shared = all.clone().filter(|line| line.contains("shared")).count();
             ensure!(shared > 0 && shared == all.count(), "blocks are not shared: {seen}");
             extents = u32::try_from(shared)?;
-            // A map of extents takes room of its own: 16 bytes each, and as much to count who shares them.
+            // A map of extents takes space of its own: 16 bytes each, and as much for reference counts.
             ensure!(taken <= (1 << 20) + u64::from(extents) * 64, "turn {turn}: {taken} bytes are taken");
             self.delete("clone")?;
             let copy = self.pool().join(".copy");

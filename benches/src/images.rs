@@ -50,7 +50,7 @@ pub enum Image {
     RawZst,
     /// One zstd frame with a window of 128 MiB.
     RawZstLong,
-    /// qcow2 of 1 TiB whose every cluster is allocated, in scattered order, in a hole of the file.
+    /// qcow2 of 1 TiB with every cluster allocated, in scattered order, in a hole of the file.
     QcowFullTables,
     /// VDI of 64 TiB: a block map of 256 MiB, one block in 2^20 allocated.
     VdiHugeMap,
@@ -230,7 +230,7 @@ fn copy_files(from: &Path, to: &Path, left: &mut u64) -> Result<()> {
     for entry in entries {
         let (path, copy) = (entry.path(), to.join(entry.file_name()));
         let kind = entry.file_type()?;
-        // What is not from packages, and what is not a file, is of no interest.
+        // Files that are not from packages, and entries that are not files, are left out.
         if kind.is_dir() && path != Path::new("/usr/local") && path != Path::new("/usr/src") {
             fs::create_dir(&copy)?;
             copy_files(&path, &copy, left)?;

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::sys;
 
-/// What one run cost.
+/// Cost of one run.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Cost {
     /// Seconds from start to end.
@@ -44,7 +44,7 @@ pub fn command(command: &mut Command, limit: Option<Duration>) -> Result<Cost> {
         std::thread::spawn(move || {
             let expired = watch.recv_timeout(limit).is_err();
             if expired && let Some(pid) = rustix::process::Pid::from_raw(pid) {
-                // If it has just ended the signal finds nobody: ids are not given again at once.
+                // A signal to a process that has just ended has no effect: ids are not reused at once.
                 rustix::process::kill_process(pid, rustix::process::Signal::TERM).ok();
             }
             expired

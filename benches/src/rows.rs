@@ -1,4 +1,4 @@
-//! The rows of the table, as data: what is imported, from where, against whom, and which bar must be met.
+//! The rows of the table, as data: image, source, peer, and the bar to meet.
 
 use crate::images::Image;
 
@@ -13,12 +13,12 @@ pub enum Via {
     PacedHttp,
 }
 
-/// What a connection of [`Via::PacedHttp`] gives, in bytes a second, as nginx writes it.
+/// Rate of a connection of [`Via::PacedHttp`], in bytes a second, as nginx writes it.
 pub const PACE: &str = "24m";
-/// Connections that an import opens at most where nothing is said; from [`Via::PacedHttp`] it must.
+/// Connections that an import opens at most by default; from [`Via::PacedHttp`] it must.
 pub const CONNECTIONS: usize = 8;
 
-/// Who is measured beside the importer. Every peer ends with its output synced.
+/// The importer's peer. Every peer ends with its output synced.
 #[derive(Clone, Copy, Debug)]
 pub enum Peer {
     /// `qemu-img convert` on the local file: the fastest of {-m 8, -m 16} × {-W, none} × {-t none, -t none -T none,
@@ -37,7 +37,7 @@ pub enum Peer {
 /// One comparison of a row.
 #[derive(Clone, Copy, Debug)]
 pub struct Against {
-    /// With whom.
+    /// The peer.
     pub peer: Peer,
     /// How many times faster the importer must be, at least: the peer's wall seconds over ours.
     pub faster: f64,
@@ -45,7 +45,7 @@ pub struct Against {
     pub cpu: bool,
 }
 
-/// What the importer writes to.
+/// The importer's target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// A file in the benchmark's folder.
@@ -59,7 +59,7 @@ pub enum Place {
 pub struct Row {
     /// Its name, to be chosen by `--rows`.
     pub name: &'static str,
-    /// What is imported.
+    /// The image.
     pub image: Image,
     /// From where.
     pub via: Via,
@@ -69,7 +69,7 @@ pub struct Row {
     pub truth: Option<Image>,
     /// The compressor's declared window in KiB, which comes on top of 64 MiB for each decoder.
     pub window_kib: u32,
-    /// Decoders that may run beside each other; each has a window.
+    /// Decoders that may run in parallel; each has a window.
     pub decoders: Decoders,
     /// Measured once, for its peak memory; the importer is stopped after two minutes if it is still at work.
     pub memory_only: bool,
@@ -86,7 +86,7 @@ pub enum Decoders {
     PerCore,
 }
 
-/// Memory any import may use beside windows, in MiB.
+/// Memory any import may use in addition to windows, in MiB.
 pub const MEMORY_MIB: u32 = 64;
 
 const BASE: Row = Row {

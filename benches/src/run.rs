@@ -27,7 +27,7 @@ const MEMORY_LIMIT: Duration = Duration::from_secs(120);
 /// Runs of each variant of a peer before one is chosen.
 const TRIALS: u32 = 2;
 
-/// What a row came to.
+/// Result of a row.
 #[derive(Debug, Serialize)]
 pub struct Outcome {
     /// The row.
@@ -42,7 +42,7 @@ pub struct Outcome {
     pub against: Vec<Comparison>,
 }
 
-/// The importer beside one peer.
+/// The importer and one peer.
 #[derive(Debug, Serialize)]
 pub struct Comparison {
     /// The peer, and its variant that was fastest.
@@ -51,7 +51,7 @@ pub struct Comparison {
     pub cost: Cost,
     /// Peer's wall seconds over ours.
     pub ratio: f64,
-    /// What the ratio must be, at least.
+    /// The least ratio.
     pub bar: f64,
     /// Whether CPU seconds count.
     pub cpu_counts: bool,
@@ -73,7 +73,7 @@ pub struct Bench {
     images: Images,
     server: Server,
     rounds: u32,
-    /// Outputs; on the disk whose speed is measured, not in memory.
+    /// Outputs; on the measured disk, not in memory.
     work: tempfile::TempDir,
 }
 
@@ -257,7 +257,7 @@ impl Bench {
             }
             Peer::Shell(name, line) => vec![(name.to_owned(), Step::Shell(line.to_owned()))],
             Peer::DirectWrite => {
-                // What a sparse copy has to write is the same whatever the data is packed in.
+                // The bytes that a sparse copy has to write are the same for every packing of the data.
                 let written = if image == Image::RawFull { image } else { Image::RawSparse };
                 vec![("direct write".to_owned(), Step::DirectWrite(self.images.data_bytes(written)?))]
             }

@@ -30,7 +30,7 @@ impl Nginx {
     pub fn start(http: impl FnOnce(u16, &Path) -> String) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let own = folder.path().display();
-        // The port is free at this moment; nobody else on a test machine takes it before nginx does.
+        // The port is free at this moment; no other program on a test machine takes it before nginx does.
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
         let user = if rustix::process::getuid().is_root() { "user root;" } else { "" };
         let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
@@ -106,7 +106,7 @@ impl Server {
         .map(Self)
     }
 
-    /// The URL of a file that comes at a pace, and whose connections are counted.
+    /// The URL of a file served at a fixed rate, with its connections counted.
     pub fn paced_url(&self, file: &str) -> String {
         self.url(&format!("paced/{file}"))
     }

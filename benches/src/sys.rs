@@ -4,7 +4,7 @@
 
 use std::{io, mem::MaybeUninit, os::unix::process::ExitStatusExt, process::ExitStatus};
 
-/// What a process and all children it waited for used.
+/// Resources used by a process and all children it waited for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Usage {
     /// User and system time in microseconds.
@@ -16,7 +16,7 @@ pub(crate) struct Usage {
 /// Waits for the child `pid` of this process to end.
 ///
 /// # Errors
-/// What `wait4` answers, save for interruptions, after which it is asked again.
+/// Result of `wait4`, which is called again after an interruption.
 pub(crate) fn wait(pid: i32) -> io::Result<(ExitStatus, Usage)> {
     loop {
         let mut status = 0;

@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use api::launch::Launch;
 use api::launcher::Request;
+use guest::Client;
 use serde_json::json;
-use virt_node::launcher::Client;
 
 use crate::compare::{Bar, Comparison, Figures};
 
@@ -47,12 +47,12 @@ const AT_ONCE: usize = 10;
 /// How often those at once are.
 const ROUNDS: usize = 5;
 
-/// What a guest's first processor does: `mov dx, 0x3f8; mov al, 'K'; out dx, al; cli; hlt; jmp` back.
+/// Code of a guest's first processor: `mov dx, 0x3f8; mov al, 'K'; out dx, al; cli; hlt; jmp` back.
 const CODE: &[u8] = &[0xba, 0xf8, 0x03, 0xb0, b'K', 0xee, 0xfa, 0xf4, 0xeb, 0xfd];
 
 /// libvirt's daemons in a mount namespace; `$1` is a folder with what they keep, their configuration and the domain, if it
 /// has one. What runs ends with them. The users' files are those of the machine with libvirt's own user, which must be
-/// there before its configuration says another one.
+/// there before its configuration selects another one.
 const DAEMONS: &str = r#"
 set -e
 mkdir -p /run/libvirt /var/lib/libvirt /var/cache/libvirt /etc/libvirt
@@ -111,7 +111,7 @@ impl Drop for Guest {
     }
 }
 
-/// What all rows need.
+/// State shared by all rows.
 pub struct Bench {
     launcher: PathBuf,
     work: tempfile::TempDir,
@@ -346,10 +346,10 @@ impl Bench {
         Ok(Launch::read(document.to_string().as_bytes())?)
     }
 
-    /// The domain of the same guest, as anybody would write it.
+    /// The domain of the same guest, written plainly.
     fn domain(&self, folder: &Path, number: usize) -> Result<String> {
         const SPARED: (&str, &str) = ("<qemu:capabilities>", "</qemu:capabilities>");
-        let xml = virt_node::launcher::domain(&self.document(folder, number)?)?.xml;
+        let xml = virt_launcher::domain(&self.document(folder, number)?)?.xml;
         let (before, rest) = xml.split_once(SPARED.0).context("nothing is spared")?;
         let (_, after) = rest.split_once(SPARED.1).context("an element without an end")?;
         Ok(format!("{before}{after}"))
@@ -438,7 +438,7 @@ fn written(file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Does something for each of the guests that are started at once, and says how long all of it took.
+/// Runs a function for each of the guests that are started at once, and returns the total time.
 fn together<T: Send>(each: impl Fn(usize) -> Result<T> + Sync) -> Result<(Duration, Vec<T>)> {
     let begin = Instant::now();
     let each = &each;

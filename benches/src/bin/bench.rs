@@ -13,7 +13,7 @@ use benches::size;
 use benches::{cni, csi, uploads, virt};
 use clap::Parser;
 
-/// Measures the programs beside their peers.
+/// Measures the programs in comparison with their peers.
 #[derive(Parser)]
 struct Args {
     /// The importer's release binary.
@@ -22,19 +22,19 @@ struct Args {
     /// The CNI plugins' release binary. Default: FERROVIRT_CNI.
     #[arg(long)]
     cni: Option<PathBuf>,
-    /// The CSI driver's release binary. Default: beside the importer's.
+    /// The CSI driver's release binary. Default: next to the importer's.
     #[arg(long)]
     csi: Option<PathBuf>,
-    /// The launcher's release binary. Default: beside the importer's.
+    /// The launcher's release binary. Default: next to the importer's.
     #[arg(long)]
     launcher: Option<PathBuf>,
-    /// The upload server's release binary; the proxy's is beside it. Default: beside the importer's.
+    /// The upload server's release binary; the proxy's is in the same directory. Default: next to the importer's.
     #[arg(long)]
     uploadserver: Option<PathBuf>,
     /// The folder of the Go reference plugins. Default: FERROVIRT_PEERS.
     #[arg(long)]
     peers: Option<PathBuf>,
-    /// Only rows whose name contains this; several, separated by commas, are possible.
+    /// Only rows with this in their name; several, separated by commas, are possible.
     #[arg(long, default_value = "")]
     rows: String,
     /// Rounds; in each, every peer in its fastest variant and the importer run once.

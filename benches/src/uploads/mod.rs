@@ -1,12 +1,12 @@
 //! The upload server and its proxy as processes, with curl as their client, over TLS on loopback: how long from the first
-//! byte to a durable disk, how much memory, and how fast the proxy is beside nginx.
+//! byte to a durable disk, how much memory, and how fast the proxy is in comparison with nginx.
 //!
 //! ```text
 //!  curl ══ TLS ══► ours: uploadserver, a disk when it answers │ theirs: received to a file, synced, converted, synced
 //!  curl ══ TLS ══► ours: uploadproxy │ theirs: nginx, buffering off ══ TLS ══► a sink
 //! ```
 //!
-//! Not here: the servers beside (`stage`), the images (`crate::images`).
+//! Not here: the servers around it (`stage`), the images (`crate::images`).
 
 mod stage;
 
@@ -50,7 +50,7 @@ const PATH: &str = "/v1beta1/upload";
 
 /// Killed when dropped.
 struct Process {
-    /// Nothing once somebody has waited for its end.
+    /// `None` once its end was waited for.
     child: Option<Child>,
     port: u16,
 }
@@ -70,7 +70,7 @@ impl Process {
     }
 }
 
-/// What all rows need.
+/// State shared by all rows.
 pub struct Bench {
     server: PathBuf,
     proxy: PathBuf,
@@ -274,7 +274,7 @@ impl Bench {
         timed(&mut self.curl(&path, receiver.port(), &[]))
     }
 
-    /// What is done without us: received to a file, synced, converted, synced.
+    /// The work without our programs: received to a file, synced, converted, synced.
     fn received_and_converted(&self, image: Image, options: &str) -> Result<Duration> {
         let (file, disk) = (self.path("received"), self.path("converted"));
         let received = self.received(image, Keep::Synced(file.clone()))?;
@@ -312,7 +312,7 @@ impl Bench {
         curl
     }
 
-    /// A proxy in a cluster whose only server listens at `port`.
+    /// A proxy in a cluster with its only server at `port`.
     fn proxy(&self, cluster: &Cluster, port: u16) -> Result<Process> {
         fs::write(self.path("kubeconfig"), cluster.kubeconfig())?;
         fs::write(self.path("hosts"), format!("127.0.0.1:{port} {HOST}\n"))?;
@@ -343,7 +343,7 @@ impl Bench {
     }
 }
 
-/// Starts a program and waits until its log tells the port behind `mark`.
+/// Starts a program and waits until its log contains the port after `mark`.
 fn started(command: &mut Command, log: &Path, mark: &str) -> Result<Process> {
     let child = command
         .stdin(Stdio::null())

@@ -50,7 +50,7 @@ pub(super) fn token_key() -> Result<(String, String)> {
     Ok((key.serialize_pem(), key.public_key_pem()))
 }
 
-/// What becomes of a body.
+/// Destination of a body.
 #[derive(Clone)]
 pub(super) enum Keep {
     Nothing,
