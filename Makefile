@@ -1,12 +1,14 @@
 # Every target does its own set-up; on a fresh Debian 12 with Rust on it, `make demo` or `make test` is enough.
 #
 #   build       the programs, optimised            test        what CI runs: formatting, lints, licences, tests
+#   install     those for people and one machine   PREFIX      where to, /usr/local
 #   demo        an image, and guests from YAML     soak        the same tests with the full counts
 #   deps        Debian packages                    bench       speed and memory against the named peers
 #   image       the container image                advisories  dependencies with known holes (needs the network)
-#   kube        Kubernetes' programs, from source  cluster     a Kubernetes node on this machine; cluster-down ends it
+#   kube        Kubernetes' programs, from source  cluster     a Kubernetes node with the platform; cluster-down ends it
 #
 # make demo IMAGE=https://…   imports and boots an image of yours
+# make demo CLUSTER=1         runs a first VM in the cluster of make cluster
 # make bench ROWS=zlib        measures only the rows whose name contains the word
 
 SHELL := /bin/bash
@@ -33,15 +35,18 @@ PACKAGES := build-essential \
 	libvirt-daemon libvirt-daemon-driver-qemu xorriso ovmf swtpm swtpm-tools systemd \
 	dropbear-bin openssh-client socat chromium
 
-# Runs inside users' images, which may hold nothing but a disk: linked statically. Tests find it by this variable.
+# These programs run inside users' images, which may hold nothing but a disk: they are linked statically. Tests find the
+# first by this variable; container-disk is built beside it.
 export FERROVIRT_CONTAINERIMAGE_SERVER := $(CARGO_TARGET_DIR)/$(TRIPLE)/release/cdi-containerimage-server
 
-# Of the programs and the image: `make test` takes those that need not wait for the linker to look at everything at once.
+# Of the programs and the images. `make test` runs the programs that its own build makes anyway, with debug information
+# removed in the images.
 PROFILE := release
-test check-tests: PROFILE := quick
+test check-tests: PROFILE := debug
 
-# The container image of all programs, an OCI archive. Tests find it by this variable.
+# The container images, OCI archives: of all programs, and of virt-launcher with QEMU. Tests find them by these variables.
 export FERROVIRT_IMAGE = $(CARGO_TARGET_DIR)/image/ferrovirt-$(PROFILE).oci.tar
+export FERROVIRT_LAUNCHER_IMAGE = $(CARGO_TARGET_DIR)/image/ferrovirt-launcher-$(PROFILE).oci.tar
 
 # Run beside the cluster of its tests.
 export FERROVIRT_MACPOOL = $(CARGO_TARGET_DIR)/$(PROFILE)/macpool
@@ -56,7 +61,7 @@ export RUST_TEST_THREADS ?= $(shell echo $$((2 * $$(nproc))))
 JUDGES := e2e/kube/judges
 export FERROVIRT_PEERS := $(CACHE)/kube/judges-$(shell cat $(JUDGES)/go.mod $(JUDGES)/go.sum $(JUDGES)/tools.go | sha256sum | cut -c1-12)
 
-.PHONY: build programs server cni peers demo deps test fmt-check clippy deny check-tests soak bench advisories tools image kube root cluster cluster-down
+.PHONY: build install programs server cni peers demo deps test fmt-check clippy deny check-tests soak bench advisories tools image kube root cluster cluster-down
 
 deps:
 	@missing=(); for package in $(PACKAGES); do \
@@ -70,9 +75,21 @@ deps:
 
 build: programs server cni
 
-# All in one go: what they share is built once, with the features that the tests have too.
+# kubectl finds `kubectl virt` by the program's name.
+PREFIX ?= /usr/local
+INSTALLED := $(addprefix $(CARGO_TARGET_DIR)/release/,kubectl-virt importer uploadserver hpp-csi virt-node virt-launcher) \
+	$(CARGO_TARGET_DIR)/$(TRIPLE)/release/cni
+
+install: build
+	install -D -t "$(DESTDIR)$(PREFIX)/bin" $(INSTALLED)
+
+# One call of cargo, so that shared dependencies are built once; in `make test`, with the features that the tests have too.
+BUILD_release := cargo build --release --locked -p importer -p uploadserver -p hpp-csi -p virt-node -p virt-client -p virt-launcher \
+	-p macpool -p operator -p virt-agent
+BUILD_debug := cargo build --locked --workspace --all-targets
+
 programs: deps
-	cargo build --profile $(PROFILE) --locked -p importer -p uploadserver -p hpp-csi -p virt-node -p macpool
+	$(BUILD_$(PROFILE))
 
 server: deps
 	RUSTFLAGS='-C target-feature=+crt-static' cargo build --release --locked --target $(TRIPLE) -p cdi-containerimage-server
@@ -84,9 +101,14 @@ cni: deps
 peers: deps
 	@e2e/kube/build judges
 
+# `make test` has built the image builder with everything else.
+IMAGE_release := cargo run --quiet --locked -p image --
+IMAGE_debug = "$$CARGO_TARGET_DIR/debug/image" --strip
+IMAGE_BUILD = $(IMAGE_$(PROFILE)) --target "$$CARGO_TARGET_DIR" --profile $(PROFILE) --cache $(CACHE)/image
+
 image: build
-	cargo run --quiet --locked -p image -- --target "$$CARGO_TARGET_DIR" --profile $(PROFILE) --cache $(CACHE)/image \
-	  "$$FERROVIRT_IMAGE"
+	$(IMAGE_BUILD) "$$FERROVIRT_IMAGE"
+	$(IMAGE_BUILD) --set launcher "$$FERROVIRT_LAUNCHER_IMAGE"
 
 # Built once per version; needs Go.
 kube: deps
@@ -98,17 +120,23 @@ root:
 
 cluster: root kube image cni
 	cargo build --quiet --locked -p e2e
-	@"$$CARGO_TARGET_DIR/debug/cluster" up --storage "$$FERROVIRT_IMAGE"
+	@"$$CARGO_TARGET_DIR/debug/cluster" up --platform
+	@eval "$$("$$CARGO_TARGET_DIR/debug/cluster" up --platform 2> /dev/null)"; demo/cluster --print
 
 cluster-down: root deps
 	cargo build --quiet --locked -p e2e
 	@"$$CARGO_TARGET_DIR/debug/cluster" down
 
 # With an image of one's own it is imported and booted; else guests run from YAML, too, which takes root.
+ifdef CLUSTER
+demo: cluster
+	@eval "$$("$$CARGO_TARGET_DIR/debug/cluster" up --platform 2> /dev/null)"; demo/cluster
+else
 demo: build
 	demo/run "$$CARGO_TARGET_DIR/release/importer" "$(IMAGE)"
 	@[ -n "$(IMAGE)" ] || { sudo=; [ "$$(id -u)" = 0 ] || sudo="sudo -E"; \
 	  $$sudo demo/guests "$$CARGO_TARGET_DIR/release" "$$CARGO_TARGET_DIR/$(TRIPLE)/release"; }
+endif
 
 # The tests come last, so that the output ends with the runner's lines.
 test: deps fmt-check clippy deny check-tests
