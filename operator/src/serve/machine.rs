@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use cluster::{JsonPatch, Key, Resource};
+use cluster::{Client, JsonPatch, Key, Resource};
 use http::StatusCode;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -12,7 +12,7 @@ use serve::route::{Call, text};
 
 use super::Site;
 use super::instance::{INSTANCES, Instance};
-use super::status::{Answered, Refusal};
+use super::status::{ATTEMPTS, Answered, Refusal};
 
 const MACHINES: Resource = Resource::namespaced("kubevirt.io", "v1", "virtualmachines");
 /// How errors name it.
@@ -103,33 +103,44 @@ pub(super) async fn handle(site: Arc<Site>, mut call: Call, verb: Verb) -> Answe
     };
     let name = call.parameter("name");
     let key = Key::new(call.parameter("namespace"), name);
-    let machine: Option<Machine> = site.client.find(MACHINES, &key).await?;
-    let machine = machine.ok_or_else(|| Refusal::absent(KIND, name))?;
-    let instance: Option<Instance> = site.client.find(INSTANCES, &key).await?;
-    let Decision { grace, change } = plan(verb, name, &machine, instance.as_ref(), &options)?;
-    // Upstream sends the patch with dryRun; the decision above is what it would show.
-    if options.dry_run.is_none_or(|dry| dry.is_empty()) {
-        let raced = |error: cluster::Error| {
-            if error.is_conflict() {
-                Refusal::conflict(KIND, name, "it was changed at the same time; try again")
-            } else {
-                error.into()
-            }
+    for _ in 0..ATTEMPTS {
+        let machine: Option<Machine> = site.client.find(MACHINES, &key).await?;
+        let machine = machine.ok_or_else(|| Refusal::absent(KIND, name))?;
+        let instance: Option<Instance> = site.client.find(INSTANCES, &key).await?;
+        let decision = plan(verb, name, &machine, instance.as_ref(), &options)?;
+        // Upstream sends the patch with dryRun; the decision is what it would show.
+        let written = match options.dry_run.as_ref().is_some_and(|dry| !dry.is_empty()) {
+            true => Ok(()),
+            false => write(&site.client, &key, &decision, instance.as_ref()).await,
         };
-        if let (Some(seconds), Some(instance)) = (grace, &instance) {
-            let patch = JsonPatch::new()
-                .test("/metadata/uid", &instance.metadata.uid)
-                .add("/spec/terminationGracePeriodSeconds", seconds);
-            site.client.json_patch::<IgnoredAny>(INSTANCES, &key, &patch).await.map_err(raced)?;
+        match written {
+            Ok(()) => return Ok(text(StatusCode::ACCEPTED, "")),
+            Err(error) if error.is_conflict() => {}
+            Err(error) => return Err(error.into()),
         }
-        let written = match &change {
-            None => Ok(IgnoredAny),
-            Some(Change::Spec(patch)) => site.client.json_patch(MACHINES, &key, patch).await,
-            Some(Change::Status(patch)) => site.client.json_patch(MACHINES.sub("status"), &key, patch).await,
-        };
-        written.map_err(raced)?;
     }
-    Ok(text(StatusCode::ACCEPTED, ""))
+    Err(Refusal::raced(KIND, name))
+}
+
+/// Writes what was decided; a conflict says that an object changed since.
+async fn write(
+    client: &Client,
+    key: &Key,
+    decision: &Decision,
+    instance: Option<&Instance>,
+) -> cluster::Result<()> {
+    if let (Some(seconds), Some(instance)) = (decision.grace, instance) {
+        let patch = JsonPatch::new()
+            .test("/metadata/uid", &instance.metadata.uid)
+            .add("/spec/terminationGracePeriodSeconds", seconds);
+        client.json_patch::<IgnoredAny>(INSTANCES, key, &patch).await?;
+    }
+    let (resource, patch) = match &decision.change {
+        None => return Ok(()),
+        Some(Change::Spec(patch)) => (MACHINES, patch),
+        Some(Change::Status(patch)) => (MACHINES.sub("status"), patch),
+    };
+    client.json_patch::<IgnoredAny>(resource, key, patch).await.map(drop)
 }
 
 /// Changes that a request makes, or the refusal.

@@ -6,6 +6,9 @@ use http::request::Parts;
 use serde_json::{Value, json};
 use serve::route::{self, Answer, json, text};
 
+/// How often a request is decided again because its object changed between read and write.
+pub(super) const ATTEMPTS: usize = 5;
+
 /// An answer, or why there is none.
 pub(super) type Answered = Result<Answer, Refusal>;
 
@@ -30,6 +33,11 @@ impl Refusal {
             message: format!("Operation cannot be fulfilled on {kind}.kubevirt.io {name:?}: {why}"),
             details: json!({"name": name, "group": "kubevirt.io", "kind": kind}),
         }
+    }
+
+    /// 409: the object changed in each of [`ATTEMPTS`].
+    pub(super) fn raced(kind: &str, name: &str) -> Self {
+        Self::conflict(kind, name, "it was changed at the same time; try again")
     }
 
     /// 404: no such object.

@@ -16,7 +16,7 @@ use virt::validate;
 
 use super::Site;
 use super::instance::INSTANCES;
-use super::status::{Answered, Refusal};
+use super::status::{ATTEMPTS, Answered, Refusal};
 use crate::compute::EPHEMERAL;
 
 const MACHINES: Resource = Resource::namespaced("kubevirt.io", "v1", "virtualmachines");
@@ -100,20 +100,21 @@ pub(super) async fn handle(
     let options = parse(&body)?;
     let name = call.parameter("name");
     let key = Key::new(call.parameter("namespace"), name);
-    let object: Option<Value> = site.client.find(target.resource(), &key).await?;
-    let object = object.ok_or_else(|| Refusal::absent(target.kind(), name))?;
-    let patch = plan(target, verb, name, &object, &options)?;
-    if options.dry_run.is_none_or(|dry| dry.is_empty()) {
-        let written = site.client.json_patch::<IgnoredAny>(target.resource(), &key, &patch).await;
-        written.map_err(|error| {
-            if error.is_conflict() {
-                Refusal::conflict(target.kind(), name, "it was changed at the same time; try again")
-            } else {
-                error.into()
-            }
-        })?;
+    let accepted = || Ok(text(StatusCode::ACCEPTED, ""));
+    for _ in 0..ATTEMPTS {
+        let object: Option<Value> = site.client.find(target.resource(), &key).await?;
+        let object = object.ok_or_else(|| Refusal::absent(target.kind(), name))?;
+        let patch = plan(target, verb, name, &object, &options)?;
+        if options.dry_run.as_ref().is_some_and(|dry| !dry.is_empty()) {
+            return accepted();
+        }
+        match site.client.json_patch::<IgnoredAny>(target.resource(), &key, &patch).await {
+            Ok(_) => return accepted(),
+            Err(error) if error.is_conflict() => {}
+            Err(error) => return Err(error.into()),
+        }
     }
-    Ok(text(StatusCode::ACCEPTED, ""))
+    Err(Refusal::raced(target.kind(), name))
 }
 
 fn bad(why: impl Into<String>) -> Refusal {
