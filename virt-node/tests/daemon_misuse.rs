@@ -11,6 +11,7 @@ mod waiting;
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
@@ -167,6 +168,8 @@ fn output_of(program: &str, words: &[&str]) -> String {
 #[test]
 fn a_folder_that_is_removed_under_its_daemon_is_not_written_again_by_it() {
     let mut daemon = Daemon::start();
+    // The volumes' driver, which is started beside the daemon, makes files there until it serves.
+    eventually("the volumes' driver", || UnixStream::connect(daemon.state().join("csi/csi.sock")).ok());
     fs::remove_dir_all(daemon.state()).unwrap();
     let daemons = || daemon.processes().into_iter().filter(|(_, line)| line.contains(" serve ")).count();
     eventually("its end", || (daemons() == 0).then_some(()));

@@ -203,7 +203,10 @@ impl Controller {
         loop {
             let wait =
                 self.due.map_or(TICK, |due| Duration::from_secs(due.saturating_sub(time::now())).min(TICK));
-            match self.receiver.recv_timeout(wait.max(Duration::from_millis(50))) {
+            let received = self.receiver.recv_timeout(wait.max(Duration::from_millis(50)));
+            // Before the message is handled: that writes, too.
+            self.check_folder()?;
+            match received {
                 Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => {
                     self.leave();
                     return Ok(());
@@ -211,7 +214,6 @@ impl Controller {
                 Ok(message) => self.take(message),
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            self.check_folder()?;
             self.look();
         }
     }
