@@ -1,0 +1,104 @@
+//! The first step: the way is chosen, and written down before anything is made. Pure.
+
+use std::collections::BTreeMap;
+
+use super::advance::advance;
+use super::source::given;
+use super::step::{From, Observed, Plan, annotate, finalize, has_finalizer, warning};
+use crate::storage::clone::authorize::Origin;
+use crate::storage::clone::choose::{self, Wanted};
+use crate::storage::names;
+use crate::storage::profile::CloneStrategy;
+
+/// Chooses the way, and writes it down before anything is made.
+pub(super) fn begin(o: &Observed<'_>) -> Plan {
+    let target = o.target;
+    let given = match given(o) {
+        Ok(given) => given,
+        Err(plan) => return plan,
+    };
+    let (Some(class), Some(profile)) = (o.class, o.profile) else {
+        let named = target.class.as_deref().unwrap_or_default();
+        return Plan::troubled(
+            "StorageClassMissing",
+            format!("StorageClass {named:?} does not exist: create it"),
+        );
+    };
+    let annotation = |name| target.meta.annotation(name).is_some();
+    if class.waits_for_consumer && !annotation(names::SELECTED_NODE) && !annotation(names::IMMEDIATE) {
+        return Plan::default();
+    }
+    let wanted = Wanted {
+        driver: class.provisioner.clone(),
+        block: target.block,
+        size: target.size,
+        expands: class.expands,
+        strategy: profile.clone,
+        has_snapshot_class: !profile.snapshot_class.is_empty(),
+    };
+    let (way, fallback) = choose::choose(&given, &wanted, o.forced);
+    if way == CloneStrategy::Copy {
+        match o.from {
+            From::Claim(_, _, Some(pod)) => {
+                let Origin { namespace, name, .. } = o.origin;
+                let message = format!(
+                    "pod {namespace}/{pod} using PersistentVolumeClaim {name}: the clone waits until it ends"
+                );
+                return Plan::troubled("CloneSourceInUse", message).before(vec![warning(
+                    o,
+                    "CloneSourceInUse",
+                    &format!("pod {namespace}/{pod} using PersistentVolumeClaim {name}"),
+                )]);
+            }
+            From::Snapshot(..) => {
+                let why = fallback.map(choose::Fallback::reason).unwrap_or_default();
+                let message = format!(
+                    "VolumeSnapshot {} cannot be restored into StorageClass {} ({why}): restore it into a claim and clone \
+                     that",
+                    o.origin.name, class.meta.name
+                );
+                return Plan::troubled("CloneNotSupported", message);
+            }
+            From::Claim(..) | From::Missing => {}
+        }
+    }
+    let mut actions = Vec::new();
+    if o.origin.namespace != target.meta.namespace && !has_finalizer(target) {
+        let mut finalizers = target.meta.finalizers.clone();
+        finalizers.push(names::CLONE_FINALIZER.to_owned());
+        actions.push(finalize(target, finalizers));
+    }
+    let mut changes = vec![
+        (names::CLONE_PHASE, first_phase(o, way)),
+        (names::CLONE_TYPE, way.word()),
+        (names::RUNNING, "true"),
+        (names::RUNNING_REASON, "Populator is running"),
+        (names::RUNNING_MESSAGE, ""),
+    ];
+    changes.extend(fallback.map(|fallback| (names::CLONE_FALLBACK, fallback.reason())));
+    actions.push(annotate(target, &changes, content_labels(o)));
+    advance(o, way).before(actions)
+}
+
+fn first_phase(o: &Observed<'_>, way: CloneStrategy) -> &'static str {
+    match (way, o.from) {
+        (CloneStrategy::CsiClone, _) => "CSIClone",
+        (CloneStrategy::Snapshot, From::Snapshot(..)) => "SnapshotClone",
+        (CloneStrategy::Snapshot, _) => "Snapshot",
+        (CloneStrategy::Copy, _) => "HostClone",
+    }
+}
+
+/// Labels that follow the content from source to target.
+fn content_labels(o: &Observed<'_>) -> BTreeMap<String, String> {
+    let labels = match o.from {
+        From::Claim(claim, ..) => &claim.meta.labels,
+        From::Snapshot(snapshot, _) => &snapshot.meta.labels,
+        From::Missing => return BTreeMap::new(),
+    };
+    let following = labels.iter().filter(|(name, _)| names::follows_content(name));
+    following
+        .filter(|(name, _)| !o.target.meta.labels.contains_key(*name))
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect()
+}

@@ -1,0 +1,62 @@
+//! The objects that help with a clone, as they are created. Pure.
+
+use serde_json::{Value, json};
+
+use super::step::{From, Observed, snapshot, temporary};
+use crate::storage::clone::sender;
+use crate::storage::names;
+use crate::storage::seen::Claim;
+
+/// The temporary snapshot.
+pub(super) fn taken(o: &Observed<'_>, source: &Claim) -> Value {
+    let class = o.profile.map(|profile| profile.snapshot_class.as_str()).unwrap_or_default();
+    json!({
+        "apiVersion": "snapshot.storage.k8s.io/v1",
+        "kind": "VolumeSnapshot",
+        "metadata": sender::metadata(&snapshot(&o.target.meta.uid), &o.origin.namespace, o.target),
+        "spec": {"volumeSnapshotClassName": class, "source": {"persistentVolumeClaimName": source.meta.name}},
+    })
+}
+
+/// The temporary claim that the driver fills: of the source's size where it can grow.
+pub(super) fn filled(o: &Observed<'_>, size: u64, data: &Value) -> Value {
+    let expands = o.class.is_some_and(|class| class.expands);
+    let size = if expands && size > 0 { size } else { o.target.size.max(size) };
+    let mut claim = shape(o, &o.origin.namespace, size);
+    claim["spec"]["dataSource"] = data.clone();
+    claim
+}
+
+/// The temporary claim that a sender's bytes are put into.
+pub(super) fn empty(o: &Observed<'_>) -> Value {
+    let mut claim = shape(o, &o.target.meta.namespace, o.target.size);
+    claim["metadata"]["annotations"][names::UPLOAD_TARGET] = json!("");
+    claim
+}
+
+fn shape(o: &Observed<'_>, namespace: &str, size: u64) -> Value {
+    let mut metadata = sender::metadata(&temporary(&o.target.meta.uid), namespace, o.target);
+    metadata["annotations"][names::IMMEDIATE] = json!("");
+    let of_source = match o.from {
+        From::Claim(source, volume, _) if namespace == o.origin.namespace => {
+            let chosen = source.meta.annotation(names::SELECTED_NODE).map(str::to_owned);
+            chosen.or_else(|| volume.and_then(|volume| volume.node.clone()))
+        }
+        From::Claim(..) | From::Snapshot(..) | From::Missing => None,
+    };
+    let chosen = o.target.meta.annotation(names::SELECTED_NODE).map(str::to_owned);
+    if let Some(node) = chosen.or(of_source) {
+        metadata["annotations"][names::SELECTED_NODE] = json!(node);
+    }
+    json!({
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": metadata,
+        "spec": {
+            "accessModes": o.target.modes,
+            "volumeMode": if o.target.block { "Block" } else { "Filesystem" },
+            "storageClassName": o.target.class,
+            "resources": {"requests": {"storage": size.to_string()}},
+        },
+    })
+}

@@ -1,0 +1,63 @@
+//! The next step of a clone. Pure: what is there decides, with the way that was chosen at the beginning and stands on the
+//! claim.
+//!
+//! ```text
+//!  csi-clone  target ─► temporary claim with the source as its data source ────────────────┐
+//!  snapshot   target ─► temporary snapshot ─► temporary claim with the snapshot ────────────┼─► grown ─► rebound ─► cleaned up
+//!  copy       target ─► temporary claim ─► upload server ─► sender ─► both have ended well ─┘
+//! ```
+//! Temporary claims and snapshots are in the source's namespace, where the driver can read the source; the receiving side
+//! of a copy is in the target's.
+//!
+//! Not here: which way is taken ([`super::choose`]), who may clone ([`super::authorize`]).
+//!
+//! - [`step`]: what is observed, and what a plan is.
+//! - [`begin`]: the way is chosen. [`advance`]: its next step; [`copy`] and [`settle`] are steps. [`finish`]: the end.
+//! - [`source`]: whether the source can be cloned now. [`make`]: the objects that help.
+
+mod advance;
+mod begin;
+mod copy;
+mod finish;
+mod make;
+mod settle;
+mod source;
+mod step;
+
+#[cfg(test)]
+mod tests;
+
+pub use step::{From, Observed, Plan, Start, chosen, namespace, snapshot, temporary};
+
+use self::advance::advance;
+use self::begin::begin;
+use self::finish::{bound, clean};
+use self::step::has_finalizer;
+use crate::storage::names;
+use crate::storage::seen::Claim;
+use crate::storage::seen::claim::Phase;
+
+/// Whether the clone is over and nothing of it is left.
+pub fn is_over(target: &Claim) -> bool {
+    target.phase == Phase::Bound
+        && target.meta.says(names::CLONE_PHASE, "Succeeded")
+        && !has_finalizer(target)
+}
+
+/// Decides.
+pub fn plan(o: &Observed<'_>) -> Plan {
+    let target = o.target;
+    if target.meta.deleting {
+        return if has_finalizer(target) { clean(o) } else { Plan::default() };
+    }
+    if target.phase == Phase::Lost {
+        return Plan::default();
+    }
+    if target.phase == Phase::Bound {
+        return bound(o);
+    }
+    match chosen(target) {
+        Some(way) => advance(o, way),
+        None => begin(o),
+    }
+}

@@ -1,0 +1,48 @@
+//! Whether the source can be cloned now. Pure.
+
+use super::step::{From, Observed, Plan, warning};
+use crate::storage::clone::choose::Given;
+use crate::storage::names;
+use crate::storage::seen::claim::Phase;
+
+/// The source, when it can be cloned now.
+pub(super) fn given(o: &Observed<'_>) -> Result<Given, Plan> {
+    let name = &o.origin.name;
+    match o.from {
+        From::Missing => {
+            let kind = if o.origin.snapshot { "VolumeSnapshot" } else { "PersistentVolumeClaim" };
+            let message = format!("The source {kind} {name} doesn't exist");
+            let event = warning(o, "CloneWithoutSource", &message);
+            Err(Plan::troubled("CloneWithoutSource", message).before(vec![event]))
+        }
+        From::Claim(source, volume, _) => {
+            let says = |annotation| source.meta.annotation(annotation).is_none_or(|one| one == "Succeeded");
+            let filled = says(names::POD_PHASE) && says(names::CLONE_PHASE);
+            if source.phase != Phase::Bound || source.meta.deleting || !filled {
+                let message = format!("PVC {name} is not filled yet: the clone waits for it");
+                return Err(Plan::troubled("CloneSourceNotReady", message));
+            }
+            Ok(Given {
+                driver: volume.map(|volume| volume.driver.clone()).unwrap_or_default(),
+                block: Some(source.block),
+                size: source.capacity,
+                snapshot: false,
+            })
+        }
+        From::Snapshot(snapshot, driver) => {
+            if !snapshot.ready || snapshot.meta.deleting {
+                let why =
+                    if snapshot.error.is_empty() { String::new() } else { format!(" ({})", snapshot.error) };
+                let message =
+                    format!("VolumeSnapshot {name} is not ready to use{why}: the clone waits for it");
+                return Err(Plan::troubled("SnapshotNotReady", message));
+            }
+            Ok(Given {
+                driver: driver.to_owned(),
+                block: snapshot.block,
+                size: snapshot.size,
+                snapshot: true,
+            })
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! What a clone is decided on, what a plan is, and the actions that several steps ask for. Pure.
+
+use std::collections::BTreeMap;
+
+use crate::storage::action::{About, Action, Event, Kind};
+use crate::storage::clone::authorize::Origin;
+use crate::storage::datavolume::Trouble;
+use crate::storage::names;
+use crate::storage::populate::mirror::Changes;
+use crate::storage::profile::{CloneStrategy, Profile};
+use crate::storage::seen::{Claim, Class, Meta, Snapshot, Volume, Worker};
+
+/// What is cloned.
+#[derive(Clone, Copy, Debug)]
+pub enum From<'a> {
+    /// It does not exist.
+    Missing,
+    /// A claim, its volume, and a pod that writes to it.
+    Claim(&'a Claim, Option<&'a Volume>, Option<&'a str>),
+    /// A snapshot and its driver.
+    Snapshot(&'a Snapshot, &'a str),
+}
+
+/// What is there.
+#[derive(Clone, Copy, Debug)]
+pub struct Observed<'a> {
+    /// The claim to fill.
+    pub target: &'a Claim,
+    /// Name of what is cloned.
+    pub origin: &'a Origin,
+    /// What is cloned.
+    pub from: From<'a>,
+    /// The temporary claim.
+    pub temporary: Option<&'a Claim>,
+    /// Its volume, once it is bound.
+    pub volume: Option<&'a Volume>,
+    /// The temporary snapshot.
+    pub snapshot: Option<&'a Snapshot>,
+    /// The upload server on the temporary claim.
+    pub server: Option<&'a Worker>,
+    /// The sending pod.
+    pub sender: Option<&'a Worker>,
+    /// The target's class.
+    pub class: Option<&'a Class>,
+    /// Its profile.
+    pub profile: Option<&'a Profile>,
+    /// CDI's `cloneStrategyOverride`.
+    pub forced: Option<CloneStrategy>,
+}
+
+/// A worker that is to be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// The upload server on the temporary claim.
+    Server,
+    /// The sending pod.
+    Sender,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan {
+    /// In this order.
+    pub actions: Vec<Action>,
+    /// What keeps the clone from going on.
+    pub trouble: Option<Trouble>,
+    /// A worker to make.
+    pub start: Option<Start>,
+    /// Whether to look again soon: snapshots are not watched.
+    pub again: bool,
+}
+
+impl Plan {
+    pub(super) fn act(actions: Vec<Action>) -> Self {
+        Self { actions, ..Self::default() }
+    }
+
+    pub(super) fn troubled(reason: &'static str, message: String) -> Self {
+        Self { trouble: Some(Trouble { reason, message }), ..Self::default() }
+    }
+
+    pub(super) fn before(mut self, mut actions: Vec<Action>) -> Self {
+        actions.append(&mut self.actions);
+        Self { actions, ..self }
+    }
+}
+
+/// Name of the temporary claim of a target.
+pub fn temporary(target_uid: &str) -> String {
+    format!("tmp-pvc-{target_uid}")
+}
+
+/// Name of the temporary snapshot of a target.
+pub fn snapshot(target_uid: &str) -> String {
+    format!("tmp-snapshot-{target_uid}")
+}
+
+/// The way that was chosen for a target.
+pub fn chosen(target: &Claim) -> Option<CloneStrategy> {
+    CloneStrategy::of_word(target.meta.annotation(names::CLONE_TYPE)?)
+}
+
+/// Namespace of the temporary claim.
+pub fn namespace<'a>(target: &'a Claim, origin: &'a Origin) -> &'a str {
+    match chosen(target) {
+        Some(CloneStrategy::Copy) => &target.meta.namespace,
+        Some(CloneStrategy::CsiClone | CloneStrategy::Snapshot) | None => &origin.namespace,
+    }
+}
+
+pub(super) fn has_finalizer(target: &Claim) -> bool {
+    target.meta.finalizers.iter().any(|one| one == names::CLONE_FINALIZER)
+}
+
+pub(super) fn key(claim: &Claim) -> (String, String) {
+    (claim.meta.namespace.clone(), claim.meta.name.clone())
+}
+
+pub(super) fn delete(kind: Kind, meta: &Meta) -> Action {
+    Action::Delete { kind, key: (meta.namespace.clone(), meta.name.clone()), uid: meta.uid.clone() }
+}
+
+pub(super) fn finalize(target: &Claim, finalizers: Vec<String>) -> Action {
+    Action::Finalize { claim: key(target), version: target.meta.version.clone(), finalizers }
+}
+
+pub(super) fn warning(o: &Observed<'_>, reason: &str, message: &str) -> Action {
+    Action::Report(Event::warning(About::claim(&o.target.meta), reason, message))
+}
+
+pub(super) fn annotate(claim: &Claim, changes: &[(&str, &str)], labels: BTreeMap<String, String>) -> Action {
+    let annotations: Changes =
+        changes.iter().map(|(name, value)| ((*name).to_owned(), Some((*value).to_owned()))).collect();
+    Action::Annotate { claim: key(claim), uid: claim.meta.uid.clone(), annotations, labels }
+}

@@ -1,0 +1,300 @@
+//! The steps of a clone, one after the other.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::storage::action::{Action, Kind};
+use crate::storage::clone::authorize::Origin;
+use crate::storage::names;
+use crate::storage::profile::{CloneStrategy, Overrides, Profile, SnapshotClass};
+use crate::storage::seen::worker::State;
+use crate::storage::seen::{Class, Snapshot, Volume, Worker};
+
+fn target(phase: &str, annotations: &Value) -> Claim {
+    Claim::from(&json!({
+        "metadata": {"name": "clone", "namespace": "n", "uid": "t", "annotations": annotations},
+        "spec": {"storageClassName": "fast", "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+        "status": {"phase": phase},
+    }))
+}
+
+fn source(phase: &str, pod: &str) -> Claim {
+    Claim::from(&json!({
+        "metadata": {"name": "golden", "namespace": "n", "annotations": {names::POD_PHASE: pod}},
+        "spec": {"storageClassName": "fast"},
+        "status": {"phase": phase, "capacity": {"storage": "2Gi"}},
+    }))
+}
+
+fn volume(name: &str, claim: &str) -> Volume {
+    Volume {
+        meta: crate::storage::seen::Meta { name: name.into(), version: "1".into(), ..Default::default() },
+        claim_uid: claim.into(),
+        driver: "driver".into(),
+        node: Some("node1".into()),
+        ..Volume::default()
+    }
+}
+
+fn class() -> Class {
+    let mut class = Class { provisioner: "driver".into(), waits_for_consumer: true, ..Class::default() };
+    class.meta.name = "fast".into();
+    class.meta.annotations.insert("cdi.kubevirt.io/clone-strategy".into(), "csi-clone".into());
+    class
+}
+
+/// What a test changes; the rest is as for a claim in the same namespace.
+struct Case<'a> {
+    target: &'a Claim,
+    source: Option<&'a Claim>,
+    writer: Option<&'a str>,
+    of_snapshot: Option<&'a Snapshot>,
+    temporary: Option<&'a Claim>,
+    volume: Option<&'a Volume>,
+    snapshot: Option<&'a Snapshot>,
+    server: Option<&'a Worker>,
+    sender: Option<&'a Worker>,
+    namespace: &'a str,
+    forced: Option<CloneStrategy>,
+}
+
+impl<'a> Case<'a> {
+    fn new(target: &'a Claim, source: Option<&'a Claim>) -> Self {
+        Self {
+            target,
+            source,
+            writer: None,
+            of_snapshot: None,
+            temporary: None,
+            volume: None,
+            snapshot: None,
+            server: None,
+            sender: None,
+            namespace: "n",
+            forced: None,
+        }
+    }
+
+    fn plan(&self) -> Plan {
+        let class = class();
+        let snapshots = [SnapshotClass { name: "s".into(), driver: "driver".into(), is_default: true }];
+        let profile = Profile::of(&class, &Overrides::default(), true, &snapshots);
+        let golden = volume("golden-pv", "golden");
+        let origin = Origin {
+            namespace: self.namespace.into(),
+            name: "golden".into(),
+            snapshot: self.of_snapshot.is_some(),
+        };
+        let from = match (self.source, self.of_snapshot) {
+            (Some(source), _) => From::Claim(source, Some(&golden), self.writer),
+            (None, Some(snapshot)) => From::Snapshot(snapshot, "driver"),
+            (None, None) => From::Missing,
+        };
+        plan(&Observed {
+            target: self.target,
+            origin: &origin,
+            from,
+            temporary: self.temporary,
+            volume: self.volume,
+            snapshot: self.snapshot,
+            server: self.server,
+            sender: self.sender,
+            class: Some(&class),
+            profile: Some(&profile),
+            forced: self.forced,
+        })
+    }
+}
+
+fn decide(
+    target: &Claim,
+    source: Option<&Claim>,
+    temporary: Option<&Claim>,
+    volume: Option<&Volume>,
+) -> Plan {
+    Case { temporary, volume, ..Case::new(target, source) }.plan()
+}
+
+#[test]
+fn a_clone_goes_step_by_step() {
+    let ready = source("Bound", "Succeeded");
+    assert_eq!(
+        decide(&target("Pending", &json!({})), Some(&ready), None, None),
+        Plan::default(),
+        "waits for a pod"
+    );
+    let forced = target("Pending", &json!({names::IMMEDIATE: ""}));
+    let made = decide(&forced, Some(&ready), None, None);
+    let [Action::Annotate { .. }, Action::Create(claim)] = made.actions.as_slice() else {
+        panic!("{made:?}")
+    };
+    assert_eq!(claim["metadata"]["annotations"][names::SELECTED_NODE], "node1");
+    assert_eq!(claim["spec"]["resources"]["requests"]["storage"], (2u64 << 30).to_string());
+    assert_eq!(claim["spec"]["dataSource"]["name"], "golden");
+    let mut temporary = Claim::from(claim);
+    temporary.meta.uid = "tmp".into();
+    temporary.capacity = temporary.size;
+    let forced = target("Pending", &json!({names::CLONE_TYPE: "csi-clone", names::CLONE_PHASE: "CSIClone"}));
+    assert_eq!(decide(&forced, Some(&ready), Some(&temporary), None), Plan::default(), "the driver clones");
+    let cloned = decide(&forced, Some(&ready), Some(&temporary), Some(&volume("pv", "tmp")));
+    assert!(
+        matches!(cloned.actions.as_slice(), [Action::Annotate { .. }, Action::Rebind { .. }]),
+        "{cloned:?}"
+    );
+    assert_eq!(decide(&forced, Some(&ready), Some(&temporary), Some(&volume("pv", "t"))), Plan::default());
+    let bound = target("Bound", &json!({names::CLONE_PHASE: "Rebind"}));
+    assert!(matches!(
+        decide(&bound, None, Some(&temporary), None).actions.as_slice(),
+        [Action::Annotate { .. }]
+    ));
+    let done = target("Bound", &json!({names::CLONE_PHASE: "Succeeded"}));
+    assert!(matches!(
+        decide(&done, None, Some(&temporary), None).actions.as_slice(),
+        [Action::Delete { .. }]
+    ));
+    assert_eq!(decide(&done, None, None, None), Plan::default());
+}
+
+#[test]
+fn a_snapshot_is_taken_restored_and_removed() {
+    let ready = source("Bound", "Succeeded");
+    let forced = target("Pending", &json!({names::IMMEDIATE: ""}));
+    let begun = Case { forced: Some(CloneStrategy::Snapshot), ..Case::new(&forced, Some(&ready)) }.plan();
+    let [Action::Annotate { .. }, Action::Create(snapshot)] = begun.actions.as_slice() else {
+        panic!("{begun:?}")
+    };
+    assert_eq!(snapshot["spec"]["source"]["persistentVolumeClaimName"], "golden");
+    assert_eq!(snapshot["spec"]["volumeSnapshotClassName"], "s");
+    let going = target("Pending", &json!({names::CLONE_TYPE: "snapshot", names::CLONE_PHASE: "Snapshot"}));
+    let mut taken = Snapshot::from(snapshot);
+    let case = Case { snapshot: Some(&taken), ..Case::new(&going, Some(&ready)) };
+    assert_eq!(case.plan(), Plan { again: true, ..Plan::default() });
+    taken.ready = true;
+    taken.size = 1 << 30;
+    let restored = Case { snapshot: Some(&taken), ..Case::new(&going, Some(&ready)) }.plan();
+    let [Action::Annotate { .. }, Action::Create(claim)] = restored.actions.as_slice() else {
+        panic!("{restored:?}")
+    };
+    assert_eq!(claim["spec"]["dataSource"]["kind"], "VolumeSnapshot");
+    let done = target("Bound", &json!({names::CLONE_TYPE: "snapshot", names::CLONE_PHASE: "Succeeded"}));
+    let cleaned = Case { snapshot: Some(&taken), ..Case::new(&done, None) }.plan();
+    assert!(
+        matches!(cleaned.actions.as_slice(), [Action::Delete { kind: Kind::Snapshot, .. }]),
+        "{cleaned:?}"
+    );
+    // A snapshot as source is restored as it is.
+    let of_snapshot = Some(&taken);
+    let begun = Case { of_snapshot, ..Case::new(&forced, None) }.plan();
+    assert!(
+        matches!(begun.actions.as_slice(), [Action::Annotate { .. }, Action::Create(claim)] if claim["kind"] == "PersistentVolumeClaim"),
+        "{begun:?}"
+    );
+}
+
+#[test]
+fn a_copy_has_a_server_then_a_sender() {
+    let ready = source("Bound", "Succeeded");
+    let forced = target("Pending", &json!({names::IMMEDIATE: ""}));
+    let copy = Some(CloneStrategy::Copy);
+    let used = Case { forced: copy, writer: Some("vm"), ..Case::new(&forced, Some(&ready)) }.plan();
+    assert_eq!(used.trouble.unwrap().reason, "CloneSourceInUse");
+    let begun = Case { forced: copy, ..Case::new(&forced, Some(&ready)) }.plan();
+    let [Action::Annotate { .. }, Action::Create(claim)] = begun.actions.as_slice() else {
+        panic!("{begun:?}")
+    };
+    assert!(claim["spec"].get("dataSource").is_none());
+    let mut temporary = Claim::from(claim);
+    temporary.meta.uid = "tmp".into();
+    let going = target("Pending", &json!({names::CLONE_TYPE: "copy", names::CLONE_PHASE: "HostClone"}));
+    fn of(
+        case: &Case<'_>,
+        temporary: &Claim,
+        server: Option<&Worker>,
+        sender: Option<&Worker>,
+        volume: Option<&Volume>,
+    ) -> Plan {
+        let temporary = Some(temporary);
+        Case { temporary, server, sender, volume, ..Case::new(case.target, case.source) }.plan()
+    }
+    let case = Case::new(&going, Some(&ready));
+    assert_eq!(of(&case, &temporary, None, None, None).start, Some(Start::Server));
+    temporary.phase = Phase::Bound;
+    let mut server = Worker {
+        phase: "Running".into(),
+        address: "10.0.0.1".into(),
+        state: State::Running,
+        ..Worker::default()
+    };
+    assert_eq!(of(&case, &temporary, Some(&server), None, None).start, None);
+    server.ready = true;
+    assert_eq!(of(&case, &temporary, Some(&server), None, None).start, Some(Start::Sender));
+    let sender = Worker { phase: "Running".into(), state: State::Running, ..Worker::default() };
+    let working = of(&case, &temporary, Some(&server), Some(&sender), None);
+    assert_eq!(working.start, None);
+    let [Action::Annotate { annotations, .. }] = working.actions.as_slice() else { panic!("{working:?}") };
+    assert_eq!(annotations[names::SOURCE_RUNNING].as_deref(), Some("true"));
+    server.phase = "Succeeded".into();
+    temporary.capacity = temporary.size;
+    let volume = volume("pv", "tmp");
+    let over = of(&case, &temporary, Some(&server), Some(&sender), Some(&volume));
+    assert!(matches!(over.actions.last(), Some(Action::Rebind { .. })), "{over:?}");
+}
+
+#[test]
+fn a_clone_grows_before_its_volume_is_rebound() {
+    let ready = source("Bound", "Succeeded");
+    let mut going =
+        target("Pending", &json!({names::CLONE_TYPE: "csi-clone", names::CLONE_PHASE: "CSIClone"}));
+    going.size = 3 << 30;
+    let mut temporary = source("Bound", "Succeeded");
+    temporary.meta.uid = "tmp".into();
+    (temporary.size, temporary.capacity) = (2 << 30, 2 << 30);
+    let volume = volume("pv", "tmp");
+    let grow = decide(&going, Some(&ready), Some(&temporary), Some(&volume));
+    assert!(
+        matches!(grow.actions.as_slice(), [_, Action::Expand { size, .. }] if *size == 3 << 30),
+        "{grow:?}"
+    );
+    temporary.size = 3 << 30;
+    assert_eq!(decide(&going, Some(&ready), Some(&temporary), Some(&volume)), Plan::default());
+    temporary.capacity = 3 << 30;
+    let over = decide(&going, Some(&ready), Some(&temporary), Some(&volume));
+    assert!(matches!(over.actions.last(), Some(Action::Rebind { .. })), "{over:?}");
+}
+
+#[test]
+fn helpers_in_another_namespace_go_before_the_finalizer() {
+    let ready = source("Bound", "Succeeded");
+    let forced = target("Pending", &json!({names::IMMEDIATE: ""}));
+    let begun = Case { namespace: "golden", ..Case::new(&forced, Some(&ready)) }.plan();
+    let [Action::Finalize { finalizers, .. }, Action::Annotate { .. }, Action::Create(claim)] =
+        begun.actions.as_slice()
+    else {
+        panic!("{begun:?}")
+    };
+    assert_eq!(finalizers, &[names::CLONE_FINALIZER]);
+    assert_eq!(claim["metadata"]["namespace"], "golden");
+    assert!(claim["metadata"].get("ownerReferences").is_none());
+    let temporary = Claim::from(claim);
+    let mut gone = target("Pending", &json!({names::CLONE_TYPE: "csi-clone"}));
+    gone.meta.deleting = true;
+    gone.meta.finalizers = vec![names::CLONE_FINALIZER.to_owned(), "other".to_owned()];
+    let case = Case { temporary: Some(&temporary), namespace: "golden", ..Case::new(&gone, None) };
+    assert!(matches!(case.plan().actions.as_slice(), [Action::Delete { kind: Kind::Claim, .. }]));
+    let last = Case { namespace: "golden", ..Case::new(&gone, None) }.plan();
+    assert!(
+        matches!(last.actions.as_slice(), [Action::Finalize { finalizers, .. }] if finalizers == &["other"])
+    );
+}
+
+#[test]
+fn what_cannot_be_cloned_says_so() {
+    let forced = target("Pending", &json!({names::IMMEDIATE: ""}));
+    let reason = |source: Option<&Claim>| decide(&forced, source, None, None).trouble.unwrap().reason;
+    assert_eq!(reason(None), "CloneWithoutSource");
+    assert_eq!(reason(Some(&source("Pending", "Succeeded"))), "CloneSourceNotReady");
+    assert_eq!(reason(Some(&source("Bound", "Running"))), "CloneSourceNotReady");
+    let unready = Snapshot::default();
+    let case = Case { of_snapshot: Some(&unready), ..Case::new(&forced, None) };
+    assert_eq!(case.plan().trouble.unwrap().reason, "SnapshotNotReady");
+}
