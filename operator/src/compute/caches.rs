@@ -14,6 +14,8 @@ use cluster::{Cache, Client, Key, Priority, Queue, Resource, Scope};
 
 use super::launcher::{OWNER_NAME, OWNER_UID};
 use super::volumes::Volume;
+use crate::storage::resources::CLASSES;
+use crate::storage::seen::Class;
 use crate::view::{
     Claim, DataVolume, Instance, Machine, Meta, Node, Pod, Pool, ReplicaSet, TransferConfig, VolumeSource,
 };
@@ -80,6 +82,7 @@ pub(super) struct Caches {
     claims: Cache<Claim>,
     data_volumes: Cache<DataVolume>,
     transfer_configs: Cache<TransferConfig>,
+    classes: Cache<Class>,
     instances_by_node: Index,
     instances_by_set: Index,
     machines_by_pool: Index,
@@ -224,6 +227,7 @@ impl Caches {
             claims,
             data_volumes,
             transfer_configs,
+            classes: Cache::<Class>::builder().start::<serde_json::Value>(client, CLASSES, &all),
             instances_by_node,
             instances_by_set,
             machines_by_pool,
@@ -244,6 +248,7 @@ impl Caches {
         self.claims.synced().await;
         self.data_volumes.synced().await;
         self.transfer_configs.synced().await;
+        self.classes.synced().await;
     }
 
     /// Launcher pods of an instance, by its uid.
@@ -283,6 +288,19 @@ impl Caches {
     pub(super) fn overhead(&self, class: Option<&str>) -> Option<String> {
         let config = self.transfer_configs.get(&Key::cluster(TRANSFER_CONFIG))?;
         config.overhead(class).map(str::to_owned)
+    }
+
+    /// Of a VM with `Block` volumes of Ceph RBD: whether pages that change while they are sent are copied first, for each
+    /// of them. Nothing of other VMs.
+    pub(super) fn bounces(&self, machine: &Machine) -> Option<bool> {
+        let volumes = &machine.spec.template.spec.volumes;
+        let claims = volumes.iter().filter_map(VolumeSource::claim);
+        let claims = claims.filter_map(|name| self.claims.get(&Key::new(&machine.metadata.namespace, name)));
+        let classes = claims.filter(|claim| claim.is_block()).filter_map(|claim| {
+            let class = claim.spec.storage_class_name.as_deref()?;
+            self.classes.get(&Key::cluster(class))?.bounces()
+        });
+        classes.reduce(|all, one| all && one)
     }
 
     /// What is behind volumes that are on claims.

@@ -88,6 +88,18 @@ pub(super) fn write<'a>(
     }
 }
 
+/// Adds, for each VM with `Block` volumes of Ceph RBD, whether one of them lacks `krbd:rxbounce`. The iterator has whether
+/// all of them have it.
+pub(super) fn write_bounces<'a>(page: &mut Page, machines: impl Iterator<Item = (&'a Machine, bool)>) {
+    let name = "kubevirt_ssp_vm_rbd_block_volume_without_rxbounce";
+    page.begin(name, Kind::Gauge, "VM with RBD mounted Block volume (without rxbounce option set).");
+    for (machine, bounces) in machines {
+        let meta = &machine.metadata;
+        let labels = [("name", meta.name.as_str()), ("namespace", meta.namespace.as_str())];
+        page.sample(name, &labels, u64::from(!bounces));
+    }
+}
+
 fn group(status: &str) -> &'static str {
     GROUPS.iter().find(|(_, words)| words.contains(&status)).map_or("error", |(group, _)| group)
 }
@@ -121,8 +133,11 @@ mod tests {
         let machines = [machine("a", "Running"), machine("b", "CrashLoopBackOff")];
         let mut page = Page::default();
         write(&mut page, &machines.iter(), [instance].iter());
+        write_bounces(&mut page, machines.iter().zip([true, false]));
         let text = page.text();
         for line in [
+            r#"kubevirt_ssp_vm_rbd_block_volume_without_rxbounce{name="a",namespace="n"} 0"#,
+            r#"kubevirt_ssp_vm_rbd_block_volume_without_rxbounce{name="b",namespace="n"} 1"#,
             r#"kubevirt_number_of_vms{namespace="n"} 2"#,
             r#"kubevirt_vm_info{namespace="n",name="a",instance_type="u1.small",preference="<none>",status="Running",status_group="running"} 1"#,
             r#"kubevirt_vm_running_status_last_transition_timestamp_seconds{namespace="n",name="a"} 60"#,

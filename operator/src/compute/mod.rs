@@ -62,6 +62,8 @@ pub async fn run(area: crate::context::Context, stop: Stop) {
         let (machines, instances) = (observed.caches.machines.all(), observed.caches.instances.all());
         let machines = machines.iter().map(|(_, machine)| machine.as_ref());
         metrics::write(page, &machines, instances.iter().map(|(_, instance)| instance.as_ref()));
+        let bounces = machines.filter_map(|one| Some((one, observed.caches.bounces(one)?)));
+        metrics::write_bounces(page, bounces);
     });
     let machines = queues.machines.run(MACHINE_WORKERS, stop.wait(), |key: Key| {
         let context = Arc::clone(&context);

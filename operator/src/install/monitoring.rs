@@ -138,7 +138,7 @@ const fn alert(
 }
 
 /// All alerts. `NS` stands for the namespace.
-const ALERTS: [Alert; 24] = [
+const ALERTS: [Alert; 25] = [
     alert(
         "VirtAPIDown",
         "kubevirt_virt_api_up == 0",
@@ -231,6 +231,13 @@ const ALERTS: [Alert; 24] = [
         "5m",
         "warning",
         "The default storage class cannot clone volumes or share them between nodes.",
+    ),
+    alert(
+        "VMStorageClassWarning",
+        "(count(kubevirt_ssp_vm_rbd_block_volume_without_rxbounce > 0) or vector(0)) > 0",
+        "0m",
+        "warning",
+        "Disks of virtual machines on Ceph RBD are mapped without krbd:rxbounce.",
     ),
     alert("HPPOperatorDown", "kubevirt_hpp_operator_up == 0", "5m", "warning", "No hostpath driver runs."),
     alert(

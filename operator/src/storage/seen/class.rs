@@ -32,6 +32,19 @@ impl Class {
         self.meta.says(DEFAULT, "true")
     }
 
+    /// Of a class of Ceph RBD that the kernel maps: whether the map options have `rxbounce`. A guest may change pages
+    /// while they are sent; without it, that looks like damage on the way, and is sent again. Nothing of other classes.
+    pub fn bounces(&self) -> Option<bool> {
+        let parameter = |name: &str| self.parameters.get(name).map(String::as_str).unwrap_or_default();
+        let mapped = self.provisioner.ends_with("rbd.csi.ceph.com") && parameter("mounter") != "rbd-nbd";
+        // Such as "krbd:rxbounce;nbd:timeout=60", or "rxbounce,lock_on_read" for the kernel alone.
+        let mut options = parameter("mapOptions").split(';').flat_map(|one| {
+            let (mapper, options) = one.split_once(':').unwrap_or(("krbd", one));
+            options.split(',').filter(move |_| mapper.trim() == "krbd")
+        });
+        mapped.then(|| options.any(|one| one.trim() == "rxbounce"))
+    }
+
     /// Whether it is the default for disks of virtual machines.
     pub fn is_virt_default(&self) -> bool {
         self.meta.says(VIRT_DEFAULT, "true")
@@ -46,6 +59,31 @@ impl From<&Value> for Class {
             parameters: map(&object["parameters"]),
             waits_for_consumer: object["volumeBindingMode"] == "WaitForFirstConsumer",
             expands: object["allowVolumeExpansion"] == true,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_of_the_kernels_rbd_client_bounce_when_they_say_so() {
+        let class = |provisioner: &str, parameters: &[(&str, &str)]| Class {
+            provisioner: provisioner.into(),
+            parameters: parameters.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect(),
+            ..Class::default()
+        };
+        for (provisioner, parameters, expected) in [
+            ("kubevirt.io.hostpath-provisioner", &[][..], None),
+            ("rbd.csi.ceph.com", &[], Some(false)),
+            ("openshift-storage.rbd.csi.ceph.com", &[("mapOptions", "krbd:rxbounce")], Some(true)),
+            ("rbd.csi.ceph.com", &[("mapOptions", "rxbounce,lock_on_read")], Some(true)),
+            ("rbd.csi.ceph.com", &[("mapOptions", "nbd:timeout=60;krbd:lock_on_read,rxbounce")], Some(true)),
+            ("rbd.csi.ceph.com", &[("mapOptions", "nbd:rxbounce")], Some(false)),
+            ("rbd.csi.ceph.com", &[("mounter", "rbd-nbd")], None),
+        ] {
+            assert_eq!(class(provisioner, parameters).bounces(), expected, "{provisioner} {parameters:?}");
         }
     }
 }
