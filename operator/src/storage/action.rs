@@ -24,6 +24,15 @@ pub enum Action {
         /// Labels to add.
         labels: BTreeMap<String, String>,
     },
+    /// Change annotations of a DataVolume.
+    Mark {
+        /// Namespace and name.
+        volume: (String, String),
+        /// Its id; another DataVolume of that name is left alone.
+        uid: String,
+        /// Annotations.
+        annotations: BTreeMap<String, String>,
+    },
     /// Point a volume at another claim.
     Rebind {
         /// The volume's name.

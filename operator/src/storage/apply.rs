@@ -6,7 +6,7 @@ use cluster::{Client, Delete, Events, JsonPatch, Key, Propagation, Result};
 use serde_json::{Value, json};
 
 use super::action::{Action, Event, Kind};
-use super::resources::{self, CLAIMS, PODS, VOLUMES};
+use super::resources::{self, CLAIMS, DATA_VOLUMES, PODS, VOLUMES};
 use super::seen::Meta;
 use super::written::{Collection, Written};
 
@@ -15,7 +15,7 @@ use super::written::{Collection, Written};
 pub enum Done {
     /// The object was written; this is what it is now.
     Written(Value),
-    /// It was as wanted already.
+    /// It was as wanted already, or it is one that the caller sees in its cache.
     AlreadyThere,
 }
 
@@ -44,6 +44,14 @@ impl Applier {
             Action::Annotate { claim, uid, annotations, labels } => {
                 let patch = json!({"metadata": {"uid": uid, "annotations": annotations, "labels": labels}});
                 self.patch_claim(claim, &patch).await
+            }
+            Action::Mark { volume: (namespace, name), uid, annotations } => {
+                let key = Key::new(namespace, name);
+                let patch = json!({"metadata": {"uid": uid, "annotations": annotations}});
+                let made: Value = self.client.merge_patch(DATA_VOLUMES, &key, &patch).await?;
+                let version = made["metadata"]["resourceVersion"].as_str().unwrap_or_default();
+                self.written.object(Collection::Volumes, key, version);
+                Ok(Done::AlreadyThere)
             }
             Action::Adopt { claim, version, owners, annotations } => {
                 let meta = json!({"resourceVersion": version, "ownerReferences": owners, "annotations": annotations});

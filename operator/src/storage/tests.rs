@@ -149,6 +149,11 @@ impl Model {
             Action::Delete { key, .. } => {
                 self.pods.remove(&key.1).unwrap();
             }
+            Action::Mark { annotations, .. } => {
+                for (name, value) in annotations {
+                    self.volume["metadata"]["annotations"][name] = json!(value);
+                }
+            }
             Action::Adopt { claim, owners, annotations, .. } => {
                 let meta = &mut self.claims.get_mut(&claim.1).unwrap()["metadata"];
                 meta["ownerReferences"] = owners.clone();
@@ -223,6 +228,7 @@ impl Model {
             class: classes.named("fast"),
             task: &task,
             honors_first_consumer: true,
+            young: false,
         };
         let plan = if populated { filling::populator(&observed) } else { filling::direct(&observed) };
         assert_eq!(plan.trouble, None);

@@ -25,8 +25,15 @@ use crate::storage::worker::upload::{self, Upload};
 
 /// Seconds after which a claim without a volume and without an event is reported.
 const PATIENCE: u64 = 6;
-/// Pause before a claim that has no volume yet is looked at again.
+/// Seconds in which a worker's pod may start before its start is reported.
+const YOUNG: u64 = 2;
+/// Pause before a claim that has no volume yet, or a worker that starts, is looked at again.
 const SOON: Duration = Duration::from_secs(2);
+
+/// Seconds since an object was made; none if the API server's clock is ahead.
+fn age(meta: &Meta) -> Option<u64> {
+    time::now().checked_sub(time::seconds(&meta.created)?)
+}
 
 impl Controller {
     /// A claim that may have to be filled.
@@ -89,6 +96,7 @@ impl Controller {
             class: target.class.as_deref().and_then(|name| classes.named(name)),
             task: &task,
             honors_first_consumer: settings.honors_first_consumer,
+            young: worker.as_ref().is_some_and(|worker| age(&worker.meta).is_some_and(|age| age <= YOUNG)),
         };
         let plan = if populated { filling::populator(&observed) } else { filling::direct(&observed) };
         for action in &plan.actions {
@@ -99,6 +107,9 @@ impl Controller {
         }
         if let Some(start) = plan.start {
             return self.start(start, &observed, &task, &settings).await;
+        }
+        if observed.is_starting() && written.is_some_and(|written| written.phase == Phase::Bound) {
+            return Ok(Outcome::After(SOON));
         }
         let scheduled = worker.as_ref().is_none_or(|worker| worker.unschedulable.is_none());
         let awaited =
@@ -128,8 +139,7 @@ impl Controller {
         let events: Value = self.client.read(&path).await?;
         let events = events["items"].as_array().into_iter().flatten();
         let last = events.max_by_key(|event| event["lastTimestamp"].as_str().unwrap_or_default().to_owned());
-        let made = time::seconds(&awaited.meta.created);
-        let old = made.is_some_and(|made| time::now().saturating_sub(made) >= PATIENCE);
+        let old = age(&awaited.meta).is_some_and(|age| age >= PATIENCE);
         let (name, driver) = (&awaited.meta.name, &class.provisioner);
         let trouble = match last.and_then(|event| event["message"].as_str()) {
             Some(said) => Trouble {

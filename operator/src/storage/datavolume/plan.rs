@@ -125,6 +125,15 @@ fn owned(volume: &DataVolume, claim: &Claim) -> Plan {
             labels: [].into(),
         });
     }
+    // A DataVolume that says so is restored without its claim, which follows or was there before.
+    let filled = claim.phase == Binding::Bound && claim.meta.says(names::POPULATED_FOR, &volume.meta.name);
+    if filled && volume.meta.annotation(names::PREPOPULATED).is_none() {
+        return Plan::act(Action::Mark {
+            volume: (volume.meta.namespace.clone(), volume.meta.name.clone()),
+            uid: volume.meta.uid.clone(),
+            annotations: [(names::PREPOPULATED.to_owned(), claim.meta.name.clone())].into(),
+        });
+    }
     Plan::default()
 }
 

@@ -105,6 +105,23 @@ pub fn is_over(worker: &Worker) -> bool {
     worker.phase == "Succeeded" || matches!(&worker.state, State::Ended(end) if end.status == 0)
 }
 
+/// Whether a worker has not worked yet, and nothing keeps it from it that is known. An upload server works when it is
+/// ready.
+pub fn is_starting(worker: &Worker, upload: bool) -> bool {
+    let waits = match &worker.state {
+        State::Unreported => true,
+        State::Waiting { reason, .. } => reason == "ContainerCreating" || reason == "PodInitializing",
+        State::Running => upload && !worker.ready,
+        State::Ended(_) => false,
+    };
+    waits
+        && worker.unschedulable.is_none()
+        && worker.last.is_none()
+        && worker.restarts == 0
+        && !worker.meta.deleting
+        && worker.phase != "Failed"
+}
+
 /// How the working container ended, now or in its last run.
 fn ended(worker: &Worker) -> Option<&Ended> {
     match &worker.state {

@@ -35,6 +35,17 @@ pub struct Observed<'a> {
     pub task: &'a Task,
     /// Whether claims of classes with WaitForFirstConsumer wait for a pod of the user.
     pub honors_first_consumer: bool,
+    /// Whether the worker's pod was made a moment ago: that it starts is not reported yet, because most have started by
+    /// the time it would be.
+    pub young: bool,
+}
+
+impl Observed<'_> {
+    /// Whether the worker starts as usual and is not reported until it has.
+    pub fn is_starting(&self) -> bool {
+        let upload = self.task.source == Source::Upload;
+        self.young && self.worker.is_some_and(|worker| mirror::is_starting(worker, upload))
+    }
 }
 
 /// What is to be done.
@@ -146,7 +157,7 @@ fn work(o: &Observed<'_>, prime: &Claim, worker: &Worker) -> Plan {
     let mut actions = Vec::new();
     // Until the prime claim is bound the worker only waits for its node, which is the user's business when that is not
     // found.
-    let early = prime.phase == Phase::Pending && worker.unschedulable.is_none();
+    let early = (prime.phase == Phase::Pending && worker.unschedulable.is_none()) || o.is_starting();
     let differs = !changes.is_empty() || !labels.is_empty();
     if differs && !early {
         actions.extend(failure(o, worker));
@@ -237,7 +248,7 @@ pub fn direct(o: &Observed<'_>) -> Plan {
     let (changes, labels) = mirror.changes(target);
     let mut actions = Vec::new();
     let differs = !changes.is_empty() || !labels.is_empty();
-    if differs && !complete {
+    if differs && !complete && !o.is_starting() {
         actions.extend(failure(o, worker));
         actions.push(annotate(target, changes, labels));
     }
