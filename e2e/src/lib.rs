@@ -1,7 +1,7 @@
 //! A real Kubernetes node for tests and for a first look: etcd, API server, controller manager, scheduler, containerd,
 //! kubelet and kube-proxy as plain processes in namespaces of their own. No mock and no fake.
 //!
-//! - [`Cluster`]: starts one, waits for it, gives clients, stops it.
+//! - [`Cluster`]: starts one, waits for it and for what is in it, gives clients, stops it.
 //! - [`keeper`]: the process outside of the namespaces that leaves nothing behind, even if the test is killed.
 //! - [`node`]: the first process inside.
 //! - [`place`]: numbers, addresses and folders; [`pki`]: certificates; [`programs`]: what is run.
@@ -23,5 +23,6 @@ pub mod platform;
 pub mod programs;
 pub mod storage;
 pub mod volume;
+mod waiting;
 
 pub use cluster::{Cluster, Ended, Second, failures, needs_root, stop_kept};

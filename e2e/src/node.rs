@@ -434,6 +434,8 @@ fn kubelet(place: &Place) -> serde_json::Value {
         "imageGCLowThresholdPercent": 99,
         "localStorageCapacityIsolation": false,
         "serializeImagePulls": false,
+        // Tests of many transfers have a pod for each.
+        "maxPods": 240,
         // A pod's volume grows when the kubelet looks at the pod again; a minute otherwise.
         "syncFrequency": "5s",
         // Tests of restarts wait for one.

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use e2e::node::BUSYBOX;
 use e2e::storage;
@@ -58,41 +58,25 @@ pub(crate) fn api(kind: &str, namespace: &str) -> Api<DynamicObject> {
     }
 }
 
+/// What a person would look at.
+const SHOWN: [&[&str]; 4] = [
+    &["get", "events", "-A", "--sort-by=.lastTimestamp"],
+    &["get", "pods,pvc,pv", "-A", "-o", "wide"],
+    &[
+        "-n",
+        storage::NAMESPACE,
+        "logs",
+        "daemonset/hostpath-provisioner-csi",
+        "--all-containers",
+        "--tail=30",
+    ],
+    &["get", "pods", "-A", "-o", "jsonpath={.items[*].status.containerStatuses[*].lastState.terminated}"],
+];
+
 /// Asks until there is an answer.
 #[track_caller]
-pub(crate) fn until<T>(what: &str, mut answer: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        if let Some(answer) = answer() {
-            return answer;
-        }
-        if Instant::now() > deadline {
-            panic!("not in time: {what}\n{}", described());
-        }
-        std::thread::sleep(Duration::from_millis(100));
-    }
-}
-
-/// What a person would look at.
-fn described() -> String {
-    let mut text = String::new();
-    for arguments in [
-        &["get", "events", "-A", "--sort-by=.lastTimestamp"][..],
-        &["get", "pods,pvc,pv", "-A", "-o", "wide"],
-        &[
-            "-n",
-            storage::NAMESPACE,
-            "logs",
-            "daemonset/hostpath-provisioner-csi",
-            "--all-containers",
-            "--tail=30",
-        ],
-        &["get", "pods", "-A", "-o", "jsonpath={.items[*].status.containerStatuses[*].lastState.terminated}"],
-    ] {
-        let said = CLUSTER.kubectl().args(arguments).output().unwrap();
-        text.push_str(&String::from_utf8_lossy(&said.stdout));
-    }
-    text
+pub(crate) fn until<T>(what: &str, answer: impl FnMut() -> Option<T>) -> T {
+    CLUSTER.until(what, PATIENCE, &SHOWN, answer)
 }
 
 impl Space {

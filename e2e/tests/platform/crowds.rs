@@ -19,7 +19,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use crate::machines::machine;
-use crate::place::{DATA_VOLUMES, PLACE, PODS};
+use crate::place::{DATA_VOLUMES, PLACE, PODS, Place};
 
 /// Where the platform is.
 const PLATFORM: &str = "kubevirt-hyperconverged";
@@ -141,18 +141,7 @@ impl<'a> Listener<'a> {
 
     /// The largest memory of its own that a process of the pod has now, in KiB.
     fn memory(&self) -> u64 {
-        let uid = self.uid.replace('-', "_");
-        let processes = fs::read_dir("/proc").unwrap().flatten();
-        let anonymous = |process: fs::DirEntry| {
-            let groups = fs::read_to_string(process.path().join("cgroup")).ok()?;
-            if !groups.contains(&self.uid) && !groups.contains(&uid) {
-                return None;
-            }
-            let status = fs::read_to_string(process.path().join("status")).ok()?;
-            let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
-            line.trim().strip_suffix(" kB")?.parse::<u64>().ok()
-        };
-        processes.filter_map(anonymous).max().unwrap()
+        Place::memory(&self.uid, "RssAnon:")
     }
 }
 

@@ -6,6 +6,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod client;
+mod clones;
 mod compute;
 mod console;
 mod crowds;
@@ -13,6 +14,7 @@ mod disks;
 mod ends;
 mod guest;
 mod hyperconverged;
+mod imports;
 mod life;
 mod loss;
 mod machines;

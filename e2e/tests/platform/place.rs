@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses what it needs")]
 
 use std::fmt::Write;
+use std::fs;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,7 @@ pub(crate) const DATA_VOLUMES: Resource = Resource::namespaced("cdi.kubevirt.io"
 pub(crate) const CLAIMS: Resource = Resource::namespaced("", "v1", "persistentvolumeclaims");
 pub(crate) const EVENTS: Resource = Resource::namespaced("", "v1", "events");
 pub(crate) const PODS: Resource = Resource::namespaced("", "v1", "pods");
+pub(crate) const SECRETS: Resource = Resource::namespaced("", "v1", "secrets");
 
 /// Bytes of the pool; it takes what is written.
 const POOL: u64 = 20 << 30;
@@ -80,6 +82,22 @@ impl Place {
         std::fs::write(&body, "{}").unwrap();
         let path = format!("/apis/subresources.kubevirt.io/v1/namespaces/{namespace}/{path}");
         self.kubectl(&["replace", "--raw", &path, "-f", body.to_str().unwrap()]).map(drop)
+    }
+
+    /// A line of `/proc/PID/status` (such as `RssAnon:`) of the pod's process that has most, in KiB.
+    pub(crate) fn memory(uid: &str, line: &str) -> u64 {
+        let scope = uid.replace('-', "_");
+        let processes = fs::read_dir("/proc").unwrap().flatten();
+        let of_process = |process: fs::DirEntry| {
+            let groups = fs::read_to_string(process.path().join("cgroup")).ok()?;
+            if !groups.contains(uid) && !groups.contains(&scope) {
+                return None;
+            }
+            let status = fs::read_to_string(process.path().join("status")).ok()?;
+            let value = status.lines().find_map(|one| one.strip_prefix(line))?;
+            value.trim().strip_suffix(" kB")?.parse::<u64>().ok()
+        };
+        processes.filter_map(of_process).max().unwrap()
     }
 
     /// Waits until `found` gives something.

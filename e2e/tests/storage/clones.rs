@@ -1,7 +1,7 @@
 //! Clones by the driver: from a claim, and from what a DataSource names.
 
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use e2e::peer::web::Web;
 use serde_json::json;
@@ -51,6 +51,59 @@ fn an_imported_disk_is_cloned_without_copying_data() {
     });
 }
 
+/// A DataVolume of 4 GiB.
+fn large(space: &Space, name: &str, source: &serde_json::Value) {
+    space.create(
+        "DataVolume",
+        json!({
+            "metadata": {"name": name},
+            "spec": {
+                "source": source,
+                "storage": {"resources": {"requests": {"storage": "4Gi"}}, "storageClassName": IMMEDIATE},
+            },
+        }),
+    );
+}
+
+#[test]
+fn a_clone_of_four_gibibytes_copies_nothing() {
+    let soak = std::env::var_os("FERROVIRT_SOAK").is_some();
+    let (space, other) = (Space::new("clones-large"), Space::new("clones-large-far"));
+    large(&space, "golden", &json!({"blank": {}}));
+    space.phases("golden", "Succeeded");
+    // The whole disk with the full counts, an eighth of it otherwise.
+    let count = format!("count={}", if soak { 4096 } else { 512 });
+    let mut to = std::ffi::OsString::from("of=");
+    to.push(space.file("golden"));
+    let wrote = Command::new("dd")
+        .args(["if=/dev/urandom", "bs=1M", &count, "conv=notrunc,fsync", "status=none"])
+        .arg(to)
+        .status();
+    assert!(wrote.unwrap().success());
+    let golden = json!({"pvc": {"namespace": "clones-large", "name": "golden"}});
+    for (place, which) in [(&space, "same"), (&other, "other")] {
+        let begun = Instant::now();
+        large(place, "clone", &golden);
+        place.phases("clone", "Succeeded");
+        let took = begun.elapsed();
+        println!("clone of 4 GiB in the {which} namespace: {took:.2?}");
+        assert!(!soak || took <= Duration::from_secs(2), "{took:?}");
+        let extents = Command::new("filefrag").arg("-v").arg(place.file("clone")).output().unwrap();
+        let text = String::from_utf8_lossy(&extents.stdout).into_owned();
+        let rows = text.lines().filter(|line| line.trim_start().starts_with(|c: char| c.is_ascii_digit()));
+        let (shared, all) =
+            rows.fold((0, 0), |(shared, all), row| (shared + usize::from(row.contains("shared")), all + 1));
+        assert!(all > 0 && shared == all, "no data was copied: {text}");
+    }
+    for space in [&space, &other] {
+        assert_clean(space);
+        // The pool is the other tests' too.
+        for name in space.names("DataVolume") {
+            space.delete("DataVolume", &name);
+        }
+    }
+}
+
 /// Makes a class whose clones go this way.
 fn class(strategy: &str) -> String {
     let name = format!("hostpath-{strategy}");
@@ -66,7 +119,7 @@ fn class(strategy: &str) -> String {
 }
 
 /// A namespace with a filled claim `golden`.
-fn golden(name: &str, class: &str) -> (Space, Web) {
+pub(crate) fn golden(name: &str, class: &str) -> (Space, Web) {
     let space = Space::new(name);
     let web = Web::start(CLUSTER.place(), DISK.qcow2.parent().unwrap()).unwrap();
     let source = json!({"http": {"url": web.url("disk.qcow2")}});

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use crate::platform;
 use crate::setup::{CLUSTER, DISK, IMMEDIATE, WAITING, assert_same};
 use crate::space::{Space, until};
+use crate::timeline::{Timeline, median};
 
 /// How a claim is bound.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -206,7 +207,7 @@ fn bare(space: &Space, name: &str, url: &str) -> Duration {
     let claim = json!({
         "metadata": {"name": name},
         "spec": {
-            "accessModes": ["ReadWriteOnce"], "storageClassName": IMMEDIATE,
+            "accessModes": ["ReadWriteOnce"], "storageClassName": WAITING,
             "resources": {"requests": {"storage": "128Mi"}},
         },
     });
@@ -247,12 +248,15 @@ fn importing_takes_as_long_as_its_pod_and_few_writes() {
     let space = Space::new("imports-time");
     let web = Web::start(CLUSTER.place(), DISK.qcow2.parent().unwrap()).unwrap();
     let url = web.url("disk.qcow2");
+    let forced = json!({"cdi.kubevirt.io/storage.bind.immediate.requested": ""});
     let soak = std::env::var_os("FERROVIRT_SOAK").is_some();
-    for round in 0..if soak { 10 } else { 1 } {
+    let timeline = Timeline::start(&space);
+    let (mut made, mut ended) = (Vec::new(), Vec::new());
+    for round in 0..if soak { 10 } else { 2 } {
         let alone = bare(&space, &format!("bare-{round}"), &url);
         let name = format!("disk-{round}");
         let begun = Instant::now();
-        space.data_volume(&name, &json!({"http": {"url": url}}), IMMEDIATE, "Filesystem", &json!({}));
+        space.data_volume(&name, &json!({"http": {"url": url}}), WAITING, "Filesystem", &forced);
         space.phases(&name, "Succeeded");
         let whole = begun.elapsed();
         println!("64 MiB: bare pod {alone:.2?}, DataVolume created until Succeeded {whole:.2?}");
@@ -265,9 +269,17 @@ fn importing_takes_as_long_as_its_pod_and_few_writes() {
         let claim = space.get("PersistentVolumeClaim", &name).unwrap();
         let text = |value: &Value| value.as_str().unwrap().to_owned();
         let (uid, volume) = (text(&claim["metadata"]["uid"]), text(&claim["spec"]["volumeName"]));
+        let pod = format!("importer-prime-{uid}");
+        let at = |kind, name, state| timeline.at(kind, name, state);
+        made.push(at("Pod", &pod, "made").duration_since(at("DataVolume", &name, "made")));
+        ended.push(at("DataVolume", &name, "Succeeded").duration_since(at("Pod", &pod, "done")));
         let writes = platform::writes(&space.0, &[&name, &format!("prime-{uid}"), &volume]);
         println!("writes of the operator for one DataVolume: {}: {writes:?}", writes.len());
         // A volume that takes seconds is reported, by two writes; so is each further state of the pod.
         assert!(!writes.is_empty() && writes.len() <= if soak { 12 } else { 18 }, "{writes:#?}");
     }
+    println!("created until pod created {made:.0?}, pod done until Succeeded {ended:.0?}");
+    let (made, ended) = (median(made), median(ended));
+    let bar = Duration::from_millis(150);
+    assert!(!soak || (made <= bar && ended <= bar), "p50: {made:?} and {ended:?}");
 }

@@ -5,6 +5,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod authorization;
 mod clones;
 mod crons;
 mod failures;
@@ -14,5 +15,6 @@ mod manifests;
 mod platform;
 mod setup;
 mod space;
+mod timeline;
 mod uploads;
 mod waits;

@@ -1,7 +1,7 @@
 //! A test's own namespace: DataVolumes, claims and pods in it, and the phases that DataVolumes go through.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use e2e::{node::BUSYBOX, storage};
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
@@ -29,7 +29,7 @@ fn group(kind: &str) -> (&'static str, &'static str) {
     }
 }
 
-fn api(kind: &str, namespace: &str) -> Api<DynamicObject> {
+pub(crate) fn api(kind: &str, namespace: &str) -> Api<DynamicObject> {
     let (group, version) = group(kind);
     let plural =
         if kind == "StorageClass" { "storageclasses".into() } else { format!("{}s", kind.to_lowercase()) };
@@ -42,31 +42,17 @@ fn api(kind: &str, namespace: &str) -> Api<DynamicObject> {
     }
 }
 
+/// What a person would look at.
+const SHOWN: [&[&str]; 3] = [
+    &["get", "events", "-A", "--sort-by=.lastTimestamp"],
+    &["get", "datavolumes,pods,pvc,pv", "-A", "-o", "wide"],
+    &["get", "datavolumes", "-A", "-o", "jsonpath={.items[*].status}"],
+];
+
 /// Asks until there is an answer.
 #[track_caller]
-pub(crate) fn until<T>(what: &str, mut answer: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        if let Some(answer) = answer() {
-            return answer;
-        }
-        assert!(Instant::now() < deadline, "not in time: {what}\n{}", described());
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
-
-/// What a person would look at.
-fn described() -> String {
-    let mut text = String::new();
-    for arguments in [
-        &["get", "events", "-A", "--sort-by=.lastTimestamp"][..],
-        &["get", "datavolumes,pods,pvc,pv", "-A", "-o", "wide"],
-        &["get", "datavolumes", "-A", "-o", "jsonpath={.items[*].status}"],
-    ] {
-        let said = CLUSTER.kubectl().args(arguments).output().unwrap();
-        text.push_str(&String::from_utf8_lossy(&said.stdout));
-    }
-    text
+pub(crate) fn until<T>(what: &str, answer: impl FnMut() -> Option<T>) -> T {
+    CLUSTER.until(what, PATIENCE, &SHOWN, answer)
 }
 
 impl Space {

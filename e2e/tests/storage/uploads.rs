@@ -1,8 +1,15 @@
 //! Uploads: token, proxy, server, volume.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::process::Command;
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread;
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use operator::storage::keys::{SECRET, SigningKeys};
+use operator::storage::tokens::{ANNOUNCED, PERIOD, RETIRED};
 use reqwest::{Certificate, Client, Method};
 use serde_json::{Value, json};
 
@@ -174,4 +181,80 @@ fn uploads_need_a_token_for_their_claim() {
     });
     space.phases("disk", "Succeeded");
     assert_same(&space.file("disk"));
+}
+
+/// Makes all signing keys older by some seconds, as if the clock had moved on for them alone.
+fn age_keys(seconds: u64) {
+    let platform = Space(PLATFORM.to_owned());
+    let secret = platform.get("Secret", SECRET).unwrap();
+    let text = |name: &str| BASE64_STANDARD.decode(secret["data"][name].as_str().unwrap()).unwrap();
+    let mut ring: Value = serde_json::from_slice(&text("ring")).unwrap();
+    for key in ring.as_array_mut().unwrap() {
+        key["made"] = json!(key["made"].as_u64().unwrap().saturating_sub(seconds));
+    }
+    let ring = BASE64_STANDARD.encode(ring.to_string());
+    platform.patch("Secret", SECRET, &json!({"data": {"ring": ring}}));
+}
+
+/// When the signing keys were made, oldest first, and the newest one's public half.
+fn keys_made() -> (Vec<u64>, String) {
+    let secret = Space(PLATFORM.to_owned()).get("Secret", SECRET).unwrap();
+    let keys = SigningKeys::from(&secret);
+    let newest = keys.ring.keys().last().unwrap().public.clone();
+    (keys.ring.keys().iter().map(|key| key.made).collect(), newest)
+}
+
+#[test]
+fn no_upload_fails_while_the_signing_key_changes() {
+    let space = Space::new("uploads-rotation");
+    let over = AtomicBool::new(false);
+    let count = AtomicU32::new(0);
+    thread::scope(|scope| {
+        let uploads = scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) || count.load(Ordering::Relaxed) == 0 {
+                let name = format!("disk-{}", count.load(Ordering::Relaxed));
+                space.data_volume(&name, &json!({"upload": {}}), IMMEDIATE, "Filesystem", &json!({}));
+                space.phases(&name, "UploadReady");
+                upload(&space, &name);
+                space.phases(&name, "Succeeded");
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let stopped = || uploads.is_finished().then_some(());
+        let before = keys_made().0;
+        // The last key is due for its successor.
+        age_keys(PERIOD);
+        let (made, public) = until("a successor is made", || {
+            let (made, public) = keys_made();
+            (made.len() > before.len() || stopped().is_some()).then_some((made, public))
+        });
+        assert!(made.len() > before.len(), "an upload failed");
+        // It signs when verifiers have had time to read it: the kubelet brings it into the proxy's pod.
+        until("the proxy has the successor", || {
+            let pod = Space(PLATFORM.to_owned());
+            let pods = pod.names("Pod");
+            let name = pods.iter().find(|name| name.starts_with("cdi-uploadproxy-"))?;
+            let uid = pod.get("Pod", name)?["metadata"]["uid"].as_str()?.to_owned();
+            let folder = format!("/var/lib/kubelet/pods/{uid}/volumes/kubernetes.io~secret");
+            let found = Command::new("grep")
+                .args(["-rqF", public.lines().nth(1)?])
+                .arg(CLUSTER.node_path(&folder).unwrap())
+                .status()
+                .unwrap();
+            (found.success() || stopped().is_some()).then_some(())
+        });
+        let beginning = count.load(Ordering::Relaxed);
+        age_keys(ANNOUNCED);
+        // Uploads whose tokens are of the new key.
+        until("the successor signs", || {
+            (count.load(Ordering::Relaxed) >= beginning + 2 || stopped().is_some()).then_some(())
+        });
+        age_keys(RETIRED + 1);
+        until("the last key is dropped", || {
+            (keys_made().0.len() == before.len() || stopped().is_some()).then_some(())
+        });
+        over.store(true, Ordering::Relaxed);
+        uploads.join().unwrap();
+    });
+    println!("{} uploads while the signing key changed", count.load(Ordering::Relaxed));
 }

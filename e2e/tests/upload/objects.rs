@@ -1,6 +1,6 @@
 //! Objects of the cluster as JSON, by kind and name, and waiting for what becomes of them.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
@@ -79,34 +79,23 @@ pub(crate) fn annotation<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
     object["metadata"]["annotations"][key].as_str()
 }
 
+/// What a person would look at.
+const SHOWN: [&[&str]; 5] = [
+    &["get", "events", "-A", "--sort-by=.lastTimestamp"],
+    &["get", "pods,pvc,pv,services", "-A", "-o", "wide"],
+    &["-n", "cdi", "logs", "deployment/cdi-uploadproxy", "--tail=40"],
+    &["logs", "-A", "-l", "app=containerized-data-importer", "--prefix", "--tail=40"],
+    &["get", "pods", "-A", "-o", "jsonpath={.items[*].status.containerStatuses[*].lastState.terminated}"],
+];
+
 /// Asks until there is an answer.
 #[track_caller]
-pub(crate) fn until<T>(what: &str, mut answer: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        if let Some(answer) = answer() {
-            return answer;
-        }
-        assert!(Instant::now() < deadline, "not in time: {what}\n{}", described());
-        std::thread::sleep(Duration::from_millis(100));
-    }
+pub(crate) fn until<T>(what: &str, answer: impl FnMut() -> Option<T>) -> T {
+    CLUSTER.until(what, PATIENCE, &SHOWN, answer)
 }
 
-/// What a person would look at.
 pub(crate) fn described() -> String {
-    let mut text = String::new();
-    for arguments in [
-        &["get", "events", "-A", "--sort-by=.lastTimestamp"][..],
-        &["get", "pods,pvc,pv,services", "-A", "-o", "wide"],
-        &["-n", "cdi", "logs", "deployment/cdi-uploadproxy", "--tail=40"],
-        &["logs", "-A", "-l", "app=containerized-data-importer", "--prefix", "--tail=40"],
-        &["get", "pods", "-A", "-o", "jsonpath={.items[*].status.containerStatuses[*].lastState.terminated}"],
-    ] {
-        let said = CLUSTER.kubectl().args(arguments).output().unwrap();
-        text.push_str(&String::from_utf8_lossy(&said.stdout));
-        text.push_str(&String::from_utf8_lossy(&said.stderr));
-    }
-    text
+    CLUSTER.printed(&SHOWN)
 }
 
 /// The log of a pod.
