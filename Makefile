@@ -84,8 +84,8 @@ install: build
 	install -D -t "$(DESTDIR)$(PREFIX)/bin" $(INSTALLED)
 
 # One call of cargo, so that shared dependencies are built once; in `make test`, with the features that the tests have too.
-BUILD_release := cargo build --release --locked -p importer -p uploadserver -p hpp-csi -p virt-node -p virt-client -p virt-launcher \
-	-p macpool -p operator -p virt-agent
+BUILD_release := cargo build --release --locked -p importer -p uploadserver -p uploadproxy -p clone-source -p hpp-csi \
+	-p virt-node -p virt-client -p virt-launcher -p virt-agent -p macpool -p operator
 BUILD_debug := cargo build --locked --workspace --all-targets
 
 programs: deps

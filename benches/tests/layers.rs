@@ -69,12 +69,12 @@ const NEVER_LINKED: &[(&str, &[&str])] = &[
     // Documents and schemas are features of api; the importer has no use for them.
     ("importer", &["serde-saphyr", "schemars", "kube", "kube-core", "k8s-openapi", "tonic"]),
     ("cdi-containerimage-server", &["disk-image", "reqwest", "rustls", "clap", "kube", "tonic"]),
-    // The proxy is a feature; the server is built without.
+    ("uploadserver", &["kube", "kube-core", "k8s-openapi", "jsonwebtoken", "schemars", "tonic", "reqwest"]),
+    ("uploadproxy", &["disk-image", "kube", "k8s-openapi", "tonic", "schemars"]),
     (
-        "uploadserver --no-default-features",
-        &["kube", "kube-core", "k8s-openapi", "jsonwebtoken", "schemars", "tonic", "reqwest"],
+        "clone-source",
+        &["disk-image", "kube", "kube-core", "k8s-openapi", "jsonwebtoken", "schemars", "tonic", "reqwest"],
     ),
-    ("uploadserver", &["tonic", "schemars"]),
     ("cni", &["tokio", "hyper", "kube", "tonic"]),
     ("hpp-csi", &["kube", "kube-core", "k8s-openapi", "reqwest", "disk-image", "nix"]),
     ("macpool", &["tonic"]),

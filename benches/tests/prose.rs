@@ -65,7 +65,6 @@ const ALLOWED: &[(&str, [usize; 3])] = &[
     ("lib/virt", [75, 2, 5]),
     ("macpool", [187, 8, 19]),
     ("operator", [199, 0, 12]),
-    ("uploadserver", [184, 18, 28]),
     ("virt-node", [401, 16, 45]),
     ("virt-node/agent", [110, 2, 6]),
     ("virt-node/launcher", [141, 4, 15]),

@@ -12,7 +12,7 @@ use http_body_util::Full;
 
 use api::upload::resume::{COMPLETED, MISMATCH};
 
-/// What is sent back.
+/// The body of an answer.
 pub(crate) type Answer = Response<Full<Bytes>>;
 
 /// Why a request is not even looked at.
@@ -30,7 +30,7 @@ pub(crate) enum Refusal {
     Late,
     /// No resumable upload of that name.
     Unknown,
-    /// Another request goes on with this upload by now.
+    /// Another request has resumed this upload.
     Overtaken,
     /// A PATCH of another content type.
     NotPartial,
@@ -49,7 +49,7 @@ pub(crate) fn refusal(refusal: Refusal) -> Answer {
             (StatusCode::SERVICE_UNAVAILABLE, "the server's deadline has passed; a fresh one comes")
         }
         Refusal::Unknown => (StatusCode::NOT_FOUND, "no such upload is under way; start over"),
-        Refusal::Overtaken => (StatusCode::CONFLICT, "another request goes on with this upload"),
+        Refusal::Overtaken => (StatusCode::CONFLICT, "another request has resumed this upload"),
         Refusal::NotPartial => {
             (StatusCode::UNSUPPORTED_MEDIA_TYPE, "the content type of a PATCH is application/partial-upload")
         }
@@ -117,14 +117,14 @@ pub(crate) fn resumable(status: StatusCode, state: HeaderMap, location: Option<&
     answer
 }
 
-/// An upload that cannot be gone on with there: a problem (RFC 9457).
+/// An upload that cannot be resumed there: a problem (RFC 9457).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Problem {
-    /// The server has got less or more.
+    /// The server has fewer or more bytes.
     Offset {
-        /// What it has got.
+        /// The server's offset.
         expected: u64,
-        /// What was said.
+        /// The request's offset.
         provided: u64,
     },
     /// It has got everything.

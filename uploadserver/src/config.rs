@@ -1,4 +1,4 @@
-//! What the server is to do: one [`Config`], from the environment. Everything is given a meaning and checked here.
+//! The server as the environment describes it: one checked [`Config`]. Not here: uploads.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ pub(crate) struct Config {
     pub(crate) clients: Clients,
     /// Common name of the one client.
     pub(crate) client_name: String,
-    /// What is to become of the volume, as far as an upload does not say it itself.
+    /// Content of the volume, as far as an upload does not specify it.
     pub(crate) volume: volume::Config,
     pub(crate) deadline: Option<Timestamp>,
     /// Label of the progress metric.
@@ -30,7 +30,7 @@ impl Config {
     /// The server that the environment describes, with the contract's paths below `root`.
     ///
     /// # Errors
-    /// What is missing or does not make sense.
+    /// A variable is missing or malformed.
     pub(crate) fn from_server(server: Server, root: &Path) -> Result<Self, Error> {
         let below = |path: &str| root.join(path.trim_start_matches('/'));
         let given = |name: &str, value: String| match value.is_empty() {
@@ -79,7 +79,7 @@ impl Config {
                 place: place(&destination, &below)?,
                 owner: Some(Owner { mode: names::DISK_MODE, id: names::QEMU_ID }),
                 scratch: Some(below(names::SCRATCH_DIR)),
-                // Nobody vouches for the bytes of two uploads being the same.
+                // The bytes of two uploads may differ.
                 remember: false,
                 journal: None,
                 size: image_size,
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense() {
+    fn missing_and_malformed_variables_are_named() {
         for (server, word) in [
             (Server { key_file: String::new(), ..server() }, "TLS_KEY_FILE"),
             (Server { client_cert_file: String::new(), ..server() }, "CLIENT_CERT_FILE"),

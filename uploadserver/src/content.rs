@@ -14,15 +14,15 @@ use crate::form;
 /// How the bytes of an upload are to be understood.
 #[derive(Clone, Debug)]
 pub(crate) struct Shape {
-    /// What is between the parts, if the body is a form.
+    /// Boundary of the parts, if the body is a form.
     pub(crate) boundary: Option<String>,
     /// The body is an archive.
     pub(crate) archive: bool,
-    /// What a clone sends.
+    /// Content of a clone's stream.
     pub(crate) clone: Option<CloneOf>,
     /// Bytes of the device that a clone sends, where they are announced.
     pub(crate) clone_size: Option<u64>,
-    /// What the image must hash to: the body, or the field of the form.
+    /// The image's expected digest: of the body, or of the form's field.
     pub(crate) checksum: Option<Checksum>,
 }
 
@@ -46,7 +46,7 @@ impl Shape {
         Ok(Self { boundary, archive: way == Way::Archive, clone, clone_size: None, checksum })
     }
 
-    /// What is to become of the volume.
+    /// Wanted content of the volume.
     pub(crate) fn config(&self, server: &volume::Config) -> volume::Config {
         // The device's existence decides, as everywhere in the contract.
         let block = matches!(&server.place, Place::Volume { device, .. } if device.exists());

@@ -1,4 +1,4 @@
-//! What a client says the bytes hash to: `Repr-Digest`, `Content-Digest` (RFC 9530) and the older `Digest` (RFC 3230).
+//! Digests that a client sends with the bytes: `Repr-Digest`, `Content-Digest` (RFC 9530) and the older `Digest` (RFC 3230).
 //! Pure. Not here: hashing (`disk_image::volume`).
 
 use base64::Engine as _;

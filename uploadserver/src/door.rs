@@ -1,10 +1,10 @@
-//! The one place for an upload: who may have it, who has it, and what became of it.
+//! The one place for an upload: which request holds it, and how the last upload ended.
 //!
 //! ```text
 //!            POST                      success
 //!   free ───────────► taken by upload ─────────► finished
 //!    ▲                   │      │
-//!    └──── failure ◄─────┘      └─► by another POST, when the one who had it is gone
+//!    └──── failure ◄─────┘      └─► by another POST, when the client of the first is gone
 //! ```
 //!
 //! Not here: HTTP.
@@ -21,7 +21,7 @@ use crate::upload::{Outcome, Upload};
 
 /// How long an upload that is ended may take to let go of the volume.
 const LETTING_GO: Duration = Duration::from_secs(30);
-/// How long a broken upload waits to be gone on with.
+/// How long a broken upload can be resumed.
 const RESUME_WITHIN: Duration = Duration::from_secs(3600);
 
 /// The place.
@@ -42,7 +42,7 @@ struct Inside {
     late: bool,
 }
 
-/// What somebody who wants the place finds.
+/// Result of a request for the place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Found {
     Free,
@@ -117,7 +117,7 @@ impl Door {
                     }
                 }
             };
-            tracing::info!("an upload whose client is gone gives way to a new one");
+            tracing::info!("an upload without a client gives way to a new one");
             gone.cancel();
             if tokio::time::timeout_at(until, gone.end()).await.is_err() {
                 return Err(Closed::Refused(Refusal::Busy));
@@ -136,7 +136,7 @@ impl Door {
         }
     }
 
-    /// The last upload, if it has this name and may be gone on with.
+    /// The last upload, if it has this name and can be resumed.
     pub(crate) fn find(&self, name: &str) -> Option<Arc<Upload>> {
         self.lock().last.clone().filter(|upload| upload.resumable && upload.name == name)
     }
@@ -146,7 +146,7 @@ impl Door {
         self.lock().last.clone()
     }
 
-    /// Ends an upload that nobody goes on with, and, when the deadline has passed and nobody is inside, everything.
+    /// Ends an upload that was not resumed in time and, when the deadline has passed without an upload, the server.
     pub(crate) fn look_after(&self, late: bool) {
         let mut inside = self.lock();
         inside.late = late;
@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_may_enter() {
+    fn one_upload_at_a_time_gets_the_place() {
         use Admission::{Enter, Refused, Replace};
         for (found, late, expected) in [
             (Found::Free, false, Enter),

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use api::names;
 use api::upload::Server as Job;
-use clap::Parser as _;
 use disk_image::volume::error::chain;
 use disk_image::volume::{Error, Kind};
 use jiff::Timestamp;
@@ -26,27 +25,19 @@ use crate::server::{self, Server};
 
 /// How often the clock is looked at.
 const TICK: Duration = Duration::from_millis(250);
-/// Who comes just after the upload still learns that it was.
+/// A client that comes just after the upload still gets the answer that it succeeded.
 const LAST_ANSWERS: Duration = Duration::from_millis(500);
 /// A piece of memory of this size, mapped and given back, has glibc keep free memory below twice of it (mallopt(3),
-/// M_TRIM_THRESHOLD). What a connection reads is given back at once, and else came anew from the kernel, page by page.
+/// M_TRIM_THRESHOLD). A connection frees its buffers at once; without this, each would come from the kernel page by page.
 const KEPT: usize = 4 << 20;
 /// After a signal the process is gone within two seconds, whatever hangs.
 const LAST_MOMENT: Duration = Duration::from_millis(1700);
 
 /// The program: arguments in (its name first), exit code out.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let args = match Args::try_parse_from(arguments) {
-        Ok(args) => args,
-        Err(error) => {
-            // clap prints help to stdout, mistakes to stderr.
-            drop(error.print());
-            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
-        }
-    };
-    serve::logs::init(serve::logs::klog_level(args.log.v), args.log.log_json);
-    // One provider for all TLS of the process; a second call would be a no-op.
-    drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
+    if let Err(code) = serve::start::start(arguments, |args: &Args| args.log) {
+        return code;
+    }
     match serve() {
         Ok(code) => code,
         Err(error) => {
@@ -83,7 +74,7 @@ fn configured() -> Result<Config, Error> {
     let root = variables.iter().find(|(name, _)| name == names::UPLOAD_ROOT_VARIABLE);
     let root = PathBuf::from(root.map_or("/", |(_, folder)| folder));
     let job = Job::from_env(variables)
-        .map_err(|e| Error::with(Kind::Usage, "the environment makes no sense", e))?;
+        .map_err(|e| Error::with(Kind::Usage, "the environment has malformed variables", e))?;
     Config::from_server(job, &root)
 }
 

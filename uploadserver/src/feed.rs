@@ -1,6 +1,6 @@
 //! The bytes of one upload on their way from HTTP bodies to the thread that reads them: a short queue of pieces. A body
-//! may break and another one go on, if the upload is resumable; the reader only sees a pause. Not here: what requests
-//! say (`routes`, `resume`), what the bytes are (`content`).
+//! may break and another one go on, if the upload is resumable; the reader only sees a pause. Not here: heads of
+//! requests (`routes`, `resume`), the meaning of the bytes (`content`).
 
 use std::collections::VecDeque;
 use std::io::{self, Read};
@@ -13,7 +13,7 @@ use hyper::body::Body;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 
-/// What came is handed to the reader when it is this much: to wake a thread costs as much as to decrypt a record.
+/// Bytes are handed to the reader in pieces of this size: to wake a thread costs as much as to decrypt a record.
 const GATHERED: u64 = 1 << 20;
 /// Or this many pieces, however small: each of them keeps what it was read into.
 const PIECES: usize = 64;
@@ -33,9 +33,9 @@ enum Pieces {
 
 /// The sending side.
 pub(crate) struct Feed {
-    /// Whoever sends holds it.
+    /// Held by the sending request.
     pieces: tokio::sync::Mutex<mpsc::Sender<Pieces>>,
-    /// Counts those who want to send: all but the last give up.
+    /// Counts the requests that want to send: all but the last give up.
     turn: watch::Sender<u64>,
     state: Mutex<State>,
     cancelled: watch::Sender<bool>,
@@ -50,9 +50,9 @@ pub(crate) struct State {
     pub(crate) complete: bool,
     /// Bytes of the whole upload, if known.
     pub(crate) length: Option<u64>,
-    /// Since when nobody sends, or whoever does is waited for.
+    /// Since when no request sends, or the sending one is silent.
     waiting: Option<Instant>,
-    /// Somebody does, or is about to.
+    /// A request sends, or is about to.
     sending: bool,
 }
 
@@ -63,7 +63,7 @@ pub(crate) enum Fed {
     Whole,
     /// Before: the connection broke, or went silent.
     Broken(String),
-    /// Another request goes on with the upload.
+    /// Another request resumes the upload.
     Overtaken,
     /// The reader wants no more.
     Unwanted,
@@ -97,7 +97,7 @@ pub(crate) fn feed(length: Option<u64>, runtime: Handle) -> (Feed, Reader) {
     )
 }
 
-/// Says that a body is sent, until it is dropped: futures of broken connections just end.
+/// Marks a body as being sent until it is dropped: futures of broken connections just end.
 struct Sending<'a>(&'a Feed);
 
 impl Drop for Sending<'_> {
@@ -117,13 +117,13 @@ impl Feed {
         *self.lock()
     }
 
-    /// Whether somebody sends who is not known to be gone.
+    /// Whether a request sends over a connection that is not known to be broken.
     pub(crate) fn is_alive(&self) -> bool {
         let state = self.lock();
         state.complete || (state.sending && state.waiting.is_none_or(|since| since.elapsed() < STARVED))
     }
 
-    /// How long nobody has sent.
+    /// Time without a sending request.
     pub(crate) fn deserted(&self) -> Option<Duration> {
         let state = self.lock();
         (!state.sending && !state.complete).then(|| state.waiting.map(|since| since.elapsed())).flatten()
@@ -135,14 +135,14 @@ impl Feed {
         self.turn.send_modify(|turn| *turn += 1);
     }
 
-    /// How far it has come, when whoever sends has given up.
+    /// The offset, once the sending request has given up.
     pub(crate) async fn settle(&self) -> State {
         self.turn.send_modify(|turn| *turn += 1);
         let _pieces = self.pieces.lock().await;
         self.state()
     }
 
-    /// Sends `body`, which begins at `offset`; `complete` tells that it is the rest. Who sends already gives up.
+    /// Sends `body`, which begins at `offset`; `complete` marks it as the rest. A request that sends already gives up.
     pub(crate) async fn send<B>(&self, body: &mut B, offset: u64, length: Option<u64>, complete: bool) -> Fed
     where
         B: Body<Data = Bytes> + Unpin,
@@ -171,7 +171,7 @@ impl Feed {
             let patience = if len == 0 { SILENCE } else { PAUSE };
             let frame = tokio::select! {
                 biased;
-                // What is gathered has not been taken: it will be sent again.
+                // The gathered bytes were not taken: the client sends them again.
                 _ = turn.wait_for(|now| *now > mine) => return Fed::Overtaken,
                 () = pieces.closed() => return Fed::Unwanted,
                 frame = tokio::time::timeout(patience, body.frame()) => frame,
@@ -183,7 +183,7 @@ impl Feed {
                 Ok(Some(Err(error))) => Some(Fed::Broken(error.to_string())),
                 Ok(None) => Some(Fed::Whole),
                 Ok(Some(Ok(frame))) => {
-                    // Trailers say nothing of an upload.
+                    // Trailers do not concern an upload.
                     let Ok(data) = frame.into_data() else { continue };
                     len += data.len() as u64;
                     let State { offset, length, .. } = self.state();
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_broken_body_is_gone_on_with() {
+    async fn broken_body_is_resumed() {
         let (feed, reader) = feed(None, Handle::current());
         let reading = read(reader);
         assert_eq!(feed.send(&mut body(b"one "), 0, None, false).await, Fed::Whole);
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn the_last_who_wants_to_send_does() {
+    async fn last_request_gets_the_upload() {
         let (feed, reader) = feed(None, Handle::current());
         let (feed, reading) = (Arc::new(feed), read(reader));
         let first = tokio::spawn({

@@ -16,7 +16,7 @@ const HEADERS_MAX: usize = 16 << 10;
 /// Bytes read at a time.
 const PIECE: usize = 64 << 10;
 
-/// What is between the parts, from the headers of a request.
+/// Boundary of the parts, from the headers of a request.
 ///
 /// # Errors
 /// When the request is no form.
@@ -43,7 +43,7 @@ pub(crate) struct File<R> {
     /// A line end, two dashes, the boundary.
     delimiter: Finder<'static>,
     buffer: Vec<u8>,
-    /// What is read at once.
+    /// Bytes of one read.
     piece: Box<[u8]>,
     /// Bytes of the buffer that were given out.
     given: usize,
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_form_with_an_image() {
+    fn bodies_without_a_form_with_an_image_are_refused() {
         let long = format!("--B\r\nX: {}\r\n\r\n", "y".repeat(HEADERS_MAX * 2));
         for form in [
             Vec::new(),

@@ -9,15 +9,11 @@
 //!  status, reason                                    a thread: form, snappy, tar, digest
 //! ```
 //!
-//! `proxy` (feature `proxy`) is another program, the cluster's door before these servers; it has the
-//! same limits on connections. `clone` (the same feature) is the third: it sends a volume to such a server.
-//!
-//! Not here: image formats, sizes, writing (`disk_image`), the contract's names (`api::upload`), certificates (`serve`).
+//! Not here: image formats, sizes, writing (`disk_image`), the contract's names (`api::upload`), certificates (`serve`);
+//! the proxy before these servers (package `uploadproxy`) and the sender of a clone (package `clone-source`).
 
 mod answer;
 mod args;
-#[cfg(feature = "proxy")]
-pub mod clone;
 mod config;
 mod content;
 mod digest;
@@ -25,8 +21,6 @@ mod door;
 mod entry;
 mod feed;
 mod form;
-#[cfg(feature = "proxy")]
-pub mod proxy;
 mod resume;
 mod routes;
 mod server;

@@ -1,4 +1,4 @@
-//! What the headers of draft-ietf-httpbis-resumable-upload say, and the answers it has. Pure. Not here: uploads.
+//! Headers and answers of draft-ietf-httpbis-resumable-upload. Pure. Not here: uploads.
 
 use api::upload::resume::{
     COMPLETE_HEADER, LENGTH_HEADER, LIMIT_HEADER, OFFSET_HEADER, PARTIAL, VERSION, VERSION_HEADER,
@@ -19,7 +19,7 @@ pub(crate) struct Begin {
     pub(crate) length: Option<u64>,
 }
 
-/// A PATCH that goes on with one.
+/// A PATCH that resumes an upload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Append {
     /// Bytes before this request's.
@@ -53,7 +53,7 @@ pub(crate) fn from_the_start(headers: &HeaderMap) -> Result<(), Error> {
 /// Whether a POST wants to be resumable; `None` for a plain one.
 ///
 /// # Errors
-/// Headers that make no sense, and a part of an upload in a version that is not spoken.
+/// Malformed headers, and a part of an upload in an unsupported version.
 pub(crate) fn begin(headers: &HeaderMap, content_length: Option<u64>) -> Result<Option<Begin>, Error> {
     let Some(complete) = boolean(headers)? else { return Ok(None) };
     if headers.get(VERSION_HEADER).is_none_or(|version| version != VERSION) {
@@ -68,10 +68,10 @@ pub(crate) fn begin(headers: &HeaderMap, content_length: Option<u64>) -> Result<
     Ok(Some(Begin { complete, length: length(headers, 0, complete, content_length)? }))
 }
 
-/// What a PATCH says.
+/// The headers of a PATCH.
 ///
 /// # Errors
-/// Headers that are missing or make no sense.
+/// Headers that are missing or malformed.
 pub(crate) fn append(headers: &HeaderMap, content_length: Option<u64>) -> Result<Append, Error> {
     let missing = |name| Error::usage(format!("the header {name} is missing"));
     let offset = number(headers, OFFSET_HEADER)?.ok_or_else(|| missing(OFFSET_HEADER))?;
@@ -86,7 +86,7 @@ pub(crate) fn is_partial(headers: &HeaderMap) -> bool {
     kind.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case(PARTIAL))
 }
 
-/// The length of the upload: as it is said, and as it follows from a body that is the rest.
+/// The length of the upload: as the header states it, and as it follows from a body that is the rest.
 fn length(
     headers: &HeaderMap,
     offset: u64,
@@ -110,7 +110,7 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, Error
     let value = values.next().map(HeaderValue::to_str).transpose();
     match (value, values.next()) {
         (Ok(value), None) => Ok(value.map(str::trim)),
-        _ => Err(Error::usage(format!("the header {name} makes no sense"))),
+        _ => Err(Error::usage(format!("the header {name} is malformed"))),
     }
 }
 
@@ -134,7 +134,7 @@ fn number(headers: &HeaderMap, name: &str) -> Result<Option<u64>, Error> {
     }
 }
 
-/// The headers that tell how far an upload is.
+/// The headers with an upload's offset.
 pub(crate) fn state(offset: u64, complete: bool, length: Option<u64>) -> HeaderMap {
     let mut headers = HeaderMap::new();
     let mut set = |name: &'static str, value: HeaderValue| {

@@ -1,19 +1,19 @@
-//! From a request's verb and path to what is asked. Pure. Not here: who asks, headers.
+//! From a request's verb and path to its operation. Pure. Not here: clients and headers.
 
 use api::names;
 use api::upload::{RESOURCES, Way};
 use http::Method;
 
-/// What a request asks.
+/// The operation of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Asked {
     /// An upload.
     Upload(Way),
     /// Whether there are async uploads, and how far one is.
     HeadAsync,
-    /// Where a broken upload is to be gone on with.
+    /// The offset of a broken upload.
     Offset(String),
-    /// To go on with a broken upload.
+    /// Resumes a broken upload.
     Append(String),
     /// To forget a broken upload.
     Cancel(String),

@@ -1,4 +1,4 @@
-//! What each request leads to, by who its client is. Not here: connections and their limits, what an answer looks like
+//! Requests and their results, by the client's certificate. Not here: connections and their limits, the form of answers
 //! (`answer`), uploads.
 
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use crate::{digest, form, resume};
 /// Longest time for which the rest of a body is read that an upload does not need.
 const DRAIN_TIME: Duration = Duration::from_secs(30);
 
-/// What connections may take. One client uploads, and it makes few connections.
+/// Limits of connections. One client uploads, and it makes few connections.
 pub(crate) const LIMITS: Limits = Limits {
     connections: 64,
     handshakes: 32,
@@ -39,7 +39,7 @@ pub(crate) const LIMITS: Limits = Limits {
     closing: Duration::from_secs(30),
 };
 
-/// What requests need.
+/// Shared by all requests.
 pub(crate) struct Server {
     pub(crate) door: Arc<Door>,
     /// Common name of the one client.
@@ -179,7 +179,7 @@ impl Server {
     }
 }
 
-/// What the head of a POST says: how the bytes are to be understood, how many, and whether it may be gone on with.
+/// The head of a POST: format and number of the bytes, and whether the upload can be resumed.
 type Given = (Shape, Option<u64>, Option<resume::Begin>);
 
 fn read_head(way: Way, headers: &http::HeaderMap, length: Option<u64>) -> Result<Given, Error> {
@@ -257,7 +257,7 @@ async fn fed_answer(
         }
         Fed::WrongLength => {
             upload.cancel();
-            let error = Error::usage("the upload has another length than was said; start over");
+            let error = Error::usage("the upload is longer or shorter than announced; start over");
             leave(body, answer::failed(&error))
         }
     }
@@ -273,12 +273,12 @@ async fn ended(upload: &Upload, body: Incoming) -> Answer {
     answer::ended(&outcome)
 }
 
-/// The answer to the one client, whose body is not wanted.
+/// The answer to the one client; its body is drained.
 fn leave(body: Incoming, answer: Answer) -> Answer {
     drain(body, DRAIN_TIME, answer)
 }
 
-/// Ends an upload that cannot be gone on with, when the request that sent it is gone.
+/// Ends an upload that cannot be resumed, when its request is gone.
 struct Abandon<'a>(&'a Upload);
 
 impl Drop for Abandon<'_> {

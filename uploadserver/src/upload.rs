@@ -22,7 +22,7 @@ pub(crate) struct Upload {
     pub(crate) feed: Feed,
     /// How far it is.
     pub(crate) session: Session,
-    /// It may be gone on with when its connection broke.
+    /// It can be resumed after its connection broke.
     pub(crate) resumable: bool,
     /// It is a clone.
     pub(crate) clone: bool,
@@ -30,7 +30,7 @@ pub(crate) struct Upload {
 }
 
 impl Upload {
-    /// Starts one. `ended` is told before anybody else.
+    /// Starts one. `ended` is notified first.
     ///
     /// # Errors
     /// When there is no thread for it.
@@ -56,7 +56,7 @@ impl Upload {
         let running = upload.clone();
         std::thread::Builder::new().name("upload".into()).spawn(move || {
             let outcome = volume::import(&config, &running.session, &mut body);
-            // What was not read is not wanted: whoever sends it learns that now.
+            // The unread rest is not wanted: its sender gets the answer now.
             drop(body);
             match &outcome {
                 Ok(done) => tracing::info!(?done, "the upload is complete"),

@@ -34,7 +34,7 @@ fn volume(folder: &Path) -> Vec<u8> {
     for at in [0, 3 * MIB, 9 * MIB + 512, 15 * MIB] {
         disk.write_all_at(&Dice(at).bytes(70_000), at).unwrap();
     }
-    // What looks like an image is a disk's content all the same.
+    // An image on the source disk is content, not a format to convert.
     disk.write_all_at(b"QFI\xfb\0\0\0\x03", 0).unwrap();
     fs::write(from.join("sub/other"), "text").unwrap();
     fs::set_permissions(from.join("sub/other"), fs::Permissions::from_mode(0o640)).unwrap();
@@ -50,7 +50,7 @@ fn a_filesystem_into_a_filesystem() {
     let folder = tempfile::tempdir().unwrap();
     let stream = snappy(&volume(folder.path()));
     let mut pod = Pod::new();
-    // What an earlier try has left.
+    // Leftovers of an earlier attempt.
     fs::create_dir(pod.path("data/old")).unwrap();
     fs::write(pod.path("data/old/file"), "of before").unwrap();
     let answer = pod.client().chunked(UPLOAD, &[FILESYSTEM], &stream, 100_000);
@@ -176,7 +176,7 @@ fn an_archive_that_failed_leaves_nothing() {
     pod.wait_for("something is unpacked", || names().len() > 1);
     drop(client);
     pod.wait_for("it is gone", || names() == ["lost+found"]);
-    // What was there before is not ours to remove.
+    // Files of an earlier owner stay.
     fs::write(data.join("before"), "x").unwrap();
     assert_eq!(pod.client().request("POST", path, &[], &tar[..tar.len() / 2]).status, 500);
     assert!(data.join("before").exists());

@@ -120,7 +120,7 @@ fn cell(image: &Image, way: Way, block: bool, dice: &mut Dice) {
     let what = format!("{} {way:?} {}", image.name, if block { "block" } else { "file" });
     let device = block.then(|| Loop::new(8 * MIB, 512));
     if let Some(device) = &device {
-        // What was there before must not show.
+        // Earlier content must not show.
         fs::write(&device.device, vec![0xaa; 8 << 20]).unwrap();
     }
     let path = device.as_ref().map(|device| device.device.as_path());
@@ -160,7 +160,7 @@ fn every_image_by_every_way() {
     });
 }
 
-/// A qcow2 image whose tables come after more data than is held in memory.
+/// A qcow2 image with its tables after more data than is held in memory.
 fn late_tables(folder: &Path) -> PathBuf {
     let image = folder.join("late.qcow2");
     let text = image.to_str().unwrap();
@@ -184,7 +184,7 @@ fn tables_that_come_late_need_room_or_another_image() {
     let raw = folder.path().join("raw");
     run("qemu-img", &["convert", "-O", "raw", image.to_str().unwrap(), raw.to_str().unwrap()]);
     let bytes = fs::read(&image).unwrap();
-    // Beside a file there is room.
+    // A filesystem has room next to the file.
     let mut pod = Pod::new();
     assert_eq!(pod.client().request("POST", "/v1beta1/upload", &[], &bytes).status, 200, "{}", pod.log());
     pod.assert_uploaded();
@@ -195,7 +195,7 @@ fn tables_that_come_late_need_room_or_another_image() {
     let answer = pod.client().request("POST", "/v1beta1/upload", &[], &bytes);
     assert_eq!(answer.status, 400, "{answer:?}");
     assert!(answer.body.contains("qemu-img convert -O qcow2"), "{answer:?}");
-    // Converted as it says, it is taken.
+    // Converted as advised, it is taken.
     let converted = folder.path().join("converted");
     run("qemu-img", &["convert", "-O", "qcow2", image.to_str().unwrap(), converted.to_str().unwrap()]);
     let answer = pod.client().request("POST", "/v1beta1/upload", &[], &fs::read(&converted).unwrap());

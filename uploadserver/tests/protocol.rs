@@ -1,4 +1,4 @@
-//! Requests and answers over real TLS, by tables: who may ask what, what each answer is, and how the server ends.
+//! Requests and answers over real TLS, by tables: rights of clients, answers, and the server's end.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -23,7 +23,7 @@ fn is_disk(pod: &Pod, image: &[u8]) -> bool {
 }
 
 #[test]
-fn whoever_asks_and_whatever() {
+fn every_client_and_request_has_its_answer() {
     let mut pod = Pod::new();
     let strangers = [None, Some("somebody"), Some("client.upload-server.cdi.kubevirt.io.evil"), Some("")];
     for (method, path, strange, known) in [
@@ -63,7 +63,7 @@ fn whoever_asks_and_whatever() {
 }
 
 #[test]
-fn another_authority_is_nobody() {
+fn certificates_of_another_authority_are_refused() {
     let pod = Pod::new();
     let other = support::tls::Authority::new().sign(CLIENT);
     let mut client = Client::new(pod.connect().unwrap(), Some(&other)).unwrap();
@@ -93,7 +93,7 @@ fn every_way_leads_to_the_disk() {
             answer = client.answer().unwrap();
         }
         assert_eq!((answer.status, answer.body.as_str()), (200, ""), "{path}\n{}", pod.log());
-        // Who comes just after it learns that it was.
+        // A client that comes just after it gets the same answer.
         let mut again = client.request("POST", path, &headers, b"");
         if again.status == 100 {
             again = client.answer().unwrap();
@@ -153,7 +153,7 @@ fn one_upload_at_a_time() {
 }
 
 #[test]
-fn failures_say_why_and_the_next_upload_succeeds() {
+fn failures_have_a_reason_and_the_next_upload_succeeds() {
     let image = image();
     let (form_type, _) = form(&image);
     let mut pod = Pod::of_size("4Mi");
@@ -182,7 +182,7 @@ fn failures_say_why_and_the_next_upload_succeeds() {
         (UPLOAD, vec!["Digest: md5=1B2M2Y8AsgTpgAmY7PhCfg=="], &image, 400, "checksum mismatch"),
         (UPLOAD, vec!["Repr-Digest: md5=:1B2M2Y8AsgTpgAmY7PhCfg==:"], &image, 400, "checksum mismatch"),
         (UPLOAD, vec!["Upload-Complete: ?0"], b"x", 400, "version"),
-        // Parts of an upload, said in other ways, and a coding that nobody undoes: none of them is an image.
+        // Parts of an upload in other notations, and an unsupported coding: none of them is an image.
         (UPLOAD, vec!["Content-Range: bytes 512-1023/2048"], &image, 400, "content-range"),
         ("/v1beta1/upload-form", vec!["Content-Range: bytes 0-9/99", &form_type], b"x", 400, "content-range"),
         (ASYNC, vec!["Upload-Incomplete: ?1"], &image, 400, "upload-incomplete"),
@@ -193,7 +193,7 @@ fn failures_say_why_and_the_next_upload_succeeds() {
         let answer = pod.client().request("POST", path, &headers, body);
         assert_eq!(answer.status, status, "{path} {headers:?}: {answer:?}");
         assert!(answer.body.contains(words), "{path} {headers:?}: {answer:?}");
-        // What is advised can be done by who uploads: there is nobody to type an option.
+        // A client can follow the advice: it has no options of the importer.
         assert!(!answer.body.contains("--"), "{path} {headers:?}: {answer:?}");
         assert!(pod.runs());
     }
@@ -303,7 +303,7 @@ fn at_the_deadline_it_ends() {
         let then = std::time::SystemTime::now() + Duration::from_secs(seconds);
         vec![("DEADLINE", jiff::Timestamp::try_from(then).unwrap().to_string())]
     };
-    // Before anybody came.
+    // Before the first client.
     let mut pod = Pod::start(&Setup { variables: at(3), ..Setup::default() });
     assert!(pod.end().success());
     assert_eq!(pod.message(), r#"{"deadlinePassed":true,"message":"Deadline Passed"}"#);
@@ -320,7 +320,7 @@ fn at_the_deadline_it_ends() {
 }
 
 #[test]
-fn what_it_cannot_begin_with() {
+fn unusable_configurations_end_the_program_with_a_reason() {
     for (name, value, words) in [
         ("TLS_KEY_FILE", "", "TLS_KEY_FILE"),
         ("CLIENT_NAME", "", "CLIENT_NAME"),

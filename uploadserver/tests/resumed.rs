@@ -1,4 +1,4 @@
-//! Uploads that break: resumable ones are gone on with, others begin anew, and none that was abandoned is a success.
+//! Uploads that break: resumable ones are resumed, others start again, and no abandoned one is a success.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(clippy::cast_possible_truncation, reason = "small test data")]
@@ -54,7 +54,7 @@ fn upload_is_announced_on_a_connection_that_was_used_before() {
     assert!(is_disk(&pod, &image));
 }
 
-/// Asks where an upload is to be gone on with.
+/// Asks for an upload's offset.
 fn offset(pod: &Pod, path: &str) -> usize {
     let answer = pod.client().request("HEAD", path, &[VERSION], b"");
     assert_eq!(answer.status, 204, "{answer:?}\n{}", pod.log());
@@ -83,7 +83,7 @@ fn cut_at_random_points() {
         let mut pod = Pod::new();
         let path = begin(&pod, &image, dice.next(image.len() as u64) as usize);
         if dice.next(4) == 0 {
-            // Abandoned: nothing says that it was a success, and a plain upload begins anew at once.
+            // Abandoned: no answer calls it a success, and a plain upload starts at once.
             assert!(pod.runs() && pod.message().is_empty());
             let begun = Instant::now();
             // The server may not know yet that the connection is cut.
@@ -98,7 +98,7 @@ fn cut_at_random_points() {
                 let left = image.len() - at;
                 if dice.next(3) == 0 {
                     let answer = patch(&pod, &path, at, "?1", &image[at..]);
-                    // What was cut last may have been on its way still, and be taken after the question.
+                    // The last cut bytes may still be in flight, and be taken after the question.
                     if answer.status == 409 {
                         continue;
                     }
@@ -135,7 +135,7 @@ fn cut_at_random_points() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn requests_with_another_offset_or_length_are_refused() {
     let image = image(1);
     let mut pod = Pod::new();
     let path = begin(&pod, &image, 1000);
@@ -153,7 +153,7 @@ fn what_does_not_fit_is_refused() {
     ] {
         assert_eq!(pod.client().request("PATCH", &path, &headers, b"x").status, status, "{headers:?}");
     }
-    // A path that is nobody's, and the upload by a client who may not.
+    // A path without an upload, and a client without rights.
     assert_eq!(patch(&pod, "/v1beta1/uploads/0123", at, "?1", b"x").status, 404);
     assert_eq!(pod.client_named(Some("other")).request("HEAD", &path, &[], b"").status, 401);
     // None of that did any harm.
@@ -191,7 +191,7 @@ fn a_cancelled_one_is_forgotten() {
 }
 
 #[test]
-fn a_plain_upload_that_broke_begins_anew() {
+fn broken_plain_upload_starts_again() {
     let image = image(4);
     let mut pod = Pod::new();
     for len in [0, 1, 70_000, image.len() - 1] {

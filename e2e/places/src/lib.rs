@@ -27,6 +27,17 @@ static STARTING: RwLock<()> = RwLock::new(());
 /// moment before the kernel tells that it is somebody else's.
 static ATTACHING: RwLock<()> = RwLock::new(());
 
+/// A program of this workspace, as the tests' build made it: `cargo test --workspace` builds all of them.
+///
+/// # Panics
+/// It is not built.
+pub fn program(name: &str) -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let found = test.ancestors().nth(2).unwrap().join(name);
+    assert!(found.exists(), "{} is missing: cargo build --workspace builds it", found.display());
+    found
+}
+
 /// Runs `command` to its end.
 ///
 /// # Errors

@@ -6,10 +6,12 @@
 //! - [`http`]: a small server for probes and metrics on a thread of its own.
 //! - [`logs`]: text for people, JSON for collectors, levels as klog counts them.
 //! - [`metrics`]: the text that Prometheus reads.
+//! - `peer`: connections to upload servers and proxies (feature `push`).
 //! - `push`: a client that sends a file to an upload server and continues after broken connections (feature `push`).
 //! - [`route`]: methods and paths to handlers, bodies with a bound.
 //! - [`server`]: connections, their limits, HTTP/1 and HTTP/2.
 //! - [`signals`]: SIGTERM and SIGINT as a call.
+//! - `start`: arguments, log flags, the provider of TLS (feature `flags`).
 //! - [`tls`]: identities from files, from memory or self-signed; reload.
 //! - [`trust`]: a client that does not verify its server.
 //! - [`upgrade`]: streams in place of an HTTP/1 connection.
@@ -24,10 +26,14 @@ pub mod http;
 pub mod logs;
 pub mod metrics;
 #[cfg(feature = "push")]
+pub mod peer;
+#[cfg(feature = "push")]
 pub mod push;
 pub mod route;
 pub mod server;
 pub mod signals;
+#[cfg(feature = "flags")]
+pub mod start;
 pub mod tls;
 pub mod trust;
 pub mod upgrade;

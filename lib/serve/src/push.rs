@@ -25,24 +25,16 @@ use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, LOCATION};
 use http::request::Builder;
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt, Either, Empty, Limited};
-use hyper_util::rt::TokioIo;
-use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
-use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
-use tokio_rustls::client::TlsStream;
 
 use crate::body::{self, Made};
+use crate::peer;
 use crate::trust::TrustEverybody;
 
 /// Pause before the next attempt, and between two questions whether a server has finished.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Bytes of an answer that are read.
 const ANSWER_MAX: usize = 64 << 10;
-/// Longest wait for a connection, and for its handshake.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Bytes that wait in a connection because the other end does not read: one record of TLS.
-const UNSENT: usize = 16 << 10;
 
 /// Why an upload failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -302,7 +294,8 @@ impl<T: Tokens> Site<T> {
     /// Sends a request over a connection of its own.
     async fn send(&self, request: Request<Either<Made, Empty<Bytes>>>) -> Result<Answer> {
         let name = self.host.trim_start_matches('[').trim_end_matches(']');
-        let stream = secure(dial(name, self.port).await?, name, &self.tls).await?;
+        let stream = peer::dial((name, self.port)).await.map_err(failed)?;
+        let stream = peer::secure(stream, name, Arc::clone(&self.tls)).await.map_err(failed)?;
         let broke = |e| Error::with(Kind::Unreachable, "the connection broke", e);
         let (mut sender, connection) = hyper::client::conn::http1::handshake(stream).await.map_err(broke)?;
         let connection = tokio::spawn(connection);
@@ -321,6 +314,13 @@ impl<T: Tokens> Site<T> {
         connection.abort();
         answered
     }
+}
+
+fn failed(error: peer::Error) -> Error {
+    error.map_kind(|kind| match kind {
+        peer::Kind::Usage => Kind::Usage,
+        peer::Kind::Unreachable => Kind::Unreachable,
+    })
 }
 
 /// The volume is filled. Unless this client has sent everything, another one filled it.
@@ -398,36 +398,6 @@ pub fn tls(roots: Option<RootCertStore>) -> std::result::Result<Arc<ClientConfig
         None => builder.dangerous().with_custom_certificate_verifier(Arc::new(TrustEverybody(provider))),
     };
     Ok(Arc::new(config.with_no_client_auth()))
-}
-
-async fn dial(host: &str, port: u16) -> Result<TcpStream> {
-    let failed = || format!("cannot connect to {host}:{port}");
-    match tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect((host, port))).await {
-        Ok(Ok(stream)) => {
-            crate::server::tune(&stream);
-            Ok(stream)
-        }
-        Ok(Err(error)) => Err(Error::with(Kind::Unreachable, failed(), error)),
-        Err(_) => Err(Error::new(Kind::Unreachable, failed() + ": no answer")),
-    }
-}
-
-async fn secure(
-    stream: TcpStream,
-    host: &str,
-    tls: &Arc<ClientConfig>,
-) -> Result<TokioIo<TlsStream<TcpStream>>> {
-    let name = ServerName::try_from(host.to_owned())
-        .map_err(|error| Error::with(Kind::Usage, format!("{host} is not the name of a server"), error))?;
-    let connected = TlsConnector::from(Arc::clone(tls)).connect(name, stream);
-    match tokio::time::timeout(CONNECT_TIMEOUT, connected).await {
-        Ok(Ok(mut stream)) => {
-            stream.get_mut().1.set_buffer_limit(Some(UNSENT));
-            Ok(TokioIo::new(stream))
-        }
-        Ok(Err(error)) => Err(Error::with(Kind::Unreachable, format!("no TLS with {host}"), error)),
-        Err(_) => Err(Error::new(Kind::Unreachable, format!("no TLS with {host}: no answer"))),
-    }
 }
 
 #[cfg(test)]

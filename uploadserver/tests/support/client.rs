@@ -1,4 +1,4 @@
-//! An HTTP/1.1 client over TLS that sends what it is told and no more, and reads one answer after the other.
+//! An HTTP/1.1 client over TLS that sends given bytes and no more, and reads one answer after the other.
 
 #![allow(clippy::unwrap_used, reason = "a failure here is a failed test")]
 

@@ -1,5 +1,5 @@
-//! What the tests of the built program share: a pod of it, certificates, and a client over real TLS that sends what it is
-//! told, byte by byte. Filesystems, loop devices and disks are those of other packages' tests.
+//! Shared by the tests of uploadserver, uploadproxy and clone-source: a pod of the built server, certificates, and a client
+//! over real TLS that sends given bytes. Filesystems, loop devices and disks are those of other packages' tests.
 
 #![allow(dead_code, reason = "each test binary uses its part of this module")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failure here is a failed test")]
@@ -22,10 +22,7 @@ use std::time::{Duration, Instant};
 use sha2::{Digest, Sha256};
 
 pub(crate) mod client;
-#[cfg(feature = "proxy")]
-pub(crate) mod cluster;
-#[cfg(feature = "proxy")]
-pub(crate) mod proxy;
+pub(crate) mod door;
 pub(crate) mod tls;
 
 use client::Client;
@@ -48,18 +45,18 @@ pub(crate) struct Pod {
     process: Child,
 }
 
-/// What a pod is made of.
+/// Parts of a pod.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Setup<'a> {
     /// The volume's mount, if it is one of its own.
     pub(crate) volume: Option<&'a Path>,
     /// The device, if the volume is one.
     pub(crate) device: Option<&'a Path>,
-    /// Who signs its certificates, if it is not to be somebody of its own.
+    /// The authority of its certificates, if it is not one of its own.
     pub(crate) authority: Option<Arc<Authority>>,
     /// The name in its certificate, if it is not the usual one.
     pub(crate) host: Option<&'a str>,
-    /// Variables beside the contract's usual ones, or over them.
+    /// Further variables, and replacements of the contract's usual ones.
     pub(crate) variables: Vec<(&'a str, String)>,
 }
 
@@ -90,13 +87,13 @@ impl Pod {
         fs::write(path("tls.key"), key).unwrap();
         fs::write(path("ca.crt"), authority.certificate()).unwrap();
         let text = |name: &str| path(name).to_str().unwrap().to_owned();
-        let process = Command::new(env!("CARGO_BIN_EXE_uploadserver"))
+        let process = Command::new(places::program("uploadserver"))
             .arg("-v=1")
             .env_clear()
             .envs([
                 ("FERROVIRT_UPLOADSERVER_ROOT", folder.path().to_str().unwrap().to_owned()),
                 ("LISTEN_ADDRESS", "127.0.0.1".to_owned()),
-                // One that is free; the log tells it.
+                // A free port, which the log names.
                 ("LISTEN_PORT", "0".to_owned()),
                 ("TLS_CERT_FILE", text("tls.crt")),
                 ("TLS_KEY_FILE", text("tls.key")),

@@ -41,7 +41,7 @@ impl Authority {
     }
 }
 
-/// A client that shows this certificate, if any, and believes every server.
+/// A client that shows this certificate, if any, and trusts every server.
 pub(crate) fn client(identity: Option<&(String, String)>) -> Arc<ClientConfig> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let config = ClientConfig::builder_with_provider(provider.clone())

@@ -1,0 +1,105 @@
+//! Connections to upload servers and proxies: an address, then TLS. Not here: requests ([`crate::push`]), and whom a program
+//! trusts or which certificate it shows, which its configuration of TLS says.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tokio::net::{TcpStream, ToSocketAddrs};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+/// Longest wait for a connection, and for its handshake.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest wait for one port before the next one is tried.
+const NEXT_PORT: Duration = Duration::from_secs(3);
+/// Bytes that wait in a connection because the other end does not read: one record of TLS.
+const UNSENT: usize = 16 << 10;
+
+/// Why there is no connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The name or the certificates are malformed.
+    Usage,
+    /// The server does not answer, or is not the one that was asked for.
+    Unreachable,
+}
+
+/// Why there is no connection.
+pub type Error = error::Error<Kind>;
+type Result<T> = std::result::Result<T, Error>;
+
+/// One connection.
+pub type Stream = TokioIo<TlsStream<TcpStream>>;
+
+/// The authorities of a text in PEM.
+///
+/// # Errors
+/// [`Kind::Usage`]: it holds no certificate, or one that is malformed.
+pub fn roots(pem: &[u8]) -> Result<RootCertStore> {
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(pem) {
+        let certificate = certificate
+            .map_err(|error| Error::with(Kind::Usage, "the authorities' certificates are not PEM", error))?;
+        roots
+            .add(certificate)
+            .map_err(|error| Error::with(Kind::Usage, "a certificate is not one of an authority", error))?;
+    }
+    match roots.is_empty() {
+        true => Err(Error::new(Kind::Usage, "no authority's certificate is given")),
+        false => Ok(roots),
+    }
+}
+
+/// Connects to an address, or to a host and port.
+///
+/// # Errors
+/// [`Kind::Unreachable`].
+pub async fn dial(address: impl ToSocketAddrs + Debug + Clone) -> Result<TcpStream> {
+    let failed = || format!("cannot connect to {address:?}");
+    match tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(address.clone())).await {
+        Ok(Ok(stream)) => {
+            crate::server::tune(&stream);
+            Ok(stream)
+        }
+        Ok(Err(error)) => Err(Error::with(Kind::Unreachable, failed(), error)),
+        Err(_) => Err(Error::new(Kind::Unreachable, failed() + ": no answer")),
+    }
+}
+
+/// Connects to the first of a host's ports that answers.
+///
+/// # Errors
+/// [`Kind::Unreachable`].
+pub async fn dial_first(host: &str, ports: [u16; 2]) -> Result<TcpStream> {
+    let mut last = None;
+    for port in ports {
+        match tokio::time::timeout(NEXT_PORT, dial((host, port))).await {
+            Ok(Ok(stream)) => return Ok(stream),
+            Ok(Err(error)) => last = Some(error),
+            Err(_) => {}
+        }
+    }
+    Err(last.unwrap_or_else(|| Error::new(Kind::Unreachable, format!("{host} does not answer"))))
+}
+
+/// Begins TLS with a server that must be `host`.
+///
+/// # Errors
+/// [`Kind::Usage`]: `host` is not a server's name. [`Kind::Unreachable`]: the handshake fails.
+pub async fn secure(stream: TcpStream, host: &str, tls: Arc<ClientConfig>) -> Result<Stream> {
+    let name = ServerName::try_from(host.to_owned())
+        .map_err(|error| Error::with(Kind::Usage, format!("{host} is not the name of a server"), error))?;
+    match tokio::time::timeout(CONNECT_TIMEOUT, TlsConnector::from(tls).connect(name, stream)).await {
+        Ok(Ok(mut stream)) => {
+            stream.get_mut().1.set_buffer_limit(Some(UNSENT));
+            Ok(TokioIo::new(stream))
+        }
+        Ok(Err(error)) => Err(Error::with(Kind::Unreachable, format!("no TLS with {host}"), error)),
+        Err(_) => Err(Error::new(Kind::Unreachable, format!("no TLS with {host}: no answer"))),
+    }
+}

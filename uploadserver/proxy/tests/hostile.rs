@@ -1,0 +1,32 @@
+//! Hostile clients and crowds at the proxy while a good upload runs.
+
+#[path = "support/cluster.rs"]
+mod cluster;
+#[path = "support/proxy.rs"]
+mod proxy;
+#[path = "../../tests/support/mod.rs"]
+mod support;
+
+use proxy::Proxy;
+use support::door::{Door, beside, crowded};
+
+#[test]
+fn upload_succeeds_while_hostile_clients_use_the_proxy() {
+    let proxy = Proxy::new();
+    let mut pod = proxy.pod("disk");
+    let connect = || proxy.connect().unwrap();
+    let bearer = Some(proxy.bearer("disk"));
+    beside(&Door { connect: Box::new(connect), identity: None, bearer }, &mut pod);
+    assert_eq!(proxy.client().request("GET", "/healthz", &[], b"").status, 200, "{}", proxy.log());
+}
+
+#[test]
+fn idle_connections_and_unfinished_heads_delay_no_upload_through_the_proxy() {
+    let proxy = Proxy::new();
+    let mut pod = proxy.pod("disk");
+    let connect = || proxy.connect().unwrap();
+    let bearer = Some(proxy.bearer("disk"));
+    let processes = [("proxy", proxy.process().id()), ("server", pod.process().id())];
+    let door = Door { connect: Box::new(connect), identity: None, bearer };
+    println!("{}", crowded(&door, &mut pod, &processes));
+}
