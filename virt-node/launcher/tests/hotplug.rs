@@ -113,3 +113,41 @@ fn what_cannot_be_attached_is_refused_and_the_guest_goes_on() {
     layout(launcher.ask(Request::AttachDisk(good)).unwrap());
     assert!(has(&launcher, "more"));
 }
+
+#[test]
+fn a_disk_that_is_gone_is_closed_however_often_and_soon_it_is_asked_for() {
+    let (launcher, document) = launched();
+    let worker = launcher.worker();
+    let rounds: u32 = if std::env::var_os("FERROVIRT_SOAK").is_some() { 100 } else { 12 };
+    for round in 0..rounds {
+        let name = format!("more{}", round % 2);
+        let attach =
+            || launcher.ask(Request::AttachDisk(disk(launcher.folder(), &document, &name, Bus::Scsi)));
+        attach().unwrap();
+        assert!(has(&launcher, &name), "{name} is not open");
+        // QEMU takes a device apart after it agreed to: requests of that time must not disturb it.
+        let mut requests = 0;
+        loop {
+            requests += 1;
+            let left = layout(launcher.ask(Request::DetachDisk(name.clone())).unwrap());
+            if !left.has(&format!("disk-{name}")) {
+                break;
+            }
+        }
+        assert!(!has(&launcher, &name), "{name} is still open after {requests} requests");
+    }
+    assert_eq!(launcher.worker(), worker, "{}", launcher.log());
+    // The worker dies while a device goes.
+    for round in 0..rounds.div_ceil(4) {
+        let name = format!("other{round}");
+        launcher.ask(Request::AttachDisk(disk(launcher.folder(), &document, &name, Bus::Scsi))).unwrap();
+        launcher.ask(Request::DetachDisk(name.clone())).unwrap();
+        kill(launcher.worker(), Signal::KILL);
+        launcher.until(State::Running);
+        eventually("the disk is gone", || {
+            let answer = launcher.client().call(Request::DetachDisk(name.clone())).ok()?;
+            (!layout(answer).has(&format!("disk-{name}"))).then_some(())
+        });
+        assert!(!has(&launcher, &name), "{name} is still open");
+    }
+}

@@ -126,10 +126,12 @@ fn disks_come_and_go_while_the_guest_runs() {
         assert_eq!(names(&vm, "/spec/template/spec/volumes"), ["root", "file"]);
         put(namespace, "virtualmachines/vm/removevolume", &json!({"name": "file"})).unwrap();
         until_gone(namespace, "file");
+        assert_eq!(opened(namespace, &disk(&file)), 0, "QEMU still has the file open");
         // A volume of the instance alone stays when the VM's goes.
         until_ready(namespace, "device");
         put(namespace, "virtualmachineinstances/vm/removevolume", &json!({"name": "device"})).unwrap();
         until_gone(namespace, "device");
+        assert_eq!(opened(namespace, &disk(&device)), 0, "QEMU still has the device open");
         PLACE.until(namespace, "no attachment pod is left", || {
             attachment_pods(namespace).is_empty().then_some(())
         });

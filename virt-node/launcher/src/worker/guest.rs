@@ -2,12 +2,13 @@
 //!
 //! Not here: clients, and when the guest ends.
 
+use std::collections::HashMap;
 use std::ffi::c_int;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api::launch::{CpuModel, DiskDevice, DiskFormat, Interface, Launch, Layout, Media, NamedCpu, Slot};
 use api::launcher::{
@@ -29,6 +30,9 @@ use crate::iso::iso;
 
 /// Longest picture of a screen in bytes.
 const PICTURE_MAX: usize = 20 << 20;
+
+/// How soon a guest is asked again to let go of a device.
+const ASK_AGAIN: Duration = Duration::from_secs(10);
 
 /// Why a call is not done.
 pub(super) struct Refusal {
@@ -62,6 +66,13 @@ fn processor(domain: &Domain<'_>, launch: &Launch) -> Option<NamedCpu> {
     }
 }
 
+/// Devices that are to go.
+#[derive(Default)]
+struct Going {
+    /// When the guest was asked last to let go of a device, by our alias.
+    asked: HashMap<String, Instant>,
+}
+
 /// The guest.
 pub(super) struct Guest {
     folder: Folder,
@@ -69,8 +80,8 @@ pub(super) struct Guest {
     happenings: Sender<Happening>,
     /// Tells it its addresses.
     responders: Responders,
-    /// Held while it is started.
-    starting: Mutex<()>,
+    /// Held while it is started or changed.
+    starting: Mutex<Going>,
     /// Whether it was asked to end.
     stopping: AtomicBool,
 }
@@ -82,7 +93,7 @@ impl Guest {
             connection,
             happenings,
             responders: Responders::default(),
-            starting: Mutex::new(()),
+            starting: Mutex::default(),
             stopping: AtomicBool::new(false),
         }
     }
@@ -293,10 +304,15 @@ impl Guest {
     /// Adds a device to what was asked for, and to the guest, unless that has it.
     fn attach(&self, wanted: Device<'_>, add: impl FnOnce(&mut Launch)) -> Result<Answer, Refusal> {
         let invalid = |error: &dyn ToString| Refusal::new(RefusedKind::Invalid, error.to_string());
-        let _alone = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
-        let (running, before) = (self.domain()?, self.document()?);
+        let mut alone = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
+        let (running, mut before) = (self.domain()?, self.document()?);
         if libvirt::has(&running, &wanted.alias())? {
             return Ok(Answer::Layout(before.layout));
+        }
+        // Of a move that was cut short, or of a device that just goes.
+        if !self.forget(&running, &mut before, &wanted.alias(), &mut alone)? {
+            let text = "QEMU has not closed the disk that had this name before";
+            return Err(Refusal::new(RefusedKind::State, text));
         }
         let mut launch = before.clone();
         add(&mut launch);
@@ -328,17 +344,38 @@ impl Guest {
         Ok(Answer::Layout(launch.layout))
     }
 
-    /// Asks the guest to let go of a device. One that it does not have is gone already.
+    /// Asks the guest to let go of a device. One that it does not have is gone already. The layout has the device until
+    /// QEMU has closed its disk.
     fn detach(&self, wanted: Device<'_>) -> Result<Answer, Refusal> {
-        let _alone = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut alone = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
         let (running, mut launch) = (self.domain()?, self.document()?);
-        if libvirt::has(&running, &wanted.alias())? {
-            libvirt::detach(&running, &wanted.alias())?;
-        }
-        if !libvirt::has(&running, &wanted.alias())? {
-            self.forget(&mut launch, &wanted.alias())?;
+        let alias = wanted.alias();
+        if libvirt::has(&running, &alias)? {
+            self.ask_to_let_go(&running, &alias, &mut alone)?;
+        } else {
+            self.forget(&running, &mut launch, &alias, &mut alone)?;
         }
         Ok(Answer::Layout(launch.layout))
+    }
+
+    /// Asks once, and again only after a while, while QEMU has the device: libvirt takes a device that QEMU does not know
+    /// any more for gone, leaves its disk open if QEMU still takes it apart, and libvirt 9.0 ends by an invalid access.
+    fn ask_to_let_go(&self, running: &Domain<'_>, alias: &str, alone: &mut Going) -> Result<(), Refusal> {
+        let before = alone.asked.get(alias);
+        if before.is_some_and(|before| before.elapsed() < ASK_AGAIN) || !libvirt::is_in_qemu(running, alias)?
+        {
+            return Ok(());
+        }
+        let again = before.is_some();
+        alone.asked.insert(alias.to_owned(), Instant::now());
+        match libvirt::detach(running, alias) {
+            Err(failure) if !again => {
+                alone.asked.remove(alias);
+                Err(failure.into())
+            }
+            // It may not be asked again so soon; it was asked before.
+            Ok(()) | Err(_) => Ok(()),
+        }
     }
 
     /// Changes the medium of a CD drive.
@@ -421,23 +458,39 @@ impl Guest {
         Ok(Answer::Status(self.status()?))
     }
 
-    /// Takes a device that is gone out of what was asked for; the next that comes may have its place.
-    fn forget(&self, launch: &mut Launch, alias: &str) -> Result<(), Error> {
+    /// Takes a device that is gone out of what was asked for; the next that comes may have its place. A disk that QEMU cannot
+    /// close yet stays: the answer is false.
+    fn forget(
+        &self,
+        running: &Domain<'_>,
+        launch: &mut Launch,
+        alias: &str,
+        alone: &mut Going,
+    ) -> Result<bool, Refusal> {
+        let disk = launch.disks.iter().find(|disk| Device::Disk(&disk.name).alias() == alias);
+        if let Some(Media::Storage(storage)) = disk.map(|disk| &disk.media)
+            && !libvirt::close(running, &storage.path)?
+        {
+            return Ok(false);
+        }
+        alone.asked.remove(alias);
         launch.disks.retain(|disk| Device::Disk(&disk.name).alias() != alias);
         launch.interfaces.retain(|one| Device::Interface(&one.name).alias() != alias);
         launch.layout.slots.remove(alias);
         launch.layout.units.retain(|unit, _| unit.split_once('/').map_or("", |(_, name)| name) != alias);
-        self.keep(launch)
+        self.keep(launch)?;
+        Ok(true)
     }
 
     /// Remembers that a device is gone. Answers our alias of it.
-    fn removed(&self, device: &str) -> Result<String, Error> {
+    fn removed(&self, device: &str) -> String {
         let alias = libvirt::own_alias(device);
-        let _alone = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(mut launch) = self.folder.launch()? {
-            self.forget(&mut launch, alias)?;
+        let mut alone = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
+        if let (Ok(Some(mut launch)), Ok(running)) = (self.folder.launch(), self.domain()) {
+            // What fails now is done when the device is asked for or asked to go.
+            drop(self.forget(&running, &mut launch, alias, &mut alone));
         }
-        Ok(alias.to_owned())
+        alias.to_owned()
     }
 
     /// What the domain is doing, and what it has; `None`: there is no domain.
@@ -486,9 +539,7 @@ impl Guest {
             libvirt::Happening::Lifecycle { .. } | libvirt::Happening::Changed => {
                 Some(self.status()?).filter(|status| status.state != State::Ended).map(Event::Status)
             }
-            libvirt::Happening::Removed { device } => {
-                Some(Event::Detached { device: self.removed(&device)? })
-            }
+            libvirt::Happening::Removed { device } => Some(Event::Detached { device: self.removed(&device) }),
             libvirt::Happening::Rebooted => Some(Event::Rebooted),
             libvirt::Happening::Watchdog => Some(Event::Watchdog),
             libvirt::Happening::IoError { disk, reason } => Some(Event::IoError { disk, reason }),

@@ -233,7 +233,79 @@ pub(super) fn attach(domain: &Domain<'_>, xml: &str) -> Result<(), Failure> {
     domain.attach(xml, LIVE)
 }
 
-/// By our alias.
+/// Whether QEMU has a device of this alias of ours. One that it takes apart is not there any more, and may still hold its
+/// disk.
+pub(super) fn is_in_qemu(domain: &Domain<'_>, alias: &str) -> Result<bool, Failure> {
+    #[derive(serde::Deserialize)]
+    struct Device {
+        name: String,
+    }
+    let devices: Vec<Device> = ask(domain, "qom-list", &serde_json::json!({"path": "/machine/peripheral"}))?;
+    Ok(devices.iter().any(|device| device.name.strip_prefix(USER_ALIAS) == Some(alias)))
+}
+
+/// A block node of QEMU.
+#[derive(serde::Deserialize)]
+struct Node {
+    #[serde(rename = "node-name", default)]
+    name: String,
+    file: String,
+}
+
+/// Has QEMU close a disk that no device uses; whether it has it open no more. libvirt closes the disk of a device that goes,
+/// and says nothing if QEMU refuses since it still takes the device apart.
+pub(super) fn close(domain: &Domain<'_>, path: &str) -> Result<bool, Failure> {
+    let nodes = || -> Result<Vec<Node>, Failure> {
+        let all: Vec<Node> = ask(domain, "query-named-block-nodes", &serde_json::json!({"flat": true}))?;
+        Ok(all.into_iter().filter(|node| node.file == path).collect())
+    };
+    let open = nodes()?;
+    if open.is_empty() {
+        return Ok(true);
+    }
+    // The format's node, which came later, is on the file's.
+    for node in open.iter().rev() {
+        let closed: Result<serde_json::Value, _> =
+            ask(domain, "blockdev-del", &serde_json::json!({"node-name": node.name}));
+        // In use: it is closed at the next attempt.
+        drop(closed);
+    }
+    Ok(nodes()?.is_empty())
+}
+
+/// A question to QEMU's monitor.
+fn ask<T: serde::de::DeserializeOwned>(
+    domain: &Domain<'_>,
+    command: &str,
+    arguments: &serde_json::Value,
+) -> Result<T, Failure> {
+    let text = serde_json::json!({"execute": command, "arguments": arguments}).to_string();
+    answered(command, &domain.monitor(&text)?)
+}
+
+/// What QEMU's monitor answered.
+fn answered<T: serde::de::DeserializeOwned>(command: &str, answer: &str) -> Result<T, Failure> {
+    #[derive(serde::Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    enum Answer<T> {
+        Return(T),
+        Error { desc: String },
+    }
+    #[derive(serde::Deserialize)]
+    struct Whole<T> {
+        #[serde(flatten)]
+        answer: Answer<T>,
+    }
+    match serde_json::from_str::<Whole<T>>(answer) {
+        Ok(Whole { answer: Answer::Return(value) }) => Ok(value),
+        Ok(Whole { answer: Answer::Error { desc } }) => {
+            Err(Failure(format!("QEMU refuses {command}: {desc}")))
+        }
+        Err(error) => Err(Failure(format!("QEMU's answer to {command} cannot be read: {error}"))),
+    }
+}
+
+/// By our alias. Returns before the device is gone, which the guest may have to agree to.
 pub(super) fn detach(domain: &Domain<'_>, alias: &str) -> Result<(), Failure> {
     domain.detach(&format!("{USER_ALIAS}{alias}"), LIVE)
 }
@@ -352,6 +424,22 @@ mod tests {
         assert_eq!(named_cpu(&xml(text)), Some(NamedCpu { model: "EPYC".to_owned(), features }));
         assert_eq!(named_cpu(&xml("mode='maximum' check='none'>")), None);
         assert_eq!(named_cpu(&xml("mode='custom' match='exact'>\n    <topology/>")), None);
+    }
+
+    #[test]
+    fn answers_of_the_monitor_are_read() {
+        let nodes =
+            "{\"return\": [{\"node-name\": \"a\", \"file\": \"/x\", \"ro\": false}], \"id\": \"libvirt-7\"}";
+        let nodes: Vec<Node> = answered("q", nodes).unwrap();
+        assert_eq!((nodes[0].name.as_str(), nodes[0].file.as_str()), ("a", "/x"));
+        let error = "{\"id\": \"libvirt-8\", \"error\": {\"class\": \"GenericError\", \"desc\": \"Node a is in use\"}}";
+        let error = answered::<serde_json::Value>("blockdev-del", error).unwrap_err();
+        assert_eq!(error.0, "QEMU refuses blockdev-del: Node a is in use");
+        assert!(answered::<serde_json::Value>("q", "").is_err());
+        assert_eq!(
+            answered::<serde_json::Value>("blockdev-del", "{\"return\": {}}").unwrap(),
+            serde_json::json!({})
+        );
     }
 
     #[test]

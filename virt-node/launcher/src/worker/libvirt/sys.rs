@@ -74,6 +74,7 @@ functions! { Libvirt from "libvirt.so.0\0":
 }
 
 functions! { LibvirtQemu from "libvirt-qemu.so.0\0":
+    virDomainQemuMonitorCommand(Object, *const c_char, *mut *mut c_char, c_uint) -> c_int;
     virDomainQemuAgentCommand(Object, *const c_char, c_int, c_uint) -> *mut c_char;
     virConnectDomainQemuMonitorEventRegister(Object, Object, *const c_char, MonitorEvent, Object, Option<Callback>, c_uint) -> c_int;
 }
@@ -376,6 +377,17 @@ impl Domain<'_> {
         let (path, call) = (text(path)?, self.connection.libvirt.virDomainBlockResize);
         // SAFETY: the domain and the text are valid.
         self.connection.done(unsafe { call(self.object.as_ptr(), path.as_ptr(), size, flags) })
+    }
+
+    /// A command for QEMU's monitor, and its answer; both are JSON. It waits for what libvirt does with the domain.
+    pub(crate) fn monitor(&self, command: &str) -> Result<String, Failure> {
+        let (command, call) = (text(command)?, self.connection.qemu.virDomainQemuMonitorCommand);
+        let mut answer = null_mut();
+        // SAFETY: the domain and the text are valid; what is put into `answer` is ours to free.
+        unsafe {
+            self.connection.done(call(self.object.as_ptr(), command.as_ptr(), &raw mut answer, 0))?;
+            self.connection.taken(answer)
+        }
     }
 
     /// A command for the guest agent, and its answer, waited for so many seconds.
