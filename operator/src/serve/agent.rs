@@ -72,6 +72,9 @@ impl Agents {
     }
 
     /// Sends a request about an instance; gives status and body of the agent's answer.
+    ///
+    /// # Errors
+    /// The agent cannot be reached, or refuses: with its status code and message.
     pub(super) async fn ask(
         &self,
         node: &str,
@@ -83,7 +86,8 @@ impl Agents {
         let request = Request::builder().method(method).header(CONTENT_TYPE, "application/json");
         let answer = self.send(node, request, key, path, body).await?;
         let code = answer.status();
-        Ok((code, whole(node, answer).await?))
+        let body = whole(node, answer).await?;
+        if code.is_success() { Ok((code, body)) } else { Err(refused(node, code, &body)) }
     }
 
     /// Opens a stream to a guest.
@@ -97,16 +101,7 @@ impl Agents {
         let answer = self.send(node, request, key, path, Bytes::new()).await?;
         let code = answer.status();
         if code != StatusCode::SWITCHING_PROTOCOLS {
-            let body = whole(node, answer).await?;
-            #[derive(Deserialize)]
-            struct Said {
-                message: String,
-            }
-            let said = serde_json::from_slice::<Said>(&body).map(|said| said.message);
-            return Err(Refusal::new(
-                code,
-                said.unwrap_or_else(|_| format!("the agent of node {node} answers {code}")),
-            ));
+            return Err(refused(node, code, &whole(node, answer).await?));
         }
         let upgraded = hyper::upgrade::on(answer).await;
         let upgraded = upgraded.map_err(|error| unavailable(format!("the agent of node {node}: {error}")))?;
@@ -163,8 +158,49 @@ impl Agents {
     }
 }
 
+/// An agent's refusal as one of the API: the agent answers an object with a message, without the fields of a Status. A code
+/// that is no error, such as a redirect, is the agent's mistake.
+fn refused(node: &str, code: StatusCode, body: &[u8]) -> Refusal {
+    #[derive(Deserialize)]
+    struct Said {
+        message: String,
+    }
+    let said = serde_json::from_slice::<Said>(body).map(|said| said.message);
+    let text = said.unwrap_or_else(|_| format!("the agent of node {node} answers {code}"));
+    let error = code.is_client_error() || code.is_server_error();
+    Refusal::new(if error { code } else { StatusCode::BAD_GATEWAY }, text)
+}
+
 async fn whole(node: &str, answer: Response<Incoming>) -> Result<Bytes, Refusal> {
     let body = timeout(ANSWER_TIMEOUT, Limited::new(answer.into_body(), MOST_ANSWER).collect()).await;
     let broken = || unavailable(format!("the answer of the agent of node {node} is incomplete or too long"));
     Ok(body.map_err(|_| broken())?.map_err(|_| broken())?.to_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn refusal_of_an_agent_becomes_a_status_object() {
+        for (code, body, wanted, reason, message) in [
+            (409, "{\"message\": \"the guest is not paused\"}", 409, "Conflict", "the guest is not paused"),
+            (503, "<html>", 503, "ServiceUnavailable", "the agent of node a answers 503 Service Unavailable"),
+            (404, "", 404, "NotFound", "the agent of node a answers 404 Not Found"),
+            (302, "{}", 502, "InternalError", "the agent of node a answers 302 Found"),
+        ] {
+            let answer = refused("a", StatusCode::from_u16(code).unwrap(), body.as_bytes()).answer();
+            assert_eq!(answer.status().as_u16(), wanted);
+            let body = answer.into_body().collect().await.unwrap().to_bytes();
+            let body: Value = serde_json::from_slice(&body).unwrap();
+            let fields = [&body["kind"], &body["status"], &body["reason"], &body["message"], &body["code"]];
+            assert_eq!(
+                fields,
+                [&json!("Status"), &json!("Failure"), &json!(reason), &json!(message), &json!(wanted)]
+            );
+        }
+    }
 }
