@@ -48,6 +48,10 @@ impl Controller {
             self.queue.add(Item::Claim(target));
             return Ok(Outcome::Done);
         }
+        if target.phase == Phase::Pending && target.meta.annotation(names::POPULATED_FOR).is_some() {
+            // A backup tool restored it with its content: it is not filled again.
+            return Ok(Outcome::Done);
+        }
         let populated = datavolume::plan::is_populated(&target);
         let written_name = if populated { names::prime(&target.meta.uid) } else { target.meta.name.clone() };
         let prime_key = Key::new(key.namespace(), &written_name);
