@@ -1,5 +1,5 @@
-//! The bridge CNI plugin and its family for virtual machines, in one static program: `bridge`, `tuning`, `host-local`,
-//! `static`, `loopback`, `tap`, chosen by the name the program is called by, and the same names with `cnv-` before them.
+//! The bridge CNI plugin and its family for virtual machines, in one static program: `bridge`, `tuning`, `bandwidth`,
+//! `host-local`, `static`, `loopback`, `tap`, chosen by the name the program is called by, and the same names with `cnv-` before them.
 //! Called `cni`, it installs itself and looks at the node.
 //!
 //! A plugin process lives for a few milliseconds: no async runtime, no threads, few system calls. What is asked comes
@@ -9,6 +9,7 @@
 //!
 //! Not here: anything that lives longer than a call, and any knowledge of Kubernetes.
 
+mod bandwidth;
 mod bridge;
 mod check_node;
 mod command;
@@ -35,7 +36,8 @@ pub use error::{Error, Kind};
 use protocol::{Answer, Environment, Outcome, Plugin, Verb, Version};
 
 /// The names of the plugins, each also with `cnv-` before it.
-pub(crate) const PLUGINS: [&str; 6] = ["bridge", "host-local", "loopback", "static", "tap", "tuning"];
+pub(crate) const PLUGINS: [&str; 7] =
+    ["bandwidth", "bridge", "host-local", "loopback", "static", "tap", "tuning"];
 
 /// Runs the plugin that the program's name asks for, and answers on standard output.
 pub fn run(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
@@ -58,6 +60,7 @@ pub fn run(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
 /// The plugin of a file's name.
 fn plugin(name: &str) -> Option<Box<dyn Plugin>> {
     Some(match name.strip_prefix("cnv-").unwrap_or(name) {
+        "bandwidth" => Box::new(bandwidth::Bandwidth),
         "bridge" => Box::new(bridge::Bridge),
         "host-local" => Box::new(ipam::HostLocal),
         "loopback" => Box::new(loopback::Loopback),

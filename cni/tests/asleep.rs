@@ -42,6 +42,7 @@ fn a_table_that_sleeps_protects_nobody() {
         let plain = host.with_ranges(&json!([[{"subnet": "10.77.0.0/24"}]]), json!({}));
         let mut config = plain.clone();
         config[key] = json!(true);
+        config["spoofchkBackend"] = json!("nftables");
         let result = host.add(&pod, &config).result();
         let nft = |words: String| host.namespace.run("nft", &words.split(' ').collect::<Vec<_>>());
         nft(format!("add table {table} {{ flags dormant; }}"));
@@ -75,7 +76,7 @@ fn a_table_that_sleeps_protects_nobody() {
 fn nobody_suffers_where_nobody_is() {
     let (host, pod) = (Host::new(), Namespace::new());
     host.namespace.run("nft", &["add", "table", "bridge", "nat", "{", "flags", "dormant;", "}"]);
-    let config = bridge_with(json!({"macspoofchk": true}));
+    let config = bridge_with(json!({"macspoofchk": true, "spoofchkBackend": "nftables"}));
     assert_eq!(host.make(&host.call("STATUS", &pod, &config)).error().0, 50);
     assert_eq!(host.add(&pod, &config).error().0, 101);
     assert!(host.namespace.names().is_empty());

@@ -11,7 +11,10 @@ use support::{Host, Namespace, with};
 #[test]
 fn a_list_that_is_not_understood_collects_nothing() {
     let (host, pod) = (Host::new(), Namespace::new());
-    let config = host.with_ranges(&json!([[{"subnet": "10.77.0.0/24"}]]), json!({"macspoofchk": true}));
+    let config = host.with_ranges(
+        &json!([[{"subnet": "10.77.0.0/24"}]]),
+        json!({"macspoofchk": true, "spoofchkBackend": "nftables"}),
+    );
     host.add(&pod, &config).result();
     let state =
         || (host.namespace.names(), host.namespace.run("nft", &["list", "ruleset"]), walk(&host.networks()));

@@ -12,7 +12,10 @@ use support::{Host, Namespace, bridge_with};
 fn a_pair_whose_both_ends_have_other_names_goes() {
     for pod_is_known in [true, false] {
         let (host, pods) = (Host::new(), [Namespace::new(), Namespace::new()]);
-        let config = host.with_ranges(&json!([[{"subnet": "10.77.0.0/24"}]]), json!({"macspoofchk": true}));
+        let config = host.with_ranges(
+            &json!([[{"subnet": "10.77.0.0/24"}]]),
+            json!({"macspoofchk": true, "spoofchkBackend": "nftables"}),
+        );
         host.add(&pods[0], &config).result();
         let port = host.namespace.names().into_iter().find(|name| name.starts_with("veth")).unwrap();
         let mut other = host.call("ADD", &pods[1], &config);
@@ -42,7 +45,7 @@ fn a_pair_whose_both_ends_have_other_names_goes() {
 #[test]
 fn what_no_add_took_for_its_length_goes() {
     let (host, pod) = (Host::new(), Namespace::new());
-    let config = bridge_with(json!({"macspoofchk": true}));
+    let config = bridge_with(json!({"macspoofchk": true, "spoofchkBackend": "nftables"}));
     for length in [111, 112, 116, 117, 232, 238, 255, 300, 5000] {
         for verb in ["ADD", "DEL"] {
             let mut call = host.call(verb, &pod, &config);

@@ -91,7 +91,10 @@ fn a_failing_add_leaves_no_rule() {
     let (host, pod) = (Host::new(), Namespace::new());
     host.namespace.ip("link add br0 up type bridge");
     host.namespace.ip("addr add 10.9.9.9/24 dev br0");
-    let config = four(&host, json!({"isGateway": true, "macspoofchk": true, "ipMasq": true}));
+    let config = four(
+        &host,
+        json!({"isGateway": true, "macspoofchk": true, "spoofchkBackend": "nftables", "ipMasq": true}),
+    );
     assert_eq!(host.add(&pod, &config).error().0, 101);
     let all = host.namespace.run("nft", &["list", "ruleset"]);
     assert!(!all.contains("net1") && !all.contains("10.1.2."), "{all}");

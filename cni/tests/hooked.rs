@@ -47,7 +47,10 @@ fn nft(host: &Host, text: &str) {
 }
 
 fn config(host: &Host, key: &str) -> Value {
-    host.with_ranges(&json!([[{"subnet": "10.77.0.0/24"}]]), json!({key: true, "ipMasqBackend": "nftables"}))
+    host.with_ranges(
+        &json!([[{"subnet": "10.77.0.0/24"}]]),
+        json!({key: true, "ipMasqBackend": "nftables", "spoofchkBackend": "nftables"}),
+    )
 }
 
 #[test]

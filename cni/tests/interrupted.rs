@@ -288,7 +288,7 @@ fn a_bridge_with_port_settings() {
 
 #[test]
 fn a_bridge_with_a_spoof_check() {
-    cut_short(|_, _| Kind::new(bridge_with(json!({"macspoofchk": true}))));
+    cut_short(|_, _| Kind::new(bridge_with(json!({"macspoofchk": true, "spoofchkBackend": "nftables"}))));
 }
 
 #[test]

@@ -53,7 +53,12 @@ fn rows() -> Vec<Row> {
         row(false, json!({"promiscMode": true}), Bridge("/flags"), "PROMISC"),
         row(false, json!({"portIsolation": true}), HostEnd("/linkinfo/info_slave_data/isolated"), "true"),
         row(false, json!({"disableContainerInterface": true}), PodEnd("/operstate"), "DOWN"),
-        row(false, json!({"macspoofchk": true}), Node("nft list table bridge nat"), "macspoofchk-c1-net1"),
+        row(
+            false,
+            json!({"macspoofchk": true, "spoofchkBackend": "nftables"}),
+            Node("nft list table bridge nat"),
+            "macspoofchk-c1-net1",
+        ),
         row(false, json!({"runtimeConfig": {"mac": mac}}), PodEnd("/address"), mac),
         row(false, json!({"args": {"cni": {"mac": mac}}}), PodEnd("/address"), mac),
         Row {

@@ -73,9 +73,7 @@ impl Tool {
     fn new(plugins: &Value) -> Self {
         let (host, pod) = (Host::new(), Namespace::new());
         let folder = host.folder.path();
-        for name in ["portmap", "bandwidth"] {
-            std::os::unix::fs::symlink(peer(name), folder.join(name)).unwrap();
-        }
+        std::os::unix::fs::symlink(peer("portmap"), folder.join("portmap")).unwrap();
         let network = pod.path().replace("/run/netns/", "");
         let list = json!({"cniVersion": "1.1.0", "name": network, "plugins": plugins});
         std::fs::create_dir(folder.join("net.d")).unwrap();
@@ -120,7 +118,9 @@ fn cnitool_drives_a_chain() {
     let tuning = json!({
         "type": "cnv-tuning", "capabilities": {"mac": true}, "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"},
     });
-    let tool = Tool::new(&json!([{"type": "cnv-bridge", "bridge": "br0", "macspoofchk": true}, tuning]));
+    let tool = Tool::new(
+        &json!([{"type": "cnv-bridge", "bridge": "br0", "macspoofchk": true, "spoofchkBackend": "nftables"}, tuning]),
+    );
     let run = |verb: &str| tool.run(verb, "IgnoreUnknown=1;K8S_POD_NAME=p", &json!({"mac": MAC}));
     run("status");
     let result: Value = serde_json::from_slice(&run("add")).unwrap();

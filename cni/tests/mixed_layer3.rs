@@ -154,7 +154,7 @@ fn with_spoof_check_and_masquerading() {
     for turn in 0..4 {
         let (host, pod) = (Host::new(), Namespace::new());
         let keys = json!({
-            "isDefaultGateway": true, "macspoofchk": true, "ipMasq": true, "ipMasqBackend": "nftables",
+            "isDefaultGateway": true, "macspoofchk": true, "spoofchkBackend": "nftables", "ipMasq": true, "ipMasqBackend": "nftables",
         });
         let config = four(&host, keys);
         let call = |verb: &str, ours: bool, config: &Value| {

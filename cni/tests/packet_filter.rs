@@ -43,7 +43,8 @@ fn of_attachments(host: &Host) -> Vec<Value> {
 }
 
 fn checked() -> Value {
-    with(&with(&bridge(), "macspoofchk", json!(true)), "runtimeConfig", json!({"mac": MAC}))
+    let rules = with(&with(&bridge(), "macspoofchk", json!(true)), "spoofchkBackend", json!("nftables"));
+    with(&rules, "runtimeConfig", json!({"mac": MAC}))
 }
 
 fn check_of(host: &Host, verb: &str, pod: &Namespace, config: &Value, container: &str) -> Call {

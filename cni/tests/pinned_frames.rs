@@ -16,7 +16,7 @@ const FOREIGN_LINK_LOCAL: &str = "fe80::99";
 fn config(keys: &Value) -> Value {
     let addresses = json!([{"address": "10.1.2.3/24"}, {"address": "fd00::3/64"}]);
     let mut config = bridge_with(json!({
-        "ipspoofchk": true, "macspoofchk": true, "runtimeConfig": {"mac": MAC},
+        "ipspoofchk": true, "macspoofchk": true, "spoofchkBackend": "nftables", "runtimeConfig": {"mac": MAC},
         "ipam": {"type": "static", "addresses": addresses},
     }));
     config.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());

@@ -19,14 +19,19 @@ fn status(host: &Host, config: &Value) -> Answer {
 #[test]
 fn asking_for_rules_makes_none() {
     let host = Host::new();
-    for keys in [json!({"macspoofchk": true}), json!({"ipMasq": true}), json!({"ipMasq": true, "vlan": 0})] {
+    for keys in [
+        json!({"macspoofchk": true, "spoofchkBackend": "nftables"}),
+        json!({"ipMasq": true}),
+        json!({"ipMasq": true, "vlan": 0}),
+    ] {
         status(&host, &with_address(&host, keys)).result();
     }
     assert_eq!(host.namespace.run("nft", &["list", "ruleset"]), "");
     assert!(host.namespace.names().is_empty());
     // And none goes that is there.
     let pod = Namespace::new();
-    let all = with_address(&host, json!({"macspoofchk": true, "ipMasq": true}));
+    let all =
+        with_address(&host, json!({"macspoofchk": true, "spoofchkBackend": "nftables", "ipMasq": true}));
     host.add(&pod, &all).result();
     let before = host.namespace.run("nft", &["-a", "list", "ruleset"]);
     status(&host, &all).result();
@@ -50,7 +55,7 @@ fn a_kernel_without_a_packet_filter() {
         command.arg(&call.plugin);
         host.run(command, &call)
     };
-    for keys in [json!({"macspoofchk": true}), json!({"ipMasq": true})] {
+    for keys in [json!({"macspoofchk": true, "spoofchkBackend": "nftables"}), json!({"ipMasq": true})] {
         let config = with_address(&host, keys);
         let (code, words) = without("STATUS", &config).error();
         assert!(code == 50 && words.contains("nf_tables"), "{code}: {words}");
@@ -59,7 +64,8 @@ fn a_kernel_without_a_packet_filter() {
         // What is not there need not be removed; a pod can always go.
         without("DEL", &config).result();
     }
-    let (code, words) = without("ADD", &bridge_with(json!({"macspoofchk": true}))).error();
+    let (code, words) =
+        without("ADD", &bridge_with(json!({"macspoofchk": true, "spoofchkBackend": "nftables"}))).error();
     assert!(code == 100 && words.contains("nf_tables"), "{code}: {words}");
     assert!(host.namespace.names().is_empty());
 }

@@ -10,7 +10,7 @@ use crate::bridge::addressing::Addressing;
 use crate::bridge::config::Config;
 use crate::bridge::identity::{self, NAMES};
 use crate::bridge::plan::{BridgeStep, Found, Plan};
-use crate::bridge::{gateway, pod, status};
+use crate::bridge::{gateway, lock, pod, status};
 use crate::error::{Error, Kind};
 use crate::ipam::Ipam;
 use crate::netlink::{Address, Answer, Event, Flag, Link, Request, Router};
@@ -111,7 +111,7 @@ fn attach(
         addressing = Some(leased(config, ipam, call, before, lease)?);
     }
     // Before there is a link, so that no frame passes unchecked.
-    if config.spoof_check {
+    if config.spoof_check && !config.lock_port {
         check_spoofing(&plan, call, host, undo)?;
     }
     if let Some(addressing) = addressing.as_ref().filter(|_| config.pin_addresses) {
@@ -119,6 +119,10 @@ fn attach(
     }
     let bridge = prepare_bridge(&plan.bridge, host, undo)?;
     let wired = wire(&plan, &bridge, sides.pod, host, undo)?;
+    if config.lock_port && !lock::is_locked(&wired) {
+        // An old kernel passed over it. The port is still down.
+        check_spoofing(&plan, call, host, undo)?;
+    }
     let (name, pod_index) = (&plan.pair.pod_name, wired.peer);
     let configure = |addressing: &Addressing| {
         let index = pod_index.ok_or_else(odd)?;
@@ -332,12 +336,20 @@ fn wire(
 /// VLANs come before the port's first frame. Both links as they are then.
 fn finish(plan: &Plan, host_end: &Link, bridge: &Link, host: &mut Router) -> Result<(Link, Link), Error> {
     let (index, name) = (host_end.index, &plan.pair.host_name);
+    let is_locked = lock::is_locked(host_end);
     let mut requests = Vec::new();
     if !plan.leave.is_empty() {
         requests.push(Link::leave_vlans(index, &plan.leave, format!("take {name} out of the default VLAN")));
     }
     if !plan.join.is_empty() {
         requests.push(Link::join_vlans(index, &plan.join, format!("put {name} into its VLANs")));
+    }
+    if is_locked {
+        // An address is fixed in VLANs that the port is in.
+        for answer in host.exchange(std::mem::take(&mut requests))? {
+            answer.done()?;
+        }
+        lock::fix(host_end, plan.pair.pod_mac, plan.fixed_in.as_deref(), host)?;
     }
     requests.push(Link::switch(index, Flag::Up, true, format!("set {name} up")));
     show(host_end, bridge, requests, host)

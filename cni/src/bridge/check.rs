@@ -6,7 +6,8 @@ use ipnet::IpNet;
 use crate::bridge::apply::{find, present};
 use crate::bridge::config::Config;
 use crate::bridge::identity::{self, NAMES};
-use crate::bridge::plan::gateway_link;
+use crate::bridge::lock;
+use crate::bridge::plan::{gateway_link, locked_in};
 use crate::error::{Error, Kind};
 use crate::netlink::{Address, KernelRoute, Link, PortSettings, Router};
 use crate::nft::{AddressPins, Allowed, Masquerading, SpoofCheck};
@@ -35,7 +36,10 @@ pub(crate) fn check(config: &Config, call: &Call) -> Result<(), Error> {
     let bridge = check_bridge(config, &previous, &mut host)?;
     let host_end = host_end(config, call, &previous, &mut host)?;
     check_port(config, &bridge, &host_end)?;
-    if config.spoof_check {
+    if config.lock_port && lock::is_locked(&host_end) {
+        let vlans = locked_in(config, &bridge);
+        lock::check(&host_end, pod_end, vlans.as_deref(), &mut host)?;
+    } else if config.spoof_check {
         let check = SpoofCheck::new(&call.network, &call.attachment);
         check.check(&mut Filter::open()?, &host_end.name)?;
     }
@@ -121,8 +125,9 @@ fn check_port(config: &Config, bridge: &Link, host_end: &Link) -> Result<(), Err
     if let Some(mtu) = config.mtu.filter(|mtu| host_end.mtu != *mtu) {
         return Err(Error::mismatch(format!("{name} has the MTU {}, and was made with {mtu}", host_end.mtu)));
     }
-    let wanted = PortSettings { hairpin: config.hairpin, isolated: config.isolated };
-    if host_end.port.is_some_and(|found| found != wanted) {
+    let wanted =
+        |found: PortSettings| PortSettings { hairpin: config.hairpin, isolated: config.isolated, ..found };
+    if host_end.port.is_some_and(|found| found != wanted(found)) {
         return Err(Error::mismatch(format!(
             "{name} has other settings of hairpin or isolation than configured"
         )));

@@ -27,6 +27,8 @@ pub(crate) struct Config {
     pub(crate) pod_end_down: bool,
     /// `macspoofchk`.
     pub(crate) spoof_check: bool,
+    /// `spoofchkBackend`, ours: `bridge` where the kernel can, unless it is `nftables`.
+    pub(crate) lock_port: bool,
     /// `ipspoofchk`, ours: what comes from the pod must bear the addresses that IPAM gave it.
     pub(crate) pin_addresses: bool,
     /// `anyLinkLocal`, ours: with `ipspoofchk`, any address of fe80::/10 too.
@@ -81,6 +83,7 @@ impl Config {
             isolated: keys.boolean("portIsolation")?,
             pod_end_down: keys.boolean("disableContainerInterface")?,
             spoof_check: keys.boolean("macspoofchk")?,
+            lock_port: lock_port(keys)?,
             pin_addresses: keys.boolean("ipspoofchk")?,
             any_link_local: keys.boolean("anyLinkLocal")?,
             vlans: Vlans::parse(keys)?,
@@ -147,6 +150,19 @@ fn masquerade(keys: &Object) -> Result<Option<Backend>, Error> {
         }
     };
     Ok(keys.boolean("ipMasq")?.then_some(backend))
+}
+
+/// A locked port of the bridge unless the configuration says otherwise: it costs nothing per frame of other ports.
+fn lock_port(keys: &Object) -> Result<bool, Error> {
+    let wanted = keys.boolean("macspoofchk")?;
+    match keys.text("spoofchkBackend")? {
+        None | Some("" | "bridge") => Ok(wanted),
+        Some("nftables") => Ok(false),
+        Some(other) => {
+            let other = other.escape_debug();
+            Err(Error::config(format!("\"spoofchkBackend\" is bridge or nftables, not \"{other}\"")))
+        }
+    }
 }
 
 /// `runtimeConfig.mac`, else `args.cni.mac`, else `MAC` of CNI_ARGS.

@@ -13,6 +13,7 @@ mod config;
 mod delete;
 mod gateway;
 pub(crate) mod identity;
+mod lock;
 mod plan;
 mod pod;
 mod status;

@@ -32,6 +32,8 @@ pub(crate) struct Plan {
     pub(crate) port: Option<PortSettings>,
     pub(crate) leave: Vec<VlanRange>,
     pub(crate) join: Vec<VlanRange>,
+    /// The VLANs that a locked port's address is fixed in; `None`: the bridge does not filter VLANs.
+    pub(crate) fixed_in: Option<Vec<VlanRange>>,
     /// Where the gateway's addresses go instead of the bridge.
     pub(crate) vlan_gateway: Option<VlanGateway>,
 }
@@ -73,12 +75,14 @@ impl Plan {
             pod_up: config.ipam.is_none() && !config.pod_end_down,
             mtu: config.mtu,
         };
-        let settings = PortSettings { hairpin: config.hairpin, isolated: config.isolated };
+        let settings =
+            PortSettings { hairpin: config.hairpin, isolated: config.isolated, locked: config.lock_port };
         let bridge = bridge_step(config, found.bridge.as_ref())?;
         let (leave, join) = vlans(config, &bridge);
+        let fixed_in = fixed_in(config, &bridge, &leave, &join);
         let port = (settings != PortSettings::default()).then_some(settings);
         let vlan_gateway = vlan_gateway(config, &bridge)?;
-        Ok(Self { bridge, pair, alias, port, leave, join, vlan_gateway })
+        Ok(Self { bridge, pair, alias, port, leave, join, fixed_in, vlan_gateway })
     }
 }
 
@@ -151,6 +155,43 @@ fn vlans(config: &Config, bridge: &BridgeStep) -> (Vec<VlanRange>, Vec<VlanRange
     }
     join.push(VlanRange { first: native, last: native, native: true });
     (leave, join)
+}
+
+/// The VLANs that the address of a locked port is fixed in, for the bridge as it is now; `None`: it does not filter them.
+pub(super) fn locked_in(config: &Config, bridge: &Link) -> Option<Vec<VlanRange>> {
+    let bridge = BridgeStep::Use {
+        bridge: bridge.clone(),
+        raise: false,
+        make_promiscuous: false,
+        filter_vlans: false,
+    };
+    let (leave, join) = vlans(config, &bridge);
+    fixed_in(config, &bridge, &leave, &join)
+}
+
+/// The VLANs that a port is in at the end, if the bridge filters them by then.
+fn fixed_in(
+    config: &Config,
+    bridge: &BridgeStep,
+    leave: &[VlanRange],
+    join: &[VlanRange],
+) -> Option<Vec<VlanRange>> {
+    let (filters, default) = match bridge {
+        BridgeStep::Create(new) => (new.vlan_filtering, KERNEL_DEFAULT_VLAN),
+        BridgeStep::Use { bridge, filter_vlans, .. } => {
+            let facts = bridge.bridge.unwrap_or_default();
+            (facts.vlan_filtering || *filter_vlans, facts.default_vlan)
+        }
+    };
+    if !filters || !config.lock_port {
+        return None;
+    }
+    let mut all = join.to_vec();
+    let in_all = |vlan: u16| join.iter().any(|one| (one.first..=one.last).contains(&vlan));
+    if default != 0 && leave.is_empty() && !in_all(default) {
+        all.push(VlanRange { first: default, last: default, native: false });
+    }
+    Some(all)
 }
 
 /// The VLAN that the kernel puts a new port into, unless it shall stay there.

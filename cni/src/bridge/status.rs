@@ -4,7 +4,7 @@ use crate::bridge::addressing::{Addressing, gateway_step};
 use crate::bridge::apply::find;
 use crate::bridge::config::Config;
 use crate::bridge::plan::BridgeStep;
-use crate::bridge::{identity, plan};
+use crate::bridge::{identity, lock, plan};
 use crate::check_node;
 use crate::error::{Error, Kind};
 use crate::ipam::Ipam;
@@ -44,7 +44,7 @@ pub(super) fn status(config: &Config, call: &Call) -> Result<(), Error> {
         }
     }
     // What the packet filter lacks, those that are attached lack too.
-    if config.spoof_check {
+    if config.spoof_check && !(config.lock_port && lock::offered()) {
         SpoofCheck::offered().map_err(impaired)?;
     }
     if config.pin_addresses {

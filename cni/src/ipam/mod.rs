@@ -19,7 +19,7 @@ pub(crate) use host_local::HostLocal;
 pub(crate) use range::first_host;
 
 /// Plugins that would take the configuration for their own, and ask for addresses in turn without end.
-const NOT_IPAM: [&str; 4] = ["bridge", "tuning", "loopback", "tap"];
+const NOT_IPAM: [&str; 5] = ["bandwidth", "bridge", "tuning", "loopback", "tap"];
 
 /// The `ipam` of a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]

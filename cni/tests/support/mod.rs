@@ -180,7 +180,7 @@ impl Host {
     /// A new node with our plugins.
     pub fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let names = ["bridge", "tuning", "host-local", "static", "loopback", "tap"];
+        let names = ["bandwidth", "bridge", "tuning", "host-local", "static", "loopback", "tap"];
         for name in names.into_iter().flat_map(|name| [name.to_owned(), format!("cnv-{name}")]) {
             std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_cni"), folder.path().join(name)).unwrap();
         }

@@ -222,10 +222,19 @@ pub fn templates(place: &Place) -> Vec<(Value, &'static str)> {
             "net1",
         ),
         (
-            more(bridge(), json!({"ipMasq": true, "macspoofchk": true, "ipspoofchk": true, "ipam": fixed})),
+            more(
+                bridge(),
+                json!({"ipMasq": true, "macspoofchk": true, "spoofchkBackend": "nftables", "ipspoofchk": true, "ipam": fixed}),
+            ),
             "net1",
         ),
-        (more(bridge(), json!({"macspoofchk": true, "runtimeConfig": {"mac": "02:00:00:00:00:0a"}})), "net1"),
+        (
+            more(
+                bridge(),
+                json!({"macspoofchk": true, "spoofchkBackend": "nftables", "runtimeConfig": {"mac": "02:00:00:00:00:0a"}}),
+            ),
+            "net1",
+        ),
         (
             more(
                 bridge(),

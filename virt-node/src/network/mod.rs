@@ -118,7 +118,17 @@ pub fn status(places: &Places, network: &Configuration) -> Result<(), Error> {
 pub fn link_plugins(folder: &Path, cni: &Path) -> Result<(), Error> {
     let failed = |error| Error::with(Kind::System, format!("cannot make {}", folder.display()), error);
     std::fs::create_dir_all(folder).map_err(failed)?;
-    for name in ["bridge", "cnv-bridge", "cnv-tuning", "host-local", "loopback", "static", "tap", "tuning"] {
+    for name in [
+        "bandwidth",
+        "bridge",
+        "cnv-bridge",
+        "cnv-tuning",
+        "host-local",
+        "loopback",
+        "static",
+        "tap",
+        "tuning",
+    ] {
         let file = folder.join(name);
         if std::fs::read_link(&file).is_ok_and(|to| to == cni) {
             continue;

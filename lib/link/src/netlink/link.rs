@@ -72,6 +72,9 @@ pub struct PortSettings {
     pub hairpin: bool,
     /// Frames go to ports only that are not isolated.
     pub isolated: bool,
+    /// Frames come through only from addresses that the forwarding database has for this port, and none is learned. Kernels
+    /// before Linux 5.18 pass over it, and describe the port without it.
+    pub locked: bool,
 }
 
 /// VLANs from `first` to `last`, both included.
@@ -194,6 +197,7 @@ impl Link {
                     match one {
                         InfoBridgePort::HairpinMode(on) => settings.hairpin = *on,
                         InfoBridgePort::Isolated(on) => settings.isolated = *on,
+                        InfoBridgePort::Locked(on) => settings.locked = *on,
                         _ => {}
                     }
                 }
@@ -216,6 +220,11 @@ impl Link {
     /// Whether it is an end of a veth pair.
     pub fn is_veth(&self) -> bool {
         self.kind == Some(InfoKind::Veth)
+    }
+
+    /// Whether it takes what is redirected to it.
+    pub fn is_ifb(&self) -> bool {
+        self.kind == Some(InfoKind::Ifb)
     }
 
     /// Whether it is a tap or a tun device.
@@ -301,19 +310,24 @@ impl Link {
         Request::new(RouteNetlinkMessage::SetLink(message), format!("make {name} a port of the bridge"))
     }
 
-    /// Changes settings of a port.
+    /// Changes settings of a port. One that is locked is not unlocked.
     pub fn set_port(name: &str, settings: PortSettings) -> Request {
+        let mut data =
+            vec![InfoBridgePort::HairpinMode(settings.hairpin), InfoBridgePort::Isolated(settings.isolated)];
+        if settings.locked {
+            data.extend([InfoBridgePort::Locked(true), InfoBridgePort::Learning(false)]);
+        }
         let mut message = LinkMessage::default();
         message.attributes.push(LinkAttribute::IfName(name.to_owned()));
         message.attributes.push(LinkAttribute::LinkInfo(vec![
             LinkInfo::PortKind(InfoPortKind::Bridge),
-            LinkInfo::PortData(InfoPortData::BridgePort(vec![
-                InfoBridgePort::HairpinMode(settings.hairpin),
-                InfoBridgePort::Isolated(settings.isolated),
-            ])),
+            LinkInfo::PortData(InfoPortData::BridgePort(data)),
         ]));
         // RTM_SETLINK ignores a port's data; RTM_NEWLINK without the flag to create changes what is there.
-        Request::new(RouteNetlinkMessage::NewLink(message), format!("set hairpin and isolation of {name}"))
+        Request::new(
+            RouteNetlinkMessage::NewLink(message),
+            format!("set hairpin, isolation and lock of {name}"),
+        )
     }
 
     /// Switches VLAN filtering of a bridge.
@@ -350,6 +364,11 @@ impl Link {
         Self::change(index, LinkAttribute::IfName(to.to_owned()), format!("call {from} {to}"))
     }
 
+    /// Names a link as ours.
+    pub fn set_alias(index: u32, alias: &str, name: &str) -> Request {
+        Self::change(index, LinkAttribute::IfAlias(alias.to_owned()), format!("write an alias of {name}"))
+    }
+
     /// Gives a link another Ethernet address.
     pub fn set_mac(index: u32, mac: Mac, name: &str) -> Request {
         let what = format!("set the Ethernet address of {name} to {mac}");
@@ -376,6 +395,19 @@ impl Link {
             LinkInfo::PortData(InfoPortData::BridgePort(vec![InfoBridgePort::Learning(false)])),
         ]));
         Request::new(RouteNetlinkMessage::NewLink(message), format!("have {name}'s bridge not learn from it"))
+    }
+
+    /// Makes a link that is up, of the kind `ifb`: what is redirected to it comes in where it was redirected.
+    pub fn create_ifb(name: &str, mtu: u32) -> Request {
+        let mut message = LinkMessage::default();
+        set(&mut message, Flag::Up, true);
+        message.attributes.push(LinkAttribute::IfName(name.to_owned()));
+        message.attributes.push(LinkAttribute::Mtu(mtu));
+        message.attributes.push(LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Ifb)]));
+        Request::create(
+            RouteNetlinkMessage::NewLink(message),
+            format!("create the link {name} of the kind ifb"),
+        )
     }
 
     /// Makes a link that carries nothing, of the kind `dummy`.

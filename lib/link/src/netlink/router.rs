@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader,
-    NetlinkMessage, NetlinkPayload,
+    NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, NetlinkDeserializable,
+    NetlinkHeader, NetlinkMessage, NetlinkPayload,
 };
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_sys::protocols::NETLINK_ROUTE;
@@ -44,6 +44,11 @@ impl Request {
     /// A request to make an object that may exist in addition to others of its kind.
     pub fn add(message: RouteNetlinkMessage, what: impl Into<String>) -> Self {
         Self { message, flags: NLM_F_CREATE, what: what.into() }
+    }
+
+    /// A request to make something in place of what may be there.
+    pub fn replace(message: RouteNetlinkMessage, what: impl Into<String>) -> Self {
+        Self { message, flags: NLM_F_CREATE | NLM_F_REPLACE, what: what.into() }
     }
 
     /// A request for all there is. It must be the only one of its batch.
