@@ -253,7 +253,14 @@ async fn networks(client: &Client, instance: &Value, namespace: &str) -> Result<
     let object: VirtualMachineInstance =
         serde_json::from_value(instance.clone()).map_err(|error| refused(error.to_string(), false))?;
     let mut names = Vec::new();
-    for (of, name) in launcher::definitions(&object.spec, namespace) {
+    let all = launcher::definitions(&object.spec, namespace);
+    if all.len() > launcher::NETWORKS_MAX {
+        let count = all.len();
+        let message =
+            format!("spec.networks: {count} secondary networks; {} are the most", launcher::NETWORKS_MAX);
+        return Err(refused(message, false));
+    }
+    for (of, name) in all {
         let found: Option<Definition> = client.find(DEFINITIONS, &Key::new(&of, &name)).await?;
         let found = found.ok_or_else(|| {
             refused(format!("the NetworkAttachmentDefinition {of}/{name} does not exist: create it"), true)

@@ -30,7 +30,7 @@ use thiserror::Error;
 
 pub(super) use attachment::{Attachment, OWNER_NAME, OWNER_UID, VOLUME, attachment, attachment_name};
 pub(super) use name::pod_name;
-pub(super) use network::definitions;
+pub(super) use network::{NETWORKS_MAX, definitions};
 
 /// Program of container `compute`.
 const LAUNCHER: &str = "/usr/bin/virt-launcher";

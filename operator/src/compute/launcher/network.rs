@@ -6,6 +6,9 @@ use api::kubevirt::VirtualMachineInstanceSpec;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
+/// Most secondary networks of a guest: virt-agent attaches no more.
+pub(in crate::compute) const NETWORKS_MAX: usize = 32;
+
 /// The pod's side of a secondary network: `pod` and eleven hexadecimal digits of the network's name.
 fn interface_name(network: &str) -> String {
     let digest: String = Sha256::digest(network).iter().take(6).map(|byte| format!("{byte:02x}")).collect();

@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use guest::network::cache::{self, Entry};
 use guest::network::runtime::{self, Owner};
@@ -109,6 +110,7 @@ impl Networks {
             return Err(Error::new(Kind::Content, text));
         }
         let _busy = self.claim(target.uid);
+        let (begun, mut waited) = (Instant::now(), Duration::ZERO);
         let namespace = self.namespace(target)?;
         let (entries, path) = self.node.inside(|| {
             let entries = cache::of(&self.places.state, target.uid)?;
@@ -125,13 +127,14 @@ impl Networks {
         for one in asked {
             let pod = Names::secondary(&one.name).pod;
             let entry = entries.iter().find(|entry| entry.if_name == pod && holds(entry));
-            let step = self.one(target, one, entry, listed.has(&pod), observed);
+            let step = self.one(target, one, entry, listed.has(&pod), observed, &mut waited);
             found.push(step.map_err(|error| error.context(format!("{}: {}", one.path, one.network)))?);
         }
         let is_asked =
             |entry: &Entry| asked.iter().any(|one| Names::secondary(&one.name).pod == entry.if_name);
         let gone: Vec<String> =
             entries.iter().filter(|entry| !is_asked(entry)).map(|entry| entry.if_name.clone()).collect();
+        let made = found.iter().filter(|step| matches!(step, Step::Make(..))).count();
         self.node.inside(|| {
             for entry in entries.iter().rev().filter(|entry| !holds(entry) || !is_asked(entry)) {
                 if let (true, Some(result)) = (entry.is_in(&namespace), &entry.result) {
@@ -158,7 +161,21 @@ impl Networks {
                 Step::Make(..) => None,
             })
             .collect();
+        let asking = Instant::now();
         self.annotate(target, &listed, &found, &gone, observed)?;
+        waited += asking.elapsed();
+        if let Some(made) = u32::try_from(made).ok().filter(|made| *made > 0) {
+            // Without the API server's time.
+            let microseconds = (begun.elapsed().saturating_sub(waited) / made).as_micros();
+            let Target { name: pod, namespace, .. } = *target;
+            tracing::info!(
+                pod,
+                namespace,
+                networks = made,
+                microseconds,
+                "attached to networks; time for each"
+            );
+        }
         Ok(found.into_iter().map(|one| one.attached).collect())
     }
 
@@ -190,6 +207,7 @@ impl Networks {
         entry: Option<&Entry>,
         listed: bool,
         observed: &dyn Fn(&str) -> Result<Outcome>,
+        waited: &mut Duration,
     ) -> Result<Step> {
         let content = |said: String| Error::new(Kind::Content, said);
         let reference = Reference::read(&one.network, target.namespace).map_err(content)?;
@@ -217,7 +235,10 @@ impl Networks {
             return Ok(Step::Is(Box::new(One { attached, entry: None })));
         }
         reference.allowed(target.namespace, &self.shared).map_err(content)?;
-        let found = self.objects.definition(&reference)?.ok_or_else(|| {
+        let asking = Instant::now();
+        let found = self.objects.definition(&reference);
+        *waited += asking.elapsed();
+        let found = found?.ok_or_else(|| {
             content(format!("the NetworkAttachmentDefinition {reference} does not exist: create it"))
         })?;
         let files = || self.node.inside(|| self.node.files());

@@ -77,7 +77,7 @@ fn plan(bridges: &BTreeSet<String>, shown: &Shown) -> Option<Value> {
         .map(|name| format!("{PREFIX}{name}"))
         .collect();
     let changes = |found: &BTreeMap<String, String>| {
-        let missing = wanted.iter().filter(|name| found.get(*name).map(String::as_str) != Some(COUNT));
+        let missing = wanted.iter().filter(|name| !found.get(*name).is_some_and(|count| is_count(count)));
         let mut changes: Map<String, Value> = missing.map(|name| (name.clone(), json!(COUNT))).collect();
         let gone = found.keys().filter(|name| !wanted.contains(*name));
         changes.extend(gone.map(|name| (name.clone(), Value::Null)));
@@ -91,6 +91,11 @@ fn plan(bridges: &BTreeSet<String>, shown: &Shown) -> Option<Value> {
         }
     }
     (!status.is_empty()).then(|| json!({ "status": status }))
+}
+
+/// Whether a resource has the count: the API server writes a thousand in its own way.
+fn is_count(text: &str) -> bool {
+    [COUNT, "1k"].contains(&text)
 }
 
 /// Whether the API server takes a link's name in the name of a resource.
@@ -197,6 +202,12 @@ mod tests {
         for (what, there, found, wanted) in [
             ("nothing", bridges(&[]), shown(&[("cpu", "2")], &[("cpu", "2")]), None),
             ("as it is", bridges(&["br0"]), shown(&full, &full), None),
+            (
+                "as the API server writes it",
+                bridges(&["br0"]),
+                shown(&[("br0", "1k")], &[("br0", "1k")]),
+                None,
+            ),
             (
                 "new, and one is gone",
                 bridges(&["br1"]),
