@@ -6,7 +6,8 @@
 //!  Tree (folders, programs, modules) ── pack ──► Guest ── command ──► QEMU ── Console::start ──► lines it says
 //! ```
 //!
-//! And one that is a whole Debian, as people run it ([`debian`]), and one that reports its devices ([`telling`]).
+//! And one that is a whole Debian, as people run it ([`debian`]), one that reports its devices ([`telling`]), and one that
+//! obeys its console ([`shell`]).
 //!
 //! Seen by tests alone, as a dev-dependency. Not here: what a guest does; its `init` lives beside its test.
 
@@ -16,6 +17,7 @@
     reason = "a test that cannot build its guest fails by panicking"
 )]
 
+pub mod shell;
 pub mod telling;
 
 use std::fs;

@@ -64,6 +64,14 @@ impl<'a> Console<'a> {
         self.listen(answer)
     }
 
+    /// Sends a text, and waits until the guest has sent `answer` and the rest of its line; all that it has sent.
+    pub(crate) fn say(&mut self, text: &str, answer: &str, patience: Duration) -> Result<String, String> {
+        let sent = self.place.cluster.run(self.socket.send(Message::binary(text.as_bytes().to_vec())));
+        sent.map_err(|error| error.to_string())?;
+        let whole = |received: &str| received.split_once(answer).is_some_and(|(_, rest)| rest.contains('\n'));
+        self.read_until_whole(whole, answer, patience)
+    }
+
     /// The next bytes that the guest sends.
     pub(crate) fn bytes(&mut self, count: usize) -> Result<Vec<u8>, String> {
         let mut received = Vec::new();
@@ -91,9 +99,18 @@ impl<'a> Console<'a> {
     }
 
     fn read(&mut self, answer: &str, patience: Duration) -> Result<String, String> {
+        self.read_until_whole(|received| received.contains(answer), answer, patience)
+    }
+
+    fn read_until_whole(
+        &mut self,
+        whole: impl Fn(&str) -> bool,
+        answer: &str,
+        patience: Duration,
+    ) -> Result<String, String> {
         let mut received = String::new();
         let listening = async {
-            while !received.contains(answer) {
+            while !whole(&received) {
                 let message = self.socket.next().await.ok_or("the console was closed")?;
                 let message = message.map_err(|error| error.to_string())?;
                 received.push_str(&String::from_utf8_lossy(&message.into_data()));

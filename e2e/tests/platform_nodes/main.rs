@@ -1,5 +1,5 @@
 //! Tests that need a cluster for themselves: programs of the node and the platform killed, another pod network, the platform
-//! removed and installed again, and a second node that dies and comes back.
+//! removed and installed again, and a second node that shares a network of VMs, dies and comes back.
 //!
 //! One test; its parts follow each other.
 
@@ -11,6 +11,7 @@ mod console;
 #[path = "../platform/guest.rs"]
 mod guest;
 mod install;
+mod join;
 mod kills;
 #[path = "../platform/machines.rs"]
 mod machines;
@@ -18,6 +19,8 @@ mod nodes;
 #[path = "../platform/place.rs"]
 mod place;
 mod ptp;
+#[path = "../platform/shell.rs"]
+mod shell;
 
 #[test]
 fn machines_outlive_kills_and_their_node_and_the_platform_is_removed_without_a_trace() {

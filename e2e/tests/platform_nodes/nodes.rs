@@ -8,6 +8,7 @@ use e2e::programs;
 use serde_json::{Value, json};
 
 use crate::guest;
+use crate::join;
 use crate::machines::{mac, machine, until_answers};
 use crate::place::{INSTANCES, MACHINES, PLACE};
 
@@ -17,22 +18,28 @@ fn kubectl(arguments: &[&str]) {
     PLACE.kubectl(arguments).unwrap();
 }
 
-/// A disk in a folder, as a volume and a claim of this name: of all nodes, or of the second one alone.
-fn claim(name: &str, everywhere: bool) {
+/// A disk in a folder, as a volume and a claim of this name on all nodes.
+pub(crate) fn disk_of_all_nodes(namespace: &str, name: &str, disk: &[u8]) {
+    volume(namespace, name, disk, true);
+}
+
+/// The same, of all nodes or of the second one alone.
+fn volume(namespace: &str, name: &str, content: &[u8], everywhere: bool) {
     let folder = PLACE.cluster.place().path("volumes").join(name);
     fs::create_dir(&folder).unwrap();
     let disk = folder.join("disk.img");
-    fs::write(&disk, guest::disk()).unwrap();
+    fs::write(&disk, content).unwrap();
     for path in [&disk, &folder] {
         std::os::unix::fs::chown(path, Some(107), Some(107)).unwrap();
     }
+    let size = content.len();
     let mut volume = json!({
         "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name},
         "spec": {
-            "capacity": {"storage": "1Mi"},
+            "capacity": {"storage": size.to_string()},
             "accessModes": ["ReadWriteMany"],
             "storageClassName": "",
-            "claimRef": {"namespace": NAMESPACE, "name": name},
+            "claimRef": {"namespace": namespace, "name": name},
         },
     });
     if everywhere {
@@ -45,16 +52,21 @@ fn claim(name: &str, everywhere: bool) {
     }
     let claim = json!({
         "apiVersion": "v1", "kind": "PersistentVolumeClaim",
-        "metadata": {"name": name, "namespace": NAMESPACE},
+        "metadata": {"name": name, "namespace": namespace},
         "spec": {
             "accessModes": ["ReadWriteMany"], "storageClassName": "", "volumeName": name,
-            "resources": {"requests": {"storage": "1Mi"}},
+            "resources": {"requests": {"storage": size.to_string()}},
         },
     });
     let list = json!({"apiVersion": "v1", "kind": "List", "items": [volume, claim]});
     let file = PLACE.cluster.place().path(&format!("{name}.json"));
     fs::write(&file, list.to_string()).unwrap();
     kubectl(&["apply", "-f", file.to_str().unwrap()]);
+}
+
+/// A VM with such a disk.
+fn create(name: &str, everywhere: bool) {
+    volume(NAMESPACE, name, &guest::disk(), everywhere);
     PLACE.create(
         MACHINES,
         NAMESPACE,
@@ -82,9 +94,10 @@ pub(crate) fn outlive_their_node() {
         let label = "jsonpath={.metadata.labels.kubevirt\\.io/schedulable}";
         (PLACE.kubectl(&["get", "node", "node2", "-o", label]).unwrap() == "true").then_some(())
     });
+    join::guests_of_two_nodes_share_a_network(&second);
     kubectl(&["cordon", "node1"]);
     for (name, everywhere) in [("shared", true), ("local", false)] {
-        claim(name, everywhere);
+        create(name, everywhere);
         until_answers(NAMESPACE, name, 1);
         assert_eq!(node_of(name), "node2");
     }
