@@ -17,8 +17,8 @@ const USAGE: u8 = 2;
 const HELP: &str = "\
 The CNI plugins of ferrovirt, in one program.
 
-A container runtime calls a plugin by the name of its file: bridge, tuning, host-local, static, loopback or tap, with
-or without cnv- before it. Under the name cni the program does this:
+A container runtime calls a plugin by the name of its file: bridge, tuning, bandwidth, host-local, static, loopback or
+tap, with or without cnv- before it. Under the name cni the program does this:
 
   cni install DIR      copies itself into DIR as cnv-bridge and cnv-tuning, and links bridge and tuning to them where
                        nobody else's are
