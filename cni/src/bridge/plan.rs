@@ -312,6 +312,34 @@ mod tests {
         }
     }
 
+    /// Keys, the bridge as found; the VLANs that the pod's address is fixed in.
+    #[test]
+    fn a_locked_port_has_its_address_in_its_vlans() {
+        let rows = [
+            ("", filtering(1), None),
+            (r#""macspoofchk": true, "spoofchkBackend": "nftables","#, filtering(1), None),
+            (r#""macspoofchk": true,"#, bridge(|_| {}), None),
+            (r#""macspoofchk": true,"#, nothing(), None),
+            (r#""macspoofchk": true,"#, filtering(7), Some("7")),
+            (r#""macspoofchk": true,"#, filtering(0), Some("")),
+            (r#""macspoofchk": true, "vlan": 100,"#, filtering(1), Some("100*")),
+            (r#""macspoofchk": true, "vlan": 100, "preserveDefaultVlan": true,"#, nothing(), Some("100* 1")),
+            (
+                r#""macspoofchk": true, "vlanTrunk": [{"minID": 10, "maxID": 12}],"#,
+                nothing(),
+                Some("10-12 1*"),
+            ),
+        ];
+        for (keys, found, wanted) in rows {
+            let plan = make(keys, &found).unwrap();
+            assert_eq!(plan.fixed_in.as_deref().map(words).as_deref(), wanted, "{keys}");
+            assert_eq!(
+                plan.port.is_some_and(|port| port.locked),
+                keys.contains("true,") && !keys.contains("nft")
+            );
+        }
+    }
+
     #[test]
     fn a_bridge_is_made_or_used() {
         let created = |keys: &str| match make(keys, &nothing()).unwrap().bridge {
