@@ -46,6 +46,12 @@ fn image_of_a_container_is_a_disk_that_forgets_what_is_written() {
         .push(json!({"name": "settings", "cloudInitNoCloud": {"userData": "#cloud-config\n{}\n"}}));
     PLACE.create(MACHINES, namespace, &vm);
     until_answers(namespace, "vm", 1);
+    let vm = PLACE.find(MACHINES, namespace, "vm").unwrap();
+    let unsupported = |name: &str| {
+        let reason = format!("Snapshot is not supported for this volumeSource type [{name}]");
+        json!({"name": name, "enabled": false, "reason": reason})
+    };
+    assert_eq!(vm["status"]["volumeSnapshotStatuses"], json!([unsupported("root"), unsupported("settings")]));
     let before = PLACE.find(INSTANCES, namespace, "vm").unwrap()["metadata"]["uid"].clone();
     PLACE.put(namespace, "virtualmachines/vm/restart").unwrap();
     PLACE.until(namespace, "another instance", || {
@@ -88,6 +94,15 @@ fn empty_claim_gets_a_disk_of_its_size_without_the_overhead() {
         "{info}"
     );
     assert!(info["filesystemOverhead"].is_string() && info["volumeMode"] == "Filesystem", "{info}");
+    let vm = PLACE.find(MACHINES, namespace, "vm").unwrap();
+    let reasons: Vec<&str> = vm["status"]["volumeSnapshotStatuses"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| one["reason"].as_str().unwrap())
+        .collect();
+    let unset = "No VolumeSnapshotClass: Volume snapshots are not configured for this StorageClass";
+    assert_eq!(reasons, [format!("{unset} [] [root]"), format!("{unset} [hostpath-csi] [data]")]);
     let pod = PLACE.list(PODS, namespace)[0]["metadata"]["uid"].as_str().unwrap().to_owned();
     let mounts =
         PLACE.cluster.node_path(&format!("/var/lib/kubelet/pods/{pod}/volumes/kubernetes.io~csi")).unwrap();

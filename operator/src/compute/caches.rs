@@ -4,9 +4,11 @@
 //! VM ───────────────► machine queue      claim, DataVolume ─► VMs and instances that name it
 //! instance ─────────► machine and instance queue
 //! launcher pod ─────► its instance       node ─► node queue
+//! StorageClass, VolumeSnapshotClass ─► all VMs
 //! set, pool ────────► their queues, and so do their instances and VMs
 //! ```
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use cluster::cache::Index;
@@ -17,7 +19,8 @@ use super::volumes::Volume;
 use crate::storage::resources::CLASSES;
 use crate::storage::seen::Class;
 use crate::view::{
-    Claim, DataVolume, Instance, Machine, Meta, Node, Pod, Pool, ReplicaSet, TransferConfig, VolumeSource,
+    Claim, DataVolume, Instance, Machine, Meta, Node, Pod, Pool, ReplicaSet, SnapshotClass, TransferConfig,
+    VolumeSource,
 };
 
 pub(super) const MACHINES: Resource = Resource::namespaced("kubevirt.io", "v1", "virtualmachines");
@@ -32,6 +35,8 @@ pub(super) const NODES: Resource = Resource::cluster("", "v1", "nodes");
 const TRANSFER_CONFIGS: Resource = Resource::cluster("cdi.kubevirt.io", "v1beta1", "cdiconfigs");
 /// The only CDIConfig.
 const TRANSFER_CONFIG: &str = "config";
+const SNAPSHOT_CLASSES: Resource =
+    Resource::cluster("snapshot.storage.k8s.io", "v1", "volumesnapshotclasses");
 const CLAIMS: Resource = Resource::namespaced("", "v1", "persistentvolumeclaims");
 /// Selects launcher pods.
 pub(super) const LAUNCHERS: &str = "kubevirt.io=virt-launcher";
@@ -83,6 +88,7 @@ pub(super) struct Caches {
     data_volumes: Cache<DataVolume>,
     transfer_configs: Cache<TransferConfig>,
     classes: Cache<Class>,
+    snapshot_classes: Cache<SnapshotClass>,
     instances_by_node: Index,
     instances_by_set: Index,
     machines_by_pool: Index,
@@ -201,6 +207,17 @@ impl Caches {
         let transfer_configs =
             Cache::<TransferConfig>::builder().start::<TransferConfig>(client, TRANSFER_CONFIGS, &all);
 
+        // They change rarely: every VM is looked at again.
+        let all_machines = {
+            let (machines, feed) = (machines.clone(), queues.clone());
+            move || machines.all().into_iter().for_each(|(key, _)| feed.machines.add(key))
+        };
+        let tell = all_machines.clone();
+        let classes = Cache::<Class>::builder().on_change(move |_| tell());
+        let classes = classes.start::<serde_json::Value>(client, CLASSES, &all);
+        let snapshot_classes = Cache::<SnapshotClass>::builder().on_change(move |_| all_machines());
+        let snapshot_classes = snapshot_classes.start::<SnapshotClass>(client, SNAPSHOT_CLASSES, &all);
+
         let feed = queues.clone();
         let replica_sets = Cache::<ReplicaSet>::builder()
             .on_change(move |change| feed.replica_sets.add(change.key.clone()))
@@ -227,7 +244,8 @@ impl Caches {
             claims,
             data_volumes,
             transfer_configs,
-            classes: Cache::<Class>::builder().start::<serde_json::Value>(client, CLASSES, &all),
+            classes,
+            snapshot_classes,
             instances_by_node,
             instances_by_set,
             machines_by_pool,
@@ -249,6 +267,7 @@ impl Caches {
         self.data_volumes.synced().await;
         self.transfer_configs.synced().await;
         self.classes.synced().await;
+        self.snapshot_classes.synced().await;
     }
 
     /// Launcher pods of an instance, by its uid.
@@ -301,6 +320,15 @@ impl Caches {
             self.classes.get(&Key::cluster(class))?.bounces()
         });
         classes.reduce(|all, one| all && one)
+    }
+
+    /// Names of the storage classes whose driver has a VolumeSnapshotClass.
+    pub(super) fn classes_with_snapshots(&self) -> BTreeSet<String> {
+        let drivers: BTreeSet<String> =
+            self.snapshot_classes.all().into_iter().map(|(_, class)| class.driver.clone()).collect();
+        let classes = self.classes.all().into_iter();
+        let classes = classes.filter(|(_, class)| drivers.contains(&class.provisioner));
+        classes.map(|(key, _)| key.name().to_owned()).collect()
     }
 
     /// What is behind volumes that are on claims.

@@ -70,6 +70,18 @@ pub(crate) struct MachineStatus {
     pub(crate) desired_generation: u64,
     pub(crate) instancetype_ref: Option<FlavorStatus>,
     pub(crate) preference_ref: Option<FlavorStatus>,
+    pub(crate) volume_snapshot_statuses: Vec<VolumeSnapshotStatus>,
+}
+
+/// Whether snapshots of a volume can be taken.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default)]
+pub(crate) struct VolumeSnapshotStatus {
+    pub(crate) name: String,
+    pub(crate) enabled: bool,
+    /// Why not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) reason: Option<String>,
 }
 
 impl Machine {

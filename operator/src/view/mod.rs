@@ -13,9 +13,9 @@ mod set;
 mod volume;
 
 pub(crate) use instance::{Instance, InterfaceStatus, MigrationState, PhaseTransition, VolumeEntry};
-pub(crate) use machine::{Machine, MachineStatus, StartFailure};
+pub(crate) use machine::{Machine, MachineStatus, StartFailure, VolumeSnapshotStatus};
 pub(crate) use meta::{Condition, Meta, condition, is_false, is_true};
 pub(crate) use node::Node;
 pub(crate) use pod::Pod;
 pub(crate) use set::{Pool, ReplicaSet, SetStatus};
-pub(crate) use volume::{Claim, DataVolume, TransferConfig, VolumeSource};
+pub(crate) use volume::{Claim, DataVolume, SnapshotClass, TransferConfig, VolumeSource};

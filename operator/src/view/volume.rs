@@ -53,6 +53,11 @@ impl VolumeSource {
             || self.data_volume.as_ref().is_some_and(|volume| volume.hotpluggable)
     }
 
+    /// Whether its kind of source is one that snapshots are taken of: a claim that keeps what is written.
+    pub(crate) fn is_snapshottable(&self) -> bool {
+        self.ephemeral.is_none() && self.claim().is_some()
+    }
+
     /// Name of the DataVolume, where the volume names one.
     pub(crate) fn data_volume(&self) -> Option<&str> {
         self.data_volume.as_ref().map(|volume| volume.name.as_str())
@@ -106,6 +111,14 @@ impl Claim {
     pub(crate) fn is_preallocated(&self) -> bool {
         self.metadata.annotation("cdi.kubevirt.io/storage.preallocation") == Some("true")
     }
+}
+
+/// A VolumeSnapshotClass.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub(crate) struct SnapshotClass {
+    /// Name of the driver that takes the snapshots.
+    pub(crate) driver: String,
 }
 
 /// CDIConfig: shares of filesystems that are no disk's.
@@ -169,6 +182,13 @@ impl From<&Self> for Claim {
 
 /// A cache keeps what was read.
 impl From<&Self> for DataVolume {
+    fn from(read: &Self) -> Self {
+        read.clone()
+    }
+}
+
+/// A cache keeps what was read.
+impl From<&Self> for SnapshotClass {
     fn from(read: &Self) -> Self {
         read.clone()
     }

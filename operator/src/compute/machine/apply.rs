@@ -37,6 +37,7 @@ pub(in crate::compute) async fn reconcile(context: &Context, key: &Key) -> Outco
         instance: instance.as_deref(),
         volumes: storage.volumes(),
         templates: templates.volumes(),
+        snapshot_classes: caches.classes_with_snapshots(),
         now: Context::now(),
     };
     let planned = plan(&observed);

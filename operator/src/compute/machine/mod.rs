@@ -8,6 +8,7 @@ pub(crate) mod live;
 mod plan;
 mod printable;
 mod render;
+mod snapshots;
 mod status;
 
 #[cfg(test)]

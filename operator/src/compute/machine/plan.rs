@@ -6,6 +6,8 @@
 //! When there is an instance is decided by [`virt::machine`], for the single machine too. Here: finalizers, what is
 //! refused, and DataVolumes one by one. Not here: the status.
 
+use std::collections::BTreeSet;
+
 use super::super::volumes::{Readiness, Volume};
 use crate::compute::clock;
 use crate::view::{Instance, Machine};
@@ -30,6 +32,8 @@ pub(super) struct Observed<'a> {
     pub(super) volumes: Vec<Volume<'a>>,
     /// Volumes that `dataVolumeTemplates` asks for.
     pub(super) templates: Vec<Volume<'a>>,
+    /// Storage classes whose volumes can be snapshotted.
+    pub(super) snapshot_classes: BTreeSet<String>,
     /// Seconds since 1970.
     pub(super) now: u64,
 }

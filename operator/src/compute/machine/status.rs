@@ -2,6 +2,7 @@
 
 use super::plan::{Failure, Observed, fails_start};
 use super::printable::printable;
+use super::snapshots;
 use crate::compute::{clock, conditions};
 use crate::view::{Condition, Instance, Machine, MachineStatus, StartFailure, condition, is_true};
 use api::kubevirt::FlavorStatus;
@@ -47,6 +48,11 @@ pub(super) fn status(observed: &Observed<'_>, outcome: &Outcome) -> MachineStatu
         desired_generation: machine.metadata.generation,
         instancetype_ref: kept(machine, Which::Instancetype),
         preference_ref: kept(machine, Which::Preference),
+        volume_snapshot_statuses: snapshots::statuses(
+            &machine.spec.template.spec.volumes,
+            &observed.volumes,
+            &observed.snapshot_classes,
+        ),
     }
 }
 

@@ -1,6 +1,8 @@
 //! Run strategies against starts, stops, crashes and shutdowns, over whole lives of an instance: what users see in
 //! printableStatus, phases and events, in order. virt-agent and the instance controller are played by the tests.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 
 use super::event::done;
@@ -71,6 +73,7 @@ impl World {
             instance: instance.as_ref(),
             volumes: Vec::new(),
             templates: templates.collect(),
+            snapshot_classes: BTreeSet::new(),
             now: self.now,
         };
         let planned = plan(&observed);
@@ -379,6 +382,7 @@ fn orphaning_deletion_leaves_the_instance_running() {
         instance: Some(&instance),
         volumes: Vec::new(),
         templates: Vec::new(),
+        snapshot_classes: BTreeSet::new(),
         now: 0,
     };
     assert_eq!(plan(&observed).steps, [Step::ReleaseInstance, Step::RemoveFinalizer]);
