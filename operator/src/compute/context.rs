@@ -25,15 +25,6 @@ pub(super) struct Context {
     settings: RwLock<Arc<Settings>>,
     /// By VM: generation and instance that were compared, and whether a restart is required.
     compared: Mutex<HashMap<Key, Compared>>,
-    /// By VM: generation and instance that interfaces were brought to.
-    followed: Mutex<HashMap<Key, Followed>>,
-}
-
-/// A generation of a VM that its instance follows.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Followed {
-    pub(super) generation: u64,
-    pub(super) instance: String,
 }
 
 /// A comparison of a VM's template with that of its instance.
@@ -55,16 +46,7 @@ impl Context {
         settings: Settings,
     ) -> Self {
         let settings = RwLock::new(Arc::new(settings));
-        Self {
-            client,
-            namespace,
-            events,
-            caches,
-            queues,
-            settings,
-            compared: Mutex::default(),
-            followed: Mutex::default(),
-        }
+        Self { client, namespace, events, caches, queues, settings, compared: Mutex::default() }
     }
 
     /// Seconds since 1970.
@@ -84,22 +66,11 @@ impl Context {
         self.compared.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned()
     }
 
-    pub(super) fn followed(&self, key: &Key) -> Option<Followed> {
-        self.followed.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned()
-    }
-
-    pub(super) fn follow(&self, key: &Key, followed: Followed) {
-        self.followed.lock().unwrap_or_else(PoisonError::into_inner).insert(key.clone(), followed);
-    }
-
     pub(super) fn remember(&self, key: &Key, compared: Option<Compared>) {
         let mut all = self.compared.lock().unwrap_or_else(PoisonError::into_inner);
         match compared {
             Some(compared) => all.insert(key.clone(), compared),
-            None => {
-                self.followed.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
-                all.remove(key)
-            }
+            None => all.remove(key),
         };
     }
 

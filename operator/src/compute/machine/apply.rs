@@ -11,12 +11,12 @@ use virt::instancetype::Which;
 
 use super::live::{flavored, unusable};
 use super::plan::{FINALIZER, Failure, Observed, Step, plan};
-use super::status::{self, of_generation};
-use super::{authorize, event, interfaces, live, render};
+use super::status;
+use super::{authorize, event, live, render};
 use crate::compute::caches::{DATA_VOLUMES, INSTANCES, MACHINES, REVISIONS};
-use crate::compute::context::{Context, Followed};
+use crate::compute::context::Context;
 use crate::flavor;
-use crate::view::{Instance, Machine, Meta, condition};
+use crate::view::{Machine, Meta, condition};
 
 const API_VERSION: &str = "kubevirt.io/v1";
 const KIND: &str = "VirtualMachine";
@@ -77,10 +77,6 @@ pub(in crate::compute) async fn reconcile(context: &Context, key: &Key) -> Outco
     // What a step changed is observed with the next change; a status of before would only be written twice.
     if acted && !failed {
         return Outcome::Done;
-    }
-    if let Err(error) = follow_interfaces(context, &observed, key).await {
-        tracing::debug!(vm = %key, error = error.chain(), "the instance's interfaces not written");
-        return Outcome::Retry;
     }
     outcome.restart_required = live::follow(context, &observed, key).await;
     if let Err(error) = write_status(context, &observed, &outcome).await {
@@ -238,32 +234,5 @@ async fn write_status(
     let patch = json!({"metadata": {"resourceVersion": meta.resource_version}, "status": after});
     let key = Key::new(&meta.namespace, &meta.name);
     context.client.merge_patch::<IgnoredAny>(MACHINES.sub("status"), &key, &patch).await?;
-    Ok(())
-}
-
-/// Brings interfaces that come and go from the template into the instance that runs, once for each generation.
-async fn follow_interfaces(context: &Context, observed: &Observed<'_>, key: &Key) -> cluster::Result<()> {
-    let meta = &observed.machine.metadata;
-    let runs = |instance: &&Instance| instance.status.phase == "Running" && !instance.metadata.deleting();
-    let Some(instance) = observed.own_instance().filter(runs) else { return Ok(()) };
-    let followed = Followed { generation: meta.generation, instance: instance.metadata.uid.clone() };
-    if meta.deleting()
-        || of_generation(instance) == Some(meta.generation)
-        || context.followed(key).as_ref() == Some(&followed)
-    {
-        return Ok(());
-    }
-    let Some(whole) = context.whole(MACHINES, meta).await? else { return Err(behind()) };
-    let live: Option<Value> = context.client.find(INSTANCES, key).await?;
-    let live = live.filter(|live| live["metadata"]["uid"] == instance.metadata.uid.as_str());
-    // An instance type that conflicts is reported when the next instance is made.
-    if let (Some(live), Ok(flavored)) = (live, flavored(context, &whole).await)
-        && let Some(patch) = interfaces::followed(&render::guest(&flavored), &live)
-    {
-        context.client.json_patch::<IgnoredAny>(INSTANCES, key, &patch).await?;
-        // The comparison was made with the interfaces of before.
-        context.remember(key, None);
-    }
-    context.follow(key, followed);
     Ok(())
 }

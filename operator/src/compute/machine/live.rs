@@ -2,10 +2,11 @@
 //!
 //! ```text
 //! VM (with instance type) ─┐
-//! instance ────────────────┼─► followed: volumes that come and go, media in drives, sockets, memory, placement ─► patch
+//! instance ────────────────┼─► followed: volumes and interfaces that come and go, media in drives, sockets, memory,
+//!                          │             placement ─► patch
 //! revision of the start ───┘   everything else differs ─► RestartRequired
 //! ```
-//! Which fields are followed is decided in [`virt::live`]. Not here: the guest's part (the node agent).
+//! Which fields are followed is decided in [`virt::live`], and in [`interfaces`]. Not here: the guest's part (the node agent).
 
 use api::kubevirt::{VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceSpec as Spec};
 use cluster::{JsonPatch, Key};
@@ -69,6 +70,15 @@ pub(super) async fn follow(context: &Context, observed: &Observed<'_>, key: &Key
     beside(&mut wanted, &run);
     let mut settled = true;
     if instance.status.phase == "Running" && !instance.metadata.deleting() {
+        if !meta.deleting()
+            && let Some(patch) = interfaces::followed(&render::guest(&applied), &running)
+        {
+            if let Err(error) = context.client.json_patch::<IgnoredAny>(INSTANCES, key, &patch).await {
+                tracing::debug!(vm = %key, error = error.chain(), "the instance's interfaces do not follow yet");
+            }
+            // The instance's change leads here again, with what is to be compared.
+            return None;
+        }
         let there = run.status.as_ref().map(|status| status.volume_status.clone()).unwrap_or_default();
         let next = followed(&wanted, &run.spec, &there, context.settings().live_update);
         settled = next == run.spec && live::follow_volumes(&wanted, &run.spec, &[]) == run.spec;
