@@ -170,6 +170,13 @@ pub(super) fn configurations(settings: &Settings) -> Vec<Value> {
                     conditions: vec![not_ours(settings)],
                     ..Hook::default()
                 },
+                Hook {
+                    name: "virtualmachineinstancepresets-validator.kubevirt.io",
+                    path: "/vmipreset-validate",
+                    resources: &["virtualmachineinstancepresets"],
+                    conditions: vec![not_ours(settings)],
+                    ..Hook::default()
+                },
             ],
         ),
         validating(

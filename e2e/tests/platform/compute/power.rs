@@ -26,6 +26,14 @@ fn machine_starts_paused_keeps_its_identity_and_refuses_as_upstream_does() {
     let vm = machine("vm", "Manual", &json!({"persistentVolumeClaim": {"claimName": "vm"}}));
     PLACE.create(MACHINES, namespace, &vm);
     PLACE.until_status(namespace, "vm", "Stopped");
+    let preset = json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstancePreset",
+        "metadata": {"name": "small"}, "spec": {"domain": {"devices": {}}, "selector": {}},
+    });
+    let file = PLACE.cluster.place().path("preset.json");
+    fs::write(&file, preset.to_string()).unwrap();
+    let said = PLACE.kubectl(&["-n", namespace, "create", "-f", file.to_str().unwrap()]).unwrap_err();
+    assert!(said.contains("VirtualMachineInstancePreset is deprecated and not applied"), "{said}");
     let none = json!({});
     refused(namespace, "virtualmachines/vm/stop", &none, "VM is not running");
     refused(namespace, "virtualmachines/vm/restart", &none, "VM is not running");

@@ -43,6 +43,17 @@ pub(super) fn mutate(
     Answer::allow().patch(difference(&request.object, &object))
 }
 
+/// Refuses a new preset: nothing would apply it.
+pub(super) fn preset_refused() -> Answer {
+    answer::refuse(&[Cause {
+        reason: NOT_SUPPORTED,
+        field: "kind".to_owned(),
+        message: "VirtualMachineInstancePreset is deprecated and not applied by this release: use a \
+                  VirtualMachineInstancetype or a VirtualMachinePreference"
+            .to_owned(),
+    }])
+}
+
 /// Refuses what cannot be run, and users' changes of what runs.
 pub(super) fn validate(request: &Request, own: bool) -> Answer {
     let Request { object, old_object: old, .. } = request;

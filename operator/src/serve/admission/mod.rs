@@ -63,6 +63,7 @@ enum Review {
     ValidateMachine,
     MutateInstance,
     ValidateInstance,
+    RefusePreset,
     AuthorizeVolume,
     ValidateVolume,
     RenderClaim,
@@ -73,11 +74,12 @@ enum Review {
 }
 
 impl Review {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 12] = [
         Self::MutateMachine,
         Self::ValidateMachine,
         Self::MutateInstance,
         Self::ValidateInstance,
+        Self::RefusePreset,
         Self::AuthorizeVolume,
         Self::ValidateVolume,
         Self::RenderClaim,
@@ -94,6 +96,7 @@ impl Review {
             Self::ValidateMachine => "/virtualmachines-validate",
             Self::MutateInstance => "/virtualmachineinstances-mutate",
             Self::ValidateInstance => "/virtualmachineinstances-validate",
+            Self::RefusePreset => "/vmipreset-validate",
             Self::AuthorizeVolume => "/datavolume-mutate",
             Self::ValidateVolume => "/datavolume-validate",
             Self::RenderClaim => "/pvc-mutate",
@@ -109,6 +112,7 @@ impl Review {
         match self {
             Self::MutateMachine | Self::ValidateMachine => "virtualmachines",
             Self::MutateInstance | Self::ValidateInstance => "virtualmachineinstances",
+            Self::RefusePreset => "virtualmachineinstancepresets",
             Self::AuthorizeVolume | Self::ValidateVolume => "datavolumes",
             Self::RenderClaim => "persistentvolumeclaims",
             Self::DeleteKubeVirt => "kubevirts",
@@ -160,6 +164,7 @@ impl Admission {
             },
             Review::ValidateMachine => self.validate_machine(request, own).await?,
             Review::ValidateInstance => instance::validate(request, own),
+            Review::RefusePreset => instance::preset_refused(),
             Review::AuthorizeVolume => self.authorize(request, own).await?,
             Review::ValidateVolume => volume::validate(request),
             Review::RenderClaim => volume::rendered(request, &Offered::read(&self.client).await?),
