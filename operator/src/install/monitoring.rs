@@ -376,6 +376,41 @@ mod tests {
     }
 
     #[test]
+    fn dashboard_shows_records_and_documented_metrics() {
+        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+        let documented = fs::read_to_string(docs.join("metrics.md")).unwrap();
+        let dashboard = fs::read_to_string(docs.join("grafana/ferrovirt.json")).unwrap();
+        let dashboard: Value = serde_json::from_str(&dashboard).unwrap();
+        let panels = dashboard["panels"].as_array().unwrap().iter();
+        let expressions = panels.flat_map(|panel| panel["targets"].as_array().unwrap().clone());
+        let mut count = 0;
+        for target in expressions {
+            let expression = target["expr"].as_str().unwrap();
+            for word in expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_') {
+                let ours =
+                    ["kubevirt_", "ferrovirt_", "macpool_"].iter().any(|start| word.starts_with(start));
+                if !ours {
+                    continue;
+                }
+                count += 1;
+                // Of several metrics in one row the first is whole; `_free_` or `_free_bytes` stands for another.
+                let shortened = word.match_indices('_').any(|(place, _)| {
+                    let (start, rest) = (&word[..=place], &word[place + 1..]);
+                    let first = rest.split('_').next().unwrap_or_default();
+                    let endings = [format!("`_{rest}`"), format!("`_{first}_`")];
+                    documented.lines().any(|line| {
+                        line.contains(&format!("`{start}")) && endings.iter().any(|end| line.contains(end))
+                    })
+                });
+                let whole = [format!("`{word}`"), format!("`{word}{{")];
+                let known = shortened || whole.iter().any(|name| documented.contains(name));
+                assert!(known || RECORDS.iter().any(|(name, _)| *name == word), "{expression}: {word}");
+            }
+        }
+        assert!(count > 15, "{count}");
+    }
+
+    #[test]
     fn rules_can_be_chosen_by_name() {
         let count = |allowed: &Allowed| {
             let groups = objects("ns", allowed)[0]["spec"]["groups"].clone();
