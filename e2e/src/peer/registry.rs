@@ -87,8 +87,22 @@ impl Registry {
     /// # Errors
     /// What the registry does not take.
     pub async fn push(&self, name: &str, layer: &Layer, environment: &[&str]) -> Result<String> {
+        self.push_for("amd64", name, layer, environment).await
+    }
+
+    /// The same for another architecture, in the words of image configurations.
+    ///
+    /// # Errors
+    /// What the registry does not take.
+    pub async fn push_for(
+        &self,
+        architecture: &str,
+        name: &str,
+        layer: &Layer,
+        environment: &[&str],
+    ) -> Result<String> {
         let config = json!({
-            "architecture": "amd64", "os": "linux", "config": {"Env": environment},
+            "architecture": architecture, "os": "linux", "config": {"Env": environment},
             "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{}", layer.diff_id)]},
         });
         let config = config.to_string().into_bytes();

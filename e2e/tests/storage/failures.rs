@@ -1,9 +1,12 @@
 //! Imports that fail, and what DataVolumes say about it; they continue when the cause is removed.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use e2e::peer::flaky::{Flaky, Mood};
+use e2e::peer::registry::{self, Registry};
 use e2e::peer::web::Web;
+use image::layer::{self, Member};
 use serde_json::json;
 
 use crate::setup::{CLUSTER, DISK, IMMEDIATE, MIB, assert_same};
@@ -67,6 +70,106 @@ fn an_importer_that_fails_three_times_is_started_again_until_it_succeeds() {
         let events = space.events("disk");
         events.iter().any(|(reason, _)| reason == "ImportSucceeded").then_some(())
     });
+}
+
+#[test]
+fn an_image_of_another_architecture_is_named_and_the_right_one_is_taken() {
+    let space = Space::new("failures-architecture");
+    let registry = Registry::start(CLUSTER.place()).unwrap();
+    let folder = tempfile::tempdir_in(DISK.qcow2.parent().unwrap()).unwrap();
+    let members = BTreeMap::from([
+        ("disk".to_owned(), Member::Folder { mode: 0o755 }),
+        ("disk/disk.qcow2".to_owned(), Member::File { from: DISK.qcow2.clone(), mode: 0o444 }),
+    ]);
+    let layer = layer::pack(&members, &folder.path().join("layer")).unwrap();
+    let image = CLUSTER.run(registry.push_for("arm64", "disks/foreign", &layer, &[])).unwrap();
+    space.create(
+        "ConfigMap",
+        json!({"metadata": {"name": "authority"}, "data": {"ca.pem": registry.authority()}}),
+    );
+    let keys = json!({"accessKeyId": registry::USER, "secretKey": registry::PASSWORD});
+    space.create("Secret", json!({"metadata": {"name": "keys"}, "stringData": keys}));
+    let source = |architecture: &str| {
+        json!({"registry": {
+            "url": format!("docker://{image}"), "certConfigMap": "authority", "secretRef": "keys",
+            "platform": {"architecture": architecture},
+        }})
+    };
+    space.data_volume("disk", &source("amd64"), IMMEDIATE, "Filesystem", &json!({}));
+    let text = "the image is for linux/arm64, and linux/amd64 was asked for";
+    until("the architecture is named", || {
+        let (status, _, message) = space.condition("disk", "Running")?;
+        (status == "False" && message.contains(text)).then_some(())
+    });
+    until("the event names it", || {
+        space.events("disk").iter().any(|(_, message)| message.contains(text)).then_some(())
+    });
+    // Asked for, it is a disk like others.
+    space.data_volume("foreign", &source("arm64"), IMMEDIATE, "Filesystem", &json!({}));
+    space.phases("foreign", "Succeeded");
+    assert_same(&space.file("foreign"));
+    CLUSTER.run(registry.push("disks/foreign", &layer, &[])).unwrap();
+    space.phases("disk", "Succeeded");
+    assert_same(&space.file("disk"));
+}
+
+#[test]
+fn a_restored_claim_is_adopted_and_not_filled_again() {
+    let space = Space::new("failures-restored");
+    let server = Flaky::start(CLUSTER.place(), &DISK.qcow2, 1000 * MIB).unwrap();
+    let source = json!({"http": {"url": server.url()}});
+    let saved = json!({"cdi.kubevirt.io/storage.populatedFor": "disk"});
+    space.data_volume("disk", &source, IMMEDIATE, "Filesystem", &saved);
+    space.phases("disk", "Succeeded");
+    let marked = until("the claim says that it is filled", || {
+        let claim = space.get("PersistentVolumeClaim", "disk")?;
+        (claim["metadata"]["annotations"]["cdi.kubevirt.io/storage.populatedFor"] == "disk").then_some(claim)
+    });
+    let exported = until("the DataVolume names its claim", || {
+        let volume = space.get("DataVolume", "disk")?;
+        (volume["metadata"]["annotations"]["cdi.kubevirt.io/storage.prePopulated"] == "disk")
+            .then_some(volume)
+    });
+    // The volume outlives its claim, as a backup's does.
+    let name = marked["spec"]["volumeName"].as_str().unwrap().to_owned();
+    let reclaim = |policy: &str| json!({"spec": {"persistentVolumeReclaimPolicy": policy}});
+    space.patch("PersistentVolume", &name, &reclaim("Retain"));
+    space.delete("DataVolume", "disk");
+    until("both are gone", || {
+        let gone = space.get("DataVolume", "disk").is_none();
+        (gone && space.get("PersistentVolumeClaim", "disk").is_none()).then_some(())
+    });
+    until("the volume is released", || {
+        (space.get("PersistentVolume", &name)?["status"]["phase"] == "Released").then_some(())
+    });
+    let sent = server.sent();
+    // It stays this claim's, whichever id that will have; an available volume would be anybody's.
+    let unbound = json!({"spec": {"claimRef": {"uid": null, "resourceVersion": null}}});
+    space.patch("PersistentVolume", &name, &unbound);
+    // As backup tools do: without identity, owners and status; the DataVolume first.
+    let restored = |object: &serde_json::Value| {
+        let mut spec = object["spec"].clone();
+        spec.as_object_mut().unwrap().remove("dataSource");
+        let mut meta = object["metadata"].clone();
+        meta["annotations"].as_object_mut().unwrap().retain(|name, _| !name.starts_with("pv.kubernetes.io/"));
+        json!({"metadata": {"name": meta["name"], "labels": meta["labels"], "annotations": meta["annotations"]}, "spec": spec})
+    };
+    space.create("DataVolume", restored(&exported));
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(space.get("PersistentVolumeClaim", "disk").is_none(), "it waits for its claim");
+    assert_eq!(space.get("DataVolume", "disk").unwrap()["status"]["phase"], "Pending");
+    space.create("PersistentVolumeClaim", restored(&marked));
+    space.phases("disk", "Succeeded");
+    let claim = space.get("PersistentVolumeClaim", "disk").unwrap();
+    assert_eq!(claim["metadata"]["ownerReferences"][0]["kind"], "DataVolume");
+    assert_eq!(claim["spec"]["volumeName"], name.as_str());
+    until("it is bound", || {
+        (space.get("PersistentVolumeClaim", "disk")?["status"]["phase"] == "Bound").then_some(())
+    });
+    assert_same(&space.file("disk"));
+    assert_eq!(server.sent(), sent, "nothing is fetched again");
+    assert!(space.names("Pod").is_empty());
+    space.patch("PersistentVolume", &name, &reclaim("Delete"));
 }
 
 #[test]

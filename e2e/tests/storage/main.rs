@@ -8,6 +8,7 @@
 mod authorization;
 mod clones;
 mod crons;
+mod crowd;
 mod failures;
 mod imports;
 mod killed;

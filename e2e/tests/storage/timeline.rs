@@ -76,7 +76,13 @@ async fn follow(kind: &'static str, namespace: &str, seen: &Mutex<Vec<(Seen, Ins
             if let WatchEvent::Error(_) = event {
                 version = "0".to_owned();
             }
-            let (WatchEvent::Added(object) | WatchEvent::Modified(object)) = event else { continue };
+            let object = match event {
+                // A pod's end may come with its deletion.
+                WatchEvent::Added(object) | WatchEvent::Modified(object) | WatchEvent::Deleted(object) => {
+                    object
+                }
+                WatchEvent::Bookmark(_) | WatchEvent::Error(_) => continue,
+            };
             let now = Instant::now();
             version = object.metadata.resource_version.clone().unwrap_or_default();
             let name = object.metadata.name.clone().unwrap_or_default();

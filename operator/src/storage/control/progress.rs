@@ -33,9 +33,11 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const AT_ONCE: usize = 16;
 /// Longest page.
 const LONGEST: usize = 64 << 10;
-/// A change of so many points is reported at once.
+/// A change of so many points is reported after [`FIRST`], any other after [`REST`].
 const STEP: f64 = 10.0;
-/// Any change is reported after this time.
+/// From a worker's first number, or the last report, to the next one: most transfers are over by then.
+const FIRST: Duration = Duration::from_secs(4);
+/// The same for small changes.
 const REST: Duration = Duration::from_secs(10);
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -54,9 +56,10 @@ impl Progress {
     /// Takes a value; says whether it is to be reported.
     fn take(&self, claim: &Key, value: f64, now: Instant) -> bool {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let news = all.get(claim).is_none_or(|last| {
-            (value - last.value).abs() >= STEP || (value > last.value && now - last.since >= REST)
-        });
+        let last = *all.entry(claim.clone()).or_insert(Reported { value: 0.0, since: now });
+        let age = now.saturating_duration_since(last.since);
+        let far = (value - last.value).abs() >= STEP && age >= FIRST;
+        let news = far || (value > last.value && age >= REST);
         if news {
             all.insert(claim.clone(), Reported { value, since: now });
         }
@@ -71,7 +74,8 @@ impl Progress {
     /// The progress of a claim, as its DataVolume shows it.
     pub(super) fn of(&self, claim: &Key) -> Option<String> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.get(claim).map(|reported| format!("{:.2}%", reported.value))
+        let reported = all.get(claim).filter(|reported| reported.value > 0.0)?;
+        Some(format!("{:.2}%", reported.value))
     }
 }
 
@@ -185,11 +189,13 @@ mod tests {
     #[test]
     fn progress_is_reported_in_steps() {
         let (progress, claim, begun) = (Progress::default(), Key::new("n", "a"), Instant::now());
-        assert!(progress.take(&claim, 1.0, begun));
-        assert!(!progress.take(&claim, 9.0, begun + PERIOD));
-        assert!(progress.take(&claim, 11.5, begun + PERIOD));
-        assert!(progress.take(&claim, 12.0, begun + PERIOD + REST));
-        assert_eq!(progress.of(&claim).as_deref(), Some("12.00%"));
+        assert!(!progress.take(&claim, 50.0, begun), "it may be over in a moment");
+        assert_eq!(progress.of(&claim), None);
+        assert!(progress.take(&claim, 60.0, begun + FIRST));
+        assert!(!progress.take(&claim, 69.0, begun + FIRST + FIRST));
+        assert!(progress.take(&claim, 71.5, begun + FIRST + FIRST));
+        assert!(progress.take(&claim, 72.0, begun + FIRST + FIRST + REST));
+        assert_eq!(progress.of(&claim).as_deref(), Some("72.00%"));
         progress.keep(&[]);
         assert_eq!(progress.of(&claim), None);
     }
