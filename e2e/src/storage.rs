@@ -39,7 +39,7 @@ const READY: Duration = Duration::from_secs(120);
 /// The program that makes the volumes of claims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Provisioner {
-    /// Stock csi-provisioner and csi-resizer, next to the driver.
+    /// Stock csi-provisioner, csi-resizer and csi-snapshotter, next to the driver.
     Sidecars,
     /// The node's agent and the operator; the test runs both.
     Agent,
@@ -79,7 +79,8 @@ pub fn provision_by(cluster: &Cluster, provisioner: Provisioner) -> Result<()> {
     kubectl(cluster, &["apply", "--server-side", "--force-conflicts", "-f", &manifests])?;
     if provisioner == Provisioner::Agent {
         let without = r#"{"spec": {"template": {"spec": {"containers": [
-            {"name": "csi-provisioner", "$patch": "delete"}, {"name": "csi-resizer", "$patch": "delete"}]}}}}"#;
+            {"name": "csi-provisioner", "$patch": "delete"}, {"name": "csi-resizer", "$patch": "delete"},
+            {"name": "csi-snapshotter", "$patch": "delete"}]}}}}"#;
         let daemon_set = ["-n", NAMESPACE, "patch", "daemonset", "hostpath-provisioner-csi", "-p", without];
         kubectl(cluster, &daemon_set)?;
     }

@@ -41,6 +41,8 @@ static CLUSTER: LazyLock<Cluster> = LazyLock::new(|| {
     let image = programs::image().unwrap();
     let cluster = Cluster::start().unwrap();
     cluster.import_images(&image).unwrap();
+    // Both work in every cluster of these tests; the agent only while the driver's pods have no sidecar.
+    modes::serve(&cluster);
     storage::install(&cluster, POOL, provisioner()).unwrap();
     cluster
 });

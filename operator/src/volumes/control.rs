@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 
 use super::plan::{self, Around, ForClaim};
 use super::seen::{
-    CAPACITIES, CLAIMS, CLASSES, Capacity, Claim, Class, DAEMON_SETS, DaemonSet, NODE_LABEL, SELECTED_NODE,
-    VOLUMES, Volume,
+    CAPACITIES, CLAIMS, CLASSES, CONTENTS, Capacity, Claim, Class, DAEMON_SETS, DaemonSet, MANAGED_BY,
+    NODE_LABEL, SELECTED_NODE, SNAPSHOTS, VOLUMES, Volume,
 };
 
 /// Writes at once.
@@ -56,12 +56,26 @@ pub async fn run(client: Client, stop: impl Future<Output = ()>) {
             }
         })
         .start::<Value>(&client, VOLUMES, &all);
-    let classes = Cache::<Class>::builder().start::<Value>(&client, CLASSES, &all);
+    // Claims that another program was to serve, and now is not.
+    let again = |queue: &Queue<Work>, claims: &Cache<Claim>| {
+        let (feed, known) = (queue.clone(), claims.clone());
+        move || {
+            for (key, claim) in known.all() {
+                if claim.ours && claim.volume.is_none() {
+                    feed.add(Work::Claim(key));
+                }
+            }
+        }
+    };
+    let look = again(&queue, &claims);
+    let classes = Cache::<Class>::builder().on_change(move |_| look()).start::<Value>(&client, CLASSES, &all);
     let mut capacities = Cache::<Capacity>::builder();
     let by_class = capacities.index(|_, capacity| vec![capacity.class.clone()]);
     let capacities = capacities.start::<Value>(&client, CAPACITIES, &all);
     let ours = all.clone().labels("k8s-app=hostpath-provisioner");
-    let daemon_sets = Cache::<DaemonSet>::builder().start::<Value>(&client, DAEMON_SETS, &ours);
+    let look = again(&queue, &claims);
+    let daemon_sets =
+        Cache::<DaemonSet>::builder().on_change(move |_| look()).start::<Value>(&client, DAEMON_SETS, &ours);
     claims.synced().await;
     volumes.synced().await;
     classes.synced().await;
@@ -94,12 +108,17 @@ impl Controller {
         let volume = claim.volume.as_deref().and_then(|name| self.volumes.get(&Key::cluster(name)));
         let source =
             claim.source.as_deref().and_then(|name| self.claims.get(&Key::new(key.namespace(), name)));
-        let around = Around {
+        let mut around = Around {
             class: class.as_deref(),
             volume: volume.as_deref(),
             source: source.as_ref().and_then(|source| source.label.as_deref()),
             stock: self.daemon_sets.all().iter().any(|(_, set)| set.provisions),
         };
+        let snapshot = match plan::needs_snapshot(&claim, around) {
+            true => self.snapshot_node(key, claim.snapshot.as_deref().unwrap_or_default()).await,
+            false => None,
+        };
+        around.source = around.source.or(snapshot.as_deref());
         let capacities = self.capacities.by(self.by_class, claim.class.as_deref().unwrap_or_default());
         let capacities: Vec<&Capacity> = capacities.iter().map(|(_, one)| one.as_ref()).collect();
         let patch = match plan::for_claim(&claim, around, &capacities) {
@@ -123,6 +142,15 @@ impl Controller {
                 Outcome::Retry
             }
         }
+    }
+
+    /// The node of a claim's snapshot; `None` until it is known.
+    async fn snapshot_node(&self, claim: &Key, name: &str) -> Option<String> {
+        let key = Key::new(claim.namespace(), name);
+        let snapshot: Value = self.client.find(SNAPSHOTS, &key).await.ok().flatten()?;
+        let content = snapshot["status"]["boundVolumeSnapshotContentName"].as_str()?;
+        let content: Value = self.client.find(CONTENTS, &Key::cluster(content)).await.ok().flatten()?;
+        content["metadata"]["labels"][MANAGED_BY].as_str().map(str::to_owned)
     }
 
     async fn volume(&self, key: &Key) -> Outcome {

@@ -22,10 +22,16 @@ pub struct Around<'a> {
     pub class: Option<&'a Class>,
     /// The PV that it is bound to.
     pub volume: Option<&'a Volume>,
-    /// The node of the claim that it is a clone of.
+    /// The node of the claim or snapshot that it is a copy of.
     pub source: Option<&'a str>,
     /// Whether stock csi-provisioner chooses.
     pub stock: bool,
+}
+
+/// Whether the node of a claim's snapshot is needed: it is read for such a claim only.
+pub fn needs_snapshot(claim: &Claim, around: Around<'_>) -> bool {
+    let chosen_here = around.class.is_some_and(|class| class.ours && class.immediate) && !around.stock;
+    chosen_here && claim.snapshot.is_some() && claim.volume.is_none() && claim.selected.is_none()
 }
 
 /// Decides about a claim; `capacities` are those of its class.
@@ -50,7 +56,7 @@ pub fn for_claim(claim: &Claim, around: Around<'_>, capacities: &[&Capacity]) ->
     if let Some(node) = around.source {
         return ForClaim::Choose(node.to_owned());
     }
-    if claim.source.is_some() {
+    if claim.source.is_some() || claim.snapshot.is_some() {
         return ForClaim::Wait;
     }
     let fits = |one: &&&Capacity| one.largest.unwrap_or(one.available) >= claim.request && one.node.is_some();
@@ -114,6 +120,7 @@ mod tests {
                 ForClaim::Choose("n1".into()),
             ),
             (Claim { source: some("golden"), ..claim() }, on(&at_once), &all, ForClaim::Wait),
+            (Claim { snapshot: some("golden"), ..claim() }, on(&at_once), &all, ForClaim::Wait),
             (
                 Claim { volume: some("pv"), ..claim() },
                 Around { volume: Some(&bound), ..on(&late) },

@@ -22,6 +22,12 @@ pub const VOLUMES: Resource = Resource::cluster("", "v1", "persistentvolumes");
 pub const CLASSES: Resource = Resource::cluster("storage.k8s.io", "v1", "storageclasses");
 /// CSIStorageCapacities.
 pub const CAPACITIES: Resource = Resource::namespaced("storage.k8s.io", "v1", "csistoragecapacities");
+/// VolumeSnapshots.
+pub const SNAPSHOTS: Resource = Resource::namespaced("snapshot.storage.k8s.io", "v1", "volumesnapshots");
+/// VolumeSnapshotContents.
+pub const CONTENTS: Resource = Resource::cluster("snapshot.storage.k8s.io", "v1", "volumesnapshotcontents");
+/// Label of a VolumeSnapshotContent: the node of its snapshot.
+pub const MANAGED_BY: &str = "snapshot.storage.kubernetes.io/managed-by";
 /// DaemonSets.
 pub const DAEMON_SETS: Resource = Resource::namespaced("apps", "v1", "daemonsets");
 
@@ -59,7 +65,9 @@ pub struct Claim {
     pub request: u64,
     /// The claim that it is a clone of.
     pub source: Option<String>,
-    /// Whether another program fills it, or a snapshot does.
+    /// The VolumeSnapshot that it is restored from.
+    pub snapshot: Option<String>,
+    /// Whether another program fills it.
     pub other_source: bool,
 }
 
@@ -73,7 +81,11 @@ impl From<&Value> for Claim {
         }
         let kind = text(object, "/spec/dataSourceRef/kind").or_else(|| text(object, "/spec/dataSource/kind"));
         let name = text(object, "/spec/dataSourceRef/name").or_else(|| text(object, "/spec/dataSource/name"));
-        let is_claim = kind.as_deref() == Some("PersistentVolumeClaim");
+        let group = text(object, "/spec/dataSourceRef/apiGroup")
+            .or_else(|| text(object, "/spec/dataSource/apiGroup"))
+            .unwrap_or_default();
+        let is_claim = kind.as_deref() == Some("PersistentVolumeClaim") && group.is_empty();
+        let is_snapshot = kind.as_deref() == Some("VolumeSnapshot") && group == SNAPSHOTS.group;
         Self {
             ours: true,
             deleting: object.pointer("/metadata/deletionTimestamp").is_some(),
@@ -83,8 +95,9 @@ impl From<&Value> for Claim {
             selected: annotation(SELECTED_NODE),
             label: entry(object, "/metadata/labels", NODE_LABEL),
             request: bytes(object, "/spec/resources/requests/storage").unwrap_or(0),
-            source: name.filter(|_| is_claim),
-            other_source: kind.is_some() && !is_claim,
+            source: name.clone().filter(|_| is_claim),
+            snapshot: name.filter(|_| is_snapshot),
+            other_source: kind.is_some() && !is_claim && !is_snapshot,
         }
     }
 }

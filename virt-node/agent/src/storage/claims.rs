@@ -19,6 +19,9 @@ use super::request::{self, Place};
 use super::volume;
 use crate::error::{Error, Kind, Result};
 
+/// Annotation of a VolumeSnapshotContent whose snapshot may become a volume of another mode.
+const MODE_CHANGE: &str = "snapshot.storage.kubernetes.io/allow-volume-mode-change";
+
 impl Controller {
     /// Makes the volume and the PV of a claim.
     pub(super) async fn provision(&self, claim: &Claim, class: &Class) -> Outcome {
@@ -89,7 +92,7 @@ impl Controller {
             Some(name) => self.attributes(name).await?,
             None => BTreeMap::new(),
         };
-        let source = self.content(claim).await?;
+        let source = self.source_of(claim).await?;
         let place =
             Place { topology: self.driver.topology(), several_writers: self.driver.several_writers() };
         Ok(request::create(claim, class, &place, source, &attributes))
@@ -112,11 +115,11 @@ impl Controller {
     }
 
     /// The source of the claim's volume, by the driver's names.
-    async fn content(&self, claim: &Claim) -> Result<Option<VolumeContentSource>> {
+    async fn source_of(&self, claim: &Claim) -> Result<Option<VolumeContentSource>> {
         let Some(source) = claim.source() else { return Ok(None) };
         let key = Key::new(&claim.metadata.namespace, &source.name);
         let r#type = if source.kind == "VolumeSnapshot" {
-            Source::Snapshot(SnapshotSource { snapshot_id: self.snapshot(&key).await? })
+            Source::Snapshot(SnapshotSource { snapshot_id: self.snapshot(claim, &key).await? })
         } else {
             Source::Volume(VolumeSource { volume_id: self.source_claim(claim, &key).await? })
         };
@@ -133,6 +136,9 @@ impl Controller {
         if source.is_block() != claim.is_block() {
             return Err(refuse(format!("the source claim {key} has another volume mode")));
         }
+        if source.requested() > claim.requested() {
+            return Err(refuse(format!("the claim is smaller than its source {key}")));
+        }
         let of = &source.spec.volume_name;
         let volume: Volume = self.client.get(VOLUMES, &Key::cluster(of)).await.map_err(asked)?;
         match volume.spec.csi {
@@ -142,7 +148,7 @@ impl Controller {
     }
 
     /// Handle of a snapshot that is ready.
-    async fn snapshot(&self, key: &Key) -> Result<String> {
+    async fn snapshot(&self, claim: &Claim, key: &Key) -> Result<String> {
         let refuse = |text: String| Error::new(Kind::Content, text);
         let snapshot: Value = self.client.get(SNAPSHOTS, key).await.map_err(asked)?;
         let text =
@@ -158,6 +164,18 @@ impl Controller {
         let content: Value = self.client.get(CONTENTS, &Key::cluster(&content)).await.map_err(asked)?;
         if text(&content, "/spec/driver").as_deref() != Some(self.driver.name()) {
             return Err(refuse(format!("the snapshot {key} is another driver's")));
+        }
+        let size = content.pointer("/status/restoreSize").and_then(Value::as_u64);
+        if size > claim.requested() {
+            return Err(refuse(format!("the claim is smaller than the snapshot {key}")));
+        }
+        let allowed = content
+            .pointer("/metadata/annotations")
+            .and_then(|all| all.get(MODE_CHANGE))
+            .is_some_and(|value| value == "true");
+        let mode = text(&content, "/spec/sourceVolumeMode");
+        if !allowed && mode.is_some_and(|mode| (mode == "Block") != claim.is_block()) {
+            return Err(refuse(format!("the snapshot {key} is of a volume with another volume mode")));
         }
         text(&content, "/status/snapshotHandle")
             .ok_or_else(|| refuse(format!("the snapshot {key} has no handle")))

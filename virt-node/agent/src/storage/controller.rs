@@ -8,9 +8,11 @@ use cluster::{Cache, Client, Key, Outcome, Queue, Scope};
 use tokio::sync::Notify;
 
 use super::Settings;
+use super::content::{Content, MANAGED_BY};
 use super::driver::Driver;
-use super::objects::{CLAIMS, CLASSES, Claim, Class, NODE_LABEL, VOLUMES, Volume};
+use super::objects::{CLAIMS, CLASSES, CONTENTS, Claim, Class, NODE_LABEL, VOLUMES, Volume};
 use super::plan::{self, ForClaim, ForVolume};
+use super::sidecars::Sidecars;
 
 /// Calls of the driver at once.
 const WORKERS: usize = 16;
@@ -23,6 +25,7 @@ const SLOWEST: Duration = Duration::from_secs(300);
 pub(super) enum Work {
     Claim(Key),
     Volume(Key),
+    Content(Key),
 }
 
 /// The controller of a node's volumes.
@@ -36,6 +39,9 @@ pub(super) struct Controller {
     pub(super) claims: Cache<Claim>,
     pub(super) volumes: Cache<Volume>,
     pub(super) classes: Cache<Class>,
+    /// Empty while the cluster has no VolumeSnapshotContents.
+    pub(super) contents: Cache<Content>,
+    sidecars: Sidecars,
     queue: Queue<Work>,
     /// Something changed what the pools have left.
     pub(super) changed: Arc<Notify>,
@@ -44,7 +50,12 @@ pub(super) struct Controller {
 
 impl Controller {
     /// Follows the node's claims and PVs, and the StorageClasses. Returns when they are known.
-    pub(super) async fn start(client: &Client, driver: Driver, settings: &Settings) -> Arc<Self> {
+    pub(super) async fn start(
+        client: &Client,
+        driver: Driver,
+        settings: &Settings,
+        sidecars: Sidecars,
+    ) -> Arc<Self> {
         let queue: Queue<Work> = Queue::new();
         let ours = Scope::all().labels(&format!("{NODE_LABEL}={}", settings.node));
         let feed = queue.clone();
@@ -72,6 +83,11 @@ impl Controller {
                 notified.notify_one();
             })
             .start::<Class>(client, CLASSES, &Scope::all());
+        let feed = queue.clone();
+        let of_node = Scope::all().labels(&format!("{MANAGED_BY}={}", settings.node));
+        let contents = Cache::<Content>::builder()
+            .on_change(move |change| feed.add(Work::Content(change.key.clone())))
+            .start::<Content>(client, CONTENTS, &of_node);
         claims.synced().await;
         volumes.synced().await;
         classes.synced().await;
@@ -93,6 +109,8 @@ impl Controller {
             claims,
             volumes,
             classes,
+            contents,
+            sidecars,
             queue,
             changed,
             failures: std::sync::Mutex::default(),
@@ -113,6 +131,8 @@ impl Controller {
         let outcome = match &work {
             Work::Claim(key) => self.claim(key).await,
             Work::Volume(key) => self.volume(key).await,
+            Work::Content(_) if self.sidecars.snapshot() => Outcome::After(SLOWEST / 10),
+            Work::Content(key) => self.content(key).await,
         };
         let mut failures = self.failures.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         match outcome {

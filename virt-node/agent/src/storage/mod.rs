@@ -10,15 +10,18 @@
 //!
 //! - [`objects`]: claims, classes and PVs as they are read. [`plan`]: what is done about a claim or a PV (pure).
 //! - [`request`], [`volume`]: the driver's request and the PV that is written (pure).
+//! - [`content`]: the same of VolumeSnapshotContents (pure).
 //! - [`driver`]: the CSI socket. [`controller`]: the queue, which does what the plans decide. [`claims`], [`removal`],
-//!   [`resize`]: one file for each kind of work. [`capacity`]: CSIStorageCapacity objects. [`sidecars`]: whether stock
+//!   [`resize`], [`snapshots`]: one file for each kind of work. [`capacity`]: CSIStorageCapacity objects. [`sidecars`]: whether stock
 //!   sidecars do the work on this node.
 //!
-//! The objects are those that stock csi-provisioner and csi-resizer write, field by field, but for the label: a cluster can
-//! be switched between both. Not here: which node a claim goes to (the operator's), snapshots.
+//! The objects are those that stock csi-provisioner, csi-resizer and csi-snapshotter write, field by field, but for the label: a cluster can
+//! be switched between both. Not here: which node a claim goes to (the operator's), VolumeSnapshots (the snapshot
+//! controller's), groups of them.
 
 mod capacity;
 mod claims;
+mod content;
 mod controller;
 mod driver;
 mod objects;
@@ -28,6 +31,7 @@ mod removal;
 mod request;
 mod resize;
 mod sidecars;
+mod snapshots;
 mod volume;
 
 use std::path::PathBuf;
@@ -69,7 +73,7 @@ async fn serve(client: &Client, settings: &Settings) {
         let serving = async {
             let driver = Driver::wait(&settings.socket).await;
             tracing::info!(driver = driver.name(), node = settings.node, "serving the volumes of the node");
-            let controller = Controller::start(client, driver, settings).await;
+            let controller = Controller::start(client, driver, settings, sidecars.clone()).await;
             let capacity = capacity::keep(Arc::clone(&controller), settings.clone());
             tokio::join!(controller.run(), capacity);
         };

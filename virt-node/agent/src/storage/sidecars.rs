@@ -10,8 +10,10 @@ use serde::Deserialize;
 use super::Settings;
 
 const PODS: Resource = Resource::namespaced("", "v1", "pods");
-/// The container that makes it.
+/// The container that makes volumes.
 const PROVISIONER: &str = "csi-provisioner";
+/// The container that makes snapshots.
+const SNAPSHOTTER: &str = "csi-snapshotter";
 /// Time between two looks at the pods that the watch brought.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -45,17 +47,19 @@ struct Status {
 #[derive(Clone, Debug, PartialEq)]
 struct Seen {
     provisions: bool,
+    snapshots: bool,
 }
 
 impl From<&Pod> for Seen {
     fn from(pod: &Pod) -> Self {
         let ended = matches!(pod.status.phase.as_str(), "Succeeded" | "Failed");
-        let has = pod.spec.containers.iter().any(|container| container.name == PROVISIONER);
-        Self { provisions: has && !ended }
+        let has = |name: &str| !ended && pod.spec.containers.iter().any(|container| container.name == name);
+        Self { provisions: has(PROVISIONER), snapshots: has(SNAPSHOTTER) }
     }
 }
 
 /// The driver's pods of the node.
+#[derive(Clone)]
 pub(super) struct Sidecars(Cache<Seen>);
 
 impl Sidecars {
@@ -70,6 +74,11 @@ impl Sidecars {
 
     fn provision(&self) -> bool {
         self.0.all().iter().any(|(_, pod)| pod.provisions)
+    }
+
+    /// Whether stock csi-snapshotter makes the snapshots of the node.
+    pub(super) fn snapshot(&self) -> bool {
+        self.0.all().iter().any(|(_, pod)| pod.snapshots)
     }
 
     /// Waits until no pod of the node has the sidecar.
