@@ -6,10 +6,10 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use operator::install::{Settings, custom_resources, macpool, manifests, yaml};
+use operator::install::{Settings, custom_resources, hostpath, macpool, manifests, yaml};
 use serde_json::Value;
 
-/// Everything that is installed, and what the operator deploys for its NetworkAddonsConfig.
+/// Everything that is installed, and what the operator deploys for its NetworkAddonsConfig and HostPathProvisioner.
 fn all() -> Vec<Value> {
     of_settings(&Settings::default())
 }
@@ -18,6 +18,14 @@ fn of_settings(settings: &Settings) -> Vec<Value> {
     let pool = macpool::Pool { replicas: settings.replicas, ..macpool::Pool::default() };
     let mut all = manifests(settings);
     all.extend(macpool::objects(settings, &pool));
+    let legacy = hostpath::Pool {
+        name: hostpath::LEGACY.to_owned(),
+        path: "/var/lib/hpvolumes".to_owned(),
+        reflink: false,
+        shared: false,
+    };
+    let driver = hostpath::Driver { pools: vec![legacy], ..hostpath::Driver::default() };
+    all.extend(hostpath::objects(settings, &driver));
     all
 }
 
@@ -67,6 +75,15 @@ fn objects_are_those_recorded() {
 }
 
 #[test]
+fn nothing_of_the_driver_is_installed_without_its_object() {
+    let installed = manifests(&Settings::default());
+    assert!(!names(&installed, "DaemonSet").contains(hostpath::DAEMON_SET));
+    assert_eq!(of(&installed, "CSIDriver").count(), 0);
+    let switches = custom_resources(&Settings::default());
+    assert_eq!(of(&switches, "HostPathProvisioner").count(), 1);
+}
+
+#[test]
 fn yaml_reads_back_as_the_same_objects() {
     let all = all();
     let text = yaml(&all).unwrap();
@@ -85,7 +102,8 @@ fn every_object_is_listed_once_and_in_a_namespace_that_exists() {
         let namespace = object["metadata"]["namespace"].as_str().unwrap_or("");
         assert!(seen.insert((kind(object), namespace, name(object))), "{} {}", kind(object), name(object));
         assert!(["", "kubevirt-hyperconverged", "kube-system"].contains(&namespace));
-        assert_eq!(object["metadata"]["labels"]["app.kubernetes.io/managed-by"], "ferrovirt");
+        let manager = object["metadata"]["labels"]["app.kubernetes.io/managed-by"].as_str().unwrap();
+        assert!(["ferrovirt", "hostpath-provisioner-operator"].contains(&manager), "{manager}");
     }
     assert_eq!(kind(&all[0]), "Namespace", "everything else is in it");
 }
@@ -192,9 +210,11 @@ fn own_pods_have_no_rights_beyond_their_work() {
             }
         }
         if role == "kubevirt-handler" {
-            for verb in ["delete", "update"] {
-                assert!(!has("verbs", verb), "{role}: {rule}");
-            }
+            assert!(!has("verbs", "update"), "{role}: {rule}");
+            // Held to those of its node by policies.
+            let of_volumes =
+                has("resources", "persistentvolumes") || has("resources", "csistoragecapacities");
+            assert!(of_volumes || !has("verbs", "delete"), "{role}: {rule}");
         }
     }
 }

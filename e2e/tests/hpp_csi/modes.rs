@@ -125,7 +125,7 @@ fn snapshot(space: &Space, claim: &str) -> Value {
     })
 }
 
-/// A class of the driver whose claims are bound at once.
+/// A class of the driver with the binding mode Immediate.
 const AT_ONCE: &str = "modes-at-once";
 
 fn class_at_once() {

@@ -13,6 +13,7 @@ mod crowds;
 mod disks;
 mod ends;
 mod guest;
+mod hostpath;
 mod hyperconverged;
 mod imports;
 mod life;

@@ -1,5 +1,6 @@
-//! Tests that need a cluster for themselves: programs of the node and the platform killed, another pod network, the platform
-//! removed and installed again, and a second node that shares a network of VMs, dies and comes back.
+//! Tests that need a cluster for themselves: programs of the node and the platform killed, another pod network, the pools of
+//! the storage changed, the platform removed and installed again, and a second node that shares a network of VMs, dies and
+//! comes back.
 //!
 //! One test; its parts follow each other.
 
@@ -18,6 +19,7 @@ mod machines;
 mod nodes;
 #[path = "../platform/place.rs"]
 mod place;
+mod pools;
 mod ptp;
 #[path = "../platform/shell.rs"]
 mod shell;
@@ -27,6 +29,7 @@ fn machines_outlive_kills_and_their_node_and_the_platform_is_removed_without_a_t
     kills::guest_outlives_every_program();
     kills::memory_is_bounded();
     ptp::guest_is_on_a_point_to_point_network();
+    pools::follow_their_object();
     install::removed_without_a_trace();
     nodes::outlive_their_node();
 }

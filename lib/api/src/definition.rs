@@ -4,7 +4,7 @@
 
 use serde_json::{Value, json};
 
-use crate::{addons, cdi, hyperconverged, instancetype, kubevirt, multus, schema, ssp};
+use crate::{addons, cdi, hostpath, hyperconverged, instancetype, kubevirt, multus, schema, ssp};
 
 /// Definition of one kind.
 #[derive(Clone, Copy)]
@@ -387,6 +387,19 @@ pub const ALL: &[Definition] = &[
             "NetworkAddonsConfig",
             "networkaddonsconfigs",
             schema::structural::<addons::NetworkAddonsConfig>,
+        )
+    },
+    Definition {
+        group: hostpath::GROUP,
+        singular: "hostpathprovisioner",
+        in_all: false,
+        namespaced: false,
+        versions: &["v1beta1"],
+        status: false,
+        ..compute(
+            "HostPathProvisioner",
+            "hostpathprovisioners",
+            schema::structural::<hostpath::HostPathProvisioner>,
         )
     },
 ];

@@ -3,7 +3,8 @@
 //! A contract is one type that both its ends use: what a controller writes and what a worker reads cannot drift apart.
 //!
 //! - [`import`]: what an importer is told ([`import::Job`]) and what it answers ([`import::Outcome`]).
-//! - [`kubevirt`], [`instancetype`], [`cdi`], [`multus`], [`hyperconverged`], [`ssp`], [`addons`], [`core`]: resources by group;
+//! - [`kubevirt`], [`instancetype`], [`cdi`], [`multus`], [`hyperconverged`], [`ssp`], [`addons`], [`hostpath`],
+//!   [`core`]: resources by group;
 //!   [`component`] is shared by the installation objects.
 //!   [`resource`] holds what all are made of, [`kind`] names those that a standalone machine reads.
 //! - `manifest` (feature `yaml`): the documents of a text. `schema`, `definition` (feature `crd`): schemas of the
@@ -26,6 +27,7 @@ pub mod core;
 #[cfg(feature = "crd")]
 pub mod definition;
 pub mod duration;
+pub mod hostpath;
 pub mod hyperconverged;
 pub mod import;
 pub mod instancetype;

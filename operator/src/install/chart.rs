@@ -185,10 +185,15 @@ Switch the platform on:
   apiVersion: hco.kubevirt.io/v1
   kind: HyperConverged
   metadata: {name: kubevirt-hyperconverged, namespace: {{ .Release.Namespace }}}
+  ---
+  apiVersion: hostpathprovisioner.kubevirt.io/v1beta1
+  kind: HostPathProvisioner
+  metadata: {name: hostpath-provisioner}
+  spec: {storagePools: [{name: legacy, path: /var/lib/hpvolumes}]}
   EOF
   kubectl -n {{ .Release.Namespace }} wait hyperconverged/kubevirt-hyperconverged --for condition=Available
 
-Before `helm uninstall`, delete virtual machines, DataVolumes and the HyperConverged object. Definitions stay.
+Before `helm uninstall`, delete virtual machines, DataVolumes, claims of its storage, and both objects. Definitions stay.
 ";
 
 const INGRESS: &str = "\

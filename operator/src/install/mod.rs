@@ -2,13 +2,14 @@
 //!
 //! The objects have upstream's names, so that NetworkPolicies, GitOps rules and habits keep working. Three things are not
 //! in them: certificate authorities of webhooks and APIServices (the operator fills in `caBundle` at run time), the
-//! object `HyperConverged`, which switches the platform on ([`custom_resources`]), and the MAC pool ([`mod@macpool`]), which
-//! the operator deploys for a `NetworkAddonsConfig`. All are made for server-side apply: a second apply changes nothing.
+//! objects that switch the platform on ([`custom_resources`]), and what the operator deploys for some of these: the MAC
+//! pool ([`mod@macpool`]) for a `NetworkAddonsConfig`, the CSI driver ([`mod@hostpath`]) for a `HostPathProvisioner`. All are made for server-side apply: a second apply changes nothing.
 //!
 //! Not here: applying and removing the objects.
 
 mod accounts;
 pub mod chart;
+pub mod hostpath;
 pub mod macpool;
 pub(crate) mod monitoring;
 mod network_policies;
@@ -117,14 +118,23 @@ fn definition(definition: &api::definition::Definition, settings: &Settings) -> 
     object
 }
 
-/// The object that switches the platform on. Its definition must be established first.
+/// The objects that switch the platform on: everything, and storage on the nodes. Their definitions must be established
+/// first.
 pub fn custom_resources(settings: &Settings) -> Vec<Value> {
-    vec![json!({
-        "apiVersion": api::hyperconverged::API_VERSION,
-        "kind": "HyperConverged",
-        "metadata": {"name": api::hyperconverged::NAME, "namespace": settings.namespace},
-        "spec": {},
-    })]
+    vec![
+        json!({
+            "apiVersion": api::hyperconverged::API_VERSION,
+            "kind": "HyperConverged",
+            "metadata": {"name": api::hyperconverged::NAME, "namespace": settings.namespace},
+            "spec": {},
+        }),
+        json!({
+            "apiVersion": api::hostpath::API_VERSION,
+            "kind": "HostPathProvisioner",
+            "metadata": {"name": api::hostpath::NAME},
+            "spec": {"storagePools": [{"name": "legacy", "path": "/var/lib/hpvolumes"}]},
+        }),
+    ]
 }
 
 /// Objects as YAML documents.

@@ -138,7 +138,7 @@ const fn alert(
 }
 
 /// All alerts. `NS` stands for the namespace.
-const ALERTS: [Alert; 25] = [
+const ALERTS: [Alert; 31] = [
     alert(
         "VirtAPIDown",
         "kubevirt_virt_api_up == 0",
@@ -240,6 +240,48 @@ const ALERTS: [Alert; 25] = [
         "Disks of virtual machines on Ceph RBD are mapped without krbd:rxbounce.",
     ),
     alert("HPPOperatorDown", "kubevirt_hpp_operator_up == 0", "5m", "warning", "No hostpath driver runs."),
+    alert(
+        "HPPNotReady",
+        "kubevirt_hpp_cr_ready == 0",
+        "5m",
+        "warning",
+        "HostPathProvisioner is not available.",
+    ),
+    alert(
+        "HPPPoolNearlyFull",
+        "kubevirt_hpp_pool_free_bytes < 0.1 * kubevirt_hpp_pool_size_bytes",
+        "5m",
+        "warning",
+        "Less than a tenth of a storage pool is free.",
+    ),
+    alert(
+        "HPPPoolMostlyReserved",
+        "kubevirt_hpp_pool_promised_bytes > 0.9 * kubevirt_hpp_pool_limit_bytes",
+        "5m",
+        "warning",
+        "More than 90 % of a storage pool is reserved.",
+    ),
+    alert(
+        "HPPPoolReadOnly",
+        "kubevirt_hpp_pool_read_only == 1",
+        "1m",
+        "warning",
+        "A storage pool accepts no writes.",
+    ),
+    alert(
+        "HPPPoolNotEnforced",
+        "kubevirt_hpp_pool_enforced_info{by='none'} == 1",
+        "15m",
+        "info",
+        "Nothing keeps the volumes of a storage pool at their size.",
+    ),
+    alert(
+        "HPPLoopDeviceBuffered",
+        "kubevirt_hpp_volume_loop_info{direct='false'} == 1",
+        "15m",
+        "info",
+        "The loop device of a volume uses the page cache.",
+    ),
     alert(
         "HPPSharingPoolPathWithOS",
         "kubevirt_hpp_pool_path_shared_with_os == 1",

@@ -3,6 +3,7 @@
 //! - The node agent writes only its own node and the instances on it: the API server puts the node of the agent's pod
 //!   into its token, so an agent on a stolen node cannot name another one.
 //! - The node agent changes nothing of a pod but the annotation network-status, on its own node.
+//! - The node agent writes only claims, volumes, snapshots and capacities that the labels of its node are on.
 //! - Only the operator makes pods that count as launchers.
 
 use serde_json::{Value, json};
@@ -55,6 +56,84 @@ fn only_network_status() -> String {
     all.push(within("object", "oldObject"));
     all.push(within("oldObject", "object"));
     all.join(" && ")
+}
+
+/// Policies of the objects of volumes: the agent writes those of its node only, which a label names.
+fn volumes(agent: &Value, node: &Value) -> Vec<Value> {
+    let label = |object: &str, name: &str| format!("{object}.metadata.?labels[?'{name}'].orValue('')");
+    let rule = |group: &str, resources: &[&str], operations: &[&str]| {
+        json!({
+            "apiGroups": [group],
+            "apiVersions": ["*"],
+            "operations": operations,
+            "resources": resources,
+        })
+    };
+    let check = |expression: String, message: &str| json!({"expression": expression, "message": message, "reason": "Forbidden"});
+    // The object as it is after a CREATE, as it was before an UPDATE or DELETE.
+    let is = |name: &str, value: &str| {
+        format!(
+            "variables.node != '' && (request.operation == 'CREATE' ? {} : {}) == {value}",
+            label("object", name),
+            label("oldObject", name),
+        )
+    };
+    let mine = is("ferrovirt.io/node", "variables.node");
+    let mut all = Vec::new();
+    all.extend(policy(
+        "ferrovirt-agent-writes-claims-of-its-node",
+        &rule("", &["persistentvolumeclaims", "persistentvolumeclaims/status"], &["UPDATE"]),
+        agent,
+        node,
+        &json!([
+            check(mine.clone(), "the node agent may change claims of its own node only"),
+            check(
+                "object.spec == oldObject.spec".to_owned(),
+                "the node agent may not change the spec of a claim",
+            ),
+        ]),
+    ));
+    all.extend(policy(
+        "ferrovirt-agent-writes-volumes-of-its-node",
+        &rule("", &["persistentvolumes"], &["CREATE", "UPDATE", "DELETE"]),
+        agent,
+        node,
+        &json!([
+            check(mine, "the node agent may make, change and delete PersistentVolumes of its own node only"),
+            check(
+                format!(
+                    "(request.operation == 'CREATE' ? object : oldObject).spec.?csi.?driver.orValue('') == '{}'",
+                    super::hostpath::DRIVER,
+                ),
+                "the node agent may write PersistentVolumes of the hostpath driver only",
+            ),
+        ]),
+    ));
+    all.extend(policy(
+        "ferrovirt-agent-writes-snapshots-of-its-node",
+        &rule(
+            "snapshot.storage.k8s.io",
+            &["volumesnapshotcontents", "volumesnapshotcontents/status"],
+            &["UPDATE"],
+        ),
+        agent,
+        node,
+        &json!([check(
+            is("snapshot.storage.kubernetes.io/managed-by", "variables.node"),
+            "the node agent may change VolumeSnapshotContents of its own node only",
+        )]),
+    ));
+    all.extend(policy(
+        "ferrovirt-agent-writes-capacities-of-its-node",
+        &rule("storage.k8s.io", &["csistoragecapacities"], &["CREATE", "UPDATE", "DELETE"]),
+        agent,
+        node,
+        &json!([check(
+            is("csi.storage.k8s.io/managed-by", "'external-provisioner-' + variables.node"),
+            "the node agent may write CSIStorageCapacities of its own node only",
+        )]),
+    ));
+    all
 }
 
 /// All policies.
@@ -137,6 +216,7 @@ pub(super) fn policies(settings: &Settings) -> Vec<Value> {
             },
         ]),
     ));
+    all.extend(volumes(&agent, &node));
     let is_launcher = |object: &str| {
         format!("{object}.metadata.?labels[?'kubevirt.io'].orValue('') in ['virt-launcher', 'hotplug-disk']")
     };

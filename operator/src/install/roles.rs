@@ -84,6 +84,7 @@ pub(super) fn roles(settings: &Settings) -> Vec<Value> {
         }),
     ));
     all.extend(cluster(settings, AGENT, AGENT, &agent()));
+    all.extend(local(settings, AGENT, AGENT, &agent_locally()));
     all.extend(cluster(settings, "kubemacpool-manager-role", MACPOOL, &macpool()));
     all.extend(local(settings, "kubemacpool-manager-role", MACPOOL, &macpool_locally()));
     all.push(cluster_role(
@@ -129,6 +130,13 @@ fn operator() -> Vec<Value> {
         rule("networkaddonsoperator.network.kubevirt.io", &["networkaddonsconfigs/status"], &["patch"]),
         // The MAC pool's objects are owned by NetworkAddonsConfig: its deletion waits for them.
         rule("networkaddonsoperator.network.kubevirt.io", &["networkaddonsconfigs/finalizers"], &["update"]),
+        // Its status is written with the object; the driver's objects are owned by it.
+        rule(
+            "hostpathprovisioner.kubevirt.io",
+            &["hostpathprovisioners"],
+            &["get", "list", "watch", "patch"],
+        ),
+        rule("hostpathprovisioner.kubevirt.io", &["hostpathprovisioners/finalizers"], &["update"]),
         rule("k8s.cni.cncf.io", &["network-attachment-definitions"], READ),
         rule("", &["pods"], &["get", "list", "watch", "create", "update", "patch", "delete"]),
         rule("", &["pods/status", "pods/finalizers"], &["update", "patch"]),
@@ -146,6 +154,9 @@ fn operator() -> Vec<Value> {
         rule("events.k8s.io", &["events"], &["create", "patch"]),
         rule("apps", &["controllerrevisions"], &["get", "list", "watch", "create", "update", "delete"]),
         rule("storage.k8s.io", &["storageclasses", "csidrivers", "csinodes", "volumeattachments"], READ),
+        // The names of objects are not known to the authorizer when they are created.
+        rule("storage.k8s.io", &["csidrivers", "storageclasses"], &["create"]),
+        named("storage.k8s.io", &["csidrivers"], &[super::hostpath::DRIVER], &["patch", "delete"]),
         // Which node makes a claim's volume: its room, and whether sidecars of the driver choose.
         rule("storage.k8s.io", &["csistoragecapacities"], READ),
         rule("apps", &["daemonsets"], READ),
@@ -199,8 +210,9 @@ fn operator_locally() -> Vec<Value> {
             &["get", "list", "watch", "create", "update", "patch", "delete"],
         ),
         rule("apps", &["deployments", "daemonsets"], &["get", "list", "watch", "patch"]),
-        // The MAC pool.
-        rule("apps", &["deployments"], &["create"]),
+        // The MAC pool; the CSI driver.
+        rule("apps", &["deployments", "daemonsets"], &["create"]),
+        named("apps", &["daemonsets"], &[super::hostpath::DAEMON_SET], &["delete"]),
         named("apps", &["deployments"], &["kubemacpool-mac-controller-manager"], &["delete"]),
         rule("policy", &["poddisruptionbudgets"], &["create"]),
         named(
@@ -227,6 +239,27 @@ fn agent() -> Vec<Value> {
         rule("k8s.cni.cncf.io", &["network-attachment-definitions"], &["get"]),
         rule("", &["events"], &["create", "patch"]),
         rule("events.k8s.io", &["events"], &["create", "patch"]),
+        // The node's volumes.
+        rule("", &["persistentvolumes"], &["get", "list", "watch", "create", "patch", "delete"]),
+        rule("", &["persistentvolumeclaims"], &["get", "list", "watch", "patch"]),
+        rule("", &["persistentvolumeclaims/status"], &["patch"]),
+        rule("storage.k8s.io", &["storageclasses", "volumeattributesclasses"], READ),
+        rule("snapshot.storage.k8s.io", &["volumesnapshots"], &["get", "patch"]),
+        rule("snapshot.storage.k8s.io", &["volumesnapshotclasses"], &["get"]),
+        rule("snapshot.storage.k8s.io", &["volumesnapshotcontents"], &["get", "list", "watch", "patch"]),
+        rule("snapshot.storage.k8s.io", &["volumesnapshotcontents/status"], &["patch"]),
+    ]
+}
+
+/// Rights of the node agent in the platform's namespace: how much room its pools have.
+fn agent_locally() -> Vec<Value> {
+    vec![
+        rule(
+            "storage.k8s.io",
+            &["csistoragecapacities"],
+            &["get", "list", "watch", "create", "patch", "delete"],
+        ),
+        named("apps", &["daemonsets"], &[super::hostpath::DAEMON_SET], &["get"]),
     ]
 }
 

@@ -61,6 +61,12 @@ pub(super) fn services(settings: &Settings) -> Vec<Value> {
     );
     metrics["metadata"]["labels"] =
         json!({"control-plane": "mac-controller-manager", "prometheus.kubemacpool.io": "true"});
-    all.push(metrics);
+    let mut pools = service(
+        "hpp-prometheus-metrics",
+        ("k8s-app", "hostpath-provisioner"),
+        json!({"name": "metrics", "port": 8443, "targetPort": 8443, "protocol": "TCP"}),
+    );
+    pools["metadata"]["labels"] = json!({"prometheus.hostpathprovisioner.kubevirt.io": "true"});
+    all.extend([metrics, pools]);
     all
 }

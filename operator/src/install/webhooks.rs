@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::{Settings, object, own_users, with};
 
 /// Names of the operator's webhook configurations.
-pub(super) const NAMES: [&str; 9] = [
+pub(super) const NAMES: [&str; 10] = [
     "virt-api-mutator",
     "virt-api-validator",
     "virt-operator-validator",
@@ -16,6 +16,7 @@ pub(super) const NAMES: [&str; 9] = [
     PVC_MUTATE,
     "validate-hco.kubevirt.io",
     "mutate-ns-hco.kubevirt.io",
+    "hostpathprovisioner.kubevirt.io",
 ];
 /// The webhook of claims that ask for their storage profile.
 const PVC_MUTATE: &str = "cdi-api-pvc-mutate";
@@ -258,6 +259,22 @@ pub(super) fn configurations(settings: &Settings) -> Vec<Value> {
                 operations: &["DELETE"],
                 optional: true,
                 conditions: vec![("own-namespace", format!("request.name == '{}'", settings.namespace))],
+                ..Hook::default()
+            }],
+        ),
+        validating(
+            NAMES[9],
+            &[Hook {
+                name: "validate-hostpath-provisioner.kubevirt.io",
+                path: "/validate-hostpathprovisioner-kubevirt-io-v1beta1-hostpathprovisioner",
+                // A certificate that an older release made has the names of its Services only.
+                service: "hco-webhook-service",
+                group: api::hostpath::GROUP,
+                versions: &["v1beta1"],
+                resources: &["hostpathprovisioners"],
+                operations: CREATE_UPDATE,
+                // The status is written with the object.
+                conditions: vec![not_ours(settings), new_spec()],
                 ..Hook::default()
             }],
         ),

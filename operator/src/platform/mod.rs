@@ -1,5 +1,5 @@
-//! The objects `HyperConverged` ([`hyperconverged`]), `NetworkAddonsConfig` ([`addons`]), `KubeVirt` and `CDI`. The latter two
-//! switch the two sides of the platform on and show whether these work; deleting one removes its side.
+//! The objects `HyperConverged` ([`hyperconverged`]), `NetworkAddonsConfig` ([`addons`]), `HostPathProvisioner`
+//! ([`hostpath`]), `KubeVirt` and `CDI`. The latter two switch the two sides of the platform on and show whether these work; deleting one removes its side.
 //!
 //! ```text
 //! KubeVirt, CDI, Deployments, DaemonSets ─► Observed ─► plan ─► actions ─► apply ─► finalizer, workloads, status
@@ -11,6 +11,7 @@
 
 pub mod addons;
 pub mod apply;
+pub mod hostpath;
 pub mod hyperconverged;
 pub mod plan;
 pub mod status;
@@ -50,6 +51,21 @@ pub fn run(context: Context, stop: Stop) -> BoxFuture<'static, ()> {
             env!("CARGO_PKG_VERSION"),
             values,
         );
-        tokio::join!(controller.run(stop.wait()), entry_point.run(stop.wait()), networks.run(stop.wait()));
+        let values = Arc::new(hostpath::metrics::Metrics::default());
+        let page = Arc::clone(&values);
+        let _exposed_as_well = context.health.expose(move |into| page.write(into));
+        let volumes = hostpath::apply::Controller::start(
+            &context.client,
+            &context.events,
+            config.installation(),
+            env!("CARGO_PKG_VERSION"),
+            values,
+        );
+        tokio::join!(
+            controller.run(stop.wait()),
+            entry_point.run(stop.wait()),
+            networks.run(stop.wait()),
+            volumes.run(stop.wait())
+        );
     })
 }

@@ -22,7 +22,7 @@ impl Side {
     pub fn components(self) -> &'static [&'static str] {
         match self {
             Self::Compute => &["ferrovirt-operator", "virt-handler"],
-            Self::Storage => &["ferrovirt-operator", "cdi-uploadproxy", "hostpath-provisioner-csi"],
+            Self::Storage => &["ferrovirt-operator", "cdi-uploadproxy"],
         }
     }
 }

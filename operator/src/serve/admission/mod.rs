@@ -3,7 +3,7 @@
 //! ```text
 //!  API server ─► AdmissionReview ─► path ─► Review ─┬─► machine, instance: defaults, rules, reserved fields
 //!                                                   ├─► volume: rules; who may clone, asked as the user
-//!                                                   ├─► hyperconverged: rules
+//!                                                   ├─► hyperconverged, hostpath: rules
 //!                                                   └─► uninstall: deletion while workloads exist
 //! ```
 //!
@@ -15,6 +15,7 @@
 
 mod answer;
 mod fill;
+mod hostpath;
 mod hyperconverged;
 mod instance;
 mod labels;
@@ -32,7 +33,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use api::kind::Kind;
 use api::kubevirt::VirtualMachine;
 use cluster::review::{Answer, Request};
-use cluster::{Cache, Client, Key, Resource};
+use cluster::{Cache, Client, Key, Resource, Scope};
 use http::{Method, StatusCode};
 use serde::Deserialize;
 use serde_json::Value;
@@ -54,6 +55,8 @@ const MOST_BODY: usize = 7 << 20;
 /// Longest wait for the KubeVirt object after a start. The API server waits five seconds for the answer.
 const SETTINGS_WAIT: Duration = Duration::from_secs(3);
 
+const HOST_PATHS: Resource =
+    Resource::cluster("hostpathprovisioner.kubevirt.io", "v1beta1", "hostpathprovisioners");
 const HYPER_CONVERGED: Resource = Resource::namespaced("hco.kubevirt.io", "v1", "hyperconvergeds");
 
 /// A webhook.
@@ -71,6 +74,7 @@ enum Review {
     DeleteCdi,
     ValidateHyperConverged,
     DeleteNamespace,
+    ValidateHostPath,
 }
 
 impl Review {
@@ -87,6 +91,7 @@ impl Review {
         Self::DeleteCdi,
         Self::ValidateHyperConverged,
         Self::DeleteNamespace,
+        Self::ValidateHostPath,
     ];
 
     /// Its path, as the installed configurations name it.
@@ -104,6 +109,7 @@ impl Review {
             Self::DeleteCdi => "/cdi-validate",
             Self::ValidateHyperConverged => "/validate-hco-kubevirt-io-v1-hyperconverged",
             Self::DeleteNamespace => "/mutate-ns-hco-kubevirt-io",
+            Self::ValidateHostPath => "/validate-hostpathprovisioner-kubevirt-io-v1beta1-hostpathprovisioner",
         }
     }
 
@@ -119,6 +125,7 @@ impl Review {
             Self::DeleteCdi => "cdis",
             Self::ValidateHyperConverged => "hyperconvergeds",
             Self::DeleteNamespace => "namespaces",
+            Self::ValidateHostPath => "hostpathprovisioners",
         }
     }
 }
@@ -175,6 +182,7 @@ impl Admission {
             }
             Review::ValidateHyperConverged => hyperconverged::validate(request, &self.namespace),
             Review::DeleteNamespace => self.delete_namespace(request).await?,
+            Review::ValidateHostPath => self.validate_host_path(request).await?,
         })
     }
 
@@ -306,6 +314,20 @@ impl Admission {
         }
         let text = format!("HyperConverged {key} still exists; delete it before its namespace");
         Ok(Answer::refuse(403, "Forbidden", text))
+    }
+
+    /// Checks a HostPathProvisioner; a second one is refused.
+    async fn validate_host_path(&self, request: &Request) -> cluster::Result<Answer> {
+        let mut others = Vec::new();
+        if request.operation == "CREATE" {
+            let others = &mut others;
+            self.client
+                .each(HOST_PATHS, &Scope::all(), |one: Value| {
+                    others.extend(one["metadata"]["name"].as_str().map(str::to_owned));
+                })
+                .await?;
+        }
+        Ok(hostpath::validate(request, &others))
     }
 
     /// Whether there is any object of a kind.

@@ -19,7 +19,7 @@ use super::request::{self, Place};
 use super::volume;
 use crate::error::{Error, Kind, Result};
 
-/// Annotation of a VolumeSnapshotContent whose snapshot may become a volume of another mode.
+/// Annotation of a VolumeSnapshotContent: its snapshot may become a volume of another mode.
 const MODE_CHANGE: &str = "snapshot.storage.kubernetes.io/allow-volume-mode-change";
 
 impl Controller {

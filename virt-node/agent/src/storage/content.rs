@@ -13,9 +13,9 @@ use super::objects::Metadata;
 pub(super) const MANAGED_BY: &str = "snapshot.storage.kubernetes.io/managed-by";
 /// Annotation while a call that makes the snapshot may run.
 pub(super) const BEING_CREATED: &str = "snapshot.storage.kubernetes.io/volumesnapshot-being-created";
-/// Annotation of a content whose VolumeSnapshot is being deleted.
+/// Annotation of a content while its VolumeSnapshot is being deleted.
 const BEING_DELETED: &str = "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted";
-/// Annotation of a content whose snapshot belongs to a group: not made here.
+/// Annotations of a content in a group: its snapshot is not made here.
 const OF_GROUP: [&str; 2] = [
     "groupsnapshot.storage.kubernetes.io/volumeGroupSnapshotHandle",
     "groupsnapshot.storage.kubernetes.io/volume-group-snapshot-handle",
@@ -148,7 +148,7 @@ pub(super) fn request(
     }
 }
 
-/// The status of a content whose snapshot was made.
+/// The status of a content after its snapshot was made.
 pub(super) fn made(snapshot: &csi::Snapshot) -> Value {
     let time = snapshot
         .creation_time
@@ -168,7 +168,7 @@ pub(super) fn made(snapshot: &csi::Snapshot) -> Value {
     json!({"status": status})
 }
 
-/// The status of a content whose snapshot could not be made.
+/// The status of a content after its snapshot could not be made.
 pub(super) fn failed(message: &str, now: &str) -> Value {
     json!({"status": {"readyToUse": false, "error": {"message": message, "time": now}}})
 }

@@ -1,0 +1,170 @@
+//! Rules of a `HostPathProvisioner`. Pure.
+
+use std::collections::BTreeSet;
+
+use api::hostpath::{HostPathSpec, StoragePool};
+
+/// Annotation that chooses the sidecars.
+pub const SIDECARS: &str = "ferrovirt.io/sidecars";
+/// Its value for stock sidecars.
+pub const STOCK: &str = "stock";
+/// Feature gate of snapshots.
+pub const SNAPSHOTTING: &str = "Snapshotting";
+/// Longest name of a pool, as upstream.
+const LONGEST_NAME: usize = 50;
+/// Longest path, as upstream.
+const LONGEST_PATH: usize = 255;
+/// Most pools of an object.
+const MOST_POOLS: usize = 32;
+
+/// All problems of a spec: path of the field, and text.
+pub fn problems(spec: &HostPathSpec) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    let mut add = |field: String, text: String| found.push((field, text));
+    match (&spec.path_config, spec.storage_pools.as_slice()) {
+        (Some(_), [_, ..]) => {
+            add("spec".to_owned(), "pathConfig and storagePools are both set; use storagePools".to_owned());
+        }
+        (None, []) => add("spec".to_owned(), "neither storagePools nor pathConfig is set".to_owned()),
+        (Some(config), []) => {
+            if let Some(text) = bad_path(config.path.as_deref().unwrap_or_default()) {
+                add("spec.pathConfig.path".to_owned(), text);
+            }
+        }
+        (None, pools) => {
+            if pools.len() > MOST_POOLS {
+                add("spec.storagePools".to_owned(), format!("more than {MOST_POOLS}"));
+            }
+            let (mut names, mut paths): (BTreeSet<&str>, Vec<&str>) = (BTreeSet::new(), Vec::new());
+            for (index, pool) in pools.iter().take(MOST_POOLS).enumerate() {
+                let field = |name: &str| format!("spec.storagePools[{index}].{name}");
+                if let Some(text) = bad_name(&pool.name) {
+                    add(field("name"), text);
+                }
+                if !names.insert(&pool.name) {
+                    add(field("name"), format!("{:?} is the name of two pools", pool.name));
+                }
+                let path = pool.path.trim_end_matches('/');
+                if let Some(text) = bad_path(&pool.path) {
+                    add(field("path"), text);
+                } else if let Some(other) =
+                    paths.iter().find(|other| within(path, other) || within(other, path))
+                {
+                    add(field("path"), format!("{path} and {other} are in each other"));
+                }
+                paths.push(path);
+                of_pool(pool, &mut |name, text| add(field(name), text));
+            }
+        }
+    }
+    for gate in spec.feature_gates.iter().filter(|gate| *gate != SNAPSHOTTING) {
+        add("spec.featureGates".to_owned(), format!("{gate:?} is not {SNAPSHOTTING}"));
+    }
+    if let Some(policy) = &spec.image_pull_policy
+        && !["", "Always", "IfNotPresent", "Never"].contains(&policy.as_str())
+    {
+        let text = format!("{policy:?} is not Always, IfNotPresent or Never");
+        add("spec.imagePullPolicy".to_owned(), text);
+    }
+    found
+}
+
+fn of_pool(pool: &StoragePool, add: &mut dyn FnMut(&str, String)) {
+    if let Some(provider) = pool.snapshot_provider.as_deref()
+        && !["", "reflink"].contains(&provider)
+    {
+        add("snapshotProvider", format!("{provider:?} is not reflink"));
+    }
+    if pool.pvc_template.is_some() {
+        let text = "pools on claims are not mounted yet; mount the volume at the path and omit the template";
+        add("pvcTemplate", text.to_owned());
+    }
+    if pool.overlay_class_name.as_ref().is_some_and(|name| !name.is_empty()) && pool.pvc_template.is_none() {
+        add("overlayClassName", "is set, pvcTemplate is not".to_owned());
+    }
+}
+
+/// Whether a path is another or lies in it.
+fn within(path: &str, other: &str) -> bool {
+    path == other || path.strip_prefix(other).is_some_and(|rest| rest.starts_with('/'))
+}
+
+/// Names are parts of names of volumes of pods.
+fn bad_name(name: &str) -> Option<String> {
+    let edge = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
+    let good = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    let fits = name.len() <= LONGEST_NAME
+        && name.bytes().all(good)
+        && edge(name.bytes().next())
+        && edge(name.bytes().last());
+    (!fits).then(|| {
+        format!(
+            "{name:?} is not a name of 1 to {LONGEST_NAME} lowercase letters, digits and dashes between them"
+        )
+    })
+}
+
+fn bad_path(path: &str) -> Option<String> {
+    if path.len() > LONGEST_PATH {
+        return Some(format!("longer than {LONGEST_PATH} characters"));
+    }
+    let steps = path.trim_end_matches('/').split('/').skip(1);
+    let mut steps = steps.peekable();
+    let fits = path.starts_with('/')
+        && steps.peek().is_some()
+        && steps.all(|step| !["", ".", ".."].contains(&step) && !step.contains(['\0', ':']));
+    (!fits).then(|| format!("{path:?} is not an absolute path of a directory below /"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn invalid_specs_are_named_by_their_fields() {
+        let pools = |list: Value| json!({"storagePools": list});
+        let long = "a".repeat(51);
+        for (value, wanted) in [
+            (json!({}), "spec"),
+            (json!({"pathConfig": {"path": "/data"}}), ""),
+            (json!({"pathConfig": {}}), "spec.pathConfig.path"),
+            (json!({"pathConfig": {"path": "/"}}), "spec.pathConfig.path"),
+            (json!({"pathConfig": {"path": "/a/../b"}}), "spec.pathConfig.path"),
+            (json!({"pathConfig": {"path": "/a"}, "storagePools": [{"name": "a", "path": "/b"}]}), "spec"),
+            (pools(json!([{"name": "a", "path": "/a"}, {"name": "b", "path": "/b/"}])), ""),
+            (
+                pools(json!([{"name": "a", "path": "/a"}, {"name": "a", "path": "/b"}])),
+                "spec.storagePools[1].name",
+            ),
+            (
+                pools(json!([{"name": "a", "path": "/a"}, {"name": "b", "path": "/a/"}])),
+                "spec.storagePools[1].path",
+            ),
+            (
+                pools(json!([{"name": "a", "path": "/a/b"}, {"name": "b", "path": "/a"}])),
+                "spec.storagePools[1].path",
+            ),
+            (pools(json!([{"name": "a", "path": "/a"}, {"name": "b", "path": "/ab"}])), ""),
+            (pools(json!([{"name": long, "path": "/a"}])), "spec.storagePools[0].name"),
+            (pools(json!([{"name": "A", "path": "/a"}])), "spec.storagePools[0].name"),
+            (pools(json!([{"name": "a-", "path": "/a"}])), "spec.storagePools[0].name"),
+            (
+                pools(json!([{"name": "a", "path": "/a", "snapshotProvider": "cp"}])),
+                "spec.storagePools[0].snapshotProvider",
+            ),
+            (
+                pools(json!([{"name": "a", "path": "/a", "overlayClassName": "x"}])),
+                "spec.storagePools[0].overlayClassName",
+            ),
+            (json!({"pathConfig": {"path": "/a"}, "featureGates": ["Snapshotting"]}), ""),
+            (json!({"pathConfig": {"path": "/a"}, "featureGates": ["Magic"]}), "spec.featureGates"),
+            (json!({"pathConfig": {"path": "/a"}, "imagePullPolicy": "Sometimes"}), "spec.imagePullPolicy"),
+        ] {
+            let spec: HostPathSpec = serde_json::from_value(value.clone()).unwrap();
+            let found: Vec<String> = problems(&spec).into_iter().map(|(field, _)| field).collect();
+            assert_eq!(found.join(" "), wanted, "{value}");
+        }
+    }
+}

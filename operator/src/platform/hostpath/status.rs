@@ -1,0 +1,141 @@
+//! Status of a `HostPathProvisioner`, with upstream's reasons. Pure.
+
+use api::hostpath::HostPathStatus;
+use api::resource::Condition;
+
+/// Most volumes that a text names.
+const MOST_NAMED: usize = 3;
+
+/// State of an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// The driver is not ready on all nodes: what is waited for.
+    Deploying(String),
+    /// The driver is ready on this number of nodes.
+    Deployed(u32),
+    /// Nothing was applied: reason, and text.
+    Failed(&'static str, String),
+    /// The deletion waits for these volumes, each with its claim.
+    Waiting(Vec<String>),
+    /// The driver is being removed.
+    Removing,
+}
+
+/// The status of an object in a state at a time (RFC 3339), after the one that it had.
+pub fn status(state: &State, before: &HostPathStatus, version: &str, now: &str) -> HostPathStatus {
+    let (reason, text) = match state {
+        State::Deploying(missing) => ("DeployStarted", missing.clone()),
+        State::Deployed(_) => ("Complete", "Application Available".to_owned()),
+        State::Failed(reason, text) => (*reason, text.clone()),
+        State::Waiting(volumes) => ("VolumesExist", waits_for(volumes)),
+        State::Removing => ("DeletionInProgress", "the driver is being removed".to_owned()),
+    };
+    let (available, progressing, degraded) = match state {
+        State::Deploying(_) => (false, true, false),
+        State::Deployed(_) => (true, false, false),
+        State::Failed(..) => (false, false, true),
+        // The driver still works.
+        State::Waiting(_) => (true, true, false),
+        State::Removing => (false, true, false),
+    };
+    let conditions = [("Available", available), ("Progressing", progressing), ("Degraded", degraded)];
+    let conditions = conditions.map(|(kind, holds)| {
+        let old = before.conditions.iter().find(|one| one.kind == kind);
+        let mut new = Condition {
+            kind: kind.to_owned(),
+            status: if holds { "True" } else { "False" }.to_owned(),
+            reason: Some(reason.to_owned()),
+            message: Some(text.clone()),
+            ..Condition::default()
+        };
+        let same = old.filter(|old| old.status == new.status);
+        new.last_transition_time =
+            same.map_or_else(|| Some(now.to_owned()), |old| old.last_transition_time.clone());
+        let unchanged = same.filter(|old| old.reason == new.reason && old.message == new.message);
+        new.last_heartbeat_time =
+            unchanged.map_or_else(|| Some(now.to_owned()), |old| old.last_heartbeat_time.clone());
+        new
+    });
+    let deployed = matches!(state, State::Deployed(_));
+    HostPathStatus {
+        conditions: conditions.to_vec(),
+        observed_version: if deployed { Some(version.to_owned()) } else { before.observed_version.clone() },
+        operator_version: Some(version.to_owned()),
+        target_version: Some(version.to_owned()),
+        storage_pool_statuses: Vec::new(),
+    }
+}
+
+/// The text of a deletion that waits.
+pub fn waits_for(volumes: &[String]) -> String {
+    let (named, rest) = volumes.split_at(volumes.len().min(MOST_NAMED));
+    let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
+    let number = volumes.len();
+    format!(
+        "the deletion waits for {number} PersistentVolumes: {}{more}; delete their claims",
+        named.join(", ")
+    )
+}
+
+/// Whether a condition has a value.
+pub fn is(status: &HostPathStatus, kind: &str, value: &str) -> bool {
+    status.conditions.iter().any(|one| one.kind == kind && one.status == value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: &str = "2026-01-01T00:00:00Z";
+    const LATER: &str = "2026-01-01T00:01:00Z";
+
+    fn words(status: &HostPathStatus) -> String {
+        let all = status.conditions.iter().map(|one| format!("{}={}", one.kind, one.status));
+        let reason = status.conditions[0].reason.clone().unwrap();
+        format!("{} {reason}", all.collect::<Vec<_>>().join(" "))
+    }
+
+    #[test]
+    fn conditions_follow_the_state() {
+        let before = HostPathStatus::default();
+        for (state, wanted) in [
+            (
+                State::Deploying(String::new()),
+                "Available=False Progressing=True Degraded=False DeployStarted",
+            ),
+            (State::Deployed(2), "Available=True Progressing=False Degraded=False Complete"),
+            (
+                State::Failed("FailedToValidate", String::new()),
+                "Available=False Progressing=False Degraded=True FailedToValidate",
+            ),
+            (
+                State::Waiting(vec!["pvc-1".to_owned()]),
+                "Available=True Progressing=True Degraded=False VolumesExist",
+            ),
+        ] {
+            assert_eq!(words(&status(&state, &before, "1", NOW)), wanted);
+        }
+    }
+
+    #[test]
+    fn times_are_those_of_changes_and_the_version_that_of_what_runs() {
+        let first = status(&State::Deployed(1), &HostPathStatus::default(), "1", NOW);
+        assert_eq!(status(&State::Deployed(2), &first, "1", LATER), first, "nothing is written");
+        let second = status(&State::Deploying("x".to_owned()), &first, "2", LATER);
+        assert_eq!(second.observed_version.as_deref(), Some("1"));
+        assert_eq!(second.target_version.as_deref(), Some("2"));
+        let degraded = second.conditions.iter().find(|one| one.kind == "Degraded").unwrap();
+        assert_eq!(degraded.last_transition_time.as_deref(), Some(NOW));
+        assert_eq!(degraded.last_heartbeat_time.as_deref(), Some(LATER));
+    }
+
+    #[test]
+    fn a_deletion_names_some_of_what_it_waits_for() {
+        let all: Vec<String> = (0..5).map(|number| format!("pvc-{number} of a/b")).collect();
+        assert_eq!(
+            waits_for(&all),
+            "the deletion waits for 5 PersistentVolumes: pvc-0 of a/b, pvc-1 of a/b, pvc-2 of a/b and 2 more; \
+             delete their claims"
+        );
+    }
+}
