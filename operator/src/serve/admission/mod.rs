@@ -78,7 +78,7 @@ enum Review {
 }
 
 impl Review {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 13] = [
         Self::MutateMachine,
         Self::ValidateMachine,
         Self::MutateInstance,
