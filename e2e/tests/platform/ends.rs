@@ -9,6 +9,7 @@ use serde_json::Value;
 use crate::console::Console;
 use crate::machines::{create, mac, until_answers};
 use crate::place::{EVENTS, INSTANCES, MACHINES, PLACE, PODS};
+use crate::streams::Streams;
 
 /// The states of one object as kubectl shows them, a line each.
 struct History {
@@ -104,6 +105,7 @@ fn refused(namespace: &str, name: &str, verb: &str, why: &str) {
 /// Has the guest switch itself off.
 #[track_caller]
 fn switch_off(namespace: &str, name: &str) {
+    let _agent = Streams::follow();
     Console::open(&PLACE, namespace, name).unwrap().ask(b'q', "P").unwrap();
 }
 

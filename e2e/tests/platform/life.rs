@@ -10,11 +10,13 @@ use crate::console::Console;
 use crate::guest;
 use crate::machines::{create, machine};
 use crate::place::{CLAIMS, DATA_VOLUMES, INSTANCES, MACHINES, PLACE, PODS};
+use crate::streams::Streams;
 
 /// Asks the guest of a VM, which is Running.
 #[track_caller]
 fn asked(namespace: &str, name: &str, answer: &str) {
     // The phase is Running before the BIOS has loaded the guest, which then reads what was sent.
+    let _agent = Streams::follow();
     let mut console = Console::open(&PLACE, namespace, name).unwrap();
     console.ask(b'x', answer).unwrap();
 }

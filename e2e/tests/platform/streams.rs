@@ -1,18 +1,19 @@
-//! Tests that follow a stream of a guest, and tests that kill the agent through which it comes, are kept apart.
+//! Tests that need the agent all the time (for a stream of a guest, or an answer at once), and tests that kill it, are kept
+//! apart.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::place::PLACE;
 
-/// How many tests follow a stream.
+/// How many tests need the agent.
 static FOLLOWED: Mutex<u32> = Mutex::new(0);
 
 fn followed() -> MutexGuard<'static, u32> {
     FOLLOWED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Held as long as a test follows streams of guests.
+/// Held as long as a test needs the agent.
 pub(crate) struct Streams(());
 
 impl Streams {
@@ -29,7 +30,7 @@ impl Drop for Streams {
     }
 }
 
-/// Once no test follows a stream, gives the agent `work`, kills it, and waits until another one is ready.
+/// Once no test needs the agent, gives the agent `work`, kills it, and waits until another one is ready.
 pub(crate) fn replace_agent_at(work: impl FnOnce()) {
     const AGENT: [&str; 5] = ["-n", "kubevirt-hyperconverged", "pod", "-l", "kubevirt.io=virt-handler"];
     let [n, namespace, pod, l, label] = AGENT;

@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 
 use crate::machines::{create, machine, until_answers};
 use crate::place::{INSTANCES, MACHINES, PLACE, PODS};
+use crate::streams::Streams;
 
 const PLATFORM: &str = "kubevirt-hyperconverged";
 
@@ -101,6 +102,7 @@ fn private(namespace: &str) -> std::path::PathBuf {
 fn socket_that_is_replaced_is_not_connected_to() {
     let namespace = "sockets";
     PLACE.namespace(namespace);
+    let _agent = Streams::follow();
     let _volume = create(namespace, "vm", "Always", 0);
     until_answers(namespace, "vm", 1);
     let private = private(namespace);
@@ -120,6 +122,7 @@ fn socket_that_is_replaced_is_not_connected_to() {
     let impostor = UnixListener::bind(short).unwrap();
     let error = PLACE.put(namespace, "virtualmachineinstances/vm/pause").unwrap_err();
     println!("a launcher's socket of another process: {}", error.trim());
+    assert!(!error.contains("no virt-handler pod"), "{error}");
     assert_eq!(listener.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
     drop(impostor);
     fs::remove_file(&socket).unwrap();
@@ -242,6 +245,7 @@ fn client(certified: bool) -> Client {
 fn direct_calls_without_the_right_certificate_are_refused() {
     let namespace = "direct";
     PLACE.namespace(namespace);
+    let _agent = Streams::follow();
     let _volume = create(namespace, "vm", "Always", 0);
     until_answers(namespace, "vm", 1);
     let (operator, agent) = (address("app=ferrovirt-operator"), address("kubevirt.io=virt-handler"));

@@ -10,6 +10,7 @@ use crate::console::Console;
 use crate::guest;
 use crate::machines::{create, machine, until_answers};
 use crate::place::{INSTANCES, MACHINES, PLACE, PODS};
+use crate::streams::Streams;
 
 #[track_caller]
 fn refused(namespace: &str, path: &str, body: &Value, words: &str) {
@@ -21,6 +22,7 @@ fn refused(namespace: &str, path: &str, body: &Value, words: &str) {
 fn machine_starts_paused_keeps_its_identity_and_refuses_as_upstream_does() {
     let namespace = "power";
     PLACE.namespace(namespace);
+    let _agent = Streams::follow();
     let root = claim(namespace, "vm", false);
     fs::write(root.path().join("disk.img"), guest::disk()).unwrap();
     let vm = machine("vm", "Manual", &json!({"persistentVolumeClaim": {"claimName": "vm"}}));
@@ -94,6 +96,7 @@ fn deletion_by_orphaning_leaves_the_guest_running() {
     });
     assert_eq!(left["metadata"]["deletionTimestamp"], Value::Null);
     assert!(condition(&left, "Ready").is_some_and(|one| one["status"] == "True"));
+    let _agent = Streams::follow();
     Console::open(&PLACE, namespace, "vm").unwrap().ask(b'x', "G1x").unwrap();
     PLACE.delete(INSTANCES, namespace, "vm");
     PLACE.until(namespace, "the instance and its pod are gone", || {
