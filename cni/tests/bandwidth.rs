@@ -1,4 +1,4 @@
-//! Limits of an interface's rate, beside the Go reference plugin: what the kernel has, what is answered, how fast frames go,
+//! Limits of an interface's rate, compared with the Go reference plugin: what the kernel has, what is answered, how fast frames go,
 //! and that either side takes away what the other made.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]

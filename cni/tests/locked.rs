@@ -1,4 +1,4 @@
-//! `macspoofchk` by a locked port of the bridge: what the kernel then has, what happens to real frames, who keeps an address,
+//! `macspoofchk` by a locked port of the bridge: what the kernel then has, what happens to real frames, which port keeps an address,
 //! and that nothing is left.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]

@@ -31,7 +31,7 @@ impl Cluster {
         }
     }
 
-    /// What commands of kubectl print, good and bad.
+    /// Output of kubectl's commands, also of those that fail.
     pub fn printed(&self, commands: &[&[&str]]) -> String {
         let mut text = String::new();
         for words in commands {

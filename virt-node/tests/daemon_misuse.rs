@@ -168,7 +168,7 @@ fn output_of(program: &str, words: &[&str]) -> String {
 #[test]
 fn a_folder_that_is_removed_under_its_daemon_is_not_written_again_by_it() {
     let mut daemon = Daemon::start();
-    // The volumes' driver, which is started beside the daemon, makes files there until it serves.
+    // The volumes' driver, which the daemon starts in the background, makes files there until it serves.
     eventually("the volumes' driver", || UnixStream::connect(daemon.state().join("csi/csi.sock")).ok());
     fs::remove_dir_all(daemon.state()).unwrap();
     let daemons = || daemon.processes().into_iter().filter(|(_, line)| line.contains(" serve ")).count();

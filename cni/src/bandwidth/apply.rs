@@ -13,7 +13,7 @@ use crate::netlink::{Link, Request, Router};
 use crate::protocol::{Call, Interface, Outcome};
 use link::netlink::{Bucket, leave_out, redirect, take_in};
 
-/// What the name of such a link begins with.
+/// The prefix of such a link's name.
 const PREFIX: &str = "bwp";
 /// Length of the name, in bytes.
 const LENGTH: usize = 15;
@@ -103,7 +103,7 @@ pub(super) fn delete(call: &Call) -> Result<(), Error> {
     remove(&mut host, &link)
 }
 
-/// Removes those links of the network whose attachment is not valid. The reference's bear no alias and stay.
+/// Removes the network's links of attachments that are not valid. Links of the reference plugin have no alias and stay.
 ///
 /// # Errors
 /// Every failure, after all was tried.

@@ -25,7 +25,7 @@ pub(super) fn check(config: &Config, call: &Call) -> Result<(), Error> {
     if redirects(&host.ask(list_filters(port.index))?, port.index, link.index) {
         return Ok(());
     }
-    Err(Error::mismatch(format!("what comes in by {} is not redirected to {name} any more", port.name)))
+    Err(Error::mismatch(format!("frames that arrive at {} are not redirected to {name} any more", port.name)))
 }
 
 fn check_bucket(limit: Limit, link: &Link, host: &mut Router) -> Result<(), Error> {

@@ -8,7 +8,7 @@ use link::netlink::Bucket;
 const LATENCY: f64 = 25_000.0;
 /// Microseconds in a second.
 const SECOND: f64 = 1e6;
-/// Ticks of the kernel's clock in a microsecond, where it does not say.
+/// Ticks of the kernel's clock in a microsecond, where /proc/net/psched has none.
 const TICKS: f64 = 15.625;
 const KEYS: [&str; 4] = ["ingressRate", "ingressBurst", "egressRate", "egressBurst"];
 

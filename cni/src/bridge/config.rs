@@ -152,7 +152,7 @@ fn masquerade(keys: &Object) -> Result<Option<Backend>, Error> {
     Ok(keys.boolean("ipMasq")?.then_some(backend))
 }
 
-/// A locked port of the bridge unless the configuration says otherwise: it costs nothing per frame of other ports.
+/// A locked port of the bridge unless the configuration chooses nftables: it costs nothing per frame of other ports.
 fn lock_port(keys: &Object) -> Result<bool, Error> {
     let wanted = keys.boolean("macspoofchk")?;
     match keys.text("spoofchkBackend")? {

@@ -26,17 +26,17 @@ pub fn disk(disk: &Path) {
     fs::remove_dir_all(&work).unwrap();
 }
 
-/// The line that has the guest run a command; `word` tells its answer from others.
+/// The line that has the guest run a command; `word` marks its answer.
 pub fn line(word: &str, command: &str) -> String {
     format!("\n{word} {command}\n")
 }
 
-/// What a guest sends last of the answer to `word`.
+/// The last line of the answer to `word`.
 pub fn last(word: &str) -> String {
     format!("end {word} ")
 }
 
-/// What the command of `word` printed, and its exit code; `None`: the console's text does not have all of it.
+/// Output of the command of `word`, and its exit code; `None`: the console's text does not have all of it.
 pub fn answer(console: &str, word: &str) -> Option<(String, u8)> {
     let (_, rest) = console.rsplit_once(&format!("begin {word}"))?;
     let (printed, rest) = rest.split_once(&last(word))?;

@@ -85,7 +85,7 @@ impl Registry {
     /// Pushes an image of one layer with these variables in its environment; its name without a scheme.
     ///
     /// # Errors
-    /// What the registry does not take.
+    /// The registry refuses the request.
     pub async fn push(&self, name: &str, layer: &Layer, environment: &[&str]) -> Result<String> {
         self.push_for("amd64", name, layer, environment).await
     }
@@ -93,7 +93,7 @@ impl Registry {
     /// The same for another architecture, in the words of image configurations.
     ///
     /// # Errors
-    /// What the registry does not take.
+    /// The registry refuses the request.
     pub async fn push_for(
         &self,
         architecture: &str,

@@ -1,4 +1,4 @@
-//! VMs whose DataVolumes are cloned from another namespace: the VM's ServiceAccount needs the right, and the operator's
+//! VMs with DataVolumes cloned from another namespace: the VM's ServiceAccount needs the right, and the operator's
 //! own account gets no clone without a token for it.
 
 use api::upload::token::Grant;
@@ -49,7 +49,7 @@ fn create(name: &str, account: &str) {
     PLACE.create(MACHINES, SPACE, &vm);
 }
 
-/// Waits until a VM says that its account may not clone.
+/// Waits until a VM's condition reports that its account may not clone.
 #[track_caller]
 fn refused(name: &str, account: &str) {
     let text = format!(
@@ -126,7 +126,7 @@ fn vms_clone_from_another_namespace_as_their_service_account() {
     refused("named", "cloner");
     allow("cloner");
     cloned("named");
-    // The operator's account may clone everything, so admission believes tokens only.
+    // The operator's account may clone everything, so admission trusts tokens only.
     let keys = SigningKeys::from(&PLACE.find(SECRETS, PLATFORM, SECRET).unwrap());
     let grant = |source: &str, target: &str| -> Grant {
         let origin = Origin { namespace: GOLDEN.into(), name: source.into(), snapshot: false };

@@ -228,7 +228,7 @@ fn interfaces_come_and_go_while_the_guest_runs() {
     guest.until("true");
     PLACE.until_status(namespace, "vm", "Running");
 
-    // What the pod asks for, what was attached, what is told, what the guest sees.
+    // The pod's requests, the attachments, their report, the guest's view.
     let limits = pod(namespace, "vm").unwrap()["spec"]["containers"].clone();
     let compute = limits.as_array().unwrap().iter().find(|one| one["name"] == "compute").unwrap();
     assert_eq!(compute["resources"]["limits"]["bridge.network.kubevirt.io/e2e-lan"], "1");
@@ -352,7 +352,7 @@ fn networks_that_cannot_be_attached_are_named() {
         PLACE.kubectl(&words).unwrap();
         until_refused(namespace, "plugin", why);
     }
-    // What was missing comes: the guest starts.
+    // The missing definition comes: the guest starts.
     define(namespace, "nowhere", Some(&bridged(bridge.0)), None);
     PLACE.until_status(namespace, "missing", "Running");
     assert_eq!(bridge.ports().len(), 1);

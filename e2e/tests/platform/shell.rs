@@ -46,7 +46,7 @@ impl Guest {
         Self { namespace, name, console: None, count: 0 }
     }
 
-    /// What a command printed, once it succeeds.
+    /// Output of a command, once it succeeds.
     #[track_caller]
     pub(crate) fn until(&mut self, command: &str) -> String {
         let (namespace, what) = (self.namespace, format!("{}: {command}", self.name));

@@ -1,4 +1,4 @@
-//! Two guests on two nodes whose bridges are joined by a cable: large frames pass, and each sees the other's own Ethernet
+//! Two guests on two nodes with bridges that a cable joins: large frames pass, and each sees the other's own Ethernet
 //! address.
 
 use std::process::Command;

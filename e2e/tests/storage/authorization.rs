@@ -1,4 +1,4 @@
-//! Who may clone from another namespace, by the API server's own answers; and tokens of clones that are not believed.
+//! Rights to clone from another namespace, by the API server's own answers; and invalid tokens of clones.
 
 use std::fs;
 
@@ -117,7 +117,7 @@ fn the_matrix_of_rights_is_the_api_servers() {
         }
     }
     println!("{asked} clones asked for by {} users: answered as the table says", USERS.len());
-    // Nobody needs rights in the own namespace; a source that is absent there is waited for.
+    // The own namespace needs no rights; a source that is absent there is waited for.
     tried("nothing", &json!({"source": {"pvc": {"namespace": TARGET, "name": "golden"}}})).unwrap();
     // The namespace's owner lets every DataVolume of the other one.
     source.create(
@@ -139,7 +139,7 @@ fn the_matrix_of_rights_is_the_api_servers() {
 const TOKEN: &str = "cdi.kubevirt.io/storage.clone.token";
 
 #[test]
-fn forged_expired_and_retargeted_tokens_are_not_believed() {
+fn forged_expired_and_retargeted_tokens_are_refused() {
     let (source, _web) = crate::clones::golden("tokens-source", IMMEDIATE);
     let target = Space::new("tokens-target");
     let golden = json!({"pvc": {"namespace": source.0, "name": "golden"}});
@@ -178,7 +178,7 @@ fn forged_expired_and_retargeted_tokens_are_not_believed() {
         target.patch("DataVolume", name, &json!({"metadata": {"annotations": annotations}}));
     };
     for (what, token) in &wrong {
-        // Whatever the DataVolume said before.
+        // Regardless of the DataVolume's earlier state.
         let annotations = json!({TOKEN: good, "cdi.kubevirt.io/storage.prePopulated": "none"});
         target.patch("DataVolume", "copy", &json!({"metadata": {"annotations": annotations}}));
         until("the right token is no trouble", || {

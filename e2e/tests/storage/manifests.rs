@@ -22,7 +22,7 @@ fn applied(text: &str) -> Result<String, String> {
 }
 
 /// Phase that each DataVolume of the manifests reaches. Sources that are not there fail again and again: their DataVolumes
-/// stay where they are, and say why.
+/// stay where they are, and have a reason.
 const PHASES: [(&str, &str); 26] = [
     ("blank-file", "Succeeded"),
     ("blank-block", "Succeeded"),
@@ -134,7 +134,7 @@ fn manifests_of_users_reach_their_phases() {
         let seen = space.phases(name, phase);
         println!("{name}: {seen:?}");
     }
-    // What is not there is named.
+    // Absent objects are named.
     for (name, words) in [
         ("registry-pod", "images.invalid"),
         ("registry-login", "registry.invalid"),

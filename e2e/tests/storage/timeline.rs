@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use crate::setup::CLUSTER;
 use crate::space::{Space, api};
 
-/// Kind, name, and what was seen first: a DataVolume's phase, `made`, or `done` of a pod whose container has ended well.
+/// Kind, name, and what was seen first: a DataVolume's phase, `made`, or `done` of a pod with a container that succeeded.
 type Seen = (&'static str, String, String);
 
 /// Follows DataVolumes and pods until it is dropped.

@@ -245,7 +245,7 @@ fn no_upload_fails_while_the_signing_key_changes() {
         });
         let beginning = count.load(Ordering::Relaxed);
         age_keys(ANNOUNCED);
-        // Uploads whose tokens are of the new key.
+        // Uploads with tokens of the new key.
         until("the successor signs", || {
             (count.load(Ordering::Relaxed) >= beginning + 2 || stopped().is_some()).then_some(())
         });

@@ -1,5 +1,5 @@
-//! Connections to upload servers and proxies: an address, then TLS. Not here: requests ([`crate::push`]), and whom a program
-//! trusts or which certificate it shows, which its configuration of TLS says.
+//! Connections to upload servers and proxies: an address, then TLS. Not here: requests ([`crate::push`]), and the
+//! trusted authorities and the own certificate, which a program's configuration of TLS holds.
 
 use std::fmt::Debug;
 use std::sync::Arc;

@@ -322,7 +322,7 @@ impl Caches {
         classes.reduce(|all, one| all && one)
     }
 
-    /// Names of the storage classes whose driver has a VolumeSnapshotClass.
+    /// Names of the storage classes with a VolumeSnapshotClass for their driver.
     pub(super) fn classes_with_snapshots(&self) -> BTreeSet<String> {
         let drivers: BTreeSet<String> =
             self.snapshot_classes.all().into_iter().map(|(_, class)| class.driver.clone()).collect();

@@ -57,6 +57,20 @@ pub enum Sidecars {
     StockWithSnapshots,
 }
 
+/// The StorageClass of the pool [`LEGACY`]. It is installed without a driver, too: claims of it then wait.
+pub(super) fn storage_class() -> Value {
+    with(
+        object("storage.k8s.io/v1", "StorageClass", "hostpath-csi", None),
+        json!({
+            "provisioner": DRIVER,
+            "volumeBindingMode": "WaitForFirstConsumer",
+            "allowVolumeExpansion": true,
+            "reclaimPolicy": "Delete",
+            "parameters": {"storagePool": LEGACY},
+        }),
+    )
+}
+
 /// All objects, in the order in which they are created.
 pub fn objects(settings: &Settings, driver: &Driver) -> Vec<Value> {
     let mut all = vec![

@@ -86,7 +86,7 @@ pub fn manifests(settings: &Settings) -> Vec<Value> {
     all.extend(network_policies::policies(settings));
     all.extend(services::services(settings));
     all.extend(workloads::workloads(settings));
-    all.extend(node::workloads(settings));
+    all.extend([node::agent(settings), hostpath::storage_class()]);
     all.extend(webhooks::api_services(settings));
     all.extend(webhooks::configurations(settings));
     for object in &mut all {

@@ -1,27 +1,10 @@
-//! The DaemonSet of the node agent, and the StorageClass of the pool `legacy`.
+//! The DaemonSet of the node agent, and the parts of every DaemonSet.
 
 use serde_json::{Value, json};
 
 use super::accounts::{self, PRIORITY};
 use super::workloads::field;
-use super::{Settings, hostpath, object, with};
-
-/// The agent, and the StorageClass of the pool that an installation has.
-pub(super) fn workloads(settings: &Settings) -> Vec<Value> {
-    vec![
-        agent(settings),
-        with(
-            object("storage.k8s.io/v1", "StorageClass", "hostpath-csi", None),
-            json!({
-                "provisioner": hostpath::DRIVER,
-                "volumeBindingMode": "WaitForFirstConsumer",
-                "allowVolumeExpansion": true,
-                "reclaimPolicy": "Delete",
-                "parameters": {"storagePool": "legacy"},
-            }),
-        ),
-    ]
-}
+use super::{Settings, object, with};
 
 pub(super) fn daemon_set(settings: &Settings, name: &str, labels: &Value, spec: &Value) -> Value {
     let mut set = with(
@@ -45,7 +28,8 @@ pub(super) fn mount(name: &str, path: &str) -> Value {
     json!({"name": name, "mountPath": path})
 }
 
-fn agent(settings: &Settings) -> Value {
+/// The agent.
+pub(super) fn agent(settings: &Settings) -> Value {
     let args: &[&str] = if settings.emulation { &["--kvm", "never"] } else { &[] };
     let container = json!({
         "name": "virt-handler",

@@ -122,7 +122,7 @@ pub(super) async fn handle(site: Arc<Site>, mut call: Call, verb: Verb) -> Answe
     Err(Refusal::raced(KIND, name))
 }
 
-/// Writes what was decided; a conflict says that an object changed since.
+/// Writes the decision; a conflict means that an object changed since.
 async fn write(
     client: &Client,
     key: &Key,

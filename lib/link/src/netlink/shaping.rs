@@ -44,7 +44,7 @@ impl Bucket {
     /// Makes it. The link must have no other at its root that an administrator made.
     pub fn create(self, link: u32, name: &str) -> Request {
         let rate32 = u32::try_from(self.rate).unwrap_or(u32::MAX);
-        // struct tc_tbf_qopt: two of struct tc_ratespec, whose last member is the rate, and three numbers.
+        // struct tc_tbf_qopt: two of struct tc_ratespec (the rate is its last member), and three numbers.
         let mut parameters = Vec::with_capacity(36);
         parameters.extend([0; 8]);
         parameters.extend(rate32.to_ne_bytes());

@@ -32,7 +32,7 @@ pub(super) struct Observed<'a> {
     pub(super) volumes: Vec<Volume<'a>>,
     /// Volumes that `dataVolumeTemplates` asks for.
     pub(super) templates: Vec<Volume<'a>>,
-    /// Storage classes whose volumes can be snapshotted.
+    /// Storage classes with volumes that can be snapshotted.
     pub(super) snapshot_classes: BTreeSet<String>,
     /// Seconds since 1970.
     pub(super) now: u64,

@@ -7,7 +7,7 @@ use crate::compute::volumes::Volume;
 use crate::view::{VolumeSnapshotStatus, VolumeSource};
 
 /// One entry for each volume, in the order of the template. `found`: what is behind those that are on claims; `classes`:
-/// storage classes whose driver has a VolumeSnapshotClass.
+/// storage classes with a VolumeSnapshotClass for their driver.
 pub(super) fn statuses(
     volumes: &[VolumeSource],
     found: &[Volume<'_>],

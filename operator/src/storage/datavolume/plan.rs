@@ -125,7 +125,7 @@ fn owned(volume: &DataVolume, claim: &Claim) -> Plan {
             labels: [].into(),
         });
     }
-    // A DataVolume that says so is restored without its claim, which follows or was there before.
+    // A DataVolume with this annotation is restored without its claim, which follows or was there before.
     let filled = claim.phase == Binding::Bound && claim.meta.says(names::POPULATED_FOR, &volume.meta.name);
     if filled && volume.meta.annotation(names::PREPOPULATED).is_none() {
         return Plan::act(Action::Mark {

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn classes_of_the_kernels_rbd_client_bounce_when_they_say_so() {
+    fn classes_of_the_kernels_rbd_client_bounce_by_their_option() {
         let class = |provisioner: &str, parameters: &[(&str, &str)]| Class {
             provisioner: provisioner.into(),
             parameters: parameters.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect(),

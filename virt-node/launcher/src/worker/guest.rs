@@ -487,7 +487,7 @@ impl Guest {
         let alias = libvirt::own_alias(device);
         let mut alone = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
         if let (Ok(Some(mut launch)), Ok(running)) = (self.folder.launch(), self.domain()) {
-            // What fails now is done when the device is asked for or asked to go.
+            // A failure here is repaired when the device is next attached or detached.
             drop(self.forget(&running, &mut launch, alias, &mut alone));
         }
         alias.to_owned()

@@ -9,7 +9,7 @@
 //! Temporary claims and snapshots are in the source's namespace, where the driver can read the source; the receiving side
 //! of a copy is in the target's.
 //!
-//! Not here: which way is taken ([`super::choose`]), who may clone ([`super::authorize`]).
+//! Not here: which way is taken ([`super::choose`]), the right to clone ([`super::authorize`]).
 //!
 //! - [`step`]: what is observed, and what a plan is.
 //! - [`begin`]: the way is chosen. [`advance`]: its next step; [`copy`] and [`settle`] are steps. [`finish`]: the end.

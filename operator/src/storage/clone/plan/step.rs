@@ -1,4 +1,4 @@
-//! What a clone is decided on, what a plan is, and the actions that several steps ask for. Pure.
+//! Facts that decide a clone, the form of a plan, and the actions of several steps. Pure.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::storage::populate::mirror::Changes;
 use crate::storage::profile::{CloneStrategy, Profile};
 use crate::storage::seen::{Claim, Class, Meta, Snapshot, Volume, Worker};
 
-/// What is cloned.
+/// The source.
 #[derive(Clone, Copy, Debug)]
 pub enum From<'a> {
     /// It does not exist.
@@ -21,14 +21,14 @@ pub enum From<'a> {
     Snapshot(&'a Snapshot, &'a str),
 }
 
-/// What is there.
+/// The existing objects.
 #[derive(Clone, Copy, Debug)]
 pub struct Observed<'a> {
     /// The claim to fill.
     pub target: &'a Claim,
     /// Name of what is cloned.
     pub origin: &'a Origin,
-    /// What is cloned.
+    /// The source.
     pub from: From<'a>,
     /// The temporary claim.
     pub temporary: Option<&'a Claim>,
@@ -57,12 +57,12 @@ pub enum Start {
     Sender,
 }
 
-/// What is to be done.
+/// The next actions.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
     /// In this order.
     pub actions: Vec<Action>,
-    /// What keeps the clone from going on.
+    /// The reason why the clone waits.
     pub trouble: Option<Trouble>,
     /// A worker to make.
     pub start: Option<Start>,

@@ -43,7 +43,7 @@ fn class() -> Class {
     class
 }
 
-/// What a test changes; the rest is as for a claim in the same namespace.
+/// Changes by a test; the rest is as for a claim in the same namespace.
 struct Case<'a> {
     target: &'a Claim,
     source: Option<&'a Claim>,
@@ -288,7 +288,7 @@ fn helpers_in_another_namespace_go_before_the_finalizer() {
 }
 
 #[test]
-fn what_cannot_be_cloned_says_so() {
+fn clones_that_are_not_possible_have_a_reason() {
     let forced = target("Pending", &json!({names::IMMEDIATE: ""}));
     let reason = |source: Option<&Claim>| decide(&forced, source, None, None).trouble.unwrap().reason;
     assert_eq!(reason(None), "CloneWithoutSource");

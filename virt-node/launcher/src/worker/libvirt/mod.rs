@@ -253,7 +253,7 @@ struct Node {
 }
 
 /// Has QEMU close a disk that no device uses; whether it has it open no more. libvirt closes the disk of a device that goes,
-/// and says nothing if QEMU refuses since it still takes the device apart.
+/// and reports nothing if QEMU refuses because it still takes the device apart.
 pub(super) fn close(domain: &Domain<'_>, path: &str) -> Result<bool, Failure> {
     let nodes = || -> Result<Vec<Node>, Failure> {
         let all: Vec<Node> = ask(domain, "query-named-block-nodes", &serde_json::json!({"flat": true}))?;
@@ -283,7 +283,7 @@ fn ask<T: serde::de::DeserializeOwned>(
     answered(command, &domain.monitor(&text)?)
 }
 
-/// What QEMU's monitor answered.
+/// The answer of QEMU's monitor.
 fn answered<T: serde::de::DeserializeOwned>(command: &str, answer: &str) -> Result<T, Failure> {
     #[derive(serde::Deserialize)]
     #[serde(rename_all = "lowercase")]
