@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Keys, names, sizes and the result are the reference's, plugins/meta/bandwidth of v1.9.1, so that either side checks and
-//! deletes what the other made. Ours removes all of it when an ADD fails, checks the redirection, finds the link of a guest
-//! whose interface KubeVirt renamed, and collects the links that a lost DEL left.
+//! deletes what the other made. Ours removes all of it when an ADD fails, checks the redirection, finds the link of a
+//! guest after KubeVirt renamed its interface, and collects the links that a lost DEL left.
 
 mod apply;
 mod check;

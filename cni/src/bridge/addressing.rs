@@ -20,7 +20,7 @@ const LINK_SCOPE: u8 = 253;
 /// RFC 8200, section 5. Below it the kernel takes IPv6 from a link.
 const IPV6_MTU: u32 = 1280;
 
-/// What an attachment has on layer 3.
+/// Layer 3 of an attachment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Addressing {
     /// As they are answered.
@@ -29,7 +29,7 @@ pub(super) struct Addressing {
     pub(super) routes: Vec<Route>,
     /// As they are answered.
     pub(super) dns: Dns,
-    /// What the bridge gets to be the gateway; nothing if it is none.
+    /// Addresses that make the bridge the gateway; empty if it is none.
     pub(super) gateways: Vec<IpNet>,
 }
 
