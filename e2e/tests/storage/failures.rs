@@ -155,9 +155,11 @@ fn a_restored_claim_is_adopted_and_not_filled_again() {
         json!({"metadata": {"name": meta["name"], "labels": meta["labels"], "annotations": meta["annotations"]}, "spec": spec})
     };
     space.create("DataVolume", restored(&exported));
+    until("the restored DataVolume is looked at", || {
+        (space.get("DataVolume", "disk")?["status"]["phase"] == "Pending").then_some(())
+    });
     std::thread::sleep(Duration::from_secs(1));
     assert!(space.get("PersistentVolumeClaim", "disk").is_none(), "it waits for its claim");
-    assert_eq!(space.get("DataVolume", "disk").unwrap()["status"]["phase"], "Pending");
     space.create("PersistentVolumeClaim", restored(&marked));
     space.phases("disk", "Succeeded");
     let claim = space.get("PersistentVolumeClaim", "disk").unwrap();
