@@ -73,7 +73,8 @@ fn runs_of(states: &[String]) -> usize {
             "Stopped" | "CrashLoopBackOff" => {
                 &["WaitingForVolumeBinding", "Starting", "Terminating", "CrashLoopBackOff"]
             }
-            "Starting" => &["Running"],
+            // The scheduler may look at the pod before its volume is bound.
+            "Starting" => &["ErrorUnschedulable", "Running"],
             "Running" => &["Stopping", "Stopped", "Starting", "CrashLoopBackOff"],
             "Stopping" => &["Stopped", "Starting", "CrashLoopBackOff"],
             _ => &[],
