@@ -170,7 +170,8 @@ fn a_restored_claim_is_adopted_and_not_filled_again() {
     });
     assert_same(&space.file("disk"));
     assert_eq!(server.sent(), sent, "nothing is fetched again");
-    assert!(space.names("Pod").is_empty());
+    until("no pod is left", || space.names("Pod").is_empty().then_some(()));
+    assert_eq!(server.sent(), sent, "nothing is fetched again");
     space.patch("PersistentVolume", &name, &reclaim("Delete"));
 }
 
