@@ -7,8 +7,8 @@ use api::cdi::{Cdi, CdiStatus};
 use api::kubevirt::{KubeVirt, KubeVirtStatus};
 use api::resource::{Condition, ObjectMeta};
 use cluster::{Cache, Client, Delete, JsonPatch, Key, Outcome, Queue, Resource, Result, Scope};
-use serde::Deserialize;
 use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::plan::{self, Action, Component, Observed, Seen, Side, State};
@@ -259,14 +259,7 @@ impl Controller {
         object: &Platform,
         change: impl FnOnce(&mut Vec<String>),
     ) -> Result<()> {
-        let mut finalizers = object.finalizers.clone();
-        change(&mut finalizers);
-        let patch = JsonPatch::new().test("/metadata/uid", &object.uid);
-        let patch = if object.finalizers.is_empty() {
-            patch.test("/metadata/finalizers", Value::Null).add("/metadata/finalizers", finalizers)
-        } else {
-            patch.test("/metadata/finalizers", &object.finalizers).replace("/metadata/finalizers", finalizers)
-        };
+        let patch = finalizers(&object.uid, &object.finalizers, change);
         self.client.json_patch::<IgnoredAny>(resource, key, &patch).await.map(drop)
     }
 
@@ -362,5 +355,22 @@ impl Controller {
     /// Identifies what is deployed: version, image and namespace.
     fn deployment(&self) -> String {
         format!("{}/{}/{}", self.namespace, self.image, self.version)
+    }
+}
+
+/// A change of the finalizers of the object with this uid. It tests them, so that a concurrent change is a conflict.
+pub(super) fn finalizers(
+    uid: &impl Serialize,
+    before: &[String],
+    change: impl FnOnce(&mut Vec<String>),
+) -> JsonPatch {
+    const PATH: &str = "/metadata/finalizers";
+    let mut after = before.to_vec();
+    change(&mut after);
+    let patch = JsonPatch::new().test("/metadata/uid", uid);
+    if before.is_empty() {
+        patch.test(PATH, Value::Null).add(PATH, after)
+    } else {
+        patch.test(PATH, before).replace(PATH, after)
     }
 }

@@ -6,9 +6,7 @@ use std::time::Duration;
 
 use api::hostpath::{HostPathProvisioner, HostPathStatus};
 use cluster::event::{Reference, Type};
-use cluster::{
-    Apply, Cache, Client, Delete, Events, JsonPatch, Key, Kind, Outcome, Queue, Resource, Result, Scope,
-};
+use cluster::{Apply, Cache, Client, Delete, Events, Key, Kind, Outcome, Queue, Resource, Result, Scope};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
@@ -17,7 +15,7 @@ use super::metrics::Metrics;
 use super::status::{self, State};
 use super::{check, render};
 use crate::install::{Settings, hostpath};
-use crate::platform::apply::{DAEMON_SETS, Workload};
+use crate::platform::apply::{DAEMON_SETS, Workload, finalizers};
 use crate::platform::hyperconverged::read::Held;
 use crate::platform::plan::Component;
 
@@ -272,15 +270,7 @@ impl Controller {
         object: &HostPathProvisioner,
         change: impl FnOnce(&mut Vec<String>),
     ) -> Result<()> {
-        let before = &object.metadata.finalizers;
-        let mut finalizers = before.clone();
-        change(&mut finalizers);
-        let patch = JsonPatch::new().test("/metadata/uid", &object.metadata.uid);
-        let patch = if before.is_empty() {
-            patch.test("/metadata/finalizers", Value::Null).add("/metadata/finalizers", finalizers)
-        } else {
-            patch.test("/metadata/finalizers", before).replace("/metadata/finalizers", finalizers)
-        };
+        let patch = finalizers(&object.metadata.uid, &object.metadata.finalizers, change);
         self.client.json_patch::<IgnoredAny>(OBJECTS, key, &patch).await.map(drop)
     }
 
