@@ -30,17 +30,18 @@ use crate::pool::{Open, record_name, trash};
 use crate::record::{self, Record, Shape, SnapshotRecord};
 use dir::Dir;
 
-/// What a volume is called while it is made.
+/// The temporary name of a volume that is being created.
 fn volume_in_tmp(id: &Id, how: Option<How>) -> String {
     in_tmp("v", id, how)
 }
 
-/// What a snapshot is called while it is taken.
+/// The temporary name of a snapshot that is being taken.
 fn snapshot_in_tmp(id: &Id, how: How) -> String {
     in_tmp("s", id, Some(how))
 }
 
-/// What a snapshot of a group is called while it is taken. A copy of it never goes on: it would be of another moment.
+/// The temporary name of a member of a group snapshot that is being taken. Its copy is never resumed: it would be of another
+/// point in time.
 fn member_in_tmp(id: &Id) -> String {
     in_tmp("s", id, None)
 }

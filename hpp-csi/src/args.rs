@@ -1,4 +1,4 @@
-//! What was typed: upstream's flags, and ours. What it means is [`crate::config`]'s.
+//! Command line: upstream's flags and the driver's own. [`crate::config`] holds their meaning.
 //!
 //! Flags are read as Go reads them: one dash or two, and the last of several counts. klog's flags other than `--v` are
 //! accepted and do nothing; logs go to stderr.
@@ -39,7 +39,7 @@ pub(crate) struct Args {
     #[arg(long, env = "NODE_NAME")]
     nodeid: String,
 
-    /// Version that GetPluginInfo tells.
+    /// Version that GetPluginInfo reports.
     #[arg(long, env = "VERSION", default_value = env!("CARGO_PKG_VERSION"))]
     version: String,
 
@@ -115,10 +115,10 @@ impl Args {
         Self::try_parse_from(without_klog(arguments.into_iter().map(two_dashes)))
     }
 
-    /// What it means.
+    /// The configuration that the arguments describe.
     ///
     /// # Errors
-    /// [`crate::error::Kind::Invalid`] when a value makes no sense.
+    /// [`crate::error::Kind::Invalid`] when a value is invalid or two contradict each other.
     pub(crate) fn config(self) -> Result<(Config, Logs)> {
         let Self {
             drivername,
@@ -171,7 +171,7 @@ impl Args {
     }
 }
 
-/// What the metrics server may be called: by its pod's address, and as a Service of its namespace.
+/// Names of the metrics server in its certificate: the pod's address, and its Service's name.
 fn names(address: Option<String>, service: Option<(String, String)>) -> Vec<String> {
     let given = |name: &String| !name.is_empty();
     let service = service.filter(|(name, namespace)| given(name) && given(namespace));
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_are_where_they_are_said_to_be() {
+    fn servers_listen_on_configured_addresses() {
         let pool = r#"--datadir=[{"name":"legacy","path":"/p"}]"#;
         let (config, _) = parse(&[
             "x",
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn rejects_invalid_arguments() {
         let refused = |arguments: &[&str]| {
             Args::parse_from_os(arguments.iter().map(OsString::from))
                 .map_or(true, |args| args.config().is_err())

@@ -6,14 +6,14 @@ use crate::plan::shown;
 use crate::pool::{Open, Volume};
 use crate::record::Shape;
 
-/// A volume's condition as CSI tells it.
+/// A volume's condition in CSI's terms.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Condition {
     pub(crate) abnormal: bool,
     pub(crate) message: String,
 }
 
-/// Looks at a volume. All that is wrong is told, not only the first thing.
+/// Inspects a volume and reports all defects, not only the first.
 pub(crate) fn of(open: &Open<'_>, volume: &Volume) -> Result<Condition> {
     look(open, volume, true)
 }
@@ -55,7 +55,7 @@ fn look(open: &Open<'_>, volume: &Volume, devices: bool) -> Result<Condition> {
         }
     }
     if volume.record.is_none() {
-        notes.push("adopted: it was made by somebody else".to_owned());
+        notes.push("adopted: it was not created by this driver".to_owned());
     }
     let abnormal = !wrong.is_empty();
     let message = if abnormal {

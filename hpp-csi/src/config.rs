@@ -1,4 +1,4 @@
-//! What the driver is to do: [`Config`], and the pools of the data-dir JSON.
+//! The driver's configuration: [`Config`], and the pools of the data-dir JSON.
 //!
 //! The JSON is upstream's, an array of `{name, path, snapshotPath, snapshotProvider, shared}`, with keys of ours that are
 //! optional: `capacity`, `overcommit`, `reserve`, `enforce`, `copy`, `copyPublished`. Unknown keys are refused.
@@ -16,7 +16,7 @@ use crate::id::Id;
 
 /// The pool of a StorageClass that names none.
 pub(crate) const LEGACY_POOL: &str = "legacy";
-/// Folder of snapshots in a pool's folder, where nothing else is said.
+/// Default directory of snapshots in a pool.
 pub(crate) const SNAPSHOTS: &str = "snapshots";
 /// The driver's own folder in a pool's folder.
 pub(crate) const OWN_FOLDER: &str = ".hpp-csi";
@@ -32,7 +32,7 @@ pub struct Config {
     pub driver: String,
     /// This node, the value of the topology key.
     pub node: Id,
-    /// What GetPluginInfo tells.
+    /// Version that GetPluginInfo reports.
     pub version: String,
     /// The socket to serve on.
     pub socket: PathBuf,
@@ -42,7 +42,7 @@ pub struct Config {
     pub pools: Vec<PoolConfig>,
     /// No other node runs this driver: what is not here is nowhere.
     pub single_node: bool,
-    /// Socket on which the kubelet asks who is there, and the path at which it sees ours.
+    /// The socket of the kubelet's plugin registration, and the driver's socket path as the kubelet sees it.
     pub registration: Option<Registration>,
     /// Where health is answered.
     pub health: Option<SocketAddr>,
@@ -80,14 +80,14 @@ impl std::str::FromStr for Listen {
     }
 }
 
-/// What a volume's capacity is.
+/// The meaning of a volume's capacity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Capacity {
-    /// What was asked for; promises are added up and bounded.
+    /// The requested size: reservations are summed and bounded.
     #[default]
     Request,
-    /// The size of the whole filesystem, as upstream says; nothing is bounded.
+    /// The size of the whole filesystem, as upstream reports it; nothing is bounded.
     Filesystem,
 }
 
@@ -127,10 +127,10 @@ pub(crate) fn share(amount: u64, thousandths: u64) -> u64 {
     u64::try_from(u128::from(amount) * u128::from(thousandths) / 1000).unwrap_or(u64::MAX)
 }
 
-/// A pool: a folder whose folders are volumes.
+/// A pool: a directory that holds one directory per volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolConfig {
-    /// Its name, as StorageClasses say it.
+    /// Its name in StorageClasses.
     pub name: String,
     /// Its data folder.
     pub path: PathBuf,
@@ -138,11 +138,11 @@ pub struct PoolConfig {
     pub snapshots: PathBuf,
     /// Whether all nodes see the same files.
     pub shared: bool,
-    /// What a volume's capacity is.
+    /// The meaning of a volume's capacity.
     pub capacity: Capacity,
     /// How much may be promised, in thousandths of what there is.
     pub overcommit: u64,
-    /// What is kept free.
+    /// Space that stays free.
     pub reserve: Reserve,
     /// How capacity is enforced; `None`: by quota where the filesystem has it.
     pub enforce: Option<Enforce>,
@@ -337,7 +337,7 @@ fn read_reserve(text: &str) -> Option<Reserve> {
     }
 }
 
-/// What `--endpoint` names: a Unix socket, as `unix:///path`, `unix:/path` or a plain path.
+/// The Unix socket in `--endpoint`: `unix:///path`, `unix:/path` or a plain path.
 ///
 /// # Errors
 /// [`Kind::Invalid`] for anything else.
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told() {
+    fn rejects_invalid_pool_configurations() {
         for (json, why) in [
             ("", "understood"),
             ("[]", "no pool"),

@@ -425,7 +425,7 @@ impl Controller for ControllerService {
                         let snapshot = match open.snapshot(&id) {
                             Ok(Some(snapshot)) => snapshot,
                             Ok(None) => continue,
-                            // It is not ready for anything; whoever asks for it is told why.
+                            // The volume is not ready for any use; every call for it returns the cause.
                             Err(error)
                                 if error.kind() == Kind::Internal && request.snapshot_id.is_empty() =>
                             {

@@ -27,8 +27,8 @@ const TRIES: u32 = 64;
 const LOOKS: u32 = 200;
 const LOOK: Duration = Duration::from_millis(10);
 
-/// A loop device with a file attached. Others give and take the same numbers: what is done to the device is done only
-/// while it still has this file, which is made sure of with the device open, when nobody can change it.
+/// A loop device with a file attached. Other programs attach and detach the same numbers: an operation changes the device
+/// only while it still has this file, which is verified with the device open, when it cannot be detached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Loop {
     number: u32,
@@ -37,7 +37,7 @@ pub(crate) struct Loop {
     /// Whether the file is read and written past the page cache.
     pub(crate) direct: bool,
     pub(crate) read_only: bool,
-    /// Whether it goes when the last who has it open closes it.
+    /// Whether the kernel detaches it at the last close.
     leaving: bool,
 }
 
@@ -52,7 +52,7 @@ impl Loop {
         PathBuf::from(format!("/dev/loop{}", self.number))
     }
 
-    /// The device's number as a file's `st_rdev` says it.
+    /// The device's number in the form of a file's `st_rdev`.
     pub(crate) fn device(self) -> u64 {
         numbered(self.number)
     }
@@ -64,7 +64,7 @@ impl Loop {
             .map_err(|error| Error::io(format!("open {}", self.path().display()), error))
     }
 
-    /// Takes the file's size anew.
+    /// Reloads the size of the backing file.
     pub(crate) fn grow(self) -> Result<()> {
         let device = self.held()?.ok_or_else(|| gone(self.number))?;
         sys::loop_set_capacity(device.as_fd())
@@ -81,18 +81,18 @@ impl Loop {
     /// Detaches the file. Others may look at the device just now: that is waited for.
     ///
     /// # Errors
-    /// [`Kind::Precondition`] when somebody keeps the device open; it is detached when they close it.
+    /// [`Kind::Precondition`] when another process keeps the device open; the kernel detaches it at the last close.
     pub(crate) fn detach(self) -> Result<()> {
         let Some(device) = self.held()? else { return Ok(()) };
         clear(self.number, &device)?;
         drop(device);
-        // What cannot be asked about any more is not waited for.
+        // A device whose state cannot be read is not waited for.
         wait_until_gone(self.number, || {
             state(self.number).is_ok_and(|state| state.is_some_and(|state| state.file() == self.file))
         })
     }
 
-    /// Keeps the device from going when the last who has it open closes it: it was to be detached, and is wanted again.
+    /// Cancels a detach that is pending until the last close: the device is needed again.
     pub(crate) fn keep(self) -> Result<()> {
         if !self.leaving {
             return Ok(());
@@ -136,8 +136,8 @@ fn gone(number: u32) -> Error {
     Error::new(Kind::Internal, format!("/dev/loop{number} is gone"))
 }
 
-/// Opens a loop device to look at it or to change what it has: not for writing, which on many nodes has somebody look into
-/// it each time it is closed. `None` when there is no such device.
+/// Opens a loop device for inspection or for its ioctls. Read-only, because on many nodes udev probes a device after every
+/// close of a writable descriptor. `None` when there is no such device.
 fn open(number: u32) -> Result<Option<File>> {
     open_for(number, OFlags::RDONLY)
 }
@@ -168,8 +168,8 @@ fn open_for(number: u32, access: OFlags) -> Result<Option<File>> {
     }
 }
 
-/// Where to look for the devices of a file, so that no call looks at all devices there are. What is found is asked whose
-/// it is every time: others may detach and attach devices, too.
+/// Cache of the devices of each file, so that no call scans all devices. The kernel is asked for the file of each cached
+/// device on every use: other programs attach and detach devices too.
 #[derive(Debug)]
 pub(crate) struct Devices {
     /// Numbers of devices by device and inode number of the file.
@@ -223,7 +223,7 @@ impl Devices {
         }
     }
 
-    /// All devices that are known, by device and inode number of the file. One whose file cannot be reached is left out.
+    /// All known devices, by device and inode number of the file. A device whose file cannot be reached is left out.
     pub(crate) fn every(&self) -> HashMap<(u64, u64), Vec<Loop>> {
         let known: Vec<_> = self.numbers().iter().map(|(file, numbers)| (*file, numbers.clone())).collect();
         let mut every: HashMap<_, Vec<Loop>> = HashMap::new();
@@ -279,13 +279,13 @@ impl Devices {
     }
 }
 
-/// Detaches the devices of the file that was at `path`. All devices are looked at: this is for a file that is gone, or whose
-/// filesystem does not answer any more.
+/// Detaches the devices of the file that was at `path`. Scans all devices, for a file that is gone or whose filesystem no
+/// longer answers.
 pub(crate) fn release_at(path: &Path) -> Result<()> {
     let is_there = |number| backing_file(number).is_some_and(|file| file == path);
     for (number, _) in attached()?.into_iter().filter(|(_, file)| file == path) {
         let Some(device) = open(number)? else { continue };
-        // With the device open nobody can change what it has.
+        // An open device cannot be detached or attached to another file.
         if is_there(number) {
             clear(number, &device)?;
             drop(device);
@@ -295,7 +295,7 @@ pub(crate) fn release_at(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The devices that anything is attached to, with its path as the kernel tells it.
+/// The attached devices, each with its path as the kernel reports it.
 fn attached() -> Result<Vec<(u32, PathBuf)>> {
     let failed = |error| Error::io("list /sys/block", error);
     let mut found = Vec::new();
@@ -312,8 +312,8 @@ fn attached() -> Result<Vec<(u32, PathBuf)>> {
     Ok(found)
 }
 
-/// The path of the file that is attached to loop device `number`, as the kernel tells it: of one that was deleted, the path
-/// it had. Nothing is opened: only attached devices have it.
+/// The path of the file attached to loop device `number`, as the kernel reports it: for a deleted file, its last path. No
+/// device is opened; only attached devices have the attribute.
 pub(crate) fn backing_file(number: u32) -> Option<PathBuf> {
     let file = fs::read(format!("/sys/block/loop{number}/loop/backing_file")).ok()?;
     let file = file.strip_suffix(b"\n").unwrap_or(&file);
@@ -321,9 +321,9 @@ pub(crate) fn backing_file(number: u32) -> Option<PathBuf> {
     Some(PathBuf::from(OsStr::from_bytes(file)))
 }
 
-/// What a device is attached to, if to anything. `None` also when that is on a filesystem that has stopped, and answers EIO
-/// however often it is asked: who asks for a file of his has just seen that it answers, so this is another's, who has the
-/// number now. An error that passes is none of those: the volume is in use, and must not be taken for one that is not.
+/// The state of a device; `None` when no file is attached. `None` also for a file on a filesystem that has shut down and
+/// answers EIO every time: the caller has just reached its own file, so the device belongs to another one. Any other error
+/// is returned: the volume is in use and must not be treated as free.
 fn state(number: u32) -> Result<Option<LoopState>> {
     let Some(device) = open(number)? else { return Ok(None) };
     let stopped = |error: &std::io::Error| error.raw_os_error() == Some(libc::EIO);
@@ -362,13 +362,13 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_somebody_else_has_by_now_is_left_alone() {
+    fn a_reused_device_number_is_left_alone() {
         let folder = tempfile::tempdir().unwrap();
         let [ours, theirs] = ["ours", "theirs"].map(|name| file(folder.path(), name));
         let devices = Devices::scan().unwrap();
         let taken = devices.attach(&theirs, 512, false).unwrap();
         let stale = Loop { file: identity(&ours).unwrap(), ..taken };
-        // They are about to let it go, too: whose end is waited for is told by the file.
+        // The other holder is detaching, too: the file decides which detach is awaited.
         let holder = open(taken.number).unwrap().unwrap();
         clear(taken.number, &open(taken.number).unwrap().unwrap()).unwrap();
         stale.detach().unwrap();

@@ -85,7 +85,7 @@ impl Driver {
 
     /// Lets the worker look after the pools now.
     pub(crate) fn wake_worker(&self) {
-        // Without a worker there is nobody to wake.
+        // Without a worker the message has no receiver.
         let _ = self.wake.lock().unwrap_or_else(PoisonError::into_inner).send(());
     }
 
@@ -105,7 +105,7 @@ impl Driver {
         })
     }
 
-    /// What `look` finds in some pool.
+    /// The first result of `look` in any pool.
     ///
     /// # Errors
     /// [`Kind::NotReady`] when it is in none, and not every pool could be looked into.

@@ -32,8 +32,8 @@ use csi::snapshot_metadata_server::SnapshotMetadataServer;
 
 /// Longest message that is taken in; CSI's fields are small.
 const MESSAGE_MAX: usize = 1 << 20;
-/// How long callers may take to end after we were told to stop; the kubelet kills after 30 seconds.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Grace for requests in progress after SIGTERM; the kubelet kills after 30 seconds.
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(20);
 
 /// The program: arguments in (its name first), exit code out.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
@@ -63,7 +63,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 fn serve(config: Config) -> Result<()> {
     crate::times::observe_syncs();
     let (driver, woken) = Driver::new(config)?;
-    // Before anybody can ask: what is published, and whether the pools are there.
+    // Before the first request: load the published paths, and open the pools.
     published::recover(&driver)?;
     worker::start(driver.clone(), woken)?;
     let (stop, stopped) = watch::channel(false);
@@ -101,7 +101,7 @@ async fn answer(driver: Arc<Driver>, stopped: watch::Receiver<bool>) -> Result<(
         .add_service(group.max_decoding_message_size(MESSAGE_MAX))
         .add_service(metadata.max_decoding_message_size(MESSAGE_MAX))
         .add_service(node.max_decoding_message_size(MESSAGE_MAX));
-    beside(&driver);
+    serve_endpoints(&driver);
     let mut stopping = stopped.clone();
     let registered = async {
         if let Some(registration) = &config.registration {
@@ -109,27 +109,27 @@ async fn answer(driver: Arc<Driver>, stopped: watch::Receiver<bool>) -> Result<(
         }
     };
     let served = socket.serve(router, async move {
-        // An error means that nobody is left who could stop us.
+        // An error means that the sender is gone: stop as well.
         drop(stopping.wait_for(|stopped| *stopped).await);
     });
     let mut ended = stopped.clone();
     let too_late = async {
         drop(ended.wait_for(|stopped| *stopped).await);
-        tokio::time::sleep(PATIENCE).await;
+        tokio::time::sleep(SHUTDOWN_GRACE).await;
     };
     tokio::select! {
         (served, ()) = async { tokio::join!(served, registered) } => {
             served.map_err(|error| Error::io("serve CSI", io::Error::other(error)))
         }
         () = too_late => {
-            tracing::warn!("callers that do not end are left behind");
+            tracing::warn!("requests did not end in time and are aborted");
             Ok(())
         }
     }
 }
 
-/// Starts what is served beside CSI. Volumes matter more than who watches them: failing is a warning.
-fn beside(driver: &Arc<Driver>) {
+/// Starts the servers other than CSI. Volumes matter more than monitoring: a failure is a warning.
+fn serve_endpoints(driver: &Arc<Driver>) {
     let config = &driver.config;
     let told = |what: &str, served: std::result::Result<SocketAddr, ServeError>| match served {
         Ok(address) => tracing::info!(%address, "serving {what}"),

@@ -7,10 +7,10 @@ use std::io;
 
 use crate::plan::shown;
 
-/// What went wrong, as far as a caller acts differently on it.
+/// Kinds of error that callers handle differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The request makes no sense.
+    /// The request is invalid.
     Invalid,
     /// No such volume, snapshot or path.
     NotFound,
@@ -46,7 +46,7 @@ pub struct Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// An error of `kind` with a sentence that says what, where and what to do.
+    /// An error of `kind` with a sentence that names the operation, the place and the remedy.
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), source: None }
     }
@@ -82,7 +82,7 @@ impl Error {
         self
     }
 
-    /// What went wrong, to match on.
+    /// The kind of error, to match on.
     pub fn kind(&self) -> Kind {
         self.kind
     }
@@ -102,7 +102,7 @@ impl Error {
 
 impl From<dir::Error> for Error {
     fn from(error: dir::Error) -> Self {
-        // A call that finds nothing says so in another way: this is about a directory that must be there.
+        // Calls that may find nothing return `None`: an error concerns a directory that must exist.
         let missing = error.kind() == io::ErrorKind::NotFound;
         let (doing, source) = error.into_parts();
         let error = Self::io(doing, source);
@@ -110,7 +110,7 @@ impl From<dir::Error> for Error {
     }
 }
 
-/// What an error of the system means to a caller.
+/// The kind that a system error maps to.
 fn kind_of(error: &io::Error) -> Kind {
     match error.raw_os_error() {
         Some(libc::ENOSPC | libc::EDQUOT) => Kind::Exhausted,

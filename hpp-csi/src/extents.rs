@@ -1,6 +1,6 @@
-//! Which ranges of a snapshot's file hold data, and which differ from another's. Two files that share a block at the same
-//! offset have the same bytes there: snapshots never change, so where they lie on the disk tells all. Not here: reading
-//! any data.
+//! Ranges of a snapshot's file that hold data, and ranges in which two snapshots differ. Two files that share a block at the
+//! same offset have the same bytes there: snapshots never change, so the place on the disk identifies the content. Not here:
+//! reading data.
 
 use std::fs::File;
 use std::iter::Peekable;
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_elsewhere_differs() {
+    fn extents_at_other_places_differ() {
         type Case<'a> = (&'a [(u64, u64, u64)], &'a [(u64, u64, u64)], u64, &'a [(u64, u64)]);
         let cases: &[Case<'_>] = &[
             (&[], &[], 0, &[]),
@@ -198,7 +198,7 @@ mod tests {
             (&[], &[(4, 4, 50)], 0, &[(4, 4)]),
             (&[(4, 4, 50)], &[], 0, &[(4, 4)]),
             (&[(0, 10, 100)], &[(0, 10, 200)], 0, &[(0, 10)]),
-            // The middle of an extent was written anew.
+            // The middle of an extent was rewritten.
             (&[(0, 12, 100)], &[(0, 4, 100), (4, 4, 300), (8, 4, 108)], 0, &[(4, 4)]),
             // One was split in the middle of the other's: nothing changed.
             (&[(0, 6, 100), (6, 6, 106)], &[(0, 12, 100)], 0, &[]),
@@ -206,7 +206,7 @@ mod tests {
             (&[(0, 4, 100)], &[(4, 4, 100)], 0, &[(0, 8)]),
             // Unknown places are never the same.
             (&[(0, 4, 0)], &[(0, 4, 0)], 0, &[(0, 4)]),
-            // Neighbours are told as one, also beside a hole of the other.
+            // Adjacent ranges are merged, also next to a hole of the other file.
             (&[(0, 4, 1), (4, 4, 9)], &[(0, 4, 2), (4, 8, 20)], 0, &[(0, 12)]),
             // From the middle on, and no further than the end.
             (&[(0, 12, 100)], &[(0, 12, 300)], 7, &[(7, 5)]),

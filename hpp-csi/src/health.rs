@@ -1,5 +1,5 @@
-//! The health endpoint, as livenessprobe has it: `/healthz` asks the driver's own socket for a Probe, as any caller would,
-//! and says `ok` or why not. Not here: volumes' conditions, which no restart mends.
+//! The health endpoint of livenessprobe: `/healthz` sends a Probe to the driver's own socket, as any client would, and
+//! answers `ok` or the cause of the failure. Not here: conditions of volumes, which a restart does not repair.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,9 +13,9 @@ use csi::ProbeRequest;
 use csi::identity_client::IdentityClient;
 
 /// How long a Probe may take.
-const PATIENCE: Duration = Duration::from_secs(3);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// What is served.
+/// The routes of the health endpoint.
 pub(crate) fn routes(socket: PathBuf, runtime: Handle) -> Vec<Route> {
     let body = move || runtime.block_on(probe(socket.clone())).map(|()| "ok".to_owned());
     vec![Route { path: HEALTH_PATH, body: Box::new(body) }]
@@ -24,10 +24,10 @@ pub(crate) fn routes(socket: PathBuf, runtime: Handle) -> Vec<Route> {
 async fn probe(path: PathBuf) -> Result<(), String> {
     let asked = async {
         let channel =
-            socket::connect(path, PATIENCE).await.map_err(|error| format!("no connection: {error}"))?;
+            socket::connect(path, PROBE_TIMEOUT).await.map_err(|error| format!("no connection: {error}"))?;
         let answer = IdentityClient::new(channel).probe(ProbeRequest {}).await;
         let answer = answer.map_err(|status| format!("Probe failed: {}", status.message()))?;
         if answer.into_inner().ready == Some(false) { Err("not ready".to_owned()) } else { Ok(()) }
     };
-    tokio::time::timeout(PATIENCE, asked).await.unwrap_or_else(|_| Err("no answer in time".to_owned()))
+    tokio::time::timeout(PROBE_TIMEOUT, asked).await.unwrap_or_else(|_| Err("no answer in time".to_owned()))
 }

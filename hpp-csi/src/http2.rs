@@ -4,8 +4,8 @@
 //! (`%2Fvar%2Flib…`). The h2 crate, below tonic, answers PROTOCOL_ERROR to it and has no switch for that; there is nothing
 //! above it that could help. It can go when h2 takes such an authority, or the kubelet sends another one.
 //!
-//! Blocks of headers are not decoded, so neither the authority nor the method is known: a caller that needs to know the
-//! method tells it by the message. We never index a header, so the tables of both sides stay as they are.
+//! Header blocks are not decoded, so neither the authority nor the method is known: a caller that needs the method derives
+//! it from the message. Header fields are never indexed, so the tables of both sides stay as they are.
 //!
 //! Windows need no account: an answer is at most [`ANSWER_MAX`] bytes and a connection has at most [`CALLS`] of them, which
 //! is less than the window that every connection starts with; what a request takes is given back at once.
@@ -18,7 +18,7 @@ use tonic::Code;
 
 use frame::{Frame, Wrong, code, flag, kind, reset, send, unpadded};
 
-/// What a client's bytes begin with.
+/// The client's connection preface.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Longest body of a request, with gRPC's prefix of 5 bytes.
 const REQUEST_MAX: usize = 4096;
@@ -46,7 +46,7 @@ pub(crate) enum End {
 /// The server's side of a connection.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    /// What came and is not yet a whole frame.
+    /// Received bytes that are not yet a complete frame.
     input: Vec<u8>,
     greeting: Greeting,
     /// Requests that have begun and not ended.
@@ -157,7 +157,7 @@ impl Connection {
         Ok(true)
     }
 
-    /// Takes a frame in. The stream whose request has ended with it, if one has.
+    /// Handles a frame. Returns the stream whose request it completes.
     fn frame_came(&mut self, frame: Frame, output: &mut Vec<u8>) -> Result<Option<u32>, Wrong> {
         let Frame { kind, flags, stream, payload } = frame;
         if self.block.is_some() != (kind == kind::CONTINUATION) {
@@ -436,7 +436,7 @@ mod tests {
         let open = |stream| frame(kind::HEADERS, flag::END_HEADERS, stream, HEADERS);
         let end = |stream| frame(kind::DATA, flag::END_STREAM, stream, EMPTY);
         let reset = frame(kind::RST_STREAM, 0, 3, &[0, 0, 0, 8]);
-        // What follows a stream given up was on its way.
+        // Frames of a stream that was reset were already in flight.
         let bytes = [open(1), open(3), open(5), reset, end(5), end(3), end(1)].concat();
         let (sent, taken) = take(&mut greeted(), &bytes);
         assert_eq!(answered(sent).iter().map(|call| call.0).collect::<Vec<_>>(), [5, 1]);
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_call_fails_with_its_status() {
+    fn requests_that_are_no_calls_fail_with_their_status() {
         let bodies: [(&[u8], &str); 5] = [
             (b"", "13"),
             (b"\0\0\0", "13"),
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_too_much_is_refused() {
+    fn excess_requests_are_refused() {
         // A request that is too long, and the connection goes on.
         let mut connection = greeted();
         let (sent, taken) = take(&mut connection, &request(1, &[0; REQUEST_MAX + 1]));
@@ -503,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_keep_to_the_protocol_is_sent_away() {
+    fn protocol_violations_close_the_connection() {
         let open = frame(kind::HEADERS, flag::END_HEADERS, 1, HEADERS);
         let begun = frame(kind::HEADERS, 0, 1, HEADERS);
         let endless = frame(kind::CONTINUATION, 0, 1, HEADERS);

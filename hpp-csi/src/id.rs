@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn names_tell_who_made_them() {
+    fn names_identify_their_creator() {
         let id = |text: &str| Id::read(text).unwrap();
         assert!(id("pvc-0a1b2c3d-0000-4000-8000-0123456789ab").is_of_a_sidecar());
         assert!(id("snapshot-0a1b2c3d-0000-4000-8000-0123456789AB").is_of_a_sidecar());

@@ -5,10 +5,10 @@
 //!   gRPC on a socket     wire types in and out        checked     decides        does     one folder, one kernel
 //! ```
 //!
-//! What is true is on the disk and in the kernel: volumes are folders and files, mounts and loop devices are asked for.
-//! Nothing is kept that could be wrong after a restart, and nothing half made is ever in its place.
+//! The disk and the kernel hold all state: volumes are directories and files, mounts and loop devices are queried. No state
+//! is kept that could be wrong after a restart, and no incomplete volume is ever visible.
 //!
-//! Beside CSI the process is its own node-driver-registrar ([`registration`]) and livenessprobe ([`health`]), and serves
+//! The process is also its own node-driver-registrar ([`registration`]) and livenessprobe ([`health`]), and serves
 //! [`metrics`].
 //!
 //! Not here: HTTP, logs and signals (`serve`), Kubernetes.

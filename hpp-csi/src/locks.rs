@@ -1,5 +1,5 @@
-//! One lock per volume and snapshot. A call that finds its thing taken does not wait: it is told so, and the caller
-//! tries again. Reading (a clone's source) is shared.
+//! One lock per volume and snapshot. A call whose volume is locked does not wait: it fails with [`Kind::Busy`], and the
+//! client retries. Reads (a clone's source) share the lock.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::error::{Error, Kind, Result};
 use crate::id::Id;
 
-/// What is locked.
+/// An object that can be locked.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Thing {
     /// A volume's being there, its size and its content as a whole.
@@ -43,7 +43,7 @@ impl Locks {
     /// Takes `thing` alone.
     ///
     /// # Errors
-    /// [`Kind::Busy`] when somebody has it.
+    /// [`Kind::Busy`] when another call holds the lock.
     pub fn take(&self, thing: Thing) -> Result<Guard> {
         let mut held = self.map();
         if held.contains_key(&thing) {
@@ -54,10 +54,10 @@ impl Locks {
         Ok(Guard { locks: self.clone(), thing })
     }
 
-    /// Takes `thing` together with others who do not change it.
+    /// Locks `thing` for reading, shared with other readers.
     ///
     /// # Errors
-    /// [`Kind::Busy`] when somebody has it alone.
+    /// [`Kind::Busy`] when a call holds it exclusively.
     pub fn share(&self, thing: Thing) -> Result<Guard> {
         let mut held = self.map();
         match held.get_mut(&thing) {

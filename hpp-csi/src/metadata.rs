@@ -54,7 +54,7 @@ fn most(asked: i32) -> Result<usize> {
     }
 }
 
-/// Streams ranges, `most` in a message; a volume without any gives one message, which says how large it is.
+/// Streams ranges, `most` in a message; a volume without any gets one message, which carries its size.
 fn stream<T: Message>(metadata: Metadata, most: usize) -> Answers<T> {
     let (sender, receiver) = mpsc::channel(1);
     let capacity = signed(metadata.capacity);

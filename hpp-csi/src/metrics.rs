@@ -20,7 +20,7 @@ use crate::record::Shape;
 use crate::times;
 use dir::Dir;
 
-/// What is served.
+/// The routes of the metrics endpoint.
 pub(crate) fn routes(driver: Arc<Driver>) -> Vec<Route> {
     vec![Route { path: METRICS_PATH, body: Box::new(move || Ok(page(&driver))) }]
 }
@@ -79,7 +79,7 @@ fn page(driver: &Driver) -> String {
     page.single(
         "kubevirt_hpp_pool_path_shared_with_os",
         Kind::Gauge,
-        "1 when a pool is on the filesystem of the operating system, whose node its volumes can fill",
+        "1 when a pool shares the filesystem of the operating system, so that its volumes can fill the node",
         u8::from(shared_with_os),
     );
     tell_pools(&mut page, &ready, &pools);
@@ -132,11 +132,11 @@ fn tell_pools(page: &mut Page, ready: &[(String, bool)], pools: &[Pool]) {
     }
     let gauges: [Gauge<Pool>; 7] = [
         ("size_bytes", "The filesystem's size", |pool| pool.room.size),
-        ("free_bytes", "What anybody may still write", |pool| pool.room.free),
-        ("foreign_bytes", "What others than volumes and snapshots use", |pool| pool.room.foreign),
-        ("promised_bytes", "What volumes were promised and snapshots hold", |pool| pool.room.promised),
-        ("limit_bytes", "The largest sum of promises", |pool| pool.room.limit()),
-        ("available_bytes", "What may still be promised", |pool| pool.room.available()),
+        ("free_bytes", "Free bytes that an unprivileged process can use", |pool| pool.room.free),
+        ("foreign_bytes", "Bytes used by files other than volumes and snapshots", |pool| pool.room.foreign),
+        ("promised_bytes", "Bytes reserved for volumes and held by snapshots", |pool| pool.room.promised),
+        ("limit_bytes", "Upper limit of the sum of reservations", |pool| pool.room.limit()),
+        ("available_bytes", "Bytes that can still be reserved", |pool| pool.room.available()),
         ("read_only", "Whether nothing can be written", |pool| u64::from(pool.read_only)),
     ];
     for (what, help, value) in gauges {
@@ -150,9 +150,9 @@ fn tell_pools(page: &mut Page, ready: &[(String, bool)], pools: &[Pool]) {
 
 fn tell_volumes(page: &mut Page, volumes: &[Volume]) {
     let gauges: [Gauge<Volume>; 3] = [
-        ("capacity_bytes", "What callers are told", |volume| volume.capacity),
-        ("promised_bytes", "What counts against the pool", |volume| volume.promised),
-        ("used_bytes", "What was in use when it was last looked at, once a minute", |volume| volume.used),
+        ("capacity_bytes", "Capacity reported to clients", |volume| volume.capacity),
+        ("promised_bytes", "Bytes reserved in the pool", |volume| volume.promised),
+        ("used_bytes", "Bytes in use at the last scan, once a minute", |volume| volume.used),
     ];
     for (what, help, value) in gauges {
         let name = format!("kubevirt_hpp_volume_{what}");

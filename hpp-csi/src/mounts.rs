@@ -22,7 +22,7 @@ use dir::{Dir, open_beneath};
 /// Mounts that lie on top of each other at one place, at most; more are not ours.
 const STACK_MAX: usize = 16;
 
-/// What is at a path.
+/// The state of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     /// Whether something is mounted there.
@@ -36,7 +36,7 @@ pub(crate) struct Place {
     pub(crate) read_only: bool,
 }
 
-/// What is at `name` in `folder`; `None` when nothing is.
+/// The state of `name` in `folder`; `None` when it does not exist.
 pub(crate) fn look(folder: &Dir, name: &Path) -> Result<Option<Place>> {
     let failed = |error| Error::io(format!("look at {}", folder.path_of(name).display()), error);
     let fd = match rustix::fs::openat(
@@ -104,12 +104,12 @@ pub(crate) fn attach(mount: BorrowedFd<'_>, folder: &Dir, name: &Path) -> Result
 pub(crate) enum Left {
     /// Nothing is.
     Nothing,
-    /// What was there before ours came over it.
+    /// The mount below the driver's own.
     Others,
 }
 
-/// Unmounts what is mounted at `name` in `folder`, as long as `ours` says that it is; it is asked with `None` about what
-/// does not say what it is, because its filesystem has failed.
+/// Unmounts the top mount at `name` in `folder`, as long as `ours` confirms it. `ours` gets `None` for a mount that cannot
+/// be identified because its filesystem has failed.
 ///
 /// # Errors
 /// [`Kind::Precondition`] when it is in use, or none of it is ours: then it stays.
@@ -132,7 +132,7 @@ pub(crate) fn detach(
             return Err(Error::new(
                 Kind::Precondition,
                 format!(
-                    "what is mounted at {} is not this volume; it stays, unmount it by hand if it is to go",
+                    "another filesystem is mounted at {}; it is left mounted, unmount it by hand if it is no longer needed",
                     folder.path_of(name).display()
                 ),
             ));
@@ -141,7 +141,7 @@ pub(crate) fn detach(
         let path = Path::new("/proc/self/fd").join(folder.as_fd().as_raw_fd().to_string()).join(name);
         match unmount(&path, UnmountFlags::NOFOLLOW) {
             Err(Errno::INVAL) if place.is_none() => return Ok(Left::Nothing),
-            // EINVAL: somebody else was faster.
+            // EINVAL: another process unmounted it first.
             Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
             Err(error) => {
                 let error = Error::io(format!("unmount {}", folder.path_of(name).display()), error);

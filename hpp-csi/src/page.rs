@@ -1,13 +1,14 @@
-//! Lists in pages. A token says after which name to go on, so what comes and goes between two calls shifts nothing.
+//! Lists in pages. A token holds the last name of its page, so that entries created or deleted between two calls shift
+//! nothing.
 
 use crate::error::{Error, Kind, Result};
 use crate::id::Id;
 
-/// What a token begins with; anything else is not ours.
+/// Prefix of the driver's tokens; any other token is rejected.
 const PREFIX: &str = "after:";
 
-/// Part of a sorted list: at most `most` names (0: all) after the one that `token` says, and the token of the rest, empty
-/// when there is none.
+/// Part of a sorted list: at most `most` names (0: all) after the one in `token`, and the token of the rest, empty when
+/// there is none.
 ///
 /// # Errors
 /// [`Kind::Invalid`] when `most` is negative; [`Kind::Busy`], CSI's answer, when the token is not ours.
@@ -62,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_and_goes_shifts_nothing() {
+    fn entries_that_come_and_go_shift_nothing() {
         let (_, token) = page(names(&["a", "b", "c"]), "", 2).unwrap();
         assert_eq!(page(names(&["c", "d"]), &token, 0).unwrap().0, names(&["c", "d"]));
         assert_eq!(page(names(&[]), &token, 5).unwrap(), (names(&[]), String::new()));

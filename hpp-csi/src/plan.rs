@@ -1,5 +1,5 @@
-//! What is decided, apart from what is done: sizes, room, whether a thing that is there is the thing asked for. Pure
-//! functions, tested as tables. [`crate::apply`] does it.
+//! Decisions without effects: sizes, room, whether an existing volume is the requested one. Pure functions, tested as
+//! tables. [`crate::apply`] carries them out.
 
 use std::borrow::Borrow;
 use std::cmp::Ordering;
@@ -9,7 +9,7 @@ use crate::error::{Error, Kind, Result};
 use crate::record::{Record, RecordSource, Shape};
 use crate::request::{Allocation, Attributes, Mode, Range, Source};
 
-/// Size of a volume for which nobody asked one.
+/// Default capacity when the request sets none.
 pub(crate) const DEFAULT_SIZE: u64 = 1 << 30;
 /// Sizes of files that become devices are multiples of this: the largest sector.
 pub(crate) const STEP: u64 = 4096;
@@ -33,7 +33,7 @@ pub(crate) fn size(range: Range, step: u64) -> Result<u64> {
     })
 }
 
-/// What a new volume is to be.
+/// Properties of the requested volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Wanted {
     pub(crate) shape: Shape,
@@ -48,11 +48,11 @@ pub(crate) struct Found {
     /// Whether it is in the pool that is asked for.
     pub(crate) same_pool: bool,
     pub(crate) shape: Shape,
-    /// What we wrote about it; `None` for one that somebody else made.
+    /// The driver's record; `None` for a volume that it did not create.
     pub(crate) record: Option<Record>,
 }
 
-/// What CreateVolume does.
+/// Outcome of a CreateVolume request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Create {
     /// Nothing: it is there.
@@ -63,7 +63,7 @@ pub(crate) enum Create {
     Make(u64),
 }
 
-/// What CreateVolume does about `wanted` when `found` has its name.
+/// Decides about `wanted` when `found` has its name.
 ///
 /// # Errors
 /// [`Kind::Exists`] when what is there is something else; [`Kind::OutOfRange`] when no size fits.
@@ -83,7 +83,7 @@ pub(crate) fn create(wanted: &Wanted, found: Option<&Found>) -> Result<Create> {
     let Some(record) = &found.record else {
         return match wanted.source {
             None if wanted.shape != Shape::Block => Ok(Create::Adopt(size)),
-            None | Some(_) => differs("made by somebody else"),
+            None | Some(_) => differs("without this driver's record"),
         };
     };
     if record.capacity < wanted.range.required
@@ -106,11 +106,11 @@ pub(crate) struct Room {
     pub(crate) capacity: Capacity,
     /// The filesystem's size.
     pub(crate) size: u64,
-    /// What anybody may still write.
+    /// Bytes free for unprivileged processes.
     pub(crate) free: u64,
-    /// What others than our volumes and snapshots use.
+    /// Bytes used by files other than the driver's volumes and snapshots.
     pub(crate) foreign: u64,
-    /// What is promised to volumes and held by snapshots.
+    /// Bytes reserved for volumes and held by snapshots.
     pub(crate) promised: u64,
     /// Its part that is not written yet, or is shared and would be written again.
     pub(crate) outstanding: u64,
@@ -195,7 +195,7 @@ pub(crate) fn shown(bytes: u64) -> String {
     if unit == "bytes" { format!("{bytes} bytes") } else { format!("{}.{} {unit}", tenths / 10, tenths % 10) }
 }
 
-/// What ControllerExpandVolume does.
+/// Outcome of a ControllerExpandVolume request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Expand {
     /// Nothing: it is large enough.
@@ -204,13 +204,13 @@ pub(crate) enum Expand {
     Grow(u64),
 }
 
-/// What ControllerExpandVolume does with a volume of `current` bytes; `None` for one without a record.
+/// Decides how a volume of `current` bytes is expanded; `None` for one without a record.
 ///
 /// # Errors
 /// [`Kind::OutOfRange`] when no size fits, or it would have to shrink.
 pub(crate) fn expand(current: Option<u64>, range: Range, shape: Shape) -> Result<Expand> {
     if range.required == 0 && range.limit == 0 {
-        return Err(Error::new(Kind::Invalid, "capacity_range says no size"));
+        return Err(Error::new(Kind::Invalid, "capacity_range has neither required_bytes nor limit_bytes"));
     }
     let step = if shape == Shape::Folder { 1 } else { STEP };
     let wanted = size(range, step)?;
@@ -227,7 +227,7 @@ pub(crate) fn expand(current: Option<u64>, range: Range, shape: Shape) -> Result
     }
 }
 
-/// Whether a volume of this shape can be as `attributes` say.
+/// Checks that a volume of this shape can have `attributes`.
 ///
 /// # Errors
 /// [`Kind::Invalid`] when not.
@@ -251,7 +251,7 @@ pub(crate) fn are_the_same(some: &[&str], others: &[impl Borrow<str>]) -> bool {
     some == others
 }
 
-/// What is at a target path.
+/// The state of a target path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AtTarget {
     /// Nothing, or a plain folder or file to mount on.
@@ -262,7 +262,7 @@ pub(crate) enum AtTarget {
     Foreign,
 }
 
-/// What NodePublishVolume does.
+/// Outcome of a NodePublishVolume request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Publish {
     /// Nothing: it is published just so.
@@ -271,7 +271,7 @@ pub(crate) enum Publish {
     Mount,
 }
 
-/// What NodePublishVolume does, as `mode` says and with the volume at `others` other paths.
+/// Decides NodePublishVolume for the access mode `mode` and a volume published at `others` other paths.
 ///
 /// # Errors
 /// [`Kind::Exists`] when it is published there in another way; [`Kind::Precondition`] when something else is mounted
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn capacity_is_told_as_it_is_bounded() {
+    fn reported_capacity_respects_the_limits() {
         let full = Room { outstanding: 400, ..room(1000, 500, 100, 800) };
         assert_eq!((full.available(), full.largest()), (50, 50));
         // Half of the room is to be promised: neither more than that nor more than is free.

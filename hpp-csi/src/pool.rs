@@ -1,9 +1,9 @@
-//! A pool: a folder whose folders are volumes, and our one folder `.hpp-csi` in it.
+//! A pool: a directory that holds one directory per volume, and the driver's directory `.hpp-csi`.
 //!
 //! ```text
 //! <path>/<volume id>/                    a mount volume (shape loop: one file `image` in it)
 //! <path>/snapshots/<snapshot id>/data/   a snapshot's content (shape loop, block: one file `image`)
-//! <path>/snapshots/<snapshot id>/<volume id>/   empty: says which volume it is of
+//! <path>/snapshots/<snapshot id>/<volume id>/   empty: names its volume
 //! <path>/.hpp-csi/pool.json              which pool this is
 //!                 block/<volume id>      a block volume
 //!                 volumes/<id>.json      what we know about a volume
@@ -13,8 +13,8 @@
 //!                 trash/<node>/          what is being removed
 //! ```
 //!
-//! A volume is there when its folder or file is there; a record without one is nothing. A pool is opened anew for every
-//! call and no descriptor of it is kept: its filesystem may be unmounted, and its absence is seen at once.
+//! A volume exists when its directory or file exists; a record alone is no volume. A pool is opened for every call and no
+//! descriptor of it is kept: its filesystem can be unmounted, and its absence is noticed at once.
 
 pub(crate) mod book;
 pub(crate) mod clone;
@@ -47,7 +47,7 @@ use identity::Remembered;
 pub(crate) const OWN: &str = crate::config::OWN_FOLDER;
 /// The folder of block volumes in it.
 pub(crate) const BLOCK: &str = "block";
-/// The file of a volume or snapshot whose shape is a file.
+/// The file of a volume or snapshot that is stored as one file.
 pub(crate) const IMAGE: &str = "image";
 /// The folder of a snapshot's files.
 pub(crate) const DATA: &str = "data";
@@ -62,7 +62,7 @@ pub(crate) struct Pool {
     known: Mutex<Option<Arc<Known>>>,
 }
 
-/// What was found out about a pool's filesystem. It holds as long as the mark is the same.
+/// Probed properties of a pool's filesystem, valid as long as the mark is the same.
 #[derive(Debug)]
 pub(crate) struct Known {
     mark: Mark,
@@ -117,7 +117,7 @@ pub(crate) struct Open<'a> {
 pub(crate) struct Volume {
     pub(crate) id: Id,
     pub(crate) shape: Shape,
-    /// `None`: made by somebody else.
+    /// `None`: not created by this driver.
     pub(crate) record: Option<Record>,
     /// Device and inode of its folder or file.
     pub(crate) file: (u64, u64),
@@ -166,7 +166,7 @@ impl Pool {
         self.find_out(root, numbers, mark.read_only)
     }
 
-    /// What is at the pool's path.
+    /// Opens the pool's path and reads its state.
     fn look(&self) -> Result<(Dir, Option<Dir>, StatVfs, Mark)> {
         let path = &self.config.path;
         let missing = || Error::new(Kind::NotReady, format!("{} is not there", path.display()));
@@ -242,7 +242,7 @@ impl Pool {
             tmp.unlink(name)?;
         }
         match result {
-            // A full disk says nothing about sharing; what is full is told by those who write.
+            // Sharing cannot be probed on a full disk; the calls that write report the lack of room.
             Err(error) if Error::kind(&error) == Kind::Exhausted => Ok(false),
             other => other,
         }
@@ -337,13 +337,13 @@ impl Open<'_> {
         self.known.mark.read_only
     }
 
-    /// Bytes of the filesystem, and what of it anybody may still write.
+    /// Bytes of the filesystem, and those of it that unprivileged processes can still write.
     pub(crate) fn size_and_free(&self) -> (u64, u64) {
         let bytes = |blocks: u64| blocks.saturating_mul(self.numbers.f_frsize);
         (bytes(self.numbers.f_blocks), bytes(self.numbers.f_bavail))
     }
 
-    /// An error about making something of `asked` bytes; when there was no room, it says how much there is.
+    /// An error about an operation that needs `asked` bytes; when the pool has no room, the error adds how much there is.
     pub(crate) fn without_room(&self, asked: u64, error: Error) -> Error {
         // It was opened before the disk was full.
         let free = fstatvfs(&self.root).map_or(0, |now| now.f_bavail.saturating_mul(now.f_frsize));
@@ -410,7 +410,7 @@ impl Open<'_> {
         Ok(Some(Volume { id: id.clone(), shape, record, file: (stat.st_dev, stat.st_ino) }))
     }
 
-    /// What is written about the volume `id`. On a shared pool another node may have written it.
+    /// The record of the volume `id`. On a shared pool another node may have written it.
     fn volume_record(&self, id: &Id, place: Shape) -> Result<Option<Record>> {
         if !self.pool.config.shared
             && let Some(line) = self.known.book().volumes.get(id)
@@ -427,13 +427,14 @@ impl Open<'_> {
         Ok(record)
     }
 
-    /// The error about something whose record cannot be read. What it is, is not guessed at: it is left as it is.
+    /// The error about a volume or snapshot with an unreadable record. It is left as it is: its properties cannot be
+    /// guessed.
     fn unusable(&self, what: &str, id: &Id, error: &Error) -> Error {
         let record = self.own.path_of(format!("{what}s")).join(record_name(id));
         let record = record.display();
         self.pool.error(
             Kind::Internal,
-            format!("{what} {id} cannot be used: {error}; put {record} right, or take it away if somebody else made the {what}"),
+            format!("{what} {id} cannot be used: {error}; repair {record}, or remove it if the {what} was not created by this driver"),
         )
     }
 
@@ -486,7 +487,7 @@ impl Open<'_> {
             }
             None => match adopted(&folder)? {
                 Some(record) => record,
-                // Neither marker nor record: nothing that anybody could have meant as a snapshot.
+                // Neither marker nor record: not a snapshot.
                 None => return Ok(None),
             },
         };
@@ -518,7 +519,7 @@ impl Open<'_> {
     }
 }
 
-/// A snapshot that upstream made: its marker says of which volume.
+/// A snapshot that upstream made: its marker names the volume.
 fn adopted(folder: &Dir) -> Result<Option<SnapshotRecord>> {
     let entries = folder.entries()?;
     let source = entries.iter().filter(|entry| entry.is_dir).find_map(|entry| Id::read(&entry.name));

@@ -46,8 +46,8 @@ impl Published {
         }
     }
 
-    /// Paths at which the volume still is, other than `except`. A path where nothing is mounted any more is forgotten:
-    /// somebody else unmounted it, or the node was restarted.
+    /// Paths at which the volume is published, other than `except`. A path without a mount is dropped: it was unmounted by
+    /// other means, or the node restarted.
     pub(crate) fn others(&self, id: &Id, except: Option<&Path>) -> Result<Vec<PathBuf>> {
         let known: Vec<PathBuf> = self.paths().get(id).into_iter().flatten().cloned().collect();
         let mut still = Vec::new();
@@ -163,7 +163,7 @@ pub(crate) fn mounted_devices() -> Result<HashSet<u64>> {
 /// A line of mountinfo (proc_pid_mountinfo(5)).
 #[derive(Debug, PartialEq, Eq)]
 struct Mount {
-    /// What of its filesystem is mounted.
+    /// The mounted part of its filesystem.
     root: PathBuf,
     point: PathBuf,
     /// The loop device that holds the filesystem, or that is itself mounted.

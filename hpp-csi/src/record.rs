@@ -1,5 +1,5 @@
-//! What is remembered about a volume or snapshot: one small JSON file beside the data, never inside it. Fields that are
-//! unknown are refused: a newer driver's record is not guessed at.
+//! The record of a volume or snapshot: one small JSON file next to the data, never inside it. Unknown fields are rejected: a
+//! newer driver's record is not interpreted.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -16,7 +16,7 @@ pub(crate) const RECORD_MAX: u64 = 16 << 10;
 /// Longest record of a group.
 pub(crate) const GROUP_RECORD_MAX: u64 = 256 << 10;
 
-/// What a volume or snapshot is made of.
+/// How the content of a volume or snapshot is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Shape {
@@ -28,7 +28,7 @@ pub(crate) enum Shape {
     Block,
 }
 
-/// What a volume was made from.
+/// The source that a volume was created from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum RecordSource {
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_and_newer_versions_are_told() {
+    fn damaged_and_newer_records_are_rejected() {
         for bad in [&b""[..], b"{", b"null", br#"{"version":1,"shape":"folder","capacity":-1,"created":0}"#] {
             assert!(read_volume(bad).is_err());
         }

@@ -1,12 +1,11 @@
-//! The kubelet's plugin registration, as node-driver-registrar does it: a socket in the kubelet's registry of plugins, on
-//! which the kubelet asks who we are and where our own socket is, and says whether it takes us.
+//! The kubelet's plugin registration, as node-driver-registrar does it: a socket in the kubelet's plugin registry. Over it
+//! the kubelet asks for the driver's name and socket path, and reports whether it accepts them.
 //!
-//! A kubelet that was started again finds the socket and asks again. When somebody has emptied the registry, the socket is
-//! made anew.
+//! A restarted kubelet finds the socket and asks again. When the registry has been emptied, the socket is recreated.
 //!
-//! It is not served by tonic, for the reason that [`crate::http2`] gives. Which of the two calls it is, the message tells:
-//! GetInfo's is empty. A status is empty only when it is a refusal without a word; it would be answered with fields that
-//! its answer does not have, which a caller passes over.
+//! It is not served by tonic, for the reason that [`crate::http2`] gives. The message distinguishes the two calls: GetInfo's
+//! is empty. A status is empty only when it is a refusal without a message; it would be answered with fields that its answer
+//! does not have, which clients ignore.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,7 +30,7 @@ const VERSIONS: [&str; 1] = ["1.0.0"];
 const LOOK: Duration = Duration::from_secs(5);
 /// Connections at once; more wait.
 const CONNECTIONS: usize = 16;
-/// How long a connection may be silent. The kubelet closes its own when it has told us.
+/// Idle timeout of a connection. The kubelet closes its own after the status.
 const SILENCE: Duration = Duration::from_secs(60);
 
 struct Registrar {

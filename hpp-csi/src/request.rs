@@ -24,7 +24,7 @@ pub(crate) const COPY: &str = "copy";
 pub(crate) const INLINE_SIZE: &str = "size";
 /// VolumeAttributesClass: `thin` or `thick`.
 pub(crate) const ALLOCATION: &str = "allocation";
-/// What keys begin with that sidecars add.
+/// Prefix of the parameters that sidecars add.
 const SIDECARS: &str = "csi.storage.k8s.io/";
 /// Set by the kubelet for inline volumes.
 pub(crate) const EPHEMERAL: &str = "csi.storage.k8s.io/ephemeral";
@@ -58,7 +58,7 @@ pub(crate) struct MountOptions {
     pub(crate) group: Option<u32>,
 }
 
-/// Who may use a volume at once.
+/// Access mode of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// As many as like, on one node or on all.
@@ -83,7 +83,7 @@ pub(crate) enum Source {
     Snapshot(Id),
 }
 
-/// What a StorageClass says, as far as it is ours.
+/// The driver's parameters of a StorageClass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Parameters {
     /// Pool's name; `None`: the legacy pool.
@@ -94,7 +94,7 @@ pub(crate) struct Parameters {
     pub(crate) copy: bool,
 }
 
-/// What may be changed about a volume while it lives: its mutable parameters.
+/// Mutable parameters: properties that can be changed while the volume exists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Attributes {
     /// `None`: as it is.
@@ -145,7 +145,7 @@ pub(crate) fn bounded(field: &str, map: &HashMap<String, String>) -> Result<()> 
 }
 
 impl Parameters {
-    /// Reads a StorageClass's parameters. Keys that are not ours are somebody else's.
+    /// Reads a StorageClass's parameters. Keys of other components are ignored.
     pub(crate) fn read(map: &HashMap<String, String>) -> Result<Self> {
         bounded("parameters", map)?;
         let get = |key: &str| map.get(key).map(String::as_str);
@@ -198,7 +198,7 @@ impl TryFrom<csi::VolumeContentSource> for Source {
             Some(Type::Snapshot(snapshot)) => {
                 Id::parse("source snapshot_id", &snapshot.snapshot_id).map(Self::Snapshot)
             }
-            None => Err(invalid("volume_content_source says neither volume nor snapshot")),
+            None => Err(invalid("volume_content_source names neither a volume nor a snapshot")),
         }
     }
 }
@@ -209,7 +209,7 @@ impl TryFrom<csi::VolumeCapability> for Capability {
     fn try_from(wire: csi::VolumeCapability) -> Result<Self> {
         let mode = wire.access_mode.ok_or_else(|| invalid("the volume capability has no access mode"))?;
         let access = match wire.access_type {
-            None => return Err(invalid("the volume capability says neither block nor mount")),
+            None => return Err(invalid("the volume capability has neither block nor mount access")),
             Some(AccessType::Block(_)) => Access::Block,
             Some(AccessType::Mount(mount)) => Access::Mount(mount.try_into()?),
         };
@@ -277,7 +277,7 @@ impl MountOptions {
             "nodiratime" => (libc::MOUNT_ATTR_NODIRATIME, true),
             "diratime" => (libc::MOUNT_ATTR_NODIRATIME, false),
             "noatime" | "relatime" | "strictatime" => {
-                // One field of several bits: it is cleared as a whole and set anew.
+                // One field of several bits: cleared as a whole and then set.
                 self.clear |= libc::MOUNT_ATTR__ATIME;
                 self.set &= !libc::MOUNT_ATTR__ATIME;
                 self.set |= match flag {
@@ -322,7 +322,7 @@ pub(crate) fn members(wire: &[String]) -> Result<Vec<Id>> {
 /// All of a request's capabilities.
 ///
 /// # Errors
-/// [`Kind::Invalid`] when there is none, one makes no sense, or they are block and mount at once.
+/// [`Kind::Invalid`] when there is none, one is invalid, or they mix block and mount access.
 pub(crate) fn capabilities(wire: Vec<csi::VolumeCapability>) -> Result<Vec<Capability>> {
     if wire.is_empty() {
         return Err(invalid("volume_capabilities are missing"));

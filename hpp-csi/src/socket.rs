@@ -1,5 +1,5 @@
-//! A server's Unix socket, and a gRPC client of one. The socket appears with its rights, in the place of what a process
-//! before us left, and goes with us unless somebody else's is there by then. Not here: what is served.
+//! A server's Unix socket, and a gRPC client of one. The socket appears with its mode and replaces the one of an earlier
+//! process; at exit it is removed unless another process has replaced it. Not here: the served methods.
 
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -30,7 +30,7 @@ impl Socket {
     /// Listens on a socket that only its owner may use.
     ///
     /// # Errors
-    /// When somebody answers there, or the socket cannot be made.
+    /// When another server answers there, or the socket cannot be created.
     pub(crate) async fn listen(path: &Path) -> io::Result<Self> {
         let taken = match UnixStream::connect(path).await {
             Ok(_) => true,
@@ -121,13 +121,13 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_socket_is_taken_as_long_as_somebody_has_it() {
+    async fn a_socket_with_a_live_server_is_not_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("csi.sock");
         let theirs = std::os::unix::net::UnixListener::bind(&path).unwrap();
         let taken = async || Socket::listen(&path).await.unwrap_err().kind();
         assert_eq!(taken().await, io::ErrorKind::AddrInUse);
-        // Nobody accepts: after one more, there is no place left.
+        // The listener accepts no connection: one more fills its backlog.
         rustix::net::listen(&theirs, 0).unwrap();
         let mut waiting = Vec::new();
         while let Ok(stream) = UnixStream::connect(&path).await {

@@ -32,7 +32,7 @@ const FIEMAP_FLAG_SYNC: u32 = 1;
 const FIEMAP_EXTENT_LAST: u32 = 0x1;
 const FIEMAP_EXTENT_UNWRITTEN: u32 = 0x800;
 const FIEMAP_EXTENT_SHARED: u32 = 0x2000;
-/// LAST, SHARED and MERGED say nothing against an extent's place on the disk; every other flag may.
+/// LAST, SHARED and MERGED do not affect an extent's place on the disk; every other flag may.
 const FIEMAP_EXTENT_PLAIN: u32 = FIEMAP_EXTENT_LAST | FIEMAP_EXTENT_SHARED | 0x1000;
 /// Extents that are asked for at once.
 const EXTENTS: usize = 256;
@@ -76,7 +76,7 @@ struct LoopConfig {
     reserved: [u64; 8],
 }
 
-/// What a loop device is attached to.
+/// The state of an attached loop device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LoopState {
     /// Device number of the backing file's filesystem, as the kernel packs it for user space.
@@ -87,7 +87,7 @@ pub(crate) struct LoopState {
     pub(crate) read_only: bool,
     /// Whether the backing file is read and written past the page cache.
     pub(crate) direct: bool,
-    /// Whether it is detached when the last who has the device open closes it.
+    /// Whether the kernel detaches it at the last close.
     pub(crate) leaving: bool,
 }
 
@@ -224,13 +224,13 @@ fn check(result: c_int) -> io::Result<c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// An ioctl whose argument is a number, or none.
+/// An ioctl with a number as its argument, or none.
 fn number(fd: BorrowedFd<'_>, request: c_ulong, argument: c_ulong) -> io::Result<c_int> {
     // SAFETY: the kernel takes the argument of these requests as a number and touches no memory of ours.
     check(unsafe { libc::ioctl(fd.as_raw_fd(), request, argument) })
 }
 
-/// An ioctl whose argument is a struct that the kernel reads, fills, or both.
+/// An ioctl with a pointer to a struct that the kernel reads, fills, or both.
 fn structure<T>(fd: BorrowedFd<'_>, request: c_ulong, argument: &mut T) -> io::Result<c_int> {
     // SAFETY: `argument` is exclusively ours, has the layout of the request's struct (repr(C), all fields plain
     // numbers), and lives through the call.
@@ -248,7 +248,7 @@ pub(crate) fn loop_free(control: BorrowedFd<'_>) -> io::Result<u32> {
     number(control, LOOP_CTL_GET_FREE, 0).map(c_int::unsigned_abs)
 }
 
-/// Attaches `file` to the loop device `device` in one step. EBUSY when somebody was faster.
+/// Attaches `file` to the loop device `device` in one step. EBUSY when another process attached one first.
 pub(crate) fn loop_configure(
     device: BorrowedFd<'_>,
     file: BorrowedFd<'_>,
@@ -264,7 +264,7 @@ pub(crate) fn loop_configure(
     structure(device, LOOP_CONFIGURE, &mut config).map(drop)
 }
 
-/// What a loop device is attached to; `None` when to nothing.
+/// The state of a loop device; `None` when no file is attached.
 pub(crate) fn loop_state(device: BorrowedFd<'_>) -> io::Result<Option<LoopState>> {
     let mut info: LoopInfo = zeroed();
     match structure(device, LOOP_GET_STATUS64, &mut info) {
@@ -280,12 +280,12 @@ pub(crate) fn loop_state(device: BorrowedFd<'_>) -> io::Result<Option<LoopState>
     }
 }
 
-/// Takes the backing file's size anew.
+/// Reloads the size of the backing file.
 pub(crate) fn loop_set_capacity(device: BorrowedFd<'_>) -> io::Result<()> {
     number(device, LOOP_SET_CAPACITY, 0).map(drop)
 }
 
-/// Detaches; while somebody has the device open, it happens when the last one closes it.
+/// Detaches the file; while the device is open elsewhere, the kernel does it at the last close.
 pub(crate) fn loop_clear(device: BorrowedFd<'_>) -> io::Result<()> {
     match number(device, LOOP_CLR_FD, 0) {
         Ok(_) => Ok(()),
@@ -294,7 +294,7 @@ pub(crate) fn loop_clear(device: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
-/// Keeps the device attached when the last who has it open closes it; only that flag can be taken off.
+/// Keeps the device attached at its last close; only that flag can be cleared.
 pub(crate) fn loop_keep(device: BorrowedFd<'_>) -> io::Result<()> {
     let mut info: LoopInfo = zeroed();
     structure(device, LOOP_GET_STATUS64, &mut info)?;

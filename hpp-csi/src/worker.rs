@@ -1,5 +1,5 @@
-//! The worker: one thread that looks after the pools while nobody waits. It removes what was deleted, sees what volumes
-//! use, and finds pools that come and go.
+//! The worker: one thread that maintains the pools in the background. It removes deleted objects, updates the usage of
+//! volumes, and notices pools that appear or vanish.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};

@@ -18,7 +18,7 @@ use support::{
 };
 use tonic::Code;
 
-/// Whether the kernel says that blocks of a file are shared.
+/// Whether the kernel reports shared blocks for a file.
 fn shares(file: &Path) -> bool {
     run("filefrag", &["-v", file.to_str().unwrap()]).contains("shared")
 }
@@ -170,7 +170,7 @@ fn a_snapshot_of_a_mounted_filesystem_is_of_one_moment() {
     client.create(volume("v", 400 * MIB, mount()));
     client.node_stage_volume(support::stage("v", &staging, mount())).unwrap();
     client.node_publish_volume(support::publish("v", &staging, &target, mount())).unwrap();
-    // Two files that always say the same, written in turn: a snapshot between the two shows a difference of one.
+    // Two files with equal content, written in turn: a snapshot between the two writes shows a difference of one.
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {

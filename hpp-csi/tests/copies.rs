@@ -1,5 +1,5 @@
-//! Copies on pools whose files cannot share blocks: a driver that is killed while it copies goes on where it was, unless the
-//! source has changed, and what nobody wants any more goes.
+//! Copies on pools without reflinks: a driver that is killed during a copy resumes it, unless the source has changed, and
+//! removes copies that no request resumes.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -80,7 +80,7 @@ fn golden_tree(place: &Place, client: &Client) -> PathBuf {
     fs::write(golden.join("a/gone"), "gone").unwrap();
     fs::hard_link(golden.join("a/early"), golden.join("a/linked")).unwrap();
     std::os::unix::fs::symlink("early", golden.join("a/link")).unwrap();
-    // What is not older than the copy may have changed.
+    // A source file that is not older than the copy may have changed.
     std::thread::sleep(std::time::Duration::from_secs(4));
     fill(&golden.join("disk.img"));
     golden
@@ -144,7 +144,7 @@ fn a_device_goes_on_unless_its_source_has_changed() {
 }
 
 #[test]
-fn a_copy_that_nobody_wants_any_more_goes() {
+fn an_abandoned_copy_is_removed() {
     let place = Place::new("ext4", GIB);
     let (driver, client) = one_pool(&place, COPY);
     client.create(volume("golden", 256 * MIB, block()));
@@ -156,7 +156,7 @@ fn a_copy_that_nobody_wants_any_more_goes() {
     client.delete("v");
     assert!(!begun.exists());
     cut_short(&place, driver, &client, block(), &begun);
-    // Another source, and later nobody at all.
+    // Another source is requested, and then none.
     let (driver, client) = one_pool(&place, COPY);
     client.create(volume("other", 256 * MIB, block()));
     let other = CreateVolumeRequest { volume_content_source: from_volume("other"), ..request("v", block()) };

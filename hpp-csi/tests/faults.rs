@@ -1,5 +1,5 @@
-//! Disks that fail under the driver: a filesystem that shut itself down, files that lost their end, disks below that are
-//! full. What is told is clear, pods can end, and the driver goes on when the disk does, without a restart.
+//! Disks that fail under the driver: a filesystem that shut itself down, truncated files, full disks below. Errors are
+//! clear, pods can end, and the driver recovers with the disk, without a restart.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -40,7 +40,7 @@ fn take(client: &Client, place: &Place, id: &str) {
     client.unstage(id, &staging(place, id));
 }
 
-/// What statistics say of a volume's condition: whether it is ill, and why.
+/// The volume's condition in its statistics: whether it is abnormal, and the message.
 fn condition(client: &Client, place: &Place, id: &str) -> (bool, String) {
     let request = NodeGetVolumeStatsRequest {
         volume_id: id.into(),
@@ -110,7 +110,7 @@ fn a_filesystem_that_shut_itself_down_is_let_go_and_comes_back() {
 }
 
 #[test]
-fn a_file_that_lost_its_end_is_told_and_not_attached_again() {
+fn a_truncated_file_is_reported_and_not_attached_again() {
     for (more, capability) in [("", block()), (r#","enforce":"loop""#, mount())] {
         let place = Place::new("xfs", GIB);
         let (_driver, client) = one_pool(&place, more);
@@ -138,7 +138,7 @@ fn a_file_that_lost_its_end_is_told_and_not_attached_again() {
 }
 
 #[test]
-fn a_device_whose_disk_is_full_fails_writes_and_goes_on() {
+fn a_device_on_a_full_disk_fails_writes_and_recovers() {
     let place = Place::new("tmpfs", 64 * MIB);
     let (_driver, client) = one_pool(&place, "");
     use_of(&client, &place, "disk", 32 * MIB, &block());
@@ -173,7 +173,7 @@ fn a_disk_on_a_full_tmpfs_breaks_and_is_mended() {
     }
     assert!(broken, "the pool says it has room, its disk has none");
     drop(file);
-    // Metadata cannot be written either: sooner or later each call says so.
+    // Metadata cannot be written either: sooner or later each call fails.
     let mut codes = Vec::new();
     for n in 0..50 {
         if let Err(status) = client.create_volume(volume(&format!("new-{n}"), MIB, mount())) {
@@ -218,7 +218,7 @@ fn a_disk_without_a_free_block_refuses_and_deletes() {
             .filter(|name| !name.starts_with('.') && name != "lost+found")
             .collect();
         assert_eq!(listed, folders, "nothing half made");
-        // What helps is possible.
+        // Deleting a volume helps and is possible.
         client.delete("v");
         eventually("there is room again", || place.free() > 100 << 20);
         client.create(volume("after", MIB, mount()));

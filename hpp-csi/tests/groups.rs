@@ -1,4 +1,4 @@
-//! Group snapshots through the built driver: all of one moment, all or none, whatever happens meanwhile.
+//! Group snapshots through the built driver: all of one point in time, all or none, under every interruption.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -57,7 +57,7 @@ fn delete(
     })
 }
 
-/// Tells writers to stop when the test ends, also when it fails.
+/// Stops the writers when the test ends, also when it fails.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -66,8 +66,8 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Writes one number to both files again and again, to the first one first, until told to stop; each durable before the
-/// next if `synced`.
+/// Writes one number to both files again and again, to the first one first, until stopped; each durable before the next if
+/// `synced`.
 fn write_in_turn(files: [&Path; 2], synced: bool, stop: &AtomicBool) {
     let mut files =
         files.map(|path| fs::OpenOptions::new().write(true).create(true).truncate(false).open(path).unwrap());
@@ -139,7 +139,7 @@ fn a_group_is_there_as_a_whole_and_goes_as_a_whole() {
 }
 
 #[test]
-fn what_cannot_be_a_group_is_refused() {
+fn invalid_groups_are_refused() {
     let place = Place::new("xfs", GIB);
     let (_driver, client) = one_pool(&place, "");
     client.create(volume("a", 10 * MIB, mount()));
@@ -210,7 +210,7 @@ fn filesystems_in_files_are_cut_together_while_they_are_written_to() {
 }
 
 #[test]
-fn what_cannot_be_held_still_is_cut_when_it_is_and_refused_when_it_is_not() {
+fn unfreezable_volumes_are_cut_when_idle_and_refused_when_busy() {
     let place = Place::new("xfs", 2 * GIB);
     let (_driver, client) = one_pool(&place, "");
     for name in ["first", "second"] {
@@ -223,7 +223,7 @@ fn what_cannot_be_held_still_is_cut_when_it_is_and_refused_when_it_is_not() {
         // Without a pause: a writer that waits for the disk longer than a cut takes lets it be made.
         scope.spawn(|| write_in_turn([&files[0], &files[1]], false, &stop));
         eventually("writing begins", || files[1].exists());
-        // Where the writer itself is held up for as long as a cut, the cut is right; only one of the two may be said.
+        // Where the writer itself is delayed for as long as a cut, the cut succeeds; only one of the two outcomes is valid.
         eventually("a cut that is refused", || {
             let cut = client.create_volume_group_snapshot(group("g", &["first", "second"]));
             if let Ok(taken) = cut {
@@ -273,7 +273,7 @@ fn a_group_that_a_killed_driver_began_is_not_there() {
 }
 
 #[test]
-fn a_group_of_copies_is_never_gone_on_with() {
+fn a_group_of_copies_is_never_resumed() {
     let place = Place::new("ext4", GIB);
     let (driver, client) = one_pool(&place, r#","copy":true"#);
     client.create(volume("files", 100 * MIB, mount()));

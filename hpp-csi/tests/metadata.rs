@@ -15,7 +15,7 @@ use support::place::Place;
 use support::{Client, GIB, KIB, MIB, block, from_volume, mount, one_pool, parameters, refused, volume};
 use tonic::{Code, Status};
 
-/// All ranges of a stream, its messages' lengths, and the capacity they tell.
+/// All ranges of a stream, its messages' lengths, and the capacity they report.
 type Told = (Vec<(i64, i64)>, Vec<usize>, i64);
 
 macro_rules! streamed {
@@ -71,7 +71,7 @@ fn covers(ranges: &[(i64, i64)], block: i64) -> bool {
 }
 
 #[test]
-fn what_changed_is_told_by_the_blocks_and_nothing_is_left_out() {
+fn all_changed_blocks_are_reported() {
     let place = Place::new("xfs", 2 * GIB);
     let (_driver, client) = one_pool(&place, "");
     client.create(volume("disk", 64 * MIB, block()));
@@ -83,7 +83,7 @@ fn what_changed_is_told_by_the_blocks_and_nothing_is_left_out() {
     write(0, 4 << 20, 1);
     write(20 * MIB, 2 << 20, 2);
     client.snapshot("empty-first", "disk");
-    // Some blocks anew, far more of them than one question to the kernel answers; some for the first time; a hole.
+    // Rewrites some blocks, far more than one question to the kernel answers; writes some for the first time; makes a hole.
     let mut state = 7_u64;
     for _ in 0..700 {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -142,7 +142,7 @@ fn what_changed_is_told_by_the_blocks_and_nothing_is_left_out() {
 }
 
 #[test]
-fn what_has_no_metadata_is_refused() {
+fn sources_without_metadata_are_refused() {
     let place = Place::new("xfs", GIB);
     let (_driver, client) = one_pool(&place, "");
     client.create(volume("disk", MIB, block()));
@@ -165,7 +165,7 @@ fn what_has_no_metadata_is_refused() {
 }
 
 #[test]
-fn a_filesystem_that_shares_nothing_tells_what_is_allocated_and_not_what_changed() {
+fn without_reflinks_allocation_is_reported_and_changes_are_not() {
     let place = Place::new("ext4", GIB);
     let (_driver, client) = one_pool(&place, r#","copy":true"#);
     client.create(volume("disk", 8 * MIB, block()));
@@ -221,7 +221,7 @@ fn a_thick_volume_owns_all_its_blocks_and_keeps_owning_them_when_it_grows() {
         .unwrap();
     assert!(holds("clone") >= 150 * MIB);
     modify("clone", "thin").unwrap();
-    // From the start, and what makes no sense leaves no volume.
+    // From the start; an invalid request leaves no volume.
     let thick = |name: &str, capability| CreateVolumeRequest {
         mutable_parameters: parameters(&[("allocation", "thick")]),
         ..volume(name, 50 * MIB, capability)

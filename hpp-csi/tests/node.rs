@@ -243,7 +243,7 @@ fn a_block_volume_is_a_device_that_grows_in_use() {
 }
 
 #[test]
-fn a_device_whose_file_was_removed_by_hand_is_let_go() {
+fn a_device_of_a_file_removed_by_hand_is_detached() {
     let place = Place::new("xfs", GIB);
     let (_driver, client) = one_pool(&place, "");
     let (at, device) = (staging(&place, "disk"), target(&place, "device"));
@@ -395,7 +395,7 @@ fn inline_volumes_live_and_die_with_their_pod() {
 }
 
 #[test]
-fn what_is_at_a_target_path_and_not_ours_stays() {
+fn foreign_content_of_a_target_path_stays() {
     let place = Place::new("xfs", GIB);
     let (_driver, client) = one_pool(&place, "");
     client.create(volume("v", MIB, mount()));
@@ -454,7 +454,7 @@ fn a_mount_that_is_not_the_volume_stays() {
     };
     assert_eq!(refused(client.node_unstage_volume(unstage)).0, Code::FailedPrecondition);
     assert!(a.join("file").exists() && foreign.join("file").exists());
-    // What was there before the volume came over it stays, too.
+    // The mount below the volume's stays, too.
     client.node_publish_volume(publish("b", &foreign, &foreign, mount())).unwrap_err();
     run("mount", &["--bind", a.to_str().unwrap(), foreign.to_str().unwrap()]);
     client.unpublish("a", &foreign);

@@ -1,5 +1,4 @@
-//! Pools that go away, come back, are another than they were, or cannot be written: what is told, and that nothing lands on
-//! the disk below.
+//! Pools that go away, come back, were replaced, or cannot be written: the errors, and that nothing lands on the disk below.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -12,7 +11,7 @@ use support::place::Place;
 use support::{Client, GIB, MIB, eventually, mount, names, one_pool, publish, refused, volume};
 use tonic::Code;
 
-/// What every call says while the pool is away, and that nothing is written below.
+/// Checks the error of every call while the pool is away, and that nothing is written below.
 fn is_away(client: &Client, place: &Place) {
     let (code, message) = refused(client.create_volume(volume("new", MIB, mount())));
     assert_eq!(code, Code::ResourceExhausted, "another node may have room: {message}");
@@ -184,7 +183,7 @@ fn a_read_only_pool_serves_what_it_holds() {
 }
 
 #[test]
-fn a_full_pool_says_so_and_recovers() {
+fn a_full_pool_is_reported_and_recovers() {
     let place = Place::new("ext4", GIB);
     let (_driver, client) = one_pool(&place, "");
     client.create(volume("v", 100 * MIB, mount()));
@@ -203,7 +202,7 @@ fn a_full_pool_says_so_and_recovers() {
 }
 
 #[test]
-fn what_a_crash_leaves_is_swept() {
+fn remains_of_a_crash_are_swept() {
     let place = Place::new("xfs", GIB);
     let (driver, client) = one_pool(&place, "");
     client.create(volume("v", MIB, mount()));

@@ -32,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// Set in the guest.
 const GUEST: &str = "FERROVIRT_GUEST";
 
-/// What `quota_init` uses of busybox.
+/// The applets of busybox that `quota_init` uses.
 const APPLETS: &str = "sh mount umount mkdir modprobe poweroff dd cat";
 
 /// The guest.
@@ -89,7 +89,7 @@ fn driver(folder: &str, path: &Path, more: &str) -> (Driver, Client) {
     (driver, client)
 }
 
-/// Writes up to so many MiB as somebody who may not pass limits; gives how many there are.
+/// Writes up to so many MiB as a user without CAP_SYS_RESOURCE; returns how many fit.
 fn write(file: &Path, mebibytes: u32) -> u64 {
     let written = Command::new("dd")
         .arg("if=/dev/zero")
@@ -217,7 +217,7 @@ fn an_ext4_in_a_file_grows_in_use() {
 }
 
 #[test]
-fn quota_that_the_filesystem_lacks_is_told() {
+fn missing_quota_support_is_reported() {
     let place = Place::new("tmpfs", GIB);
     let (running, client) = one_pool(&place, "");
     client.create(volume("v", MIB, mount()));

@@ -39,17 +39,17 @@ impl Random {
     }
 }
 
-/// What must be known of a volume.
+/// The expected state of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Made {
     block: bool,
     bytes: i64,
-    /// What is written in its file `tag`, for a folder; `None` when the end came while it was written.
+    /// The content of its file `tag`, for a directory; `None` when the driver was killed while it was written.
     tag: Option<String>,
     published: bool,
 }
 
-/// What one caller has made. Nobody else knows its names.
+/// Objects of one client. No other client knows their names.
 #[derive(Clone, Debug, Default)]
 struct Model {
     volumes: BTreeMap<String, Made>,
@@ -75,7 +75,7 @@ struct Caller<'a> {
     place: &'a Place,
     random: Random,
     model: Model,
-    /// The call that nobody answered.
+    /// The call without an answer.
     unanswered: Option<Call>,
 }
 
@@ -199,7 +199,7 @@ impl Caller<'_> {
         Ok(())
     }
 
-    /// Makes calls until nobody answers, which must be because the driver is killed. Gives how many were answered.
+    /// Makes calls until one gets no answer, which must be because the driver is killed. Returns how many were answered.
     fn work(&mut self, client: &Client, killed: &AtomicBool) -> usize {
         for answered in 0.. {
             let call = self.choose();
@@ -212,7 +212,7 @@ impl Caller<'_> {
         unreachable!("it ends only when nobody answers")
     }
 
-    /// What the pool says must be what was answered; the call that was not may have happened or not.
+    /// Compares the pool with the answers; the unanswered call may have taken effect or not.
     fn agrees(&self, listed: &BTreeMap<String, i64>, snapshots: &[String]) {
         let (mut maybe, mut maybe_snapshot, mut growing) = (None, None, None);
         match &self.unanswered {
@@ -269,7 +269,7 @@ impl Caller<'_> {
         }
     }
 
-    /// Makes the call again that nobody answered.
+    /// Repeats the unanswered call.
     fn settle(&mut self, client: &Client) {
         if let Some(call) = self.unanswered.take() {
             self.make(client, &call).unwrap_or_else(|status| panic!("{call:?}: {status:?}"));
@@ -362,11 +362,11 @@ fn a_model_agrees_after_every_power_cut() {
     let place = Place::new("xfs", 4 * GIB);
     let cut = |driver: Driver| {
         place.cut_power();
-        // Who still gets an answer is told the truth, or the model finds out.
+        // Answers before the kill must be correct, or the model notices.
         std::thread::sleep(Duration::from_millis(20));
         driver.kill();
         place.reboot();
-        // The kubelet of a machine that has started begins with its pods anew.
+        // After a reboot the kubelet sets its pods up from the beginning.
         fs::remove_dir_all(place.beside("pods")).unwrap();
     };
     let nothing_is_published =

@@ -42,7 +42,7 @@ fn judge(filesystem: &str, access: &str, more: &str, skipped: &[&[&str]]) {
     let place = Place::new(filesystem, 6 * GIB);
     let driver = one_pool_of("node1", &place, more, &["--single-node"]);
     let targets = place.beside("targets");
-    // What can be modified: nothing of a folder but to what it is.
+    // Mutable parameters: a directory accepts only its present ones.
     let attributes = place.beside("attributes").join("parameters.yaml");
     let allocation = if access == "mount" && !more.contains("loop") { "thin" } else { "thick" };
     fs::write(&attributes, format!("allocation: {allocation}\n")).unwrap();

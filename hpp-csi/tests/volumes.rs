@@ -164,7 +164,7 @@ fn a_volume_and_a_snapshot_of_one_name_are_made_at_once() {
     }));
 }
 
-/// Whatever many ask for at once: what they were promised is never more than there is.
+/// Concurrent requests never reserve more than the pool has.
 #[test]
 fn callers_together_are_promised_no_more_than_there_is() {
     let place = Place::new("xfs", 2 * GIB);
@@ -335,7 +335,7 @@ fn a_source_on_another_node_sends_the_claim_there() {
     other.create(made_of("restored", from_snapshot(taken)));
     assert_eq!(names(&there.pool().join("fast")), [".hpp-csi", "clone", id, "restored", "snapshots"]);
     assert_eq!(names(&there.pool().join("legacy")), [".hpp-csi"]);
-    // A clone from one pool to the other would be a copy, which nobody asked for.
+    // A clone from one pool to the other would be a copy, which the request does not allow.
     let across = CreateVolumeRequest { parameters: parameters(&[]), ..made_of("across", from_volume(id)) };
     let (code, message) = refused(other.create_volume(across));
     assert_eq!(code, Code::Unimplemented);
@@ -376,7 +376,7 @@ fn a_volume_of_another_node_grows_there() {
         capacity_range: range(bytes),
         ..Default::default()
     };
-    // csi-resizer asks the driver beside its leader, the kubelet the one that has the volume.
+    // csi-resizer calls the driver next to its leader, the kubelet the one of the node that has the volume.
     let left = leader.controller_expand_volume(asked(id, 200 * MIB)).unwrap();
     assert_eq!((left.capacity_bytes, left.node_expansion_required), (200 * MIB, true));
     let grown = |bytes| {

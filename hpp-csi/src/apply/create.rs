@@ -40,20 +40,20 @@ pub(crate) struct Request {
     pub(crate) inline: bool,
 }
 
-/// What is there now.
+/// The volume as it is on the disk now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Created {
-    /// Bytes to tell.
+    /// Capacity in bytes that the answer carries.
     pub(crate) capacity: u64,
     /// Whether other nodes have it too.
     pub(crate) shared: bool,
 }
 
-/// What a new volume is filled with.
+/// The source of a new volume's content.
 struct Content {
     /// Held until the volume is there.
     _guard: Guard,
-    /// What it is, for a copy that is to go on.
+    /// Name of the source, under which an interrupted copy is resumed.
     name: String,
     shape: Shape,
     /// Bytes that a volume needs to hold it.
@@ -97,7 +97,7 @@ impl Driver {
             return Err(Error::new(Kind::Invalid, "a volume cannot be made from itself"));
         }
         let _guard = self.locks.take(Thing::Volume(request.id.clone()))?;
-        // No room is what it comes to: the claim may go to a node whose pool is there.
+        // Every failure here counts as lack of room: the claim may go to a node that has the pool.
         let no_room = |error: Error| {
             if error.kind() == Kind::NotReady { error.as_kind(Kind::Exhausted) } else { error }
         };
@@ -165,7 +165,7 @@ impl Driver {
         Ok(Created { capacity: told(&open, shape, capacity), shared: pool.config.shared })
     }
 
-    /// What has the name already, in this pool or in another.
+    /// The volume that has the name already, in this pool or in another.
     fn found(&self, open: &Open<'_>, id: &Id) -> Result<Option<Found>> {
         let found = |volume: crate::pool::Volume, same_pool| Found {
             same_pool,
@@ -284,7 +284,7 @@ impl Driver {
 /// How content gets into a new volume of the pool.
 ///
 /// # Errors
-/// [`Kind::Unsupported`] when blocks cannot be shared and nobody allowed to copy.
+/// [`Kind::Unsupported`] when blocks cannot be shared and neither the pool nor the request allows a copy.
 pub(crate) fn how(open: &Open<'_>, same_pool: bool, copy_asked: bool) -> Result<How> {
     if open.known.sharing && same_pool {
         return Ok(How::Share);
@@ -299,7 +299,7 @@ pub(crate) fn how(open: &Open<'_>, same_pool: bool, copy_asked: bool) -> Result<
     ))
 }
 
-/// What a new volume is made of.
+/// The shape of a new volume.
 fn shape(open: &Open<'_>, request: &Request) -> Result<Shape> {
     let block = request.capabilities.iter().any(|capability| capability.access == Access::Block);
     match open.enforce() {
@@ -347,7 +347,7 @@ fn at_least(range: Range, capacity: u64) -> Result<Range> {
     Ok(Range { required: range.required.max(capacity), ..range })
 }
 
-/// Bytes that callers are told: upstream's number where the pool is to say it.
+/// Capacity that answers and metrics report: upstream's number where the pool is configured for it.
 pub(crate) fn told(open: &Open<'_>, shape: Shape, capacity: u64) -> u64 {
     match open.pool.config.capacity {
         Capacity::Filesystem if shape == Shape::Folder => pretty(open.size_and_free().0),
@@ -355,7 +355,7 @@ pub(crate) fn told(open: &Open<'_>, shape: Shape, capacity: u64) -> u64 {
     }
 }
 
-/// Rounded down to whole GiB, or to MiB below ten GiB, as upstream tells the size of a filesystem.
+/// Rounded down to whole GiB, or to MiB below ten GiB, as upstream reports the size of a filesystem.
 fn pretty(bytes: u64) -> u64 {
     let unit = if bytes > 10 << 30 { 1 << 30 } else { 1 << 20 };
     bytes / unit * unit
@@ -541,7 +541,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_told_as_upstream_tells_them() {
+    fn sizes_are_reported_as_upstream_reports_them() {
         assert_eq!(pretty((39 << 30) + 5), 39 << 30);
         assert_eq!(pretty((2 << 30) + (3 << 20) + 5), (2 << 30) + (3 << 20));
     }

@@ -28,7 +28,7 @@ impl Driver {
         }
     }
 
-    /// Discards a copy that was cut short and that nobody wants any more.
+    /// Discards an interrupted copy that no call has resumed.
     pub(super) fn forget_copy(&self, name: &str) -> Result<()> {
         for pool in self.pools.iter().filter(|pool| pool.config.copy) {
             // A pool that is not there now lets go of it by its age.
@@ -40,7 +40,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Deletes a volume whose locks are held.
+    /// Deletes a volume. The caller holds its locks.
     pub(super) fn remove_volume(&self, open: &Open<'_>, volume: &Volume) -> Result<()> {
         let id = &volume.id;
         if let Some(path) = self.published.others(id, None)?.first() {

@@ -24,7 +24,7 @@ use crate::sys;
 use super::{create, image, modify};
 
 impl Driver {
-    /// Makes a volume larger. Gives the bytes to tell, and whether the node has something to do.
+    /// Expands a volume. Returns the capacity to report, and whether node expansion is required.
     pub(crate) fn expand_volume(&self, id: &Id, range: Range) -> Result<(u64, bool)> {
         let _guard = self.locks.take(Thing::Volume(id.clone()))?;
         let Some((open, volume)) = self.volume(id)? else { return self.expand_elsewhere(id, range) };
@@ -71,8 +71,8 @@ impl Driver {
         Ok((capacity, true))
     }
 
-    /// Lets a volume that is in use at `path` become as large as its file, which grows first when `range` is more. Gives
-    /// the bytes to tell.
+    /// Expands the filesystem or device of a volume in use at `path` to the size of its file; the file grows first when
+    /// `range` asks for more. Returns the capacity to report.
     pub(crate) fn expand_on_node(
         &self,
         id: &Id,

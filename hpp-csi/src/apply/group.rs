@@ -1,14 +1,15 @@
 //! Snapshots of several volumes as of one moment: all of them are there, or none.
 //!
 //! ```text
-//! tmp/s.<snapshot>… filled while nobody writes ─► tmp/g.<group> says which ─► each renamed to snapshots/
+//! tmp/s.<snapshot>… filled while writes are frozen ─► tmp/g.<group> lists them ─► each renamed to snapshots/
 //!   ─► tmp/g.<group> renamed to groups/<group>.json: the group, and with it each snapshot, is there
 //! ```
 //!
-//! Deleting goes the same way back. What tmp/g.<group> names is no snapshot; whoever finds it after a crash removes it.
+//! Deletion takes the same steps in reverse. Names in tmp/g.<group> are not snapshots; the sweep at start removes them after
+//! a crash.
 //!
-//! Nobody writes: filesystems in files are held still. A block device and a folder cannot be: it is looked whether they
-//! changed while they were cut, and the cut is made again until none did.
+//! Writes are frozen for filesystems in files. A block device or a directory cannot be frozen: the driver compares its state
+//! before and after the cut, and repeats the cut until no source has changed.
 
 use crate::driver::Driver;
 use crate::error::{Error, Kind, Result};
@@ -25,9 +26,9 @@ use super::image::{self, Note};
 use super::snapshot::{self, Writers};
 use super::still::{TICK, is_settled};
 
-/// What notes about groups that are made or removed begin with.
+/// Prefix of notes about groups that are being created or deleted.
 const NOTE: &str = "g.";
-/// How often a cut is made before we say that the volumes are too busy.
+/// Attempts at a cut before the call fails because the volumes are too busy.
 const TRIES: u32 = 5;
 
 /// A group that is there.
@@ -182,7 +183,7 @@ fn make(open: &Open<'_>, id: &Id, volumes: &[Volume], how: How) -> Result<Group>
             undone = undone.and(remove(open, snapshot));
         }
         if let Err(error) = undone {
-            tracing::warn!(group = %id, error = error.chain(), "what was begun is still there");
+            tracing::warn!(group = %id, error = error.chain(), "could not remove an incomplete group snapshot; the next start of the driver removes it");
         }
     }
     made
@@ -205,14 +206,14 @@ fn cut(open: &Open<'_>, ids: &[Id], volumes: &[Volume], how: How) -> Result<Vec<
     Err(open.pool.error(
         Kind::Precondition,
         format!(
-            "{} cannot be cut together with the others while they are written to; stop or freeze who writes, \
+            "{} cannot be cut together with the others while they are written to; stop or freeze the writers, \
              or use a pool with \"enforce\": \"loop\"",
             busy.join(", ")
         ),
     ))
 }
 
-/// Fills all snapshots once. Gives the bytes each uses, and the volumes that changed meanwhile.
+/// Fills all snapshots once. Returns the bytes each uses, and the volumes that changed during the cut.
 fn cut_once(open: &Open<'_>, ids: &[Id], volumes: &[Volume], how: How) -> Result<(Vec<u64>, Vec<String>)> {
     let tmp = open.tmp()?;
     let notes: Vec<Note<'_>> = volumes.iter().map(|volume| Note::new(&tmp, &volume.id)).collect();

@@ -20,7 +20,7 @@ use dir::Dir;
 
 /// Bytes of a sector under a filesystem of ours. With smaller ones there is no direct I/O on files that share blocks.
 pub(super) const SECTOR: u32 = 4096;
-/// What notes about volumes that are held still begin with.
+/// Prefix of notes about frozen volumes.
 const FROZEN: &str = "f.";
 /// Bytes for which growing a filesystem is worth it.
 const WORTH: u64 = 1 << 20;
@@ -43,7 +43,7 @@ impl Filesystem {
         }
     }
 
-    /// What is in `file`, by its magic; `None` when it is neither.
+    /// The filesystem in `file`, by its magic; `None` for any other content.
     pub(crate) fn of(file: &File) -> Result<Option<Self>> {
         let io = |error| Error::io("read a volume's filesystem", error);
         let mut start = [0; 4];
@@ -154,7 +154,7 @@ pub(super) fn hold<'a>(
     Ok(held)
 }
 
-/// A file that says which volume is held still: whoever finds it after a crash lets the volume go on.
+/// A file that names a frozen volume, so that a restarted driver thaws it after a crash.
 #[derive(Debug)]
 pub(super) struct Note<'a> {
     tmp: &'a Dir,
@@ -177,7 +177,7 @@ pub(super) struct Frozen<'a> {
 }
 
 impl<'a> Frozen<'a> {
-    /// Holds the filesystem on `device` still. `None` when somebody else already does.
+    /// Freezes the filesystem on `device`. `None` when it is frozen already.
     fn hold(device: Loop, image: &File, note: &'a Note<'a>) -> Result<Option<Self>> {
         let Some(root) = root_of(device, image)? else { return Ok(None) };
         if note.tmp.stat(&note.name)?.is_some() {
@@ -224,7 +224,7 @@ impl Drop for Frozen<'_> {
     }
 }
 
-/// The root of the filesystem on `device`, mounted once more, out of sight: whoever has it mounted keeps it.
+/// The root of the filesystem on `device`, from a detached mount of its own: other mounts are not affected.
 pub(super) fn root_of(device: Loop, image: &File) -> Result<Option<Dir>> {
     let Some(filesystem) = Filesystem::of(image)? else { return Ok(None) };
     let mount = mounts::filesystem(filesystem.name(), &device.path(), false)?;

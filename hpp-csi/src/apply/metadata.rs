@@ -1,5 +1,5 @@
-//! GetMetadataAllocated and GetMetadataDelta: opens what is to be looked at. Snapshots are opened and let go: one that is
-//! deleted meanwhile can still be read to its end.
+//! GetMetadataAllocated and GetMetadataDelta: opens the snapshots to compare. No lock is held: a snapshot that is deleted
+//! during a stream can still be read to its end.
 
 use std::fs::File;
 
@@ -13,7 +13,7 @@ use crate::locks::Thing;
 use crate::pool::{IMAGE, Open, Snapshot};
 use crate::record::Shape;
 
-/// What a stream tells.
+/// The ranges that a stream reports, and the volume's size.
 pub(crate) struct Metadata {
     /// Bytes of the volume.
     pub(crate) capacity: u64,
@@ -40,7 +40,7 @@ impl Driver {
         if !open.known.sharing {
             return Err(open.pool.error(
                 Kind::Precondition,
-                "its filesystem cannot share blocks, so nothing tells what changed",
+                "its filesystem cannot share blocks, so changed blocks cannot be determined",
             ));
         }
         let capacity = snapshot.record.capacity;

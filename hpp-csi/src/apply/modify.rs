@@ -17,7 +17,7 @@ use crate::request::{Allocation, Attributes};
 const STEP: u64 = 256 << 20;
 
 impl Driver {
-    /// Makes a volume be as `attributes` say; what they do not say stays.
+    /// Applies `attributes` to a volume; an absent attribute leaves the volume as it is.
     pub(crate) fn modify_volume(&self, id: &Id, attributes: Attributes) -> Result<()> {
         let _guard = self.locks.take(Thing::Volume(id.clone()))?;
         let (open, volume) = self.need_volume(id)?;
@@ -54,8 +54,8 @@ pub(super) fn allocated(open: &Open<'_>, volume: &Volume, file: &File) -> Result
     Ok(())
 }
 
-/// Allocates the bytes from `start` to `end` of a file, none of them shared with another where the filesystem can tell
-/// them apart. What is allocated already costs little: a try that was cut short goes on.
+/// Allocates the bytes from `start` to `end` of a file, none of them shared with another file where the filesystem can
+/// unshare them. Blocks that are allocated already cost little, so that an interrupted call resumes.
 pub(super) fn allocate(file: &File, start: u64, end: u64) -> Result<()> {
     let io = |error: Errno| Error::io("allocate a volume", error);
     let mut at = start;

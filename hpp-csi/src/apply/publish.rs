@@ -36,7 +36,7 @@ pub(crate) struct Request {
     pub(crate) inline: Option<(Parameters, Range)>,
 }
 
-/// What a volume uses.
+/// Usage of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Stats {
     /// Total, used, available bytes, as far as they can be known.
@@ -245,7 +245,7 @@ impl Driver {
         Ok(())
     }
 
-    /// What a volume that is in use at `path` holds.
+    /// Usage of a volume that is in use at `path`.
     ///
     /// # Errors
     /// [`Kind::NotFound`] when it is not here, or not at that path.
@@ -306,8 +306,8 @@ impl Driver {
     }
 }
 
-/// Unmounts the volume `id` at a place. What is there is looked at if the volume is known, and otherwise the kernel says
-/// what was mounted.
+/// Unmounts the volume `id` at a target path. The mount is compared with the volume if it is known, and otherwise with the
+/// kernel's mount information.
 pub(super) fn detach(id: &Id, known: Option<&(Open<'_>, Volume)>, folder: &Dir, name: &Path) -> Result<Left> {
     mounts::detach(folder, name, |place| {
         if let (Some((open, volume)), Some(place)) = (known, place)

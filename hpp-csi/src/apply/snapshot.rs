@@ -66,7 +66,7 @@ impl Driver {
         self.remove_snapshot(&open, id)
     }
 
-    /// Deletes a snapshot whose lock is held.
+    /// Deletes a snapshot. The caller holds its lock.
     pub(super) fn remove_snapshot(&self, open: &Open<'_>, id: &Id) -> Result<()> {
         let snapshots = open.snapshots_or_make()?;
         trash::discard(open, &snapshots, id.as_str())?;
@@ -115,7 +115,7 @@ fn take(open: &Open<'_>, id: &Id, volume: &Volume, how: How) -> Result<SnapshotR
             Ok(())
         });
         if let Err(error) = undone {
-            tracing::warn!(snapshot = %id, error = error.chain(), "what was begun is still there");
+            tracing::warn!(snapshot = %id, error = error.chain(), "could not remove an incomplete snapshot; the next start of the driver removes it");
         }
     }
     taken
@@ -144,7 +144,7 @@ pub(super) fn content(open: &Open<'_>, volume: &Volume) -> Result<Source> {
     })
 }
 
-/// What is remembered about a snapshot, taken now, that uses `used` bytes.
+/// The record of a snapshot taken now that uses `used` bytes.
 pub(super) fn record_of(volume: &Volume, used: u64, group: Option<&Id>) -> SnapshotRecord {
     let capacity = volume.record.as_ref().map_or(used, |record| record.capacity);
     let mut record = SnapshotRecord::new(&volume.id, volume.shape, capacity, used);
@@ -165,7 +165,7 @@ pub(super) fn publish(open: &Open<'_>, name: &str, id: &Id, record: &SnapshotRec
     Ok(())
 }
 
-/// What the volume is called by a copy of it.
+/// The name under which copies of the volume are resumed.
 fn source_name(volume: &Volume) -> String {
     format!("volume {}", volume.id)
 }
@@ -179,7 +179,7 @@ fn goes_on(open: &Open<'_>, tmp: &Dir, name: &str, volume: &Volume) -> Result<bo
     }
 }
 
-/// What is done about those who write while a snapshot is filled.
+/// How writers are handled while a snapshot is filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Writers {
     /// They are held still for as long as it takes.

@@ -85,7 +85,7 @@ impl Driver {
         }
     }
 
-    /// Detaches every device of a volume whose file cannot be looked at.
+    /// Detaches every device of a volume whose file cannot be inspected.
     pub(super) fn release_unseen(&self, id: &Id) -> Result<()> {
         let mut places = self.pools.iter().flat_map(|pool| pool.places_of_image(id));
         places.try_for_each(|path| device::release_at(&path))
@@ -168,7 +168,7 @@ pub(super) fn attached(open: &Open<'_>, volume: &Volume, read_only: bool) -> Res
         ));
     }
     if let Some(found) = open.pool.devices.find(&file, read_only)? {
-        // An earlier unstaging may still wait for somebody who has it open.
+        // An earlier unstaging may have left the device to be detached at its last close.
         found.keep()?;
         return Ok(Attached { device: found, new: false });
     }

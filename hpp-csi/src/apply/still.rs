@@ -85,7 +85,7 @@ impl Driver {
                 Kind::Precondition,
                 format!(
                     "volume {id} is {how}: a copy would mix old and new blocks. Delete the pods that use it first, or \
-                     use a filesystem whose files share blocks (XFS, btrfs)"
+                     use a filesystem with reflinks (XFS, btrfs)"
                 ),
             ))
         };

@@ -37,7 +37,7 @@ pub(super) mod code {
     pub(in crate::http2) const ENHANCE_YOUR_CALM: u32 = 11;
 }
 
-/// A frame whose length is checked.
+/// A frame with a checked length.
 pub(super) struct Frame {
     pub(super) kind: u8,
     pub(super) flags: u8,
@@ -45,7 +45,7 @@ pub(super) struct Frame {
     pub(super) payload: Vec<u8>,
 }
 
-/// An error of the connection: its code and what is said in the log.
+/// A connection error: its code and the text for the log.
 pub(super) struct Wrong(pub(super) u32, pub(super) &'static str);
 
 impl Frame {
@@ -66,7 +66,7 @@ impl Frame {
     }
 }
 
-/// What of a payload is not padding.
+/// The payload without its padding.
 pub(super) fn unpadded(flags: u8, payload: &[u8]) -> Result<&[u8], Wrong> {
     if flags & flag::PADDED == 0 {
         return Ok(payload);

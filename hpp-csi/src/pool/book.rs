@@ -1,5 +1,5 @@
-//! What a pool has promised: a line per volume and snapshot, in memory. Its truth is on the disk; it is loaded when a pool
-//! is found and kept up by every call.
+//! Reservations of a pool: a line per volume and snapshot, in memory. The disk is authoritative; the lines are loaded when a
+//! pool is opened first and updated by every call.
 //!
 //! Available is free, less the reserve, less the bytes that each volume may yet take: its capacity less the bytes that it owns
 //! alone. Writing a block that it shares with a snapshot or a clone takes another block. A line is
@@ -19,7 +19,7 @@ use super::tree::Usage;
 /// A volume's line.
 #[derive(Clone, Debug)]
 pub(crate) struct Line {
-    /// `None`: made by somebody else.
+    /// `None`: not created by this driver.
     pub(crate) record: Option<Record>,
     pub(crate) shape: Shape,
     /// Bytes it used when it was last looked at.

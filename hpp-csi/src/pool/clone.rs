@@ -47,7 +47,7 @@ pub(crate) struct Begun<'a> {
 /// Fills the folder `to`, which is empty or holds what was begun, with what is in `from`, and syncs it. Gives the bytes its
 /// files use.
 ///
-/// Each file is of one moment, the files together are not: whoever needs that stops writing.
+/// Each file is of one point in time, the files together are not: a consistent copy requires that writers stop.
 ///
 /// # Errors
 /// [`Kind::Unsupported`] when blocks cannot be shared.
@@ -172,7 +172,7 @@ impl Clone<'_> {
         new_file(target, name).map(Some)
     }
 
-    /// What an earlier try left under a name.
+    /// The remains of an earlier attempt under a name.
     fn there(&self, target: &Dir, name: &OsStr) -> Result<Option<Stat>> {
         if self.begun.is_some() { Ok(target.stat(name)?) } else { Ok(None) }
     }
@@ -270,8 +270,8 @@ fn times(stat: &Stat) -> Timestamps {
     }
 }
 
-/// Owner, mode and times as `stat` says, extended attributes as the source has them. The owner first: changing it takes
-/// mode bits and file capabilities away.
+/// Copies owner, mode and times from `stat` and extended attributes from the source. The owner comes first: changing it
+/// clears mode bits and file capabilities.
 fn take_after(file: BorrowedFd<'_>, source: BorrowedFd<'_>, stat: &Stat) -> Result<()> {
     let io = |error: Errno| Error::io("set a clone's owner and mode", error);
     fchown(file, Some(owner(stat)), Some(group(stat))).map_err(io)?;

@@ -1,6 +1,6 @@
-//! Copying where blocks cannot be shared: slowly enough for others to work, and going on where a driver that was killed
-//! left off. Each file that is being copied says in an extended attribute of what it is and how far it is; the topmost
-//! folder says of what it is and since when. What cannot have attributes is copied from its beginning.
+//! Copies data where blocks cannot be shared: throttled, and resumed after the driver was killed. An extended attribute of
+//! each file being copied holds its source and progress; one of the topmost directory holds the source and the start time.
+//! Files that cannot have attributes are copied from their beginning.
 
 use std::fs::File;
 use std::os::fd::BorrowedFd;
@@ -26,7 +26,7 @@ const REST: u32 = 1;
 /// Seconds by which clocks of files lag behind, at most.
 const LAG: i64 = 2;
 
-/// Since when a tree is copied: what changed in the source after that is copied anew.
+/// Start time of a tree's copy: source files that changed later are copied again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Since(i64);
 
@@ -61,7 +61,7 @@ pub(crate) fn done(file: BorrowedFd<'_>) {
     let _ = fremovexattr(file, MARK);
 }
 
-/// What tells that a source is the same and has not changed.
+/// Identifies a source in an unchanged state.
 fn state(source: &Stat) -> String {
     let Stat { st_ino, st_size, st_mtime, st_mtime_nsec, st_ctime, st_ctime_nsec, .. } = source;
     format!("{st_ino} {st_size} {st_mtime}.{st_mtime_nsec} {st_ctime}.{st_ctime_nsec} ")
@@ -79,11 +79,12 @@ fn read(file: BorrowedFd<'_>) -> Option<String> {
 }
 
 fn write(file: BorrowedFd<'_>, value: &str) {
-    // Without it the next try begins anew, that is all.
+    // Without the attribute the next attempt starts from the beginning.
     let _ = fsetxattr(file, MARK, value.as_bytes(), XattrFlags::empty());
 }
 
-/// Copies what is not a hole, from where an earlier try came to. What it wrote down is on the disk before it says so.
+/// Copies the data between holes, from the progress of an earlier attempt. Data is synced before the progress that covers it
+/// is recorded.
 pub(super) fn content(from: &File, to: &File) -> Result<()> {
     use std::os::fd::AsFd;
     let io = |error: Errno| Error::io("copy a file", error);

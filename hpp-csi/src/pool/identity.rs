@@ -1,6 +1,6 @@
-//! Which pool a folder is. At first use a pool gets a file with a UUID, and the driver remembers the UUID outside of the
-//! pool, beside its socket. A folder without the file is then not the pool: its filesystem is not mounted, and nothing is
-//! written to what shows in its place.
+//! The identity of a pool. At first use a pool gets a file with a UUID, and the driver stores the UUID outside of the pool,
+//! next to its socket. A directory without the file is then not the pool: its filesystem is not mounted, and nothing is
+//! written to the directory below.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -21,7 +21,7 @@ const MEMORY: &str = "hpp-csi-pools.json";
 /// Longest of both in bytes.
 const FILE_MAX: u64 = 1 << 20;
 
-/// What a pool says it is.
+/// The content of the identity file.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Identity {
@@ -103,7 +103,10 @@ pub(super) fn own_folder(pool: &Pool, root: &Dir, read_only: bool) -> Result<Dir
         (Some(identity), Some(known)) if identity.pool != known => {
             return Err(pool.error(
                 Kind::NotReady,
-                format!("another pool is at {path}; if that is meant, take {name:?} out of {}", memory()),
+                format!(
+                    "another pool is at {path}; if that is intended, remove the entry {name:?} from {}",
+                    memory()
+                ),
             ));
         }
         (Some(identity), _) => identity.pool,
@@ -111,7 +114,7 @@ pub(super) fn own_folder(pool: &Pool, root: &Dir, read_only: bool) -> Result<Dir
             return Err(pool.error(
                 Kind::NotReady,
                 format!(
-                    "its filesystem is not mounted at {path}; if the pool is to begin anew there, take {name:?} out of {}",
+                    "its filesystem is not mounted at {path}; mount it, or remove the entry {name:?} from {} to create a new pool there",
                     memory()
                 ),
             ));

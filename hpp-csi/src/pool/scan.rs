@@ -1,4 +1,4 @@
-//! Reads a pool into its book, and looks anew at what its volumes use.
+//! Loads a pool's reservations from the disk, and refreshes the usage of its volumes.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -40,7 +40,7 @@ fn read(open: &Open<'_>) -> Result<()> {
     for id in open.volume_ids()? {
         match open.volume(&id) {
             Ok(_) => {}
-            // It has no line then, and each call about it says the same.
+            // The volume gets no line, and each call for it returns the same error.
             Err(error) if error.kind() == Kind::Internal => {
                 tracing::warn!(error = error.chain(), "a volume cannot be used");
             }

@@ -1,5 +1,5 @@
-//! What was deleted: moved here in one step, removed later by the worker. Sweeping at the start moves what was half made
-//! here too, but for copies that may go on, and forgets records of what is not there.
+//! Deleted objects: moved here in one step, removed later by the worker. The sweep at start also moves incomplete objects
+//! here, except copies that can be resumed, and removes records without an object.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -12,12 +12,12 @@ use dir::Dir;
 
 use super::{Open, tree};
 
-/// What names of copies begin with in the folder of what is being made.
+/// Prefix of copies in the temporary directory.
 pub(crate) const COPY: &str = "c";
 /// How long a copy that was cut short waits for the next try.
 const KEEP: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// Told apart within a process by this, between processes by the time.
+/// Makes names unique within the process; the time makes them unique between processes.
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
 /// A name that nothing in the trash has.

@@ -56,7 +56,7 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// At the start nobody is kept waiting for long.
+    /// The budget at start, which bounds the delay before the first request.
     pub(crate) fn at_start() -> Self {
         Self { entries: 1_000_000, until: Instant::now().checked_add(Duration::from_secs(3)) }
     }
@@ -236,8 +236,8 @@ fn walk(
     Ok(())
 }
 
-/// Removes `name` and all below it. Folders in it are moved beside it first, so that no depth is too much: `fresh` gives
-/// names for them, and they are removed when the caller comes to them.
+/// Removes `name` and all below it. Subdirectories are moved next to it first, so that the depth is unlimited: `fresh` gives
+/// their names, and the caller removes them when it reaches them.
 pub(crate) fn remove(trash: &Dir, name: &OsStr, fresh: fn() -> String) -> Result<()> {
     let Some(stat) = trash.stat(name)? else { return Ok(()) };
     if !is_dir(&stat) {

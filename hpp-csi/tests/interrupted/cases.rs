@@ -1,5 +1,5 @@
-//! What is cut short: a table of calls, each with what is there before it, what must hold whenever it was cut short, and
-//! what must hold when it came again.
+//! The interrupted calls: a table of calls, each with its initial state, its invariants after an interruption, and its
+//! result after a repetition.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -35,7 +35,7 @@ pub(crate) struct Case {
     pub(crate) call: fn(&At<'_>) -> Result<(), Status>,
     /// Whether what is to be seen of `v` and `s` in the pool's folder is whole; also right after a kill.
     pub(crate) whole: fn(&Path),
-    /// What holds when the call has come again.
+    /// The state after the call was repeated.
     pub(crate) after: fn(&At<'_>),
 }
 
@@ -265,7 +265,7 @@ fn is_empty(pool: &Path) {
     if_there(pool.join("v"), |folder| assert_eq!(names(folder), [] as [String; 0]));
 }
 
-/// The size that the list tells for `v`.
+/// Checks the size that the list reports for `v`.
 fn size_is(at: &At<'_>, bytes: &[i64]) {
     let list = at.client.list_volumes(ListVolumesRequest::default()).unwrap();
     let volume = list.entries.into_iter().filter_map(|entry| entry.volume).find(|one| one.volume_id == "v");

@@ -1,9 +1,9 @@
 //! The driver killed, and failed by an injected error, at every system call of its verbs; then it is started again, the
 //! call comes again, and all is undone: nothing half made is to be seen at any time, and nothing is left.
 //!
-//! A call of the driver runs on one thread. strace is attached to the threads that may take it and counts each one's calls
-//! of each name, so a call is told by its name and its number among those of that name: a first run lists them all, and
-//! each is hit by a run of its own. By default every few calls, with FERROVIRT_SOAK every one.
+//! A call of the driver runs on one thread. strace is attached to the threads that may take it and counts each one's system
+//! calls by name, so that a system call is identified by its name and its number among those of that name: a first run lists
+//! them all, and each is interrupted in a run of its own. By default every few calls, with FERROVIRT_SOAK every one.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 #![expect(clippy::print_stdout, reason = "how many calls were hit is what one wants to know")]
@@ -101,14 +101,14 @@ fn traced(place: &Place, case: &Case, options: &[&str]) -> String {
     pause();
     let report = place.beside("report").join("trace");
     let strace = Strace::attach(&threads(&driver), options, &report);
-    // What it answers does not matter: it is as if nobody had heard.
+    // The answer does not matter: it counts as lost.
     drop((case.call)(&at));
     drop(strace);
     driver.kill();
     fs::read_to_string(report).unwrap()
 }
 
-/// What must hold after a call was cut short, at once and when the driver is back; then all is undone.
+/// Checks the invariants of an interrupted call, at once and after the driver's restart; then removes everything.
 fn recovered(place: &Place, case: &Case) {
     let expected = [".hpp-csi", "golden", "snapshots", "v", INLINE];
     let seen = names(&place.pool());

@@ -1,5 +1,5 @@
-//! What the tests of the built driver share: filesystems of their own, a running driver, a client. Whatever a test
-//! started or mounted is undone when it ends, also when it fails. Not here: anything the product uses.
+//! Shared by the tests of the built driver: filesystems of their own, a running driver, a client. Processes and mounts of a
+//! test are removed when it ends, also when it fails. Not here: anything the product uses.
 
 #![allow(dead_code, reason = "each test binary uses its part of this module")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failure here is a failed test")]
@@ -99,7 +99,7 @@ impl Drop for Driver {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-        // The next one of this folder makes it anew, and waits for that.
+        // The next driver of this directory recreates it, and waits for that.
         let _ = fs::remove_file(self.socket());
         if std::thread::panicking() {
             eprintln!("--- the driver's log\n{}", self.log());
@@ -334,15 +334,15 @@ pub(crate) fn count(small: usize, full: usize) -> usize {
     if std::env::var_os("FERROVIRT_SOAK").is_some() { full } else { small }
 }
 
-/// The code of a call that must fail, and what it says.
+/// The code and the message of a call that must fail.
 pub(crate) fn refused<T: std::fmt::Debug>(result: Result<T, Status>) -> (Code, String) {
     let status = result.unwrap_err();
     (status.code(), status.message().to_owned())
 }
 
-/// Calls again, as the kubelet does, while somebody has the mount or the device open. Whoever makes a mount namespace
-/// meanwhile, on this machine any other test, has our mounts in it and with them the devices, until it ends; and whoever is
-/// just starting a program has our open files in it.
+/// Repeats a call, as the kubelet does, while another process has the mount or the device open. A mount namespace made in
+/// between, by any other test on this machine, holds our mounts and with them the devices until it ends; a process between
+/// fork and exec holds our open files.
 pub(crate) fn when_nobody_uses_it(call: impl Fn() -> Result<(), Status>) {
     let until = Instant::now() + Duration::from_secs(300);
     while let Err(status) = call() {

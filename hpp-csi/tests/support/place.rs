@@ -17,7 +17,7 @@ pub(crate) fn run(tool: &str, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// A folder with a filesystem mounted in it, and room beside it.
+/// A directory with a filesystem mounted in it, and room next to it.
 pub(crate) struct Place {
     folder: tempfile::TempDir,
     kind: String,
@@ -81,7 +81,7 @@ impl Place {
         self.folder.path().join("pool")
     }
 
-    /// A folder beside the filesystem, made if need be.
+    /// A directory next to the filesystem, created if absent.
     pub(crate) fn beside(&self, name: &str) -> PathBuf {
         let path = self.folder.path().join(name);
         fs::create_dir_all(&path).unwrap();
@@ -98,7 +98,7 @@ impl Place {
         self.mount(0);
     }
 
-    /// Takes the filesystem away as soon as nobody holds it.
+    /// Unmounts the filesystem as soon as it is unused.
     pub(crate) fn take_away_when_free(&self) {
         super::eventually("nobody holds the pool", || {
             let mut umount = Command::new("umount");
@@ -162,7 +162,7 @@ impl Place {
     }
 }
 
-/// Loop devices whose backing file is below `folder`.
+/// Loop devices with a backing file below `folder`.
 pub(crate) fn loops(folder: &Path) -> Vec<String> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/sys/block").unwrap() {

@@ -1,4 +1,4 @@
-//! What the built driver serves beside CSI: the kubelet's plugin registration, health, metrics; and how it stops.
+//! The built driver's endpoints other than CSI: the kubelet's plugin registration, health, metrics; and its shutdown.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -21,8 +21,8 @@ use support::{
     volume,
 };
 
-/// What grpc-go 1.72 sent when it was dialled as the kubelet dials: GetInfo, a registration, a refusal. Its authority is the
-/// path of the socket, percent-encoded and in Huffman's code.
+/// The bytes that grpc-go 1.72 sent when it was dialled as the kubelet dials: GetInfo, a registration, a refusal. Its
+/// authority is the path of the socket, percent-encoded and in Huffman's code.
 const KUBELET: &str = "\
     505249202a20485454502f322e300d0a0d0a534d0d0a0d0a0000000400000000000000000401000000000000880104000000\
     018386459c62ba2d98d558598c84d83498f52fb4b31909b06931ea63115392a94f41b05458534d6a8b0a55161b0b3596d4a8\
@@ -48,7 +48,7 @@ fn registered(socket: &Path) -> PluginInfo {
 }
 
 #[test]
-fn the_kubelet_is_told_who_we_are_as_often_as_it_asks() {
+fn the_kubelet_can_ask_for_the_registration_repeatedly() {
     let place = Place::new("xfs", GIB);
     let registry = place.beside("registry");
     let socket = registry.join("kubevirt.io.hostpath-provisioner-reg.sock");
@@ -120,7 +120,7 @@ fn body(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-/// The address that the driver says it serves `what` on.
+/// The address on which the driver serves `what`, from its log.
 fn address(driver: &Driver, what: &str) -> String {
     let mark = format!("serving {what} address=");
     eventually(what, || driver.log().contains(&mark));
@@ -149,7 +149,7 @@ fn value(page: &str, name: &str) -> i64 {
 }
 
 #[test]
-fn metrics_tell_of_pools_volumes_and_devices() {
+fn metrics_cover_pools_volumes_and_devices() {
     let place = Place::new("xfs", 4 * GIB);
     let driver = one_pool_of("node1", &place, "", &["--metrics-address=127.0.0.1:0"]);
     let client = driver.client();
@@ -192,7 +192,7 @@ fn metrics_tell_of_pools_volumes_and_devices() {
 }
 
 #[test]
-fn a_pool_on_the_systems_own_filesystem_is_told() {
+fn a_pool_on_the_systems_own_filesystem_is_reported() {
     let place = Place::new("xfs", GIB);
     // Its own memory is on the pool's filesystem, as the kubelet's is when the pool is on the node's root.
     let state = place.pool().join("state");
@@ -241,7 +241,7 @@ fn a_thousand_volumes_cost_the_metrics_no_system_call_each() {
     }
     let many = calls(&driver, &log, look);
     println!("system calls of a look at the metrics: {few} without volumes, {many} with 1000");
-    // A longer page takes a few more writes; the worker may do its round meanwhile.
+    // A longer page takes a few more writes, and the worker may run its round at the same time.
     assert!(many < few + 400, "{few} and {many}");
 }
 
