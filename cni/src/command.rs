@@ -21,8 +21,8 @@ A container runtime calls a plugin by the name of its file: bridge, tuning, band
 tap, with or without cnv- before it. Under the name cni the program does this:
 
   cni install DIR      copies itself into DIR as cnv-bridge and cnv-tuning, and links bridge and tuning to them where
-                       nobody else's are
-  cni check-node       says what this node's kernel offers to the plugins
+                       those names are free
+  cni check-node       reports the kernel features that the plugins use
 
 Options
       --all            install: all plugins, not only bridge and tuning
@@ -46,7 +46,7 @@ pub(crate) enum Format {
     Json,
 }
 
-/// What was typed.
+/// The parsed command line.
 #[derive(Debug, PartialEq, Eq)]
 enum Command {
     Help,
@@ -63,7 +63,7 @@ pub(crate) fn run(arguments: impl Iterator<Item = OsString>) -> ExitCode {
         Ok(Command::Install { folder, all, format }) => install::run(folder.as_ref(), all, format),
         Ok(Command::CheckNode { required, format }) => check_node::run(&required, format),
         Err(error) => {
-            complain(&format!("cni: {error}; cni --help tells more"));
+            complain(&format!("cni: {error}; see cni --help"));
             return ExitCode::from(USAGE);
         }
     };
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_typed() {
+    fn command_lines_are_parsed() {
         let folder = || OsString::from("/opt");
         for (line, wanted) in [
             ("--help", Command::Help),

@@ -4,7 +4,7 @@
 use std::error::Error as StdError;
 use std::fmt;
 
-/// What went wrong, as far as somebody acts differently on it. [`Kind::code`] is the number on the wire.
+/// Kinds of error that callers handle differently. [`Kind::code`] is the number on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The configuration's version is not one of ours, or too old for the verb.
@@ -13,13 +13,13 @@ pub enum Kind {
     Unsupported,
     /// A container or interface that should be there is not.
     UnknownContainer,
-    /// The CNI_ variables are missing or make no sense.
+    /// The CNI_ variables are missing or invalid.
     Environment,
     /// Standard input, a file or a folder cannot be read or written.
     Io,
     /// The configuration is not JSON.
     Decode,
-    /// The configuration is JSON and makes no sense.
+    /// The configuration is JSON and invalid.
     Config,
     /// CNI_NETNS is not a network namespace we may work in.
     Namespace,
@@ -31,7 +31,7 @@ pub enum Kind {
     Impaired,
     /// The kernel refused a request; its words are in the source.
     Kernel,
-    /// What the kernel has is not what was asked for: a bridge that is none, an attachment that CHECK finds changed.
+    /// The kernel's state differs from the request: a link of another kind has the bridge's name, an attachment has changed.
     Mismatch,
     /// A delegated plugin failed; its own code.
     Delegate(u32),
@@ -71,7 +71,7 @@ pub struct Error {
 }
 
 impl Error {
-    /// An error of `kind` with a sentence that says what, where and what to do.
+    /// An error of `kind` with a sentence that names the operation, the place and the remedy.
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), source: None }
     }
@@ -100,7 +100,7 @@ impl Error {
         Self::with(Kind::Io, message, source)
     }
 
-    /// What went wrong, to match on.
+    /// The kind of error, to match on.
     pub fn kind(&self) -> Kind {
         self.kind
     }

@@ -93,7 +93,7 @@ fn serve(plugin: &dyn Plugin) -> ExitCode {
     };
     let answer = protocol::answer(result, reading.version);
     let code = tell(&answer);
-    // Nobody knows of an attachment whose answer got lost.
+    // A lost answer: the runtime does not know of the attachment.
     if answer.success
         && code == ExitCode::FAILURE
         && let Some(call) = call.filter(|call| call.verb == Verb::Add)
@@ -136,6 +136,6 @@ fn versions() -> Value {
 
 /// A line for the runtime's log. Standard output belongs to the answer alone.
 pub(crate) fn complain(line: &str) {
-    // A log that cannot be written has nobody to be told.
+    // Ignored: stderr is the only log.
     let _ = writeln!(std::io::stderr(), "{line}");
 }

@@ -29,7 +29,7 @@ fn an_attachment_is_made_answered_checked_and_taken_away() {
         assert_eq!(host_end["operstate"], "UP");
         assert_eq!(host_end["ifalias"], "net/c1/net1");
         assert_eq!(host_end["address"], result["interfaces"][1]["mac"]);
-        // The kernel says so of the other end a moment later, on a busy machine.
+        // On a busy machine the kernel reports the other end's state with a delay.
         let until = std::time::Instant::now() + std::time::Duration::from_secs(3);
         let mut pod_end = pod.link("net1");
         while pod_end["operstate"] != "UP" && std::time::Instant::now() < until {
@@ -119,7 +119,7 @@ fn mtu_hairpin_promiscuity_isolation_and_a_pod_end_that_stays_down() {
 }
 
 #[test]
-fn who_says_the_ethernet_address() {
+fn precedence_of_ethernet_addresses() {
     let macs = ["02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:03"];
     let runtime = json!({"MAC": macs[0]});
     let cni = json!({"cni": {"mac": macs[1]}});
@@ -140,7 +140,7 @@ fn who_says_the_ethernet_address() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_before_anything_is_done() {
+fn invalid_configurations_are_refused_before_any_change() {
     let (host, pod) = (Host::new(), Namespace::new());
     for (key, value) in [
         ("bridge", json!("a/b")),
@@ -308,7 +308,7 @@ fn an_interface_that_kubevirt_renamed_is_checked_and_deleted() {
 }
 
 #[test]
-fn a_check_tells_what_changed() {
+fn a_check_reports_changes() {
     type Change = fn(&Host, &Namespace, &str);
     let changes: [(&str, Change); 5] = [
         ("no port", |host, _, end| drop(host.namespace.ip(&format!("link set {end} nomaster")))),

@@ -1,4 +1,4 @@
-//! The program under its own name: `install`, `check-node`, and what it says when it is called wrongly.
+//! The program under its own name: `install`, `check-node`, and its output for wrong usage.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -20,7 +20,7 @@ fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap()
 }
 
-/// What `install` reports, as (name, result, version).
+/// The entries that `install` reports, as (name, result, version).
 fn install(folder: &Path, more: &[&str]) -> Vec<(String, String, String)> {
     let output = cni(&[&["install", folder.to_str().unwrap(), "--output", "json"], more].concat());
     assert!(output.status.success(), "{output:?}");
@@ -109,7 +109,7 @@ fn a_plugin_can_be_called_while_it_is_replaced() {
 }
 
 #[test]
-fn what_an_install_cannot_do_it_says() {
+fn a_failed_install_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir(folder.path().join("cnv-tuning")).unwrap();
     let output = cni(&["install", folder.path().to_str().unwrap()]);
@@ -136,7 +136,7 @@ fn the_node_is_looked_at_and_left_alone() {
     for name in ["netlink", "bridge", "veth", "tun", "nft-inet", "nft-bridge", "nft-masquerade"] {
         assert!(offered(name), "{name}: {report:#}");
     }
-    // What `ip` can do here is the judge.
+    // `ip` is the judge of the features.
     let mut made = Command::new("unshare");
     made.args(["-n", "ip", "link", "add", "b", "type", "bridge", "vlan_filtering", "1"]);
     let filters = made.output().unwrap().status.success();

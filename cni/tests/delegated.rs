@@ -1,5 +1,6 @@
-//! IPAM plugins that are not ours, run as the specification says; among them the reference's `dhcp`, which asks through the
-//! pod's own interface: by the time it is called, the interface must be there and reach the network. `make peers` builds it.
+//! IPAM plugins of other programs, run as the specification requires; among them the reference's `dhcp`, which asks through
+//! the pod's own interface: by the time it is called, the interface must be there and reach the network. `make peers` builds
+//! it.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -31,7 +32,7 @@ fn network(host: &Host) -> (Namespace, [Running; 2], Value) {
     let socket = folder.join("dhcp.sock");
     let daemon = ["daemon", "-socketpath", socket.to_str().unwrap()];
     let daemon = Running::start(host.namespace.command(peer("dhcp")).args(daemon));
-    // Who asks before somebody listens asks again seconds later only.
+    // A client that asks before the server listens repeats only seconds later.
     let listens = || server.run("cat", &["/proc/net/udp"]).contains(":0043 ");
     let until = Instant::now() + Duration::from_secs(10);
     while !socket.exists() || !listens() {
@@ -79,7 +80,7 @@ fn a_plugin_that_fails_is_asked_to_clean_up() {
         (refuses, 123, "no more"),
         ("echo nonsense", 6, "not JSON"),
         ("echo '{\"cniVersion\": \"1.1.0\"}'", 999, "gave no address"),
-        ("exit 3", 999, "did not say why"),
+        ("exit 3", 999, "without an error message"),
     ] {
         let (host, pod) = (Host::new(), Namespace::new());
         let (found, words) = host.add(&pod, &noting(&host, answer)).error();
@@ -88,7 +89,7 @@ fn a_plugin_that_fails_is_asked_to_clean_up() {
         assert_eq!(log, "ADD c1 there\nDEL c1 there\n", "{answer}");
         assert!(pod.names().is_empty() && host.namespace.names().is_empty(), "{answer}");
     }
-    // What fails after it gives its address back.
+    // A step that fails later returns the address.
     let (host, pod) = (Host::new(), Namespace::new());
     let answer = "echo '{\"cniVersion\": \"1.1.0\", \"ips\": [{\"address\": \"10.1.2.3/24\", \"gateway\": \"10.9.9.9\"}], \
                   \"routes\": [{\"dst\": \"0.0.0.0/0\"}]}'";
@@ -98,7 +99,7 @@ fn a_plugin_that_fails_is_asked_to_clean_up() {
     assert!(pod.names().is_empty() && host.namespace.names().is_empty());
 }
 
-/// Nobody answers; the daemon is not there.
+/// Without a server; the daemon is not there.
 #[test]
 fn no_address_and_nothing_left() {
     let (host, pod) = (Host::new(), Namespace::new());

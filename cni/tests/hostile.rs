@@ -1,5 +1,5 @@
-//! Hostile calls: variables that make no sense, enormous configurations, results that lie. Every ADD either succeeds, and
-//! its DEL leaves nothing, or answers one error document, exits non-zero and has changed nothing.
+//! Hostile calls: invalid variables, enormous configurations, false results. Every ADD either succeeds, and its DEL leaves
+//! nothing, or answers one error document, exits non-zero and has changed nothing.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -12,11 +12,11 @@ use serde_json::{Map, Value, json};
 use support::place::{Fate, Place, templates};
 use support::{Call, bridge, with};
 
-/// Threads, each with a node of its own: most of the time is the kernel's, waiting until nobody sees a removed link.
+/// Threads, each with a node of its own: most of the time the kernel waits for a grace period after a link's removal.
 const PARTS: usize = 6;
 
 #[test]
-fn variables_that_make_no_sense() {
+fn rejects_invalid_variables() {
     let long = "x".repeat(50_000);
     let names = [
         "a/b",
@@ -103,7 +103,7 @@ fn large_configurations_and_none() {
                 let what = format!("{:.60}", call.config);
                 assert_eq!(place.attempt(&call, &what, true) == Fate::Attached, wanted, "{what}");
             }
-            // Nobody on the other side of standard input, and nobody who takes the answer.
+            // Standard input has no writer, and the answer no reader.
             place.forget_bridge();
             let before = place.names_of_all();
             let status = Command::new("sh")

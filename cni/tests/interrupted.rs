@@ -1,8 +1,8 @@
 //! ADD and DEL killed, and failed by an injected error, at every system call they make; then DEL or GC leaves nothing.
 //!
-//! strace counts the calls of each name, so a call is told by its name and its number among those of that name: a first
-//! run lists them all, and each is hit by a run of its own. By default every few calls, with FERROVIRT_SOAK every one; none
-//! that is listed may be missed.
+//! strace counts the calls of each name, so that a call is identified by its name and its number among those of that name: a
+//! first run lists them all, and each is hit by a run of its own. By default every few calls, with FERROVIRT_SOAK every one;
+//! no listed call may be missed.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 #![expect(clippy::print_stdout, reason = "what was hit is shown with --nocapture")]
@@ -19,7 +19,7 @@ use support::{Call, Host, Namespace, bridge, bridge_with, count, shipped, with};
 struct Kind {
     config: Value,
     interface: &'static str,
-    /// Whether GC takes it away too; what `tuning` keeps tells of no network, and is for DEL alone.
+    /// Whether GC removes it too; the files of `tuning` name no network, and only DEL removes them.
     collects: bool,
     /// By default every so many calls are hit.
     every: usize,
@@ -37,8 +37,8 @@ fn gateway(host: &Host) -> Value {
     host.with_ranges(&ranges, json!({"isDefaultGateway": true}))
 }
 
-/// A call that the kernel has the process make again, mostly a write to a file of /proc/sys/net while somebody else changes
-/// links. strace counts each time, so what comes after has other numbers than it mostly has.
+/// A call that the kernel restarts, mostly a write to a file of /proc/sys/net while another process changes links. strace
+/// counts each time, so later calls have other numbers than usual.
 const RESTARTED: &str = "ERESTART";
 
 /// The calls in the order they were made: each by name, with its number among those of that name.
@@ -80,7 +80,7 @@ impl fmt::Display for Hit<'_> {
     }
 }
 
-/// What is to be seen of attachments: links of the host and the pod, and files.
+/// The visible remains of attachments: links of the host and the pod, and files.
 type Left = (Vec<String>, Vec<String>, Vec<String>);
 
 /// A node and a pod for attachments of one kind.
@@ -190,7 +190,7 @@ fn left(host: &Host, pod: &Namespace) -> Left {
         [host.folder.path().join("backups"), host.networks().join("net")].map(|path| path.read_dir());
     let files = folders.into_iter().flatten().flatten();
     let files = files.map(|file| file.unwrap().file_name().into_string().unwrap());
-    // These two tell of no attachment.
+    // These two belong to no attachment.
     let files = files.filter(|name| name != "lock" && !name.starts_with("last_reserved_ip.")).collect();
     (host.namespace.names(), pod.names(), files)
 }
@@ -202,7 +202,7 @@ fn state(pod: &Namespace) -> String {
 
 /// Cuts ADD and DEL of a kind short at every system call, or every few.
 fn cut_short(kind: fn(&Host, &Namespace) -> Kind) {
-    // Most of the time is the kernel's, waiting until nobody sees a removed link any more.
+    // Most of the time the kernel waits for a grace period after a link's removal.
     const STAGES: usize = 4;
     let stages: Vec<Stage> = (0..STAGES).map(|_| Stage::new(kind)).collect();
     let every = count(stages[0].kind.every, 1);
@@ -210,8 +210,8 @@ fn cut_short(kind: fn(&Host, &Namespace) -> Kind) {
     let mut hits = Vec::new();
     for (verb, list) in &lists {
         for (name, number) in list.iter().skip(hits.len() % every).step_by(every) {
-            // The end of a process cannot fail. A close that fails has closed all the same (close(2)), but strace does not make
-            // it: who waits for the end of a pipe that he has open himself waits for ever.
+            // The end of a process cannot fail. A close that fails has closed all the same (close(2)), but strace does not
+            // run it: a reader of a pipe with its own writing end still open waits for ever.
             let injections = if name.starts_with("exit") || name == "close" { 1 } else { 3 };
             let injections = ["signal=KILL", "error=EIO", "error=ENOMEM"].into_iter().take(injections);
             hits.extend(injections.map(|injected| Hit { verb, name, number: *number, injected }));
@@ -254,7 +254,7 @@ fn a_bridge_with_addresses_and_a_gateway() {
     cut_short(|host, _| Kind::new(gateway(host)));
 }
 
-/// It waits until nobody else is known to have the addresses, for a second or two.
+/// It waits until the addresses are known to be unique, for a second or two.
 #[test]
 fn a_bridge_with_duplicate_address_detection() {
     cut_short(|host, _| Kind { every: 211, ..Kind::new(with(&gateway(host), "enabledad", json!(true))) });

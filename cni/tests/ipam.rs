@@ -62,7 +62,7 @@ fn every_version_has_its_shape() {
         config["ipam"]["routes"] = json!([{"dst": "0.0.0.0/0"}, {"dst": "fd01::/64", "gw": "fd00::9"}]);
         let result = host.make(&call(&host, "ADD", "c1", &config)).result();
         golden(&format!("host-local-{version}.json"), &result);
-        // The reference says the same about the next one, but for the address.
+        // The reference gives the same result for the next attachment, but for the address.
         let theirs = host.reference(call(&host, "ADD", "c2", &config)).result();
         let plain = theirs.to_string().replace("10.1.2.3/", "10.1.2.2/").replace("fd00::3/", "fd00::2/");
         assert_eq!(serde_json::from_str::<Value>(&plain).unwrap(), result);
@@ -101,7 +101,7 @@ fn both_sides_go_round_together() {
     assert_eq!(add(false, "c2"), "10.1.2.3/29");
     assert_eq!(add(true, "c3"), "10.1.2.4/29");
     assert_eq!(std::fs::read_to_string(folder.join("10.1.2.2")).unwrap(), "c1\r\nnet1");
-    // What one side has given away comes again last.
+    // An address freed by one side is reused last by the other.
     delete(false, "c1");
     delete(true, "c2");
     assert_eq!(reservations(&folder).iter().filter(|name| !name.starts_with('.')).count(), 1);
@@ -179,7 +179,7 @@ fn addresses_asked_for_by_name() {
 }
 
 #[test]
-fn a_collection_frees_what_nobody_valid_has() {
+fn gc_frees_addresses_without_a_valid_attachment() {
     let host = Host::new();
     let config = host_local(&host, &json!([[{"subnet": "10.1.2.0/24"}]]));
     let folder = data(&host).join("net");
@@ -188,7 +188,7 @@ fn a_collection_frees_what_nobody_valid_has() {
     }
     host.reference(call(&host, "ADD", "c3", &config)).result();
     host.reference(call(&host, "ADD", "c4", &config)).result();
-    // Old versions' files, and one whose content never reached the disk.
+    // Old versions' files, and one with content that never reached the disk.
     std::fs::write(folder.join("10.1.2.100"), "c1").unwrap();
     std::fs::write(folder.join("10.1.2.101"), "c9").unwrap();
     std::fs::write(folder.join("10.1.2.102"), "").unwrap();
@@ -213,7 +213,7 @@ fn a_collection_frees_what_nobody_valid_has() {
 }
 
 #[test]
-fn an_address_whose_reservation_was_never_written_is_given_again() {
+fn an_address_with_an_empty_reservation_is_reused() {
     let host = Host::new();
     let config = host_local(&host, &json!([[{"subnet": "10.1.2.0/30"}]]));
     let folder = data(&host).join("net");
@@ -225,7 +225,7 @@ fn an_address_whose_reservation_was_never_written_is_given_again() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_and_a_del_goes_on() {
+fn invalid_ranges_are_refused_and_del_succeeds() {
     let host = Host::new();
     for ranges in [
         json!([]),

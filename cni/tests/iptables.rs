@@ -1,5 +1,5 @@
-//! `ipMasq` by iptables, of both kinds: what speaks to nf_tables, and the old one. Ours beside the Go reference plugin, and
-//! what is left when the programs are not there. `make peers` builds the reference.
+//! `ipMasq` by iptables, of both kinds: the one over nf_tables, and the legacy one. Ours compared with the Go reference
+//! plugin, and the behaviour when the programs are missing. `make peers` builds the reference.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -20,7 +20,7 @@ enum Kind {
 
 const KINDS: [Kind; 2] = [Kind::NfTables, Kind::Legacy];
 
-/// A node whose iptables is of one kind.
+/// A node with iptables of one kind.
 struct Node {
     host: Host,
     kind: Kind,
@@ -78,7 +78,7 @@ fn is_of(line: &str, container: &str) -> bool {
 const OF_ONE: usize = 8;
 
 #[test]
-fn what_is_written_is_the_references() {
+fn rules_equal_the_references() {
     for kind in KINDS {
         let [ours, go] = [Node::new(kind), Node::new(kind)];
         let pod = Namespace::new();
@@ -164,7 +164,7 @@ fn a_collection_takes_what_is_of_its_network_and_nobodys() {
     }
 }
 
-/// Somebody in a container uses the old kind; the node itself has no program of either.
+/// A container uses the legacy kind; the node itself has no program of either.
 #[test]
 fn a_node_without_iptables_lets_its_pods_go() {
     let (node, pod) = (Node::new(Kind::Legacy), Namespace::new());
@@ -191,9 +191,9 @@ fn a_node_without_iptables_lets_its_pods_go() {
     assert_eq!(node.host.namespace.names(), ["br0"]);
 }
 
-/// A program that waits for the lock of others, say, when its ADD is killed.
+/// A program that, for example, waits for another's lock when its ADD is killed.
 #[test]
-fn what_a_killed_add_had_begun_is_not_done_after_its_del() {
+fn a_killed_add_does_not_continue_after_its_del() {
     let (node, pod) = (Node::new(Kind::NfTables), Namespace::new());
     let restore = node.host.folder.path().join("programs/iptables-restore");
     let begun = node.host.folder.path().join("begun");

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use support::{Host, Namespace, bridge, bridge_with, in_every_version, with};
 
-/// What a key is seen by.
+/// The observable effect of a key.
 #[derive(Clone, Copy)]
 enum Seen {
     /// A member of a link as `ip` describes it: of the bridge, the host's end, the pod's end.
@@ -120,7 +120,7 @@ fn seen(host: &Host, pod: &Namespace, seen: Seen, name: &str) -> String {
 
 #[test]
 fn every_key_in_every_version() {
-    // Most of the time is the kernel's, waiting until nobody sees a removed link any more.
+    // Most of the time the kernel waits for a grace period after a link's removal.
     const PARTS: usize = 3;
     in_every_version(|version| {
         std::thread::scope(|scope| {
@@ -198,7 +198,7 @@ fn a_changed_mtu_is_seen() {
         assert!(code == 101 && words.contains("MTU") && words.contains("1300"), "{code}: {words}");
         place.ip(&format!("link set {name} mtu 1400"));
     }
-    // By a plugin after ours, whose result says so.
+    // By a later plugin, which reports it in its result.
     pod.ip("link set net1 mtu 1350");
     let mut later = result.clone();
     later["interfaces"][2]["mtu"] = json!(1350);

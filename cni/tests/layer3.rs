@@ -1,5 +1,5 @@
-//! The plugin `bridge` on layer 3, in network namespaces: addresses and routes of pods in every version, what CHECK sees of
-//! them, and that nothing is left. Gateways are in `gateway`, the reference beside it in `mixed_layer3`.
+//! The plugin `bridge` on layer 3, in network namespaces: addresses and routes of pods in every version, the changes that
+//! CHECK finds, and complete removal. Gateways are in `gateway`, comparisons with the reference in `mixed_layer3`.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -42,7 +42,7 @@ fn a_gateway_for_both_families_in_every_version() {
         assert_eq!(pod.link("net1")["operstate"], "UP");
         pod.run("busybox", &["ping", "-c1", "-W2", "10.1.2.1"]);
         if version == "1.1.0" {
-            // The bridge looks for others who have its address first.
+            // Duplicate address detection on the bridge comes first.
             let reached = |_| {
                 let ping =
                     pod.command("busybox").args(["ping", "-6", "-c1", "-W1", "fd00::1"]).output().unwrap();
@@ -203,7 +203,7 @@ fn config_of(ipam: Value) -> Value {
 }
 
 #[test]
-fn a_check_tells_what_is_lost() {
+fn a_check_reports_losses() {
     type Change = fn(&Host, &Namespace);
     let changes: [(&str, Change); 6] = [
         ("10.1.2.2/24", |_, pod| drop(pod.ip("addr del 10.1.2.2/24 dev net1"))),

@@ -57,10 +57,10 @@ fn the_answers_are_the_references() {
     }
 }
 
-/// What a runtime asks for beside the list.
+/// The address that the runtime requests by `runtimeConfig`.
 const MAC: &str = "02:00:00:00:00:07";
 
-/// cnitool with a network list whose first plugin is ours, and a folder with the reference's others beside ours.
+/// cnitool with a network list whose first plugin is ours, and a directory with ours and the other plugins of the reference.
 struct Tool {
     host: Host,
     pod: Namespace,
@@ -109,7 +109,7 @@ impl Tool {
     }
 }
 
-/// What is left of an attachment.
+/// The remains of an attachment.
 const NOTHING: (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
 
 /// The verbs in order, with the names that the network addons operator installs.

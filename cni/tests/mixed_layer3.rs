@@ -1,5 +1,5 @@
-//! Attachments with addresses, together with the Go reference plugins v1.9.1: who attached, who gave the address, who checks,
-//! who detaches and who collects. `make peers` builds them.
+//! Attachments with addresses in which each verb, and IPAM, is carried out by ours or by the Go reference plugins v1.9.1.
+//! `make peers` builds them.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use support::addresses::{addresses, both, four, reserved, routes};
 use support::{Host, Namespace, in_every_version, peer, with};
 
-/// The same without what only one side says, and with the host end's name replaced.
+/// The same without properties of one side only, and with the host end's name replaced.
 fn plain(mut result: Value) -> Value {
     for interface in result["interfaces"].as_array_mut().into_iter().flatten() {
         let interface = interface.as_object_mut().unwrap();
@@ -59,7 +59,7 @@ fn the_answers_are_the_references() {
     });
 }
 
-/// Who attached, who gave the address, who checks, and who detaches: ours or the reference's, all ways.
+/// ADD, IPAM, CHECK and DEL by ours or the reference, in all combinations.
 #[test]
 fn mixed_with_the_reference() {
     for turn in 0..8 {

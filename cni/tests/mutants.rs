@@ -30,7 +30,7 @@ impl Random {
     }
 }
 
-/// Values that somebody might write, by accident or not.
+/// Odd values, accidental or hostile.
 fn odd_value(random: &mut Random) -> Value {
     match random.next(16) {
         0 => Value::Null,
@@ -163,7 +163,7 @@ fn mutants_of_configurations() {
     if !alone() {
         return;
     }
-    // Most of the time is the kernel's, waiting until nobody sees a removed link any more.
+    // Most of the time the kernel waits for a grace period after a link's removal.
     const THREADS: usize = 8;
     let wanted = count(1000, 100_000);
     let (mut made, mut past, mut attached) = (0, 0, 0);

@@ -1,5 +1,5 @@
-//! The packet filter's rules as `nft` shows them, beside those of the Go reference plugin; what they do to real frames; and
-//! that either side takes away what the other made. `make peers` builds the reference.
+//! The packet filter's rules as `nft` shows them, compared with those of the Go reference plugin; their effect on real
+//! frames; and that either side removes the other's rules. `make peers` builds the reference.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -31,7 +31,7 @@ fn ruleset(host: &Host) -> Vec<Value> {
     all.clone()
 }
 
-/// What belongs to attachments: rules outside the chains that every attachment shares, and chains beside those.
+/// Rules and chains of attachments: without the shared chains and the rules in them.
 fn of_attachments(host: &Host) -> Vec<Value> {
     let mut all = ruleset(host);
     all.retain(|one| {
@@ -93,7 +93,7 @@ fn a_spoofed_frame_is_dropped() {
     one.ip("addr add 192.0.2.1/24 dev net1");
     two.ip("addr add 192.0.2.2/24 dev net1");
     let arrives = || {
-        // Whom it asks learns the address anew.
+        // The next frame resolves the address again.
         two.ip("neigh flush all");
         one.ip("neigh flush all");
         one.command("busybox").args(["ping", "-c1", "-W1", "192.0.2.2"]).output().unwrap().status.success()
@@ -134,7 +134,7 @@ fn a_vanished_pod_leaves_no_rule() {
     }
 }
 
-/// What a lost DEL left is replaced; what is alive is not touched.
+/// Remains of a lost DEL are replaced; live attachments are not touched.
 #[test]
 fn an_add_replaces_what_is_left_of_another_and_nothing_that_lives() {
     let (host, pod) = (Host::new(), Namespace::new());
@@ -205,7 +205,7 @@ fn a_collection_takes_rules_of_its_own_network_only() {
         let swept = [3, 6].contains(&index);
         assert_eq!(rules, if swept { 0 } else { 6 }, "c{index}; {answer:?}");
     }
-    // c6 was made by the reference: its address and its check prove whose it is.
+    // c6 was made by the reference: its address and its check prove its owner.
     assert!(pods[6].names().is_empty());
     assert_eq!(host.namespace.names().len(), links - 3);
     assert_eq!(pods[7].names(), ["net1"]);

@@ -1,5 +1,5 @@
-//! `ipspoofchk` and `macspoofchk` together, frame by frame: what a pod sends in the name of nobody, of its link, or of
-//! others. Frames that no program sends by itself are made by the pod's own packet filter.
+//! `ipspoofchk` and `macspoofchk` together, frame by frame: frames that a pod sends without an address, with its link's
+//! address, or with others' addresses. Frames that no program sends by itself are made by the pod's own packet filter.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -62,19 +62,19 @@ fn rewritten(
     passed
 }
 
-/// The address that a neighbour asks or tells about, as bytes: `nft` has a name for it only of late.
+/// The target of a neighbour solicitation or advertisement, as bytes: only recent versions of `nft` have a name for it.
 fn about(address: &str) -> String {
     let address: std::net::Ipv6Addr = address.parse().unwrap();
     format!("@th,64,128 {:#034x}", address.to_bits())
 }
 
 fn tries(pod: &Namespace, words: &str) {
-    // Whether anybody answers is not asked.
+    // An answer is not required.
     let _ = pod.command("busybox").args(words.split(' ')).output().unwrap();
 }
 
 #[test]
-fn nobody_takes_over_anothers_link_local_address() {
+fn a_link_local_address_cannot_be_taken_over() {
     std::thread::scope(|scope| {
         scope.spawn(|| of_link_local_addresses(false, &json!({})));
         scope.spawn(|| of_link_local_addresses(true, &json!({"anyLinkLocal": true})));
@@ -83,7 +83,7 @@ fn nobody_takes_over_anothers_link_local_address() {
 
 fn of_link_local_addresses(any: bool, keys: &Value) {
     let (host, pod) = (Host::new(), Namespace::new());
-    // Whatever the node's default is, the address is made of the Ethernet address.
+    // Regardless of the node's default, the address is derived from the Ethernet address.
     if !any {
         pod.run("sh", &["-c", "echo 3 > /proc/sys/net/ipv6/conf/default/addr_gen_mode"]);
     }
@@ -100,7 +100,7 @@ fn of_link_local_addresses(any: bool, keys: &Value) {
     };
     assert!(from("fd00::3"));
     assert_eq!(from(FOREIGN_LINK_LOCAL), any);
-    // Its answer to who asks for it: one would be enough.
+    // Its answer to a solicitation: one would be enough.
     let told = |address: &str| {
         let frame = format!("icmpv6 type nd-neighbor-advert {}", about(address));
         passes(&host, &frame, || {
@@ -117,9 +117,9 @@ fn of_link_local_addresses(any: bool, keys: &Value) {
     assert!(!host.namespace.run("nft", &["list", "ruleset"]).contains("net1"));
 }
 
-/// Most of the time nobody answers.
+/// Mostly waits for answers that do not come.
 #[test]
-fn who_has_no_address_asks_for_one_and_no_more() {
+fn unconfigured_pod_may_only_send_dhcp_and_dad() {
     std::thread::scope(|scope| {
         scope.spawn(asks_for_an_address);
         scope.spawn(asks_whether_an_own_address_is_taken);

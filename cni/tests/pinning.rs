@@ -44,7 +44,7 @@ fn only_the_given_addresses_get_through() {
     for (own, foreign, other) in [("10.1.2.3", "10.1.2.9", "10.1.2.4"), ("fd00::3", "fd00::9", "fd00::4")] {
         assert!(reaches(&pinned, own, &free, other), "{own} to {other}");
         assert!(reaches(&free, other, &pinned, own), "{other} to {own}");
-        // It neither sends from that address, nor does it say that it has it.
+        // It neither sends from that address nor advertises it.
         assert!(!reaches(&pinned, foreign, &free, other), "{foreign} to {other}");
         assert!(!reaches(&free, other, &pinned, foreign), "{other} to {foreign}");
     }

@@ -61,7 +61,7 @@ fn a_kernel_without_a_packet_filter() {
         assert!(code == 50 && words.contains("nf_tables"), "{code}: {words}");
         let plain = with_address(&host, json!({}));
         without("STATUS", &plain).result();
-        // What is not there need not be removed; a pod can always go.
+        // A missing resource need not be removed; a pod can always be deleted.
         without("DEL", &config).result();
     }
     let (code, words) =
@@ -71,13 +71,13 @@ fn a_kernel_without_a_packet_filter() {
 }
 
 #[test]
-fn what_is_attached_suffers_too() {
+fn a_defect_that_affects_attachments_is_code_51() {
     let (host, pod) = (Host::new(), Namespace::new());
     host.add(&pod, &bridge_with(json!({}))).result();
     let in_vlan = bridge_with(json!({"vlan": 5}));
     let (code, words) = status(&host, &in_vlan).error();
     assert!(code == 51 && words.contains("vlan_filtering"), "{code}: {words}");
-    // Another network has nobody there yet.
+    // Another network has no attachment yet.
     assert_eq!(status(&host, &with(&in_vlan, "name", json!("net2"))).error().0, 50);
     status(&host, &bridge_with(json!({}))).result();
 

@@ -53,7 +53,7 @@ fn a_device_is_made_for_its_owner_checked_and_taken_away() {
 }
 
 #[test]
-fn versions_and_what_makes_no_sense() {
+fn versions_and_invalid_configurations() {
     for version in VERSIONS {
         let (host, pod) = (Host::new(), Namespace::new());
         let config = with(&tap(), "cniVersion", json!(version));
@@ -134,7 +134,7 @@ fn the_reference_deletes_ours_and_ours_the_references() {
 }
 
 #[test]
-fn what_is_not_ours_stays() {
+fn foreign_devices_stay() {
     let (host, pod) = (Host::new(), Namespace::new());
     pod.ip("link add net1 type ifb");
     assert_eq!(host.add(&pod, &tap()).error().0, 101);

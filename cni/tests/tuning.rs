@@ -8,7 +8,7 @@ mod support;
 use serde_json::{Value, json};
 use support::{Answer, Call, Host, Namespace, VERSIONS, bridge, with};
 
-/// A pod with `net1`, and a result that tells of it.
+/// A pod with `net1`, and a result with it.
 fn pod() -> (Namespace, Value) {
     let pod = Namespace::new();
     pod.ip("link add net1 address 02:00:00:00:00:01 type veth peer name other");
@@ -127,7 +127,7 @@ fn the_reference_and_ours_do_the_same_and_undo_each_other() {
 }
 
 #[test]
-fn who_says_what_is_tuned() {
+fn precedence_of_tuned_values() {
     let host = Host::new();
     let (pod, previous) = pod();
     let mut config = tuning(&host, &previous);
@@ -256,7 +256,7 @@ fn results_of_every_version_pass_through() {
 }
 
 #[test]
-fn a_broken_backup_is_told_and_kept() {
+fn a_broken_backup_is_reported_and_kept() {
     for (content, mtu) in [("", 1400), ("{\"mtu\": 1500", 1400), ("{\"mtu\": 1500, \"mac\": 7}", 1500)] {
         let host = Host::new();
         let (pod, previous) = pod();
@@ -266,7 +266,7 @@ fn a_broken_backup_is_told_and_kept() {
         let answer = host.del(&pod, &config);
         assert!(answer.success && answer.document.is_none(), "{answer:?}");
         assert!(answer.stderr.contains("c1_net1.broken") && answer.stderr.contains("net1"), "{answer:?}");
-        // What could be read is restored.
+        // Readable values are restored.
         assert_eq!(pod.link("net1")["mtu"], mtu, "{content}");
         assert_eq!(files(&host), ["c1_net1.broken"]);
         let kept = std::fs::read_to_string(host.folder.path().join("backups/c1_net1.broken")).unwrap();

@@ -1,5 +1,5 @@
-//! VLANs with live frames, in a guest with Debian's kernel: the one that tests run on may not filter VLANs at all. The
-//! guest is emulated, holds nothing but the program, busybox and iproute2, and does what `support/vlan_init` says.
+//! VLANs with live frames, in a guest with Debian's kernel: the kernel under the tests may lack VLAN filtering. The guest is
+//! emulated, holds only the program, busybox and iproute2, and runs `support/vlan_init`.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -14,8 +14,8 @@ use serde_json::Value;
 use support::{VERSIONS, golden, shipped, stable_in};
 
 /// How long the guest may take in all; TCG on a busy machine is slow.
-const PATIENCE: Duration = Duration::from_secs(180);
-/// What `vlan_init` uses of busybox.
+const GUEST_TIMEOUT: Duration = Duration::from_secs(180);
+/// The applets of busybox that `vlan_init` uses.
 const APPLETS: &str = "sh mount mkdir modprobe cat sed tr grep ls wc ping poweroff";
 
 /// The guest.
@@ -34,7 +34,7 @@ fn guest(folder: &Path) -> Guest {
 #[test]
 fn vlans_separate_live_frames() {
     let folder = tempfile::tempdir().unwrap();
-    let (seen, took) = guest(folder.path()).run(384, &[], "gateway", PATIENCE);
+    let (seen, took) = guest(folder.path()).run(384, &[], "gateway", GUEST_TIMEOUT);
     let said = |what: &str| seen.iter().filter(|line| line.contains(what)).count();
     assert_eq!(said("guest: FAILED"), 0, "{seen:#?}");
     println!("VLANs: {} things seen right in a guest, {:.1} s", said("guest: ok"), took.as_secs_f64());

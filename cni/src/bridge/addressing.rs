@@ -81,8 +81,8 @@ impl Addressing {
         Ok(addressing)
     }
 
-    /// The routes as the kernel gets them: one without a gateway goes through the family's first, unless its scope says
-    /// that it needs none.
+    /// The routes as the kernel gets them: one without a gateway goes through the family's first, unless its scope needs
+    /// none.
     pub(super) fn kernel_routes(&self) -> Vec<Route> {
         let through = |route: &Route| {
             let four = route.destination.addr().is_ipv4();
@@ -113,7 +113,7 @@ fn gateway_network(pod: IpNet, gateway: IpAddr) -> Result<IpNet, Error> {
         .map_err(|_| Error::config(format!("{gateway} cannot be the gateway of {pod}")))
 }
 
-/// What has to be done so that a link has a gateway's address.
+/// The steps after which a link has a gateway's address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum GatewayStep {
     /// It has it.

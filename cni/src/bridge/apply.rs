@@ -22,7 +22,7 @@ use link::nft::Filter;
 /// How long a port may take to come up: what the reference waits in all.
 const PORT_PATIENCE: Duration = Duration::from_millis(2550);
 
-/// How long a change that no event told of can go unseen.
+/// Poll interval for changes without an event.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// How often an ADD starts over when another process took away or made what it had just looked up.
@@ -157,13 +157,13 @@ fn attach(
         pod::settle(name, *index, sides.pod, sides.home, inside)?;
     }
     let made = Made { bridge, host_end, in_vlan };
-    // Name servers can be said without addresses.
+    // A configuration can have name servers without addresses.
     let addressing =
         addressing.unwrap_or_else(|| Addressing { dns: config.dns.clone(), ..Addressing::default() });
     Ok(outcome(&plan, call, &made, addressing, before))
 }
 
-/// What IPAM gives. Taken once, and only when nothing is known to be in the way.
+/// The result of the IPAM plugin, which is called at most once, and only after the other checks passed.
 fn leased(
     config: &Config,
     ipam: &Ipam,
@@ -376,8 +376,7 @@ fn show(
     }
 }
 
-/// The kernel tells the state of links to those who listen; listening starts before the state is asked for, so that no
-/// change is missed.
+/// Subscribes to link events before it reads the link's state, so that no change is missed.
 fn wait_until_it_carries(index: u32, host: &mut Router) -> Result<Link, Error> {
     let deadline = Instant::now() + PORT_PATIENCE;
     let mut events = Router::open()?;
@@ -417,7 +416,7 @@ struct Made {
     in_vlan: Option<Link>,
 }
 
-/// What earlier plugins of the chain answered, and what was made now after it.
+/// The result: that of earlier plugins of the chain, with this attachment appended.
 fn outcome(plan: &Plan, call: &Call, made: &Made, addressing: Addressing, before: &Outcome) -> Outcome {
     let shown = |link: &Link| Interface {
         name: link.name.clone(),
@@ -448,13 +447,13 @@ fn odd() -> Error {
     Error::new(Kind::Kernel, "netlink answered with less than was asked")
 }
 
-/// What was done so far.
+/// The completed steps.
 #[derive(Default)]
 pub(super) struct Undo(Vec<Step>);
 
 /// One thing that was done, and so can be undone.
 pub(super) enum Step {
-    /// A bridge was made. It goes unless somebody else has attached to it by now.
+    /// A bridge was created. It is removed unless another attachment uses it by now.
     Bridge { name: String },
     /// A veth pair was made.
     HostEnd { name: String },
@@ -462,11 +461,11 @@ pub(super) enum Step {
     SpoofCheck(SpoofCheck),
     /// Frames with a foreign address are thrown away.
     AddressPins(AddressPins),
-    /// What leaves the node is masqueraded.
+    /// Outgoing traffic is masqueraded.
     Masquerading(Masquerading),
     /// Something was switched, and this switches it back.
     Ask(Request),
-    /// A gateway's address was added. It goes unless somebody else has attached to the bridge by now.
+    /// A gateway's address was added. It is removed unless another attachment uses the bridge by now.
     Gateway { link: u32, name: String, address: IpNet, bridge: u32 },
 }
 
@@ -476,7 +475,7 @@ impl Undo {
         self.0.push(step);
     }
 
-    /// Undoes all steps, the last one first; what could not be undone is told.
+    /// Undoes all steps, the last one first; returns the errors of steps that could not be undone.
     pub(super) fn run(self, host: &mut Router) -> Vec<Error> {
         self.0.into_iter().rev().filter_map(|step| step.undo(host).err()).collect()
     }

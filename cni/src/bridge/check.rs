@@ -141,13 +141,13 @@ fn check_pod(config: &Config, before: &Interface, host_end: &Link, inside: &mut 
     if !before.mac.is_empty() {
         same_mac(&link, &before.mac)?;
     }
-    // The end may have another name by now: its index tells that it is in this pod.
+    // The pod's end may have been renamed: its index proves that it is in this pod.
     let peer = host_end.peer.ok_or_else(|| Error::mismatch(format!("{} has no other end", host_end.name)))?;
     let shown = inside.exchange(vec![Link::get_index(peer)])?.into_iter().next().map(present).transpose()?;
     let pod_end = shown.flatten().filter(Link::is_veth).filter(|end| end.peer == Some(host_end.index));
     let pod_end = pod_end
         .ok_or_else(|| Error::mismatch(format!("the other end of {} is not in this pod", host_end.name)))?;
-    // A later plugin of the chain may have changed it, and its result says so; results of old versions say nothing.
+    // A later plugin of the chain may have changed the MTU; its result then has it. Results of old versions have no MTU.
     if let Some(mtu) = before.mtu.filter(|mtu| config.mtu.is_some() && pod_end.mtu != *mtu) {
         return Err(Error::mismatch(format!("{} has the MTU {}, and had {mtu}", pod_end.name, pod_end.mtu)));
     }
@@ -157,8 +157,7 @@ fn check_pod(config: &Config, before: &Interface, host_end: &Link, inside: &mut 
     Ok(())
 }
 
-/// The addresses of this attachment among those of the whole chain; a result that does not say whose they are means this
-/// one's.
+/// The addresses of this attachment among those of the whole chain; addresses without an interface count as this one's.
 fn given<'a>(previous: &'a Outcome, pod_end: &Interface) -> Vec<&'a IpConfig> {
     let index = previous.interfaces.iter().position(|one| one == pod_end);
     previous.ips.iter().filter(|ip| ip.interface.is_none() || ip.interface == index).collect()
@@ -173,10 +172,7 @@ fn check_addresses(name: &str, given: &[&IpConfig], inside: &mut Router) -> Resu
             return Err(Error::mismatch(format!("{name} has lost the address {}", wanted.address)));
         }
         if addresses.iter().any(|address| address.network == wanted.address && address.duplicate) {
-            return Err(Error::mismatch(format!(
-                "{} of {name} is somebody else's address too",
-                wanted.address
-            )));
+            return Err(Error::mismatch(format!("{} of {name} is in use by another host", wanted.address)));
         }
     }
     Ok(())

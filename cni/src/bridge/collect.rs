@@ -14,12 +14,12 @@ use crate::nft::{SpoofChecks, sweep_masquerading, sweep_pins};
 use crate::protocol::{Attachment, Call};
 use link::nft::Filter;
 
-/// What is known before anything is removed.
+/// Facts gathered before anything is removed.
 struct Facts<'a> {
     call: &'a Call,
     valid: BTreeSet<Attachment>,
     ipam: Option<Ipam>,
-    /// The addresses of this network by host-local's files, whoever made them.
+    /// The addresses of this network in host-local's files, ours and the reference's.
     noted: Vec<(IpAddr, Attachment)>,
     checks: SpoofChecks,
 }
@@ -35,7 +35,7 @@ pub(crate) fn collect(call: &Call) -> Result<(), Error> {
         errors.push(error);
         None
     });
-    // What cannot be read proves nothing, and stays.
+    // Unreadable reservations prove nothing, and stay.
     let noted = ipam.as_ref().and_then(|ipam| ipam.reservations(call).ok()).unwrap_or_default();
     let checks = checks(call, &mut errors);
     let facts = Facts { call, valid, ipam, noted, checks };
@@ -86,7 +86,7 @@ fn sweep_rules(facts: &Facts<'_>) -> Result<(), Error> {
 
 fn sweep(facts: &Facts<'_>, host: &mut Router) -> Result<(), Error> {
     let Facts { call, valid, checks, .. } = facts;
-    // What the reference made bears no alias; its address tells its network, and its spoof check its link.
+    // Links of the reference plugin bear no alias; the address identifies the network, and the spoof check the link.
     let proven = facts.proven();
     let theirs: BTreeSet<&str> = proven.difference(valid).filter_map(|one| checks.link(one)).collect();
     let keep: BTreeSet<String> = valid.iter().map(|one| identity::alias(&call.network, one)).collect();
@@ -113,7 +113,7 @@ fn sweep(facts: &Facts<'_>, host: &mut Router) -> Result<(), Error> {
     let mut errors = Vec::new();
     for answer in host.exchange(moves.collect())? {
         match answer.refusal().map(|refusal| refusal.errno) {
-            // Gone meanwhile.
+            // Removed by another process in between.
             Some(rustix::io::Errno::NODEV) => {}
             Some(_) => errors.extend(answer.done().err().map(Error::from)),
             None => moved += 1,
@@ -125,9 +125,9 @@ fn sweep(facts: &Facts<'_>, host: &mut Router) -> Result<(), Error> {
     Error::all(errors)
 }
 
-/// Stale attachments of the reference, whose links bear no alias: ports of the network's bridge whose other end has an
-/// address that `host-local` noted for this network, and for nobody valid. Another network's attachment may have the
-/// same address on the same bridge; where its files say so, the link stays.
+/// Stale attachments of the reference plugin, which sets no alias: ports of the network's bridge whose other end has an
+/// address that `host-local` reserved for this network and for no valid attachment. Another network's attachment may have
+/// the same address on the same bridge; where its reservation proves so, the link stays.
 fn nameless<'a>(facts: &Facts<'_>, links: &'a [Link]) -> Result<Vec<&'a Link>, Error> {
     let Some(ipam) = &facts.ipam else { return Ok(Vec::new()) };
     let bridge = config::bridge_name(&facts.call.config)?;

@@ -10,7 +10,7 @@ use crate::protocol::{Call, Dns, Mac, Object, is_interface_name};
 /// The bridge's name if none is given.
 const DEFAULT_BRIDGE: &str = "cni0";
 
-/// What an attachment shall be.
+/// The requested attachment.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Config {
     /// `bridge`.
@@ -47,9 +47,9 @@ pub(crate) struct Config {
     pub(crate) detect_duplicates: bool,
     /// The pod's Ethernet address, if it was asked for.
     pub(crate) mac: Option<Mac>,
-    /// Who gives addresses, if anybody.
+    /// The IPAM plugin, if any.
     pub(crate) ipam: Option<Ipam>,
-    /// `dns`; wins over what IPAM says unless empty.
+    /// `dns`; overrides the IPAM plugin's unless empty.
     pub(crate) dns: Dns,
 }
 
@@ -139,7 +139,7 @@ fn mtu(keys: &Object) -> Result<Option<u32>, Error> {
     }
 }
 
-/// nftables unless the configuration says otherwise: it needs no program of the node.
+/// nftables unless configured otherwise: it needs no program on the node.
 fn masquerade(keys: &Object) -> Result<Option<Backend>, Error> {
     let backend = match keys.text("ipMasqBackend")? {
         None | Some("" | "nftables") => Backend::Nftables,

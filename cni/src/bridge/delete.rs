@@ -1,6 +1,6 @@
-//! DEL: takes an attachment away, found from the host by its alias, and in the pod by its name. The alias is looked for
-//! among the names that are ours first, and among all links only when neither side had what it should. Goes on after a
-//! failure and tells all of them; says nothing when there was nothing to do.
+//! DEL: removes an attachment, found on the host by its alias, and in the pod by its name. The alias is searched first among
+//! the plugin's own names, and among all links only when either side is incomplete. Continues after a failure and reports
+//! all failures; an attachment that is gone already is a success.
 
 use std::path::Path;
 
@@ -121,7 +121,7 @@ fn from_the_packet_filter(call: &Call) -> Result<(), Error> {
     Error::all(errors)
 }
 
-/// What KubeVirt calls the pod's end after it took its place, if this attachment ever was one of its.
+/// KubeVirt's name for the pod's end after it replaced it, if this attachment is a VM's.
 fn renamed(call: &Call) -> Option<String> {
     let name = format!("{}-nic", call.attachment.interface);
     let previous = Outcome::previous(&call.config, call.version).unwrap_or_default();

@@ -1,6 +1,5 @@
-//! Makes the bridge the pods' gateway: its addresses, an Ethernet address that stays, forwarding. With a VLAN the
-//! addresses are on `<bridge>.<vlan>`, a link whose other end is a port of the bridge in that VLAN; it stays, like the
-//! bridge.
+//! Makes the bridge the pods' gateway: its addresses, a fixed Ethernet address, forwarding. With a VLAN the addresses are on
+//! `<bridge>.<vlan>`, a link whose other end is a port of the bridge in that VLAN; it stays, like the bridge.
 
 use ipnet::IpNet;
 use netlink_packet_route::link::LinkAttribute;
@@ -99,7 +98,7 @@ fn add(
     undo: &mut Undo,
 ) -> Result<(), Error> {
     let name = &link.name;
-    // The Ethernet address comes first: who sees the address sees the final one.
+    // The Ethernet address comes first: neighbours that resolve the address then get the final one.
     let what = format!("fix the Ethernet address of {name}");
     let fix = Link::change(link.index, LinkAttribute::Address(mac.0.to_vec()), what);
     let mut answers = host.exchange(vec![fix, Address::add(link.index, address, name)])?;
@@ -171,7 +170,7 @@ fn vlan_link(
     find(host, &vlan.name)?.ok_or_else(missing)
 }
 
-/// Switches forwarding on. It stays on: who else relies on it by now is not known.
+/// Enables forwarding. It stays enabled: other programs may rely on it by now.
 fn forward(path: &str) -> Result<(), Error> {
     if std::fs::read(path).is_ok_and(|value| value.trim_ascii() == b"1") {
         return Ok(());

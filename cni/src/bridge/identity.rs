@@ -37,8 +37,8 @@ pub(crate) fn is_one(alias: &str) -> bool {
     }
 }
 
-/// The name of the host's link in the `turn`-th try: `veth` and eight digits, like the reference's, but told by the
-/// attachment, so that a DEL need not search.
+/// The name of the host's link in the `turn`-th attempt: `veth` and eight digits, like the reference's, but derived from the
+/// attachment, so that DEL need not search.
 pub(crate) fn host_name(network: &str, attachment: &Attachment, turn: u8) -> String {
     let Attachment { container, interface } = attachment;
     format!("veth{}", hash(&format!("{network}/{container}/{interface}/{turn}"), 4))
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn an_alias_tells_its_network() {
+    fn an_alias_identifies_its_network() {
         let alias = alias("net", &attachment("c1"));
         assert_eq!(alias, "net/c1/net1");
         assert!(is_of(&alias, "net"));
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_alias_is_hashed_and_still_tells() {
+    fn a_long_alias_is_hashed_and_still_identifies_its_network() {
         let long = alias("net", &attachment(&"c".repeat(300)));
         assert!(long.len() <= 255 && long.starts_with('#'));
         assert!(is_of(&long, "net") && !is_of(&long, "net2"));

@@ -1,9 +1,9 @@
 //! The plugin `bridge`: a veth pair between a pod and a bridge of the host.
 //!
-//! `config` says what is asked, `plan` decides what that means for the host as it was found, `apply` does it and undoes
-//! it in reverse if any step fails. With IPAM, `addressing` decides what becomes of the addresses, and `pod` and `gateway`
-//! do it on their side. An attachment is recognised from the host's side by the alias of its link, so that
-//! DEL, CHECK and GC do not depend on the pod's namespace, nor on what the pod's end is called by now.
+//! `config` parses the request, `plan` decides the steps from the state of the host, `apply` carries them out and undoes
+//! them in reverse if any step fails. With IPAM, `addressing` decides about the addresses, and `pod` and `gateway` set them
+//! on their side. An attachment is recognised from the host's side by the alias of its link, so that DEL, CHECK and GC
+//! depend neither on the pod's namespace nor on the present name of the pod's end.
 
 mod addressing;
 mod apply;

@@ -22,7 +22,7 @@ pub(crate) struct Found {
     pub(crate) candidates: Vec<Option<Link>>,
 }
 
-/// What is done.
+/// The steps of an ADD.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Plan {
     pub(crate) bridge: BridgeStep,
@@ -46,7 +46,7 @@ pub(crate) struct VlanGateway {
     pub(crate) join: Vec<VlanRange>,
 }
 
-/// What is done about the bridge.
+/// The step about the bridge.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum BridgeStep {
     /// It is not there.
@@ -102,7 +102,7 @@ fn free_name(call: &Call, found: &Found, alias: &str) -> Result<String, Error> {
         .ok_or_else(|| Error::new(Kind::Internal, "all names for the host's end of the veth pair are taken"))
 }
 
-/// What has to be done about the link that has the bridge's name, if there is one.
+/// Decides about the link that has the bridge's name, if there is one.
 ///
 /// # Errors
 /// [`Kind::Mismatch`] when it is no bridge, or none that could do what is asked.
@@ -226,7 +226,7 @@ fn vlan_gateway(config: &Config, bridge: &BridgeStep) -> Result<Option<VlanGatew
     }))
 }
 
-/// The name of the link that carries the gateway's addresses in a VLAN; none when the bridge does, or nobody.
+/// The name of the link that carries the gateway's addresses in a VLAN; `None` without a VLAN or without a gateway.
 pub(crate) fn gateway_link(config: &Config) -> Option<String> {
     let vlan = config.vlans.as_ref().and_then(|vlans| vlans.access);
     vlan.filter(|_| config.gateway && config.ipam.is_some()).map(|vlan| format!("{}.{vlan}", config.bridge))

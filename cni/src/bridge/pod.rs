@@ -27,7 +27,7 @@ pub(super) fn configure(
     pod: &Namespace,
     home: &Namespace,
 ) -> Result<Router, Error> {
-    // The settings of a namespace are those that whoever is inside sees in /proc.
+    // The sysctls of a namespace are those that a process inside sees in /proc.
     let mut inside = pod.inside(home, || {
         settings(config, addressing, name)?;
         Ok::<_, Error>(Router::open()?)
@@ -96,7 +96,8 @@ fn write(family: &str, link: &str, key: &str, value: &str) -> std::io::Result<()
 /// Waits until no address of IPv6 is tentative any more: until then nothing can be sent from it.
 ///
 /// # Errors
-/// [`Kind::Kernel`] when somebody else has one of them, or when it takes too long on a link that carries.
+/// [`Kind::Kernel`] when another host has one of them, or when duplicate address detection takes too long on a link with a
+/// carrier.
 pub(super) fn settle(
     name: &str,
     index: u32,
@@ -112,7 +113,7 @@ pub(super) fn settle(
         let addresses = Address::all(&inside.ask(Address::list(Some(index)))?);
         let of_link = || addresses.iter().filter(|address| address.link == index);
         if let Some(address) = of_link().find(|address| address.duplicate) {
-            let message = format!("{} of {name} is somebody else's address too", address.network.addr());
+            let message = format!("{} of {name} is in use by another host", address.network.addr());
             return Err(Error::new(Kind::Kernel, message));
         }
         if !of_link().any(|address| address.tentative) {

@@ -18,8 +18,8 @@ const MOST_PORTS: usize = 1023;
 /// Looks. What an ADD would put right by itself, a bridge that is missing or down, is no reason.
 ///
 /// # Errors
-/// [`Kind::Unavailable`] with what keeps an ADD from succeeding, [`Kind::Impaired`] when attachments of the network that
-/// are there need it too; or what the IPAM plugin says.
+/// [`Kind::Unavailable`] with the reason why an ADD would fail, [`Kind::Impaired`] when existing attachments of the network
+/// are affected too; or the IPAM plugin's error.
 pub(super) fn status(config: &Config, call: &Call) -> Result<(), Error> {
     let mut host = Router::open()?;
     let bridge = find(&mut host, &config.bridge)?;
@@ -43,7 +43,7 @@ pub(super) fn status(config: &Config, call: &Call) -> Result<(), Error> {
             return Err(unavailable(Error::new(Kind::Kernel, full(&bridge.name))));
         }
     }
-    // What the packet filter lacks, those that are attached lack too.
+    // A defect of the packet filter affects existing attachments too.
     if config.spoof_check && !(config.lock_port && lock::offered()) {
         SpoofCheck::offered().map_err(impaired)?;
     }
@@ -79,7 +79,7 @@ fn of_ipam(ipam: &Ipam, call: &Call) -> Result<(), Error> {
     ipam.status(call)
 }
 
-/// What is said of a bridge that takes no further port.
+/// The error about a bridge without a free port.
 pub(super) fn full(bridge: &str) -> String {
     format!("the bridge {bridge} has {MOST_PORTS} ports and takes no more")
 }

@@ -28,7 +28,7 @@ const REQUIRED: [&str; 3] = ["netlink", "bridge", "veth"];
 /// One thing that was tried.
 pub(super) struct Finding {
     name: &'static str,
-    /// What of the plugins needs it.
+    /// The plugins' purpose of the feature.
     purpose: &'static str,
     /// Why it is missing, if it is.
     missing: Option<String>,

@@ -13,12 +13,12 @@ use sha2::{Digest, Sha256};
 use crate::error::{Error, Kind};
 use crate::install::plan::{self, Found, Step};
 
-/// How long somebody else's plugin may take to tell its version.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Timeout for another plugin's version output.
+const VERSION_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest version that is reported, in bytes.
 const VERSION_LIMIT: u64 = 4 << 10;
 
-/// What was done.
+/// The result for one name.
 pub(super) struct Installed {
     /// SHA-256 of the program, as hexadecimal digits.
     pub(super) checksum: String,
@@ -29,11 +29,11 @@ pub(super) struct Installed {
 pub(super) struct Entry {
     pub(super) name: String,
     pub(super) what: What,
-    /// What the plugin of that name says of itself.
+    /// The version that the plugin reports.
     pub(super) version: String,
 }
 
-/// What became of a name.
+/// The action taken for a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum What {
     Installed,
@@ -135,7 +135,7 @@ fn write(path: &Path, program: &[u8], checksum: &str) -> Result<What, Error> {
     remove(&new).map_err(failed)?;
     let written = || -> std::io::Result<()> {
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o755).open(&new)?;
-        // Whatever the umask says: other users' runtimes call it too.
+        // Regardless of the umask: runtimes of other users call it too.
         file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
         file.write_all(program)?;
         file.sync_all()
@@ -178,7 +178,7 @@ fn remove(path: &Path) -> std::io::Result<()> {
     }
 }
 
-/// The first line that a plugin says of itself when it is called without a verb.
+/// The first line that a plugin prints when it is called without a verb.
 fn version(path: &Path) -> String {
     let unknown = || "unknown".to_owned();
     let child = Command::new(path)
@@ -188,7 +188,7 @@ fn version(path: &Path) -> String {
         .stderr(Stdio::piped())
         .spawn();
     let Ok(mut child) = child else { return unknown() };
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + VERSION_TIMEOUT;
     loop {
         match child.try_wait() {
             Ok(Some(_)) => break,

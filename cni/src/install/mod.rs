@@ -1,9 +1,9 @@
 //! `cni install DIR`: puts the program into a node's folder of plugins, as the DaemonSet of the cluster network addons
 //! operator does with the reference's.
 //!
-//! `cnv-bridge` and `cnv-tuning` are always this program, one file under both names. `bridge` and `tuning` become links to them only where nothing of
-//! that name is there: somebody else's stay. Every file appears whole, under its name, by a rename: a runtime may start
-//! it at any moment.
+//! `cnv-bridge` and `cnv-tuning` are always this program, one file under both names. `bridge` and `tuning` become links to
+//! them only where those names are free: other plugins stay. Every file appears whole, under its name, by a rename: a
+//! runtime may start it at any time.
 
 mod apply;
 mod plan;
@@ -16,7 +16,7 @@ use crate::command::Format;
 use crate::error::Error;
 use apply::Installed;
 
-/// What `install` does without `--all`.
+/// The links made without `--all`.
 const USUAL: [&str; 2] = ["bridge", "tuning"];
 
 /// Installs into `folder`; the report, and true.

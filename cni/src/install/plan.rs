@@ -1,6 +1,6 @@
 //! Decides what becomes of each name. Pure.
 
-/// What is at a name now.
+/// The present file of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Found {
     Nothing,
@@ -12,7 +12,7 @@ pub(super) enum Found {
     Other,
 }
 
-/// What is done about a name.
+/// The action for a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// The program is written there.
@@ -21,9 +21,9 @@ pub(super) enum Step {
     Link,
     /// It is what it should be.
     Keep,
-    /// Somebody else's, which stays.
+    /// Another program's file, which stays.
     Leave,
-    /// What is there can be neither kept nor replaced.
+    /// The file can be neither kept nor replaced.
     Refuse,
 }
 
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_becomes_of_what_is_there() {
+    fn existing_files_are_kept_replaced_or_refused() {
         let file = || Found::File("other".to_owned());
         let link = |to: &str| Found::Link(to.to_owned());
         for (found, wanted) in [

@@ -1,5 +1,5 @@
-//! The plugin `static`: the addresses, routes and name servers that the configuration says. It keeps nothing, so DEL and
-//! GC have nothing to do.
+//! The plugin `static`: the addresses, routes and name servers of the configuration. It keeps no state, so DEL and GC have
+//! nothing to do.
 
 use std::net::IpAddr;
 

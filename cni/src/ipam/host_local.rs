@@ -14,7 +14,7 @@ use crate::protocol::{
     Attachment, Call, Dns, IpConfig, Object, Outcome, Plugin, Route, Version, is_name, read_route,
 };
 
-/// Where the networks' folders are if `dataDir` does not say.
+/// The default of `dataDir`, which holds a directory per network.
 const DATA_FOLDER: &str = "/var/lib/cni/networks";
 
 /// The longest resolv.conf that is read, in bytes.
@@ -119,7 +119,7 @@ fn requested(call: &Call) -> Result<Vec<IpAddr>, Error> {
     Ok(requested)
 }
 
-/// What a file in the format of resolv.conf(5) says.
+/// The content of a file in the format of resolv.conf(5).
 fn resolver(path: &str) -> Result<Dns, Error> {
     let failed = |error| Error::io(format!("\"resolvConf\": {path} cannot be read"), error);
     let mut text = String::new();
@@ -204,7 +204,7 @@ impl Plugin for HostLocal {
     fn collect(&self, call: &Call) -> Result<(), Error> {
         let valid = call.valid_attachments()?;
         let Some(store) = Store::open(&folder(call)?)? else { return Ok(()) };
-        // What is no container's is somebody's own.
+        // Files without a container's name are left alone.
         let keep = |owner: &Owner| !is_name(&owner.container) || valid.iter().any(|one| owner.is(one));
         store.sweep(&store.look()?, keep)
     }
@@ -230,7 +230,7 @@ impl Plugin for HostLocal {
     }
 }
 
-/// What an ADD would answer, as far as it does not depend on which addresses are taken: the gateways, and prefixes.
+/// The result of an ADD without the addresses, which depend on the reservations: gateways, and prefixes.
 ///
 /// # Errors
 /// As of an ADD.
@@ -247,7 +247,7 @@ fn answered(one: &Candidate) -> IpConfig {
 /// How many addresses are tried one by one before the folder is read.
 const TRIES: usize = 16;
 
-/// What an attachment gets.
+/// The addresses chosen for an attachment.
 struct Choice {
     /// An address of every range set, none of them reserved yet.
     chosen: Vec<Candidate>,
@@ -327,7 +327,7 @@ fn next(
     }
 }
 
-/// An address whose file says nothing: what is left of a write that never was.
+/// An address with an empty reservation, which an interrupted write left.
 fn free(set: &RangeSet, store: &Store, contents: &Contents) -> Result<Option<Candidate>, Error> {
     for address in contents.addresses().filter(|address| set.gives(*address)) {
         if store.owner(address)?.is_none() {

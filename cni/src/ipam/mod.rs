@@ -1,5 +1,5 @@
-//! Addresses are given by another plugin, called as the specification says: the same variables, the same configuration,
-//! the whole of it. Where that plugin is one of ours, it is called right here instead of as a process.
+//! Delegates to the IPAM plugin as the specification requires: the same variables, the same complete configuration. The
+//! program's own IPAM plugins are called in the same process.
 
 mod fixed;
 mod host_local;
@@ -65,7 +65,7 @@ impl Ipam {
     /// specification wants it.
     ///
     /// # Errors
-    /// What the plugin says, with its code.
+    /// The plugin's error, with its code.
     pub(crate) fn lease(&self, call: &Call) -> Result<Outcome, Error> {
         if let Some(plugin) = self.ours(call) {
             return plugin.add(call).and_then(|outcome| self.with_addresses(outcome));
@@ -90,7 +90,7 @@ impl Ipam {
     /// DEL: gives the addresses back. Also what undoes [`Ipam::lease`].
     ///
     /// # Errors
-    /// What the plugin says, with its code.
+    /// The plugin's error, with its code.
     pub(crate) fn release(&self, call: &Call) -> Result<(), Error> {
         match self.ours(call) {
             Some(plugin) => plugin.delete(call),
@@ -101,7 +101,7 @@ impl Ipam {
     /// CHECK.
     ///
     /// # Errors
-    /// What the plugin says, with its code.
+    /// The plugin's error, with its code.
     pub(crate) fn check(&self, call: &Call) -> Result<(), Error> {
         match self.ours(call) {
             Some(plugin) => plugin.check(call),
@@ -112,7 +112,7 @@ impl Ipam {
     /// GC.
     ///
     /// # Errors
-    /// What the plugin says, with its code.
+    /// The plugin's error, with its code.
     pub(crate) fn collect(&self, call: &Call) -> Result<(), Error> {
         match self.ours(call) {
             Some(plugin) => plugin.collect(call),
@@ -123,7 +123,7 @@ impl Ipam {
     /// STATUS.
     ///
     /// # Errors
-    /// What the plugin says, with its code.
+    /// The plugin's error, with its code.
     pub(crate) fn status(&self, call: &Call) -> Result<(), Error> {
         match self.ours(call) {
             Some(plugin) => plugin.status(call),
@@ -131,8 +131,8 @@ impl Ipam {
         }
     }
 
-    /// What an ADD would be given, as far as it is known without asking for it: addresses of the right networks, with their
-    /// gateways. Nothing of a plugin that is not ours.
+    /// The result of an ADD as far as it can be predicted: addresses of the right networks, with their gateways. Empty for
+    /// plugins of other programs.
     ///
     /// # Errors
     /// As of an ADD.
@@ -145,8 +145,8 @@ impl Ipam {
         Ok(Outcome { ips, ..Outcome::default() })
     }
 
-    /// The addresses that are noted on this node as attachments' of the network, whoever noted them: the files of
-    /// `host-local` have one format. None for every other plugin.
+    /// The addresses reserved on this node for attachments of the network, by ours or the reference's `host-local`: their
+    /// files have one format. Empty for every other plugin.
     ///
     /// # Errors
     /// [`Kind::Io`] when the files cannot be read.

@@ -52,7 +52,10 @@ pub(super) fn run(plugin: &str, verb: Verb, call: &Call) -> Result<Vec<u8>, Erro
         return Ok(answer);
     }
     Err(refusal(plugin, &answer).unwrap_or_else(|| {
-        Error::new(Kind::Internal, format!("the IPAM plugin {plugin} failed ({status}) and did not say why"))
+        Error::new(
+            Kind::Internal,
+            format!("the IPAM plugin {plugin} failed ({status}) without an error message"),
+        )
     }))
 }
 

@@ -1,5 +1,5 @@
-//! Ranges of addresses as `host-local` has them: what a configuration says, checked, and the order in which addresses
-//! are tried. Pure: which of them are taken is the caller's knowledge.
+//! Ranges of addresses in `host-local`'s format: the configuration, validated, and the order in which addresses are tried.
+//! Pure: the caller knows the reserved addresses.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -105,7 +105,7 @@ impl RangeSet {
     /// Reads an array of ranges.
     ///
     /// # Errors
-    /// [`crate::Kind::Config`] when a range makes no sense, when two overlap or are of different families.
+    /// [`crate::Kind::Config`] when a range is invalid, when two overlap or are of different families.
     pub(super) fn parse(list: &Json) -> Result<Self, Error> {
         let Json::List(list) = list else {
             return Err(Error::config("an element of the ranges is an array of ranges"));
@@ -191,7 +191,7 @@ impl RangeSet {
         let index = start.map_or(0, |(index, _)| index);
         let count = self.0.len();
         let whole = |range: &Range| (number(range.first), number(range.last));
-        // What is left of the range that the last one is in; the other ranges; that range up to the last one.
+        // The rest of the last address's range; the other ranges; that range up to the last address.
         let left = self.0.get(index).and_then(|range| match start {
             None => Some((range, whole(range))),
             Some((_, last)) if last < number(range.last) => Some((range, (last + 1, number(range.last)))),
@@ -247,7 +247,7 @@ fn address(number: u128, like: IpNet) -> IpAddr {
     }
 }
 
-/// The address after the network's own: the gateway if nobody says another.
+/// The address after the network's own: the default gateway.
 pub(crate) fn first_host(network: IpNet) -> IpAddr {
     address(number(network.network()).saturating_add(1), network)
 }
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_said_is_the_whole_subnet() {
+    fn defaults_cover_the_whole_subnet() {
         for (text, words, size) in [
             (r#"[{"subnet": "10.1.2.0/24"}]"#, "10.1.2.1-10.1.2.254", 253),
             (r#"[{"subnet": "10.1.2.0/30"}]"#, "10.1.2.1-10.1.2.2", 1),
@@ -292,7 +292,7 @@ mod tests {
         let round = ["10.1.2.5", "10.1.2.6", "10.1.2.2", "10.1.2.3", "10.1.2.4"];
         assert_eq!(order(small, Some("10.1.2.4")), round);
         assert_eq!(order(small, Some("10.1.2.6")), order(small, None));
-        // What is in no range any more starts over.
+        // A last address outside of all ranges starts over.
         assert_eq!(order(small, Some("10.9.9.9")), order(small, None));
         assert_eq!(order(small, Some("::1")), order(small, None));
 
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense() {
+    fn rejects_invalid_ranges() {
         for text in [
             "[]",
             "7",

@@ -1,15 +1,15 @@
-//! The reservations of `host-local` on disk, in the reference's format, so that both can work on one network:
-//! a file per address holds `<container>\r\n<interface>` (older ones the container alone), `last_reserved_ip.<set>` the
-//! address that was given last, and `lock` is held with flock by whoever looks or changes.
+//! The reservations of `host-local` on disk, in the reference's format, so that both can work on one network: a file per
+//! address holds `<container>\r\n<interface>` (older ones the container alone), `last_reserved_ip.<set>` the address that
+//! was reserved last, and `lock` is held with flock by every reader and writer.
 //!
 //! ```text
 //! 10.1.2.3              the reservation
-//! .3f2a9c01d5e6b748.0   a symbolic link to it, ours: its name tells the owner, and counts the owner's addresses
+//! .3f2a9c01d5e6b748.0   a symbolic link to it, ours: its name identifies the owner, and counts the owner's addresses
 //! ```
 //!
-//! By its second name a reservation is found without a look at the others, which are a thousand on a full node. What the
-//! reference reserves has none, and gets one from our next ADD: the reference writes `last_reserved_ip` with every
-//! reservation, ours sets the time of that file to zero when it is done, so another time says that the folder must be
+//! By its second name a reservation is found without reading the others, which are a thousand on a full node. Reservations
+//! of the reference have none, and get one from our next ADD: the reference writes `last_reserved_ip` with every
+//! reservation, ours sets the time of that file to zero when it is done, so another time means that the directory must be
 //! read. The reference removes both names, because through both it reads the content it looks for.
 //!
 //! A reservation appears with all its content or not at all. Nothing is forced to the disk: a node that loses power has
@@ -42,11 +42,11 @@ pub(super) struct Store {
     _lock: OwnedFd,
 }
 
-/// Who has an address.
+/// The owner of an address.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Owner {
     pub(super) container: String,
-    /// Empty in files of old versions, which did not say.
+    /// Empty in files of old versions, which hold the container alone.
     pub(super) interface: String,
 }
 
@@ -154,7 +154,7 @@ impl Store {
         }
     }
 
-    /// The addresses of an attachment, whoever reserved them, and whoever was killed doing it.
+    /// The addresses of an attachment, reserved by ours or the reference, completely or by an interrupted ADD.
     ///
     /// # Errors
     /// See [`Store::make`].
@@ -260,7 +260,7 @@ impl Store {
         Ok(false)
     }
 
-    /// Who has a reserved address; none when its file says nothing or is gone.
+    /// The owner of a reserved address; `None` when its file is empty or gone.
     ///
     /// # Errors
     /// See [`Store::make`].
@@ -274,8 +274,8 @@ impl Store {
         Ok(Some(Owner { container: container.trim().to_owned(), interface: interface.trim().to_owned() }))
     }
 
-    /// Reserves an address that is not reserved, and notes it as the last one of its range set; `marked` says whether all
-    /// other reservations have their second name.
+    /// Reserves a free address, and records it as the last one of its range set; `marked` reports whether all other
+    /// reservations have their second name.
     ///
     /// # Errors
     /// See [`Store::make`]; nothing is reserved then.
@@ -361,8 +361,8 @@ impl Store {
     }
 
     fn write_last(&self, address: &str, set: usize) -> std::io::Result<File> {
-        // Written over, not emptied first: a file that was emptied goes to the disk when it is closed, by ext4's care for
-        // programs that replace a file so, and its block is taken anew: milliseconds, for a hint.
+        // Overwritten without truncation: ext4 flushes a truncated file at close, for programs that replace a file so, and
+        // allocates its block again: milliseconds, for a hint.
         let mut file = self.open_last(set, OFlags::WRONLY | OFlags::CREATE)?;
         file.write_all(address.as_bytes())?;
         if file.metadata()?.len() != address.len() as u64 {
@@ -438,7 +438,7 @@ impl Store {
 /// Whether reservations could be written to `folder`, which need not be there yet.
 ///
 /// # Errors
-/// [`crate::Kind::Unavailable`] with what the kernel says.
+/// [`crate::Kind::Unavailable`] with the kernel's error.
 pub(super) fn writable(folder: &Path) -> Result<(), Error> {
     for path in folder.ancestors() {
         match room(path) {
@@ -505,7 +505,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_reserved_is_found_and_freed() {
+    fn reservations_are_found_and_freed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a/net");
         assert!(Store::open(&path).unwrap().is_none());
@@ -540,7 +540,7 @@ mod tests {
         assert!(!store.is_marked(1));
         store.reserve(address("10.1.2.3"), &one, 0, true).unwrap();
         assert!(store.is_marked(1) && !store.is_marked(2));
-        // Somebody removed the reservation and made one of their own.
+        // Another process removed the reservation and made its own.
         std::fs::remove_file(path.join("10.1.2.3")).unwrap();
         std::fs::write(path.join("10.1.2.3"), "c2\r\nnet1").unwrap();
         std::fs::write(path.join("last_reserved_ip.0"), "10.1.2.3").unwrap();

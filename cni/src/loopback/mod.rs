@@ -1,4 +1,4 @@
-//! The plugin `loopback`: sets a container's `lo` up, whatever CNI_IFNAME says. The kernel gives it its addresses.
+//! The plugin `loopback`: sets a container's `lo` up, regardless of CNI_IFNAME. The kernel assigns its addresses.
 
 use crate::bridge::present;
 use crate::error::{Error, Kind};
@@ -8,7 +8,7 @@ use crate::protocol::{Call, Interface, IpConfig, Outcome, Plugin};
 use link::Namespace;
 
 const NAME: &str = "lo";
-/// The kernel tells whether there is IPv6 at all by this file, and gives `lo` its address unless it says 1.
+/// The file exists if the kernel has IPv6, and `lo` gets its address unless it holds 1.
 const IPV6_OFF: &str = "/proc/sys/net/ipv6/conf/lo/disable_ipv6";
 
 /// The plugin.
@@ -31,7 +31,7 @@ impl Plugin for Loopback {
             router.ask(Link::switch(lo.index, Flag::Up, true, "set lo up"))?;
             Ok::<_, Error>(std::fs::read_to_string(IPV6_OFF).is_ok_and(|text| text.trim() == "0"))
         })?;
-        // What other plugins answered is passed on; ours is the only answer if there are none.
+        // The previous result is passed on; without one, ours is the result.
         previous.map_or_else(|| outcome(&pod, six), Ok)
     }
 

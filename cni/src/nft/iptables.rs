@@ -28,7 +28,7 @@ const BASE: &str = "POSTROUTING";
 /// NF_INET_POST_ROUTING, NF_IP_PRI_NAT_SRC.
 const HOOK: Hook = Hook { kind: "nat", number: 4, priority: 100 };
 
-/// How often what was just listed may have been changed by somebody else.
+/// Attempts when another process changes the rules between listing and change.
 const TURNS: u8 = 5;
 
 /// How many chains go in one transaction: it must fit into a socket's buffer.
@@ -88,7 +88,7 @@ pub(super) fn offered() -> Result<(), Error> {
 /// Masquerades what comes from `addresses`.
 ///
 /// # Errors
-/// What iptables says; [`Kind::Unsupported`] when there is none.
+/// iptables' own error; [`Kind::Unsupported`] when it is not installed.
 pub(super) fn set_up(network: &str, container: &str, addresses: &[IpNet]) -> Result<(), Error> {
     let chain = chain(network, container);
     // Network names and container ids hold nothing that would need escaping.
@@ -113,7 +113,7 @@ pub(super) fn set_up(network: &str, container: &str, addresses: &[IpNet]) -> Res
     Ok(())
 }
 
-/// Refuses a table whose rules would not see the packets that leave.
+/// Rejects a table with rules that outgoing packets do not pass.
 fn works(filter: &mut Filter, family: Family) -> Result<(), Error> {
     filter.awake(family.table)?;
     Ok(filter.hooked(family.table, BASE, HOOK)?)
@@ -165,8 +165,8 @@ pub(super) fn tear_down(filter: &mut Filter, network: &str, container: &str) -> 
     Error::all(errors)
 }
 
-/// Removes the chains of `network` whose container has none of the `valid` attachments. The comments of its rules say
-/// whose a chain is, and its name proves it.
+/// Removes the chains of `network` for containers without a `valid` attachment. The comments of a chain's rules identify its
+/// owner, and its name proves it.
 ///
 /// # Errors
 /// Every failure, after all was tried.
@@ -277,7 +277,7 @@ impl Legacy {
                 return Some(Self { restore: format!("{program}-restore"), listed });
             }
         }
-        // Somebody in a container may use them. What a plugin of this node made, a program of this node made.
+        // A container may use them. Chains of a plugin on this node were made by a program of this node.
         complain(&format!("{} names rules, and no {} is there to list them", family.names, family.legacy));
         None
     }
@@ -340,7 +340,7 @@ fn run(command: &mut Command, input: &str) -> Result<String, Error> {
     let mut child = sys::ends_with_us(command).spawn().map_err(failed)?;
     let process = Pid::from_child(&child);
     let status = child.wait().map_err(|error| {
-        // Nobody has waited for it, so the number is still its own.
+        // The child was not reaped, so the number is still its own.
         let _ =
             kill_process(process, Signal::KILL).and_then(|()| waitpid(Some(process), WaitOptions::empty()));
         failed(error)

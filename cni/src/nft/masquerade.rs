@@ -37,7 +37,7 @@ const BASE_RULES: u32 = 3;
 /// The longest comment, in bytes; longer ones are cut.
 const COMMENT_LIMIT: usize = 128;
 
-/// How often what was just listed may have been changed by somebody else.
+/// Attempts when another process changes the rules between listing and change.
 const TURNS: u8 = 5;
 
 /// How many rules go in one transaction.
@@ -88,7 +88,7 @@ impl Masquerading {
     /// Masquerades what comes from `addresses`, each with its network's prefix length.
     ///
     /// # Errors
-    /// [`crate::Kind::Kernel`]; what iptables says.
+    /// [`crate::Kind::Kernel`]; iptables' own error.
     pub(crate) fn set_up(&self, backend: Backend, addresses: &[IpNet]) -> Result<(), Error> {
         match backend {
             Backend::Nftables => self.add_rules(&mut Filter::open()?, addresses),
@@ -96,7 +96,8 @@ impl Masquerading {
         }
     }
 
-    /// Removes what either backend made, whoever it was; nothing when there is nothing. The addresses need not be known.
+    /// Removes the rules of either backend, ours and the reference's; succeeds when there are none. The addresses need not
+    /// be known.
     ///
     /// # Errors
     /// Every failure, after all was tried.
@@ -108,7 +109,7 @@ impl Masquerading {
         Error::all(errors)
     }
 
-    /// Whether what comes from `addresses` is masqueraded, by whichever backend and whoever made it.
+    /// Checks that traffic from `addresses` is masqueraded, by either backend, ours or the reference's.
     ///
     /// # Errors
     /// [`crate::Kind::Mismatch`] when it is not; [`crate::Kind::Kernel`].
@@ -125,13 +126,13 @@ impl Masquerading {
             return Ok(());
         }
         let from: Vec<String> = addresses.iter().map(|net| net.addr().to_string()).collect();
-        Err(Error::mismatch(format!("what comes from {} is no longer masqueraded", from.join(", "))))
+        Err(Error::mismatch(format!("traffic from {} is no longer masqueraded", from.join(", "))))
     }
 
     fn add_rules(&self, filter: &mut Filter, addresses: &[IpNet]) -> Result<(), Error> {
         works(filter)?;
         let rules = making(&self.network, &self.attachment, addresses);
-        // What all share is mostly there. Written anew each time, as the reference does, it would cost a grace period when
+        // The shared part mostly exists. Rewriting it each time, as the reference does, would cost a grace period when
         // the socket is closed.
         if filter.chain(TABLE, BASE)?.is_some_and(|chain| chain.uses == BASE_RULES) {
             let committed = filter.commit(&rules)?;
@@ -212,13 +213,13 @@ fn removing(rules: &[Rule]) -> Batch {
     batch
 }
 
-/// Refuses a table whose rules would not see the packets that leave.
+/// Rejects a table with rules that outgoing packets do not pass.
 fn works(filter: &mut Filter) -> Result<(), Error> {
     filter.awake(TABLE)?;
     Ok(filter.hooked(TABLE, BASE, HOOK)?)
 }
 
-/// What all attachments share.
+/// The part that all attachments share.
 fn common() -> Batch {
     let mut batch = Batch::new();
     batch.table(TABLE, TABLE_COMMENT);

@@ -8,7 +8,7 @@
 //!    mac_ports, macs       <host's end> where `macspoofchk` is on; <host's end> and Ethernet address
 //!    any_link_local        <host's end> where `anyLinkLocal` is on
 //!    prerouting            not of ports ─► return
-//!                          ARP of mac_ports whose sender is not of macs ─► drop
+//!                          ARP of mac_ports from a sender not in macs ─► drop
 //!                          ARP from an address of pins4, or from none asking whether it is taken ─► return
 //!                          IPv4 from an address of pins4; DHCP from none ─► return
 //!                          IPv6 router advertisements and redirects ─► drop
@@ -65,13 +65,13 @@ const MULTICAST_LISTENER: [u8; 3] = [131, 132, 143];
 /// The longest comment `nft` takes, in bytes.
 const COMMENT_LIMIT: usize = 128;
 
-/// How often what was just listed may have been changed by somebody else.
+/// Attempts when another process changes the rules between listing and change.
 const TURNS: u8 = 5;
 
 /// How many elements go in one transaction.
 const AT_ONCE: usize = 256;
 
-/// What the frames of an attachment may bear.
+/// The addresses that frames of an attachment may bear.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Allowed {
     /// As IPAM gave them.
@@ -100,15 +100,15 @@ impl AddressPins {
         Self { comment: if id.len() <= COMMENT_LIMIT { id } else { String::new() }, tag }
     }
 
-    /// From now on what comes through `host_end` must be as `allowed` says. The link need not be there yet. Rules that
-    /// somebody took away come back.
+    /// Restricts frames through `host_end` to `allowed`. The link need not exist yet. Rules that were removed by others are
+    /// restored.
     ///
     /// # Errors
     /// [`crate::Kind::Mismatch`] when the table is dormant; [`crate::Kind::Kernel`].
     pub(crate) fn set_up(&self, filter: &mut Filter, host_end: &str, allowed: &Allowed) -> Result<(), Error> {
         works(filter)?;
         let elements = self.elements(host_end, allowed);
-        // What all share is mostly there. Written anew each time it would cost a grace period when the socket is closed.
+        // The shared part mostly exists. Rewriting it each time would cost a grace period when the socket is closed.
         if is_whole(filter)? {
             let committed = filter.commit(&adding(&elements))?;
             if !committed.because(Errno::NOENT) {
@@ -120,7 +120,7 @@ impl AddressPins {
         Ok(filter.commit(&whole)?.done()?)
     }
 
-    /// What each of the sets gets.
+    /// The elements of each set.
     fn elements(&self, host_end: &str, allowed: &Allowed) -> [Vec<Element>; 6] {
         let element = |bytes: &[u8]| {
             let mut key = host_end.as_bytes().to_vec();
@@ -153,7 +153,7 @@ impl AddressPins {
         remove(filter, |tag| tag == self.tag)
     }
 
-    /// Whether what comes through `host_end` must be as `allowed` says.
+    /// Checks that frames through `host_end` are restricted to `allowed`.
     ///
     /// # Errors
     /// [`crate::Kind::Mismatch`] when it need not; [`crate::Kind::Kernel`].
@@ -202,7 +202,7 @@ fn remove(filter: &mut Filter, is_stale: impl Fn(&[u8]) -> bool) -> Result<(), E
                 let mut batch = Batch::new();
                 batch.delete_elements(TABLE, set, some);
                 let committed = filter.commit(&batch)?;
-                // Somebody else was faster.
+                // Another process changed the rules first.
                 if committed.because(Errno::NOENT) && turn < TURNS {
                     again = true;
                 } else {
@@ -231,7 +231,7 @@ fn adding(elements: &[Vec<Element>; 6]) -> Batch {
     batch
 }
 
-/// Refuses a table whose rules would not see the frames from pods.
+/// Rejects a table with rules that frames from pods do not pass.
 fn works(filter: &mut Filter) -> Result<(), Error> {
     filter.awake(TABLE)?;
     Ok(filter.hooked(TABLE, CHAIN, HOOK)?)
@@ -249,7 +249,7 @@ fn is_whole(filter: &mut Filter) -> Result<bool, Error> {
     Ok(true)
 }
 
-/// What all pins share.
+/// The part that all pins share.
 fn common() -> Batch {
     let mut batch = Batch::new();
     batch.table(TABLE, "");
@@ -354,7 +354,7 @@ fn rules() -> Vec<Vec<Expression>> {
     rules
 }
 
-/// What a neighbour advertisement is about. Said by what may pass: of a fragment that ends before, nothing is known.
+/// The target of a neighbour advertisement, as a list of what may pass: a fragment that ends before it is dropped.
 fn advertised() -> Vec<Vec<Expression>> {
     vec![
         [pinned(Is::Equal, Layer::Transport, 8, 16, PINS6), back()].concat(),

@@ -35,7 +35,7 @@ const CHAIN: &str = "cni-br-iface-";
 /// The longest comment `nft` takes, in bytes.
 const COMMENT_LIMIT: usize = 128;
 
-/// How often what was just looked up may have been changed by somebody else.
+/// Attempts when another process changes the rules between look-up and change.
 const TURNS: u8 = 5;
 
 /// How many attachments go in one transaction: it must fit into a socket's buffer.
@@ -84,8 +84,8 @@ impl SpoofCheck {
         format!("{COMMENT}{}", self.id)
     }
 
-    /// From now on what comes through `host_end` must bear `mac`. The link need not be there yet. What an attachment of
-    /// the same name left behind is replaced, if its link is gone: `link_exists` says so.
+    /// Restricts frames through `host_end` to the source address `mac`. The link need not exist yet. Rules of an earlier
+    /// attachment of the same name are replaced if its link is gone: `link_exists` reports it.
     ///
     /// # Errors
     /// [`Kind::Mismatch`] when the attachment exists, when the table is dormant, or when another program made the common
@@ -143,8 +143,8 @@ impl SpoofCheck {
         batch
     }
 
-    /// Removes the check, whoever made it; nothing when there is none. One whose names cannot be written was never made, and
-    /// the kernel does not let ask for it.
+    /// Removes the check, ours or the reference's; succeeds when there is none. A check with names that cannot be written
+    /// was never made, and the kernel rejects the query.
     ///
     /// # Errors
     /// [`Kind::Kernel`].
@@ -155,7 +155,7 @@ impl SpoofCheck {
         for _ in 1..TURNS {
             let batch = self.removing(filter)?;
             let committed = filter.commit(&batch)?;
-            // Somebody else was faster.
+            // Another process changed the rules first.
             if !committed.because(Errno::NOENT) && !committed.because(Errno::BUSY) {
                 return Ok(committed.done()?);
             }
@@ -231,13 +231,13 @@ impl SpoofCheck {
     }
 }
 
-/// Refuses a table whose rules would not see the frames from pods.
+/// Rejects a table with rules that frames from pods do not pass.
 fn works(filter: &mut Filter) -> Result<(), Error> {
     filter.awake(TABLE)?;
     Ok(filter.hooked(TABLE, COMMON, HOOK)?)
 }
 
-/// What all checks share, if it is not there.
+/// The part that all checks share, if it is missing.
 fn common() -> Batch {
     let mut batch = Batch::new();
     batch.table(TABLE, "");
@@ -300,7 +300,7 @@ impl SpoofChecks {
             if filter.commit(&self.sweeping(some))?.done().is_ok() {
                 continue;
             }
-            // Something changed meanwhile: one by one.
+            // Rules changed in between: remove one by one.
             for id in some {
                 let check = SpoofCheck { id: id.clone(), tag: Vec::new() };
                 errors.extend(check.tear_down(filter).err());

@@ -1,6 +1,6 @@
-//! A child that does not outlive its parent, which std has no words for.
+//! A child that does not outlive its parent, for which std has no interface.
 
-#![expect(unsafe_code, reason = "what a child does between fork and exec is for its author to vouch for")]
+#![expect(unsafe_code, reason = "pre_exec: the closure calls only async-signal-safe functions")]
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -13,7 +13,7 @@ pub(super) fn ends_with_us(command: &mut Command) -> &mut Command {
     let parent = getpid();
     let tie = move || {
         set_parent_process_death_signal(Some(Signal::KILL))?;
-        // Gone before that was said: nobody would tell the kernel.
+        // The parent ended before the request: the kernel would send no signal.
         if getppid() == Some(parent) { Ok(()) } else { Err(Errno::SRCH.into()) }
     };
     // SAFETY: two system calls, and no memory is taken.

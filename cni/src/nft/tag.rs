@@ -1,13 +1,13 @@
-//! Our mark in the user data of rules and elements, where `nft` does not look: whose they are, as two hashes.
+//! The plugin's mark in the user data of rules and elements, which `nft` ignores: the owner, as two hashes.
 
 use sha2::{Digest, Sha512};
 
-/// The mark of an attachment to a network; `id` tells attachments apart.
+/// The mark of an attachment to a network; `id` distinguishes attachments.
 pub(super) fn of(network: &str, id: &str) -> Vec<u8> {
     [of_network(network), hash(&format!("{network}/{id}"))].concat()
 }
 
-/// What the marks of all attachments to a network begin with.
+/// The common prefix of the marks of all attachments to a network.
 pub(super) fn of_network(network: &str) -> Vec<u8> {
     hash(network)
 }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::error::Error;
 use crate::protocol::Version;
 
-/// What the process prints and how it ends.
+/// The output of the process and its exit status.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Answer {
     /// The document; DEL, CHECK, GC and STATUS have none when they succeed.

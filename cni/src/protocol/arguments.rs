@@ -1,5 +1,5 @@
-//! `CNI_ARGS`: pairs `KEY=VALUE` with semicolons between. Keys have a case; one that the plugin does not know is an
-//! error unless `IgnoreUnknown` says otherwise.
+//! `CNI_ARGS`: pairs `KEY=VALUE` separated by semicolons. Keys are case-sensitive; an unknown key is an error unless
+//! `IgnoreUnknown` is set.
 
 use crate::error::{Error, Kind};
 
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_pair() {
+    fn rejects_malformed_pairs() {
         for text in ["MAC", ";", "a=b;", "a=b=c", "=;x"] {
             assert!(Arguments::parse(text).is_err(), "{text}");
         }

@@ -13,7 +13,7 @@ use crate::protocol::{Arguments, Json, Object, Version};
 /// interfaces has a tenth of it.
 const CONFIGURATION_LIMIT: u64 = 4 << 20;
 
-/// What a plugin is asked to do.
+/// The verb of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verb {
     Add,
@@ -79,7 +79,7 @@ pub(crate) struct Attachment {
 /// A call that passed every check the specification names.
 #[derive(Debug)]
 pub(crate) struct Call {
-    /// What to do.
+    /// The verb.
     pub(crate) verb: Verb,
     /// The configuration's version, in which is answered.
     pub(crate) version: Version,
@@ -105,8 +105,8 @@ impl Call {
     /// `cni.dev/valid-attachments` of a GC, and `cni.dev/attachments`, as the specification calls it in another place: valid
     /// is what either names.
     ///
-    /// Neither key means that nothing is valid, and null means it too: libcni leaves the key out for a caller without
-    /// arguments, as cnitool is, who wants everything collected, and writes null for one without attachments.
+    /// Neither key means that nothing is valid, and so does null: libcni leaves the key out for a caller without arguments,
+    /// such as cnitool, which wants everything collected, and writes null for one without attachments.
     ///
     /// # Errors
     /// [`Kind::Config`] when an element is no object or lacks a name. Nothing must be removed then: its attachment could be
@@ -246,7 +246,7 @@ fn checked(
         namespace_may_be_ours: override_ == b"1" || override_.eq_ignore_ascii_case(b"true"),
         arguments: match words(&environment.arguments, "CNI_ARGS").and_then(|text| Arguments::parse(&text)) {
             Ok(arguments) => arguments,
-            // What no ADD took must not keep a pod from going away.
+            // Arguments that every ADD rejects must not block a DEL.
             Err(_) if verb == Verb::Delete => Arguments::default(),
             Err(error) => return Err(error),
         },
@@ -283,7 +283,7 @@ fn variables(environment: &Environment, verb: Verb) -> Result<Attachment, Error>
         ));
     }
     let interface = words(&environment.interface, "CNI_IFNAME")?;
-    // What an ADD of old has taken must not stay for its name.
+    // Resources of an ADD by an older version must be removable by this name.
     let deletes = verb == Verb::Delete && is_interface_name(&interface.replace('%', "_"));
     if !is_interface_name(&interface) && !deletes {
         return Err(Error::new(
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_that_make_no_sense() {
+    fn rejects_invalid_variables() {
         let config = r#"{"cniVersion": "1.0.0", "name": "net"}"#;
         type Change = fn(&mut Environment);
         let changes: [Change; 10] = [
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn configurations_that_make_no_sense() {
+    fn rejects_invalid_configurations() {
         for (config, wanted) in [
             ("", Kind::Decode),
             (r#"{"cniVersion": "1.0.0"}"#, Kind::Config),

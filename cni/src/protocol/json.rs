@@ -193,7 +193,7 @@ impl<'de> Visitor<'de> for Reader {
     }
 
     fn visit_u64<E>(self, value: u64) -> Result<Json, E> {
-        // What is above i64 is too large for every key there is; its exact value says nothing.
+        // A value above i64 is too large for every key; its exact value does not matter.
         Ok(i64::try_from(value).map_or(Json::Fraction(f64::INFINITY), Json::Integer))
     }
 
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_an_object_is_not_a_configuration() {
+    fn a_configuration_must_be_an_object() {
         for text in ["", "[]", "1", "{", "{} {}", "\u{feff}{}", &"[".repeat(100_000)] {
             assert_eq!(Object::parse(text.as_bytes(), "the test").unwrap_err().kind(), Kind::Decode);
         }

@@ -21,7 +21,7 @@ pub(crate) use version::Version;
 
 use crate::error::Error;
 
-/// What a plugin does for each verb. Every method returns before anything is changed if the call makes no sense.
+/// A plugin's implementation of each verb. Every method validates the call before it changes anything.
 pub(crate) trait Plugin {
     /// The name on the "about" line.
     fn name(&self) -> &'static str;

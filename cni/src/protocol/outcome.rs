@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use crate::error::{Error, Kind};
 use crate::protocol::{Json, Object, Version};
 
-/// What an attachment is, in the terms of the newest version.
+/// The result of an attachment, in the terms of the newest version.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Outcome {
     pub(crate) interfaces: Vec<Interface>,
@@ -55,7 +55,7 @@ pub(crate) struct Dns {
 }
 
 impl Dns {
-    /// Whether it says nothing.
+    /// Whether it is empty.
     pub(crate) fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -89,7 +89,7 @@ impl Outcome {
     /// The document in the shape of `version`.
     ///
     /// # Errors
-    /// [`Kind::Unsupported`]: 0.1.0 and 0.2.0 cannot say that there is no address at all.
+    /// [`Kind::Unsupported`]: 0.1.0 and 0.2.0 cannot represent a result without addresses.
     pub(crate) fn render(&self, version: Version) -> Result<Value, Error> {
         let mut document = Map::new();
         document.insert("cniVersion".to_owned(), json!(version.as_str()));
@@ -145,7 +145,7 @@ impl Outcome {
         put_list(document, "routes", self.routes.iter().map(|one| render_route(one, version)).collect());
     }
 
-    /// Reads a result; its own `cniVersion` says in which shape, `version` if it has none.
+    /// Reads a result; its own `cniVersion` defines its shape, or `version` if it has none.
     ///
     /// # Errors
     /// [`Kind::Config`] when it is not a result of a version we speak.
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_can_be_read_as_far_as_the_version_says_it() {
+    fn results_survive_a_round_trip_as_far_as_the_version_allows() {
         for version in Version::ALL {
             let text = sample().render(version).unwrap().to_string();
             let read =
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn no_address_cannot_be_said_before_0_3_0() {
+    fn a_result_without_addresses_needs_0_3_0() {
         let outcome = Outcome { ips: Vec::new(), ..sample() };
         for version in Version::ALL {
             assert_eq!(outcome.render(version).is_err(), version < Version::V0_3_0, "{version:?}");

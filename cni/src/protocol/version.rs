@@ -1,4 +1,4 @@
-//! The versions of the specification that are spoken, and what each of them can say.
+//! The supported versions of the specification, and the features of each.
 
 /// A version of the CNI specification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -50,7 +50,7 @@ pub(super) fn add(config: &Config, call: &Call) -> Result<Outcome, Error> {
     Ok(Outcome { interfaces: vec![interface], dns: config.dns.clone(), ..Outcome::default() })
 }
 
-/// Detaches. Only a tap device that is nobody else's goes.
+/// Detaches. Removes only a tap device that this plugin created.
 ///
 /// # Errors
 /// Every failure, after all was tried.
@@ -123,7 +123,7 @@ pub(super) fn collect(call: &Call) -> Result<(), Error> {
     Error::all(errors)
 }
 
-/// Whether an ADD could succeed, as far as the host can tell: the bridge may be in the pod.
+/// Checks whether an ADD could succeed, as far as the host shows: the bridge may be in the pod.
 ///
 /// # Errors
 /// [`Kind::Unavailable`].

@@ -9,7 +9,7 @@ use crate::protocol::{Call, Dns, Mac, Object, is_interface_name};
 /// Present where SELinux is on.
 const SELINUX: &str = "/sys/fs/selinux/enforce";
 
-/// What the device shall be.
+/// The requested device.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Config {
     /// `multiQueue`.
@@ -17,13 +17,13 @@ pub(crate) struct Config {
     /// In bytes; the kernel's choice if none.
     pub(crate) mtu: Option<u32>,
     pub(crate) mac: Option<Mac>,
-    /// User who may open it, besides root.
+    /// The user allowed to open it, other than root.
     pub(crate) owner: Option<u32>,
-    /// Group whose members may.
+    /// The group allowed to open it.
     pub(crate) group: Option<u32>,
     /// The bridge it becomes a port of.
     pub(crate) bridge: Option<String>,
-    /// Who gives addresses, if anybody.
+    /// The IPAM plugin, if any.
     pub(crate) ipam: Option<Ipam>,
     pub(crate) dns: Dns,
 }
@@ -57,7 +57,7 @@ impl Config {
 }
 
 /// The label of a tap device is that of the process that makes it, and ours cannot change. Without SELinux there are no
-/// labels and the key says nothing; with it the guest would be kept from its device later, so it is refused now.
+/// labels and the key has no effect; with it the guest could not open its device later, so it is rejected now.
 fn refuse_a_context_that_counts(keys: &Object) -> Result<(), Error> {
     let asked = keys.text("selinuxContext")?.is_some_and(|context| !context.is_empty());
     if asked && Path::new(SELINUX).exists() {

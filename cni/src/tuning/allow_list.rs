@@ -54,7 +54,7 @@ mod tests {
     use super::AllowList;
 
     #[test]
-    fn the_documented_list_allows_what_it_says() {
+    fn the_documented_list_allows_its_entries() {
         let list = "^net.ipv4.conf.IFNAME.[a-z_]*$\n\n  ^net/ipv6/.*_ra$ \n";
         let list = AllowList::parse(list).unwrap();
         list.check("net.ipv4.conf.IFNAME.arp_filter").unwrap();

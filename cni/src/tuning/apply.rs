@@ -1,5 +1,5 @@
-//! Carries an ADD out, and a DEL. What an ADD has changed when it fails is put back in reverse; what the kernel does not let a
-//! DEL restore it only tells, since the plugins after it are about to take the interface away.
+//! Carries out ADD and DEL. A failed ADD restores its changes in reverse; a DEL only logs values that the kernel does not
+//! let it restore, since the plugins after it are about to remove the interface.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -21,7 +21,7 @@ use crate::tuning::config::{self, Config, Sysctl};
 /// Everything that was done is undone; what could not be is in the details.
 pub(super) fn add(config: &Config, call: &Call) -> Result<Outcome, Error> {
     let outcome = tuned(previous(call)?, config, call);
-    // What the version has no words for is refused before anything is changed.
+    // A result that the version cannot represent is rejected before anything is changed.
     outcome.render(call.version)?;
     let (home, pod) = namespace::of_call(call)?;
     pod.inside(&home, || {
@@ -38,7 +38,7 @@ pub(super) fn add(config: &Config, call: &Call) -> Result<Outcome, Error> {
     Ok(outcome)
 }
 
-/// Restores what an ADD changed, as its file tells, and removes the file.
+/// Restores the values from the ADD's backup file, and removes the file.
 ///
 /// # Errors
 /// [`crate::Kind::Io`] when the file stays; when the kernel could not be asked, in which case it stays too, for the next DEL.
@@ -57,7 +57,7 @@ pub(super) fn delete(call: &Call) -> Result<(), Error> {
     let kept = backup::set_aside(&path)?;
     let Attachment { container, interface } = &call.attachment;
     complain(&format!(
-        "{interface} of container {container} is not restored as it was: its file makes no sense, and is kept as {}",
+        "{interface} of container {container} is not restored: its backup file is invalid, and is kept as {}",
         kept.display()
     ));
     Ok(())
@@ -81,7 +81,7 @@ fn tuned(mut outcome: Outcome, config: &Config, call: &Call) -> Outcome {
         if let Some(mac) = config.mac {
             interface.mac = mac.to_string();
         }
-        // Only where an MTU was told at all: not in results of older versions.
+        // Only where the result has an MTU: results of older versions have none.
         if let (Some(mtu), Some(told)) = (config.mtu, &mut interface.mtu) {
             *told = mtu;
         }
@@ -177,7 +177,7 @@ fn sysctl_refused(sysctl: &Sysctl, error: std::io::Error) -> Error {
     )
 }
 
-/// What was done so far.
+/// The completed steps.
 #[derive(Default)]
 struct Undo(Vec<Step>);
 
@@ -188,7 +188,7 @@ enum Step {
 }
 
 impl Undo {
-    /// Undoes all steps, the last one first; what could not be undone is told.
+    /// Undoes all steps, the last one first; returns the errors of steps that could not be undone.
     fn run(self) -> Vec<Error> {
         self.0.into_iter().rev().filter_map(|step| step.undo().err()).collect()
     }

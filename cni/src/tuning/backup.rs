@@ -23,7 +23,7 @@ pub(super) struct Backup {
 }
 
 impl Backup {
-    /// What `config` is about to change on `link`.
+    /// The present values of the attributes of `link` that `config` changes.
     pub(super) fn of(link: &Link, config: &Config) -> Self {
         Self {
             mac: config.mac.and(link.mac),
@@ -138,7 +138,7 @@ pub(super) fn remove(path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Keeps a file that makes no sense, for people to look at, where no DEL reads it again: `<container>_<interface>.broken`.
+/// Keeps an invalid file for inspection, where no DEL reads it again: `<container>_<interface>.broken`.
 ///
 /// # Errors
 /// [`crate::Kind::Io`].
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn a_backup_survives_a_round_trip() {
         let backup = Backup {
             mac: Some(Mac([2, 0, 0, 0, 0, 1])),
             promiscuous: Some(false),

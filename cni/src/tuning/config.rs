@@ -7,10 +7,10 @@ use crate::error::Error;
 use crate::protocol::{Call, Json, Mac, Object};
 use crate::tuning::allow_list::AllowList;
 
-/// Where the values before are kept if `dataDir` says nothing.
+/// The default of `dataDir`, which holds the values before an ADD.
 const DEFAULT_FOLDER: &str = "/run/cni/tuning";
 
-/// What an interface shall be; none leaves it as it is.
+/// The requested attributes of an interface; `None` leaves one as it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Config {
     /// `sysctl`, in the order they were written.
@@ -139,7 +139,7 @@ fn sysctls(sources: &[&Object], interface: &str) -> Result<Vec<Sysctl>, Error> {
     Ok(all)
 }
 
-/// The file of a key: dots are slashes, and the first `IFNAME` is the interface, whose own dots stay.
+/// The file of a key: dots become slashes, and the first `IFNAME` becomes the interface, which keeps its own dots.
 fn file(key: &str, interface: &str) -> Result<PathBuf, Error> {
     let refused = || {
         let key = key.escape_debug();

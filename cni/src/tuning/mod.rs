@@ -1,8 +1,7 @@
 //! The plugin `tuning`: changes sysctls and attributes of an interface that an earlier plugin of the chain made.
 //!
-//! The attributes as they were are kept in the reference's file, so that each can restore what the other changed; sysctls
-//! of a namespace go with it and are not restored. GC leaves those files alone: nothing in them tells of which network
-//! they are.
+//! The previous attributes are kept in the reference's file, so that each program can restore the other's changes; sysctls
+//! of a namespace vanish with it and are not restored. GC leaves those files alone: their network is unknown.
 
 mod allow_list;
 mod apply;

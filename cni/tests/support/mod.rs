@@ -1,5 +1,5 @@
-//! What the tests stand on: network namespaces of their own for a host and its pods, and the plugins called as a runtime
-//! calls them. Everything made here goes when it is dropped, also when the test fails.
+//! Shared by the tests: network namespaces of their own for a host and its pods, and the plugins called as a runtime calls
+//! them. Everything made here is removed when it is dropped, also when the test fails.
 //!
 //! Needs root, `ip` and `nsenter`; a test without them fails.
 
@@ -87,7 +87,7 @@ impl Drop for Namespace {
     }
 }
 
-/// A program that runs beside a test, killed when dropped.
+/// A background program of a test, killed when dropped.
 pub struct Running(Child);
 
 impl Running {
@@ -122,7 +122,7 @@ pub struct Host {
     pub folder: tempfile::TempDir,
 }
 
-/// What a plugin answered.
+/// A plugin's answer.
 #[derive(Debug)]
 pub struct Answer {
     pub success: bool,
@@ -213,7 +213,7 @@ impl Host {
         Answer::read(&self.output(command, call))
     }
 
-    /// The same, however it ends and whatever it says.
+    /// The same, for any exit status and output.
     pub fn output(&self, mut command: Command, call: &Call) -> Output {
         command
             .env_clear()
@@ -315,8 +315,8 @@ pub fn golden(name: &str, shown: &Value) {
     assert_eq!(std::fs::read_to_string(&file).unwrap_or_default(), shown, "{}", file.display());
 }
 
-/// Runs it for every version of the specification at the same time: each waits most of the time, for the kernel or until
-/// addresses are known to be nobody else's.
+/// Runs it for every version of the specification at the same time: each mostly waits, for the kernel or until addresses are
+/// known to be unique.
 pub fn in_every_version(test: fn(&str)) {
     std::thread::scope(|scope| {
         for version in VERSIONS {

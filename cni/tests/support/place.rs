@@ -59,13 +59,13 @@ impl Place {
         names
     }
 
-    /// Names of all links, and how many files tell of attachments.
+    /// Names of all links, and the number of files about attachments.
     pub fn names_of_all(&self) -> (Vec<String>, Vec<String>, usize) {
         let files = walk(&self.folder);
         (self.names("/proc/thread-self/net/dev".as_ref()), self.names(&self.pod_devices), files)
     }
 
-    /// Everything that `ip` tells of the links of both, but a bridge's timers and whether it carries: that follows its last
+    /// Everything that `ip` reports about the links of both, but a bridge's timers and its carrier: that follows its last
     /// port some time later.
     fn links_of_all(&self) -> String {
         let all = run("ip", &["-d", "link"]) + &self.pod.run("ip", &["-d", "link"]);
@@ -82,7 +82,7 @@ impl Place {
         told
     }
 
-    /// What the packet filter has of attachments.
+    /// The packet filter's rules of attachments.
     pub fn rules(&self) -> Vec<String> {
         let rules = run("nft", &["list", "ruleset"]);
         let of_attachments =
@@ -131,7 +131,7 @@ impl Place {
             self.make(&Call { verb: "DEL".to_owned(), ..add.clone() });
             assert_eq!(self.names_of_all(), before, "{what}");
         }
-        // Undecodable, or a version or names that make no sense: not past parsing.
+        // Undecodable, or an invalid version or name: not past parsing.
         if matches!(code, 1 | 4 | 6) { Fate::NotParsed } else { Fate::Refused }
     }
 
@@ -164,7 +164,7 @@ impl Drop for Place {
     }
 }
 
-/// How many files below a folder tell of attachments.
+/// The number of files about attachments below a directory.
 pub fn walk(folder: &Path) -> usize {
     let Ok(entries) = folder.read_dir() else { return 0 };
     let tells = |path: &PathBuf| {

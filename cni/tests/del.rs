@@ -9,7 +9,7 @@ use support::place::walk;
 use support::{Host, Namespace, bridge_with};
 
 #[test]
-fn a_pair_whose_both_ends_have_other_names_goes() {
+fn a_pair_with_both_ends_renamed_is_removed() {
     for pod_is_known in [true, false] {
         let (host, pods) = (Host::new(), [Namespace::new(), Namespace::new()]);
         let config = host.with_ranges(
@@ -43,7 +43,7 @@ fn a_pair_whose_both_ends_have_other_names_goes() {
 
 /// An ADD refuses a container id that does not fit into a comment of a rule; the DEL that follows has nothing to do.
 #[test]
-fn what_no_add_took_for_its_length_goes() {
+fn del_accepts_container_ids_too_long_for_add() {
     let (host, pod) = (Host::new(), Namespace::new());
     let config = bridge_with(json!({"macspoofchk": true, "spoofchkBackend": "nftables"}));
     for length in [111, 112, 116, 117, 232, 238, 255, 300, 5000] {
@@ -59,7 +59,7 @@ fn what_no_add_took_for_its_length_goes() {
 }
 
 #[test]
-fn what_no_add_took_for_its_name_goes() {
+fn del_accepts_interface_names_that_add_rejects() {
     let (host, pod) = (Host::new(), Namespace::new());
     for verb in ["ADD", "DEL", "DEL"] {
         let mut call = host.call(verb, &pod, &bridge_with(json!({})));

@@ -1,4 +1,4 @@
-//! GC: what counts as valid. What it takes of whom is in `bridge`, `layer3`, `packet_filter` and `iptables`.
+//! GC: the valid attachments. Removal by kind of resource is in `bridge`, `layer3`, `packet_filter` and `iptables`.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 

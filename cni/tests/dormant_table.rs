@@ -1,4 +1,4 @@
-//! Rules that somebody took away or put to sleep: an ADD never answers success over them, CHECK and STATUS tell.
+//! Rules that were removed or made dormant by other programs: an ADD fails, and CHECK and STATUS report it.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -32,7 +32,7 @@ fn rules_of_pins_that_are_gone_come_back() {
 }
 
 #[test]
-fn a_table_that_sleeps_protects_nobody() {
+fn a_dormant_table_is_an_error() {
     for (key, table) in [
         ("ipspoofchk", "bridge cni_address_pins"),
         ("macspoofchk", "bridge nat"),
@@ -58,7 +58,7 @@ fn a_table_that_sleeps_protects_nobody() {
         let (code, words) = host.make(&add).error();
         assert!(code == 101 && words.contains(&wakes), "{key}: {code}: {words}");
         assert_eq!((nft("list ruleset".to_owned()), late.names().len()), (rules, 0), "{key}");
-        // Who does not ask for it is not concerned.
+        // Networks without these rules are not affected.
         host.make(&host.call("STATUS", &pod, &plain)).result();
 
         nft(format!("add table {table}"));
@@ -73,7 +73,7 @@ fn a_table_that_sleeps_protects_nobody() {
 }
 
 #[test]
-fn nobody_suffers_where_nobody_is() {
+fn a_dormant_table_without_attachments_is_code_50() {
     let (host, pod) = (Host::new(), Namespace::new());
     host.namespace.run("nft", &["add", "table", "bridge", "nat", "{", "flags", "dormant;", "}"]);
     let config = bridge_with(json!({"macspoofchk": true, "spoofchkBackend": "nftables"}));
