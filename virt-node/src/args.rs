@@ -1,4 +1,4 @@
-//! What was typed, for both programs.
+//! Command lines of both programs.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -57,7 +57,7 @@ pub(crate) struct Node {
     pub(crate) command: NodeCommand,
 }
 
-/// What runs guests.
+/// The accelerator of guests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum AcceleratorArg {
     /// The processor where that works, tried once in a boot; else software.
@@ -68,10 +68,10 @@ pub(crate) enum AcceleratorArg {
     Tcg,
 }
 
-/// What a daemon decides for all guests.
+/// Settings of a daemon for all guests.
 #[derive(Debug, Args)]
 pub(crate) struct Serving {
-    /// What runs guests.
+    /// Accelerator of guests.
     #[arg(long, value_enum, default_value_t = AcceleratorArg::Auto)]
     pub(crate) accelerator: AcceleratorArg,
     /// Subnet of guests that name no network. Default: the first of four that no route of this machine overlaps.
@@ -80,7 +80,7 @@ pub(crate) struct Serving {
     /// The same of IPv6. Default: they have no IPv6.
     #[arg(long, value_name = "CIDR")]
     pub(crate) pod_network6: Option<ipnet::Ipv6Net>,
-    /// Directory whose files and devices guests may have as hostDisk. Repeatable. Default: none.
+    /// Directory of files and devices that guests may use as hostDisk. Repeatable. Default: none.
     #[arg(long, value_name = "DIR")]
     pub(crate) host_disk: Vec<PathBuf>,
 }
@@ -134,7 +134,7 @@ pub(crate) struct MoreVolume {
     /// The DataVolume or PersistentVolumeClaim.
     #[arg(long, value_name = "NAME")]
     pub(crate) volume_name: String,
-    /// What the machine calls it. Default: as the volume is called.
+    /// Name of the disk in the VM. Default: the volume's name.
     #[arg(long, value_name = "NAME")]
     pub(crate) disk_name: Option<String>,
     /// Serial number that the guest reads. Default: what the machine calls it.
@@ -143,21 +143,21 @@ pub(crate) struct MoreVolume {
     /// The host's page cache.
     #[arg(long, value_parser = ["none", "writethrough", "writeback"])]
     pub(crate) cache: Option<String>,
-    /// What it is to the guest; lun: a block device that is passed through.
+    /// Kind of device in the guest; lun: a block device that is passed through.
     #[arg(long, value_enum, default_value_t = DiskType::Disk)]
     pub(crate) disk_type: DiskType,
-    /// What it is attached to: scsi, or virtio for a disk.
+    /// Bus of the device: scsi, or virtio for a disk.
     #[arg(long, value_parser = ["scsi", "virtio"], default_value = "scsi")]
     pub(crate) bus: String,
     /// No effect: it is always kept with the machine.
     #[arg(long, hide = true)]
     pub(crate) persist: bool,
-    /// Say whether it could be, and change nothing.
+    /// Check whether it is possible, and change nothing.
     #[arg(long)]
     pub(crate) dry_run: bool,
 }
 
-/// What a volume is to the guest.
+/// The kind of device that a volume becomes in the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum DiskType {
     /// A disk.
@@ -168,7 +168,7 @@ pub(crate) enum DiskType {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum NodeCommand {
-    /// Runs a command of virtctl against a Kubernetes cluster: KUBECONFIG, or --kubeconfig, says which.
+    /// Run a virtctl command against the Kubernetes cluster of KUBECONFIG or --kubeconfig.
     #[command(disable_help_flag = true)]
     Cluster {
         /// The verb and its arguments; --help lists them.
@@ -197,8 +197,8 @@ pub(crate) enum NodeCommand {
         #[arg(long, hide = true)]
         detached: bool,
     },
-    /// Has systemd run the daemon of the state folder, now and at every boot. Again, with other options: systemd runs it with
-    /// those, and guests go on meanwhile.
+    /// Install the daemon of the state directory as a systemd service, started now and at every boot. Repeated with other
+    /// options: systemd restarts it with those, and guests keep running.
     InstallService {
         #[command(flatten)]
         serving: Serving,
@@ -220,7 +220,7 @@ pub(crate) enum NodeCommand {
         #[arg(short, long, value_enum, default_value_t = Output::Yaml)]
         output: Output,
     },
-    /// What happened.
+    /// Show the events.
     Events {
         /// To this machine or volume; without it: to all of the namespace.
         name: Option<String>,
@@ -228,7 +228,7 @@ pub(crate) enum NodeCommand {
         #[arg(short, long, value_enum, default_value_t = Format::Text)]
         output: Format,
     },
-    /// Joins a guest's first serial port; Ctrl-] ends. Whoever had it loses it.
+    /// Attach to the guest's serial console (Ctrl-] to detach). Replaces an existing session.
     Console(OfGuest),
     /// Offers a guest's screen at a port of this machine.
     Vnc {
@@ -259,7 +259,7 @@ pub(crate) enum NodeCommand {
         login: Login,
         #[command(flatten)]
         options: SshOptions,
-        /// What to run there, in place of a shell.
+        /// Command to run there instead of a shell.
         #[arg(short, long)]
         command: Option<String>,
     },
@@ -319,7 +319,7 @@ pub(crate) enum NodeCommand {
         /// No effect: it is always taken from the machine too.
         #[arg(long, hide = true)]
         persist: bool,
-        /// Say whether it could be, and change nothing.
+        /// Check whether it is possible, and change nothing.
         #[arg(long)]
         dry_run: bool,
     },
@@ -330,7 +330,7 @@ pub(crate) enum NodeCommand {
         /// NAME of a machine, or KIND/NAME.
         #[arg(value_name = "OBJECT", required_unless_present = "files")]
         objects: Vec<Named>,
-        /// Files whose objects are meant.
+        /// Files with the objects.
         #[arg(short = 'f', long = "file", value_name = "FILE")]
         files: Vec<PathBuf>,
         #[command(flatten)]
@@ -339,8 +339,8 @@ pub(crate) enum NodeCommand {
         #[arg(long)]
         no_wait: bool,
     },
-    /// Says of every field what becomes of it: error, unknown, unsupported (not built yet), ignored (no meaning on one
-    /// machine), accepted. Nothing is changed and nothing looked for on the machine.
+    /// Report the state of every field: error, unknown, unsupported (not built yet), ignored (no meaning on one machine),
+    /// accepted. Changes nothing, and does not inspect the machine.
     Validate {
         /// Files with YAML or JSON documents; - is standard input.
         #[arg(required = true, value_name = "FILE")]
@@ -352,7 +352,7 @@ pub(crate) enum NodeCommand {
         #[arg(short, long, value_enum, default_value_t = Format::Text)]
         output: Format,
     },
-    /// Says what this machine offers to guests, by trying it, and what to do about what is missing.
+    /// Test the features that guests need on this machine, and print a remedy for each missing one.
     Check {
         /// How to print it.
         #[arg(short, long, value_enum, default_value_t = Format::Text)]
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_typed_for_all_guests_is_typed_for_systemd() {
+    fn options_for_all_guests_are_passed_to_systemd() {
         let typed = |words: &[&str]| {
             let all = ["virt-node", "serve"].iter().chain(words);
             let NodeCommand::Serve { serving, .. } = Node::try_parse_from(all).unwrap().command else {

@@ -24,7 +24,7 @@ use virt::validate::{self, Documents};
 /// How long objects may take to go: graces are in it.
 const GONE: Duration = Duration::from_secs(600);
 
-/// What a command says, and whether all is well.
+/// The output of a command, and its success.
 struct Answer {
     text: String,
     good: bool,
@@ -48,7 +48,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// Files' texts, each with the name it is told by.
+/// The texts of files, each with its name for messages.
 fn texts(files: &[PathBuf]) -> Result<Vec<(String, Vec<u8>)>, Error> {
     files.iter().map(|file| Ok((file.display().to_string(), read(file, TEXT_MAX)?))).collect()
 }
@@ -166,7 +166,7 @@ fn node(args: Node) -> Result<Answer, Error> {
     }
 }
 
-/// A file, or standard input, of at most `most` bytes; a longer one is read one byte too far, to be told.
+/// A file, or standard input, of at most `most` bytes; of a longer one, one byte more is read, so that the caller notices.
 fn read(file: &Path, most: usize) -> Result<Vec<u8>, Error> {
     let shown = file.display();
     let failed = |error| Error::with(Kind::System, format!("cannot read {shown}"), error);
@@ -212,7 +212,7 @@ fn finish(program: &str, answer: Result<Answer, Error>) -> ExitCode {
     }
 }
 
-/// A line on standard error; nobody is left to tell when that fails.
+/// Writes a line to standard error; a failure is ignored.
 fn complain(program: &str, text: &str) {
     drop(writeln!(io::stderr(), "{program}: {text}"));
 }

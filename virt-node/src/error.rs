@@ -3,12 +3,12 @@
 use std::error::Error as StdError;
 use std::fmt;
 
-/// What went wrong, as far as a caller acts differently on it.
+/// Kinds of error that callers handle differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// What was typed makes no sense.
+    /// The arguments are invalid.
     Usage,
-    /// What was read is refused.
+    /// The content is refused.
     Content,
     /// The system refused something.
     System,
@@ -23,7 +23,7 @@ pub struct Error {
 }
 
 impl Error {
-    /// An error of `kind` with a sentence that says what, where and what to do.
+    /// An error of `kind` with a sentence that names the operation, the place and the remedy.
     pub(crate) fn new(kind: Kind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), source: None }
     }
@@ -45,7 +45,7 @@ impl Error {
         }
     }
 
-    /// What went wrong, to match on.
+    /// The kind of error, to match on.
     pub fn kind(&self) -> Kind {
         self.kind
     }
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_others_put_into_an_error_makes_no_line_of_its_own_in_a_log() {
+    fn foreign_text_in_an_error_cannot_forge_log_lines() {
         let below = std::io::Error::other("no\nvirt-node: all is well\x1b[2J");
         let text = Error::with(Kind::System, "the importer ended", below).chain();
         assert_eq!(text, "the importer ended: no\\nvirt-node: all is well\\u{1b}[2J");

@@ -5,24 +5,24 @@
 //! YAML ─documents─► validate ─► resolve ──────────► Launch ──socket──► virt-launcher ─► libvirt's XML ─► QEMU
 //!        (api)      (fields)    (rules, defaults)   (api::launch)      (domain)
 //!                                  ▲
-//!                  what was found on the machine, what was made for the guest
+//!                  facts about the machine, resources made for the guest
 //! ```
 //!
-//! What there is, and the plan it is the foundation of:
+//! The stages:
 //!
 //! 1. **Documents** (`api::manifest`): bounded YAML; resources that keep what they do not know (`api::kubevirt`, …).
-//! 2. **Fields and rules**: [`validate`] says which fields are unknown, not built or without meaning, by `api::schema` and one
+//! 2. **Fields and rules**: [`validate`] reports fields that are unknown, not built or without meaning, by `api::schema` and one
 //!    table; [`resolve`] holds every rule between fields and every default, once: `validate` calls it with a machine that
 //!    has everything, a start with what was found. Both are pure.
-//! 3. **Launch document** (`api::launch`): the one contract between whoever starts a guest and its launcher: versioned,
+//! 3. **Launch document** (`api::launch`): the one contract between the starter of a guest and its launcher: versioned,
 //!    resolved, refused as a whole when a value cannot be.
 //! 4. **Domain** ([`launcher`]): from the launch document to libvirt's XML, every place of a device written out; the layout
 //!    is answered, recorded by the starter, and given with the next launch, so that guests find their devices again.
 //! 5. **Machine** ([`check`]): what this machine offers, by trying it.
 //! 6. **Launcher** ([`launcher`]): two processes (PID 1 without libvirt; its worker, which embeds libvirt and can be killed
 //!    without harm to the guest), one socket (`api::launcher`), one record of the end.
-//! 7. **Networks** ([`network`]): a namespace for each guest, CNI, and the way from there to the guest; `dhcp` is what the
-//!    launcher's worker tells it.
+//! 7. **Networks** ([`network`]): a namespace for each guest, CNI, and the way from there to the guest; `dhcp` is the configuration that the
+//!    launcher's worker hands out.
 //! 8. **Daemon** (`daemon`): keeps objects, decides from (wanted, found) what to make, fill, attach and start, does it and
 //!    undoes it; **commands** (`command`): its clients.
 //!

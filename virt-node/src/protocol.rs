@@ -1,5 +1,5 @@
-//! What `virt-node`'s commands and its daemon say to each other: one call and one answer in a connection at a time, framed
-//! as the launcher's. A stream (a console, a screen, a port) takes the connection over after its answer.
+//! The protocol between `virt-node`'s commands and its daemon: one call and one answer in a connection at a time, framed as
+//! the launcher's. A stream (a console, a screen, a port) takes the connection over after its answer.
 //!
 //! Not here: sockets.
 
@@ -12,7 +12,7 @@ use virt::validate::Given;
 /// The version that is spoken.
 pub(crate) const VERSION: u32 = 2;
 
-/// What a command asks.
+/// The requests.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Call {
@@ -30,7 +30,7 @@ pub(crate) struct Target {
     pub(crate) name: String,
 }
 
-/// What is asked for.
+/// The kind of request.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase", deny_unknown_fields)]
 pub(crate) enum Request {
@@ -40,7 +40,7 @@ pub(crate) enum Request {
     List,
     /// One object. Answered with [`Answer::Objects`].
     Get(Target),
-    /// What happened in a namespace, to one machine where a name is given, after the event of this number. Answered with
+    /// Events in a namespace after the event of this number, of one VM where a name is given. Answered with
     /// [`Answer::Events`].
     Events { namespace: String, name: Option<String>, after: u64 },
     /// Start, stop and the like. Answered with [`Answer::Done`].
@@ -58,7 +58,7 @@ pub(crate) enum Request {
     Stream { namespace: String, name: String, stream: Stream },
 }
 
-/// What a person can do to a machine: virtctl's verbs and flags.
+/// Operations on a VM: virtctl's verbs and flags.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase", deny_unknown_fields)]
 pub(crate) enum Verb {
@@ -75,19 +75,19 @@ pub(crate) enum Verb {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) enum Stream {
-    /// Its first serial port. Whoever had it loses it.
+    /// Its first serial port. Replaces an existing session.
     Console,
     /// Its screen: VNC.
     Screen,
 }
 
-/// What is answered.
+/// The answers.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub(crate) enum Answer {
     /// It is noted.
     Done,
-    /// What became of each object, and what there is to say about fields.
+    /// The change of each object, and the findings about fields.
     Applied { objects: Vec<(Target, Change)>, findings: Vec<(Target, Vec<Finding>)> },
     /// Objects as they are kept.
     Objects(Vec<serde_json::Value>),
@@ -95,13 +95,13 @@ pub(crate) enum Answer {
     Events(Vec<Event>),
     /// An upload server at 127.0.0.1; certificates and the client's key are PEM.
     Upload { port: u16, authority: String, certificate: String, key: String },
-    /// What follows is the stream.
+    /// The stream follows.
     Stream,
     /// It is not done.
     Refused { kind: RefusedKind, message: String },
 }
 
-/// What became of an object.
+/// The change of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum Change {
@@ -128,7 +128,7 @@ pub(crate) enum RefusedKind {
     Missing,
     /// Not in this state.
     State,
-    /// It makes no sense.
+    /// The request is invalid.
     Invalid,
     /// The machine refused something.
     Failed,

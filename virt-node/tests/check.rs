@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// The folder of the static `cni`, which tells what the kernel offers.
+/// The directory of the static `cni`, which reports the kernel's features.
 fn cni_folder() -> PathBuf {
     let program = std::env::var_os("FERROVIRT_CNI").expect("FERROVIRT_CNI names the program cni (make cni)");
     let program = PathBuf::from(program);
@@ -21,7 +21,7 @@ fn cni_folder() -> PathBuf {
     program.parent().unwrap().to_owned()
 }
 
-/// Runs the program alone in a folder: it looks for others beside itself, too.
+/// Runs the program alone in a directory: it looks for others next to itself, too.
 fn run(path: &str, state: &Path, output: &str) -> Output {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("virt-node");
@@ -53,7 +53,7 @@ fn full_path() -> String {
 }
 
 #[test]
-fn everything_is_told_with_advice_where_it_is_missing() {
+fn every_check_is_reported_and_failures_with_advice() {
     let state = tempfile::tempdir().unwrap();
     let output = run(&full_path(), &state.path().join("not/yet/there"), "json");
     let report = json(&output);
@@ -111,7 +111,7 @@ fn nothing_is_left_behind_and_the_text_has_a_line_for_each() {
 }
 
 #[test]
-fn programs_that_are_missing_are_told() {
+fn missing_programs_are_reported() {
     let state = tempfile::tempdir().unwrap();
     let report = json(&run("/nonexistent", state.path(), "json"));
     for name in ["qemu", "kvm", "swtpm", "bridge", "nft"] {
@@ -131,7 +131,7 @@ fn emulator(folder: &Path, script: &str) -> String {
     format!("{}:/usr/bin:/bin", folder.display())
 }
 
-/// A mount namespace whose /dev has a kvm that opens, on any machine; then the program.
+/// A mount namespace with a /dev/kvm that opens, on any machine; then the program.
 const WITH_A_DEVICE: &str = r#"
 mkdir "$1/real" && mount --bind /dev "$1/real" && mount -t tmpfs dev /dev && : > /dev/kvm && chmod 0666 /dev/kvm || exit 99
 for name in null zero urandom; do : > /dev/$name && mount --bind "$1/real/$name" /dev/$name || exit 99; done
@@ -271,9 +271,9 @@ fn filesystems_are_tried() {
 }
 
 #[test]
-fn who_throws_away_what_is_forwarded_is_named_with_the_command_that_helps() {
+fn filters_that_drop_forwarded_traffic_are_named_with_the_remedy() {
     let state = tempfile::tempdir().unwrap();
-    // What this thread starts is where it is.
+    // Children of this thread are in its namespace.
     link::Namespace::leave().unwrap();
     let forward = || tried(&json(&run(&full_path(), state.path(), "json")), "forward").clone();
     assert_eq!(forward()["offered"], true);

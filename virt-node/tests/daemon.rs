@@ -95,7 +95,7 @@ fn a_machine_is_run_stopped_started_and_deleted() {
     });
     daemon.says(&["stop", "mine"]);
     daemon.until("mine", "Stopped");
-    // As in KubeVirt, a machine whose instance has ended is stopped; the instance goes after that.
+    // As in KubeVirt, a VM with an ended instance is stopped; the instance goes after that.
     eventually("no instance", || daemon.object("vmi/mine").is_none().then_some(()));
     eventually("no run", || daemon.names("run").is_empty().then_some(()));
     let twice = daemon.command(&["stop", "mine"]);
@@ -199,7 +199,7 @@ fn a_guest_that_crashes_is_tried_later_and_later() {
 }
 
 #[test]
-fn what_is_wrong_is_told_and_tried_again() {
+fn failures_are_reported_and_retried() {
     let daemon = Daemon::start();
     let missing = machine("lost", "Always", "{http: {url: \"file:///nowhere/disk.img\"}}", "");
     let file = daemon.path("lost.yaml");
@@ -210,7 +210,7 @@ fn what_is_wrong_is_told_and_tried_again() {
     assert!(daemon.says(&["events", "lost-root"]).contains("/nowhere/disk.img"));
     daemon.says(&["delete", "lost"]);
     nothing_left(&daemon);
-    // A guest whose disk cannot be made is not waited for without an end.
+    // The wait for a guest without a disk is bounded.
     let file = daemon.path("nowhere.yaml");
     let disk = "hostDisk: {type: DiskOrCreate, capacity: 8Mi, path: /nowhere/disk.img}";
     let nowhere =
@@ -251,7 +251,7 @@ fn run_in_the_foreground_starts_the_daemon_and_ends_with_the_guest() {
 }
 
 #[test]
-fn run_of_volumes_alone_tells_when_they_are_filled() {
+fn run_of_volumes_alone_reports_when_they_are_filled() {
     let daemon = Daemon::start();
     let image = daemon.image("disk.img", code::HALTS);
     let volume = |name: &str, source: &str, class: &str| {

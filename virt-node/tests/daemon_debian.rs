@@ -23,7 +23,7 @@ use serde_json::Value;
 /// How long a boot, or a way down, may take in software on a machine that does other things too.
 const BOOT: Duration = Duration::from_secs(1800);
 
-/// What cloud-init is to do: in each boot, and once for an instance. Nothing of it waits for names of the network.
+/// The cloud-init configuration: in each boot, and once for an instance. None of it waits for DNS.
 const USER_DATA: &str = r#"#cloud-config
 locale: false
 bootcmd:
@@ -77,7 +77,7 @@ fn until_said(daemon: &Daemon, name: &str, text: &str) {
     }
 }
 
-/// Waits until the guest's agent is there, as the objects say.
+/// Waits until the objects report the guest's agent.
 fn until_agent(daemon: &Daemon, name: &str) {
     eventually_within(BOOT, "the guest's agent", || {
         let run = daemon.object(&format!("vmi/{name}"))?;
@@ -86,7 +86,7 @@ fn until_agent(daemon: &Daemon, name: &str) {
     });
 }
 
-/// What the guest's agent answers.
+/// The answer of the guest's agent.
 fn agent(daemon: &Daemon, name: &str, command: &str) -> Value {
     let folder = daemon.run_folder(name).expect("a run");
     let mut client = Client::connect(&folder).unwrap();
@@ -122,7 +122,7 @@ fn cloud_init_and_the_agent_of_a_whole_debian_know_their_machine() {
         ("drive", format!("{uid} by configdrive"), "/dev/vda2"),
     ] {
         until_said(&daemon, name, &format!("guest: once for {instance}"));
-        // The address that the launcher tells guests behind masquerade; its name is the machine's.
+        // The address that the launcher gives guests behind masquerade; its name is the VM's.
         until_said(&daemon, name, &format!("guest: {name} has 10.0.2.2/24"));
         until_said(&daemon, name, &format!("guest: on {root}, "));
         // It found that its disk is larger than its image.
@@ -156,7 +156,7 @@ fn cloud_init_and_the_agent_of_a_whole_debian_know_their_machine() {
     until_agent(&daemon, "sata");
     println!("booted again after {:?}", begun.elapsed());
 
-    // Whoever looks after the watchdog is gone: it barks, and the guest is asked to switch itself off.
+    // The watchdog's daemon is gone: it barks, and the guest is asked to shut down.
     let command = "modprobe i6300esb; until [ -e /dev/watchdog ]; do sleep 1; done; echo > /dev/watchdog";
     let command = serde_json::json!({"execute": "guest-exec",
         "arguments": {"path": "/bin/sh", "arg": ["-c", command]}});

@@ -1,5 +1,5 @@
 //! The daemon, the importer, a launcher's worker and QEMU are killed, the machine loses its power, a file of the state is
-//! torn: what is left is gone on with, and what objects say is true.
+//! torn: the rest is resumed, and the objects report the truth.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -21,7 +21,7 @@ fn rounds() -> u64 {
     if std::env::var_os("FERROVIRT_SOAK").is_some() { 20 } else { 3 }
 }
 
-/// A machine whose disk is a file.
+/// A VM whose disk is a file.
 fn halting(daemon: &Daemon, name: &str, strategy: &str) -> String {
     let image = daemon.image("disk.img", code::HALTS);
     machine(name, strategy, &format!("{{http: {{url: \"file://{}\"}}}}", image.display()), "")
@@ -41,7 +41,7 @@ fn is_gone(daemon: &Daemon) {
     assert_eq!((daemon.mounts(), qemu(daemon)), (Vec::<String>::new(), None));
 }
 
-/// The machine `mine` comes to run as its objects say: QEMU is there, obeys, and is the same one afterwards.
+/// The VM `mine` runs as its objects report: QEMU is there, obeys, and is the same one afterwards.
 fn is_true(daemon: &Daemon) -> u32 {
     let found = eventually("a guest that runs", || {
         let runs = daemon.object("vmi/mine")?["status"]["phase"] == "Running";
@@ -70,7 +70,7 @@ fn killed_in_a_start(daemon: &Daemon, document: &str, word: &str, wait: Duration
     sleep(wait);
     let there = daemon.process(word) == Some(process);
     kill(process, Signal::KILL);
-    // Whether it tells of the trouble, or of a guest that runs, is a matter of the moment.
+    // Either the failure or a running guest may be reported by now.
     end_of(&mut run.0, "run");
     there
 }
@@ -146,7 +146,7 @@ fn a_guest_starts_and_survives_though_its_worker_is_killed_anywhere() {
 }
 
 #[test]
-fn a_guest_whose_qemu_is_killed_anywhere_comes_back() {
+fn a_guest_recovers_from_a_kill_of_qemu_at_any_step() {
     let daemon = Daemon::start();
     let mut dice = Dice(10);
     let document = halting(&daemon, "mine", "Always");
@@ -157,7 +157,7 @@ fn a_guest_whose_qemu_is_killed_anywhere_comes_back() {
         kill(before, Signal::KILL);
         daemon.until("mine", "CrashLoopBackOff");
         assert!(daemon.says(&["events", "mine"]).contains("crashed"));
-        // It comes back by itself; who does not want to wait has it tried at once, which may be a moment too late.
+        // It recovers by itself; `start` tries it at once, which may be a moment too late.
         daemon.command(&["start", "mine"]);
         assert_ne!(is_true(&daemon), before);
         assert_ne!(daemon.object("vmi/mine").unwrap()["metadata"]["uid"], run);
@@ -220,7 +220,7 @@ fn a_machine_that_is_switched_off_has_its_guests_end_first_and_run_again_afterwa
     let mut daemon = Daemon::start();
     daemon.run(&halting(&daemon, "always", "Always"));
     daemon.run(&halting(&daemon, "rerun", "RerunOnFailure"));
-    // What systemd says then.
+    // The output of systemd at shutdown.
     let systemctl = daemon.path("bin/systemctl");
     fs::create_dir(daemon.path("bin")).unwrap();
     fs::write(&systemctl, "#!/bin/sh\necho stopping\n").unwrap();
@@ -238,7 +238,7 @@ fn a_machine_that_is_switched_off_has_its_guests_end_first_and_run_again_afterwa
 }
 
 #[test]
-fn a_state_that_is_torn_is_told_and_left_as_it_is() {
+fn a_torn_state_is_reported_and_left_as_it_is() {
     let mut daemon = Daemon::start();
     daemon.run(&halting(&daemon, "mine", "Always"));
     daemon.end(Signal::KILL);
@@ -267,9 +267,9 @@ fn the_volumes_driver_is_started_again_when_it_is_killed() {
     is_gone(&daemon);
 }
 
-/// What an escaped QEMU can do to its launcher: `delete --force` waited for an answer for ever.
+/// An escaped QEMU can stop its launcher: `delete --force` waited for an answer for ever.
 #[test]
-fn a_guest_whose_launcher_does_not_answer_is_deleted_in_time() {
+fn a_guest_with_a_hung_launcher_is_deleted_in_time() {
     let daemon = Daemon::start();
     daemon.run(&halting(&daemon, "mine", "Always"));
     is_true(&daemon);

@@ -39,7 +39,7 @@ fn apply(daemon: &Daemon, text: &str) -> Option<UnixStream> {
     Some(call(daemon, &json!({"version": 2, "request": {"apply": {"documents": documents}}}).to_string()))
 }
 
-/// What the daemon answers to it.
+/// The daemon's answer to it.
 fn answered(mut stream: UnixStream) -> Value {
     let mut head = [0; 4];
     stream.read_exact(&mut head).unwrap();
@@ -84,7 +84,7 @@ spec:
     )
 }
 
-/// Documents, each with what is said of it.
+/// Documents, each with the expected message.
 fn documents() -> Vec<(&'static str, String, &'static str)> {
     let mut laughs = String::from("a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n");
     for level in 1..12 {

@@ -41,7 +41,7 @@ spec: {{accessModes: [ReadWriteOnce], resources: {{requests: {{storage: {size}}}
     )
 }
 
-/// What is said of a run's volume.
+/// The entry of a run's volume in the status.
 fn volume(daemon: &Daemon, run: &str, name: &str) -> Option<serde_json::Value> {
     let run = daemon.object(&format!("vmi/{run}"))?;
     run["status"]["volumeStatus"].as_array()?.iter().find(|one| one["name"] == name).cloned()
@@ -121,14 +121,14 @@ fn linux_sees_its_disks_come_go_and_grow_and_finds_again_what_it_wrote() {
     assert_eq!(template["domain"]["devices"]["disks"][4]["serial"], "extra");
     assert!(!has_condition(&daemon, "linux", "RestartRequired"));
 
-    // What the disks are called is told.
+    // The targets of the disks are reported.
     eventually("targets", || {
         let target = |name| volume(&daemon, "linux", name).map(|one| one["target"].clone());
         let wanted = [("root", "vda"), ("kept", "vdb"), ("config", "vdd"), ("extra", "sda")];
         wanted.iter().all(|(name, dev)| target(name).is_some_and(|told| told == *dev)).then_some(())
     });
 
-    // Its claim grows, and so does a disk that was there from the start; Linux is told.
+    // Its claim grows, and so does a disk that was there from the start; Linux is notified.
     daemon.says(&[
         "run",
         "--detach",
@@ -159,7 +159,7 @@ fn linux_sees_its_disks_come_go_and_grow_and_finds_again_what_it_wrote() {
     assert_eq!(daemon.names("claims"), Vec::<String>::new());
 }
 
-/// A document beside the state folder.
+/// A document next to the state directory.
 fn write(daemon: &Daemon, text: &str) -> String {
     let file = daemon.path("more.yaml");
     fs::write(&file, text).unwrap();
@@ -215,7 +215,7 @@ fn linux_gets_processors_and_memory_while_it_runs() {
     });
     assert!(!has_condition(&daemon, "linux", "RestartRequired"));
 
-    // What it has is known to the next daemon and the next worker, and grows under them.
+    // Its disks are known to the next daemon and the next worker, and grow under them.
     daemon.end(rustix::process::Signal::KILL);
     daemon::kill(daemon.process(" worker ").unwrap(), rustix::process::Signal::KILL);
     daemon.again();

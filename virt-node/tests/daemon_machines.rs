@@ -1,5 +1,4 @@
-//! Guests that need more of their machine than a disk: EFI with a TPM, a watchdog, a disk whose storage is full. And what
-//! objects say of it.
+//! Guests with more than a disk: EFI with a TPM, a watchdog, a disk on full storage. And the objects' reports about them.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -52,7 +51,7 @@ fn linux_boots_by_efi_with_a_tpm_that_it_finds_again() {
 }
 
 #[test]
-fn objects_say_what_a_guest_has_and_what_it_has_not() {
+fn objects_report_the_features_of_a_guest() {
     let daemon = Daemon::start();
     let image = daemon.image("disk.img", code::HALTS);
     let document = on(&image, "mine")
@@ -161,7 +160,7 @@ impl Drop for Small {
 }
 
 #[test]
-fn a_guest_whose_storage_is_full_stands_still_until_there_is_room() {
+fn a_guest_on_full_storage_pauses_until_there_is_room() {
     let daemon = Daemon::start();
     // Unmounted before the daemon's folder is removed: declared later, dropped earlier.
     let small = Small::mount(daemon.path("small"), "size=8m,mode=755");

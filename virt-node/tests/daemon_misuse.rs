@@ -1,5 +1,5 @@
-//! What people do to a daemon that nobody told them to: names used twice, verbs for what is not there, all at once, a folder
-//! that is removed under it, or full. Nothing of it is lost silently, and each is told.
+//! Misuse of a daemon: names used twice, verbs for missing objects, concurrent requests, a state directory that is removed,
+//! or full. Nothing is lost silently, and each error is reported.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -24,7 +24,7 @@ fn document(daemon: &Daemon, name: &str) -> String {
     machine(name, "Always", &format!("{{http: {{url: \"file://{}\"}}}}", image.display()), "")
 }
 
-/// What a run that is nobody's has.
+/// The volume of a run without a VM.
 const DISK: &str = "emptyDisk: {capacity: 1Mi}";
 
 fn tried(daemon: &Daemon, document: &str) -> Output {
@@ -57,7 +57,7 @@ fn a_machine_and_a_run_that_is_not_its_own_have_other_names() {
     daemon.until("mine", "Stopped");
     is_refused(&tried(&daemon, &instance("mine", DISK)), wanted);
 
-    // What `get` prints of a machine and its run can be kept again: while they are there, and when they are gone.
+    // The output of `get` for a VM and its run can be stored again: while they exist, and when they are gone.
     daemon.says(&["start", "mine"]);
     daemon.until_serial("mine", "K");
     let printed = daemon.says(&["get", "mine", "-o", "yaml"]);
@@ -74,7 +74,7 @@ fn a_machine_and_a_run_that_is_not_its_own_have_other_names() {
 }
 
 #[test]
-fn verbs_for_nobody_say_so() {
+fn verbs_for_missing_objects_are_refused() {
     let daemon = Daemon::start();
     for words in [
         &["pause", "nobody"][..],
@@ -96,7 +96,7 @@ fn verbs_for_nobody_say_so() {
         assert!(output.status.code() == Some(1) && named, "{words:?}: {output:?}");
         assert!(!told.contains("does not run"), "{words:?}: {told}");
     }
-    // Nothing is kept of who asked for what is not there.
+    // Requests for missing objects leave no open descriptor.
     let open = || fs::read_dir(format!("/proc/{}/fd", daemon.id())).unwrap().count();
     let before = open();
     for n in 0..20 {
@@ -106,7 +106,7 @@ fn verbs_for_nobody_say_so() {
 }
 
 #[test]
-fn a_guest_whose_disk_may_not_be_opened_says_so_and_can_be_deleted() {
+fn a_guest_with_a_forbidden_disk_reports_it_and_can_be_deleted() {
     let daemon = Daemon::start();
     fs::create_dir(daemon.path("closed")).unwrap();
     let image = daemon.image("closed/roots.img", code::HALTS);
@@ -125,7 +125,7 @@ fn a_guest_whose_disk_may_not_be_opened_says_so_and_can_be_deleted() {
 }
 
 #[test]
-fn memory_that_is_only_requested_waits_for_the_next_run_and_says_so_once() {
+fn requested_memory_waits_for_the_next_run_with_one_event() {
     let daemon = Daemon::start();
     let with = |amount: &str| {
         let requests = format!("resources: {{requests: {{memory: {amount}}}}}");
@@ -175,7 +175,7 @@ fn a_folder_that_is_removed_under_its_daemon_is_not_written_again_by_it() {
     eventually("its end", || (daemons() == 0).then_some(()));
     assert!(daemon.log().contains("was removed while it was served"), "{}", daemon.log());
     assert!(!daemon.state().exists());
-    // The next one begins anew.
+    // The next one starts from the beginning.
     daemon.again();
     daemon.run(&document(&daemon, "mine"));
     daemon.until_serial("mine", "K");
@@ -208,7 +208,7 @@ fn on_a_full_disk_machines_can_be_stopped_and_deleted() {
     let mut file = fs::File::create(&fill).unwrap();
     while file.write_all(&[0; 4096]).is_ok() {}
     drop(file);
-    // What is new, or what a person changes, is refused in words.
+    // New objects and changes are refused with a message.
     is_refused_by_the_system(&tried(&daemon, &instance("more", DISK)), "no room to keep");
     let changed = document.replace("64Mi}", "128Mi}");
     is_refused_by_the_system(&tried(&daemon, &changed), "no room to keep");
@@ -219,7 +219,7 @@ fn on_a_full_disk_machines_can_be_stopped_and_deleted() {
     for folder in ["run", "claims", "guests"] {
         assert_eq!(daemon.names(folder), Vec::<String>::new(), "{folder}");
     }
-    // What is kept after that is kept as ever.
+    // Later changes are stored as before.
     fs::remove_file(&fill).unwrap();
     daemon.run(&document);
     daemon.until_serial("mine", "K");

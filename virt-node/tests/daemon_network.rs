@@ -1,5 +1,5 @@
-//! The daemon's guests on networks, in a machine that is a namespace: attached as the status says, kept over the daemon's
-//! death and a boot, reached through ports of this machine, and taken away with the guest.
+//! The daemon's guests on networks, in a machine that is a namespace: attached as the status reports, kept over the daemon's
+//! death and a boot, reached through ports of this machine, and removed with the guest.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -20,7 +20,7 @@ use network::{Machine, SERVER, files, ip, linux, page, run};
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// A machine whose disk is a file, on the pod network.
+/// A VM whose disk is a file, on the pod network.
 fn halting(daemon: &Daemon, name: &str) -> String {
     let image = daemon.image("disk.img", code::HALTS);
     let source = format!("{{http: {{url: \"file://{}\"}}}}", image.display());
@@ -122,7 +122,7 @@ fn a_guest_has_the_network_of_its_status_over_deaths_and_boots_and_leaves_nothin
 }
 
 #[test]
-fn what_a_boot_left_of_a_stopped_machine_goes_with_it() {
+fn remains_of_a_boot_are_removed_with_a_stopped_machine() {
     let _machine = Machine::new();
     let mut daemon = Daemon::with_taps(SERVER);
     let before = traces(&daemon);
@@ -139,7 +139,7 @@ fn what_a_boot_left_of_a_stopped_machine_goes_with_it() {
 }
 
 #[test]
-fn a_network_that_is_not_there_is_told_by_its_field() {
+fn a_missing_network_is_reported_by_its_field() {
     let _machine = Machine::new();
     let daemon = Daemon::start();
     let more = "      networks: [{name: other, multus: {networkName: missing}}]";
@@ -158,7 +158,7 @@ fn a_network_that_is_not_there_is_told_by_its_field() {
 }
 
 #[test]
-fn a_machine_that_forbids_forwarding_or_uses_the_subnet_is_told() {
+fn blocked_forwarding_and_a_used_subnet_are_reported() {
     let _machine = Machine::new();
     let mut daemon = Daemon::with_taps(SERVER);
     ip(&format!("route add 10.234.0.0/16 via {SERVER}"));
@@ -208,7 +208,7 @@ fn linux_reaches_out_and_is_reached_by_its_address_and_by_forwarded_ports() {
     // It is served, and not on the list.
     assert_eq!(page((address, 81).into()), None);
 
-    // Ports of this machine that lead there; each says where it is.
+    // Ports of this machine that lead there; each prints its address.
     let words = ["port-forward", "mine", "0:80", "tcp/0:81"];
     let mut forward = daemon.started(&words, Stdio::null(), Stdio::piped());
     let mut port = || {
@@ -230,7 +230,7 @@ fn linux_reaches_out_and_is_reached_by_its_address_and_by_forwarded_ports() {
     let text = rest(one.0.stdout.as_mut().unwrap());
     assert!(text.contains("from the guest") && end_of(&mut one.0, "port-forward").success(), "{text}");
 
-    // Ssh is given a way to the guest that works: somebody in its place uses it as ssh does.
+    // Ssh gets a working way to the guest: a script in its place uses it as ssh does.
     let bin = daemon.path("bin");
     fs::create_dir(&bin).unwrap();
     let script = "#!/bin/sh\ncommand=$(printf %s \"${2#ProxyCommand=}\" | sed s/%%/%/g)\nprintf 'GET / HTTP/1.0\\r\\n\\r\\n' | exec sh -c \"exec $command\"\n";
@@ -292,7 +292,7 @@ spec:
         let said = format!("guest: {} answers from {}", text(other, "ipAddress"), text(other, "mac"));
         daemon.until_serial(&format!("vm{}", this + 1), &said);
     }
-    // One more interface comes to the first, and goes, as its document says.
+    // The first gets one more interface by its document, and loses it again.
     let two = |state: &str| {
         let interfaces = format!(
             "[{{name: blue, bridge: {{}}, macAddress: \"02:00:00:00:0b:01\"}}, \

@@ -37,7 +37,7 @@ const NAMES: [&str; 12] = [
     "serial0",
 ];
 
-/// What is planted.
+/// The planted objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Plant {
     Link,
@@ -151,7 +151,7 @@ fn number(daemon: &Daemon, whose: &str) -> u32 {
 }
 
 #[test]
-fn what_users_plant_in_their_directories_changes_nothing_outside() {
+fn files_planted_by_users_change_nothing_outside() {
     let plants =
         if std::env::var_os("FERROVIRT_SOAK").is_some() { &PLANTS[..] } else { &[Plant::Link, Plant::Fifo] };
     let outside = Outside::new();
@@ -175,7 +175,7 @@ fn what_users_plant_in_their_directories_changes_nothing_outside() {
             answers(&daemon, &when);
             outside.is_as_it_was(&when);
         }
-        // A daemon that comes anew reads all of it, and one that is asked to end does.
+        // A new daemon reads all of it, and ends on SIGTERM.
         assert_eq!(daemon.end(Signal::TERM), Some(0), "{plant:?}: SIGTERM");
         daemon.again();
         answers(&daemon, &format!("{plant:?} and a new daemon"));
@@ -279,7 +279,7 @@ fn stalled(content: Vec<u8>) -> String {
     format!("http://{address}/disk.img")
 }
 
-/// Serves one file to everybody. It ends with the test's process.
+/// Serves one file to all clients. It ends with the test's process.
 fn serve(content: Vec<u8>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -354,7 +354,7 @@ spec:
 /// The first of the attacks: `disk.new` of the archive was followed, truncated, given away and shown to the guest as a disk.
 /// Every step of the volume's life follows: it is used, grows, is cloned, the clone is used, both are deleted.
 #[test]
-fn what_an_archive_holds_changes_nothing_outside() {
+fn entries_of_an_archive_change_nothing_outside() {
     let sample = [(Plant::Link, "disk.new"), (Plant::Link, "disk.img"), (Plant::HardLink, "disk.img")];
     let all: Vec<(Plant, &str)> =
         PLANTS.iter().flat_map(|plant| ["disk.new", "disk.img"].map(|name| (*plant, name))).collect();

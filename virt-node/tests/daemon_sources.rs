@@ -45,7 +45,7 @@ fn a_container_disk_comes_from_an_archive_and_what_is_written_is_lost() {
         daemon.says(&["delete", name]);
     }
     assert_eq!(daemon.names("images"), Vec::<String>::new());
-    // One that is not there is told by its name, and the guest shows that it waits for it.
+    // A missing one is reported by its name, and the guest shows that it waits for it.
     let gone = instance("gone", "containerDisk: {image: \"oci-archive:/nowhere/image.tar\"}");
     let document = daemon.path("gone.yaml");
     fs::write(&document, gone).unwrap();

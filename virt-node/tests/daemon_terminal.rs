@@ -1,4 +1,4 @@
-//! What a person has of a guest at a terminal and beside it: the console, the screen, the daemon as a unit of systemd.
+//! Terminal access to a guest: the console and the screen; and the daemon as a systemd unit.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -48,7 +48,7 @@ fn a_console_is_a_terminals_and_the_next_one_takes_it() {
     let mut said = File::from(first.try_clone().unwrap());
     heard(&mut said, "Connected to default/mine; the escape is ^]");
     eventually("a raw terminal", || is_raw(&first).then_some(()));
-    // The guest says what it hears; Ctrl-C is the guest's.
+    // The guest echoes its input; Ctrl-C is the guest's.
     said.write_all(b"hello\x03").unwrap();
     heard(&mut said, "hello\x03");
     // Another one has it then, and the first one's terminal is as it was.
@@ -110,7 +110,7 @@ fn the_unit_is_one_that_systemd_takes() {
     assert!(verified.status.success() && about.is_empty(), "{told}");
 }
 
-/// What `install-service` did with these words, by whoever takes systemd's place: its words are in the folder's `told`.
+/// The calls of `install-service` with these arguments, recorded by a stand-in for systemd in the directory's `told`.
 fn installed(folder: &Path, words: &[&str]) -> String {
     let script = "mount --bind \"$0/system\" /etc/systemd/system && cd \"$0\" && exec \"$@\"";
     let mut command = Command::new("unshare");
@@ -158,7 +158,7 @@ fn peak(process: u32) -> u64 {
     line.split_whitespace().next().unwrap().parse::<u64>().unwrap() / 1024
 }
 
-/// Writes to somebody who does not keep up, until that ends. Answers how many bytes were taken.
+/// Writes to a slow reader until that ends. Returns how many bytes were taken.
 fn flood(mut to: impl Write) -> u64 {
     let part = [b'y'; 64 << 10];
     let mut sent = 0;
@@ -171,7 +171,7 @@ fn flood(mut to: impl Write) -> u64 {
 }
 
 #[test]
-fn consoles_that_flood_and_are_flooded_hold_up_nobody() {
+fn flooding_and_flooded_consoles_block_no_other() {
     let daemon = Daemon::start();
     for (name, code) in [("floods", code::FLOODS), ("echoes", code::ECHOES)] {
         let image = daemon.image(&format!("{name}.img"), code);
@@ -181,7 +181,7 @@ fn consoles_that_flood_and_are_flooded_hold_up_nobody() {
     daemon.until_serial("floods", "xxxx");
     daemon.until_serial("echoes", "K");
     let before = peak(daemon.id());
-    // Nobody reads what the one says, the other's is read; both are written to as fast as they take it.
+    // The output of one has no reader, the other's is read; both are written to as fast as they take it.
     let mut deaf = daemon.started(&["console", "floods"], Stdio::piped(), Stdio::piped());
     let mut heard_all = daemon.started(&["console", "echoes"], Stdio::piped(), Stdio::piped());
     let writers = [&mut deaf, &mut heard_all].map(|console| {
@@ -190,7 +190,7 @@ fn consoles_that_flood_and_are_flooded_hold_up_nobody() {
     });
     let mut said = heard_all.0.stdout.take().unwrap();
     let reader = std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::sink()).unwrap());
-    // And somebody sends what is no call, as large as calls may be, to the same socket.
+    // And another client sends invalid calls of the largest size to the same socket.
     let socket = daemon.state().join("virt-node.sock");
     let until = Instant::now() + Duration::from_secs(5);
     let sender = std::thread::spawn(move || {
@@ -219,7 +219,7 @@ fn consoles_that_flood_and_are_flooded_hold_up_nobody() {
     }
     let sent = sender.join().unwrap();
     let clients = [peak(deaf.0.id()), peak(heard_all.0.id())];
-    // Who takes a console over has it at once, whatever waits for the one before.
+    // A new holder of a console has it at once, whatever is queued for the previous one.
     let mut next = daemon.started(&["console", "floods"], Stdio::piped(), Stdio::piped());
     heard(next.0.stdout.as_mut().unwrap(), "xxxx");
     drop(deaf);

@@ -33,7 +33,7 @@ fn phase(daemon: &Daemon, name: &str) -> String {
     object.map(|one| one["status"]["phase"].as_str().unwrap_or_default().to_owned()).unwrap_or_default()
 }
 
-/// What a command says that fails, and its code.
+/// The message and the exit code of a command that fails.
 fn fails(daemon: &Daemon, words: &[&str]) -> (Option<i32>, String) {
     let output = daemon.command(words);
     (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
@@ -60,7 +60,7 @@ fn an_image_is_uploaded_and_boots() {
     // Once is enough.
     let (code, told) = fails(&daemon, &made);
     assert!(code == Some(1) && told.contains("filled already"), "{told}");
-    // A machine's own volume waits for it; the daemon may be another one meanwhile.
+    // A VM's own volume waits for it; the daemon may be restarted in between.
     let document = daemon.path("mine.yaml");
     fs::write(&document, machine("mine", "Always", "{upload: {}}", "")).unwrap();
     let mut run =
@@ -70,7 +70,7 @@ fn an_image_is_uploaded_and_boots() {
     drop(run);
     daemon.end(Signal::KILL);
     daemon.again();
-    // What is no image is refused with its reason, and the next one taken.
+    // A file that is no image is refused with the reason, and the next one accepted.
     let bad = daemon.path("bad.qcow2");
     let mut bytes = fs::read(&packed).unwrap();
     bytes[7] = 9;
@@ -87,7 +87,7 @@ fn an_image_is_uploaded_and_boots() {
 }
 
 #[test]
-fn a_server_serves_who_may_and_ends_when_it_is_killed_or_not_wanted() {
+fn a_server_serves_its_client_and_ends_when_killed_or_unused() {
     let mut daemon = Daemon::start();
     let image = daemon.image("disk.raw", code::HALTS);
     let image = image.to_str().unwrap();
@@ -99,7 +99,7 @@ fn a_server_serves_who_may_and_ends_when_it_is_killed_or_not_wanted() {
     let small = ["image-upload", "pvc", "small", "--size", "64Ki", "--image-path", image];
     let (code, told) = fails(&daemon, &small);
     assert!(code == Some(1) && told.contains("larger"), "{told}");
-    // Nobody else on the machine may send.
+    // No other client on the machine may send.
     eventually("a server", || (phase(&daemon, "small") == "UploadReady").then_some(()));
     let log = fs::read_to_string(folder(&daemon, "small").join("log")).unwrap();
     let port = log.rsplit_once("127.0.0.1:").unwrap().1.split_once('\n').unwrap().0.to_owned();
@@ -121,10 +121,10 @@ fn a_server_serves_who_may_and_ends_when_it_is_killed_or_not_wanted() {
 }
 
 #[test]
-fn a_server_that_is_killed_meanwhile_costs_a_try() {
+fn a_server_killed_during_an_upload_costs_a_try() {
     let daemon = Daemon::start();
     let image = daemon.image("disk.raw", code::HALTS);
-    // What is refused leaves a volume and a server that waits.
+    // A refused upload leaves a volume and a server that waits.
     let bad = daemon.path("bad.qcow2");
     fs::write(&bad, [b"QFI\xfb\0\0\0\x09".as_slice(), &[0; 504]].concat()).unwrap();
     let made = ["image-upload", "dv", "again", "--size", "2Mi", "--image-path", bad.to_str().unwrap()];

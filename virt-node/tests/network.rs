@@ -308,7 +308,7 @@ fn plugins_are_chained_and_called_back_with_what_they_answered() {
 }
 
 #[test]
-fn a_plugin_that_fails_is_told_in_its_words_and_undone() {
+fn a_failing_plugin_is_reported_in_its_words_and_undone() {
     let mut machine = Machine::new();
     script(
         &mut machine,
@@ -340,7 +340,7 @@ fn a_plugin_that_fails_is_told_in_its_words_and_undone() {
         let error = attach(&machine.places, &guest).unwrap_err();
         assert!(error.chain().contains(said), "{}", error.chain());
         if plugin == "missing" {
-            // Nobody can call it back either: it is tried again when it is there.
+            // The plugin is missing and cannot be undone: it is tried again when it is there.
             script(&mut machine, "missing", "true");
             detach(&machine.places, "default-vm").unwrap();
         }

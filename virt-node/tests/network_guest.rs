@@ -1,4 +1,4 @@
-//! Guests on their networks, with the launcher as it ships: first somebody else in the guest's place, then Linux.
+//! Guests on their networks, with the launcher as it ships: first a stand-in for the guest, then Linux.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -54,7 +54,7 @@ fn with_interfaces(mut document: Launch, attached: &Attached) -> Launch {
     document
 }
 
-/// Somebody in the guest's place: a namespace on the guest's bridge, with the guest's Ethernet address. Goes when dropped.
+/// A stand-in for the guest: a namespace on the guest's bridge, with the guest's Ethernet address. Removed when dropped.
 struct StandIn(PathBuf);
 
 impl StandIn {
@@ -78,7 +78,7 @@ impl StandIn {
         inside(&self.0, || run(program, arguments))
     }
 
-    /// A script for a DHCP client, which runs it when it was told an address.
+    /// A script for a DHCP client, which runs it when it got a lease.
     fn script(&self, does: &str) -> String {
         let script = self.0.with_extension("sh");
         fs::write(&script, format!("#!/bin/sh\n[ \"$1\" = bound ] || exit 0\n{does}\n")).unwrap();
@@ -86,9 +86,9 @@ impl StandIn {
         script.to_str().unwrap().to_owned()
     }
 
-    /// What a DHCP client is told, by variable.
+    /// The options that a DHCP client gets, by variable.
     fn asks(&self) -> String {
-        // It takes the address, and says what it was told too.
+        // It takes the address, and prints the options.
         let script = self.script(
             "set | grep -E '^(ip|mask|router|dns|mtu|hostname|domain|search|staticroutes|serverid)='\n\
             ip addr add $ip/$mask dev $interface\n\
@@ -108,7 +108,7 @@ impl Drop for StandIn {
 }
 
 #[test]
-fn who_is_in_the_guests_place_is_told_its_address_and_reaches_out_and_is_reached() {
+fn a_stand_in_gets_the_guests_address_and_connectivity() {
     let mut machine = Machine::new();
     machine.serve("from outside");
     let mut guest = machine.guest("vm");
@@ -162,7 +162,7 @@ fn who_is_in_the_guests_place_is_told_its_address_and_reaches_out_and_is_reached
 }
 
 #[test]
-fn a_bridged_guest_is_told_the_networks_address() {
+fn a_bridged_guest_gets_the_networks_address() {
     let machine = Machine::new();
     let mut guest = machine.guest("vm");
     let text = format!(
@@ -187,7 +187,7 @@ fn a_bridged_guest_is_told_the_networks_address() {
     detach(&machine.places, "default-vm").unwrap();
 }
 
-/// The address that a DHCPv6 client is given at once; none when nobody answers in a second.
+/// The address that a DHCPv6 client is given at once; `None` without an answer within a second.
 fn solicit(place: &StandIn) -> Option<Ipv6Addr> {
     let index = place.run("ip", &["-o", "link", "show", "eth0"]).split(':').next().unwrap().parse().unwrap();
     let identity = v6::IANA { id: 1, t1: 0, t2: 0, opts: v6::DhcpOptions::new() };
@@ -217,7 +217,7 @@ fn solicit(place: &StandIn) -> Option<Ipv6Addr> {
 }
 
 #[test]
-fn a_guest_with_ipv6_is_told_its_address_and_the_way_out() {
+fn a_guest_with_ipv6_gets_its_address_and_route() {
     let machine = Machine::new();
     let mut guest = machine.guest("vm");
     let pod = network::PodNetwork { subnet: None, subnet6: Some("fd00:7::/64".parse().unwrap()) };
@@ -262,7 +262,7 @@ fn linux_on(attached: &Attached) -> (Launcher, Launch) {
     (launcher, document)
 }
 
-/// A guest of this number on the network `blue`, beside the pod network or alone.
+/// A guest of this number on the network `blue`, with or without the pod network.
 fn on_blue(machine: &Machine, name: &str, number: u8, alone: bool) -> Wanted {
     let mut guest = machine.guest(name);
     let mut blue = guest.interfaces[0].clone();
@@ -284,7 +284,7 @@ fn on_blue(machine: &Machine, name: &str, number: u8, alone: bool) -> Wanted {
 }
 
 #[test]
-fn linux_is_told_its_address_reaches_out_and_is_reached_and_gets_another_interface() {
+fn linux_gets_its_address_connectivity_and_another_interface() {
     let mut machine = Machine::new();
     machine.serve("from outside");
     let attached = attach(&machine.places, &machine.guest("vm")).unwrap();
@@ -328,7 +328,7 @@ fn two_guests_on_a_bridge_reach_each_other_by_the_addresses_they_were_given() {
         let address = nic(attached).addresses[0];
         launcher.until_serial(&format!("guest: eth0 is {address}/24 02:00:00:00:07:0{number}"));
     }
-    // Each pings its neighbours; who answers is told with its Ethernet address.
+    // Each pings its neighbours; answers are identified by their Ethernet address.
     for (this, other) in [(0, 1), (1, 0)] {
         let address = nic(&guests[other].1).addresses[0];
         let mac = &nic(&guests[other].1).tap.mac;

@@ -1,4 +1,4 @@
-//! `virt-node validate`: what is said about documents, and what programs and people get of it.
+//! `virt-node validate`: its findings about documents, and its output for programs and users.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -110,7 +110,7 @@ fn a_guest_and_all_it_names_are_accepted() {
 }
 
 #[test]
-fn fields_are_told_by_path_and_lot() {
+fn fields_are_reported_by_path_and_lot() {
     for (from, to, wanted) in [
         ("cpu: {cores: 2}", "cpu: {cores: 2, numa: {}}", "unsupported spec.template.spec.domain.cpu.numa"),
         ("cpu: {cores: 2}", "cpu: {corse: 2}", "unknown spec.template.spec.domain.cpu.corse"),
@@ -175,7 +175,7 @@ fn fields_are_told_by_path_and_lot() {
 }
 
 #[test]
-fn an_object_that_is_there_twice_is_told() {
+fn a_duplicate_object_is_reported() {
     let report = report(&format!(
         "{GUEST}\n---\n{}",
         "apiVersion: v1\nkind: Secret\nmetadata: {name: web-init, namespace: shop}"
@@ -246,7 +246,7 @@ fn run(arguments: &[&str], input: &str) -> Output {
 }
 
 #[test]
-fn the_program_says_it_in_text_and_json_and_by_its_exit_code() {
+fn findings_are_printed_as_text_and_json_with_an_exit_code() {
     let output = run(&["validate", "-"], GUEST);
     let text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(0), "{text}");
@@ -264,7 +264,7 @@ fn the_program_says_it_in_text_and_json_and_by_its_exit_code() {
 }
 
 #[test]
-fn files_that_cannot_be_read_are_told() {
+fn unreadable_files_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let broken = folder.path().join("broken.yaml");
     fs::write(&broken, "a: [").unwrap();

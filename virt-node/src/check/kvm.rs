@@ -1,4 +1,4 @@
-//! KVM, by running a guest under it: the device's presence says nothing.
+//! Tests KVM by running a guest under it: the device alone proves nothing.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -12,7 +12,7 @@ const DEVICE: &str = "/dev/kvm";
 /// Whether a guest of one sector runs under KVM, three times.
 pub(super) fn kvm() -> Tried {
     let probe = || found::kvm().map_err(|none| Missing::new(none.reason, none.advice));
-    // The probe runs as root, to whom the rights say nothing.
+    // The probe runs as root, to which the file mode does not apply.
     let found = open_to_vms().and_then(|()| probe());
     Tried {
         name: "kvm",
@@ -22,7 +22,7 @@ pub(super) fn kvm() -> Tried {
     }
 }
 
-/// Whether VMs' users, who are no account's but may be in the group of the device, can open it.
+/// Whether VMs' users, which have no account but may be in the device's group, can open it.
 pub(super) fn open_to_vms() -> Result<(), Missing> {
     let facts = fs::metadata(DEVICE);
     // One that is not there is reported by the probe.
@@ -48,7 +48,7 @@ fn is_for_group(mode: u32, group: u32) -> bool {
     mode & 0o060 == 0o060 && group != 0
 }
 
-/// The group of the device, if it lets that group in and not everybody.
+/// The group of the device, if its mode admits the group and not all users.
 pub(super) fn group() -> Option<u32> {
     let facts = fs::metadata(DEVICE).ok()?;
     let (mode, group) = (facts.mode(), facts.gid());
@@ -61,7 +61,7 @@ mod tests {
 
     /// The second is a stock host: the VM's user gets the group.
     #[test]
-    fn the_device_is_for_everybody_for_its_group_or_for_no_vm() {
+    fn the_device_is_open_to_all_to_its_group_or_to_no_vm() {
         for (mode, group, good) in [
             (0o666, 0, true),
             (0o660, 104, true),

@@ -29,20 +29,20 @@ pub enum Need {
 pub struct Tried {
     /// Its name.
     pub name: &'static str,
-    /// What it is for.
+    /// The purpose of the feature.
     pub purpose: &'static str,
     /// Whether it matters.
     pub need: Need,
-    /// What was found, or why it is missing.
+    /// The detected state, or the reason why it is missing.
     pub found: Result<String, Missing>,
 }
 
 /// Why a thing is missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Missing {
-    /// What happened.
+    /// The cause of the failure.
     pub reason: String,
-    /// What to do about it.
+    /// The remedy.
     pub advice: String,
 }
 
@@ -65,7 +65,7 @@ pub fn check(state: &Path) -> Report {
     Report(tried)
 }
 
-/// The group that may use /dev/kvm, if it has one: VMs' users are in it. `None`: everybody may, or root alone.
+/// The group that may use /dev/kvm, if it has one: VMs' users are in it. `None`: all users may, or root alone.
 pub(crate) fn kvm_group() -> Option<u32> {
     kvm::group()
 }

@@ -1,5 +1,5 @@
-//! What the kernel offers to networks: asked of the program that makes them, `cni check-node`, which tries it in a namespace
-//! of its own.
+//! Network features of the kernel, reported by the program that uses them: `cni check-node` tests them in a namespace of its
+//! own.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use guest::found as programs;
 /// By which taps are opened.
 const TUN: &str = "/dev/net/tun";
 
-/// What `cni check-node --output json` answers, as far as it is used.
+/// The used part of the output of `cni check-node --output json`.
 #[derive(Deserialize)]
 struct Answer {
     checks: Vec<Check>,
@@ -28,7 +28,7 @@ struct Check {
     reason: Option<String>,
 }
 
-/// What is asked for: our name, the plugin's, what for, whether it matters, what to do.
+/// The checks: our name, the plugin's, the purpose, whether it is required, the remedy.
 const ASKED: [(&str, &str, &str, Need, &str); 5] = [
     (
         "bridge",
@@ -63,7 +63,7 @@ pub(super) fn all() -> Vec<Tried> {
         Ok(answer) => match answer.checks.iter().find(|check| check.name == name) {
             Some(check) if check.offered => Ok("works".to_owned()),
             Some(check) => Err(Missing::new(check.reason.clone().unwrap_or_default(), advice)),
-            None => Err(Missing::new("cni check-node does not tell", "install the cni of this release")),
+            None => Err(Missing::new("cni check-node does not report it", "install the cni of this release")),
         },
     };
     let mut tried: Vec<Tried> = ASKED
@@ -96,28 +96,28 @@ fn open_to_guests() -> Result<(), Missing> {
     Err(Missing::new(reason, format!("chmod 0666 {TUN}, as the kernel and udev have it")))
 }
 
-/// Whether somebody's packet filter throws away what guests send beyond this machine.
+/// Checks for foreign packet filters that drop the guests' traffic beyond this machine.
 fn forwarding() -> Tried {
     let found = match network::closed() {
         Err(error) => Err(Missing::new(error.chain(), "run as root")),
-        Ok(closed) if closed.is_empty() => Ok("nobody forbids it".to_owned()),
+        Ok(closed) if closed.is_empty() => Ok("no rule blocks it".to_owned()),
         Ok(closed) => {
             let (said, commands): (Vec<String>, Vec<String>) = closed.into_iter().unzip();
             Err(Missing::new(said.join("; "), commands.join("; ")))
         }
     };
-    let purpose = "what guests send beyond this machine";
+    let purpose = "traffic of guests beyond this machine";
     Tried { name: "forward", purpose, need: Need::Optional, found }
 }
 
-/// The program `cni`: beside ours, or along PATH.
+/// The program `cni`: next to ours, or along PATH.
 fn program() -> Option<PathBuf> {
     let beside = env::current_exe().ok().and_then(|own| Some(own.parent()?.join("cni")));
     beside.filter(|file| file.is_file()).or_else(|| programs::find("cni"))
 }
 
 fn ask() -> Result<Answer, Missing> {
-    let install = "install ferrovirt's cni beside virt-node or on the PATH";
+    let install = "install ferrovirt's cni next to virt-node or on the PATH";
     let program = program().ok_or_else(|| Missing::new("the program cni is not there", install))?;
     let shown = program.display();
     let output = Command::new(&program).args(["check-node", "--output", "json"]).output();

@@ -10,7 +10,7 @@ use super::{Missing, Need, Tried};
 
 const EMULATOR: &str = "qemu-system-x86_64";
 
-/// The first line that a program says with `--version`.
+/// The first line that a program prints for `--version`.
 fn version(program: &Path) -> Result<String, String> {
     let output = Command::new(program).arg("--version").output().map_err(|error| error.to_string())?;
     let text = String::from_utf8_lossy(&output.stdout);

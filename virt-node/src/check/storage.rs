@@ -1,4 +1,4 @@
-//! What the filesystem of guests' state can do, and io_uring.
+//! Features of the filesystem with the guests' state, and io_uring.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};

@@ -49,7 +49,7 @@ pub(super) fn stream(mut daemon: Daemon, namespace: &str, name: &str, stream: St
     answer.map_err(lost)
 }
 
-/// What is typed, until the escape; what a pipe holds to its end.
+/// Copies keystrokes up to the escape key, or a pipe to its end.
 fn keys(mut guest: &UnixStream, terminal: bool) {
     let mut buffer = [0; BUFFER];
     while let Ok(count @ 1..) = io::stdin().read(&mut buffer) {
@@ -60,7 +60,7 @@ fn keys(mut guest: &UnixStream, terminal: bool) {
             return;
         }
     }
-    // A pipe that is at its end still wants to see what the guest says.
+    // The guest's output is still copied after the end of a pipe.
 }
 
 fn shown(mut guest: &UnixStream) -> io::Result<()> {
@@ -84,7 +84,7 @@ pub(crate) fn screen(daemon: &Daemon, namespace: &str, name: &str, port: u16) ->
     let failed = |error| Error::with(Kind::System, format!("port {port} of 127.0.0.1"), error);
     let listener = TcpListener::bind(("127.0.0.1", port)).map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
-    // Whether there is a guest is told now, and not to the first viewer.
+    // A missing guest is reported now, and not to the first viewer.
     let mut trial = daemon.another()?;
     let wanted = |stream| Request::Stream { namespace: namespace.to_owned(), name: name.to_owned(), stream };
     trial.call(wanted(Stream::Screen))?;

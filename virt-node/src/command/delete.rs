@@ -13,11 +13,11 @@ use virt::validate;
 /// How often it is looked whether they are gone.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// What was typed.
+/// The arguments of the command.
 pub(crate) struct Deletion {
     pub(crate) namespace: String,
     pub(crate) named: Vec<Named>,
-    /// Texts whose objects are meant.
+    /// Texts with the objects to delete.
     pub(crate) texts: Vec<(String, Vec<u8>)>,
     pub(crate) grace_seconds: Option<u64>,
     /// Whether it is waited until they are gone, and how long.
@@ -59,7 +59,7 @@ pub(crate) fn delete(daemon: &mut Daemon, typed: &Deletion) -> Result<bool, Erro
         while daemon.object(target)?.is_some() {
             if Instant::now() > until {
                 let text = format!(
-                    "{kind} {namespace}/{name} is still being deleted; virt-node events -n {namespace} {name} may say why"
+                    "{kind} {namespace}/{name} is still being deleted; virt-node events -n {namespace} {name} shows the progress"
                 );
                 return Err(Error::new(ErrorKind::System, text));
             }

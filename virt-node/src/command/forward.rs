@@ -23,11 +23,11 @@ use crate::error::{Error, Kind as ErrorKind};
 use guest::framing::{self, Counted};
 use virt_client::port::Forwarded;
 
-/// Most connections, and most who send datagrams, of one command.
+/// Limit of connections, and of senders of datagrams, of one command.
 const CLIENTS_MAX: usize = 256;
 /// How long a guest may take to accept a connection.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a guest may be silent until who sent it a datagram is forgotten.
+/// Idle timeout after which the sender of a datagram is dropped.
 const SILENCE: Duration = Duration::from_secs(120);
 /// Longest datagram, in bytes.
 const DATAGRAM_MAX: usize = 65_536;
@@ -79,7 +79,7 @@ pub(crate) fn forward(
     ports: &[Forwarded],
 ) -> Result<(), Error> {
     let guest = Arc::new(of(daemon, namespace, named)?);
-    // Whether it can be reached is told now, and not to the first who comes.
+    // An unreachable guest is reported now, and not to the first client.
     guest.address()?;
     let count = Arc::new(AtomicUsize::new(0));
     let (gone, ended) = channel();
@@ -110,7 +110,7 @@ pub(crate) fn forward(
 /// `virt-node port-forward --stdio`: one connection, until the guest ends it.
 ///
 /// # Errors
-/// There is no such guest, or nobody answers there.
+/// There is no such guest, or no server listens on the port.
 pub(crate) fn join_standard(
     daemon: Daemon,
     namespace: &str,
@@ -122,7 +122,7 @@ pub(crate) fn join_standard(
     }
     let stream = connect(&of(daemon, namespace, named)?, port.guest)?;
     let failed = |error| Error::with(ErrorKind::System, "the connection is lost", error);
-    // What is typed may never end, and nobody hears it any more.
+    // The standard input may never end, and has no receiver any more.
     join(End::standard().map_err(failed)?, End::socket(stream).map_err(failed)?).map(drop).map_err(failed)
 }
 
@@ -141,9 +141,9 @@ fn connect(guest: &Guest, port: u16) -> Result<TcpStream, Error> {
         .map_err(|error| Error::with(ErrorKind::System, format!("the guest does not answer at {to}"), error))
 }
 
-/// Says what went wrong with one who came; the others are served.
+/// Logs the error of one client; the others are served.
 fn complain(error: &Error) {
-    // Who closed the output does not want to know.
+    // A closed output is ignored.
     _ = say(&error.chain());
 }
 
@@ -152,7 +152,7 @@ fn connections(listener: &TcpListener, guest: &Arc<Guest>, port: u16, count: &Ar
     loop {
         let client = match listener.accept() {
             Ok((client, _)) => client,
-            // Who came has left already.
+            // The client has disconnected already.
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
             Err(error) => return error,
         };
@@ -181,7 +181,8 @@ fn connections(listener: &TcpListener, guest: &Arc<Guest>, port: u16, count: &Ar
     }
 }
 
-/// Every datagram to `socket` goes to the guest, and its answers to whoever sent it. Answers why there can be no more.
+/// Sends every datagram that arrives on `socket` to the guest, and returns the answers to their senders. Returns the error
+/// that ends it.
 fn datagrams(socket: &Arc<UdpSocket>, guest: &Guest, port: u16) -> io::Error {
     let mut clients: BTreeMap<SocketAddr, Arc<UdpSocket>> = BTreeMap::new();
     let (silent, silence) = channel();
@@ -189,7 +190,7 @@ fn datagrams(socket: &Arc<UdpSocket>, guest: &Guest, port: u16) -> io::Error {
     loop {
         let (length, from) = match socket.recv_from(&mut datagram) {
             Ok(received) => received,
-            // Somebody who was answered is gone.
+            // The receiver of an answer is gone.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => continue,
             Err(error) => return error,
         };
@@ -211,7 +212,7 @@ fn datagrams(socket: &Arc<UdpSocket>, guest: &Guest, port: u16) -> io::Error {
     }
 }
 
-/// A socket to the guest whose answers go back to `from`, until the guest is silent.
+/// A socket to the guest; its answers go back to `from`, until the guest is silent.
 fn answers(
     socket: &Arc<UdpSocket>,
     from: SocketAddr,
@@ -228,7 +229,7 @@ fn answers(
         loop {
             match answers.recv(&mut datagram) {
                 Ok(length) => drop(back.send_to(datagram.get(..length).unwrap_or_default(), from)),
-                // Nobody listens there yet.
+                // The port has no listener yet.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
                 Err(_) => break,
             }
@@ -246,7 +247,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn answers_go_back_to_whom_they_are_for() {
+    fn answers_go_back_to_their_senders() {
         let socket = || UdpSocket::bind("127.0.0.1:0").unwrap();
         let (front, guest, clients) = (Arc::new(socket()), socket(), [socket(), socket()]);
         let (silent, _silence) = channel();

@@ -80,7 +80,7 @@ impl Daemon {
         }
         if !rustix::process::geteuid().is_root() {
             let text =
-                format!("guests are run as root: nobody else can use the daemon of {}", folder.display());
+                format!("only root can use the daemon of {}: run the command as root", folder.display());
             return Err(Error::new(ErrorKind::Usage, text));
         }
         let failed = |error: io::Error| {
@@ -120,9 +120,9 @@ impl Daemon {
             let ended = status.is_some() && !handed_over;
             let text = std::fs::read(&log).unwrap_or_default();
             let text = String::from_utf8_lossy(text.get(before..).unwrap_or_default());
-            // One that somebody else starts at the same time is as good.
+            // A daemon that another process starts at the same time serves as well.
             if ended && !text.contains(daemon::TAKEN) || Instant::now() > until {
-                let said = text.lines().last().unwrap_or("it says nothing").to_owned();
+                let said = text.lines().last().unwrap_or("see its log").to_owned();
                 return Err(Error::new(ErrorKind::System, format!("the daemon does not serve: {said}")));
             }
             std::thread::sleep(Duration::from_millis(20));
@@ -194,7 +194,7 @@ fn refused(answer: Answer) -> Result<Answer, Error> {
     Err(Error::new(kind, message))
 }
 
-/// What a person calls an object: `NAME`, `KIND/NAME`, in a namespace.
+/// A user's name of an object: `NAME`, `KIND/NAME`, in a namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Named {
     /// `None`: a machine, or a run that is nobody's.

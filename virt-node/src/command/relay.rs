@@ -1,5 +1,5 @@
-//! Two streams joined: what one says the other hears, until both have ended. An end of one direction is told, and the other
-//! direction goes on.
+//! Joins two streams: copies each to the other until both have ended. The end of one direction is passed on, and the other
+//! direction continues.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -31,7 +31,7 @@ impl End {
     }
 }
 
-/// Moves bytes both ways, until `other` has said all. What moves the other way may go on: the handle is its thread's.
+/// Copies both ways until `other` has ended. The opposite direction may continue: its thread owns the handle.
 ///
 /// # Errors
 /// There is no thread for it.
@@ -43,10 +43,10 @@ pub(super) fn join(one: End, other: End) -> io::Result<JoinHandle<()>> {
     Ok(asks)
 }
 
-/// One way to its end, which is told. When it cannot go on, neither can the other way.
+/// Copies one direction to its end, and passes the end on. An error also ends the opposite direction.
 fn pass(mut from: File, mut to: File) {
     match copy(&mut from, &mut to) {
-        // What is no socket has nothing to be told.
+        // Only a socket can be shut down.
         Ok(()) => _ = shutdown(&to, Shutdown::Write),
         Err(_) => {
             for socket in [&from, &to] {
@@ -57,7 +57,7 @@ fn pass(mut from: File, mut to: File) {
 }
 
 /// Not `io::copy`: that is `splice(2)` here, and one from a socket holds the lock of the pipe while it waits for bytes, so
-/// that who reads the pipe does not even get those that are in it. Ssh is such a reader.
+/// that the pipe's reader does not even get the bytes that are in it. Ssh is such a reader.
 fn copy(from: &mut File, to: &mut File) -> io::Result<()> {
     let mut buffer = vec![0; BUFFER];
     loop {
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_said_all_still_hears() {
+    fn an_ended_side_still_receives() {
         let (mut client, mut guest) = joined();
         client.write_all(b"question").unwrap();
         client.shutdown(std::net::Shutdown::Write).unwrap();
@@ -104,11 +104,11 @@ mod tests {
     }
 
     #[test]
-    fn who_reads_a_pipe_hears_what_was_said_while_more_is_waited_for() {
+    fn a_pipes_reader_gets_bytes_while_more_are_awaited() {
         let (mut guest, socket) = pair();
         let (mut heard, said) = io::pipe().unwrap();
         thread::spawn(move || pass(File::from(OwnedFd::from(socket)), File::from(OwnedFd::from(said))));
-        // The reader is slower than who waits for more.
+        // The reader is slower than the writer that waits for more.
         guest.write_all(b"first").unwrap();
         thread::sleep(std::time::Duration::from_millis(200));
         let (sender, received) = std::sync::mpsc::channel();
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_heard_all_may_go_on() {
+    fn a_side_that_received_the_end_may_continue() {
         let (mut client, mut guest) = joined();
         guest.shutdown(std::net::Shutdown::Write).unwrap();
         assert_eq!(client.read(&mut [0]).unwrap(), 0);

@@ -1,5 +1,5 @@
-//! `virt-node run`: documents are kept, and what becomes of their guests is told, a line for each step, until they run. Where
-//! there is no guest among them, what becomes of their DataVolumes is, until they are filled.
+//! `virt-node run`: stores documents, and prints the progress of their guests, a line for each step, until they run. Without
+//! guests among the documents it prints the progress of their DataVolumes until they are filled.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -26,12 +26,12 @@ const FILLED: [&str; 2] = ["Succeeded", "UploadReady"];
 const STILL: [&str; 3] = ["Stopped", "Succeeded", "Failed"];
 /// Looks after which a guest that is still is not going to run.
 const PATIENCE: u32 = 50;
-/// Looks after which a volume that could not be made is not going to be, by what it was told.
+/// Polls after which a volume that was reported as failed is given up.
 const UNMADE: u32 = 150;
 /// Starts that fail before it is not waited for any more: what they lack does not come by itself.
 const STARTS: u32 = 4;
 
-/// What was typed.
+/// The arguments of the command.
 pub(crate) struct Run {
     pub(crate) detach: bool,
     pub(crate) console: bool,
@@ -97,7 +97,7 @@ pub(crate) fn run(state: &Path, typed: &Run, texts: &[(String, Vec<u8>)]) -> Res
     if volumes.is_empty() || typed.detach {
         return Ok(true);
     }
-    // They are filled whether anybody looks on or not.
+    // They are filled with or without a follower.
     follow(&mut daemon, &mut volumes, seen, &Run { detach: true, console: false })
 }
 
@@ -113,7 +113,7 @@ fn last_events(daemon: &mut Daemon, namespaces: BTreeSet<String>) -> Result<Vec<
     Ok(last)
 }
 
-/// Starts a machine whose strategy does not, unless it runs.
+/// Starts a VM whose run strategy does not, unless it runs.
 fn switch_on(daemon: &mut Daemon, target: &Target) -> Result<(), Error> {
     if target.kind != Kind::VirtualMachine.name() {
         return Ok(());
@@ -135,7 +135,10 @@ fn switch_on(daemon: &mut Daemon, target: &Target) -> Result<(), Error> {
 fn volume_state(daemon: &mut Daemon, target: &Target) -> Result<String, Error> {
     let Some(object) = daemon.object(target)? else {
         let Target { namespace, name, .. } = target;
-        return Err(Error::new(ErrorKind::Content, format!("{namespace}/{name} was deleted meanwhile")));
+        return Err(Error::new(
+            ErrorKind::Content,
+            format!("{namespace}/{name} was deleted during the command"),
+        ));
     };
     let failed = object["status"]["restartCount"].as_i64().is_some_and(|count| count > 0);
     let state = match text(&object, "/status/phase") {
@@ -157,7 +160,7 @@ fn guest_state(daemon: &mut Daemon, target: &Target) -> Result<String, Error> {
     Ok(if machine.is_empty() { run } else { machine }.to_owned())
 }
 
-/// Tells what happens, until all guests run; in the foreground until none does.
+/// Prints events until all guests run; in the foreground until none does.
 fn follow(
     daemon: &mut Daemon,
     guests: &mut [Followed],
@@ -183,11 +186,11 @@ fn follow(
             states.push(state);
         }
         if let Some(place) = states.iter().position(|state| TROUBLE.contains(&state.as_str())) {
-            // The reason may have come after what was told last.
+            // The reason may have arrived after the last printed event.
             tell(daemon, guests, &mut seen, &mut told)?;
             let (Target { namespace, name, .. }, state) = (&guests[place].target, &states[place]);
             let text = format!(
-                "{namespace}/{name}: {state}; the daemon tries again, virt-node events -n {namespace} {name} tells"
+                "{namespace}/{name}: {state}; the daemon tries again, virt-node events -n {namespace} {name} shows why"
             );
             return Err(Error::new(ErrorKind::System, text));
         }
@@ -267,7 +270,7 @@ fn stop(daemon: &mut Daemon, guests: &mut [Followed]) -> Result<(), Error> {
 /// Volumes, and how far they were, in per cent.
 type Progress = BTreeMap<String, String>;
 
-/// Tells what is new.
+/// Prints new events.
 fn tell(
     daemon: &mut Daemon,
     guests: &mut [Followed],

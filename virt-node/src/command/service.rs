@@ -63,7 +63,7 @@ fn shown(path: &Path) -> Result<&str, Error> {
     text.ok_or_else(|| Error::new(Kind::Usage, refused()))
 }
 
-/// Writes the unit, and has systemd run it now and at every boot. `words` are more of what `serve` is told.
+/// Writes the unit, and has systemd run it now and at every boot. `words` are further arguments of `serve`.
 ///
 /// # Errors
 /// It cannot be written, or systemd refuses it.

@@ -1,5 +1,5 @@
-//! `virt-node image-upload`: virtctl's flags and words. The DataVolume is made where there is none; its upload server is told
-//! by the daemon, and gets the file over TLS on this machine.
+//! `virt-node image-upload`: virtctl's flags and output. Creates the DataVolume if absent; the daemon reports its upload
+//! server, which gets the file over TLS on this machine.
 //!
 //! Not here: the server's start ([`crate::daemon`]).
 
@@ -40,7 +40,7 @@ const RETRIES: u32 = 5;
 /// The server's name in its certificate.
 const HOST_NAME: &str = "localhost";
 
-/// What is to be filled.
+/// The kind of the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Of {
     /// A DataVolume.
@@ -59,7 +59,7 @@ enum Mode {
 /// virtctl's flags.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ImageUpload {
-    /// What is filled; on one machine a PersistentVolumeClaim is made by a DataVolume of its name.
+    /// Kind of the target; on one machine a DataVolume of the same name creates the PersistentVolumeClaim.
     #[arg(value_enum)]
     of: Of,
     /// Its name.
@@ -67,7 +67,7 @@ pub(crate) struct ImageUpload {
     /// The image: qcow2, raw, VMDK, VHD, VHDX, VDI, ISO, also compressed by gzip, xz or zstd.
     #[arg(long, value_name = "FILE", required_unless_present = "archive_path")]
     image_path: Option<PathBuf>,
-    /// A tar archive, whose files become the volume's.
+    /// Tar archive to extract into the volume.
     #[arg(long, value_name = "FILE", conflicts_with = "image_path")]
     archive_path: Option<PathBuf>,
     /// How large the disk is to be, such as 10Gi; needed where the DataVolume is not there yet.
@@ -166,11 +166,11 @@ pub(crate) fn upload(state: &Path, namespace: &str, typed: &ImageUpload) -> Resu
     loop {
         // Asked for each try: a server that was killed is followed by another one, elsewhere and with other certificates.
         let Some(site) = ready(&mut daemon, &target, typed.wait_secs)? else {
-            // Its answer was lost; whoever did not send everything has not filled it.
+            // The answer was lost; an upload that sent less did not fill the volume.
             if bar.position() == length {
                 break;
             }
-            let text = format!("DataVolume {namespace}/{} was filled by somebody else", target.name);
+            let text = format!("DataVolume {namespace}/{} was filled by another client", target.name);
             return Err(Error::new(ErrorKind::Content, text));
         };
         if tries.start == 0 {
@@ -245,7 +245,7 @@ fn ready(daemon: &mut Daemon, target: &Target, seconds: u64) -> Result<Option<Si
             }
             Err(error) if Instant::now() >= until => {
                 let text = format!(
-                    "{} after {seconds} seconds; virt-node events -n {namespace} {name} tells why",
+                    "{} after {seconds} seconds; virt-node events -n {namespace} {name} shows why",
                     error.chain()
                 );
                 return Err(Error::new(ErrorKind::System, text));
@@ -346,7 +346,7 @@ fn done(daemon: &mut Daemon, target: &Target) -> Result<(), Error> {
     say("Upload done; waiting for the volume")?;
     loop {
         let Some(found) = daemon.object(target)? else {
-            let text = format!("DataVolume {namespace}/{name} was deleted meanwhile");
+            let text = format!("DataVolume {namespace}/{name} was deleted during the command");
             return Err(Error::new(ErrorKind::Content, text));
         };
         if text(&found, "/status/phase") == "Succeeded" {

@@ -1,11 +1,11 @@
-//! MAC addresses of the machine's guests: by the rules of [`api::net::pool`], as macpool's in a cluster, with what is kept
-//! in the state folder for its state: the range, made up once, and the objects, whose interfaces say who has which.
+//! MAC addresses of the machine's guests: by the rules of [`api::net::pool`], as macpool's in a cluster, with the state
+//! directory for its state: the range, generated once, and the objects, whose interfaces hold the addresses.
 //!
-//! An interface with masquerade, or on a network of its own, that asks for no address is given one when its object is
-//! kept, and keeps it as long as that has an interface of this name. An address that a person gave stays, also where
-//! another guest has it; that is told.
+//! An interface with masquerade, or on a network of its own, without an address is given one when its object is stored, and
+//! keeps it as long as the object has an interface of this name. An address from the user's document stays, also where
+//! another guest has it; an event reports the duplicate.
 //!
-//! Not here: interfaces that nobody wrote (the pod network's default one); their addresses are the network's to make up.
+//! Not here: the default interface of the pod network, which no document has; the network generates its addresses.
 
 use std::fs;
 use std::io::{self, Read};
@@ -25,13 +25,13 @@ const RANGE_BITS: u32 = 24;
 /// Longest file of a range.
 const FILE_MAX: u64 = 128;
 
-/// Who has which address.
+/// The owner of each address.
 #[derive(Debug)]
 pub(super) struct Addresses {
     pool: Pool,
 }
 
-/// An object whose guest has interfaces.
+/// An object with a guest that has interfaces.
 pub(super) trait Guest: Stored {
     const VIEW: View;
     fn spec(&self) -> &VirtualMachineInstanceSpec;
@@ -85,8 +85,8 @@ impl Addresses {
         Ok(Self { pool })
     }
 
-    /// Gives addresses to interfaces that need one: the one that they had, or the next. Tells of those that another guest
-    /// has, too.
+    /// Gives addresses to interfaces that need one: the previous one, or the next. Returns those that another guest has,
+    /// too.
     ///
     /// # Errors
     /// None is free.
@@ -239,7 +239,7 @@ mod tests {
         assert_eq!(told, [] as [String; 0], "the first has it no more");
         let told = addresses.give(Some(&less), &mut machine("one", &interfaces)).unwrap();
         assert!(told.len() == 1 && told[0].contains("VirtualMachine default/two"), "{told:?}");
-        // A bridge on the pod network has the network's own; a full range says so until somebody goes.
+        // A bridge on the pod network has the network's address; a full range is an error until an address is released.
         let mut bridged = machine("three", &serde_json::json!([{"name": "pod", "bridge": {}}]));
         addresses.give(None, &mut bridged).unwrap();
         assert_eq!(given(&bridged), [""]);
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_given_is_known_after_a_restart() {
+    fn addresses_are_known_after_a_restart() {
         let folder = tempfile::tempdir().unwrap();
         let mut one = machine("one", &serde_json::json!([{"name": "a", "bridge": {}}]));
         let range = {

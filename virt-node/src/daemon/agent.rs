@@ -1,4 +1,4 @@
-//! What a guest's agent is asked: which operating system runs there.
+//! Queries of the guest's agent: the guest's operating system.
 //!
 //! Not here: whether there is an agent ([`super::status`]).
 
@@ -27,7 +27,7 @@ struct OsInfo {
     kernel_version: Option<String>,
 }
 
-/// What the guest of a run is; `None`: its agent does not say.
+/// The operating system of a run's guest; `None`: its agent does not report one.
 pub(super) fn what_it_is(run: &Run) -> Option<GuestOsInfo> {
     let command = "{\"execute\": \"guest-get-osinfo\"}".to_owned();
     let answer = run.client().ok()?.call(Request::Agent { command, timeout_seconds: PATIENCE });
@@ -41,7 +41,7 @@ fn read(text: &str) -> Option<GuestOsInfo> {
         r#return: OsInfo,
     }
     let Answered { r#return: told } = serde_json::from_str(text).ok()?;
-    // The guest may say anything.
+    // The guest controls these strings: bound their length.
     let word = |word: Option<String>| word.map(|word| word.chars().take(WORD_MAX).collect());
     Some(GuestOsInfo {
         name: word(told.name),
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_an_agent_says_is_bounded() {
+    fn answers_of_an_agent_are_bounded() {
         let long = "x".repeat(1 << 20);
         let text = format!(
             "{{\"return\": {{\"id\": \"debian\", \"version-id\": \"12\", \"more\": 1, \"name\": \"{long}\"}}}}"

@@ -1,5 +1,5 @@
-//! Does what was planned for a run: from its volumes to a guest that runs, and away again. Every step finds out what is
-//! there before it makes it, so that a start that was cut short anywhere is gone on with, and a second one changes nothing.
+//! Carries out the plan of a run: from its volumes to a running guest, and back. Every step checks the present state first,
+//! so that an interrupted start is resumed at any point, and a second one changes nothing.
 //!
 //! ```text
 //! start: folder ─► networks ─► volumes shown ─► disks of the run ─► launch document ─► launcher ─► guest
@@ -42,12 +42,12 @@ use virt::time;
 
 /// How long a launcher may take to serve.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long it may take to say how its guest is.
+/// Timeout of a launcher's status.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long it may take to end after it was asked to, and after it was killed.
 const STOP_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What a start needs to know.
+/// The inputs of a start.
 pub(super) struct Start {
     pub(super) state: Arc<State>,
     pub(super) driver: Driver,
@@ -56,12 +56,12 @@ pub(super) struct Start {
     pub(super) instance: VirtualMachineInstance,
     /// The guest's identity: what it is called, and UUID and serial that it keeps.
     pub(super) guest: Guest,
-    /// UID of whom the run belongs to.
+    /// UID of the run's owner.
     pub(super) owner: String,
     pub(super) objects: Objects,
     /// Networks that it may name.
     pub(super) networks: Networks,
-    /// Directories whose files `hostDisk` may name.
+    /// Directories of files that `hostDisk` may name.
     pub(super) host_disks: Vec<PathBuf>,
     /// Volumes of its claims, by the claims' names.
     pub(super) claims: BTreeMap<String, driver::Volume>,
@@ -79,7 +79,7 @@ impl Start {
         }
     }
 
-    /// Who may use the disk of a claim.
+    /// The access rights to the disk of a claim.
     fn access(&self, claim: &str, sharing: Sharing, user: Owner) -> Result<Access, Error> {
         let ids = self.state.ids();
         Ok(match sharing {
@@ -89,7 +89,7 @@ impl Start {
         })
     }
 
-    /// How a volume's claim is used: one that comes to a VM that runs is its user's, who gets no new group.
+    /// How a volume's claim is shared: a hotplugged one belongs to the VM's user alone, as a running VM gets no new group.
     fn sharing(&self, volume: &str, run: &Run) -> Sharing {
         let disks = &self.instance.spec.domain.devices.disks;
         let shared = disks.iter().any(|disk| disk.name == volume && disk.shareable == Some(true));
@@ -122,7 +122,7 @@ impl Start {
     }
 }
 
-/// Who else uses the disk of a claim.
+/// Other users of a claim's disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sharing {
     /// No other VM.
@@ -133,7 +133,7 @@ enum Sharing {
     ReadOnly,
 }
 
-/// What a start did.
+/// The result of a start.
 #[derive(Debug)]
 pub(super) struct Started {
     /// Whether there is a guest.
@@ -141,20 +141,20 @@ pub(super) struct Started {
     /// The user that it runs as.
     pub(super) user: u32,
     pub(super) machine: String,
-    /// What it has of processors and memory.
+    /// Its vCPUs and memory.
     pub(super) size: Option<(Cpu, Memory)>,
     /// Its networks; `None`: it has no interface, or was only looked after.
     pub(super) attached: Option<Attached>,
 }
 
-/// Who is told what a start has to say before it is done: a reason in one CamelCase word, and a text.
+/// Receives intermediate events of a start: a reason in one CamelCase word, and a text.
 type Tell<'a> = dyn FnMut(&'static str, String) + 'a;
 
 fn failed(path: &Path) -> impl Fn(io::Error) -> Error + '_ {
     move |error| Error::with(Kind::System, path.display().to_string(), error)
 }
 
-/// What is left of a run whose launcher is not asked: its end, where that was recorded.
+/// The remains of a run whose launcher is not asked: its end, if recorded.
 pub(super) fn left(run: &Run) -> Seen {
     if !run.exists() {
         return Seen::Nothing;
@@ -176,7 +176,7 @@ pub(super) fn kill(state: &State, run: &Run) -> Seen {
     }
 }
 
-/// What there is of a run. A launcher that does not answer but lives is asked again.
+/// Inspects a run. A launcher that lives and does not answer is asked again.
 pub(super) fn look(run: &Run) -> Seen {
     if !run.exists() {
         return Seen::Nothing;
@@ -204,11 +204,11 @@ pub(super) fn look(run: &Run) -> Seen {
     }
 }
 
-/// Brings a run from whatever there is of it to a guest. What it made is taken away when there is none at the end.
-/// `tell` is told what takes long, `adopt` is given the launcher, where this start makes it.
+/// Brings a run from its present state to a running guest. Everything that it made is removed on failure. `tell` receives
+/// events of slow steps, `adopt` the launcher, where this start makes it.
 ///
 /// # Errors
-/// What is missing, or was refused.
+/// The missing or refused resource.
 pub(super) fn start(
     start: &Start,
     mut tell: impl FnMut(&'static str, String),
@@ -217,7 +217,7 @@ pub(super) fn start(
     let run = start.state.run(start.instance.metadata.uid.as_deref().unwrap_or_default());
     let started = steps(start, &run, &mut tell, adopt);
     if started.is_err() && !run.is_started() {
-        // The first failure is told; what stays is taken away with the run.
+        // The first failure is returned; the rest is removed with the run.
         drop(clear(&start.state, &run, &start.owner));
     }
     started
@@ -289,7 +289,7 @@ fn steps(start: &Start, run: &Run, tell: &mut Tell<'_>, adopt: impl FnOnce(Child
 /// Gives a guest that runs the volume `name` of its spec.
 ///
 /// # Errors
-/// What is missing, or was refused.
+/// The missing or refused resource.
 pub(super) fn attach(start: &Start, name: &str) -> Result<(), Error> {
     let broken = |text: &str| Error::new(Kind::Content, format!("disk {name:?} {text}"));
     let run = start.state.run(start.instance.metadata.uid.as_deref().unwrap_or_default());
@@ -313,7 +313,7 @@ pub(super) fn attach(start: &Start, name: &str) -> Result<(), Error> {
     if !matches!(disk.bus, Bus::Virtio | Bus::Scsi) {
         return Err(broken("can come to a guest that runs on scsi or virtio only"));
     }
-    // What is booted from was decided at the start.
+    // The boot order was decided at the start.
     disk.boot_order = None;
     let answer = client.call(Request::AttachDisk(Box::new(disk)));
     if let Answer::Layout(layout) = answer.map_err(|error| refused(name, error))? {
@@ -356,7 +356,7 @@ pub(super) fn keep_layout(state: &State, owner: &str, layout: Layout) -> Result<
     if before.layout == layout { Ok(()) } else { kept::write(&keep, &Kept { layout, ..before }) }
 }
 
-/// Has what QEMU and libvirt can do found out, where it is not known; says so before it takes long.
+/// Probes the features of QEMU and libvirt, unless they are known; sends an event before a slow probe.
 fn capabilities(state: &State, tell: &mut Tell<'_>) -> Result<(), Error> {
     let refused = |error| process::unstarted("virt-launcher", error);
     let cache = state.path("capabilities");
@@ -458,7 +458,7 @@ fn resolved(
     Ok(launch)
 }
 
-/// What a guest has of processors and memory, which nothing that is made for it changes.
+/// The vCPUs and memory of a guest, independent of the resources made for it.
 fn size(start: &Start, run: &Run, keep: &Path, host: &Host) -> Option<(Cpu, Memory)> {
     let mut spec = start.instance.spec.clone();
     (spec.volumes, spec.networks) = (Vec::new(), Vec::new());
@@ -473,7 +473,7 @@ fn size(start: &Start, run: &Run, keep: &Path, host: &Host) -> Option<(Cpu, Memo
     launch.map(|launch| (launch.cpu, launch.memory))
 }
 
-/// What is wrong with a guest, by fields.
+/// The error for a guest's findings, by fields.
 pub(super) fn invalid(findings: &[Finding]) -> Error {
     let errors = findings.iter().filter(|finding| finding.verdict == Verdict::Error);
     let errors: Vec<String> = errors.map(|finding| format!("{}: {}", finding.path, finding.text)).collect();
@@ -541,7 +541,7 @@ pub(super) fn clear(state: &State, run: &Run, owner: &str) -> Result<(), Error> 
             return Err(Error::new(Kind::System, text));
         }
     }
-    // What escaped from the launcher's care must not change files of the VM's next run.
+    // A process that escaped from the launcher must not change files of the VM's next run.
     if let Some(user) = user {
         state.ids().end_all_of(user);
     }

@@ -1,5 +1,5 @@
-//! The one owner of all state: it takes messages one after the other, looks at every object after each, and has what takes
-//! long done by jobs, one per object, whose ends are messages too.
+//! The one owner of all state: it handles messages one after the other, reconciles every object after each, and runs slow
+//! work in jobs, one per object, whose ends are messages too.
 //!
 //! ```text
 //! clients ─► Call ─┐                     ┌─► job: make or remove a volume, fill it, start or clear a run
@@ -52,23 +52,23 @@ const RETRY_MAX: u64 = 300;
 /// Stack of a thread that only waits, in bytes.
 const WAITING: usize = 64 << 10;
 
-/// What a client is given.
+/// The answer to a client.
 pub(super) enum Reply {
     Answer(Answer),
-    /// What follows is this.
+    /// This stream follows the answer.
     Stream(UnixStream),
 }
 
-/// What the controller is told.
+/// The messages of the controller.
 pub(super) enum Message {
     Call(Box<Request>, Sender<Reply>),
-    /// What a client asked to be kept is without errors.
+    /// The documents of a client are valid.
     Checked(Box<Checked>, Sender<Reply>),
     /// A job of an object is done.
     Ended(String, Work, Result<Outcome, Error>),
     /// How far a volume's job is, in per cent.
     Progress(String, f64),
-    /// What a run's job has to say before it is done: a reason in one CamelCase word, and a text.
+    /// An intermediate event of a run's job: a reason in one CamelCase word, and a text.
     Told(String, &'static str, String),
     News(String, News),
     /// A child that is ours to reap.
@@ -78,7 +78,7 @@ pub(super) enum Message {
     Stop,
 }
 
-/// What a job does.
+/// The kinds of job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
     Driver,
@@ -96,15 +96,15 @@ pub(super) enum Work {
     Enlarge,
 }
 
-/// What a job found out.
+/// The result of a job.
 #[derive(Debug)]
 pub(super) enum Outcome {
     Done,
     /// A volume of this size is there.
     Made(u64),
-    /// What a run was started with.
+    /// The parameters of a started run.
     Started(Box<Started>),
-    /// What a run is attached to.
+    /// The networks that a run is attached to.
     Mended(Option<Attached>),
     /// Whether the guest has let go of a volume.
     Detached {
@@ -118,7 +118,7 @@ pub(super) enum Outcome {
     },
 }
 
-/// What is remembered of an object while the daemon lives.
+/// State of an object that lives as long as the daemon.
 #[derive(Default)]
 pub(super) struct Memory {
     /// Ends its job, while there is one.
@@ -193,7 +193,7 @@ impl Controller {
         self.sender.clone()
     }
 
-    /// Runs until it is told to stop. Guests go on.
+    /// Runs until it is asked to stop. Guests keep running.
     ///
     /// # Errors
     /// The state folder is gone.
@@ -230,7 +230,7 @@ impl Controller {
         Err(Error::new(crate::error::Kind::System, text))
     }
 
-    /// Waits until nobody is about to start the volumes' driver.
+    /// Waits until no job is about to start the volumes' driver.
     fn leave(mut self) {
         while self.is_busy("driver") {
             match self.receiver.recv_timeout(TICK) {
@@ -303,7 +303,7 @@ impl Controller {
         let (name, report) = (uid.clone(), sender.clone());
         let started = thread::Builder::new().name("job".to_owned()).spawn(move || {
             let outcome = task(&stop, &sender);
-            // Nobody listens any more when the daemon ends.
+            // The receiver is gone when the daemon ends.
             drop(report.send(Message::Ended(name, work, outcome)));
         });
         if let Err(error) = started {
@@ -415,7 +415,7 @@ impl Controller {
         }
     }
 
-    /// What a run's launcher is asked, on a thread of its own, and answered for.
+    /// Sends a request to a run's launcher on a thread of its own, and answers the client.
     pub(super) fn ask(
         &self,
         uid: &str,
@@ -430,7 +430,7 @@ impl Controller {
             });
             reply(answer.map(drop));
         };
-        // Who asked sees that there is no answer.
+        // The client notices the missing answer.
         drop(thread::Builder::new().name("ask".to_owned()).spawn(work));
     }
 
@@ -445,13 +445,13 @@ impl Controller {
     }
 }
 
-/// Waits for a child's end on a thread of its own, and tells of it.
+/// Waits for a child's end on a thread of its own, and reports it.
 fn reap(mut child: Child, sender: Sender<Message>) {
     let wait = move || {
-        // Without an answer it is nobody's child any more. Nobody listens when the daemon ends.
+        // Without an answer the child is not ours any more. The receiver is gone when the daemon ends.
         drop(child.wait());
         drop(sender.send(Message::Gone));
     };
-    // Without a thread it stays as an ended process until the daemon's own end; its log says that it ended.
+    // Without a thread it stays a zombie until the daemon's own end; its log records its end.
     drop(thread::Builder::new().name("reap".to_owned()).stack_size(WAITING).spawn(wait));
 }

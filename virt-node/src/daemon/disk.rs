@@ -1,4 +1,4 @@
-//! The disk in a claim's volume, whose other files an importer, an archive or a guest made: opened beneath the volume by
+//! The disk in a claim's volume, next to files that an importer, an archive or a guest made: opened beneath the volume by
 //! descriptor, never through a link, and only if it is a regular file with one name.
 //!
 //! | step | directory of the volume | disk.img |
@@ -28,7 +28,7 @@ const PRIVATE: u32 = 0o700;
 /// Others pass through.
 const PASS: u32 = 0o711;
 
-/// Who may use a disk.
+/// The owners allowed to use a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Access {
     /// Its user and group.
@@ -42,7 +42,7 @@ impl Access {
         Self { owner, mode: DISK }
     }
 
-    /// The group reads it; nobody but root writes.
+    /// The group reads it; only root writes.
     pub(super) fn readers(group: u32) -> Self {
         Self { owner: Owner { uid: 0, gid: group }, mode: READ }
     }
@@ -55,9 +55,9 @@ impl Access {
     /// Gives it an open file.
     ///
     /// # Errors
-    /// What the filesystem answers.
+    /// The filesystem's error.
     pub(super) fn give(self, file: &File) -> io::Result<()> {
-        // Nobody has both at once: neither the old owner with the new mode, nor the new one with the old.
+        // No owner has both at once: neither the old owner with the new mode, nor the new one with the old.
         file.set_permissions(std::fs::Permissions::from_mode(0o000))?;
         self.owner.give(file)?;
         file.set_permissions(std::fs::Permissions::from_mode(self.mode))
@@ -70,7 +70,7 @@ fn open(volume: &Path) -> dir::Result<Dir> {
     Ok(Dir::open(volume)?.one_mount())
 }
 
-/// Lets a transfer, and nobody else, fill the volume.
+/// Opens the volume to a transfer, and to it alone.
 ///
 /// # Errors
 /// The volume is not there.
@@ -80,7 +80,7 @@ pub(super) fn begin(volume: &Path, transfer: Owner) -> dir::Result<()> {
     dir.chown_self(transfer)
 }
 
-/// Closes a volume that no transfer has: a new one is open to everybody.
+/// Closes a volume without a transfer: a new one is open to all users.
 ///
 /// # Errors
 /// The volume is not there.
@@ -93,7 +93,7 @@ fn set_mode(dir: &Dir, mode: u32) -> dir::Result<()> {
         .map_err(|error| dir::Error::new(format!("change the mode of {}", dir.path().display()), error))
 }
 
-/// Takes the volume's directory back to root after a transfer, so that nobody changes its names any more.
+/// Returns the volume's directory to root after a transfer, so that its names can no longer be changed.
 ///
 /// # Errors
 /// The volume is not there.
@@ -193,7 +193,7 @@ mod tests {
         })
     }
 
-    /// What an archive or a guest leaves in the disk's place must not lead root to a file outside, nor hold it up.
+    /// A file that an archive or a guest put in the disk's place must not lead root to a file outside, nor block it.
     #[test]
     fn a_planted_disk_is_refused_and_no_file_outside_changes() {
         let (place, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -224,7 +224,7 @@ mod tests {
 
     /// The first of the attacks: `disk.new` was opened, truncated and given away.
     #[test]
-    fn names_beside_the_disk_are_left_alone() {
+    fn names_next_to_the_disk_are_left_alone() {
         let (place, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let theirs = outside.path().join("theirs");
         fs::write(&theirs, "theirs").unwrap();

@@ -98,7 +98,7 @@ impl Volume {
         closed.map_err(|error| Error::with(Kind::System, "the volume", error))
     }
 
-    /// Gives the disk to who may use it; a volume that nobody filled gets an empty one as large as the claim.
+    /// Gives the disk to its users; a volume without content gets an empty disk of the claim's size.
     ///
     /// # Errors
     /// Something else than a disk has its name.
@@ -169,7 +169,7 @@ fn text(path: &Path) -> String {
 }
 
 impl Driver {
-    /// The driver whose socket and memory are in `csi` of a state folder, and its pool in `volumes`.
+    /// The driver with its socket and state in `csi` of a state directory, and its pool in `volumes`.
     pub(super) fn new(state: &Path) -> Self {
         Self { folder: state.to_owned() }
     }
@@ -243,7 +243,7 @@ impl Driver {
         runtime.block_on(async {
             let channel = endpoint.connect().await;
             let channel =
-                channel.map_err(|_| failed(&"hpp-csi does not serve; virt-node events tells why"))?;
+                channel.map_err(|_| failed(&"hpp-csi is not running; virt-node events shows why"))?;
             calls(channel).await.map_err(|status| failed(&status.message()))
         })
     }
@@ -286,12 +286,12 @@ impl Driver {
         Ok(u64::try_from(capacity).unwrap_or(0).max(volume.size))
     }
 
-    /// Shows a volume in its folder. Whose it is stays as it is.
+    /// Publishes a volume in its directory. Its owner stays.
     pub(super) fn publish(&self, volume: &Volume) -> Result<(), Error> {
         let failed = |error| {
             Error::with(Kind::System, format!("{} cannot be prepared", volume.folder.display()), error)
         };
-        // Nobody passes until the volume, which the driver makes open to everybody, is closed.
+        // The directory stays closed until the volume, which the driver opens to all users, is closed.
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&volume.folder).map_err(failed)?;
         for name in ["dev", "stage"] {
             fs::create_dir_all(volume.folder.join(name)).map_err(failed)?;

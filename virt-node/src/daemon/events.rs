@@ -1,4 +1,4 @@
-//! What happened, for people: the last of it in memory, all of it (within bounds) in a file, a line each.
+//! Events for users: the last ones in memory, all (within bounds) in a file, a line each.
 
 use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
@@ -9,7 +9,7 @@ use super::store::Key;
 use crate::protocol::Event;
 use virt::time;
 
-/// Events that are told.
+/// Limit of events in memory.
 const MOST: usize = 1000;
 /// Largest file in bytes; then the older half goes.
 const FILE_MAX: u64 = 1 << 20;

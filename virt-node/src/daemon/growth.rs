@@ -1,4 +1,4 @@
-//! Claims that become larger: their volume first, then the disk in it, of which a guest that runs is told.
+//! Expansion of claims: first the volume, then the disk in it; a running guest is notified.
 //!
 //! ```text
 //! document with a larger request ─► claim's spec ─► CSI expand ─► disk.img or device ─► guest
@@ -22,7 +22,7 @@ use guest::CallError;
 use virt::resolve::claim_of;
 use virt::run::Seen;
 
-/// Where specs of claims say how much is wanted.
+/// The requested size in a claim's spec.
 const REQUEST: &str = "/resources/requests/storage";
 /// Guests' disks have whole sectors.
 const SECTOR: u64 = 512;
@@ -104,7 +104,7 @@ impl Controller {
     }
 }
 
-/// Makes a volume and the disk in it as large as is asked for, and tells guests. Answers how large.
+/// Expands a volume and the disk in it to the requested size, and notifies guests. Returns the new size.
 fn grow(driver: &Driver, volume: &Volume, shown: &[Shown]) -> Result<u64, Error> {
     let capacity = driver.expand(volume)?;
     let size = volume.size / SECTOR * SECTOR;

@@ -28,7 +28,7 @@ pub(super) struct Found {
     pub(super) facts: Facts,
 }
 
-/// Whether the whole machine is being shut down, as systemd says.
+/// Whether the whole machine is being shut down, according to systemd.
 pub(super) fn is_stopping() -> bool {
     let output = Command::new("systemctl").arg("is-system-running").output();
     output.is_ok_and(|output| output.stdout.starts_with(b"stopping"))

@@ -93,7 +93,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Whether a volume's claim is filled; says so in the run's status, in which the volume is from now on.
+    /// Whether a volume's claim is filled; reports it in the run's status, which lists the volume from then on.
     fn may_attach(&mut self, run: &VirtualMachineInstance, volume: &Volume) -> Result<bool, Error> {
         let namespace = run.metadata.namespace.clone().unwrap_or_default();
         let claim = claim_of(volume).unwrap_or_default();
@@ -111,7 +111,7 @@ impl Controller {
         Ok(phase == "AttachedToNode")
     }
 
-    /// Changes what is said of a run's volume.
+    /// Changes a volume's entry in a run's status.
     fn note_volume(
         &mut self,
         run: &VirtualMachineInstance,
@@ -135,7 +135,7 @@ impl Controller {
     ) -> Result<(), Error> {
         let Some((uid, name)) = of.split_once('/') else { return Ok(()) };
         let run = self.store.all::<VirtualMachineInstance>().into_iter().find(|one| one.uid() == uid);
-        // What comes of a run that is over is gone with it.
+        // The result of a finished run is discarded with it.
         let Some(run) = run.filter(|run| !FINAL.contains(&phase(run))) else {
             self.memory.remove(of);
             return Ok(());

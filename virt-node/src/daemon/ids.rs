@@ -7,8 +7,8 @@
 //! claim/UID   the import or upload into a claim, and the group of VMs that share its disk; readers/UID: that only read it
 //! ```
 //!
-//! A number that some account of the machine has, too, is never used: [`taken`]. Nor is one of another daemon on this machine
-//! ([`super::registry`]), or of a process whose daemon is not known.
+//! A number of an account of the machine is never used: [`taken`]. Nor is one of another daemon on this machine
+//! ([`super::registry`]), or of a process of an unknown daemon.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -34,12 +34,12 @@ pub(super) fn vm(owner: &str) -> String {
     format!("vm/{owner}")
 }
 
-/// The name of the number of a claim's transfer, and of the group of those who write to its disk.
+/// The name of the number of a claim's transfer, and of the group of writers of its disk.
 pub(super) fn claim(uid: &str) -> String {
     format!("claim/{uid}")
 }
 
-/// The name of the group of those who only read a claim's disk.
+/// The name of the group of readers of a claim's disk.
 pub(super) fn readers(uid: &str) -> String {
     format!("readers/{uid}")
 }
@@ -56,7 +56,7 @@ pub(super) struct Ids {
 struct Given {
     /// By what they are for.
     numbers: BTreeMap<String, u32>,
-    /// Those whose record in the registry is this daemon's.
+    /// Numbers that the registry records for this daemon.
     held: BTreeSet<u32>,
 }
 
@@ -75,7 +75,7 @@ impl Transfer<'_> {
     }
 }
 
-/// An account of the machine whose number is in ferrovirt's range.
+/// An account of the machine with a number in ferrovirt's range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Taken {
     /// The number.
@@ -89,7 +89,7 @@ pub(super) fn in_range(id: u32) -> bool {
     id.checked_sub(FIRST).is_some_and(|index| index < COUNT)
 }
 
-/// Accounts of a file of the form of passwd(5) or group(5) whose number is in the range.
+/// Accounts in a file of the form of passwd(5) or group(5) with a number in the range.
 fn accounts(text: &str, what: &str) -> Vec<Taken> {
     let account = |line: &str| {
         let mut fields = line.split(':');
@@ -161,7 +161,7 @@ impl Ids {
         Ok(Self { path: path.to_owned(), registry, given: Mutex::new(given) })
     }
 
-    /// The number of `whose`, given out now if it has none, or if another account or daemon has it by now.
+    /// The number of `whose`, allocated now if it has none, or if another account or daemon has it by now.
     ///
     /// # Errors
     /// None is free, or it cannot be recorded.
@@ -210,7 +210,7 @@ impl Ids {
         Err(Error::new(Kind::System, format!("all {COUNT} users of VMs and transfers are in use")))
     }
 
-    /// Takes a number back; nothing of `whose` is left.
+    /// Releases a number; no resource of its owner is left.
     ///
     /// # Errors
     /// It cannot be recorded that it is free.

@@ -97,7 +97,7 @@ pub(super) fn container(
                 format!("image {}: imagePullPolicy is Never, and it is not here", disk.image),
             ));
         }
-        // What another start fetched while this one waited is new enough.
+        // An image that another start fetched while this one waited is new enough.
         ("Always", true) if !waited => fetch(&root, &file, disk, objects, transfer, stop, progress)?,
         (_, true) => {}
         (_, false) => fetch(&root, &file, disk, objects, transfer, stop, progress)?,
@@ -159,7 +159,7 @@ pub(super) fn sweep<'a>(
     let kept: BTreeSet<PathBuf> = named.map(|disk| folder(images, &disk.image)).collect();
     for entry in fs::read_dir(images).into_iter().flatten().flatten() {
         if !kept.contains(&entry.path()) {
-            // What stays is taken away with the next machine.
+            // The rest is removed with the next VM.
             let removed = Dir::open(images).and_then(|dir| dir.remove_all(entry.file_name()));
             if removed.is_ok() {
                 drop(ids.free(&format!("image/{}", entry.file_name().to_string_lossy())));
@@ -278,7 +278,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn images_that_nobody_names_are_swept() {
+    fn unreferenced_images_are_swept() {
         let images = tempfile::tempdir().unwrap();
         let spec: VirtualMachineInstanceSpec = serde_json::from_value(serde_json::json!({
             "volumes": [{"name": "a", "containerDisk": {"image": "registry/a:1"}}],
@@ -338,7 +338,7 @@ mod tests {
             (b"theirs".to_vec(), 0)
         );
         assert!(!outside.path().join("new").exists());
-        // A file of the user's beside the disk was opened, truncated and renamed.
+        // A file of the user's next to the disk was opened, truncated and renamed.
         fs::write(allowed.path().join("X.new"), "mine").unwrap();
         let made =
             host(&host_disk(&allowed.path().join("X.img"), "DiskOrCreate"), &roots, run.path(), "a", user);

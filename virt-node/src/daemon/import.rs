@@ -53,17 +53,17 @@ pub(super) fn runs_as_user(origin: &Origin) -> bool {
 /// Where the bytes come from.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Origin {
-    /// What the contract can say, with files that it names: `certs/…`, `extraheaders/…`.
+    /// The importer's contract, with the files that it names: `certs/…`, `extraheaders/…`.
     Contract(Box<Job>, Vec<(PathBuf, Vec<u8>)>),
     /// A file of this machine.
     File(PathBuf),
     /// Another claim's blocks.
     Claim(String),
-    /// Whoever sends them, and what the server that takes them is told.
+    /// An upload by a client, and the configuration of the server that accepts it.
     Upload(Box<Server>),
 }
 
-/// What is to be imported.
+/// The parameters of an import.
 ///
 /// # Errors
 /// A sentence about what is missing.
@@ -152,7 +152,7 @@ fn is_local(endpoint: &str) -> bool {
     name == "localhost" || name.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// What Secrets and ConfigMaps give to a job.
+/// The contents of Secrets and ConfigMaps for a job.
 struct Access<'a> {
     objects: &'a Objects,
     job: &'a mut Job,
@@ -218,10 +218,10 @@ fn entry(objects: &Objects, name: &str, key: &str) -> Result<Vec<u8>, String> {
     STANDARD.decode(text).map_err(|_| format!("Secret {name:?}: entry {key:?} is not base64"))
 }
 
-/// Fills the volume whose folder is `root`. `progress` is told per cent; `stop` ends it.
+/// Fills the volume in the directory `root`. `progress` receives per cent; `stop` ends it.
 ///
 /// # Errors
-/// What the importer or the upload server says, or that it was stopped.
+/// The error of the importer or the upload server, or that it was stopped.
 pub(super) fn fill(
     root: &Path,
     from: &Origin,
@@ -297,7 +297,7 @@ fn is_complete(outcome: &Outcome) -> bool {
     outcome.message.as_deref().is_none_or(|message| complete.iter().any(|start| message.starts_with(start)))
 }
 
-/// Files beside the target, and the command, with what is to stay open until it is started.
+/// Writes the files next to the target. Returns the command, with the descriptors that must stay open until it is started.
 fn prepare(
     root: &Path,
     from: &Origin,
@@ -360,7 +360,7 @@ fn within(root: &Path, job: &Job) -> Job {
     job
 }
 
-/// How far the importer says it is.
+/// The progress that the importer reports.
 fn percent(root: &Path) -> Option<f64> {
     let text = process::end_of(&root.join("progress")).ok()?;
     String::from_utf8_lossy(&text).lines().next_back()?.parse().ok()

@@ -1,5 +1,6 @@
-//! Interfaces that come and go while a guest runs: those on networks by name, bridged, as in KubeVirt. One that a machine's
-//! template has more comes, one whose `state` becomes `absent` goes. Everything else waits for the next run.
+//! Interfaces that are attached and detached while a guest runs: bridged ones on named networks, as in KubeVirt. One added
+//! to a VM's template is attached, one whose `state` becomes `absent` is detached. Every other change waits for the next
+//! run.
 //!
 //! [`followed`] decides, pure; [`mend`] does, and finds out what is there already, so that it can be cut short anywhere.
 
@@ -29,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// not; `None`: it has none.
 ///
 /// # Errors
-/// What is refused; the guest does not let go.
+/// The refused change; the guest does not release the device.
 fn mend(start: &Start) -> Result<Option<Attached>, Error> {
     let Start { state, networks, accelerator, instance, guest, owner, stop, .. } = start;
     let folder = state.run(&guest.uid);

@@ -1,4 +1,4 @@
-//! What is kept between the runs of a VM.
+//! State of a VM that is kept between its runs.
 //!
 //! ```text
 //! guests/UID/kept.json   root's: machine type, CPU model, places of devices
@@ -25,7 +25,7 @@ const RECORD: &str = "kept.json";
 /// Longest record, in bytes.
 const RECORD_MAX: u64 = 1 << 20;
 
-/// What a machine keeps between its runs, in its folder.
+/// State in a VM's directory that is kept between its runs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Kept {
@@ -35,17 +35,17 @@ pub(super) struct Kept {
     pub(super) accelerator: Option<Accelerator>,
     /// Why it is that one.
     pub(super) why: String,
-    /// What its processors were in the first run.
+    /// Its CPU model in the first run.
     pub(super) processor: Option<KeptCpu>,
     /// Where devices were.
     pub(super) layout: Layout,
 }
 
-/// What a machine's `host-model` became.
+/// The CPU model that a VM's `host-model` resolved to.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct KeptCpu {
-    /// What ran the guest: what others can do is another model.
+    /// The accelerator: the features of another one are another model.
     accelerator: Accelerator,
     /// Features that the machine asked for then; with others, it becomes another one.
     asked: Vec<CpuFeature>,
@@ -53,7 +53,7 @@ pub(super) struct KeptCpu {
 }
 
 impl KeptCpu {
-    /// What a VM that asked for these features became under this accelerator.
+    /// The model that the requested features resolved to under this accelerator.
     pub(super) fn new(accelerator: Accelerator, asked: Vec<CpuFeature>, became: NamedCpu) -> Self {
         Self { accelerator, asked, became }
     }
@@ -80,7 +80,7 @@ pub(super) fn own(keep: &Path) -> PathBuf {
 /// Makes the directory, or brings that of an earlier release, which belonged to the guests' user as a whole, into its form.
 ///
 /// # Errors
-/// What the filesystem answers.
+/// The filesystem's error.
 pub(super) fn make(keep: &Path, user: Owner) -> Result<(), Error> {
     let made = || -> io::Result<()> {
         let (Some(above), Some(name)) = (keep.parent(), keep.file_name()) else {
@@ -154,14 +154,14 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_kept_beside_the_users_files_and_not_among_them() {
+    fn a_record_is_kept_apart_from_the_users_files() {
         let place = tempfile::tempdir().unwrap();
         let keep = place.path().join("uid");
         assert_eq!(read(&keep).unwrap(), Kept::default());
         make(&keep, me()).unwrap();
         let kept = Kept { machine: "pc-q35-7.2".to_owned(), ..Kept::default() };
         write(&keep, &kept).unwrap();
-        // What its user writes among its files is not taken for the record.
+        // Files that its user writes are not read as the record.
         fs::write(own(&keep).join(RECORD), "{\"machine\": \"theirs\"}").unwrap();
         make(&keep, me()).unwrap();
         assert_eq!(read(&keep).unwrap(), kept);

@@ -18,7 +18,7 @@ use virt::printable::{self, Facts, Instance};
 use virt::time;
 use virt::{resolve, status};
 
-/// Condition of a machine whose run is of another template, and the event that tells of it.
+/// Condition of a VM whose run has another template, and the reason of its event.
 const RESTART: &str = "RestartRequired";
 
 impl Controller {
@@ -205,7 +205,7 @@ impl Controller {
         }
     }
 
-    /// Says how a machine is.
+    /// Updates the status of a VM.
     fn note_machine(
         &mut self,
         machine: &mut VirtualMachine,
@@ -259,7 +259,7 @@ impl Controller {
         } else {
             status::condition(conditions, "Ready", false, reason, message);
         }
-        // What is true of the run only while it is there.
+        // Conditions that hold only while the run exists.
         let copied = [
             "Paused",
             "AgentConnected",

@@ -1,4 +1,4 @@
-//! The one daemon of a machine: it owns the state folder, keeps objects, and brings what there is to what they say.
+//! The one daemon of a machine: it owns the state directory, stores objects, and reconciles the machine with them.
 //!
 //! ```text
 //!  commands ──socket──► controller ─► plan (pure) ─► apply ─► virt-launcher (one per guest) ─► QEMU
@@ -57,12 +57,12 @@ use events::Events;
 use state::State;
 use store::Store;
 
-/// What a person decides for all guests.
+/// Settings of the user for all guests.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Given {
-    /// Directories whose files guests may have as `hostDisk`.
+    /// Directories of files that guests may have as `hostDisk`.
     pub(crate) host_disks: Vec<PathBuf>,
-    /// What runs guests; `None`: the processor where that works, else software.
+    /// The accelerator of guests; `None`: KVM where it works, else TCG.
     pub(crate) accelerator: Option<Accelerator>,
     /// The network of guests that name none.
     pub(crate) pod: PodNetwork,
@@ -97,7 +97,7 @@ pub(crate) fn serve(folder: &Path, given: Given) -> Result<(), Error> {
         apply::end_all(&runs);
     }
     driver.stop();
-    // Nobody is served any more.
+    // The socket serves no client any more.
     drop(std::fs::remove_file(&path));
     Ok(())
 }

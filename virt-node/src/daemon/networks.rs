@@ -36,8 +36,8 @@ fn places(state: &State) -> Places {
     }
 }
 
-/// The namespace of a guest, called by the UID of whom its run belongs to, so that what is made for it stays over a reboot.
-/// `None`: it has none.
+/// The namespace of a guest, named by the UID of the run's owner, so that its resources stay over a reboot. `None`: it has
+/// none.
 pub(super) fn namespace(state: &State, owner: &str) -> Option<PathBuf> {
     network::namespace(&places(state), owner)
 }
@@ -46,8 +46,8 @@ impl Networks {
     /// Gives a run its networks, or mends those that it has; `None`: it has no interface.
     ///
     /// # Errors
-    /// A network that is not there or makes no sense, by path; what a plugin says; of a guest that runs, that its namespace
-    /// is gone: it would not be in a new one.
+    /// A missing or invalid network, by path; a plugin's error; for a running guest, that its namespace is gone: it would
+    /// not be in a new one.
     pub(super) fn attach(
         &self,
         state: &State,
@@ -87,7 +87,7 @@ fn program() -> Result<PathBuf, Error> {
     let found = process::program("cni");
     let found = if found.is_absolute() { Some(found) } else { programs::find("cni") };
     found.ok_or_else(|| {
-        Error::new(Kind::System, "the program cni is neither beside virt-node nor on the PATH: make cni")
+        Error::new(Kind::System, "the program cni is neither next to virt-node nor on the PATH: install it there (make cni builds it)")
     })
 }
 
@@ -101,7 +101,7 @@ pub(super) fn kept(state: &State, owner: &str) -> bool {
     network::is_kept(&places(state), owner).unwrap_or(true)
 }
 
-/// What a guest is attached to, for people.
+/// The attached networks, as text.
 pub(super) fn text(attached: &Attached) -> String {
     let of = |nic: &network::Nic| {
         let addresses: Vec<String> = nic.addresses.iter().map(ToString::to_string).collect();
@@ -111,7 +111,7 @@ pub(super) fn text(attached: &Attached) -> String {
     attached.nics.iter().map(of).collect::<Vec<_>>().join("; ")
 }
 
-/// What a run's status says of its interfaces.
+/// The interfaces in a run's status.
 pub(super) fn statuses(attached: &Attached) -> Vec<InterfaceStatus> {
     let of = |nic: &network::Nic| {
         let addresses: Vec<String> = nic.addresses.iter().map(ToString::to_string).collect();
@@ -129,7 +129,7 @@ pub(super) fn statuses(attached: &Attached) -> Vec<InterfaceStatus> {
     attached.nics.iter().map(of).collect()
 }
 
-/// What is done for guests' networks while the daemon lives.
+/// Network services of guests that live as long as the daemon.
 #[derive(Debug, Default)]
 pub(super) struct Services {
     forwarder: Option<Forwarder>,
@@ -140,7 +140,7 @@ impl Services {
     /// Forwards names where the machine's resolvers are its own and the pod network is there, and only then.
     ///
     /// # Errors
-    /// Somebody else answers at the gateway.
+    /// Another server listens on the gateway's address.
     pub(super) fn forward_names(&mut self) -> Result<(), Error> {
         let wanted = match (host_resolvers().local.first(), pod_gateway()?) {
             (Some(local), Some(gateway)) => Some((gateway, *local)),

@@ -1,4 +1,4 @@
-//! What jobs and launchers tell, noted in the objects it is about.
+//! Stores the results of jobs and launchers in the objects that they concern.
 
 use api::kind::Kind;
 use api::kubevirt::{MachineStatus, VirtualMachineInstance, VirtualMachineInstanceStatus};
@@ -44,7 +44,7 @@ impl Controller {
                 if started.guest { self.note_start(uid, *started) } else { Ok(()) }
             }
             (Work::Start, Err(error)) => {
-                // Its launcher may have recorded an end meanwhile, and starts no guest again then.
+                // Its launcher may have recorded an end in between, and starts no guest again then.
                 self.memory(uid).seen = Some(apply::left(&self.state.run(uid)));
                 self.start_failed(uid, &error);
                 Ok(())
@@ -68,7 +68,7 @@ impl Controller {
             (Work::Attach | Work::Detach, outcome) => self.volume_moved(uid, work, outcome),
             (Work::Enlarge, outcome) => self.enlarged(uid, outcome),
             (Work::Clear, outcome) => {
-                // Its launcher may have recorded an end meanwhile, and starts no guest again then.
+                // Its launcher may have recorded an end in between, and starts no guest again then.
                 self.memory(uid).seen = Some(apply::left(&self.state.run(uid)));
                 match outcome {
                     Ok(_) => Ok(()),
@@ -82,7 +82,7 @@ impl Controller {
         self.noted(uid, noted);
     }
 
-    /// Tells of a note that could not be written.
+    /// Logs a result that could not be stored.
     fn noted(&mut self, uid: &str, noted: Result<(), Error>) {
         if let Err(error) = noted {
             let key = super::store::Key::new(Kind::VirtualMachineInstance, "", uid);
@@ -133,7 +133,7 @@ impl Controller {
         self.store.put(&run)
     }
 
-    /// Notes what a run is attached to, and does what is done beside that while the daemon lives.
+    /// Stores the networks of a run, and updates the network services of the daemon.
     fn note_networks(&mut self, run: &mut VirtualMachineInstance, attached: &Attached) {
         let key = run.key();
         let status = run.status.get_or_insert_default();
@@ -263,7 +263,7 @@ impl Controller {
         self.noted(uid, noted);
     }
 
-    /// Notes what a run's job has to say.
+    /// Stores an intermediate event of a run's job.
     pub(super) fn told(&mut self, uid: &str, reason: &str, text: &str) {
         if let Some(run) = self.run_called(uid) {
             self.events.add(&run.key(), false, reason, text);

@@ -20,21 +20,21 @@ use rustix::thread::set_no_new_privs;
 use crate::error::{Error, Kind};
 use crate::network;
 
-/// Largest log that is gone on with.
+/// Largest log that is appended to.
 const LOG_MAX: u64 = 1 << 20;
 /// How much of the end of a log is read, in bytes.
 const WORDS_MAX: u64 = 64 << 10;
 /// Looks for processes of a user that is to have none.
 const ROUNDS_MAX: u32 = 200;
 
-/// Our programs are beside this one, or on the PATH.
+/// A program of ferrovirt: next to this one, or on the PATH.
 pub(super) fn program(name: &str) -> PathBuf {
     let beside = std::env::current_exe().ok().and_then(|own| Some(own.parent()?.join(name)));
     beside.filter(|path| path.is_file()).unwrap_or_else(|| PathBuf::from(name))
 }
 
-/// One of our programs, with the path alone of this process's environment, and what is to stay open until it is started.
-/// By its descriptor: the user who runs it may not look into the folder, as where root built it at home.
+/// One of our programs, with the PATH alone of this process's environment, and a descriptor that must stay open until it is
+/// started. Started by its descriptor: its user may lack access to the directory, as where root built it at home.
 pub(super) fn command(name: &str) -> (Command, Option<File>) {
     let program = program(name);
     let file = File::open(&program).ok();
@@ -49,7 +49,7 @@ pub(super) fn command(name: &str) -> (Command, Option<File>) {
 /// That one of our programs cannot be started.
 pub(super) fn unstarted(name: &str, error: io::Error) -> Error {
     let text = if error.kind() == io::ErrorKind::NotFound {
-        format!("{name} is neither beside virt-node nor on the PATH")
+        format!("{name} is neither next to virt-node nor on the PATH")
     } else {
         format!("{name} cannot be started")
     };
@@ -97,7 +97,7 @@ pub(super) fn start_in(mut command: Command, log: &Path, namespace: Option<&Path
     }
     // A terminal's Ctrl-C is for the daemon.
     command.stdin(Stdio::null()).stderr(Stdio::from(file)).process_group(0);
-    // What a thread may not gain, its children may not either; nothing else of this process is concerned.
+    // Children inherit a thread's capability bounding set; the rest of this process is not affected.
     let mut spawn = move || {
         set_no_new_privs(true)?;
         command.spawn()
@@ -114,7 +114,7 @@ pub(super) fn start_in(mut command: Command, log: &Path, namespace: Option<&Path
     }
 }
 
-/// Asks the process of a log to end: whoever has it as standard error. `false`: there is none.
+/// Asks the process that has a log as its standard error to end. `false`: there is none.
 pub(super) fn stop(log: &Path) -> io::Result<bool> {
     let log = log.canonicalize()?;
     let mut found = false;

@@ -20,7 +20,7 @@ use rustix::fs::{FlockOperation, flock};
 
 /// The records of this machine, until it restarts.
 pub(super) const PLACE: &str = "/run/ferrovirt/ids";
-/// How long another daemon may hold the lock: it reads and writes some small files meanwhile.
+/// Timeout of the lock: another daemon reads and writes some small files while it holds it.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest path in a record, in bytes.
 const RECORD_MAX: u64 = 4096;

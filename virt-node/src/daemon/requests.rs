@@ -1,4 +1,4 @@
-//! What clients ask, and what is answered: documents become objects, verbs become what is wanted.
+//! Requests of clients and their answers: documents become objects, verbs become the wanted state.
 
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, PoisonError};
@@ -46,7 +46,7 @@ fn target(key: &Key) -> Target {
     Target { kind: key.kind.name().to_owned(), namespace: key.namespace.clone(), name: key.name.clone() }
 }
 
-/// Documents without errors, and what there is to say about them.
+/// Valid documents, with their findings.
 fn checked(documents: Vec<Given>) -> Result<Checked, Refused> {
     let checked = Documents::of(documents).validate(Place::Machine);
     if !checked.report.is_valid() {
@@ -191,7 +191,7 @@ impl Controller {
                 Err((kind, message)) => drop(reply.send(Reply::Answer(Answer::Refused { kind, message }))),
             }
         };
-        // Who asked sees that there is no answer.
+        // The client notices the missing answer.
         drop(std::thread::Builder::new().name("check".to_owned()).spawn(work));
     }
 
@@ -206,11 +206,11 @@ impl Controller {
     /// Keeps documents' objects: all of them, or none where one of them cannot be kept.
     fn apply(&mut self, Checked { report, documents }: Checked) -> Result<Answer, Refused> {
         let mut documents: Vec<Document> = documents.into_iter().map(|one| one.document).collect();
-        // As `get` prints a machine: the run beside it is its own to make.
+        // The output of `get` for a VM: the run next to it is the VM's to make.
         documents.retain(|document| !is_of_machine(document));
         self.fits(&documents)?;
         let mut objects = Vec::new();
-        // What others name comes first.
+        // Referenced objects come first.
         let rank = |document: &Document| match document.known() {
             Some(Kind::Secret | Kind::ConfigMap | Kind::NetworkAttachmentDefinition) => 0,
             Some(Kind::PersistentVolumeClaim | Kind::DataVolume) => 1,
@@ -258,7 +258,7 @@ impl Controller {
         }
     }
 
-    /// Whether documents can be kept beside what there is.
+    /// Whether documents can be stored with the existing objects.
     fn fits(&self, documents: &[Document]) -> Result<(), Refused> {
         for document in documents {
             let Some(kind) = document.known() else { continue };
@@ -356,7 +356,7 @@ impl Controller {
         Ok(Some(kept))
     }
 
-    /// Keeps an object; `kept` puts into a new one what stays of the old one, `addressed` gives it addresses and tells of
+    /// Stores an object; `kept` carries state over from an existing object, `addressed` allocates its addresses and returns
     /// those that another guest has.
     fn keep_as<T: Stored>(
         &mut self,
@@ -376,7 +376,7 @@ impl Controller {
             *object.metadata_mut() = metadata;
             let shared = addressed(&mut self.addresses, None, &mut object)?;
             let put = self.store.put_durably(&object);
-            // What is not kept holds no address.
+            // An object that could not be stored holds no address.
             put.inspect_err(|_| self.addresses.forget(&object.key()))?;
             self.events.add(&object.key(), false, "Created", &format!("{} was made", object.key()));
             self.tell_shared(&object.key(), &shared);
@@ -400,7 +400,7 @@ impl Controller {
         Ok((object.key(), Change::Configured))
     }
 
-    /// Tells of addresses that another guest has, by upstream's name for it.
+    /// Adds an event about addresses that another guest has, by upstream's reason.
     fn tell_shared(&mut self, key: &Key, shared: &[String]) {
         for text in shared {
             self.events.add(key, true, "MACCollision", text);
@@ -463,7 +463,7 @@ impl Controller {
         run.ok_or_else(|| (RefusedKind::State, format!("{namespace}/{name} does not run")))
     }
 
-    /// Does what a verb says; what its launcher is to be asked.
+    /// Carries out a verb; returns the request for its launcher.
     fn power(
         &mut self,
         namespace: &str,
@@ -576,7 +576,7 @@ fn start_request(machine: &mut VirtualMachine, paused: bool) {
     }
 }
 
-/// Whether everything that `asked` says is in `kept` too, which may say more.
+/// Whether `kept` includes everything in `asked`; it may have more.
 fn includes(kept: &Value, asked: &Value) -> bool {
     match (kept, asked) {
         (Value::Object(kept), Value::Object(asked)) => {

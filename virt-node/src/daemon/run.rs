@@ -1,4 +1,4 @@
-//! The directory of a run, whose lower half belongs to the VM's user.
+//! The directory of a run; its lower half belongs to the VM's user.
 //!
 //! ```text
 //! run/UID/       root's, others pass through: log (the launcher's standard error), NAME.img, NAME.qcow2, NAME.image
@@ -62,7 +62,7 @@ impl Run {
     /// Makes what is missing of it, for this user.
     ///
     /// # Errors
-    /// What the filesystem answers.
+    /// The filesystem's error.
     pub(super) fn make(&self, owner: Owner) -> Result<(), Error> {
         let failed = |error: io::Error| Error::with(Kind::System, self.0.display().to_string(), error);
         fs::create_dir_all(&self.0).map_err(failed)?;
@@ -172,7 +172,7 @@ mod tests {
         fs::remove_file(&record).unwrap();
         fs::create_dir(&record).unwrap();
         assert!(run.exit().is_none());
-        // A link to a socket of somebody else.
+        // A link to another process's socket.
         let _theirs = UnixListener::bind(place.path().join("socket")).unwrap();
         std::os::unix::fs::symlink(place.path().join("socket"), run.own().join(SOCKET)).unwrap();
         assert!(run.client().is_err() && run.connect("absent").is_err());

@@ -1,5 +1,5 @@
-//! Runs of machines: each goes from volumes that are ready over a launcher to its end, by the plan's steps. What is seen
-//! of it meanwhile is noted by [`super::notes`].
+//! Runs of VMs: each goes from ready volumes over a launcher to its end, by the plan's steps. [`super::notes`] stores the
+//! observations.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use virt::run::{self, Run, RunStep, Seen};
 use virt::status;
 use virt::time;
 
-/// Who a run belongs to: its machine, or itself.
+/// The owner of a run: its VM, or itself.
 pub(super) fn owner_uid(instance: &VirtualMachineInstance) -> String {
     let owner = instance.metadata.owner_references.first();
     let uid = owner.and_then(|owner| owner.get("uid")).and_then(|uid| uid.as_str());
@@ -139,7 +139,7 @@ impl Controller {
         self.events.add(&key, false, "Starting", "preparing disks and the launcher");
         self.job(&uid.clone(), Work::Start, move |stop, sender| {
             start.stop = Arc::clone(stop);
-            // Nobody listens any more when the daemon ends.
+            // The receiver is gone when the daemon ends.
             let told = |reason, text| drop(sender.send(Message::Told(uid.clone(), reason, text)));
             let born = |child| drop(sender.send(Message::Born(child)));
             apply::start(&start, told, born).map(|started| Outcome::Started(Box::new(started)))
@@ -155,7 +155,7 @@ impl Controller {
         }
     }
 
-    /// What has to be known to do something with a run.
+    /// The inputs of an operation on a run.
     pub(super) fn start_of(&self, run: &VirtualMachineInstance, launch: bool) -> Start {
         let key = run.key();
         let claims: BTreeMap<_, _> = resolve::claims_of(&run.spec)
@@ -192,7 +192,7 @@ impl Controller {
         let (sender, told, folder) = (self.sender(), uid.clone(), self.state.run(&uid));
         self.ask(&uid, Request::Shutdown { grace_seconds }, move |answer| {
             if answer.is_err() {
-                // It ended just now, or its worker did: what is seen next says which, and it is asked again.
+                // It ended just now, or its worker did: the next observation shows which, and it is asked again.
                 std::thread::sleep(std::time::Duration::from_millis(500));
                 let news = News::Seen(apply::look(&folder), None);
                 drop(sender.send(Message::News(told, news)));
@@ -200,7 +200,7 @@ impl Controller {
         });
     }
 
-    /// Kills what is left of a guest whose launcher does not end it, also while something is being done for it.
+    /// Kills the remains of a guest whose launcher does not end it, also during another job.
     fn kill(&mut self, run: &VirtualMachineInstance) {
         let (uid, now) = (run.uid().to_owned(), time::now());
         let again = self.memory(&uid).killed.map(|before| before + KILL_INTERVAL).filter(|next| *next > now);
@@ -246,7 +246,7 @@ impl Controller {
             Cause::Rebooted => "The guest was reset, or crashed.",
             Cause::Killed => "The guest was killed as asked.",
             Cause::Crashed => "The VirtualMachineInstance crashed.",
-            Cause::Lost => "The guest ended while nobody could see how.",
+            Cause::Lost => "The guest ended while no worker was running; the cause is unknown.",
         };
         self.events.add(&key, failed, if failed { "Crashed" } else { "Stopped" }, message);
         self.store.put(&run)?;

@@ -63,7 +63,7 @@ impl Controller {
     /// Notes what became of that; `of` is the run's UID and the job.
     pub(super) fn enlarged(&mut self, of: &str, outcome: Result<Outcome, Error>) -> Result<(), Error> {
         let run = of.split_once('/').and_then(|(uid, _)| self.run_called(uid));
-        // What comes of a run that is over is gone with it.
+        // The result of a finished run is discarded with it.
         let Some(mut run) = run.filter(|run| !FINAL.contains(&phase(run))) else {
             self.memory.remove(of);
             return Ok(());

@@ -1,6 +1,6 @@
-//! The daemon's socket: root's only. A client has a thread; what it asks is the controller's to answer. A stream takes the
-//! connection over: bytes go both ways through buffers of a fixed size, so that who does not read stops who writes, and
-//! nobody else.
+//! The daemon's socket: root's only. Each client has a thread; the controller answers its requests. A stream takes the
+//! connection over: bytes go both ways through buffers of a fixed size, so that a slow reader stops its writer, and no other
+//! stream.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Bytes of a stream on their way.
 const BUFFER: usize = 16 << 10;
 
-/// Who has which stream, by what it is of.
+/// The holder of each stream, by object.
 type Holders = Arc<Mutex<BTreeMap<String, Arc<UnixStream>>>>;
 
 /// That a client has a stream, or asks for it, while this is there.
@@ -36,7 +36,7 @@ struct Held {
 }
 
 impl Held {
-    /// Cuts off who had the stream before, and notes who has it now.
+    /// Disconnects the previous holder of a stream, and records the new one.
     fn take(holders: &Holders, name: String, client: &UnixStream) -> io::Result<Self> {
         let client = Arc::new(client.try_clone()?);
         let before = {

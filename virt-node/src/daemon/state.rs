@@ -36,9 +36,9 @@ use crate::error::{Error, Kind};
 /// writes to a directory of its own, where a release of version 1 would not find running VMs.
 pub(super) const VERSION: u64 = 2;
 const READABLE_BY: u64 = 2;
-/// Where the state is when nothing is said.
+/// Default of the state directory.
 pub(crate) const DEFAULT: &str = "/var/lib/ferrovirt";
-/// What is said of a folder that another daemon has.
+/// Error text for a directory that another daemon has.
 pub(crate) const TAKEN: &str = "is in use by another virt-node serve";
 /// Longest file with the version, in bytes.
 const VERSION_MAX: u64 = 256;
@@ -108,8 +108,8 @@ impl State {
         &self.ids
     }
 
-    /// A VM that an earlier release started has its launcher in another place: it would be taken for lost, and started
-    /// again beside itself.
+    /// The launcher of a VM that an earlier release started is in another place: the VM would be taken for lost, and started
+    /// a second time.
     fn refuse_older_runs(&self) -> Result<(), Error> {
         for entry in fs::read_dir(self.folder.join("run")).into_iter().flatten().flatten() {
             let run = Run::new(entry.path());
@@ -138,7 +138,7 @@ impl State {
         if fs::read_to_string(&path).is_ok_and(|before| before == boot) {
             return Ok(());
         }
-        // What KVM can do is tried once in a boot.
+        // KVM is probed once per boot.
         drop(fs::remove_file(self.folder.join("kvm")));
         let runs = self.folder.join("run");
         fs::remove_dir_all(&runs)?;
@@ -162,7 +162,7 @@ impl State {
         Run::new(self.folder.join("run").join(digits))
     }
 
-    /// What a machine keeps between runs.
+    /// The state of a VM that is kept between runs.
     pub(super) fn guest(&self, uid: &str) -> PathBuf {
         self.folder.join("guests").join(uid)
     }

@@ -27,7 +27,7 @@ use crate::error::{Error, Kind as ErrorKind};
 /// Longest file of an object in bytes.
 const FILE_MAX: u64 = 32 << 20;
 
-/// What an object is called.
+/// The key of an object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Key {
     pub(crate) kind: Kind,
@@ -40,12 +40,12 @@ impl Key {
         Self { kind, namespace: namespace.to_owned(), name: name.to_owned() }
     }
 
-    /// What the daemon tells of itself is about: a part of it, in no namespace, and no object.
+    /// The key of events of the daemon itself: a part of it, in no namespace, and no object.
     pub(crate) fn daemon(part: &str) -> Self {
         Self::new(Kind::ConfigMap, "", part)
     }
 
-    /// What people are told it is.
+    /// The kind in messages for users.
     pub(crate) fn shown_kind(&self) -> &'static str {
         if self.kind == Kind::ConfigMap && self.namespace.is_empty() { "Daemon" } else { self.kind.name() }
     }
@@ -115,7 +115,7 @@ pub(super) struct Store {
     objects: BTreeMap<Key, Value>,
     /// Counts changes.
     changes: u64,
-    /// Objects whose last change is in memory only.
+    /// Objects with a last change in memory only.
     unwritten: BTreeSet<Key>,
 }
 
@@ -147,7 +147,7 @@ impl Store {
         self.folder.join(key.kind.name()).join(&key.namespace).join(&key.name)
     }
 
-    /// What all objects of a kind are called.
+    /// The keys of all objects of a kind.
     pub(super) fn keys(&self, kind: Kind) -> Vec<Key> {
         self.objects.keys().filter(|key| key.kind == kind).cloned().collect()
     }
@@ -247,7 +247,7 @@ impl Store {
 
 fn unwritable(key: &Key, error: io::Error) -> Error {
     if is_full(&error) {
-        // Without the path, which is another one each time: it is told once.
+        // Without the path, which differs each time: it is logged once.
         let error = io::Error::from(error.kind());
         let text = format!("there is no room to keep {key}: deleting something makes some");
         return Error::with(ErrorKind::System, text, error);
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_read_again() {
+    fn stored_objects_are_read_again() {
         let folder = tempfile::tempdir().unwrap();
         let mut store = Store::open(folder.path()).unwrap();
         let mut object = secret("a");

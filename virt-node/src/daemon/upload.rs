@@ -3,12 +3,12 @@
 //! like one.
 //!
 //! ```text
-//! claims/UID/upload/ca.crt, server.crt, server.key   who the server is, and who signs its one client
-//! claims/UID/upload/client.crt, client.key           that client: whoever asks the daemon for it
-//! claims/UID/log                                     the server's words; its port is one of them
+//! claims/UID/upload/ca.crt, server.crt, server.key   the server's certificate, and the CA of its one client
+//! claims/UID/upload/client.crt, client.key           that client, for commands that ask the daemon
+//! claims/UID/log                                     the server's log, which has its port
 //! ```
 //!
-//! Certificates are made for one server and end with it. Not here: who sends ([`crate::command`]).
+//! Certificates are made for one server and end with it. Not here: the sender ([`crate::command`]).
 
 use std::fs;
 use std::io::{self, Write};
@@ -29,14 +29,14 @@ use super::process;
 
 /// The client's name in its certificate.
 const CLIENT: &str = "virt-node";
-/// What the server says before its port.
+/// The server's log message before its port.
 const LISTENS: &str = "waiting for an upload address=127.0.0.1:";
 
 /// How a server is reached.
 pub(super) struct Door {
     /// Of 127.0.0.1.
     pub(super) port: u16,
-    /// Who signed the server's certificate, PEM.
+    /// The issuer of the server's certificate, PEM.
     pub(super) authority: String,
     /// The client's certificate, PEM.
     pub(super) certificate: String,
@@ -71,7 +71,7 @@ pub(super) fn prepare(root: &Path, server: &Server, user: Owner) -> io::Result<(
         write(&folder.join(format!("{name}.crt")), &certificate, owner)?;
         write(&folder.join(format!("{name}.key")), &key, owner)?;
     }
-    // What an earlier server said is not this one's.
+    // The log of an earlier server must not be read as this one's.
     fs::File::create(root.join("log"))?;
     let path = |name: &str| folder.join(name).to_string_lossy().into_owned();
     let server = Server {
@@ -112,7 +112,7 @@ fn sign(
     Ok((params.signed_by(&key, authority)?.pem(), key.serialize_pem()))
 }
 
-/// A file that its owner may read and nobody else.
+/// A file readable by its owner alone.
 fn write(path: &Path, text: &str, owner: Owner) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),

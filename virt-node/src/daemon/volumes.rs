@@ -175,7 +175,7 @@ impl Controller {
         });
     }
 
-    /// UID of the claim whose blocks a claim is to have.
+    /// UID of the source claim of a clone.
     fn clone_source(&self, namespace: &str, claim: &PersistentVolumeClaim) -> Result<Option<String>, String> {
         let Some(volume) = self.store.get::<DataVolume>(namespace, &claim.metadata.name) else {
             return Ok(None);
@@ -254,7 +254,7 @@ impl Controller {
             volume.spec.pvc.clone().or_else(|| volume.spec.storage.clone()).unwrap_or_default();
         let mut resources = wanted.resources.unwrap_or_default();
         if size(&resources).is_none() {
-            // A clone that does not say how large it is is as large as its source.
+            // A clone without a size gets its source's size.
             let source = volume.spec.source.as_ref().and_then(|source| source.pvc.as_ref());
             let from = source.and_then(|source| {
                 let namespace = source.namespace.as_deref().unwrap_or(&key.namespace);
@@ -274,7 +274,7 @@ impl Controller {
                 ..made(&volume.metadata, &key.namespace)?
             },
             spec: ClaimSpec {
-                // What the pool can do, where nothing is said.
+                // The pool's access modes by default.
                 access_modes: if wanted.access_modes.is_empty() {
                     vec!["ReadWriteOnce".to_owned()]
                 } else {
@@ -425,7 +425,7 @@ fn fill(
     sender: &Sender<Message>,
 ) -> Result<(), Error> {
     let told = |percent| {
-        // Nobody listens any more when the daemon ends.
+        // The receiver is gone when the daemon ends.
         drop(sender.send(Message::Progress(uid.to_owned(), percent)));
     };
     import::fill(&target.folder, origin, Some(target.size), transfer, stop, told)

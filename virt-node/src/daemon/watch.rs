@@ -1,4 +1,4 @@
-//! Watches one run's launcher, on a thread of its own, until that is gone, and tells what is seen.
+//! Watches one run's launcher, on a thread of its own, until it is gone, and reports its events.
 
 use std::thread;
 use std::time::Duration;
@@ -13,21 +13,21 @@ use virt::run::Seen;
 /// How long an event is waited for until it is looked whether the launcher is there.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// How long a launcher may take to say how its guest is.
+/// Timeout of a launcher's status.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What is told.
+/// The reported events.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum News {
     /// How the run is now.
     Seen(Seen, Option<Status>),
     /// Something that changes nothing of that.
     Event(Event),
-    /// What the guest is, by its agent.
+    /// The guest's operating system, by its agent.
     Os(Box<GuestOsInfo>),
 }
 
-/// Tells `tell` of a run until its launcher is gone; `false` from it ends the watch.
+/// Reports the events of a run to `tell` until its launcher is gone; `false` from it ends the watch.
 pub(super) fn watch(run: Run, mut tell: impl FnMut(News) -> bool + Send + 'static) -> std::io::Result<()> {
     let work = move || {
         loop {
@@ -58,7 +58,7 @@ fn seen(status: Status) -> News {
     News::Seen(seen, Some(status))
 }
 
-/// Follows one worker of the launcher to its end; `false`: nobody wants to know any more.
+/// Follows one worker of the launcher to its end; `false`: the receiver is gone.
 fn follow(run: &Run, tell: &mut impl FnMut(News) -> bool) -> bool {
     let Ok(mut client) = run.client() else { return true };
     let Ok(Answer::Status(status)) = client.call_within(Request::Watch, WATCH_TIMEOUT) else { return true };

@@ -2,7 +2,7 @@
 //! step may be done again; what fails is undone in reverse.
 //!
 //! ```text
-//! STATE/lock           held while it is noted that somebody begins or is gone
+//! STATE/lock           held while a guest is added to or removed from the records
 //! STATE/machine.json   how the machine was before the pod network's first guest of this boot; put back by its last
 //! ```
 
@@ -24,7 +24,7 @@ use guest::network::{self as wire, runtime};
 use super::{Attached, Interface, Places, Wanted, firewall, pod};
 use crate::error::{Error, Kind};
 
-/// What masquerades on the machine, made by the plugin `bridge` of us and of others.
+/// The masquerading table, made by the plugin `bridge` of ours and of the reference.
 const MASQUERADE: Table = Table { family: INET, name: "cni_plugins_masquerade" };
 /// Its chain of rules.
 const CHECKS: &str = "masq_checks";
@@ -98,7 +98,7 @@ fn attach_noting(places: &Places, wanted: &Wanted, done: &mut Vec<Entry>) -> Res
     Ok(attached)
 }
 
-/// Attaches, asking for the addresses that it had; where those are somebody else's by now, for any.
+/// Attaches with the previous addresses; where another guest has them by now, with any.
 fn add(places: &Places, wanted: &Wanted, one: &Interface, addresses: &[String]) -> Result<Entry, Error> {
     let mut entry = runtime::entry(places, wanted, one, addresses);
     begin(places, &entry)?;
@@ -193,7 +193,7 @@ fn clean(places: &Places, container: &str) -> Result<(), Error> {
     let mut gone = vec![places.state.join("addresses")];
     if all.is_empty() {
         gone.push(places.state.join("results"));
-        // What was being written when somebody was killed; under the lock nobody writes here.
+        // Temporary files of interrupted writes; under the lock there is no other writer.
         let found = fs::read_dir(&places.state).map_err(failed(&places.state))?.flatten();
         gone.extend(
             found.map(|one| one.path()).filter(|path| {

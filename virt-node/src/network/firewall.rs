@@ -1,5 +1,5 @@
-//! Somebody else's packet filter that throws away what the machine forwards, and so what guests send: found, and the command
-//! that lets ours through. Nothing of it is changed: it is not ours.
+//! Foreign packet filters that drop forwarded traffic, and so the guests': detected, with the command that admits ours.
+//! Nothing in them is changed: they are not ours.
 
 use link::nft::batch::{INET, IPV4, IPV6};
 use link::nft::{Closed, Filter};
@@ -7,7 +7,7 @@ use link::nft::{Closed, Filter};
 use super::pod::BRIDGE;
 use crate::error::Error;
 
-/// What keeps the pod network's packets from being forwarded: each with the command that lets them.
+/// Rules that block the pod network's traffic, each with the command that admits it.
 ///
 /// # Errors
 /// The packet filter cannot be asked.
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_is_told_its_own_command() {
+    fn each_rule_has_its_own_command() {
         let of = |family, table: &str, chain: &str| {
             command(&Closed { family, table: table.to_owned(), chain: chain.to_owned() })
         };

@@ -1,5 +1,5 @@
-//! Names for guests of a machine whose resolvers are all on its loopback, where no guest reaches them: asked on the pod
-//! network's gateway, handed on, answered. Nothing is kept and nothing but the number of a question is changed.
+//! DNS for guests of a machine whose resolvers are all on its loopback, which no guest reaches: queries to the pod network's
+//! gateway are forwarded, and answered. There is no cache, and only the ID of a query is changed.
 //!
 //! Not here: when it is needed ([`super::Resolvers`]), resolving.
 
@@ -21,7 +21,7 @@ use crate::error::{Error, Kind};
 const PORT: u16 = 53;
 /// Longest question or answer over UDP, in bytes.
 const PACKET_MAX: usize = 4096;
-/// What a packet has before its question.
+/// Length of a DNS header.
 const HEADER: usize = 12;
 /// Most questions that wait for an answer, and most connections; the connection idle longest is closed for the next.
 const WAITING_MAX: usize = 1024;
@@ -50,13 +50,13 @@ impl Forwarder {
     /// Answers at port 53 of `gateway`, by the resolver at port 53 of `local`.
     ///
     /// # Errors
-    /// Somebody else answers there, or the address is not the machine's.
+    /// Another server listens there, or the address is not the machine's.
     pub fn start(gateway: IpAddr, local: IpAddr) -> Result<Self, Error> {
         Self::between(SocketAddr::new(gateway, PORT), SocketAddr::new(local, PORT), Some(BRIDGE))
     }
 
-    /// Answers those only whose packets come in through the interface `through`, where one is named: the gateway's address
-    /// can be reached through the machine's other interfaces, too.
+    /// Answers only packets that arrive through the interface `through`, where one is named: the gateway's address can be
+    /// reached through the machine's other interfaces, too.
     fn between(gateway: SocketAddr, local: SocketAddr, through: Option<&str>) -> Result<Self, Error> {
         let failed = |error: io::Error| {
             Error::with(Kind::System, format!("names cannot be forwarded from {gateway} to {local}"), error)

@@ -15,11 +15,12 @@
 //! 3. **plan** decides from (wanted, found), pure, about what CNI does and about the links and rules between its interface and
 //!    the tap device; **apply** does the former, **wire** the latter. [`attach`] twice changes nothing; killed at any line and
 //!    called again it converges; [`detach`] leaves nothing.
-//! 4. What a guest is told by DHCP is part of the launch document ([`Nic::tap`]); the launcher's worker answers
-//!    (package virt-launcher), needing no capability: the namespace lets everybody have its ports from 67 on.
+//! 4. The guest's DHCP configuration is part of the launch document ([`Nic::tap`]); the launcher's worker answers
+//!    (package virt-launcher), without any capability: the namespace opens its ports from 67 on to every user.
 //!
 //! Names, addresses and links are upstream's (virt-launcher of KubeVirt 1.9), since tools look for them. Its dummy interface
-//! with the guest's address, beside a bridge binding, is left out where the kernel has none, and [`Attached::notes`] says so.
+//! with the guest's address, next to a bridge binding, is left out where the kernel has none, and [`Attached::notes`]
+//! reports it.
 //!
 //! How the daemon uses it, at each start of a guest and after each start of the machine:
 //!
@@ -29,11 +30,11 @@
 //!     nics[..].tap ─► resolve::Made::taps            nics[..].addresses ─► the status        notes ─► a condition
 //!     inside(namespace, || start the launcher)       Advertiser::start for each nic that has a router
 //!  Forwarder::start(pod_gateway(), …)                once, where host_resolvers() has local ones only
-//!  attach with one more, or one less                 an interface comes, or goes, beside the launcher's Attach and Detach
+//!  attach with one more, or one less                 with the launcher's Attach and Detach of an interface
 //!  detach(container)                                 when the launcher is gone
 //! ```
 //!
-//! Not here: who calls when (the daemon), DHCP packets, what a plugin does.
+//! Not here: the callers and their timing (the daemon), DHCP packets, the plugins' work.
 
 mod apply;
 mod firewall;
@@ -59,12 +60,12 @@ pub use wanted::{Given, of_guest};
 /// Gives a guest its networks, and takes away those that it has and that are not wanted any more. What it has stays as it is.
 ///
 /// # Errors
-/// What was made in this call is undone; of what could not be the error tells too.
+/// Everything made in this call is undone; the error lists the rest.
 pub fn attach(places: &Places, wanted: &Wanted) -> Result<Attached, Error> {
     apply::attach(places, wanted)
 }
 
-/// Takes all networks from a guest whose launcher is gone. Nothing is left; a guest without any is no error.
+/// Removes all networks from a guest whose launcher is gone. Nothing is left; a guest without any is no error.
 ///
 /// # Errors
 /// Every failure, after all was tried. Called again it goes on.
@@ -81,7 +82,7 @@ pub fn namespace(places: &Places, container: &str) -> Option<PathBuf> {
 /// Whether there is something for [`detach`] to take away.
 ///
 /// # Errors
-/// What is kept cannot be read.
+/// The records cannot be read.
 pub fn is_kept(places: &Places, container: &str) -> Result<bool, Error> {
     Ok(runtime::namespace(places, container).exists() || !cache::of(&places.state, container)?.is_empty())
 }
@@ -89,13 +90,13 @@ pub fn is_kept(places: &Places, container: &str) -> Result<bool, Error> {
 /// Fails when a guest's networks are not as [`attach`] made them: links and addresses, and the plugins' CHECK.
 ///
 /// # Errors
-/// What differs.
+/// The differences.
 pub fn check(places: &Places, wanted: &Wanted) -> Result<(), Error> {
     apply::check(places, wanted)
 }
 
-/// Has the plugins of `network` remove what belongs to no guest (CNI's GC); nothing where its version has none. Nobody may
-/// attach or detach meanwhile.
+/// Has the plugins of `network` remove the attachments of no guest (CNI's GC); nothing where its version has none. No attach
+/// or detach may run at the same time.
 ///
 /// # Errors
 /// Every failure, after all was tried.
@@ -133,7 +134,7 @@ pub fn link_plugins(folder: &Path, cni: &Path) -> Result<(), Error> {
         if std::fs::read_link(&file).is_ok_and(|to| to == cni) {
             continue;
         }
-        // By a rename: somebody may be about to start it.
+        // By a rename: another process may be about to start it.
         let new = folder.join(format!(".{name}"));
         match std::fs::remove_file(&new) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed(error)),

@@ -1,5 +1,5 @@
 //! The network of guests that name no other: a bridge of ours behind the machine's address, as a CNI configuration. Its
-//! subnet is the first of a list that none of the machine's routes overlaps, and stays while anybody has an address of it.
+//! subnet is the first of a list that none of the machine's routes overlaps, and stays while a guest has an address of it.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -18,10 +18,10 @@ pub(super) const NAME: &str = "ferrovirt";
 pub(super) const BRIDGE: &str = "fv0";
 /// Subnets in the order they are taken, none of them usual with Docker, libvirt or Kubernetes.
 const SUBNETS: [&str; 4] = ["10.234.0.0/16", "172.29.128.0/18", "192.168.234.0/24", "100.100.0.0/16"];
-/// Where an uplink does not say.
+/// The MTU without an uplink.
 const MTU: u32 = 1500;
 
-/// What the pod network is to be.
+/// The requested pod network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PodNetwork {
     /// Its subnet; none: the first free one of a list.
@@ -30,7 +30,7 @@ pub struct PodNetwork {
     pub subnet6: Option<Ipv6Net>,
 }
 
-/// What was found on the machine.
+/// Facts about the machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Host {
     /// Routes but those of the pod network's bridge, and its default routes' largest packet.
@@ -129,7 +129,7 @@ fn look() -> Result<Host, Error> {
     let routes = KernelRoute::all(&router.ask(KernelRoute::list())?);
     let mtu = routes.iter().filter(|route| route.destination.prefix_len() == 0).find_map(|route| {
         let gateway = route.gateway?;
-        // The link whose network the gateway is in.
+        // The link with the gateway's network.
         let near = addresses.iter().find(|one| one.network.contains(&gateway))?;
         links.iter().find(|link| link.index == near.link).map(|link| link.mtu)
     });
@@ -138,12 +138,13 @@ fn look() -> Result<Host, Error> {
     Ok(Host { routes, mtu, taken })
 }
 
-/// The gateway's address in the pod network, where it is up: who forwards names when the machine's resolvers are local.
+/// The gateway's address in the pod network, where it is up: the address of the DNS forwarder when the machine's resolvers
+/// are local.
 pub fn gateway() -> Result<Option<IpAddr>, Error> {
     Ok(look()?.taken.map(|net| IpAddr::V4(net.addr())))
 }
 
-/// Removes the bridge, if nobody is on it.
+/// Removes the bridge, unless a guest is attached to it.
 pub(super) fn remove_bridge() -> Result<(), Error> {
     // In the namespace of the machine, wherever that is for this process.
     let _home = Namespace::ours()?;
@@ -192,7 +193,7 @@ mod tests {
         let other = Host { taken: asked("10.9.0.1/16"), ..host(&[]) };
         assert!(subnet(asked("10.8.0.0/16"), &other).unwrap_err().contains("10.9.0.0/16"));
         assert!(subnet(asked("10.9.0.0/16"), &other).is_ok());
-        // What guests have stays theirs.
+        // Guests keep their addresses.
         let taken = Host { taken: asked("10.9.0.1/16"), ..host(&["10.0.0.0/8"]) };
         assert_eq!(subnet(None, &taken).unwrap().to_string(), "10.9.0.0/16");
     }

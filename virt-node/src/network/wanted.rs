@@ -1,5 +1,5 @@
-//! From a spec and the objects that it names to what a guest is to have: pure. Rules between fields are
-//! [`virt::resolve`]'s; here is what only a start can find: networks that are not there, or make no sense.
+//! From a spec and the objects that it names to the wanted networks of a guest: pure. Rules between fields are in
+//! [`virt::resolve`]; here are the errors that only a start can find: missing or invalid networks.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,28 +13,28 @@ use guest::network::{self as names, InvalidNetwork, Names};
 use virt::finding::{Finding, Findings};
 use virt::resolve::{interfaces_of, queues_of};
 
-/// Who the guest is, and what is there for it.
+/// The guest, and the objects of its namespace.
 #[derive(Clone, Debug)]
 pub struct Given<'a> {
     /// Namespace of its object.
     pub namespace: &'a str,
     /// Name of its object.
     pub name: &'a str,
-    /// What its network namespace is called; see [`Wanted::container`].
+    /// The name of its network namespace; see [`Wanted::container`].
     pub container: &'a str,
     /// The pod network.
     pub pod: &'a Configuration,
     /// Networks of its namespace and of others, by `NAMESPACE/NAME`.
     pub networks: &'a BTreeMap<String, NetworkAttachmentDefinition>,
-    /// Who resolves names.
+    /// The DNS resolvers.
     pub resolvers: &'a Resolvers,
     /// The user and group that QEMU runs as.
     pub user: u32,
-    /// The folder of [`super::Places`], which tells machines apart that have no id.
+    /// The directory of [`super::Places`], which distinguishes machines without an id.
     pub state: &'a Path,
 }
 
-/// What a guest is to have; `at` is the path of `spec` in its document.
+/// The wanted networks of a guest; `at` is the path of `spec` in its document.
 ///
 /// # Errors
 /// All that is wrong, by path.
@@ -71,7 +71,7 @@ pub fn of_guest(
     if findings.failed() {
         return Err(findings.into_vec());
     }
-    // The primary one first, whose gateway is the namespace's.
+    // The primary one first: its gateway is the namespace's.
     interfaces.sort_by_key(|one| one.names != Names::primary());
     Ok(Wanted {
         container: given.container.to_owned(),
@@ -83,7 +83,7 @@ pub fn of_guest(
     })
 }
 
-/// What a mistake is in.
+/// The field of an error.
 enum Field {
     Network,
     Pod(&'static str),
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_told_by_path() {
+    fn missing_networks_are_reported_by_path() {
         let of = |pod: &str, network: &str| {
             format!(
                 r#"{{"domain": {{"devices": {{"interfaces": [{{"name": "a", "masquerade": {{}}}}, {{"name": "b", "bridge": {{}}}}]}}}},

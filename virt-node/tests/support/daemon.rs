@@ -20,7 +20,7 @@ pub(crate) mod code;
 #[allow(unused_imports, reason = "each test uses what it needs")]
 pub(crate) use crate::waiting::*;
 
-/// A program of another package, which the daemon looks for beside itself.
+/// A program of another package, which the daemon expects next to itself.
 fn beside(name: &str) {
     let program = Path::new(env!("CARGO_BIN_EXE_virt-node")).with_file_name(name);
     assert!(program.is_file(), "{} is not there: cargo build -p {name}", program.display());
@@ -41,7 +41,7 @@ fn path(own: &Path) -> std::ffi::OsString {
 /// A daemon.
 pub(crate) struct Daemon {
     child: Option<Killed>,
-    /// Who keeps the mounts that it and its guests see, where those are not ours.
+    /// The process that holds the mounts which the daemon and its guests see, where those are not ours.
     holder: Option<Killed>,
     /// Guests run in software whatever there is: no guest boots under the KVM of test machines.
     software: bool,
@@ -152,7 +152,7 @@ impl Daemon {
         command
     }
 
-    /// A path beside the state folder.
+    /// A path next to the state directory.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -176,14 +176,14 @@ impl Daemon {
         end_of(&mut child.0, &format!("the daemon, {signal:?}: {}", self.log())).code()
     }
 
-    /// What a command answers.
+    /// The output of a command.
     pub(crate) fn command(&self, words: &[&str]) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_virt-node"));
         command.args(words).arg("--state").arg(self.state()).stdin(Stdio::null());
         output(&mut command)
     }
 
-    /// What a command says that succeeds.
+    /// The output of a command that must succeed.
     pub(crate) fn says(&self, words: &[&str]) -> String {
         let output = self.command(words);
         let (said, told) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -243,7 +243,7 @@ impl Daemon {
         Some(self.state().join("run").join(&uid[..12]))
     }
 
-    /// What a guest wrote to its first serial port in its run.
+    /// The output of a guest on its first serial port in its run.
     pub(crate) fn serial(&self, name: &str) -> String {
         let log = self.run_folder(name).and_then(|run| fs::read(run.join("serial0.log")).ok());
         String::from_utf8_lossy(&log.unwrap_or_default()).into_owned()
@@ -266,19 +266,19 @@ impl Daemon {
         path
     }
 
-    /// A command that goes on; what it says is read by the test, or by nobody.
+    /// A command in the background; its output is read by the test, or discarded.
     pub(crate) fn started(&self, words: &[&str], stdin: Stdio, stdout: Stdio) -> Killed {
         let mut command = Command::new(env!("CARGO_BIN_EXE_virt-node"));
         command.args(words).arg("--state").arg(self.state());
         started(command.stdin(stdin).stdout(stdout).stderr(Stdio::null()))
     }
 
-    /// Processes whose command names the state folder.
+    /// Processes with the state directory in their command line.
     pub(crate) fn processes(&self) -> Vec<(u32, String)> {
         processes(&self.state())
     }
 
-    /// The process of the folder whose command has this word.
+    /// The process of the directory with this word in its command line.
     pub(crate) fn process(&self, word: &str) -> Option<u32> {
         self.processes().into_iter().find(|(_, line)| line.contains(word)).map(|(id, _)| id)
     }
@@ -287,7 +287,7 @@ impl Daemon {
     pub(crate) fn mounts(&self) -> Vec<String> {
         let state = self.state().to_str().unwrap().to_owned();
         let whose = self.holder.as_ref().map_or("self".to_owned(), |holder| holder.0.id().to_string());
-        // Who kept them may be gone, and they with it.
+        // The holder may be gone, and the mounts with it.
         let table = fs::read_to_string(format!("/proc/{whose}/mountinfo")).unwrap_or_default();
         let targets = table.lines().filter_map(|line| line.split(' ').nth(4));
         targets.filter(|target| target.starts_with(&state)).map(str::to_owned).collect()

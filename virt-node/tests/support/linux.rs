@@ -1,4 +1,4 @@
-//! A disk with Debian's kernel and a first process that tells what it sees.
+//! A disk with Debian's kernel and a first process that prints its findings.
 
 use std::path::Path;
 

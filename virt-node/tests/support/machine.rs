@@ -17,7 +17,7 @@ use virt_node::network::{
     Attached, Binding, Configuration, Interface, Names, Places, PodNetwork, Resolvers, Wanted,
 };
 
-/// What a program printed; it must succeed.
+/// The output of a program that must succeed.
 pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
     let output = output(Command::new(program).args(arguments).stdin(Stdio::null()));
     let said = String::from_utf8_lossy(&output.stderr);
@@ -79,7 +79,7 @@ impl Machine {
         inside(&self.outside, work)
     }
 
-    /// Starts a web server outside whose page is `text`.
+    /// Starts a web server outside with the page `text`.
     pub(crate) fn serve(&mut self, text: &str) {
         let folder = self.folder.path().join("www");
         fs::create_dir(&folder).unwrap();
@@ -92,7 +92,7 @@ impl Machine {
         self.children.push(child);
     }
 
-    /// Starts a server of names outside, who knows one: `outside.example` is the web server. It ends with the test.
+    /// Starts a DNS server outside with one name: `outside.example` is the web server. It ends with the test.
     pub(crate) fn name_server(&self) {
         let socket = self.in_outside(|| UdpSocket::bind((SERVER, 53)).unwrap());
         let own: std::net::Ipv4Addr = SERVER.parse().unwrap();
@@ -158,7 +158,7 @@ impl Machine {
     }
 }
 
-/// Makes a disk with Debian's kernel whose first process does what `network_init` says.
+/// Makes a disk with Debian's kernel; its first process runs `network_init`.
 pub(crate) fn linux(disk: &Path) {
     linux_with(disk, |_| ());
 }
@@ -185,7 +185,7 @@ fn linux_with(disk: &Path, more: impl FnOnce(&guests::Tree)) {
     tree.pack().disk(disk);
 }
 
-/// A web server's page, asked for from where this thread is; none when nobody answers.
+/// A web server's page, requested from this thread's namespace; `None` without an answer.
 pub(crate) fn page(address: SocketAddr) -> Option<String> {
     let patience = Duration::from_secs(5);
     let mut stream = TcpStream::connect_timeout(&address, patience).ok()?;
