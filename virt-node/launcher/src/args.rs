@@ -64,10 +64,10 @@ pub(crate) enum LauncherCommand {
         #[arg(long)]
         stop: bool,
     },
-    /// What `capabilities` runs as the guests' user.
+    /// The part of `capabilities` that runs as the guests' user.
     #[command(hide = true)]
     Probe { folder: PathBuf, emulator: String },
-    /// Prints what libvirt is told about the guest of a launch document.
+    /// Print the libvirt XML of a launch document.
     Domain {
         /// File with a launch document; - is standard input.
         #[arg(value_name = "FILE")]
@@ -89,14 +89,14 @@ pub(crate) enum LauncherCommand {
 /// A launcher pod.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Pod {
-    /// Run in a launcher pod: its user, who must not be root, and its cgroup stay as they are, and QEMU's log is found
-    /// below libvirt/qemu/log of the directory.
+    /// Run in a launcher pod: keep its user, who must not be root, and its cgroup, and write QEMU's log below
+    /// libvirt/qemu/log of the directory.
     #[arg(long)]
     pub(crate) pod: bool,
-    /// Name of the VirtualMachineInstance, for those who list processes.
+    /// Name of the VirtualMachineInstance, shown in process lists.
     #[arg(long, requires = "pod")]
     pub(crate) name: Option<String>,
-    /// Its namespace, for those who list processes.
+    /// Its namespace, shown in process lists.
     #[arg(long, requires = "pod")]
     pub(crate) namespace: Option<String>,
     /// UUID of the VirtualMachineInstance: launch documents of others are refused.
@@ -104,7 +104,7 @@ pub(crate) struct Pod {
     pub(crate) uid: Option<String>,
 }
 
-/// What a launcher can be asked.
+/// Requests to a launcher.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Asked {
     /// Start the guest of a launch document.

@@ -1,11 +1,12 @@
-//! What libvirt finds out about QEMU, which takes it seconds, made once per node and build of both, and copied to each run.
+//! libvirt's capabilities of QEMU: probing them takes seconds, so they are cached once per node and build of both, and
+//! copied to each run.
 //!
 //! ```text
-//! CACHE/KEY/*.xml   KEY: QEMU's and libvirt's change times and the kernel. libvirt looks at the same and more before it
-//!                   believes a copy, so a wrong one costs time only.
+//! CACHE/KEY/*.xml   KEY: QEMU's and libvirt's change times and the kernel. libvirt checks the same and more before it
+//!                   uses a copy, so a wrong one costs time only.
 //! ```
 //!
-//! A cache is filled by whoever may write it, never by a guest's own launcher: guests trust what is in it.
+//! A cache is filled by a user with write access, never by a guest's own launcher: guests trust its content.
 
 use std::fs;
 use std::io;
@@ -89,7 +90,8 @@ fn copy(from: &Path, to: &Path) -> io::Result<bool> {
     Ok(copied)
 }
 
-/// Fills the cache if it is not filled for this QEMU, this libvirt and this kernel. `say` is told before it takes long.
+/// Fills the cache if it is not filled for this QEMU, this libvirt and this kernel. `say` receives a message before a slow
+/// probe.
 pub(crate) fn make(cache: &Path, say: impl FnOnce(&str)) -> Result<Made, Error> {
     let failed =
         |error: io::Error| Error::with(Kind::System, format!("cannot fill {}", cache.display()), error);
@@ -104,7 +106,7 @@ pub(crate) fn make(cache: &Path, say: impl FnOnce(&str)) -> Result<Made, Error> 
     if place.is_dir() {
         return Ok(Made::AlreadyThere);
     }
-    say("what this QEMU and libvirt can do is found out, once for this machine: some seconds");
+    say("probing the features of this QEMU and libvirt, once for this machine: some seconds");
     let work = tempfile::Builder::new().prefix("qemu").tempdir().map_err(failed)?;
     let folder = Folder::new(work.path())?;
     let mut probe = own();
@@ -117,11 +119,11 @@ pub(crate) fn make(cache: &Path, say: impl FnOnce(&str)) -> Result<Made, Error> 
     let output = probe.stdin(Stdio::null()).output().map_err(failed)?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        return Err(Error::new(Kind::System, format!("libvirt cannot tell what QEMU can do: {said}")));
+        return Err(Error::new(Kind::System, format!("libvirt cannot probe QEMU's features: {said}")));
     }
     let whole = tempfile::Builder::new().prefix(".new").tempdir_in(cache).map_err(failed)?;
     if !copy(&folder.capabilities(), whole.path()).map_err(failed)? {
-        return Err(Error::new(Kind::System, "libvirt kept nothing of what QEMU can do"));
+        return Err(Error::new(Kind::System, "libvirt stored no capabilities of QEMU"));
     }
     // Guests' launchers read it, as another user.
     for file in fs::read_dir(whole.path()).map_err(failed)? {

@@ -19,7 +19,7 @@ use crate::error::{Error, Kind};
 use crate::output::{complain, usage};
 use crate::{domain::domain, iso::iso, outer, tools, worker};
 
-/// What a command says, and whether all is well.
+/// The output of a command, and its success.
 struct Answer {
     text: String,
     good: bool,
@@ -176,7 +176,7 @@ fn print_line(value: &impl serde::Serialize) -> io::Result<()> {
     io::stdout().write_all(&line)
 }
 
-/// A file, or standard input, of at most `most` bytes; a longer one is read one byte too far, to be told.
+/// A file, or standard input, of at most `most` bytes; of a longer one, one byte more is read, so that the caller notices.
 fn read(file: &Path, most: usize) -> Result<Vec<u8>, Error> {
     let shown = file.display();
     let failed = |error| Error::with(Kind::System, format!("cannot read {shown}"), error);

@@ -1,11 +1,11 @@
 //! The program's error.
 
-/// What went wrong, as far as a caller acts differently on it.
+/// Kinds of error that callers handle differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// What was typed makes no sense.
+    /// The arguments are invalid.
     Usage,
-    /// What was read is refused.
+    /// The content is refused.
     Content,
     /// The system refused something.
     System,

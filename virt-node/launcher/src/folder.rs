@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! launcher      the socket                     lv/         libvirt's: its state, QEMU's monitor, logs, capabilities
-//! launch.json   what was asked for             started     the guest was there; what it says is the run's UUID
+//! launch.json   the launch document            started     the guest was there; holds the run's UUID
 //! exit.json     how it ended                   NAME.iso    the guest's small CDs; serial0, vnc, agent: its sockets
 //! instance      uid of a pod's instance        deadline    when a guest that was asked to end is killed
 //! ```
@@ -19,7 +19,7 @@ use api::launcher::{EXIT_RECORD, Exit, SOCKET};
 
 use crate::error::{Error, Kind};
 
-/// What is asked of libvirt besides: nothing beside this process, and QEMU shut in.
+/// Further settings of libvirt: no process other than this one, and QEMU in a seccomp sandbox.
 const QEMU_CONF: &str = "stdio_handler = \"file\"\nseccomp_sandbox = 1\n";
 
 /// The file with the uid of a pod's instance.
@@ -126,7 +126,7 @@ impl Folder {
         self.write(EXIT_RECORD, &json)
     }
 
-    /// What was asked for, the CDs' content left out.
+    /// The launch document, without the CDs' content.
     pub(crate) fn launch(&self) -> Result<Option<Launch>, Error> {
         let Some(content) = self.read("launch.json")? else { return Ok(None) };
         Launch::read(&content).map(Some).map_err(|error| self.malformed("launch.json", &error))
@@ -158,7 +158,7 @@ impl Folder {
         Ok(Some(Duration::from_nanos(nanoseconds).saturating_sub(clock())))
     }
 
-    /// Notes how long it still has, for whoever takes over.
+    /// Records the remaining time, for the next worker.
     pub(crate) fn set_deadline(&self, left: Duration) -> Result<(), Error> {
         let time = clock().saturating_add(left).as_nanos().min(u64::MAX.into());
         self.write("deadline", time.to_string().as_bytes())
@@ -182,7 +182,7 @@ impl Folder {
     }
 }
 
-/// The machine's clock that nobody sets; it begins with each boot, which no guest survives.
+/// CLOCK_MONOTONIC: it cannot be set, and begins with each boot, which no guest survives.
 fn clock() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     Duration::new(time.tv_sec.try_into().unwrap_or(0), time.tv_nsec.try_into().unwrap_or(0))

@@ -25,7 +25,7 @@ const IMAGE_MAX: usize = 64 << 20;
 /// Mode of files and folders, for `PX`.
 const FILE_MODE: u32 = 0o100_444;
 const FOLDER_MODE: u32 = 0o040_555;
-/// The Joliet volume says with this which letters it has (UCS-2, level 3).
+/// The escape sequence of the Joliet volume's character set (UCS-2, level 3).
 const JOLIET: &[u8] = b"%/E";
 
 /// Why there is no CD.

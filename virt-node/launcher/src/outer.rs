@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! root ──exec──► VM's user, no-new-privs ──► worker (libvirt) ──► QEMU
-//!                     │   ▲ SIGCHLD           │ ends with 0: the record says how the guest ended
+//!                     │   ▲ SIGCHLD           │ ends with 0: the record has the guest's end
 //!                     └───┴───── again ◄──────┘ ends otherwise: the guest goes on, the next worker takes over
 //! ```
 //!
@@ -41,7 +41,7 @@ fn failed(what: &str) -> impl FnOnce(io::Error) -> Error {
     move |error| Error::with(Kind::System, what.to_owned(), error)
 }
 
-/// Runs a guest's launcher to the guest's end. `say` is for what a person should know.
+/// Runs a guest's launcher to the guest's end. `say` receives messages for the user.
 pub(crate) fn run(
     path: &Path,
     cache: Option<&Path>,
@@ -70,12 +70,12 @@ pub(crate) fn run(
         .map_err(failed("orphans would be lost"))?;
     let socket = listen(&folder)?;
     let ended = supervise(&folder, &socket, &say);
-    // What is not there cannot be removed, and nobody else makes it.
+    // A missing socket cannot be removed, and no other process makes it.
     drop(std::fs::remove_file(folder.socket()));
     ended
 }
 
-/// Makes the directory of a launcher pod what it is to be: whose guest it is for, and QEMU's log where tools look for it.
+/// Prepares the directory of a launcher pod: the instance's uid, and QEMU's log at the path that tools expect.
 ///
 /// # Errors
 /// The pod gives root, or the directory cannot be written.
@@ -206,7 +206,7 @@ fn watch(worker: &Worker, stop: &mut bool) -> Result<String, Error> {
         match sys::next_signal(None).map_err(failed("signals cannot be waited for"))? {
             Some(Signal::Stop) => {
                 *stop = true;
-                // One that is just gone is followed by one that is told when it starts.
+                // If it has just ended, the next worker gets the request when it starts.
                 _ = kill_process(worker.id, Sent::TERM);
             }
             Some(Signal::Child) => {
@@ -219,7 +219,7 @@ fn watch(worker: &Worker, stop: &mut bool) -> Result<String, Error> {
     }
 }
 
-/// Reaps whoever ended; how the worker did, if it was among them.
+/// Reaps ended children; returns the worker's status, if it was among them.
 fn reap(worker: Option<Pid>) -> Option<String> {
     let mut ended = None;
     while let Ok(Some((child, status))) = wait(WaitOptions::NOHANG) {
@@ -239,7 +239,7 @@ fn has_children() -> bool {
     !matches!(wait(WaitOptions::NOHANG), Err(rustix::io::Errno::CHILD))
 }
 
-/// Waits that long, and reaps meanwhile.
+/// Waits that long, and reaps children in the meantime.
 fn pause(time: Duration, stop: &mut bool) -> Result<(), Error> {
     let until = Instant::now() + time;
     loop {

@@ -1,4 +1,4 @@
-//! What is decided about processes and runs, apart from what is done: pure.
+//! Decisions about processes and runs, without effects: pure.
 
 use std::time::Duration;
 
@@ -17,11 +17,11 @@ pub(super) fn delay(lived: Duration, failures: usize) -> (Duration, usize) {
     (Duration::from_millis(delay), failures + 1)
 }
 
-/// What a worker found when it started.
+/// The state that a worker finds when it starts.
 pub(super) struct Found {
     /// The record of the guest's end.
     pub(super) exit: Option<Exit>,
-    /// What was asked for.
+    /// The launch document.
     pub(super) launch: Option<Launch>,
     /// Whether there is a domain.
     pub(super) domain: bool,
@@ -29,22 +29,22 @@ pub(super) struct Found {
     pub(super) started: bool,
 }
 
-/// What a worker does first.
+/// The first step of a worker.
 #[derive(Debug, PartialEq)]
 pub(super) enum First {
     /// Nothing is left to do.
     End(Exit),
     /// The guest is looked after.
     Adopt(Launch),
-    /// The guest ended, and nobody saw it: that is to be recorded.
+    /// The guest ended unobserved: record it.
     Record(Launch, Cause),
-    /// Somebody has to say what to start.
+    /// Wait for a launch document.
     Wait,
     /// A domain of which nothing is known: not ours to touch.
     Refuse,
 }
 
-/// What is to be done first.
+/// The first step.
 pub(super) fn first(found: Found) -> First {
     match found {
         Found { exit: Some(exit), .. } => First::End(exit),
@@ -52,7 +52,7 @@ pub(super) fn first(found: Found) -> First {
         Found { launch: Some(launch), domain: false, started: true, .. } => {
             First::Record(launch, Cause::Lost)
         }
-        // A start that was cut short: nobody was told that there is a guest, and libvirt has cleared it away.
+        // An interrupted start: no client was answered, and libvirt has removed the domain.
         Found { launch: _, domain: false, .. } => First::Wait,
         Found { launch: None, domain: true, .. } => First::Refuse,
     }

@@ -81,7 +81,7 @@ fn a_worker_that_is_killed_while_it_starts_a_guest_leaves_one_or_none() {
         });
         cut += u32::from(client.launch(&document).is_err());
         killer.join().unwrap();
-        // Whoever started it asks again until there is an answer.
+        // The starter repeats its request until there is an answer.
         eventually("the guest", || launcher.client().launch(&document).ok());
         assert_eq!(launcher.status().state, State::Running, "{}", launcher.log());
         launcher.until_serial("K");
@@ -103,7 +103,7 @@ fn a_guest_that_ends_while_there_is_no_worker_is_lost() {
     // Which of both was gone first is the scheduler's business.
     assert!(matches!(exit.cause, Cause::Lost | Cause::Crashed), "{exit:?}");
     assert_eq!(exit.code, 1);
-    // A launcher that is started again says the same, and starts nothing.
+    // A restarted launcher gives the same answer, and starts nothing.
     launcher.again();
     assert_eq!(launcher.end().1, exit);
 }
@@ -144,7 +144,7 @@ fn a_grace_goes_on_under_the_next_worker() {
     let begun = Instant::now();
     launcher.ask(Request::Shutdown { grace_seconds: Some(5) }).unwrap();
     launcher.until(State::Stopping);
-    // Nobody asks again, and nobody told the first process.
+    // No client asks again, and the first process was not notified.
     for _ in 0..2 {
         kill(launcher.worker(), Signal::KILL);
         let status = launcher.status();

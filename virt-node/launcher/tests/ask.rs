@@ -64,7 +64,7 @@ fn capabilities_are_made_once_and_used_by_every_start() {
     let launcher = Launcher::start(&[], Some(cache.path()));
     launcher.launch(&launcher.document(HALTS));
     assert!(!launcher.log().contains("some seconds"), "{}", launcher.log());
-    // libvirt believed it: what it finds out anew it writes anew.
+    // libvirt used it: a probe would rewrite it.
     let read = |folder: &std::path::Path| {
         let file = fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
         let file = file.into_iter().find(|file| file.extension().is_some_and(|end| end == "xml"));

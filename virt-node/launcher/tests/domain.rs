@@ -1,5 +1,5 @@
-//! From a person's YAML to libvirt's XML, a pair of files in `tests/domain` for every feature; each XML is accepted by
-//! libvirt's own schema. With FERROVIRT_BLESS=1 the XML files are written anew.
+//! From a user's YAML to libvirt's XML, a pair of files in `tests/domain` for every feature; each XML is accepted by
+//! libvirt's own schema. With FERROVIRT_BLESS=1 the XML files are rewritten.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -76,7 +76,7 @@ golden! {
 fn every_file_is_tested() {
     let files = fs::read_dir(support::beside("domain")).unwrap();
     let files = files.map(|file| file.unwrap().file_name().into_string().unwrap());
-    // While the XML is written anew, not all of it is there.
+    // While the XML is rewritten, not all of it is there.
     let found: BTreeSet<String> =
         files.filter_map(|file| Some(file.strip_suffix(".yaml")?.to_owned())).collect();
     let wanted: BTreeSet<String> = NAMES.iter().map(|name| (*name).to_owned()).collect();

@@ -19,7 +19,7 @@ use guest::CallError;
 use running::{HALTS, Launcher, PATIENCE, eventually, kill};
 use rustix::process::Signal;
 
-/// A launcher whose guest has a SCSI controller and free ports.
+/// A launcher with a guest that has a SCSI controller and free ports.
 fn launched() -> (Launcher, Launch) {
     let launcher = Launcher::new();
     let mut document = launcher.document(HALTS);
@@ -92,7 +92,7 @@ fn disks_come_and_go() {
 }
 
 #[test]
-fn what_cannot_be_attached_is_refused_and_the_guest_goes_on() {
+fn refused_devices_leave_the_guest_running() {
     let (launcher, document) = launched();
     let refused = |disk: Box<Disk>| match launcher.ask(Request::AttachDisk(disk)) {
         Err(CallError::Refused(kind, said)) => (kind, said),

@@ -50,7 +50,7 @@ fn run(program: &str, arguments: &[&str]) -> String {
     said
 }
 
-/// What the judges read of a CD, compared with what was written.
+/// Compares the content that the judges read from a CD with the content written.
 fn is_read_back(label: &str, files: &Files) {
     let image = iso(&medium(label, files)).unwrap();
     assert_eq!(image.len() % 2048, 0);
@@ -102,7 +102,7 @@ fn every_size_and_name_is_read_back() {
 }
 
 #[test]
-fn what_cannot_be_is_told() {
+fn impossible_names_are_refused() {
     let mut broken = medium("a", &files(&[("x", b"1")]));
     broken.files[0].content = Confidential("%".to_owned());
     assert!(matches!(iso(&broken), Err(IsoError::Content { path, .. }) if path == "x"));

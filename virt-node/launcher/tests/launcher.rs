@@ -66,7 +66,7 @@ fn no_byte_of_a_document_makes_it_panic() {
             state ^= state >> 7;
             state ^= state << 17;
             let place = usize::try_from(state % document.len() as u64).unwrap();
-            // What stands elsewhere: digits become others, words and brackets break.
+            // A byte of another place: digits become others, words and brackets break.
             document[place] = good[usize::try_from((state >> 32) % good.len() as u64).unwrap()];
         }
         if let Ok(launch) = Launch::read(&document) {

@@ -66,7 +66,7 @@ fn cards_come_first_then_room_for_four_then_the_rest() {
 }
 
 #[test]
-fn what_is_new_takes_free_places_and_what_was_there_stays() {
+fn new_devices_take_free_places_and_others_keep_theirs() {
     let disks = ["virtio:root", "sata:one", "sata:two", "scsi:three", "usb:four"];
     let first = placed(&guest("1Gi", &disks, &["a"]), &Layout::default()).unwrap();
     is_sound(&first);
@@ -118,7 +118,7 @@ fn a_thousand_changes_keep_what_stays() {
 }
 
 #[test]
-fn too_many_devices_are_told_by_the_first_without_a_place() {
+fn too_many_devices_are_reported_by_the_first_without_a_place() {
     let many: Vec<String> = (0..40).map(|number| format!("virtio:d{number:02}")).collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
     let error = placed(&guest("1Gi", &many, &[]), &Layout::default()).unwrap_err();

@@ -65,7 +65,7 @@ fn a_guest_starts_pauses_goes_on_is_reset_and_is_killed() {
     assert_eq!(exit.uid, document.uid);
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
     assert!(exit.time <= now && exit.time + 60 > now, "{exit:?}");
-    // Everything that happened was told, the end last.
+    // Every event was reported, the end last.
     let mut seen = Vec::new();
     let mut rebooted = 0;
     while let Some(event) = watcher.event(PATIENCE).ok().flatten() {
@@ -113,7 +113,7 @@ fn documents_that_cannot_be_are_refused_and_another_may_follow() {
     elsewhere.folder = "/run/elsewhere".to_owned();
     let (kind, said) = refused(launcher.client().launch(&elsewhere));
     assert!(kind == RefusedKind::Invalid && said.contains("/run/elsewhere is another one"), "{said}");
-    // What libvirt refuses is told in its words, and no guest is left.
+    // libvirt's refusal is reported in its words, and no guest is left.
     let mut missing = good.clone();
     let Media::Storage(storage) = &mut missing.disks[0].media else { panic!("a disk") };
     storage.path = "/nonexistent/disk.img".to_owned();
@@ -217,7 +217,7 @@ fn linux_disk(folder: &Path) {
 }
 
 #[test]
-fn what_a_guest_writes_for_ever_is_kept_short() {
+fn endless_output_of_a_guest_is_bounded() {
     let launcher = Launcher::new();
     launcher.launch(&launcher.document(FLOODS));
     launcher.until_serial("xxxx");

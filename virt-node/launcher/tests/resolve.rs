@@ -1,4 +1,4 @@
-//! Rules between fields, and what defaults become: tables of small changes to a guest, and what is said about each.
+//! Rules between fields, and defaults: tables of small changes to a guest, with the expected findings.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -63,7 +63,7 @@ fn launch(pointer: &str, value: Value) -> Launch {
 }
 
 #[test]
-fn mistakes_are_told_by_their_field() {
+fn errors_are_reported_by_field() {
     let disks = "/domain/devices/disks";
     let cards = "/domain/devices/interfaces";
     for (pointer, value, wanted) in [
@@ -234,7 +234,7 @@ fn mistakes_are_told_by_their_field() {
 }
 
 #[test]
-fn every_mistake_is_told_at_once() {
+fn all_errors_are_reported_at_once() {
     let mut document = guest();
     document["spec"]["domain"]["memory"] = json!({});
     document["spec"]["domain"]["devices"]["disks"][0]["cache"] = json!("x");
@@ -304,7 +304,7 @@ fn variables_are_kept_where_they_are_asked_to_be() {
 }
 
 #[test]
-fn a_guest_without_interfaces_has_one_on_the_pod_network_unless_it_says_no() {
+fn a_guest_without_interfaces_has_one_on_the_pod_network_unless_disabled() {
     let mut document = guest();
     document["spec"]["networks"] = json!([]);
     document["spec"]["domain"]["devices"]["interfaces"] = json!([]);
@@ -405,7 +405,7 @@ fn ssh_keys_are_on_the_cd_that_their_credential_names() {
 }
 
 #[test]
-fn what_needs_kvm_is_left_out_in_software_and_told() {
+fn features_that_need_kvm_are_dropped_under_tcg_and_reported() {
     let instance = with("/domain/features", json!({"kvm": {"hidden": true}, "hyperv": {"relaxed": {}}}));
     let (launch, findings) = support::resolved(&instance, Layout::default());
     let features = launch.unwrap().features;

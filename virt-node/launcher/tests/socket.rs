@@ -1,4 +1,4 @@
-//! The launcher's socket: what is no message, who does not read, who writes too much; nobody else waits.
+//! The launcher's socket: invalid messages, slow readers, excess writers; other clients are not delayed.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -27,7 +27,7 @@ fn raw(launcher: &Launcher) -> UnixStream {
     stream
 }
 
-/// What comes back for these bytes, until the connection ends or a message is there.
+/// The answer to these bytes, until the connection ends or a message is complete.
 fn said(stream: &mut UnixStream) -> Option<Message> {
     let mut head = [0; 4];
     stream.read_exact(&mut head).ok()?;
@@ -49,7 +49,7 @@ fn peak(launcher: &Launcher) -> u64 {
 }
 
 #[test]
-fn what_is_no_message_is_refused_and_harms_nobody() {
+fn invalid_messages_are_refused_and_harm_no_other_client() {
     let launcher = Launcher::new();
     for (bytes, wanted) in [
         (
@@ -69,7 +69,7 @@ fn what_is_no_message_is_refused_and_harms_nobody() {
         };
         assert!(message.contains(wanted), "{message}");
     }
-    // Half a frame, and nobody behind it.
+    // Half a frame, and nothing after it.
     let mut half = raw(&launcher);
     half.write_all(&[0, 0, 1, 0, b'{']).unwrap();
     drop(half);
@@ -105,7 +105,7 @@ fn calls_are_answered_in_order_without_waiting_for_one_another() {
 }
 
 #[test]
-fn who_does_not_read_is_cut_off_and_blocks_nobody() {
+fn slow_readers_are_disconnected_and_block_no_other_client() {
     let launcher = Launcher::new();
     launcher.launch(&launcher.document(HALTS));
     let mut deaf = raw(&launcher);
@@ -116,7 +116,7 @@ fn who_does_not_read_is_cut_off_and_blocks_nobody() {
     for _ in 0..3000 {
         launcher.ask(Request::Pause).unwrap();
         launcher.ask(Request::Unpause).unwrap();
-        // A socket that is cut off says so to who writes.
+        // The disconnected socket is an error to its writer.
         if deaf.write_all(&frame(&Call::new(1, 2, Request::Status).unwrap()).unwrap()).is_err() {
             cut = true;
             break;

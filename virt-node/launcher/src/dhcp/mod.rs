@@ -1,8 +1,8 @@
-//! DHCP for the one guest on a bridge: it is told what the network gave it, every time the same. [`v4`] and [`v6`] make
+//! DHCP for the one guest on a bridge: it always gets the configuration that the network gave it. [`v4`] and [`v6`] make
 //! answers of packets, pure; here are the sockets, in a thread for each interface of the launcher's worker.
 //!
-//! No capability is needed: the guest's namespace lets everybody have ports from 67 on (see [`crate::network`]), and binding
-//! to a link is everybody's right since Linux 5.7. Leases never end, so that a guest does not depend on an answer once it has
+//! No capability is needed: the guest's namespace opens ports from 67 on to every user (see [`crate::network`]), and binding
+//! to a link needs no privilege since Linux 5.7. Leases never end, so that a guest does not depend on an answer once it has
 //! its address.
 //!
 //! Not here: addresses for more than one, router advertisements ([`crate::network::Advertiser`]).
@@ -30,7 +30,7 @@ const PACKET_MAX: usize = 2048;
 /// All DHCP servers on a link (RFC 8415, section 7.1).
 const SERVERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 1, 2);
 
-/// Interfaces whose guest is answered, by name.
+/// Responders by the name of their interface.
 #[derive(Debug, Default)]
 pub(crate) struct Responders(Mutex<BTreeMap<String, Responder>>);
 
@@ -41,7 +41,7 @@ struct Responder {
     _stop: UnixStream,
 }
 
-/// What a thread answers with.
+/// The sockets of a thread.
 struct Sockets {
     of: Interface,
     mac: Mac,
@@ -54,7 +54,7 @@ impl Responders {
     /// Answers on these interfaces from now on, and on no others.
     ///
     /// # Errors
-    /// A bridge is not there, or somebody else answers on it.
+    /// A bridge is missing, or another server answers on it.
     pub(crate) fn set(&self, interfaces: &[Interface]) -> Result<(), Error> {
         let mut running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         running.retain(|_, responder| interfaces.contains(&responder.of));
@@ -130,7 +130,7 @@ fn answer(sockets: &Sockets) {
             return;
         }
         let Some(dhcp) = &of.dhcp else { return };
-        // What cannot be read or sent is asked for again by the guest.
+        // The guest repeats a request that could not be read or answered.
         if let Some(socket) = v4
             && let Ok((length, _)) = socket.recv_from(&mut packet)
             && let Some((reply, to)) =

@@ -19,11 +19,11 @@ const SHORTEST: usize = 300;
 /// Options that are looked at, and their lengths: an address that is asked for, the message's type, a server's name.
 const KEPT: [(u8, u8); 3] = [(50, 4), (53, 1), (54, 4)];
 const END: u8 = 255;
-/// What a packet has before its options, and where its client's Ethernet address is.
+/// The length of a packet before its options, and the offset of its client's Ethernet address.
 const HEADER: usize = 240;
 const CLIENT_ADDRESS: std::ops::Range<usize> = 28..34;
 
-/// The answer to a packet, and where it goes; none where there is nothing to say.
+/// The answer to a packet, and its destination; `None` for packets without an answer.
 pub(super) fn answer(dhcp: &Dhcp, mac: Mac, mtu: u32, packet: &[u8]) -> Option<(Vec<u8>, SocketAddrV4)> {
     let lease = dhcp.v4.as_ref()?;
     // A request over Ethernet, from the guest itself. Looked at before the library does, which trusts the length.
@@ -81,7 +81,7 @@ pub(super) fn answer(dhcp: &Dhcp, mac: Mac, mtu: u32, packet: &[u8]) -> Option<(
     }
     let mut bytes = reply.to_vec().ok()?;
     bytes.resize(bytes.len().max(SHORTEST), 0);
-    // Who has an address hears what is sent there; all others hear what is sent to everybody.
+    // A configured client gets the answer at its address; all others by broadcast.
     let to = if asked.ciaddr() == lease.address && kind != MessageType::Nak {
         lease.address
     } else {
@@ -139,7 +139,7 @@ fn told(dhcp: &Dhcp, lease: &Lease4, mtu: u32) -> Vec<DhcpOption> {
     let mut routes: Vec<(Ipv4Net, Ipv4Addr)> =
         lease.routes.iter().filter_map(|one| route(one.network, one.prefix, one.gateway)).collect();
     if !routes.is_empty() {
-        // Whoever understands these does not look at the gateway (RFC 3442).
+        // Clients that support this option ignore the gateway option (RFC 3442).
         routes.extend(lease.gateway.and_then(|gateway| route(Ipv4Addr::UNSPECIFIED, 0, gateway)));
         options.push(DhcpOption::ClasslessStaticRoute(routes));
     }

@@ -13,7 +13,7 @@ use super::v4::names;
 
 /// Where servers are asked.
 pub(super) const SERVER: u16 = 547;
-/// What a packet has before its options.
+/// The length of a packet before its options.
 const HEADER: usize = 4;
 /// Options that are looked at, by number, and how long they are.
 const CLIENT: u16 = 1;
@@ -27,7 +27,7 @@ const ADDRESS_LENGTH: usize = 24;
 /// Seconds that stand for ever.
 const FOR_EVER: u32 = u32::MAX;
 
-/// The answer to a packet, which goes where that came from; none where there is nothing to say.
+/// The answer to a packet, sent to its source; `None` for packets without an answer.
 pub(super) fn answer(dhcp: &Dhcp, mac: Mac, packet: &[u8]) -> Option<Vec<u8>> {
     let address = dhcp.v6?;
     let asked = Message::decode(&mut Decoder::new(&sifted(packet)?)).ok()?;
@@ -56,7 +56,7 @@ pub(super) fn answer(dhcp: &Dhcp, mac: Mac, packet: &[u8]) -> Option<Vec<u8>> {
     let mut reply = Message::new_with_id(kind, asked.xid());
     let told = reply.opts_mut();
     told.insert(DhcpOption::ServerId(server));
-    // Without its name a client cannot tell that the answer is its own.
+    // Without its own identifier a client cannot recognise its answer.
     match options.get(OptionCode::ClientId) {
         Some(client) => told.insert(client.clone()),
         None if asked.msg_type() == MessageType::InformationRequest => {}
@@ -130,7 +130,7 @@ fn each(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
 
 fn put(into: &mut Vec<u8>, code: u16, value: &[u8]) {
     into.extend(code.to_be_bytes());
-    // What was read from one packet is no longer than that.
+    // A value read from one packet is never longer than that.
     into.extend(u16::try_from(value.len()).unwrap_or(u16::MAX).to_be_bytes());
     into.extend(value);
 }
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_ours_is_refused_or_left_alone() {
+    fn foreign_requests_are_refused_or_ignored() {
         let status = |address| {
             let reply = said(&packet(MessageType::Confirm, vec![asks(Some(address))])).unwrap();
             match reply.opts().get(OptionCode::StatusCode) {

@@ -6,17 +6,17 @@ use super::xml::Element;
 
 const KIB: u64 = 1 << 10;
 
-/// On or off, as libvirt says it.
+/// On or off in libvirt's spelling.
 pub(super) fn on_off(on: bool) -> &'static str {
     if on { "on" } else { "off" }
 }
 
-/// Yes or no, as libvirt says it.
+/// Yes or no in libvirt's spelling.
 pub(super) fn yes_no(yes: bool) -> &'static str {
     if yes { "yes" } else { "no" }
 }
 
-/// Name and UUID, and what SMBIOS says.
+/// Name and UUID, and the SMBIOS strings.
 pub(super) fn identity(launch: &Launch) -> [Element; 3] {
     let smbios = &launch.smbios;
     let entry = |(name, value): (&str, Option<&String>)| {
@@ -99,8 +99,8 @@ pub(super) fn processors_and_memory(launch: &Launch) -> Vec<Element> {
     elements
 }
 
-/// What libvirt is to believe that QEMU cannot do, where it would only make the start longer (domain XML's namespace of
-/// QEMU).
+/// Properties that libvirt is made to assume absent in QEMU, where they only make the start longer (domain XML's namespace
+/// of QEMU).
 ///
 /// A libvirt that knows of `unavailable-features` asks QEMU for each of the processor's properties, about 400, and QEMU
 /// reads its monitor byte by byte: half of what a start costs. One that does not asks for all of the CPUID's words at

@@ -77,7 +77,7 @@ pub(super) fn controllers(launch: &Launch, layout: &Layout) -> Vec<Element> {
         all.push(controller("pci", index, "pcie-to-pci-bridge").child(address(layout, BRIDGE)));
     }
     for (index, slot) in layout::sata_controllers(layout) {
-        // There is one model, and it is not said.
+        // There is one model, and the XML does not name it.
         let sata = Element::new("controller").with("type", "sata").with("index", index);
         all.push(sata.child(pci_address(layout, slot)));
     }
@@ -192,7 +192,7 @@ pub(super) fn others(launch: &Launch, layout: &Layout) -> Vec<Element> {
     all
 }
 
-/// A device whose other end is a socket in the run's folder.
+/// A device with a socket in the run's directory as its other end.
 fn socket(launch: &Launch, element: &'static str, name: &str, target: Element) -> Element {
     let source = Element::new("source").with("mode", "bind").with("path", super::in_folder(launch, name));
     Element::new(element).with("type", "unix").child(source).child(target)

@@ -29,7 +29,7 @@ pub(super) fn one(launch: &Launch, layout: &Layout, name: &str, running: &str) -
     Some(element(launch, layout, disk, &free))
 }
 
-/// What libvirt calls a disk.
+/// libvirt's name of a disk.
 fn target(bus: Bus, number: usize) -> String {
     let prefix = match bus {
         Bus::Virtio => "vd",
@@ -120,7 +120,7 @@ fn source(storage: &Storage) -> Element {
     Element::new("source").with(if storage.block { "dev" } else { "file" }, &storage.path)
 }
 
-/// What a disk is laid over. Where it is laid over nothing that is said too, so that nobody looks into the image.
+/// The backing image of a disk. An empty element where it has none, so that libvirt does not probe the image.
 fn backing(storage: &Storage) -> Element {
     match &storage.backing {
         None => Element::new("backingStore"),

@@ -186,7 +186,7 @@ pub(super) fn has_usb(launch: &Launch) -> bool {
         || launch.devices.inputs.iter().any(|input| input.bus == InputBus::Usb)
 }
 
-/// Indexes of SATA controllers beside the board's own, with their slots.
+/// Indexes of SATA controllers other than the board's own, with their slots.
 pub(super) fn sata_controllers(layout: &Layout) -> Vec<(u16, Slot)> {
     let index = |alias: &str| alias.strip_prefix("sata").and_then(|rest| rest.parse().ok());
     layout.slots.iter().filter_map(|(alias, slot)| Some((index(alias)?, *slot))).collect()

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! Launch ─► layout (places of devices: recorded ones, then new ones) ─► XML
-//!                └──────────────► recorded by whoever starts the guest, and given with the next Launch
+//!                └──────────────► recorded by the starter of the guest, and given with the next Launch
 //! ```
 //!
 //! Nothing is left to libvirt that a guest could notice: machine, places, order, models are all written out. What is left to
@@ -75,7 +75,7 @@ pub fn domain(launch: &Launch) -> Result<Domain, DomainError> {
         .child(Element::new("on_reboot").text(on_reboot))
         .child(Element::new("on_crash").text("destroy"))
         .child(devices)
-        // The launcher is confined as a whole; nothing of it is labelled anew for QEMU.
+        // The launcher is confined as a whole; QEMU gets no label of its own.
         .child(Element::new("seclabel").with("type", "none"))
         .child(board::spared(launch));
     Ok(Domain { xml: xml.document(), layout })
@@ -100,8 +100,8 @@ impl Device<'_> {
     }
 }
 
-/// What libvirt is told about one device of a launch document that comes to the domain `running`, and where all of its
-/// devices are; `None`: it has no such device.
+/// The XML of one device of a launch document, to attach to the domain `running`, and the places of all of its devices;
+/// `None`: it has no such device.
 ///
 /// # Errors
 /// See [`DomainError`].
@@ -127,8 +127,7 @@ pub(crate) fn drive(launch: &Launch, name: &str, target: &str) -> Option<String>
     Some(disk::element(launch, &launch.layout, disk, target).document())
 }
 
-/// What libvirt is told when the guest of a launch document is to have so many bytes of memory; `None`: there is no room for
-/// as many, or they are no whole blocks.
+/// The XML for a new memory size of a guest; `None`: there is no room for as many bytes, or they are no whole blocks.
 pub(crate) fn memory(launch: &Launch, bytes: u64) -> Option<String> {
     let more = bytes.checked_sub(launch.memory.guest)?;
     let fits = bytes <= launch.memory.max_guest && more.is_multiple_of(device::MEMORY_BLOCK);

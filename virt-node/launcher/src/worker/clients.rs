@@ -31,11 +31,11 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 type Watcher = (SyncSender<Arc<[u8]>>, UnixStream);
 
-/// Those who watch.
+/// Clients that watch events.
 #[derive(Default)]
 pub(super) struct Clients {
     watchers: Mutex<Vec<Watcher>>,
-    /// Who has something to say: threads that write events, and calls that are not answered yet.
+    /// Unfinished output: threads that write events, and calls that are not answered yet.
     talking: Arc<AtomicUsize>,
     /// Held while a long frame is read.
     long: Mutex<()>,
@@ -46,7 +46,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Clients {
-    /// Tells all who watch. One that does not keep up is cut off.
+    /// Sends an event to all watchers. One that does not keep up is disconnected.
     pub(super) fn tell(&self, event: &Event) {
         let Ok(frame) = frame(&Message::Event(event.clone())) else { return };
         let frame: Arc<[u8]> = frame.into();
@@ -60,7 +60,7 @@ impl Clients {
         });
     }
 
-    /// Waits until all who asked are answered and all who watch were told everything, but not for long.
+    /// Waits, within a limit, until all calls are answered and all watchers have every event.
     pub(super) fn farewell(&self, patience: Duration) {
         locked(&self.watchers).clear();
         let until = Instant::now() + patience;

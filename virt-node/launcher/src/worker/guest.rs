@@ -1,4 +1,4 @@
-//! What is done with the one guest: calls become libvirt's, and answers are made of what libvirt says.
+//! Operations on the one guest: calls become libvirt's, and libvirt's results become answers.
 //!
 //! Not here: clients, and when the guest ends.
 
@@ -58,7 +58,7 @@ impl From<Error> for Refusal {
     }
 }
 
-/// What the processors became of a guest whose document leaves that to the machine. One that ended meanwhile has none.
+/// The CPU model that libvirt chose for a guest whose document leaves it open. `None` if the guest has ended.
 fn processor(domain: &Domain<'_>, launch: &Launch) -> Option<NamedCpu> {
     match launch.cpu.model {
         CpuModel::HostModel => libvirt::processor(domain).ok().flatten(),
@@ -78,7 +78,7 @@ pub(super) struct Guest {
     folder: Folder,
     connection: Arc<Connection>,
     happenings: Sender<Happening>,
-    /// Tells it its addresses.
+    /// Its DHCP responders.
     responders: Responders,
     /// Held while it is started or changed.
     starting: Mutex<Going>,
@@ -106,20 +106,20 @@ impl Guest {
         self.stopping.store(true, Ordering::Relaxed);
     }
 
-    /// What was asked for, once nothing is being started any more.
+    /// The launch document, once no start is in progress.
     pub(super) fn launched(&self) -> Result<Option<Launch>, Error> {
         // Nothing is left half done in memory by a thread that panicked.
         let _whole = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
         self.folder.launch()
     }
 
-    /// Keeps what was asked for, and tells the guest its addresses from now on.
+    /// Stores the launch document, and starts the DHCP responders.
     fn keep(&self, launch: &Launch) -> Result<(), Error> {
         self.folder.set_launch(launch)?;
         self.respond(launch)
     }
 
-    /// Tells the guest its addresses.
+    /// Starts the DHCP responders.
     pub(super) fn respond(&self, launch: &Launch) -> Result<(), Error> {
         self.responders.set(&launch.interfaces)
     }
@@ -137,7 +137,7 @@ impl Guest {
         Ok(if domain.is_some() || self.folder.started()? { launched } else { None })
     }
 
-    /// Does what is asked, and says what is known then.
+    /// Carries out a request, and returns the answer.
     pub(super) fn answer(&self, request: Request) -> Result<Answer, Refusal> {
         match request {
             Request::Launch(document) => self.launch(document.get().as_bytes()),
@@ -295,7 +295,7 @@ impl Guest {
         Ok(Answer::Launched { new: true, layout: launch.layout, processor })
     }
 
-    /// What was asked for, of a guest that runs.
+    /// The launch document of a running guest.
     fn document(&self) -> Result<Launch, Refusal> {
         let gone = || Refusal::new(RefusedKind::State, "there is no guest: it was not launched, or ended");
         self.folder.launch()?.ok_or_else(gone)
@@ -493,7 +493,7 @@ impl Guest {
         alias.to_owned()
     }
 
-    /// What the domain is doing, and what it has; `None`: there is no domain.
+    /// The state of the domain, and its description; `None`: there is no domain.
     fn doing(&self) -> Result<Option<(State, Option<PauseReason>, Described)>, Failure> {
         let Some(domain) = libvirt::domain(&self.connection)? else { return Ok(None) };
         match libvirt::state(&domain) {
@@ -530,12 +530,12 @@ impl Guest {
         Ok(Status { state, reason, uid: launch.map(|launch| launch.uid), exit, agent, size, targets })
     }
 
-    /// What clients are told of a happening that is not the end.
+    /// The event for clients of a change that is not the end.
     pub(super) fn event(&self, happening: libvirt::Happening) -> Result<Option<Event>, Error> {
         Ok(match happening {
-            // What follows is told.
+            // The event that follows is reported.
             libvirt::Happening::SwitchingOff { .. } => None,
-            // The end is told when it is recorded.
+            // The end is reported when it is recorded.
             libvirt::Happening::Lifecycle { .. } | libvirt::Happening::Changed => {
                 Some(self.status()?).filter(|status| status.state != State::Ended).map(Event::Status)
             }

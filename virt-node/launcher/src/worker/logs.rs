@@ -1,5 +1,5 @@
-//! Files that a guest can make longer without end, kept short: the log of its first serial port, and what QEMU says. Whoever
-//! writes them writes at their end, wherever that is (`O_APPEND`): a file that is cut is gone on with from its start.
+//! Bounds the files that a guest can make longer without end: the log of its first serial port, and QEMU's log. Their
+//! writers append at the end, wherever that is (`O_APPEND`): a truncated file is continued from its start.
 //!
 //! Not here: which files, and when.
 
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 /// Longest log in bytes; one that is longer is cut when it is next looked at.
 const MOST: u64 = 4 << 20;
-/// How much of the end of one that is cut is kept beside it.
+/// Length of the end of a truncated log that is kept next to it.
 const KEPT: u64 = 1 << 20;
 
 /// Where the end of a log is kept that was cut.
@@ -20,7 +20,7 @@ fn beside(path: &Path) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Cuts a log that is too long. What is written meanwhile may be lost. One that is not there is short.
+/// Truncates a log that is too long. Data written during the call may be lost. A missing log is short.
 pub(super) fn shorten(path: &Path) -> io::Result<()> {
     let mut file = match File::options().read(true).write(true).open(path) {
         Ok(file) => file,
@@ -45,7 +45,7 @@ mod tests {
     use std::io::Write;
 
     #[test]
-    fn a_long_log_is_cut_and_gone_on_with() {
+    fn a_long_log_is_cut_and_continued() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log");
         shorten(&path).unwrap();

@@ -41,7 +41,7 @@ const QUIET: Duration = Duration::from_secs(2);
 /// How often it is looked whether logs are too long.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// What the worker's first thread is told.
+/// The messages to the worker's first thread.
 pub(super) enum Happening {
     /// By libvirt.
     Libvirt(libvirt::Happening),
@@ -81,7 +81,7 @@ pub(crate) fn run(path: &Path, stop: bool) -> Result<Exit, Error> {
     let left = if adopted.is_some() { folder.deadline()? } else { None };
     let guest = Arc::new(Guest::new(folder, connection, sender.clone()));
     if left.is_some() {
-        // Before anybody asks how it is.
+        // Before the first request for its state.
         guest.set_stopping();
     }
     if let Some(Err(error)) = adopted.map(|launch| guest.respond(&launch)) {
@@ -147,7 +147,7 @@ impl Ending {
     }
 }
 
-/// Tells clients what happens, and sees to the end. A guest that has only so long `left` was asked to end before.
+/// Reports events to clients, and handles the end. A guest with a time `left` was asked to end before.
 fn attend(
     guest: &Guest,
     clients: &Clients,
@@ -163,13 +163,13 @@ fn attend(
         let next = due.into_iter().chain(quiet).fold(look, Instant::min);
         match happenings.recv_timeout(next.saturating_duration_since(Instant::now())) {
             Err(RecvTimeoutError::Disconnected) => {
-                return Err(Error::new(Kind::System, "libvirt tells nothing any more"));
+                return Err(Error::new(Kind::System, "libvirt's events have ended"));
             }
             Err(RecvTimeoutError::Timeout) => {}
             Ok(Happening::Stop(grace)) => {
                 let Some(launch) = guest.begun()? else {
                     if grace.is_none() {
-                        // A signal, and no guest: nobody will ask for one any more.
+                        // A signal, and no guest: none will be requested any more.
                         return Err(Error::new(Kind::System, "asked to end before there was a guest"));
                     }
                     continue;
@@ -199,7 +199,7 @@ fn attend(
                         return Ok(exit);
                     }
                 } else if let Ok(Some(event)) = guest.event(happening) {
-                    // One that cannot be told is no reason to leave the guest alone; status can be asked for.
+                    // An event that cannot be reported must not affect the guest; clients can ask for the status.
                     clients.tell(&event);
                 }
             }
@@ -207,7 +207,7 @@ fn attend(
         let now = Instant::now();
         if quiet.is_some_and(|quiet| now >= quiet) {
             quiet = None;
-            // What stays is a little more memory.
+            // On failure a little more memory stays in use.
             sys::trim_heap();
         }
         if now >= look {
@@ -216,7 +216,7 @@ fn attend(
             drop(guest.shorten_logs());
         }
         if let Some(due) = &mut ending {
-            // One that is gone meanwhile says so itself.
+            // If it has ended in between, its own event reports it.
             if now >= due.kill {
                 drop(guest.kill());
                 due.kill = now + PRESS;

@@ -34,7 +34,7 @@ pub(crate) fn golden(name: &str) -> VirtualMachineInstance {
     instance(&fs::read_to_string(beside("domain").join(format!("{name}.yaml"))).unwrap())
 }
 
-/// The machine: software, or what the annotation `test/accelerator` says.
+/// The machine: TCG, or the accelerator in the annotation `test/accelerator`.
 fn host(instance: &VirtualMachineInstance) -> Host {
     let word = instance.metadata.annotations.get("test/accelerator").map_or("tcg", String::as_str);
     let ovmf = |suffix: &str| {
@@ -110,7 +110,7 @@ fn objects() -> Objects {
     }
 }
 
-/// What becomes of an instance, its devices having been placed as `layout` says.
+/// Resolves an instance with its devices placed by `layout`.
 pub(crate) fn resolved(instance: &VirtualMachineInstance, layout: Layout) -> (Option<Launch>, Vec<Finding>) {
     let mut metadata = instance.metadata.clone();
     metadata.namespace = Some("default".to_owned());

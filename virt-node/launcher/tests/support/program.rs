@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{Seek, Write};
 use std::process::{Command, Output, Stdio};
 
-/// What `program` does with these arguments and this standard input.
+/// Runs `program` with these arguments and this standard input.
 pub(crate) fn run(program: &str, arguments: &[&str], input: &[u8]) -> Output {
     let mut file: File = tempfile::tempfile().unwrap();
     file.write_all(input).unwrap();

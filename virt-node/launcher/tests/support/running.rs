@@ -25,7 +25,7 @@ pub(crate) use crate::waiting::*;
 #[allow(unused_imports, reason = "each test uses what it needs")]
 pub(crate) use code::*;
 
-/// What this machine's QEMU and libvirt can do, made once and kept beside what was built.
+/// Features of this machine's QEMU and libvirt, probed once and cached next to the build.
 fn capabilities() -> &'static Path {
     static MADE: OnceLock<PathBuf> = OnceLock::new();
     MADE.get_or_init(|| {
@@ -51,7 +51,7 @@ fn copied(folder: &tempfile::TempDir) -> PathBuf {
     copy
 }
 
-/// The program: this package's own, or the one beside virt-node.
+/// The program: this package's own, or the one next to virt-node.
 fn program() -> std::path::PathBuf {
     match (option_env!("CARGO_BIN_EXE_virt-launcher"), option_env!("CARGO_BIN_EXE_virt-node")) {
         (Some(own), _) => own.into(),
@@ -98,8 +98,8 @@ pub(crate) struct Launcher {
 }
 
 impl Launcher {
-    /// The same on a machine whose /dev/net/tun is everybody's, as the kernel and udev have it: some test machines' is
-    /// not, and stays as it is, since the launcher has its mounts for itself.
+    /// The same on a machine with /dev/net/tun open to every user, as the kernel and udev have it: on some test machines it
+    /// is not, and stays so, since the launcher has its mounts for itself.
     pub(crate) fn with_taps() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let node = folder.path().join("tun");
@@ -119,7 +119,7 @@ impl Launcher {
         Self::start(&[], Some(capabilities()))
     }
 
-    /// As in a launcher pod: started as the guests' user, who owns the directory, for the instance of this uid.
+    /// As in a launcher pod: started as the guests' user, which owns the directory, for the instance of this uid.
     pub(crate) fn in_pod(uid: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         copy(capabilities(), folder.path());
@@ -180,7 +180,7 @@ impl Launcher {
         self.outer
     }
 
-    /// What it said.
+    /// Its log.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.folder.path().join("log")).unwrap()
     }
@@ -243,7 +243,7 @@ impl Launcher {
         assert!(matches!(answer, Answer::Launched { new: true, .. }), "{answer:?}");
     }
 
-    /// What the guest wrote to its serial port.
+    /// The guest's output on its serial port.
     pub(crate) fn serial(&self) -> String {
         let log = fs::read(self.folder().join("serial0.log")).unwrap_or_default();
         String::from_utf8_lossy(&log).into_owned()
@@ -266,7 +266,7 @@ impl Launcher {
         self.child.try_wait().unwrap()
     }
 
-    /// Waits for the end, whose cause and code are these.
+    /// Waits for the end, with this cause and this code.
     pub(crate) fn ends(&mut self, cause: Cause) -> Exit {
         let (status, exit) = self.end();
         assert_eq!((exit.cause, exit.code), (cause, cause.code()), "{}", self.log());
@@ -289,7 +289,7 @@ impl Drop for Launcher {
     }
 }
 
-/// The next status that a client is told of.
+/// The next status event of a client.
 pub(crate) fn next_status(client: &mut Client) -> Status {
     loop {
         if let Event::Status(status) = client.event(PATIENCE).unwrap().unwrap() {

@@ -19,7 +19,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 /// How long a command may take: an import, a start and a grace may be in it.
 pub(crate) const LONG: Duration = Duration::from_secs(300);
 
-/// What `found` finds, waited for.
+/// Polls `found` until it returns a value.
 pub(crate) fn eventually<T>(what: &str, found: impl FnMut() -> Option<T>) -> T {
     eventually_within(PATIENCE, what, found)
 }
@@ -65,7 +65,7 @@ fn end_within(child: &mut Child, what: &str, patience: Duration) -> ExitStatus {
     }
 }
 
-/// What a command says until its end. What it started and left behind may go on writing.
+/// The output of a command until its end. Its children may continue to write.
 pub(crate) fn output(command: &mut Command) -> Output {
     output_within(command, LONG)
 }
@@ -127,7 +127,7 @@ pub(crate) fn rest(from: &mut (impl Read + AsFd)) -> String {
     }
 }
 
-/// Processes whose command names a path, or that work below it.
+/// Processes with a path in their command line, or that work below it.
 pub(crate) fn processes(path: &Path) -> Vec<(u32, String)> {
     let path = path.to_str().unwrap();
     let ids = std::fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -143,7 +143,7 @@ pub(crate) fn processes(path: &Path) -> Vec<(u32, String)> {
 
 /// Ends all of them at once.
 pub(crate) fn end_all(path: &Path) {
-    // What is started while the others are ended is seen in another round.
+    // Processes started during a round are found in the next one.
     for _ in 0..100 {
         let found = processes(path);
         if found.is_empty() {

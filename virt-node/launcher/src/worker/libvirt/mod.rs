@@ -1,4 +1,4 @@
-//! libvirt, embedded: its driver for QEMU runs in this process, on a folder of its own, with no daemon beside it.
+//! libvirt, embedded: its driver for QEMU runs in this process, on a directory of its own, without a daemon.
 //!
 //! Not here: what is done with a guest ([`super::guest`]).
 
@@ -21,7 +21,7 @@ use crate::folder::Folder;
 
 pub(crate) use sys::{Connection, Domain};
 
-/// What libvirt said instead of doing it.
+/// An error of libvirt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failure(pub(crate) String);
 
@@ -33,7 +33,7 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// What happens to the domain, in libvirt's numbers (virDomainEventType and its details).
+/// An event of the domain, in libvirt's numbers (virDomainEventType and its details).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Happening {
     Lifecycle {
@@ -63,7 +63,7 @@ pub(crate) enum Happening {
 
 /// How much of libvirt's state of a domain is read, in bytes.
 const HEAD: u64 = 4096;
-/// What libvirt wants before aliases that are not its own.
+/// The prefix that libvirt requires of aliases other than its own.
 const USER_ALIAS: &str = "ua-";
 const EVENT_STOPPED: c_int = 5;
 /// virDomainEventStoppedDetailType.
@@ -77,7 +77,9 @@ const BY_AGENT: u32 = 2;
 
 /// Opens the driver on a guest's folder; a domain that runs there is taken over. What happens to it goes to `happenings`.
 pub(super) fn open(folder: &Folder, happenings: Sender<ToWorker>) -> Result<Arc<Connection>, Failure> {
-    forget_unborn(folder).map_err(|error| Failure(format!("what libvirt keeps of a domain: {error}")))?;
+    forget_unborn(folder).map_err(|error| {
+        Failure(format!("cannot remove libvirt's state of an unfinished domain: {error}"))
+    })?;
     let (sender, receiver) = std::sync::mpsc::channel();
     let uri = format!("qemu:///embed?root={}", folder.libvirt().display());
     let connection = Arc::new(Connection::open(&uri, sender)?);
@@ -100,8 +102,9 @@ pub(super) fn open(folder: &Folder, happenings: Sender<ToWorker>) -> Result<Arc<
     Ok(connection)
 }
 
-/// Removes what libvirt keeps of a domain whose QEMU had no process yet when its start was cut short. It has the number 0
-/// there, which libvirt takes for one that may come: it tries to reach it for half a minute, and keeps the domain for ever.
+/// Removes libvirt's state of a domain whose start was cut short before QEMU had a process. Its state has the process number
+/// 0, which libvirt takes for a process that may still appear: it tries to reach it for half a minute, and keeps the domain
+/// for ever.
 fn forget_unborn(folder: &Folder) -> io::Result<()> {
     let states = match fs::read_dir(folder.libvirt().join("run/qemu")) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -139,11 +142,11 @@ pub(super) fn create(connection: &Connection, xml: &str, paused: bool) -> Result
 /// The domain that is left when what went on before is over; `None`: its QEMU is gone.
 pub(super) fn settled(connection: &Connection) -> Result<Option<Domain<'_>>, Failure> {
     let Some(found) = domain(connection)? else { return Ok(None) };
-    // A domain that goes away meanwhile is an error here, and not there afterwards.
+    // A domain that vanishes in between is an error here, and absent afterwards.
     drop(found.settle());
     let Some(found) = domain(connection)? else { return Ok(None) };
     if state(&found).is_ok_and(|(state, _)| state == State::Starting) {
-        // Nobody starts it any more.
+        // Its start will not be continued.
         drop(found.destroy());
     }
     domain(connection)
@@ -158,7 +161,7 @@ pub(super) fn has(domain: &Domain<'_>, alias: &str) -> Result<bool, Failure> {
     Ok(domain.xml()?.contains(&format!("<alias name='{USER_ALIAS}{alias}'/>")))
 }
 
-/// What a domain's description says of a guest that changes while it runs.
+/// The changeable part of a running domain's description.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Described {
     /// Whether the guest's agent is connected.
@@ -169,7 +172,7 @@ pub(super) struct Described {
     pub(super) requested: u64,
     /// Bytes of these that it has taken.
     pub(super) more_memory: u64,
-    /// What disks are called, by our aliases.
+    /// Names of disks, by our aliases.
     pub(super) targets: BTreeMap<String, String>,
 }
 
@@ -208,7 +211,7 @@ fn describe(xml: &str) -> Described {
     }
 }
 
-/// What the domain's processors became, where libvirt has given them a model.
+/// The CPU model of the domain, where libvirt has chosen one.
 pub(super) fn processor(domain: &Domain<'_>) -> Result<Option<NamedCpu>, Failure> {
     Ok(named_cpu(&domain.xml()?))
 }
@@ -314,7 +317,7 @@ pub(super) fn set_processors(domain: &Domain<'_>, count: u32) -> Result<(), Fail
     domain.set_processors(count, LIVE)
 }
 
-/// Changes a device to what `xml` says of it.
+/// Changes a device to its description in `xml`.
 pub(super) fn update(domain: &Domain<'_>, xml: &str) -> Result<(), Failure> {
     domain.update(xml, LIVE)
 }
@@ -372,14 +375,14 @@ pub(super) fn is_reset(details: &str) -> bool {
     serde_json::from_str(details).is_ok_and(|Details { reason }| reason.ends_with("-reset"))
 }
 
-/// What a domain is doing, from virDomainState and virDomainPausedReason.
+/// The state of a domain, from virDomainState and virDomainPausedReason.
 pub(super) fn state(domain: &Domain<'_>) -> Result<(State, Option<PauseReason>), Failure> {
     domain.state().map(|(state, reason)| meaning(state, reason))
 }
 
 fn meaning(state: c_int, reason: c_int) -> (State, Option<PauseReason>) {
     match (state, reason) {
-        // Paused while it starts or ends: that is not what anybody asked for.
+        // Paused while it starts or ends: not by request.
         (3, 11) => (State::Starting, None),
         (3, 8) | (4, _) => (State::Stopping, None),
         (3, 1) => (State::Paused, Some(PauseReason::Asked)),
@@ -396,7 +399,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_domain_without_a_process_is_told_from_others() {
+    fn a_domain_without_a_process_is_recognised() {
         let state =
             |attributes: &str| format!("<!--\nWARNING\n-->\n\n<domstatus {attributes}>\n  <monitor/>\n");
         assert!(is_unborn(&state("state='paused' reason='starting up' pid='0'")));
@@ -443,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_is_read_as_libvirt_writes_it() {
+    fn changeable_parts_are_read_as_libvirt_writes_them() {
         let xml = "<domain type='qemu' id='1'>
   <memory unit='KiB'>4194304</memory>
   <vcpu placement='static' current='2'>4</vcpu>

@@ -234,7 +234,7 @@ impl Connection {
         Ok(())
     }
 
-    /// What an emulator offers, as XML: found out if it is not known.
+    /// The features of an emulator, as XML: probed if unknown.
     pub(crate) fn capabilities(&self, emulator: &str) -> Result<String, Failure> {
         let emulator = text(emulator)?;
         // SAFETY: texts are valid or null; the answer is ours to free.
@@ -288,7 +288,7 @@ impl Domain<'_> {
         self.connection.done(answer).map(|()| (state, reason))
     }
 
-    /// Asks something that waits for all that goes on with the domain.
+    /// Makes a call that waits for all operations on the domain.
     pub(crate) fn settle(&self) -> Result<(), Failure> {
         // virDomainMemoryStatStruct: a number of four bytes and one of eight.
         let mut statistics = [0_u64; 2];
@@ -434,7 +434,7 @@ impl Domain<'_> {
     }
 }
 
-/// What libvirt says about the last call of this thread.
+/// libvirt's error of the last call of this thread.
 fn last(libvirt: &Libvirt) -> Failure {
     // SAFETY: the answer is null or a text that stays until the next call of this thread.
     Failure(unsafe { texted((libvirt.virGetLastErrorMessage)()) })
@@ -450,7 +450,7 @@ unsafe fn texted(text: *const c_char) -> String {
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
-/// Errors are told by those who called; libvirt would print them too.
+/// Callers report errors; libvirt would print them too.
 unsafe extern "C" fn silent(_opaque: Object, _error: Object) {}
 
 type Lifecycle = unsafe extern "C" fn(Object, Object, c_int, c_int, Object);
@@ -469,7 +469,7 @@ type MonitorEvent =
 unsafe fn tell(opaque: Object, happening: Happening) {
     // SAFETY: as above; the sender is never freed, and senders may be used by any number of threads.
     let sender = unsafe { &*opaque.cast::<Sender<Happening>>() };
-    // Nobody listens any more when the worker ends.
+    // The receiver is gone when the worker ends.
     _ = sender.send(happening);
 }
 
