@@ -158,7 +158,7 @@ impl Bench {
     }
 
     /// A DEL of each side in turn, and the kernel's part of it alone: one message that deletes a link like that. The bar is
-    /// beside that part. What is left of a DEL is the same for both sides, so the reference's is printed only.
+    /// compared with that part. The rest of a DEL is the same for both sides, so the reference's is printed only.
     fn deletes(&self, row: &str) -> Result<Vec<Comparison>> {
         let config = config("net", &json!({}));
         let (mut ours, mut theirs, mut kernel) = (Vec::new(), Vec::new(), Vec::new());

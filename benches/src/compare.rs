@@ -1,4 +1,4 @@
-//! Calls beside calls: least and median of ours and of what is beside it, what must hold between them, and its line of
+//! Comparisons of calls: least and median of ours and of the reference, the required relation between them, and the line of
 //! the table.
 
 use std::fmt::Write as _;

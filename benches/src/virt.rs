@@ -1,6 +1,6 @@
-//! The launcher beside libvirt's own daemons, each as it runs in a guest's pod: how long from its start to a guest that
-//! runs, how much memory it keeps then, and what it does while nothing happens. And many guests, beside one libvirtd that
-//! runs already, as it does on a machine without pods.
+//! The launcher compared with libvirt's own daemons, each as it runs in a guest's pod: the time from its start to a running
+//! guest, its memory then, and its activity while nothing happens. And many guests, compared with one libvirtd that runs
+//! already, as it does on a machine without pods.
 //!
 //! ```text
 //!  a disk of one boot sector ─► ours: virt-launcher, capabilities known │ theirs: virtlogd + libvirtd, known or not │ bare QEMU
@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The daemons get folders of their own in a mount namespace of their own. Guests run under TCG, on every machine. Theirs
-//! have the same domain, but for what ours says to libvirt alone to make the start short. Needs root.
+//! have the same domain, except for the line in ours that only shortens libvirt's start. Needs root.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _};

@@ -28,7 +28,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("serve", 2),
     ("guest", 3),
     ("virt", 3),
-    // The commands for a cluster, which are a program of their own too: virt-node offers them beside its own.
+    // The commands for a cluster, which are a program of their own too: virt-node offers them in addition to its own.
     ("virt-client", 3),
 ];
 
@@ -233,7 +233,7 @@ fn main_only_starts_the_program() {
 }
 
 #[test]
-fn every_source_file_says_what_it_is() {
+fn every_source_file_has_a_header() {
     let mut silent = Vec::new();
     for member in members().values() {
         let folder = root().join(&member.folder);

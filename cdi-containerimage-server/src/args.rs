@@ -1,4 +1,4 @@
-//! What was typed: flags in the manner of Go's `flag` package, one dash or two, the value after `=` or as the next
+//! The command line: flags in the manner of Go's `flag` package, one dash or two, the value after `=` or as the next
 //! argument. The names and defaults are upstream's. Not here: whether paths exist.
 
 use std::ffi::{OsStr, OsString};
@@ -12,13 +12,13 @@ use thiserror::Error;
 pub const USAGE: &str = "\
 Usage: cdi-containerimage-server [flags]
 
-Serves the one file in a folder over HTTP on loopback, until a file says that the client is done.
-GET /disk.img is the file, ranges included; GET /info tells the environment.
+Serves the one file in a folder over HTTP on loopback, until the client creates a file.
+GET /disk.img is the file, ranges included; GET /info lists the environment.
 
   -p int               port, 0 for any free one (default 8100)
   -image-dir string    folder with the image (default \"/disk\")
   -ready-file string   file that is written when connections can be made; it holds the image's name (default \"/shared/ready\")
-  -done-file string    file whose appearance ends the server (default \"/shared/done\")
+  -done-file string    file that ends the server when it appears (default \"/shared/done\")
   -h, -help            this text
 ";
 
@@ -55,7 +55,7 @@ pub enum Asked {
     Help,
 }
 
-/// Arguments that make no sense.
+/// Invalid arguments.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum ArgsError {
     /// No flag of that name.
@@ -75,7 +75,7 @@ pub enum ArgsError {
 /// Reads arguments, the program's name not among them. Of a flag given twice the last counts.
 ///
 /// # Errors
-/// The first argument that makes no sense.
+/// The first invalid argument.
 pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Asked, ArgsError> {
     let mut args = Args::default();
     let mut arguments = arguments.into_iter();
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense() {
+    fn rejects_invalid_arguments() {
         for arguments in [
             &["-p"][..],
             &["-p", "x"],
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn the_usage_tells_the_defaults() {
+    fn the_usage_has_the_defaults() {
         let args = Args::default();
         assert!(USAGE.contains(&format!("(default {})", args.port)));
         for path in [args.image_dir, args.ready_file, args.done_file] {

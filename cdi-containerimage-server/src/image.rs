@@ -1,5 +1,5 @@
-//! The one file in the image folder: found by listing, opened anew for each request. The folder comes from the user's
-//! image, so nothing in it is trusted: links are not followed, and only a regular file is served.
+//! The one file in the image folder: found by listing, reopened for each request. The folder comes from the user's image, so
+//! nothing in it is trusted: links are not followed, and only a regular file is served.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;

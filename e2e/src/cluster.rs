@@ -242,8 +242,8 @@ impl Drop for Cluster {
     }
 }
 
-/// A cluster's second node: kubelet, containerd and kube-proxy in namespaces of their own. It is switched off when this
-/// is dropped: all its processes are killed at once, and nothing tells the API server.
+/// A cluster's second node: kubelet, containerd and kube-proxy in namespaces of their own. It is switched off when this is
+/// dropped: all its processes are killed at once, and the API server is not notified.
 pub struct Second {
     place: Place,
     keeper: Child,
@@ -321,7 +321,8 @@ pub struct Ended {
     pub removed: Vec<Place>,
 }
 
-/// Stops all clusters that were kept, and removes what those left whose keepers were killed. Clusters of tests stay.
+/// Stops all clusters that were kept, and removes the remains of those whose supervisors were killed. Clusters of tests
+/// stay.
 ///
 /// # Errors
 /// Without root's rights, when one does not end, or something cannot be removed.
@@ -348,7 +349,7 @@ pub fn stop_kept() -> Result<Ended> {
     Ok(ended)
 }
 
-/// Takes what kept clusters that have ended by themselves said about it.
+/// Takes the reports of kept clusters that have ended by themselves.
 ///
 /// # Errors
 /// When it cannot be read or removed.
@@ -417,7 +418,7 @@ fn stop(keeper: &mut Child) -> Result<()> {
     }
 }
 
-/// What went wrong, out of all that a keeper has said.
+/// The error in the output of a supervisor.
 fn failure(said: &str) -> &str {
     let said = said.trim();
     if said.is_empty() { "the keeper was killed" } else { said.strip_prefix(keeper::FAILED).unwrap_or(said) }
@@ -426,7 +427,7 @@ fn failure(said: &str) -> &str {
 async fn connect(kubeconfig: &Path) -> Result<Client> {
     let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
     let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
-    // The node is next door, whatever the environment says about the way out.
+    // The node is directly reachable, regardless of the environment's proxy.
     config.proxy_url = None;
     Ok(Client::try_from(config)?)
 }

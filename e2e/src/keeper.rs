@@ -1,9 +1,9 @@
-//! The process that keeps one cluster: it makes the state folder, the namespaces and the link, waits until nobody needs
-//! the cluster any more, and leaves nothing behind.
+//! The process that supervises one cluster: it makes the state folder, the namespaces and the link, waits until the cluster
+//! is no longer needed, and leaves nothing behind.
 //!
-//! It outlives the process that started it by as long as that takes: when that ends, in whatever way, the keeper's
-//! standard input ends and it cleans up, unless it was told to keep the cluster before. It talks in lines on standard
-//! output. What it cannot do when it is killed itself, the next cluster in the same place does first.
+//! It outlives the process that started it by as long as that takes: when that ends, in whatever way, the supervisor's
+//! standard input ends and it cleans up, unless it was asked to keep the cluster before. It communicates in lines on
+//! standard output. If it is killed itself, the next cluster in the same place cleans up first.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
@@ -26,13 +26,13 @@ const START: Duration = Duration::from_secs(60);
 /// How long the node may take to end; its first process only exits, the kernel kills the others.
 const END: Duration = Duration::from_secs(20);
 
-/// Said when the node's programs run, before the number of the place.
+/// Sent when the node's programs run, before the number of the place.
 pub(crate) const STARTED: &str = "started ";
-/// Said to the keeper: the cluster stays until a signal comes.
+/// Sent to the supervisor: the cluster stays until a signal comes.
 pub(crate) const KEEP: &str = "keep";
 /// The answer: from now on it does.
 pub(crate) const KEPT: &str = "kept";
-/// Said at the end before what went wrong, also by the node's first process.
+/// Sent at the end before the error, also by the node's first process.
 pub const FAILED: &str = "failed: ";
 
 enum Event {
@@ -42,7 +42,7 @@ enum Event {
     Ended,
     /// The end of standard input no longer means anything.
     Keep,
-    /// Nobody needs the cluster any more.
+    /// The cluster is no longer needed.
     Stop,
 }
 
@@ -51,7 +51,7 @@ enum Event {
 /// # Errors
 /// When the cluster cannot be started, or ends by itself; nothing is left then either.
 pub fn keep() -> Result<()> {
-    // Not in the terminal's session: Ctrl-C is for the test, whose end is what we wait for.
+    // Not in the terminal's session: Ctrl-C is for the test, and its end ends the cluster.
     rustix::process::setsid().context("cannot start a session")?;
     let taken = Place::take()?;
     let place = &taken.place;
@@ -59,7 +59,7 @@ pub fn keep() -> Result<()> {
     let failure = run(place, &link).err().map(|error| with_logs(place, &format!("{error:#}")));
     let saved = save_logs(place).context("cannot save the logs");
     let reported = match &failure {
-        // Nobody listens any more.
+        // The reader is gone.
         Some(failure) if place.kept().is_some() => fs::write(place.report(), failure),
         Some(_) | None => Ok(()),
     };
@@ -71,7 +71,7 @@ pub fn keep() -> Result<()> {
     saved
 }
 
-/// Keeps the second node of the cluster whose first process is `first`, until standard input ends. Its state folder
+/// Supervises the second node of the cluster of the first process `first`, until standard input ends. Its state folder
 /// stays, as a machine's disk does: a node that is started again is one that was switched off and on.
 ///
 /// # Errors
@@ -124,7 +124,7 @@ fn live(
             Event::Ended => bail!("the node's first process ended"),
             Event::Keep => {
                 place.set_kept()?;
-                // Whoever asked may be gone since, and then nobody knows of the cluster.
+                // The requester may be gone since, and then no process knows of the cluster.
                 if node::say(KEPT).is_err() {
                     return Ok(());
                 }
@@ -133,7 +133,7 @@ fn live(
     }
 }
 
-/// What the node's first process says that it does not usually say.
+/// The error for an unexpected line of the node's first process.
 fn told(line: &str) -> anyhow::Error {
     anyhow!("{}", line.strip_prefix(FAILED).unwrap_or(line))
 }
@@ -149,7 +149,7 @@ fn expect(events: &Receiver<Event>, line: &str, deadline: Instant) -> Result<()>
     }
 }
 
-/// What ends the cluster: a signal, or the end of our standard input before it is to be kept.
+/// Ends the cluster: on a signal, or at the end of our standard input before it is to be kept.
 fn watch(sender: &Sender<Event>) -> Result<()> {
     let heard = sender.clone();
     thread::spawn(move || {
@@ -295,8 +295,8 @@ fn inherit_cpuset(hierarchy: &str, group: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Mount points of the cgroup hierarchies of both versions: a machine may have those of the first and, beside them, the
-/// one of the second, where containers get groups too.
+/// Mount points of the cgroup hierarchies of both versions: a machine may have those of the first and also the one of the
+/// second, where containers get groups too.
 pub(crate) fn hierarchies() -> Result<Vec<String>> {
     let mounts = fs::read_to_string("/proc/self/mounts")?;
     let fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
@@ -323,7 +323,7 @@ pub(crate) fn clean(place: &Place) -> Result<()> {
         .with_context(|| format!("cannot remove {}", place.folder().display()))
 }
 
-/// What processes use that are just ending can be removed a moment later; what is not there is removed.
+/// Resources of processes that are just ending can be removed a moment later; a missing one counts as removed.
 fn patiently(mut remove: impl FnMut() -> io::Result<()>) -> io::Result<()> {
     let deadline = Instant::now() + Duration::from_secs(5);
     loop {
@@ -345,9 +345,9 @@ fn remove_link(link: &str) -> Result<()> {
     Ok(())
 }
 
-/// Loop devices whose file is in `folder`, and before each of them those above it: on a filesystem that it holds (so a
-/// driver has block volumes in a pool), or on its node (so the kubelet holds a pod's device). When the node is gone the
-/// kernel has no other name for what is below than its numbers.
+/// Loop devices with a file in `folder`, and before each of them those above it: on a filesystem that it holds (so a driver
+/// has block volumes in a pool), or on its node (so the kubelet holds a pod's device). When the node is gone the kernel has
+/// no other name for the lower ones than their numbers.
 fn loop_devices(folder: &Path) -> Result<Vec<String>> {
     let list = ["--list", "--noheadings", "--output", "NAME,BACK-MAJ:MIN,BACK-INO,BACK-FILE"];
     let run =

@@ -1,4 +1,4 @@
-//! What of the machine a cluster might leave changed, as text lines that can be compared.
+//! Changes to the machine that a cluster might leave, as text lines that can be compared.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -52,8 +52,8 @@ impl Leftovers {
         Ok(Self { lines })
     }
 
-    /// What is here and was not in `before`, and the other way round. Groups of an earlier cluster, which the next of its
-    /// number removes, may go.
+    /// The lines that were added and removed since `before`. Groups of an earlier cluster, which the next of its number
+    /// removes, may go.
     pub fn changes(&self, before: &Self) -> Vec<String> {
         let come = self.lines.difference(&before.lines).map(|line| format!("+ {line}"));
         let ours = |line: &&String| line.contains("/ferrovirt-node");
@@ -75,8 +75,8 @@ fn mounts() -> Result<String> {
     Ok(lines_without(&fs::read_to_string("/proc/self/mounts")?, 1))
 }
 
-/// Lines whose word `index` is no path below the folder of temporary files: those are of other tests, that may run at
-/// the same time.
+/// Lines without a path below the folder of temporary files at word `index`: those are of other tests, that may run at the
+/// same time.
 fn lines_without(text: &str, index: usize) -> String {
     let temporary = std::env::temp_dir();
     let other = |line: &&str| {

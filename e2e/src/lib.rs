@@ -5,10 +5,10 @@
 //! - [`keeper`]: the process outside of the namespaces that leaves nothing behind, even if the test is killed.
 //! - [`node`]: the first process inside.
 //! - [`place`]: numbers, addresses and folders; [`pki`]: certificates; [`programs`]: what is run.
-//! - [`peer`]: servers beside the cluster that pods talk to; [`volume`]: volumes whose content a test can look at.
+//! - [`peer`]: servers outside the cluster that pods connect to; [`volume`]: volumes whose content a test can inspect.
 //! - [`storage`]: the CSI driver with stock sidecars, and a pool.
 //! - [`platform`]: everything that `operator manifests` prints, installed and available.
-//! - [`leftovers`]: what of a machine a cluster might leave changed.
+//! - [`leftovers`]: changes to the machine that a cluster might leave.
 //!
 //! Not here: the tests, which are in `tests/`, and what they test.
 

@@ -24,17 +24,17 @@ use serde_json::json;
 use crate::place::Place;
 use crate::programs::Programs;
 
-/// Said when the namespaces stand and the node waits for its link.
+/// Sent when the namespaces stand and the node waits for its link.
 pub(crate) const NAMESPACES: &str = "namespaces";
 /// The answer: the link is there.
 pub(crate) const LINK: &str = "link";
-/// Said when every program runs.
+/// Sent when every program runs.
 pub(crate) const STARTED: &str = "started";
 
 /// End of the name of a file in the state folder: the program before it is started again when it is killed.
 pub(crate) const RESTARTED: &str = ".restarted";
 
-/// Said at the end about a program, between its name and how.
+/// Sent at the end about a program, between its name and how.
 pub(crate) const ENDED: &str = " ended: ";
 
 /// Settings of the whole machine that kubelet writes. It gets files instead, with the values that it would write.
@@ -55,7 +55,7 @@ pub const PAUSE: &str = "localhost/pause:1";
 /// A shell and small tools for the tests' own pods.
 pub const BUSYBOX: &str = "localhost/busybox:1";
 
-/// The name of the runtime class whose containers may lock 64 KiB of memory only, as with many a distribution's default.
+/// The runtime class of containers that may lock 64 KiB of memory only, as with many a distribution's default.
 pub const LOW_MEMLOCK: &str = "low-memlock";
 
 /// Where the kubelet looks for seccomp profiles, in the state folder.
@@ -132,7 +132,7 @@ pub fn run(place: &Place) -> Result<()> {
     Ok(())
 }
 
-/// Tells whoever started this process.
+/// Sends a line to the parent process.
 pub(crate) fn say(line: &str) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     writeln!(stdout, "{line}")?;
@@ -448,7 +448,7 @@ fn containerd(place: &Place) -> String {
     let socket = shown(&place.containerd());
     let memlock = shown(&place.path("low-memlock.json"));
     let registries = shown(&place.path("registries"));
-    // restrict_oom_score_adj: without CAP_SYS_RESOURCE nobody may lower a score, and a pod would not start.
+    // restrict_oom_score_adj: lowering a score needs CAP_SYS_RESOURCE; without it a pod would not start.
     format!(
         r#"version = 2
 root = "/var/lib/containerd"

@@ -64,7 +64,7 @@ impl Place {
         )
     }
 
-    /// Takes this place, unless somebody has it.
+    /// Takes this place, unless it is in use.
     pub(crate) fn try_take(self) -> Result<Option<Taken>> {
         let lock = File::create(self.folder.with_added_extension("lock"))?;
         match lock.try_lock() {
@@ -74,7 +74,7 @@ impl Place {
         }
     }
 
-    /// The place with this number, whoever has it.
+    /// The place with this number, in use or not.
     ///
     /// # Errors
     /// Without a cache folder.
@@ -117,7 +117,7 @@ impl Place {
         (0..PLACES).map(Self::of).collect()
     }
 
-    /// The places that somebody has now.
+    /// The places in use.
     ///
     /// # Errors
     /// When the folder of the places cannot be used.
@@ -150,7 +150,8 @@ impl Place {
         if name.ends_with("\0keep\0") { Pid::from_raw(pid) } else { None }
     }
 
-    /// Where a keeper writes why the cluster ended by itself: beside the state folder, so one for each place.
+    /// The file in which a supervisor writes why the cluster ended by itself: next to the state folder, so one for each
+    /// place.
     pub(crate) fn report(&self) -> PathBuf {
         self.folder.with_added_extension("failed")
     }

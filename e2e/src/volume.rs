@@ -1,6 +1,6 @@
-//! Volumes of known place, so that a test can look at what a pod has written: local persistent volumes, bound to one
-//! claim each, on a folder or a loop device of the cluster's state folder. The claim is made with it, or by somebody else
-//! later.
+//! Volumes of known place, so that a test can inspect the data that a pod has written: local persistent volumes, bound to
+//! one claim each, on a folder or a loop device of the cluster's state folder. The claim is made with it, or later by
+//! another component.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use crate::Cluster;
 pub struct Volume {
     /// The claim's name, which is also the volume's, with the namespace before it.
     pub claim: String,
-    /// The claim's id; none, if the claim is somebody else's to make.
+    /// The claim's id; empty, if another component makes the claim.
     pub uid: String,
     /// A folder, or a loop device.
     path: PathBuf,
@@ -27,7 +27,7 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// A folder in which a pod may use `size` bytes, as far as the claim says; nobody holds the pod to it.
+    /// A folder in which a pod may use `size` bytes by its claim; the limit is not enforced.
     ///
     /// # Errors
     /// When the folder or the objects cannot be made.
@@ -35,7 +35,7 @@ impl Volume {
         Self::folder(cluster, namespace, claim, size)?.claimed(cluster, namespace, size)
     }
 
-    /// The same without a claim: it is for the one of this name, once somebody makes it, with no StorageClass.
+    /// The same without a claim: it is for the one of this name, which another component makes later, with no StorageClass.
     ///
     /// # Errors
     /// When the folder or the volume cannot be made.
@@ -54,7 +54,7 @@ impl Volume {
         Self::device(cluster, namespace, claim, size)?.claimed(cluster, namespace, size)
     }
 
-    /// The same without a claim: it is for the one of this name, once somebody makes it, with no StorageClass.
+    /// The same without a claim: it is for the one of this name, which another component makes later, with no StorageClass.
     ///
     /// # Errors
     /// When the device or the volume cannot be made.
@@ -129,7 +129,7 @@ impl Volume {
     }
 }
 
-/// What a pod finds no room for would fail in its own words, of another size.
+/// Without room a pod would fail in its own words, of another size.
 fn has_room(path: &Path, size: u64) -> Result<()> {
     let facts = rustix::fs::statvfs(path)?;
     let free = facts.f_bavail * facts.f_frsize;
@@ -146,7 +146,7 @@ impl Drop for Volume {
         let Some(file) = &self.file else { return };
         let Some(name) = self.path.file_name() else { return };
         let backing = Path::new("/sys/block").join(name).join("loop/backing_file");
-        // The cluster may have removed it with everything else, and somebody else may have its number now.
+        // The cluster may have removed it with everything else, and another file may have its number now.
         if fs::read_to_string(backing).is_ok_and(|backing| Path::new(backing.trim_end()) == file) {
             // While a pod uses it the kernel waits; what stays is removed with the cluster.
             let _ = Command::new("losetup").arg("-d").arg(&self.path).status();

@@ -1,6 +1,7 @@
 //! The harness itself: a node comes up in time, runs a pod, and leaves nothing on the machine, however it ends.
 //!
-//! These tests compare the whole machine before and after, so they take turns, and no other cluster may stand meanwhile.
+//! These tests compare the whole machine before and after, so they take turns, and no other cluster may run at the same
+//! time.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -108,7 +109,7 @@ fn cycles() -> usize {
     if std::env::var_os("FERROVIRT_SOAK").is_some() { 20 } else { 2 }
 }
 
-/// A pod that says something, through kubelet, containerd, the network plugin and the logs.
+/// A pod that prints a line, through kubelet, containerd, the network plugin and the logs.
 fn runs_a_pod(cluster: &Cluster) {
     cluster.create_namespace("first", "restricted").unwrap();
     let overrides = r#"{"spec":{"securityContext":{"runAsNonRoot":true,"runAsUser":107,
@@ -191,7 +192,7 @@ fn up() -> Command {
     up
 }
 
-/// What `make cluster-down` says. It must succeed.
+/// The output of `make cluster-down`, which must succeed.
 fn down() -> String {
     let down = Command::new(env!("CARGO_BIN_EXE_cluster")).arg("down").output().unwrap();
     assert!(down.status.success(), "{}", String::from_utf8_lossy(&down.stderr));
@@ -250,7 +251,7 @@ fn process_with(argument: &str) -> Pid {
 }
 
 #[test]
-fn a_node_whose_program_dies_says_so() {
+fn a_node_reports_the_death_of_its_program() {
     let _alone = ALONE.lock().unwrap_or_else(|broken| broken.into_inner());
     let before = before();
     for told_by in [down, || String::from_utf8(up().output().unwrap().stderr).unwrap()] {
@@ -284,7 +285,7 @@ fn a_second_up_finds_the_first() {
 }
 
 #[test]
-fn up_and_down_say_that_they_need_root() {
+fn up_and_down_report_that_they_need_root() {
     let _alone = ALONE.lock().unwrap_or_else(|broken| broken.into_inner());
     // Where anyone finds it.
     let folder = tempfile::tempdir().unwrap();
@@ -306,7 +307,7 @@ fn up_and_down_say_that_they_need_root() {
 #[test]
 fn an_interrupted_up_leaves_nothing() {
     let _alone = ALONE.lock().unwrap_or_else(|broken| broken.into_inner());
-    // Whoever runs the tests in the background has them ignore Ctrl-C's own signal.
+    // A background job of a shell ignores Ctrl-C's own signal.
     for signal in ["-TERM", "-KILL"] {
         let before = before();
         let mut up = up().spawn().unwrap();
@@ -324,7 +325,7 @@ fn an_interrupted_up_leaves_nothing() {
 }
 
 #[test]
-fn what_a_killed_keeper_leaves_is_removed_by_the_next() {
+fn remains_of_a_killed_supervisor_are_removed_by_the_next() {
     let _alone = ALONE.lock().unwrap_or_else(|broken| broken.into_inner());
     let before = before();
     let cluster = Cluster::start().unwrap();

@@ -24,7 +24,7 @@ const WITH_A_PORT: usize = 5;
 const FIRST_PORT: usize = 31_000;
 const PATIENCE: Duration = Duration::from_secs(240);
 
-/// What of the node's network pods may leave changed, as lines.
+/// Changes to the node's network that pods may leave, as lines.
 fn node(cluster: &Cluster) -> BTreeSet<String> {
     let shown = |program: &str, arguments: &[&str]| {
         let run = cluster.on_node(program).unwrap().args(arguments).output().unwrap();
@@ -50,7 +50,7 @@ fn node(cluster: &Cluster) -> BTreeSet<String> {
     lines
 }
 
-/// A web server that says hello to the host when it starts, by its own name.
+/// A web server that greets the host when it starts, by its own name.
 fn pod(index: usize, host: SocketAddr) -> Value {
     let (ip, port) = (host.ip(), host.port());
     let hello = format!(
@@ -74,7 +74,7 @@ fn pod(index: usize, host: SocketAddr) -> Value {
     })
 }
 
-/// A server that notes who asks for what.
+/// A server that records its clients and their requests.
 fn listener(host: IpAddr) -> (SocketAddr, mpsc::Receiver<(IpAddr, String)>) {
     let listener = TcpListener::bind((host, 0)).unwrap();
     let address = listener.local_addr().unwrap();
@@ -105,7 +105,7 @@ fn fetch(address: SocketAddr) -> String {
     answer
 }
 
-/// Makes pods at once, and waits until every one of them runs and has said hello.
+/// Makes pods at once, and waits until every one of them runs and has sent its greeting.
 fn create(cluster: &Cluster, indices: std::ops::Range<usize>, host: SocketAddr) -> Vec<Pod> {
     let pods = Api::<Pod>::namespaced(cluster.client(), NAMESPACE);
     for index in indices.clone() {
@@ -167,7 +167,7 @@ fn many_pods_at_once_leave_nothing() {
         let port = u16::try_from(FIRST_PORT + index).unwrap();
         assert!(fetch((place.node_address(), port).into()).contains("qemu"), "{port}");
     }
-    // Beyond the node nobody sees the pods' addresses. The first pod said hello twice.
+    // Outside the node the pods' addresses are hidden. The first pod sent its greeting twice.
     let said: Vec<(IpAddr, String)> = (0..=PODS).map(|_| asked.recv_timeout(PATIENCE).unwrap()).collect();
     assert!(said.iter().all(|(from, _)| *from == IpAddr::from(place.node_address())), "{said:?}");
     let names: BTreeSet<&String> = said.iter().map(|(_, name)| name).collect();

@@ -36,7 +36,7 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Arg
     Ok(Args::try_parse_from(arguments)?)
 }
 
-#[expect(clippy::print_stderr, reason = "the one place where an error is told to the person who typed")]
+#[expect(clippy::print_stderr, reason = "the one place that prints an error to the user")]
 pub(crate) fn complain(error: &anyhow::Error) {
     eprintln!("{error:#}");
 }

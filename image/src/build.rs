@@ -69,7 +69,7 @@ fn add_plugins(program: &Path, members: &mut BTreeMap<String, Member>) -> Result
     Ok(())
 }
 
-#[expect(clippy::print_stdout, reason = "the answer for the person who typed")]
+#[expect(clippy::print_stdout, reason = "the answer for the user")]
 fn report(output: &Path, digest: &str, tags: &[Tag]) {
     println!("{} sha256:{digest}", output.display());
     for tag in tags {

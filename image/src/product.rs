@@ -1,7 +1,7 @@
 //! Content of the project's own images: a small Debian, and the programs, one layer each.
 //!
-//! There are two sets of layers: one for VMs, with QEMU and libvirt, and one for everything else. Stock controllers give
-//! a pod arguments and no command, so every program has a tag of its own whose entrypoint it is. `Containerfile` beside
+//! There are two sets of layers: one for VMs, with QEMU and libvirt, and one for everything else. Stock controllers give a
+//! pod arguments and no command, so every program has a tag of its own with it as the entrypoint. `Containerfile` next to
 //! this package describes the same images for podman and docker; a test compares the two.
 
 use crate::archive::Tag;

@@ -122,7 +122,7 @@ fn assert_takes_plugins(members: &BTreeMap<String, Vec<u8>>, layers: &Value) {
 }
 
 #[test]
-fn the_containerfile_says_the_same() {
+fn the_containerfile_describes_the_same_images() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("Containerfile");
     let text = fs::read_to_string(file).unwrap();
     for (set, program) in SETS.iter().flat_map(|set| set.programs.iter().map(move |program| (set, program))) {

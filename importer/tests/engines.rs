@@ -1,6 +1,6 @@
-//! How bytes get to the disk when something is refused: io_uring by a seccomp filter, locked memory by a limit, direct
-//! I/O by the filesystem at opening or by the device at a write. The bytes are right, and what the report and the
-//! metric say is what the program did: strace is the judge, and for the page cache what is left in it.
+//! How bytes get to the disk when something is refused: io_uring by a seccomp filter, locked memory by a limit, direct I/O
+//! by the filesystem at opening or by the device at a write. The bytes are right, and the report and the metric match the
+//! program's behaviour: strace is the judge, and for the page cache its remaining content.
 
 #![expect(clippy::cast_possible_truncation, reason = "small test data")]
 #![expect(clippy::print_stdout, reason = "what was found is shown with --nocapture")]
@@ -244,8 +244,8 @@ fn written_metric(address: &str, bytes: u64, child: &mut Child) -> Option<String
     })
 }
 
-/// Bytes of a file that are in the page cache; `None` where that says nothing: devices, which have none left once
-/// they are closed, and files that are nothing but memory.
+/// Bytes of a file that are in the page cache; `None` where that is meaningless: devices, which have none left once they are
+/// closed, and files that are nothing but memory.
 fn in_page_cache(path: &Path) -> Option<u64> {
     const TMPFS: i64 = 0x0102_1994;
     const RAMFS: i64 = 0x8584_58f6;

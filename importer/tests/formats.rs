@@ -1,5 +1,5 @@
-//! What an image is, as the program tells it where that is not plain from its front: a fixed VHD in a stream, nothing at
-//! all, forms that are not read, parts of a disk. Not here: every form from every source (`matrix`).
+//! Images with a format that is not plain from the front: a fixed VHD in a stream, empty input, forms that are not read,
+//! parts of a disk. Not here: every form from every source (`matrix`).
 
 #![expect(clippy::cast_possible_truncation, reason = "small test data")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]

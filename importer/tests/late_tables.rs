@@ -1,6 +1,6 @@
-//! Images whose tables or headers come after data, from sources that are read forward. There is one order: read again
-//! if the source can; spool into spare room beside the disk; scratch; else ask for it (environment) or say how to
-//! convert (command line). Every disk is compared with `qemu-img convert -O raw`.
+//! Images with tables or headers after data, from sources that are read forward. There is one order: read again if the
+//! source can; spool into spare room next to the disk; scratch; else request it (environment) or explain how to convert
+//! (command line). Every disk is compared with `qemu-img convert -O raw`.
 //!
 //! Not here: images that fit the window in memory (`matrix`), and the decoders by themselves.
 
@@ -207,7 +207,7 @@ fn judge(what: &str, image: &Image, target: &Path, output: &std::process::Output
     }
 }
 
-/// What else qemu writes has its tables before its data, however much a guest writes: a pipe onto a device, no scratch.
+/// qemu writes tables before data in all other forms, however much a guest writes: a pipe onto a device, no scratch.
 #[test]
 fn streams_that_need_no_scratch_space() {
     let folder = tempfile::tempdir().unwrap();
@@ -279,8 +279,8 @@ fn random_snapshots() {
     println!("{images} images with snapshots");
 }
 
-/// Under the contract the controller is asked for scratch, once; nothing that qemu writes comes to that from a source a
-/// pod has, as they can be read again, so this is a VMDK whose grains stand in another order than its disk.
+/// Under the contract the controller is asked for scratch, once; no image written by qemu leads to that from a source a pod
+/// has, as they can be read again, so this is a VMDK with grains in another order than its disk.
 #[test]
 fn the_controller_is_asked_for_scratch_once() {
     let folder = tempfile::tempdir().unwrap();

@@ -232,7 +232,7 @@ fn cells(content: Content) -> (&'static [Packing], &'static [From]) {
 enum Outcome {
     /// The disk that qemu-img reads.
     Disk,
-    /// Exit 4: not a byte came, and nobody named a file that is so. With `--format raw` it is the disk that qemu-img
+    /// Exit 4: not a byte came, from a source other than a named file. With `--format raw` it is the disk that qemu-img
     /// reads: of no length.
     Nothing,
 }

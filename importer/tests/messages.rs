@@ -1,5 +1,5 @@
-//! What a person is told, and by which exit code: wrong usage, sources that are none, servers that are not what the
-//! their address suggests, reports and signals.
+//! Messages and exit codes for users: wrong usage, invalid sources, servers of another kind than their address suggests,
+//! reports and signals.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,5 +1,5 @@
-//! The importer in a guest whose power is cut at any moment: what an import has called done survives, and the import
-//! goes on. Not here: killed processes (`killed.rs`).
+//! The importer in a guest whose power is cut at any moment: data that an import has reported as done survives, and the
+//! import resumes. Not here: killed processes (`killed.rs`).
 //!
 //! ```text
 //!  guest (TCG): importer ─► ext4 or XFS ─► virtio-blk ─► QEMU ─► nbdkit, write-back cache ─► file

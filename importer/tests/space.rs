@@ -1,5 +1,5 @@
-//! Targets that are too small: told before anything is written, or found out midway. The strings are those that
-//! controllers match on, and what was too small works once it has grown, going on where it ended.
+//! Targets that are too small: reported before anything is written, or found out midway. The strings are those that
+//! controllers match on, and a target that has grown succeeds, resuming the import.
 
 #![expect(clippy::cast_possible_truncation, reason = "small test data")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]

@@ -1,5 +1,5 @@
-//! What a target is refused for before its first byte is written, and what stands on it afterwards: devices in use,
-//! sizes that cannot be had, what a device held before.
+//! Targets that are refused before their first byte is written, and the content of targets afterwards: devices in use, sizes
+//! that cannot be had, stale content of a device.
 
 #![expect(clippy::cast_possible_truncation, reason = "small test data")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]

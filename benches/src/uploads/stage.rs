@@ -1,5 +1,5 @@
-//! Who stands around the programs: an authority, servers that take a body over TLS and keep it or not, nginx as a proxy, and
-//! the least of a cluster's API server. Each ends with the process, nginx when dropped.
+//! The surroundings of the programs: an authority, servers that take a body over TLS and keep it or not, nginx as a proxy,
+//! and the least of a cluster's API server. Each ends with the process, nginx when dropped.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};

@@ -3,13 +3,13 @@
 //! do, or for what a test must be able to cut off.
 //!
 //! ```text
-//!  Tree (folders, programs, modules) ── pack ──► Guest ── command ──► QEMU ── Console::start ──► lines it says
+//!  Tree (folders, programs, modules) ── pack ──► Guest ── command ──► QEMU ── Console::start ──► its lines
 //! ```
 //!
 //! And one that is a whole Debian, as people run it ([`debian`]), one that reports its devices ([`telling`]), and one that
 //! obeys its console ([`shell`]).
 //!
-//! Seen by tests alone, as a dev-dependency. Not here: what a guest does; its `init` lives beside its test.
+//! Used by tests alone, as a dev-dependency. Not here: the guest's work; its `init` is next to its test.
 
 #![expect(
     clippy::unwrap_used,
@@ -28,7 +28,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-/// What an init prints when all is done.
+/// The line that an init prints at its end.
 const DONE: &str = "guest: done";
 
 /// Runs a tool and gives what it printed.
@@ -50,7 +50,7 @@ pub fn debian() -> PathBuf {
     PathBuf::from(tool(build.to_str().unwrap(), &[]).trim())
 }
 
-/// What becomes a guest's initramfs.
+/// The content of a guest's initramfs.
 #[derive(Debug)]
 pub struct Tree {
     folder: PathBuf,
@@ -203,8 +203,8 @@ impl Guest {
         tool("syslinux", &["--install", image]);
     }
 
-    /// Boots it with `disks` as QEMU's `-drive` takes them, and waits until it says that it is done. Gives what it said
-    /// and how long it took, all of which `patience` bounds.
+    /// Boots it with `disks` as QEMU's `-drive` takes them, and waits until it reports its end. Returns its output and the
+    /// time it took; `patience` bounds all of it.
     ///
     /// # Panics
     /// When it does not end in time.
@@ -242,7 +242,7 @@ impl Drop for Killed {
     }
 }
 
-/// A running guest and what its console says; dropping it cuts its power.
+/// A running guest and its console's output; dropping it cuts its power.
 #[derive(Debug)]
 pub struct Console {
     _qemu: Killed,

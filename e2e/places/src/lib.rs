@@ -1,7 +1,7 @@
 //! Places that tests of several programs write disks to: folders on several filesystems and loop devices, all undone when
 //! dropped; disks as guests write them; and children that are forbidden what some machines forbid.
 //!
-//! Seen by tests alone, as a dev-dependency. Not here: what is written by whom.
+//! Used by tests alone, as a dev-dependency. Not here: the tests' writes.
 
 #![expect(
     clippy::unwrap_used,
@@ -23,8 +23,8 @@ pub mod sys;
 /// it runs its program, which would keep a device of another test in use.
 static STARTING: RwLock<()> = RwLock::new(());
 
-/// Held for writing while a loop device is attached: of two who find the same free one, who comes late claims it for a
-/// moment before the kernel tells that it is somebody else's.
+/// Held for writing while a loop device is attached: of two processes that find the same free one, the later one claims it
+/// for a moment before the kernel reports that it is taken.
 static ATTACHING: RwLock<()> = RwLock::new(());
 
 /// A program of this workspace, as the tests' build made it: `cargo test --workspace` builds all of them.
@@ -50,7 +50,7 @@ pub fn output(command: &mut Command) -> io::Result<Output> {
     started?.wait_with_output()
 }
 
-/// Opens something that nobody else may hold, not even a child of this process that is about to run its program.
+/// Opens a file or device exclusively: not even a child of this process between fork and exec may hold it.
 pub fn alone<T>(open: impl FnOnce() -> T) -> T {
     let _nobody_attaches = ATTACHING.read().unwrap_or_else(PoisonError::into_inner);
     let _nobody_starts = STARTING.read().unwrap_or_else(PoisonError::into_inner);
@@ -166,7 +166,7 @@ impl Mount {
         std::fs::OpenOptions::new().write(true).open(&under.backing).unwrap().set_len(size).unwrap();
         run("losetup", &["-c", device]);
         if ext4 {
-            // A mount namespace that somebody made meanwhile has the mount for as long as it is there.
+            // A mount namespace made in between has the mount for as long as it exists.
             let begun = Instant::now();
             while !tried("e2fsck", &["-fy", device]) {
                 assert!(

@@ -6,7 +6,7 @@ use std::io::Write;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-/// Who may pull where a password is asked for.
+/// The user for registries with a password.
 pub const USER: &str = "robot";
 /// The password.
 pub const PASSWORD: &str = "correct horse";
@@ -57,7 +57,7 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// Packs files as the media type says.
+    /// Packs files as the media type requires.
     ///
     /// # Panics
     /// When it cannot be packed.
@@ -65,7 +65,7 @@ impl Layer {
         Self::of_tar(kind, &tar(files))
     }
 
-    /// Packs a tar as the media type says.
+    /// Packs a tar as the media type requires.
     ///
     /// # Panics
     /// When it cannot be packed.

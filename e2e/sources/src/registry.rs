@@ -50,7 +50,7 @@ impl Tls {
         self.folder.path().join("certs")
     }
 
-    /// What a server of ours shows.
+    /// The certificate of a server of ours.
     pub fn config(&self) -> Arc<rustls::ServerConfig> {
         server_config(self.der.clone().into(), &self.key)
     }
@@ -62,7 +62,7 @@ pub enum Login {
     Open,
     /// [`USER`](crate::images::USER) with [`PASSWORD`](crate::images::PASSWORD).
     Password,
-    /// Who brings a token of this server, whose CA is in this folder.
+    /// Access by a token of this server, whose CA is in this folder.
     Token(SocketAddr, PathBuf),
 }
 
@@ -80,7 +80,7 @@ impl Registry {
     /// # Panics
     /// When it does not start.
     pub fn start(storage: &Path, tls: Option<&Tls>, login: &Login) -> Self {
-        // Between asking for a free port and using it, somebody else may take it: then another one.
+        // Between the look-up of a free port and its use, another process may take it: then another one.
         (0..5).find_map(|_| Self::try_start(storage, tls, login)).expect("the registry does not start")
     }
 
@@ -137,7 +137,7 @@ impl Registry {
         None
     }
 
-    /// What names an image.
+    /// The reference of an image.
     pub fn image(&self, name: &str) -> String {
         format!("docker://{}/{name}", self.address)
     }

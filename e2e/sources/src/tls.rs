@@ -1,4 +1,4 @@
-//! What a TLS server of a test shows. Not here: who trusts it.
+//! The certificate of a test's TLS server. Not here: its clients' trust.
 
 use std::sync::Arc;
 

@@ -26,10 +26,10 @@ enum Action {
         /// Archives of images to load
         #[arg(value_name = "ARCHIVE")]
         images: Vec<std::path::PathBuf>,
-        /// Install the CSI driver, whose image is in an archive
+        /// Install the CSI driver from an image archive
         #[arg(long, conflicts_with = "platform")]
         storage: bool,
-        /// Install the platform, whose images FERROVIRT_IMAGE and FERROVIRT_LAUNCHER_IMAGE name, and wait for it
+        /// Install the platform from the archives FERROVIRT_IMAGE and FERROVIRT_LAUNCHER_IMAGE, and wait for it
         #[arg(long)]
         platform: bool,
     },
@@ -147,7 +147,7 @@ fn down(ended: &Ended) {
     }
 }
 
-/// Says why a node is not there any more, once.
+/// Reports once why a node has ended.
 fn report_failures() -> Result<()> {
     for failure in failures()? {
         complain(&failure);
@@ -159,8 +159,8 @@ fn complain(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// Standard output is the answer: of `up` for a person, of `keep` and `node` for the process that started them.
-/// Nobody may be left to read it.
+/// Standard output is the answer: of `up` for a user, of `keep` and `node` for the process that started them. It may have no
+/// reader left.
 fn tell(text: &str) {
     let _ = writeln!(io::stdout(), "{text}");
 }

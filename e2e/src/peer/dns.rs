@@ -1,5 +1,5 @@
-//! The cluster's DNS, as far as names of Services go, for pods that are told to ask it: a name is answered with what the API
-//! server has at that moment. A Service with an address gives that, a headless one those of its pods that are ready.
+//! The cluster's DNS, limited to names of Services, for pods that are configured to use it: a name is answered from the API
+//! server's present state. A Service with an address gives that, a headless one those of its pods that are ready.
 //!
 //! Not here: anything beyond `SERVICE.NAMESPACE.svc.cluster.local` and addresses of IPv4.
 
@@ -13,9 +13,9 @@ use tokio::net::UdpSocket;
 
 use crate::place::Place;
 
-/// Where resolvers ask; a pod cannot be told another port.
+/// The port of resolvers; a pod cannot use another.
 const PORT: u16 = 53;
-/// What names of the cluster end in.
+/// The suffix of names in the cluster.
 const DOMAIN: &str = ".svc.cluster.local";
 /// The only type of record that has answers, and one that has none.
 const A: u16 = 1;
@@ -31,7 +31,7 @@ impl Dns {
     /// Answers at the host's address of `place`.
     ///
     /// # Errors
-    /// When somebody else does.
+    /// When another server does.
     pub fn start(place: &Place, client: Client) -> Result<Self> {
         let host = place.host_address();
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
@@ -43,14 +43,14 @@ impl Dns {
             while let Ok((got, from)) = socket.recv_from(&mut query).await {
                 let Some(asked) = query.get(..got).and_then(Asked::read) else { continue };
                 let found = addresses(&client, &asked.name).await;
-                // Who asks asks again.
+                // The client repeats a lost query.
                 let _ = socket.send_to(&asked.answer(found.as_deref()), from).await;
             }
         });
         Ok(Self { host, runtime: Some(runtime) })
     }
 
-    /// What of a pod's specification makes a pod of `namespace` ask it, with the names that the kubelet would have it try.
+    /// The part of a pod's specification that makes a pod of `namespace` use it, with the kubelet's search domains.
     pub fn of_pod(&self, namespace: &str) -> Value {
         let searches = [format!("{namespace}{DOMAIN}"), "svc.cluster.local".into(), "cluster.local".into()];
         json!({

@@ -1,4 +1,4 @@
-//! One file over HTTP/1.1, with ranges and a strong ETag, as fast and as well as told, and what was sent is counted.
+//! One file over HTTP/1.1, with ranges and a strong ETag, with configurable speed and faults, and a count of the bytes sent.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -22,7 +22,7 @@ const CHUNK: usize = 64 << 10;
 pub enum Mood {
     /// As they should be.
     Well,
-    /// With 404, as if nobody had uploaded the file yet.
+    /// With 404, as if the file had not been uploaded yet.
     Missing,
     /// With 503; bodies on their way are cut.
     Broken,
@@ -123,7 +123,7 @@ impl Site {
 
     /// One request of a connection; an error ends the connection.
     fn answer(&self, mut stream: &TcpStream) -> io::Result<()> {
-        // What waits in buffers counts as sent; keep that little.
+        // Queued bytes count as sent; keep the queue short.
         rustix::net::sockopt::set_socket_send_buffer_size(stream, CHUNK)?;
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {

@@ -1,5 +1,5 @@
-//! Servers that pods talk to: real ones as processes beside the cluster, at the host's address on the node's link, and
-//! one of our own that fails as told.
+//! Servers that pods connect to: real ones as processes outside the cluster, at the host's address on the node's link, and
+//! one of our own with configurable faults.
 //!
 //! Each ends when it is dropped, and also when the test's process ends in any other way. Not here: the node's programs.
 
@@ -24,7 +24,7 @@ use crate::place::Place;
 /// How long a server may take to answer.
 const START: Duration = Duration::from_secs(20);
 
-/// Runs a program until its own standard input ends, which is when whoever holds the other end is gone.
+/// Runs a program until its own standard input ends, which is when the holder of the other end is gone.
 const WHILE_NEEDED: &str = r#""$@" & peer=$!; trap '' INT; read -r _; kill "$peer"; wait "$peer""#;
 
 /// A server's process.
@@ -63,7 +63,7 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         drop(self.shell.stdin.take());
-        // It ends by itself now; nobody is left to be told if not.
+        // It ends by itself now; a failure has no reader left.
         let _ = self.shell.wait();
     }
 }
@@ -75,7 +75,7 @@ fn folder(place: &Place) -> Result<tempfile::TempDir> {
     Ok(tempfile::tempdir_in(parent)?)
 }
 
-/// A port of `host` that nobody listens on at this moment.
+/// A port of `host` without a listener at this moment.
 fn free_port(host: Ipv4Addr) -> Result<u16> {
     Ok(TcpListener::bind((host, 0)).context("the node's link has no such address")?.local_addr()?.port())
 }

@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 use super::{Process, certificate, folder, free_port};
 use crate::place::Place;
 
-/// Who may pull and push.
+/// The user for pull and push.
 pub const USER: &str = "robot";
 /// And with what.
 pub const PASSWORD: &str = "correct horse";
@@ -76,7 +76,7 @@ impl Registry {
         &self.authority
     }
 
-    /// What an image pull secret holds, `.dockerconfigjson`.
+    /// The content of an image pull secret, `.dockerconfigjson`.
     pub fn docker_config(&self) -> String {
         let login = STANDARD.encode(format!("{USER}:{PASSWORD}"));
         json!({"auths": {self.address(): {"auth": login}}}).to_string()

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::space::{Space, Volume, api, until};
 use crate::{CLASS, CLUSTER, alone};
 
-/// What the driver says may still be promised, in bytes.
+/// The bytes that the driver reports as available.
 fn available() -> u64 {
     let pods = CLUSTER.run(api("Pod", NAMESPACE).list(&Default::default())).unwrap();
     let address = pods.items[0].data["status"]["podIP"].as_str().unwrap().to_owned();
@@ -39,7 +39,7 @@ fn the_scheduler_knows_how_much_there_is() {
         let all = CLUSTER.run(api("CSIStorageCapacity", NAMESPACE).list(&Default::default())).unwrap();
         all.items.into_iter().find(|one| one.data["storageClassName"] == CLASS)
     };
-    // Told in Ki; what the pool's own files grow by is looked at once a minute.
+    // Reported in Ki; the growth of the pool's own files is measured once a minute.
     until("the capacity is right", || {
         let (told, available) = (told()?, available());
         let off = bytes(&told.data["capacity"]).abs_diff(available);

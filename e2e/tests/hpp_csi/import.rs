@@ -80,7 +80,7 @@ fn an_imported_volume_is_cloned_in_no_time() {
         .map(|n| {
             let name = format!("clone-{n}");
             let begun = Instant::now();
-            // As the scheduler marks a claim whose pod it has placed.
+            // As the scheduler marks a claim after it has placed its pod.
             let placed = json!({"volume.kubernetes.io/selected-node": "node1"});
             space.claim_with(&name, 256, &source, &placed);
             while space.get("PersistentVolumeClaim", &name).unwrap()["status"]["phase"] != "Bound" {

@@ -1,4 +1,4 @@
-//! Claims that somebody else fills.
+//! Claims that another component fills.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ fn a_claim_from_a_foreign_kind_is_left_alone() {
         let claim = space.get("PersistentVolumeClaim", "data")?;
         claim["metadata"]["annotations"]["volume.kubernetes.io/selected-node"].as_str().map(drop)
     });
-    // Whoever made a volume of it would have done so by now: others are bound within a second.
+    // A driver that made a volume of it would have done so by now: others are bound within a second.
     std::thread::sleep(Duration::from_secs(5));
     assert_eq!(space.get("PersistentVolumeClaim", "data").unwrap()["status"]["phase"], "Pending");
     assert!(!in_pool(&format!("pvc-{}", space.uid("data"))).exists());

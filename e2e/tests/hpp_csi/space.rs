@@ -58,7 +58,7 @@ pub(crate) fn api(kind: &str, namespace: &str) -> Api<DynamicObject> {
     }
 }
 
-/// What a person would look at.
+/// The output shown when the test fails.
 const SHOWN: [&[&str]; 4] = [
     &["get", "events", "-A", "--sort-by=.lastTimestamp"],
     &["get", "pods,pvc,pv", "-A", "-o", "wide"],
@@ -181,7 +181,7 @@ impl Space {
         });
     }
 
-    /// Runs a command in a pod; gives what it says.
+    /// Runs a command in a pod; returns its output.
     #[track_caller]
     pub(crate) fn exec(&self, pod: &str, script: &str) -> String {
         let said = CLUSTER

@@ -1,4 +1,4 @@
-//! What goes wrong on the way, as the controller and the kubelet see it: exit codes, termination messages, restarts.
+//! Failures during an import, as the controller and the kubelet see them: exit codes, termination messages, restarts.
 
 use std::fs;
 use std::path::Path;
@@ -81,7 +81,7 @@ fn a_server_that_fails_and_recovers() {
     thread::sleep(Duration::from_secs(count(3, 20)));
     server.set_mood(Mood::Well);
     let end = running.end();
-    // A container that comes after one that has read something says so.
+    // A container that follows one with some progress logs it.
     let again = end.log.contains("going on with an interrupted import");
     assert!(!again, "trouble on the way is waited for: {}", end.log);
     SMALL.assert_in(&volume);
@@ -93,7 +93,7 @@ fn a_server_that_fails_and_recovers() {
     );
 }
 
-/// Small enough to be made quickly, large enough to tell going on from starting again.
+/// Small enough to be made quickly, large enough to distinguish resuming from starting again.
 static MIDDLING: LazyLock<Disk> =
     LazyLock::new(|| Disk::create("middling", count(384, 1024), count(320, 1000), false));
 

@@ -1,4 +1,4 @@
-//! What a pod's cgroup says of its memory while it runs: the kernel's own counters, looked at every 50 ms.
+//! The memory of a pod's cgroup while it runs: the kernel's own counters, sampled every 50 ms.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ pub(crate) struct Peaks {
     pub(crate) looks: u64,
 }
 
-/// Looks until it is told to stop.
+/// Samples until it is stopped.
 pub(crate) struct Sampler {
     over: Arc<AtomicBool>,
     thread: JoinHandle<Peaks>,

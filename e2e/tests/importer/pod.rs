@@ -14,7 +14,7 @@ use crate::count;
 /// The image under test.
 pub(crate) const IMAGE: &str = "localhost/ferrovirt:importer";
 
-/// What differs from pod to pod.
+/// The parameters of a pod.
 pub(crate) struct Import<'a> {
     pub(crate) cluster: &'static Cluster,
     pub(crate) namespace: &'a str,
@@ -260,7 +260,7 @@ impl Running<'_> {
         self.import.cluster.run(self.pods.get(&self.name)).unwrap()
     }
 
-    /// What the kubelet says of the importer's container; nothing until it has looked at it.
+    /// The kubelet's status of the importer's container; `None` until there is one.
     pub(crate) fn status(&self) -> Option<ContainerStatus> {
         let statuses = self.get().status?.container_statuses?;
         statuses.into_iter().find(|status| status.name == "importer")

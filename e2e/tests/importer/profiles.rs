@@ -1,4 +1,4 @@
-//! What the node's security lets the importer do, how it writes then, and the memory that takes.
+//! Restrictions of the node's security on the importer, its way of writing under them, and the memory that takes.
 
 use std::sync::LazyLock;
 
@@ -41,7 +41,7 @@ pub(crate) fn prepare(cluster: &Cluster) {
     cluster.create(&classes, class).unwrap();
 }
 
-/// How the importer's log says that it wrote, at last.
+/// The way of writing in the importer's log, the last one.
 pub(crate) fn engine(log: &str) -> String {
     let line = log.lines().filter_map(|line| line.split_once(" engine=")).next_back();
     line.map(|(_, engine)| engine.trim()).unwrap_or_else(|| panic!("no engine in the log:\n{log}")).to_owned()
@@ -55,7 +55,7 @@ struct Profile {
     name: &'static str,
     seccomp: Value,
     runtime_class: Option<&'static str>,
-    /// What the importer may report under it; mostly one.
+    /// The ways that the importer may report under it; mostly one.
     allowed: &'static [Reported],
 }
 
@@ -85,7 +85,7 @@ fn import(namespace: &str, claim: &str, profile: &Profile) {
     let mut import = Import::new(&CLUSTER, namespace, &volume, size, server.url());
     import.seccomp = profile.seccomp.clone();
     import.runtime_class = profile.runtime_class;
-    // Buffers that the ring may not register are told among the details.
+    // Buffers that the ring may not register are logged at this verbosity.
     import.verbosity = 3;
     let running = import.start();
     let sampler = Sampler::start(running.memory_group());
@@ -143,7 +143,8 @@ fn every_way_to_write_has_the_same_bytes_and_little_memory() {
             name: "memlock 64 KiB",
             seccomp: default,
             runtime_class: Some(LOW_MEMLOCK),
-            // The kernel counts what all pods of the user lock: beside another importer even the ring may be refused.
+            // The kernel counts the locked memory of all pods of the user: next to another importer even the ring may be
+            // refused.
             allowed: &[
                 Reported {
                     engine: "io_uring, direct",

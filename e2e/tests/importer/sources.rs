@@ -34,7 +34,7 @@ fn http_with_a_certificate_of_ones_own() {
 }
 
 #[test]
-fn a_certificate_that_nobody_vouches_for() {
+fn a_certificate_without_a_trusted_issuer() {
     let namespace = namespace("http-untrusted");
     let web = Web::start(CLUSTER.place(), &disks::folder_of(&SMALL)).unwrap();
     let volume = Volume::filesystem(&CLUSTER, namespace, "disk", SIZE).unwrap();
@@ -65,7 +65,7 @@ fn onto_a_device_of_which_nothing_stays_with_the_node() {
     let web = Web::start(CLUSTER.place(), &disks::folder_of(&SMALL)).unwrap();
     let volume = Volume::block(&CLUSTER, namespace, "disk", SIZE).unwrap();
     let name = volume.path().file_name().unwrap().to_str().unwrap().to_owned();
-    // What the device held before is not the disk's.
+    // The stale content of the device must not show in the disk.
     let fill =
         format!("dd if=/dev/zero bs=1M count=128 status=none | tr '\\0' x > {}", volume.path().display());
     assert!(Command::new("sh").args(["-c", &fill]).status().unwrap().success());
@@ -130,7 +130,7 @@ fn a_container_image_pulled_by_the_node() {
     let labels = r#"{"labels":{"instancetype.kubevirt.io/default-instancetype":"u1.small"},"message":"Import Complete"}"#;
     assert_eq!((end.message.as_str(), end.restarts), (labels, 0), "{}", end.log);
     SMALL.assert_in(&volume);
-    // The server beside it ends in order, or the pod would run for ever.
+    // The server in the same pod ends in order, or the pod would run for ever.
     running.until("the pod's success", |running| (running.phase()? == "Succeeded").then_some(()));
 }
 
@@ -151,7 +151,7 @@ fn an_object_of_a_store() {
     SMALL.assert_in(&volume);
 }
 
-/// What CDI's controller does every two seconds.
+/// CDI's controller does this every two seconds.
 #[test]
 fn progress_is_read_over_the_pod_network() {
     let namespace = namespace("progress");

@@ -1,4 +1,4 @@
-//! Real machines beside the load: created, changed and deleted through the API server, twenty calls a second.
+//! Real machines during the load: created, changed and deleted through the API server, twenty calls a second.
 //!
 //! Two of three machines are deleted in the end of their lives; in a namespace that rejects duplicates, one of eight is
 //! made with an address that another machine has already.
@@ -17,7 +17,7 @@ const LIFE: Duration = Duration::from_millis(130);
 /// Between the calls of one life.
 const PAUSE: Duration = Duration::from_millis(400);
 
-/// What became of the calls.
+/// The results of the calls.
 #[derive(Debug, Default)]
 pub(crate) struct Done {
     pub(crate) answered: usize,
@@ -36,7 +36,7 @@ pub(crate) struct Done {
 pub(crate) struct Failed {
     pub(crate) began: Instant,
     pub(crate) ended: Instant,
-    /// What the API server said.
+    /// The API server's message.
     pub(crate) why: String,
 }
 
@@ -105,7 +105,7 @@ async fn duplicate(machines: Api<DynamicObject>, name: String, done: Arc<Mutex<D
     }
 }
 
-/// Makes, changes and deletes machines whose names begin with `prefix` for so many seconds.
+/// Makes, changes and deletes machines with names that begin with `prefix` for so many seconds.
 pub(crate) async fn change(machines: Api<DynamicObject>, prefix: &str, seconds: u64) -> Done {
     let done = Arc::new(Mutex::new(Done::default()));
     let mut ticks = tokio::time::interval(LIFE);
@@ -127,7 +127,7 @@ pub(crate) async fn change(machines: Api<DynamicObject>, prefix: &str, seconds: 
     Arc::into_inner(done).unwrap().into_inner().unwrap()
 }
 
-/// Who has which address by the objects that the API server holds. Only those of `passed` may be two's.
+/// The owner of each address in the API server's objects. Only addresses in `passed` may have two.
 pub(crate) fn held(place: &Place, passed: &[(String, String, String)]) -> HashMap<String, String> {
     let all = place.get("reject", "vm");
     let mut holders: HashMap<String, String> = HashMap::new();

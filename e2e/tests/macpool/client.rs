@@ -1,5 +1,5 @@
-//! Who sends reviews under load: by TLS to either replica, and to the other when one refuses the connection. Of a request
-//! that failed it says to which replica it was sent and when, and of a kill which requests were in flight then.
+//! The client that sends reviews under load: by TLS to either replica, and to the other when one refuses the connection. It
+//! records for a failed request the replica and the time, and for a kill the requests in flight.
 //!
 //! A connection is used again as long as the kernel knows of no end of it. So whatever begins after a kill is complete is
 //! refused by the dead replica, and answered by the other.
@@ -62,7 +62,7 @@ struct Line {
 }
 
 impl Line {
-    /// Whether its end has not come to this machine's kernel, and nothing else that nobody asked for.
+    /// Whether it has neither ended on this machine nor received unexpected data.
     fn is_open(&self) -> bool {
         matches!(self.socket.peek(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
     }
@@ -186,7 +186,7 @@ pub(crate) fn all_in_flight(failed: &[Failed], kills: &[Kill]) -> Duration {
     longest
 }
 
-/// Whether somebody on this machine has a connection to an address that has not ended.
+/// Whether a process of this machine has a live connection to an address.
 fn is_connected(address: SocketAddr) -> bool {
     let SocketAddr::V4(address) = address else { panic!("{address} is not of IPv4") };
     let host = u32::from_ne_bytes(address.ip().octets());

@@ -1,4 +1,4 @@
-//! What others do to the objects that the pool keeps, and how a process ends: nobody who writes a machine notices.
+//! Damage by others to the objects of the pool, and the end of a process: writers of machines do not notice.
 
 use std::process::Stdio;
 
@@ -28,7 +28,7 @@ fn patch(place: &Place, what: &str, patch: &Value) {
     place.kubectl(&["-n", NAMESPACE, "patch", what, "--type=merge", "-p", &patch.to_string()]);
 }
 
-/// What the Secret holds of the authorities; null when it is none of ours.
+/// The authorities in the Secret; null when it is not ours.
 fn authorities(place: &Place) -> Value {
     let secret = place.get(NAMESPACE, SECRET);
     let text = secret["data"]["store.json"].as_str().unwrap_or_default();
@@ -124,7 +124,7 @@ fn objects_that_others_change_and_processes_that_end() {
         });
     }
 
-    // Somebody gives our blocks to another: we give out of others from then on.
+    // Another replica gets our blocks: we allocate from others from then on.
     let stolen = blocks(&before, "macpool-0");
     let thief = json!({"incarnation": "t", "address": "127.0.0.1:1", "beat": 1, "blocks": stolen});
     let book = json!({"replicas": {"thief": thief}}).to_string();
@@ -156,7 +156,7 @@ fn objects_that_others_change_and_processes_that_end() {
     assert!(only.try_wait().unwrap().is_none(), "{}", place.log(7));
     assert_eq!(terminate(&mut only).code(), Some(0), "{}", place.log(7));
 
-    // Who ends says so, and another has his blocks long before a lease is over.
+    // A replica announces its end, and another has its blocks long before a lease is over.
     let line = place.book()["replicas"]["macpool-0"].clone();
     assert_eq!(replica.terminate().code(), Some(0), "{}", place.log(0));
     assert_eq!(place.book()["replicas"]["macpool-0"]["left"], true, "{}", place.log(0));
@@ -171,7 +171,7 @@ fn objects_that_others_change_and_processes_that_end() {
     without_kubevirt(&place, &next);
 }
 
-/// KubeVirt's kinds go and come back: nobody waits for them, and what is of them is known when it is there.
+/// KubeVirt's kinds go and come back: no request waits for them, and their objects are known when they are back.
 fn without_kubevirt(place: &Place, replica: &Replica) {
     let held = |replica: &Replica| replica.metric("macpool_addresses_held");
     place.kubectl(&["delete", "mutatingwebhookconfiguration", "kubemacpool-mutator"]);

@@ -1,5 +1,5 @@
-//! A check behind the pool's webhook that takes its time: machines with the label `later` are reviewed by the pool, and not
-//! written until it says so.
+//! A slow check behind the pool's webhook: the pool reviews machines with the label `later`, and they are written only when
+//! the check admits them.
 //!
 //! Not here: the pool.
 

@@ -1,10 +1,10 @@
-//! Two replicas under load: 500 reviews a second by TLS to either, for 60 seconds with FERROVIRT_SOAK=1, and what all
-//! replies say together: with both up, without the API server for 20 seconds, while replicas are killed, and while
-//! certificates change. Nothing of it is written, so that replicas know of each other by asking only. Beside it real
-//! machines come and go ([`changes`]); no reply may give what the API server's objects have.
+//! Two replicas under load: 500 reviews a second by TLS to either, for 60 seconds with FERROVIRT_SOAK=1, and the replies of
+//! both compared: with both up, without the API server for 20 seconds, while replicas are killed, and while certificates
+//! change. None of it is written, so that replicas know of each other by requests only. At the same time real machines come
+//! and go ([`changes`]); no reply may give an address of the API server's objects.
 //!
-//! An address whose replica does not answer another in time (200 ms; a busy machine is enough) is decided by what the other
-//! knows. Replicas tell which those were: these may be two's, and no other.
+//! An address whose replica does not answer another in time (200 ms; a busy machine is enough) is decided by the other's
+//! knowledge. Replicas log those: these may have two owners, and no others.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
@@ -22,18 +22,18 @@ use crate::setup::{
 
 const RATE: u32 = 500;
 
-/// What a review was about.
+/// The subject of a review.
 #[derive(Clone, Debug, PartialEq)]
 enum Asked {
     /// Any address.
     Any,
-    /// This one, that nobody has.
+    /// This one, which is free.
     Given(String),
-    /// This one, that somebody has.
+    /// This one, which is in use.
     Duplicate(String),
 }
 
-/// What became of all reviews.
+/// The results of all reviews.
 #[derive(Debug, Default)]
 struct Outcome {
     /// Addresses that were given out, and how often.
@@ -86,8 +86,8 @@ impl Drop for Paused {
     }
 }
 
-/// Asks for some seconds while `meanwhile` is called again and again on this thread, and real machines come and go where
-/// `machines` says what their names begin with.
+/// Sends requests for some seconds while `meanwhile` is called again and again on this thread, and real machines come and go
+/// where `machines` has a prefix of their names.
 fn load(
     place: &Place,
     book: &Value,
@@ -197,8 +197,8 @@ fn report(what: &str, outcome: &mut Outcome, done: &Done, replicas: &[Replica]) 
     );
 }
 
-/// What holds as long as both replicas are up. Gives the addresses that were decided without the replica that has their
-/// block: nothing is said of whose they are.
+/// Holds as long as both replicas are up. Returns the addresses that were decided without the replica that has their block:
+/// their owners are not checked.
 fn nothing_failed(place: &Place, outcome: &Outcome, done: &Done) -> HashSet<String> {
     assert!(outcome.failed.is_empty() && done.failed.is_empty(), "{:?} {:?}", outcome.failed, done.failed);
     once(outcome);
@@ -222,7 +222,7 @@ fn apart(real: &HashMap<String, String>, replies: &HashSet<String>) {
     assert!(both.is_empty(), "given out twice: {both:?}");
 }
 
-/// Addresses that objects kept, but for those of which nothing is said.
+/// Addresses that objects kept, without the unchecked ones.
 fn kept(outcome: &Outcome, unanswered: &HashSet<String>) -> HashSet<String> {
     outcome.kept.keys().filter(|mac| !unanswered.contains(*mac)).cloned().collect()
 }
@@ -249,7 +249,7 @@ fn no_address_is_given_twice_under_load_nor_when_replicas_are_killed() {
     let mut before: HashSet<String> = outcome.out.into_keys().collect();
     apart(&real, &before);
 
-    // The API server is away: it neither answers nor refuses. When it is back, everything is heard anew under the load.
+    // The API server is paused: it neither answers nor refuses. When it is back, all watches are restarted under the load.
     let mut server = Some(Paused::new(&place));
     let stopped = Instant::now();
     let (mut outcome, done) = load(&place, &book, &client, seconds, None, || {
@@ -293,7 +293,7 @@ fn no_address_is_given_twice_under_load_nor_when_replicas_are_killed() {
     assert!(replicas.iter().all(|replica| replica.resident() <= 48 << 10));
     let real = changes::held(&place, &done.passed);
     apart(&real, &before);
-    // No owner is lost: whoever asks for an address that a machine has is refused it, by either.
+    // No owner is lost: either replica refuses an address that a machine has.
     for (mac, name) in &real {
         for replica in &replicas {
             let reply = replica.post(&review("another", Some(mac)));
@@ -303,7 +303,7 @@ fn no_address_is_given_twice_under_load_nor_when_replicas_are_killed() {
     changes::told(&place, &done.passed);
 }
 
-/// Authorities every 20 seconds and certificates every 5, under the whole load: nobody is turned away.
+/// Authorities every 20 seconds and certificates every 5, under the whole load: no connection is refused.
 #[test]
 fn certificates_are_changed_under_load() {
     let seconds = if std::env::var_os("FERROVIRT_SOAK").is_some() { 60 } else { 15 };
@@ -329,10 +329,10 @@ fn certificates_are_changed_under_load() {
     assert!(rotated.iter().all(|times| *times as u64 >= seconds / 5 - 1), "{rotated:?}");
 }
 
-/// Machines that are reviewed by one replica, and written after it was killed: their addresses were its word only. So a
-/// duplicate of each passes while it is down, by the other, which tells so; and each is told as a collision.
+/// Machines that are reviewed by one replica, and written after it was killed: it alone had reserved their addresses. So a
+/// duplicate of each passes while it is down, by the other, which logs it; and each is reported as a collision.
 #[test]
-fn duplicates_that_pass_while_a_replica_is_down_are_told_each() {
+fn duplicates_that_pass_while_a_replica_is_down_are_all_reported() {
     const COUNT: usize = 8;
     let place = Place::new("02:00:00:00:00:00", "02:00:00:ff:ff:ff");
     place.reject();

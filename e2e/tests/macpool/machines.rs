@@ -1,4 +1,4 @@
-//! What a user sees of one replica: upstream's end-to-end cases.
+//! One replica from a user's view: upstream's end-to-end cases.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -89,7 +89,7 @@ fn machines_and_pods_of_a_cluster() {
         });
     }
 
-    // Applied again with the address that is somebody else's, a machine keeps what it was given instead.
+    // Applied again with another machine's address, a machine keeps its own instead.
     let kept = addresses(&place.get("rewrite", "vm/twin"));
     let mut again = given("twin", "0a:00:00:00:00:01");
     for label in ["once", "twice"] {
@@ -144,7 +144,7 @@ fn machines_and_pods_of_a_cluster() {
     small_range(&place);
 }
 
-/// Metrics are for those whom the API server lets read them.
+/// Metrics are for users whose access the API server grants.
 fn readers(place: &Place, replica: &Replica) {
     assert_eq!(replica.metrics("").0, 401);
     assert_eq!(replica.metrics("made.up.token").0, 401);
@@ -213,7 +213,7 @@ fn opting_pods(place: &Place, pod: &Value) {
     gives("pods", true);
 }
 
-/// Two guests that run with one address: told to both, counted while they run, but not for opted-out namespaces.
+/// Two guests that run with one address: reported on both, counted while they run, but not for opted-out namespaces.
 fn collisions(place: &Place, replica: &Replica) {
     let metric = "kmp_mac_collisions{mac=\"0a:00:00:00:00:99\"}";
     let run = |namespace: &str, name: &str| {
@@ -239,7 +239,7 @@ fn collisions(place: &Place, replica: &Replica) {
     assert_eq!(of_containers, None, "what guests have inside is nobody's affair");
     place.kubectl(&["-n", "default", "delete", "vmi", "left"]);
     until("the collision is over", || replica.metric(metric).is_none().then_some(()));
-    // It starts again, as after a reboot: with nobody else there, no collision.
+    // It starts again, as after a reboot: alone, without a collision.
     place.kubectl(&["-n", "default", "delete", "vmi", "right"]);
     run("default", "right");
     run("default", "marker-1");
@@ -295,7 +295,7 @@ fn small_range(place: &Place) {
     assert!(message.contains("is greater than") && message.contains(&format!("{A}-{C} stays")), "{message}");
     assert!(create("small-4").unwrap_err().contains("has 3 addresses"));
 
-    // What is rejected after the webhook frees its address within the wait of 5 seconds.
+    // A machine rejected after the webhook frees its address within the wait of 5 seconds.
     place.kubectl(&["-n", "default", "delete", "vm", "small-3"]);
     place.apply(
         "apiVersion: admissionregistration.k8s.io/v1

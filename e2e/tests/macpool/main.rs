@@ -1,5 +1,5 @@
-//! The MAC pool on a real API server, with KubeVirt's kinds and nobody who acts on them. Its manifests are applied, and two
-//! replicas run as processes beside the node, with the rights of the manifests' service account.
+//! The MAC pool on a real API server, with KubeVirt's kinds and without controllers for them. Its manifests are applied, and
+//! two replicas run as processes next to the node, with the rights of the manifests' service account.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(clippy::print_stdout, reason = "what was measured is shown with --nocapture")]

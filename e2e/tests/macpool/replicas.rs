@@ -70,7 +70,7 @@ fn two_replicas_give_no_address_twice_while_one_of_them_dies() {
 }
 
 #[test]
-fn a_given_address_is_decided_by_who_has_its_block() {
+fn a_given_address_is_decided_by_the_owner_of_its_block() {
     let place = Place::new("02:00:00:00:00:00", "02:00:00:00:0f:ff");
     place.reject();
     let (first, second) = (place.start(0, &[]), place.start(1, &[]));
@@ -86,7 +86,7 @@ fn a_given_address_is_decided_by_who_has_its_block() {
                 assert_eq!(refused["response"]["status"]["code"], 409);
                 decided += 1;
             } else {
-                // On a machine that is too busy for an answer in time, and then it is told.
+                // On a machine that is too busy for an answer in time, and then it is logged.
                 assert!(place.unanswered().contains(&mac), "{mac} {refused}");
             }
         }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::setup::{Place, machine};
 
 #[test]
-fn a_replica_tells_when_it_is_ready_and_stays_small() {
+fn a_replica_reports_readiness_and_stays_small() {
     let count: u32 = if std::env::var_os("FERROVIRT_SOAK").is_some() { 10_000 } else { 500 };
     let place = Place::new("02:00:00:00:00:00", "02:00:00:ff:ff:ff");
     // Straight to the API server: the webhook is not asked.

@@ -27,7 +27,7 @@ pub(crate) struct Place {
 /// One replica.
 pub(crate) struct Replica {
     child: Child,
-    /// The token of somebody who may read its metrics.
+    /// The token of a user that may read its metrics.
     reader: String,
     pub(crate) number: u16,
     address: Ipv4Addr,
@@ -62,7 +62,7 @@ impl Replica {
         terminate(&mut self.child)
     }
 
-    /// What the webhook's port answers at a path: the status, and the text.
+    /// The answer of the webhook's port for a path: the status, and the text.
     pub(crate) fn get(&self, path: &str) -> Option<(u16, String)> {
         self.ask(self.port, path, &[])
     }
@@ -109,7 +109,7 @@ impl Replica {
 }
 
 impl Place {
-    /// A cluster whose pool has this range. No replica runs yet.
+    /// A cluster with a pool of this range. No replica runs yet.
     pub(crate) fn new(start: &str, end: &str) -> Self {
         let cluster = Cluster::start().unwrap();
         let kubeconfig = cluster.place().path("macpool.kubeconfig");
@@ -186,7 +186,7 @@ impl Place {
         self.apply(&object.to_string());
     }
 
-    /// The namespace `reject`, whose policy is that. Replicas hear of it soon after.
+    /// The namespace `reject`, with that policy. Replicas see it soon after.
     pub(crate) fn reject(&self) {
         self.namespace("reject", &json!({}));
         self.kubectl(&["annotate", "namespace", "reject", "macpool.ferrovirt.io/duplicates=reject"]);
@@ -269,13 +269,13 @@ impl Place {
         replica
     }
 
-    /// What a replica has said.
+    /// The log of a replica.
     pub(crate) fn log(&self, number: u16) -> String {
         fs::read_to_string(self.cluster.place().path(&format!("log/macpool-{number}.log"))).unwrap()
     }
 
-    /// Addresses that a replica decided on without the one that has their block, as that did not answer in time: these only
-    /// can be somebody else's, though duplicates are rejected. By the logs of the two that run.
+    /// Addresses that a replica decided on without the one that has their block, as that did not answer in time: only these
+    /// can have another owner, though duplicates are rejected. By the logs of the two that run.
     pub(crate) fn unanswered(&self) -> HashSet<String> {
         let logs = [0, 1].map(|number| self.log(number));
         let said = "the replica that has the block does not answer macs=";
@@ -372,7 +372,7 @@ pub(crate) fn machine(name: &str, interfaces: &Value) -> Value {
     })
 }
 
-/// An instance whose guest runs, with this address.
+/// An instance with a running guest, with this address.
 pub(crate) fn guest(namespace: &str, name: &str, mac: &str) -> Value {
     json!({
         "apiVersion": "kubevirt.io/v1",
@@ -384,7 +384,7 @@ pub(crate) fn guest(namespace: &str, name: &str, mac: &str) -> Value {
         },
         "status": {"phase": "Running", "interfaces": [
             {"name": "a", "mac": mac},
-            // The guest's own bridge for containers, as its agent tells.
+            // The guest's own bridge for containers, as its agent reports.
             {"interfaceName": "docker0", "mac": "02:42:00:00:00:01"},
         ]},
     })

@@ -62,7 +62,7 @@ fn links_in_claims_and_images_are_not_followed() {
     plant("link", &|disk| symlink(&secret, disk).unwrap());
     plant("folder", &|disk| fs::create_dir(disk).unwrap());
     plant("socket", &|disk| drop(UnixListener::bind(disk).unwrap()));
-    // An image whose disk is a link out of it.
+    // An image with a link that leads out of it in place of its disk.
     let members = BTreeMap::from([
         ("disk".to_owned(), Member::Folder { mode: 0o755 }),
         ("disk/disk.img".to_owned(), Member::Link { to: "/proc/1/root/etc/passwd".into() }),

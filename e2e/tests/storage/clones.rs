@@ -104,7 +104,7 @@ fn a_clone_of_four_gibibytes_copies_nothing() {
     }
 }
 
-/// Makes a class whose clones go this way.
+/// Makes a class with this clone strategy.
 fn class(strategy: &str) -> String {
     let name = format!("hostpath-{strategy}");
     apply(
@@ -182,7 +182,7 @@ fn a_disk_is_cloned_into_another_namespace_without_copying_data() {
 fn a_token_is_good_for_its_own_clone_only() {
     let (_source, _web) = golden("clones-tokens", IMMEDIATE);
     let space = Space::new("clones-forged");
-    // A claim that says it belongs to a DataVolume of its user, with a token that nobody signed.
+    // A claim that claims to belong to a DataVolume of its user, with an unsigned token.
     let golden = json!({"pvc": {"namespace": "clones-tokens", "name": "golden"}});
     let never = json!({"cdi.kubevirt.io/storage.prePopulated": "copy"});
     space.data_volume("copy", &golden, IMMEDIATE, "Filesystem", &never);

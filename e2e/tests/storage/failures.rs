@@ -1,4 +1,4 @@
-//! Imports that fail, and what DataVolumes say about it; they continue when the cause is removed.
+//! Imports that fail, and the conditions of their DataVolumes; they continue when the cause is removed.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

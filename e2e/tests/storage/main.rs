@@ -1,4 +1,4 @@
-//! DataVolumes on a real node: the operator's storage controllers run beside the cluster, importers in it, volumes come
+//! DataVolumes on a real node: the operator's storage controllers run outside the cluster, importers in it, volumes come
 //! from hpp-csi with its stock sidecars. Bytes are judged from the host.
 //!
 //! One cluster for all tests; each has its own namespace, which enforces the restricted Pod Security.

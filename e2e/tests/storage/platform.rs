@@ -140,7 +140,7 @@ fn foreign(plural: &str, kind: &str, group: &str, scope: &str) -> String {
     )
 }
 
-/// What of the platform these tests use.
+/// The part of the platform that these tests use.
 fn wanted(object: &Value) -> bool {
     let name = object["metadata"]["name"].as_str().unwrap();
     match object["kind"].as_str().unwrap() {

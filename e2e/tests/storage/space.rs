@@ -42,7 +42,7 @@ pub(crate) fn api(kind: &str, namespace: &str) -> Api<DynamicObject> {
     }
 }
 
-/// What a person would look at.
+/// The output shown when the test fails.
 const SHOWN: [&[&str]; 3] = [
     &["get", "events", "-A", "--sort-by=.lastTimestamp"],
     &["get", "datavolumes,pods,pvc,pv", "-A", "-o", "wide"],

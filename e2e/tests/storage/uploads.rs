@@ -156,7 +156,7 @@ fn uploads_need_a_token_for_their_claim() {
     let mut forged = token(&space, "disk");
     forged.truncate(forged.len() - 8);
     assert_eq!(send(Method::POST, "/v1beta1/upload", &forged, b"x".to_vec()).0, 401);
-    // Who may not create the request gets no token.
+    // A user without the right to create the request gets no token.
     let asked = ["auth", "can-i", "create", "uploadtokenrequests.upload.cdi.kubevirt.io", "--as", "somebody"];
     assert!(!CLUSTER.kubectl().args(asked).output().unwrap().status.success());
     // A server that ends is replaced.

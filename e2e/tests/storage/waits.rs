@@ -13,7 +13,7 @@ fn limit() -> Duration {
     Duration::from_secs(if std::env::var_os("FERROVIRT_SOAK").is_some() { 10 } else { 30 })
 }
 
-/// Makes a DataVolume and waits until its Running condition says this.
+/// Makes a DataVolume and waits for this reason of its Running condition.
 #[track_caller]
 fn says(space: &Space, name: &str, source: &Value, class: &str, reason: &str, words: &[&str]) {
     let begun = Instant::now();
@@ -29,7 +29,7 @@ fn says(space: &Space, name: &str, source: &Value, class: &str, reason: &str, wo
 }
 
 #[test]
-fn a_data_volume_that_waits_says_what_for() {
+fn a_waiting_data_volume_reports_the_reason() {
     let space = Space::new("waits");
     let web = Web::start(CLUSTER.place(), DISK.qcow2.parent().unwrap()).unwrap();
     let blank = json!({"blank": {}});

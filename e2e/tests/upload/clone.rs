@@ -136,7 +136,7 @@ fn sparse(path: &Path) -> bool {
 }
 
 #[test]
-fn a_device_to_a_device_and_who_is_not_the_source() {
+fn a_device_to_a_device_and_refused_sources() {
     let namespace = namespace("clone-devices");
     let size = 64 * MIB;
     let from = Volume::block(&CLUSTER, namespace, "from", size).unwrap();

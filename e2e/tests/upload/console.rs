@@ -1,5 +1,5 @@
-//! What the OpenShift console does (kubevirt-plugin, `src/utils/hooks/useCDIUpload`), in Chromium without a screen: a page of
-//! another origin with a real form, whose requests the browser judges by the proxy's certificate and CORS headers.
+//! The steps of the OpenShift console (kubevirt-plugin, `src/utils/hooks/useCDIUpload`), in Chromium without a screen: a
+//! page of another origin with a real form, whose requests the browser judges by the proxy's certificate and CORS headers.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -44,7 +44,7 @@ impl Console {
         Self { address, reports }
     }
 
-    /// What the page says in the end.
+    /// The final report of the page.
     fn report(&self, browser: &Browser) -> Value {
         let report = self.reports.recv_timeout(PATIENCE);
         report.unwrap_or_else(|_| {
@@ -185,7 +185,7 @@ fn a_form_of_the_consoles_page() {
     let volume = Volume::folder(&CLUSTER, namespace, NAME, size).unwrap();
     let console = Console::start(namespace, disk.qcow2(), size);
     let page = format!("http://{}/?proxy={PROXY}", console.address);
-    // Nobody the browser knows has signed the proxy's certificate: there is no answer, which the page says.
+    // The proxy's certificate has no issuer that the browser knows: there is no answer, which the page reports.
     {
         let browser = Browser::open("console-strict", &page, &[]);
         let report = console.report(&browser);

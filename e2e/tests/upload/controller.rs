@@ -1,6 +1,6 @@
 //! Stands in for CDI's controller: makes upload servers' pods as it does (v1.66, `pkg/controller/upload-controller.go`, with
-//! the names of `pkg/common`) and tells in annotations and phases how far they are. Its Service is headless, or has an address
-//! and port 443, as in its earlier versions: both are made.
+//! the names of `pkg/common`) and reports their progress in annotations and phases. Its Service is headless, or has an
+//! address and port 443, as in its earlier versions: both are made.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +20,8 @@ use crate::{CLUSTER, SITE};
 const IMAGE: &str = "localhost/ferrovirt:uploadserver";
 const CLAIM: &str = "PersistentVolumeClaim";
 
-/// What `SetRestrictedSecurityContext` (`pkg/controller/common`) makes of a container; a pod with mounts gets fsGroup 107.
+/// The result of `SetRestrictedSecurityContext` (`pkg/controller/common`) for a container; a pod with mounts gets fsGroup
+/// 107.
 pub(crate) fn restricted() -> Value {
     json!({
         "capabilities": {"drop": ["ALL"]},
@@ -164,7 +165,7 @@ fn make_scratch(claim: &Value, pod: &Value, name: &str) {
     );
 }
 
-/// What it does when a claim is filled: its server goes, and with that its scratch.
+/// The clean-up after a claim is filled: its server goes, and with that its scratch.
 pub(crate) fn clean_up(namespace: &str, claim: &str) {
     until(&format!("{claim} is filled"), || {
         (annotation(&get(CLAIM, namespace, claim)?, POD_PHASE) == Some("Succeeded")).then_some(())

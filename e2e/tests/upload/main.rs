@@ -34,7 +34,7 @@ static CLUSTER: LazyLock<Cluster> = LazyLock::new(|| {
     cluster
 });
 
-/// What stands in it for CDI, and the proxy.
+/// The stand-ins for CDI in it, and the proxy.
 static SITE: LazyLock<Site> = LazyLock::new(|| Site::install(&CLUSTER));
 
 /// A namespace for one test.

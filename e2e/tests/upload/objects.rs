@@ -79,7 +79,7 @@ pub(crate) fn annotation<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
     object["metadata"]["annotations"][key].as_str()
 }
 
-/// What a person would look at.
+/// The output shown when the test fails.
 const SHOWN: [&[&str]; 5] = [
     &["get", "events", "-A", "--sort-by=.lastTimestamp"],
     &["get", "pods,pvc,pv,services", "-A", "-o", "wide"],

@@ -1,5 +1,5 @@
-//! What CDI's operator has set up: keys, certificates and configuration by upstream's names, the API of tokens, and the
-//! proxy, by our manifests.
+//! The objects that CDI's operator makes: keys, certificates and configuration by upstream's names, the API of tokens, and
+//! the proxy, by our manifests.
 
 use std::fs;
 use std::io::Write;
@@ -24,7 +24,7 @@ pub(crate) const NAMESPACE: &str = "cdi";
 /// The proxy's name, as CDIConfig has it: without a scheme.
 pub(crate) const PROXY: &str = "cdi-uploadproxy.cdi.svc";
 
-/// What is set up.
+/// The installation.
 pub(crate) struct Site {
     /// Signs everybody's certificates.
     pub(crate) authority: Authority,
@@ -125,7 +125,7 @@ impl Site {
         Self { authority, dns, address }
     }
 
-    /// A client of the world outside that knows whom to believe.
+    /// An outside client that trusts the proxy's authority.
     pub(crate) fn client(&self) -> Client {
         let authority = Certificate::from_pem(self.authority.certificate().as_bytes()).unwrap();
         Client::builder()
@@ -175,7 +175,7 @@ fn token_api(cluster: &Cluster, authority: &Authority, signer: Signer) {
         let conditions = found["status"]["conditions"].as_array()?.clone();
         conditions.iter().any(|one| one["type"] == "Available" && one["status"] == "True").then_some(())
     });
-    // What somebody may do is the cluster's business, as for every kind.
+    // Authorization is the cluster's, as for every kind.
     let may = |user: &str| {
         let asked = ["auth", "can-i", "create", "uploadtokenrequests.upload.cdi.kubevirt.io", "--as", user];
         CLUSTER.kubectl().args(asked).output().unwrap().status.success()

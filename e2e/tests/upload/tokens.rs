@@ -1,5 +1,5 @@
 //! Stands in for CDI's API server: the aggregated group upload.cdi.kubevirt.io, whose only kind is answered with a token
-//! when it is created. The cluster's API server knows who asks and what he may; here only the front proxy may ask.
+//! when it is created. The cluster's API server authenticates and authorizes the user; here only the front proxy may ask.
 
 use std::convert::Infallible;
 use std::net::{Ipv4Addr, SocketAddr};

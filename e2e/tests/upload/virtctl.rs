@@ -1,5 +1,5 @@
-//! What `virtctl image-upload` does (KubeVirt, `pkg/virtctl/imageupload/imageupload.go`), step by step, against the proxy
-//! behind its Service: a DataVolume, a claim of a device, a claim for an archive; and what it meets on the way.
+//! The steps of `virtctl image-upload` (KubeVirt, `pkg/virtctl/imageupload/imageupload.go`) against the proxy behind its
+//! Service: a DataVolume, a claim of a device, a claim for an archive; and the failures on the way.
 
 use std::fs;
 use std::path::Path;
@@ -20,7 +20,7 @@ const CLAIM: &str = "PersistentVolumeClaim";
 /// Times that a broken upload is sent again, and an old token replaced.
 const RETRIES: usize = 5;
 
-/// What is uploaded to.
+/// The target of an upload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     DataVolume,
@@ -151,7 +151,7 @@ impl Upload<'_> {
         })
     }
 
-    /// All of it, and 8: until the claim says that it is filled.
+    /// All of it, and 8: until the claim is marked as filled.
     fn run(&self, image: &Path) {
         if !self.check() {
             self.make();
@@ -185,7 +185,7 @@ fn a_data_volume() {
     until("the DataVolume says so", || {
         (get("DataVolume", namespace, "disk")?["status"]["phase"] == "Succeeded").then_some(())
     });
-    // Afterwards it is refused, with the reason, whoever asks.
+    // Afterwards it is refused, with the reason, for every client.
     let (client, token) = (site.client(), upload.token());
     CLUSTER.run(async {
         let url = format!("https://{}/v1beta1/upload", crate::site::PROXY);
@@ -207,7 +207,7 @@ fn a_claim_of_a_device() {
     let _controller = Controller::start(namespace);
     let size = 96 * MIB;
     let volume = Volume::device(&CLUSTER, namespace, "device", size).unwrap();
-    // What was there before must not show.
+    // Stale content must not show.
     fs::write(volume.path(), vec![0xaa; usize::try_from(size).unwrap()]).unwrap();
     let storage = storage(&volume, size);
     let upload = Upload { namespace, name: "device", kind: Kind::Claim, archive: false, storage };
@@ -231,7 +231,7 @@ fn an_archive_and_a_token_that_is_for_another_claim() {
     let volume = Volume::folder(&CLUSTER, namespace, "files", 64 * MIB).unwrap();
     let storage = storage(&volume, 64 * MIB);
     let upload = Upload { namespace, name: "files", kind: Kind::Claim, archive: true, storage };
-    // Nobody has made the claim yet: there is a token, and no server.
+    // The claim does not exist yet: there is a token, and no server.
     let early = Upload { name: "nothing", storage: Value::Null, ..upload };
     let (client, token) = (SITE.client(), early.token());
     CLUSTER.run(async {

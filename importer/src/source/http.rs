@@ -1,9 +1,9 @@
 //! `http://` and `https://` sources: ranges when the server has them, one stream read again when it has not.
 //!
-//! What the server says first (length, ETag, Last-Modified) is held against every later answer; see [`remote`] for
-//! when to try again. Redirects are followed by hand, because only so can secrets stay with the host they are for.
-//! Sources: RFC 9110 (ranges 14, conditions 13, redirects 15.4), and the reference on what users of the stock
-//! importer rely on. Not here: who is trusted ([`tls`]), decompression (never on the wire: it breaks ranges).
+//! The server's first answer (length, ETag, Last-Modified) is compared with every later one; see [`remote`] for the time of
+//! retries. Redirects are followed by hand, because only so can secrets stay with the host they are for. Sources: RFC 9110
+//! (ranges 14, conditions 13, redirects 15.4), and the reference on the habits of users of the stock importer. Not here:
+//! trust ([`tls`]), decompression (never on the wire: it breaks ranges).
 //!
 //! [`remote`]: super::remote
 
@@ -106,8 +106,8 @@ impl fmt::Debug for Options {
 /// HEAD is asked by GET alone.
 ///
 /// # Errors
-/// [`Kind::Usage`] for an address or header that makes no sense, [`Kind::Connect`] when the server cannot be reached
-/// in the time of [`Policy::first`] or refuses, [`Kind::Stopped`].
+/// [`Kind::Usage`] for an invalid address or header, [`Kind::Connect`] when the server cannot be reached in the time of
+/// [`Policy::first`] or refuses, [`Kind::Stopped`].
 pub fn open(net: &Net, options: Options) -> Result<RemoteSource, Error> {
     let reach = options.reach.clone();
     let http = Http::new(options)?;

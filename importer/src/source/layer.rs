@@ -1,10 +1,10 @@
 //! The disk inside a container image's layers: which layer holds it, and its bytes as a [`Source`].
 //!
-//! A disk is the one file in the folder `disk` of the image, as a container would see it. Layers are looked through
-//! from the last one down: the first that holds a file there has the disk, unless a later layer's whiteout hides it
-//! (OCI image-spec, "Layers"). Another file in that folder, in whichever layer, makes the image refused: nobody could
-//! tell which one is meant. The stock importer takes the first layer from below instead and knows no whiteouts; for
-//! images with one such layer, which is all that tools make, both are the same.
+//! A disk is the one file in the folder `disk` of the image, as a container would see it. Layers are searched from the last
+//! one down: the first that holds a file there has the disk, unless a later layer's whiteout hides it (OCI image-spec,
+//! "Layers"). Another file in that folder, in whichever layer, makes the image refused: the choice would be ambiguous. The
+//! stock importer takes the first layer from below instead and knows no whiteouts; for images with one such layer, which is
+//! all that tools make, both are the same.
 //!
 //! Layers above and below the disk's are looked through before anything is written; what follows the disk in its own
 //! layer is seen when the disk has been read.
@@ -14,8 +14,8 @@
 //!                                                               └─ behind it: another disk/… ? ─► error
 //! ```
 //!
-//! The digest holds for the whole blob and there may be one file only, so both are known at the blob's end: the disk
-//! is good once [`Disk::verify`] says so. Not here: where blobs come from (`registry`, `oci_archive`).
+//! The digest holds for the whole blob and there may be one file only, so both are known at the blob's end: the disk is good
+//! once [`Disk::verify`] succeeds. Not here: the origin of blobs (`registry`, `oci_archive`).
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -297,8 +297,8 @@ impl Layer {
         Ok(None)
     }
 
-    /// Reads on behind `member`, from where `parked` is or from the start, to the layer's end, and verifies it. Gives
-    /// what the entries there hide.
+    /// Reads on behind `member`, from where `parked` is or from the start, to the layer's end, and verifies it. Returns the
+    /// paths that the entries there hide.
     fn rest(
         &self,
         hidden: &Hidden,
@@ -391,11 +391,11 @@ impl Disk {
         &self.0.environment
     }
 
-    /// Reads the layer to its end: whether there is another file beside the disk, and whether the blob has the digest
-    /// that the image's manifest gives it. Until then nothing that was read can be relied on.
+    /// Reads the layer to its end: whether there is another file next to the disk, and whether the blob has the digest that
+    /// the image's manifest gives it. Until then nothing that was read can be relied on.
     ///
     /// # Errors
-    /// [`Kind::Refused`] for a second file, [`Kind::Digest`] when the digest is another, else what reading says.
+    /// [`Kind::Refused`] for a second file, [`Kind::Digest`] when the digest is another, else the error of reading.
     pub fn verify(&self, stop: &Stop) -> Result<(), Error> {
         let inner = &*self.0;
         let parked = inner.take(inner.member.end());

@@ -1,8 +1,8 @@
 //! The documents that lead from an image's name to its layers: index, manifest, and which of an index's entries fits.
 //!
 //! Pure: bytes in, choices out. Accepted are the OCI types and Docker's schema 2 (OCI image-spec 1.1, "manifest",
-//! "image-index"); which one a document is, is told by what it holds, since media types may be left out. Whoever
-//! fetches a document checks its digest with [`Descriptor::check`]. Not here: fetching.
+//! "image-index"); the content of a document determines its type, since media types may be left out. The caller that fetches
+//! a document checks its digest with [`Descriptor::check`]. Not here: fetching.
 
 use std::fmt;
 
@@ -173,8 +173,7 @@ pub(crate) struct Image {
     pub(crate) listed: bool,
 }
 
-/// The environment that an image's configuration gives its containers, as "NAME=value"; nothing when the document says
-/// nothing of it.
+/// The environment that an image's configuration gives its containers, as "NAME=value"; empty when the document has none.
 ///
 /// # Errors
 /// When it is no configuration.
@@ -271,8 +270,8 @@ fn layer(layer: &OciDescriptor) -> Result<Descriptor, Error> {
 /// From a first document to an image, by way of an index if it is one.
 ///
 /// # Errors
-/// When no entry fits, when a document makes no sense, or what `fetch` says. `fetch` gives a document whose digest was
-/// checked.
+/// When no entry fits, when a document is invalid, or the error of `fetch`. `fetch` returns a document with a verified
+/// digest.
 pub(crate) fn resolve(
     first: &[u8],
     platform: &Platform,

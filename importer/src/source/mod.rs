@@ -1,8 +1,8 @@
 //! Where images come from: one file per protocol, each giving a [`disk_image::Source`].
 //!
-//! A source opens (and tells its size and whether it has ranges), then gives readers. It retries inside: back-off
-//! with jitter, from the failed reader's own offset, until its patience ends. Credentials stay inside and never reach
-//! an error's text.
+//! A source opens (and reports its size and whether it has ranges), then gives readers. It retries inside: back-off with
+//! jitter, from the failed reader's own offset, until its patience ends. Credentials stay inside and never reach an error's
+//! text.
 
 pub mod blocking;
 pub mod gcs;

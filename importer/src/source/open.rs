@@ -185,9 +185,8 @@ fn nbd_options(url: &Url, access: &Access, limits: &Limits) -> nbd::Options {
     nbd::Options { reach: reach(access, limits), ..nbd::Options::new(url.as_str()) }
 }
 
-/// Refuses what is no file before it is opened: opening a FIFO waits for somebody to write to it. What cannot be
-/// looked at is left to the opening.
-/// `archive` is set when places all over the file are read.
+/// Refuses a path other than a file before it is opened: opening a FIFO waits for a writer. A path that cannot be inspected
+/// is left to the opening. `archive` is set when places all over the file are read.
 fn readable(path: &Path, archive: bool) -> Result<(), Error> {
     let Ok(meta) = std::fs::metadata(path) else {
         if archive && path.as_os_str() == "-" {

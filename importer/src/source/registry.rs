@@ -1,10 +1,10 @@
 //! `docker://` sources: the disk in a container image on a registry.
 //!
-//! Names and documents are the oci-client crate's; requests are our own. The crate reads manifests and tokens of any
-//! length into memory, does not say why a login failed, and cannot go on with a blob where a connection broke. Here
-//! every request goes through [`http`](super::http): one trust, one set of proxies, drops survived by ranges, tokens
-//! renewed whenever the registry answers 401, and none sent to another host. A blob is named by its digest, so an
-//! entity tag that differs between mirrors means nothing.
+//! Names and documents are the oci-client crate's; requests are our own. The crate reads manifests and tokens of any length
+//! into memory, hides the reason of a failed login, and cannot resume a blob where a connection broke. Here every request
+//! goes through [`http`](super::http): one trust, one set of proxies, drops survived by ranges, tokens renewed whenever the
+//! registry answers 401, and none sent to another host. A blob is named by its digest, so an entity tag that differs between
+//! mirrors means nothing.
 //!
 //! Nothing is resumed by a later process: the digest holds for the whole blob only, and what an earlier process wrote
 //! was never vouched for. Sources: OCI distribution-spec 1.1; distribution's "Token Authentication Specification"; the
@@ -92,9 +92,9 @@ impl fmt::Debug for Options {
 /// Opens the disk of an image on a registry.
 ///
 /// # Errors
-/// [`Kind::Usage`] for a name, platform or file of credentials that makes no sense, [`Kind::Connect`] when the
-/// registry cannot be reached or refuses, [`Kind::Refused`] when the image holds no disk, [`Kind::Digest`] when a part
-/// of it does not match its digest, [`Kind::Stopped`].
+/// [`Kind::Usage`] for an invalid name, platform or file of credentials, [`Kind::Connect`] when the registry cannot be
+/// reached or refuses, [`Kind::Refused`] when the image holds no disk, [`Kind::Digest`] when a part of it does not match its
+/// digest, [`Kind::Stopped`].
 pub fn open(net: &Net, options: &Options) -> Result<Disk, Error> {
     let image = reference(&options.image)?;
     let failed = |error: Error| {

@@ -1,7 +1,7 @@
 //! One object on a server, read as [`disk_image::Source`]: what http, S3 and GCS have in common.
 //!
-//! A protocol says how to ask for bytes ([`Remote`]); this says when to ask again, from where, and whether what comes
-//! is still the same object. It never hands on a byte that it cannot place. Not here: URLs, headers, signatures.
+//! A protocol defines how to ask for bytes ([`Remote`]); this module decides when to ask again, from where, and whether the
+//! answer is still the same object. It never hands on a byte that it cannot place. Not here: URLs, headers, signatures.
 //!
 //! ```text
 //!            ┌────────── get(from own offset) ◄───── wait ◄──┐
@@ -36,8 +36,8 @@ mod reader;
 
 pub use object::RemoteSource;
 
-/// The object is no longer the one whose first bytes were read. What was imported so far is of no use; starting over
-/// gives the new object.
+/// The object is no longer the one of the first bytes. The data imported so far is of no use; starting over gives the new
+/// object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Changed {
     what: String,
@@ -105,8 +105,8 @@ impl Mark {
         self.etag.as_deref().filter(|tag| !tag.starts_with("W/"))
     }
 
-    /// What says that `self`, seen now, is not the object first marked `first`. A partial answer may leave its marks
-    /// out (RFC 9110, 15.3.7); a whole one may not lose what it had.
+    /// The mark by which `self`, seen now, differs from the object first marked `first`. A partial answer may leave its
+    /// marks out (RFC 9110, 15.3.7); a whole one may not lose any.
     fn differs(&self, first: &Self, whole: bool) -> Option<String> {
         match (first.strong(), self.strong()) {
             (Some(old), Some(new)) if old != new => return Some(format!("its ETag was {old} and is {new}")),

@@ -22,8 +22,8 @@ const FILE_LIMIT: u64 = 4 << 20;
 /// Trusted authorities.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trust {
-    /// Folders whose `.crt` and `.pem` files are trusted besides the system's roots. One that is not there is no
-    /// error: the mounts are optional.
+    /// Folders of `.crt` and `.pem` files that are trusted in addition to the system's roots. A missing folder is no error:
+    /// the mounts are optional.
     pub folders: Vec<PathBuf>,
     /// Certificate files trusted as well, whatever their name; they must be readable.
     pub files: Vec<PathBuf>,

@@ -194,7 +194,7 @@ fn the_platforms_image_is_chosen() {
         assert_pulled(&with(Some("arm64")), b"arm");
         assert_pulled(&with(Some("linux/arm64/v8")), b"arm");
         assert_pulled(&with(Some("arm/v7")), b"old arm");
-        // Without an index the configuration decides; the store's images say that they are for linux/amd64.
+        // Without an index the configuration decides; the store's images are marked linux/amd64.
         let alone = registry.image(&format!("multi:amd64-{tag}"));
         let alone = |platform: Option<&str>| Options {
             platform: platform.map(str::to_owned),

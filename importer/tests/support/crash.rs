@@ -1,5 +1,5 @@
-//! What the tests of interrupted imports share: a server that counts and is slow, disks to import, seeded moments.
-//! Not here: faults of servers (`http.rs`), formats (`matrix.rs`).
+//! Shared by the tests of interrupted imports: a server that counts and is slow, disks to import, seeded moments. Not here:
+//! faults of servers (`http.rs`), formats (`matrix.rs`).
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -1,5 +1,5 @@
-//! What the tests of the built program share: running it, tools, filesystems of their own, a web server, disks to
-//! import. Filesystems, loop devices and denials are those of the writer's tests. Not here: anything the product uses.
+//! Shared by the tests of the built program: running it, tools, filesystems of their own, a web server, disks to import.
+//! Filesystems, loop devices and denials are those of the writer's tests. Not here: anything the product uses.
 
 #![allow(dead_code, reason = "each test binary uses its part of this module")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failure here is a failed test")]

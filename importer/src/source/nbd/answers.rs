@@ -1,5 +1,5 @@
-//! The receiving side of a connection: each message goes to whoever asked, in any order and in pieces. A message that
-//! cannot be placed ends the connection. Not here: asking (`connection`).
+//! The receiving side of a connection: each message goes to the reader that asked for it, in any order and in pieces. A
+//! message that cannot be placed ends the connection. Not here: asking (`connection`).
 
 use std::ops::Range;
 use std::sync::Arc;

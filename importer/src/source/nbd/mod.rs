@@ -1,7 +1,7 @@
 //! `nbd://`, `nbds://` (TLS) and `nbd+unix://` sources: the disk, or the image, that an NBD server exports.
 //!
-//! What is read is what the server exports: `qemu-nbd -f qcow2` gives the disk inside an image, `-f raw` the image's
-//! own bytes, which are then recognised like a file's. Holes that the server knows of are not fetched.
+//! The content is the export's: `qemu-nbd -f qcow2` gives the disk inside an image, `-f raw` the image's own bytes, which
+//! are then recognised like a file's. Holes that the server knows of are not fetched.
 //!
 //! ```text
 //!  readers ──► requests in flight (each its own window) ──► least busy connection ──► server
@@ -146,8 +146,8 @@ async fn first(name: &str, dial: &Dial, reach: &Reach) -> Result<Connection, Err
     }
 }
 
-/// What to do about a failure. `begun`: the server has been seen to be right once, so a wrong one may be a server that
-/// is only just starting.
+/// The reaction to a failure. `begun`: the server has been seen to be right once, so a wrong one may be a server that is
+/// only just starting.
 fn cause(trouble: Trouble, begun: bool) -> Cause {
     match trouble {
         Trouble::Lost => Cause::Network,

@@ -43,8 +43,8 @@ impl RemoteSource {
         Self { identity: object.identity(), source: Box::new(object) }
     }
 
-    /// Stable text of the address (nothing secret in it), the marks and the length, for a journal: equal only if it is
-    /// the same object. `None` when the server gives no mark, as then nothing tells a new object of the same length
+    /// Stable text of the address (nothing secret in it), the marks and the length, for a journal: equal only if it is the
+    /// same object. `None` when the server gives no mark, as then a new object of the same length cannot be distinguished
     /// from the old one.
     pub fn identity(&self) -> Option<&str> {
         self.identity.as_deref()
@@ -125,8 +125,8 @@ impl<R: Remote> Object<R> {
         // Writing to a String cannot fail.
         let _ = write!(text, " length={:?}", shared.size);
         let _ = write!(text, " etag={:?} modified={:?}", shared.mark.etag, shared.mark.modified);
-        // A query that only lets us in may be another one next time; without a strong mark it may be all that tells files
-        // of one length and time apart.
+        // A query that only grants access may be another one next time; without a strong mark it may be the only difference
+        // between files of one length and time.
         if let Some(query) = shared.remote.query().filter(|_| shared.mark.strong().is_none()) {
             let _ = write!(text, " query={:08x}", crc32fast::hash(query.as_bytes()));
         }
