@@ -1,5 +1,5 @@
-//! Whose blocks of addresses are whose: the one small object that replicas share, and what each of them does to it. Pure:
-//! reading the object, and writing it with compare-and-swap, is somebody else's work.
+//! Ownership of blocks of addresses: the one small object that replicas share, and each replica's changes to it. Pure:
+//! reading the object, and writing it with compare-and-swap, is done elsewhere.
 //!
 //! ```text
 //!            beat every BEAT            another's beat stands still for LEASE
@@ -7,16 +7,16 @@
 //!                             └ not written for FENCE: nothing is given ──┘
 //! ```
 //!
-//! FENCE is longer than an absence of the API server that must not be noticed, and LEASE + SETTLE is later than FENCE by
-//! what an admitted object may take to be written and seen: two replicas never give out of one block at the same time,
-//! whatever their clocks show. A process that ended and came back under its name takes its former self's blocks at once,
-//! and lets them settle too: what that gave out at its end may not be seen yet. So do others with the blocks of one that
-//! said that it left.
+//! FENCE is longer than an absence of the API server that must go unnoticed, and LEASE + SETTLE is later than FENCE by the
+//! time that an admitted object may take to be written and seen: two replicas never allocate from one block at the same
+//! time, regardless of their clocks. A process that ended and came back under its name takes its former blocks at once, and
+//! quarantines them too: objects that it admitted at its end may not be seen yet. So do others with the blocks of a replica
+//! that announced its end.
 //!
-//! Nothing is given but out of blocks that the object, as it was last read, says are ours: whoever changes it under us (a
-//! person, a backup) takes blocks away, or gives some that settle. An object that is gone, or that nobody can read any
-//! more, is written anew as it was last known. Blocks in which nobody has an address go back when there are more than
-//! enough, so that the object stays small however often replicas start.
+//! A replica allocates only from blocks that are its own in the object as it was last read: an edit by others (a user, a
+//! backup) takes blocks away, or adds some that are quarantined. An object that is gone or unreadable is rewritten as it was
+//! last known. Blocks without an address in use are released when there are more than enough, so that the object stays small
+//! however often replicas start.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -33,7 +33,7 @@ pub const BEAT: Duration = Duration::from_secs(5);
 pub const LEASE: Duration = Duration::from_secs(20);
 /// After how long without a beat of its own a replica gives nothing more.
 pub const FENCE: Duration = Duration::from_secs(40);
-/// How long a block that was somebody else's is left alone.
+/// The quarantine of a block that another replica owned.
 pub const SETTLE: Duration = Duration::from_secs(60);
 /// Free addresses that a replica wants to have, if that is no more than an eighth of the range.
 const STOCK: u64 = 1 << 14;
@@ -65,7 +65,7 @@ pub struct Replica {
 /// The object's content: replicas by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Book {
-    /// Everybody who has blocks.
+    /// All replicas that own blocks.
     pub replicas: BTreeMap<String, Replica>,
 }
 
@@ -73,11 +73,11 @@ impl Book {
     /// Reads the object's text.
     ///
     /// # Errors
-    /// [`Kind::Invalid`] when it is none: somebody else wrote it.
+    /// [`Kind::Invalid`] when it is malformed: another program wrote it.
     pub fn parse(text: &str) -> Result<Self> {
         let invalid = |why: String| {
             let message =
-                format!("the ConfigMap of blocks cannot be read ({why}); without it, it is written anew");
+                format!("the ConfigMap of blocks cannot be read ({why}); delete it, and it is rewritten");
             Error::new(Kind::Invalid, message)
         };
         let book: Self = serde_json::from_str(text).map_err(|error| invalid(error.to_string()))?;
@@ -100,7 +100,7 @@ impl Book {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// Whose block it is, by name; nobody's, when that one has left.
+    /// The owner of a block, by name; `None` when it has left.
     pub fn owner(&self, block: Block) -> Option<(&str, &Replica)> {
         let mut replicas = self.replicas.iter().filter(|(_, replica)| !replica.left);
         let found = replicas.find(|(_, replica)| replica.blocks.iter().any(|run| has(*run, block)));
@@ -113,7 +113,7 @@ pub fn has((first, count): (Block, u64), block: Block) -> bool {
     (first..first.saturating_add(count)).contains(&block)
 }
 
-/// Who this process is.
+/// The identity of this process.
 #[derive(Clone, Debug)]
 pub struct Me {
     /// The replica's name: the pod's.
@@ -124,12 +124,12 @@ pub struct Me {
     pub address: String,
 }
 
-/// What a replica knows about the object over time. Times are since the program's start.
+/// A replica's knowledge of the object over time. Times are since the program's start.
 #[derive(Debug)]
 pub struct Ledger {
     me: Me,
     book: Book,
-    /// When the object was last read; a gap in reading says nothing about others' beats.
+    /// When the object was last read; after a gap in reading others' beats prove nothing.
     read: Option<Duration>,
     /// Others' incarnation and beat, and since when they are the same.
     beats: BTreeMap<String, (String, u64, Duration)>,
@@ -139,7 +139,7 @@ pub struct Ledger {
     lost: bool,
 }
 
-/// What to write.
+/// The change to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Turn {
     /// The object's new content.
@@ -237,8 +237,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// What to write now, given how many addresses can be given out, settling ones not counted; `None`: nothing. `place`
-    /// is any number, where to look for blocks first.
+    /// The change to write now, given how many addresses are free, without those in quarantine; `None`: nothing. `place` is
+    /// any number, the place where the search for blocks begins.
     pub fn turn(&self, range: Range, free: u64, place: u64, now: Duration) -> Option<Turn> {
         let wanted = wanted(range);
         let short = if free < wanted.div_ceil(2) { wanted - free } else { 0 };

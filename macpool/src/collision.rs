@@ -1,7 +1,8 @@
 //! Addresses that several running guests and pods have at once. Pure.
 //!
-//! An instance counts by those of its interfaces whose addresses are ours to give, by what they have as it runs: a bridge on
-//! the pod network, or what a guest makes of its own, is nobody's affair. A pod counts as soon as it is attached.
+//! An instance counts by those of its interfaces whose addresses are from our range, by their addresses as it runs: a bridge
+//! on the pod network, or an interface that a guest makes of its own, does not count. A pod counts as soon as it is
+//! attached.
 //!
 //! Two ends of one decentralised migration (same migration uid) are the same guest for its time, and no collision. Objects
 //! of namespaces that are not ours are not entered.
@@ -14,14 +15,14 @@ use crate::manifest;
 use api::net::Mac;
 use api::net::pool::{Owner, View};
 
-/// What runs, as far as collisions are concerned.
+/// A running guest or pod, as far as collisions are concerned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Runner {
     /// The instance or pod.
     pub owner: Owner,
     /// Its uid, for events.
     pub uid: Box<str>,
-    /// What it uses.
+    /// The addresses that it uses.
     pub macs: Vec<Mac>,
     /// Uids of the migration of which it is the source, and the target.
     pub migration: [Option<Box<str>>; 2],
@@ -79,7 +80,7 @@ pub struct Running {
     unmet: HashSet<Owner>,
 }
 
-/// Who uses one address at once, sorted.
+/// The users of one address at the same time, sorted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Collision {
     /// The address.
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_and_what_does_not() {
+    fn running_and_ended_objects() {
         let mut object = json!({
             "metadata": {"namespace": "n", "name": "a", "uid": "u"},
             "spec": {
@@ -192,7 +193,7 @@ mod tests {
                 {"name": "b", "mac": "02:00:00:00:00:02"},
                 {"name": "c", "mac": "02-00-00-00-00-03"},
                 {"name": "d", "mac": "x"},
-                // What a guest's agent tells of, a bridge of containers in it say.
+                // Interfaces that a guest's agent reports, such as a bridge of containers.
                 {"interfaceName": "docker0", "mac": "02:42:00:00:00:01"},
                 {"mac": "02:00:00:00:00:04"},
                 {},
@@ -236,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_starts_again_or_moves_collides_with_nobody() {
+    fn a_guest_that_restarts_or_migrates_has_no_collision() {
         let mut running = Running::default();
         let none = json!(null);
         let mac = &["02:00:00:00:00:01"];
@@ -266,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn what_went_while_nobody_told_is_over_after_a_listing() {
+    fn objects_missing_from_a_listing_end_their_collisions() {
         let mut running = Running::default();
         let none = json!(null);
         enter(&mut running, instance("a", &["02:00:00:00:00:01"], &none));

@@ -9,7 +9,7 @@ use api::net::Mac;
 use crate::review::{Answer, Circumstances, Reply, Review};
 use crate::state::{State, stamp};
 
-/// Decides a review with what is known here, and what others said.
+/// Decides a review by this replica's knowledge and other replicas' answers.
 pub(crate) fn decide(state: &State, review: Review, answers: &HashMap<Mac, Answer>) -> Reply {
     let (now, stamp) = (state.now(), stamp());
     let mut known = state.lock();

@@ -1,5 +1,5 @@
-//! What is read of Kubernetes' objects: raw JSON by paths. A part that is missing or of another shape than expected is not
-//! there, and nothing fails because of it.
+//! The fields read from Kubernetes objects: raw JSON by paths. A part that is missing or of an unexpected shape counts as
+//! absent, and causes no error.
 //!
 //! Not here: what follows from it ([`crate::review`], [`api::net::pool`]).
 
@@ -15,7 +15,7 @@ pub const STAMP: &str = "kubemacpool.io/transaction-timestamp";
 pub const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 /// Annotation of pods: to what they were attached.
 pub const NETWORK_STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
-/// Finalizer of releases before 0.20, which nobody removes any more.
+/// Finalizer of releases before 0.20, which no component removes any more.
 pub const LEGACY_FINALIZER: &str = "k8s.v1.cni.cncf.io/kubeMacPool";
 
 /// Where an instance's specification is in a VirtualMachine.
@@ -23,7 +23,7 @@ pub const TEMPLATE: &str = "/spec/template/spec";
 /// Where a specification of an instance has its interfaces.
 pub const INTERFACES: &str = "/domain/devices/interfaces";
 
-/// What an interface says of its address.
+/// The address in an interface's specification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Address<'a> {
     /// Nothing.
@@ -100,7 +100,7 @@ fn text<'a>(value: &'a Value, key: &str) -> Option<&'a str> {
     value.get(key)?.as_str().filter(|text| !text.is_empty())
 }
 
-/// The name of the instance whose pod this is.
+/// The name of the instance that the pod belongs to.
 pub fn guest_of(pod: &Value) -> Option<&str> {
     let owners = pod.pointer("/metadata/ownerReferences")?.as_array()?;
     owners.iter().find_map(|owner| {
@@ -124,14 +124,14 @@ pub fn stamp_text(stamp: Stamp) -> String {
     Timestamp::from_nanosecond(stamp.into()).unwrap_or(Timestamp::MAX).to_string()
 }
 
-/// What the pool has to know of an object that is there.
+/// The facts about an existing object.
 #[derive(Clone, Debug)]
 pub struct Seen {
-    /// Whose it is.
+    /// Its owner.
     pub owner: Owner,
     /// Up to which promise it is what was promised.
     pub stamp: Option<Stamp>,
-    /// What its name was made of by the API server.
+    /// The prefix from which the API server generated its name.
     pub prefix: Option<Box<str>>,
     /// All addresses it names, managed or not; usable ones.
     pub macs: Vec<Mac>,

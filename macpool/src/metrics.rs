@@ -8,7 +8,7 @@ use serve::metrics::{Kind, Page};
 
 use crate::state::State;
 
-/// What is served.
+/// The routes of the metrics endpoint.
 pub(crate) fn routes(state: Arc<State>) -> Vec<Route> {
     vec![Route { path: "/metrics", body: Box::new(move || Ok(page(&state))) }]
 }
@@ -32,7 +32,7 @@ fn page(state: &State) -> String {
         "Given MAC addresses decided without the replica that has their block, as it did not answer in time";
     page.single("macpool_unanswered_addresses_total", Kind::Counter, help, count(&state.unanswered));
     page.single("macpool_reviews_total", Kind::Counter, "Reviews that were decided", count(&state.reviews));
-    page.single("macpool_addresses_held", Kind::Gauge, "MAC addresses that somebody holds", held);
+    page.single("macpool_addresses_held", Kind::Gauge, "MAC addresses in use", held);
     page.single("macpool_addresses_free", Kind::Gauge, "MAC addresses this replica could give out now", free);
     page.single("macpool_range_size", Kind::Gauge, "MAC addresses in the range", size);
     page.text()

@@ -1,5 +1,5 @@
-//! What a namespace decides: whether its objects are ours, by the live webhook's selector, and what becomes of an address
-//! that somebody else has, by its annotation.
+//! Decisions of a namespace: whether its objects are ours, by the live webhook's selector, and the policy for an address in
+//! use, by its annotation.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -12,10 +12,10 @@ use crate::error::{Error, Kind};
 /// Annotation of a namespace: its [`Policy`].
 pub const POLICY: &str = "macpool.ferrovirt.io/duplicates";
 
-/// What becomes of a given address that somebody else has.
+/// The policy for a given address that is in use already.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Policy {
-    /// It is allowed, with a warning; a collision of running guests is told.
+    /// It is allowed, with a warning; a collision of running guests is reported.
     #[default]
     Allow,
     /// The object is refused.
@@ -65,8 +65,8 @@ enum Operator {
 }
 
 impl Selector {
-    /// The namespace selector of one webhook of a MutatingWebhookConfiguration. Upstream's opt-out is `NotIn [ignore]`
-    /// under the webhook's name as key, its opt-in `In [allocate]`; any other selector means what Kubernetes says.
+    /// The namespace selector of one webhook of a MutatingWebhookConfiguration. Upstream's opt-out is `NotIn [ignore]` under
+    /// the webhook's name as key, its opt-in `In [allocate]`; any other selector has Kubernetes' meaning.
     ///
     /// # Errors
     /// [`Kind::Invalid`] when there is no such webhook, or its selector cannot be read.

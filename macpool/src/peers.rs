@@ -11,7 +11,7 @@
 //! No call waits for another's answer: they are written one behind the other. An answer that comes too late is thrown
 //! away, and the connection stays. So it does when certificates change; a new connection shows the newest.
 //!
-//! Not here: what becomes of an address whose replica does not answer ([`crate::webhook`]).
+//! Not here: the decision about an address whose replica does not answer ([`crate::webhook`]).
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -42,7 +42,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_millis(200);
 const MESSAGE_MAX: usize = 16 << 20;
 /// Connections at once.
 const CONNECTIONS: usize = 64;
-/// How long somebody who connects may take to show who he is.
+/// Timeout of a client's TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(2);
 /// How long a connection stays without a call.
 const IDLE: Duration = Duration::from_secs(120);
@@ -54,7 +54,7 @@ const CALLS: usize = 64;
 /// A question to another replica.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Call {
-    /// Keeps addresses for an object, as far as nobody else has them.
+    /// Reserves addresses for an object, as far as no other object has them.
     Keep(Keep),
     /// Answers a review with addresses of its own.
     Review {
@@ -67,7 +67,7 @@ pub(crate) enum Call {
     },
 }
 
-/// Addresses and who wants them.
+/// Addresses and the object that requests them.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Keep {
     /// The addresses.
@@ -84,7 +84,7 @@ pub(crate) struct Keep {
     pub(crate) stamp: Stamp,
     /// Whether it is only tried.
     pub(crate) dry_run: bool,
-    /// What becomes of the object when somebody else has one of them.
+    /// The policy when another object has one of them.
     pub(crate) policy: Policy,
 }
 
@@ -107,7 +107,7 @@ impl Keep {
 /// The answer.
 #[derive(Debug, Serialize, Deserialize)]
 enum Said {
-    /// Whether somebody else has each of the addresses.
+    /// Whether another object has each of the addresses.
     Kept(Vec<bool>),
     /// An AdmissionReview, if it allows.
     Reviewed(Option<String>),
@@ -157,7 +157,7 @@ pub(crate) async fn serve(listener: TcpListener, state: Arc<State>) {
     }
 }
 
-/// Answers the calls of a connection whose client shows the shared certificate.
+/// Answers the calls of a connection with a client that presents the shared certificate.
 async fn answer_all(stream: TcpStream, material: Material, state: &State, slot: &Arc<Slot>) {
     let accepted = tokio::time::timeout(HANDSHAKE, TlsAcceptor::from(material.peers).accept(stream)).await;
     let Ok(Ok(mut stream)) = accepted else { return };
@@ -207,7 +207,7 @@ fn answer(state: &State, call: Call) -> Said {
 
 /// A call on its way.
 struct Asked {
-    /// What is written; gone, when nobody waits for the answer any more.
+    /// The bytes to write; gone, when the caller no longer waits for the answer.
     bytes: Weak<Vec<u8>>,
     /// Where the answer goes.
     answer: oneshot::Sender<Said>,
@@ -248,7 +248,7 @@ impl Peers {
         }
     }
 
-    /// Lets another replica answer a review, of whose addresses some are `taken`; `None` when it cannot either.
+    /// Has another replica answer a review, with some of its addresses `taken`; `None` when it cannot either.
     pub(crate) async fn review(
         &self,
         state: &Arc<State>,
@@ -305,7 +305,7 @@ impl Peers {
     }
 }
 
-/// Carries calls to a replica until nobody has any more. One whose connection ends before its answer comes gets none.
+/// Carries calls to a replica until the last caller is gone. A call whose connection ends before its answer gets none.
 async fn carry(
     state: Arc<State>,
     name: ServerName<'static>,
@@ -367,13 +367,13 @@ async fn write_calls(
     Ok(())
 }
 
-/// Gives answers to those who wait for them, in the order in which they asked.
+/// Gives answers to their callers, in the order of the calls.
 async fn read_answers(mut reader: impl AsyncRead + Unpin, waiting: &Waiting) -> io::Result<()> {
     loop {
         let said = read::<Said>(&mut reader).await?;
         let next = waiting.lock().pop_front();
         let Some((_, answer)) = next else { return Err(io::Error::other("an answer to nothing")) };
-        // Who does not wait any more has decided without it.
+        // A caller that no longer waits has decided without it.
         let _late = answer.send(said);
     }
 }
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_for_an_object_is_all_or_nothing_where_duplicates_are_rejected() {
+    fn reservations_are_all_or_nothing_where_duplicates_are_rejected() {
         let all = macs([1, 2, 3]);
         for (policy, dry_run, kept) in [
             (Policy::Allow, false, [true, true, true]),
@@ -472,7 +472,7 @@ mod tests {
             };
             assert_eq!(reply.is_some(), allowed);
         }
-        // One that has not heard of all objects yet says nothing.
+        // A replica that has not read all objects yet gives no answer.
         let ready = state("a");
         let (pool, ledger) = {
             let known = ready.lock();
@@ -520,7 +520,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_answer_that_comes_too_late_is_nobody_elses_and_ends_nothing() {
+    async fn a_late_answer_goes_to_no_other_call_and_ends_nothing() {
         let state = state("a");
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
@@ -534,7 +534,7 @@ mod tests {
                 stream
             } => stream,
         };
-        // Nobody waits for the first answer any more; the second question comes on the same connection.
+        // The caller of the first call is gone; the second call uses the same connection.
         let (answers, ()) = tokio::join!(peers.keep(&state, &address, keep(2)), async {
             read::<Call>(&mut stream).await.unwrap();
             say(&mut stream, Said::Kept(vec![true])).await;
@@ -553,7 +553,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_does_not_show_the_certificate_keeps_no_replica_out() {
+    async fn clients_without_the_certificate_block_no_replica() {
         let state = state("a");
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -574,7 +574,7 @@ mod tests {
     #[tokio::test]
     async fn a_replica_that_does_not_answer_is_not_waited_for_long() {
         let state = state("a");
-        // It listens, and never says a word.
+        // It listens, and never answers.
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let many: Vec<Mac> = macs([1, 2, 3, 4]).into_iter().cycle().take(256).collect();

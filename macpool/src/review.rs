@@ -49,7 +49,7 @@ pub struct Review {
     draft: Draft,
 }
 
-/// What an object asks for.
+/// The request of an object.
 #[derive(Debug)]
 enum Draft {
     /// Nothing.
@@ -98,19 +98,19 @@ enum Wish {
     Noted(Mac),
 }
 
-/// What the replica that has the address's block says.
+/// The answer of the replica that owns the address's block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// It is free, and kept for this object now.
     Free,
-    /// Somebody else has it.
+    /// Another object has it.
     Taken,
 }
 
-/// What decides beside the object and the pool.
+/// The inputs of a decision other than the object and the pool.
 #[derive(Debug)]
 pub struct Circumstances<'a> {
-    /// What becomes of an address that somebody else has.
+    /// The policy for an address in use.
     pub policy: Policy,
     /// Now, for the object's annotation.
     pub stamp: Stamp,
@@ -118,7 +118,7 @@ pub struct Circumstances<'a> {
     pub now: Duration,
     /// Whether addresses may be given out at all.
     pub may_give: bool,
-    /// What other replicas said of addresses in their blocks.
+    /// Answers of other replicas about addresses in their blocks.
     pub answers: &'a HashMap<Mac, Answer>,
 }
 
@@ -213,7 +213,7 @@ impl Wants {
             Wish::Given(_, mac, _) | Wish::Noted(mac) => Some(*mac),
             Wish::Any(_) => None,
         });
-        // What is not to be found for another interface of the same object.
+        // Addresses that another interface of the same object must not have.
         let mut taken: Vec<Mac> = self.kept.iter().copied().chain(given).collect();
         let mut written = self.restored.clone();
         let mut promised = Vec::new();
@@ -245,7 +245,7 @@ impl Wants {
                         continue;
                     }
                     reply.duplicates.push(mac);
-                    // Whom people may see is told to them.
+                    // The name of an object is revealed to users of its own namespace only.
                     let by = other.filter(|other| other.namespace == self.owner.namespace);
                     let by = by.map_or_else(String::new, |other| format!(" by {other}"));
                     match circumstances.policy {
@@ -322,7 +322,7 @@ fn address_patches(networks: Option<Vec<Value>>, written: &[(usize, Mac)]) -> Ve
     vec![json!({"op": "replace", "path": path, "value": text})]
 }
 
-/// What is the same of every request.
+/// The common parts of every request.
 struct Request<'a> {
     object: &'a Value,
     old: Option<&'a Value>,
@@ -455,7 +455,7 @@ fn machine(request: &Value, uid: &str) -> Draft {
     Draft::Want(Box::new(Wants { owner, dry_run, stamp, stamped, kept, restored, wishes, networks: None }))
 }
 
-/// What an interface of this name had before.
+/// The previous address of an interface of this name.
 fn before(old: &[manifest::Interface<'_>], interface: &manifest::Interface<'_>) -> Option<Mac> {
     let same = old.iter().filter(|old| old.name.is_some() && old.name == interface.name);
     same.filter_map(manifest::Interface::mac).find(|mac| mac.is_usable())
@@ -526,7 +526,7 @@ impl Reply {
         &self.patch
     }
 
-    /// Addresses that the object brought and somebody else had.
+    /// Addresses from the object's manifest that are in use by another.
     pub fn duplicates(&self) -> &[Mac] {
         &self.duplicates
     }

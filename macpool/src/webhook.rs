@@ -42,9 +42,9 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 /// its way when the connection ends.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(150);
 
-/// What a request needs.
+/// The inputs of a request.
 pub(crate) struct Webhook {
-    /// What is known.
+    /// This replica's knowledge.
     pub(crate) state: Arc<State>,
     /// Other replicas.
     pub(crate) peers: Peers,
@@ -52,7 +52,7 @@ pub(crate) struct Webhook {
     long_bodies: Semaphore,
 }
 
-/// What a review asks for, as far as other replicas have to know.
+/// The requests of a review that concern other replicas.
 struct Wanted {
     owner: Owner,
     dry_run: bool,
@@ -93,7 +93,7 @@ impl Webhook {
         Self { state, peers, limits, long_bodies: Semaphore::new(LONG_BODIES) }
     }
 
-    /// Answers reviews until it is told to close, and those that are running then.
+    /// Answers reviews until it is asked to close, and those that are running then.
     pub(crate) async fn serve(self: Arc<Self>, listener: TcpListener, closing: watch::Receiver<bool>) {
         let tls: Arc<dyn Current> = Arc::new(Certificate(self.state.clone()));
         serve::server::serve(listener, Some(tls), self.limits, self, closing).await;
@@ -187,7 +187,7 @@ impl Webhook {
         json(reply.document().to_string())
     }
 
-    /// Asks the replicas in whose blocks the given addresses are, each once and all at the same time.
+    /// Asks the replicas that own the blocks of the given addresses, each once and all at the same time.
     async fn ask(&self, wanted: &Wanted) -> HashMap<Mac, Answer> {
         let Wanted { owner, dry_run, given } = wanted;
         let (policy, asks) = {
@@ -217,14 +217,14 @@ impl Webhook {
         join_all(asked).await.into_iter().flatten().collect()
     }
 
-    /// What is known here decides about addresses in the blocks of a replica that does not answer.
+    /// Decides by this replica's knowledge about addresses in the blocks of a replica that does not answer.
     fn unanswered(&self, macs: &[Mac], owner: &Owner, replica: &str) {
         self.state.unanswered.fetch_add(macs.len() as u64, Ordering::Relaxed);
         let macs = macs.iter().map(Mac::to_string).collect::<Vec<_>>().join(",");
         tracing::info!(%macs, object = %owner, replica, "decided here, as the replica that has the block does not answer");
     }
 
-    /// Lets another replica answer, which is told what we know of the given addresses; so they are kept here, too.
+    /// Has another replica answer, with our knowledge of the given addresses; so they are reserved here, too.
     async fn elsewhere(
         &self,
         hook: Hook,
@@ -315,7 +315,7 @@ pub(crate) mod tests {
         ended: tokio::task::JoinHandle<()>,
     }
 
-    /// What a replica of this name knows that is ready, and shares its certificate with nobody.
+    /// The state of a ready replica of this name, with a certificate of its own.
     pub(crate) fn state(name: &str) -> Arc<State> {
         let hour = Duration::from_secs(3600);
         let intervals =
@@ -418,15 +418,15 @@ pub(crate) mod tests {
             ("no uid", post(MACHINES, b"{}"), 400),
             ("nothing", post(MACHINES, b""), 400),
             ("elsewhere", post("/", b"{}"), 404),
-            ("too long, as it says", post(MACHINES, &long), 413),
-            ("too long, without saying so", chunked, 413),
+            ("too long, announced", post(MACHINES, &long), 413),
+            ("too long, not announced", chunked, 413),
         ] {
             assert_eq!(served.ask(&request).await.0, status, "{what}");
         }
     }
 
     #[tokio::test]
-    async fn bodies_that_are_announced_and_do_not_come_hold_nobody_up() {
+    async fn announced_bodies_that_do_not_arrive_block_no_other_request() {
         let served = served().await;
         let mut silent = Vec::new();
         for _ in 0..8 {
@@ -459,7 +459,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn who_connects_and_says_nothing_makes_room_for_others() {
+    async fn idle_connections_are_closed_for_new_ones() {
         let served = served().await;
         let mut silent = Vec::new();
         for number in 0..PLACES * 3 {
@@ -470,7 +470,7 @@ pub(crate) mod tests {
             }
         }
         assert_eq!(served.ask(&post(MACHINES, &review())).await.0, 200);
-        // Those that came first were told to go.
+        // The oldest ones were closed.
         assert_eq!(silent[0].read(&mut [0]).await.unwrap_or_default(), 0);
         served.close.send_replace(true);
         drop(silent);
@@ -480,7 +480,7 @@ pub(crate) mod tests {
     #[tokio::test]
     async fn a_given_address_in_a_silent_replicas_blocks_is_decided_here() {
         let served = served().await;
-        // Two replicas that listen, and never say a word.
+        // Two replicas that listen, and never answer.
         let silent = [
             TcpListener::bind("127.0.0.1:0").await.unwrap(),
             TcpListener::bind("127.0.0.1:0").await.unwrap(),
@@ -511,12 +511,12 @@ pub(crate) mod tests {
         let (status, answer) = answered.unwrap();
         assert!(status == 200 && answer.contains("\"allowed\":true"), "{status} {answer}");
         assert_eq!(served.state.lock().pool.held(), crate::review::INTERFACES_MAX);
-        // It can be told which of them were decided so.
+        // The count of addresses that were decided so is known.
         assert_eq!(served.state.unanswered.load(Ordering::Relaxed), crate::review::INTERFACES_MAX as u64);
     }
 
     #[tokio::test]
-    async fn who_is_on_his_way_when_it_ends_is_answered() {
+    async fn requests_in_flight_at_shutdown_are_answered() {
         let served = served().await;
         let request = post(MACHINES, &review());
         let (first, rest) = request.split_at(request.len() / 2);

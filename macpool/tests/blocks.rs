@@ -34,7 +34,7 @@ fn count(runs: &[(Block, u64)]) -> u64 {
     runs.iter().map(|(_, count)| count).sum()
 }
 
-/// Reads, plans and writes without anybody between.
+/// Reads, plans and writes without interleaving.
 fn go(ledger: &mut Ledger, object: &mut Book, range: Range, free: u64, now: Duration) -> Option<Turn> {
     ledger.read(object.clone(), now).unwrap();
     let turn = ledger.turn(range, free, 7, now)?;
@@ -122,7 +122,7 @@ fn the_dead_are_taken_over_after_their_lease_and_the_unseen_are_not() {
 }
 
 #[test]
-fn who_says_that_he_leaves_is_followed_at_once() {
+fn blocks_of_a_replica_that_announces_its_end_are_taken_at_once() {
     let mut object = Book::default();
     let (mut a, mut b) = (ledger("a", "1"), ledger("b", "1"));
     assert!(a.leave().is_none(), "it has no line yet");
@@ -168,7 +168,7 @@ fn more_than_enough_goes_back() {
 }
 
 #[test]
-fn who_cannot_write_gives_for_a_while_and_then_stops() {
+fn a_replica_that_cannot_write_allocates_until_the_fence() {
     let mut object = Book::default();
     let mut a = ledger("a", "1");
     go(&mut a, &mut object, large(), 0, seconds(10));
@@ -269,7 +269,7 @@ fn run(events: Vec<Event>) -> Result<(), TestCaseError> {
                 }
                 version += 1;
                 object = turn.book.clone();
-                // Now and then the answer does not come: the next reading tells.
+                // Sometimes the answer is lost: the next reading shows it.
                 if number % 5 == 0 {
                     continue;
                 }

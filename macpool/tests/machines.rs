@@ -24,7 +24,7 @@ fn owner(name: &str) -> Owner {
 
 #[test]
 fn creating_gives_addresses_to_what_masquerades_or_is_on_multus() {
-    // What is asked for, what is written.
+    // The request, and the expected address.
     for (interfaces, expected) in [
         (json!([]), json!([])),
         (json!([{"name": "pod", "masquerade": {}}]), json!(["02:00:00:00:00:00"])),
@@ -93,7 +93,7 @@ fn nothing_but_addresses_and_the_stamp_is_touched() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_and_holds_nothing() {
+fn invalid_machines_are_refused_and_hold_nothing() {
     let bridge = |name: &str, address: &str| json!({"name": name, "bridge": {}, "macAddress": address});
     for (interfaces, why) in [
         (
@@ -156,7 +156,7 @@ fn an_address_that_another_machine_has() {
     }
 }
 
-/// What a person's file says stays in it: each time it is applied, the address is somebody else's.
+/// The address in a user's file stays there: each time the file is applied, the address is another object's.
 #[test]
 fn a_rewritten_address_stays_when_the_same_is_applied_again() {
     let mut pool = pool(RANGE.0, RANGE.1);
@@ -203,7 +203,7 @@ fn a_stamp_is_later_than_the_one_before() {
 }
 
 #[test]
-fn what_another_replica_says_counts() {
+fn answers_of_another_replica_count() {
     let five = mac("02:00:00:00:00:05");
     let request =
         create(&machine("a", json!([{"name": "a", "bridge": {}, "macAddress": "02:00:00:00:00:05"}])));
@@ -272,7 +272,7 @@ fn updating() {
                 assert_eq!(found, expected, "{what}");
             }
         }
-        // What it had is held until the new one is seen.
+        // The previous address is held until the new object is seen.
         assert!(had.iter().all(|mac| !pool.is_free(*mac)), "{what}");
         let macs: Vec<_> = found.as_array().unwrap().iter().filter_map(Value::as_str).map(mac).collect();
         pool.observe(&owner("a"), Some(STAMP), macs.clone());

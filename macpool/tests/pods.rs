@@ -83,7 +83,7 @@ fn a_guests_pod_is_left_to_its_machine_and_done_without_one() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn invalid_pods_are_refused() {
     for (text, why) in [
         (r#"[{"name":"a"},{"name":"b","mac":"02"}]"#.to_owned(), "network 1: \"02\""),
         (r#"[{"name":"b","mac":"01:00:00:00:00:00"}]"#.to_owned(), "multicast"),

@@ -24,7 +24,7 @@ pub(crate) fn mac(text: &str) -> Mac {
     Mac::parse(text).unwrap()
 }
 
-/// A pool all of whose blocks are ours, with the cursor at the range's start.
+/// A pool that owns all blocks, with the cursor at the range's start.
 pub(crate) fn pool(start: &str, end: &str) -> Pool {
     let range = Range::parse(start, end).unwrap();
     Pool::alone(range, WAIT, range.first().bits())
@@ -91,7 +91,7 @@ pub(crate) fn review(request: &Value) -> Value {
     json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request})
 }
 
-/// Asks, with what other replicas said.
+/// Sends a review, with other replicas' answers.
 pub(crate) fn ask_with(
     pool: &mut Pool,
     hook: Hook,
@@ -120,7 +120,7 @@ pub(crate) fn written(request: &Value, reply: &Reply) -> Value {
     object
 }
 
-/// Applies a JSON Patch (RFC 6902) of add, replace and remove, as strictly as the RFC says.
+/// Applies a JSON Patch (RFC 6902) of add, replace and remove, as strictly as the RFC requires.
 pub(crate) fn apply(object: &mut Value, patch: &[Value]) -> Result<(), String> {
     for one in patch {
         let path = one["path"].as_str().ok_or("no path")?;
