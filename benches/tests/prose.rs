@@ -43,12 +43,7 @@ const CLAUSES: &[&str] = &["what", "whatever"];
 
 /// Lines of comments, string literals and test names that match a pattern, by package: they only become fewer. A package
 /// without a line has none.
-const ALLOWED: &[(&str, [usize; 3])] = &[
-    ("lib/virt", [75, 2, 5]),
-    ("macpool", [187, 8, 19]),
-    ("operator", [199, 0, 12]),
-    ("virt-node/agent", [110, 2, 6]),
-];
+const ALLOWED: &[(&str, [usize; 3])] = &[("macpool", [109, 6, 4])];
 
 /// Counts of a package: lines of comments, string literals and test names; those that match, and the first few of them.
 #[derive(Debug, Default)]

@@ -9,7 +9,7 @@ use clap::{Args as Group, Parser, Subcommand, ValueEnum};
 #[derive(Debug, Parser)]
 #[command(name = "operator", version, about, after_help = EXAMPLES, arg_required_else_help = true)]
 pub struct Args {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -75,7 +75,7 @@ pub struct Run {
     /// Images of the worker programs; {program} stands for importer, uploadserver, virt-launcher, …
     #[arg(long, env = "IMAGE", value_name = "TEMPLATE", default_value = "localhost/ferrovirt:{program}")]
     pub image: String,
-    /// Areas whose controllers run here; all by default
+    /// Areas with controllers that run here; all by default
     #[arg(long = "area", value_name = "NAME")]
     pub areas: Vec<String>,
     /// Run guests without KVM on nodes that lack it; written to the KubeVirt object of a HyperConverged

@@ -2,7 +2,7 @@
 //! ConfigMap before a step that needs it. Two replicas that act at once meet in the Secret's resource version, and the
 //! slower one starts over.
 //!
-//! When a step is due is decided by [`serve::authority`] (pure). Not here: who trusts the bundle, what uses certificates.
+//! The time of a step is decided by [`serve::authority`] (pure). Not here: trust in the bundle, use of the certificates.
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;

@@ -1,4 +1,4 @@
-//! What the command line means, checked.
+//! The meaning of the command line, checked.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use crate::install::Settings;
 /// Names of the groups of controllers, which are also the ends of their leases' names.
 pub const AREAS: [&str; 4] = ["compute", "storage", "volumes", "platform"];
 
-/// Where the platform is installed unless told otherwise: the namespace that HyperConverged uses.
+/// Default namespace of the platform: the one that HyperConverged uses.
 pub const NAMESPACE: &str = "kubevirt-hyperconverged";
 
 /// Stands for a program's name in the template of images.
@@ -79,7 +79,7 @@ impl Config {
     }
 }
 
-/// What to print for `operator manifests`.
+/// The output of `operator manifests`.
 ///
 /// # Errors
 /// [`Kind::Usage`] for an image template without `{program}` and an invalid namespace.

@@ -120,7 +120,7 @@ fn run(arguments: &Run) -> Result<()> {
     })
     .map_err(failed("cannot watch for signals"))?;
     let ended = runtime.block_on(work(config, stop));
-    // What still runs is not waited for.
+    // Running tasks are not waited for.
     runtime.shutdown_background();
     ended
 }

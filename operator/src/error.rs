@@ -1,6 +1,6 @@
 //! The program's one error. What it means as an exit code is in [`crate::entry`].
 
-/// What went wrong.
+/// Kinds of error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The command line or the environment cannot be used.

@@ -37,7 +37,7 @@ impl Health {
         self.ready.store(ready, Ordering::Relaxed);
     }
 
-    /// From now on, `/readyz` says no.
+    /// From now on, `/readyz` fails.
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::Relaxed);
     }

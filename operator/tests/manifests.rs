@@ -1,4 +1,4 @@
-//! What `operator manifests` prints: complete, consistent in itself, no more rights than listed, and as recorded.
+//! The output of `operator manifests`: complete, consistent in itself, no more rights than listed, and as recorded.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

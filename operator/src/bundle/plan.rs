@@ -1,4 +1,4 @@
-//! What a support bundle consists of. Pure.
+//! The content of a support bundle. Pure.
 
 use std::path::PathBuf;
 
@@ -26,7 +26,7 @@ const fn of_cluster(group: &'static str, version: &'static str, plural: &'static
     Collection { name: plural, resource: Resource::cluster(group, version, plural), labels: "" }
 }
 
-/// What is collected in all namespaces. Secrets and ConfigMaps of users are not.
+/// Objects collected in all namespaces. Secrets and ConfigMaps of users are not.
 pub(super) fn everywhere() -> Vec<Collection> {
     let mut all: Vec<Collection> = api::definition::ALL
         .iter()
@@ -60,7 +60,7 @@ pub(super) fn everywhere() -> Vec<Collection> {
     all
 }
 
-/// What is collected in the platform's namespace.
+/// Objects collected in the platform's namespace.
 pub(super) fn of_platform() -> Vec<Collection> {
     vec![
         namespaced("", "v1", "pods"),

@@ -20,7 +20,7 @@ const ANNOTATIONS: [&str; 3] = [
     "cdi.kubevirt.io/storage.clone.token",
     "cdi.kubevirt.io/storage.extended.clone.token",
 ];
-/// What stands in place of a value.
+/// The replacement of a removed value.
 const REPLACED: &str = "(removed)";
 
 pub(super) fn redact(object: &mut Value) {

@@ -1,4 +1,4 @@
-//! What the compute controllers follow, and which of their keys a change concerns.
+//! The objects that the compute controllers follow, and the keys that a change concerns.
 //!
 //! ```text
 //! VM ───────────────► machine queue      claim, DataVolume ─► VMs and instances that name it
@@ -293,7 +293,7 @@ impl Caches {
         self.machines.by(self.machines_by_pool, uid).into_iter().map(|(_, machine)| machine).collect()
     }
 
-    /// Keys of the instances on a node whose guests have not ended.
+    /// Keys of the instances on a node with guests that have not ended.
     pub(super) fn on_node(&self, node: &str) -> Vec<Key> {
         self.instances.by(self.instances_by_node, node).into_iter().map(|(key, _)| key).collect()
     }
@@ -331,14 +331,14 @@ impl Caches {
         classes.map(|(key, _)| key.name().to_owned()).collect()
     }
 
-    /// What is behind volumes that are on claims.
+    /// The storage of volumes that are on claims.
     pub(super) fn storage(&self, namespace: &str, volumes: &[VolumeSource]) -> Storage {
         let named =
             volumes.iter().filter_map(|volume| Some((volume.claim()?, volume.data_volume().is_some())));
         self.storage_of(namespace, named)
     }
 
-    /// What is behind claims; with each, whether it is named as a DataVolume.
+    /// The storage of claims; with each, whether it is named as a DataVolume.
     pub(super) fn storage_of<'a>(
         &self,
         namespace: &str,

@@ -1,4 +1,4 @@
-//! What the controllers share at run time: client, caches, queues, settings, clock, events.
+//! State shared by the controllers at run time: client, caches, queues, settings, clock, events.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -13,7 +13,7 @@ use super::event::Event;
 use super::launcher::Settings;
 use crate::view::Meta;
 
-/// What the controllers share.
+/// State shared by the controllers.
 #[derive(Debug)]
 pub(super) struct Context {
     pub(super) client: Client,

@@ -52,8 +52,8 @@ pub(super) fn follow(client: &Client) -> Cache<KubeVirt> {
     Cache::<KubeVirt>::builder().start::<KubeVirt>(client, KUBEVIRTS, &Scope::all())
 }
 
-/// The settings now: `base`, and over it what the KubeVirt object says. There is one in a cluster; of several the first by
-/// name counts.
+/// The present settings: `base`, overridden by the KubeVirt object. There is one in a cluster; of several the first by name
+/// counts.
 pub(super) fn merged(base: &Settings, configuration: &Cache<KubeVirt>) -> Settings {
     let all = configuration.all();
     let first = all.iter().min_by(|(one, _), (other, _)| one.cmp(other));

@@ -17,7 +17,7 @@ pub(super) const HOSTPATH: &str = "hostpath-provisioner-admin-csi";
 /// Priority class of the platform's pods.
 pub(super) const PRIORITY: &str = "kubevirt-cluster-critical";
 
-/// What everything else is in.
+/// The namespace of everything else.
 pub(super) fn namespace(settings: &Settings) -> Vec<Value> {
     let mut namespace = object("v1", "Namespace", &settings.namespace, None);
     // The node agent and the CSI driver mount and wire networks: their pods are privileged. The label of run levels

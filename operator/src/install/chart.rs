@@ -4,7 +4,7 @@
 //! Helm. Custom resource definitions are templates that stay when the release is removed.
 //!
 //! Not in the chart: the namespace, which Helm needs before it installs anything, and the object HyperConverged, whose
-//! definition must exist first. NOTES.txt says how to make both.
+//! definition must exist first. NOTES.txt explains how to make both.
 
 use serde_json::{Value, json};
 
@@ -235,7 +235,7 @@ mod tests {
         &all.iter().find(|one| one.0 == path).unwrap_or_else(|| panic!("{path} is not in {names:?}")).1
     }
 
-    /// What Helm makes of a template, as far as the chart's own expressions go.
+    /// Helm's output for a template, as far as the chart's own expressions go.
     fn rendered(text: &str) -> String {
         let mut text = text.replace("{{ .Release.Namespace }}", "ns").replace("{{ \"{{\" }}", "{{");
         for (from, to) in [

@@ -149,7 +149,7 @@ fn operator() -> Vec<Value> {
         // Servers of uploads and clones: their Services, and Secrets with their certificates.
         rule("", &["services"], &["get", "list", "watch", "create", "delete"]),
         rule("", &["secrets"], &["create", "delete"]),
-        // What provisioners say about claims is listed.
+        // Events of provisioners about claims are listed.
         rule("", &["events"], &["create", "patch", "list"]),
         rule("events.k8s.io", &["events"], &["create", "patch"]),
         rule("apps", &["controllerrevisions"], &["get", "list", "watch", "create", "update", "delete"]),

@@ -2,7 +2,7 @@
 //! the installed kinds go.
 //!
 //! Kubernetes makes `admin` contain `edit`, and `edit` contain `view`; each role here lists what it adds and repeats
-//! what upstream repeats.
+//! the entries that upstream repeats.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! Follows `KubeVirt`, `CDI` and the components, and does what the plan says.
+//! Follows `KubeVirt`, `CDI` and the components, and carries out the plan.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

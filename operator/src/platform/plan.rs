@@ -51,7 +51,7 @@ pub struct Component {
     pub current: bool,
 }
 
-/// What the decision depends on.
+/// The inputs of the decision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Observed {
     /// The object.

@@ -1,6 +1,6 @@
-//! Who sends an aggregated request, and whether that user may: the front proxy's certificate and headers, then a
-//! SubjectAccessReview. The API server has authorized the request before; this is the second lock, for requests that do
-//! not come through it.
+//! Authenticates and authorizes an aggregated request: the front proxy's certificate and headers, then a
+//! SubjectAccessReview. The API server has authorized the request before; this is the second lock, for requests that do not
+//! come through it.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -48,7 +48,7 @@ impl Gate {
         Ok(self.client.may(user, access).await?.allowed)
     }
 
-    /// The user, if the request may do what its path says: `subresource` of an object of `resource`.
+    /// The user, if the request may do what its path names: `subresource` of an object of `resource`.
     pub(super) async fn admit(
         &self,
         call: &Call,

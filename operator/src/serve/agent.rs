@@ -28,7 +28,7 @@ const LABEL: &str = "kubevirt.io=virt-handler";
 const PORT: u16 = 8186;
 /// The name in an agent's certificate.
 pub(super) const NAME: &str = "virt-handler";
-/// What is agreed on for byte streams.
+/// The protocol of byte streams.
 const STREAM: &str = "ferrovirt-stream";
 /// How long connecting, and the head of an answer, may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

@@ -86,7 +86,7 @@ pub(super) async fn keep(config: &Config, site: &Arc<Site>, tls: &Arc<Live>, hea
             }
             Err(error) => tracing::warn!(error = error.chain(), "certificates cannot be kept; will retry"),
         }
-        // A replica whose certificate has ended would only break connections.
+        // A replica with an expired certificate would only break connections.
         let valid = used.as_ref().and_then(|found| found.store.leaves.get(SERVER));
         health.set_ready(valid.is_some_and(|leaf| leaf.identity.until == 0 || now() < leaf.identity.until));
         tracing::trace!(exposed = exposed.is_some(), "certificates were looked at");
@@ -114,7 +114,7 @@ fn write_ends(page: &mut Page, ends: &[(String, u64)]) {
     }
 }
 
-/// What the server and its clients use.
+/// The certificates of the server and its clients.
 #[derive(Debug, PartialEq)]
 struct Found {
     store: Store,

@@ -1,5 +1,5 @@
-//! The lists of groups, and the group subresources.kubevirt.io itself: discovery, OpenAPI, version, health. Served without authorization, as the
-//! API server and clients need them before they know who asks.
+//! The lists of groups, and the group subresources.kubevirt.io itself: discovery, OpenAPI, version, health. Served without
+//! authorization, as the API server and clients need them before they authenticate.
 
 use http::StatusCode;
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use super::{instance, machine, refused, status, upload, volume};
 pub(super) const GROUP: &str = "subresources.kubevirt.io";
 /// Its versions, the preferred one first.
 pub(super) const VERSIONS: [&str; 2] = ["v1", "v1alpha3"];
-/// What virtctl compares with its own version.
+/// The version that virtctl compares with its own.
 const LIKE: &str = "v1.9.0";
 
 fn group() -> Value {

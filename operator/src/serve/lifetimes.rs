@@ -61,7 +61,7 @@ mod tests {
             (["10m", "10m"], ["10m", "10m"], [5, 2, 5, 5]),
             // A certificate is replaced before its CA is.
             (["48h", "40h"], ["47h", "1h"], [1440, 720, 1440, 60]),
-            // What cannot be read counts as missing, what is too short as ten minutes.
+            // An unreadable value counts as missing, a too short one as ten minutes.
             (["soon", ""], ["1m", "0s"], [8064, 1008, 8, 2]),
         ] {
             assert_eq!(of(ca, server), expected, "{ca:?} {server:?}");

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! - [`certificates`]: own authority, published with its bundle; the server's certificate while it runs.
-//! - [`access`]: who asks, and whether that user may. [`status`]: refusals as Status objects.
-//! - [`discovery`]: what the API server and clients ask of the group itself.
+//! - [`access`]: authentication and authorization. [`status`]: refusals as Status objects.
+//! - [`discovery`]: requests of the API server and clients about the group itself.
 //! - [`upload`]: tokens for uploads. [`machine`], [`instance`], [`volume`], [`expand`], [`why`]: subresources;
 //!   [`refused`]: those that are refused. [`agent`]: requests and streams to the agent of a node.
 //! - [`mod@admission`]: what users may write, and the defaults they get. [`conversion`]: versions of HyperConverged.
@@ -48,7 +48,7 @@ use agent::Agents;
 /// Connections at once: consoles among them.
 const CONNECTIONS: usize = 1024;
 
-/// What handlers share.
+/// State shared by the handlers.
 struct Site {
     client: Client,
     /// Namespace of the installation.

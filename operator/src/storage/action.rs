@@ -1,5 +1,5 @@
-//! What a plan asks for. Every action is idempotent: repeating it after a crash changes nothing, and an action whose
-//! object has changed since it was read fails and is planned again.
+//! The actions of a plan. Every action is idempotent: repeating it after a crash changes nothing, and an action whose object
+//! has changed since it was read fails and is planned again.
 
 use std::collections::BTreeMap;
 
@@ -55,7 +55,7 @@ pub enum Action {
     },
     /// Delete an object if it is still the one that was looked at.
     Delete {
-        /// What.
+        /// The kind of object.
         kind: Kind,
         /// Namespace and name.
         key: (String, String),
@@ -87,9 +87,9 @@ pub enum Action {
         /// All of them.
         finalizers: Vec<String>,
     },
-    /// Delete an object whose name is made of an id and belongs to nobody else.
+    /// Delete an object with a name made of an id, which no other object shares.
     Forget {
-        /// What.
+        /// The kind of object.
         kind: Kind,
         /// Namespace and name.
         key: (String, String),

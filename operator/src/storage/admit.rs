@@ -19,7 +19,7 @@ const SOURCES: [&str; 9] = ["http", "s3", "gcs", "registry", "pvc", "upload", "b
 pub struct Cause {
     /// The field's path, such as `spec.source.http.url`.
     pub field: String,
-    /// What is wrong.
+    /// The defect.
     pub message: String,
 }
 
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_valid_passes() {
+    fn valid_volumes_pass() {
         let digits = "0".repeat(32);
         for source in [
             json!({"http": {"url": "https://a/b?c", "checksum": format!("md5:{digits}")}}),

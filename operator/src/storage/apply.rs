@@ -10,7 +10,7 @@ use super::resources::{self, CLAIMS, DATA_VOLUMES, PODS, VOLUMES};
 use super::seen::Meta;
 use super::written::{Collection, Written};
 
-/// What an action did.
+/// The result of an action.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Done {
     /// The object was written; this is what it is now.

@@ -94,10 +94,10 @@ impl SigningKeys {
         self.ring.sign(grant, now)
     }
 
-    /// What a client's token says.
+    /// The content of a client's token.
     ///
     /// # Errors
-    /// When it is not to be believed.
+    /// When it is not trusted.
     pub fn verify(&self, token: &str, now: u64) -> Result<Claims, TokenError> {
         trusted(&self.ring.published(), now).verify(token, now)
     }
@@ -111,17 +111,17 @@ impl SigningKeys {
         Signer::from_pem(&key.private)?.sign(grant, now, EXTENDED)
     }
 
-    /// What such a token says.
+    /// The content of such a token.
     ///
     /// # Errors
-    /// When it is not to be believed.
+    /// When it is not trusted.
     pub fn verify_extended(&self, token: &str, now: u64) -> Result<Claims, TokenError> {
         let public = self.extended.as_ref().map(|key| key.public.as_str()).unwrap_or_default();
         trusted(public, now).verify(token, now)
     }
 }
 
-/// The keys of a PEM text; none when it holds none, so that no token is believed.
+/// The keys of a PEM text; none when it holds none, so that no token is trusted.
 fn trusted(pem: &str, now: u64) -> Keys {
     let mut keys = Keys::default();
     keys.replace(PublicKey::all_from_pem(pem).unwrap_or_default(), &[], now);

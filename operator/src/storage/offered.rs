@@ -1,4 +1,4 @@
-//! What the storage offers, read from the API server: for webhooks, which keep no caches, and the claims that they render.
+//! The cluster's storage, read from the API server: for webhooks, which keep no caches, and the claims that they render.
 
 use cluster::{Client, Key, Result, Scope};
 use serde_json::Value;

@@ -22,7 +22,7 @@ pub struct Settings {
     pub overhead: Overhead,
     /// Overhead by class.
     pub class_overhead: BTreeMap<String, Overhead>,
-    /// Whether all blocks are reserved when a DataVolume does not say.
+    /// Whether all blocks are reserved by default.
     pub preallocation: bool,
     /// Registries that are spoken to without verification: `host` or `host:port`.
     pub insecure_registries: Vec<String>,

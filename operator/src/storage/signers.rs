@@ -189,7 +189,7 @@ mod tests {
         let server = signers.server("a.b.svc").unwrap();
         assert_eq!(server.trusted, clients.bundle());
         assert!(server.identity.certificate.contains("BEGIN CERTIFICATE"));
-        // A successor that was made this second is not known to everybody.
+        // A successor that was made this second is not known to all clients.
         let both = with_authority(&servers, SERVER_SIGNER, now);
         let by = |store: &Store| {
             let profile = server_profile("x");

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::seen::claim::Phase;
 use super::seen::{Claim, DataVolume, Source, text};
 
-/// What a DataSource names.
+/// The source that a DataSource names.
 #[derive(Clone, Copy, Debug)]
 pub struct Observed<'a> {
     /// The claim, if the source is one and it exists.
@@ -120,7 +120,7 @@ mod tests {
     const NONE: Observed<'_> = Observed { claim: None, volume: None, snapshot: None, referred: None };
 
     #[test]
-    fn a_data_source_says_whether_it_can_be_consumed() {
+    fn a_data_source_reports_whether_it_can_be_consumed() {
         let claim = Claim { phase: Phase::Bound, ..Claim::default() };
         let filling = DataVolume::from(&json!({"status": {"phase": "ImportInProgress"}}));
         let filled = DataVolume::from(&json!({"status": {"phase": "Succeeded"}}));

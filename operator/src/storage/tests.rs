@@ -63,7 +63,7 @@ struct Model {
     events: Vec<String>,
     /// Uids of claims that an importer has run on.
     imported: BTreeSet<String>,
-    /// The operator dies before the next write when this says so.
+    /// Whether the operator dies before the next write.
     mortal: bool,
     dice: Dice,
 }
@@ -471,7 +471,7 @@ fn a_claim_that_a_backup_restored_is_adopted_and_not_filled() {
 }
 
 #[test]
-fn a_claim_of_someone_else_is_left_alone() {
+fn a_foreign_claim_is_left_alone() {
     let mut model = Model::new(&json!({"blank": {}}), false, Binding::Immediate, true, 1);
     let foreign = json!({
         "kind": "PersistentVolumeClaim",

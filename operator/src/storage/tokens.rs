@@ -36,7 +36,7 @@ impl std::fmt::Debug for Key {
     }
 }
 
-/// What is to be done with the keys.
+/// The step for the keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Change {
     /// Nothing until this time.
@@ -81,7 +81,7 @@ impl Ring {
         Some(successor.made.saturating_add(ANNOUNCED).saturating_add(RETIRED))
     }
 
-    /// What is to be done.
+    /// The next step.
     pub fn change(&self, now: u64) -> Change {
         let Some(newest) = self.0.last() else { return Change::Make };
         if (0..self.0.len()).any(|index| self.end(index).is_some_and(|end| end < now)) {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use cluster::Key;
 
-/// After so long the cache is taken as it is: the object may have been deleted by someone else.
+/// After so long the cache is taken as it is: another client may have deleted the object.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Collections that are written to.
@@ -21,7 +21,7 @@ pub enum Collection {
     Workers,
 }
 
-/// What the cache of a collection has to show.
+/// The state that the cache of a collection has to show.
 #[derive(Clone, Copy, Debug)]
 enum Expected {
     /// This version of the object, or a later one.

@@ -85,7 +85,7 @@ pub(crate) struct VolumeSnapshotStatus {
 }
 
 impl Machine {
-    /// What the VM refers to, and what its status says about it.
+    /// The flavor that the VM refers to, and its entry in the status.
     pub(crate) fn flavor(&self, which: Which) -> (Option<&FlavorReference>, Option<&FlavorStatus>) {
         let (spec, status) = (&self.spec, &self.status);
         match which {

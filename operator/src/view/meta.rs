@@ -89,7 +89,7 @@ pub(crate) fn is_true<'a>(conditions: &'a [Condition], kind: &str) -> Option<&'a
     condition(conditions, kind).filter(|condition| condition.status == "True")
 }
 
-/// The reason of a condition whose status is `False`; empty if it gives none.
+/// The reason of a condition with the status `False`; empty if it gives none.
 pub(crate) fn is_false<'a>(conditions: &'a [Condition], kind: &str) -> Option<&'a str> {
     let found = condition(conditions, kind).filter(|condition| condition.status == "False")?;
     Some(found.reason.as_deref().unwrap_or_default())

@@ -55,7 +55,7 @@ pub(crate) struct ContainerStatus {
     pub(crate) state: ContainerState,
 }
 
-/// What a container does: one of these.
+/// The state of a container: one of these.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(crate) struct ContainerState {

@@ -1,4 +1,4 @@
-//! What was typed, and the environment of the DaemonSet `virt-handler`. What it means is [`crate::config`]'s.
+//! The command line, and the environment of the DaemonSet `virt-handler`. [`crate::config`] holds their meaning.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -68,7 +68,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIRECTORY", value_delimiter = ',', default_value = "/opt/cni/bin")]
     cni_path: Vec<PathBuf>,
 
-    /// Namespaces whose NetworkAttachmentDefinitions VMs of all namespaces may use, beside `default`; `*`: all
+    /// Namespaces with NetworkAttachmentDefinitions that VMs of all namespaces may use, in addition to `default`; `*`: all
     #[arg(long, value_name = "NAMESPACE", value_delimiter = ',')]
     shared_network_namespaces: Vec<String>,
 
@@ -109,7 +109,7 @@ impl Args {
         Self::try_parse_from(arguments)
     }
 
-    /// What was typed, checked.
+    /// The checked command line.
     ///
     /// # Errors
     /// [`Kind::Usage`] for a value that cannot be.

@@ -1,4 +1,4 @@
-//! What the process is to do, after [`crate::args`] was checked.
+//! The configuration of the process, after [`crate::args`] was checked.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ pub(crate) struct Config {
     pub(crate) node: String,
     /// The kubelet's directory.
     pub(crate) kubelet: PathBuf,
-    /// What the agent keeps between its starts.
+    /// State that the agent keeps between its starts.
     pub(crate) state: PathBuf,
     /// Address of the streams and power commands.
     pub(crate) listen: SocketAddr,
@@ -40,7 +40,7 @@ pub(crate) struct Config {
     pub(crate) cni: Option<(PathBuf, PathBuf)>,
     /// The node's folders of network plugins, in the order they are looked through.
     pub(crate) plugins: Vec<PathBuf>,
-    /// Namespaces whose NetworkAttachmentDefinitions VMs of all namespaces may use, beside `default`.
+    /// Namespaces with NetworkAttachmentDefinitions that VMs of all namespaces may use, in addition to `default`.
     pub(crate) shared: Vec<String>,
     /// Namespace of the CSI driver's DaemonSet.
     pub(crate) storage_namespace: String,

@@ -1,19 +1,19 @@
-//! The agent's error. Not here: what a status, an event or an HTTP answer says of it.
+//! The agent's error. Not here: its form in a status, an event or an HTTP answer.
 
-/// What went wrong, as far as somebody acts differently on it.
+/// Kinds of error that callers handle differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Invalid arguments or environment: the process ends with code 2.
     Usage,
     /// The guest's own objects or files are wrong; trying again changes nothing until they change.
     Content,
-    /// A file of a pod is not of the type it has to be: a symbolic link, a FIFO, somebody else's process.
+    /// A file of a pod is not of the expected type: a symbolic link, a FIFO, another process.
     Untrusted,
     /// The kubelet does not answer or refuses.
     Kubelet,
     /// The API server does not answer or refuses.
     Cluster,
-    /// What was decided on is not true any more: decide again.
+    /// The facts of a decision have changed: decide again.
     Stale,
     /// The launcher does not answer or refuses.
     Launcher,
@@ -26,7 +26,7 @@ pub enum Kind {
     pub struct Error(Kind);
 }
 
-/// What the agent's functions return.
+/// The result of the agent's functions.
 pub(crate) type Result<T> = std::result::Result<T, Error>;
 
 impl Error {

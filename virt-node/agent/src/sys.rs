@@ -9,7 +9,7 @@ use rustix::thread::{UnshareFlags, unshare_unsafe};
 /// Gives this thread a working directory and root of its own, so that it may enter another mount namespace.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error.
 pub(crate) fn own_root() -> io::Result<()> {
     // SAFETY: only `UnshareFlags::FILES` has demands on its caller.
     Ok(unsafe { unshare_unsafe(UnshareFlags::FS) }?)
@@ -19,7 +19,7 @@ pub(crate) fn own_root() -> io::Result<()> {
 /// without devices unless `devices`.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error.
 pub(crate) fn seal(mount: impl AsFd, write: bool, devices: bool) -> io::Result<()> {
     let attributes = libc::mount_attr {
         attr_set: libc::MOUNT_ATTR_NOSUID

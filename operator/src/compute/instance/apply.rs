@@ -23,7 +23,7 @@ const DEFINITIONS: Resource = Resource::namespaced("k8s.cni.cncf.io", "v1", "net
 /// Annotation of a definition with the resource that pods on its network need.
 const RESOURCE_NAME: &str = "k8s.v1.cni.cncf.io/resourceName";
 
-/// What is read of a definition.
+/// The fields read from a definition.
 #[derive(Deserialize)]
 struct Definition {
     #[serde(default)]
@@ -183,7 +183,7 @@ async fn act(
 
 /// Why a step was not done.
 enum Failed {
-    /// What was observed is old.
+    /// The observation is outdated.
     Behind,
     /// `again`: it may succeed without a change of the instance.
     Refused { message: String, again: bool },
@@ -199,7 +199,7 @@ impl From<cluster::Error> for Failed {
     }
 }
 
-/// Creates a pod; says whether it did not exist.
+/// Creates a pod; returns whether it did not exist.
 async fn create(context: &Context, observed: &Observed<'_>, purpose: Purpose) -> Result<bool, Failed> {
     let meta = &observed.instance.metadata;
     let Some(whole) = context.whole(INSTANCES, meta).await? else { return Err(Failed::Behind) };

@@ -89,7 +89,7 @@ pub(super) struct Plan {
     pub(super) steps: Vec<Step>,
 }
 
-/// What stands between a pending instance and its pod.
+/// The obstacle between a pending instance and its pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Storage {
     /// Nothing.
@@ -214,7 +214,7 @@ fn gone(observed: &Observed<'_>, steps: &mut Vec<Step>) -> (Phase, Option<&'stat
     (Phase::Failed, observed.node_unresponsive().then_some("NodeUnresponsive"))
 }
 
-/// The pod of a placed instance ended. The agent, which knows how the guest ended, is given time to say it.
+/// The pod of a placed instance ended. The agent, which knows how the guest ended, is given time to report it.
 fn down(observed: &Observed<'_>, pod: &Pod, steps: &mut Vec<Step>) -> (Phase, Option<&'static str>) {
     let terminated = pod.compute().and_then(|compute| compute.state.terminated.as_ref());
     let finished = terminated.and_then(|terminated| clock::seconds(terminated.finished_at.as_deref()?));

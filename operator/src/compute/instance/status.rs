@@ -154,7 +154,7 @@ fn ready(observed: &Observed<'_>, launcher: Option<&Pod>, phase: &str, all: &mut
         return no("GuestNotRunning", "Guest VM is not reported as running");
     }
     if paused {
-        // As the pod's readiness gate of KubeVirt says it.
+        // The text of KubeVirt's readiness gate of the pod.
         let message = "the status of pod readiness gate \"kubevirt.io/virtual-machine-unpaused\" is not \"True\", but False";
         return no("ReadinessGatesNotReady", message);
     }

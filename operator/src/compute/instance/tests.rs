@@ -49,7 +49,7 @@ fn ended(phase: &str, seconds_ago: u64) -> Value {
     pod
 }
 
-/// What is observed, by its JSON.
+/// The observation, as JSON.
 #[derive(Clone)]
 struct Scene {
     instance: Value,
@@ -313,7 +313,7 @@ fn conditions(scene: &Scene, error: Option<&CreateError>) -> Vec<String> {
 }
 
 #[test]
-fn conditions_say_what_an_instance_waits_for() {
+fn conditions_report_why_an_instance_waits() {
     let claim = || Some(json!({"status": {"phase": "Pending"}}));
     let waiting = |reason: &str| {
         let mut pod = pod("Pending", false);

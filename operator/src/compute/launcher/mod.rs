@@ -43,7 +43,7 @@ const GRACE: u64 = 30;
 /// Annotation that leaves Velero's hooks out.
 const SKIP_HOOKS: &str = "kubevirt.io/skip-backup-hooks";
 
-/// What the platform's configuration says about launcher pods.
+/// The platform's configuration of launcher pods.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Settings {
     /// Image of virt-launcher.
@@ -76,7 +76,7 @@ impl Default for Settings {
     }
 }
 
-/// What a pod is for.
+/// The purpose of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// Running the guest.
@@ -85,7 +85,7 @@ pub(super) enum Purpose {
     Provision,
 }
 
-/// What objects outside of the instance say about its pod.
+/// Facts about the pod from objects other than the instance.
 pub(super) struct Facts<'a> {
     /// Which claims are block devices.
     pub(super) is_block: &'a (dyn Fn(&str) -> bool + Sync),
@@ -207,7 +207,7 @@ pub(super) fn pod(
     }))
 }
 
-/// What restricted Pod Security asks of every container.
+/// The requirements of restricted Pod Security for every container.
 fn container_security() -> Value {
     json!({
         "allowPrivilegeEscalation": false, "runAsNonRoot": true, "runAsUser": QEMU, "runAsGroup": QEMU,

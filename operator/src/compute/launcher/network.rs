@@ -1,4 +1,4 @@
-//! What of an instance's networks is in its pod: annotations for Multus and Istio, and ports.
+//! The part of an instance's networks that is in its pod: annotations for Multus and Istio, and ports.
 //!
 //! virt-agent attaches networks that the pod's network status does not show, so Multus may be absent.
 

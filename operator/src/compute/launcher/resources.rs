@@ -1,4 +1,4 @@
-//! Resources of container `compute`: the guest's, what QEMU and the launcher need beside them, and devices.
+//! Resources of container `compute`: the guest's, the overhead of QEMU and the launcher, and devices.
 
 use api::kubevirt::VirtualMachineInstanceSpec;
 use api::quantity;
@@ -37,7 +37,7 @@ pub(super) fn vcpus(spec: &VirtualMachineInstanceSpec) -> u64 {
     cpu.and_then(|cpu| cpu.bytes().ok()).unwrap_or(1).max(1)
 }
 
-/// Bytes that QEMU and the launcher need beside the guest's memory.
+/// Bytes that QEMU and the launcher need in addition to the guest's memory.
 pub(super) fn overhead(spec: &VirtualMachineInstanceSpec, memory: u64, settings: &Settings) -> u64 {
     let devices = &spec.domain.devices;
     let mut bytes = memory / PAGE_TABLES + LAUNCHER + QEMU + VCPU * vcpus(spec) + IO_THREADS;

@@ -22,7 +22,7 @@ const BINARY_VOLUME: &str = "virt-bin-share-dir";
 /// Where containers see it.
 const BINARY_DIRECTORY: &str = "/var/run/kubevirt-container-disk-bin";
 
-/// What the pod has of an instance's volumes.
+/// The pod's part of an instance's volumes.
 #[derive(Debug, Default)]
 pub(super) struct Storage {
     pub(super) volumes: Vec<Value>,

@@ -1,4 +1,4 @@
-//! Launcher pods of typical instances, compared whole with `golden/`. `FERROVIRT_WRITE_GOLDEN=1` writes the files anew: read
+//! Launcher pods of typical instances, compared whole with `golden/`. `FERROVIRT_WRITE_GOLDEN=1` rewrites the files: read
 //! the difference before committing it.
 
 use std::path::Path;

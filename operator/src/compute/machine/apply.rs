@@ -58,7 +58,7 @@ pub(in crate::compute) async fn reconcile(context: &Context, key: &Key) -> Outco
             }
             // The caches are behind; their next change leads here again.
             Err(error) if error.is_conflict() => return Outcome::Retry,
-            // Gone meanwhile. A create that finds no such kind or namespace is a failure like others.
+            // Deleted in between. A create that finds no such kind or namespace is a failure like others.
             Err(error) if error.is_not_found() && !creates(step) => return Outcome::Retry,
             Err(error) => {
                 let text = error.status().map_or_else(|| error.chain(), |status| status.message.clone());
@@ -74,7 +74,7 @@ pub(in crate::compute) async fn reconcile(context: &Context, key: &Key) -> Outco
             }
         }
     }
-    // What a step changed is observed with the next change; a status of before would only be written twice.
+    // The effect of a step is observed with the next change; a status from before it would only be written twice.
     if acted && !failed {
         return Outcome::Done;
     }

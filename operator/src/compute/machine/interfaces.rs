@@ -72,8 +72,8 @@ pub(super) fn leave_out(now: &mut Value, then: &mut Value, instance: &Value) {
 mod tests {
     use super::*;
 
-    /// A guest's spec with interfaces of these names: `p` is on the pod network; `!` marks one that is absent,
-    /// `-` one whose link is down.
+    /// A guest's spec with interfaces of these names: `p` is on the pod network; `!` marks one that is absent, `-` one with
+    /// its link down.
     fn spec(names: &[&str]) -> Value {
         let interface = |text: &&str| {
             let name = text.trim_start_matches(['!', '-']);

@@ -1,4 +1,4 @@
-//! VirtualMachines: when they have an instance, and what their status says.
+//! VirtualMachines: when they have an instance, and their status.
 
 mod apply;
 mod authorize;

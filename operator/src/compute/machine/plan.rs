@@ -63,7 +63,7 @@ pub(super) enum Step {
     Wait(u64),
 }
 
-/// Why a VM is not acted on, as its condition Failure says it.
+/// The reason why a VM is not acted on, for its condition Failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Failure {
     pub(super) reason: &'static str,
@@ -160,7 +160,7 @@ pub(super) fn plan(observed: &Observed<'_>) -> Plan {
     let unkept: Vec<Step> =
         Which::BOTH.into_iter().filter(|which| !is_kept(machine, *which)).map(Step::KeepFlavor).collect();
     if !unkept.is_empty() {
-        // Everything else depends on what they say, and a VM keeps the revisions that it has seen first.
+        // Everything else depends on them, and a VM keeps the revisions that it has seen first.
         steps.extend(unkept);
         return Plan { steps, failure: None };
     }
@@ -182,7 +182,7 @@ pub(super) fn plan(observed: &Observed<'_>) -> Plan {
             machine::Step::SwitchOn => steps.push(Step::RunAlways),
             machine::Step::QueueStart => steps.push(Step::QueueStart),
             machine::Step::Wait(time) => steps.push(Step::Wait(time)),
-            // The status says these once their effect is seen; garbage collection does the others.
+            // The status reports these once their effect is seen; garbage collection does the others.
             machine::Step::DropStart
             | machine::Step::Follow
             | machine::Step::RemoveNetworks
@@ -214,7 +214,7 @@ fn paused(observed: &Observed<'_>) -> bool {
     start.is_some_and(|request| request.data.get("paused").is_some_and(|value| value == "true"))
 }
 
-/// What this release cannot do for a VM.
+/// Features of a VM that this release does not support.
 fn refusal(observed: &Observed<'_>) -> Option<Failure> {
     let machine = observed.machine;
     let failure = |reason, message: String| Some(Failure { reason, message });

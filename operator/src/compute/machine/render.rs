@@ -82,8 +82,8 @@ pub(super) fn flavored(machine: &Value, flavor: &Flavor) -> Result<Value, String
     Ok(made)
 }
 
-/// What a guest knows its machine by stays over restarts: firmware UUID and MAC addresses come from the VM's uid where
-/// neither a user nor admission set them.
+/// The identity of a guest stays over restarts: firmware UUID and MAC addresses come from the VM's uid where neither a user
+/// nor admission set them.
 fn identity(spec: &mut Value, uid: &str) {
     if spec.pointer("/domain/firmware/uuid").is_none() {
         if !spec["domain"]["firmware"].is_object() {
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn instance_carries_its_instance_type_and_says_so() {
+    fn instance_carries_its_instance_type_and_reports_it() {
         let mut machine = machine();
         machine["spec"]["instancetype"] =
             json!({"name": "u1.small", "kind": "VirtualMachineClusterInstancetype"});

@@ -12,10 +12,10 @@ use virt::machine::{Strategy, spread};
 /// Conditions that the VM controller decides on; all others are the instance's.
 const OWN: [&str; 4] = ["Ready", "Failure", "RestartRequired", "ManualRecoveryRequired"];
 
-/// What the status says beside what was observed.
+/// Inputs of the status other than the observation.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Outcome {
-    /// What the last step failed with, or why there is none.
+    /// The failure of the last step, or the reason why there is none.
     pub(super) failure: Option<Failure>,
     /// An instance was created that was not observed.
     pub(super) creating: bool,

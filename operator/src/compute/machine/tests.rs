@@ -248,7 +248,7 @@ fn guest_shutdown_restarts_always_only() {
 }
 
 #[test]
-fn crash_of_a_running_guest_restarts_at_once_where_the_strategy_says_so() {
+fn crash_of_a_running_guest_restarts_at_once_under_such_a_strategy() {
     for (strategy, restarts) in
         [("Always", true), ("RerunOnFailure", true), ("Once", false), ("Manual", false)]
     {
@@ -410,7 +410,7 @@ fn data_volume_is_filled_before_the_start() {
 }
 
 #[test]
-fn what_is_not_supported_is_refused_by_its_path() {
+fn unsupported_features_are_refused_by_path() {
     let mut world = World::new("Halted");
     world.machine["spec"] = json!({"runStrategy": "WaitAsReceiver", "template": {"spec": {}}});
     world.settle();

@@ -1,4 +1,4 @@
-//! Marks nodes whose agent is silent, and has the instances there looked at.
+//! Marks nodes with a silent agent, and has the instances there reconciled.
 
 use std::time::Duration;
 

@@ -5,7 +5,7 @@ use crate::view::Node;
 /// Seconds after which an agent without a heartbeat counts as silent.
 pub(in crate::compute) const SILENT: u64 = 300;
 
-/// What is to be done for a node.
+/// The step for a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::compute) enum Step {
     /// Label the node unschedulable and record the event NodeUnresponsive.

@@ -1,4 +1,4 @@
-//! Follows `HyperConverged`, its children and the nodes, and does what the plan says.
+//! Follows `HyperConverged`, its children and the nodes, and carries out the plan.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -38,7 +38,7 @@ fn resource(child: Child) -> Resource {
     }
 }
 
-/// What is known of the objects for Prometheus.
+/// State of the objects for Prometheus.
 #[derive(Clone, Debug, Default)]
 struct Monitored {
     /// Identifies what was written last; empty before that.
@@ -264,7 +264,7 @@ impl Controller {
     async fn remove(&self, key: &Key, owner: &HyperConverged) -> Result<Outcome> {
         let state = |child: Child| {
             let live = self.live(child)?;
-            // What is not ours stays.
+            // Foreign objects stay.
             let ours = live["metadata"]["labels"][render::APP.0] == render::APP.1;
             ours.then(|| live["metadata"]["deletionTimestamp"].is_string())
         };
@@ -331,7 +331,7 @@ impl Controller {
         Ok(())
     }
 
-    /// SSP has no controller of its own yet: its status says that nothing is deployed for it, which is all there is.
+    /// SSP has no controller of its own yet: its status reports that nothing is deployed for it.
     async fn report_ssp(&self, facts: &Facts, now: &str) -> Result<()> {
         let Some(live) = self.live(Child::Ssp) else { return Ok(()) };
         if live["metadata"]["deletionTimestamp"].is_string() {

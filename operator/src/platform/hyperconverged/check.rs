@@ -32,7 +32,7 @@ const HTTP2: [&str; 2] = ["ECDHE-RSA-AES128-GCM-SHA256", "ECDHE-ECDSA-AES128-GCM
 pub struct Problem {
     /// Path of the field in v1.
     pub field: String,
-    /// What is wrong with it, without the path.
+    /// The defect, without the path.
     pub text: String,
 }
 

@@ -118,7 +118,7 @@ pub(super) fn extend(object: &mut Value, fields: impl IntoIterator<Item = (&'sta
     }
 }
 
-/// A value without nulls and empty lists: objects that differ only in those say the same. An empty object says something:
+/// A value without nulls and empty lists: objects that differ only in those are equivalent. An empty object has a meaning:
 /// `disableFreePageReporting: {}` switches reporting off.
 pub(crate) fn plain(of: &Value) -> Value {
     match of {

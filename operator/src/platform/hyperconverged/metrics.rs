@@ -23,7 +23,7 @@ struct Values {
 }
 
 impl Metrics {
-    /// Counts a child that someone else changed.
+    /// Counts a child that another client changed.
     pub fn modified(&self, kind: &str, name: &str) {
         let mut values = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         *values.modifications.entry(format!("{}/{name}", kind.to_lowercase())).or_default() += 1;

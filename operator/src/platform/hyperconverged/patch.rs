@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_patch_or_does_not_fit_is_refused_and_changes_nothing() {
+    fn invalid_patches_are_refused_and_change_nothing() {
         let before = json!({"spec": {"a": 1}});
         for text in [
             "",

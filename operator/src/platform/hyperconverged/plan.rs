@@ -8,10 +8,10 @@ use super::render::Child;
 
 /// Finalizer of `HyperConverged`, upstream's.
 pub const FINALIZER: &str = "kubevirt.io/hyperconverged";
-/// Annotation of children: identifies what was last written, so that a later difference is known to be someone else's.
+/// Annotation of children: identifies the last written content, so that a later difference is known to be another client's.
 pub const APPLIED: &str = "ferrovirt.io/applied";
 
-/// What a child needs.
+/// The step for a child.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
     /// It is as it should be.
@@ -24,7 +24,7 @@ pub enum Step {
     Write {
         /// The whole object to write.
         object: Value,
-        /// Whether someone else changed it: the wanted content is what was last written.
+        /// Whether another client changed it: the wanted content is the last written one.
         drift: bool,
     },
 }
@@ -58,7 +58,7 @@ pub fn step(wanted: &Value, live: Option<&Value>) -> Step {
     if plain(&object) == plain(live) { Step::Keep } else { Step::Write { object, drift } }
 }
 
-/// What a deletion needs next.
+/// The next step of a deletion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Removal {
     /// Delete these children.
@@ -72,7 +72,7 @@ pub enum Removal {
 /// Children in the order in which they are removed: each group is gone before the next.
 const REMOVED: [&[Child]; 3] = [&[Child::Ssp, Child::Network], &[Child::KubeVirt], &[Child::Cdi]];
 
-/// The next step of a deletion. `state` says of a child whether it exists, and whether it is being deleted.
+/// The next step of a deletion. `state` returns whether a child exists, and whether it is being deleted.
 pub fn removal(state: impl Fn(Child) -> Option<bool>) -> Removal {
     for group in REMOVED {
         let present: Vec<Child> = group.iter().copied().filter(|child| state(*child).is_some()).collect();

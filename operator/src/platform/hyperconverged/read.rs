@@ -1,11 +1,11 @@
-//! What the controller of `HyperConverged` reads of other objects.
+//! The parts of other objects that the controller of `HyperConverged` reads.
 
 use std::collections::BTreeSet;
 
 use serde::Deserialize;
 use serde_json::Value;
 
-/// An object whose whole content is kept: there is one of each kind.
+/// An object that is kept whole: there is one of each kind.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Held(pub Value);
 

@@ -22,7 +22,7 @@ pub struct ChildState {
     pub object: Option<Value>,
 }
 
-/// What a status is made of.
+/// The inputs of a status.
 #[derive(Clone, Debug)]
 pub struct Situation<'a> {
     /// The object.

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use virt::admission::Identity;
 
 /// Changes an object by its type. An object that is not of the type stays as it is: its schema, or the validating webhook,
-/// says what is wrong.
+/// reports the defect.
 pub(super) fn fill<T: DeserializeOwned + Serialize>(object: &mut Value, change: impl FnOnce(&mut T)) {
     let Ok(mut typed) = T::deserialize(&*object) else { return };
     let Ok(before) = serde_json::to_value(&typed) else { return };
@@ -45,7 +45,7 @@ fn carry(before: &Value, after: &Value, object: &mut Value) {
     }
 }
 
-/// What SMBIOS identifies a new guest by; `None` if the system gives no random numbers.
+/// The SMBIOS identity of a new guest; `None` if the system gives no random numbers.
 pub(super) fn identity() -> Option<Identity> {
     Some(Identity { uuid: uuid()?, serial: uuid()? })
 }

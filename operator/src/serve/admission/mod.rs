@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  API server ─► AdmissionReview ─► path ─► Review ─┬─► machine, instance: defaults, rules, reserved fields
-//!                                                   ├─► volume: rules; who may clone, asked as the user
+//!                                                   ├─► volume: rules; the right to clone, asked as the user
 //!                                                   ├─► hyperconverged, hostpath: rules
 //!                                                   └─► uninstall: deletion while workloads exist
 //! ```

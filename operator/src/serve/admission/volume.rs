@@ -48,7 +48,7 @@ fn target(request: &Request) -> Target<'_> {
     Target { namespace: &request.namespace, name, uid: None }
 }
 
-/// What the token of a new DataVolume says.
+/// The content of the token of a new DataVolume.
 pub(super) fn grant(origin: &Origin, request: &Request) -> Grant {
     token::grant(origin, target(request))
 }

@@ -1,4 +1,4 @@
-//! Who may clone from another namespace: the access reviews to ask for, in order. Pure; the caller asks the API server
+//! The right to clone from another namespace: the access reviews to ask for, in order. Pure; the caller asks the API server
 //! as the requesting user, at creation of the DataVolume only.
 //!
 //! A VM's DataVolumes are made by the operator, which may clone everything: the VM controller asks first, as the VM's
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::storage::names;
 use crate::storage::seen::Source;
 
-/// What is cloned.
+/// The source of a clone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
     /// Namespace of the source.
@@ -76,7 +76,7 @@ impl Access {
     }
 }
 
-/// What a clone needs.
+/// The requirements of a clone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Needs {
     /// Nothing: source and target are in one namespace.
@@ -85,7 +85,7 @@ pub enum Needs {
     AnyOf(Vec<Vec<Access>>),
 }
 
-/// What the user of a DataVolume in `target_namespace` needs.
+/// The rights that the user of a DataVolume in `target_namespace` needs.
 pub fn needs(origin: &Origin, target_namespace: &str) -> Needs {
     if origin.namespace == target_namespace {
         return Needs::Nothing;
@@ -98,8 +98,8 @@ pub fn needs(origin: &Origin, target_namespace: &str) -> Needs {
         name: name.to_owned(),
     };
     let clone = vec![access(names::GROUP, "datavolumes", "source", &origin.name)];
-    // Who may run pods may read claims. For snapshots upstream also asks for `pvcs`, which no API serves: only wildcard
-    // roles pass.
+    // A user that may run pods may read claims. For snapshots upstream also asks for `pvcs`, which no API serves: only
+    // wildcard roles pass.
     let mut read = vec![access("", "pods", "", "")];
     if origin.snapshot {
         read.push(access("", "pvcs", "", ""));
@@ -161,7 +161,7 @@ mod tests {
         Origin { namespace: "golden".into(), name: "disk".into(), snapshot }
     }
 
-    /// Asks a user who has these permissions; gives the answer and what was asked.
+    /// Asks for a user with these permissions; returns the answer and the questions.
     fn asked(needs: &Needs, granted: &[&str]) -> (bool, Vec<String>) {
         let mut questions = Vec::new();
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();

@@ -30,12 +30,12 @@ impl Fallback {
     }
 }
 
-/// What is cloned.
+/// The source of a clone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Given {
     /// Driver of the claim's class, or of the snapshot.
     pub driver: String,
-    /// Whether it is Block; `None` when a snapshot does not say.
+    /// Whether it is Block; `None` for a snapshot without that information.
     pub block: Option<bool>,
     /// Bytes: capacity of the claim, restore size of the snapshot.
     pub size: u64,

@@ -13,7 +13,7 @@ use crate::storage::settings::Settings;
 use crate::storage::signers::Issued;
 use crate::storage::worker::{Images, pod};
 
-/// What a sender is made of.
+/// The inputs of a sender.
 #[derive(Clone, Copy, Debug)]
 pub struct Sender<'a> {
     /// The claim that is cloned into.

@@ -1,4 +1,4 @@
-//! Tokens of clones from another namespace: what they say, and whether they fit a clone. Pure.
+//! Tokens of clones from another namespace: their content, and whether they fit a clone. Pure.
 //!
 //! The webhook signs a token of five minutes when the user may clone; the controller exchanges it for one that outlives
 //! the clone and stands on the claim. Claims without a fitting token are not filled from other namespaces.
@@ -33,7 +33,7 @@ fn resource(origin: &Origin) -> Resource {
     Resource { group: group.to_owned(), version: "v1".to_owned(), resource: resource.to_owned() }
 }
 
-/// What a token for this clone says.
+/// The content of a token for this clone.
 pub fn grant(origin: &Origin, target: Target<'_>) -> Grant {
     let mut params = vec![(TARGET_NAMESPACE, target.namespace), (TARGET_NAME, target.name)];
     params.extend(target.uid.map(|uid| (UID, uid)));

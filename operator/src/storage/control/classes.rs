@@ -153,7 +153,7 @@ impl Controller {
             // DataSource has no status subresource.
             let _: Value = self.client.merge_patch(DATA_SOURCES, key, &patch).await?;
         }
-        // What it names may appear, change or go without a change of the DataSource.
+        // The object that it names may appear, change or go without a change of the DataSource.
         let ready = status["conditions"][0]["status"] == "True";
         Ok(Outcome::After(if ready { RECHECK } else { RETRY }))
     }

@@ -1,4 +1,4 @@
-//! Claims that are cloned: what is looked at, who may, and the workers of copies.
+//! Claims that are cloned: observation, authorization, and the workers of copies.
 
 use api::upload::service_name;
 use cluster::{Key, Outcome, Result, Scope};

@@ -173,7 +173,7 @@ impl Controller {
         Ok(object.as_ref().map(Volume::from))
     }
 
-    /// A DataVolume whose reference to a DataSource is replaced by what that refers to.
+    /// A DataVolume with its reference to a DataSource replaced by the source itself.
     pub(super) async fn resolved(
         &self,
         volume: &DataVolume,

@@ -60,7 +60,7 @@ const CERTIFICATES: Duration = Duration::from_secs(10);
 /// Pause before a missing prerequisite is looked for again.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// What is reconciled.
+/// The object to reconcile.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Item {
     /// A DataVolume.
@@ -111,7 +111,7 @@ struct Controller {
     queue: Queue<Item>,
 }
 
-/// What the controllers are told.
+/// The configuration of the controllers.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// Namespace of the installation: certificates and keys of transfers are kept there.

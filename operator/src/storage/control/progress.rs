@@ -1,6 +1,6 @@
 //! Progress of transfers: read from the metrics page of each running worker, every two seconds.
 //!
-//! A worker's certificate is its own, so it is not verified; what it says is a number from 0 to 100 and nothing else. It
+//! A worker's certificate is its own, so it is not verified; its answer is a number from 0 to 100 and nothing else. It
 //! reaches a DataVolume's status in steps, to save writes.
 
 use std::collections::HashMap;
@@ -53,7 +53,7 @@ struct Reported {
 }
 
 impl Progress {
-    /// Takes a value; says whether it is to be reported.
+    /// Takes a value; returns whether it is to be reported.
     fn take(&self, claim: &Key, value: f64, now: Instant) -> bool {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let last = *all.entry(claim.clone()).or_insert(Reported { value: 0.0, since: now });

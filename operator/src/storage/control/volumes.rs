@@ -65,7 +65,7 @@ impl Controller {
         Ok(if plan.trouble.is_some() { Outcome::After(RETRY) } else { Outcome::Done })
     }
 
-    /// What the claim of a clone needs: the DataVolume with the token that its claim gets, when the source is in another
+    /// The inputs of a clone's claim: the DataVolume with the token that its claim gets, when the source is in another
     /// namespace, and the source's size, when the DataVolume gives none.
     async fn before_clone(
         &self,

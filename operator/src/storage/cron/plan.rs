@@ -6,7 +6,7 @@ use super::seen::{CLEANUP, CRON, Cron, DESIRED, LAST_USED};
 use crate::storage::names;
 use crate::storage::seen::{DataVolume, Source};
 
-/// What is there.
+/// The observation.
 #[derive(Clone, Copy, Debug)]
 pub struct Observed<'a> {
     /// The cron.
@@ -39,7 +39,7 @@ pub enum Step {
     },
 }
 
-/// What is to be done, and what of it is reported.
+/// The steps, and the status that reports them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     /// In this order.
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_is_refused() {
+    fn unusable_crons_are_refused() {
         let polled = cron(&json!({DESIRED: DIGEST}), &json!({}));
         let other = json!({"metadata": {"labels": {CRON: "other"}}});
         assert_eq!(decide(&polled, &[], &other).trouble.unwrap().0, "ErrDataSourceAlreadyManaged");

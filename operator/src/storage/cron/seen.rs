@@ -1,10 +1,10 @@
-//! What is read of a DataImportCron.
+//! The fields read from a DataImportCron.
 
 use serde_json::Value;
 
 use crate::storage::seen::{Meta, Source, text};
 
-/// Annotation: digest of the image that should be imported, written by whoever polls the source.
+/// Annotation: digest of the image that should be imported, written by the component that polls the source.
 pub const DESIRED: &str = "cdi.kubevirt.io/storage.import.sourceDesiredDigest";
 /// Annotation: when the source was last polled, RFC 3339.
 pub const LAST_POLLED: &str = "cdi.kubevirt.io/storage.import.lastCronTime";
@@ -17,7 +17,7 @@ pub const CRON: &str = "cdi.kubevirt.io/dataImportCron";
 /// Label of imports that may be deleted when they are old.
 pub const CLEANUP: &str = "cdi.kubevirt.io/dataImportCron.cleanup";
 
-/// What is read.
+/// The fields read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cron {
     /// Metadata.

@@ -11,7 +11,7 @@ use crate::storage::seen::source::Protocol;
 use crate::storage::seen::{Class, DataVolume, Source};
 use crate::storage::settings::Settings;
 
-/// What the cluster offers.
+/// The cluster's storage.
 #[derive(Clone, Copy, Debug)]
 pub struct Offer<'a> {
     /// Storage classes.
@@ -27,7 +27,7 @@ pub struct Offer<'a> {
 pub struct Refusal {
     /// For programs.
     pub reason: &'static str,
-    /// What is wrong, and what to do.
+    /// The defect, and the remedy.
     pub message: String,
 }
 
@@ -141,7 +141,7 @@ pub fn owner(volume: &DataVolume) -> Value {
     })
 }
 
-/// What a claim asks for.
+/// The shape of a claim.
 struct Shape {
     modes: Vec<String>,
     block: bool,
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_say_what_to_do() {
+    fn refusals_name_the_remedy() {
         let size = json!({"resources": {"requests": {"storage": "1Gi"}}});
         for (classes, fields, word) in [
             (Classes::default(), size.clone(), "no default StorageClass"),

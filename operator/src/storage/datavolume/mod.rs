@@ -13,7 +13,7 @@ pub mod status;
 /// Reason when a quota refuses the claim.
 pub const QUOTA: &str = "ErrExceededQuota";
 
-/// What is known of a claim beside its fields.
+/// Facts about a claim other than its fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
     /// A populator fills it.
@@ -28,12 +28,12 @@ pub struct Facts {
     pub complete: bool,
 }
 
-/// What keeps a DataVolume from its claim, or its claim from its worker.
+/// The obstacle between a DataVolume and its claim, or its claim and its worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trouble {
     /// For programs.
     pub reason: &'static str,
-    /// What is wrong and what to do.
+    /// The defect and the remedy.
     pub message: String,
 }
 

@@ -13,7 +13,7 @@ use crate::storage::names;
 use crate::storage::seen::claim::Phase as Binding;
 use crate::storage::seen::{Claim, DataVolume, Source};
 
-/// What a transfer does; decides the words of its phases and events.
+/// The kind of a transfer; decides the words of its phases and events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Work {
     /// An importer fetches, or makes an empty disk.

@@ -1,4 +1,4 @@
-//! What is to be done about a DataVolume's claim. Pure.
+//! Decides the steps for a DataVolume's claim. Pure.
 
 use serde_json::{Value, json};
 
@@ -9,12 +9,12 @@ use crate::storage::names;
 use crate::storage::seen::claim::Phase as Binding;
 use crate::storage::seen::{Claim, DataVolume, Source};
 
-/// What is to be done.
+/// The steps.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
     /// In this order; the status is computed after them.
     pub actions: Vec<Action>,
-    /// What keeps the DataVolume from its claim.
+    /// The obstacle between the DataVolume and its claim.
     pub trouble: Option<Trouble>,
 }
 
@@ -51,7 +51,7 @@ pub fn plan(volume: &DataVolume, claim: Option<&Claim>, offer: Offer<'_>, size: 
     )
 }
 
-/// What is known of the claim.
+/// Facts about the claim.
 pub fn facts(volume: &DataVolume, claim: &Claim, offer: Offer<'_>) -> Facts {
     let class = claim.class.as_deref().and_then(|name| offer.classes.named(name));
     let populated = is_populated(claim);
@@ -167,7 +167,7 @@ fn adoption(volume: &DataVolume, claim: &Claim) -> Action {
     }
 }
 
-/// The event of a new trouble; none for one that the status already tells.
+/// The event of a new trouble; none for one that the status already reports.
 pub fn event(volume: &DataVolume, trouble: &Trouble) -> Option<Event> {
     let running = volume.status.condition("Running");
     let known = running.is_some_and(|one| one.reason == trouble.reason && one.message == trouble.message);

@@ -29,7 +29,7 @@ impl Report {
     }
 }
 
-/// What cannot be read of a condition's times from [`Status`]: every written condition gets this time.
+/// The document of a status. [`Status`] has no times of conditions: every written condition gets this time.
 pub fn document(status: &Status, now: &str) -> Value {
     let conditions: Vec<Value> = status
         .conditions

@@ -13,11 +13,11 @@ pub type Changes = BTreeMap<String, Option<String>>;
 
 /// Reason of a running worker.
 const IS_RUNNING: &str = "Pod is running";
-/// What an importer says when it cannot get an image.
+/// The importer's text for an image that it cannot get.
 const PULL_FAILED: &str = "failed to pull image";
-/// What an importer says when the bytes are not the expected ones.
+/// The importer's text for unexpected bytes.
 const MISMATCH: &str = "checksum mismatch";
-/// What importers say when the disk does not fit; users get one sentence for all of them.
+/// The importers' texts for a disk that does not fit; users get one sentence for all of them.
 const TOO_SMALL: [&str; 4] = [
     "is larger than the reported available",
     "no space left on device",
@@ -25,7 +25,7 @@ const TOO_SMALL: [&str; 4] = [
     "disk quota exceeded",
 ];
 
-/// What a worker's state means for its claim.
+/// The meaning of a worker's state for its claim.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mirror {
     /// Annotations that the claim should have.
@@ -158,7 +158,7 @@ fn running(worker: &Worker, outcome: Option<&Outcome>, fatal: bool) -> (bool, St
         (State::Waiting { reason, .. }, Some(end)) if reason == "CrashLoopBackOff" => of_end(end),
         (State::Waiting { reason, message }, _) => (false, reason.clone(), simple(message)),
         (State::Unreported, _) if worker.phase == "Failed" => (false, worker.reason.clone(), String::new()),
-        // What the kubelet will report first.
+        // The first state that the kubelet will report.
         (State::Unreported, _) => (false, "ContainerCreating".to_owned(), String::new()),
     }
 }
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_worker_reports_reaches_the_claim() {
+    fn reports_of_the_worker_reach_the_claim() {
         let said = r#"{"preallocationApplied":true,"labels":{"instancetype.kubevirt.io/default-instancetype":"u1"},"message":"Import Complete"}"#;
         let mirror = of(
             &worker("Succeeded", State::Ended(ended(0, "Completed", said)), None),

@@ -18,7 +18,7 @@ use crate::storage::names;
 use crate::storage::seen::claim::Phase;
 use crate::storage::seen::{Claim, Class, Source, Volume, Worker};
 
-/// What is there.
+/// The observation.
 #[derive(Clone, Copy, Debug)]
 pub struct Observed<'a> {
     /// The claim to fill.
@@ -27,11 +27,11 @@ pub struct Observed<'a> {
     pub prime: Option<&'a Claim>,
     /// The pod that works.
     pub worker: Option<&'a Worker>,
-    /// The prime claim's volume; only needed when [`needs_volume`] says so.
+    /// The prime claim's volume; only needed when [`needs_volume`] returns true.
     pub volume: Option<&'a Volume>,
     /// The claim's class.
     pub class: Option<&'a Class>,
-    /// What it is filled with.
+    /// The content to fill it with.
     pub task: &'a Task,
     /// Whether claims of classes with WaitForFirstConsumer wait for a pod of the user.
     pub honors_first_consumer: bool,
@@ -48,12 +48,12 @@ impl Observed<'_> {
     }
 }
 
-/// What is to be done.
+/// The steps.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
     /// In this order.
     pub actions: Vec<Action>,
-    /// What keeps the claim from its worker.
+    /// The obstacle between the claim and its worker.
     pub trouble: Option<Trouble>,
     /// The worker's pod is to be made; it belongs to this claim.
     pub start: Option<Start>,
@@ -88,7 +88,7 @@ pub fn needs_volume(target: &Claim, prime: Option<&Claim>, worker: Option<&Worke
     target.phase == Phase::Pending && over && prime.is_some_and(|prime| prime.phase != Phase::Pending)
 }
 
-/// Decides for a claim whose `dataSourceRef` names one of our sources.
+/// Decides for a claim with a `dataSourceRef` to one of our sources.
 pub fn populator(o: &Observed<'_>) -> Plan {
     if o.target.meta.deleting || o.target.phase == Phase::Lost {
         return Plan::default();

@@ -1,4 +1,4 @@
-//! What a claim is filled with: from its DataVolume, from the source object that its `dataSourceRef` names, or from
+//! The content to fill a claim with: from its DataVolume, from the source object that its `dataSourceRef` names, or from
 //! annotations.
 
 use serde_json::Value;

@@ -1,4 +1,4 @@
-//! What a storage class can do: StorageProfile.
+//! The features of a storage class: StorageProfile.
 //!
 //! ```text
 //!  StorageClass ─► variant ─► table ─┐
@@ -81,7 +81,7 @@ impl From<&Value> for SnapshotClass {
     }
 }
 
-/// What the user set in a StorageProfile.
+/// The user's settings in a StorageProfile.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overrides {
     /// `spec.claimPropertySets`.
@@ -125,7 +125,7 @@ pub enum Knowledge {
     Unknown,
 }
 
-/// What a storage class can do.
+/// The features of a storage class.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Profile {
     /// The class.

@@ -1,4 +1,4 @@
-//! What is known of provisioners: tables in text files, one line for each.
+//! The known properties of provisioners: tables in text files, one line for each.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -38,7 +38,7 @@ pub(super) fn has_variants(provisioner: &str) -> bool {
     CLAIMS.keys().any(|key| key.strip_prefix(provisioner).is_some_and(|rest| rest.starts_with('/')))
 }
 
-/// How a provisioner's volumes are cloned; `None` when the table does not say.
+/// How a provisioner's volumes are cloned; `None` when the table has no entry.
 pub(super) fn clone_strategy(key: &str) -> Option<CloneStrategy> {
     match *CLONES.get(key)? {
         "CsiClone" => Some(CloneStrategy::CsiClone),

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::meta::{Meta, conditions, text, texts};
 
-/// What is read of a claim.
+/// The fields read from a claim.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claim {
     /// Metadata.

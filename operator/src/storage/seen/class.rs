@@ -11,7 +11,7 @@ const DEFAULT: &str = "storageclass.kubernetes.io/is-default-class";
 /// Annotation of the default class for disks of virtual machines.
 const VIRT_DEFAULT: &str = "storageclass.kubevirt.io/is-default-virt-class";
 
-/// What is read of a storage class.
+/// The fields read from a storage class.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Class {
     /// Metadata.

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::meta::{Condition, Meta, conditions, map, text, texts};
 use super::source::Source;
 
-/// What is read of a DataVolume.
+/// The fields read from a DataVolume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DataVolume {
     /// Metadata.

@@ -7,7 +7,7 @@ use serde_json::Value;
 /// kubectl's copy of the applied manifest: as large as the object, and of no use to a controller.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// What is read of `metadata`.
+/// The fields read from `metadata`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Meta {
     /// Empty for cluster-scoped objects.

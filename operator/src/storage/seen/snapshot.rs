@@ -7,7 +7,7 @@ use super::meta::{Meta, text};
 /// Annotation: volume mode of the claim that a snapshot was taken of.
 const SOURCE_MODE: &str = "cdi.kubevirt.io/storage.import.sourceVolumeMode";
 
-/// What is read of a snapshot.
+/// The fields read from a snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// Metadata.

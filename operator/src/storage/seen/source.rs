@@ -1,4 +1,4 @@
-//! What a claim is filled with: `spec.source` of a DataVolume or of a VolumeImportSource.
+//! The content to fill a claim with: `spec.source` of a DataVolume or of a VolumeImportSource.
 
 use serde_json::Value;
 
@@ -69,7 +69,7 @@ pub struct Remote {
     pub certificates: String,
     /// Request headers.
     pub headers: Vec<String>,
-    /// Secrets whose entries are request headers.
+    /// Secrets with request headers as their entries.
     pub secret_headers: Vec<String>,
     /// `algorithm:hex`; empty for none.
     pub checksum: String,

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::meta::{Meta, text};
 
-/// What is read of a volume.
+/// The fields read from a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Volume {
     /// Metadata.

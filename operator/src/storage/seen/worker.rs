@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::meta::{Meta, conditions, text};
 
-/// What is read of a worker pod. The first container is the one that works.
+/// The fields read from a worker pod. The first container is the one that works.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Worker {
     /// Metadata.

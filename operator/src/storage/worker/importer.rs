@@ -20,16 +20,16 @@ const CERTIFICATES: &str = "/certs";
 const PROXY_CERTIFICATES: &str = "/proxycerts/";
 const REGISTRY_LOGIN: &str = "/registry-login";
 
-/// What an importer's pod is made of.
+/// The inputs of an importer's pod.
 #[derive(Clone, Copy, Debug)]
 pub struct Import<'a> {
-    /// The user's claim, whose annotations pass to the pod.
+    /// The user's claim; its annotations pass to the pod.
     pub target: &'a Claim,
     /// The claim that is written to: the target or its prime.
     pub written: &'a Claim,
     /// Owner reference to the written claim.
     pub owner: &'a Value,
-    /// What is imported.
+    /// The content to import.
     pub task: &'a Task,
     /// Settings of transfers.
     pub settings: &'a Settings,

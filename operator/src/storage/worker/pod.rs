@@ -1,4 +1,4 @@
-//! What all worker pods have in common.
+//! The common parts of all worker pods.
 
 use serde_json::{Value, json};
 

@@ -21,10 +21,10 @@ use crate::storage::signers::Issued;
 /// Where the server's certificate is mounted.
 const CERTIFICATES: &str = "/etc/tls";
 
-/// What an upload server's pod is made of.
+/// The inputs of an upload server's pod.
 #[derive(Clone, Copy, Debug)]
 pub struct Upload<'a> {
-    /// The user's claim, whose annotations pass to the pod.
+    /// The user's claim; its annotations pass to the pod.
     pub target: &'a Claim,
     /// The claim that is written to: the target or its prime.
     pub written: &'a Claim,

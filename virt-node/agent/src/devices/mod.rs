@@ -20,7 +20,7 @@ pub(crate) const UNITS: usize = 1000;
 /// A device that pods can ask for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Device {
-    /// What follows `devices.kubevirt.io/`.
+    /// The name after `devices.kubevirt.io/`.
     pub(crate) name: &'static str,
     /// Its node, on the host and in the container.
     pub(crate) path: &'static str,
@@ -64,8 +64,8 @@ pub(crate) struct Plugins {
 }
 
 impl Plugins {
-    /// Serves and registers a plugin for each device, and registers again whenever the kubelet was restarted.
-    /// `directory` is the kubelet's, with its socket in it. `health` says which are usable.
+    /// Serves and registers a plugin for each device, and registers again whenever the kubelet was restarted. `directory` is
+    /// the kubelet's, with its socket in it. `health` reports which are usable.
     pub(crate) fn start(directory: &std::path::Path, health: Health) -> Self {
         let (tell_health, health) = watch::channel(health);
         let start = |(place, device): (usize, Device)| {

@@ -28,7 +28,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// How long the kubelet may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What is to be registered, and where.
+/// The plugin to register, and the directory.
 pub(super) struct Registration {
     pub(super) device: Device,
     /// The kubelet's directory of device plugins.
@@ -46,7 +46,7 @@ fn identity(path: &Path) -> Identity {
 }
 
 impl Registration {
-    /// Keeps the plugin registered, for ever. `tell` says whether it is.
+    /// Keeps the plugin registered, for ever. `tell` reports whether it is.
     pub(super) async fn keep(self, tell: &watch::Sender<bool>) {
         let mut failed = false;
         loop {
@@ -88,7 +88,7 @@ impl Registration {
         let served = Server::builder()
             .add_service(DevicePluginServer::new(plugin))
             .serve_with_incoming_shutdown(UnixListenerStream::new(listener), async {
-                // Dropped at the end of this function, which says the same.
+                // Dropped at the end of this function, which means the same.
                 drop(stopped.await);
             });
         let served = tokio::spawn(served);

@@ -56,14 +56,14 @@ pub(crate) struct Controller {
     guests: Mutex<HashMap<String, Guest>>,
 }
 
-/// What is remembered of a guest while the agent runs, by the VMI's uid.
+/// State of a guest that lives as long as the agent, by the VMI's uid.
 #[derive(Debug)]
 struct Guest {
     key: Key,
     follower: Follower,
     /// The grace, in seconds, that the guest was given to end.
     asked: Option<u64>,
-    /// What it was started with, until its status has it.
+    /// The parameters of its start, until its status has them.
     started: Option<Started>,
     /// Its network, once this agent made it or looked after it.
     network: Option<Network>,
@@ -147,7 +147,7 @@ impl Controller {
         }
     }
 
-    /// Whether a pod may still use its networks: its object says so, or, where there is none, the kubelet has its directory.
+    /// Whether a pod may still use its networks: its object decides, or, where there is none, the kubelet's directory of it.
     fn pod_lives(&self, uid: &str) -> bool {
         let found = self.pods.by(self.by_uid, uid);
         match found.first() {
@@ -233,7 +233,7 @@ impl Controller {
         }
     }
 
-    /// What is known of a guest. Its launcher is followed from now on.
+    /// Facts about a guest. Its launcher is followed from now on.
     fn found(&self, key: &Key, instance: &Instance, pod: Option<&Pod>) -> Found {
         let phase = Phase::of(instance.phase.as_deref());
         let mut launcher = Launcher::Silent;
@@ -357,7 +357,7 @@ impl Controller {
         let Some(pod) = pod else { return Ok(false) };
         let fresh = Phase::of(instance.phase.as_deref()) == Phase::Scheduled;
         if fresh && self.guests().get(&instance.uid).is_some_and(|guest| guest.started.is_none()) {
-            // Started by an agent that was gone before it could say so.
+            // Started by an agent that ended before it could report it.
             self.launch(key, instance, Some(pod), true).await?;
         }
         let Some((known, started, attached, happened)) = self.guests().get(&instance.uid).map(|guest| {
@@ -427,7 +427,7 @@ impl Controller {
         let unreadable =
             |error| Error::with(Kind::Content, format!("the status of {key} cannot be written"), error);
         let after = serde_json::to_value(after).map_err(unreadable)?;
-        // What this release does not know stays as it is: both sides are compared as this release reads them.
+        // Fields unknown to this release stay as they are: both sides are compared as this release reads them.
         let before = serde_json::to_value(parsed(&instance.status)?).map_err(unreadable)?;
         let before = if instance.status.is_null() { Value::Null } else { before };
         let Some(patch) = patch::status(&instance.uid, &before, &after) else { return Ok(false) };
@@ -436,12 +436,12 @@ impl Controller {
         answer.map(|_| true).map_err(|error| cluster(key, error))
     }
 
-    /// Says why a step failed, and whether it is tried again.
+    /// Reports why a step failed, and whether it is retried.
     async fn failed(&self, key: &Key, instance: &Instance, error: &Error) -> Outcome {
         let text = error.chain();
         tracing::warn!(%key, error = text, "the guest cannot be brought further; retrying");
         match error.kind() {
-            // Nobody can do anything about these but wait.
+            // Nothing but waiting helps against these.
             Kind::Launcher | Kind::Cluster | Kind::Kubelet | Kind::Stale => {}
             Kind::Content | Kind::Untrusted | Kind::System | Kind::Usage => {
                 self.events.publish(&self.about(key, instance), Type::Warning, "SyncFailed", &text);

@@ -247,7 +247,7 @@ impl Disks<'_> {
         let path = place::ephemeral(name);
         let file = format!("{name}.qcow2");
         if directory.file(&file, OFlags::RDONLY)?.is_none() {
-            // What a start that was cut short left is not whole.
+            // A file left by an interrupted start is incomplete.
             let partial = format!(".{name}.new");
             if directory.stat(&partial)?.is_some() {
                 directory.unlink(&partial)?;
@@ -258,7 +258,10 @@ impl Disks<'_> {
                 .give(&new)
                 .map_err(|error| Error::system(format!("cannot give {path} to the guest's user"), error))?;
             if !directory.rename_new(&partial, &directory, &file)? {
-                return Err(Error::new(Kind::System, format!("{path} was made by somebody else")));
+                return Err(Error::new(
+                    Kind::System,
+                    format!("{path} is not a file of this agent; remove it"),
+                ));
             }
         }
         let mut made = backend(path, false, Image { format: DiskFormat::Qcow2, size }, false);
@@ -274,7 +277,7 @@ fn size(disk: &Disk) -> Result<u64> {
     std::io::Seek::seek(&mut file, std::io::SeekFrom::End(0)).map_err(failed)
 }
 
-/// What an image is, by its own head.
+/// The format of an image, by its header.
 fn judged(file: &mut File) -> Result<Image> {
     let failed = |error: std::io::Error| Error::system("cannot read the image's disk", error);
     let length = file.metadata().map_err(failed)?.len();

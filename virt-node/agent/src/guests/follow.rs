@@ -1,6 +1,6 @@
-//! Follows the launcher of one guest, in a task of its own: what it reports is kept for the reconciler, which is told of
-//! every change. A launcher that does not answer is asked again until its pod is gone; what it said last stays true
-//! meanwhile, since a guest goes on while its launcher's worker is started again.
+//! Follows the launcher of one guest, in a task of its own: its reports are kept for the reconciler, which is notified of
+//! every change. A launcher that does not answer is asked again until its pod is gone; its last report holds in the
+//! meantime, since a guest goes on while its launcher's worker is restarted.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,18 +24,18 @@ const AGENT_INTERVAL: Duration = Duration::from_secs(30);
 /// Longest record of a guest's end, in bytes.
 const EXIT_MAX: u64 = 64 << 10;
 
-/// What is known of a guest from its launcher.
+/// State of a guest as its launcher reports it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Known {
     /// The last status.
     pub(crate) status: Option<Status>,
     /// How the guest ended.
     pub(crate) exit: Option<Exit>,
-    /// What its agent says that it is.
+    /// The operating system that its agent reports.
     pub(crate) os: Option<GuestOsInfo>,
     /// The agent's answer about network interfaces.
     pub(crate) interfaces: Option<String>,
-    /// What happened and is not in the status, for events: in order, taken by the reconciler.
+    /// Events that are not in the status: in order, taken by the reconciler.
     pub(crate) happened: Vec<Event>,
 }
 
@@ -52,12 +52,12 @@ impl Known {
     }
 }
 
-/// What a follower and the reconciler share.
+/// State shared by a follower and the reconciler.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Shared(Arc<Mutex<Known>>);
 
 impl Shared {
-    /// What is known now.
+    /// The present state.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Known> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -108,7 +108,7 @@ impl Follower {
 /// Follows one worker of the launcher to its end. `Ok`: the guest ended, or the pod's directory is gone.
 async fn follow(kubelet: &std::path::Path, uid: &str, known: &Shared, tell: &impl Fn()) -> Result<()> {
     let Some(pod) = PodDirectory::open(kubelet, uid)? else {
-        // Before the kubelet made it, or after it removed it; the pod object says which.
+        // Before the kubelet made it, or after it removed it; the pod object shows which.
         sleep(Duration::from_secs(1)).await;
         return Err(crate::error::Error::new(crate::error::Kind::Launcher, "the pod has no directory"));
     };
@@ -149,7 +149,7 @@ async fn follow(kubelet: &std::path::Path, uid: &str, known: &Shared, tell: &imp
     }
 }
 
-/// Notes a status. An agent that is gone says nothing any more.
+/// Stores a status. A guest agent that is gone reports nothing any more.
 pub(crate) fn note(known: &Shared, status: Status) {
     let mut known = known.lock();
     if !status.agent {

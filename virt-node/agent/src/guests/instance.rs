@@ -1,4 +1,4 @@
-//! What the agent keeps of a VMI.
+//! The part of a VMI that the agent keeps.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use api::kubevirt::VirtualMachineInstanceSpec;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Seconds from a request to stop until a guest is killed, where the VMI says nothing.
+/// The default of the seconds from a request to stop until a guest is killed.
 const GRACE_SECONDS: u64 = 30;
 
 /// A VMI of this node. A node has some hundreds at most, so the spec is kept.

@@ -1,5 +1,6 @@
-//! Interfaces that come and go while a guest runs: those bridged to a secondary network. The operator brings those of the
-//! VM's template into the VMI; one whose `state` is `absent` goes. The link state of every interface follows its `state`.
+//! Interfaces that are attached and detached while a guest runs: those bridged to a secondary network. The operator copies
+//! those of the VM's template into the VMI; one with the `state` `absent` is detached. The link state of every interface
+//! follows its `state`.
 //!
 //! ```text
 //! absent ─► guest lets go (launcher) ─► DEL, network-status     present ─► ADD, network-status ─► wired ─► launcher attaches

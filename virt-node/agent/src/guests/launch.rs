@@ -41,7 +41,7 @@ const CAPABILITIES: &str = "lv/cache/qemu/capabilities";
 const FILES_MAX: usize = 16;
 const FILE_MAX: u64 = 4 << 20;
 
-/// What every start needs to know of the node.
+/// Facts about the node for every start.
 #[derive(Clone, Debug)]
 pub(crate) struct Site {
     /// The kubelet's directory.
@@ -196,14 +196,14 @@ pub(crate) fn disk(
     Ok(disk)
 }
 
-/// What is wrong with a guest, by fields.
+/// The error for a guest's findings, by fields.
 pub(super) fn invalid(findings: &[Finding]) -> Error {
     let errors = findings.iter().filter(|finding| finding.verdict == Verdict::Error);
     let errors: Vec<String> = errors.map(|finding| format!("{}: {}", finding.path, finding.text)).collect();
     Error::new(Kind::Content, errors.join("; "))
 }
 
-/// Secrets and ConfigMaps that the kubelet mounted into the pod: whoever made the pod may read them, and the agent needs no
+/// Secrets and ConfigMaps that the kubelet mounted into the pod: the pod's creator may read them, and the agent needs no
 /// right to read any.
 fn objects(pod: &Pod, directory: &PodDirectory) -> Result<Objects> {
     let (mut secrets, mut config_maps) = (BTreeMap::new(), BTreeMap::new());

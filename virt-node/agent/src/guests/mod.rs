@@ -6,8 +6,8 @@
 //! finished steps ─────┘   one task, keyed by VMI          └─► status ─► patch ─► API server, events
 //! ```
 //!
-//! What is known is rebuilt from the API server and the launchers at every start: nothing here is kept on disk, and the
-//! guests go on without the agent.
+//! All state is rebuilt from the API server and the launchers at every start: nothing here is kept on disk, and the guests
+//! go on without the agent.
 //!
 //! Not here: pods and their phases before Scheduled, deletion of pods (the operator).
 

@@ -33,7 +33,7 @@ use crate::pods::process::Process;
 
 /// The note of what an interface had, in the kubelet's directory of the pod: beginning and end of its name.
 const NOTE: (&str, &str) = ("ferrovirt-network", ".json");
-/// What messages call the pod network.
+/// The name of the pod network in messages.
 const POD_NETWORK: &str = "pod";
 /// Longest resolv.conf that is read, in bytes.
 const RESOLVERS_MAX: u64 = 64 << 10;
@@ -56,7 +56,7 @@ impl Network {
         self.nics.iter().map(|nic| (nic.name.clone(), nic.tap.clone())).collect()
     }
 
-    /// What the status says of an interface. Its name in the guest is known to the guest's agent only.
+    /// The status of an interface. Its name in the guest is known to the guest's agent only.
     pub(crate) fn status(&self, launched: &Launched) -> InterfaceStatus {
         let nic = self.nics.iter().find(|nic| nic.name == launched.name);
         let addresses = nic.map(|nic| nic.addresses.as_slice()).unwrap_or_default();
@@ -88,7 +88,7 @@ fn source(nic: Option<&Nic>) -> &'static str {
 ///
 /// # Errors
 /// [`Kind::Content`]: the guest asks for a network that cannot be attached; [`Kind::Launcher`]: the launcher is gone;
-/// [`Kind::Untrusted`]: its pod has no network namespace of its own, or its annotations say what is not true;
+/// [`Kind::Untrusted`]: its pod has no network namespace of its own, or its annotations are false;
 /// [`Kind::System`]: the namespace is not as a CNI plugin leaves it, a plugin fails, or the kernel refuses a change;
 /// [`Kind::Cluster`], [`Kind::Stale`]: the API server does not give a definition or take network-status.
 pub(crate) fn wire(
@@ -154,7 +154,7 @@ pub(crate) fn wire(
     })
 }
 
-/// What a guest asks for.
+/// The networks that a guest requests.
 #[derive(Debug, Default)]
 struct Asks {
     /// The interface on the pod network, or on what Multus put in its place.
@@ -164,7 +164,7 @@ struct Asks {
     default: Option<String>,
 }
 
-/// What a guest asks for, in the order of its interfaces.
+/// The networks that a guest requests, in the order of its interfaces.
 fn asks(spec: &VirtualMachineInstanceSpec, pod: &str) -> Result<Asks> {
     let invalid = |path: String, text: &str| Error::new(Kind::Content, format!("{path}: {text}"));
     let mut asks = Asks::default();
@@ -218,7 +218,7 @@ fn asks(spec: &VirtualMachineInstanceSpec, pod: &str) -> Result<Asks> {
     Ok(asks)
 }
 
-/// What an interface had before it was wired.
+/// The state of an interface before it was wired.
 #[derive(Serialize, Deserialize)]
 struct Note {
     /// Number of the network namespace: another one has other interfaces.
@@ -227,7 +227,7 @@ struct Note {
     result: Value,
 }
 
-/// What others' CNI plugins gave an interface of the pod: observed once, before anything is changed, and kept.
+/// The result of others' CNI plugins for an interface of the pod: observed once, before anything is changed, and kept.
 fn outcome(directory: &PodDirectory, path: &Path, interface: &str) -> Result<Outcome> {
     let gone = || Error::new(Kind::Launcher, "the launcher's process is gone");
     let namespace = Namespace::find(path)?.ok_or_else(gone)?;
@@ -252,7 +252,7 @@ fn outcome(directory: &PodDirectory, path: &Path, interface: &str) -> Result<Out
     Ok(outcome)
 }
 
-/// Who resolves names for the guest: as for the pod, and the domain of its subdomain first, where it has one.
+/// The guest's DNS configuration: the pod's, with the domain of its subdomain first, where it has one.
 fn resolvers(spec: &VirtualMachineInstanceSpec, namespace: &str, launcher: &Process) -> Resolvers {
     let text = launcher.directory("/etc").and_then(|etc| Ok(etc.read("resolv.conf", RESOLVERS_MAX)?));
     let text = text.unwrap_or_else(|error| {

@@ -1,4 +1,4 @@
-//! What a guest's agent reports: operating system, users, filesystems, network interfaces. Parsing is pure and bounded: the
+//! Reports of a guest's agent: operating system, users, filesystems, network interfaces. Parsing is pure and bounded: the
 //! guest may send anything.
 
 use api::kubevirt::{GuestOsInfo, InterfaceStatus};

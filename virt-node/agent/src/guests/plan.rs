@@ -33,7 +33,7 @@ impl Phase {
     }
 }
 
-/// What is known of the guest's launcher pod.
+/// The state of the guest's launcher pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pod {
     /// It was not seen yet: the watch of pods may be behind that of VMIs. One that never comes is the operator's matter.
@@ -46,7 +46,7 @@ pub(crate) enum Pod {
     Ended(i32),
 }
 
-/// What the launcher reports.
+/// The launcher's report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Launcher {
     /// Nothing yet: it does not answer, or was not asked.
@@ -84,7 +84,7 @@ pub(crate) enum End {
     NeverStarted,
 }
 
-/// What is to be done.
+/// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Start the guest.

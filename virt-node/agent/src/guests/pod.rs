@@ -1,4 +1,4 @@
-//! What the agent keeps of a launcher pod.
+//! The part of a launcher pod that the agent keeps.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ pub(crate) struct Pod {
     pub(crate) namespace: String,
     pub(crate) name: String,
     pub(crate) uid: String,
-    /// UID of the VMI that it says it belongs to. A claim only: see [`crate::guests`].
+    /// UID of the VMI that it claims to belong to. A claim only: see [`crate::guests`].
     pub(crate) instance: String,
     pub(crate) deleting: bool,
     /// Whether it uses the node's network namespace.
@@ -59,7 +59,7 @@ pub(crate) const CREATED_BY: &str = "kubevirt.io/created-by";
 pub(crate) const ATTACHMENT: &str = "hotplug-disk";
 /// The container that runs the guest.
 pub(crate) const COMPUTE: &str = "compute";
-/// What the names of devices begin with.
+/// The prefix of device names.
 const DEVICES: &str = "devices.kubevirt.io/";
 
 /// A pod as the API server writes it, as far as it is read.

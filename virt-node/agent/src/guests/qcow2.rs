@@ -5,12 +5,12 @@ use api::launch::DiskFormat;
 
 /// Bytes of the head that are needed; a shorter file is not a qcow2 image.
 pub(crate) const HEAD: usize = 104;
-/// What a qcow2 image begins with.
+/// The magic of a qcow2 image.
 const MAGIC: [u8; 4] = *b"QFI\xfb";
 /// Incompatible feature: the data is in another file.
 const EXTERNAL_DATA: u64 = 1 << 2;
 
-/// What an image is.
+/// The format of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Image {
     pub(crate) format: DiskFormat,

@@ -12,7 +12,7 @@ use super::osinfo;
 use super::plan::End;
 use super::pod::Pod;
 
-/// What a guest was started with.
+/// The parameters of a guest's start.
 #[derive(Clone, Debug)]
 pub(crate) struct Started {
     /// Its machine type.
@@ -24,12 +24,12 @@ pub(crate) struct Started {
     pub(crate) interfaces: Vec<InterfaceStatus>,
 }
 
-/// What is known of a guest that runs.
+/// Facts about a running guest.
 #[derive(Debug)]
 pub(crate) struct Running<'a> {
     pub(crate) spec: &'a VirtualMachineInstanceSpec,
     pub(crate) seen: &'a launcher::Status,
-    /// What it was started with; `None`: the status has it already.
+    /// The parameters of its start; `None`: the status has them already.
     pub(crate) started: Option<&'a Started>,
     /// All of its interfaces, where they changed while it ran.
     pub(crate) attached: Option<&'a [InterfaceStatus]>,
@@ -138,7 +138,7 @@ fn migratable(status: &mut Status, spec: &VirtualMachineInstanceSpec) {
     condition(&mut status.conditions, "LiveMigratable", false, reason, &text);
 }
 
-/// The status of a guest that ended, and the event that says so: whether it is a warning, reason, text.
+/// The status of a guest that ended, and its event: whether it is a warning, reason, text.
 pub(crate) fn ended(
     before: &Status,
     end: &End,

@@ -61,7 +61,7 @@ impl Talk {
         ))
     }
 
-    /// Asks, and waits for the answer. Events that come before it are dropped: the next status has what they say.
+    /// Sends a request, and waits for the answer. Events that come before it are dropped: the next status includes them.
     ///
     /// # Errors
     /// [`Kind::Content`]: the launcher refuses; [`Kind::Launcher`]: it does not answer.
@@ -124,7 +124,7 @@ impl Talk {
         self.call(Request::Launch(document)).await
     }
 
-    /// What the guest's agent answers to a command.
+    /// The answer of the guest's agent to a command.
     ///
     /// # Errors
     /// As [`Self::call`].
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_refusal_and_nonsense_are_told_apart() {
+    async fn a_refusal_and_an_invalid_answer_are_different_errors() {
         let (mut talk, mut launcher) = self::talk();
         let refused =
             Message::Refused { id: 1, kind: api::launcher::RefusedKind::State, message: "no guest".into() };

@@ -23,7 +23,7 @@ use crate::error::{Error, Kind, Result};
 
 /// Most secondary networks of a guest.
 const NETWORKS_MAX: usize = 32;
-/// What messages call a network that Multus attached.
+/// The name in messages of a network that Multus attached.
 const OF_MULTUS: &str = "multus";
 
 /// Attachments of this node's launcher pods.
@@ -78,8 +78,8 @@ struct One {
 }
 
 impl Networks {
-    /// `state`: the agent's directory on the node; `plugins`: folders of CNI plugins there; `shared`: namespaces whose
-    /// definitions all guests may use.
+    /// `state`: the agent's directory on the node; `plugins`: folders of CNI plugins there; `shared`: namespaces with
+    /// definitions that all guests may use.
     pub(crate) fn new(
         objects: Arc<dyn Objects>,
         node: Node,
@@ -179,8 +179,8 @@ impl Networks {
         Ok(found.into_iter().map(|one| one.attached).collect())
     }
 
-    /// Refuses a guest whose network in the pod network's place was not put there: only Multus can do that, when the
-    /// pod starts.
+    /// Refuses a guest with a network that should replace the pod network but was not put there: only Multus can do that,
+    /// when the pod starts.
     ///
     /// # Errors
     /// [`Kind::Content`].
@@ -199,7 +199,7 @@ impl Networks {
         )))
     }
 
-    /// What is to be done about one network.
+    /// The steps for one network.
     fn one(
         &self,
         target: &Target<'_>,
@@ -329,7 +329,7 @@ impl Networks {
         }
     }
 
-    /// DEL of every attachment whose pod is over; whether some are left, of pods that live or because DEL failed.
+    /// DEL of every attachment of a pod that is over; whether some are left, of pods that live or because DEL failed.
     ///
     /// # Errors
     /// The notes cannot be read. A DEL that fails is logged, and tried again at the next sweep.

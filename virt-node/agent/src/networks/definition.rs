@@ -1,7 +1,7 @@
 //! From a NetworkAttachmentDefinition to the CNI configuration that plugins are given: pure.
 //!
-//! The configuration is in the object, or, where the object has none, in the node's file whose network has the object's
-//! name (specification of the Network Plumbing Working Group 1.3, section 3.3).
+//! The configuration is in the object, or, where the object has none, in the node's file with a network of the object's name
+//! (specification of the Network Plumbing Working Group 1.3, section 3.3).
 
 use api::multus::NetworkAttachmentDefinition;
 use guest::network::Configuration;
@@ -16,7 +16,7 @@ pub(crate) type File = (String, String);
 /// The configuration of a definition; `files` gives those of the node.
 ///
 /// # Errors
-/// [`Kind::Content`]: what is missing or wrong, naming the object or the file; what `files` says.
+/// [`Kind::Content`]: the missing or invalid part, with the name of the object or the file; the error of `files`.
 pub(crate) fn configuration(
     reference: &Reference,
     found: &NetworkAttachmentDefinition,
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_broken_is_named() {
+    fn missing_and_broken_configurations_are_named() {
         let broken = r#"{"name": "blue", "cniVersion": "9.0.0", "type": "bridge"}"#;
         for (config, files, words) in [
             (None, &[][..], "ns/blue has no spec.config, and none of the 0"),

@@ -1,7 +1,8 @@
 //! The annotation `k8s.v1.cni.cncf.io/network-status` (specification of the Network Plumbing Working Group 1.3): read as
 //! far as it is acted on, and written with this agent's attachments among those of others. Pure.
 //!
-//! Everybody who may write the pod may write the annotation, so it is a claim: the kernel says whether an interface exists.
+//! Every user that may write the pod may write the annotation, so it is a claim: the kernel decides whether an interface
+//! exists.
 
 use guest::network::Outcome;
 use serde_json::{Map, Value, json};
@@ -11,7 +12,7 @@ use super::STATUS_MAX;
 /// Most networks that are read.
 const NETWORKS_MAX: usize = 256;
 
-/// What the annotation says.
+/// The content of the annotation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Listed {
     networks: Vec<Map<String, Value>>,
@@ -25,7 +26,7 @@ pub(crate) struct Entry<'a> {
     /// The interface's name in the pod.
     pub(crate) interface: &'a str,
     pub(crate) outcome: &'a Outcome,
-    /// Largest packet in bytes, where the plugin said it.
+    /// Largest packet in bytes, where the plugin reported it.
     pub(crate) mtu: Option<u64>,
     /// Whether it is the pod network.
     pub(crate) default: bool,
@@ -135,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn attachments_are_written_beside_those_of_others() {
+    fn attachments_of_others_are_kept() {
         let before = r#"[{"name": "pods", "interface": "eth0", "default": true, "dns": {}, "later": 1},
                          {"name": "ns/blue", "interface": "pod9"}]"#;
         let listed = Listed::read(Some(before)).unwrap();
@@ -179,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_or_no_list_is_refused() {
+    fn oversized_and_malformed_annotations_are_refused() {
         let many = Value::Array(vec![json!({}); NETWORKS_MAX + 1]).to_string();
         for text in ["{}", "[1]", "x", &" x".repeat(STATUS_MAX), &many] {
             assert!(Listed::read(Some(text)).is_err(), "{}", &text[..text.len().min(20)]);

@@ -15,9 +15,9 @@
 //! | `attach` | ADD and DEL, noted on disk before they begin |
 //! | `objects` | what is asked of the API server |
 //!
-//! Notes are files of root below the agent's directory on the node: they outlive the agent, the pod and a reboot, and
-//! every attachment that they name gets its DEL once its pod is over. CNI's GC is not used: it would be told of this
-//! agent's attachments only, and other runtimes attach pods to the same networks.
+//! Records are files of root below the agent's directory on the node: they outlive the agent, the pod and a reboot, and
+//! every attachment that they name gets its DEL once its pod is over. CNI's GC is not used: it would know this agent's
+//! attachments only, and other runtimes attach pods to the same networks.
 //!
 //! Not here: wiring between the pod's interface and the guest (lib/guest), networks of ordinary pods (Multus).
 

@@ -47,7 +47,7 @@ impl Node {
     /// Does `work` on the node.
     ///
     /// # Errors
-    /// A namespace cannot be entered; what `work` says.
+    /// A namespace cannot be entered; the error of `work`.
     pub(crate) fn inside<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         let network = Namespace::open(&self.network)?;
         let failed = |error: std::io::Error| {

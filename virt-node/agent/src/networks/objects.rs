@@ -1,4 +1,4 @@
-//! What attaching networks asks of the API server: a definition, and the pod's annotation.
+//! Requests to the API server for attaching networks: a definition, and the pod's annotation.
 
 use api::multus::NetworkAttachmentDefinition;
 use cluster::{Client, JsonPatch, Key, Resource};

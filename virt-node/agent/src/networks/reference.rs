@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Namespace whose definitions every guest may use.
+/// Namespace of definitions that every guest may use.
 const SHARED: &str = "default";
 
 /// A definition's namespace and name.

@@ -22,13 +22,13 @@ use tokio::sync::watch;
 use crate::error::{Error, Kind, Result};
 
 const NODES: Resource = Resource::cluster("", "v1", "nodes");
-/// What the names of the resources begin with.
+/// The prefix of the resources.
 const PREFIX: &str = "bridge.network.kubevirt.io/";
 /// How many of each there are, as upstream has it: more than pods on a node.
 const COUNT: &str = "1000";
 /// Most bridges that are shown; resources of a Node object are not without cost.
 const BRIDGES_MAX: usize = 256;
-/// How long link events are waited for at once; the process may end meanwhile.
+/// Timeout of one wait for link events, after which the end of the process is checked.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long changes are gathered: a bridge is often made, configured and renamed in one go.
 const GATHER: Duration = Duration::from_millis(200);
@@ -106,7 +106,7 @@ fn is_name(name: &str) -> bool {
         && name.ends_with(|last: char| last.is_ascii_alphanumeric())
 }
 
-/// Tells of the bridges of a network namespace, at once and after each change, until nobody listens. On a thread of its
+/// Reports the bridges of a network namespace, at once and after each change, until the receiver is gone. On a thread of its
 /// own, which stays in that namespace.
 fn follow(namespace: &Path, tell: &watch::Sender<BTreeSet<String>>) -> Result<()> {
     Namespace::open(namespace)?.enter()?;

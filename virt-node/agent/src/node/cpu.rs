@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-/// Features whose name in libvirt is not the kernel's.
+/// Features with different names in libvirt and the kernel.
 const RENAMED: [(&str, &str); 3] = [("sse4_1", "sse4.1"), ("sse4_2", "sse4.2"), ("pclmulqdq", "pclmuldq")];
 /// Most features; a processor has some hundred.
 const FEATURES_MAX: usize = 512;

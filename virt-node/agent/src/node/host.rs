@@ -1,5 +1,5 @@
-//! What guests find on this node: QEMU, its machine type, EFI firmware. The agent's image holds the same layers as the
-//! launcher's, so both find the same files under the same names.
+//! The features that guests find on this node: QEMU, its machine type, EFI firmware. The agent's image holds the same layers
+//! as the launcher's, so both find the same files under the same names.
 
 use std::path::Path;
 

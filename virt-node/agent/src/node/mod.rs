@@ -1,4 +1,4 @@
-//! What the cluster knows of this node: labels, heartbeat, whether KVM works. What guests find on it.
+//! The node's state in the cluster: labels, heartbeat, whether KVM works. The features that guests find on it.
 //!
 //! Not here: devices that the kubelet counts ([`crate::devices`]).
 

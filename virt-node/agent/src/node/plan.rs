@@ -25,7 +25,7 @@ const OWN_PREFIXES: [&str; 7] = [
 const HEARTBEAT_MIN: Duration = Duration::from_secs(60);
 const HEARTBEAT_SPREAD: Duration = Duration::from_secs(72);
 
-/// What is known of the node.
+/// Facts about the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Facts {
     /// Launcher pods may come.

@@ -1,4 +1,4 @@
-//! What the kubelet mounted from a Secret or ConfigMap: the entries of one moment, never half of an update.
+//! The content of a Secret or ConfigMap that the kubelet mounted: the entries of one version, never half of an update.
 //!
 //! ```text
 //! VOLUME/..data ─► ..2026_01_01_00_00_00.123/   KEY, KEY, …      the kubelet swaps the link, which this reads once
@@ -43,7 +43,7 @@ pub(crate) fn entries(volume: &Dir) -> Result<BTreeMap<String, Vec<u8>>> {
     Err(Error::new(Kind::System, text))
 }
 
-/// All entries; `None`: one was removed meanwhile.
+/// All entries; `None`: one was removed during the reading.
 fn read(directory: &Dir) -> Result<Option<BTreeMap<String, Vec<u8>>>> {
     let (mut entries, mut left) = (BTreeMap::new(), CONTENT_MAX);
     for entry in directory.entries()?.into_iter().filter(|entry| !entry.is_dir) {

@@ -19,7 +19,7 @@ pub(crate) const PRIVATE: &str = "private";
 /// How long a launcher may take to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A connection to a launcher whose process was checked.
+/// A connection to the verified process of a launcher.
 #[derive(Debug)]
 pub(crate) struct Connection {
     /// The connection.

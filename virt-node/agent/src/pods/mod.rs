@@ -85,7 +85,7 @@ impl PodDirectory {
         self.volume("kubernetes.io~configmap", name)
     }
 
-    /// A note of the agent about the pod, beside the kubelet's volumes: no process of the pod reaches it, and the kubelet
+    /// A record of the agent about the pod, next to the kubelet's volumes: no process of the pod reaches it, and the kubelet
     /// removes it with the pod.
     ///
     /// # Errors

@@ -170,7 +170,7 @@ pub(crate) fn container_disk(container: &Process, path: Option<&str>) -> Result<
                 (Some(name), true) => (directory, name),
                 (Some(_), false) => {
                     return Err(wrong(
-                        "the image has several files in /disk; containerDisk.path says which".into(),
+                        "the image has several files in /disk; set containerDisk.path to one of them".into(),
                     ));
                 }
                 (None, _) => return Err(wrong("the image has no file in /disk".into())),

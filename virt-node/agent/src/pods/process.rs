@@ -1,7 +1,7 @@
 //! A process of a pod, by its number on the node: its pod, its namespaces, its files.
 //!
-//! A number names another process as soon as the first one is gone. So /proc/PID is opened once, and everything is asked
-//! beneath that descriptor: it fails when the process is gone, whoever has its number by then.
+//! A number names another process as soon as the first one is gone. So /proc/PID is opened once, and every look-up is
+//! beneath that descriptor: it fails when the process is gone, even if another process has its number.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
@@ -78,8 +78,8 @@ impl Process {
         self.directory.proc_path("ns/net")
     }
 
-    /// The same for other processes of the node: it names another process's once this one is gone, so whoever opens it has
-    /// to check which namespace it is.
+    /// The same for other processes of the node: it names another process's namespace once this one is gone, so a program
+    /// that opens it has to check which one it is.
     pub(crate) fn network_by_number(&self) -> PathBuf {
         PathBuf::from(format!("/proc/{}/ns/net", self.number))
     }

@@ -30,7 +30,7 @@ pub(super) const COMMANDS: [(&str, &str); 9] = [
 ];
 /// Longest body of a command.
 const BODY_MAX: usize = 64 << 10;
-/// A freeze ends after this by itself, where nothing is said; and after this whatever is said.
+/// The default and the maximum of the time after which a freeze ends by itself.
 const FREEZE_TIME: Duration = Duration::from_secs(300);
 const FREEZE_TIME_MAX: Duration = Duration::from_secs(3600);
 
@@ -119,7 +119,7 @@ fn check(name: &str, status: &Status) -> Result<(), Refused> {
     }
 }
 
-/// Everything that the agent says about the guest; what it does not say is left out.
+/// All reports of the guest's agent; missing ones are left out.
 async fn answers(talk: &mut Talk) -> Answers {
     Answers {
         version: talk.agent(osinfo::VERSION).await.ok(),
@@ -131,7 +131,7 @@ async fn answers(talk: &mut Talk) -> Answers {
     }
 }
 
-/// Ends a freeze that nobody ended. Thawing what is not frozen does nothing.
+/// Ends a freeze that no client ended. Thawing an unfrozen guest has no effect.
 async fn thaw_later(pod: Arc<PodDirectory>, time: Duration) {
     tokio::time::sleep(time).await;
     let thawed = async { Talk::open(&pod).await?.0.agent(osinfo::THAW).await };

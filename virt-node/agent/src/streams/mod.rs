@@ -1,5 +1,5 @@
-//! What the operator asks of this node over HTTPS with mutual TLS: guests' consoles as byte streams, power commands, what
-//! their agents report.
+//! The operator's requests to this node over HTTPS with mutual TLS: guests' consoles as byte streams, power commands,
+//! reports of their agents.
 //!
 //! ```text
 //! operator ══ TLS, client certificate ══► routes ─┬─ console, vnc, portforward: Upgrade, then bytes both ways (pipe)
@@ -27,7 +27,7 @@ const OPERATOR: &str = "kubevirt.io:system:client:virt-handler";
 /// Where a guest is.
 const GUEST: &str = "/v1/namespaces/{ns}/virtualmachineinstances/{name}";
 
-/// An error as HTTP says it: a status, a reason for programs, a message for people.
+/// An error in HTTP's form: a status, a reason for programs, a message for users.
 #[derive(Debug)]
 struct Refused {
     status: StatusCode,
@@ -73,7 +73,7 @@ impl From<Error> for Refused {
     }
 }
 
-/// Refuses everybody but the operator.
+/// Refuses every client other than the operator.
 fn only_operator(call: &Call) -> Result<(), Refused> {
     if call.connection().client_name() == Some(OPERATOR) {
         return Ok(());

@@ -24,7 +24,7 @@ pub(super) const STREAMS: [(&str, &str); 4] = [
     ("portforward", "portforward/{port}"),
     ("portforward", "portforward/{port}/{proto}"),
 ];
-/// What a stream is called in the Upgrade.
+/// The protocol's name in the Upgrade.
 const PROTOCOL: &str = "ferrovirt-stream";
 /// Bytes on their way in each direction.
 const BUFFER: usize = 16 << 10;
@@ -33,7 +33,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long QEMU may take to let go of the client before.
 const TAKE_OVER: Duration = Duration::from_millis(100);
 
-/// What ends each open stream, by guest and kind.
+/// The sender that ends each open stream, by guest and kind.
 type Ends = HashMap<(Key, &'static str), oneshot::Sender<()>>;
 
 /// Open streams.
@@ -45,7 +45,8 @@ impl Sessions {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a guest's stream over. What comes back ends when somebody else does; the flag says whether somebody had it.
+    /// Takes a guest's stream over. The receiver resolves when another client takes it over; the flag reports whether there
+    /// was a previous client.
     fn take(&self, of: (Key, &'static str)) -> (oneshot::Receiver<()>, bool) {
         let (end, ended) = oneshot::channel();
         let mut sessions = self.lock();
@@ -111,7 +112,7 @@ async fn port(call: &Call, address: &str) -> Result<TcpStream, Refused> {
     }
 }
 
-/// Answers with the Upgrade and moves bytes until one end closes, or somebody takes the stream over.
+/// Answers with the Upgrade and moves bytes until one end closes, or another client takes the stream over.
 fn upgrade(
     call: &mut Call,
     mut guest: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,

@@ -28,7 +28,7 @@ struct Launcher {
 }
 
 impl Launcher {
-    /// A pod whose namespace the commands prepare, words between spaces.
+    /// A pod with a namespace that the commands prepare, words between spaces.
     fn new(commands: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(folder.path().join("pods").join(UID)).unwrap();
@@ -179,7 +179,7 @@ fn a_guest_behind_masquerade_is_wired_once() {
 }
 
 #[test]
-fn a_bridged_guest_is_told_the_same_after_eth0_lost_its_addresses() {
+fn a_bridged_guests_configuration_stays_after_eth0_lost_its_addresses() {
     let pod = Launcher::with_eth0();
     let first = pod.wire(bridge()).unwrap();
     let tap = &first.taps()["default"];
@@ -282,7 +282,7 @@ fn networks_that_cannot_be_attached_are_refused_by_path() {
         let found = asks(&serde_json::from_value(spec).unwrap(), UID).unwrap();
         assert!(found.primary.is_none() && found.secondary.is_empty());
     }
-    // Where nothing is said, a guest is behind masquerade.
+    // By default a guest is behind masquerade.
     let found = asks(&serde_json::from_value(json!({"domain": {}})).unwrap(), UID).unwrap();
     assert!(matches!(found.primary.unwrap().binding, Binding::Masquerade { .. }));
 }
@@ -333,7 +333,7 @@ impl Objects for Cluster {
 
 /// A folder with one plugin: it makes a veth pair between the node and the pod by `ip`, as root's plugins do.
 ///
-/// The configuration's `mode` says how it behaves; every call is appended to the file `log` of the configuration.
+/// The configuration's `mode` selects its behaviour; every call is appended to the file `log` of the configuration.
 fn plugins() -> PathBuf {
     use std::os::unix::fs::PermissionsExt;
     let folder = std::env::temp_dir().join(format!("virt-agent-plugins-{}", std::process::id()));

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::*;
 
 /// A guest with the pod network and bridged networks of these names, each on the definition of the same name unless
-/// `NAME=DEFINITION` says another one.
+/// `NAME=DEFINITION` names another one.
 fn spec(networks: &[&str]) -> Value {
     let mut interfaces =
         vec![json!({"name": "default", "masquerade": {}, "macAddress": "02:00:00:00:00:10"})];
@@ -202,7 +202,7 @@ fn attachments_that_were_cut_short_are_taken_back_first() {
 }
 
 #[test]
-fn a_pod_whose_namespace_is_gone_is_detached_without_it() {
+fn a_pod_without_its_namespace_is_detached() {
     let mut pod = Launcher::with_eth0();
     pod.cluster.define("ns/blue", &pod.config(&json!({})));
     pod.wire(spec(&["blue"])).unwrap();
