@@ -49,6 +49,20 @@ fn a_waiting_data_volume_reports_the_reason() {
         "Provisioning",
         &["kubevirt.io.hostpath-provisioner", "is its driver running?"],
     );
+    // Kubernetes binds an Available volume of the class to the claim, which a populator was to fill.
+    apply(
+        &CLUSTER,
+        "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {name: hostpath-given}\n\
+         provisioner: kubevirt.io.hostpath-provisioner\nvolumeBindingMode: Immediate\n\
+         parameters: {storagePool: nowhere}\n---\n\
+         apiVersion: v1\nkind: PersistentVolume\nmetadata: {name: given}\n\
+         spec: {storageClassName: hostpath-given, accessModes: [ReadWriteOnce], capacity: {storage: 1Gi}, \
+         persistentVolumeReclaimPolicy: Retain, hostPath: {path: /tmp/given}}\n",
+    );
+    let bound = ["PV given bound to unexpected claim misbound", "delete PVC misbound"];
+    says(&space, "misbound", &blank, "hostpath-given", "ErrUnexpectedClaim", &bound);
+    let phase = space.get("DataVolume", "misbound").unwrap()["status"]["phase"].clone();
+    assert_ne!(phase, "Succeeded");
     let absent = json!({"http": {"url": web.url("absent.qcow2")}});
     says(&space, "unfound", &absent, IMMEDIATE, "Error", &["404"]);
     let clone = json!({"pvc": {"namespace": "waits", "name": "nothing"}});

@@ -59,6 +59,8 @@ struct Model {
     /// How the importer ends: its termination message.
     end: &'static str,
     writes: usize,
+    /// An Available volume of the class that Kubernetes binds to the DataVolume's claim in this round.
+    stray_in: Option<u64>,
     phases: Vec<String>,
     events: Vec<String>,
     /// Uids of claims that an importer has run on.
@@ -97,6 +99,7 @@ impl Model {
             consumer: false,
             end: r#"{"message":"Import Complete"}"#,
             writes: 0,
+            stray_in: None,
             phases: Vec::new(),
             events: Vec::new(),
             imported: BTreeSet::new(),
@@ -189,7 +192,9 @@ impl Model {
         }
         let claim = self.claim("disk");
         let claim = claim.filter(|claim| claim.meta.owners.iter().any(|owner| owner.uid == "volume-uid"));
-        let facts = claim.as_ref().map(|claim| volumes::facts(&volume, claim, offer)).unwrap_or_default();
+        let prime = claim.as_ref().and_then(|claim| self.claim(&names::prime(&claim.meta.uid)));
+        let facts = claim.as_ref().map(|claim| volumes::facts(&volume, claim, prime.as_ref(), offer));
+        let facts = facts.unwrap_or_default();
         loop {
             let report = status::report(&volume, claim.as_ref(), facts, plan.trouble.as_ref(), "now");
             if !report.differs(&volume) {
@@ -231,9 +236,12 @@ impl Model {
             young: false,
         };
         let plan = if populated { filling::populator(&observed) } else { filling::direct(&observed) };
-        assert_eq!(plan.trouble, None);
         for action in &plan.actions {
             self.apply(action)?;
+        }
+        if let Some(trouble) = &plan.trouble {
+            assert_eq!(trouble.reason, "ErrUnexpectedClaim");
+            filling::report(&target, Some(trouble)).map_or(Ok(()), |action| self.apply(&action))?;
         }
         if let Some(start) = plan.start {
             let written = if start == Start::Prime { prime.as_ref().unwrap() } else { &target };
@@ -316,10 +324,27 @@ impl Model {
         }
     }
 
+    /// Kubernetes binds an Available volume of the class to the DataVolume's claim.
+    fn bind_stray(&mut self) {
+        let Some(claim) = self.claims.get_mut("disk").filter(|claim| claim["status"]["phase"].is_null())
+        else {
+            return;
+        };
+        let reference = json!({"namespace": "n", "name": "disk", "uid": claim["metadata"]["uid"]});
+        let spec = json!({"storageClassName": "fast", "claimRef": reference});
+        self.persistent.insert("stray".into(), json!({"metadata": {"name": "stray"}, "spec": spec}));
+        claim["spec"]["volumeName"] = json!("stray");
+        claim["status"]["phase"] = json!("Bound");
+        self.stray_in = None;
+    }
+
     /// Plays until nothing changes any more.
     fn play(&mut self, consumer_after: u64) {
         for round in 0..100u64 {
             self.consumer = round >= consumer_after;
+            if self.stray_in.is_some_and(|first| round >= first) {
+                self.bind_stray();
+            }
             // Several reconciles between two rounds of the others, in any order.
             for _ in 0..self.dice.roll(4) {
                 let result =
@@ -429,6 +454,44 @@ fn a_wrong_checksum_fails_for_good() {
         assert!(model.events.contains(&"ImportFailed".to_owned()), "{:?}", model.events);
         assert!(model.pods.is_empty());
     }
+}
+
+#[test]
+fn a_claim_that_kubernetes_bound_to_another_volume_is_not_filled() {
+    let mut seen = 0;
+    for binding in [Binding::Immediate, Binding::Consumer, Binding::Forced] {
+        for round in 0..60 {
+            let case = format!("{binding:?} in round {round}");
+            let mut model =
+                Model::new(&json!({"http": {"url": "http://a"}}), false, binding, true, round * 3 + 1);
+            model.stray_in = Some(round);
+            model.mortal = round % 2 == 1;
+            model.play(10);
+            if model.claims["disk"]["spec"]["volumeName"] != "stray" {
+                assert_settled(&model, &case);
+                continue;
+            }
+            seen += 1;
+            let status = &model.volume["status"];
+            assert!(!model.phases.contains(&"Succeeded".to_owned()), "{case} {:?}", model.phases);
+            let running = &status["conditions"][2];
+            assert_eq!(running["reason"], "ErrUnexpectedClaim", "{case}: {status}");
+            let message = running["message"].as_str().unwrap();
+            assert!(message.starts_with("PV stray bound to unexpected claim disk: "), "{message}");
+            assert_eq!(model.claims.keys().collect::<Vec<_>>(), ["disk"], "{case}: the prime claim goes");
+            assert!(model.pods.is_empty(), "{case}");
+            let written = model.writes;
+            model.play(0);
+            assert_eq!(model.writes, written, "{case}: it is reported once");
+            // The remedy of the message.
+            model.claims.clear();
+            model.persistent.clear();
+            model.imported.clear();
+            model.play(0);
+            assert_settled(&model, &case);
+        }
+    }
+    assert!(seen >= 30, "{seen}");
 }
 
 #[test]

@@ -170,7 +170,9 @@ fn next_phase(observed: &Observed<'_>, steps: &mut Vec<Step>) -> (Phase, Option<
         "Scheduling" => match launcher {
             None => gone(observed, steps),
             Some(pod) if pod.is_down() => (Phase::Failed, None),
-            Some(pod) if pod.compute_ready() && !pod.metadata.deleting() => (Phase::Scheduled, None),
+            Some(pod) if pod.compute_ready() && !pod.metadata.deleting() && is_filled(observed) => {
+                (Phase::Scheduled, None)
+            }
             Some(_) => (Phase::Kept, None),
         },
         "Succeeded" | "Failed" => (Phase::Kept, None),
@@ -180,6 +182,12 @@ fn next_phase(observed: &Observed<'_>, steps: &mut Vec<Step>) -> (Phase, Option<
             Some(_) => (Phase::Kept, None),
         },
     }
+}
+
+/// Whether every volume has its content. A claim that the launcher pod consumes may be bound before its DataVolume is done:
+/// to a volume that was not filled for it.
+fn is_filled(observed: &Observed<'_>) -> bool {
+    matches!(observed.storage(), Storage::Usable | Storage::Missing(_))
 }
 
 fn pending(observed: &Observed<'_>, launcher: Option<&Pod>, steps: &mut Vec<Step>) -> Phase {

@@ -80,6 +80,13 @@ impl Scene {
         }
     }
 
+    /// The same with a DataVolume in this phase.
+    fn on(self, phase: &str) -> Self {
+        let claim = json!({"metadata": {"name": "root", "namespace": "n"}, "status": {"phase": "Bound"}});
+        let data_volume = json!({"metadata": {"name": "root", "namespace": "n"}, "status": {"phase": phase}});
+        Self { claim: Some(claim), data_volume: Some(data_volume), has_volume: true, ..self }
+    }
+
     fn with<R>(&self, read_it: impl FnOnce(&Observed<'_>, &Plan) -> R) -> R {
         let instance: Instance = read(self.instance.clone());
         let pods: Vec<Pod> = self.pods.iter().map(|pod| read(pod.clone())).collect();
@@ -153,6 +160,18 @@ fn phases_follow_the_pod() {
         ("pod pends", Scene::new(instance("Scheduling"), &[pod("Pending", false)]), Kept, vec![]),
         ("pod starts", Scene::new(instance("Scheduling"), &[pod("Running", false)]), Kept, vec![]),
         ("pod is ready", Scene::new(instance("Scheduling"), &[pod("Running", true)]), Scheduled, vec![]),
+        (
+            "ready pod on a filled volume",
+            Scene::new(instance("Scheduling"), &[pod("Running", true)]).on("Succeeded"),
+            Scheduled,
+            vec![],
+        ),
+        (
+            "ready pod on a volume of others",
+            Scene::new(instance("Scheduling"), &[pod("Running", true)]).on("PVCBound"),
+            Kept,
+            vec![],
+        ),
         ("ready pod is deleted", Scene::new(instance("Scheduling"), &[deleting_pod()]), Kept, vec![]),
         ("pod fails", Scene::new(instance("Scheduling"), &[pod("Failed", false)]), Failed, vec![]),
         ("pod is gone", Scene::new(instance("Scheduling"), &[]), Failed, vec![]),

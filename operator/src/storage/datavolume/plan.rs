@@ -6,6 +6,7 @@ use super::claim::{self, Offer};
 use super::{Facts, QUOTA, Trouble};
 use crate::storage::action::{About, Action, Event};
 use crate::storage::names;
+use crate::storage::populate::plan::is_filled;
 use crate::storage::seen::claim::Phase as Binding;
 use crate::storage::seen::{Claim, DataVolume, Source};
 
@@ -51,8 +52,8 @@ pub fn plan(volume: &DataVolume, claim: Option<&Claim>, offer: Offer<'_>, size: 
     )
 }
 
-/// Facts about the claim.
-pub fn facts(volume: &DataVolume, claim: &Claim, offer: Offer<'_>) -> Facts {
+/// Facts about the claim; `prime` is its prime claim, if there is one.
+pub fn facts(volume: &DataVolume, claim: &Claim, prime: Option<&Claim>, offer: Offer<'_>) -> Facts {
     let class = claim.class.as_deref().and_then(|name| offer.classes.named(name));
     let populated = is_populated(claim);
     let chosen = claim.meta.annotation(names::SELECTED_NODE).is_some();
@@ -60,7 +61,9 @@ pub fn facts(volume: &DataVolume, claim: &Claim, offer: Offer<'_>) -> Facts {
     let honored = populated || offer.settings.honors_first_consumer;
     let consumer_first = class.is_some_and(|class| class.waits_for_consumer) && honored && !immediate;
     let waits = consumer_first && !(populated && chosen);
-    let complete = claim.meta.says(names::POD_PHASE, "Succeeded")
+    let stray = populated && claim.phase == Binding::Bound && !is_filled(claim, prime);
+    let transferred = !stray && claim.meta.says(names::POD_PHASE, "Succeeded");
+    let complete = transferred
         || claim.meta.says(names::CLONE_PHASE, "Succeeded")
         || claim.meta.says(names::POPULATED_FOR, &volume.meta.name)
         || is_adopted(volume, claim)

@@ -179,8 +179,40 @@ fn work(o: &Observed<'_>, prime: &Claim, worker: &Worker) -> Plan {
     Plan::act(actions)
 }
 
-/// The target has its volume.
+/// Whether a bound claim has the volume that was filled for it. Kubernetes may bind any Available PV of the class to a
+/// claim that a populator has not finished yet; such a claim counts for nothing. `filler` is the prime claim, or a clone's
+/// temporary claim, and is deleted only after its volume is the target's.
+pub fn is_filled(target: &Claim, filler: Option<&Claim>) -> bool {
+    let annotation = |name| target.meta.annotation(name).is_some();
+    // A clone reports its end after this was decided, the others before their volume takes its place.
+    if annotation(names::POPULATED_FOR) || target.meta.says(names::CLONE_PHASE, "Succeeded") {
+        return true;
+    }
+    match filler {
+        Some(filler) => !filler.volume.is_empty() && filler.volume == target.volume,
+        None => target.meta.says(names::POD_PHASE, "Succeeded"),
+    }
+}
+
+/// The trouble of a claim that is bound to a volume that was not filled for it.
+pub fn misbound(target: &Claim) -> Trouble {
+    let (volume, claim) = (&target.volume, &target.meta.name);
+    Trouble {
+        reason: "ErrUnexpectedClaim",
+        message: format!(
+            "PV {volume} bound to unexpected claim {claim}: the claim's source was not written to it; save PV {volume} \
+             (persistentVolumeReclaimPolicy Retain) if it is needed, delete PVC {claim}, and keep the PV from the class {:?} \
+             before the claim is created again",
+            target.class.as_deref().unwrap_or_default()
+        ),
+    }
+}
+
+/// The target has a volume.
 fn bound(o: &Observed<'_>) -> Plan {
+    if !is_filled(o.target, o.prime) {
+        return stray(o);
+    }
     let mut changes = Changes::new();
     let mut labels = BTreeMap::new();
     match o.worker {
@@ -200,13 +232,22 @@ fn bound(o: &Observed<'_>) -> Plan {
     }
     let retained = o.target.meta.says(names::RETAIN, "true");
     match o.prime {
-        Some(prime) if !retained && !prime.meta.deleting => Plan::act(vec![Action::Delete {
-            kind: Kind::Claim,
-            key: (prime.meta.namespace.clone(), prime.meta.name.clone()),
-            uid: prime.meta.uid.clone(),
-        }]),
+        Some(prime) if !retained && !prime.meta.deleting => Plan::act(vec![delete_claim(prime)]),
         Some(_) | None => Plan::default(),
     }
+}
+
+/// The target has a volume that was not filled for it: the transfer ends.
+fn stray(o: &Observed<'_>) -> Plan {
+    let trouble = Some(misbound(o.target));
+    let mut actions = Vec::new();
+    if o.target.meta.says(names::POD_PHASE, "Succeeded") {
+        // Before the prime claim goes: without one this would count as filled.
+        actions.push(annotate(o.target, [(names::POD_PHASE.to_owned(), None)].into(), BTreeMap::new()));
+    } else if let Some(prime) = o.prime.filter(|prime| !prime.meta.deleting) {
+        actions.push(delete_claim(prime));
+    }
+    Plan { actions, trouble, start: None }
 }
 
 /// Points the prime claim's volume at the target.
@@ -276,6 +317,14 @@ fn annotate(claim: &Claim, annotations: Changes, labels: BTreeMap<String, String
         uid: claim.meta.uid.clone(),
         annotations,
         labels,
+    }
+}
+
+fn delete_claim(claim: &Claim) -> Action {
+    Action::Delete {
+        kind: Kind::Claim,
+        key: (claim.meta.namespace.clone(), claim.meta.name.clone()),
+        uid: claim.meta.uid.clone(),
     }
 }
 

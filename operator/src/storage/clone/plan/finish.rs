@@ -7,10 +7,14 @@ use crate::storage::action::{Action, Kind};
 use crate::storage::clone::sender;
 use crate::storage::names;
 use crate::storage::populate::mirror::Changes;
+use crate::storage::populate::plan::{is_filled, misbound};
 use crate::storage::profile::CloneStrategy;
 
-/// The target has its volume.
+/// The target has a volume.
 pub(super) fn bound(o: &Observed<'_>) -> Plan {
+    if !is_filled(o.target, o.temporary) {
+        return Plan { trouble: Some(misbound(o.target)), ..Plan::default() };
+    }
     if !o.target.meta.says(names::CLONE_PHASE, "Succeeded") {
         let mut changes: Changes = [
             (names::CLONE_PHASE, "Succeeded"),

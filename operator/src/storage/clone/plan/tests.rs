@@ -142,7 +142,17 @@ fn a_clone_goes_step_by_step() {
         "{cloned:?}"
     );
     assert_eq!(decide(&forced, Some(&ready), Some(&temporary), Some(&volume("pv", "t"))), Plan::default());
-    let bound = target("Bound", &json!({names::CLONE_PHASE: "Rebind"}));
+    temporary.volume = "pv".into();
+    let mut bound = target("Bound", &json!({names::CLONE_PHASE: "Rebind"}));
+    for other in ["stray", ""] {
+        bound.volume = other.into();
+        for temporary in [Some(&temporary), None] {
+            let plan = decide(&bound, None, temporary, None);
+            assert_eq!(plan.trouble.unwrap().reason, "ErrUnexpectedClaim", "{other} {temporary:?}");
+            assert!(plan.actions.is_empty());
+        }
+    }
+    bound.volume = "pv".into();
     assert!(matches!(
         decide(&bound, None, Some(&temporary), None).actions.as_slice(),
         [Action::Annotate { .. }]
