@@ -1,7 +1,7 @@
-//! Kubernetes quantities as whole bytes, rounded up. Grammar: apimachinery `resource.Quantity`, i.e. a decimal number
+//! Kubernetes quantities as whole bytes, rounded up, and whole bytes as quantities. Grammar: apimachinery `resource.Quantity`, i.e. a decimal number
 //! and one suffix of Ki Mi Gi Ti Pi Ei, n u m k M G T P E, or a decimal exponent (`e3`, `E3`).
 //!
-//! Not here: formatting with suffixes, negative amounts (a size has none).
+//! Not here: negative amounts (a size has none).
 
 use thiserror::Error;
 
@@ -54,6 +54,19 @@ pub fn bytes(text: &str) -> Result<u64, QuantityError> {
         return Err(range());
     }
     scale.apply(whole, fraction).filter(|&n| i64::try_from(n).is_ok()).ok_or_else(range)
+}
+
+/// The canonical text of a number of bytes, as Kubernetes writes it (format BinarySI): the largest binary suffix that
+/// divides it.
+pub fn text(bytes: u64) -> String {
+    let suffixes = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
+    let mut number = bytes;
+    let mut suffix = 0;
+    while number != 0 && number.is_multiple_of(1024) && suffix + 1 < suffixes.len() {
+        number /= 1024;
+        suffix += 1;
+    }
+    format!("{number}{}", suffixes.get(suffix).copied().unwrap_or_default())
 }
 
 /// What a suffix multiplies by: `binary << 0` times ten to the power of `exponent`.
@@ -131,6 +144,22 @@ impl Scale {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bytes_are_written_as_kubernetes_writes_them() {
+        for (bytes, expected) in [
+            (0, "0"),
+            (1, "1"),
+            (1023, "1023"),
+            (1024, "1Ki"),
+            (1536, "1536"),
+            (200 << 20, "200Mi"),
+            (1 << 40, "1Ti"),
+            (3 << 60, "3Ei"),
+        ] {
+            assert_eq!(text(bytes), expected);
+        }
+    }
 
     #[test]
     fn quantities_are_bytes_rounded_up() {

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::controller::Controller;
 use super::objects::{CAPACITIES, Class, Metadata};
-use super::{Settings, quantity, request};
+use super::{Settings, request};
 use crate::error::{Error, Kind, Result};
 
 const DAEMON_SETS: Resource = Resource::namespaced("apps", "v1", "daemonsets");
@@ -177,8 +177,8 @@ fn differs(written: &Written, left: Left) -> bool {
 
 fn amounts(left: Left) -> Value {
     json!({
-        "capacity": quantity::text(left.available),
-        "maximumVolumeSize": left.largest.map(quantity::text),
+        "capacity": api::quantity::text(left.available),
+        "maximumVolumeSize": left.largest.map(api::quantity::text),
     })
 }
 

@@ -26,7 +26,6 @@ mod controller;
 mod driver;
 mod objects;
 mod plan;
-mod quantity;
 mod removal;
 mod request;
 mod resize;

@@ -17,7 +17,7 @@ use tonic::{Code, Status};
 use super::claims::said;
 use super::controller::Controller;
 use super::objects::{CLAIMS, Claim, VOLUMES, Volume};
-use super::{quantity, request};
+use super::request;
 
 /// Annotation of a PV: its capacity before, while the kubelet still has to grow it.
 const BEFORE: &str = "volume.alpha.kubernetes.io/pre-resize-capacity";
@@ -28,7 +28,7 @@ impl Controller {
     /// Makes the volume of a claim as large as `bytes`.
     pub(super) async fn expand(&self, claim: &Claim, volume: &Volume, bytes: u64) -> Outcome {
         let Some(csi) = &volume.spec.csi else { return Outcome::Done };
-        let wanted = quantity::text(bytes);
+        let wanted = api::quantity::text(bytes);
         // The status of an earlier try stays as it is: each write of the status makes the claim be looked at again.
         if !is_begun(claim, &wanted) {
             let condition = condition("Resizing", "", "");
@@ -84,7 +84,7 @@ impl Controller {
             return Outcome::Retry;
         }
         let mut done = status(claim, &wanted, None, None);
-        merge(&mut done, "capacity", json!({"storage": quantity::text(size)}));
+        merge(&mut done, "capacity", json!({"storage": api::quantity::text(size)}));
         if let Err(outcome) = self.write(claim, &done).await {
             return outcome;
         }
@@ -122,7 +122,7 @@ impl Controller {
         let key = Key::cluster(&volume.metadata.name);
         let patch = json!({
             "metadata": {"annotations": {BEFORE: before}},
-            "spec": {"capacity": {"storage": quantity::text(bytes)}},
+            "spec": {"capacity": {"storage": api::quantity::text(bytes)}},
         });
         self.client.merge_patch::<IgnoredAny>(VOLUMES, &key, &patch).await.map(drop).map_err(|error| {
             tracing::warn!(volume = %key, error = error.chain(), "cannot write the PV's capacity");

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::objects::{Claim, Class, FINALIZER, NODE_LABEL, PROVISIONED_BY};
-use super::{quantity, request};
+use super::request;
 
 /// Attribute that names the provisioner's process.
 const IDENTITY: &str = "storage.kubernetes.io/csiProvisionerIdentity";
@@ -45,7 +45,7 @@ pub(super) fn object(
     }
     let mut spec = json!({
         "accessModes": claim.spec.access_modes,
-        "capacity": {"storage": quantity::text(capacity)},
+        "capacity": {"storage": api::quantity::text(capacity)},
         "claimRef": {
             "apiVersion": "v1",
             "kind": "PersistentVolumeClaim",
