@@ -1,7 +1,7 @@
 //! The platform in a cluster, as `operator manifests` installs it: operator, node agent, MAC pool and CSI driver as pods.
 //!
 //! ```text
-//! prepare: images, pool, snapshot kinds ─► install: manifests, operator, HyperConverged, Available ─► uninstall
+//! prepare: images, pool ─► install: manifests, operator, HyperConverged, Available ─► uninstall
 //! ```
 //!
 //! Not here: virtual machines.
@@ -25,8 +25,7 @@ pub fn settings() -> Settings {
     Settings { replicas: 1, emulation: true, ..Settings::default() }
 }
 
-/// Loads the platform's images and makes what an administrator has on a node: a pool of `size` bytes for the CSI driver,
-/// and the kinds of VolumeSnapshots.
+/// Loads the platform's images and makes what an administrator has on a node: a pool of `size` bytes for the CSI driver.
 ///
 /// # Errors
 /// When an image is not built, or the node does not take something.

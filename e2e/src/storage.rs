@@ -1,5 +1,5 @@
-//! The CSI driver in a cluster, by its own manifests: the stock sidecars as images, the stock snapshot-controller, a pool on
-//! a filesystem that shares blocks. Not here: the driver's image, which is the product's.
+//! The CSI driver in a cluster, by its own manifests: the stock sidecars as images, the stock snapshot-controller with
+//! them, a pool on a filesystem that shares blocks. Not here: the driver's image, which is the product's.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -39,9 +39,9 @@ const READY: Duration = Duration::from_secs(120);
 /// The program that makes the volumes of claims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Provisioner {
-    /// Stock csi-provisioner, csi-resizer and csi-snapshotter, next to the driver.
+    /// Stock csi-provisioner, csi-resizer and csi-snapshotter, next to the driver, and stock snapshot-controller.
     Sidecars,
-    /// The node's agent and the operator; the test runs both.
+    /// The node's agent and the operator; the test runs both. The operator makes the kinds of VolumeSnapshots, too.
     Agent,
 }
 
@@ -56,25 +56,44 @@ pub fn install(cluster: &Cluster, size: u64, provisioner: Provisioner) -> Result
     registered(cluster)
 }
 
-/// Makes what the driver needs besides its own manifests: a pool of `size` bytes, the sidecars' images, and the kinds and
-/// the controller of VolumeSnapshots.
+/// Makes what the driver needs besides its own manifests: a pool of `size` bytes, and the sidecars' images.
 ///
 /// # Errors
 /// When a program is not built, or the node does not take something.
 pub fn prepare(cluster: &Cluster, size: u64) -> Result<()> {
     pool(cluster, size).context("cannot make the pool")?;
-    cluster.import_images(&images(cluster).context("cannot build the sidecars' images")?)?;
-    apply(cluster, &built(SIDECARS)?.join("crds"))?;
-    kubectl(cluster, &["wait", "--for=condition=Established", "crd", "--all", "--timeout=30s"])?;
-    apply(cluster, &Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests"))
+    cluster.import_images(&images(cluster).context("cannot build the sidecars' images")?)
 }
 
-/// Applies the driver's manifests, without the sidecars that the agent replaces where it makes the volumes. Switches a
-/// cluster that has the driver already.
+/// Makes the kinds of VolumeSnapshots and their stock controller, or leaves both to the operator and waits for the kinds.
+fn snapshots_by(cluster: &Cluster, provisioner: Provisioner) -> Result<()> {
+    let controller = Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests").display().to_string();
+    match provisioner {
+        Provisioner::Sidecars => {
+            apply(cluster, &built(SIDECARS)?.join("crds"))?;
+            kubectl(cluster, &["apply", "--server-side", "-f", &controller])?;
+        }
+        Provisioner::Agent => kubectl(cluster, &["delete", "--ignore-not-found", "-f", &controller])?,
+    }
+    let kinds = ["volumesnapshotclasses", "volumesnapshotcontents", "volumesnapshots"];
+    let kinds = kinds.map(|kind| format!("crd/{kind}.snapshot.storage.k8s.io"));
+    let wait = ["wait", "--for=condition=Established", "--timeout=30s"];
+    let wait: Vec<&str> = wait.into_iter().chain(kinds.iter().map(String::as_str)).collect();
+    let deadline = Instant::now() + READY;
+    while let Err(error) = kubectl(cluster, &wait) {
+        ensure!(Instant::now() < deadline, "no kinds of VolumeSnapshots after {READY:?}: {error:#}");
+        thread::sleep(Duration::from_millis(200));
+    }
+    Ok(())
+}
+
+/// Applies the driver's manifests, without the sidecars that the agent replaces where it makes the volumes, and with the
+/// stock snapshot-controller where it does not. Switches a cluster that has the driver already.
 ///
 /// # Errors
 /// When the driver's pods are not replaced in time.
 pub fn provision_by(cluster: &Cluster, provisioner: Provisioner) -> Result<()> {
+    snapshots_by(cluster, provisioner)?;
     let manifests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../hpp-csi/manifests").display().to_string();
     kubectl(cluster, &["apply", "--server-side", "--force-conflicts", "-f", &manifests])?;
     if provisioner == Provisioner::Agent {
@@ -145,7 +164,7 @@ fn version(repository: &str) -> Result<String> {
 }
 
 fn apply(cluster: &Cluster, path: &Path) -> Result<()> {
-    kubectl(cluster, &["apply", "--server-side", "-f", &path.display().to_string()])
+    kubectl(cluster, &["apply", "--server-side", "--force-conflicts", "-f", &path.display().to_string()])
 }
 
 fn kubectl(cluster: &Cluster, arguments: &[&str]) -> Result<()> {

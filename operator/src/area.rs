@@ -25,10 +25,7 @@ pub struct Area {
 pub const ALL: &[Area] = &[
     Area { name: "compute", run: |area, stop| Box::pin(compute::run(area, stop)) },
     Area { name: "storage", run: |area, stop| Box::pin(storage::run(area, stop)) },
-    Area {
-        name: "volumes",
-        run: |area, stop| Box::pin(async move { volumes::control::run(area.client, stop.wait()).await }),
-    },
+    Area { name: "volumes", run: |area, stop| Box::pin(volumes::run(area, stop)) },
     Area { name: "platform", run: crate::platform::run },
 ];
 

@@ -1,8 +1,8 @@
 //! The CSI driver on a real node, installed by its own manifests, with the stock provisioner, snapshotter, resizer and
 //! snapshot-controller, on a pool of XFS. Each point of the driver's table is a test; bytes are judged from the host.
 //!
-//! The agent and the operator run here, too, and make the volumes where the driver's pods have no sidecar for that
-//! ([`modes`]): with `FERROVIRT_PROVISIONER=agent` in all tests.
+//! The agent and the operator run here, too, and make volumes and snapshots where the driver's pods have no sidecar for that
+//! ([`modes`]), without snapshot-controller: with `FERROVIRT_PROVISIONER=agent` in all tests.
 //!
 //! One cluster for all tests; each has its own namespace, which enforces the restricted Pod Security.
 
@@ -11,6 +11,7 @@
 mod capacity;
 mod devices;
 mod import;
+mod loss;
 mod modes;
 mod pods;
 mod restart;

@@ -35,8 +35,11 @@ async fn work(kubeconfig: PathBuf, socket: PathBuf) {
         namespace: NAMESPACE.to_owned(),
         daemon_set: "hostpath-provisioner-csi".to_owned(),
     };
+    let events = cluster::Events::start(&operator, "ferrovirt-operator", "test");
+    let (_stopper, stop) = cluster::stop::pair();
     tokio::join!(
-        operator::volumes::control::run(operator, std::future::pending()),
+        operator::volumes::snapshots::run(operator.clone(), events.clone(), stop),
+        operator::volumes::control::run(operator, events, std::future::pending()),
         virt_agent::storage::run(agent, settings, std::future::pending()),
     );
 }
@@ -75,6 +78,10 @@ fn normal(mut object: Value) -> Value {
         &["spec", "volumeSnapshotRef", "resourceVersion"],
         &["status", "creationTime"],
         &["status", "snapshotHandle"],
+        // Of a VolumeSnapshot.
+        &["metadata", "namespace"],
+        &["spec", "source", "persistentVolumeClaimName"],
+        &["status", "boundVolumeSnapshotContentName"],
     ] {
         remove(&mut object, path);
     }
@@ -107,8 +114,8 @@ fn grown(space: &Space, claim: &str) -> [Value; 2] {
     [space.get("PersistentVolumeClaim", claim).unwrap(), space.bound(claim)]
 }
 
-/// A snapshot of a claim: its content, once it is ready.
-fn snapshot(space: &Space, claim: &str) -> Value {
+/// A snapshot of a claim, and its content, once it is ready; both are at rest, and the claim is let go.
+fn snapshot(space: &Space, claim: &str) -> [Value; 2] {
     let of = json!({"spec": {
         "volumeSnapshotClassName": CLASS, "source": {"persistentVolumeClaimName": claim},
     }});
@@ -118,11 +125,23 @@ fn snapshot(space: &Space, claim: &str) -> Value {
         let name = status["boundVolumeSnapshotContentName"].as_str()?.to_owned();
         (status["readyToUse"] == true).then_some(name)
     });
-    until("the content is at rest", || {
+    let content = until("the content is at rest", || {
         let content = space.get("VolumeSnapshotContent", &name)?;
         let making = "snapshot.storage.kubernetes.io/volumesnapshot-being-created";
         content["metadata"]["annotations"][making].is_null().then_some(content)
-    })
+    });
+    assert_eq!(content["metadata"]["labels"]["snapshot.storage.kubernetes.io/managed-by"], "node1");
+    until("the claim is let go", || {
+        let finalizers = space.get("PersistentVolumeClaim", claim)?["metadata"]["finalizers"].to_string();
+        (!finalizers.contains("snapshot.storage")).then_some(())
+    });
+    for reason in ["CreatingSnapshot", "SnapshotCreated", "SnapshotReady"] {
+        until(&format!("event {reason}"), || {
+            space.events(claim).iter().any(|event| event.starts_with(&format!("{reason}: "))).then_some(())
+        });
+    }
+    let both = [space.get("VolumeSnapshot", claim).unwrap(), content];
+    both.map(normal)
 }
 
 /// A class of the driver with the binding mode Immediate.
@@ -132,6 +151,7 @@ fn class_at_once() {
     let class = json!({
         "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": AT_ONCE},
         "provisioner": storage::DRIVER, "volumeBindingMode": "Immediate", "parameters": {"storagePool": "legacy"},
+        "allowVolumeExpansion": true,
     });
     let file = CLUSTER.place().path("class-at-once.json");
     std::fs::write(&file, class.to_string()).unwrap();
@@ -159,6 +179,46 @@ fn bound_in_turn(space: &Space, prefix: &str) -> Duration {
     times[times.len() / 2]
 }
 
+/// Bytes that the scheduler may place on the node for a class.
+fn capacity() -> Option<u64> {
+    let all = CLUSTER.run(api("CSIStorageCapacity", NAMESPACE).list(&Default::default())).unwrap();
+    let ours = all.items.iter().find(|one| one.data["storageClassName"] == AT_ONCE)?;
+    ::api::quantity::bytes(ours.data["capacity"].as_str()?).ok()
+}
+
+/// The scheduler's number follows every change of a volume, in the agent's mode.
+fn capacity_follows(space: &Space) {
+    const GIB: u64 = 1 << 30;
+    // 2 s with the full counts; more where other tests share two processors.
+    let limit = Duration::from_secs(count(15, 2).try_into().unwrap());
+    let before = until("there is a capacity", capacity);
+    let mut took = Vec::new();
+    let mut follows = |change: &'static str, fits: &dyn Fn(u64) -> bool| {
+        let begun = Instant::now();
+        until(&format!("the capacity after {change}"), || capacity().filter(|bytes| fits(*bytes)));
+        took.push((change, begun.elapsed()));
+    };
+    space.claim("room", 4096, &json!({"storageClassName": AT_ONCE}));
+    let volume = space.bound("room")["metadata"]["name"].as_str().unwrap().to_owned();
+    follows("create", &|bytes| bytes + 3 * GIB < before);
+    let larger = json!({"spec": {"resources": {"requests": {"storage": "8Gi"}}}});
+    space.patch("PersistentVolumeClaim", "room", &larger);
+    until("the volume is larger", || {
+        (space.get("PersistentVolume", &volume)?["spec"]["capacity"]["storage"] == "8Gi").then_some(())
+    });
+    follows("expand", &|bytes| bytes + 7 * GIB < before);
+    std::fs::write(space.folder("room").join("file"), vec![1; 300 << 20]).unwrap();
+    let written = until("there is a capacity", capacity);
+    snapshot(space, "room");
+    follows("snapshot", &|bytes| bytes + (200 << 20) < written);
+    space.delete("VolumeSnapshot", "room");
+    space.delete("PersistentVolumeClaim", "room");
+    until("the PV is gone", || space.get("PersistentVolume", &volume).is_none().then_some(()));
+    follows("delete", &|bytes| bytes + GIB > before);
+    println!("capacity is right after: {took:?}");
+    assert!(took.iter().all(|(_, time)| *time <= limit), "{took:?}");
+}
+
 #[test]
 fn sidecars_and_agent_write_the_same_objects_and_take_over_from_each_other() {
     let _driver = alone();
@@ -171,10 +231,11 @@ fn sidecars_and_agent_write_the_same_objects_and_take_over_from_each_other() {
     storage::provision_by(&CLUSTER, Provisioner::Agent).unwrap();
     let by_agent = grown(&space, "agent");
     let our_snapshot = snapshot(&space, "agent");
-    assert_eq!(normal(their_snapshot), normal(our_snapshot));
+    assert_eq!(their_snapshot, our_snapshot);
     // A snapshot of the one is deleted by the other.
     space.delete("VolumeSnapshot", "sidecars");
     let ours = bound_in_turn(&space, "by-agent");
+    capacity_follows(&space);
     println!("claim -> bound, median: stock csi-provisioner {stock:?}, agent {ours:?}");
     for (theirs, ours) in by_sidecars.iter().zip(&by_agent) {
         assert_eq!(normal(theirs.clone()), normal(ours.clone()));

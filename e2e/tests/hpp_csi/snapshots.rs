@@ -1,4 +1,4 @@
-//! Snapshots by the stock snapshotter and snapshot-controller, restoring, and clones.
+//! Snapshots by the stock snapshotter and snapshot-controller, or by agent and operator; restoring, and clones.
 
 use std::fs;
 

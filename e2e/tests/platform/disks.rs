@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::guest;
 use crate::machines::{claim, machine, until_answers};
-use crate::place::{CLAIMS, INSTANCES, MACHINES, PLACE, PODS};
+use crate::place::{CLAIMS, CONTENTS, INSTANCES, MACHINES, PLACE, PODS, SNAPSHOT_CLASSES, SNAPSHOTS};
 
 /// An image that holds nothing but a disk, as `localhost/guests:answers`.
 fn container_disk() -> &'static str {
@@ -110,5 +110,40 @@ fn empty_claim_gets_a_disk_of_its_size_without_the_overhead() {
     // 64 MiB without five and a half or six per cent, in whole mebibytes.
     assert_eq!(fs::metadata(mount.join("mount/disk.img")).unwrap().len(), 60 << 20);
     PLACE.delete(MACHINES, namespace, "vm");
+    take_snapshot(namespace, "data");
     PLACE.remove_namespace(namespace);
+}
+
+/// Takes and deletes a snapshot of a claim by the driver's default class: operator and agent do what snapshot-controller and
+/// csi-snapshotter do elsewhere.
+fn take_snapshot(namespace: &str, claim: &str) {
+    PLACE.create(
+        SNAPSHOT_CLASSES,
+        "",
+        &json!({
+            "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotClass",
+            "metadata": {
+                "name": "hostpath-csi",
+                "annotations": {"snapshot.storage.kubernetes.io/is-default-class": "true"},
+            },
+            "driver": "kubevirt.io.hostpath-provisioner", "deletionPolicy": "Delete",
+        }),
+    );
+    let snapshot = json!({
+        "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot", "metadata": {"name": claim},
+        "spec": {"source": {"persistentVolumeClaimName": claim}},
+    });
+    PLACE.create(SNAPSHOTS, namespace, &snapshot);
+    let ready = PLACE.until(namespace, "the snapshot is ready", || {
+        PLACE.find(SNAPSHOTS, namespace, claim).filter(|one| one["status"]["readyToUse"] == true)
+    });
+    assert_eq!(ready["spec"]["volumeSnapshotClassName"], "hostpath-csi");
+    assert_eq!(ready["status"]["restoreSize"], "64Mi");
+    let content = ready["status"]["boundVolumeSnapshotContentName"].as_str().unwrap().to_owned();
+    PLACE.delete(SNAPSHOTS, namespace, claim);
+    PLACE.until(namespace, "the snapshot and its content are gone", || {
+        let left = PLACE.find(SNAPSHOTS, namespace, claim).or_else(|| PLACE.find(CONTENTS, "", &content));
+        left.is_none().then_some(())
+    });
+    PLACE.delete(SNAPSHOT_CLASSES, "", "hostpath-csi");
 }

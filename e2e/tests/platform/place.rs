@@ -18,6 +18,12 @@ pub(crate) const DATA_VOLUMES: Resource = Resource::namespaced("cdi.kubevirt.io"
 pub(crate) const CLAIMS: Resource = Resource::namespaced("", "v1", "persistentvolumeclaims");
 pub(crate) const EVENTS: Resource = Resource::namespaced("", "v1", "events");
 pub(crate) const PODS: Resource = Resource::namespaced("", "v1", "pods");
+pub(crate) const SNAPSHOTS: Resource =
+    Resource::namespaced("snapshot.storage.k8s.io", "v1", "volumesnapshots");
+pub(crate) const CONTENTS: Resource =
+    Resource::cluster("snapshot.storage.k8s.io", "v1", "volumesnapshotcontents");
+pub(crate) const SNAPSHOT_CLASSES: Resource =
+    Resource::cluster("snapshot.storage.k8s.io", "v1", "volumesnapshotclasses");
 pub(crate) const SECRETS: Resource = Resource::namespaced("", "v1", "secrets");
 
 /// Bytes of the pool; it takes what is written.

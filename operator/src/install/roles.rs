@@ -143,7 +143,9 @@ fn operator() -> Vec<Value> {
         rule("", &["pods/eviction"], &["create"]),
         rule("", &["persistentvolumeclaims"], WRITE),
         rule("", &["persistentvolumeclaims/finalizers"], &["update"]),
-        rule("", &["persistentvolumes"], &["get", "list", "watch", "update", "patch"]),
+        // Of a node that is gone: a condition, and PVs that an administrator has given up.
+        rule("", &["persistentvolumeclaims/status"], &["patch"]),
+        rule("", &["persistentvolumes"], &["get", "list", "watch", "update", "patch", "delete"]),
         rule("", &["nodes"], &["get", "list", "watch", "patch"]),
         rule("", &["namespaces", "resourcequotas", "limitranges"], READ),
         // Servers of uploads and clones: their Services, and Secrets with their certificates.
@@ -161,7 +163,18 @@ fn operator() -> Vec<Value> {
         rule("storage.k8s.io", &["csistoragecapacities"], READ),
         rule("apps", &["daemonsets"], READ),
         rule("snapshot.storage.k8s.io", &["volumesnapshots"], WRITE),
-        rule("snapshot.storage.k8s.io", &["volumesnapshotclasses", "volumesnapshotcontents"], READ),
+        // The snapshot controller's work, and whether another one does it.
+        rule("snapshot.storage.k8s.io", &["volumesnapshots/status"], &["patch"]),
+        rule("snapshot.storage.k8s.io", &["volumesnapshotclasses"], READ),
+        rule(
+            "snapshot.storage.k8s.io",
+            &["volumesnapshotcontents"],
+            &["get", "list", "watch", "create", "patch", "delete"],
+        ),
+        rule("apps", &["deployments"], &["list", "watch"]),
+        named("coordination.k8s.io", &["leases"], &["snapshot-controller-leader"], &["list", "watch"]),
+        // The names of objects are not known to the authorizer when they are created.
+        rule("apiextensions.k8s.io", &["customresourcedefinitions"], &["create"]),
         rule("resource.k8s.io", &["resourceclaims"], READ),
         // Cron sources at their addresses are refused.
         rule("networking.k8s.io", &["servicecidrs"], &["list"]),

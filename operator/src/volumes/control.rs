@@ -1,16 +1,19 @@
-//! Follows claims, PVs, classes and capacities, and writes what [`super::plan`] decides.
+//! Follows claims, PVs, nodes, classes and capacities, and writes what [`super::plan`] decides; what [`super::loss`] decides
+//! is written in [`super::release`].
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::cache::Index;
-use cluster::{Cache, Client, Key, Outcome, Queue, Scope};
+use cluster::{Cache, Client, Events, Key, Outcome, Queue, Scope};
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
+use super::loss::{self, Loss};
 use super::plan::{self, Around, ForClaim};
 use super::seen::{
     CAPACITIES, CLAIMS, CLASSES, CONTENTS, Capacity, Claim, Class, DAEMON_SETS, DaemonSet, MANAGED_BY,
-    NODE_LABEL, SELECTED_NODE, SNAPSHOTS, VOLUMES, Volume,
+    NODE_LABEL, NODES, Node, SELECTED_NODE, SNAPSHOTS, VOLUMES, Volume,
 };
 
 /// Writes at once.
@@ -25,18 +28,21 @@ enum Work {
     Volume(Key),
 }
 
-struct Controller {
-    client: Client,
+/// Caches, and the API server.
+pub(super) struct Controller {
+    pub(super) client: Client,
+    pub(super) events: Events,
     claims: Cache<Claim>,
     volumes: Cache<Volume>,
+    nodes: Cache<Node>,
     classes: Cache<Class>,
     capacities: Cache<Capacity>,
     by_class: Index,
     daemon_sets: Cache<DaemonSet>,
 }
 
-/// Labels claims and PVs until `stop`.
-pub async fn run(client: Client, stop: impl Future<Output = ()>) {
+/// Labels claims and PVs, and follows what becomes of their nodes, until `stop`.
+pub async fn run(client: Client, events: Events, stop: impl Future<Output = ()>) {
     let queue: Queue<Work> = Queue::new();
     let all = Scope::all();
     let feed = queue.clone();
@@ -48,7 +54,9 @@ pub async fn run(client: Client, stop: impl Future<Output = ()>) {
         })
         .start::<Value>(&client, CLAIMS, &all);
     let feed = queue.clone();
-    let volumes = Cache::<Volume>::builder()
+    let mut volumes = Cache::<Volume>::builder();
+    let by_node = volumes.index(|_, volume| volume.node.iter().cloned().collect());
+    let volumes = volumes
         .on_change(move |change| {
             feed.add(Work::Volume(change.key.clone()));
             if let Some((namespace, name)) = change.after.and_then(|volume| volume.claim.as_ref()) {
@@ -56,6 +64,17 @@ pub async fn run(client: Client, stop: impl Future<Output = ()>) {
             }
         })
         .start::<Value>(&client, VOLUMES, &all);
+    let (feed, known) = (queue.clone(), volumes.clone());
+    let nodes = Cache::<Node>::builder()
+        .on_change(move |change| {
+            for (key, volume) in known.by(by_node, change.key.name()) {
+                feed.add(Work::Volume(key));
+                if let Some((namespace, name)) = &volume.claim {
+                    feed.add(Work::Claim(Key::new(namespace, name)));
+                }
+            }
+        })
+        .start::<Value>(&client, NODES, &all);
     // Claims that another program was to serve, and now is not.
     let again = |queue: &Queue<Work>, claims: &Cache<Claim>| {
         let (feed, known) = (queue.clone(), claims.clone());
@@ -78,19 +97,22 @@ pub async fn run(client: Client, stop: impl Future<Output = ()>) {
         Cache::<DaemonSet>::builder().on_change(move |_| look()).start::<Value>(&client, DAEMON_SETS, &ours);
     claims.synced().await;
     volumes.synced().await;
+    nodes.synced().await;
     classes.synced().await;
     daemon_sets.synced().await;
-    let controller = std::sync::Arc::new(Controller {
+    let controller = Arc::new(Controller {
         client,
+        events,
         claims,
         volumes,
+        nodes,
         classes,
         capacities,
         by_class,
         daemon_sets,
     });
     let work = move |work: Work| {
-        let controller = std::sync::Arc::clone(&controller);
+        let controller = Arc::clone(&controller);
         async move {
             match work {
                 Work::Claim(key) => controller.claim(&key).await,
@@ -122,7 +144,7 @@ impl Controller {
         let capacities = self.capacities.by(self.by_class, claim.class.as_deref().unwrap_or_default());
         let capacities: Vec<&Capacity> = capacities.iter().map(|(_, one)| one.as_ref()).collect();
         let patch = match plan::for_claim(&claim, around, &capacities) {
-            ForClaim::Nothing => return Outcome::Done,
+            ForClaim::Nothing => return self.report_loss(key, &claim, self.loss_of(&claim).as_ref()).await,
             ForClaim::Wait => return Outcome::After(WAIT),
             ForClaim::Label(node) => json!({"metadata": {"uid": claim.uid, "labels": {NODE_LABEL: node}}}),
             ForClaim::Choose(node) => json!({"metadata": {
@@ -153,9 +175,27 @@ impl Controller {
         content["metadata"]["labels"][MANAGED_BY].as_str().map(str::to_owned)
     }
 
+    /// Why the volume of a claim cannot be reached.
+    fn loss_of(&self, claim: &Claim) -> Option<Loss> {
+        let name = claim.volume.as_deref()?;
+        let volume = self.volumes.get(&Key::cluster(name))?;
+        loss::loss(name, &volume, self.home(&volume).as_deref())
+    }
+
+    /// The node of a volume, if the cluster has it.
+    fn home(&self, volume: &Volume) -> Option<Arc<Node>> {
+        self.nodes.get(&Key::cluster(volume.node.as_deref()?))
+    }
+
     async fn volume(&self, key: &Key) -> Outcome {
         let Some(volume) = self.volumes.get(key) else { return Outcome::Done };
-        let Some(node) = plan::for_volume(&volume) else { return Outcome::Done };
+        let Some(node) = plan::for_volume(&volume) else {
+            let loss = loss::loss(key.name(), &volume, self.home(&volume).as_deref());
+            return match loss {
+                Some(loss) => self.release(key, &volume, &loss).await,
+                None => Outcome::Done,
+            };
+        };
         let patch = json!({"metadata": {"labels": {NODE_LABEL: node}}});
         let written = self.client.merge_patch::<IgnoredAny>(VOLUMES, key, &patch).await;
         match written {

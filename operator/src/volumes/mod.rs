@@ -11,9 +11,27 @@
 //! written in both cases, so that a switch finds them.
 //!
 //! - [`seen`]: what is read of the objects. [`plan`]: what is written (pure). [`control`]: caches, queue, writes.
+//! - [`loss`]: nodes that are away, and what an administrator gives up (pure). [`release`]: the writes of that.
+//! - [`snapshots`]: the snapshot controller.
 //!
 //! Not here: making volumes (virt-agent), DataVolumes and populators ([`crate::storage`]).
 
 pub mod control;
+mod loss;
 pub mod plan;
+mod release;
 pub mod seen;
+pub mod snapshots;
+
+use cluster::Stop;
+
+use crate::context::Context;
+
+/// Runs the controllers of volumes until the stop is set.
+pub async fn run(context: Context, stop: Stop) {
+    let Context { client, events, .. } = context;
+    tokio::join!(
+        control::run(client.clone(), events.clone(), stop.wait()),
+        snapshots::run(client, events, stop.clone())
+    );
+}

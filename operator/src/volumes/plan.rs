@@ -140,7 +140,7 @@ mod tests {
         let volume = |node: Option<&str>, label: Option<&str>| Volume {
             node: node.map(str::to_owned),
             label: label.map(str::to_owned),
-            claim: None,
+            ..Volume::default()
         };
         for (volume, expected) in [
             (volume(None, None), None),

@@ -11,6 +11,12 @@ pub const DRIVER: &str = "kubevirt.io.hostpath-provisioner";
 pub const NODE_LABEL: &str = "ferrovirt.io/node";
 /// Annotation of a claim: the node that was chosen for it.
 pub const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
+/// Annotation of a Node or PV, set by an administrator: `true` gives up the volumes of a node that does not come back.
+pub const NODE_LOST: &str = "ferrovirt.io/node-lost";
+/// Condition of a claim: the node of its volume is gone or not ready.
+pub const UNAVAILABLE: &str = "ferrovirt.io/NodeUnavailable";
+/// Finalizer of a PV: the agent or csi-provisioner of its node deletes the volume first.
+pub const PROVISIONED: &str = "external-provisioner.volume.kubernetes.io/finalizer";
 /// Key of the driver's topology.
 const TOPOLOGY: &str = "topology.hostpath.csi/node";
 
@@ -18,6 +24,8 @@ const TOPOLOGY: &str = "topology.hostpath.csi/node";
 pub const CLAIMS: Resource = Resource::namespaced("", "v1", "persistentvolumeclaims");
 /// PVs.
 pub const VOLUMES: Resource = Resource::cluster("", "v1", "persistentvolumes");
+/// Nodes.
+pub const NODES: Resource = Resource::cluster("", "v1", "nodes");
 /// StorageClasses.
 pub const CLASSES: Resource = Resource::cluster("storage.k8s.io", "v1", "storageclasses");
 /// CSIStorageCapacities.
@@ -69,6 +77,8 @@ pub struct Claim {
     pub snapshot: Option<String>,
     /// Whether another program fills it.
     pub other_source: bool,
+    /// Its condition that its node is not available: reason and message.
+    pub unavailable: Option<(String, String)>,
 }
 
 impl From<&Value> for Claim {
@@ -98,19 +108,41 @@ impl From<&Value> for Claim {
             source: name.clone().filter(|_| is_claim),
             snapshot: name.filter(|_| is_snapshot),
             other_source: kind.is_some() && !is_claim && !is_snapshot,
+            unavailable: unavailable(object),
         }
     }
+}
+
+fn unavailable(claim: &Value) -> Option<(String, String)> {
+    let all = claim.pointer("/status/conditions").and_then(Value::as_array)?;
+    let found = all.iter().find(|one| one["type"] == UNAVAILABLE)?;
+    Some((text(found, "/reason")?, text(found, "/message")?))
+}
+
+/// Whether an administrator has given up a node, or a volume of it.
+fn is_given_up(object: &Value) -> bool {
+    entry(object, "/metadata/annotations", NODE_LOST).as_deref() == Some("true")
 }
 
 /// A PV; of one that is another driver's, nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Volume {
+    /// Its uid.
+    pub uid: String,
     /// The node on which it can be used; `None` of another driver's, and of a shared pool's.
     pub node: Option<String>,
     /// The node that its label names.
     pub label: Option<String>,
     /// The claim that it is bound to: namespace and name.
     pub claim: Option<(String, String)>,
+    /// Whether its claim is gone and its reclaim policy is Delete.
+    pub disposable: bool,
+    /// Whether it is being deleted.
+    pub deleting: bool,
+    /// Its finalizers.
+    pub finalizers: Vec<String>,
+    /// Whether an administrator has given it up.
+    pub given_up: bool,
 }
 
 impl From<&Value> for Volume {
@@ -124,10 +156,44 @@ impl From<&Value> for Volume {
             let ours = all.iter().find(|one| text(one, "/key").as_deref() == Some(TOPOLOGY))?;
             text(ours, "/values/0")
         });
+        let finalizers = object.pointer("/metadata/finalizers").and_then(Value::as_array);
+        let deletes = text(object, "/spec/persistentVolumeReclaimPolicy").as_deref() == Some("Delete");
         Self {
+            uid: text(object, "/metadata/uid").unwrap_or_default(),
             node,
             label: entry(object, "/metadata/labels", NODE_LABEL),
             claim: text(object, "/spec/claimRef/namespace").zip(text(object, "/spec/claimRef/name")),
+            disposable: deletes && text(object, "/status/phase").as_deref() == Some("Released"),
+            deleting: object.pointer("/metadata/deletionTimestamp").is_some(),
+            finalizers: finalizers
+                .into_iter()
+                .flatten()
+                .filter_map(|one| one.as_str().map(str::to_owned))
+                .collect(),
+            given_up: is_given_up(object),
+        }
+    }
+}
+
+/// A node: whether its agent can be expected to work.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Node {
+    /// Whether it is ready.
+    pub ready: bool,
+    /// Since when it is, or is not.
+    pub since: String,
+    /// Whether an administrator has given it up.
+    pub given_up: bool,
+}
+
+impl From<&Value> for Node {
+    fn from(object: &Value) -> Self {
+        let conditions = object.pointer("/status/conditions").and_then(Value::as_array);
+        let ready = conditions.into_iter().flatten().find(|one| one["type"] == "Ready");
+        Self {
+            ready: ready.is_some_and(|one| one["status"] == "True"),
+            since: ready.and_then(|one| text(one, "/lastTransitionTime")).unwrap_or_default(),
+            given_up: is_given_up(object),
         }
     }
 }
