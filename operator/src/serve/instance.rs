@@ -6,7 +6,7 @@ use cluster::{Key, Resource};
 use http::{Method, StatusCode};
 use serde::Deserialize;
 use serde_json::Value;
-use serve::route::{Call, json, text};
+use serve::route::{Call, text, with_type};
 use serve::websocket;
 
 use super::Site;
@@ -19,6 +19,7 @@ const KIND: &str = "virtualmachineinstance";
 const PROTOCOL: &str = "plain.kubevirt.io";
 /// Shutdown grace period of a guest without one in its spec, in seconds.
 const GRACE_SECONDS: i64 = 30;
+const JSON: &str = "application/json";
 /// Longest body of a request.
 const MOST_BODY: usize = 64 << 10;
 
@@ -29,8 +30,10 @@ pub(super) struct Verb {
     pub(super) name: &'static str,
     /// Bytes in both directions over a WebSocket.
     pub(super) stream: bool,
-    /// GET of a document; a change by PUT otherwise.
+    /// GET; a change by PUT otherwise.
     pub(super) read: bool,
+    /// Media type of the answer.
+    media: &'static str,
     /// Required state of the instance.
     needs: Needs,
 }
@@ -50,15 +53,15 @@ enum Needs {
 }
 
 const fn stream(name: &'static str, needs: Needs) -> Verb {
-    Verb { name, stream: true, read: true, needs }
+    Verb { name, stream: true, read: true, media: JSON, needs }
 }
 
 const fn change(name: &'static str, needs: Needs) -> Verb {
-    Verb { name, stream: false, read: false, needs }
+    Verb { name, stream: false, read: false, media: JSON, needs }
 }
 
 const fn read(name: &'static str) -> Verb {
-    Verb { name, stream: false, read: true, needs: Needs::Guest }
+    Verb { name, stream: false, read: true, media: JSON, needs: Needs::Guest }
 }
 
 /// All but portforward, which has more parameters in its path.
@@ -74,6 +77,7 @@ pub(super) const VERBS: &[Verb] = &[
     read("guestosinfo"),
     read("userlist"),
     read("filesystemlist"),
+    Verb { name: "vnc/screenshot", stream: false, read: true, media: "image/png", needs: Needs::Screen },
 ];
 
 impl Verb {
@@ -267,7 +271,7 @@ pub(super) async fn handle(site: Arc<Site>, mut call: Call, verb: &'static Verb)
         }
     }
     let (code, body) = site.agents.ask(&node, verb.method(), &key, &path, body).await?;
-    Ok(json(code, body))
+    Ok(with_type(code, verb.media, body))
 }
 
 /// Forwards a connection to a port of the guest.

@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::launcher::{Answer as Reply, Request, State, Status};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use http::StatusCode;
 use serde::Deserialize;
 use serde_json::Value;
 use serve::route::{Answer, Call};
 
-use super::{Refused, key};
+use super::{Refused, key, picture};
 use crate::error::{Error, Kind};
 use crate::guests::controller::Controller;
 use crate::guests::osinfo::{self, Answers};
@@ -17,7 +19,7 @@ use crate::guests::talk::Talk;
 use crate::pods::PodDirectory;
 
 /// Methods and names of all commands.
-pub(super) const COMMANDS: [(&str, &str); 9] = [
+pub(super) const COMMANDS: [(&str, &str); 10] = [
     ("PUT", "pause"),
     ("PUT", "unpause"),
     ("PUT", "softreboot"),
@@ -27,6 +29,7 @@ pub(super) const COMMANDS: [(&str, &str); 9] = [
     ("GET", "guestosinfo"),
     ("GET", "userlist"),
     ("GET", "filesystemlist"),
+    ("GET", "vnc/screenshot"),
 ];
 /// Longest body of a command.
 const BODY_MAX: usize = 64 << 10;
@@ -73,6 +76,21 @@ pub(super) async fn run(
         "guestosinfo" => list(Some(osinfo::everything(&answers(&mut talk).await))),
         "userlist" => list(osinfo::users(&talk.agent(osinfo::USERS).await?)),
         "filesystemlist" => list(osinfo::filesystems(&talk.agent(osinfo::FILESYSTEMS).await?)),
+        "vnc/screenshot" => match talk.call(Request::Screenshot).await? {
+            Reply::Screenshot { content, .. } => {
+                let picture = STANDARD.decode(content).ok().and_then(picture::png);
+                let picture =
+                    picture.ok_or_else(|| Error::new(Kind::Launcher, "the guest's screen is no picture"))?;
+                Ok(serve::route::with_type(StatusCode::OK, "image/png", picture.into()))
+            }
+            Reply::Done
+            | Reply::Launched { .. }
+            | Reply::Status(_)
+            | Reply::Layout(_)
+            | Reply::Agent(_)
+            | Reply::Facts(_)
+            | Reply::Description(_) => Err(crate::guests::talk::unexpected().into()),
+        },
         "freeze" => {
             let freeze: Freeze = if body.is_empty() {
                 Freeze::default()

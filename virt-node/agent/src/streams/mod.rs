@@ -10,6 +10,7 @@
 //! operator asked that before.
 
 mod command;
+mod picture;
 mod pipe;
 
 use std::sync::Arc;
