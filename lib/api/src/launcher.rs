@@ -151,6 +151,12 @@ pub enum Request {
         /// Seconds to wait, at most [`AGENT_TIMEOUT_MAX`].
         timeout_seconds: u32,
     },
+    /// Write the guest's memory into a file, as an ELF core. Answered with [`Answer::Status`] when it has begun; its end is
+    /// in [`Status::dump`]. The path of the last dump again begins none. Since version 2.
+    Dump {
+        /// The file, which exists.
+        path: String,
+    },
     /// The screen. Answered with [`Answer::Screenshot`].
     Screenshot,
     /// The guest as libvirt describes it. Answered with [`Answer::Description`]. Since version 2.
@@ -258,6 +264,22 @@ pub struct Status {
     /// What its disks are called there, such as `vda`, by their names.
     #[serde(default)]
     pub targets: BTreeMap<String, String>,
+    /// The last dump of its memory that this worker began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dump: Option<Dump>,
+}
+
+/// A dump of a guest's memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Dump {
+    /// Its file.
+    pub path: String,
+    /// Whether it is over.
+    pub ended: bool,
+    /// Why it failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
 /// What a guest has.
@@ -422,6 +444,7 @@ impl Call {
             Request::Insert { .. } => Some("insert"),
             Request::Eject(_) => Some("eject"),
             Request::Describe => Some("describe"),
+            Request::Dump { .. } => Some("dump"),
             Request::Launch(_)
             | Request::Status
             | Request::Watch

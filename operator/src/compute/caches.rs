@@ -37,7 +37,7 @@ const TRANSFER_CONFIGS: Resource = Resource::cluster("cdi.kubevirt.io", "v1beta1
 const TRANSFER_CONFIG: &str = "config";
 const SNAPSHOT_CLASSES: Resource =
     Resource::cluster("snapshot.storage.k8s.io", "v1", "volumesnapshotclasses");
-const CLAIMS: Resource = Resource::namespaced("", "v1", "persistentvolumeclaims");
+pub(super) const CLAIMS: Resource = Resource::namespaced("", "v1", "persistentvolumeclaims");
 /// Selects launcher pods.
 pub(super) const LAUNCHERS: &str = "kubevirt.io=virt-launcher";
 /// Selects attachment pods.

@@ -5,7 +5,7 @@ use http::StatusCode;
 use serde_json::{Value, json};
 use serve::route::{Router, json, text};
 
-use super::{instance, machine, refused, status, upload, volume};
+use super::{dump, instance, machine, refused, status, upload, volume};
 
 /// The group.
 pub(super) const GROUP: &str = "subresources.kubevirt.io";
@@ -41,6 +41,7 @@ fn resources(version: &str) -> Value {
     let refused = refused::ROWS
         .iter()
         .map(|row| one(format!("{}/{}", row.plural(), row.name), if row.read { "get" } else { "update" }));
+    let dumps = dump::VERBS.map(|verb| one(format!("virtualmachines/{}", verb.name()), "update"));
     let others = [
         ("virtualmachines/expand-spec", "get"),
         ("virtualmachines/why", "get"),
@@ -49,6 +50,7 @@ fn resources(version: &str) -> Value {
     .map(|(name, verb)| one(name.to_owned(), verb));
     let all: Vec<Value> = machines
         .chain(volumes)
+        .chain(dumps)
         .chain(refused)
         .chain(others)
         .chain(instances)
@@ -56,6 +58,19 @@ fn resources(version: &str) -> Value {
         .chain(plain)
         .collect();
     json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": format!("{GROUP}/{version}"), "resources": all})
+}
+
+/// The paths of this server.
+fn root() -> Value {
+    let base = [
+        "/apis".to_owned(),
+        format!("/apis/{GROUP}"),
+        "/healthz".to_owned(),
+        "/openapi/v2".to_owned(),
+        "/openapi/v3".to_owned(),
+    ];
+    let versions = VERSIONS.map(|version| format!("/apis/{GROUP}/{version}"));
+    json!({"paths": base.into_iter().chain(versions).collect::<Vec<_>>()})
 }
 
 fn version() -> Value {
@@ -86,6 +101,7 @@ pub(super) fn routes(router: Router) -> Router {
         ),
         (format!("/apis/{GROUP}"), group()),
         ("/openapi/v2".to_owned(), openapi_v2()),
+        ("/".to_owned(), root()),
     ];
     let mut described = serde_json::Map::from_iter([upload::described()]);
     for name in VERSIONS {

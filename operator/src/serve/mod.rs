@@ -8,7 +8,7 @@
 //! - [`certificates`]: own authority, published with its bundle; the server's certificate while it runs.
 //! - [`access`]: authentication and authorization. [`status`]: refusals as Status objects.
 //! - [`discovery`]: requests of the API server and clients about the group itself.
-//! - [`upload`]: tokens for uploads. [`machine`], [`instance`], [`volume`], [`expand`], [`why`]: subresources;
+//! - [`upload`]: tokens for uploads. [`machine`], [`instance`], [`volume`], [`dump`], [`expand`], [`why`]: subresources;
 //!   [`refused`]: those that are refused. [`agent`]: requests and streams to the agent of a node.
 //! - [`mod@admission`]: what users may write, and the defaults they get. [`conversion`]: versions of HyperConverged.
 
@@ -18,6 +18,7 @@ mod agent;
 mod certificates;
 pub(crate) mod conversion;
 mod discovery;
+mod dump;
 mod expand;
 mod instance;
 mod lifetimes;
@@ -108,6 +109,11 @@ fn router(site: &Arc<Site>) -> Router {
             router = with(router, site, Method::PUT, &pattern, move |site, call| {
                 machine::handle(site, call, *verb)
             });
+        }
+        for verb in dump::VERBS {
+            let pattern = format!("{base}/virtualmachines/{{name}}/{}", verb.name());
+            router =
+                with(router, site, Method::PUT, &pattern, move |site, call| dump::handle(site, call, verb));
         }
         for target in volume::TARGETS {
             for (verb, path) in volume::VERBS {

@@ -45,8 +45,6 @@ const GRAPH: Why = Why::Gate("ObjectGraph");
 
 /// All of them.
 pub(super) const ROWS: &[Row] = &[
-    row(true, "memorydump", false, Why::State(dump)),
-    row(true, "removememorydump", false, Why::State(no_dump)),
     row(true, "objectgraph", true, GRAPH),
     row(false, "objectgraph", true, GRAPH),
     row(false, "usbredir", true, Why::State(usb)),
@@ -58,18 +56,6 @@ pub(super) const ROWS: &[Row] = &[
     row(false, "backup", false, BACKUP),
     row(false, "redefine-checkpoint", false, BACKUP),
 ];
-
-fn dump(_: &Value) -> &'static str {
-    "memory dumps are not supported yet: shut the guest down and copy its disks instead"
-}
-
-fn no_dump(machine: &Value) -> &'static str {
-    if machine["status"]["memoryDumpRequest"].is_object() {
-        "memory dumps are not supported yet"
-    } else {
-        "VM has no memory dump request"
-    }
-}
 
 fn usb(instance: &Value) -> &'static str {
     if instance["spec"]["domain"]["devices"]["clientPassthrough"].is_object() {
@@ -105,6 +91,10 @@ impl Row {
 pub(super) async fn handle(site: Arc<Site>, call: Call, row: &'static Row) -> Answered {
     site.gate.admit(&call, row.plural(), row.name).await?;
     let name = call.parameter("name");
+    // As upstream: what is off is off for every object.
+    if matches!(row.why, Why::Gate(_)) {
+        return Err(row.refusal(name, &Value::Null));
+    }
     let resource = if row.machine { MACHINES } else { INSTANCES };
     let kind = if row.machine { "virtualmachine" } else { "virtualmachineinstance" };
     let object: Option<Value> =
@@ -136,8 +126,6 @@ mod tests {
             ("objectgraph", true, &plain, 400, "'ObjectGraph' feature gate is not enabled"),
             ("usbredir", false, &plain, 409, "Not configured with USB Redirection"),
             ("usbredir", false, &usb, 409, "the guest has no redirection channels"),
-            ("memorydump", true, &plain, 409, "shut the guest down and copy its disks instead"),
-            ("removememorydump", true, &plain, 409, "VM has no memory dump request"),
         ] {
             assert_eq!(of(name, machine, object), (code, text.to_owned()), "{name}");
         }

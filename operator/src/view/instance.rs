@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use api::kubevirt::VolumeStatus;
+use api::kubevirt::{MemoryDumpStatus, UtilityVolume, VolumeStatus};
 use serde::{Deserialize, Serialize};
+use virt::live::dump;
 
 use super::{Condition, Meta, VolumeSource};
 
@@ -31,11 +32,32 @@ impl Instance {
 
 /// Its spec.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[serde(from = "WrittenSpec")]
 pub(crate) struct InstanceSpec {
+    /// Its volumes, and those that its memory is dumped to.
     pub(crate) volumes: Vec<VolumeSource>,
     pub(crate) networks: Vec<Network>,
     pub(crate) termination_grace_period_seconds: Option<u64>,
+}
+
+/// A spec as the API server writes it, as far as it is read.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct WrittenSpec {
+    volumes: Vec<VolumeSource>,
+    utility_volumes: Vec<UtilityVolume>,
+    networks: Vec<Network>,
+    termination_grace_period_seconds: Option<u64>,
+}
+
+impl From<WrittenSpec> for InstanceSpec {
+    fn from(written: WrittenSpec) -> Self {
+        let WrittenSpec { mut volumes, utility_volumes, networks, termination_grace_period_seconds } =
+            written;
+        let dumps = utility_volumes.into_iter().filter(|one| one.kind.as_deref() == Some(dump::TYPE));
+        volumes.extend(dumps.map(|one| VolumeSource::dump(one.name, one.claim_name)));
+        Self { volumes, networks, termination_grace_period_seconds }
+    }
 }
 
 /// A network.
@@ -77,7 +99,43 @@ pub(crate) struct VolumeEntry {
     pub(crate) message: String,
     /// Present for a volume that came while the guest ran.
     pub(crate) hotplug_volume: Option<HotplugEntry>,
+    /// Present for a volume that memory is dumped to.
+    pub(crate) memory_dump_volume: Option<DumpEntry>,
     pub(crate) persistent_volume_claim_info: ClaimEntry,
+}
+
+/// A dump of memory in a volume.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct DumpEntry {
+    pub(crate) claim_name: Option<String>,
+    /// RFC 3339.
+    pub(crate) start_timestamp: Option<String>,
+    /// RFC 3339.
+    pub(crate) end_timestamp: Option<String>,
+    pub(crate) target_file_name: Option<String>,
+}
+
+impl From<&MemoryDumpStatus> for DumpEntry {
+    fn from(written: &MemoryDumpStatus) -> Self {
+        Self {
+            claim_name: written.claim_name.clone(),
+            start_timestamp: written.start_timestamp.clone(),
+            end_timestamp: written.end_timestamp.clone(),
+            target_file_name: written.target_file_name.clone(),
+        }
+    }
+}
+
+impl From<&DumpEntry> for MemoryDumpStatus {
+    fn from(entry: &DumpEntry) -> Self {
+        Self {
+            claim_name: entry.claim_name.clone(),
+            start_timestamp: entry.start_timestamp.clone(),
+            end_timestamp: entry.end_timestamp.clone(),
+            target_file_name: entry.target_file_name.clone(),
+        }
+    }
 }
 
 /// How a volume is attached.
@@ -110,6 +168,7 @@ impl From<&VolumeStatus> for VolumeEntry {
                 attach_pod_name: of.attach_pod_name.clone().unwrap_or_default(),
                 attach_pod_uid: of.attach_pod_uid.clone().unwrap_or_default(),
             }),
+            memory_dump_volume: written.memory_dump_volume.as_ref().map(DumpEntry::from),
             persistent_volume_claim_info: ClaimEntry {
                 claim_name: info.and_then(|info| info.claim_name.clone()).unwrap_or_default(),
             },

@@ -1,6 +1,6 @@
 //! `VirtualMachine` as controllers see it.
 
-use api::kubevirt::{FlavorReference, FlavorStatus, StateChangeRequest};
+use api::kubevirt::{FlavorReference, FlavorStatus, MemoryDumpRequest, StateChangeRequest};
 use serde::{Deserialize, Serialize};
 use virt::instancetype::Which;
 
@@ -71,6 +71,7 @@ pub(crate) struct MachineStatus {
     pub(crate) instancetype_ref: Option<FlavorStatus>,
     pub(crate) preference_ref: Option<FlavorStatus>,
     pub(crate) volume_snapshot_statuses: Vec<VolumeSnapshotStatus>,
+    pub(crate) memory_dump_request: Option<MemoryDumpRequest>,
 }
 
 /// Whether snapshots of a volume can be taken.

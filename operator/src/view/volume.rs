@@ -39,6 +39,17 @@ struct Ephemeral {
 }
 
 impl VolumeSource {
+    /// A volume that a guest's memory is dumped to.
+    pub(crate) fn dump(name: String, claim_name: String) -> Self {
+        let claim = ClaimName { claim_name, hotpluggable: true };
+        Self { name, memory_dump: Some(claim), ..Self::default() }
+    }
+
+    /// Whether it is one that a guest's memory is dumped to.
+    pub(crate) fn is_dump(&self) -> bool {
+        self.memory_dump.is_some()
+    }
+
     /// Name of the claim that holds the volume: a DataVolume's claim has the DataVolume's name.
     pub(crate) fn claim(&self) -> Option<&str> {
         let ephemeral =
@@ -51,6 +62,7 @@ impl VolumeSource {
     pub(crate) fn is_hotpluggable(&self) -> bool {
         self.persistent_volume_claim.as_ref().is_some_and(|claim| claim.hotpluggable)
             || self.data_volume.as_ref().is_some_and(|volume| volume.hotpluggable)
+            || self.is_dump()
     }
 
     /// Whether its kind of source is one that snapshots are taken of: a claim that keeps what is written.

@@ -12,7 +12,7 @@ use crate::port::Forwarded;
 use crate::site::Which;
 use crate::ssh::{self, Login};
 use crate::target::{Target, TargetKind};
-use crate::{create, expose, upload, vnc, volume};
+use crate::{create, dump, expose, upload, vnc, volume};
 
 const AFTER: &str = "\
 Examples:
@@ -292,9 +292,8 @@ pub(crate) enum Dump {
     Get {
         /// Name of the virtual machine
         name: String,
-        /// PersistentVolumeClaim that exists [default: that of the last dump]
-        #[arg(long, value_name = "NAME")]
-        claim_name: Option<String>,
+        #[command(flatten)]
+        options: dump::Options,
     },
     /// Forget the claim
     Remove {
@@ -366,6 +365,8 @@ mod tests {
             "addvolume a --volume-name v --persist --serial 1",
             "removevolume a --volume-name v",
             "memory-dump get a --claim-name c",
+            "memory-dump get a --claim-name c --create-claim --storage-class s --access-mode ReadWriteMany",
+            "memory-dump remove a",
             "create vm --name a --memory 1Gi",
             "expose vmi a --name s --port 22 --type NodePort",
             "expand --vm a -o json",
@@ -378,9 +379,15 @@ mod tests {
         ] {
             assert!(parsed(words).is_ok(), "{words}: {}", parsed(words).unwrap_err());
         }
-        for words in
-            ["start", "pause pod a", "expand", "port-forward vmi/a", "vnc", "migrate a --addedNodeSelector k"]
-        {
+        for words in [
+            "start",
+            "pause pod a",
+            "expand",
+            "memory-dump get a --create-claim",
+            "port-forward vmi/a",
+            "vnc",
+            "migrate a --addedNodeSelector k",
+        ] {
             assert!(parsed(words).is_err(), "{words}");
         }
     }

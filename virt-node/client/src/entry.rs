@@ -13,7 +13,7 @@ use crate::power::{self, cancel_evacuation, cancel_migration, grace, send};
 use crate::site::{Site, Which};
 use crate::ssh::{self, Way};
 use crate::target::{Target, TargetKind};
-use crate::{console, create, expand, expose, forward, upload, version, vnc, volume};
+use crate::{console, create, dump, expand, expose, forward, upload, version, vnc, volume};
 
 /// How the program was started.
 #[derive(Clone, Debug)]
@@ -147,9 +147,7 @@ async fn remote(invocation: &Invocation, which: &Which, verb: Remote) -> Result<
         Remote::RemoveVolume { name, volume_name, persist: _, dry_run } => {
             volume::remove(&site, &name, &volume_name, dry_run).await
         }
-        Remote::MemoryDump { action: Dump::Get { name, claim_name } } => {
-            send(&site, &machine(&name), &power::Verb::DumpMemory { claim: claim_name }, false).await
-        }
+        Remote::MemoryDump { action: Dump::Get { name, options } } => dump::get(&site, &name, &options).await,
         Remote::MemoryDump { action: Dump::Remove { name } } => {
             send(&site, &machine(&name), &power::Verb::ForgetDump, false).await
         }

@@ -14,6 +14,7 @@
 mod args;
 mod console;
 mod create;
+mod dump;
 mod entry;
 mod error;
 mod expand;

@@ -81,6 +81,38 @@ fn a_guest_starts_pauses_goes_on_is_reset_and_is_killed() {
 }
 
 #[test]
+fn memory_is_dumped_into_a_file_and_the_guest_runs_on() {
+    let mut launcher = Launcher::new();
+    let document = launcher.document(HALTS);
+    let request = |path: &Path| Request::Dump { path: path.to_str().unwrap().to_owned() };
+    let file = launcher.folder().join("memory");
+    assert_eq!(refused(launcher.ask(request(&file))).0, RefusedKind::State, "there is no guest");
+    launcher.launch(&document);
+    launcher.until_serial("K");
+    assert_eq!(refused(launcher.ask(request(Path::new("memory")))).0, RefusedKind::Invalid);
+    fs::write(&file, "").unwrap();
+    chown(&file, Some(QEMU_ID), Some(QEMU_ID)).unwrap();
+    let began = launcher.ask(request(&file)).unwrap();
+    assert!(matches!(began, Answer::Status(status) if status.dump.is_some()));
+    let dump = eventually("the end of the dump", || launcher.status().dump.filter(|dump| dump.ended));
+    assert_eq!(dump.error, None);
+    let mut head = [0; 4];
+    std::io::Read::read_exact(&mut fs::File::open(&file).unwrap(), &mut head).unwrap();
+    assert_eq!(&head, b"\x7fELF");
+    assert!(fs::metadata(&file).unwrap().len() >= document.memory.guest);
+    assert_eq!(launcher.status().state, State::Running);
+    // Nothing is written where the guest's user may not.
+    launcher.ask(request(Path::new("/proc/dump"))).unwrap();
+    let dump = eventually("the end of the dump", || {
+        launcher.status().dump.filter(|dump| dump.ended && dump.path == "/proc/dump")
+    });
+    assert!(dump.error.is_some());
+    assert_eq!(launcher.status().state, State::Running);
+    launcher.ask(Request::Kill).unwrap();
+    launcher.ends(Cause::Killed);
+}
+
+#[test]
 fn a_launch_is_idempotent_and_one_launcher_runs_one_guest() {
     let launcher = Launcher::new();
     let document = launcher.document(HALTS);

@@ -120,7 +120,7 @@ const INSTANCE: &[Row] = &[
     row("networks[].resourceClaim", Error, "not built yet: use multus"),
     row("volumes[].containerPath", Error, "not built yet"),
     row("volumes[].downwardMetrics", Error, "not built yet"),
-    row("volumes[].memoryDump", Error, "not built yet"),
+    row("volumes[].memoryDump", Error, "KubeVirt deprecates it: request a dump by `virtctl memory-dump get`"),
     row("volumes[].serviceAccount", Error, "not built yet: a guest gets no account"),
 ];
 

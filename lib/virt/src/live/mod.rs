@@ -13,6 +13,6 @@ pub use size::{
     note as note_size, wanted as size_wanted,
 };
 pub use volumes::{
-    Move, attached, claims_there, followed as follow_volumes, is_hotpluggable, is_in_drive, moves,
-    needs_restart, status_of, take_out, volume,
+    Move, attached, claims_there, dump, dumps, followed as follow_volumes, is_hotpluggable, is_in_drive,
+    moves, needs_restart, status_of, take_out, volume,
 };

@@ -120,12 +120,42 @@ pub fn moves(spec: &VirtualMachineInstanceSpec, there: &[VolumeStatus]) -> Vec<M
             && status_of(&volume.name)
                 .is_none_or(|status| status.phase.as_deref() != Some("Ready") && !is_other(status, volume))
     });
-    let going = there.iter().filter(|status| {
+    let going = there.iter().filter(|status| !is_utility(spec, &status.name)).filter(|status| {
         let wanted = volume(spec, &status.name).filter(|one| is_hotpluggable(one));
         status.hotplug_volume.is_some() && wanted.is_none_or(|wanted| is_other(status, wanted))
     });
     let going = going.map(|status| Move::Detach(status.name.clone()));
     going.chain(coming.map(|volume| Move::Attach(volume.name.clone()))).collect()
+}
+
+fn is_utility(spec: &VirtualMachineInstanceSpec, name: &str) -> bool {
+    spec.utility_volumes.iter().any(|volume| volume.name == name)
+}
+
+/// Phases of a volume that a guest's memory is dumped to.
+pub mod dump {
+    /// The dump is being written.
+    pub const IN_PROGRESS: &str = "MemoryDumpInProgress";
+    /// The dump is whole.
+    pub const COMPLETED: &str = "MemoryDumpCompleted";
+    /// There is no dump.
+    pub const FAILED: &str = "MemoryDumpFailed";
+    /// All of them.
+    pub const PHASES: [&str; 3] = [IN_PROGRESS, COMPLETED, FAILED];
+    /// Type of such a utility volume.
+    pub const TYPE: &str = "MemoryDump";
+}
+
+/// Volumes that are on the node of a run and wait for a dump of its memory.
+pub fn dumps(spec: &VirtualMachineInstanceSpec, there: &[VolumeStatus]) -> Vec<String> {
+    let waits = |name: &str| {
+        let status = there.iter().find(|status| status.name == name);
+        let phase = status.and_then(|status| status.phase.as_deref());
+        matches!(phase, Some("AttachedToNode" | dump::IN_PROGRESS))
+    };
+    let volumes = spec.utility_volumes.iter();
+    let volumes = volumes.filter(|volume| volume.kind.as_deref() == Some(dump::TYPE) && waits(&volume.name));
+    volumes.map(|volume| volume.name.clone()).collect()
 }
 
 /// What is said of a volume that is a claim.
@@ -227,6 +257,32 @@ mod tests {
         assert_eq!(followed(&full, &spec(&[]), &[]), spec(&[]), "a drive comes with the next start");
         assert!(!needs_restart(&full, &empty) && !needs_restart(&empty, &full));
         assert!(needs_restart(&full, &spec(&[])) && needs_restart(&spec(&[]), &empty));
+    }
+
+    #[test]
+    fn memory_is_dumped_once_to_a_volume_that_is_on_the_node() {
+        let mut run = spec(&[]);
+        let volume = json!([{"name": "d", "claimName": "d", "type": "MemoryDump"}]);
+        run.utility_volumes = serde_json::from_value(volume).unwrap();
+        let there = |phase: &str| {
+            let hotplug = Some(HotplugVolumeStatus::default());
+            let phase = Some(phase.to_owned());
+            vec![VolumeStatus { name: "d".into(), phase, hotplug_volume: hotplug, ..VolumeStatus::default() }]
+        };
+        for (phase, waits) in [
+            ("Bound", false),
+            ("AttachedToNode", true),
+            (dump::IN_PROGRESS, true),
+            (dump::COMPLETED, false),
+            (dump::FAILED, false),
+            ("Detaching", false),
+        ] {
+            assert_eq!(!dumps(&run, &there(phase)).is_empty(), waits, "{phase}");
+            assert_eq!(moves(&run, &there(phase)), [], "it is no disk");
+            assert_eq!(moves(&spec(&[]), &there(phase)), [Move::Detach("d".into())], "{phase}");
+        }
+        run.utility_volumes[0].kind = None;
+        assert_eq!(dumps(&run, &there("AttachedToNode")), Vec::<String>::new());
     }
 
     #[test]

@@ -7,9 +7,10 @@
 //! ```
 //! A pod of its own for each volume: no other volume of the guest is touched. Not here: the disk in the launcher's pod.
 
-use api::kubevirt::{ClaimInfo, HotplugVolumeStatus, Target, VolumeStatus};
+use api::kubevirt::{ClaimInfo, HotplugVolumeStatus, MemoryDumpStatus, Target, VolumeStatus};
 use cluster::JsonPatch;
 use serde_json::{Value, json};
+use virt::live::dump;
 
 use super::super::volumes::{Readiness, Volume};
 use super::plan::{Observed, Phase, Plan, Step};
@@ -143,7 +144,7 @@ fn coming(
     let bound = volume.claim.is_some_and(Claim::is_bound);
     let before = found.map(|place| status[place].phase.as_str());
     let (phase, reason, message) = match before {
-        Some(phase @ ("MountedToPod" | "Ready")) => (phase, None, None),
+        Some(phase) if is_agents(phase) => (phase, None, None),
         _ if runs && filled => {
             let text = format!("Created hotplug attachment pod {pod}, for volume {}", source.name);
             ("AttachedToNode", Some("SuccessfulCreate"), Some(text))
@@ -160,6 +161,11 @@ fn coming(
             reason: reason.map(str::to_owned),
             message,
             hotplug_volume: Some(hotplug),
+            // The agent fills the rest in.
+            memory_dump_volume: source.is_dump().then(|| MemoryDumpStatus {
+                claim_name: Some(claim_name.to_owned()),
+                ..MemoryDumpStatus::default()
+            }),
             ..VolumeStatus::default()
         };
         new.persistent_volume_claim_info = Some(info(claim_name, volume.claim));
@@ -168,12 +174,17 @@ fn coming(
     let entry = &status[place];
     let mut after = written(entry);
     after.phase = Some(phase.to_owned());
-    if !matches!(phase, "MountedToPod" | "Ready") {
+    if !is_agents(phase) {
         (after.reason, after.message) = (reason.map(str::to_owned), message);
     }
     after.hotplug_volume = Some(hotplug);
     after.persistent_volume_claim_info = Some(info(claim_name, volume.claim));
     (VolumeEntry::from(&after) != *entry).then(|| Change::Set(place, entry.clone(), Box::new(after)))
+}
+
+/// Whether a phase is one that the agent enters and leaves.
+fn is_agents(phase: &str) -> bool {
+    matches!(phase, "MountedToPod" | "Ready") || dump::PHASES.contains(&phase)
 }
 
 /// Whether an attachment pod may use a claim, and why not.
@@ -222,6 +233,7 @@ fn written(entry: &VolumeEntry) -> VolumeStatus {
         }),
         persistent_volume_claim_info: given(&entry.persistent_volume_claim_info.claim_name)
             .map(|name| ClaimInfo { claim_name: Some(name), ..ClaimInfo::default() }),
+        memory_dump_volume: entry.memory_dump_volume.as_ref().map(MemoryDumpStatus::from),
         ..VolumeStatus::default()
     }
 }

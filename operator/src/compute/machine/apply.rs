@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use api::kubevirt::{ControllerRevisionReference, FlavorStatus};
-use cluster::{Delete, Key, Outcome};
+use cluster::{Delete, JsonPatch, Key, Outcome};
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use virt::instancetype::Which;
@@ -12,11 +12,11 @@ use virt::instancetype::Which;
 use super::live::{flavored, unusable};
 use super::plan::{FINALIZER, Failure, Observed, Step, plan};
 use super::status;
-use super::{authorize, event, live, render};
-use crate::compute::caches::{DATA_VOLUMES, INSTANCES, MACHINES, REVISIONS};
+use super::{authorize, dump, event, live, render};
+use crate::compute::caches::{CLAIMS, DATA_VOLUMES, INSTANCES, MACHINES, REVISIONS};
 use crate::compute::context::Context;
 use crate::flavor;
-use crate::view::{Machine, Meta, condition};
+use crate::view::{Instance, Machine, Meta, condition};
 
 const API_VERSION: &str = "kubevirt.io/v1";
 const KIND: &str = "VirtualMachine";
@@ -40,7 +40,8 @@ pub(in crate::compute) async fn reconcile(context: &Context, key: &Key) -> Outco
         snapshot_classes: caches.classes_with_snapshots(),
         now: Context::now(),
     };
-    let planned = plan(&observed);
+    let mut planned = plan(&observed);
+    planned.steps.extend(dump::step(&observed));
     let mut outcome = status::Outcome { failure: planned.failure, ..status::Outcome::default() };
     let (mut acted, mut failed, mut wait) = (false, false, None);
     for step in &planned.steps {
@@ -151,6 +152,40 @@ async fn act(
             let patch = json!({"metadata": {"resourceVersion": meta.resource_version}, "spec": spec});
             client.merge_patch::<IgnoredAny>(MACHINES, &key, &patch).await?;
         }
+        Step::AttachDump(claim) => {
+            if let Some(instance) = observed.own_instance() {
+                change_dumps(context, instance, |volumes| {
+                    match volumes.iter().any(|one| one["name"] == *claim) {
+                        true => false,
+                        false => {
+                            let of = virt::live::dump::TYPE;
+                            volumes.push(json!({"name": claim, "claimName": claim, "type": of}));
+                            true
+                        }
+                    }
+                })
+                .await?;
+            }
+        }
+        Step::DetachDump { claim, note } => {
+            if let Some(note) = note {
+                let patch = json!({"metadata": {"annotations": {dump::ANNOTATION: note}}});
+                let key = Key::new(&meta.namespace, claim);
+                match client.merge_patch::<IgnoredAny>(CLAIMS, &key, &patch).await {
+                    // Deleted: there is nothing to write on.
+                    Err(error) if !error.is_not_found() => return Err(error),
+                    Ok(_) | Err(_) => {}
+                }
+            }
+            if let Some(instance) = observed.own_instance() {
+                change_dumps(context, instance, |volumes| {
+                    let before = volumes.len();
+                    volumes.retain(|one| one["name"] != *claim);
+                    volumes.len() != before
+                })
+                .await?;
+            }
+        }
         Step::QueueStart => write_status(context, observed, outcome).await?,
         Step::Wait(_) => {}
     }
@@ -197,6 +232,26 @@ async fn keep_flavor(context: &Context, observed: &Observed<'_>, which: Which) -
     let patch = json!({"metadata": {"resourceVersion": meta.resource_version}, "status": {field: kept}});
     let key = Key::new(&meta.namespace, &meta.name);
     context.client.merge_patch::<IgnoredAny>(MACHINES.sub("status"), &key, &patch).await?;
+    Ok(())
+}
+
+/// Changes the utility volumes of an instance, unless `change` finds them as they are to be.
+async fn change_dumps(
+    context: &Context,
+    instance: &Instance,
+    change: impl FnOnce(&mut Vec<Value>) -> bool,
+) -> cluster::Result<()> {
+    let meta = &instance.metadata;
+    let key = Key::new(&meta.namespace, &meta.name);
+    let Some(whole) = context.client.find::<Value>(INSTANCES, &key).await? else { return Err(behind()) };
+    let before = whole["spec"].get("utilityVolumes");
+    let mut volumes = before.and_then(Value::as_array).cloned().unwrap_or_default();
+    if !change(&mut volumes) {
+        return Ok(());
+    }
+    let path = "/spec/utilityVolumes";
+    let patch = JsonPatch::new().test("/metadata/uid", &meta.uid).test(path, before).add(path, volumes);
+    context.client.json_patch::<IgnoredAny>(INSTANCES, &key, &patch).await?;
     Ok(())
 }
 

@@ -30,6 +30,8 @@ pub(super) fn done(step: &Step, observed: &Observed<'_>) -> Option<Event> {
         | Step::KeepFlavor(_)
         | Step::QueueStart
         | Step::RunAlways
+        | Step::AttachDump(_)
+        | Step::DetachDump { .. }
         | Step::Wait(_) => None,
     }
 }
@@ -60,6 +62,8 @@ pub(super) fn failed(step: &Step, error: &str, denied: bool) -> (Failure, Option
         | Step::ReleaseInstance
         | Step::QueueStart
         | Step::RunAlways
+        | Step::AttachDump(_)
+        | Step::DetachDump { .. }
         | Step::Wait(_) => {
             return (
                 Failure { reason: "FailedUpdate", message: format!("Failed to update the object: {error}") },

@@ -2,6 +2,7 @@
 
 mod apply;
 mod authorize;
+mod dump;
 mod event;
 mod interfaces;
 pub(crate) mod live;

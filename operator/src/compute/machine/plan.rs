@@ -59,6 +59,10 @@ pub(super) enum Step {
     QueueStart,
     /// Change the run strategy from Halted to Always.
     RunAlways,
+    /// Attach the claim that the guest's memory is dumped to.
+    AttachDump(String),
+    /// Detach it, and write on it what it holds.
+    DetachDump { claim: String, note: Option<String> },
     /// Look again at this time, in seconds since 1970.
     Wait(u64),
 }

@@ -1,5 +1,6 @@
 //! The status of a VirtualMachine, computed whole. Pure.
 
+use super::dump;
 use super::plan::{Failure, Observed, fails_start};
 use super::printable::printable;
 use super::snapshots;
@@ -53,6 +54,7 @@ pub(super) fn status(observed: &Observed<'_>, outcome: &Outcome) -> MachineStatu
             &observed.volumes,
             &observed.snapshot_classes,
         ),
+        memory_dump_request: dump::request(observed),
     }
 }
 

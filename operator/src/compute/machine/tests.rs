@@ -135,7 +135,7 @@ impl World {
             // The instance controller has removed its own finalizer.
             Step::ReleaseInstance => self.instance = None,
             Step::RunAlways => self.machine["spec"]["runStrategy"] = json!("Always"),
-            Step::QueueStart | Step::Wait(_) => {}
+            Step::QueueStart | Step::AttachDump(_) | Step::DetachDump { .. } | Step::Wait(_) => {}
         }
     }
 

@@ -74,14 +74,7 @@ pub(crate) fn attached(
 ) -> Result<Backend> {
     let (path, file) = (place::hotplugged(name), place::hotplugged_file(name));
     if mount::shown(launcher, place::HOTPLUG, &file)?.is_none() {
-        let (pod, container) = attachments.get(name).ok_or_else(|| {
-            Error::new(Kind::Launcher, format!("volume {name:?} is not attached to the node yet"))
-        })?;
-        let holder = process::of_container(container)?;
-        if !holder.is_in_pod(pod)? {
-            let text = format!("container {container} is not in pod {pod}");
-            return Err(Error::new(Kind::Untrusted, text));
-        }
+        let holder = holder(name, attachments)?;
         let disk = held(name, claim, &holder)?;
         if disk.block {
             devices::permit(launcher, &disk)?;
@@ -92,6 +85,56 @@ pub(crate) fn attached(
     let disk = disk.ok_or_else(|| Error::new(Kind::System, format!("{path} is gone")))?;
     let direct = disk.open(true).is_ok();
     Ok(backend(path, disk.block, raw(size(&disk)?), direct))
+}
+
+/// Shows a file on the claim of a volume to the launcher, which writes a dump into it. It is made where it is missing.
+///
+/// # Errors
+/// As [`of`].
+pub(crate) fn shown_for_dump(
+    name: &str,
+    file: &str,
+    attachments: &Attachments,
+    launcher: &Process,
+) -> Result<()> {
+    if mount::shown(launcher, place::HOTPLUG, file)?.is_some() {
+        return Ok(());
+    }
+    let holder = holder(name, attachments)?;
+    let directory = holder.directory(&place::attached_directory(name))?;
+    if directory.stat(file)?.is_none() {
+        let new = directory.create_new(file, 0o660)?;
+        Owner::same(QEMU_ID)
+            .give(&new)
+            .map_err(|error| Error::system(format!("cannot give {file} to the guest's user"), error))?;
+    }
+    let missing = || Error::new(Kind::System, format!("{file} is gone"));
+    let found = Disk::find(&directory, file)?.ok_or_else(missing)?;
+    if found.block {
+        return Err(Error::new(Kind::Untrusted, format!("{file} is a block device")));
+    }
+    mount::show(&found, Access::Write, &holder, launcher, place::HOTPLUG, file)
+}
+
+/// Takes a file away from the launcher that was shown to it for a dump.
+///
+/// # Errors
+/// The system refuses.
+pub(crate) fn hidden(file: &str, launcher: &Process) -> Result<()> {
+    mount::hide(launcher, place::HOTPLUG, file)
+}
+
+/// A process of the attachment pod that holds a volume.
+fn holder(name: &str, attachments: &Attachments) -> Result<Process> {
+    let (pod, container) = attachments.get(name).ok_or_else(|| {
+        Error::new(Kind::Launcher, format!("volume {name:?} is not attached to the node yet"))
+    })?;
+    let holder = process::of_container(container)?;
+    if !holder.is_in_pod(pod)? {
+        let text = format!("container {container} is not in pod {pod}");
+        return Err(Error::new(Kind::Untrusted, text));
+    }
+    Ok(holder)
 }
 
 /// Takes the disk of a volume away from the launcher; the guest must have let go of it.

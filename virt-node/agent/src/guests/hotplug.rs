@@ -8,6 +8,8 @@
 //! Each move can be cut short anywhere: the next attempt finds what is shown and what the guest has, and changes nothing
 //! twice. Not here: attachment pods (the operator), which volumes are to move ([`virt::live`]).
 
+mod dump;
+
 use std::sync::Arc;
 
 use api::kubevirt::{VirtualMachineInstanceStatus as Status, VolumeStatus};
@@ -62,7 +64,8 @@ pub(super) async fn work(
     let moves: Vec<Move> = moves.into_iter().filter(|one| is_due(one, &status.volume_status)).collect();
     let size = live::size_wanted(&instance.spec, status);
     let mut done = Done::default();
-    if moves.is_empty() && size.is_none() {
+    let dumps = live::dumps(&instance.spec, &status.volume_status);
+    if moves.is_empty() && dumps.is_empty() && size.is_none() {
         return Ok(done);
     }
     let gone = || Error::new(Kind::Launcher, format!("pod {} has no directory", pod.name));
@@ -80,18 +83,15 @@ pub(super) async fn work(
             Move::Detach(_) => guest.detach(volume, &mut done).await,
         };
         if let Err(error) = moved {
-            let text = error.chain();
-            tracing::warn!(
-                vmi = instance.name,
-                volume = volume.name,
-                error = text,
-                "a volume is not moved; retrying"
-            );
-            done.again = true;
-            if error.kind() != Kind::Launcher && volume.message.as_deref() != Some(&text) {
-                (volume.reason, volume.message) = (Some("HotplugFailed".to_owned()), Some(text.clone()));
-                done.events.push((Type::Warning, "HotplugFailed", format!("volume {name}: {text}")));
-            }
+            not_moved(&instance.name, volume, &error, &mut done);
+        }
+    }
+    for name in &dumps {
+        let Some(volume) = status.volume_status.iter_mut().find(|volume| volume.name == *name) else {
+            continue;
+        };
+        if let Err(error) = guest.dump(volume, &mut done).await {
+            not_moved(&instance.name, volume, &error, &mut done);
         }
     }
     if let Some((sockets, memory)) = size {
@@ -101,6 +101,17 @@ pub(super) async fn work(
         done.seen = Some(seen);
     }
     Ok(done)
+}
+
+/// Notes why a volume is not where it is to be.
+fn not_moved(instance: &str, volume: &mut VolumeStatus, error: &Error, done: &mut Done) {
+    let text = error.chain();
+    tracing::warn!(vmi = instance, volume = volume.name, error = text, "a volume is not moved; retrying");
+    done.again = true;
+    if error.kind() != Kind::Launcher && volume.message.as_deref() != Some(&text) {
+        (volume.reason, volume.message) = (Some("HotplugFailed".to_owned()), Some(text.clone()));
+        done.events.push((Type::Warning, "HotplugFailed", format!("volume {}: {text}", volume.name)));
+    }
 }
 
 /// Whether the agent has something to do for a move: the operator makes the phases before.
@@ -154,6 +165,15 @@ impl Guest<'_> {
 
     async fn detach(&mut self, volume: &mut VolumeStatus, done: &mut Done) -> Result<()> {
         let name = volume.name.clone();
+        if let Some(dump) = volume.memory_dump_volume.clone() {
+            if !self.release_dump(&dump).await? {
+                done.again = true;
+                return Ok(());
+            }
+            let text = format!("Volume {name} has been unmounted from virt-launcher pod");
+            enter(volume, "UnMountedFromPod", "VolumeUnMountedFromPod", text, done);
+            return Ok(());
+        }
         if live::is_in_drive(&self.instance.spec, &name) {
             self.talk.call(Request::Eject(name.clone())).await?;
         } else {

@@ -19,6 +19,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
 use super::Happening;
+use super::dump::Dumps;
 use super::facts;
 use super::libvirt::{self, Connection, Described, Domain, Failure};
 use super::logs;
@@ -84,6 +85,7 @@ pub(super) struct Guest {
     starting: Mutex<Going>,
     /// Whether it was asked to end.
     stopping: AtomicBool,
+    dumps: Dumps,
 }
 
 impl Guest {
@@ -95,6 +97,7 @@ impl Guest {
             responders: Responders::default(),
             starting: Mutex::default(),
             stopping: AtomicBool::new(false),
+            dumps: Dumps::default(),
         }
     }
 
@@ -192,6 +195,12 @@ impl Guest {
                     return Err(Refusal::new(RefusedKind::Invalid, text));
                 }
                 Ok(Answer::Facts(facts::look(&paths, kvm_works)))
+            }
+            Request::Dump { path } => {
+                drop(self.domain()?);
+                let refused = |(kind, message)| Refusal { kind, message };
+                self.dumps.begin(path, &self.connection).map_err(refused)?;
+                Ok(Answer::Status(self.status()?))
             }
             Request::Describe => Ok(Answer::Description(self.domain()?.xml()?)),
             Request::Screenshot => {
@@ -514,6 +523,10 @@ impl Guest {
             (Some((State::Running, _, found)), None) if self.stopping.load(Ordering::Relaxed) => {
                 (State::Stopping, None, Some(found))
             }
+            // While its memory is dumped its processors stand still, which no client asked for.
+            (Some((State::Paused, Some(PauseReason::Other), found)), None) if self.dumps.is_writing() => {
+                (State::Running, None, Some(found))
+            }
             (Some((state, reason, found)), None) => (state, reason, Some(found)),
         };
         let size = launch.as_ref().zip(found.as_ref()).map(|(launch, found)| Size {
@@ -526,8 +539,8 @@ impl Guest {
             let target = aliases.get(&Device::Disk(&disk.name).alias())?;
             Some((disk.name.clone(), target.clone()))
         });
-        let targets = targets.collect();
-        Ok(Status { state, reason, uid: launch.map(|launch| launch.uid), exit, agent, size, targets })
+        let (targets, dump) = (targets.collect(), self.dumps.last());
+        Ok(Status { state, reason, uid: launch.map(|launch| launch.uid), exit, agent, size, targets, dump })
     }
 
     /// The event for clients of a change that is not the end.

@@ -8,6 +8,7 @@
 //! ```
 
 mod clients;
+mod dump;
 mod facts;
 mod guest;
 mod libvirt;

@@ -12,6 +12,7 @@ use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::thread;
+use std::time::Duration;
 
 use api::launch::{CpuFeature, FeaturePolicy, NamedCpu, Word};
 use api::launcher::{Cause, PauseReason, State};
@@ -335,6 +336,31 @@ const RESIZE_BYTES: u32 = 1;
 
 pub(super) fn resize(domain: &Domain<'_>, path: &str, size: u64) -> Result<(), Failure> {
     domain.resize(path, size, RESIZE_BYTES)
+}
+
+/// How often QEMU is asked whether a dump is over.
+const DUMP_POLL: Duration = Duration::from_millis(200);
+
+/// Writes the guest's memory into a file, as an ELF core without compression; the guest stands still until it is written.
+/// By the monitor: libvirt's own dump needs a helper program that the image of the launcher lacks.
+pub(super) fn dump(domain: &Domain<'_>, path: &str) -> Result<(), Failure> {
+    #[derive(serde::Deserialize)]
+    struct Progress {
+        status: String,
+    }
+    let wanted = serde_json::json!({"paging": false, "protocol": format!("file:{path}"), "detach": true});
+    let _begun: serde_json::Value = ask(domain, "dump-guest-memory", &wanted)?;
+    loop {
+        thread::sleep(DUMP_POLL);
+        let found: Progress = ask(domain, "query-dump", &serde_json::json!({}))?;
+        match found.status.as_str() {
+            "active" => {}
+            "completed" => return Ok(()),
+            other => {
+                return Err(Failure(format!("QEMU did not write the whole dump ({other}): is there room?")));
+            }
+        }
+    }
 }
 
 /// Our alias of what libvirt calls by `device`.
