@@ -4,6 +4,8 @@
 mod hotplug;
 mod live;
 mod power;
+mod requests;
+mod rights;
 mod sets;
 mod tools;
 
