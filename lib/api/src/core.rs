@@ -48,11 +48,11 @@ partial! {
         pub kind: String,
         /// Its name.
         pub metadata: ObjectMeta,
-        /// What is wanted.
+        /// The requested properties.
         pub spec: ClaimSpec,
     }
 
-    /// What is wanted of a claim.
+    /// The requested properties of a claim.
     pub struct ClaimSpec {
         /// `ReadWriteOnce`, `ReadWriteMany`, `ReadOnlyMany`, `ReadWriteOncePod`.
         pub access_modes: Vec<String>,
@@ -72,7 +72,7 @@ partial! {
         pub kind: String,
         /// Its name.
         pub metadata: ObjectMeta,
-        /// What it is for, such as `Opaque`.
+        /// The type of its content, such as `Opaque`.
         #[serde(rename = "type")]
         pub purpose: Option<String>,
         /// Entries in base64.

@@ -12,9 +12,9 @@
 //! of messages ignore fields and events that they do not know ([`Message::read`]); only a launch document is strict.
 //!
 //! Each message is a frame: its length as four bytes, the highest first, then that many bytes of JSON. A client may send the
-//! next call before the answer to the last; answers of one connection come in the order of its calls. Events come to those
-//! who asked for them ([`Request::Watch`]) and only from then on: what was before is in [`Status`]. A client that does not
-//! read is cut off, and asks for the status when it comes back.
+//! next call before the answer to the last; answers of one connection come in the order of its calls. Only connections that
+//! requested them ([`Request::Watch`]) get events, and only from then on: [`Status`] has the earlier state. A client that
+//! does not read is disconnected, and asks for the status when it reconnects.
 //!
 //! Not here: sockets, libvirt.
 
@@ -69,7 +69,7 @@ pub enum FrameError {
     Malformed(String),
 }
 
-/// What a client asks.
+/// A client's call.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Call {
@@ -77,11 +77,11 @@ pub struct Call {
     pub version: u32,
     /// The client's number, which comes back in the answer.
     pub id: u64,
-    /// What is asked for.
+    /// The request.
     pub request: Request,
 }
 
-/// What is asked for.
+/// The requests.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Request {
@@ -90,7 +90,7 @@ pub enum Request {
     Launch(Box<RawValue>),
     /// Answered with [`Answer::Status`].
     Status,
-    /// From now on tell what happens. Answered with [`Answer::Status`], as of when the watch began.
+    /// Report events from now on. Answered with [`Answer::Status`], as of the beginning of the watch.
     Watch,
     /// Stop its processors.
     Pause,
@@ -124,7 +124,7 @@ pub enum Request {
     },
     /// Open the CD drive of this name and take out what is in it. An empty drive stays as it is. Since version 2.
     Eject(String),
-    /// Make the disk of this name larger, and tell the guest. One that is as large stays as it is; none becomes smaller.
+    /// Enlarge the disk of this name, and notify the guest. One of that size or more stays as it is; none shrinks.
     ResizeDisk {
         /// Its name.
         name: String,
@@ -174,7 +174,7 @@ pub enum Request {
 }
 
 words! {
-    /// What a guest is doing.
+    /// The state of a guest.
     pub enum State {
         /// No launch document came yet.
         Waiting = "waiting",
@@ -213,17 +213,17 @@ words! {
         Killed = "killed",
         /// The guest, or what runs it, crashed.
         Crashed = "crashed",
-        /// It ended while nobody could see how.
+        /// It ended while no worker was running; the cause is unknown.
         Lost = "lost",
     }
 
     /// Why a call is refused, as far as a client acts differently on it.
     pub enum RefusedKind {
-        /// The call makes no sense, now or ever: another version, not of the form, impossible values.
+        /// The call is invalid at any time: another version, wrong form, impossible values.
         Invalid = "invalid",
         /// Not in this state: no guest, another guest, already ended.
         State = "state",
-        /// libvirt, QEMU or the guest agent said no.
+        /// libvirt, QEMU or the guest agent refused it.
         Failed = "failed",
     }
 }
@@ -243,7 +243,7 @@ impl Cause {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Status {
-    /// What it is doing.
+    /// Its state.
     #[serde(deserialize_with = "read::state")]
     pub state: State,
     /// Why it stands still.
@@ -258,10 +258,10 @@ pub struct Status {
     /// Whether its agent is there.
     #[serde(default)]
     pub agent: bool,
-    /// What it has of processors and memory; `None`: there is no guest.
+    /// Its vCPUs and memory; `None`: there is no guest.
     #[serde(default)]
     pub size: Option<Size>,
-    /// What its disks are called there, such as `vda`, by their names.
+    /// Its disks' names in the guest, such as `vda`, by their names here.
     #[serde(default)]
     pub targets: BTreeMap<String, String>,
     /// The last dump of its memory that this worker began.
@@ -282,7 +282,7 @@ pub struct Dump {
     pub error: Option<String>,
 }
 
-/// What a guest has.
+/// The vCPUs and memory of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Size {
@@ -307,7 +307,7 @@ pub struct Exit {
     pub time: u64,
 }
 
-/// What the launcher says.
+/// A message of the launcher.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Message {
@@ -316,11 +316,11 @@ pub enum Message {
         /// Any order.
         versions: Vec<u32>,
     },
-    /// What was asked for is done, or known.
+    /// The request succeeded.
     Answer {
         /// The call's.
         id: u64,
-        /// What is known now.
+        /// The result.
         answer: Answer,
     },
     /// It is not done.
@@ -337,7 +337,7 @@ pub enum Message {
     Event(Event),
 }
 
-/// What is known after a request.
+/// The result of a request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Answer {
@@ -349,7 +349,7 @@ pub enum Answer {
         new: bool,
         /// Where its devices are, for the next launch.
         layout: Layout,
-        /// What the processor became, for the next launch, where the document leaves it to the machine.
+        /// The CPU model for the next launch, where the document leaves it open.
         #[serde(default)]
         processor: Option<NamedCpu>,
     },
@@ -361,7 +361,7 @@ pub enum Answer {
     Facts(Facts),
     /// The guest as libvirt describes it: XML.
     Description(String),
-    /// What the guest agent answered: JSON text.
+    /// The answer of the guest agent: JSON text.
     Agent(String),
     /// The screen.
     Screenshot {
@@ -404,7 +404,7 @@ pub struct Kvm {
     pub advice: String,
 }
 
-/// What happens to a guest.
+/// The events of a guest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Event {
@@ -518,7 +518,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_framed_is_read() {
+    fn framed_messages_are_read() {
         let document = RawValue::from_string("{\"version\": 7}".to_owned()).unwrap();
         let call = Call::new(2, 5, Request::Launch(document)).unwrap();
         let framed = frame(&call).unwrap();
@@ -531,14 +531,14 @@ mod tests {
     }
 
     #[test]
-    fn another_version_is_told_before_anything_else() {
+    fn another_version_is_reported_before_any_other_error() {
         let (id, error) = Call::read(b"{\"version\": 9, \"id\": 9, \"request\": \"newer\"}").unwrap_err();
         assert_eq!((id, error.clone()), (9, FrameError::Version(9)));
         assert!(error.to_string().contains("version 9; this program speaks versions [1, 2]"), "{error}");
     }
 
     #[test]
-    fn what_is_no_call_is_refused() {
+    fn invalid_calls_are_refused() {
         for (json, wanted) in [
             ("", 0),
             ("[]", 0),

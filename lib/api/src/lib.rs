@@ -2,18 +2,18 @@
 //!
 //! A contract is one type that both its ends use: what a controller writes and what a worker reads cannot drift apart.
 //!
-//! - [`import`]: what an importer is told ([`import::Job`]) and what it answers ([`import::Outcome`]).
+//! - [`import`]: the job of an importer ([`import::Job`]) and its result ([`import::Outcome`]).
 //! - [`kubevirt`], [`instancetype`], [`cdi`], [`multus`], [`hyperconverged`], [`ssp`], [`addons`], [`hostpath`],
 //!   [`core`]: resources by group;
 //!   [`component`] is shared by the installation objects.
 //!   [`resource`] holds what all are made of, [`kind`] names those that a standalone machine reads.
 //! - `manifest` (feature `yaml`): the documents of a text. `schema`, `definition` (feature `crd`): schemas of the
 //!   resources and their CustomResourceDefinitions.
-//! - [`launch`]: what virt-launcher is told about one guest; [`launcher`]: the conversation with it while that runs.
-//! - [`cni`]: what a runtime of network plugins gives them.
-//! - [`net`]: MAC addresses, and who has which.
-//! - [`upload`]: what an upload server is told, its paths and headers, the tokens of clients.
-//! - [`poll`]: what the operator asks about the source of a DataImportCron.
+//! - [`launch`]: the document from which virt-launcher starts one guest; [`launcher`]: the protocol with it while that runs.
+//! - [`cni`]: the input of network plugins.
+//! - [`net`]: MAC addresses and their owners.
+//! - [`upload`]: the environment of an upload server, its paths and headers, the tokens of clients.
+//! - [`poll`]: the operator's questions about the source of a DataImportCron.
 //! - [`quantity`]: Kubernetes quantities as bytes. [`duration`]: durations as Go writes them.
 //! - [`names`]: every path, port and metric name of the contracts, once.
 //!

@@ -41,7 +41,7 @@ pub enum ManifestError {
     NoObject {
         /// Its number, from 1.
         number: usize,
-        /// What is wrong.
+        /// The defect.
         problem: &'static str,
     },
 }
@@ -167,7 +167,7 @@ fn without_nulls(value: Value) -> Option<Value> {
             map.into_iter().filter_map(|(key, value)| Some((key, without_nulls(value)?))).collect(),
         )),
         Value::Array(list) => Some(Value::Array(
-            // A null in a list keeps its place: the others' numbers are told in messages.
+            // A null in a list keeps its place: messages have the others' indexes.
             list.into_iter().map(|value| without_nulls(value).unwrap_or(Value::Null)).collect(),
         )),
         Value::Bool(_) | Value::Number(_) | Value::String(_) => Some(value),
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_object_is_told() {
+    fn documents_without_an_object_are_reported() {
         for (text, problem) in [
             ("a", "not a map"),
             ("[1]", "not a map"),

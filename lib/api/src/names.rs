@@ -30,8 +30,8 @@ pub const UPLOAD_ROOT_VARIABLE: &str = "FERROVIRT_UPLOADSERVER_ROOT";
 pub const CLONE_ROOT_VARIABLE: &str = "FERROVIRT_CLONE_SOURCE_ROOT";
 /// Environment: the port of that program's metrics server, in place of [`METRICS_PORT`]; 0: any. Ours.
 pub const CLONE_METRICS_PORT_VARIABLE: &str = "FERROVIRT_CLONE_SOURCE_METRICS_PORT";
-/// Environment: a file that tells an upload proxy where servers are, where there is no cluster's DNS: lines of an
-/// address with its port and a name. Ours.
+/// Environment: a file with the addresses of servers for an upload proxy without a cluster's DNS: lines of an address with
+/// its port and a name. Ours.
 pub const PROXY_HOSTS_VARIABLE: &str = "FERROVIRT_UPLOADPROXY_HOSTS";
 /// Owner and group of a disk written under the environment contract: qemu.
 pub const QEMU_ID: u32 = 107;

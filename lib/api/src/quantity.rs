@@ -69,7 +69,7 @@ pub fn text(bytes: u64) -> String {
     format!("{number}{}", suffixes.get(suffix).copied().unwrap_or_default())
 }
 
-/// What a suffix multiplies by: `binary << 0` times ten to the power of `exponent`.
+/// The factor of a suffix: `binary << 0` times ten to the power of `exponent`.
 #[derive(Clone, Copy)]
 struct Scale {
     binary: u32,

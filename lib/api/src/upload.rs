@@ -2,8 +2,8 @@
 //! proxy and server exchange. Names and meanings are those of upstream CDI (`pkg/common`, `cmd/cdi-uploadserver`);
 //! resuming follows draft-ietf-httpbis-resumable-upload.
 //!
-//! [`request`] is how a client asks for a token, `token` (feature `token`) what is in it, and who believes it; [`clone`] is
-//! the environment of a clone's sending pod.
+//! [`request`] is a client's request for a token, `token` (feature `token`) its content and verification; [`clone`] is the
+//! environment of a clone's sending pod.
 //!
 //! Not here: files, TLS, HTTP.
 
@@ -227,7 +227,7 @@ impl Server {
     /// no bool is false, as upstream.
     ///
     /// # Errors
-    /// The first variable that makes no sense.
+    /// The first invalid variable.
     pub fn from_env<K, V>(variables: impl IntoIterator<Item = (K, V)>) -> Result<Self, ServerError>
     where
         K: AsRef<str>,

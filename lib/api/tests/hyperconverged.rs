@@ -142,7 +142,7 @@ fn generated_objects_survive_the_conversion_there_and_back() {
         let back = convert(&other, here).unwrap();
         let (wanted, got) = (plain(&object), plain(&back));
         assert_eq!(got, wanted, "{index}, by way of {other:#}");
-        // What the other version has no field for would be pruned: nothing is.
+        // A value without a field in the other version would be pruned: none is.
         let differences = api::schema::mismatches(&other["spec"], &specs[usize::from(!beta)]);
         let unknown =
             differences.iter().filter(|one| matches!(one.problem, api::schema::Problem::Unknown(_)));

@@ -75,7 +75,7 @@ fn read(value: &Value) -> Result<Launch, LaunchError> {
 }
 
 #[test]
-fn what_is_written_is_read() {
+fn a_document_survives_a_round_trip() {
     let launch = read(&full()).unwrap();
     assert_eq!(launch.version, VERSION);
     let written = launch.write().unwrap();
@@ -198,7 +198,7 @@ fn values_that_cannot_be_are_refused_by_their_field() {
 }
 
 #[test]
-fn what_would_not_be_read_is_not_written() {
+fn unreadable_documents_are_not_written() {
     let mut launch = read(&full()).unwrap();
     launch.folder = "relative".to_owned();
     assert!(matches!(launch.write(), Err(LaunchError::Value { path, .. }) if path == "folder"));

@@ -50,7 +50,7 @@ fn addresses_follow_each_other_and_carry() {
 }
 
 #[test]
-fn a_full_pool_says_so_and_goes_on_when_there_is_room() {
+fn a_full_pool_is_an_error_until_there_is_room() {
     let mut pool = pool("02:00:00:00:00:fe", "02:00:00:00:01:01");
     for name in ["a", "b", "c", "d"] {
         assert!(take(&mut pool, &vm(name), 1).is_some());
@@ -76,7 +76,7 @@ fn a_released_address_comes_back_last() {
 }
 
 #[test]
-fn what_anybody_holds_is_not_given_out() {
+fn addresses_in_use_are_not_allocated() {
     let mut pool = pool("02:00:00:00:00:00", "02:00:00:00:00:02");
     pool.observe(&pod("a"), None, vec![mac("02:00:00:00:00:00"), mac("0a:00:00:00:00:00")]);
     assert_eq!(take(&mut pool, &vm("a"), 1).as_deref(), Some("02:00:00:00:00:01"));
@@ -147,7 +147,7 @@ fn an_update_keeps_the_old_address_until_the_new_one_is_written() {
 }
 
 #[test]
-fn a_promise_that_nobody_redeems_runs_out() {
+fn an_unconfirmed_reservation_expires() {
     let mut pool = pool("02:00:00:00:00:00", "02:00:00:00:00:00");
     for owner in [vm("a"), pod("a"), Owner::unnamed(View::Pod, "default", "a-", "uid")] {
         assert!(take(&mut pool, &owner, 1).is_some());
@@ -178,7 +178,7 @@ fn an_object_without_a_name_gets_its_own_when_it_is_seen() {
 }
 
 #[test]
-fn what_is_not_in_a_listing_is_gone_promises_aside() {
+fn holders_absent_from_a_listing_are_dropped_but_reservations_stay() {
     let mut pool = pool("02:00:00:00:00:00", "02:00:00:00:00:03");
     let [a, b, c, d] = [0, 1, 2, 3].map(|last| mac(&format!("02:00:00:00:00:0{last}")));
     pool.observe(&vm("a"), None, vec![a]);
@@ -234,7 +234,7 @@ fn blocks_that_could_go() {
     ] {
         assert_eq!(pool.spare(keep, most, NOW), expected, "{keep} {most}");
     }
-    // What has to settle is nobody's surplus, and what is not kept is gone.
+    // A block in quarantine is not released, and dropped reservations are gone.
     pool.add_block(first + 4, NOW * 2);
     pool.set_range(Range::parse("02:00:00:00:00:00", "02:00:00:00:04:ff").unwrap());
     assert!(!pool.spare(0, 9, NOW).contains(&(first + 4)));

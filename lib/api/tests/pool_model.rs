@@ -185,7 +185,7 @@ fn run(start: (usize, u64), ops: Vec<Op>) -> Result<(), TestCaseError> {
                 pool.forget(&owner(*of), stamp);
             }
             Op::List { present } => {
-                // What is still there looks as before.
+                // The present objects after the round.
                 let views = [View::Machine, View::Instance, View::Pod];
                 views.iter().for_each(|view| pool.begin_listing(*view));
                 for one in 0..OWNERS {

@@ -399,7 +399,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patches_are_written_as_rfc_6902_says() {
+    fn patches_are_written_as_in_rfc_6902() {
         let label = JsonPatch::pointer(["metadata", "labels", "a/b~c"]);
         let patch = JsonPatch::new()
             .test("/metadata/uid", "u")
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn delete_options_say_only_what_was_asked() {
+    fn delete_options_contain_only_requested_fields() {
         assert_eq!(serde_json::to_value(Delete::default()).unwrap(), json!({}));
         let options = Delete::default().propagation(Propagation::Foreground).grace(0).uid("u").version("7");
         let expected = json!({"propagationPolicy": "Foreground", "gracePeriodSeconds": 0,

@@ -276,7 +276,7 @@ impl Client {
     }
 }
 
-/// What a connection beside the shared one needs.
+/// Parameters of a connection other than the shared one.
 #[cfg(feature = "websocket")]
 impl Client {
     pub(crate) fn server(&self) -> &str {

@@ -1,8 +1,8 @@
 //! Address of the API server and our credentials: from a kubeconfig, or from the pod's ServiceAccount.
 //!
-//! Read: server, certificate-authority, tls-server-name, client certificates, tokens, token files, exec plugins.
-//! Refused with an error, because ignoring them would change who talks to whom: insecure-skip-tls-verify, proxy-url,
-//! user name with password, auth-provider, impersonation.
+//! Read: server, certificate-authority, tls-server-name, client certificates, tokens, token files, exec plugins. Refused
+//! with an error, because ignoring them would change the parties of a connection: insecure-skip-tls-verify, proxy-url, user
+//! name with password, auth-provider, impersonation.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

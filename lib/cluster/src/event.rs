@@ -2,8 +2,8 @@
 //!
 //! Written as core/v1 Events, which every client reads and which the API server also shows under events.k8s.io/v1. Equal
 //! events of an object become one with a count; more than ten different ones of one reason within ten minutes become one
-//! that says so; an object that causes more than 25 at once gets one each five minutes (client-go's rules and limits).
-//! Publishing never blocks and never fails: a full queue drops events and counts them.
+//! summary; an object that causes more than 25 at once gets one each five minutes (client-go's rules and limits). Publishing
+//! never blocks and never fails: a full queue drops events and counts them.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_told_whatever_the_order_of_their_fields() {
+    fn events_are_parsed_in_any_order_of_fields() {
         let object = r#"{"spec":7,"metadata":{"namespace":"n","name":"a","resourceVersion":"9"}}"#;
         for (line, expected) in [
             (format!(r#"{{"type":"ADDED","object":{object}}}"#), "present n/a 7"),

@@ -2,8 +2,8 @@
 //!
 //! The aggregator authenticates the user, then connects with a client certificate of its own and names the user in
 //! headers. The headers count only if the certificate is signed by the authority, and has one of the names, that the
-//! ConfigMap kube-system/extension-apiserver-authentication gives. Without both checks anybody who reaches the pod is
-//! any user.
+//! ConfigMap kube-system/extension-apiserver-authentication gives. Without both checks any client that reaches the pod could
+//! claim to be any user.
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;

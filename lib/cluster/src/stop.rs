@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn every_clone_is_told_also_by_a_drop() {
+    async fn every_clone_is_notified_also_by_a_drop() {
         let (stopper, stop) = pair();
         assert!(!stop.is_set());
         stopper.stop();

@@ -104,8 +104,8 @@ impl Dir {
         Self { fd, path: path.into(), rules: Rules::default() }
     }
 
-    /// Follows symbolic links whose target stays in the directory, in this and all directories opened from it: for what
-    /// archives hold.
+    /// Follows symbolic links to targets inside the directory, in this and all directories opened from it: for the content
+    /// of archives.
     #[must_use]
     pub fn links_beneath(mut self) -> Self {
         self.rules.links = true;
@@ -224,8 +224,8 @@ impl Dir {
         Ok(Some(file))
     }
 
-    /// As [`Dir::file`], for a file whose content or owner is to change: it must have no other name, which could be the
-    /// another user's file.
+    /// As [`Dir::file`], for a file with content or owner to change: it must have no other name, which could be another
+    /// user's file.
     ///
     /// # Errors
     /// As [`Dir::file`], and when it has more than one hard link.

@@ -15,8 +15,8 @@
 //! | endless or huge file | reads have a limit ([`Dir::read`]) |
 //! | listener that never accepts | [`Dir::connect`] has a timeout |
 //!
-//! [`replace`] and [`Dir::replace`] are the one home of "write beside, rename": a reader and a crash see the old file or the
-//! new one, never a part.
+//! [`replace`] and [`Dir::replace`] are the one home of "write a temporary file, rename": a reader and a crash see the old
+//! file or the new one, never a part.
 //!
 //! Not here: what the files mean, archives, mounts.
 

@@ -55,7 +55,7 @@ impl Dir {
     }
 
     /// Changes the owner of the directory and of everything below it on its mount, links themselves included. Files with
-    /// more than one name stay as they are: one of the names may be somebody else's.
+    /// more than one name stay as they are: one of the names may be another user's.
     ///
     /// # Errors
     /// When an entry cannot be listed or changed. The tree must not change during the call.

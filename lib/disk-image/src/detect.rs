@@ -73,7 +73,7 @@ pub enum Detected {
 
 /// Detects the format of a stream by `head`, its first [`HEAD`] bytes (or all, if fewer).
 ///
-/// What carries no known magic is a raw disk. A fixed VHD looks raw from the front: its mark is its last sector (see
+/// Data without a known magic is a raw disk. A fixed VHD looks raw from the front: its mark is its last sector (see
 /// [`crate::format::vhd::fixed_vhd`]).
 pub fn detect(head: &[u8]) -> Detected {
     if let Some(format) = image(head) {
@@ -195,8 +195,8 @@ fn foreign_image(head: &[u8]) -> Option<&'static str> {
     table.iter().find(|(magic, _)| head.starts_with(magic)).map(|(_, name)| *name)
 }
 
-/// Tells what is no raw disk by its last sector, where that can be reached: a DMG (Apple's UDIF), by the magic, version
-/// and length of its trailer.
+/// Detects formats other than a raw disk by the last sector, where that can be reached: a DMG (Apple's UDIF), by the magic,
+/// version and length of its trailer.
 pub fn foreign_by_end(last: &[u8; 512]) -> Option<&'static str> {
     last.starts_with(b"koly\0\0\0\x04\0\0\x02\0").then_some("a DMG image")
 }
@@ -279,7 +279,7 @@ mod tests {
         ];
         for (magic, expected) in table {
             assert_eq!(detect(magic), *expected, "{}", magic.escape_ascii());
-            // Followed by zeroes up to a whole head it is still the same, but for frames whose length then tells.
+            // Followed by zeroes up to a whole head it is still the same, except for frames with a length field.
             if !magic.starts_with(b"\x50") {
                 assert_eq!(detect(&at(0, magic)), *expected, "{} padded", magic.escape_ascii());
             }

@@ -1,7 +1,7 @@
 //! The crate's one error: a small kind to match on, a sentence for people, and the source below it.
 //!
-//! `Display` never repeats the source; whoever prints walks the chain once. What is told apart differs: here, what went
-//! wrong with bytes; in `volume`, what somebody who wanted a volume does about it.
+//! `Display` never repeats the source; the caller that prints walks the chain once. The kinds differ: here, the defect in
+//! the bytes; in `volume`, the reaction of a caller that wanted a volume.
 
 use std::error::Error as StdError;
 use std::fmt;

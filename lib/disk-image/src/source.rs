@@ -57,8 +57,8 @@ pub trait Source: Send + Sync {
         8 << 20
     }
 
-    /// The ranges of `within` that may hold data, ascending; everything between them is known to read as zero. `None`
-    /// when the source cannot tell. May be asked for a piece at a time.
+    /// The ranges of `within` that may hold data, ascending; everything between them is known to read as zero. `None` when
+    /// the source cannot report it. May be asked for a piece at a time.
     ///
     /// # Errors
     /// When asking the source fails.

@@ -1,4 +1,4 @@
-//! The other end of a launcher's socket: calls and events, as whoever started the launcher uses them.
+//! The other end of a launcher's socket: calls and events, for the starter of the launcher.
 //!
 //! Not here: what to ask when.
 
@@ -27,13 +27,13 @@ const EVENTS_MAX: usize = 1024;
 /// Why there is no answer.
 #[derive(Debug, Error)]
 pub enum CallError {
-    /// The launcher says no.
+    /// The launcher refused the request.
     #[error("{1}")]
     Refused(RefusedKind, String),
     /// It cannot be talked to.
     #[error("no answer from the launcher")]
     Lost(#[from] io::Error),
-    /// What was to be sent, or came, is no message.
+    /// The message to send, or the received one, is invalid.
     #[error("the launcher's socket")]
     Frame(#[from] FrameError),
     /// The launch document is none.
@@ -69,8 +69,8 @@ impl Client {
         Ok(Self { stream, version: None, last: 0, events: VecDeque::new() })
     }
 
-    /// Asks, and waits for the answer, but not for ever: five minutes, and what the guest's agent is given, or half an hour
-    /// for a start. Events that come meanwhile are kept.
+    /// Sends a request, and waits for the answer within a limit: five minutes, plus the time given to the guest's agent, or
+    /// half an hour for a start. Events that arrive in between are kept.
     ///
     /// # Errors
     /// See [`CallError`]; after [`CallError::Lost`] the connection is of no use any more.

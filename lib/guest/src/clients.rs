@@ -130,7 +130,7 @@ mod tests {
         drop(busy);
         let (_sixth, six) = admit();
         assert!(six.is_some() && is_closed(&second) && !is_closed(&first));
-        // A client whose thread has left takes no place.
+        // A client whose thread has ended takes no place.
         drop((one, four));
         assert!(admit().1.is_some() && admit().1.is_some());
     }

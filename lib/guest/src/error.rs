@@ -1,9 +1,9 @@
 //! The library's error.
 
-/// What went wrong, as far as a caller acts differently on it.
+/// Kinds of error that callers handle differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// What was given is refused.
+    /// The input is refused.
     Content,
     /// The system refused something.
     System,

@@ -1,7 +1,7 @@
 //! Framed JSON on Unix sockets, as both ends of a conversation with a launcher or a daemon read, write and accept it.
 //! `api::launcher` defines a frame.
 //!
-//! Not here: what is said.
+//! Not here: the content of messages.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -71,7 +71,7 @@ pub fn accept(
     })
 }
 
-/// Waits for the next frame and tells its length; `None`: the other end went.
+/// Waits for the next frame and returns its length; `None`: the peer has disconnected.
 ///
 /// # Errors
 /// The socket fails.
@@ -83,7 +83,7 @@ pub fn next(mut stream: &UnixStream) -> io::Result<Option<Result<usize, FrameErr
     }
 }
 
-/// The JSON of a frame whose length is known, which may take that long.
+/// The JSON of a frame of known length, read within a time limit.
 ///
 /// # Errors
 /// The socket fails, or the time is over.

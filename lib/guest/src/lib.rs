@@ -1,4 +1,4 @@
-//! What the single machine and the node agent need around a guest's launcher:
+//! Shared by the single machine and the node agent, around a guest's launcher:
 //!
 //! - [`Client`]: calls and events on a launcher's socket; [`framing`]: frames and byte streams on Unix sockets; [`clients`]: a
 //!   limit on the clients of a listener.

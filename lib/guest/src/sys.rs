@@ -11,7 +11,7 @@ use std::time::Duration;
 pub enum Signal {
     /// A child ended.
     Child,
-    /// Somebody wants the guest to end: SIGTERM, SIGINT, SIGHUP.
+    /// A request to end the guest: SIGTERM, SIGINT, SIGHUP.
     Stop,
 }
 

@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_none() {
+    fn rejects_invalid_addresses() {
         for text in [
             "",
             "02:00:00:00:ab",

@@ -134,7 +134,7 @@ impl Body for Made {
             }
             Some(Err(error)) => Some(Err(error)),
             // Without an explicit end the body is incomplete: the receiver must not take it as whole.
-            None => Some(Err(io::Error::other("what is sent did not come to its end"))),
+            None => Some(Err(io::Error::other("the body ended before it was complete"))),
         })
     }
 
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_written_ends_where_that_is_said_only() {
+    async fn a_written_body_ends_only_where_its_end_is_marked() {
         for (size, said) in [(0, true), (5, true), (2 * PIECE + 5, true), (5, false)] {
             let (mut pieces, body) = written();
             let writing = std::thread::spawn(move || {

@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_server_answers_and_tells_failures() {
+    fn a_plain_server_answers_and_reports_failures() {
         let routes = vec![
             Route { path: "/well", body: Box::new(|| Ok("fine".to_owned())) },
             Route { path: "/ill", body: Box::new(|| Err("why".to_owned())) },

@@ -52,8 +52,8 @@ pub fn write_inside(around: Around) {
     drop(AROUND.set(around));
 }
 
-/// stderr, line by line, inside [`write_inside`]'s function. A line that cannot be written is lost, and nothing is said
-/// of it: with a full disk or a closed terminal behind stderr, complaining there ends the process.
+/// stderr, line by line, inside [`write_inside`]'s function. A line that cannot be written is lost silently: with a full
+/// disk or a closed terminal behind stderr, a complaint there ends the process.
 struct Stderr;
 
 /// A log line with the line breaks inside it escaped: texts of other hosts and users must not look like lines of ours.

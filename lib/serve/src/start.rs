@@ -1,5 +1,5 @@
-//! The start of a program whose log flags are klog's: its arguments, its logs, the provider of its TLS. Not here: what the
-//! program's own arguments are, and the environment.
+//! The start of a program whose log flags are klog's: its arguments, its logs, the provider of its TLS. Not here: the
+//! program's own arguments, and the environment.
 
 use std::ffi::OsString;
 use std::process::ExitCode;

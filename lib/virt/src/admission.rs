@@ -1,4 +1,4 @@
-//! What admission fills in when a VirtualMachine or an instance is created, so that it stays as it was when the cluster's
+//! The defaults that admission writes into a new VirtualMachine or instance, so that it stays the same when the cluster's
 //! settings change later.
 //!
 //! Rules are not checked here ([`crate::validate`]); what is given is never changed.
@@ -29,7 +29,7 @@ pub enum DefaultBinding {
     Bridge,
 }
 
-/// Settings of the platform: KubeVirt's `spec.configuration`, or what it has where that says nothing.
+/// Settings of the platform: KubeVirt's `spec.configuration`, or its defaults.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Machine type: `machineType`.
@@ -53,7 +53,7 @@ impl Default for Settings {
     }
 }
 
-/// What SMBIOS identifies a guest by: random, and kept with the object.
+/// The SMBIOS identity of a guest: random, and kept with the object.
 #[derive(Clone, Debug)]
 pub struct Identity {
     /// UUID of the machine.
@@ -153,7 +153,7 @@ fn size(spec: &mut VirtualMachineInstanceSpec, settings: &Settings) {
     memory(domain);
 }
 
-/// Guest memory, where only requests or limits say it.
+/// Guest memory, where only requests or limits have it.
 fn memory(domain: &mut Domain) {
     if domain.memory.as_ref().is_some_and(|memory| memory.guest.is_some()) {
         return;
@@ -165,8 +165,7 @@ fn memory(domain: &mut Domain) {
     }
 }
 
-/// The interface on the pod network, where none is asked for.
-/// `attach`: whether that happens where the spec does not say it.
+/// The default interface on the pod network. `attach`: whether a spec that does not decide it gets one.
 fn network(spec: &mut VirtualMachineInstanceSpec, binding: DefaultBinding, attach: bool) {
     let devices = &mut spec.domain.devices;
     let attach = devices.autoattach_pod_interface.unwrap_or(attach);

@@ -1,6 +1,6 @@
-//! Findings: what there is to say about a field, by its path.
+//! Findings: remarks about a field, by its path.
 //!
-//! Not here: who says it ([`crate::validate`], [`crate::resolve`]), how it is shown.
+//! Not here: their origin ([`crate::validate`], [`crate::resolve`]), their presentation.
 
 use api::launch::Word;
 use serde::{Deserialize, Serialize};
@@ -30,14 +30,14 @@ impl Verdict {
     }
 }
 
-/// What there is to say about a field.
+/// A remark about a field.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
     /// The field, such as `spec.template.spec.domain.cpu.cores`.
     pub path: String,
     /// How bad it is.
     pub verdict: Verdict,
-    /// What it is, and what to do.
+    /// The defect, and the remedy.
     pub text: String,
 }
 

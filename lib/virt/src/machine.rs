@@ -4,7 +4,7 @@
 //! The single machine and the operator decide here. The operator leaves `networks` and `owns` false: a namespace and
 //! garbage collection take these away in a cluster.
 //!
-//! Not here: the instance itself ([`crate::run`]), who does the steps.
+//! Not here: the instance itself ([`crate::run`]), the execution of the steps.
 
 use api::kubevirt::{StateChangeRequest, VirtualMachine, VirtualMachineInstance};
 
@@ -32,7 +32,7 @@ impl Strategy {
     /// Every strategy that a machine can have here.
     pub const ALL: [Self; 5] = [Self::Always, Self::Halted, Self::Manual, Self::RerunOnFailure, Self::Once];
 
-    /// What `running` or `runStrategy` means. Neither, and words that admission refuses, mean `Halted`.
+    /// The meaning of `running` or `runStrategy`. Neither, and values that admission refuses, mean `Halted`.
     pub fn of(running: Option<bool>, strategy: Option<&str>) -> Self {
         match (running, strategy) {
             (Some(true), _) | (None, Some("Always")) => Self::Always,
@@ -138,7 +138,7 @@ pub enum Step {
     Wait(u64),
 }
 
-/// What is to be done for a machine, in this order.
+/// The steps for a machine, in this order.
 pub fn machine(found: &Machine) -> Vec<Step> {
     let end = |run: &RunOf| if run.deleting { Vec::new() } else { vec![Step::EndRun] };
     if found.deleting {
@@ -266,7 +266,7 @@ mod tests {
     const MADE: [Step; 3] = [Step::MakeRun, Step::DropStart, Step::Follow];
 
     #[test]
-    fn strategies_say_when_there_is_a_run() {
+    fn strategies_decide_when_there_is_a_run() {
         use Strategy::{Always, Halted, Manual, Once, RerunOnFailure};
         let none: Vec<Step> = Vec::new();
         for (name, found, wanted) in [

@@ -22,7 +22,7 @@ pub struct Instance<'a> {
     pub receiver: bool,
 }
 
-/// What a machine's state is made of.
+/// The inputs of a machine's printable status.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts<'a> {
     /// It is being deleted.

@@ -1,11 +1,11 @@
 //! One VirtualMachineInstance with its launcher: pure, from what was found to the next step. Each step may be interrupted
 //! anywhere; the next decision finds what is left to do.
 //!
-//! Not here: when there is an instance ([`crate::machine`]), who does the steps.
+//! Not here: the existence of an instance ([`crate::machine`]), the execution of the steps.
 
 use api::launcher::{Exit, State};
 
-/// What a run's launcher was found to be.
+/// The observed state of a run's launcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Seen {
     /// There is no folder of the run.
@@ -31,7 +31,7 @@ pub struct Run {
     pub begun: bool,
     /// Its volumes are filled.
     pub ready: bool,
-    /// Something of its networks is left after a boot, and nobody else takes it away.
+    /// Networks of it are left after a boot, and only this step removes them.
     pub networks: bool,
     /// Something is being done for it.
     pub busy: bool,
@@ -58,7 +58,7 @@ pub enum RunStep {
     Shutdown,
     /// Kill every process of its user: its launcher did not end the guest in time.
     Kill,
-    /// Note how it ended; `None`: nobody saw it.
+    /// Record how it ended; `None`: the end was not observed.
     Finish(Option<Exit>),
     /// Take away what was made for it.
     Clear,
@@ -68,7 +68,7 @@ pub enum RunStep {
     Wait(u64),
 }
 
-/// What is to be done for a run.
+/// The steps for a run.
 pub fn run(found: &Run) -> Option<RunStep> {
     let late = found.deleting && !found.over && found.overdue.is_some_and(|time| time <= found.now);
     let there = matches!(found.seen, Seen::Down | Seen::Waiting | Seen::Guest(_));

@@ -1,5 +1,5 @@
-//! A network's CNI configuration (specification 1.1.0, section 1): a list of plugins, or one alone, read, and turned into
-//! what each plugin is given: pure.
+//! A network's CNI configuration (specification 1.1.0, section 1): a list of plugins, or one alone, parsed, and turned into
+//! the configuration of each plugin: pure.
 
 use serde_json::{Map, Value, json};
 
@@ -28,7 +28,7 @@ impl Configuration {
     /// Reads a configuration or a list of them. `name` is the network's where it has none.
     ///
     /// # Errors
-    /// What is wrong, naming the key.
+    /// The defect, with the key's name.
     pub fn read(text: &str, name: &str) -> Result<Self, String> {
         if text.len() > TEXT_MAX {
             return Err(format!("a CNI configuration of {} bytes; {TEXT_MAX} are the most", text.len()));
@@ -94,8 +94,8 @@ impl Configuration {
             .map(|(index, plugin)| (index, plugin.get("type").and_then(Value::as_str).unwrap_or_default()))
     }
 
-    /// What plugin `index` is given: its configuration, the network's name and version, the answer before it, and those of
-    /// `offered` (by capability) that it asks for.
+    /// The configuration of plugin `index`: its own, the network's name and version, the previous result, and those of
+    /// `offered` (by capability) that it requests.
     pub fn request(
         &self,
         index: usize,
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_by_key() {
+    fn invalid_configurations_are_refused_by_key() {
         for (text, key) in [
             ("{", "no CNI configuration"),
             ("[]", "no CNI configuration"),

@@ -221,7 +221,7 @@ fn put(object: &mut Value, path: &str, value: Value) {
     *place = value;
 }
 
-/// Removes objects without fields. Only groups of settings are left where this is used: an empty one says nothing.
+/// Removes objects without fields. Only groups of settings remain where this is used: an empty one has no meaning.
 fn prune(object: &mut Map<String, Value>) {
     object.retain(|_, value| !value.as_object().is_some_and(Map::is_empty));
 }

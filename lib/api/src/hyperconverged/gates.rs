@@ -85,7 +85,7 @@ impl Gate {
     }
 }
 
-/// The object of v1beta1 that says the same as the list of v1. Gates that v1beta1 lacks are left out.
+/// The v1beta1 object that is equivalent to the list of v1. Gates that v1beta1 lacks are left out.
 pub(super) fn to_object(list: &[Value]) -> Map<String, Value> {
     let mut object = Map::new();
     for gate in Gate::ALL.iter().filter(|gate| gate.in_beta) {
@@ -96,7 +96,7 @@ pub(super) fn to_object(list: &[Value]) -> Map<String, Value> {
     object
 }
 
-/// The list of v1 that says the same as the object of v1beta1. Entries of an earlier list that still hold stay as they are.
+/// The v1 list that is equivalent to the object of v1beta1. Entries of an earlier list that still hold stay as they are.
 pub(super) fn to_list(object: &Map<String, Value>, earlier: &[Value]) -> Vec<Value> {
     let known = |entry: &Value| Gate::ALL.iter().find(|gate| gate.in_beta && is(entry, gate.name));
     let value = |gate: &Gate| object.get(gate.name).and_then(Value::as_bool);

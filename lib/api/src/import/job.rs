@@ -206,7 +206,7 @@ impl Job {
     /// PREALLOCATION must be a bool, a missing one is an error too, as upstream. INSECURE_TLS that is no bool is false.
     ///
     /// # Errors
-    /// The first variable that makes no sense.
+    /// The first invalid variable.
     pub fn from_env<K, V>(variables: impl IntoIterator<Item = (K, V)>) -> Result<Self, JobError>
     where
         K: AsRef<str>,

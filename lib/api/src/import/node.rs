@@ -1,5 +1,5 @@
-//! Node pull: the kubelet pulls the container image, a server in that image's container offers the disk in it to the
-//! importer beside it. What the two say to each other, and the labels that come of it.
+//! Node pull: the kubelet pulls the container image, and a server in that image's container offers its disk to the importer
+//! in the same pod. The protocol between the two, and the labels that result.
 //!
 //! ```text
 //!  server: listens ─► ready file (name of the disk) ─────► waits for the done file ─► removes both, exits

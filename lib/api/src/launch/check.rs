@@ -227,7 +227,7 @@ fn check_disk(launch: &Launch, at: &str, disk: &Disk) -> Result {
         }
     }
     let fits = match disk.device {
-        // AHCI has no way to say that a disk is read-only.
+        // AHCI has no read-only disks.
         DiskDevice::Disk => disk.bus != Bus::Sata || !disk.read_only,
         DiskDevice::Cdrom => disk.bus != Bus::Virtio && disk.read_only,
         DiskDevice::Lun => {

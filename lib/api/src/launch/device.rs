@@ -44,7 +44,7 @@ words! {
         Ac97 = "ac97",
     }
 
-    /// What an input device is attached to.
+    /// The bus of an input device.
     pub enum InputBus {
         /// USB.
         Usb = "usb",
@@ -52,7 +52,7 @@ words! {
         Virtio = "virtio",
     }
 
-    /// What a watchdog does when the guest is silent.
+    /// The action of a watchdog when the guest is silent.
     pub enum WatchdogAction {
         /// Reset.
         Reset = "reset",
@@ -70,7 +70,7 @@ words! {
         Crb = "tpm-crb",
     }
 
-    /// A device by which a guest says that it crashed.
+    /// A device by which a guest reports a crash.
     pub enum PanicModel {
         /// A port.
         Isa = "isa",
@@ -101,26 +101,26 @@ pub struct Interface {
     pub acpi_index: Option<u32>,
     /// Whether the cable is in.
     pub link_up: bool,
-    /// What the guest is told when it asks for its addresses; `None`: nobody answers it.
+    /// The guest's DHCP configuration; `None`: DHCP is not served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dhcp: Option<Dhcp>,
 }
 
-/// What a guest is told by DHCP (RFC 2131 and RFC 8415) on one interface. Leases never end.
+/// The DHCP configuration of a guest (RFC 2131 and RFC 8415) on one interface. Leases never end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Dhcp {
-    /// The bridge beside the tap device, in the launcher's network namespace, that the guest is answered on.
+    /// The bridge of the tap device, in the launcher's network namespace, on which DHCP is served.
     pub link: String,
     /// Its address of IPv4.
     pub v4: Option<Lease4>,
     /// Its address of IPv6.
     pub v6: Option<Ipv6Addr>,
-    /// Who resolves names.
+    /// The DNS resolvers.
     pub resolvers: Vec<IpAddr>,
     /// Domains that names are looked for in.
     pub search: Vec<String>,
-    /// What the guest is called.
+    /// The guest's host name.
     pub host_name: String,
 }
 
@@ -132,7 +132,7 @@ pub struct Lease4 {
     pub address: Ipv4Addr,
     /// Length of its network's prefix in bits.
     pub prefix: u8,
-    /// Who answers: the bridge's address.
+    /// The server's address: the bridge's.
     pub server: Ipv4Addr,
     /// The way to everywhere else.
     pub gateway: Option<Ipv4Addr>,
@@ -148,7 +148,7 @@ pub struct Route4 {
     pub network: Ipv4Addr,
     /// Length of its prefix in bits.
     pub prefix: u8,
-    /// Who takes packets there; 0.0.0.0: they are on the link.
+    /// The next hop; 0.0.0.0: the destination is on the link.
     pub gateway: Ipv4Addr,
 }
 
@@ -174,7 +174,7 @@ pub struct Devices {
     pub watchdog: Option<WatchdogAction>,
     /// A trusted platform module.
     pub tpm: Option<Tpm>,
-    /// How a guest says that it crashed.
+    /// Devices by which a guest reports a crash.
     pub panic: Vec<PanicModel>,
     /// A virtio-scsi controller even without disks on it, for those that come later.
     pub scsi_controller: bool,
@@ -198,7 +198,7 @@ pub struct SerialConsole {
 pub struct Input {
     /// Its name, unique among input devices.
     pub name: String,
-    /// What it is attached to.
+    /// Its bus.
     pub bus: InputBus,
 }
 

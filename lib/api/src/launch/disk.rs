@@ -6,7 +6,7 @@ use super::words;
 use crate::resource::Confidential;
 
 words! {
-    /// What a disk is to the guest.
+    /// The kind of device that the guest sees.
     pub enum DiskDevice {
         /// A disk.
         Disk = "disk",
@@ -16,7 +16,7 @@ words! {
         Lun = "lun",
     }
 
-    /// What a disk is attached to.
+    /// The bus of a disk.
     pub enum Bus {
         /// A virtio device of its own.
         Virtio = "virtio",
@@ -46,15 +46,15 @@ words! {
         Threads = "threads",
     }
 
-    /// What follows an error of the storage.
+    /// The reaction to a storage error.
     pub enum ErrorPolicy {
         /// The guest is paused.
         Stop = "stop",
-        /// The guest is told.
+        /// The guest gets the error.
         Report = "report",
         /// Nothing.
         Ignore = "ignore",
-        /// The guest is paused when the storage is full, else told.
+        /// The guest is paused when the storage is full, and gets any other error.
         Enospace = "enospace",
     }
 
@@ -81,11 +81,11 @@ words! {
 pub struct Disk {
     /// Its name, unique among disks.
     pub name: String,
-    /// What it is to the guest.
+    /// The kind of device that the guest sees.
     pub device: DiskDevice,
-    /// What it is attached to.
+    /// Its bus.
     pub bus: Bus,
-    /// What is in it.
+    /// Its content.
     pub media: Media,
     /// Whether the guest cannot write.
     pub read_only: bool,
@@ -97,7 +97,7 @@ pub struct Disk {
     pub io: Option<Io>,
     /// Whether blocks that the guest discards are given back to the storage.
     pub discard: bool,
-    /// What follows an error of the storage.
+    /// The reaction to a storage error.
     pub error_policy: ErrorPolicy,
     /// Serial number.
     pub serial: Option<String>,
@@ -113,7 +113,7 @@ pub struct Disk {
     pub tray: Option<Tray>,
 }
 
-/// What is in a disk.
+/// The content of a disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum Media {
@@ -135,7 +135,7 @@ pub struct Storage {
     pub block: bool,
     /// How it is a disk.
     pub format: DiskFormat,
-    /// What it is laid over: a qcow2's backing file, only read.
+    /// The backing file of a qcow2, which is only read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing: Option<Box<Storage>>,
 }
@@ -144,9 +144,9 @@ pub struct Storage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct BlockSizes {
-    /// What the guest addresses: a power of two from 512 to 2 MiB.
+    /// The block size that the guest addresses: a power of two from 512 to 2 MiB.
     pub logical: u32,
-    /// What is written at once: a power of two, not less than `logical`, at most 2 MiB.
+    /// The unit of writes: a power of two, not less than `logical`, at most 2 MiB.
     pub physical: u32,
 }
 
@@ -158,7 +158,7 @@ pub struct Medium {
     pub name: String,
     /// Its label, such as `cidata`.
     pub label: String,
-    /// What is on it.
+    /// The files on it.
     pub files: Vec<MediaFile>,
 }
 

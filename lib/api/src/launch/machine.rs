@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::words;
 
 words! {
-    /// What becomes of a processor's feature.
+    /// The policy of a CPU feature.
     pub enum FeaturePolicy {
         /// Claimed, whether or not it is there.
         Force = "force",
@@ -19,7 +19,7 @@ words! {
         Forbid = "forbid",
     }
 
-    /// What a reboot is.
+    /// The effect of a reboot.
     pub enum OnReboot {
         /// A reboot.
         Restart = "restart",
@@ -41,7 +41,7 @@ words! {
         Hyperv = "hypervclock",
     }
 
-    /// What becomes of ticks that came too late.
+    /// The policy for late ticks.
     pub enum TickPolicy {
         /// They come late.
         Delay = "delay",
@@ -81,7 +81,7 @@ words! {
         Evmcs = "evmcs",
     }
 
-    /// What a timer follows.
+    /// The clock that a timer follows.
     pub enum Track {
         /// The guest's time.
         Guest = "guest",
@@ -90,7 +90,7 @@ words! {
     }
 }
 
-/// What SMBIOS says about the machine.
+/// The SMBIOS strings of the machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Smbios {
@@ -102,11 +102,11 @@ pub struct Smbios {
     pub chassis: Chassis,
 }
 
-/// What SMBIOS says about the case.
+/// The SMBIOS strings of the chassis.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Chassis {
-    /// Who made it.
+    /// The manufacturer.
     pub manufacturer: Option<String>,
     /// Its version.
     pub version: Option<String>,
@@ -157,13 +157,13 @@ pub struct Cpu {
     pub cores: u32,
     /// Threads of a core.
     pub threads: u32,
-    /// What they are.
+    /// The CPU model.
     pub model: CpuModel,
     /// Features on top of the model's.
     pub features: Vec<CpuFeature>,
 }
 
-/// What processors are.
+/// The model of the vCPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum CpuModel {
@@ -183,11 +183,11 @@ pub enum CpuModel {
 pub struct CpuFeature {
     /// As libvirt calls it.
     pub name: String,
-    /// What becomes of it.
+    /// Its policy.
     pub policy: FeaturePolicy,
 }
 
-/// What [`CpuModel::HostModel`] became on a machine.
+/// The model that [`CpuModel::HostModel`] resolved to on a machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct NamedCpu {
@@ -203,7 +203,7 @@ pub struct NamedCpu {
 pub struct Memory {
     /// At the start: whole MiB.
     pub guest: u64,
-    /// What there can be later, by virtio-mem in blocks of 2 MiB; not less than `guest`.
+    /// The maximum after hotplug, by virtio-mem in blocks of 2 MiB; not less than `guest`.
     pub max_guest: u64,
     /// Huge pages of this size; `None`: ordinary memory.
     pub huge_page: Option<u64>,
@@ -229,13 +229,13 @@ pub struct Timer {
     pub name: TimerName,
     /// Whether it is there.
     pub present: bool,
-    /// What becomes of late ticks.
+    /// The policy for late ticks.
     pub tick_policy: Option<TickPolicy>,
-    /// What it follows.
+    /// The clock that it follows.
     pub track: Option<Track>,
 }
 
-/// What the machine can do. `None`: as the machine type has it.
+/// Features of the machine. `None`: the machine type's default.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Features {
@@ -261,9 +261,9 @@ pub struct Features {
 pub struct Hyperv {
     /// Those that are on or off.
     pub switches: Vec<(HypervSwitch, bool)>,
-    /// Tries of a spinlock before the hypervisor is told.
+    /// Attempts at a spinlock before the hypervisor is notified.
     pub spinlocks: Option<u32>,
-    /// What the hypervisor calls itself.
+    /// The hypervisor's vendor id.
     pub vendor_id: Option<String>,
     /// Synthetic timers without synthetic interrupts.
     pub direct_timers: bool,

@@ -49,7 +49,7 @@ pub trait Word: Sized {
     /// The word.
     fn word(self) -> &'static str;
 
-    /// What a word means; `None`: it is none of [`Self::WORDS`].
+    /// The value of a word; `None`: it is none of [`Self::WORDS`].
     fn from_word(word: &str) -> Option<Self>;
 }
 
@@ -106,13 +106,13 @@ pub enum LaunchError {
     Value {
         /// The field.
         path: String,
-        /// What is wrong.
+        /// The defect.
         problem: String,
     },
 }
 
 words! {
-    /// What runs the guest's code.
+    /// The accelerator.
     pub enum Accelerator {
         /// The processor.
         Kvm = "kvm",
@@ -138,11 +138,11 @@ pub struct Launch {
     pub folder: String,
     /// The QEMU program.
     pub emulator: String,
-    /// What runs the guest's code.
+    /// The accelerator.
     pub accelerator: Accelerator,
     /// Machine type with its version.
     pub machine: String,
-    /// What SMBIOS says.
+    /// The SMBIOS strings.
     pub smbios: Smbios,
     /// BIOS or EFI.
     pub firmware: Firmware,
@@ -152,7 +152,7 @@ pub struct Launch {
     pub memory: Memory,
     /// Clock and timers.
     pub clock: Clock,
-    /// What the machine can do.
+    /// Features of the machine.
     pub features: Features,
     /// Threads that serve disks, numbered from 1.
     pub io_threads: u16,
@@ -171,7 +171,7 @@ pub struct Launch {
     pub grace_seconds: u64,
     /// Whether the guest is made and not started.
     pub paused: bool,
-    /// What a reboot is.
+    /// The effect of a reboot.
     pub on_reboot: OnReboot,
 }
 

@@ -1,7 +1,7 @@
-//! MAC addresses and who has which: the rules of macpool in a cluster and of virt-node on one machine.
+//! MAC addresses and their owners: the rules of macpool in a cluster and of virt-node on one machine.
 //!
 //! - [`Mac`], [`Range`]: addresses as 48-bit integers, and ranges of them.
-//! - [`pool`]: who holds which address, and which one is given out next.
+//! - [`pool`]: the owner of each address, and the next free one.
 //!
 //! Not here: how either program keeps it, and the bytes of a link (lib/link has its own, since libraries see none of ours).
 

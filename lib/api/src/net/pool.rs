@@ -1,4 +1,4 @@
-//! Who holds which address, and which one is given out next. Pure: nothing here reads a clock or asks anybody.
+//! The owner of each address, and the next free one. Pure: nothing here reads a clock or calls other code.
 //!
 //! ```text
 //!  admission ──reserve──► pending ──the object is seen, or time passes──► gone
@@ -7,11 +7,11 @@
 //!                              holders: address → owners, counted
 //! ```
 //!
-//! An address is free when nobody holds it, in range or not, seen or pending. What is *given out* comes from blocks that
-//! are this pool's, in the range, in the order of addresses from a cursor on, so that a released address comes back
-//! late. A block is named by the upper 40 bits of its addresses, whatever the range is: editing the range moves no block.
+//! An address is free when no owner holds it, in range or not, seen or pending. Allocation takes addresses from this pool's
+//! blocks, in the range, in the order of addresses from a cursor on, so that a released address comes back late. A block is
+//! named by the upper 40 bits of its addresses, regardless of the range: editing the range moves no block.
 //!
-//! Not here: whose the blocks are, what an object looks like: macpool's.
+//! Not here: ownership of the blocks, the form of objects: macpool's.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
@@ -29,7 +29,7 @@ pub const BLOCK_BITS: u32 = 8;
 /// The name of a block: the upper 40 bits of its addresses.
 pub type Block = u64;
 
-/// When a transaction was admitted: nanoseconds since 1970, as its object's annotation tells them.
+/// The time of a transaction's admission: nanoseconds since 1970, from its object's annotation.
 pub type Stamp = u64;
 
 /// The block of an address.
@@ -73,7 +73,7 @@ impl Owner {
         Self { view, namespace: namespace.into(), name: name.into(), guest: None }
     }
 
-    /// One whose name will be made of a prefix by the API server, told apart by the review's uid. "~" is in no name.
+    /// An object that the API server will name by a prefix, identified by the review's uid. "~" is in no name.
     pub fn unnamed(view: View, namespace: &str, prefix: &str, uid: &str) -> Self {
         Self::new(view, namespace, &format!("{prefix}~{uid}"))
     }
@@ -123,11 +123,11 @@ impl fmt::Display for Owner {
 #[error("no MAC address is free: the range {range} has {} addresses{hope}", range.size())]
 pub struct Exhausted {
     range: Range,
-    /// Whose they are, where that is another replica.
+    /// A hint why, as the end of the message.
     hope: &'static str,
 }
 
-/// What one object holds.
+/// The addresses of one object.
 #[derive(Debug, Default)]
 struct Object {
     seen: Vec<Mac>,
@@ -155,7 +155,7 @@ pub struct Pool {
     /// This replica's blocks, and from when on addresses are given out of each.
     own: BTreeMap<Block, Duration>,
     holders: HashMap<Mac, Vec<Arc<Owner>>>,
-    /// How many usable addresses of each block somebody holds.
+    /// The number of usable addresses in use, by block.
     held: HashMap<Block, u64>,
     objects: HashMap<Arc<Owner>, Object>,
     /// When which owner's promises may have run out, in order.
@@ -181,7 +181,7 @@ impl Pool {
         }
     }
 
-    /// A pool that nobody shares the range with: all blocks are its own. Memory is that of one entry per block, so the
+    /// A pool with a range of its own: it owns all blocks. Memory is that of one entry per block, so the
     /// range should not have more than some 2^24 addresses, as a default one has.
     pub fn alone(range: Range, wait: Duration, cursor: u64) -> Self {
         let mut pool = Self::new(range, wait, cursor);
@@ -196,7 +196,7 @@ impl Pool {
         self.range
     }
 
-    /// Changes the range. Nobody loses an address, and no block changes hands.
+    /// Changes the range. No owner loses an address, and no block changes hands.
     pub fn set_range(&mut self, range: Range) {
         self.range = range;
     }
@@ -206,7 +206,7 @@ impl Pool {
         self.own.entry(block).or_insert(from);
     }
 
-    /// Takes a block away. Its addresses stay with those who hold them.
+    /// Removes a block. Its addresses stay with their owners.
     pub fn remove_block(&mut self, block: Block) {
         self.own.remove(&block);
     }
@@ -216,9 +216,9 @@ impl Pool {
         self.own.retain(|block, _| keep(*block));
     }
 
-    /// At most `most` blocks that could go, in order: they are in use, nobody holds an address of theirs, and without them
-    /// `keep` addresses can be given out still. All outside the range can; none that has to settle: its former owner may
-    /// give out of it still.
+    /// At most `most` blocks that can be released, in order: they are this pool's, none of their addresses is in use, and
+    /// without them `keep` addresses remain. All outside the range qualify; none in quarantine: its former owner may still
+    /// allocate from it.
     pub fn spare(&self, keep: u64, most: usize, now: Duration) -> Vec<Block> {
         let mut surplus = self.free(now).saturating_sub(keep);
         let unheld = self.own.iter().filter(|(block, _)| !self.held.contains_key(block));
@@ -244,7 +244,7 @@ impl Pool {
         self.own.iter().filter(|(_, from)| **from <= now).map(|(block, _)| self.room(*block)).sum()
     }
 
-    /// How many addresses of a block nobody holds. At the edge of the range the block's other addresses, outside, may be
+    /// The number of free addresses in a block. At the edge of the range the block's other addresses, outside, may be
     /// held too: they are counted one by one there.
     fn room(&self, block: Block) -> u64 {
         let (first, last) = bounds(block);
@@ -257,22 +257,22 @@ impl Pool {
         size.saturating_sub(held as u64)
     }
 
-    /// How many addresses somebody holds.
+    /// The number of addresses in use.
     pub fn held(&self) -> usize {
         self.holders.len()
     }
 
-    /// Whether nobody holds an address.
+    /// Whether an address is free.
     pub fn is_free(&self, mac: Mac) -> bool {
         !self.holders.contains_key(&mac)
     }
 
-    /// Who else than this owner's guest or pod holds an address.
+    /// Another owner than this guest or pod of an address.
     pub fn other_holder(&self, mac: Mac, owner: &Owner) -> Option<&Owner> {
         self.holders(mac).find(|holder| !holder.is_family(owner))
     }
 
-    /// Everybody who holds an address, once for each time.
+    /// All owners of an address, once for each use.
     pub fn holders(&self, mac: Mac) -> impl Iterator<Item = &Owner> {
         self.holders.get(&mac).into_iter().flatten().map(AsRef::as_ref)
     }

@@ -54,7 +54,7 @@ impl Source {
     /// not given has files.
     ///
     /// # Errors
-    /// The first variable that makes no sense.
+    /// The first invalid variable.
     pub fn from_env<K, V>(variables: impl IntoIterator<Item = (K, V)>) -> Result<Self, SourceError>
     where
         K: AsRef<str>,

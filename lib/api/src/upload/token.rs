@@ -129,8 +129,8 @@ impl Grant {
         }
     }
 
-    /// The claim that may be uploaded to; `None` when this grants something else. Whoever asks for a token chooses the
-    /// name in it, so it is looked at here.
+    /// The claim that may be uploaded to; `None` when this grants something else. The name in a token is chosen by its
+    /// client, so it is validated here.
     pub fn upload_target(&self) -> Option<Target> {
         let upload = self.operation == Operation::Upload && self.resource.resource == CLAIMS;
         upload.then(|| Target::new(&self.namespace, &self.name)).flatten()
@@ -159,7 +159,7 @@ pub struct Claims {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum TokenError {
     /// Malformed, of another algorithm, or not signed by a trusted key.
-    #[error("the token is none, or is signed by nobody who is believed")]
+    #[error("the token is malformed or not signed by a trusted key")]
     Forged,
     /// It was good once.
     #[error("the token has expired")]
@@ -281,8 +281,8 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// From `now` on tokens are signed by one of `current`. A key that was there before is believed until the last token
-    /// that it signed has expired; one of `revoked` is not believed any more, wherever else it stands.
+    /// Trusts `current` from `now` on. A replaced key stays trusted until the last token that it signed has expired; one of
+    /// `revoked` is rejected at once, wherever else it is listed.
     pub fn replace(&mut self, current: Vec<PublicKey>, revoked: &[PublicKey], now: u64) {
         let until = now.saturating_add(LIFETIME + LEEWAY);
         let before = std::mem::replace(&mut self.current, current);
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_says_what_was_granted() {
+    fn a_token_holds_its_grant() {
         let pair = pair();
         let token = Signer::from_pem(&pair.private).unwrap().sign(&grant(), NOW, LIFETIME).unwrap();
         let claims = keys(&[&pair]).verify(&token, NOW).unwrap();
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_believed() {
+    fn verify_rejects_invalid_tokens() {
         let (good, other) = (pair(), pair());
         let signer = Signer::from_pem(&good.private).unwrap();
         let believed = keys(&[&good]);
@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replaced_key_is_believed_until_its_last_token_has_expired() {
+    fn a_replaced_key_is_trusted_until_its_last_token_has_expired() {
         let (old, new) = (pair(), pair());
         let sign = |pair: &Pair, at| Signer::from_pem(&pair.private).unwrap().sign(&grant(), at, LIFETIME);
         let mut keys = keys(&[&old]);
@@ -525,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn at_most_sixty_four_keys_are_believed() {
+    fn at_most_sixty_four_keys_are_trusted() {
         let pairs: Vec<Pair> = (0..3).map(|_| pair()).collect();
         let mut keys = Keys::default();
         // The same two in turns count once each.

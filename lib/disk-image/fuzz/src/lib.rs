@@ -13,7 +13,7 @@ const PATIENCE: u64 = 1 << 20;
 /// Entries of a table handed over at once.
 const SLICE: u64 = 509;
 
-/// Opens `image` as `format` and reads its tables and data; the first byte says whether its size is known.
+/// Opens `image` as `format` and reads its tables and data; the first byte decides whether its size is known.
 ///
 /// # Panics
 /// When a decoder breaks a promise of [`Layout`].

@@ -10,7 +10,7 @@
 //!   independent piece per block.
 //! - [`ahead`]: the read-ahead below each of them.
 //!
-//! What comes out is not looked at. Not here: clusters and grains packed inside a format (see
+//! The decompressed data is not interpreted. Not here: clusters and grains packed inside a format (see
 //! [`crate::format::unpack`]), and the order in which pieces are read, which is [`crate::transfer`]'s.
 //!
 //! # Guarantees

@@ -12,9 +12,9 @@
 //!  raw      –                   –                –            one extent
 //! ```
 //!
-//! A [`Layout`] says where its root table lies; whoever reads (see [`crate::transfer`]) feeds it table bytes in any
-//! slices it likes and gets extents and leaf tables back. So the same decoder serves a source with ranges (tables
-//! first), a stream (tables as they pass by) and a file held in memory.
+//! A [`Layout`] reports where its root table lies; the reader (see [`crate::transfer`]) feeds it table bytes in any slices
+//! and gets extents and leaf tables back. So the same decoder serves a source with ranges (tables first), a stream (tables
+//! as they pass by) and a file held in memory.
 //!
 //! Limits that hold for every decoder: a length read from an image is compared with a bound, and with the image's
 //! size where that is known, before anything is allocated or any offset computed from it; arithmetic on offsets is

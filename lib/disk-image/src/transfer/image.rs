@@ -103,8 +103,7 @@ impl Image {
         Some(self.layout.virtual_size()).filter(|&size| size != u64::MAX)
     }
 
-    /// What a target needs at least for the image to be worth trying: the virtual size, less the footer that its end
-    /// may be.
+    /// The smallest target with which an attempt makes sense: the virtual size, less the footer that its end may be.
     pub fn least_size(&self) -> Option<u64> {
         let footer = |end: &Range<u64>| may_end_in_footer(end.end);
         self.open_end().filter(footer).map(|end| end.start).or(self.virtual_size())
@@ -142,9 +141,9 @@ impl Image {
         self.way
     }
 
-    /// Bytes that a stream of the image would give before the tables that tell where they belong. Up to [`super::WINDOW`] it can be
-    /// read as one stream from its start; above, that takes as much spare room. `None` when that cannot be told without
-    /// reading all of it, or its tables are too large for a look. Reads the tables.
+    /// Bytes that a stream of the image would give before the tables that locate them. Up to [`super::WINDOW`] it can be
+    /// read as one stream from its start; above, that takes as much spare room. `None` when that cannot be determined
+    /// without reading all of it, or its tables are too large to inspect. Reads the tables.
     ///
     /// # Errors
     /// When they cannot be read, or are damaged.
@@ -230,8 +229,8 @@ fn may_end_in_footer(size: u64) -> bool {
     size > FOOTER && size.is_multiple_of(FOOTER)
 }
 
-/// What is inside one compression layer, for content that is no disk (an archive): the layer, if there is one, and a
-/// source of what it holds. Counts what is read, as [`open`] does; `format` and `spool` have no meaning here.
+/// The content of one compression layer, for content that is no disk (an archive): the layer, if there is one, and a source
+/// of its content. Counts the bytes read, as [`open`] does; `format` and `spool` have no meaning here.
 ///
 /// # Errors
 /// [`Kind::Compression`], or [`Kind::Source`] when the front cannot be read.

@@ -131,8 +131,8 @@ pub struct Spool {
 pub struct Report {
     /// The image's format: a fixed VHD differs from a raw disk at a stream's end only.
     pub format: Format,
-    /// Size of the virtual disk in bytes. May be less than [`Image::virtual_size`] said: then the caller makes the
-    /// target's file that long, bytes behind it may have been written.
+    /// Size of the virtual disk in bytes. May be less than [`Image::virtual_size`] reported: then the caller truncates the
+    /// target's file to it, as bytes behind it may have been written.
     pub virtual_size: u64,
     /// Bytes read from the source, as it gave them (compressed, if it is).
     pub bytes_read: u64,

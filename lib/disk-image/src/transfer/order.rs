@@ -1,5 +1,5 @@
-//! Whether an image could be read as one stream from its start: how much of its data comes before the tables that tell
-//! where it belongs. Looked up in the tables, for people; an import finds out as it reads (`tables`).
+//! Whether an image could be read as one stream from its start: how much of its data comes before the tables that locate it.
+//! Read from the tables, for users; an import finds out as it reads (`tables`).
 
 use super::image::Image;
 use super::map::{host_of, reads};
@@ -13,8 +13,8 @@ const TABLES_MAX: u64 = 64 << 20;
 /// Bytes of the root table read at once.
 const SLICE: u64 = 512 << 10;
 
-/// Bytes of tables and data that a stream would give before it is known what they are; `None` when that cannot be told
-/// without reading all of the image, or its tables are too large for a look.
+/// Bytes of tables and data that a stream would give before their meaning is known; `None` when that cannot be determined
+/// without reading all of the image, or its tables are too large to inspect.
 pub(super) fn late(image: &Image) -> Result<Option<u64>, Error> {
     let layout = &*image.layout;
     let root = layout.root();

@@ -1,6 +1,6 @@
-//! Early bytes of a stream that nobody has claimed yet: a small window in memory, and, for a stream that is read once,
-//! a sparse file in spare room when the window is full. Not a scratch copy of the image: tables and data that were
-//! recognised as they passed are never here.
+//! Early bytes of a stream that no table has claimed yet: a small window in memory, and, for a stream that is read once, a
+//! sparse file in spare room when the window is full. Not a scratch copy of the image: tables and data that were recognised
+//! as they passed are never here.
 //!
 //! ```text
 //!  |  cluster E, claimed   | X |  F, claimed |  P, unclaimed  |      qcow2's packed clusters follow each other byte by

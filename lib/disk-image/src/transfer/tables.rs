@@ -4,7 +4,7 @@
 //!  chunk s..e of the stream
 //!    1. tables in it that are known by now are read, and may make more tables and extents known
 //!    2. extents in it go to the workers; what reaches past e is cut (plain) or carried over (packed)
-//!    3. what nobody has claimed is kept while any table is still unread: small window, then spool or let go
+//!    3. unclaimed bytes are kept while any table is still unread: small window, then spool or let go
 //!    4. extents behind it that became known by its tables go to the workers if their bytes were kept
 //!  end of the stream: what is still open is read in another pass (source that can be read again), or from the spool
 //! ```

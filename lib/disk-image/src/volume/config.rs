@@ -1,5 +1,5 @@
-//! What is to become of a volume: one [`Config`], whoever told it. Not here: where the content comes from
-//! ([`super::Origin`]), reading arguments or the environment.
+//! The target state of a volume: one [`Config`], from any caller. Not here: the source of the content ([`super::Origin`]),
+//! reading arguments or the environment.
 
 use std::path::{Path, PathBuf};
 

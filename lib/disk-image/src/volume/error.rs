@@ -1,5 +1,5 @@
-//! Why a volume could not be filled: the kinds of that, and how errors are told. Programs use it for their sources too,
-//! whose readers carry it here inside of an `io::Error`. Not here: exit codes and messages, which are a program's.
+//! The kinds of failure to fill a volume, and the format of errors. Programs use it for their sources too, whose readers
+//! carry it here inside of an `io::Error`. Not here: exit codes and messages, which are a program's.
 
 use std::error::Error as StdError;
 use std::fmt::Write as _;

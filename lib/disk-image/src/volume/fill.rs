@@ -116,7 +116,7 @@ impl Work<'_> {
             writer.set_len(disk_size);
         }
         if self.facts.mode == Mode::Block && report.virtual_size < disk_size {
-            // What the device held before shows behind the image, and some of it is looked for at the very end.
+            // Stale data of the device must not be readable behind the image, and some of it matters at the very end.
             session.meter.phase("zeroing the rest");
             writer.zero(report.virtual_size..disk_size, Arc::new(()))?;
             session.meter.phase("syncing");

@@ -1,5 +1,5 @@
-//! Takes the target: locks it, reads the journal of an earlier try, opens it for writing. Not here: what to do with
-//! what an earlier try left (`plan`).
+//! Locks the target, reads the journal of an earlier attempt, opens it for writing. Not here: the decision about the earlier
+//! attempt's data (`plan`).
 
 use std::path::Path;
 

@@ -137,8 +137,8 @@ impl Found {
 /// The start of every journal, after the eight hex digits of its first checksum.
 const OPENING: &[u8] = b" {\"version\":";
 
-/// What lies in the way of the journal at `path`: something there, or where it is first written, that no import of ours
-/// left. A torn beginning counts as ours, and so does an empty file.
+/// The obstacle at the path of the journal or of its temporary file: a file that no import of ours left. A torn beginning
+/// counts as ours, and so does an empty file.
 ///
 /// # Errors
 /// When it cannot be looked at.

@@ -63,8 +63,8 @@ pub(super) fn look(config: &Config) -> Result<Facts, Error> {
     Ok(Facts { path, mode, stands, capacity })
 }
 
-/// Where the journal of a target lies; devices have none without a folder for it, and who does not want to remember has
-/// none.
+/// The path of a target's journal; a device has none without a directory for it, and neither has an import without
+/// resumption.
 pub(super) fn journal_path(config: &Config, facts: &Facts) -> Option<PathBuf> {
     if !config.remember {
         return None;

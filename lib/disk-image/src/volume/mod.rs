@@ -1,5 +1,5 @@
-//! What turns a stream of image bytes into a volume: an empty disk, an archive's files, or an image's disk on the
-//! target. The importer and the upload server do this, from sources of their own.
+//! Turns a stream of image bytes into a volume: an empty disk, an archive's files, or an image's disk on the target. The
+//! importer and the upload server do this, from sources of their own.
 //!
 //! ```text
 //!  look ─► connect ─► open image ─► sizes fit? ─► hold target ─► journal ─► writer ─► transfer ─► checksum ─► finish
@@ -346,7 +346,7 @@ mod tests {
         let (image, disk) = (folder.path().join("image"), folder.path().join("data/disk.img"));
         let bytes: Vec<u8> = (0..8u32 << 20).map(|i| u8::try_from(i % 251).unwrap()).collect();
         std::fs::write(&image, &bytes).unwrap();
-        // An earlier try that finished the first half, and is told apart from the image by other bytes there.
+        // An earlier attempt that finished the first half; other bytes there distinguish it from the image.
         std::fs::write(&disk, vec![0xee; 8 << 20]).unwrap();
         journaled(&disk, 8 * MIB, 0..4 * MIB);
         let done = import(&config, &Session::default(), &mut Local(image)).unwrap();

@@ -1,5 +1,5 @@
-//! What is decided, apart from what is done: sizes, modes, what happens to images that are no disks or cannot be
-//! streamed. Pure; `apply` gathers the facts and acts.
+//! Decisions without effects: sizes, modes, the treatment of images that are no disks or cannot be streamed. Pure; `apply`
+//! gathers the facts and acts.
 //!
 //! Sizes follow upstream (`pkg/util/util.go`, `pkg/importer/data-processor.go`), with one difference: what an earlier
 //! try left behind is credited, it never counts against the space.
@@ -42,8 +42,8 @@ pub fn mode(holds: Holds, device: bool) -> Result<Mode, Error> {
 
 /// Bytes the disk may have: the target's capacity, at most what was requested.
 ///
-/// A person who names a sparse file and no size may exceed what is free: the disk is thin, as with `qemu-img`. With
-/// reserved blocks, on a device, or under the environment contract capacity counts.
+/// The space for a disk. A user that names a sparse file and no size may exceed the free space: the disk is thin, as with
+/// `qemu-img`. With reserved blocks, on a device, or under the environment contract capacity counts.
 pub fn available(
     contract: Contract,
     mode: Mode,
@@ -98,9 +98,9 @@ pub fn fits(
     ))
 }
 
-/// What a person who gave --size asks for: a file's disk is a multiple of [`ALIGNMENT`], rounded up so that it is
-/// never smaller than asked; with an overhead, `request` is the room, and the disk what is [`usable`] of it. On a
-/// device it is taken as it is.
+/// The disk for a user's --size: a file's disk is a multiple of [`ALIGNMENT`], rounded up so that it is never smaller than
+/// requested; with an overhead, `request` is the room, and the disk the [`usable`] part of it. On a device it is taken as it
+/// is.
 pub fn asked(mode: Mode, request: u64, overhead: f64) -> u64 {
     match mode {
         Mode::File if overhead > 0.0 => usable(request, overhead),
@@ -169,8 +169,8 @@ pub fn final_size(
 /// Size of a blank disk in a file.
 ///
 /// # Errors
-/// Without a request nobody knows the size; of too small a one nothing is left in whole [`ALIGNMENT`]s, and a disk
-/// without a byte helps nobody (upstream #4024).
+/// Without a request the size is unknown; too small a one leaves no whole [`ALIGNMENT`], and a disk without a byte is
+/// useless (upstream #4024).
 pub fn blank_size(
     contract: Contract,
     available: u64,
@@ -191,9 +191,9 @@ pub fn blank_size(
     }
 }
 
-/// Bytes of a source of `size` that may be read before they are remembered, beside what is in flight. Every sync costs
-/// the disk time, so this is as much as the promise leaves: 64 MiB and a tenth of the image are fetched twice after a
-/// crash, 24 MiB of them in flight. A local file costs nobody's network and is read again in no time.
+/// Bytes of a source of `size` that may be read before they are recorded, in addition to those in flight. Every sync costs
+/// the disk time, so this is as much as the promise leaves: 64 MiB and a tenth of the image are fetched twice after a crash,
+/// 24 MiB of them in flight. A local file costs no network traffic and is read again in no time.
 pub fn reread(size: Option<u64>, local: bool) -> u64 {
     match local {
         true => 256 << 20,

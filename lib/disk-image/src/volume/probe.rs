@@ -1,7 +1,7 @@
 //! Probes: a few bytes of what is finished, remembered by their checksum and looked at again before another process
 //! goes on from there.
 //!
-//! What a journal says holds as long as nobody else has written to the target since: a file may have been overwritten in
+//! A journal is valid as long as no other program has written to the target since: a file may have been overwritten in
 //! its place, a device's number given to another disk, a signature wiped. Not here: where probes are kept (`journal`).
 
 use std::fs::File;

@@ -119,10 +119,9 @@ impl EngineKind {
 /// How to write.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The size given is only a bound: a file is not made that long, [`Writer::set_len`] is told its length.
+    /// The size given is only a bound: a file is not made that long, [`Writer::set_len`] gets its length.
     pub grows: bool,
-    /// Reserve the blocks of the whole file before writing, or, where its length is told later, then; else it stays
-    /// sparse.
+    /// Reserve the blocks of the whole file before writing, or when its length becomes known; else it stays sparse.
     pub preallocate: bool,
     /// Whether to go past the page cache.
     pub direct: Direct,
@@ -399,7 +398,7 @@ impl Writer {
         Err(Error::new(Kind::Target, format!("{len} bytes at {guest} are not on a disk of {size} bytes")))
     }
 
-    /// Makes durable what is written. What is still queued is not waited for: callers sync what tickets told them.
+    /// Makes durable what is written. Queued writes are not waited for: callers sync the bytes that tickets reported.
     ///
     /// # Errors
     /// When any write failed so far, or the sync does; for ever after.
@@ -407,8 +406,8 @@ impl Writer {
         self.output.sync()
     }
 
-    /// Makes durable what was written before the first failure, after one as well: a full disk is no reason to lose
-    /// what is on it. What counts as written is what tickets told while [`Writer::health`] was good.
+    /// Makes durable what was written before the first failure, after one as well: a full disk is no reason to lose its
+    /// content. The bytes that tickets reported while [`Writer::health`] was good count as written.
     ///
     /// # Errors
     /// When the failure was a sync or a write-back, which may have lost anything.

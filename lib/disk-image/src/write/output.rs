@@ -85,7 +85,7 @@ pub(super) struct Output {
     use_direct: AtomicBool,
     engine: Arc<Mutex<Engine>>,
     failed: AtomicBool,
-    /// The kernel said that something it had taken did not get to the disk: it does not say what, and says it once.
+    /// The kernel reported that data it had accepted did not reach the disk: it does not name the data, and reports it once.
     lost: AtomicBool,
     failure: Mutex<Option<Failure>>,
     written: AtomicU64,
@@ -530,13 +530,13 @@ impl Output {
     }
 }
 
-/// Filesystems whose statfs tells the size of the blocks that the page cache keeps whole: ext4, XFS, btrfs. Magic numbers
+/// Filesystems whose statfs reports the size of the blocks that the page cache keeps whole: ext4, XFS, btrfs. Magic numbers
 /// from linux/magic.h.
 const TELL_BLOCKS: [u32; 3] = [0xef53, 0x5846_5342, 0x9123_683e];
 
-/// What direct writes to `target` are to be multiples of. Where blocks are larger than pages the page cache reads and
-/// writes whole blocks, and would put back what a direct write beside it has just replaced. Not so on devices: one of
-/// larger sectors takes no less by direct writes either.
+/// The alignment of direct writes to `target`. Where blocks are larger than pages the page cache reads and writes whole
+/// blocks, and would put back data that a direct write next to it has just replaced. Not so on devices: one of larger
+/// sectors takes no less by direct writes either.
 fn grain(target: &Target) -> usize {
     let told = rustix::fs::fstatfs(&target.file)
         .ok()
@@ -545,8 +545,8 @@ fn grain(target: &Target) -> usize {
     told.filter(|block| block.is_power_of_two() && *block <= ZEROES).unwrap_or(PAGE).max(PAGE)
 }
 
-/// A second descriptor of the same file or device, for direct I/O: opened through /proc, so that it is the same one
-/// whatever became of the path.
+/// A second descriptor of the same file or device, for direct I/O: opened through /proc, so that it is the same one even if
+/// the path has changed.
 fn open_direct(target: &Target) -> io::Result<File> {
     use std::os::fd::AsRawFd;
     let path = format!("/proc/self/fd/{}", target.file.as_raw_fd());

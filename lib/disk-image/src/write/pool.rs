@@ -1,7 +1,7 @@
 //! Buffers of one size and a fixed number: the only back-pressure, and the bound of the memory in flight.
 //!
-//! Buffers are allocated on first need and kept until the pool and all its buffers are gone. Not here: who fills
-//! them, who writes them.
+//! Buffers are allocated on first need and kept until the pool and all its buffers are gone. Not here: filling and writing
+//! them.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};

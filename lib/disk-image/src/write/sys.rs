@@ -1,7 +1,7 @@
 //! The `unsafe` calls of the writer: submissions to an io_uring, and `sync_file_range`, which rustix lacks.
 //!
-//! [`Ring`] is safe to use whatever its caller does: it owns everything the kernel may still read, until the
-//! kernel has said that it is done with it.
+//! [`Ring`] is safe under any use: it owns everything the kernel may still read, until the kernel has reported that it is
+//! done with it.
 
 #![expect(
     unsafe_code,
@@ -95,7 +95,7 @@ impl Ring {
     /// Sets a ring up for `depth` writes, and tries it: the kernel must know the operations and finish one.
     ///
     /// # Errors
-    /// Whatever refuses any of the three io_uring calls, or `Unsupported`.
+    /// The error of any of the three io_uring calls, or `Unsupported`.
     pub(super) fn new(
         output: Arc<Output>,
         wake: Arc<OwnedFd>,
@@ -231,9 +231,9 @@ impl Ring {
     }
 
     fn push_entry(&mut self, entry: &squeue::Entry) -> io::Result<()> {
-        // SAFETY: entries are a no-op, a poll of a descriptor this ring keeps open, or a write of bytes whose owner
-        // stands in `slots` and is let go only when its completion has been seen (or never, see `drop`). The bytes
-        // are behind an `Arc`, so nobody can change them meanwhile.
+        // SAFETY: entries are a no-op, a poll of a descriptor this ring keeps open, or a write of bytes whose owner stands
+        // in `slots` and is dropped only when its completion has been seen (or never, see `drop`). The bytes are behind an
+        // `Arc`, so they cannot change during the write.
         unsafe { self.ring.submission().push(entry) }
             .map_err(|_| io::Error::other("the submission queue is full"))
     }
@@ -254,8 +254,8 @@ impl Ring {
         }
     }
 
-    /// Submits what is queued, waits until something is done or somebody wakes the ring, and hands over what is
-    /// done with the kernel's result.
+    /// Submits the queue, waits until an entry completes or the ring is woken, and hands over completed entries with the
+    /// kernel's result.
     ///
     /// # Errors
     /// When the kernel refuses the call; nothing in flight is let go then.
@@ -279,7 +279,7 @@ impl Ring {
             }
         }
         if woken {
-            // Nobody else reads it; an interrupted read only wakes once more.
+            // There is no other reader; an interrupted read only wakes once more.
             let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
             self.arm()?;
         }

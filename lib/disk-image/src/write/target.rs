@@ -47,9 +47,9 @@ pub struct Target {
 }
 
 impl Target {
-    /// Opens `path` as a regular file, creating it with mode 0644 less the umask. With `keep` its content stays, to
-    /// go on with an unfinished import; otherwise it is emptied and its blocks are given back first, so that they
-    /// never count against the space. A symbolic link is not followed.
+    /// Opens `path` as a regular file, creating it with mode 0644 less the umask. With `keep` its content stays, to resume
+    /// an unfinished import; otherwise it is emptied and its blocks are given back first, so that they never count against
+    /// the space. A symbolic link is not followed.
     ///
     /// # Errors
     /// [`Kind::Target`] when it cannot be opened or is no regular file.

@@ -1,5 +1,5 @@
-//! What the format tests share: a reader of images held in memory that checks every promise a `Layout` makes while it
-//! reads, a deterministic mutator, and the outside tools. Not here: anything the product uses.
+//! Shared by the format tests: a reader of images held in memory that checks every promise a `Layout` makes while it reads,
+//! a deterministic mutator, and the outside tools. Not here: anything the product uses.
 
 #![allow(dead_code, reason = "each test binary uses its part of this module")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failure here is a failed test")]

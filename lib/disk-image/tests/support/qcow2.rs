@@ -179,7 +179,7 @@ fn kind(cluster: &[u8], plan: &Plan, rng: &mut Rng) -> Kind {
     }
     if rng.below(10) < plan.packed_of_ten {
         let stream = if plan.zstd { zstd(cluster, rng) } else { deflate(cluster, rng) };
-        // What the length field of an L2 entry can say: sectors, counted from the one the stream starts in.
+        // The range of the length field of an L2 entry: sectors, counted from the one the stream starts in.
         if stream.len() <= cluster.len() - 511 {
             return Kind::Packed(stream);
         }
@@ -272,7 +272,7 @@ fn header(
         put32(out, 100, at as u32);
         out[104] = u8::from(plan.zstd);
     }
-    // Extensions: one nobody knows, of a length that needs padding; then the names of features.
+    // Extensions: an unknown one, of a length that needs padding; then the names of features.
     let len = rng.below(30) as usize;
     put32(out, at, 0x1234_5678);
     put32(out, at + 4, len as u32);

@@ -17,7 +17,7 @@ pub fn run<S: AsRef<OsStr>>(tool: &str, args: &[S]) -> Vec<u8> {
     output.stdout
 }
 
-/// Runs a tool to its end, whatever it says; fails the test when it is missing.
+/// Runs a tool to its end, with any exit status; fails the test when it is missing.
 pub fn attempt<S: AsRef<OsStr>>(tool: &str, args: &[S]) -> Output {
     Command::new(tool)
         .args(args)
@@ -25,7 +25,7 @@ pub fn attempt<S: AsRef<OsStr>>(tool: &str, args: &[S]) -> Output {
         .unwrap_or_else(|e| panic!("{tool} cannot be run ({e}); `make deps` installs it"))
 }
 
-/// What `qemu-img convert -O raw` makes of an image of `format` (qemu's name for it).
+/// The output of `qemu-img convert -O raw` for an image of `format` (qemu's name for it).
 pub fn qemu_raw(format: &str, image: &Path) -> Vec<u8> {
     let dir = tempfile::tempdir().unwrap();
     let raw = dir.path().join("raw");

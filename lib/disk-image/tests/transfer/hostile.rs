@@ -1,6 +1,6 @@
-//! Mutants through whole transfers, by every way of reading. One that is refused when it is opened has no target yet; of
-//! one that turns out damaged later only what its undamaged part says is on the target; one that is imported has the
-//! disk that its decoder reads in memory. None panics, none hangs.
+//! Mutants through whole transfers, by every way of reading. One that is refused when it is opened has no target yet; of one
+//! that turns out damaged later only the content of its undamaged part is on the target; one that is imported has the disk
+//! that its decoder reads in memory. None panics, none hangs.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::support::{self, Fetch, Options, count, images, qcow2};
 
 /// Largest disk that is written.
 const DISK_MAX: u64 = 16 << 20;
-/// What one transfer may take on a busy machine.
+/// Limit of one transfer on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A disk as far as its image can be read in memory.
@@ -70,7 +70,7 @@ fn import(image: &[u8], format: Format, access: Access, path: &Path) -> Result<(
     writer.finish().map(drop)
 }
 
-/// What became of the mutants.
+/// The results of the mutants.
 #[derive(Debug, Default)]
 struct Survey {
     mutants: u64,
@@ -94,7 +94,7 @@ fn mutants(format: Format) {
         repair(format, &mut image, seed);
         for access in [Access::Ranges, Access::Again, Access::Once] {
             let what = format!("{} mutant {seed} ({said}), {access:?}", format.name());
-            // Of a stream the decoder is not told where it ends.
+            // The decoder does not know where a stream ends.
             let size_known = access == Access::Ranges;
             if support::open(&image, format, size_known).is_ok_and(|layout| layout.virtual_size() > DISK_MAX)
             {

@@ -103,7 +103,7 @@ fn image(dir: &TempDir, options: &[&str]) -> Vec<u8> {
     std::fs::read(out).unwrap()
 }
 
-/// What qemu-img reads from an image.
+/// The disk that qemu-img reads from an image.
 fn judged(dir: &TempDir, image: &[u8]) -> Vec<u8> {
     let path = dir.path().join("judged");
     let raw = dir.path().join("judged.raw");
@@ -189,8 +189,8 @@ fn footer(size: u64) -> [u8; 512] {
     footer
 }
 
-/// `bytes` as one stream of known and of unknown length, and as .xz in blocks of several lengths: how they are read and
-/// what came.
+/// `bytes` as one stream of known and of unknown length, and as .xz in blocks of several lengths: each with its description
+/// and its report.
 fn by_stream(dir: &TempDir, bytes: &[u8], what: &str, check: &dyn Fn(Report, &Path, &str)) {
     let out = dir.path().join("out.img");
     for (access, sized) in [(Access::Again, true), (Access::Once, true), (Access::Once, false)] {
@@ -404,7 +404,7 @@ fn more_extents_than_memory_is_for() {
 fn a_truncated_image_never_gives_wrong_bytes() {
     let dir = TempDir::new().unwrap();
     for options in &FORMATS[1..] {
-        // Nobody can tell: what is left of a fixed VHD is a raw disk.
+        // Undecidable: the rest of a fixed VHD is a raw disk.
         if options.contains(&"subformat=fixed,force_size=on") {
             continue;
         }

@@ -19,7 +19,7 @@ fn rounds() -> u64 {
     if std::env::var_os("FERROVIRT_SOAK").is_some_and(|soak| soak == "1") { 25 } else { 1 }
 }
 
-/// What to do with a part of the disk.
+/// The treatment of a part of the disk.
 pub(crate) enum Part {
     Data { guest: u64, bytes: Vec<u8> },
     Zero { guest: u64, len: u64 },
@@ -260,7 +260,7 @@ fn any_alignment_on_devices_of_4096_byte_sectors() {
 
 #[test]
 fn direct_io_refused_at_a_write_goes_on_through_the_page_cache() {
-    // Direct writes to it must be multiples of 16 KiB, which nobody is told before trying.
+    // Direct writes to it must be multiples of 16 KiB, which is unknown before an attempt.
     let engines = random_devices(16 << 10, 0, 30);
     for engine in &engines {
         assert!(!engine.direct, "{engine}");

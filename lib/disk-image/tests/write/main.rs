@@ -27,7 +27,7 @@ use disk_image::{Error, Kind, Stop};
 use places::guest::Dice;
 use places::{Loop, Mount, run};
 
-/// Opens a device that nobody else may hold.
+/// Opens a device exclusively.
 fn open_alone(device: &Path) -> Target {
     places::alone(|| Target::block(device, true)).unwrap()
 }
@@ -352,7 +352,7 @@ fn mode_owner_and_length_are_set_on_the_open_file() {
     let written = Writer::open(target, 5000, &Options::default()).unwrap().finish().unwrap();
     assert_eq!(written.bytes, 0);
     let meta = std::fs::metadata(&path).unwrap();
-    // What was set before is longer than the disk, and stays.
+    // The earlier content is longer than the disk, and stays.
     assert_eq!((meta.mode() & 0o7777, meta.uid(), meta.gid(), meta.len()), (0o660, 107, 107, 1 << 20));
 }
 

@@ -1,4 +1,4 @@
-//! What containers forbid: io_uring by a seccomp filter, locked memory by a limit. Each in a child process, which is
+//! Restrictions of containers: io_uring by a seccomp filter, locked memory by a limit. Each in a child process, which is
 //! this test binary running one test.
 
 use std::os::unix::fs::PermissionsExt;
@@ -81,7 +81,7 @@ fn uid_107_with_64_kib_of_locked_memory_writes_too() {
         sys::limit_memlock(command, 64 << 10);
     });
     assert!(engine.contains("direct"), "{engine}");
-    // Unlike root, who may lock what they like.
+    // Unlike root, whose locked memory is unlimited.
     assert!(engine.starts_with("pwrite") || engine.contains("registering buffers is refused"), "{engine}");
 }
 

@@ -1,4 +1,4 @@
-//! KVM, by running a guest under it: the device's presence says nothing.
+//! Tests KVM by running a guest under it: the device alone proves nothing.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::programs;
 
 const DEVICE: &str = "/dev/kvm";
-/// What the guest writes to its serial port.
+/// The guest's output on its serial port.
 const LETTER: u8 = b'K';
 /// `mov dx, 0x3f8; mov al, 'K'; out dx, al; hlt; jmp` to the halt.
 const CODE: [u8; 9] = [0xba, 0xf8, 0x03, 0xb0, LETTER, 0xee, 0xf4, 0xeb, 0xfd];
@@ -24,9 +24,9 @@ const TRIES: usize = 3;
 /// Why KVM is not used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NoKvm {
-    /// What was tried and failed.
+    /// The failed attempt.
     pub reason: String,
-    /// What to do.
+    /// The remedy.
     pub advice: String,
 }
 

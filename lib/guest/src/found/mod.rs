@@ -1,4 +1,4 @@
-//! What guests find on a machine or in a pod, by looking and by trying.
+//! The features that guests find on a machine or in a pod, detected by inspection and by trial.
 //!
 //! The caller's user and groups decide what it finds: ask as the user that the guest runs as.
 

@@ -54,7 +54,7 @@ pub fn ovmf_files(secure: bool) -> Option<(String, String)> {
     pairs.iter().find(there).map(|(code, variables)| ((*code).to_owned(), (*variables).to_owned()))
 }
 
-/// What `q35` stands for.
+/// The machine type that the alias `q35` stands for.
 ///
 /// # Errors
 /// The program cannot be run, or has no such machine.

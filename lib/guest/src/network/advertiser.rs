@@ -26,9 +26,9 @@ const ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
 /// ICMPv6 types.
 const SOLICITATION: u8 = 133;
 const ADVERTISEMENT: u8 = 134;
-/// Between advertisements that nobody asked for.
+/// The interval of unsolicited advertisements.
 const INTERVAL: Duration = Duration::from_secs(600);
-/// The longest that a router may say it will be there, in seconds.
+/// The largest router lifetime, in seconds.
 const LIFETIME: u16 = u16::MAX;
 
 /// Advertises until it is dropped.
@@ -64,14 +64,14 @@ fn listen(link: &str, index: u32) -> io::Result<Socket> {
     let socket = Socket::new(Domain::IPV6, Type::RAW, Some(Protocol::ICMPV6))?;
     socket.bind_device(Some(link.as_bytes()))?;
     socket.set_nonblocking(true)?;
-    // Whoever hears less knows that it was routed, and does not believe it.
+    // Receivers drop an advertisement with a smaller hop limit as routed.
     socket.set_multicast_hops_v6(255)?;
     socket.set_multicast_loop_v6(false)?;
     socket.join_multicast_v6(&ROUTERS, index)?;
     Ok(socket)
 }
 
-/// At once, when somebody asks, and now and then.
+/// Sends advertisements at the start, on solicitation, and at intervals.
 fn advertise(socket: &Socket, index: u32, message: &[u8], stop: &UnixStream) {
     let to = SocketAddrV6::new(NODES, 0, 0, index).into();
     let Ok(interval) = Timespec::try_from(INTERVAL) else { return };
@@ -79,7 +79,7 @@ fn advertise(socket: &Socket, index: u32, message: &[u8], stop: &UnixStream) {
     let mut asked = true;
     loop {
         if asked {
-            // A link that is down has nobody who listens.
+            // A link that is down has no receiver.
             _ = socket.send_to(message, &to);
         }
         let mut waiting = [PollFd::new(stop, PollFlags::IN), PollFd::new(socket, PollFlags::IN)];

@@ -15,7 +15,7 @@ pub const V6: &str = "fd10:0:2::/120";
 pub struct InvalidNetwork {
     /// The field of the pod network in the spec.
     pub field: &'static str,
-    /// What is wrong with it.
+    /// The defect.
     pub text: String,
 }
 

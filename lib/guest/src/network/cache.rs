@@ -1,5 +1,5 @@
-//! What plugins were asked and answered, kept in libcni's form (`cniCacheV1`), so that DEL is given what ADD was, also after a
-//! crash.
+//! Requests to plugins and their results, kept in libcni's form (`cniCacheV1`), so that DEL gets the input of ADD, also
+//! after a crash.
 //!
 //! ```text
 //! STATE/results/NETWORK-CONTAINER-INTERFACE     an entry without "result": ADD was begun; with "leaving": DEL was
@@ -46,7 +46,7 @@ pub struct Entry {
     /// Capabilities that plugins may ask for.
     #[serde(rename = "capabilityArgs")]
     pub offered: Map<String, Value>,
-    /// What the last plugin answered; nothing: ADD was begun.
+    /// The result of the last plugin; absent: ADD was begun.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub result: Option<Value>,
     /// DEL was begun, and may have done anything by now. Ours; libcni passes over it.
@@ -112,7 +112,7 @@ impl Entry {
     /// Notes that DEL is about to begin.
     ///
     /// # Errors
-    /// What is kept cannot be read or written.
+    /// The cache cannot be read or written.
     pub fn leave(&self, state: &Path) -> Result<(), Error> {
         write(state, &Self { leaving: true, ..self.clone() })
     }
@@ -120,7 +120,7 @@ impl Entry {
     /// The network's configuration as it was.
     ///
     /// # Errors
-    /// What is kept cannot be read or written.
+    /// The cache cannot be read or written.
     pub fn network(&self) -> Result<Configuration, Error> {
         let bytes = STANDARD.decode(&self.config).map_err(|error| self.malformed(&error))?;
         let text = String::from_utf8(bytes).map_err(|error| self.malformed(&error))?;
@@ -129,7 +129,7 @@ impl Entry {
 
     fn malformed(&self, why: &dyn std::fmt::Display) -> Error {
         let name = file(Path::new(""), &self.network_name, &self.container_id, &self.if_name);
-        Error::new(Kind::Content, format!("what is kept in {} makes no sense: {why}", name.display()))
+        Error::new(Kind::Content, format!("the cached attachment {} is invalid: {why}", name.display()))
     }
 }
 
@@ -148,7 +148,7 @@ fn failed(path: &Path) -> impl FnOnce(io::Error) -> Error {
 /// Writes an entry, as a whole or not at all.
 ///
 /// # Errors
-/// What is kept cannot be read or written.
+/// The cache cannot be read or written.
 pub fn write(state: &Path, entry: &Entry) -> Result<(), Error> {
     let folder = folder(state);
     fs::create_dir_all(&folder).map_err(failed(&folder))?;
@@ -160,7 +160,7 @@ pub fn write(state: &Path, entry: &Entry) -> Result<(), Error> {
 /// Removes an entry.
 ///
 /// # Errors
-/// What is kept cannot be read or written.
+/// The cache cannot be read or written.
 pub fn remove(state: &Path, entry: &Entry) -> Result<(), Error> {
     let path = file(state, &entry.network_name, &entry.container_id, &entry.if_name);
     match fs::remove_file(&path) {
@@ -183,7 +183,7 @@ pub fn all(state: &Path) -> Result<Vec<Entry>, Error> {
     let mut paths = Vec::new();
     for one in files {
         let path = one.map_err(failed(&folder))?.path();
-        // What begins with a dot was being written when somebody was killed.
+        // A name with a leading dot belongs to an interrupted write.
         if path.file_name().is_some_and(|name| !name.as_encoded_bytes().starts_with(b".")) {
             paths.push(path);
         }

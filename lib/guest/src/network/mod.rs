@@ -57,7 +57,7 @@ pub struct Places {
     pub plugins: Vec<PathBuf>,
 }
 
-/// What a guest is to have.
+/// The wanted networks of a guest.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     /// The guest, as CNI and the namespace call it: letters, digits, `_`, `.`, `-`; unique on the machine, and the same
@@ -69,7 +69,7 @@ pub struct Wanted {
     pub name: String,
     /// Its interfaces; the first one is the primary.
     pub interfaces: Vec<Interface>,
-    /// Who resolves names for it, where a network does not say.
+    /// Its DNS resolvers, where a network names none.
     pub resolvers: Resolvers,
     /// The user and group that QEMU runs as, and its taps belong to.
     pub user: u32,
@@ -117,14 +117,14 @@ pub struct Port {
     pub number: u16,
 }
 
-/// What a guest has.
+/// The attached networks of a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attached {
     /// The namespace its launcher is to run in.
     pub namespace: PathBuf,
     /// Its interfaces, in the order they were wanted.
     pub nics: Vec<Nic>,
-    /// What a person should know.
+    /// Notes for the user.
     pub notes: Vec<String>,
 }
 
@@ -146,7 +146,7 @@ pub struct Nic {
 /// Does `work` in a guest's namespace: starting its launcher there, for one.
 ///
 /// # Errors
-/// When it cannot be entered, and what `work` says.
+/// The namespace cannot be entered, or `work` fails.
 pub fn inside<T: Send, E: From<link::Error> + Send>(
     namespace: &Path,
     work: impl FnOnce() -> Result<T, E> + Send,

@@ -1,4 +1,4 @@
-//! What the links of an interface are called, and Ethernet addresses that are made up: pure. The names are upstream's.
+//! Names of an interface's links, and generated Ethernet addresses: pure. The names are upstream's.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 /// Names of an interface's links in the guest's namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Names {
-    /// What CNI makes.
+    /// The link that CNI makes.
     pub pod: String,
     /// The same where a bridge has taken it over.
     pub port: String,
@@ -60,7 +60,7 @@ pub fn mac(machine: &str, parts: &[&str]) -> Mac {
     Mac::local(bytes)
 }
 
-/// What tells this machine from others: its id, or, where it has none, the folder of its guests.
+/// The identity of this machine: its id, or, where it has none, the directory of its guests.
 pub fn machine(state: &Path) -> String {
     let id = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
     if id.trim().is_empty() { state.display().to_string() } else { id.trim().to_owned() }

@@ -1,5 +1,5 @@
-//! What a network gave an interface, as far as a guest needs it: read from a plugin's answer to ADD, or from what the kernel
-//! has. Pure. Answers since version 0.3.0 have lists, older ones one address for each family.
+//! The part of a network's result that a guest needs: read from a plugin's result of ADD, or from the kernel. Pure. Results
+//! since version 0.3.0 have lists, older ones one address for each family.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -10,24 +10,24 @@ use serde_json::{Value, json};
 /// Most addresses, routes, resolvers that are looked at.
 const MOST: usize = 64;
 
-/// What the network gave.
+/// The result of a network.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Addresses of the interface, with their gateways.
     pub addresses: Vec<(IpNet, Option<IpAddr>)>,
     /// Routes.
     pub routes: Vec<(IpNet, Option<IpAddr>)>,
-    /// The interface's Ethernet address, where it was told.
+    /// The interface's Ethernet address, if the result has it.
     pub mac: Option<Mac>,
-    /// Who resolves names.
+    /// The DNS resolvers.
     pub resolvers: Vec<IpAddr>,
     /// Domains that names are looked for in.
     pub search: Vec<String>,
 }
 
 impl Outcome {
-    /// Reads an answer; `interface` is the link's name in the namespace. What makes no sense is left out: the plugin said it
-    /// was done.
+    /// Reads a result; `interface` is the link's name in the namespace. Invalid parts are left out: the plugin has reported
+    /// success.
     pub fn read(answer: &Value, interface: &str) -> Self {
         let list = |of: &Value, key: &str| -> Vec<Value> {
             of.get(key)
@@ -74,9 +74,9 @@ impl Outcome {
         outcome
     }
 
-    /// The outcome of an interface that was made by somebody else: the kernel's addresses and routes. A route to an own
-    /// network is left out, since an address implies it. A route without a gateway has the gateway 0.0.0.0, which means in
-    /// DHCP (RFC 3442) that its destination is on the link; such routes come first, because gateways may be among them.
+    /// The outcome of an interface that another program made: the kernel's addresses and routes. A route to an own network
+    /// is left out, since an address implies it. A route without a gateway has the gateway 0.0.0.0, which means in DHCP (RFC
+    /// 3442) that its destination is on the link; such routes come first, because gateways may be among them.
     pub(crate) fn observed(
         mac: Option<Mac>,
         addresses: &[IpNet],
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_has_becomes_what_a_guest_is_told() {
+    fn the_kernels_addresses_become_the_dhcp_configuration() {
         let net = |text: &str| text.parse::<IpNet>().unwrap();
         let via = |text: &str| Some(text.parse::<IpAddr>().unwrap());
         // As Calico leaves it: no network of its own, and a gateway that is on the link.

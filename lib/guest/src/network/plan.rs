@@ -1,4 +1,4 @@
-//! What is to be done, from what is wanted and what was found: pure. [`steps`] about attachments, [`wire`] and [`unwire`] about
+//! Decides the changes from the wanted and the found state: pure. [`steps`] about attachments, [`wire`] and [`unwire`] about
 //! the links between CNI's interface and the tap device.
 
 use std::collections::BTreeMap;
@@ -138,7 +138,7 @@ pub(crate) enum Change {
     NoRules,
 }
 
-/// What there is to know of an interface that CNI made.
+/// Facts about an interface that CNI made.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts<'a> {
     pub(crate) interface: &'a Interface,
@@ -174,7 +174,7 @@ pub(crate) fn pair6(network: ipnet::Ipv6Net) -> (std::net::Ipv6Addr, std::net::I
 pub(crate) fn wire(facts: &Facts<'_>, links: &Links) -> Vec<Change> {
     let names = &facts.interface.names;
     let mut changes = Vec::new();
-    // Guests are reached by ports from 67 on, without anybody being allowed more.
+    // Guests are reached by ports from 67 on, without additional privileges for any process.
     sysctl(&mut changes, "net/ipv4/ip_unprivileged_port_start", "67");
     match &facts.interface.binding {
         Binding::Masquerade { v4, v6, ports } => {
@@ -198,7 +198,7 @@ pub(crate) fn wire(facts: &Facts<'_>, links: &Links) -> Vec<Change> {
         Binding::Bridge => {
             let taken = take_over(&mut changes, facts, links);
             bridge(&mut changes, facts, links, facts.spare[1]);
-            // Nobody here is on the guest's network.
+            // The namespace itself has no address on the guest's network.
             for link in [&names.bridge, &names.port] {
                 sysctl(&mut changes, &format!("net/ipv6/conf/{link}/disable_ipv6"), "1");
             }

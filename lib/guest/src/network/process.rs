@@ -1,4 +1,4 @@
-//! A plugin executed: its variables, what it is given, what it says, with bounds on all of it.
+//! Executes a plugin: its variables, its input and its output, with bounds on all of them.
 
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::AsFd;
@@ -49,7 +49,7 @@ pub(crate) fn program(plugin: &str, folders: &[PathBuf]) -> Result<PathBuf, Erro
 /// Executes the plugin of a name; its answer, null where it has none.
 ///
 /// # Errors
-/// It is not there, or fails, in its own words; it takes too long or says too much, and is killed then.
+/// The plugin is missing, or fails, in its own words; it takes too long or prints too much, and is killed then.
 pub(crate) fn execute(plugin: &str, call: &Call<'_>, request: &[u8]) -> Result<Value, Error> {
     let what = format!("CNI plugin {plugin}, {}", call.verb);
     let failed = |error: io::Error| Error::with(Kind::System, what.clone(), error);
@@ -74,7 +74,7 @@ pub(crate) fn execute(plugin: &str, call: &Call<'_>, request: &[u8]) -> Result<V
     let mut child = command.spawn().map_err(failed)?;
     let listened = listen(&mut child);
     if !matches!(listened, Ok(Some(_))) {
-        // Whoever it started too.
+        // Its children, too.
         if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
             _ = kill_process_group(group, Signal::KILL);
         }
@@ -94,7 +94,7 @@ pub(crate) fn execute(plugin: &str, call: &Call<'_>, request: &[u8]) -> Result<V
         .map_err(|error| Error::with(Kind::System, format!("{what}: its answer is no JSON"), error))
 }
 
-/// What it says until it ends; none when it takes too long or says too much.
+/// The output until its end; `None` when it takes too long or prints too much.
 fn listen(child: &mut Child) -> io::Result<Option<(Vec<u8>, Vec<u8>)>> {
     let gone = || io::Error::other("no pipe");
     let id = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or_else(gone)?;
@@ -118,11 +118,11 @@ fn listen(child: &mut Child) -> io::Result<Option<(Vec<u8>, Vec<u8>)>> {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }
-        // Before the pipes are read: what it said is in them when it has ended.
+        // Before the pipes are read: they have all of its output when it has ended.
         let ended = waiting.first().is_some_and(|one| !one.revents().is_empty());
         more = drain(&mut output, &mut answer, ANSWER_MAX + 1)?;
         chatter = drain(&mut errors, &mut remarks, usize::MAX)?;
-        // Its last words tell most.
+        // The last lines matter most.
         remarks.drain(..remarks.len().saturating_sub(REMARKS_MAX));
         if answer.len() > ANSWER_MAX {
             return Ok(None);
@@ -136,7 +136,7 @@ fn listen(child: &mut Child) -> io::Result<Option<(Vec<u8>, Vec<u8>)>> {
 /// Reads what is there, up to `most` bytes in all; whether there may be more.
 fn drain(pipe: &mut impl Read, into: &mut Vec<u8>, most: usize) -> io::Result<bool> {
     let mut piece = [0; 4096];
-    // One who writes for ever is left to the caller's clock.
+    // An endless writer is left to the caller's time limit.
     for _ in 0..64 {
         let room = most.saturating_sub(into.len()).min(piece.len());
         if room == 0 {

@@ -1,4 +1,4 @@
-//! Who resolves names for guests: the machine's own resolvers, but for those on its loopback, which a guest cannot reach.
+//! DNS resolvers for guests: the machine's own resolvers, except those on its loopback, which a guest cannot reach.
 
 use std::fs;
 use std::net::IpAddr;
@@ -7,7 +7,7 @@ use std::path::Path;
 /// Most that are handed out: what C libraries look at.
 const MOST: usize = 3;
 
-/// Who resolves names, and where names are looked for.
+/// Resolvers and search domains.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Resolvers {
     /// Addresses; none where the machine has none that a guest can reach: then names are forwarded by the pod network's
@@ -52,7 +52,7 @@ fn parse(text: &str) -> Resolvers {
         let mut words = line.split_whitespace();
         match (words.next(), words.next()) {
             (Some("nameserver"), Some(address)) => {
-                // A link after % says nothing to a guest.
+                // A link after % has no meaning in a guest.
                 let Ok(address) = address.parse::<IpAddr>() else { continue };
                 let into = if address.is_loopback() { &mut found.local } else { &mut found.addresses };
                 if into.len() < MOST && !address.is_unspecified() {

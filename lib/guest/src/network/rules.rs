@@ -21,7 +21,7 @@ const TABLE: Table = Table { family: INET, name: "ferrovirt" };
 const IN: Hook = Hook { kind: "nat", number: 0, priority: -100 };
 const OUT: Hook = Hook { kind: "nat", number: 4, priority: 100 };
 
-/// The table of an interface whose packets go to `guests` addresses.
+/// The table of an interface; its packets go to the addresses `guests`.
 fn batch(interface: &str, guests: &[IpAddr], ports: &[Port]) -> Batch {
     let mut batch = Batch::new();
     // Made and removed first: what is there is replaced, in one transaction.

@@ -17,7 +17,7 @@ pub fn namespace(places: &Places, container: &str) -> PathBuf {
     places.namespaces.join(container)
 }
 
-/// Whose attachment it is, as plugins are told by CNI_ARGS.
+/// The owner of an attachment, passed to plugins in CNI_ARGS.
 #[derive(Clone, Copy, Debug)]
 pub struct Owner<'a> {
     /// CNI_CONTAINERID.
@@ -30,7 +30,7 @@ pub struct Owner<'a> {
     pub uid: &'a str,
 }
 
-/// What is to be noted of an attachment before it begins. `addresses`: those that it had, asked for again.
+/// The record of an attachment before it begins. `addresses`: the previous ones, requested again.
 pub fn entry(places: &Places, wanted: &Wanted, one: &Interface, addresses: &[String]) -> Entry {
     let Wanted { container, namespace: of, name, .. } = wanted;
     let owner = Owner { container, namespace: of, name, uid: "" };
@@ -174,10 +174,10 @@ fn each(places: &Places, network: &Configuration, verb: &'static str, more: &[(&
     requests.filter_map(|(kind, request)| execute(kind, &call, &request).err()).collect()
 }
 
-/// What the networks of a guest gave, in the order of its interfaces; nothing of one without an entry.
+/// The results of a guest's networks, in the order of its interfaces, without those that have no entry.
 ///
 /// # Errors
-/// What is kept cannot be read.
+/// The cache cannot be read.
 pub fn outcomes(places: &Places, wanted: &Wanted) -> Result<Vec<Outcome>, Error> {
     let entries = cache::of(&places.state, &wanted.container)?;
     let outcome = |one: &Interface| {

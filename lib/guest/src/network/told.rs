@@ -1,4 +1,4 @@
-//! What a guest is told by DHCP, from what its network gave: pure.
+//! The guest's DHCP configuration, from its network's result: pure.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -11,7 +11,7 @@ use super::{Binding, Interface, Resolvers, Wanted, plan};
 /// Most resolvers, and most domains.
 const MOST: usize = 6;
 
-/// What the guest is told by DHCP; nothing where the network gave no address.
+/// The guest's DHCP configuration; `None` where the network gave no address.
 pub(crate) fn told(wanted: &Wanted, one: &Interface, outcome: &Outcome, number: u8) -> Option<Dhcp> {
     let given = outcome.v4();
     let (v4, v6) = match &one.binding {

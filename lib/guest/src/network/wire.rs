@@ -1,5 +1,5 @@
-//! Links, addresses, rules and settings in a guest's namespace, between CNI's interface and the tap device: looked at, changed
-//! as [`plan`] says, and left as they were.
+//! Links, addresses, rules and settings in a guest's namespace, between CNI's interface and the tap device: inspected,
+//! changed according to [`plan`], and restored.
 
 use std::fs::{self, File};
 use std::io;
@@ -56,7 +56,8 @@ struct Wire<'a> {
 }
 
 impl<'a> Wire<'a> {
-    /// All of a guest, each with what its network gave. `machine` tells machines apart that have guests of one name.
+    /// All interfaces of a guest, each with its network's result. `machine` distinguishes machines with guests of the same
+    /// name.
     fn all(wanted: &'a Wanted, outcomes: &[Outcome], machine: &str) -> Vec<Self> {
         let wire = |((number, one), outcome): ((u8, &'a Interface), &Outcome)| {
             let spare = |what| names::mac(machine, &[&wanted.container, &one.names.pod, what]);
@@ -65,7 +66,8 @@ impl<'a> Wire<'a> {
         (0..=u8::MAX).zip(&wanted.interfaces).zip(outcomes).map(wire).collect()
     }
 
-    /// What the namespace is lacking, the guest's Ethernet address and its largest packet. In the namespace.
+    /// The missing parts in the namespace, the guest's Ethernet address and its largest packet. To be called in the
+    /// namespace.
     fn changes(&self, router: &mut Router) -> Result<(Vec<Change>, Mac, u32), Error> {
         let Self { one, outcome, .. } = self;
         let found = links(router)?;
@@ -89,7 +91,7 @@ impl<'a> Wire<'a> {
 /// Fails when something that [`wire`] made is not as it was; the kernel may have no dummy.
 ///
 /// # Errors
-/// What differs.
+/// The differences.
 pub fn check(wanted: &Wanted, outcomes: &[Outcome], machine: &str, path: &Path) -> Result<(), Error> {
     let namespace = Namespace::open(path)?;
     for wire in Wire::all(wanted, outcomes, machine) {
@@ -106,8 +108,8 @@ pub fn check(wanted: &Wanted, outcomes: &[Outcome], machine: &str, path: &Path) 
     Ok(())
 }
 
-/// What the interface of a pod has, which the cluster's CNI plugins made: its addresses, and the routes over it. To be called
-/// before [`wire()`]: a guest with a bridge takes over addresses and routes, and the caller keeps what was observed.
+/// The state of a pod's interface, which the cluster's CNI plugins made: its addresses, and the routes over it. To be called
+/// before [`wire()`]: a guest with a bridge takes over addresses and routes, and the caller keeps the result.
 ///
 /// # Errors
 /// The namespace cannot be entered, or has no such interface.
@@ -168,8 +170,8 @@ pub fn loopback(namespace: &Namespace) -> Result<(), Error> {
     })
 }
 
-/// Makes what lies between the plugins' interfaces and the tap devices; answers what the guest has then. `outcomes` are
-/// what each interface's network gave, in the order of the interfaces ([`super::runtime::outcomes`], [`observe`]).
+/// Makes the links between the plugins' interfaces and the tap devices; returns the guest's interfaces. `outcomes` are the
+/// results of each interface's network, in the order of the interfaces ([`super::runtime::outcomes`], [`observe`]).
 ///
 /// # Errors
 /// An interface is not there, or the kernel refuses something. Done again it goes on.

@@ -84,8 +84,8 @@ impl Namespace {
         })
     }
 
-    /// A namespace that stays, mounted at `path`, whose folder must be there; whether it was made now. What was a namespace
-    /// before a reboot is an empty file, and becomes one again.
+    /// A namespace that stays, mounted at `path`, whose folder must exist; returns whether it was made now. After a reboot
+    /// the file of a former namespace is empty, and becomes a namespace again.
     ///
     /// # Errors
     /// [`Kind::Namespace`].

@@ -156,7 +156,7 @@ impl Link {
 
     #[expect(
         clippy::wildcard_enum_match_arm,
-        reason = "a link has a hundred attributes, and most say nothing to us"
+        reason = "a link has a hundred attributes, and most are not used here"
     )]
     fn take(&mut self, attribute: &LinkAttribute) {
         match attribute {
@@ -419,8 +419,8 @@ impl Link {
         Request::create(RouteNetlinkMessage::NewLink(message), format!("create the dummy {name}"))
     }
 
-    /// Has the link of an index tell its neighbours when an address comes: `arp_notify`. On the way to its file in /proc the
-    /// kernel compares folders of every namespace that was ever looked into: a millisecond on a full node.
+    /// Has a link announce its addresses to neighbours when they are assigned: `arp_notify`. On the way to its file in /proc
+    /// the kernel compares folders of every namespace that was ever looked into: a millisecond on a full node.
     pub fn notify_by_arp(index: u32, name: &str) -> Request {
         // IFLA_AF_SPEC holds AF_INET, that holds IFLA_INET_CONF, and that a number for each IPV4_DEVCONF_….
         const ARP_NOTIFY: u16 = 22;

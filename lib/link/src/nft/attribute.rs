@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn attributes_survive_a_round_trip() {
         let inner = Attributes::default().text(1, "abc").long(2, 7);
         let all = Attributes::default().number(3, 5).nest(4, &inner);
         assert_eq!(find(all.as_bytes(), 3).and_then(number), Some(5));

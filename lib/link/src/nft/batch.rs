@@ -24,7 +24,7 @@ const NLM_F_APPEND: u16 = 0x800;
 
 /// The type of a rule's remark in its user data; `nft` shows it as `comment`.
 const COMMENT: u8 = 0;
-/// Tells `nft` how to read keys of a set, and that they are in the machine's order.
+/// Marks the keys of a set as being in host byte order, for `nft`.
 const BYTE_ORDER: u8 = 0;
 const HOST_ORDER: u32 = 1;
 /// Types from here on are of several joined ones.

@@ -216,8 +216,8 @@ impl Filter {
         })
     }
 
-    /// Refuses a table that somebody has put to sleep: its rules are all there and do nothing. Waking it is theirs, since
-    /// others' rules would wake with ours. A table that is not there does not sleep.
+    /// Refuses a dormant table: its rules are all there and have no effect. Waking it is up to its owner, since others'
+    /// rules would wake with ours. A missing table is not dormant.
     ///
     /// # Errors
     /// [`Kind::Mismatch`] with what wakes it; [`Kind::Kernel`].
@@ -307,8 +307,8 @@ impl Filter {
         Ok(self.ask(GET_RULE, NLM_F_DUMP, table, &attributes, &what)?.iter().filter_map(rule).collect())
     }
 
-    /// Chains that throw away what is forwarded, unless there is a rule about what comes through `link`: base chains of the
-    /// hook with the policy to drop, and firewalld's, whose last rule does it.
+    /// Chains that drop forwarded traffic, unless there is a rule about traffic through `link`: base chains of the hook with
+    /// the policy to drop, and firewalld's, whose last rule does it.
     ///
     /// # Errors
     /// [`Kind::Kernel`].

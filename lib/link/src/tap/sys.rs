@@ -28,8 +28,8 @@ struct Request {
     rest: [u8; 22],
 }
 
-/// Makes a tap device that stays, in the namespace in which `tun`, /dev/net/tun, was opened. `owner` and `group` are who
-/// may open it besides root; with `many_queues` it takes as many queues as the guest opens.
+/// Makes a tap device that stays, in the namespace in which `tun`, /dev/net/tun, was opened. `owner` and `group` may open it
+/// in addition to root; with `many_queues` it takes as many queues as the guest opens.
 ///
 /// # Errors
 /// EBUSY when a link of that name exists; else the kernel's error.

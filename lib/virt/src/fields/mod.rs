@@ -1,8 +1,8 @@
-//! What becomes of each field of a VirtualMachine, its instance, a DataVolume and a claim: used, without effect, or refused.
-//! No field is ignored in silence:
+//! The treatment of each field of a VirtualMachine, its instance, a DataVolume and a claim: used, without effect, or
+//! refused. No field is ignored in silence:
 //!
 //! - `used.txt` lists the fields of an instance's spec that the programs use; a path stands for all below it.
-//! - The tables of [`rows`] say why a field has no effect, or is refused, and where.
+//! - The tables of [`rows`] have the reason why a field has no effect, or is refused, and where.
 //! - A field that the types have and neither lists is reported as not built yet.
 //! - A field that the types do not have is unknown.
 //!
@@ -29,7 +29,7 @@ pub enum Place {
     Cluster,
 }
 
-/// What becomes of a field that is not simply used.
+/// The treatment of a field that is not simply used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lot {
     /// The field that is meant, above or at the one that was asked for, with its indexes.
@@ -53,7 +53,7 @@ fn instance_specs(kind: Kind) -> Option<&'static str> {
     }
 }
 
-/// What becomes of a field, `known` if the types have it; `None`: it is used, or (not `known`) nothing is known of it.
+/// The treatment of a field, `known` if the types have it; `None`: it is used, or (not `known`) nothing is known of it.
 pub fn lot(kind: Kind, place: Place, path: &str, known: bool) -> Option<Lot> {
     if path == "status" || path.starts_with("status.") {
         let text = "written by the program, not read";
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_about_all_below_it_and_nothing_beside_it() {
+    fn a_row_covers_all_below_it_and_nothing_next_to_it() {
         let machine = Kind::VirtualMachine;
         for (path, known, wanted) in [
             ("spec.template.spec.affinity", false, Some((Ignored, 27))),

@@ -1,6 +1,5 @@
-//! Interfaces that are attached and detached while the guest runs: those bridged to a network by name. One that the
-//! template has more is attached, one whose `state` becomes `absent` is detached. The link state of every interface
-//! follows, too.
+//! Interfaces that are attached and detached while the guest runs: those bridged to a network by name. One added to the
+//! template is attached, one whose `state` becomes `absent` is detached. The link state of every interface follows, too.
 
 use api::kubevirt::{Interface, VirtualMachineInstanceSpec as Spec};
 
@@ -16,7 +15,7 @@ fn is_live(spec: &Spec, one: &Interface) -> bool {
     one.bridge.is_some() && multus.is_some_and(|multus| multus.is_default != Some(true))
 }
 
-/// What a run is to be, so that its interfaces follow its machine's template; `None`: they do, as far as they can now.
+/// The new spec of a run, so that its interfaces follow its machine's template; `None`: they do, as far as they can now.
 pub fn followed(template: &Spec, run: &Spec) -> Option<Spec> {
     let mut wanted = run.clone();
     let interfaces = &mut wanted.domain.devices.interfaces;
@@ -51,8 +50,8 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    /// A spec with interfaces of these names: `p` is the pod network's, others are bridged; `!` marks one that is absent, `-`
-    /// one whose link is down.
+    /// A spec with interfaces of these names: `p` is the pod network's, others are bridged; `!` marks one that is absent,
+    /// `-` one with its link down.
     fn spec(names: &[&str]) -> Spec {
         let interface = |text: &&str| -> Value {
             let name = text.trim_start_matches(['!', '-']);

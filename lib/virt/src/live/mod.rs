@@ -1,7 +1,7 @@
-//! Live updates: what of a machine's template is brought to its instance while the guest runs, as in KubeVirt. Everything
-//! else waits for the next instance, which [`needs_restart`] says.
+//! Live updates: the parts of a machine's template that are applied to its instance while the guest runs, as in KubeVirt.
+//! Everything else waits for the next instance, which [`needs_restart`] reports.
 //!
-//! Not here: who changes the guest.
+//! Not here: the changes to the guest.
 
 mod interfaces;
 mod size;

@@ -9,9 +9,9 @@ use api::resource::Quantity;
 
 use crate::status;
 
-/// Condition of an instance whose guest has not taken all of its processors yet.
+/// Condition of an instance whose guest has not yet taken all of its vCPUs.
 pub const PROCESSORS: &str = "HotVCPUChange";
-/// Condition of an instance whose guest has not taken all of its memory yet.
+/// Condition of an instance whose guest has not yet taken all of its memory.
 pub const MEMORY: &str = "HotMemoryChange";
 /// Memory comes in blocks of so many bytes.
 const BLOCK: u64 = 2 << 20;
@@ -92,7 +92,7 @@ pub fn wanted(spec: &Spec, status: &Status) -> Option<(u32, u64)> {
     (sockets > there || memory > requested).then(|| (sockets.max(there), memory.max(requested)))
 }
 
-/// Says whether something of what a guest is to have is not there yet.
+/// Reports whether the guest still lacks some of its requested vCPUs or memory.
 pub fn note(status: &mut Status, spec: &Spec) {
     let there = status.current_cpu_topology.as_ref().and_then(|topology| topology.sockets);
     let taken = bytes(status.memory.as_ref().and_then(|memory| memory.guest_current.as_ref()));
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_while_it_runs_needs_no_restart() {
+    fn live_changes_need_no_restart() {
         let template =
             |sockets: u32, guest: &str| spec(&json!({"sockets": sockets}), &json!({"guest": guest}));
         for (sockets, guest, restart) in
@@ -158,7 +158,7 @@ mod tests {
             let needs = needs_restart(&template(sockets, guest), &run());
             assert_eq!(needs, restart, "{sockets} {guest}");
         }
-        // KubeVirt grows what `memory.guest` says, and nothing else.
+        // KubeVirt grows the memory of `memory.guest`, and nothing else.
         let requested = |amount: &str| -> Spec {
             let resources = json!({"requests": {"memory": amount}});
             serde_json::from_value(json!({"domain": {"resources": resources}})).unwrap()
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_guest_lacks_is_wanted_until_it_is_there() {
+    fn missing_vcpus_and_memory_are_wanted_until_present() {
         let mut status = Status::default();
         assert_eq!(wanted(&run(), &status), None, "not started");
         let cpu = Cpu {

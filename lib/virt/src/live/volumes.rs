@@ -98,7 +98,7 @@ pub fn needs_restart(template: &VirtualMachineInstanceSpec, run: &VirtualMachine
     wanted != rest || changed
 }
 
-/// What is to be done for a volume of a run.
+/// The step for a volume of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Move {
     /// Attach the volume of this name.
@@ -107,7 +107,7 @@ pub enum Move {
     Detach(String),
 }
 
-/// What is to be done for the volumes of a run that has a guest.
+/// The steps for the volumes of a run that has a guest.
 pub fn moves(spec: &VirtualMachineInstanceSpec, there: &[VolumeStatus]) -> Vec<Move> {
     let status_of = |name: &str| there.iter().find(|status| status.name == name);
     let is_other = |status: &VolumeStatus, volume: &Volume| {
@@ -158,7 +158,7 @@ pub fn dumps(spec: &VirtualMachineInstanceSpec, there: &[VolumeStatus]) -> Vec<S
     volumes.map(|volume| volume.name.clone()).collect()
 }
 
-/// What is said of a volume that is a claim.
+/// The status of a volume that is a claim.
 pub fn status_of(volume: &Volume, phase: &str) -> Option<VolumeStatus> {
     let info = ClaimInfo { claim_name: Some(claim_of(volume)?.to_owned()), ..ClaimInfo::default() };
     Some(VolumeStatus {
@@ -170,7 +170,7 @@ pub fn status_of(volume: &Volume, phase: &str) -> Option<VolumeStatus> {
     })
 }
 
-/// What is said of the volumes of a guest that was started just now.
+/// The statuses of the volumes of a guest that was started just now.
 pub fn attached(spec: &VirtualMachineInstanceSpec) -> Vec<VolumeStatus> {
     let named = |volume: &Volume| VolumeStatus { name: volume.name.clone(), ..VolumeStatus::default() };
     spec.volumes.iter().map(|volume| status_of(volume, "Ready").unwrap_or_else(|| named(volume))).collect()
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_and_goes_needs_no_restart() {
+    fn hotplugged_volumes_need_no_restart() {
         let run = spec(&[("a", "1"), ("b", "2")]);
         assert!(!needs_restart(&run, &run));
         assert!(!needs_restart(&spec(&[("b", "2"), ("a", "1")]), &run), "in another order");

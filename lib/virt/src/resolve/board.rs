@@ -56,8 +56,8 @@ pub fn topology(spec: &VirtualMachineInstanceSpec) -> (u32, u32, u32) {
     (sockets, asked.cores.unwrap_or(1), asked.threads.unwrap_or(1))
 }
 
-/// Most sockets, and most bytes of memory, that a guest can be given while it runs, where the spec leaves that open and
-/// says how much it starts with.
+/// Most sockets, and most bytes of memory, that a guest can be given while it runs, where the spec leaves that open and has
+/// the initial values.
 pub fn room(spec: &VirtualMachineInstanceSpec) -> (Option<u32>, Option<u64>) {
     let (sockets, cores, threads) = topology(spec);
     let huge = spec.domain.memory.as_ref().is_some_and(|memory| memory.hugepages.is_some());
@@ -70,14 +70,14 @@ pub fn room(spec: &VirtualMachineInstanceSpec) -> (Option<u32>, Option<u64>) {
     (Some(most_sockets(sockets, cores, threads)), room)
 }
 
-/// Sockets that there can be later, where nothing is said.
+/// The default of the most sockets later.
 fn most_sockets(sockets: u32, cores: u32, threads: u32) -> u32 {
     let per_socket = u64::from(cores) * u64::from(threads);
     let most = u32::try_from(u64::from(PROCESSORS_MAX) / per_socket.max(1)).unwrap_or(PROCESSORS_MAX);
     sockets.saturating_mul(GROWTH).min(most).max(sockets)
 }
 
-/// Memory that there can be later, where nothing is said.
+/// The default of the most memory later.
 fn most_memory(guest: u64, huge: bool) -> u64 {
     if guest < GROWING || huge { guest } else { guest.saturating_mul(GROWTH.into()).min(MOST).max(guest) }
 }

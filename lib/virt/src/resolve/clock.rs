@@ -6,10 +6,10 @@ use api::launch::{Accelerator, Clock, Features, Hyperv, HypervSwitch, TickPolicy
 use super::Resolution;
 use crate::finding::Verdict;
 
-/// Tries of a spinlock before the hypervisor is told: the least there is.
+/// Attempts at a spinlock before the hypervisor is notified: the minimum.
 const SPINLOCKS: u32 = 4096;
 
-/// A feature that is named is on unless it says otherwise.
+/// A feature that is named is on unless it is disabled.
 fn on(feature: &Feature) -> bool {
     feature.enabled.unwrap_or(true)
 }
@@ -67,7 +67,7 @@ impl Resolution<'_> {
         Some(Timer { name, present: asked.present.unwrap_or(true), tick_policy: tick, track })
     }
 
-    /// Says that a field has no effect as there is no KVM.
+    /// Reports that a field has no effect without KVM.
     fn without_kvm(&mut self, field: &str) {
         let path = self.path(field);
         self.findings.add(Verdict::Ignored, path, "only with KVM; this machine runs guests in software");

@@ -127,7 +127,7 @@ impl Resolution<'_> {
         }
         if one.tag.is_some() {
             let path = self.path(&format!("{at}.tag"));
-            self.findings.add(Verdict::Unsupported, path, "config drives do not tell of devices yet");
+            self.findings.add(Verdict::Unsupported, path, "config drives do not describe devices yet");
         }
         let always_writable = device == DiskDevice::Disk && bus == Bus::Sata;
         if always_writable && read_only {
@@ -159,7 +159,7 @@ impl Resolution<'_> {
         })
     }
 
-    /// What a disk is to the guest, what it is attached to, whether it is read-only.
+    /// The kind of device in the guest, its bus, and whether it is read-only.
     fn device(&mut self, at: &str, one: &Asked) -> Option<(DiskDevice, Bus, bool)> {
         let (device, field, bus, read_only) = match (&one.disk, &one.cdrom, &one.lun) {
             (None, None, None) => (DiskDevice::Disk, "disk", None, false),

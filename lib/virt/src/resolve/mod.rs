@@ -1,8 +1,7 @@
 //! From what a person wrote and what was found on the machine to a launch document: pure.
 //!
 //! Every default is filled in here and every rule between fields is checked here, so that the launcher has nothing to
-//! decide, and `virt-node validate` says before anything is done what a start would say. All mistakes are told, not the
-//! first only.
+//! decide, and `virt-node validate` reports in advance the errors of a start. All errors are reported, not the first only.
 //!
 //! Not here: looking for anything on the machine, making disks or networks.
 
@@ -29,10 +28,10 @@ pub use board::{room, topology};
 pub use networks::{DEFAULT_INTERFACE, interfaces_of, mac, queues_of};
 pub use volumes::{add_disks, claim_of, claims_of, is_label, is_storage};
 
-/// Seconds from a request to stop until a guest is killed, where nothing is said.
+/// The default of the seconds from a request to stop until a guest is killed.
 pub const GRACE_SECONDS: u64 = 30;
 
-/// Who the guest is.
+/// The identity of the guest.
 #[derive(Clone, Debug)]
 pub struct Guest {
     /// The object's metadata; its namespace is given.
@@ -45,14 +44,14 @@ pub struct Guest {
     pub smbios_serial: String,
 }
 
-/// What was found on the machine.
+/// Facts about the machine.
 #[derive(Clone, Debug)]
 pub struct Host {
-    /// What runs guests' code.
+    /// The accelerator of guests.
     pub accelerator: Accelerator,
     /// The QEMU program.
     pub emulator: String,
-    /// What `q35` stands for, with its version.
+    /// The versioned machine type of the alias `q35`.
     pub machine: String,
     /// OVMF, where it is installed: code and variables.
     pub ovmf: Option<(String, String)>,
@@ -60,7 +59,7 @@ pub struct Host {
     pub ovmf_secure: Option<(String, String)>,
 }
 
-/// What was made for the guest.
+/// Resources made for the guest.
 #[derive(Clone, Debug, Default)]
 pub struct Made {
     /// Folder of the run.
@@ -95,7 +94,7 @@ pub struct Objects {
     pub secrets: BTreeMap<String, Secret>,
     /// ConfigMaps of its namespace, by name.
     pub config_maps: BTreeMap<String, ConfigMap>,
-    /// Whether what is not here is not there. Else nothing is said about what is missing.
+    /// Whether the list is complete. Otherwise a missing entry is no error.
     pub complete: bool,
 }
 
@@ -128,7 +127,8 @@ pub fn resolve(
     let mut resolution = Resolution { spec, guest, host, made, objects, at, findings: Findings::default() };
     let launch = resolution.launch();
     let mut findings = resolution.findings;
-    // What the reader would refuse is our mistake, or one that no rule above has a better sentence for.
+    // A document that the reader would refuse is a defect of this code, or of a kind that no rule above has a better
+    // sentence for.
     let launch = launch.filter(|_| !findings.failed()).filter(|launch| match launch.write() {
         Ok(_) => true,
         Err(error) => {
@@ -149,7 +149,7 @@ impl Resolution<'_> {
         self.findings.error(path, text);
     }
 
-    /// Whether there are no more of anything than a guest can have; what follows looks at each beside the others.
+    /// Checks the number of each kind of device; later rules compare each with the others.
     fn few(&mut self) -> bool {
         let devices = &self.spec.domain.devices;
         let counts = [

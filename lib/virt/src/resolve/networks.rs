@@ -88,7 +88,7 @@ impl Resolution<'_> {
         }
         if one.tag.is_some() {
             let path = self.path(&format!("{at}.tag"));
-            self.findings.add(Verdict::Unsupported, path, "config drives do not tell of devices yet");
+            self.findings.add(Verdict::Unsupported, path, "config drives do not describe devices yet");
         }
         let link_up = match one.state.as_deref() {
             None | Some("" | "up") => true,

@@ -8,9 +8,9 @@ use api::resource::Quantity;
 
 use super::Resolution;
 
-/// What a volume is.
+/// The kind of a volume.
 pub(super) enum Source<'a> {
-    /// A file or device that somebody else makes: a claim, an image, a new disk, a file of the host.
+    /// A file or device that another component makes: a claim, an image, a new disk, a file of the host.
     Storage,
     /// A CD for cloud-init, label `cidata`.
     NoCloud(&'a CloudInit),

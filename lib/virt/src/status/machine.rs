@@ -5,9 +5,9 @@ use api::resource::Condition;
 
 use super::{condition, holds, without};
 
-/// Condition of a machine whose instance is of another template.
+/// Condition of a machine whose instance has another template.
 pub const RESTART: &str = "RestartRequired";
-/// Condition of a machine whose last step failed.
+/// Condition of a machine after a failed step.
 pub const FAILURE: &str = "Failure";
 /// Conditions that are the machine's own; every other one is a copy of its instance's.
 const OWN: [&str; 6] = ["Ready", FAILURE, RESTART, "Initialized", "FieldsWithoutEffect", "ManuallyStopped"];
@@ -54,14 +54,14 @@ fn ready(conditions: &mut Vec<Condition>, exists: bool, of_instance: &[Condition
     }
 }
 
-/// The instance's conditions beside the machine's own.
+/// Copies the instance's conditions to the machine's own.
 fn copy(conditions: &mut Vec<Condition>, theirs: &[Condition]) {
     let is_own = |one: &Condition| OWN.contains(&one.kind.as_str());
     conditions.retain(is_own);
     conditions.extend(theirs.iter().filter(|one| !is_own(one)).cloned());
 }
 
-/// Whether the machine was told before that its template needs a restart.
+/// Whether the machine has the condition that its template needs a restart.
 pub fn needs_restart(conditions: &[Condition]) -> bool {
     holds(conditions, RESTART).is_some()
 }

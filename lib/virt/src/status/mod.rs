@@ -1,4 +1,4 @@
-//! What objects say of their state, in KubeVirt's and CDI's words.
+//! The status of objects, in KubeVirt's and CDI's terms.
 
 pub mod machine;
 pub mod pod;
@@ -11,7 +11,7 @@ use api::resource::{Condition, Quantity};
 use crate::finding::{Finding, Verdict};
 use crate::time;
 
-/// Says a condition; the time is that of its last change.
+/// Sets a condition; its time is that of the last change.
 pub fn condition(conditions: &mut Vec<Condition>, kind: &str, status: bool, reason: &str, message: &str) {
     let status = if status { "True" } else { "False" };
     let given = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
@@ -63,7 +63,7 @@ pub fn since(status: &VirtualMachineInstanceStatus, phase: &str) -> Option<u64> 
     time::seconds(&of_phase.phase_transition_timestamp)
 }
 
-/// Says what a guest is doing.
+/// Sets the state of a guest.
 pub fn doing(status: &mut VirtualMachineInstanceStatus, seen: &Status, accelerator: Accelerator) {
     let conditions = &mut status.conditions;
     let paused = seen.state == Doing::Paused;
@@ -113,7 +113,7 @@ pub fn amount(bytes: u64) -> Quantity {
     })
 }
 
-/// Says what a guest has of processors and memory at its start, where that is not said.
+/// Sets the vCPUs and memory of a guest at its start, where they are not set.
 pub fn size(status: &mut VirtualMachineInstanceStatus, cpu: &Cpu, memory: &Memory) {
     if status.current_cpu_topology.is_some() && status.memory.is_some() {
         return;
@@ -129,7 +129,7 @@ pub fn size(status: &mut VirtualMachineInstanceStatus, cpu: &Cpu, memory: &Memor
     });
 }
 
-/// Says whether the disks of a run that has not begun are filled.
+/// Sets whether the disks of a run that has not begun are filled.
 pub fn volumes(conditions: &mut Vec<Condition>, ready: bool) {
     let (reason, message) = if ready {
         ("AllDVsReady", "All of the VMI's DVs are bound and ready")
@@ -139,7 +139,7 @@ pub fn volumes(conditions: &mut Vec<Condition>, ready: bool) {
     condition(conditions, "DataVolumesReady", ready, reason, message);
 }
 
-/// Says which fields of an object have no effect, the first of them by name; none, where all have.
+/// Sets the condition about fields of an object without effect, the first of them by name; removes it, where all have one.
 pub fn fields(conditions: &mut Vec<Condition>, told: &[Finding]) {
     const KIND: &str = "FieldsWithoutEffect";
     const NAMED: usize = 20;

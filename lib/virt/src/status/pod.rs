@@ -1,4 +1,4 @@
-//! `Ready` of an instance whose guest runs in a launcher pod.
+//! `Ready` of an instance with a guest in a launcher pod.
 
 use api::resource::Condition;
 
@@ -13,7 +13,7 @@ pub struct Pod<'a> {
     pub ready: Option<(&'a str, &'a str, &'a str)>,
 }
 
-/// Says whether an instance is ready, by its pod and whether its guest runs: the pod's own readiness, so that readiness
+/// Sets whether an instance is ready, by its pod and whether its guest runs: the pod's own readiness, so that readiness
 /// probes and the readiness gate show.
 pub fn ready(conditions: &mut Vec<Condition>, pod: Option<Pod<'_>>, guest_runs: bool) {
     let mut not = |reason, text| condition(conditions, "Ready", false, reason, text);

@@ -1,4 +1,4 @@
-//! What becomes of every field of a person's documents, before anything is done.
+//! The treatment of every field of a user's documents, before any change.
 //!
 //! ```text
 //! text ─ Documents::parse ─► Documents ─ validate ─► Checked { documents, report }
@@ -35,7 +35,7 @@ pub const NAMESPACE: &str = "default";
 /// A document and the text it is from.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sourced {
-    /// What the text is called: a file.
+    /// The name of the text: a file.
     pub source: String,
     /// The document.
     pub document: Document,
@@ -45,7 +45,7 @@ pub struct Sourced {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Given {
-    /// What the text is called.
+    /// The name of the text.
     pub source: String,
     /// The document's number in the text, from 1.
     pub number: usize,
@@ -99,7 +99,7 @@ impl Documents {
         documents
     }
 
-    /// What becomes of every field of them.
+    /// The treatment of every field of them.
     pub fn validate(self, place: Place) -> Checked {
         let mut report = Report { unread: self.unread, objects: Vec::new() };
         let objects = objects_by_namespace(self.read.iter().map(|one| &one.document));
@@ -126,12 +126,12 @@ impl Documents {
     }
 }
 
-/// Documents, and what there is to say about them.
+/// Documents, and their findings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Checked {
     /// The documents, in the order of the report's objects.
     pub documents: Vec<Sourced>,
-    /// What there is to say.
+    /// The findings.
     pub report: Report,
 }
 

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use crate::finding::{Finding, Verdict};
 
-/// One object and what there is to say about it.
+/// One object and its findings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdicts {
     /// The text it is in.
@@ -17,7 +17,7 @@ pub struct Verdicts {
     pub namespace: String,
     /// Its name.
     pub name: String,
-    /// What there is to say, by field.
+    /// The findings, by field.
     pub findings: Vec<Finding>,
     /// Fields that are taken as they are.
     pub accepted: Vec<String>,

@@ -148,7 +148,7 @@ fn guest(
         ovmf_secure: ovmf(),
     };
     let (_, found) = resolve::resolve(spec, &guest, &host, &everything(spec), objects, at);
-    // A name that is wrong has been told with the metadata.
+    // An invalid name has been reported with the metadata.
     findings.extend(found.into_iter().filter(|finding| finding.path != at));
 }
 

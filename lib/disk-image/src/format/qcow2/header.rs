@@ -108,7 +108,7 @@ fn cut_short(len: usize) -> Error {
     ))
 }
 
-/// Reads the header from `front`, the image's first bytes; `ended` tells that the image has no more than those, `size`
+/// Reads the header from `front`, the image's first bytes; `ended` means that the image has no more than those, `size` is
 /// its size if known.
 ///
 /// # Errors

@@ -1,7 +1,7 @@
 //! A tar archive, possibly in gz, xz or zstd, into a folder; and one file out of a tar stream.
 //!
 //! Names are kept inside the folder: a member that would lead out of it, or a device, ends the import before it is
-//! touched. Owners are not restored, since the importer is nobody special; modes and times are, as upstream's
+//! touched. Owners are not restored, since the importer is unprivileged; modes and times are, as upstream's
 //! `tar --preserve-permissions --no-same-owner` does. An interrupted import is repeated: members replace what stands
 //! at their names.
 //!
