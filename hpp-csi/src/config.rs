@@ -1,7 +1,7 @@
 //! The driver's configuration: [`Config`], and the pools of the data-dir JSON.
 //!
 //! The JSON is upstream's, an array of `{name, path, snapshotPath, snapshotProvider, shared}`, with keys of ours that are
-//! optional: `capacity`, `overcommit`, `reserve`, `enforce`, `copy`, `copyPublished`. Unknown keys are refused.
+//! optional: `capacity`, `overcommit`, `reserve`, `enforce`, `copy`, `copyPublished`, `mounted`. Unknown keys are refused.
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -151,6 +151,8 @@ pub struct PoolConfig {
     /// Whether a volume is copied while it is published: something else keeps it from being written to, and a change that
     /// is seen during the copy fails it.
     pub copy_published: bool,
+    /// Whether the pool's path is a mount point that another program mounts: the pool is not ready before.
+    pub mounted: bool,
 }
 
 /// A pool as it is written.
@@ -172,6 +174,8 @@ struct WrittenPool {
     copy: bool,
     #[serde(default)]
     copy_published: bool,
+    #[serde(default)]
+    mounted: bool,
 }
 
 /// The pools of a data-dir JSON.
@@ -272,6 +276,7 @@ impl TryFrom<WrittenPool> for PoolConfig {
             enforce,
             copy,
             copy_published,
+            mounted,
         } = written;
         if name.is_empty() || name.len() > 128 {
             return Err(invalid(format!("a pool's name has 1 to 128 bytes, not {}", name.len())));
@@ -312,6 +317,7 @@ impl TryFrom<WrittenPool> for PoolConfig {
             enforce,
             copy,
             copy_published,
+            mounted,
         })
     }
 }

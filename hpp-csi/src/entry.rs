@@ -23,7 +23,7 @@ use crate::identity::IdentityService;
 use crate::metadata::MetadataService;
 use crate::node::NodeService;
 use crate::socket::Socket;
-use crate::{health, metrics, published, registration, worker};
+use crate::{health, metrics, mounter, published, registration, worker};
 use csi::controller_server::ControllerServer;
 use csi::group_controller_server::GroupControllerServer;
 use csi::identity_server::IdentityServer;
@@ -37,6 +37,10 @@ const SHUTDOWN_GRACE: Duration = Duration::from_secs(20);
 
 /// The program: arguments in (its name first), exit code out.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    if arguments.get(1).is_some_and(|name| name == mounter::NAME) {
+        return mounter::run(arguments.into_iter().skip(1));
+    }
     let args = match Args::parse_from_os(arguments) {
         Ok(args) => args,
         Err(error) => {

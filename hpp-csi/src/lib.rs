@@ -8,6 +8,8 @@
 //! The disk and the kernel hold all state: volumes are directories and files, mounts and loop devices are queried. No state
 //! is kept that could be wrong after a restart, and no incomplete volume is ever visible.
 //!
+//! [`mounter`] is another program in the same file: it mounts the volume of a pool's claim.
+//!
 //! The process is also its own node-driver-registrar ([`registration`]) and livenessprobe ([`health`]), and serves
 //! [`metrics`].
 //!
@@ -33,6 +35,7 @@ mod identity;
 pub mod locks;
 mod metadata;
 mod metrics;
+mod mounter;
 mod mounts;
 mod node;
 mod page;

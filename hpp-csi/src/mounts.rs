@@ -62,6 +62,14 @@ pub(crate) fn look(folder: &Dir, name: &Path) -> Result<Option<Place>> {
     }))
 }
 
+/// Whether an open folder is the root of a mount.
+pub(crate) fn is_root(folder: &Dir) -> Result<bool> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let found = statx(folder, "", flags, StatxFlags::empty())
+        .map_err(|error| Error::io(format!("look at {}", folder.path_of("").display()), error))?;
+    Ok(found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
+}
+
 /// A mount of what `handle` is, not to be seen anywhere yet.
 pub(crate) fn bound(handle: BorrowedFd<'_>, set: u64, clear: u64) -> Result<OwnedFd> {
     let flags =

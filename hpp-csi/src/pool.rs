@@ -35,6 +35,7 @@ use crate::config::{Enforce, PoolConfig};
 use crate::device::Devices;
 use crate::error::{Error, Kind, Result};
 use crate::id::Id;
+use crate::mounts;
 use crate::plan::Room;
 use crate::record::{self, RECORD_MAX, Record, Shape, SnapshotRecord};
 use crate::sys;
@@ -172,6 +173,12 @@ impl Pool {
         let missing = || Error::new(Kind::NotReady, format!("{} is not there", path.display()));
         // A pod's mount in its volume that the host sees is not the pool's: no call goes into it.
         let root = Dir::find(path)?.ok_or_else(missing)?.one_mount();
+        if self.config.mounted && !mounts::is_root(&root)? {
+            return Err(Error::new(
+                Kind::NotReady,
+                format!("its filesystem is not mounted at {} yet", path.display()),
+            ));
+        }
         let numbers = fstatvfs(&root).map_err(|error| Error::io(format!("ask {}", path.display()), error))?;
         let own = root.dir(OWN)?;
         let mark = Mark::of(&root, own.as_ref(), &numbers)?;

@@ -55,6 +55,20 @@ fn a_pool_that_is_not_mounted_is_not_ready() {
 }
 
 #[test]
+fn a_pool_that_another_program_mounts_is_not_begun_before() {
+    let place = Place::new("xfs", GIB);
+    place.take_away();
+    let (_driver, client) = one_pool(&place, r#","mounted":true"#);
+    is_away(&client, &place);
+    place.put_back();
+    client.create(volume("v", MIB, mount()));
+    place.take_away();
+    is_away(&client, &place);
+    place.put_back();
+    assert_eq!(client.volumes(), ["v"]);
+}
+
+#[test]
 fn pods_end_while_their_pool_is_away() {
     let place = Place::new("xfs", GIB);
     let (_driver, client) = one_pool(&place, "");

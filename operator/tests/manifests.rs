@@ -21,8 +21,7 @@ fn of_settings(settings: &Settings) -> Vec<Value> {
     let legacy = hostpath::Pool {
         name: hostpath::LEGACY.to_owned(),
         path: "/var/lib/hpvolumes".to_owned(),
-        reflink: false,
-        shared: false,
+        ..hostpath::Pool::default()
     };
     let driver = hostpath::Driver { pools: vec![legacy], ..hostpath::Driver::default() };
     all.extend(hostpath::objects(settings, &driver));

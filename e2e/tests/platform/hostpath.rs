@@ -6,17 +6,17 @@ use serde_json::{Value, json};
 use crate::place::{CLAIMS, PLACE, PODS};
 
 /// Namespace of the platform.
-const PLATFORM: &str = operator::config::NAMESPACE;
-const DRIVER: &str = "kubevirt.io.hostpath-provisioner";
-const OBJECT: &str = "hostpathprovisioner.hostpathprovisioner.kubevirt.io/hostpath-provisioner";
+pub(crate) const PLATFORM: &str = operator::config::NAMESPACE;
+pub(crate) const DRIVER: &str = "kubevirt.io.hostpath-provisioner";
+pub(crate) const OBJECT: &str = "hostpathprovisioner.hostpathprovisioner.kubevirt.io/hostpath-provisioner";
 
-fn get(namespace: &str, object: &str) -> Option<Value> {
+pub(crate) fn get(namespace: &str, object: &str) -> Option<Value> {
     let text = PLACE.kubectl(&["-n", namespace, "get", object, "-o", "json"]).ok()?;
     Some(serde_json::from_str(&text).unwrap())
 }
 
 /// Applies an object, or with `--dry-run=server` asks whether it would be taken.
-fn apply(name: &str, object: &Value, arguments: &[&str]) -> Result<String, String> {
+pub(crate) fn apply(name: &str, object: &Value, arguments: &[&str]) -> Result<String, String> {
     let file = PLACE.cluster.place().path(&format!("{name}.json"));
     std::fs::write(&file, object.to_string()).unwrap();
     let file = file.display().to_string();
@@ -62,6 +62,10 @@ fn one_object_deploys_the_driver_and_others_are_refused_by_their_fields() {
             "spec.featureGates",
         ),
         (json!({"storagePools": [{"name": "a", "path": "/a", "size": "1Gi"}]}), "size"),
+        (
+            json!({"storagePools": [{"name": "a", "path": "/a", "pvcTemplate": {}}]}),
+            "spec.storagePools[0].pvcTemplate.accessModes",
+        ),
     ] {
         let invalid = json!({
             "apiVersion": "hostpathprovisioner.kubevirt.io/v1beta1",
@@ -82,7 +86,7 @@ fn one_object_deploys_the_driver_and_others_are_refused_by_their_fields() {
     assert!(refused.contains("the cluster has the HostPathProvisioner hostpath-provisioner"), "{refused}");
 }
 
-fn claim(class: &str, mib: u64) -> Value {
+pub(crate) fn claim(class: &str, mib: u64) -> Value {
     json!({
         "apiVersion": "v1", "kind": "PersistentVolumeClaim",
         "metadata": {"name": class},
@@ -95,7 +99,7 @@ fn claim(class: &str, mib: u64) -> Value {
 
 /// A claim and its volume, once it is bound.
 #[track_caller]
-fn bound(namespace: &str, name: &str) -> (Value, Value) {
+pub(crate) fn bound(namespace: &str, name: &str) -> (Value, Value) {
     PLACE.until(namespace, &format!("{name} is bound"), || {
         let claim =
             PLACE.find(CLAIMS, namespace, name).filter(|claim| claim["status"]["phase"] == "Bound")?;

@@ -23,6 +23,7 @@ mod machines;
 mod manifests;
 mod networks;
 mod place;
+mod pools;
 mod scale;
 mod shell;
 mod speed;

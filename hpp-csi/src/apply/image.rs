@@ -87,7 +87,7 @@ pub(super) fn is_smaller(filesystem: Filesystem, file: &File, size: u64) -> Resu
 }
 
 /// Makes a filesystem in an empty file: what is asked for, or XFS, or ext4 where the file is too small for XFS.
-pub(super) fn format(file: &File, asked: &str, size: u64) -> Result<()> {
+pub(crate) fn format(file: &File, asked: &str, size: u64) -> Result<()> {
     const EXT4: &[&str] = &["-q", "-F", "-b", "4096", "-E", "lazy_itable_init=1,nodiscard"];
     let (program, arguments): (_, &[&str]) = match asked {
         "ext4" => ("mkfs.ext4", EXT4),

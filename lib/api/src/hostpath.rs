@@ -15,6 +15,18 @@ pub const GROUP: &str = "hostpathprovisioner.kubevirt.io";
 /// Name of the object that an installation makes; any name has an effect, and the oldest object counts.
 pub const NAME: &str = "hostpath-provisioner";
 
+/// Name of upstream's provisioner without CSI. Claims of its StorageClasses get volumes of the CSI driver.
+pub const LEGACY_PROVISIONER: &str = "kubevirt.io/hostpath-provisioner";
+/// Annotation of a claim of a legacy StorageClass: the node that makes its volume.
+pub const PROVISION_ON_NODE: &str = "kubevirt.io/provisionOnNode";
+
+/// Service of the Kubernetes SnapshotMetadata API on the nodes.
+pub const METADATA_SERVICE: &str = "hpp-snapshot-metadata";
+/// Its port.
+pub const METADATA_PORT: u16 = 8188;
+/// Audience of tokens.
+pub const METADATA_AUDIENCE: &str = "kubevirt.io.hostpath-provisioner";
+
 resource! {
     /// Node-local storage: the CSI driver on every node, and its pools.
     pub struct HostPathProvisioner {

@@ -74,6 +74,7 @@ struct AccessStatus {
 struct TokenStatus {
     authenticated: bool,
     user: User,
+    audiences: Vec<String>,
 }
 
 impl Client {
@@ -112,9 +113,24 @@ impl Client {
     /// # Errors
     /// As every call.
     pub async fn whose(&self, token: &str) -> Result<Option<User>> {
-        let body = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}});
+        let status = self.review(json!({"token": token})).await?;
+        Ok(status.authenticated.then_some(status.user))
+    }
+
+    /// The user of a bearer token for an audience; `None` if the API server does not know it or it is for others only.
+    ///
+    /// # Errors
+    /// As every call.
+    pub async fn user_for(&self, token: &str, audience: &str) -> Result<Option<User>> {
+        let status = self.review(json!({"token": token, "audiences": [audience]})).await?;
+        let meant = status.authenticated && status.audiences.iter().any(|one| one == audience);
+        Ok(meant.then_some(status.user))
+    }
+
+    async fn review(&self, spec: Value) -> Result<TokenStatus> {
+        let body = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": spec});
         let answer: Answer<TokenStatus> =
             self.post("/apis/authentication.k8s.io/v1/tokenreviews", &body).await?;
-        Ok(answer.status.authenticated.then_some(answer.status.user))
+        Ok(answer.status)
     }
 }

@@ -1,4 +1,4 @@
-//! The wire types of CSI 1.12 and of the kubelet's plugin registration and device plugins, generated from `proto/`:
+//! The wire types of CSI 1.12, of the Kubernetes SnapshotMetadata API, and of the kubelet's plugin registration and device plugins, generated from `proto/`:
 //! servers for the driver (hpp-csi) and for device plugins (virt-agent), clients for virt-node, and no handwritten code.
 //!
 //! Not here: what the messages mean.
@@ -12,6 +12,11 @@
 )]
 
 tonic::include_proto!("csi.v1");
+
+/// The Kubernetes SnapshotMetadata API.
+pub mod snapshotmetadata {
+    include!(concat!(env!("OUT_DIR"), "/metadata/snapshotmetadata.rs"));
+}
 
 /// The kubelet's plugin registration.
 pub mod registration {

@@ -3,6 +3,7 @@
 //!
 //! Pure. Not here: when the objects are made and removed ([`crate::platform`]).
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::accounts;
@@ -16,6 +17,8 @@ pub const DRIVER: &str = "kubevirt.io.hostpath-provisioner";
 pub const DAEMON_SET: &str = "hostpath-provisioner-csi";
 /// Name of the pool of StorageClasses that name none.
 pub const LEGACY: &str = "legacy";
+/// Annotation of the DaemonSet: its pools.
+const POOLS: &str = "ferrovirt.io/pools";
 /// Directory with the driver's socket.
 const SOCKET: &str = "/var/lib/kubelet/plugins/csi-hostpath";
 
@@ -33,7 +36,8 @@ pub struct Driver {
 }
 
 /// Pool of a node.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Pool {
     /// Name.
     pub name: String,
@@ -43,6 +47,8 @@ pub struct Pool {
     pub reflink: bool,
     /// Whether one volume is mounted at the path on all nodes.
     pub shared: bool,
+    /// Whether it is the volume of a claim, which a pod of the pool mounts.
+    pub claimed: bool,
 }
 
 /// Programs that make volumes for claims.
@@ -100,9 +106,21 @@ pub fn label(object: &mut Value) {
     object["metadata"]["labels"]["app.kubernetes.io/part-of"] = json!("ferrovirt");
 }
 
-/// Directory of a pool in the driver's container; upstream's name.
-fn inside(pool: &Pool) -> String {
+/// Mount point of a pool in the driver's container; upstream's name.
+fn mount_point(pool: &Pool) -> String {
     if pool.name == LEGACY { "/csi-data-dir".to_owned() } else { format!("/{}-data-dir", pool.name) }
+}
+
+/// Directory of a pool in the driver's container. What a pod of the pool mounts appears below the mount point.
+fn inside(pool: &Pool) -> String {
+    let point = mount_point(pool);
+    if pool.claimed { format!("{point}/csi") } else { point }
+}
+
+/// Directory of the node that is the mount point's source.
+fn outside(pool: &Pool) -> String {
+    let path = pool.path.trim_end_matches('/');
+    if pool.claimed { path.to_owned() } else { format!("{path}/csi") }
 }
 
 /// The pools as the driver reads them.
@@ -115,6 +133,9 @@ fn data(pools: &[Pool]) -> String {
         }
         if pool.shared {
             one["shared"] = json!(true);
+        }
+        if pool.claimed {
+            one["mounted"] = json!(true);
         }
         one
     };
@@ -140,14 +161,10 @@ fn pods(settings: &Settings, driver: &Driver) -> Value {
     for pool in &driver.pools {
         mounts.push(json!({
             "name": volume(pool),
-            "mountPath": inside(pool),
+            "mountPath": mount_point(pool),
             "mountPropagation": "HostToContainer",
         }));
-        volumes.push(host(
-            &volume(pool),
-            &format!("{}/csi", pool.path.trim_end_matches('/')),
-            "DirectoryOrCreate",
-        ));
+        volumes.push(host(&volume(pool), &outside(pool), "DirectoryOrCreate"));
     }
     let pulled = |mut container: Value| {
         if let Some(policy) = &driver.pull_policy {
@@ -236,7 +253,15 @@ fn pods(settings: &Settings, driver: &Driver) -> Value {
             spec[key] = value.clone();
         }
     }
-    daemon_set(settings, DAEMON_SET, &json!({"k8s-app": "hostpath-provisioner"}), &spec)
+    let mut set = daemon_set(settings, DAEMON_SET, &json!({"k8s-app": "hostpath-provisioner"}), &spec);
+    set["metadata"]["annotations"][POOLS] = json!(serde_json::to_string(&driver.pools).unwrap_or_default());
+    set
+}
+
+/// The pools that a DaemonSet of the driver serves.
+pub fn served(set: &Value) -> Vec<Pool> {
+    let text = set["metadata"]["annotations"][POOLS].as_str().unwrap_or("[]");
+    serde_json::from_str(text).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -244,7 +269,7 @@ mod tests {
     use super::*;
 
     fn pool(name: &str, path: &str) -> Pool {
-        Pool { name: name.to_owned(), path: path.to_owned(), reflink: false, shared: false }
+        Pool { name: name.to_owned(), path: path.to_owned(), ..Pool::default() }
     }
 
     #[test]
@@ -253,6 +278,7 @@ mod tests {
             pools: vec![
                 pool(LEGACY, "/var/lib/hpvolumes"),
                 Pool { reflink: true, ..pool("fast", "/mnt/fast/") },
+                Pool { claimed: true, ..pool("disk", "/mnt/disk") },
             ],
             placement: json!({"nodeSelector": {"disk": "ssd"}, "tolerations": [{"operator": "Exists"}]}),
             ..Driver::default()
@@ -270,12 +296,16 @@ mod tests {
                 {"name": "legacy", "path": "/csi-data-dir"},
                 {"name": "fast", "path": "/fast-data-dir", "snapshotPath": "/fast-data-dir/snapshots",
                     "snapshotProvider": "reflink"},
+                {"name": "disk", "path": "/disk-data-dir/csi", "mounted": true},
             ])
         );
         let volumes = spec["volumes"].as_array().unwrap();
         let paths: Vec<&str> =
             volumes[5..].iter().map(|one| one["hostPath"]["path"].as_str().unwrap()).collect();
-        assert_eq!(paths, ["/var/lib/hpvolumes/csi", "/mnt/fast/csi"]);
+        assert_eq!(paths, ["/var/lib/hpvolumes/csi", "/mnt/fast/csi", "/mnt/disk"]);
+        let mounts = containers[0]["volumeMounts"].as_array().unwrap();
+        assert_eq!(mounts[7]["mountPath"], "/disk-data-dir");
+        assert_eq!(served(&all[1]), driver.pools);
         assert_eq!(spec["nodeSelector"], json!({"kubernetes.io/os": "linux", "disk": "ssd"}));
         assert_eq!(spec["tolerations"][0]["operator"], "Exists");
     }

@@ -3,7 +3,9 @@
 //! The objects have upstream's names, so that NetworkPolicies, GitOps rules and habits keep working. Three things are not
 //! in them: certificate authorities of webhooks and APIServices (the operator fills in `caBundle` at run time), the
 //! objects that switch the platform on ([`custom_resources`]), and what the operator deploys for some of these: the MAC
-//! pool ([`mod@macpool`]) for a `NetworkAddonsConfig`, the CSI driver ([`mod@hostpath`]) for a `HostPathProvisioner`. All are made for server-side apply: a second apply changes nothing.
+//! pool ([`mod@macpool`]) for a `NetworkAddonsConfig`, the CSI driver
+//! ([`mod@hostpath`]) and its pools on claims ([`pools`]), and what makes changed blocks
+//! reachable ([`metadata`]) for a `HostPathProvisioner`. All are made for server-side apply: a second apply changes nothing.
 //!
 //! Not here: applying and removing the objects.
 
@@ -11,10 +13,12 @@ mod accounts;
 pub mod chart;
 pub mod hostpath;
 pub mod macpool;
+pub mod metadata;
 pub(crate) mod monitoring;
 mod network_policies;
 mod node;
 mod policies;
+pub mod pools;
 mod roles;
 mod services;
 mod user_roles;

@@ -31,7 +31,8 @@ pub(super) fn policies(settings: &Settings) -> Vec<Value> {
                     "ports": [{"port": 8186}],
                     "from": [{"podSelector": {"matchLabels": {OPERATOR.0: OPERATOR.1}}}],
                 },
-                {"ports": [{"port": 8187}]},
+                // Probes; changed blocks, for clients with a token.
+                {"ports": [{"port": 8187}, {"port": api::hostpath::METADATA_PORT}]},
             ]),
         ),
         policy(

@@ -44,6 +44,7 @@ pub(super) fn agent(settings: &Settings) -> Value {
         "ports": [
             {"name": "agent", "containerPort": 8186, "protocol": "TCP"},
             {"name": "health", "containerPort": 8187, "protocol": "TCP"},
+            {"name": "metadata", "containerPort": api::hostpath::METADATA_PORT, "protocol": "TCP"},
         ],
         "readinessProbe": {"httpGet": {"path": "/healthz", "port": "health"}, "periodSeconds": 5},
         "resources": {"requests": {"cpu": "10m", "memory": "48Mi"}},

@@ -185,6 +185,14 @@ fn operator() -> Vec<Value> {
         rule("authorization.k8s.io", &["subjectaccessreviews"], &["create"]),
         rule("apiextensions.k8s.io", &["customresourcedefinitions"], READ),
         named("apiextensions.k8s.io", &["customresourcedefinitions"], &super::CONVERTED, &["patch"]),
+        // The driver's SnapshotMetadataService.
+        rule("cbt.storage.k8s.io", &["snapshotmetadataservices"], &["create"]),
+        named(
+            "cbt.storage.k8s.io",
+            &["snapshotmetadataservices"],
+            &[super::hostpath::DRIVER],
+            &["get", "patch", "delete"],
+        ),
         rule(
             "admissionregistration.k8s.io",
             &["mutatingwebhookconfigurations", "validatingwebhookconfigurations"],
@@ -226,7 +234,9 @@ fn operator_locally() -> Vec<Value> {
         // The MAC pool; the CSI driver.
         rule("apps", &["deployments", "daemonsets"], &["create"]),
         named("apps", &["daemonsets"], &[super::hostpath::DAEMON_SET], &["delete"]),
-        named("apps", &["deployments"], &["kubemacpool-mac-controller-manager"], &["delete"]),
+        // The MAC pool, and pods of pools: their names contain the node's.
+        rule("apps", &["deployments"], &["delete"]),
+        rule("batch", &["jobs"], &["get", "list", "create", "delete"]),
         rule("policy", &["poddisruptionbudgets"], &["create"]),
         named(
             "policy",
@@ -261,6 +271,9 @@ fn agent() -> Vec<Value> {
         rule("snapshot.storage.k8s.io", &["volumesnapshotclasses"], &["get"]),
         rule("snapshot.storage.k8s.io", &["volumesnapshotcontents"], &["get", "list", "watch", "patch"]),
         rule("snapshot.storage.k8s.io", &["volumesnapshotcontents/status"], &["patch"]),
+        // Clients of changed blocks.
+        rule("authentication.k8s.io", &["tokenreviews"], &["create"]),
+        rule("authorization.k8s.io", &["subjectaccessreviews"], &["create"]),
     ]
 }
 

@@ -1,5 +1,6 @@
 //! Services, with upstream's names.
 
+use api::hostpath::{METADATA_PORT, METADATA_SERVICE};
 use serde_json::{Value, json};
 
 use super::{HEALTH, HTTPS, OPERATOR, Settings, object, with};
@@ -67,6 +68,11 @@ pub(super) fn services(settings: &Settings) -> Vec<Value> {
         json!({"name": "metrics", "port": 8443, "targetPort": 8443, "protocol": "TCP"}),
     );
     pools["metadata"]["labels"] = json!({"prometheus.hostpathprovisioner.kubevirt.io": "true"});
-    all.extend([metrics, pools]);
+    let metadata = service(
+        METADATA_SERVICE,
+        ("kubevirt.io", "virt-handler"),
+        json!({"name": "grpc", "port": METADATA_PORT, "targetPort": METADATA_PORT, "protocol": "TCP"}),
+    );
+    all.extend([metrics, pools, metadata]);
     all
 }

@@ -8,6 +8,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use api::hostpath::METADATA_SERVICE;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use cluster::front::Front;
@@ -54,7 +55,10 @@ fn profile(name: &str, namespace: &str) -> Profile {
             .iter()
             .flat_map(|service| [format!("{service}.{namespace}.svc"), format!("{service}.{namespace}")])
             .collect(),
-        AGENT => vec![agent::NAME.to_owned()],
+        AGENT => {
+            let service = format!("{METADATA_SERVICE}.{namespace}");
+            vec![agent::NAME.to_owned(), format!("{service}.svc"), service]
+        }
         _ => Vec::new(),
     };
     let common_name = match name {

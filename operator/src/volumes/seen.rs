@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use api::hostpath::{LEGACY_PROVISIONER, PROVISION_ON_NODE};
 use cluster::Resource;
 use serde_json::Value;
 
@@ -38,6 +39,11 @@ pub const CONTENTS: Resource = Resource::cluster("snapshot.storage.k8s.io", "v1"
 pub const MANAGED_BY: &str = "snapshot.storage.kubernetes.io/managed-by";
 /// DaemonSets.
 pub const DAEMON_SETS: Resource = Resource::namespaced("apps", "v1", "daemonsets");
+
+/// Whether the driver makes the volumes of a provisioner.
+fn is_ours(provisioner: &str) -> bool {
+    [DRIVER, LEGACY_PROVISIONER].contains(&provisioner)
+}
 
 fn text(object: &Value, path: &str) -> Option<String> {
     object.pointer(path).and_then(Value::as_str).filter(|text| !text.is_empty()).map(str::to_owned)
@@ -86,7 +92,7 @@ impl From<&Value> for Claim {
         let annotation = |key: &str| entry(object, "/metadata/annotations", key);
         let provisioner = annotation("volume.kubernetes.io/storage-provisioner")
             .or_else(|| annotation("volume.beta.kubernetes.io/storage-provisioner"));
-        if provisioner.as_deref() != Some(DRIVER) {
+        if !provisioner.as_deref().is_some_and(is_ours) {
             return Self::default();
         }
         let kind = text(object, "/spec/dataSourceRef/kind").or_else(|| text(object, "/spec/dataSource/kind"));
@@ -102,7 +108,7 @@ impl From<&Value> for Claim {
             uid: text(object, "/metadata/uid").unwrap_or_default(),
             class: text(object, "/spec/storageClassName"),
             volume: text(object, "/spec/volumeName"),
-            selected: annotation(SELECTED_NODE),
+            selected: annotation(SELECTED_NODE).or_else(|| annotation(PROVISION_ON_NODE)),
             label: entry(object, "/metadata/labels", NODE_LABEL),
             request: bytes(object, "/spec/resources/requests/storage").unwrap_or(0),
             source: name.clone().filter(|_| is_claim),
@@ -210,7 +216,7 @@ pub struct Class {
 impl From<&Value> for Class {
     fn from(object: &Value) -> Self {
         Self {
-            ours: text(object, "/provisioner").as_deref() == Some(DRIVER),
+            ours: text(object, "/provisioner").as_deref().is_some_and(is_ours),
             immediate: text(object, "/volumeBindingMode").as_deref() != Some("WaitForFirstConsumer"),
         }
     }

@@ -44,6 +44,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ADDRESS", default_value = "[::]:8187")]
     health: SocketAddr,
 
+    /// Address of the SnapshotMetadata service: changed blocks of the node's snapshots, over TLS
+    #[arg(long, value_name = "ADDRESS", default_value = "[::]:8188")]
+    metadata: SocketAddr,
+
     /// Directory with the certificate to serve with (tls.crt, tls.key)
     #[arg(long, value_name = "DIRECTORY", default_value = "/etc/virt-handler/servercertificates")]
     tls_directory: PathBuf,
@@ -126,6 +130,7 @@ impl Args {
             state: state_directory,
             listen: self.listen,
             health: self.health,
+            metadata: self.metadata,
             certificate: self.tls_directory.join("tls.crt"),
             key: self.tls_directory.join("tls.key"),
             client_ca: self.client_ca,

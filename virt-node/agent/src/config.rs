@@ -29,6 +29,8 @@ pub(crate) struct Config {
     pub(crate) listen: SocketAddr,
     /// Address of metrics and health.
     pub(crate) health: SocketAddr,
+    /// Address of the SnapshotMetadata service.
+    pub(crate) metadata: SocketAddr,
     /// Files of the serving certificate and its key.
     pub(crate) certificate: PathBuf,
     pub(crate) key: PathBuf,
@@ -52,11 +54,26 @@ impl Config {
         self.kubelet.join("device-plugins")
     }
 
+    /// The CSI driver's socket.
+    fn driver(&self) -> PathBuf {
+        self.kubelet.join("plugins/csi-hostpath/csi.sock")
+    }
+
+    /// Settings of the SnapshotMetadata service.
+    pub(crate) fn snapshot_metadata(&self) -> storage::metadata::Settings {
+        storage::metadata::Settings {
+            node: self.node.clone(),
+            namespace: self.storage_namespace.clone(),
+            socket: self.driver(),
+            authorities: self.client_ca.clone(),
+        }
+    }
+
     /// Settings of the volumes of the node.
     pub(crate) fn storage(&self) -> storage::Settings {
         storage::Settings {
             node: self.node.clone(),
-            socket: self.kubelet.join("plugins/csi-hostpath/csi.sock"),
+            socket: self.driver(),
             namespace: self.storage_namespace.clone(),
             daemon_set: "hostpath-provisioner-csi".to_owned(),
         }

@@ -97,7 +97,7 @@ async fn work(config: Config, stopped: watch::Receiver<bool>) -> Result<()> {
     tokio::spawn(storage::run(client.clone(), config.storage(), std::future::pending()));
     let served = async {
         let (controller, _plugins) = start(&config, &client, &ready, &facts).await?;
-        listen(&config, &controller, &ready, &stopped).await?;
+        listen(&config, &client, &controller, &ready, &stopped).await?;
         controller.run(std::future::pending()).await;
         Ok(())
     };
@@ -163,9 +163,10 @@ async fn start(
     Ok((controller, plugins))
 }
 
-/// Serves the operator, and the kubelet's probes.
+/// Serves the operator, the kubelet's probes, and clients of changed blocks.
 async fn listen(
     config: &Config,
+    client: &cluster::Client,
     controller: &Arc<Controller>,
     ready: &Arc<AtomicBool>,
     stopped: &watch::Receiver<bool>,
@@ -199,27 +200,38 @@ async fn listen(
     };
     let clients = Clients { authorities: Authorities::File(config.client_ca.clone()), required: true };
     let router = Arc::new(streams::router(controller));
+    let backups = bound(config.metadata)?;
+    let metadata = Arc::new(storage::metadata::Server::new(client.clone(), config.snapshot_metadata()));
     let stopped = stopped.clone();
     tokio::spawn(async move {
-        let mut complained = false;
-        let tls = loop {
-            match Reloading::new(identity.clone(), Some(clients.clone()), false) {
-                Ok(tls) => break tls,
-                Err(error) => {
-                    if !complained {
-                        tracing::warn!(
-                            error = ::error::chain(&error),
-                            "no certificate yet: consoles are not served; retrying"
-                        );
-                        complained = true;
-                    }
-                    tokio::time::sleep(CERTIFICATES).await;
-                }
-            }
-        };
-        server::serve(operator, Some(tls), Limits::default(), router, stopped).await;
+        // The operator makes the certificate for both.
+        let tls = certified(&identity, Some(clients), false).await;
+        let streams = server::serve(operator, Some(tls), Limits::default(), router, stopped.clone());
+        // Clients of changed blocks show a token.
+        let tls = certified(&identity, None, true).await;
+        tokio::join!(streams, server::serve(backups, Some(tls), Limits::default(), metadata, stopped));
     });
     Ok(())
+}
+
+/// Waits until there is a certificate to serve with.
+async fn certified(identity: &Identity, clients: Option<Clients>, http2: bool) -> Arc<Reloading> {
+    let mut complained = false;
+    loop {
+        match Reloading::new(identity.clone(), clients.clone(), http2) {
+            Ok(tls) => return tls,
+            Err(error) => {
+                if !complained {
+                    tracing::warn!(
+                        error = ::error::chain(&error),
+                        "no certificate yet: consoles and changed blocks are not served; retrying"
+                    );
+                    complained = true;
+                }
+                tokio::time::sleep(CERTIFICATES).await;
+            }
+        }
+    }
 }
 
 /// Metrics as Prometheus reads them.

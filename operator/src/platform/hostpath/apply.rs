@@ -1,46 +1,49 @@
 //! Follows `HostPathProvisioner` and the driver's DaemonSet; deploys the driver, writes the status, and removes the driver when
 //! the object goes and no volume is left.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use api::hostpath::{HostPathProvisioner, HostPathStatus};
+use api::hostpath::{HostPathProvisioner, HostPathStatus, StoragePoolStatus};
 use cluster::event::{Reference, Type};
 use cluster::{Apply, Cache, Client, Delete, Events, Key, Kind, Outcome, Queue, Resource, Result, Scope};
-use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
 use super::metrics::Metrics;
 use super::status::{self, State};
-use super::{check, render};
-use crate::install::{Settings, hostpath};
-use crate::platform::apply::{DAEMON_SETS, Workload, finalizers};
+use super::{check, render, volumes};
+use crate::install::{Settings, hostpath, pools};
+use crate::platform::apply::{DAEMON_SETS, DEPLOYMENTS, Workload, finalizers};
 use crate::platform::hyperconverged::read::Held;
 use crate::platform::plan::Component;
 
 const OBJECTS: Resource =
     Resource::cluster("hostpathprovisioner.kubevirt.io", "v1beta1", "hostpathprovisioners");
 const DRIVERS: Resource = Resource::cluster("storage.k8s.io", "v1", "csidrivers");
-const VOLUMES: Resource = Resource::cluster("", "v1", "persistentvolumes");
 /// Finalizer of the object; upstream's name.
 const FINALIZER: &str = "finalizer.delete.hostpath-provisioner";
 /// Time until objects that are not followed are looked at again.
 const RECHECK: Duration = Duration::from_secs(60);
 /// Time until volumes are counted again, while a deletion waits for them.
 const RECOUNT: Duration = Duration::from_secs(2);
-const MANAGER: Apply<'_> = Apply { manager: "ferrovirt-operator", force: true };
+/// Time until volumes of upstream's provisioner without CSI are looked for again, where there were none.
+const RARELY: Duration = Duration::from_secs(1800);
+pub(super) const MANAGER: Apply<'_> = Apply { manager: "ferrovirt-operator", force: true };
 
 /// The controller of `HostPathProvisioner`.
 #[derive(Clone)]
 pub struct Controller {
-    client: Client,
-    events: Events,
-    settings: Settings,
+    pub(super) client: Client,
+    pub(super) events: Events,
+    pub(super) settings: Settings,
     version: String,
     objects: Cache<Held>,
-    daemon_sets: Cache<Component>,
+    pub(super) daemon_sets: Cache<Component>,
+    deployments: Cache<Component>,
     metrics: Arc<Metrics>,
+    /// When no volume of upstream's provisioner without CSI was found, for which generation of the object.
+    without_legacy: Arc<Mutex<Option<(Instant, u64)>>>,
     queue: Queue<Key>,
 }
 
@@ -68,6 +71,14 @@ impl Controller {
                 }
             })
             .start::<Workload>(client, DAEMON_SETS, &Scope::all().namespace(&settings.namespace));
+        let (feed, known) = (queue.clone(), objects.clone());
+        let deployments = Cache::<Component>::builder()
+            .on_change(move |_| known.all().into_iter().for_each(|(key, _)| feed.add(key)))
+            .start::<Workload>(
+                client,
+                DEPLOYMENTS,
+                &Scope::all().namespace(&settings.namespace).labels(pools::LABEL),
+            );
         Self {
             client: client.clone(),
             events: events.clone(),
@@ -75,7 +86,9 @@ impl Controller {
             version: version.to_owned(),
             objects,
             daemon_sets,
+            deployments,
             metrics,
+            without_legacy: Arc::default(),
             queue,
         }
     }
@@ -84,6 +97,7 @@ impl Controller {
     pub async fn run(&self, stop: impl Future<Output = ()>) {
         self.objects.synced().await;
         self.daemon_sets.synced().await;
+        self.deployments.synced().await;
         let this = self.clone();
         self.queue
             .run(1, stop, move |key| {
@@ -121,7 +135,7 @@ impl Controller {
         }
         if let Some(older) = older {
             let text = format!("{older} is older and in effect; delete one of the two");
-            self.report(key, &object, &State::Failed("ExistingDeployment", text)).await?;
+            self.report(key, &object, &State::Failed("ExistingDeployment", text), None).await?;
             return Ok(Outcome::Done);
         }
         if !held {
@@ -129,9 +143,25 @@ impl Controller {
             // The change comes back and continues from there.
             return Ok(Outcome::Done);
         }
-        let state = self.deploy(&object).await?;
-        self.report(key, &object, &state).await?;
-        Ok(Outcome::After(RECHECK))
+        let (state, pools) = self.deploy(&object).await?;
+        self.report(key, &object, &state, pools).await?;
+        // Claims, jobs and volumes are not followed.
+        let settled =
+            matches!(state, State::Deployed(_) | State::Failed(..)) && self.adopt(&object).await? == 0;
+        Ok(Outcome::After(if settled { RECHECK } else { RECOUNT }))
+    }
+
+    /// Deletes volumes of upstream's provisioner without CSI that are released; gives how many are on their way. PVs are
+    /// listed each time while there are any, and else rarely: no more of them are made.
+    async fn adopt(&self, object: &HostPathProvisioner) -> Result<usize> {
+        let seen = || self.without_legacy.lock().unwrap_or_else(PoisonError::into_inner);
+        let generation = object.metadata.generation.unwrap_or(0);
+        if seen().is_some_and(|(at, of): (Instant, u64)| at.elapsed() < RARELY && of == generation) {
+            return Ok(0);
+        }
+        let legacy = volumes::list(&self.client).await?.legacy;
+        *seen() = legacy.is_empty().then(|| (Instant::now(), generation));
+        self.delete_legacy(&render::driver(object), &legacy).await
     }
 
     /// Name of an object that was there before this one.
@@ -145,64 +175,82 @@ impl Controller {
         older.next()
     }
 
-    /// Writes the objects that are asked for; returns how far they are.
-    async fn deploy(&self, object: &HostPathProvisioner) -> Result<State> {
+    /// Writes the objects that are asked for; returns how far they are, and the pools.
+    async fn deploy(&self, object: &HostPathProvisioner) -> Result<(State, Option<Vec<StoragePoolStatus>>)> {
         let problems: Vec<String> = check::problems(&object.spec)
             .into_iter()
             .map(|(field, text)| format!("{field}: {text}"))
             .collect();
         if !problems.is_empty() {
-            return Ok(State::Failed("FailedToValidate", problems.join("; ")));
+            return Ok((State::Failed("FailedToValidate", problems.join("; ")), None));
         }
-        let owner = json!([{
-            "apiVersion": api::hostpath::API_VERSION,
-            "kind": "HostPathProvisioner",
-            "name": object.metadata.name,
-            "uid": object.metadata.uid,
-            "controller": true,
-            "blockOwnerDeletion": true,
-        }]);
-        for mut one in hostpath::objects(&self.settings, &render::driver(object)) {
+        let set = Key::new(&self.settings.namespace, hostpath::DAEMON_SET);
+        let live = self.client.find::<Value>(DAEMON_SETS, &set).await?;
+        let mut driver = render::driver(object);
+        let mut waits = Vec::new();
+        let served = live.as_ref().map(hostpath::served).unwrap_or_default();
+        if volumes::leave(&driver.pools, &served) {
+            match volumes::kept(&driver.pools, &served, &volumes::list(&self.client).await?.volumes) {
+                Ok(kept) => (driver.pools, waits) = kept,
+                Err(text) => return Ok((State::Failed("FailedToValidate", text), None)),
+            }
+        }
+        let owner = owner(object);
+        for mut one in hostpath::objects(&self.settings, &driver) {
             one["metadata"]["ownerReferences"] = owner.clone();
             let (resource, key) = match one["kind"].as_str() {
-                Some("DaemonSet") => (DAEMON_SETS, Key::new(&self.settings.namespace, hostpath::DAEMON_SET)),
+                Some("DaemonSet") => (DAEMON_SETS, set.clone()),
                 _ => (DRIVERS, Key::cluster(hostpath::DRIVER)),
             };
-            if resource == DAEMON_SETS {
-                self.drop_others(&key, &one).await?;
+            if let Some(live) = live.as_ref().filter(|_| resource == DAEMON_SETS) {
+                self.drop_others(&key, live, &one).await?;
             }
             if let Err(error) = self.client.apply::<IgnoredAny>(resource, &key, &one, MANAGER).await {
                 if error.is_transient() || matches!(error.kind(), Kind::Conflict) {
                     return Err(error);
                 }
                 let text = format!("{} {key}: {}", one["kind"].as_str().unwrap_or_default(), error.chain());
-                return Ok(State::Failed("FailedToApply", text));
+                return Ok((State::Failed("FailedToApply", text), None));
             }
         }
-        let set = self.daemon_sets.get(&Key::new(&self.settings.namespace, hostpath::DAEMON_SET));
-        Ok(match set {
-            None => State::Deploying(format!("DaemonSet {} does not exist yet", hostpath::DAEMON_SET)),
-            Some(set) if !set.current || set.ready < set.desired => State::Deploying(format!(
-                "DaemonSet {} has {} of {} pods ready",
-                hostpath::DAEMON_SET,
-                set.ready,
-                set.desired
-            )),
-            Some(set) => State::Deployed(set.desired),
-        })
+        let progress = self.keep_pools(object, &driver, &owner).await?;
+        let mut missing: Vec<String> = self.unready().into_iter().collect();
+        missing.extend(progress.missing);
+        missing.extend(self.offer_metadata(&owner).await?);
+        let state = if !missing.is_empty() {
+            State::Deploying(missing.join("; "))
+        } else if !waits.is_empty() {
+            State::Keeping(waits)
+        } else if !progress.leaving.is_empty() {
+            State::Leaving(progress.leaving)
+        } else {
+            State::Deployed(self.daemon_sets.get(&set).map_or(0, |set| set.desired))
+        };
+        Ok((state, Some(progress.statuses)))
+    }
+
+    /// The reason why the driver's DaemonSet is not ready.
+    fn unready(&self) -> Option<String> {
+        let name = hostpath::DAEMON_SET;
+        match self.daemon_sets.get(&Key::new(&self.settings.namespace, name)) {
+            None => Some(format!("DaemonSet {name} does not exist yet")),
+            Some(set) if !set.current || set.ready < set.desired => {
+                Some(format!("DaemonSet {name} has {} of {} pods ready", set.ready, set.desired))
+            }
+            Some(_) => None,
+        }
     }
 
     /// Removes containers and volumes of the DaemonSet that are not wanted: an apply leaves those that others wrote, such as
     /// the manifests of an older release.
-    async fn drop_others(&self, key: &Key, wanted: &Value) -> Result<()> {
-        let Some(live) = self.client.find::<Value>(DAEMON_SETS, key).await? else { return Ok(()) };
+    async fn drop_others(&self, key: &Key, live: &Value, wanted: &Value) -> Result<()> {
         let of = |set: &Value, list: &str| {
             set["spec"]["template"]["spec"][list].as_array().cloned().unwrap_or_default()
         };
         let is_known =
             |list: &str, one: &Value| of(wanted, list).iter().any(|other| other["name"] == one["name"]);
         let lists = ["containers", "volumes"];
-        if lists.iter().all(|list| of(&live, list).iter().all(|one| is_known(list, one))) {
+        if lists.iter().all(|list| of(live, list).iter().all(|one| is_known(list, one))) {
             return Ok(());
         }
         // Both at once: containers mount the volumes by name.
@@ -214,54 +262,25 @@ impl Controller {
     /// Removes the driver once no volume of it is left, then lets the object go.
     async fn remove(&self, key: &Key, object: &HostPathProvisioner, duplicate: bool) -> Result<Outcome> {
         if !duplicate {
-            let volumes = self.volumes().await?;
+            let volumes::Listed { volumes, legacy } = volumes::list(&self.client).await?;
             if !volumes.is_empty() {
-                self.report(key, object, &State::Waiting(volumes)).await?;
+                self.delete_legacy(&render::driver(object), &legacy).await?;
+                let volumes = volumes.into_iter().map(|volume| volume.text).collect();
+                self.report(key, object, &State::Waiting(volumes), None).await?;
                 return Ok(Outcome::After(RECOUNT));
             }
-            self.report(key, object, &State::Removing).await?;
+            let waits = self.drop_pools(&render::driver(object)).await?;
+            self.report(key, object, &State::Removing(waits.clone()), None).await?;
+            if !waits.is_empty() {
+                return Ok(Outcome::After(RECOUNT));
+            }
             let set = Key::new(&self.settings.namespace, hostpath::DAEMON_SET);
             self.client.delete(DAEMON_SETS, &set, &Delete::default()).await?;
+            self.withdraw_metadata().await?;
             self.client.delete(DRIVERS, &Key::cluster(hostpath::DRIVER), &Delete::default()).await?;
         }
         self.set_finalizers(key, object, |all| all.retain(|one| one != FINALIZER)).await?;
         Ok(Outcome::Done)
-    }
-
-    /// PersistentVolumes of the driver, each with its claim.
-    async fn volumes(&self) -> Result<Vec<String>> {
-        #[derive(Default, Deserialize)]
-        #[serde(rename_all = "camelCase", default)]
-        struct Claim {
-            namespace: String,
-            name: String,
-        }
-        #[derive(Default, Deserialize)]
-        #[serde(default)]
-        struct Csi {
-            driver: String,
-        }
-        #[derive(Default, Deserialize)]
-        #[serde(rename_all = "camelCase", default)]
-        struct Spec {
-            csi: Csi,
-            claim_ref: Claim,
-        }
-        #[derive(Deserialize)]
-        struct Volume {
-            metadata: api::resource::ObjectMeta,
-            #[serde(default)]
-            spec: Spec,
-        }
-        let mut found = Vec::new();
-        let hear = |volume: Volume| {
-            if volume.spec.csi.driver == hostpath::DRIVER {
-                let Claim { namespace, name } = volume.spec.claim_ref;
-                found.push(format!("{} of {namespace}/{name}", volume.metadata.name));
-            }
-        };
-        self.client.each(VOLUMES, &Scope::all(), hear).await?;
-        Ok(found)
     }
 
     async fn set_finalizers(
@@ -274,11 +293,18 @@ impl Controller {
         self.client.json_patch::<IgnoredAny>(OBJECTS, key, &patch).await.map(drop)
     }
 
-    /// Writes the status if it differs.
-    async fn report(&self, key: &Key, object: &HostPathProvisioner, state: &State) -> Result<()> {
+    /// Writes the status if it differs; without pools, theirs stay.
+    async fn report(
+        &self,
+        key: &Key,
+        object: &HostPathProvisioner,
+        state: &State,
+        pools: Option<Vec<StoragePoolStatus>>,
+    ) -> Result<()> {
         let before = object.status.clone().unwrap_or_default();
         let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
-        let wanted: HostPathStatus = status::status(state, &before, &self.version, &now);
+        let mut wanted: HostPathStatus = status::status(state, &before, &self.version, &now);
+        wanted.storage_pool_statuses = pools.unwrap_or_else(|| before.storage_pool_statuses.clone());
         self.metrics.observe(Some(status::is(&wanted, "Available", "True")));
         if wanted == before {
             return Ok(());
@@ -300,6 +326,18 @@ impl Controller {
         }
         Ok(())
     }
+}
+
+/// Reference to the object, as the owner of others.
+fn owner(object: &HostPathProvisioner) -> Value {
+    json!([{
+        "apiVersion": api::hostpath::API_VERSION,
+        "kind": "HostPathProvisioner",
+        "name": object.metadata.name,
+        "uid": object.metadata.uid,
+        "controller": true,
+        "blockOwnerDeletion": true,
+    }])
 }
 
 fn reference(object: &HostPathProvisioner) -> Reference {

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use api::cdi::StorageSpec;
 use api::hostpath::{HostPathSpec, StoragePool};
+
+use crate::install::pools::is_shared;
 
 /// Annotation that chooses the sidecars.
 pub const SIDECARS: &str = "ferrovirt.io/sidecars";
@@ -75,17 +78,43 @@ fn of_pool(pool: &StoragePool, add: &mut dyn FnMut(&str, String)) {
     {
         add("snapshotProvider", format!("{provider:?} is not reflink"));
     }
-    if pool.pvc_template.is_some() {
-        let text = "pools on claims are not mounted yet; mount the volume at the path and omit the template";
-        add("pvcTemplate", text.to_owned());
+    if let Some(template) = &pool.pvc_template {
+        of_template(template, add);
     }
     if pool.overlay_class_name.as_ref().is_some_and(|name| !name.is_empty()) && pool.pvc_template.is_none() {
         add("overlayClassName", "is set, pvcTemplate is not".to_owned());
     }
 }
 
+fn of_template(template: &StorageSpec, add: &mut dyn FnMut(&str, String)) {
+    let modes = ["ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod"];
+    if template.access_modes.is_empty() {
+        add("pvcTemplate.accessModes", "is empty".to_owned());
+    }
+    for mode in template.access_modes.iter().filter(|mode| !modes.contains(&mode.as_str())) {
+        add("pvcTemplate.accessModes", format!("{mode:?} is not {}", modes.join(", ")));
+    }
+    let asked = template.resources.as_ref().and_then(|all| all.requests.get("storage"));
+    match asked.map(|size| api::quantity::bytes(&size.0)) {
+        None => add("pvcTemplate.resources.requests.storage", "is not set".to_owned()),
+        Some(Ok(0) | Err(_)) => {
+            add("pvcTemplate.resources.requests.storage", "is not a number of bytes above 0".to_owned());
+        }
+        Some(Ok(_)) => {}
+    }
+    if let Some(mode) = template.volume_mode.as_deref()
+        && !["Filesystem", "Block"].contains(&mode)
+    {
+        add("pvcTemplate.volumeMode", format!("{mode:?} is not Filesystem or Block"));
+    }
+    if template.volume_mode.as_deref() == Some("Block") && is_shared(template) {
+        let text = "a filesystem on a block device cannot be mounted by several nodes";
+        add("pvcTemplate.volumeMode", text.to_owned());
+    }
+}
+
 /// Whether a path is another or lies in it.
-fn within(path: &str, other: &str) -> bool {
+pub(super) fn within(path: &str, other: &str) -> bool {
     path == other || path.strip_prefix(other).is_some_and(|rest| rest.starts_with('/'))
 }
 
@@ -126,6 +155,9 @@ mod tests {
     fn invalid_specs_are_named_by_their_fields() {
         let pools = |list: Value| json!({"storagePools": list});
         let long = "a".repeat(51);
+        let size = json!({"requests": {"storage": "1Gi"}});
+        let of_claims =
+            |template: Value| pools(json!([{"name": "a", "path": "/a", "pvcTemplate": template}]));
         for (value, wanted) in [
             (json!({}), "spec"),
             (json!({"pathConfig": {"path": "/data"}}), ""),
@@ -157,6 +189,22 @@ mod tests {
             (
                 pools(json!([{"name": "a", "path": "/a", "overlayClassName": "x"}])),
                 "spec.storagePools[0].overlayClassName",
+            ),
+            (of_claims(json!({"accessModes": ["ReadWriteOnce"], "resources": size})), ""),
+            (of_claims(json!({"resources": size})), "spec.storagePools[0].pvcTemplate.accessModes"),
+            (
+                of_claims(json!({"accessModes": ["ReadOnlyMany"], "resources": size})),
+                "spec.storagePools[0].pvcTemplate.accessModes",
+            ),
+            (
+                of_claims(json!({"accessModes": ["ReadWriteOnce"]})),
+                "spec.storagePools[0].pvcTemplate.resources.requests.storage",
+            ),
+            (
+                of_claims(
+                    json!({"accessModes": ["ReadWriteMany"], "resources": size, "volumeMode": "Block"}),
+                ),
+                "spec.storagePools[0].pvcTemplate.volumeMode",
             ),
             (json!({"pathConfig": {"path": "/a"}, "featureGates": ["Snapshotting"]}), ""),
             (json!({"pathConfig": {"path": "/a"}, "featureGates": ["Magic"]}), "spec.featureGates"),

@@ -5,6 +5,7 @@ use serde_json::json;
 
 use super::check::{SIDECARS, SNAPSHOTTING, STOCK};
 use crate::install::hostpath::{Driver, LEGACY, Pool, Sidecars};
+use crate::install::pools::is_shared;
 
 /// The driver of an object that has no problems.
 pub fn driver(object: &HostPathProvisioner) -> Driver {
@@ -12,14 +13,14 @@ pub fn driver(object: &HostPathProvisioner) -> Driver {
     let legacy = spec.path_config.as_ref().and_then(|config| config.path.as_ref()).map(|path| Pool {
         name: LEGACY.to_owned(),
         path: path.clone(),
-        reflink: false,
-        shared: false,
+        ..Pool::default()
     });
     let named = spec.storage_pools.iter().map(|pool| Pool {
         name: pool.name.clone(),
         path: pool.path.clone(),
         reflink: pool.snapshot_provider.as_deref() == Some("reflink"),
-        shared: false,
+        shared: pool.pvc_template.as_ref().is_some_and(is_shared),
+        claimed: pool.pvc_template.is_some(),
     });
     let mut placement = json!({});
     if let Some(workload) = &spec.workload {

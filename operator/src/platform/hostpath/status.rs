@@ -17,8 +17,12 @@ pub enum State {
     Failed(&'static str, String),
     /// The deletion waits for these volumes, each with its claim.
     Waiting(Vec<String>),
-    /// The driver is being removed.
-    Removing,
+    /// The driver is ready; pools that are not asked for any more stay until these volumes are gone.
+    Keeping(Vec<String>),
+    /// The driver is ready; pods of pools that are not asked for any more leave: what is waited for.
+    Leaving(Vec<String>),
+    /// The driver is being removed: what is waited for.
+    Removing(Vec<String>),
 }
 
 /// The status of an object in a state at a time (RFC 3339), after the one that it had.
@@ -27,16 +31,21 @@ pub fn status(state: &State, before: &HostPathStatus, version: &str, now: &str) 
         State::Deploying(missing) => ("DeployStarted", missing.clone()),
         State::Deployed(_) => ("Complete", "Application Available".to_owned()),
         State::Failed(reason, text) => (*reason, text.clone()),
-        State::Waiting(volumes) => ("VolumesExist", waits_for(volumes)),
-        State::Removing => ("DeletionInProgress", "the driver is being removed".to_owned()),
+        State::Waiting(volumes) => ("VolumesExist", waits_for("the deletion waits", volumes)),
+        State::Keeping(volumes) => ("VolumesExist", waits_for("the removal of a pool waits", volumes)),
+        State::Leaving(waits) => ("CleanupInProgress", waits.join("; ")),
+        State::Removing(waits) if waits.is_empty() => {
+            ("DeletionInProgress", "the driver is being removed".to_owned())
+        }
+        State::Removing(waits) => ("DeletionInProgress", waits.join("; ")),
     };
     let (available, progressing, degraded) = match state {
         State::Deploying(_) => (false, true, false),
         State::Deployed(_) => (true, false, false),
         State::Failed(..) => (false, false, true),
         // The driver still works.
-        State::Waiting(_) => (true, true, false),
-        State::Removing => (false, true, false),
+        State::Waiting(_) | State::Keeping(_) | State::Leaving(_) => (true, true, false),
+        State::Removing(_) => (false, true, false),
     };
     let conditions = [("Available", available), ("Progressing", progressing), ("Degraded", degraded)];
     let conditions = conditions.map(|(kind, holds)| {
@@ -56,25 +65,22 @@ pub fn status(state: &State, before: &HostPathStatus, version: &str, now: &str) 
             unchanged.map_or_else(|| Some(now.to_owned()), |old| old.last_heartbeat_time.clone());
         new
     });
-    let deployed = matches!(state, State::Deployed(_));
+    let deployed = matches!(state, State::Deployed(_) | State::Keeping(_) | State::Leaving(_));
     HostPathStatus {
         conditions: conditions.to_vec(),
         observed_version: if deployed { Some(version.to_owned()) } else { before.observed_version.clone() },
         operator_version: Some(version.to_owned()),
         target_version: Some(version.to_owned()),
-        storage_pool_statuses: Vec::new(),
+        storage_pool_statuses: before.storage_pool_statuses.clone(),
     }
 }
 
-/// The text of a deletion that waits.
-pub fn waits_for(volumes: &[String]) -> String {
+/// The text of something that waits for volumes.
+fn waits_for(what: &str, volumes: &[String]) -> String {
     let (named, rest) = volumes.split_at(volumes.len().min(MOST_NAMED));
     let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
     let number = volumes.len();
-    format!(
-        "the deletion waits for {number} PersistentVolumes: {}{more}; delete their claims",
-        named.join(", ")
-    )
+    format!("{what} for {number} PersistentVolumes: {}{more}; delete their claims", named.join(", "))
 }
 
 /// Whether a condition has a value.
@@ -109,6 +115,18 @@ mod tests {
                 "Available=False Progressing=False Degraded=True FailedToValidate",
             ),
             (
+                State::Keeping(vec!["pvc-1".to_owned()]),
+                "Available=True Progressing=True Degraded=False VolumesExist",
+            ),
+            (
+                State::Leaving(vec!["Job".to_owned()]),
+                "Available=True Progressing=True Degraded=False CleanupInProgress",
+            ),
+            (
+                State::Removing(Vec::new()),
+                "Available=False Progressing=True Degraded=False DeletionInProgress",
+            ),
+            (
                 State::Waiting(vec!["pvc-1".to_owned()]),
                 "Available=True Progressing=True Degraded=False VolumesExist",
             ),
@@ -133,7 +151,7 @@ mod tests {
     fn a_deletion_names_some_of_what_it_waits_for() {
         let all: Vec<String> = (0..5).map(|number| format!("pvc-{number} of a/b")).collect();
         assert_eq!(
-            waits_for(&all),
+            waits_for("the deletion waits", &all),
             "the deletion waits for 5 PersistentVolumes: pvc-0 of a/b, pvc-1 of a/b, pvc-2 of a/b and 2 more; \
              delete their claims"
         );

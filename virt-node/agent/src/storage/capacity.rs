@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::controller::Controller;
 use super::objects::{CAPACITIES, Class, Metadata};
-use super::{Settings, request};
+use super::{Settings, plan, request};
 use crate::error::{Error, Kind, Result};
 
 const DAEMON_SETS: Resource = Resource::namespaced("apps", "v1", "daemonsets");
@@ -80,7 +80,7 @@ pub(super) async fn keep(controller: Arc<Controller>, settings: Settings) {
 async fn look(controller: &Controller) -> Result<Known> {
     let mut now = Known::new();
     for (_, class) in controller.classes.all() {
-        if class.provisioner == controller.driver.name() {
+        if plan::serves(controller.driver.name(), &class.provisioner) {
             now.insert(class.metadata.name.clone(), ask(controller, &class).await?);
         }
     }

@@ -29,6 +29,18 @@ pub(super) struct Driver {
     several_writers: bool,
 }
 
+/// A channel to the driver at a socket. Its calls fail while the driver does not answer; one that restarts is connected to
+/// again.
+pub(super) fn channel(socket: &Path) -> Channel {
+    let path: PathBuf = socket.to_owned();
+    let connector = tower::service_fn(move |_| {
+        let path = path.clone();
+        async move { UnixStream::connect(path).await.map(TokioIo::new) }
+    });
+    // The address is never used: the connector knows the socket.
+    Endpoint::from_static("http://localhost").timeout(TIMEOUT).connect_with_connector_lazy(connector)
+}
+
 impl Driver {
     /// Waits until the driver at the socket answers.
     pub(super) async fn wait(socket: &Path) -> Self {
@@ -51,20 +63,10 @@ impl Driver {
     }
 
     async fn connect(socket: &Path) -> Result<Self> {
-        let path: PathBuf = socket.to_owned();
-        let connector = tower::service_fn(move |_| {
-            let path = path.clone();
-            async move { UnixStream::connect(path).await.map(TokioIo::new) }
-        });
         let failed = |what: &str, error: Box<dyn std::error::Error + Send + Sync>| {
             Error::with(Kind::System, format!("{what} of {}", socket.display()), error)
         };
-        // The address is never used: the connector knows the socket. A driver that restarts is connected to again.
-        let channel = Endpoint::from_static("http://localhost")
-            .timeout(TIMEOUT)
-            .connect_with_connector(connector)
-            .await
-            .map_err(|error| failed("no answer", error.into()))?;
+        let channel = channel(socket);
         let info = IdentityClient::new(channel.clone())
             .get_plugin_info(GetPluginInfoRequest {})
             .await

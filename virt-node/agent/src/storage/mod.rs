@@ -13,7 +13,7 @@
 //! - [`content`]: the same of VolumeSnapshotContents (pure).
 //! - [`driver`]: the CSI socket. [`controller`]: the queue, which does what the plans decide. [`claims`], [`removal`],
 //!   [`resize`], [`snapshots`]: one file for each kind of work. [`capacity`]: CSIStorageCapacity objects. [`sidecars`]: whether stock
-//!   sidecars do the work on this node.
+//!   sidecars do the work on this node. [`metadata`]: changed blocks for clients outside of the node.
 //!
 //! The objects are those that stock csi-provisioner, csi-resizer and csi-snapshotter write, field by field, but for the label: a cluster can
 //! be switched between both. Not here: which node a claim goes to (the operator's), VolumeSnapshots (the snapshot
@@ -24,6 +24,7 @@ mod claims;
 mod content;
 mod controller;
 mod driver;
+pub(crate) mod metadata;
 mod objects;
 mod plan;
 mod removal;

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use api::hostpath::PROVISION_ON_NODE;
 use cluster::Resource;
 use serde::Deserialize;
 use serde_json::Value;
@@ -168,6 +169,12 @@ impl Claim {
     /// The driver that is to make the volume.
     pub(super) fn provisioner(&self) -> Option<&str> {
         PROVISIONER.iter().find_map(|name| self.metadata.annotations.get(*name)).map(String::as_str)
+    }
+
+    /// The node that was chosen: by the scheduler, or for a legacy class by its user.
+    pub(super) fn selected(&self) -> Option<&str> {
+        let chosen = [SELECTED_NODE, PROVISION_ON_NODE].map(|name| self.metadata.annotations.get(name));
+        chosen.into_iter().flatten().find(|node| !node.is_empty()).map(String::as_str)
     }
 
     /// Bytes that the claim asks for.

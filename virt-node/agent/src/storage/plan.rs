@@ -1,6 +1,8 @@
 //! Decides about a claim and about a PV. Pure, tested as tables.
 
-use super::objects::{Claim, Class, FINALIZER, PROVISIONED_BY, SELECTED_NODE, Volume};
+use api::hostpath::LEGACY_PROVISIONER;
+
+use super::objects::{Claim, Class, FINALIZER, PROVISIONED_BY, Volume};
 
 /// The next step for a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,15 +31,15 @@ pub(super) fn for_claim(
         return expansion(claim, volume, driver);
     }
     if claim.metadata.deletion_timestamp.is_some()
-        || claim.provisioner() != Some(driver)
-        || claim.metadata.annotations.get(SELECTED_NODE).map(String::as_str) != Some(node)
+        || !claim.provisioner().is_some_and(|name| serves(driver, name))
+        || claim.selected() != Some(node)
     {
         return ForClaim::Nothing;
     }
     let name = claim.spec.storage_class_name.as_deref().unwrap_or_default();
     match class {
         None => return ForClaim::Refuse(format!("storageclass.storage.k8s.io {name:?} not found")),
-        Some(class) if class.provisioner != driver => return ForClaim::Nothing,
+        Some(class) if !serves(driver, &class.provisioner) => return ForClaim::Nothing,
         Some(_) => {}
     }
     if let Some(source) = claim.source() {
@@ -58,6 +60,11 @@ pub(super) fn for_claim(
         None => ForClaim::Refuse("the claim asks for no storage".to_owned()),
         Some(_) => ForClaim::Provision,
     }
+}
+
+/// Whether the driver makes the volumes of a provisioner: its own, and those of upstream's provisioner without CSI.
+pub(super) fn serves(driver: &str, provisioner: &str) -> bool {
+    provisioner == driver || provisioner == LEGACY_PROVISIONER
 }
 
 /// Whether a bound claim asks for more than it has. The API server allows that only where its class does.
@@ -149,7 +156,9 @@ fn is_on(volume: &Volume, node: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::objects::SELECTED_NODE;
     use super::*;
+    use api::hostpath::PROVISION_ON_NODE;
     use serde_json::{Value, json};
 
     const DRIVER: &str = "kubevirt.io.hostpath-provisioner";
@@ -231,6 +240,20 @@ mod tests {
         ] {
             let claim = claim(&changes);
             assert_eq!(for_claim(&claim, Some(&class), None, DRIVER, "node1"), expected, "{changes}");
+        }
+        let legacy = Class { provisioner: LEGACY_PROVISIONER.to_owned(), ..Class::default() };
+        let by = "volume.kubernetes.io/storage-provisioner";
+        for (annotations, expected) in [
+            (json!({by: LEGACY_PROVISIONER}), ForClaim::Provision),
+            (json!({by: LEGACY_PROVISIONER, SELECTED_NODE: "node2"}), ForClaim::Nothing),
+            (
+                json!({by: LEGACY_PROVISIONER, SELECTED_NODE: "", PROVISION_ON_NODE: "node1"}),
+                ForClaim::Provision,
+            ),
+            (json!({by: LEGACY_PROVISIONER, SELECTED_NODE: ""}), ForClaim::Nothing),
+        ] {
+            let claim = claim(&json!({"metadata": {"annotations": annotations}}));
+            assert_eq!(for_claim(&claim, Some(&legacy), None, DRIVER, "node1"), expected, "{annotations}");
         }
         let missing = for_claim(&claim(&json!({})), None, None, DRIVER, "node1");
         assert_eq!(missing, refused("storageclass.storage.k8s.io \"hostpath-csi\" not found"));
