@@ -77,15 +77,16 @@ build: programs server cni
 
 # kubectl finds `kubectl virt` by the program's name.
 PREFIX ?= /usr/local
-INSTALLED := $(addprefix $(CARGO_TARGET_DIR)/release/,kubectl-virt importer uploadserver hpp-csi virt-node virt-launcher) \
+INSTALLED := $(addprefix $(CARGO_TARGET_DIR)/release/,kubectl-virt importer operator uploadproxy uploadserver hpp-csi virt-node virt-launcher) \
 	$(CARGO_TARGET_DIR)/$(TRIPLE)/release/cni
 
 install: build
 	install -D -t "$(DESTDIR)$(PREFIX)/bin" $(INSTALLED)
+	"$$CARGO_TARGET_DIR/release/manual" "$(DESTDIR)$(PREFIX)/share"
 
 # One call of cargo, so that shared dependencies are built once; in `make test`, with the features that the tests have too.
 BUILD_release := cargo build --release --locked -p importer -p uploadserver -p uploadproxy -p clone-source -p hpp-csi \
-	-p virt-node -p virt-client -p virt-launcher -p virt-agent -p macpool -p operator
+	-p virt-node -p virt-client -p virt-launcher -p virt-agent -p macpool -p operator -p manual
 BUILD_debug := cargo build --locked --workspace --all-targets
 
 programs: deps

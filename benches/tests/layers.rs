@@ -39,7 +39,7 @@ enum Layer {
     Library(u8),
     /// Any other package: depends on libraries only, never on another program.
     Program,
-    /// `benches` and `e2e`: may depend on every package; no package depends on them.
+    /// `benches`, `e2e` and `manual`: may depend on every package; no package depends on them.
     Observer,
     /// `e2e/guests`, `e2e/places` and `e2e/sources`: what tests of others boot and import from; see none of ours and are seen by tests
     /// alone.
@@ -113,7 +113,7 @@ fn members() -> BTreeMap<String, Member> {
         let manifest = PathBuf::from(text(&package["manifest_path"]));
         let folder = manifest.parent().unwrap().strip_prefix(root()).unwrap().to_str().unwrap().to_owned();
         let layer = match folder.as_str() {
-            "benches" | "e2e" => Layer::Observer,
+            "benches" | "e2e" | "manual" => Layer::Observer,
             "e2e/guests" | "e2e/places" | "e2e/sources" => Layer::Stage,
             path if path.starts_with("lib/") || floor(&text(&package["name"])).is_some() => {
                 let name = text(&package["name"]);

@@ -14,7 +14,8 @@ use crate::{check_node, install};
 /// Wrong usage.
 const USAGE: u8 = 2;
 
-const HELP: &str = "\
+/// The text of `--help`, which is the manual page, too.
+pub const HELP: &str = "\
 The CNI plugins of ferrovirt, in one program.
 
 A container runtime calls a plugin by the name of its file: bridge, tuning, bandwidth, host-local, static, loopback or
@@ -109,7 +110,7 @@ fn parse(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
                 let name = parser.value()?.string()?;
                 if !check_node::NAMES.contains(&name.as_str()) {
                     let known = check_node::NAMES.join(", ");
-                    return Err(format!("--require: \"{name}\" is none of {known}").into());
+                    return Err(format!("--require: \"{name}\" is unknown; use {known}").into());
                 }
                 required.push(name);
             }
@@ -130,13 +131,13 @@ fn parse(mut parser: lexopt::Parser) -> Result<Command, lexopt::Error> {
         Some("check-node") => return Err("--all belongs to install".into()),
         Some(_) | None => {
             let command = command.to_string_lossy();
-            return Err(format!("\"{}\" is no command", command.escape_debug()).into());
+            return Err(format!("unknown command \"{}\"", command.escape_debug()).into());
         }
     };
     match words.next() {
         None => Ok(command),
         Some(word) => {
-            Err(format!("\"{}\" is one word too many", word.to_string_lossy().escape_debug()).into())
+            Err(format!("unexpected argument \"{}\"", word.to_string_lossy().escape_debug()).into())
         }
     }
 }

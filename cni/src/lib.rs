@@ -31,6 +31,7 @@ use std::process::ExitCode;
 use link::netlink;
 use serde_json::{Value, json};
 
+pub use command::HELP;
 pub use error::{Error, Kind};
 
 use protocol::{Answer, Environment, Outcome, Plugin, Verb, Version};
@@ -49,9 +50,8 @@ pub fn run(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
         None => {
             let name = name.escape_debug();
             let known = PLUGINS.join(", ");
-            let message = format!(
-                "\"{name}\" is the name of no plugin; those are {known}, with or without cnv- before"
-            );
+            let message =
+                format!("no plugin is called \"{name}\"; those are {known}, with or without cnv- before");
             tell(&protocol::answer(Err(Error::new(Kind::Environment, message)), None))
         }
     }

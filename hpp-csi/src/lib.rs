@@ -55,3 +55,8 @@ mod worker;
 
 pub use entry::run;
 pub use error::{Error, Kind};
+
+/// The command line, of which manual pages and tables of options are made.
+pub fn command() -> clap::Command {
+    <args::Args as clap::CommandFactory>::command()
+}

@@ -22,3 +22,8 @@ pub mod source;
 pub use args::Args;
 pub use disk_image::volume::{Error, Kind, error};
 pub use entry::run;
+
+/// The command line, of which manual pages and tables of options are made.
+pub fn command() -> clap::Command {
+    <args::Args as clap::CommandFactory>::command()
+}

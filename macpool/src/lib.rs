@@ -43,3 +43,8 @@ mod webhook;
 
 pub use entry::run;
 pub use error::{Error, Kind};
+
+/// The command line, of which manual pages and tables of options are made.
+pub fn command() -> clap::Command {
+    <args::Args as clap::CommandFactory>::command()
+}

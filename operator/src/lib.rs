@@ -39,3 +39,8 @@ pub mod volumes;
 
 pub use entry::main;
 pub use error::{Error, Kind, Result};
+
+/// The command line, of which manual pages and tables of options are made.
+pub fn command() -> clap::Command {
+    <args::Args as clap::CommandFactory>::command()
+}

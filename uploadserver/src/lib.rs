@@ -27,3 +27,8 @@ mod server;
 mod upload;
 
 pub use entry::run;
+
+/// The command line, of which manual pages and tables of options are made.
+pub fn command() -> clap::Command {
+    <args::Args as clap::CommandFactory>::command()
+}

@@ -42,3 +42,8 @@ mod protocol;
 
 pub use entry::run;
 pub use error::{Error, Kind};
+
+/// The command line, of which manual pages and tables of options are made.
+pub fn command() -> clap::Command {
+    <args::Node as clap::CommandFactory>::command()
+}

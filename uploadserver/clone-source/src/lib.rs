@@ -18,3 +18,8 @@ mod pack;
 mod send;
 
 pub use entry::run;
+
+/// The command line, of which manual pages and tables of options are made.
+pub fn command() -> clap::Command {
+    <args::Args as clap::CommandFactory>::command()
+}

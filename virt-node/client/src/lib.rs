@@ -35,3 +35,8 @@ mod vnc;
 mod volume;
 
 pub use entry::{Invocation, run};
+
+/// The command line, of which manual pages and tables of options are made.
+pub fn command() -> clap::Command {
+    <args::Client as clap::CommandFactory>::command()
+}

@@ -29,3 +29,8 @@ pub use domain::{Domain, DomainError, domain};
 pub use entry::launch;
 pub use error::{Error, Kind};
 pub use iso::{IsoError, iso};
+
+/// The command line, of which manual pages and tables of options are made.
+pub fn command() -> clap::Command {
+    <args::Launcher as clap::CommandFactory>::command()
+}

@@ -1,0 +1,78 @@
+//! The pages of `docs` have the options that the programs have; `make install` writes a page for every program.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn docs() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("docs")
+}
+
+#[test]
+fn tables_of_options_match_the_programs() {
+    let write = std::env::var_os("FERROVIRT_BLESS").is_some();
+    let mut shown = BTreeSet::new();
+    for entry in fs::read_dir(docs()).unwrap() {
+        let file = entry.unwrap().path();
+        if file.extension().is_none_or(|extension| extension != "md") {
+            continue;
+        }
+        let page = fs::read_to_string(&file).unwrap();
+        let (text, unknown) = manual::table::filled(&page);
+        assert!(unknown.is_empty(), "{}: no such command: {unknown:?}", file.display());
+        shown.extend(
+            manual::table::commands_of(&page).iter().map(|words| words.split(' ').next().unwrap().to_owned()),
+        );
+        if write {
+            fs::write(&file, &text).unwrap();
+        } else {
+            assert!(
+                text == page,
+                "{}: the options are stale; FERROVIRT_BLESS=1 cargo test -p manual writes them",
+                file.display()
+            );
+        }
+    }
+    for command in manual::programs::commands() {
+        assert!(
+            shown.contains(command.get_name()),
+            "no page of docs has the options of {}",
+            command.get_name()
+        );
+    }
+}
+
+#[test]
+fn every_program_has_a_manual_page_and_typed_ones_completions() {
+    let folder = tempfile::tempdir().unwrap();
+    manual::man::write(folder.path()).unwrap();
+    manual::completion::write(folder.path()).unwrap();
+    let names = |path: &str| -> BTreeSet<String> {
+        let entries = fs::read_dir(folder.path().join(path)).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    };
+    let pages = names("man/man1");
+    for name in manual::programs::commands()
+        .iter()
+        .map(|command| command.get_name().to_owned())
+        .chain(["cni".to_owned()])
+    {
+        assert!(pages.contains(&format!("{name}.1")), "{name} has no page: {pages:?}");
+    }
+    assert!(pages.contains("virt-node-run.1") && pages.contains("operator-manifests.1"), "{pages:?}");
+    let page = fs::read_to_string(folder.path().join("man/man1/cni.1")).unwrap();
+    assert!(page.contains("cni install") && page.starts_with(".TH cni 1"), "{page}");
+    assert!(names("bash-completion/completions").contains("virt-node"));
+    assert!(names("zsh/site-functions").contains("_kubectl-virt"));
+    assert!(names("fish/vendor_completions.d").contains("importer.fish"));
+}
+
+#[test]
+fn every_typed_program_has_examples_in_its_help() {
+    for mut command in manual::programs::commands().into_iter().filter(manual::programs::is_typed) {
+        let help = command.render_long_help().to_string();
+        assert!(help.contains("Examples"), "{} --help has no examples:\n{help}", command.get_name());
+    }
+}
