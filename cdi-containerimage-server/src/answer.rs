@@ -41,7 +41,7 @@ pub(crate) async fn answer<B>(request: &Request<B>, offer: &Offer) -> Result<Res
         Method::GET => false,
         Method::HEAD => true,
         _ => {
-            let mut response = plain(StatusCode::METHOD_NOT_ALLOWED, "GET and HEAD are what there is\n");
+            let mut response = plain(StatusCode::METHOD_NOT_ALLOWED, "method not allowed: use GET or HEAD\n");
             response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
             return Ok(response);
         }
@@ -51,7 +51,7 @@ pub(crate) async fn answer<B>(request: &Request<B>, offer: &Offer) -> Result<Res
         return Ok(with_type(full(StatusCode::OK, offer.info.clone()), "application/json"));
     }
     if path != DISK_PATH && !names(path, offer.image.name().as_bytes()) {
-        return Ok(plain(StatusCode::NOT_FOUND, "there is /disk.img and /info\n"));
+        return Ok(plain(StatusCode::NOT_FOUND, "not found: /disk.img and /info are served\n"));
     }
     Ok(match offer.image.open() {
         Ok(open) => disk(open, head, request.headers()),
@@ -171,7 +171,10 @@ fn chunk(file: &File, part: Range<u64>) -> io::Result<Bytes> {
         }
     };
     if read == 0 {
-        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file became shorter"));
+        return Err(io::Error::new(
+            io::ErrorKind::UnexpectedEof,
+            "the image's file was truncated while it was sent",
+        ));
     }
     buffer.truncate(read);
     Ok(buffer.into())

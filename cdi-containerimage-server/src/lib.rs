@@ -210,7 +210,7 @@ fn converse(stream: TcpStream, offer: &Arc<Offer>, connections: &mut Connections
             .max_buf_size(HEAD_MAX)
             .serve_connection(TokioIo::new(stream), service);
         if let Err(error) = connection.await {
-            say(&format!("a connection broke: {}", chain(&error)));
+            say(&format!("a connection failed: {}", chain(&error)));
         }
     });
     connections.add(of_connection, task.abort_handle());

@@ -18,21 +18,21 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::keeper;
 use crate::node::{self, SECCOMP, ctr};
 use crate::place::Place;
 use crate::programs::{self, Programs};
+use crate::supervisor;
 
 /// How long the cluster may take until its node is ready.
 const READY: Duration = Duration::from_secs(60);
-/// How long the keeper may take to remove everything.
+/// How long the supervisor may take to remove everything.
 const STOP: Duration = Duration::from_secs(60);
 
 /// A running cluster of one node. It is stopped when this is dropped, and also when the process ends in any other way.
 pub struct Cluster {
     place: Place,
     programs: Programs,
-    keeper: Child,
+    supervisor: Child,
     client: Client,
     runtime: tokio::runtime::Runtime,
     kept: bool,
@@ -46,27 +46,27 @@ impl Cluster {
     pub fn start() -> Result<Self> {
         needs_root()?;
         let programs = Programs::find()?;
-        let mut keeper = Command::new(programs::of_this_build("cluster")?)
+        let mut supervisor = Command::new(programs::of_this_build("cluster")?)
             .arg("keep")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
-            .context("cannot start the keeper")?;
-        match Self::meet(&mut keeper) {
+            .context("cannot start the supervisor")?;
+        match Self::meet(&mut supervisor) {
             Ok((place, runtime, client)) => {
-                Ok(Self { place, programs, keeper, client, runtime, kept: false })
+                Ok(Self { place, programs, supervisor, client, runtime, kept: false })
             }
             Err(error) => {
                 // Its own failure, if it failed, is in `error` already.
-                let _ = stop(&mut keeper);
+                let _ = stop(&mut supervisor);
                 Err(error)
             }
         }
     }
 
-    fn meet(keeper: &mut Child) -> Result<(Place, tokio::runtime::Runtime, Client)> {
-        let place = Place::of(said(keeper, keeper::STARTED)?.parse()?)?;
+    fn meet(supervisor: &mut Child) -> Result<(Place, tokio::runtime::Runtime, Client)> {
+        let place = Place::of(said(supervisor, supervisor::STARTED)?.parse()?)?;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let client = runtime.block_on(connect(&place.kubeconfig()))?;
         runtime.block_on(ready(&client))?;
@@ -156,9 +156,9 @@ impl Cluster {
         Ok(fs::write(self.place.path(SECCOMP).join(name), profile.to_string())?)
     }
 
-    /// The process id of the keeper, for a test that kills it.
+    /// The process id of the supervisor, for a test that kills it.
     pub fn keeper_id(&self) -> u32 {
-        self.keeper.id()
+        self.supervisor.id()
     }
 
     /// Has the node's first process start a program again whenever it is killed; otherwise its end is the node's.
@@ -174,7 +174,7 @@ impl Cluster {
     /// # Errors
     /// When the node is gone.
     pub fn on_node(&self, program: &str) -> Result<Command> {
-        on_node(&self.keeper, program)
+        on_node(&self.supervisor, program)
     }
 
     /// Where a file of the node is to be found on the host, as long as the node lives.
@@ -182,7 +182,7 @@ impl Cluster {
     /// # Errors
     /// When the node is gone.
     pub fn node_path(&self, path: &str) -> Result<PathBuf> {
-        node_path(&self.keeper, path)
+        node_path(&self.supervisor, path)
     }
 
     /// The kubeconfig file, for programs.
@@ -196,19 +196,19 @@ impl Cluster {
     /// # Errors
     /// When it is there, or does not come up in time.
     pub fn start_second(&self) -> Result<Second> {
-        let first = keeper::node_of(self.keeper.id())?;
-        let mut keeper = Command::new(programs::of_this_build("cluster")?)
+        let first = supervisor::node_of(self.supervisor.id())?;
+        let mut supervisor = Command::new(programs::of_this_build("cluster")?)
             .args(["keep-second", &self.place.number().to_string(), &first])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
-            .context("cannot start the second node's keeper")?;
+            .context("cannot start the second node's supervisor")?;
         let place = self.place.second();
         let name = place.node_name();
-        let started = said(&mut keeper, keeper::STARTED)
+        let started = said(&mut supervisor, supervisor::STARTED)
             .and_then(|_| self.run(node_ready(&self.client, &name, Instant::now() + READY)));
-        let second = Second { place, keeper };
+        let second = Second { place, supervisor };
         started.map(|()| second)
     }
 
@@ -217,8 +217,8 @@ impl Cluster {
     /// # Errors
     /// When it has ended.
     pub fn keep(mut self) -> Result<()> {
-        writeln!(self.keeper.stdin.as_mut().context("a pipe")?, "{}", keeper::KEEP)?;
-        said(&mut self.keeper, keeper::KEPT)?;
+        writeln!(self.supervisor.stdin.as_mut().context("a pipe")?, "{}", supervisor::KEEP)?;
+        said(&mut self.supervisor, supervisor::KEPT)?;
         self.kept = true;
         Ok(())
     }
@@ -229,7 +229,7 @@ impl Cluster {
     /// When something could not be removed.
     pub fn stop(mut self) -> Result<()> {
         self.kept = true;
-        stop(&mut self.keeper)
+        stop(&mut self.supervisor)
     }
 }
 
@@ -237,7 +237,7 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         if !self.kept {
             // An error has nowhere to go; the test of leftovers finds what stays.
-            let _ = stop(&mut self.keeper);
+            let _ = stop(&mut self.supervisor);
         }
     }
 }
@@ -246,7 +246,7 @@ impl Drop for Cluster {
 /// dropped: all its processes are killed at once, and the API server is not notified.
 pub struct Second {
     place: Place,
-    keeper: Child,
+    supervisor: Child,
 }
 
 impl Second {
@@ -268,7 +268,7 @@ impl Second {
     /// # Errors
     /// When the node is gone.
     pub fn on_node(&self, program: &str) -> Result<Command> {
-        on_node(&self.keeper, program)
+        on_node(&self.supervisor, program)
     }
 
     /// Where a file of the node is to be found on the host, as long as the node lives.
@@ -276,7 +276,7 @@ impl Second {
     /// # Errors
     /// When the node is gone.
     pub fn node_path(&self, path: &str) -> Result<PathBuf> {
-        node_path(&self.keeper, path)
+        node_path(&self.supervisor, path)
     }
 
     /// Switches it off.
@@ -284,14 +284,14 @@ impl Second {
     /// # Errors
     /// When something of it could not be removed.
     pub fn stop(mut self) -> Result<()> {
-        stop(&mut self.keeper)
+        stop(&mut self.supervisor)
     }
 }
 
 impl Drop for Second {
     fn drop(&mut self) {
         // An error has nowhere to go; the test of leftovers finds what stays.
-        let _ = stop(&mut self.keeper);
+        let _ = stop(&mut self.supervisor);
     }
 }
 
@@ -299,17 +299,17 @@ fn import_images(place: &Place, archive: &Path) -> Result<()> {
     ctr(place, &["images", "import", &archive.display().to_string()])
 }
 
-/// A program in the network and mount namespace of the node that `keeper` keeps.
-fn on_node(keeper: &Child, program: &str) -> Result<Command> {
+/// A program in the network and mount namespace of the node that `supervisor` keeps.
+fn on_node(supervisor: &Child, program: &str) -> Result<Command> {
     let mut command = Command::new("nsenter");
-    let first = keeper::node_of(keeper.id())?;
+    let first = supervisor::node_of(supervisor.id())?;
     command.args(["--target", &first, "--net", "--mount", "--", program]);
     Ok(command)
 }
 
-/// The host's path of a file of the node that `keeper` keeps.
-fn node_path(keeper: &Child, path: &str) -> Result<PathBuf> {
-    Ok(PathBuf::from(format!("/proc/{}/root{path}", keeper::node_of(keeper.id())?)))
+/// The host's path of a file of the node that `supervisor` keeps.
+fn node_path(supervisor: &Child, path: &str) -> Result<PathBuf> {
+    Ok(PathBuf::from(format!("/proc/{}/root{path}", supervisor::node_of(supervisor.id())?)))
 }
 
 /// Where clusters ended.
@@ -317,7 +317,7 @@ fn node_path(keeper: &Child, path: &str) -> Result<PathBuf> {
 pub struct Ended {
     /// Where a person had one.
     pub stopped: Vec<Place>,
-    /// Where a keeper that was killed had left something.
+    /// Where a supervisor that was killed had left something.
     pub removed: Vec<Place>,
 }
 
@@ -331,18 +331,18 @@ pub fn stop_kept() -> Result<Ended> {
     let mut ended = Ended::default();
     for place in Place::all()?.into_iter().filter(|place| place.folder().exists()) {
         let kept = place.kept();
-        if let Some(keeper) = kept {
-            rustix::process::kill_process(keeper, rustix::process::Signal::TERM)?;
+        if let Some(supervisor) = kept {
+            rustix::process::kill_process(supervisor, rustix::process::Signal::TERM)?;
         }
         let deadline = Instant::now() + STOP;
         let mut taken = place.clone().try_take()?;
         while taken.is_none() && kept.is_some() {
-            ensure!(Instant::now() < deadline, "the keeper, process {kept:?}, did not end in {STOP:?}");
+            ensure!(Instant::now() < deadline, "the supervisor, process {kept:?}, did not end in {STOP:?}");
             thread::sleep(Duration::from_millis(50));
             taken = place.clone().try_take()?;
         }
         if taken.is_some() {
-            keeper::clean(&place).with_context(|| format!("cannot remove node {}", place.number()))?;
+            supervisor::clean(&place).with_context(|| format!("cannot remove node {}", place.number()))?;
             if kept.is_some() { ended.stopped.push(place) } else { ended.removed.push(place) }
         }
     }
@@ -379,9 +379,9 @@ pub fn needs_root() -> Result<()> {
     Ok(())
 }
 
-/// The keeper's next line without what it has to begin with.
-fn said(keeper: &mut Child, beginning: &str) -> Result<String> {
-    let stdout = keeper.stdout.as_mut().context("a pipe")?;
+/// The supervisor's next line without what it has to begin with.
+fn said(supervisor: &mut Child, beginning: &str) -> Result<String> {
+    let stdout = supervisor.stdout.as_mut().context("a pipe")?;
     let mut said = Vec::new();
     let mut byte = [0];
     // Not a byte more than the line: nothing after it is ours.
@@ -397,23 +397,23 @@ fn said(keeper: &mut Child, beginning: &str) -> Result<String> {
     bail!("{}", failure(&format!("{line}\n{rest}")));
 }
 
-fn stop(keeper: &mut Child) -> Result<()> {
-    drop(keeper.stdin.take());
-    let pid = rustix::process::Pid::from_child(keeper);
-    if keeper.try_wait()?.is_none() {
+fn stop(supervisor: &mut Child) -> Result<()> {
+    drop(supervisor.stdin.take());
+    let pid = rustix::process::Pid::from_child(supervisor);
+    if supervisor.try_wait()?.is_none() {
         rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
     }
     let deadline = Instant::now() + STOP;
     loop {
-        if let Some(status) = keeper.try_wait()? {
+        if let Some(status) = supervisor.try_wait()? {
             let mut said = String::new();
-            if let Some(stdout) = &mut keeper.stdout {
+            if let Some(stdout) = &mut supervisor.stdout {
                 stdout.read_to_string(&mut said)?;
             }
             ensure!(status.success(), "{}", failure(&said));
             return Ok(());
         }
-        ensure!(Instant::now() < deadline, "the keeper did not end in {STOP:?}");
+        ensure!(Instant::now() < deadline, "the supervisor did not end in {STOP:?}");
         thread::sleep(Duration::from_millis(20));
     }
 }
@@ -421,7 +421,11 @@ fn stop(keeper: &mut Child) -> Result<()> {
 /// The error in the output of a supervisor.
 fn failure(said: &str) -> &str {
     let said = said.trim();
-    if said.is_empty() { "the keeper was killed" } else { said.strip_prefix(keeper::FAILED).unwrap_or(said) }
+    if said.is_empty() {
+        "the supervisor was killed"
+    } else {
+        said.strip_prefix(supervisor::FAILED).unwrap_or(said)
+    }
 }
 
 async fn connect(kubeconfig: &Path) -> Result<Client> {

@@ -7,8 +7,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::keeper::hierarchies;
 use crate::place::{Place, cache};
+use crate::supervisor::hierarchies;
 
 /// The state of the machine at one time.
 #[derive(Clone, Debug, PartialEq, Eq)]

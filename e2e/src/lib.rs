@@ -2,7 +2,7 @@
 //! kubelet and kube-proxy as plain processes in namespaces of their own. No mock and no fake.
 //!
 //! - [`Cluster`]: starts one, waits for it and for what is in it, gives clients, stops it.
-//! - [`keeper`]: the process outside of the namespaces that leaves nothing behind, even if the test is killed.
+//! - [`supervisor`]: the process outside of the namespaces that leaves nothing behind, even if the test is killed.
 //! - [`node`]: the first process inside.
 //! - [`place`]: numbers, addresses and folders; [`pki`]: certificates; [`programs`]: what is run.
 //! - [`peer`]: servers outside the cluster that pods connect to; [`volume`]: volumes whose content a test can inspect.
@@ -13,7 +13,6 @@
 //! Not here: the tests, which are in `tests/`, and what they test.
 
 mod cluster;
-pub mod keeper;
 pub mod leftovers;
 pub mod node;
 pub mod peer;
@@ -22,6 +21,7 @@ pub mod place;
 pub mod platform;
 pub mod programs;
 pub mod storage;
+pub mod supervisor;
 pub mod volume;
 mod waiting;
 

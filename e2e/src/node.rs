@@ -2,7 +2,7 @@
 //! reaps what they leave. Its end is everyone's end: the kernel kills the rest of a PID namespace with its first process.
 //!
 //! The node sees the host's files, but /etc, /opt, /run, /var/lib and /var/log are its own, and so are those
-//! settings of the kernel that kubelet changes. Not here: the world outside the namespaces, see `keeper`.
+//! settings of the kernel that kubelet changes. Not here: the world outside the namespaces, see `supervisor`.
 
 use std::fs;
 use std::io::{self, BufRead, Read, Write};

@@ -14,7 +14,7 @@ use rustix::process::Pid;
 /// How many clusters can stand at once.
 const PLACES: u8 = 16;
 
-/// A file in the state folder with the process id of the keeper, when a person has the cluster.
+/// A file in the state folder with the process id of the supervisor, when a person has the cluster.
 const KEPT: &str = "kept.pid";
 
 /// Where things that outlive a build are kept: `FERROVIRT_CACHE`, or `~/.cache/ferrovirt`.
@@ -142,7 +142,7 @@ impl Place {
         Ok(fs::write(self.path(KEPT), std::process::id().to_string())?)
     }
 
-    /// The keeper of a cluster that a person has here.
+    /// The supervisor of a cluster that a person has here.
     pub fn kept(&self) -> Option<Pid> {
         let pid: i32 = fs::read_to_string(self.path(KEPT)).ok()?.parse().ok()?;
         // The file may be older than the machine's last boot.

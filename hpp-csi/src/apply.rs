@@ -62,7 +62,7 @@ fn ready(open: &Open<'_>, tmp: &Dir, name: &str, goes_on: impl FnOnce() -> Resul
 /// Whether `name` in `folder` is a begun copy of the file `from`.
 fn is_copy_of_file(from: &File, folder: &Dir, name: impl AsRef<Path>) -> Result<bool> {
     let Some(begun) = folder.open_with(name, OFlags::RDONLY | OFlags::NONBLOCK, 0)? else { return Ok(false) };
-    let stat = fstat(from).map_err(|error| Error::io("look at a source", error))?;
+    let stat = fstat(from).map_err(|error| Error::io("inspect a source", error))?;
     Ok(copy::so_far(&stat, begun.as_fd()).is_some())
 }
 

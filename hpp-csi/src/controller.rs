@@ -85,7 +85,7 @@ pub(crate) async fn run<T: Send + 'static>(
         Ok(result) => result.map_err(|error| {
             match error.kind() {
                 Kind::Internal | Kind::NotReady | Kind::Overloaded => {
-                    tracing::warn!(call = what.name, id = what.id, error = error.chain(), "a call failed")
+                    tracing::warn!(call = what.name, id = what.id, error = error.chain(), "the call failed")
                 }
                 Kind::Invalid
                 | Kind::NotFound
@@ -99,13 +99,13 @@ pub(crate) async fn run<T: Send + 'static>(
                         call = what.name,
                         id = what.id,
                         error = error.chain(),
-                        "a call is refused"
+                        "the call is refused"
                     );
                 }
             }
             Status::from(error)
         }),
-        Err(_) => Err(Status::internal("the call ended by a mistake of the driver")),
+        Err(_) => Err(Status::internal("the call panicked, which is a defect of the driver")),
     }
 }
 
@@ -211,7 +211,7 @@ fn understood(driver: &Driver, request: CreateVolumeRequest) -> Result<create::R
         if all.peek().is_some() && all.all(|topology| is_elsewhere(driver, topology)) {
             return Err(Error::new(
                 Kind::Exhausted,
-                format!("the volume is not to be on {}, where this driver is", driver.config.node),
+                format!("the requested topology excludes {}, the node of this driver", driver.config.node),
             ));
         }
     }
@@ -259,14 +259,14 @@ impl Controller for ControllerService {
         &self,
         _: Request<ControllerPublishVolumeRequest>,
     ) -> Answer<ControllerPublishVolumeResponse> {
-        Err(Status::unimplemented("a volume is on its node already"))
+        Err(Status::unimplemented("not supported: volumes are local to their node"))
     }
 
     async fn controller_unpublish_volume(
         &self,
         _: Request<ControllerUnpublishVolumeRequest>,
     ) -> Answer<ControllerUnpublishVolumeResponse> {
-        Err(Status::unimplemented("a volume is on its node already"))
+        Err(Status::unimplemented("not supported: volumes are local to their node"))
     }
 
     async fn validate_volume_capabilities(

@@ -275,7 +275,7 @@ impl Devices {
                 Err(error) => return Err(failed(error)),
             }
         }
-        Err(Error::new(Kind::Busy, "others take every free loop device"))
+        Err(Error::new(Kind::Busy, "no loop device could be attached: other programs took each free one"))
     }
 }
 
@@ -341,7 +341,7 @@ fn state(number: u32) -> Result<Option<LoopState>> {
 fn identity(file: &File) -> Result<(u64, u64)> {
     fstat(file)
         .map(|stat| (stat.st_dev, stat.st_ino))
-        .map_err(|error| Error::io("look at a volume's file", error))
+        .map_err(|error| Error::io("inspect a volume's file", error))
 }
 
 #[cfg(test)]

@@ -142,7 +142,7 @@ async fn converse(mut stream: UnixStream, registrar: Arc<Registrar>) {
             match end {
                 End::Served => {}
                 End::Broken(why) => {
-                    tracing::warn!(why, "a caller of the registration socket is not understood")
+                    tracing::warn!(why, "a request on the registration socket is invalid")
                 }
             }
             drop(tokio::time::timeout(SILENCE, stream.write_all(&output)).await);

@@ -104,7 +104,8 @@ fn a_filesystem_that_shut_itself_down_is_let_go_and_comes_back() {
         }
         let log = driver.log();
         assert!(log.contains("Input/output error"), "the log tells");
-        let line = |call: &str| log.lines().any(|line| line.contains(call) && line.contains("a call failed"));
+        let line =
+            |call: &str| log.lines().any(|line| line.contains(call) && line.contains("the call failed"));
         assert!(line(r#"call="DeleteVolume" id="folder""#), "and names the call and the volume: {log}");
     }
 }

@@ -130,7 +130,7 @@ async fn write(stream: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> io::Resu
 async fn read<T: DeserializeOwned>(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<T> {
     let length = usize::try_from(stream.read_u32().await?).map_err(io::Error::other)?;
     if length > MESSAGE_MAX {
-        return Err(io::Error::other("a message that is too long"));
+        return Err(io::Error::other("a message is too long"));
     }
     let mut body = Vec::new();
     stream.take(length as u64).read_to_end(&mut body).await?;
@@ -372,7 +372,7 @@ async fn read_answers(mut reader: impl AsyncRead + Unpin, waiting: &Waiting) -> 
     loop {
         let said = read::<Said>(&mut reader).await?;
         let next = waiting.lock().pop_front();
-        let Some((_, answer)) = next else { return Err(io::Error::other("an answer to nothing")) };
+        let Some((_, answer)) = next else { return Err(io::Error::other("an answer without a request")) };
         // A caller that no longer waits has decided without it.
         let _late = answer.send(said);
     }

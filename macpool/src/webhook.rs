@@ -136,7 +136,7 @@ impl Webhook {
         &self,
         mut body: Incoming,
     ) -> Result<(Vec<u8>, Option<SemaphorePermit<'_>>), Response<Full<Bytes>>> {
-        let too_long = || text(StatusCode::PAYLOAD_TOO_LARGE, "an AdmissionReview is smaller");
+        let too_long = || text(StatusCode::PAYLOAD_TOO_LARGE, "the AdmissionReview is too large");
         if body.size_hint().lower() > BODY_MAX as u64 {
             return Err(too_long());
         }
@@ -144,7 +144,7 @@ impl Webhook {
         let mut bytes = Vec::new();
         while let Some(frame) = body.frame().await {
             let Ok(frame) = frame else {
-                return Err(text(StatusCode::BAD_REQUEST, "the body did not come whole"));
+                return Err(text(StatusCode::BAD_REQUEST, "the request body ended early"));
             };
             let Some(data) = frame.data_ref() else { continue };
             let size = bytes.len() + data.len();
@@ -221,7 +221,7 @@ impl Webhook {
     fn unanswered(&self, macs: &[Mac], owner: &Owner, replica: &str) {
         self.state.unanswered.fetch_add(macs.len() as u64, Ordering::Relaxed);
         let macs = macs.iter().map(Mac::to_string).collect::<Vec<_>>().join(",");
-        tracing::info!(%macs, object = %owner, replica, "decided here, as the replica that has the block does not answer");
+        tracing::info!(%macs, object = %owner, replica, "decided locally: the replica that owns the block does not answer");
     }
 
     /// Has another replica answer, with our knowledge of the given addresses; so they are reserved here, too.

@@ -45,9 +45,10 @@ pub(crate) fn refusal(refusal: Refusal) -> Answer {
         }
         Refusal::Busy => (StatusCode::SERVICE_UNAVAILABLE, "an upload is running"),
         Refusal::Finished => (StatusCode::CONFLICT, "an upload has succeeded already"),
-        Refusal::Late => {
-            (StatusCode::SERVICE_UNAVAILABLE, "the server's deadline has passed; a fresh one comes")
-        }
+        Refusal::Late => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the server's deadline has passed; retry, another server takes over",
+        ),
         Refusal::Unknown => (StatusCode::NOT_FOUND, "no such upload is under way; start over"),
         Refusal::Overtaken => (StatusCode::CONFLICT, "another request has resumed this upload"),
         Refusal::NotPartial => {

@@ -117,7 +117,7 @@ impl Door {
                     }
                 }
             };
-            tracing::info!("an upload without a client gives way to a new one");
+            tracing::info!("a new upload replaces one without a client");
             gone.cancel();
             if tokio::time::timeout_at(until, gone.end()).await.is_err() {
                 return Err(Closed::Refused(Refusal::Busy));

@@ -179,7 +179,7 @@ impl Feed {
             self.lock().waiting = None;
             let end = match frame {
                 Err(_) if len > 0 => None,
-                Err(_) => Some(Fed::Broken(format!("nothing came for {} s", SILENCE.as_secs()))),
+                Err(_) => Some(Fed::Broken(format!("no data arrived for {} s", SILENCE.as_secs()))),
                 Ok(Some(Err(error))) => Some(Fed::Broken(error.to_string())),
                 Ok(None) => Some(Fed::Whole),
                 Ok(Some(Ok(frame))) => {

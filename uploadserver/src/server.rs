@@ -218,7 +218,9 @@ fn coded_as_read(headers: &http::HeaderMap) -> Result<(), Error> {
     };
     match headers.get_all(CONTENT_ENCODING).iter().all(known) {
         true => Ok(()),
-        false => Err(Error::usage("of content codings gzip, zstd and xz are undone; send the file as it is")),
+        false => {
+            Err(Error::usage("unsupported content coding: use gzip, zstd or xz, or send the file as it is"))
+        }
     }
 }
 
@@ -244,7 +246,7 @@ async fn fed_answer(
         Fed::Unwanted => ended(upload, body).await,
         Fed::Broken(why) => {
             tracing::warn!(why, "the connection of an upload broke");
-            let what = format!("the body did not come whole: {why}");
+            let what = format!("the body is incomplete: {why}");
             leave(body, answer::failed(&Error::new(Kind::Usage, what)))
         }
         Fed::Overtaken => leave(body, answer::refusal(Refusal::Overtaken)),

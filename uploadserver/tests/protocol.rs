@@ -233,7 +233,7 @@ fn requests_that_could_be_two() {
             format!("{post}Transfer-Encoding: chunked\r\n\r\nzz\r\n"),
             "a chunk's size that is not a number",
             400,
-            "the body did not come whole",
+            "the body is incomplete",
         ),
         (format!("{post}X: {}\r\n\r\n", "y".repeat(17 << 10)), "a head of more than 16 KiB", 431, ""),
         (format!("{post}{}\r\n", "X: y\r\n".repeat(1000)), "many headers", 431, ""),

@@ -158,7 +158,7 @@ pub(super) fn host_end(call: &Call, outcome: &Outcome, host: &mut Router) -> Res
         }
     }
     Err(Error::mismatch(format!(
-        "\"prevResult\" names no link of the node that {name} of the container is the other end of"
+        "\"prevResult\" names no link of the node that is the peer of {name} in the container"
     )))
 }
 
@@ -177,5 +177,5 @@ pub(super) fn link_name(call: &Call) -> String {
 }
 
 fn odd() -> Error {
-    Error::new(Kind::Kernel, "netlink answered with less than was asked")
+    Error::new(Kind::Kernel, "the kernel's netlink answer is incomplete")
 }

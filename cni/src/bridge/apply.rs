@@ -444,7 +444,7 @@ fn outcome(plan: &Plan, call: &Call, made: &Made, addressing: Addressing, before
 }
 
 fn odd() -> Error {
-    Error::new(Kind::Kernel, "netlink answered with less than was asked")
+    Error::new(Kind::Kernel, "the kernel's netlink answer is incomplete")
 }
 
 /// The completed steps.

@@ -144,7 +144,7 @@ fn vlan_link(
         Link::get(&port),
     ])?;
     let mut made = made.into_iter();
-    let missing = || Error::new(Kind::Kernel, "netlink answered with less than was asked");
+    let missing = || Error::new(Kind::Kernel, "the kernel's netlink answer is incomplete");
     let created = made.next().ok_or_else(missing)?;
     if created.refusal().is_some_and(|refusal| refusal.errno == Errno::EXIST) {
         // Another ADD was faster.

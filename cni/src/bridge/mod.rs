@@ -8,10 +8,10 @@
 mod addressing;
 mod apply;
 mod check;
-mod collect;
 mod config;
-mod delete;
+mod del;
 mod gateway;
+mod gc;
 pub(crate) mod identity;
 mod lock;
 mod plan;
@@ -37,7 +37,7 @@ impl Plugin for Bridge {
     }
 
     fn delete(&self, call: &Call) -> Result<(), Error> {
-        delete::delete(call)
+        del::delete(call)
     }
 
     fn check(&self, call: &Call) -> Result<(), Error> {
@@ -45,7 +45,7 @@ impl Plugin for Bridge {
     }
 
     fn collect(&self, call: &Call) -> Result<(), Error> {
-        collect::collect(call)
+        gc::collect(call)
     }
 
     fn status(&self, call: &Call) -> Result<(), Error> {

@@ -1,10 +1,10 @@
 //! Delegates to the IPAM plugin as the specification requires: the same variables, the same complete configuration. The
 //! program's own IPAM plugins are called in the same process.
 
-mod fixed;
 mod host_local;
 mod process;
 mod range;
+mod static_;
 mod store;
 
 use std::net::IpAddr;
@@ -14,9 +14,9 @@ use std::path::Path;
 use crate::error::{Error, Kind};
 use crate::protocol::{Attachment, Call, Object, Outcome, Plugin, Verb};
 
-pub(crate) use fixed::Fixed;
 pub(crate) use host_local::HostLocal;
 pub(crate) use range::first_host;
+pub(crate) use static_::Fixed;
 
 /// Plugins that would take the configuration for their own, and ask for addresses in turn without end.
 const NOT_IPAM: [&str; 5] = ["bandwidth", "bridge", "tuning", "loopback", "tap"];
@@ -139,7 +139,7 @@ impl Ipam {
     pub(crate) fn foreseen(&self, call: &Call) -> Result<Outcome, Error> {
         let ips = match self.plugin.strip_prefix("cnv-").unwrap_or(&self.plugin) {
             "host-local" if self.ours(call).is_some() => host_local::foreseen(call)?,
-            "static" if self.ours(call).is_some() => fixed::addresses(call)?,
+            "static" if self.ours(call).is_some() => static_::addresses(call)?,
             _ => Vec::new(),
         };
         Ok(Outcome { ips, ..Outcome::default() })

@@ -76,7 +76,7 @@ fn outcome(pod: &Namespace, six: bool) -> Result<Outcome, Error> {
     };
     let mut ips = Vec::new();
     for text in ["127.0.0.1/8", "::1/128"].into_iter().take(if six { 2 } else { 1 }) {
-        let odd = |_| Error::new(Kind::Internal, "an address of lo is none");
+        let odd = |_| Error::new(Kind::Internal, "lo has an invalid address");
         ips.push(IpConfig { interface: Some(0), address: text.parse().map_err(odd)?, gateway: None });
     }
     Ok(Outcome { interfaces: vec![interface], ips, ..Outcome::default() })

@@ -1,22 +1,22 @@
 //! The packet filter, spoken to by its own netlink messages: nf_tables, as much of it as the plugins need. A change is one
 //! transaction in one system call.
 //!
-//! `spoof` and `masquerade` write what the reference plugins write, name by name and expression by expression, because
-//! those must be able to remove it, and the other way round. `pin` is ours alone. `iptables` is only recognised and
+//! `mac_spoof` and `masquerade` write what the reference plugins write, name by name and expression by expression, because
+//! those must be able to remove it, and the other way round. `ip_spoof` is ours alone. `iptables` is only recognised and
 //! removed, and written when a configuration asks for it.
 //!
 //! The way to the kernel is `link::nft`, which knows nothing of CNI.
 
+mod ip_spoof;
 mod iptables;
+mod mac_spoof;
 mod masquerade;
-mod pin;
-mod spoof;
 mod sys;
 mod tag;
 
+pub(crate) use ip_spoof::{AddressPins, Allowed};
+pub(crate) use mac_spoof::{SpoofCheck, SpoofChecks};
 pub(crate) use masquerade::{Backend, Masquerading, offers_inet};
-pub(crate) use pin::{AddressPins, Allowed};
-pub(crate) use spoof::{SpoofCheck, SpoofChecks};
 
+pub(crate) use ip_spoof::{offered as offers_pins, sweep as sweep_pins};
 pub(crate) use masquerade::sweep as sweep_masquerading;
-pub(crate) use pin::{offered as offers_pins, sweep as sweep_pins};

@@ -225,7 +225,7 @@ fn checked(
         let asked = named.unwrap_or_default().escape_debug();
         return Err(Error::new(
             Kind::Version,
-            format!("CNI version \"{asked}\" is not spoken here; these are: {all}"),
+            format!("CNI version \"{asked}\" is not supported; these are: {all}"),
         ));
     };
     if version < verb.since() {

@@ -219,5 +219,5 @@ fn find(name: &str, router: &mut Router) -> Result<Option<Link>, Error> {
 }
 
 fn odd() -> Error {
-    Error::new(Kind::Kernel, "netlink answered with less than was asked")
+    Error::new(Kind::Kernel, "the kernel's netlink answer is incomplete")
 }

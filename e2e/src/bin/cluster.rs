@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use e2e::place::Place;
-use e2e::{Cluster, Ended, failures, keeper, needs_root, node, platform, stop_kept};
+use e2e::{Cluster, Ended, failures, needs_root, node, platform, stop_kept, supervisor};
 
 /// Bytes of a person's pool; it takes what is written.
 const POOL: u64 = 64 << 30;
@@ -66,7 +66,7 @@ fn main() -> ExitCode {
     match act(action) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            say(&format!("{}{error:#}", keeper::FAILED));
+            say(&format!("{}{error:#}", supervisor::FAILED));
             ExitCode::FAILURE
         }
     }
@@ -81,12 +81,12 @@ fn act(action: Action) -> Result<()> {
             down(&ended);
             Ok(())
         }
-        Action::Keep => keeper::keep(),
+        Action::Keep => supervisor::keep(),
         Action::Node { place, second } => {
             let first = Place::of(place)?;
             node::run(&if second { first.second() } else { first })
         }
-        Action::KeepSecond { place, first } => keeper::keep_second(place, &first),
+        Action::KeepSecond { place, first } => supervisor::keep_second(place, &first),
     }
 }
 

@@ -427,7 +427,7 @@ fn undo(open: &Open<'_>, tmp: &Dir, name: &str, id: &Id) {
         Ok::<(), Error>(())
     })();
     if let Err(error) = undone {
-        tracing::warn!(volume = %id, error = error.chain(), "remains of the failed call are still there");
+        tracing::warn!(volume = %id, error = error.chain(), "cannot remove the remains of a failed call");
     }
 }
 
@@ -441,9 +441,9 @@ fn build(
     content: Option<&Content>,
 ) -> Result<u64> {
     let used = |file: &File| {
-        fstat(file).map(|stat| tree::bytes(&stat)).map_err(|error| Error::io("look at a new volume", error))
+        fstat(file).map(|stat| tree::bytes(&stat)).map_err(|error| Error::io("inspect a new volume", error))
     };
-    fault::step("begin the volume")?;
+    fault::step("prepare the volume")?;
     match record.shape {
         Shape::Folder => {
             // Upstream's mode: all that the umask leaves.

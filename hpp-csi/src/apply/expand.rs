@@ -53,7 +53,7 @@ impl Driver {
                 grow(&open, &volume, capacity)
                     .map_err(|error| no_room(open.without_room(capacity, error)))?;
                 drop(promise);
-                tracing::info!(volume = %id, bytes = capacity, "volume is larger");
+                tracing::info!(volume = %id, bytes = capacity, "volume is expanded");
                 capacity
             }
         };
@@ -67,7 +67,7 @@ impl Driver {
         }
         let (Expand::AlreadyThere(capacity) | Expand::Grow(capacity)) =
             plan::expand(None, range, Shape::Block)?;
-        tracing::info!(volume = %id, bytes = capacity, "volume is not here; its own node is to grow it");
+        tracing::info!(volume = %id, bytes = capacity, "the volume is on another node, which expands it");
         Ok((capacity, true))
     }
 
@@ -83,9 +83,9 @@ impl Driver {
         let _guard = self.locks.take(Thing::Mounts(id.clone()))?;
         let (mut open, mut volume) = self.need_volume(id)?;
         let (folder, name) = folder::split("volume_path", path)?
-            .ok_or_else(|| Error::new(Kind::NotFound, format!("nothing is at {path}")))?;
+            .ok_or_else(|| Error::new(Kind::NotFound, format!("no volume is at {path}")))?;
         if mounts::look(&folder, &name)?.is_none() {
-            return Err(Error::new(Kind::NotFound, format!("nothing is at {path}")));
+            return Err(Error::new(Kind::NotFound, format!("no volume is at {path}")));
         }
         if range.required != 0 {
             self.expand_volume(id, range)?;
@@ -141,7 +141,7 @@ fn grow(open: &Open<'_>, volume: &Volume, capacity: u64) -> Result<()> {
         }
         Shape::Loop | Shape::Block => {
             let file = open.need_image(volume)?;
-            let length = file.metadata().map_err(|error| Error::io("look at a volume", error))?.len();
+            let length = file.metadata().map_err(|error| Error::io("inspect a volume", error))?.len();
             if length < capacity {
                 file.set_len(capacity).map_err(|error| Error::io(format!("grow volume {id}"), error))?;
                 dir::fsync(&file).map_err(|error| Error::io(format!("sync volume {id}"), error))?;

@@ -181,7 +181,7 @@ impl<'a> Frozen<'a> {
     fn hold(device: Loop, image: &File, note: &'a Note<'a>) -> Result<Option<Self>> {
         let Some(root) = root_of(device, image)? else { return Ok(None) };
         if note.tmp.stat(&note.name)?.is_some() {
-            return Err(Error::new(Kind::Busy, "another call holds the volume's filesystem still"));
+            return Err(Error::new(Kind::Busy, "another call has frozen the volume's filesystem"));
         }
         tree::new_file(note.tmp, &note.name)?;
         match sys::freeze(root.as_fd()) {
@@ -192,7 +192,7 @@ impl<'a> Frozen<'a> {
             }
             Err(error) => {
                 note.tmp.unlink(&note.name)?;
-                Err(Error::io("hold the volume's filesystem still", error))
+                Err(Error::io("freeze the volume's filesystem", error))
             }
         }
     }
@@ -206,8 +206,7 @@ impl<'a> Frozen<'a> {
             return Ok(());
         }
         self.held = false;
-        sys::thaw(self.root.as_fd())
-            .map_err(|error| Error::io("let the volume's filesystem go on", error))?;
+        sys::thaw(self.root.as_fd()).map_err(|error| Error::io("thaw the volume's filesystem", error))?;
         self.note.tmp.unlink(&self.note.name)?;
         Ok(())
     }
@@ -244,7 +243,7 @@ pub(crate) fn thaw_left(open: &Open<'_>) -> Result<()> {
                 if let Some(root) = root_of(device, &file)?
                     && sys::thaw(root.as_fd()).is_ok()
                 {
-                    tracing::warn!(volume = %id, "the volume was held still by a driver that was killed; it goes on");
+                    tracing::warn!(volume = %id, "thawed a volume that a killed driver had frozen");
                 }
             }
         }

@@ -47,7 +47,7 @@ pub(super) fn apply(open: &Open<'_>, volume: &Volume, attributes: Attributes) ->
 /// Notes that all blocks of a volume's file are its own.
 pub(super) fn allocated(open: &Open<'_>, volume: &Volume, file: &File) -> Result<()> {
     let used = rustix::fs::fstat(file).map(|stat| tree::bytes(&stat));
-    let used = used.map_err(|error| Error::io("look at a volume", error))?;
+    let used = used.map_err(|error| Error::io("inspect a volume", error))?;
     if let Some(line) = open.known.book().volumes.get_mut(&volume.id) {
         line.allocated(used);
     }

@@ -66,7 +66,7 @@ impl Driver {
             && !there
             && let Err(error) = self.forget_inline(id)
         {
-            tracing::warn!(volume = %id, error = error.chain(), "the volume of a pod that failed to start is still there");
+            tracing::warn!(volume = %id, error = error.chain(), "cannot remove the volume of a pod that failed to start");
         }
         published
     }
@@ -269,7 +269,7 @@ impl Driver {
         let condition = condition::of(&open, &volume)?;
         if volume.shape == Shape::Block {
             let file = open.need_image(&volume)?;
-            let stat = rustix::fs::fstat(&file).map_err(|error| Error::io("look at a volume", error))?;
+            let stat = rustix::fs::fstat(&file).map_err(|error| Error::io("inspect a volume", error))?;
             let total = u64::try_from(stat.st_size).unwrap_or(0);
             let used = tree::bytes(&stat).min(total);
             return Ok(Stats { bytes: Some([total, used, total - used]), inodes: None, condition });

@@ -84,7 +84,7 @@ pub(super) fn estimate(open: &Open<'_>, volume: &Volume) -> Result<u64> {
     match open.image(volume)? {
         Some(file) => rustix::fs::fstat(&file)
             .map(|stat| tree::bytes(&stat))
-            .map_err(|error| Error::io(format!("look at volume {}", volume.id), error)),
+            .map_err(|error| Error::io(format!("inspect volume {}", volume.id), error)),
         None => Ok(open.known.book().volumes.get(&volume.id).map_or(0, |line| line.used)),
     }
 }

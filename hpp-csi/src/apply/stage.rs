@@ -151,7 +151,7 @@ impl Drop for Attached {
         }
         if let Err(error) = self.device.detach() {
             let device = self.device.path();
-            tracing::warn!(device = %device.display(), error = error.chain(), "a device of a failed call is still attached");
+            tracing::warn!(device = %device.display(), error = error.chain(), "cannot detach the device of a failed call");
         }
     }
 }
@@ -159,7 +159,7 @@ impl Drop for Attached {
 /// The device of a volume's file, attached if it is not.
 pub(super) fn attached(open: &Open<'_>, volume: &Volume, read_only: bool) -> Result<Attached> {
     let file = open.need_image(volume)?;
-    let length = file.metadata().map_err(|error| Error::io("look at a volume", error))?.len();
+    let length = file.metadata().map_err(|error| Error::io("inspect a volume", error))?.len();
     let record = volume.record.as_ref();
     if let Some(capacity) = record.map(|record| record.capacity).filter(|capacity| length < *capacity) {
         return Err(open.pool.error(
@@ -194,7 +194,7 @@ pub(super) fn mount(open: &Open<'_>, volume: &Volume, device: Loop) -> Result<st
     })?;
     let mount = mounts::filesystem(filesystem.name(), &device.path(), false)?;
     let root = mounts::root_of(mount.as_fd())?;
-    let size = file.metadata().map_err(|error| Error::io("look at a volume", error))?.len();
+    let size = file.metadata().map_err(|error| Error::io("inspect a volume", error))?.len();
     // A clone may be larger than its source.
     if image::is_smaller(filesystem, &file, size)? {
         image::grow(&root, filesystem, size)?;

@@ -33,7 +33,7 @@ impl Driver {
         };
         for id in ids {
             if let Err(error) = self.keep_up(open, &id) {
-                tracing::warn!(volume = %id, error = error.chain(), "a volume cannot be looked after");
+                tracing::warn!(volume = %id, error = error.chain(), "the maintenance of a volume failed");
             }
         }
     }
@@ -41,7 +41,7 @@ impl Driver {
     fn keep_up(&self, open: &Open<'_>, id: &Id) -> Result<()> {
         let Some(volume) = open.volume(id)? else { return Ok(()) };
         let (Some(record), Some(file)) = (&volume.record, open.image(&volume)?) else { return Ok(()) };
-        let length = file.metadata().map_err(|error| Error::io("look at a volume", error))?.len();
+        let length = file.metadata().map_err(|error| Error::io("inspect a volume", error))?.len();
         match (record.thick, volume.shape) {
             // A file that lost its end does not get it back as zeroes.
             (true, _) if length < record.capacity => Ok(()),
@@ -71,7 +71,7 @@ impl Driver {
 }
 
 fn used(file: &File) -> Result<u64> {
-    fstat(file).map(|stat| tree::bytes(&stat)).map_err(|error| Error::io("look at a volume", error))
+    fstat(file).map(|stat| tree::bytes(&stat)).map_err(|error| Error::io("inspect a volume", error))
 }
 
 /// Lets the filesystem in a volume's file give back the blocks that it has freed.

@@ -222,7 +222,7 @@ pub(crate) fn content(from: &File, to: &File, how: How) -> Result<u64> {
         })?,
         How::Copy => copy::content(from, to)?,
     }
-    fstat(to).map(|stat| bytes(&stat)).map_err(|error| Error::io("look at a cloned file", error))
+    fstat(to).map(|stat| bytes(&stat)).map_err(|error| Error::io("inspect a cloned file", error))
 }
 
 /// Everything that is neither folder nor plain file.

@@ -191,7 +191,7 @@ fn usage(
 
 /// Usage of a file.
 fn of_file(file: &File, shares: bool) -> Result<Usage> {
-    let look = || rustix::fs::fstat(file).map_err(|error| Error::io("look at a volume", error));
+    let look = || rustix::fs::fstat(file).map_err(|error| Error::io("inspect a volume", error));
     let before = tree::bytes(&look()?);
     let owned = if shares { tree::owned(file)? } else { before };
     // It may change in between: the smaller numbers are right.

@@ -48,7 +48,7 @@ pub(crate) fn empty(open: &Open<'_>) -> Result<usize> {
                 tracing::warn!(
                     pool = open.pool.config.name,
                     error = error.chain(),
-                    "something deleted cannot be removed"
+                    "a deleted object cannot be removed; retrying"
                 );
             }
         }

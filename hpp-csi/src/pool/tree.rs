@@ -168,7 +168,7 @@ impl State {
     /// The state of a file.
     pub(crate) fn of_file(file: &File) -> Result<Self> {
         let mut state = Self::default();
-        state.add(&fstat(file).map_err(|error| Error::io("look at a volume", error))?);
+        state.add(&fstat(file).map_err(|error| Error::io("inspect a volume", error))?);
         Ok(state)
     }
 

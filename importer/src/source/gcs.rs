@@ -140,7 +140,7 @@ impl Remote for Gcs {
             builder = builder.with_base_url(server);
         }
         // Its error could quote the account.
-        let store = builder.build().map_err(|_| Error::usage("the service account's JSON is of no use"))?;
+        let store = builder.build().map_err(|_| Error::usage("the service account's JSON is invalid"))?;
         Ok(Store { store, status })
     }
 

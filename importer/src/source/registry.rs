@@ -490,7 +490,7 @@ impl AuthFile {
             if self.store.is_some() || self.helpers.contains_key(registry) {
                 tracing::warn!(
                     registry,
-                    "the file of credentials names a helper program, which is not started"
+                    "the file of credentials names a credential helper, which is not supported; give a user and password"
                 );
             }
             return Ok(None);

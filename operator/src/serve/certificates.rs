@@ -93,7 +93,7 @@ pub(super) async fn keep(config: &Config, site: &Arc<Site>, tls: &Arc<Live>, hea
         // A replica with an expired certificate would only break connections.
         let valid = used.as_ref().and_then(|found| found.store.leaves.get(SERVER));
         health.set_ready(valid.is_some_and(|leaf| leaf.identity.until == 0 || now() < leaf.identity.until));
-        tracing::trace!(exposed = exposed.is_some(), "certificates were looked at");
+        tracing::trace!(exposed = exposed.is_some(), "certificates were checked");
         tokio::time::sleep(PERIOD).await;
     }
 }

@@ -96,13 +96,13 @@ fn tls(certificate: &str, key: &str, authorities: &str) -> Result<Arc<ClientConf
             return Err(Error::new(Kind::Usage, format!("{name} is not set")));
         }
     }
-    let useless = |name: &str, e| Error::with(Kind::Usage, format!("{name} is of no use"), e);
+    let useless = |name: &str, e| Error::with(Kind::Usage, format!("{name} is invalid"), e);
     let chain = CertificateDer::pem_slice_iter(certificate.as_bytes())
         .collect::<Result<Vec<_>, _>>()
         .map_err(|e| useless("CLIENT_CERT", e))?;
     let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(|e| useless("CLIENT_KEY", e))?;
     let roots = roots(authorities.as_bytes())
-        .map_err(|e| Error::with(Kind::Usage, "SERVER_CA_CERT is of no use", e))?;
+        .map_err(|e| Error::with(Kind::Usage, "SERVER_CA_CERT holds no usable certificate", e))?;
     ClientConfig::builder()
         .with_root_certificates(roots)
         .with_client_auth_cert(chain, key)

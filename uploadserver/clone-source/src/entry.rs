@@ -108,7 +108,7 @@ async fn work(config: Config, mut stopped: watch::Receiver<Option<Signal>>) -> R
             return Err(unread(&volume.path, error));
         }
         (Ok(()), Err(_)) => {
-            return Err(Error::new(Kind::Refused, "the server had enough before the volume's end"));
+            return Err(Error::new(Kind::Refused, "the server ended the upload before the volume's end"));
         }
         (Err(error), _) => return Err(error),
     }

@@ -114,8 +114,8 @@ pub(crate) fn refusal(refusal: &Refusal) -> Answer {
             StatusCode::BAD_GATEWAY,
             "the upload server cannot be reached; the proxy's log has the reason",
         ),
-        Refusal::Broken => text(StatusCode::BAD_GATEWAY, "the upload server went away without an answer"),
-        Refusal::Silent => text(StatusCode::REQUEST_TIMEOUT, "nothing came for too long"),
+        Refusal::Broken => text(StatusCode::BAD_GATEWAY, "the upload server ended without an answer"),
+        Refusal::Silent => text(StatusCode::REQUEST_TIMEOUT, "no data arrived for too long"),
     }
 }
 

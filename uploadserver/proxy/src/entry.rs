@@ -53,7 +53,7 @@ fn proxy(serve: args::Serve) -> Result<()> {
     let config = Config::from_args(serve)?;
     let (stop, stopped) = watch::channel(0u32);
     serve::signals::watch(move |signal| {
-        tracing::info!(?signal, "no more uploads; those that run are waited for");
+        tracing::info!(?signal, "stopping; running uploads are completed");
         stop.send_modify(|count| *count += 1);
     })
     .map_err(|e| Error::with(Kind::Process, "cannot watch for signals", e))?;

@@ -164,7 +164,7 @@ impl Body for Passing {
         while this.alarm.as_mut().poll(context).is_ready() {
             if Instant::now() >= until {
                 this.silent.store(true, Ordering::Relaxed);
-                return Poll::Ready(Some(Err("nothing came for too long".into())));
+                return Poll::Ready(Some(Err("no data arrived for too long".into())));
             }
             this.alarm.as_mut().reset(until);
         }

@@ -97,7 +97,7 @@ impl<L: Lookup> Proxy<L> {
         let stream = match connected.await {
             Ok(stream) => stream,
             Err(error) => {
-                tracing::warn!(%target, error = error.chain(), "an upload server cannot be spoken to");
+                tracing::warn!(%target, error = error.chain(), "cannot connect to an upload server");
                 let refusal = match error.kind() {
                     Kind::Unreachable => Refusal::Unreachable,
                     Kind::Usage | Kind::Cluster | Kind::Refused | Kind::Process => Refusal::Unprepared,
@@ -143,7 +143,7 @@ impl<L: Lookup> Proxy<L> {
                     }
                     Err(error) => {
                         tracing::warn!(%target, error = error.chain(), "a claim cannot be looked up");
-                        break "the cluster cannot be asked about it";
+                        break "the API server does not answer";
                     }
                 };
                 match step(&of, &claim) {
@@ -153,7 +153,10 @@ impl<L: Lookup> Proxy<L> {
                     // One step: what is filled by a populator's claim is that claim.
                     Step::Follow(prime) if of == *target && prime != of => of = prime,
                     Step::Follow(_) => {
-                        return not_ready(format!("PVC {} is filled in circles", target.name()));
+                        return not_ready(format!(
+                            "PVC {} has a circular populator reference",
+                            target.name()
+                        ));
                     }
                 }
             };

@@ -55,7 +55,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             serve::logs::init(serve::logs::klog_level(0), false);
-            tracing::error!(error = error.chain(), "the node agent ends");
+            tracing::error!(error = error.chain(), "the node agent stops");
             ExitCode::from(if error.kind() == Kind::Usage { 2 } else { 1 })
         }
     }
@@ -87,7 +87,9 @@ fn serve(config: Config) -> Result<()> {
 }
 
 async fn work(config: Config, stopped: watch::Receiver<bool>) -> Result<()> {
-    let failed = |error| Error::with(Kind::Cluster, "no way to the API server is configured", error);
+    let failed = |error| {
+        Error::with(Kind::Cluster, "no API server is configured: run in a pod, or set KUBECONFIG", error)
+    };
     let client =
         cluster::Config::load(None, None).and_then(|found| cluster::Client::new(&found, "virt-agent"));
     let client = client.map_err(failed)?;
@@ -131,13 +133,13 @@ async fn start(
         if let Err(error) = command(Command::new("virt-launcher").arg("capabilities").arg(&cache)) {
             tracing::warn!(
                 error = error.chain(),
-                "every launcher will find out about QEMU by itself, in some seconds"
+                "QEMU's features are not cached: each launcher probes them, which takes seconds"
             );
         }
         let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         (kvm, host::find(kvm), cpu::labels(&cpuinfo))
     });
-    let found = found.await.map_err(|error| Error::system("the node was not looked at", error))?;
+    let found = found.await.map_err(|error| Error::system("the node was not inspected", error))?;
     let (kvm, host, mut labels) = found;
     let host = host?;
     labels.insert(format!("machine-type.node.kubevirt.io/{}", host.machine), "true".to_owned());

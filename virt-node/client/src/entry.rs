@@ -136,7 +136,9 @@ async fn remote(invocation: &Invocation, which: &Which, verb: Remote) -> Result<
         }
         Remote::Scp { copy, options } => {
             let route = copy.route::<Target>().map_err(|text| Error::new(Kind::Usage, text))?;
-            let Some(login) = route.guest() else { return usage("no place is in a guest") };
+            let Some(login) = route.guest() else {
+                return usage("no argument is in a guest: name it as NAME:PATH");
+            };
             let way = way(invocation, which, &site, &login.guest)?;
             missing("scp", ssh::scp(&way, &copy, route, options))
         }

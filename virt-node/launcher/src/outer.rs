@@ -114,7 +114,7 @@ fn drop_privileges(folder: &Folder, user: u32, groups: &[u32]) -> Result<(), Err
     // This is the only thread, and exec keeps what it is.
     changed.map_err(io::Error::from).map_err(failed("cannot become the VM's user"))?;
     let error = own().args(std::env::args_os().skip(1)).exec();
-    Err(Error::with(Kind::System, "cannot go on as the VM's user", error))
+    Err(Error::with(Kind::System, "cannot start again as the VM's user", error))
 }
 
 fn listen(folder: &Folder) -> Result<UnixListener, Error> {

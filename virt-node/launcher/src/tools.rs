@@ -70,7 +70,7 @@ fn connect(folder: &Path) -> Result<Client, String> {
 fn status(client: &mut Client) -> Result<Status, String> {
     match client.call(Request::Status) {
         Ok(Answer::Status(status)) => Ok(status),
-        Ok(_) => Err("virt-launcher gives the answer to another question".to_owned()),
+        Ok(_) => Err("virt-launcher sent an unexpected answer".to_owned()),
         Err(error) => Err(error::chain(&error)),
     }
 }
@@ -81,7 +81,7 @@ fn agent(client: &mut Client, command: &Value, seconds: u32) -> Result<Value, St
     let answer = client.call(Request::Agent { command: command.to_string(), timeout_seconds });
     let text = match answer {
         Ok(Answer::Agent(text)) => text,
-        Ok(_) => return Err("virt-launcher gives the answer to another question".to_owned()),
+        Ok(_) => return Err("virt-launcher sent an unexpected answer".to_owned()),
         Err(error) => return Err(error::chain(&error)),
     };
     let answer: Value = serde_json::from_str(&text).map_err(|error| format!("the guest agent: {error}"))?;
@@ -316,7 +316,7 @@ impl Virsh {
 fn description(client: &mut Client) -> Result<String, String> {
     match client.call(Request::Describe) {
         Ok(Answer::Description(xml)) => Ok(xml),
-        Ok(_) => Err("virt-launcher gives the answer to another question".to_owned()),
+        Ok(_) => Err("virt-launcher sent an unexpected answer".to_owned()),
         Err(error) => Err(error::chain(&error)),
     }
 }

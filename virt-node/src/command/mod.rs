@@ -157,9 +157,10 @@ impl Daemon {
             | Answer::Events(_)
             | Answer::Upload { .. }
             | Answer::Stream
-            | Answer::Refused { .. } => {
-                Err(Error::new(ErrorKind::System, "the daemon answers something else than it was asked"))
-            }
+            | Answer::Refused { .. } => Err(Error::new(
+                ErrorKind::System,
+                "the daemon sent an unexpected answer; both must be of one release",
+            )),
         }
     }
 

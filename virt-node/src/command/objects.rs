@@ -118,7 +118,10 @@ pub(crate) fn events(
 ) -> Result<String, Error> {
     let request = Request::Events { namespace: namespace.to_owned(), name, after: 0 };
     let Answer::Events(events) = daemon.call(request)? else {
-        return Err(Error::new(ErrorKind::System, "the daemon answers something else than it was asked"));
+        return Err(Error::new(
+            ErrorKind::System,
+            "the daemon sent an unexpected answer; both must be of one release",
+        ));
     };
     if format == Format::Json {
         let all: Vec<Value> = events.iter().map(|event| json!(event)).collect();

@@ -70,7 +70,10 @@ pub(crate) fn run(state: &Path, typed: &Run, texts: &[(String, Vec<u8>)]) -> Res
     let namespaces = report.objects.iter().map(|checked| checked.namespace.clone()).collect();
     let seen = last_events(&mut daemon, namespaces)?;
     let Answer::Applied { objects, findings } = daemon.call(Request::Apply { documents })? else {
-        return Err(Error::new(ErrorKind::System, "the daemon answers something else than it was asked"));
+        return Err(Error::new(
+            ErrorKind::System,
+            "the daemon sent an unexpected answer; both must be of one release",
+        ));
     };
     for (target, findings) in findings {
         for finding in findings {
@@ -237,7 +240,7 @@ fn follow(
             signal.map_err(|error| Error::with(ErrorKind::System, "signals cannot be waited for", error))?;
         if signal == Some(Signal::Stop) {
             if typed.detach {
-                say("not waited for any more; the daemon goes on")?;
+                say("no longer waiting; the daemon continues")?;
                 return Ok(false);
             }
             stop(daemon, guests)?;

@@ -56,7 +56,8 @@ pub(crate) fn ssh(
 pub(crate) fn scp(state: &Path, namespace: &str, copy: &Copy, options: Options) -> Result<(), Error> {
     let wrong = |text| Error::new(ErrorKind::Usage, text);
     let route = copy.route::<Named>().map_err(wrong)?;
-    let guest = route.guest().ok_or_else(|| wrong("no place is in a guest".to_owned()))?;
+    let guest =
+        route.guest().ok_or_else(|| wrong("no argument is in a guest: name it as NAME:PATH".to_owned()))?;
     let way = way(state, namespace, &guest.guest)?;
     missing("scp", ssh::scp(&way, copy, route, options))
 }

@@ -240,7 +240,7 @@ fn ready(daemon: &mut Daemon, target: &Target, seconds: u64) -> Result<Option<Si
                 return Ok(Some(Site { port, tls: Arc::new(tls) }));
             }
             Ok(_) => {
-                let text = "the daemon answers something else than it was asked";
+                let text = "the daemon sent an unexpected answer; both must be of one release";
                 return Err(Error::new(ErrorKind::System, text));
             }
             Err(error) if Instant::now() >= until => {

@@ -224,7 +224,7 @@ impl Controller {
             return Ok(());
         }
         let text = format!(
-            "{} was removed while it was served; whatever runs there goes on and is nobody's any more: end it by hand",
+            "{} was removed while it was served; its VMs keep running unmanaged and must be stopped by hand",
             self.state.path("").display()
         );
         Err(Error::new(crate::error::Kind::System, text))

@@ -52,7 +52,7 @@ pub(super) fn ask(
     let kvm_works = if decided.is_some() { known.or(Some(false)) } else { known };
     let answer = client.call(Request::Facts { paths, kvm_works }).map_err(failed)?;
     let Answer::Facts(facts) = answer else {
-        return Err(Error::new(Kind::System, "the launcher answers something else than it was asked"));
+        return Err(Error::new(Kind::System, "the launcher sent an unexpected answer"));
     };
     if kvm_works.is_none() && facts.kvm.opens {
         // Without the record it is tried again.

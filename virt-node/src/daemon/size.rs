@@ -50,10 +50,7 @@ impl Controller {
             let mut client = folder.client().map_err(CallError::from).map_err(refused)?;
             let answer = client.call(Request::Grow { processors, memory }).map_err(refused)?;
             let Answer::Status(seen) = answer else {
-                return Err(Error::new(
-                    Kind::System,
-                    "the launcher answers something else than it was asked",
-                ));
+                return Err(Error::new(Kind::System, "the launcher sent an unexpected answer"));
             };
             Ok(Outcome::Enlarged { seen: Box::new(seen), memory })
         });

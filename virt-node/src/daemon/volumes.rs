@@ -185,9 +185,10 @@ impl Controller {
         let from = self.store.get::<PersistentVolumeClaim>(namespace, &source.name);
         let from = from.ok_or_else(|| format!("there is no claim {namespace}/{}", source.name))?;
         match self.filled(namespace, &source.name) {
-            Filled::Ready if self.is_used(&from) => {
-                Err(format!("{namespace}/{} is in use by a guest; it is waited for its end", source.name))
-            }
+            Filled::Ready if self.is_used(&from) => Err(format!(
+                "{namespace}/{} is in use by a guest; the clone waits until it ends",
+                source.name
+            )),
             Filled::Ready => Ok(Some(from.uid().to_owned())),
             Filled::Missing | Filled::NotYet | Filled::Broken => {
                 Err(format!("{namespace}/{} is not filled yet", source.name))

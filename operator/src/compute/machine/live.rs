@@ -62,7 +62,7 @@ pub(super) async fn follow(context: &Context, observed: &Observed<'_>, key: &Key
     let applied = match flavored(context, &whole).await {
         Ok(applied) => applied,
         Err(error) => {
-            tracing::warn!(vm = %key, error = error.chain(), "the VM is not compared with its instance");
+            tracing::warn!(vm = %key, error = error.chain(), "the VM cannot be compared with its instance");
             return None;
         }
     };
@@ -74,7 +74,7 @@ pub(super) async fn follow(context: &Context, observed: &Observed<'_>, key: &Key
             && let Some(patch) = interfaces::followed(&render::guest(&applied), &running)
         {
             if let Err(error) = context.client.json_patch::<IgnoredAny>(INSTANCES, key, &patch).await {
-                tracing::debug!(vm = %key, error = error.chain(), "the instance's interfaces do not follow yet");
+                tracing::debug!(vm = %key, error = error.chain(), "the instance's interfaces are not updated yet; retrying");
             }
             // The instance's change leads here again, with what is to be compared.
             return None;
@@ -85,7 +85,7 @@ pub(super) async fn follow(context: &Context, observed: &Observed<'_>, key: &Key
         if let Some(patch) = patch(uid, &running["spec"], &run.spec, &next)
             && let Err(error) = context.client.json_patch::<IgnoredAny>(INSTANCES, key, &patch).await
         {
-            tracing::debug!(vm = %key, error = error.chain(), "the instance does not follow yet");
+            tracing::debug!(vm = %key, error = error.chain(), "the instance is not updated yet; retrying");
             return None;
         }
     } else if live::follow_volumes(&wanted, &run.spec, &[]) != run.spec {

@@ -26,7 +26,7 @@ pub(in crate::compute) async fn reconcile(context: &Context, key: &Key) -> Outco
                 tracing::warn!(node = %key, error = error.chain(), "node not marked unschedulable");
                 return Outcome::Retry;
             }
-            tracing::warn!(node = %key, "virt-handler does not report; node marked unschedulable");
+            tracing::warn!(node = %key, "virt-handler sends no heartbeat; node marked unschedulable");
             let message = "virt-handler is not responsive, marking node as unresponsive".to_owned();
             context.record("v1", "Node", meta, &Event::warning("NodeUnresponsive", message));
             for instance in context.caches.on_node(key.name()) {

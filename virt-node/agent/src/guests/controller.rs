@@ -138,7 +138,7 @@ impl Controller {
                 controller.site.networks.sweep(&|uid| controller.pod_lives(uid))
             });
             if let Ok(Err(error)) = swept.await {
-                tracing::warn!(error = error.chain(), "networks of pods that are over stay; retrying");
+                tracing::warn!(error = error.chain(), "networks of ended pods are not detached; retrying");
             }
             tokio::select! {
                 () = self.changed.notified() => tokio::time::sleep(SWEEP_SOON).await,
@@ -439,7 +439,7 @@ impl Controller {
     /// Reports why a step failed, and whether it is retried.
     async fn failed(&self, key: &Key, instance: &Instance, error: &Error) -> Outcome {
         let text = error.chain();
-        tracing::warn!(%key, error = text, "the guest cannot be brought further; retrying");
+        tracing::warn!(%key, error = text, "a step for the guest failed; retrying");
         match error.kind() {
             // Nothing but waiting helps against these.
             Kind::Launcher | Kind::Cluster | Kind::Kubelet | Kind::Stale => {}

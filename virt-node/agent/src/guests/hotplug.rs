@@ -106,7 +106,7 @@ pub(super) async fn work(
 /// Notes why a volume is not where it is to be.
 fn not_moved(instance: &str, volume: &mut VolumeStatus, error: &Error, done: &mut Done) {
     let text = error.chain();
-    tracing::warn!(vmi = instance, volume = volume.name, error = text, "a volume is not moved; retrying");
+    tracing::warn!(vmi = instance, volume = volume.name, error = text, "a volume is not attached or detached; retrying");
     done.again = true;
     if error.kind() != Kind::Launcher && volume.message.as_deref() != Some(&text) {
         (volume.reason, volume.message) = (Some("HotplugFailed".to_owned()), Some(text.clone()));
@@ -220,7 +220,7 @@ impl Guest<'_> {
 
 async fn on_thread<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|_| Err(Error::new(Kind::System, "the move of a volume was given up")))
+    done.unwrap_or_else(|_| Err(Error::new(Kind::System, "attaching or detaching a volume was aborted")))
 }
 
 #[cfg(test)]

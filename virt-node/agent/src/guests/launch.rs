@@ -69,7 +69,7 @@ pub(crate) async fn launch(
     let site = site.clone();
     let work = move || prepare(&site, &instance, &pod, &attachments, &directory, &process, adopt);
     let prepared = tokio::task::spawn_blocking(work).await;
-    let prepared = prepared.unwrap_or_else(|_| Err(Error::new(Kind::System, "a start was given up")));
+    let prepared = prepared.unwrap_or_else(|_| Err(Error::new(Kind::System, "a start was aborted")));
     let (launch, network) = prepared?;
     if !adopt {
         match talk.launch(&launch).await? {

@@ -247,7 +247,7 @@ fn outcome(directory: &PodDirectory, path: &Path, interface: &str) -> Result<Out
     }
     let outcome = wiring::observe(path, interface)?;
     let note = Note { namespace: namespace.number(), result: outcome.answer(interface) };
-    let note = serde_json::to_vec(&note).map_err(|error| Error::system("cannot write a note", error))?;
+    let note = serde_json::to_vec(&note).map_err(|error| Error::system("cannot write a record", error))?;
     directory.keep_note(&name, &note)?;
     Ok(outcome)
 }

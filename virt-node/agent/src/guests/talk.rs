@@ -48,7 +48,7 @@ impl Talk {
         let pod = std::sync::Arc::clone(pod);
         let connected = tokio::task::spawn_blocking(move || launcher::connect(&pod)).await;
         let Connection { stream, process } =
-            connected.unwrap_or_else(|_| Err(Error::new(Kind::System, "a connection was given up")))?;
+            connected.unwrap_or_else(|_| Err(Error::new(Kind::System, "a connection was aborted")))?;
         stream.set_nonblocking(true).map_err(lost)?;
         Ok((
             Self {
@@ -72,7 +72,7 @@ impl Talk {
             self.last += 1;
             let call = Call::new(version, self.last, request).and_then(|call| frame(&call));
             let call =
-                call.map_err(|error| Error::with(Kind::Content, "the launcher cannot be asked", error))?;
+                call.map_err(|error| Error::with(Kind::Content, "the launcher's socket failed", error))?;
             self.send(&call).await?;
             loop {
                 match self.message().await? {
@@ -189,7 +189,7 @@ fn late() -> Error {
 }
 
 pub(crate) fn unexpected() -> Error {
-    Error::new(Kind::Launcher, "the launcher gives the answer to another question")
+    Error::new(Kind::Launcher, "the launcher sent an unexpected answer")
 }
 
 #[cfg(test)]

@@ -197,7 +197,7 @@ impl Controller {
             }
             Err(error) if error.is_conflict() || error.is_not_found() => Outcome::Done,
             Err(error) => {
-                tracing::warn!(claim = %key, error = error.chain(), "cannot give the claim back");
+                tracing::warn!(claim = %key, error = error.chain(), "cannot return the claim to the scheduler");
                 Outcome::Retry
             }
         }
@@ -206,7 +206,7 @@ impl Controller {
 
 /// A call of the API server that failed.
 pub(super) fn asked(error: cluster::Error) -> Error {
-    Error::with(Kind::Cluster, "cannot read what the claim needs", error)
+    Error::with(Kind::Cluster, "cannot read the claim's class or source", error)
 }
 
 /// A status of the driver as the sidecars print it.

@@ -82,7 +82,7 @@ pub(super) async fn open(
         tokio::time::sleep(TAKE_OVER).await;
     }
     let connected = tokio::task::spawn_blocking(move || launcher::connect_to(&pod, socket)).await;
-    let stream = connected.unwrap_or_else(|_| Err(Error::new(Kind::System, "a connection was given up")));
+    let stream = connected.unwrap_or_else(|_| Err(Error::new(Kind::System, "a connection was aborted")));
     let stream = stream.map_err(|error| match (error.kind(), name) {
         (Kind::Launcher, "console") => Refused::bad("No serial consoles are present."),
         (Kind::Launcher, _) => Refused::bad("No graphics devices are present."),

@@ -70,7 +70,7 @@ pub(crate) fn run(path: &Path, stop: bool) -> Result<Exit, Error> {
         First::End(exit) => return Ok(exit),
         First::Record(launch, cause) => return record(&folder, &launch.uid, cause),
         First::Refuse => {
-            return Err(Error::new(Kind::System, "a domain of which nothing is known runs there"));
+            return Err(Error::new(Kind::System, "an unknown domain runs in the directory"));
         }
         First::Adopt(launch) => {
             folder.set_started(&launch)?;

@@ -188,12 +188,12 @@ fn spawn(place: &Place, sender: Sender<Event>) -> Result<Child> {
     Ok(unshare)
 }
 
-/// The node's first process, as the process `keeper` started it.
+/// The node's first process, as the process `supervisor` started it.
 ///
 /// # Errors
 /// When it is gone.
-pub(crate) fn node_of(keeper: u32) -> Result<String> {
-    child_of(child_of(keeper)?.parse()?)
+pub(crate) fn node_of(supervisor: u32) -> Result<String> {
+    child_of(child_of(supervisor)?.parse()?)
 }
 
 fn child_of(parent: u32) -> Result<String> {
