@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 fn docs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("docs")
@@ -75,4 +76,31 @@ fn every_typed_program_has_examples_in_its_help() {
         let help = command.render_long_help().to_string();
         assert!(help.contains("Examples"), "{} --help has no examples:\n{help}", command.get_name());
     }
+}
+
+/// The sources of all programs as one text, without line breaks in string literals.
+fn sources() -> String {
+    let root = docs().parent().unwrap().to_owned();
+    let listed = Command::new("git").args(["ls-files", "*.rs"]).current_dir(&root).output().unwrap();
+    assert!(listed.status.success(), "{listed:?}");
+    let files = String::from_utf8(listed.stdout).unwrap();
+    let texts = files.lines().filter_map(|file| fs::read_to_string(root.join(file)).ok());
+    texts
+        .flat_map(|text| text.split("\\\n").map(|part| part.trim_start().to_owned()).collect::<Vec<_>>())
+        .collect()
+}
+
+#[test]
+fn texts_of_troubleshooting_are_those_of_the_programs() {
+    let page = fs::read_to_string(docs().join("troubleshooting.md")).unwrap();
+    let sources = sources();
+    let mut rows = 0;
+    for line in page.lines().filter_map(|line| line.strip_prefix("| `")) {
+        let Some((text, _)) = line.split_once('`') else { continue };
+        rows += 1;
+        for part in text.split('…').map(str::trim).filter(|part| !part.is_empty()) {
+            assert!(sources.contains(part), "no program has the text {part:?} of troubleshooting.md");
+        }
+    }
+    assert!(rows > 20, "{rows} rows");
 }
