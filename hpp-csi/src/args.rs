@@ -23,9 +23,26 @@ const KLOG_SWITCHES: [&str; 6] =
 const KLOG_VALUES: [&str; 6] =
     ["stderrthreshold", "log_dir", "log_file", "log_file_max_size", "log_backtrace_at", "vmodule"];
 
-/// Volumes from the folders of a node: the hostpath CSI driver.
+/// End of `--help`.
+const EXAMPLES: &str = "\
+Examples:
+  In the DaemonSet of hpp-csi/manifests, with one pool:
+    hpp-csi --nodeid node1 --endpoint unix:///csi/csi.sock \\
+      --datadir '[{\"name\": \"legacy\", \"path\": \"/csi-data-dir\"}]'
+  With sizes enforced by filesystems in files, and without sidecars for registration and probes:
+    hpp-csi --nodeid node1 --datadir '[{\"name\": \"fast\", \"path\": \"/mnt/nvme\", \"enforce\": \"loop\"}]' \\
+      --registration-socket /registration/hostpath.sock --kubelet-registration-path /var/lib/kubelet/plugins/csi.sock \\
+      --health-address [::]:9898";
+
+/// Volumes from directories of a node: the hostpath CSI driver.
 #[derive(Debug, Parser)]
-#[command(name = "hpp-csi", version, disable_version_flag = true, args_override_self = true)]
+#[command(
+    name = "hpp-csi",
+    version,
+    disable_version_flag = true,
+    args_override_self = true,
+    after_help = EXAMPLES
+)]
 pub(crate) struct Args {
     /// Name of the driver.
     #[arg(long, default_value = "hostpath.csi.kubevirt.io")]
@@ -47,40 +64,40 @@ pub(crate) struct Args {
     #[arg(long, env = "PV_DIR")]
     datadir: String,
 
-    /// Folder for what must be remembered outside of the pools [default: the socket's folder].
+    /// Directory for driver state (must outlive the pod) [default: the socket's directory].
     #[arg(long)]
     statedir: Option<PathBuf>,
 
-    /// No other node runs this driver: a source that is not here is nowhere.
+    /// This is the only node running the driver: report unknown snapshot and volume sources as NOT_FOUND.
     #[arg(long)]
     single_node: bool,
 
-    /// Socket for the kubelet's plugin registration, like /registration/kubevirt.io.hostpath-provisioner-reg.sock.
-    #[arg(long, requires = "kubelet_registration_path")]
+    /// Socket for the kubelet's plugin registration, for example /registration/kubevirt.io.hostpath-provisioner-reg.sock.
+    #[arg(long, requires = "kubelet_registration_path", help_heading = "Registration and health")]
     registration_socket: Option<PathBuf>,
 
-    /// Path of our socket as the kubelet sees it.
-    #[arg(long)]
+    /// Path of the driver's socket as the kubelet sees it.
+    #[arg(long, help_heading = "Registration and health")]
     kubelet_registration_path: Option<String>,
 
-    /// Where /healthz is answered, like [::]:9898, or off.
-    #[arg(long, default_value = "off")]
+    /// Address of /healthz, for example [::]:9898, or off.
+    #[arg(long, default_value = "off", help_heading = "Registration and health")]
     health_address: Listen,
 
-    /// Where metrics are served over HTTPS, or off.
-    #[arg(long, default_value = "[::]:8443")]
+    /// Address of metrics over HTTPS, or off.
+    #[arg(long, default_value = "[::]:8443", help_heading = "Metrics")]
     metrics_address: Listen,
 
     /// Certificate of the metrics server, PEM.
-    #[arg(long, requires = "metrics_key_file")]
+    #[arg(long, requires = "metrics_key_file", help_heading = "Metrics")]
     metrics_cert_file: Option<PathBuf>,
 
     /// Key of the metrics server, PEM.
-    #[arg(long, requires = "metrics_cert_file")]
+    #[arg(long, requires = "metrics_cert_file", help_heading = "Metrics")]
     metrics_key_file: Option<PathBuf>,
 
-    /// Least TLS version of the metrics server: VersionTLS12 or VersionTLS13.
-    #[arg(long, default_value = TLS13, value_parser = ["VersionTLS12", TLS13])]
+    /// Minimum TLS version of the metrics server: VersionTLS12 or VersionTLS13.
+    #[arg(long, default_value = TLS13, value_parser = ["VersionTLS12", TLS13], help_heading = "Metrics")]
     metrics_tls_version: String,
 
     /// Addresses and names for the certificate that the metrics server signs itself.
@@ -91,12 +108,12 @@ pub(crate) struct Args {
     #[arg(long, env = "SERVICE_NAME", hide = true)]
     service_name: Option<String>,
 
-    /// Level of the log as klog counts it: 3 and 4 are debug, 5 and more trace.
-    #[arg(short, long = "v", default_value_t = 1)]
+    /// Log level in klog's numbers: 3 and 4 are debug, 5 and more trace.
+    #[arg(short, long = "v", default_value_t = 1, help_heading = "Logs")]
     v: u8,
 
     /// Log lines as JSON.
-    #[arg(long)]
+    #[arg(long, help_heading = "Logs")]
     log_json: bool,
 }
 

@@ -51,13 +51,13 @@ pub struct Args {
     /// File or block device to write the disk to (with --archive: folder to unpack into).
     pub(crate) target: Option<PathBuf>,
 
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Target")]
     pub(crate) import: ImportArgs,
 
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Source")]
     pub(crate) from: FromArgs,
 
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Logs and reports")]
     pub(crate) logs: LogArgs,
 }
 

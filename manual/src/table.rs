@@ -56,7 +56,12 @@ fn table(command: &Command) -> String {
         return text;
     }
     text.push_str("| option | environment | default | |\n|---|---|---|---|\n");
+    let mut heading = None;
     for arg in options {
+        if arg.get_help_heading() != heading {
+            heading = arg.get_help_heading();
+            let _ = writeln!(text, "| **{}** | | | |", heading.unwrap_or("Other options"));
+        }
         let environment = arg.get_env().and_then(|name| name.to_str()).map(|name| format!("`{name}`"));
         let default: Vec<_> = arg.get_default_values().iter().filter_map(|value| value.to_str()).collect();
         let default = Some(default.join(", ")).filter(|text| {
@@ -109,6 +114,8 @@ mod tests {
             .arg(Arg::new("in").long("in").value_name("FILE").default_value("x").help("The\ninput"))
             .arg(Arg::new("q").short('q').long("quiet").action(ArgAction::SetTrue).help("Be quiet"))
             .arg(Arg::new("out").value_name("OUT").help("The output"))
+            .next_help_heading("Logs")
+            .arg(Arg::new("v").short('v').action(ArgAction::Count).help("More"))
             .arg(Arg::new("secret").long("secret").hide(true));
         let expected = "\
 | command | |
@@ -120,6 +127,8 @@ mod tests {
 | `--in FILE` |  | `x` | The input |
 | `-q, --quiet` |  |  | Be quiet |
 | `OUT` |  |  | The output |
+| **Logs** | | | |
+| `-v` |  |  | More |
 ";
         assert_eq!(table(&command), expected);
     }

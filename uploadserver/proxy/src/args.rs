@@ -1,4 +1,4 @@
-//! The command line and the environment: upstream's flags and variables, and ours. Not here: what they mean (`config`).
+//! The command line and the environment: upstream's flags and variables, and ours. Not here: their meaning (`config`).
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -8,14 +8,23 @@ use clap::{Parser, Subcommand};
 
 use serve::start::Log;
 
-/// The cluster's door for uploads. Stands in for cdi-uploadproxy: clients that show a token for a claim are passed on to
-/// the claim's upload server.
+/// End of `--help`.
+const EXAMPLES: &str = "\
+Examples:
+  In a pod of the manifests, which set the environment:
+    uploadproxy
+  Upload an image into a claim of the cluster of KUBECONFIG:
+    uploadproxy push disk.qcow2 --pvc default/disk
+  With a token and the address of the proxy, without access to the API server:
+    uploadproxy push disk.qcow2 --pvc default/disk --url proxy.example.com --token \"$TOKEN\" --ca ca.crt";
+
+/// Authenticates upload requests by token and forwards them to the claim's upload server, in place of cdi-uploadproxy.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "uploadproxy", version, args_conflicts_with_subcommands = true)]
+#[command(name = "uploadproxy", version, args_conflicts_with_subcommands = true, after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) serve: Serve,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Logs")]
     pub(crate) log: Log,
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
@@ -24,34 +33,34 @@ pub(crate) struct Args {
 /// The proxy.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Serve {
-    /// How to reach the cluster. Default: KUBECONFIG, else as a pod does.
+    /// Kubeconfig file. Default: KUBECONFIG, else the pod's ServiceAccount.
     #[arg(long)]
     pub(crate) kubeconfig: Option<PathBuf>,
     /// URL of the cluster's API server, in place of the configured one.
     #[arg(long)]
     pub(crate) server: Option<String>,
-    /// Our certificate.
+    /// The proxy's certificate, PEM.
     #[arg(
         long,
         env = "SERVER_CERT_FILE",
         default_value = "/var/run/certs/cdi-uploadproxy-server-cert/tls.crt"
     )]
     pub(crate) server_cert_file: PathBuf,
-    /// Its key.
+    /// Its key, PEM.
     #[arg(
         long,
         env = "SERVER_KEY_FILE",
         default_value = "/var/run/certs/cdi-uploadproxy-server-cert/tls.key"
     )]
     pub(crate) server_key_file: PathBuf,
-    /// The certificate that upload servers know us by.
+    /// The proxy's client certificate for upload servers, PEM.
     #[arg(
         long,
         env = "UPLOAD_CLIENT_CERT_FILE",
         default_value = "/var/run/certs/cdi-uploadserver-client-cert/tls.crt"
     )]
     pub(crate) upload_client_cert_file: PathBuf,
-    /// Its key.
+    /// Its key, PEM.
     #[arg(
         long,
         env = "UPLOAD_CLIENT_KEY_FILE",
@@ -75,7 +84,7 @@ pub(crate) struct Serve {
     /// A file of revoked public keys, PEM. A key is invalid as soon as the file contains it.
     #[arg(long, env = "APISERVER_REVOKED_KEYS_FILE", value_name = "FILE")]
     pub(crate) apiserver_revoked_keys_file: Option<PathBuf>,
-    /// Where to listen.
+    /// Address to serve uploads on.
     #[arg(long, env = "LISTEN", default_value = "[::]:8443", value_name = "ADDRESS")]
     pub(crate) listen: SocketAddr,
     /// Address for polls of cron sources by the operator. Default: none are answered.
@@ -88,9 +97,9 @@ pub(crate) struct Serve {
 
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Signs a token for an upload and prints it.
+    /// Sign a token for an upload and print it.
     Token(Token),
-    /// Uploads a file to a claim; goes on where it was when the connection breaks.
+    /// Upload a file to a claim, resuming after a broken connection.
     Push(Push),
 }
 
@@ -102,7 +111,7 @@ pub(crate) struct Token {
     /// The claim.
     #[arg(long, value_name = "NAMESPACE/NAME", value_parser = target)]
     pub(crate) pvc: Target,
-    /// Seconds for which it is good.
+    /// Validity in seconds.
     #[arg(long, default_value_t = api::upload::token::LIFETIME, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) lifetime: u64,
 }
@@ -123,10 +132,10 @@ pub(crate) struct Push {
     /// Authorities of the proxy's certificate, PEM. Default: the system's.
     #[arg(long, value_name = "FILE", conflicts_with = "insecure")]
     pub(crate) ca: Option<PathBuf>,
-    /// Does not look at the proxy's certificate.
+    /// Skip verification of the proxy's certificate.
     #[arg(long)]
     pub(crate) insecure: bool,
-    /// How to reach the cluster. Default: KUBECONFIG, else ~/.kube/config.
+    /// Kubeconfig file. Default: KUBECONFIG, else ~/.kube/config.
     #[arg(long)]
     pub(crate) kubeconfig: Option<PathBuf>,
     /// How often is gone on after a broken connection that brought nothing further.
