@@ -138,7 +138,7 @@ pub(crate) struct Push {
     /// Kubeconfig file. Default: KUBECONFIG, else ~/.kube/config.
     #[arg(long)]
     pub(crate) kubeconfig: Option<PathBuf>,
-    /// How often is gone on after a broken connection that brought nothing further.
+    /// Consecutive resume attempts without progress before giving up.
     #[arg(long, default_value_t = 5)]
     pub(crate) retries: u32,
 }
