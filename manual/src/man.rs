@@ -42,25 +42,7 @@ fn page(program: &Plain) -> String {
 }
 
 /// A line of text for roff: backslashes, hyphens and leading control characters are escaped.
-fn escaped(line: &str) -> String {
+pub fn escaped(line: &str) -> String {
     let line = line.replace('\\', "\\e").replace('-', "\\-");
     if line.starts_with(['.', '\'']) { format!("\\&{line}") } else { line }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn text_is_escaped_for_roff() {
-        for (text, expected) in [
-            ("--all", "\\-\\-all"),
-            (".hidden", "\\&.hidden"),
-            ("a.b", "a.b"),
-            ("'quoted'", "\\&'quoted'"),
-            ("a\\b", "a\\eb"),
-        ] {
-            assert_eq!(escaped(text), expected, "{text}");
-        }
-    }
 }

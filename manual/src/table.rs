@@ -38,7 +38,7 @@ pub fn commands_of(page: &str) -> Vec<&str> {
 }
 
 /// The subcommands and the options of one command.
-fn table(command: &Command) -> String {
+pub fn table(command: &Command) -> String {
     let mut text = String::new();
     let subcommands: Vec<&Command> =
         command.get_subcommands().filter(|one| !one.is_hide_set() && one.get_name() != "help").collect();
@@ -101,46 +101,4 @@ fn spelled(arg: &Arg) -> String {
 /// A text in one cell of a table.
 fn cell(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_table_has_the_subcommands_and_options_of_its_command() {
-        let command = Command::new("a")
-            .subcommand(Command::new("run").about("Run | it"))
-            .arg(Arg::new("in").long("in").value_name("FILE").default_value("x").help("The\ninput"))
-            .arg(Arg::new("q").short('q').long("quiet").action(ArgAction::SetTrue).help("Be quiet"))
-            .arg(Arg::new("out").value_name("OUT").help("The output"))
-            .next_help_heading("Logs")
-            .arg(Arg::new("v").short('v').action(ArgAction::Count).help("More"))
-            .arg(Arg::new("secret").long("secret").hide(true));
-        let expected = "\
-| command | |
-|---|---|
-| `run` | Run \\| it |
-
-| option | environment | default | |
-|---|---|---|---|
-| `--in FILE` |  | `x` | The input |
-| `-q, --quiet` |  |  | Be quiet |
-| `OUT` |  |  | The output |
-| **Logs** | | | |
-| `-v` |  |  | More |
-";
-        assert_eq!(table(&command), expected);
-    }
-
-    #[test]
-    fn only_the_text_between_marks_changes() {
-        let page =
-            format!("# A\n\n{BEGIN}virt-node serve -->\nold\n{END}\n\nend\n{BEGIN}nothing -->\n{END}\n");
-        let (text, unknown) = filled(&page);
-        assert!(text.starts_with("# A\n\n<!-- options: virt-node serve -->\n| option |"), "{text}");
-        assert!(!text.contains("old") && text.contains("\nend\n"), "{text}");
-        assert_eq!(unknown, ["nothing"]);
-        assert_eq!(filled(&text).0, text, "filled twice");
-    }
 }

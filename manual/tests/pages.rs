@@ -5,7 +5,9 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::Command as Process;
+
+use clap::{Arg, ArgAction, Command};
 
 fn docs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("docs")
@@ -81,7 +83,7 @@ fn every_typed_program_has_examples_in_its_help() {
 /// The sources of all programs as one text, without line breaks in string literals.
 fn sources() -> String {
     let root = docs().parent().unwrap().to_owned();
-    let listed = Command::new("git").args(["ls-files", "*.rs"]).current_dir(&root).output().unwrap();
+    let listed = Process::new("git").args(["ls-files", "*.rs"]).current_dir(&root).output().unwrap();
     assert!(listed.status.success(), "{listed:?}");
     let files = String::from_utf8(listed.stdout).unwrap();
     let texts = files.lines().filter_map(|file| fs::read_to_string(root.join(file)).ok());
@@ -103,4 +105,55 @@ fn texts_of_troubleshooting_are_those_of_the_programs() {
         }
     }
     assert!(rows > 20, "{rows} rows");
+}
+
+#[test]
+fn a_table_has_the_subcommands_and_options_of_its_command() {
+    let command = Command::new("a")
+        .subcommand(Command::new("run").about("Run | it"))
+        .arg(Arg::new("in").long("in").value_name("FILE").default_value("x").help("The\ninput"))
+        .arg(Arg::new("q").short('q').long("quiet").action(ArgAction::SetTrue).help("Be quiet"))
+        .arg(Arg::new("out").value_name("OUT").help("The output"))
+        .next_help_heading("Logs")
+        .arg(Arg::new("v").short('v').action(ArgAction::Count).help("More"))
+        .arg(Arg::new("secret").long("secret").hide(true));
+    let expected = "\
+| command | |
+|---|---|
+| `run` | Run \\| it |
+
+| option | environment | default | |
+|---|---|---|---|
+| `--in FILE` |  | `x` | The input |
+| `-q, --quiet` |  |  | Be quiet |
+| `OUT` |  |  | The output |
+| **Logs** | | | |
+| `-v` |  |  | More |
+";
+    assert_eq!(manual::table::table(&command), expected);
+}
+
+#[test]
+fn only_the_text_between_marks_changes() {
+    let page = format!(
+        "# A\n\n<!-- options: virt-node serve -->\nold\n<!-- end of options -->\n\nend\n<!-- options: nothing -->\n<!-- end of options -->\n"
+    );
+    let (text, unknown) = manual::table::filled(&page);
+    assert!(text.starts_with("# A\n\n<!-- options: virt-node serve -->\n| option |"), "{text}");
+    assert!(!text.contains("old") && text.contains("\nend\n"), "{text}");
+    assert_eq!(unknown, ["nothing"]);
+    assert_eq!(manual::table::filled(&text).0, text, "filled twice");
+}
+
+#[test]
+fn text_is_escaped_for_roff() {
+    for (text, expected) in [
+        ("--all", "\\-\\-all"),
+        (".hidden", "\\&.hidden"),
+        ("a.b", "a.b"),
+        ("'quoted'", "\\&'quoted'"),
+        ("a\\b", "a\\eb"),
+    ] {
+        assert_eq!(manual::man::escaped(text), expected, "{text}");
+    }
 }
