@@ -135,10 +135,9 @@ fn a_table_has_the_subcommands_and_options_of_its_command() {
 
 #[test]
 fn only_the_text_between_marks_changes() {
-    let page = format!(
-        "# A\n\n<!-- options: virt-node serve -->\nold\n<!-- end of options -->\n\nend\n<!-- options: nothing -->\n<!-- end of options -->\n"
-    );
-    let (text, unknown) = manual::table::filled(&page);
+    let page = "# A\n\n<!-- options: virt-node serve -->\nold\n<!-- end of options -->\n\nend\n\
+                <!-- options: nothing -->\n<!-- end of options -->\n";
+    let (text, unknown) = manual::table::filled(page);
     assert!(text.starts_with("# A\n\n<!-- options: virt-node serve -->\n| option |"), "{text}");
     assert!(!text.contains("old") && text.contains("\nend\n"), "{text}");
     assert_eq!(unknown, ["nothing"]);
