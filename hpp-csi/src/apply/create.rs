@@ -97,7 +97,7 @@ impl Driver {
             return Err(Error::new(Kind::Invalid, "a volume cannot be made from itself"));
         }
         let _guard = self.locks.take(Thing::Volume(request.id.clone()))?;
-        // Every failure here counts as lack of room: the claim may go to a node that has the pool.
+        // A pool that is not ready counts as lack of room: the claim may go to a node that has the pool.
         let no_room = |error: Error| {
             if error.kind() == Kind::NotReady { error.as_kind(Kind::Exhausted) } else { error }
         };

@@ -97,7 +97,7 @@ pub(super) fn start_in(mut command: Command, log: &Path, namespace: Option<&Path
     }
     // A terminal's Ctrl-C is for the daemon.
     command.stdin(Stdio::null()).stderr(Stdio::from(file)).process_group(0);
-    // Children inherit a thread's capability bounding set; the rest of this process is not affected.
+    // Children inherit no_new_privs from the thread; the rest of this process is not affected.
     let mut spawn = move || {
         set_no_new_privs(true)?;
         command.spawn()
