@@ -17,10 +17,10 @@ use serve::tls::{Current, Reloading};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
+use crate::admission::Admission;
 use crate::answer::{self, Ended};
 use crate::args::Args;
 use crate::config::Config;
-use crate::door::Door;
 use crate::server::{self, Server};
 
 /// How often the clock is looked at.
@@ -87,16 +87,17 @@ async fn work(config: Config, mut stopped: watch::Receiver<Option<Signal>>) -> R
     if let Ok(address) = listener.local_addr() {
         tracing::info!(%address, "waiting for an upload");
     }
-    let door = Door::new(config.volume);
+    let admission = Admission::new(config.volume);
     let (close, closing) = watch::channel(false);
-    let server = Server { door: door.clone(), client_name: config.client_name, owner_uid: config.owner_uid };
+    let server =
+        Server { admission: admission.clone(), client_name: config.client_name, owner_uid: config.owner_uid };
     let serving = serve::server::serve(listener, Some(tls), server::LIMITS, Arc::new(server), closing);
     let serving = tokio::spawn(serving);
     let ended = tokio::select! {
-        ended = until_end(&door, config.deadline) => ended,
+        ended = until_end(&admission, config.deadline) => ended,
         signal = stopped.wait_for(Option::is_some) => {
             let code = signal.ok().and_then(|signal| *signal).map_or(1, Signal::exit_code);
-            if let Some(upload) = door.last() {
+            if let Some(upload) = admission.last() {
                 upload.cancel();
                 drop(tokio::time::timeout(LAST_MOMENT, upload.end()).await);
             }
@@ -115,15 +116,15 @@ async fn work(config: Config, mut stopped: watch::Receiver<Option<Signal>>) -> R
     Ok(ExitCode::SUCCESS)
 }
 
-async fn until_end(door: &Door, deadline: Option<Timestamp>) -> Ended {
+async fn until_end(admission: &Admission, deadline: Option<Timestamp>) -> Ended {
     let watching = async {
         loop {
-            door.look_after(deadline.is_some_and(|deadline| Timestamp::now() >= deadline));
+            admission.look_after(deadline.is_some_and(|deadline| Timestamp::now() >= deadline));
             tokio::time::sleep(TICK).await;
         }
     };
     tokio::select! {
-        ended = door.end() => ended,
+        ended = admission.end() => ended,
         () = watching => Ended::DeadlinePassed,
     }
 }

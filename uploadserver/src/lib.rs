@@ -2,24 +2,24 @@
 //! A drop-in for cdi-uploadserver: same environment, paths, status codes, termination message.
 //!
 //! ```text
-//!  connection ─► server ─► door: may this client? is the place free? ─► feed ═══ pieces, bounded ═══╗
-//!  TLS, limits   routes    503, 409                                      HTTP bodies, one after      ║
-//!                                                                        another if they break       ▼
-//!  answer ◄─────────────── outcome ◄──────────────── upload: content ─► disk_image::volume ─► target
+//!  connection ─► server ─► admission: right client? free? ─► body_queue ═══ pieces, bounded ═══╗
+//!  TLS, limits   routes    503, 409                          HTTP bodies, one after another    ║
+//!                                                            if they break                     ▼
+//!  answer ◄─────────────── outcome ◄──────────────── upload: decode ─► disk_image::volume ─► target
 //!  status, reason                                    a thread: form, snappy, tar, digest
 //! ```
 //!
 //! Not here: image formats, sizes, writing (`disk_image`), the contract's names (`api::upload`), certificates (`serve`);
 //! the proxy before these servers (package `uploadproxy`) and the sender of a clone (package `clone-source`).
 
+mod admission;
 mod answer;
 mod args;
+mod body_queue;
 mod config;
-mod content;
+mod decode;
 mod digest;
-mod door;
 mod entry;
-mod feed;
 mod form;
 mod resume;
 mod routes;

@@ -16,10 +16,10 @@ use hyper::body::{Body, Incoming};
 use serve::metrics::{Kind as Metric, Page};
 use serve::server::{Connection, Informational, Limits, Service, drain, read_to_end, reject};
 
+use crate::admission::{Admission, AdmitError};
 use crate::answer::{self, Answer, Problem, Refusal};
-use crate::content::Shape;
-use crate::door::{Closed, Door};
-use crate::feed::Fed;
+use crate::body_queue::SendOutcome;
+use crate::decode::Shape;
 use crate::routes::{Asked, asked};
 use crate::upload::Upload;
 use crate::{digest, form, resume};
@@ -41,7 +41,7 @@ pub(crate) const LIMITS: Limits = Limits {
 
 /// Shared by all requests.
 pub(crate) struct Server {
-    pub(crate) door: Arc<Door>,
+    pub(crate) admission: Arc<Admission>,
     /// Common name of the one client.
     pub(crate) client_name: String,
     /// Label of the progress metric.
@@ -86,7 +86,7 @@ impl Server {
     /// That there are async uploads; the one client also learns how far the last upload is.
     fn head(&self, known: bool) -> Answer {
         let mut answer = answer::answer(StatusCode::OK, "");
-        let last = self.door.last().filter(|_| known);
+        let last = self.admission.last().filter(|_| known);
         let percent = last.map(|upload| upload.session.meter.percent_text());
         if let Some(percent) = percent.and_then(|percent| HeaderValue::try_from(percent).ok()) {
             answer.headers_mut().insert(HeaderName::from_static(PROGRESS_HEADER), percent);
@@ -95,7 +95,7 @@ impl Server {
     }
 
     fn metrics(&self) -> String {
-        let meter = self.door.last().map(|upload| upload.session.meter.clone()).unwrap_or_default();
+        let meter = self.admission.last().map(|upload| upload.session.meter.clone()).unwrap_or_default();
         let mut page = Page::default();
         page.begin(names::IMPORT_PROGRESS, Metric::Counter, "The upload progress in percentage");
         page.sample(names::IMPORT_PROGRESS, &[(names::OWNER_LABEL, &self.owner_uid)], meter.percent_text());
@@ -128,10 +128,10 @@ impl Server {
             Ok(given) => given,
             Err(error) => return leave(body, answer::failed(&error)),
         };
-        let upload = match self.door.enter(&shape, length, begin.is_some()).await {
+        let upload = match self.admission.enter(&shape, length, begin.is_some()).await {
             Ok(upload) => upload,
-            Err(Closed::Refused(refusal)) => return leave(body, answer::refusal(refusal)),
-            Err(Closed::Failed(error)) => return leave(body, answer::failed(&error)),
+            Err(AdmitError::Refused(refusal)) => return leave(body, answer::refusal(refusal)),
+            Err(AdmitError::Failed(error)) => return leave(body, answer::failed(&error)),
         };
         let _abandon = Abandon(&upload);
         let location = format!("{RESOURCES}{}", upload.name);
@@ -146,7 +146,7 @@ impl Server {
     }
 
     async fn offset(&self, name: &str) -> Answer {
-        let Some(upload) = self.door.find(name) else { return answer::refusal(Refusal::Unknown) };
+        let Some(upload) = self.admission.find(name) else { return answer::refusal(Refusal::Unknown) };
         let state = upload.feed.settle().await;
         if upload.ended().is_some_and(|outcome| outcome.is_err()) {
             return answer::refusal(Refusal::Unknown);
@@ -157,7 +157,7 @@ impl Server {
 
     async fn append(&self, name: &str, request: Request<Incoming>) -> Answer {
         let (head, mut body) = request.into_parts();
-        let Some(upload) = self.door.find(name) else {
+        let Some(upload) = self.admission.find(name) else {
             return leave(body, answer::refusal(Refusal::Unknown));
         };
         if !resume::is_partial(&head.headers) {
@@ -172,7 +172,7 @@ impl Server {
     }
 
     async fn cancel(&self, name: &str) -> Answer {
-        let Some(upload) = self.door.find(name) else { return answer::refusal(Refusal::Unknown) };
+        let Some(upload) = self.admission.find(name) else { return answer::refusal(Refusal::Unknown) };
         upload.cancel();
         drop(upload.end().await);
         answer::answer(StatusCode::NO_CONTENT, "")
@@ -228,7 +228,7 @@ fn coded_as_read(headers: &http::HeaderMap) -> Result<(), Error> {
 async fn fed_answer(
     upload: &Upload,
     body: Incoming,
-    fed: Fed,
+    fed: SendOutcome,
     complete: bool,
     location: Option<&str>,
     provided: u64,
@@ -238,26 +238,26 @@ async fn fed_answer(
         resume::state(state.offset, state.complete, state.length)
     };
     match fed {
-        Fed::Whole if complete => ended(upload, body).await,
-        Fed::Whole => {
+        SendOutcome::Whole if complete => ended(upload, body).await,
+        SendOutcome::Whole => {
             let status = if location.is_some() { StatusCode::CREATED } else { StatusCode::NO_CONTENT };
             answer::resumable(status, state(), location)
         }
-        Fed::Unwanted => ended(upload, body).await,
-        Fed::Broken(why) => {
+        SendOutcome::Unwanted => ended(upload, body).await,
+        SendOutcome::Broken(why) => {
             tracing::warn!(why, "the connection of an upload broke");
             let what = format!("the body is incomplete: {why}");
             leave(body, answer::failed(&Error::new(Kind::Usage, what)))
         }
-        Fed::Overtaken => leave(body, answer::refusal(Refusal::Overtaken)),
-        Fed::Elsewhere(at) => {
+        SendOutcome::Overtaken => leave(body, answer::refusal(Refusal::Overtaken)),
+        SendOutcome::Elsewhere(at) => {
             let problem = match at.complete {
                 true => Problem::Complete,
                 false => Problem::Offset { expected: at.offset, provided },
             };
             leave(body, answer::problem(problem, state()))
         }
-        Fed::WrongLength => {
+        SendOutcome::WrongLength => {
             upload.cancel();
             let error = Error::usage("the upload is longer or shorter than announced; start over");
             leave(body, answer::failed(&error))

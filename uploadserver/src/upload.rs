@@ -1,4 +1,4 @@
-//! One upload: a thread that fills the volume from what is fed to it. Not here: whether there may be one (`door`).
+//! One upload: a thread that fills the volume from what is fed to it. Not here: whether there may be one (`admission`).
 
 use std::fmt::Write as _;
 use std::io;
@@ -8,8 +8,8 @@ use disk_image::volume::{self, Done, Error, Holds, Session};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use crate::content::{Body, Shape};
-use crate::feed::{self, Feed};
+use crate::body_queue::{self, Feed};
+use crate::decode::{Body, Shape};
 
 /// How it ended.
 pub(crate) type Outcome = Arc<Result<Done, Error>>;
@@ -41,7 +41,7 @@ impl Upload {
         resumable: bool,
         ended: impl FnOnce(&Arc<Upload>, &Outcome) + Send + 'static,
     ) -> io::Result<Arc<Self>> {
-        let (feed, reader) = feed::feed(size, Handle::current());
+        let (feed, reader) = body_queue::feed(size, Handle::current());
         let upload = Arc::new(Self {
             name: random_name()?,
             feed,

@@ -13,7 +13,7 @@ use cluster::{Client, Config, Key, Resource};
 use serde::Deserialize;
 
 use crate::error::{Error, Kind, Result};
-use crate::target::Claim;
+use crate::readiness::Claim;
 
 const CLAIMS: Resource = Resource::namespaced("", "v1", "persistentvolumeclaims");
 const MAPS: Resource = Resource::namespaced("", "v1", "configmaps");

@@ -9,9 +9,9 @@ use serve::tls::{Authorities, Certificate, Clients, Identity};
 
 use crate::args::Serve;
 use crate::cluster::Reach;
+use crate::connect::Own;
 use crate::error::{Error, Kind, Result};
-use crate::keys::Origin;
-use crate::peer::Own;
+use crate::token_keys::Origin;
 
 /// One proxy.
 #[derive(Clone, Debug)]

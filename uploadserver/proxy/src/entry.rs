@@ -16,10 +16,10 @@ use crate::args::{self, Args, Command};
 use crate::cluster::Kubernetes;
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
-use crate::keys::{Believed, now};
 use crate::poll::{self, Polls};
 use crate::push;
 use crate::server::{LIMITS, Proxy};
+use crate::token_keys::{TrustedKeys, now};
 
 /// The program: arguments in (its name first), exit code out.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
@@ -64,7 +64,7 @@ fn proxy(serve: args::Serve) -> Result<()> {
 }
 
 async fn work(config: Config, mut stopped: watch::Receiver<u32>) -> Result<()> {
-    let believed = Believed::new(config.keys)?;
+    let trusted = TrustedKeys::new(config.keys)?;
     let unusable = |e| Error::with(Kind::Usage, "cannot set up TLS", e);
     let polls = match config.polls {
         Some((address, clients)) => {
@@ -79,14 +79,14 @@ async fn work(config: Config, mut stopped: watch::Receiver<u32>) -> Result<()> {
     if let Ok(address) = listener.local_addr() {
         tracing::info!(%address, "waiting for uploads");
     }
-    let proxy = Arc::new(Proxy { lookup, believed, own: config.own });
+    let proxy = Arc::new(Proxy { lookup, trusted, own: config.own });
     let (close, closing) = watch::channel(false);
     if let Some((listener, tls)) = polls {
         let polls = Arc::new(Polls::default());
         tokio::spawn(serve::server::serve(listener, Some(tls), poll::LIMITS, polls, closing.clone()));
     }
     let follower = Arc::clone(&proxy);
-    tokio::spawn(async move { follower.believed.follow().await });
+    tokio::spawn(async move { follower.trusted.follow().await });
     let serving = serve::server::serve(listener, Some(tls), LIMITS, proxy, closing);
     let mut serving = tokio::spawn(serving);
     let first = stopped.wait_for(|count| *count > 0);

@@ -1,4 +1,4 @@
-//! The cluster's door for uploads: a client that shows a token for a claim is passed on to the upload server of that claim.
+//! Authenticates upload requests by token and forwards them to the upload server of the claim in the token.
 //! A drop-in for cdi-uploadproxy: same flags, environment, paths, status codes; and a client of its own, `push`.
 //!
 //! ```text
@@ -16,17 +16,17 @@ mod answer;
 mod args;
 mod cluster;
 mod config;
+mod connect;
 mod entry;
 mod error;
 mod forward;
-mod keys;
-mod peer;
 mod poll;
 mod progress;
 mod push;
+mod readiness;
 mod routes;
 mod server;
-mod target;
+mod token_keys;
 
 pub use entry::run;
 

@@ -15,12 +15,12 @@ use serve::server::{Connection, Informational, Limits, Service, drain, reject};
 
 use crate::answer::{self, Answer, Refusal, Reply};
 use crate::cluster::Lookup;
+use crate::connect::Own;
 use crate::error::Kind;
 use crate::forward::{DRAIN_TIME, forward};
-use crate::keys::Believed;
-use crate::peer::Own;
+use crate::readiness::{Step, server_path, step};
 use crate::routes::{Asked, asked};
-use crate::target::{Step, server_path, step};
+use crate::token_keys::TrustedKeys;
 
 /// Limits of connections. At its end the proxy waits for running uploads, as long as its pod may run.
 pub(crate) const LIMITS: Limits = Limits {
@@ -40,7 +40,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// Shared by all requests.
 pub(crate) struct Proxy<L> {
     pub(crate) lookup: L,
-    pub(crate) believed: Believed,
+    pub(crate) trusted: TrustedKeys,
     pub(crate) own: Own,
 }
 
@@ -116,7 +116,7 @@ impl<L: Lookup> Proxy<L> {
     /// The claim that the token is for.
     fn admit(&self, headers: &HeaderMap) -> Result<Target, Refusal> {
         let token = bearer(headers).ok_or(Refusal::NoToken)?;
-        let claims = self.believed.verify(token).map_err(Refusal::Token)?;
+        let claims = self.trusted.verify(token).map_err(Refusal::Token)?;
         claims.grant.upload_target().ok_or(Refusal::WrongClaims)
     }
 

@@ -55,7 +55,7 @@ fn read(path: &Path) -> Result<Option<String>> {
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Believed {
+pub(crate) struct TrustedKeys {
     origin: Origin,
     known: Mutex<Known>,
 }
@@ -69,7 +69,7 @@ struct Known {
     problem: Vec<String>,
 }
 
-impl Believed {
+impl TrustedKeys {
     /// The keys as they are now.
     ///
     /// # Errors

@@ -16,7 +16,7 @@ use disk_image::volume::{self, Error, Kind};
 use tokio::sync::watch;
 
 use crate::answer::{Ended, Refusal};
-use crate::content::Shape;
+use crate::decode::Shape;
 use crate::upload::{Outcome, Upload};
 
 /// How long an upload that is ended may take to let go of the volume.
@@ -25,7 +25,7 @@ const LETTING_GO: Duration = Duration::from_secs(30);
 const RESUME_WITHIN: Duration = Duration::from_secs(3600);
 
 /// The place.
-pub(crate) struct Door {
+pub(crate) struct Admission {
     volume: volume::Config,
     inside: Mutex<Inside>,
     ended: watch::Sender<Option<Ended>>,
@@ -51,7 +51,7 @@ enum Found {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Admission {
+enum Decision {
     Enter,
     /// End the upload there is first.
     Replace,
@@ -59,24 +59,24 @@ enum Admission {
 }
 
 /// Whether an upload may begin.
-fn admit(found: Found, late: bool) -> Admission {
+fn admit(found: Found, late: bool) -> Decision {
     match (found, late) {
-        (Found::Finished, _) => Admission::Refused(Refusal::Finished),
-        (Found::Taken { alive: true }, _) => Admission::Refused(Refusal::Busy),
-        (Found::Free | Found::Taken { alive: false }, true) => Admission::Refused(Refusal::Late),
-        (Found::Free, false) => Admission::Enter,
-        (Found::Taken { alive: false }, false) => Admission::Replace,
+        (Found::Finished, _) => Decision::Refused(Refusal::Finished),
+        (Found::Taken { alive: true }, _) => Decision::Refused(Refusal::Busy),
+        (Found::Free | Found::Taken { alive: false }, true) => Decision::Refused(Refusal::Late),
+        (Found::Free, false) => Decision::Enter,
+        (Found::Taken { alive: false }, false) => Decision::Replace,
     }
 }
 
 /// Why an upload does not begin.
 #[derive(Debug)]
-pub(crate) enum Closed {
+pub(crate) enum AdmitError {
     Refused(Refusal),
     Failed(Error),
 }
 
-impl Door {
+impl Admission {
     /// A free place for an upload into `volume`.
     pub(crate) fn new(volume: volume::Config) -> Arc<Self> {
         Arc::new(Self { volume, inside: Mutex::default(), ended: watch::Sender::new(None) })
@@ -92,7 +92,7 @@ impl Door {
         shape: &Shape,
         size: Option<u64>,
         resumable: bool,
-    ) -> Result<Arc<Upload>, Closed> {
+    ) -> Result<Arc<Upload>, AdmitError> {
         let until = tokio::time::Instant::now() + LETTING_GO;
         loop {
             let gone = {
@@ -103,14 +103,14 @@ impl Door {
                     (_, _, false) => Found::Free,
                 };
                 match (admit(found, inside.late), inside.last.clone()) {
-                    (Admission::Refused(refusal), _) => return Err(Closed::Refused(refusal)),
-                    (Admission::Replace, Some(last)) => last,
-                    (Admission::Replace | Admission::Enter, _) => {
-                        let door = self.clone();
-                        let ended = move |upload: &_, outcome: &_| door.leave(upload, outcome);
+                    (Decision::Refused(refusal), _) => return Err(AdmitError::Refused(refusal)),
+                    (Decision::Replace, Some(last)) => last,
+                    (Decision::Replace | Decision::Enter, _) => {
+                        let admission = self.clone();
+                        let ended = move |upload: &_, outcome: &_| admission.leave(upload, outcome);
                         let upload = Upload::start(&self.volume, shape.clone(), size, resumable, ended)
                             .map_err(|e| {
-                                Closed::Failed(Error::with(Kind::Process, "cannot start the upload", e))
+                                AdmitError::Failed(Error::with(Kind::Process, "cannot start the upload", e))
                             })?;
                         (inside.last, inside.taken) = (Some(upload.clone()), true);
                         return Ok(upload);
@@ -120,7 +120,7 @@ impl Door {
             tracing::info!("a new upload replaces one without a client");
             gone.cancel();
             if tokio::time::timeout_at(until, gone.end()).await.is_err() {
-                return Err(Closed::Refused(Refusal::Busy));
+                return Err(AdmitError::Refused(Refusal::Busy));
             }
         }
     }
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn one_upload_at_a_time_gets_the_place() {
-        use Admission::{Enter, Refused, Replace};
+        use Decision::{Enter, Refused, Replace};
         for (found, late, expected) in [
             (Found::Free, false, Enter),
             (Found::Free, true, Refused(Refusal::Late)),

@@ -1,6 +1,6 @@
 //! The bytes of one upload on their way from HTTP bodies to the thread that reads them: a short queue of pieces. A body
 //! may break and another one go on, if the upload is resumable; the reader only sees a pause. Not here: heads of
-//! requests (`routes`, `resume`), the meaning of the bytes (`content`).
+//! requests (`routes`, `resume`), the meaning of the bytes (`decode`).
 
 use std::collections::VecDeque;
 use std::io::{self, Read};
@@ -58,7 +58,7 @@ pub(crate) struct State {
 
 /// How the sending of a body ended.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Fed {
+pub(crate) enum SendOutcome {
     /// With its last byte.
     Whole,
     /// Before: the connection broke, or went silent.
@@ -143,7 +143,13 @@ impl Feed {
     }
 
     /// Sends `body`, which begins at `offset`; `complete` marks it as the rest. A request that sends already gives up.
-    pub(crate) async fn send<B>(&self, body: &mut B, offset: u64, length: Option<u64>, complete: bool) -> Fed
+    pub(crate) async fn send<B>(
+        &self,
+        body: &mut B,
+        offset: u64,
+        length: Option<u64>,
+        complete: bool,
+    ) -> SendOutcome
     where
         B: Body<Data = Bytes> + Unpin,
         B::Error: std::fmt::Display,
@@ -155,10 +161,10 @@ impl Feed {
         {
             let mut state = self.lock();
             if state.complete || state.offset != offset {
-                return Fed::Elsewhere(*state);
+                return SendOutcome::Elsewhere(*state);
             }
             if length.is_some_and(|said| state.length.is_some_and(|known| known != said)) {
-                return Fed::WrongLength;
+                return SendOutcome::WrongLength;
             }
             state.length = state.length.or(length);
             state.sending = true;
@@ -172,23 +178,23 @@ impl Feed {
             let frame = tokio::select! {
                 biased;
                 // The gathered bytes were not taken: the client sends them again.
-                _ = turn.wait_for(|now| *now > mine) => return Fed::Overtaken,
-                () = pieces.closed() => return Fed::Unwanted,
+                _ = turn.wait_for(|now| *now > mine) => return SendOutcome::Overtaken,
+                () = pieces.closed() => return SendOutcome::Unwanted,
                 frame = tokio::time::timeout(patience, body.frame()) => frame,
             };
             self.lock().waiting = None;
             let end = match frame {
                 Err(_) if len > 0 => None,
-                Err(_) => Some(Fed::Broken(format!("no data arrived for {} s", SILENCE.as_secs()))),
-                Ok(Some(Err(error))) => Some(Fed::Broken(error.to_string())),
-                Ok(None) => Some(Fed::Whole),
+                Err(_) => Some(SendOutcome::Broken(format!("no data arrived for {} s", SILENCE.as_secs()))),
+                Ok(Some(Err(error))) => Some(SendOutcome::Broken(error.to_string())),
+                Ok(None) => Some(SendOutcome::Whole),
                 Ok(Some(Ok(frame))) => {
                     // Trailers do not concern an upload.
                     let Ok(data) = frame.into_data() else { continue };
                     len += data.len() as u64;
                     let State { offset, length, .. } = self.state();
                     if length.is_some_and(|length| length < offset.saturating_add(len)) {
-                        return Fed::WrongLength;
+                        return SendOutcome::WrongLength;
                     }
                     gathered.push(data);
                     if len < GATHERED && gathered.len() < PIECES {
@@ -198,25 +204,25 @@ impl Feed {
                 }
             };
             if len > 0 && pieces.send(Pieces::Data(std::mem::take(&mut gathered))).await.is_err() {
-                return Fed::Unwanted;
+                return SendOutcome::Unwanted;
             }
             self.lock().offset += std::mem::take(&mut len);
             if let Some(end) = end {
                 break end;
             }
         };
-        if end != Fed::Whole || !complete {
+        if end != SendOutcome::Whole || !complete {
             return end;
         }
         let State { offset, length, .. } = self.state();
         if length.is_some_and(|length| length != offset) {
-            return Fed::WrongLength;
+            return SendOutcome::WrongLength;
         }
         // The reader may want no more, and the upload be good all the same.
         let taken = pieces.send(Pieces::End).await;
         let mut state = self.lock();
         (state.complete, state.length) = (true, Some(offset));
-        if taken.is_ok() { Fed::Whole } else { Fed::Unwanted }
+        if taken.is_ok() { SendOutcome::Whole } else { SendOutcome::Unwanted }
     }
 }
 
@@ -312,12 +318,12 @@ mod tests {
     async fn broken_body_is_resumed() {
         let (feed, reader) = feed(None, Handle::current());
         let reading = read(reader);
-        assert_eq!(feed.send(&mut body(b"one "), 0, None, false).await, Fed::Whole);
+        assert_eq!(feed.send(&mut body(b"one "), 0, None, false).await, SendOutcome::Whole);
         assert_eq!(feed.state().offset, 4);
         assert!(
-            matches!(feed.send(&mut body(b"x"), 3, None, false).await, Fed::Elsewhere(at) if at.offset == 4)
+            matches!(feed.send(&mut body(b"x"), 3, None, false).await, SendOutcome::Elsewhere(at) if at.offset == 4)
         );
-        assert_eq!(feed.send(&mut body(b"two"), 4, Some(7), true).await, Fed::Whole);
+        assert_eq!(feed.send(&mut body(b"two"), 4, Some(7), true).await, SendOutcome::Whole);
         assert_eq!(reading.join().unwrap().unwrap(), b"one two");
         assert!(feed.state().complete && feed.deserted().is_none());
     }
@@ -334,8 +340,8 @@ mod tests {
             tokio::task::yield_now().await;
         }
         assert!(feed.is_alive());
-        assert_eq!(feed.send(&mut body(b"whole"), 0, None, true).await, Fed::Whole);
-        assert_eq!(first.await.unwrap(), Fed::Overtaken);
+        assert_eq!(feed.send(&mut body(b"whole"), 0, None, true).await, SendOutcome::Whole);
+        assert_eq!(first.await.unwrap(), SendOutcome::Overtaken);
         assert_eq!(reading.join().unwrap().unwrap(), b"whole");
     }
 
@@ -343,7 +349,7 @@ mod tests {
     async fn lengths_are_held_to() {
         for (bytes, complete) in [(&b"four"[..], true), (b"more than five", false)] {
             let (feed, _reader) = feed(Some(5), Handle::current());
-            assert_eq!(feed.send(&mut body(bytes), 0, None, complete).await, Fed::WrongLength);
+            assert_eq!(feed.send(&mut body(bytes), 0, None, complete).await, SendOutcome::WrongLength);
         }
     }
 
