@@ -2,7 +2,7 @@
 //! A drop-in for cdi-uploadproxy: same flags, environment, paths, status codes; and a client of its own, `push`.
 //!
 //! ```text
-//!  client ══ TLS ══► server ─► keys: is the token good, for which claim? ─► target: is its server ready? ─► forward
+//!  client ══ TLS ══► server ─► token_keys: is the token good? ─► readiness: is the claim's server ready? ─► forward
 //!  browser,          CORS      400, 401                                    503 and why; asks the cluster     ║ TLS with our
 //!  virtctl, push     limits                                                                                  ▼ certificate
 //!  answer ◄═════════════════════════ streamed both ways, 104 too ═════════════════════════════════════ uploadserver
