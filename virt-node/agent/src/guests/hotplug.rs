@@ -106,7 +106,12 @@ pub(super) async fn work(
 /// Notes why a volume is not where it is to be.
 fn not_moved(instance: &str, volume: &mut VolumeStatus, error: &Error, done: &mut Done) {
     let text = error.chain();
-    tracing::warn!(vmi = instance, volume = volume.name, error = text, "a volume is not attached or detached; retrying");
+    tracing::warn!(
+        vmi = instance,
+        volume = volume.name,
+        error = text,
+        "a volume is not attached or detached; retrying"
+    );
     done.again = true;
     if error.kind() != Kind::Launcher && volume.message.as_deref() != Some(&text) {
         (volume.reason, volume.message) = (Some("HotplugFailed".to_owned()), Some(text.clone()));
