@@ -126,7 +126,7 @@ mod tests {
         let instance = json!({"spec": {"domain": {"memory": {"guest": "1Gi"}}}});
         let least = (1124_u64 << 20) + (1124_u64 << 20) * 55 / 1000;
         let default = size(&instance, None, None);
-        assert!(default >= least && default <= least + 2 * MIB && default.is_multiple_of(MIB), "{default}");
+        assert!((least..=least + 2 * MIB).contains(&default) && default.is_multiple_of(MIB), "{default}");
         let config = json!({"status": {"filesystemOverhead": {"global": "0.1", "storageClass": {"a": "0"}}}});
         let (global, of_class) =
             (size(&instance, Some(&config), None), size(&instance, Some(&config), Some("a")));
