@@ -1,7 +1,5 @@
 //! docs/conformance.md: every case has a test that exists, or is open, or names what this machine lacks.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::fs;
 use std::path::Path;
 
