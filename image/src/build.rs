@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use crate::archive::{self, Tag};
 use crate::args::Args;
 use crate::layer::{self, Member};
-use crate::product::{FOLDER, PLUGINS, Program, SETS, TAKEN, TOOLS};
+use crate::product::{DOWNLOAD, FOLDER, PLUGINS, Program, SETS, TAKEN, TOOLS};
 use crate::root;
 
 pub(crate) fn build(args: &Args) -> Result<()> {
@@ -34,6 +34,12 @@ pub(crate) fn build(args: &Args) -> Result<()> {
             let link =
                 |name| (format!("{FOLDER}/{name}"), Member::Link { to: format!("/{FOLDER}/virt-launcher") });
             members.extend(TOOLS.map(link));
+        }
+        if program.name == "kubectl-virt" {
+            let archive = work.path().join("virtctl.tar.gz");
+            let only = (DOWNLOAD.1.to_owned(), Member::File { from: from.clone(), mode: 0o755 });
+            layer::pack(&BTreeMap::from([only]), &archive)?;
+            members.insert(DOWNLOAD.0.to_owned(), Member::File { from: archive, mode: 0o644 });
         }
         members.insert(format!("{FOLDER}/{}", program.name), Member::File { from, mode: 0o755 });
         layers.push(layer::pack(&members, &work.path().join(program.name))?);

@@ -73,6 +73,9 @@ pub const SETS: [Set; 2] = [
 /// Names of `virt-launcher` in its image: probes, backup hooks and support bundles run them in launchers' pods.
 pub const TOOLS: [&str; 3] = ["virt-probe", "virt-freezer", "virsh"];
 
+/// The client as the upload proxy's process serves it for download: an archive with the program as virtctl, by this path.
+pub const DOWNLOAD: (&str, &str) = ("usr/share/ferrovirt/clients/amd64/linux/virtctl.tar.gz", "virtctl");
+
 /// Folder of the programs. Stock controllers copy `/usr/bin/cdi-containerimage-server` out of the image by this path.
 pub const FOLDER: &str = "usr/bin";
 

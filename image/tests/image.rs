@@ -99,6 +99,7 @@ fn two_builds_in_different_folders_are_the_same_and_hold_what_pods_expect() {
     let has = |names: &[&str]| names.iter().any(|name| found.iter().any(|entry| entry == name));
     assert!(has(&["etc/passwd"]) && has(&["etc/ssl/certs/ca-certificates.crt"]));
     assert_takes_plugins(&members, &layers[0]);
+    assert_offers_a_client(&members, &layers[0]);
     assert!(has(&["usr/bin/sh", "bin/sh"]) && has(&["usr/bin/cp", "bin/cp"]));
     assert!(has(&["usr/sbin/mkfs.xfs", "sbin/mkfs.xfs"]) && has(&["usr/sbin/mkfs.ext4", "sbin/mkfs.ext4"]));
     assert!(!found.iter().any(|name| name.contains("/python3")), "a small image");
@@ -119,6 +120,20 @@ fn assert_takes_plugins(members: &BTreeMap<String, Vec<u8>>, layers: &Value) {
         let told = String::from_utf8(told).unwrap();
         assert_eq!(checksum.split("  ").next(), told.split("  ").next());
     }
+}
+
+/// The archive that the upload proxy's process serves holds the client.
+fn assert_offers_a_client(members: &BTreeMap<String, Vec<u8>>, layers: &Value) {
+    let index = PROGRAMS.iter().position(|program| program.name == "kubectl-virt").unwrap();
+    let digest = layers[index + 1]["digest"].as_str().unwrap().replace(':', "/");
+    let folder = tempfile::tempdir().unwrap();
+    let layer = GzDecoder::new(&members[&format!("blobs/{digest}")][..]);
+    tar::Archive::new(layer).unpack(folder.path()).unwrap();
+    let (path, name) = image::product::DOWNLOAD;
+    let archive = fs::File::open(folder.path().join(path)).unwrap();
+    tar::Archive::new(GzDecoder::new(archive)).unpack(folder.path()).unwrap();
+    let content = fs::read_to_string(folder.path().join(name)).unwrap();
+    assert_eq!(content, "stands in for kubectl-virt");
 }
 
 #[test]

@@ -13,7 +13,7 @@
 //! - [`cni`]: the input of network plugins.
 //! - [`net`]: MAC addresses and their owners.
 //! - [`upload`]: the environment of an upload server, its paths and headers, the tokens of clients.
-//! - [`poll`]: the operator's questions about the source of a DataImportCron.
+//! - [`poll`]: the operator's questions about the source of a DataImportCron. [`downloads`]: paths of client downloads.
 //! - [`quantity`]: Kubernetes quantities as bytes. [`duration`]: durations as Go writes them.
 //! - [`names`]: every path, port and metric name of the contracts, once.
 //!
@@ -26,6 +26,7 @@ pub mod component;
 pub mod core;
 #[cfg(feature = "crd")]
 pub mod definition;
+pub mod downloads;
 pub mod duration;
 pub mod hostpath;
 pub mod hyperconverged;

@@ -93,6 +93,20 @@ pub(crate) struct Serve {
     /// Authorities of the operator's client certificate, PEM.
     #[arg(long, env = "POLL_CLIENT_CA_FILE", value_name = "FILE")]
     pub(crate) poll_client_ca_file: Option<PathBuf>,
+    /// Address for downloads of clients, plain HTTP. Default: none are served.
+    #[arg(long, env = "DOWNLOADS_LISTEN", value_name = "ADDRESS")]
+    pub(crate) downloads_listen: Option<SocketAddr>,
+    /// Folder of supplied clients, asked before the one of the image.
+    #[arg(long, env = "CLIENTS_FOLDER", value_name = "FOLDER", default_value = "/var/run/clients")]
+    pub(crate) clients_folder: PathBuf,
+    /// Folder of the image's own client.
+    #[arg(
+        long,
+        env = "OWN_CLIENTS_FOLDER",
+        value_name = "FOLDER",
+        default_value = "/usr/share/ferrovirt/clients"
+    )]
+    pub(crate) own_clients_folder: PathBuf,
 }
 
 #[derive(Clone, Debug, Subcommand)]

@@ -10,6 +10,7 @@ use serve::tls::{Authorities, Certificate, Clients, Identity};
 use crate::args::Serve;
 use crate::cluster::Reach;
 use crate::connect::Own;
+use crate::downloads::Folders;
 use crate::error::{Error, Kind, Result};
 use crate::token_keys::Origin;
 
@@ -25,6 +26,8 @@ pub(crate) struct Config {
     pub(crate) keys: Origin,
     /// Where polls are answered, and the authorities of the operator's certificate.
     pub(crate) polls: Option<(SocketAddr, Clients)>,
+    /// Where clients are served, and from which folders.
+    pub(crate) downloads: Option<(SocketAddr, Folders)>,
 }
 
 impl Config {
@@ -48,6 +51,9 @@ impl Config {
             listen,
             poll_listen,
             poll_client_ca_file,
+            downloads_listen,
+            clients_folder,
+            own_clients_folder,
         } = serve;
         if apiserver_public_key.is_none() && apiserver_public_key_file.is_none() {
             let what = "APISERVER_PUBLIC_KEY is not set, nor APISERVER_PUBLIC_KEY_FILE";
@@ -77,6 +83,8 @@ impl Config {
                 let authorities = Authorities::File(authorities);
                 (listen, Clients { authorities, required: true })
             }),
+            downloads: downloads_listen
+                .map(|listen| (listen, Folders { supplied: clients_folder, own: own_clients_folder })),
         })
     }
 }

@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use crate::args::{self, Args, Command};
 use crate::cluster::Kubernetes;
 use crate::config::Config;
+use crate::downloads;
 use crate::error::{Error, Kind, Result};
 use crate::poll::{self, Polls};
 use crate::push;
@@ -74,6 +75,10 @@ async fn work(config: Config, mut stopped: watch::Receiver<u32>) -> Result<()> {
         None => None,
     };
     let tls: Arc<dyn Current> = Reloading::new(config.identity, None, false).map_err(unusable)?;
+    let downloads = match config.downloads {
+        Some((address, folders)) => Some((listen(address)?, folders)),
+        None => None,
+    };
     let lookup = Kubernetes::new(&config.reach, &config.bundle)?;
     let listener = listen(config.listen)?;
     if let Ok(address) = listener.local_addr() {
@@ -84,6 +89,10 @@ async fn work(config: Config, mut stopped: watch::Receiver<u32>) -> Result<()> {
     if let Some((listener, tls)) = polls {
         let polls = Arc::new(Polls::default());
         tokio::spawn(serve::server::serve(listener, Some(tls), poll::LIMITS, polls, closing.clone()));
+    }
+    if let Some((listener, folders)) = downloads {
+        let router = Arc::new(downloads::router(folders));
+        tokio::spawn(serve::server::serve(listener, None, downloads::LIMITS, router, closing.clone()));
     }
     let follower = Arc::clone(&proxy);
     tokio::spawn(async move { follower.trusted.follow().await });

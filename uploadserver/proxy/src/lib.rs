@@ -8,7 +8,8 @@
 //!  answer ◄═════════════════════════ streamed both ways, 104 too ═════════════════════════════════════ uploadserver
 //! ```
 //!
-//! On a port of its own, for the operator alone, the process also polls sources of DataImportCrons ([`poll`]).
+//! On ports of their own the process also polls sources of DataImportCrons, for the operator alone ([`poll`]), and serves
+//! clients for download ([`downloads`]).
 //!
 //! Not here: connections and their limits (`serve`), what is in a token (`api::upload::token`), images.
 
@@ -17,6 +18,7 @@ mod args;
 mod cluster;
 mod config;
 mod connect;
+mod downloads;
 mod entry;
 mod error;
 mod forward;
