@@ -29,13 +29,23 @@ pub(crate) struct Console<'a> {
 impl<'a> Console<'a> {
     /// Opens it; the error is the API server's answer.
     pub(crate) fn open(place: &'a Place, namespace: &str, name: &str) -> Result<Self, String> {
+        Self::stream(place, namespace, name, "console")
+    }
+
+    /// Opens another stream of the guest, such as `vnc`.
+    pub(crate) fn stream(
+        place: &'a Place,
+        namespace: &str,
+        name: &str,
+        subresource: &str,
+    ) -> Result<Self, String> {
         let node = place.cluster.place();
         let host = node.node_address().to_string();
         let pki = |name: &str| std::fs::read_to_string(node.path("pki").join(name)).unwrap();
         let tls =
             serve::tls::client_config(&pki("ca.crt"), Some((&pki("admin.crt"), &pki("admin.key")))).unwrap();
         let path = format!(
-            "/apis/subresources.kubevirt.io/v1/namespaces/{namespace}/virtualmachineinstances/{name}/console"
+            "/apis/subresources.kubevirt.io/v1/namespaces/{namespace}/virtualmachineinstances/{name}/{subresource}"
         );
         let mut request = format!("wss://{host}:6443{path}").into_client_request().unwrap();
         request.headers_mut().insert("sec-websocket-protocol", "plain.kubevirt.io".parse().unwrap());

@@ -24,6 +24,7 @@ mod manifests;
 mod networks;
 mod place;
 mod pools;
+mod rotation;
 mod scale;
 mod shell;
 mod speed;

@@ -21,8 +21,9 @@ use rcgen::{
 };
 use serde::{Deserialize, Serialize};
 
-/// Longest time between a new bundle and a certificate that needs it.
-const LEAD: Duration = Duration::from_secs(30);
+/// Longest time between a new bundle and a certificate that needs it: the kubelet brings a bundle into a pod within a
+/// minute and its cache's age.
+const LEAD: Duration = Duration::from_secs(120);
 /// How far clocks of clients may be behind.
 const SKEW: Duration = Duration::from_secs(3600);
 /// Most authorities that are trusted at once. Two are usual; there is one more each time the stored ones are damaged.
