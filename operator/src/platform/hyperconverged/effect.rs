@@ -1,7 +1,7 @@
 //! Settings of `HyperConverged` that have no effect, for its status. Pure.
 
-use api::hyperconverged::Gate;
 use api::hyperconverged::v1::HyperConverged;
+use api::hyperconverged::{ANNOTATION, Gate, Stage};
 use serde_json::{Value, json};
 
 use super::input::{plain, value};
@@ -48,12 +48,32 @@ pub fn ignored(owner: &HyperConverged) -> Vec<String> {
         }
     }
     for gate in &owner.spec.feature_gates {
-        let known = Gate::find(&gate.name);
         let on = gate.state.as_deref() != Some("Disabled");
-        let without = known.is_none_or(|known| GATES.contains(&known.name) && on);
+        let without = Gate::find(&gate.name).is_none_or(|known| match known.stage {
+            Stage::Stable => !on,
+            Stage::Removed => on,
+            Stage::Alpha | Stage::Beta | Stage::Deprecated => on && GATES.contains(&known.name),
+        });
         if without {
             found.push(format!("spec.featureGates[{}]", json!(gate.name)));
         }
     }
+    let older = owner.metadata.annotations.get(ANNOTATION).and_then(|text| serde_json::from_str(text).ok());
+    leaves(&older.map_or(Value::Null, |older: Value| older["spec"].clone()), "spec", &mut found);
     found
+}
+
+/// Settings that only v1beta1 has, which the conversion keeps: none of them has an effect.
+fn leaves(value: &Value, path: &str, found: &mut Vec<String>) {
+    match value {
+        Value::Object(fields) => {
+            for (name, field) in fields {
+                leaves(field, &format!("{path}.{name}"), found);
+            }
+        }
+        Value::Null => {}
+        Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
+            found.push(format!("{path} (v1beta1)"));
+        }
+    }
 }

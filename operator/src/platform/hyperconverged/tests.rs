@@ -137,6 +137,62 @@ fn every_setting_changes_a_child_or_is_listed_as_without_effect() {
 }
 
 #[test]
+fn every_setting_of_v1beta1_becomes_one_of_v1_or_is_named_as_without_effect() {
+    let schema = api::schema::of::<api::hyperconverged::v1beta1::HyperConverged>();
+    let schema = schema["properties"]["spec"].clone();
+    let mut base = full(&schema);
+    // Deprecated names give way to the ones in force when both are there.
+    let devices = base["mediatedDevicesConfiguration"].as_object_mut().unwrap();
+    devices.remove("mediatedDevicesTypes").unwrap();
+    let node = devices["nodeMediatedDeviceTypes"][0].as_object_mut().unwrap();
+    node.remove("mediatedDevicesTypes").unwrap();
+    let converted = |spec: &Value| {
+        let object = json!({"apiVersion": "hco.kubevirt.io/v1beta1", "kind": "HyperConverged",
+            "metadata": {"name": NAME}, "spec": spec});
+        api::hyperconverged::convert(&object, API_VERSION).unwrap()
+    };
+    let named = |object: &Value| effect::ignored(&serde_json::from_value(object.clone()).unwrap());
+    let before = converted(&base);
+    let mut all = Vec::new();
+    leaves(&base, &schema, (String::new(), String::new()), &mut all);
+    assert!(all.len() > 150, "{}", all.len());
+    let mut silent = Vec::new();
+    for (pointer, path, schema) in all {
+        let mut changed = base.clone();
+        let place = changed.pointer_mut(&pointer).unwrap();
+        *place = other(place, schema);
+        let after = converted(&changed);
+        if after["spec"] != before["spec"] {
+            continue;
+        }
+        let text = format!("spec.{path} (v1beta1)");
+        if !named(&before).iter().any(|one| text.starts_with(one.trim_end_matches(" (v1beta1)"))) {
+            silent.push(path);
+        }
+    }
+    assert!(silent.is_empty(), "settings without effect that are not named: {silent:#?}");
+}
+
+#[test]
+fn gates_switch_something_or_are_named() {
+    use api::hyperconverged::{Gate, Stage};
+    let with = |name: &str, state: &str| read(json!({"featureGates": [{"name": name, "state": state}]}));
+    for gate in Gate::ALL {
+        let [on, off] = ["Enabled", "Disabled"].map(|state| with(gate.name, state));
+        let named = |owner: &HyperConverged| !effect::ignored(owner).is_empty();
+        let switches = rendered(&on) != rendered(&off);
+        // A gate that cannot be switched is named where it is asked to be otherwise.
+        let expected = match gate.stage {
+            Stage::Stable => (false, true),
+            Stage::Removed => (true, false),
+            Stage::Alpha | Stage::Beta | Stage::Deprecated => (named(&on), false),
+        };
+        assert_eq!((named(&on), named(&off)), expected, "{gate:?}");
+        assert!(switches || named(&on) || named(&off), "{gate:?}");
+    }
+}
+
+#[test]
 fn children_have_only_fields_of_their_definitions() {
     let schema = api::schema::of::<HyperConverged>()["properties"]["spec"].clone();
     let mut base = full(&schema);
