@@ -38,6 +38,8 @@ struct Platform {
     observed_generation: i64,
     version: String,
     conditions: Vec<Condition>,
+    /// Settings without an effect.
+    without: Vec<String>,
 }
 
 impl Platform {
@@ -63,6 +65,7 @@ impl From<&KubeVirt> for Platform {
             conditions,
             observed_generation: observed_generation.unwrap_or(0),
             version: observed_kube_virt_version.unwrap_or_default(),
+            without: without(Side::Compute, &object.spec),
             ..Self::new(&object.metadata, object.spec.uninstall_strategy.as_deref())
         }
     }
@@ -75,9 +78,14 @@ impl From<&Cdi> for Platform {
             phase: phase.unwrap_or_default(),
             conditions,
             version: observed_version.unwrap_or_default(),
+            without: without(Side::Storage, &object.spec),
             ..Self::new(&object.metadata, object.spec.uninstall_strategy.as_deref())
         }
     }
+}
+
+fn without(side: Side, spec: &impl Serialize) -> Vec<String> {
+    super::without::effect(side, &serde_json::to_value(spec).unwrap_or_default())
 }
 
 /// A Deployment or DaemonSet, as it is read.
@@ -298,7 +306,7 @@ impl Controller {
     /// Writes the status if it differs.
     async fn report(&self, side: Side, key: &Key, object: &Platform, state: &State) -> Result<()> {
         let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
-        let conditions = status::conditions(side, state, &object.conditions, &now);
+        let conditions = status::conditions(side, state, &object.without, &object.conditions, &now);
         let phase = status::phase(state).unwrap_or(&object.phase);
         let deployed = *state == State::Deployed;
         let version = if deployed { self.version.as_str() } else { object.version.as_str() };

@@ -15,6 +15,7 @@ pub mod hostpath;
 pub mod hyperconverged;
 pub mod plan;
 pub mod status;
+mod without;
 
 use std::sync::Arc;
 

@@ -18,6 +18,9 @@ pub fn phase(state: &State) -> Option<&'static str> {
     }
 }
 
+/// Condition that names settings without an effect; missing if there are none.
+const WITHOUT: &str = "ferrovirt.io/SettingsWithoutEffect";
+
 /// A condition: type, status, reason, message.
 type Fact = (&'static str, bool, &'static str, String);
 
@@ -83,13 +86,24 @@ fn facts(side: Side, state: &State) -> Vec<Fact> {
     }
 }
 
-/// The conditions of an object in a state at a time (RFC 3339), after those that it had. A condition that stays equal
-/// keeps its times.
-pub fn conditions(side: Side, state: &State, before: &[Condition], now: &str) -> Vec<Condition> {
-    let facts = facts(side, state);
+/// The conditions of an object in a state at a time (RFC 3339), after those that it had; `without`: its settings without an
+/// effect. A condition that stays equal keeps its times.
+pub fn conditions(
+    side: Side,
+    state: &State,
+    without: &[String],
+    before: &[Condition],
+    now: &str,
+) -> Vec<Condition> {
+    let mut facts = facts(side, state);
+    if !without.is_empty() {
+        let text = format!("these settings have no effect: {}", without.join(", "));
+        facts.push((WITHOUT, true, "NotImplemented", text));
+    }
     let mut all: Vec<Condition> = before
         .iter()
-        .filter(|one| one.kind != "Synchronized" && !facts.iter().any(|fact| fact.0 == one.kind))
+        .filter(|one| !["Synchronized", WITHOUT].contains(&one.kind.as_str()))
+        .filter(|one| !facts.iter().any(|fact| fact.0 == one.kind))
         .cloned()
         .collect();
     for (kind, holds, reason, message) in facts {
@@ -149,16 +163,20 @@ mod tests {
             (Side::Compute, State::Waiting(1), "Synchronized=False"),
             (Side::Storage, State::Removing(1), "Available=False Degraded=False Progressing=True"),
         ] {
-            assert_eq!(values(&conditions(side, &state, &[], NOW)).join(" "), wanted, "{side:?} {state:?}");
+            assert_eq!(
+                values(&conditions(side, &state, &[], &[], NOW)).join(" "),
+                wanted,
+                "{side:?} {state:?}"
+            );
         }
     }
 
     #[test]
     fn equal_conditions_keep_their_times_and_changed_ones_get_new_ones() {
         let deploying = State::Deploying(vec!["virt-handler".to_owned()]);
-        let first = conditions(Side::Compute, &deploying, &[], NOW);
-        assert_eq!(conditions(Side::Compute, &deploying, &first, LATER), first);
-        let second = conditions(Side::Compute, &State::Deployed, &first, LATER);
+        let first = conditions(Side::Compute, &deploying, &[], &[], NOW);
+        assert_eq!(conditions(Side::Compute, &deploying, &[], &first, LATER), first);
+        let second = conditions(Side::Compute, &State::Deployed, &[], &first, LATER);
         let time = |kind: &str| {
             let one = second.iter().find(|one| one.kind == kind).unwrap();
             (one.last_transition_time.as_deref(), one.last_probe_time.as_deref())
@@ -169,9 +187,22 @@ mod tests {
 
     #[test]
     fn a_refused_deletion_is_forgotten_when_it_proceeds() {
-        let waiting = conditions(Side::Compute, &State::Waiting(2), &[], NOW);
+        let waiting = conditions(Side::Compute, &State::Waiting(2), &[], &[], NOW);
         assert_eq!(waiting[0].message.as_deref(), Some("2 virtual machines exist; delete them first"));
-        let removing = conditions(Side::Compute, &State::Removing(2), &waiting, LATER);
+        let removing = conditions(Side::Compute, &State::Removing(2), &[], &waiting, LATER);
         assert!(removing.iter().all(|one| one.kind != "Synchronized"));
+    }
+
+    #[test]
+    fn settings_without_effect_are_named_while_they_are_set() {
+        let without = ["spec.customizeComponents.patches".to_owned()];
+        let first = conditions(Side::Compute, &State::Deployed, &without, &[], NOW);
+        let one = first.iter().find(|one| one.kind == WITHOUT).unwrap();
+        assert_eq!(
+            one.message.as_deref(),
+            Some("these settings have no effect: spec.customizeComponents.patches")
+        );
+        let second = conditions(Side::Compute, &State::Deployed, &[], &first, LATER);
+        assert!(second.iter().all(|one| one.kind != WITHOUT));
     }
 }
