@@ -61,7 +61,7 @@ export RUST_TEST_THREADS ?= $(shell echo $$((2 * $$(nproc))))
 JUDGES := e2e/kube/judges
 export FERROVIRT_PEERS := $(CACHE)/kube/judges-$(shell cat $(JUDGES)/go.mod $(JUDGES)/go.sum $(JUDGES)/tools.go | sha256sum | cut -c1-12)
 
-.PHONY: build install programs server cni peers demo deps test fmt-check clippy deny check-tests soak bench advisories tools image kube root cluster cluster-down
+.PHONY: build install programs server cni peers demo deps test fmt-check clippy deny check-tests soak bench advisories tools image kube helm root cluster cluster-down
 
 deps:
 	@missing=(); for package in $(PACKAGES); do \
@@ -154,9 +154,13 @@ deny: tools
 check-tests: deps fmt-check clippy deny server cni kube image
 	cargo test --locked --workspace --no-fail-fast
 
-soak: deps server cni kube image
+helm: deps
+	@e2e/kube/build helm
+
+soak: deps server cni kube helm image
 	FERROVIRT_SOAK=1 cargo test --locked --workspace --no-fail-fast
 	cargo test --locked --workspace --test daemon_debian -- --ignored
+	FERROVIRT_SOAK=1 cargo test --locked -p e2e --test helm -- --ignored
 
 bench: build peers
 	cargo run --release --locked -p benches --bin bench -- \

@@ -8,6 +8,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -66,21 +67,33 @@ pub fn install(cluster: &Cluster, settings: &Settings) -> Result<Duration> {
     Ok(begun.elapsed())
 }
 
-/// Removes the platform; VMs and DataVolumes must be gone. Gives the time that took.
+/// Removes the platform as `operator uninstall` does; VMs and DataVolumes must be gone. Gives the time that took.
 ///
 /// # Errors
 /// When something is not removed in time.
 pub fn uninstall(cluster: &Cluster, settings: &Settings) -> Result<Duration> {
     let begun = Instant::now();
-    for (name, objects) in
-        [("platform-switches.yaml", custom_resources(settings)), ("platform.yaml", manifests(settings))]
-    {
-        let file = write(cluster, name, &objects)?;
-        let timeout = format!("--timeout={}s", READY.as_secs());
-        kubectl(cluster, &["delete", "--ignore-not-found", &timeout, "-f", &file])
-            .with_context(|| pods(cluster, &settings.namespace))?;
-    }
+    let run = removal(cluster, settings, &[])?.output().context("cannot run operator")?;
+    let why = String::from_utf8_lossy(&run.stderr);
+    ensure!(
+        run.status.success(),
+        "operator uninstall: {}\n{}",
+        why.trim(),
+        pods(cluster, &settings.namespace)
+    );
     Ok(begun.elapsed())
+}
+
+/// The command `operator uninstall` for this cluster.
+///
+/// # Errors
+/// When the operator is not built.
+pub fn removal(cluster: &Cluster, settings: &Settings, arguments: &[&str]) -> Result<Command> {
+    let mut command = Command::new(programs::of_this_build("operator")?);
+    let timeout = format!("--timeout={}", READY.as_secs());
+    command.args(["uninstall", "--namespace", &settings.namespace, &timeout]).args(arguments);
+    command.arg("--kubeconfig").arg(cluster.kubeconfig()).stdin(Stdio::null());
+    Ok(command)
 }
 
 /// kubectl's name of an object.

@@ -34,9 +34,8 @@ Examples:
   Collect what a bug report needs:
     operator support-bundle --output bundle
 
-  Remove it; virtual machines and DataVolumes must be gone first:
-    operator manifests --custom-resources | kubectl delete -f -
-    operator manifests | kubectl delete -f -";
+  Remove it; virtual machines and DataVolumes must be gone first, unless the uninstall strategy is RemoveWorkloads:
+    operator uninstall";
 
 /// The subcommands.
 #[derive(Debug, Subcommand)]
@@ -49,6 +48,8 @@ pub enum Command {
     HelmChart(HelmChart),
     /// Collect objects and logs for a bug report, without Secrets.
     SupportBundle(SupportBundle),
+    /// Remove the platform from a cluster.
+    Uninstall(Uninstall),
 }
 
 /// How logs are written.
@@ -110,6 +111,9 @@ pub struct Manifests {
     /// Run guests without KVM; for tests
     #[arg(long)]
     pub emulation: bool,
+    /// Claim with clients to be downloaded, such as arm64/mac/virtctl.zip, in the platform's namespace
+    #[arg(long, value_name = "NAME")]
+    pub clients_claim: Option<String>,
     /// Print the object that switches the platform on (HyperConverged) instead
     #[arg(long)]
     pub custom_resources: bool,
@@ -142,6 +146,27 @@ pub struct SupportBundle {
     /// Namespace of the platform
     #[arg(long, env = "OPERATOR_NAMESPACE", default_value = crate::config::NAMESPACE)]
     pub namespace: String,
+}
+
+/// Options of `uninstall`.
+#[derive(Debug, Group)]
+#[command(after_help = "\
+The objects that switch the platform on go first: while virtual machines or DataVolumes exist their removal is refused,
+unless spec.deployment.uninstallStrategy of HyperConverged is RemoveWorkloads. Then follow APIServices, webhooks,
+definitions with all their objects, and everything else. A second run continues an interrupted one.")]
+pub struct Uninstall {
+    /// Kubeconfig file; without it KUBECONFIG, then the pod's ServiceAccount, then ~/.kube/config
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Namespace of the platform
+    #[arg(long, env = "OPERATOR_NAMESPACE", default_value = crate::config::NAMESPACE)]
+    pub namespace: String,
+    /// Remove only the objects that switch the platform on, and wait until they are gone
+    #[arg(long)]
+    pub only_custom_resources: bool,
+    /// Seconds until it gives up
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub timeout: u64,
 }
 
 #[cfg(test)]

@@ -70,6 +70,7 @@ impl Config {
             image: self.image.clone(),
             replicas: 1,
             emulation: self.emulation,
+            clients_claim: String::new(),
         }
     }
 
@@ -84,13 +85,19 @@ impl Config {
 /// # Errors
 /// [`Kind::Usage`] for an image template without `{program}` and an invalid namespace.
 pub fn settings(arguments: &Manifests) -> Result<Settings> {
-    let Manifests { namespace, image, replicas, emulation, custom_resources: _ } = arguments;
+    let Manifests { namespace, image, replicas, emulation, clients_claim, custom_resources: _ } = arguments;
     check(namespace, image)?;
+    let claim = clients_claim.as_deref().unwrap_or_default();
+    let valid = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
+    if claim.len() > 253 || !claim.bytes().all(valid) {
+        return Err(Error::new(Kind::Usage, format!("--clients-claim {claim:?} is not the name of a claim")));
+    }
     Ok(Settings {
         namespace: namespace.clone(),
         image: image.clone(),
         replicas: *replicas,
         emulation: *emulation,
+        clients_claim: claim.to_owned(),
     })
 }
 

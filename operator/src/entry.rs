@@ -60,6 +60,11 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
             crate::bundle::run(arguments)
         }
+        Command::Uninstall(arguments) => {
+            serve::logs::init(serve::logs::klog_level(1), false);
+            drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
+            crate::removal::run(arguments)
+        }
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

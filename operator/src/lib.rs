@@ -14,7 +14,7 @@
 //! - [`health`]: probes and metrics. [`serve`](mod@serve): aggregated APIs and the
 //!   certificates behind them.
 //! - [`storage`]: DataVolumes, populators, clones, storage profiles. [`volumes`]: which node makes a claim's volume.
-//! - `bundle`: the support bundle. [`install`]: everything that is installed, as data.
+//! - `bundle`: the support bundle. `removal`: `operator uninstall`. [`install`]: everything that is installed, as data.
 //! - [`platform`]: the objects `HyperConverged`, `KubeVirt` and `CDI`.
 //!
 //! Areas never call each other; they meet in objects. Not here: anything that runs on a node.
@@ -32,6 +32,7 @@ mod flavor;
 pub mod health;
 pub mod install;
 pub mod platform;
+mod removal;
 pub mod serve;
 pub mod storage;
 mod view;

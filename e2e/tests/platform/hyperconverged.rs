@@ -3,6 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use cluster::Resource;
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams};
 use serde_json::{Value, json};
 
@@ -578,4 +579,70 @@ fn valid_objects_of_both_versions_are_taken() {
         })
         .collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// A path of the downloads, by the API server's proxy.
+fn download(path: &str) -> std::process::Output {
+    let service = "hyperconverged-cluster-cli-download:http";
+    let path = format!("/api/v1/namespaces/{PLATFORM}/services/{service}/proxy/{path}");
+    PLACE.cluster.kubectl().args(["get", "--raw", &path]).output().unwrap()
+}
+
+#[test]
+fn clients_are_downloaded_from_inside_the_cluster() {
+    let folder = tempfile::tempdir().unwrap();
+    let own = download(api::downloads::OWN);
+    assert!(own.status.success(), "{}", String::from_utf8_lossy(&own.stderr));
+    let archive = folder.path().join("virtctl.tar.gz");
+    std::fs::write(&archive, &own.stdout).unwrap();
+    let unpacked =
+        std::process::Command::new("tar").arg("-xzf").arg(&archive).arg("-C").arg(folder.path()).status();
+    assert!(unpacked.unwrap().success());
+    let run = std::process::Command::new(folder.path().join("virtctl"))
+        .arg("--kubeconfig")
+        .arg(PLACE.cluster.kubeconfig())
+        .arg("version")
+        .output()
+        .unwrap();
+    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+    println!("{}: {} bytes", api::downloads::OWN, own.stdout.len());
+    let list = String::from_utf8(download("").stdout).unwrap();
+    assert_eq!(list, format!("/{}\n", api::downloads::OWN));
+    // A file that the administrator did not supply is refused with the way to supply it.
+    let missing = download("arm64/mac/virtctl.zip");
+    let why = String::from_utf8_lossy(&missing.stderr);
+    assert!(!missing.status.success() && why.contains("(NotFound)"), "{why}");
+}
+
+#[test]
+fn a_narrower_role_gives_its_verbs_and_no_others() {
+    let namespace = "narrow-role";
+    PLACE.namespace(namespace);
+    let group = "rbac.authorization.k8s.io";
+    let rule = json!({"apiGroups": ["subresources.kubevirt.io"], "resources": ["virtualmachines/start"], "verbs": ["update"]});
+    let role = json!({"apiVersion": format!("{group}/v1"), "kind": "Role", "metadata": {"name": "starter"}, "rules": [rule]});
+    let binding = json!({"apiVersion": format!("{group}/v1"), "kind": "RoleBinding", "metadata": {"name": "starter"},
+        "roleRef": {"apiGroup": group, "kind": "Role", "name": "starter"},
+        "subjects": [{"apiGroup": group, "kind": "User", "name": "narrow"}]});
+    PLACE.create(Resource::namespaced("rbac.authorization.k8s.io", "v1", "roles"), namespace, &role);
+    PLACE.create(
+        Resource::namespaced("rbac.authorization.k8s.io", "v1", "rolebindings"),
+        namespace,
+        &binding,
+    );
+    let body = PLACE.cluster.place().path("narrow.json");
+    std::fs::write(&body, "{}").unwrap();
+    let put = |verb: &str| {
+        let path =
+            format!("/apis/subresources.kubevirt.io/v1/namespaces/{namespace}/virtualmachines/none/{verb}");
+        PLACE.kubectl(&["--as=narrow", "replace", "--raw", &path, "-f", body.to_str().unwrap()]).unwrap_err()
+    };
+    // The authorizer learns of the role in a moment.
+    PLACE.until(namespace, "the role is in effect", || put("start").contains("(NotFound)").then_some(()));
+    let refused = put("stop");
+    assert!(refused.contains("(Forbidden)"), "{refused}");
+    let list = ["--as=narrow", "-n", namespace, "get", "virtualmachines.kubevirt.io"];
+    let refused = PLACE.kubectl(&list).unwrap_err();
+    assert!(refused.contains("(Forbidden)"), "{refused}");
+    PLACE.remove_namespace(namespace);
 }

@@ -8,7 +8,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Settings, manifests, yaml};
+use super::{Settings, hooks, label, manifests, workloads, yaml};
 
 /// Marks: what stands between them is a word of [`expression`].
 const MARK: &str = "@@";
@@ -27,6 +27,7 @@ pub fn files(version: &str) -> Result<Vec<File>, serde_saphyr::SerializeError> {
         image: format!("{MARK}image {{program}}{MARK}"),
         replicas: 2,
         emulation: false,
+        clients_claim: String::new(),
     };
     let mut all = vec![
         ("Chart.yaml".to_owned(), about(version)),
@@ -47,6 +48,9 @@ pub fn files(version: &str) -> Result<Vec<File>, serde_saphyr::SerializeError> {
         }
         all.push((format!("templates/{kind}-{name}.yaml").replace(NAMESPACE, "release"), text));
     }
+    let mut hooks = hooks::before_removal(&settings);
+    hooks.iter_mut().for_each(label);
+    all.push(("templates/uninstall.yaml".to_owned(), expressions(&yaml(&hooks)?)));
     Ok(all)
 }
 
@@ -75,6 +79,11 @@ fn mark(object: &mut Value) {
         let pod = &mut object["spec"]["template"]["spec"];
         for field in ["nodeSelector", "tolerations", "affinity"] {
             pod[field] = word(&format!("placement {field}"));
+        }
+        for volume in pod.get_mut("volumes").and_then(Value::as_array_mut).into_iter().flatten() {
+            if volume["name"] == workloads::CLIENTS {
+                *volume = word("clients");
+            }
         }
     }
     let containers = object["spec"]["template"]["spec"]["containers"].as_array_mut();
@@ -115,17 +124,19 @@ fn values() -> Result<String, serde_saphyr::SerializeError> {
         "image": super::IMAGE,
         "replicas": 2,
         "emulation": false,
+        "clientsClaim": "",
         "resources": resources,
         "placement": {"nodeSelector": {}, "tolerations": [], "affinity": {}},
-        "ingress": {"enabled": false, "className": "", "host": "", "tlsSecret": "", "annotations": {}},
+        "ingress": {"enabled": false, "className": "", "host": "", "downloadsHost": "", "tlsSecret": "", "annotations": {}},
     });
     let text = yaml(&[values])?;
     Ok(format!(
         "# image: {{program}} stands for operator, virt-agent, macpool, and so on\n\
          # replicas: of the operator; 1 on a single node\n\
          # emulation: run guests without KVM; for tests\n\
+         # clientsClaim: claim with clients to be downloaded, such as arm64/mac/virtctl.zip\n\
          # placement: of the control plane; guests and node agents are placed by HyperConverged\n\
-         # ingress: makes the upload proxy reachable from outside\n{text}\n"
+         # ingress: makes the upload proxy, and client downloads by downloadsHost, reachable from outside\n{text}\n"
     ))
 }
 
@@ -154,6 +165,7 @@ fn expression(word: &str) -> String {
         Some(("placement", field)) => format!("{{{{ toJson .Values.placement.{field} }}}}"),
         Some(("resources", name)) => format!("{{{{ toJson (index .Values.resources \"{name}\") }}}}"),
         _ if word == "replicas" => "{{ int .Values.replicas }}".to_owned(),
+        _ if word == "clients" => CLIENTS.to_owned(),
         _ if word == "emulation" => "{{ .Values.emulation }}".to_owned(),
         _ => "{{ if .Values.emulation }}[\"--kvm\", \"never\"]{{ else }}[]{{ end }}".to_owned(),
     }
@@ -174,6 +186,11 @@ fn unquoted(text: &str, quote: &str, begin: &str) -> String {
     text
 }
 
+/// The volume of supplied clients, in the flow style of YAML.
+const CLIENTS: &str = "{{ if .Values.clientsClaim }}{name: clients, persistentVolumeClaim: \
+                       {claimName: {{ toJson .Values.clientsClaim }}, readOnly: true}}\
+                       {{ else }}{name: clients, emptyDir: {}}{{ end }}";
+
 const NOTES: &str = "\
 ferrovirt {{ .Chart.Version }} is installed in {{ .Release.Namespace }}.
 
@@ -193,7 +210,8 @@ Switch the platform on:
   EOF
   kubectl -n {{ .Release.Namespace }} wait hyperconverged/kubevirt-hyperconverged --for condition=Available
 
-Before `helm uninstall`, delete virtual machines, DataVolumes, claims of its storage, and both objects. Definitions stay.
+`helm uninstall` first removes both objects, and stops while virtual machines or DataVolumes exist, unless
+spec.deployment.uninstallStrategy of HyperConverged is RemoveWorkloads. Definitions stay.
 ";
 
 const INGRESS: &str = "\
@@ -223,6 +241,34 @@ spec:
               service:
                 name: cdi-uploadproxy
                 port: {number: 443}
+{{- if .Values.ingress.downloadsHost }}
+---
+apiVersion: networking.k8s.io/v1
+kind: Ingress
+metadata:
+  name: hyperconverged-cluster-cli-download
+  namespace: {{ .Release.Namespace }}
+  annotations: {{ toJson .Values.ingress.annotations }}
+spec:
+  {{- if .Values.ingress.className }}
+  ingressClassName: {{ .Values.ingress.className }}
+  {{- end }}
+  {{- if .Values.ingress.tlsSecret }}
+  tls:
+    - hosts: [{{ quote .Values.ingress.downloadsHost }}]
+      secretName: {{ .Values.ingress.tlsSecret }}
+  {{- end }}
+  rules:
+    - host: {{ quote .Values.ingress.downloadsHost }}
+      http:
+        paths:
+          - path: /
+            pathType: Prefix
+            backend:
+              service:
+                name: hyperconverged-cluster-cli-download
+                port: {number: 8080}
+{{- end }}
 {{- end }}
 ";
 
@@ -246,6 +292,7 @@ mod tests {
             ("{{ toJson .Values.placement.nodeSelector }}", "{}"),
             ("{{ toJson .Values.placement.tolerations }}", "[]"),
             ("{{ toJson .Values.placement.affinity }}", "{}"),
+            (CLIENTS, "{name: clients, emptyDir: {}}"),
             ("{{- if gt (int .Values.replicas) 1 }}", ""),
             ("{{- end }}", ""),
         ] {

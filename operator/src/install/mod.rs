@@ -11,12 +11,14 @@
 
 mod accounts;
 pub mod chart;
+mod hooks;
 pub mod hostpath;
 pub mod macpool;
 pub mod metadata;
 pub(crate) mod monitoring;
 mod network_policies;
 mod node;
+pub(crate) mod openshift;
 mod policies;
 pub mod pools;
 mod roles;
@@ -50,11 +52,19 @@ pub struct Settings {
     pub replicas: u32,
     /// Whether guests run without KVM on nodes that lack it.
     pub emulation: bool,
+    /// Claim in the namespace with clients that are served for download besides the project's own; empty for none.
+    pub clients_claim: String,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { namespace: NAMESPACE.to_owned(), image: IMAGE.to_owned(), replicas: 2, emulation: false }
+        Self {
+            namespace: NAMESPACE.to_owned(),
+            image: IMAGE.to_owned(),
+            replicas: 2,
+            emulation: false,
+            clients_claim: String::new(),
+        }
     }
 }
 

@@ -39,7 +39,7 @@ pub(super) fn policies(settings: &Settings) -> Vec<Value> {
             "cdi-uploadproxy",
             json!({"cdi.kubevirt.io": "cdi-uploadproxy"}),
             json!([
-                {"ports": [{"port": 8443}]},
+                {"ports": [{"port": 8443}, {"port": api::downloads::PORT}]},
                 {
                     "ports": [{"port": api::poll::PORT}],
                     "from": [{"podSelector": {"matchLabels": {OPERATOR.0: OPERATOR.1}}}],

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::accounts::{AGENT, HOSTPATH, MACPOOL, OPERATOR, UPLOAD_PROXY};
-use super::{Settings, object, webhooks, with};
+use super::{Settings, object, openshift, webhooks, with};
 
 pub(super) const RBAC: &str = "rbac.authorization.k8s.io/v1";
 
@@ -212,6 +212,21 @@ fn operator() -> Vec<Value> {
             &["kubemacpool-mutator"],
             &["get", "patch", "delete"],
         ),
+        // Objects of OpenShift. The names of objects are not known to the authorizer when they are created.
+        rule("security.openshift.io", &["securitycontextconstraints"], &["create"]),
+        named(
+            "security.openshift.io",
+            &["securitycontextconstraints"],
+            &openshift::CONSTRAINTS,
+            &["get", "patch", "delete"],
+        ),
+        rule("console.openshift.io", &["consoleclidownloads"], &["create"]),
+        named(
+            "console.openshift.io",
+            &["consoleclidownloads"],
+            &[openshift::LINKS],
+            &["get", "patch", "delete"],
+        ),
         rule("apiregistration.k8s.io", &["apiservices"], &["list", "watch"]),
         named("apiregistration.k8s.io", &["apiservices"], &webhooks::API_SERVICES, &["get", "patch"]),
     ]
@@ -225,6 +240,9 @@ fn operator_locally() -> Vec<Value> {
         // How the upload proxy is reached from outside.
         rule("networking.k8s.io", &["ingresses"], READ),
         rule("route.openshift.io", &["routes"], READ),
+        // Client downloads.
+        rule("route.openshift.io", &["routes"], &["create"]),
+        named("route.openshift.io", &["routes"], &[api::downloads::SERVICE], &["patch"]),
         rule(
             "coordination.k8s.io",
             &["leases"],

@@ -1,5 +1,6 @@
 //! Services, with upstream's names.
 
+use api::downloads;
 use api::hostpath::{METADATA_PORT, METADATA_SERVICE};
 use serde_json::{Value, json};
 
@@ -49,7 +50,12 @@ pub(super) fn services(settings: &Settings) -> Vec<Value> {
         json!({"name": "poll", "port": 443, "targetPort": api::poll::PORT, "protocol": "TCP"}),
     );
     poller["metadata"]["labels"] = json!({"cdi.kubevirt.io": api::poll::SERVICE});
-    all.extend([proxy, poller]);
+    let clients = service(
+        downloads::SERVICE,
+        ("cdi.kubevirt.io", "cdi-uploadproxy"),
+        json!({"name": "http", "port": downloads::PORT, "targetPort": downloads::PORT, "protocol": "TCP"}),
+    );
+    all.extend([proxy, poller, clients]);
     all.push(service(
         "kubemacpool-service",
         ("control-plane", "mac-controller-manager"),

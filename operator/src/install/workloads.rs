@@ -1,9 +1,13 @@
 //! Deployments: operator, upload proxy. They run unprivileged, without capabilities and with a read-only root.
 
+use api::downloads;
 use serde_json::{Value, json};
 
 use super::accounts::{self, PRIORITY};
 use super::{HEALTH, HTTPS, OPERATOR, Settings, object, with};
+
+/// Name of the volume of supplied clients.
+pub(super) const CLIENTS: &str = "clients";
 
 /// All Deployments, with what they need besides accounts and Services.
 pub(super) fn workloads(settings: &Settings) -> Vec<Value> {
@@ -112,6 +116,14 @@ fn operator(settings: &Settings) -> Value {
     deployment(settings, "ferrovirt-operator", settings.replicas, &labels, &labels, &spec)
 }
 
+/// The volume of supplied clients: a claim of the administrator's, or nothing.
+pub(super) fn clients(claim: &str) -> Value {
+    if claim.is_empty() {
+        return json!({"name": CLIENTS, "emptyDir": {}});
+    }
+    json!({"name": CLIENTS, "persistentVolumeClaim": {"claimName": claim, "readOnly": true}})
+}
+
 fn upload_proxy(settings: &Settings) -> Value {
     let labels = json!({"cdi.kubevirt.io": "cdi-uploadproxy"});
     let mount = |name: &str, path: &str| json!({"name": name, "mountPath": path, "readOnly": true});
@@ -124,10 +136,12 @@ fn upload_proxy(settings: &Settings) -> Value {
             {"name": "APISERVER_REVOKED_KEYS_FILE", "value": "/var/run/revoked/revoked.pub"},
             {"name": "POLL_LISTEN", "value": format!("[::]:{}", api::poll::PORT)},
             {"name": "POLL_CLIENT_CA_FILE", "value": "/var/run/certs/client-signer/ca-bundle.crt"},
+            {"name": "DOWNLOADS_LISTEN", "value": format!("[::]:{}", downloads::PORT)},
         ],
         "ports": [
             {"name": "https", "containerPort": 8443, "protocol": "TCP"},
             {"name": "poll", "containerPort": api::poll::PORT, "protocol": "TCP"},
+            {"name": "downloads", "containerPort": downloads::PORT, "protocol": "TCP"},
         ],
         "readinessProbe": {
             "httpGet": {"scheme": "HTTPS", "port": 8443, "path": "/healthz"},
@@ -142,6 +156,7 @@ fn upload_proxy(settings: &Settings) -> Value {
             mount("client-signer", "/var/run/certs/client-signer"),
             mount("keys", "/var/run/keys"),
             mount("revoked", "/var/run/revoked"),
+            mount("clients", "/var/run/clients"),
         ],
     });
     let mut spec = pod(settings, accounts::UPLOAD_PROXY, &labels, &container);
@@ -160,6 +175,7 @@ fn upload_proxy(settings: &Settings) -> Value {
             },
         },
         {"name": "revoked", "configMap": {"name": "cdi-uploadproxy-revoked-keys", "optional": true}},
+        clients(&settings.clients_claim),
     ]);
     deployment(settings, "cdi-uploadproxy", 1, &labels, &labels, &spec)
 }

@@ -35,8 +35,8 @@ const VALIDATING: Resource =
 const NAME: &str = "kubevirt-ca";
 /// The Secret that agents mount.
 const AGENT_SECRET: &str = "kubevirt-virt-handler-server-certs";
-/// Our objects among webhooks and APIServices: those that were installed.
-const OURS: &str = "app.kubernetes.io/managed-by=ferrovirt";
+/// Our objects among webhooks and APIServices: those that were installed. Helm sets the label managed-by to its own name.
+const OURS: &str = "app.kubernetes.io/part-of=ferrovirt";
 /// Services that lead to this server.
 const SERVICES: [&str; 5] =
     ["virt-api", "cdi-api", "kubevirt-operator-webhook", "hco-webhook-service", "ferrovirt-operator"];

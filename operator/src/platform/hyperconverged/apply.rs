@@ -1,20 +1,20 @@
 //! Follows `HyperConverged`, its children and the nodes, and carries out the plan.
 
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use api::hyperconverged::HyperConvergedStatus;
 use api::hyperconverged::v1::HyperConverged;
 use cluster::event::{Reference, Type};
 use cluster::{
-    Apply, Cache, Client, Delete, Events, JsonPatch, Key, Kind, Outcome, Propagation, Queue, Resource,
-    Result, Scope,
+    Cache, Client, Delete, Events, JsonPatch, Key, Kind, Outcome, Propagation, Queue, Resource, Result, Scope,
 };
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
 use super::input::{plain, value};
 use super::metrics::Metrics;
+use super::optional::Optional;
 use super::plan::{self, FINALIZER, Removal, Step};
 use super::read::{Facts, Held, NodeRead, NodeSeen};
 use super::render::{self, Child};
@@ -22,8 +22,6 @@ use super::status::{self, ChildState, Situation};
 
 const HYPER_CONVERGED: Resource = Resource::namespaced("hco.kubevirt.io", "v1", "hyperconvergeds");
 const NODES: Resource = Resource::cluster("", "v1", "nodes");
-/// Time until the kinds of Prometheus are looked for again.
-const ABSENT: Duration = Duration::from_secs(600);
 /// Time until children that are being deleted are looked at again, in case a change was missed.
 const RECHECK: Duration = Duration::from_secs(5);
 
@@ -38,15 +36,6 @@ fn resource(child: Child) -> Resource {
     }
 }
 
-/// State of the objects for Prometheus.
-#[derive(Clone, Debug, Default)]
-struct Monitored {
-    /// Identifies what was written last; empty before that.
-    digest: String,
-    /// When their kinds were found missing.
-    absent: Option<Instant>,
-}
-
 /// The controller of `HyperConverged`.
 #[derive(Clone)]
 pub struct Controller {
@@ -59,7 +48,7 @@ pub struct Controller {
     children: [Cache<Held>; 4],
     nodes: Cache<NodeSeen>,
     metrics: Arc<Metrics>,
-    monitored: Arc<Mutex<Monitored>>,
+    optional: Optional,
     queue: Queue<Key>,
 }
 
@@ -106,7 +95,7 @@ impl Controller {
             children,
             nodes,
             metrics,
-            monitored: Arc::default(),
+            optional: Optional::new(client),
             queue,
         }
     }
@@ -187,7 +176,7 @@ impl Controller {
         self.metrics.observe(Some((&owner, &wanted)));
         self.report(key, &held.0, &wanted).await?;
         self.report_ssp(&facts, &now).await?;
-        self.write_monitoring(&render::monitoring(&owner, &facts)).await?;
+        self.optional.write(&render::optional(&owner, &facts)).await?;
         Ok(Outcome::Done)
     }
 
@@ -281,6 +270,7 @@ impl Controller {
             }
             Removal::Wait(_) => Ok(Outcome::After(RECHECK)),
             Removal::Release => {
+                self.optional.remove().await?;
                 let kept =
                     owner.metadata.finalizers.iter().filter(|one| *one != FINALIZER).cloned().collect();
                 self.set_finalizers(key, owner, kept).await?;
@@ -306,29 +296,6 @@ impl Controller {
         let mut object = live.clone();
         object["status"] = wanted;
         self.client.replace::<IgnoredAny>(HYPER_CONVERGED.sub("status"), key, &object).await.map(drop)
-    }
-
-    /// Writes the objects for Prometheus, when they changed or ten minutes after their kinds were missing.
-    async fn write_monitoring(&self, objects: &[Value]) -> Result<()> {
-        let wanted = plan::digest(&Value::Array(objects.to_vec()));
-        let known = self.monitored.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if known.digest == wanted && known.absent.is_none_or(|at| at.elapsed() < ABSENT) {
-            return Ok(());
-        }
-        let apply = Apply { manager: "ferrovirt-monitoring", force: true };
-        let mut absent = None;
-        for object in objects {
-            let plural =
-                if object["kind"] == "PrometheusRule" { "prometheusrules" } else { "servicemonitors" };
-            let resource = Resource::namespaced("monitoring.coreos.com", "v1", plural);
-            let key = Key::new(&self.namespace, object["metadata"]["name"].as_str().unwrap_or_default());
-            match self.client.apply::<IgnoredAny>(resource, &key, object, apply).await {
-                Err(error) if matches!(error.kind(), Kind::NotFound) => absent = Some(Instant::now()),
-                applied => drop(applied?),
-            }
-        }
-        *self.monitored.lock().unwrap_or_else(PoisonError::into_inner) = Monitored { digest: wanted, absent };
-        Ok(())
     }
 
     /// SSP has no controller of its own yet: its status reports that nothing is deployed for it.

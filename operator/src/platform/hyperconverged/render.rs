@@ -9,6 +9,7 @@ use super::patch::{self, PatchError};
 use super::read::Facts;
 use super::{cdi, kubevirt, network, ssp};
 use crate::install::monitoring::{self, Allowed};
+use crate::install::openshift;
 
 /// A kind of child object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -142,6 +143,13 @@ pub fn monitoring(owner: &HyperConverged, facts: &Facts) -> Vec<Value> {
     let allowed =
         Allowed { alerts: observability.allowed_alerts, records: observability.allowed_recording_rules };
     monitoring::objects(&facts.namespace, &allowed)
+}
+
+/// Objects of kinds that not every cluster has: for Prometheus and for OpenShift.
+pub(super) fn optional(owner: &HyperConverged, facts: &Facts) -> Vec<Value> {
+    let mut all = monitoring(owner, facts);
+    all.extend(openshift::objects(&facts.namespace));
+    all
 }
 
 /// Boot image imports that are switched on, with their defaults.
