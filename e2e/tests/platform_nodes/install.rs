@@ -26,7 +26,12 @@ fn installed(generations: bool) -> BTreeSet<String> {
     let generation = if generations { " {.metadata.generation}" } else { "" };
     let template =
         format!("jsonpath={{range .items[*]}}{{.kind}}/{{.metadata.name}}{generation}{{\"\\n\"}}{{end}}");
-    let label = "app.kubernetes.io/part-of=ferrovirt";
+    // Those that the operator makes itself have the second label only; they come and go.
+    let label = if generations {
+        "app.kubernetes.io/managed-by=ferrovirt"
+    } else {
+        "app.kubernetes.io/part-of=ferrovirt"
+    };
     kubectl(&["get", &kinds.join(","), "-A", "-l", label, "-o", &template])
         .lines()
         .map(str::to_owned)
