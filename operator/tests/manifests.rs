@@ -299,6 +299,18 @@ fn one_node_is_asked_for_192_mib_in_five_pods() {
 }
 
 #[test]
+fn the_operators_request_follows_the_number_of_machines() {
+    for (machines, wanted) in
+        [(1, "64Mi"), (1000, "64Mi"), (1001, "65Mi"), (10_000, "128Mi"), (100_000, "768Mi")]
+    {
+        let all = manifests(&Settings { machines, ..Settings::default() });
+        let operator = of(&all, "Deployment").find(|one| name(one) == "ferrovirt-operator").unwrap();
+        let requests = &operator["spec"]["template"]["spec"]["containers"][0]["resources"]["requests"];
+        assert_eq!(requests["memory"], wanted, "{machines}");
+    }
+}
+
+#[test]
 fn own_accounts_pass_the_webhooks_that_a_dead_operator_would_block() {
     let all = all();
     let validator =

@@ -27,7 +27,7 @@ pub fn files(version: &str) -> Result<Vec<File>, serde_saphyr::SerializeError> {
         image: format!("{MARK}image {{program}}{MARK}"),
         replicas: 2,
         emulation: false,
-        clients_claim: String::new(),
+        ..Settings::default()
     };
     let mut all = vec![
         ("Chart.yaml".to_owned(), about(version)),

@@ -54,6 +54,8 @@ pub struct Settings {
     pub emulation: bool,
     /// Claim in the namespace with clients that are served for download besides the project's own; empty for none.
     pub clients_claim: String,
+    /// VMs that the cluster is to hold; the operator's memory request follows ([`Settings::operator_memory`]).
+    pub machines: u32,
 }
 
 impl Default for Settings {
@@ -64,6 +66,7 @@ impl Default for Settings {
             replicas: 2,
             emulation: false,
             clients_claim: String::new(),
+            machines: 1000,
         }
     }
 }
@@ -72,6 +75,12 @@ impl Settings {
     /// Image of a program.
     fn image(&self, program: &str) -> String {
         self.image.replace("{program}", program)
+    }
+
+    /// Memory that the operator asks for, in MiB: 64 for 1000 VMs, and 64 more for each further 9000, as SPECIFICATION.md
+    /// promises.
+    fn operator_memory(&self) -> u32 {
+        64 + (self.machines.saturating_sub(1000).saturating_mul(64)).div_ceil(9000)
     }
 
     /// User name of a ServiceAccount of the platform.

@@ -104,7 +104,7 @@ fn operator(settings: &Settings) -> Value {
             "initialDelaySeconds": 30,
             "periodSeconds": 10,
         },
-        "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}},
+        "resources": {"requests": {"cpu": "50m", "memory": format!("{}Mi", settings.operator_memory())}},
         "securityContext": confined(),
     });
     if settings.emulation
