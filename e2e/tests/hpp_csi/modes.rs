@@ -187,6 +187,7 @@ fn capacity() -> Option<u64> {
 }
 
 /// The scheduler's number follows every change of a volume, in the agent's mode.
+#[expect(clippy::print_stdout, reason = "figures are shown")]
 fn capacity_follows(space: &Space) {
     const GIB: u64 = 1 << 30;
     // 2 s with the full counts; more where other tests share two processors.
