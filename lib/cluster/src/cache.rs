@@ -181,7 +181,7 @@ impl<S: PartialEq> Store<S> {
                     row.round = round;
                 }
             }
-            News::Gone(meta) => self.remove(&meta.key),
+            News::Gone(meta, _) => self.remove(&meta.key),
             News::End => {
                 self.sweep();
                 self.current.store(true, Ordering::Relaxed);
@@ -451,7 +451,7 @@ mod tests {
         let names =
             |value| cache.by(by_node, value).into_iter().map(|(key, _)| key.to_string()).collect::<Vec<_>>();
         assert_eq!((names("x"), names("y")), (vec!["n/b".to_owned()], vec!["n/a".to_owned()]));
-        cache.store.hear::<Value>(News::Gone(&meta("a", 5)));
+        cache.store.hear::<Value>(News::Gone(&meta("a", 5), None));
         assert_eq!((cache.len(), cache.count(by_node, "y")), (1, 0));
         assert_eq!(*told.lock().unwrap(), ["n/a ->x", "n/b ->x", "n/a x>y", "n/a y>-"]);
     }

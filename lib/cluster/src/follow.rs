@@ -44,8 +44,8 @@ pub enum News<'a, T> {
     Present(&'a Meta, T),
     /// An object is present but not of the type `T`: what was known of it stays, it is not gone.
     Unreadable(&'a Meta, serde_json::Error),
-    /// An object is gone.
-    Gone(&'a Meta),
+    /// An object is gone; with its last state, if that is of the type `T`.
+    Gone(&'a Meta, Option<T>),
     /// The list is complete: every present object was reported.
     End,
     /// No news until the next list or watch succeeds.
@@ -180,7 +180,7 @@ fn event<T: DeserializeOwned>(line: &[u8], hear: &mut impl FnMut(News<'_, T>)) -
     let one = Listed::read(object).map_err(unreadable)?;
     match what {
         What::Added | What::Modified => present(&one, hear),
-        What::Deleted => hear(News::Gone(one.meta())),
+        What::Deleted => hear(News::Gone(one.meta(), one.object().ok())),
         What::Bookmark | What::Error | What::Unknown => {}
     }
     let version = &one.meta().version;
@@ -198,7 +198,9 @@ mod tests {
         let result = event::<Value>(line.as_bytes(), &mut |news| {
             told.push(match news {
                 News::Present(meta, object) => format!("present {} {}", meta.key, object["spec"]),
-                News::Gone(meta) => format!("gone {}", meta.key),
+                News::Gone(meta, object) => {
+                    format!("gone {} {}", meta.key, object.unwrap_or_default()["spec"])
+                }
                 other @ (News::Begin | News::Unreadable(..) | News::End | News::Lost(_) | News::Watching) => {
                     format!("{other:?}")
                 }
@@ -213,7 +215,7 @@ mod tests {
         for (line, expected) in [
             (format!(r#"{{"type":"ADDED","object":{object}}}"#), "present n/a 7"),
             (format!(r#"{{"object":{object},"type":"MODIFIED"}}"#), "present n/a 7"),
-            (format!(r#"{{"type":"DELETED","object":{object}}}"#), "gone n/a"),
+            (format!(r#"{{"type":"DELETED","object":{object}}}"#), "gone n/a 7"),
         ] {
             let (told, version) = told(&line);
             assert_eq!(told, [expected]);

@@ -8,6 +8,7 @@
 //! - `websocket` (feature of that name): consoles, screens and ports of guests, over a connection of their own.
 //! - [`follow`]: list in pages, then watch; [`cache`]: projections of what is followed, with indexes.
 //! - [`queue`]: keyed work with priorities and back-off; [`stop`]: a graceful end, passed around.
+//! - [`time`]: the API server's two ways to write a time.
 //! - [`lease`]: one of several replicas works; [`event`]: what `kubectl describe` shows.
 //! - [`access`]: SubjectAccessReview and TokenReview; [`front`]: the user of a request from the aggregator;
 //!   [`review`]: AdmissionReview in and out, smallest JSON patch.
@@ -44,7 +45,7 @@ pub mod queue;
 mod resource;
 pub mod review;
 pub mod stop;
-mod time;
+pub mod time;
 pub mod transport;
 #[cfg(feature = "websocket")]
 pub mod websocket;

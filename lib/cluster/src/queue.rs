@@ -44,6 +44,19 @@ pub enum Outcome {
     Retry,
 }
 
+impl Outcome {
+    /// The outcome of a reconciliation of `object`, which is of this kind. A failure is retried, and logged unless the object
+    /// changed in between.
+    pub fn of(result: crate::Result<Self>, kind: &str, object: &impl fmt::Display) -> Self {
+        result.unwrap_or_else(|error| {
+            if !error.is_conflict() {
+                tracing::warn!(kind, %object, error = error.chain(), "cannot reconcile; will retry");
+            }
+            Self::Retry
+        })
+    }
+}
+
 /// A queue of keys. Clones share it.
 pub struct Queue<K> {
     shared: Arc<Shared<K>>,

@@ -5,12 +5,12 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 /// `metav1.MicroTime` of now: `2026-01-02T03:04:05.678901Z`.
-pub(crate) fn micro() -> String {
+pub fn micro() -> String {
     Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S%.6fZ").to_string()
 }
 
 /// `metav1.Time` of now: `2026-01-02T03:04:05Z`.
-pub(crate) fn seconds() -> String {
+pub fn seconds() -> String {
     Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 

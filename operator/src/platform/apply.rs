@@ -195,12 +195,7 @@ impl Controller {
         self.queue
             .run(1, stop, move |(side, key)| {
                 let this = this.clone();
-                async move {
-                    this.reconcile(side, &key).await.unwrap_or_else(|error| {
-                        tracing::warn!(object = %key, %error, "cannot update the platform's status");
-                        Outcome::Retry
-                    })
-                }
+                async move { Outcome::of(this.reconcile(side, &key).await, "the platform", &key) }
             })
             .await;
     }
@@ -305,7 +300,7 @@ impl Controller {
 
     /// Writes the status if it differs.
     async fn report(&self, side: Side, key: &Key, object: &Platform, state: &State) -> Result<()> {
-        let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+        let now = cluster::time::seconds();
         let conditions = status::conditions(side, state, &object.without, &object.conditions, &now);
         let phase = status::phase(state).unwrap_or(&object.phase);
         let deployed = *state == State::Deployed;

@@ -51,6 +51,18 @@ pub struct Component {
     pub current: bool,
 }
 
+impl Component {
+    /// Whether every pod runs in the present version and is ready, by a controller that has seen the latest spec.
+    pub fn is_ready(&self) -> bool {
+        self.current && self.ready >= self.desired
+    }
+
+    /// How far its pods are, for conditions.
+    pub fn progress(&self, kind: &str) -> String {
+        format!("{kind} {} has {} of {} pods ready", self.name, self.ready, self.desired)
+    }
+}
+
 /// The inputs of the decision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Observed {
@@ -107,9 +119,7 @@ pub fn state(side: Side, observed: &Observed) -> State {
     if let Some(older) = older {
         return State::Duplicate(older.clone());
     }
-    let is_ready = |name: &&&str| {
-        components.iter().any(|one| one.name == ***name && one.current && one.ready >= one.desired)
-    };
+    let is_ready = |name: &&&str| components.iter().any(|one| one.name == ***name && one.is_ready());
     let missing: Vec<String> =
         side.components().iter().filter(|name| !is_ready(name)).map(|name| (*name).to_owned()).collect();
     if missing.is_empty() { State::Deployed } else { State::Deploying(missing) }

@@ -101,14 +101,7 @@ impl Controller {
         self.queue
             .run(1, stop, move |key| {
                 let this = this.clone();
-                async move {
-                    this.reconcile(&key).await.unwrap_or_else(|error| {
-                        if !matches!(error.kind(), Kind::Conflict) {
-                            tracing::warn!(object = %key, %error, "cannot reconcile NetworkAddonsConfig");
-                        }
-                        Outcome::Retry
-                    })
-                }
+                async move { Outcome::of(this.reconcile(&key).await, "NetworkAddonsConfig", &key) }
             })
             .await;
     }
@@ -240,7 +233,7 @@ impl Controller {
         failure: Option<(&'static str, String)>,
     ) -> Result<()> {
         let before = object.status.clone().unwrap_or_default();
-        let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+        let now = cluster::time::seconds();
         let all = self.deployments.all().into_iter().chain(self.daemon_sets.all());
         let components: Vec<Component> = all.map(|(_, component)| (*component).clone()).collect();
         let wanted = status::status(&Situation {

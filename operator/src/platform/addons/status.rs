@@ -67,13 +67,8 @@ pub fn status(situation: &Situation<'_>) -> NetworkAddonsStatus {
                 absent.get_or_insert(reason);
                 waiting.push(format!("{} {} does not exist", one.kind, one.name));
             }
-            Some(found) if !found.current || found.ready < found.desired => {
-                waiting.push(format!(
-                    "{} {} has {} of {} pods ready",
-                    one.kind, one.name, found.ready, found.desired
-                ));
-            }
-            Some(_) => {}
+            Some(found) if found.is_ready() => {}
+            Some(found) => waiting.push(found.progress(one.kind)),
         }
     }
     let unsupported = check::unsupported(spec);

@@ -102,14 +102,7 @@ impl Controller {
         self.queue
             .run(1, stop, move |key| {
                 let this = this.clone();
-                async move {
-                    this.reconcile(&key).await.unwrap_or_else(|error| {
-                        if !matches!(error.kind(), Kind::Conflict) {
-                            tracing::warn!(object = %key, error = error.chain(), "cannot reconcile HostPathProvisioner");
-                        }
-                        Outcome::Retry
-                    })
-                }
+                async move { Outcome::of(this.reconcile(&key).await, "HostPathProvisioner", &key) }
             })
             .await;
     }
@@ -234,10 +227,8 @@ impl Controller {
         let name = hostpath::DAEMON_SET;
         match self.daemon_sets.get(&Key::new(&self.settings.namespace, name)) {
             None => Some(format!("DaemonSet {name} does not exist yet")),
-            Some(set) if !set.current || set.ready < set.desired => {
-                Some(format!("DaemonSet {name} has {} of {} pods ready", set.ready, set.desired))
-            }
-            Some(_) => None,
+            Some(set) if set.is_ready() => None,
+            Some(set) => Some(set.progress("DaemonSet")),
         }
     }
 
@@ -302,7 +293,7 @@ impl Controller {
         pools: Option<Vec<StoragePoolStatus>>,
     ) -> Result<()> {
         let before = object.status.clone().unwrap_or_default();
-        let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+        let now = cluster::time::seconds();
         let mut wanted: HostPathStatus = status::status(state, &before, &self.version, &now);
         wanted.storage_pool_statuses = pools.unwrap_or_else(|| before.storage_pool_statuses.clone());
         self.metrics.observe(Some(status::is(&wanted, "Available", "True")));

@@ -111,14 +111,7 @@ impl Controller {
         self.queue
             .run(1, stop, move |key| {
                 let this = this.clone();
-                async move {
-                    this.reconcile(&key).await.unwrap_or_else(|error| {
-                        if !matches!(error.kind(), Kind::Conflict) {
-                            tracing::warn!(object = %key, %error, "cannot reconcile HyperConverged");
-                        }
-                        Outcome::Retry
-                    })
-                }
+                async move { Outcome::of(this.reconcile(&key).await, "HyperConverged", &key) }
             })
             .await;
     }
@@ -140,7 +133,7 @@ impl Controller {
             }
             return Ok(Outcome::Done);
         };
-        let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+        let now = cluster::time::seconds();
         let owner = match serde_json::from_value::<HyperConverged>(held.0.clone()) {
             Ok(owner) => owner,
             Err(error) => {
