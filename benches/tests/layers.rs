@@ -19,6 +19,7 @@ mod cycles;
 /// without a line here, and a line without a library, fail the test.
 const FLOORS: &[(&str, u8)] = &[
     ("error", 0),
+    ("mac", 0),
     ("api", 1),
     ("dir", 1),
     ("link", 1),
@@ -77,7 +78,7 @@ const NEVER_LINKED: &[(&str, &[&str])] = &[
     ),
     ("cni", &["tokio", "hyper", "kube", "tonic"]),
     ("hpp-csi", &["kube", "kube-core", "k8s-openapi", "reqwest", "disk-image", "nix"]),
-    ("macpool", &["tonic"]),
+    ("macpool", &["tonic", "kube", "kube-core", "k8s-openapi", "reqwest"]),
     ("operator", &["kube", "k8s-openapi", "tonic", "link", "disk-image", "reqwest"]),
     ("guest", &["tokio", "hyper", "rustls", "tonic", "kube", "virt"]),
     (

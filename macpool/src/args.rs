@@ -9,12 +9,16 @@ use std::time::Duration;
 
 use clap::Parser;
 
-use crate::certificates::Intervals;
 use crate::config::{Config, Duty};
 use crate::error::Result;
 use crate::namespaces::Policy;
 use crate::tls::{Offer, TLS13};
 use api::net::Range;
+use serve::authority::Intervals;
+
+/// Begins the message about intervals, before the broken rule.
+const INTERVALS: &str =
+    "CA_ROTATE_INTERVAL, CA_OVERLAP_INTERVAL, CERT_ROTATE_INTERVAL, CERT_OVERLAP_INTERVAL";
 
 /// What `--help` ends with.
 const EXAMPLES: &str = "\
@@ -250,7 +254,8 @@ impl Args {
                 cert_rotate: cert_rotate_interval,
                 cert_overlap: cert_overlap_interval,
             }
-            .check()?,
+            .check()
+            .map_err(|error| crate::Error::with(crate::Kind::Invalid, INTERVALS, error))?,
         };
         Ok((config, self.level.0))
     }

@@ -4,10 +4,29 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use crate::certificates::Intervals;
 use crate::namespaces::Policy;
 use crate::tls::Offer;
 use api::net::Range;
+use cluster::{Key, Resource, Scope};
+use serve::authority::Intervals;
+
+/// VirtualMachines.
+pub(crate) const MACHINES: Resource = Resource::namespaced("kubevirt.io", "v1", "virtualmachines");
+/// VirtualMachineInstances.
+pub(crate) const INSTANCES: Resource = Resource::namespaced("kubevirt.io", "v1", "virtualmachineinstances");
+/// Pods.
+pub(crate) const PODS: Resource = Resource::namespaced("", "v1", "pods");
+/// Namespaces.
+pub(crate) const NAMESPACES: Resource = Resource::cluster("", "v1", "namespaces");
+/// ConfigMaps.
+pub(crate) const MAPS: Resource = Resource::namespaced("", "v1", "configmaps");
+/// Secrets.
+pub(crate) const SECRETS: Resource = Resource::namespaced("", "v1", "secrets");
+/// Events.
+pub(crate) const EVENTS: Resource = Resource::namespaced("", "v1", "events");
+/// MutatingWebhookConfigurations.
+pub(crate) const WEBHOOKS: Resource =
+    Resource::cluster("admissionregistration.k8s.io", "v1", "mutatingwebhookconfigurations");
 
 /// The MutatingWebhookConfiguration.
 pub(crate) const CONFIGURATION: &str = "kubemacpool-mutator";
@@ -56,11 +75,21 @@ pub(crate) struct Config {
     pub(crate) offer: Offer,
     /// Labels of objects that are made.
     pub(crate) labels: BTreeMap<String, String>,
-    /// When certificates are made anew.
+    /// Ages at which certificates are replaced.
     pub(crate) intervals: Intervals,
 }
 
 impl Config {
+    /// The object of this name in our namespace.
+    pub(crate) fn key(&self, name: &str) -> Key {
+        Key::new(&self.namespace, name)
+    }
+
+    /// The object of this name in our namespace, to list and to watch.
+    pub(crate) fn scope(&self, name: &str) -> Scope {
+        Scope::all().namespace(&self.namespace).name(name)
+    }
+
     /// The names by which the webhook is called; other replicas call the third.
     pub(crate) fn hosts(&self) -> [String; 4] {
         let namespace = &self.namespace;

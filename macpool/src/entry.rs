@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kube::Client;
+use cluster::Client;
 use rustls::pki_types::ServerName;
 use serve::tls::Identity;
 use tokio::net::TcpListener;
@@ -40,6 +40,8 @@ const QUIET: Duration = Duration::from_secs(10);
 const LINGER: Duration = Duration::from_secs(2);
 /// How long reviews may take that are on their way then.
 const DRAIN: Duration = Duration::from_millis(1500);
+/// How long an answer of the API server may take.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// How long telling others that they may have our blocks may take.
 const FAREWELL: Duration = Duration::from_secs(1);
 
@@ -76,12 +78,12 @@ fn serve(config: Config) -> Result<()> {
         tracing::info!(?signal, "stopping");
         stop.send_modify(|signals| *signals += 1);
     })
-    .map_err(|error| Error::caused(Kind::Internal, "cannot watch for signals", error))?;
+    .map_err(|error| Error::with(Kind::Internal, "cannot watch for signals", error))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
-        .map_err(|error| Error::caused(Kind::Internal, "cannot start the runtime", error))?;
+        .map_err(|error| Error::with(Kind::Internal, "cannot start the runtime", error))?;
     let ended = runtime.block_on(async {
         let mut twice = stopped.clone();
         tokio::select! {
@@ -99,10 +101,16 @@ async fn signals(stopped: &mut Receiver<u32>, count: u32) {
     drop(stopped.wait_for(|signals| *signals >= count).await);
 }
 
+/// A client by `KUBECONFIG`, or by the pod's ServiceAccount.
+fn client() -> cluster::Result<Client> {
+    let mut config = cluster::Config::load(None, None)?;
+    config.timeout = PATIENCE;
+    Client::new(&config, "macpool")
+}
+
 async fn work(config: Config, mut stopped: Receiver<u32>) -> Result<()> {
-    let client = Client::try_default()
-        .await
-        .map_err(|error| Error::caused(Kind::Unreachable, "no way to the API server is configured", error))?;
+    let client = client()
+        .map_err(|error| Error::with(Kind::Unreachable, "no way to the API server is configured", error))?;
     let incarnation = format!("{:016x}", u64::from_ne_bytes(upkeep::random()));
     let cursor = u64::from_ne_bytes(upkeep::random()) & ((1 << 48) - 1);
     let me = Me { name: config.name.clone(), incarnation, address: config.address.clone() };
@@ -118,7 +126,7 @@ async fn work(config: Config, mut stopped: Receiver<u32>) -> Result<()> {
     let state = Arc::new(State::new(pool, Ledger::new(me), config.policy));
     let [.., host, _] = config.hosts();
     let name = ServerName::try_from(host)
-        .map_err(|error| Error::caused(Kind::Invalid, "the namespace is no name", error))?;
+        .map_err(|error| Error::with(Kind::Invalid, "the namespace is no name", error))?;
     let webhook = Arc::new(Webhook::new(state.clone(), Peers::new(name)));
     let others = listen(config.peers)?;
     serve_metrics(&client, &config, &state);
@@ -180,5 +188,5 @@ fn serve_metrics(client: &Client, config: &Config, state: &Arc<State>) {
 
 fn listen(address: SocketAddr) -> Result<TcpListener> {
     let listener = serve::server::listen(address).and_then(TcpListener::from_std);
-    listener.map_err(|error| Error::caused(Kind::Internal, format!("cannot listen on {address}"), error))
+    listener.map_err(|error| Error::with(Kind::Internal, format!("cannot listen on {address}"), error))
 }

@@ -7,14 +7,9 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use http::Method;
-use kube::Client;
-use serde_json::{Value, json};
+use cluster::Client;
 use serve::http::Verdict;
 use tokio::runtime::Handle;
-
-use crate::apiserver;
-use crate::error::Result;
 
 /// How long the API server's yes is believed.
 const BELIEVED: Duration = Duration::from_secs(60);
@@ -64,31 +59,9 @@ impl Guard {
         }
     }
 
-    async fn ask(&self, token: &str) -> Result<Verdict> {
-        let review = json!({
-            "apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token},
-        });
-        let path = "/apis/authentication.k8s.io/v1/tokenreviews";
-        let answer = apiserver::call(&self.client, Method::POST, path, Some(&review)).await?;
-        if answer.pointer("/status/authenticated") != Some(&Value::Bool(true)) {
-            return Ok(Verdict::Unknown);
-        }
-        let user =
-            |field: &str| answer.pointer(&format!("/status/user/{field}")).cloned().unwrap_or_default();
-        let review = json!({
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SubjectAccessReview",
-            "spec": {
-                "user": user("username"),
-                "groups": user("groups"),
-                "uid": user("uid"),
-                "extra": user("extra"),
-                "nonResourceAttributes": {"path": "/metrics", "verb": "get"},
-            },
-        });
-        let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
-        let answer = apiserver::call(&self.client, Method::POST, path, Some(&review)).await?;
-        let allowed = answer.pointer("/status/allowed") == Some(&Value::Bool(true));
-        Ok(if allowed { Verdict::Granted } else { Verdict::Refused })
+    async fn ask(&self, token: &str) -> cluster::Result<Verdict> {
+        let Some(user) = self.client.whose(token).await? else { return Ok(Verdict::Unknown) };
+        let verdict = self.client.may_path(&user, "get", "/metrics").await?;
+        Ok(if verdict.allowed { Verdict::Granted } else { Verdict::Refused })
     }
 }

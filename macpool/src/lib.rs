@@ -13,13 +13,12 @@
 //! - [`manifest`]: what is read of objects; [`namespaces`]: what their namespaces decide.
 //! - [`review`]: the webhook, from an AdmissionReview to its answer.
 //! - [`collision`]: addresses that several running objects have.
-//! - [`certificates`]: when which certificate is made anew.
+//! - [`certificates`]: the store of the webhook's certificate and its authorities.
 //!
 //! Around them [`state`] is what a replica knows, and the rest brings it there and asks it.
 //!
 //! Not here: what KubeVirt does with an address.
 
-mod apiserver;
 mod args;
 pub mod blocks;
 pub mod certificates;

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+use cluster::follow::News;
 use serde_json::Value;
 
-use crate::apiserver::News;
 use crate::blocks::{FENCE, Ledger, RETURNED_MAX, Turn, enough, has};
 use crate::collision::{Collision, Runner, Running};
 use crate::manifest;
@@ -16,6 +16,9 @@ use crate::namespaces::{Labels, POLICY, Policy, Selector};
 use crate::tls::InUse;
 use api::net::pool::{Block, Pool, Stamp, View};
 
+/// How long after a watch is open again every change of the time without one has come. Only a list is complete at a known
+/// moment.
+const CATCH_UP: Duration = Duration::from_secs(5);
 /// How often it is looked whether everything is loaded.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -58,8 +61,8 @@ pub(crate) struct Known {
     pub(crate) complaint: Option<String>,
     /// Listings that are complete.
     loaded: [bool; 4],
-    /// Those after which all news have come.
-    heard: [bool; 4],
+    /// From when on every change of the objects has come; `None` while they are not followed.
+    current: [Option<Duration>; 4],
 }
 
 /// What has to be loaded before anything is answered.
@@ -89,7 +92,7 @@ impl State {
             written: None,
             complaint: None,
             loaded: [false; 4],
-            heard: [false; 4],
+            current: [None; 4],
         };
         Self {
             started: Instant::now(),
@@ -166,25 +169,25 @@ impl State {
 }
 
 impl Known {
-    /// A listing is complete.
-    pub(crate) fn set_loaded(&mut self, part: Part) {
-        for list in [&mut self.loaded, &mut self.heard] {
-            if let Some(done) = list.get_mut(part as usize) {
-                *done = true;
-            }
-        }
+    /// A list is complete.
+    pub(crate) fn set_loaded(&mut self, part: Part, now: Duration) {
+        self.loaded[part as usize] = true;
+        self.current[part as usize] = Some(now);
     }
 
-    /// What happens is not heard, until the next listing is complete.
+    /// Changes are missed until the objects are watched or listed again.
     pub(crate) fn set_lost(&mut self, part: Part) {
-        if let Some(heard) = self.heard.get_mut(part as usize) {
-            *heard = false;
-        }
+        self.current[part as usize] = None;
     }
 
-    /// Lets promises go that have run out; none while their objects could be there without our having heard of it.
+    /// The objects are watched, from the last change that came.
+    pub(crate) fn set_watched(&mut self, part: Part, now: Duration) {
+        self.current[part as usize].get_or_insert(now + CATCH_UP);
+    }
+
+    /// Drops promises that have run out; none while their objects may exist without an event that has come.
     pub(crate) fn expire(&mut self, now: Duration) {
-        if self.heard.iter().all(|heard| *heard) {
+        if self.current.iter().all(|from| from.is_some_and(|from| from <= now)) {
             self.pool.expire(now);
         }
     }
@@ -218,27 +221,30 @@ impl Known {
         self.pool.spare(keep, RETURNED_MAX, now)
     }
 
-    /// What is heard of namespaces. What they say counts until something else is heard.
-    pub(crate) fn hear_of_namespaces(&mut self, news: News<'_>) {
+    /// Follows namespaces. The last known state of each counts until another one comes.
+    pub(crate) fn hear_of_namespaces(&mut self, news: News<'_, Value>, now: Duration) {
         match news {
             News::Begin => self.unmet = self.namespaces.keys().cloned().collect(),
-            News::There(object) => self.observe_namespace(object),
-            News::Gone(object) => {
-                self.namespaces.remove(manifest::metadata(object, "name").unwrap_or_default());
+            News::Present(meta, object) => self.observe_namespace(meta.key.name(), &object),
+            News::Unreadable(meta, _) => {
+                self.unmet.remove(meta.key.name());
+            }
+            News::Gone(meta, _) => {
+                self.namespaces.remove(meta.key.name());
             }
             News::End => {
                 for name in self.unmet.drain() {
                     self.namespaces.remove(&name);
                 }
-                self.set_loaded(Part::Namespaces);
+                self.set_loaded(Part::Namespaces, now);
             }
-            News::Lost => {}
+            News::Lost(_) => self.set_lost(Part::Namespaces),
+            News::Watching => self.set_watched(Part::Namespaces, now),
         }
     }
 
-    /// A namespace is there.
-    fn observe_namespace(&mut self, object: &Value) {
-        let Some(name) = manifest::metadata(object, "name") else { return };
+    /// A namespace exists.
+    fn observe_namespace(&mut self, name: &str, object: &Value) {
         self.unmet.remove(name);
         let labels = object.pointer("/metadata/labels").and_then(Value::as_object).into_iter().flatten();
         let labels = labels.filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())));
@@ -290,6 +296,8 @@ mod tests {
     use crate::blocks::{Book, Me};
     use api::net::pool::{Owner, block_of};
     use api::net::{Mac, Range};
+    use cluster::Key;
+    use cluster::follow::Meta;
 
     const WAIT: Duration = Duration::from_secs(10);
 
@@ -303,43 +311,61 @@ mod tests {
         json!({"metadata": {"name": name, "annotations": {POLICY: policy}}})
     }
 
-    #[test]
-    fn what_a_namespace_says_counts_until_another_word_is_heard() {
-        let state = state();
-        let mut known = state.lock();
-        let (a, b) = (namespace("a", "reject"), namespace("b", "rewrite"));
-        known.hear_of_namespaces(News::Begin);
-        [&a, &b].into_iter().for_each(|one| known.hear_of_namespaces(News::There(one)));
-        known.hear_of_namespaces(News::End);
-        let policies = |known: &Known| ["a", "b"].map(|name| known.policy_of(name));
-        assert_eq!(policies(&known), [Policy::Reject, Policy::Rewrite]);
-        // The API server goes away, and is listed again when it is back.
-        for news in [News::Lost, News::Begin, News::Lost, News::Begin] {
-            known.hear_of_namespaces(news);
-            assert_eq!(policies(&known), [Policy::Reject, Policy::Rewrite]);
-        }
-        known.hear_of_namespaces(News::There(&b));
-        known.hear_of_namespaces(News::End);
-        assert_eq!(policies(&known), [Policy::Allow, Policy::Rewrite]);
-        known.hear_of_namespaces(News::Gone(&b));
-        assert_eq!(policies(&known), [Policy::Allow; 2]);
+    fn meta(name: &str) -> Meta {
+        Meta { key: Key::cluster(name), uid: String::new(), version: String::new() }
     }
 
     #[test]
-    fn promises_do_not_run_out_while_nothing_is_heard_of_their_objects() {
+    fn policy_of_a_namespace_counts_until_another_one_comes() {
+        let state = state();
+        let mut known = state.lock();
+        let policies = |known: &Known| ["a", "b"].map(|name| known.policy_of(name));
+        let (a, b) = (meta("a"), meta("b"));
+        let lost = cluster::Error::new(cluster::Kind::Unreachable, "stopped");
+        let unreadable = serde_json::from_str::<Value>("{").unwrap_err();
+        // The API server stops in the middle of a list.
+        let [allow, reject, rewrite] = [Policy::Allow, Policy::Reject, Policy::Rewrite];
+        let steps = [
+            (News::Begin, [allow, allow]),
+            (News::Present(&a, namespace("a", "reject")), [reject, allow]),
+            (News::Present(&b, namespace("b", "rewrite")), [reject, rewrite]),
+            (News::End, [reject, rewrite]),
+            (News::Lost(&lost), [reject, rewrite]),
+            (News::Begin, [reject, rewrite]),
+            (News::Lost(&lost), [reject, rewrite]),
+            (News::Begin, [reject, rewrite]),
+            (News::Unreadable(&b, unreadable), [reject, rewrite]),
+            (News::End, [allow, rewrite]),
+            (News::Gone(&b, None), [allow, allow]),
+        ];
+        for (number, (news, expected)) in steps.into_iter().enumerate() {
+            known.hear_of_namespaces(news, Duration::ZERO);
+            assert_eq!(policies(&known), expected, "step {number}");
+        }
+    }
+
+    #[test]
+    fn promises_do_not_run_out_before_every_change_of_their_objects_has_come() {
         let state = state();
         let mut known = state.lock();
         let all = [Part::Machines, Part::Instances, Part::Pods, Part::Namespaces];
-        all.into_iter().for_each(|part| known.set_loaded(part));
+        all.into_iter().for_each(|part| known.set_loaded(part, Duration::ZERO));
         let (owner, mac) = (Owner::new(View::Machine, "n", "v"), Mac::parse("02:00:00:00:00:01").unwrap());
         known.pool.reserve(&owner, mac, 1, Duration::ZERO);
         for part in all {
             known.set_lost(part);
             known.expire(WAIT);
-            assert!(!known.pool.is_free(mac), "{part:?}");
-            known.set_loaded(part);
+            assert!(!known.pool.is_free(mac), "{part:?} is lost");
+            known.set_watched(part, WAIT);
+            known.expire(WAIT + CATCH_UP / 2);
+            assert!(!known.pool.is_free(mac), "{part:?} may be behind");
+            known.set_loaded(part, WAIT);
+            // The watch that follows a list is up to date.
+            known.set_watched(part, WAIT);
         }
-        known.expire(WAIT);
+        known.set_lost(Part::Pods);
+        known.set_watched(Part::Pods, WAIT);
+        known.expire(WAIT + CATCH_UP);
         assert!(known.pool.is_free(mac));
     }
 

@@ -140,8 +140,8 @@ impl Material {
     /// [`Kind::Internal`] when a certificate or key cannot be used, or there is none yet.
     pub(crate) fn new(store: &Store, offer: &Offer) -> Result<Self> {
         let unusable =
-            |error: rustls::Error| Error::caused(Kind::Internal, "cannot use the certificate", error);
-        let unread = |error| Error::caused(Kind::Internal, "cannot read the certificate", error);
+            |error: rustls::Error| Error::with(Kind::Internal, "cannot use the certificate", error);
+        let unread = |error| Error::with(Kind::Internal, "cannot read the certificate", error);
         let Some(serving) = &store.serving else {
             return Err(Error::new(Kind::Internal, "there is no certificate yet"));
         };
@@ -166,7 +166,7 @@ impl Material {
             .map_err(unusable)?;
         let verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
             .build()
-            .map_err(|error| Error::caused(Kind::Internal, "cannot verify clients", error))?;
+            .map_err(|error| Error::with(Kind::Internal, "cannot verify clients", error))?;
         let peers = ServerConfig::builder_with_provider(provider.clone())
             .with_protocol_versions(tls13)
             .map_err(unusable)?
@@ -188,11 +188,10 @@ impl Material {
     /// # Errors
     /// [`Kind::Internal`] when not: somebody else put one of the two there.
     pub(crate) fn check(self, store: &Store, host: String) -> Result<Self> {
-        let untrusted =
-            |error| Error::caused(Kind::Internal, "the certificate is not its authority's", error);
+        let untrusted = |error| Error::with(Kind::Internal, "the certificate is not its authority's", error);
         let Some(serving) = &store.serving else { return Ok(self) };
         let read = |pem: &str| {
-            let unread = |error| Error::caused(Kind::Internal, "cannot read the certificate", error);
+            let unread = |error| Error::with(Kind::Internal, "cannot read the certificate", error);
             CertificateDer::from_pem_slice(pem.as_bytes()).map_err(unread)
         };
         let mut roots = RootCertStore::empty();
@@ -202,9 +201,9 @@ impl Material {
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider)
             .build()
-            .map_err(|error| Error::caused(Kind::Internal, "cannot verify the certificate", error))?;
+            .map_err(|error| Error::with(Kind::Internal, "cannot verify the certificate", error))?;
         let name = ServerName::try_from(host)
-            .map_err(|error| Error::caused(Kind::Internal, "the namespace is no name", error))?;
+            .map_err(|error| Error::with(Kind::Internal, "the namespace is no name", error))?;
         let made = UnixTime::since_unix_epoch(Duration::from_secs(serving.from));
         let certificate = read(&serving.certificate)?;
         verifier.verify_server_cert(&certificate, &[], &name, &[], made).map_err(untrusted)?;
@@ -215,7 +214,7 @@ impl Material {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::certificates::{Intervals, Step};
+    use serve::authority::{Identity, Intervals};
 
     /// What is made for a name at a time.
     fn store_of(host: &str, now: u64) -> Store {
@@ -224,8 +223,8 @@ mod tests {
             Intervals { ca_rotate: hour, ca_overlap: hour, cert_rotate: hour, cert_overlap: hour };
         let names = [host.to_owned()];
         let mut store = Store::default();
-        for step in [Step::Authority, Step::Sign(0)] {
-            store = store.apply(step, &names, intervals, now).unwrap();
+        while let Some(step) = store.plan(intervals, now) {
+            store = store.apply(&step, &names, intervals, now).unwrap();
         }
         store
     }
@@ -324,7 +323,7 @@ mod tests {
         assert!(taken(&good));
         let other = store("a.b.svc");
         assert!(!taken(&Store { authorities: other.authorities, ..good.clone() }), "another's authority");
-        let serving = |change: fn(&mut crate::certificates::Identity)| {
+        let serving = |change: fn(&mut Identity)| {
             let mut store = good.clone();
             change(store.serving.as_mut().unwrap());
             store

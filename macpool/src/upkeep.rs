@@ -7,15 +7,16 @@ use std::time::{Duration, SystemTime};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use http::Method;
-use kube::Client;
+use cluster::follow::{News, follow};
+use cluster::{Client, JsonPatch, Key, Scope};
+use serde::de::IgnoredAny;
 use serde_json::{Value, json};
+use serve::authority::Step;
 use tokio::sync::watch;
 
-use crate::apiserver::{News, call, follow};
 use crate::blocks::{Book, SETTLE, Turn};
-use crate::certificates::{Step, Store};
-use crate::config::{BLOCKS_MAP, CONFIGURATION, Config, HOOKS, SECRET};
+use crate::certificates::Store;
+use crate::config::{BLOCKS_MAP, CONFIGURATION, Config, HOOKS, MAPS, SECRET, SECRETS, WEBHOOKS};
 use crate::error::{Error, Kind, Result};
 use crate::state::{Known, State};
 use crate::tls::{InUse, Material};
@@ -32,15 +33,14 @@ const STORE: &str = "store.json";
 /// # Errors
 /// [`Kind::Taken`] then.
 pub(crate) async fn blocks(client: &Client, config: &Config, state: &Arc<State>) -> Result<()> {
-    let maps = format!("/api/v1/namespaces/{}/configmaps", config.namespace);
-    let query = format!("fieldSelector=metadata.name%3D{BLOCKS_MAP}");
-    // News may be older than what we wrote: what they say of our own line is read again.
+    let scope = config.scope(BLOCKS_MAP);
+    // An event may be older than our last write: the object is read again for our own line.
     let doubted = AtomicBool::new(false);
-    let followed = follow::<Value>(client, &maps, &query, |news| {
+    let followed = follow::<Value>(client, MAPS, &scope, |news| {
         let doubt = match news {
-            News::There(object) => hear(state, object).is_err() || !state.lock().ledger.has_line(),
-            News::Gone(_) => true,
-            News::Begin | News::End | News::Lost => false,
+            News::Present(_, object) => hear(state, &object).is_err() || !state.lock().ledger.has_line(),
+            News::Gone(..) | News::Unreadable(..) => true,
+            News::Begin | News::End | News::Lost(_) | News::Watching => false,
         };
         if doubt {
             doubted.store(true, Ordering::Relaxed);
@@ -49,8 +49,8 @@ pub(crate) async fn blocks(client: &Client, config: &Config, state: &Arc<State>)
     let kept = async {
         loop {
             let doubt = doubted.swap(false, Ordering::Relaxed);
-            match turn(client, config, state, &maps, doubt).await {
-                // Somebody else wrote meanwhile.
+            match turn(client, config, state, doubt).await {
+                // Another replica wrote first.
                 Ok(false) => continue,
                 Ok(true) => {}
                 Err(error) if error.kind() == Kind::Taken => return error,
@@ -64,7 +64,7 @@ pub(crate) async fn blocks(client: &Client, config: &Config, state: &Arc<State>)
         }
     };
     tokio::select! {
-        () = followed => Ok(()),
+        never = followed => match never {},
         error = kept => Err(error),
     }
 }
@@ -74,11 +74,10 @@ pub(crate) async fn blocks(client: &Client, config: &Config, state: &Arc<State>)
 /// # Errors
 /// When it cannot be read or written: others find out by themselves.
 pub(crate) async fn leave(client: &Client, config: &Config, state: &State) -> Result<()> {
-    let maps = format!("/api/v1/namespaces/{}/configmaps", config.namespace);
     loop {
-        let Some(object) = read(client, state, &maps).await? else { return Ok(()) };
+        let Some(object) = read(client, config, state).await? else { return Ok(()) };
         let Some(book) = state.lock().ledger.leave() else { return Ok(()) };
-        match write(client, config, &maps, Some(&object), &book).await {
+        match write(client, config, Some(&object), &book).await {
             Err(error) if error.kind() == Kind::Taken => {}
             written => return written,
         }
@@ -101,12 +100,8 @@ fn plan(known: &Known, now: Duration) -> Option<Turn> {
 
 /// Reads the object, and gives nothing more out of blocks that are not ours by it. One that is gone or cannot be read is
 /// written anew next, if we know what was in it.
-async fn read(client: &Client, state: &State, maps: &str) -> Result<Option<Value>> {
-    let object = match call(client, Method::GET, &format!("{maps}/{BLOCKS_MAP}"), None).await {
-        Ok(object) => Some(object),
-        Err(error) if error.kind() == Kind::Invalid => None,
-        Err(error) => return Err(error),
-    };
+async fn read(client: &Client, config: &Config, state: &State) -> Result<Option<Value>> {
+    let object = client.find::<Value>(MAPS, &config.key(BLOCKS_MAP)).await?;
     let now = state.now();
     let heard = match &object {
         Some(object) => hear(state, object),
@@ -137,27 +132,21 @@ fn object_is_blank(object: Option<&Value>) -> bool {
 }
 
 /// Writes the object over the one that was read.
-async fn write(
-    client: &Client,
-    config: &Config,
-    maps: &str,
-    over: Option<&Value>,
-    book: &Book,
-) -> Result<()> {
+async fn write(client: &Client, config: &Config, over: Option<&Value>, book: &Book) -> Result<()> {
     let data = json!({BOOK: book.text()});
-    let written = match over {
+    let IgnoredAny = match over {
         None => {
             let metadata = json!({"name": BLOCKS_MAP, "labels": config.labels});
             let object = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data});
-            call(client, Method::POST, maps, Some(&object)).await
+            client.create(MAPS, &config.namespace, &object).await?
         }
         Some(over) => {
             let mut object = owned_by_others(over);
             object["data"] = data;
-            call(client, Method::PUT, &format!("{maps}/{BLOCKS_MAP}"), Some(&object)).await
+            client.replace(MAPS, &config.key(BLOCKS_MAP), &object).await?
         }
     };
-    written.map(drop)
+    Ok(())
 }
 
 /// An object to be written over the one that was read: with the metadata that others gave it.
@@ -170,12 +159,12 @@ fn owned_by_others(read: &Value) -> Value {
 }
 
 /// Writes what is due, or reads anew; gives whether that is all. [`Kind::Taken`]: another process has our blocks.
-async fn turn(client: &Client, config: &Config, state: &State, maps: &str, doubt: bool) -> Result<bool> {
+async fn turn(client: &Client, config: &Config, state: &State, doubt: bool) -> Result<bool> {
     if !doubt && plan(&state.lock(), state.now()).is_none() {
         return Ok(true);
     }
     let (began, clock) = (state.now(), SystemTime::now());
-    let object = read(client, state, maps).await?;
+    let object = read(client, config, state).await?;
     let turn = {
         let mut known = state.lock();
         let Some(mut turn) = plan(&known, began) else { return Ok(true) };
@@ -186,7 +175,7 @@ async fn turn(client: &Client, config: &Config, state: &State, maps: &str, doubt
         turn.give_back(&known.ledger.me().name, &returned);
         turn
     };
-    match write(client, config, maps, object.as_ref(), &turn.book).await {
+    match write(client, config, object.as_ref(), &turn.book).await {
         Ok(()) => {}
         Err(error) if error.kind() == Kind::Taken => return Ok(false),
         Err(error) => return Err(error),
@@ -213,32 +202,30 @@ struct Heard {
 }
 
 impl Heard {
-    fn hear(&mut self, news: News<'_>) {
+    fn hear(&mut self, news: News<'_, Value>) {
         match news {
             News::Begin => self.met = false,
-            News::There(object) => (self.met, self.object) = (true, Some(object.clone())),
-            News::Gone(_) => self.object = None,
+            News::Present(_, object) => (self.met, self.object) = (true, Some(object)),
+            News::Unreadable(..) => self.met = true,
+            News::Gone(..) => self.object = None,
             News::End => {
                 self.listed = true;
-                // It went while nobody told us.
+                // It was deleted while it was not watched.
                 self.object.take_if(|_| !self.met);
             }
-            News::Lost => {}
+            News::Lost(_) | News::Watching => {}
         }
     }
 }
 
 /// Keeps certificates in date, in use and known to the API server, until the process ends.
 pub(crate) async fn certificates(client: &Client, config: &Config, in_use: &InUse) {
-    let secrets = format!("/api/v1/namespaces/{}/secrets", config.namespace);
-    let webhooks = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations";
     let heard = watch::Sender::new([Heard::default(), Heard::default()]);
-    let named = |name: &str| format!("fieldSelector=metadata.name%3D{name}");
-    let (of_secret, of_webhook) = (named(SECRET), named(CONFIGURATION));
-    let secret = follow::<Value>(client, &secrets, &of_secret, |news| {
+    let (of_secret, of_webhook) = (config.scope(SECRET), Scope::all().name(CONFIGURATION));
+    let secret = follow::<Value>(client, SECRETS, &of_secret, |news| {
         heard.send_modify(|[secret, _]| secret.hear(news));
     });
-    let configuration = follow::<Value>(client, webhooks, &of_webhook, |news| {
+    let configuration = follow::<Value>(client, WEBHOOKS, &of_webhook, |news| {
         heard.send_modify(|[_, configuration]| configuration.hear(news));
     });
     let kept = async {
@@ -246,7 +233,7 @@ pub(crate) async fn certificates(client: &Client, config: &Config, in_use: &InUs
         loop {
             let now = changes.borrow_and_update().clone();
             if now.iter().all(|one| one.listed)
-                && let Err(error) = certify(client, config, in_use, &secrets, webhooks, &now).await
+                && let Err(error) = certify(client, config, in_use, &now).await
             {
                 tracing::warn!(error = error.chain(), "certificates cannot be kept; trying again");
                 tokio::time::sleep(TICK).await;
@@ -255,7 +242,7 @@ pub(crate) async fn certificates(client: &Client, config: &Config, in_use: &InUs
             let _either = tokio::time::timeout(TICK, changes.changed()).await;
         }
     };
-    tokio::join!(secret, configuration, kept);
+    let (_, _, ()) = tokio::join!(secret, configuration, kept);
 }
 
 /// Does the next step: takes what is in the Secret into use, publishes its authorities, and makes what is due.
@@ -263,8 +250,6 @@ async fn certify(
     client: &Client,
     config: &Config,
     in_use: &InUse,
-    secrets: &str,
-    webhooks: &str,
     [secret, configuration]: &[Heard; 2],
 ) -> Result<()> {
     let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs();
@@ -275,9 +260,8 @@ async fn certify(
                 && let patch = publication(configuration, &BASE64.encode(store.bundle()))
                 && !patch.is_empty()
             {
-                // What is due waits for this to be heard of.
-                let path = format!("{webhooks}/{CONFIGURATION}");
-                call(client, Method::PATCH, &path, Some(&Value::Array(patch))).await?;
+                // The next step waits for the event of this change.
+                let IgnoredAny = client.json_patch(WEBHOOKS, &Key::cluster(CONFIGURATION), &patch).await?;
                 return Ok(());
             }
             let step = store.plan(config.intervals, since);
@@ -288,14 +272,14 @@ async fn certify(
     };
     let Some(step) = step else { return Ok(()) };
     let hosts = config.hosts();
-    let made = store.apply(step, &hosts, config.intervals, since).or_else(|error| {
+    let made = store.apply(&step, &hosts, config.intervals, since).or_else(|error| {
         tracing::warn!(
             error = error.chain(),
             "the authorities in the Secret cannot be used; there will be another"
         );
-        Store::default().apply(Step::Authority, &hosts, config.intervals, since)
+        Store::default().apply(&Step::Authority, &hosts, config.intervals, since)
     })?;
-    match write_secret(client, config, secrets, secret.object.as_ref(), &made).await {
+    match write_secret(client, config, secret.object.as_ref(), &made).await {
         // Another replica was first: its certificate is as good.
         Err(error) if error.kind() == Kind::Taken => Ok(()),
         written => written,
@@ -335,13 +319,7 @@ fn take(config: &Config, in_use: &InUse, secret: Option<&Value>) -> Option<Store
 
 /// Writes the store into the Secret, whose type and labels stay. It is made as upstream's is: of type kubernetes.io/tls, which
 /// is for ever, and has both of its keys from the beginning.
-async fn write_secret(
-    client: &Client,
-    config: &Config,
-    secrets: &str,
-    over: Option<&Value>,
-    store: &Store,
-) -> Result<()> {
+async fn write_secret(client: &Client, config: &Config, over: Option<&Value>, store: &Store) -> Result<()> {
     let encoded = |text: &str| Value::from(BASE64.encode(text));
     let (certificate, key) = match &store.serving {
         Some(serving) => (serving.certificate.as_str(), serving.key.as_str()),
@@ -365,25 +343,22 @@ async fn write_secret(
     for (key, value) in data {
         secret["data"][key] = value;
     }
-    let written = match over {
-        None => call(client, Method::POST, secrets, Some(&secret)).await,
-        Some(_) => call(client, Method::PUT, &format!("{secrets}/{SECRET}"), Some(&secret)).await,
+    let IgnoredAny = match over {
+        None => client.create(SECRETS, &config.namespace, &secret).await?,
+        Some(_) => client.replace(SECRETS, &config.key(SECRET), &secret).await?,
     };
-    written.map(drop)
+    Ok(())
 }
 
-/// What has to change for the API server to trust this bundle.
-fn publication(configuration: &Value, bundle: &str) -> Vec<Value> {
+/// The change that makes the API server trust this bundle.
+fn publication(configuration: &Value, bundle: &str) -> JsonPatch {
     let webhooks = configuration.get("webhooks").and_then(Value::as_array).into_iter().flatten().enumerate();
     let ours = webhooks.filter(|(_, webhook)| HOOKS.iter().any(|hook| webhook["name"] == *hook));
     let stale = ours.filter(|(_, webhook)| webhook["clientConfig"]["caBundle"] != bundle);
-    let patch = |(index, webhook): (usize, &Value)| {
-        [
-            json!({"op": "test", "path": format!("/webhooks/{index}/name"), "value": webhook["name"]}),
-            json!({"op": "add", "path": format!("/webhooks/{index}/clientConfig/caBundle"), "value": bundle}),
-        ]
-    };
-    stale.flat_map(patch).collect()
+    stale.fold(JsonPatch::new(), |patch, (index, webhook)| {
+        let patch = patch.test(format!("/webhooks/{index}/name"), &webhook["name"]);
+        patch.add(format!("/webhooks/{index}/clientConfig/caBundle"), bundle)
+    })
 }
 
 /// Random bytes of the system.
@@ -407,7 +382,7 @@ mod tests {
             {"name": HOOKS[0], "clientConfig": {"caBundle": "old"}},
         ]});
         let patch = publication(&configuration, "new");
-        let paths: Vec<&str> = patch.iter().filter_map(|one| one["path"].as_str()).collect();
+        let paths: Vec<&str> = patch.operations().iter().filter_map(|one| one["path"].as_str()).collect();
         let expected = [
             "/webhooks/1/name",
             "/webhooks/1/clientConfig/caBundle",

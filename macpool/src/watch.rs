@@ -5,15 +5,16 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
-use kube::Client;
+use cluster::follow::{News, follow};
+use cluster::{Client, Resource, Scope};
 use serde_json::{Value, json};
 
-use crate::apiserver::{self, News, follow};
 use crate::collision::Collision;
-use crate::config::{CONFIGURATION, Config, HOOKS, RANGE_MAP};
-use crate::error::{Kind, Result};
+use crate::config::{
+    CONFIGURATION, Config, EVENTS, HOOKS, INSTANCES, MACHINES, MAPS, NAMESPACES, PODS, RANGE_MAP, WEBHOOKS,
+};
 use crate::lean::Lean;
-use crate::state::{Part, State, stamp};
+use crate::state::{Part, State};
 use api::net::Range;
 use api::net::pool::{Owner, View};
 
@@ -27,51 +28,70 @@ const NAMED_MAX: usize = 8;
 /// Follows everything until the process ends. Machines, instances and pods each on a task of their own: reading many of
 /// them keeps nobody waiting.
 pub(crate) async fn all(client: &Client, config: &Config, state: &Arc<State>) {
-    let webhooks = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations";
-    let maps = format!("/api/v1/namespaces/{}/configmaps", config.namespace);
-    let named = |name: &str| format!("fieldSelector=metadata.name%3D{name}");
-    let (of_webhook, of_range) = (named(CONFIGURATION), named(RANGE_MAP));
+    let (all, of_webhook, of_range) =
+        (Scope::all(), Scope::all().name(CONFIGURATION), config.scope(RANGE_MAP));
     let mut objects = tokio::task::JoinSet::new();
-    for (path, view, part) in [
-        ("/apis/kubevirt.io/v1/virtualmachines", View::Machine, Part::Machines),
-        ("/apis/kubevirt.io/v1/virtualmachineinstances", View::Instance, Part::Instances),
-        ("/api/v1/pods", View::Pod, Part::Pods),
+    for (resource, view, part) in [
+        (MACHINES, View::Machine, Part::Machines),
+        (INSTANCES, View::Instance, Part::Instances),
+        (PODS, View::Pod, Part::Pods),
     ] {
-        objects.spawn(follow_objects(client.clone(), state.clone(), path, view, part));
+        objects.spawn(follow_objects(client.clone(), state.clone(), resource, view, part));
     }
-    tokio::join!(
-        follow::<Value>(client, "/api/v1/namespaces", "", |news| state.lock().hear_of_namespaces(news)),
-        follow::<Value>(client, webhooks, &of_webhook, |news| {
-            if let News::There(object) = news {
-                state.lock().selectors = HOOKS.map(|hook| selector(object, hook));
+    let never = tokio::select! {
+        never = follow::<Value>(client, NAMESPACES, &all, |news| {
+            state.lock().hear_of_namespaces(news, state.now());
+        }) => never,
+        never = follow::<Value>(client, WEBHOOKS, &of_webhook, |news| {
+            if let News::Present(_, object) = news {
+                state.lock().selectors = HOOKS.map(|hook| selector(&object, hook));
             }
-        }),
-        follow::<Value>(client, &maps, &of_range, |news| {
-            if let News::There(object) = news {
-                range(state, object);
+        }) => never,
+        never = follow::<Value>(client, MAPS, &of_range, |news| {
+            if let News::Present(_, object) = news {
+                range(state, &object);
             }
-        }),
-    );
+        }) => never,
+    };
+    match never {}
 }
 
-async fn follow_objects(client: Client, state: Arc<State>, path: &str, view: View, part: Part) {
-    follow::<Lean>(&client, path, "", |news| match news {
+async fn follow_objects(client: Client, state: Arc<State>, resource: Resource, view: View, part: Part) {
+    // Without the text of one object, a list does not show which known objects are gone.
+    let mut readable = true;
+    let never = follow::<Lean>(&client, resource, &Scope::all(), |news| match news {
         News::Begin => {
+            readable = true;
             let mut known = state.lock();
             known.pool.begin_listing(view);
             known.running.begin_listing(view);
         }
-        News::There(object) => state.observe(view, object),
-        News::Gone(object) => state.forget(view, object),
+        News::Present(_, Lean(object)) => state.observe(view, &object),
+        News::Unreadable(meta, error) => {
+            readable = false;
+            let (line, column, kind) = (error.line(), error.column(), resource.plural);
+            tracing::warn!(kind, object = %meta.key, line, column, "its MAC addresses cannot be read");
+        }
+        News::Gone(_, Some(Lean(object))) => state.forget(view, &object),
+        News::Gone(meta, None) => {
+            let owner = Owner::new(view, meta.key.namespace(), meta.key.name());
+            let mut known = state.lock();
+            known.pool.forget(&owner, None);
+            known.running.set(&owner, None);
+        }
         News::End => {
             let mut known = state.lock();
-            known.pool.end_listing(view);
-            known.running.end_listing(view);
-            known.set_loaded(part);
+            if readable {
+                known.pool.end_listing(view);
+                known.running.end_listing(view);
+            }
+            known.set_loaded(part, state.now());
         }
-        News::Lost => state.lock().set_lost(part),
+        News::Lost(_) => state.lock().set_lost(part),
+        News::Watching => state.lock().set_watched(part, state.now()),
     })
     .await;
+    match never {}
 }
 
 fn selector(object: &Value, hook: &str) -> Option<crate::namespaces::Selector> {
@@ -178,12 +198,9 @@ async fn tell_one(client: &Client, collision: &Collision, place: usize, name: &s
 async fn complain(client: &Client, config: &Config, state: &State) {
     let Some(complaint) = state.lock().complaint.take() else { return };
     let told = async {
-        let path = format!(
-            "/api/v1/namespaces/{}/pods?fieldSelector=metadata.name%3D{}",
-            config.namespace, config.name
-        );
-        let pods = apiserver::call(client, http::Method::GET, &path, None).await?;
-        let uid = pods.pointer("/items/0/metadata/uid").cloned().unwrap_or_default();
+        // A list, as its rules do not let it get pods.
+        let pods: Vec<Value> = client.list(PODS, &config.scope(&config.name)).await?;
+        let uid = pods.first().and_then(|pod| pod.pointer("/metadata/uid")).cloned().unwrap_or_default();
         let about = json!({
             "apiVersion": "v1",
             "kind": "Pod",
@@ -203,8 +220,8 @@ async fn complain(client: &Client, config: &Config, state: &State) {
     }
 }
 
-/// Writes a warning of this name; gives whether nobody had before: another replica, or we ourselves before we were started
-/// anew.
+/// Writes a warning of this name; returns whether it is new: not written by another replica, nor by this one before a
+/// restart.
 async fn event(
     client: &Client,
     name: &str,
@@ -212,8 +229,8 @@ async fn event(
     about: &Value,
     reason: &str,
     message: &str,
-) -> Result<bool> {
-    let now = crate::manifest::stamp_text(stamp() / 1_000_000_000 * 1_000_000_000);
+) -> cluster::Result<bool> {
+    let now = cluster::time::seconds();
     let event = json!({
         "apiVersion": "v1",
         "kind": "Event",
@@ -227,10 +244,9 @@ async fn event(
         "lastTimestamp": now,
         "count": 1,
     });
-    let path = format!("/api/v1/namespaces/{namespace}/events");
-    match apiserver::call(client, http::Method::POST, &path, Some(&event)).await {
+    match client.create::<serde::de::IgnoredAny>(EVENTS, namespace, &event).await {
         Ok(_) => Ok(true),
-        Err(error) if error.kind() == Kind::Taken => Ok(false),
+        Err(error) if error.is_already_exists() => Ok(false),
         Err(error) => Err(error),
     }
 }

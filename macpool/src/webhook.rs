@@ -297,11 +297,12 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::blocks::{Book, Ledger, Me, Replica};
-    use crate::certificates::{Intervals, Step, Store};
+    use crate::certificates::Store;
     use crate::state::Part;
     use crate::tls::Material;
     use api::net::Range;
     use api::net::pool::Pool;
+    use serve::authority::Intervals;
 
     pub(crate) const HOST: &str = "kubemacpool-service.n.svc";
     /// Connections at once in these tests.
@@ -322,8 +323,8 @@ pub(crate) mod tests {
             Intervals { ca_rotate: hour, ca_overlap: hour, cert_rotate: hour, cert_overlap: hour };
         let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs();
         let mut store = Store::default();
-        for step in [Step::Authority, Step::Sign(0)] {
-            store = store.apply(step, &[HOST.to_owned()], intervals, now).unwrap();
+        while let Some(step) = store.plan(intervals, now) {
+            store = store.apply(&step, &[HOST.to_owned()], intervals, now).unwrap();
         }
         let range = Range::parse("02:00:00:00:00:00", "02:00:00:00:ff:ff").unwrap();
         let me = Me { name: name.to_owned(), incarnation: "1".to_owned(), address: "127.0.0.1:1".to_owned() };
@@ -338,7 +339,7 @@ pub(crate) mod tests {
             let turn = known.ledger.turn(range, 0, 0, Duration::ZERO).unwrap();
             known.ledger.wrote(&turn, state.now());
             for part in [Part::Machines, Part::Instances, Part::Pods, Part::Namespaces] {
-                known.set_loaded(part);
+                known.set_loaded(part, Duration::ZERO);
             }
         }
         state
