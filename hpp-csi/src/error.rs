@@ -1,8 +1,5 @@
-//! The driver's one error: a small kind, a sentence, the source below it. [`crate::status`] is the only place that turns
-//! it into a gRPC status.
+//! The driver's error. [`crate::status`] is the only place that turns it into a gRPC status.
 
-use std::error::Error as StdError;
-use std::fmt;
 use std::io;
 
 use crate::plan::shown;
@@ -34,69 +31,42 @@ pub enum Kind {
     Internal,
 }
 
-/// An error of the driver.
-#[derive(Debug)]
-pub struct Error {
-    kind: Kind,
-    message: String,
-    source: Option<Box<dyn StdError + Send + Sync>>,
+::error::declare! {
+    /// An error of the driver.
+    pub struct Error(Kind);
 }
 
 /// Results of the driver.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// An error of `kind` with a sentence that names the operation, the place and the remedy.
-    pub fn new(kind: Kind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), source: None }
-    }
-
     /// A call of the system that failed while `doing` something; the kind follows from the error.
     pub fn io(doing: impl Into<String>, error: impl Into<io::Error>) -> Self {
         let error = error.into();
-        let kind = kind_of(&error);
-        Self { kind, message: format!("cannot {}", doing.into()), source: Some(Box::new(error)) }
+        Self::with(kind_of(&error), format!("cannot {}", doing.into()), error)
     }
 
-    /// The same error with the pool named that it is about.
+    /// The same error with the name of its pool.
     #[must_use]
-    pub fn about(mut self, pool: &str) -> Self {
-        self.message = format!("pool {pool}: {}", self.message);
-        self
+    pub fn about(self, pool: &str) -> Self {
+        let (kind, message, source) = self.into_parts();
+        Self::from_parts(kind, format!("pool {pool}: {message}"), source)
     }
 
     /// The same error with the pool's numbers, when it is that there was no room for `asked` bytes.
     #[must_use]
     pub(crate) fn with_room(self, pool: &str, asked: u64, free: u64) -> Self {
-        if self.kind != Kind::Exhausted {
+        if self.kind() != Kind::Exhausted {
             return self;
         }
-        let message = format!("pool {pool}: {} are asked for, {} are free", shown(asked), shown(free));
-        Self { kind: self.kind, message, source: Some(Box::new(self)) }
+        self.context(format!("pool {pool}: {} are asked for, {} are free", shown(asked), shown(free)))
     }
 
     /// The same error with another kind.
     #[must_use]
-    pub fn as_kind(mut self, kind: Kind) -> Self {
-        self.kind = kind;
-        self
-    }
-
-    /// The kind of error, to match on.
-    pub fn kind(&self) -> Kind {
-        self.kind
-    }
-
-    /// The sentence and those below it, as one text.
-    pub fn chain(&self) -> String {
-        let mut text = self.message.clone();
-        let mut below = self.source();
-        while let Some(error) = below {
-            text.push_str(": ");
-            text.push_str(&error.to_string());
-            below = error.source();
-        }
-        text
+    pub fn as_kind(self, kind: Kind) -> Self {
+        let (_, message, source) = self.into_parts();
+        Self::from_parts(kind, message, source)
     }
 }
 
@@ -121,18 +91,6 @@ fn kind_of(error: &io::Error) -> Kind {
         }
         Some(libc::ELOOP | libc::EXDEV) => Kind::Precondition,
         _ => Kind::Internal,
-    }
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl StdError for Error {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.source.as_deref().map(|source| source as &(dyn StdError + 'static))
     }
 }
 

@@ -176,7 +176,7 @@ fn mac(call: &Call) -> Result<Option<Mac>, Error> {
         call.arguments.get("MAC"),
     ];
     match candidates.into_iter().flatten().find(|text| !text.is_empty()) {
-        Some(text) => Ok(Some(Mac::parse(text)?)),
+        Some(text) => Ok(Some(link::interface_mac(text)?)),
         None => Ok(None),
     }
 }

@@ -102,7 +102,7 @@ pub(super) fn check(
     vlans: Option<&[VlanRange]>,
     host: &mut Router,
 ) -> Result<(), Error> {
-    let Ok(mac) = Mac::parse(&pod_end.mac) else { return Ok(()) };
+    let Ok(mac) = link::interface_mac(&pod_end.mac) else { return Ok(()) };
     let first = vlans.and_then(|ranges| ranges.iter().find(|one| one.native).or(ranges.first()));
     if vlans.is_some() && first.is_none() {
         return Ok(());

@@ -95,5 +95,5 @@ fn mac(call: &Call) -> Result<Option<Mac>, Error> {
         call.arguments.get("MAC"),
         call.config.text("mac")?,
     ];
-    Ok(candidates.into_iter().flatten().find(|text| !text.is_empty()).map(Mac::parse).transpose()?)
+    Ok(candidates.into_iter().flatten().find(|text| !text.is_empty()).map(link::interface_mac).transpose()?)
 }

@@ -61,7 +61,7 @@ impl Backup {
         let switch = |key| keys.get(key).map(|_| keys.boolean(key)).transpose();
         let mac = |key| {
             let text = keys.text(key)?.filter(|text| !text.is_empty());
-            Ok::<_, Error>(text.map(Mac::parse).transpose()?)
+            Ok::<_, Error>(text.map(link::interface_mac).transpose()?)
         };
         let (mac, promiscuous, mtu) = (mac("mac"), switch("promisc"), number("mtu"));
         let (all_multicast, transmit_queue) = (switch("allmulti"), number("txQLen"));

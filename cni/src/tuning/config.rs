@@ -97,7 +97,7 @@ fn mac(call: &Call, args: &Object) -> Result<Option<Mac>, Error> {
         call.arguments.get("MAC"),
         call.config.text("mac")?,
     ];
-    Ok(candidates.into_iter().flatten().find(|text| !text.is_empty()).map(Mac::parse).transpose()?)
+    Ok(candidates.into_iter().flatten().find(|text| !text.is_empty()).map(link::interface_mac).transpose()?)
 }
 
 fn number(keys: &Object, key: &str) -> Result<Option<u32>, Error> {

@@ -13,6 +13,7 @@ pub mod netlink;
 pub mod nft;
 pub mod tap;
 
+pub use ::mac::Mac;
 pub use error::{Error, Kind};
-pub use mac::Mac;
+pub use mac::interface_mac;
 pub use namespace::Namespace;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use api::kubevirt::{Interface as Asked, Network, VirtualMachineInstanceSpec};
 use api::multus::NetworkAttachmentDefinition;
-use link::Mac;
+use link::interface_mac;
 
 use super::{Binding, Configuration, Interface, Resolvers, Wanted};
 use guest::network::{self as names, InvalidNetwork, Names};
@@ -108,7 +108,7 @@ fn interface(
     let mac = match one.mac_address.as_deref().filter(|text| !text.is_empty()) {
         None => names::mac(&names::machine(given.state), &[given.namespace, given.name, &one.name]),
         Some(text) => {
-            Mac::parse(text).map_err(|error| (Field::Interface("macAddress"), error.to_string()))?
+            interface_mac(text).map_err(|error| (Field::Interface("macAddress"), error.to_string()))?
         }
     };
     Ok(Interface {

@@ -4,7 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
-use link::Mac;
+use link::{Mac, interface_mac};
 use serde_json::{Value, json};
 
 /// Most addresses, routes, resolvers that are looked at.
@@ -45,7 +45,7 @@ impl Outcome {
         };
         let mut outcome = Self::default();
         let found = interfaces.iter().find(|one| ours(one)).and_then(|one| text(one, "mac"));
-        outcome.mac = found.and_then(|mac| Mac::parse(&mac).ok());
+        outcome.mac = found.and_then(|mac| interface_mac(&mac).ok());
         for ip in list(answer, "ips") {
             let index = ip.get("interface").and_then(Value::as_u64).and_then(|at| usize::try_from(at).ok());
             if index.and_then(|index| interfaces.get(index)).is_some_and(|one| !ours(one)) {
@@ -180,7 +180,7 @@ mod tests {
         // As Calico leaves it: no network of its own, and a gateway that is on the link.
         let routes =
             [(net("0.0.0.0/0"), via("169.254.1.1")), (net("169.254.1.1/32"), None), (net("fe80::/64"), None)];
-        let mac = Mac::parse("02:00:00:00:00:02").ok();
+        let mac = Mac::parse("02:00:00:00:00:02");
         let calico = Outcome::observed(mac, &[net("10.1.0.2/32")], routes);
         assert_eq!(calico.addresses, [(net("10.1.0.2/32"), via("169.254.1.1"))]);
         assert_eq!(

@@ -3,8 +3,8 @@
 use netlink_packet_route::neighbour::{NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
-use crate::mac::Mac;
 use crate::netlink::Request;
+use mac::Mac;
 
 /// An entry.
 #[derive(Clone, Debug, PartialEq, Eq)]

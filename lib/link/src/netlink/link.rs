@@ -10,8 +10,8 @@ use netlink_packet_route::link::{
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
-use crate::mac::Mac;
 use crate::netlink::Request;
+use mac::Mac;
 
 /// A link as the kernel describes it; absent attributes are zero, empty or none.
 #[derive(Clone, Debug, Default, PartialEq)]

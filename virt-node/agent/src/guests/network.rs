@@ -19,7 +19,7 @@ use guest::network::{
     self as wiring, Advertiser, Binding, Configuration, Interface, InvalidNetwork, Names, Nic, Outcome,
     Resolvers, Wanted,
 };
-use link::{Mac, Namespace};
+use link::{Namespace, interface_mac};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use virt::live::is_absent;
@@ -178,7 +178,7 @@ fn asks(spec: &VirtualMachineInstanceSpec, pod: &str) -> Result<Asks> {
         let mac = match one.mac_address.as_deref().filter(|text| !text.is_empty()) {
             None => wiring::mac(pod, &[&one.name]),
             Some(text) => {
-                Mac::parse(text).map_err(|error| invalid(path("macAddress"), &error.to_string()))?
+                interface_mac(text).map_err(|error| invalid(path("macAddress"), &error.to_string()))?
             }
         };
         let many_queues = queues_of(spec, one).is_some();

@@ -18,8 +18,8 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use api::launch::Interface;
-use link::Mac;
 use link::netlink::{Link, Router};
+use link::{Mac, interface_mac};
 use rustix::event::{PollFd, PollFlags, poll};
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -76,7 +76,7 @@ fn start(one: &Interface) -> Result<Responder, Error> {
     let link = dhcp.map_or("", |dhcp| dhcp.link.as_str());
     let sockets = Sockets {
         of: one.clone(),
-        mac: Mac::parse(&one.mac)?,
+        mac: interface_mac(&one.mac)?,
         v4: dhcp.filter(|dhcp| dhcp.v4.is_some()).map(|_| listen4(link)).transpose().map_err(failed)?,
         v6: dhcp.filter(|dhcp| dhcp.v6.is_some()).map(|_| listen6(link)).transpose()?,
         stop,
