@@ -10,10 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use e2e::peer::flaky::Flaky;
-use rustls::ClientConfig;
-use rustls::crypto::aws_lc_rs;
 use serde_json::{Value, json};
-use serve::trust::TrustEverybody;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -93,13 +90,7 @@ impl<'a> Listener<'a> {
         if !self.row.tls {
             return Ok(Box::new(stream));
         }
-        let provider = Arc::new(aws_lc_rs::default_provider());
-        let config = ClientConfig::builder_with_provider(provider.clone())
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(TrustEverybody(provider)))
-            .with_no_client_auth();
+        let config = serve::trust::client(None).unwrap();
         let name = "localhost".try_into().unwrap();
         Ok(Box::new(TlsConnector::from(Arc::new(config)).connect(name, stream).await?))
     }

@@ -6,13 +6,11 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use hyper_util::client::proxy::matcher::Matcher;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, RootCertStore};
-use serve::trust::TrustEverybody;
 
 use crate::error::{Error, Kind};
 
@@ -78,18 +76,9 @@ impl Proxies {
 /// # Errors
 /// [`Kind::Usage`] when one of [`Trust::files`] cannot be used.
 pub fn client_config(trust: &Trust) -> Result<ClientConfig, Error> {
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider.clone())
-        .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])
-        .map_err(|e| Error::with(Kind::Usage, "cannot set up TLS", e))?;
-    let mut config = if trust.insecure {
-        builder
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(TrustEverybody(provider)))
-            .with_no_client_auth()
-    } else {
-        builder.with_root_certificates(roots(trust)?).with_no_client_auth()
-    };
+    let roots = if trust.insecure { None } else { Some(roots(trust)?) };
+    let config = serve::trust::client(roots);
+    let mut config = config.map_err(|e| Error::with(Kind::Usage, "cannot set up TLS", e))?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(config)
 }

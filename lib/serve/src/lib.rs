@@ -3,6 +3,7 @@
 //! - [`authority`]: an authority of the program's own: when it and its certificates are replaced, and making them.
 //! - [`body`]: the body of a request that a thread makes, of a file for example.
 //! - [`client`]: the name in a client's certificate.
+//! - `failure`: the error of programs between clients and upload servers, and its exit codes (feature `push`).
 //! - [`http`]: a small server for probes and metrics on a thread of its own.
 //! - [`logs`]: text for people, JSON for collectors, levels as klog counts them.
 //! - [`metrics`]: the text that Prometheus reads.
@@ -13,7 +14,7 @@
 //! - [`signals`]: SIGTERM and SIGINT as a call.
 //! - `start`: arguments, log flags, the provider of TLS (feature `flags`).
 //! - [`tls`]: identities from files, from memory or self-signed; reload.
-//! - [`trust`]: a client that does not verify its server.
+//! - [`trust`]: a client of servers with given authorities, or of any server.
 //! - [`upgrade`]: streams in place of an HTTP/1 connection.
 //! - [`websocket`]: WebSocket streams (feature `websocket`).
 //!
@@ -22,6 +23,8 @@
 pub mod authority;
 pub mod body;
 pub mod client;
+#[cfg(feature = "push")]
+pub mod failure;
 pub mod http;
 pub mod logs;
 pub mod metrics;

@@ -25,11 +25,10 @@ use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, LOCATION};
 use http::request::Builder;
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt, Either, Empty, Limited};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::ClientConfig;
 
 use crate::body::{self, Made};
 use crate::peer;
-use crate::trust::TrustEverybody;
 
 /// Pause before the next attempt, and between two questions whether a server has finished.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -383,21 +382,6 @@ pub fn host_and_port(url: &str) -> Result<(String, u16)> {
         (Some("https"), Some(host), "/" | "") => Ok((host.to_owned(), uri.port_u16().unwrap_or(443))),
         _ => Err(nonsense()),
     }
-}
-
-/// TLS to a server with these authorities; without, any certificate is accepted.
-///
-/// # Errors
-/// TLS cannot be set up.
-pub fn tls(roots: Option<RootCertStore>) -> std::result::Result<Arc<ClientConfig>, rustls::Error> {
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let builder =
-        ClientConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions()?;
-    let config = match roots {
-        Some(roots) => builder.with_root_certificates(roots),
-        None => builder.dangerous().with_custom_certificate_verifier(Arc::new(TrustEverybody(provider))),
-    };
-    Ok(Arc::new(config.with_no_client_auth()))
 }
 
 #[cfg(test)]

@@ -10,7 +10,6 @@ use http::{Method, StatusCode};
 use serve::route::{Call, Router, text};
 use serve::server::{self, Limits};
 use serve::tls::{Current, Identity, Live};
-use serve::trust::TrustEverybody;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -59,13 +58,7 @@ impl Server {
         if !self.tls {
             return Box::new(stream);
         }
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let config = rustls::ClientConfig::builder_with_provider(provider.clone())
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(TrustEverybody(provider)))
-            .with_no_client_auth();
+        let config = serve::trust::client(None).unwrap();
         let name = "localhost".try_into().unwrap();
         Box::new(TlsConnector::from(Arc::new(config)).connect(name, stream).await.unwrap())
     }

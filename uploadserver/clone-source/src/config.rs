@@ -10,8 +10,7 @@ use api::upload::clone::{Mode, SOURCE_DIR, Source};
 use rustls::ClientConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-
-use crate::error::{Error, Kind, Result};
+use serve::failure::{Error, Kind, Result};
 use serve::peer::roots;
 
 /// One clone.

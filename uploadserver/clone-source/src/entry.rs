@@ -13,6 +13,7 @@ use api::import::Outcome;
 use api::names;
 use api::upload::CloneOf;
 use api::upload::clone::{CLONE_PROGRESS, Source};
+use serve::failure::{Error, Kind, Result};
 use serve::http::Route;
 use serve::metrics::{Kind as Metric, Page};
 use serve::signals::Signal;
@@ -21,7 +22,6 @@ use tokio::sync::watch;
 
 use crate::args::Args;
 use crate::config::Config;
-use crate::error::{Error, Kind, Result};
 use crate::pack::Volume;
 use crate::send;
 

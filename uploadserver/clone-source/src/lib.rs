@@ -13,7 +13,6 @@
 mod args;
 mod config;
 mod entry;
-mod error;
 mod pack;
 mod send;
 

@@ -12,7 +12,7 @@ use rustls::ClientConfig;
 use serve::body::Made;
 
 use crate::config::Receiver;
-use crate::error::{Error, Kind, Result};
+use serve::failure::{Error, Kind, Result};
 use serve::peer::{Stream, dial, dial_first, secure};
 
 /// Bytes of an answer that are read.

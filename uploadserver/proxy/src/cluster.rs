@@ -11,8 +11,8 @@ use api::upload::request::{self, UploadTokenRequest};
 use api::upload::token::Target;
 use cluster::{Client, Config, Key, Resource};
 use serde::Deserialize;
+use serve::failure::{Error, Kind, Result};
 
-use crate::error::{Error, Kind, Result};
 use crate::readiness::Claim;
 
 const CLAIMS: Resource = Resource::namespaced("", "v1", "persistentvolumeclaims");

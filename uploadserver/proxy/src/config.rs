@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use api::names;
+use serve::failure::{Error, Kind, Result};
 use serve::tls::{Authorities, Certificate, Clients, Identity};
 
 use crate::args::Serve;
 use crate::cluster::Reach;
 use crate::connect::Own;
 use crate::downloads::Folders;
-use crate::error::{Error, Kind, Result};
 use crate::token_keys::Origin;
 
 /// One proxy.

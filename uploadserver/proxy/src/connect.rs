@@ -11,7 +11,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
 use serve::peer::{Stream, dial, dial_first, roots, secure};
 
-use crate::error::{Error, Kind, Result};
+use serve::failure::{Error, Kind, Result};
 
 /// Ports of an upload server: its pod's, which a headless Service shows, and that of a Service with an address.
 const PORTS: [u16; 2] = [api::names::UPLOAD_PORT, 443];

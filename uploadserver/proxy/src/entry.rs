@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use api::upload::token::{Grant, Signer};
+use serve::failure::{Error, Kind, Result};
 use serve::tls::{Current, Reloading};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -16,7 +17,6 @@ use crate::args::{self, Args, Command};
 use crate::cluster::Kubernetes;
 use crate::config::Config;
 use crate::downloads;
-use crate::error::{Error, Kind, Result};
 use crate::poll::{self, Polls};
 use crate::push;
 use crate::server::{LIMITS, Proxy};

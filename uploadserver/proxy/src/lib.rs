@@ -20,7 +20,6 @@ mod config;
 mod connect;
 mod downloads;
 mod entry;
-mod error;
 mod forward;
 mod poll;
 mod progress;

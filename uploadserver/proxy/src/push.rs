@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use api::upload::Way;
 use rustls::ClientConfig;
+use serve::failure::{Error, Kind, Result};
 use serve::peer::roots;
 use serve::push::{self, Site, host_and_port};
 
 use crate::args::Push;
 use crate::cluster::{Kubernetes, Reach};
-use crate::error::{Error, Kind, Result};
 use crate::progress::Progress;
 
 /// Uploads.
@@ -107,5 +107,7 @@ fn trust(args: &Push) -> Result<Arc<ClientConfig>> {
             Some(roots)
         }
     };
-    push::tls(roots).map_err(|e| Error::with(Kind::Process, "TLS cannot be set up", e))
+    serve::trust::client(roots)
+        .map(Arc::new)
+        .map_err(|e| Error::with(Kind::Process, "TLS cannot be set up", e))
 }

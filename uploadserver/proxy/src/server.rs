@@ -9,6 +9,7 @@ use api::upload::token::Target;
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, Request, StatusCode};
 use hyper::body::Incoming;
+use serve::failure::Kind;
 use tokio::time::Instant;
 
 use serve::server::{Connection, Informational, Limits, Service, drain, reject};
@@ -16,7 +17,6 @@ use serve::server::{Connection, Informational, Limits, Service, drain, reject};
 use crate::answer::{self, Answer, Refusal, Reply};
 use crate::cluster::Lookup;
 use crate::connect::Own;
-use crate::error::Kind;
 use crate::forward::{DRAIN_TIME, forward};
 use crate::readiness::{Step, server_path, step};
 use crate::routes::{Asked, asked};

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use api::upload::token::{Claims, Keys, PublicKey, TokenError};
 
-use crate::error::{Error, Kind, Result};
+use serve::failure::{Error, Kind, Result};
 
 /// How often keys are read without a token.
 const AGAIN: Duration = Duration::from_secs(1);

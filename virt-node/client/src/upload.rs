@@ -136,7 +136,7 @@ pub(crate) async fn upload(site: &Site, typed: &Options) -> Result<()> {
     let url = proxy_url(typed, &configuration)?;
     let (host, port) = host_and_port(&url).map_err(pushed)?;
     let tokens = Tokens { site: site.clone(), claim: typed.name.clone() };
-    let tls = push::tls(roots(typed, &configuration)?);
+    let tls = serve::trust::client(roots(typed, &configuration)?).map(Arc::new);
     let tls = tls.map_err(|error| Error::with(Kind::System, "TLS cannot be set up", error))?;
     let mut proxy = push::Site { host, port, tls, path: String::new(), tokens };
     proxy.path = match typed.archive_path {

@@ -14,9 +14,7 @@ use futures_util::StreamExt;
 use futures_util::stream;
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper_util::rt::TokioIo;
-use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
-use serve::trust::TrustEverybody;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
@@ -82,11 +80,8 @@ impl Progress {
 impl Controller {
     /// Follows the workers until it is dropped.
     pub(super) async fn follow_progress(&self) {
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let trust = Arc::new(TrustEverybody(Arc::clone(&provider)));
-        let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-        let config = match config {
-            Ok(config) => config.dangerous().with_custom_certificate_verifier(trust).with_no_client_auth(),
+        let config = match serve::trust::client(None) {
+            Ok(config) => config,
             Err(error) => {
                 tracing::error!(error = error.to_string(), "progress of transfers cannot be read");
                 return std::future::pending().await;

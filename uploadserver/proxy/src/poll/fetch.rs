@@ -11,7 +11,6 @@ use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::redirect::Policy;
 use reqwest::{Client, NoProxy, Proxy, RequestBuilder, Response};
 use rustls::{ClientConfig, RootCertStore};
-use serve::trust::TrustEverybody;
 use url::{Host, Url};
 
 use super::guard::Guard;
@@ -185,18 +184,13 @@ pub(super) fn headers(lines: &[String]) -> Result<HeaderMap, Problem> {
 }
 
 fn tls(insecure: bool) -> Result<ClientConfig, Problem> {
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
-        .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])
-        .map_err(|error| Problem::Failed(format!("TLS: {error}")))?;
-    let mut config = if insecure {
-        let verifier = Arc::new(TrustEverybody(provider));
-        builder.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth()
-    } else {
+    let roots = (!insecure).then(|| {
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        builder.with_root_certificates(roots).with_no_client_auth()
-    };
+        roots
+    });
+    let config = serve::trust::client(roots);
+    let mut config = config.map_err(|error| Problem::Failed(format!("TLS: {error}")))?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(config)
 }

@@ -1,10 +1,15 @@
-//! Why the proxy or one of its commands fails, and its exit codes. The one place where errors become exit codes.
+//! Why a program between clients and upload servers fails, and its exit codes. The one place where its errors become exit
+//! codes.
+//!
+//! Not here: what such a program does.
 
 use std::process::ExitCode;
 
-/// Kinds of errors, for exit codes and answers.
+use crate::peer;
+
+/// Kind of failure, for exit codes and answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub enum Kind {
     /// Arguments, environment or files are malformed or missing.
     Usage,
     /// The cluster does not answer, or its answer is not usable.
@@ -18,19 +23,19 @@ pub(crate) enum Kind {
 }
 
 error::declare! {
-    /// Why the proxy or one of its commands fails.
-    pub(crate) struct Error(Kind);
+    /// Why the program fails.
+    pub struct Error(Kind);
 }
 
-/// Shorthand for this crate's results.
-pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
+/// Results of such a program.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-impl From<serve::peer::Error> for Error {
-    fn from(error: serve::peer::Error) -> Self {
+impl From<peer::Error> for Error {
+    fn from(error: peer::Error) -> Self {
         let (kind, message, source) = error.into_parts();
         let kind = match kind {
-            serve::peer::Kind::Usage => Kind::Usage,
-            serve::peer::Kind::Unreachable => Kind::Unreachable,
+            peer::Kind::Usage => Kind::Usage,
+            peer::Kind::Unreachable => Kind::Unreachable,
         };
         Self::from_parts(kind, message, source)
     }
@@ -38,7 +43,7 @@ impl From<serve::peer::Error> for Error {
 
 impl Error {
     /// The exit code; the numbers are the importer's.
-    pub(crate) fn exit_code(&self) -> ExitCode {
+    pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self.kind() {
             Kind::Process => 1,
             Kind::Usage => 2,
