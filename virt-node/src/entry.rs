@@ -1,8 +1,7 @@
 //! Wires the processes together: arguments in, text and exit code out. The one place where errors become exit codes.
 
 use std::ffi::OsString;
-use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -168,17 +167,9 @@ fn node(args: Node) -> Result<Answer, Error> {
 
 /// A file, or standard input, of at most `most` bytes; of a longer one, one byte more is read, so that the caller notices.
 fn read(file: &Path, most: usize) -> Result<Vec<u8>, Error> {
-    let shown = file.display();
-    let failed = |error| Error::with(Kind::System, format!("cannot read {shown}"), error);
-    let input: Box<dyn Read> = if file.as_os_str() == "-" {
-        Box::new(io::stdin())
-    } else {
-        Box::new(File::open(file).map_err(failed)?)
-    };
-    let mut text = Vec::new();
     let limit = u64::try_from(most).unwrap_or(u64::MAX).saturating_add(1);
-    input.take(limit).read_to_end(&mut text).map_err(failed)?;
-    Ok(text)
+    dir::read_input(file, limit)
+        .map_err(|error| Error::with(Kind::System, format!("cannot read {}", file.display()), error))
 }
 
 fn usage(error: &clap::Error) -> ExitCode {

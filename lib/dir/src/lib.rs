@@ -33,7 +33,7 @@ mod sync;
 pub use directory::{Dir, Entry, is_dir, is_file};
 pub use error::{Error, Result};
 pub use owner::Owner;
-pub use read::{read, read_file};
+pub use read::{read, read_file, read_input};
 pub use replace::{Durability, replace, replace_durably};
 pub use resolve::open_beneath;
 pub use sync::{fsync, observe_syncs};

@@ -22,6 +22,20 @@ pub fn read_file(file: &File, max: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// The first `max` bytes of a file that a person named, or of standard input for `-`.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn read_input(path: &Path, max: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    if path.as_os_str() == "-" {
+        io::stdin().lock().take(max).read_to_end(&mut bytes)?;
+    } else {
+        File::open(path)?.take(max).read_to_end(&mut bytes)?;
+    }
+    Ok(bytes)
+}
+
 pub(crate) fn too_long(max: u64) -> io::Error {
     io::Error::new(io::ErrorKind::FileTooLarge, format!("it is longer than the limit of {max} bytes"))
 }

@@ -1,7 +1,5 @@
 //! `expand`: a machine with its instance type and preference written out.
 
-use std::fs::File;
-use std::io::{self, Read};
 use std::path::Path;
 
 use serde_json::Value;
@@ -38,14 +36,10 @@ pub(crate) async fn of_file(site: &Site, file: &Path, format: Document) -> Resul
 
 fn read(file: &Path) -> Result<Value> {
     let shown = file.display();
-    let failed = |error| Error::with(Kind::System, format!("cannot read {shown}"), error);
-    let input: Box<dyn Read> = if file.as_os_str() == "-" {
-        Box::new(io::stdin())
-    } else {
-        Box::new(File::open(file).map_err(failed)?)
-    };
-    let mut text = String::new();
-    input.take(FILE_MAX).read_to_string(&mut text).map_err(failed)?;
+    let text = dir::read_input(file, FILE_MAX)
+        .map_err(|error| Error::with(Kind::System, format!("cannot read {shown}"), error))?;
+    let text = String::from_utf8(text)
+        .map_err(|error| Error::with(Kind::Usage, format!("{shown} is not UTF-8"), error))?;
     serde_saphyr::from_str(&text).map_err(|error| {
         Error::new(
             Kind::Usage,

@@ -1,8 +1,7 @@
 //! Wires the program together: arguments in, text and exit code out. The one place where errors become exit codes.
 
 use std::ffi::OsString;
-use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -178,17 +177,9 @@ fn print_line(value: &impl serde::Serialize) -> io::Result<()> {
 
 /// A file, or standard input, of at most `most` bytes; of a longer one, one byte more is read, so that the caller notices.
 fn read(file: &Path, most: usize) -> Result<Vec<u8>, Error> {
-    let shown = file.display();
-    let failed = |error| Error::with(Kind::System, format!("cannot read {shown}"), error);
-    let input: Box<dyn Read> = if file.as_os_str() == "-" {
-        Box::new(io::stdin())
-    } else {
-        Box::new(File::open(file).map_err(failed)?)
-    };
-    let mut text = Vec::new();
     let limit = u64::try_from(most).unwrap_or(u64::MAX).saturating_add(1);
-    input.take(limit).read_to_end(&mut text).map_err(failed)?;
-    Ok(text)
+    dir::read_input(file, limit)
+        .map_err(|error| Error::with(Kind::System, format!("cannot read {}", file.display()), error))
 }
 
 fn finish(program: &str, answer: Result<Answer, Error>) -> ExitCode {

@@ -1,20 +1,18 @@
 //! Reports of a guest's agent: operating system, users, filesystems, network interfaces. Parsing is pure and bounded: the
 //! guest may send anything.
 
-use api::kubevirt::{GuestOsInfo, InterfaceStatus};
+use api::kubevirt::InterfaceStatus;
+pub(crate) use guest::agent::{OS_INFO, os};
+use guest::agent::{returned, short};
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-/// Longest text that is kept, in characters.
-const TEXT_MAX: usize = 256;
 /// Most entries of a list.
 const LIST_MAX: usize = 64;
 /// Addresses of an interface that are kept.
 const ADDRESSES_MAX: usize = 16;
 
 /// Commands of the guest agent (QGA), as it is sent them.
-pub(crate) const OS_INFO: &str = "{\"execute\": \"guest-get-osinfo\"}";
 pub(crate) const INTERFACES: &str = "{\"execute\": \"guest-network-get-interfaces\"}";
 pub(crate) const USERS: &str = "{\"execute\": \"guest-get-users\"}";
 pub(crate) const FILESYSTEMS: &str = "{\"execute\": \"guest-get-fsinfo\"}";
@@ -23,47 +21,6 @@ pub(crate) const TIMEZONE: &str = "{\"execute\": \"guest-get-timezone\"}";
 pub(crate) const VERSION: &str = "{\"execute\": \"guest-info\"}";
 pub(crate) const FREEZE: &str = "{\"execute\": \"guest-fsfreeze-freeze\"}";
 pub(crate) const THAW: &str = "{\"execute\": \"guest-fsfreeze-thaw\"}";
-
-/// The value that an answer of the agent returns.
-fn returned<T: DeserializeOwned>(text: &str) -> Option<T> {
-    #[derive(Deserialize)]
-    struct Answer<T> {
-        r#return: T,
-    }
-    serde_json::from_str::<Answer<T>>(text).ok().map(|answer| answer.r#return)
-}
-
-fn short(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).take(TEXT_MAX).collect()
-}
-
-/// `guest-get-osinfo` (QGA schema, `GuestOSInfo`).
-pub(crate) fn os(text: &str) -> Option<GuestOsInfo> {
-    #[derive(Deserialize)]
-    #[serde(rename_all = "kebab-case")]
-    struct OsInfo {
-        name: Option<String>,
-        id: Option<String>,
-        pretty_name: Option<String>,
-        version: Option<String>,
-        version_id: Option<String>,
-        machine: Option<String>,
-        kernel_release: Option<String>,
-        kernel_version: Option<String>,
-    }
-    let told: OsInfo = returned(text)?;
-    let word = |word: Option<String>| word.as_deref().map(short);
-    Some(GuestOsInfo {
-        name: word(told.name),
-        id: word(told.id),
-        pretty_name: word(told.pretty_name),
-        version: word(told.version),
-        version_id: word(told.version_id),
-        machine: word(told.machine),
-        kernel_release: word(told.kernel_release),
-        kernel_version: word(told.kernel_version),
-    })
-}
 
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -240,7 +197,7 @@ mod tests {
         let long = "x".repeat(1 << 20);
         let info = os(&format!("{{\"return\": {{\"id\": \"debian\", \"more\": 1, \"name\": \"{long}\"}}}}"))
             .unwrap();
-        assert_eq!((info.id.as_deref(), info.name.map(|name| name.len())), (Some("debian"), Some(TEXT_MAX)));
+        assert_eq!((info.id.as_deref(), info.name.map(|name| name.len())), (Some("debian"), Some(256)));
         for wrong in ["", "{}", "{\"return\": 1}", "{\"return\": {\"id\": 1}}"] {
             assert_eq!(os(wrong), None, "{wrong}");
         }
