@@ -1,41 +1,54 @@
-//! Waiting for something in a cluster, and what a person would look at when it does not come.
+//! Waiting for a state of a cluster; when it does not come, the text of the failure describes the cluster.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::Cluster;
+use crate::{Cluster, storage};
 
 /// Between two questions.
 const PAUSE: Duration = Duration::from_millis(50);
+/// How long any state may take.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+/// Commands of kubectl that describe a cluster. Those about a part that is not installed fail, which the text shows.
+const SHOWN: [&[&str]; 6] = [
+    &["get", "events", "-A", "--sort-by=.lastTimestamp"],
+    &["get", "pods,pvc,pv,services", "-A", "-o", "wide"],
+    &["get", "pods", "-A", "-o", "jsonpath={.items[*].status.containerStatuses[*].lastState.terminated}"],
+    &["get", "datavolumes", "-A", "-o", "jsonpath={range .items[*]}{.metadata.name} {.status}{\"\\n\"}{end}"],
+    &[
+        "-n",
+        storage::NAMESPACE,
+        "logs",
+        "daemonset/hostpath-provisioner-csi",
+        "--all-containers",
+        "--tail=30",
+    ],
+    &["logs", "-A", "-l", "app=containerized-data-importer", "--prefix", "--tail=40"],
+];
 
 impl Cluster {
     /// Asks until there is an answer.
     ///
     /// # Panics
-    /// When there is none after `patience`; the message has what these commands of kubectl print.
+    /// When there is none after three minutes; the message describes the cluster.
     #[track_caller]
-    pub fn until<T>(
-        &self,
-        what: &str,
-        patience: Duration,
-        commands: &[&[&str]],
-        mut answer: impl FnMut() -> Option<T>,
-    ) -> T {
-        let deadline = Instant::now() + patience;
+    pub fn until<T>(&self, what: &str, mut answer: impl FnMut() -> Option<T>) -> T {
+        let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(answer) = answer() {
                 return answer;
             }
-            assert!(Instant::now() < deadline, "not in time: {what}\n{}", self.printed(commands));
+            assert!(Instant::now() < deadline, "not in time: {what}\n{}", self.described());
             thread::sleep(PAUSE);
         }
     }
 
-    /// Output of kubectl's commands, also of those that fail.
-    pub fn printed(&self, commands: &[&[&str]]) -> String {
+    /// Events, pods, volumes and logs, as kubectl prints them.
+    pub fn described(&self) -> String {
         let mut text = String::new();
-        for words in commands {
-            match self.kubectl().args(*words).output() {
+        for words in SHOWN {
+            match self.kubectl().args(words).output() {
                 Ok(said) => {
                     text.push_str(&String::from_utf8_lossy(&said.stdout));
                     text.push_str(&String::from_utf8_lossy(&said.stderr));

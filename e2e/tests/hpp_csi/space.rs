@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use e2e::node::BUSYBOX;
 use e2e::storage;
@@ -11,9 +10,6 @@ use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::{Value, json};
 
 use crate::{CLASS, CLUSTER};
-
-/// How long anything may take.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A namespace.
 pub(crate) struct Space {
@@ -58,25 +54,10 @@ pub(crate) fn api(kind: &str, namespace: &str) -> Api<DynamicObject> {
     }
 }
 
-/// The output shown when the test fails.
-const SHOWN: [&[&str]; 4] = [
-    &["get", "events", "-A", "--sort-by=.lastTimestamp"],
-    &["get", "pods,pvc,pv", "-A", "-o", "wide"],
-    &[
-        "-n",
-        storage::NAMESPACE,
-        "logs",
-        "daemonset/hostpath-provisioner-csi",
-        "--all-containers",
-        "--tail=30",
-    ],
-    &["get", "pods", "-A", "-o", "jsonpath={.items[*].status.containerStatuses[*].lastState.terminated}"],
-];
-
 /// Asks until there is an answer.
 #[track_caller]
 pub(crate) fn until<T>(what: &str, answer: impl FnMut() -> Option<T>) -> T {
-    CLUSTER.until(what, PATIENCE, &SHOWN, answer)
+    CLUSTER.until(what, answer)
 }
 
 impl Space {

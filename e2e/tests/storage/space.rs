@@ -1,7 +1,6 @@
 //! A test's own namespace: DataVolumes, claims and pods in it, and the phases that DataVolumes go through.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use e2e::{node::BUSYBOX, storage};
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
@@ -9,9 +8,6 @@ use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::{Value, json};
 
 use crate::setup::CLUSTER;
-
-/// How long anything may take.
-const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A namespace.
 pub(crate) struct Space(pub(crate) String);
@@ -42,17 +38,10 @@ pub(crate) fn api(kind: &str, namespace: &str) -> Api<DynamicObject> {
     }
 }
 
-/// The output shown when the test fails.
-const SHOWN: [&[&str]; 3] = [
-    &["get", "events", "-A", "--sort-by=.lastTimestamp"],
-    &["get", "datavolumes,pods,pvc,pv", "-A", "-o", "wide"],
-    &["get", "datavolumes", "-A", "-o", "jsonpath={.items[*].status}"],
-];
-
 /// Asks until there is an answer.
 #[track_caller]
 pub(crate) fn until<T>(what: &str, answer: impl FnMut() -> Option<T>) -> T {
-    CLUSTER.until(what, PATIENCE, &SHOWN, answer)
+    CLUSTER.until(what, answer)
 }
 
 impl Space {

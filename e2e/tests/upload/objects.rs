@@ -1,15 +1,10 @@
 //! Objects of the cluster as JSON, by kind and name, and waiting for what becomes of them.
 
-use std::time::Duration;
-
 use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::{Value, json};
 
 use crate::CLUSTER;
-
-/// How long anything may take.
-const PATIENCE: Duration = Duration::from_secs(180);
 
 fn resource(kind: &str) -> (ApiResource, bool) {
     let (group, version, plural, namespaced) = match kind {
@@ -79,23 +74,14 @@ pub(crate) fn annotation<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
     object["metadata"]["annotations"][key].as_str()
 }
 
-/// The output shown when the test fails.
-const SHOWN: [&[&str]; 5] = [
-    &["get", "events", "-A", "--sort-by=.lastTimestamp"],
-    &["get", "pods,pvc,pv,services", "-A", "-o", "wide"],
-    &["-n", "cdi", "logs", "deployment/cdi-uploadproxy", "--tail=40"],
-    &["logs", "-A", "-l", "app=containerized-data-importer", "--prefix", "--tail=40"],
-    &["get", "pods", "-A", "-o", "jsonpath={.items[*].status.containerStatuses[*].lastState.terminated}"],
-];
-
 /// Asks until there is an answer.
 #[track_caller]
 pub(crate) fn until<T>(what: &str, answer: impl FnMut() -> Option<T>) -> T {
-    CLUSTER.until(what, PATIENCE, &SHOWN, answer)
+    CLUSTER.until(what, answer)
 }
 
 pub(crate) fn described() -> String {
-    CLUSTER.printed(&SHOWN)
+    CLUSTER.described()
 }
 
 /// The log of a pod.

@@ -1,11 +1,12 @@
 //! Calls of the driver on filesystems of their own: what a call that fails leaves, and what volumes that are files give back.
 
+use std::fmt::Debug;
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 
 use crate::driver::Driver;
-use crate::error::Kind;
+use crate::error::{Kind, Result};
 use crate::fault::Steps;
 use crate::id::Id;
 use crate::pool::{scan, trash, tree};
@@ -90,32 +91,44 @@ fn held(place: &Place) -> (Vec<PathBuf>, Vec<String>) {
 
 const NONE: (Vec<PathBuf>, Vec<String>) = (Vec::new(), Vec::new());
 
+/// Repeats a call with a failure injected after no step, after one, after two, until no step fails. `left` gets each error,
+/// and brings everything to where the next call begins. Answers how many calls failed.
+fn at_every_step<T: Debug>(mut call: impl FnMut() -> Result<T>, mut left: impl FnMut(&str)) -> u32 {
+    let mut failed = 0;
+    loop {
+        let steps = Steps::fail_after(failed);
+        let result = call();
+        let passed = steps.passed();
+        drop(steps);
+        if passed {
+            result.unwrap();
+            return failed;
+        }
+        left(&result.unwrap_err().chain());
+        failed += 1;
+    }
+}
+
 #[test]
 fn a_stage_that_fails_at_any_step_leaves_nothing() {
     let place = Place::new("xfs", 2 << 30);
     let driver = driver(&place, r#","enforce":"loop""#);
     let name = id("v");
-    let mut failed = 0;
-    loop {
+    let prepare = || {
         driver.create_volume(&volume(&name, 304, &mounted())).unwrap();
         // Larger than its filesystem: staging grows it.
         driver.expand_volume(&name, range(320)).unwrap();
-        let steps = Steps::fail_after(failed);
-        let result = driver.stage(&name, &staging(&place), &mounted());
-        let passed = steps.passed();
-        drop(steps);
-        if passed {
-            result.unwrap();
-            break;
-        }
-        let why = result.unwrap_err().chain();
+    };
+    prepare();
+    let stage = || driver.stage(&name, &staging(&place), &mounted());
+    let failed = at_every_step(stage, |why| {
         assert!(why.contains("injected"), "{why}");
         eventually(&format!("nothing is left: {why}"), || held(&place) == NONE);
         assert_eq!(names(&place.beside("staging")), [] as [&str; 0], "{why}");
         // It can be deleted without having been unstaged.
         driver.delete_volume(&name).unwrap();
-        failed += 1;
-    }
+        prepare();
+    });
     assert!(failed >= 6, "{failed} steps");
     take(&driver, &place, &name);
     driver.delete_volume(&name).unwrap();
@@ -131,21 +144,13 @@ fn a_publish_that_fails_at_any_step_leaves_the_volume_staged() {
     let staged = held(&place);
     // A reader gets a device of its own.
     let request = publish::Request { read_only: true, ..published(&place, &name, &device()) };
-    let mut failed = 0;
-    loop {
-        let steps = Steps::fail_after(failed);
-        let result = driver.publish(&request);
-        let passed = steps.passed();
-        drop(steps);
-        if passed {
-            result.unwrap();
-            break;
-        }
-        let why = result.unwrap_err().chain();
-        eventually(&format!("nothing is left: {why}"), || held(&place) == staged);
-        assert_eq!(names(&place.beside("pods")), [] as [&str; 0], "{why}");
-        failed += 1;
-    }
+    let failed = at_every_step(
+        || driver.publish(&request),
+        |why| {
+            eventually(&format!("nothing is left: {why}"), || held(&place) == staged);
+            assert_eq!(names(&place.beside("pods")), [] as [&str; 0], "{why}");
+        },
+    );
     assert!(failed >= 5, "{failed} steps");
     take(&driver, &place, &name);
     driver.delete_volume(&name).unwrap();
@@ -161,26 +166,18 @@ fn an_inline_publish_that_fails_at_any_step_leaves_no_volume() {
             inline: Some((parameters(), range(64))),
             ..published(&place, &name, &mounted())
         };
-        let mut failed = 0;
-        loop {
-            let steps = Steps::fail_after(failed);
-            let result = driver.publish(&request);
-            let passed = steps.passed();
-            drop(steps);
-            if passed {
-                result.unwrap();
-                break;
-            }
-            let why = result.unwrap_err().chain();
-            assert!(why.contains("injected"), "{why}");
-            eventually(&format!("nothing is left: {why}"), || held(&place) == NONE);
-            assert_eq!(names(&place.beside("pods")), [] as [&str; 0], "{why}");
-            assert!(driver.volume(&name).unwrap().is_none(), "{why}");
-            let open = driver.pools[0].open().unwrap();
-            assert_eq!(trash::empty(&open).unwrap(), 0);
-            place.is_clean();
-            failed += 1;
-        }
+        let failed = at_every_step(
+            || driver.publish(&request),
+            |why| {
+                assert!(why.contains("injected"), "{why}");
+                eventually(&format!("nothing is left: {why}"), || held(&place) == NONE);
+                assert_eq!(names(&place.beside("pods")), [] as [&str; 0], "{why}");
+                assert!(driver.volume(&name).unwrap().is_none(), "{why}");
+                let open = driver.pools[0].open().unwrap();
+                assert_eq!(trash::empty(&open).unwrap(), 0);
+                place.is_clean();
+            },
+        );
         assert!(failed >= least, "{failed} steps");
         // A second publish that fails takes nothing from the pod that has it.
         let elsewhere = place.beside("others").join("v").to_str().unwrap().to_owned();
