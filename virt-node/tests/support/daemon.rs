@@ -46,6 +46,13 @@ pub(crate) struct Daemon {
     /// Guests run in software whatever there is: no guest boots under the KVM of test machines.
     software: bool,
     folder: tempfile::TempDir,
+    /// The folder of its programs.
+    programs: PathBuf,
+}
+
+/// The folder of this release's programs.
+pub(crate) fn programs() -> PathBuf {
+    Path::new(env!("CARGO_BIN_EXE_virt-node")).parent().unwrap().to_owned()
 }
 
 impl Daemon {
@@ -108,7 +115,16 @@ impl Daemon {
         })
     }
 
+    /// A daemon of the programs in a folder.
+    pub(crate) fn of(programs: PathBuf) -> Self {
+        Self::with(programs, |_| None)
+    }
+
     fn prepared(prepare: impl FnOnce(&Path) -> Option<Killed>) -> Self {
+        Self::with(programs(), prepare)
+    }
+
+    fn with(programs: PathBuf, prepare: impl FnOnce(&Path) -> Option<Killed>) -> Self {
         beside("importer");
         beside("virt-launcher");
         beside("hpp-csi");
@@ -118,9 +134,18 @@ impl Daemon {
         fs::set_permissions(folder.path(), open).unwrap();
         let holder = prepare(folder.path());
         let software = !folder.path().join("kvm").exists();
-        let mut daemon = Self { folder, child: None, holder, software };
+        let mut daemon = Self { folder, child: None, holder, software, programs };
         daemon.again();
         daemon
+    }
+
+    /// Replaces its programs; a running daemon keeps its own.
+    pub(crate) fn upgrade(&mut self, programs: PathBuf) {
+        self.programs = programs;
+    }
+
+    fn program(&self) -> PathBuf {
+        self.programs.join("virt-node")
     }
 
     /// Starts the daemon of the folder, when there is none.
@@ -131,7 +156,7 @@ impl Daemon {
     /// The same with more arguments.
     pub(crate) fn again_with(&mut self, more: &[&str]) {
         let log = fs::File::options().create(true).append(true).open(self.path("test.log")).unwrap();
-        let mut command = self.inside(env!("CARGO_BIN_EXE_virt-node"));
+        let mut command = self.inside(&self.program());
         command.arg("serve").args(if self.software { &["--accelerator", "tcg"][..] } else { &[] });
         command.arg("--state").arg(self.state());
         command.arg("--host-disk").arg(self.folder.path()).args(more);
@@ -145,7 +170,7 @@ impl Daemon {
     }
 
     /// A program that sees what the daemon sees.
-    fn inside(&self, program: &str) -> Command {
+    fn inside(&self, program: &Path) -> Command {
         let Some(holder) = &self.holder else { return Command::new(program) };
         let mut command = Command::new("nsenter");
         command.arg(format!("--mount=/proc/{}/ns/mnt", holder.0.id())).arg(program);
@@ -178,7 +203,7 @@ impl Daemon {
 
     /// The output of a command.
     pub(crate) fn command(&self, words: &[&str]) -> Output {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_virt-node"));
+        let mut command = Command::new(self.program());
         command.args(words).arg("--state").arg(self.state()).stdin(Stdio::null());
         output(&mut command)
     }
@@ -268,7 +293,7 @@ impl Daemon {
 
     /// A command in the background; its output is read by the test, or discarded.
     pub(crate) fn started(&self, words: &[&str], stdin: Stdio, stdout: Stdio) -> Killed {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_virt-node"));
+        let mut command = Command::new(self.program());
         command.args(words).arg("--state").arg(self.state());
         started(command.stdin(stdin).stdout(stdout).stderr(Stdio::null()))
     }
@@ -310,7 +335,7 @@ impl Daemon {
         drop(self.child.take());
         end_all(&self.state());
         for target in self.mounts().into_iter().rev() {
-            drop(self.inside("umount").arg("-l").arg(&target).status());
+            drop(self.inside(Path::new("umount")).arg("-l").arg(&target).status());
         }
     }
 }
