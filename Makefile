@@ -4,6 +4,7 @@
 #   install     those for people and one machine   PREFIX      where to, /usr/local
 #   demo        an image, and guests from YAML     soak        the same tests with the full counts
 #   deps        Debian packages                    bench       speed and memory against the named peers
+#   check       lints and unit tests of what differs from main (BASE=REV: from there), for daily work
 #   image       the container image                advisories  dependencies with known holes (needs the network)
 #   kube        Kubernetes' programs, from source  cluster     a Kubernetes node with the platform; cluster-down ends it
 #
@@ -61,7 +62,7 @@ export RUST_TEST_THREADS ?= $(shell echo $$((2 * $$(nproc))))
 JUDGES := e2e/kube/judges
 export FERROVIRT_PEERS := $(CACHE)/kube/judges-$(shell cat $(JUDGES)/go.mod $(JUDGES)/go.sum $(JUDGES)/tools.go | sha256sum | cut -c1-12)
 
-.PHONY: build install programs server cni peers demo deps test fmt-check clippy deny check-tests soak bench advisories tools image kube helm root cluster cluster-down
+.PHONY: build install programs server cni peers demo deps test check fmt-check clippy deny check-tests soak bench advisories tools image kube helm root cluster cluster-down
 
 deps:
 	@missing=(); for package in $(PACKAGES); do \
@@ -142,6 +143,9 @@ endif
 # The tests come last, so that the output ends with the runner's lines.
 test: deps fmt-check clippy deny check-tests
 
+check: deps
+	benches/check $(BASE)
+
 fmt-check: deps
 	cargo fmt --all --check
 
@@ -159,7 +163,7 @@ helm: deps
 
 soak: deps server cni kube helm image
 	FERROVIRT_SOAK=1 cargo test --locked --workspace --no-fail-fast
-	cargo test --locked --workspace --test daemon_debian -- --ignored
+	cargo test --locked --workspace --test daemon_debian --test daemon_releases -- --ignored
 	FERROVIRT_SOAK=1 cargo test --locked -p e2e --test helm -- --ignored
 
 bench: build peers
