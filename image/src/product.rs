@@ -70,8 +70,9 @@ pub const SETS: [Set; 2] = [
     },
 ];
 
-/// Names of `virt-launcher` in its image: probes, backup hooks and support bundles run them in launchers' pods.
-pub const TOOLS: [&str; 3] = ["virt-probe", "virt-freezer", "virsh"];
+/// Names of `virt-launcher` in its image: probes, backup hooks and support bundles run them in launchers' pods, and the
+/// container `guest-console-log` is one.
+pub const TOOLS: [&str; 4] = ["virt-probe", "virt-freezer", "virsh", "virt-tail"];
 
 /// The client as the upload proxy's process serves it for download: an archive with the program as virtctl, by this path.
 pub const DOWNLOAD: (&str, &str) = ("usr/share/ferrovirt/clients/amd64/linux/virtctl.tar.gz", "virtctl");

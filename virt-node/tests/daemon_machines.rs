@@ -43,7 +43,11 @@ fn linux_boots_by_efi_with_a_tpm_that_it_finds_again() {
     assert!(serial.contains("guest: efi") && serial.contains("guest: tpm 2"), "{serial}");
     let uid = daemon.object("vm/efi").unwrap()["metadata"]["uid"].as_str().unwrap().to_owned();
     let kept = daemon.names(&format!("guests/{uid}/vm"));
-    assert!(!kept.is_empty(), "EFI's variables are kept");
+    assert!(kept.iter().any(|name| name == "nvram.fd"), "EFI's variables are kept: {kept:?}");
+    let guests = daemon.names(&format!("guests/{uid}/vm/swtpm"));
+    let [guest] = guests.as_slice() else { panic!("the TPM's memory is kept: {guests:?}") };
+    let memory = daemon.names(&format!("guests/{uid}/vm/swtpm/{guest}/tpm2"));
+    assert!(memory.iter().any(|name| name.ends_with(".permall")), "{memory:?}");
     daemon.says(&["delete", "efi", "--force"]);
     assert_eq!(daemon.names("guests"), Vec::<String>::new());
     let swtpm = daemon.processes().into_iter().find(|(_, line)| line.contains("swtpm"));

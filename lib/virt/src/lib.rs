@@ -13,7 +13,8 @@
 //! - [`machine`]: when a machine has an instance; [`run`]: the next step of an instance with its launcher.
 //! - [`resolve`]: every rule between fields and every default of a guest, to its launch document, given the facts of the
 //!   machine and where each volume and network is; [`pod`]: where these are in a launcher pod.
-//! - [`live`]: what changes while the guest runs. [`size`]: the size of a new disk on an empty claim.
+//! - [`live`]: what changes while the guest runs. [`size`]: the size of a new disk on an empty claim. [`state`]: what a guest
+//!   keeps besides its disks.
 //! - [`status`]: phases and conditions; [`printable`]: a machine's state in one word.
 //!
 //! Not here: clients, files, processes, clocks ([`time::now`] excepted).
@@ -29,6 +30,7 @@ pub mod printable;
 pub mod resolve;
 pub mod run;
 pub mod size;
+pub mod state;
 pub mod status;
 pub mod time;
 pub mod validate;

@@ -16,6 +16,28 @@ pub const EPHEMERAL: &str = "/var/run/kubevirt-ephemeral-disks";
 /// Volumes that are attached while the guest runs. emptyDir `hotplug-disks`.
 pub const HOTPLUG: &str = "/var/run/kubevirt/hotplug-disks";
 
+/// State of the guest besides its disks ([`crate::state`]), where it keeps some.
+pub const STATE: &str = "/var/run/kubevirt-private/vm-state";
+/// The volume there.
+pub const STATE_VOLUME: &str = "vm-state";
+/// Output of the guest's first serial port, in the launcher's directory.
+pub const CONSOLE_LOG: &str = "serial0.log";
+/// The container that prints it.
+pub const CONSOLE_LOGGER: &str = "guest-console-log";
+/// Where programs look for the token of their pod's ServiceAccount.
+pub const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+/// The volume, in upstream's words, for the image with the guest's kernel.
+pub const KERNEL_VOLUME: &str = "kernel-boot-volume";
+/// The guest's kernel and its first filesystem, in [`CONTAINER_DISKS`].
+pub const KERNEL: &str = "kernel";
+/// See [`KERNEL`].
+pub const INITRD: &str = "initrd";
+
+/// The container that keeps an image open, by the volume that it is for.
+pub fn image_container(volume: &str) -> String {
+    format!("volume{volume}")
+}
+
 /// Mount point of a claim with a filesystem.
 pub fn claim_directory(volume: &str) -> String {
     format!("{PRIVATE}/vmi-disks/{volume}")

@@ -14,8 +14,9 @@ use std::sync::Arc;
 use cluster::cache::Index;
 use cluster::{Cache, Client, Key, Priority, Queue, Resource, Scope};
 
-use super::launcher::{OWNER_NAME, OWNER_UID};
+use super::launcher::{OWNER_NAME, OWNER_UID, label_value};
 use super::volumes::Volume;
+use crate::storage::class::Classes;
 use crate::storage::resources::CLASSES;
 use crate::storage::seen::Class;
 use crate::view::{
@@ -94,6 +95,7 @@ pub(super) struct Caches {
     machines_by_pool: Index,
     pods_by_instance: Index,
     attachments_by_instance: Index,
+    claims_by_guest: Index,
 }
 
 /// Names of the claims of volumes, with their namespace.
@@ -195,8 +197,22 @@ impl Caches {
             }
         };
         let tell = concerned.clone();
-        let claims = Cache::<Claim>::builder();
-        let claims = claims.on_change(move |change| tell(change.key)).start::<Claim>(client, CLAIMS, &all);
+        let mut claims = Cache::<Claim>::builder();
+        let claims_by_guest = claims.index(|key, claim| {
+            let guest = claim.metadata.label(virt::state::LABEL);
+            guest.map(|guest| format!("{}/{guest}", key.namespace())).into_iter().collect()
+        });
+        let feed = queues.clone();
+        let claims = claims
+            .on_change(move |change| {
+                tell(change.key);
+                for claim in [change.before, change.after].into_iter().flatten() {
+                    if let Some(guest) = claim.metadata.label(virt::state::LABEL) {
+                        feed.instances.add(Key::new(change.key.namespace(), guest));
+                    }
+                }
+            })
+            .start::<Claim>(client, CLAIMS, &all);
         let data_volumes = Cache::<DataVolume>::builder();
         let data_volumes = data_volumes.on_change(move |change| concerned(change.key)).start::<DataVolume>(
             client,
@@ -251,6 +267,7 @@ impl Caches {
             machines_by_pool,
             pods_by_instance,
             attachments_by_instance,
+            claims_by_guest,
         }
     }
 
@@ -274,6 +291,16 @@ impl Caches {
     pub(super) fn pods_of(&self, instance: &Instance) -> Vec<Arc<Pod>> {
         let found = self.pods.by(self.pods_by_instance, &instance.metadata.uid);
         found.into_iter().map(|(_, pod)| pod).collect()
+    }
+
+    /// Claims for what an instance keeps besides its disks.
+    pub(super) fn state_claims_of(&self, instance: &Instance) -> Vec<Arc<Claim>> {
+        if !instance.spec.keeps_state {
+            return Vec::new();
+        }
+        let meta = &instance.metadata;
+        let guest = format!("{}/{}", meta.namespace, label_value(&meta.name));
+        self.claims.by(self.claims_by_guest, &guest).into_iter().map(|(_, claim)| claim).collect()
     }
 
     /// Attachment pods of an instance. An annotation alone can be set by others: the pods' names are compared, too.
@@ -320,6 +347,13 @@ impl Caches {
             self.classes.get(&Key::cluster(class))?.bounces()
         });
         classes.reduce(|all, one| all && one)
+    }
+
+    /// Name of the class that a guest's disk gets where none is named.
+    pub(super) fn preferred_class(&self) -> Option<String> {
+        let classes = self.classes.all().into_iter().map(|(_, class)| Class::clone(&class)).collect();
+        let classes = Classes { classes, ..Classes::default() };
+        classes.preferred(true).map(|class| class.meta.name.clone())
     }
 
     /// Names of the storage classes with a VolumeSnapshotClass for their driver.

@@ -31,6 +31,15 @@ struct Configuration {
     developer_configuration: Developer,
     image_pull_policy: Option<String>,
     vm_rollout_strategy: Option<String>,
+    virtual_machine_options: Options,
+    vm_state_storage_class: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Options {
+    /// Set or not: it has no fields.
+    disable_serial_console_log: Option<serde_json::Value>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -75,6 +84,13 @@ fn over(base: &Settings, object: &KubeVirt) -> Settings {
             .as_deref()
             .map_or(base.live_update, |one| one != "Stage"),
         skip_backup_hooks: base.skip_backup_hooks,
+        console_log: configuration.virtual_machine_options.disable_serial_console_log.is_none()
+            && base.console_log,
+        state_class: configuration
+            .vm_state_storage_class
+            .clone()
+            .filter(|class| !class.is_empty())
+            .or_else(|| base.state_class.clone()),
     }
 }
 
@@ -107,5 +123,8 @@ mod tests {
         let staged = object(r#"{"spec": {"configuration": {"vmRolloutStrategy": "Stage"}}}"#);
         assert!(merged.live_update && !over(&base, &staged).live_update);
         assert_eq!((merged.cpu_allocation_ratio, merged.memory_overcommit), (1, 150));
+        let quiet =
+            r#"{"spec": {"configuration": {"virtualMachineOptions": {"disableSerialConsoleLog": {}}}}}"#;
+        assert!(merged.console_log && !over(&base, &object(quiet)).console_log);
     }
 }

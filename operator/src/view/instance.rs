@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use api::kubevirt::{MemoryDumpStatus, UtilityVolume, VolumeStatus};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use virt::live::dump;
 
 use super::{Condition, Meta, VolumeSource};
@@ -38,6 +38,14 @@ pub(crate) struct InstanceSpec {
     pub(crate) volumes: Vec<VolumeSource>,
     pub(crate) networks: Vec<Network>,
     pub(crate) termination_grace_period_seconds: Option<u64>,
+    /// Whether the guest keeps state besides its disks.
+    pub(crate) keeps_state: bool,
+}
+
+/// Reads a domain; one that cannot be read keeps nothing.
+fn keeps_state<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    let domain = serde_json::Value::deserialize(deserializer)?;
+    Ok(serde_json::from_value(domain).is_ok_and(|domain| virt::state::is_kept(&domain)))
 }
 
 /// A spec as the API server writes it, as far as it is read.
@@ -48,15 +56,22 @@ struct WrittenSpec {
     utility_volumes: Vec<UtilityVolume>,
     networks: Vec<Network>,
     termination_grace_period_seconds: Option<u64>,
+    #[serde(rename = "domain", deserialize_with = "keeps_state")]
+    keeps_state: bool,
 }
 
 impl From<WrittenSpec> for InstanceSpec {
     fn from(written: WrittenSpec) -> Self {
-        let WrittenSpec { mut volumes, utility_volumes, networks, termination_grace_period_seconds } =
-            written;
+        let WrittenSpec {
+            mut volumes,
+            utility_volumes,
+            networks,
+            termination_grace_period_seconds,
+            keeps_state,
+        } = written;
         let dumps = utility_volumes.into_iter().filter(|one| one.kind.as_deref() == Some(dump::TYPE));
         volumes.extend(dumps.map(|one| VolumeSource::dump(one.name, one.claim_name)));
-        Self { volumes, networks, termination_grace_period_seconds }
+        Self { volumes, networks, termination_grace_period_seconds, keeps_state }
     }
 }
 

@@ -87,6 +87,26 @@ impl Folder {
         Ok(self.read(INSTANCE)?.map(|content| String::from_utf8_lossy(&content).into_owned()))
     }
 
+    /// Has libvirt keep the memory of TPMs in a folder that outlives the run: it has no setting for that.
+    pub(crate) fn keep_tpm(&self, state: &Path) -> Result<(), Error> {
+        let (kept, lib) = (state.join("swtpm"), self.libvirt().join("lib"));
+        for folder in [&kept, &lib] {
+            fs::create_dir_all(folder).map_err(|error| self.failed("make", folder, error))?;
+        }
+        let link = lib.join("swtpm");
+        if fs::read_link(&link).is_ok_and(|target| target == kept) {
+            return Ok(());
+        }
+        // libvirt's own is empty before the first guest; another one stays, and is an error.
+        match fs::remove_dir(&link) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(self.failed("replace", &link, error));
+            }
+            Ok(()) | Err(_) => {}
+        }
+        std::os::unix::fs::symlink(&kept, &link).map_err(|error| self.failed("make", &link, error))
+    }
+
     /// Gives the folder to a user, and the group of the same number.
     pub(crate) fn give_away(&self, user: u32) -> Result<(), Error> {
         std::os::unix::fs::lchown(&self.0, Some(user), Some(user))

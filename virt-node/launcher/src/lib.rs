@@ -22,6 +22,7 @@ mod iso;
 mod outer;
 mod output;
 mod plan;
+mod tail;
 mod tools;
 mod worker;
 

@@ -1,5 +1,6 @@
 //! Tools that the kubelet, backup software and support bundles run in a launcher's pod, under upstream's names: `virt-probe`,
-//! `virt-freezer` and a `virsh` of the commands that such tools use. Each is a client of the launcher's socket.
+//! `virt-freezer` and a `virsh` of the commands that such tools use, clients of the launcher's socket, and `virt-tail`
+//! ([`crate::tail`]).
 //!
 //! | name | exit codes |
 //! |---|---|
@@ -24,6 +25,7 @@ use guest::Client;
 use serde_json::{Value, json};
 
 use crate::output::{complain, usage};
+use crate::tail;
 
 /// The launcher's directory in a pod.
 const FOLDER: &str = "/var/run/kubevirt-private";
@@ -40,6 +42,7 @@ pub(crate) fn run(name: &str, arguments: Vec<OsString>) -> Option<ExitCode> {
         "virt-probe" => Some(parsed(arguments, |probe: Probe| probe.run())),
         "virt-freezer" => Some(parsed(arguments, |freezer: Freezer| freezer.run())),
         "virsh" => Some(parsed(arguments, |virsh: Virsh| virsh.run())),
+        "virt-tail" => Some(parsed(arguments, |tail: Tail| tail.run())),
         _ => None,
     }
 }
@@ -206,6 +209,22 @@ impl Freezer {
         command.arg("--folder").arg(&self.folder);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
         command.spawn().map(drop).map_err(|error| format!("cannot end the freeze later: {error}"))
+    }
+}
+
+/// Prints what a guest writes to its serial console, until SIGTERM.
+#[derive(Debug, Parser)]
+#[command(name = "virt-tail", version)]
+struct Tail {
+    /// The console's log.
+    #[arg(long = "logfile", value_name = "FILE")]
+    file: PathBuf,
+}
+
+impl Tail {
+    fn run(self) -> Result<u8, String> {
+        let failed = |error: io::Error| format!("{}: {error}", self.file.display());
+        tail::follow(&self.file, &mut io::stdout().lock()).map(|()| 0).map_err(failed)
     }
 }
 
@@ -376,6 +395,7 @@ mod tests {
         Probe::command().debug_assert();
         Freezer::command().debug_assert();
         Virsh::command().debug_assert();
+        Tail::command().debug_assert();
         let probe = [
             "virt-probe",
             "--domainName",

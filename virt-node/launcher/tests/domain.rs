@@ -70,6 +70,7 @@ golden! {
     transitional: "transitional",
     paused: "paused",
     many_sata: "many-sata",
+    kernel: "kernel",
 }
 
 #[test]

@@ -461,8 +461,8 @@ fn resolved(
 /// The vCPUs and memory of a guest, independent of the resources made for it.
 fn size(start: &Start, run: &Run, keep: &Path, host: &Host) -> Option<(Cpu, Memory)> {
     let mut spec = start.instance.spec.clone();
-    (spec.volumes, spec.networks) = (Vec::new(), Vec::new());
-    (spec.domain.devices.disks, spec.domain.devices.interfaces) = (Vec::new(), Vec::new());
+    resolve::leave_volumes_out(&mut spec);
+    (spec.networks, spec.domain.devices.interfaces) = (Vec::new(), Vec::new());
     spec.domain.devices.autoattach_pod_interface = Some(false);
     let made = Made {
         folder: run.own().to_string_lossy().into_owned(),

@@ -412,6 +412,7 @@ impl Controller {
             secrets: secrets.map(|one| (one.metadata.name.clone(), one)).collect(),
             config_maps: maps.map(|one| (one.metadata.name.clone(), one)).collect(),
             complete: true,
+            ..Objects::default()
         }
     }
 

@@ -45,7 +45,7 @@ fn mend(start: &Start) -> Result<Option<Attached>, Error> {
     let made = Made { folder: folder.own().to_string_lossy().into_owned(), taps, ..Made::default() };
     // Interfaces need nothing of the guest's volumes.
     let mut spec = instance.spec.clone();
-    (spec.volumes, spec.domain.devices.disks) = (Vec::new(), Vec::new());
+    resolve::leave_volumes_out(&mut spec);
     let kept = kept::read(&state.guest(owner))?;
     let found = host::ask(state, &mut client, Vec::new(), *accelerator, Some(&kept))?;
     let (launch, findings) = resolve::resolve(&spec, guest, &found.host, &made, &Objects::default(), "spec");

@@ -9,6 +9,8 @@ use super::{
 
 /// Longest text that is no path and no content, in bytes.
 const TEXT_MAX: usize = 256;
+/// Longest command line of a kernel, in bytes (x86).
+const ARGUMENTS_MAX: usize = 2047;
 /// Longest path, in bytes.
 const PATH_MAX: usize = 4095;
 /// Longest folder, in bytes: a socket's path has 107, and those of libvirt are the longest below it.
@@ -54,10 +56,14 @@ pub(super) fn check(launch: &Launch) -> Result {
         path("firmware.template", &efi.template)?;
         path("firmware.variables", &efi.variables)?;
     }
+    kernel(launch)?;
     cpu(launch)?;
     memory(launch)?;
     if let Some(log) = launch.devices.serial.as_ref().and_then(|serial| serial.log.as_ref()) {
         path("devices.serial.log", log)?;
+    }
+    if let Some(state) = launch.devices.tpm.as_ref().and_then(|tpm| tpm.state.as_ref()) {
+        path("devices.tpm.state", state)?;
     }
     if let super::Clock::Timezone(zone, _) = &launch.clock {
         text("clock.timezone", zone)?;
@@ -148,6 +154,18 @@ fn smbios(launch: &Launch) -> Result {
         }
     }
     Ok(())
+}
+
+fn kernel(launch: &Launch) -> Result {
+    let Some(super::Kernel { image, initrd, arguments }) = &launch.kernel else { return Ok(()) };
+    path("kernel.image", image)?;
+    initrd.iter().try_for_each(|initrd| path("kernel.initrd", initrd))?;
+    let good = |text: &String| text.len() <= ARGUMENTS_MAX && !text.contains(unfit);
+    ensure(
+        arguments.iter().all(good),
+        "kernel.arguments",
+        "longer than 2047 bytes, or with control characters",
+    )
 }
 
 fn cpu(launch: &Launch) -> Result {

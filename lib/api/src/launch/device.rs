@@ -218,6 +218,9 @@ pub struct Tpm {
     pub model: TpmModel,
     /// Whether what it holds is kept when the guest stops.
     pub persistent: bool,
+    /// Folder that keeps it; without one it is in the run's folder, and ends with that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<String>,
 }
 
 /// Where devices are, by alias (`net-NAME`, `disk-NAME`, `scsi0`, …): kept over runs, since guests name devices by it.

@@ -145,6 +145,18 @@ pub struct Efi {
     pub secure_boot: bool,
 }
 
+/// A kernel that is started without a boot loader.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Kernel {
+    /// The kernel's file.
+    pub image: String,
+    /// Its first filesystem.
+    pub initrd: Option<String>,
+    /// Its command line.
+    pub arguments: Option<String>,
+}
+
 /// Processors.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]

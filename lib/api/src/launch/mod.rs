@@ -29,7 +29,7 @@ pub use disk::{
 };
 pub use machine::{
     Chassis, Clock, Cpu, CpuFeature, CpuModel, Efi, FeaturePolicy, Features, Firmware, Hyperv, HypervSwitch,
-    Memory, NamedCpu, OnReboot, Smbios, TickPolicy, Timer, TimerName, Track,
+    Kernel, Memory, NamedCpu, OnReboot, Smbios, TickPolicy, Timer, TimerName, Track,
 };
 
 /// The version that is written and read.
@@ -146,6 +146,9 @@ pub struct Launch {
     pub smbios: Smbios,
     /// BIOS or EFI.
     pub firmware: Firmware,
+    /// A kernel that the firmware starts in place of a boot loader.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kernel: Option<Kernel>,
     /// Processors.
     pub cpu: Cpu,
     /// Memory.

@@ -111,7 +111,7 @@ const INSTANCE: &[Row] = &[
     later("domain.features.hyperv.tlbflush.extended"),
     later("domain.features.hypervPassthrough"),
     later("domain.firmware.acpi"),
-    row("domain.firmware.kernelBoot", Error, "not built yet: boot from a disk"),
+    refused_alone("domain.firmware.kernelBoot", "not built yet on one machine: boot from a disk"),
     row("domain.launchSecurity", Error, "not built yet: the guest would run without it"),
     only_cluster("domain.memory.reservedOverhead"),
     later_in_cluster("domain.memory.reservedOverhead"),
@@ -121,7 +121,7 @@ const INSTANCE: &[Row] = &[
     row("volumes[].containerPath", Error, "not built yet"),
     row("volumes[].downwardMetrics", Error, "not built yet"),
     row("volumes[].memoryDump", Error, "KubeVirt deprecates it: request a dump by `virtctl memory-dump get`"),
-    row("volumes[].serviceAccount", Error, "not built yet: a guest gets no account"),
+    refused_alone("volumes[].serviceAccount", "ServiceAccounts are a cluster's; this machine has none"),
 ];
 
 /// Below a VirtualMachine's spec.

@@ -2,12 +2,14 @@
 
 use api::kubevirt::{Efi as EfiSpec, VirtualMachineInstanceSpec};
 use api::launch::{
-    Accelerator, Chassis, Cpu, CpuFeature, CpuModel, Efi, FeaturePolicy, Firmware, Memory, PROCESSORS_MAX,
-    Smbios,
+    Accelerator, Chassis, Cpu, CpuFeature, CpuModel, Efi, FeaturePolicy, Firmware, Kernel, Memory,
+    PROCESSORS_MAX, Smbios,
 };
 use api::quantity;
 
 use super::Resolution;
+use super::volumes::is_path;
+use crate::pod;
 
 const MIB: u64 = 1 << 20;
 /// Sockets, and memory, that there can be later: as many times those at the start.
@@ -268,6 +270,35 @@ impl Resolution<'_> {
             }
             (None, Some(efi)) => self.efi(&efi).map(Firmware::Efi),
         }
+    }
+
+    /// The kernel that is started in place of a boot loader, where its image's files are shown to the launcher.
+    pub(super) fn kernel(&mut self) -> Option<Kernel> {
+        let asked = self.spec.domain.firmware.as_ref()?.kernel_boot.as_ref()?;
+        let field = "domain.firmware.kernelBoot";
+        let Some(container) = &asked.container else {
+            let text = "no image with the kernel: name one in kernelBoot.container";
+            self.error(&format!("{field}.container"), text);
+            return None;
+        };
+        if container.image.is_empty() {
+            self.error(&format!("{field}.container.image"), "missing");
+        }
+        if container.kernel_path.is_none() {
+            self.error(&format!("{field}.container.kernelPath"), "missing: the kernel's path in the image");
+        }
+        for (name, path) in [("kernelPath", &container.kernel_path), ("initrdPath", &container.initrd_path)] {
+            if path.as_ref().is_some_and(|path| !is_path(path)) {
+                let text = "not an absolute path without . and ..";
+                self.error(&format!("{field}.container.{name}"), text);
+            }
+        }
+        let shown = |name: &str| format!("{}/{name}", pod::CONTAINER_DISKS);
+        Some(Kernel {
+            image: shown(pod::KERNEL),
+            initrd: container.initrd_path.is_some().then(|| shown(pod::INITRD)),
+            arguments: asked.kernel_args.clone().filter(|arguments| !arguments.is_empty()),
+        })
     }
 
     fn efi(&mut self, asked: &EfiSpec) -> Option<Efi> {

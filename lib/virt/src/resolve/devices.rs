@@ -7,6 +7,7 @@ use api::launch::{
 
 use super::Resolution;
 use super::volumes::is_label;
+use crate::pod;
 
 /// Seconds between the reports of the balloon.
 const STATISTICS_PERIOD: u32 = 10;
@@ -21,8 +22,9 @@ impl Resolution<'_> {
         let log = asked.log_serial_console.unwrap_or(true);
         Devices {
             video: self.video(firmware),
-            serial: serial
-                .then(|| SerialConsole { log: log.then(|| format!("{}/serial0.log", self.made.folder)) }),
+            serial: serial.then(|| SerialConsole {
+                log: log.then(|| format!("{}/{}", self.made.folder, pod::CONSOLE_LOG)),
+            }),
             inputs: self.inputs(),
             guest_agent: true,
             balloon: asked
@@ -104,7 +106,8 @@ impl Resolution<'_> {
         let asked = self.spec.domain.devices.tpm.as_ref().filter(|tpm| tpm.enabled.unwrap_or(true))?;
         let persistent = asked.persistent.unwrap_or(false);
         let model = if persistent { TpmModel::Crb } else { TpmModel::Tis };
-        Some(Tpm { model, persistent })
+        let state = persistent.then(|| self.made.state.clone()).filter(|state| !state.is_empty());
+        Some(Tpm { model, persistent, state })
     }
 
     fn panic(&mut self) -> Vec<PanicModel> {

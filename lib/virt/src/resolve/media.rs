@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use api::core::{ConfigMap, Secret};
-use api::kubevirt::{CloudInit, DownwardApi, SshPropagation, Sysprep};
+use api::kubevirt::{CloudInit, DownwardApi, ServiceAccountVolume, SshPropagation, Sysprep};
 use api::launch::{MediaFile, Medium};
 use api::resource::{Confidential, LocalReference};
 use base64::Engine as _;
@@ -57,6 +57,10 @@ impl Resolution<'_> {
                     let at = format!("{at}.downwardAPI");
                     let files = self.downward(&at, data);
                     Some((self.label(&at, data.volume_label.as_ref()), files, at))
+                }
+                Some(Source::Account(data)) => {
+                    let at = format!("{at}.serviceAccount");
+                    Some((LABEL.to_owned(), self.account(&at, data), at))
                 }
             };
             let Some((label, files, at)) = built else { continue };
@@ -221,6 +225,21 @@ impl Resolution<'_> {
                 Files::new()
             }
         }
+    }
+
+    /// The token of a ServiceAccount, the name of its namespace and the authority of the API server.
+    fn account(&mut self, at: &str, data: &ServiceAccountVolume) -> Files {
+        let name = data.service_account_name.as_deref().unwrap_or_default();
+        let field = format!("{at}.serviceAccountName");
+        if name.is_empty() {
+            self.error(&field, "missing");
+        }
+        let Some(accounts) = &self.objects.accounts else { return Files::new() };
+        let files = accounts.get(name).cloned();
+        if files.is_none() {
+            self.error(&field, format!("the guest's pod has no token of ServiceAccount {name:?}"));
+        }
+        files.unwrap_or_default()
     }
 
     fn secret(&mut self, field: &str, name: &str, optional: Option<bool>) -> Files {

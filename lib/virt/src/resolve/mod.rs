@@ -26,7 +26,7 @@ use crate::finding::{Finding, Findings};
 
 pub use board::{room, topology};
 pub use networks::{DEFAULT_INTERFACE, interfaces_of, mac, queues_of};
-pub use volumes::{add_disks, claim_of, claims_of, is_label, is_storage};
+pub use volumes::{add_disks, claim_of, claims_of, is_label, is_storage, leave_volumes_out};
 
 /// The default of the seconds from a request to stop until a guest is killed.
 pub const GRACE_SECONDS: u64 = 30;
@@ -94,6 +94,8 @@ pub struct Objects {
     pub secrets: BTreeMap<String, Secret>,
     /// ConfigMaps of its namespace, by name.
     pub config_maps: BTreeMap<String, ConfigMap>,
+    /// Tokens of ServiceAccounts in its pod, by their names: files by theirs. `None`: there is no pod yet.
+    pub accounts: Option<BTreeMap<String, BTreeMap<String, Vec<u8>>>>,
     /// Whether the list is complete. Otherwise a missing entry is no error.
     pub complete: bool,
 }
@@ -176,6 +178,7 @@ impl Resolution<'_> {
         let memory = self.memory();
         let smbios = self.smbios();
         let firmware = self.firmware();
+        let kernel = self.kernel();
         let features = self.features();
         let clock = self.clock();
         let machine = self.machine();
@@ -215,6 +218,7 @@ impl Resolution<'_> {
             machine,
             smbios,
             firmware: firmware?,
+            kernel,
             cpu,
             memory: memory?,
             clock,

@@ -1,7 +1,8 @@
 //! Volumes: which source each has, and whether it can be one.
 
 use api::kubevirt::{
-    CloudInit, ConfigMapVolume, Disk, DownwardApi, SecretVolume, Sysprep, VirtualMachineInstanceSpec, Volume,
+    CloudInit, ConfigMapVolume, Disk, DownwardApi, SecretVolume, ServiceAccountVolume, Sysprep,
+    VirtualMachineInstanceSpec, Volume,
 };
 use api::launch::DEVICES_MAX;
 use api::resource::Quantity;
@@ -24,6 +25,8 @@ pub(super) enum Source<'a> {
     Secret(&'a SecretVolume),
     /// A CD with fields of the object.
     Downward(&'a DownwardApi),
+    /// A CD with the token of a ServiceAccount.
+    Account(&'a ServiceAccountVolume),
 }
 
 /// Sources that a volume has: exactly one, if it is right.
@@ -45,7 +48,7 @@ fn sources(volume: &Volume) -> Vec<Source<'_>> {
         container_path: _,
         downward_metrics: _,
         memory_dump: _,
-        service_account: _,
+        service_account,
     } = volume;
     let storages = [
         persistent_volume_claim.is_some(),
@@ -62,6 +65,7 @@ fn sources(volume: &Volume) -> Vec<Source<'_>> {
     found.extend(config_map.as_ref().map(Source::ConfigMap));
     found.extend(secret.as_ref().map(Source::Secret));
     found.extend(downward_api.as_ref().map(Source::Downward));
+    found.extend(service_account.as_ref().map(Source::Account));
     found
 }
 
@@ -100,6 +104,13 @@ pub fn add_disks(spec: &mut VirtualMachineInstanceSpec) {
     let disks = without_disk(spec).map(|name| Disk { name: name.to_owned(), ..Disk::default() });
     let disks: Vec<_> = disks.collect();
     spec.domain.devices.disks.extend(disks);
+}
+
+/// Takes everything out of a spec that needs its volumes, for those that ask about the rest.
+pub fn leave_volumes_out(spec: &mut VirtualMachineInstanceSpec) {
+    spec.volumes.clear();
+    spec.domain.devices.disks.clear();
+    spec.access_credentials.clear();
 }
 
 fn without_disk(spec: &VirtualMachineInstanceSpec) -> impl Iterator<Item = &str> {
@@ -142,10 +153,14 @@ impl Resolution<'_> {
                 // The table of fields refuses these sources; a second finding would be noise.
                 0 if volume.container_path.is_some()
                     || volume.downward_metrics.is_some()
-                    || volume.memory_dump.is_some()
-                    || volume.service_account.is_some() => {}
+                    || volume.memory_dump.is_some() => {}
                 0 => self.error(&at, "no source, such as dataVolume or containerDisk"),
                 _ => self.error(&at, "more than one source"),
+            }
+            let account = volume.service_account.is_some();
+            if account && volumes[..index].iter().any(|other| other.service_account.is_some()) {
+                let text = "a guest has one volume of this kind at most: its pod has one account";
+                self.error(&format!("{at}.serviceAccount"), text);
             }
             self.storage(&at, volume);
         }
@@ -225,7 +240,7 @@ impl Resolution<'_> {
 }
 
 /// An absolute path that stays below what it names.
-fn is_path(path: &str) -> bool {
+pub(super) fn is_path(path: &str) -> bool {
     path.starts_with('/')
         && path.len() < 4096
         && !path.contains(char::is_control)

@@ -14,9 +14,9 @@ use super::hotplug;
 use super::patch::{Patch, patch};
 use super::plan::{Observed, Plan, Step, plan};
 use super::status::{CreateError, status};
-use crate::compute::caches::{INSTANCES, LAUNCHERS, PODS};
+use crate::compute::caches::{CLAIMS, INSTANCES, LAUNCHERS, PODS};
 use crate::compute::context::Context;
-use crate::compute::launcher::{self, Attachment, Facts, Purpose};
+use crate::compute::launcher::{self, Attachment, Facts, Purpose, State};
 use crate::view::{Instance, Pod, condition};
 
 const DEFINITIONS: Resource = Resource::namespaced("k8s.cni.cncf.io", "v1", "network-attachment-definitions");
@@ -47,6 +47,7 @@ pub(in crate::compute) async fn reconcile(context: &Context, key: &Key) -> Outco
         let found = caches.machines.get(&Key::new(key.namespace(), &owner.name));
         found.is_some_and(|machine| machine.metadata.uid == owner.uid)
     });
+    let states = caches.state_claims_of(&instance);
     let overhead = |class: Option<&str>| caches.overhead(class);
     let mut observed = Observed {
         instance: &instance,
@@ -54,6 +55,7 @@ pub(in crate::compute) async fn reconcile(context: &Context, key: &Key) -> Outco
         attachments: attachments.iter().map(AsRef::as_ref).collect(),
         pods_confirmed: false,
         volumes: storage.volumes(),
+        state: launcher::state(&instance, states.iter().map(AsRef::as_ref)),
         overhead: &overhead,
         owner_exists,
         node: node.as_deref(),
@@ -117,6 +119,7 @@ async fn act(
                 continue;
             }
             Step::ConfirmPods => continue,
+            Step::CreateState => create_state(context, instance).await,
             Step::CreatePod => create(context, observed, Purpose::Guest).await,
             Step::CreateProvisioner => create(context, observed, Purpose::Provision).await,
             Step::DeletePod { name, uid } | Step::DeleteAttachment { name, uid, .. } => {
@@ -140,7 +143,9 @@ async fn act(
                 if before.is_none_or(|before| before.message.as_deref() != Some(message.as_str())) {
                     context.record(API_VERSION, KIND, meta, &event::failed(&message));
                 }
-                refused = Some(CreateError { message });
+                let state = *step == Step::CreateState;
+                let reason = if state { "FailedBackendStorageCreate" } else { "FailedCreate" };
+                refused = Some(CreateError { reason, message });
                 retry |= again;
             }
         }
@@ -208,12 +213,39 @@ async fn create(context: &Context, observed: &Observed<'_>, purpose: Purpose) ->
         Purpose::Guest => networks(&context.client, &whole, &meta.namespace).await?,
         Purpose::Provision => Vec::new(),
     };
-    let facts = Facts { is_block: &is_block, networks: &networks };
+    let state = match observed.state {
+        State::There(claim) => Some(claim.metadata.name.as_str()),
+        State::Unneeded | State::Missing | State::Going => None,
+    };
+    let facts = Facts { is_block: &is_block, networks: &networks, state };
     let pod = launcher::pod(&whole, &context.settings(), purpose, &facts)
         .map_err(|error| Failed::Refused { message: error.to_string(), again: false })?;
     match context.client.create::<IgnoredAny>(PODS, &meta.namespace, &pod).await {
         Ok(_) => Ok(true),
         Err(error) if error.is_already_exists() => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Creates the claim for what the guest keeps besides its disks.
+async fn create_state(context: &Context, instance: &Instance) -> Result<bool, Failed> {
+    let class = context.settings().state_class.clone().or_else(|| context.caches.preferred_class());
+    let class = class.ok_or_else(|| Failed::Refused {
+        message: "the guest keeps TPM or EFI state and no StorageClass is the default: make one the default, or name one \
+                  in the KubeVirt's spec.configuration.vmStateStorageClass"
+            .to_owned(),
+        again: true,
+    })?;
+    let claim = launcher::state_claim(instance, &class);
+    let namespace = &instance.metadata.namespace;
+    match context.client.create::<IgnoredAny>(CLAIMS, namespace, &claim).await {
+        Ok(_) => Ok(true),
+        Err(error) if error.is_already_exists() => {
+            // Made a moment ago, or without the label by which it is found.
+            let (name, label) = (&claim["metadata"]["name"], virt::state::LABEL);
+            let message = format!("the claim {name} exists: wait, delete it, or give it the label {label}");
+            Err(Failed::Refused { message, again: true })
+        }
         Err(error) => Err(error.into()),
     }
 }

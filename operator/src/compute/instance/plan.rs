@@ -9,6 +9,7 @@
 //! The controller owns the phases up to Scheduled and records an end that virt-agent cannot. Not here: conditions.
 
 use super::super::volumes::{Readiness, Volume};
+use crate::compute::launcher::State;
 use crate::compute::{clock, nodes};
 use crate::view::{Instance, Node, Pod};
 
@@ -22,6 +23,8 @@ const AGENT_REPORTS: u64 = 5;
 const AGENT_STOPS: u64 = 15;
 /// Seconds that the launcher of a guest that ended has to end by itself.
 const LAUNCHER_ENDS: u64 = 30;
+/// Seconds until it is looked again whether the claim for a guest's state is there, or gone.
+const STATE_COMES: u64 = 5;
 /// Grace period where an instance gives none, in seconds.
 const GRACE: u64 = 30;
 
@@ -37,6 +40,8 @@ pub(super) struct Observed<'a> {
     pub(super) pods_confirmed: bool,
     /// Volumes that are on claims.
     pub(super) volumes: Vec<Volume<'a>>,
+    /// The claim for what the guest keeps besides its disks.
+    pub(super) state: State<'a>,
     /// Filesystem overhead of claims, by StorageClass.
     pub(super) overhead: &'a (dyn Fn(Option<&str>) -> Option<String> + Sync),
     /// The VM that controls it exists.
@@ -50,6 +55,8 @@ pub(super) struct Observed<'a> {
 /// A step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
+    /// Create the claim for what the guest keeps besides its disks.
+    CreateState,
     /// Create the launcher pod.
     CreatePod,
     /// Create the pod that only makes the volumes be placed and filled.
@@ -199,10 +206,19 @@ fn pending(observed: &Observed<'_>, launcher: Option<&Pod>, steps: &mut Vec<Step
         return Phase::Failed;
     }
     match storage {
-        Storage::Usable | Storage::Consumable => {
-            steps.push(Step::CreatePod);
-            Phase::Scheduling
-        }
+        Storage::Usable | Storage::Consumable => match observed.state {
+            State::Unneeded | State::There(_) => {
+                steps.push(Step::CreatePod);
+                Phase::Scheduling
+            }
+            State::Missing | State::Going => {
+                if matches!(observed.state, State::Missing) {
+                    steps.push(Step::CreateState);
+                }
+                steps.push(Step::Wait(observed.now.saturating_add(STATE_COMES)));
+                Phase::Pending
+            }
+        },
         Storage::NeedsProvisioner => {
             if !observed.pods.iter().any(|pod| is_provisioner(pod)) {
                 steps.push(Step::CreateProvisioner);

@@ -10,8 +10,9 @@ use crate::compute::{clock, conditions};
 use crate::view::{Condition, InterfaceStatus, PhaseTransition, Pod, condition, is_false, is_true};
 
 /// Reasons of Synchronized=False that the controller sets, and removes when they no longer hold.
-const OWN_REASONS: [&str; 6] = [
+const OWN_REASONS: [&str; 7] = [
     "FailedCreate",
+    "FailedBackendStorageCreate",
     "FailedPvcNotFound",
     "ErrImagePull",
     "ImagePullBackOff",
@@ -21,9 +22,10 @@ const OWN_REASONS: [&str; 6] = [
 /// User that a guest runs as.
 const RUNTIME_USER: u32 = 107;
 
-/// Why no launcher pod could be created.
+/// Why no launcher pod, or no claim that it needs, could be created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CreateError {
+    pub(super) reason: &'static str,
     pub(super) message: String,
 }
 
@@ -210,7 +212,7 @@ fn synchronized(
     let mut no =
         |reason: &str, message: &str| conditions::set(all, KIND, "False", reason, message, observed.now);
     if let Some(error) = error {
-        return no("FailedCreate", &error.message);
+        return no(error.reason, &error.message);
     }
     if let Storage::Missing(name) = observed.storage() {
         return no("FailedPvcNotFound", &format!("PVC {name} not found"));

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use super::patch::{Patch, patch};
 use super::plan::{FINALIZER, MACHINE_FINALIZER, Observed, Phase, Plan, Step, plan};
 use super::status::{CreateError, status};
+use crate::compute::launcher;
 use crate::compute::volumes::Volume;
 use crate::view::{Claim, DataVolume, Instance, Node, Pod, condition, is_false};
 
@@ -59,6 +60,8 @@ struct Scene {
     data_volume: Option<Value>,
     named_data_volume: bool,
     has_volume: bool,
+    /// Claims that are labelled for the guest.
+    states: Vec<Value>,
     confirmed: bool,
     owner_exists: bool,
     heartbeat: u64,
@@ -74,6 +77,7 @@ impl Scene {
             data_volume: None,
             named_data_volume: false,
             has_volume: false,
+            states: Vec::new(),
             confirmed: true,
             owner_exists: true,
             heartbeat: NOW - 10,
@@ -103,8 +107,10 @@ impl Scene {
             claim: claim.as_ref(),
             data_volume: data_volume.as_ref(),
         };
+        let states: Vec<Claim> = self.states.iter().map(|claim| read(claim.clone())).collect();
         let overhead = |class: Option<&str>| class.map(|_| "0.1".to_owned());
         let observed = Observed {
+            state: launcher::state(&instance, states.iter()),
             overhead: &overhead,
             instance: &instance,
             pods: pods.iter().collect(),
@@ -139,6 +145,27 @@ impl Scene {
         self.data_volume = data_volume.map(|phase| json!({"status": {"phase": phase}}));
         self
     }
+}
+
+#[test]
+fn a_guest_that_keeps_state_gets_a_claim_for_it_before_its_pod() {
+    let mut keeps = instance("Pending");
+    keeps["spec"]["domain"] = json!({"devices": {"tpm": {"persistent": true}}});
+    let mut scene = Scene::new(keeps, &[]);
+    let waits = Step::Wait(NOW + 5);
+    let planned = scene.plan();
+    assert_eq!((planned.phase, planned.steps), (Phase::Pending, vec![Step::CreateState, waits.clone()]));
+    let claim = |owner: &str| {
+        json!({"metadata": {"name": "persistent-state-for-vm",
+            "ownerReferences": [{"kind": "VirtualMachineInstance", "uid": owner, "controller": true}]}})
+    };
+    scene.states = vec![claim("an earlier instance")];
+    assert_eq!(scene.plan().steps, [waits]);
+    scene.states = vec![claim("u")];
+    let planned = scene.plan();
+    assert_eq!((planned.phase, planned.steps), (Phase::Scheduling, vec![Step::CreatePod]));
+    let names = scene.with(|observed, _| super::volumes::status(observed));
+    assert_eq!(names[0].name, "persistent-state-for-vm");
 }
 
 fn delete_pod() -> Step {
@@ -379,7 +406,7 @@ fn conditions_report_why_an_instance_waits() {
     ] {
         assert_eq!(conditions(&scene, None), wanted, "{name}");
     }
-    let error = CreateError { message: "exceeded quota".into() };
+    let error = CreateError { reason: "FailedCreate", message: "exceeded quota".into() };
     assert_eq!(conditions(&new(), Some(&error)), ["Synchronized=False/FailedCreate", no_pod]);
 }
 
@@ -406,7 +433,7 @@ fn problem_that_is_solved_is_removed() {
 
 #[test]
 fn failed_creation_keeps_the_phase() {
-    let error = CreateError { message: "no".into() };
+    let error = CreateError { reason: "FailedCreate", message: "no".into() };
     Scene::new(instance("Pending"), &[]).with(|observed, plan| {
         assert_eq!(status(observed, plan, Some(&error)).phase, "Pending");
         assert_eq!(status(observed, plan, None).phase, "Scheduling");

@@ -4,6 +4,7 @@
 use api::kubevirt::{ClaimInfo, VolumeStatus};
 
 use super::plan::Observed;
+use crate::compute::launcher::State;
 use crate::view::Claim;
 
 /// Filesystem overhead where CDI is not configured, as upstream.
@@ -24,6 +25,14 @@ pub(super) fn status(observed: &Observed<'_>) -> Vec<VolumeStatus> {
             }
         })
         .collect();
+    // As upstream: what the guest keeps besides its disks is a volume of its claim's name.
+    if let State::There(claim) = observed.state {
+        all.push(VolumeStatus {
+            name: claim.metadata.name.clone(),
+            persistent_volume_claim_info: Some(info(observed, claim)),
+            ..VolumeStatus::default()
+        });
+    }
     all.sort_by(|one, other| one.name.cmp(&other.name));
     all
 }

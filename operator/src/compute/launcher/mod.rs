@@ -1,13 +1,14 @@
 //! The launcher pod of an instance: what stock tools, virt-agent and the scheduler find in it. Pure.
 //!
-//! The pod needs no privilege: what needs root is done from outside by virt-agent. It holds no token, and the operator
-//! reads none of the Secrets that it mounts.
+//! The pod needs no privilege: what needs root is done from outside by virt-agent. It holds no token but the one that the
+//! guest is to have, and the operator reads none of the Secrets that it mounts.
 //!
 //! | container | image | what it does |
 //! |---|---|---|
 //! | `compute` | launcher | runs the guest |
-//! | `volume<NAME>` | the user's | keeps the image of a containerDisk open for virt-agent |
+//! | `volume<NAME>` | the user's | keeps the image of a containerDisk, or of a kernel, open for virt-agent |
 //! | `container-disk-binary` (init) | launcher | copies the program of the former |
+//! | `guest-console-log` (sidecar) | launcher | prints what the guest writes to its serial console |
 //!
 //! Not here: when a pod is created.
 
@@ -17,6 +18,7 @@ mod network;
 mod placement;
 mod probes;
 mod resources;
+mod state;
 mod storage;
 
 #[cfg(test)]
@@ -24,13 +26,14 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-use api::kubevirt::VirtualMachineInstance;
+use api::kubevirt::{VirtualMachineInstance, VirtualMachineInstanceSpec};
 use serde_json::{Map, Value, json};
 use thiserror::Error;
 
 pub(super) use attachment::{Attachment, OWNER_NAME, OWNER_UID, VOLUME, attachment, attachment_name};
-pub(super) use name::pod_name;
+pub(super) use name::{label_value, pod_name};
 pub(super) use network::{NETWORKS_MAX, definitions};
+pub(super) use state::{State, claim as state_claim, state};
 
 /// Program of container `compute`.
 const LAUNCHER: &str = "/usr/bin/virt-launcher";
@@ -60,6 +63,10 @@ pub(super) struct Settings {
     pub(super) live_update: bool,
     /// No annotations with Velero's hooks.
     pub(super) skip_backup_hooks: bool,
+    /// Serial consoles of guests that leave it open are logged (`virtualMachineOptions.disableSerialConsoleLog` is not set).
+    pub(super) console_log: bool,
+    /// StorageClass of claims with TPM and EFI state (`vmStateStorageClass`); the default for disks if empty.
+    pub(super) state_class: Option<String>,
 }
 
 impl Default for Settings {
@@ -72,6 +79,8 @@ impl Default for Settings {
             memory_overcommit: 100,
             live_update: true,
             skip_backup_hooks: false,
+            console_log: true,
+            state_class: None,
         }
     }
 }
@@ -91,6 +100,8 @@ pub(super) struct Facts<'a> {
     pub(super) is_block: &'a (dyn Fn(&str) -> bool + Sync),
     /// Resources that the instance's networks need, a name for each network that needs one.
     pub(super) networks: &'a [String],
+    /// The claim for what the guest keeps besides its disks.
+    pub(super) state: Option<&'a str>,
 }
 
 /// Why no pod can be made for an instance.
@@ -126,7 +137,10 @@ pub(super) fn pod(
     let raw = &instance["spec"];
     let uid = meta.uid.as_deref().unwrap_or_default();
     let namespace = meta.namespace.as_deref().unwrap_or_default();
-    let storage = storage::storage(&object, raw, settings, purpose, facts.is_block)?;
+    let mut storage = storage::storage(&object, raw, settings, purpose, facts.is_block)?;
+    if let Some(claim) = facts.state.filter(|_| purpose == Purpose::Guest) {
+        storage.state(claim);
+    }
 
     let mut compute = json!({
         "name": "compute",
@@ -181,8 +195,15 @@ pub(super) fn pod(
         "containers": containers,
         "volumes": storage.volumes,
     });
-    if !storage.init_containers.is_empty() {
-        pod_spec["initContainers"] = json!(storage.init_containers);
+    let mut init_containers = storage.init_containers;
+    if purpose == Purpose::Guest && logs_console(spec, settings) {
+        init_containers.push(console_log(settings));
+    }
+    if !init_containers.is_empty() {
+        pod_spec["initContainers"] = json!(init_containers);
+    }
+    if let Some(account) = storage.account {
+        pod_spec["serviceAccountName"] = json!(account);
     }
     if !storage.pull_secrets.is_empty() {
         let secrets: Vec<Value> = storage.pull_secrets.iter().map(|name| json!({"name": name})).collect();
@@ -205,6 +226,30 @@ pub(super) fn pod(
         },
         "spec": pod_spec,
     }))
+}
+
+/// Whether what a guest writes to its serial console is logged.
+fn logs_console(spec: &VirtualMachineInstanceSpec, settings: &Settings) -> bool {
+    let devices = &spec.domain.devices;
+    let console = devices.autoattach_serial_console != Some(false);
+    console && devices.log_serial_console.unwrap_or(settings.console_log)
+}
+
+/// The container that prints it: a sidecar, which ends after the others.
+fn console_log(settings: &Settings) -> Value {
+    let mut container = json!({
+        "name": virt::pod::CONSOLE_LOGGER,
+        "image": settings.image,
+        "command": ["/usr/bin/virt-tail", "--logfile", format!("{}/{}", virt::pod::PRIVATE, virt::pod::CONSOLE_LOG)],
+        "restartPolicy": "Always",
+        "securityContext": container_security(),
+        "resources": storage::helper_resources(),
+        "volumeMounts": [{"name": "private", "mountPath": virt::pod::PRIVATE, "readOnly": true}],
+    });
+    if let Some(policy) = &settings.pull_policy {
+        container["imagePullPolicy"] = json!(policy);
+    }
+    container
 }
 
 /// The requirements of restricted Pod Security for every container.

@@ -25,6 +25,11 @@ pub(in crate::compute) fn pod_name(instance: &str, uid: &str, purpose: Purpose) 
     format!("{PREFIX}{}-{}", cut.trim_end_matches(['-', '.']), suffix.collect::<String>())
 }
 
+/// The name of the claim for what a guest keeps besides its disks.
+pub(super) fn state_claim(instance: &str) -> String {
+    format!("{}-{}", virt::state::LABEL, label_value(instance))
+}
+
 /// The first label of a name, cut to 63 characters: a host name.
 pub(super) fn host_name(name: &str) -> String {
     let label = name.split('.').next().unwrap_or_default();
@@ -32,7 +37,7 @@ pub(super) fn host_name(name: &str) -> String {
 }
 
 /// A name as a label value: itself, or a hash of it if it is longer than 63 characters.
-pub(super) fn label_value(name: &str) -> String {
+pub(in crate::compute) fn label_value(name: &str) -> String {
     if name.len() <= LABEL_MAX {
         return name.to_owned();
     }

@@ -1,5 +1,5 @@
-//! Volumes of a launcher pod: its own directories, the instance's claims, Secrets and ConfigMaps, and the containers that
-//! hold containerDisks.
+//! Volumes of a launcher pod: its own directories, the instance's claims, Secrets, ConfigMaps and token, and the containers
+//! that hold containerDisks and kernels.
 
 use std::collections::BTreeSet;
 
@@ -22,6 +22,9 @@ const BINARY_VOLUME: &str = "virt-bin-share-dir";
 /// Where containers see it.
 const BINARY_DIRECTORY: &str = "/var/run/kubevirt-container-disk-bin";
 
+/// Seconds that a token is valid for; the API server lets one of this age live on, as it does for pods.
+const TOKEN_SECONDS: u32 = 3607;
+
 /// The pod's part of an instance's volumes.
 #[derive(Debug, Default)]
 pub(super) struct Storage {
@@ -34,6 +37,8 @@ pub(super) struct Storage {
     pub(super) init_containers: Vec<Value>,
     /// Secrets with registry passwords.
     pub(super) pull_secrets: BTreeSet<String>,
+    /// ServiceAccount of the token that the guest gets.
+    pub(super) account: Option<String>,
 }
 
 /// The pod's part of an instance's volumes. `raw` is the instance's spec.
@@ -62,9 +67,11 @@ pub(super) fn storage(
         if purpose == Purpose::Guest {
             storage.files(index, volume);
             storage.container_disk(volume);
+            storage.token(volume);
         }
     }
     if purpose == Purpose::Guest {
+        storage.kernel(object);
         storage.credentials(raw);
         storage.binary(settings);
     }
@@ -73,8 +80,7 @@ pub(super) fn storage(
 
 /// Volumes that this release cannot follow.
 fn refuse(raw: &Value) -> Result<(), Unsupported> {
-    const REFUSED: [(&str, &str); 5] = [
-        ("serviceAccount", "ServiceAccount volumes are not supported yet: use a Secret volume"),
+    const REFUSED: [(&str, &str); 4] = [
         ("hostDisk", "hostDisk is not supported: use a claim"),
         ("containerPath", "containerPath is not supported yet"),
         ("downwardMetrics", "downwardMetrics is not supported yet"),
@@ -88,16 +94,13 @@ fn refuse(raw: &Value) -> Result<(), Unsupported> {
             }
         }
     }
-    if raw.pointer("/domain/firmware/kernelBoot/container").is_some() {
-        let problem = "kernels from images are not supported yet: boot from a disk";
-        return Err(Unsupported::field("spec.domain.firmware.kernelBoot.container", problem));
-    }
     Ok(())
 }
 
 /// Name of a volume in the pod: its own, unless one of the pod's directories has that.
 fn name_in_pod(name: &str) -> String {
-    let taken = DIRECTORIES.iter().any(|(own, _)| *own == name) || name == BINARY_VOLUME;
+    let taken =
+        DIRECTORIES.iter().any(|(own, _)| *own == name) || [BINARY_VOLUME, pod::STATE_VOLUME].contains(&name);
     if taken { format!("{name}-disk") } else { name.to_owned() }
 }
 
@@ -186,18 +189,59 @@ impl Storage {
 
     fn container_disk(&mut self, volume: &Volume) {
         let Some(disk) = &volume.container_disk else { return };
+        let (policy, secret) = (disk.image_pull_policy.as_ref(), disk.image_pull_secret.as_ref());
+        self.image(&volume.name, &disk.image, policy, secret);
+    }
+
+    /// The image with the guest's kernel.
+    fn kernel(&mut self, object: &VirtualMachineInstance) {
+        let boot = object.spec.domain.firmware.as_ref().and_then(|firmware| firmware.kernel_boot.as_ref());
+        let Some(kernel) = boot.and_then(|boot| boot.container.as_ref()) else { return };
+        let (policy, secret) = (kernel.image_pull_policy.as_ref(), kernel.image_pull_secret.as_ref());
+        self.image(pod::KERNEL_VOLUME, &kernel.image, policy, secret);
+    }
+
+    /// The token of a ServiceAccount as the kubelet gives it to pods, to container `compute` alone: containers of users'
+    /// images have none.
+    fn token(&mut self, volume: &Volume) {
+        let Some(account) = volume.service_account.as_ref().and_then(|one| one.service_account_name.clone())
+        else {
+            return;
+        };
+        let name = name_in_pod(&volume.name);
+        let namespace =
+            json!({"path": "namespace", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}});
+        let sources = json!([
+            {"serviceAccountToken": {"path": "token", "expirationSeconds": TOKEN_SECONDS}},
+            {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+            {"downwardAPI": {"items": [namespace]}},
+        ]);
+        self.volumes.push(json!({"name": name, "projected": {"sources": sources}}));
+        self.mounts.push(json!({"name": name, "mountPath": pod::ACCOUNT, "readOnly": true}));
+        self.account = Some(account);
+    }
+
+    /// The claim for what the guest keeps besides its disks.
+    pub(super) fn state(&mut self, claim: &str) {
+        let name = pod::STATE_VOLUME;
+        self.volumes.push(json!({"name": name, "persistentVolumeClaim": {"claimName": claim}}));
+        self.mounts.push(json!({"name": name, "mountPath": pod::STATE}));
+    }
+
+    /// A container that keeps an image open.
+    fn image(&mut self, volume: &str, image: &str, policy: Option<&String>, secret: Option<&String>) {
         let mut container = json!({
-            "name": format!("volume{}", volume.name),
-            "image": disk.image,
+            "name": pod::image_container(volume),
+            "image": image,
             "command": [format!("{BINARY_DIRECTORY}/container-disk")],
             "securityContext": container_security(),
             "resources": helper_resources(),
             "volumeMounts": [{"name": BINARY_VOLUME, "mountPath": BINARY_DIRECTORY, "readOnly": true}],
         });
-        if let Some(policy) = &disk.image_pull_policy {
+        if let Some(policy) = policy {
             container["imagePullPolicy"] = json!(policy);
         }
-        self.pull_secrets.extend(disk.image_pull_secret.clone());
+        self.pull_secrets.extend(secret.cloned());
         self.containers.push(container);
     }
 

@@ -16,11 +16,12 @@ use virt::{admission, validate};
 use super::{instance, machine};
 
 /// Fields below an instance's spec that the operator uses, with all below them.
-const BY_OPERATOR: [&str; 13] = [
+const BY_OPERATOR: [&str; 15] = [
     "affinity",
     "dnsConfig",
     "dnsPolicy",
     "domain.cpu.dedicatedCpuPlacement",
+    "domain.firmware.kernelBoot",
     "livenessProbe",
     "nodeSelector",
     "priorityClassName",
@@ -30,6 +31,7 @@ const BY_OPERATOR: [&str; 13] = [
     "tolerations",
     "topologySpreadConstraints",
     "volumes[].dataVolume.hotpluggable",
+    "volumes[].serviceAccount",
 ];
 /// Fields of a VM outside the template's spec that are used, with all below them.
 const BY_MACHINES: [&str; 6] =

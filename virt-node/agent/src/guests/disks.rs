@@ -62,6 +62,41 @@ pub(crate) fn of(
     Ok(backends)
 }
 
+/// Shows the kernel that the guest is started with to the launcher, and its first filesystem.
+///
+/// # Errors
+/// The image has no such files.
+pub(crate) fn kernel(
+    instance: &VirtualMachineInstance,
+    directory: &PodDirectory,
+    pod: &Pod,
+    launcher: &Process,
+) -> Result<()> {
+    let boot = instance.spec.domain.firmware.as_ref().and_then(|firmware| firmware.kernel_boot.as_ref());
+    let Some(asked) = boot.and_then(|boot| boot.container.as_ref()) else { return Ok(()) };
+    let container = holder(place::KERNEL_VOLUME, directory, pod)?;
+    for (path, name) in [(&asked.kernel_path, place::KERNEL), (&asked.initrd_path, place::INITRD)] {
+        let Some(path) = path else { continue };
+        let named = |error: Error| error.context(format!("{path} of {} cannot be used", asked.image));
+        let file = mount::container_disk(&container, Some(path)).map_err(named)?;
+        mount::show(&file, Access::Read, &container, launcher, place::CONTAINER_DISKS, name)?;
+    }
+    Ok(())
+}
+
+/// The process of the container that keeps the image of a volume open.
+fn holder(volume: &str, directory: &PodDirectory, pod: &Pod) -> Result<Process> {
+    let container = place::image_container(volume);
+    let id = pod.containers.get(&container).ok_or_else(|| {
+        Error::new(Kind::Launcher, format!("container {container} of pod {} does not run", pod.name))
+    })?;
+    let process = process::of_container(id)?;
+    match process.is_in_pod(directory.uid())? {
+        true => Ok(process),
+        false => Err(Error::new(Kind::Untrusted, format!("container {id} is not in pod {}", pod.name))),
+    }
+}
+
 /// The disk of a volume that comes and goes, shown to the launcher. `claim`: what the operator reports of its claim.
 ///
 /// # Errors
@@ -252,17 +287,7 @@ impl Disks<'_> {
 
     /// The image of a containerDisk, shown to the launcher, and how large a guest sees it.
     fn container(&self, index: usize, name: &str, path: Option<&str>) -> Result<(Backend, u64)> {
-        let container = format!("volume{name}");
-        let id = self.pod.containers.get(&container).ok_or_else(|| {
-            Error::new(Kind::Launcher, format!("container {container} of pod {} does not run", self.pod.name))
-        })?;
-        let container = process::of_container(id)?;
-        if !container.is_in_pod(self.directory.uid())? {
-            return Err(Error::new(
-                Kind::Untrusted,
-                format!("container {id} is not in pod {}", self.pod.name),
-            ));
-        }
+        let container = holder(name, self.directory, self.pod)?;
         let disk = mount::container_disk(&container, path)?;
         let mut file =
             disk.open(false).map_err(|error| Error::system("cannot open the image's disk", error))?;

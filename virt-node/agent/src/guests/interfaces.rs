@@ -19,7 +19,7 @@ use api::launcher::{Answer, Request};
 use tokio::time::sleep;
 use virt::live::is_absent;
 use virt::pod as place;
-use virt::resolve::{Guest, Made, Objects, interfaces_of, resolve};
+use virt::resolve::{Guest, Made, Objects, interfaces_of, leave_volumes_out, resolve};
 
 use super::instance::Instance;
 use super::launch::{Site, invalid};
@@ -88,7 +88,7 @@ pub(crate) async fn mend(
 /// The interfaces as the launcher knows them. They need nothing of the guest's volumes.
 fn launched(site: &Site, instance: &Instance, network: &Network) -> Result<Vec<Launched>> {
     let mut spec = instance.spec.clone();
-    (spec.volumes, spec.domain.devices.disks) = (Vec::new(), Vec::new());
+    leave_volumes_out(&mut spec);
     let guest = Guest {
         metadata: api::resource::ObjectMeta {
             name: instance.name.clone(),

@@ -58,7 +58,7 @@ pub(crate) struct Site {
 /// [`Kind::Content`]: the guest cannot run as it is asked for; others: something may be better soon.
 pub(crate) async fn launch(
     site: &Site,
-    instance: VirtualMachineInstance,
+    mut instance: VirtualMachineInstance,
     pod: Pod,
     attachments: Attachments,
     adopt: bool,
@@ -67,6 +67,8 @@ pub(crate) async fn launch(
     let directory = Arc::new(PodDirectory::open(&site.kubelet, &pod.uid)?.ok_or_else(gone)?);
     let (mut talk, process) = Talk::open(&directory).await?;
     let site = site.clone();
+    // Where the instance leaves it to the platform, the pod has the answer.
+    instance.spec.domain.devices.log_serial_console.get_or_insert(pod.logs_console);
     let work = move || prepare(&site, &instance, &pod, &attachments, &directory, &process, adopt);
     let prepared = tokio::task::spawn_blocking(work).await;
     let prepared = prepared.unwrap_or_else(|_| Err(Error::new(Kind::System, "a start was aborted")));
@@ -124,11 +126,12 @@ fn prepare(
         }
     }
     let volumes = disks::of(instance, directory, pod, attachments, launcher)?;
+    disks::kernel(instance, directory, pod, launcher)?;
     let objects = objects(pod, directory)?;
     let guest = guest(&instance.metadata);
     let made = Made {
         folder: place::PRIVATE.to_owned(),
-        state: place::PRIVATE.to_owned(),
+        state: if pod.keeps_state { place::STATE } else { place::PRIVATE }.to_owned(),
         volumes,
         taps: network.taps(),
         ..Made::default()
@@ -170,6 +173,8 @@ pub(crate) fn disk(
     let mut spec = instance.spec.clone();
     spec.volumes.retain(|volume| volume.name == name);
     spec.networks.clear();
+    // Of volumes that are left out.
+    spec.access_credentials.clear();
     let devices = &mut spec.domain.devices;
     devices.disks.retain(|disk| disk.name == name);
     devices.interfaces.clear();
@@ -203,8 +208,8 @@ pub(super) fn invalid(findings: &[Finding]) -> Error {
     Error::new(Kind::Content, errors.join("; "))
 }
 
-/// Secrets and ConfigMaps that the kubelet mounted into the pod: the pod's creator may read them, and the agent needs no
-/// right to read any.
+/// Secrets, ConfigMaps and tokens that the kubelet mounted into the pod: the pod's creator may read them, and the agent
+/// needs no right to read any.
 fn objects(pod: &Pod, directory: &PodDirectory) -> Result<Objects> {
     let (mut secrets, mut config_maps) = (BTreeMap::new(), BTreeMap::new());
     let metadata = |name: &str| ObjectMeta { name: name.to_owned(), ..ObjectMeta::default() };
@@ -223,7 +228,13 @@ fn objects(pod: &Pod, directory: &PodDirectory) -> Result<Objects> {
             ConfigMap { metadata: metadata(name), binary_data, ..ConfigMap::default() },
         );
     }
-    Ok(Objects { secrets, config_maps, complete: true })
+    let mut accounts = BTreeMap::new();
+    for (name, volume) in &pod.accounts {
+        if let Some(mounted) = directory.projected(volume)? {
+            accounts.insert(name.clone(), content::entries(&mounted)?);
+        }
+    }
+    Ok(Objects { secrets, config_maps, accounts: Some(accounts), complete: true })
 }
 
 /// Copies what libvirt found out about QEMU on this node into the launcher's directory, where its libvirt looks before it

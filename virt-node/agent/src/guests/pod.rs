@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
+use virt::pod::{CONSOLE_LOGGER, STATE_VOLUME};
+
 use super::plan;
 use crate::networks::{STATUS, STATUS_MAX};
 
@@ -28,6 +30,12 @@ pub(crate) struct Pod {
     pub(crate) secrets: BTreeMap<String, String>,
     /// Volumes by the names of the ConfigMaps in them.
     pub(crate) config_maps: BTreeMap<String, String>,
+    /// Volumes with tokens, by the name of the ServiceAccount.
+    pub(crate) accounts: BTreeMap<String, String>,
+    /// Whether it has the claim for what the guest keeps besides its disks.
+    pub(crate) keeps_state: bool,
+    /// Whether a container prints what the guest writes to its serial console.
+    pub(crate) logs_console: bool,
     /// Devices that the container `compute` asked for, such as `kvm`.
     pub(crate) devices: Vec<String>,
     /// Its annotation network-status, cut where it is longer than any that is accepted.
@@ -96,6 +104,10 @@ struct Spec {
     volumes: Vec<Volume>,
     #[serde(default)]
     containers: Vec<Container>,
+    #[serde(default)]
+    init_containers: Vec<Container>,
+    #[serde(default)]
+    service_account_name: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -104,6 +116,19 @@ struct Volume {
     name: String,
     secret: Option<SecretVolume>,
     config_map: Option<ConfigMapVolume>,
+    projected: Option<Projected>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Projected {
+    #[serde(default)]
+    sources: Vec<Source>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Source {
+    service_account_token: Option<serde::de::IgnoredAny>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -200,6 +225,12 @@ impl From<&Written> for Pod {
             .volumes
             .iter()
             .filter_map(|volume| Some((volume.config_map.as_ref()?.name.clone(), volume.name.clone())));
+        let has_token = |volume: &&Volume| {
+            let mut sources = volume.projected.iter().flat_map(|projected| &projected.sources);
+            sources.any(|source| source.service_account_token.is_some())
+        };
+        let accounts = spec.volumes.iter().filter(has_token).map(|volume| volume.name.clone());
+        let accounts = accounts.map(|volume| (spec.service_account_name.clone(), volume));
         let ready = status.conditions.iter().find(|one| one.kind == "Ready");
         Self {
             namespace: metadata.namespace.clone(),
@@ -213,6 +244,9 @@ impl From<&Written> for Pod {
             devices: devices.collect(),
             secrets: secrets.collect(),
             config_maps: config_maps.collect(),
+            accounts: accounts.collect(),
+            keeps_state: spec.volumes.iter().any(|one| one.name == STATE_VOLUME),
+            logs_console: spec.init_containers.iter().any(|one| one.name == CONSOLE_LOGGER),
             phase: status.phase.clone(),
             network_status: metadata.annotations.get(STATUS).map(|text| bounded(text)),
             ready: ready.map(|one| (one.status.clone(), one.reason.clone(), one.message.clone())),
@@ -248,7 +282,10 @@ mod tests {
                     {"name": "private", "emptyDir": {}},
                     {"name": "cloud", "secret": {"secretName": "user"}},
                     {"name": "files", "configMap": {"name": "map"}},
+                    {"name": "mine", "projected": {"sources": [{"configMap": {}}, {"serviceAccountToken": {}}]}},
                 ],
+                "serviceAccountName": "reader",
+                "initContainers": [{"name": "guest-console-log"}],
             },
             "status": {
                 "phase": "Running",
@@ -272,6 +309,7 @@ mod tests {
         assert!(pod.has_device("tun") && !pod.has_device("kvm"));
         assert_eq!(pod.secrets["user"], "cloud");
         assert_eq!(pod.config_maps["map"], "files");
+        assert!(pod.accounts["reader"] == "mine" && pod.logs_console);
         assert_eq!(pod.ready.unwrap().0, "True");
     }
 

@@ -1,4 +1,4 @@
-//! The content of a Secret or ConfigMap that the kubelet mounted: the entries of one version, never half of an update.
+//! The content of a Secret, ConfigMap or token that the kubelet mounted: the entries of one version, never half of an update.
 //!
 //! ```text
 //! VOLUME/..data ─► ..2026_01_01_00_00_00.123/   KEY, KEY, …      the kubelet swaps the link, which this reads once

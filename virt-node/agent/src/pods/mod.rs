@@ -85,6 +85,14 @@ impl PodDirectory {
         self.volume("kubernetes.io~configmap", name)
     }
 
+    /// The projected volume `name`.
+    ///
+    /// # Errors
+    /// As [`Self::empty_dir`].
+    pub(crate) fn projected(&self, name: &str) -> Result<Option<Dir>> {
+        self.volume("kubernetes.io~projected", name)
+    }
+
     /// A record of the agent about the pod, next to the kubelet's volumes: no process of the pod reaches it, and the kubelet
     /// removes it with the pod.
     ///

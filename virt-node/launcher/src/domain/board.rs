@@ -134,6 +134,13 @@ pub(super) fn firmware(launch: &Launch) -> Element {
             os = os.child(loader).child(Element::new("nvram").with("template", template).text(variables));
         }
     }
+    if let Some(kernel) = &launch.kernel {
+        let text = |name: &'static str, text: &str| Element::new(name).text(text);
+        os = os
+            .child(text("kernel", &kernel.image))
+            .child(kernel.initrd.as_ref().map(|initrd| text("initrd", initrd)))
+            .child(kernel.arguments.as_ref().map(|arguments| text("cmdline", arguments)));
+    }
     if launch.paused {
         os = os.child(Element::new("bootmenu").with("enable", "yes").with("timeout", 10_000));
     }

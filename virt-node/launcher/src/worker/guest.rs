@@ -295,6 +295,9 @@ impl Guest {
             let image = iso(medium).map_err(|error| invalid(&error))?;
             self.folder.write(&format!("{}.iso", medium.name), &image)?;
         }
+        if let Some(state) = launch.devices.tpm.as_ref().and_then(|tpm| tpm.state.as_ref()) {
+            self.folder.keep_tpm(Path::new(state))?;
+        }
         launch.layout = domain.layout;
         self.keep(&launch)?;
         self.folder.forget_deadline()?;

@@ -107,6 +107,7 @@ fn objects() -> Objects {
         secrets: BTreeMap::from([("secret".to_owned(), secret)]),
         config_maps: BTreeMap::from([("map".to_owned(), map)]),
         complete: true,
+        ..Objects::default()
     }
 }
 
