@@ -66,6 +66,11 @@ fn launch(pointer: &str, value: Value) -> Launch {
 fn errors_are_reported_by_field() {
     let disks = "/domain/devices/disks";
     let cards = "/domain/devices/interfaces";
+    let kernel = |container: Value| json!({"kernelBoot": {"container": container}});
+    let key = |method: Value| {
+        let source = json!({"secret": {"secretName": "a"}});
+        json!([{"sshPublicKey": {"source": source, "propagationMethod": method}}])
+    };
     for (pointer, value, wanted) in [
         ("/domain/memory/guest".to_owned(), json!(null), "domain.memory.guest"),
         ("/domain/memory/guest".into(), json!("1Gib"), "domain.memory.guest"),
@@ -123,6 +128,48 @@ fn errors_are_reported_by_field() {
             "/domain/devices/inputs".into(),
             json!([{"name": "a", "type": "mouse"}]),
             "domain.devices.inputs[0].type",
+        ),
+        (
+            "/domain/firmware".into(),
+            kernel(json!({"kernelPath": "/k"})),
+            "domain.firmware.kernelBoot.container.image",
+        ),
+        (
+            "/domain/firmware".into(),
+            kernel(json!({"image": "a", "initrdPath": "/i"})),
+            "domain.firmware.kernelBoot.container.kernelPath",
+        ),
+        (
+            "/domain/firmware".into(),
+            kernel(json!({"image": "a", "kernelPath": "/k", "initrdPath": "../i"})),
+            "domain.firmware.kernelBoot.container.initrdPath",
+        ),
+        (
+            "/domain/firmware".into(),
+            json!({"kernelBoot": {"kernelArgs": "a"}}),
+            "domain.firmware.kernelBoot.container",
+        ),
+        ("/accessCredentials".into(), json!([{}]), "accessCredentials[0]"),
+        (
+            "/accessCredentials".into(),
+            json!([{"sshPublicKey": {"source": {}, "propagationMethod": {"noCloud": {}}}}]),
+            "accessCredentials[0].sshPublicKey.source",
+        ),
+        ("/accessCredentials".into(), key(json!({})), "accessCredentials[0].sshPublicKey.propagationMethod"),
+        (
+            "/accessCredentials".into(),
+            key(json!({"configDrive": {}})),
+            "accessCredentials[0].sshPublicKey.propagationMethod",
+        ),
+        (
+            "/accessCredentials".into(),
+            key(json!({"qemuGuestAgent": {"users": []}})),
+            "accessCredentials[0].sshPublicKey.propagationMethod",
+        ),
+        (
+            "/volumes/2".into(),
+            json!({"name": "t", "serviceAccount": {}}),
+            "volumes[2].serviceAccount.serviceAccountName",
         ),
         ("/startStrategy".into(), json!("Later"), "startStrategy"),
         ("/architecture".into(), json!("arm64"), "architecture"),
@@ -393,7 +440,7 @@ fn ssh_keys_are_on_the_cd_that_their_credential_names() {
         for (of, wanted) in [(method, json!({"0": "network", "1": "user"})), ("qemuGuestAgent", Value::Null)]
         {
             let mut document = guest();
-            let key = json!({"source": {"secret": {"secretName": "secret"}}, "propagationMethod": {of: {}}});
+            let key = json!({"source": {"secret": {"secretName": "secret"}}, "propagationMethod": {of: {"users": ["ann"]}}});
             document["spec"]["accessCredentials"] = json!([{"sshPublicKey": key}]);
             document["spec"]["volumes"][1] = json!({"name": "init", source: {"userData": "a"}});
             let launch = support::launch(&serde_json::from_value(document).unwrap(), Layout::default());

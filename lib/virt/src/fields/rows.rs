@@ -56,8 +56,8 @@ const fn refused_alone(field: &'static str, text: &'static str) -> Row {
 
 /// Below a VirtualMachineInstance's spec.
 const INSTANCE: &[Row] = &[
-    later("accessCredentials[].sshPublicKey.propagationMethod.qemuGuestAgent"),
-    later("accessCredentials[].userPassword"),
+    later_alone("accessCredentials[].sshPublicKey.propagationMethod.qemuGuestAgent"),
+    later_alone("accessCredentials[].userPassword"),
     only_cluster("affinity"),
     only_cluster("dnsConfig"),
     only_cluster("dnsPolicy"),

@@ -7,6 +7,7 @@
 
 mod board;
 mod clock;
+mod credentials;
 mod devices;
 mod disks;
 mod media;
@@ -187,6 +188,7 @@ impl Resolution<'_> {
         let (io_threads, disks) = self.disks(&cpu, &media);
         let devices = self.devices(&firmware);
         self.boot_orders();
+        self.credentials();
         let on_reboot = match spec.domain.reboot_policy.as_deref() {
             None | Some("Reboot") => OnReboot::Restart,
             Some("Terminate") => OnReboot::Destroy,

@@ -16,7 +16,9 @@ use virt::{admission, validate};
 use super::{instance, machine};
 
 /// Fields below an instance's spec that the operator uses, with all below them.
-const BY_OPERATOR: [&str; 15] = [
+const BY_OPERATOR: [&str; 17] = [
+    "accessCredentials[].sshPublicKey.propagationMethod.qemuGuestAgent",
+    "accessCredentials[].userPassword",
     "affinity",
     "dnsConfig",
     "dnsPolicy",

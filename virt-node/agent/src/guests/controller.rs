@@ -12,6 +12,7 @@ use cluster::{Cache, Client, Key, Outcome, Queue, Resource, Scope};
 use serde_json::Value;
 use tokio::sync::Notify;
 
+use super::credentials::Wanted;
 use super::disks::Attachments;
 use super::follow::{self, Follower};
 use super::hotplug::{self, Done};
@@ -246,7 +247,9 @@ impl Controller {
                 if !known {
                     let (feed, told) = (self.queue.clone(), key.clone());
                     let tell = move || feed.add(told.clone());
-                    let follower = Follower::start(self.site.kubelet.clone(), pod.uid.clone(), tell);
+                    let wanted = Wanted::of(&instance.spec, pod);
+                    let (kubelet, uid) = (self.site.kubelet.clone(), pod.uid.clone());
+                    let follower = Follower::start(kubelet, uid, wanted, tell);
                     let guest = Guest {
                         key: key.clone(),
                         follower,
@@ -377,6 +380,7 @@ impl Controller {
             pod,
             os: known.os.as_ref(),
             interfaces: known.interfaces.as_deref(),
+            credentials: known.credentials.as_ref(),
         };
         let mut after = status::running(&before, &running);
         for event in happened {
@@ -396,6 +400,9 @@ impl Controller {
         }
         virt::live::note_size(&mut after, &instance.spec);
         self.write(key, instance, &after).await?;
+        if let Some((kind, reason, text)) = status::credentials_event(&before, &after) {
+            self.events.publish(&self.about(key, instance), kind, reason, &text);
+        }
         for (kind, reason, text) in moved.events {
             self.events.publish(&self.about(key, instance), kind, reason, &text);
         }

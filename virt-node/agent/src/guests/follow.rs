@@ -10,6 +10,7 @@ use api::kubevirt::GuestOsInfo;
 use api::launcher::{Answer, EXIT_RECORD, Event, Exit, Request, State, Status};
 use tokio::time::{Instant, sleep};
 
+use super::credentials::{self, Wanted};
 use super::osinfo;
 use super::plan::Launcher;
 use super::talk::Talk;
@@ -21,6 +22,8 @@ use crate::pods::launcher::PRIVATE;
 const RECONNECT_INTERVAL: Duration = Duration::from_millis(200);
 /// How often the guest's agent is asked for addresses.
 const AGENT_INTERVAL: Duration = Duration::from_secs(30);
+/// How often it is looked whether Secrets changed.
+const LOOK_INTERVAL: Duration = Duration::from_secs(5);
 /// Longest record of a guest's end, in bytes.
 const EXIT_MAX: u64 = 64 << 10;
 
@@ -35,6 +38,8 @@ pub(crate) struct Known {
     pub(crate) os: Option<GuestOsInfo>,
     /// The agent's answer about network interfaces.
     pub(crate) interfaces: Option<String>,
+    /// Whether the guest has its keys and passwords, where its agent is to bring them; why not.
+    pub(crate) credentials: Option<std::result::Result<(), String>>,
     /// Events that are not in the status: in order, taken by the reconciler.
     pub(crate) happened: Vec<Event>,
 }
@@ -80,13 +85,18 @@ impl Drop for Follower {
 
 impl Follower {
     /// Follows the launcher of the pod `pod` below the kubelet's directory. `tell` is called after every change.
-    pub(crate) fn start(kubelet: PathBuf, pod: String, tell: impl Fn() + Send + Sync + 'static) -> Self {
+    pub(crate) fn start(
+        kubelet: PathBuf,
+        pod: String,
+        wanted: Wanted,
+        tell: impl Fn() + Send + Sync + 'static,
+    ) -> Self {
         let known = Shared::default();
         let (shared, uid) = (known.clone(), pod.clone());
         let task = tokio::spawn(async move {
             let mut complained = false;
             loop {
-                match follow(&kubelet, &uid, &shared, &tell).await {
+                match follow(&kubelet, &uid, &wanted, &shared, &tell).await {
                     Ok(()) => return,
                     Err(error) if !complained => {
                         tracing::debug!(
@@ -106,7 +116,13 @@ impl Follower {
 }
 
 /// Follows one worker of the launcher to its end. `Ok`: the guest ended, or the pod's directory is gone.
-async fn follow(kubelet: &std::path::Path, uid: &str, known: &Shared, tell: &impl Fn()) -> Result<()> {
+async fn follow(
+    kubelet: &std::path::Path,
+    uid: &str,
+    wanted: &Wanted,
+    known: &Shared,
+    tell: &impl Fn(),
+) -> Result<()> {
     let Some(pod) = PodDirectory::open(kubelet, uid)? else {
         // Before the kubelet made it, or after it removed it; the pod object shows which.
         sleep(Duration::from_secs(1)).await;
@@ -123,13 +139,27 @@ async fn follow(kubelet: &std::path::Path, uid: &str, known: &Shared, tell: &imp
         note(known, status);
         tell();
     }
-    let mut ask_agent = Instant::now();
+    let (mut ask_agent, mut bring) = (Instant::now(), Instant::now());
     loop {
         let agent = known.lock().status.as_ref().is_some_and(|status| status.agent);
         if agent && Instant::now() >= ask_agent {
             ask_agent = Instant::now() + AGENT_INTERVAL;
             ask(&pod, known).await;
             tell();
+        }
+        if !wanted.is_empty() && Instant::now() >= bring {
+            let before = known.lock().credentials.clone();
+            let brought = match (agent, &before) {
+                (true, _) => credentials::bring(wanted, &pod).await.map_err(|error| error.chain()),
+                // Brought credentials stay in the guest.
+                (false, Some(Ok(()))) => Ok(()),
+                (false, _) => Err(credentials::OFFLINE.to_owned()),
+            };
+            bring = Instant::now() + if agent && brought.is_err() { AGENT_INTERVAL } else { LOOK_INTERVAL };
+            if before.as_ref() != Some(&brought) {
+                known.lock().credentials = Some(brought);
+                tell();
+            }
         }
         match talk.event(Duration::from_secs(5)).await? {
             None => continue,

@@ -12,6 +12,7 @@
 //! Not here: pods and their phases before Scheduled, deletion of pods (the operator).
 
 pub(crate) mod controller;
+mod credentials;
 mod disks;
 mod follow;
 mod hotplug;

@@ -6,11 +6,15 @@ use api::kubevirt::{
 use api::launch::{Accelerator, Cpu, Memory};
 use api::launcher::{self, State};
 use api::names::QEMU_ID;
+use cluster::event::Type;
 use virt::status::{self as words, condition, without};
 
 use super::osinfo;
 use super::plan::End;
 use super::pod::Pod;
+
+/// Condition: the guest has its keys and passwords.
+const CREDENTIALS: &str = "AccessCredentialsSynchronized";
 
 /// The parameters of a guest's start.
 #[derive(Clone, Debug)]
@@ -37,6 +41,8 @@ pub(crate) struct Running<'a> {
     pub(crate) os: Option<&'a api::kubevirt::GuestOsInfo>,
     /// The agent's answer about interfaces.
     pub(crate) interfaces: Option<&'a str>,
+    /// Whether the guest has its keys and passwords; `None`: that is not known now, or nothing is asked for.
+    pub(crate) credentials: Option<&'a Result<(), String>>,
 }
 
 /// The status of a guest that runs, from the status that its object has.
@@ -84,6 +90,11 @@ pub(crate) fn running(before: &Status, known: &Running<'_>) -> Status {
     status.conditions.extend(ready);
     self::ready(&mut status, known.pod, known.seen.state != State::Ended);
     migratable(&mut status, known.spec);
+    match known.credentials {
+        None => {}
+        Some(Ok(())) => condition(&mut status.conditions, CREDENTIALS, true, "", ""),
+        Some(Err(text)) => condition(&mut status.conditions, CREDENTIALS, false, "", text),
+    }
     status.guest_os_info = known.os.cloned();
     if let Some(text) = known.interfaces {
         let masqueraded: Vec<String> = known
@@ -100,6 +111,25 @@ pub(crate) fn running(before: &Status, known: &Running<'_>) -> Status {
         }
     }
     status
+}
+
+/// The event of a change of whether the guest has its keys and passwords, as upstream.
+pub(crate) fn credentials_event(before: &Status, after: &Status) -> Option<(Type, &'static str, String)> {
+    let of = |status: &Status| status.conditions.iter().find(|one| one.kind == CREDENTIALS).cloned();
+    let (before, after) = (of(before), of(after)?);
+    if before.is_some_and(|before| before.status == after.status && before.message == after.message) {
+        return None;
+    }
+    Some(match after.status.as_str() {
+        "True" => {
+            (Type::Normal, "AccessCredentialsSyncSuccess", "Access credentials sync successful.".to_owned())
+        }
+        _ => {
+            let why = after.message.unwrap_or_default();
+            let text = format!("Access credentials resulted in error: {why}");
+            (Type::Warning, "AccessCredentialsSyncFailed", text)
+        }
+    })
 }
 
 /// Ready as the pod is, so that readiness probes show through; a paused guest is not ready.
@@ -228,6 +258,7 @@ mod tests {
             pod: &pod,
             os: None,
             interfaces: None,
+            credentials: None,
         };
         let status = running(&before, &known);
         assert_eq!(status.phase.as_deref(), Some("Running"));
@@ -258,10 +289,46 @@ mod tests {
             pod: &pod,
             os: None,
             interfaces: None,
+            credentials: None,
         };
         let status = running(&before, &known);
         assert_eq!(status.interfaces, [named("default"), reported, named("new")]);
         assert_eq!(running(&status, &known), status);
+    }
+
+    #[test]
+    fn credentials_are_a_condition_and_an_event_of_its_change() {
+        let (spec, pod, seen) = (spec(), pod(), seen(State::Running, true));
+        let mut status = Status { phase: Some("Running".into()), ..Status::default() };
+        let offline = Err("Guest agent is offline".to_owned());
+        for (told, condition, event) in [
+            (None, None, None),
+            (
+                Some(&offline),
+                Some("False"),
+                Some("Access credentials resulted in error: Guest agent is offline"),
+            ),
+            (Some(&offline), Some("False"), None),
+            (Some(&Ok(())), Some("True"), Some("Access credentials sync successful.")),
+            // As after the node agent's restart.
+            (None, Some("True"), None),
+        ] {
+            let known = Running {
+                spec: &spec,
+                seen: &seen,
+                started: None,
+                attached: None,
+                pod: &pod,
+                os: None,
+                interfaces: None,
+                credentials: told,
+            };
+            let after = running(&status, &known);
+            assert_eq!(of(&after, CREDENTIALS).map(|(status, _)| status), condition);
+            let said = credentials_event(&status, &after).map(|(_, _, text)| text);
+            assert_eq!(said.as_deref(), event);
+            status = after;
+        }
     }
 
     #[test]
@@ -276,6 +343,7 @@ mod tests {
             pod: &pod,
             os: None,
             interfaces: None,
+            credentials: None,
         };
         let status = running(&Status::default(), &known);
         assert_eq!(of(&status, "Paused"), Some(("True", Some("PausedByUser"))));
