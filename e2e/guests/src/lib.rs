@@ -6,8 +6,8 @@
 //!  Tree (folders, programs, modules) ── pack ──► Guest ── command ──► QEMU ── Console::start ──► its lines
 //! ```
 //!
-//! And one that is a whole Debian, as people run it ([`debian`]), one that reports its devices ([`telling`]), and one that
-//! obeys its console ([`shell`]).
+//! And one that is a whole Debian, as people run it ([`debian`]), one that reports its devices ([`telling`]), one that
+//! obeys its console ([`shell`]), and one that is started without a boot loader and has an agent ([`inside`]).
 //!
 //! Used by tests alone, as a dev-dependency. Not here: the guest's work; its `init` is next to its test.
 
@@ -17,6 +17,7 @@
     reason = "a test that cannot build its guest fails by panicking"
 )]
 
+pub mod inside;
 pub mod shell;
 pub mod telling;
 
@@ -161,6 +162,11 @@ pub struct Guest {
 }
 
 impl Guest {
+    /// The kernel's file, and that of the initramfs.
+    pub fn files(&self) -> (&Path, &Path) {
+        (&self.kernel, &self.initramfs)
+    }
+
     /// QEMU with two emulated processors, `memory` MiB, the console at its standard streams, no network, and `words` for
     /// the kernel's command line. The caller adds devices.
     pub fn command(&self, memory: u32, words: &str) -> Command {

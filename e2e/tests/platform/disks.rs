@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 
 use image::archive::{self, Tag};
 use image::layer::{self, Member};
@@ -12,21 +13,27 @@ use crate::machines::{claim, machine, until_answers};
 use crate::place::{CLAIMS, CONTENTS, INSTANCES, MACHINES, PLACE, PODS, SNAPSHOT_CLASSES, SNAPSHOTS};
 
 /// An image that holds nothing but a disk, as `localhost/guests:answers`.
-fn container_disk() -> &'static str {
+pub(crate) fn container_disk() -> &'static str {
     let folder = tempfile::tempdir().unwrap();
     let disk = folder.path().join("disk.qcow2");
     guest::qcow2(&disk);
-    let members = BTreeMap::from([
-        ("disk".to_owned(), Member::Folder { mode: 0o755 }),
-        ("disk/disk.qcow2".to_owned(), Member::File { from: disk, mode: 0o444 }),
-    ]);
-    let layer = layer::pack(&members, &folder.path().join("layer")).unwrap();
-    let tag = Tag { repository: "localhost/guests".into(), name: "answers".into(), entrypoint: Vec::new() };
-    let file = PLACE.cluster.place().path("guests.tar");
+    container_image("answers", "disk", &[("disk.qcow2", disk.as_path())]);
+    "localhost/guests:answers"
+}
+
+/// An image that holds nothing but a folder with these files, as `localhost/guests:TAG`.
+pub(crate) fn container_image(tag: &str, folder: &str, files: &[(&str, &Path)]) {
+    let work = tempfile::tempdir().unwrap();
+    let mut members = BTreeMap::from([(folder.to_owned(), Member::Folder { mode: 0o755 })]);
+    members.extend(files.iter().map(|(name, from)| {
+        (format!("{folder}/{name}"), Member::File { from: from.to_path_buf(), mode: 0o444 })
+    }));
+    let layer = layer::pack(&members, &work.path().join("layer")).unwrap();
+    let file = PLACE.cluster.place().path(&format!("guests-{tag}.tar"));
+    let tag = Tag { repository: "localhost/guests".into(), name: tag.into(), entrypoint: Vec::new() };
     archive::write(&file, &[layer], &[tag]).unwrap();
     PLACE.cluster.import_images(&file).unwrap();
     fs::remove_file(file).unwrap();
-    "localhost/guests:answers"
 }
 
 #[test]

@@ -2,12 +2,15 @@
 //! types, sets and pools.
 
 mod hotplug;
+mod inside;
 mod live;
+mod overhead;
 mod power;
 mod requests;
 mod rights;
 mod sets;
 mod tools;
+mod vms;
 
 use std::fs;
 

@@ -1,0 +1,24 @@
+//! A guest that is started without a boot loader and prints what it was given: the content of its small CDs, a TPM, and, while
+//! it runs, keys and passwords that its agent (Debian's `qemu-ga`) puts into it.
+
+use std::path::{Path, PathBuf};
+
+use crate::{Guest, Tree, tool};
+
+/// The last line before the agent serves.
+pub const TOLD: &str = "inside: told";
+
+/// Makes kernel and initramfs in a folder.
+///
+/// # Panics
+/// When a tool or a package is missing.
+pub fn guest(folder: &Path) -> Guest {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let applets = "sh mount umount modprobe cat find sort sed printf chmod sleep";
+    let folders = ["mnt", "etc", "home/ann", "tmp", "root"];
+    let tree = Tree::new(folder, &folders, applets, &sources.join("inside/init"));
+    tree.modules(&["virtio_pci", "virtio_blk", "virtio_scsi", "sd_mod", "sr_mod", "isofs", "virtio_console"]);
+    let agent = PathBuf::from(tool(sources.join("agent").to_str().unwrap(), &[]).trim());
+    tree.program(&agent, Path::new("bin/qemu-ga"));
+    tree.pack()
+}
