@@ -283,3 +283,44 @@ fn unreadable_files_are_reported() {
     let help = String::from_utf8(help.stdout).unwrap();
     assert!(help.contains("Examples:") && help.contains("validate") && help.contains("check"));
 }
+
+/// The verdict on a document in one line: `accepted`, with the field and the verdict of each finding, or `refused` with
+/// the fields of its errors.
+fn verdict(document: &str) -> String {
+    let report = Documents::parse([("corpus", document.as_bytes())]).validate(Place::Machine).report;
+    let Some(object) = report.objects.first() else { return format!("unread: {}", report.text(false)) };
+    let of = |wanted: &dyn Fn(Verdict) -> bool| -> Vec<String> {
+        let findings = object.findings.iter().filter(|finding| wanted(finding.verdict));
+        findings.map(|finding| format!("{} {}", finding.path, finding.verdict.word())).collect()
+    };
+    let errors = of(&|verdict| verdict == Verdict::Error);
+    if errors.is_empty() {
+        let all = std::iter::once("accepted".to_owned()).chain(of(&|_| true));
+        all.collect::<Vec<_>>().join(", ")
+    } else {
+        let errors: Vec<&str> = errors.iter().map(|error| error.trim_end_matches(" error")).collect();
+        format!("refused {}", errors.join(", "))
+    }
+}
+
+/// Manifests of many origins, `virtctl create vm` among them: what is valid upstream is not refused by accident.
+#[test]
+fn every_manifest_has_its_verdict() {
+    let corpus = include_str!("manifests/verdicts.yaml");
+    let (mut count, mut wrong) = (0, Vec::new());
+    for part in corpus.split("\n---\n").skip(1) {
+        let (comment, document) = part.split_once('\n').unwrap();
+        let wanted = comment.strip_prefix("# ").unwrap();
+        let found = verdict(document);
+        count += 1;
+        let field = wanted.strip_prefix("refused ");
+        let is_refused = field.is_some_and(|field| {
+            found.strip_prefix("refused ").is_some_and(|found| found.split(", ").any(|one| one == field))
+        });
+        if !is_refused && found != wanted {
+            wrong.push(format!("wanted: {wanted}\nfound:  {found}\n{document}"));
+        }
+    }
+    assert!(count >= 120, "{count}");
+    assert!(wrong.is_empty(), "{} of {count}:\n{}", wrong.len(), wrong.join("\n"));
+}

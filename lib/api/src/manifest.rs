@@ -21,6 +21,8 @@ pub const DOCUMENTS_MAX: usize = 1000;
 const DEPTH_MAX: usize = 64;
 /// Most nodes (scalars, lists, maps) of a text.
 const NODES_MAX: usize = 500_000;
+/// The earlier name of `kubevirt.io/v1`; API servers still serve it.
+const EARLIER: &str = "kubevirt.io/v1alpha3";
 /// Most nodes that aliases repeat.
 const REPEATED_MAX: usize = 50_000;
 
@@ -92,6 +94,14 @@ impl Document {
         let metadata = object.get("metadata").and_then(Value::as_object);
         let name = metadata.and_then(|metadata| text(metadata, "name")).unwrap_or_default();
         let namespace = metadata.and_then(|metadata| text(metadata, "namespace"));
+        let (mut api_version, mut value) = (api_version, value);
+        // The same API by its earlier name.
+        if api_version == EARLIER
+            && [Kind::VirtualMachine, Kind::VirtualMachineInstance].iter().any(|one| one.name() == kind)
+        {
+            Kind::VirtualMachine.api_version().clone_into(&mut api_version);
+            value["apiVersion"] = Value::String(api_version.clone());
+        }
         Ok(Self { number, api_version, kind, name, namespace, value })
     }
 }

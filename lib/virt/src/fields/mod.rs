@@ -59,6 +59,10 @@ pub fn lot(kind: Kind, place: Place, path: &str, known: bool) -> Option<Lot> {
         let text = "written by the program, not read";
         return Some(Lot { path: "status".to_owned(), verdict: Verdict::Ignored, text });
     }
+    if path == "metadata.selfLink" {
+        let text = "written by API servers before Kubernetes 1.20, not read";
+        return Some(Lot { path: path.to_owned(), verdict: Verdict::Ignored, text });
+    }
     let plain = without_indexes(path);
     let at = |length: usize| prefix(path, &plain[..length]);
     for (start, table) in rows::tables(kind) {

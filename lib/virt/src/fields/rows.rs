@@ -118,6 +118,12 @@ const INSTANCE: &[Row] = &[
     only_cluster("domain.resources.overcommitGuestOverhead"),
     later_in_cluster("domain.resources.overcommitGuestOverhead"),
     row("networks[].resourceClaim", Error, "not built yet: use multus"),
+    Row {
+        field: "volumes[].containerDisk.path",
+        verdict: Unsupported,
+        text: "the one file of the image is the disk, wherever it is",
+        place: Where::Machine,
+    },
     row("volumes[].containerPath", Error, "not built yet"),
     row("volumes[].downwardMetrics", Error, "not built yet"),
     row("volumes[].memoryDump", Error, "KubeVirt deprecates it: request a dump by `virtctl memory-dump get`"),

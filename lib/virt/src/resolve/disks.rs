@@ -94,7 +94,10 @@ impl Resolution<'_> {
             return None;
         }
         let (device, bus, read_only) = self.device(at, one)?;
-        let known = self.spec.volumes.iter().any(|volume| volume.name == one.name);
+        let volume = self.spec.volumes.iter().find(|volume| volume.name == one.name);
+        let known = volume.is_some();
+        let claim = volume.and_then(|volume| volume.persistent_volume_claim.as_ref());
+        let closed = claim.is_some_and(|claim| claim.read_only == Some(true));
         let backend = self.made.volumes.get(&one.name);
         let content = match backend {
             Some(backend) => Media::Storage(backend.storage.clone()),
@@ -136,7 +139,11 @@ impl Resolution<'_> {
                 "a SATA disk cannot be read-only: use cdrom, or virtio",
             );
         }
-        let read_only = read_only || (is_medium && !always_writable);
+        if always_writable && closed {
+            let text = "the volume is read-only (persistentVolumeClaim.readOnly), which a SATA disk cannot be: use virtio, scsi or cdrom";
+            self.error(&format!("{at}.disk.bus"), text);
+        }
+        let read_only = read_only || closed || (is_medium && !always_writable);
         let queues = cpu.sockets.saturating_mul(cpu.cores).saturating_mul(cpu.threads);
         let multi = self.spec.domain.devices.block_multi_queue.unwrap_or(false) && bus == Bus::Virtio;
         Some(Disk {
@@ -145,7 +152,7 @@ impl Resolution<'_> {
             bus,
             media: content,
             read_only,
-            shareable: one.shareable.unwrap_or(false),
+            shareable: self.is_shared(one),
             cache,
             io,
             discard: !read_only && backend.is_some_and(|backend| !backend.preallocated),
@@ -157,6 +164,13 @@ impl Resolution<'_> {
             block_sizes: self.block_sizes(at, one, backend),
             tray,
         })
+    }
+
+    /// Whether other guests have the disk, too.
+    fn is_shared(&self, one: &Asked) -> bool {
+        let volume = self.spec.volumes.iter().find(|volume| volume.name == one.name);
+        let host = volume.and_then(|volume| volume.host_disk.as_ref());
+        one.shareable.unwrap_or(false) || host.is_some_and(|host| host.shared == Some(true))
     }
 
     /// The kind of device in the guest, its bus, and whether it is read-only.
@@ -204,7 +218,8 @@ impl Resolution<'_> {
         let path = self.path(&format!("{at}.cache"));
         let asked: Option<Cache> = self.findings.word(&path, one.cache.as_deref());
         let direct = backend.is_some_and(|backend| backend.direct);
-        if one.shareable.unwrap_or(false) && asked.is_some_and(|cache| cache != Cache::None) {
+        let shared = self.is_shared(one);
+        if shared && asked.is_some_and(|cache| cache != Cache::None) {
             self.findings.error(path, "a disk that is shared is not cached: none, or nothing");
         } else if asked == Some(Cache::None) && backend.is_some_and(|backend| !backend.direct) {
             self.findings
@@ -212,7 +227,7 @@ impl Resolution<'_> {
         }
         match asked {
             Some(cache) => cache,
-            None if direct || one.shareable.unwrap_or(false) => Cache::None,
+            None if direct || shared => Cache::None,
             None => Cache::Writethrough,
         }
     }

@@ -42,6 +42,7 @@ pub(super) fn check(kind: Kind, document: &Document, objects: &Objects, findings
                 findings.add(Verdict::Ignored, "metadata.ownerReferences", text);
             }
             if let Some(instance) = read::<VirtualMachineInstance>(document, findings) {
+                annotations("metadata", &instance.metadata, findings);
                 guest(&instance.metadata, &instance.metadata, &instance.spec, "spec", objects, findings);
             }
         }
@@ -116,7 +117,27 @@ fn check_machine(machine: &VirtualMachine, objects: &Objects, findings: &mut Fin
         data_volume(&format!("{at}.spec"), &template.spec, findings);
     }
     let template = &spec.template;
+    annotations("spec.template.metadata", &template.metadata, findings);
     guest(&machine.metadata, &template.metadata, &template.spec, "spec.template.spec", objects, findings);
+}
+
+/// Annotations of an instance that change the VM of upstream, and have no effect here.
+const ANNOTATIONS: [&str; 7] = [
+    "hooks.kubevirt.io/hookSidecars",
+    "kubevirt.io/disablePCIHole64",
+    "kubevirt.io/free-page-reporting-disabled",
+    "kubevirt.io/ignitiondata",
+    "kubevirt.io/keep-launcher-alive-after-failure",
+    "kubevirt.io/libvirt-log-filters",
+    "kubevirt.io/placePCIDevicesOnRootComplex",
+];
+
+/// Names annotations that are ignored, below `at`.
+fn annotations(at: &str, metadata: &ObjectMeta, findings: &mut Findings) {
+    for name in ANNOTATIONS.iter().filter(|name| metadata.annotations.contains_key(**name)) {
+        let text = "not built yet; it has no effect";
+        findings.add(Verdict::Unsupported, format!("{at}.annotations.{name}"), text);
+    }
 }
 
 /// Resolves a guest as a start would, on a machine that has everything.
