@@ -23,6 +23,7 @@ use crate::error::{Error, Kind};
 use crate::inspect;
 use crate::progress::{self, Shown};
 use crate::report::{self, Answer};
+use crate::size_detection;
 use crate::source::{node_pull, version};
 
 /// After a signal the process is gone within two seconds, whatever hangs.
@@ -33,6 +34,11 @@ const POLL_PATIENCE: Duration = Duration::from_secs(20);
 /// The program: arguments in (its name first), exit code out.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
+    if size_detection::is_meant(arguments.first()) {
+        start_logs(None, LevelFilter::INFO, false);
+        let root = std::env::var(api::names::ROOT_VARIABLE).ok();
+        return ExitCode::from(size_detection::run(arguments.get(1..).unwrap_or_default(), root.as_deref()));
+    }
     let output = output_asked(&arguments);
     let args = match Args::parse_from_os(arguments) {
         Ok(args) => args,

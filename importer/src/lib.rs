@@ -17,6 +17,7 @@ mod entry;
 mod inspect;
 mod progress;
 mod report;
+mod size_detection;
 pub mod source;
 
 pub use args::Args;

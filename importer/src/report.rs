@@ -158,6 +158,9 @@ fn command_failed(asked: Asked<'_>, error: &Error) -> Answer {
         let _infallible =
             write!(text, "; {CONVERT}, save it to a file and import that, or give --scratch DIR");
     }
+    if error.kind() == Kind::Stopped {
+        text.push_str("; the same command goes on from where it stopped, where the source has ranges");
+    }
     let stdout = match asked.output {
         Output::Json => {
             let failure = Failure { error: text.clone(), kind: kind_word(error.kind()), exit_code: exit };
@@ -357,7 +360,8 @@ mod tests {
             assert!(answer.stderr.unwrap().starts_with("importer: why"));
         }
         let stopped = Asked { signal: Some(143), ..asked(Contract::CommandLine, &location) };
-        assert_eq!(answer(stopped, &Err(Error::new(Kind::Stopped, "s"))).exit, 143);
+        let stopped = answer(stopped, &Err(Error::new(Kind::Stopped, "s")));
+        assert!(stopped.exit == 143 && stopped.stderr.unwrap().contains("the same command goes on"));
         let json = Asked { output: Output::Json, ..asked(Contract::CommandLine, &location) };
         assert_eq!(
             answer(json, &Err(Error::new(Kind::Refused, "no disk"))).stdout.as_deref(),

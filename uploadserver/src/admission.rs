@@ -131,7 +131,11 @@ impl Admission {
         inside.taken = false;
         if let Ok(done) = &**outcome {
             inside.finished = true;
-            let ended = Ended::Uploaded { clone: upload.clone, preallocated: done.preallocated };
+            let ended = Ended::Uploaded {
+                clone: upload.clone,
+                preallocated: done.preallocated,
+                warnings: done.warnings.clone(),
+            };
             self.ended.send_replace(Some(ended));
         }
     }

@@ -82,9 +82,17 @@ pub(crate) fn page(text: impl Into<Bytes>) -> Answer {
 /// The end of an upload.
 pub(crate) fn ended(outcome: &Result<Done, Error>) -> Answer {
     match outcome {
-        Ok(_) => Response::new(Full::default()),
+        Ok(done) => match warned(&done.warnings) {
+            warnings if warnings.is_empty() => Response::new(Full::default()),
+            warnings => answer(StatusCode::OK, warnings.join("\n")),
+        },
         Err(error) => failed(error),
     }
+}
+
+/// Warnings as they are shown.
+fn warned(warnings: &[String]) -> Vec<String> {
+    warnings.iter().map(|warning| format!("warning: {warning}")).collect()
 }
 
 /// A failure. The connection ends with it: the rest of the upload is of no use.
@@ -162,6 +170,8 @@ pub(crate) enum Ended {
         clone: bool,
         /// All blocks of the target are allocated.
         preallocated: bool,
+        /// Warnings about its content.
+        warnings: Vec<String>,
     },
     /// Without one.
     DeadlinePassed,
@@ -170,10 +180,12 @@ pub(crate) enum Ended {
 /// The termination message.
 pub(crate) fn termination(ended: &Ended) -> String {
     let outcome = match ended {
-        Ended::Uploaded { clone, preallocated } => Outcome {
-            preallocation_applied: Some(*preallocated),
-            ..Outcome::message(if *clone { "Clone Complete" } else { "Upload Complete" })
-        },
+        Ended::Uploaded { clone, preallocated, warnings } => {
+            let word = if *clone { "Clone Complete" } else { "Upload Complete" };
+            let message =
+                std::iter::once(word.to_owned()).chain(warned(warnings)).collect::<Vec<_>>().join("; ");
+            Outcome { preallocation_applied: Some(*preallocated), ..Outcome::message(message) }
+        }
         Ended::DeadlinePassed => {
             Outcome { deadline_passed: Some(true), ..Outcome::message("Deadline Passed") }
         }
@@ -207,12 +219,16 @@ mod tests {
     fn the_termination_message_is_upstreams() {
         for (ended, line) in [
             (
-                Ended::Uploaded { clone: false, preallocated: false },
+                Ended::Uploaded { clone: false, preallocated: false, warnings: Vec::new() },
                 r#"{"preallocationApplied":false,"message":"Upload Complete"}"#,
             ),
             (
-                Ended::Uploaded { clone: true, preallocated: true },
+                Ended::Uploaded { clone: true, preallocated: true, warnings: Vec::new() },
                 r#"{"preallocationApplied":true,"message":"Clone Complete"}"#,
+            ),
+            (
+                Ended::Uploaded { clone: false, preallocated: false, warnings: vec!["odd".to_owned()] },
+                r#"{"preallocationApplied":false,"message":"Upload Complete; warning: odd"}"#,
             ),
             (Ended::DeadlinePassed, r#"{"deadlinePassed":true,"message":"Deadline Passed"}"#),
         ] {

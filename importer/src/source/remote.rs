@@ -282,9 +282,11 @@ pub(crate) fn first_of<R: Remote>(
                 }
                 Err(Failure::Failed(cause, error)) => (cause, error),
             };
+            // A wrong name does not become right by waiting; one that cannot be looked up now may.
+            let cause = if no_such_host(&error) { Cause::Final } else { cause };
             match attempts.failed(cause) {
                 Verdict::Wait(wait) => {
-                    tracing::info!(source = remote.name(), error = %Chain(&error), ?wait, "trying again");
+                    tell_retry(remote.name(), attempts.spell.failures, &error, wait);
                     tokio::time::sleep(wait).await;
                 }
                 Verdict::GiveUp(Why::Final) => return Err(error),
@@ -298,6 +300,25 @@ pub(crate) fn first_of<R: Remote>(
         }
     })?;
     outcome
+}
+
+/// Logs that the source could not be opened: the first time as a warning, which is shown at once.
+pub(crate) fn tell_retry(source: &str, failures: u32, error: &(dyn StdError + 'static), wait: Duration) {
+    let error = Chain(error);
+    if failures <= 1 {
+        tracing::warn!(source, %error, ?wait, "trying again");
+    } else {
+        tracing::info!(source, %error, ?wait, "trying again");
+    }
+}
+
+/// Whether the resolver knows that there is no such name, as opposed to having no answer now.
+pub(crate) fn no_such_host(error: &(dyn StdError + 'static)) -> bool {
+    const KNOWN: [&str; 2] = ["Name or service not known", "No address associated with hostname"];
+    crate::error::below(error).any(|error| {
+        let text = error.to_string();
+        KNOWN.iter().any(|known| text.ends_with(known))
+    })
 }
 
 fn stalled(name: &str, at: u64, stall: Duration) -> Error {

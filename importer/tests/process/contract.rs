@@ -154,3 +154,32 @@ fn progress_is_served_as_the_controller_reads_it() {
     drop(input);
     assert!(child.wait().unwrap().success());
 }
+
+/// CDI's controller starts it before a clone without a size, which waited for ever without the program.
+#[test]
+fn virtual_size_is_detected_under_upstreams_name() {
+    let pod = Pod::new();
+    let program = pod.place.path("cdi-image-size-detection");
+    std::os::unix::fs::symlink(importer().get_program(), &program).unwrap();
+    let run = |arguments: &[&str]| {
+        let mut command = Command::new(&program);
+        command.args(arguments).env("FERROVIRT_IMPORTER_ROOT", pod.place.folder.path());
+        command.stdin(Stdio::null()).output().unwrap()
+    };
+    let raw = pod.place.write("disk.img", &disk_bytes(3 * MIB));
+    let packed = pod.place.text("disk.qcow2");
+    let made = Command::new("qemu-img").args(["create", "-q", "-f", "qcow2", &packed, "1G"]).status();
+    assert!(made.unwrap().success());
+    for (path, size) in [(raw.as_str(), "3145728"), (&packed, "1073741824")] {
+        assert_exit(&run(&["-image-path", path]), 0);
+        assert_eq!(pod.message().as_deref(), Some(size));
+        assert_exit(&run(&[&format!("--image-path={path}")]), 0);
+    }
+    let broken = pod.place.write("broken", b"QFI\xfb\0\0\0\x03 and no more");
+    assert_exit(&run(&[]), 1);
+    assert_exit(&run(&["-image-path", &broken]), 2);
+    assert_exit(&run(&["-image-path", "/nowhere/disk.img"]), 3);
+    fs::remove_file(pod.place.path("dev/termination-log")).unwrap();
+    fs::create_dir(pod.place.path("dev/termination-log")).unwrap();
+    assert_exit(&run(&["-image-path", &raw]), 4);
+}

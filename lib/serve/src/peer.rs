@@ -19,6 +19,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const NEXT_PORT: Duration = Duration::from_secs(3);
 /// Bytes that wait in a connection because the other end does not read: one record of TLS.
 const UNSENT: usize = 16 << 10;
+/// Longest wait for the answer of an upload server that has got everything: it still writes the disk to its end.
+pub const ANSWER: Duration = Duration::from_secs(15 * 60);
 
 /// Why there is no connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +89,29 @@ pub async fn dial_first(host: &str, ports: [u16; 2]) -> Result<TcpStream> {
     Err(last.unwrap_or_else(|| Error::new(Kind::Unreachable, format!("{host} does not answer"))))
 }
 
+/// The answer to a request, which must come within `patience` after the request is sent whole.
+///
+/// # Errors
+/// [`Kind::Unreachable`]: it does not come.
+pub async fn answer<T>(
+    answer: impl Future<Output = T>,
+    sent: impl Future<Output = ()>,
+    patience: Duration,
+) -> Result<T> {
+    let late = async {
+        sent.await;
+        tokio::time::sleep(patience).await;
+    };
+    tokio::select! {
+        biased;
+        answer = answer => Ok(answer),
+        () = late => {
+            let what = format!("the server has got everything and does not answer within {} s", patience.as_secs_f32());
+            Err(Error::new(Kind::Unreachable, what))
+        }
+    }
+}
+
 /// Begins TLS with a server that must be `host`.
 ///
 /// # Errors
@@ -101,5 +126,26 @@ pub async fn secure(stream: TcpStream, host: &str, tls: Arc<ClientConfig>) -> Re
         }
         Ok(Err(error)) => Err(Error::with(Kind::Unreachable, format!("no TLS with {host}"), error)),
         Err(_) => Err(Error::new(Kind::Unreachable, format!("no TLS with {host}: no answer"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_answer_is_waited_for_from_the_end_of_the_request_on() {
+        let ms = Duration::from_millis;
+        let after = |time| async move {
+            tokio::time::sleep(time).await;
+        };
+        // However long the request takes.
+        assert!(answer(after(ms(200)), after(ms(150)), ms(100)).await.is_ok());
+        assert!(answer(after(ms(50)), std::future::pending(), ms(1)).await.is_ok());
+        let error = answer(std::future::pending::<()>(), after(ms(10)), ms(100)).await.unwrap_err();
+        assert!(
+            error.kind() == Kind::Unreachable && error.to_string().contains("does not answer"),
+            "{error}"
+        );
     }
 }

@@ -30,6 +30,10 @@ use rustls::ClientConfig;
 use crate::body::{self, Made};
 use crate::peer;
 
+/// Longest wait for the answer to a question.
+const QUESTION: Duration = Duration::from_secs(60);
+/// Between two looks whether everything is sent.
+const LOOK: Duration = Duration::from_millis(500);
 /// Pause before the next attempt, and between two questions whether a server has finished.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Bytes of an answer that are read.
@@ -158,7 +162,7 @@ impl<T: Tokens> Site<T> {
     pub async fn has(&self, path: &str) -> Result<bool> {
         let token = self.tokens.token().await?;
         let request = self.request(&Method::HEAD, path, &token);
-        let answer = self.send(request.body(Either::Right(Empty::new())).map_err(nonsense)?).await?;
+        let answer = self.ask(request.body(Either::Right(Empty::new())).map_err(nonsense)?).await?;
         Ok(answer.status.is_success())
     }
 
@@ -209,7 +213,15 @@ impl<T: Tokens> Site<T> {
                 *hear.lock().unwrap_or_else(PoisonError::into_inner) = Some(path);
             }
         });
-        let answer = self.send(request).await;
+        let whole = async {
+            while sent.now() < length {
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        let answer = match peer::answer(self.send(request), whole, peer::ANSWER).await {
+            Ok(answer) => answer,
+            Err(error) => Err(failed(error)),
+        };
         if let Some(path) = told.lock().unwrap_or_else(PoisonError::into_inner).take() {
             session.location = Some(path);
         }
@@ -248,7 +260,7 @@ impl<T: Tokens> Site<T> {
     /// How far the upload at `path` is.
     async fn offset(&self, path: &str, token: &str) -> Result<Found> {
         let request = self.request(&Method::HEAD, path, token).header(VERSION_HEADER, VERSION);
-        let answer = match self.send(request.body(Either::Right(Empty::new())).map_err(nonsense)?).await {
+        let answer = match self.ask(request.body(Either::Right(Empty::new())).map_err(nonsense)?).await {
             Ok(answer) => answer,
             Err(error) => return Ok(Found::Unknown(error)),
         };
@@ -263,7 +275,7 @@ impl<T: Tokens> Site<T> {
         }
         // An answer to HEAD has no text: ask the proxy again with GET.
         let request = self.request(&Method::GET, &self.path, token);
-        let why = match self.send(request.body(Either::Right(Empty::new())).map_err(nonsense)?).await {
+        let why = match self.ask(request.body(Either::Right(Empty::new())).map_err(nonsense)?).await {
             Ok(found) if found.is_finished() => return Ok(Found::Done),
             Ok(found) => Error::new(
                 Kind::Refused,
@@ -288,6 +300,12 @@ impl<T: Tokens> Site<T> {
             .uri(path)
             .header(HOST, host)
             .header(AUTHORIZATION, format!("Bearer {token}"))
+    }
+
+    /// Sends a request without a body, which is answered soon.
+    async fn ask(&self, request: Request<Either<Made, Empty<Bytes>>>) -> Result<Answer> {
+        let answer = peer::answer(self.send(request), std::future::ready(()), QUESTION).await;
+        answer.map_err(failed)?
     }
 
     /// Sends a request over a connection of its own.

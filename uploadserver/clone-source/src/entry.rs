@@ -16,6 +16,7 @@ use api::upload::clone::{CLONE_PROGRESS, Source};
 use serve::failure::{Error, Kind, Result};
 use serve::http::Route;
 use serve::metrics::{Kind as Metric, Page};
+use serve::peer;
 use serve::signals::Signal;
 use serve::tls::Identity;
 use tokio::sync::watch;
@@ -92,9 +93,20 @@ async fn work(config: Config, mut stopped: watch::Receiver<Option<Signal>>) -> R
 
     let (pieces, body) = serve::body::written();
     let (reading, counted) = (volume.clone(), read.clone());
-    let packing = tokio::spawn(blocking(move || reading.write(pieces, &counted)?.end()));
+    let (end, whole) = tokio::sync::oneshot::channel();
+    let packing = tokio::spawn(async move {
+        let packed = blocking(move || reading.write(pieces, &counted)?.end()).await;
+        // Without a request there is no answer to wait for.
+        _ = end.send(());
+        packed
+    });
+    let whole = async {
+        // A task that panicked has ended, too.
+        _ = whole.await;
+    };
+    let sent = peer::answer(send::send(&to, &tls, kind, size, body), whole, peer::ANSWER);
     let sent = tokio::select! {
-        sent = send::send(&to, &tls, kind, size, body) => sent,
+        sent = sent => sent.unwrap_or_else(|error| Err(error.into())),
         signal = stopped.wait_for(Option::is_some) => {
             let code = signal.ok().and_then(|signal| *signal).map_or(1, Signal::exit_code);
             return Ok(ExitCode::from(code));

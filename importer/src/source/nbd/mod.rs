@@ -37,7 +37,7 @@ use self::connection::{Answer, Connection, Failure, Trouble};
 use self::handshake::Dial;
 use self::wire::{BlockSize, ServerError};
 use super::blocking::Net;
-use super::remote::{Attempts, Chain, Changed, Reach};
+use super::remote::{Attempts, Chain, Changed, Reach, no_such_host, tell_retry};
 use super::retry::{Cause, Verdict, Why};
 use super::tls;
 use crate::error::{Error, Kind};
@@ -129,9 +129,10 @@ async fn first(name: &str, dial: &Dial, reach: &Reach) -> Result<Connection, Err
             Ok(connection) => return Ok(connection),
             Err(failure) => failure,
         };
-        match attempts.failed(cause(failure.trouble, false)) {
+        let cause = if no_such_host(&failure.error) { Cause::Final } else { cause(failure.trouble, false) };
+        match attempts.failed(cause) {
             Verdict::Wait(wait) => {
-                tracing::info!(source = name, error = %Chain(&failure.error), ?wait, "trying again");
+                tell_retry(name, attempts.spell().failures, &failure.error, wait);
                 tokio::time::sleep(wait).await;
             }
             Verdict::GiveUp(Why::Final) => {

@@ -192,6 +192,11 @@ pub trait Layout: Debug + Send + Sync {
     /// Size of the virtual disk in bytes.
     fn virtual_size(&self) -> u64;
 
+    /// A warning about an image that is read all the same.
+    fn note(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Allocation unit in guest bytes (cluster, grain, block); a power of two. 512 for raw.
     fn unit(&self) -> u64;
 

@@ -161,6 +161,11 @@ impl Image {
         self.foreign
     }
 
+    /// A warning about it, though it is read.
+    pub fn note(&self) -> Option<&'static str> {
+        self.layout.note()
+    }
+
     /// A tar archive, taken as raw.
     pub fn is_tar(&self) -> bool {
         self.tar

@@ -49,6 +49,10 @@ pub(super) fn disk(
         tracing::warn!("{warning}");
         warnings.push(warning);
     }
+    if let Some(note) = image.note() {
+        tracing::warn!("{note}");
+        warnings.push(note.to_owned());
+    }
     if image.is_empty() {
         plan::empty(config.contract, input.is_a_file, config.format.is_some())?;
     }

@@ -47,6 +47,8 @@ pub(super) struct Header {
     pub(super) l1_entries: u64,
     pub(super) zstd: bool,
     pub(super) extended_l2: bool,
+    /// It was not closed cleanly.
+    pub(super) dirty: bool,
 }
 
 /// Result of parsing the bytes so far.
@@ -174,6 +176,7 @@ pub(super) fn parse(front: &[u8], ended: bool, size: Option<u64>) -> Result<Pars
         l1_entries: 0,
         zstd: zstd(compression, incompatible & INCOMPAT_COMPRESSION != 0)?,
         extended_l2,
+        dirty: incompatible & INCOMPAT_DIRTY != 0,
     };
     let others = [
         ("refcount table", be.u64(48)?, u64::from(be.u32(56)?) << cluster_bits),
@@ -303,11 +306,6 @@ fn refuse_features(incompatible: u64, extensions: &Extensions<'_>) -> Result<(),
     if incompatible & INCOMPAT_CORRUPT != 0 {
         return Err(Error::refused(
             "the qcow2 image is marked corrupt; repair it first: qemu-img check -r all IMAGE",
-        ));
-    }
-    if incompatible & INCOMPAT_DIRTY != 0 {
-        return Err(Error::refused(
-            "the qcow2 image was not closed cleanly (dirty bit); repair it first: qemu-img check -r all IMAGE",
         ));
     }
     if incompatible & INCOMPAT_DATA_FILE != 0 {

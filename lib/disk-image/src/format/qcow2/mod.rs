@@ -235,6 +235,13 @@ impl Layout for Qcow2 {
         self.header.virtual_size
     }
 
+    fn note(&self) -> Option<&'static str> {
+        // Only reference counts may be out of date, and nothing here reads them.
+        self.header.dirty.then_some(
+            "the qcow2 image was not closed cleanly (dirty bit): it is read as it is, and may lack the last writes",
+        )
+    }
+
     fn unit(&self) -> u64 {
         self.header.cluster_size()
     }
