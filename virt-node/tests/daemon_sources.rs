@@ -82,6 +82,92 @@ fn guests_of_an_image_that_is_always_fetched_have_it_whole() {
     assert_eq!(daemon.names("images"), Vec::<String>::new());
 }
 
+/// An image for another processor was imported, and the guest did not boot.
+#[test]
+fn an_image_of_another_architecture_is_named_by_the_data_volume() {
+    let daemon = Daemon::start();
+    let store = Store::start();
+    store.push("vm/disk", "1", &[layer()]);
+    let registry = Registry::start(store.path(), None, &Login::Open);
+    let volume = |name: &str, architecture: &str| {
+        format!(
+            "apiVersion: cdi.kubevirt.io/v1beta1\nkind: DataVolume\nmetadata: {{name: {name}}}\nspec:\n  \
+             source: {{registry: {{url: \"{}\", platform: {{architecture: {architecture}}}}}}}\n  \
+             storage: {{resources: {{requests: {{storage: 8Mi}}}}}}\n",
+            registry.image("vm/disk:1")
+        )
+    };
+    let file = daemon.path("foreign.yaml");
+    fs::write(&file, volume("foreign", "arm64")).unwrap();
+    let output = daemon.command(&["run", file.to_str().unwrap()]);
+    let text = "the image is for linux/amd64, and linux/arm64 was asked for";
+    let told =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && told.contains(text), "{told}");
+    let status = daemon.object("dv/foreign").unwrap()["status"].clone();
+    let running = status["conditions"].as_array().unwrap().iter().find(|one| one["type"] == "Running");
+    let running = running.unwrap();
+    assert_eq!(running["status"], "False");
+    assert!(running["message"].as_str().unwrap().contains(text), "{running}");
+    assert_ne!(status["phase"], "Succeeded");
+    let said = daemon.run(&volume("own", "amd64"));
+    eventually("it is filled", || (daemon.object("dv/own")?["status"]["phase"] == "Succeeded").then_some(()));
+    assert!(!said.contains("was asked for"), "{said}");
+    for name in ["dv/foreign", "dv/own"] {
+        daemon.says(&["delete", name]);
+    }
+}
+
+#[test]
+fn a_shared_disk_is_written_by_its_guests_alone_and_by_their_group() {
+    let daemon = Daemon::start();
+    let claim = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: shared}\n\
+                 spec: {accessModes: [ReadWriteMany], resources: {requests: {storage: 8Mi}}}\n";
+    daemon.run(claim);
+    let guest = |name: &str, shareable: bool| {
+        let more = if shareable { ", {name: both, shareable: true, cache: none}" } else { "" };
+        let volume =
+            if shareable { "\n  - {name: both, persistentVolumeClaim: {claimName: shared}}" } else { "" };
+        instance(name, "emptyDisk: {capacity: 1Mi}")
+            .replace("disks: [{name: root}]", &format!("disks: [{{name: root}}{more}]"))
+            .trim_end()
+            .to_owned()
+            + volume
+            + "\n"
+    };
+    let (names, other) = (["one", "two"], "other");
+    for name in names {
+        daemon.run(&guest(name, true));
+    }
+    daemon.run(&guest(other, false));
+    let uid = daemon.object("pvc/shared").unwrap()["metadata"]["uid"].as_str().unwrap().to_owned();
+    let disk = daemon
+        .mounts()
+        .into_iter()
+        .map(|mount| std::path::Path::new(&mount).join("disk.img"))
+        .find(|disk| disk.to_string_lossy().contains(&uid[..8]) && disk.is_file());
+    let facts = fs::metadata(disk.unwrap_or_else(|| panic!("{:?}", daemon.mounts()))).unwrap();
+    assert_eq!((facts.uid(), facts.mode() & 0o777), (0, 0o660), "root's, and its group writes");
+    let groups_of = |name: &str| {
+        let user = daemon.user(name);
+        let qemu = daemon.processes().into_iter().find(|(id, line)| {
+            line.contains("qemu-system")
+                && fs::metadata(format!("/proc/{id}")).is_ok_and(|facts| facts.uid() == user)
+        });
+        let status = fs::read_to_string(format!("/proc/{}/status", qemu.unwrap().0)).unwrap();
+        let groups = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap();
+        groups.split_whitespace().map(|group| group.parse::<u32>().unwrap()).collect::<Vec<_>>()
+    };
+    for name in names {
+        assert!(groups_of(name).contains(&facts.gid()), "{name}: {:?}", groups_of(name));
+    }
+    assert!(!groups_of(other).contains(&facts.gid()), "a guest without the disk is not in its group");
+    assert_ne!(daemon.user("one"), daemon.user("two"));
+    for name in ["vmi/one", "vmi/two", "vmi/other", "pvc/shared"] {
+        daemon.says(&["delete", name]);
+    }
+}
+
 #[test]
 fn images_come_from_a_registry_with_a_password_over_tls() {
     let daemon = Daemon::start();

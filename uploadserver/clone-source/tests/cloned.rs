@@ -8,7 +8,7 @@ mod support;
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -18,6 +18,8 @@ use api::resource::Confidential;
 use api::upload::clone::{Mode, Source};
 use places::guest::Dice;
 use places::{Loop, run};
+use support::client::Client;
+use support::door::{Crowd, peak};
 use support::tls::{Authority, server};
 use support::{MIB, Pod, Setup, count, sha256};
 
@@ -320,6 +322,44 @@ fn one_that_is_stopped_or_left_is_no_success() {
     }
     assert!(pod.end().success());
     assert_eq!(sha256(&pod.disk(), 64 * MIB), (sha256(&device.device, 64 * MIB).0, true));
+}
+
+#[test]
+fn idle_connections_and_unfinished_heads_delay_no_metrics() {
+    let device = Loop::new(64 * MIB, 512);
+    fs::write(&device.device, Dice(5).bytes(64 << 20)).unwrap();
+    let authority = Authority::new();
+    let server = collecting(&authority, false);
+    let sender = Sender::start(&device.device, Mode::Block, server.port, &authority, NAME);
+    server.head.recv_timeout(Duration::from_secs(30)).unwrap();
+    let log = sender.log();
+    let port = log.lines().find_map(|line| {
+        let rest = line.split_once("serving metrics")?.1.rsplit_once(':')?.1;
+        rest.split(|c: char| !c.is_ascii_digit()).next()?.parse::<u16>().ok()
+    });
+    let port = port.unwrap_or_else(|| panic!("no port in the log: {log}"));
+    let connect = move || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+    let crowd = Crowd::gather(&connect);
+    let mut times: Vec<Duration> = (0..11)
+        .map(|_| {
+            let begun = std::time::Instant::now();
+            let answer = Client::new(connect(), None).unwrap().request("GET", "/metrics", &[], b"");
+            assert!(answer.body.contains("ownerUID"), "{answer:?}");
+            begun.elapsed()
+        })
+        .collect();
+    times.sort();
+    let peak = peak(sender.process.id());
+    println!(
+        "{} idle connections and {} unfinished heads: metrics {:?} to {:?}, {peak} KiB",
+        crowd.idle.len(),
+        crowd.unfinished.len(),
+        times[0],
+        times[10]
+    );
+    // The machine does other work, too; without evictions it takes 5 s and more.
+    assert!(times[5] < Duration::from_secs(1) && times[10] < Duration::from_secs(4), "{times:?}");
+    assert!(peak <= 64 << 10, "{peak} KiB");
 }
 
 #[test]

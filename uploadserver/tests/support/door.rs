@@ -158,33 +158,45 @@ pub(crate) fn beside(door: &Door<'_>, pod: &mut Pod) {
 }
 
 /// Peak of a process's memory, in KiB.
-fn peak(process: u32) -> u64 {
+pub(crate) fn peak(process: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     line.trim().strip_suffix(" kB").unwrap().parse().unwrap()
 }
 
-/// Connections without a byte, parts of handshakes, and parts of a head after a handshake, all at once; then probes and an
+/// Connections without a byte, parts of handshakes, and parts of a head after a handshake, all at once.
+pub(crate) struct Crowd {
+    pub(crate) idle: Vec<TcpStream>,
+    pub(crate) unfinished: Vec<Client>,
+}
+
+impl Crowd {
+    pub(crate) fn gather(connect: &dyn Fn() -> TcpStream) -> Self {
+        let (idle, heads) = (count(300, 1000), count(64, 256));
+        let open = |number| {
+            let mut stream = connect();
+            if number % 2 == 0 {
+                drop(stream.write_all(&[0x16, 3, 1, 0x3f, 0xff, 1, 0]));
+            }
+            stream
+        };
+        let idle = (0..idle).map(open).collect();
+        let part = format!("POST {UPLOAD} HTTP/1.1\r\nHost: x\r\nX: {}", "x".repeat(15 << 10));
+        let head = |_| {
+            // A client without a certificate.
+            let mut client = Client::new(connect(), None).unwrap();
+            drop(client.send(part.as_bytes()));
+            client
+        };
+        Self { idle, unfinished: (0..heads).map(head).collect() }
+    }
+}
+
+/// A [`Crowd`] at the door; then probes and an
 /// upload. The programs' peaks stay within their limit.
 /// Returns the measured times and peaks.
 pub(crate) fn crowded(door: &Door<'_>, pod: &mut Pod, processes: &[(&str, u32)]) -> String {
-    let (idle, heads) = (count(300, 1000), count(64, 256));
-    let mut open = Vec::new();
-    for number in 0..idle {
-        let mut stream = (door.connect)();
-        if number % 2 == 0 {
-            drop(stream.write_all(&[0x16, 3, 1, 0x3f, 0xff, 1, 0]));
-        }
-        open.push(stream);
-    }
-    let part = format!("POST {UPLOAD} HTTP/1.1\r\nHost: x\r\nX: {}", "x".repeat(15 << 10));
-    let mut unfinished = Vec::new();
-    for _ in 0..heads {
-        // A client without a certificate.
-        let mut client = Client::new((door.connect)(), None).unwrap();
-        drop(client.send(part.as_bytes()));
-        unfinished.push(client);
-    }
+    let crowd = Crowd::gather(&door.connect);
     let mut probes: Vec<Duration> = (0..10)
         .map(|_| {
             let begun = Instant::now();
@@ -204,8 +216,10 @@ pub(crate) fn crowded(door: &Door<'_>, pod: &mut Pod, processes: &[(&str, u32)])
     let peaks: Vec<(&str, u64)> = processes.iter().map(|(name, id)| (*name, peak(*id))).collect();
     let (fastest, slowest) = (probes[0], probes[probes.len() - 1]);
     let measured = format!(
-        "{idle} idle connections and {heads} unfinished heads: probes {fastest:?} to {slowest:?}, \
-         upload of 3 MiB {upload:?}, peaks {peaks:?} KiB"
+        "{} idle connections and {} unfinished heads: probes {fastest:?} to {slowest:?}, \
+         upload of 3 MiB {upload:?}, peaks {peaks:?} KiB",
+        crowd.idle.len(),
+        crowd.unfinished.len()
     );
     // The machine does other work, too; without evictions it takes 5 s and more.
     assert!(probes[probes.len() / 2] < Duration::from_secs(1) && upload < Duration::from_secs(4));
