@@ -521,6 +521,7 @@ fn busybox(place: &Place) -> Result<()> {
         repository: repository.into(),
         name: "1".into(),
         entrypoint: entrypoint.iter().map(|&word| word.to_owned()).collect(),
+        user: None,
     };
     let tags = [
         tag("localhost/pause", &["/bin/busybox", "sleep", "2147483647"]),

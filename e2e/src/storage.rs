@@ -145,6 +145,7 @@ fn images(cluster: &Cluster) -> Result<PathBuf> {
             repository: format!("registry.k8s.io/sig-storage/{program}"),
             name: version(repository)?,
             entrypoint: vec![format!("/{program}")],
+            user: None,
         });
     }
     let layer = layer::pack(&members, &cluster.place().path("sidecars.layer"))?;

@@ -21,6 +21,8 @@ pub struct Tag {
     pub name: String,
     /// The program and the arguments before the pod's.
     pub entrypoint: Vec<String>,
+    /// The numeric user that a pod without one of its own gets; `None`: root.
+    pub user: Option<u32>,
 }
 
 impl Tag {
@@ -86,13 +88,17 @@ pub fn write(file: &Path, layers: &[Layer], tags: &[Tag]) -> Result<String> {
 
 fn config(layers: &[Layer], tag: &Tag) -> Value {
     let diff_ids: Vec<_> = layers.iter().map(|layer| format!("sha256:{}", layer.diff_id)).collect();
+    let mut config = json!({
+        "Entrypoint": tag.entrypoint,
+        "Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
+    });
+    if let Some(user) = tag.user {
+        config["User"] = json!(format!("{user}:{user}"));
+    }
     json!({
         "architecture": "amd64",
         "os": "linux",
-        "config": {
-            "Entrypoint": tag.entrypoint,
-            "Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
-        },
+        "config": config,
         "rootfs": {"type": "layers", "diff_ids": diff_ids},
     })
 }

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use crate::archive::{self, Tag};
 use crate::args::Args;
 use crate::layer::{self, Member};
-use crate::product::{DOWNLOAD, FOLDER, PLUGINS, Program, SETS, TAKEN, TOOLS};
+use crate::product::{DOWNLOAD, FOLDER, MANAGER, PLUGINS, Program, SETS, SIZE_DETECTION, TAKEN, TOOLS};
 use crate::root;
 
 pub(crate) fn build(args: &Args) -> Result<()> {
@@ -40,6 +40,12 @@ pub(crate) fn build(args: &Args) -> Result<()> {
             let only = (DOWNLOAD.1.to_owned(), Member::File { from: from.clone(), mode: 0o755 });
             layer::pack(&BTreeMap::from([only]), &archive)?;
             members.insert(DOWNLOAD.0.to_owned(), Member::File { from: archive, mode: 0o644 });
+        }
+        if program.name == "importer" {
+            members.insert(SIZE_DETECTION.to_owned(), Member::Link { to: format!("/{FOLDER}/importer") });
+        }
+        if program.name == "macpool" {
+            members.insert(MANAGER.to_owned(), Member::Link { to: format!("/{FOLDER}/macpool") });
         }
         members.insert(format!("{FOLDER}/{}", program.name), Member::File { from, mode: 0o755 });
         layers.push(layer::pack(&members, &work.path().join(program.name))?);

@@ -17,28 +17,35 @@ pub struct Program {
     pub name: &'static str,
     /// Whether it is linked statically: it runs in images with unknown libraries.
     pub is_static: bool,
+    /// Its user, numeric: pods with `runAsNonRoot` and no user of their own start by it. `None`: root, on nodes' files.
+    pub user: Option<u32>,
 }
+
+/// qemu, as disks belong to it.
+const QEMU: Option<u32> = Some(107);
+/// The unprivileged user of Debian.
+const NOBODY: Option<u32> = Some(65_534);
 
 /// The programs, from the one that changes least to the one that changes most: layers below stay what they were.
 pub const PROGRAMS: &[Program] = &[
-    Program { name: "cdi-containerimage-server", is_static: true },
-    Program { name: "cni", is_static: true },
-    Program { name: "importer", is_static: false },
-    Program { name: "uploadserver", is_static: false },
-    Program { name: "uploadproxy", is_static: false },
-    Program { name: "clone-source", is_static: false },
-    Program { name: "hpp-csi", is_static: false },
-    Program { name: "macpool", is_static: false },
-    Program { name: "kubectl-virt", is_static: false },
-    Program { name: "operator", is_static: false },
+    Program { name: "cdi-containerimage-server", is_static: true, user: QEMU },
+    Program { name: "cni", is_static: true, user: None },
+    Program { name: "importer", is_static: false, user: QEMU },
+    Program { name: "uploadserver", is_static: false, user: QEMU },
+    Program { name: "uploadproxy", is_static: false, user: NOBODY },
+    Program { name: "clone-source", is_static: false, user: QEMU },
+    Program { name: "hpp-csi", is_static: false, user: None },
+    Program { name: "macpool", is_static: false, user: NOBODY },
+    Program { name: "kubectl-virt", is_static: false, user: NOBODY },
+    Program { name: "operator", is_static: false, user: NOBODY },
 ];
 
 /// The programs of the image that VMs run in. The agent is one of them: it probes QEMU and makes overlays as the launcher
 /// sees them. `container-disk` is copied from here into containers of users' images.
 pub const LAUNCHER: &[Program] = &[
-    Program { name: "container-disk", is_static: true },
-    Program { name: "virt-launcher", is_static: false },
-    Program { name: "virt-agent", is_static: false },
+    Program { name: "container-disk", is_static: true, user: None },
+    Program { name: "virt-launcher", is_static: false, user: None },
+    Program { name: "virt-agent", is_static: false, user: None },
 ];
 
 /// Layers that belong together: a lowest one and the programs above it.
@@ -77,6 +84,12 @@ pub const TOOLS: [&str; 4] = ["virt-probe", "virt-freezer", "virsh", "virt-tail"
 /// The client as the upload proxy's process serves it for download: an archive with the program as virtctl, by this path.
 pub const DOWNLOAD: (&str, &str) = ("usr/share/ferrovirt/clients/amd64/linux/virtctl.tar.gz", "virtctl");
 
+/// The importer's name in pods next to clones without a size; stock controllers start it by this path.
+pub const SIZE_DETECTION: &str = "usr/bin/cdi-image-size-detection";
+
+/// The path of macpool's program in upstream's image, which upstream's manifests start.
+pub const MANAGER: &str = "manager";
+
 /// Folder of the programs. Stock controllers copy `/usr/bin/cdi-containerimage-server` out of the image by this path.
 pub const FOLDER: &str = "usr/bin";
 
@@ -99,6 +112,7 @@ impl Program {
             repository: REPOSITORY.into(),
             name: self.name.into(),
             entrypoint: vec![format!("/{FOLDER}/{}", self.name)],
+            user: self.user,
         }
     }
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use flate2::read::GzDecoder;
-use image::product::{FOLDER, PROGRAMS, SETS};
+use image::product::{FOLDER, MANAGER, PROGRAMS, SETS, SIZE_DETECTION};
 use serde_json::Value;
 
 /// Release programs are stood in for; the packages of the lowest layer are real.
@@ -78,6 +78,9 @@ fn two_builds_in_different_folders_are_the_same_and_hold_what_pods_expect() {
         let config = document(&members, &manifest["config"]["digest"]);
         assert_eq!(config["config"]["Entrypoint"][0], format!("/{FOLDER}/{}", program.name));
         assert_eq!(config["config"]["Entrypoint"].as_array().unwrap().len(), 1);
+        // The kubelet compares numbers only: a name would keep a pod with runAsNonRoot from starting.
+        let user = program.user.map_or(Value::Null, |user| Value::String(format!("{user}:{user}")));
+        assert_eq!(config["config"]["User"], user, "{}", program.name);
         layers.push(manifest["layers"].clone());
     }
     assert!(layers.windows(2).all(|pair| pair[0] == pair[1]), "all tags have the same layers");
@@ -100,18 +103,34 @@ fn two_builds_in_different_folders_are_the_same_and_hold_what_pods_expect() {
     assert!(has(&["etc/passwd"]) && has(&["etc/ssl/certs/ca-certificates.crt"]));
     assert_takes_plugins(&members, &layers[0]);
     assert_offers_a_client(&members, &layers[0]);
+    let macpool = PROGRAMS.iter().position(|program| program.name == "macpool").unwrap();
+    let folder = unpacked(&members, &layers[0][macpool + 1]["digest"]);
+    assert_eq!(fs::read_link(folder.path().join(MANAGER)).unwrap(), Path::new("/usr/bin/macpool"));
+    let importer = PROGRAMS.iter().position(|program| program.name == "importer").unwrap();
+    let folder = unpacked(&members, &layers[0][importer + 1]["digest"]);
+    assert_eq!(fs::read_link(folder.path().join(SIZE_DETECTION)).unwrap(), Path::new("/usr/bin/importer"));
+    for name in ["importer", "uploadserver", "uploadproxy", "clone-source", "macpool", "operator"] {
+        let program = PROGRAMS.iter().find(|program| program.name == name).unwrap();
+        assert!(program.user.is_some_and(|user| user != 0), "{name}");
+    }
     assert!(has(&["usr/bin/sh", "bin/sh"]) && has(&["usr/bin/cp", "bin/cp"]));
     assert!(has(&["usr/sbin/mkfs.xfs", "sbin/mkfs.xfs"]) && has(&["usr/sbin/mkfs.ext4", "sbin/mkfs.ext4"]));
     assert!(!found.iter().any(|name| name.contains("/python3")), "a small image");
 }
 
-/// The cluster network addons operator's DaemonSet copies the plugins out of the image by these paths.
-fn assert_takes_plugins(members: &BTreeMap<String, Vec<u8>>, layers: &Value) {
-    let index = PROGRAMS.iter().position(|program| program.name == "cni").unwrap();
-    let digest = layers[index + 1]["digest"].as_str().unwrap().replace(':', "/");
+/// A layer's files.
+fn unpacked(members: &BTreeMap<String, Vec<u8>>, digest: &Value) -> tempfile::TempDir {
+    let digest = digest.as_str().unwrap().replace(':', "/");
     let folder = tempfile::tempdir().unwrap();
     let layer = GzDecoder::new(&members[&format!("blobs/{digest}")][..]);
     tar::Archive::new(layer).unpack(folder.path()).unwrap();
+    folder
+}
+
+/// The cluster network addons operator's DaemonSet copies the plugins out of the image by these paths.
+fn assert_takes_plugins(members: &BTreeMap<String, Vec<u8>>, layers: &Value) {
+    let index = PROGRAMS.iter().position(|program| program.name == "cni").unwrap();
+    let folder = unpacked(members, &layers[index + 1]["digest"]);
     let plugins = folder.path().join(image::product::PLUGINS);
     for name in image::product::TAKEN {
         assert_eq!(fs::read_link(plugins.join(name)).unwrap(), Path::new("/usr/bin/cni"));
@@ -143,7 +162,8 @@ fn the_containerfile_describes_the_same_images() {
     for (set, program) in SETS.iter().flat_map(|set| set.programs.iter().map(move |program| (set, program))) {
         let name = program.name;
         let copied = format!("COPY --chmod=755 {} /{FOLDER}/{name}\n", program.built("release"));
-        let stage = format!("FROM {} AS {name}\nENTRYPOINT [\"/{FOLDER}/{name}\"]\n", set.name);
+        let user = program.user.map(|user| format!("USER {user}:{user}\n")).unwrap_or_default();
+        let stage = format!("FROM {} AS {name}\n{user}ENTRYPOINT [\"/{FOLDER}/{name}\"]\n", set.name);
         assert!(text.contains(&copied) && text.contains(&stage), "{name} in the Containerfile:\n{text}");
         let missing: Vec<_> =
             set.root.packages.split(',').filter(|package| !text.contains(package)).collect();

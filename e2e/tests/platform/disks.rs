@@ -30,7 +30,8 @@ pub(crate) fn container_image(tag: &str, folder: &str, files: &[(&str, &Path)]) 
     }));
     let layer = layer::pack(&members, &work.path().join("layer")).unwrap();
     let file = PLACE.cluster.place().path(&format!("guests-{tag}.tar"));
-    let tag = Tag { repository: "localhost/guests".into(), name: tag.into(), entrypoint: Vec::new() };
+    let tag =
+        Tag { repository: "localhost/guests".into(), name: tag.into(), entrypoint: Vec::new(), user: None };
     archive::write(&file, &[layer], &[tag]).unwrap();
     PLACE.cluster.import_images(&file).unwrap();
     fs::remove_file(file).unwrap();

@@ -16,6 +16,7 @@ mod guest;
 mod hollow;
 mod hostpath;
 mod hyperconverged;
+mod images;
 mod imports;
 mod life;
 mod loss;

@@ -69,7 +69,12 @@ fn links_in_claims_and_images_are_not_followed() {
     ]);
     let folder = tempfile::tempdir().unwrap();
     let layer = layer::pack(&members, &folder.path().join("layer")).unwrap();
-    let tag = Tag { repository: "localhost/guests".into(), name: "link".into(), entrypoint: Vec::new() };
+    let tag = Tag {
+        repository: "localhost/guests".into(),
+        name: "link".into(),
+        entrypoint: Vec::new(),
+        user: None,
+    };
     let file = PLACE.cluster.place().path("planted.tar");
     archive::write(&file, &[layer], &[tag]).unwrap();
     PLACE.cluster.import_images(&file).unwrap();
