@@ -14,6 +14,7 @@ const EXAMPLES: &str = "\
 Examples:
   virt-node run vm.yaml
   virt-node run vm.yaml --detach
+  virt-node apply vm.yaml
   virt-node list
   virt-node console mine
   virt-node port-forward mine 8080:80
@@ -175,7 +176,7 @@ pub(crate) enum NodeCommand {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "VERB")]
         words: Vec<std::ffi::OsString>,
     },
-    /// Keeps the objects of documents and starts their guests: VirtualMachine, VirtualMachineInstance, DataVolume,
+    /// Keeps the objects of documents, all or none, and starts their guests, one that is halted for once: VirtualMachine, VirtualMachineInstance, DataVolume,
     /// PersistentVolumeClaim, NetworkAttachmentDefinition, Secret, ConfigMap. Shows each step until the guests have ended;
     /// Ctrl-C shuts them down.
     Run {
@@ -188,6 +189,12 @@ pub(crate) enum NodeCommand {
         /// Join the first guest's console when it runs.
         #[arg(long)]
         console: bool,
+    },
+    /// Keeps the objects of documents, all or none. Whether a guest starts is up to its runStrategy.
+    Apply {
+        /// Files with YAML or JSON documents; - is standard input.
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<PathBuf>,
     },
     /// Serves until it is ended: the one daemon of a state folder, which run and systemd start. Guests go on without it.
     Serve {

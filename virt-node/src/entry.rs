@@ -69,6 +69,9 @@ fn node(args: Node) -> Result<Answer, Error> {
             let good = command::run(&state, &Run { detach, console }, &texts)?;
             Ok(Answer { text: String::new(), good })
         }
+        NodeCommand::Apply { files } => {
+            command::apply(&state, &texts(&files)?).map(|()| Answer::good(String::new()))
+        }
         NodeCommand::Serve { serving, detached } => {
             if detached {
                 // It fails for the leader of a session only, which has left its terminal then.
@@ -116,7 +119,7 @@ fn node(args: Node) -> Result<Answer, Error> {
         NodeCommand::Scp { copy, options } => {
             command::scp(&state, &namespace, &copy, options).map(|()| Answer::good(String::new()))
         }
-        NodeCommand::Start { of, paused } => power(of, Verb::Start { paused }),
+        NodeCommand::Start { of, paused } => power(of, Verb::Start { paused, once: false }),
         NodeCommand::Stop { of, grace } => power(of, Verb::Stop { grace_seconds: grace.seconds() }),
         NodeCommand::Restart { of, grace } => power(of, Verb::Restart { grace_seconds: grace.seconds() }),
         NodeCommand::Pause(of) => power(of, Verb::Pause),

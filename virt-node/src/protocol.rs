@@ -62,9 +62,18 @@ pub(crate) enum Request {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase", deny_unknown_fields)]
 pub(crate) enum Verb {
-    Start { paused: bool },
-    Stop { grace_seconds: Option<u64> },
-    Restart { grace_seconds: Option<u64> },
+    /// `once`: one run; the strategy stays as it is.
+    Start {
+        paused: bool,
+        #[serde(default)]
+        once: bool,
+    },
+    Stop {
+        grace_seconds: Option<u64>,
+    },
+    Restart {
+        grace_seconds: Option<u64>,
+    },
     Pause,
     Unpause,
     SoftReboot,

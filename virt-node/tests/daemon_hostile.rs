@@ -14,7 +14,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Instant;
 
-use daemon::{Daemon, PATIENCE, code, machine};
+use daemon::{Daemon, PATIENCE, code, machine, peak};
 use serde_json::{Value, json};
 use virt::validate::{Documents, Given};
 
@@ -46,13 +46,6 @@ fn answered(mut stream: UnixStream) -> Value {
     let mut answer = vec![0; u32::from_be_bytes(head) as usize];
     stream.read_exact(&mut answer).unwrap();
     serde_json::from_slice(&answer).unwrap()
-}
-
-/// Peak of a process's memory in MiB.
-fn peak(process: u32) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-    line.split_whitespace().next().unwrap().parse::<u64>().unwrap() / 1024
 }
 
 /// All files below a folder.

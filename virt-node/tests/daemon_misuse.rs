@@ -14,8 +14,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
-use daemon::{Daemon, code, eventually, instance, machine};
+use daemon::{Daemon, code, eventually, instance, machine, peak};
 use rustix::process::Signal;
 
 /// A machine on a disk of the daemon's folder.
@@ -255,4 +256,135 @@ fn commands_that_start_the_daemon_at_the_same_time_share_it() {
         daemon::kill(serving, Signal::TERM);
         eventually("the daemon's end", || daemon.process(" serve ").is_none().then_some(()));
     }
+}
+
+/// The file of a halted machine that `run` had started was kept again, and that ended the guest.
+#[test]
+fn run_starts_a_halted_machine_once_and_apply_starts_none() {
+    let daemon = Daemon::start();
+    let document = document(&daemon, "mine").replace("runStrategy: Always", "runStrategy: Halted");
+    let file = daemon.path("mine.yaml");
+    fs::write(&file, &document).unwrap();
+    let said = daemon.says(&["apply", file.to_str().unwrap()]);
+    assert!(said.contains("VirtualMachine default/mine created"), "{said}");
+    daemon.until("mine", "Stopped");
+    daemon.run(&document);
+    daemon.until_serial("mine", "K");
+    let first = daemon.object("vmi/mine").unwrap()["metadata"]["uid"].clone();
+    let strategy = || daemon.object("vm/mine").unwrap()["spec"]["runStrategy"].clone();
+    for _ in 0..2 {
+        let said = daemon.run(&document);
+        assert!(said.contains("VirtualMachine default/mine unchanged"), "{said}");
+        assert!(daemon.says(&["apply", file.to_str().unwrap()]).contains("unchanged"));
+    }
+    assert_eq!(daemon.object("vmi/mine").unwrap()["metadata"]["uid"], first, "it is the same run");
+    assert_eq!((daemon.status("mine").as_str(), strategy()), ("Running", serde_json::json!("Halted")));
+    daemon.says(&["stop", "mine", "--force"]);
+    daemon.until("mine", "Stopped");
+    daemon.says(&["start", "mine"]);
+    assert_eq!(strategy(), "Always", "as virtctl does");
+    daemon.until("mine", "Running");
+    daemon.says(&["apply", file.to_str().unwrap()]);
+    daemon.until("mine", "Stopped");
+    daemon.says(&["delete", "mine", "--force"]);
+}
+
+/// A disk that fills up between the objects of a document.
+#[test]
+fn a_document_is_kept_as_a_whole_or_not_at_all() {
+    let mut daemon = Daemon::start();
+    assert_eq!(daemon.end(Signal::TERM), Some(0));
+    let small = Small(daemon.state());
+    let mount = waiting::output(
+        Command::new("mount").args(["-t", "tmpfs", "-o", "size=16m,mode=711", "tmpfs"]).arg(&small.0),
+    );
+    assert!(mount.status.success(), "{mount:?}");
+    daemon.again();
+    let map = |number: usize, size: usize| {
+        let text = "x".repeat(size);
+        format!(
+            "apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: map-{number}}}\ndata: {{text: {text}}}\n---\n"
+        )
+    };
+    daemon.run(&map(0, 10));
+    // Room for some of them, and for a journal of none or of all.
+    for size in [160 << 10, 900 << 10] {
+        let maps: String = (0..12).map(|number| map(number, size + number)).collect();
+        let file = daemon.path("maps.yaml");
+        fs::write(&file, maps).unwrap();
+        let fill = daemon.state().join("fill");
+        let room = rustix::fs::statvfs(daemon.state().as_path()).unwrap();
+        let room = usize::try_from(room.f_bavail * room.f_frsize).unwrap();
+        fs::write(&fill, vec![0; room - (3 << 20)]).unwrap();
+        let output = daemon.command(&["apply", file.to_str().unwrap()]);
+        is_refused_by_the_system(&output, "nothing of the request is kept");
+        fs::remove_file(&fill).unwrap();
+        let kept = |daemon: &Daemon| {
+            let text = daemon.object("cm/map-0").unwrap()["data"]["text"].as_str().unwrap().len();
+            (text, daemon.names("objects/ConfigMap/default"))
+        };
+        assert_eq!(kept(&daemon), (10, vec!["map-0".to_owned()]));
+        daemon.end(Signal::KILL);
+        daemon.again();
+        assert_eq!(kept(&daemon), (10, vec!["map-0".to_owned()]));
+    }
+    let maps: String = (0..3).map(|number| map(number, 100)).collect();
+    daemon.run(&maps);
+    assert_eq!(daemon.names("objects/ConfigMap/default").len(), 3);
+    daemon.end(Signal::TERM);
+}
+
+/// Every message had all objects looked at: with 61 machines a list took 23 s.
+#[test]
+fn many_halted_machines_slow_nothing_down() {
+    let soak = std::env::var_os("FERROVIRT_SOAK").is_some();
+    let count = if soak { 500 } else { 100 };
+    let daemon = Daemon::start();
+    let halted = |name: &str| document(&daemon, name).replace("runStrategy: Always", "runStrategy: Manual");
+    daemon.apply(&halted("first"));
+    daemon.until("first", "Stopped");
+    let median = |mut times: Vec<Duration>| {
+        times.sort();
+        times[times.len() / 2]
+    };
+    let timed = |words: &[&str]| {
+        let begun = Instant::now();
+        daemon.says(words);
+        begun.elapsed()
+    };
+    let measure = || {
+        let lists = median((0..9).map(|_| timed(&["list"])).collect());
+        let (mut starts, mut stops) = (Vec::new(), Vec::new());
+        for _ in 0..5 {
+            starts.push(timed(&["start", "first"]));
+            daemon.until("first", "Running");
+            stops.push(timed(&["stop", "first", "--force"]));
+            daemon.until("first", "Stopped");
+        }
+        (lists, median(starts), median(stops))
+    };
+    let alone = measure();
+    // Their volumes are not made: it is objects that there are many of.
+    let many: String = (0..count)
+        .map(|number| {
+            let run = instance(&format!("vm-{number}"), DISK);
+            let spec = run.split_once("spec:\n").unwrap().1.lines().map(|line| format!("    {line}\n"));
+            let spec: String = spec.collect();
+            format!(
+                "apiVersion: kubevirt.io/v1\nkind: VirtualMachine\nmetadata: {{name: vm-{number}}}\n\
+                 spec:\n  runStrategy: Halted\n  template:\n    spec:\n{spec}---\n"
+            )
+        })
+        .collect();
+    let begun = Instant::now();
+    daemon.apply(&many);
+    println!("{count} machines are kept after {:?}", begun.elapsed());
+    let all = measure();
+    let memory = peak(daemon.id());
+    println!("alone: list, start, stop {alone:?}; with {count} more {all:?}; the daemon's peak {memory} MiB");
+    let bar = if soak { Duration::from_millis(50) } else { Duration::from_millis(500) };
+    assert!(all.0 < bar, "{all:?}");
+    let more = if soak { Duration::from_millis(10) } else { Duration::from_millis(500) };
+    assert!(all.1 <= alone.1 + more && all.2 <= alone.2 + more, "{alone:?} {all:?}");
+    daemon.says(&["delete", "first", "--force"]);
 }

@@ -20,7 +20,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use api::launcher::FRAME_MAX;
-use daemon::{Daemon, PATIENCE, code, end_of, eventually, heard, machine, output};
+use daemon::{Daemon, PATIENCE, code, end_of, eventually, heard, machine, output, peak};
 use guests::Killed;
 use rustix::fs::{Mode, OFlags, open};
 use rustix::termios::{LocalModes, tcgetattr};
@@ -149,13 +149,6 @@ fn the_unit_is_installed_once_and_again_when_it_is_another() {
     let state = folder.path().join("state");
     assert!(state.is_dir() && unit.contains(state.to_str().unwrap()), "an absolute path: {unit}");
     assert!(unit.contains("--accelerator=tcg"), "{unit}");
-}
-
-/// Peak of a process's memory in MiB.
-fn peak(process: u32) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-    line.split_whitespace().next().unwrap().parse::<u64>().unwrap() / 1024
 }
 
 /// Writes to a slow reader until that ends. Returns how many bytes were taken.

@@ -80,6 +80,8 @@ pub struct RunOf {
     pub deleting: bool,
     /// `None`: it has not ended. Else whether it failed.
     pub failed: Option<bool>,
+    /// It was started once, without regard to the strategy: a halted machine keeps it until it ends.
+    pub once: bool,
 }
 
 /// A machine, as it was found.
@@ -93,6 +95,8 @@ pub struct Machine {
     pub deleting: bool,
     /// A start is requested (`status.stateChangeRequests`).
     pub start: bool,
+    /// That start is for one instance and leaves the strategy as it is.
+    pub once: bool,
     /// A stop of the instance that is there is requested.
     pub stop: bool,
     /// Its instance.
@@ -165,6 +169,9 @@ fn with_run(found: &Machine, run: &RunOf) -> Vec<Step> {
     }
     let fresh = found.followed != Some(found.strategy);
     match (found.strategy, run.failed) {
+        (Strategy::Halted, None) if run.once && found.start => vec![Step::DropStart],
+        (Strategy::Halted, None) if run.once && fresh => vec![Step::Follow],
+        (Strategy::Halted, None) if run.once => Vec::new(),
         (Strategy::Halted, _) | (Strategy::Always, Some(_)) => vec![Step::EndRun],
         (Strategy::RerunOnFailure, Some(true)) if !found.start => vec![Step::QueueStart, Step::EndRun],
         (Strategy::RerunOnFailure, Some(true)) => vec![Step::EndRun],
@@ -179,6 +186,7 @@ fn without_run(found: &Machine) -> Vec<Step> {
     let fresh = found.followed != Some(found.strategy);
     let wanted = match found.strategy {
         Strategy::Always => true,
+        Strategy::Halted if found.start && found.once => true,
         Strategy::Halted if found.start => return vec![Step::SwitchOn],
         Strategy::Halted => false,
         Strategy::Manual => found.start,
@@ -248,6 +256,7 @@ mod tests {
             followed: Some(strategy),
             deleting: false,
             start: false,
+            once: false,
             stop: false,
             run: None,
             templates: true,
@@ -260,7 +269,11 @@ mod tests {
     }
 
     fn running(strategy: Strategy, failed: Option<bool>) -> Machine {
-        Machine { run: Some(RunOf { deleting: false, failed }), ..still(strategy) }
+        Machine { run: Some(RunOf { deleting: false, failed, once: false }), ..still(strategy) }
+    }
+
+    fn once(strategy: Strategy, failed: Option<bool>) -> Machine {
+        Machine { run: Some(RunOf { deleting: false, failed, once: true }), ..still(strategy) }
     }
 
     const MADE: [Step; 3] = [Step::MakeRun, Step::DropStart, Step::Follow];
@@ -301,6 +314,11 @@ mod tests {
                 vec![Step::EndRun],
             ),
             ("stopped", Machine { stop: true, ..running(Always, None) }, vec![Step::EndRun]),
+            ("halted, asked for once", Machine { start: true, once: true, ..still(Halted) }, MADE.to_vec()),
+            ("runs once, halted", once(Halted, None), none.clone()),
+            ("runs once, asked", Machine { start: true, ..once(Halted, None) }, vec![Step::DropStart]),
+            ("runs once, stopped", Machine { stop: true, ..once(Halted, None) }, vec![Step::EndRun]),
+            ("ran once", once(Halted, Some(false)), vec![Step::EndRun]),
             ("halted, asked", Machine { start: true, ..still(Halted) }, vec![Step::SwitchOn]),
             ("succeeded", running(RerunOnFailure, Some(false)), none.clone()),
             ("ended once", running(Once, Some(true)), none),

@@ -28,7 +28,7 @@ pub(crate) use console::{console, screen};
 pub(crate) use delete::{Deletion, delete};
 pub(crate) use forward::{forward, join_standard};
 pub(crate) use objects::{Output, events, get, list, power};
-pub(crate) use run::{Run, run};
+pub(crate) use run::{Run, apply, run};
 pub(crate) use service::install;
 pub(crate) use ssh::{Login, scp, ssh};
 pub(crate) use upload::{ImageUpload, upload};

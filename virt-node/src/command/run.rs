@@ -9,7 +9,7 @@ use api::kind::Kind;
 
 use super::{Daemon, console, say, text};
 use crate::error::{Error, Kind as ErrorKind};
-use crate::protocol::{Answer, Request, Stream, Target, Verb};
+use crate::protocol::{Answer, Change, Request, Stream, Target, Verb};
 use guest::signals::{Signal, block_signals, next_signal};
 use virt::fields::Place;
 use virt::validate::{Checked, Documents, Given};
@@ -56,8 +56,20 @@ impl Followed {
     }
 }
 
-/// Keeps the documents, starts their guests, and follows them.
-pub(crate) fn run(state: &Path, typed: &Run, texts: &[(String, Vec<u8>)]) -> Result<bool, Error> {
+/// Objects that were kept, and what became of each.
+type Kept = Vec<(Target, Change)>;
+
+/// Has the documents stored, and prints the changes.
+pub(crate) fn apply(state: &Path, texts: &[(String, Vec<u8>)]) -> Result<(), Error> {
+    keep(state, texts, |_, _| Ok(())).map(drop)
+}
+
+/// Has the documents kept, after `before` with the daemon and the namespaces of the objects.
+fn keep<T>(
+    state: &Path,
+    texts: &[(String, Vec<u8>)],
+    before: impl FnOnce(&mut Daemon, BTreeSet<String>) -> Result<T, Error>,
+) -> Result<(Daemon, T, Kept), Error> {
     let parsed = Documents::parse(texts.iter().map(|(name, text)| (name.as_str(), text.as_slice())));
     let Checked { documents, report } = parsed.validate(Place::Machine);
     if !report.is_valid() {
@@ -65,10 +77,9 @@ pub(crate) fn run(state: &Path, typed: &Run, texts: &[(String, Vec<u8>)]) -> Res
     }
     // A daemon that is started here would inherit what is blocked.
     let mut daemon = Daemon::or_start(state)?;
-    block_signals().map_err(|error| Error::with(ErrorKind::System, "signals cannot be blocked", error))?;
     let documents = documents.iter().map(Given::from).collect();
     let namespaces = report.objects.iter().map(|checked| checked.namespace.clone()).collect();
-    let seen = last_events(&mut daemon, namespaces)?;
+    let before = before(&mut daemon, namespaces)?;
     let Answer::Applied { objects, findings } = daemon.call(Request::Apply { documents })? else {
         return Err(Error::new(
             ErrorKind::System,
@@ -81,9 +92,22 @@ pub(crate) fn run(state: &Path, typed: &Run, texts: &[(String, Vec<u8>)]) -> Res
             say(&format!("{about}: {} {}: {}", finding.verdict.word(), finding.path, finding.text))?;
         }
     }
-    let (mut guests, mut volumes) = (Vec::new(), Vec::new());
-    for (target, change) in objects {
+    for (target, change) in &objects {
         say(&format!("{} {}/{} {}", target.kind, target.namespace, target.name, change.word()))?;
+    }
+    Ok((daemon, before, objects))
+}
+
+/// Keeps the documents, starts their guests, and follows them.
+pub(crate) fn run(state: &Path, typed: &Run, texts: &[(String, Vec<u8>)]) -> Result<bool, Error> {
+    let begin = |daemon: &mut Daemon, namespaces| {
+        block_signals()
+            .map_err(|error| Error::with(ErrorKind::System, "signals cannot be blocked", error))?;
+        last_events(daemon, namespaces)
+    };
+    let (mut daemon, seen, objects) = keep(state, texts, begin)?;
+    let (mut guests, mut volumes) = (Vec::new(), Vec::new());
+    for (target, _) in objects {
         let kinds = [Kind::VirtualMachine.name(), Kind::VirtualMachineInstance.name()];
         if kinds.contains(&target.kind.as_str()) {
             guests.push(Followed::new(target));
@@ -116,7 +140,7 @@ fn last_events(daemon: &mut Daemon, namespaces: BTreeSet<String>) -> Result<Vec<
     Ok(last)
 }
 
-/// Starts a VM whose run strategy does not, unless it runs.
+/// Starts a VM whose run strategy does not, once, unless it runs. Its strategy stays.
 fn switch_on(daemon: &mut Daemon, target: &Target) -> Result<(), Error> {
     if target.kind != Kind::VirtualMachine.name() {
         return Ok(());
@@ -127,7 +151,7 @@ fn switch_on(daemon: &mut Daemon, target: &Target) -> Result<(), Error> {
         return Ok(());
     }
     let (namespace, name) = (target.namespace.clone(), target.name.clone());
-    match daemon.call(Request::Power { namespace, name, verb: Verb::Start { paused: false } }) {
+    match daemon.call(Request::Power { namespace, name, verb: Verb::Start { paused: false, once: true } }) {
         // It runs already.
         Err(error) if error.kind() == ErrorKind::Content => Ok(()),
         answer => answer.map(drop),

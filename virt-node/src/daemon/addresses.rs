@@ -129,6 +129,22 @@ impl Addresses {
         Ok(shared)
     }
 
+    /// Learns which addresses an object has now, which may be gone.
+    pub(super) fn read(&mut self, store: &Store, key: &Key) {
+        self.forget(key);
+        let (namespace, name) = (&key.namespace, &key.name);
+        if key.kind == Kind::VirtualMachine
+            && let Some(machine) = store.get::<VirtualMachine>(namespace, name)
+        {
+            self.pool.observe(&owner(View::Machine, key), None, macs(machine.spec()));
+        }
+        if key.kind == Kind::VirtualMachineInstance
+            && let Some(run) = store.get::<VirtualMachineInstance>(namespace, name)
+        {
+            self.pool.observe(&owner(View::Instance, key), None, macs(run.spec()));
+        }
+    }
+
     /// An object is gone.
     pub(super) fn forget(&mut self, key: &Key) {
         let view = match key.kind {

@@ -1,5 +1,6 @@
-//! The one owner of all state: it handles messages one after the other, reconciles every object after each, and runs slow
-//! work in jobs, one per object, whose ends are messages too.
+//! The one owner of all state: it handles messages one after the other, reconciles after each the objects that it concerns
+//! and those that depend on them, and runs slow work in jobs ([`super::jobs`]), one per object, whose ends are messages too.
+//! Every minute it reconciles all objects.
 //!
 //! ```text
 //! clients ─► Call ─┐                     ┌─► job: make or remove a volume, fill it, start or clear a run
@@ -7,18 +8,19 @@
 //! launchers ► News ┘     │ store         └─► watch of each run
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::Child;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
 use api::core::{ConfigMap, Secret};
-use api::kubevirt::{VirtualMachine, VirtualMachineInstance};
+use api::kind::Kind;
+use api::kubevirt::VirtualMachineInstance;
 use api::launch::Accelerator;
 use api::launcher::Status;
 use api::multus::NetworkAttachmentDefinition;
@@ -28,6 +30,7 @@ use super::addresses::Addresses;
 use super::apply::{self, Started};
 use super::driver::Driver;
 use super::events::Events;
+use super::jobs::Jobs;
 use super::networks::{Networks, Services};
 use super::state::State;
 use super::store::{Key, Store, Stored};
@@ -47,8 +50,8 @@ const TICK: Duration = Duration::from_secs(5);
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
 /// Looks in a row that change something; more are a mistake of ours, and wait for the next message.
 const LOOKS_MAX: usize = 100;
-/// Longest wait before a job that failed is tried again, in seconds.
-const RETRY_MAX: u64 = 300;
+/// Seconds between two looks at all objects.
+const LOOK_AT_ALL: u64 = 60;
 /// Stack of a thread that only waits, in bytes.
 const WAITING: usize = 64 << 10;
 
@@ -84,6 +87,8 @@ pub(super) enum Work {
     Driver,
     Make,
     Fill,
+    /// A volume takes what a client sends.
+    Receive,
     Remove,
     Start,
     Clear,
@@ -155,10 +160,15 @@ pub(super) struct Controller {
     pod: PodNetwork,
     pub(super) host_disks: Vec<PathBuf>,
     pub(super) memory: BTreeMap<String, Memory>,
-    sender: Sender<Message>,
+    pub(super) jobs: Jobs<Work>,
+    pub(super) sender: Sender<Message>,
     receiver: Receiver<Message>,
-    /// When something is to be looked at again.
-    due: Option<u64>,
+    /// The object that is being reconciled.
+    current: Option<Key>,
+    /// Time of the last look at all objects.
+    looked: u64,
+    /// Times of the next look, by object; `None`: of no object.
+    due: BTreeMap<Option<Key>, u64>,
 }
 
 impl Controller {
@@ -183,9 +193,12 @@ impl Controller {
             pod: given.pod,
             host_disks: given.host_disks,
             memory: BTreeMap::new(),
+            jobs: Jobs::default(),
             sender,
             receiver,
-            due: None,
+            current: None,
+            looked: time::now(),
+            due: BTreeMap::new(),
         }
     }
 
@@ -201,8 +214,8 @@ impl Controller {
         self.adopt();
         self.look();
         loop {
-            let wait =
-                self.due.map_or(TICK, |due| Duration::from_secs(due.saturating_sub(time::now())).min(TICK));
+            let due = self.due.values().min();
+            let wait = due.map_or(TICK, |due| Duration::from_secs(due.saturating_sub(time::now())).min(TICK));
             let received = self.receiver.recv_timeout(wait.max(Duration::from_millis(50)));
             // Before the message is handled: that writes, too.
             self.check_folder()?;
@@ -242,7 +255,7 @@ impl Controller {
 
     /// Watches the runs that there are.
     fn adopt(&mut self) {
-        for instance in self.store.all::<VirtualMachineInstance>() {
+        for instance in self.store.all::<VirtualMachineInstance>().collect::<Vec<_>>() {
             self.watch(instance.uid());
             // After a boot there is nothing to mend, and the run is gone.
             if phase(&instance) == "Running" && self.state.run(instance.uid()).exists() {
@@ -262,8 +275,8 @@ impl Controller {
 
     /// Networks that guests may name.
     pub(super) fn networks(&self) -> Networks {
-        let all = self.store.all::<NetworkAttachmentDefinition>().into_iter();
-        let named = all.map(|one| (format!("{}/{}", one.key().namespace, one.key().name), one));
+        let all = self.store.all::<NetworkAttachmentDefinition>();
+        let named = all.map(|one| (format!("{}/{}", one.key().namespace, one.key().name), (*one).clone()));
         Networks { pod: self.pod, definitions: named.collect() }
     }
 
@@ -283,64 +296,15 @@ impl Controller {
         self.memory.entry(uid.to_owned()).or_default()
     }
 
-    pub(super) fn is_busy(&self, uid: &str) -> bool {
-        self.memory.get(uid).is_some_and(|memory| memory.job.is_some())
-    }
-
-    /// Has something done, unless something is being done for the same object.
-    pub(super) fn job(
-        &mut self,
-        uid: &str,
-        work: Work,
-        task: impl FnOnce(&Arc<AtomicBool>, &Sender<Message>) -> Result<Outcome, Error> + Send + 'static,
-    ) {
-        if self.is_busy(uid) {
-            return;
-        }
-        let stop = Arc::new(AtomicBool::new(false));
-        let (sender, uid) = (self.sender(), uid.to_owned());
-        self.memory(&uid).job = Some(Arc::clone(&stop));
-        let (name, report) = (uid.clone(), sender.clone());
-        let started = thread::Builder::new().name("job".to_owned()).spawn(move || {
-            let outcome = task(&stop, &sender);
-            // The receiver is gone when the daemon ends.
-            drop(report.send(Message::Ended(name, work, outcome)));
-        });
-        if let Err(error) = started {
-            let error = Error::with(crate::error::Kind::System, "a job cannot be started", error);
-            drop(self.sender.send(Message::Ended(uid, work, Err(error))));
-        }
-    }
-
-    /// Ends an object's job, if there is one.
-    pub(super) fn cancel(&self, uid: &str) {
-        if let Some(stop) = self.memory.get(uid).and_then(|memory| memory.job.as_ref()) {
-            stop.store(true, Ordering::Relaxed);
-        }
-    }
-
-    /// Notes that a try failed.
-    pub(super) fn failed(&mut self, uid: &str) {
-        let memory = self.memory(uid);
-        memory.failures = memory.failures.saturating_add(1);
-        let wait = 2u64.saturating_pow(memory.failures.min(10)).saturating_mul(2).min(RETRY_MAX);
-        memory.retry = Some(time::now() + wait);
-    }
-
-    /// Whether something may be tried now; if not, it is looked at again.
-    pub(super) fn may_try(&mut self, uid: &str) -> bool {
-        match self.memory.get(uid).and_then(|memory| memory.retry) {
-            Some(time) if time > time::now() => {
-                self.look_at(time);
-                false
-            }
-            Some(_) | None => true,
-        }
-    }
-
-    /// Looks again at a time.
+    /// Reconciles the current object again at a time.
     pub(super) fn look_at(&mut self, time: u64) {
-        self.due = Some(self.due.map_or(time, |due| due.min(time)));
+        let due = self.due.entry(self.current.clone()).or_insert(time);
+        *due = time.min(*due);
+    }
+
+    /// Marks the object of a UID dirty; behind a slash stands a part of the object.
+    pub(super) fn touch(&mut self, of: &str) {
+        self.store.touch_called(of.split('/').next().unwrap_or_default());
     }
 
     fn take(&mut self, message: Message) {
@@ -348,20 +312,33 @@ impl Controller {
             Message::Call(request, reply) => self.call(*request, reply),
             Message::Checked(checked, reply) => self.checked(*checked, &reply),
             Message::Ended(uid, work, outcome) => {
-                self.memory(&uid).job = None;
+                self.job_ended(&uid);
                 self.ended(&uid, work, outcome);
+                self.touch(&uid);
             }
             Message::Progress(uid, percent) => self.progress(&uid, percent),
             Message::Told(uid, reason, text) => self.told(&uid, reason, &text),
-            Message::News(uid, news) => self.news(&uid, news),
+            Message::News(uid, news) => {
+                self.news(&uid, news);
+                self.touch(&uid);
+            }
             Message::Born(child) => reap(child, self.sender()),
             Message::Gone | Message::Stop => {}
         }
     }
 
-    /// Looks at every object until nothing changes any more.
+    /// Reconciles changed and due objects until nothing changes any more.
     fn look(&mut self) {
-        self.due = None;
+        self.current = None;
+        self.due.remove(&None);
+        if self.looked + LOOK_AT_ALL <= time::now() {
+            self.looked = time::now();
+            self.store.touch_all();
+        }
+        let now = time::now();
+        for key in self.due.iter().filter(|(_, time)| **time <= now).filter_map(|(key, _)| key.clone()) {
+            self.store.touch(&key);
+        }
         if !self.store.catch_up() {
             let text = format!(
                 "no room in {}: changes are in memory only until there is; deleting works",
@@ -378,27 +355,54 @@ impl Controller {
             });
         }
         for _ in 0..LOOKS_MAX {
-            let before = self.store.changes();
-            if let Err(error) = self.look_once() {
-                // A full disk, most likely: it is tried again with the next message.
-                let state = Key::daemon("state");
-                self.events.add(&state, true, "StateFailed", &error.chain());
+            let dirty = self.store.take_dirty();
+            if dirty.is_empty() {
                 return;
             }
-            if self.store.changes() == before {
+            let looked = self.look_once(&dirty);
+            self.current = None;
+            if let Err(error) = looked {
+                // A full disk, most likely: it is tried again with the next message.
+                for key in &dirty {
+                    self.store.touch(key);
+                }
+                let state = Key::daemon("state");
+                self.events.add(&state, true, "StateFailed", &error.chain());
                 return;
             }
         }
     }
 
-    fn look_once(&mut self) -> Result<(), Error> {
-        self.claims()?;
-        self.data_volumes()?;
-        for instance in self.store.all::<VirtualMachineInstance>() {
-            self.instance(instance)?;
-        }
-        for machine in self.store.all::<VirtualMachine>() {
-            self.machine(machine)?;
+    /// Reconciles objects: volumes first, then guests.
+    fn look_once(&mut self, dirty: &BTreeSet<Key>) -> Result<(), Error> {
+        let order = [
+            Kind::PersistentVolumeClaim,
+            Kind::DataVolume,
+            Kind::VirtualMachineInstance,
+            Kind::VirtualMachine,
+        ];
+        for key in order.iter().flat_map(|kind| dirty.iter().filter(|key| key.kind == *kind)) {
+            let current = Some(key.clone());
+            self.due.remove(&current);
+            self.current = current;
+            let (namespace, name) = (&key.namespace, &key.name);
+            match key.kind {
+                Kind::PersistentVolumeClaim => {
+                    if let Some(claim) = self.store.get(namespace, name) {
+                        self.claim(&claim);
+                    }
+                }
+                Kind::DataVolume => {
+                    self.store.get(namespace, name).map_or(Ok(()), |one| self.data_volume(one))?;
+                }
+                Kind::VirtualMachineInstance => {
+                    self.store.get(namespace, name).map_or(Ok(()), |one| self.instance(one))?;
+                }
+                Kind::VirtualMachine => {
+                    self.store.get(namespace, name).map_or(Ok(()), |one| self.machine(one))?;
+                }
+                Kind::NetworkAttachmentDefinition | Kind::Secret | Kind::ConfigMap => {}
+            }
         }
         Ok(())
     }
@@ -406,11 +410,11 @@ impl Controller {
     /// Secrets and ConfigMaps of a namespace.
     pub(super) fn objects(&self, namespace: &str) -> Objects {
         let of = |metadata: &api::resource::ObjectMeta| metadata.namespace.as_deref() == Some(namespace);
-        let secrets = self.store.all::<Secret>().into_iter().filter(|one| of(&one.metadata));
-        let maps = self.store.all::<ConfigMap>().into_iter().filter(|one| of(&one.metadata));
+        let secrets = self.store.all::<Secret>().filter(|one| of(&one.metadata));
+        let maps = self.store.all::<ConfigMap>().filter(|one| of(&one.metadata));
         Objects {
-            secrets: secrets.map(|one| (one.metadata.name.clone(), one)).collect(),
-            config_maps: maps.map(|one| (one.metadata.name.clone(), one)).collect(),
+            secrets: secrets.map(|one| (one.metadata.name.clone(), (*one).clone())).collect(),
+            config_maps: maps.map(|one| (one.metadata.name.clone(), (*one).clone())).collect(),
             complete: true,
             ..Objects::default()
         }

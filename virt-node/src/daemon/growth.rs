@@ -75,11 +75,12 @@ impl Controller {
     pub(super) fn grow(&mut self, claim: &PersistentVolumeClaim) {
         let uid = claim.uid().to_owned();
         let mut shown = Vec::new();
-        for run in self.store.all::<VirtualMachineInstance>() {
+        let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
+        let users = self.store.users::<VirtualMachineInstance>(namespace, &claim.metadata.name);
+        for run in users.collect::<Vec<_>>() {
             let named = |volume: &&api::kubevirt::Volume| claim_of(volume) == Some(&claim.metadata.name);
-            let here = run.metadata.namespace == claim.metadata.namespace;
             let folder = self.state.run(run.uid());
-            for volume in run.spec.volumes.iter().filter(named).filter(|_| here && folder.exists()) {
+            for volume in run.spec.volumes.iter().filter(named).filter(|_| folder.exists()) {
                 if self.is_busy(run.uid()) || self.is_busy(&format!("{}/{}", run.uid(), volume.name)) {
                     // The end of that job is a message.
                     return;

@@ -134,7 +134,7 @@ impl Controller {
         outcome: Result<Outcome, Error>,
     ) -> Result<(), Error> {
         let Some((uid, name)) = of.split_once('/') else { return Ok(()) };
-        let run = self.store.all::<VirtualMachineInstance>().into_iter().find(|one| one.uid() == uid);
+        let run = self.store.called::<VirtualMachineInstance>(uid);
         // The result of a finished run is discarded with it.
         let Some(run) = run.filter(|run| !FINAL.contains(&phase(run))) else {
             self.memory.remove(of);

@@ -4,11 +4,14 @@ use std::sync::Arc;
 
 use api::cdi::DataVolume;
 use api::kind::Kind;
-use api::kubevirt::{VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceStatus};
+use api::kubevirt::{
+    StateChangeRequest, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceStatus,
+};
 use api::resource::ObjectMeta;
 
 use super::controller::{Controller, Outcome, Work};
-use super::store::Stored;
+use super::requests::{ONCE, PAUSED};
+use super::store::{Key, Stored};
 use super::volumes::{Filled, is_owned, made, owner};
 use super::{ids, images, kept, networks};
 use crate::error::Error;
@@ -20,6 +23,14 @@ use virt::{resolve, status};
 
 /// Condition of a VM whose run has another template, and the reason of its event.
 const RESTART: &str = "RestartRequired";
+/// Annotation of a run that was started once, without regard to the strategy of its VM.
+const STARTED_ONCE: &str = "ferrovirt.io/started-once";
+
+/// Whether a start is requested with this word in its data.
+fn is_asked(requests: &[StateChangeRequest], word: &str) -> bool {
+    let mut starts = requests.iter().filter(|request| request.action == "Start");
+    starts.any(|request| request.data.get(word).is_some_and(|value| value == "true"))
+}
 
 impl Controller {
     /// How the claims of a guest stand, the worst first.
@@ -48,9 +59,7 @@ impl Controller {
     pub(super) fn machine(&mut self, mut machine: VirtualMachine) -> Result<(), Error> {
         let key = machine.key();
         let run = self.run_of(&machine);
-        let volumes: Vec<DataVolume> = self.store.all();
-        let owned: Vec<&DataVolume> =
-            volumes.iter().filter(|volume| is_owned(&volume.metadata, machine.uid())).collect();
+        let owned: Vec<Arc<DataVolume>> = self.store.owned(machine.uid()).collect();
         let before = machine.status.clone().unwrap_or_default();
         let stand = self.claims_stand(&key.namespace, &machine.spec.template.spec);
         let retry = before.start_failure.as_ref().and_then(|one| one.retry_after_timestamp.as_deref());
@@ -59,17 +68,16 @@ impl Controller {
             followed: before.run_strategy.as_deref().map(|word| Strategy::of(None, Some(word))),
             deleting: machine.is_deleting(),
             start: machine::wants_start(&before.state_change_requests),
+            once: is_asked(&before.state_change_requests, ONCE),
             stop: false,
             run: run.as_ref().map(|run| RunOf {
                 deleting: run.is_deleting(),
                 failed: FINAL.contains(&phase(run)).then(|| phase(run) == "Failed"),
+                once: run.metadata.annotations.contains_key(STARTED_ONCE),
             }),
             templates: machine.spec.data_volume_templates.iter().all(|template| {
-                owned.iter().any(|volume| volume.metadata.name == template.metadata.name)
-                    || volumes.iter().any(|volume| {
-                        volume.metadata.name == template.metadata.name
-                            && volume.metadata.namespace.as_deref() == Some(key.namespace.as_str())
-                    })
+                let volume = Key::new(Kind::DataVolume, &key.namespace, &template.metadata.name);
+                self.store.value(&volume).is_some()
             }),
             owns: !owned.is_empty(),
             networks: machine.is_deleting() && run.is_none() && networks::kept(&self.state, machine.uid()),
@@ -85,7 +93,7 @@ impl Controller {
             }
             self.machine_step(step, &mut machine, run.as_ref(), &owned)?;
         }
-        let wanted = !matches!(found.strategy, Strategy::Halted)
+        let wanted = (!matches!(found.strategy, Strategy::Halted) || found.once)
             && (found.start || steps.contains(&Step::MakeRun) || matches!(found.strategy, Strategy::Always));
         let backing_off = found.retry.is_some_and(|time| time > found.now);
         self.note_machine(&mut machine, run.as_ref(), stand, wanted || backing_off, backing_off);
@@ -113,8 +121,8 @@ impl Controller {
 
     /// Takes away the images that no guest names any more.
     pub(super) fn sweep_images(&self) {
-        let machines: Vec<VirtualMachine> = self.store.all();
-        let runs: Vec<VirtualMachineInstance> = self.store.all();
+        let machines: Vec<_> = self.store.all::<VirtualMachine>().collect();
+        let runs: Vec<_> = self.store.all::<VirtualMachineInstance>().collect();
         let specs = machines.iter().map(|machine| &machine.spec.template.spec);
         images::sweep(
             &self.state.path("images"),
@@ -128,7 +136,7 @@ impl Controller {
         step: &Step,
         machine: &mut VirtualMachine,
         run: Option<&VirtualMachineInstance>,
-        owned: &[&DataVolume],
+        owned: &[Arc<DataVolume>],
     ) -> Result<(), Error> {
         let key = machine.key();
         let followed = Strategy::of_machine(machine);
@@ -153,12 +161,12 @@ impl Controller {
                 Ok(())
             }
             Step::MakeRun => {
-                let mut requests = machine.status.iter().flat_map(|status| &status.state_change_requests);
-                let paused = requests.any(|request| {
-                    request.action == "Start"
-                        && request.data.get("paused").is_some_and(|paused| paused == "true")
-                });
-                let run = instance_of(machine, &key.namespace, paused)?;
+                let requests =
+                    machine.status.as_ref().map_or(&[][..], |status| &status.state_change_requests);
+                let mut run = instance_of(machine, &key.namespace, is_asked(requests, PAUSED))?;
+                if is_asked(requests, ONCE) {
+                    run.metadata.annotations.insert(STARTED_ONCE.to_owned(), "true".to_owned());
+                }
                 self.events.add(&key, false, "SuccessfulCreate", "Started the virtual machine");
                 self.store.put(&run)
             }
@@ -182,7 +190,7 @@ impl Controller {
             }
             Step::RemoveVolumes => {
                 for volume in owned.iter().filter(|volume| !volume.is_deleting()) {
-                    let mut volume = (*volume).clone();
+                    let mut volume = DataVolume::clone(volume);
                     volume.metadata.deletion_timestamp = Some(time::text(time::now()));
                     self.store.put(&volume)?;
                 }

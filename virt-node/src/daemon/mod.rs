@@ -25,12 +25,16 @@ pub(crate) mod ids;
 mod images;
 mod import;
 mod interfaces;
+mod jobs;
+mod keep;
 mod kept;
 mod machines;
 mod networks;
 mod notes;
+mod object;
 mod process;
 mod registry;
+mod relations;
 mod requests;
 mod run;
 mod runs;
@@ -41,6 +45,7 @@ mod store;
 mod upload;
 mod volumes;
 mod watch;
+mod work;
 
 use std::path::{Path, PathBuf};
 

@@ -28,7 +28,7 @@ impl Controller {
                 self.events.add(&driver, true, "DriverFailed", &error.chain());
                 Ok(())
             }
-            (Work::Make | Work::Fill | Work::Remove | Work::Grow, outcome) => {
+            (Work::Make | Work::Fill | Work::Receive | Work::Remove | Work::Grow, outcome) => {
                 self.volume_ended(uid, work, outcome)
             }
             (Work::Start, Ok(Outcome::Started(started))) => {
@@ -121,7 +121,7 @@ impl Controller {
 
     /// The run of this UID.
     pub(super) fn run_called(&self, uid: &str) -> Option<VirtualMachineInstance> {
-        self.store.all::<VirtualMachineInstance>().into_iter().find(|one| one.uid() == uid)
+        self.store.called(uid)
     }
 
     /// Notes what a run that goes on is attached to.

@@ -274,7 +274,7 @@ impl Controller {
     /// Notes that a run could not be started.
     pub(super) fn start_failed(&mut self, uid: &str, error: &Error) {
         self.failed(uid);
-        let run = self.store.all::<VirtualMachineInstance>().into_iter().find(|one| one.uid() == uid);
+        let run = self.store.called::<VirtualMachineInstance>(uid);
         let Some(mut run) = run.filter(|run| !run.is_deleting()) else { return };
         let text = error.chain();
         let reason = if text.starts_with("image ") { "ErrImagePull" } else { "StartFailed" };

@@ -4,101 +4,34 @@
 //! that nothing is lost by going on without it. Where there is no room for a change of an object that is there, it is made
 //! in memory and written later: deleting is what makes room.
 //!
+//! Objects are in memory as their types too, with indexes by UID and by the claims that they name ([`super::relations`]).
+//! After a change the object and those that depend on it are dirty: only these are reconciled.
+//!
 //! Not here: what objects mean.
 
+mod batch;
+
+use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 
 use api::cdi::DataVolume;
-use api::core::{ConfigMap, PersistentVolumeClaim, Secret};
 use api::kind::Kind;
 use api::kubevirt::{VirtualMachine, VirtualMachineInstance};
-use api::multus::NetworkAttachmentDefinition;
-use api::resource::ObjectMeta;
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::Value;
 
+pub(crate) use super::object::Key;
+pub(super) use super::object::Stored;
+use super::relations::{Relations, claims_named};
 use super::state::VERSION;
 use crate::error::{Error, Kind as ErrorKind};
 
 /// Longest file of an object in bytes.
 const FILE_MAX: u64 = 32 << 20;
-
-/// The key of an object.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Key {
-    pub(crate) kind: Kind,
-    pub(crate) namespace: String,
-    pub(crate) name: String,
-}
-
-impl Key {
-    pub(crate) fn new(kind: Kind, namespace: &str, name: &str) -> Self {
-        Self { kind, namespace: namespace.to_owned(), name: name.to_owned() }
-    }
-
-    /// The key of events of the daemon itself: a part of it, in no namespace, and no object.
-    pub(crate) fn daemon(part: &str) -> Self {
-        Self::new(Kind::ConfigMap, "", part)
-    }
-
-    /// The kind in messages for users.
-    pub(crate) fn shown_kind(&self) -> &'static str {
-        if self.kind == Kind::ConfigMap && self.namespace.is_empty() { "Daemon" } else { self.kind.name() }
-    }
-}
-
-impl std::fmt::Display for Key {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} {}/{}", self.shown_kind(), self.namespace, self.name)
-    }
-}
-
-/// A kind of object that is kept.
-pub(super) trait Stored: Serialize + DeserializeOwned {
-    const KIND: Kind;
-    fn metadata(&self) -> &ObjectMeta;
-    fn metadata_mut(&mut self) -> &mut ObjectMeta;
-
-    fn key(&self) -> Key {
-        let metadata = self.metadata();
-        Key::new(Self::KIND, metadata.namespace.as_deref().unwrap_or_default(), &metadata.name)
-    }
-
-    fn uid(&self) -> &str {
-        self.metadata().uid.as_deref().unwrap_or_default()
-    }
-
-    fn is_deleting(&self) -> bool {
-        self.metadata().deletion_timestamp.is_some()
-    }
-}
-
-macro_rules! stored {
-    ($($kind:ident: $type:ty,)*) => {$(
-        impl Stored for $type {
-            const KIND: Kind = Kind::$kind;
-            fn metadata(&self) -> &ObjectMeta {
-                &self.metadata
-            }
-            fn metadata_mut(&mut self) -> &mut ObjectMeta {
-                &mut self.metadata
-            }
-        }
-    )*};
-}
-stored! {
-    VirtualMachine: VirtualMachine,
-    VirtualMachineInstance: VirtualMachineInstance,
-    DataVolume: DataVolume,
-    PersistentVolumeClaim: PersistentVolumeClaim,
-    NetworkAttachmentDefinition: NetworkAttachmentDefinition,
-    Secret: Secret,
-    ConfigMap: ConfigMap,
-}
 
 /// A file of an object.
 #[derive(Deserialize)]
@@ -108,34 +41,71 @@ struct Filed {
     object: Value,
 }
 
+/// An object in memory.
+#[derive(Clone, Debug)]
+struct Entry {
+    value: Value,
+    /// The same as its type, once it was asked for; `None`: it cannot be read as that.
+    typed: OnceLock<Option<Arc<dyn Any + Send + Sync>>>,
+}
+
+impl Entry {
+    fn new(value: Value) -> Self {
+        Self { value, typed: OnceLock::new() }
+    }
+
+    fn read<T: Stored>(&self) -> Option<Arc<T>> {
+        let typed = self.typed.get_or_init(|| {
+            let object = T::deserialize(&self.value).ok()?;
+            Some(Arc::new(object) as Arc<dyn Any + Send + Sync>)
+        });
+        Arc::clone(typed.as_ref()?).downcast().ok()
+    }
+}
+
 /// All objects.
 #[derive(Debug)]
 pub(super) struct Store {
     folder: PathBuf,
-    objects: BTreeMap<Key, Value>,
+    objects: BTreeMap<Key, Entry>,
+    relations: Relations,
+    /// Changed objects and those that depend on one.
+    dirty: BTreeSet<Key>,
     /// Counts changes.
     changes: u64,
     /// Objects with a last change in memory only.
     unwritten: BTreeSet<Key>,
+    /// Earlier state of the objects that the current batch changes.
+    batch: Option<BTreeMap<Key, Option<Entry>>>,
 }
 
 impl Store {
-    /// Reads all objects.
+    /// Reads all objects, and completes a batch that was cut short.
     ///
     /// # Errors
     /// A file that cannot be read, by its name.
     pub(super) fn open(folder: &Path) -> Result<Self, Error> {
-        let mut objects = BTreeMap::new();
+        let mut store = Self {
+            folder: folder.to_owned(),
+            objects: BTreeMap::new(),
+            relations: Relations::default(),
+            dirty: BTreeSet::new(),
+            changes: 0,
+            unwritten: BTreeSet::new(),
+            batch: None,
+        };
         for kind in Kind::ALL {
             for namespace in names(&folder.join(kind.name()))? {
                 let space = folder.join(kind.name()).join(&namespace);
                 for name in names(&space)? {
                     let object = read(&space.join(&name))?;
-                    objects.insert(Key::new(kind, &namespace, &name), object);
+                    store.insert(Key::new(kind, &namespace, &name), Entry::new(object));
                 }
             }
         }
-        Ok(Self { folder: folder.to_owned(), objects, changes: 0, unwritten: BTreeSet::new() })
+        store.complete()?;
+        store.touch_all();
+        Ok(store)
     }
 
     /// How many changes there were.
@@ -149,23 +119,100 @@ impl Store {
 
     /// The keys of all objects of a kind.
     pub(super) fn keys(&self, kind: Kind) -> Vec<Key> {
-        self.objects.keys().filter(|key| key.kind == kind).cloned().collect()
+        self.of_kind(kind).map(|(key, _)| key.clone()).collect()
+    }
+
+    fn of_kind(&self, kind: Kind) -> impl Iterator<Item = (&Key, &Entry)> {
+        self.objects.range(Key::new(kind, "", "")..).take_while(move |(key, _)| key.kind == kind)
     }
 
     /// An object as it is written.
     pub(super) fn value(&self, key: &Key) -> Option<&Value> {
-        self.objects.get(key)
+        self.objects.get(key).map(|entry| &entry.value)
     }
 
     /// An object.
     pub(super) fn get<T: Stored>(&self, namespace: &str, name: &str) -> Option<T> {
-        T::deserialize(self.objects.get(&Key::new(T::KIND, namespace, name))?).ok()
+        self.shared::<T>(&Key::new(T::KIND, namespace, name)).map(|object| (*object).clone())
+    }
+
+    /// The object of this UID.
+    pub(super) fn called<T: Stored>(&self, uid: &str) -> Option<T> {
+        let key = self.relations.called(uid).filter(|key| key.kind == T::KIND)?;
+        self.shared::<T>(key).map(|object| (*object).clone())
+    }
+
+    fn shared<T: Stored>(&self, key: &Key) -> Option<Arc<T>> {
+        self.objects.get(key)?.read()
     }
 
     /// All objects of a kind.
-    pub(super) fn all<T: Stored>(&self) -> Vec<T> {
-        let of_kind = self.objects.iter().filter(|(key, _)| key.kind == T::KIND);
-        of_kind.filter_map(|(_, value)| T::deserialize(value).ok()).collect()
+    pub(super) fn all<T: Stored>(&self) -> impl Iterator<Item = Arc<T>> {
+        self.of_kind(T::KIND).filter_map(|(_, entry)| entry.read())
+    }
+
+    /// All objects of a kind that name a claim.
+    pub(super) fn users<T: Stored>(&self, namespace: &str, claim: &str) -> impl Iterator<Item = Arc<T>> {
+        let keys = self.relations.users(namespace, claim).filter(|key| key.kind == T::KIND);
+        keys.filter_map(|key| self.shared(key))
+    }
+
+    /// DataVolumes that the machine with this UID owns.
+    pub(super) fn owned(&self, uid: &str) -> impl Iterator<Item = Arc<DataVolume>> {
+        let owned = self.relations.called(uid).into_iter().flat_map(|key| self.relations.owned(key));
+        let uid = uid.to_owned();
+        owned.filter_map(|key| self.shared::<DataVolume>(key)).filter(move |volume| {
+            let owners = &volume.metadata.owner_references;
+            owners.iter().any(|owner| owner.get("uid").and_then(|one| one.as_str()) == Some(&uid))
+        })
+    }
+
+    /// Takes the dirty objects.
+    pub(super) fn take_dirty(&mut self) -> BTreeSet<Key> {
+        std::mem::take(&mut self.dirty)
+    }
+
+    /// Marks an object and those that depend on it dirty.
+    pub(super) fn touch(&mut self, key: &Key) {
+        self.relations.affected(key, &mut self.dirty);
+    }
+
+    /// The same for the object of a UID, if there is one.
+    pub(super) fn touch_called(&mut self, uid: &str) {
+        if let Some(key) = self.relations.called(uid).cloned() {
+            self.touch(&key);
+        }
+    }
+
+    /// Marks all objects dirty.
+    pub(super) fn touch_all(&mut self) {
+        self.dirty.extend(self.objects.keys().cloned());
+    }
+
+    fn insert(&mut self, key: Key, entry: Entry) {
+        let uid = entry.value["metadata"]["uid"].as_str().unwrap_or_default();
+        let claims = match key.kind {
+            Kind::VirtualMachine => entry.read().map(|one: Arc<VirtualMachine>| claims_named::machine(&one)),
+            Kind::VirtualMachineInstance => {
+                entry.read().map(|one: Arc<VirtualMachineInstance>| claims_named::instance(&one))
+            }
+            Kind::DataVolume => entry.read().map(|one: Arc<DataVolume>| claims_named::data_volume(&one)),
+            Kind::PersistentVolumeClaim
+            | Kind::NetworkAttachmentDefinition
+            | Kind::Secret
+            | Kind::ConfigMap => None,
+        };
+        // Those that depended on the object as it was, too.
+        self.touch(&key);
+        self.relations.set(&key, uid, claims.unwrap_or_default());
+        self.touch(&key);
+        self.objects.insert(key, entry);
+    }
+
+    fn take_out(&mut self, key: &Key) -> Option<Entry> {
+        self.touch(key);
+        self.relations.remove(key);
+        self.objects.remove(key)
     }
 
     /// Keeps an object, if it is not kept just so.
@@ -176,7 +223,7 @@ impl Store {
         self.put_as(object, true)
     }
 
-    /// The same, and the object is on the disk when this returns.
+    /// The same, and the object is on the disk when this returns, or when the batch is committed.
     ///
     /// # Errors
     /// It cannot be written.
@@ -189,21 +236,26 @@ impl Store {
         let failed = |error: io::Error| unwritable(&key, error);
         let mut value = serde_json::to_value(object).map_err(|error| failed(error.into()))?;
         let before = self.objects.get(&key);
-        if before.is_some_and(|before| same(before, &value)) {
+        if before.is_some_and(|before| same(&before.value, &value)) {
             return Ok(());
         }
-        let version = before.and_then(|before| before["metadata"]["resourceVersion"].as_str());
+        let version = before.and_then(|before| before.value["metadata"]["resourceVersion"].as_str());
         let version = version.and_then(|version| version.parse::<u64>().ok()).unwrap_or(0) + 1;
         value["metadata"]["resourceVersion"] = Value::String(version.to_string());
-        match self.write(&key, &value) {
-            Ok(()) => drop(self.unwritten.remove(&key)),
-            Err(error) if later && before.is_some() && is_full(&error) => {
-                self.unwritten.insert(key.clone());
+        let before = before.cloned();
+        if let Some(batch) = &mut self.batch {
+            batch.entry(key.clone()).or_insert(before);
+        } else {
+            match self.write(&key, &value) {
+                Ok(()) => drop(self.unwritten.remove(&key)),
+                Err(error) if later && before.is_some() && is_full(&error) => {
+                    self.unwritten.insert(key.clone());
+                }
+                Err(error) => return Err(failed(error)),
             }
-            Err(error) => return Err(failed(error)),
         }
         self.changes += 1;
-        self.objects.insert(key, value);
+        self.insert(key, Entry::new(value));
         Ok(())
     }
 
@@ -217,7 +269,7 @@ impl Store {
     /// Writes what there was no room for. Answers whether everything is written.
     pub(super) fn catch_up(&mut self) -> bool {
         while let Some(key) = self.unwritten.first().cloned() {
-            let written = self.objects.get(&key).is_none_or(|value| self.write(&key, value).is_ok());
+            let written = self.objects.get(&key).is_none_or(|entry| self.write(&key, &entry.value).is_ok());
             if !written {
                 return false;
             }
@@ -240,7 +292,7 @@ impl Store {
             drop(fs::remove_dir(space));
         }
         self.unwritten.remove(key);
-        self.changes += u64::from(self.objects.remove(key).is_some());
+        self.changes += u64::from(self.take_out(key).is_some());
         Ok(())
     }
 }
@@ -311,59 +363,4 @@ fn read(path: &Path) -> Result<Value, Error> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn secret(name: &str) -> Secret {
-        let mut secret = Secret::default();
-        secret.metadata.name = name.to_owned();
-        secret.metadata.namespace = Some("default".to_owned());
-        secret
-    }
-
-    #[test]
-    fn stored_objects_are_read_again() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut store = Store::open(folder.path()).unwrap();
-        let mut object = secret("a");
-        store.put(&object).unwrap();
-        store.put(&object).unwrap();
-        assert_eq!(store.changes(), 1, "the same again is no change");
-        object.purpose = Some("Opaque".to_owned());
-        store.put(&object).unwrap();
-        store.put(&secret("b")).unwrap();
-        store.remove(&secret("b").key()).unwrap();
-        store.remove(&secret("b").key()).unwrap();
-        let store = Store::open(folder.path()).unwrap();
-        let found: Vec<Secret> = store.all();
-        assert_eq!(found.len(), 1);
-        assert_eq!(found[0].purpose.as_deref(), Some("Opaque"));
-        assert_eq!(found[0].metadata.resource_version.as_deref(), Some("2"));
-        assert!(store.get::<Secret>("default", "a").is_some());
-        assert!(store.get::<ConfigMap>("default", "a").is_none());
-    }
-
-    #[test]
-    fn a_torn_or_newer_file_is_named_and_stays() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut store = Store::open(folder.path()).unwrap();
-        store.put(&secret("a")).unwrap();
-        let file = folder.path().join("Secret/default/a");
-        let whole = fs::read(&file).unwrap();
-        for (text, problem) in [
-            (&whole[..whole.len() / 2], "torn"),
-            (b"", "torn"),
-            (b"{\"version\": 3, \"object\": {}}", "newer release (version 3)"),
-            (b"{\"version\": 1}", "no object"),
-        ] {
-            fs::write(&file, text).unwrap();
-            let error = Store::open(folder.path()).unwrap_err().to_string();
-            assert!(error.contains(problem) && error.contains("Secret/default/a"), "{error}");
-            assert_eq!(fs::read(&file).unwrap(), text, "nothing is lost");
-        }
-        // A write that was cut short has another name.
-        fs::write(&file, &whole).unwrap();
-        fs::write(folder.path().join("Secret/default/.tmp1234"), "{").unwrap();
-        assert_eq!(Store::open(folder.path()).unwrap().all::<Secret>().len(), 1);
-    }
-}
+mod tests;

@@ -25,7 +25,6 @@ use super::{growth, ids, state, upload};
 use crate::error::{Error, Kind as ErrorKind};
 use virt::status;
 use virt::time;
-use virt::{live, resolve};
 
 /// The owner of an object, as objects name it.
 pub(super) fn owner(of: &impl Stored) -> Other {
@@ -120,37 +119,30 @@ impl Controller {
     /// Whether a run that is not over uses a claim.
     fn is_used(&self, claim: &PersistentVolumeClaim) -> bool {
         let namespace = claim.metadata.namespace.as_deref();
-        self.store.all::<VirtualMachineInstance>().iter().any(|run| {
-            run.metadata.namespace.as_deref() == namespace
-                && resolve::claims_of(&run.spec)
-                    .chain(live::claims_there(run))
-                    .any(|name| name == claim.metadata.name)
-                && (self.state.run(run.uid()).exists() || self.is_busy(run.uid()))
-        })
+        self.store
+            .users::<VirtualMachineInstance>(namespace.unwrap_or_default(), &claim.metadata.name)
+            .any(|run| self.state.run(run.uid()).exists() || self.is_busy(run.uid()))
     }
 
-    pub(super) fn claims(&mut self) -> Result<(), Error> {
-        for claim in self.store.all::<PersistentVolumeClaim>() {
-            let uid = claim.uid().to_owned();
-            if claim.is_deleting() {
-                self.cancel(&uid);
-                if !self.is_used(&claim) && !self.is_busy(&uid) && self.may_try(&uid) {
-                    let (driver, volume) = (self.driver.clone(), self.volume(&claim));
-                    let state = Arc::clone(&self.state);
-                    self.job(&uid, Work::Remove, move |_, _| {
-                        driver.remove(&volume)?;
-                        state.ids().free(&ids::claim(&volume.uid))?;
-                        state.ids().free(&ids::readers(&volume.uid))?;
-                        Ok(Outcome::Done)
-                    });
-                }
-            } else if !is_bound(&claim) && !self.is_busy(&uid) && self.may_try(&uid) {
-                self.make(&claim);
-            } else if growth::is_wanted(&claim) && !self.is_busy(&uid) && self.may_try(&uid) {
-                self.grow(&claim);
+    pub(super) fn claim(&mut self, claim: &PersistentVolumeClaim) {
+        let uid = claim.uid().to_owned();
+        if claim.is_deleting() {
+            self.cancel(&uid);
+            if !self.is_used(claim) && !self.is_busy(&uid) && self.may_try(&uid) {
+                let (driver, volume) = (self.driver.clone(), self.volume(claim));
+                let state = Arc::clone(&self.state);
+                self.job(&uid, Work::Remove, move |_, _| {
+                    driver.remove(&volume)?;
+                    state.ids().free(&ids::claim(&volume.uid))?;
+                    state.ids().free(&ids::readers(&volume.uid))?;
+                    Ok(Outcome::Done)
+                });
             }
+        } else if !is_bound(claim) && !self.is_busy(&uid) && self.may_try(&uid) {
+            self.make(claim);
+        } else if growth::is_wanted(claim) && !self.is_busy(&uid) && self.may_try(&uid) {
+            self.grow(claim);
         }
-        Ok(())
     }
 
     /// Has the volume of a claim made.
@@ -196,14 +188,7 @@ impl Controller {
         }
     }
 
-    pub(super) fn data_volumes(&mut self) -> Result<(), Error> {
-        for volume in self.store.all::<DataVolume>() {
-            self.data_volume(volume)?;
-        }
-        Ok(())
-    }
-
-    fn data_volume(&mut self, mut volume: DataVolume) -> Result<(), Error> {
+    pub(super) fn data_volume(&mut self, mut volume: DataVolume) -> Result<(), Error> {
         let key = volume.key();
         let claim = self.store.get::<PersistentVolumeClaim>(&key.namespace, &key.name);
         let owned = claim.filter(|claim| is_owned(&claim.metadata, volume.uid()));
@@ -230,7 +215,11 @@ impl Controller {
             (_, false, false) => "Pending",
             (_, true, _) if !is_upload(&volume) => "ImportInProgress",
             (_, true, _) if upload::door(&self.volume(&claim).folder).is_some() => "UploadReady",
-            (_, true, _) => "UploadScheduled",
+            (_, true, _) => {
+                // No message reports that its server is there.
+                self.look_at(time::now() + 1);
+                "UploadScheduled"
+            }
         };
         status.phase = Some(phase.to_owned());
         status.claim_name = Some(key.name.clone());
@@ -319,7 +308,8 @@ impl Controller {
         let driver = self.driver.clone();
         let archive = volume.spec.content_type.as_deref() == Some("archive");
         let state = Arc::clone(&self.state);
-        self.job(&uid.clone(), Work::Fill, move |stop, sender| {
+        let work = if is_upload(volume) { Work::Receive } else { Work::Fill };
+        self.job(&uid.clone(), work, move |stop, sender| {
             driver.publish(&target)?;
             let transfer = state.ids().transfer(&ids::claim(&target.uid))?;
             let user = transfer.user;
@@ -347,7 +337,7 @@ impl Controller {
             Some(_) => self.failed(uid),
             None => (self.memory(uid).failures, self.memory(uid).retry) = (0, None),
         }
-        if let Some(mut volume) = self.store.all::<DataVolume>().into_iter().find(|one| one.uid() == uid) {
+        if let Some(mut volume) = self.store.called::<DataVolume>(uid) {
             let key = volume.key();
             let mut status = volume.status.clone().unwrap_or_default();
             match problem {
@@ -374,7 +364,7 @@ impl Controller {
             volume.status = Some(status);
             return self.store.put(&volume);
         }
-        let claim = self.store.all::<PersistentVolumeClaim>().into_iter().find(|one| one.uid() == uid);
+        let claim = self.store.called::<PersistentVolumeClaim>(uid);
         let Some(mut claim) = claim else { return Ok(()) };
         match (outcome, work) {
             (Ok(Outcome::Made(size)), Work::Grow) => self.grown(claim, size),
@@ -407,7 +397,7 @@ impl Controller {
         if before.is_some_and(|before| before.floor() >= percent.floor()) {
             return Ok(());
         }
-        let volume = self.store.all::<DataVolume>().into_iter().find(|one| one.uid() == uid);
+        let volume = self.store.called::<DataVolume>(uid);
         let Some(mut volume) = volume.filter(|volume| !volume.is_deleting()) else { return Ok(()) };
         let mut status = volume.status.take().unwrap_or_default();
         status.progress = Some(format!("{percent:.1}%"));

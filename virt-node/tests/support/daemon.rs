@@ -223,6 +223,13 @@ impl Daemon {
         self.says(&["run", "--detach", file.to_str().unwrap()])
     }
 
+    /// Writes a document and has it kept.
+    pub(crate) fn apply(&self, document: &str) -> String {
+        let file = self.path("document.yaml");
+        fs::write(&file, document).unwrap();
+        self.says(&["apply", file.to_str().unwrap()])
+    }
+
     /// An object; `None`: there is none.
     pub(crate) fn object(&self, name: &str) -> Option<Value> {
         let output = self.command(&["get", name, "-o", "json"]);
@@ -344,6 +351,13 @@ impl Drop for Daemon {
     fn drop(&mut self) {
         self.cut_power();
     }
+}
+
+/// The most memory that a process had, in MiB.
+pub(crate) fn peak(process: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.split_whitespace().next().unwrap().parse::<u64>().unwrap() / 1024
 }
 
 /// A disk that begins with `code`.

@@ -110,6 +110,7 @@ impl Observed<'_> {
         let run = self.own_instance().map(|instance| RunOf {
             deleting: instance.metadata.deleting(),
             failed: instance.is_final().then(|| instance.status.phase == "Failed"),
+            once: false,
         });
         let ready = |volume: &Volume<'_>| match volume.readiness() {
             Readiness::Usable | Readiness::Consumable | Readiness::ConsumableEmpty => true,
@@ -120,6 +121,7 @@ impl Observed<'_> {
             followed: Strategy::ALL.into_iter().find(|one| one.word() == status.run_strategy),
             deleting: self.machine.metadata.deleting(),
             start: machine::wants_start(&requests),
+            once: false,
             stop: self.own_instance().is_some_and(|one| machine::wants_stop(&requests, &one.metadata.uid)),
             run,
             templates: self.missing_templates().next().is_none(),
