@@ -109,7 +109,7 @@ pub(crate) fn attached(
 ) -> Result<Backend> {
     let (path, file) = (place::hotplugged(name), place::hotplugged_file(name));
     if mount::shown(launcher, place::HOTPLUG, &file)?.is_none() {
-        let holder = holder(name, attachments)?;
+        let holder = attachment(name, attachments)?;
         let disk = held(name, claim, &holder)?;
         if disk.block {
             devices::permit(launcher, &disk)?;
@@ -135,7 +135,7 @@ pub(crate) fn shown_for_dump(
     if mount::shown(launcher, place::HOTPLUG, file)?.is_some() {
         return Ok(());
     }
-    let holder = holder(name, attachments)?;
+    let holder = attachment(name, attachments)?;
     let directory = holder.directory(&place::attached_directory(name))?;
     if directory.stat(file)?.is_none() {
         let new = directory.create_new(file, 0o660)?;
@@ -160,7 +160,7 @@ pub(crate) fn hidden(file: &str, launcher: &Process) -> Result<()> {
 }
 
 /// A process of the attachment pod that holds a volume.
-fn holder(name: &str, attachments: &Attachments) -> Result<Process> {
+fn attachment(name: &str, attachments: &Attachments) -> Result<Process> {
     let (pod, container) = attachments.get(name).ok_or_else(|| {
         Error::new(Kind::Launcher, format!("volume {name:?} is not attached to the node yet"))
     })?;
