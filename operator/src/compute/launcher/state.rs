@@ -86,7 +86,7 @@ pub(in crate::compute) fn claim(instance: &Instance, class: &str) -> Value {
 mod tests {
     use super::*;
 
-    fn instance(tpm: Value, owners: Value) -> Instance {
+    fn instance(tpm: &Value, owners: &Value) -> Instance {
         serde_json::from_value(json!({
             "metadata": {"name": "vm", "namespace": "shop", "uid": "i", "ownerReferences": owners},
             "spec": {"domain": {"devices": {"tpm": tpm}}},
@@ -100,12 +100,12 @@ mod tests {
 
     #[test]
     fn a_claim_belongs_to_the_vm_and_is_of_the_named_class() {
-        let made = claim(&instance(json!({}), machine()), "fast");
+        let made = claim(&instance(&json!({}), &machine()), "fast");
         assert_eq!(made["metadata"]["name"], "persistent-state-for-vm");
         assert_eq!(made["metadata"]["labels"], json!({"persistent-state-for": "vm"}));
         assert_eq!(made["metadata"]["ownerReferences"][0]["uid"], "m");
         assert_eq!(made["spec"]["storageClassName"], "fast");
-        let alone = claim(&instance(json!({}), json!([])), "fast");
+        let alone = claim(&instance(&json!({}), &json!([])), "fast");
         assert_eq!(alone["metadata"]["ownerReferences"][0]["kind"], "VirtualMachineInstance");
     }
 
@@ -119,7 +119,7 @@ mod tests {
             }
             serde_json::from_value(object).unwrap()
         };
-        let needs = instance(json!({"persistent": true}), machine());
+        let needs = instance(&json!({"persistent": true}), &machine());
         for (claims, wanted) in [
             (vec![], "Missing"),
             (vec![of("m", false)], "There"),
@@ -130,7 +130,7 @@ mod tests {
             let found = format!("{:?}", state(&needs, claims.iter()));
             assert!(found.starts_with(wanted), "{found}, not {wanted}");
         }
-        let without = instance(json!({}), machine());
+        let without = instance(&json!({}), &machine());
         assert!(matches!(state(&without, [of("m", false)].iter()), State::Unneeded));
     }
 }
