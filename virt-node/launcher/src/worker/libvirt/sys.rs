@@ -65,6 +65,7 @@ functions! { Libvirt from "libvirt.so.0\0":
     virDomainUpdateDeviceFlags(Object, *const c_char, c_uint) -> c_int;
     virDomainSetVcpusFlags(Object, c_uint, c_uint) -> c_int;
     virDomainBlockResize(Object, *const c_char, c_ulonglong, c_uint) -> c_int;
+    virDomainCoreDumpWithFormat(Object, *const c_char, c_uint, c_uint) -> c_int;
     virDomainScreenshot(Object, Object, c_uint, c_uint) -> *mut c_char;
     virStreamNew(Object, c_uint) -> Object;
     virStreamRecv(Object, *mut c_char, usize) -> c_int;
@@ -377,6 +378,14 @@ impl Domain<'_> {
         let (path, call) = (text(path)?, self.connection.libvirt.virDomainBlockResize);
         // SAFETY: the domain and the text are valid.
         self.connection.done(unsafe { call(self.object.as_ptr(), path.as_ptr(), size, flags) })
+    }
+
+    /// Writes the guest's memory into the file of this path. `format` is a virDomainCoreDumpFormat, `flags` are
+    /// virDomainCoreDumpFlags.
+    pub(crate) fn core_dump(&self, path: &str, format: c_uint, flags: c_uint) -> Result<(), Failure> {
+        let (path, call) = (text(path)?, self.connection.libvirt.virDomainCoreDumpWithFormat);
+        // SAFETY: the domain and the text are valid.
+        self.connection.done(unsafe { call(self.object.as_ptr(), path.as_ptr(), format, flags) })
     }
 
     /// A command for QEMU's monitor, and its answer; both are JSON. It waits for what libvirt does with the domain.
