@@ -285,6 +285,10 @@ impl Resolution<'_> {
                 self.error(&format!("{at}.path"), "not a relative path of letters, digits and -_.");
                 continue;
             }
+            // Resources of a container are a pod's: the finding about the field says that the file is missing.
+            if file.field_ref.is_none() && file.resource_field_ref.is_some() {
+                continue;
+            }
             let field = file.field_ref.as_ref().map_or("", |field| field.field_path.as_str());
             match self.field(field) {
                 Some(content) => drop(files.insert(file.path.clone(), content.into_bytes())),
