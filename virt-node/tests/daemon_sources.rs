@@ -86,19 +86,20 @@ fn guests_of_an_image_that_is_always_fetched_have_it_whole() {
 #[test]
 fn an_image_of_another_architecture_is_named_by_the_data_volume() {
     let daemon = Daemon::start();
-    let store = Store::start();
+    let (store, tls) = (Store::start(), Tls::make());
     store.push("vm/disk", "1", &[layer()]);
-    let registry = Registry::start(store.path(), None, &Login::Open);
+    let registry = Registry::start(store.path(), Some(&tls), &Login::Open);
+    let pem = fs::read_to_string(tls.folder.path().join("certs/ca.crt")).unwrap();
     let volume = |name: &str, architecture: &str| {
         format!(
             "apiVersion: cdi.kubevirt.io/v1beta1\nkind: DataVolume\nmetadata: {{name: {name}}}\nspec:\n  \
-             source: {{registry: {{url: \"{}\", platform: {{architecture: {architecture}}}}}}}\n  \
+             source: {{registry: {{url: \"{}\", certConfigMap: ca, platform: {{architecture: {architecture}}}}}}}\n  \
              storage: {{resources: {{requests: {{storage: 8Mi}}}}}}\n",
             registry.image("vm/disk:1")
         )
     };
     let file = daemon.path("foreign.yaml");
-    fs::write(&file, volume("foreign", "arm64")).unwrap();
+    fs::write(&file, authority(&pem) + &volume("foreign", "arm64")).unwrap();
     let output = daemon.command(&["run", file.to_str().unwrap()]);
     let text = "the image is for linux/amd64, and linux/arm64 was asked for";
     let told =

@@ -18,7 +18,7 @@ fn secret(name: &str) -> Secret {
 }
 
 #[test]
-fn what_is_kept_is_read_again() {
+fn stored_objects_are_read_again() {
     let folder = tempfile::tempdir().unwrap();
     let mut store = Store::open(folder.path()).unwrap();
     let mut object = secret("a");
