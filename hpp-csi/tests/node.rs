@@ -425,7 +425,7 @@ fn unpublish_refused(client: &Client, id: &str, path: &Path) {
         NodeUnpublishVolumeRequest { volume_id: id.into(), target_path: path.to_str().unwrap().into() };
     let (code, message) = refused(client.node_unpublish_volume(request));
     assert_eq!(code, Code::FailedPrecondition, "{id} at {}: {message}", path.display());
-    assert!(message.contains("is not this volume"), "{message}");
+    assert!(message.contains("another filesystem is mounted"), "{message}");
 }
 
 #[test]

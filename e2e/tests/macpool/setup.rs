@@ -278,7 +278,7 @@ impl Place {
     /// can have another owner, though duplicates are rejected. By the logs of the two that run.
     pub(crate) fn unanswered(&self) -> HashSet<String> {
         let logs = [0, 1].map(|number| self.log(number));
-        let said = "the replica that has the block does not answer macs=";
+        let said = "the replica that owns the block does not answer macs=";
         let macs = logs.iter().flat_map(|log| log.lines()).filter_map(|line| Some(line.split_once(said)?.1));
         let macs = macs.filter_map(|macs| macs.split(' ').next());
         macs.flat_map(|macs| macs.split(',')).map(str::to_owned).collect()

@@ -38,7 +38,10 @@ fn vm() -> Value {
                 "terminationGracePeriodSeconds": 0,
                 "domain": {
                     "memory": {"guest": "256Mi"},
-                    "devices": {"autoattachPodInterface": false, "logSerialConsole": true},
+                    "devices": {"autoattachPodInterface": false, "logSerialConsole": true, "disks": [
+                        {"name": "token", "disk": {"bus": "virtio"}}, {"name": "labels", "disk": {"bus": "virtio"}},
+                        {"name": "init", "disk": {"bus": "virtio"}},
+                    ]},
                     "firmware": {"kernelBoot": {
                         "kernelArgs": "mitigations=off no_timer_check quiet console=ttyS0 panic=-1 word=given",
                         "container": {"image": *KERNEL, "kernelPath": "/boot/vmlinuz", "initrdPath": "/boot/initrd"},
@@ -150,6 +153,7 @@ fn memory_of_a_tpm_outlives_the_instance_on_a_claim_of_the_vm() {
     let spec = &mut machine["spec"]["template"]["spec"];
     spec["domain"]["devices"]["tpm"] = json!({"persistent": true});
     (spec["accessCredentials"], spec["volumes"]) = (json!([]), json!([]));
+    spec["domain"]["devices"]["disks"] = json!([]);
     PLACE.create(MACHINES, namespace, &machine);
     let log = until_printed(namespace, inside::TOLD);
     assert!(log.contains("inside: tpm 2"), "{log}");
