@@ -187,7 +187,7 @@ fn failures_have_a_reason_and_the_next_upload_succeeds() {
         ("/v1beta1/upload-form", vec!["Content-Range: bytes 0-9/99", &form_type], b"x", 400, "content-range"),
         (ASYNC, vec!["Upload-Incomplete: ?1"], &image, 400, "upload-incomplete"),
         (UPLOAD, vec!["Upload-Offset: 512"], &image, 400, "upload-offset"),
-        (UPLOAD, vec!["Content-Encoding: br"], &image, 400, "content codings"),
+        (UPLOAD, vec!["Content-Encoding: br"], &image, 400, "content coding"),
     ];
     for (path, headers, body, status, words) in cases {
         let answer = pod.client().request("POST", path, &headers, body);

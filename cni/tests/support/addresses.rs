@@ -31,5 +31,7 @@ pub fn addresses(namespace: &Namespace, link: &str) -> Vec<String> {
 /// Routes of a family, `-4` or `-6`, as `ip` shows them; those of links' own networks left out.
 pub fn routes(namespace: &Namespace, family: &str) -> Vec<String> {
     let shown = namespace.run("ip", &[family, "route"]);
+    // The kernel says it of a link that has only just come up.
+    let shown = shown.replace(" linkdown", "");
     shown.lines().map(|line| line.trim().to_owned()).filter(|line| !line.starts_with("fe80")).collect()
 }

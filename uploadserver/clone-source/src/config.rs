@@ -141,6 +141,6 @@ mod tests {
         let source = Source { client_cert: some(), server_ca_cert: some(), ..source };
         assert!(told(source.clone()).contains("CLIENT_KEY is not set"));
         let source = Source { client_key: api::resource::Confidential(some()), ..source };
-        assert!(told(source).contains("of no use"));
+        assert!(told(source).contains("is invalid"));
     }
 }
