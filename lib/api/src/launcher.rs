@@ -37,6 +37,10 @@ pub const FRAME_MAX: usize = DOCUMENT_MAX + 4096;
 pub const AGENT_COMMAND_MAX: usize = 1 << 20;
 /// Longest wait for the guest agent, in seconds.
 pub const AGENT_TIMEOUT_MAX: u32 = 300;
+/// Seconds that the guest agent has to freeze or thaw the guest's filesystems.
+pub const FREEZE_TIMEOUT: u32 = 60;
+/// Longest freeze in seconds.
+pub const FREEZE_MAX: u64 = 3600;
 /// The socket, in the run's folder.
 pub const SOCKET: &str = "launcher";
 /// The record of the guest's end, in the run's folder: an [`Exit`] as JSON.
@@ -151,6 +155,14 @@ pub enum Request {
         /// Seconds to wait, at most [`AGENT_TIMEOUT_MAX`].
         timeout_seconds: u32,
     },
+    /// Freeze the guest's filesystems, by its agent, and thaw them after a time. A frozen guest stays frozen for that time
+    /// from now. Since version 2.
+    Freeze {
+        /// Seconds until they are thawed without a request, at most [`FREEZE_MAX`].
+        seconds: u64,
+    },
+    /// Thaw them. Those that are not frozen stay as they are. Since version 2.
+    Thaw,
     /// Write the guest's memory into a file, as an ELF core. Answered with [`Answer::Status`] when it has begun; its end is
     /// in [`Status::dump`]. The path of the last dump again begins none. Since version 2.
     Dump {
@@ -171,6 +183,39 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         kvm_works: Option<bool>,
     },
+}
+
+impl Request {
+    /// Seconds that the guest agent may take for it; `None`: the agent has no part in it.
+    pub fn agent_seconds(&self) -> Option<u32> {
+        match self {
+            Self::Agent { timeout_seconds, .. } => Some(*timeout_seconds),
+            // The state, the freeze, and the thaw of one that fails.
+            Self::Freeze { .. } => Some(3 * FREEZE_TIMEOUT),
+            Self::Thaw => Some(FREEZE_TIMEOUT),
+            Self::Launch(_)
+            | Self::Status
+            | Self::Watch
+            | Self::Pause
+            | Self::Unpause
+            | Self::Shutdown { .. }
+            | Self::Kill
+            | Self::SoftReboot
+            | Self::Reset
+            | Self::AttachDisk(_)
+            | Self::DetachDisk(_)
+            | Self::Insert { .. }
+            | Self::Eject(_)
+            | Self::ResizeDisk { .. }
+            | Self::Grow { .. }
+            | Self::AttachInterface(_)
+            | Self::DetachInterface(_)
+            | Self::Dump { .. }
+            | Self::Screenshot
+            | Self::Describe
+            | Self::Facts { .. } => None,
+        }
+    }
 }
 
 words! {
@@ -264,6 +309,9 @@ pub struct Status {
     /// Its disks' names in the guest, such as `vda`, by their names here.
     #[serde(default)]
     pub targets: BTreeMap<String, String>,
+    /// Whether a request froze its filesystems.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub frozen: bool,
     /// The last dump of its memory that this worker began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dump: Option<Dump>,
@@ -445,6 +493,8 @@ impl Call {
             Request::Eject(_) => Some("eject"),
             Request::Describe => Some("describe"),
             Request::Dump { .. } => Some("dump"),
+            Request::Freeze { .. } => Some("freeze"),
+            Request::Thaw => Some("thaw"),
             Request::Launch(_)
             | Request::Status
             | Request::Watch

@@ -171,8 +171,8 @@ impl Client {
 
 /// How long the answer may take.
 fn patience(request: &Request) -> Duration {
-    if let Request::Agent { timeout_seconds, .. } = request {
-        return ANSWER + Duration::from_secs((*timeout_seconds).into());
+    if let Some(seconds) = request.agent_seconds() {
+        return ANSWER + Duration::from_secs(seconds.into());
     }
     if matches!(request, Request::Launch(_)) { START } else { ANSWER }
 }

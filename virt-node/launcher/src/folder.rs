@@ -5,6 +5,7 @@
 //! launch.json   the launch document            started     the guest was there; holds the run's UUID
 //! exit.json     how it ended                   NAME.iso    the guest's small CDs; serial0, vnc, agent: its sockets
 //! instance      uid of a pod's instance        deadline    when a guest that was asked to end is killed
+//! thaw          when the guest's filesystems are thawed
 //! ```
 //!
 //! Not here: what any of it means.
@@ -24,6 +25,24 @@ const QEMU_CONF: &str = "stdio_handler = \"file\"\nseccomp_sandbox = 1\n";
 
 /// The file with the uid of a pod's instance.
 const INSTANCE: &str = "instance";
+
+/// A time that outlives the worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Deadline {
+    /// When a guest that was asked to end is killed.
+    Kill,
+    /// When the guest's filesystems are thawed.
+    Thaw,
+}
+
+impl Deadline {
+    fn file(self) -> &'static str {
+        match self {
+            Self::Kill => "deadline",
+            Self::Thaw => "thaw",
+        }
+    }
+}
 
 /// A run's folder.
 #[derive(Clone, Debug)]
@@ -168,25 +187,24 @@ impl Folder {
         self.write("started", launch.uid.as_bytes())
     }
 
-    /// How long a guest that was asked to end still has; `None`: it was not asked.
-    pub(crate) fn deadline(&self) -> Result<Option<Duration>, Error> {
-        let Some(content) = self.read("deadline")? else { return Ok(None) };
+    /// The remaining time until a deadline; `None`: there is none.
+    pub(crate) fn remaining(&self, of: Deadline) -> Result<Option<Duration>, Error> {
+        let Some(content) = self.read(of.file())? else { return Ok(None) };
         let nanoseconds = std::str::from_utf8(&content).ok().and_then(|text| text.parse().ok());
-        let nanoseconds = nanoseconds.ok_or_else(|| {
-            Error::new(Kind::System, format!("{}: torn", self.0.join("deadline").display()))
-        })?;
+        let nanoseconds = nanoseconds
+            .ok_or_else(|| Error::new(Kind::System, format!("{}: torn", self.0.join(of.file()).display())))?;
         Ok(Some(Duration::from_nanos(nanoseconds).saturating_sub(clock())))
     }
 
     /// Records the remaining time, for the next worker.
-    pub(crate) fn set_deadline(&self, left: Duration) -> Result<(), Error> {
+    pub(crate) fn set_remaining(&self, of: Deadline, left: Duration) -> Result<(), Error> {
         let time = clock().saturating_add(left).as_nanos().min(u64::MAX.into());
-        self.write("deadline", time.to_string().as_bytes())
+        self.write(of.file(), time.to_string().as_bytes())
     }
 
-    /// Forgets it: a start that failed may have been asked to end, and the next one in this folder was not.
-    pub(crate) fn forget_deadline(&self) -> Result<(), Error> {
-        let path = self.0.join("deadline");
+    /// Forgets a deadline.
+    pub(crate) fn forget(&self, of: Deadline) -> Result<(), Error> {
+        let path = self.0.join(of.file());
         match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(self.failed("remove", &path, error)),
             Ok(()) | Err(_) => Ok(()),

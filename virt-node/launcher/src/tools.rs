@@ -12,12 +12,11 @@
 
 use std::ffi::OsString;
 use std::io::{self, Write};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use api::launcher::{AGENT_TIMEOUT_MAX, Answer, Request, State, Status};
+use api::launcher::{AGENT_TIMEOUT_MAX, Answer, FREEZE_MAX, Request, State, Status};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use clap::{Parser, Subcommand};
@@ -33,8 +32,6 @@ const FOLDER: &str = "/var/run/kubevirt-private";
 const POLL: Duration = Duration::from_millis(100);
 /// A freeze ends after so many seconds by itself, unless the caller gives another time.
 const FREEZE_SECONDS: u64 = 300;
-/// Seconds that the agent has to freeze or thaw the guest's filesystems.
-const FREEZE_TIMEOUT: u32 = 60;
 
 /// Runs the tool of this name; `None`: there is none.
 pub(crate) fn run(name: &str, arguments: Vec<OsString>) -> Option<ExitCode> {
@@ -170,16 +167,12 @@ struct Freezer {
     /// Seconds after which the freeze ends by itself.
     #[arg(long = "unfreezeTimeoutSeconds", value_name = "SECONDS", default_value_t = FREEZE_SECONDS)]
     timeout: u64,
-    /// Seconds to wait first.
-    #[arg(long, hide = true, default_value_t = 0)]
-    after: u64,
     #[arg(long, hide = true, default_value = FOLDER)]
     folder: PathBuf,
 }
 
 impl Freezer {
     fn run(self) -> Result<u8, String> {
-        std::thread::sleep(Duration::from_secs(self.after));
         let mut client = connect(&self.folder)?;
         let status = status(&mut client)?;
         if !matches!(status.state, State::Running | State::Stopping) {
@@ -190,25 +183,12 @@ impl Freezer {
             say("No guest agent, exiting\n");
             return Ok(0);
         }
-        if self.unfreeze {
-            agent(&mut client, &json!({"execute": "guest-fsfreeze-thaw"}), FREEZE_TIMEOUT)?;
-            return Ok(0);
-        }
-        // Thawing what is not frozen does nothing, so it may be too many; a backup that dies must not leave it frozen.
-        self.thaw_later()?;
-        agent(&mut client, &json!({"execute": "guest-fsfreeze-freeze"}), FREEZE_TIMEOUT)?;
-        Ok(0)
-    }
-
-    /// Has the guest thawed after the timeout by a process of its own, which outlives this one.
-    fn thaw_later(&self) -> Result<(), String> {
-        let program =
-            std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
-        let mut command = Command::new(program);
-        command.arg0("virt-freezer").arg("--unfreeze").args(["--after", &self.timeout.to_string()]);
-        command.arg("--folder").arg(&self.folder);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
-        command.spawn().map(drop).map_err(|error| format!("cannot end the freeze later: {error}"))
+        let request = if self.unfreeze {
+            Request::Thaw
+        } else {
+            Request::Freeze { seconds: self.timeout.min(FREEZE_MAX) }
+        };
+        client.call(request).map(|_| 0).map_err(|error| error::chain(&error))
     }
 }
 

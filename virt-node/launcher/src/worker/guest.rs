@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use api::launch::{CpuModel, DiskDevice, DiskFormat, Interface, Launch, Layout, Media, NamedCpu, Slot};
 use api::launcher::{
-    AGENT_COMMAND_MAX, AGENT_TIMEOUT_MAX, Answer, Event, PauseReason, RefusedKind, Request, Size, State,
-    Status,
+    AGENT_COMMAND_MAX, AGENT_TIMEOUT_MAX, Answer, Event, FREEZE_MAX, FREEZE_TIMEOUT, PauseReason,
+    RefusedKind, Request, Size, State, Status,
 };
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -21,16 +21,20 @@ use base64::engine::general_purpose::STANDARD;
 use super::Happening;
 use super::dump::Dumps;
 use super::facts;
+use super::freeze::{Freeze, Thawed};
 use super::libvirt::{self, Connection, Described, Domain, Failure};
 use super::logs;
 use crate::dhcp::Responders;
 use crate::domain::{self, Device, device};
 use crate::error::{Error, Kind as ErrorKind};
-use crate::folder::Folder;
+use crate::folder::{Deadline, Folder};
 use crate::iso::iso;
 
 /// Longest picture of a screen in bytes.
 const PICTURE_MAX: usize = 20 << 20;
+
+/// The guest agent's command that thaws all filesystems.
+const THAW: &str = "{\"execute\": \"guest-fsfreeze-thaw\"}";
 
 /// How soon a guest is asked again to let go of a device.
 const ASK_AGAIN: Duration = Duration::from_secs(10);
@@ -86,11 +90,13 @@ pub(super) struct Guest {
     /// Whether it was asked to end.
     stopping: AtomicBool,
     dumps: Dumps,
+    freeze: Freeze,
 }
 
 impl Guest {
     pub(super) fn new(folder: Folder, connection: Arc<Connection>, happenings: Sender<Happening>) -> Self {
         Self {
+            freeze: Freeze::new(folder.clone(), happenings.clone()),
             folder,
             connection,
             happenings,
@@ -164,7 +170,14 @@ impl Guest {
             }
             Request::Kill => self.with(|domain| domain.destroy()),
             Request::SoftReboot => self.with(libvirt::soft_reboot),
-            Request::Reset => self.with(|domain| domain.reset()),
+            Request::Reset => {
+                let answer = self.with(|domain| domain.reset())?;
+                // It starts with filesystems that are not frozen.
+                if self.freeze.is_on() {
+                    self.freeze.end();
+                }
+                Ok(answer)
+            }
             Request::AttachDisk(disk) => {
                 let name = disk.name.clone();
                 self.attach(Device::Disk(&name), |launch| {
@@ -188,7 +201,16 @@ impl Guest {
             Request::ResizeDisk { name, size } => self.resize(&name, size),
             Request::Grow { processors, memory } => self.grow(processors, memory),
             Request::DetachInterface(name) => self.detach(Device::Interface(&name)),
-            Request::Agent { command, timeout_seconds } => self.agent(&command, timeout_seconds),
+            Request::Agent { command, timeout_seconds } => {
+                Ok(Answer::Agent(self.agent(&command, timeout_seconds)?))
+            }
+            Request::Freeze { seconds } => self.freeze(seconds),
+            Request::Thaw => {
+                let _alone = self.freeze.alone();
+                self.agent(THAW, FREEZE_TIMEOUT)?;
+                self.freeze.end();
+                Ok(Answer::Done)
+            }
             Request::Facts { paths, kvm_works } => {
                 if paths.len() > facts::PATHS_MAX {
                     let text = format!("{} disks; {} are the most", paths.len(), facts::PATHS_MAX);
@@ -228,13 +250,50 @@ impl Guest {
         }
     }
 
-    fn agent(&self, command: &str, seconds: u32) -> Result<Answer, Refusal> {
+    fn agent(&self, command: &str, seconds: u32) -> Result<String, Refusal> {
         let seconds = c_int::try_from(seconds).ok().filter(|_| seconds <= AGENT_TIMEOUT_MAX);
         let Some(seconds) = seconds.filter(|_| command.len() <= AGENT_COMMAND_MAX) else {
             let limits = format!("at most {AGENT_COMMAND_MAX} bytes and {AGENT_TIMEOUT_MAX} seconds");
             return Err(Refusal::new(RefusedKind::Invalid, limits));
         };
-        Ok(Answer::Agent(self.domain()?.agent(command, seconds)?))
+        Ok(self.domain()?.agent(command, seconds)?)
+    }
+
+    /// Freezes the filesystems for a time. The guest agent refuses a second freeze, which only lengthens the first.
+    fn freeze(&self, seconds: u64) -> Result<Answer, Refusal> {
+        if seconds > FREEZE_MAX {
+            let text = format!("a freeze of {seconds} s; {FREEZE_MAX} s are the most");
+            return Err(Refusal::new(RefusedKind::Invalid, text));
+        }
+        let _alone = self.freeze.alone();
+        let state = self.agent("{\"execute\": \"guest-fsfreeze-status\"}", FREEZE_TIMEOUT)?;
+        let frozen = state.contains("\"frozen\"");
+        // Before it: what is frozen and then forgotten would stay so.
+        self.thaw_in(Duration::from_secs(seconds))?;
+        if !frozen
+            && let Err(refusal) = self.agent("{\"execute\": \"guest-fsfreeze-freeze\"}", FREEZE_TIMEOUT)
+        {
+            // Some filesystems may be frozen, so the deadline stays where they cannot be thawed.
+            if self.agent(THAW, FREEZE_TIMEOUT).is_ok() {
+                self.freeze.end();
+            }
+            return Err(refusal);
+        }
+        self.freeze.report();
+        Ok(Answer::Done)
+    }
+
+    /// Has the filesystems thawed after a time.
+    pub(super) fn thaw_in(&self, time: Duration) -> Result<(), Failure> {
+        let connection = Arc::clone(&self.connection);
+        self.freeze.begin(time, move || match libvirt::domain(&connection) {
+            Ok(Some(domain)) => match c_int::try_from(FREEZE_TIMEOUT).map(|time| domain.agent(THAW, time)) {
+                Ok(Ok(_)) => Thawed::Yes,
+                Ok(Err(_)) | Err(_) => Thawed::No,
+            },
+            Ok(None) => Thawed::Yes,
+            Err(_) => Thawed::No,
+        })
     }
 
     /// Sets the link of an interface that is there; `None`: it is not there, or its link is in this state.
@@ -300,7 +359,8 @@ impl Guest {
         }
         launch.layout = domain.layout;
         self.keep(&launch)?;
-        self.folder.forget_deadline()?;
+        self.folder.forget(Deadline::Kill)?;
+        self.folder.forget(Deadline::Thaw)?;
         libvirt::create(&self.connection, &domain.xml, launch.paused)?;
         self.folder.set_started(&launch)?;
         let processor = self.domain().ok().and_then(|domain| processor(&domain, &launch));
@@ -542,8 +602,9 @@ impl Guest {
             let target = aliases.get(&Device::Disk(&disk.name).alias())?;
             Some((disk.name.clone(), target.clone()))
         });
-        let (targets, dump) = (targets.collect(), self.dumps.last());
-        Ok(Status { state, reason, uid: launch.map(|launch| launch.uid), exit, agent, size, targets, dump })
+        let (targets, frozen, dump) = (targets.collect(), self.freeze.is_on(), self.dumps.last());
+        let uid = launch.map(|launch| launch.uid);
+        Ok(Status { state, reason, uid, exit, agent, size, targets, frozen, dump })
     }
 
     /// The event for clients of a change that is not the end.

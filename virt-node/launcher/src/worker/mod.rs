@@ -10,6 +10,7 @@
 mod clients;
 mod dump;
 mod facts;
+mod freeze;
 mod guest;
 mod libvirt;
 mod logs;
@@ -25,7 +26,7 @@ use api::launcher::{Cause, Event, Exit};
 use rustix::process::{Signal as Sent, getppid, set_parent_process_death_signal};
 
 use crate::error::{Error, Kind};
-use crate::folder::Folder;
+use crate::folder::{Deadline, Folder};
 use crate::plan::{self, First, Found};
 use ::guest::signals as sys;
 use clients::Clients;
@@ -48,6 +49,8 @@ pub(super) enum Happening {
     Libvirt(libvirt::Happening),
     /// The guest is to end, within this time or the launch document's.
     Stop(Option<Duration>),
+    /// Clients are to be sent the status.
+    Status,
 }
 
 /// Runs until the guest's end, which is recorded then.
@@ -79,11 +82,15 @@ pub(crate) fn run(path: &Path, stop: bool) -> Result<Exit, Error> {
         First::Wait => {}
     }
     // Of a start that was cut short, it is about no guest.
-    let left = if adopted.is_some() { folder.deadline()? } else { None };
+    let left = if adopted.is_some() { folder.remaining(Deadline::Kill)? } else { None };
+    let frozen = if adopted.is_some() { folder.remaining(Deadline::Thaw)? } else { None };
     let guest = Arc::new(Guest::new(folder, connection, sender.clone()));
     if left.is_some() {
         // Before the first request for its state.
         guest.set_stopping();
+    }
+    if let Some(left) = frozen {
+        guest.thaw_in(left).map_err(|error| failed("the guest's filesystems cannot be thawed", error))?;
     }
     if let Some(Err(error)) = adopted.map(|launch| guest.respond(&launch)) {
         // It has its addresses; that it cannot ask for them again is no reason to leave it alone.
@@ -178,9 +185,16 @@ fn attend(
                 let mut new = Ending::within(grace.unwrap_or(Duration::from_secs(launch.grace_seconds)));
                 new.kill = ending.map_or(new.kill, |before| before.kill.min(new.kill));
                 // Without the note the next worker has to be asked again.
-                drop(guest.folder().set_deadline(new.kill.saturating_duration_since(Instant::now())));
+                let left = new.kill.saturating_duration_since(Instant::now());
+                drop(guest.folder().set_remaining(Deadline::Kill, left));
                 ending = Some(new);
                 guest.set_stopping();
+            }
+            Ok(Happening::Status) => {
+                // Clients can ask for it.
+                if let Ok(status) = guest.status() {
+                    clients.tell(&Event::Status(status));
+                }
             }
             Ok(Happening::Libvirt(libvirt::Happening::SwitchingOff { details })) => {
                 // Others may follow, of what libvirt does then.
