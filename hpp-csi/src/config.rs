@@ -1,7 +1,8 @@
 //! The driver's configuration: [`Config`], and the pools of the data-dir JSON.
 //!
 //! The JSON is upstream's, an array of `{name, path, snapshotPath, snapshotProvider, shared}`, with keys of ours that are
-//! optional: `capacity`, `overcommit`, `reserve`, `enforce`, `copy`, `copyPublished`, `mounted`. Unknown keys are refused.
+//! optional: `capacity`, `overcommit`, `reserve`, `enforce`, `copy`, `copyPublished`, `mounted`, `readWriteMany`. Unknown keys are
+//! refused.
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -153,6 +154,8 @@ pub struct PoolConfig {
     pub copy_published: bool,
     /// Whether the pool's path is a mount point that another program mounts: the pool is not ready before.
     pub mounted: bool,
+    /// Whether a volume may have writers on several nodes: by default in a shared pool only.
+    pub read_write_many: bool,
 }
 
 /// A pool as it is written.
@@ -176,6 +179,7 @@ struct WrittenPool {
     copy_published: bool,
     #[serde(default)]
     mounted: bool,
+    read_write_many: Option<bool>,
 }
 
 /// The pools of a data-dir JSON.
@@ -277,6 +281,7 @@ impl TryFrom<WrittenPool> for PoolConfig {
             copy,
             copy_published,
             mounted,
+            read_write_many,
         } = written;
         if name.is_empty() || name.len() > 128 {
             return Err(invalid(format!("a pool's name has 1 to 128 bytes, not {}", name.len())));
@@ -318,6 +323,7 @@ impl TryFrom<WrittenPool> for PoolConfig {
             copy,
             copy_published,
             mounted,
+            read_write_many: read_write_many.unwrap_or(shared),
         })
     }
 }

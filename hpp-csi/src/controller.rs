@@ -281,16 +281,16 @@ impl Controller for ControllerService {
         request::bounded("volume_context", &request.volume_context)?;
         let misfit =
             run_controller(&self.driver, Call::of("ValidateVolumeCapabilities", &id), move |driver| {
-                let (_, volume) = driver.need_volume(&id)?;
+                let (open, volume) = driver.need_volume(&id)?;
                 let block = volume.shape == crate::record::Shape::Block;
-                Ok(capabilities.iter().any(|capability| (capability.access == Access::Block) != block))
+                if capabilities.iter().any(|capability| (capability.access == Access::Block) != block) {
+                    return Ok(Some("the volume has the other access type".to_owned()));
+                }
+                Ok(create::writers(&open.pool.config, &capabilities).err().map(|error| error.to_string()))
             })
             .await?;
-        if misfit {
-            return Ok(Response::new(ValidateVolumeCapabilitiesResponse {
-                confirmed: None,
-                message: "the volume has the other access type".to_owned(),
-            }));
+        if let Some(message) = misfit {
+            return Ok(Response::new(ValidateVolumeCapabilitiesResponse { confirmed: None, message }));
         }
         Ok(Response::new(ValidateVolumeCapabilitiesResponse {
             confirmed: Some(validate_volume_capabilities_response::Confirmed {

@@ -6,7 +6,10 @@
 //! It is not served by tonic, for the reason that [`crate::http2`] gives. The message distinguishes the two calls: GetInfo's
 //! is empty. A status is empty only when it is a refusal without a message; it would be answered with fields that its answer
 //! does not have, which clients ignore.
+//!
+//! At the limit of connections the oldest is evicted, so that idle ones never keep the kubelet out.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +17,7 @@ use prost::Message;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tonic::Code;
 
 use crate::config;
@@ -28,7 +31,7 @@ const TYPE: &str = "CSIPlugin";
 const VERSIONS: [&str; 1] = ["1.0.0"];
 /// Time between two looks at whether the socket is still there, and before trying again to make it.
 const LOOK: Duration = Duration::from_secs(5);
-/// Connections at once; more wait.
+/// Connections at once; the oldest is evicted for another one. The kubelet needs one, for milliseconds.
 const CONNECTIONS: usize = 16;
 /// Idle timeout of a connection. The kubelet closes its own after the status.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -101,6 +104,7 @@ pub(crate) async fn serve(config: &config::Registration, driver: &str, mut stopp
 /// none is cut short.
 async fn accept(socket: &Socket, registrar: &Arc<Registrar>, stopped: &mut watch::Receiver<bool>) {
     let mut connections = JoinSet::new();
+    let mut by_age: VecDeque<AbortHandle> = VecDeque::new();
     let mut look = tokio::time::interval(LOOK);
     loop {
         tokio::select! {
@@ -112,9 +116,15 @@ async fn accept(socket: &Socket, registrar: &Arc<Registrar>, stopped: &mut watch
                 }
             }
             Some(_) = connections.join_next() => {}
-            accepted = socket.accept(), if connections.len() < CONNECTIONS => match accepted {
+            accepted = socket.accept() => match accepted {
                 Ok(stream) => {
-                    connections.spawn(converse(stream, registrar.clone()));
+                    by_age.retain(|connection| !connection.is_finished());
+                    if by_age.len() == CONNECTIONS
+                        && let Some(oldest) = by_age.pop_front()
+                    {
+                        oldest.abort();
+                    }
+                    by_age.push_back(connections.spawn(converse(stream, registrar.clone())));
                 }
                 Err(error) => {
                     tracing::warn!(%error, "the registration socket is not served");

@@ -61,7 +61,9 @@ pub(crate) struct MountOptions {
 /// Access mode of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// As many as like, on one node or on all.
+    /// Any number of writers, on several nodes.
+    ManyNodes,
+    /// Any number of writers on one node.
     Many,
     /// As many as like, all of them reading.
     ManyReaders,
@@ -226,10 +228,8 @@ impl TryFrom<access_mode::Mode> for Mode {
         use access_mode::Mode as Wire;
         match wire {
             Wire::Unknown => Err(invalid("the access mode is unknown")),
-            Wire::SingleNodeWriter
-            | Wire::SingleNodeMultiWriter
-            | Wire::MultiNodeSingleWriter
-            | Wire::MultiNodeMultiWriter => Ok(Self::Many),
+            Wire::SingleNodeWriter | Wire::SingleNodeMultiWriter => Ok(Self::Many),
+            Wire::MultiNodeSingleWriter | Wire::MultiNodeMultiWriter => Ok(Self::ManyNodes),
             Wire::SingleNodeReaderOnly | Wire::MultiNodeReaderOnly => Ok(Self::ManyReaders),
             Wire::SingleNodeSingleWriter => Ok(Self::One),
         }
@@ -424,7 +424,7 @@ mod tests {
         let block = || Some(AccessType::Block(csi::volume_capability::BlockVolume {}));
         let mount = || Some(AccessType::Mount(csi::volume_capability::MountVolume::default()));
         assert_eq!(capabilities(vec![one(block(), 1), one(block(), 6)]).unwrap()[1].mode, Mode::One);
-        assert_eq!(capabilities(vec![one(mount(), 5)]).unwrap()[0].mode, Mode::Many);
+        assert_eq!(capabilities(vec![one(mount(), 5)]).unwrap()[0].mode, Mode::ManyNodes);
         for bad in [
             vec![],
             vec![one(block(), 1), one(mount(), 1)],

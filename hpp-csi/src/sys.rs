@@ -404,6 +404,14 @@ pub(crate) fn extents(file: BorrowedFd<'_>, start: u64) -> io::Result<(Vec<Exten
     Ok((extents.collect(), next))
 }
 
+/// How many extents a file has. With room for none the kernel only counts (FS_IOC_FIEMAP, `fm_extent_count` 0).
+pub(crate) fn extent_count(file: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut map: Fiemap = zeroed();
+    map.length = u64::MAX;
+    structure(file, FS_IOC_FIEMAP, &mut map)?;
+    Ok(map.mapped.into())
+}
+
 /// Bytes of a file's extents that no other file shares. What is not on the disk yet is its own.
 pub(crate) fn unshared(file: BorrowedFd<'_>) -> io::Result<u64> {
     let mut sum: u64 = 0;

@@ -118,7 +118,8 @@ fn a_clone_of_four_gib_takes_no_time_and_no_room() {
     let took = begun.elapsed();
     println!("clone of 4 GiB: {took:?}");
     assert!(free.abs_diff(place.free()) < 1 << 20, "no room is taken");
-    assert!(took.as_millis() < 500, "{took:?}: far from the seconds of a copy, on any machine");
+    // A copy takes longer, also beside other tests.
+    assert!(took.as_millis() < support::count(3000, 500) as u128, "{took:?}");
     let clone = place.pool().join(".hpp-csi/block/clone");
     assert!(shares(&clone));
     let mut bytes = [0; 4096];

@@ -1,18 +1,26 @@
 //! Requests that mean harm, and pods that do: nothing outside of a pool is touched or shown, and the driver goes on.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod support;
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
+use csi::identity_client::IdentityClient;
+use csi::registration::InfoRequest;
+use csi::registration::registration_client::RegistrationClient;
 use csi::volume_capability::{AccessType, MountVolume, access_mode::Mode};
 use csi::*;
 use support::place::{Place, mounts, run};
 use support::{
-    GIB, MIB, block, capability, from_snapshot, from_volume, mount, names, one_pool, parameters, publish,
-    refused, stage, volume,
+    Client, Driver, GIB, MIB, block, capability, eventually, from_snapshot, from_volume, mount, names,
+    one_pool, one_pool_of, parameters, publish, refused, stage, volume,
 };
 use tonic::Code;
 
@@ -233,4 +241,82 @@ fn a_pod_that_swaps_links_in_shows_and_changes_nothing() {
     place.is_clean();
     assert_eq!(fs::read_to_string(secret.join("file")).unwrap(), "of the node");
     assert_eq!(mounts(&place.beside("pods")), [] as [std::path::PathBuf; 0]);
+}
+
+/// What a client sends before it stops in the middle of its first frame.
+const UNFINISHED: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x10\x00\x04\x00\x00";
+/// Most memory of its own that the driver may have, in KiB.
+const MEMORY_MAX: u64 = 64 << 10;
+
+/// The driver's memory of its own, in KiB.
+fn own_memory(driver: &Driver) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", driver.id())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+/// The median and the longest of eleven calls, each on a connection of its own.
+fn timed(call: impl Fn()) -> (Duration, Duration) {
+    let mut took = [(); 11].map(|()| {
+        let begun = Instant::now();
+        call();
+        begun.elapsed()
+    });
+    took.sort();
+    (took[5], took[10])
+}
+
+/// The full count of `make soak` is 1 000 idle connections and 256 that stop within a frame, at each socket.
+#[test]
+fn idle_connections_and_unfinished_frames_delay_no_call() {
+    let soak = std::env::var_os("FERROVIRT_SOAK").is_some();
+    let (idle, unfinished) = if soak { (1000, 256) } else { (200, 48) };
+    let place = Place::new("xfs", GIB);
+    let registration = place.beside("registry").join("reg.sock");
+    let arguments = [
+        &format!("--registration-socket={}", registration.display()),
+        "--kubelet-registration-path=/var/lib/kubelet/plugins/csi-hostpath/csi.sock",
+    ];
+    let driver = one_pool_of("node1", &place, "", &arguments);
+    eventually("the registration socket", || registration.exists());
+    let gather = |socket: &Path| {
+        let mut crowd: Vec<UnixStream> =
+            (0..idle + unfinished).map(|_| UnixStream::connect(socket).unwrap()).collect();
+        for stream in crowd.iter_mut().skip(idle) {
+            // An evicted connection takes nothing.
+            let _ = stream.write_all(UNFINISHED);
+        }
+        crowd
+    };
+    let csi = driver.socket();
+    let called = {
+        let _crowd = gather(&csi);
+        timed(|| {
+            let client = Client::new(&csi);
+            let mut identity = IdentityClient::new(client.channel());
+            client.runtime().block_on(identity.probe(ProbeRequest {})).unwrap();
+        })
+    };
+    let registered = {
+        let _crowd = gather(&registration);
+        timed(|| {
+            let client = Client::new(&registration);
+            let mut kubelet = RegistrationClient::new(client.channel());
+            client.runtime().block_on(kubelet.get_info(InfoRequest {})).unwrap();
+        })
+    };
+    let memory = own_memory(&driver);
+    println!(
+        "{idle} idle connections, {unfinished} unfinished frames: CSI {called:.1?}, registration {registered:.1?} (median, \
+         longest), {memory} KiB"
+    );
+    // The machine may have other work: the median is the promise's.
+    let bar = Duration::from_millis(if soak { 100 } else { 1000 });
+    for (median, longest) in [called, registered] {
+        assert!(
+            median < bar && longest < Duration::from_secs(4),
+            "CSI {called:?}, registration {registered:?}"
+        );
+    }
+    assert!(memory <= MEMORY_MAX, "{memory} KiB");
 }

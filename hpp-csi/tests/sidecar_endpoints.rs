@@ -7,6 +7,7 @@ mod support;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::Shutdown;
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -17,8 +18,8 @@ use csi::registration::{InfoRequest, PluginInfo, RegistrationStatus};
 use csi::*;
 use support::place::{Place, run};
 use support::{
-    Client, Driver, GIB, MIB, block, eventually, from_volume, mount, names, one_pool_of, parameters, stage,
-    volume,
+    Client, Driver, GIB, MIB, block, eventually, from_volume, mount, names, one_pool_of, parameters, pool,
+    stage, volume,
 };
 
 /// The bytes that grpc-go 1.72 sent when it was dialled as the kubelet dials: GetInfo, a registration, a refusal. Its
@@ -189,6 +190,47 @@ fn metrics_cover_pools_volumes_and_devices() {
     place.put_back();
     let old = curl(&["--tls-max", "1.2", &url]);
     assert!(!old.status.success(), "only TLS 1.3 unless told otherwise: {old:?}");
+}
+
+/// Writes every second block of a file, so that none is beside another.
+fn scatter(file: &Path, blocks: u64) {
+    let file = fs::File::options().create(true).truncate(false).write(true).open(file).unwrap();
+    for block in 0..blocks {
+        file.write_all_at(&[1; 4096], block * 8192).unwrap();
+    }
+    file.sync_all().unwrap();
+}
+
+#[test]
+fn metrics_count_the_extents_of_disks() {
+    for filesystem in ["xfs", "ext4"] {
+        let place = Place::new(filesystem, GIB);
+        let arguments = ["--metrics-address=127.0.0.1:0"];
+        let driver = one_pool_of("node1", &place, "", &arguments);
+        let client = driver.client();
+        client.create(volume("folder", 20 * MIB, mount()));
+        client.create(volume("block", 20 * MIB, block()));
+        client.create(volume("empty", 20 * MIB, mount()));
+        // What a pod puts in the disk's place is not opened.
+        client.create(volume("planted", 20 * MIB, mount()));
+        run("mkfifo", &[place.pool().join("planted/disk.img").to_str().unwrap()]);
+        scatter(&place.pool().join("folder/disk.img"), 300);
+        scatter(&place.pool().join(".hpp-csi/block/block"), 200);
+        drop((client, driver));
+        // A driver looks at its volumes when it starts, and once a minute.
+        let pools = format!("[{}]", pool("legacy", &place.pool(), ""));
+        let driver = Driver::start(&place.beside("again"), "node1", &pools, &arguments);
+        let page = body(&curl(&[&format!("https://{}/metrics", address(&driver, "metrics"))]));
+        let extents = |name: &str| format!(r#"kubevirt_hpp_volume_extents{{pool="legacy",volume="{name}"}}"#);
+        for (name, blocks) in [("folder", 300), ("block", 200)] {
+            // XFS allocates ahead: what lies between two blocks may be an extent, too.
+            let counted = value(&page, &extents(name));
+            assert!((blocks..=2 * blocks + 1).contains(&counted), "{filesystem}, {name}: {counted}");
+        }
+        for none in ["empty", "planted"] {
+            assert!(!page.contains(&extents(none)), "{filesystem}: {page}");
+        }
+    }
 }
 
 #[test]

@@ -9,11 +9,12 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
+use csi::volume_capability::{AccessType, MountVolume, access_mode::Mode};
 use csi::*;
 use support::place::Place;
 use support::{
-    Client, Driver, GIB, MIB, block, count, eventually, from_snapshot, from_volume, mount, names, one_pool,
-    parameters, pool, publish, refused, volume,
+    Client, Driver, GIB, MIB, block, capability, count, eventually, from_snapshot, from_volume, mount, names,
+    one_pool, one_pool_of, parameters, pool, publish, refused, volume,
 };
 use tonic::Code;
 
@@ -499,4 +500,37 @@ fn many_callers_get_what_they_ask_for() {
         }
     }
     assert_eq!(paged, client.volumes());
+}
+
+#[test]
+fn writers_on_several_nodes_need_a_pool_that_allows_them() {
+    let place = Place::new("xfs", GIB);
+    let many = || capability(Mode::MultiNodeMultiWriter, AccessType::Mount(MountVolume::default()));
+    let driver = one_pool_of("node1", &place, "", &[]);
+    let client = driver.client();
+    let (code, text) = refused(client.create_volume(volume("many", MIB, many())));
+    assert_eq!(code, Code::InvalidArgument);
+    assert!(text.contains("ReadWriteOnce") && text.contains("readWriteMany"), "{text}");
+    assert_eq!(client.volumes(), [] as [String; 0]);
+    client.create(volume("one", MIB, mount()));
+    let validate = |client: &Client| {
+        let request = ValidateVolumeCapabilitiesRequest {
+            volume_id: "one".into(),
+            volume_capabilities: vec![many()],
+            ..Default::default()
+        };
+        client.validate_volume_capabilities(request).unwrap().confirmed.is_some()
+    };
+    assert!(!validate(&client));
+    drop((client, driver));
+    for allowed in [r#","readWriteMany":true"#, r#","shared":true"#] {
+        let driver = one_pool_of("node1", &place, allowed, &[]);
+        let client = driver.client();
+        client.create(volume("many", MIB, many()));
+        assert!(validate(&client), "{allowed}");
+        client.delete("many");
+    }
+    // A shared pool can refuse them, too.
+    let driver = one_pool_of("node1", &place, r#","shared":true,"readWriteMany":false"#, &[]);
+    assert_eq!(refused(driver.client().create_volume(volume("many", MIB, many()))).0, Code::InvalidArgument);
 }

@@ -6,7 +6,7 @@
 
 use std::fs::File;
 
-use crate::config::{Capacity, Enforce};
+use crate::config::{Capacity, Enforce, PoolConfig};
 use crate::driver::Driver;
 use crate::error::{Error, Kind, Result};
 use crate::fault;
@@ -17,7 +17,7 @@ use crate::pool::book::Promise;
 use crate::pool::clone::{self, How};
 use crate::pool::{DATA, IMAGE, Open, record_name, scan, trash, tree};
 use crate::record::{Record, RecordSource, Shape};
-use crate::request::{Access, Attributes, Capability, Parameters, Range, Source};
+use crate::request::{Access, Attributes, Capability, Mode, Parameters, Range, Source};
 use crate::sys;
 use crate::times;
 use dir::Dir;
@@ -89,10 +89,31 @@ enum From {
     Image(File, Id),
 }
 
+/// Checks that a pool has volumes for writers on several nodes, if one is asked for.
+///
+/// # Errors
+/// [`Kind::Invalid`]: the pods on other nodes would wait for ever.
+pub(crate) fn writers(pool: &PoolConfig, capabilities: &[Capability]) -> Result<()> {
+    let many = capabilities.iter().any(|capability| capability.mode == Mode::ManyNodes);
+    if many && !pool.read_write_many {
+        let name = &pool.name;
+        return Err(Error::new(
+            Kind::Invalid,
+            format!(
+                "pool {name} has the files of one node: ask for ReadWriteOnce, or, if all pods of its ReadWriteMany volumes \
+                 run on one node, set \"readWriteMany\": true for the pool (in the platform the annotation \
+                 ferrovirt.io/read-write-many: {name} of the HostPathProvisioner)"
+            ),
+        ));
+    }
+    Ok(())
+}
+
 impl Driver {
     /// Makes a volume, or finds it made.
     pub(crate) fn create_volume(&self, request: &Request) -> Result<Created> {
         let pool = self.pool(request.parameters.pool.as_deref())?;
+        writers(&pool.config, &request.capabilities)?;
         if matches!(&request.source, Some(Source::Volume(id)) if *id == request.id) {
             return Err(Error::new(Kind::Invalid, "a volume cannot be made from itself"));
         }

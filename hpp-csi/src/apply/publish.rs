@@ -102,7 +102,7 @@ impl Driver {
         };
         let others = match request.capability.mode {
             Mode::One => self.published.others(id, Some(path))?.len(),
-            Mode::Many | Mode::ManyReaders => 0,
+            Mode::ManyNodes | Mode::Many | Mode::ManyReaders => 0,
         };
         match plan::publish(at, read_only, request.capability.mode, others)? {
             Publish::AlreadyThere => {}

@@ -28,6 +28,8 @@ pub(crate) struct Line {
     owned: u64,
     /// Bytes that its file holds and its filesystem does not use, after the filesystem last gave back freed blocks.
     pub(crate) kept: u64,
+    /// Extents of its disk when it was last looked at; `None`: it has none, or the filesystem does not count them.
+    pub(crate) extents: Option<u64>,
     /// Whether it was looked at.
     seen: bool,
     /// Whether it shared blocks with what may be gone by now.
@@ -113,7 +115,8 @@ impl Book {
     /// Notes a volume's record.
     pub(crate) fn note_volume(&mut self, id: &Id, record: Option<Record>, place: Shape) {
         let shape = record.as_ref().map_or(place, |record| record.shape);
-        let line = Line { record, shape, used: 0, owned: 0, kept: 0, seen: false, shared: false };
+        let line =
+            Line { record, shape, used: 0, owned: 0, kept: 0, extents: None, seen: false, shared: false };
         match self.volumes.get_mut(id) {
             Some(known) => (known.record, known.shape) = (line.record, line.shape),
             None => drop(self.volumes.insert(id.clone(), line)),
@@ -128,6 +131,7 @@ impl Book {
             used,
             owned,
             kept: 0,
+            extents: None,
             seen: true,
             shared: owned < used,
         };

@@ -18,6 +18,8 @@ use super::{IMAGE, Open, tree};
 
 /// When the records of a pool changed: seconds and nanoseconds of each of their folders.
 pub(crate) type Stamp = [(i64, u64); 2];
+/// The disk of a VM in a volume that is a folder: the name that CDI's importer gives it.
+const DISK: &str = "disk.img";
 /// A change this long ago bears another time than one that comes now, on whatever filesystem and machine.
 const SETTLED: Duration = Duration::from_secs(3);
 
@@ -144,8 +146,10 @@ pub(crate) fn measure(open: &Open<'_>, budget: &mut tree::Budget, only: Option<&
             }
             Some(_) | None => usage,
         };
+        let extents = extents(open, &id, shape)?;
         if let Some(line) = open.known.book().volumes.get_mut(&id) {
             line.look(usage);
+            line.extents = extents;
         }
     }
     let used = open.used_now();
@@ -187,6 +191,23 @@ fn usage(
             }
         }
     }
+}
+
+/// Extents of a volume's disk: its image, or the file [`DISK`] of a folder.
+fn extents(open: &Open<'_>, id: &Id, shape: Shape) -> Result<Option<u64>> {
+    let flags = OFlags::RDONLY | OFlags::NOATIME;
+    let file = match shape {
+        Shape::Block => open.blocks()?.file(id, flags)?,
+        Shape::Loop | Shape::Folder => match open.root.dir(id)? {
+            Some(folder) => {
+                let name = if shape == Shape::Loop { IMAGE } else { DISK };
+                // A pod may have something else there.
+                folder.file(name, flags).unwrap_or_default()
+            }
+            None => None,
+        },
+    };
+    Ok(file.and_then(|file| sys::extent_count(file.as_fd()).ok()))
 }
 
 /// Usage of a file.
