@@ -4,6 +4,7 @@
 //! - [`body`]: the body of a request that a thread makes, of a file for example.
 //! - [`client`]: the name in a client's certificate.
 //! - `failure`: the error of programs between clients and upload servers, and its exit codes (feature `push`).
+//! - [`datagrams`]: datagrams in a stream of bytes.
 //! - [`http`]: a small server for probes and metrics on a thread of its own.
 //! - [`logs`]: text for people, JSON for collectors, levels as klog counts them.
 //! - [`metrics`]: the text that Prometheus reads.
@@ -23,6 +24,7 @@
 pub mod authority;
 pub mod body;
 pub mod client;
+pub mod datagrams;
 #[cfg(feature = "push")]
 pub mod failure;
 pub mod http;

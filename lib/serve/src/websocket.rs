@@ -1,5 +1,5 @@
-//! WebSocket (RFC 6455) on the server: the handshake, subprotocols, and bytes in binary messages. Not here: what the bytes
-//! are.
+//! WebSocket (RFC 6455) on the server: the handshake, subprotocols, and bytes or datagrams in binary messages. Not here: what
+//! the bytes are.
 
 use std::io;
 
@@ -16,6 +16,7 @@ use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role, WebSocketConfig};
 use tokio_tungstenite::tungstenite::{self, Message};
 
+use crate::datagrams;
 use crate::route::{Answer, Call, Refusal, whole};
 use crate::server::Busy;
 use crate::upgrade::{self, Stream, has_token};
@@ -94,27 +95,59 @@ pub fn accept(call: &mut Call, protocols: &[&'static str]) -> Result<(Answer, Pe
     Ok((answer, Pending { stream, protocol }))
 }
 
-/// Copies bytes between a WebSocket's messages and a stream until one side ends, then closes the other. The end of the
-/// stream is reported to the client as a normal closure.
+/// What a WebSocket's messages are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Messages {
+    /// Pieces of a stream, cut anywhere.
+    Bytes,
+    /// Each is a datagram; the stream has them with their lengths ([`datagrams`]).
+    Datagrams,
+}
+
+/// What the stream sends next, for a message.
+#[derive(Debug)]
+enum Source {
+    Bytes(Vec<u8>),
+    Datagrams(datagrams::Reader),
+}
+
+impl Source {
+    fn new(messages: Messages) -> Self {
+        match messages {
+            Messages::Bytes => Self::Bytes(vec![0; PIECE]),
+            Messages::Datagrams => Self::Datagrams(datagrams::Reader::default()),
+        }
+    }
+
+    /// The content of the next message; `None` at the end of the stream. Cancel safe.
+    async fn next(&mut self, stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<Vec<u8>>> {
+        match self {
+            Self::Bytes(piece) => {
+                let size = stream.read(piece).await?;
+                Ok(piece.get(..size).filter(|bytes| !bytes.is_empty()).map(<[u8]>::to_vec))
+            }
+            Self::Datagrams(reader) => reader.next(stream).await,
+        }
+    }
+}
+
+/// Copies between a WebSocket's messages and a stream until one side ends, then closes the other. The end of the stream is
+/// reported to the client as a normal closure.
 ///
 /// # Errors
 /// When a side breaks; not when a client leaves without closing.
-pub async fn pipe(socket: Socket, stream: impl AsyncRead + AsyncWrite) -> io::Result<()> {
+pub async fn pipe(socket: Socket, stream: impl AsyncRead + AsyncWrite, messages: Messages) -> io::Result<()> {
     let (mut send, mut receive) = socket.split();
     let (mut read, mut write) = tokio::io::split(stream);
     let (pong, mut pongs) = tokio::sync::mpsc::channel::<()>(1);
     let to_client = async {
-        let mut piece = vec![0; PIECE];
+        let mut source = Source::new(messages);
         loop {
             tokio::select! {
-                size = read.read(&mut piece) => {
-                    let size = size?;
-                    if size == 0 {
-                        break;
-                    }
-                    let bytes = piece.get(..size).unwrap_or_default().to_vec();
-                    send.send(Message::Binary(bytes.into())).await.map_err(broken)?;
-                }
+                content = source.next(&mut read) => match content? {
+                    Some(content) => send.send(Message::Binary(content.into())).await.map_err(broken)?,
+                    None => break,
+                },
                 // An answer to a ping is queued by the library and sent with the next flush.
                 Some(()) = pongs.recv() => send.flush().await.map_err(broken)?,
             }
@@ -126,8 +159,13 @@ pub async fn pipe(socket: Socket, stream: impl AsyncRead + AsyncWrite) -> io::Re
     let from_client = async {
         while let Some(message) = receive.next().await {
             match message {
-                Ok(Message::Binary(bytes)) => write.write_all(&bytes).await?,
-                Ok(Message::Text(text)) => write.write_all(text.as_bytes()).await?,
+                Ok(content @ (Message::Binary(_) | Message::Text(_))) => {
+                    let content = content.into_data();
+                    match messages {
+                        Messages::Bytes => write.write_all(&content).await?,
+                        Messages::Datagrams => datagrams::write(&mut write, &content).await?,
+                    }
+                }
                 Ok(Message::Ping(_)) => drop(pong.try_send(())),
                 Ok(Message::Pong(_) | Message::Frame(_)) => {}
                 Ok(Message::Close(_)) => break,

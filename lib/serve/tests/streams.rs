@@ -40,7 +40,7 @@ fn start(limits: Limits) -> (SocketAddr, watch::Sender<bool>) {
                         let (socket, _busy) = pending.socket().await.unwrap();
                         let (near, far) = tokio::io::duplex(1 << 16);
                         tokio::spawn(echo(far));
-                        websocket::pipe(socket, near).await.unwrap();
+                        websocket::pipe(socket, near, websocket::Messages::Bytes).await.unwrap();
                     });
                     answer
                 }

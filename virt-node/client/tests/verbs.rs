@@ -63,7 +63,7 @@ async fn stream(mut call: Call) -> serve::route::Answer {
                 let Ok((socket, _busy)) = pending.socket().await else { return };
                 let (near, far) = tokio::io::duplex(1 << 16);
                 tokio::spawn(echo(far));
-                drop(websocket::pipe(socket, near).await);
+                drop(websocket::pipe(socket, near, websocket::Messages::Bytes).await);
             });
             answer
         }

@@ -188,7 +188,7 @@ impl Driver {
         let pools = serde_json::json!([{
             "name": POOL, "path": self.folder.join("volumes"), "enforce": "none", "copy": true,
             // A volume stays published; the daemon copies none that a guest uses.
-            "copyPublished": true,
+            "copyPublished": true, "readWriteMany": true,
         }]);
         let mut command = Command::new(process::program("hpp-csi"));
         command

@@ -136,3 +136,81 @@ impl Registration {
         })
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use std::time::Instant;
+
+    use csi::deviceplugin::Empty;
+    use csi::deviceplugin::device_plugin_client::DevicePluginClient;
+    use csi::deviceplugin::registration_server::{Registration as Kubelet, RegistrationServer};
+    use tokio::io::AsyncWriteExt;
+    use tonic::{Request, Response, Status};
+
+    use super::*;
+    use crate::devices::KVM;
+
+    /// Accepts every plugin.
+    struct Accepting;
+
+    #[tonic::async_trait]
+    impl Kubelet for Accepting {
+        async fn register(
+            &self,
+            request: Request<RegisterRequest>,
+        ) -> std::result::Result<Response<Empty>, Status> {
+            assert_eq!(request.into_inner().resource_name, "devices.kubevirt.io/kvm");
+            Ok(Response::new(Empty {}))
+        }
+    }
+
+    async fn connected(socket: PathBuf) -> tonic::transport::Channel {
+        let connect = tower::service_fn(move |_| {
+            let socket = socket.clone();
+            async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+        });
+        Endpoint::from_static("http://localhost").connect_with_connector(connect).await.unwrap()
+    }
+
+    /// The full count of `make soak` is 1 000 idle connections and 256 that stop within a frame.
+    #[tokio::test]
+    async fn idle_connections_and_unfinished_frames_delay_no_call_of_the_kubelet() {
+        let soak = std::env::var_os("FERROVIRT_SOAK").is_some();
+        let (idle, unfinished) = if soak { (1000, 256) } else { (200, 48) };
+        let directory = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(directory.path().join(KUBELET)).unwrap();
+        let kubelet = Server::builder().add_service(RegistrationServer::new(Accepting));
+        tokio::spawn(kubelet.serve_with_incoming(UnixListenerStream::new(listener)));
+        let (_health, health) = watch::channel([true; 3]);
+        let plugin = Registration { device: KVM, directory: directory.path().to_owned(), health, place: 0 };
+        let (tell, mut registered) = watch::channel(false);
+        tokio::spawn(async move { plugin.keep(&tell).await });
+        registered.wait_for(|yes| *yes).await.unwrap();
+
+        let socket = directory.path().join(KVM.socket());
+        let mut crowd = Vec::new();
+        for number in 0..idle + unfinished {
+            let mut stream = UnixStream::connect(&socket).await.unwrap();
+            if number >= idle {
+                stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x10\x00\x04\x00").await.unwrap();
+            }
+            crowd.push(stream);
+        }
+        let mut took = [Duration::ZERO; 11];
+        for took in &mut took {
+            let begun = Instant::now();
+            let mut client = DevicePluginClient::new(connected(socket.clone()).await);
+            client.get_device_plugin_options(Empty {}).await.unwrap();
+            *took = begun.elapsed();
+        }
+        took.sort();
+        let (median, longest) = (took[5], took[10]);
+        println!(
+            "{idle} idle connections, {unfinished} unfinished frames: device plugin {median:.1?} (longest {longest:.1?})"
+        );
+        // The machine may have other work: the median is the promise's.
+        let bar = Duration::from_millis(if soak { 100 } else { 1000 });
+        assert!(median < bar && longest < Duration::from_secs(4), "{took:?}");
+    }
+}

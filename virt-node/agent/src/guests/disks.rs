@@ -90,11 +90,7 @@ fn holder(volume: &str, directory: &PodDirectory, pod: &Pod) -> Result<Process> 
     let id = pod.containers.get(&container).ok_or_else(|| {
         Error::new(Kind::Launcher, format!("container {container} of pod {} does not run", pod.name))
     })?;
-    let process = process::of_container(id)?;
-    match process.is_in_pod(directory.uid())? {
-        true => Ok(process),
-        false => Err(Error::new(Kind::Untrusted, format!("container {id} is not in pod {}", pod.name))),
-    }
+    process::of_container(id, directory.uid())
 }
 
 /// The disk of a volume that comes and goes, shown to the launcher. `claim`: what the operator reports of its claim.
@@ -164,12 +160,7 @@ fn attachment(name: &str, attachments: &Attachments) -> Result<Process> {
     let (pod, container) = attachments.get(name).ok_or_else(|| {
         Error::new(Kind::Launcher, format!("volume {name:?} is not attached to the node yet"))
     })?;
-    let holder = process::of_container(container)?;
-    if !holder.is_in_pod(pod)? {
-        let text = format!("container {container} is not in pod {pod}");
-        return Err(Error::new(Kind::Untrusted, text));
-    }
-    Ok(holder)
+    process::of_container(container, pod)
 }
 
 /// Takes the disk of a volume away from the launcher; the guest must have let go of it.

@@ -19,8 +19,6 @@ pub(crate) const FILESYSTEMS: &str = "{\"execute\": \"guest-get-fsinfo\"}";
 pub(crate) const HOST_NAME: &str = "{\"execute\": \"guest-get-host-name\"}";
 pub(crate) const TIMEZONE: &str = "{\"execute\": \"guest-get-timezone\"}";
 pub(crate) const VERSION: &str = "{\"execute\": \"guest-info\"}";
-pub(crate) const FREEZE: &str = "{\"execute\": \"guest-fsfreeze-freeze\"}";
-pub(crate) const THAW: &str = "{\"execute\": \"guest-fsfreeze-thaw\"}";
 
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -96,6 +96,7 @@ pub(crate) fn running(before: &Status, known: &Running<'_>) -> Status {
         Some(Err(text)) => condition(&mut status.conditions, CREDENTIALS, false, "", text),
     }
     status.guest_os_info = known.os.cloned();
+    status.fs_freeze_status = known.seen.frozen.then(|| "frozen".to_owned());
     if let Some(text) = known.interfaces {
         let masqueraded: Vec<String> = known
             .spec

@@ -66,7 +66,9 @@ impl Talk {
     /// # Errors
     /// [`Kind::Content`]: the launcher refuses; [`Kind::Launcher`]: it does not answer.
     pub(crate) async fn call(&mut self, request: Request) -> Result<Answer> {
-        let limit = if matches!(request, Request::Launch(_)) { LAUNCH_TIMEOUT } else { ANSWER_TIMEOUT };
+        let by_agent = Duration::from_secs(request.agent_seconds().unwrap_or(0).into());
+        let limit =
+            if matches!(request, Request::Launch(_)) { LAUNCH_TIMEOUT } else { ANSWER_TIMEOUT + by_agent };
         let answered = async {
             let version = self.version().await?;
             self.last += 1;

@@ -148,11 +148,11 @@ fn names_pod(text: &str, uid: &str) -> bool {
     })
 }
 
-/// A process of the container with this id: the one with the lowest number.
+/// A process of the container with this id: the one with the lowest number. `uid`: its pod's.
 ///
 /// # Errors
-/// There is none, or /proc cannot be read.
-pub(crate) fn of_container(id: &str) -> Result<Process> {
+/// [`Kind::Launcher`] when there is none, [`Kind::Untrusted`] when it is in another pod.
+pub(crate) fn of_container(id: &str, uid: &str) -> Result<Process> {
     let entries = std::fs::read_dir("/proc").map_err(|error| Error::system("cannot read /proc", error))?;
     let numbers = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     let mut numbers: Vec<_> = numbers.collect();
@@ -160,7 +160,10 @@ pub(crate) fn of_container(id: &str) -> Result<Process> {
     for number in numbers {
         let Ok(Some(process)) = Process::open(number) else { continue };
         if process.is_in_container(id).unwrap_or(false) {
-            return Ok(process);
+            return match process.is_in_pod(uid)? {
+                true => Ok(process),
+                false => Err(Error::new(Kind::Untrusted, format!("container {id} is not in pod {uid}"))),
+            };
         }
     }
     Err(Error::new(Kind::Launcher, format!("no process runs in container {id}")))

@@ -6,14 +6,14 @@ use cluster::event::Type;
 use cluster::{JsonPatch, Key, Outcome};
 use csi::volume_content_source::{SnapshotSource, Type as Source, VolumeSource};
 use csi::{CreateVolumeRequest, VolumeContentSource};
-use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
 use tonic::{Code, Status};
 
 use super::controller::Controller;
 use super::objects::{
-    ATTRIBUTES, CLAIMS, CONTENTS, Claim, Class, NODE_LABEL, SELECTED_NODE, SNAPSHOTS, VOLUMES, Volume,
+    ATTRIBUTES, AttributesClass, CLAIMS, CONTENTS, Claim, Class, NODE_LABEL, SELECTED_NODE, SNAPSHOTS,
+    VOLUMES, Volume,
 };
 use super::request::{self, Place};
 use super::volume;
@@ -99,19 +99,8 @@ impl Controller {
     }
 
     async fn attributes(&self, name: &str) -> Result<BTreeMap<String, String>> {
-        #[derive(Default, Deserialize)]
-        #[serde(rename_all = "camelCase", default)]
-        struct AttributesClass {
-            driver_name: String,
-            parameters: BTreeMap<String, String>,
-        }
-        let key = Key::cluster(name);
-        let class: AttributesClass = self.client.get(ATTRIBUTES, &key).await.map_err(asked)?;
-        if class.driver_name != self.driver.name() {
-            let text = format!("VolumeAttributesClass {name:?} is of the driver {:?}", class.driver_name);
-            return Err(Error::new(Kind::Content, text));
-        }
-        Ok(class.parameters)
+        let class: AttributesClass = self.client.get(ATTRIBUTES, &Key::cluster(name)).await.map_err(asked)?;
+        class.parameters_of(name, self.driver.name())
     }
 
     /// The source of the claim's volume, by the driver's names.

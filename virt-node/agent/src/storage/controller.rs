@@ -5,6 +5,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use cluster::event::{Events, Reference, Type};
 use cluster::{Cache, Client, Key, Outcome, Queue, Scope};
+use serde::de::IgnoredAny;
+use serde_json::Value;
 use tokio::sync::Notify;
 
 use super::Settings;
@@ -174,6 +176,11 @@ impl Controller {
                 Some(volume) => self.expand(&claim, &volume, bytes).await,
                 None => Outcome::Retry,
             },
+            ForClaim::Modify(name) => match volume {
+                Some(volume) => self.modify(&claim, &volume, &name).await,
+                None => Outcome::Retry,
+            },
+            ForClaim::Cancel => self.cancel_modification(&claim).await,
         }
     }
 
@@ -185,6 +192,16 @@ impl Controller {
             ForVolume::Hold => self.set_finalizer(&volume, true).await,
             ForVolume::Release => self.set_finalizer(&volume, false).await,
         }
+    }
+
+    /// Writes a part of a claim's status.
+    pub(super) async fn write(&self, claim: &Claim, status: &Value) -> Result<(), Outcome> {
+        let key = Key::new(&claim.metadata.namespace, &claim.metadata.name);
+        let written = self.client.merge_patch::<IgnoredAny>(CLAIMS.sub("status"), &key, status).await;
+        written.map(drop).map_err(|error| {
+            tracing::warn!(claim = %key, error = error.chain(), "cannot write the claim's status");
+            if error.is_not_found() { Outcome::Done } else { Outcome::Retry }
+        })
     }
 
     /// Writes an event about a claim.

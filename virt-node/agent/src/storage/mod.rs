@@ -4,7 +4,7 @@
 //! ```text
 //! scheduler ─ selected-node ─► operator (volumes) ─ label ferrovirt.io/node=N ─► claims, PVs of node N
 //!                                                                                     │ watch
-//! CSI driver ◄─ CreateVolume, DeleteVolume, ControllerExpandVolume, GetCapacity ── this module ──► PVs, events,
+//! CSI driver ◄─ CreateVolume, DeleteVolume, Controller{Expand,Modify}Volume, GetCapacity ── this module ──► PVs, events,
 //!                                                                                        CSIStorageCapacity
 //! ```
 //!
@@ -12,8 +12,9 @@
 //! - [`request`], [`volume`]: the driver's request and the PV that is written (pure).
 //! - [`content`]: the same of VolumeSnapshotContents (pure).
 //! - [`driver`]: the CSI socket. [`controller`]: the queue, which does what the plans decide. [`claims`], [`removal`],
-//!   [`resize`], [`snapshots`]: one file for each kind of work. [`capacity`]: CSIStorageCapacity objects. [`sidecars`]: whether stock
-//!   sidecars do the work on this node. [`metadata`]: changed blocks for clients outside of the node.
+//!   [`resize`], [`modify`], [`snapshots`]: one file for each kind of work. [`conditions`]: those of claims. [`capacity`]:
+//!   CSIStorageCapacity objects. [`sidecars`]: whether stock sidecars do the work on this node. [`metadata`]: changed blocks
+//!   for clients outside of the node.
 //!
 //! The objects are those that stock csi-provisioner, csi-resizer and csi-snapshotter write, field by field, but for the label: a cluster can
 //! be switched between both. Not here: which node a claim goes to (the operator's), VolumeSnapshots (the snapshot
@@ -21,10 +22,12 @@
 
 mod capacity;
 mod claims;
+mod conditions;
 mod content;
 mod controller;
 mod driver;
 pub(crate) mod metadata;
+mod modify;
 mod objects;
 mod plan;
 mod removal;

@@ -8,6 +8,8 @@ use cluster::Resource;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::error::{Error, Kind, Result};
+
 /// Claims.
 pub(super) const CLAIMS: Resource = Resource::namespaced("", "v1", "persistentvolumeclaims");
 /// PVs.
@@ -87,6 +89,24 @@ pub(super) struct ClaimStatus {
     pub(super) conditions: Vec<Value>,
     pub(super) allocated_resources: BTreeMap<String, String>,
     pub(super) allocated_resource_statuses: BTreeMap<String, String>,
+    pub(super) current_volume_attributes_class_name: Option<String>,
+    pub(super) modify_volume_status: Option<Modification>,
+}
+
+/// How far the change to another VolumeAttributesClass is.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct Modification {
+    pub(super) target_volume_attributes_class_name: String,
+    pub(super) status: String,
+}
+
+/// A VolumeAttributesClass.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct AttributesClass {
+    pub(super) driver_name: String,
+    pub(super) parameters: BTreeMap<String, String>,
 }
 
 /// The source of a claim's content.
@@ -190,5 +210,19 @@ impl Claim {
     /// The source of the volume's content.
     pub(super) fn source(&self) -> Option<&DataSource> {
         self.spec.data_source_ref.as_ref().or(self.spec.data_source.as_ref())
+    }
+}
+
+impl AttributesClass {
+    /// The parameters of the class `name` for the driver's volumes.
+    ///
+    /// # Errors
+    /// When the class is another driver's.
+    pub(super) fn parameters_of(self, name: &str, driver: &str) -> Result<BTreeMap<String, String>> {
+        if self.driver_name != driver {
+            let text = format!("VolumeAttributesClass {name:?} is of the driver {:?}", self.driver_name);
+            return Err(Error::new(Kind::Content, text));
+        }
+        Ok(self.parameters)
     }
 }

@@ -2,6 +2,7 @@
 
 use api::hostpath::LEGACY_PROVISIONER;
 
+use super::conditions::MODIFYING;
 use super::objects::{Claim, Class, FINALIZER, PROVISIONED_BY, Volume};
 
 /// The next step for a claim.
@@ -17,6 +18,10 @@ pub(super) enum ForClaim {
     Provision,
     /// Its volume grows to this many bytes.
     Expand(u64),
+    /// Its volume gets the attributes of the VolumeAttributesClass of this name.
+    Modify(String),
+    /// A change to another VolumeAttributesClass was given up: its condition goes.
+    Cancel,
 }
 
 /// Decides about a claim of the node `node`; `class` is its StorageClass, `volume` the PV that it is bound to.
@@ -28,7 +33,10 @@ pub(super) fn for_claim(
     node: &str,
 ) -> ForClaim {
     if !claim.spec.volume_name.is_empty() {
-        return expansion(claim, volume, driver);
+        let Some(volume) = volume.filter(|volume| is_of(volume, driver) && is_bound_to(volume, claim)) else {
+            return ForClaim::Nothing;
+        };
+        return expansion(claim, volume).unwrap_or_else(|| modification(claim));
     }
     if claim.metadata.deletion_timestamp.is_some()
         || !claim.provisioner().is_some_and(|name| serves(driver, name))
@@ -68,13 +76,9 @@ pub(super) fn serves(driver: &str, provisioner: &str) -> bool {
 }
 
 /// Whether a bound claim asks for more than it has. The API server allows that only where its class does.
-fn expansion(claim: &Claim, volume: Option<&Volume>, driver: &str) -> ForClaim {
-    let Some(volume) = volume.filter(|volume| is_of(volume, driver) && is_bound_to(volume, claim)) else {
-        return ForClaim::Nothing;
-    };
+fn expansion(claim: &Claim, volume: &Volume) -> Option<ForClaim> {
     let bytes = |text: Option<&String>| text.and_then(|text| api::quantity::bytes(text).ok());
-    let has = bytes(claim.status.capacity.get("storage"));
-    let (Some(wanted), Some(has)) = (claim.requested(), has) else { return ForClaim::Nothing };
+    let (wanted, has) = (claim.requested()?, bytes(claim.status.capacity.get("storage"))?);
     let waits_for_kubelet = claim
         .status
         .allocated_resource_statuses
@@ -84,10 +88,25 @@ fn expansion(claim: &Claim, volume: Option<&Volume>, driver: &str) -> ForClaim {
     let is_infeasible = claim.status.allocated_resource_statuses.get("storage").map(String::as_str)
         == Some("ControllerResizeInfeasible")
         && bytes(claim.status.allocated_resources.get("storage")) == Some(wanted);
-    if claim.status.phase != "Bound" || wanted <= has || waits_for_kubelet || is_infeasible {
-        return ForClaim::Nothing;
+    let grows = claim.status.phase == "Bound" && wanted > has && !waits_for_kubelet && !is_infeasible;
+    grows.then_some(ForClaim::Expand(wanted))
+}
+
+/// What a bound claim lacks of its VolumeAttributesClass, as csi-resizer decides (modify_volume.go).
+fn modification(claim: &Claim) -> ForClaim {
+    let of = |name: &Option<String>| name.clone().unwrap_or_default();
+    let wanted = of(&claim.spec.volume_attributes_class_name);
+    let has = of(&claim.status.current_volume_attributes_class_name);
+    let Some(begun) = &claim.status.modify_volume_status else {
+        return if wanted == has || wanted.is_empty() { ForClaim::Nothing } else { ForClaim::Modify(wanted) };
+    };
+    match (wanted.is_empty(), begun.status.as_str()) {
+        // The driver may be at it: it goes on to the class that was wanted.
+        (true, "InProgress") => ForClaim::Modify(begun.target_volume_attributes_class_name.clone()),
+        (true, _) if claim.status.conditions.iter().any(|one| one["type"] == MODIFYING) => ForClaim::Cancel,
+        (true, _) => ForClaim::Nothing,
+        (false, _) => ForClaim::Modify(wanted),
     }
-    ForClaim::Expand(wanted)
 }
 
 /// The next step for a PV.
@@ -259,6 +278,44 @@ mod tests {
         assert_eq!(missing, refused("storageclass.storage.k8s.io \"hostpath-csi\" not found"));
         let other = Class { provisioner: "other".to_owned(), ..Class::default() };
         assert_eq!(for_claim(&claim(&json!({})), Some(&other), None, DRIVER, "node1"), ForClaim::Nothing);
+    }
+
+    #[test]
+    fn a_claim_gets_the_attributes_of_the_class_that_it_names() {
+        let modify = |name: &str| ForClaim::Modify(name.to_owned());
+        let begun = |state: &str| json!({"status": state, "targetVolumeAttributesClassName": "thick"});
+        let conditions = json!([{"type": "ModifyingVolume", "status": "True"}]);
+        for (wanted, status, expected) in [
+            (Value::Null, json!({}), ForClaim::Nothing),
+            (json!("thick"), json!({}), modify("thick")),
+            (json!("thick"), json!({"currentVolumeAttributesClassName": "thick"}), ForClaim::Nothing),
+            (json!("thin"), json!({"currentVolumeAttributesClassName": "thick"}), modify("thin")),
+            (json!("thin"), json!({"modifyVolumeStatus": begun("InProgress")}), modify("thin")),
+            (json!("thick"), json!({"modifyVolumeStatus": begun("Infeasible")}), modify("thick")),
+            (
+                json!("thick"),
+                json!({"modifyVolumeStatus": begun("Pending"), "currentVolumeAttributesClassName": "thick"}),
+                modify("thick"),
+            ),
+            (Value::Null, json!({"modifyVolumeStatus": begun("InProgress")}), modify("thick")),
+            (json!(""), json!({"modifyVolumeStatus": begun("Infeasible")}), ForClaim::Nothing),
+            (
+                json!(""),
+                json!({"modifyVolumeStatus": begun("Infeasible"), "conditions": conditions}),
+                ForClaim::Cancel,
+            ),
+            (json!("thick"), json!({"capacity": {"storage": "512Mi"}}), ForClaim::Expand(1 << 30)),
+        ] {
+            let mut of = json!({
+                "spec": {"volumeName": "pvc-u1", "volumeAttributesClassName": wanted},
+                "status": {"phase": "Bound", "capacity": {"storage": "1Gi"}},
+            });
+            merge(&mut of["status"], &status);
+            let ours = volume(&json!({}));
+            assert_eq!(for_claim(&claim(&of), None, Some(&ours), DRIVER, "node1"), expected, "{of}");
+            let others = volume(&json!({"spec": {"claimRef": {"uid": "another"}}}));
+            assert_eq!(for_claim(&claim(&of), None, Some(&others), DRIVER, "node1"), ForClaim::Nothing);
+        }
     }
 
     #[test]

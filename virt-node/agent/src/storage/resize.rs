@@ -1,4 +1,4 @@
-//! Makes the volume of a bound claim larger: both halves of csi-resizer's work, on the volume's own node.
+//! Makes the volume of a bound claim larger: both halves of csi-resizer's work of resizing, on the volume's own node.
 //!
 //! ```text
 //! claim: ControllerResizeInProgress ─► ControllerExpandVolume ─► PV: capacity
@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use tonic::{Code, Status};
 
 use super::claims::said;
+use super::conditions::{self, condition};
 use super::controller::Controller;
 use super::objects::{CLAIMS, Claim, VOLUMES, Volume};
 use super::request;
@@ -129,15 +130,6 @@ impl Controller {
             Outcome::Retry
         })
     }
-
-    async fn write(&self, claim: &Claim, status: &Value) -> Result<(), Outcome> {
-        let key = Key::new(&claim.metadata.namespace, &claim.metadata.name);
-        let written = self.client.merge_patch::<IgnoredAny>(CLAIMS.sub("status"), &key, status).await;
-        written.map(drop).map_err(|error| {
-            tracing::warn!(claim = %key, error = error.chain(), "cannot write the claim's status");
-            if error.is_not_found() { Outcome::Done } else { Outcome::Retry }
-        })
-    }
 }
 
 /// Whether an expansion to this size was recorded in the claim's status.
@@ -147,22 +139,13 @@ fn is_begun(claim: &Claim, wanted: &str) -> bool {
         && storage(&claim.status.allocated_resources).as_deref() == Some(wanted)
 }
 
-/// Conditions of a claim that are about its size.
-const OURS: [&str; 4] = ["Resizing", "FileSystemResizePending", "ControllerResizeError", "NodeResizeError"];
-
 /// A patch of a claim's status: the size that is being allocated, how far that is, and its condition. Without
 /// a state the resize is done.
 fn status(claim: &Claim, allocated: &str, state: Option<&str>, ours: Option<Value>) -> Value {
-    let is_anothers = |one: &&Value| {
-        let kind = one.get("type").and_then(Value::as_str).unwrap_or_default();
-        !OURS.contains(&kind)
-    };
-    let conditions: Vec<Value> =
-        claim.status.conditions.iter().filter(is_anothers).cloned().chain(ours).collect();
     json!({"status": {
         "allocatedResources": {"storage": allocated},
         "allocatedResourceStatuses": {"storage": state},
-        "conditions": if conditions.is_empty() { Value::Null } else { Value::Array(conditions) },
+        "conditions": conditions::with(claim, &conditions::SIZE, ours),
     }})
 }
 
@@ -170,18 +153,6 @@ fn merge(patch: &mut Value, key: &str, value: Value) {
     if let Some(status) = patch.get_mut("status").and_then(Value::as_object_mut) {
         status.insert(key.to_owned(), value);
     }
-}
-
-fn condition(kind: &str, reason: &str, message: &str) -> Value {
-    let mut condition = json!({
-        "type": kind, "status": "True", "lastProbeTime": null, "lastTransitionTime": virt::time::text(virt::time::now()),
-    });
-    for (key, text) in [("reason", reason), ("message", message)] {
-        if let Some(object) = condition.as_object_mut().filter(|_| !text.is_empty()) {
-            object.insert(key.to_owned(), json!(text));
-        }
-    }
-    condition
 }
 
 /// The volume's capability as the resizer sends it.

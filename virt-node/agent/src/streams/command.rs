@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::launcher::{Answer as Reply, Request, State, Status};
+use api::launcher::{Answer as Reply, FREEZE_MAX, Request, State, Status};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use http::StatusCode;
@@ -16,7 +16,6 @@ use crate::error::{Error, Kind};
 use crate::guests::controller::Controller;
 use crate::guests::osinfo::{self, Answers};
 use crate::guests::talk::Talk;
-use crate::pods::PodDirectory;
 
 /// Methods and names of all commands.
 pub(super) const COMMANDS: [(&str, &str); 10] = [
@@ -33,9 +32,8 @@ pub(super) const COMMANDS: [(&str, &str); 10] = [
 ];
 /// Longest body of a command.
 const BODY_MAX: usize = 64 << 10;
-/// The default and the maximum of the time after which a freeze ends by itself.
+/// The default of the time after which a freeze ends by itself.
 const FREEZE_TIME: Duration = Duration::from_secs(300);
-const FREEZE_TIME_MAX: Duration = Duration::from_secs(3600);
 
 /// The body of a freeze.
 #[derive(Debug, Default, Deserialize)]
@@ -102,18 +100,14 @@ pub(super) async fn run(
                 Some(text) => api::duration::parse(text)
                     .ok_or_else(|| Refused::bad("unfreezeTimeout is not a duration like 5m0s"))?,
             };
-            talk.agent(osinfo::FREEZE).await?;
-            tokio::spawn(thaw_later(pod, time.min(FREEZE_TIME_MAX)));
-            Ok(done())
-        }
-        "unfreeze" => {
-            talk.agent(osinfo::THAW).await?;
+            talk.call(Request::Freeze { seconds: time.as_secs().min(FREEZE_MAX) }).await?;
             Ok(done())
         }
         _ => {
             let request = match name {
                 "pause" => Request::Pause,
                 "unpause" => Request::Unpause,
+                "unfreeze" => Request::Thaw,
                 "softreboot" => Request::SoftReboot,
                 _ => Request::Reset,
             };
@@ -146,15 +140,6 @@ async fn answers(talk: &mut Talk) -> Answers {
         timezone: talk.agent(osinfo::TIMEZONE).await.ok(),
         users: talk.agent(osinfo::USERS).await.ok(),
         filesystems: talk.agent(osinfo::FILESYSTEMS).await.ok(),
-    }
-}
-
-/// Ends a freeze that no client ended. Thawing an unfrozen guest has no effect.
-async fn thaw_later(pod: Arc<PodDirectory>, time: Duration) {
-    tokio::time::sleep(time).await;
-    let thawed = async { Talk::open(&pod).await?.0.agent(osinfo::THAW).await };
-    if let Err(error) = thawed.await {
-        tracing::debug!(error = error.chain(), "a guest cannot be thawed; it may have ended");
     }
 }
 

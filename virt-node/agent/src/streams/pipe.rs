@@ -3,13 +3,17 @@
 //! QEMU serves one client of a console at a time. A new one takes over: the stream before it is closed, as upstream does.
 
 use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cluster::Key;
+use serve::datagrams;
 use serve::route::{Answer, Call};
+use serve::upgrade::Stream;
 use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional_with_sizes};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::{TcpStream, UdpSocket, UnixStream};
 use tokio::sync::oneshot;
 
 use super::{Refused, key};
@@ -70,8 +74,7 @@ pub(super) async fn open(
         return Err(Refused::conflict("VMI is not running"));
     }
     if name == "portforward" {
-        let stream = port(call, &instance.address()).await?;
-        return upgrade(call, stream, None);
+        return forward(call, &instance.address()).await;
     }
     let socket = match name {
         "console" => "serial0",
@@ -90,39 +93,80 @@ pub(super) async fn open(
     })?;
     let failed = |error| Refused::from(Error::system("a guest's socket cannot be used", error));
     stream.set_nonblocking(true).map_err(failed)?;
-    upgrade(call, UnixStream::from_std(stream).map_err(failed)?, Some(ended))
+    let stream = UnixStream::from_std(stream).map_err(failed)?;
+    upgrade(call, Some(ended), |client| copy(client, stream))
 }
 
-/// Connects to a port of the guest.
-async fn port(call: &Call, address: &str) -> Result<TcpStream, Refused> {
+/// Connects to a port of the guest: a stream by TCP, datagrams by UDP.
+async fn forward(call: &mut Call, address: &str) -> Result<Answer, Refused> {
     let port: u16 =
         call.parameter("port").parse().map_err(|_| Refused::bad("the port is not a number up to 65535"))?;
-    let protocol = call.parameter("proto");
-    if !["", "tcp"].contains(&protocol) {
-        return Err(Refused::bad(format!("protocol {protocol} is not supported; use tcp")));
-    }
-    let address: std::net::IpAddr =
-        address.parse().map_err(|_| Refused::bad("no network interfaces are present"))?;
+    let address: IpAddr = address.parse().map_err(|_| Refused::bad("no network interfaces are present"))?;
+    let to = SocketAddr::new(address, port);
     let unreachable =
         |error: &dyn std::fmt::Display| Refused::bad(format!("dialing VM: {address} port {port}: {error}"));
-    match tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect((address, port))).await {
-        Ok(Ok(stream)) => Ok(stream),
-        Ok(Err(error)) => Err(unreachable(&error)),
-        Err(error) => Err(unreachable(&error)),
+    match call.parameter("proto") {
+        "" | "tcp" => match tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(to)).await {
+            Ok(Ok(stream)) => upgrade(call, None, |client| copy(client, stream)),
+            Ok(Err(error)) => Err(unreachable(&error)),
+            Err(error) => Err(unreachable(&error)),
+        },
+        "udp" => {
+            let socket = connected(to).await.map_err(|error| unreachable(&error))?;
+            upgrade(call, None, |client| relay(client, socket))
+        }
+        other => Err(Refused::bad(format!("protocol {other} is not supported; use tcp or udp"))),
     }
 }
 
-/// Answers with the Upgrade and moves bytes until one end closes, or another client takes the stream over.
-fn upgrade(
+/// A UDP socket that sends to `to` and receives from it alone.
+async fn connected(to: SocketAddr) -> io::Result<UdpSocket> {
+    let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0)).await?;
+    socket.connect(to).await?;
+    Ok(socket)
+}
+
+/// Moves bytes until one end closes.
+async fn copy(mut client: Stream, mut guest: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<()> {
+    copy_bidirectional_with_sizes(&mut client, &mut guest, BUFFER, BUFFER).await.map(|_| ())
+}
+
+/// Moves datagrams until the client's stream ends. A datagram that the guest's port refuses is lost, as in any network.
+async fn relay(client: impl AsyncRead + AsyncWrite, guest: UdpSocket) -> io::Result<()> {
+    let (mut read, mut write) = tokio::io::split(client);
+    let to_guest = async {
+        let mut reader = datagrams::Reader::default();
+        while let Some(datagram) = reader.next(&mut read).await? {
+            drop(guest.send(&datagram).await);
+        }
+        Ok(())
+    };
+    let to_client = async {
+        let mut datagram = vec![0; datagrams::LENGTH_MAX];
+        loop {
+            // An error tells of an earlier datagram that was refused.
+            let Ok(length) = guest.recv(&mut datagram).await else { continue };
+            datagrams::write(&mut write, datagram.get(..length).unwrap_or_default()).await?;
+        }
+    };
+    tokio::select! {
+        ended = to_guest => ended,
+        ended = to_client => ended,
+    }
+}
+
+/// Answers with the Upgrade; `work` has the client's stream until it ends, or another client takes the stream over.
+fn upgrade<W: Future<Output = io::Result<()>> + Send>(
     call: &mut Call,
-    mut guest: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     ended: Option<oneshot::Receiver<()>>,
+    work: impl FnOnce(Stream) -> W + Send + 'static,
 ) -> Result<Answer, Refused> {
     let accepted = serve::upgrade::accept(call, PROTOCOL);
     let (answer, pending) = accepted.map_err(|refusal| Refused::bad(refusal.to_string()))?;
     tokio::spawn(async move {
         // A client that went away before is no error.
-        let Ok((mut client, busy)) = pending.stream().await else { return };
+        let Ok((client, busy)) = pending.stream().await else { return };
         let taken = async {
             match ended {
                 // An error means the same: the other end was dropped.
@@ -131,7 +175,7 @@ fn upgrade(
             }
         };
         tokio::select! {
-            moved = copy_bidirectional_with_sizes(&mut client, &mut guest, BUFFER, BUFFER) => {
+            moved = work(client) => {
                 if let Err(error) = moved {
                     tracing::debug!(%error, "a stream to a guest broke");
                 }
@@ -161,5 +205,31 @@ mod tests {
         assert!(second.try_recv().is_err_and(|error| error == oneshot::error::TryRecvError::Empty));
         drop(second);
         assert!(!sessions.take(of()).1, "one that closed is forgotten");
+    }
+
+    #[tokio::test]
+    async fn datagrams_reach_a_port_and_its_answers_come_back_after_a_refusal() {
+        let guest = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let to = guest.local_addr().unwrap();
+        drop(guest);
+        let (mut client, near) = tokio::io::duplex(1 << 10);
+        let relayed = tokio::spawn(relay(near, connected(to).await.unwrap()));
+        // Nothing listens: the kernel reports the refusal at a later call.
+        for _ in 0..2 {
+            datagrams::write(&mut client, b"lost").await.unwrap();
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let guest = UdpSocket::bind(to).await.unwrap();
+        let mut reader = datagrams::Reader::default();
+        let mut received = [0; 16];
+        for sent in [&b"one"[..], b"", b"another"] {
+            datagrams::write(&mut client, sent).await.unwrap();
+            let (length, from) = guest.recv_from(&mut received).await.unwrap();
+            assert_eq!(&received[..length], sent);
+            guest.send_to(&[sent, b"!"].concat(), from).await.unwrap();
+            assert_eq!(reader.next(&mut client).await.unwrap().unwrap(), [sent, b"!"].concat());
+        }
+        drop((client, reader));
+        relayed.await.unwrap().unwrap();
     }
 }
