@@ -49,6 +49,8 @@ pub struct Pool {
     pub shared: bool,
     /// Whether it is the volume of a claim, which a pod of the pool mounts.
     pub claimed: bool,
+    /// Whether claims with `ReadWriteMany` get volumes although the files are of one node.
+    pub read_write_many: bool,
 }
 
 /// Programs that make volumes for claims.
@@ -136,6 +138,9 @@ fn data(pools: &[Pool]) -> String {
         }
         if pool.claimed {
             one["mounted"] = json!(true);
+        }
+        if pool.read_write_many {
+            one["readWriteMany"] = json!(true);
         }
         one
     };
@@ -277,7 +282,7 @@ mod tests {
         let driver = Driver {
             pools: vec![
                 pool(LEGACY, "/var/lib/hpvolumes"),
-                Pool { reflink: true, ..pool("fast", "/mnt/fast/") },
+                Pool { reflink: true, read_write_many: true, ..pool("fast", "/mnt/fast/") },
                 Pool { claimed: true, ..pool("disk", "/mnt/disk") },
             ],
             placement: json!({"nodeSelector": {"disk": "ssd"}, "tolerations": [{"operator": "Exists"}]}),
@@ -295,7 +300,7 @@ mod tests {
             json!([
                 {"name": "legacy", "path": "/csi-data-dir"},
                 {"name": "fast", "path": "/fast-data-dir", "snapshotPath": "/fast-data-dir/snapshots",
-                    "snapshotProvider": "reflink"},
+                    "snapshotProvider": "reflink", "readWriteMany": true},
                 {"name": "disk", "path": "/disk-data-dir/csi", "mounted": true},
             ])
         );

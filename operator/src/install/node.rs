@@ -53,6 +53,8 @@ pub(super) fn agent(settings: &Settings) -> Value {
             {"name": "kubelet", "mountPath": "/var/lib/kubelet", "mountPropagation": "HostToContainer"},
             mount("devices", "/dev"),
             mount("state", "/var/lib/ferrovirt"),
+            // The probe of QEMU's features works here: the agent's file system is read-only.
+            mount("tmp", "/tmp"),
             {"name": "server-cert", "mountPath": "/etc/virt-handler/servercertificates", "readOnly": true},
             {"name": "ca", "mountPath": "/etc/virt-handler/ca", "readOnly": true},
         ],
@@ -86,6 +88,7 @@ pub(super) fn agent(settings: &Settings) -> Value {
             host("kubelet", "/var/lib/kubelet", "Directory"),
             host("devices", "/dev", "Directory"),
             host("state", "/var/lib/ferrovirt", "DirectoryOrCreate"),
+            {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
             // The operator makes both; the pod waits for them.
             {"name": "server-cert", "secret": {"secretName": "kubevirt-virt-handler-server-certs"}},
             {"name": "ca", "configMap": {"name": "kubevirt-ca"}},

@@ -32,7 +32,7 @@ pub(super) const NAME: &str = "virt-handler";
 const STREAM: &str = "ferrovirt-stream";
 /// How long connecting, and the head of an answer, may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(55);
 /// Longest answer.
 const MOST_ANSWER: usize = 8 << 20;
 

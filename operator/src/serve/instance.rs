@@ -7,7 +7,7 @@ use http::{Method, StatusCode};
 use serde::Deserialize;
 use serde_json::Value;
 use serve::route::{Call, text, with_type};
-use serve::websocket;
+use serve::websocket::{self, Messages};
 
 use super::Site;
 use super::status::{Answered, Refusal};
@@ -255,8 +255,8 @@ pub(super) async fn handle(site: Arc<Site>, mut call: Call, verb: &'static Verb)
         None => verb.name.to_owned(),
     };
     if verb.stream {
-        return connect(&site, &mut call, &path, |instance, name| instance.check(name, true, verb.needs))
-            .await;
+        let check = |instance: &Instance, name: &str| instance.check(name, true, verb.needs);
+        return connect(&site, &mut call, &path, Messages::Bytes, check).await;
     }
     let body = call.bytes(MOST_BODY).await;
     let body = body.map_err(|refusal| Refusal::new(refusal.status(), refusal.to_string()))?;
@@ -280,12 +280,13 @@ pub(super) async fn forward(site: Arc<Site>, mut call: Call, kind: &'static str)
     let bad = |why: &str| Refusal::new(StatusCode::BAD_REQUEST, why);
     let port = call.parameter("port").parse::<u16>().ok().filter(|port| *port > 0);
     let port = port.ok_or_else(|| bad("the port is not a number from 1 to 65535"))?;
-    let protocol = match call.parameter("protocol") {
-        "" | "tcp" => "tcp",
-        "udp" => "udp",
+    let (protocol, messages) = match call.parameter("protocol") {
+        "" | "tcp" => ("tcp", Messages::Bytes),
+        "udp" => ("udp", Messages::Datagrams),
         _ => return Err(bad("the protocol is neither tcp nor udp")),
     };
-    connect(&site, &mut call, &format!("portforward/{port}/{protocol}"), Instance::check_forward).await
+    let path = format!("portforward/{port}/{protocol}");
+    connect(&site, &mut call, &path, messages, Instance::check_forward).await
 }
 
 /// Connects a WebSocket with a stream of the agent. What the agent refuses is answered before the upgrade.
@@ -293,6 +294,7 @@ async fn connect(
     site: &Site,
     call: &mut Call,
     path: &str,
+    messages: Messages,
     check: impl Fn(&Instance, &str) -> Result<(), Refusal>,
 ) -> Answered {
     let key = Key::new(call.parameter("namespace"), call.parameter("name"));
@@ -307,7 +309,7 @@ async fn connect(
     tokio::spawn(async move {
         // A client that goes away before the answer arrives has no stream to end.
         let Ok((socket, _busy)) = pending.socket().await else { return };
-        if let Err(error) = websocket::pipe(socket, stream).await {
+        if let Err(error) = websocket::pipe(socket, stream, messages).await {
             tracing::debug!(%key, %error, "a stream broke");
         }
     });

@@ -11,6 +11,8 @@ use crate::install::pools::is_shared;
 pub const SIDECARS: &str = "ferrovirt.io/sidecars";
 /// Its value for stock sidecars.
 pub const STOCK: &str = "stock";
+/// Annotation with the names of pools, separated by commas, that have `ReadWriteMany` volumes on local disks.
+pub const READ_WRITE_MANY: &str = "ferrovirt.io/read-write-many";
 /// Feature gate of snapshots.
 pub const SNAPSHOTTING: &str = "Snapshotting";
 /// Longest name of a pool, as upstream.

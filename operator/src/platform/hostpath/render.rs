@@ -3,16 +3,20 @@
 use api::hostpath::HostPathProvisioner;
 use serde_json::json;
 
-use super::check::{SIDECARS, SNAPSHOTTING, STOCK};
+use super::check::{READ_WRITE_MANY, SIDECARS, SNAPSHOTTING, STOCK};
 use crate::install::hostpath::{Driver, LEGACY, Pool, Sidecars};
 use crate::install::pools::is_shared;
 
 /// The driver of an object that has no problems.
 pub fn driver(object: &HostPathProvisioner) -> Driver {
     let spec = &object.spec;
+    let annotations = &object.metadata.annotations;
+    let many = annotations.get(READ_WRITE_MANY).map_or("", String::as_str);
+    let read_write_many = |pool: &str| many.split(',').any(|name| name.trim() == pool);
     let legacy = spec.path_config.as_ref().and_then(|config| config.path.as_ref()).map(|path| Pool {
         name: LEGACY.to_owned(),
         path: path.clone(),
+        read_write_many: read_write_many(LEGACY),
         ..Pool::default()
     });
     let named = spec.storage_pools.iter().map(|pool| Pool {
@@ -21,6 +25,7 @@ pub fn driver(object: &HostPathProvisioner) -> Driver {
         reflink: pool.snapshot_provider.as_deref() == Some("reflink"),
         shared: pool.pvc_template.as_ref().is_some_and(is_shared),
         claimed: pool.pvc_template.is_some(),
+        read_write_many: read_write_many(&pool.name),
     });
     let mut placement = json!({});
     if let Some(workload) = &spec.workload {
@@ -34,7 +39,7 @@ pub fn driver(object: &HostPathProvisioner) -> Driver {
             placement["tolerations"] = json!(workload.tolerations);
         }
     }
-    let stock = object.metadata.annotations.get(SIDECARS).is_some_and(|value| value == STOCK);
+    let stock = annotations.get(SIDECARS).is_some_and(|value| value == STOCK);
     let sidecars = match stock {
         false => Sidecars::None,
         true if spec.feature_gates.iter().any(|gate| gate == SNAPSHOTTING) => Sidecars::StockWithSnapshots,
@@ -65,7 +70,7 @@ mod tests {
         assert_eq!((one.pools[0].name.as_str(), one.pools[0].path.as_str()), (LEGACY, "/data"));
         assert_eq!(one.sidecars, Sidecars::None);
         let two = driver(&object(
-            &json!({SIDECARS: STOCK}),
+            &json!({SIDECARS: STOCK, READ_WRITE_MANY: "c, b"}),
             &json!({
                 "storagePools": [
                     {"name": "a", "path": "/a"},
@@ -77,6 +82,7 @@ mod tests {
             }),
         ));
         assert_eq!(two.pools.iter().map(|pool| pool.reflink).collect::<Vec<_>>(), [false, true]);
+        assert_eq!(two.pools.iter().map(|pool| pool.read_write_many).collect::<Vec<_>>(), [false, true]);
         assert_eq!(two.sidecars, Sidecars::StockWithSnapshots);
         assert_eq!(two.pull_policy.as_deref(), Some("Never"));
         assert_eq!(

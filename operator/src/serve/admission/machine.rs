@@ -329,8 +329,8 @@ mod tests {
         });
         times.sort();
         println!("mutate and validate a VM with 8 disks: median {:?}, worst {:?}", times[10], times[20]);
-        // Without optimisation the same work takes several times as long.
-        let most = if cfg!(debug_assertions) { 20 } else { 5 };
+        // Without optimisation, and beside other tests, the same work takes several times as long.
+        let most = if cfg!(debug_assertions) { 60 } else { 5 };
         assert!(times[10].as_millis() < most, "median {:?}", times[10]);
     }
 }

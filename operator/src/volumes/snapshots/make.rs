@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::seen::Snapshot;
+use super::seen::{CONTENT, Snapshot};
 use crate::storage::seen::Meta;
 use crate::volumes::seen::{DRIVER, MANAGED_BY, Volume};
 
@@ -48,7 +48,7 @@ pub(super) fn content(s: &Snapshot, class: &Value, claim: &Value, volume: &Value
     let mut content = json!({
         "apiVersion": "snapshot.storage.k8s.io/v1",
         "kind": "VolumeSnapshotContent",
-        "metadata": {"name": name},
+        "metadata": {"name": name, "finalizers": [CONTENT]},
         "spec": {
             "volumeSnapshotRef": {
                 "apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot", "namespace": s.meta.namespace,
@@ -135,7 +135,9 @@ mod tests {
     #[test]
     fn a_content_names_volume_class_and_node() {
         let content = content(&snapshot(), &class(&json!({})), &claim(), &volume(DRIVER, "cu")).unwrap();
-        assert_eq!(content["metadata"], json!({"name": "snapcontent-su", "labels": {MANAGED_BY: "node1"}}));
+        let metadata =
+            json!({"name": "snapcontent-su", "finalizers": [CONTENT], "labels": {MANAGED_BY: "node1"}});
+        assert_eq!(content["metadata"], metadata);
         assert_eq!(
             content["spec"],
             json!({
