@@ -1,4 +1,4 @@
-//! What was typed, and the environment: upstream's flags and variables, and ours. What it means is [`crate::config`]'s.
+//! Command line and environment: upstream's flags and variables, and ours. Their meaning is in [`crate::config`].
 //!
 //! Flags are read as Go reads them: one dash or two, and the last of several counts.
 
@@ -20,12 +20,12 @@ use serve::authority::Intervals;
 const INTERVALS: &str =
     "CA_ROTATE_INTERVAL, CA_OVERLAP_INTERVAL, CERT_ROTATE_INTERVAL, CERT_OVERLAP_INTERVAL";
 
-/// What `--help` ends with.
+/// The end of `--help`.
 const EXAMPLES: &str = "\
 Examples:
-  In a pod of the manifests, where the environment says the rest:
+  In a pod of the manifests, where the environment has the rest:
     macpool --v=production --wait-time=300
-  A replica beside a cluster, by a kubeconfig, that refuses duplicates:
+  A replica outside of a cluster, by a kubeconfig, that refuses duplicates:
     KUBECONFIG=admin.conf macpool --namespace=kubemacpool-system --name=here --ip=192.0.2.7 \\
       --range-start=02:00:00:00:00:00 --range-end=02:00:00:ff:ff:ff --duplicates=reject
   Certificates only, as upstream's second Deployment:
@@ -48,7 +48,7 @@ pub(crate) struct Args {
     #[arg(long, env = "POD_IP")]
     ip: Option<IpAddr>,
 
-    /// First MAC address, until the ConfigMap kubemacpool-mac-range-config says another. Needed, but for certificates only.
+    /// First MAC address, unless the ConfigMap kubemacpool-mac-range-config has another. Not needed for certificates only.
     #[arg(long, env = "RANGE_START")]
     range_start: Option<String>,
 
@@ -56,8 +56,8 @@ pub(crate) struct Args {
     #[arg(long, env = "RANGE_END")]
     range_end: Option<String>,
 
-    /// What becomes of an address that another object has: allow, reject or rewrite. A namespace's annotation
-    /// macpool.ferrovirt.io/duplicates goes over it.
+    /// Policy for an address that another object has: allow, reject or rewrite. A namespace's annotation
+    /// macpool.ferrovirt.io/duplicates overrides it.
     #[arg(long, default_value = "allow")]
     duplicates: Policy,
 
@@ -81,12 +81,12 @@ pub(crate) struct Args {
     #[arg(long, default_value = TLS13, value_parser = ["VersionTLS10", "VersionTLS11", "VersionTLS12", TLS13])]
     tls_min_version: String,
 
-    /// Cipher suites of TLS 1.2 by Go's names, with commas between them [default: all that are spoken here]. Those that Go
-    /// has beside are left out; those of TLS 1.3 are all used, whatever is named.
+    /// Cipher suites of TLS 1.2 by Go's names, separated by commas [default: all that are supported]. Other suites of Go are
+    /// ignored; those of TLS 1.3 are always enabled.
     #[arg(long, default_value = "", hide_default_value = true)]
     tls_cipher_suites: String,
 
-    /// Age at which the authority is made anew.
+    /// Age at which the authority is replaced.
     #[arg(long, env = "CA_ROTATE_INTERVAL", default_value = "48h", value_parser = duration)]
     ca_rotate_interval: Duration,
 
@@ -94,7 +94,7 @@ pub(crate) struct Args {
     #[arg(long, env = "CA_OVERLAP_INTERVAL", default_value = "24h", value_parser = duration)]
     ca_overlap_interval: Duration,
 
-    /// Age at which the certificate is made anew.
+    /// Age at which the certificate is replaced.
     #[arg(long, env = "CERT_ROTATE_INTERVAL", default_value = "24h", value_parser = duration)]
     cert_rotate_interval: Duration,
 
@@ -163,7 +163,7 @@ fn two_dashes(argument: OsString) -> OsString {
     }
 }
 
-/// What the process is for. The range is needed, unless it keeps certificates only.
+/// The duty of the process. A range is required, except for certificates only.
 fn duty(start: Option<String>, end: Option<String>, only_certificates: bool) -> Result<Duty> {
     if only_certificates {
         return Ok(Duty::Certificates);
@@ -194,7 +194,7 @@ fn label((key, value): (&str, Option<String>)) -> Option<(String, String)> {
     Some((format!("app.kubernetes.io/{key}"), value))
 }
 
-/// Whether Kubernetes takes a text as a label's value, and it says something.
+/// Whether a text is a label's value by Kubernetes' rules, and not empty.
 fn is_label(text: &str) -> bool {
     let ends = |end: Option<char>| end.is_some_and(|end| end.is_ascii_alphanumeric());
     let within = text.chars().all(|one| one.is_ascii_alphanumeric() || "-_.".contains(one));
@@ -212,10 +212,10 @@ impl Args {
         Self::try_parse_from(arguments.into_iter().map(two_dashes))
     }
 
-    /// What was typed, checked, and the level of the log.
+    /// The checked configuration, and the level of the log.
     ///
     /// # Errors
-    /// [`crate::Kind::Invalid`] for what makes no sense.
+    /// [`crate::Kind::Invalid`], naming the flag.
     pub(crate) fn config(self) -> Result<(Config, u8)> {
         let Self { namespace, name, ip, range_start, range_end, duplicates, wait_time, .. } = self;
         let Self { webhook_addr, peer_addr, metrics_addr, tls_min_version, tls_cipher_suites, .. } = self;
@@ -291,7 +291,7 @@ mod tests {
             parse(&["--v=debug", "--metrics-addr=0", "--peer-addr=127.0.0.1:9", "--ip=10.0.0.1"]).unwrap();
         assert_eq!((config.metrics, config.address.as_str()), (None, "10.0.0.1:9"));
         assert!(!parse(&["--tls-min-version=VersionTLS12", "--v=5"]).unwrap().offer.only_tls13);
-        // OpenShift's profiles reach down to what nobody speaks any more.
+        // OpenShift's profiles include versions that are out of use.
         for old in ["VersionTLS10", "VersionTLS11"] {
             let more = [format!("--tls-min-version={old}"), "--tls-cipher-suites=".to_owned()];
             assert!(!parse(&more.each_ref().map(String::as_str)).unwrap().offer.only_tls13, "{old}");
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_flags_are_refused() {
         for wrong in [
             "--range-end=01:00:00:00:00:00",
             "--duplicates=maybe",

@@ -1,7 +1,7 @@
 //! Addresses that several running guests and pods have at once. Pure.
 //!
-//! An instance counts by those of its interfaces whose addresses are from our range, by their addresses as it runs: a bridge
-//! on the pod network, or an interface that a guest makes of its own, does not count. A pod counts as soon as it is
+//! An instance counts by its interfaces with addresses of our range, by their addresses as it runs: a bridge on the pod
+//! network, or an interface that a guest makes of its own, does not count. A pod counts as soon as it is
 //! attached.
 //!
 //! Two ends of one decentralised migration (same migration uid) are the same guest for its time, and no collision. Objects

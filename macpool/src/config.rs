@@ -1,4 +1,4 @@
-//! What the program is to do, and the names of the objects it works with: upstream's, and ours.
+//! The program's configuration, and the names of the objects it works with: upstream's, and ours.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -41,7 +41,7 @@ pub(crate) const RANGE_MAP: &str = "kubemacpool-mac-range-config";
 /// The ConfigMap of blocks, which replicas share.
 pub(crate) const BLOCKS_MAP: &str = "kubemacpool-blocks";
 
-/// What a process is for.
+/// The duty of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Duty {
     /// Everything. Where addresses are given out of at first; the ConfigMap's range follows.
@@ -50,18 +50,18 @@ pub(crate) enum Duty {
     Certificates,
 }
 
-/// What the program is to do.
+/// The program's configuration.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
     /// Its namespace.
     pub(crate) namespace: String,
     /// The replica's name.
     pub(crate) name: String,
-    /// What the process is for.
+    /// The duty of the process.
     pub(crate) duty: Duty,
     /// How long an address is kept for an object that is not written.
     pub(crate) wait: Duration,
-    /// What becomes of duplicates, where a namespace says nothing.
+    /// Policy for duplicates in namespaces without one.
     pub(crate) policy: Policy,
     /// Where reviews come to.
     pub(crate) webhook: SocketAddr,
@@ -71,7 +71,7 @@ pub(crate) struct Config {
     pub(crate) address: String,
     /// Where metrics are served, if anywhere.
     pub(crate) metrics: Option<SocketAddr>,
-    /// What the webhook and the metrics offer to who connects.
+    /// TLS that the webhook and the metrics offer.
     pub(crate) offer: Offer,
     /// Labels of objects that are made.
     pub(crate) labels: BTreeMap<String, String>,

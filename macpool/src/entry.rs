@@ -33,10 +33,10 @@ use crate::webhook::Webhook;
 use crate::{metrics, upkeep, watch};
 use api::net::pool::Pool;
 
-/// How long the webhook's port stays closed while there is nothing to answer with: who is refused can ask another replica.
-/// Then it is opened anyway, for whoever asks whether the process lives.
+/// How long the webhook's port stays closed while the replica is not loaded: refused callers can ask another replica. Then it
+/// is opened anyway, for liveness probes.
 const QUIET: Duration = Duration::from_secs(10);
-/// How long reviews are answered after the Service is told that we are not ready: it hears of that within a second or two.
+/// How long reviews are answered after readiness ends: the Service follows within a second or two.
 const LINGER: Duration = Duration::from_secs(2);
 /// How long reviews may take that are on their way then.
 const DRAIN: Duration = Duration::from_millis(1500);
@@ -71,7 +71,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 /// Serves until a signal comes, or another process of our name has taken over.
 fn serve(config: Config) -> Result<()> {
-    // The libraries below are told once which cryptography to use.
+    // The libraries below get their provider of cryptography once.
     drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
     let (stop, stopped) = channel(0);
     serve::signals::watch(move |signal| {
@@ -144,7 +144,7 @@ async fn work(config: Config, mut stopped: Receiver<u32>) -> Result<()> {
             () = async {
                 signals(&mut stopped, 1).await;
                 state.leave();
-                // Who sends reviews hears of it meanwhile.
+                // The API server stops sending reviews in this time.
                 tokio::time::sleep(if state.is_ready() { LINGER } else { Duration::ZERO }).await;
                 close.send_replace(true);
                 tokio::time::sleep(DRAIN).await;
@@ -180,7 +180,7 @@ fn serve_metrics(client: &Client, config: &Config, state: &Arc<State>) {
     let guard: serve::http::Guard = Box::new(move |token| guard.judge(token));
     let served = serve::http::serve(address, Some(&identity), Some(guard), metrics::routes(state.clone()));
     if let Err(error) = served {
-        // Addresses matter more than who counts them.
+        // Addresses matter more than metrics.
         let because = std::error::Error::source(&error).map(ToString::to_string);
         tracing::warn!(%error, because, "metrics are not served");
     }

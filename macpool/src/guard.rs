@@ -1,4 +1,4 @@
-//! Who may read the metrics: whoever the API server knows by a bearer token and lets `get` the path `/metrics`, as with
+//! Access to the metrics: for bearer tokens that the API server knows and allows to `get` the path `/metrics`, as with
 //! upstream (TokenReview of authentication.k8s.io/v1, SubjectAccessReview of authorization.k8s.io/v1).
 //!
 //! Not here: what is served ([`crate::metrics`]).
@@ -11,8 +11,8 @@ use cluster::Client;
 use serve::http::Verdict;
 use tokio::runtime::Handle;
 
-/// How long the API server's yes is believed.
-const BELIEVED: Duration = Duration::from_secs(60);
+/// How long the API server's approval is cached.
+const CACHED: Duration = Duration::from_secs(60);
 /// Tokens that are remembered.
 const TOKENS: usize = 64;
 /// Longest token that is asked about: they are some KiB long.
@@ -32,7 +32,7 @@ impl Guard {
         Self { client, handle: Handle::current(), good: Mutex::default() }
     }
 
-    /// What is done with a request that brings `token`. Waits, so not on a thread of the runtime.
+    /// The verdict about a request with `token`. Blocks, so not on a thread of the runtime.
     pub(crate) fn judge(&self, token: Option<&str>) -> Verdict {
         let Some(token) = token.filter(|token| !token.is_empty() && token.len() <= TOKEN_MAX) else {
             return Verdict::Unknown;
@@ -47,13 +47,16 @@ impl Guard {
                 let mut good = good();
                 good.retain(|_, until| *until > now);
                 if good.len() < TOKENS {
-                    good.insert(token.to_owned(), now + BELIEVED);
+                    good.insert(token.to_owned(), now + CACHED);
                 }
                 Verdict::Granted
             }
             Ok(verdict) => verdict,
             Err(error) => {
-                tracing::warn!(error = error.chain(), "who asks for metrics cannot be judged");
+                tracing::warn!(
+                    error = error.chain(),
+                    "the rights of a request for metrics cannot be checked"
+                );
                 Verdict::Unavailable
             }
         }

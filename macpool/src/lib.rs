@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Pure:
-//! - [`api::net`]: addresses and ranges of them, who holds which, and which one is next; virt-node has the same.
-//! - [`blocks`]: whose blocks of addresses are whose.
+//! - [`api::net`]: addresses and ranges of them, their owners, and which one is next; virt-node has the same.
+//! - [`blocks`]: the replica of each block of addresses.
 //! - [`manifest`]: what is read of objects; [`namespaces`]: what their namespaces decide.
 //! - [`review`]: the webhook, from an AdmissionReview to its answer.
 //! - [`collision`]: addresses that several running objects have.

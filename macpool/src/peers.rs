@@ -11,7 +11,7 @@
 //! No call waits for another's answer: they are written one behind the other. An answer that comes too late is thrown
 //! away, and the connection stays. So it does when certificates change; a new connection shows the newest.
 //!
-//! Not here: the decision about an address whose replica does not answer ([`crate::webhook`]).
+//! Not here: the decision about an address when its replica does not answer ([`crate::webhook`]).
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -305,7 +305,7 @@ impl Peers {
     }
 }
 
-/// Carries calls to a replica until the last caller is gone. A call whose connection ends before its answer gets none.
+/// Carries calls to a replica until the last caller is gone. A call gets no answer when its connection ends before.
 async fn carry(
     state: Arc<State>,
     name: ServerName<'static>,

@@ -1,5 +1,5 @@
-//! What a replica knows, in one place: the pool, what runs, whose blocks are whose, what namespaces say. One lock, held
-//! for a decision and never while waiting.
+//! A replica's knowledge, in one place: the pool, running objects, owners of blocks, namespaces' policies. One lock, held for
+//! a decision and never while waiting.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -31,7 +31,7 @@ pub(crate) struct State {
     pub(crate) certificates: InUse,
     /// The process ends.
     leaving: AtomicBool,
-    /// Objects that brought an address that somebody else had.
+    /// Objects with an address that another object had.
     pub(crate) duplicates: AtomicU64,
     /// Given addresses that were decided without the replica that has their block, as that did not answer.
     pub(crate) unanswered: AtomicU64,
@@ -39,16 +39,16 @@ pub(crate) struct State {
     pub(crate) reviews: AtomicU64,
 }
 
-/// What changes.
+/// The part that changes.
 #[derive(Debug)]
 pub(crate) struct Known {
-    /// Who holds what.
+    /// Owners of addresses.
     pub(crate) pool: Pool,
-    /// Whose blocks are whose.
+    /// Owners of blocks.
     pub(crate) ledger: Ledger,
-    /// What runs.
+    /// Running objects.
     pub(crate) running: Running,
-    /// The policy where a namespace says none.
+    /// Policy of namespaces without one.
     pub(crate) policy: Policy,
     namespaces: HashMap<String, (Labels, Option<Policy>)>,
     /// Those that were not met yet in the listing that goes on.
@@ -57,7 +57,7 @@ pub(crate) struct Known {
     pub(crate) selectors: [Option<Selector>; 2],
     /// When our line in the object of blocks was last written, by the machine's clock.
     written: Option<SystemTime>,
-    /// What is wrong with the ConfigMap's range, until it is told.
+    /// The problem of the ConfigMap's range, until an event reports it.
     pub(crate) complaint: Option<String>,
     /// Listings that are complete.
     loaded: [bool; 4],
@@ -65,7 +65,7 @@ pub(crate) struct Known {
     current: [Option<Duration>; 4],
 }
 
-/// What has to be loaded before anything is answered.
+/// A listing that has to be loaded before reviews are answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     /// VirtualMachines.
@@ -110,7 +110,7 @@ impl State {
         self.started.elapsed()
     }
 
-    /// What is known, to look at and to change.
+    /// Locks the part that changes.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -151,7 +151,7 @@ impl State {
         }
     }
 
-    /// The process ends: nobody else is to come.
+    /// The process ends: no more callers are accepted.
     pub(crate) fn leave(&self) {
         self.leaving.store(true, Ordering::Relaxed);
     }
@@ -192,8 +192,8 @@ impl Known {
         }
     }
 
-    /// Gives only out of those blocks that the object says are ours. Ours by it, and not in use, are those of a writing
-    /// whose answer never came: they are used from a time on.
+    /// Gives only out of the blocks that are ours by the object. Those that are not in use yet come from a write without an
+    /// answer: they are used from a time on.
     pub(crate) fn keep_blocks_of_ledger(&mut self, from: Duration) {
         let runs = self.ledger.blocks();
         self.pool.retain_blocks(|block| runs.iter().any(|run| has(*run, block)));
@@ -209,7 +209,7 @@ impl Known {
     }
 
     /// Whether addresses may be given out of our blocks. A machine that slept or was paused has not counted the time in which
-    /// others took them over; its clock tells, once it is set again.
+    /// others took them over; its clock shows it, once it is set again.
     pub(crate) fn may_give(&self, now: Duration, clock: SystemTime) -> bool {
         let since = self.written.and_then(|written| clock.duration_since(written).ok());
         self.ledger.may_give(now) && since.is_none_or(|since| since < FENCE)
@@ -258,7 +258,7 @@ impl Known {
         self.namespaces.insert(name.to_owned(), (labels.collect(), policy));
     }
 
-    /// What becomes of duplicates in a namespace.
+    /// Policy for duplicates in a namespace.
     pub(crate) fn policy_of(&self, namespace: &str) -> Policy {
         self.namespaces.get(namespace).and_then(|(_, policy)| *policy).unwrap_or(self.policy)
     }

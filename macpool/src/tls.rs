@@ -1,4 +1,4 @@
-//! What the certificate store is to TLS: the webhook's server, the server for other replicas, the client of those.
+//! TLS with the certificate store: the webhook's server, the server for other replicas, the client of those.
 //!
 //! Not here: the metrics' server, which has a certificate of its own ([`serve::http`]) and the same [`Offer`].
 
@@ -18,7 +18,7 @@ use crate::error::{Error, Kind, Result};
 /// The name of the newest version, as Go's flags have it.
 pub(crate) const TLS13: &str = "VersionTLS13";
 
-/// Cipher suites of TLS 1.3 by Go's names. In Go nobody can choose among them; so here.
+/// Cipher suites of TLS 1.3 by Go's names. They are always enabled, as in Go.
 const OF_TLS13: [&str; 3] =
     ["TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256"];
 /// Those of TLS 1.2 that are spoken here.
@@ -32,7 +32,7 @@ const OF_TLS12: [&str; 6] = [
 ];
 /// Other names of two of them, which Kubernetes' flags take, too.
 const OF_OLD: [&str; 2] = ["TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305", "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305"];
-/// Those that Go has beside: without forward secrecy, or with CBC, RC4, 3DES. Nobody speaks them here.
+/// Other suites of Go, which are not supported: without forward secrecy, or with CBC, RC4, 3DES.
 const NOT_SPOKEN: [&str; 16] = [
     "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA",
     "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA256",
@@ -52,7 +52,7 @@ const NOT_SPOKEN: [&str; 16] = [
     "TLS_RSA_WITH_RC4_128_SHA",
 ];
 
-/// What the webhook and the metrics offer to who connects.
+/// TLS that the webhook and the metrics offer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Offer {
     /// Whether TLS 1.2 is refused.
@@ -65,7 +65,7 @@ impl Offer {
     /// The offer of a least version and a list of cipher suites, with commas between them, by Go's names.
     ///
     /// # Errors
-    /// [`Kind::Invalid`] for a name that Go does not know, and when nobody who speaks TLS 1.2 could connect though he is to.
+    /// [`Kind::Invalid`] for a name that Go does not know, and when no client could use the TLS 1.2 that is allowed.
     pub(crate) fn read(least: &str, suites: &str) -> Result<Self> {
         let invalid = |why: String| Error::new(Kind::Invalid, format!("--tls-cipher-suites: {why}"));
         let names: Vec<&str> = suites.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
@@ -78,7 +78,7 @@ impl Offer {
             )));
         }
         let ciphers: Vec<String> = names.iter().copied().filter(spoken).map(str::to_owned).collect();
-        // As in Go: who names those of TLS 1.3 only has nothing for older clients.
+        // As in Go: a list of TLS 1.3 suites only leaves none for older clients.
         let newest = !names.is_empty() && names.iter().all(|name| OF_TLS13.contains(name));
         let only_tls13 = least == TLS13 || newest;
         if !only_tls13 && !names.is_empty() && ciphers.is_empty() {
@@ -109,7 +109,7 @@ pub(crate) struct InUse {
 }
 
 impl InUse {
-    /// What the store is to TLS.
+    /// Identities and authorities of the store.
     pub(crate) fn material(&self) -> Option<Material> {
         self.lock().1.clone()
     }
@@ -134,7 +134,7 @@ impl InUse {
 }
 
 impl Material {
-    /// Reads the store. What the webhook's server speaks is the offer's to say; replicas speak TLS 1.3 among each other.
+    /// Reads the store. The offer decides versions and suites of the webhook's server; replicas use TLS 1.3.
     ///
     /// # Errors
     /// [`Kind::Internal`] when a certificate or key cannot be used, or there is none yet.
@@ -182,11 +182,11 @@ impl Material {
         Ok(Self { webhook: Arc::new(webhook), peers: Arc::new(peers), client: Arc::new(client) })
     }
 
-    /// Checks that whoever trusts the store's authorities trusts its certificate under this name, at the time when it was
-    /// made: what time makes of it is [`Store::plan`]'s.
+    /// Checks that the store's authorities have signed its certificate for this name, at the time when it was made:
+    /// [`Store::plan`] decides about its age.
     ///
     /// # Errors
-    /// [`Kind::Internal`] when not: somebody else put one of the two there.
+    /// [`Kind::Internal`] when not: another program wrote one of the two.
     pub(crate) fn check(self, store: &Store, host: String) -> Result<Self> {
         let untrusted = |error| Error::with(Kind::Internal, "the certificate is not its authority's", error);
         let Some(serving) = &store.serving else { return Ok(self) };
@@ -216,7 +216,7 @@ mod tests {
     use super::*;
     use serve::authority::{Identity, Intervals};
 
-    /// What is made for a name at a time.
+    /// The store that is made for a name at a time.
     fn store_of(host: &str, now: u64) -> Store {
         let hour = Duration::from_secs(3600);
         let intervals =
@@ -275,7 +275,7 @@ mod tests {
         }
     }
 
-    /// What a client that knows these suites only agrees on with the webhook.
+    /// The suite that a client with these alone agrees on with the webhook.
     fn agreed(offer: &Offer, client: &[&str]) -> Option<String> {
         let store = store_of("a.b.svc", UnixTime::now().as_secs());
         let server = Material::new(&store, offer).unwrap().webhook;
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_put_into_the_store_is_not_used() {
+    fn foreign_certificates_in_the_store_are_not_used() {
         // Made years ago: whether it is in date is not asked here.
         let good = store("a.b.svc");
         assert!(taken(&good));

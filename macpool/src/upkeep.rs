@@ -1,5 +1,5 @@
-//! What is written to the cluster: the shared object of blocks, the Secret of certificates, the webhook's caBundle. Each
-//! by compare-and-swap: of two replicas one writes, the other reads.
+//! Writes to the cluster: the shared object of blocks, the Secret of certificates, the webhook's caBundle. Each by
+//! compare-and-swap: of two replicas one writes, the other reads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -69,7 +69,7 @@ pub(crate) async fn blocks(client: &Client, config: &Config, state: &Arc<State>)
     }
 }
 
-/// Says in the object that we have left, so that others may take our blocks over at once.
+/// Marks this replica as gone in the object, so that others may take our blocks over at once.
 ///
 /// # Errors
 /// When it cannot be read or written: others find out by themselves.
@@ -84,7 +84,7 @@ pub(crate) async fn leave(client: &Client, config: &Config, state: &State) -> Re
     }
 }
 
-/// What the object says. One that says nothing changes nothing of what we know.
+/// Takes in the object's content. An empty one changes nothing.
 fn hear(state: &State, object: &Value) -> Result<()> {
     let text = object.pointer(&format!("/data/{BOOK}")).and_then(Value::as_str);
     let book = Book::parse(text.unwrap_or_default())?;
@@ -92,14 +92,14 @@ fn hear(state: &State, object: &Value) -> Result<()> {
     state.lock().ledger.read(book, now)
 }
 
-/// What is due.
+/// The next write that is due.
 fn plan(known: &Known, now: Duration) -> Option<Turn> {
     let place = u64::from_ne_bytes(random());
     known.ledger.turn(known.pool.range(), known.pool.free(now), place, now)
 }
 
 /// Reads the object, and gives nothing more out of blocks that are not ours by it. One that is gone or cannot be read is
-/// written anew next, if we know what was in it.
+/// written again next, if we know its content.
 async fn read(client: &Client, config: &Config, state: &State) -> Result<Option<Value>> {
     let object = client.find::<Value>(MAPS, &config.key(BLOCKS_MAP)).await?;
     let now = state.now();
@@ -113,7 +113,7 @@ async fn read(client: &Client, config: &Config, state: &State) -> Result<Option<
         Err(error) if error.kind() == Kind::Invalid && known.ledger.has_written() => {
             tracing::warn!(
                 error = error.chain(),
-                "the object of blocks is written anew, as it was last known"
+                "the object of blocks is invalid; it is written again, as last known"
             );
             known.ledger.lose(now);
         }
@@ -158,7 +158,7 @@ fn owned_by_others(read: &Value) -> Value {
     object
 }
 
-/// Writes what is due, or reads anew; gives whether that is all. [`Kind::Taken`]: another process has our blocks.
+/// Writes what is due, or reads again; returns whether that is all. [`Kind::Taken`]: another process has our blocks.
 async fn turn(client: &Client, config: &Config, state: &State, doubt: bool) -> Result<bool> {
     if !doubt && plan(&state.lock(), state.now()).is_none() {
         return Ok(true);
@@ -238,7 +238,7 @@ pub(crate) async fn certificates(client: &Client, config: &Config, in_use: &InUs
                 tracing::warn!(error = error.chain(), "certificates cannot be kept; trying again");
                 tokio::time::sleep(TICK).await;
             }
-            // Whatever comes first: news of the two objects, or time.
+            // News of the two objects or the time, the first of them.
             let _either = tokio::time::timeout(TICK, changes.changed()).await;
         }
     };
@@ -267,7 +267,7 @@ async fn certify(
             let step = store.plan(config.intervals, since);
             (store, step)
         }
-        // What is in use stays good meanwhile, and the authority that made it is trusted for its time still.
+        // The certificate in use stays valid, and its authority is trusted for its whole time.
         None => (in_use.store().unwrap_or_default(), Some(Step::Authority)),
     };
     let Some(step) = step else { return Ok(()) };
@@ -287,7 +287,7 @@ async fn certify(
 }
 
 /// The store in the Secret, which is in use from now on if it has a certificate; `None` when there is none that can be
-/// used: none yet, or somebody has damaged it.
+/// used: none yet, or a damaged one.
 fn take(config: &Config, in_use: &InUse, secret: Option<&Value>) -> Option<Store> {
     let text = secret?.pointer("/data")?.get(STORE)?.as_str()?;
     let store: Option<Store> = BASE64.decode(text).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
@@ -317,8 +317,8 @@ fn take(config: &Config, in_use: &InUse, secret: Option<&Value>) -> Option<Store
     Some(store)
 }
 
-/// Writes the store into the Secret, whose type and labels stay. It is made as upstream's is: of type kubernetes.io/tls, which
-/// is for ever, and has both of its keys from the beginning.
+/// Writes the store into the Secret and keeps its type and labels. A new one is as upstream's: of type kubernetes.io/tls, which
+/// cannot be changed, with both of its keys from the beginning.
 async fn write_secret(client: &Client, config: &Config, over: Option<&Value>, store: &Store) -> Result<()> {
     let encoded = |text: &str| Value::from(BASE64.encode(text));
     let (certificate, key) = match &store.serving {
@@ -334,7 +334,7 @@ async fn write_secret(client: &Client, config: &Config, over: Option<&Value>, st
     let metadata = json!({"name": SECRET, "labels": config.labels});
     let new = json!({"type": "kubernetes.io/tls", "metadata": metadata});
     let mut secret = over.map_or(new, owned_by_others);
-    // In a watch's event it says what it is, in a listing it does not.
+    // An object of a watch has them, one of a listing has not.
     secret["apiVersion"] = "v1".into();
     secret["kind"] = "Secret".into();
     if !secret.get("data").is_some_and(Value::is_object) {

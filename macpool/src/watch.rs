@@ -1,4 +1,4 @@
-//! What is followed in the cluster: machines, instances, pods, namespaces, the webhook's configuration, the range.
+//! Watches: machines, instances, pods, namespaces, the webhook's configuration, the range.
 
 use std::collections::HashSet;
 use std::hash::{Hash, Hasher};
@@ -18,15 +18,15 @@ use crate::state::{Part, State};
 use api::net::Range;
 use api::net::pool::{Owner, View};
 
-/// How often it is looked who collides.
+/// Interval of checks for collisions.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Objects that are told of their collisions; more are counted only.
+/// Objects with an event about their collisions; more are counted only.
 const TOLD_MAX: usize = 4096;
 /// Objects that one event names.
 const NAMED_MAX: usize = 8;
 
 /// Follows everything until the process ends. Machines, instances and pods each on a task of their own: reading many of
-/// them keeps nobody waiting.
+/// them delays no other.
 pub(crate) async fn all(client: &Client, config: &Config, state: &Arc<State>) {
     let (all, of_webhook, of_range) =
         (Scope::all(), Scope::all().name(CONFIGURATION), config.scope(RANGE_MAP));
@@ -119,8 +119,8 @@ fn range(state: &State, map: &Value) {
     }
 }
 
-/// Tells each of those that run with another's address, once for each address, as long as it runs; and this replica's pod of a
-/// wrong range.
+/// Writes an event for each running object with another's address, once for each address, as long as it runs; and one for this
+/// replica's pod about an invalid range.
 pub(crate) async fn tell(client: &Client, config: &Config, state: &State) {
     let mut told = HashSet::new();
     loop {
@@ -128,7 +128,7 @@ pub(crate) async fn tell(client: &Client, config: &Config, state: &State) {
         complain(client, config, state).await;
         let collisions = state.lock().collisions();
         let mut now = HashSet::new();
-        // Where one event cannot be written (in a namespace that ends, say), others cannot either.
+        // Where one event cannot be written (such as in a namespace that ends), others cannot either.
         let mut failing: HashSet<Box<str>> = HashSet::new();
         for collision in collisions {
             for (place, (owner, _)) in collision.between.iter().enumerate() {
@@ -149,7 +149,7 @@ pub(crate) async fn tell(client: &Client, config: &Config, state: &State) {
     }
 }
 
-/// The event's name: the same whichever replica tells it, so that one of them does.
+/// The event's name: the same from each replica, so that one of them writes it.
 fn event_name(collision: &Collision, place: usize) -> String {
     let mut hasher = std::hash::DefaultHasher::new();
     let Some((owner, uid)) = collision.between.get(place) else { return String::new() };
@@ -188,13 +188,13 @@ async fn tell_one(client: &Client, collision: &Collision, place: usize, name: &s
         }
         Ok(false) => true,
         Err(error) => {
-            tracing::warn!(error = error.chain(), "a collision cannot be told; trying again");
+            tracing::warn!(error = error.chain(), "the event about a collision cannot be written; retrying");
             false
         }
     }
 }
 
-/// Tells this replica's pod what is wrong with the range; if that cannot be told, it is tried again.
+/// Writes an event about the range's problem for this replica's pod; if that fails, it is tried again.
 async fn complain(client: &Client, config: &Config, state: &State) {
     let Some(complaint) = state.lock().complaint.take() else { return };
     let told = async {
@@ -215,7 +215,7 @@ async fn complain(client: &Client, config: &Config, state: &State) {
     };
     let told = told.await;
     if let Err(error) = told {
-        tracing::warn!(error = error.chain(), "a wrong range cannot be told; trying again");
+        tracing::warn!(error = error.chain(), "the event about an invalid range cannot be written; retrying");
         state.lock().complaint.get_or_insert(complaint);
     }
 }
