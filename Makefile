@@ -155,8 +155,10 @@ clippy: deps
 deny: tools
 	cargo deny --locked check --hide-inclusion-graph bans licenses sources
 
+# `make test` has built the runner with everything else.
 check-tests: deps fmt-check clippy deny server cni kube image
-	cargo test --locked --workspace --no-fail-fast
+	"$$CARGO_TARGET_DIR/debug/lanes"
+	cargo test --quiet --locked --workspace --doc
 
 helm: deps
 	@e2e/kube/build helm
