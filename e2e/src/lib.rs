@@ -26,3 +26,4 @@ pub mod volume;
 mod waiting;
 
 pub use cluster::{Cluster, Ended, Second, failures, needs_root, stop_kept};
+pub use waiting::bar;

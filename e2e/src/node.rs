@@ -58,6 +58,9 @@ pub const BUSYBOX: &str = "localhost/busybox:1";
 /// The runtime class of containers that may lock 64 KiB of memory only, as with many a distribution's default.
 pub const LOW_MEMLOCK: &str = "low-memlock";
 
+/// The domain of Services.
+const DOMAIN: &str = "cluster.local";
+
 /// Where the kubelet looks for seccomp profiles, in the state folder.
 pub(crate) const SECCOMP: &str = "var-lib/kubelet/seccomp";
 
@@ -80,6 +83,7 @@ pub(crate) fn prepare(place: &Place, programs: &Programs) -> Result<()> {
         fs::write(place.path(&format!("machine/{index}")), value)?;
     }
     fs::write(place.path("resolv.conf"), "")?;
+    fs::write(place.path("Corefile"), corefile(place))?;
     fs::write(place.path("kubelet.json"), kubelet(place).to_string())?;
     fs::write(place.path("containerd.toml"), containerd(place))?;
     busybox(place).context("cannot build the image of the sandboxes")
@@ -281,6 +285,11 @@ fn start(running: &mut Running<'_>, programs: &Programs, over: &AtomicBool) -> R
         Ok(asked.success())
     })?;
     let program = |name: &str| programs.kubernetes.join(name);
+    running.start(
+        "coredns",
+        programs.dns.join("coredns"),
+        &["-conf".into(), shown(&place.path("Corefile"))],
+    )?;
     running.start("kubelet", program("kubelet"), &kubelet_arguments(place))?;
     if !place.is_second() {
         let manager = program("kube-controller-manager");
@@ -400,6 +409,16 @@ fn proxy(place: &Place) -> Vec<String> {
     ])
 }
 
+/// Names of Services and pods; there are no others, and no resolver outside is asked.
+fn corefile(place: &Place) -> String {
+    format!(
+        ".:53 {{\n    bind {}\n    errors\n    kubernetes {DOMAIN} in-addr.arpa {{\n        kubeconfig {}\n    }}\n    \
+         template ANY ANY {{\n        rcode NXDOMAIN\n    }}\n}}\n",
+        place.node_address(),
+        place.kubeconfig().display()
+    )
+}
+
 fn kubelet_arguments(place: &Place) -> Vec<String> {
     flags([
         ("config", shown(&place.path("kubelet.json"))),
@@ -428,6 +447,8 @@ fn kubelet(place: &Place) -> serde_json::Value {
         "tlsCertFile": pki(&format!("kubelet-{}.crt", place.node_name())),
         "tlsPrivateKeyFile": pki(&format!("kubelet-{}.key", place.node_name())),
         "resolvConf": shown(&place.path("resolv.conf")),
+        "clusterDNS": [place.node_address()],
+        "clusterDomain": DOMAIN,
         // The machine's disk may be full of other things; images and pods are not removed for that.
         "evictionHard": {"memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         "imageGCHighThresholdPercent": 100,

@@ -18,6 +18,8 @@ pub struct Programs {
     pub etcd: PathBuf,
     /// The CNI reference plugins, cnitool, csi-sanity.
     pub judges: PathBuf,
+    /// CoreDNS.
+    pub dns: PathBuf,
     /// Our own CNI plugins, one static file.
     pub cni: PathBuf,
 }
@@ -33,7 +35,8 @@ impl Programs {
                 .context("FERROVIRT_CNI is not set: `make cni` builds it, make sets it")?,
         );
         ensure!(cni.is_file(), "{} does not exist: run `make cni`", cni.display());
-        Ok(Self { kubernetes: built("kubernetes")?, etcd: built("etcd")?, judges: built("judges")?, cni })
+        let [kubernetes, etcd, judges, dns] = ["kubernetes", "etcd", "judges", "dns"].map(built);
+        Ok(Self { kubernetes: kubernetes?, etcd: etcd?, judges: judges?, dns: dns?, cni })
     }
 
     /// Stock kubectl.
@@ -88,9 +91,14 @@ pub fn macpool() -> Result<PathBuf> {
 /// When it is not built.
 pub fn built(module: &str) -> Result<PathBuf> {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("kube").join(module);
+    let mut files = ["go.mod", "go.sum", "tools.go"].map(|file| sources.join(file)).to_vec();
+    let folders = fs::read_dir(&sources).with_context(|| format!("cannot read {}", sources.display()))?;
+    let mut own: Vec<PathBuf> = folders.flatten().map(|entry| entry.path().join("main.go")).collect();
+    own.retain(|file| file.exists());
+    own.sort();
+    files.extend(own);
     let mut hash = Sha256::new();
-    for file in ["go.mod", "go.sum", "tools.go"] {
-        let file = sources.join(file);
+    for file in files {
         hash.update(fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?);
     }
     let key: String = hash.finalize().iter().take(6).map(|byte| format!("{byte:02x}")).collect();

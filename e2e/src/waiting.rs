@@ -11,7 +11,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Commands of kubectl that describe a cluster. Those about a part that is not installed fail, which the text shows.
-const SHOWN: [&[&str]; 6] = [
+const SHOWN: [&[&str]; 8] = [
     &["get", "events", "-A", "--sort-by=.lastTimestamp"],
     &["get", "pods,pvc,pv,services", "-A", "-o", "wide"],
     &["get", "pods", "-A", "-o", "jsonpath={.items[*].status.containerStatuses[*].lastState.terminated}"],
@@ -24,8 +24,16 @@ const SHOWN: [&[&str]; 6] = [
         "--all-containers",
         "--tail=30",
     ],
-    &["logs", "-A", "-l", "app=containerized-data-importer", "--prefix", "--tail=40"],
+    &["get", "volumesnapshots,volumesnapshotcontents", "-A", "-o", "yaml"],
+    &["-n", "kube-system", "logs", "deployment/snapshot-controller", "--tail=40"],
+    &["-n", "kubevirt-hyperconverged", "logs", "-l", "app=ferrovirt-operator", "--prefix", "--tail=60"],
 ];
+
+/// The time limit that a test asserts for a bar of an acceptance table: the bar with FERROVIRT_SOAK=1, which runs one program
+/// at a time; else ten times the bar, because `make test` runs two programs at a time.
+pub fn bar(full: Duration) -> Duration {
+    if std::env::var_os("FERROVIRT_SOAK").is_some() { full } else { full * 10 }
+}
 
 impl Cluster {
     /// Asks until there is an answer.

@@ -3,16 +3,17 @@
 //!
 //! Each ends when it is dropped, and also when the test's process ends in any other way. Not here: the node's programs.
 
-pub mod dns;
 pub mod flaky;
 pub mod registry;
 pub mod s3;
 pub mod web;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::Read;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -75,9 +76,17 @@ fn folder(place: &Place) -> Result<tempfile::TempDir> {
     Ok(tempfile::tempdir_in(parent)?)
 }
 
-/// A port of `host` without a listener at this moment.
+/// A port of `host` without a listener at this moment, and another at each call: the kernel may give one twice while its
+/// server has not started. Other processes have clusters with other addresses.
 fn free_port(host: Ipv4Addr) -> Result<u16> {
-    Ok(TcpListener::bind((host, 0)).context("the node's link has no such address")?.local_addr()?.port())
+    static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+    loop {
+        let listener = TcpListener::bind((host, 0)).context("the node's link has no such address")?;
+        let port = listener.local_addr()?.port();
+        if GIVEN.lock().unwrap_or_else(PoisonError::into_inner).insert(port) {
+            return Ok(port);
+        }
+    }
 }
 
 /// A certificate for servers at `host`, and the authority's own, PEM: what a ConfigMap holds.

@@ -2,6 +2,7 @@
 //! can be switched in both directions with volumes in it.
 
 use std::collections::BTreeSet;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,7 +11,7 @@ use e2e::Cluster;
 use e2e::storage::{self, NAMESPACE, Provisioner};
 use serde_json::{Value, json};
 
-use crate::space::{Space, Volume, api, in_pool, until};
+use crate::space::{Space, Volume, api, block_file, in_pool, until};
 use crate::{CLASS, CLUSTER, alone, provisioner};
 
 /// Runs the agent's volumes and the operator's choice of nodes until the process ends; the agent works where the driver's
@@ -88,6 +89,15 @@ fn normal(mut object: Value) -> Value {
     object
 }
 
+/// Waits until an object has an event of each of these reasons.
+fn reported(space: &Space, name: &str, reasons: &[&str]) {
+    for reason in reasons {
+        until(&format!("event {reason}"), || {
+            space.events(name).iter().any(|event| event.starts_with(&format!("{reason}: "))).then_some(())
+        });
+    }
+}
+
 /// A claim with its pod, bound and then grown: the claim, its PV, and the reasons of its events.
 fn grown(space: &Space, claim: &str) -> [Value; 2] {
     space.claim(claim, 200, &json!({}));
@@ -105,12 +115,7 @@ fn grown(space: &Space, claim: &str) -> [Value; 2] {
             && object["status"]["allocatedResourceStatuses"].is_null();
         done.then_some(())
     });
-    let reasons = ["Provisioning", "ProvisioningSucceeded"];
-    for reason in reasons {
-        until(&format!("event {reason}"), || {
-            space.events(claim).iter().any(|event| event.starts_with(&format!("{reason}: "))).then_some(())
-        });
-    }
+    reported(space, claim, &["Provisioning", "ProvisioningSucceeded"]);
     [space.get("PersistentVolumeClaim", claim).unwrap(), space.bound(claim)]
 }
 
@@ -128,20 +133,42 @@ fn snapshot(space: &Space, claim: &str) -> [Value; 2] {
     let content = until("the content is at rest", || {
         let content = space.get("VolumeSnapshotContent", &name)?;
         let making = "snapshot.storage.kubernetes.io/volumesnapshot-being-created";
-        content["metadata"]["annotations"][making].is_null().then_some(content)
+        let at_rest = content["metadata"]["annotations"][making].is_null()
+            && content["metadata"]["finalizers"].is_array();
+        at_rest.then_some(content)
     });
     assert_eq!(content["metadata"]["labels"]["snapshot.storage.kubernetes.io/managed-by"], "node1");
     until("the claim is let go", || {
         let finalizers = space.get("PersistentVolumeClaim", claim)?["metadata"]["finalizers"].to_string();
         (!finalizers.contains("snapshot.storage")).then_some(())
     });
-    for reason in ["CreatingSnapshot", "SnapshotCreated", "SnapshotReady"] {
-        until(&format!("event {reason}"), || {
-            space.events(claim).iter().any(|event| event.starts_with(&format!("{reason}: "))).then_some(())
-        });
-    }
+    reported(space, claim, &["CreatingSnapshot", "SnapshotCreated", "SnapshotReady"]);
     let both = [space.get("VolumeSnapshot", claim).unwrap(), content];
     both.map(normal)
+}
+
+/// A device whose claim names a VolumeAttributesClass that the driver refuses, then one that it takes: the claim's status
+/// after the first, and the claim and its PV after the second.
+fn modified(space: &Space, claim: &str) -> [Value; 3] {
+    space.claim(claim, 64, &json!({"volumeMode": "Block", "storageClassName": AT_ONCE}));
+    space.bound(claim);
+    let name = |class: &str| json!({"spec": {"volumeAttributesClassName": class}});
+    space.patch("PersistentVolumeClaim", claim, &name("modes-unknown"));
+    let mut refused = until("the class is refused", || {
+        let status = space.get("PersistentVolumeClaim", claim)?["status"].clone();
+        (status["modifyVolumeStatus"]["status"] == "Infeasible").then_some(status)
+    });
+    for condition in refused["conditions"].as_array_mut().unwrap() {
+        condition.as_object_mut().unwrap().retain(|key, _| !key.ends_with("Time"));
+    }
+    space.patch("PersistentVolumeClaim", claim, &name("modes-thick"));
+    let done = until("the class is taken", || {
+        let claim = space.get("PersistentVolumeClaim", claim)?;
+        (claim["status"]["currentVolumeAttributesClassName"] == "modes-thick").then_some(claim)
+    });
+    assert!(block_file(space, claim).metadata().unwrap().blocks() * 512 >= 64 << 20);
+    reported(space, claim, &["VolumeModify", "VolumeModifyFailed", "VolumeModifySuccessful"]);
+    [refused, normal(done), normal(space.bound(claim))]
 }
 
 /// A class of the driver with the binding mode Immediate.
@@ -190,8 +217,7 @@ fn capacity() -> Option<u64> {
 #[expect(clippy::print_stdout, reason = "figures are shown")]
 fn capacity_follows(space: &Space) {
     const GIB: u64 = 1 << 30;
-    // 2 s with the full counts; more where other tests share two processors.
-    let limit = Duration::from_secs(count(15, 2).try_into().unwrap());
+    let limit = e2e::bar(Duration::from_secs(2));
     let before = until("there is a capacity", capacity);
     let mut took = Vec::new();
     let mut follows = |change: &'static str, fits: &dyn Fn(u64) -> bool| {
@@ -225,14 +251,20 @@ fn sidecars_and_agent_write_the_same_objects_and_take_over_from_each_other() {
     let _driver = alone();
     let space = Space::new("modes");
     class_at_once();
+    for (name, allocation) in [("modes-thick", "thick"), ("modes-unknown", "unknown")] {
+        let class = json!({"driverName": storage::DRIVER, "parameters": {"allocation": allocation}});
+        space.create("VolumeAttributesClass", name, &class);
+    }
     storage::provision_by(&CLUSTER, Provisioner::Sidecars).unwrap();
     let by_sidecars = grown(&space, "sidecars");
     let their_snapshot = snapshot(&space, "sidecars");
+    let modified_by_sidecars = modified(&space, "modified-by-sidecars");
     let stock = bound_in_turn(&space, "by-sidecars");
     storage::provision_by(&CLUSTER, Provisioner::Agent).unwrap();
     let by_agent = grown(&space, "agent");
     let our_snapshot = snapshot(&space, "agent");
     assert_eq!(their_snapshot, our_snapshot);
+    assert_eq!(modified_by_sidecars, modified(&space, "modified-by-agent"));
     // A snapshot of the one is deleted by the other.
     space.delete("VolumeSnapshot", "sidecars");
     let ours = bound_in_turn(&space, "by-agent");

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 pub(crate) const NAMESPACE: &str = "kubemacpool-system";
 pub(crate) const STAMP: &str = "kubemacpool.io/transaction-timestamp";
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A cluster with the pool's manifests in it, and how to be its service account.
 pub(crate) struct Place {

@@ -18,7 +18,7 @@ use tokio_tungstenite::tungstenite::{Error, Message};
 use crate::place::Place;
 
 /// How long connecting, and an answer of the guest, may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// An open console.
 pub(crate) struct Console<'a> {

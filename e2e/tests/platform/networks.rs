@@ -185,15 +185,14 @@ fn allocatable(bridge: &str) -> String {
 
 #[test]
 fn bridges_are_resources_of_the_node() {
-    // The bar is five seconds; what is asserted leaves room for other tests at the same time.
-    const LATEST: Duration = Duration::from_secs(20);
+    let latest = e2e::bar(Duration::from_secs(5));
     let _streams = Streams::follow();
     let mut times = Vec::new();
     let mut follows = |change: &[&str], wanted: &[(&str, &str)]| {
         change.iter().for_each(|words| drop(ip(words)));
         let begun = Instant::now();
         while wanted.iter().any(|(bridge, count)| allocatable(bridge) != *count) {
-            assert!(begun.elapsed() < LATEST, "{change:?}: {wanted:?}");
+            assert!(begun.elapsed() < latest, "{change:?}: {wanted:?}");
             std::thread::sleep(Duration::from_millis(100));
         }
         times.push(begun.elapsed());

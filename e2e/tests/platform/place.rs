@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use cluster::{Client, Config, Delete, Key, Resource, Scope};
 use e2e::{Cluster, platform};
 use serde::de::IgnoredAny;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 pub(crate) const MACHINES: Resource = Resource::namespaced("kubevirt.io", "v1", "virtualmachines");
 pub(crate) const INSTANCES: Resource = Resource::namespaced("kubevirt.io", "v1", "virtualmachineinstances");
@@ -29,7 +29,7 @@ pub(crate) const SECRETS: Resource = Resource::namespaced("", "v1", "secrets");
 /// Bytes of the pool; it takes what is written.
 const POOL: u64 = 20 << 30;
 /// How long a step of a VM may take.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(240);
 
 /// A cluster with the platform.
 pub(crate) struct Place {
@@ -84,8 +84,13 @@ impl Place {
 
     /// Calls a verb of `subresources.kubevirt.io`, such as `virtualmachines/NAME/stop`.
     pub(crate) fn put(&self, namespace: &str, path: &str) -> Result<(), String> {
-        let body = self.cluster.place().path("empty.json");
-        std::fs::write(&body, "{}").unwrap();
+        self.put_with(namespace, path, &json!({}))
+    }
+
+    /// The same with options.
+    pub(crate) fn put_with(&self, namespace: &str, path: &str, options: &Value) -> Result<(), String> {
+        let body = self.cluster.place().path(&format!("{namespace}-options.json"));
+        fs::write(&body, options.to_string()).unwrap();
         let path = format!("/apis/subresources.kubevirt.io/v1/namespaces/{namespace}/{path}");
         self.kubectl(&["replace", "--raw", &path, "-f", body.to_str().unwrap()]).map(drop)
     }

@@ -67,6 +67,8 @@ fn adapted(text: &str, space: &Space, web: &Web) -> String {
         .replace(&format!("    storageClassName: {IMMEDIATE}\n  priorityClassName"), "  priorityClassName")
         .replace("  pvc:\n    accessModes:", &format!("  pvc:\n    {class}\n    accessModes:"))
         .replace("        storage: 1Gi\n      selector", "        storage: 96Mi\n      selector")
+        // The class is of a disk of the node.
+        .replace("[ReadWriteMany]", "[ReadWriteOnce]")
         // Nothing leaves the machine.
         .replace("quay.io", "images.invalid")
         .replace("registry.example.com", "registry.invalid")

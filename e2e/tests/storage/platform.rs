@@ -4,12 +4,11 @@
 use std::fs;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{Arc, LazyLock};
 use std::thread;
 
 use clap::Parser;
 use e2e::Cluster;
-use e2e::peer::dns::Dns;
 use operator::args::{Args, Command};
 use operator::config::Config;
 use operator::health::Health;
@@ -30,12 +29,8 @@ pub(crate) fn restart() {
     RESTARTS.send_modify(|count| *count += 1);
 }
 
-/// Answers pods that ask for Services.
-static DNS: Mutex<Option<Dns>> = Mutex::new(None);
-
 /// Installs everything of storage, and runs the operator until the process ends.
 pub(crate) fn install(cluster: &Cluster) {
-    let dns = Dns::start(cluster.place(), cluster.client()).unwrap();
     let address = SocketAddr::from((cluster.place().host_address(), 8443));
     let mut objects: Vec<Value> = install::manifests(&Settings { replicas: 1, ..Settings::default() });
     objects.retain(wanted);
@@ -51,16 +46,9 @@ pub(crate) fn install(cluster: &Cluster) {
                     "subsets": [{"addresses": [{"ip": address.ip()}], "ports": [{"name": port, "port": address.port()}]}],
                 }));
             }
-            "Deployment" => {
-                let asked = dns.of_pod(PLATFORM);
-                let spec = &mut object["spec"]["template"]["spec"];
-                spec["dnsPolicy"] = asked["dnsPolicy"].clone();
-                spec["dnsConfig"] = asked["dnsConfig"].clone();
-            }
             _ => {}
         }
     }
-    *DNS.lock().unwrap() = Some(dns);
     objects.extend(endpoints);
     apply(cluster, &install::yaml(&objects).unwrap());
     apply(cluster, &foreign("referencegrants", "ReferenceGrant", "gateway.networking.k8s.io", "Namespaced"));

@@ -97,9 +97,11 @@ fn a_disk_is_uploaded_into_every_kind_of_data_volume() {
         println!("{name}: {phases:?}");
         let volume = space.file(name);
         assert_same(&volume);
-        let reasons: Vec<String> = space.events(name).into_iter().map(|(reason, _)| reason).collect();
+        // An event comes after the status that it is about.
         for reason in ["UploadScheduled", "UploadReady", "UploadSucceeded"] {
-            assert!(reasons.iter().any(|one| one == reason), "{name}: {reason} in {reasons:?}");
+            until(&format!("{name} has the event {reason}"), || {
+                space.events(name).iter().any(|(one, _)| one == reason).then_some(())
+            });
         }
     }
     until("servers, Services and Secrets of uploads are gone", || {

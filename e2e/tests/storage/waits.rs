@@ -2,16 +2,15 @@
 
 use std::time::{Duration, Instant};
 
+use e2e::bar;
 use e2e::peer::web::Web;
 use serde_json::{Value, json};
 
 use crate::setup::{CLUSTER, DISK, IMMEDIATE, WAITING, apply};
 use crate::space::{Space, until};
 
-/// Limit until the condition has the reason: 10 s with the full counts; 30 s where other tests share two processors.
-fn limit() -> Duration {
-    Duration::from_secs(if std::env::var_os("FERROVIRT_SOAK").is_some() { 10 } else { 30 })
-}
+/// Bar until the condition has the reason.
+const REPORTED: Duration = Duration::from_secs(10);
 
 /// Makes a DataVolume and waits for this reason of its Running condition.
 #[track_caller]
@@ -25,7 +24,7 @@ fn says(space: &Space, name: &str, source: &Value, class: &str, reason: &str, wo
     });
     let took = begun.elapsed();
     assert_eq!(status, "False");
-    assert!(took < limit(), "{name}: {took:?}: {message}");
+    assert!(took < bar(REPORTED), "{name}: {took:?}: {message}");
 }
 
 #[test]

@@ -45,7 +45,7 @@ fn source_pod(namespace: &str, from: &Volume, to: &Volume) -> String {
     };
     // Only a pod with mounts has a group for them.
     let context = if from.is_block() { json!({}) } else { json!({"fsGroup": 107}) };
-    let mut specification = json!({
+    let specification = json!({
         "restartPolicy": "OnFailure",
         "securityContext": context,
         "containers": [{
@@ -62,8 +62,6 @@ fn source_pod(namespace: &str, from: &Volume, to: &Volume) -> String {
         }],
         "volumes": [{"name": "cdi-data-vol", "persistentVolumeClaim": {"claimName": from.claim}}],
     });
-    let dns = SITE.dns.of_pod(namespace);
-    specification.as_object_mut().unwrap().extend(dns.as_object().unwrap().clone());
     create(
         "Pod",
         namespace,

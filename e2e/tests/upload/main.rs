@@ -3,7 +3,7 @@
 //! volumes that are cloned.
 //!
 //! One cluster for all tests; each has its own namespace, which enforces the restricted Pod Security. What is not ours is
-//! stood in for: CDI's controller (`controller`), its API of tokens (`tokens`), the cluster's DNS (`e2e::peer::dns`).
+//! stood in for: CDI's controller (`controller`), its API of tokens (`tokens`).
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(clippy::expect_used, reason = "a test fails by panicking")]

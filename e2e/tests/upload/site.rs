@@ -11,7 +11,6 @@ use api::upload::PROXY_CLIENT;
 use api::upload::token::Signer;
 use base64::Engine;
 use e2e::Cluster;
-use e2e::peer::dns::Dns;
 use e2e::pki::Authority;
 use reqwest::{Certificate, Client};
 use serde_json::{Value, json};
@@ -28,7 +27,6 @@ pub(crate) const PROXY: &str = "cdi-uploadproxy.cdi.svc";
 pub(crate) struct Site {
     /// Signs everybody's certificates.
     pub(crate) authority: Authority,
-    pub(crate) dns: Dns,
     /// The address of the proxy's Service.
     pub(crate) address: Ipv4Addr,
 }
@@ -103,26 +101,16 @@ impl Site {
         create("CDIConfig", "", config);
         token_api(cluster, &authority, Signer::from_pem(&key.serialize_pem()).unwrap());
 
-        let dns = Dns::start(cluster.place(), cluster.client()).unwrap();
         let manifests =
             Path::new(env!("CARGO_MANIFEST_DIR")).join("../uploadserver/manifests/uploadproxy.yaml");
-        let text = fs::read_to_string(manifests).unwrap();
-        // The only change: the cluster's DNS is the test's, and no default.
-        let account = "      serviceAccountName: cdi-uploadproxy\n";
-        assert_eq!(text.matches(account).count(), 1);
-        let asked = dns.of_pod(NAMESPACE);
-        let asked = format!(
-            "{account}      dnsPolicy: {}\n      dnsConfig: {}\n",
-            asked["dnsPolicy"], asked["dnsConfig"]
-        );
-        apply(cluster, &text.replace(account, &asked));
+        apply(cluster, &fs::read_to_string(manifests).unwrap());
         kubectl(
             cluster,
             &["-n", NAMESPACE, "rollout", "status", "deployment/cdi-uploadproxy", "--timeout=120s"],
         );
         let service = get("Service", NAMESPACE, "cdi-uploadproxy").unwrap();
         let address = service["spec"]["clusterIP"].as_str().unwrap().parse().unwrap();
-        Self { authority, dns, address }
+        Self { authority, address }
     }
 
     /// An outside client that trusts the proxy's authority.

@@ -3,6 +3,7 @@
 //! as the log of a container.
 
 use std::sync::LazyLock;
+use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -176,5 +177,52 @@ fn memory_of_a_tpm_outlives_the_instance_on_a_claim_of_the_vm() {
         let left = [MACHINES, PODS, CLAIMS].map(|kind| PLACE.list(kind, namespace).len());
         (left == [0; 3]).then_some(())
     });
+    PLACE.remove_namespace(namespace);
+}
+
+/// How often the guest has written to its disk.
+fn written(namespace: &str) -> usize {
+    printed(namespace).matches("inside: written").count()
+}
+
+#[test]
+fn a_freeze_ends_by_itself_and_the_agent_reboots_the_guest() {
+    let namespace = "frozen";
+    PLACE.namespace(namespace);
+    let mut machine = vm();
+    let spec = &mut machine["spec"]["template"]["spec"];
+    spec["accessCredentials"] = json!([]);
+    spec["volumes"] = json!([{"name": "data", "emptyDisk": {"capacity": "32Mi"}}]);
+    spec["domain"]["devices"]["disks"] =
+        json!([{"name": "data", "serial": "data", "disk": {"bus": "virtio"}}]);
+    PLACE.create(MACHINES, namespace, &machine);
+    until_printed(namespace, "inside: written");
+    PLACE.until(namespace, "AgentConnected", || {
+        condition(&instance(namespace, "vm"), "AgentConnected").filter(|found| found["status"] == "True")
+    });
+    let begun = Instant::now();
+    let options = json!({"unfreezeTimeout": "8s"});
+    PLACE.put_with(namespace, "virtualmachineinstances/vm/freeze", &options).unwrap();
+    let status = || instance(namespace, "vm")["status"]["fsFreezeStatus"].clone();
+    PLACE.until(namespace, "fsFreezeStatus", || (status() == "frozen").then_some(()));
+    // One that is frozen already stays so for the time from now.
+    PLACE.put_with(namespace, "virtualmachineinstances/vm/freeze", &options).unwrap();
+    let frozen = written(namespace);
+    std::thread::sleep(Duration::from_secs(4));
+    // The write before the freeze may be printed after it.
+    let still = written(namespace);
+    assert!(still <= frozen + 1, "{frozen} and {still} writes");
+    PLACE.until(namespace, "writes after the freeze", || (written(namespace) > still + 1).then_some(()));
+    assert!(begun.elapsed() >= Duration::from_secs(8), "{:?}", begun.elapsed());
+    PLACE.until(namespace, "no fsFreezeStatus", || status().is_null().then_some(()));
+
+    let uid = instance(namespace, "vm")["metadata"]["uid"].clone();
+    PLACE.put(namespace, "virtualmachineinstances/vm/softreboot").unwrap();
+    until_printed(namespace, "inside: shutdown -h -r");
+    PLACE.until(namespace, "another boot", || {
+        (printed(namespace).matches(inside::TOLD).count() == 2).then_some(())
+    });
+    assert_eq!(instance(namespace, "vm")["metadata"]["uid"], uid);
+    PLACE.delete(MACHINES, namespace, "vm");
     PLACE.remove_namespace(namespace);
 }

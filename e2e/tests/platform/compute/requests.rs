@@ -222,9 +222,11 @@ fn running() {
     ] {
         check(&[(Stream, stream, none(), 101, "")]);
     }
-    // Datagrams are not forwarded yet; upstream does.
-    check(&[(Stream, "vmi/vm/portforward/80/udp", none(), 400, "protocol udp is not supported; use tcp")]);
-    // This guest has no network of its own.
+    // This guest has no network of its own: connections are refused, and datagrams are lost.
+    check(&[
+        (Stream, "vmi/vm/portforward/80/udp", none(), 101, ""),
+        (Stream, "vmi/vm/portforward/80/sctp", none(), 400, "the protocol is neither tcp nor udp"),
+    ]);
     for port in ["vmi/vm/portforward/80", "vmi/vm/portforward/80/tcp", "vm/vm/portforward/80/tcp"] {
         check(&[(Stream, port, none(), 400, "dialing VM")]);
     }

@@ -1,0 +1,8 @@
+//go:build tools
+
+// Package tools names the programs that `make kube` builds from this module, so that go.sum covers them.
+package tools
+
+import (
+	_ "ferrovirt/e2e/kube/dns/coredns"
+)
