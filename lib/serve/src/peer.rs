@@ -10,6 +10,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tokio::net::{TcpStream, ToSocketAddrs};
+use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
@@ -17,6 +18,8 @@ use tokio_rustls::client::TlsStream;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest wait for one port before the next one is tried.
 const NEXT_PORT: Duration = Duration::from_secs(3);
+/// Between two rounds over a host's ports.
+const NEXT_ROUND: Duration = Duration::from_millis(200);
 /// Bytes that wait in a connection because the other end does not read: one record of TLS.
 const UNSENT: usize = 16 << 10;
 /// Longest wait for the answer of an upload server that has got everything: it still writes the disk to its end.
@@ -73,20 +76,28 @@ pub async fn dial(address: impl ToSocketAddrs + Debug + Clone) -> Result<TcpStre
     }
 }
 
-/// Connects to the first of a host's ports that answers.
+/// Connects to the first of a host's ports that answers. The name of a Service leads to its pod only some time after the
+/// pod is ready, so the ports are tried again for [`CONNECT_TIMEOUT`].
 ///
 /// # Errors
 /// [`Kind::Unreachable`].
 pub async fn dial_first(host: &str, ports: [u16; 2]) -> Result<TcpStream> {
-    let mut last = None;
-    for port in ports {
-        match tokio::time::timeout(NEXT_PORT, dial((host, port))).await {
-            Ok(Ok(stream)) => return Ok(stream),
-            Ok(Err(error)) => last = Some(error),
-            Err(_) => {}
+    let until = Instant::now() + CONNECT_TIMEOUT;
+    loop {
+        let mut last = None;
+        for port in ports {
+            match tokio::time::timeout(NEXT_PORT, dial((host, port))).await {
+                Ok(Ok(stream)) => return Ok(stream),
+                Ok(Err(error)) => last = Some(error),
+                Err(_) => {}
+            }
         }
+        if Instant::now() + NEXT_ROUND >= until {
+            let silent = || Error::new(Kind::Unreachable, format!("{host} does not answer"));
+            return Err(last.unwrap_or_else(silent));
+        }
+        tokio::time::sleep(NEXT_ROUND).await;
     }
-    Err(last.unwrap_or_else(|| Error::new(Kind::Unreachable, format!("{host} does not answer"))))
 }
 
 /// The answer to a request, which must come within `patience` after the request is sent whole.
@@ -132,6 +143,18 @@ pub async fn secure(stream: TcpStream, host: &str, tls: Arc<ClientConfig>) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_port_that_opens_later_is_found() {
+        // Both ports of a host that has nothing but this address.
+        let host = "127.93.7.1";
+        let server = tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            tokio::net::TcpListener::bind((host, 18443)).await.unwrap().accept().await.unwrap();
+        });
+        dial_first(host, [18442, 18443]).await.unwrap();
+        server.await.unwrap();
+    }
 
     #[tokio::test]
     async fn an_answer_is_waited_for_from_the_end_of_the_request_on() {
