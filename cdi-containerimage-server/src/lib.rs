@@ -46,7 +46,7 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// Threads that read the disk.
 const READERS: usize = 8;
 /// The wait after the system had no descriptor for a connection.
-const BREATH: Duration = Duration::from_millis(100);
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
 /// Why the server cannot do its work.
 #[derive(Debug, Error)]
@@ -150,7 +150,7 @@ async fn serve(args: &Args, image: Image) -> Result<End, Error> {
                 },
                 Err(error) => {
                     say(&format!("cannot accept a connection: {error}"));
-                    tokio::time::sleep(BREATH).await;
+                    tokio::time::sleep(ACCEPT_BACKOFF).await;
                 }
             },
         }

@@ -7,8 +7,9 @@ use std::process::ExitCode;
 
 use lexopt::prelude::*;
 
-use crate::complain;
 use crate::error::Error;
+use crate::format::Format;
+use crate::log_error;
 use crate::{check_node, install};
 
 /// Wrong usage.
@@ -40,13 +41,6 @@ Examples
 Exit code: 0 done, 1 failed or something required is missing, 2 wrong usage.
 ";
 
-/// How an answer looks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Format {
-    Text,
-    Json,
-}
-
 /// The parsed command line.
 #[derive(Debug, PartialEq, Eq)]
 enum Command {
@@ -64,7 +58,7 @@ pub(crate) fn run(arguments: impl Iterator<Item = OsString>) -> ExitCode {
         Ok(Command::Install { folder, all, format }) => install::run(folder.as_ref(), all, format),
         Ok(Command::CheckNode { required, format }) => check_node::run(&required, format),
         Err(error) => {
-            complain(&format!("cni: {error}; see cni --help"));
+            log_error(&format!("cni: {error}; see cni --help"));
             return ExitCode::from(USAGE);
         }
     };
@@ -76,7 +70,7 @@ pub(crate) fn run(arguments: impl Iterator<Item = OsString>) -> ExitCode {
 
 fn finish(text: &str, success: bool) -> ExitCode {
     if let Err(error) = std::io::stdout().write_all(text.as_bytes()) {
-        complain(&format!("cni: the answer cannot be written: {error}"));
+        log_error(&format!("cni: the answer cannot be written: {error}"));
         return ExitCode::FAILURE;
     }
     if success { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -85,7 +79,7 @@ fn finish(text: &str, success: bool) -> ExitCode {
 fn failed(error: &Error) -> ExitCode {
     let details = error.details();
     let more = if details.is_empty() { String::new() } else { format!(": {details}") };
-    complain(&format!("cni: {error}{more}"));
+    log_error(&format!("cni: {error}{more}"));
     ExitCode::FAILURE
 }
 

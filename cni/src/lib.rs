@@ -14,6 +14,7 @@ mod bridge;
 mod check_node;
 mod command;
 mod error;
+mod format;
 mod install;
 mod ipam;
 mod loopback;
@@ -75,7 +76,7 @@ fn serve(plugin: &dyn Plugin) -> ExitCode {
     let environment = Environment::of_process();
     if environment.command.is_empty() {
         let versions = Version::ALL.map(Version::as_str).join(", ");
-        complain(&format!(
+        log_error(&format!(
             "CNI plugin {} of ferrovirt {}\nCNI protocol versions supported: {versions}",
             plugin.name(),
             env!("CARGO_PKG_VERSION"),
@@ -99,7 +100,7 @@ fn serve(plugin: &dyn Plugin) -> ExitCode {
         && let Some(call) = call.filter(|call| call.verb == Verb::Add)
         && let Err(error) = plugin.delete(&call)
     {
-        complain(&error.to_string());
+        log_error(&error.to_string());
     }
     code
 }
@@ -109,7 +110,7 @@ fn tell(answer: &Answer) -> ExitCode {
     if let Some(document) = &answer.document {
         let text = document.to_string() + "\n";
         if let Err(error) = std::io::stdout().write_all(text.as_bytes()) {
-            complain(&format!("the answer cannot be written: {error}"));
+            log_error(&format!("the answer cannot be written: {error}"));
             return ExitCode::FAILURE;
         }
     }
@@ -135,7 +136,7 @@ fn versions() -> Value {
 }
 
 /// A line for the runtime's log. Standard output belongs to the answer alone.
-pub(crate) fn complain(line: &str) {
+pub(crate) fn log_error(line: &str) {
     // Ignored: stderr is the only log.
     let _ = writeln!(std::io::stderr(), "{line}");
 }

@@ -12,7 +12,7 @@ use e2e::{Cluster, platform, programs};
 use operator::install::{Settings, custom_resources, yaml};
 use serde_json::json;
 
-const NAMESPACE: &str = operator::config::NAMESPACE;
+const NAMESPACE: &str = operator::defaults::NAMESPACE;
 const RELEASE: &str = "ferrovirt";
 /// Namespace of the VM.
 const USER: &str = "helm-user";

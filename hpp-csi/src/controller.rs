@@ -7,13 +7,13 @@ use prost_types::Timestamp;
 use tonic::{Request, Response, Status};
 
 use crate::apply::create;
-use crate::condition;
 use crate::driver::{Driver, TOPOLOGY_KEY};
 use crate::error::{Error, Kind};
 use crate::id::Id;
-use crate::page;
+use crate::pagination;
 use crate::pool::{Open, Snapshot, Volume};
 use crate::request::{self, Access, Attributes, Parameters, Range, Source};
+use crate::volume_health;
 use csi::controller_server::Controller;
 use csi::controller_service_capability::{Rpc, Type, rpc};
 use csi::*;
@@ -177,11 +177,11 @@ fn listed(
 ) -> crate::error::Result<Option<list_volumes_response::Entry>> {
     let (volume, condition) = match open.volume(id) {
         Ok(None) => return Ok(None),
-        Ok(Some(volume)) => (wire_volume(driver, open, &volume), condition::quick(open, &volume)?),
+        Ok(Some(volume)) => (wire_volume(driver, open, &volume), volume_health::quick(open, &volume)?),
         Err(error) if error.kind() == Kind::Internal => {
             let accessible_topology = topology(driver, open.pool.config.shared);
             let volume = csi::Volume { volume_id: id.to_string(), accessible_topology, ..Default::default() };
-            (volume, condition::Condition { abnormal: true, message: error.chain() })
+            (volume, volume_health::Condition { abnormal: true, message: error.chain() })
         }
         Err(error) => return Err(error),
     };
@@ -194,7 +194,7 @@ fn listed(
     }))
 }
 
-fn wire_condition(condition: condition::Condition) -> VolumeCondition {
+fn wire_condition(condition: volume_health::Condition) -> VolumeCondition {
     VolumeCondition { abnormal: condition.abnormal, message: condition.message }
 }
 
@@ -312,7 +312,7 @@ impl Controller for ControllerService {
                 ids.extend(open.volume_ids()?);
             }
             ids.sort();
-            let (ids, next) = page::page(ids, &starting_token, max_entries)?;
+            let (ids, next) = pagination::page(ids, &starting_token, max_entries)?;
             let mut entries = Vec::with_capacity(ids.len());
             for id in ids {
                 for open in &pools {
@@ -440,7 +440,7 @@ impl Controller for ControllerService {
                         }
                     }
                 }
-                let (ids, next) = page::page(
+                let (ids, next) = pagination::page(
                     found.keys().cloned().collect(),
                     &request.starting_token,
                     request.max_entries,
@@ -510,7 +510,7 @@ impl Controller for ControllerService {
                         .then(|| driver.config.node.to_string())
                         .into_iter()
                         .collect(),
-                    volume_condition: Some(wire_condition(condition::of(&open, &volume)?)),
+                    volume_condition: Some(wire_condition(volume_health::of(&open, &volume)?)),
                 }),
             })
         })

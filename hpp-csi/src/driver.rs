@@ -11,9 +11,9 @@ use crate::device::Devices;
 use crate::error::{Error, Kind, Result};
 use crate::id::Id;
 use crate::locks::Locks;
-use crate::pool::identity::Remembered;
+use crate::pool::identity::KnownPools;
 use crate::pool::{Open, Pool, Snapshot, Volume};
-use crate::published::Published;
+use crate::publications::Publications;
 
 /// Key of the topology: a volume is where its node is.
 pub(crate) const TOPOLOGY_KEY: &str = "topology.hostpath.csi/node";
@@ -39,7 +39,7 @@ pub(crate) struct Driver {
     pub(crate) pools: Vec<Pool>,
     pub(crate) devices: Arc<Devices>,
     pub(crate) locks: Locks,
-    pub(crate) published: Published,
+    pub(crate) published: Publications,
     pub(crate) lanes: Lanes,
     wake: Mutex<Sender<()>>,
 }
@@ -60,7 +60,7 @@ impl Driver {
             }
         }
         config::apart(&resolved)?;
-        let remembered = Arc::new(Remembered::load(&config.state)?);
+        let remembered = Arc::new(KnownPools::load(&config.state)?);
         let devices = Arc::new(Devices::scan()?);
         let pools: Vec<Pool> = config
             .pools
@@ -73,7 +73,7 @@ impl Driver {
             pools,
             devices,
             locks: Locks::default(),
-            published: Published::default(),
+            published: Publications::default(),
             lanes: Lanes {
                 controller: Arc::new(Semaphore::new(CONTROLLERS)),
                 slow: Arc::new(Semaphore::new(SLOW)),

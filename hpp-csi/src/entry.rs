@@ -23,7 +23,7 @@ use crate::identity::IdentityService;
 use crate::metadata::MetadataService;
 use crate::node::NodeService;
 use crate::socket::Socket;
-use crate::{health, metrics, mounter, published, registration, worker};
+use crate::{health, metrics, mounter, publications, registration, worker};
 use csi::controller_server::ControllerServer;
 use csi::group_controller_server::GroupControllerServer;
 use csi::identity_server::IdentityServer;
@@ -65,10 +65,10 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 
 /// Serves until a signal comes.
 fn serve(config: Config) -> Result<()> {
-    crate::times::observe_syncs();
+    crate::latency::observe_syncs();
     let (driver, woken) = Driver::new(config)?;
     // Before the first request: load the published paths, and open the pools.
-    published::recover(&driver)?;
+    publications::recover(&driver)?;
     worker::start(driver.clone(), woken)?;
     let (stop, stopped) = watch::channel(false);
     serve::signals::watch(move |signal| {

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::plan::shown;
+use crate::amount::display;
 
 /// Kinds of error that callers handle differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +59,7 @@ impl Error {
         if self.kind() != Kind::Exhausted {
             return self;
         }
-        self.context(format!("pool {pool}: {} are asked for, {} are free", shown(asked), shown(free)))
+        self.context(format!("pool {pool}: {} are asked for, {} are free", display(asked), display(free)))
     }
 
     /// The same error with another kind.

@@ -16,7 +16,7 @@ mod frame;
 
 use tonic::Code;
 
-use frame::{Frame, Wrong, code, flag, kind, reset, send, unpadded};
+use frame::{Frame, Malformed, code, flag, kind, reset, send, unpadded};
 
 /// The client's connection preface.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -111,7 +111,7 @@ impl Connection {
             match self.step(output, &answer) {
                 Ok(true) => {}
                 Ok(false) => return Ok(()),
-                Err(Wrong(code, why)) => {
+                Err(Malformed(code, why)) => {
                     self.go_away(output, code);
                     return Err(End::Broken(why));
                 }
@@ -128,11 +128,11 @@ impl Connection {
         &mut self,
         output: &mut Vec<u8>,
         answer: &impl Fn(&[u8]) -> Result<Vec<u8>, Code>,
-    ) -> Result<bool, Wrong> {
+    ) -> Result<bool, Malformed> {
         if self.greeting == Greeting::Preface {
             let there = PREFACE.len().min(self.input.len());
             if self.input.iter().zip(PREFACE).any(|(is, should)| is != should) {
-                return Err(Wrong(code::PROTOCOL_ERROR, "no HTTP/2"));
+                return Err(Malformed(code::PROTOCOL_ERROR, "no HTTP/2"));
             }
             if there < PREFACE.len() {
                 return Ok(false);
@@ -143,7 +143,7 @@ impl Connection {
         let Some(frame) = Frame::take(&mut self.input)? else { return Ok(false) };
         if self.greeting == Greeting::Settings {
             if frame.kind != kind::SETTINGS || frame.flags & flag::ACK != 0 {
-                return Err(Wrong(code::PROTOCOL_ERROR, "no SETTINGS first"));
+                return Err(Malformed(code::PROTOCOL_ERROR, "no SETTINGS first"));
             }
             self.greeting = Greeting::Done;
         }
@@ -158,15 +158,15 @@ impl Connection {
     }
 
     /// Handles a frame. Returns the stream whose request it completes.
-    fn frame_came(&mut self, frame: Frame, output: &mut Vec<u8>) -> Result<Option<u32>, Wrong> {
+    fn frame_came(&mut self, frame: Frame, output: &mut Vec<u8>) -> Result<Option<u32>, Malformed> {
         let Frame { kind, flags, stream, payload } = frame;
         if self.block.is_some() != (kind == kind::CONTINUATION) {
-            return Err(Wrong(code::PROTOCOL_ERROR, "CONTINUATION missing, or out of place"));
+            return Err(Malformed(code::PROTOCOL_ERROR, "CONTINUATION missing, or out of place"));
         }
         let of_stream = matches!(kind, kind::DATA | kind::HEADERS | kind::PRIORITY | kind::RST_STREAM);
         let of_connection = matches!(kind, kind::SETTINGS | kind::PING | kind::GOAWAY);
         if of_stream && stream == 0 || of_connection && stream != 0 {
-            return Err(Wrong(code::PROTOCOL_ERROR, "a frame on a stream where it cannot be"));
+            return Err(Malformed(code::PROTOCOL_ERROR, "a frame on a stream where it cannot be"));
         }
         match kind {
             kind::DATA => return self.data(stream, flags, &payload, output),
@@ -174,28 +174,28 @@ impl Connection {
             kind::CONTINUATION => return self.continuation(stream, flags),
             kind::RST_STREAM => {
                 if payload.len() != 4 {
-                    return Err(Wrong(code::FRAME_SIZE_ERROR, "RST_STREAM of another size"));
+                    return Err(Malformed(code::FRAME_SIZE_ERROR, "RST_STREAM of another size"));
                 }
                 if stream > self.highest {
-                    return Err(Wrong(code::PROTOCOL_ERROR, "RST_STREAM before its stream"));
+                    return Err(Malformed(code::PROTOCOL_ERROR, "RST_STREAM before its stream"));
                 }
                 self.streams.retain(|open| open.id != stream);
             }
             kind::SETTINGS if flags & flag::ACK == 0 => {
                 if !payload.len().is_multiple_of(6) {
-                    return Err(Wrong(code::FRAME_SIZE_ERROR, "SETTINGS of another size"));
+                    return Err(Malformed(code::FRAME_SIZE_ERROR, "SETTINGS of another size"));
                 }
                 send(output, kind::SETTINGS, flag::ACK, 0, &[]);
             }
             kind::PING => {
                 if payload.len() != 8 {
-                    return Err(Wrong(code::FRAME_SIZE_ERROR, "PING of another size"));
+                    return Err(Malformed(code::FRAME_SIZE_ERROR, "PING of another size"));
                 }
                 if flags & flag::ACK == 0 {
                     send(output, kind::PING, flag::ACK, 0, &payload);
                 }
             }
-            kind::PUSH_PROMISE => return Err(Wrong(code::PROTOCOL_ERROR, "PUSH_PROMISE of a client")),
+            kind::PUSH_PROMISE => return Err(Malformed(code::PROTOCOL_ERROR, "PUSH_PROMISE of a client")),
             // Acknowledged SETTINGS; a client that goes away closes the connection by itself; priorities and windows
             // change nothing here; others are to be ignored.
             kind::SETTINGS | kind::GOAWAY | kind::PRIORITY | kind::WINDOW_UPDATE | 10..=u8::MAX => {}
@@ -209,20 +209,20 @@ impl Connection {
         flags: u8,
         payload: &[u8],
         output: &mut Vec<u8>,
-    ) -> Result<Option<u32>, Wrong> {
+    ) -> Result<Option<u32>, Malformed> {
         let block = unpadded(flags, payload)?;
         if flags & flag::PRIORITY != 0 && block.len() < 5 {
-            return Err(Wrong(code::FRAME_SIZE_ERROR, "HEADERS without their priority"));
+            return Err(Malformed(code::FRAME_SIZE_ERROR, "HEADERS without their priority"));
         }
         let ends_stream = flags & flag::END_STREAM != 0;
         if self.streams.iter().any(|stream| stream.id == id) {
             // Trailers.
             if !ends_stream {
-                return Err(Wrong(code::PROTOCOL_ERROR, "headers within a request"));
+                return Err(Malformed(code::PROTOCOL_ERROR, "headers within a request"));
             }
         } else if id > self.highest {
             if id.is_multiple_of(2) {
-                return Err(Wrong(code::PROTOCOL_ERROR, "a client's stream with a server's number"));
+                return Err(Malformed(code::PROTOCOL_ERROR, "a client's stream with a server's number"));
             }
             self.highest = id;
             self.calls = self.calls.saturating_add(1);
@@ -240,13 +240,13 @@ impl Connection {
         Ok(ends_stream.then_some(id))
     }
 
-    fn continuation(&mut self, id: u32, flags: u8) -> Result<Option<u32>, Wrong> {
+    fn continuation(&mut self, id: u32, flags: u8) -> Result<Option<u32>, Malformed> {
         let Some(block) = self.block.as_mut().filter(|block| block.stream == id) else {
-            return Err(Wrong(code::PROTOCOL_ERROR, "CONTINUATION of another stream"));
+            return Err(Malformed(code::PROTOCOL_ERROR, "CONTINUATION of another stream"));
         };
         block.frames = block.frames.saturating_add(1);
         if block.frames > CONTINUATIONS {
-            return Err(Wrong(code::ENHANCE_YOUR_CALM, "headers without end"));
+            return Err(Malformed(code::ENHANCE_YOUR_CALM, "headers without end"));
         }
         let ended = block.ends_stream.then_some(id);
         if flags & flag::END_HEADERS == 0 {
@@ -262,10 +262,10 @@ impl Connection {
         flags: u8,
         payload: &[u8],
         output: &mut Vec<u8>,
-    ) -> Result<Option<u32>, Wrong> {
+    ) -> Result<Option<u32>, Malformed> {
         let bytes = unpadded(flags, payload)?;
         if id > self.highest {
-            return Err(Wrong(code::PROTOCOL_ERROR, "DATA before its stream"));
+            return Err(Malformed(code::PROTOCOL_ERROR, "DATA before its stream"));
         }
         // The connection's window, which padding takes from too. A stream's own is larger than what it may send.
         if !payload.is_empty() {

@@ -15,33 +15,34 @@
 //!
 //! Not here: HTTP, logs and signals (`serve`), Kubernetes.
 
+mod amount;
 mod apply;
 mod args;
-mod condition;
 pub mod config;
 mod controller;
 mod device;
+mod directory;
 mod driver;
 mod entry;
 pub mod error;
 mod extents;
 mod fault;
-mod folder;
 mod group;
 mod health;
 mod http2;
 pub mod id;
 mod identity;
+mod latency;
 pub mod locks;
 mod metadata;
 mod metrics;
 mod mounter;
 mod mounts;
 mod node;
-mod page;
+mod pagination;
 mod plan;
 mod pool;
-mod published;
+mod publications;
 mod record;
 mod registration;
 mod request;
@@ -50,7 +51,7 @@ mod status;
 mod sys;
 #[cfg(test)]
 mod testing;
-mod times;
+mod volume_health;
 mod worker;
 
 pub use entry::run;

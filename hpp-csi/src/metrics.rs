@@ -13,11 +13,11 @@ use crate::device::Loop;
 use crate::driver::Driver;
 use crate::error::Result;
 use crate::id::Id;
+use crate::latency;
 use crate::plan::Room;
-use crate::pool::book::Line;
+use crate::pool::accounting::Line;
 use crate::pool::{IMAGE, Open};
 use crate::record::Shape;
-use crate::times;
 use dir::Dir;
 
 /// The routes of the metrics endpoint.
@@ -93,9 +93,9 @@ fn page(driver: &Driver) -> String {
     );
     tell_pools(&mut page, &ready, &pools);
     tell_volumes(&mut page, &volumes);
-    page.times("kubevirt_hpp_fsync_seconds", "Waits for the disk", &times::SYNCS);
+    page.times("kubevirt_hpp_fsync_seconds", "Waits for the disk", &latency::SYNCS);
     let clones = "Content of volumes and snapshots made of another's";
-    page.times("kubevirt_hpp_clone_seconds", clones, &times::CLONES);
+    page.times("kubevirt_hpp_clone_seconds", clones, &latency::CLONES);
     page.text()
 }
 

@@ -4,6 +4,7 @@
 use std::borrow::Borrow;
 use std::cmp::Ordering;
 
+use crate::amount::display;
 use crate::config::{Capacity, Reserve, share};
 use crate::error::{Error, Kind, Result};
 use crate::record::{Record, RecordSource, Shape};
@@ -163,36 +164,21 @@ pub(crate) fn admit(name: &str, room: &Room, new: u64) -> Result<()> {
         Capacity::Filesystem => Ok(()),
         Capacity::Request if room.free < room.reserve.of(room.size) => refused(format!(
             "{} are asked for, {} are free and {} of them are reserved",
-            shown(new),
-            shown(room.free),
-            shown(room.reserve.of(room.size))
+            display(new),
+            display(room.free),
+            display(room.reserve.of(room.size))
         )),
         Capacity::Request if new > available => refused(format!(
             "{} are asked for, {} are available: {} are free on the filesystem, {} of them are reserved, volumes may yet \
              take {}",
-            shown(new),
-            shown(available),
-            shown(room.free),
-            shown(room.reserve.of(room.size)),
-            shown(room.outstanding)
+            display(new),
+            display(available),
+            display(room.free),
+            display(room.reserve.of(room.size)),
+            display(room.outstanding)
         )),
         Capacity::Request => Ok(()),
     }
-}
-
-/// Bytes for people.
-pub(crate) fn shown(bytes: u64) -> String {
-    let units = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    let mut tenths = u128::from(bytes) * 10;
-    let mut unit = "bytes";
-    for larger in units {
-        if tenths < 10_240 {
-            break;
-        }
-        tenths /= 1024;
-        unit = larger;
-    }
-    if unit == "bytes" { format!("{bytes} bytes") } else { format!("{}.{} {unit}", tenths / 10, tenths % 10) }
 }
 
 /// Outcome of a ControllerExpandVolume request.
@@ -497,12 +483,5 @@ mod tests {
         assert!(!are_the_same(&["a", "b"], &["a"]));
         assert!(!are_the_same(&["a", "a"], &["a", "b"]));
         assert!(!are_the_same(&["a"], &[] as &[&str]));
-    }
-
-    #[test]
-    fn bytes_for_people() {
-        assert_eq!(shown(1023), "1023 bytes");
-        assert_eq!(shown(1536), "1.5 KiB");
-        assert_eq!(shown(u64::MAX), "15.9 EiB");
     }
 }

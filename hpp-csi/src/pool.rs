@@ -16,7 +16,7 @@
 //! A volume exists when its directory or file exists; a record alone is no volume. A pool is opened for every call and no
 //! descriptor of it is kept: its filesystem can be unmounted, and its absence is noticed at once.
 
-pub(crate) mod book;
+pub(crate) mod accounting;
 pub(crate) mod clone;
 pub(crate) mod copy;
 pub(crate) mod identity;
@@ -41,8 +41,8 @@ use crate::record::{self, RECORD_MAX, Record, Shape, SnapshotRecord};
 use crate::sys;
 use dir::{Dir, is_dir, is_file};
 
-use book::Book;
-use identity::Remembered;
+use accounting::Accounting;
+use identity::KnownPools;
 
 /// Our folder in a pool.
 pub(crate) const OWN: &str = crate::config::OWN_FOLDER;
@@ -58,7 +58,7 @@ pub(crate) const DATA: &str = "data";
 pub(crate) struct Pool {
     pub(crate) config: PoolConfig,
     node: Id,
-    remembered: Arc<Remembered>,
+    remembered: Arc<KnownPools>,
     pub(crate) devices: Arc<Devices>,
     known: Mutex<Option<Arc<Known>>>,
 }
@@ -71,7 +71,7 @@ pub(crate) struct Known {
     pub(crate) sharing: bool,
     /// Whether project quota is enforced.
     pub(crate) quota: bool,
-    pub(crate) book: Mutex<Book>,
+    pub(crate) book: Mutex<Accounting>,
     /// When the records of a shared pool were last changed, as far as they are in the book.
     pub(crate) records: Mutex<Option<scan::Stamp>>,
 }
@@ -85,7 +85,7 @@ impl Known {
     }
 
     /// The book, for a moment.
-    pub(crate) fn book(&self) -> std::sync::MutexGuard<'_, Book> {
+    pub(crate) fn book(&self) -> std::sync::MutexGuard<'_, Accounting> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -135,7 +135,7 @@ impl Pool {
     pub(crate) fn new(
         config: PoolConfig,
         node: Id,
-        remembered: Arc<Remembered>,
+        remembered: Arc<KnownPools>,
         devices: Arc<Devices>,
     ) -> Self {
         Self { config, node, remembered, devices, known: Mutex::new(None) }
@@ -382,11 +382,11 @@ impl Open<'_> {
 
     /// Bytes that a volume owns alone and that sharing them would have it take again.
     pub(crate) fn owned(&self, id: &Id) -> u64 {
-        self.known.book().volumes.get(id).map_or(0, book::Line::to_share)
+        self.known.book().volumes.get(id).map_or(0, accounting::Line::to_share)
     }
 
     /// The same, by the book in hand.
-    pub(crate) fn room_by(&self, book: &Book) -> Room {
+    pub(crate) fn room_by(&self, book: &Accounting) -> Room {
         let size = self.size_and_free().0;
         // The pool was opened before others wrote, and before what is in the book.
         let free = fstatvfs(&self.root).map_or(0, |now| now.f_bavail.saturating_mul(now.f_frsize));

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use crate::driver::Driver;
 use crate::error::{Error, Result};
-use crate::pool::book::Looks;
+use crate::pool::accounting::Looks;
 use crate::pool::{Pool, scan, trash, tree};
-use crate::published;
+use crate::publications;
 
 /// Time between two looks at whether the pools are there.
 const ROUND: Duration = Duration::from_secs(10);
@@ -37,7 +37,7 @@ fn work(driver: &Driver, woken: &Receiver<()>) {
             let result = round(driver, pool, looks, begun);
             // A pool that came back may have volumes that are published.
             if result.is_ok() && *was_ready == Some(false) {
-                drop(published::recover(driver));
+                drop(publications::recover(driver));
             }
             match (&result, *was_ready) {
                 (Err(error), None | Some(true)) => {

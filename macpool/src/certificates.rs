@@ -2,7 +2,7 @@
 //! random keys.
 //!
 //! Not here: when which certificate is replaced ([`serve::authority`]); the Secret, the webhook's caBundle
-//! ([`crate::upkeep`]).
+//! ([`crate::store`]).
 
 use serde::{Deserialize, Serialize};
 use serve::authority::{self, Identity, Intervals, Leaf, Profile, Step};

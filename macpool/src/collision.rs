@@ -11,7 +11,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use serde_json::Value;
 
-use crate::manifest;
+use crate::fields;
 use api::net::Mac;
 use api::net::pool::{Owner, View};
 
@@ -34,11 +34,11 @@ impl Runner {
         if object.pointer("/status/phase").and_then(Value::as_str) != Some("Running") {
             return None;
         }
-        let seen = manifest::seen(view, object)?;
+        let seen = fields::seen(view, object)?;
         let (macs, migration) = match view {
             View::Machine => return None,
             View::Instance => {
-                let given = manifest::interfaces(object.get("spec"));
+                let given = fields::interfaces(object.get("spec"));
                 let ours: HashSet<&str> =
                     given.iter().filter(|one| one.managed).filter_map(|one| one.name).collect();
                 let interfaces = object.pointer("/status/interfaces").and_then(Value::as_array);
@@ -54,11 +54,11 @@ impl Runner {
             }
             // A guest's pod has its instance's addresses.
             View::Pod if seen.owner.guest.is_some() => return None,
-            View::Pod if manifest::annotation(object, manifest::NETWORK_STATUS).is_none() => return None,
+            View::Pod if fields::annotation(object, fields::NETWORK_STATUS).is_none() => return None,
             View::Pod => (seen.macs, [None, None]),
         };
         let macs: Vec<Mac> = macs;
-        let uid = manifest::metadata(object, "uid").unwrap_or_default().into();
+        let uid = fields::metadata(object, "uid").unwrap_or_default().into();
         (!macs.is_empty()).then_some(Self { owner: seen.owner, uid, macs, migration })
     }
 
@@ -207,12 +207,12 @@ mod tests {
         assert_eq!(Runner::read(View::Instance, &object), None);
         let mut pod = json!({
             "metadata": {"namespace": "n", "name": "p", "annotations": {
-                manifest::NETWORKS: r#"[{"name":"x","mac":"02:00:00:00:00:01"}]"#,
+                fields::NETWORKS: r#"[{"name":"x","mac":"02:00:00:00:00:01"}]"#,
             }},
             "status": {"phase": "Running"},
         });
         assert_eq!(Runner::read(View::Pod, &pod), None, "not attached yet");
-        pod["metadata"]["annotations"][manifest::NETWORK_STATUS] = "[]".into();
+        pod["metadata"]["annotations"][fields::NETWORK_STATUS] = "[]".into();
         assert_eq!(Runner::read(View::Pod, &pod).unwrap().macs.len(), 1);
         pod["metadata"]["ownerReferences"] = json!([{"kind": "VirtualMachineInstance", "name": "a"}]);
         assert_eq!(Runner::read(View::Pod, &pod), None);
@@ -255,8 +255,8 @@ mod tests {
                     "name": name,
                     "ownerReferences": [{"kind": "VirtualMachineInstance", "name": "a"}],
                     "annotations": {
-                        manifest::NETWORKS: format!(r#"[{{"name":"x","mac":"{}"}}]"#, mac[0]),
-                        manifest::NETWORK_STATUS: "[]",
+                        fields::NETWORKS: format!(r#"[{{"name":"x","mac":"{}"}}]"#, mac[0]),
+                        fields::NETWORK_STATUS: "[]",
                     },
                 },
                 "status": {"phase": "Running"},

@@ -1,8 +1,8 @@
 //! Wires a process together: arguments, logs, the API server, the webhook, the signals.
 //!
 //! ```text
-//!  start ─► everything is loaded, or QUIET is over ─► the webhook's port is open
-//!  SIGTERM ─► not ready any more ─► LINGER: still answered ─► no new connections, DRAIN at most ─► our blocks are others' ─► 0
+//!  start ─► everything is loaded, or STARTUP_GRACE is over ─► the webhook's port is open
+//!  SIGTERM ─► not ready any more ─► RELEASE_TIMEOUT: still answered ─► no new connections, DRAIN at most ─► our blocks are others' ─► 0
 //! ```
 //!
 //! All of it takes less than the 5 seconds that upstream's manifest gives. A second signal ends it at once.
@@ -25,25 +25,25 @@ use crate::args::Args;
 use crate::blocks::{Ledger, Me};
 use crate::config::{Config, Duty};
 use crate::error::{Error, Kind, Result};
-use crate::guard::Guard;
+use crate::metrics_auth::MetricsAuth;
 use crate::peers::{self, Peers};
 use crate::state::State;
 use crate::tls::InUse;
 use crate::webhook::Webhook;
-use crate::{metrics, upkeep, watch};
+use crate::{metrics, store, watch};
 use api::net::pool::Pool;
 
 /// How long the webhook's port stays closed while the replica is not loaded: refused callers can ask another replica. Then it
 /// is opened anyway, for liveness probes.
-const QUIET: Duration = Duration::from_secs(10);
+const STARTUP_GRACE: Duration = Duration::from_secs(10);
 /// How long reviews are answered after readiness ends: the Service follows within a second or two.
-const LINGER: Duration = Duration::from_secs(2);
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long reviews may take that are on their way then.
 const DRAIN: Duration = Duration::from_millis(1500);
 /// How long an answer of the API server may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long telling others that they may have our blocks may take.
-const FAREWELL: Duration = Duration::from_secs(1);
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(1);
 
 /// The program: arguments in (its name first), exit code out.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
@@ -111,13 +111,13 @@ fn client() -> cluster::Result<Client> {
 async fn work(config: Config, mut stopped: Receiver<u32>) -> Result<()> {
     let client = client()
         .map_err(|error| Error::with(Kind::Unreachable, "no way to the API server is configured", error))?;
-    let incarnation = format!("{:016x}", u64::from_ne_bytes(upkeep::random()));
-    let cursor = u64::from_ne_bytes(upkeep::random()) & ((1 << 48) - 1);
+    let incarnation = format!("{:016x}", u64::from_ne_bytes(store::random()));
+    let cursor = u64::from_ne_bytes(store::random()) & ((1 << 48) - 1);
     let me = Me { name: config.name.clone(), incarnation, address: config.address.clone() };
     let Duty::Addresses(range) = config.duty else {
         let certificates = InUse::default();
         tokio::select! {
-            () = upkeep::certificates(&client, &config, &certificates) => {}
+            () = store::certificates(&client, &config, &certificates) => {}
             () = signals(&mut stopped, 1) => {}
         }
         return Ok(());
@@ -133,7 +133,7 @@ async fn work(config: Config, mut stopped: Receiver<u32>) -> Result<()> {
     tracing::info!(%range, webhook = %config.webhook, "starting");
     let (close, closing) = channel(false);
     let reviewed = async {
-        let _either = tokio::time::timeout(QUIET, state.ready()).await;
+        let _either = tokio::time::timeout(STARTUP_GRACE, state.ready()).await;
         let reviews = listen(config.webhook)?;
         webhook.serve(reviews, closing).await;
         Ok(())
@@ -145,7 +145,7 @@ async fn work(config: Config, mut stopped: Receiver<u32>) -> Result<()> {
                 signals(&mut stopped, 1).await;
                 state.leave();
                 // The API server stops sending reviews in this time.
-                tokio::time::sleep(if state.is_ready() { LINGER } else { Duration::ZERO }).await;
+                tokio::time::sleep(if state.is_ready() { RELEASE_TIMEOUT } else { Duration::ZERO }).await;
                 close.send_replace(true);
                 tokio::time::sleep(DRAIN).await;
             } => Ok(()),
@@ -153,18 +153,18 @@ async fn work(config: Config, mut stopped: Receiver<u32>) -> Result<()> {
     };
     let ended = tokio::select! {
         ended = answered => ended,
-        ended = upkeep::blocks(&client, &config, &state) => ended,
+        ended = store::blocks(&client, &config, &state) => ended,
         ((), (), (), ()) = async {
             tokio::join!(
                 watch::all(&client, &config, &state),
-                upkeep::certificates(&client, &config, &state.certificates),
+                store::certificates(&client, &config, &state.certificates),
                 peers::serve(others, state.clone()),
                 watch::tell(&client, &config, &state),
             )
         } => Ok(()),
     };
     ended?;
-    match tokio::time::timeout(FAREWELL, upkeep::leave(&client, &config, &state)).await {
+    match tokio::time::timeout(SHUTDOWN_GRACE, store::leave(&client, &config, &state)).await {
         Ok(Ok(())) => tracing::info!("others may have our blocks"),
         Ok(Err(error)) => tracing::warn!(error = error.chain(), "others must find out that we have left"),
         Err(_) => tracing::warn!("others must find out that we have left"),
@@ -176,8 +176,8 @@ fn serve_metrics(client: &Client, config: &Config, state: &Arc<State>) {
     let Some(address) = config.metrics else { return };
     let crate::tls::Offer { only_tls13, ciphers } = config.offer.clone();
     let identity = Identity { only_tls13, ciphers, ..Identity::self_signed() };
-    let guard = Guard::new(client.clone());
-    let guard: serve::http::Guard = Box::new(move |token| guard.judge(token));
+    let guard = MetricsAuth::new(client.clone());
+    let guard: serve::http::Guard = Box::new(move |token| guard.authorize(token));
     let served = serve::http::serve(address, Some(&identity), Some(guard), metrics::routes(state.clone()));
     if let Err(error) = served {
         // Addresses matter more than metrics.

@@ -4,7 +4,7 @@
 //! ```text
 //!  API server ──review──► webhook ─► review ─► pool ◄── watch ◄── objects that are there
 //!                            │ mTLS, 200 ms     ▲ blocks
-//!                            └─► peers          └── upkeep ◄─compare-and-swap─► one ConfigMap; Secret, caBundle
+//!                            └─► peers          └── store  ◄─compare-and-swap─► one ConfigMap; Secret, caBundle
 //! ```
 //!
 //! Pure:
@@ -27,16 +27,16 @@ mod config;
 mod decision;
 mod entry;
 pub mod error;
-mod guard;
-mod lean;
-pub mod manifest;
+pub mod fields;
 mod metrics;
+mod metrics_auth;
 pub mod namespaces;
+mod partial_object;
 mod peers;
 pub mod review;
 mod state;
+mod store;
 mod tls;
-mod upkeep;
 mod watch;
 mod webhook;
 

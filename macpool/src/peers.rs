@@ -106,7 +106,7 @@ impl Keep {
 
 /// The answer.
 #[derive(Debug, Serialize, Deserialize)]
-enum Said {
+enum Response {
     /// Whether another object has each of the addresses.
     Kept(Vec<bool>),
     /// An AdmissionReview, if it allows.
@@ -170,7 +170,7 @@ async fn answer_all(stream: TcpStream, material: Material, state: &State, slot: 
     }
 }
 
-fn answer(state: &State, call: Call) -> Said {
+fn answer(state: &State, call: Call) -> Response {
     match call {
         Call::Keep(keep) => {
             let view = if keep.pod { View::Pod } else { View::Machine };
@@ -190,17 +190,17 @@ fn answer(state: &State, call: Call) -> Said {
                     }
                 }
             }
-            Said::Kept(taken)
+            Response::Kept(taken)
         }
         // Before all objects are known, an address that one of them has could be given out.
-        Call::Review { .. } if !state.is_ready() => Said::Reviewed(None),
+        Call::Review { .. } if !state.is_ready() => Response::Reviewed(None),
         Call::Review { pods, body, taken } => {
             let hook = if pods { Hook::Pods } else { Hook::Machines };
             let review = Review::read(hook, body.as_bytes()).ok();
             let taken = taken.into_iter().filter_map(Mac::new).map(|mac| (mac, Answer::Taken)).collect();
             let reply = review.map(|review| decide(state, review, &taken));
             let reply = reply.filter(Reply::is_allowed);
-            Said::Reviewed(reply.map(|reply| reply.document().to_string()))
+            Response::Reviewed(reply.map(|reply| reply.document().to_string()))
         }
     }
 }
@@ -210,7 +210,7 @@ struct Asked {
     /// The bytes to write; gone, when the caller no longer waits for the answer.
     bytes: Weak<Vec<u8>>,
     /// Where the answer goes.
-    answer: oneshot::Sender<Said>,
+    answer: oneshot::Sender<Response>,
 }
 
 /// Which calls share a connection: a long review holds up no question.
@@ -240,11 +240,11 @@ impl Peers {
     pub(crate) async fn keep(&self, state: &Arc<State>, address: &str, keep: Keep) -> Option<Vec<Answer>> {
         let count = keep.macs.len();
         match self.call(state, address, &Call::Keep(keep)).await? {
-            Said::Kept(taken) if taken.len() == count => {
+            Response::Kept(taken) if taken.len() == count => {
                 let answer = |taken| if taken { Answer::Taken } else { Answer::Free };
                 Some(taken.into_iter().map(answer).collect())
             }
-            Said::Kept(_) | Said::Reviewed(_) => None,
+            Response::Kept(_) | Response::Reviewed(_) => None,
         }
     }
 
@@ -260,8 +260,8 @@ impl Peers {
         let body = String::from_utf8(body.to_vec()).ok()?;
         let taken = taken.iter().map(|mac| mac.bits()).collect();
         match self.call(state, address, &Call::Review { pods: hook == Hook::Pods, body, taken }).await? {
-            Said::Reviewed(reply) => reply,
-            Said::Kept(_) => None,
+            Response::Reviewed(reply) => reply,
+            Response::Kept(_) => None,
         }
     }
 
@@ -282,7 +282,7 @@ impl Peers {
         lines.entry(key).or_insert_with(begin).clone()
     }
 
-    async fn call(&self, state: &Arc<State>, address: &str, call: &Call) -> Option<Said> {
+    async fn call(&self, state: &Arc<State>, address: &str, call: &Call) -> Option<Response> {
         let used = if matches!(call, Call::Keep(_)) { Use::Questions } else { Use::Reviews };
         let line = self.line(state, address, used);
         let bytes = Arc::new(framed(call).ok()?);
@@ -370,7 +370,7 @@ async fn write_calls(
 /// Gives answers to their callers, in the order of the calls.
 async fn read_answers(mut reader: impl AsyncRead + Unpin, waiting: &Waiting) -> io::Result<()> {
     loop {
-        let said = read::<Said>(&mut reader).await?;
+        let said = read::<Response>(&mut reader).await?;
         let next = waiting.lock().pop_front();
         let Some((_, answer)) = next else { return Err(io::Error::other("an answer without a request")) };
         // A caller that no longer waits has decided without it.
@@ -380,10 +380,10 @@ async fn read_answers(mut reader: impl AsyncRead + Unpin, waiting: &Waiting) -> 
 
 /// Calls that were written, oldest first: since when, and where their answers go.
 #[derive(Default)]
-struct Waiting(Mutex<VecDeque<(Instant, oneshot::Sender<Said>)>>);
+struct Waiting(Mutex<VecDeque<(Instant, oneshot::Sender<Response>)>>);
 
 impl Waiting {
-    fn lock(&self) -> MutexGuard<'_, VecDeque<(Instant, oneshot::Sender<Said>)>> {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<(Instant, oneshot::Sender<Response>)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -424,7 +424,7 @@ mod tests {
         TlsAcceptor::from(state.certificates.material().unwrap().peers).accept(stream).await.unwrap()
     }
 
-    async fn say(stream: &mut (impl AsyncWrite + Unpin), said: Said) {
+    async fn say(stream: &mut (impl AsyncWrite + Unpin), said: Response) {
         write(stream, &framed(&said).unwrap()).await.unwrap();
     }
 
@@ -439,7 +439,7 @@ mod tests {
         ] {
             let state = state("a");
             state.lock().pool.observe(&owner("other"), None, vec![all[1]]);
-            let Said::Kept(taken) =
+            let Response::Kept(taken) =
                 answer(&state, Call::Keep(Keep::new(&all, &owner("v"), 1, dry_run, policy)))
             else {
                 panic!("another answer")
@@ -465,7 +465,7 @@ mod tests {
         for (taken, allowed) in [(vec![], true), (vec![mac.bits()], false)] {
             let state = state("a");
             state.lock().policy = Policy::Reject;
-            let Said::Reviewed(reply) =
+            let Response::Reviewed(reply) =
                 answer(&state, Call::Review { pods: false, body: body.clone(), taken })
             else {
                 panic!("another answer")
@@ -481,7 +481,7 @@ mod tests {
         let early = State::new(pool, ledger, Policy::Allow);
         assert!(matches!(
             answer(&early, Call::Review { pods: false, body, taken: Vec::new() }),
-            Said::Reviewed(None)
+            Response::Reviewed(None)
         ));
     }
 
@@ -508,7 +508,7 @@ mod tests {
                 all.push(keep.macs[0]);
             }
             for mac in all {
-                say(&mut stream, Said::Kept(vec![mac % 3 == 0])).await;
+                say(&mut stream, Response::Kept(vec![mac % 3 == 0])).await;
             }
             stream
         };
@@ -537,8 +537,8 @@ mod tests {
         // The caller of the first call is gone; the second call uses the same connection.
         let (answers, ()) = tokio::join!(peers.keep(&state, &address, keep(2)), async {
             read::<Call>(&mut stream).await.unwrap();
-            say(&mut stream, Said::Kept(vec![true])).await;
-            say(&mut stream, Said::Kept(vec![false])).await;
+            say(&mut stream, Response::Kept(vec![true])).await;
+            say(&mut stream, Response::Kept(vec![false])).await;
         });
         assert_eq!(answers, Some(vec![Answer::Free]));
         // The connection ends: the next question comes on another.
@@ -546,7 +546,7 @@ mod tests {
         let (answers, _stream) = tokio::join!(peers.keep(&state, &address, keep(3)), async {
             let mut stream = accepted(&listener, &state).await;
             read::<Call>(&mut stream).await.unwrap();
-            say(&mut stream, Said::Kept(vec![true])).await;
+            say(&mut stream, Response::Kept(vec![true])).await;
             stream
         });
         assert_eq!(answers, Some(vec![Answer::Taken]));

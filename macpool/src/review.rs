@@ -18,9 +18,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Value, json};
 
 use crate::error::{Error, Kind, Result};
-use crate::manifest::{
-    self, Address, INTERFACES, LEGACY_FINALIZER, NETWORK_STATUS, NETWORKS, STAMP, TEMPLATE,
-};
+use crate::fields::{self, Address, INTERFACES, LEGACY_FINALIZER, NETWORK_STATUS, NETWORKS, STAMP, TEMPLATE};
 use crate::namespaces::Policy;
 use api::net::Mac;
 use api::net::pool::{Owner, Pool, Stamp, View};
@@ -290,7 +288,7 @@ impl Wants {
 }
 
 fn stamp_patch(at: StampAt, stamp: Stamp) -> Value {
-    let text = manifest::stamp_text(stamp);
+    let text = fields::stamp_text(stamp);
     match at {
         StampAt::Annotations => {
             let path = format!("/metadata/annotations/{}", STAMP.replace('/', "~1"));
@@ -344,11 +342,11 @@ impl<'a> Request<'a> {
         if text("subResource").is_some() {
             return None;
         }
-        let namespace = text("namespace").or(manifest::metadata(object, "namespace")).unwrap_or_default();
-        let owner = match manifest::metadata(object, "name").or(text("name")) {
+        let namespace = text("namespace").or(fields::metadata(object, "namespace")).unwrap_or_default();
+        let owner = match fields::metadata(object, "name").or(text("name")) {
             Some(name) => Owner::new(view, namespace, name),
             None => {
-                let prefix = manifest::metadata(object, "generateName").unwrap_or_default();
+                let prefix = fields::metadata(object, "generateName").unwrap_or_default();
                 Owner::unnamed(view, namespace, prefix, uid)
             }
         };
@@ -398,12 +396,12 @@ fn machine(request: &Value, uid: &str) -> Draft {
         Some(Value::Object(_)) => Some(StampAt::Annotations),
         Some(Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_)) => None,
     };
-    let interfaces = manifest::interfaces(request.object.pointer(TEMPLATE));
+    let interfaces = fields::interfaces(request.object.pointer(TEMPLATE));
     if interfaces.len() > INTERFACES_MAX {
         return refuse(format!("{} interfaces; {INTERFACES_MAX} are possible", interfaces.len()));
     }
-    let old = manifest::interfaces(request.old.and_then(|old| old.pointer(TEMPLATE)));
-    let had: Vec<Mac> = old.iter().filter_map(manifest::Interface::mac).collect();
+    let old = fields::interfaces(request.old.and_then(|old| old.pointer(TEMPLATE)));
+    let had: Vec<Mac> = old.iter().filter_map(fields::Interface::mac).collect();
     let mut names = std::collections::HashSet::new();
     let mut own: Vec<Mac> = Vec::new();
     // Those of interfaces that are none of our business.
@@ -450,15 +448,15 @@ fn machine(request: &Value, uid: &str) -> Draft {
             None => wishes.push(Wish::Any(interface.index)),
         }
     }
-    let stamped = request.old.and_then(|old| manifest::annotation(old, STAMP)).and_then(manifest::stamp_of);
+    let stamped = request.old.and_then(|old| fields::annotation(old, STAMP)).and_then(fields::stamp_of);
     let Request { owner, dry_run, .. } = request;
     Draft::Want(Box::new(Wants { owner, dry_run, stamp, stamped, kept, restored, wishes, networks: None }))
 }
 
 /// The previous address of an interface of this name.
-fn before(old: &[manifest::Interface<'_>], interface: &manifest::Interface<'_>) -> Option<Mac> {
+fn before(old: &[fields::Interface<'_>], interface: &fields::Interface<'_>) -> Option<Mac> {
     let same = old.iter().filter(|old| old.name.is_some() && old.name == interface.name);
-    same.filter_map(manifest::Interface::mac).find(|mac| mac.is_usable())
+    same.filter_map(fields::Interface::mac).find(|mac| mac.is_usable())
 }
 
 /// Whether an update changes what the stamp is for.
@@ -480,14 +478,14 @@ fn released(finalizers: Option<&Value>) -> Draft {
 
 fn pod(request: &Value, uid: &str) -> Draft {
     let Some(mut request) = Request::read(request, View::Pod, uid) else { return Draft::Pass };
-    if !request.creates || manifest::annotation(request.object, NETWORK_STATUS).is_some() {
+    if !request.creates || fields::annotation(request.object, NETWORK_STATUS).is_some() {
         return Draft::Pass;
     }
-    let Some(networks) = manifest::networks(request.object) else { return Draft::Pass };
+    let Some(networks) = fields::networks(request.object) else { return Draft::Pass };
     if networks.len() > INTERFACES_MAX {
         return refuse(format!("{} networks; {INTERFACES_MAX} are possible", networks.len()));
     }
-    request.owner.guest = manifest::guest_of(request.object).map(Into::into);
+    request.owner.guest = fields::guest_of(request.object).map(Into::into);
     let mut wishes = Vec::new();
     for (index, network) in networks.iter().enumerate() {
         let Some(network) = network.as_object() else { continue };

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::blocks::{FENCE, Ledger, RETURNED_MAX, Turn, enough, has};
 use crate::collision::{Collision, Runner, Running};
-use crate::manifest;
+use crate::fields;
 use crate::namespaces::{Labels, POLICY, Policy, Selector};
 use crate::tls::InUse;
 use api::net::pool::{Block, Pool, Stamp, View};
@@ -117,7 +117,7 @@ impl State {
 
     /// An object is there.
     pub(crate) fn observe(&self, view: View, object: &Value) {
-        let Some(seen) = manifest::seen(view, object) else { return };
+        let Some(seen) = fields::seen(view, object) else { return };
         let mut known = self.lock();
         if let Some(prefix) = &seen.prefix {
             known.pool.named(&seen.owner, prefix, &seen.macs);
@@ -130,7 +130,7 @@ impl State {
 
     /// An object is gone.
     pub(crate) fn forget(&self, view: View, object: &Value) {
-        let Some(seen) = manifest::seen(view, object) else { return };
+        let Some(seen) = fields::seen(view, object) else { return };
         let mut known = self.lock();
         known.pool.forget(&seen.owner, seen.stamp);
         known.running.set(&seen.owner, None);
@@ -248,7 +248,7 @@ impl Known {
         self.unmet.remove(name);
         let labels = object.pointer("/metadata/labels").and_then(Value::as_object).into_iter().flatten();
         let labels = labels.filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())));
-        let policy = manifest::annotation(object, POLICY).and_then(|text| {
+        let policy = fields::annotation(object, POLICY).and_then(|text| {
             let policy = text.parse();
             if let Err(error) = &policy {
                 tracing::warn!(namespace = name, %error, "the annotation {POLICY} is ignored");

@@ -13,7 +13,7 @@ use crate::collision::Collision;
 use crate::config::{
     CONFIGURATION, Config, EVENTS, HOOKS, INSTANCES, MACHINES, MAPS, NAMESPACES, PODS, RANGE_MAP, WEBHOOKS,
 };
-use crate::lean::Lean;
+use crate::partial_object::PartialObject;
 use crate::state::{Part, State};
 use api::net::Range;
 use api::net::pool::{Owner, View};
@@ -59,20 +59,20 @@ pub(crate) async fn all(client: &Client, config: &Config, state: &Arc<State>) {
 async fn follow_objects(client: Client, state: Arc<State>, resource: Resource, view: View, part: Part) {
     // Without the text of one object, a list does not show which known objects are gone.
     let mut readable = true;
-    let never = follow::<Lean>(&client, resource, &Scope::all(), |news| match news {
+    let never = follow::<PartialObject>(&client, resource, &Scope::all(), |news| match news {
         News::Begin => {
             readable = true;
             let mut known = state.lock();
             known.pool.begin_listing(view);
             known.running.begin_listing(view);
         }
-        News::Present(_, Lean(object)) => state.observe(view, &object),
+        News::Present(_, PartialObject(object)) => state.observe(view, &object),
         News::Unreadable(meta, error) => {
             readable = false;
             let (line, column, kind) = (error.line(), error.column(), resource.plural);
             tracing::warn!(kind, object = %meta.key, line, column, "its MAC addresses cannot be read");
         }
-        News::Gone(_, Some(Lean(object))) => state.forget(view, &object),
+        News::Gone(_, Some(PartialObject(object))) => state.forget(view, &object),
         News::Gone(meta, None) => {
             let owner = Owner::new(view, meta.key.namespace(), meta.key.name());
             let mut known = state.lock();

@@ -195,7 +195,7 @@ fn a_stamp_is_later_than_the_one_before() {
     assert_eq!(object["metadata"]["annotations"][ANNOTATION], "2026-09-21T14:13:29.000000001Z");
     let given = mac(addresses(&object)[0].as_str().unwrap());
     // News of the object as it was.
-    let before = macpool::manifest::stamp_of(ahead);
+    let before = macpool::fields::stamp_of(ahead);
     pool.observe(&owner("a"), before, vec![]);
     assert!(!pool.is_free(given));
     pool.observe(&owner("a"), before.map(|before| before + 1), vec![]);

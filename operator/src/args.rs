@@ -68,7 +68,7 @@ pub struct Run {
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// Namespace of the installation; leases, certificates and settings are kept there
-    #[arg(long, env = "OPERATOR_NAMESPACE", default_value = crate::config::NAMESPACE)]
+    #[arg(long, env = "OPERATOR_NAMESPACE", default_value = crate::defaults::NAMESPACE)]
     pub namespace: String,
     /// Name of this replica in leases and events; by default the host name, which is the pod's name
     #[arg(long, env = "POD_NAME", value_name = "NAME")]
@@ -100,10 +100,10 @@ pub struct Run {
 #[derive(Debug, Group)]
 pub struct Manifests {
     /// Namespace of the platform's own pods
-    #[arg(long, default_value = crate::config::NAMESPACE)]
+    #[arg(long, default_value = crate::defaults::NAMESPACE)]
     pub namespace: String,
     /// Images of the programs; {program} stands for operator, virt-agent, macpool, …
-    #[arg(long, value_name = "TEMPLATE", default_value = crate::install::IMAGE)]
+    #[arg(long, value_name = "TEMPLATE", default_value = crate::defaults::IMAGE)]
     pub image: String,
     /// Replicas of the operator: 2 where two nodes can run them, else 1
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=9))]
@@ -148,7 +148,7 @@ pub struct SupportBundle {
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// Namespace of the platform
-    #[arg(long, env = "OPERATOR_NAMESPACE", default_value = crate::config::NAMESPACE)]
+    #[arg(long, env = "OPERATOR_NAMESPACE", default_value = crate::defaults::NAMESPACE)]
     pub namespace: String,
 }
 
@@ -163,7 +163,7 @@ pub struct Uninstall {
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// Namespace of the platform
-    #[arg(long, env = "OPERATOR_NAMESPACE", default_value = crate::config::NAMESPACE)]
+    #[arg(long, env = "OPERATOR_NAMESPACE", default_value = crate::defaults::NAMESPACE)]
     pub namespace: String,
     /// Remove only the objects that switch the platform on, and wait until they are gone
     #[arg(long)]

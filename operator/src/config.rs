@@ -11,9 +11,6 @@ use crate::install::Settings;
 /// Names of the groups of controllers, which are also the ends of their leases' names.
 pub const AREAS: [&str; 4] = ["compute", "storage", "volumes", "platform"];
 
-/// Default namespace of the platform: the one that HyperConverged uses.
-pub const NAMESPACE: &str = "kubevirt-hyperconverged";
-
 /// Stands for a program's name in the template of images.
 const PROGRAM: &str = "{program}";
 
@@ -127,6 +124,7 @@ mod tests {
 
     use super::*;
     use crate::args::{Args, Command};
+    use crate::defaults::NAMESPACE;
 
     fn config(arguments: &[&str]) -> Result<Config> {
         let args = Args::try_parse_from(["operator", "run"].iter().chain(arguments)).unwrap();

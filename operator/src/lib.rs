@@ -26,6 +26,7 @@ mod bundle;
 pub mod compute;
 pub mod config;
 pub mod context;
+pub mod defaults;
 pub mod entry;
 mod error;
 mod flavor;

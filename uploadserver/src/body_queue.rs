@@ -32,7 +32,7 @@ enum Pieces {
 }
 
 /// The sending side.
-pub(crate) struct Feed {
+pub(crate) struct BodyQueue {
     /// Held by the sending request.
     pieces: tokio::sync::Mutex<mpsc::Sender<Pieces>>,
     /// Counts the requests that want to send: all but the last give up.
@@ -74,11 +74,11 @@ pub(crate) enum SendOutcome {
 }
 
 /// A queue for an upload of `length` bytes, if that is known.
-pub(crate) fn feed(length: Option<u64>, runtime: Handle) -> (Feed, Reader) {
+pub(crate) fn feed(length: Option<u64>, runtime: Handle) -> (BodyQueue, Reader) {
     let (pieces, queue) = mpsc::channel(QUEUE);
     let (cancelled, watched) = watch::channel(false);
     let state = State { offset: 0, complete: false, length, waiting: Some(Instant::now()), sending: true };
-    let feed = Feed {
+    let feed = BodyQueue {
         pieces: tokio::sync::Mutex::new(pieces),
         turn: watch::Sender::new(0),
         state: Mutex::new(state),
@@ -98,7 +98,7 @@ pub(crate) fn feed(length: Option<u64>, runtime: Handle) -> (Feed, Reader) {
 }
 
 /// Marks a body as being sent until it is dropped: futures of broken connections just end.
-struct Sending<'a>(&'a Feed);
+struct Sending<'a>(&'a BodyQueue);
 
 impl Drop for Sending<'_> {
     fn drop(&mut self) {
@@ -107,7 +107,7 @@ impl Drop for Sending<'_> {
     }
 }
 
-impl Feed {
+impl BodyQueue {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -8,7 +8,7 @@ use disk_image::volume::{self, Done, Error, Holds, Session};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use crate::body_queue::{self, Feed};
+use crate::body_queue::{self, BodyQueue};
 use crate::decode::{Body, Shape};
 
 /// How it ended.
@@ -19,7 +19,7 @@ pub(crate) struct Upload {
     /// Unguessable, for the path of a resumable one.
     pub(crate) name: String,
     /// Where its bytes go in.
-    pub(crate) feed: Feed,
+    pub(crate) feed: BodyQueue,
     /// How far it is.
     pub(crate) session: Session,
     /// It can be resumed after its connection broke.

@@ -30,7 +30,7 @@ use mutate::mutate;
 use places::guest::Dice;
 use places::run;
 use support::client::Client;
-use support::door::{Door, beside, crowded};
+use support::session::{Door, beside, crowded};
 use support::tls::Authority;
 use support::{CLIENT, MIB, Pod, Setup, count, sha256};
 

@@ -9,6 +9,7 @@ use virt_client::port::Forwarded;
 use virt_client::ssh::{Copy as ScpCopy, Options as SshOptions};
 
 use crate::command::{ImageUpload, Login, Named, Output};
+use crate::format::Format;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -365,14 +366,6 @@ pub(crate) enum NodeCommand {
         #[arg(short, long, value_enum, default_value_t = Format::Text)]
         output: Format,
     },
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Format {
-    /// For people.
-    Text,
-    /// For programs.
-    Json,
 }
 
 #[cfg(test)]

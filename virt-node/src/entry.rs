@@ -10,10 +10,11 @@ use api::launch::Accelerator;
 use api::manifest::TEXT_MAX;
 use clap::Parser;
 
-use crate::args::{AcceleratorArg, Format, Node, NodeCommand, OfGuest, Serving};
+use crate::args::{AcceleratorArg, Node, NodeCommand, OfGuest, Serving};
 use crate::cluster;
 use crate::command::{Daemon, Deletion, Run};
 use crate::error::{Error, Kind};
+use crate::format::Format;
 use crate::network::PodNetwork;
 use crate::protocol::Verb;
 use crate::{check, command, daemon};

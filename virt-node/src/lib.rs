@@ -37,6 +37,7 @@ mod command;
 mod daemon;
 mod entry;
 mod error;
+mod format;
 pub mod network;
 mod protocol;
 

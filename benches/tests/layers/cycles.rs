@@ -31,11 +31,6 @@ const WAIVED: &[Waiver] = &[
         because: "`find` and the undo log are in `apply`, which calls the other two",
     },
     Waiver {
-        folder: "cni",
-        files: &["check_node/mod.rs", "command.rs", "install/mod.rs"],
-        because: "the output format is in `command`, which calls the two commands",
-    },
-    Waiver {
         folder: "hpp-csi",
         files: &[
             "apply.rs",
@@ -47,12 +42,12 @@ const WAIVED: &[Waiver] = &[
             "apply/still.rs",
             "driver.rs",
             "pool.rs",
-            "pool/book.rs",
+            "pool/accounting.rs",
             "pool/clone.rs",
             "pool/identity.rs",
             "pool/scan.rs",
             "pool/trash.rs",
-            "published.rs",
+            "publications.rs",
         ],
         because: "opening a pool undoes operations that did not end, and operations open pools",
     },
@@ -62,29 +57,9 @@ const WAIVED: &[Waiver] = &[
         because: "publish stages inline volumes, and stage detaches what a publish left",
     },
     Waiver {
-        folder: "hpp-csi",
-        files: &["config.rs", "error.rs", "id.rs", "plan.rs", "record.rs", "request.rs"],
-        because: "`shown`, which writes the sizes in errors, is in `plan`",
-    },
-    Waiver {
-        folder: "importer",
-        files: &["source/nbd/answers.rs", "source/nbd/connection.rs", "source/nbd/handshake.rs"],
-        because: "the types of failures are in `connection`, which drives the other two",
-    },
-    Waiver {
-        folder: "importer",
-        files: &["source/remote/object.rs", "source/remote/reader.rs"],
-        because: "an object and its readers share one state, which is in `object`",
-    },
-    Waiver {
         folder: "lib/api",
         files: &["kubevirt/instance_status.rs", "kubevirt/volume_status.rs"],
         because: "statuses name each other's types as KubeVirt's do",
-    },
-    Waiver {
-        folder: "lib/dir",
-        files: &["directory.rs", "read.rs"],
-        because: "`regular` is in `directory`, whose reads are in `read`",
     },
     Waiver {
         folder: "lib/disk-image",
@@ -92,19 +67,14 @@ const WAIVED: &[Waiver] = &[
             "transfer/forward.rs",
             "transfer/image.rs",
             "transfer/map.rs",
-            "transfer/order.rs",
+            "transfer/streamability.rs",
             "transfer/parts.rs",
             "transfer/run.rs",
             "transfer/stream.rs",
-            "transfer/tables.rs",
+            "transfer/streamed_metadata.rs",
             "transfer/work.rs",
         ],
         because: "the state that all workers share is in `run`, which starts them",
-    },
-    Waiver {
-        folder: "lib/disk-image",
-        files: &["volume/archive/mod.rs", "volume/unpack.rs"],
-        because: "`empty_folder` is in `unpack`, which unpacks archives",
     },
     Waiver {
         folder: "lib/disk-image",
@@ -113,42 +83,22 @@ const WAIVED: &[Waiver] = &[
     },
     Waiver {
         folder: "lib/disk-image",
-        files: &["write/behind.rs", "write/output.rs", "write/sys.rs", "write/target.rs"],
+        files: &["write/writeback.rs", "write/output.rs", "write/sys.rs", "write/target.rs"],
         because: "the ring in `sys` holds the output that it writes to; explanations of errors are in `output`",
-    },
-    Waiver {
-        folder: "operator",
-        files: &["args.rs", "config.rs", "install/mod.rs"],
-        because: "default values are next to their users, not in `args`",
-    },
-    Waiver {
-        folder: "virt-node",
-        files: &["args.rs", "command/objects.rs"],
-        because: "the output format is in `args`, whose commands carry the options of `command`",
-    },
-    Waiver {
-        folder: "virt-node",
-        files: &["daemon/apply.rs", "daemon/networks.rs"],
-        because: "the error for an invalid guest is in `apply`, which attaches networks",
     },
     Waiver {
         folder: "virt-node",
         files: &[
             "daemon/controller.rs",
-            "daemon/growth.rs",
+            "daemon/expansion.rs",
             "daemon/hotplug.rs",
-            "daemon/machines.rs",
+            "daemon/vm.rs",
             "daemon/requests.rs",
-            "daemon/runs.rs",
-            "daemon/size.rs",
+            "daemon/vmi.rs",
+            "daemon/cpu_memory_hotplug.rs",
             "daemon/volumes.rs",
         ],
         because: "they are methods of one controller, divided by subject",
-    },
-    Waiver {
-        folder: "virt-node/launcher",
-        files: &["capabilities.rs", "outer.rs"],
-        because: "the probe starts with the environment of the first process, which is in `outer`",
     },
 ];
 

@@ -10,7 +10,7 @@ use crate::bridge::addressing::Addressing;
 use crate::bridge::config::Config;
 use crate::bridge::identity::{self, NAMES};
 use crate::bridge::plan::{BridgeStep, Found, Plan};
-use crate::bridge::{gateway, lock, pod, status};
+use crate::bridge::{container_ns, gateway, lock, status};
 use crate::error::{Error, Kind};
 use crate::ipam::Ipam;
 use crate::netlink::{Address, Answer, Event, Flag, Link, Request, Router};
@@ -126,7 +126,10 @@ fn attach(
     let (name, pod_index) = (&plan.pair.pod_name, wired.peer);
     let configure = |addressing: &Addressing| {
         let index = pod_index.ok_or_else(odd)?;
-        Ok::<_, Error>((index, pod::configure(config, addressing, name, index, sides.pod, sides.home)?))
+        Ok::<_, Error>((
+            index,
+            container_ns::configure(config, addressing, name, index, sides.pod, sides.home)?,
+        ))
     };
     let mut inside = addressing.as_ref().map(configure).transpose()?;
     let (mut host_end, mut bridge) = finish(&plan, &wired, &bridge, host)?;
@@ -154,7 +157,7 @@ fn attach(
     if let (Some(addressing), Some((index, inside))) = (&addressing, &mut inside)
         && addressing.has_ipv6()
     {
-        pod::settle(name, *index, sides.pod, sides.home, inside)?;
+        container_ns::settle(name, *index, sides.pod, sides.home, inside)?;
     }
     let made = Made { bridge, host_end, in_vlan };
     // A configuration can have name servers without addresses.

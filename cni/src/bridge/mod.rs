@@ -9,13 +9,13 @@ mod addressing;
 mod apply;
 mod check;
 mod config;
+mod container_ns;
 mod del;
 mod gateway;
 mod gc;
 pub(crate) mod identity;
 mod lock;
 mod plan;
-mod pod;
 mod status;
 
 pub(crate) use apply::present;

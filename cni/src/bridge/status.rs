@@ -55,7 +55,7 @@ pub(super) fn status(config: &Config, call: &Call) -> Result<(), Error> {
     }
     let Some(ipam) = &config.ipam else { return Ok(()) };
     of_ipam(ipam, call)?;
-    let lease = ipam.foreseen(call).map_err(unavailable)?;
+    let lease = ipam.predicted(call).map_err(unavailable)?;
     let addressing = Addressing::make(config, &lease, &Outcome::default()).map_err(unavailable)?;
     of_gateway(config, &addressing, &mut host).map_err(impaired)
 }

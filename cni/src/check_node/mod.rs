@@ -5,8 +5,8 @@ mod probe;
 
 use serde_json::json;
 
-use crate::command::Format;
 use crate::error::Error;
+use crate::format::Format;
 
 /// Everything that is tried, in its order.
 pub(crate) const NAMES: [&str; 10] = [

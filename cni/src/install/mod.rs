@@ -12,8 +12,8 @@ use std::path::Path;
 
 use serde_json::json;
 
-use crate::command::Format;
 use crate::error::Error;
+use crate::format::Format;
 use apply::Installed;
 
 /// The links made without `--all`.

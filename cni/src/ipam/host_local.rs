@@ -234,10 +234,10 @@ impl Plugin for HostLocal {
 ///
 /// # Errors
 /// As of an ADD.
-pub(super) fn foreseen(call: &Call) -> Result<Vec<IpConfig>, Error> {
+pub(super) fn predicted(call: &Call) -> Result<Vec<IpConfig>, Error> {
     let config = Config::parse(call)?;
-    let foreseen = config.sets.iter().filter_map(RangeSet::foreseen);
-    Ok(foreseen.map(|one| answered(&one)).collect())
+    let predicted = config.sets.iter().filter_map(RangeSet::predicted);
+    Ok(predicted.map(|one| answered(&one)).collect())
 }
 
 fn answered(one: &Candidate) -> IpConfig {

@@ -136,9 +136,9 @@ impl Ipam {
     ///
     /// # Errors
     /// As of an ADD.
-    pub(crate) fn foreseen(&self, call: &Call) -> Result<Outcome, Error> {
+    pub(crate) fn predicted(&self, call: &Call) -> Result<Outcome, Error> {
         let ips = match self.plugin.strip_prefix("cnv-").unwrap_or(&self.plugin) {
-            "host-local" if self.ours(call).is_some() => host_local::foreseen(call)?,
+            "host-local" if self.ours(call).is_some() => host_local::predicted(call)?,
             "static" if self.ours(call).is_some() => static_::addresses(call)?,
             _ => Vec::new(),
         };

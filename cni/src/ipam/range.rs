@@ -148,7 +148,7 @@ impl RangeSet {
     }
 
     /// An address that may be given, if all have the same gateway: those of a set with one range.
-    pub(super) fn foreseen(&self) -> Option<Candidate> {
+    pub(super) fn predicted(&self) -> Option<Candidate> {
         let [range] = self.0.as_slice() else { return None };
         let address = if range.first == range.gateway { range.last } else { range.first };
         Some(range.candidate(number(address)))

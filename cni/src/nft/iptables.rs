@@ -15,8 +15,8 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use sha2::{Digest, Sha512};
 
-use crate::complain;
 use crate::error::{Error, Kind};
+use crate::log_error;
 use crate::nft::sys;
 use crate::protocol::Attachment;
 use link::nft::Filter;
@@ -278,7 +278,7 @@ impl Legacy {
             }
         }
         // A container may use them. Chains of a plugin on this node were made by a program of this node.
-        complain(&format!("{} names rules, and no {} is there to list them", family.names, family.legacy));
+        log_error(&format!("{} names rules, and no {} is there to list them", family.names, family.legacy));
         None
     }
 

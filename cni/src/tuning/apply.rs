@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use netlink_packet_route::link::LinkAttribute;
 
-use crate::complain;
 use crate::error::Error;
+use crate::log_error;
 use crate::namespace;
 use crate::netlink::{Flag, Link, Request, Router};
 use crate::protocol::{Attachment, Call, Outcome};
@@ -56,7 +56,7 @@ pub(super) fn delete(call: &Call) -> Result<(), Error> {
     // The plugins after it are about to take the interface away: no reason to keep them from it.
     let kept = backup::set_aside(&path)?;
     let Attachment { container, interface } = &call.attachment;
-    complain(&format!(
+    log_error(&format!(
         "{interface} of container {container} is not restored: its backup file is invalid, and is kept as {}",
         kept.display()
     ));
@@ -125,7 +125,7 @@ fn restore(backup: &Backup, call: &Call) -> Result<(), Error> {
     let Some(link) = answer.map(crate::bridge::present).transpose()?.flatten() else { return Ok(()) };
     for answer in router.exchange(requests(&link, backup))? {
         if let Err(error) = answer.done().map_err(Error::from) {
-            complain(&format!("{name}: {error}: {}", error.details()));
+            log_error(&format!("{name}: {error}: {}", error.details()));
         }
     }
     Ok(())

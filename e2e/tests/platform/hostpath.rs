@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::place::{CLAIMS, PLACE, PODS};
 
 /// Namespace of the platform.
-pub(crate) const PLATFORM: &str = operator::config::NAMESPACE;
+pub(crate) const PLATFORM: &str = operator::defaults::NAMESPACE;
 pub(crate) const DRIVER: &str = "kubevirt.io.hostpath-provisioner";
 pub(crate) const OBJECT: &str = "hostpathprovisioner.hostpathprovisioner.kubevirt.io/hostpath-provisioner";
 

@@ -11,7 +11,7 @@ use crate::machines::{create, mac};
 use crate::place::PLACE;
 
 /// Namespace of the platform.
-const PLATFORM: &str = operator::config::NAMESPACE;
+const PLATFORM: &str = operator::defaults::NAMESPACE;
 /// `HyperConverged` as kubectl names it.
 const OBJECT: &str = "hyperconverged.hco.kubevirt.io/kubevirt-hyperconverged";
 /// Its children, as kubectl names them.

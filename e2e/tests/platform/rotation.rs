@@ -16,7 +16,7 @@ use crate::machines::{create, machine, until_answers};
 use crate::place::{PLACE, SECRETS};
 use crate::streams::Streams;
 
-const PLATFORM: &str = operator::config::NAMESPACE;
+const PLATFORM: &str = operator::defaults::NAMESPACE;
 const NAMESPACE: &str = "rotation";
 /// The authority's Secret and ConfigMap.
 const AUTHORITY: &str = "kubevirt-ca";

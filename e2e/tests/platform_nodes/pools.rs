@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::place::{CLAIMS, PLACE};
 
 const NAMESPACE: &str = "pools";
-const PLATFORM: &str = operator::config::NAMESPACE;
+const PLATFORM: &str = operator::defaults::NAMESPACE;
 const OBJECT: &str = "hostpathprovisioner.hostpathprovisioner.kubevirt.io/hostpath-provisioner";
 
 fn get(object: &str) -> Option<Value> {

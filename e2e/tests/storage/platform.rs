@@ -19,7 +19,7 @@ use tokio::sync::watch;
 use crate::setup::CLUSTER;
 
 /// Namespace of the platform.
-pub(crate) const PLATFORM: &str = operator::config::NAMESPACE;
+pub(crate) const PLATFORM: &str = operator::defaults::NAMESPACE;
 
 /// How often the storage controllers were killed and started.
 static RESTARTS: LazyLock<watch::Sender<u32>> = LazyLock::new(|| watch::Sender::new(0));

@@ -11,15 +11,15 @@ use crate::driver::Driver;
 use crate::error::{Error, Kind, Result};
 use crate::fault;
 use crate::id::Id;
+use crate::latency;
 use crate::locks::{Guard, Thing};
 use crate::plan::{self, Create, Found, Wanted};
-use crate::pool::book::Promise;
+use crate::pool::accounting::Promise;
 use crate::pool::clone::{self, How};
 use crate::pool::{DATA, IMAGE, Open, record_name, scan, trash, tree};
 use crate::record::{Record, RecordSource, Shape};
 use crate::request::{Access, Attributes, Capability, Mode, Parameters, Range, Source};
 use crate::sys;
-use crate::times;
 use dir::Dir;
 use rustix::fs::fstat;
 
@@ -477,7 +477,7 @@ fn build(
             if let Some(Content { from: From::Folder(from), how, name, .. }) = content {
                 let trash = open.trash()?;
                 let begun = super::begun(&folder, name, *how, &trash);
-                used = times::count(&times::CLONES, || clone::tree(from, &folder, *how, begun))?;
+                used = latency::count(&latency::CLONES, || clone::tree(from, &folder, *how, begun))?;
             }
             fault::step("sync the new folder")?;
             folder.sync()?;

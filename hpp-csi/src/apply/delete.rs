@@ -10,7 +10,7 @@ use crate::id::Id;
 use crate::locks::Thing;
 use crate::pool::clone::How;
 use crate::pool::{Open, Volume, record_name};
-use crate::published;
+use crate::publications;
 use crate::record::Shape;
 use crate::sys;
 
@@ -76,7 +76,7 @@ impl Driver {
     fn used_device(&self, open: &Open<'_>, volume: &Volume, file: &File) -> Result<Option<Loop>> {
         let devices = open.pool.devices.all(file)?;
         if volume.shape == Shape::Loop && !devices.is_empty() {
-            let mounted = published::mounted_devices()?;
+            let mounted = publications::mounted_devices()?;
             if devices.iter().all(|device| !mounted.contains(&device.device())) {
                 devices.into_iter().try_for_each(Loop::detach)?;
                 return Ok(None);

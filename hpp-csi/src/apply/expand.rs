@@ -11,7 +11,7 @@ use crate::driver::Driver;
 use crate::error::{Error, Kind, Result};
 use dir::Dir;
 
-use crate::folder;
+use crate::directory;
 use crate::id::Id;
 use crate::locks::Thing;
 use crate::mounts;
@@ -82,7 +82,7 @@ impl Driver {
     ) -> Result<u64> {
         let _guard = self.locks.take(Thing::Mounts(id.clone()))?;
         let (mut open, mut volume) = self.need_volume(id)?;
-        let (folder, name) = folder::split("volume_path", path)?
+        let (folder, name) = directory::split("volume_path", path)?
             .ok_or_else(|| Error::new(Kind::NotFound, format!("no volume is at {path}")))?;
         if mounts::look(&folder, &name)?.is_none() {
             return Err(Error::new(Kind::NotFound, format!("no volume is at {path}")));
@@ -112,7 +112,7 @@ impl Driver {
 /// The mount at `path`, which must be of the filesystem on `device`.
 fn mounted(path: &str, device: u64) -> Result<Dir> {
     let gone = || Error::new(Kind::Precondition, format!("the volume is not mounted at {path}"));
-    let (folder, name) = folder::split("the path", path)?.ok_or_else(gone)?;
+    let (folder, name) = directory::split("the path", path)?.ok_or_else(gone)?;
     let mount = rustix::fs::openat(
         &folder,
         &name,

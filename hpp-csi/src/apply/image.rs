@@ -9,13 +9,13 @@ use crate::device::{Devices, Loop};
 use crate::error::{Error, Kind, Result};
 use crate::fault;
 use crate::id::Id;
+use crate::latency;
 use crate::mounts;
 use crate::pool::Open;
 use crate::pool::clone::{self, How};
 use crate::pool::tree;
 use crate::record::Shape;
 use crate::sys;
-use crate::times;
 use dir::Dir;
 
 /// Bytes of a sector under a filesystem of ours. With smaller ones there is no direct I/O on files that share blocks.
@@ -128,7 +128,7 @@ pub(super) fn cut(
     note: &Note<'_>,
 ) -> Result<u64> {
     let held = hold(devices, from, shape, how, note)?;
-    let used = times::count(&times::CLONES, || clone::content(from, to, how));
+    let used = latency::count(&latency::CLONES, || clone::content(from, to, how));
     if let Some(frozen) = held {
         frozen.release()?;
     }

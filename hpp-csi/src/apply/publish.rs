@@ -5,20 +5,20 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::fstatvfs;
 
-use crate::condition::{self, Condition};
 use crate::config::{Capacity, Enforce};
 use crate::driver::Driver;
 use crate::error::{Error, Kind, Result};
 use crate::fault;
+use crate::volume_health::{self, Condition};
 use dir::Dir;
 
-use crate::folder;
+use crate::directory;
 use crate::id::Id;
 use crate::locks::Thing;
 use crate::mounts::{self, Left, Place};
 use crate::plan::{self, AtTarget, Publish};
 use crate::pool::{Open, Volume, tree};
-use crate::published;
+use crate::publications;
 use crate::record::Shape;
 use crate::request::{Access, Attributes, Capability, Mode, MountOptions, Parameters, Range};
 
@@ -53,7 +53,7 @@ impl Driver {
         let _guard = self.locks.take(Thing::Mounts(id.clone()))?;
         let gone =
             || Error::new(Kind::Precondition, format!("the folder of {} is not there", request.target));
-        let (folder, name) = folder::split("target_path", &request.target)?.ok_or_else(gone)?;
+        let (folder, name) = directory::split("target_path", &request.target)?.ok_or_else(gone)?;
         let Some((parameters, range)) = &request.inline else {
             return self.publish_at(request, &folder, &name);
         };
@@ -211,7 +211,7 @@ impl Driver {
     pub(crate) fn unpublish(&self, id: &Id, target: &str) -> Result<()> {
         let _guard = self.locks.take(Thing::Mounts(id.clone()))?;
         let found = self.volume(id);
-        if let Some((folder, name)) = folder::split("target_path", target)?
+        if let Some((folder, name)) = directory::split("target_path", target)?
             && detach(id, found.as_ref().ok().and_then(Option::as_ref), &folder, &name)? == Left::Nothing
         {
             vacate(&folder, &name)?;
@@ -261,12 +261,12 @@ impl Driver {
         };
         let absent = || Error::new(Kind::NotFound, format!("volume {id} is not at {path}"));
         // A path that cannot be one is a path at which the volume is not.
-        let (folder, name) = folder::split("volume_path", path).unwrap_or(None).ok_or_else(absent)?;
+        let (folder, name) = directory::split("volume_path", path).unwrap_or(None).ok_or_else(absent)?;
         let place = mounts::look(&folder, &name)?.ok_or_else(absent)?;
         if !place.mounted || at_target(&open, &volume, place)? == AtTarget::Foreign {
             return Err(absent());
         }
-        let condition = condition::of(&open, &volume)?;
+        let condition = volume_health::of(&open, &volume)?;
         if volume.shape == Shape::Block {
             let file = open.need_image(&volume)?;
             let stat = rustix::fs::fstat(&file).map_err(|error| Error::io("inspect a volume", error))?;
@@ -315,7 +315,7 @@ pub(super) fn detach(id: &Id, known: Option<&(Open<'_>, Volume)>, folder: &Dir, 
         {
             return Ok(true);
         }
-        published::is_of(id, folder, name)
+        publications::is_of(id, folder, name)
     })
 }
 
@@ -344,7 +344,7 @@ fn staged(open: &Open<'_>, volume: &Volume, path: &str) -> Result<Dir> {
     if path.is_empty() {
         return Err(missing());
     }
-    let (folder, name) = folder::split("staging_target_path", path)?.ok_or_else(missing)?;
+    let (folder, name) = directory::split("staging_target_path", path)?.ok_or_else(missing)?;
     let place = mounts::look(&folder, &name)?.ok_or_else(missing)?;
     if !place.mounted || at_target(open, volume, place)? == AtTarget::Foreign {
         return Err(missing());

@@ -9,12 +9,12 @@ use std::fs::File;
 use crate::driver::Driver;
 use crate::error::{Error, Kind, Result};
 use crate::id::Id;
+use crate::latency;
 use crate::locks::Thing;
 use crate::pool::clone::{self, How};
 use crate::pool::tree;
 use crate::pool::{DATA, IMAGE, Open, Snapshot, Volume, record_name, trash};
 use crate::record::{Shape, SnapshotRecord};
-use crate::times;
 use dir::Dir;
 
 use super::create;
@@ -200,7 +200,7 @@ pub(super) fn fill(open: &Open<'_>, name: &str, volume: &Volume, how: How, write
             folder.make_dir(DATA, 0o755)?;
             let (from, to, trash) = (open.root.need_dir(&volume.id)?, folder.need_dir(DATA)?, open.trash()?);
             let begun = super::begun(&to, &source_name(volume), how, &trash);
-            times::count(&times::CLONES, || clone::tree(&from, &to, how, begun))?
+            latency::count(&latency::CLONES, || clone::tree(&from, &to, how, begun))?
         }
         Shape::Loop | Shape::Block => {
             let file = super::file_to_fill(&folder, IMAGE, Some(how))?;
@@ -210,7 +210,7 @@ pub(super) fn fill(open: &Open<'_>, name: &str, volume: &Volume, how: How, write
                     let note = Note::new(&tmp, &volume.id);
                     image::cut(&open.pool.devices, &from, &file, volume.shape, how, &note)?
                 }
-                Writers::Held => times::count(&times::CLONES, || clone::content(&from, &file, how))?,
+                Writers::Held => latency::count(&latency::CLONES, || clone::content(&from, &file, how))?,
             };
             dir::fsync(&file).map_err(|error| Error::io("sync a snapshot", error))?;
             used

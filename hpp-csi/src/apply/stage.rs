@@ -11,7 +11,7 @@ use crate::error::{Error, Kind, Result};
 use crate::fault;
 use dir::Dir;
 
-use crate::folder;
+use crate::directory;
 use crate::id::Id;
 use crate::locks::Thing;
 use crate::mounts;
@@ -28,7 +28,7 @@ impl Driver {
         let _guard = self.locks.take(Thing::Mounts(id.clone()))?;
         let (open, volume) = self.need_volume(id)?;
         fits(&volume, capability)?;
-        let place = folder::split("staging_target_path", path)?;
+        let place = directory::split("staging_target_path", path)?;
         match volume.shape {
             Shape::Folder => Ok(()),
             Shape::Block => attached(&open, &volume, false).map(Attached::keep),
@@ -53,7 +53,7 @@ impl Driver {
     /// Undoes staging. What is not staged is unstaged.
     pub(crate) fn unstage(&self, id: &Id, path: &str) -> Result<()> {
         let _guard = self.locks.take(Thing::Mounts(id.clone()))?;
-        let place = folder::split("staging_target_path", path)?;
+        let place = directory::split("staging_target_path", path)?;
         if let Some(other) = self.published.others(id, None)?.first() {
             return Err(Error::new(
                 Kind::Precondition,

@@ -341,7 +341,7 @@ fn a_copy_of_a_volume_that_changes_is_discarded() {
             assert!(error.to_string().contains("written to while"), "{error}");
             assert_eq!(names(&tmp), [] as [&str; 0]);
         }
-        // Published is not written to.
+        // Publications is not written to.
         put(&driver, &place, &name, &capability);
         driver.create_volume(&clone).unwrap();
         driver.create_snapshot(&id("s"), &name, true).unwrap();

@@ -10,7 +10,7 @@ use crate::driver::Driver;
 use crate::error::{Error, Result};
 use crate::id::Id;
 use crate::locks::Thing;
-use crate::pool::book::Line;
+use crate::pool::accounting::Line;
 use crate::pool::{Open, Volume, tree};
 use crate::record::Shape;
 use crate::sys;
@@ -78,7 +78,7 @@ fn used(file: &File) -> Result<u64> {
 fn give_back(open: &Open<'_>, volume: &Volume, file: &File) -> Result<()> {
     let Some(device) = open.pool.devices.find(file, false)? else { return Ok(()) };
     // A volume that is not staged does not change.
-    if !crate::published::mounted_devices()?.contains(&device.device()) {
+    if !crate::publications::mounted_devices()?.contains(&device.device()) {
         return Ok(());
     }
     let Some(root) = image::root_of(device, file)? else { return Ok(()) };

@@ -46,16 +46,16 @@ pub(super) struct Frame {
 }
 
 /// A connection error: its code and the text for the log.
-pub(super) struct Wrong(pub(super) u32, pub(super) &'static str);
+pub(super) struct Malformed(pub(super) u32, pub(super) &'static str);
 
 impl Frame {
     /// Takes the next frame off the input, if it has come as a whole.
-    pub(super) fn take(input: &mut Vec<u8>) -> Result<Option<Self>, Wrong> {
+    pub(super) fn take(input: &mut Vec<u8>) -> Result<Option<Self>, Malformed> {
         let Some((header, rest)) = input.split_first_chunk::<HEADER>() else { return Ok(None) };
         let [a, b, c, kind, flags, stream @ ..] = *header;
         let length = usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c);
         if length > FRAME_MAX {
-            return Err(Wrong(code::FRAME_SIZE_ERROR, "a frame that is too long"));
+            return Err(Malformed(code::FRAME_SIZE_ERROR, "a frame that is too long"));
         }
         let Some(payload) = rest.get(..length) else { return Ok(None) };
         // The highest bit means nothing.
@@ -67,17 +67,17 @@ impl Frame {
 }
 
 /// The payload without its padding.
-pub(super) fn unpadded(flags: u8, payload: &[u8]) -> Result<&[u8], Wrong> {
+pub(super) fn unpadded(flags: u8, payload: &[u8]) -> Result<&[u8], Malformed> {
     if flags & flag::PADDED == 0 {
         return Ok(payload);
     }
     let Some((&padding, rest)) = payload.split_first() else {
-        return Err(Wrong(code::FRAME_SIZE_ERROR, "a padded frame without its padding's length"));
+        return Err(Malformed(code::FRAME_SIZE_ERROR, "a padded frame without its padding's length"));
     };
     let length = rest.len().checked_sub(usize::from(padding));
     length
         .and_then(|length| rest.get(..length))
-        .ok_or(Wrong(code::PROTOCOL_ERROR, "padding beyond its frame"))
+        .ok_or(Malformed(code::PROTOCOL_ERROR, "padding beyond its frame"))
 }
 
 /// Adds the end of a stream.

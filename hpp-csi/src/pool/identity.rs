@@ -32,12 +32,12 @@ struct Identity {
 
 /// UUIDs of the pools that were seen, by name.
 #[derive(Debug)]
-pub(crate) struct Remembered {
+pub(crate) struct KnownPools {
     folder: PathBuf,
     pools: Mutex<BTreeMap<String, String>>,
 }
 
-impl Remembered {
+impl KnownPools {
     /// Reads what was remembered in `folder`.
     ///
     /// # Errors

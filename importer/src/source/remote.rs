@@ -33,6 +33,7 @@ use crate::error::{Error, Kind};
 
 mod object;
 mod reader;
+mod shared;
 
 pub use object::RemoteSource;
 

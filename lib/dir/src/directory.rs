@@ -14,6 +14,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use crate::error::{Error, Result};
+use crate::file_type::{is_dir, regular};
 use crate::read::read_file;
 use crate::resolve::{self, Rules};
 use crate::sync::fsync;
@@ -48,32 +49,6 @@ pub(crate) fn component(name: &Path) -> rustix::io::Result<&OsStr> {
         (Some(Component::Normal(part)), None) => Ok(part),
         _ => Err(Errno::INVAL),
     }
-}
-
-/// Refuses everything but a regular file.
-pub(crate) fn regular(file: &File) -> io::Result<Stat> {
-    let stat = fstat(file)?;
-    if is_file(&stat) {
-        return Ok(stat);
-    }
-    let found = match FileType::from_raw_mode(stat.st_mode) {
-        FileType::Directory => "a directory",
-        FileType::Fifo => "a FIFO",
-        FileType::Socket => "a socket",
-        FileType::CharacterDevice | FileType::BlockDevice => "a device",
-        FileType::RegularFile | FileType::Symlink | FileType::Unknown => "something else",
-    };
-    Err(io::Error::new(io::ErrorKind::InvalidInput, format!("it is {found}, not a regular file")))
-}
-
-/// Whether this is a directory.
-pub fn is_dir(stat: &Stat) -> bool {
-    FileType::from_raw_mode(stat.st_mode) == FileType::Directory
-}
-
-/// Whether this is a regular file.
-pub fn is_file(stat: &Stat) -> bool {
-    FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
 }
 
 impl Dir {

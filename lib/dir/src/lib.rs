@@ -22,6 +22,7 @@
 
 mod directory;
 mod error;
+mod file_type;
 mod owner;
 mod read;
 mod remove;
@@ -30,8 +31,9 @@ mod resolve;
 mod socket;
 mod sync;
 
-pub use directory::{Dir, Entry, is_dir, is_file};
+pub use directory::{Dir, Entry};
 pub use error::{Error, Result};
+pub use file_type::{is_dir, is_file};
 pub use owner::Owner;
 pub use read::{read, read_file, read_input};
 pub use replace::{Durability, replace, replace_durably};

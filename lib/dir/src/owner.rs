@@ -6,8 +6,9 @@ use std::path::Path;
 
 use rustix::fs::{AtFlags, Gid, Uid, chownat, fchown};
 
-use crate::directory::{Dir, component, is_dir};
+use crate::directory::{Dir, component};
 use crate::error::{Error, Result};
+use crate::file_type::is_dir;
 
 /// A user and a group, by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

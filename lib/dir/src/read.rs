@@ -6,8 +6,8 @@ use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
 
-use crate::directory::regular;
 use crate::error::{Error, Result};
+use crate::file_type::regular;
 
 /// All of `file` from where it stands, at most `max` bytes.
 ///

@@ -121,7 +121,7 @@ fn requests() -> Vec<(String, Value)> {
 fn values() -> Result<String, serde_saphyr::SerializeError> {
     let resources: serde_json::Map<String, Value> = requests().into_iter().collect();
     let values = json!({
-        "image": super::IMAGE,
+        "image": crate::defaults::IMAGE,
         "replicas": 2,
         "emulation": false,
         "clientsClaim": "",
@@ -360,7 +360,7 @@ mod tests {
     fn values_are_those_of_the_manifests() {
         let all = files("1.0.0").unwrap();
         let values: Value = serde_saphyr::from_str(file(&all, "values.yaml")).unwrap();
-        assert_eq!(values["image"], super::super::IMAGE);
+        assert_eq!(values["image"], crate::defaults::IMAGE);
         assert_eq!(values["resources"]["operator"]["requests"]["memory"], "64Mi");
         assert!(file(&all, "Chart.yaml").contains("version: 1.0.0"));
     }

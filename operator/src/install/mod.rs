@@ -29,10 +29,7 @@ mod workloads;
 
 use serde_json::{Value, json};
 
-use crate::config::NAMESPACE;
-
-/// Template of images if no other is given.
-pub const IMAGE: &str = "localhost/ferrovirt:{program}";
+use crate::defaults::{IMAGE, NAMESPACE};
 
 /// Label that all Services of the operator select.
 const OPERATOR: (&str, &str) = ("app", "ferrovirt-operator");

@@ -263,7 +263,7 @@ mod tests {
         let mut patched = 0;
         for object in called {
             assert_eq!(object["metadata"]["labels"][label], value);
-            patched += usize::from(!injection(object, crate::config::NAMESPACE, "b").is_empty());
+            patched += usize::from(!injection(object, crate::defaults::NAMESPACE, "b").is_empty());
         }
         assert!(patched > 5, "{patched}");
     }

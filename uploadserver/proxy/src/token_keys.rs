@@ -86,18 +86,18 @@ impl TrustedKeys {
     /// [`TokenError`].
     pub(crate) fn verify(&self, token: &str) -> Result<Claims, TokenError> {
         let now = now();
-        self.read_anew(now).verify(token, now)
+        self.reload(now).verify(token, now)
     }
 
     /// Reads the keys again, every second.
     pub(crate) async fn follow(&self) {
         loop {
             tokio::time::sleep(AGAIN).await;
-            self.read_anew(now());
+            self.reload(now());
         }
     }
 
-    fn read_anew(&self, now: u64) -> Keys {
+    fn reload(&self, now: u64) -> Keys {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let before = known.current.clone();
         let Known { current, revoked, problem, .. } = &mut *known;

@@ -8,7 +8,7 @@ mod proxy;
 mod support;
 
 use proxy::Proxy;
-use support::door::{Door, beside, crowded};
+use support::session::{Door, beside, crowded};
 
 #[test]
 fn upload_succeeds_while_hostile_clients_use_the_proxy() {

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use sha2::{Digest, Sha256};
 
 pub(crate) mod client;
-pub(crate) mod door;
+pub(crate) mod session;
 pub(crate) mod tls;
 
 use client::Client;

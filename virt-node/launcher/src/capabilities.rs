@@ -18,8 +18,8 @@ use std::process::Stdio;
 use api::names::QEMU_ID;
 use rustix::fs::{FlockOperation, flock};
 
+use super::environment::{environment, own};
 use super::folder::Folder;
-use super::outer::{environment, own};
 use super::worker;
 use crate::error::{Error, Kind};
 use guest::found as programs;

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use api::launch::{DOCUMENT_MAX, Launch};
-use api::launcher::{Answer as Said, Event, Request, Status};
+use api::launcher::{Answer as Response, Event, Request, Status};
 use base64::Engine;
 use clap::Parser;
 use guest::{CallError, Client};
@@ -16,7 +16,7 @@ use crate::args::{Asked, Launcher, LauncherCommand};
 use crate::capabilities::{self, Made};
 use crate::error::{Error, Kind};
 use crate::output::{complain, usage};
-use crate::{domain::domain, iso::iso, outer, tools, worker};
+use crate::{domain::domain, iso::iso, supervisor, tools, worker};
 
 /// The output of a command, and its success.
 struct Answer {
@@ -42,9 +42,9 @@ fn of_launcher(args: Launcher) -> Result<Answer, Error> {
     match args.command {
         LauncherCommand::Run { folder, capabilities, user, groups, pod } => {
             if pod.pod {
-                outer::prepare_pod(&folder, pod.uid.as_deref())?;
+                supervisor::prepare_pod(&folder, pod.uid.as_deref())?;
             }
-            let exit = outer::run(&folder, capabilities.as_deref(), user, &groups, |text| {
+            let exit = supervisor::run(&folder, capabilities.as_deref(), user, &groups, |text| {
                 complain("virt-launcher", text)
             })?;
             Ok(Answer { text: String::new(), good: exit.code == 0 })
@@ -126,7 +126,7 @@ fn ask(folder: &Path, asked: Asked) -> Result<Answer, Error> {
         Asked::Watch => return watch(&mut client).map_err(failed),
         Asked::Screenshot { file } => {
             let answer = client.call(Request::Screenshot).map_err(failed)?;
-            if let Said::Screenshot { content, .. } = answer {
+            if let Response::Screenshot { content, .. } = answer {
                 let picture = base64::engine::general_purpose::STANDARD.decode(content);
                 let picture = picture.map_err(|error| Error::with(Kind::System, shown.clone(), error))?;
                 dir::replace(&file, &picture, 0o600).map_err(|error| {

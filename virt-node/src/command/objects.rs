@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 
 use super::table::{age, table};
 use super::{Daemon, Named, text};
-use crate::args::Format;
 use crate::error::{Error, Kind as ErrorKind};
+use crate::format::Format;
 use crate::protocol::{Answer, Request, Verb};
 use virt::time;
 

@@ -21,8 +21,9 @@ use api::launch::{Accelerator, Bus, Cpu, DiskDevice, Launch, Layout, Media, Memo
 use api::launcher::{Answer, Cause, Exit, Request, SOCKET, State as Doing};
 use dir::Owner;
 
+use super::csi_client::{self, Driver};
 use super::disk::Access;
-use super::driver::{self, Driver};
+use super::findings;
 use super::host::{self, Found};
 use super::ids;
 use super::kept::{self, Kept, KeptCpu};
@@ -34,7 +35,6 @@ use crate::check;
 use crate::error::{Error, Kind};
 use crate::network::Attached;
 use guest::{CallError, Client};
-use virt::finding::{Finding, Verdict};
 use virt::live::is_in_drive;
 use virt::resolve::{self, Backend, Guest, Host, Made, Objects};
 use virt::run::Seen;
@@ -64,7 +64,7 @@ pub(super) struct Start {
     /// Directories of files that `hostDisk` may name.
     pub(super) host_disks: Vec<PathBuf>,
     /// Volumes of its claims, by the claims' names.
-    pub(super) claims: BTreeMap<String, driver::Volume>,
+    pub(super) claims: BTreeMap<String, csi_client::Volume>,
     pub(super) stop: Arc<AtomicBool>,
     /// Whether a guest is started where there is none.
     pub(super) launch: bool,
@@ -451,7 +451,7 @@ fn resolved(
         spec.domain.devices.autoattach_pod_interface = Some(false);
     }
     let (launch, findings) = resolve::resolve(&spec, &start.guest, &host, &made, &start.objects, "spec");
-    let mut launch = launch.ok_or_else(|| invalid(&findings))?;
+    let mut launch = launch.ok_or_else(|| findings::invalid(&findings))?;
     if let Some(processor) = &kept.processor {
         processor.give(&mut launch);
     }
@@ -471,13 +471,6 @@ fn size(start: &Start, run: &Run, keep: &Path, host: &Host) -> Option<(Cpu, Memo
     };
     let (launch, _) = resolve::resolve(&spec, &start.guest, host, &made, &Objects::default(), "spec");
     launch.map(|launch| (launch.cpu, launch.memory))
-}
-
-/// The error for a guest's findings, by fields.
-pub(super) fn invalid(findings: &[Finding]) -> Error {
-    let errors = findings.iter().filter(|finding| finding.verdict == Verdict::Error);
-    let errors: Vec<String> = errors.map(|finding| format!("{}: {}", finding.path, finding.text)).collect();
-    Error::new(Kind::Content, errors.join("; "))
 }
 
 /// Starts the launcher of a run as the VM's user with these groups besides its own, unless it lives.

@@ -28,7 +28,7 @@ use api::multus::NetworkAttachmentDefinition;
 use super::Given;
 use super::addresses::Addresses;
 use super::apply::{self, Started};
-use super::driver::Driver;
+use super::csi_client::Driver;
 use super::events::Events;
 use super::jobs::Jobs;
 use super::networks::{Networks, Services};

@@ -7,7 +7,7 @@
 //! | filled | root, others pass through | claim's user and group |
 //! | a VM starts | root | the VM's user, the claim's group: VMs that share it are in that group |
 //!
-//! Not here: how volumes are made and shown ([`super::driver`]).
+//! Not here: how volumes are made and shown ([`super::csi_client`]).
 
 use std::fs::File;
 use std::io;

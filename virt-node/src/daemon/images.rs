@@ -1,5 +1,5 @@
 //! Disks that are made for one run: of container images, over claims that stay as they are, empty ones, files of the
-//! machine. Disks of claims are [`super::driver`]'s.
+//! machine. Disks of claims are [`super::csi_client`]'s.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};

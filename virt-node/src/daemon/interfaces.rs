@@ -15,7 +15,7 @@ use api::launcher::{Answer, RefusedKind, Request};
 use super::apply::{self, Start};
 use super::controller::{Controller, Outcome, Work};
 use super::store::Stored;
-use super::{host, kept};
+use super::{findings, host, kept};
 use crate::error::{Error, Kind};
 use crate::network::Attached;
 use guest::{CallError, Client};
@@ -49,7 +49,7 @@ fn mend(start: &Start) -> Result<Option<Attached>, Error> {
     let kept = kept::read(&state.guest(owner))?;
     let found = host::ask(state, &mut client, Vec::new(), *accelerator, Some(&kept))?;
     let (launch, findings) = resolve::resolve(&spec, guest, &found.host, &made, &Objects::default(), "spec");
-    let launch = launch.ok_or_else(|| apply::invalid(&findings))?;
+    let launch = launch.ok_or_else(|| findings::invalid(&findings))?;
     for one in launch.interfaces {
         if let Answer::Layout(layout) =
             client.call(Request::AttachInterface(Box::new(one))).map_err(refused)?

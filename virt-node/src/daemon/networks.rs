@@ -10,7 +10,7 @@ use api::kubevirt::{InterfaceStatus, VirtualMachineInstance};
 use api::multus::NetworkAttachmentDefinition;
 
 use super::state::State;
-use super::{apply, ids, process};
+use super::{findings, ids, process};
 use crate::error::{Error, Kind};
 use crate::network::{
     self, Advertiser, Attached, Forwarder, Given, Places, PodNetwork, host_resolvers, pod_gateway,
@@ -77,7 +77,7 @@ impl Networks {
             state: &places.state,
         };
         let wanted =
-            network::of_guest(&run.spec, &given, "spec").map_err(|findings| apply::invalid(&findings))?;
+            network::of_guest(&run.spec, &given, "spec").map_err(|found| findings::invalid(&found))?;
         network::attach(&places, &wanted).map(Some)
     }
 }

@@ -17,11 +17,11 @@ use dir::Owner;
 use serde_json::json;
 
 use super::controller::{Controller, Message, Outcome, Work};
-use super::driver::{POOL, Volume};
+use super::csi_client::{POOL, Volume};
 use super::ids::Transfer;
 use super::import::{self, Origin};
 use super::store::Stored;
-use super::{growth, ids, state, upload};
+use super::{expansion, ids, state, upload};
 use crate::error::{Error, Kind as ErrorKind};
 use virt::status;
 use virt::time;
@@ -140,7 +140,7 @@ impl Controller {
             }
         } else if !is_bound(claim) && !self.is_busy(&uid) && self.may_try(&uid) {
             self.make(claim);
-        } else if growth::is_wanted(claim) && !self.is_busy(&uid) && self.may_try(&uid) {
+        } else if expansion::is_wanted(claim) && !self.is_busy(&uid) && self.may_try(&uid) {
             self.grow(claim);
         }
     }

@@ -1,5 +1,5 @@
 //! The controller's jobs: one per object at once, each on a thread of its own, tried again later and later where it fails.
-//! Not here: their number at once ([`super::jobs`]), their results ([`super::notes`]).
+//! Not here: their number at once ([`super::jobs`]), their results ([`super::job_results`]).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -40,7 +40,7 @@ mod apply;
 mod firewall;
 mod forwarder;
 mod pod;
-mod wanted;
+mod spec;
 
 use std::path::{Path, PathBuf};
 
@@ -55,7 +55,7 @@ use crate::error::{Error, Kind};
 pub use firewall::closed;
 pub use forwarder::Forwarder;
 pub use pod::{PodNetwork, gateway as pod_gateway};
-pub use wanted::{Given, of_guest};
+pub use spec::{Given, of_guest};
 
 /// Gives a guest its networks, and takes away those that it has and that are not wanted any more. What it has stays as it is.
 ///

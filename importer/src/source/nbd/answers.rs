@@ -1,22 +1,47 @@
 //! The receiving side of a connection: each message goes to the reader that asked for it, in any order and in pieces. A
 //! message that cannot be placed ends the connection. Not here: asking (`connection`).
 
+use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use disk_image::RangeSet;
 use tokio::io::{AsyncRead, AsyncReadExt, BufReader};
 use tokio::sync::oneshot;
 
 use super::buffers::Buffer;
-use super::connection::{Failure, Shared, Trouble, lock};
+use super::failure::{Failure, FailureKind};
 use super::wire::{self, Head, Kind as Chunk, Nonsense, ServerError, Status};
 
 /// Pieces of one read's answer at most. qemu-nbd and nbdkit send one per extent.
 const PIECES: usize = 4096;
 /// Bytes read at once from small messages; longer data goes straight to its place.
 const SMALL: usize = 4096;
+
+/// State shared by the connection and its tasks.
+#[derive(Debug)]
+pub(super) struct Shared {
+    /// By cookie; `None` once the connection is gone.
+    pub(super) pending: Mutex<Option<HashMap<u64, Pending>>>,
+    /// Why it is gone.
+    pub(super) why: Mutex<Option<(FailureKind, String)>>,
+    /// Bytes that arrived.
+    pub(super) received: AtomicU64,
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    /// The first reason counts. Dropping what is pending closes the askers' channels.
+    pub(super) fn end(&self, trouble: FailureKind, what: String) {
+        lock(&self.why).get_or_insert((trouble, what));
+        let pending = lock(&self.pending).take();
+        drop(pending);
+    }
+}
 
 /// A request without its whole answer.
 #[derive(Debug)]
@@ -110,9 +135,9 @@ impl<R: AsyncRead + Unpin> Input<R> {
                 .inner
                 .read(out)
                 .await
-                .map_err(|e| Failure::new(Trouble::Lost, format!("the connection broke: {e}")))?;
+                .map_err(|e| Failure::new(FailureKind::Lost, format!("the connection broke: {e}")))?;
             if n == 0 {
-                return Err(Failure::new(Trouble::Lost, "the server closed the connection"));
+                return Err(Failure::new(FailureKind::Lost, "the server closed the connection"));
             }
             self.shared.received.fetch_add(n as u64, Ordering::Relaxed);
             out = &mut out[n..];

@@ -10,60 +10,19 @@
 //! task (`answers`), when to connect again (`mod`).
 
 use std::collections::HashMap;
-use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
-use super::answers::{Input, Pending, Reading, receive};
+use super::answers::{Input, Pending, Reading, Shared, lock, receive};
 use super::buffers::Buffer;
+use super::failure::{Failure, FailureKind};
 use super::handshake::{self, Agreed, Dial};
-use super::wire::{self, Command, Export, Nonsense, REQUEST, ServerError, Status};
-use crate::error::{Error, Kind};
-
-/// Why something failed, as far as trying again depends on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Trouble {
-    /// The connection was not made, or is gone.
-    Lost,
-    /// The server breaks the protocol.
-    Nonsense,
-    /// The server does not want us, or not this export.
-    Refused,
-    /// The export is another one now.
-    Changed,
-    /// The server reports this error for a request.
-    Reported(u32),
-    /// Nothing came for too long.
-    Stalled,
-}
-
-/// A failure in words.
-#[derive(Debug)]
-pub(super) struct Failure {
-    pub(super) trouble: Trouble,
-    pub(super) error: Error,
-}
-
-impl Failure {
-    pub(super) fn new(trouble: Trouble, what: impl Into<String>) -> Self {
-        Self { trouble, error: Error::new(Kind::Connect, what) }
-    }
-
-    pub(super) fn with(trouble: Trouble, what: impl Into<String>, error: io::Error) -> Self {
-        Self { trouble, error: Error::connect(what, error) }
-    }
-}
-
-impl From<Nonsense> for Failure {
-    fn from(Nonsense(what): Nonsense) -> Self {
-        Self::new(Trouble::Nonsense, format!("the server breaks the NBD protocol: {what}"))
-    }
-}
+use super::wire::{self, Command, Export, REQUEST, ServerError, Status};
 
 /// An established connection. Dropping it disconnects from the server.
 #[derive(Debug)]
@@ -75,21 +34,6 @@ pub(super) struct Connection {
     send: mpsc::UnboundedSender<[u8; REQUEST]>,
     next: AtomicU64,
     sender: Mutex<Option<JoinHandle<()>>>,
-}
-
-/// State shared by the connection and its tasks.
-#[derive(Debug)]
-pub(super) struct Shared {
-    /// By cookie; `None` once the connection is gone.
-    pub(super) pending: Mutex<Option<HashMap<u64, Pending>>>,
-    /// Why it is gone.
-    why: Mutex<Option<(Trouble, String)>>,
-    /// Bytes that arrived.
-    pub(super) received: AtomicU64,
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A request's answer, or the error the server reports instead.
@@ -152,7 +96,7 @@ impl Connection {
     /// Why it is gone.
     pub(super) fn why(&self) -> Failure {
         let why = lock(&self.shared.why).clone();
-        let (trouble, what) = why.unwrap_or((Trouble::Lost, "the connection was closed".to_owned()));
+        let (trouble, what) = why.unwrap_or((FailureKind::Lost, "the connection was closed".to_owned()));
         Failure::new(trouble, what)
     }
 
@@ -162,22 +106,13 @@ impl Connection {
     }
 
     /// Gives up on it: waiting callers get the error.
-    pub(super) fn abandon(&self, trouble: Trouble, what: &str) {
+    pub(super) fn abandon(&self, trouble: FailureKind, what: &str) {
         self.shared.end(trouble, what.to_owned());
     }
 
     /// A future to await after dropping it, until the server has received the disconnect request.
     pub(super) fn farewell(&self) -> Option<JoinHandle<()>> {
         lock(&self.sender).take()
-    }
-}
-
-impl Shared {
-    /// The first reason counts. Dropping what is pending closes the askers' channels.
-    pub(super) fn end(&self, trouble: Trouble, what: String) {
-        lock(&self.why).get_or_insert((trouble, what));
-        let pending = lock(&self.pending).take();
-        drop(pending);
     }
 }
 
@@ -200,7 +135,7 @@ async fn transmit(
         }
         .await
         {
-            shared.end(Trouble::Lost, format!("the connection broke: {error}"));
+            shared.end(FailureKind::Lost, format!("the connection broke: {error}"));
         }
     }
     // The server may be gone already, and need not answer.
@@ -209,5 +144,5 @@ async fn transmit(
         drop(output.shutdown().await);
     }
     receiver.abort();
-    shared.end(Trouble::Lost, "the connection was closed".to_owned());
+    shared.end(FailureKind::Lost, "the connection was closed".to_owned());
 }

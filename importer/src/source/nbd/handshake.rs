@@ -10,7 +10,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 
 use super::address::{Address, Server};
-use super::connection::{Failure, Trouble};
+use super::failure::{Failure, FailureKind};
 use super::wire::{self, Export, Info, Nonsense, Opt, OptError, Reply};
 
 /// Exports named when the one that was asked for is not there.
@@ -50,7 +50,7 @@ pub(super) async fn shake(dial: &Dial) -> Result<Agreed, Failure> {
         let what = format!(
             "no NBD handshake within {seconds} s; the server may be busy with another client and take no second one"
         );
-        Err(Failure::new(Trouble::Lost, what))
+        Err(Failure::new(FailureKind::Lost, what))
     };
     timeout(dial.patience, negotiate(dial)).await.unwrap_or_else(|_| late())
 }
@@ -62,7 +62,7 @@ async fn negotiate(dial: &Dial) -> Result<Agreed, Failure> {
     let fixed = flags & wire::FIXED_NEWSTYLE != 0;
     if let Some(config) = &dial.tls {
         if !fixed {
-            return Err(Failure::new(Trouble::Refused, "the server is too old for TLS"));
+            return Err(Failure::new(FailureKind::Refused, "the server is too old for TLS"));
         }
         talk = talk.start_tls(config, &dial.address.server).await?;
     }
@@ -90,7 +90,8 @@ async fn negotiate(dial: &Dial) -> Result<Agreed, Failure> {
 async fn connect(server: &Server) -> Result<Stream, Failure> {
     match server {
         Server::Tcp(host, port) => {
-            let failed = |e| Failure::with(Trouble::Lost, format!("cannot connect to {host} port {port}"), e);
+            let failed =
+                |e| Failure::with(FailureKind::Lost, format!("cannot connect to {host} port {port}"), e);
             let stream = TcpStream::connect((host.as_str(), *port)).await.map_err(failed)?;
             // Neither is worth an error: small requests at once, and a word when the peer is gone for good.
             drop(stream.set_nodelay(true));
@@ -98,7 +99,8 @@ async fn connect(server: &Server) -> Result<Stream, Failure> {
             Ok(Box::new(stream))
         }
         Server::Unix(path) => {
-            let failed = |e| Failure::with(Trouble::Lost, format!("cannot connect to {}", path.display()), e);
+            let failed =
+                |e| Failure::with(FailureKind::Lost, format!("cannot connect to {}", path.display()), e);
             Ok(Box::new(UnixStream::connect(path).await.map_err(failed)?))
         }
     }
@@ -110,7 +112,7 @@ struct Talk {
 }
 
 fn broke(error: io::Error) -> Failure {
-    Failure::with(Trouble::Lost, "the connection broke during the NBD handshake", error)
+    Failure::with(FailureKind::Lost, "the connection broke during the NBD handshake", error)
 }
 
 impl Talk {
@@ -129,17 +131,17 @@ impl Talk {
     async fn greet(&mut self) -> Result<u16, Failure> {
         let magic = u64::from_be_bytes(self.take().await?);
         if magic != wire::GREETING {
-            return Err(Failure::new(Trouble::Nonsense, "the server does not speak NBD"));
+            return Err(Failure::new(FailureKind::Nonsense, "the server does not speak NBD"));
         }
         match u64::from_be_bytes(self.take().await?) {
             wire::NEWSTYLE => {}
             wire::OLDSTYLE => {
                 return Err(Failure::new(
-                    Trouble::Refused,
+                    FailureKind::Refused,
                     "the server speaks oldstyle NBD, which is out of use; a server of this century is needed",
                 ));
             }
-            _ => return Err(Failure::new(Trouble::Nonsense, "the server does not speak NBD")),
+            _ => return Err(Failure::new(FailureKind::Nonsense, "the server does not speak NBD")),
         }
         let flags = u16::from_be_bytes(self.take().await?);
         let ours = u32::from(flags & (wire::FIXED_NEWSTYLE | wire::NO_ZEROES));
@@ -156,7 +158,7 @@ impl Talk {
             [Reply::Ack] => {}
             [Reply::Error(_, words)] => {
                 let what = format!("the server offers no TLS ({words}); use nbd:// if that is acceptable");
-                return Err(Failure::new(Trouble::Refused, what));
+                return Err(Failure::new(FailureKind::Refused, what));
             }
             _ => return Err(Nonsense("TLS is neither granted nor refused".to_owned()).into()),
         }
@@ -164,13 +166,14 @@ impl Talk {
             Server::Tcp(host, _) => host.clone(),
             Server::Unix(_) => "localhost".to_owned(),
         };
-        let name = rustls::pki_types::ServerName::try_from(host)
-            .map_err(|_| Failure::new(Trouble::Refused, "the server's name cannot be in a certificate"))?;
+        let name = rustls::pki_types::ServerName::try_from(host).map_err(|_| {
+            Failure::new(FailureKind::Refused, "the server's name cannot be in a certificate")
+        })?;
         let connector = tokio_rustls::TlsConnector::from(config.clone());
         let stream = connector.connect(name, self.stream).await.map_err(|e| {
             // A certificate does not become valid by asking again; a broken connection may be whole then.
             let final_ = e.get_ref().is_some_and(|inner| inner.is::<rustls::Error>());
-            let trouble = if final_ { Trouble::Refused } else { Trouble::Lost };
+            let trouble = if final_ { FailureKind::Refused } else { FailureKind::Lost };
             Failure::with(trouble, "TLS with the server failed", e)
         })?;
         Ok(Self { stream: Box::new(stream) })
@@ -187,7 +190,7 @@ impl Talk {
             let reply = wire::reply(kind, &data)?;
             if let Reply::Error(OptError::TlsRequired, _) = reply {
                 let what = "the server wants TLS: use nbds:// instead of nbd://";
-                return Err(Failure::new(Trouble::Refused, what));
+                return Err(Failure::new(FailureKind::Refused, what));
             }
             let end = match &reply {
                 Reply::Ack | Reply::Error(..) => true,
@@ -223,11 +226,11 @@ impl Talk {
                     return Err(self.unknown_export(export, &words).await);
                 }
                 Reply::Error(OptError::Shutdown, _) => {
-                    return Err(Failure::new(Trouble::Lost, "the server is shutting down"));
+                    return Err(Failure::new(FailureKind::Lost, "the server is shutting down"));
                 }
                 Reply::Error(error, words) => {
                     let what = format!("the server refuses the export \"{export}\": {words} ({error:?})");
-                    return Err(Failure::new(Trouble::Refused, what));
+                    return Err(Failure::new(FailureKind::Refused, what));
                 }
             }
         }
@@ -253,7 +256,7 @@ impl Talk {
             let what = format!(
                 "the server lists {which} and does not give it{words}: look at the server, or name another export after the last slash of the address"
             );
-            return Failure::new(Trouble::Refused, what);
+            return Failure::new(FailureKind::Refused, what);
         }
         let names: Vec<String> = listed.iter().take(NAMED).map(|name| format!("\"{name}\"")).collect();
         let offer = match names.as_slice() {
@@ -263,7 +266,7 @@ impl Talk {
         let what = format!(
             "the server has no export \"{export}\"{words}: name another one after the last slash of the address; {offer}"
         );
-        Failure::new(Trouble::Refused, what)
+        Failure::new(FailureKind::Refused, what)
     }
 
     /// Chooses the export the old way, which has no answer but its facts.
@@ -274,7 +277,7 @@ impl Talk {
             let what = format!(
                 "the server closed the connection when asked for the export \"{export}\": does it have it?"
             );
-            Failure::with(Trouble::Lost, what, e)
+            Failure::with(FailureKind::Lost, what, e)
         })?;
         let facts = wire::export_facts(&facts)?;
         if padded {

@@ -17,6 +17,7 @@ mod address;
 mod answers;
 mod buffers;
 mod connection;
+mod failure;
 mod handshake;
 mod wire;
 
@@ -33,7 +34,8 @@ use tokio::time::timeout;
 
 use self::address::Address;
 use self::buffers::{Buffer, Buffers};
-use self::connection::{Answer, Connection, Failure, Trouble};
+use self::connection::{Answer, Connection};
+use self::failure::{Failure, FailureKind};
 use self::handshake::Dial;
 use self::wire::{BlockSize, ServerError};
 use super::blocking::Net;
@@ -149,18 +151,20 @@ async fn first(name: &str, dial: &Dial, reach: &Reach) -> Result<Connection, Err
 
 /// The reaction to a failure. `begun`: the server has been seen to be right once, so a wrong one may be a server that is
 /// only just starting.
-fn cause(trouble: Trouble, begun: bool) -> Cause {
+fn cause(trouble: FailureKind, begun: bool) -> Cause {
     match trouble {
-        Trouble::Lost => Cause::Network,
-        Trouble::Nonsense | Trouble::Refused if begun => Cause::Server,
-        Trouble::Nonsense | Trouble::Refused | Trouble::Changed | Trouble::Stalled => Cause::Final,
+        FailureKind::Lost => Cause::Network,
+        FailureKind::Nonsense | FailureKind::Refused if begun => Cause::Server,
+        FailureKind::Nonsense | FailureKind::Refused | FailureKind::Changed | FailureKind::Stalled => {
+            Cause::Final
+        }
         // EPERM, EINVAL, EOVERFLOW, ENOTSUP: the same request has the same answer.
-        Trouble::Reported(1 | 22 | 75 | 95) => Cause::Final,
+        FailureKind::Reported(1 | 22 | 75 | 95) => Cause::Final,
         // ENOMEM passes.
-        Trouble::Reported(12) => Cause::Busy(None),
-        Trouble::Reported(SHUTDOWN) => Cause::Network,
+        FailureKind::Reported(12) => Cause::Busy(None),
+        FailureKind::Reported(SHUTDOWN) => Cause::Network,
         // EIO and the like: an unreadable place is accepted after some attempts, not after minutes.
-        Trouble::Reported(_) => Cause::Truncated,
+        FailureKind::Reported(_) => Cause::Truncated,
     }
 }
 
@@ -238,7 +242,7 @@ impl Pool {
         if made.export.size != self.size {
             let what = format!("{} had {} bytes and has {}", self.name, self.size, made.export.size);
             let error = Error::with(Kind::Process, "the export is another one", Changed::new(what));
-            return Err(Failure { trouble: Trouble::Changed, error });
+            return Err(Failure { trouble: FailureKind::Changed, error });
         }
         lock(&self.connections).push(made.clone());
         Ok(made)
@@ -271,8 +275,8 @@ impl Pool {
                     if now == seen {
                         let seconds = stall.as_secs_f32();
                         let what = format!("the server owes an answer and sent nothing for {seconds} s");
-                        connection.abandon(Trouble::Stalled, &what);
-                        return Err(Failure::new(Trouble::Stalled, what));
+                        connection.abandon(FailureKind::Stalled, &what);
+                        return Err(Failure::new(FailureKind::Stalled, what));
                     }
                     seen = now;
                 }
@@ -284,9 +288,9 @@ impl Pool {
         let words = if error.words.is_empty() { String::new() } else { format!(": {}", error.words) };
         let what = format!("the server reports {}{words}", error.name());
         if error.code == SHUTDOWN {
-            connection.abandon(Trouble::Lost, &what);
+            connection.abandon(FailureKind::Lost, &what);
         }
-        Failure::new(Trouble::Reported(error.code), what)
+        Failure::new(FailureKind::Reported(error.code), what)
     }
 
     /// Waits according to the policy, or gives up.
@@ -332,7 +336,7 @@ impl Pool {
                 Ok(None | Some(_)) => break,
                 Err(failure) => failure,
             };
-            if let Trouble::Reported(code) = failure.trouble
+            if let FailureKind::Reported(code) = failure.trouble
                 && code != SHUTDOWN
             {
                 // Missing status is not an error: an unreadable place fails when it is read.
@@ -477,7 +481,7 @@ impl Reader {
             // Requests behind the failure are repeated.
             self.window.clear();
             self.next = self.at;
-            if failure.trouble == Trouble::Lost {
+            if failure.trouble == FailureKind::Lost {
                 let left = u32::try_from(self.end - self.at).unwrap_or(u32::MAX);
                 self.length = (self.length.min(left) / 4).max(1);
             }
@@ -503,7 +507,7 @@ impl Reader {
             self.ask(pool, &connection)?;
         }
         let Some(front) = self.window.front_mut() else {
-            return Err(Failure::new(Trouble::Lost, "nothing was asked for"));
+            return Err(Failure::new(FailureKind::Lost, "nothing was asked for"));
         };
         // It stays in the window: a caller that stops waiting may come back.
         let buffer = pool.answer(&connection, &mut front.answer).await?;

@@ -4,12 +4,13 @@
 use std::io::Read;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::{fmt, io};
 
 use disk_image::{Access, Facts, Source};
 
 use super::reader::Reader;
+use super::shared::{Shared, lock};
 use super::{Lane, Mark, Part, Reach, Remote, first};
 use crate::error::Error;
 use crate::source::blocking::Net;
@@ -74,24 +75,6 @@ impl Source for RemoteSource {
 
 /// An object that was opened.
 struct Object<R: Remote>(Arc<Shared<R>>);
-
-/// State shared by all readers of an object.
-pub(super) struct Shared<R: Remote> {
-    pub(super) remote: R,
-    pub(super) net: Net,
-    pub(super) reach: Reach,
-    pub(super) size: Option<u64>,
-    pub(super) mark: Mark,
-    pub(super) ranges: AtomicBool,
-    pub(super) lanes: Mutex<Vec<Lane<R::Client>>>,
-    /// The answer to the first request when it was the whole object: the first reader continues with it.
-    pub(super) whole: Mutex<Option<(Lane<R::Client>, Part)>>,
-}
-
-/// A panic elsewhere leaves nothing half done behind these locks.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 impl<R: Remote> Object<R> {
     fn new(remote: R, net: &Net, reach: Reach, size: Option<u64>, lane: Lane<R::Client>, part: Part) -> Self {

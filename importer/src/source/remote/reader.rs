@@ -10,7 +10,7 @@ use bytes::{Buf, Bytes};
 use futures_util::StreamExt;
 use tokio::time::timeout;
 
-use super::object::{Shared, lock};
+use super::shared::{Shared, lock};
 use super::{Attempts, Body, Chain, Changed, Failure, Lane, Part, Remote, TO_END, Want, stalled};
 use crate::error::{Error, Kind};
 use crate::source::retry::{Cause, Verdict, Why};

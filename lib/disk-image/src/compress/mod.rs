@@ -29,8 +29,8 @@ use crate::detect::Compression;
 use crate::error::{Error, Kind};
 use crate::source::{Access, Facts, Source, read_full};
 
-pub mod ahead;
 mod gz;
+pub mod readahead;
 mod xz;
 mod zst;
 
@@ -87,7 +87,7 @@ impl Source for Stream {
     }
 
     fn open(&self, range: Range<u64>) -> io::Result<Box<dyn Read + Send>> {
-        let input = Input::new(ahead::read(self.source.open(0..u64::MAX)?)?);
+        let input = Input::new(readahead::read(self.source.open(0..u64::MAX)?)?);
         let decoder: Box<dyn Read + Send> = match self.compression {
             Compression::Gz => Box::new(gz::Reader::new(input)),
             Compression::Xz => Box::new(xz::Reader::new(input, self.limits.window)?),

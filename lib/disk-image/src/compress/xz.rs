@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use liblzma::stream::{Action, CONCATENATED, Status, Stream, TELL_UNSUPPORTED_CHECK};
 
-use super::{Input, Limits, Part, ahead, bytes, damaged, window_refused};
+use super::{Input, Limits, Part, bytes, damaged, readahead, window_refused};
 use crate::error::{Error, Kind};
 use crate::source::{Access, Facts, Source, read_range};
 
@@ -549,7 +549,7 @@ impl BlockReader {
             let wanted = self.map.blocks.partition_point(|b| b.start < self.end).min(stream.blocks_end);
             let last = self.map.blocks[self.next.max(wanted - 1)];
             let reader = self.source.open(block.host..last.host + last.padded())?;
-            self.input = Some((Input::new(ahead::read(reader)?), wanted));
+            self.input = Some((Input::new(readahead::read(reader)?), wanted));
         }
         self.packed_left = block.padded();
         self.left = self.map.end(self.next) - block.start;

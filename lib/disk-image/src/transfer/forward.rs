@@ -6,7 +6,7 @@ use crossbeam_channel::Sender;
 use super::map::host_of;
 use super::run::Shared;
 use super::stream::{PAGE, Stream, send, truncated};
-use super::tables::tables;
+use super::streamed_metadata::tables;
 use super::work::Chunk;
 use crate::detect::Format;
 use crate::error::{Error, Kind};

@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::PoisonError;
 
-use super::order;
 use super::plan::{Way, way};
 use super::spool::nameless;
+use super::streamability;
 use super::{Counted, Limits, Progress, Spool};
 use crate::compress;
 use crate::detect::{Compression, Detected, Format, HEAD, detect, foreign_by_end};
@@ -148,7 +148,7 @@ impl Image {
     /// # Errors
     /// When they cannot be read, or are damaged.
     pub fn late_bytes(&self) -> Result<Option<u64>, Error> {
-        order::late(self)
+        streamability::late(self)
     }
 
     /// There is not a single byte: a raw disk of no length, or an answer that did not come.

@@ -31,18 +31,18 @@ use crate::detect::Format;
 use crate::extent::RangeSet;
 use crate::source::Source;
 
+mod completion;
 mod forward;
 mod image;
 mod map;
-mod order;
 mod parts;
 mod plan;
 mod progress;
 mod run;
 mod spool;
 mod stream;
-mod tables;
-mod track;
+mod streamability;
+mod streamed_metadata;
 mod work;
 
 pub use image::{Image, Request, open, unwrap};

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 
+use super::completion::Tracker;
 use super::image::Image;
 use super::map;
 use super::parts::{self, Pace};
 use super::plan::Way;
-use super::track::Tracker;
 use super::work::{Chunk, Worker};
 use super::{Ledger, Progress, Report, Spool, forward};
 use crate::detect::Format;

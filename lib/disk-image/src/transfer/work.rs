@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::completion::Ticket;
 use super::run::Shared;
-use super::track::Ticket;
 use crate::error::Error;
 use crate::extent::{Content, Extent};
 use crate::format::unpack::Unpacker;

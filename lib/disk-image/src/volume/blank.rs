@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::hold::{hold, open_target, open_writer, options};
-use super::look::{Facts, available, check_device, check_size, journal_path};
+use super::inspect::{Facts, available, check_device, check_size, journal_path};
+use super::lock::{hold, open_target, open_writer, options};
 use super::{Done, Session};
 use crate::volume::config::{Config, Contract};
 use crate::volume::error::{Error, Kind};

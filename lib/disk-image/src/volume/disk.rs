@@ -4,10 +4,10 @@ use std::io;
 
 use crate::transfer::{self, Image, Ledger as _, Request};
 
-use super::connect::{Wire, connect};
 use super::fill::spool;
-use super::hold::hold;
-use super::look::{Facts, available, check_device, check_size, journal_path};
+use super::inspect::{Facts, available, check_device, check_size, journal_path};
+use super::lock::hold;
+use super::source::{Wire, connect};
 use super::{Done, Input, Origin, Session};
 use crate::volume::checksum::Checked;
 use crate::volume::config::{Config, Contract};

@@ -7,10 +7,10 @@ use crate::transfer::{self, Forgetful, Ledger, Spool};
 use crate::write::{Target, sync_folder};
 
 use super::Done;
-use super::connect::verify;
 use super::disk::Work;
-use super::hold::{open_target, open_writer, options};
-use super::look::Facts;
+use super::inspect::Facts;
+use super::lock::{open_target, open_writer, options};
+use super::source::verify;
 use crate::volume::clone;
 use crate::volume::config::{self, Config};
 use crate::volume::error::{Error, Kind};

@@ -25,7 +25,7 @@ use crate::write::sync_folder;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::probe::{self, Probe};
+use super::fingerprint::{self, Probe};
 use super::target::Node;
 
 const VERSION: u32 = 2;
@@ -130,7 +130,7 @@ impl Found {
     /// # Errors
     /// When it cannot be read.
     pub(crate) fn is_on(&self, target: &File) -> io::Result<bool> {
-        probe::hold(&self.seen, target)
+        fingerprint::hold(&self.seen, target)
     }
 }
 
@@ -208,7 +208,7 @@ fn parse(bytes: &[u8]) -> Option<Found> {
         found.seen.extend(seen);
         found.sound += line.len() as u64;
     }
-    probe::thin(&mut found.seen);
+    fingerprint::thin(&mut found.seen);
     Some(found)
 }
 
@@ -278,7 +278,7 @@ impl Journal {
 
     /// Has the same meaning in two lines.
     fn shorten(&mut self) -> io::Result<()> {
-        probe::thin(&mut self.seen);
+        fingerprint::thin(&mut self.seen);
         let mut lines = line(&self.head)?;
         lines.extend(line(&Done::new(self.seen.clone(), self.done.iter()))?);
         self.file = replace(&self.path, &lines)?;
@@ -352,7 +352,7 @@ impl Ledger for Journal {
         if new.is_empty() {
             return Ok(());
         }
-        let seen = probe::take(&self.target, &new)?;
+        let seen = fingerprint::take(&self.target, &new)?;
         let line = line(&Done::new(seen.clone(), new.iter().cloned()))?;
         self.file.write_all(&line)?;
         self.file.sync_data()?;

@@ -30,28 +30,29 @@ mod blank;
 mod checksum;
 mod clone;
 pub mod config;
-mod connect;
 mod disk;
 pub mod error;
 mod fill;
-mod hold;
+mod fingerprint;
+mod folder_content;
+mod inspect;
 mod journal;
-mod look;
-mod meter;
+mod lock;
 pub mod plan;
-mod probe;
+mod progress;
+mod rollback;
+mod source;
 mod storage;
 mod target;
-mod undo;
 mod unpack;
 
 pub use archive::Member;
 pub use checksum::{Checked, Checksum};
 pub use config::{Config, Contract, Holds, Owner, Place};
 pub use error::{Error, Kind};
-pub use meter::Meter;
+pub use progress::Meter;
 
-use look::look;
+use inspect::look;
 use plan::Mode;
 
 /// Inputs of filling a volume in addition to its configuration.

@@ -14,7 +14,7 @@ use crate::volume::storage;
 
 /// Type of the entry at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stands {
+pub(crate) enum TargetKind {
     Nothing,
     File { len: u64, occupied: u64 },
     Device { number: u64 },
@@ -25,14 +25,14 @@ pub(crate) enum Stands {
 ///
 /// # Errors
 /// When it cannot be looked at, or is something no disk can be written to.
-pub(crate) fn look(path: &Path) -> Result<Stands, Error> {
+pub(crate) fn look(path: &Path) -> Result<TargetKind, Error> {
     let shown = path.display();
     let link = match std::fs::symlink_metadata(path) {
         Ok(meta) => meta,
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
             let folder = folder_of(path);
             return if folder.is_dir() {
-                Ok(Stands::Nothing)
+                Ok(TargetKind::Nothing)
             } else {
                 Err(Error::new(Kind::Target, format!("the folder {} does not exist", folder.display())))
             };
@@ -54,13 +54,13 @@ pub(crate) fn look(path: &Path) -> Result<Stands, Error> {
     };
     let kind = meta.file_type();
     if kind.is_block_device() {
-        Ok(Stands::Device { number: meta.rdev() })
+        Ok(TargetKind::Device { number: meta.rdev() })
     } else if kind.is_dir() {
-        Ok(Stands::Folder)
+        Ok(TargetKind::Folder)
     } else if link.is_symlink() {
         Err(Error::new(Kind::Target, format!("{shown} is a symbolic link; name the file itself")))
     } else if kind.is_file() {
-        Ok(Stands::File { len: meta.len(), occupied: meta.blocks().saturating_mul(512) })
+        Ok(TargetKind::File { len: meta.len(), occupied: meta.blocks().saturating_mul(512) })
     } else {
         Err(Error::new(Kind::Target, format!("{shown} is neither a file nor a block device")))
     }
@@ -395,10 +395,10 @@ mod tests {
     fn path_kinds_are_distinguished() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("f");
-        assert_eq!(look(&path).unwrap(), Stands::Nothing);
-        assert_eq!(look(folder.path()).unwrap(), Stands::Folder);
+        assert_eq!(look(&path).unwrap(), TargetKind::Nothing);
+        assert_eq!(look(folder.path()).unwrap(), TargetKind::Folder);
         std::fs::write(&path, [1; 5]).unwrap();
-        assert!(matches!(look(&path).unwrap(), Stands::File { len: 5, .. }));
+        assert!(matches!(look(&path).unwrap(), TargetKind::File { len: 5, .. }));
         let link = folder.path().join("l");
         std::os::unix::fs::symlink(&path, &link).unwrap();
         assert_eq!(look(&link).unwrap_err().kind(), Kind::Target);

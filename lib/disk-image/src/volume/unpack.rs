@@ -2,13 +2,14 @@
 
 use std::path::Path;
 
-use super::connect::{Wire, connect, verify};
-use super::look::Facts;
+use super::inspect::Facts;
+use super::source::{Wire, connect, verify};
 use super::{Done, Origin, Session};
 use crate::volume::archive;
 use crate::volume::config::{Config, Contract, Holds};
 use crate::volume::error::{Error, Kind, chain};
-use crate::volume::target::Stands;
+use crate::volume::folder_content::LOST_AND_FOUND;
+use crate::volume::target::TargetKind;
 
 /// The files of a tar archive in a folder.
 pub(super) fn unpack(
@@ -58,7 +59,7 @@ fn holds_nothing(folder: &Path) -> bool {
 /// # Errors
 /// [`Kind::Target`], naming what was found.
 pub(super) fn check_folder(config: &Config, facts: &Facts) -> Result<(), Error> {
-    if config.contract == Contract::Environment || config.force || facts.stands == Stands::Nothing {
+    if config.contract == Contract::Environment || config.force || facts.stands == TargetKind::Nothing {
         return Ok(());
     }
     let shown = facts.path.display();
@@ -71,25 +72,6 @@ pub(super) fn check_folder(config: &Config, facts: &Facts) -> Result<(), Error> 
                 name.display()
             );
             return Err(Error::new(Kind::Target, what));
-        }
-    }
-    Ok(())
-}
-
-/// ext's own folder; neither content nor ours to remove.
-const LOST_AND_FOUND: &str = "lost+found";
-
-/// Removes what `folder` holds.
-pub(super) fn empty_folder(folder: &Path) -> std::io::Result<()> {
-    for entry in std::fs::read_dir(folder)? {
-        let entry = entry?;
-        if entry.file_name() == LOST_AND_FOUND {
-            continue;
-        }
-        if entry.file_type()?.is_dir() {
-            std::fs::remove_dir_all(entry.path())?;
-        } else {
-            std::fs::remove_file(entry.path())?;
         }
     }
     Ok(())

@@ -31,7 +31,6 @@ use crossbeam_channel::{SendTimeoutError, Sender};
 use crate::error::{Error, Kind};
 use crate::stop::Stop;
 
-mod behind;
 mod output;
 mod pool;
 mod pwrite;
@@ -39,6 +38,7 @@ mod scan;
 mod sys;
 mod target;
 mod uring;
+mod writeback;
 
 use output::Output;
 pub use pool::{Buf, Pool};

@@ -13,9 +13,9 @@ use std::time::Duration;
 use rustix::fs::{FallocateFlags, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 
-use super::behind::Behind;
 use super::pool::{Buf, Pool};
 use super::target::{Target, sync_folder};
+use super::writeback::Writeback;
 use super::{Direct, Engine, EngineKind, Options, PAGE, Piece};
 use crate::error::{Error, Kind};
 use crate::stop::Stop;
@@ -90,7 +90,7 @@ pub(super) struct Output {
     failure: Mutex<Option<Failure>>,
     written: AtomicU64,
     zeroed: AtomicU64,
-    behind: Behind,
+    behind: Writeback,
     zeroing: AtomicU8,
     preallocated: bool,
     zeroes: OnceLock<Buf>,
@@ -150,7 +150,7 @@ impl Output {
             failure: Mutex::new(None),
             written: AtomicU64::new(0),
             zeroed: AtomicU64::new(0),
-            behind: Behind::default(),
+            behind: Writeback::default(),
             zeroing: AtomicU8::new(Zeroing::Punch as u8),
             preallocated: false,
             zeroes: OnceLock::new(),

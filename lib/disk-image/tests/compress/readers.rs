@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use disk_image::compress::{Limits, ahead};
+use disk_image::compress::{Limits, readahead};
 use disk_image::{Access, Facts, Kind, Source};
 
 use crate::packed::{MemoryReader, content, every, pipe, unpack};
@@ -78,7 +78,7 @@ fn a_dropped_reader_takes_its_thread_with_it() {
         let dropped = Arc::new(AtomicBool::new(false));
         let pause = Duration::from_millis(pause);
         let endless = Endless { pause, dropped: dropped.clone() };
-        let mut reader = ahead::read(Box::new(endless)).unwrap();
+        let mut reader = readahead::read(Box::new(endless)).unwrap();
         for _ in 0..reads {
             reader.read_exact(&mut [0; 100]).unwrap();
         }
@@ -106,7 +106,7 @@ impl Read for Counting {
 #[test]
 fn three_buffers_are_read_ahead_and_no_more() {
     let reads = Arc::new(AtomicUsize::new(0));
-    let mut reader = ahead::read(Box::new(Counting(reads.clone()))).unwrap();
+    let mut reader = readahead::read(Box::new(Counting(reads.clone()))).unwrap();
     for taken in 0..5 {
         let begin = Instant::now();
         while reads.load(Ordering::Acquire) < taken + 3 {

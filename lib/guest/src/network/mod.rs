@@ -21,15 +21,15 @@
 mod advertiser;
 mod binding;
 pub mod cache;
+mod cni_result;
+mod dhcp_config;
 mod names;
-mod outcome;
+mod netns_wiring;
 pub mod plan;
 mod process;
 mod resolvers;
 mod rules;
 pub mod runtime;
-mod told;
-mod wire;
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -41,10 +41,10 @@ use link::{Mac, Namespace};
 
 pub use advertiser::Advertiser;
 pub use binding::{InvalidNetwork, V4, V6};
+pub use cni_result::CniResult;
 pub use names::{Names, mac, machine};
-pub use outcome::Outcome;
+pub use netns_wiring::{check, has, loopback, observe, set_sysctl, unwire, wire};
 pub use resolvers::{Resolvers, host_resolvers};
-pub use wire::{check, has, loopback, observe, set_sysctl, unwire, wire};
 
 /// Where things are.
 #[derive(Clone, Debug)]

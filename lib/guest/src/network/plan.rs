@@ -7,8 +7,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use ipnet::{IpNet, Ipv4Net};
 use link::Mac;
 
+use super::cni_result::CniResult;
 use super::names::Names;
-use super::outcome::Outcome;
 use super::{Binding, Interface, Port};
 
 /// Of the bridge behind masquerade: the guest's gateway, so that it is the same wherever it goes.
@@ -142,7 +142,7 @@ pub(crate) enum Change {
 #[derive(Clone, Debug)]
 pub(crate) struct Facts<'a> {
     pub(crate) interface: &'a Interface,
-    pub(crate) outcome: &'a Outcome,
+    pub(crate) outcome: &'a CniResult,
     /// Its number among the guest's, from 0.
     pub(crate) number: u8,
     /// Ethernet address of the interface as CNI made it.
@@ -419,7 +419,8 @@ mod tests {
         };
         for binding in [masquerade, Binding::Bridge] {
             let interface = interface(binding);
-            let outcome = Outcome { addresses: vec![(address, None)], mac: Some(own), ..Outcome::default() };
+            let outcome =
+                CniResult { addresses: vec![(address, None)], mac: Some(own), ..CniResult::default() };
             let spare = [Mac([2, 0, 0, 0, 0, 2]), Mac([2, 0, 0, 0, 0, 3])];
             let facts =
                 Facts { interface: &interface, outcome: &outcome, number: 0, mac: own, mtu: 1400, spare };

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::cache::{self, Entry};
 use super::process::{self, Call, execute};
-use super::{Binding, Interface, Outcome, Places, Wanted};
+use super::{Binding, CniResult, Interface, Places, Wanted};
 use crate::error::{Error, Kind};
 use api::cni::Configuration;
 
@@ -178,12 +178,12 @@ fn each(places: &Places, network: &Configuration, verb: &'static str, more: &[(&
 ///
 /// # Errors
 /// The cache cannot be read.
-pub fn outcomes(places: &Places, wanted: &Wanted) -> Result<Vec<Outcome>, Error> {
+pub fn outcomes(places: &Places, wanted: &Wanted) -> Result<Vec<CniResult>, Error> {
     let entries = cache::of(&places.state, &wanted.container)?;
     let outcome = |one: &Interface| {
         let entry = entries.iter().find(|entry| entry.if_name == one.names.pod);
         let result = entry.and_then(|entry| entry.result.clone()).unwrap_or_default();
-        Outcome::read(&result, &one.names.pod)
+        CniResult::read(&result, &one.names.pod)
     };
     Ok(wanted.interfaces.iter().map(outcome).collect())
 }
@@ -191,11 +191,11 @@ pub fn outcomes(places: &Places, wanted: &Wanted) -> Result<Vec<Outcome>, Error>
 /// The addresses of an entry, as they are asked for again.
 pub fn addresses(entry: &Entry) -> Vec<String> {
     let result = entry.result.clone().unwrap_or_default();
-    let outcome = Outcome::read(&result, &entry.if_name);
+    let outcome = CniResult::read(&result, &entry.if_name);
     outcome.addresses.iter().map(|(net, _)| net.to_string()).collect()
 }
 
 /// Addresses at which others reach an interface.
-pub fn reached(outcome: &Outcome) -> Vec<IpAddr> {
+pub fn reached(outcome: &CniResult) -> Vec<IpAddr> {
     outcome.addresses.iter().map(|(net, _)| net.addr()).collect()
 }

@@ -16,7 +16,7 @@ use std::path::Path;
 use api::kubevirt::{InterfaceStatus, VirtualMachineInstanceSpec};
 use api::launch::{Interface as Launched, Tap};
 use guest::network::{
-    self as wiring, Advertiser, Binding, Configuration, Interface, InvalidNetwork, Names, Nic, Outcome,
+    self as wiring, Advertiser, Binding, CniResult, Configuration, Interface, InvalidNetwork, Names, Nic,
     Resolvers, Wanted,
 };
 use link::{Namespace, interface_mac};
@@ -228,7 +228,7 @@ struct Note {
 }
 
 /// The result of others' CNI plugins for an interface of the pod: observed once, before anything is changed, and kept.
-fn outcome(directory: &PodDirectory, path: &Path, interface: &str) -> Result<Outcome> {
+fn outcome(directory: &PodDirectory, path: &Path, interface: &str) -> Result<CniResult> {
     let gone = || Error::new(Kind::Launcher, "the launcher's process is gone");
     let namespace = Namespace::find(path)?.ok_or_else(gone)?;
     if namespace.is(&Namespace::ours()?) {
@@ -243,7 +243,7 @@ fn outcome(directory: &PodDirectory, path: &Path, interface: &str) -> Result<Out
     // A note that cannot be read was torn by a crash of the node, which no pod's namespace survives.
     let note = directory.note(&name)?.and_then(|note| serde_json::from_slice::<Note>(&note).ok());
     if let Some(note) = note.filter(|note| note.namespace == namespace.number()) {
-        return Ok(Outcome::read(&note.result, interface));
+        return Ok(CniResult::read(&note.result, interface));
     }
     let outcome = wiring::observe(path, interface)?;
     let note = Note { namespace: namespace.number(), result: outcome.answer(interface) };

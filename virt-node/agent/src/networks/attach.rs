@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use guest::network::cache::{self, Entry};
 use guest::network::runtime::{self, Owner};
-use guest::network::{Binding, Configuration, Interface, Names, Outcome, Places};
+use guest::network::{Binding, CniResult, Configuration, Interface, Names, Places};
 use link::{Mac, Namespace};
 
 use super::listed::{self, Listed};
@@ -68,7 +68,7 @@ pub(crate) struct Asked {
 #[derive(Clone, Debug)]
 pub(crate) struct Attached {
     pub(crate) interface: Interface,
-    pub(crate) outcome: Outcome,
+    pub(crate) outcome: CniResult,
 }
 
 /// A network as it was found or made: its attachment by this agent, unless Multus made it.
@@ -103,7 +103,7 @@ impl Networks {
         &self,
         target: &Target<'_>,
         asked: &[Asked],
-        observed: &dyn Fn(&str) -> Result<Outcome>,
+        observed: &dyn Fn(&str) -> Result<CniResult>,
     ) -> Result<Vec<Attached>> {
         if asked.len() > NETWORKS_MAX {
             let text = format!("{} secondary networks; {NETWORKS_MAX} are the most", asked.len());
@@ -206,7 +206,7 @@ impl Networks {
         one: &Asked,
         entry: Option<&Entry>,
         listed: bool,
-        observed: &dyn Fn(&str) -> Result<Outcome>,
+        observed: &dyn Fn(&str) -> Result<CniResult>,
         waited: &mut Duration,
     ) -> Result<Step> {
         let content = |said: String| Error::new(Kind::Content, said);
@@ -288,7 +288,7 @@ impl Networks {
         listed: &Listed,
         found: &[One],
         gone: &[String],
-        observed: &dyn Fn(&str) -> Result<Outcome>,
+        observed: &dyn Fn(&str) -> Result<CniResult>,
     ) -> Result<()> {
         let ours: Vec<(String, &One, Option<u64>)> = found
             .iter()
@@ -393,7 +393,7 @@ enum Step {
 
 fn from_entry(interface: Interface, reference: Reference, entry: Entry) -> Box<One> {
     let result = entry.result.clone().unwrap_or_default();
-    let outcome = Outcome::read(&result, &interface.names.pod);
+    let outcome = CniResult::read(&result, &interface.names.pod);
     Box::new(One { attached: Attached { interface, outcome }, entry: Some((reference, entry)) })
 }
 

@@ -4,7 +4,7 @@
 //! Every user that may write the pod may write the annotation, so it is a claim: the kernel decides whether an interface
 //! exists.
 
-use guest::network::Outcome;
+use guest::network::CniResult;
 use serde_json::{Map, Value, json};
 
 use super::STATUS_MAX;
@@ -25,7 +25,7 @@ pub(crate) struct Entry<'a> {
     pub(crate) name: &'a str,
     /// The interface's name in the pod.
     pub(crate) interface: &'a str,
-    pub(crate) outcome: &'a Outcome,
+    pub(crate) outcome: &'a CniResult,
     /// Largest packet in bytes, where the plugin reported it.
     pub(crate) mtu: Option<u64>,
     /// Whether it is the pod network.
@@ -125,14 +125,14 @@ fn written(entry: &Entry<'_>) -> Map<String, Value> {
 mod tests {
     use super::*;
 
-    fn outcome() -> Outcome {
+    fn outcome() -> CniResult {
         let answer = json!({
             "cniVersion": "1.0.0",
             "interfaces": [{"name": "pod1", "mac": "02:00:00:00:00:01", "sandbox": "x"}],
             "ips": [{"interface": 0, "address": "10.1.0.2/16"}, {"interface": 0, "address": "fd00::2/64"}],
             "dns": {"nameservers": ["10.1.0.1"], "search": ["a.b"]},
         });
-        Outcome::read(&answer, "pod1")
+        CniResult::read(&answer, "pod1")
     }
 
     #[test]
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn the_pod_network_comes_first_and_pure_layer_2_has_no_addresses() {
-        let (listed, outcome) = (Listed::read(None).unwrap(), Outcome::default());
+        let (listed, outcome) = (Listed::read(None).unwrap(), CniResult::default());
         let entry =
             |name, interface, default| Entry { name, interface, outcome: &outcome, mtu: None, default };
         let text = listed.with(&[entry("ns/red", "pod1", false), entry("pods", "eth0", true)], &[]).unwrap();

@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::Happening;
+use super::Notice;
 use super::libvirt::Failure;
 use crate::folder::{Deadline, Folder};
 
@@ -34,7 +34,7 @@ pub(super) struct Freeze(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     folder: Folder,
-    happenings: Sender<Happening>,
+    notices: Sender<Notice>,
     /// When the filesystems are thawed; `None`: they are not frozen.
     until: Mutex<Option<Instant>>,
     changed: Condvar,
@@ -42,9 +42,9 @@ struct Shared {
 }
 
 impl Freeze {
-    pub(super) fn new(folder: Folder, happenings: Sender<Happening>) -> Self {
+    pub(super) fn new(folder: Folder, notices: Sender<Notice>) -> Self {
         let (until, changed, alone) = (Mutex::default(), Condvar::new(), Mutex::default());
-        Self(Arc::new(Shared { folder, happenings, until, changed, alone }))
+        Self(Arc::new(Shared { folder, notices, until, changed, alone }))
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Instant>> {
@@ -98,7 +98,7 @@ impl Freeze {
     /// Clients are sent the status.
     pub(super) fn report(&self) {
         // Without a receiver the worker ends.
-        drop(self.0.happenings.send(Happening::Status));
+        drop(self.0.notices.send(Notice::Status));
     }
 
     fn end_in_time(&self, thaw: impl Fn() -> Thawed) {
@@ -137,17 +137,17 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(3600);
 
-    fn freeze() -> (tempfile::TempDir, Folder, Freeze, Receiver<Happening>) {
+    fn freeze() -> (tempfile::TempDir, Folder, Freeze, Receiver<Notice>) {
         let place = tempfile::tempdir().unwrap();
         let folder = Folder::new(place.path()).unwrap();
-        let (sender, happenings) = channel();
+        let (sender, notices) = channel();
         let freeze = Freeze::new(folder.clone(), sender);
-        (place, folder, freeze, happenings)
+        (place, folder, freeze, notices)
     }
 
     #[test]
     fn a_freeze_ends_after_its_time_and_is_reported() {
-        let (_place, folder, freeze, happenings) = freeze();
+        let (_place, folder, freeze, notices) = freeze();
         let thaws = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&thaws);
         let thaw = move || {
@@ -156,7 +156,7 @@ mod tests {
         };
         freeze.begin(Duration::from_millis(50), thaw).unwrap();
         assert!(freeze.is_on() && folder.remaining(Deadline::Thaw).unwrap().is_some());
-        assert!(matches!(happenings.recv_timeout(Duration::from_secs(10)), Ok(Happening::Status)));
+        assert!(matches!(notices.recv_timeout(Duration::from_secs(10)), Ok(Notice::Status)));
         assert!(!freeze.is_on() && thaws.load(Ordering::Relaxed) == 1);
         assert_eq!(folder.remaining(Deadline::Thaw).unwrap(), None);
     }

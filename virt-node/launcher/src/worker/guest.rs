@@ -18,7 +18,7 @@ use api::launcher::{
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-use super::Happening;
+use super::Notice;
 use super::dump::Dumps;
 use super::facts;
 use super::freeze::{Freeze, Thawed};
@@ -82,7 +82,7 @@ struct Going {
 pub(super) struct Guest {
     folder: Folder,
     connection: Arc<Connection>,
-    happenings: Sender<Happening>,
+    notices: Sender<Notice>,
     /// Its DHCP responders.
     responders: Responders,
     /// Held while it is started or changed.
@@ -94,12 +94,12 @@ pub(super) struct Guest {
 }
 
 impl Guest {
-    pub(super) fn new(folder: Folder, connection: Arc<Connection>, happenings: Sender<Happening>) -> Self {
+    pub(super) fn new(folder: Folder, connection: Arc<Connection>, notices: Sender<Notice>) -> Self {
         Self {
-            freeze: Freeze::new(folder.clone(), happenings.clone()),
+            freeze: Freeze::new(folder.clone(), notices.clone()),
             folder,
             connection,
-            happenings,
+            notices,
             responders: Responders::default(),
             starting: Mutex::default(),
             stopping: AtomicBool::new(false),
@@ -165,7 +165,7 @@ impl Guest {
                 };
                 self.with(|_| Ok(()))?;
                 let gone = |_| Refusal::new(RefusedKind::State, "the guest ended");
-                self.happenings.send(Happening::Stop(Some(Duration::from_secs(grace)))).map_err(gone)?;
+                self.notices.send(Notice::Stop(Some(Duration::from_secs(grace)))).map_err(gone)?;
                 Ok(Answer::Done)
             }
             Request::Kill => self.with(|domain| domain.destroy()),
@@ -608,19 +608,19 @@ impl Guest {
     }
 
     /// The event for clients of a change that is not the end.
-    pub(super) fn event(&self, happening: libvirt::Happening) -> Result<Option<Event>, Error> {
-        Ok(match happening {
+    pub(super) fn event(&self, notice: libvirt::Notice) -> Result<Option<Event>, Error> {
+        Ok(match notice {
             // The event that follows is reported.
-            libvirt::Happening::SwitchingOff { .. } => None,
+            libvirt::Notice::SwitchingOff { .. } => None,
             // The end is reported when it is recorded.
-            libvirt::Happening::Lifecycle { .. } | libvirt::Happening::Changed => {
+            libvirt::Notice::Lifecycle { .. } | libvirt::Notice::Changed => {
                 Some(self.status()?).filter(|status| status.state != State::Ended).map(Event::Status)
             }
-            libvirt::Happening::Removed { device } => Some(Event::Detached { device: self.removed(&device) }),
-            libvirt::Happening::Rebooted => Some(Event::Rebooted),
-            libvirt::Happening::Watchdog => Some(Event::Watchdog),
-            libvirt::Happening::IoError { disk, reason } => Some(Event::IoError { disk, reason }),
-            libvirt::Happening::Agent { connected } => Some(Event::Agent { connected }),
+            libvirt::Notice::Removed { device } => Some(Event::Detached { device: self.removed(&device) }),
+            libvirt::Notice::Rebooted => Some(Event::Rebooted),
+            libvirt::Notice::Watchdog => Some(Event::Watchdog),
+            libvirt::Notice::IoError { disk, reason } => Some(Event::IoError { disk, reason }),
+            libvirt::Notice::Agent { connected } => Some(Event::Agent { connected }),
         })
     }
 

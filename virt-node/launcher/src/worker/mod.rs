@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! clients ──► calls, each client's on its own thread ──► libvirt ──► QEMU
-//!    ▲                          │ stop                      │ happenings
+//!    ▲                          │ stop                      │ notices
 //!    └──────── events ◄──── this thread: the guest's end ◄──┘
 //! ```
 
@@ -35,18 +35,18 @@ use guest::Guest;
 /// How often the power button is pressed until the guest reacts: one that boots does not see it.
 const PRESS: Duration = Duration::from_secs(5);
 /// How long clients may take to read of the end.
-const FAREWELL: Duration = Duration::from_secs(1);
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(1);
 
 /// How long it must be quiet until memory is given back.
-const QUIET: Duration = Duration::from_secs(2);
+const IDLE_DELAY: Duration = Duration::from_secs(2);
 
 /// How often it is looked whether logs are too long.
 const LOOK: Duration = Duration::from_secs(5);
 
 /// The messages to the worker's first thread.
-pub(super) enum Happening {
+pub(super) enum Notice {
     /// By libvirt.
-    Libvirt(libvirt::Happening),
+    Libvirt(libvirt::Notice),
     /// The guest is to end, within this time or the launch document's.
     Stop(Option<Duration>),
     /// Clients are to be sent the status.
@@ -64,7 +64,7 @@ pub(crate) fn run(path: &Path, stop: bool) -> Result<Exit, Error> {
     let outer = getppid();
     sys::block_signals().map_err(system("signals cannot be blocked"))?;
     let folder = Folder::new(path)?;
-    let (sender, happenings) = channel();
+    let (sender, notices) = channel();
     let connection = libvirt::open(&folder, sender.clone()).map_err(|error| failed("libvirt", error))?;
     let domain = libvirt::settled(&connection).map_err(|error| failed("libvirt", error))?.is_some();
     let found = Found { exit: folder.exit()?, launch: folder.launch()?, domain, started: folder.started()? };
@@ -101,12 +101,12 @@ pub(crate) fn run(path: &Path, stop: bool) -> Result<Exit, Error> {
     watch_signals(sender.clone()).map_err(system("signals cannot be waited for"))?;
     if stop {
         // The receiver is below.
-        drop(sender.send(Happening::Stop(None)));
+        drop(sender.send(Notice::Stop(None)));
     }
     if getppid() != outer {
         return Err(Error::new(Kind::System, "the first process is gone"));
     }
-    attend(&guest, &clients, &happenings, left)
+    attend(&guest, &clients, &notices, left)
 }
 
 /// Finds out what QEMU can do, which libvirt then keeps in its folder.
@@ -121,11 +121,11 @@ fn failed(what: &str, error: libvirt::Failure) -> Error {
     Error::with(Kind::System, what.to_owned(), error)
 }
 
-fn watch_signals(happenings: Sender<Happening>) -> std::io::Result<()> {
+fn watch_signals(notices: Sender<Notice>) -> std::io::Result<()> {
     let wait = move || {
         while let Ok(signal) = sys::next_signal(None) {
             // libvirt reaps its own children.
-            if signal == Some(sys::Signal::Stop) && happenings.send(Happening::Stop(None)).is_err() {
+            if signal == Some(sys::Signal::Stop) && notices.send(Notice::Stop(None)).is_err() {
                 return;
             }
         }
@@ -159,22 +159,22 @@ impl Ending {
 fn attend(
     guest: &Guest,
     clients: &Clients,
-    happenings: &Receiver<Happening>,
+    notices: &Receiver<Notice>,
     left: Option<Duration>,
 ) -> Result<Exit, Error> {
     let mut ending = left.map(Ending::within);
     let mut reset = false;
-    let mut quiet = Some(Instant::now() + QUIET);
+    let mut quiet = Some(Instant::now() + IDLE_DELAY);
     let mut look = Instant::now() + LOOK;
     loop {
         let due = ending.as_ref().map(|ending| ending.press.min(ending.kill));
         let next = due.into_iter().chain(quiet).fold(look, Instant::min);
-        match happenings.recv_timeout(next.saturating_duration_since(Instant::now())) {
+        match notices.recv_timeout(next.saturating_duration_since(Instant::now())) {
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(Error::new(Kind::System, "libvirt's events have ended"));
             }
             Err(RecvTimeoutError::Timeout) => {}
-            Ok(Happening::Stop(grace)) => {
+            Ok(Notice::Stop(grace)) => {
                 let Some(launch) = guest.begun()? else {
                     if grace.is_none() {
                         // A signal, and no guest: none will be requested any more.
@@ -190,19 +190,19 @@ fn attend(
                 ending = Some(new);
                 guest.set_stopping();
             }
-            Ok(Happening::Status) => {
+            Ok(Notice::Status) => {
                 // Clients can ask for it.
                 if let Ok(status) = guest.status() {
                     clients.tell(&Event::Status(status));
                 }
             }
-            Ok(Happening::Libvirt(libvirt::Happening::SwitchingOff { details })) => {
+            Ok(Notice::Libvirt(libvirt::Notice::SwitchingOff { details })) => {
                 // Others may follow, of what libvirt does then.
                 reset |= libvirt::is_reset(&details);
             }
-            Ok(Happening::Libvirt(happening)) => {
-                quiet = Some(Instant::now() + QUIET);
-                if let Some(cause) = libvirt::end(&happening) {
+            Ok(Notice::Libvirt(notice)) => {
+                quiet = Some(Instant::now() + IDLE_DELAY);
+                if let Some(cause) = libvirt::end(&notice) {
                     // A start that fails ends a domain too, but no guest.
                     if let Some(launch) = guest.started()? {
                         let cause = if reset && cause == Cause::Shutdown { Cause::Rebooted } else { cause };
@@ -210,10 +210,10 @@ fn attend(
                         if let Ok(status) = guest.status() {
                             clients.tell(&Event::Status(status));
                         }
-                        clients.farewell(FAREWELL);
+                        clients.farewell(SHUTDOWN_GRACE);
                         return Ok(exit);
                     }
-                } else if let Ok(Some(event)) = guest.event(happening) {
+                } else if let Ok(Some(event)) = guest.event(notice) {
                     // An event that cannot be reported must not affect the guest; clients can ask for the status.
                     clients.tell(&event);
                 }

@@ -18,7 +18,7 @@ use crate::{Source, Stop};
 
 use crate::volume::config::{Config, Contract};
 use crate::volume::error::{Error, Kind};
-use crate::volume::unpack::empty_folder;
+use crate::volume::folder_content::empty_folder;
 use crate::volume::{Done, Session};
 
 mod folder;

@@ -16,7 +16,7 @@ use std::thread;
 use api::launch::{CpuFeature, FeaturePolicy, NamedCpu, Word};
 use api::launcher::{Cause, PauseReason, State};
 
-use super::Happening as ToWorker;
+use super::Notice as ToWorker;
 use crate::folder::Folder;
 
 pub(crate) use sys::{Connection, Domain};
@@ -35,7 +35,7 @@ impl std::error::Error for Failure {}
 
 /// An event of the domain, in libvirt's numbers (virDomainEventType and its details).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Happening {
+pub(crate) enum Notice {
     Lifecycle {
         event: c_int,
         detail: c_int,
@@ -75,8 +75,8 @@ const CREATE_PAUSED: u32 = 1;
 const BY_ACPI: u32 = 1;
 const BY_AGENT: u32 = 2;
 
-/// Opens the driver on a guest's folder; a domain that runs there is taken over. What happens to it goes to `happenings`.
-pub(super) fn open(folder: &Folder, happenings: Sender<ToWorker>) -> Result<Arc<Connection>, Failure> {
+/// Opens the driver on a guest's folder; a domain that runs there is taken over. What happens to it goes to `notices`.
+pub(super) fn open(folder: &Folder, notices: Sender<ToWorker>) -> Result<Arc<Connection>, Failure> {
     forget_unborn(folder).map_err(|error| {
         Failure(format!("cannot remove libvirt's state of an unfinished domain: {error}"))
     })?;
@@ -89,11 +89,11 @@ pub(super) fn open(folder: &Folder, happenings: Sender<ToWorker>) -> Result<Arc<
     };
     spawn("libvirt", Box::new(move || while looping.run().is_ok() {}))?;
     spawn(
-        "happenings",
+        "notices",
         Box::new(move || {
             // Ends with the process: the sender stays in libvirt's hands.
-            while let Ok(happening) = receiver.recv() {
-                if happenings.send(ToWorker::Libvirt(happening)).is_err() {
+            while let Ok(notice) = receiver.recv() {
+                if notices.send(ToWorker::Libvirt(notice)).is_err() {
                     return;
                 }
             }
@@ -358,22 +358,22 @@ pub(super) fn soft_reboot(domain: &Domain<'_>) -> Result<(), Failure> {
     domain.reboot(BY_AGENT).or_else(|_| domain.reboot(BY_ACPI))
 }
 
-/// How a happening ended the guest; `None`: it did not.
-pub(super) fn end(happening: &Happening) -> Option<Cause> {
-    match happening {
-        Happening::Lifecycle { event: EVENT_STOPPED, detail } => Some(match *detail {
+/// How a notice ended the guest; `None`: it did not.
+pub(super) fn end(notice: &Notice) -> Option<Cause> {
+    match notice {
+        Notice::Lifecycle { event: EVENT_STOPPED, detail } => Some(match *detail {
             STOPPED_SHUTDOWN => Cause::Shutdown,
             STOPPED_DESTROYED => Cause::Killed,
             _ => Cause::Crashed,
         }),
-        Happening::Lifecycle { .. }
-        | Happening::Rebooted
-        | Happening::Watchdog
-        | Happening::IoError { .. }
-        | Happening::Agent { .. }
-        | Happening::Removed { .. }
-        | Happening::Changed
-        | Happening::SwitchingOff { .. } => None,
+        Notice::Lifecycle { .. }
+        | Notice::Rebooted
+        | Notice::Watchdog
+        | Notice::IoError { .. }
+        | Notice::Agent { .. }
+        | Notice::Removed { .. }
+        | Notice::Changed
+        | Notice::SwitchingOff { .. } => None,
     }
 }
 
@@ -518,9 +518,9 @@ mod tests {
             (3, 1, None),
             (6, 0, None),
         ] {
-            assert_eq!(end(&Happening::Lifecycle { event, detail }), wanted, "{event} {detail}");
+            assert_eq!(end(&Notice::Lifecycle { event, detail }), wanted, "{event} {detail}");
         }
-        assert_eq!(end(&Happening::Rebooted), None);
+        assert_eq!(end(&Notice::Rebooted), None);
         for (details, reset) in [
             ("{\"guest\":true,\"reason\":\"guest-reset\"}", true),
             ("{\"guest\":false,\"reason\":\"host-qmp-system-reset\"}", true),

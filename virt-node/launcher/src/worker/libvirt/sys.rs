@@ -9,7 +9,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::ptr::{NonNull, null, null_mut};
 use std::sync::mpsc::Sender;
 
-use super::{Failure, Happening};
+use super::{Failure, Notice};
 
 /// Objects of libvirt, known by address only.
 type Object = *mut c_void;
@@ -134,8 +134,8 @@ impl Drop for Domain<'_> {
 }
 
 impl Connection {
-    /// Loads libvirt and opens a URI. What happens to domains goes to `happenings` while [`Self::run`] runs.
-    pub(crate) fn open(uri: &str, happenings: Sender<Happening>) -> Result<Self, Failure> {
+    /// Loads libvirt and opens a URI. What happens to domains goes to `notices` while [`Self::run`] runs.
+    pub(crate) fn open(uri: &str, notices: Sender<Notice>) -> Result<Self, Failure> {
         let (libvirt, qemu) = (Libvirt::load()?, LibvirtQemu::load()?);
         let uri = text(uri)?;
         // SAFETY: initialization comes first, then the event loop, then the connection, as libvirt asks; the function for
@@ -149,13 +149,13 @@ impl Connection {
         };
         let object = NonNull::new(object).ok_or_else(|| last(&libvirt))?;
         let connection = Self { libvirt, qemu, object };
-        connection.listen(happenings)?;
+        connection.listen(notices)?;
         Ok(connection)
     }
 
-    fn listen(&self, happenings: Sender<Happening>) -> Result<(), Failure> {
+    fn listen(&self, notices: Sender<Notice>) -> Result<(), Failure> {
         // Callbacks come until the process ends.
-        let opaque: Object = std::ptr::from_ref(Box::leak(Box::new(happenings))).cast_mut().cast();
+        let opaque: Object = std::ptr::from_ref(Box::leak(Box::new(notices))).cast_mut().cast();
         // SAFETY: each callback has the signature of its event (libvirt-domain.h) and is given the sender, which stays.
         let registered = unsafe {
             use std::mem::transmute;
@@ -475,26 +475,26 @@ type MonitorEvent =
 
 /// # Safety
 /// `opaque` is the sender that the callback was registered with.
-unsafe fn tell(opaque: Object, happening: Happening) {
+unsafe fn tell(opaque: Object, notice: Notice) {
     // SAFETY: as above; the sender is never freed, and senders may be used by any number of threads.
-    let sender = unsafe { &*opaque.cast::<Sender<Happening>>() };
+    let sender = unsafe { &*opaque.cast::<Sender<Notice>>() };
     // The receiver is gone when the worker ends.
-    _ = sender.send(happening);
+    _ = sender.send(notice);
 }
 
 unsafe extern "C" fn on_lifecycle(_: Object, _: Object, event: c_int, detail: c_int, opaque: Object) {
     // SAFETY: registered with the sender.
-    unsafe { tell(opaque, Happening::Lifecycle { event, detail }) }
+    unsafe { tell(opaque, Notice::Lifecycle { event, detail }) }
 }
 
 unsafe extern "C" fn on_reboot(_: Object, _: Object, opaque: Object) {
     // SAFETY: registered with the sender.
-    unsafe { tell(opaque, Happening::Rebooted) }
+    unsafe { tell(opaque, Notice::Rebooted) }
 }
 
 unsafe extern "C" fn on_watchdog(_: Object, _: Object, _action: c_int, opaque: Object) {
     // SAFETY: registered with the sender.
-    unsafe { tell(opaque, Happening::Watchdog) }
+    unsafe { tell(opaque, Notice::Watchdog) }
 }
 
 unsafe extern "C" fn on_io_error(
@@ -507,17 +507,17 @@ unsafe extern "C" fn on_io_error(
     opaque: Object,
 ) {
     // SAFETY: registered with the sender; libvirt's texts end with a zero.
-    unsafe { tell(opaque, Happening::IoError { disk: texted(disk), reason: texted(reason) }) }
+    unsafe { tell(opaque, Notice::IoError { disk: texted(disk), reason: texted(reason) }) }
 }
 
 unsafe extern "C" fn on_removed(_: Object, _: Object, device: *const c_char, opaque: Object) {
     // SAFETY: registered with the sender; libvirt's texts end with a zero.
-    unsafe { tell(opaque, Happening::Removed { device: texted(device) }) }
+    unsafe { tell(opaque, Notice::Removed { device: texted(device) }) }
 }
 
 unsafe extern "C" fn on_added(_: Object, _: Object, _device: *const c_char, opaque: Object) {
     // SAFETY: registered with the sender.
-    unsafe { tell(opaque, Happening::Changed) }
+    unsafe { tell(opaque, Notice::Changed) }
 }
 
 unsafe extern "C" fn on_memory(
@@ -528,12 +528,12 @@ unsafe extern "C" fn on_memory(
     opaque: Object,
 ) {
     // SAFETY: registered with the sender.
-    unsafe { tell(opaque, Happening::Changed) }
+    unsafe { tell(opaque, Notice::Changed) }
 }
 
 unsafe extern "C" fn on_agent(_: Object, _: Object, state: c_int, _reason: c_int, opaque: Object) {
     // SAFETY: registered with the sender.
-    unsafe { tell(opaque, Happening::Agent { connected: state == 1 }) }
+    unsafe { tell(opaque, Notice::Agent { connected: state == 1 }) }
 }
 
 unsafe extern "C" fn on_shutdown(
@@ -546,5 +546,5 @@ unsafe extern "C" fn on_shutdown(
     opaque: Object,
 ) {
     // SAFETY: registered with the sender; libvirt's texts end with a zero.
-    unsafe { tell(opaque, Happening::SwitchingOff { details: texted(details) }) }
+    unsafe { tell(opaque, Notice::SwitchingOff { details: texted(details) }) }
 }

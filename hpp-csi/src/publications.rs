@@ -23,11 +23,11 @@ const STAGING: &str = "globalmount";
 
 /// Paths by volume.
 #[derive(Debug, Default)]
-pub(crate) struct Published {
+pub(crate) struct Publications {
     paths: Mutex<HashMap<Id, BTreeSet<PathBuf>>>,
 }
 
-impl Published {
+impl Publications {
     fn paths(&self) -> MutexGuard<'_, HashMap<Id, BTreeSet<PathBuf>>> {
         self.paths.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -19,7 +19,7 @@ use api::upload::clone::{Mode, Source};
 use places::guest::Dice;
 use places::{Loop, run};
 use support::client::Client;
-use support::door::{Crowd, peak};
+use support::session::{Crowd, peak};
 use support::tls::{Authority, server};
 use support::{MIB, Pod, Setup, count, sha256};
 

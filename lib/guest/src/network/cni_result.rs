@@ -12,7 +12,7 @@ const MOST: usize = 64;
 
 /// The result of a network.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
+pub struct CniResult {
     /// Addresses of the interface, with their gateways.
     pub addresses: Vec<(IpNet, Option<IpAddr>)>,
     /// Routes.
@@ -25,7 +25,7 @@ pub struct Outcome {
     pub search: Vec<String>,
 }
 
-impl Outcome {
+impl CniResult {
     /// Reads a result; `interface` is the link's name in the namespace. Invalid parts are left out: the plugin has reported
     /// success.
     pub fn read(answer: &Value, interface: &str) -> Self {
@@ -161,7 +161,7 @@ mod tests {
             "routes": [{"dst": "0.0.0.0/0", "gw": "10.1.0.1"}, {"dst": "10.9.0.0/16"}],
             "dns": {"nameservers": ["192.0.2.53", "x"], "domain": "example.org"},
         });
-        let read = Outcome::read(&new, "eth0");
+        let read = CniResult::read(&new, "eth0");
         let v4 = Some(("10.1.0.2/16".parse().unwrap(), Some("10.1.0.1".parse().unwrap())));
         assert_eq!(read.v4(), v4);
         assert_eq!(read.v6(), Some("fd00::2/64".parse().unwrap()));
@@ -169,8 +169,8 @@ mod tests {
         assert_eq!((read.addresses.len(), read.routes.len()), (2, 2));
         assert_eq!((read.resolvers.len(), read.search), (1, vec!["example.org".to_owned()]));
         let old = json!({"cniVersion": "0.2.0", "ip4": {"ip": "10.1.0.2/16", "gateway": "10.1.0.1"}});
-        assert_eq!(Outcome::read(&old, "eth0").v4(), v4);
-        assert_eq!(Outcome::read(&json!(7), "eth0"), Outcome::default());
+        assert_eq!(CniResult::read(&old, "eth0").v4(), v4);
+        assert_eq!(CniResult::read(&json!(7), "eth0"), CniResult::default());
     }
 
     #[test]
@@ -181,7 +181,7 @@ mod tests {
         let routes =
             [(net("0.0.0.0/0"), via("169.254.1.1")), (net("169.254.1.1/32"), None), (net("fe80::/64"), None)];
         let mac = Mac::parse("02:00:00:00:00:02");
-        let calico = Outcome::observed(mac, &[net("10.1.0.2/32")], routes);
+        let calico = CniResult::observed(mac, &[net("10.1.0.2/32")], routes);
         assert_eq!(calico.addresses, [(net("10.1.0.2/32"), via("169.254.1.1"))]);
         assert_eq!(
             calico.routes,
@@ -195,11 +195,11 @@ mod tests {
             (net("fd00::/64"), None),
             (net("::/0"), via("fd00::1")),
         ];
-        let bridge = Outcome::observed(mac, &own, routes);
+        let bridge = CniResult::observed(mac, &own, routes);
         assert_eq!(bridge.addresses, [(own[0], None), (own[1], via("fd00::1"))]);
         assert_eq!(bridge.routes, [(net("10.0.0.0/8"), via("10.1.0.1")), (net("::/0"), via("fd00::1"))]);
-        for outcome in [calico, bridge, Outcome::default()] {
-            assert_eq!(Outcome::read(&outcome.answer("eth0"), "eth0"), outcome);
+        for outcome in [calico, bridge, CniResult::default()] {
+            assert_eq!(CniResult::read(&outcome.answer("eth0"), "eth0"), outcome);
         }
     }
 }

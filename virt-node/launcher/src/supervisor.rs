@@ -16,7 +16,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use api::launcher::Exit;
@@ -29,6 +29,7 @@ use rustix::thread::{
     set_thread_res_gid, set_thread_res_uid,
 };
 
+use crate::environment::{environment, own};
 use crate::error::{Error, Kind};
 use crate::folder::Folder;
 use crate::{capabilities, plan};
@@ -128,28 +129,6 @@ fn listen(folder: &Folder) -> Result<UnixListener, Error> {
     let listener = UnixListener::bind(&path).map_err(refused)?;
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).map_err(refused)?;
     Ok(listener)
-}
-
-/// This program, wherever it is: the guests' user may not see the folder.
-pub(super) fn own() -> Command {
-    let mut command = Command::new("/proc/self/exe");
-    command.arg0("virt-launcher");
-    command
-}
-
-/// Where libvirt keeps what is no part of a driver's folder; nothing else of our environment is its business.
-pub(super) fn environment(command: &mut Command, folder: &Folder) {
-    command.env_clear();
-    let own = folder.libvirt();
-    for name in ["HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR"] {
-        command.env(name, &own);
-    }
-    // A heap for each of libvirt's threads would be mostly air.
-    command.env("GLIBC_TUNABLES", "glibc.malloc.arena_max=1");
-    // Errors only: what is asked for is answered where it was asked.
-    command.env("LIBVIRT_DEBUG", "4");
-    let path = std::env::var_os("PATH").unwrap_or_else(|| "/usr/sbin:/usr/bin:/sbin:/bin".into());
-    command.env("PATH", path);
 }
 
 fn start(folder: &Folder, socket: &UnixListener, stop: bool) -> Result<Pid, Error> {

@@ -1,4 +1,4 @@
-//! Machines: looks at what is found of each, asks the plan, and has its steps done. Their runs are [`super::runs`]'s.
+//! Machines: looks at what is found of each, asks the plan, and has its steps done. Their runs are [`super::vmi`]'s.
 
 use std::sync::Arc;
 

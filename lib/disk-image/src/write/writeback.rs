@@ -19,7 +19,7 @@ const WINDOW: u64 = 8 << 20;
 
 /// The two windows of one target.
 #[derive(Debug, Default)]
-pub(super) struct Behind(Mutex<Windows>);
+pub(super) struct Writeback(Mutex<Windows>);
 
 #[derive(Debug, Default)]
 struct Windows {
@@ -28,7 +28,7 @@ struct Windows {
     previous: Option<Range<u64>>,
 }
 
-impl Behind {
+impl Writeback {
     /// `range` of `file` was written through the page cache.
     ///
     /// # Errors

@@ -1,8 +1,8 @@
 //! Whether a volume is well: what is wrong, or what one should know.
 
+use crate::amount::display;
 use crate::config::Enforce;
 use crate::error::Result;
-use crate::plan::shown;
 use crate::pool::{Open, Volume};
 use crate::record::Shape;
 
@@ -32,7 +32,7 @@ fn look(open: &Open<'_>, volume: &Volume, devices: bool) -> Result<Condition> {
     }
     let (size, free) = open.size_and_free();
     if free < open.pool.config.reserve.of(size) {
-        wrong.push(format!("pool {pool} is nearly full: {} of {} are free", shown(free), shown(size)));
+        wrong.push(format!("pool {pool} is nearly full: {} of {} are free", display(free), display(size)));
     }
     if let Some(file) = open.image(volume)? {
         let length = file.metadata().map_or(0, |metadata| metadata.len());

@@ -6,12 +6,12 @@ use std::path::Path;
 use crate::write::{Direct, Options, Target, Writer};
 
 use super::Session;
-use super::look::{Facts, journal_path};
+use super::inspect::{Facts, journal_path};
 use crate::volume::config::{Config, Contract};
 use crate::volume::error::{Error, Kind};
 use crate::volume::journal::{self, Head};
 use crate::volume::plan::{self, Existing, Mode, Resume};
-use crate::volume::target::{self, Held, Stands};
+use crate::volume::target::{self, Held, TargetKind};
 
 /// Locks the target and decides how to resume.
 pub(super) fn hold(
@@ -45,15 +45,15 @@ pub(super) fn hold(
         begun && head.zip(found.as_ref()).is_some_and(|(head, found)| head.at(node).continues(&found.head));
     let ours = found.is_some();
     let existing = match facts.stands {
-        Stands::Device { .. } => {
+        TargetKind::Device { .. } => {
             if config.contract == Contract::CommandLine && !config.force && !begun {
                 target::without_content(&facts.path)?;
             }
             Some(Existing { content: false, ours, same_image })
         }
-        Stands::Nothing | Stands::File { .. } | Stands::Folder => (!held.created).then(|| {
+        TargetKind::Nothing | TargetKind::File { .. } | TargetKind::Folder => (!held.created).then(|| {
             let content =
-                target::look(&facts.path).is_ok_and(|now| !matches!(now, Stands::File { len: 0, .. }));
+                target::look(&facts.path).is_ok_and(|now| !matches!(now, TargetKind::File { len: 0, .. }));
             Existing { content, ours, same_image }
         }),
     };

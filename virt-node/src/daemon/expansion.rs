@@ -13,7 +13,7 @@ use api::resource::Quantity;
 use serde_json::{Value, json};
 
 use super::controller::{Controller, Outcome, Work};
-use super::driver::{Driver, Volume};
+use super::csi_client::{Driver, Volume};
 use super::run::Run;
 use super::store::Stored;
 use super::volumes::size;

@@ -1,12 +1,12 @@
 //! Read-ahead: a thread that reads a source while its consumer decodes.
 //!
 //! ```text
-//!  reader ──► thread ──full (3)──► Ahead ──► decoder
+//!  reader ──► thread ──full (3)──► ReadAhead ──► decoder
 //!               ▲                    │
 //!               └──────empty (3)─────┘
 //! ```
 //!
-//! Three buffers of 256 KiB go round; the thread waits when all are full. Dropping [`Ahead`] closes both queues, so
+//! Three buffers of 256 KiB go round; the thread waits when all are full. Dropping [`ReadAhead`] closes both queues, so
 //! the thread ends at once, or when its current read returns; no caller waits for it.
 //!
 //! Local files go this way too: it costs them no measurable time, and a cold disk gains as a network does.
@@ -34,7 +34,7 @@ pub fn read(reader: Box<dyn Read + Send>) -> io::Result<Box<dyn BufRead + Send>>
         let _ = empty.send(Vec::new());
     }
     thread::Builder::new().name("read-ahead".into()).spawn(move || pump(reader, &empty_out, &full_in))?;
-    Ok(Box::new(Ahead { full, empty, current: Vec::new(), at: 0, ended: false }))
+    Ok(Box::new(ReadAhead { full, empty, current: Vec::new(), at: 0, ended: false }))
 }
 
 /// Reads until the end, an error, or the consumer's leaving. The end is an empty buffer.
@@ -60,7 +60,7 @@ fn pump(mut reader: Box<dyn Read + Send>, empty: &Receiver<Vec<u8>>, full: &Send
 }
 
 /// The consumer's end.
-struct Ahead {
+struct ReadAhead {
     full: Receiver<io::Result<Vec<u8>>>,
     empty: Sender<Vec<u8>>,
     current: Vec<u8>,
@@ -68,7 +68,7 @@ struct Ahead {
     ended: bool,
 }
 
-impl BufRead for Ahead {
+impl BufRead for ReadAhead {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         if self.at == self.current.len() && !self.ended {
             let spent = std::mem::take(&mut self.current);
@@ -94,7 +94,7 @@ impl BufRead for Ahead {
     }
 }
 
-impl Read for Ahead {
+impl Read for ReadAhead {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         let n = self.fill_buf()?.read(buf)?;
         self.consume(n);

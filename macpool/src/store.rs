@@ -22,7 +22,7 @@ use crate::state::{Known, State};
 use crate::tls::{InUse, Material};
 
 /// How often it is looked whether something is due.
-const TICK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Key of the object of blocks.
 const BOOK: &str = "blocks.json";
 /// Key of the Secret's state.
@@ -38,7 +38,7 @@ pub(crate) async fn blocks(client: &Client, config: &Config, state: &Arc<State>)
     let doubted = AtomicBool::new(false);
     let followed = follow::<Value>(client, MAPS, &scope, |news| {
         let doubt = match news {
-            News::Present(_, object) => hear(state, &object).is_err() || !state.lock().ledger.has_line(),
+            News::Present(_, object) => observe(state, &object).is_err() || !state.lock().ledger.has_line(),
             News::Gone(..) | News::Unreadable(..) => true,
             News::Begin | News::End | News::Lost(_) | News::Watching => false,
         };
@@ -60,7 +60,7 @@ pub(crate) async fn blocks(client: &Client, config: &Config, state: &Arc<State>)
             }
             let now = state.now();
             state.lock().expire(now);
-            tokio::time::sleep(TICK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     };
     tokio::select! {
@@ -85,7 +85,7 @@ pub(crate) async fn leave(client: &Client, config: &Config, state: &State) -> Re
 }
 
 /// Takes in the object's content. An empty one changes nothing.
-fn hear(state: &State, object: &Value) -> Result<()> {
+fn observe(state: &State, object: &Value) -> Result<()> {
     let text = object.pointer(&format!("/data/{BOOK}")).and_then(Value::as_str);
     let book = Book::parse(text.unwrap_or_default())?;
     let now = state.now();
@@ -104,7 +104,7 @@ async fn read(client: &Client, config: &Config, state: &State) -> Result<Option<
     let object = client.find::<Value>(MAPS, &config.key(BLOCKS_MAP)).await?;
     let now = state.now();
     let heard = match &object {
-        Some(object) => hear(state, object),
+        Some(object) => observe(state, object),
         None => Err(Error::new(Kind::Invalid, "the ConfigMap of blocks is gone")),
     };
     let mut known = state.lock();
@@ -193,7 +193,7 @@ async fn turn(client: &Client, config: &Config, state: &State, doubt: bool) -> R
 
 /// One object, as it was heard of last.
 #[derive(Clone, Debug, Default)]
-struct Heard {
+struct Observed {
     /// A listing is complete.
     listed: bool,
     /// It was met in the listing that goes on.
@@ -201,8 +201,8 @@ struct Heard {
     object: Option<Value>,
 }
 
-impl Heard {
-    fn hear(&mut self, news: News<'_, Value>) {
+impl Observed {
+    fn observe(&mut self, news: News<'_, Value>) {
         match news {
             News::Begin => self.met = false,
             News::Present(_, object) => (self.met, self.object) = (true, Some(object)),
@@ -220,13 +220,13 @@ impl Heard {
 
 /// Keeps certificates in date, in use and known to the API server, until the process ends.
 pub(crate) async fn certificates(client: &Client, config: &Config, in_use: &InUse) {
-    let heard = watch::Sender::new([Heard::default(), Heard::default()]);
+    let heard = watch::Sender::new([Observed::default(), Observed::default()]);
     let (of_secret, of_webhook) = (config.scope(SECRET), Scope::all().name(CONFIGURATION));
     let secret = follow::<Value>(client, SECRETS, &of_secret, |news| {
-        heard.send_modify(|[secret, _]| secret.hear(news));
+        heard.send_modify(|[secret, _]| secret.observe(news));
     });
     let configuration = follow::<Value>(client, WEBHOOKS, &of_webhook, |news| {
-        heard.send_modify(|[_, configuration]| configuration.hear(news));
+        heard.send_modify(|[_, configuration]| configuration.observe(news));
     });
     let kept = async {
         let mut changes = heard.subscribe();
@@ -236,10 +236,10 @@ pub(crate) async fn certificates(client: &Client, config: &Config, in_use: &InUs
                 && let Err(error) = certify(client, config, in_use, &now).await
             {
                 tracing::warn!(error = error.chain(), "certificates cannot be kept; trying again");
-                tokio::time::sleep(TICK).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
             // News of the two objects or the time, the first of them.
-            let _either = tokio::time::timeout(TICK, changes.changed()).await;
+            let _either = tokio::time::timeout(POLL_INTERVAL, changes.changed()).await;
         }
     };
     let (_, _, ()) = tokio::join!(secret, configuration, kept);
@@ -250,7 +250,7 @@ async fn certify(
     client: &Client,
     config: &Config,
     in_use: &InUse,
-    [secret, configuration]: &[Heard; 2],
+    [secret, configuration]: &[Observed; 2],
 ) -> Result<()> {
     let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs();
     let (store, step) = match take(config, in_use, secret.object.as_ref()) {

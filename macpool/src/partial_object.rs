@@ -1,7 +1,7 @@
 //! An object of the API server as JSON without its large parts that have no part in a decision: they are skipped while it
 //! is read. Of ten thousand objects that is most of the work and of the memory.
 //!
-//! Not here: objects that are written back ([`crate::upkeep`]), which stay whole.
+//! Not here: objects that are written back ([`crate::store`]), which stay whole.
 
 use std::fmt;
 
@@ -23,9 +23,9 @@ const UNREAD: &[&str] = &[
 
 /// The rest of an object.
 #[derive(Clone, Debug)]
-pub(crate) struct Lean(pub(crate) Value);
+pub(crate) struct PartialObject(pub(crate) Value);
 
-impl<'de> Deserialize<'de> for Lean {
+impl<'de> Deserialize<'de> for PartialObject {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Rest.deserialize(deserializer).map(Self)
     }
@@ -125,10 +125,10 @@ mod tests {
             "spec": {"template": {"spec": {"networks": [{}]}}},
             "status": {"phase": "Running", "numbers": [-1, 1.5, u64::MAX, null, true, []]},
         });
-        let read: Lean = serde_json::from_str(&object.to_string()).unwrap();
+        let read: PartialObject = serde_json::from_str(&object.to_string()).unwrap();
         assert_eq!(read.0, expected);
         for torn in ["", "{", "[1,", r#"{"a":}"#] {
-            assert!(serde_json::from_str::<Lean>(torn).is_err(), "{torn}");
+            assert!(serde_json::from_str::<PartialObject>(torn).is_err(), "{torn}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Runs of VMs: each goes from ready volumes over a launcher to its end, by the plan's steps. [`super::notes`] stores the
+//! Runs of VMs: each goes from ready volumes over a launcher to its end, by the plan's steps. [`super::job_results`] stores the
 //! observations.
 
 use std::collections::BTreeMap;

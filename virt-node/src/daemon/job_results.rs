@@ -7,8 +7,8 @@ use api::launcher::{Event, Status};
 
 use super::apply::{self, Started};
 use super::controller::{Controller, Message, Outcome, Work};
-use super::runs::owner_uid;
 use super::store::Stored;
+use super::vmi::owner_uid;
 use super::watch::News;
 use super::{agent, kept, networks};
 use crate::error::Error;

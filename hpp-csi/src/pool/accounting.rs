@@ -80,7 +80,7 @@ impl Line {
 
 /// All lines of a pool.
 #[derive(Debug, Default)]
-pub(crate) struct Book {
+pub(crate) struct Accounting {
     pub(crate) volumes: BTreeMap<Id, Line>,
     pub(crate) snapshots: BTreeMap<Id, SnapshotRecord>,
     /// Promised to what is being made.
@@ -95,7 +95,7 @@ pub(crate) struct Book {
 /// Rounds in which it is looked again: a filesystem may free what was deleted only after a while.
 const AGAIN: u32 = 2;
 
-impl Book {
+impl Accounting {
     /// Everything that is promised.
     pub(crate) fn promised(&self) -> u64 {
         let volumes = self.volumes.values().map(Line::promised);

@@ -6,13 +6,13 @@ use crate::volume::config::{self, Config, Contract, Holds, Place};
 use crate::volume::error::{Error, Kind};
 use crate::volume::journal;
 use crate::volume::plan::{self, Mode};
-use crate::volume::target::{self, Stands};
+use crate::volume::target::{self, TargetKind};
 
 /// The target, looked at.
 pub(super) struct Facts {
     pub(super) path: PathBuf,
     pub(super) mode: Mode,
-    pub(super) stands: Stands,
+    pub(super) stands: TargetKind,
     /// Bytes it could hold, leftovers included.
     pub(super) capacity: u64,
 }
@@ -33,30 +33,30 @@ pub(super) fn look(config: &Config) -> Result<Facts, Error> {
             };
             (path, block)
         }
-        Place::Path(path) => (path.clone(), matches!(target::look(path), Ok(Stands::Device { .. }))),
+        Place::Path(path) => (path.clone(), matches!(target::look(path), Ok(TargetKind::Device { .. }))),
     };
     let mode = plan::mode(config.holds, device)?;
     let stands = target::look(&path)?;
     let shown = path.display();
     let capacity = match (mode, stands) {
-        (Mode::File, Stands::Nothing) => target::free(&target::folder_of(&path))?,
-        (Mode::File, Stands::File { occupied, .. }) => {
+        (Mode::File, TargetKind::Nothing) => target::free(&target::folder_of(&path))?,
+        (Mode::File, TargetKind::File { occupied, .. }) => {
             target::free(&target::folder_of(&path))?.saturating_add(occupied)
         }
-        (Mode::Block, Stands::Device { .. }) => target::device_size(&path)?,
-        (Mode::Folder, Stands::Folder) => target::free(&path)?,
-        (Mode::Folder, Stands::Nothing) => target::free(&target::folder_of(&path))?,
-        (Mode::File, Stands::Folder) => {
+        (Mode::Block, TargetKind::Device { .. }) => target::device_size(&path)?,
+        (Mode::Folder, TargetKind::Folder) => target::free(&path)?,
+        (Mode::Folder, TargetKind::Nothing) => target::free(&target::folder_of(&path))?,
+        (Mode::File, TargetKind::Folder) => {
             return Err(Error::new(Kind::Target, format!("{shown} is a folder; name a file in it")));
         }
-        (Mode::Folder, Stands::File { .. } | Stands::Device { .. }) => {
+        (Mode::Folder, TargetKind::File { .. } | TargetKind::Device { .. }) => {
             return Err(Error::new(
                 Kind::Target,
                 format!("{shown} is no folder; an archive is unpacked into a folder"),
             ));
         }
-        (Mode::File, Stands::Device { .. })
-        | (Mode::Block, Stands::Nothing | Stands::File { .. } | Stands::Folder) => {
+        (Mode::File, TargetKind::Device { .. })
+        | (Mode::Block, TargetKind::Nothing | TargetKind::File { .. } | TargetKind::Folder) => {
             return Err(Error::new(Kind::Target, format!("{shown} is no block device")));
         }
     };
@@ -88,7 +88,7 @@ pub(super) fn available(config: &Config, facts: &Facts) -> u64 {
 /// # Errors
 /// [`Kind::Target`], saying what was found and how to go on.
 pub(super) fn check_device(config: &Config, facts: &Facts) -> Result<(), Error> {
-    let Stands::Device { number } = facts.stands else { return Ok(()) };
+    let TargetKind::Device { number } = facts.stands else { return Ok(()) };
     target::writable(&facts.path, number)?;
     match config.contract {
         Contract::Environment => Ok(()),

@@ -360,7 +360,7 @@ fn no_more_is_available_than_is_free_and_not_promised() {
 
 #[test]
 fn a_volume_that_outgrew_its_size_counts_with_what_it_uses() {
-    let mut book = Book::default();
+    let mut book = Accounting::default();
     let id = Id::read("v").unwrap();
     book.note_made(&id, &Record::new(Shape::Folder, 100), 0, 0);
     assert_eq!((book.promised(), book.outstanding()), (100, 100));

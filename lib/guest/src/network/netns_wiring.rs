@@ -12,10 +12,10 @@ use link::{Mac, Namespace};
 use rustix::io::Errno;
 use serde_json::Value;
 
+use super::cni_result::CniResult;
+use super::dhcp_config::dhcp_config;
 use super::names::{self, Names};
-use super::outcome::Outcome;
 use super::plan::{self, Change, Facts, Found, Links};
-use super::told::told;
 use super::{Attached, Binding, Interface, Nic, Wanted, rules, runtime};
 use crate::error::{Error, Kind};
 
@@ -51,15 +51,15 @@ struct Wire<'a> {
     one: &'a Interface,
     /// Its number among the guest's.
     number: u8,
-    outcome: Outcome,
+    outcome: CniResult,
     spare: [Mac; 2],
 }
 
 impl<'a> Wire<'a> {
     /// All interfaces of a guest, each with its network's result. `machine` distinguishes machines with guests of the same
     /// name.
-    fn all(wanted: &'a Wanted, outcomes: &[Outcome], machine: &str) -> Vec<Self> {
-        let wire = |((number, one), outcome): ((u8, &'a Interface), &Outcome)| {
+    fn all(wanted: &'a Wanted, outcomes: &[CniResult], machine: &str) -> Vec<Self> {
+        let wire = |((number, one), outcome): ((u8, &'a Interface), &CniResult)| {
             let spare = |what| names::mac(machine, &[&wanted.container, &one.names.pod, what]);
             Self { one, number, outcome: outcome.clone(), spare: [spare("port"), spare("bridge")] }
         };
@@ -92,7 +92,7 @@ impl<'a> Wire<'a> {
 ///
 /// # Errors
 /// The differences.
-pub fn check(wanted: &Wanted, outcomes: &[Outcome], machine: &str, path: &Path) -> Result<(), Error> {
+pub fn check(wanted: &Wanted, outcomes: &[CniResult], machine: &str, path: &Path) -> Result<(), Error> {
     let namespace = Namespace::open(path)?;
     for wire in Wire::all(wanted, outcomes, machine) {
         let (changes, ..) = namespace.on_a_thread(|| wire.changes(&mut Router::open()?))?;
@@ -113,7 +113,7 @@ pub fn check(wanted: &Wanted, outcomes: &[Outcome], machine: &str, path: &Path) 
 ///
 /// # Errors
 /// The namespace cannot be entered, or has no such interface.
-pub fn observe(path: &Path, interface: &str) -> Result<Outcome, Error> {
+pub fn observe(path: &Path, interface: &str) -> Result<CniResult, Error> {
     Namespace::open(path)?.on_a_thread(|| {
         let mut router = Router::open()?;
         let links = Link::all(&router.ask(Link::list(None))?);
@@ -131,7 +131,7 @@ pub fn observe(path: &Path, interface: &str) -> Result<Outcome, Error> {
             .into_iter()
             .filter(|route| route.table == MAIN_TABLE && route.link == Some(link.index))
             .map(|route| (route.destination, route.gateway));
-        Ok(Outcome::observed(link.mac, &addresses, routes))
+        Ok(CniResult::observed(link.mac, &addresses, routes))
     })
 }
 
@@ -152,7 +152,7 @@ pub fn unwire(path: &Path, interface: &str, result: &Value) -> Result<(), Error>
     let Some(namespace) = Namespace::find(path)? else { return Ok(()) };
     namespace.on_a_thread(|| {
         let mut router = Router::open()?;
-        let mac = Outcome::read(result, interface).mac;
+        let mac = CniResult::read(result, interface).mac;
         let changes = plan::unwire(&Names::of(interface), mac, &links(&mut router)?);
         changes.iter().try_for_each(|one| apply(&mut router, one, 0).map(drop))
     })
@@ -175,7 +175,7 @@ pub fn loopback(namespace: &Namespace) -> Result<(), Error> {
 ///
 /// # Errors
 /// An interface is not there, or the kernel refuses something. Done again it goes on.
-pub fn wire(wanted: &Wanted, outcomes: &[Outcome], machine: &str, path: &Path) -> Result<Attached, Error> {
+pub fn wire(wanted: &Wanted, outcomes: &[CniResult], machine: &str, path: &Path) -> Result<Attached, Error> {
     let (mut nics, mut notes) = (Vec::new(), Vec::new());
     let namespace = Namespace::open(path)?;
     for wire in Wire::all(wanted, outcomes, machine) {
@@ -196,7 +196,7 @@ pub fn wire(wanted: &Wanted, outcomes: &[Outcome], machine: &str, path: &Path) -
             ));
         }
         let mac = if one.binding == Binding::Bridge { mac } else { one.mac };
-        let dhcp = told(wanted, one, outcome, *number);
+        let dhcp = dhcp_config(wanted, one, outcome, *number);
         let router = match &one.binding {
             Binding::Masquerade { v6, .. } => outcome.v6().map(|_| *v6),
             Binding::Bridge => None,

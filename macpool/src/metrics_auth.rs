@@ -19,21 +19,21 @@ const TOKENS: usize = 64;
 const TOKEN_MAX: usize = 32 << 10;
 
 /// Asks the API server, and remembers its yes for a while.
-pub(crate) struct Guard {
+pub(crate) struct MetricsAuth {
     client: Client,
     handle: Handle,
     /// Tokens that are good, and until when.
     good: Mutex<HashMap<String, Instant>>,
 }
 
-impl Guard {
+impl MetricsAuth {
     /// One that asks by this client, on the runtime of its caller.
     pub(crate) fn new(client: Client) -> Self {
         Self { client, handle: Handle::current(), good: Mutex::default() }
     }
 
     /// The verdict about a request with `token`. Blocks, so not on a thread of the runtime.
-    pub(crate) fn judge(&self, token: Option<&str>) -> Verdict {
+    pub(crate) fn authorize(&self, token: Option<&str>) -> Verdict {
         let Some(token) = token.filter(|token| !token.is_empty() && token.len() <= TOKEN_MAX) else {
             return Verdict::Unknown;
         };

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::disk::Work;
-use super::hold::{open_target, open_writer, options};
-use super::look::journal_path;
+use super::inspect::journal_path;
+use super::lock::{open_target, open_writer, options};
 use crate::volume::error::{Error, Kind};
 use crate::volume::journal;
 use crate::volume::plan::Mode;

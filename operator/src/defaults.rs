@@ -1,0 +1,7 @@
+//! Defaults of settings that more than one command has.
+
+/// Default namespace of the platform: the one that HyperConverged uses.
+pub const NAMESPACE: &str = "kubevirt-hyperconverged";
+
+/// Template of images if no other is given.
+pub const IMAGE: &str = "localhost/ferrovirt:{program}";
