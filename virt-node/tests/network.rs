@@ -405,7 +405,9 @@ fn killed_anywhere_it_converges() {
         child.kill().unwrap();
         child.wait().unwrap();
         // A plugin that it had started ends by itself.
-        std::thread::sleep(Duration::from_millis(50));
+        while uses(machine.folder.path()) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
         if turn % 2 == 0 {
             let attached =
                 attach(&machine.places, &guest).unwrap_or_else(|error| panic!("{}", error.chain()));
@@ -418,6 +420,15 @@ fn killed_anywhere_it_converges() {
         }
         assert_eq!(machine.all(), before, "turn {turn}");
     }
+}
+
+/// Whether a process was started with a path in this folder.
+fn uses(folder: &Path) -> bool {
+    let folder = folder.to_str().unwrap();
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    // One that is not there any more has no arguments.
+    let arguments = processes.filter_map(|process| fs::read(process.path().join("cmdline")).ok());
+    arguments.into_iter().any(|arguments| String::from_utf8_lossy(&arguments).contains(folder))
 }
 
 /// A guest on both networks.

@@ -78,9 +78,10 @@ impl Client {
     pub(crate) async fn post(&self, first: u16, review: &Value) -> Result<Value, Failed> {
         let body = Bytes::from(review.to_string());
         let mut replica = first;
+        // Each replica may be killed while the request is under way.
+        let sent = Instant::now();
         loop {
             let _turn = self.turns[usize::from(replica)].acquire().await.unwrap();
-            let sent = Instant::now();
             match self.exchange(usize::from(replica), body.clone()).await {
                 Ok(reply) => return Ok(reply),
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused && replica == first => {

@@ -364,12 +364,15 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let config = config(folder.path());
         let disk = folder.path().join("data/disk.img");
-        std::fs::write(&disk, vec![1; 16 << 20]).unwrap();
-        let with = look(&config).unwrap().capacity;
-        std::fs::remove_file(&disk).unwrap();
-        let without = look(&config).unwrap().capacity;
-        // Others use this filesystem as well.
-        assert!(with.abs_diff(without) < 12 * MIB, "{with} {without}");
+        // Other programs use this filesystem, too: one undisturbed try is enough.
+        let differences = (0..20).map(|_| {
+            std::fs::write(&disk, vec![1; 16 << 20]).unwrap();
+            let with = look(&config).unwrap().capacity;
+            std::fs::remove_file(&disk).unwrap();
+            with.abs_diff(look(&config).unwrap().capacity)
+        });
+        let tried: Vec<_> = differences.take_while(|difference| *difference >= 12 * MIB).collect();
+        assert!(tried.len() < 20, "{tried:?}");
     }
 
     #[test]
