@@ -290,6 +290,15 @@ impl TryFrom<WrittenPool> for PoolConfig {
         if !path.is_absolute() {
             return Err(wrong(format!("{} is not an absolute path", path.display())));
         }
+        // Normalised, so that no spelling of the root passes.
+        if path
+            .components()
+            .all(|part| matches!(part, Component::RootDir | Component::CurDir | Component::ParentDir))
+        {
+            return Err(wrong(
+                "its path is the root of the filesystem; give a directory for the pool alone".to_owned(),
+            ));
+        }
         if let Some(provider) = snapshot_provider.filter(|provider| provider != "reflink") {
             return Err(wrong(format!("there is no snapshotProvider {provider:?}, only \"reflink\"")));
         }
@@ -412,6 +421,8 @@ mod tests {
             ("[]", "no pool"),
             (r#"[{"name":"a"}]"#, "path"),
             (r#"[{"name":"a","path":"a"}]"#, "absolute"),
+            (r#"[{"name":"a","path":"/"}]"#, "root of the filesystem"),
+            (r#"[{"name":"a","path":"/./"}]"#, "root of the filesystem"),
             (r#"[{"name":"","path":"/a"}]"#, "128"),
             (r#"[{"name":"a","path":"/a","enforse":"loop"}]"#, "enforse"),
             (r#"[{"name":"a","path":"/a","enforce":"disk"}]"#, "disk"),

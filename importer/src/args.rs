@@ -93,7 +93,8 @@ pub(crate) struct FromArgs {
     /// The image's format, instead of detecting it.
     #[arg(long, value_enum)]
     pub(crate) format: Option<FormatArg>,
-    /// Extra request header "Key: value"; may be given several times.
+    /// Extra request header "Key: value"; may be given several times. Redirects to other servers get it, too; secrets
+    /// belong in --secret-header-file.
     #[arg(long, value_name = "KEY: VALUE")]
     pub(crate) header: Vec<String>,
     /// File with extra request headers, one per line, that never appear in logs.
@@ -112,7 +113,8 @@ pub(crate) struct FromArgs {
     /// Credentials of Google Cloud Storage.
     #[arg(long, value_name = "FILE", env = "GOOGLE_APPLICATION_CREDENTIALS")]
     pub(crate) google_credentials: Option<PathBuf>,
-    /// Platform of a registry image, such as arm64 or linux/arm/v7; this machine's, if not given.
+    /// Platform of a registry image, such as arm64 or linux/arm/v7. If not given: of an image for several platforms, this
+    /// machine's; an image for one platform is taken as it is.
     #[arg(long, value_name = "[OS/]ARCH[/VARIANT]")]
     pub(crate) architecture: Option<String>,
     /// Registry credentials (config.json of docker, auth.json of podman, .dockerconfigjson); by default the file that

@@ -75,7 +75,9 @@ impl Volume {
 
     fn archive<W: Write>(&self, frames: Frames<W>) -> io::Result<Frames<W>> {
         let mut archive = tar::Builder::new(frames);
+        let mut empty = true;
         walk(&Dir::open(&self.path)?, Path::new(""), &mut |found| {
+            empty = false;
             let kind = found.facts.file_type();
             if kind.is_socket() {
                 tracing::debug!(member = %found.member.display(), "sockets are left out");
@@ -97,6 +99,13 @@ impl Volume {
                 archive.append_data(&mut header, found.member, io::empty())
             }
         })?;
+        // An archive without a member is refused as one that is no archive.
+        if empty {
+            let mut header = tar::Header::new_gnu();
+            header.set_metadata(&std::fs::metadata(&self.path)?);
+            header.set_size(0);
+            archive.append_data(&mut header, "./", io::empty())?;
+        }
         archive.into_inner()
     }
 }

@@ -231,6 +231,19 @@ fn collecting(authority: &Authority, answers: bool) -> Collecting {
     Collecting { port, head, request }
 }
 
+/// Its archive has no member of its own, and was refused as no archive.
+#[test]
+fn an_empty_volume_becomes_an_empty_volume() {
+    let folder = tempfile::tempdir().unwrap();
+    let volume = folder.path().join("volume");
+    fs::create_dir_all(volume.join("lost+found")).unwrap();
+    let mut pod = receiver(None, &[]);
+    let mut sender = Sender::start(&volume, Mode::Filesystem, pod.port(), &pod.authority, NAME);
+    assert_eq!(sender.end(), Some(0), "{}\n{}", sender.log(), pod.log());
+    assert!(pod.end().success());
+    assert_eq!(fs::read_dir(pod.path("data")).unwrap().count(), 0);
+}
+
 #[test]
 fn gnu_tar_reads_the_sent_archive() {
     let folder = tempfile::tempdir().unwrap();

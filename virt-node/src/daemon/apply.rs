@@ -159,7 +159,7 @@ pub(super) fn left(run: &Run) -> Seen {
     if !run.exists() {
         return Seen::Nothing;
     }
-    run.exit().map_or(Seen::Down, Seen::Ended)
+    run.end().map_or(Seen::Down, Seen::Ended)
 }
 
 /// Kills every process of a run's user. Answers how the run is then.
@@ -198,7 +198,7 @@ pub(super) fn look(run: &Run) -> Seen {
             };
         }
         if !process::lives(&run.log()) || Instant::now() > until {
-            return run.exit().map_or(Seen::Down, Seen::Ended);
+            return run.end().map_or(Seen::Down, Seen::Ended);
         }
         std::thread::sleep(Duration::from_millis(50));
     }

@@ -7,6 +7,9 @@
 //! claim/UID   the import or upload into a claim, and the group of VMs that share its disk; readers/UID: that only read it
 //! ```
 //!
+//! Files that a VM leaves, such as a `hostDisk`, keep its number. So a number that was released is given out again only after
+//! all others: the file `ids.last` holds the last one given out.
+//!
 //! A number of an account of the machine is never used: [`taken`]. Nor is one of another daemon on this machine
 //! ([`super::registry`]), or of a process of an unknown daemon.
 
@@ -58,6 +61,8 @@ struct Given {
     numbers: BTreeMap<String, u32>,
     /// Numbers that the registry records for this daemon.
     held: BTreeSet<u32>,
+    /// The last number given out, which may be released by now.
+    last: Option<u32>,
 }
 
 /// The user of an import or an upload.
@@ -138,6 +143,22 @@ fn read(path: &Path) -> Result<BTreeMap<String, u32>, Error> {
     Ok(given)
 }
 
+/// The file of the last number given out, next to the file of numbers.
+fn last_file(path: &Path) -> PathBuf {
+    path.with_extension("last")
+}
+
+/// The last number given out; `None` where no release that records it gave one.
+fn read_last(path: &Path) -> Result<Option<u32>, Error> {
+    let path = last_file(path);
+    let Some(text) = dir::read(&path, FILE_MAX).map_err(|error| failed(error.into()))? else {
+        return Ok(None);
+    };
+    let number = String::from_utf8_lossy(&text).trim().parse().ok().filter(|id| in_range(*id));
+    let broken = || Error::new(Kind::Content, format!("{}: it holds no number of the range", path.display()));
+    number.map(Some).ok_or_else(broken)
+}
+
 /// Whether a file of numbers lists one; a file that cannot be read may.
 fn lists(path: &Path, id: u32) -> bool {
     read(path).map_or(true, |given| given.values().any(|one| *one == id))
@@ -157,7 +178,7 @@ impl Ids {
     }
 
     fn open_with(path: &Path, registry: Registry) -> Result<Self, Error> {
-        let given = Given { numbers: read(path)?, held: BTreeSet::new() };
+        let given = Given { numbers: read(path)?, held: BTreeSet::new(), last: read_last(path)? };
         Ok(Self { path: path.to_owned(), registry, given: Mutex::new(given) })
     }
 
@@ -194,11 +215,15 @@ impl Ids {
         let used: BTreeSet<u32> = given.numbers.values().copied().collect();
         let running = process::users(in_range);
         // The one after the last, so that a number rests before it is used again.
-        let begin = used.last().map_or_else(|| start(&self.path), |last| last - FIRST + 1);
+        let last = given.last.or(used.last().copied());
+        let begin = last.map_or_else(|| start(&self.path), |last| last - FIRST + 1);
         let free = (0..COUNT).map(|step| FIRST + (begin + step) % COUNT);
         let free = free.filter(|id| !used.contains(id) && !taken.contains(id) && !running.contains(id));
         for id in free {
             if registry.take(id, &self.path, lists).map_err(failed)? {
+                dir::replace_durably(last_file(&self.path), id.to_string().as_bytes(), 0o600)
+                    .map_err(|error| failed(error.into()))?;
+                given.last = Some(id);
                 let mut next = given.numbers.clone();
                 next.insert(whose.to_owned(), id);
                 self.keep(&next)?;
@@ -278,8 +303,12 @@ mod tests {
         let again = open(&place, "state").unwrap();
         assert_eq!(again.choose("vm/a", &none()).unwrap(), a);
         again.free("vm/a").unwrap();
+        again.free("vm/b").unwrap();
         let c = again.choose("vm/c", &none()).unwrap();
         assert!(c != a && c != b, "a number rests before it is used again");
+        again.free("vm/c").unwrap();
+        let d = open(&place, "state").unwrap().choose("vm/d", &none()).unwrap();
+        assert!(![a, b, c].contains(&d), "also after a restart of the daemon");
         std::fs::write(&path, format!("{{\"vm/a\": {FIRST}, \"vm/b\": {FIRST}}}")).unwrap();
         open(&place, "state").unwrap_err();
         std::fs::write(&path, "{\"vm/a\": 107}").unwrap();

@@ -15,11 +15,12 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use api::launcher::{EXIT_RECORD, Exit, SOCKET};
+use api::launcher::{Cause, EXIT_RECORD, Exit, SOCKET};
 use dir::{Dir, Owner};
 
 use crate::error::{Error, Kind};
 use guest::Client;
+use virt::time;
 
 /// The directory of the VM's user.
 const OWN: &str = "vm";
@@ -100,6 +101,17 @@ impl Run {
         serde_json::from_slice(&record).ok()
     }
 
+    /// The end of a run whose launcher is gone; `None`: there is no record. A record that cannot be read is one, too: of a
+    /// guest that is gone nothing else will tell the cause.
+    pub(super) fn end(&self) -> Option<Exit> {
+        let unreadable = || {
+            self.open().ok()??.stat(EXIT_RECORD).ok()??;
+            let (cause, time) = (Cause::Lost, time::now());
+            Some(Exit { uid: String::new(), cause, code: cause.code(), time })
+        };
+        self.exit().or_else(unreadable)
+    }
+
     /// Whether the guest was there.
     pub(super) fn is_started(&self) -> bool {
         self.open()
@@ -160,18 +172,23 @@ mod tests {
         fs::write(&theirs, exit).unwrap();
         let record = run.own().join(EXIT_RECORD);
         let begun = Instant::now();
-        // A link to a file that reads as a record, a FIFO, an endless file, a directory.
+        assert!(run.end().is_none());
+        // A link to a file that reads as a record, a FIFO, an endless file, a directory. Without a launcher each is an end of
+        // unknown cause.
         std::os::unix::fs::symlink(&theirs, &record).unwrap();
-        assert!(run.exit().is_none());
+        assert!(run.exit().is_none() && run.end().unwrap().cause == Cause::Lost);
         fs::remove_file(&record).unwrap();
         mknodat(CWD, &record, FileType::Fifo, Mode::from_raw_mode(0o666), 0).unwrap();
-        assert!(run.exit().is_none());
+        assert!(run.exit().is_none() && run.end().unwrap().cause == Cause::Lost);
         fs::remove_file(&record).unwrap();
         fs::File::create(&record).unwrap().set_len(1 << 40).unwrap();
-        assert!(run.exit().is_none());
+        assert!(run.exit().is_none() && run.end().unwrap().cause == Cause::Lost);
+        fs::remove_file(&record).unwrap();
+        fs::write(&record, exit.replace("0", "99999999999999")).unwrap();
+        assert!(run.exit().is_none() && run.end().unwrap().cause == Cause::Lost);
         fs::remove_file(&record).unwrap();
         fs::create_dir(&record).unwrap();
-        assert!(run.exit().is_none());
+        assert!(run.exit().is_none() && run.end().unwrap().cause == Cause::Lost);
         // A link to another process's socket.
         let _theirs = UnixListener::bind(place.path().join("socket")).unwrap();
         std::os::unix::fs::symlink(place.path().join("socket"), run.own().join(SOCKET)).unwrap();
