@@ -67,12 +67,16 @@ fn ends_of(phases: &[String]) -> Vec<String> {
 fn runs_of(states: &[String]) -> usize {
     for pair in states.windows(2) {
         let may_follow: &[&str] = match pair[0].as_str() {
-            "" => &["Stopped", "Starting", "WaitingForVolumeBinding"],
+            "" => &["Stopped", "Starting", "WaitingForVolumeBinding", "ErrorUnschedulable"],
             "WaitingForVolumeBinding" => &["ErrorUnschedulable", "Starting"],
             "ErrorUnschedulable" => &["WaitingForVolumeBinding", "Starting"],
-            "Stopped" | "CrashLoopBackOff" => {
-                &["WaitingForVolumeBinding", "Starting", "Terminating", "CrashLoopBackOff"]
-            }
+            "Stopped" | "CrashLoopBackOff" => &[
+                "WaitingForVolumeBinding",
+                "ErrorUnschedulable",
+                "Starting",
+                "Terminating",
+                "CrashLoopBackOff",
+            ],
             // The scheduler may look at the pod before its volume is bound.
             "Starting" => &["ErrorUnschedulable", "Running"],
             "Running" => &["Stopping", "Stopped", "Starting", "CrashLoopBackOff"],

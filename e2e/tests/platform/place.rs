@@ -58,8 +58,15 @@ impl Place {
         self.cluster.run(self.client.list(resource, &Scope::all().namespace(namespace))).unwrap()
     }
 
+    /// Creates an object. A webhook's pod that is replaced at the moment delays it, as for users of GitOps tools.
     pub(crate) fn create(&self, resource: Resource, namespace: &str, object: &Value) {
-        self.cluster.run(self.client.create::<IgnoredAny>(resource, namespace, object)).unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        while let Err(error) = self.cluster.run(self.client.create::<IgnoredAny>(resource, namespace, object))
+        {
+            let absent = error.to_string().contains("failed calling webhook");
+            assert!(absent && Instant::now() < deadline, "{error}");
+            std::thread::sleep(Duration::from_millis(200));
+        }
     }
 
     pub(crate) fn delete(&self, resource: Resource, namespace: &str, name: &str) {

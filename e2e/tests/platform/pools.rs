@@ -280,9 +280,13 @@ fn a_backup_program_reads_changed_blocks_with_its_own_token_only() {
             .trim()
             .to_owned()
     };
-    let agents = PLACE.list(PODS, PLATFORM);
-    let agent = agents.iter().find(|pod| pod["metadata"]["labels"]["kubevirt.io"] == "virt-handler").unwrap();
-    let address = agent["status"]["podIP"].as_str().unwrap();
+    // Another test may have replaced the agent.
+    let address = PLACE.until(PLATFORM, "the agent has an address", || {
+        let agents = PLACE.list(PODS, PLATFORM);
+        let agent = agents.iter().find(|pod| pod["metadata"]["labels"]["kubevirt.io"] == "virt-handler")?;
+        agent["status"]["podIP"].as_str().map(str::to_owned)
+    });
+    let address = address.as_str();
     let allocated = |token: &str, snapshot: &str| {
         let request = GetMetadataAllocatedRequest {
             security_token: token.to_owned(),
