@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! lane 1: programs with a cluster, longest first ──► other programs            ┐
-//! lane 2: other programs ──► programs with a cluster, shortest first           ┴─► programs that bear no other, one by one
+//! lane 2: other programs ──► programs with a cluster, shortest first           ┴─► programs that run alone
 //! ```
 //!
 //! `make soak` does not use it: its bars are for a machine that does nothing else.
@@ -26,7 +26,7 @@ use serde::Deserialize;
 const CLUSTERS: &str = "e2e/";
 /// Of those, the ones that run longest, longest first; all others come after them.
 const LONGEST: [&str; 4] = ["e2e/platform", "e2e/platform_nodes", "e2e/storage", "e2e/hpp_csi"];
-/// Programs that bear no other: they measure the whole machine, or count its loop devices or clusters.
+/// Programs that run alone: they measure the whole machine, or count its loop devices or clusters.
 const ALONE: [&str; 3] = ["e2e/macpool", "e2e/cluster", "importer/space"];
 
 /// Run the workspace's test programs, two at a time

@@ -31,7 +31,8 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// The next datagram; `None` at the end of the stream. Cancel safe: what was received stays for the next call.
+    /// The next datagram; `None` at the end of the stream. A cancelled call loses no
+    /// bytes: the reader keeps those received.
     ///
     /// # Errors
     /// The stream's; [`io::ErrorKind::UnexpectedEof`] when it ends within a datagram.
@@ -56,7 +57,6 @@ impl Reader {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
 

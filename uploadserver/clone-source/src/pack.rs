@@ -77,12 +77,12 @@ impl Volume {
         let mut archive = tar::Builder::new(frames);
         let mut empty = true;
         walk(&Dir::open(&self.path)?, Path::new(""), &mut |found| {
-            empty = false;
             let kind = found.facts.file_type();
             if kind.is_socket() {
                 tracing::debug!(member = %found.member.display(), "sockets are left out");
                 return Ok(());
             }
+            empty = false;
             if kind.is_file() {
                 let file = found.dir.file(found.name, OFlags::RDONLY)?;
                 // One that was removed since is not part of the clone.

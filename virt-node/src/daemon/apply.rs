@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use api::kubevirt::{VirtualMachineInstance, Volume};
 use api::launch::{Accelerator, Bus, Cpu, DiskDevice, Launch, Layout, Media, Memory, Storage};
-use api::launcher::{Answer, Cause, Exit, Request, SOCKET, State as Doing};
+use api::launcher::{Answer, Cause, Request, SOCKET, State as Doing};
 use dir::Owner;
 
 use super::csi_client::{self, Driver};
@@ -28,7 +28,7 @@ use super::host::{self, Found};
 use super::ids;
 use super::kept::{self, Kept, KeptCpu};
 use super::networks::{self, Networks};
-use super::run::Run;
+use super::run::{self, Run};
 use super::state::State;
 use super::{images, process};
 use crate::check;
@@ -38,7 +38,6 @@ use guest::{CallError, Client};
 use virt::live::is_in_drive;
 use virt::resolve::{self, Backend, Guest, Host, Made, Objects};
 use virt::run::Seen;
-use virt::time;
 
 /// How long a launcher may take to serve.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -168,10 +167,7 @@ pub(super) fn kill(state: &State, run: &Run) -> Seen {
         state.ids().end_all_of(owner.uid);
     }
     match left(run) {
-        Seen::Down => {
-            let (cause, time) = (Cause::Killed, time::now());
-            Seen::Ended(Exit { uid: String::new(), cause, code: cause.code(), time })
-        }
+        Seen::Down => Seen::Ended(run::ended(Cause::Killed)),
         seen @ (Seen::Nothing | Seen::Waiting | Seen::Guest(_) | Seen::Ended(_)) => seen,
     }
 }
@@ -561,6 +557,8 @@ pub(super) fn end_all(runs: &Path) {
 
 #[cfg(test)]
 mod tests {
+    use api::launcher::Exit;
+
     use super::*;
 
     /// A start that failed since the guest had ended was taken for a launcher that is gone: it was started again for ever, each

@@ -30,6 +30,11 @@ const EXIT_MAX: u64 = 64 << 10;
 /// connects to streams, too: it must answer within a second.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(250);
 
+/// The end of a guest that no launcher recorded, now.
+pub(super) fn ended(cause: Cause) -> Exit {
+    Exit { uid: String::new(), cause, code: cause.code(), time: time::now() }
+}
+
 /// A run's directory.
 #[derive(Clone, Debug)]
 pub(super) struct Run(PathBuf);
@@ -106,8 +111,7 @@ impl Run {
     pub(super) fn end(&self) -> Option<Exit> {
         let unreadable = || {
             self.open().ok()??.stat(EXIT_RECORD).ok()??;
-            let (cause, time) = (Cause::Lost, time::now());
-            Some(Exit { uid: String::new(), cause, code: cause.code(), time })
+            Some(ended(Cause::Lost))
         };
         self.exit().or_else(unreadable)
     }

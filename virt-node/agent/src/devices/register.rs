@@ -138,7 +138,6 @@ impl Registration {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use std::time::Instant;
 

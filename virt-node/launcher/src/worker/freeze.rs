@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn an_earlier_freeze_does_not_end_a_later_one() {
-        let (_place, folder, freeze, _happenings) = freeze();
+        let (_place, folder, freeze, _notices) = freeze();
         let never = || panic!("it is thawed");
         freeze.begin(Duration::from_millis(100), never).unwrap();
         freeze.begin(LONG, never).unwrap();
