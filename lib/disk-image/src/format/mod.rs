@@ -221,6 +221,12 @@ pub trait Layout: Debug + Send + Sync {
         Err(Error::corrupt(format!("the {format} image has no second level (entry {})", leaf.index)))
     }
 
+    /// Whether the rest of a unit that the image's end cuts off reads as zero. Layouts that know the image's size do so
+    /// themselves; a stream's reader does it at the stream's end.
+    fn cut_unit_is_zero(&self) -> bool {
+        false
+    }
+
     /// Upper bound of the packed length of any extent; 0 when the format has no packed extents.
     fn packed_max(&self) -> u32 {
         0

@@ -257,6 +257,26 @@ impl<'a> Open<'a> {
         }
     }
 
+    /// The stream has ended at `end`: what the unit there has behind the end reads as zero, where the format says so.
+    fn cut_at_end(&mut self, end: u64) -> Result<(), Error> {
+        let layout = &self.shared.image.layout;
+        if !layout.cut_unit_is_zero() {
+            return Ok(());
+        }
+        self.cut_behind(end);
+        let unit = end..end.next_multiple_of(layout.unit());
+        let rests: Vec<_> =
+            self.extents.range((unit.start, 0)..(unit.end, 0)).map(|(&key, &extent)| (key, extent)).collect();
+        for (key, extent) in rests {
+            if matches!(extent.content, Content::Plain { .. }) && host_of(&extent).end <= unit.end {
+                self.extents.remove(&key);
+                self.shared.zero(extent.guest_range())?;
+                self.steps += 1;
+            }
+        }
+        Ok(())
+    }
+
     /// Sends the kept extents before `before`. An extent that continues past it is looked up again.
     fn send_kept(
         &mut self,
@@ -331,6 +351,9 @@ pub(super) fn tables(shared: &Shared<'_>, chunks: &Sender<Chunk>) -> Result<(), 
         let mut unclaimed = Unclaimed::new(shared.spool, once);
         let before = open.steps;
         let end = one_pass(shared, &mut open, &mut unclaimed, chunks)?;
+        if !open.done() {
+            open.cut_at_end(end)?;
+        }
         if open.done() {
             return Ok(());
         }
@@ -480,6 +503,7 @@ impl Spooled<'_> {
 
     /// Sends all extents that are known.
     fn data(&self, open: &mut Open<'_>, chunks: &Sender<Chunk>) -> Result<(), Error> {
+        open.cut_at_end(self.end)?;
         let data: Vec<_> = std::mem::take(&mut open.extents).into_values().collect();
         for extent in &data {
             let host = host_of(extent);

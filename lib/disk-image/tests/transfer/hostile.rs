@@ -112,6 +112,8 @@ fn mutants(format: Format) {
             match (&ended, found) {
                 (Ok(()), Some(found)) => {
                     survey.imported += 1;
+                    // A stream's reader learns the size at the stream's end, and cuts the last unit there.
+                    let expected = expected.filter(|it| it.whole).or_else(|| read(&image, format, true));
                     if let Some(expected) = expected {
                         assert!(expected.whole && found == expected.disk, "{what}: other bytes");
                     }

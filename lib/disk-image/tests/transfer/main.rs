@@ -428,6 +428,37 @@ fn a_truncated_image_never_gives_wrong_bytes() {
     }
 }
 
+/// As `qemu-img convert` reads it, in each way of reading.
+#[test]
+fn an_image_that_ends_inside_its_last_cluster_reads_as_zero_there() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("cut.qcow2");
+    for version in ["compat=1.1", "compat=1.1,extended_l2=on"] {
+        run("qemu-img", &["create", "-f", "qcow2", "-o", version, text(&path), "4M"]);
+        run("qemu-io", &["-f", "qcow2", "-c", "write -P 9 0 3M", text(&path)]);
+        let whole = std::fs::read(&path).unwrap();
+        for missing in [1, 30_001, 65_535] {
+            let bytes = whole[..whole.len() - missing].to_vec();
+            let want = judged(&dir, &bytes);
+            assert_eq!(want[(3 << 20) - missing], 0, "{version}: the last cluster is data");
+            for access in [Access::Ranges, Access::Again, Access::Once] {
+                let mut source = Memory::new(bytes.clone(), access.clone());
+                source.sized = access == Access::Ranges;
+                let out = dir.path().join("out.img");
+                let what = format!("{version} {access:?} without its last {missing} bytes");
+                once(source, &out).unwrap_or_else(|error| panic!("{what}: {error}"));
+                assert_same(&out, &want, &what);
+            }
+        }
+        // Its last cluster is missing as a whole.
+        let source = Memory::new(whole[..whole.len() - (64 << 10)].to_vec(), Access::Ranges);
+        once(source, &dir.path().join("out.img")).unwrap_err();
+        let mut source = Memory::new(whole[..whole.len() - (64 << 10)].to_vec(), Access::Once);
+        source.sized = false;
+        once(source, &dir.path().join("out.img")).unwrap_err();
+    }
+}
+
 /// A ledger in memory.
 #[derive(Clone, Default)]
 struct Remembered(Arc<Mutex<RangeSet>>);

@@ -280,6 +280,10 @@ impl Layout for Qcow2 {
         Ok(())
     }
 
+    fn cut_unit_is_zero(&self) -> bool {
+        true
+    }
+
     fn packed_max(&self) -> u32 {
         // 2^(cluster_bits - 8) sectors: twice a cluster.
         2 << self.header.cluster_bits
