@@ -18,7 +18,7 @@ pub enum Kind {
     Digest,
     /// The image cannot be imported in one pass and there is no room to spool it.
     NeedsScratch,
-    /// The content is something we never import: not a disk, or a source we do not have.
+    /// The content is rejected: it is damaged, not a disk, or of a source that is not supported.
     Refused,
     /// The disk does not fit the target, or the target is full.
     NoRoom,
@@ -58,10 +58,10 @@ impl From<crate::Error> for Error {
             Below::NoSpace => (Kind::NoRoom, "the target is full"),
             Below::NotStreamable => (Kind::NeedsScratch, "the image cannot be read in one pass"),
             Below::Stopped => (Kind::Stopped, "the import was stopped"),
-            Below::Corrupt => (Kind::Process, "the image is damaged"),
+            Below::Corrupt => (Kind::Refused, "the image is damaged"),
             Below::Source => (Kind::Process, "the image cannot be read"),
             Below::Target => (Kind::Process, "the disk cannot be written"),
-            Below::Compression => (Kind::Process, "the image cannot be unpacked"),
+            Below::Compression => (Kind::Refused, "the image cannot be unpacked"),
         };
         // An error of ours comes out unchanged, below its reader's message.
         let kind = carried(&error).unwrap_or(kind);
