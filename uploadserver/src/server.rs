@@ -201,13 +201,17 @@ fn read_head(way: Way, headers: &http::HeaderMap, length: Option<u64>) -> Result
     Ok((shape, length, begin))
 }
 
-/// Bytes of the device, as a clone's sender announces them.
+/// Bytes of the device, as a clone's sender announces them, once.
 fn clone_size(headers: &http::HeaderMap) -> Result<Option<u64>, Error> {
-    let Some(value) = headers.get(CLONE_SIZE_HEADER) else { return Ok(None) };
+    let mut values = headers.get_all(CLONE_SIZE_HEADER).iter();
+    let Some(value) = values.next() else { return Ok(None) };
+    if values.next().is_some() {
+        return Err(Error::usage(format!("{CLONE_SIZE_HEADER} is there more than once")));
+    }
     let size = value.to_str().ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
     let size = size.and_then(|text| text.parse().ok());
     size.map(Some)
-        .ok_or_else(|| Error::usage(format!("{CLONE_SIZE_HEADER}: {value:?} is no number of bytes")))
+        .ok_or_else(|| Error::usage(format!("{CLONE_SIZE_HEADER}: {value:?} is not a number of bytes")))
 }
 
 /// That a body is coded in no way but those that are undone wherever an image is read: another one would be taken for a disk.

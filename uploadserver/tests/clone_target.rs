@@ -121,6 +121,7 @@ fn a_device_that_is_empty_or_not_of_the_announced_size_is_no_clone() {
         (&[1; 4096], Some("ferrovirt-clone-size: 8192")),
         (&[1; 8192], Some("ferrovirt-clone-size: 4096")),
         (&[1; 4096], Some("ferrovirt-clone-size: many")),
+        (&[1; 4096], Some("ferrovirt-clone-size: 4096\r\nferrovirt-clone-size: 8192")),
     ] {
         let headers: Vec<&str> = [DEVICE].into_iter().chain(more).collect();
         let answer = pod.client().request("POST", UPLOAD, &headers, &snappy(bytes));

@@ -230,6 +230,18 @@ fn requests_that_could_be_two() {
             "",
         ),
         (
+            format!("{post}Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n"),
+            "a coding below the chunks",
+            501,
+            "the only transfer coding that is supported is chunked",
+        ),
+        (
+            format!("{post}Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
+            "a coding below the chunks, on a line of its own",
+            501,
+            "the only transfer coding that is supported is chunked",
+        ),
+        (
             format!("{post}Transfer-Encoding: chunked\r\n\r\nzz\r\n"),
             "a chunk's size that is not a number",
             400,

@@ -11,7 +11,8 @@
 //!
 //! A request with `Transfer-Encoding` is answered with `Connection: close`: hyper reads it by its chunks and hides a
 //! `Content-Length` next to them, which RFC 9112 (6.1) allows if the connection is closed then. So bytes behind such a
-//! request, which a proxy might have seen as part of it, are never taken for another request.
+//! request, which a proxy might have seen as part of it, are never taken for another request. A coding other than
+//! `chunked` gets 501: hyper reads such a body by its chunks and would pass compressed bytes on as content.
 //!
 //! Not here: routes ([`crate::route`]), certificates ([`crate::tls`]).
 
@@ -31,8 +32,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{CONNECTION, HeaderValue, TRANSFER_ENCODING};
-use http::{Request, Response, Version};
-use http_body_util::BodyExt;
+use http::{HeaderMap, Request, Response, StatusCode, Version};
+use http_body_util::{BodyExt, Either, Full};
 use hyper::body::{Body, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -306,7 +307,7 @@ fn answering<S: Service>(
     service: Arc<S>,
 ) -> impl hyper::service::Service<
     Request<Incoming>,
-    Response = Response<S::Body>,
+    Response = Response<Either<Full<Bytes>, S::Body>>,
     Error = Infallible,
     Future: Send + 'static,
 > + Clone
@@ -318,7 +319,10 @@ fn answering<S: Service>(
             let is_chunked =
                 request.version() <= Version::HTTP_11 && request.headers().contains_key(TRANSFER_ENCODING);
             connection.begin(!request.body().is_end_stream());
-            let mut answer = service.answer(request, &connection).await;
+            let mut answer = match is_chunked && !is_chunked_only(request.headers()) {
+                true => not_implemented().map(Either::Left),
+                false => service.answer(request, &connection).await.map(Either::Right),
+            };
             connection.end();
             if is_chunked {
                 answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
@@ -326,6 +330,21 @@ fn answering<S: Service>(
             Ok::<_, Infallible>(answer)
         }
     })
+}
+
+/// Whether a body is coded as `chunked` and in no other way.
+fn is_chunked_only(headers: &HeaderMap) -> bool {
+    let mut values = headers.get_all(TRANSFER_ENCODING).iter();
+    values.next().is_some_and(|value| value.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked"))
+        && values.next().is_none()
+}
+
+/// The answer to a request with a transfer coding of another name (RFC 9112, 6.1).
+fn not_implemented() -> Response<Full<Bytes>> {
+    let text = "the only transfer coding that is supported is chunked; compress a file before it is sent\n";
+    let mut answer = Response::new(Full::new(Bytes::from_static(text.as_bytes())));
+    *answer.status_mut() = StatusCode::NOT_IMPLEMENTED;
+    answer
 }
 
 /// The answer to an unknown client with an unwanted body: the rest of the body is not read, and the connection ends.
