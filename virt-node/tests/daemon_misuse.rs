@@ -97,6 +97,18 @@ fn verbs_for_missing_objects_are_refused() {
         assert!(output.status.code() == Some(1) && named, "{words:?}: {output:?}");
         assert!(!told.contains("does not run"), "{words:?}: {told}");
     }
+    // An object of another kind is named, with the command for it; nothing happens to it.
+    daemon.run(&instance("runs", DISK));
+    let volume = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: claim}\nspec: {accessModes: \
+                  [ReadWriteOnce], resources: {requests: {storage: 1Mi}}}\n";
+    daemon.run(volume);
+    for (words, wanted) in [
+        (["stop", "runs"], "`virt-node delete -n default vmi/runs` ends it"),
+        (["delete", "claim"], "`virt-node delete -n default PersistentVolumeClaim/claim` deletes it"),
+    ] {
+        is_refused(&daemon.command(&words), wanted);
+    }
+    assert!(daemon.object("vmi/runs").is_some() && daemon.object("pvc/claim").is_some());
     // Requests for missing objects leave no open descriptor.
     let open = || fs::read_dir(format!("/proc/{}/fd", daemon.id())).unwrap().count();
     let before = open();
@@ -104,6 +116,18 @@ fn verbs_for_missing_objects_are_refused() {
         assert_eq!(daemon.command(&["console", &format!("nobody-{n}")]).status.code(), Some(1));
     }
     eventually("descriptors that are closed", || (open() < before + 10).then_some(()));
+}
+
+#[test]
+fn a_refused_document_is_reported_line_by_line() {
+    let daemon = Daemon::start();
+    let wrong =
+        document(&daemon, "wrong").replace("runStrategy: Always", "runStrategy: Always\n  nonsense: 1");
+    let refused = tried(&daemon, &wrong);
+    is_refused(&refused, "the documents are refused, and nothing of them is stored");
+    let told = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(told.lines().any(|line| line.contains("spec.nonsense: no such field")), "{told}");
+    assert!(!told.contains("\\n"), "{told}");
 }
 
 #[test]

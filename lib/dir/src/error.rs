@@ -49,7 +49,12 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "cannot {}", self.doing)
+        write!(f, "cannot {}", self.doing)?;
+        match self.errno() {
+            // The system's text alone ("Too many levels") describes another fault.
+            Some(Errno::LOOP) => f.write_str(", because symbolic links are not followed"),
+            Some(_) | None => Ok(()),
+        }
     }
 }
 
@@ -62,6 +67,6 @@ impl std::error::Error for Error {
 impl From<Error> for io::Error {
     /// Keeps the kind; the text carries the action and the system's words.
     fn from(error: Error) -> Self {
-        Self::new(error.source.kind(), format!("cannot {}: {}", error.doing, error.source))
+        Self::new(error.source.kind(), format!("{error}: {}", error.source))
     }
 }

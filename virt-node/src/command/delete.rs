@@ -1,5 +1,6 @@
 //! `virt-node delete`: objects go, and what belongs to them.
 
+use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
 use api::kind::Kind;
@@ -82,6 +83,18 @@ fn found(daemon: &mut Daemon, named: &Named, namespace: &str) -> Result<Target, 
             return Ok(target);
         }
     }
-    let kind = kinds.first().map_or("object", |kind| kind.name());
-    Err(Error::new(ErrorKind::Content, format!("there is no {kind} {namespace}/{}", named.name)))
+    let name = &named.name;
+    let looked_for: Vec<&str> = kinds.iter().map(|kind| kind.name()).collect();
+    let mut text = format!("there is no {} {namespace}/{name}", looked_for.join(" or "));
+    // A name alone deletes no disk: the other kinds want to be named.
+    for kind in Kind::ALL.into_iter().filter(|kind| !kinds.contains(kind)) {
+        if daemon.object(&named.target(kind, namespace))?.is_some() {
+            let word = kind.name();
+            let _infallible = write!(
+                text,
+                "; there is a {word}: `virt-node delete -n {namespace} {word}/{name}` deletes it"
+            );
+        }
+    }
+    Err(Error::new(ErrorKind::Content, text))
 }

@@ -2,6 +2,7 @@
 //! guests among the documents it prints the progress of their DataVolumes until they are filled.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Write as _};
 use std::path::Path;
 use std::time::Duration;
 
@@ -73,7 +74,14 @@ fn keep<T>(
     let parsed = Documents::parse(texts.iter().map(|(name, text)| (name.as_str(), text.as_slice())));
     let Checked { documents, report } = parsed.validate(Place::Machine);
     if !report.is_valid() {
-        return Err(Error::new(ErrorKind::Content, format!("refused\n{}", report.text(false).trim_end())));
+        // Lines for a person; names in them come from the documents.
+        for line in report.text(false).lines() {
+            drop(writeln!(io::stderr(), "{}", ::error::escape(line)));
+        }
+        return Err(Error::new(
+            ErrorKind::Content,
+            "the documents are refused, and nothing of them is stored",
+        ));
     }
     // A daemon that is started here would inherit what is blocked.
     let mut daemon = Daemon::or_start(state)?;

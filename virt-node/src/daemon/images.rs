@@ -247,13 +247,22 @@ pub(super) fn host(
         );
         return Err(Error::new(Kind::Content, text));
     };
+    if name.as_os_str().is_empty() {
+        let text = format!("hostDisk {}: this is the allowed directory itself; name a file in it", disk.path);
+        return Err(Error::new(Kind::Content, text));
+    }
     let dir = Dir::open(root).map_err(refused)?;
     if disk.kind == "DiskOrCreate" {
         make_or_give(&dir, name, size_of(disk.capacity.as_ref())?, user).map_err(refused)?;
         return Ok(raw(path, false));
     }
-    let missing = || dir::Error::new("find it", io::ErrorKind::NotFound);
-    let handle = dir.handle(name).map_err(refused)?.ok_or_else(missing).map_err(refused)?;
+    let handle = dir.handle(name).map_err(refused)?.ok_or_else(|| {
+        let text = format!(
+            "hostDisk {}: the file does not exist; create it, or use type DiskOrCreate with a capacity",
+            disk.path
+        );
+        Error::new(Kind::Content, text)
+    })?;
     let facts = File::from(handle).metadata().map_err(failed(path))?;
     if facts.file_type().is_block_device() {
         let node = device(run, volume, facts.rdev(), user).map_err(failed(path))?;
@@ -332,6 +341,15 @@ mod tests {
         tried(&theirs, &[]);
         for name in ["link/theirs", "link/new", "linked", "hard", "../theirs", ""] {
             tried(&allowed.path().join(name), &roots);
+        }
+        for (name, wanted) in [
+            ("linked", "symbolic links are not followed"),
+            ("missing", "the file does not exist; create it"),
+            ("", "the allowed directory itself; name a file in it"),
+        ] {
+            let path = allowed.path().join(name);
+            let error = host(&host_disk(&path, "Disk"), &roots, run.path(), "a", user).unwrap_err().chain();
+            assert!(error.contains(wanted) && error.contains("hostDisk /"), "{name}: {error}");
         }
         assert_eq!(
             (fs::read(&theirs).unwrap(), fs::metadata(&theirs).unwrap().uid()),

@@ -223,9 +223,8 @@ impl Controller {
             Verb::Reset => Asked::Reset,
             Verb::Start { .. } | Verb::Stop { .. } | Verb::Restart { .. } => {
                 let machine = self.store.get::<VirtualMachine>(namespace, name);
-                let machine = machine.ok_or_else(|| {
-                    (RefusedKind::Missing, format!("there is no VirtualMachine {namespace}/{name}"))
-                })?;
+                let machine =
+                    machine.ok_or_else(|| (RefusedKind::Missing, self.no_machine(namespace, name)))?;
                 if machine.is_deleting() {
                     return Err((RefusedKind::State, format!("{namespace}/{name} is being deleted")));
                 }
@@ -233,6 +232,18 @@ impl Controller {
             }
         };
         Ok(Some((self.running(namespace, name)?.uid().to_owned(), asked)))
+    }
+
+    /// Why a verb of a VirtualMachine has no object, and what there is instead.
+    fn no_machine(&self, namespace: &str, name: &str) -> String {
+        let text = format!("there is no VirtualMachine {namespace}/{name}");
+        match self.store.get::<VirtualMachineInstance>(namespace, name) {
+            Some(_) => format!(
+                "{text}; the VirtualMachineInstance of this name has none and runs once: \
+                 `virt-node delete -n {namespace} vmi/{name}` ends it"
+            ),
+            None => text,
+        }
     }
 
     /// Start, stop, restart: what virtctl does by a machine's strategy.
