@@ -184,10 +184,10 @@ fn the_format_of_a_fixed_vhd_may_be_given() {
     for stream in [("raw", None), ("raw", Some(Served::Whole)), ("raw.xz", Some(Served::Ranges))] {
         let what = format!("{stream:?}");
         let done = import_stream(&place, stream, &[&place.target(), "--format", "vhd"]);
-        assert_exit(&done, 1, &what);
+        assert_exit(&done, 4, &what);
         assert_says(&done, &["not a VHD: its cookie is missing"], &what);
     }
-    assert_exit(&import(&[&raw, &place.target(), "--format", "vhd"]), 1, "from a file");
+    assert_exit(&import(&[&raw, &place.target(), "--format", "vhd"]), 4, "from a file");
 }
 
 #[test]

@@ -117,6 +117,32 @@ fn a_window_above_the_limit_is_refused() {
 }
 
 #[test]
+fn a_damaged_image_is_rejected_and_leaves_nothing() {
+    let place = Place::new();
+    let (image, disk) = (place.text("image"), place.text("disk"));
+    run("gzip", &["-k", &image]);
+    let gzip = format!("{image}.gz");
+    let mut bytes = fs::read(&gzip).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle..middle + 64].fill(0xff);
+    fs::write(&gzip, bytes).unwrap();
+    let qcow2 = place.text("qcow2");
+    run("qemu-img", &["convert", "-O", "qcow2", &image, &qcow2]);
+    let mut bytes = fs::read(&qcow2).unwrap();
+    // The first entry of the L1 table points into the middle of a cluster.
+    let l1 = usize::try_from(u64::from_be_bytes(bytes[40..48].try_into().unwrap())).unwrap();
+    bytes[l1 + 6] ^= 0x02;
+    fs::write(&qcow2, bytes).unwrap();
+    for (damaged, word) in [(&gzip, "the gzip stream is damaged"), (&qcow2, "L1 entry 0")] {
+        let ran = import(&[damaged, &disk, "--output", "json"]);
+        assert_said(&ran, 4, &[word]);
+        assert_eq!(report(&ran)["exit_code"], 4);
+        assert!(!Path::new(&disk).exists(), "{damaged}: {:?}", names(place.path()));
+    }
+    assert_eq!(names(place.path()), ["image", "image.gz", "qcow2"]);
+}
+
+#[test]
 fn a_report_that_cannot_be_written_is_a_failure() {
     let place = Place::new();
     let (image, disk) = (place.text("image"), place.text("disk"));
