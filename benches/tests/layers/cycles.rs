@@ -62,31 +62,6 @@ const WAIVED: &[Waiver] = &[
         because: "statuses name each other's types as KubeVirt's do",
     },
     Waiver {
-        folder: "lib/disk-image",
-        files: &[
-            "transfer/forward.rs",
-            "transfer/image.rs",
-            "transfer/map.rs",
-            "transfer/streamability.rs",
-            "transfer/parts.rs",
-            "transfer/run.rs",
-            "transfer/stream.rs",
-            "transfer/streamed_metadata.rs",
-            "transfer/work.rs",
-        ],
-        because: "the state that all workers share is in `run`, which starts them",
-    },
-    Waiver {
-        folder: "lib/disk-image",
-        files: &["volume/disk.rs", "volume/fill.rs"],
-        because: "the work that `disk` prepares is its type, and `fill` does it",
-    },
-    Waiver {
-        folder: "lib/disk-image",
-        files: &["write/writeback.rs", "write/output.rs", "write/sys.rs", "write/target.rs"],
-        because: "the ring in `sys` holds the output that it writes to; explanations of errors are in `output`",
-    },
-    Waiver {
         folder: "virt-node",
         files: &[
             "daemon/controller.rs",

@@ -3,8 +3,8 @@
 
 use crossbeam_channel::Sender;
 
-use super::map::host_of;
-use super::run::Shared;
+use super::pipeline::Shared;
+use super::reads::host_of;
 use super::stream::{PAGE, Stream, send, truncated};
 use super::streamed_metadata::tables;
 use super::work::Chunk;

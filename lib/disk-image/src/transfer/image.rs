@@ -148,7 +148,7 @@ impl Image {
     /// # Errors
     /// When they cannot be read, or are damaged.
     pub fn late_bytes(&self) -> Result<Option<u64>, Error> {
-        streamability::late(self)
+        streamability::late(&*self.source, &*self.layout, self.headers_end)
     }
 
     /// There is not a single byte: a raw disk of no length, or an answer that did not come.

@@ -11,8 +11,10 @@
 //!
 //! - [`open`](fn@open): peeks, takes one compression layer off, opens the layout. Writes nothing.
 //! - `plan`: which of the two ways an image takes. Pure.
-//! - `map`, `parts`: the way of sources with ranges. `forward`, `stream`, `tables`, `spool`: the way of streams.
-//! - `work`: chunks to writes. `track`: what is written and what of it is durable.
+//! - `map`, `reads`, `parts`: the way of sources with ranges. `forward`, `stream`, `streamed_metadata`, `spool`: the way
+//!   of streams.
+//! - `work`: chunks to writes. `completion`: what is written and what of it is durable.
+//! - `pipeline`: the state that the stages share. `run`: starts them.
 //!
 //! # Progress that survives
 //! Finished *guest* ranges are handed to a [`Ledger`] only after the target was synced. Packed neighbours share host
@@ -36,8 +38,10 @@ mod forward;
 mod image;
 mod map;
 mod parts;
+mod pipeline;
 mod plan;
 mod progress;
+mod reads;
 mod run;
 mod spool;
 mod stream;

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 
-use super::map::{GAP, Job, cut_at, host_of};
-use super::run::Shared;
+use super::pipeline::Shared;
+use super::reads::{GAP, Job, cut_at, host_of};
 use super::work::Chunk;
 use crate::error::{Error, Kind};
 use crate::extent::{Content, Extent};

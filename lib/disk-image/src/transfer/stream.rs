@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use crossbeam_channel::Sender;
 
-use super::run::Shared;
+use super::pipeline::Shared;
 use super::work::Chunk;
 use crate::error::{Error, Kind};
 use crate::extent::Extent;

@@ -1,8 +1,7 @@
 //! Whether an image could be read as one stream from its start: how much of its data comes before the tables that locate it.
 //! Read from the tables, for users; an import finds out as it reads (`tables`).
 
-use super::image::Image;
-use super::map::{host_of, reads};
+use super::reads::{host_of, reads};
 use crate::error::Error;
 use crate::extent::{Content, Extent};
 use crate::format::{Found, Layout, PROLOGUE_MAX};
@@ -15,21 +14,22 @@ const SLICE: u64 = 512 << 10;
 
 /// Bytes of tables and data that a stream would give before their meaning is known; `None` when that cannot be determined
 /// without reading all of the image, or its tables are too large to inspect.
-pub(super) fn late(image: &Image) -> Result<Option<u64>, Error> {
-    let layout = &*image.layout;
+///
+/// `headers_end` is where the headers end that had to be read to open it.
+pub(super) fn late(source: &dyn Source, layout: &dyn Layout, headers_end: u64) -> Result<Option<u64>, Error> {
     let root = layout.root();
     if layout.walked_as_stream() {
         return Ok(Some(0));
     }
     // Nothing of a stream is understood before its headers are; its front is held for them.
-    let front = if image.headers_end > PROLOGUE_MAX { image.headers_end } else { 0 };
+    let front = if headers_end > PROLOGUE_MAX { headers_end } else { 0 };
     if root.entries == 0 {
         return Ok(Some(front));
     }
-    if image.source.facts().access != Access::Ranges {
+    if source.facts().access != Access::Ranges {
         return Ok(None);
     }
-    let mut look = Look { layout, source: &*image.source, late: front, left: TABLES_MAX };
+    let mut look = Look { layout, source, late: front, left: TABLES_MAX };
     let per_read = SLICE / u64::from(root.entry_len);
     let mut first = 0;
     while first < root.entries && layout.root_guest(first) < layout.virtual_size() {

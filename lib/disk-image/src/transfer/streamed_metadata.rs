@@ -17,9 +17,9 @@ use std::ops::Range;
 
 use crossbeam_channel::Sender;
 
-use super::map::{cut_at, host_of, split};
 use super::parts::read_job;
-use super::run::Shared;
+use super::pipeline::Shared;
+use super::reads::{cut_at, host_of, split};
 use super::spool::{SpoolSource, Unclaimed};
 use super::stream::{PAGE, Piece, Stream, send, truncated};
 use super::work::Chunk;

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::completion::Ticket;
-use super::run::Shared;
+use super::pipeline::Shared;
 use crate::error::Error;
 use crate::extent::{Content, Extent};
 use crate::format::unpack::Unpacker;

@@ -2,14 +2,14 @@
 
 use std::io;
 
-use crate::transfer::{self, Image, Ledger as _, Request};
+use crate::transfer::{self, Ledger as _, Request};
 
 use super::fill::spool;
 use super::inspect::{Facts, available, check_device, check_size, journal_path};
 use super::lock::hold;
+use super::prepared::Prepared;
 use super::source::{Wire, connect};
-use super::{Done, Input, Origin, Session};
-use crate::volume::checksum::Checked;
+use super::{Done, Origin, Session};
 use crate::volume::config::{Config, Contract};
 use crate::volume::error::{Error, Kind};
 use crate::volume::journal::{self, Head, Journal};
@@ -74,25 +74,21 @@ pub(super) fn disk(
         way = %image.way(),
         "opened the image"
     );
-    let work =
-        Work { config, session, facts, image: &image, input: &input, checked: checked.as_deref(), available };
-    let mut done = work.run()?;
+    let prepared = Prepared {
+        config,
+        session,
+        facts,
+        image: &image,
+        input: &input,
+        checked: checked.as_deref(),
+        available,
+    };
+    let mut done = prepared.run()?;
     done.warnings.extend(warnings);
     Ok(done)
 }
 
-/// Everything is known; now it is done.
-pub(super) struct Work<'a> {
-    pub(super) config: &'a Config,
-    pub(super) session: &'a Session,
-    pub(super) facts: &'a Facts,
-    pub(super) image: &'a Image,
-    pub(super) input: &'a Input,
-    pub(super) checked: Option<&'a Checked>,
-    pub(super) available: u64,
-}
-
-impl Work<'_> {
+impl Prepared<'_> {
     fn run(&self) -> Result<Done, Error> {
         let mut head = self.head();
         let (held, (resume, found)) = hold(self.config, self.facts, Some(&head))?;

@@ -7,9 +7,9 @@ use crate::transfer::{self, Forgetful, Ledger, Spool};
 use crate::write::{Target, sync_folder};
 
 use super::Done;
-use super::disk::Work;
 use super::inspect::Facts;
 use super::lock::{open_target, open_writer, options};
+use super::prepared::Prepared;
 use super::source::verify;
 use crate::volume::clone;
 use crate::volume::config::{self, Config};
@@ -35,7 +35,7 @@ pub(super) fn spool(config: &Config, facts: &Facts, final_size: u64) -> Spool {
     Spool { folders }
 }
 
-impl Work<'_> {
+impl Prepared<'_> {
     /// Puts the image's bytes on the target: cloned where that works, transferred otherwise.
     pub(super) fn fill(&self, resumed: u64, keep: bool, mut journal: Option<Journal>) -> Result<Done, Error> {
         let target = open_target(self.config, self.facts, keep)?;

@@ -39,6 +39,7 @@ mod inspect;
 mod journal;
 mod lock;
 pub mod plan;
+mod prepared;
 mod progress;
 mod rollback;
 mod source;

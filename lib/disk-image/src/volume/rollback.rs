@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use super::disk::Work;
 use super::inspect::journal_path;
 use super::lock::{open_target, open_writer, options};
+use super::prepared::Prepared;
 use crate::volume::error::{Error, Kind};
 use crate::volume::journal;
 use crate::volume::plan::Mode;
 use crate::volume::target::Held;
 use crate::write::sync_folder;
 
-impl Work<'_> {
+impl Prepared<'_> {
     /// A permanent failure leaves nothing behind; a resumable import stays.
     pub(super) fn undo(&self, error: &Error, held: &Held) {
         let worthless = match error.kind() {

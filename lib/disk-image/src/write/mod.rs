@@ -9,9 +9,9 @@
 //! - `pool`: buffers of one size, 4 KiB aligned, of a fixed number. The only back-pressure.
 //! - `target`: opening, sizing, growing, preallocating a file or a block device.
 //! - `output`: the calls on the open target: writing a piece, zeroing, syncing; remembers the first failure.
-//! - `pwrite`, `uring`: the engines, chosen by trying (set-up, probe, one operation), never by version; `sys` holds
-//!   the `unsafe` submissions.
-//! - `behind`: keeps what goes through the page cache from staying there.
+//! - `pwrite`, `uring`: the engines, chosen by trying (set-up, probe, one operation), never by version.
+//! - `errno`: the text of the kernel's errors.
+//! - `writeback`: keeps what goes through the page cache from staying there.
 //! - `scan`: which bytes of a buffer are worth writing.
 //!
 //! Direct I/O writes whole 4 KiB pages of the guest only, or whole blocks of a filesystem whose blocks are larger; what
@@ -31,11 +31,11 @@ use crossbeam_channel::{SendTimeoutError, Sender};
 use crate::error::{Error, Kind};
 use crate::stop::Stop;
 
+mod errno;
 mod output;
 mod pool;
 mod pwrite;
 mod scan;
-mod sys;
 mod target;
 mod uring;
 mod writeback;

@@ -13,6 +13,7 @@ use std::time::Duration;
 use rustix::fs::{FallocateFlags, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 
+use super::errno::explain;
 use super::pool::{Buf, Pool};
 use super::target::{Target, sync_folder};
 use super::writeback::Writeback;
@@ -26,21 +27,6 @@ const ZERO_STEP: u64 = 256 << 20;
 const ZEROES: usize = 1 << 20;
 /// How often a write is tried again that the kernel puts off (EAGAIN), 1 ms apart.
 const PUT_OFF: u32 = 1000;
-
-/// The message of an error: the operation, with the words other programs match on.
-pub(super) fn explain(errno: Errno, doing: &str) -> String {
-    match errno {
-        Errno::NOSPC => format!("no space left on device while {doing}"),
-        Errno::DQUOT => format!("disk quota exceeded while {doing}"),
-        Errno::FBIG => format!("file too large for the filesystem or a limit while {doing}"),
-        _ => doing.to_owned(),
-    }
-}
-
-/// An [`Error`] of the target.
-pub(super) fn target_error(errno: Errno, what: impl Into<String>) -> Error {
-    Error::target(what, io::Error::from(errno))
-}
 
 /// The first failure, returned by every later call.
 #[derive(Clone, Debug)]

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FallocateFlags, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 
-use super::output::{explain, target_error};
+use super::errno::{explain, target_error};
 use crate::error::{Error, Kind};
 
 /// Makes the names in the folder of `path` durable.

@@ -15,9 +15,11 @@ use crossbeam_channel::{Receiver, TryRecvError};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 
+use self::sys::{Flight, Ring};
 use super::output::Output;
-use super::sys::{Flight, Ring};
 use super::{Job, Piece, pieces};
+
+mod sys;
 
 /// Signals the thread that the queue has an entry, or is closed.
 #[derive(Debug)]

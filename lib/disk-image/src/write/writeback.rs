@@ -12,7 +12,9 @@ use std::io;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use super::sys::{self, Wait};
+use self::sys::Wait;
+
+mod sys;
 
 /// Bytes written before a window is sent to the disk. Two windows are dirty at most.
 const WINDOW: u64 = 8 << 20;

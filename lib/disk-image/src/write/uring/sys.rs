@@ -1,60 +1,21 @@
-//! The `unsafe` calls of the writer: submissions to an io_uring, and `sync_file_range`, which rustix lacks.
+//! The `unsafe` calls of the ring: submissions to an io_uring.
 //!
 //! [`Ring`] is safe under any use: it owns everything the kernel may still read, until the kernel has reported that it is
 //! done with it.
 
-#![expect(
-    unsafe_code,
-    reason = "io_uring submissions hand raw addresses to the kernel; sync_file_range is a libc call"
-)]
+#![expect(unsafe_code, reason = "io_uring submissions hand raw addresses to the kernel")]
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::io;
-use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::fd::OwnedFd;
 
-use super::output::Output;
-use super::pool::{Buf, Keep};
-use super::{Job, Piece};
-
-/// Whether to wait for the pages to reach the disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wait {
-    /// Start writing back and return.
-    No,
-    /// Write back and wait.
-    Yes,
-}
-
-/// Sends the dirty pages of `range` to the disk. Refusals to do it at all are no errors.
-///
-/// # Errors
-/// A write-back that failed, now or since the last report on this descriptor.
-pub(super) fn sync_file_range(file: &File, range: Range<u64>, wait: Wait) -> io::Result<()> {
-    let flags = match wait {
-        Wait::No => libc::SYNC_FILE_RANGE_WRITE,
-        Wait::Yes => {
-            libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER
-        }
-    };
-    let (Ok(start), Ok(len)) = (i64::try_from(range.start), i64::try_from(range.end - range.start)) else {
-        return Ok(());
-    };
-    // SAFETY: a call with an open descriptor and integers; it touches no memory of this process.
-    if unsafe { libc::sync_file_range(file.as_raw_fd(), start, len, flags) } == 0 {
-        return Ok(());
-    }
-    let error = io::Error::last_os_error();
-    match error.raw_os_error() {
-        Some(libc::EIO | libc::ENOSPC | libc::EDQUOT) => Err(error),
-        _ => Ok(()),
-    }
-}
+use crate::write::output::Output;
+use crate::write::pool::{Buf, Keep};
+use crate::write::{Job, Piece};
 
 /// A write the kernel has been given; its job keeps the bytes alive.
 pub(super) struct Flight {
