@@ -57,11 +57,6 @@ const WAIVED: &[Waiver] = &[
         because: "publish stages inline volumes, and stage detaches what a publish left",
     },
     Waiver {
-        folder: "lib/api",
-        files: &["kubevirt/instance_status.rs", "kubevirt/volume_status.rs"],
-        because: "statuses name each other's types as KubeVirt's do",
-    },
-    Waiver {
         folder: "virt-node",
         files: &[
             "daemon/controller.rs",

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{ChangedBlockTrackingStatus, MigratedVolume, MigrationState, VolumeStatus};
+use super::{ChangedBlockTrackingStatus, KernelBootStatus, MigratedVolume, MigrationState, VolumeStatus};
 use crate::resource::{Condition, Quantity, resource};
 
 resource! {
@@ -117,20 +117,6 @@ resource! {
         pub queue_count: Option<u32>,
         /// `up` or `down`.
         pub link_state: Option<String>,
-    }
-
-    /// Checksums of the files of a direct kernel boot.
-    pub struct KernelBootStatus {
-        /// Initrd.
-        pub initrd_info: Option<BootFileStatus>,
-        /// Kernel.
-        pub kernel_info: Option<BootFileStatus>,
-    }
-
-    /// Checksum of a file from an image.
-    pub struct BootFileStatus {
-        /// CRC-32.
-        pub checksum: Option<u32>,
     }
 
     /// Machine type of a guest.

@@ -6,6 +6,7 @@
 
 mod access;
 mod backup;
+mod boot_status;
 mod clock;
 mod component_configuration;
 mod configuration;
@@ -41,6 +42,7 @@ pub use access::{
     SshPublicKey, UserPassword,
 };
 pub use backup::{BackupStatus, BackupVolume, ChangedBlockTrackingStatus};
+pub use boot_status::{BootFileStatus, KernelBootStatus};
 pub use clock::{Clock, Timer, Timers, UtcOffset};
 pub use component_configuration::{
     CustomSeccompProfile, InstanceSeccompProfile, RateLimiter, ReloadableComponent, RestClient,
@@ -70,8 +72,8 @@ pub use guest_configuration::{
 pub use host_device::{Filesystem, Gpu, HostDevice, VirtualGpuDisplay, VirtualGpuOptions};
 pub use instance::{VirtualMachineInstance, VirtualMachineInstanceSpec};
 pub use instance_status::{
-    BootFileStatus, CpuTopology, GuestOsInfo, InterfaceStatus, KernelBootStatus, MachineStatus, MemoryStatus,
-    PhaseTransition, TopologyHints, VirtualMachineInstanceStatus,
+    CpuTopology, GuestOsInfo, InterfaceStatus, MachineStatus, MemoryStatus, PhaseTransition, TopologyHints,
+    VirtualMachineInstanceStatus,
 };
 pub use launch_security::{LaunchSecurity, Sev, SevPolicy};
 pub use machine::{
