@@ -22,6 +22,7 @@ mod read;
 mod version;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -39,6 +40,10 @@ pub const AGENT_COMMAND_MAX: usize = 1 << 20;
 pub const AGENT_TIMEOUT_MAX: u32 = 300;
 /// Seconds that the guest agent has to freeze or thaw the guest's filesystems.
 pub const FREEZE_TIMEOUT: u32 = 60;
+/// Longest time for an answer, without that of the guest agent.
+const ANSWER_MAX: Duration = Duration::from_secs(60);
+/// Longest time for the answer to a start: the guest's memory may have to be found first.
+const LAUNCH_MAX: Duration = Duration::from_secs(600);
 /// Longest freeze in seconds.
 pub const FREEZE_MAX: u64 = 3600;
 /// The socket, in the run's folder.
@@ -186,15 +191,16 @@ pub enum Request {
 }
 
 impl Request {
-    /// Seconds that the guest agent may take for it; `None`: the agent has no part in it.
-    pub fn agent_seconds(&self) -> Option<u32> {
+    /// Longest time for the answer. A launcher that takes longer does not work.
+    pub fn answer_max(&self) -> Duration {
+        let by_agent = |seconds: u32| ANSWER_MAX + Duration::from_secs(seconds.into());
         match self {
-            Self::Agent { timeout_seconds, .. } => Some(*timeout_seconds),
+            Self::Launch(_) => LAUNCH_MAX,
+            Self::Agent { timeout_seconds, .. } => by_agent(*timeout_seconds),
             // The state, the freeze, and the thaw of one that fails.
-            Self::Freeze { .. } => Some(3 * FREEZE_TIMEOUT),
-            Self::Thaw => Some(FREEZE_TIMEOUT),
-            Self::Launch(_)
-            | Self::Status
+            Self::Freeze { .. } => by_agent(3 * FREEZE_TIMEOUT),
+            Self::Thaw => by_agent(FREEZE_TIMEOUT),
+            Self::Status
             | Self::Watch
             | Self::Pause
             | Self::Unpause
@@ -213,7 +219,7 @@ impl Request {
             | Self::Dump { .. }
             | Self::Screenshot
             | Self::Describe
-            | Self::Facts { .. } => None,
+            | Self::Facts { .. } => ANSWER_MAX,
         }
     }
 }
@@ -608,5 +614,16 @@ mod tests {
         assert_eq!(length([0xff; 4]), Err(FrameError::TooLong(u32::MAX as usize)));
         let long = Message::Refused { id: 1, kind: RefusedKind::Failed, message: "x".repeat(FRAME_MAX) };
         assert!(matches!(frame(&long), Err(FrameError::TooLong(_))));
+    }
+
+    #[test]
+    fn an_answer_may_take_as_long_as_the_guest_agent_may() {
+        let seconds = |request: Request| request.answer_max().as_secs();
+        assert_eq!(seconds(Request::Status), 60);
+        assert_eq!(seconds(Request::Agent { command: String::new(), timeout_seconds: 10 }), 70);
+        assert_eq!(seconds(Request::Freeze { seconds: 1 }), 240);
+        assert_eq!(seconds(Request::Thaw), 120);
+        let document = RawValue::from_string("{}".to_owned()).unwrap();
+        assert_eq!(seconds(Request::Launch(document)), 600);
     }
 }

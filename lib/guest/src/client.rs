@@ -15,9 +15,6 @@ use thiserror::Error;
 
 use crate::framing;
 
-/// How long an answer may take, and that of a start: a guest's memory may have to be found first.
-const ANSWER: Duration = Duration::from_secs(300);
-const START: Duration = Duration::from_secs(1800);
 /// How long the rest of a message may take once it began, and the launcher to take ours.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -69,13 +66,13 @@ impl Client {
         Ok(Self { stream, version: None, last: 0, events: VecDeque::new() })
     }
 
-    /// Sends a request, and waits for the answer within a limit: five minutes, plus the time given to the guest's agent, or
-    /// half an hour for a start. Events that arrive in between are kept.
+    /// Sends a request, and waits for the answer within the request's limit ([`Request::answer_max`]). Events that arrive in
+    /// between are kept.
     ///
     /// # Errors
     /// See [`CallError`]; after [`CallError::Lost`] the connection is of no use any more.
     pub fn call(&mut self, request: Request) -> Result<Answer, CallError> {
-        let timeout = patience(&request);
+        let timeout = request.answer_max();
         self.call_within(request, timeout)
     }
 
@@ -167,14 +164,6 @@ impl Client {
         let json = framing::json(&self.stream, length, PATIENCE.min(left))?;
         Ok(Message::read(&json)?)
     }
-}
-
-/// How long the answer may take.
-fn patience(request: &Request) -> Duration {
-    if let Some(seconds) = request.agent_seconds() {
-        return ANSWER + Duration::from_secs(seconds.into());
-    }
-    if matches!(request, Request::Launch(_)) { START } else { ANSWER }
 }
 
 #[cfg(test)]

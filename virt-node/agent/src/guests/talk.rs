@@ -16,9 +16,6 @@ use crate::pods::PodDirectory;
 use crate::pods::launcher::{self, Connection};
 use crate::pods::process::Process;
 
-/// How long an answer may take; a start may have to find the guest's memory first.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
-const LAUNCH_TIMEOUT: Duration = Duration::from_secs(600);
 /// How long the launcher may take to read a call, and to send the rest of a message that it began.
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(30);
 /// The guest agent's own time for a command, in seconds.
@@ -66,9 +63,7 @@ impl Talk {
     /// # Errors
     /// [`Kind::Content`]: the launcher refuses; [`Kind::Launcher`]: it does not answer.
     pub(crate) async fn call(&mut self, request: Request) -> Result<Answer> {
-        let by_agent = Duration::from_secs(request.agent_seconds().unwrap_or(0).into());
-        let limit =
-            if matches!(request, Request::Launch(_)) { LAUNCH_TIMEOUT } else { ANSWER_TIMEOUT + by_agent };
+        let limit = request.answer_max();
         let answered = async {
             let version = self.version().await?;
             self.last += 1;
