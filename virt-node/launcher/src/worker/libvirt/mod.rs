@@ -136,7 +136,30 @@ pub(super) fn domain(connection: &Connection) -> Result<Option<Domain<'_>>, Fail
 
 /// Makes and starts the domain.
 pub(super) fn create(connection: &Connection, xml: &str, paused: bool) -> Result<(), Failure> {
-    connection.create(xml, if paused { CREATE_PAUSED } else { 0 })
+    let created = connection.create(xml, if paused { CREATE_PAUSED } else { 0 });
+    created.map_err(|Failure(text)| Failure(start_failure(&text)))
+}
+
+/// Why a guest does not start: a sentence first, and then what QEMU wrote before it ended, without times and its own name.
+fn start_failure(text: &str) -> String {
+    let ends = ["process exited while connecting to monitor", "QEMU unexpectedly closed the monitor"];
+    let Some(at) = ends.iter().find_map(|end| Some(text.find(end)? + end.len())) else {
+        return text.to_owned();
+    };
+    let (_, wrote) = text[at..].split_once(": ").unwrap_or_default();
+    let plain = |line: &'_ str| {
+        let is_time = |word: &str| {
+            word.ends_with('Z') && word.contains('T') && word.starts_with(|c: char| c.is_ascii_digit())
+        };
+        let line = line.split_once(' ').filter(|(word, _)| is_time(word)).map_or(line, |(_, rest)| rest);
+        let own = line.split_once(": ").filter(|(word, _)| word.starts_with("qemu-system-"));
+        own.map_or(line, |(_, rest)| rest).to_owned()
+    };
+    let wrote: Vec<String> = wrote.lines().map(plain).filter(|line| !line.trim().is_empty()).collect();
+    if wrote.is_empty() {
+        return "QEMU ended before the guest started, and wrote nothing".to_owned();
+    }
+    format!("QEMU ended before the guest started: {}", wrote.join("; "))
 }
 
 /// The domain that is left when what went on before is over; `None`: its QEMU is gone.
@@ -438,6 +461,21 @@ mod tests {
         assert_eq!(named_cpu(&xml(text)), Some(NamedCpu { model: "EPYC".to_owned(), features }));
         assert_eq!(named_cpu(&xml("mode='maximum' check='none'>")), None);
         assert_eq!(named_cpu(&xml("mode='custom' match='exact'>\n    <topology/>")), None);
+    }
+
+    #[test]
+    fn a_failed_start_is_a_sentence_and_then_what_qemu_wrote() {
+        let text = "internal error: process exited while connecting to monitor: 2026-01-02T03:04:05.678901Z qemu-system-x86_64: \
+            -blockdev {\"driver\":\"file\"}: Could not open '/d': Permission denied";
+        assert_eq!(
+            start_failure(text),
+            "QEMU ended before the guest started: -blockdev {\"driver\":\"file\"}: Could not open '/d': Permission denied"
+        );
+        let two = "internal error: QEMU unexpectedly closed the monitor (vm='a_b'): warning: a\n2026-01-02T03:04:05Z qemu-system-x86_64: b\n";
+        assert_eq!(start_failure(two), "QEMU ended before the guest started: warning: a; b");
+        let none = "internal error: process exited while connecting to monitor";
+        assert_eq!(start_failure(none), "QEMU ended before the guest started, and wrote nothing");
+        assert_eq!(start_failure("unsupported configuration: x"), "unsupported configuration: x");
     }
 
     #[test]
