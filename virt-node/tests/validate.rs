@@ -240,6 +240,21 @@ fn hostile_documents_are_answered_soon() {
     }
 }
 
+#[test]
+fn a_name_that_is_too_long_to_start_is_refused() {
+    let told_of = |namespace: &str, length: usize| {
+        let text = format!(
+            "apiVersion: kubevirt.io/v1\nkind: VirtualMachineInstance\nmetadata: {{name: {}{namespace}}}\nspec: {{domain: {{memory: {{guest: 1Gi}}, devices: {{}}}}}}",
+            "a".repeat(length)
+        );
+        told(&report(&text))
+    };
+    let refused = |found: Vec<String>| found.iter().any(|one| one == "error metadata.name");
+    assert!(!refused(told_of("", 237)), "{:?}", told_of("", 237));
+    assert!(refused(told_of("", 238)));
+    assert!(refused(told_of(", namespace: another-one", 237)));
+}
+
 /// The program with these arguments and this standard input.
 fn run(arguments: &[&str], input: &str) -> Output {
     program::run(env!("CARGO_BIN_EXE_virt-node"), arguments, input.as_bytes())

@@ -76,6 +76,9 @@ pub(super) fn check(kind: Kind, document: &Document, objects: &Objects, findings
     }
 }
 
+/// Longest name of a libvirt domain, `NAMESPACE_NAME`: it is part of file names, the longest being `NAME-swtpm.log`.
+const DOMAIN_NAME_MAX: usize = 245;
+
 /// A DNS subdomain: what objects are called.
 fn name(path: &str, name: &str, findings: &mut Findings) {
     let letters =
@@ -151,6 +154,13 @@ fn guest(
 ) {
     const NIL: &str = "00000000-0000-0000-0000-000000000000";
     let namespace = object.namespace.clone().unwrap_or_else(|| NAMESPACE.to_owned());
+    let length = namespace.len() + 1 + object.name.len();
+    if length > DOMAIN_NAME_MAX {
+        let text = format!(
+            "too long to start: namespace and name have {length} characters with the character between them; {DOMAIN_NAME_MAX} are the most"
+        );
+        findings.error("metadata.name", text);
+    }
     let metadata = ObjectMeta {
         name: object.name.clone(),
         namespace: Some(namespace),
