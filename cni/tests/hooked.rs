@@ -74,6 +74,37 @@ fn an_add_into_a_base_chain_that_does_not_filter_is_refused() {
 }
 
 #[test]
+fn a_hook_is_named() {
+    let (host, pod) = (Host::new(), Namespace::new());
+    nft(
+        &host,
+        "table bridge nat { chain PREROUTING { type filter hook postrouting priority -300; policy accept; }; }",
+    );
+    let (_, words) = host.add(&pod, &config(&host, "macspoofchk")).error();
+    assert!(words.contains("is type filter at hook postrouting with priority -300"), "{words}");
+    assert!(words.contains("must be type filter at hook prerouting with priority -300"), "{words}");
+}
+
+/// No rule can lead into a chain that packets enter by themselves.
+#[test]
+fn a_base_chain_in_place_of_one_that_is_jumped_to_is_named() {
+    for (key, table, chain) in [
+        ("ipspoofchk", "bridge cni_address_pins", "advertised"),
+        ("ipMasq", "inet cni_plugins_masquerade", "masq_checks"),
+    ] {
+        let (host, pod) = (Host::new(), Namespace::new());
+        nft(&host, &format!("table {table} {{ chain {chain} {{ type filter hook input priority 0; }}; }}"));
+        let config = config(&host, key);
+        let (code, words) = host.add(&pod, &config).error();
+        let named = format!("the chain {chain} of the table {table} is type filter at hook input");
+        assert!(code == 101 && words.contains(&named) && !words.contains("may lack"), "{code}: {words}");
+        let (code, words) = host.make(&host.call("STATUS", &pod, &config)).error();
+        assert!([50, 51].contains(&code) && words.contains(&named), "{code}: {words}");
+        assert!(pod.names().is_empty());
+    }
+}
+
+#[test]
 fn a_check_reports_a_base_chain_that_was_replaced() {
     for (key, table, chain, right) in FILTERS {
         let (host, pod) = (Host::new(), Namespace::new());

@@ -85,11 +85,27 @@ fn either_side_takes_a_spoof_check_of_the_other_away() {
     }
 }
 
+/// Another program made the common chain, and accepts all of the frames that matter at its beginning.
+#[test]
+fn a_spoofed_frame_is_dropped_before_a_foreign_rule_accepts_it() {
+    let host = Host::new();
+    let file = host.folder.path().join("rules.nft");
+    let rules = "table bridge nat {\nchain PREROUTING {\ntype filter hook prerouting priority -300;\n\
+                 ether type { arp, ip } accept\n}\n}\n";
+    std::fs::write(&file, rules).unwrap();
+    host.namespace.run("nft", &["-f", file.to_str().unwrap()]);
+    drops_spoofed_frames(&host);
+}
+
 #[test]
 fn a_spoofed_frame_is_dropped() {
-    let (host, one, two) = (Host::new(), Namespace::new(), Namespace::new());
+    drops_spoofed_frames(&Host::new());
+}
+
+fn drops_spoofed_frames(host: &Host) {
+    let (one, two) = (Namespace::new(), Namespace::new());
     host.add(&one, &checked()).result();
-    host.make(&check_of(&host, "ADD", &two, &bridge(), "c2")).result();
+    host.make(&check_of(host, "ADD", &two, &bridge(), "c2")).result();
     one.ip("addr add 192.0.2.1/24 dev net1");
     two.ip("addr add 192.0.2.2/24 dev net1");
     let arrives = || {
@@ -116,6 +132,47 @@ fn a_check_misses_a_spoof_check() {
     assert!(code == 101 && words.contains("no longer checked"), "{code}: {words}");
     host.del(&pod, &checked()).result();
     assert!(of_attachments(&host).is_empty());
+}
+
+/// Rules of other programs before the check's own: those that may let a frame of this pod pass are reported.
+#[test]
+fn a_check_reports_a_foreign_rule_before_the_spoof_check() {
+    let (host, pod) = (Host::new(), Namespace::new());
+    let result = host.add(&pod, &checked()).result();
+    let port = host.namespace.names().into_iter().find(|name| name.starts_with("veth")).unwrap();
+    host.namespace.run("nft", &["add chain bridge nat other"]);
+    let passes = [
+        "ether type arp accept".to_owned(),
+        format!("iifname {port} return"),
+        "iifname veth* jump other".to_owned(),
+        "iifname != eth0 goto other".to_owned(),
+        "ether type vmap { arp : accept }".to_owned(),
+    ];
+    let harmless = [
+        "ether type arp counter".to_owned(),
+        format!("iifname {port} drop"),
+        "iifname eth0 accept".to_owned(),
+    ];
+    let rules = passes.iter().map(|rule| (rule, true)).chain(harmless.iter().map(|rule| (rule, false)));
+    for (rule, evades) in rules {
+        host.namespace.run("nft", &[&format!("insert rule bridge nat PREROUTING {rule}")]);
+        let listed = host.namespace.run("nft", &["-a", "list", "chain", "bridge", "nat", "PREROUTING"]);
+        let first = listed.lines().nth(3).unwrap();
+        let handle = first.rsplit(' ').next().unwrap();
+        let check = host.check(&pod, &checked(), &result);
+        if evades {
+            let (code, words) = check.error();
+            let removal = format!("nft delete rule bridge nat PREROUTING handle {handle}\"");
+            assert!(code == 101 && words.contains(&removal), "{rule}: {code}: {words}");
+        } else {
+            assert!(check.success, "{rule}: {check:?}");
+        }
+        host.namespace.run("nft", &[&format!("delete rule bridge nat PREROUTING handle {handle}")]);
+    }
+    // After ours, as the reference adds its own.
+    host.namespace.run("nft", &["add rule bridge nat PREROUTING accept"]);
+    assert!(host.check(&pod, &checked(), &result).success);
+    host.del(&pod, &checked()).result();
 }
 
 #[test]

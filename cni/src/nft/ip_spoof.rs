@@ -234,7 +234,8 @@ fn adding(elements: &[Vec<Element>; 6]) -> Batch {
 /// Rejects a table with rules that frames from pods do not pass.
 fn works(filter: &mut Filter) -> Result<(), Error> {
     filter.awake(TABLE)?;
-    Ok(filter.hooked(TABLE, CHAIN, HOOK)?)
+    filter.hooked(TABLE, CHAIN, HOOK)?;
+    Ok(filter.unhooked(TABLE, ADVERTISED)?)
 }
 
 /// Whether the rules that all pins share are all there.

@@ -7,8 +7,9 @@
 //!    cni-br-iface-<container>-<if>-mac ether saddr <pod's address> ─► return; else drop
 //! ```
 //!
-//! Names, comments and layout are the reference's, pkg/link/spoofcheck.go of v1.9.1. Ours is made in one transaction, and
-//! its rule in the common chain bears a mark of its network in its user data, where `nft` does not look.
+//! Names, comments and layout are the reference's, pkg/link/spoofcheck.go of v1.9.1. Ours is made in one transaction. Its
+//! rule in the common chain comes before all others, while the reference's comes last, where a rule of another program may
+//! have accepted the frame before; and it bears a mark of its network in its user data, where `nft` does not look.
 //!
 //! Handles of a table are given in order, so the rule in the common chain has the number after those of the two chains
 //! that were made with it, and a DEL finds it without listing a chain that has a rule for every pod of the node. If the
@@ -135,7 +136,12 @@ impl SpoofCheck {
         batch.new_chain(TABLE, &chain);
         batch.new_chain(TABLE, &mac_chain);
         let [meta, compare] = Expression::input(host_end);
-        batch.rule(TABLE, COMMON, &rule(vec![meta, compare, Expression::Jump(chain.clone())], &self.tag));
+        // Rules of others may accept frames before they reach the end of the chain.
+        batch.first_rule(
+            TABLE,
+            COMMON,
+            &rule(vec![meta, compare, Expression::Jump(chain.clone())], &self.tag),
+        );
         batch.rule(TABLE, &chain, &rule(vec![Expression::Jump(mac_chain.clone())], &[]));
         let [load, compare] = Expression::ether_source(mac.0);
         batch.rule(TABLE, &mac_chain, &rule(vec![load, compare, Expression::Return], &[]));
@@ -211,7 +217,7 @@ impl SpoofCheck {
         Ok(filter.would(whole, TABLE)?)
     }
 
-    /// Whether what comes through `host_end` is checked.
+    /// Whether what comes through `host_end` is checked, and no rule of another program may accept it before.
     ///
     /// # Errors
     /// [`Kind::Mismatch`] when it is not; [`Kind::Kernel`].
@@ -223,11 +229,22 @@ impl SpoofCheck {
         };
         // Of two rules in the last chain, one drops; and one caller.
         let drops = filter.chain(TABLE, &self.mac_chain())?.is_some_and(|chain| chain.uses >= 3);
-        let chain = filter.chain(TABLE, &target)?;
-        if drops && self.rules(filter, chain.as_ref())?.iter().any(checks) {
-            return Ok(());
+        let rules = filter.rules(TABLE, COMMON)?;
+        let Some(place) = rules.iter().position(checks).filter(|_| drops) else {
+            let message = format!("the Ethernet address of frames from {host_end} is no longer checked");
+            return Err(Error::mismatch(message));
+        };
+        let evades = |rule: &&Rule| {
+            let of_link = rule.input.as_deref().is_none_or(|input| input == host_end);
+            rule.diverts && of_link && !rule.comment.starts_with(COMMENT)
+        };
+        match rules.iter().take(place).find(evades) {
+            None => Ok(()),
+            Some(Rule { handle, .. }) => Err(Error::mismatch(format!(
+                "a rule of another program may accept frames from {host_end} before their Ethernet address is checked; \
+                 \"nft delete rule bridge nat {COMMON} handle {handle}\" removes it, after its owner was changed"
+            ))),
         }
-        Err(Error::mismatch(format!("the Ethernet address of frames from {host_end} is no longer checked")))
     }
 }
 

@@ -216,7 +216,8 @@ fn removing(rules: &[Rule]) -> Batch {
 /// Rejects a table with rules that outgoing packets do not pass.
 fn works(filter: &mut Filter) -> Result<(), Error> {
     filter.awake(TABLE)?;
-    Ok(filter.hooked(TABLE, BASE, HOOK)?)
+    filter.hooked(TABLE, BASE, HOOK)?;
+    Ok(filter.unhooked(TABLE, CHECKS)?)
 }
 
 /// The part that all attachments share.

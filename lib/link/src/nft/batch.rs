@@ -75,7 +75,7 @@ pub struct Hook {
     pub priority: i32,
 }
 
-/// A rule to be added at the end of its chain.
+/// A rule to be added to its chain.
 #[derive(Clone, Debug, Default)]
 pub struct NewRule {
     /// Its messages, one after the other.
@@ -212,15 +212,24 @@ impl Batch {
         self.push(NEW_CHAIN, flags, table.family, attributes, what);
     }
 
-    /// Adds a rule.
+    /// Adds a rule at the end of its chain.
     pub fn rule(&mut self, table: Table, chain: &str, rule: &NewRule) {
+        self.new_rule(table, chain, rule, NLM_F_APPEND);
+    }
+
+    /// Adds a rule before all others of its chain.
+    pub fn first_rule(&mut self, table: Table, chain: &str, rule: &NewRule) {
+        self.new_rule(table, chain, rule, 0);
+    }
+
+    fn new_rule(&mut self, table: Table, chain: &str, rule: &NewRule, place: u16) {
         let list = rule.expressions.iter().fold(Attributes::default(), |list, one| one.encode(list));
         let mut attributes = Attributes::default().text(1, table.name).text(2, chain).nest(4, &list);
         if let Some(remarks) = remarked(&rule.comment, &rule.tag) {
             attributes = attributes.bytes(7, &remarks);
         }
         let what = format!("add a rule to the chain {chain} in the table {}", table.name);
-        self.push(NEW_RULE, NLM_F_CREATE | NLM_F_APPEND, table.family, attributes, what);
+        self.push(NEW_RULE, NLM_F_CREATE | place, table.family, attributes, what);
     }
 
     /// Makes a set unless it is there.

@@ -15,6 +15,9 @@ const REGISTER: u32 = 1;
 const SECOND_REGISTER: u32 = 2;
 /// The verdict's register.
 const VERDICT: u32 = 0;
+/// `NF_DROP` and `NFT_CONTINUE`, which let no later rule miss a packet that passes.
+const DROP: u32 = 0;
+const CONTINUE: u32 = u32::MAX;
 
 /// `NFTA_LIST_ELEM`.
 const ELEMENT: u16 = 1;
@@ -245,12 +248,31 @@ pub fn comment(expressions: &[u8]) -> Option<String> {
     })
 }
 
-/// The link that a rule with these expressions is about, if it compares one.
+/// Whether a rule with these expressions can keep a packet from the rules after it without dropping it: by a verdict of its
+/// own or of a map, by a queue, or by a target of iptables, which this does not read.
+pub fn diverts(expressions: &[u8]) -> bool {
+    elements(expressions).any(|(name, data)| match name.as_str() {
+        "immediate" => {
+            let verdict = attribute::find(data, 2).and_then(|value| attribute::find(value, 2));
+            let code = verdict.and_then(|verdict| attribute::find(verdict, 1)).and_then(attribute::number);
+            code.is_some_and(|code| ![DROP, CONTINUE].contains(&code))
+        }
+        "lookup" => attribute::find(data, 3).and_then(attribute::number) == Some(VERDICT),
+        "queue" | "target" => true,
+        _ => false,
+    })
+}
+
+/// The link that a rule with these expressions is about, if it compares the name of one.
 pub fn input(expressions: &[u8]) -> Option<String> {
     let mut loaded = false;
     for (name, data) in elements(expressions) {
         if name == "cmp" && loaded {
-            return attribute::find(attribute::find(data, 3)?, 1).map(attribute::text);
+            let name = attribute::find(attribute::find(data, 3)?, 1)?;
+            // All other links, or those whose names begin so.
+            let is_one = attribute::find(data, 2).and_then(attribute::number) == Some(Is::Equal as u32)
+                && name.contains(&0);
+            return is_one.then(|| attribute::text(name));
         }
         let key = attribute::find(data, 2).and_then(attribute::number);
         loaded = name == "meta" && key == Some(Meta::Input as u32);
@@ -268,6 +290,25 @@ fn elements(expressions: &[u8]) -> impl Iterator<Item = (String, &[u8])> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn verdicts_and_links_of_rules() {
+        let rule = |list: &[Expression]| list.iter().fold(Attributes::default(), |all, one| one.encode(all));
+        let diverts = |one: Expression| diverts(rule(&[one]).as_bytes());
+        assert!(diverts(Expression::Return) && diverts(Expression::Jump("a".into())));
+        assert!(!diverts(Expression::Drop) && !diverts(Expression::Lookup(Is::Equal, "a")));
+        let map = Attributes::default().text(1, "a").number(2, REGISTER).number(3, VERDICT);
+        let map = Attributes::default().text(NAME, "lookup").nest(DATA, &map);
+        assert!(super::diverts(Attributes::default().nest(ELEMENT, &map).as_bytes()));
+
+        let input = |is, name: &[u8]| {
+            let compared = [Expression::Meta(Meta::Input), Expression::Compare(is, name.to_vec())];
+            super::input(rule(&compared).as_bytes())
+        };
+        assert_eq!(input(Is::Equal, b"eth0\0"), Some("eth0".to_owned()));
+        assert_eq!(input(Is::Different, b"eth0\0"), None);
+        assert_eq!(input(Is::Equal, b"eth"), None);
+    }
 
     #[test]
     fn a_prefix_of_whole_bytes_is_compared_as_such() {

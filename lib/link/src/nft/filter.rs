@@ -110,7 +110,17 @@ impl Base {
     fn words(&self) -> String {
         let policy = if self.drops { "drop" } else { "accept" };
         let Self { kind, number, priority, .. } = self;
-        format!("type {kind} at hook {number} with priority {priority} and policy {policy}")
+        let number = number.to_string();
+        let hook = match self.number {
+            0 => "prerouting",
+            1 => "input",
+            FORWARD => "forward",
+            3 => "output",
+            4 => "postrouting",
+            5 => "ingress",
+            _ => &number,
+        };
+        format!("type {kind} at hook {hook} with priority {priority} and policy {policy}")
     }
 }
 
@@ -127,6 +137,8 @@ pub struct Rule {
     pub input: Option<String>,
     /// The chain it jumps to.
     pub target: Option<String>,
+    /// Whether rules after it may not see a packet that it lets pass.
+    pub diverts: bool,
 }
 
 /// A chain that throws away what is forwarded.
@@ -259,6 +271,22 @@ impl Filter {
             format!(
                 "the chain {name} of the table {words} is {found}, and must be {wanted}; \"nft delete chain {words} {name}\" \
                  removes it, after its owner was changed"
+            ),
+        ))
+    }
+
+    /// Refuses a base chain: no rule can lead to one. A chain that does not exist is not refused.
+    ///
+    /// # Errors
+    /// [`Kind::Mismatch`] with the chain as it is; [`Kind::Kernel`].
+    pub fn unhooked(&mut self, table: Table, name: &str) -> Result<(), Error> {
+        let Some(base) = self.chain(table, name)?.and_then(|chain| chain.base) else { return Ok(()) };
+        let (words, found) = (table.words(), base.words());
+        Err(Error::new(
+            Kind::Mismatch,
+            format!(
+                "the chain {name} of the table {words} is {found}, and must be without a hook, since rules lead to it; \
+                 \"nft delete chain {words} {name}\" removes it, after its owner was changed"
             ),
         ))
     }
@@ -473,6 +501,7 @@ fn rule(frame: &Frame) -> Option<Rule> {
             4 => {
                 rule.input = expression::input(value);
                 rule.target = expression::target(value);
+                rule.diverts = expression::diverts(value);
                 remark = expression::comment(value);
             }
             7 => (rule.comment, rule.tag) = remarks(value),
