@@ -7,9 +7,8 @@
 //! is empty. A status is empty only when it is a refusal without a message; it would be answered with fields that its answer
 //! does not have, which clients ignore.
 //!
-//! At the limit of connections the oldest is evicted, so that idle ones never keep the kubelet out.
+//! At the limit of connections the one that is idle longest is evicted, so that idle ones never keep the kubelet out.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,13 +16,14 @@ use prost::Message;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::JoinSet;
 use tonic::Code;
 
 use crate::config;
 use crate::http2::{Connection, End};
 use crate::socket::Socket;
 use csi::registration::{PluginInfo, RegistrationStatus, RegistrationStatusResponse};
+use serve::server::{Limit, Slot};
 
 /// The kubelet's name for what we are.
 const TYPE: &str = "CSIPlugin";
@@ -31,7 +31,7 @@ const TYPE: &str = "CSIPlugin";
 const VERSIONS: [&str; 1] = ["1.0.0"];
 /// Time between two looks at whether the socket is still there, and before trying again to make it.
 const LOOK: Duration = Duration::from_secs(5);
-/// Connections at once; the oldest is evicted for another one. The kubelet needs one, for milliseconds.
+/// Connections at once. The kubelet needs one, for milliseconds.
 const CONNECTIONS: usize = 16;
 /// Idle timeout of a connection. The kubelet closes its own after the status.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -104,7 +104,7 @@ pub(crate) async fn serve(config: &config::Registration, driver: &str, mut stopp
 /// none is cut short.
 async fn accept(socket: &Socket, registrar: &Arc<Registrar>, stopped: &mut watch::Receiver<bool>) {
     let mut connections = JoinSet::new();
-    let mut by_age: VecDeque<AbortHandle> = VecDeque::new();
+    let limit = Limit::new(CONNECTIONS);
     let mut look = tokio::time::interval(LOOK);
     loop {
         tokio::select! {
@@ -118,13 +118,9 @@ async fn accept(socket: &Socket, registrar: &Arc<Registrar>, stopped: &mut watch
             Some(_) = connections.join_next() => {}
             accepted = socket.accept() => match accepted {
                 Ok(stream) => {
-                    by_age.retain(|connection| !connection.is_finished());
-                    if by_age.len() == CONNECTIONS
-                        && let Some(oldest) = by_age.pop_front()
-                    {
-                        oldest.abort();
-                    }
-                    by_age.push_back(connections.spawn(converse(stream, registrar.clone())));
+                    // No connection is ever busy, so this waits for the end of one at most.
+                    let slot = limit.enter().await;
+                    connections.spawn(converse(stream, registrar.clone(), slot));
                 }
                 Err(error) => {
                     tracing::warn!(%error, "the registration socket is not served");
@@ -135,8 +131,15 @@ async fn accept(socket: &Socket, registrar: &Arc<Registrar>, stopped: &mut watch
     }
 }
 
-/// Answers the calls of one connection until it ends.
-async fn converse(mut stream: UnixStream, registrar: Arc<Registrar>) {
+/// Answers the calls of one connection until it ends or is evicted.
+async fn converse(stream: UnixStream, registrar: Arc<Registrar>, slot: Arc<Slot>) {
+    tokio::select! {
+        () = slot.evicted() => {}
+        () = answer_all(stream, &registrar, &slot) => {}
+    }
+}
+
+async fn answer_all(mut stream: UnixStream, registrar: &Registrar, slot: &Slot) {
     let (mut connection, mut output) = Connection::new();
     let mut buffer = [0; 4096];
     loop {
@@ -147,6 +150,7 @@ async fn converse(mut stream: UnixStream, registrar: Arc<Registrar>) {
         let Ok(Ok(read @ 1..)) = tokio::time::timeout(SILENCE, stream.read(&mut buffer)).await else {
             return;
         };
+        slot.touch();
         let taken = connection.take(&buffer[..read], &mut output, |message| registrar.answer(message));
         if let Err(end) = taken {
             match end {
