@@ -104,6 +104,16 @@ fn mount_volumes_with_filesystems_of_their_own_on_xfs() {
 }
 
 #[test]
+fn mount_volumes_on_btrfs() {
+    judge("btrfs", "mount", "", &[NEWER, ATTACHING, DISABLED]);
+}
+
+#[test]
+fn block_volumes_on_btrfs() {
+    judge("btrfs", "block", "", &[NEWER, ATTACHING, DISABLED]);
+}
+
+#[test]
 fn mount_volumes_on_ext4() {
     judge("ext4", "mount", "", &[NEWER, ATTACHING, DISABLED, SHARING]);
 }
