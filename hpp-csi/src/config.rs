@@ -23,6 +23,8 @@ pub(crate) const SNAPSHOTS: &str = "snapshots";
 pub(crate) const OWN_FOLDER: &str = ".hpp-csi";
 /// Longest data-dir JSON in bytes.
 const JSON_MAX: usize = 1 << 20;
+/// Longest name of a pool: a label of DNS.
+const POOL_NAME_MAX: usize = 63;
 /// Longest name of a driver: CSI's limit.
 const DRIVER_NAME_MAX: usize = 63;
 
@@ -102,6 +104,17 @@ pub enum Enforce {
     Quota,
     /// By a filesystem of its own in a file.
     Loop,
+}
+
+impl Enforce {
+    /// As it is written in the configuration.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Quota => "quota",
+            Self::Loop => "loop",
+        }
+    }
 }
 
 /// Space that is kept free for others.
@@ -283,10 +296,19 @@ impl TryFrom<WrittenPool> for PoolConfig {
             mounted,
             read_write_many,
         } = written;
-        if name.is_empty() || name.len() > 128 {
-            return Err(invalid(format!("a pool's name has 1 to 128 bytes, not {}", name.len())));
+        if !is_pool_name(&name) {
+            return Err(invalid(format!(
+                "a pool cannot be called {name:?}: give 1 to {POOL_NAME_MAX} small letters, digits and dashes, with a \
+                 letter or digit at both ends"
+            )));
         }
         let wrong = |what: String| invalid(format!("pool {name}: {what}"));
+        let snapshots = snapshot_path.unwrap_or_else(|| path.join(SNAPSHOTS));
+        for path in [&path, &snapshots] {
+            if path.to_str().is_none_or(|text| text.contains(char::is_control)) {
+                return Err(wrong(format!("the path {path:?} has control characters in it")));
+            }
+        }
         if !path.is_absolute() {
             return Err(wrong(format!("{} is not an absolute path", path.display())));
         }
@@ -302,7 +324,6 @@ impl TryFrom<WrittenPool> for PoolConfig {
         if let Some(provider) = snapshot_provider.filter(|provider| provider != "reflink") {
             return Err(wrong(format!("there is no snapshotProvider {provider:?}, only \"reflink\"")));
         }
-        let snapshots = snapshot_path.unwrap_or_else(|| path.join(SNAPSHOTS));
         if !snapshots.is_absolute() {
             return Err(wrong(format!("snapshotPath {} is not absolute", snapshots.display())));
         }
@@ -335,6 +356,12 @@ impl TryFrom<WrittenPool> for PoolConfig {
             read_write_many: read_write_many.unwrap_or(shared),
         })
     }
+}
+
+/// Whether `name` is a label of DNS: it is in StorageClasses, labels of metrics and messages.
+fn is_pool_name(name: &str) -> bool {
+    let inner = name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
+    inner && (1..=POOL_NAME_MAX).contains(&name.len()) && !name.starts_with('-') && !name.ends_with('-')
 }
 
 /// Thousandths of a plain decimal number like 1, 1.5 or 0.25; finer digits are cut off.
@@ -423,7 +450,12 @@ mod tests {
             (r#"[{"name":"a","path":"a"}]"#, "absolute"),
             (r#"[{"name":"a","path":"/"}]"#, "root of the filesystem"),
             (r#"[{"name":"a","path":"/./"}]"#, "root of the filesystem"),
-            (r#"[{"name":"","path":"/a"}]"#, "128"),
+            (r#"[{"name":"","path":"/a"}]"#, "1 to 63"),
+            (r#"[{"name":"a\nb","path":"/a"}]"#, r"a\nb"),
+            (r#"[{"name":"-a","path":"/a"}]"#, "both ends"),
+            (r#"[{"name":"A","path":"/a"}]"#, "small letters"),
+            (r#"[{"name":"a","path":"/a\nlevel=INFO"}]"#, r"/a\nlevel=INFO"),
+            (r#"[{"name":"a","path":"/a","snapshotPath":"/s\u0007"}]"#, "control characters"),
             (r#"[{"name":"a","path":"/a","enforse":"loop"}]"#, "enforse"),
             (r#"[{"name":"a","path":"/a","enforce":"disk"}]"#, "disk"),
             (r#"[{"name":"a","path":"/a","snapshotProvider":"lvm"}]"#, "lvm"),

@@ -85,7 +85,7 @@ pub(crate) async fn run<T: Send + 'static>(
         Ok(result) => result.map_err(|error| {
             match error.kind() {
                 Kind::Internal | Kind::NotReady | Kind::Overloaded => {
-                    tracing::warn!(call = what.name, id = what.id, error = error.chain(), "the call failed")
+                    tracing::warn!(call = what.name, id = what.id, error = %error.chain(), "the call failed")
                 }
                 Kind::Invalid
                 | Kind::NotFound
@@ -98,7 +98,7 @@ pub(crate) async fn run<T: Send + 'static>(
                     tracing::debug!(
                         call = what.name,
                         id = what.id,
-                        error = error.chain(),
+                        error = %error.chain(),
                         "the call is refused"
                     );
                 }
@@ -429,7 +429,7 @@ impl Controller for ControllerService {
                             Err(error)
                                 if error.kind() == Kind::Internal && request.snapshot_id.is_empty() =>
                             {
-                                tracing::warn!(error = error.chain(), "a snapshot is not listed");
+                                tracing::warn!(error = %error.chain(), "a snapshot is not listed");
                                 continue;
                             }
                             Err(error) => return Err(error),

@@ -189,7 +189,7 @@ impl Devices {
                     numbers.entry(state.file()).or_default().insert(number);
                 }
                 Ok(None) => {}
-                Err(error) => tracing::warn!(error = error.chain(), "a loop device is left out"),
+                Err(error) => tracing::warn!(error = %error.chain(), "a loop device is left out"),
             }
         }
         Ok(Self { numbers: Mutex::new(numbers) })

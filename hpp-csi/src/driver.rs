@@ -12,7 +12,7 @@ use crate::error::{Error, Kind, Result};
 use crate::id::Id;
 use crate::locks::Locks;
 use crate::pool::identity::KnownPools;
-use crate::pool::{Open, Pool, Snapshot, Volume};
+use crate::pool::{Open, Pool, Recover, Snapshot, Volume};
 use crate::publications::Publications;
 
 /// Key of the topology: a volume is where its node is.
@@ -45,11 +45,11 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    /// A driver for `config`, and what its worker listens to.
+    /// A driver for `config`, and what its worker listens to. `recover` makes a pool ready for use.
     ///
     /// # Errors
     /// When what is remembered about the pools, or the loop devices, cannot be read.
-    pub(crate) fn new(config: Config) -> Result<(Arc<Self>, Receiver<()>)> {
+    pub(crate) fn new(config: Config, recover: Recover) -> Result<(Arc<Self>, Receiver<()>)> {
         // Where links lead is known only now; what is not there yet is as it is written.
         let mut resolved = config.pools.clone();
         for pool in &mut resolved {
@@ -65,7 +65,9 @@ impl Driver {
         let pools: Vec<Pool> = config
             .pools
             .iter()
-            .map(|pool| Pool::new(pool.clone(), config.node.clone(), remembered.clone(), devices.clone()))
+            .map(|pool| {
+                Pool::new(pool.clone(), config.node.clone(), remembered.clone(), devices.clone(), recover)
+            })
             .collect();
         let (wake, woken) = channel();
         let driver = Self {
@@ -173,9 +175,9 @@ mod tests {
             );
             crate::testing::config(config::pools(&json).unwrap(), at("run"))
         };
-        let error = Driver::new(config("link")).unwrap_err();
+        let error = Driver::new(config("link"), |_| Ok(())).unwrap_err();
         assert_eq!(error.kind(), Kind::Invalid);
         assert!(error.to_string().contains("in each other"), "{error}");
-        Driver::new(config("elsewhere")).unwrap();
+        Driver::new(config("elsewhere"), |_| Ok(())).unwrap();
     }
 }

@@ -9,10 +9,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serve::http::ServeError;
+use serve::signals::Signal;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tonic::transport::Server;
 
+use crate::apply::recover::recover;
 use crate::args::Args;
 use crate::config::{Config, Metrics};
 use crate::controller::ControllerService;
@@ -57,7 +59,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             serve::logs::init(serve::logs::klog_level(0), false);
-            tracing::error!(error = error.chain(), "the driver cannot run");
+            tracing::error!(error = %error.chain(), "the driver cannot run");
             ExitCode::from(if error.kind() == Kind::Invalid { 2 } else { 1 })
         }
     }
@@ -66,13 +68,18 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 /// Serves until a signal comes.
 fn serve(config: Config) -> Result<()> {
     crate::latency::observe_syncs();
-    let (driver, woken) = Driver::new(config)?;
+    let (driver, woken) = Driver::new(config, recover)?;
     // Before the first request: load the published paths, and open the pools.
-    publications::recover(&driver)?;
+    publications::recover(&driver.pools, &driver.published)?;
     worker::start(driver.clone(), woken)?;
     let (stop, stopped) = watch::channel(false);
     serve::signals::watch(move |signal| {
-        tracing::info!(?signal, "stopping");
+        let signal = match signal {
+            Signal::Terminate => "TERM",
+            Signal::Interrupt => "INT",
+            Signal::HangUp => "HUP",
+        };
+        tracing::info!(signal, "stopping");
         let _ = stop.send(true);
     })
     .map_err(|error| Error::io("watch for signals", error))?;

@@ -74,7 +74,7 @@ fn stream<T: Message>(metadata: Metadata, most: usize) -> Answers<T> {
                     batch
                 }
                 Ok((_, Err(error))) => {
-                    tracing::warn!(error = error.chain(), "a snapshot's ranges cannot be read");
+                    tracing::warn!(error = %error.chain(), "a snapshot's ranges cannot be read");
                     drop(sender.send(Err(error.into())).await);
                     return;
                 }

@@ -77,7 +77,7 @@ pub(crate) fn run(arguments: impl Iterator<Item = OsString>) -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            tracing::error!(error = error.chain(), path = %args.mount_path.display(), "the pool is not mounted");
+            tracing::error!(error = %error.chain(), path = %args.mount_path.display(), "the pool is not mounted");
             ExitCode::FAILURE
         }
     }

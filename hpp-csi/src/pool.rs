@@ -30,7 +30,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{AtFlags, OFlags, StatVfs, StatVfsMountFlags, Statx, StatxFlags, fstatvfs, statx};
 
-use crate::apply::{group, image};
 use crate::config::{Enforce, PoolConfig};
 use crate::device::Devices;
 use crate::error::{Error, Kind, Result};
@@ -60,8 +59,12 @@ pub(crate) struct Pool {
     node: Id,
     remembered: Arc<KnownPools>,
     pub(crate) devices: Arc<Devices>,
+    recover: Recover,
     known: Mutex<Option<Arc<Known>>>,
 }
+
+/// Undoes what a process before this one did not finish in a pool. It runs before the pool is used.
+pub(crate) type Recover = fn(&Open<'_>) -> Result<()>;
 
 /// Probed properties of a pool's filesystem, valid as long as the mark is the same.
 #[derive(Debug)]
@@ -137,8 +140,9 @@ impl Pool {
         node: Id,
         remembered: Arc<KnownPools>,
         devices: Arc<Devices>,
+        recover: Recover,
     ) -> Self {
-        Self { config, node, remembered, devices, known: Mutex::new(None) }
+        Self { config, node, remembered, devices, recover, known: Mutex::new(None) }
     }
 
     /// Where the file of the volume `id` can be, if it is one.
@@ -206,8 +210,7 @@ impl Pool {
         };
         let open = Open { pool: self, known: Arc::new(known), root, own, numbers };
         if !mark.read_only {
-            image::thaw_left(&open)?;
-            group::dismantle_left(&open)?;
+            (self.recover)(&open)?;
             trash::sweep(&open)?;
         }
         scan::load(&open)?;
@@ -221,7 +224,7 @@ impl Pool {
             volumes,
             snapshots,
             shares_blocks = open.known.sharing,
-            enforced = ?open.enforce(),
+            enforced = open.enforce().map_or("unavailable", Enforce::word),
             read_only = mark.read_only,
             "pool is ready"
         );

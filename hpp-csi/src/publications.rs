@@ -10,11 +10,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::device;
-use crate::driver::Driver;
 use crate::error::{Error, Result};
 use crate::id::Id;
 use crate::mounts;
-use crate::pool::Volume;
+use crate::pool::{Open, Pool, Volume};
 use crate::record::Shape;
 use dir::Dir;
 
@@ -81,12 +80,12 @@ fn mounted(path: &Path) -> Result<bool> {
 ///
 /// # Errors
 /// When the table cannot be read.
-pub(crate) fn recover(driver: &Driver) -> Result<()> {
+pub(crate) fn recover(pools: &[Pool], published: &Publications) -> Result<()> {
     let table =
         fs::read("/proc/self/mountinfo").map_err(|error| Error::io("read the table of mounts", error))?;
     let mut files: HashMap<(u64, u64), Id> = HashMap::new();
     let mut devices: HashMap<u64, Id> = HashMap::new();
-    for pool in &driver.pools {
+    for pool in pools {
         let Ok(open) = pool.open() else { continue };
         for id in open.volume_ids()? {
             let Ok(Some(volume)) = open.volume(&id) else { continue };
@@ -104,14 +103,14 @@ pub(crate) fn recover(driver: &Driver) -> Result<()> {
             None => files.get(&place.file).or_else(|| devices.get(&place.file.0)),
         };
         if let Some(id) = id.filter(|_| place.mounted) {
-            driver.published.add(id, &path);
+            published.add(id, &path);
         }
     }
     Ok(())
 }
 
 fn note(
-    open: &crate::pool::Open<'_>,
+    open: &Open<'_>,
     volume: &Volume,
     files: &mut HashMap<(u64, u64), Id>,
     devices: &mut HashMap<u64, Id>,

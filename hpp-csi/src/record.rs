@@ -28,6 +28,17 @@ pub(crate) enum Shape {
     Block,
 }
 
+impl Shape {
+    /// As it is written in a record.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Folder => "folder",
+            Self::Loop => "loop",
+            Self::Block => "block",
+        }
+    }
+}
+
 /// The source that a volume was created from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

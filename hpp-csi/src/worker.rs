@@ -37,11 +37,11 @@ fn work(driver: &Driver, woken: &Receiver<()>) {
             let result = round(driver, pool, looks, begun);
             // A pool that came back may have volumes that are published.
             if result.is_ok() && *was_ready == Some(false) {
-                drop(publications::recover(driver));
+                drop(publications::recover(&driver.pools, &driver.published));
             }
             match (&result, *was_ready) {
                 (Err(error), None | Some(true)) => {
-                    tracing::warn!(pool = pool.config.name, error = error.chain(), "pool is not ready");
+                    tracing::warn!(pool = pool.config.name, error = %error.chain(), "pool is not ready");
                 }
                 (Ok(()), Some(false)) => tracing::info!(pool = pool.config.name, "pool is ready again"),
                 (Ok(()), None | Some(true)) | (Err(_), Some(false)) => {}

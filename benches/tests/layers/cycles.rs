@@ -31,32 +31,6 @@ const WAIVED: &[Waiver] = &[
         because: "`find` and the undo log are in `apply`, which calls the other two",
     },
     Waiver {
-        folder: "hpp-csi",
-        files: &[
-            "apply.rs",
-            "apply/create.rs",
-            "apply/group.rs",
-            "apply/image.rs",
-            "apply/modify.rs",
-            "apply/snapshot.rs",
-            "apply/still.rs",
-            "driver.rs",
-            "pool.rs",
-            "pool/accounting.rs",
-            "pool/clone.rs",
-            "pool/identity.rs",
-            "pool/scan.rs",
-            "pool/trash.rs",
-            "publications.rs",
-        ],
-        because: "opening a pool undoes operations that did not end, and operations open pools",
-    },
-    Waiver {
-        folder: "hpp-csi",
-        files: &["apply/publish.rs", "apply/stage.rs"],
-        because: "publish stages inline volumes, and stage detaches what a publish left",
-    },
-    Waiver {
         folder: "virt-node",
         files: &[
             "daemon/controller.rs",

@@ -175,7 +175,7 @@ impl Driver {
                 make(&open, request, record, content.as_ref())
                     .map_err(|error| open.without_room(size, error))?;
                 drop(promise);
-                tracing::info!(volume = %request.id, pool = pool.config.name, bytes = size, ?shape, "volume is made");
+                tracing::info!(volume = %request.id, pool = pool.config.name, bytes = size, shape = shape.word(), "volume is made");
             }
         }
         let volume = open.volume(&request.id)?;
@@ -448,7 +448,7 @@ fn undo(open: &Open<'_>, tmp: &Dir, name: &str, id: &Id) {
         Ok::<(), Error>(())
     })();
     if let Err(error) = undone {
-        tracing::warn!(volume = %id, error = error.chain(), "cannot remove the remains of a failed call");
+        tracing::warn!(volume = %id, error = %error.chain(), "cannot remove the remains of a failed call");
     }
 }
 

@@ -183,7 +183,7 @@ fn make(open: &Open<'_>, id: &Id, volumes: &[Volume], how: How) -> Result<Group>
             undone = undone.and(remove(open, snapshot));
         }
         if let Err(error) = undone {
-            tracing::warn!(group = %id, error = error.chain(), "could not remove an incomplete group snapshot; the next start of the driver removes it");
+            tracing::warn!(group = %id, error = %error.chain(), "could not remove an incomplete group snapshot; the next start of the driver removes it");
         }
     }
     made
@@ -281,7 +281,7 @@ fn dismantle(open: &Open<'_>, id: &Id) -> Result<()> {
 }
 
 /// Removes groups that a process before us did not come to finish, or to remove.
-pub(crate) fn dismantle_left(open: &Open<'_>) -> Result<()> {
+pub(super) fn dismantle_left(open: &Open<'_>) -> Result<()> {
     for entry in open.tmp()?.entries()? {
         if let Some(id) = entry.name.strip_prefix(NOTE).and_then(Id::read) {
             dismantle(open, &id)?;

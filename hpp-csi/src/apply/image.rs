@@ -216,7 +216,7 @@ impl Drop for Frozen<'_> {
     fn drop(&mut self) {
         if let Err(error) = self.thaw() {
             tracing::error!(
-                error = error.chain(),
+                error = %error.chain(),
                 "a filesystem is still frozen; a restart of the driver tries again"
             );
         }
@@ -231,7 +231,7 @@ pub(super) fn root_of(device: Loop, image: &File) -> Result<Option<Dir>> {
 }
 
 /// Lets volumes go on that a process before us held still and did not come to release.
-pub(crate) fn thaw_left(open: &Open<'_>) -> Result<()> {
+pub(super) fn thaw_left(open: &Open<'_>) -> Result<()> {
     let tmp = open.tmp()?;
     for entry in tmp.entries()? {
         let Some(id) = entry.name.strip_prefix(FROZEN).and_then(Id::read) else { continue };

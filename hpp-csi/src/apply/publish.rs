@@ -18,10 +18,10 @@ use crate::locks::Thing;
 use crate::mounts::{self, Left, Place};
 use crate::plan::{self, AtTarget, Publish};
 use crate::pool::{Open, Volume, tree};
-use crate::publications;
 use crate::record::Shape;
 use crate::request::{Access, Attributes, Capability, Mode, MountOptions, Parameters, Range};
 
+use super::mounted::{at_target, detach};
 use super::{create, stage};
 
 /// A NodePublishVolume, understood.
@@ -66,7 +66,7 @@ impl Driver {
             && !there
             && let Err(error) = self.forget_inline(id)
         {
-            tracing::warn!(volume = %id, error = error.chain(), "cannot remove the volume of a pod that failed to start");
+            tracing::warn!(volume = %id, error = %error.chain(), "cannot remove the volume of a pod that failed to start");
         }
         published
     }
@@ -304,37 +304,6 @@ impl Driver {
         };
         Ok(Stats { bytes: Some(bytes), inodes, condition })
     }
-}
-
-/// Unmounts the volume `id` at a target path. The mount is compared with the volume if it is known, and otherwise with the
-/// kernel's mount information.
-pub(super) fn detach(id: &Id, known: Option<&(Open<'_>, Volume)>, folder: &Dir, name: &Path) -> Result<Left> {
-    mounts::detach(folder, name, |place| {
-        if let (Some((open, volume)), Some(place)) = (known, place)
-            && at_target(open, volume, place)? != AtTarget::Foreign
-        {
-            return Ok(true);
-        }
-        publications::is_of(id, folder, name)
-    })
-}
-
-/// Whether what is mounted at a place is the volume.
-fn at_target(open: &Open<'_>, volume: &Volume, place: Place) -> Result<AtTarget> {
-    let ours = match volume.shape {
-        Shape::Folder => (place.file == volume.file).then_some(place.read_only),
-        Shape::Loop | Shape::Block => match open.image(volume)? {
-            None => None,
-            Some(file) => open
-                .pool
-                .devices
-                .all(&file)?
-                .into_iter()
-                .find(|found| place.block.unwrap_or(place.file.0) == found.device())
-                .map(|found| found.read_only || volume.shape == Shape::Loop && place.read_only),
-        },
-    };
-    Ok(ours.map_or(AtTarget::Foreign, |read_only| AtTarget::Ours { read_only }))
 }
 
 /// The root of the filesystem that is staged at `path`.

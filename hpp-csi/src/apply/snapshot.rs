@@ -115,7 +115,7 @@ fn take(open: &Open<'_>, id: &Id, volume: &Volume, how: How) -> Result<SnapshotR
             Ok(())
         });
         if let Err(error) = undone {
-            tracing::warn!(snapshot = %id, error = error.chain(), "could not remove an incomplete snapshot; the next start of the driver removes it");
+            tracing::warn!(snapshot = %id, error = %error.chain(), "could not remove an incomplete snapshot; the next start of the driver removes it");
         }
     }
     taken

@@ -20,7 +20,7 @@ use crate::record::Shape;
 use crate::request::{Access, Capability};
 
 use super::image::{self, Filesystem};
-use super::publish;
+use super::mounted;
 
 impl Driver {
     /// Stages a volume at `path`, or finds it staged.
@@ -61,7 +61,7 @@ impl Driver {
             ));
         }
         let detach = |place: Option<(Dir, PathBuf)>, known: Option<&(Open<'_>, Volume)>| {
-            place.map_or(Ok(()), |(folder, name)| publish::detach(id, known, &folder, &name).map(drop))
+            place.map_or(Ok(()), |(folder, name)| mounted::detach(id, known, &folder, &name).map(drop))
         };
         let found = match self.volume(id) {
             Ok(found) => found,
@@ -151,7 +151,7 @@ impl Drop for Attached {
         }
         if let Err(error) = self.device.detach() {
             let device = self.device.path();
-            tracing::warn!(device = %device.display(), error = error.chain(), "cannot detach the device of a failed call");
+            tracing::warn!(device = %device.display(), error = %error.chain(), "cannot detach the device of a failed call");
         }
     }
 }

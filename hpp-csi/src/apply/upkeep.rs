@@ -33,7 +33,7 @@ impl Driver {
         };
         for id in ids {
             if let Err(error) = self.keep_up(open, &id) {
-                tracing::warn!(volume = %id, error = error.chain(), "the maintenance of a volume failed");
+                tracing::warn!(volume = %id, error = %error.chain(), "the maintenance of a volume failed");
             }
         }
     }

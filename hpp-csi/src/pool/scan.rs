@@ -44,7 +44,7 @@ fn read(open: &Open<'_>) -> Result<()> {
             Ok(_) => {}
             // The volume gets no line, and each call for it returns the same error.
             Err(error) if error.kind() == Kind::Internal => {
-                tracing::warn!(error = error.chain(), "a volume cannot be used");
+                tracing::warn!(error = %error.chain(), "a volume cannot be used");
             }
             Err(error) => return Err(error),
         }
@@ -56,7 +56,7 @@ fn read(open: &Open<'_>) -> Result<()> {
     let mut there = HashSet::new();
     for id in open.snapshot_ids()? {
         if let Err(error) = open.snapshot(&id) {
-            tracing::warn!(error = error.chain(), "a snapshot cannot be used");
+            tracing::warn!(error = %error.chain(), "a snapshot cannot be used");
         }
         there.insert(id);
     }

@@ -47,7 +47,7 @@ pub(crate) fn empty(open: &Open<'_>) -> Result<usize> {
                 left += 1;
                 tracing::warn!(
                     pool = open.pool.config.name,
-                    error = error.chain(),
+                    error = %error.chain(),
                     "a deleted object cannot be removed; retrying"
                 );
             }
