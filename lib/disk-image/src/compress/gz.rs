@@ -1,7 +1,7 @@
 //! gzip (RFC 1952): members one after another, each with its CRC-32 and length checked.
 //!
 //! After the last member zero bytes are padding, and anything else that does not look like a member is ignored with a
-//! warning, both as `gzip -d` does. A member whose magic is damaged in one byte is an error, though: ignoring it would
+//! warning, both as `gzip -d` does. A member with one damaged byte in its magic is an error, though: ignoring it would
 //! drop image data silently.
 
 use std::io::{self, BufRead, Read};

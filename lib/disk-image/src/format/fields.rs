@@ -14,7 +14,7 @@ pub(super) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// `what` names the piece in errors.
+    /// Reads `bytes`; errors call them `what`.
     pub(super) fn new(what: &'static str, bytes: &'a [u8]) -> Self {
         Self { what, bytes }
     }

@@ -36,7 +36,7 @@ struct Vhd {
     room: Room,
 }
 
-/// The size in bytes of the disk whose fixed VHD of `size` bytes, footer included, ends with `footer`; its bytes are
+/// The size in bytes of the disk in a fixed VHD of `size` bytes that ends with `footer` (included); its bytes are
 /// those at the image's front. `None` when `footer` is none of a fixed VHD: the image is raw then.
 pub fn fixed_vhd(footer: &[u8; 512], size: u64) -> Option<u64> {
     let read = Footer::read(footer).ok()?;
