@@ -52,10 +52,15 @@ impl Image {
 
 /// Takes all the room that is left in `folder`.
 fn fill(folder: &Path) {
-    let mut file = File::create(folder.join("filler")).unwrap();
-    for len in [1 << 20, 4096] {
-        while file.write_all(&vec![0x77; len]).and_then(|()| file.sync_data()).is_ok() {}
+    use rustix::fs::{FallocateFlags, fallocate};
+    let file = File::create(folder.join("filler")).unwrap();
+    let mut end = 0;
+    for len in [16 << 20, 1 << 20, 4096] {
+        while fallocate(&file, FallocateFlags::empty(), end, len).is_ok() {
+            end += len;
+        }
     }
+    file.sync_all().unwrap();
 }
 
 /// "virtual image size … is larger than …", whole, with the room it names.
