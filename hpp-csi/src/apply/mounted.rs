@@ -1,4 +1,4 @@
-//! What is mounted at a target or staging path: whether it is a volume, and its unmounting.
+//! Mounts at target and staging paths: comparison with a volume, and unmounting.
 
 use std::path::Path;
 
@@ -24,7 +24,7 @@ pub(super) fn detach(id: &Id, known: Option<&(Open<'_>, Volume)>, folder: &Dir, 
     })
 }
 
-/// Whether what is mounted at a place is the volume.
+/// Compares the mount at a path with the volume.
 pub(super) fn at_target(open: &Open<'_>, volume: &Volume, place: Place) -> Result<AtTarget> {
     let ours = match volume.shape {
         Shape::Folder => (place.file == volume.file).then_some(place.read_only),
