@@ -82,6 +82,9 @@ pub struct Run {
     /// Run guests without KVM on nodes that lack it; written to the KubeVirt object of a HyperConverged
     #[arg(long, env = "KVM_EMULATION", action = clap::ArgAction::Set, num_args = 0..=1, default_value = "false", default_missing_value = "true")]
     pub kvm_emulation: bool,
+    /// Keep two replicas of the Deployment ferrovirt-operator where two nodes take pods, and one on a single node
+    #[arg(long, env = "SCALE", action = clap::ArgAction::Set, num_args = 0..=1, default_value = "false", default_missing_value = "true")]
+    pub scale: bool,
     /// Address of /healthz, /readyz and /metrics (plain HTTP)
     #[arg(long, value_name = "ADDRESS", default_value = "[::]:8081")]
     pub health: SocketAddr,
@@ -105,8 +108,8 @@ pub struct Manifests {
     /// Images of the programs; {program} stands for operator, virt-agent, macpool, …
     #[arg(long, value_name = "TEMPLATE", default_value = crate::defaults::IMAGE)]
     pub image: String,
-    /// Replicas of the operator: 2 where two nodes can run them, else 1
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=9))]
+    /// Replicas of the operator; 0: two where two nodes take pods, else one
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=9))]
     pub replicas: u32,
     /// Run guests without KVM; for tests
     #[arg(long)]

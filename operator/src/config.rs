@@ -27,6 +27,8 @@ pub struct Config {
     pub areas: Vec<&'static str>,
     /// Whether guests run without KVM on nodes that lack it.
     pub emulation: bool,
+    /// Whether the operator decides about its own replicas.
+    pub scale: bool,
     /// Address of probes and metrics.
     pub health: SocketAddr,
     /// Address of the aggregated APIs.
@@ -54,6 +56,7 @@ impl Config {
             identity: run.identity.clone().unwrap_or_else(host_name),
             areas: known.into_iter().filter(chosen).collect(),
             emulation: run.kvm_emulation,
+            scale: run.scale,
             health: run.health,
             serve: run.serve,
             image: run.image.clone(),

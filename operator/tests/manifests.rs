@@ -7,7 +7,8 @@ use std::fs;
 use std::path::Path;
 
 use operator::install::{Settings, custom_resources, hostpath, macpool, manifests, yaml};
-use serde_json::Value;
+use operator::platform::plan::Side;
+use serde_json::{Value, json};
 
 /// Everything that is installed, and what the operator deploys for its NetworkAddonsConfig and HostPathProvisioner.
 fn all() -> Vec<Value> {
@@ -15,7 +16,8 @@ fn all() -> Vec<Value> {
 }
 
 fn of_settings(settings: &Settings) -> Vec<Value> {
-    let pool = macpool::Pool { replicas: settings.replicas, ..macpool::Pool::default() };
+    let pool =
+        macpool::Pool { replicas: if settings.replicas == 1 { 1 } else { 2 }, ..macpool::Pool::default() };
     let mut all = manifests(settings);
     all.extend(macpool::objects(settings, &pool));
     let legacy = hostpath::Pool {
@@ -132,6 +134,20 @@ fn one_replica_needs_no_disruption_budget_and_no_spreading() {
     assert_eq!(of(&all, "PodDisruptionBudget").count(), 0);
     assert!(templates(&all).iter().all(|template| template["spec"]["topologySpreadConstraints"].is_null()));
     assert!(of(&all, "Deployment").all(|one| one["spec"]["replicas"] == 1));
+}
+
+#[test]
+fn without_a_number_the_operator_decides_about_its_replicas() {
+    let operator = |replicas| {
+        let all = manifests(&Settings { replicas, ..Settings::default() });
+        of(&all, "Deployment").find(|one| name(one) == "ferrovirt-operator").unwrap()["spec"].clone()
+    };
+    let scales = |spec: &Value| {
+        list(&spec["template"]["spec"]["containers"][0]["env"]).iter().any(|one| one["name"] == "SCALE")
+    };
+    let (chosen, fixed) = (operator(0), operator(3));
+    assert!(chosen["replicas"].is_null() && scales(&chosen), "{chosen}");
+    assert!(fixed["replicas"] == 3 && !scales(&fixed), "{fixed}");
 }
 
 #[test]
@@ -320,6 +336,37 @@ fn own_accounts_pass_the_webhooks_that_a_dead_operator_would_block() {
         for account in ["kubevirt-controller", "kubevirt-handler"] {
             assert!(expression.contains(&format!("system:serviceaccount:kubevirt-hyperconverged:{account}")));
         }
+    }
+}
+
+#[test]
+fn available_waits_for_every_webhook_that_refuses_while_it_is_away() {
+    let waited = Side::Compute.services().iter().chain(Side::Storage.services()).copied();
+    let waited: BTreeSet<&str> = waited.chain([macpool::SERVICE]).collect();
+    let all = all();
+    let configurations =
+        of(&all, "ValidatingWebhookConfiguration").chain(of(&all, "MutatingWebhookConfiguration"));
+    let hooks = configurations.flat_map(|one| list(&one["webhooks"]));
+    let refusing = hooks.filter(|hook| hook["failurePolicy"] == "Fail");
+    let services: BTreeSet<&str> =
+        refusing.map(|hook| hook["clientConfig"]["service"]["name"].as_str().unwrap()).collect();
+    assert_eq!(services, waited);
+}
+
+#[test]
+fn pods_of_webhooks_are_replaced_without_a_gap() {
+    let all = all();
+    for wanted in ["ferrovirt-operator", macpool::DEPLOYMENT] {
+        let spec = &of(&all, "Deployment").find(|one| name(one) == wanted).unwrap()["spec"];
+        let rolling = &spec["strategy"]["rollingUpdate"];
+        assert_eq!((&rolling["maxSurge"], &rolling["maxUnavailable"]), (&json!(1), &json!(0)), "{wanted}");
+        let pod = &spec["template"]["spec"];
+        let container = &pod["containers"][0];
+        // A port of the node would keep the new pod off the node.
+        assert!(list(&container["ports"]).iter().all(|port| port["hostPort"].is_null()), "{wanted}");
+        let sleep = container["lifecycle"]["preStop"]["sleep"]["seconds"].as_u64().unwrap();
+        let grace = pod["terminationGracePeriodSeconds"].as_u64().unwrap_or(30);
+        assert!(sleep >= 5 && grace >= sleep + 5, "{wanted}: {sleep} of {grace}");
     }
 }
 

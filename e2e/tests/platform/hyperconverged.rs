@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::machines::{create, mac};
 use crate::place::PLACE;
+use crate::webhooks;
 
 /// Namespace of the platform.
 const PLATFORM: &str = operator::defaults::NAMESPACE;
@@ -586,6 +587,13 @@ fn download(path: &str) -> std::process::Output {
     let service = "hyperconverged-cluster-cli-download:http";
     let path = format!("/api/v1/namespaces/{PLATFORM}/services/{service}/proxy/{path}");
     PLACE.cluster.kubectl().args(["get", "--raw", &path]).output().unwrap()
+}
+
+#[test]
+fn machines_are_accepted_while_the_mac_pool_is_replaced() {
+    let _alone = alone();
+    let (deployment, label) = ("kubemacpool-mac-controller-manager", "control-plane=mac-controller-manager");
+    webhooks::accepted_while_replaced(deployment, label);
 }
 
 #[test]

@@ -71,6 +71,7 @@ fn stop_start_delete(namespace: &str, name: &str) {
 fn platform_is_available_within_a_minute() {
     println!("first object -> Available: {:?}", PLACE.installed);
     assert!(PLACE.installed < e2e::bar(Duration::from_secs(60)), "{:?}", PLACE.installed);
+    assert_eq!(PLACE.accepted, Ok(()), "a VM at the moment at which the platform is available");
 }
 
 /// Without them each launcher would probe QEMU, which takes seconds.

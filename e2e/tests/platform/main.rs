@@ -31,3 +31,4 @@ mod shell;
 mod speed;
 mod streams;
 mod untrusted;
+mod webhooks;

@@ -37,6 +37,8 @@ pub(crate) struct Place {
     client: Client,
     /// Time from the first object to Available.
     pub(crate) installed: Duration,
+    /// Whether a VM was accepted at that moment.
+    pub(crate) accepted: Result<(), String>,
 }
 
 /// One for all tests. It ends with the process.
@@ -44,9 +46,11 @@ pub(crate) static PLACE: LazyLock<Place> = LazyLock::new(|| {
     let cluster = Cluster::start().unwrap();
     platform::prepare(&cluster, POOL).unwrap();
     let installed = platform::install(&cluster, &platform::settings()).unwrap();
+    let accepted = cluster.run(crate::webhooks::accepted(cluster.client()));
+    let accepted = accepted.map_err(|error| error.to_string());
     let config = Config::load(Some(&cluster.kubeconfig()), None).unwrap();
     let client = Client::new(&config, "e2e").unwrap();
-    Place { cluster, client, installed }
+    Place { cluster, client, installed, accepted }
 });
 
 impl Place {

@@ -47,6 +47,17 @@ fn processes() -> Vec<(Pid, String, bool)> {
     found.collect()
 }
 
+/// The operator's process in the pod with this uid.
+pub(crate) fn operator_of(uid: &str) -> Option<Pid> {
+    let scope = uid.replace('-', "_");
+    let in_pod = |pid: Pid| {
+        let groups = fs::read_to_string(format!("/proc/{}/cgroup", pid.as_raw_nonzero())).unwrap_or_default();
+        groups.contains(uid) || groups.contains(&scope)
+    };
+    let all = processes().into_iter().filter(|(_, line, _)| line.starts_with("/usr/bin/operator "));
+    all.map(|(pid, ..)| pid).find(|pid| in_pod(*pid))
+}
+
 impl Program {
     /// Its process.
     pub(crate) fn process(self) -> Option<Pid> {

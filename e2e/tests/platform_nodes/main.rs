@@ -9,11 +9,13 @@
 
 #[path = "../platform/console.rs"]
 mod console;
+mod footprint;
 #[path = "../platform/guest.rs"]
 mod guest;
 mod install;
 mod join;
 mod kills;
+mod leaders;
 #[path = "../platform/machines.rs"]
 mod machines;
 mod nodes;
@@ -23,11 +25,18 @@ mod pools;
 mod ptp;
 #[path = "../platform/shell.rs"]
 mod shell;
+#[path = "../platform/webhooks.rs"]
+mod webhooks;
 
 #[test]
 fn machines_outlive_kills_and_their_node_and_the_platform_is_removed_without_a_trace() {
     kills::guest_outlives_every_program();
     kills::memory_is_bounded();
+    webhooks::accepted_while_replaced("ferrovirt-operator", "app=ferrovirt-operator");
+    leaders::nothing_is_done_twice();
+    if std::env::var_os("FERROVIRT_SOAK").is_some() {
+        footprint::is_within_its_requests();
+    }
     ptp::guest_is_on_a_point_to_point_network();
     pools::follow_their_object();
     install::removed_without_a_trace();

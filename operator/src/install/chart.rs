@@ -42,10 +42,7 @@ pub fn files(version: &str) -> Result<Vec<File>, serde_saphyr::SerializeError> {
         }
         mark(&mut object);
         let name = object["metadata"]["name"].as_str().unwrap_or_default().replace([':', '/'], "-");
-        let mut text = expressions(&yaml(std::slice::from_ref(&object))?);
-        if kind == "poddisruptionbudget" {
-            text = format!("{{{{- if gt (int .Values.replicas) 1 }}}}\n{text}\n{{{{- end }}}}\n");
-        }
+        let text = expressions(&yaml(std::slice::from_ref(&object))?);
         all.push((format!("templates/{kind}-{name}.yaml").replace(NAMESPACE, "release"), text));
     }
     let mut hooks = hooks::before_removal(&settings);
@@ -99,6 +96,7 @@ fn mark(object: &mut Value) {
             && let Some(environment) = container["env"].as_array_mut()
         {
             environment.push(json!({"name": "KVM_EMULATION", "value": word("emulation")}));
+            environment.push(json!({"name": "SCALE", "value": word("scale")}));
         }
     }
 }
@@ -122,7 +120,7 @@ fn values() -> Result<String, serde_saphyr::SerializeError> {
     let resources: serde_json::Map<String, Value> = requests().into_iter().collect();
     let values = json!({
         "image": crate::defaults::IMAGE,
-        "replicas": 2,
+        "replicas": 0,
         "emulation": false,
         "clientsClaim": "",
         "resources": resources,
@@ -132,7 +130,7 @@ fn values() -> Result<String, serde_saphyr::SerializeError> {
     let text = yaml(&[values])?;
     Ok(format!(
         "# image: {{program}} stands for operator, virt-agent, macpool, and so on\n\
-         # replicas: of the operator; 1 on a single node\n\
+         # replicas: of the operator; 0: two where two nodes take pods, else one\n\
          # emulation: run guests without KVM; for tests\n\
          # clientsClaim: claim with clients to be downloaded, such as arm64/mac/virtctl.zip\n\
          # placement: of the control plane; guests and node agents are placed by HyperConverged\n\
@@ -164,7 +162,8 @@ fn expression(word: &str) -> String {
         }
         Some(("placement", field)) => format!("{{{{ toJson .Values.placement.{field} }}}}"),
         Some(("resources", name)) => format!("{{{{ toJson (index .Values.resources \"{name}\") }}}}"),
-        _ if word == "replicas" => "{{ int .Values.replicas }}".to_owned(),
+        _ if word == "replicas" => REPLICAS.to_owned(),
+        _ if word == "scale" => "{{ not .Values.replicas }}".to_owned(),
         _ if word == "clients" => CLIENTS.to_owned(),
         _ if word == "emulation" => "{{ .Values.emulation }}".to_owned(),
         _ => "{{ if .Values.emulation }}[\"--kvm\", \"never\"]{{ else }}[]{{ end }}".to_owned(),
@@ -185,6 +184,9 @@ fn unquoted(text: &str, quote: &str, begin: &str) -> String {
     text.push('\n');
     text
 }
+
+/// Without a number, the field is the operator's.
+const REPLICAS: &str = "{{ if .Values.replicas }}{{ int .Values.replicas }}{{ else }}null{{ end }}";
 
 /// The volume of supplied clients, in the flow style of YAML.
 const CLIENTS: &str = "{{ if .Values.clientsClaim }}{name: clients, persistentVolumeClaim: \
@@ -286,15 +288,14 @@ mod tests {
         let mut text = text.replace("{{ .Release.Namespace }}", "ns").replace("{{ \"{{\" }}", "{{");
         for (from, to) in [
             ("{{ .Values.image }}", "localhost/ferrovirt:{program}"),
-            ("{{ int .Values.replicas }}", "2"),
+            (REPLICAS, "null"),
+            ("{{ not .Values.replicas }}", "true"),
             ("{{ .Values.emulation }}", "false"),
             ("{{ if .Values.emulation }}[\"--kvm\", \"never\"]{{ else }}[]{{ end }}", "[]"),
             ("{{ toJson .Values.placement.nodeSelector }}", "{}"),
             ("{{ toJson .Values.placement.tolerations }}", "[]"),
             ("{{ toJson .Values.placement.affinity }}", "{}"),
             (CLIENTS, "{name: clients, emptyDir: {}}"),
-            ("{{- if gt (int .Values.replicas) 1 }}", ""),
-            ("{{- end }}", ""),
         ] {
             text = text.replace(from, to);
         }
@@ -337,6 +338,12 @@ mod tests {
             if kind == "customresourcedefinition" {
                 assert_eq!(found["metadata"]["annotations"]["helm.sh/resource-policy"], "keep");
                 found["metadata"].as_object_mut().unwrap().remove("annotations");
+            }
+            // An API server takes null for a missing field.
+            if found["spec"]["replicas"].is_null()
+                && let Some(spec) = found["spec"].as_object_mut()
+            {
+                spec.remove("replicas");
             }
             if let Some(pod) = found.pointer_mut("/spec/template/spec").and_then(Value::as_object_mut)
                 && kind == "deployment"

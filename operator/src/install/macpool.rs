@@ -3,13 +3,15 @@
 
 use serde_json::{Value, json};
 
-use super::workloads::{budget, confined, deployment, field, pod};
+use super::workloads::{WITHDRAWAL, budget, confined, deployment, field, pod, withdrawal};
 use super::{Settings, accounts, label, object, webhooks, with};
 
 /// Name of the Deployment.
 pub const DEPLOYMENT: &str = "kubemacpool-mac-controller-manager";
 /// Name of the ConfigMap with the range.
 pub const RANGE: &str = "kubemacpool-mac-range-config";
+/// Name of the webhook's Service.
+pub const SERVICE: &str = super::services::MACPOOL;
 /// Name of the webhook configuration.
 pub const WEBHOOK: &str = "kubemacpool-mutator";
 
@@ -115,6 +117,7 @@ fn manager(settings: &Settings, pool: &Pool) -> Value {
             "periodSeconds": 10,
         },
         "resources": {"requests": {"cpu": "20m", "memory": "32Mi"}},
+        "lifecycle": withdrawal(),
         "securityContext": confined(),
     });
     if let Some(policy) = &pool.pull_policy {
@@ -122,8 +125,8 @@ fn manager(settings: &Settings, pool: &Pool) -> Value {
     }
     let mut spec =
         pod(settings, accounts::MACPOOL, &json!({"control-plane": "mac-controller-manager"}), &container);
-    // A replica that ends answers for 2 seconds more and releases its blocks.
-    spec["terminationGracePeriodSeconds"] = json!(10);
+    // A replica that ends answers for 2 seconds more, after its preStop hook, and releases its blocks.
+    spec["terminationGracePeriodSeconds"] = json!(10 + WITHDRAWAL);
     let spec = with(spec, pool.placement.clone());
     deployment(settings, DEPLOYMENT, settings.replicas, &selector, &labels, &spec)
 }

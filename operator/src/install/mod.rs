@@ -32,7 +32,9 @@ use serde_json::{Value, json};
 use crate::defaults::{IMAGE, NAMESPACE};
 
 /// Label that all Services of the operator select.
-const OPERATOR: (&str, &str) = ("app", "ferrovirt-operator");
+const OPERATOR: (&str, &str) = ("app", OPERATOR_DEPLOYMENT);
+/// Name of the operator's Deployment.
+pub(crate) const OPERATOR_DEPLOYMENT: &str = "ferrovirt-operator";
 /// Port of the operator's HTTPS server: webhooks and aggregated APIs.
 const HTTPS: u16 = 8443;
 /// Port of the operator's probes and metrics, plain HTTP.
@@ -45,7 +47,7 @@ pub struct Settings {
     pub namespace: String,
     /// Template of images; `{program}` stands for a program's name.
     pub image: String,
-    /// Replicas of the operator: 2 where two nodes can run them, else 1.
+    /// Replicas of the operator; 0: two where two nodes take pods, else one, as the operator finds them.
     pub replicas: u32,
     /// Whether guests run without KVM on nodes that lack it.
     pub emulation: bool,
@@ -60,7 +62,7 @@ impl Default for Settings {
         Self {
             namespace: NAMESPACE.to_owned(),
             image: IMAGE.to_owned(),
-            replicas: 2,
+            replicas: 0,
             emulation: false,
             clients_claim: String::new(),
             machines: 1000,
@@ -163,6 +165,13 @@ pub fn custom_resources(settings: &Settings) -> Vec<Value> {
 /// When the text cannot be written; objects of this module always can.
 pub fn yaml(objects: &[Value]) -> Result<String, serde_saphyr::SerializeError> {
     serde_saphyr::to_string_multiple(objects)
+}
+
+/// The operator's PodDisruptionBudget, where it has more than one replica.
+pub(crate) fn operator_budget(settings: &Settings) -> Value {
+    let mut budget = workloads::budget(settings, OPERATOR_DEPLOYMENT, &json!({OPERATOR.0: OPERATOR.1}));
+    label(&mut budget);
+    budget
 }
 
 /// The labels by which all installed objects are found.

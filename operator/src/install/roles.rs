@@ -237,6 +237,8 @@ fn operator_locally() -> Vec<Value> {
     vec![
         rule("", &["secrets", "configmaps"], WRITE),
         rule("", &["services", "serviceaccounts"], READ),
+        // Whether webhooks can be reached.
+        rule("discovery.k8s.io", &["endpointslices"], &["list", "watch"]),
         // How the upload proxy is reached from outside.
         rule("networking.k8s.io", &["ingresses"], READ),
         rule("route.openshift.io", &["routes"], READ),
@@ -259,7 +261,7 @@ fn operator_locally() -> Vec<Value> {
         named(
             "policy",
             &["poddisruptionbudgets"],
-            &["kubemacpool-mac-controller-manager"],
+            &["kubemacpool-mac-controller-manager", super::OPERATOR_DEPLOYMENT],
             &["get", "patch", "delete"],
         ),
         rule("monitoring.coreos.com", &["prometheusrules", "servicemonitors"], &["create", "patch"]),

@@ -6,6 +6,9 @@ use serde_json::{Value, json};
 
 use super::{HEALTH, HTTPS, OPERATOR, Settings, object, with};
 
+/// Service of the MAC pool's webhook.
+pub(super) const MACPOOL: &str = "kubemacpool-service";
+
 /// Services of the operator: name, port, labels by which Prometheus finds it.
 const OF_OPERATOR: [(&str, u16, Option<&str>); 7] = [
     ("virt-api", 443, None),
@@ -57,7 +60,7 @@ pub(super) fn services(settings: &Settings) -> Vec<Value> {
     );
     all.extend([proxy, poller, clients]);
     all.push(service(
-        "kubemacpool-service",
+        MACPOOL,
         ("control-plane", "mac-controller-manager"),
         json!({"name": "webhook", "port": 443, "targetPort": 8000, "protocol": "TCP"}),
     ));

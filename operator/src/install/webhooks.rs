@@ -298,7 +298,7 @@ pub(super) fn macpool(settings: &Settings) -> Value {
             "sideEffects": "NoneOnDryRun",
             "failurePolicy": "Fail",
             "clientConfig": {
-                "service": {"name": "kubemacpool-service", "namespace": settings.namespace, "path": path},
+                "service": {"name": super::services::MACPOOL, "namespace": settings.namespace, "path": path},
             },
             "rules": [rule],
             "namespaceSelector": {"matchExpressions": [

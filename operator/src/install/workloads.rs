@@ -4,18 +4,23 @@ use api::downloads;
 use serde_json::{Value, json};
 
 use super::accounts::{self, PRIORITY};
-use super::{HEALTH, HTTPS, OPERATOR, Settings, object, with};
+use super::{HEALTH, HTTPS, OPERATOR, OPERATOR_DEPLOYMENT, Settings, object, with};
 
 /// Name of the volume of supplied clients.
 pub(super) const CLIENTS: &str = "clients";
 
 /// All Deployments, with what they need besides accounts and Services.
 pub(super) fn workloads(settings: &Settings) -> Vec<Value> {
-    let mut all = vec![operator(settings), upload_proxy(settings)];
-    if settings.replicas > 1 {
-        all.push(budget(settings, "ferrovirt-operator", &json!({OPERATOR.0: OPERATOR.1})));
-    }
-    all
+    vec![operator(settings), upload_proxy(settings)]
+}
+
+/// Seconds that a webhook's pod serves after its deletion, before SIGTERM: for that long an API server may still send
+/// requests to it.
+pub(super) const WITHDRAWAL: u64 = 5;
+
+/// The hook that makes the kubelet wait before it sends SIGTERM.
+pub(super) fn withdrawal() -> Value {
+    json!({"preStop": {"sleep": {"seconds": WITHDRAWAL}}})
 }
 
 /// An environment variable from a field of the pod.
@@ -44,7 +49,7 @@ pub(super) fn pod(settings: &Settings, account: &str, labels: &Value, container:
         },
         "containers": [container],
     });
-    if settings.replicas > 1 {
+    if settings.replicas != 1 {
         spec["topologySpreadConstraints"] = json!([{
             "maxSkew": 1,
             "topologyKey": "kubernetes.io/hostname",
@@ -55,6 +60,7 @@ pub(super) fn pod(settings: &Settings, account: &str, labels: &Value, container:
     spec
 }
 
+/// A Deployment. A new pod is ready before an old one ends: also one replica has a ready pod at every moment of an update.
 pub(super) fn deployment(
     settings: &Settings,
     name: &str,
@@ -67,6 +73,7 @@ pub(super) fn deployment(
         object("apps/v1", "Deployment", name, Some(&settings.namespace)),
         json!({"spec": {
             "replicas": replicas,
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
             "selector": {"matchLabels": selector},
             "template": {"metadata": {"labels": labels}, "spec": spec},
         }}),
@@ -105,6 +112,7 @@ fn operator(settings: &Settings) -> Value {
             "periodSeconds": 10,
         },
         "resources": {"requests": {"cpu": "50m", "memory": format!("{}Mi", settings.operator_memory())}},
+        "lifecycle": withdrawal(),
         "securityContext": confined(),
     });
     if settings.emulation
@@ -112,8 +120,21 @@ fn operator(settings: &Settings) -> Value {
     {
         environment.push(json!({"name": "KVM_EMULATION", "value": "true"}));
     }
+    if settings.replicas == 0
+        && let Some(environment) = container["env"].as_array_mut()
+    {
+        environment.push(json!({"name": "SCALE", "value": "true"}));
+    }
     let spec = pod(settings, accounts::OPERATOR, &labels, &container);
-    deployment(settings, "ferrovirt-operator", settings.replicas, &labels, &labels, &spec)
+    let mut deployment =
+        deployment(settings, OPERATOR_DEPLOYMENT, settings.replicas, &labels, &labels, &spec);
+    // The operator's own field then: applied again, the manifest leaves it alone.
+    if settings.replicas == 0
+        && let Some(spec) = deployment["spec"].as_object_mut()
+    {
+        spec.remove("replicas");
+    }
+    deployment
 }
 
 /// The volume of supplied clients: a claim of the administrator's, or nothing.

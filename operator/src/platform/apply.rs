@@ -11,6 +11,7 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::endpoints::Endpoints;
 use super::plan::{self, Action, Component, Observed, Seen, Side, State};
 use super::status;
 
@@ -143,6 +144,7 @@ pub struct Controller {
     cdis: Cache<Platform>,
     deployments: Cache<Component>,
     daemon_sets: Cache<Component>,
+    endpoints: Endpoints,
     queue: Queue<(Side, Key)>,
 }
 
@@ -156,20 +158,27 @@ impl Controller {
         };
         let kubevirts = follow(Side::Compute, &queue).start::<KubeVirt>(client, KUBEVIRTS, &Scope::all());
         let cdis = follow(Side::Storage, &queue).start::<Cdi>(client, CDIS, &Scope::all());
-        let components = |resource: Resource| {
+        let all = {
             let (queue, kubevirts, cdis) = (queue.clone(), kubevirts.clone(), cdis.clone());
-            Cache::<Component>::builder()
-                .on_change(move |_| {
-                    for (key, _) in kubevirts.all() {
-                        queue.add((Side::Compute, key));
-                    }
-                    for (key, _) in cdis.all() {
-                        queue.add((Side::Storage, key));
-                    }
-                })
-                .start::<Workload>(client, resource, &Scope::all().namespace(namespace))
+            move || {
+                for (key, _) in kubevirts.all() {
+                    queue.add((Side::Compute, key));
+                }
+                for (key, _) in cdis.all() {
+                    queue.add((Side::Storage, key));
+                }
+            }
+        };
+        let components = |resource: Resource| {
+            let all = all.clone();
+            Cache::<Component>::builder().on_change(move |_| all()).start::<Workload>(
+                client,
+                resource,
+                &Scope::all().namespace(namespace),
+            )
         };
         let (deployments, daemon_sets) = (components(DEPLOYMENTS), components(DAEMON_SETS));
+        let endpoints = Endpoints::start(client, namespace, all);
         Self {
             client: client.clone(),
             namespace: namespace.to_owned(),
@@ -179,6 +188,7 @@ impl Controller {
             cdis,
             deployments,
             daemon_sets,
+            endpoints,
             queue,
         }
     }
@@ -191,6 +201,7 @@ impl Controller {
         for cache in [&self.deployments, &self.daemon_sets] {
             cache.synced().await;
         }
+        self.endpoints.synced().await;
         let this = self.clone();
         self.queue
             .run(1, stop, move |(side, key)| {
@@ -230,6 +241,7 @@ impl Controller {
                 .chain(self.daemon_sets.all())
                 .map(|(_, component)| (*component).clone())
                 .collect(),
+            services: self.endpoints.ready(),
             workloads: if object.deleting { self.workloads(side).await? } else { 0 },
         };
         let state = plan::state(side, &observed);

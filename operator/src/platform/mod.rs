@@ -2,7 +2,7 @@
 //! ([`hostpath`]), `KubeVirt` and `CDI`. The latter two switch the two sides of the platform on and show whether these work; deleting one removes its side.
 //!
 //! ```text
-//! KubeVirt, CDI, Deployments, DaemonSets ─► Observed ─► plan ─► actions ─► apply ─► finalizer, workloads, status
+//! KubeVirt, CDI, Deployments, DaemonSets, EndpointSlices ─► Observed ─► plan ─► actions ─► apply ─► finalizer, workloads, status
 //! ```
 //!
 //! [`mod@plan`] decides and [`mod@status`] reports, both pure; [`mod@apply`] does.
@@ -11,9 +11,11 @@
 
 pub mod addons;
 pub mod apply;
+mod endpoints;
 pub mod hostpath;
 pub mod hyperconverged;
 pub mod plan;
+mod replicas;
 pub mod status;
 mod without;
 
@@ -62,7 +64,9 @@ pub fn run(context: Context, stop: Stop) -> BoxFuture<'static, ()> {
             env!("CARGO_PKG_VERSION"),
             values,
         );
+        let own = replicas::Controller::start(&context.client, config.installation(), config.scale);
         tokio::join!(
+            own.run(stop.wait()),
             controller.run(stop.wait()),
             entry_point.run(stop.wait()),
             networks.run(stop.wait()),

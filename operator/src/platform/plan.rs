@@ -1,5 +1,7 @@
 //! Decides what an object `KubeVirt` or `CDI` needs next. Pure.
 
+use std::collections::BTreeSet;
+
 /// Side of the platform that an object stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Side {
@@ -23,6 +25,14 @@ impl Side {
         match self {
             Self::Compute => &["ferrovirt-operator", "virt-handler"],
             Self::Storage => &["ferrovirt-operator", "cdi-uploadproxy"],
+        }
+    }
+
+    /// Services of webhooks that refuse requests while no endpoint is ready.
+    pub fn services(self) -> &'static [&'static str] {
+        match self {
+            Self::Compute => &["virt-api", "kubevirt-operator-webhook", "hco-webhook-service"],
+            Self::Storage => &["cdi-api"],
         }
     }
 }
@@ -72,6 +82,8 @@ pub struct Observed {
     pub older: Option<String>,
     /// Components that exist.
     pub components: Vec<Component>,
+    /// Services that have a ready endpoint.
+    pub services: BTreeSet<String>,
     /// Workloads that exist: VMs and instances, or DataVolumes. Counted only while the object is being deleted.
     pub workloads: usize,
 }
@@ -81,7 +93,7 @@ pub struct Observed {
 pub enum State {
     /// Another object of the kind is older and counts.
     Duplicate(String),
-    /// These components are not ready.
+    /// These components are not ready, or Services of webhooks have no endpoint.
     Deploying(Vec<String>),
     /// Everything works.
     Deployed,
@@ -106,7 +118,7 @@ pub enum Action {
 
 /// The state that an object is in.
 pub fn state(side: Side, observed: &Observed) -> State {
-    let Observed { object, older, components, workloads } = observed;
+    let Observed { object, older, components, services, workloads } = observed;
     if object.deleting {
         return match (*workloads, object.waits) {
             // A duplicate never owned the workloads.
@@ -120,8 +132,10 @@ pub fn state(side: Side, observed: &Observed) -> State {
         return State::Duplicate(older.clone());
     }
     let is_ready = |name: &&&str| components.iter().any(|one| one.name == ***name && one.is_ready());
+    let pods = side.components().iter().filter(|name| !is_ready(name)).map(|name| (*name).to_owned());
+    let unreachable = side.services().iter().filter(|name| !services.contains(**name));
     let missing: Vec<String> =
-        side.components().iter().filter(|name| !is_ready(name)).map(|name| (*name).to_owned()).collect();
+        pods.chain(unreachable.map(|name| format!("endpoints of the Service {name}"))).collect();
     if missing.is_empty() { State::Deployed } else { State::Deploying(missing) }
 }
 
@@ -148,7 +162,8 @@ mod tests {
     }
 
     fn observed(object: Seen) -> Observed {
-        Observed { object, components: ready(Side::Compute), ..Observed::default() }
+        let services = Side::Compute.services().iter().map(|name| (*name).to_owned()).collect();
+        Observed { object, components: ready(Side::Compute), services, ..Observed::default() }
     }
 
     fn next(observed: &Observed) -> (State, Option<Action>) {
@@ -176,6 +191,10 @@ mod tests {
             change(&mut one.components);
             assert_eq!(next(&one), (State::Deploying(vec!["virt-handler".to_owned()]), None));
         }
+        let mut one = observed(held);
+        one.services.remove("virt-api");
+        let missing = "endpoints of the Service virt-api".to_owned();
+        assert_eq!(next(&one), (State::Deploying(vec![missing]), None));
     }
 
     #[test]

@@ -14,6 +14,7 @@ use super::status::{self, Situation};
 use super::{check, render};
 use crate::install::{Settings, macpool};
 use crate::platform::apply::{DAEMON_SETS, DEPLOYMENTS, Workload};
+use crate::platform::endpoints::Endpoints;
 use crate::platform::hyperconverged::digest;
 use crate::platform::hyperconverged::plan::APPLIED;
 use crate::platform::hyperconverged::read::{Facts, Held, NodeRead, NodeSeen};
@@ -42,6 +43,7 @@ pub struct Controller {
     configs: Cache<Held>,
     deployments: Cache<Component>,
     daemon_sets: Cache<Component>,
+    endpoints: Endpoints,
     nodes: Cache<NodeSeen>,
     metrics: Arc<Metrics>,
     queue: Queue<Key>,
@@ -74,6 +76,8 @@ impl Controller {
         let deployments = workloads(DEPLOYMENTS, macpool::DEPLOYMENT);
         let daemon_sets = workloads(DAEMON_SETS, status::AGENT);
         let feed = queue.clone();
+        let endpoints = Endpoints::start(client, &settings.namespace, move || feed.add(Key::cluster(NAME)));
+        let feed = queue.clone();
         let nodes = Cache::<NodeSeen>::builder()
             .on_change(move |_| feed.add(Key::cluster(NAME)))
             .start::<NodeRead>(client, NODES, &Scope::all());
@@ -85,6 +89,7 @@ impl Controller {
             configs,
             deployments,
             daemon_sets,
+            endpoints,
             nodes,
             metrics,
             queue,
@@ -96,6 +101,7 @@ impl Controller {
         self.configs.synced().await;
         self.deployments.synced().await;
         self.daemon_sets.synced().await;
+        self.endpoints.synced().await;
         self.nodes.synced().await;
         let this = self.clone();
         self.queue
@@ -240,6 +246,7 @@ impl Controller {
             spec: &object.spec,
             before: &before,
             components: &components,
+            services: &self.endpoints.ready(),
             version: &self.version,
             image: &self.settings.image,
             failure,

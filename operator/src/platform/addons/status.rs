@@ -1,10 +1,12 @@
 //! Status of a `NetworkAddonsConfig`. Pure.
 
+use std::collections::BTreeSet;
+
 use api::addons::{ComponentContainer, NetworkAddonsSpec, NetworkAddonsStatus};
 use api::resource::Condition;
 
 use super::check;
-use crate::install::macpool::DEPLOYMENT;
+use crate::install::macpool::{DEPLOYMENT, SERVICE};
 use crate::platform::plan::Component;
 
 /// DaemonSet of the node agent, which has the parts of Multus and of the bridge plugin.
@@ -19,6 +21,8 @@ pub struct Situation<'a> {
     pub before: &'a NetworkAddonsStatus,
     /// Workloads of the platform.
     pub components: &'a [Component],
+    /// Services that have a ready endpoint.
+    pub services: &'a BTreeSet<String>,
     /// Version of the operator.
     pub version: &'a str,
     /// Template of images; `{program}` stands for a program's name.
@@ -56,7 +60,7 @@ fn needed(spec: &NetworkAddonsSpec) -> Vec<Needed> {
 
 /// The status.
 pub fn status(situation: &Situation<'_>) -> NetworkAddonsStatus {
-    let Situation { spec, before, components, version, image, failure, now } = situation;
+    let Situation { spec, before, components, services, version, image, failure, now } = situation;
     let needed = needed(spec);
     let mut absent = None;
     let mut waiting = Vec::new();
@@ -70,6 +74,10 @@ pub fn status(situation: &Situation<'_>) -> NetworkAddonsStatus {
             Some(found) if found.is_ready() => {}
             Some(found) => waiting.push(found.progress(one.kind)),
         }
+    }
+    // Its webhook refuses VMs while nothing answers.
+    if spec.kube_mac_pool.is_some() && !services.contains(SERVICE) {
+        waiting.push(format!("Service {SERVICE} has no ready endpoint"));
     }
     let unsupported = check::unsupported(spec);
     let unsupported: Vec<String> = unsupported.iter().map(|(field, why)| format!("{field}: {why}")).collect();
@@ -159,11 +167,21 @@ mod tests {
         components: &[Component],
         failure: Option<(&'static str, String)>,
     ) -> NetworkAddonsStatus {
+        with_services(spec, components, &[SERVICE], failure)
+    }
+
+    fn with_services(
+        spec: Value,
+        components: &[Component],
+        services: &[&str],
+        failure: Option<(&'static str, String)>,
+    ) -> NetworkAddonsStatus {
         let spec: NetworkAddonsSpec = serde_json::from_value(spec).unwrap();
         status(&Situation {
             spec: &spec,
             before: &NetworkAddonsStatus::default(),
             components,
+            services: &services.iter().map(|name| (*name).to_owned()).collect(),
             version: "1",
             image: "x:{program}",
             failure,
@@ -218,6 +236,9 @@ mod tests {
         ] {
             assert_eq!(words(&of(spec.clone(), components, failure)), wanted, "{spec}");
         }
+        let unreachable = with_services(everything, &ready, &[], None);
+        let wanted = "Available=False Deploying, Progressing=True Deploying, Degraded=False";
+        assert_eq!(words(&unreachable), wanted, "no endpoint");
     }
 
     #[test]
