@@ -59,7 +59,7 @@ pub(crate) async fn answer<B>(request: &Request<B>, offer: &Offer) -> Result<Res
             StatusCode::FORBIDDEN,
             "the image's file cannot be opened: it must be a regular file that the user of this container may read\n",
         ),
-        Err(Refusal::Missing) => plain(StatusCode::NOT_FOUND, "the image's file is gone\n"),
+        Err(Refusal::Missing) => plain(StatusCode::NOT_FOUND, "the image's file was removed\n"),
         Err(Refusal::Failed) => {
             plain(StatusCode::INTERNAL_SERVER_ERROR, "the image's file cannot be opened\n")
         }

@@ -68,7 +68,7 @@ pub enum ArgsError {
     #[error("the flag -{0} needs a value")]
     NoValue(&'static str),
     /// No port number.
-    #[error("-p is a port, not {0:?}")]
+    #[error("-p needs a port from 0 to 65535, not {0:?}")]
     Port(OsString),
 }
 

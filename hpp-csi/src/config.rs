@@ -204,7 +204,7 @@ pub fn pools(json: &str) -> Result<Vec<PoolConfig>> {
         return Err(invalid("the JSON of --datadir is longer than 1 MiB"));
     }
     let written: Vec<WrittenPool> = serde_json::from_str(json)
-        .map_err(|error| invalid(format!("--datadir is not understood: {error}")))?;
+        .map_err(|error| invalid(format!("--datadir is not a JSON list of pools: {error}")))?;
     let pools = written.into_iter().map(PoolConfig::try_from).collect::<Result<Vec<_>>>()?;
     if pools.is_empty() {
         return Err(invalid("--datadir names no pool"));
@@ -212,7 +212,7 @@ pub fn pools(json: &str) -> Result<Vec<PoolConfig>> {
     let mut seen = HashSet::new();
     for pool in &pools {
         if !seen.insert(pool.name.clone()) {
-            return Err(invalid(format!("two pools are called {:?}", pool.name)));
+            return Err(invalid(format!("--datadir gives two pools the name {:?}", pool.name)));
         }
     }
     apart(&pools)?;

@@ -16,7 +16,7 @@ use crate::error::{Error, Kind, Result};
 pub(crate) fn split(field: &str, path: &str) -> Result<Option<(Dir, PathBuf)>> {
     let invalid = |why: &str| Error::new(Kind::Invalid, format!("{field} {path:?} {why}"));
     if path.as_bytes().contains(&0) || path.len() > 4095 {
-        return Err(invalid("is no path"));
+        return Err(invalid("is not a path"));
     }
     let path = Path::new(path);
     if !path.is_absolute() {

@@ -174,7 +174,7 @@ impl Target {
         let (parent, name) = path.parent().zip(path.file_name()).ok_or_else(invalid)?;
         let beneath = parent.strip_prefix("/").map_err(|_| invalid())?;
         let parent = host.join(beneath);
-        let missing = || Error::new(Kind::NotReady, format!("{} is not there", parent.display()));
+        let missing = || Error::new(Kind::NotReady, format!("{} does not exist", parent.display()));
         let folder = Dir::find(&parent)?.ok_or_else(missing)?;
         Ok(Self { folder, name: PathBuf::from(name) })
     }

@@ -17,12 +17,9 @@ pub(crate) fn page(names: Vec<Id>, token: &str, most: i32) -> Result<(Vec<Id>, S
         .map_err(|_| Error::new(Kind::Invalid, format!("max_entries is negative: {most}")))?;
     let after = match token {
         "" => None,
-        token => Some(
-            token
-                .strip_prefix(PREFIX)
-                .and_then(Id::read)
-                .ok_or_else(|| Error::new(Kind::Busy, "starting_token is not one of this driver"))?,
-        ),
+        token => Some(token.strip_prefix(PREFIX).and_then(Id::read).ok_or_else(|| {
+            Error::new(Kind::Busy, "starting_token was not issued by this driver; list from the start")
+        })?),
     };
     let mut rest: Vec<Id> =
         names.into_iter().filter(|name| after.as_ref().is_none_or(|after| name > after)).collect();

@@ -73,7 +73,7 @@ pub(crate) fn create(wanted: &Wanted, found: Option<&Found>) -> Result<Create> {
     let size = size(wanted.range, step)?;
     let Some(found) = found else { return Ok(Create::Make(size)) };
     let differs =
-        |what: &str| Err(Error::new(Kind::Exists, format!("a volume of this name is there, {what}")));
+        |what: &str| Err(Error::new(Kind::Exists, format!("a volume of this name exists already, {what}")));
     if !found.same_pool {
         return differs("in another pool");
     }

@@ -174,7 +174,7 @@ impl Pool {
     /// Opens the pool's path and reads its state.
     fn look(&self) -> Result<(Dir, Option<Dir>, StatVfs, Mark)> {
         let path = &self.config.path;
-        let missing = || Error::new(Kind::NotReady, format!("{} is not there", path.display()));
+        let missing = || Error::new(Kind::NotReady, format!("{} does not exist", path.display()));
         // A pod's mount in its volume that the host sees is not the pool's: no call goes into it.
         let root = Dir::find(path)?.ok_or_else(missing)?.one_mount();
         if self.config.mounted && !mounts::is_root(&root)? {
@@ -323,7 +323,7 @@ impl Open<'_> {
             Some(name) => Ok(self.root.dir_or_make(name, 0o755)?),
             None => self.snapshots()?.ok_or_else(|| {
                 let path = self.pool.config.snapshots.display();
-                self.pool.error(Kind::NotReady, format!("{path} is not there"))
+                self.pool.error(Kind::NotReady, format!("{path} does not exist"))
             }),
         }
     }

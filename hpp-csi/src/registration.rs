@@ -88,7 +88,7 @@ pub(crate) async fn serve(config: &config::Registration, driver: &str, mut stopp
             Err(error) => {
                 if !told {
                     let socket = config.socket.display();
-                    tracing::error!(%socket, %error, "cannot listen for the kubelet; tried again");
+                    tracing::error!(%socket, %error, "cannot listen for the kubelet; retrying");
                 }
                 told = true;
                 tokio::select! {

@@ -246,13 +246,13 @@ impl TryFrom<csi::volume_capability::MountVolume> for MountOptions {
         if wire.mount_flags.iter().map(String::len).sum::<usize>() > MAP_MAX {
             return Err(invalid("mount_flags have more than 4 KiB"));
         }
-        let group = match wire.volume_mount_group.as_str() {
-            "" => None,
-            text => Some(
-                text.parse()
-                    .map_err(|_| invalid(format!("volume_mount_group {text:?} is no number of a group")))?,
-            ),
-        };
+        let group =
+            match wire.volume_mount_group.as_str() {
+                "" => None,
+                text => Some(text.parse().map_err(|_| {
+                    invalid(format!("volume_mount_group {text:?} is not the number of a group"))
+                })?),
+            };
         let mut options = Self { filesystem: wire.fs_type, group, ..Self::default() };
         for flag in wire.mount_flags.iter().flat_map(|flags| flags.split(',')) {
             options.take(flag)?;
@@ -287,7 +287,7 @@ impl MountOptions {
                 };
                 return Ok(());
             }
-            _ => return Err(invalid(format!("mount option {flag:?} is not known here"))),
+            _ => return Err(invalid(format!("mount option {flag:?} is not supported"))),
         };
         if on {
             self.set |= attribute;

@@ -561,9 +561,9 @@ fn parse_user(text: &str) -> Result<User, Error> {
     let first = lines.next().unwrap_or_default();
     let (name, secret) = match lines.next() {
         Some(second) => (first, second),
-        None => first
-            .split_once(':')
-            .ok_or_else(|| Error::usage("the user file has neither two lines nor user:password"))?,
+        None => first.split_once(':').ok_or_else(|| {
+            Error::usage("the user file is neither two lines, user and password, nor one line user:password")
+        })?,
     };
     Ok(User { name: name.to_owned(), secret: secret.to_owned() })
 }

@@ -438,7 +438,12 @@ impl Config {
 /// Imports that are out of what this program does.
 fn refuse(job: &Job) -> Result<(), Error> {
     let name = job.source.word();
-    let out = |why: &str| Err(Error::new(Kind::Refused, format!("{why}; this importer does not do that")));
+    let out = |why: &str| {
+        Err(Error::new(
+            Kind::Refused,
+            format!("{why}, which this importer does not support: use CDI's importer for it"),
+        ))
+    };
     match job.source {
         SourceKind::Imageio | SourceKind::Vddk | SourceKind::Glance => {
             return out(&format!("the source \"{name}\" is asked for"));
@@ -475,7 +480,7 @@ fn location(job: &Job) -> Result<Location, Error> {
         }
         SourceKind::Http => Some(Location::parse(endpoint()?)?)
             .filter(|found| matches!(found, Location::Http(_)))
-            .ok_or_else(|| Error::usage("IMPORTER_ENDPOINT is no http or https address"))?,
+            .ok_or_else(|| Error::usage("IMPORTER_ENDPOINT is not an http or https address"))?,
         SourceKind::S3 => Location::S3(parse_url(endpoint()?)?),
         SourceKind::Gcs => Location::Gcs(parse_url(endpoint()?)?),
         SourceKind::Registry => registry(job.pull_method, Location::parse(endpoint()?)?)?,

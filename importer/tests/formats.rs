@@ -371,9 +371,9 @@ fn non_archives_are_rejected_with_a_reason() {
     place.write("layout/index.json", b"{\"manifests\": \"\\u001b[2J\"}");
     place.shell("tar -C layout -cf strange.tar index.json");
     for (name, words) in [
-        ("noise", "it is no tar archive"),
-        ("short", "it is no tar archive"),
-        ("program", "it is no tar archive"),
+        ("noise", "the content is not a tar archive"),
+        ("short", "the content is not a tar archive"),
+        ("program", "the content is not a tar archive"),
         ("binary.tar", "the image's manifest is not a valid document"),
         ("strange.tar", "the image's manifest is not a valid document"),
     ] {

@@ -95,7 +95,7 @@ fn refusals_are_reported() {
     let server = Server::start(&bytes(1000), usize::MAX, true);
     let error = |options| open(options).expect_err("refused").to_string();
     let missing = error(options(&server, "images/none"));
-    assert!(missing.contains("404") && missing.contains("nothing of that name"), "{missing}");
+    assert!(missing.contains("404") && missing.contains("no object of that name"), "{missing}");
     let keys = Some(("KEY".to_owned(), "hunter2".to_owned()));
     let wrong = error(Options { keys, ..options(&server, "images/dir/disk.img") });
     assert!(wrong.contains("403") && !wrong.contains("hunter2"), "{wrong}");

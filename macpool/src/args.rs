@@ -169,7 +169,8 @@ fn duty(start: Option<String>, end: Option<String>, only_certificates: bool) -> 
         return Ok(Duty::Certificates);
     }
     let (Some(start), Some(end)) = (start, end) else {
-        let message = "the range is not given: RANGE_START and RANGE_END, or --range-start and --range-end";
+        let message =
+            "the range is missing: give RANGE_START and RANGE_END, or --range-start and --range-end";
         return Err(crate::Error::new(crate::Kind::Invalid, message));
     };
     Ok(Duty::Addresses(Range::parse(&start, &end)?))

@@ -76,8 +76,9 @@ impl Book {
     /// [`Kind::Invalid`] when it is malformed: another program wrote it.
     pub fn parse(text: &str) -> Result<Self> {
         let invalid = |why: String| {
-            let message =
-                format!("the ConfigMap of blocks cannot be read ({why}); delete it, and it is rewritten");
+            let message = format!(
+                "the ConfigMap of blocks cannot be read ({why}); delete it, and macpool writes it again"
+            );
             Error::new(Kind::Invalid, message)
         };
         let book: Self = serde_json::from_str(text).map_err(|error| invalid(error.to_string()))?;
@@ -89,7 +90,7 @@ impl Book {
             let fits = |(first, count): &(Block, u64)| first.checked_add(*count).is_some_and(|to| to <= end);
             let all = replica.blocks.iter().fold(0_u64, |sum, (_, count)| sum.saturating_add(*count));
             if replica.blocks.len() > RUNS_MAX || all > BLOCKS_MAX || !replica.blocks.iter().all(fits) {
-                return Err(invalid(format!("{name} has blocks that cannot be")));
+                return Err(invalid(format!("{name} has invalid blocks")));
             }
         }
         Ok(book)

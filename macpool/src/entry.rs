@@ -63,7 +63,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             serve::logs::init(serve::logs::klog_level(0), false);
-            tracing::error!(error = error.chain(), "the pool ends");
+            tracing::error!(error = error.chain(), "macpool failed");
             ExitCode::from(if error.kind() == Kind::Invalid { 2 } else { 1 })
         }
     }
@@ -109,8 +109,8 @@ fn client() -> cluster::Result<Client> {
 }
 
 async fn work(config: Config, mut stopped: Receiver<u32>) -> Result<()> {
-    let client = client()
-        .map_err(|error| Error::with(Kind::Unreachable, "no way to the API server is configured", error))?;
+    let client =
+        client().map_err(|error| Error::with(Kind::Unreachable, "no API server is configured", error))?;
     let incarnation = format!("{:016x}", u64::from_ne_bytes(store::random()));
     let cursor = u64::from_ne_bytes(store::random()) & ((1 << 48) - 1);
     let me = Me { name: config.name.clone(), incarnation, address: config.address.clone() };
@@ -126,7 +126,7 @@ async fn work(config: Config, mut stopped: Receiver<u32>) -> Result<()> {
     let state = Arc::new(State::new(pool, Ledger::new(me), config.policy));
     let [.., host, _] = config.hosts();
     let name = ServerName::try_from(host)
-        .map_err(|error| Error::with(Kind::Invalid, "the namespace is no name", error))?;
+        .map_err(|error| Error::with(Kind::Invalid, "the namespace is not a DNS name", error))?;
     let webhook = Arc::new(Webhook::new(state.clone(), Peers::new(name)));
     let others = listen(config.peers)?;
     serve_metrics(&client, &config, &state);
@@ -166,8 +166,13 @@ async fn work(config: Config, mut stopped: Receiver<u32>) -> Result<()> {
     ended?;
     match tokio::time::timeout(SHUTDOWN_GRACE, store::leave(&client, &config, &state)).await {
         Ok(Ok(())) => tracing::info!("others may have our blocks"),
-        Ok(Err(error)) => tracing::warn!(error = error.chain(), "others must find out that we have left"),
-        Err(_) => tracing::warn!("others must find out that we have left"),
+        Ok(Err(error)) => tracing::warn!(
+            error = error.chain(),
+            "cannot release the address blocks; peers take them over when the lease expires"
+        ),
+        Err(_) => {
+            tracing::warn!("cannot release the address blocks; peers take them over when the lease expires")
+        }
     }
     Ok(())
 }

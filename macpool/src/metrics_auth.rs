@@ -53,10 +53,7 @@ impl MetricsAuth {
             }
             Ok(verdict) => verdict,
             Err(error) => {
-                tracing::warn!(
-                    error = error.chain(),
-                    "the rights of a request for metrics cannot be checked"
-                );
+                tracing::warn!(error = error.chain(), "cannot check the token of a request for metrics");
                 Verdict::Unavailable
             }
         }

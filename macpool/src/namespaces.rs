@@ -71,11 +71,16 @@ impl Selector {
     /// # Errors
     /// [`Kind::Invalid`] when there is no such webhook, or its selector cannot be read.
     pub fn of_webhook(configuration: &Value, webhook: &str) -> Result<Self, Error> {
-        let invalid = |what: &str| Error::new(Kind::Invalid, format!("the webhook {webhook} {what}"));
+        let invalid = |what: &str| {
+            Error::new(
+                Kind::Invalid,
+                format!("the webhook {webhook} of the MutatingWebhookConfiguration {what}"),
+            )
+        };
         let webhooks = configuration.get("webhooks").and_then(Value::as_array);
         let found = webhooks.into_iter().flatten().find(|one| one["name"] == webhook);
         let selector = &found.ok_or_else(|| invalid("does not exist"))?["namespaceSelector"];
-        Self::read(selector).ok_or_else(|| invalid("has a namespaceSelector that cannot be read"))
+        Self::read(selector).ok_or_else(|| invalid("has an invalid namespaceSelector"))
     }
 
     fn read(selector: &Value) -> Option<Self> {

@@ -140,10 +140,11 @@ impl Review {
     pub fn read(hook: Hook, bytes: &[u8]) -> Result<Self> {
         let none = |why: String| Error::new(Kind::Invalid, format!("not an AdmissionReview: {why}"));
         let document: Value = serde_json::from_slice(bytes).map_err(|error| none(error.to_string()))?;
-        let request = document.get("request").ok_or_else(|| none("no request".to_owned()))?;
+        let request =
+            document.get("request").ok_or_else(|| none("the field request is missing".to_owned()))?;
         let uid = request.get("uid").and_then(Value::as_str);
         let uid = uid.filter(|uid| !uid.is_empty() && uid.len() <= UID_MAX);
-        let uid = uid.ok_or_else(|| none("no uid".to_owned()))?.to_owned();
+        let uid = uid.ok_or_else(|| none("request.uid is missing or too long".to_owned()))?.to_owned();
         let version = match document.get("apiVersion").and_then(Value::as_str) {
             Some("admission.k8s.io/v1beta1") => "admission.k8s.io/v1beta1",
             Some(_) | None => "admission.k8s.io/v1",
@@ -219,8 +220,7 @@ impl Wants {
         for wish in &self.wishes {
             let mut find = |taken: &mut Vec<Mac>| {
                 if !circumstances.may_give {
-                    let message =
-                        "the API server has not been reached for too long to give out MAC addresses";
+                    let message = "macpool cannot reach the API server and assigns no MAC addresses until it does; retry";
                     return Err(Error::new(Kind::Unreachable, message));
                 }
                 let found = pool.find(taken, circumstances.now)?;
@@ -252,7 +252,9 @@ impl Wants {
                             promised.push(mac);
                         }
                         Policy::Reject => {
-                            let message = format!("MAC address {mac} is in use{by}; give another, or none");
+                            let message = format!(
+                                "MAC address {mac} is in use{by}; set another one, or leave macAddress out"
+                            );
                             return Err(Error::new(Kind::Taken, message));
                         }
                         Policy::Rewrite => {
@@ -264,7 +266,9 @@ impl Wants {
                                 }
                                 None => find(&mut taken)?,
                             };
-                            reply.warnings.push(format!("MAC address {mac} is in use{by}: {found} instead"));
+                            reply
+                                .warnings
+                                .push(format!("MAC address {mac} is in use{by}; it was replaced by {found}"));
                             written.push((place, found));
                             promised.push(found);
                         }
@@ -398,7 +402,7 @@ fn machine(request: &Value, uid: &str) -> Draft {
     };
     let interfaces = fields::interfaces(request.object.pointer(TEMPLATE));
     if interfaces.len() > INTERFACES_MAX {
-        return refuse(format!("{} interfaces; {INTERFACES_MAX} are possible", interfaces.len()));
+        return refuse(format!("{} interfaces; {INTERFACES_MAX} is the limit", interfaces.len()));
     }
     let old = fields::interfaces(request.old.and_then(|old| old.pointer(TEMPLATE)));
     let had: Vec<Mac> = old.iter().filter_map(fields::Interface::mac).collect();
@@ -483,7 +487,7 @@ fn pod(request: &Value, uid: &str) -> Draft {
     }
     let Some(networks) = fields::networks(request.object) else { return Draft::Pass };
     if networks.len() > INTERFACES_MAX {
-        return refuse(format!("{} networks; {INTERFACES_MAX} are possible", networks.len()));
+        return refuse(format!("{} networks; {INTERFACES_MAX} is the limit", networks.len()));
     }
     request.owner.guest = fields::guest_of(request.object).map(Into::into);
     let mut wishes = Vec::new();

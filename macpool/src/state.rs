@@ -251,7 +251,7 @@ impl Known {
         let policy = fields::annotation(object, POLICY).and_then(|text| {
             let policy = text.parse();
             if let Err(error) = &policy {
-                tracing::warn!(namespace = name, %error, "the annotation {POLICY} is ignored");
+                tracing::warn!(namespace = name, %error, "the annotation {POLICY} of a namespace is invalid and ignored: set allow, reject or rewrite");
             }
             policy.ok()
         });

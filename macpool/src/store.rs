@@ -55,7 +55,10 @@ pub(crate) async fn blocks(client: &Client, config: &Config, state: &Arc<State>)
                 Ok(true) => {}
                 Err(error) if error.kind() == Kind::Taken => return error,
                 Err(error) => {
-                    tracing::warn!(error = error.chain(), "our blocks cannot be kept; trying again");
+                    tracing::warn!(
+                        error = error.chain(),
+                        "cannot write the address blocks of this replica; retrying"
+                    );
                 }
             }
             let now = state.now();
@@ -105,7 +108,7 @@ async fn read(client: &Client, config: &Config, state: &State) -> Result<Option<
     let now = state.now();
     let heard = match &object {
         Some(object) => observe(state, object),
-        None => Err(Error::new(Kind::Invalid, "the ConfigMap of blocks is gone")),
+        None => Err(Error::new(Kind::Invalid, "the ConfigMap of blocks was deleted")),
     };
     let mut known = state.lock();
     match heard {
@@ -113,7 +116,7 @@ async fn read(client: &Client, config: &Config, state: &State) -> Result<Option<
         Err(error) if error.kind() == Kind::Invalid && known.ledger.has_written() => {
             tracing::warn!(
                 error = error.chain(),
-                "the object of blocks is invalid; it is written again, as last known"
+                "the ConfigMap of blocks is invalid; writing it again as last known"
             );
             known.ledger.lose(now);
         }
@@ -235,7 +238,7 @@ pub(crate) async fn certificates(client: &Client, config: &Config, in_use: &InUs
             if now.iter().all(|one| one.listed)
                 && let Err(error) = certify(client, config, in_use, &now).await
             {
-                tracing::warn!(error = error.chain(), "certificates cannot be kept; trying again");
+                tracing::warn!(error = error.chain(), "cannot write the certificates; retrying");
                 tokio::time::sleep(POLL_INTERVAL).await;
             }
             // News of the two objects or the time, the first of them.
@@ -275,7 +278,7 @@ async fn certify(
     let made = store.apply(&step, &hosts, config.intervals, since).or_else(|error| {
         tracing::warn!(
             error = error.chain(),
-            "the authorities in the Secret cannot be used; there will be another"
+            "the certificate authorities in the Secret cannot be used; making a new one"
         );
         Store::default().apply(&Step::Authority, &hosts, config.intervals, since)
     })?;
@@ -293,7 +296,7 @@ fn take(config: &Config, in_use: &InUse, secret: Option<&Value>) -> Option<Store
     let store: Option<Store> = BASE64.decode(text).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
     let Some(store) = store else {
         tracing::warn!(
-            "the Secret {SECRET} holds {STORE} that cannot be read; there will be another authority"
+            "the entry {STORE} of the Secret {SECRET} cannot be read; making a new certificate authority"
         );
         return None;
     };
@@ -307,7 +310,10 @@ fn take(config: &Config, in_use: &InUse, secret: Option<&Value>) -> Option<Store
             Ok(usable) => material = Some(usable),
             Err(error) => {
                 let error = error.chain();
-                tracing::warn!(error, "the Secret {SECRET} cannot be used; there will be another authority");
+                tracing::warn!(
+                    error,
+                    "the Secret {SECRET} cannot be used; making a new certificate authority"
+                );
                 return None;
             }
         }
@@ -365,7 +371,7 @@ fn publication(configuration: &Value, bundle: &str) -> JsonPatch {
 pub(crate) fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     if rustls::crypto::aws_lc_rs::default_provider().secure_random.fill(&mut bytes).is_err() {
-        tracing::warn!("the system gives no random numbers");
+        tracing::warn!("the operating system gives no random numbers");
     }
     bytes
 }

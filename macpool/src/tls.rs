@@ -73,7 +73,7 @@ impl Offer {
         let known = |name: &&str| spoken(name) || OF_TLS13.contains(name) || NOT_SPOKEN.contains(name);
         if let Some(unknown) = names.iter().find(|name| !known(name)) {
             return Err(invalid(format!(
-                "{unknown:?} is none; those of TLS 1.2 are {}",
+                "{unknown:?} is not a cipher suite; those of TLS 1.2 are {}",
                 OF_TLS12.join(", ")
             )));
         }
@@ -84,7 +84,7 @@ impl Offer {
         if !only_tls13 && !names.is_empty() && ciphers.is_empty() {
             let needed = OF_TLS12.join(", ");
             let why =
-                format!("none of these is spoken here; name one of {needed}, or --tls-min-version={TLS13}");
+                format!("none of these is supported; name one of {needed}, or --tls-min-version={TLS13}");
             return Err(invalid(why));
         }
         Ok(Self { only_tls13, ciphers })
@@ -143,7 +143,7 @@ impl Material {
             |error: rustls::Error| Error::with(Kind::Internal, "cannot use the certificate", error);
         let unread = |error| Error::with(Kind::Internal, "cannot read the certificate", error);
         let Some(serving) = &store.serving else {
-            return Err(Error::new(Kind::Internal, "there is no certificate yet"));
+            return Err(Error::new(Kind::Internal, "macpool has no certificate yet"));
         };
         let chain = vec![CertificateDer::from_pem_slice(serving.certificate.as_bytes()).map_err(unread)?];
         let key = PrivateKeyDer::from_pem_slice(serving.key.as_bytes()).map_err(unread)?;
@@ -188,7 +188,9 @@ impl Material {
     /// # Errors
     /// [`Kind::Internal`] when not: another program wrote one of the two.
     pub(crate) fn check(self, store: &Store, host: String) -> Result<Self> {
-        let untrusted = |error| Error::with(Kind::Internal, "the certificate is not its authority's", error);
+        let untrusted = |error| {
+            Error::with(Kind::Internal, "the certificate is not signed by the pool's authority", error)
+        };
         let Some(serving) = &store.serving else { return Ok(self) };
         let read = |pem: &str| {
             let unread = |error| Error::with(Kind::Internal, "cannot read the certificate", error);
@@ -203,7 +205,7 @@ impl Material {
             .build()
             .map_err(|error| Error::with(Kind::Internal, "cannot verify the certificate", error))?;
         let name = ServerName::try_from(host)
-            .map_err(|error| Error::with(Kind::Internal, "the namespace is no name", error))?;
+            .map_err(|error| Error::with(Kind::Internal, "the namespace is not a DNS name", error))?;
         let made = UnixTime::since_unix_epoch(Duration::from_secs(serving.from));
         let certificate = read(&serving.certificate)?;
         verifier.verify_server_cert(&certificate, &[], &name, &[], made).map_err(untrusted)?;

@@ -70,7 +70,7 @@ async fn follow_objects(client: Client, state: Arc<State>, resource: Resource, v
         News::Unreadable(meta, error) => {
             readable = false;
             let (line, column, kind) = (error.line(), error.column(), resource.plural);
-            tracing::warn!(kind, object = %meta.key, line, column, "its MAC addresses cannot be read");
+            tracing::warn!(kind, object = %meta.key, line, column, "the MAC addresses of an object cannot be read and are not reserved");
         }
         News::Gone(_, Some(PartialObject(object))) => state.forget(view, &object),
         News::Gone(meta, None) => {
@@ -97,7 +97,7 @@ async fn follow_objects(client: Client, state: Arc<State>, resource: Resource, v
 fn selector(object: &Value, hook: &str) -> Option<crate::namespaces::Selector> {
     let selector = crate::namespaces::Selector::of_webhook(object, hook);
     if let Err(error) = &selector {
-        tracing::warn!(%error, "all namespaces count as ours");
+        tracing::warn!(%error, "cannot read the webhook's namespaceSelector; MAC addresses of all namespaces are managed");
     }
     selector.ok()
 }
@@ -112,9 +112,9 @@ fn range(state: &State, map: &Value) {
         }
         Ok(_) => {}
         Err(error) => {
-            tracing::error!(%error, "the ConfigMap {RANGE_MAP} has a wrong range; the old one stays");
+            tracing::error!(%error, "the ConfigMap {RANGE_MAP} has an invalid range; the previous range stays in use");
             let mut known = state.lock();
-            known.complaint = Some(format!("{error}; {} stays", known.pool.range()));
+            known.complaint = Some(format!("{error}; the range {} stays in use", known.pool.range()));
         }
     }
 }
@@ -183,12 +183,12 @@ async fn tell_one(client: &Client, collision: &Collision, place: usize, name: &s
     });
     match event(client, name, &owner.namespace, &about, "MACCollision", &message).await {
         Ok(true) => {
-            tracing::warn!(mac = %collision.mac, object = %owner, "it runs with an address that another has, too");
+            tracing::warn!(mac = %collision.mac, object = %owner, "two running objects have the same MAC address; change one");
             true
         }
         Ok(false) => true,
         Err(error) => {
-            tracing::warn!(error = error.chain(), "the event about a collision cannot be written; retrying");
+            tracing::warn!(error = error.chain(), "cannot write the event about a MAC collision; retrying");
             false
         }
     }
@@ -215,7 +215,7 @@ async fn complain(client: &Client, config: &Config, state: &State) {
     };
     let told = told.await;
     if let Err(error) = told {
-        tracing::warn!(error = error.chain(), "the event about an invalid range cannot be written; retrying");
+        tracing::warn!(error = error.chain(), "cannot write the event about an invalid range; retrying");
         state.lock().complaint.get_or_insert(complaint);
     }
 }

@@ -109,14 +109,22 @@ impl Webhook {
             "/mutate-pods" => Hook::Pods,
             "/healthz" => return text(StatusCode::OK, "ok"),
             "/readyz" if self.state.is_open() => return text(StatusCode::OK, "ok"),
-            "/readyz" => return text(StatusCode::SERVICE_UNAVAILABLE, "the pool is not loaded yet"),
+            "/readyz" => {
+                return text(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    "macpool has not loaded the cluster's MAC addresses yet; retry",
+                );
+            }
             _ => return text(StatusCode::NOT_FOUND, "not found"),
         };
         if request.method() != Method::POST {
-            return text(StatusCode::METHOD_NOT_ALLOWED, "only POST");
+            return text(StatusCode::METHOD_NOT_ALLOWED, "method not allowed: use POST");
         }
         if !self.state.is_ready() {
-            return text(StatusCode::SERVICE_UNAVAILABLE, "the pool is not loaded yet");
+            return text(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "macpool has not loaded the cluster's MAC addresses yet; retry",
+            );
         }
         let read = tokio::time::timeout(BODY_TIMEOUT, self.read(request.into_body()));
         match read.await {
@@ -153,7 +161,9 @@ impl Webhook {
             }
             if size > USUAL && long.is_none() {
                 let right = self.long_bodies.acquire().await;
-                long = Some(right.map_err(|_| text(StatusCode::SERVICE_UNAVAILABLE, "no room"))?);
+                long = Some(right.map_err(|_| {
+                    text(StatusCode::SERVICE_UNAVAILABLE, "the server is shutting down; retry")
+                })?);
             }
             bytes.extend_from_slice(data);
         }

@@ -50,7 +50,7 @@ impl Keeper<'_> {
             let next = store.apply(&step, self.secret, &profile(name), self.intervals, now);
             store = next.map_err(|error| {
                 let key = Key::new(self.namespace, self.secret);
-                let text = format!("cannot make a certificate; delete the Secret {key} to begin again");
+                let text = format!("cannot make a certificate; delete the Secret {key}, and the operator makes a new authority");
                 cluster::Error::caused(cluster::Kind::Input, text, error)
             })?;
             version = Some(self.write(&store, version.as_deref()).await?);

@@ -138,7 +138,9 @@ fn quit(signal: serve::signals::Signal) {
 async fn work(config: Arc<Config>, stop: Stop) -> Result<()> {
     let reached = cluster::Config::load(config.kubeconfig.as_deref(), None);
     let client = reached.and_then(|reach| Client::new(&reach, "operator"));
-    let client = client.map_err(|error| Error::with(Kind::Cluster, "no cluster can be used", error))?;
+    let client = client.map_err(|error| {
+        Error::with(Kind::Cluster, "cannot read the cluster's address or credentials", error)
+    })?;
     let events = Events::start(&client, "ferrovirt-operator", &config.identity);
     let health = Health::default();
     health::serve(&config, &health, &client, &events)?;
@@ -164,7 +166,7 @@ async fn reachable(client: &Client) -> String {
         match client.read::<Value>("/version").await {
             Ok(version) => return version["gitVersion"].as_str().unwrap_or("unknown").to_owned(),
             Err(error) => {
-                tracing::warn!(error = error.chain(), "the API server does not answer yet; will retry")
+                tracing::warn!(error = error.chain(), "the API server does not answer yet; retrying")
             }
         }
         tokio::time::sleep(RETRY).await;

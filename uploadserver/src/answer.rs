@@ -40,20 +40,31 @@ pub(crate) enum Refusal {
 pub(crate) fn refusal(refusal: Refusal) -> Answer {
     let (status, text) = match refusal {
         Refusal::NotFound => (StatusCode::NOT_FOUND, ""),
-        Refusal::Stranger => {
-            (StatusCode::UNAUTHORIZED, "the client's certificate is not the one that may upload")
-        }
-        Refusal::Busy => (StatusCode::SERVICE_UNAVAILABLE, "an upload is running"),
-        Refusal::Finished => (StatusCode::CONFLICT, "an upload has succeeded already"),
+        Refusal::Stranger => (
+            StatusCode::UNAUTHORIZED,
+            "the client's certificate is missing or not the upload proxy's: upload through the proxy",
+        ),
+        Refusal::Busy => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "another upload to this volume is running; retry when it has ended",
+        ),
+        Refusal::Finished => (
+            StatusCode::CONFLICT,
+            "an upload to this volume has succeeded already; make another claim for another image",
+        ),
         Refusal::Late => (
             StatusCode::SERVICE_UNAVAILABLE,
             "the server's deadline has passed; retry, another server takes over",
         ),
-        Refusal::Unknown => (StatusCode::NOT_FOUND, "no such upload is under way; start over"),
-        Refusal::Overtaken => (StatusCode::CONFLICT, "another request has resumed this upload"),
-        Refusal::NotPartial => {
-            (StatusCode::UNSUPPORTED_MEDIA_TYPE, "the content type of a PATCH is application/partial-upload")
-        }
+        Refusal::Unknown => (StatusCode::NOT_FOUND, "no upload of this address is in progress; start over"),
+        Refusal::Overtaken => (
+            StatusCode::CONFLICT,
+            "another request has resumed this upload; ask for its offset with HEAD before sending more",
+        ),
+        Refusal::NotPartial => (
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "a PATCH needs the header Content-Type: application/partial-upload",
+        ),
     };
     answer(status, text)
 }
@@ -144,7 +155,7 @@ pub(crate) enum Problem {
 pub(crate) fn problem(problem: Problem, state: HeaderMap) -> Answer {
     let body = match problem {
         Problem::Offset { expected, provided } => format!(
-            r#"{{"type":"{MISMATCH}","title":"the upload goes on elsewhere","expected-offset":{expected},"provided-offset":{provided}}}"#
+            r#"{{"type":"{MISMATCH}","title":"the request's offset differs from the upload's","expected-offset":{expected},"provided-offset":{provided}}}"#
         ),
         Problem::Complete => format!(r#"{{"type":"{COMPLETED}","title":"the upload is complete"}}"#),
     };

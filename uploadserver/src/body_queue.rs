@@ -273,7 +273,10 @@ impl Read for Reader {
 }
 
 fn gone() -> io::Error {
-    io::Error::new(io::ErrorKind::ConnectionAborted, "the client went away before the end of the upload")
+    io::Error::new(
+        io::ErrorKind::ConnectionAborted,
+        "the client disconnected before the end of the upload; start over",
+    )
 }
 
 #[cfg(test)]

@@ -34,7 +34,7 @@ impl Config {
     pub(crate) fn from_server(server: Server, root: &Path) -> Result<Self, Error> {
         let below = |path: &str| root.join(path.trim_start_matches('/'));
         let given = |name: &str, value: String| match value.is_empty() {
-            true => Err(Error::usage(format!("{name} is not set"))),
+            true => Err(Error::usage(format!("the variable {name} is not set"))),
             false => Ok(value),
         };
         // Exhaustive: a new variable of the contract is given a meaning here or does not compile.
@@ -56,10 +56,14 @@ impl Config {
         } = server;
         let address: IpAddr = match listen_address.as_str() {
             "" | "0.0.0.0" => Ipv6Addr::UNSPECIFIED.into(),
-            text => text.parse().map_err(|e| Error::with(Kind::Usage, "LISTEN_ADDRESS is no address", e))?,
+            text => text
+                .parse()
+                .map_err(|e| Error::with(Kind::Usage, "LISTEN_ADDRESS is not an IP address", e))?,
         };
         let deadline = Some(deadline).filter(|text| !text.is_empty()).map(|text| {
-            text.parse().map_err(|e| Error::with(Kind::Usage, "DEADLINE is no time of RFC 3339", e))
+            text.parse().map_err(|e| {
+                Error::with(Kind::Usage, "DEADLINE is not a time of RFC 3339 such as 2030-01-01T00:00:00Z", e)
+            })
         });
         Ok(Self {
             listen: SocketAddr::new(address, listen_port.unwrap_or(names::UPLOAD_PORT)),
@@ -105,7 +109,10 @@ fn place(destination: &str, below: &impl Fn(&str) -> PathBuf) -> Result<Place, E
     let disk = match destination {
         "" => below(names::DATA_DIR).join(names::DISK_FILE),
         names::BLOCK_DEVICE if !device.exists() => {
-            let what = format!("DESTINATION is the device {}, which is not there", device.display());
+            let what = format!(
+                "DESTINATION is the device {}, which does not exist: the pod needs the claim as volumeDevices",
+                device.display()
+            );
             return Err(Error::new(Kind::Target, what));
         }
         names::BLOCK_DEVICE => below(names::DATA_DIR).join(names::DISK_FILE),
@@ -164,7 +171,7 @@ mod tests {
             (Server { client_name: String::new(), ..server() }, "CLIENT_NAME"),
             (Server { deadline: "tomorrow".into(), ..server() }, "DEADLINE"),
             (Server { listen_address: "here".into(), ..server() }, "LISTEN_ADDRESS"),
-            (Server { destination: names::BLOCK_DEVICE.into(), ..server() }, "not there"),
+            (Server { destination: names::BLOCK_DEVICE.into(), ..server() }, "does not exist"),
         ] {
             let error = Config::from_server(server, Path::new("/nowhere")).unwrap_err();
             assert!(error.to_string().contains(word), "{error}");

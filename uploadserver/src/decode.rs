@@ -41,7 +41,7 @@ impl Shape {
             return Err(Error::new(volume::Kind::Process, "async clone not supported"));
         }
         if clone.is_some() && way.is_form() {
-            return Err(Error::usage("a clone does not come in a form"));
+            return Err(Error::usage("a clone cannot be sent as a form: POST it to /v1beta1/upload"));
         }
         Ok(Self { boundary, archive: way == Way::Archive, clone, clone_size: None, checksum })
     }
@@ -83,17 +83,43 @@ impl Origin for Body {
             (Some(boundary), _) => (None, Box::new(form::File::new(reader, boundary))),
             (None, None) => (self.size, reader),
             (None, Some(CloneOf::Filesystem)) if !self.files => {
-                let stream = Box::new(snap::read::FrameDecoder::new(reader));
+                let stream = Box::new(Snappy::new(reader));
                 let disk = Member::find(stream, names::DISK_FILE)?;
                 (Some(disk.size()), Box::new(disk))
             }
-            (None, Some(CloneOf::Filesystem)) => (None, Box::new(snap::read::FrameDecoder::new(reader))),
+            (None, Some(CloneOf::Filesystem)) => (None, Box::new(Snappy::new(reader))),
             (None, Some(CloneOf::Device)) => {
-                let decoder = snap::read::FrameDecoder::new(reader);
+                let decoder = Snappy::new(reader);
                 (None, Box::new(Whole { inner: decoder, read: 0, size: self.shape.clone_size }))
             }
         };
         Ok(Input::new(Arc::new(Once::new("an upload", size, reader))))
+    }
+}
+
+/// The bytes of a stream in Snappy's frames.
+struct Snappy<R: Read>(snap::read::FrameDecoder<R>);
+
+impl<R: Read> Snappy<R> {
+    fn new(reader: R) -> Self {
+        Self(snap::read::FrameDecoder::new(reader))
+    }
+}
+
+impl<R: Read> Read for Snappy<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.read(buffer).map_err(|error| {
+            let of_decoder = error.get_ref().is_some_and(|inner| inner.is::<snap::Error>());
+            match of_decoder || error.kind() == io::ErrorKind::UnexpectedEof {
+                true => {
+                    let text = format!(
+                        "the clone is not a whole Snappy stream, check that its source pod is a cloner and clone again: {error}"
+                    );
+                    io::Error::new(io::ErrorKind::InvalidData, text)
+                }
+                false => error,
+            }
+        })
     }
 }
 
@@ -111,12 +137,16 @@ impl<R: Read> Read for Whole<R> {
         let ended = count == 0 && !buffer.is_empty();
         match self.size {
             Some(size) if self.read > size || ended && self.read < size => {
-                let text = format!("the clone has {} bytes, and its sender announced {size}", self.read);
+                let text = format!(
+                    "the clone sent {} bytes of a device, and its header announced {size}; clone it again",
+                    self.read
+                );
                 Err(io::Error::new(io::ErrorKind::InvalidData, text))
             }
-            _ if ended && self.read == 0 => {
-                Err(io::Error::new(io::ErrorKind::InvalidData, "the clone of a device has no bytes"))
-            }
+            _ if ended && self.read == 0 => Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the clone of a device has no bytes; check the log of the clone's source pod",
+            )),
             _ => Ok(count),
         }
     }
@@ -136,11 +166,15 @@ mod tests {
     fn a_device_has_as_many_bytes_as_its_sender_announced_and_is_never_empty() {
         assert_eq!(whole(b"disk", None).unwrap(), b"disk");
         assert_eq!(whole(b"disk", Some(4)).unwrap(), b"disk");
-        assert!(whole(b"dis", Some(4)).unwrap_err().contains("has 3 bytes, and its sender announced 4"));
+        assert!(
+            whole(b"dis", Some(4))
+                .unwrap_err()
+                .contains("sent 3 bytes of a device, and its header announced 4")
+        );
         assert!(whole(b"disks", Some(4)).unwrap_err().contains("announced 4"));
         for size in [None, Some(0)] {
             assert!(whole(b"", size).unwrap_err().contains("no bytes"), "{size:?}");
         }
-        assert!(whole(b"", Some(4)).unwrap_err().contains("has 0 bytes"));
+        assert!(whole(b"", Some(4)).unwrap_err().contains("sent 0 bytes"));
     }
 }

@@ -15,7 +15,8 @@ pub(crate) fn of_headers(headers: &HeaderMap, whole: bool) -> Result<Option<Chec
     let mut found = Vec::new();
     for (header, counts) in [("repr-digest", true), ("content-digest", whole), ("digest", true)] {
         for value in headers.get_all(header).iter().filter(|_| counts) {
-            let text = value.to_str().map_err(|_| Error::usage(format!("the header {header} is no text")))?;
+            let text =
+                value.to_str().map_err(|_| Error::usage(format!("the header {header} is not text")))?;
             for item in text.split(',') {
                 found.extend(item_of(header, item.trim())?);
             }
@@ -24,7 +25,7 @@ pub(crate) fn of_headers(headers: &HeaderMap, whole: bool) -> Result<Option<Chec
     found.sort_by_key(|(strength, _)| *strength);
     let Some(strongest) = found.pop() else { return Ok(None) };
     if found.last().is_some_and(|other| other.0 == strongest.0 && other.1 != strongest.1) {
-        return Err(Error::usage("the digests of the upload do not agree"));
+        return Err(Error::usage("the digest headers of the upload contradict each other; send one"));
     }
     Ok(Some(strongest.1))
 }
@@ -38,7 +39,8 @@ fn item_of(header: &str, item: &str) -> Result<Option<(usize, Checksum)>, Error>
     let algorithm = ["md5", "sha1", "sha256", "sha512"][strength];
     let value = value.trim();
     let value = value.strip_prefix(':').and_then(|value| value.strip_suffix(':')).unwrap_or(value);
-    let wrong = || Error::usage(format!("the header {header} holds no {name} digest in base64"));
+    let wrong =
+        || Error::usage(format!("the value of {name} in the header {header} is not a digest in base64"));
     let bytes = STANDARD.decode(value).map_err(|_| wrong())?;
     let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("{algorithm}:{hex}").parse().map(|checksum| Some((strength, checksum))).map_err(|_| wrong())

@@ -21,7 +21,8 @@ const PIECE: usize = 64 << 10;
 /// # Errors
 /// When the request is no form.
 pub(crate) fn boundary(headers: &HeaderMap) -> Result<String, Error> {
-    let wrong = |why| Error::usage(format!("the request is no form: {why}"));
+    let wrong =
+        |why| Error::usage(format!("the request is not a form as curl -F file=@IMAGE sends it: {why}"));
     let kind = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let kind = kind.ok_or_else(|| wrong("it has no Content-Type"))?;
     let (name, parameters) = kind.split_once(';').unwrap_or((kind, ""));
@@ -98,7 +99,7 @@ impl<R: Read> File<R> {
             }
             self.given += self.pending().len().saturating_sub(needle - 1);
             if !self.more()? {
-                return Err(refused(format!("the form has no field \"{FORM_FIELD}\"")));
+                return Err(refused(format!("the form has no field \"{FORM_FIELD}\" with the image")));
             }
         }
     }
@@ -109,16 +110,18 @@ impl<R: Read> File<R> {
             self.skip_delimiter()?;
             let end = loop {
                 if self.pending().starts_with(b"--") {
-                    return Err(refused(format!("the form has no field \"{FORM_FIELD}\"")));
+                    return Err(refused(format!("the form has no field \"{FORM_FIELD}\" with the image")));
                 }
                 if let Some(end) = memchr::memmem::find(self.pending(), b"\r\n\r\n") {
                     break end;
                 }
                 if self.pending().len() > HEADERS_MAX {
-                    return Err(refused("the headers of a field are too long".to_owned()));
+                    return Err(refused("the headers of a form field are too long".to_owned()));
                 }
                 if !self.more()? {
-                    return Err(refused("the form ends within a field's headers".to_owned()));
+                    return Err(refused(
+                        "the form is cut short within a field's headers; send it again".to_owned(),
+                    ));
                 }
             };
             let headers = String::from_utf8_lossy(&self.pending()[..end.min(HEADERS_MAX)]).into_owned();
@@ -167,7 +170,10 @@ impl<R: Read> Read for File<R> {
             if found.is_some() {
                 self.state = State::Behind;
             } else if !self.more()? {
-                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the form ends within the image"));
+                return Err(io::Error::new(
+                    io::ErrorKind::UnexpectedEof,
+                    "the form is cut short within the image; send it again",
+                ));
             }
         }
         Ok(0)

@@ -39,7 +39,7 @@ pub(crate) fn from_the_start(headers: &HeaderMap) -> Result<(), Error> {
     let part = |name: &str, present: bool| match present {
         true => {
             let what = format!(
-                "by the header {name} the body is a part of an upload; parts are taken of resumable uploads, version {VERSION}"
+                "the header {name} declares the body a part of an upload; send it whole, or as a resumable upload of version {VERSION} ({VERSION_HEADER})"
             );
             Err(Error::usage(what))
         }
@@ -61,7 +61,7 @@ pub(crate) fn begin(headers: &HeaderMap, content_length: Option<u64>) -> Result<
             // All of it comes: a plain upload.
             true => Ok(None),
             false => Err(Error::usage(format!(
-                "only version {VERSION} of resumable uploads is spoken ({VERSION_HEADER})"
+                "only version {VERSION} of resumable uploads is supported (header {VERSION_HEADER})"
             ))),
         };
     }
@@ -94,7 +94,8 @@ fn length(
     content_length: Option<u64>,
 ) -> Result<Option<u64>, Error> {
     let said = number(headers, LENGTH_HEADER)?;
-    let wrong = || Error::usage("the lengths of the upload do not agree");
+    let wrong =
+        || Error::usage("the length of the body and the header of the upload's length contradict each other");
     let follows = match content_length.filter(|_| complete) {
         Some(rest) => Some(offset.checked_add(rest).ok_or_else(wrong)?),
         None => None,
@@ -110,7 +111,7 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, Error
     let value = values.next().map(HeaderValue::to_str).transpose();
     match (value, values.next()) {
         (Ok(value), None) => Ok(value.map(str::trim)),
-        _ => Err(Error::usage(format!("the header {name} is malformed"))),
+        _ => Err(Error::usage(format!("the header {name} is malformed or given twice"))),
     }
 }
 
@@ -120,7 +121,7 @@ fn boolean(headers: &HeaderMap) -> Result<Option<bool>, Error> {
         None => Ok(None),
         Some("?1") => Ok(Some(true)),
         Some("?0") => Ok(Some(false)),
-        Some(_) => Err(Error::usage(format!("the header {COMPLETE_HEADER} is neither ?1 nor ?0"))),
+        Some(_) => Err(Error::usage(format!("the header {COMPLETE_HEADER} must be ?1 or ?0"))),
     }
 }
 
@@ -130,7 +131,7 @@ fn number(headers: &HeaderMap, name: &str) -> Result<Option<u64>, Error> {
     let digits = (1..=15).contains(&text.len()) && text.bytes().all(|digit| digit.is_ascii_digit());
     match text.parse() {
         Ok(number) if digits => Ok(Some(number)),
-        _ => Err(Error::usage(format!("the header {name} is no number"))),
+        _ => Err(Error::usage(format!("the header {name} must be a number of at most 15 digits"))),
     }
 }
 

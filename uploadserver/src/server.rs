@@ -250,7 +250,7 @@ async fn fed_answer(
         SendOutcome::Unwanted => ended(upload, body).await,
         SendOutcome::Broken(why) => {
             tracing::warn!(why, "the connection of an upload broke");
-            let what = format!("the body is incomplete: {why}");
+            let what = format!("the body is incomplete, send it again: {why}");
             leave(body, answer::failed(&Error::new(Kind::Usage, what)))
         }
         SendOutcome::Overtaken => leave(body, answer::refusal(Refusal::Overtaken)),

@@ -339,7 +339,7 @@ fn unusable_configurations_end_the_program_with_a_reason() {
         ("TLS_CERT_FILE", "/nowhere", "/nowhere"),
         ("DEADLINE", "soon", "DEADLINE"),
         ("UPLOAD_IMAGE_SIZE", "big", "UPLOAD_IMAGE_SIZE"),
-        ("DESTINATION", "/dev/cdi-block-volume", "not there"),
+        ("DESTINATION", "/dev/cdi-block-volume", "does not exist"),
     ] {
         let folder = tempfile::tempdir().unwrap();
         let authority = support::tls::Authority::new();

@@ -94,8 +94,8 @@ fn documents() -> Vec<(&'static str, String, &'static str)> {
         + "  networks: [{name: ../up, multus: {networkName: net}}]\n";
     let entry = "apiVersion: v1\nkind: Secret\nmetadata: {name: s}\nstringData: {../../../../etc/cron.d/x: word}\n---\n";
     vec![
-        ("laughs", laughs, "not read as YAML"),
-        ("deep", format!("a: {}{}", "[".repeat(5000), "]".repeat(5000)), "not read as YAML"),
+        ("laughs", laughs, "invalid YAML"),
+        ("deep", format!("a: {}{}", "[".repeat(5000), "]".repeat(5000)), "invalid YAML"),
         ("many volumes", many, "spec.volumes: "),
         (
             "ten mebibytes for cloud-init",
@@ -158,7 +158,7 @@ fn documents_that_mean_harm_are_refused_and_nothing_of_them_stays() {
                 assert!(refused["kind"] == "invalid" && message.contains(wanted), "{name}: {answer:.2000}");
                 println!("{name}: refused after {:?}", begun.elapsed());
             }
-            None => assert_eq!(wanted, "not read as YAML", "{name}"),
+            None => assert_eq!(wanted, "invalid YAML", "{name}"),
         }
         // The command refuses it for the same reason, without a call.
         fs::write(&file, document).unwrap();

@@ -285,7 +285,7 @@ fn unreadable_files_are_reported() {
     fs::write(&broken, "a: [").unwrap();
     let output = run(&["validate", broken.to_str().unwrap()], "");
     assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&output.stdout).contains("broken.yaml: not read as YAML"));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("broken.yaml: invalid YAML"));
     let output = run(&["validate", "/nonexistent.yaml"], "");
     assert_eq!(output.status.code(), Some(3));
     assert!(

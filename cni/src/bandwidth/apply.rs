@@ -76,7 +76,7 @@ fn from_the_pod(
     let made = host.exchange(vec![Link::create_ifb(&name, port.mtu)])?.pop().ok_or_else(odd)?;
     if made.refusal().is_some_and(|refusal| refusal.errno == Errno::EXIST) {
         let message = format!(
-            "the link {name} is there already: the rate of another interface of the container in network {} is limited",
+            "the link {name} exists already: it limits the rate of another interface of the container in network {}",
             call.network
         );
         return Err(Error::new(Kind::Mismatch, message));
@@ -135,7 +135,7 @@ fn remove(host: &mut Router, link: &Link) -> Result<(), Error> {
 pub(super) fn previous(call: &Call) -> Result<Outcome, Error> {
     Outcome::previous(&call.config, call.version)?.ok_or_else(|| {
         Error::config(
-            "\"prevResult\" is missing: bandwidth limits what an earlier plugin of the chain has made",
+            "\"prevResult\" is missing: bandwidth limits an interface that an earlier plugin of the chain has made",
         )
     })
 }

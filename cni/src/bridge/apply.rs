@@ -312,7 +312,7 @@ fn wire(
     let mut answers = host.exchange(requests)?.into_iter();
     let created = answers.next().ok_or_else(odd)?;
     if let Some(refusal) = created.refusal().filter(|refusal| refusal.errno == Errno::EXIST) {
-        let message = format!("{} is there already in {}", plan.pair.pod_name, pod.path().display());
+        let message = format!("{} exists already in {}", plan.pair.pod_name, pod.path().display());
         return Err(Error::with(Kind::Mismatch, message, refusal.clone()).into());
     }
     created.done()?;

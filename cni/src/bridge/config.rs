@@ -119,13 +119,13 @@ impl Config {
 /// `bridge`.
 ///
 /// # Errors
-/// [`crate::Kind::Config`] when it is no name of a link.
+/// [`crate::Kind::Config`] when it is not the name of a link.
 pub(super) fn bridge_name(keys: &Object) -> Result<String, Error> {
     let bridge = keys.text("bridge")?.filter(|name| !name.is_empty()).unwrap_or(DEFAULT_BRIDGE).to_owned();
     if is_interface_name(&bridge) {
         return Ok(bridge);
     }
-    Err(Error::config(format!("\"bridge\": \"{}\" is no name of a link", bridge.escape_debug())))
+    Err(Error::config(format!("\"bridge\": \"{}\" is not the name of a link", bridge.escape_debug())))
 }
 
 fn mtu(keys: &Object) -> Result<Option<u32>, Error> {

@@ -99,7 +99,7 @@ fn free_name(call: &Call, found: &Found, alias: &str) -> Result<String, Error> {
         .zip(&found.candidates)
         .find(|(_, taken)| taken.is_none())
         .map(|(turn, _)| identity::host_name(&call.network, &call.attachment, turn))
-        .ok_or_else(|| Error::new(Kind::Internal, "all names for the host's end of the veth pair are taken"))
+        .ok_or_else(|| Error::new(Kind::Internal, "all names for the host's end of the veth pair are taken; remove veth links of ended pods (GC)"))
 }
 
 /// Decides about the link that has the bridge's name, if there is one.
@@ -117,7 +117,9 @@ pub(crate) fn bridge_step(config: &Config, found: Option<&Link>) -> Result<Bridg
         }));
     };
     if !bridge.is_bridge() {
-        return Err(Error::mismatch(format!("the link {name} is there already and is no bridge")));
+        return Err(Error::mismatch(format!(
+            "the link {name} exists already and is not a bridge; name another one, or remove it"
+        )));
     }
     let filters = bridge.bridge.unwrap_or_default().vlan_filtering;
     let wants = config.vlans.as_ref().filter(|vlans| vlans.any());
@@ -216,7 +218,7 @@ fn vlan_gateway(config: &Config, bridge: &BridgeStep) -> Result<Option<VlanGatew
     let (Some(vlans), Some(vlan)) = (vlans, vlans.and_then(|vlans| vlans.access)) else { return Ok(None) };
     if !is_interface_name(&name) {
         return Err(Error::config(format!(
-            "the gateway in VLAN {vlan} would be the link {name}, which is no name of a link; give the bridge a shorter one"
+            "the gateway in VLAN {vlan} would be the link {name}, which is not the name of a link; give the bridge a shorter one"
         )));
     }
     Ok(Some(VlanGateway {

@@ -83,5 +83,5 @@ fn file(path: &str) -> Result<(), Error> {
     if Path::new(path).exists() {
         return Ok(());
     }
-    Err(Error::new(Kind::Unsupported, format!("{path} is not there")))
+    Err(Error::new(Kind::Unsupported, format!("{path} does not exist")))
 }

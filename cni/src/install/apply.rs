@@ -73,7 +73,10 @@ pub(super) fn install(folder: &Path, plugins: &[&str]) -> Result<Installed, Erro
         let step = plan::ours(&look(&path)?, &checksum);
         let what = match (step, &first) {
             (Step::Link | Step::Leave | Step::Refuse, _) => {
-                return Err(Error::mismatch(format!("{} is no file and cannot be replaced", path.display())));
+                return Err(Error::mismatch(format!(
+                    "{} is not a file and cannot be replaced; remove it",
+                    path.display()
+                )));
             }
             // One file under all names: by that a plugin knows another one for its own.
             (Step::Keep, Some(first)) if same_file(first, &path) => What::Unchanged,
@@ -143,7 +146,13 @@ fn write(path: &Path, program: &[u8], checksum: &str) -> Result<What, Error> {
     let result = written().map_err(failed).and_then(|()| {
         let read = std::fs::read(&new).map_err(failed)?;
         if sum(&read) != checksum {
-            return Err(Error::new(Kind::Io, format!("{} is not what was written", new.display())));
+            return Err(Error::new(
+                Kind::Io,
+                format!(
+                    "{} differs from what was written: the disk or another program changed it; install again",
+                    new.display()
+                ),
+            ));
         }
         std::fs::rename(&new, path).map_err(failed)
     });

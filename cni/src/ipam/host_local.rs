@@ -92,7 +92,7 @@ fn folder(call: &Call) -> Result<PathBuf, Error> {
     let data = ipam(call)?.text("dataDir")?.filter(|path| !path.is_empty()).unwrap_or(DATA_FOLDER);
     if !data.starts_with('/') {
         let data = data.escape_debug();
-        return Err(Error::config(format!("\"dataDir\": \"{data}\" is no absolute path")));
+        return Err(Error::config(format!("\"dataDir\": \"{data}\" is not an absolute path")));
     }
     // The network's name was checked to be no path.
     debug_assert!(is_name(&call.network));
@@ -109,7 +109,7 @@ fn requested(call: &Call) -> Result<Vec<IpAddr>, Error> {
     for text in texts.iter().filter(|text| !text.is_empty()) {
         let address = text.parse::<IpAddr>().or_else(|_| text.parse::<IpNet>().map(|network| network.addr()));
         let address = address.map_err(|_| {
-            Error::config(format!("the requested address \"{}\" is none", text.escape_debug()))
+            Error::config(format!("the requested address \"{}\" is not an IP address", text.escape_debug()))
         })?;
         let address = address.to_canonical();
         if !requested.contains(&address) {

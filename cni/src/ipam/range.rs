@@ -47,7 +47,7 @@ impl Range {
             )));
         }
         if subnet.prefix_len() > subnet.max_prefix_len() - 2 {
-            return Err(Error::config(format!("\"subnet\": {subnet} is too small to give addresses of")));
+            return Err(Error::config(format!("\"subnet\": {subnet} is too small to assign addresses from")));
         }
         let at = |key| Ok::<_, Error>(address_at(keys, key)?.map(|address| address.to_canonical()));
         let inside = |key: &str, address: IpAddr| {

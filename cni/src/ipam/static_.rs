@@ -27,7 +27,7 @@ pub(super) fn addresses(call: &Call) -> Result<Vec<IpConfig>, Error> {
     for text in call.arguments.get("GATEWAY").into_iter().flat_map(|list| list.split(',')) {
         let text = text.trim();
         let gateway: IpAddr = text.parse().map_err(|_| {
-            Error::config(format!("CNI_ARGS: the gateway \"{}\" is no address", text.escape_debug()))
+            Error::config(format!("CNI_ARGS: the gateway \"{}\" is not an address", text.escape_debug()))
         })?;
         for ip in ips.iter_mut().filter(|ip| ip.address.contains(&gateway)) {
             ip.gateway = Some(gateway);

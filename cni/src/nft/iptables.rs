@@ -82,7 +82,7 @@ pub(super) fn offered() -> Result<(), Error> {
     if std::env::split_paths(&folders).any(|folder| folder.join(family.restore).is_file()) {
         return Ok(());
     }
-    Err(Error::new(Kind::Unsupported, format!("no program {} in PATH", family.restore)))
+    Err(Error::new(Kind::Unsupported, format!("none of the programs {} is in PATH", family.restore)))
 }
 
 /// Masquerades what comes from `addresses`.

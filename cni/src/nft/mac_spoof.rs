@@ -116,7 +116,7 @@ impl SpoofCheck {
             let rules = self.rules(filter, chain.as_ref())?;
             for link in rules.iter().filter_map(|rule| rule.input.as_deref()) {
                 if link_exists(link)? {
-                    let message = format!("{} is attached already, by {link}", self.id);
+                    let message = format!("{} is attached already, by {link}; detach it first", self.id);
                     return Err(Error::mismatch(message));
                 }
             }

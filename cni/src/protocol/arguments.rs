@@ -61,7 +61,8 @@ impl Arguments {
         if ignore || unknown.is_empty() {
             return Ok(());
         }
-        let message = format!("CNI_ARGS: {} not known; IgnoreUnknown=true allows it", unknown.join(", "));
+        let message =
+            format!("CNI_ARGS: {} not known; set IgnoreUnknown=true to allow it", unknown.join(", "));
         Err(Error::new(Kind::Environment, message))
     }
 }

@@ -189,7 +189,7 @@ fn checked(
     let verb = Verb::named(&command).ok_or_else(|| {
         Error::new(
             Kind::Environment,
-            format!("CNI_COMMAND: \"{}\" is no verb of CNI", command.escape_debug()),
+            format!("CNI_COMMAND: \"{}\" is not a command of CNI", command.escape_debug()),
         )
     })?;
     if verb == Verb::Version {
@@ -215,7 +215,7 @@ fn checked(
     }
     if !is_name(&network) {
         return Err(Error::config(format!(
-            "\"{}\" is no network name: a letter or digit first, then letters, digits, \"_\", \".\" and \"-\"",
+            "\"{}\" is not the name of a network: a letter or digit first, then letters, digits, \"_\", \".\" and \"-\"",
             network.escape_debug()
         )));
     }
@@ -279,7 +279,7 @@ fn variables(environment: &Environment, verb: Verb) -> Result<Attachment, Error>
     if !is_name(&container) {
         return Err(Error::new(
             Kind::Environment,
-            format!("CNI_CONTAINERID: \"{}\" is no container id", container.escape_debug()),
+            format!("CNI_CONTAINERID: \"{}\" is not the id of a container", container.escape_debug()),
         ));
     }
     let interface = words(&environment.interface, "CNI_IFNAME")?;
@@ -288,7 +288,7 @@ fn variables(environment: &Environment, verb: Verb) -> Result<Attachment, Error>
     if !is_interface_name(&interface) && !deletes {
         return Err(Error::new(
             Kind::Environment,
-            format!("CNI_IFNAME: \"{}\" is no name of an interface", interface.escape_debug()),
+            format!("CNI_IFNAME: \"{}\" is not the name of an interface", interface.escape_debug()),
         ));
     }
     Ok(Attachment { container, interface })

@@ -114,7 +114,7 @@ impl Outcome {
         let message = "cannot convert: no valid IP addresses";
         let version = version.as_str();
         let reason =
-            format!("CNI {version} has no words for an interface without addresses; 0.3.0 and later do");
+            format!("CNI {version} cannot express an interface without addresses; use 0.3.0 or later");
         Err(Error::with(Kind::Unsupported, message, reason))
     }
 
@@ -154,7 +154,7 @@ impl Outcome {
             None | Some("") => version,
             name => Version::named(name).ok_or_else(|| {
                 let name = name.unwrap_or_default().escape_debug();
-                Error::config(format!("a result of CNI version \"{name}\" is not understood"))
+                Error::config(format!("a result of CNI version \"{name}\" is not supported"))
             })?,
         };
         let mut outcome = Self { dns: Dns::parse(document)?, ..Self::default() };

@@ -140,7 +140,7 @@ pub(super) fn status(config: &Config, call: &Call) -> Result<(), Error> {
 
 fn open_tun() -> Result<std::fs::File, Error> {
     OpenOptions::new().read(true).write(true).open(TUN).map_err(|error| {
-        Error::io(format!("{TUN} cannot be opened; is the kernel's module tun there?"), error)
+        Error::io(format!("{TUN} cannot be opened; load the kernel's module tun (modprobe tun)"), error)
     })
 }
 
@@ -148,7 +148,7 @@ fn make(config: &Config, call: &Call) -> Result<(), Error> {
     let name = &call.attachment.interface;
     create(&open_tun()?, name, config.many_queues, config.owner, config.group).map_err(|errno| {
         if errno == Errno::BUSY || errno == Errno::EXIST || errno == Errno::INVAL {
-            return Error::with(Kind::Mismatch, format!("{name} is there already, or cannot be made"), errno);
+            return Error::with(Kind::Mismatch, format!("{name} exists already, or cannot be made"), errno);
         }
         Error::with(Kind::Kernel, format!("the kernel did not create the tap device {name}"), errno)
     })

@@ -38,7 +38,7 @@ impl Config {
         let bridge = keys.text("bridge")?.filter(|name| !name.is_empty()).map(str::to_owned);
         if let Some(odd) = bridge.as_deref().filter(|name| !is_interface_name(name)) {
             return Err(Error::config(format!(
-                "\"bridge\": \"{}\" is no name of a link",
+                "\"bridge\": \"{}\" is not the name of a link",
                 odd.escape_debug()
             )));
         }

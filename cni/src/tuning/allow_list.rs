@@ -30,7 +30,7 @@ impl AllowList {
     fn parse(text: &str) -> Result<Self, Error> {
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
         let compiled = lines.map(|line| {
-            let message = || format!("{FILE}: \"{}\" is no regular expression", line.escape_debug());
+            let message = || format!("{FILE}: \"{}\" is not a regular expression", line.escape_debug());
             Regex::new(line).map_err(|error| Error::with(Kind::Config, message(), error))
         });
         compiled.collect::<Result<_, _>>().map(Self)

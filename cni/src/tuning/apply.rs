@@ -70,7 +70,7 @@ pub(super) fn delete(call: &Call) -> Result<(), Error> {
 pub(super) fn previous(call: &Call) -> Result<Outcome, Error> {
     Outcome::previous(&call.config, call.version)?.ok_or_else(|| {
         Error::config(
-            "\"prevResult\" is missing: tuning changes what an earlier plugin of the chain has made",
+            "\"prevResult\" is missing: tuning changes an interface that an earlier plugin of the chain has made",
         )
     })
 }
@@ -196,7 +196,7 @@ impl Undo {
 
 impl Step {
     fn undo(self) -> Result<(), Error> {
-        let failed = |path: &Path, error| Error::io(format!("{} is not as it was", path.display()), error);
+        let failed = |path: &Path, error| Error::io(format!("{} cannot be restored", path.display()), error);
         match self {
             Self::Sysctl { file, before } => write(&file, &before).map_err(|error| failed(&file, error)),
             Self::File { path, before: Some(before) } => {

@@ -55,7 +55,7 @@ impl Backup {
     fn parse(text: &[u8]) -> (Self, bool) {
         let Ok(keys) = Object::parse(text, "the file") else { return (Self::default(), false) };
         let number = |key| {
-            let odd = |_| Error::config(format!("\"{key}\" is no number of 32 bits"));
+            let odd = |_| Error::config(format!("\"{key}\" is not a number of 32 bits"));
             keys.integer(key)?.map(u32::try_from).transpose().map_err(odd)
         };
         let switch = |key| keys.get(key).map(|_| keys.boolean(key)).transpose();

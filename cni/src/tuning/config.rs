@@ -127,7 +127,7 @@ fn sysctls(sources: &[&Object], interface: &str) -> Result<Vec<Sysctl>, Error> {
                 )));
             };
             if !seen.insert(key) {
-                return Err(Error::config(format!("the sysctl \"{}\" is there twice", key.escape_debug())));
+                return Err(Error::config(format!("the sysctl \"{}\" is given twice", key.escape_debug())));
             }
             let sysctl = Sysctl { key: key.to_owned(), file: file(key, interface)?, value: value.clone() };
             match all.iter_mut().find(|other| other.key == key) {
@@ -144,7 +144,7 @@ fn file(key: &str, interface: &str) -> Result<PathBuf, Error> {
     let refused = || {
         let key = key.escape_debug();
         Error::config(format!(
-            "\"{key}\" is no sysctl of the network: only those that begin with net are changed"
+            "\"{key}\" is not a sysctl of the network: only those that begin with net can be set"
         ))
     };
     // Two dots would have become slashes; what is left of them is empty.

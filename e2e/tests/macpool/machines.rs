@@ -284,7 +284,7 @@ fn small_range(place: &Place) {
     // A wrong range changes nothing.
     let wrong = json!({"data": {"RANGE_START": C, "RANGE_END": A}}).to_string();
     place.kubectl(&[&map[..], &[&wrong]].concat());
-    until("it is told", || place.log(0).contains("the old one stays").then_some(()));
+    until("it is told", || place.log(0).contains("the previous range stays").then_some(()));
     let message = until("the replica's pod is told", || {
         let selector =
             "--field-selector=involvedObject.kind=Pod,involvedObject.name=macpool-0,reason=InvalidRange";

@@ -317,7 +317,7 @@ fn networks_that_cannot_be_attached_are_named() {
     let cases = [
         ("forbidden", "refused-elsewhere/lan", "may not use the NetworkAttachmentDefinition"),
         ("missing", "nowhere", "refused-networks/nowhere"),
-        ("broken", "broken", "spec.config: no CNI configuration"),
+        ("broken", "broken", "spec.config: not a CNI configuration"),
         ("plugin", "plugin", "the CNI plugin absent-plugin is in none of"),
         ("outside", "outside", "\"type\""),
         ("nofile", "nofile", "none of the"),
@@ -341,10 +341,10 @@ fn networks_that_cannot_be_attached_are_named() {
     let names: Vec<String> = (0..200).map(|number| format!("net{number}")).collect();
     let networks: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), "plugin")).collect();
     PLACE.create(MACHINES, namespace, &diskless("many", &networks));
-    until_refused(namespace, "many", "200 secondary networks; 32 are the most");
+    until_refused(namespace, "many", "200 secondary networks; 32 is the limit");
     let list = json!([{"name": "refused-networks/plugin", "interface": pod_interface("net"), "dns": {}}]);
     let long = format!("[{}]", " ".repeat(100 << 10));
-    for (text, why) in [(list.to_string(), "lists the interface"), (long, "65536 are the most")] {
+    for (text, why) in [(list.to_string(), "lists the interface"), (long, "65536 bytes is the limit")] {
         let name = pod(namespace, "plugin").unwrap()["metadata"]["name"].as_str().unwrap().to_owned();
         let annotation = format!("{STATUS}={text}");
         let words = ["annotate", "--overwrite", "-n", namespace, "pod", &name, &annotation];

@@ -183,8 +183,12 @@ fn addresses_of_the_node_and_of_services_are_not_polled() {
     for (name, url, why) in [
         ("metadata", "http://169.254.169.254/latest/meta-data".to_owned(), "link-local"),
         ("loopback", "http://127.0.0.1:8443/healthz".to_owned(), "the node's own"),
-        ("service", format!("https://{service}/healthz"), "that of a Service"),
-        ("named", format!("https://cdi-uploadproxy.{PLATFORM}.svc/healthz"), "that of a Service"),
+        ("service", format!("https://{service}/healthz"), "an address of the cluster's Services"),
+        (
+            "named",
+            format!("https://cdi-uploadproxy.{PLATFORM}.svc/healthz"),
+            "an address of the cluster's Services",
+        ),
     ] {
         space.create(
             "DataImportCron",

@@ -115,7 +115,7 @@ impl Driver {
         let pool = self.pool(request.parameters.pool.as_deref())?;
         writers(&pool.config, &request.capabilities)?;
         if matches!(&request.source, Some(Source::Volume(id)) if *id == request.id) {
-            return Err(Error::new(Kind::Invalid, "a volume cannot be made from itself"));
+            return Err(Error::new(Kind::Invalid, "the source of a volume is the volume itself"));
         }
         let _guard = self.locks.take(Thing::Volume(request.id.clone()))?;
         // A pool that is not ready counts as lack of room: the claim may go to a node that has the pool.
@@ -406,7 +406,7 @@ fn make(open: &Open<'_>, request: &Request, mut record: Record, content: Option<
             let path = home.path_of(id);
             return Err(Error::new(
                 Kind::Exists,
-                format!("{} is there and no volume of ours", path.display()),
+                format!("{} exists and was not created by this driver; move it away", path.display()),
             ));
         }
         let shares = content.is_some_and(|content| content.how == How::Share);

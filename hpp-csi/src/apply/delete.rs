@@ -62,7 +62,7 @@ impl Driver {
         if let Some(project) = volume.record.as_ref().and_then(|record| record.project)
             && let Err(error) = sys::limit_project(open.root.as_fd(), project, 0)
         {
-            tracing::warn!(volume = %id, project, %error, "the limit of a deleted volume's project stays");
+            tracing::warn!(volume = %id, project, %error, "cannot remove the quota limit of a deleted volume's project");
         }
         // A record without its volume is nothing: a crash before this leaves no trace that matters.
         open.volume_records()?.unlink(record_name(id))?;

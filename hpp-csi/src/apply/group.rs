@@ -50,7 +50,7 @@ impl Driver {
             let of: Vec<&str> = group.record.members.iter().map(|member| member.source.as_str()).collect();
             if !plan::are_the_same(&of, sources) {
                 let of = of.join(", ");
-                return Err(Error::new(Kind::Exists, format!("group snapshot {id} is there, of {of}")));
+                return Err(Error::new(Kind::Exists, format!("group snapshot {id} exists already, of {of}")));
             }
             // The try that made it may have failed in its last step.
             open.groups()?.sync()?;

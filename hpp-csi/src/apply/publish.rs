@@ -340,7 +340,7 @@ fn place_for(folder: &Dir, name: &Path, found: Option<Place>, shape: Shape) -> R
             Err(Error::new(Kind::Precondition, "a folder is at the target path of a block device"))
         }
         (Some(place), Shape::Folder | Shape::Loop) if !place.is_folder => {
-            Err(Error::new(Kind::Precondition, "something that is no folder is at the target path"))
+            Err(Error::new(Kind::Precondition, "the target path exists and is not a folder"))
         }
         (Some(_), _) => Ok(false),
     }
@@ -355,7 +355,7 @@ fn vacate(folder: &Dir, name: &Path) -> Result<()> {
         }
         Some(stat) if stat.st_size > 0 => Err(Error::new(
             Kind::Precondition,
-            format!("{} is a file with content, not ours to remove", folder.path_of(name).display()),
+            format!("{} is a file with content and is not removed", folder.path_of(name).display()),
         )),
         Some(_) => {
             folder.unlink(name)?;

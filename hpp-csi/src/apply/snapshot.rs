@@ -30,7 +30,7 @@ impl Driver {
             if found.record.source != source.as_str() {
                 return Err(Error::new(
                     Kind::Exists,
-                    format!("snapshot {id} is there, of volume {}", found.record.source),
+                    format!("snapshot {id} exists already, of volume {}", found.record.source),
                 ));
             }
             // The try that made it may have failed in its last step.
@@ -159,7 +159,10 @@ pub(super) fn publish(open: &Open<'_>, name: &str, id: &Id, record: &SnapshotRec
     let snapshots = open.snapshots_or_make()?;
     if !open.tmp()?.rename_new(name, &snapshots, id)? {
         let path = snapshots.path_of(id);
-        return Err(Error::new(Kind::Exists, format!("{} is there and no snapshot of ours", path.display())));
+        return Err(Error::new(
+            Kind::Exists,
+            format!("{} exists and was not created by this driver; move it away", path.display()),
+        ));
     }
     open.known.book().note_snapshot(id, record, open.known.sharing);
     Ok(())

@@ -106,10 +106,10 @@ pub(super) fn fits(volume: &Volume, capability: &Capability) -> Result<()> {
         (Shape::Block, Access::Block) | (Shape::Folder | Shape::Loop, Access::Mount(_)) => Ok(()),
         (Shape::Block, Access::Mount(_)) => Err(Error::new(
             Kind::Invalid,
-            format!("volume {} is a block device, nothing to mount", volume.id),
+            format!("volume {} is a block volume and cannot be mounted", volume.id),
         )),
         (Shape::Folder | Shape::Loop, Access::Block) => {
-            Err(Error::new(Kind::Invalid, format!("volume {} is no block device", volume.id)))
+            Err(Error::new(Kind::Invalid, format!("volume {} is not a block volume", volume.id)))
         }
     }
 }

@@ -64,7 +64,9 @@ pub fn open(net: &Net, options: Options) -> Result<RemoteSource, Error> {
     };
     let gcs = Gcs {
         name: format!("gs://{bucket}/{object}"),
-        object: Path::parse(&object).map_err(|e| Error::with(Kind::Usage, "not a name of an object", e))?,
+        object: Path::parse(&object).map_err(|e| {
+            Error::with(Kind::Usage, format!("\"{object}\" is not the name of an object in a bucket"), e)
+        })?,
         bucket,
         account,
         server: options.server,
@@ -140,7 +142,11 @@ impl Remote for Gcs {
             builder = builder.with_base_url(server);
         }
         // Its error could quote the account.
-        let store = builder.build().map_err(|_| Error::usage("the service account's JSON is invalid"))?;
+        let store = builder.build().map_err(|_| {
+            Error::usage(
+                "the service account's JSON is invalid: give the key file that the cloud console creates",
+            )
+        })?;
         Ok(Store { store, status })
     }
 
@@ -198,7 +204,7 @@ impl Gcs {
                 format!("{name} answered {status}: give a service account")
             }
             401 | 403 => format!("{name} answered {status}: the service account may not read this"),
-            404 => format!("{name} answered 404: there is nothing of that name"),
+            404 => format!("{name} answered 404: there is no object of that name"),
             _ => format!("{name} answered {status}"),
         };
         Failure::Failed(cause, Error::connect(what, error))

@@ -225,7 +225,9 @@ impl Http {
             let name = HeaderName::from_bytes(header.name.trim().as_bytes()).map_err(|_| bad())?;
             let mut value = HeaderValue::from_str(header.value.trim()).map_err(|_| bad())?;
             if [RANGE, IF_RANGE, ACCEPT_ENCODING].contains(&name) {
-                return Err(Error::usage(format!("the header {name} cannot be given: the importer sets it")));
+                return Err(Error::usage(format!(
+                    "the header {name} cannot be given: the importer sets it itself; leave it out"
+                )));
             }
             let secret = header.secret || [AUTHORIZATION, COOKIE, PROXY_AUTHORIZATION].contains(&name);
             value.set_sensitive(secret);
@@ -314,15 +316,24 @@ impl Http {
             let next = to.to_str().ok().and_then(|to| url.join(to).ok());
             let next = next.filter(|next| matches!(next.scheme(), "http" | "https") && next.host().is_some());
             let Some(mut next) = next else {
-                return Err(self.refused(format!("{} redirects to something that is not http", shown(&url))));
+                return Err(self.refused(format!(
+                    "{} redirects to an address that is not http or https; name the file's own address",
+                    shown(&url)
+                )));
             };
             next.set_fragment(None);
             let path = || seen.iter().chain([&next]).map(shown).collect::<Vec<_>>().join(" → ");
             if seen.contains(&next) {
-                return Err(self.refused(format!("redirect loop: {}", path())));
+                return Err(self.refused(format!(
+                    "redirects lead in a circle; name the file's own address: {}",
+                    path()
+                )));
             }
             if seen.len() > REDIRECTS {
-                return Err(self.refused(format!("more than {REDIRECTS} redirects: {}", path())));
+                return Err(self.refused(format!(
+                    "more than {REDIRECTS} redirects; name the file's own address: {}",
+                    path()
+                )));
             }
             if keeps_secrets(&self.url, &url) && !keeps_secrets(&self.url, &next) && !self.secrets.is_empty()
             {
@@ -381,8 +392,10 @@ impl Http {
             StatusCode::UNAUTHORIZED => ": give a user and password, or a header",
             StatusCode::FORBIDDEN if known => ": it forbids reading this with the credentials given",
             StatusCode::FORBIDDEN => ": it forbids reading this",
-            StatusCode::NOT_FOUND | StatusCode::GONE => ": there is nothing of that name",
-            StatusCode::PROXY_AUTHENTICATION_REQUIRED => ": the proxy wants credentials",
+            StatusCode::NOT_FOUND | StatusCode::GONE => ": the server has no file at that path",
+            StatusCode::PROXY_AUTHENTICATION_REQUIRED => {
+                ": the proxy requires credentials; put them into its address, http://user:password@host"
+            }
             _ => "",
         };
         let through = match status {
@@ -405,7 +418,7 @@ impl Http {
             }
         };
         if response.status() != StatusCode::OK {
-            tracing::debug!(source = self.name, status = %response.status(), "HEAD refused; going on with GET");
+            tracing::debug!(source = self.name, status = %response.status(), "the server refuses HEAD; continuing with GET");
             return None;
         }
         let length = number(response.headers(), &CONTENT_LENGTH);

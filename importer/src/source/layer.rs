@@ -169,7 +169,9 @@ fn plain(entry: &Entry) -> Result<(), Error> {
         What::File => Ok(()),
         What::Link => refuse(format!("{path} is a link; the image must hold the disk itself")),
         What::Sparse => refuse(format!("{path} is stored as a sparse file; build the image without that")),
-        What::Folder | What::Other => refuse(format!("{path} is no regular file")),
+        What::Folder | What::Other => {
+            refuse(format!("{path} is not a regular file; the image must hold the disk itself"))
+        }
     }
 }
 
@@ -228,7 +230,10 @@ impl Hidden {
 
     fn bounded(&self) -> Result<(), Error> {
         if self.names.len() + self.folders.len() > NAMES_MAX {
-            return Err(Error::new(Kind::Refused, "the image's layers name thousands of things in /disk"));
+            return Err(Error::new(
+                Kind::Refused,
+                "the image's layers name too many files in /disk; the image must hold one disk there",
+            ));
         }
         Ok(())
     }

@@ -48,7 +48,9 @@ impl Descriptor {
         };
         let lower_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
         if len == 0 || hex.len() != len || !hex.bytes().all(lower_hex) {
-            return Err(refused("the image names a blob by something that is no sha256 or sha512 digest"));
+            return Err(refused(
+                "the manifest refers to a blob by a digest that is neither sha256 nor sha512; push the image again",
+            ));
         }
         let size =
             u64::try_from(size).map_err(|_| refused(format!("the blob {digest} has a negative size")))?;
@@ -69,7 +71,10 @@ impl Descriptor {
         } else {
             Err(Error::new(
                 Kind::Digest,
-                format!("a document should have the digest {} and has {found}", self.digest),
+                format!(
+                    "the registry's manifest or configuration has the digest {found} instead of {}; push the image again if this repeats",
+                    self.digest
+                ),
             ))
         }
     }
@@ -123,7 +128,7 @@ impl Platform {
         };
         if os.is_empty() || architecture.is_empty() || variant == Some("") {
             return Err(Error::usage(format!(
-                "\"{text}\" is no platform: write an architecture such as amd64, or os/architecture/variant"
+                "\"{text}\" is not a platform: write an architecture such as amd64, or os/architecture/variant"
             )));
         }
         Ok(Self {
@@ -262,7 +267,10 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Document, Error> {
 
 fn layer(layer: &OciDescriptor) -> Result<Descriptor, Error> {
     if layer.media_type.ends_with("+encrypted") {
-        return Err(refused(format!("the layer {} is encrypted", layer.digest)));
+        return Err(refused(format!(
+            "the layer {} is encrypted; push the image without encryption",
+            layer.digest
+        )));
     }
     Descriptor::new(&layer.digest, layer.size)
 }
@@ -289,7 +297,7 @@ pub(crate) fn resolve(
             }
         }
     }
-    Err(refused("the image is an index of indexes of indexes"))
+    Err(refused("the image's indexes are nested too deep; push the image with one index of manifests"))
 }
 
 /// The entry for `platform`. One that names no variant fits every variant; of several that fit, the first one does. An
@@ -318,7 +326,11 @@ fn choose(entries: &[ImageIndexEntry], platform: &Platform) -> Result<(Descripto
         .take(20)
         .map(|found| format!("{}/{}", found.os, found.architecture))
         .collect();
-    Err(refused(format!("the image is not there for {platform}; it is for: {}", offered.join(", "))))
+    let offered = match offered.is_empty() {
+        true => "its index names no platform".to_owned(),
+        false => format!("it is there for: {}", offered.join(", ")),
+    };
+    Err(refused(format!("the image is not there for {platform}; {offered}")))
 }
 
 /// The image of an OCI layout's `index.json`: the one called `name`, or the only one, or the one for `platform`.
@@ -327,7 +339,9 @@ fn choose(entries: &[ImageIndexEntry], platform: &Platform) -> Result<(Descripto
 /// When there is none, or no telling which.
 pub(crate) fn in_layout(index: &[u8], name: Option<&str>, platform: &Platform) -> Result<Descriptor, Error> {
     let Document::Index(entries) = parse(index)? else {
-        return Err(refused("index.json is no image index"));
+        return Err(refused(
+            "the archive's index.json is not an image index; write it with skopeo copy … oci-archive:FILE",
+        ));
     };
     let named = |entry: &ImageIndexEntry| {
         let annotation =
@@ -335,10 +349,11 @@ pub(crate) fn in_layout(index: &[u8], name: Option<&str>, platform: &Platform) -
         name.is_some() && (annotation(REF_NAME) == name || annotation(IMAGE_NAME) == name)
     };
     let chosen = match (name, &entries[..]) {
-        (Some(name), entries) => entries
-            .iter()
-            .find(|entry| named(entry))
-            .ok_or_else(|| refused(format!("the archive holds no image called {name}")))?,
+        (Some(name), entries) => entries.iter().find(|entry| named(entry)).ok_or_else(|| {
+            refused(format!(
+                "the archive holds no image called {name}; leave the name out if it holds one image"
+            ))
+        })?,
         (None, [only]) => only,
         (None, []) => return Err(refused("the archive holds no image")),
         (None, entries) => return choose(entries, platform).map(|(chosen, _)| chosen),

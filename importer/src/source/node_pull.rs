@@ -152,13 +152,17 @@ fn info(net: &Net, options: &Options<'_>) -> Result<ServerInfo, Error> {
     url.set_query(None);
     let source = http::open(net, at(options, &url))?;
     let mut text = Vec::new();
-    let failed = |e| Error::from(disk_image::Error::from_source("reading /info", e));
+    let failed =
+        |e| Error::from(disk_image::Error::from_source("reading the image's environment from /info", e));
     source.open(0..INFO_MAX + 1).map_err(failed)?.read_to_end(&mut text).map_err(failed)?;
     if text.len() as u64 > INFO_MAX {
-        return Err(Error::new(Kind::Connect, format!("{url} is longer than {INFO_MAX} bytes")));
+        return Err(Error::new(
+            Kind::Connect,
+            format!("the answer of {url} is longer than {INFO_MAX} bytes; is it cdi-containerimage-server?"),
+        ));
     }
     ServerInfo::from_json(&text)
-        .ok_or_else(|| Error::new(Kind::Connect, format!("{url} is not the JSON of such a server")))
+        .ok_or_else(|| Error::new(Kind::Connect, format!("the answer of {url} is not that of cdi-containerimage-server; check the pod's server container")))
 }
 
 #[cfg(test)]

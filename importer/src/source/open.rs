@@ -190,7 +190,7 @@ fn nbd_options(url: &Url, access: &Access, limits: &Limits) -> nbd::Options {
 fn readable(path: &Path, archive: bool) -> Result<(), Error> {
     let Ok(meta) = std::fs::metadata(path) else {
         if archive && path.as_os_str() == "-" {
-            let what = "an archive is read here and there, not as a stream; save it to a file first";
+            let what = "an archive needs random access and cannot be a stream; save it to a file first";
             return Err(Error::new(Kind::Connect, what));
         }
         return Ok(());
@@ -199,7 +199,7 @@ fn readable(path: &Path, archive: bool) -> Result<(), Error> {
     let what = if kind.is_file() || kind.is_block_device() {
         return Ok(());
     } else if archive && !kind.is_dir() {
-        format!("{shown} is no file, and an archive is read here and there; save it to a file first")
+        format!("{shown} is not a file, and an archive needs random access; save it to a file first")
     } else if kind.is_dir() {
         format!("{shown} is a folder; name the image in it")
     } else if kind.is_fifo() {

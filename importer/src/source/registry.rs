@@ -390,10 +390,13 @@ impl Login {
     ) -> Result<HeaderValue, Failure> {
         let give_up = |error| Failure::Failed(Cause::Final, error);
         let bad = |what: &str| give_up(Error::new(Kind::Connect, what.to_owned()));
-        let mut url =
-            Url::parse(realm).map_err(|_| bad("the registry names a token server that is no address"))?;
+        let mut url = Url::parse(realm).map_err(|_| {
+            bad("the registry names a token server by an invalid address; check the image's registry")
+        })?;
         if self.user.is_some() && url.scheme() != "https" && !self.plain {
-            return Err(bad("the registry wants the password sent to a token server without TLS"));
+            return Err(bad(
+                "the registry's token server has no TLS, and the password is not sent there; use a registry with TLS or no credentials",
+            ));
         }
         {
             let mut query = url.query_pairs_mut();
@@ -472,7 +475,7 @@ impl AuthFile {
         // The parser's own words would quote what it stumbles over.
         serde_json::from_slice(&bytes).map_err(|e| {
             Error::usage(format!(
-                "{} is no file of registry credentials: it goes wrong at line {}",
+                "{} is not a file of registry credentials (Docker's config.json): invalid at line {}",
                 path.display(),
                 e.line()
             ))
@@ -509,9 +512,9 @@ impl AuthEntry {
             (Some(auth), None) if !auth.is_empty() => {
                 let decoded = base64::engine::general_purpose::STANDARD.decode(auth.trim());
                 let text = decoded.ok().and_then(|bytes| String::from_utf8(bytes).ok());
-                let text = text.ok_or_else(|| bad("are no base64 of user:password"))?;
+                let text = text.ok_or_else(|| bad("are not user:password in base64"))?;
                 let (user, password) =
-                    text.split_once(':').ok_or_else(|| bad("are no base64 of user:password"))?;
+                    text.split_once(':').ok_or_else(|| bad("are not user:password in base64"))?;
                 Ok(Some((user.to_owned(), password.trim_end_matches('\0').to_owned())))
             }
             (_, Some(_)) => Err(bad("are an identity token; give a user and a password or access token")),

@@ -307,9 +307,9 @@ pub(crate) fn first_of<R: Remote>(
 pub(crate) fn tell_retry(source: &str, failures: u32, error: &(dyn StdError + 'static), wait: Duration) {
     let error = Chain(error);
     if failures <= 1 {
-        tracing::warn!(source, %error, ?wait, "trying again");
+        tracing::warn!(source, %error, ?wait, "cannot read the source; retrying");
     } else {
-        tracing::info!(source, %error, ?wait, "trying again");
+        tracing::info!(source, %error, ?wait, "cannot read the source; retrying");
     }
 }
 

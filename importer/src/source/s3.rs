@@ -248,7 +248,7 @@ impl S3 {
             (301 | 307 | 400, Some(region)) => format!(": the bucket is in region {region}; name that host"),
             (403, _) if self.keys.is_none() => ": give a key and a secret".to_owned(),
             (403, _) => ": it forbids reading this with the key given".to_owned(),
-            (404, _) => ": there is nothing of that name".to_owned(),
+            (404, _) => ": the bucket has no object of that name, or does not exist".to_owned(),
             _ => String::new(),
         };
         Failure::Failed(cause, Error::connect(format!("{name} answered {status} {code}{hint}"), error))

@@ -131,24 +131,24 @@ impl TarStream {
             let Some(header) = self.header()? else {
                 return Ok(None);
             };
-            let size = number(&header[124..136]).ok_or_else(|| self.damaged("a size"))?;
+            let size = number(&header[124..136]).ok_or_else(|| self.damaged("size"))?;
             let kind = header[156];
             match kind {
                 b'L' => {
-                    let bytes = self.content(size, NAME_MAX, "a name")?;
+                    let bytes = self.content(size, NAME_MAX, "name")?;
                     let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
                     name = Some(bytes[..end].to_vec());
                 }
                 b'x' => {
-                    let bytes = self.content(size, PAX_MAX, "a pax header")?;
-                    pax = Pax::parse(&bytes).ok_or_else(|| self.damaged("a pax header"))?;
+                    let bytes = self.content(size, PAX_MAX, "pax header")?;
+                    pax = Pax::parse(&bytes).ok_or_else(|| self.damaged("pax header"))?;
                 }
                 // The target of a link, and defaults for all entries: neither is of use here.
                 b'K' | b'g' => self.end_content(size)?,
                 _ => return self.entry(&header, size, name, pax).map(Some),
             }
         }
-        Err(self.damaged("an endless row of headers"))
+        Err(self.damaged("series of headers without a file"))
     }
 
     /// Reads to the end of the source; what follows an archive is no part of it, but of the bytes that are hashed.
@@ -191,7 +191,7 @@ impl TarStream {
         let size = if (b'1'..=b'6').contains(&header[156]) { 0 } else { pax.size.unwrap_or(size) };
         let offset = self.at;
         let end = offset.checked_add(size).filter(|&end| end <= u64::MAX / 2);
-        self.go_on_after(end.ok_or_else(|| self.damaged("a size"))?);
+        self.go_on_after(end.ok_or_else(|| self.damaged("size"))?);
         Ok(Entry { path: path(&name), what, offset, size })
     }
 
@@ -207,7 +207,7 @@ impl TarStream {
             if self.at == BLOCK {
                 return Err(no_tar());
             }
-            return Err(self.damaged("a header's checksum"));
+            return Err(self.damaged("header checksum"));
         }
         Ok(Some(header))
     }
@@ -245,22 +245,22 @@ impl TarStream {
 
     fn end_content(&mut self, size: u64) -> io::Result<()> {
         let end = self.at.checked_add(size).filter(|&end| end <= u64::MAX / 2);
-        self.go_on_after(end.ok_or_else(|| self.damaged("a size"))?);
+        self.go_on_after(end.ok_or_else(|| self.damaged("size"))?);
         Ok(())
     }
 
     fn damaged(&self, what: &str) -> io::Error {
-        let what = format!("the tar archive has {what} at byte {} that cannot be", self.at);
+        let what = format!("the tar archive is damaged: it has an invalid {what} at byte {}", self.at);
         Error::new(Kind::Refused, what).into()
     }
 }
 
 fn no_tar() -> io::Error {
-    Error::new(Kind::Refused, "it is no tar archive").into()
+    Error::new(Kind::Refused, "the content is not a tar archive").into()
 }
 
 fn ends(at: u64) -> io::Error {
-    Error::new(Kind::Refused, format!("the tar archive ends early, at byte {at}")).into()
+    Error::new(Kind::Refused, format!("the tar archive is cut short at byte {at}; fetch it again")).into()
 }
 
 /// Records of a pax header for the entry that follows it.

@@ -116,7 +116,11 @@ pub fn client(config: &ClientConfig, proxies: &Proxies, user_agent: &str) -> Res
 }
 
 fn bad_proxy(name: &str, error: reqwest::Error) -> Error {
-    Error::with(Kind::Usage, format!("{name} is not an address of a proxy"), error.without_url())
+    Error::with(
+        Kind::Usage,
+        format!("{name} is not the address of a proxy: write http://host:port"),
+        error.without_url(),
+    )
 }
 
 /// The system's roots and everything in the folders and files.
@@ -136,7 +140,9 @@ fn roots(trust: &Trust) -> Result<RootCertStore, Error> {
         store.add_parsable_certificates(certificates);
     }
     if store.is_empty() {
-        tracing::warn!("no certificate authority is known: every https server will be refused");
+        tracing::warn!(
+            "no certificate authority is known, and every https server will be refused: install ca-certificates or give a CA certificate"
+        );
     }
     Ok(store)
 }
@@ -151,7 +157,7 @@ pub fn folder_certificates(folders: &[PathBuf]) -> Vec<CertificateDer<'static>> 
             Ok(entries) => entries,
             Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => {
-                tracing::warn!(folder = %folder.display(), %error, "cannot look for certificates there");
+                tracing::warn!(folder = %folder.display(), %error, "cannot list the folder of certificate authorities");
                 continue;
             }
         };
@@ -161,7 +167,7 @@ pub fn folder_certificates(folders: &[PathBuf]) -> Vec<CertificateDer<'static>> 
             match read_pem(path) {
                 Ok(more) => certificates.extend(more),
                 Err(error) => {
-                    tracing::warn!(file = %path.display(), %error, "not used as a certificate");
+                    tracing::warn!(file = %path.display(), %error, "a file in the folder of certificate authorities is ignored");
                 }
             }
         }

@@ -142,6 +142,12 @@ pub(crate) fn cases() -> Vec<Case> {
             vec![file("a", "x"), link("b", b'1', "/a"), file("b", "y")],
             Ok(&[("a", "x"), ("b", "y")]),
         ),
+        case(
+            "a hard link to a missing file",
+            vec![link("h", b'1', "none")],
+            Err("member h is a hard link to none, which does not precede it"),
+        ),
+        case("links in a circle", vec![link("l", b'2', "l"), file("l/f", "x")], Err("or in a circle")),
         case("a link without a target", vec![link("l", b'2', "")], Err("a link without a target")),
         case("a character device", vec![link("null", b'3', "")], Err("is a device")),
         case("a block device", vec![link("sda", b'4', "")], Err("is a device")),
@@ -267,6 +273,6 @@ pub(crate) fn cases() -> Vec<Case> {
             Err("a member is longer than its data"),
         ),
         case("one volume of several", vec![link("x", b'M', "")], Err("one volume of several")),
-        case("nothing", vec![], Err("no tar archive, or an empty one")),
+        case("nothing", vec![], Err("not a tar archive, or an empty one")),
     ]
 }

@@ -110,7 +110,7 @@ fn failed_stall_past_the_limit() {
 #[test]
 fn failed_for_good() {
     for (status, hint) in
-        [("401 Unauthorized", "user and password"), ("404 Not Found", "nothing of that name")]
+        [("401 Unauthorized", "user and password"), ("404 Not Found", "no file at that path")]
     {
         let server = Server::start(move |_, out| plain(out, status, ""));
         let start = Instant::now();

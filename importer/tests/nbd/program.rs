@@ -38,7 +38,7 @@ fn the_program_imports_from_qemu_nbd() {
         let output = importer(&[address, &target, "--force"]).output().unwrap();
         assert_eq!(output.status.code(), Some(3));
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        let told = format!("lists {which} and does not give it (not now)");
+        let told = format!("lists {which} and does not serve it (not now)");
         assert!(text.contains(&told) && !text.contains("it has"), "{text}");
     }
     // Options of an address that are not supported.

@@ -337,5 +337,5 @@ fn the_server_of_the_nbd_crate() {
     assert_reads(&source, &disk);
     assert_eq!(source.data_ranges(0..5).unwrap(), None);
     let error = open(hasty(&format!("nbd://{address}/disc"))).unwrap_err();
-    assert_told(&error, &["\"disc\"", "does it have it?"]);
+    assert_told(&error, &["\"disc\"", "check that the server has it"]);
 }

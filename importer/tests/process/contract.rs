@@ -81,7 +81,7 @@ fn failures_of_the_contract() {
     for (environment, expected) in [
         (
             &[("IMPORTER_SOURCE", "vddk")][..],
-            "Unable to process data: the source \"vddk\" is asked for; this importer does not do that",
+            "Unable to process data: the source \"vddk\" is asked for, which this importer does not support: use CDI's importer for it",
         ),
         (&[("IMPORTER_SOURCE", "http")], "Unable to process data: IMPORTER_ENDPOINT is not set"),
         (
@@ -110,7 +110,7 @@ fn failures_of_the_contract() {
                 ("IMPORTER_ENDPOINT", "http://h/i"),
                 ("IMPORTER_CURRENT_CHECKPOINT", "s1"),
             ],
-            "Unable to process data: a multi-stage import with checkpoints is asked for; this importer does not do that",
+            "Unable to process data: a multi-stage import with checkpoints is asked for, which this importer does not support: use CDI's importer for it",
         ),
     ] {
         let pod = Pod::new();

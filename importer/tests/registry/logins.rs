@@ -60,7 +60,7 @@ fn credentials_come_from_files() {
     let both = Options { auth_file: Some(path.clone()), ..with_user(image, &tls, PASSWORD) };
     assert_pulled(&both, b"x");
     fs::write(&path, "hunter2").unwrap();
-    assert_refused(&file, Kind::Usage, "no file of registry credentials");
+    assert_refused(&file, Kind::Usage, "not a file of registry credentials");
     fs::remove_file(&path).unwrap();
     assert_refused(&file, Kind::Usage, "cannot read");
 }

@@ -55,7 +55,7 @@ pub const EXIT_RECORD: &str = "exit.json";
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum FrameError {
     /// Longer than [`FRAME_MAX`].
-    #[error("a message of {0} bytes; {FRAME_MAX} are the most")]
+    #[error("a message of {0} bytes; {FRAME_MAX} bytes is the limit")]
     TooLong(usize),
     /// A version that this program does not speak.
     #[error("message of version {0}; this program speaks versions {VERSIONS:?}")]
@@ -74,7 +74,7 @@ pub enum FrameError {
         request: &'static str,
     },
     /// Not of the form of a message.
-    #[error("no message: {0}")]
+    #[error("not a message of the launcher's protocol: {0}")]
     Malformed(String),
 }
 

@@ -30,13 +30,13 @@ const REPEATED_MAX: usize = 50_000;
 #[derive(Debug, Error)]
 pub enum ManifestError {
     /// Longer than [`TEXT_MAX`].
-    #[error("{0} bytes are more than the {TEXT_MAX} that are read")]
+    #[error("{0} bytes; {TEXT_MAX} bytes is the limit: split the file")]
     TooLong(usize),
     /// More than [`DOCUMENTS_MAX`].
-    #[error("more than {DOCUMENTS_MAX} documents")]
+    #[error("more than {DOCUMENTS_MAX} documents: split the file")]
     TooMany,
     /// Not YAML, or more than is taken of it. The sentence never quotes the text.
-    #[error("not read as YAML: {0}")]
+    #[error("invalid YAML: {0}")]
     Yaml(String),
     /// A document that is no object of Kubernetes.
     #[error("document {number}: {problem}")]
@@ -165,7 +165,9 @@ fn items(number: usize, mut value: Value) -> Result<Vec<Value>, ManifestError> {
     match value.get_mut("items").map(Value::take) {
         None => Ok(Vec::new()),
         Some(Value::Array(items)) => Ok(items),
-        Some(_) => Err(ManifestError::NoObject { number, problem: "items of a List is no list" }),
+        Some(_) => {
+            Err(ManifestError::NoObject { number, problem: "the field items of a List is not a list" })
+        }
     }
 }
 
@@ -222,7 +224,7 @@ mod tests {
             ("kind: A", "apiVersion is missing"),
             ("apiVersion: v1", "kind is missing"),
             ("{kind: [a], apiVersion: v1}", "kind is missing"),
-            ("{kind: List, apiVersion: v1, items: a}", "no list"),
+            ("{kind: List, apiVersion: v1, items: a}", "not a list"),
             ("a: [", "YAML"),
             ("a: 1\na: 2", "YAML"),
             ("a: *b", "YAML"),

@@ -173,7 +173,7 @@ impl<S: PartialEq> Store<S> {
                 self.unreadable.fetch_add(1, Ordering::Relaxed);
                 tracing::warn!(
                     plural = self.resource.plural, key = %meta.key, line = error.line(), column = error.column(),
-                    "an object cannot be read; what was known of it is kept"
+                    "an object from the API server cannot be decoded; its last known state stays in use"
                 );
                 let mut rows = self.rows.write().unwrap_or_else(PoisonError::into_inner);
                 let round = rows.round;

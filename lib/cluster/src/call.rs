@@ -163,7 +163,7 @@ fn encoded(value: &impl Serialize) -> Result<Vec<u8>> {
 fn decoded<T: DeserializeOwned>(text: &[u8], path: &str) -> Result<T> {
     serde_json::from_slice(text).map_err(|error| {
         // The message names line and column only for data errors of the caller's type; values stay out.
-        let text = format!("{path}: the API server's answer is not of the expected type");
+        let text = format!("{path}: the API server's answer cannot be decoded");
         Error::caused(Kind::Unreadable, text, Position(error.line(), error.column()))
     })
 }
@@ -245,7 +245,7 @@ impl Client {
                 Ok(())
             }
             Err(error) => {
-                let text = format!("{} {}: not of the expected type", resource.plural, one.key());
+                let text = format!("{} {}: the object cannot be decoded", resource.plural, one.key());
                 Err(Error::caused(Kind::Unreadable, text, Position(error.line(), error.column())))
             }
         })

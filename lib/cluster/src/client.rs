@@ -122,13 +122,17 @@ impl Client {
     pub fn new(config: &Config, program: &str) -> Result<Self> {
         let server = config.server.trim_end_matches('/').to_owned();
         let uri: http::Uri = server.parse().map_err(|error| {
-            Error::caused(Kind::Config, format!("the API server's address {server} cannot be read"), error)
+            Error::caused(Kind::Config, format!("the API server's address {server} is not a URL"), error)
         })?;
         if !matches!(uri.scheme_str(), Some("http" | "https")) {
-            return Err(Error::new(Kind::Config, format!("the API server's address {server} is not https")));
+            return Err(Error::new(
+                Kind::Config,
+                format!("the API server's address {server} is not an https URL"),
+            ));
         }
-        let agent = HeaderValue::try_from(format!("ferrovirt/{program}"))
-            .map_err(|error| Error::caused(Kind::Config, "user agent", error))?;
+        let agent = HeaderValue::try_from(format!("ferrovirt/{program}")).map_err(|error| {
+            Error::caused(Kind::Config, "the program's name cannot be a user agent", error)
+        })?;
         let inner = Inner {
             http: transport::prepare(config)?,
             server,
@@ -226,7 +230,7 @@ impl Client {
         self.inner.counts.requests.fetch_add(1, Ordering::Relaxed);
         let mut answer = self.inner.http.request(request).await.map_err(|error| {
             self.inner.counts.failures.fetch_add(1, Ordering::Relaxed);
-            Error::caused(Kind::Unreachable, format!("{}: the API server cannot be reached", what()), error)
+            Error::caused(Kind::Unreachable, format!("{}: cannot reach the API server", what()), error)
         })?;
         let code = answer.status();
         if code.is_success() {
@@ -334,7 +338,7 @@ async fn collect(body: &mut Incoming, most: usize) -> Result<Vec<u8>> {
         if text.len() + data.remaining() > most {
             return Err(Error::new(
                 Kind::Unreadable,
-                format!("an answer of the API server is longer than {most} bytes"),
+                format!("an answer of the API server is longer than the limit of {most} bytes"),
             ));
         }
         text.extend_from_slice(&data);
@@ -368,7 +372,7 @@ impl Lines {
             }
             searched = self.held.len();
             if searched > MOST_LINE {
-                let text = format!("an event of a watch is longer than {MOST_LINE} bytes");
+                let text = format!("an event of a watch is longer than the limit of {MOST_LINE} bytes");
                 return Err(Error::new(Kind::Unreadable, text));
             }
             let Some(frame) = self.body.frame().await else { return Ok(None) };

@@ -103,7 +103,9 @@ impl Config {
     /// [`Kind::Config`] if the pod has no ServiceAccount token.
     pub fn in_cluster() -> Result<Self> {
         let variable = |name: &str| {
-            env::var(name).map_err(|error| Error::caused(Kind::Config, format!("{name} is not set"), error))
+            env::var(name).map_err(|error| {
+                Error::caused(Kind::Config, format!("the variable {name} is not set"), error)
+            })
         };
         let (host, port) = (variable("KUBERNETES_SERVICE_HOST")?, variable("KUBERNETES_SERVICE_PORT")?);
         let host = if host.contains(':') { format!("[{host}]") } else { host };
@@ -129,7 +131,7 @@ impl Config {
             if size.is_ok_and(|size| size > MOST_KUBECONFIG) {
                 return Err(Error::new(
                     Kind::Config,
-                    format!("{} is too long for a kubeconfig", path.display()),
+                    format!("{} is too large for a kubeconfig", path.display()),
                 ));
             }
             let text = String::from_utf8(read(path)?).map_err(|error| {
@@ -244,7 +246,12 @@ impl Kubeconfig {
             Error::new(Kind::Config, format!("the kubeconfig uses {what}, which is not supported"))
         };
         let name = context.map(str::to_owned).or(self.current_context).filter(|name| !name.is_empty());
-        let name = name.ok_or_else(|| Error::new(Kind::Config, "the kubeconfig has no current-context"))?;
+        let name = name.ok_or_else(|| {
+            Error::new(
+                Kind::Config,
+                "the kubeconfig has no current-context: select one with kubectl config use-context",
+            )
+        })?;
         let context = self.contexts.into_iter().find(|one| one.name == name);
         let context = context.ok_or_else(|| absent("context", &name))?.context;
         let cluster = self.clusters.into_iter().find(|one| one.name == context.cluster);
@@ -276,7 +283,7 @@ impl Kubeconfig {
             _ => {
                 return Err(Error::new(
                     Kind::Config,
-                    "a client certificate needs a key, and a key a certificate",
+                    "the kubeconfig's user needs both client-certificate and client-key",
                 ));
             }
         };

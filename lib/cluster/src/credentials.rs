@@ -134,7 +134,11 @@ impl Renewed {
             Source::File(path) => {
                 // A small file in memory: no thread is worth it.
                 let text = std::fs::read_to_string(path).map_err(|error| {
-                    Error::caused(Kind::Config, format!("cannot read the token {}", path.display()), error)
+                    Error::caused(
+                        Kind::Config,
+                        format!("cannot read the token file {}", path.display()),
+                        error,
+                    )
                 })?;
                 Held { header: header(text.trim())?, until: Instant::now() + FILE_AGE }
             }
@@ -178,7 +182,8 @@ impl Exec {
             .map_err(|_| failed("its output is not an ExecCredential".to_owned()))?;
         let Some(ExecStatus { token: Some(token), expiration_timestamp }) = read.status else {
             return Err(failed(
-                "it gave no token; client certificates from plugins are not supported".to_owned(),
+                "its ExecCredential has no token; client certificates from plugins are not supported"
+                    .to_owned(),
             ));
         };
         let lives = expiration_timestamp.map_or(Duration::from_secs(3600), |expiry| {
@@ -189,8 +194,9 @@ impl Exec {
 }
 
 fn header(token: &str) -> Result<HeaderValue> {
-    let mut value = HeaderValue::try_from(format!("Bearer {token}"))
-        .map_err(|_| Error::new(Kind::Config, "the token has characters that a header cannot carry"))?;
+    let mut value = HeaderValue::try_from(format!("Bearer {token}")).map_err(|_| {
+        Error::new(Kind::Config, "the token holds characters that no token has; check its file")
+    })?;
     value.set_sensitive(true);
     Ok(value)
 }

@@ -89,8 +89,10 @@ pub async fn follow<T: DeserializeOwned>(
                 }
                 let error = error.chain();
                 match failures {
-                    0 | 5 => tracing::warn!(plural = resource.plural, error, "cannot follow; will retry"),
-                    _ => tracing::debug!(plural = resource.plural, error, "cannot follow; will retry"),
+                    0 | 5 => {
+                        tracing::warn!(plural = resource.plural, error, "cannot watch objects; retrying")
+                    }
+                    _ => tracing::debug!(plural = resource.plural, error, "cannot watch objects; retrying"),
                 }
                 backoff(FIRST_PAUSE, LONGEST_PAUSE, failures)
             }
@@ -168,7 +170,7 @@ enum What {
 /// Reports one event of a watch; returns the version to watch from after it.
 fn event<T: DeserializeOwned>(line: &[u8], hear: &mut impl FnMut(News<'_, T>)) -> Result<Option<String>> {
     let unreadable = |error: serde_json::Error| {
-        let text = format!("an event of a watch is not one, at column {}", error.column());
+        let text = format!("an event of a watch cannot be decoded, at column {}", error.column());
         Error::new(Kind::Unreadable, text)
     };
     let Event { what, object } = serde_json::from_slice(line).map_err(unreadable)?;

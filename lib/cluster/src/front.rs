@@ -74,7 +74,7 @@ impl Front {
         let entry = |name: &str| {
             data.get(name).filter(|text| !text.trim().is_empty()).ok_or_else(|| {
                 let text = format!(
-                    "{NAMESPACE}/{NAME} has no {name}: is the API server's aggregation layer configured?"
+                    "the ConfigMap {NAMESPACE}/{NAME} has no {name}: configure the API server's aggregation layer"
                 );
                 Error::new(Kind::Unreadable, text)
             })
@@ -100,8 +100,13 @@ impl Front {
         }
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
-        let verifier =
-            verifier.map_err(|error| Error::caused(Kind::Unreadable, "front proxy's authority", error))?;
+        let verifier = verifier.map_err(|error| {
+            Error::caused(
+                Kind::Unreadable,
+                "the certificates of the front proxy's authority cannot be used",
+                error,
+            )
+        })?;
         Ok(Self {
             verifier,
             names: list("requestheader-allowed-names", false)?,
@@ -142,7 +147,9 @@ impl Front {
         })?;
         let name = common_name.unwrap_or_default();
         if !self.names.is_empty() && !self.names.iter().any(|allowed| allowed == name) {
-            return Err(refused("the client certificate's name may not speak for users"));
+            return Err(refused(
+                "the client certificate's name is not one of the front proxy's allowed names",
+            ));
         }
         self.named(headers).ok_or_else(|| refused("the request names no user"))
     }

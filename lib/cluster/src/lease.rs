@@ -110,14 +110,14 @@ impl Lease {
             let ended = tokio::select! {
                 () = work(stopped.clone()) => None,
                 () = self.renew(&mut observed) => {
-                    tracing::warn!(lease = %self.key, "the lease is lost; work stops");
+                    tracing::warn!(lease = %self.key, "lost the leader lease; this replica stops its work");
                     Some(())
                 }
                 () = async {
                     stop.wait().await;
                     stopper.stop();
                     tokio::time::sleep(GRACE).await;
-                    tracing::warn!(lease = %self.key, "work did not end in {GRACE:?}; it is cut off");
+                    tracing::warn!(lease = %self.key, "work did not end within {GRACE:?} of shutdown; aborting it");
                 } => None,
             };
             if ended.is_none() {
@@ -223,9 +223,11 @@ impl Lease {
         match tokio::time::timeout(self.times.renew_within, released).await {
             Ok(Ok(())) => tracing::info!(lease = %self.key, "lease released"),
             Ok(Err(error)) => {
-                tracing::warn!(lease = %self.key, error = error.chain(), "cannot release the lease; it expires");
+                tracing::warn!(lease = %self.key, error = error.chain(), "cannot release the leader lease; another replica takes over when it expires");
             }
-            Err(_) => tracing::warn!(lease = %self.key, "cannot release the lease in time; it expires"),
+            Err(_) => {
+                tracing::warn!(lease = %self.key, "cannot release the leader lease in time; another replica takes over when it expires")
+            }
         }
     }
 }

@@ -114,7 +114,8 @@ fn read(text: &[u8], hear: &mut impl FnMut(Listed<'_>) -> Result<()>) -> Result<
         (_, Some(error)) => Err(error),
         (Ok(page), None) => Ok(page),
         (Err(error), None) => {
-            let text = format!("a list is not one, at line {} column {}", error.line(), error.column());
+            let text =
+                format!("a list cannot be decoded, at line {} column {}", error.line(), error.column());
             Err(Error::new(Kind::Unreadable, text))
         }
     }

@@ -50,7 +50,7 @@ impl Outcome {
     pub fn of(result: crate::Result<Self>, kind: &str, object: &impl fmt::Display) -> Self {
         result.unwrap_or_else(|error| {
             if !error.is_conflict() {
-                tracing::warn!(kind, %object, error = error.chain(), "cannot reconcile; will retry");
+                tracing::warn!(kind, %object, error = error.chain(), "cannot reconcile; retrying");
             }
             Self::Retry
         })

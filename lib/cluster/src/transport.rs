@@ -37,8 +37,9 @@ pub(crate) fn prepare(config: &Config) -> Result<Http> {
     connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
     let mut builder = HttpsConnectorBuilder::new().with_tls_config(tls(config)?).https_or_http();
     if let Some(name) = &config.server_name {
-        let name = ServerName::try_from(name.clone())
-            .map_err(|error| Error::caused(Kind::Config, format!("tls-server-name {name}"), error))?;
+        let name = ServerName::try_from(name.clone()).map_err(|error| {
+            Error::caused(Kind::Config, format!("the kubeconfig's tls-server-name {name} is invalid"), error)
+        })?;
         builder = builder.with_server_name_resolver(FixedServerNameResolver::new(name));
     }
     let connector = builder.enable_http1().enable_http2().wrap_connector(connector);
@@ -74,7 +75,7 @@ pub(crate) fn tls(config: &Config) -> Result<ClientConfig> {
     let chain = certificates(&identity.certificates)?;
     // The parser's message could quote the key.
     let key = PrivateKeyDer::from_pem_slice(&identity.key)
-        .map_err(|_| Error::new(Kind::Config, "the client key is not PEM"))?;
+        .map_err(|_| Error::new(Kind::Config, "the kubeconfig's client key is not PEM"))?;
     builder
         .with_client_auth_cert(chain, key)
         .map_err(failed("the client certificate and its key cannot be used"))
@@ -83,9 +84,10 @@ pub(crate) fn tls(config: &Config) -> Result<ClientConfig> {
 /// The certificates of a PEM text, at least one.
 pub(crate) fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>> {
     let read: std::result::Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    let read = read.map_err(|error| Error::caused(Kind::Config, "a certificate is not PEM", error))?;
+    let read = read
+        .map_err(|error| Error::caused(Kind::Config, "a certificate of the kubeconfig is not PEM", error))?;
     if read.is_empty() {
-        return Err(Error::new(Kind::Config, "there is no PEM certificate where one is required"));
+        return Err(Error::new(Kind::Config, "the certificate data holds no PEM certificate"));
     }
     Ok(read)
 }

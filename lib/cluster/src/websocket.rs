@@ -111,7 +111,7 @@ impl Client {
         let secure = uri.scheme_str() == Some("https");
         let port = uri.port_u16().unwrap_or(if secure { 443 } else { 80 });
         let failed = |error| {
-            let text = format!("the API server at {host}:{port} cannot be reached");
+            let text = format!("cannot reach the API server at {host}:{port}");
             Error::caused(Kind::Unreachable, text, error)
         };
         let stream = TcpStream::connect((host, port)).await.map_err(failed)?;
@@ -120,9 +120,8 @@ impl Client {
             return Ok(Box::new(stream));
         }
         let name = self.server_name().unwrap_or(host).to_owned();
-        let name = ServerName::try_from(name).map_err(|error| {
-            Error::caused(Kind::Config, format!("{host} is not the name of a server"), error)
-        })?;
+        let name = ServerName::try_from(name)
+            .map_err(|error| Error::caused(Kind::Config, format!("{host} is not a host name"), error))?;
         // Without ALPN the API server speaks HTTP/1.1.
         let stream =
             TlsConnector::from(Arc::clone(self.tls())).connect(name, stream).await.map_err(failed)?;

@@ -211,7 +211,7 @@ impl Dir {
         if links == 1 {
             return Ok(Some(file));
         }
-        let why = format!("it has {links} hard links, and would be changed under the other names, too");
+        let why = format!("it has {links} hard links and would change under its other names; remove those");
         Err(self.failed("open", name, io::Error::new(io::ErrorKind::InvalidInput, why)))
     }
 
@@ -249,7 +249,7 @@ impl Dir {
         match component(name).and_then(|it| statat(self, it, AtFlags::SYMLINK_NOFOLLOW)) {
             Ok(stat) => Ok(Some(stat)),
             Err(Errno::NOENT) => Ok(None),
-            Err(error) => Err(self.failed("look at", name, error)),
+            Err(error) => Err(self.failed("inspect", name, error)),
         }
     }
 
@@ -258,7 +258,7 @@ impl Dir {
     /// # Errors
     /// Those of fstat(2).
     pub fn stat_self(&self) -> Result<Stat> {
-        fstat(self).map_err(|error| self.failed("look at", "", error))
+        fstat(self).map_err(|error| self.failed("inspect", "", error))
     }
 
     /// The names in the directory with their kinds; those that are not UTF-8 are left out.

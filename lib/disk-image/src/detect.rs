@@ -201,6 +201,10 @@ pub fn foreign_by_end(last: &[u8; 512]) -> Option<&'static str> {
     last.starts_with(b"koly\0\0\0\x04\0\0\x02\0").then_some("a DMG image")
 }
 
+/// How to handle an image of a format that is not read.
+pub(crate) const CONVERT_IMAGE: &str =
+    "convert it (qemu-img convert -O qcow2 IMAGE NEW) and import the result";
+
 /// "BZh", the level, then the magic of a block or of the end of an empty stream.
 fn is_bzip2(head: &[u8]) -> bool {
     let level = head.get(3).is_some_and(|level| (b'1'..=b'9').contains(level));

@@ -28,13 +28,13 @@ pub enum CallError {
     #[error("{1}")]
     Refused(RefusedKind, String),
     /// It cannot be talked to.
-    #[error("no answer from the launcher")]
+    #[error("the launcher does not answer on its socket")]
     Lost(#[from] io::Error),
     /// The message to send, or the received one, is invalid.
-    #[error("the launcher's socket")]
+    #[error("cannot talk to the launcher")]
     Frame(#[from] FrameError),
     /// The launch document is none.
-    #[error("not launched")]
+    #[error("the launch document is invalid")]
     Launch(#[from] LaunchError),
 }
 

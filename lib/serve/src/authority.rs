@@ -68,7 +68,10 @@ impl Intervals {
     /// [`Kind::Intervals`], with the rule that is broken.
     pub fn check(self) -> Result<Self, Error> {
         let rules = [
-            (self.ca_overlap.is_zero() || self.cert_overlap.is_zero(), "an overlap is zero"),
+            (
+                self.ca_overlap.is_zero() || self.cert_overlap.is_zero(),
+                "the overlap intervals of certificates must not be 0",
+            ),
             (self.ca_rotate < self.ca_overlap, "the authority's rotation is shorter than its overlap"),
             (self.ca_rotate < self.cert_rotate, "the authority's rotation is shorter than the certificates'"),
             (

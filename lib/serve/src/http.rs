@@ -177,9 +177,13 @@ fn answer(site: &Site, index: usize, token: Option<&str>) -> (StatusCode, String
             Some(Err(why)) => (StatusCode::INTERNAL_SERVER_ERROR, why),
             None => (StatusCode::NOT_FOUND, "not found\n".to_owned()),
         },
-        Verdict::Unknown => (StatusCode::UNAUTHORIZED, "a bearer token is needed\n".to_owned()),
-        Verdict::Refused => (StatusCode::FORBIDDEN, "this is not for you\n".to_owned()),
-        Verdict::Unavailable => (StatusCode::SERVICE_UNAVAILABLE, "ask again later\n".to_owned()),
+        Verdict::Unknown => (StatusCode::UNAUTHORIZED, "a bearer token is required\n".to_owned()),
+        Verdict::Refused => {
+            (StatusCode::FORBIDDEN, "forbidden: the token's user may not read this\n".to_owned())
+        }
+        Verdict::Unavailable => {
+            (StatusCode::SERVICE_UNAVAILABLE, "the token cannot be checked now; retry\n".to_owned())
+        }
     }
 }
 

@@ -48,14 +48,15 @@ pub type Stream = TokioIo<TlsStream<TcpStream>>;
 pub fn roots(pem: &[u8]) -> Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(pem) {
-        let certificate = certificate
-            .map_err(|error| Error::with(Kind::Usage, "the authorities' certificates are not PEM", error))?;
-        roots
-            .add(certificate)
-            .map_err(|error| Error::with(Kind::Usage, "a certificate is not one of an authority", error))?;
+        let certificate = certificate.map_err(|error| {
+            Error::with(Kind::Usage, "the certificates of the server's authority are not PEM", error)
+        })?;
+        roots.add(certificate).map_err(|error| {
+            Error::with(Kind::Usage, "a certificate cannot be used as that of an authority", error)
+        })?;
     }
     match roots.is_empty() {
-        true => Err(Error::new(Kind::Usage, "no authority's certificate is given")),
+        true => Err(Error::new(Kind::Usage, "the certificates of the server's authority are empty")),
         false => Ok(roots),
     }
 }
@@ -117,7 +118,7 @@ pub async fn answer<T>(
         biased;
         answer = answer => Ok(answer),
         () = late => {
-            let what = format!("the server has got everything and does not answer within {} s", patience.as_secs_f32());
+            let what = format!("the upload server received everything but did not answer within {} s", patience.as_secs_f32());
             Err(Error::new(Kind::Unreachable, what))
         }
     }
@@ -129,14 +130,16 @@ pub async fn answer<T>(
 /// [`Kind::Usage`]: `host` is not a server's name. [`Kind::Unreachable`]: the handshake fails.
 pub async fn secure(stream: TcpStream, host: &str, tls: Arc<ClientConfig>) -> Result<Stream> {
     let name = ServerName::try_from(host.to_owned())
-        .map_err(|error| Error::with(Kind::Usage, format!("{host} is not the name of a server"), error))?;
+        .map_err(|error| Error::with(Kind::Usage, format!("{host} is not a host name"), error))?;
     match tokio::time::timeout(CONNECT_TIMEOUT, TlsConnector::from(tls).connect(name, stream)).await {
         Ok(Ok(mut stream)) => {
             stream.get_mut().1.set_buffer_limit(Some(UNSENT));
             Ok(TokioIo::new(stream))
         }
-        Ok(Err(error)) => Err(Error::with(Kind::Unreachable, format!("no TLS with {host}"), error)),
-        Err(_) => Err(Error::new(Kind::Unreachable, format!("no TLS with {host}: no answer"))),
+        Ok(Err(error)) => {
+            Err(Error::with(Kind::Unreachable, format!("cannot set up TLS with {host}"), error))
+        }
+        Err(_) => Err(Error::new(Kind::Unreachable, format!("cannot set up TLS with {host}: no answer"))),
     }
 }
 
@@ -166,9 +169,6 @@ mod tests {
         assert!(answer(after(ms(200)), after(ms(150)), ms(100)).await.is_ok());
         assert!(answer(after(ms(50)), std::future::pending(), ms(1)).await.is_ok());
         let error = answer(std::future::pending::<()>(), after(ms(10)), ms(100)).await.unwrap_err();
-        assert!(
-            error.kind() == Kind::Unreachable && error.to_string().contains("does not answer"),
-            "{error}"
-        );
+        assert!(error.kind() == Kind::Unreachable && error.to_string().contains("did not answer"), "{error}");
     }
 }

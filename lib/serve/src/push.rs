@@ -183,10 +183,16 @@ impl<T: Tokens> Site<T> {
             Some(path) => match self.offset(&path, &token).await? {
                 Found::At(offset) if offset <= length => (Method::PATCH, path, offset),
                 Found::At(_) => {
-                    return Err(Error::new(Kind::Refused, "the server has more than the file holds"));
+                    return Err(Error::new(
+                        Kind::Refused,
+                        "the server has more bytes than the file holds: the file changed; start over with a new claim",
+                    ));
                 }
                 Found::Whole => {
-                    return Ok(Turn::Again(Error::new(Kind::Refused, "the server is not done yet")));
+                    return Ok(Turn::Again(Error::new(
+                        Kind::Refused,
+                        "the server has not finished the upload yet",
+                    )));
                 }
                 Found::Done => return filled(sent, length),
                 Found::Lost(why) => {
@@ -270,7 +276,10 @@ impl<T: Tokens> Site<T> {
             return Ok(match (text(COMPLETE_HEADER), offset) {
                 (Some("?1"), _) => Found::Whole,
                 (_, Some(offset)) => Found::At(offset),
-                (_, None) => Found::Unknown(Error::new(Kind::Refused, "the server reports no offset")),
+                (_, None) => Found::Unknown(Error::new(
+                    Kind::Refused,
+                    "the server did not report the offset of the upload",
+                )),
             });
         }
         // An answer to HEAD has no text: ask the proxy again with GET.
@@ -313,7 +322,7 @@ impl<T: Tokens> Site<T> {
         let name = self.host.trim_start_matches('[').trim_end_matches(']');
         let stream = peer::dial((name, self.port)).await.map_err(failed)?;
         let stream = peer::secure(stream, name, Arc::clone(&self.tls)).await.map_err(failed)?;
-        let broke = |e| Error::with(Kind::Unreachable, "the connection broke", e);
+        let broke = |e| Error::with(Kind::Unreachable, "the connection to the upload proxy broke", e);
         let (mut sender, connection) = hyper::client::conn::http1::handshake(stream).await.map_err(broke)?;
         let connection = tokio::spawn(connection);
         let answered = async {
@@ -344,7 +353,9 @@ fn failed(error: peer::Error) -> Error {
 fn filled(sent: &Sent, length: u64) -> Result<Turn> {
     match sent.furthest() >= length {
         true => Ok(Turn::Done),
-        false => Err(Error::new(Kind::Refused, "another client has filled the volume")),
+        false => {
+            Err(Error::new(Kind::Refused, "another client has filled the volume; upload to another claim"))
+        }
     }
 }
 
@@ -379,7 +390,7 @@ impl Answer {
 }
 
 fn nonsense(error: http::Error) -> Error {
-    Error::with(Kind::Usage, "the token or the URL cannot be sent", error)
+    Error::with(Kind::Usage, "the token or the URL holds invalid characters", error)
 }
 
 /// The path of an upload in an answer; of our paths only, because the token is sent there.
@@ -393,7 +404,8 @@ fn location(headers: &HeaderMap) -> Option<String> {
 /// # Errors
 /// It is no https URL, or has a path.
 pub fn host_and_port(url: &str) -> Result<(String, u16)> {
-    let nonsense = || Error::new(Kind::Usage, format!("{url} is no URL of a proxy (https://HOST[:PORT])"));
+    let nonsense =
+        || Error::new(Kind::Usage, format!("{url} is not the URL of a proxy: write https://HOST[:PORT]"));
     let whole = if url.contains("://") { url.to_owned() } else { format!("https://{url}") };
     let uri: http::Uri = whole.parse().map_err(|_| nonsense())?;
     match (uri.scheme_str(), uri.host(), uri.path()) {

@@ -197,7 +197,7 @@ pub enum TlsError {
     #[error("cannot read {0}")]
     Read(PathBuf, #[source] std::io::Error),
     /// A file holds no PEM of its kind.
-    #[error("cannot understand {0}")]
+    #[error("cannot parse {0}")]
     Pem(PathBuf, #[source] rustls::pki_types::pem::Error),
     /// TLS refuses certificate, key or configuration.
     #[error("cannot use the certificate")]

@@ -66,7 +66,7 @@ impl Findings {
         let text = text?;
         let word = T::from_word(text);
         if word.is_none() {
-            self.error(path, format!("{text:?} is none of {}", T::WORDS.join(", ")));
+            self.error(path, format!("{text:?} is not one of {}", T::WORDS.join(", ")));
         }
         word
     }

@@ -29,15 +29,18 @@ pub fn of_new_disk(info: &ClaimInfo, free: u64) -> Result<u64, String> {
         (None, None) => free,
     };
     let overhead = info.filesystem_overhead.as_deref().map_or(Some(DEFAULT_OVERHEAD), thousandths);
-    let overhead = overhead.ok_or_else(|| "the reported filesystem overhead is not a share".to_owned())?;
+    let overhead =
+        overhead.ok_or_else(|| "the reported filesystem overhead is not a number from 0 to 1".to_owned())?;
     let usable = u128::from(wanted) * u128::from(1000 - overhead) / 1000;
     let size = u64::try_from(usable).unwrap_or(u64::MAX) / MIB * MIB;
     let least = size / 100 * (100 - TOLERATED);
     match size.min(free) {
-        0 => Err(format!("a disk of {wanted} bytes without overhead is less than a mebibyte")),
+        0 => Err(format!(
+            "a claim of {wanted} bytes, less the filesystem's overhead, leaves less than 1 MiB for the disk; make it larger"
+        )),
         fits if fits >= least => Ok(fits),
         _ => Err(format!(
-            "not enough space: {size} bytes are wanted, {free} are free, and {TOLERATED} % less would do"
+            "not enough space for the disk: {size} bytes are needed, less {TOLERATED} % at most, and {free} are free; use a larger volume"
         )),
     }
 }
@@ -71,9 +74,9 @@ mod tests {
             (Some("1Gi"), None, None, 40 * GIB, Ok(967 * MIB)),
             (Some("1Gi"), Some("1Gi"), Some("0"), 1000 * MIB, Ok(999 * MIB)),
             (Some("1Gi"), Some("1Gi"), Some("0"), 500 * MIB, Err("not enough space")),
-            (Some("1Mi"), Some("1Mi"), Some("0.06"), GIB, Err("less than a mebibyte")),
-            (Some("1Gi"), Some("1Gi"), Some("1"), GIB, Err("less than a mebibyte")),
-            (Some("1Gi"), Some("1Gi"), Some("2"), GIB, Err("not a share")),
+            (Some("1Mi"), Some("1Mi"), Some("0.06"), GIB, Err("less than 1 MiB")),
+            (Some("1Gi"), Some("1Gi"), Some("1"), GIB, Err("less than 1 MiB")),
+            (Some("1Gi"), Some("1Gi"), Some("2"), GIB, Err("not a number from 0 to 1")),
             (Some("much"), None, None, GIB, Err("the claim's request")),
             (None, None, Some("0.06"), GIB, Ok(961 * MIB)),
         ] {

@@ -37,7 +37,9 @@ pub(crate) fn run(arguments: &SupportBundle) -> Result<()> {
     let root = directory(&arguments.output)?;
     let reached = Config::load(arguments.kubeconfig.as_deref(), None);
     let client = reached.and_then(|reach| Client::new(&reach, "support-bundle"));
-    let client = client.map_err(|error| Error::with(Kind::Cluster, "no cluster can be used", error))?;
+    let client = client.map_err(|error| {
+        Error::with(Kind::Cluster, "cannot read the cluster's address or credentials", error)
+    })?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Error::with(Kind::System, "cannot start the runtime", error))?;
     let mut bundle = Bundle { client, root, errors: Vec::new(), objects: 0, logs: 0 };
@@ -59,7 +61,7 @@ fn directory(path: &Path) -> Result<PathBuf> {
     if fs::read_dir(path).map_err(failed)?.next().is_some() {
         return Err(Error::new(
             Kind::Usage,
-            format!("--output {}: the directory is not empty", path.display()),
+            format!("--output {}: the directory is not empty; name a new one", path.display()),
         ));
     }
     Ok(path.to_owned())

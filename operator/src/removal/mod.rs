@@ -40,7 +40,9 @@ pub(crate) fn run(arguments: &Uninstall) -> Result<()> {
     })?;
     let reached = Config::load(arguments.kubeconfig.as_deref(), None);
     let client = reached.and_then(|reach| Client::new(&reach, "uninstall"));
-    let client = client.map_err(|error| Error::with(Kind::Cluster, "no cluster can be used", error))?;
+    let client = client.map_err(|error| {
+        Error::with(Kind::Cluster, "cannot read the cluster's address or credentials", error)
+    })?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Error::with(Kind::System, "cannot start the runtime", error))?;
     let removal = Removal { client, until: Instant::now() + Duration::from_secs(arguments.timeout) };

@@ -33,7 +33,7 @@ impl Gate {
     pub(super) fn user(&self, call: &Call) -> Result<User, Refusal> {
         let front = self.front.read().unwrap_or_else(PoisonError::into_inner).clone();
         let Some(front) = front else {
-            let text = "the API server's front proxy is not known yet";
+            let text = "the configuration of the API server's front proxy has not been read yet; retry";
             return Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text));
         };
         let client = call.connection().client();

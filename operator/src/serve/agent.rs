@@ -120,7 +120,9 @@ impl Agents {
             unavailable(format!("the agent of node {node} cannot be reached: {}", error::chain(error)))
         };
         let tls = self.tls.read().unwrap_or_else(PoisonError::into_inner).clone();
-        let tls = tls.ok_or_else(|| unavailable("the certificate for agents is not signed yet"))?;
+        let tls = tls.ok_or_else(|| {
+            unavailable("the operator's certificate for node agents is not signed yet; retry")
+        })?;
         let address = self.address(node).await?;
         let connected = async {
             let stream = TcpStream::connect((address.as_str(), PORT)).await?;

@@ -84,11 +84,17 @@ pub(super) async fn keep(config: &Config, site: &Arc<Site>, tls: &Arc<Live>, hea
                             exposed = Some(health.expose(move |page| write_ends(page, &ends)));
                             used = Some(found);
                         }
-                        Err(error) => tracing::error!(error = error.chain(), "certificates cannot be used"),
+                        Err(error) => tracing::error!(
+                            error = error.chain(),
+                            "cannot use the certificates of the operator's server"
+                        ),
                     }
                 }
             }
-            Err(error) => tracing::warn!(error = error.chain(), "certificates cannot be kept; will retry"),
+            Err(error) => tracing::warn!(
+                error = error.chain(),
+                "cannot write the certificates to their Secrets; retrying"
+            ),
         }
         // A replica with an expired certificate would only break connections.
         let valid = used.as_ref().and_then(|found| found.store.leaves.get(SERVER));
@@ -206,7 +212,7 @@ fn take(site: &Site, tls: &Live, found: &Found) -> Result<()> {
     let failed = |what: &'static str| {
         move |error: Box<dyn std::error::Error + Send + Sync>| Error::with(Kind::System, what, error)
     };
-    let missing = || Error::new(Kind::System, "the authority's store lacks a certificate");
+    let missing = || Error::new(Kind::System, "the Secret of the operator's authority lacks a certificate");
     let leaf = |name: &str| found.store.leaves.get(name).map(|leaf| &leaf.identity).ok_or_else(missing);
     let front = Front::parse(&found.front);
     let front =

@@ -46,7 +46,7 @@ fn parse(body: &[u8], namespace: &str) -> Result<Value, Refusal> {
         return Err(bad("empty request body".to_owned()));
     }
     let machine: Value = serde_json::from_slice(body)
-        .map_err(|error| bad(format!("the request's body is no VirtualMachine: {error}")))?;
+        .map_err(|error| bad(format!("the request's body is not a VirtualMachine: {error}")))?;
     if machine["kind"] != "VirtualMachine" {
         return Err(bad("Object is not a valid VirtualMachine".to_owned()));
     }

@@ -160,7 +160,7 @@ impl Controller {
             }
             Err(error) if error.is_not_found() || error.is_conflict() => Outcome::Done,
             Err(error) => {
-                tracing::warn!(claim = %key, error = error.chain(), "cannot label the claim with its node");
+                tracing::warn!(claim = %key, error = error.chain(), "cannot label a claim with the node of its volume");
                 Outcome::Retry
             }
         }
@@ -202,7 +202,7 @@ impl Controller {
             Ok(_) => Outcome::Done,
             Err(error) if error.is_not_found() || error.is_conflict() => Outcome::Done,
             Err(error) => {
-                tracing::warn!(volume = %key, error = error.chain(), "cannot label the PV with its node");
+                tracing::warn!(volume = %key, error = error.chain(), "cannot label a PersistentVolume with its node");
                 Outcome::Retry
             }
         }

@@ -88,7 +88,7 @@ fn outcome(result: Result<()>, what: &str, key: &Key) -> Outcome {
         Ok(()) => Outcome::Done,
         Err(error) if error.is_not_found() => Outcome::Done,
         Err(error) => {
-            tracing::warn!(what, %key, error = error.chain(), "cannot write what became of the volume's node");
+            tracing::warn!(what, %key, error = error.chain(), "cannot release a volume of a lost node; retrying");
             Outcome::Retry
         }
     }

@@ -76,7 +76,7 @@ impl Config {
 }
 
 fn receiver(url: &str) -> Result<Receiver> {
-    let nonsense = || Error::new(Kind::Usage, format!("UPLOAD_URL=\"{url}\" is no URL of https"));
+    let nonsense = || Error::new(Kind::Usage, format!("UPLOAD_URL=\"{url}\" is not an https URL"));
     let uri: http::Uri = url.parse().map_err(|_| nonsense())?;
     match (uri.scheme_str(), uri.host()) {
         (Some("https"), Some(host)) => Ok(Receiver {

@@ -68,10 +68,16 @@ fn configured() -> Result<Config> {
         .collect();
     let given = |wanted: &str| variables.iter().find(|(name, _)| name == wanted).map(|(_, v)| v.clone());
     let root = PathBuf::from(given(names::CLONE_ROOT_VARIABLE).unwrap_or_else(|| "/".into()));
-    let port =
-        given(names::CLONE_METRICS_PORT_VARIABLE).map(|port| port.parse::<u16>()).transpose().map_err(
-            |e| Error::with(Kind::Usage, format!("{} is no port", names::CLONE_METRICS_PORT_VARIABLE), e),
-        )?;
+    let port = given(names::CLONE_METRICS_PORT_VARIABLE)
+        .map(|port| port.parse::<u16>())
+        .transpose()
+        .map_err(|e| {
+            Error::with(
+                Kind::Usage,
+                format!("the variable {} is not a port", names::CLONE_METRICS_PORT_VARIABLE),
+                e,
+            )
+        })?;
     let source = Source::from_env(variables)
         .map_err(|e| Error::with(Kind::Usage, "the environment has malformed variables", e))?;
     Config::from_source(source, &root, port.unwrap_or(names::METRICS_PORT))
@@ -120,7 +126,10 @@ async fn work(config: Config, mut stopped: watch::Receiver<Option<Signal>>) -> R
             return Err(unread(&volume.path, error));
         }
         (Ok(()), Err(_)) => {
-            return Err(Error::new(Kind::Refused, "the server ended the upload before the volume's end"));
+            return Err(Error::new(
+                Kind::Refused,
+                "the upload server ended the clone before the end of the volume; see its log",
+            ));
         }
         (Err(error), _) => return Err(error),
     }

@@ -79,7 +79,7 @@ impl Volume {
         walk(&Dir::open(&self.path)?, Path::new(""), &mut |found| {
             let kind = found.facts.file_type();
             if kind.is_socket() {
-                tracing::debug!(member = %found.member.display(), "sockets are left out");
+                tracing::debug!(member = %found.member.display(), "a socket is not copied");
                 return Ok(());
             }
             empty = false;

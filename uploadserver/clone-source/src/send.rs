@@ -40,8 +40,11 @@ pub(crate) async fn send(
     if kind == CloneOf::Device {
         request = request.header(CLONE_SIZE_HEADER, size);
     }
-    let request = request.body(body).map_err(|e| Error::with(Kind::Usage, "UPLOAD_URL cannot be sent", e))?;
-    let broke = |e| Error::with(Kind::Unreachable, "the connection broke", e);
+    let request =
+        request.body(body).map_err(|e| Error::with(Kind::Usage, "UPLOAD_URL has no valid path", e))?;
+    let broke = |e| {
+        Error::with(Kind::Unreachable, format!("the connection to the upload server {} broke", to.host), e)
+    };
     let stream = connect(to, tls).await?;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(stream).await.map_err(broke)?;
     let connection = tokio::spawn(connection);
@@ -54,7 +57,7 @@ pub(crate) async fn send(
         match head.status {
             StatusCode::OK => Ok(()),
             status => {
-                let what = format!("the server answers {}: {}", status.as_u16(), words.trim());
+                let what = format!("the upload server answers {}: {}", status.as_u16(), words.trim());
                 Err(Error::new(Kind::Refused, what))
             }
         }

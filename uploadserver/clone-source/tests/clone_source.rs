@@ -279,7 +279,7 @@ fn refused_clients_and_volumes_that_do_not_fit_end_with_the_servers_reason() {
     let known = &*authority;
     for (from, mode, authority, name, code, words) in [
         (folder, Mode::Filesystem, known, "ns/other-ns/to", 4, "401"),
-        (folder, Mode::Filesystem, &stranger, NAME, 3, "no TLS with localhost"),
+        (folder, Mode::Filesystem, &stranger, NAME, 3, "cannot set up TLS with localhost"),
         (block, Mode::Block, known, NAME, 4, "larger than the reported available storage"),
         (Path::new("/nowhere"), Mode::Filesystem, known, NAME, 1, "cannot read"),
     ] {

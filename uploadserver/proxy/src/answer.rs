@@ -102,9 +102,15 @@ pub(crate) enum Refusal {
 pub(crate) fn refusal(refusal: &Refusal) -> Answer {
     match refusal {
         Refusal::NotFound => text(StatusCode::NOT_FOUND, ""),
-        Refusal::NoToken => text(StatusCode::BAD_REQUEST, "the header Authorization: Bearer TOKEN is needed"),
+        Refusal::NoToken => text(
+            StatusCode::BAD_REQUEST,
+            "the header Authorization: Bearer TOKEN is missing; request a token as an UploadTokenRequest",
+        ),
         Refusal::Token(error) => text(StatusCode::UNAUTHORIZED, &error.to_string()),
-        Refusal::WrongClaims => text(StatusCode::BAD_REQUEST, "the token is for something else"),
+        Refusal::WrongClaims => text(
+            StatusCode::BAD_REQUEST,
+            "the token is not an upload token: request one as an UploadTokenRequest",
+        ),
         Refusal::NotReady(why) => text(StatusCode::SERVICE_UNAVAILABLE, why),
         Refusal::Unprepared => text(
             StatusCode::INTERNAL_SERVER_ERROR,
@@ -114,8 +120,13 @@ pub(crate) fn refusal(refusal: &Refusal) -> Answer {
             StatusCode::BAD_GATEWAY,
             "the upload server cannot be reached; the proxy's log has the reason",
         ),
-        Refusal::Broken => text(StatusCode::BAD_GATEWAY, "the upload server ended without an answer"),
-        Refusal::Silent => text(StatusCode::REQUEST_TIMEOUT, "no data arrived for too long"),
+        Refusal::Broken => text(
+            StatusCode::BAD_GATEWAY,
+            "the upload server ended without an answer; see the log of the claim's upload pod",
+        ),
+        Refusal::Silent => {
+            text(StatusCode::REQUEST_TIMEOUT, "no data arrived for too long; send the upload again")
+        }
     }
 }
 

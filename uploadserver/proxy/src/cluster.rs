@@ -132,10 +132,16 @@ impl Kubernetes {
             format!("/apis/{}/namespaces/{}/{}", request::API_VERSION, target.namespace(), request::PLURAL);
         let answer: UploadTokenRequest =
             self.client.post(&path, &UploadTokenRequest::of(target.name())).await.map_err(|error| {
-                Error::with(Kind::Cluster, "the API server gives no token for an upload", error)
+                Error::with(
+                    Kind::Cluster,
+                    format!("the API server issues no upload token for the claim {}", target.name()),
+                    error,
+                )
             })?;
         let token = answer.status.and_then(|status| status.token).map(|token| token.0);
-        token.ok_or_else(|| Error::new(Kind::Cluster, "the API server's answer holds no token"))
+        token.ok_or_else(|| {
+            Error::new(Kind::Cluster, "the API server's answer to an UploadTokenRequest has no status.token")
+        })
     }
 
     /// The URL of the proxy in CDI's configuration; mostly a host without a scheme.
@@ -147,13 +153,16 @@ impl Kubernetes {
         })?;
         let url = config.spec.override_url.or(config.status.url).filter(|url| !url.is_empty());
         url.ok_or_else(|| {
-            Error::new(Kind::Cluster, "the CDIConfig names no upload proxy: name it with --url")
+            Error::new(
+                Kind::Cluster,
+                "the CDIConfig \"config\" has no status.uploadProxyURL: name the proxy with --url",
+            )
         })
     }
 }
 
 fn unanswered(error: cluster::Error) -> Error {
-    Error::with(Kind::Cluster, "the API server does not give the object", error)
+    Error::with(Kind::Cluster, "the API server did not return the object", error)
 }
 
 impl Lookup for Kubernetes {

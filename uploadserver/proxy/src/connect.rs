@@ -61,7 +61,7 @@ impl Own {
             Some(pair) => {
                 tracing::warn!(
                     error = error.chain(),
-                    "the proxy's certificate cannot be read again; the old one stays"
+                    "the proxy's certificate cannot be reloaded; the loaded one stays in use"
                 );
                 config(&roots, pair)
             }
@@ -104,7 +104,7 @@ fn config(roots: &Arc<RootCertStore>, (chain, key): &Pair) -> Result<Arc<ClientC
         .with_root_certificates(roots.clone())
         .with_client_auth_cert(chain.clone(), key.clone_key())
         .map(Arc::new)
-        .map_err(|e| Error::with(Kind::Process, "cannot use our certificate", e))
+        .map_err(|e| Error::with(Kind::Process, "cannot use the proxy's client certificate with its key", e))
 }
 
 fn unread(path: &Path, error: std::io::Error) -> Error {

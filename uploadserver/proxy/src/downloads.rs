@@ -64,7 +64,7 @@ pub(crate) fn router(folders: Folders) -> Router {
 /// Work with files, apart from the connections' threads.
 async fn blocking(work: impl FnOnce() -> Answer + Send + 'static) -> Answer {
     let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|_| text(StatusCode::SERVICE_UNAVAILABLE, "the process ends\n"))
+    done.unwrap_or_else(|_| text(StatusCode::SERVICE_UNAVAILABLE, "the server is shutting down; retry\n"))
 }
 
 /// The paths that have a file.
@@ -90,7 +90,7 @@ fn download(folders: &Folders, path: &str) -> Answer {
             text(StatusCode::NOT_FOUND, why)
         }
         Err(error) => {
-            tracing::warn!(path, %error, "a client cannot be read");
+            tracing::warn!(path, %error, "cannot read the file of a client program");
             text(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "the file cannot be read; the process's log has the reason\n",

@@ -23,7 +23,7 @@ pub(crate) async fn push(args: Push) -> Result<()> {
     let (file, length) = open(&args)?;
     let site = site(&args).await?;
     let progress = Progress::start(length);
-    let again = |why: &push::Error| tracing::warn!(why = why.chain(), "trying again");
+    let again = |why: &push::Error| tracing::warn!(why = why.chain(), "the upload was interrupted; retrying");
     site.push(&file, length, args.retries, progress.sent(), again).await.map_err(failed)?;
     progress.done();
     tracing::info!(file = %args.file.display(), pvc = %args.pvc, bytes = length, "uploaded");
@@ -46,7 +46,10 @@ fn open(args: &Push) -> Result<(Arc<File>, u64)> {
     let kind = file.metadata().map_err(unread)?.file_type();
     let length = file.seek(SeekFrom::End(0)).map_err(unread)?;
     if kind.is_dir() || length == 0 {
-        return Err(Error::new(Kind::Usage, format!("{} holds nothing to upload", args.file.display())));
+        return Err(Error::new(
+            Kind::Usage,
+            format!("{} is a folder or empty: name the file of an image", args.file.display()),
+        ));
     }
     Ok((Arc::new(file), length))
 }
@@ -61,7 +64,7 @@ impl push::Tokens for Tokens {
         match self {
             Self::Given(token) => Ok(token.clone()),
             Self::Asked(cluster, target) => cluster.token(target).await.map_err(|error| {
-                push::Error::with(push::Kind::Unreachable, "the cluster gives no token", error)
+                push::Error::with(push::Kind::Unreachable, "no upload token can be had", error)
             }),
         }
     }

@@ -42,15 +42,17 @@ pub(crate) fn step(target: &Target, claim: &Claim) -> Step {
     }
     if claim.populated {
         return match says(PRIME) {
-            "" => Step::Wait("the claim that is to be filled is not made yet"),
+            "" => Step::Wait("its populator claim does not exist yet; see the events of the claim"),
             prime => match Target::new(target.namespace(), prime) {
                 Some(prime) => Step::Follow(prime),
-                None => Step::Refuse(format!("PVC {name} names a PVC' that can be none")),
+                None => Step::Refuse(format!(
+                    "the annotation of PVC {name} for its populator claim is not the name of a claim"
+                )),
             },
         };
     }
     if !claim.annotations.contains_key(TARGET) {
-        return Step::Refuse(format!("PVC {name} is not an upload target"));
+        return Step::Refuse(format!("PVC {name} is not an upload target: it has no annotation {TARGET}"));
     }
     let archive = match says(CONTENT_TYPE) {
         "" | "kubevirt" => false,
@@ -64,7 +66,7 @@ pub(crate) fn step(target: &Target, claim: &Claim) -> Step {
     match says(POD_READY) {
         // As Go reads a bool.
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Step::Go { archive },
-        _ => Step::Wait("its upload server is not ready yet"),
+        _ => Step::Wait("its upload server is not ready yet; retry, and see its upload pod if this repeats"),
     }
 }
 
@@ -108,7 +110,7 @@ mod tests {
             (&[], true, Err("wait")),
             (&[(PRIME, "prime-1")], true, Ok(Step::Follow(Target::new("ns", "prime-1").unwrap()))),
             (&ready, true, Err("wait")),
-            (&[(PRIME, "../x")], true, Err("can be none")),
+            (&[(PRIME, "../x")], true, Err("not the name of a claim")),
             (&[(PRIME, "prime-1"), (POD_PHASE, "Succeeded")], true, Err("already finished")),
         ];
         for (annotations, populated, expected) in cases {

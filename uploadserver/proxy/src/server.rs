@@ -142,8 +142,8 @@ impl<L: Lookup> Proxy<L> {
                         ));
                     }
                     Err(error) => {
-                        tracing::warn!(%target, error = error.chain(), "a claim cannot be looked up");
-                        break "the API server does not answer";
+                        tracing::warn!(%target, error = error.chain(), "cannot read the claim of an upload");
+                        break "the claim cannot be read from the API server; the proxy's log has the reason";
                     }
                 };
                 match step(&of, &claim) {
@@ -154,7 +154,7 @@ impl<L: Lookup> Proxy<L> {
                     Step::Follow(prime) if of == *target && prime != of => of = prime,
                     Step::Follow(_) => {
                         return not_ready(format!(
-                            "PVC {} has a circular populator reference",
+                            "PVC {} has a circular populator reference; create it again",
                             target.name()
                         ));
                     }

@@ -29,7 +29,7 @@ impl Origin {
     fn current(&self) -> Result<Vec<PublicKey>> {
         let file = self.file.as_deref().map(read).transpose()?.flatten();
         let text = file.or_else(|| self.text.clone());
-        let text = text.ok_or_else(|| Error::new(Kind::Usage, "there is no public key of tokens"))?;
+        let text = text.ok_or_else(|| Error::new(Kind::Usage, "the public key of upload tokens is empty"))?;
         PublicKey::all_from_pem(&text)
             .map_err(|e| Error::with(Kind::Usage, "the public key of tokens cannot be read", e))
     }
@@ -110,7 +110,10 @@ impl TrustedKeys {
             }
         }
         if *problem != problems && !problems.is_empty() {
-            tracing::warn!(error = problems.join("; "), "keys cannot be read again; the old ones stay");
+            tracing::warn!(
+                error = problems.join("; "),
+                "keys of tokens cannot be reloaded; the loaded ones stay in use"
+            );
         }
         *problem = problems;
         if known.current != before {

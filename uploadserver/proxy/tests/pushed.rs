@@ -184,5 +184,5 @@ fn refused_pushes_have_a_reason() {
         .unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(3), "{said}");
-    assert!(said.contains("no TLS with localhost"), "{said}");
+    assert!(said.contains("cannot set up TLS with localhost"), "{said}");
 }

@@ -55,7 +55,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             serve::logs::init(serve::logs::klog_level(0), false);
-            tracing::error!(error = error.chain(), "the node agent stops");
+            tracing::error!(error = error.chain(), "the node agent failed");
             ExitCode::from(if error.kind() == Kind::Usage { 2 } else { 1 })
         }
     }
@@ -112,8 +112,13 @@ async fn work(config: Config, stopped: watch::Receiver<bool>) -> Result<()> {
     let last = Facts { schedulable: false, ..facts.borrow().clone() };
     match tokio::time::timeout(FAREWELL, report::once(&client, &config.node, &last)).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::warn!(error = error.chain(), "the node stays schedulable"),
-        Err(_) => tracing::warn!("the node stays schedulable: the API server does not answer"),
+        Ok(Err(error)) => tracing::warn!(
+            error = error.chain(),
+            "cannot mark the node unschedulable; new guests may still be placed here"
+        ),
+        Err(_) => tracing::warn!(
+            "cannot mark the node unschedulable, the API server does not answer; new guests may still be placed here"
+        ),
     }
     ended
 }
@@ -139,7 +144,7 @@ async fn start(
         let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         (kvm, host::find(kvm), cpu::labels(&cpuinfo))
     });
-    let found = found.await.map_err(|error| Error::system("the node was not inspected", error))?;
+    let found = found.await.map_err(|error| Error::system("cannot inspect the node", error))?;
     let (kvm, host, mut labels) = found;
     let host = host?;
     labels.insert(format!("machine-type.node.kubevirt.io/{}", host.machine), "true".to_owned());
@@ -226,7 +231,7 @@ async fn certified(identity: &Identity, clients: Option<Clients>, http2: bool) -
                 if !complained {
                     tracing::warn!(
                         error = ::error::chain(&error),
-                        "no certificate yet: consoles and changed blocks are not served; retrying"
+                        "the operator has signed no certificate yet: consoles and changed blocks are not served; retrying"
                     );
                     complained = true;
                 }

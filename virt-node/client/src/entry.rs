@@ -137,7 +137,7 @@ async fn remote(invocation: &Invocation, which: &Which, verb: Remote) -> Result<
         Remote::Scp { copy, options } => {
             let route = copy.route::<Target>().map_err(|text| Error::new(Kind::Usage, text))?;
             let Some(login) = route.guest() else {
-                return usage("no argument is in a guest: name it as NAME:PATH");
+                return usage("no argument names a path in a guest: write it as NAME:PATH");
             };
             let way = way(invocation, which, &site, &login.guest)?;
             missing("scp", ssh::scp(&way, &copy, route, options))

@@ -68,8 +68,8 @@ pub(crate) async fn forward(
         say(&format!("forwarding {} {bound} to {}", port.protocol(), port.guest));
     }
     match work.join_next().await {
-        Some(Ok(error)) => Err(Error::with(Kind::System, "a forwarded port is not served any more", error)),
-        Some(Err(_)) | None => Err(Error::new(Kind::System, "a forwarded port is not served any more")),
+        Some(Ok(error)) => Err(Error::with(Kind::System, "forwarding of a port ended", error)),
+        Some(Err(_)) | None => Err(Error::new(Kind::System, "forwarding of a port ended")),
     }
 }
 
@@ -99,7 +99,7 @@ async fn connections(listener: &TcpListener, site: Site, target: Target, port: F
             Err(error) => return error,
         };
         let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
-            say(&format!("a connection was closed: {CLIENTS_MAX} are open already"));
+            say(&format!("a connection was refused: {CLIENTS_MAX} are open already"));
             continue;
         };
         let (site, target) = (site.clone(), target.clone());

@@ -31,11 +31,10 @@ impl FromStr for Forwarded {
             _ => return Err(format!("{protocol:?} is neither tcp nor udp")),
         };
         let (local, guest) = ports.split_once(':').unwrap_or((ports, ports));
-        let port = |text: &str| {
-            text.parse::<u16>().map_err(|_| format!("{text:?} is no port: ports are numbers from 1 to 65535"))
-        };
+        let port =
+            |text: &str| text.parse::<u16>().map_err(|_| format!("{text:?} is not a port from 1 to 65535"));
         match (port(local)?, port(guest)?) {
-            (_, 0) => Err("a guest has no port 0".to_owned()),
+            (_, 0) => Err("the guest's port must be from 1 to 65535".to_owned()),
             (local, guest) => Ok(Self { tcp, local, guest }),
         }
     }

@@ -25,7 +25,7 @@ impl<T: FromStr<Err = String>> FromStr for Login<T> {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (user, guest) = match text.rsplit_once('@') {
-            Some(("", _)) => return Err("there is no user before the @".to_owned()),
+            Some(("", _)) => return Err("the user before the @ is missing".to_owned()),
             Some((user, guest)) => (Some(user.to_owned()), guest),
             None => (None, text),
         };
@@ -202,7 +202,7 @@ impl Copy {
         let route = Route { from: self.from.parse()?, to: self.to.parse()? };
         match (&route.from, &route.to) {
             (Place::Guest(..), Place::Here(_)) | (Place::Here(_), Place::Guest(..)) => Ok(route),
-            _ => Err("exactly one place must be in a guest, such as NAME:PATH".to_owned()),
+            _ => Err("exactly one of source and target must be in a guest: write it as NAME:PATH".to_owned()),
         }
     }
 }

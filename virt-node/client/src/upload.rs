@@ -146,7 +146,7 @@ pub(crate) async fn upload(site: &Site, typed: &Options) -> Result<()> {
     say(&format!("Uploading data to {url}"));
     let sent = Sent::default();
     let shown = Bar::start(length, sent.clone());
-    let again = |why: &push::Error| shown.0.suspend(|| say(&format!("{}; trying again", why.chain())));
+    let again = |why: &push::Error| shown.0.suspend(|| say(&format!("{}; retrying", why.chain())));
     let done = proxy.push(&file, length, RETRIES, &sent, again).await;
     drop(shown);
     done.map_err(pushed)?;
@@ -168,7 +168,7 @@ fn open(file: &Path) -> Result<(Arc<File>, u64)> {
     let mut image = File::open(file).map_err(unread)?;
     let length = image.seek(SeekFrom::End(0)).map_err(unread)?;
     if length == 0 || image.metadata().map_err(unread)?.is_dir() {
-        return usage(format!("{} holds nothing to upload", file.display()));
+        return usage(format!("{} is a folder or empty: name the file of an image", file.display()));
     }
     Ok((Arc::new(image), length))
 }
@@ -194,7 +194,7 @@ fn roots(typed: &Options, configuration: &Value) -> Result<Option<RootCertStore>
     }
     let mut roots = RootCertStore::empty();
     let mut add = |pem: &[u8], what: &str| -> Result<()> {
-        let wrong = || Error::new(Kind::Usage, format!("{what} holds something else than PEM certificates"));
+        let wrong = || Error::new(Kind::Usage, format!("{what} holds something other than PEM certificates"));
         for certificate in CertificateDer::pem_slice_iter(pem) {
             roots.add(certificate.map_err(|_| wrong())?).map_err(|_| wrong())?;
         }
@@ -244,10 +244,15 @@ impl push::Tokens for Tokens {
                 true => push::Kind::Unreachable,
                 false => push::Kind::Refused,
             };
-            push::Error::with(kind, "the cluster gives no token for the upload", error)
+            push::Error::with(kind, "the API server issues no upload token", error)
         })?;
         let token = answer.status.and_then(|status| status.token).map(|token| token.0);
-        token.ok_or_else(|| push::Error::new(push::Kind::Refused, "the cluster's answer holds no token"))
+        token.ok_or_else(|| {
+            push::Error::new(
+                push::Kind::Refused,
+                "the API server's answer to an UploadTokenRequest has no status.token",
+            )
+        })
     }
 
     fn is_renewable(&self) -> bool {

@@ -42,7 +42,7 @@ pub(crate) async fn version(site: Option<&Site>, format: Format) -> Result<Strin
 
 /// As virtctl: the preferred version of the group, then its `version`.
 async fn server(site: &Site) -> Result<Value> {
-    let what = "the version of the virtualization API cannot be read";
+    let what = "cannot read the version of the virtualization API";
     let group = site.read(GROUP).await.map_err(failed(what))?;
     let preferred = text(&group, "/preferredVersion/groupVersion");
     if preferred.is_empty() || preferred.contains("..") {

@@ -43,7 +43,7 @@ fn place(cache: &Path, emulator: &Path) -> Result<PathBuf, Error> {
         Error::new(
             Kind::System,
             format!(
-                "{what} is not there; on Debian: apt install libvirt0 libvirt-daemon-driver-qemu qemu-system-x86"
+                "{what} does not exist; on Debian: apt install libvirt0 libvirt-daemon-driver-qemu qemu-system-x86"
             ),
         )
     };

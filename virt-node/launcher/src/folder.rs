@@ -56,7 +56,7 @@ impl Folder {
         if path.is_dir() {
             Ok(Self(path))
         } else {
-            Err(Error::new(Kind::Usage, format!("{} is no folder", path.display())))
+            Err(Error::new(Kind::Usage, format!("{} is not a folder", path.display())))
         }
     }
 
@@ -191,8 +191,9 @@ impl Folder {
     pub(crate) fn remaining(&self, of: Deadline) -> Result<Option<Duration>, Error> {
         let Some(content) = self.read(of.file())? else { return Ok(None) };
         let nanoseconds = std::str::from_utf8(&content).ok().and_then(|text| text.parse().ok());
-        let nanoseconds = nanoseconds
-            .ok_or_else(|| Error::new(Kind::System, format!("{}: torn", self.0.join(of.file()).display())))?;
+        let nanoseconds = nanoseconds.ok_or_else(|| {
+            Error::new(Kind::System, format!("{}: the file is incomplete", self.0.join(of.file()).display()))
+        })?;
         Ok(Some(Duration::from_nanos(nanoseconds).saturating_sub(clock())))
     }
 

@@ -40,7 +40,7 @@ pub enum IsoError {
         path: String,
     },
     /// A file where a folder is wanted.
-    #[error("medium {medium}: {path} is a file and a folder")]
+    #[error("medium {medium}: {path} is given both as a file and as a folder")]
     Clash {
         /// The medium.
         medium: String,
@@ -48,7 +48,7 @@ pub enum IsoError {
         path: String,
     },
     /// More than a CD of ours holds.
-    #[error("medium {0}: more than 64 MiB, or a name or folder that is too long")]
+    #[error("medium {0}: the content exceeds 64 MiB, or a path in it is too long")]
     TooLarge(String),
 }
 

@@ -68,7 +68,7 @@ pub(crate) fn run(
     sys::block_signals().map_err(failed("signals cannot be blocked"))?;
     set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(io::Error::from)
-        .map_err(failed("orphans would be lost"))?;
+        .map_err(failed("cannot become the reaper of orphaned processes"))?;
     let socket = listen(&folder)?;
     let ended = supervise(&folder, &socket, &say);
     // A missing socket cannot be removed, and no other process makes it.
@@ -164,7 +164,7 @@ fn supervise(folder: &Folder, socket: &UnixListener, say: &impl Fn(&str)) -> Res
             return Ok(exit);
         }
         if stop && !folder.started()? && !has_children() {
-            return Err(Error::new(Kind::System, "asked to end before there was a guest"));
+            return Err(Error::new(Kind::System, "asked to end before a guest was launched"));
         }
         let (delay, count) = plan::delay(worker.since.elapsed(), failures);
         failures = count;
@@ -172,7 +172,9 @@ fn supervise(folder: &Folder, socket: &UnixListener, say: &impl Fn(&str)) -> Res
         if failures > FAILURES_MAX && !has_children() {
             return Err(Error::new(
                 Kind::System,
-                format!("{failures} workers in a row ended, and there is no guest"),
+                format!(
+                    "{failures} workers in a row failed before a guest was launched; the log above has the reason"
+                ),
             ));
         }
         pause(delay, &mut stop)?;

@@ -48,7 +48,7 @@ fn a_guest_is_run_by_commands() {
     assert_eq!(ask(&["shutdown", "--grace-period", "0"]).0, Some(0));
     launcher.ends(Cause::Killed);
     let (code, _, said) = ask(&["status"]);
-    assert!(code == Some(3) && said.contains("no answer from the launcher"), "{said}");
+    assert!(code == Some(3) && said.contains("the launcher does not answer on its socket"), "{said}");
 }
 
 #[test]

@@ -40,7 +40,7 @@ fn documents_that_are_none_are_refused() {
     newer["version"] = Value::from(2);
     for (document, said) in [
         (newer.to_string(), "-: launch document of version 2; this program reads version 1"),
-        (String::new(), "-: no launch document"),
+        (String::new(), "-: not a launch document"),
         ("{\"version\": 1}".to_owned(), "-: no launch document: missing field"),
     ] {
         let output = run(&["domain", "-"], document.as_bytes());

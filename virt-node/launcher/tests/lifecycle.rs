@@ -126,7 +126,7 @@ fn a_launch_is_idempotent_and_one_launcher_runs_one_guest() {
     let mut other = document.clone();
     other.uid = "00000000-0000-4000-8000-0000000000ff".to_owned();
     let (kind, said) = refused(launcher.client().launch(&other));
-    assert_eq!((kind, said.as_str()), (RefusedKind::State, "another guest runs here"));
+    assert_eq!((kind, said.as_str()), (RefusedKind::State, "this launcher runs another guest already"));
 }
 
 #[test]

@@ -118,7 +118,7 @@ fn program() -> Option<PathBuf> {
 
 fn ask() -> Result<Answer, Missing> {
     let install = "install ferrovirt's cni next to virt-node or on the PATH";
-    let program = program().ok_or_else(|| Missing::new("the program cni is not there", install))?;
+    let program = program().ok_or_else(|| Missing::new("the program cni is missing", install))?;
     let shown = program.display();
     let output = Command::new(&program).args(["check-node", "--output", "json"]).output();
     let output = output.map_err(|error| Missing::new(format!("{shown}: {error}"), install))?;

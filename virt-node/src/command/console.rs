@@ -21,7 +21,7 @@ pub(crate) fn console(daemon: Daemon, namespace: &str, name: &str) -> Result<(),
 }
 
 fn lost(error: io::Error) -> Error {
-    Error::with(Kind::System, "the connection is lost", error)
+    Error::with(Kind::System, "the connection to the guest's console broke", error)
 }
 
 /// Joins a guest's stream and this terminal, until one of them ends.

@@ -48,7 +48,7 @@ impl Guest {
         let Self { daemon, namespace, named } = self;
         let no = |said: &str| Error::new(ErrorKind::Content, format!("{namespace}/{}: {said}", named.name));
         let target = named.target(Kind::VirtualMachineInstance, namespace);
-        let run = daemon.another()?.object(&target)?.ok_or_else(|| no("there is no guest that runs"))?;
+        let run = daemon.another()?.object(&target)?.ok_or_else(|| no("no guest runs"))?;
         address(&run).map_err(no)
     }
 }
@@ -64,7 +64,7 @@ fn address(run: &Value) -> Result<IpAddr, &'static str> {
         return Err("the guest is paused: unpause it");
     }
     let first = text(run, "/status/interfaces/0/ipAddress");
-    first.parse().map_err(|_| "its first interface has no address that this machine knows")
+    first.parse().map_err(|_| "its first interface has no address known to this machine")
 }
 
 /// `virt-node port-forward`, until it is interrupted.
@@ -104,7 +104,7 @@ pub(crate) fn forward(
     }
     drop(gone);
     let error = ended.recv().unwrap_or_else(|_| io::ErrorKind::Other.into());
-    Err(Error::with(ErrorKind::System, "a port is not served any more", error))
+    Err(Error::with(ErrorKind::System, "forwarding of a port ended", error))
 }
 
 /// `virt-node port-forward --stdio`: one connection, until the guest ends it.
@@ -121,7 +121,7 @@ pub(crate) fn join_standard(
         return Err(Error::new(ErrorKind::Usage, "--stdio is for tcp"));
     }
     let stream = connect(&of(daemon, namespace, named)?, port.guest)?;
-    let failed = |error| Error::with(ErrorKind::System, "the connection is lost", error);
+    let failed = |error| Error::with(ErrorKind::System, "the connection to the guest broke", error);
     // The standard input may never end, and has no receiver any more.
     join(End::standard().map_err(failed)?, End::socket(stream).map_err(failed)?).map(drop).map_err(failed)
 }
@@ -167,7 +167,8 @@ fn connections(listener: &TcpListener, guest: &Arc<Guest>, port: u16, count: &Ar
         let work = move || {
             let _counted = counted;
             let joined = connect(&guest, port).and_then(|stream| {
-                let failed = |error| Error::with(ErrorKind::System, "the connection is lost", error);
+                let failed =
+                    |error| Error::with(ErrorKind::System, "the connection to the guest broke", error);
                 let asks = join(End::socket(client).map_err(failed)?, End::socket(stream).map_err(failed)?);
                 // It ends when the client does, which counts until then.
                 drop(asks.map_err(failed)?.join());

@@ -228,7 +228,7 @@ impl std::str::FromStr for Named {
         });
         let known = short.or(long);
         let words: Vec<&str> = SHORT.iter().map(|(short, _)| *short).collect();
-        let kind = known.ok_or_else(|| format!("{kind:?} is none of {}", words.join(", ")))?;
+        let kind = known.ok_or_else(|| format!("{kind:?} is not one of {}", words.join(", ")))?;
         Ok(Self { kind: Some(kind), name: name.to_owned() })
     }
 }

@@ -19,10 +19,20 @@ pub(crate) type Login = ssh::Login<Named>;
 fn way(state: &Path, namespace: &str, named: &Named) -> Result<Way, Error> {
     match named.kind {
         None | Some(Kind::VirtualMachine | Kind::VirtualMachineInstance) => {}
-        Some(_) => return Err(Error::new(ErrorKind::Usage, "only a machine can be logged in to")),
+        Some(_) => {
+            return Err(Error::new(
+                ErrorKind::Usage,
+                "only a VirtualMachine or its instance can be logged in to: name it as vm/NAME",
+            ));
+        }
     }
-    let unknown =
-        |error| Error::with(ErrorKind::System, "the path of the state folder or of this program", error);
+    let unknown = |error| {
+        Error::with(
+            ErrorKind::System,
+            "cannot determine the path of the state folder or of this program",
+            error,
+        )
+    };
     let state = std::path::absolute(state).map_err(unknown)?;
     let words = vec!["--state".into(), state.into(), "--namespace".into(), namespace.into()];
     Way::new(words, "vmi", &named.name, namespace).map_err(unknown)
@@ -56,8 +66,9 @@ pub(crate) fn ssh(
 pub(crate) fn scp(state: &Path, namespace: &str, copy: &Copy, options: Options) -> Result<(), Error> {
     let wrong = |text| Error::new(ErrorKind::Usage, text);
     let route = copy.route::<Named>().map_err(wrong)?;
-    let guest =
-        route.guest().ok_or_else(|| wrong("no argument is in a guest: name it as NAME:PATH".to_owned()))?;
+    let guest = route
+        .guest()
+        .ok_or_else(|| wrong("no argument names a path in a guest: write it as NAME:PATH".to_owned()))?;
     let way = way(state, namespace, &guest.guest)?;
     missing("scp", ssh::scp(&way, copy, route, options))
 }

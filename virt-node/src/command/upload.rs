@@ -110,7 +110,8 @@ impl ImageUpload {
     /// The DataVolume as it is made.
     fn document(&self, namespace: &str) -> Result<Value, Error> {
         let size = self.size.as_deref().ok_or_else(|| {
-            let text = format!("DataVolume {namespace}/{} is not there: give its --size", self.name);
+            let text =
+                format!("DataVolume {namespace}/{} does not exist: give --size to create it", self.name);
             Error::new(ErrorKind::Usage, text)
         })?;
         let mut storage = json!({"resources": {"requests": {"storage": size}}});
@@ -150,7 +151,10 @@ pub(crate) fn upload(state: &Path, namespace: &str, typed: &ImageUpload) -> Resu
     let mut image = File::open(file).map_err(unread)?;
     let length = image.seek(SeekFrom::End(0)).map_err(unread)?;
     if length == 0 || image.metadata().map_err(unread)?.is_dir() {
-        return Err(Error::new(ErrorKind::Usage, format!("{} holds nothing to upload", file.display())));
+        return Err(Error::new(
+            ErrorKind::Usage,
+            format!("{} is a folder or empty: name the file of an image", file.display()),
+        ));
     }
     let mut daemon = Daemon::or_start(state)?;
     let kind = Kind::DataVolume.name().to_owned();
@@ -179,7 +183,7 @@ pub(crate) fn upload(state: &Path, namespace: &str, typed: &ImageUpload) -> Resu
         match send(&site, &path, &image, length, &bar) {
             Ok(()) => break,
             Err((error, Again::Later)) if tries.next().is_some() => {
-                say(&format!("{}; trying again", error.chain()))?;
+                say(&format!("{}; retrying", error.chain()))?;
             }
             Err((error, Again::Later | Again::Never)) => {
                 bar.abandon();
@@ -198,7 +202,8 @@ fn prepare(daemon: &mut Daemon, target: &Target, typed: &ImageUpload) -> Result<
     let Target { namespace, name, .. } = target;
     let Some(found) = daemon.object(target)? else {
         if typed.no_create {
-            let text = format!("there is no DataVolume {namespace}/{name}; without --no-create it is made");
+            let text =
+                format!("DataVolume {namespace}/{name} does not exist; without --no-create it is created");
             return Err(Error::new(ErrorKind::Content, text));
         }
         let value = typed.document(namespace)?;
@@ -209,7 +214,7 @@ fn prepare(daemon: &mut Daemon, target: &Target, typed: &ImageUpload) -> Result<
     let refused = |text: String| Err(Error::new(ErrorKind::Content, text));
     let archive = text(&found, "/spec/contentType") == "archive";
     if found.pointer("/spec/source/upload").is_none() {
-        return refused(format!("DataVolume {namespace}/{name} is there, and is not filled by an upload"));
+        return refused(format!("DataVolume {namespace}/{name} exists and is not filled by an upload"));
     }
     if text(&found, "/status/phase") == "Succeeded" {
         let again = format!("virt-node delete -n {namespace} dv/{name} makes room for another");

@@ -41,6 +41,11 @@ impl Failure {
 
 impl From<Nonsense> for Failure {
     fn from(Nonsense(what): Nonsense) -> Self {
-        Self::new(FailureKind::Nonsense, format!("the server breaks the NBD protocol: {what}"))
+        Self::new(
+            FailureKind::Nonsense,
+            format!(
+                "the server breaks the NBD protocol (serve the image with another program, such as qemu-nbd): {what}"
+            ),
+        )
     }
 }

@@ -131,17 +131,25 @@ impl Talk {
     async fn greet(&mut self) -> Result<u16, Failure> {
         let magic = u64::from_be_bytes(self.take().await?);
         if magic != wire::GREETING {
-            return Err(Failure::new(FailureKind::Nonsense, "the server does not speak NBD"));
+            return Err(Failure::new(
+                FailureKind::Nonsense,
+                "the server does not speak NBD: check the address and port",
+            ));
         }
         match u64::from_be_bytes(self.take().await?) {
             wire::NEWSTYLE => {}
             wire::OLDSTYLE => {
                 return Err(Failure::new(
                     FailureKind::Refused,
-                    "the server speaks oldstyle NBD, which is out of use; a server of this century is needed",
+                    "the server speaks only oldstyle NBD; use one with fixed newstyle negotiation, such as qemu-nbd",
                 ));
             }
-            _ => return Err(Failure::new(FailureKind::Nonsense, "the server does not speak NBD")),
+            _ => {
+                return Err(Failure::new(
+                    FailureKind::Nonsense,
+                    "the server does not speak NBD: check the address and port",
+                ));
+            }
         }
         let flags = u16::from_be_bytes(self.take().await?);
         let ours = u32::from(flags & (wire::FIXED_NEWSTYLE | wire::NO_ZEROES));
@@ -167,7 +175,10 @@ impl Talk {
             Server::Unix(_) => "localhost".to_owned(),
         };
         let name = rustls::pki_types::ServerName::try_from(host).map_err(|_| {
-            Failure::new(FailureKind::Refused, "the server's name cannot be in a certificate")
+            Failure::new(
+                FailureKind::Refused,
+                "the host in the address cannot be verified by TLS: use a DNS name or an IP address",
+            )
         })?;
         let connector = tokio_rustls::TlsConnector::from(config.clone());
         let stream = connector.connect(name, self.stream).await.map_err(|e| {
@@ -254,7 +265,7 @@ impl Talk {
                 export => format!("the export \"{export}\""),
             };
             let what = format!(
-                "the server lists {which} and does not give it{words}: look at the server, or name another export after the last slash of the address"
+                "the server lists {which} and does not serve it{words}: check the server's log, or name another export after the last slash of the address"
             );
             return Failure::new(FailureKind::Refused, what);
         }
@@ -275,7 +286,7 @@ impl Talk {
         let mut facts = [0; 10];
         self.stream.read_exact(&mut facts).await.map_err(|e| {
             let what = format!(
-                "the server closed the connection when asked for the export \"{export}\": does it have it?"
+                "the server closed the connection when asked for the export \"{export}\": check that the server has it"
             );
             Failure::with(FailureKind::Lost, what, e)
         })?;

@@ -241,7 +241,11 @@ impl Pool {
         let made = Arc::new(Connection::dial(&self.dial).await?);
         if made.export.size != self.size {
             let what = format!("{} had {} bytes and has {}", self.name, self.size, made.export.size);
-            let error = Error::with(Kind::Process, "the export is another one", Changed::new(what));
+            let error = Error::with(
+                Kind::Process,
+                "the export was replaced by another one; start over",
+                Changed::new(what),
+            );
             return Err(Failure { trouble: FailureKind::Changed, error });
         }
         lock(&self.connections).push(made.clone());
@@ -274,7 +278,8 @@ impl Pool {
                     let now = connection.received();
                     if now == seen {
                         let seconds = stall.as_secs_f32();
-                        let what = format!("the server owes an answer and sent nothing for {seconds} s");
+                        let what =
+                            format!("the server left a request unanswered and sent nothing for {seconds} s");
                         connection.abandon(FailureKind::Stalled, &what);
                         return Err(Failure::new(FailureKind::Stalled, what));
                     }

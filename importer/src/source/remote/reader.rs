@@ -216,7 +216,11 @@ impl<R: Remote> Reader<R> {
     fn lose_ranges(&self, why: &str) {
         if self.shared.ranges.swap(false, Ordering::Relaxed) {
             let source = self.shared.remote.name();
-            tracing::warn!(source, why, "ranges do not work there: going on with one stream from the start");
+            tracing::warn!(
+                source,
+                why,
+                "the server does not honour ranges: continuing with one stream from the start"
+            );
         }
     }
 
@@ -256,7 +260,10 @@ impl<R: Remote> Reader<R> {
                     && self.skipped.clone().finalize() != seen.clone().finalize()
                 {
                     let name = self.shared.remote.name();
-                    let what = format!("{name}: its first {} bytes are others than before", self.at);
+                    let what = format!(
+                        "{name} was replaced while it was read: its first {} bytes differ; start over",
+                        self.at
+                    );
                     return Err(io::Error::other(Changed::new(what)));
                 }
             }

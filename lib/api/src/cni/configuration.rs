@@ -31,10 +31,13 @@ impl Configuration {
     /// The defect, with the key's name.
     pub fn read(text: &str, name: &str) -> Result<Self, String> {
         if text.len() > TEXT_MAX {
-            return Err(format!("a CNI configuration of {} bytes; {TEXT_MAX} are the most", text.len()));
+            return Err(format!(
+                "a CNI configuration of {} bytes; {TEXT_MAX} bytes is the limit",
+                text.len()
+            ));
         }
         let mut whole: Map<String, Value> =
-            serde_json::from_str(text).map_err(|error| format!("no CNI configuration: {error}"))?;
+            serde_json::from_str(text).map_err(|error| format!("not a CNI configuration: {error}"))?;
         let version = version(&whole)?;
         let name = match whole.get("name") {
             None | Some(Value::Null) => name.to_owned(),
@@ -43,7 +46,7 @@ impl Configuration {
             Some(_) => return Err("\"name\": not a text".to_owned()),
         };
         if !is_name(&name) {
-            return Err(format!("\"name\": {name:?} is not of letters, digits, _, . and -"));
+            return Err(format!("\"name\": {name:?} may have only letters, digits, _, . and -"));
         }
         let on = |key: &str| match whole.get(key) {
             None | Some(Value::Null | Value::Bool(false)) => Ok(true),
@@ -68,7 +71,7 @@ impl Configuration {
             let kind = plugin.get("type").and_then(Value::as_str).unwrap_or_default();
             // It becomes the name of a file.
             if !is_name(kind) {
-                return Err(format!("\"type\": {kind:?} is no name of a plugin"));
+                return Err(format!("\"type\": {kind:?} is not the name of a plugin"));
             }
         }
         Ok(Self { text: text.to_owned(), name, version, check, collect, plugins })
@@ -166,7 +169,7 @@ fn version(whole: &Map<String, Value>) -> Result<&'static str, String> {
         .into_iter()
         .rev()
         .find(|known| all.contains(known))
-        .ok_or_else(|| format!("\"cniVersion\": {one:?} is not spoken here; those from 0.1.0 to 1.1.0 are"))
+        .ok_or_else(|| format!("\"cniVersion\": {one:?} is not supported; use one from 0.1.0 to 1.1.0"))
 }
 
 /// Whether CNI takes a text as a name.
@@ -205,8 +208,8 @@ mod tests {
     #[test]
     fn invalid_configurations_are_refused_by_key() {
         for (text, key) in [
-            ("{", "no CNI configuration"),
-            ("[]", "no CNI configuration"),
+            ("{", "not a CNI configuration"),
+            ("[]", "not a CNI configuration"),
             (r#"{"cniVersion": "2.0.0", "type": "bridge"}"#, "cniVersion"),
             (r#"{"cniVersion": 1, "type": "bridge"}"#, "cniVersion"),
             (r#"{"cniVersion": "1.0.0"}"#, "type"),

@@ -42,7 +42,7 @@ fn ensure(good: bool, path: &str, problem: &str) -> Result {
 
 /// Checks every value.
 pub(super) fn check(launch: &Launch) -> Result {
-    ensure(launch.version == VERSION, "version", "another one than this program's")?;
+    ensure(launch.version == VERSION, "version", "not this program's version")?;
     name("name", &launch.name)?;
     name("namespace", &launch.namespace)?;
     uuid("uid", &launch.uid)?;
@@ -90,14 +90,14 @@ pub(super) fn check(launch: &Launch) -> Result {
     let orders = launch.disks.iter().filter_map(|disk| disk.boot_order);
     let orders: Vec<u32> =
         orders.chain(launch.interfaces.iter().filter_map(|interface| interface.boot_order)).collect();
-    ensure(!orders.contains(&0), "bootOrder", "counted from 1")?;
+    ensure(!orders.contains(&0), "bootOrder", "must be 1 or more")?;
     unique("bootOrder", orders.iter())?;
     layout(&launch.layout)
 }
 
 fn unique<T: Ord>(path: &str, mut values: impl Iterator<Item = T>) -> Result {
     let mut seen = BTreeSet::new();
-    ensure(values.all(|value| seen.insert(value)), path, "one of them is there twice")
+    ensure(values.all(|value| seen.insert(value)), path, "one of them is given twice")
 }
 
 /// A name as Kubernetes has them: parts of file names and of libvirt's aliases.
@@ -256,7 +256,7 @@ fn check_disk(launch: &Launch, at: &str, disk: &Disk) -> Result {
     let thread = disk.io_thread.is_none_or(|thread| (1..=launch.io_threads).contains(&thread));
     ensure(thread, &field("ioThread"), "not between 1 and ioThreads")?;
     let threaded = disk.io_thread.is_none() || matches!(disk.bus, Bus::Virtio | Bus::Scsi);
-    ensure(threaded, &field("ioThread"), "not on this bus")?;
+    ensure(threaded, &field("ioThread"), "not supported on this bus")?;
     ensure(disk.queues.is_none_or(|n| (1..=PROCESSORS_MAX).contains(&n)), &field("queues"), "not 1 to 512")?;
     if let Some(sizes) = disk.block_sizes {
         let size = |n: u32| n.is_power_of_two() && (512..=2 << 20).contains(&n);
@@ -336,7 +336,7 @@ fn layout(layout: &Layout) -> Result {
             Slot::Port(port) => (1..=layout.ports).contains(port),
             Slot::Conventional(slot) => (1..=31).contains(slot),
         };
-        ensure(good, "layout.slots", "a place that is not there")?;
+        ensure(good, "layout.slots", "a port or slot that the board does not have")?;
     }
     unique("layout.slots", layout.slots.values())
 }

@@ -91,7 +91,7 @@ pub(crate) use words;
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum LaunchError {
     /// Longer than [`DOCUMENT_MAX`].
-    #[error("a launch document of {0} bytes; {DOCUMENT_MAX} are the most")]
+    #[error("a launch document of {0} bytes; {DOCUMENT_MAX} bytes is the limit")]
     TooLong(usize),
     /// A version that this program does not speak.
     #[error(
@@ -99,7 +99,7 @@ pub enum LaunchError {
     )]
     Version(u64),
     /// Not of the form of a launch document.
-    #[error("no launch document: {0}")]
+    #[error("not a launch document: {0}")]
     Malformed(String),
     /// A value that cannot be.
     #[error("launch document: {path}: {problem}")]

@@ -310,7 +310,7 @@ impl Pool {
 
     fn exhausted(&self, now: Duration) -> Exhausted {
         let hope = if self.own.values().any(|from| *from > now) {
-            "; some are of a replica that ended just now, and will be free soon"
+            "; some belong to a replica that has just ended, and will be free soon"
         } else if self.own.is_empty() {
             ", and other replicas have them all"
         } else {

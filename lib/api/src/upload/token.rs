@@ -162,13 +162,13 @@ pub enum TokenError {
     #[error("the token is malformed or not signed by a trusted key")]
     Forged,
     /// It was good once.
-    #[error("the token has expired")]
+    #[error("the token has expired; request a new one")]
     Expired,
     /// It will be good.
-    #[error("the token is not good yet")]
+    #[error("the token is not valid yet; check the clocks of the servers")]
     Early,
     /// It is signed for something else.
-    #[error("the token is of another issuer")]
+    #[error("the token has another issuer; request one as an UploadTokenRequest")]
     Issuer,
 }
 
@@ -176,19 +176,19 @@ pub enum TokenError {
 #[derive(Clone, Debug, Error)]
 pub enum KeyError {
     /// A text is no RSA key in PEM.
-    #[error("no RSA key in PEM")]
+    #[error("not an RSA key in PEM")]
     Pem(#[source] jsonwebtoken::errors::Error),
     /// A private key where a public one belongs.
-    #[error("a private key where a public one belongs")]
+    #[error("a private key in place of a public key")]
     Private,
     /// A text holds no key.
     #[error("no key in PEM at all")]
     None,
     /// A text holds more keys than may be trusted at once.
-    #[error("more than {KEYS_MAX} keys")]
+    #[error("more than {KEYS_MAX} keys in one file")]
     TooMany,
     /// The key cannot sign, for example because it is too short.
-    #[error("the key does not sign")]
+    #[error("the key cannot sign")]
     Sign(#[source] jsonwebtoken::errors::Error),
 }
 
@@ -412,8 +412,8 @@ mod tests {
         for (text, expected) in [
             ("", "no key"),
             ("nothing", "no key"),
-            ("-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----", "no RSA key"),
-            ("-----BEGIN PUBLIC KEY-----", "no RSA key"),
+            ("-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----", "not an RSA key"),
+            ("-----BEGIN PUBLIC KEY-----", "not an RSA key"),
             (&pair.private, "private"),
             (&pair.public.repeat(65), "more than 64"),
         ] {

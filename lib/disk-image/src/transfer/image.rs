@@ -15,7 +15,7 @@ use super::spool::nameless;
 use super::streamability;
 use super::{Counted, Limits, Progress, Spool};
 use crate::compress;
-use crate::detect::{Compression, Detected, Format, HEAD, detect, foreign_by_end};
+use crate::detect::{CONVERT_IMAGE, Compression, Detected, Format, HEAD, detect, foreign_by_end};
 use crate::error::{Error, Kind};
 use crate::format::{self, Layout, PROLOGUE_MAX, Prologue, Step};
 use crate::source::{Access, Facts, FileSource, Source, read_full, read_range};
@@ -125,7 +125,7 @@ impl Image {
         let end = tail.last_chunk().filter(|_| self.end != End::Known);
         if let Some(name) = end.filter(|_| self.end == End::MayBeFooter).and_then(foreign_by_end) {
             return Err(Error::refused(format!(
-                "the content is {name}, not a disk image that can be read; convert it (qemu-img convert -O qcow2 IMAGE NEW) and import the result (--format raw imports it all the same)"
+                "the content is {name}, not a disk image that can be read; {CONVERT_IMAGE}"
             )));
         }
         let footer = end.filter(|_| may_end_in_footer(size));

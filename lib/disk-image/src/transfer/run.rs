@@ -181,13 +181,13 @@ fn commit(shared: &Shared<'_>, ledger: &mut dyn Ledger, fresh: &RangeSet) -> Res
         shared.tracker.put_back(fresh);
         return Err(error);
     }
-    ledger.commit(fresh).map_err(|e| Error::target("cannot remember what is finished", e))
+    ledger.commit(fresh).map_err(|e| Error::target("cannot write the journal of the import", e))
 }
 
 /// Data written before a failure is kept, as far as it is certain.
 fn salvage(shared: &Shared<'_>, ledger: &mut dyn Ledger, fresh: &RangeSet) -> Result<(), Error> {
     shared.writer.salvage()?;
-    ledger.commit(fresh).map_err(|e| Error::target("cannot remember what is finished", e))
+    ledger.commit(fresh).map_err(|e| Error::target("cannot write the journal of the import", e))
 }
 
 /// The outcome; an unfinished transfer commits what was written first.

@@ -67,14 +67,13 @@ impl FromStr for Checksum {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (name, hex) = text
-            .trim()
-            .split_once(':')
-            .ok_or_else(|| format!("\"{text}\" is no checksum: write algorithm:hex, as in sha256:9f86d0…"))?;
+        let (name, hex) = text.trim().split_once(':').ok_or_else(|| {
+            format!("\"{text}\" is not a checksum: write algorithm:hex, as in sha256:9f86d0…")
+        })?;
         let algorithm = [Algorithm::Md5, Algorithm::Sha1, Algorithm::Sha256, Algorithm::Sha512]
             .into_iter()
             .find(|a| a.name().eq_ignore_ascii_case(name))
-            .ok_or_else(|| format!("\"{name}\" is none of the checksums md5, sha1, sha256, sha512"))?;
+            .ok_or_else(|| format!("\"{name}\" is not a known checksum: use md5, sha1, sha256 or sha512"))?;
         let digest = unhex(hex).filter(|digest| digest.len() == algorithm.digest_len()).ok_or_else(|| {
             format!(
                 "a {} checksum has {} hex digits, not \"{hex}\"",
@@ -302,13 +301,16 @@ impl Checked {
             open(&mut state).map_err(failed)?;
         }
         let Some(found) = &state.complete else {
-            return Err(Error::new(Kind::Process, "the source was never read to its end"));
+            return Err(Error::new(
+                Kind::Process,
+                "the checksum cannot be verified: the source was not read to its end",
+            ));
         };
         if state.changed {
             return Err(Error::new(
                 Kind::Checksum,
                 format!(
-                    "checksum mismatch: the source gave other bytes when it was read again ({} expected)",
+                    "checksum mismatch: the source gave other bytes when it was read again ({} expected); start over",
                     self.expected
                 ),
             ));

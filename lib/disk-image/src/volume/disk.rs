@@ -92,7 +92,9 @@ impl Prepared<'_> {
     fn run(&self) -> Result<Done, Error> {
         let mut head = self.head();
         let (held, (resume, found)) = hold(self.config, self.facts, Some(&head))?;
-        head = head.at(held.node().map_err(|e| Error::with(Kind::Target, "cannot look at the target", e))?);
+        head = head.at(held.node().map_err(|e| {
+            Error::with(Kind::Target, format!("cannot inspect the target {}", self.facts.path.display()), e)
+        })?);
         let result = self.journal(&head, resume, found, &held).and_then(|journal| {
             let keep = resume == Resume::Continue;
             self.fill(journal.as_ref().map_or(0, |j| j.done().bytes()), keep, journal)

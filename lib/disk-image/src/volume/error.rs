@@ -52,16 +52,21 @@ impl From<crate::Error> for Error {
         let (kind, what) = match error.kind() {
             Below::Refused => (Kind::Refused, "the image is refused"),
             Below::TooLarge => (Kind::NoRoom, "the image does not fit"),
-            Below::NoSpace if too_large_a_file(&error) => {
-                (Kind::NoRoom, "the target cannot hold a file of this size")
-            }
-            Below::NoSpace => (Kind::NoRoom, "the target is full"),
+            Below::NoSpace if too_large_a_file(&error) => (
+                Kind::NoRoom,
+                "the target cannot hold a file of this size; use another filesystem or raise the limit",
+            ),
+            Below::NoSpace => (Kind::NoRoom, "the target is full; free some room or use a larger one"),
             Below::NotStreamable => (Kind::NeedsScratch, "the image cannot be read in one pass"),
             Below::Stopped => (Kind::Stopped, "the import was stopped"),
-            Below::Corrupt => (Kind::Refused, "the image is damaged"),
+            Below::Corrupt => {
+                (Kind::Refused, "the image is damaged; fetch it again or check the original (qemu-img check)")
+            }
             Below::Source => (Kind::Process, "the image cannot be read"),
             Below::Target => (Kind::Process, "the disk cannot be written"),
-            Below::Compression => (Kind::Refused, "the image cannot be unpacked"),
+            Below::Compression => {
+                (Kind::Refused, "the image cannot be decompressed; check that the download is complete")
+            }
         };
         // An error of ours comes out unchanged, below its reader's message.
         let kind = carried(&error).unwrap_or(kind);

@@ -52,7 +52,9 @@ impl Prepared<'_> {
         };
         done.bytes_resumed = done.bytes_resumed.max(resumed.min(done.virtual_size));
         if let Some(journal) = journal {
-            journal.remove().map_err(|e| Error::with(Kind::Process, "cannot remove the journal", e))?;
+            journal.remove().map_err(|e| {
+                Error::with(Kind::Process, "the disk is complete, but its journal cannot be removed", e)
+            })?;
         }
         Ok(done)
     }

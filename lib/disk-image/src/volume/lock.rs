@@ -19,7 +19,13 @@ pub(super) fn hold(
     facts: &Facts,
     head: Option<&Head>,
 ) -> Result<(Held, (Resume, Option<journal::Found>)), Error> {
-    let failed = |e| Error::with(Kind::Target, "cannot read the journal of an earlier import", e);
+    let failed = |e| {
+        Error::with(
+            Kind::Target,
+            format!("cannot read the journal of an earlier import of {}", facts.path.display()),
+            e,
+        )
+    };
     let shown = facts.path.display().to_string();
     let path = journal_path(config, facts);
     if let Some(path) = &path {
@@ -27,7 +33,7 @@ pub(super) fn hold(
     }
     // Checked again under the lock: another process may have finished in between.
     let held = target::hold(&facts.path, facts.mode == Mode::Block)?;
-    let unreadable = |e| Error::with(Kind::Target, format!("cannot look at {shown}"), e);
+    let unreadable = |e| Error::with(Kind::Target, format!("cannot inspect the target {shown}"), e);
     let node = held.node().map_err(unreadable)?;
     let mut found = path.as_deref().map(journal::find).transpose().map_err(failed)?.flatten();
     found = found.filter(|found| found.head.node == node);
@@ -36,7 +42,7 @@ pub(super) fn hold(
     {
         tracing::warn!(
             target = %shown,
-            "there is a journal of an unfinished import, but others have written to the target since"
+            "another program has written to the target of an unfinished import: the import starts over"
         );
         found = None;
     }
@@ -67,13 +73,13 @@ fn clear(contract: Contract, path: &Path) -> std::io::Result<Result<(), Error>> 
         match contract {
             Contract::CommandLine => {
                 let what = format!(
-                    "{} is in the way: the journal of the import is to be there, and it is none; move it, or give --journal DIR",
+                    "{} has the name of the import's journal and is not one; move it, or give --journal DIR",
                     foreign.display()
                 );
                 return Ok(Err(Error::new(Kind::Target, what)));
             }
             Contract::Environment => {
-                tracing::warn!(path = %foreign.display(), "removing a file in the journal's place that is not a journal");
+                tracing::warn!(path = %foreign.display(), "a file with the name of the import's journal is not one: removing it");
                 if std::fs::symlink_metadata(&foreign)?.is_dir() {
                     std::fs::remove_dir_all(&foreign)?;
                 } else {
@@ -89,11 +95,13 @@ fn clear(contract: Contract, path: &Path) -> std::io::Result<Result<(), Error>> 
 pub(super) fn open_target(config: &Config, facts: &Facts, keep: bool) -> Result<Target, Error> {
     if facts.mode == Mode::Block {
         let exclusive = config.contract == Contract::CommandLine;
-        return Target::block(&facts.path, exclusive)
-            .map_err(|e| Error::with(Kind::Target, "cannot open the target", e));
+        return Target::block(&facts.path, exclusive).map_err(|e| {
+            Error::with(Kind::Target, format!("cannot open the target {}", facts.path.display()), e)
+        });
     }
-    let target = Target::file(&facts.path, keep)
-        .map_err(|e| Error::with(Kind::Target, "cannot open the target", e))?;
+    let target = Target::file(&facts.path, keep).map_err(|e| {
+        Error::with(Kind::Target, format!("cannot open the target {}", facts.path.display()), e)
+    })?;
     if let Some(owner) = config.owner {
         target.set_mode(owner.mode)?;
         if let Err(error) = target.set_owner(owner.id, owner.id) {

@@ -6,6 +6,7 @@
 
 use super::config::{Contract, Holds};
 use super::error::{Error, Kind};
+use crate::detect::CONVERT_IMAGE;
 
 /// How to handle an image that cannot be read in one pass.
 pub const CONVERT: &str =
@@ -221,10 +222,7 @@ pub fn foreign(contract: Contract, format_given: bool, seen: Option<&str>) -> Re
         // Its trailer is beyond doubt, and no guest starts from it.
         Contract::Environment if seen == DMG => Err(Error::new(
             Kind::Refused,
-            format!(
-                "the content looks like {seen}, not like a disk image that can be read; {}",
-                advice(seen)
-            ),
+            format!("the content looks like {seen}, not like a disk image that can be read; {CONVERT_IMAGE}"),
         )),
         Contract::Environment => Ok(Foreign::Warn(format!(
             "the content looks like {seen}, not like a disk image that can be read; it was taken as a raw disk"
@@ -243,21 +241,23 @@ pub fn foreign(contract: Contract, format_given: bool, seen: Option<&str>) -> Re
 /// The name of a DMG by [`crate::detect::foreign_by_end`].
 const DMG: &str = "a DMG image";
 
+/// Advice for the command line.
+
 fn advice(seen: &str) -> &'static str {
     match seen {
         "HTML" | "XML" => {
-            "the server probably answered with a page instead of the file: check the address and the credentials (--format raw imports it all the same)"
+            "the server probably answered with a page instead of the file: check the address and the credentials (--format raw imports it as it is)"
         }
         "a tar archive" => {
-            "unpack it (an OVA holds a VMDK) and import the disk inside, or give --archive to unpack it into a folder (--format raw imports it all the same)"
+            "unpack it (an OVA holds a VMDK) and import the disk inside, or give --archive to unpack it into a folder (--format raw imports it as it is)"
         }
         seen if seen.starts_with("a LUKS container") => {
             "--format raw keeps it as it is, for a guest that unlocks it itself; or decrypt it and import the result"
         }
         seen if seen.ends_with(" image") => {
-            "convert it (qemu-img convert -O qcow2 IMAGE NEW) and import the result (--format raw imports it all the same)"
+            "convert it (qemu-img convert -O qcow2 IMAGE NEW) and import the result (--format raw imports it as it is)"
         }
-        _ => "unpack it and import the disk inside (--format raw imports it all the same)",
+        _ => "unpack it and import the disk inside (--format raw imports it as it is)",
     }
 }
 
@@ -276,8 +276,9 @@ pub fn empty(contract: Contract, is_a_file: bool, format_given: bool) -> Result<
         Contract::CommandLine => " (--format raw makes an empty disk of it)",
         Contract::Environment => "",
     };
-    let what =
-        format!("the source is empty: not a single byte came; check what should give the image{advice}");
+    let what = format!(
+        "the source is empty: it gave no byte; check the file, server or program that supplies the image{advice}"
+    );
     Err(Error::new(Kind::Refused, what))
 }
 
@@ -509,6 +510,12 @@ mod tests {
                 "{error}"
             );
         }
+    }
+
+    #[test]
+    fn refusals_of_the_contract_name_no_options() {
+        let error = foreign(Contract::Environment, false, Some(DMG)).unwrap_err().to_string();
+        assert!(error.contains("qemu-img convert") && !error.contains("--format"), "{error}");
     }
 
     #[test]

@@ -37,7 +37,9 @@ impl Prepared<'_> {
         };
         match wiped {
             Ok(()) => tracing::info!("deleting the data that was written"),
-            Err(error) => tracing::error!(error, "cannot delete the data that was written"),
+            Err(error) => {
+                tracing::error!(error, target = %self.facts.path.display(), "cannot delete the data that was written; delete it before the disk is used")
+            }
         }
         drop(sync_folder(&self.facts.path));
     }

@@ -34,10 +34,13 @@ pub(crate) fn look(path: &Path) -> Result<TargetKind, Error> {
             return if folder.is_dir() {
                 Ok(TargetKind::Nothing)
             } else {
-                Err(Error::new(Kind::Target, format!("the folder {} does not exist", folder.display())))
+                Err(Error::new(
+                    Kind::Target,
+                    format!("the folder {} does not exist; make it first", folder.display()),
+                ))
             };
         }
-        Err(e) => return Err(Error::with(Kind::Target, format!("cannot look at {shown}"), e)),
+        Err(e) => return Err(Error::with(Kind::Target, format!("cannot inspect the target {shown}"), e)),
     };
     // /dev/disk/by-id and /dev/vg/lv are links to devices.
     let meta = if link.is_symlink() {
@@ -47,7 +50,11 @@ pub(crate) fn look(path: &Path) -> Result<TargetKind, Error> {
                     format!("{shown} is a symbolic link to nothing; remove it, or name the file itself");
                 return Error::new(Kind::Target, what);
             }
-            Error::with(Kind::Target, format!("cannot look at {shown}"), e)
+            if e.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) {
+                let what = format!("{shown} is a symbolic link in a circle; name the file or folder itself");
+                return Error::new(Kind::Target, what);
+            }
+            Error::with(Kind::Target, format!("cannot inspect the target {shown}"), e)
         })?
     } else {
         link.clone()
@@ -62,7 +69,10 @@ pub(crate) fn look(path: &Path) -> Result<TargetKind, Error> {
     } else if kind.is_file() {
         Ok(TargetKind::File { len: meta.len(), occupied: meta.blocks().saturating_mul(512) })
     } else {
-        Err(Error::new(Kind::Target, format!("{shown} is neither a file nor a block device")))
+        Err(Error::new(
+            Kind::Target,
+            format!("{shown} is neither a file nor a block device; name another target"),
+        ))
     }
 }
 
@@ -93,7 +103,7 @@ pub(crate) fn folder_of(path: &Path) -> PathBuf {
 /// When it cannot be asked.
 pub(crate) fn free(folder: &Path) -> Result<u64, Error> {
     let fs = rustix::fs::statvfs(folder).map_err(|e| {
-        Error::with(Kind::Target, format!("cannot ask for the free space of {}", folder.display()), e)
+        Error::with(Kind::Target, format!("cannot determine the free space of {}", folder.display()), e)
     })?;
     if fs.f_blocks == 0 {
         return Ok(u64::MAX);
@@ -107,7 +117,7 @@ pub(crate) fn free(folder: &Path) -> Result<u64, Error> {
 /// # Errors
 /// When it cannot be opened or asked.
 pub(crate) fn device_size(path: &Path) -> Result<u64, Error> {
-    let failed = |e| Error::with(Kind::Target, format!("cannot ask for the size of {}", path.display()), e);
+    let failed = |e| Error::with(Kind::Target, format!("cannot determine the size of {}", path.display()), e);
     let mut device = File::open(path).map_err(failed)?;
     let size = device.seek(SeekFrom::End(0)).map_err(failed)?;
     let sector = rustix::fs::ioctl_blksszget(&device).map_or(512, |sector| u64::from(sector.max(1)));
@@ -194,7 +204,10 @@ pub(crate) fn hold(path: &Path, device: bool) -> Result<Held, Error> {
             }
         }
         if Instant::now() >= patience {
-            return Err(Error::new(Kind::Target, format!("another import is writing {shown}")));
+            return Err(Error::new(
+                Kind::Target,
+                format!("another import is writing {shown}; wait until it ends or name another target"),
+            ));
         }
         std::thread::sleep(AGAIN);
     }

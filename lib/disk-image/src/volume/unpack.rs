@@ -37,7 +37,7 @@ pub(super) fn unpack(
         // A part of an archive would take the next one's space, and remain among its files.
         Err(error) if ours => {
             if let Err(kept) = archive::empty(&facts.path, config.contract) {
-                tracing::warn!(error = chain(&kept), "a part of the archive stays");
+                tracing::warn!(error = chain(&kept), folder = %facts.path.display(), "the files of an incomplete archive cannot be removed");
             }
             Err(error)
         }
@@ -63,7 +63,7 @@ pub(super) fn check_folder(config: &Config, facts: &Facts) -> Result<(), Error> 
         return Ok(());
     }
     let shown = facts.path.display();
-    let failed = |e| Error::with(Kind::Target, format!("cannot look into {shown}"), e);
+    let failed = |e| Error::with(Kind::Target, format!("cannot list the folder {shown}"), e);
     for entry in std::fs::read_dir(&facts.path).map_err(failed)? {
         let name = entry.map_err(failed)?.file_name();
         if name != LOST_AND_FOUND {

@@ -64,7 +64,7 @@ impl Target {
             _ => target_error(e, explain(e, &format!("opening {} for writing", path.display()))),
         })?;
         let file = File::from(opened);
-        let meta = file.metadata().map_err(|e| Error::target(format!("looking at {}", path.display()), e))?;
+        let meta = file.metadata().map_err(|e| Error::target(format!("inspecting {}", path.display()), e))?;
         if !meta.is_file() {
             return Err(Error::new(Kind::Target, format!("{} is not a regular file", path.display())));
         }
@@ -85,7 +85,7 @@ impl Target {
     pub fn block(path: &Path, exclusive: bool) -> Result<Self, Error> {
         // Looked at before it is opened: O_EXCL without O_CREAT means something on block devices only.
         let meta = std::fs::metadata(path)
-            .map_err(|e| Error::target(format!("looking at the block device {}", path.display()), e))?;
+            .map_err(|e| Error::target(format!("inspecting the block device {}", path.display()), e))?;
         if !meta.file_type().is_block_device() {
             return Err(Error::new(Kind::Target, format!("{} is not a block device", path.display())));
         }
@@ -132,11 +132,11 @@ impl Target {
             return Ok(size - size % self.sector());
         }
         let fs =
-            rustix::fs::fstatvfs(&self.file).map_err(|e| self.error(e, "asking for the free space of"))?;
+            rustix::fs::fstatvfs(&self.file).map_err(|e| self.error(e, "determining the free space of"))?;
         let meta = self
             .file
             .metadata()
-            .map_err(|e| Error::target(format!("looking at {}", self.path.display()), e))?;
+            .map_err(|e| Error::target(format!("inspecting {}", self.path.display()), e))?;
         let unit = if fs.f_frsize == 0 { fs.f_bsize } else { fs.f_frsize };
         Ok(fs.f_bavail.saturating_mul(unit).saturating_add(meta.blocks().saturating_mul(512)))
     }
@@ -151,7 +151,7 @@ impl Target {
     /// # Errors
     /// The kernel's error.
     pub fn len(&self) -> Result<u64, Error> {
-        rustix::fs::seek(&self.file, SeekFrom::End(0)).map_err(|e| self.error(e, "asking for the length of"))
+        rustix::fs::seek(&self.file, SeekFrom::End(0)).map_err(|e| self.error(e, "determining the length of"))
     }
 
     /// Whether it has no byte at all.

@@ -42,7 +42,7 @@ impl NoKvm {
 /// Why guests run in software.
 pub fn kvm() -> Result<String, NoKvm> {
     let emulator = programs::emulator()
-        .ok_or_else(|| NoKvm::new("cannot be tried without QEMU", "install QEMU first"))?;
+        .ok_or_else(|| NoKvm::new("/dev/kvm cannot be tested without QEMU", "install QEMU first"))?;
     kvm_with(&emulator)
 }
 

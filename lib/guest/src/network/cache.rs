@@ -153,7 +153,8 @@ pub fn write(state: &Path, entry: &Entry) -> Result<(), Error> {
     let folder = folder(state);
     fs::create_dir_all(&folder).map_err(failed(&folder))?;
     let path = file(state, &entry.network_name, &entry.container_id, &entry.if_name);
-    let json = serde_json::to_vec(entry).map_err(|error| Error::with(Kind::System, "an entry", error))?;
+    let json = serde_json::to_vec(entry)
+        .map_err(|error| Error::with(Kind::System, "an attachment cannot be written as JSON", error))?;
     dir::replace(&path, &json, 0o600).map_err(|error| failed(&path)(error.into()))
 }
 
@@ -207,11 +208,15 @@ fn read(path: &Path) -> Result<Entry, Error> {
     let file = fs::File::open(path).map_err(failed(path))?;
     file.take(ENTRY_MAX).read_to_end(&mut text).map_err(failed(path))?;
     let entry: Entry = serde_json::from_slice(&text).map_err(|error| {
-        Error::with(Kind::Content, format!("{} is torn, or of another program", path.display()), error)
+        Error::with(
+            Kind::Content,
+            format!("{} is incomplete, or written by another program", path.display()),
+            error,
+        )
     })?;
     if entry.kind == KIND {
         return Ok(entry);
     }
-    let message = format!("{} is of the kind {:?}; this program reads {KIND}", path.display(), entry.kind);
+    let message = format!("{} has the kind {:?} instead of {KIND}", path.display(), entry.kind);
     Err(Error::new(Kind::Content, message))
 }

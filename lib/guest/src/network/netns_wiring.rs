@@ -101,7 +101,7 @@ pub fn check(wanted: &Wanted, outcomes: &[CniResult], machine: &str, path: &Path
         };
         if let Some(change) = changes.iter().find(seen) {
             let message =
-                format!("the interface {} is not as it was made: it lacks {change:?}", wire.one.name);
+                format!("the interface {} was changed from outside: it lacks {change:?}", wire.one.name);
             return Err(Error::new(Kind::Content, message));
         }
     }
@@ -220,7 +220,10 @@ pub fn wire(wanted: &Wanted, outcomes: &[CniResult], machine: &str, path: &Path)
 
 fn find(router: &mut Router, name: &str) -> Result<Link, Error> {
     let found = Link::all(&router.ask(Link::get(name))?);
-    found.into_iter().next().ok_or_else(|| Error::new(Kind::System, format!("{name} is not there")))
+    found
+        .into_iter()
+        .next()
+        .ok_or_else(|| Error::new(Kind::System, format!("the link {name} does not exist")))
 }
 
 fn change(router: &mut Router, request: Request) -> Result<(), Error> {

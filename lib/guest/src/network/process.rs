@@ -41,7 +41,7 @@ pub(crate) fn program(plugin: &str, folders: &[PathBuf]) -> Result<PathBuf, Erro
     let file = folders.iter().map(|folder| folder.join(plugin)).find(|file| file.is_file());
     file.ok_or_else(|| {
         let folders: Vec<String> = folders.iter().map(|one| one.display().to_string()).collect();
-        let message = format!("the CNI plugin {plugin} is in none of {}", folders.join(", "));
+        let message = format!("the CNI plugin {plugin} is in none of the directories {}", folders.join(", "));
         Error::new(Kind::System, message)
     })
 }
@@ -57,7 +57,7 @@ pub(crate) fn execute(plugin: &str, call: &Call<'_>, request: &[u8]) -> Result<V
     let mut input = tempfile::tempfile().map_err(failed)?;
     input.write_all(request).and_then(|()| input.rewind()).map_err(failed)?;
     let path = std::env::join_paths(call.path);
-    let path = path.map_err(|error| Error::with(Kind::System, "folders of plugins", error))?;
+    let path = path.map_err(|error| Error::with(Kind::System, "the directories of CNI plugins", error))?;
     let arguments: Vec<String> = call.arguments.iter().map(|(key, value)| format!("{key}={value}")).collect();
     let mut command = Command::new(&file);
     command
@@ -81,7 +81,10 @@ pub(crate) fn execute(plugin: &str, call: &Call<'_>, request: &[u8]) -> Result<V
     }
     let status = child.wait().map_err(failed)?;
     let Some((answer, remarks)) = listened.map_err(failed)? else {
-        let message = format!("{what}: no end in {} s, or more than {ANSWER_MAX} bytes", PATIENCE.as_secs());
+        let message = format!(
+            "{what}: it did not end within {} s, or its answer exceeds {ANSWER_MAX} bytes",
+            PATIENCE.as_secs()
+        );
         return Err(Error::new(Kind::System, message));
     };
     if !status.success() {
@@ -91,7 +94,7 @@ pub(crate) fn execute(plugin: &str, call: &Call<'_>, request: &[u8]) -> Result<V
         return Ok(Value::Null);
     }
     serde_json::from_slice(&answer)
-        .map_err(|error| Error::with(Kind::System, format!("{what}: its answer is no JSON"), error))
+        .map_err(|error| Error::with(Kind::System, format!("{what}: its answer is not JSON"), error))
 }
 
 /// The output until its end; `None` when it takes too long or prints too much.

@@ -124,7 +124,10 @@ pub fn delete(places: &Places, entry: &Entry) -> Result<(), Error> {
 pub fn check(places: &Places, entry: &Entry) -> Result<(), Error> {
     let network = entry.network()?;
     let Some(result) = entry.result.as_ref() else {
-        let message = format!("{} of {} was never attached to the end", entry.if_name, entry.container_id);
+        let message = format!(
+            "the attachment of {} of {} is incomplete; attach it again",
+            entry.if_name, entry.container_id
+        );
         return Err(Error::new(Kind::Content, message));
     };
     if network.can_check() {

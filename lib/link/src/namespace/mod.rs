@@ -80,7 +80,7 @@ impl Namespace {
     /// [`Kind::Namespace`].
     pub fn leave() -> Result<(), Error> {
         sys::leave().map_err(|errno| {
-            Error::with(Kind::Namespace, "the kernel gives no network namespace; root is needed", errno)
+            Error::with(Kind::Namespace, "cannot make a network namespace; run as root", errno)
         })
     }
 

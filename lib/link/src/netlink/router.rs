@@ -205,5 +205,5 @@ fn decode(kind: u16, body: &[u8]) -> Result<Option<RouteNetlinkMessage>, Error> 
     header.message_type = kind;
     RouteNetlinkMessage::deserialize(&header, body)
         .map(Some)
-        .map_err(|error| Error::with(Kind::Kernel, "a netlink answer is not understood", error))
+        .map_err(|error| Error::with(Kind::Kernel, "a netlink answer of the kernel cannot be decoded", error))
 }

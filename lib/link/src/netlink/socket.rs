@@ -88,7 +88,7 @@ impl Socket {
         let raw = raw.map_err(|error| {
             let missing = error.raw_os_error() == Some(Errno::PROTONOSUPPORT.raw_os_error());
             let kind = if missing { Kind::Unsupported } else { Kind::Kernel };
-            Error::with(kind, "no netlink socket", error)
+            Error::with(kind, "cannot open a netlink socket", error)
         })?;
         Ok(Self { raw, sequence: 1, buffer: Vec::new() })
     }
@@ -121,7 +121,7 @@ impl Socket {
         frames: &[u8],
         ends: impl Fn(&Reply) -> bool,
     ) -> Result<Vec<Reply>, Error> {
-        let failed = |error: std::io::Error| Error::with(Kind::Kernel, "netlink fails", error);
+        let failed = |error: std::io::Error| Error::with(Kind::Kernel, "a netlink request failed", error);
         let sent = self.raw.send(frames, 0).map_err(failed)?;
         if sent != frames.len() {
             return Err(Error::new(Kind::Kernel, format!("netlink took {sent} of {} bytes", frames.len())));
@@ -145,7 +145,7 @@ impl Socket {
     /// # Errors
     /// [`Kind::Kernel`] when the kernel does not let us.
     pub fn join(&mut self, group: u32) -> Result<(), Error> {
-        let failed = |error| Error::with(Kind::Kernel, "no netlink events", error);
+        let failed = |error| Error::with(Kind::Kernel, "cannot subscribe to netlink events", error);
         // The kernel does not send its own events to a socket that has its own number, zero, and a socket gets another
         // with its first request only.
         self.raw.bind_auto().map_err(failed)?;
@@ -159,7 +159,7 @@ impl Socket {
     pub fn strict(&mut self) -> Result<(), Error> {
         self.raw
             .set_netlink_get_strict_chk(true)
-            .map_err(|error| Error::with(Kind::Kernel, "no strict netlink", error))
+            .map_err(|error| Error::with(Kind::Kernel, "cannot switch netlink to strict checking", error))
     }
 
     /// Waits until something arrives and throws it away; false when `patience` was over first.
@@ -167,7 +167,8 @@ impl Socket {
     /// # Errors
     /// [`Kind::Kernel`] when the socket fails.
     pub fn wait(&mut self, patience: Duration) -> Result<bool, Error> {
-        let failed = |error: std::io::Error| Error::with(Kind::Kernel, "netlink events fail", error);
+        let failed =
+            |error: std::io::Error| Error::with(Kind::Kernel, "cannot receive netlink events", error);
         let timeout =
             Timespec::try_from(patience).map_err(|_| Error::new(Kind::Internal, "too long a wait"))?;
         let mut waiting = [PollFd::new(&self.raw, PollFlags::IN)];
@@ -200,7 +201,7 @@ impl Socket {
 }
 
 fn replies_in(datagram: &[u8]) -> Result<Vec<Reply>, Error> {
-    let odd = || Error::new(Kind::Kernel, "a netlink answer that is none");
+    let odd = || Error::new(Kind::Kernel, "a netlink answer of the kernel is malformed");
     let mut replies = Vec::new();
     let mut rest = datagram;
     while rest.len() >= HEADER {

@@ -298,7 +298,7 @@ async fn http2<S: Service>(
     _: Arc<S>,
     _: watch::Receiver<bool>,
 ) -> hyper::Result<()> {
-    tracing::warn!("a client chose HTTP/2, which this program does not have");
+    tracing::warn!("a client chose HTTP/2, which this program does not support");
     Ok(())
 }
 

@@ -56,7 +56,7 @@ fn instance_specs(kind: Kind) -> Option<&'static str> {
 /// The treatment of a field, `known` if the types have it; `None`: it is used, or (not `known`) nothing is known of it.
 pub fn lot(kind: Kind, place: Place, path: &str, known: bool) -> Option<Lot> {
     if path == "status" || path.starts_with("status.") {
-        let text = "written by the program, not read";
+        let text = "set by the program; ignored here";
         return Some(Lot { path: "status".to_owned(), verdict: Verdict::Ignored, text });
     }
     if path == "metadata.selfLink" {

@@ -99,12 +99,12 @@ const INSTANCE: &[Row] = &[
     ),
     row("domain.devices.interfaces[].binding", Error, "not built yet: use masquerade or bridge"),
     later("domain.devices.interfaces[].dhcpOptions"),
-    row("domain.devices.interfaces[].macvtap", Error, "KubeVirt has it no more: use bridge"),
-    row("domain.devices.interfaces[].passt", Error, "KubeVirt has it no more: use masquerade"),
+    row("domain.devices.interfaces[].macvtap", Error, "KubeVirt has removed it: use bridge"),
+    row("domain.devices.interfaces[].passt", Error, "KubeVirt has removed it: use masquerade"),
     row("domain.devices.interfaces[].passtBinding", Error, "not built yet: use masquerade"),
     row("domain.devices.interfaces[].pciAddress", Unsupported, "devices keep the places that they are given"),
     later("domain.devices.interfaces[].portRanges"),
-    row("domain.devices.interfaces[].slirp", Error, "KubeVirt has it no more: use masquerade"),
+    row("domain.devices.interfaces[].slirp", Error, "KubeVirt has removed it: use masquerade"),
     row("domain.devices.interfaces[].sriov", Error, "not built yet: use bridge"),
     row("domain.devices.watchdog.diag288", Error, "a device of s390x: use i6300esb"),
     later("domain.features.hyperv.tlbflush.direct"),
@@ -132,7 +132,7 @@ const INSTANCE: &[Row] = &[
 
 /// Below a VirtualMachine's spec.
 const MACHINE: &[Row] = &[
-    row("dataVolumeTemplates[].status", Ignored, "written by the program, not read"),
+    row("dataVolumeTemplates[].status", Ignored, "set by the program; ignored here"),
     refused_alone("instancetype", "not built yet: write cpu and memory into the template"),
     Row { field: "preference", verdict: Unsupported, text: LATER, place: Where::Machine },
     later("updateVolumesStrategy"),

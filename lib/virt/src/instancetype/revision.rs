@@ -70,7 +70,7 @@ pub fn read(flavor: &mut Flavor, which: Which, object: &Value) -> Result<(), Str
     let object = if object["kind"] == "ControllerRevision" { &object["data"] } else { object };
     let kind = object["kind"].as_str().unwrap_or_default();
     if which.resource(kind).is_none() {
-        return Err(format!("it holds a {kind:?} and no {}", which.field()));
+        return Err(format!("it holds a {kind:?} instead of the kind for {}", which.field()));
     }
     let spec = object.get("spec").ok_or_else(|| "it has no spec".to_owned())?;
     let broken = |error: serde_json::Error| format!("its spec cannot be read: {error}");

@@ -98,7 +98,7 @@ impl Resolution<'_> {
         let per_socket = u64::from(cores) * u64::from(threads);
         let total = per_socket.saturating_mul(sockets.into());
         if total > PROCESSORS_MAX.into() {
-            self.error("domain.cpu", format!("{total} processors; {PROCESSORS_MAX} are the most"));
+            self.error("domain.cpu", format!("{total} vCPUs; {PROCESSORS_MAX} is the limit"));
         }
         let most = u32::try_from(u64::from(PROCESSORS_MAX) / per_socket.max(1)).unwrap_or(PROCESSORS_MAX);
         let max_sockets = match asked.max_sockets {
@@ -107,7 +107,7 @@ impl Resolution<'_> {
                 if max < sockets {
                     self.error("domain.cpu.maxSockets", "less than sockets");
                 } else if max > most {
-                    self.error("domain.cpu.maxSockets", format!("more than {PROCESSORS_MAX} processors"));
+                    self.error("domain.cpu.maxSockets", format!("more than {PROCESSORS_MAX} vCPUs"));
                 }
                 max
             }
@@ -165,7 +165,10 @@ impl Resolution<'_> {
             }
         }
         let Some(&(field, bytes)) = sizes.first() else {
-            self.error("domain.memory.guest", "how much memory the guest has is missing");
+            self.error(
+                "domain.memory.guest",
+                "the size of the guest's memory is missing: set this field, or resources.requests.memory",
+            );
             return None;
         };
         if !(LEAST..=MOST).contains(&bytes) {
@@ -208,7 +211,10 @@ impl Resolution<'_> {
                 Some(Some(size))
             }
             Some(Ok(size)) if [2 * MIB, 1 << 30].contains(&size) => {
-                self.error("domain.memory.hugepages.pageSize", "memory is no multiple of it");
+                self.error(
+                    "domain.memory.hugepages.pageSize",
+                    "the guest's memory is not a multiple of the page size",
+                );
                 None
             }
             Some(_) | None => {
@@ -225,7 +231,10 @@ impl Resolution<'_> {
             // Distributions put their own version in: pc-q35-rhel9.6.0.
             other if other.starts_with("pc-q35-") => other.to_owned(),
             other => {
-                self.error("domain.machine.type", format!("{other:?} is neither q35 nor one of pc-q35-…"));
+                self.error(
+                    "domain.machine.type",
+                    format!("{other:?} is not a machine type that is supported: use q35 or pc-q35-…"),
+                );
                 self.host.machine.clone()
             }
         }
@@ -277,7 +286,7 @@ impl Resolution<'_> {
         let asked = self.spec.domain.firmware.as_ref()?.kernel_boot.as_ref()?;
         let field = "domain.firmware.kernelBoot";
         let Some(container) = &asked.container else {
-            let text = "no image with the kernel: name one in kernelBoot.container";
+            let text = "no image holds the kernel: name one in kernelBoot.container";
             self.error(&format!("{field}.container"), text);
             return None;
         };

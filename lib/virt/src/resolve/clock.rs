@@ -55,10 +55,10 @@ impl Resolution<'_> {
             self.findings.word(&self.path(&format!("{field}.track")), asked.track.as_deref());
         let paravirtual = matches!(name, TimerName::Kvm | TimerName::Hyperv);
         if paravirtual && tick.is_some() {
-            self.error(&format!("{field}.tickPolicy"), "this timer has none");
+            self.error(&format!("{field}.tickPolicy"), "this timer has no tick policy; leave it out");
         }
         if name != TimerName::Rtc && track.is_some() {
-            self.error(&format!("{field}.track"), "for rtc only");
+            self.error(&format!("{field}.track"), "only the timer rtc has one; leave it out");
         }
         if paravirtual && self.host.accelerator == Accelerator::Tcg {
             self.without_kvm(field);

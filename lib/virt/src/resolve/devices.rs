@@ -47,7 +47,7 @@ impl Resolution<'_> {
         let kind = asked.video.as_ref().and_then(|video| video.kind.as_deref());
         if !asked.autoattach_graphics_device.unwrap_or(true) {
             if kind.is_some() {
-                self.error("domain.devices.video", "there is no screen: autoattachGraphicsDevice is false");
+                self.error("domain.devices.video", "needs a screen, and autoattachGraphicsDevice is false");
             }
             return None;
         }
@@ -70,7 +70,7 @@ impl Resolution<'_> {
             if !is_label(&one.name) || inputs.iter().any(|other| other.name == one.name) {
                 self.error(
                     &format!("{at}.name"),
-                    "there twice, or not a name of lower-case letters, digits and -",
+                    "given twice, or not a name of lower-case letters, digits and -",
                 );
             }
             let bus = one.bus.as_deref().filter(|bus| !bus.is_empty());
@@ -94,7 +94,7 @@ impl Resolution<'_> {
         let asked = self.spec.domain.devices.watchdog.as_ref()?;
         let Some(device) = &asked.i6300esb else {
             if asked.diag288.is_none() {
-                self.error("domain.devices.watchdog", "which one is missing: i6300esb: {}");
+                self.error("domain.devices.watchdog", "the model is missing: set i6300esb: {}");
             }
             return None;
         };
@@ -117,7 +117,7 @@ impl Resolution<'_> {
             let path = self.path(&format!("{at}.model"));
             let model = self.findings.word(&path, one.model.as_deref()).unwrap_or(PanicModel::Isa);
             if models.contains(&model) {
-                self.error(&at, "is there twice");
+                self.error(&at, "is given twice");
             }
             if model == PanicModel::Hyperv && self.host.accelerator == Accelerator::Tcg {
                 self.error(&format!("{at}.model"), "only with KVM");

@@ -34,7 +34,7 @@ impl Resolution<'_> {
         for (index, one) in asked.iter().enumerate() {
             let at = format!("domain.devices.disks[{index}]");
             if asked[..index].iter().any(|other| other.name == one.name) {
-                self.error(&format!("{at}.name"), format!("{:?} is there twice", one.name));
+                self.error(&format!("{at}.name"), format!("{:?} is given twice", one.name));
             }
             let Some(mut disk) = self.disk(&at, one, cpu, media) else { continue };
             disk.io_thread = match (disk.bus, one.dedicated_io_thread.unwrap_or(false), &pool) {
@@ -62,7 +62,7 @@ impl Resolution<'_> {
         let count = self.spec.domain.io_threads.as_ref().and_then(|one| one.supplemental_pool_thread_count);
         let policy = self.spec.domain.io_threads_policy.as_deref();
         if count.is_some() && policy != Some("supplementalPool") {
-            self.error("domain.ioThreads", "only with ioThreadsPolicy: supplementalPool");
+            self.error("domain.ioThreads", "needs ioThreadsPolicy: supplementalPool");
         }
         match policy {
             None => Pool::None,
@@ -81,7 +81,7 @@ impl Resolution<'_> {
                 }
             },
             Some(other) => {
-                let text = format!("{other:?} is none of shared, auto, supplementalPool");
+                let text = format!("{other:?} is not one of shared, auto, supplementalPool");
                 self.error("domain.ioThreadsPolicy", text);
                 Pool::None
             }
@@ -113,7 +113,7 @@ impl Resolution<'_> {
         };
         let is_medium = matches!(content, Media::Medium(_));
         if device == DiskDevice::Lun && !backend.is_some_and(|backend| backend.storage.block) {
-            self.error(&format!("{at}.lun"), "the volume is no block device");
+            self.error(&format!("{at}.lun"), "the volume is not a block device");
         }
         let cache = self.cache(at, one, backend);
         let io = self.io(at, one, backend, cache);
@@ -130,7 +130,11 @@ impl Resolution<'_> {
         }
         if one.tag.is_some() {
             let path = self.path(&format!("{at}.tag"));
-            self.findings.add(Verdict::Unsupported, path, "config drives do not describe devices yet");
+            self.findings.add(
+                Verdict::Unsupported,
+                path,
+                "not built yet: config drives do not describe devices",
+            );
         }
         let always_writable = device == DiskDevice::Disk && bus == Bus::Sata;
         if always_writable && read_only {
@@ -204,10 +208,10 @@ impl Resolution<'_> {
         };
         match (device, bus) {
             (DiskDevice::Cdrom, Bus::Virtio) => {
-                self.findings.error(path, "a CD drive is on sata, scsi or usb")
+                self.findings.error(path, "a CD drive needs the bus sata, scsi or usb")
             }
             (DiskDevice::Lun, Bus::Virtio | Bus::Sata | Bus::Usb) => {
-                self.findings.error(path, "a device that is passed through is on scsi");
+                self.findings.error(path, "a device that is passed through needs the bus scsi");
             }
             (DiskDevice::Disk | DiskDevice::Cdrom | DiskDevice::Lun, _) => {}
         }
@@ -220,10 +224,10 @@ impl Resolution<'_> {
         let direct = backend.is_some_and(|backend| backend.direct);
         let shared = self.is_shared(one);
         if shared && asked.is_some_and(|cache| cache != Cache::None) {
-            self.findings.error(path, "a disk that is shared is not cached: none, or nothing");
+            self.findings.error(path, "a shared disk needs cache: none, or no cache field");
         } else if asked == Some(Cache::None) && backend.is_some_and(|backend| !backend.direct) {
             self.findings
-                .error(path, "the volume's filesystem cannot do without the page cache (no O_DIRECT)");
+                .error(path, "the volume's filesystem has no direct I/O (O_DIRECT), which cache: none needs; use writethrough or another volume");
         }
         match asked {
             Some(cache) => cache,
@@ -264,7 +268,7 @@ impl Resolution<'_> {
                     }
                     _ => self.error(
                         &format!("{at}.custom"),
-                        "logical and physical are powers of two from 512 to 2097152, logical not the larger",
+                        "logical and physical must be powers of two from 512 to 2097152, logical at most physical",
                     ),
                 }
                 None
@@ -273,7 +277,7 @@ impl Resolution<'_> {
                 backend.and_then(|backend| backend.block_sizes).filter(|_| volume.enabled.unwrap_or(true))
             }
             (Some(_), Some(_)) | (None, None) => {
-                self.error(&at, "exactly one of custom and matchVolume");
+                self.error(&at, "needs exactly one of custom and matchVolume");
                 None
             }
         }
@@ -291,8 +295,8 @@ impl Resolution<'_> {
             let field = format!("domain.devices.{device}.bootOrder");
             match order {
                 None => {}
-                Some(0) => self.error(&field, "counted from 1"),
-                Some(order) if !seen.insert(order) => self.error(&field, format!("{order} is there twice")),
+                Some(0) => self.error(&field, "must be 1 or more"),
+                Some(order) if !seen.insert(order) => self.error(&field, format!("{order} is given twice")),
                 Some(_) => {}
             }
         }

@@ -66,7 +66,7 @@ impl Resolution<'_> {
             let Some((label, files, at)) = built else { continue };
             let size: usize = files.values().map(Vec::len).sum();
             if size > CONTENT_MAX {
-                self.error(&at, format!("{size} bytes; 1 MiB is the most"));
+                self.error(&at, format!("{size} bytes; 1 MiB is the limit"));
                 continue;
             }
             let file = |(path, content): (String, Vec<u8>)| MediaFile {
@@ -177,7 +177,7 @@ impl Resolution<'_> {
             keys: ["networkdata", "networkData"],
         };
         if user.count() + network.count() == 0 {
-            self.error(at, "neither user data nor network data");
+            self.error(at, "has neither user data nor network data");
         }
         let user = self.form(at, &user);
         let mut network_data = self.form(at, &network);
@@ -221,7 +221,7 @@ impl Resolution<'_> {
             (Some(secret), None) => self.secret(&format!("{at}.secret.name"), &secret.name, None),
             (None, Some(map)) => self.config_map(&format!("{at}.configMap.name"), &map.name, None),
             (Some(_), Some(_)) | (None, None) => {
-                self.error(at, "exactly one of secret and configMap");
+                self.error(at, "needs exactly one of secret and configMap");
                 Files::new()
             }
         }
@@ -294,7 +294,7 @@ impl Resolution<'_> {
                 Some(content) => drop(files.insert(file.path.clone(), content.into_bytes())),
                 None => self.error(
                     &format!("{at}.fieldRef.fieldPath"),
-                    format!("{field:?} is none of metadata's fields"),
+                    format!("{field:?} is not a field of metadata"),
                 ),
             }
         }

@@ -165,7 +165,7 @@ impl Resolution<'_> {
         let many = counts.into_iter().filter(|(_, _, count)| *count > DEVICES_MAX);
         let many: Vec<_> = many.collect();
         for (field, what, count) in &many {
-            self.error(field, format!("{count} {what}; {DEVICES_MAX} are the most"));
+            self.error(field, format!("{count} {what}; {DEVICES_MAX} is the limit"));
         }
         many.is_empty()
     }
@@ -207,7 +207,7 @@ impl Resolution<'_> {
             }
         };
         if spec.architecture.as_deref().is_some_and(|architecture| architecture != "amd64") {
-            self.error("architecture", "this machine runs amd64");
+            self.error("architecture", "guests here are amd64");
         }
         Some(Launch {
             version: VERSION,

@@ -62,7 +62,7 @@ impl Resolution<'_> {
                 continue;
             }
             if asked[..index].iter().any(|other| other.name == one.name) {
-                self.error(&format!("{at}.name"), format!("{:?} is there twice", one.name));
+                self.error(&format!("{at}.name"), format!("{:?} is given twice", one.name));
             }
             interfaces.extend(self.interface(&at, one));
         }
@@ -84,11 +84,15 @@ impl Resolution<'_> {
             );
         }
         if one.acpi_index == Some(0) {
-            self.error(&format!("{at}.acpiIndex"), "counted from 1");
+            self.error(&format!("{at}.acpiIndex"), "must be 1 or more");
         }
         if one.tag.is_some() {
             let path = self.path(&format!("{at}.tag"));
-            self.findings.add(Verdict::Unsupported, path, "config drives do not describe devices yet");
+            self.findings.add(
+                Verdict::Unsupported,
+                path,
+                "not built yet: config drives do not describe devices",
+            );
         }
         let link_up = match one.state.as_deref() {
             None | Some("" | "up") => true,
@@ -96,12 +100,12 @@ impl Resolution<'_> {
             // Taken away, or never there.
             Some("absent") => return None,
             Some(other) => {
-                self.error(&format!("{at}.state"), format!("{other:?} is none of up, down, absent"));
+                self.error(&format!("{at}.state"), format!("{other:?} is not one of up, down, absent"));
                 true
             }
         };
         let Some(Tap { link, mac: given, mtu, many_queues, dhcp }) = self.made.taps.get(&one.name) else {
-            self.error(&format!("{at}.name"), "is not attached to its network");
+            self.error(&format!("{at}.name"), "the interface is not attached to its network");
             return None;
         };
         Some(Interface {
@@ -125,11 +129,11 @@ impl Resolution<'_> {
         match (&one.masquerade, &one.bridge) {
             (Some(_), Some(_)) => self.error(at, "masquerade and bridge exclude each other"),
             (Some(_), None) if !pod => {
-                self.error(&format!("{at}.masquerade"), "for the pod network only; bridge is for others");
+                self.error(&format!("{at}.masquerade"), "only for the pod network; use bridge here");
             }
             // The table of fields refuses other bindings.
             (None, None) if !has_other_binding(one) => {
-                self.error(at, "how it is attached is missing: masquerade: {} or bridge: {}");
+                self.error(at, "the binding is missing: set masquerade: {} or bridge: {}");
             }
             (Some(_) | None, _) => {}
         }
@@ -137,7 +141,7 @@ impl Resolution<'_> {
 
     fn ports(&mut self, at: &str, one: &Asked) {
         if one.ports.len() > 65_535 {
-            self.error(&format!("{at}.ports"), "more than there are");
+            self.error(&format!("{at}.ports"), "more than 65535 ports");
             return;
         }
         let mut names = BTreeSet::new();
@@ -153,7 +157,7 @@ impl Resolution<'_> {
             }
             let named = port.name.as_deref().filter(|name| !name.is_empty());
             if named.is_some_and(|name| !names.insert(name)) {
-                self.error(&format!("{at}.name"), "is there twice");
+                self.error(&format!("{at}.name"), "is given twice");
             }
         }
     }
@@ -166,15 +170,15 @@ impl Resolution<'_> {
             if !is_label(&network.name) {
                 self.error(&format!("{at}.name"), "not a name of lower-case letters, digits and -");
             } else if networks[..index].iter().any(|other| other.name == network.name) {
-                self.error(&format!("{at}.name"), format!("{:?} is there twice", network.name));
+                self.error(&format!("{at}.name"), format!("{:?} is given twice", network.name));
             } else if !interfaces.iter().any(|one| one.name == network.name) {
                 self.error(&format!("{at}.name"), format!("no interface is called {:?}", network.name));
             }
             match (&network.pod, &network.multus) {
                 (Some(_), Some(_)) => self.error(&at, "pod and multus exclude each other"),
-                (None, None) if network.resource_claim.is_none() => self.error(&at, "neither pod nor multus"),
+                (None, None) if network.resource_claim.is_none() => self.error(&at, "needs pod or multus"),
                 (Some(_), None) if networks[..index].iter().any(|other| other.pod.is_some()) => {
-                    self.error(&format!("{at}.pod"), "there is one pod network");
+                    self.error(&format!("{at}.pod"), "only one network can be the pod network");
                 }
                 (None, Some(multus)) if multus.network_name.is_empty() => {
                     self.error(&format!("{at}.multus.networkName"), "missing");

@@ -146,7 +146,7 @@ impl Resolution<'_> {
             if !is_label(&volume.name) {
                 self.error(&format!("{at}.name"), "not a name of lower-case letters, digits and -");
             } else if volumes[..index].iter().any(|other| other.name == volume.name) {
-                self.error(&format!("{at}.name"), format!("{:?} is there twice", volume.name));
+                self.error(&format!("{at}.name"), format!("{:?} is given twice", volume.name));
             }
             match sources(volume).len() {
                 1 => {}
@@ -159,7 +159,7 @@ impl Resolution<'_> {
             }
             let account = volume.service_account.is_some();
             if account && volumes[..index].iter().any(|other| other.service_account.is_some()) {
-                let text = "a guest has one volume of this kind at most: its pod has one account";
+                let text = "a guest can have only one volume of this kind: its pod has one account";
                 self.error(&format!("{at}.serviceAccount"), text);
             }
             self.storage(&at, volume);

@@ -76,7 +76,7 @@ impl Documents {
             match manifest::documents(text) {
                 Ok(found) => {
                     if found.is_empty() {
-                        documents.unread.push((source.to_owned(), "no document".to_owned()));
+                        documents.unread.push((source.to_owned(), "the file holds no object".to_owned()));
                     }
                     let sourced = |document| Sourced { source: source.to_owned(), document };
                     documents.read.extend(found.into_iter().map(sourced));
@@ -109,7 +109,7 @@ impl Documents {
             let namespace = document.namespace.as_deref().unwrap_or(NAMESPACE);
             let key = (&document.api_version, &document.kind, namespace, &document.name);
             if let Some((other, number)) = seen.insert(key, (source, document.number)) {
-                let text = format!("is there twice: document {number} of {other} is the same object");
+                let text = format!("is given twice: document {number} of {other} is the same object");
                 findings.push(Finding { path: "metadata.name".to_owned(), verdict: Verdict::Error, text });
             }
             report.objects.push(Verdicts {
@@ -205,7 +205,7 @@ fn check(document: &Document, objects: &BTreeMap<String, Objects>, place: Place)
                 findings.error("apiVersion", text);
             }
             None => {
-                let text = format!("{:?} is none of {}", document.kind, kinds.join(", "));
+                let text = format!("{:?} is not one of {}", document.kind, kinds.join(", "));
                 findings.add(Verdict::Ignored, "kind", text);
             }
         }
@@ -257,7 +257,13 @@ fn field_findings(kind: Kind, document: &Document, place: Place, findings: &mut 
     let mismatches = schema::mismatches(&document.value, schema_of(kind));
     let mut readable = true;
     if mismatches.len() >= schema::MISMATCHES_MAX {
-        findings.error("", format!("more than {} fields are wrong or unknown", schema::MISMATCHES_MAX - 1));
+        findings.error(
+            "",
+            format!(
+                "more than {} fields are invalid or unknown; the others are not reported",
+                schema::MISMATCHES_MAX - 1
+            ),
+        );
         readable = false;
     }
     let mut told = BTreeSet::new();
@@ -272,14 +278,14 @@ fn field_findings(kind: Kind, document: &Document, place: Place, findings: &mut 
                     told.insert(path);
                 }
                 None => {
-                    let meant = meant.map(|meant| format!("; {meant} may be meant")).unwrap_or_default();
+                    let meant = meant.map(|meant| format!("; did you mean {meant}?")).unwrap_or_default();
                     told.insert(path.clone());
                     findings.add(Verdict::Unknown, path, format!("no such field{meant}"));
                 }
             },
             Problem::Type { wanted, found } => {
                 readable = false;
-                findings.error(path, format!("{found}, where {wanted} is wanted"));
+                findings.error(path, format!("{found} instead of {wanted}"));
             }
             Problem::Range => {
                 readable = false;

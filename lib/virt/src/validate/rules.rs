@@ -38,7 +38,8 @@ pub(super) fn check(kind: Kind, document: &Document, objects: &Objects, findings
         }
         Kind::VirtualMachineInstance => {
             if is_of_machine(&document.value) {
-                let text = "the run of a machine, which makes it: this document is left out";
+                let text =
+                    "this instance belongs to a VirtualMachine, which creates it: this document is ignored";
                 findings.add(Verdict::Ignored, "metadata.ownerReferences", text);
             }
             if let Some(instance) = read::<VirtualMachineInstance>(document, findings) {
@@ -101,13 +102,13 @@ fn check_machine(machine: &VirtualMachine, objects: &Objects, findings: &mut Fin
             findings.error("spec.runStrategy", "WaitAsReceiver is for migrations between clusters");
         }
         (None, Some(strategy)) if Strategy::ALL.iter().all(|known| known.word() != strategy) => {
-            findings.error("spec.runStrategy", format!("{strategy:?} is none of {}", strategies()));
+            findings.error("spec.runStrategy", format!("{strategy:?} is not one of {}", strategies()));
         }
         (Some(_), None) | (None, Some(_)) => {}
     }
     let templates = spec.data_volume_templates.len();
     if templates > DEVICES_MAX {
-        let text = format!("{templates} DataVolumes; {DEVICES_MAX} are the most");
+        let text = format!("{templates} DataVolumes; {DEVICES_MAX} is the limit");
         return findings.error("spec.dataVolumeTemplates", text);
     }
     for (index, template) in spec.data_volume_templates.iter().enumerate() {
@@ -115,7 +116,7 @@ fn check_machine(machine: &VirtualMachine, objects: &Objects, findings: &mut Fin
         name(&format!("{at}.metadata.name"), &template.metadata.name, findings);
         let before = &spec.data_volume_templates[..index];
         if before.iter().any(|other| other.metadata.name == template.metadata.name) {
-            findings.error(format!("{at}.metadata.name"), "is there twice");
+            findings.error(format!("{at}.metadata.name"), "is given twice");
         }
         data_volume(&format!("{at}.spec"), &template.spec, findings);
     }
@@ -217,7 +218,7 @@ fn everything(spec: &VirtualMachineInstanceSpec) -> Made {
 fn data_volume(at: &str, spec: &DataVolumeSpec, findings: &mut Findings) {
     match &spec.source {
         None if spec.source_ref.is_none() => {
-            findings.error(format!("{at}.source"), "missing: where its content comes from");
+            findings.error(format!("{at}.source"), "the source of the content is missing");
         }
         None => {}
         Some(source) => data_source(&format!("{at}.source"), source, findings),
@@ -230,7 +231,7 @@ fn data_volume(at: &str, spec: &DataVolumeSpec, findings: &mut Findings) {
     let clone = spec.source.as_ref().is_some_and(|source| source.pvc.is_some());
     match (&spec.pvc, &spec.storage) {
         (Some(_), Some(_)) => findings.error(at, "pvc and storage exclude each other"),
-        (None, None) => findings.error(at, "pvc or storage is missing"),
+        (None, None) => findings.error(at, "needs pvc or storage"),
         (Some(claim), None) => storage(&format!("{at}.pvc"), claim, !clone, findings),
         (None, Some(claim)) => storage(&format!("{at}.storage"), claim, !clone, findings),
     }
@@ -251,7 +252,7 @@ fn data_source(at: &str, source: &DataVolumeSource, findings: &mut Findings) {
         vddk.is_some(),
     ];
     if given.into_iter().filter(|one| *one).count() != 1 {
-        findings.error(at, "exactly one of http, s3, gcs, registry, pvc, blank, upload");
+        findings.error(at, "needs exactly one of http, s3, gcs, registry, pvc, blank, upload");
     }
     let urls = [
         ("http", http.as_ref().map(|one| one.url.as_str()), &["http://", "https://", "file:///"][..]),
@@ -297,7 +298,7 @@ fn check_claim(spec: &ClaimSpec, findings: &mut Findings) {
 fn claim(at: &str, modes: &[String], volume_mode: Option<&str>, findings: &mut Findings) {
     for (index, mode) in modes.iter().enumerate() {
         if !ACCESS_MODES.contains(&mode.as_str()) {
-            let text = format!("{mode:?} is none of {}", ACCESS_MODES.join(", "));
+            let text = format!("{mode:?} is not one of {}", ACCESS_MODES.join(", "));
             findings.error(format!("{at}.accessModes[{index}]"), text);
         }
     }
@@ -309,7 +310,7 @@ fn claim(at: &str, modes: &[String], volume_mode: Option<&str>, findings: &mut F
 fn claim_size(at: &str, size: Option<&Quantity>, needed: bool, findings: &mut Findings) {
     let path = format!("{at}.resources.requests.storage");
     match size.map(Quantity::bytes) {
-        None if needed => findings.error(path, "missing: how large it is"),
+        None if needed => findings.error(path, "the size is missing"),
         None | Some(Ok(1..)) => {}
         Some(Ok(0)) => findings.error(path, "nothing"),
         Some(Err(error)) => findings.error(path, error.to_string()),
@@ -319,7 +320,7 @@ fn claim_size(at: &str, size: Option<&Quantity>, needed: bool, findings: &mut Fi
 fn check_network(network: &NetworkAttachmentDefinition, findings: &mut Findings) {
     let path = "spec.config";
     let Some(config) = network.spec.config.as_deref().filter(|config| !config.trim().is_empty()) else {
-        findings.error(path, "missing: a CNI configuration");
+        findings.error(path, "needs a CNI configuration");
         return;
     };
     if let Err(said) = Configuration::read(config, &network.metadata.name) {

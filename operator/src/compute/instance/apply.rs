@@ -67,7 +67,7 @@ pub(in crate::compute) async fn reconcile(context: &Context, key: &Key) -> Outco
         match list(&context.client, &instance).await {
             Ok(pods) => listed = pods,
             Err(error) => {
-                tracing::warn!(vmi = %key, error = error.chain(), "launcher pods not listed");
+                tracing::warn!(vmi = %key, error = error.chain(), "cannot list launcher pods; retrying");
                 return Outcome::Retry;
             }
         }
@@ -138,7 +138,7 @@ async fn act(
             Ok(false) => {}
             Err(Failed::Behind) => return Outcome::Retry,
             Err(Failed::Refused { message, again }) => {
-                tracing::warn!(vmi = %key, ?step, error = message, "step failed");
+                tracing::warn!(vmi = %key, ?step, error = message, "cannot reconcile the instance; retrying");
                 let before = condition(&instance.status.conditions, "Synchronized");
                 if before.is_none_or(|before| before.message.as_deref() != Some(message.as_str())) {
                     context.record(API_VERSION, KIND, meta, &event::failed(&message));
@@ -176,7 +176,7 @@ async fn act(
     if let Err(error) = written
         && !error.is_not_found()
     {
-        tracing::debug!(vmi = %key, error = error.chain(), "status not written");
+        tracing::debug!(vmi = %key, error = error.chain(), "cannot write the instance's status; retrying");
         return Outcome::Retry;
     }
     match (retry, wait) {
@@ -289,7 +289,7 @@ async fn networks(client: &Client, instance: &Value, namespace: &str) -> Result<
     if all.len() > launcher::NETWORKS_MAX {
         let count = all.len();
         let message =
-            format!("spec.networks: {count} secondary networks; {} are the most", launcher::NETWORKS_MAX);
+            format!("spec.networks: {count} secondary networks; {} is the limit", launcher::NETWORKS_MAX);
         return Err(refused(message, false));
     }
     for (of, name) in all {

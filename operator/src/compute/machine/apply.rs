@@ -63,7 +63,7 @@ pub(in crate::compute) async fn reconcile(context: &Context, key: &Key) -> Outco
             Err(error) if error.is_not_found() && !creates(step) => return Outcome::Retry,
             Err(error) => {
                 let text = error.status().map_or_else(|| error.chain(), |status| status.message.clone());
-                tracing::warn!(vm = %key, ?step, error = error.chain(), "step failed");
+                tracing::warn!(vm = %key, ?step, error = error.chain(), "cannot reconcile the VirtualMachine; retrying");
                 let denied = error.kind() == cluster::Kind::Forbidden && error.status().is_none();
                 let (failure, event) = event::failed(step, &text, denied);
                 if let Some(event) = event.filter(|_| !already_says(&machine, &failure)) {
@@ -81,7 +81,7 @@ pub(in crate::compute) async fn reconcile(context: &Context, key: &Key) -> Outco
     }
     outcome.restart_required = live::follow(context, &observed, key).await;
     if let Err(error) = write_status(context, &observed, &outcome).await {
-        tracing::debug!(vm = %key, error = error.chain(), "status not written");
+        tracing::debug!(vm = %key, error = error.chain(), "cannot write the VirtualMachine's status; retrying");
         return Outcome::Retry;
     }
     match (failed, wait) {

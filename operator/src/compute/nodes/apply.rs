@@ -23,7 +23,7 @@ pub(in crate::compute) async fn reconcile(context: &Context, key: &Key) -> Outco
             let labels = json!({"kubevirt.io/schedulable": "false"});
             let patch = json!({"metadata": {"resourceVersion": meta.resource_version, "labels": labels}});
             if let Err(error) = context.client.merge_patch::<IgnoredAny>(NODES, key, &patch).await {
-                tracing::warn!(node = %key, error = error.chain(), "node not marked unschedulable");
+                tracing::warn!(node = %key, error = error.chain(), "cannot mark a node without heartbeat unschedulable; retrying");
                 return Outcome::Retry;
             }
             tracing::warn!(node = %key, "virt-handler sends no heartbeat; node marked unschedulable");

@@ -34,7 +34,7 @@ pub(in crate::compute) async fn reconcile(context: &Context, key: &Key) -> Outco
         Ok(Some(read)) => read,
         Ok(None) => return Outcome::Retry,
         Err(error) => {
-            tracing::debug!(pool = %key, error = error.chain(), "the pool's template is not read");
+            tracing::debug!(pool = %key, error = error.chain(), "cannot read the pool's template");
             return Outcome::Retry;
         }
     };
@@ -63,7 +63,7 @@ pub(in crate::compute) async fn reconcile(context: &Context, key: &Key) -> Outco
         context.record(API_VERSION, KIND, &pool.metadata, &event);
     }
     if let Err(error) = write_status(context, key, &pool, &members, failure.as_ref()).await {
-        tracing::debug!(pool = %key, error = error.chain(), "status not written");
+        tracing::debug!(pool = %key, error = error.chain(), "cannot write the pool's status; retrying");
         return Outcome::Retry;
     }
     if failed { Outcome::Retry } else { Outcome::Done }

@@ -60,7 +60,7 @@ pub(in crate::compute) async fn reconcile(context: &Context, key: &Key) -> Outco
     }
     let failed = failure.is_some();
     if let Err(error) = write_status(context, key, &set, &members, failure.as_ref()).await {
-        tracing::debug!(set = %key, error = error.chain(), "status not written");
+        tracing::debug!(set = %key, error = error.chain(), "cannot write the replica set's status; retrying");
         return Outcome::Retry;
     }
     if failed { Outcome::Retry } else { Outcome::Done }

@@ -253,8 +253,9 @@ impl Admission {
                 Answer::refuse(503, "ServiceUnavailable", text)
             })?;
         }
-        let identity = fill::identity()
-            .ok_or_else(|| Answer::refuse(500, "InternalError", "the system gives no random numbers"))?;
+        let identity = fill::identity().ok_or_else(|| {
+            Answer::refuse(500, "InternalError", "the operating system gives no random numbers; retry")
+        })?;
         Ok((settings::settings(&self.configuration), identity))
     }
 
@@ -362,11 +363,15 @@ async fn handle(admission: &Admission, review: Review, mut call: Call) -> route:
     drop(body);
     let answer = if request.resource.resource == review.resource() {
         admission.review(review, &request).await.unwrap_or_else(|error| {
-            tracing::warn!(?review, error = error.chain(), "a review failed");
+            tracing::warn!(?review, error = error.chain(), "cannot answer an admission review");
             Answer::refuse(500, "InternalError", error.chain())
         })
     } else {
-        let text = format!("{} are reviewed here, not {}", review.resource(), request.resource.resource);
+        let text = format!(
+            "this webhook reviews {}, not {}: apply the operator's manifests again",
+            review.resource(),
+            request.resource.resource
+        );
         Answer::refuse(400, "BadRequest", text)
     };
     route::json(StatusCode::OK, answer.write(&request.uid).to_string())

@@ -137,10 +137,16 @@ pub async fn run(client: Client, events: Events, setup: Setup, stop: impl Future
 async fn keep(client: &Client, namespace: &str, signers: &Signers) {
     loop {
         if let Err(error) = signers.look(client, namespace).await {
-            tracing::warn!(error = error.chain(), "certificates of transfers cannot be kept; will retry");
+            tracing::warn!(
+                error = error.chain(),
+                "cannot write the certificates of transfers to their Secrets; retrying"
+            );
         }
         if let Err(error) = keys::keep(client, namespace, signers::now()).await {
-            tracing::warn!(error = error.chain(), "signing keys of tokens cannot be kept; will retry");
+            tracing::warn!(
+                error = error.chain(),
+                "cannot write the signing keys of tokens to their Secret; retrying"
+            );
         }
         tokio::time::sleep(CERTIFICATES).await;
     }
@@ -188,7 +194,7 @@ async fn control(
                 Ok(outcome) => outcome,
                 Err(error) if error.is_conflict() => Outcome::After(CATCH_UP),
                 Err(error) => {
-                    tracing::warn!(cron = %key, error = error.chain(), "poll failed; trying again");
+                    tracing::warn!(cron = %key, error = error.chain(), "cannot poll the source of a DataImportCron; retrying");
                     Outcome::Retry
                 }
             }
@@ -201,7 +207,11 @@ async fn control(
                 Ok(outcome) => outcome,
                 Err(error) if error.is_conflict() => Outcome::After(CATCH_UP),
                 Err(error) => {
-                    tracing::warn!(?item, error = error.chain(), "reconcile failed; trying again");
+                    tracing::warn!(
+                        ?item,
+                        error = error.chain(),
+                        "cannot reconcile a storage object; retrying"
+                    );
                     Outcome::Retry
                 }
             }

@@ -121,7 +121,7 @@ pub(super) async fn run(client: Client, events: Events, stop: impl Future<Output
                 // The cache shows it soon, and the step is decided again.
                 Err(error) if error.is_conflict() || error.is_not_found() => Outcome::Retry,
                 Err(error) => {
-                    tracing::warn!(what, %key, error = error.chain(), "snapshot step failed; will retry");
+                    tracing::warn!(what, %key, error = error.chain(), "cannot reconcile the snapshot; retrying");
                     Outcome::Retry
                 }
             }

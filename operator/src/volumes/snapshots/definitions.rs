@@ -18,11 +18,7 @@ pub(super) async fn ensure(client: &Client) {
     for definition in all() {
         let name = definition["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         while let Err(error) = make(client, &name, &definition).await {
-            tracing::warn!(
-                name,
-                error = error.chain(),
-                "cannot make the CustomResourceDefinition; will retry"
-            );
+            tracing::warn!(name, error = error.chain(), "cannot make the CustomResourceDefinition; retrying");
             tokio::time::sleep(RETRY).await;
         }
     }

@@ -42,7 +42,7 @@ impl std::fmt::Display for Refused {
 impl std::error::Error for Refused {}
 
 fn refused(host: &str, why: &str) -> Refused {
-    Refused(format!("{host} is not polled: {why}"))
+    Refused(format!("{host} is not polled, its address is not one that sources may have: {why}"))
 }
 
 /// Names are resolved here, and refused when one of their addresses is.
@@ -120,7 +120,8 @@ impl Fetcher {
             .no_proxy();
         for (scheme, address) in proxies {
             let made = if scheme == "http" { Proxy::http(address) } else { Proxy::https(address) };
-            let proxy = made.map_err(|_| Problem::Failed(format!("the {scheme} proxy is no address")))?;
+            let proxy =
+                made.map_err(|_| Problem::Failed(format!("the address of the {scheme} proxy is not a URL")))?;
             builder = builder.proxy(proxy.no_proxy(NoProxy::from_string(&asked.no_proxy)));
         }
         let client = builder.build().map_err(|error| failed("the HTTP client", error))?;
@@ -131,7 +132,7 @@ impl Fetcher {
     pub(super) fn request(&self, method: http::Method, url: &str) -> Result<RequestBuilder, Problem> {
         let parsed = Url::parse(url).map_err(|_| Problem::Failed("the address is not a URL".to_owned()))?;
         if !["http", "https"].contains(&parsed.scheme()) || parsed.host().is_none() {
-            return Err(Problem::Failed("the address is not that of a web server".to_owned()));
+            return Err(Problem::Failed("the address is not an http or https URL".to_owned()));
         }
         check(&parsed, &self.guard).map_err(|refused| Problem::Refused(refused.0))?;
         Ok(self.client.request(method, parsed))
@@ -177,7 +178,7 @@ pub(super) fn headers(lines: &[String]) -> Result<HeaderMap, Problem> {
             Some((name, HeaderValue::try_from(value.trim()).ok()?))
         });
         let (name, value) =
-            pair.ok_or_else(|| Problem::Failed("an extra header is no \"Key: value\" line".to_owned()))?;
+            pair.ok_or_else(|| Problem::Failed("an extra header is not a line \"Key: value\"".to_owned()))?;
         headers.append(name, value);
     }
     Ok(headers)

@@ -34,10 +34,10 @@ impl Guard {
         };
         let broadcast = matches!(address, IpAddr::V4(address) if address.is_broadcast());
         match () {
-            () if address.is_loopback() || address.is_unspecified() => Some("it is the node's own"),
-            () if link_local => Some("it is link-local"),
-            () if address.is_multicast() || broadcast => Some("it is no host's"),
-            () if within(&self.services, &address) => Some("it is that of a Service"),
+            () if address.is_loopback() || address.is_unspecified() => Some("a loopback address"),
+            () if link_local => Some("a link-local address"),
+            () if address.is_multicast() || broadcast => Some("not the address of a host"),
+            () if within(&self.services, &address) => Some("an address of the cluster's Services"),
             () => None,
         }
     }
@@ -67,7 +67,7 @@ fn networks(texts: &[String]) -> Result<Vec<IpNet>, String> {
     let parse = |text: &String| {
         let text = text.trim();
         let network = text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
-        network.map_err(|_| format!("{text:?} is no network such as 10.0.0.0/8"))
+        network.map_err(|_| format!("{text:?} is not a network such as 10.0.0.0/8"))
     };
     texts.iter().map(parse).collect()
 }

@@ -69,12 +69,12 @@ impl Service for Polls {
         let asked: Request = match serde_json::from_slice(&body) {
             Ok(asked) => asked,
             Err(error) => {
-                let why = format!("the request is no poll: {error}");
+                let why = format!("the request is not that of a poll: {error}");
                 return answer::text(StatusCode::BAD_REQUEST, &why);
             }
         };
         let Ok(_turn) = self.0.acquire().await else {
-            return answer::text(StatusCode::SERVICE_UNAVAILABLE, "the process ends");
+            return answer::text(StatusCode::SERVICE_UNAVAILABLE, "the server is shutting down; retry");
         };
         let polled = tokio::time::timeout(POLL_TIMEOUT, poll(&asked)).await.unwrap_or_else(|_| {
             poll::Answer::Failed(format!("no answer within {} s", POLL_TIMEOUT.as_secs()))

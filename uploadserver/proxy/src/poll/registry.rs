@@ -75,7 +75,9 @@ async fn token(client: &Fetcher, headers: &HeaderMap, repository: &str) -> Resul
         #[serde(alias = "access_token")]
         token: String,
     }
-    let none = || Problem::Failed("the registry wants a login: name a Secret with it".to_owned());
+    let none = || {
+        Problem::Failed("the registry requires credentials: name a Secret with them in secretRef".to_owned())
+    };
     let challenges = headers.get_all(WWW_AUTHENTICATE).iter().filter_map(|value| value.to_str().ok());
     let parsed = challenges.filter_map(|text| http_auth::parse_challenges(text).ok());
     let parameters = |challenge: &http_auth::ChallengeRef<'_>| {
@@ -92,8 +94,11 @@ async fn token(client: &Fetcher, headers: &HeaderMap, repository: &str) -> Resul
         .ok_or_else(none)?;
     let mut query = vec![("scope", scope.unwrap_or_else(|| format!("repository:{repository}:pull")))];
     query.extend(service.map(|service| ("service", service)));
-    let mut url = url::Url::parse(&realm)
-        .map_err(|_| Problem::Failed("the registry names no token server".to_owned()))?;
+    let mut url = url::Url::parse(&realm).map_err(|_| {
+        Problem::Failed(
+            "the registry demands a login but names no token server (WWW-Authenticate)".to_owned(),
+        )
+    })?;
     url.query_pairs_mut().extend_pairs(query);
     let answer = send(client.request(Method::GET, url.as_str())?).await?;
     if !answer.status().is_success() {
@@ -101,6 +106,6 @@ async fn token(client: &Fetcher, headers: &HeaderMap, repository: &str) -> Resul
     }
     let body = whole(answer, MOST_TOKEN).await?;
     let given: Given = serde_json::from_slice(&body)
-        .map_err(|_| Problem::Failed("the token server gives no token".to_owned()))?;
+        .map_err(|_| Problem::Failed("the registry's token server answered without a token".to_owned()))?;
     Ok(given.token)
 }

@@ -17,8 +17,12 @@ pub(super) async fn version(client: &Fetcher, asked: &Request) -> Result<String,
     if !answer.status().is_success() {
         return Err(Problem::Failed(format!("the server answers {}", answer.status())));
     }
-    of_headers(answer.headers())
-        .ok_or_else(|| Problem::Failed("the server gives neither ETag nor Last-Modified".to_owned()))
+    of_headers(answer.headers()).ok_or_else(|| {
+        Problem::Failed(
+            "the server sends neither ETag nor Last-Modified, so changes of the source cannot be detected"
+                .to_owned(),
+        )
+    })
 }
 
 fn of_headers(headers: &HeaderMap) -> Option<String> {

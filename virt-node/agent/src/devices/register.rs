@@ -115,7 +115,11 @@ impl Registration {
             async move { UnixStream::connect(to).await.map(TokioIo::new) }
         });
         let refused = |error: Box<dyn std::error::Error + Send + Sync>| {
-            Error::with(Kind::Kubelet, format!("the kubelet does not answer on {}", kubelet.display()), error)
+            Error::with(
+                Kind::Kubelet,
+                format!("the kubelet does not answer on its socket {}", kubelet.display()),
+                error,
+            )
         };
         // The address is never used: the connector knows the socket.
         let channel = Endpoint::from_static("http://localhost")
@@ -132,7 +136,11 @@ impl Registration {
         };
         let answer = RegistrationClient::new(channel).register(request).await;
         answer.map(drop).map_err(|error| {
-            Error::with(Kind::Kubelet, format!("the kubelet refuses {}", self.device.resource()), error)
+            Error::with(
+                Kind::Kubelet,
+                format!("the kubelet refuses the device plugin {}", self.device.resource()),
+                error,
+            )
         })
     }
 }

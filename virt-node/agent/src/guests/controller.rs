@@ -139,7 +139,7 @@ impl Controller {
                 controller.site.networks.sweep(&|uid| controller.pod_lives(uid))
             });
             if let Ok(Err(error)) = swept.await {
-                tracing::warn!(error = error.chain(), "networks of ended pods are not detached; retrying");
+                tracing::warn!(error = error.chain(), "cannot detach the networks of ended pods; retrying");
             }
             tokio::select! {
                 () = self.changed.notified() => tokio::time::sleep(SWEEP_SOON).await,
@@ -446,7 +446,7 @@ impl Controller {
     /// Reports why a step failed, and whether it is retried.
     async fn failed(&self, key: &Key, instance: &Instance, error: &Error) -> Outcome {
         let text = error.chain();
-        tracing::warn!(%key, error = text, "a step for the guest failed; retrying");
+        tracing::warn!(%key, error = text, "cannot reconcile the guest; retrying");
         match error.kind() {
             // Nothing but waiting helps against these.
             Kind::Launcher | Kind::Cluster | Kind::Kubelet | Kind::Stale => {}
@@ -460,7 +460,7 @@ impl Controller {
                     Err(error) => Err(error),
                 };
                 if let Err(error) = written {
-                    tracing::debug!(%key, error = error.chain(), "the failure cannot be written");
+                    tracing::debug!(%key, error = error.chain(), "cannot write the failure to the VMI's status");
                 }
             }
         }

@@ -178,7 +178,7 @@ pub(crate) async fn bring(wanted: &Wanted, pod: &Arc<PodDirectory>) -> Result<()
         }
         brought.insert(part, digest);
         let note = serde_json::to_vec(&brought)
-            .map_err(|error| Error::with(Kind::System, "the note of credentials", error))?;
+            .map_err(|error| Error::with(Kind::System, "cannot encode the record of credentials", error))?;
         pod.keep_note(NOTE, &note)?;
     }
     Ok(())

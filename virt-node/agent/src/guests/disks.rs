@@ -113,7 +113,7 @@ pub(crate) fn attached(
         mount::show(&disk, Access::Write, &holder, launcher, place::HOTPLUG, &file)?;
     }
     let disk = mount::shown(launcher, place::HOTPLUG, &file)?;
-    let disk = disk.ok_or_else(|| Error::new(Kind::System, format!("{path} is gone")))?;
+    let disk = disk.ok_or_else(|| Error::new(Kind::System, format!("{path} was removed")))?;
     let direct = disk.open(true).is_ok();
     Ok(backend(path, disk.block, raw(size(&disk)?), direct))
 }
@@ -139,7 +139,7 @@ pub(crate) fn shown_for_dump(
             .give(&new)
             .map_err(|error| Error::system(format!("cannot give {file} to the guest's user"), error))?;
     }
-    let missing = || Error::new(Kind::System, format!("{file} is gone"));
+    let missing = || Error::new(Kind::System, format!("{file} was removed"));
     let found = Disk::find(&directory, file)?.ok_or_else(missing)?;
     if found.block {
         return Err(Error::new(Kind::Untrusted, format!("{file} is a block device")));
@@ -192,7 +192,7 @@ fn held(name: &str, claim: Option<&ClaimInfo>, holder: &Process) -> Result<Disk>
         Some(disk) => disk,
         None => {
             blank(&directory, claim)?;
-            let missing = || Error::new(Kind::System, "disk.img is gone");
+            let missing = || Error::new(Kind::System, "disk.img was removed");
             Disk::find(&directory, "disk.img")?.ok_or_else(missing)?
         }
     };
@@ -230,7 +230,8 @@ impl Disks<'_> {
         }
         if let Some(empty) = &volume.empty_disk {
             let size = empty.capacity.as_ref().map_or(Ok(0), |capacity| capacity.bytes());
-            let size = size.map_err(|error| Error::with(Kind::Content, "its capacity", error))?;
+            let size =
+                size.map_err(|error| Error::with(Kind::Content, "its status.capacity is invalid", error))?;
             return self.make(&volume.name, size, None);
         }
         if volume.ephemeral.is_some() {
@@ -264,7 +265,7 @@ impl Disks<'_> {
             Some(disk) => disk,
             None => {
                 blank(&directory, info)?;
-                let missing = || Error::new(Kind::System, format!("{path} is gone"));
+                let missing = || Error::new(Kind::System, format!("{path} was removed"));
                 Disk::find(&directory, "disk.img")?.ok_or_else(missing)?
             }
         };

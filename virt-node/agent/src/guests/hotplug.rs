@@ -110,7 +110,7 @@ fn not_moved(instance: &str, volume: &mut VolumeStatus, error: &Error, done: &mu
         vmi = instance,
         volume = volume.name,
         error = text,
-        "a volume is not attached or detached; retrying"
+        "cannot attach or detach a volume; retrying"
     );
     done.again = true;
     if error.kind() != Kind::Launcher && volume.message.as_deref() != Some(&text) {
@@ -214,7 +214,7 @@ impl Guest<'_> {
                 tracing::warn!(
                     vmi = self.instance.name,
                     error = text,
-                    "a guest gets no more than it has; retrying"
+                    "cannot add vCPUs or memory to a guest; retrying"
                 );
                 done.events.push((Type::Warning, "HotplugFailed", text));
                 done.again = true;

@@ -122,7 +122,7 @@ async fn let_go(talk: &mut Talk, name: &str) -> Result<()> {
             Ok(_) if Instant::now() < until => {}
             Err(error) if error.kind() == Kind::Content && Instant::now() < until => {}
             Ok(_) => {
-                let text = format!("the guest does not let go of the interface {name:?}");
+                let text = format!("the guest has not released the interface {name:?} yet");
                 return Err(Error::new(Kind::System, text));
             }
             Err(error) => return Err(error.context(format!("interface {name:?}"))),

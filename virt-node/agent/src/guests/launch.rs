@@ -122,7 +122,11 @@ fn prepare(
         }
         if let Err(error) = give_capabilities(&site.capabilities, directory) {
             // Without them the launcher finds out by itself, in some seconds.
-            tracing::warn!(pod = pod.name, error = error.chain(), "the launcher gets no cached capabilities");
+            tracing::warn!(
+                pod = pod.name,
+                error = error.chain(),
+                "cannot give the launcher the cached capabilities: it probes QEMU itself, which takes seconds"
+            );
         }
     }
     let volumes = disks::of(instance, directory, pod, attachments, launcher)?;

@@ -186,7 +186,7 @@ fn asks(spec: &VirtualMachineInstanceSpec, pod: &str) -> Result<Asks> {
         let default = multus.filter(|multus| multus.is_default == Some(true));
         if let (Some(multus), None) = (multus, default) {
             if binding != Binding::Bridge {
-                return Err(invalid(path("masquerade"), "for the pod network only; bridge is for others"));
+                return Err(invalid(path("masquerade"), "only for the pod network; use bridge here"));
             }
             asks.secondary.push(Asked {
                 name: one.name.clone(),
@@ -198,10 +198,10 @@ fn asks(spec: &VirtualMachineInstanceSpec, pod: &str) -> Result<Asks> {
             continue;
         }
         if network.is_some_and(|network| network.pod.is_none() && network.multus.is_none()) {
-            return Err(invalid(at_network("name"), "neither the pod network nor one of multus"));
+            return Err(invalid(at_network("name"), "needs pod or multus"));
         }
         if asks.primary.is_some() {
-            return Err(invalid(path("name"), "a second interface on the pod network"));
+            return Err(invalid(path("name"), "only one interface can be on the pod network"));
         }
         asks.default = default.map(|multus| multus.network_name.clone());
         let plugin = format!(r#"{{"cniVersion": "1.0.0", "type": "{POD_NETWORK}"}}"#);
@@ -229,7 +229,7 @@ struct Note {
 
 /// The result of others' CNI plugins for an interface of the pod: observed once, before anything is changed, and kept.
 fn outcome(directory: &PodDirectory, path: &Path, interface: &str) -> Result<CniResult> {
-    let gone = || Error::new(Kind::Launcher, "the launcher's process is gone");
+    let gone = || Error::new(Kind::Launcher, "the launcher's process has ended");
     let namespace = Namespace::find(path)?.ok_or_else(gone)?;
     if namespace.is(&Namespace::ours()?) {
         let text = "the launcher is in the agent's network namespace, which is never changed";

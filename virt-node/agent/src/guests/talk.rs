@@ -69,7 +69,7 @@ impl Talk {
             self.last += 1;
             let call = Call::new(version, self.last, request).and_then(|call| frame(&call));
             let call =
-                call.map_err(|error| Error::with(Kind::Content, "the launcher's socket failed", error))?;
+                call.map_err(|error| Error::with(Kind::Content, "cannot use the launcher's socket", error))?;
             self.send(&call).await?;
             loop {
                 match self.message().await? {
@@ -97,7 +97,13 @@ impl Talk {
         if let Some(version) = self.version {
             return Ok(version);
         }
-        let wrong = |error| Error::with(Kind::Launcher, "no version of the protocol is agreed on", error);
+        let wrong = |error| {
+            Error::with(
+                Kind::Launcher,
+                "the agent and the launcher have no protocol version in common",
+                error,
+            )
+        };
         let hello = frame(&Hello::new()).map_err(wrong)?;
         self.send(&hello).await?;
         loop {
@@ -156,13 +162,14 @@ impl Talk {
     async fn message(&mut self) -> Result<Message> {
         loop {
             if let Some(head) = self.held.first_chunk::<4>() {
-                let size = length(*head)
-                    .map_err(|error| Error::with(Kind::Launcher, "the launcher sends no messages", error))?;
+                let size = length(*head).map_err(|error| {
+                    Error::with(Kind::Launcher, "the launcher sent an invalid message", error)
+                })?;
                 if self.held.len() >= size + 4 {
                     let message = Message::read(&self.held[4..size + 4]);
                     self.held.drain(..size + 4);
                     let message = message.map_err(|error| {
-                        Error::with(Kind::Launcher, "the launcher sends no messages", error)
+                        Error::with(Kind::Launcher, "the launcher sent an invalid message", error)
                     })?;
                     match message {
                         Some(message) => return Ok(message),

@@ -106,7 +106,7 @@ impl Networks {
         observed: &dyn Fn(&str) -> Result<CniResult>,
     ) -> Result<Vec<Attached>> {
         if asked.len() > NETWORKS_MAX {
-            let text = format!("{} secondary networks; {NETWORKS_MAX} are the most", asked.len());
+            let text = format!("{} secondary networks; {NETWORKS_MAX} is the limit", asked.len());
             return Err(Error::new(Kind::Content, text));
         }
         let _busy = self.claim(target.uid);
@@ -248,7 +248,7 @@ impl Networks {
 
     /// The pod's namespace: neither the agent's nor the node's.
     fn namespace(&self, target: &Target<'_>) -> Result<Namespace> {
-        let gone = || Error::new(Kind::Launcher, "the launcher's process is gone");
+        let gone = || Error::new(Kind::Launcher, "the launcher's process has ended");
         let namespace = Namespace::find(target.network)?.ok_or_else(gone)?;
         if namespace.is(&Namespace::ours()?) || namespace.is(&Namespace::open(&self.node.network)?) {
             let text = "the launcher is in a network namespace of the node, which is never changed";
@@ -354,7 +354,11 @@ impl Networks {
                 Ok(()) => tracing::info!(pod = uid, "detached from its secondary networks"),
                 Err(error) => {
                     left = true;
-                    tracing::warn!(pod = uid, error = error.chain(), "not detached from a network; retrying");
+                    tracing::warn!(
+                        pod = uid,
+                        error = error.chain(),
+                        "cannot detach a pod from a network; retrying"
+                    );
                 }
             }
         }

@@ -40,12 +40,12 @@ impl Listed {
     pub(crate) fn read(text: Option<&str>) -> Result<Self, String> {
         let Some(text) = text.filter(|text| !text.trim().is_empty()) else { return Ok(Self::default()) };
         if text.len() > STATUS_MAX {
-            return Err(format!("{} bytes; {STATUS_MAX} are the most", text.len()));
+            return Err(format!("{} bytes; {STATUS_MAX} bytes is the limit", text.len()));
         }
         let networks: Vec<Map<String, Value>> =
             serde_json::from_str(text).map_err(|error| format!("not a JSON list of networks: {error}"))?;
         if networks.len() > NETWORKS_MAX {
-            return Err(format!("{} networks; {NETWORKS_MAX} are the most", networks.len()));
+            return Err(format!("{} networks; {NETWORKS_MAX} is the limit", networks.len()));
         }
         Ok(Self { networks })
     }

@@ -135,13 +135,13 @@ pub(crate) async fn keep(client: Client, node: String, namespace: PathBuf) {
     let follower = move || {
         while !tell.is_closed() {
             if let Err(error) = follow(&namespace, &tell) {
-                tracing::warn!(error = error.chain(), "the node's bridges cannot be followed; retrying");
+                tracing::warn!(error = error.chain(), "cannot watch the node's bridges; retrying");
                 std::thread::sleep(AGAIN);
             }
         }
     };
     if let Err(error) = std::thread::Builder::new().name("bridges".to_owned()).spawn(follower) {
-        tracing::error!(%error, "no thread for the node's bridges; they are not shown to the scheduler");
+        tracing::error!(%error, "cannot start the thread that watches the node's bridges; the scheduler does not see them");
         return;
     }
     // Until the first look at the kernel nothing is known, and nothing is removed.
@@ -158,7 +158,10 @@ pub(crate) async fn keep(client: Client, node: String, namespace: PathBuf) {
             Some(None) | None => Ok(()),
         };
         if let Err(error) = &again {
-            tracing::warn!(error = error.chain(), "the node's bridges are not shown; retrying");
+            tracing::warn!(
+                error = error.chain(),
+                "cannot report the node's bridges to the scheduler; retrying"
+            );
         }
         tokio::select! {
             changed = bridges.changed() => {

@@ -42,7 +42,7 @@ pub(crate) async fn keep(client: Client, node: String, mut facts: watch::Receive
         let pause = match once(&client, &node, &now).await {
             Ok(()) => plan::next_heartbeat(random()),
             Err(error) => {
-                tracing::warn!(error = error.chain(), "the heartbeat is late; retrying");
+                tracing::warn!(error = error.chain(), "cannot write the node's heartbeat; retrying");
                 std::time::Duration::from_secs(2)
             }
         };

@@ -64,7 +64,8 @@ impl Disk {
     /// # Errors
     /// The system refuses.
     pub(crate) fn number(&self) -> Result<(u32, u32)> {
-        let facts = fstat(&self.handle).map_err(|error| Error::system("cannot inspect a device", error))?;
+        let facts = fstat(&self.handle)
+            .map_err(|error| Error::system("cannot inspect the device of a disk", error))?;
         Ok((rustix::fs::major(facts.st_rdev), rustix::fs::minor(facts.st_rdev)))
     }
 

@@ -68,7 +68,7 @@ fn peer(stream: &UnixStream, pod: &PodDirectory) -> Result<Process> {
         let text = format!("process {number}, of user {user}, listens on the socket of pod {}", pod.uid());
         return Err(Error::new(Kind::Untrusted, text));
     }
-    let gone = || Error::new(Kind::Launcher, format!("the launcher of pod {} is gone", pod.uid()));
+    let gone = || Error::new(Kind::Launcher, format!("the launcher of pod {} has ended", pod.uid()));
     let process = Process::open(number)?.ok_or_else(gone)?;
     // The number may be another process's by now: that one is not in the pod.
     match process.is_in_pod(pod.uid()) {

@@ -132,9 +132,9 @@ fn put(mount: &OwnedFd, directory: &str, name: &str) -> Result<()> {
     if place.file(name, OFlags::RDONLY)?.is_none() {
         drop(place.create_new(name, 0o444)?);
     }
-    let target = place
-        .handle(name)?
-        .ok_or_else(|| Error::new(Kind::Untrusted, format!("{} is gone", place.path_of(name).display())))?;
+    let target = place.handle(name)?.ok_or_else(|| {
+        Error::new(Kind::Untrusted, format!("{} was removed", place.path_of(name).display()))
+    })?;
     let path = place.path_of(name);
     if super::disk::file_type(&target, &path)? != FileType::RegularFile {
         return Err(Error::new(Kind::Untrusted, format!("{} is not a regular file", path.display())));

@@ -38,7 +38,7 @@ impl Process {
     }
 
     fn gone(&self) -> Error {
-        Error::new(Kind::Launcher, format!("process {} is gone", self.number))
+        Error::new(Kind::Launcher, format!("process {} has ended", self.number))
     }
 
     /// Whether the kubelet put it into the pod with this uid.

@@ -83,7 +83,7 @@ impl Controller {
             claim = claim.metadata.name,
             namespace = claim.metadata.namespace,
             why,
-            "provisioning failed"
+            "cannot provision a volume; retrying"
         );
     }
 
@@ -123,16 +123,18 @@ impl Controller {
             return Err(refuse(format!("the source claim {key} is not bound")));
         }
         if source.is_block() != claim.is_block() {
-            return Err(refuse(format!("the source claim {key} has another volume mode")));
+            return Err(refuse(format!("the source claim {key} has another volumeMode: give both the same")));
         }
         if source.requested() > claim.requested() {
-            return Err(refuse(format!("the claim is smaller than its source {key}")));
+            return Err(refuse(format!(
+                "the claim is smaller than its source {key}: request at least its size"
+            )));
         }
         let of = &source.spec.volume_name;
         let volume: Volume = self.client.get(VOLUMES, &Key::cluster(of)).await.map_err(asked)?;
         match volume.spec.csi {
             Some(csi) if csi.driver == self.driver.name() => Ok(csi.volume_handle),
-            _ => Err(refuse(format!("the source claim {key} is another driver's"))),
+            _ => Err(refuse(format!("the source claim {key} belongs to another CSI driver"))),
         }
     }
 
@@ -152,11 +154,13 @@ impl Controller {
             .ok_or_else(|| refuse(format!("the snapshot {key} is not bound")))?;
         let content: Value = self.client.get(CONTENTS, &Key::cluster(&content)).await.map_err(asked)?;
         if text(&content, "/spec/driver").as_deref() != Some(self.driver.name()) {
-            return Err(refuse(format!("the snapshot {key} is another driver's")));
+            return Err(refuse(format!("the snapshot {key} belongs to another CSI driver")));
         }
         let size = content.pointer("/status/restoreSize").and_then(Value::as_u64);
         if size > claim.requested() {
-            return Err(refuse(format!("the claim is smaller than the snapshot {key}")));
+            return Err(refuse(format!(
+                "the claim is smaller than the snapshot {key}: request at least its size"
+            )));
         }
         let allowed = content
             .pointer("/metadata/annotations")

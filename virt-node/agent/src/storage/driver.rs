@@ -53,7 +53,7 @@ impl Driver {
                     tracing::info!(
                         socket = %socket.display(),
                         error = error.chain(),
-                        "no CSI driver yet: the node's claims wait"
+                        "the CSI driver does not answer yet: claims of this node wait"
                     );
                 }
                 Err(_) => {}

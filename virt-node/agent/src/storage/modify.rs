@@ -106,7 +106,13 @@ impl Controller {
     async fn not_modified(&self, claim: &Claim, name: &str, refused: &Status) -> Outcome {
         let of = (&claim.metadata.namespace, &claim.metadata.name);
         let why = said(refused);
-        tracing::warn!(claim = of.1, namespace = of.0, class = name, error = why, "volume not modified");
+        tracing::warn!(
+            claim = of.1,
+            namespace = of.0,
+            class = name,
+            error = why,
+            "cannot modify a volume; retrying"
+        );
         let (infeasible, is_final) = (refused.code() == Code::InvalidArgument, is_final(refused.code()));
         let state = if infeasible { "Infeasible" } else { "InProgress" };
         // The same failure again changes nothing, so it is not written again.

@@ -65,7 +65,7 @@ pub(super) fn for_claim(
         return ForClaim::Refuse("claim Selector is not supported".to_owned());
     }
     match claim.requested() {
-        None => ForClaim::Refuse("the claim asks for no storage".to_owned()),
+        None => ForClaim::Refuse("spec.resources.requests.storage is missing".to_owned()),
         Some(_) => ForClaim::Provision,
     }
 }
@@ -254,7 +254,7 @@ mod tests {
             (json!({"spec": {"volumeName": "pvc-u1"}}), ForClaim::Nothing),
             (
                 json!({"spec": {"resources": {"requests": {"storage": "much"}}}}),
-                refused("the claim asks for no storage"),
+                refused("spec.resources.requests.storage is missing"),
             ),
         ] {
             let claim = claim(&changes);

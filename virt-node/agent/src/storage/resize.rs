@@ -103,7 +103,7 @@ impl Controller {
             claim = claim.metadata.name,
             namespace = claim.metadata.namespace,
             error = why,
-            "volume not expanded"
+            "cannot expand a volume; retrying"
         );
         // Any other error may mean that the driver still works on it.
         let infeasible = matches!(refused.code(), Code::InvalidArgument | Code::OutOfRange | Code::NotFound);

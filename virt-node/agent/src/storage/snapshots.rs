@@ -74,7 +74,7 @@ impl Controller {
         };
         match found {
             None => {
-                let why = format!("the driver has no snapshot {handle:?}");
+                let why = format!("the CSI driver has no snapshot {handle:?}");
                 self.snapshot_failed(key, content, &why, false).await
             }
             Some(snapshot) => match self.write_content(key, &content::made(&snapshot)).await {
@@ -153,7 +153,7 @@ impl Controller {
     async fn snapshot_failed(&self, key: &Key, content: &Content, why: &str, ended: bool) -> Outcome {
         let text = format!("Failed to check and update snapshot content: {why}");
         self.report_content(content, "SnapshotContentCheckandUpdateFailed", &text);
-        tracing::warn!(content = %key, error = why, "no snapshot yet");
+        tracing::warn!(content = %key, error = why, "cannot take a snapshot yet; retrying");
         let status = content::failed(&text, &virt::time::text(virt::time::now()));
         if let Err(outcome) = self.write_content(key, &status).await {
             return outcome;

@@ -77,8 +77,9 @@ pub(super) async fn run(
         "vnc/screenshot" => match talk.call(Request::Screenshot).await? {
             Reply::Screenshot { content, .. } => {
                 let picture = STANDARD.decode(content).ok().and_then(picture::png);
-                let picture =
-                    picture.ok_or_else(|| Error::new(Kind::Launcher, "the guest's screen is no picture"))?;
+                let picture = picture.ok_or_else(|| {
+                    Error::new(Kind::Launcher, "the screenshot of the guest is not an image")
+                })?;
                 Ok(serve::route::with_type(StatusCode::OK, "image/png", picture.into()))
             }
             Reply::Done

@@ -87,14 +87,14 @@ impl<'a> Parameters<'a> {
         match self.take("bootorder").map(str::parse) {
             None => Ok(None),
             Some(Ok(order @ 1..)) => Ok(Some(order)),
-            Some(_) => Err(self.wrong("bootorder is not a number from 1")),
+            Some(_) => Err(self.wrong("bootorder is not a number of 1 or more")),
         }
     }
 
     fn end(&self) -> Result<()> {
         match self.left.keys().next() {
             None => Ok(()),
-            Some(key) => Err(self.wrong(&format!("{key} is not a parameter of it"))),
+            Some(key) => Err(self.wrong(&format!("{key} is not a parameter of this flag"))),
         }
     }
 }
@@ -194,7 +194,7 @@ fn template(given: &mut Parameters<'_>, kind: &str, name: &str) -> Result<Value>
                 kind => json!({"source": {kind: named}}),
             }
         }
-        _ => return Err(given.wrong("type is none of blank, http, s3, gcs, registry, pvc, snapshot, ds")),
+        _ => return Err(given.wrong("type is not one of blank, http, s3, gcs, registry, pvc, snapshot, ds")),
     };
     if size.is_none() && matches!(kind, "blank" | "http" | "s3" | "gcs" | "registry") {
         return Err(given.wrong("size is missing"));

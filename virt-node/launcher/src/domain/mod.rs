@@ -25,7 +25,7 @@ use xml::Element;
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum DomainError {
     /// More devices than a bus has places.
-    #[error("no place is left on {bus} for {device}: the guest has too many devices there")]
+    #[error("no slot is left on {bus} for {device}: the guest has too many devices there")]
     Full {
         /// The bus.
         bus: &'static str,

@@ -52,7 +52,7 @@ impl Dumps {
         write: impl FnOnce(&str) -> Result<(), Failure> + Send + 'static,
     ) -> Result<(), Refused> {
         if !path.starts_with('/') || path.len() > PATH_MAX {
-            return Err((RefusedKind::Invalid, "a dump needs the absolute path of a file".to_owned()));
+            return Err((RefusedKind::Invalid, "the path of a memory dump must be absolute".to_owned()));
         }
         let mut last = self.lock();
         match last.as_ref() {

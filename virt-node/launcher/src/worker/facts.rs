@@ -35,14 +35,14 @@ fn kvm(emulator: Option<&Path>, works: Option<bool>) -> Kvm {
         return Kvm { opens: false, works: false, reason: none.reason, advice: none.advice };
     }
     let (works, reason, advice) = match (works, emulator) {
-        (Some(true), _) => (true, "KVM ran a guest when it was tried".to_owned(), String::new()),
+        (Some(true), _) => (true, "KVM ran a test guest".to_owned(), String::new()),
         (Some(false), _) => (
             false,
-            "/dev/kvm opens, but ran no guest when it was tried".to_owned(),
-            "a broken or nested KVM; it is tried again after a restart of the machine".to_owned(),
+            "/dev/kvm opens, but ran no test guest".to_owned(),
+            "KVM is broken or nested; it is tested again after a reboot of the node".to_owned(),
         ),
         (None, None) => {
-            (false, "KVM cannot be tried without QEMU".to_owned(), "install QEMU first".to_owned())
+            (false, "/dev/kvm cannot be tested without QEMU".to_owned(), "install QEMU first".to_owned())
         }
         (None, Some(emulator)) => match found::kvm_with(emulator) {
             Ok(text) => (true, text, String::new()),

@@ -213,7 +213,7 @@ impl Guest {
             }
             Request::Facts { paths, kvm_works } => {
                 if paths.len() > facts::PATHS_MAX {
-                    let text = format!("{} disks; {} are the most", paths.len(), facts::PATHS_MAX);
+                    let text = format!("{} disks; {} is the limit", paths.len(), facts::PATHS_MAX);
                     return Err(Refusal::new(RefusedKind::Invalid, text));
                 }
                 Ok(Answer::Facts(facts::look(&paths, kvm_works)))
@@ -235,7 +235,7 @@ impl Guest {
 
     fn domain(&self) -> Result<Domain<'_>, Refusal> {
         libvirt::domain(&self.connection)?.ok_or_else(|| {
-            Refusal::new(RefusedKind::State, "there is no guest: it was not launched, or ended")
+            Refusal::new(RefusedKind::State, "no guest runs: it was not launched, or has ended")
         })
     }
 
@@ -262,7 +262,7 @@ impl Guest {
     /// Freezes the filesystems for a time. The guest agent refuses a second freeze, which only lengthens the first.
     fn freeze(&self, seconds: u64) -> Result<Answer, Refusal> {
         if seconds > FREEZE_MAX {
-            let text = format!("a freeze of {seconds} s; {FREEZE_MAX} s are the most");
+            let text = format!("a freeze of {seconds} s; {FREEZE_MAX} s is the limit");
             return Err(Refusal::new(RefusedKind::Invalid, text));
         }
         let _alone = self.freeze.alone();
@@ -310,7 +310,7 @@ impl Guest {
         }
         there.link_up = wanted.link_up;
         let device = device(&launch, of_name, &running.xml()?).map_err(|error| invalid(&error))?;
-        let Some((xml, _)) = device else { return Err(invalid(&"no such device")) };
+        let Some((xml, _)) = device else { return Err(invalid(&"the guest has no such device")) };
         libvirt::update(&running, &xml)?;
         self.keep(&launch)?;
         Ok(Some(Answer::Layout(launch.layout)))
@@ -346,7 +346,9 @@ impl Guest {
                     let processor = processor(&running, &there);
                     Ok(Answer::Launched { new: false, layout: there.layout, processor })
                 }
-                Some(_) | None => Err(Refusal::new(RefusedKind::State, "another guest runs here")),
+                Some(_) | None => {
+                    Err(Refusal::new(RefusedKind::State, "this launcher runs another guest already"))
+                }
             };
         }
         let domain = domain::domain(&launch).map_err(|error| invalid(&error))?;
@@ -369,7 +371,7 @@ impl Guest {
 
     /// The launch document of a running guest.
     fn document(&self) -> Result<Launch, Refusal> {
-        let gone = || Refusal::new(RefusedKind::State, "there is no guest: it was not launched, or ended");
+        let gone = || Refusal::new(RefusedKind::State, "no guest runs: it was not launched, or has ended");
         self.folder.launch()?.ok_or_else(gone)
     }
 
@@ -383,7 +385,7 @@ impl Guest {
         }
         // Of a move that was cut short, or of a device that just goes.
         if !self.forget(&running, &mut before, &wanted.alias(), &mut alone)? {
-            let text = "QEMU has not closed the disk that had this name before";
+            let text = "QEMU has not closed the previous disk of this name yet; retry";
             return Err(Refusal::new(RefusedKind::State, text));
         }
         let mut launch = before.clone();
@@ -391,7 +393,7 @@ impl Guest {
         launch.write().map_err(|error| invalid(&error))?;
         // Controllers, too, are part of the machine: they cannot come later.
         let device = device(&launch, wanted, &running.xml()?).map_err(|error| invalid(&error))?;
-        let Some((xml, mut layout)) = device else { return Err(invalid(&"no such device")) };
+        let Some((xml, mut layout)) = device else { return Err(invalid(&"the guest has no such device")) };
         // One of the free ports is for it; more free ones are the next start's to make.
         let fits = |slot: &Slot| match slot {
             Slot::Port(port) => *port <= before.layout.ports,
@@ -405,7 +407,7 @@ impl Guest {
             (layout.ports, others.cloned().collect::<Vec<_>>())
         };
         if controllers(&before.layout) != controllers(&layout) {
-            return Err(invalid(&"the guest was started without a place for such a device"));
+            return Err(invalid(&"the guest was started without a slot for such a device; restart it"));
         }
         launch.layout = layout;
         let attached = self.keep(&launch).map_err(Refusal::from);
@@ -469,7 +471,7 @@ impl Guest {
         let target = targets.get(&Device::Disk(name).alias());
         let target = target.ok_or_else(|| invalid("the guest has no such CD drive".to_owned()))?;
         let Some(xml) = domain::drive(&launch, name, target) else {
-            return Err(invalid("is gone".to_owned()));
+            return Err(invalid("was removed".to_owned()));
         };
         self.keep(&launch)?;
         if let Err(failure) = libvirt::change_medium(&running, &xml) {
@@ -489,14 +491,14 @@ impl Guest {
             return Err(invalid("the guest has no such disk"));
         };
         if storage.format != DiskFormat::Raw {
-            return Err(invalid("one that is laid over another does not grow"));
+            return Err(invalid("a disk over a backing file cannot grow"));
         }
         if !size.is_multiple_of(512) {
-            return Err(invalid("its size is no multiple of 512 bytes"));
+            return Err(invalid("its size is not a multiple of 512 bytes"));
         }
         let length = std::fs::metadata(&storage.path).map_err(|error| invalid(&error.to_string()))?.len();
         if !storage.block && length > size {
-            return Err(invalid(&format!("it has {length} bytes, and would become smaller")));
+            return Err(invalid(&format!("it has {length} bytes and would shrink")));
         }
         libvirt::resize(&running, &storage.path, size)?;
         Ok(Answer::Done)
@@ -513,7 +515,9 @@ impl Guest {
             if processors > found.processors {
                 let most = launch.cpu.max_sockets * per_socket;
                 if processors > most || !processors.is_multiple_of(per_socket) {
-                    let text = format!("{processors} processors: it was started with room for {most}");
+                    let text = format!(
+                        "{processors} vCPUs: the guest was started with room for {most}; restart it for more"
+                    );
                     return Err(invalid(text + &format!(", in sockets of {per_socket}")));
                 }
                 libvirt::set_processors(&running, processors)?;
@@ -521,7 +525,7 @@ impl Guest {
             if memory > launch.memory.guest + found.requested {
                 let most = launch.memory.max_guest;
                 let device = domain::memory(&launch, memory).ok_or_else(|| {
-                    let text = format!("{memory} bytes of memory: it was started with room for {most}");
+                    let text = format!("{memory} bytes of memory: the guest was started with room for {most}; restart it for more");
                     invalid(text + ", in blocks of 2 MiB")
                 })?;
                 libvirt::update(&running, &device)?;

@@ -58,7 +58,7 @@ pub(crate) fn run(path: &Path, stop: bool) -> Result<Exit, Error> {
     let system = |what: &'static str| move |error: std::io::Error| Error::with(Kind::System, what, error);
     set_parent_process_death_signal(Some(Sent::KILL))
         .map_err(std::io::Error::from)
-        .map_err(system("the first process cannot be followed"))?;
+        .map_err(system("cannot watch the supervisor process"))?;
     _ = rustix::thread::set_name(c"launcher-worker");
     // It may have been gone before.
     let outer = getppid();
@@ -73,7 +73,10 @@ pub(crate) fn run(path: &Path, stop: bool) -> Result<Exit, Error> {
         First::End(exit) => return Ok(exit),
         First::Record(launch, cause) => return record(&folder, &launch.uid, cause),
         First::Refuse => {
-            return Err(Error::new(Kind::System, "an unknown domain runs in the directory"));
+            return Err(Error::new(
+                Kind::System,
+                "libvirt runs a domain in this directory that the launcher did not start",
+            ));
         }
         First::Adopt(launch) => {
             folder.set_started(&launch)?;
@@ -97,14 +100,15 @@ pub(crate) fn run(path: &Path, stop: bool) -> Result<Exit, Error> {
         drop(writeln!(io::stderr(), "{}", error.chain()));
     }
     let clients = Arc::new(Clients::default());
-    clients::listen(Arc::clone(&guest), Arc::clone(&clients)).map_err(system("the socket cannot be used"))?;
+    clients::listen(Arc::clone(&guest), Arc::clone(&clients))
+        .map_err(system("cannot use the launcher's socket"))?;
     watch_signals(sender.clone()).map_err(system("signals cannot be waited for"))?;
     if stop {
         // The receiver is below.
         drop(sender.send(Notice::Stop(None)));
     }
     if getppid() != outer {
-        return Err(Error::new(Kind::System, "the first process is gone"));
+        return Err(Error::new(Kind::System, "the supervisor process has ended"));
     }
     attend(&guest, &clients, &notices, left)
 }
@@ -178,7 +182,7 @@ fn attend(
                 let Some(launch) = guest.begun()? else {
                     if grace.is_none() {
                         // A signal, and no guest: none will be requested any more.
-                        return Err(Error::new(Kind::System, "asked to end before there was a guest"));
+                        return Err(Error::new(Kind::System, "asked to end before a guest was launched"));
                     }
                     continue;
                 };

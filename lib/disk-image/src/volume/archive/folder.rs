@@ -16,6 +16,7 @@ use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 
 use super::members::{Member, What, shown};
+use super::unwritten;
 use crate::volume::error::{Error, Kind};
 
 const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
@@ -35,8 +36,7 @@ fn errno(error: &dir::Error) -> Errno {
 }
 
 fn failed(errno: Errno, name: &[u8]) -> Error {
-    let error = crate::Error::target(format!("unpacking {}", shown(name)), errno.into());
-    Error::from(error)
+    unwritten(name, errno.into())
 }
 
 fn refused(name: &[u8], why: &str) -> Error {
@@ -89,7 +89,7 @@ impl Folder {
         let Some((base, above)) = parts.split_last() else { return Ok(None) };
         let failed = |errno| match errno {
             Errno::XDEV | Errno::LOOP => {
-                refused(&member.name, "lies behind a link that leads out of the volume")
+                refused(&member.name, "lies behind a link that leads out of the volume or in a circle")
             }
             errno => failed(errno, &member.name),
         };
@@ -115,10 +115,18 @@ impl Folder {
                 // Links of some filesystems have no time.
                 let _ = fs::utimensat(at, name, &times(member.modified), AtFlags::SYMLINK_NOFOLLOW);
             }
-            What::HardLink(target) => {
-                let target = self::parts(target)?;
+            What::HardLink(target_name) => {
+                let target = self::parts(target_name)?;
                 let Some((other, above)) = target.split_last() else {
                     return Err(refused(&member.name, "is a hard link to the volume itself"));
+                };
+                let failed = |errno| match errno {
+                    Errno::NOENT | Errno::NOTDIR => {
+                        let why =
+                            format!("is a hard link to {}, which does not precede it", shown(target_name));
+                        refused(&member.name, &why)
+                    }
+                    errno => failed(errno),
                 };
                 let from = self.folder(above, false).map_err(failed)?;
                 // Never through a symbolic link: that could be a file outside.

@@ -64,11 +64,11 @@ pub(super) struct Members<R> {
 }
 
 fn damaged(what: impl std::fmt::Display) -> Error {
-    Error::new(Kind::Process, format!("the archive is damaged: {what}"))
+    Error::new(Kind::Process, format!("the archive is damaged, fetch or make it again: {what}"))
 }
 
 fn truncated() -> Error {
-    Error::new(Kind::Process, "the archive is truncated: it ends within a member")
+    Error::new(Kind::Process, "the archive is truncated: it ends within a member; fetch it again")
 }
 
 fn unreadable(error: io::Error) -> Error {
@@ -105,7 +105,7 @@ impl<R: Read> Members<R> {
                 _ => return self.member(&header, name, link.as_deref(), &pax).map(Some),
             }
         }
-        Err(damaged("it describes a member that does not come"))
+        Err(damaged("its last header describes a member that is missing"))
     }
 
     /// The next header; `None` at the end. Sets what is left of its data.
@@ -131,7 +131,7 @@ impl<R: Read> Members<R> {
             .map(|(at, &b)| u32::from(if (148..156).contains(&at) { b' ' } else { b }))
             .sum();
         if header.cksum().ok() != Some(sum) {
-            return Err(damaged("a header's checksum is wrong (or it is no tar archive)"));
+            return Err(damaged("the checksum of a header is wrong, or the content is not a tar archive"));
         }
         let size = header.entry_size().map_err(|_| damaged("a member's size is no number"))?;
         self.expect(size);
@@ -230,7 +230,12 @@ impl<R: Read> Members<R> {
             b'3' | b'4' => What::Device,
             b'5' | b'D' => What::Folder,
             b'6' => What::Fifo,
-            b'M' => return Err(damaged("it is one volume of several")),
+            b'M' => {
+                return Err(Error::new(
+                    Kind::Refused,
+                    "the archive is one volume of several; join them into one archive first",
+                ));
+            }
             // Before there was a type for folders.
             0 | b'0' if slash => What::Folder,
             // Unknown types are files (POSIX).
@@ -330,7 +335,7 @@ impl<R: Read> Members<R> {
                             return Err(damaged("the map of a sparse file holds too large a number"));
                         }
                     }
-                    _ => return Err(damaged("the map of a sparse file holds something else than numbers")),
+                    _ => return Err(damaged("the map of a sparse file holds something other than numbers")),
                 }
             }
         };

@@ -57,7 +57,7 @@ pub(crate) fn unpack(
         .map_err(|e| Error::with(Kind::Target, format!("cannot open the folder {}", folder.display()), e))?;
     let (written, opened) = extract(reader, opened, &session.stop)?;
     rustix::fs::syncfs(opened)
-        .map_err(|e| Error::from(crate::Error::target("syncing the files", e.into())))?;
+        .map_err(|e| Error::from(crate::Error::target("syncing the unpacked files to disk", e.into())))?;
     Ok(Done { bytes_written: written, bytes_read: session.meter.transfer.read(), format, ..Done::default() })
 }
 
@@ -76,10 +76,7 @@ fn extract(reader: Box<dyn Read + Send>, mut folder: Folder, stop: &Stop) -> Res
                 stop.check()?;
                 let len = piece.len().min(usize::try_from(range.end - at).unwrap_or(usize::MAX));
                 members.read_exact(&mut piece[..len])?;
-                file.write_all_at(&piece[..len], at).map_err(|e| {
-                    let doing = format!("unpacking {}", members::shown(&member.name));
-                    Error::from(crate::Error::target(doing, e))
-                })?;
+                file.write_all_at(&piece[..len], at).map_err(|e| unwritten(&member.name, e))?;
                 at += len as u64;
                 written += len as u64;
             }
@@ -87,10 +84,22 @@ fn extract(reader: Box<dyn Read + Send>, mut folder: Folder, stop: &Stop) -> Res
         Folder::complete(&file, &member)?;
     }
     if !any {
-        return Err(Error::new(Kind::Refused, "the content is no tar archive, or an empty one"));
+        return Err(Error::new(
+            Kind::Refused,
+            "the content is not a tar archive, or an empty one; an archive may be compressed with gzip, xz or zstd",
+        ));
     }
     members.drain(|| Ok(stop.check()?))?;
     Ok((written, folder.finish()?))
+}
+
+/// The filesystem's error for a member.
+fn unwritten(name: &[u8], error: io::Error) -> Error {
+    let error = crate::Error::target(format!("unpacking {}", members::shown(name)), error);
+    match error.kind() {
+        crate::Kind::Target => Error::with(Kind::Process, "the archive's files cannot be written", error),
+        _ => error.into(),
+    }
 }
 
 /// Removes what was unpacked: all of a volume of the contract, nothing of a person's folder.
@@ -102,7 +111,10 @@ pub(crate) fn empty(folder: &Path, contract: Contract) -> Result<(), Error> {
         Contract::Environment => empty_folder(folder)
             .map_err(|e| Error::with(Kind::Process, format!("cannot empty {}", folder.display()), e)),
         Contract::CommandLine => {
-            tracing::warn!("the files unpacked into {} do not match the checksum", folder.display());
+            tracing::warn!(
+                "the files unpacked into {} stay, but the archive does not match its checksum: remove them",
+                folder.display()
+            );
             Ok(())
         }
     }
@@ -133,7 +145,7 @@ impl Member {
                 return Ok(Self { members, data: member.data.into_iter(), now: 0..0, at: 0, size });
             }
         }
-        Err(Error::new(Kind::Refused, format!("no {part} is in the archive")))
+        Err(Error::new(Kind::Refused, format!("the archive holds no file {part}")))
     }
 
     /// Length of the file.

@@ -268,7 +268,7 @@ fn networks_that_cannot_be_attached_are_refused_by_path() {
                 "domain": {"devices": {"interfaces": [{"name": "b", "masquerade": {}}]}},
                 "networks": [{"name": "b", "multus": {"networkName": "blue"}}],
             }),
-            "spec.domain.devices.interfaces[0].masquerade: for the pod network",
+            "spec.domain.devices.interfaces[0].masquerade: only for the pod network",
         ),
     ] {
         let error = asks(&serde_json::from_value(spec).unwrap(), UID).unwrap_err();

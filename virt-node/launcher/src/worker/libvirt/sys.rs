@@ -105,7 +105,7 @@ fn find(library: Object, name: &str) -> Result<Object, Failure> {
 }
 
 fn text(text: &str) -> Result<CString, Failure> {
-    CString::new(text).map_err(|_| Failure("a text with a zero in it".to_owned()))
+    CString::new(text).map_err(|_| Failure("a text for libvirt holds a NUL byte".to_owned()))
 }
 
 /// An open connection; it stays open until the process ends.
@@ -431,7 +431,7 @@ impl Domain<'_> {
                         Ok(count) if picture.len() + count <= most => {
                             picture.extend_from_slice(&block[..count])
                         }
-                        Ok(_) => return Err(Failure("the screen is too large".to_owned())),
+                        Ok(_) => return Err(Failure("the screenshot is too large".to_owned())),
                     }
                 }
             });
