@@ -30,20 +30,6 @@ const WAIVED: &[Waiver] = &[
         files: &["bridge/apply.rs", "bridge/gateway.rs", "bridge/status.rs"],
         because: "`find` and the undo log are in `apply`, which calls the other two",
     },
-    Waiver {
-        folder: "virt-node",
-        files: &[
-            "daemon/controller.rs",
-            "daemon/expansion.rs",
-            "daemon/hotplug.rs",
-            "daemon/vm.rs",
-            "daemon/requests.rs",
-            "daemon/vmi.rs",
-            "daemon/cpu_memory_hotplug.rs",
-            "daemon/volumes.rs",
-        ],
-        because: "they are methods of one controller, divided by subject",
-    },
 ];
 
 /// Re-exports that are followed, one behind the other.

@@ -388,18 +388,16 @@ impl Controller {
             let (namespace, name) = (&key.namespace, &key.name);
             match key.kind {
                 Kind::PersistentVolumeClaim => {
-                    if let Some(claim) = self.store.get(namespace, name) {
-                        self.claim(&claim);
-                    }
+                    self.store.get(namespace, name).map_or(Ok(()), |one| self.claim(&one))?;
                 }
                 Kind::DataVolume => {
-                    self.store.get(namespace, name).map_or(Ok(()), |one| self.data_volume(one))?;
+                    self.store.get(namespace, name).map_or(Ok(()), |one| self.data_volume(&one))?;
                 }
                 Kind::VirtualMachineInstance => {
-                    self.store.get(namespace, name).map_or(Ok(()), |one| self.instance(one))?;
+                    self.store.get(namespace, name).map_or(Ok(()), |one| self.instance(&one))?;
                 }
                 Kind::VirtualMachine => {
-                    self.store.get(namespace, name).map_or(Ok(()), |one| self.machine(one))?;
+                    self.store.get(namespace, name).map_or(Ok(()), |one| self.machine(&one))?;
                 }
                 Kind::NetworkAttachmentDefinition | Kind::Secret | Kind::ConfigMap => {}
             }

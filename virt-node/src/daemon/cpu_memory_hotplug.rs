@@ -7,14 +7,14 @@
 //!
 //! Not here: how much room there is ([`virt::resolve`]).
 
-use api::kubevirt::{VirtualMachine, VirtualMachineInstance};
+use api::kubevirt::VirtualMachineInstance;
 use api::launcher::{Answer, Request};
 
 use super::controller::{Controller, Outcome, Work};
 use super::store::Stored;
 use crate::error::{Error, Kind};
 use guest::CallError;
-use virt::live::{self, needs_restart};
+use virt::live;
 use virt::machine::{FINAL, phase};
 use virt::status;
 
@@ -22,18 +22,6 @@ use virt::status;
 const JOB: &str = ":size";
 
 impl Controller {
-    /// Brings the processors and the memory of a machine's template to its run, if nothing else needs another run.
-    pub(super) fn follow_size(&mut self, machine: &VirtualMachine) -> Result<(), Error> {
-        let run = self.run_of(machine).filter(|run| !run.is_deleting() && phase(run) == "Running");
-        let Some(run) = run else { return Ok(()) };
-        let template = &machine.spec.template.spec;
-        let spec = live::follow_size(template, &run.spec);
-        if spec == run.spec || needs_restart(template, &spec) {
-            return Ok(());
-        }
-        self.store.put(&VirtualMachineInstance { spec, ..run })
-    }
-
     /// Has a guest that runs get what it lacks; answers whether that is being done.
     pub(super) fn enlarge(&mut self, run: &VirtualMachineInstance) -> Result<bool, Error> {
         let status = run.status.clone().unwrap_or_default();

@@ -18,10 +18,10 @@ use api::kubevirt::{
 use serde::Serialize;
 
 use super::apply;
+use super::claim::Filled;
 use super::controller::{Controller, Outcome, Work};
 use super::requests::Refused;
 use super::store::{Key, Stored};
-use super::volumes::Filled;
 use crate::error::Error;
 use crate::protocol::{Answer, RefusedKind};
 use virt::fields::Place;
@@ -35,23 +35,6 @@ use virt::validate::{Documents, Given};
 const AGAIN: u64 = 5;
 
 impl Controller {
-    /// Brings the hotpluggable volumes of a machine's template to its run.
-    pub(super) fn follow_volumes(
-        &mut self,
-        machine: &VirtualMachine,
-        run: &VirtualMachineInstance,
-    ) -> Result<(), Error> {
-        if run.is_deleting() || phase(run) != "Running" {
-            return Ok(());
-        }
-        let there = run.status.as_ref().map_or(&[][..], |status| &status.volume_status);
-        let spec = live::follow_volumes(&machine.spec.template.spec, &run.spec, there);
-        if spec == run.spec {
-            return Ok(());
-        }
-        self.store.put(&VirtualMachineInstance { spec, ..run.clone() })
-    }
-
     /// Whether a volume of a run is being attached or detached.
     pub(super) fn is_moving(&self, uid: &str) -> bool {
         self.memory

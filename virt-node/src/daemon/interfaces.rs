@@ -2,14 +2,15 @@
 //! to a VM's template is attached, one whose `state` becomes `absent` is detached. Every other change waits for the next
 //! run.
 //!
-//! [`followed`] decides, pure; [`mend`] does, and finds out what is there already, so that it can be cut short anywhere.
+//! [`super::reconcile::machine`] decides; [`mend`] does, and finds out what is there already, so that it can be cut short
+//! anywhere.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use api::kubevirt::{VirtualMachine, VirtualMachineInstance};
+use api::kubevirt::VirtualMachineInstance;
 use api::launcher::{Answer, RefusedKind, Request};
 
 use super::apply::{self, Start};
@@ -19,8 +20,7 @@ use super::{findings, host, kept};
 use crate::error::{Error, Kind};
 use crate::network::Attached;
 use guest::{CallError, Client};
-use virt::live::{self, is_absent};
-use virt::machine::phase;
+use virt::live::is_absent;
 use virt::resolve::{self, Made, Objects};
 
 /// How long a guest may take to let go of an interface.
@@ -80,18 +80,6 @@ fn let_go(client: &mut Client, name: &str, stop: &AtomicBool) -> Result<(), Erro
 }
 
 impl Controller {
-    /// Brings the interfaces of a machine's template that may come and go to its run.
-    pub(super) fn follow_interfaces(&mut self, machine: &VirtualMachine) -> Result<(), Error> {
-        let run = self.run_of(machine).filter(|run| phase(run) == "Running" && !run.is_deleting());
-        let Some(mut run) = run else { return Ok(()) };
-        let Some(spec) = live::follow_interfaces(&machine.spec.template.spec, &run.spec) else {
-            return Ok(());
-        };
-        run.spec = spec;
-        self.memory(run.uid()).mend = true;
-        self.store.put(&run)
-    }
-
     /// Has a guest's networks mended while it runs, where that is to be done. Answers whether it is.
     pub(super) fn mend(&mut self, run: &VirtualMachineInstance) -> Result<bool, Error> {
         let uid = run.uid();

@@ -13,11 +13,11 @@ use api::multus::NetworkAttachmentDefinition;
 use serde_json::Value;
 
 use super::addresses::Addresses;
+use super::claim;
 use super::controller::{Controller, Message, Reply};
-use super::expansion;
+use super::metadata::made;
 use super::requests::{Refused, broken};
 use super::store::{Key, Stored};
-use super::volumes::made;
 use crate::error::Error;
 use crate::protocol::{Answer, Change, RefusedKind, Target};
 use virt::fields::Place;
@@ -195,7 +195,7 @@ impl Controller {
                 let spec = |value: &Value| value.get("spec").cloned().unwrap_or(Value::Null);
                 let (kept, mut asked) = (spec(before), spec(&document.value));
                 if kind == Kind::PersistentVolumeClaim {
-                    asked = expansion::without_growth(&kept, asked);
+                    asked = claim::without_growth(&kept, asked);
                 }
                 if !includes(&kept, &asked) {
                     let text =
@@ -261,7 +261,7 @@ impl Controller {
             Some(Kind::PersistentVolumeClaim) => {
                 let kept = |old: &PersistentVolumeClaim, new: &mut PersistentVolumeClaim| {
                     let asked = std::mem::replace(new, old.clone());
-                    expansion::ask_for(new, &asked);
+                    claim::ask_for(new, &asked);
                 };
                 self.keep_as(document, kept, no_guest)?
             }

@@ -9,21 +9,18 @@ use api::kubevirt::{VirtualMachine, VirtualMachineInstance};
 use api::launcher::{RefusedKind as Declined, Request as Asked};
 use serde_json::Value;
 
+use super::claim::is_upload;
 use super::controller::{Controller, Reply};
+use super::metadata::is_owned;
+use super::start_request::{set_strategy, start_request};
 use super::store::{Key, Stored};
 use super::upload;
-use super::volumes::{is_owned, is_upload};
 use crate::error::Error;
 use crate::protocol::{Answer, RefusedKind, Request, Stream, Target, Verb};
 use guest::CallError;
 use virt::machine::Strategy;
 use virt::machine::{phase, request_start};
 use virt::time;
-
-/// In the data of a start request: the guest waits until it is unpaused.
-pub(super) const PAUSED: &str = "paused";
-/// In the data of a start request: it is for one run, and the strategy stays.
-pub(super) const ONCE: &str = "once";
 
 /// A refusal.
 pub(super) type Refused = (RefusedKind, String);
@@ -312,25 +309,5 @@ impl Controller {
             Some(run) => self.end_run(&run, grace).map_err(|error| broken(&error)),
             None => Ok(()),
         }
-    }
-}
-
-/// Writes a strategy where the machine has its own.
-pub(super) fn set_strategy(machine: &mut VirtualMachine, strategy: Strategy) {
-    if machine.spec.running.is_some() {
-        machine.spec.running = Some(strategy == Strategy::Always);
-    } else {
-        machine.spec.run_strategy = Some(strategy.word().to_owned());
-    }
-    machine.metadata.generation = Some(machine.metadata.generation.unwrap_or(1) + 1);
-}
-
-fn start_request(machine: &mut VirtualMachine, paused: bool, once: bool) {
-    let status = machine.status.get_or_insert_default();
-    status.state_change_requests.retain(|request| request.action != "Start");
-    request_start(&mut status.state_change_requests);
-    let words = [(PAUSED, paused), (ONCE, once)].into_iter().filter(|(_, asked)| *asked);
-    if let Some(request) = status.state_change_requests.last_mut() {
-        request.data.extend(words.map(|(word, _)| (word.to_owned(), "true".to_owned())));
     }
 }
