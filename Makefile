@@ -163,10 +163,16 @@ check-tests: deps fmt-check clippy deny server cni kube image
 helm: deps
 	@e2e/kube/build helm
 
+# Which verbs of their roles the platform's accounts used, of each cluster of a soak.
+AUDIT := $(CARGO_TARGET_DIR)/audit
+
+soak: export FERROVIRT_CLUSTER_AUDIT := $(AUDIT)
 soak: deps server cni kube helm image
+	rm -rf "$(AUDIT)"
 	FERROVIRT_SOAK=1 cargo test --locked --workspace --no-fail-fast
 	cargo test --locked --workspace --test daemon_debian --test daemon_releases -- --ignored
 	FERROVIRT_SOAK=1 cargo test --locked -p e2e --test helm -- --ignored
+	cargo test --locked -p e2e --test grants -- --ignored
 
 bench: build peers
 	cargo run --release --locked -p benches --bin bench -- \

@@ -8,11 +8,13 @@
 //! - [`peer`]: servers outside the cluster that pods connect to; [`volume`]: volumes whose content a test can inspect.
 //! - [`storage`]: the CSI driver with stock sidecars, and a pool.
 //! - [`platform`]: everything that `operator manifests` prints, installed and available.
+//! - [`grants`]: what the platform's accounts may do, beside what they did.
 //! - [`leftovers`]: changes to the machine that a cluster might leave.
 //!
 //! Not here: the tests, which are in `tests/`, and what they test.
 
 mod cluster;
+pub mod grants;
 pub mod leftovers;
 pub mod node;
 pub mod peer;

@@ -58,6 +58,7 @@ pub fn keep() -> Result<()> {
     clean(place).context("cannot remove what an earlier cluster left")?;
     let failure = run(place, &link).err().map(|error| with_logs(place, &format!("{error:#}")));
     let saved = save_logs(place).context("cannot save the logs");
+    let saved = saved.and(crate::grants::save(place).context("cannot save which rights were used"));
     let reported = match &failure {
         // The reader is gone.
         Some(failure) if place.kept().is_some() => fs::write(place.report(), failure),

@@ -10,7 +10,7 @@ pub(super) const RBAC: &str = "rbac.authorization.k8s.io/v1";
 const READ: &[&str] = &["get", "list", "watch"];
 /// Verbs for objects that the operator makes of HyperConverged.
 const OWN: &[&str] = &["get", "list", "watch", "create", "update", "delete"];
-const WRITE: &[&str] = &["get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"];
+const WRITE: &[&str] = &["get", "list", "watch", "create", "patch", "delete"];
 
 /// Instance types and preferences.
 pub(super) const FLAVORS: &[&str] = &[
@@ -102,26 +102,58 @@ pub(super) fn roles(settings: &Settings) -> Vec<Value> {
 
 /// Rights of the operator in all namespaces. It reads no Secret or ConfigMap outside of its own namespace.
 fn operator() -> Vec<Value> {
-    let compute: Vec<&str> =
-        api::definition::ALL.iter().filter(|one| one.group == "kubevirt.io").map(|one| one.plural).collect();
-    let storage: Vec<&str> = api::definition::ALL
-        .iter()
-        .filter(|one| one.group == "cdi.kubevirt.io")
-        .map(|one| one.plural)
-        .collect();
     vec![
-        rule("kubevirt.io", &compute, WRITE),
-        rule("kubevirt.io", &["*/status", "*/finalizers"], &["get", "update", "patch"]),
-        rule("pool.kubevirt.io", &["virtualmachinepools"], WRITE),
         rule(
-            "pool.kubevirt.io",
-            &["virtualmachinepools/status", "virtualmachinepools/finalizers"],
-            &["get", "update", "patch"],
+            "kubevirt.io",
+            &["kubevirts", "virtualmachines", "virtualmachineinstances", "virtualmachineinstancereplicasets"],
+            READ,
         ),
-        rule("instancetype.kubevirt.io", FLAVORS, READ),
-        rule("migrations.kubevirt.io", &["migrationpolicies"], READ),
-        rule("cdi.kubevirt.io", &storage, WRITE),
-        rule("cdi.kubevirt.io", &["*/status", "*/finalizers"], &["get", "update", "patch"]),
+        rule(
+            "kubevirt.io",
+            &["kubevirts", "virtualmachines", "virtualmachineinstances"],
+            &["create", "patch", "delete"],
+        ),
+        rule("kubevirt.io", &["kubevirts", "virtualmachines"], &["update"]),
+        rule(
+            "kubevirt.io",
+            &["kubevirts/status", "virtualmachines/status", "virtualmachineinstancereplicasets/status"],
+            &["patch"],
+        ),
+        rule("pool.kubevirt.io", &["virtualmachinepools"], READ),
+        rule("pool.kubevirt.io", &["virtualmachinepools/status"], &["patch"]),
+        rule("instancetype.kubevirt.io", FLAVORS, &["get"]),
+        rule(
+            "cdi.kubevirt.io",
+            &[
+                "cdis",
+                "cdiconfigs",
+                "dataimportcrons",
+                "datasources",
+                "datavolumes",
+                "objecttransfers",
+                "storageprofiles",
+            ],
+            READ,
+        ),
+        rule(
+            "cdi.kubevirt.io",
+            &["volumeclonesources", "volumeimportsources", "volumeuploadsources"],
+            &["get"],
+        ),
+        rule("cdi.kubevirt.io", &["cdis", "cdiconfigs", "datasources", "datavolumes"], &["create", "patch"]),
+        rule("cdi.kubevirt.io", &["cdis", "cdiconfigs"], &["update"]),
+        rule("cdi.kubevirt.io", &["cdis", "datavolumes"], &["delete"]),
+        rule("cdi.kubevirt.io", &["storageprofiles"], &["create"]),
+        rule("cdi.kubevirt.io", &["dataimportcrons"], &["patch"]),
+        rule(
+            "cdi.kubevirt.io",
+            &["datavolumes/status", "objecttransfers/status", "storageprofiles/status"],
+            &["patch"],
+        ),
+        // Owners of what the operator makes: OpenShift lets only those refer to an owner who may change its finalizers.
+        rule("kubevirt.io", &["*/finalizers"], &["update"]),
+        rule("pool.kubevirt.io", &["virtualmachinepools/finalizers"], &["update"]),
+        rule("cdi.kubevirt.io", &["*/finalizers"], &["update"]),
         rule("hco.kubevirt.io", &["hyperconvergeds"], &["get", "list", "watch", "patch"]),
         rule("hco.kubevirt.io", &["hyperconvergeds/status", "hyperconvergeds/finalizers"], &["update"]),
         rule("ssp.kubevirt.io", &["ssps"], OWN),
@@ -137,25 +169,22 @@ fn operator() -> Vec<Value> {
             &["get", "list", "watch", "patch"],
         ),
         rule("hostpathprovisioner.kubevirt.io", &["hostpathprovisioners/finalizers"], &["update"]),
-        rule("k8s.cni.cncf.io", &["network-attachment-definitions"], READ),
-        rule("", &["pods"], &["get", "list", "watch", "create", "update", "patch", "delete"]),
-        rule("", &["pods/status", "pods/finalizers"], &["update", "patch"]),
-        rule("", &["pods/eviction"], &["create"]),
+        rule("k8s.cni.cncf.io", &["network-attachment-definitions"], &["get"]),
+        rule("", &["pods"], &["get", "list", "watch", "create", "delete"]),
+        rule("", &["pods/finalizers"], &["update"]),
         rule("", &["persistentvolumeclaims"], WRITE),
         rule("", &["persistentvolumeclaims/finalizers"], &["update"]),
         // Of a node that is gone: a condition, and PVs that an administrator has given up.
         rule("", &["persistentvolumeclaims/status"], &["patch"]),
-        rule("", &["persistentvolumes"], &["get", "list", "watch", "update", "patch", "delete"]),
+        rule("", &["persistentvolumes"], &["get", "list", "watch", "patch", "delete"]),
         rule("", &["nodes"], &["get", "list", "watch", "patch"]),
-        rule("", &["namespaces", "resourcequotas", "limitranges"], READ),
         // Servers of uploads and clones: their Services, and Secrets with their certificates.
-        rule("", &["services"], &["get", "list", "watch", "create", "delete"]),
+        rule("", &["services"], &["get", "create", "delete"]),
         rule("", &["secrets"], &["create", "delete"]),
         // Events of provisioners about claims are listed.
         rule("", &["events"], &["create", "patch", "list"]),
-        rule("events.k8s.io", &["events"], &["create", "patch"]),
-        rule("apps", &["controllerrevisions"], &["get", "list", "watch", "create", "update", "delete"]),
-        rule("storage.k8s.io", &["storageclasses", "csidrivers", "csinodes", "volumeattachments"], READ),
+        rule("apps", &["controllerrevisions"], &["get", "create"]),
+        rule("storage.k8s.io", &["storageclasses", "csidrivers"], READ),
         // The names of objects are not known to the authorizer when they are created.
         rule("storage.k8s.io", &["csidrivers", "storageclasses"], &["create"]),
         named("storage.k8s.io", &["csidrivers"], &[super::hostpath::DRIVER], &["patch", "delete"]),
@@ -175,15 +204,13 @@ fn operator() -> Vec<Value> {
         named("coordination.k8s.io", &["leases"], &["snapshot-controller-leader"], &["list", "watch"]),
         // The names of objects are not known to the authorizer when they are created.
         rule("apiextensions.k8s.io", &["customresourcedefinitions"], &["create"]),
-        rule("resource.k8s.io", &["resourceclaims"], READ),
         // Cron sources at their addresses are refused.
         rule("networking.k8s.io", &["servicecidrs"], &["list"]),
         // Clones from other namespaces, and what volume-data-source-validator knows.
         rule("gateway.networking.k8s.io", &["referencegrants"], &["get", "list"]),
         rule("populator.storage.k8s.io", &["volumepopulators"], &["get", "create"]),
-        rule("authentication.k8s.io", &["tokenreviews"], &["create"]),
         rule("authorization.k8s.io", &["subjectaccessreviews"], &["create"]),
-        rule("apiextensions.k8s.io", &["customresourcedefinitions"], READ),
+        rule("apiextensions.k8s.io", &["customresourcedefinitions"], &["get"]),
         named("apiextensions.k8s.io", &["customresourcedefinitions"], &super::CONVERTED, &["patch"]),
         // The driver's SnapshotMetadataService.
         rule("cbt.storage.k8s.io", &["snapshotmetadataservices"], &["create"]),
@@ -196,13 +223,13 @@ fn operator() -> Vec<Value> {
         rule(
             "admissionregistration.k8s.io",
             &["mutatingwebhookconfigurations", "validatingwebhookconfigurations"],
-            &["list", "watch"],
+            &["list"],
         ),
         named(
             "admissionregistration.k8s.io",
             &["mutatingwebhookconfigurations", "validatingwebhookconfigurations"],
             &webhooks::NAMES,
-            &["get", "patch"],
+            &["patch"],
         ),
         // The MAC pool's webhook. The names of objects are not known to the authorizer when they are created.
         rule("admissionregistration.k8s.io", &["mutatingwebhookconfigurations"], &["create"]),
@@ -227,29 +254,25 @@ fn operator() -> Vec<Value> {
             &[openshift::LINKS],
             &["get", "patch", "delete"],
         ),
-        rule("apiregistration.k8s.io", &["apiservices"], &["list", "watch"]),
-        named("apiregistration.k8s.io", &["apiservices"], &webhooks::API_SERVICES, &["get", "patch"]),
+        rule("apiregistration.k8s.io", &["apiservices"], &["list"]),
+        named("apiregistration.k8s.io", &["apiservices"], &webhooks::API_SERVICES, &["patch"]),
     ]
 }
 
 /// Rights of the operator in the platform's namespace.
 fn operator_locally() -> Vec<Value> {
     vec![
-        rule("", &["secrets", "configmaps"], WRITE),
-        rule("", &["services", "serviceaccounts"], READ),
+        rule("", &["secrets"], &["get", "create", "update", "patch", "delete"]),
+        rule("", &["configmaps"], &["get", "create", "patch", "delete"]),
         // Whether webhooks can be reached.
         rule("discovery.k8s.io", &["endpointslices"], &["list", "watch"]),
         // How the upload proxy is reached from outside.
-        rule("networking.k8s.io", &["ingresses"], READ),
-        rule("route.openshift.io", &["routes"], READ),
+        rule("networking.k8s.io", &["ingresses"], &["list"]),
+        rule("route.openshift.io", &["routes"], &["get"]),
         // Client downloads.
         rule("route.openshift.io", &["routes"], &["create"]),
         named("route.openshift.io", &["routes"], &[api::downloads::SERVICE], &["patch"]),
-        rule(
-            "coordination.k8s.io",
-            &["leases"],
-            &["get", "list", "watch", "create", "update", "patch", "delete"],
-        ),
+        rule("coordination.k8s.io", &["leases"], &["get", "create", "update"]),
         rule("apps", &["deployments", "daemonsets"], &["get", "list", "watch", "patch"]),
         // The MAC pool; the CSI driver.
         rule("apps", &["deployments", "daemonsets"], &["create"]),
@@ -272,7 +295,6 @@ fn operator_locally() -> Vec<Value> {
 fn agent() -> Vec<Value> {
     vec![
         rule("kubevirt.io", &["virtualmachineinstances"], &["get", "list", "watch", "patch"]),
-        rule("kubevirt.io", &["kubevirts"], READ),
         rule("", &["nodes"], &["get", "list", "watch", "patch"]),
         // Bridges of the node, as resources.
         rule("", &["nodes/status"], &["patch"]),
@@ -281,12 +303,12 @@ fn agent() -> Vec<Value> {
         rule("", &["pods/status"], &["patch"]),
         rule("k8s.cni.cncf.io", &["network-attachment-definitions"], &["get"]),
         rule("", &["events"], &["create", "patch"]),
-        rule("events.k8s.io", &["events"], &["create", "patch"]),
         // The node's volumes.
         rule("", &["persistentvolumes"], &["get", "list", "watch", "create", "patch", "delete"]),
         rule("", &["persistentvolumeclaims"], &["get", "list", "watch", "patch"]),
         rule("", &["persistentvolumeclaims/status"], &["patch"]),
-        rule("storage.k8s.io", &["storageclasses", "volumeattributesclasses"], READ),
+        rule("storage.k8s.io", &["storageclasses"], READ),
+        rule("storage.k8s.io", &["volumeattributesclasses"], &["get"]),
         rule("snapshot.storage.k8s.io", &["volumesnapshots"], &["get", "patch"]),
         rule("snapshot.storage.k8s.io", &["volumesnapshotclasses"], &["get"]),
         rule("snapshot.storage.k8s.io", &["volumesnapshotcontents"], &["get", "list", "watch", "patch"]),
@@ -300,11 +322,7 @@ fn agent() -> Vec<Value> {
 /// Rights of the node agent in the platform's namespace: how much room its pools have.
 fn agent_locally() -> Vec<Value> {
     vec![
-        rule(
-            "storage.k8s.io",
-            &["csistoragecapacities"],
-            &["get", "list", "watch", "create", "patch", "delete"],
-        ),
+        rule("storage.k8s.io", &["csistoragecapacities"], &["list", "create", "patch", "delete"]),
         named("apps", &["daemonsets"], &[super::hostpath::DAEMON_SET], &["get"]),
     ]
 }
