@@ -242,7 +242,6 @@ pub fn foreign(contract: Contract, format_given: bool, seen: Option<&str>) -> Re
 const DMG: &str = "a DMG image";
 
 /// Advice for the command line.
-
 fn advice(seen: &str) -> &'static str {
     match seen {
         "HTML" | "XML" => {
