@@ -84,7 +84,7 @@ fn a_defect_that_affects_attachments_is_code_51() {
     host.namespace.ip("link del br0");
     host.namespace.ip("link add br0 type veth peer name other");
     let (code, words) = status(&host, &bridge_with(json!({}))).error();
-    assert!(code == 51 && words.contains("no bridge"), "{code}: {words}");
+    assert!(code == 51 && words.contains("not a bridge"), "{code}: {words}");
     host.del(&pod, &bridge_with(json!({}))).result();
 }
 

@@ -444,7 +444,7 @@ mod tests {
     #[test]
     fn rejects_invalid_pool_configurations() {
         for (json, why) in [
-            ("", "understood"),
+            ("", "not a JSON list of pools"),
             ("[]", "no pool"),
             (r#"[{"name":"a"}]"#, "path"),
             (r#"[{"name":"a","path":"a"}]"#, "absolute"),

@@ -287,11 +287,11 @@ mod tests {
             ),
             (
                 Error::from(disk_image::Error::target("writing /data/disk.img", io(28))),
-                "Unable to process data: the target is full: writing /data/disk.img: no space left on device (os error 28)",
+                "Unable to process data: the target is full; free some room or use a larger one: writing /data/disk.img: no space left on device (os error 28)",
             ),
             (
                 Error::from(disk_image::Error::target("writing", io(122))),
-                "Unable to process data: the target is full: writing: disk quota exceeded (os error 122)",
+                "Unable to process data: the target is full; free some room or use a larger one: writing: disk quota exceeded (os error 122)",
             ),
             (
                 plan::fits(Contract::Environment, 11, 10, None).unwrap_err(),

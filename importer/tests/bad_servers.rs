@@ -247,7 +247,7 @@ fn hopeless(data: &Arc<Vec<u8>>) -> Vec<(&'static str, Handler, &'static str)> {
         ("truncated for good, no ranges", truncated(false), "ends at byte"),
         ("a length that is too long", told(len + 1), "ends at byte"),
         ("a length that is too short", told(len / 2), "more than the length it declared"),
-        ("a redirect loop", round, "redirect loop"),
+        ("a redirect loop", round, "redirects lead in a circle"),
     ]
 }
 

@@ -93,7 +93,7 @@ fn a_server_serves_its_client_and_ends_when_killed_or_unused() {
     let image = image.to_str().unwrap();
     // Too small a volume, and one that is not there.
     let (code, told) = fails(&daemon, &["image-upload", "dv", "none", "--no-create", "--image-path", image]);
-    assert!(code == Some(1) && told.contains("no DataVolume default/none"), "{told}");
+    assert!(code == Some(1) && told.contains("DataVolume default/none does not exist"), "{told}");
     let (code, told) = fails(&daemon, &["image-upload", "dv", "none", "--image-path", image]);
     assert!(code == Some(2) && told.contains("--size"), "{told}");
     let small = ["image-upload", "pvc", "small", "--size", "64Ki", "--image-path", image];
@@ -139,7 +139,7 @@ fn a_server_killed_during_an_upload_costs_a_try() {
     let mut said = uploading.0.stdout.take().unwrap();
     heard(&mut said, "Uploading data to default/again");
     kill(server, Signal::KILL);
-    heard(&mut said, "trying again");
+    heard(&mut said, "; retrying");
     heard(&mut said, "completed successfully");
     assert!(uploading.0.wait().unwrap().success());
     let wanted = fs::read(&image).unwrap();

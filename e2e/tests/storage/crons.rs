@@ -182,7 +182,7 @@ fn addresses_of_the_node_and_of_services_are_not_polled() {
     let service = service["spec"]["clusterIP"].as_str().unwrap().to_owned();
     for (name, url, why) in [
         ("metadata", "http://169.254.169.254/latest/meta-data".to_owned(), "link-local"),
-        ("loopback", "http://127.0.0.1:8443/healthz".to_owned(), "the node's own"),
+        ("loopback", "http://127.0.0.1:8443/healthz".to_owned(), "a loopback address"),
         ("service", format!("https://{service}/healthz"), "an address of the cluster's Services"),
         (
             "named",

@@ -440,10 +440,10 @@ mod tests {
         assert!(matches!(parse(&manifest(&layer)), Ok(Document::Image(i)) if i.layers[0].size == 7));
         #[rustfmt::skip]
         let table = [
-            (manifest(&layer.replace("sha256:", "md5:")), "no sha256"),
+            (manifest(&layer.replace("sha256:", "md5:")), "neither sha256 nor sha512"),
             (manifest(&layer.replace(":7", ":-7")), "negative"),
             (manifest(&layer.replace("\"l\"", "\"application/vnd.oci.image.layer.v1.tar+gzip+encrypted\"")), "encrypted"),
-            (manifest(&layer.replace("sha256:01", "sha256:../")), "no sha256"),
+            (manifest(&layer.replace("sha256:01", "sha256:../")), "neither sha256 nor sha512"),
             (manifest(&vec![layer; LAYERS_MAX + 1].join(",")), "1025 layers"),
             (br#"{"schemaVersion":1,"fsLayers":[]}"#.to_vec(), "schema 1"),
             (b"{}".to_vec(), "neither layers nor manifests"),

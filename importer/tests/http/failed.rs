@@ -76,7 +76,7 @@ fn failed_redirect_loop() {
         plain(out, "302 Found", &format!("Location: {to}\r\n"))
     });
     let error = fails(quick(server.url("/a")));
-    assert!(error.contains("redirect loop") && error.contains("/b →"), "{error}");
+    assert!(error.contains("redirects lead in a circle") && error.contains("/b →"), "{error}");
 
     let server = Server::start(|request, out| {
         let n: u32 = request.path[1..].parse().unwrap();

@@ -125,8 +125,8 @@ fn hostile_registries_are_bounded() {
     for (challenge, words) in [
         (format!("Bearer realm=\"http://{}/t\"", long.address), "a token of more than"),
         (format!("Bearer realm=\"http://{}/t\"", none.address), "gives no token"),
-        ("Bearer realm=\"nowhere\"".to_owned(), "no address"),
-        ("Bearer".to_owned(), "no address"),
+        ("Bearer realm=\"nowhere\"".to_owned(), "by an invalid address"),
+        ("Bearer".to_owned(), "by an invalid address"),
         ("Negotiate".to_owned(), "answered 401"),
         ("Bearer realm=\"".to_owned(), "answered 401"),
     ] {

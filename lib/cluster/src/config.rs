@@ -372,7 +372,7 @@ users:
             ("aGk=", "'%'", "not base64"),
             ("tls-server-name: kubernetes", "insecure-skip-tls-verify: true", "insecure-skip-tls-verify"),
             ("tls-server-name: kubernetes", "proxy-url: 'http://p'", "proxy-url"),
-            ("{token: t}", "{client-certificate-data: Yw==}", "needs a key"),
+            ("{token: t}", "{client-certificate-data: Yw==}", "both client-certificate and client-key"),
             ("clusters:", "clusters: [", "check its YAML"),
         ] {
             let error = chosen(&GOOD.replacen(from, to, 1), None).unwrap_err();

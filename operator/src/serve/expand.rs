@@ -92,7 +92,7 @@ mod tests {
     fn only_machines_of_the_requested_namespace_are_expanded() {
         for (body, expected) in [
             ("", Some("empty request body")),
-            ("{", Some("the request's body is no VirtualMachine: ")),
+            ("{", Some("the request's body is not a VirtualMachine: ")),
             (r#"{"kind":"Pod"}"#, Some("Object is not a valid VirtualMachine")),
             (
                 r#"{"kind":"VirtualMachine","metadata":{"namespace":"b"}}"#,

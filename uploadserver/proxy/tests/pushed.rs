@@ -104,7 +104,7 @@ fn broken_uploads_are_resumed() {
         let output = push(&proxy, &file, port, &[]);
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{said}\n{}\n{}", proxy.log(), pod.log());
-        assert!(said.contains("trying again"), "{said}");
+        assert!(said.contains("the upload was interrupted; retrying"), "{said}");
         pod.assert_uploaded();
         assert_eq!(sha256(&pod.disk(), size).0, digest, "round {round}");
         resumed += proxy.log().matches("method=PATCH").count();
@@ -168,7 +168,7 @@ fn refused_pushes_have_a_reason() {
         (&file, proxy.port(), &[bad], 4, "401"),
         (&file, 1, &["--retries=1", bad], 3, "cannot connect"),
         ("/nowhere", proxy.port(), &[bad], 2, "/nowhere"),
-        (empty.to_str().unwrap(), proxy.port(), &[bad], 2, "nothing to upload"),
+        (empty.to_str().unwrap(), proxy.port(), &[bad], 2, "is a folder or empty"),
     ] {
         let output = push(&proxy, file, port, more);
         let said = String::from_utf8_lossy(&output.stderr);

@@ -55,11 +55,11 @@ mod tests {
         assert_eq!(of("udp/5353:53"), Ok(Forwarded { tcp: false, local: 5353, guest: 53 }));
         for (text, part) in [
             ("sctp/80", "neither tcp nor udp"),
-            ("80:0", "no port 0"),
-            ("0", "no port 0"),
-            ("65536", "no port"),
-            ("80:80:80", "no port"),
-            ("", "no port"),
+            ("80:0", "the guest's port must be from 1 to 65535"),
+            ("0", "the guest's port must be from 1 to 65535"),
+            ("65536", "not a port from 1 to 65535"),
+            ("80:80:80", "not a port from 1 to 65535"),
+            ("", "not a port from 1 to 65535"),
         ] {
             let error = of(text).unwrap_err();
             assert!(error.contains(part), "{text}: {error}");

@@ -104,7 +104,7 @@ fn refused_devices_leave_the_guest_running() {
     let (kind, said) = refused(missing);
     assert!(kind == RefusedKind::Failed && said.contains("/nonexistent"), "{said}");
     let (kind, said) = refused(disk(launcher.folder(), &document, "stick", Bus::Usb));
-    assert!(kind == RefusedKind::Invalid && said.contains("without a place"), "{said}");
+    assert!(kind == RefusedKind::Invalid && said.contains("without a slot"), "{said}");
     let mut named = disk(launcher.folder(), &document, "more", Bus::Scsi);
     named.name = "../more".to_owned();
     assert_eq!(refused(named).0, RefusedKind::Invalid);

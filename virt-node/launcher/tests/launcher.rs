@@ -41,7 +41,7 @@ fn documents_that_are_none_are_refused() {
     for (document, said) in [
         (newer.to_string(), "-: launch document of version 2; this program reads version 1"),
         (String::new(), "-: not a launch document"),
-        ("{\"version\": 1}".to_owned(), "-: no launch document: missing field"),
+        ("{\"version\": 1}".to_owned(), "-: not a launch document: missing field"),
     ] {
         let output = run(&["domain", "-"], document.as_bytes());
         assert_eq!(output.status.code(), Some(1), "{document}");

@@ -57,9 +57,9 @@ fn invalid_messages_are_refused_and_harm_no_other_client() {
             "message of version 9; this program speaks versions [1, 2]",
         ),
         (framed(b"{\"version\": 1, \"id\": 4, \"request\": \"dance\"}"), "unknown variant"),
-        (framed(b"\xff\xfe"), "no message"),
-        (framed(b""), "no message"),
-        (framed(&b"[".repeat(100_000)), "no message"),
+        (framed(b"\xff\xfe"), "not a message"),
+        (framed(b""), "not a message"),
+        (framed(&b"[".repeat(100_000)), "not a message"),
         (vec![0xff; 4], "bytes is the limit"),
     ] {
         let mut stream = raw(&launcher);

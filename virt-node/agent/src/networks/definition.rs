@@ -88,7 +88,7 @@ mod tests {
         let broken = r#"{"name": "blue", "cniVersion": "9.0.0", "type": "bridge"}"#;
         for (config, files, words) in [
             (None, &[][..], "ns/blue has no spec.config, and none of the 0"),
-            (Some("{"), &[], "ns/blue, spec.config: no CNI configuration"),
+            (Some("{"), &[], "ns/blue, spec.config: not a CNI configuration"),
             (Some(r#"{"cniVersion": "1.0.0", "type": "../sh"}"#), &[], "\"type\""),
             (None, &[("20-b.conf", broken)], "20-b.conf on the node: \"cniVersion\""),
         ] {

@@ -251,7 +251,7 @@ mod tests {
             ("pvc", "src:x,src:y", "given twice"),
             ("import", "type:http,url:u", "size is missing"),
             ("import", "type:pvc,src:x", "NAMESPACE/NAME"),
-            ("import", "type:tape", "type is none of"),
+            ("import", "type:tape", "type is not one of"),
             ("sysprep", "src:x,type:pvc", "neither"),
         ] {
             let error = one(flag, text).unwrap_err().chain();

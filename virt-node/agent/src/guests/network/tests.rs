@@ -261,7 +261,7 @@ fn networks_that_cannot_be_attached_are_refused_by_path() {
         (named(json!({"name": "b", "pod": {}})), "spec.networks[0].pod.vmNetworkCIDR: not a network"),
         (
             json!({"domain": {"devices": {"interfaces": [{"name": "a", "bridge": {}}, {"name": "b", "bridge": {}}]}}}),
-            "spec.domain.devices.interfaces[1].name: a second interface",
+            "spec.domain.devices.interfaces[1].name: only one interface can be on the pod network",
         ),
         (
             json!({
