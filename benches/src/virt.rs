@@ -40,7 +40,7 @@ const TIMES: usize = 20;
 const FEW: usize = 3;
 /// How long an idle launcher is watched.
 const IDLE: Duration = Duration::from_secs(20);
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Guests that are started one after the other, and at once.
 const IN_TURN: usize = 50;
 const AT_ONCE: usize = 10;
@@ -104,7 +104,7 @@ struct Guest {
 impl Drop for Guest {
     fn drop(&mut self) {
         self.client.call(Request::Kill).ok();
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         while Instant::now() < until && matches!(self.launcher.0.try_wait(), Ok(None)) {
             sleep(Duration::from_millis(20));
         }
@@ -307,7 +307,7 @@ impl Bench {
         let mut client = loop {
             match Client::connect(folder.path()) {
                 Ok(client) => break client,
-                Err(_) if begin.elapsed() < PATIENCE => sleep(Duration::from_micros(500)),
+                Err(_) if begin.elapsed() < TIMEOUT => sleep(Duration::from_micros(500)),
                 Err(error) => return Err(error).context("no socket"),
             }
         };
@@ -430,9 +430,9 @@ fn created(folder: &Path, number: usize, domain: &Path) -> Result<()> {
 
 /// Waits until a file has something in it.
 fn written(file: &Path) -> Result<()> {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     while !fs::metadata(file).is_ok_and(|facts| facts.len() > 0) {
-        ensure!(Instant::now() < until, "{}: nothing in {PATIENCE:?}", file.display());
+        ensure!(Instant::now() < until, "{}: nothing in {TIMEOUT:?}", file.display());
         sleep(Duration::from_micros(500));
     }
     Ok(())

@@ -29,14 +29,14 @@ type Body = UnsyncBoxBody<Bytes, io::Error>;
 
 /// The offered file.
 #[derive(Debug)]
-pub(crate) struct Offer {
+pub(crate) struct Served {
     pub(crate) image: Image,
     /// The body of /info.
     pub(crate) info: Bytes,
 }
 
 /// Answers `request`, whatever its body.
-pub(crate) async fn answer<B>(request: &Request<B>, offer: &Offer) -> Result<Response<Body>, Infallible> {
+pub(crate) async fn answer<B>(request: &Request<B>, offer: &Served) -> Result<Response<Body>, Infallible> {
     let head = match *request.method() {
         Method::GET => false,
         Method::HEAD => true,
@@ -74,7 +74,7 @@ fn names(path: &str, name: &[u8]) -> bool {
 
 /// A parsed request for a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Wanted {
+enum Selection {
     Whole,
     Part(Range<u64>),
     /// A range that has nothing.
@@ -88,13 +88,13 @@ fn disk(open: Open, head: bool, asked: &HeaderMap) -> Response<Body> {
     let meant = !asked.contains_key(IF_RANGE)
         || text(&IF_RANGE).is_some_and(|mark| mark == etag || Some(mark) == modified.as_deref());
     let range = if head || !meant || asked.get_all(RANGE).iter().count() > 1 { None } else { text(&RANGE) };
-    let (status, part, content_range) = match range.map_or(Wanted::Whole, |range| wanted(range, len)) {
-        Wanted::Whole => (StatusCode::OK, 0..len, None),
-        Wanted::Part(part) => {
+    let (status, part, content_range) = match range.map_or(Selection::Whole, |range| wanted(range, len)) {
+        Selection::Whole => (StatusCode::OK, 0..len, None),
+        Selection::Part(part) => {
             let shown = format!("bytes {}-{}/{len}", part.start, part.end - 1);
             (StatusCode::PARTIAL_CONTENT, part, Some(shown))
         }
-        Wanted::Outside => (StatusCode::RANGE_NOT_SATISFIABLE, 0..0, Some(format!("bytes */{len}"))),
+        Selection::Outside => (StatusCode::RANGE_NOT_SATISFIABLE, 0..0, Some(format!("bytes */{len}"))),
     };
     let length = part.end - part.start;
     let body = if head { empty() } else { bytes_of(Arc::new(file), part) };
@@ -114,7 +114,7 @@ fn disk(open: Open, head: bool, asked: &HeaderMap) -> Response<Body> {
 
 /// A Range header (RFC 9110, 14.1.2) held against a length. What is malformed, of another unit, or several ranges, is
 /// ignored, as 14.2 allows.
-fn wanted(range: &str, len: u64) -> Wanted {
+fn wanted(range: &str, len: u64) -> Selection {
     let number = |text: &str| {
         // Too large a number is as good as the largest; a sign is no digit.
         let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
@@ -123,23 +123,23 @@ fn wanted(range: &str, len: u64) -> Wanted {
     let unit = range.get(..6).is_some_and(|unit| unit.eq_ignore_ascii_case("bytes="));
     let Some((first, last)) = range.get(6..).filter(|_| unit).and_then(|rest| rest.trim().split_once('-'))
     else {
-        return Wanted::Whole;
+        return Selection::Whole;
     };
     let part = match (first, last) {
         ("", suffix) => match number(suffix) {
             Some(suffix) => len.saturating_sub(suffix)..len,
-            None => return Wanted::Whole,
+            None => return Selection::Whole,
         },
         (first, "") => match number(first) {
             Some(first) => first..len,
-            None => return Wanted::Whole,
+            None => return Selection::Whole,
         },
         (first, last) => match (number(first), number(last)) {
             (Some(first), Some(last)) if first <= last => first..last.saturating_add(1).min(len),
-            (Some(_) | None, Some(_) | None) => return Wanted::Whole,
+            (Some(_) | None, Some(_) | None) => return Selection::Whole,
         },
     };
-    if part.is_empty() { Wanted::Outside } else { Wanted::Part(part) }
+    if part.is_empty() { Selection::Outside } else { Selection::Part(part) }
 }
 
 /// Bytes of `file`, read on threads that may wait for the disk.
@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn ranges() {
-        let part = |range| Wanted::Part(range);
+        let part = |range| Selection::Part(range);
         #[rustfmt::skip]
         let table = [
             ("bytes=0-0",       10, part(0..1)),
@@ -220,21 +220,21 @@ mod tests {
             ("bytes=9-99999999999999999999", 10, part(9..10)),
             ("bytes=-3",        10, part(7..10)),
             ("bytes=-99",       10, part(0..10)),
-            ("bytes=10-",       10, Wanted::Outside),
-            ("bytes=10-20",     10, Wanted::Outside),
-            ("bytes=99999999999999999999-", 10, Wanted::Outside),
-            ("bytes=-0",        10, Wanted::Outside),
-            ("bytes=0-0",        0, Wanted::Outside),
-            ("bytes=-1",         0, Wanted::Outside),
-            ("bytes=5-4",       10, Wanted::Whole),
-            ("bytes=0-1,3-4",   10, Wanted::Whole),
-            ("bytes=-",         10, Wanted::Whole),
-            ("bytes=--1",       10, Wanted::Whole),
-            ("bytes=+1-2",      10, Wanted::Whole),
-            ("bytes=a-b",       10, Wanted::Whole),
-            ("bytes",           10, Wanted::Whole),
-            ("lines=0-1",       10, Wanted::Whole),
-            ("",                10, Wanted::Whole),
+            ("bytes=10-",       10, Selection::Outside),
+            ("bytes=10-20",     10, Selection::Outside),
+            ("bytes=99999999999999999999-", 10, Selection::Outside),
+            ("bytes=-0",        10, Selection::Outside),
+            ("bytes=0-0",        0, Selection::Outside),
+            ("bytes=-1",         0, Selection::Outside),
+            ("bytes=5-4",       10, Selection::Whole),
+            ("bytes=0-1,3-4",   10, Selection::Whole),
+            ("bytes=-",         10, Selection::Whole),
+            ("bytes=--1",       10, Selection::Whole),
+            ("bytes=+1-2",      10, Selection::Whole),
+            ("bytes=a-b",       10, Selection::Whole),
+            ("bytes",           10, Selection::Whole),
+            ("lines=0-1",       10, Selection::Whole),
+            ("",                10, Selection::Whole),
         ];
         for (range, len, want) in table {
             assert_eq!(wanted(range, len), want, "{range} of {len}");

@@ -48,7 +48,7 @@ impl Default for Args {
 
 /// A parsed command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Asked {
+pub enum Command {
     /// To serve.
     Serve(Args),
     /// To show [`USAGE`]. A controller starts us so to have an image pulled and nothing else, so it is a success.
@@ -76,7 +76,7 @@ pub enum ArgsError {
 ///
 /// # Errors
 /// The first invalid argument.
-pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Asked, ArgsError> {
+pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Command, ArgsError> {
     let mut args = Args::default();
     let mut arguments = arguments.into_iter();
     while let Some(argument) = arguments.next() {
@@ -100,18 +100,18 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Asked, Arg
             b"image-dir" => args.image_dir = value("image-dir")?.into(),
             b"ready-file" => args.ready_file = value("ready-file")?.into(),
             b"done-file" => args.done_file = value("done-file")?.into(),
-            b"h" | b"help" => return Ok(Asked::Help),
+            b"h" | b"help" => return Ok(Command::Help),
             other => return Err(ArgsError::Unknown(OsString::from_vec(other.to_vec()))),
         }
     }
-    Ok(Asked::Serve(args))
+    Ok(Command::Serve(args))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn of(arguments: &[&str]) -> Result<Asked, ArgsError> {
+    fn of(arguments: &[&str]) -> Result<Command, ArgsError> {
         parse(arguments.iter().map(OsString::from))
     }
 
@@ -128,11 +128,11 @@ mod tests {
             &["--p=9000", "--image-dir=/i", "-ready-file=/s/r", "--done-file", "/s/d=1"],
             &["-p=1", "-image-dir", "/i", "-p", "9000", "-ready-file=/s/r", "-done-file=/s/d=1"],
         ] {
-            assert_eq!(of(arguments), Ok(Asked::Serve(asked.clone())), "{arguments:?}");
+            assert_eq!(of(arguments), Ok(Command::Serve(asked.clone())), "{arguments:?}");
         }
-        assert_eq!(of(&[]), Ok(Asked::Serve(Args::default())));
+        assert_eq!(of(&[]), Ok(Command::Serve(Args::default())));
         for help in ["-h", "--h", "-help", "--help"] {
-            assert_eq!(of(&["-p", "1", help]), Ok(Asked::Help));
+            assert_eq!(of(&["-p", "1", help]), Ok(Command::Help));
         }
     }
 

@@ -29,19 +29,19 @@ pub(crate) struct Answering(Arc<Activity>);
 
 /// The body of an answer, which keeps its connection busy until the last of it is sent.
 #[derive(Debug)]
-pub(crate) struct Held<B> {
+pub(crate) struct BusyBody<B> {
     body: B,
     _answering: Answering,
 }
 
-impl<B> Held<B> {
+impl<B> BusyBody<B> {
     /// A body of this request's answer.
     pub(crate) fn new(body: B, answering: Answering) -> Self {
         Self { body, _answering: answering }
     }
 }
 
-impl<B: Body + Unpin> Body for Held<B> {
+impl<B: Body + Unpin> Body for BusyBody<B> {
     type Data = B::Data;
     type Error = B::Error;
 

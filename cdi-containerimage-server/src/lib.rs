@@ -32,13 +32,13 @@ use thiserror::Error;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::answer::Offer;
-use crate::args::{Args, Asked};
-use crate::connections::{Activity, Connections, Held};
+use crate::answer::Served;
+use crate::args::{Args, Command};
+use crate::connections::{Activity, BusyBody, Connections};
 use crate::image::{Image, ImageError};
 
 /// How often the done file is looked for.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Longest head of a request, in bytes.
 const HEAD_MAX: usize = 16 << 10;
 /// How long a head may take, and a connection may wait for its next request.
@@ -79,8 +79,8 @@ enum End {
 /// order is not started again.)
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let args = match args::parse(arguments) {
-        Ok(Asked::Serve(args)) => args,
-        Ok(Asked::Help) => {
+        Ok(Command::Serve(args)) => args,
+        Ok(Command::Help) => {
             say(args::USAGE.trim_end());
             return ExitCode::SUCCESS;
         }
@@ -131,9 +131,9 @@ async fn serve(args: &Args, image: Image) -> Result<End, Error> {
         // JSON has no other texts.
         Some(format!("{}={}", name.to_str()?, value.to_str()?))
     });
-    let offer = Arc::new(Offer { image, info: ServerInfo { env: environment.collect() }.to_json().into() });
+    let offer = Arc::new(Served { image, info: ServerInfo { env: environment.collect() }.to_json().into() });
     let mut connections = Connections::default();
-    let mut look = tokio::time::interval(LOOK);
+    let mut look = tokio::time::interval(POLL_INTERVAL);
     let end = loop {
         tokio::select! {
             _ = look.tick() => {
@@ -146,7 +146,7 @@ async fn serve(args: &Args, image: Image) -> Result<End, Error> {
             accepted = accept(&four, six.as_ref()) => match accepted {
                 // While all are busy a new one is closed.
                 Ok(stream) => if connections.make_room() {
-                    converse(stream, &offer, &mut connections);
+                    serve_connection(stream, &offer, &mut connections);
                 },
                 Err(error) => {
                     say(&format!("cannot accept a connection: {error}"));
@@ -191,7 +191,7 @@ async fn accept(four: &TcpListener, six: Option<&TcpListener>) -> io::Result<Tcp
 }
 
 /// Serves one connection on a task of its own.
-fn converse(stream: TcpStream, offer: &Arc<Offer>, connections: &mut Connections) {
+fn serve_connection(stream: TcpStream, offer: &Arc<Served>, connections: &mut Connections) {
     // A late segment costs a round trip, not an answer.
     drop(stream.set_nodelay(true));
     let (offer, activity) = (offer.clone(), Activity::new());
@@ -201,7 +201,7 @@ fn converse(stream: TcpStream, offer: &Arc<Offer>, connections: &mut Connections
             let (offer, answering) = (offer.clone(), activity.answer());
             async move {
                 let answer = answer::answer(&request, &offer).await?;
-                Ok::<_, std::convert::Infallible>(answer.map(|body| Held::new(body, answering)))
+                Ok::<_, std::convert::Infallible>(answer.map(|body| BusyBody::new(body, answering)))
             }
         });
         let connection = hyper::server::conn::http1::Builder::new()

@@ -12,7 +12,7 @@ use support::{Host, Namespace, bridge, bridge_with, in_every_version, with};
 
 /// The observable effect of a key.
 #[derive(Clone, Copy)]
-enum Seen {
+enum Effect {
     /// A member of a link as `ip` describes it: of the bridge, the host's end, the pod's end.
     Bridge(&'static str),
     HostEnd(&'static str),
@@ -29,17 +29,17 @@ struct Row {
     arguments: &'static str,
     /// Whether it has addresses.
     layer3: bool,
-    seen: Seen,
+    seen: Effect,
     /// Is in what is seen.
     wanted: &'static str,
 }
 
-fn row(layer3: bool, keys: Value, seen: Seen, wanted: &'static str) -> Row {
+fn row(layer3: bool, keys: Value, seen: Effect, wanted: &'static str) -> Row {
     Row { keys, arguments: "", layer3, seen, wanted }
 }
 
 fn rows() -> Vec<Row> {
-    use Seen::{Bridge, HostEnd, Node, Pod, PodEnd, Result};
+    use Effect::{Bridge, HostEnd, Node, Pod, PodEnd, Result};
     let mac = "02:00:00:00:00:0a";
     vec![
         row(false, json!({}), Bridge("/operstate"), "UP"),
@@ -102,19 +102,19 @@ fn rows() -> Vec<Row> {
     ]
 }
 
-fn seen(host: &Host, pod: &Namespace, seen: Seen, name: &str) -> String {
+fn seen(host: &Host, pod: &Namespace, seen: Effect, name: &str) -> String {
     let member = |link: Value, pointer: &str| link.pointer(pointer).unwrap_or(&Value::Null).to_string();
     let output = |namespace: &Namespace, line: &str| {
         let (program, arguments) = line.split_once(' ').unwrap();
         namespace.run(program, &arguments.split(' ').collect::<Vec<_>>())
     };
     match seen {
-        Seen::Bridge(pointer) => member(host.namespace.link("br0"), pointer),
-        Seen::HostEnd(pointer) => member(host.namespace.link(name), pointer),
-        Seen::PodEnd(pointer) => member(pod.link("net1"), pointer),
-        Seen::Node(line) => output(&host.namespace, line),
-        Seen::Pod(line) => output(pod, line),
-        Seen::Result(_) => String::new(),
+        Effect::Bridge(pointer) => member(host.namespace.link("br0"), pointer),
+        Effect::HostEnd(pointer) => member(host.namespace.link(name), pointer),
+        Effect::PodEnd(pointer) => member(pod.link("net1"), pointer),
+        Effect::Node(line) => output(&host.namespace, line),
+        Effect::Pod(line) => output(pod, line),
+        Effect::Result(_) => String::new(),
     }
 }
 
@@ -158,10 +158,12 @@ fn every_nth_key(version: &str, first: usize, parts: usize) {
         let result = call("ADD", &config).result();
         let name = host.namespace.names().into_iter().find(|name| name.starts_with("veth")).unwrap();
         let show = || match what {
-            Seen::Result(pointer) => result.pointer(pointer).unwrap_or(&Value::Null).to_string(),
-            other @ (Seen::Bridge(_) | Seen::HostEnd(_) | Seen::PodEnd(_) | Seen::Node(_) | Seen::Pod(_)) => {
-                seen(&host, &pod, other, &name)
-            }
+            Effect::Result(pointer) => result.pointer(pointer).unwrap_or(&Value::Null).to_string(),
+            other @ (Effect::Bridge(_)
+            | Effect::HostEnd(_)
+            | Effect::PodEnd(_)
+            | Effect::Node(_)
+            | Effect::Pod(_)) => seen(&host, &pod, other, &name),
         };
         // A bridge is up soon after its port, not with it.
         let until = Instant::now() + Duration::from_secs(10);

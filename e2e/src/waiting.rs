@@ -8,7 +8,7 @@ use crate::{Cluster, storage};
 /// Between two questions.
 const PAUSE: Duration = Duration::from_millis(50);
 /// How long any state may take.
-const PATIENCE: Duration = Duration::from_secs(180);
+const TIMEOUT: Duration = Duration::from_secs(180);
 
 /// Commands of kubectl that describe a cluster. Those about a part that is not installed fail, which the text shows.
 const SHOWN: [&[&str]; 8] = [
@@ -42,7 +42,7 @@ impl Cluster {
     /// When there is none after three minutes; the message describes the cluster.
     #[track_caller]
     pub fn until<T>(&self, what: &str, mut answer: impl FnMut() -> Option<T>) -> T {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(answer) = answer() {
                 return answer;

@@ -18,7 +18,7 @@ const RELEASE: &str = "ferrovirt";
 const USER: &str = "helm-user";
 const POOL: u64 = 8 << 30;
 /// How long a step may take.
-const PATIENCE: Duration = Duration::from_secs(180);
+const TIMEOUT: Duration = Duration::from_secs(180);
 
 struct Place {
     cluster: Cluster,
@@ -59,11 +59,11 @@ impl Place {
 
     #[track_caller]
     fn until<T>(&self, wanted: &str, mut found: impl FnMut() -> Result<T, String>) -> T {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             match found() {
                 Ok(found) => return found,
-                Err(why) if Instant::now() > deadline => panic!("{wanted}: not in {PATIENCE:?}: {why}"),
+                Err(why) if Instant::now() > deadline => panic!("{wanted}: not in {TIMEOUT:?}: {why}"),
                 Err(_) => std::thread::sleep(Duration::from_millis(200)),
             }
         }

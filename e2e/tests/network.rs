@@ -22,7 +22,7 @@ const PODS: usize = 50;
 /// Every so many pods has a port of the node.
 const WITH_A_PORT: usize = 5;
 const FIRST_PORT: usize = 31_000;
-const PATIENCE: Duration = Duration::from_secs(240);
+const TIMEOUT: Duration = Duration::from_secs(240);
 
 /// Changes to the node's network that pods may leave, as lines.
 fn node(cluster: &Cluster) -> BTreeSet<String> {
@@ -111,7 +111,7 @@ fn create(cluster: &Cluster, indices: std::ops::Range<usize>, host: SocketAddr) 
     for index in indices.clone() {
         cluster.create(&pods, pod(index, host)).unwrap();
     }
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let list = cluster.run(pods.list(&ListParams::default())).unwrap().items;
         let phase =
@@ -130,7 +130,7 @@ fn create(cluster: &Cluster, indices: std::ops::Range<usize>, host: SocketAddr) 
 fn delete(cluster: &Cluster) {
     let pods = Api::<Pod>::namespaced(cluster.client(), NAMESPACE);
     cluster.run(pods.delete_collection(&DeleteParams::default(), &ListParams::default())).unwrap();
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !cluster.run(pods.list(&ListParams::default())).unwrap().items.is_empty() {
         assert!(Instant::now() < deadline, "pods do not go");
         thread::sleep(Duration::from_millis(200));
@@ -168,7 +168,7 @@ fn many_pods_at_once_leave_nothing() {
         assert!(fetch((place.node_address(), port).into()).contains("qemu"), "{port}");
     }
     // Outside the node the pods' addresses are hidden. The first pod sent its greeting twice.
-    let said: Vec<(IpAddr, String)> = (0..=PODS).map(|_| asked.recv_timeout(PATIENCE).unwrap()).collect();
+    let said: Vec<(IpAddr, String)> = (0..=PODS).map(|_| asked.recv_timeout(TIMEOUT).unwrap()).collect();
     assert!(said.iter().all(|(from, _)| *from == IpAddr::from(place.node_address())), "{said:?}");
     let names: BTreeSet<&String> = said.iter().map(|(_, name)| name).collect();
     assert_eq!(names.len(), PODS, "{said:?}");

@@ -199,7 +199,7 @@ fn wire_condition(condition: volume_health::Condition) -> VolumeCondition {
 }
 
 /// Understands a CreateVolume.
-fn understood(driver: &Driver, request: CreateVolumeRequest) -> Result<create::Request, Error> {
+fn parse(driver: &Driver, request: CreateVolumeRequest) -> Result<create::Request, Error> {
     let id = Id::parse("name", &request.name)?;
     let capabilities = request::capabilities(request.volume_capabilities)?;
     let parameters = Parameters::read(&request.parameters)?;
@@ -224,11 +224,11 @@ impl Controller for ControllerService {
         let request = request.into_inner();
         let volume_context = request.parameters.clone();
         let content_source = request.volume_content_source.clone();
-        let understood = understood(&self.driver, request)?;
-        let volume_id = understood.id.to_string();
+        let parse = parse(&self.driver, request)?;
+        let volume_id = parse.id.to_string();
         // Content of another volume, and blocks to allocate, take their time.
-        let slow = understood.source.is_some() || understood.attributes.allocation.is_some();
-        let call = move |driver: &Driver| driver.create_volume(&understood);
+        let slow = parse.source.is_some() || parse.attributes.allocation.is_some();
+        let call = move |driver: &Driver| driver.create_volume(&parse);
         let created = if slow {
             run_slow(&self.driver, Call::of("CreateVolume", &volume_id), call).await?
         } else {

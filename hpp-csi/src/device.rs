@@ -25,7 +25,7 @@ const TRIES: u32 = 64;
 
 /// How often, and how far apart, it is looked whether a device is detached.
 const LOOKS: u32 = 200;
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A loop device with a file attached. Other programs attach and detach the same numbers: an operation changes the device
 /// only while it still has this file, which is verified with the device open, when it cannot be detached.
@@ -127,7 +127,7 @@ fn wait_until_gone(number: u32, there: impl Fn() -> bool) -> Result<()> {
         if !there() {
             return Ok(());
         }
-        thread::sleep(LOOK);
+        thread::sleep(POLL_INTERVAL);
     }
     Err(Error::new(Kind::Precondition, format!("/dev/loop{number} is still open somewhere")))
 }

@@ -21,7 +21,7 @@ pub enum Thing {
 }
 
 #[derive(Debug)]
-enum Held {
+enum LockKey {
     Alone,
     By(usize),
 }
@@ -29,7 +29,7 @@ enum Held {
 /// All locks of the driver.
 #[derive(Clone, Debug, Default)]
 pub struct Locks {
-    held: Arc<Mutex<HashMap<Thing, Held>>>,
+    held: Arc<Mutex<HashMap<Thing, LockKey>>>,
 }
 
 /// A lock that is held until this is dropped.
@@ -49,7 +49,7 @@ impl Locks {
         if held.contains_key(&thing) {
             return Err(busy(&thing));
         }
-        held.insert(thing.clone(), Held::Alone);
+        held.insert(thing.clone(), LockKey::Alone);
         drop(held);
         Ok(Guard { locks: self.clone(), thing })
     }
@@ -61,17 +61,17 @@ impl Locks {
     pub fn share(&self, thing: Thing) -> Result<Guard> {
         let mut held = self.map();
         match held.get_mut(&thing) {
-            Some(Held::Alone) => return Err(busy(&thing)),
-            Some(Held::By(count)) => *count += 1,
+            Some(LockKey::Alone) => return Err(busy(&thing)),
+            Some(LockKey::By(count)) => *count += 1,
             None => {
-                held.insert(thing.clone(), Held::By(1));
+                held.insert(thing.clone(), LockKey::By(1));
             }
         }
         drop(held);
         Ok(Guard { locks: self.clone(), thing })
     }
 
-    fn map(&self) -> MutexGuard<'_, HashMap<Thing, Held>> {
+    fn map(&self) -> MutexGuard<'_, HashMap<Thing, LockKey>> {
         // Nothing panics while it holds the map; if it did, the map would still be whole.
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -90,8 +90,8 @@ impl Drop for Guard {
     fn drop(&mut self) {
         let mut held = self.locks.map();
         match held.get_mut(&self.thing) {
-            Some(Held::By(count)) if *count > 1 => *count -= 1,
-            Some(Held::By(_) | Held::Alone) | None => {
+            Some(LockKey::By(count)) if *count > 1 => *count -= 1,
+            Some(LockKey::By(_) | LockKey::Alone) | None => {
                 held.remove(&self.thing);
             }
         }

@@ -15,7 +15,7 @@ use crate::error::Result;
 use crate::id::Id;
 use crate::latency;
 use crate::plan::Room;
-use crate::pool::accounting::Line;
+use crate::pool::accounting::VolumeAccount;
 use crate::pool::{IMAGE, Open};
 use crate::record::Shape;
 use dir::Dir;
@@ -66,7 +66,7 @@ fn page(driver: &Driver) -> String {
             enforce: open.enforce(),
             read_only: open.read_only(),
         });
-        let lines: Vec<(Id, Line)> =
+        let lines: Vec<(Id, VolumeAccount)> =
             open.known.book().volumes.iter().map(|(id, line)| (id.clone(), line.clone())).collect();
         for (id, line) in lines {
             let file = file(&open, &id, line.shape).unwrap_or_default();

@@ -37,7 +37,7 @@ fn capability(wire: Option<VolumeCapability>) -> Result<Capability, Error> {
 }
 
 /// Understands a NodePublishVolume.
-fn understood(request: NodePublishVolumeRequest) -> Result<publish::Request, Error> {
+fn parse(request: NodePublishVolumeRequest) -> Result<publish::Request, Error> {
     let id = Id::parse("volume_id", &request.volume_id)?;
     let target = path("target_path", request.target_path)?;
     let capability = capability(request.volume_capability)?;
@@ -96,11 +96,9 @@ impl Node for NodeService {
         &self,
         request: Request<NodePublishVolumeRequest>,
     ) -> Answer<NodePublishVolumeResponse> {
-        let understood = understood(request.into_inner())?;
-        run(&self.driver, Call::of("NodePublishVolume", &understood.id), move |driver| {
-            driver.publish(&understood)
-        })
-        .await?;
+        let parse = parse(request.into_inner())?;
+        run(&self.driver, Call::of("NodePublishVolume", &parse.id), move |driver| driver.publish(&parse))
+            .await?;
         Ok(Response::new(NodePublishVolumeResponse {}))
     }
 

@@ -36,7 +36,7 @@ pub(crate) fn size(range: Range, step: u64) -> Result<u64> {
 
 /// Properties of the requested volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Wanted {
+pub(crate) struct RequestedVolume {
     pub(crate) shape: Shape,
     pub(crate) range: Range,
     pub(crate) sector: u32,
@@ -45,7 +45,7 @@ pub(crate) struct Wanted {
 
 /// A volume that has the name already.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct ExistingVolume {
     /// Whether it is in the pool that is asked for.
     pub(crate) same_pool: bool,
     pub(crate) shape: Shape,
@@ -68,7 +68,7 @@ pub(crate) enum Create {
 ///
 /// # Errors
 /// [`Kind::Exists`] when what is there is something else; [`Kind::OutOfRange`] when no size fits.
-pub(crate) fn create(wanted: &Wanted, found: Option<&Found>) -> Result<Create> {
+pub(crate) fn create(wanted: &RequestedVolume, found: Option<&ExistingVolume>) -> Result<Create> {
     let step = if wanted.shape == Shape::Folder { 1 } else { STEP };
     let size = size(wanted.range, step)?;
     let Some(found) = found else { return Ok(Create::Make(size)) };
@@ -317,11 +317,11 @@ mod tests {
     #[test]
     fn creating() {
         let source = || Some(Source::Volume(Id::read("golden").unwrap()));
-        let wanted = |shape, range, source| Wanted { shape, range, sector: 512, source };
-        let found = |shape, record| Some(Found { same_pool: true, shape, record });
+        let wanted = |shape, range, source| RequestedVolume { shape, range, sector: 512, source };
+        let found = |shape, record| Some(ExistingVolume { same_pool: true, shape, record });
         let folder = Shape::Folder;
         let plain = record(folder, GIB, None);
-        let cases: Vec<(Wanted, Option<Found>, std::result::Result<Create, Kind>)> = vec![
+        let cases: Vec<(RequestedVolume, Option<ExistingVolume>, std::result::Result<Create, Kind>)> = vec![
             (wanted(folder, range(5, 0), None), None, Ok(Create::Make(5))),
             (wanted(Shape::Block, range(5, 0), None), None, Ok(Create::Make(4096))),
             (
@@ -356,11 +356,11 @@ mod tests {
             (wanted(folder, range(7, 0), source()), found(folder, None), Err(Kind::Exists)),
             (
                 wanted(folder, range(GIB, 0), None),
-                Some(Found { same_pool: false, shape: folder, record: Some(plain.clone()) }),
+                Some(ExistingVolume { same_pool: false, shape: folder, record: Some(plain.clone()) }),
                 Err(Kind::Exists),
             ),
             (
-                Wanted { sector: 4096, ..wanted(Shape::Block, range(GIB, 0), None) },
+                RequestedVolume { sector: 4096, ..wanted(Shape::Block, range(GIB, 0), None) },
                 found(Shape::Block, Some(record(Shape::Block, GIB, None))),
                 Err(Kind::Exists),
             ),

@@ -385,7 +385,7 @@ impl Open<'_> {
 
     /// Bytes that a volume owns alone and that sharing them would have it take again.
     pub(crate) fn owned(&self, id: &Id) -> u64 {
-        self.known.book().volumes.get(id).map_or(0, accounting::Line::to_share)
+        self.known.book().volumes.get(id).map_or(0, accounting::VolumeAccount::to_share)
     }
 
     /// The same, by the book in hand.

@@ -30,7 +30,7 @@ const TYPE: &str = "CSIPlugin";
 /// The versions of CSI that the kubelet may take us for: it wants to see all of 1.x as this one.
 const VERSIONS: [&str; 1] = ["1.0.0"];
 /// Time between two looks at whether the socket is still there, and before trying again to make it.
-const LOOK: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
 /// Connections at once. The kubelet needs one, for milliseconds.
 const CONNECTIONS: usize = 16;
 /// Idle timeout of a connection. The kubelet closes its own after the status.
@@ -93,7 +93,7 @@ pub(crate) async fn serve(config: &config::Registration, driver: &str, mut stopp
                 told = true;
                 tokio::select! {
                     _ = stopped.wait_for(|stopped| *stopped) => {}
-                    () = tokio::time::sleep(LOOK) => {}
+                    () = tokio::time::sleep(POLL_INTERVAL) => {}
                 }
             }
         }
@@ -105,7 +105,7 @@ pub(crate) async fn serve(config: &config::Registration, driver: &str, mut stopp
 async fn accept(socket: &Socket, registrar: &Arc<Registrar>, stopped: &mut watch::Receiver<bool>) {
     let mut connections = JoinSet::new();
     let limit = Limit::new(CONNECTIONS);
-    let mut look = tokio::time::interval(LOOK);
+    let mut look = tokio::time::interval(POLL_INTERVAL);
     loop {
         tokio::select! {
             _ = stopped.wait_for(|stopped| *stopped) => return,
@@ -120,11 +120,11 @@ async fn accept(socket: &Socket, registrar: &Arc<Registrar>, stopped: &mut watch
                 Ok(stream) => {
                     // No connection is ever busy, so this waits for the end of one at most.
                     let slot = limit.enter().await;
-                    connections.spawn(converse(stream, registrar.clone(), slot));
+                    connections.spawn(serve_connection(stream, registrar.clone(), slot));
                 }
                 Err(error) => {
                     tracing::warn!(%error, "the registration socket is not served");
-                    tokio::time::sleep(LOOK).await;
+                    tokio::time::sleep(POLL_INTERVAL).await;
                 }
             },
         }
@@ -132,7 +132,7 @@ async fn accept(socket: &Socket, registrar: &Arc<Registrar>, stopped: &mut watch
 }
 
 /// Answers the calls of one connection until it ends or is evicted.
-async fn converse(stream: UnixStream, registrar: Arc<Registrar>, slot: Arc<Slot>) {
+async fn serve_connection(stream: UnixStream, registrar: Arc<Registrar>, slot: Arc<Slot>) {
     tokio::select! {
         () = slot.evicted() => {}
         () = answer_all(stream, &registrar, &slot) => {}

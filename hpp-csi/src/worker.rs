@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::driver::Driver;
 use crate::error::{Error, Result};
-use crate::pool::accounting::Looks;
+use crate::pool::accounting::LookSchedule;
 use crate::pool::{Pool, scan, trash, tree};
 use crate::publications;
 
@@ -30,7 +30,7 @@ pub(crate) fn start(driver: Arc<Driver>, woken: Receiver<()>) -> Result<()> {
 fn work(driver: &Driver, woken: &Receiver<()>) {
     let begun = Instant::now();
     // All was looked at when the pools were found.
-    let mut looks = vec![Looks::since(Duration::ZERO); driver.pools.len()];
+    let mut looks = vec![LookSchedule::since(Duration::ZERO); driver.pools.len()];
     let mut ready: Vec<Option<bool>> = vec![None; driver.pools.len()];
     loop {
         for ((pool, looks), was_ready) in driver.pools.iter().zip(&mut looks).zip(&mut ready) {
@@ -59,7 +59,7 @@ fn work(driver: &Driver, woken: &Receiver<()>) {
     }
 }
 
-fn round(driver: &Driver, pool: &Pool, looks: &mut Looks, begun: Instant) -> Result<()> {
+fn round(driver: &Driver, pool: &Pool, looks: &mut LookSchedule, begun: Instant) -> Result<()> {
     let open = pool.open()?;
     if !open.read_only() {
         trash::empty(&open)?;

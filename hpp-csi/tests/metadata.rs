@@ -16,7 +16,7 @@ use support::{Client, GIB, KIB, MIB, block, from_volume, mount, one_pool, parame
 use tonic::{Code, Status};
 
 /// All ranges of a stream, its messages' lengths, and the capacity they report.
-type Told = (Vec<(i64, i64)>, Vec<usize>, i64);
+type Metadata = (Vec<(i64, i64)>, Vec<usize>, i64);
 
 macro_rules! streamed {
     ($client:expr, $call:ident, $request:expr) => {
@@ -30,12 +30,12 @@ macro_rules! streamed {
                 capacity = message.volume_capacity_bytes;
                 ranges.extend(message.block_metadata.iter().map(|one| (one.byte_offset, one.size_bytes)));
             }
-            Ok::<Told, Status>((ranges, lengths, capacity))
+            Ok::<Metadata, Status>((ranges, lengths, capacity))
         })
     };
 }
 
-fn allocated(client: &Client, id: &str, starting_offset: i64, max_results: i32) -> Result<Told, Status> {
+fn allocated(client: &Client, id: &str, starting_offset: i64, max_results: i32) -> Result<Metadata, Status> {
     let request = GetMetadataAllocatedRequest {
         snapshot_id: id.into(),
         starting_offset,
@@ -45,7 +45,12 @@ fn allocated(client: &Client, id: &str, starting_offset: i64, max_results: i32) 
     streamed!(client, get_metadata_allocated, request)
 }
 
-fn changed(client: &Client, of: [&str; 2], starting_offset: i64, max_results: i32) -> Result<Told, Status> {
+fn changed(
+    client: &Client,
+    of: [&str; 2],
+    starting_offset: i64,
+    max_results: i32,
+) -> Result<Metadata, Status> {
     let request = GetMetadataDeltaRequest {
         base_snapshot_id: of[0].into(),
         target_snapshot_id: of[1].into(),
@@ -151,7 +156,7 @@ fn sources_without_metadata_are_refused() {
     for (snapshot, of) in [("d", "disk"), ("o", "other"), ("f", "files")] {
         client.snapshot(snapshot, of);
     }
-    let code = |result: Result<Told, Status>| refused(result).0;
+    let code = |result: Result<Metadata, Status>| refused(result).0;
     assert_eq!(code(allocated(&client, "", 0, 0)), Code::InvalidArgument);
     assert_eq!(code(allocated(&client, "d", 0, -1)), Code::InvalidArgument);
     assert_eq!(code(allocated(&client, "gone", 0, 0)), Code::NotFound);

@@ -28,7 +28,7 @@ use support::{
 use tonic::Code;
 
 /// How long the guest may take in all; TCG on a busy machine is slow.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 /// Set in the guest.
 const GUEST: &str = "FERROVIRT_GUEST";
 
@@ -70,7 +70,7 @@ fn quota_holds_in_a_guest() {
         disk(folder.path(), "xfs", &["-q", "-f"]),
         disk(folder.path(), "ext4", &["-q", "-F", "-O", "quota,project"]),
     ];
-    let (seen, took) = guest(folder.path()).run(1024, &disks, "", PATIENCE);
+    let (seen, took) = guest(folder.path()).run(1024, &disks, "", TIMEOUT);
     let said = |what: &str| seen.iter().filter(|line| line.contains(what)).count();
     assert_eq!(said("test result: ok. 1 passed"), 1, "{seen:#?}");
     println!("quota: {} things seen right in a guest, {:.1} s", said("guest: ok"), took.as_secs_f64());

@@ -21,7 +21,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     match args::parse(arguments).and_then(|args| build::build(&args)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            args::complain(&error);
+            args::print_error(&error);
             ExitCode::FAILURE
         }
     }

@@ -65,7 +65,7 @@ fn is_a_file(location: &Location) -> bool {
 mod tests {
     use super::*;
     use crate::config::Root;
-    use crate::report::{self, Answer, Asked};
+    use crate::report::{self, Answer, ImportFacts};
     use api::import::{Content, Job};
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
     use std::path::PathBuf;
@@ -98,7 +98,7 @@ mod tests {
         fn run(&self, job: Job, bytes: &[u8]) -> Answer {
             let config = self.config(job, bytes);
             let outcome = import(&config, &Session::default());
-            report::answer(Asked::of(&config, config.volume.scratch_mounted(), None), &outcome)
+            report::answer(ImportFacts::of(&config, config.volume.scratch_mounted(), None), &outcome)
         }
 
         fn disk(&self) -> PathBuf {

@@ -294,7 +294,7 @@ fn overhead(text: &str) -> Result<f64, String> {
 
 /// A parsed command line.
 #[derive(Debug)]
-pub(crate) enum Asked {
+pub(crate) enum Invocation {
     /// Import.
     Import(Box<Config>),
     /// Look at an image.
@@ -338,19 +338,23 @@ impl Args {
     ///
     /// # Errors
     /// Contradictory options, or a file that cannot be read.
-    pub(crate) fn asked(self, terminal: bool, env: impl Fn(&str) -> Option<String>) -> Result<Asked, Error> {
+    pub(crate) fn asked(
+        self,
+        terminal: bool,
+        env: impl Fn(&str) -> Option<String>,
+    ) -> Result<Invocation, Error> {
         // Exhaustive: a new flag is given a meaning here or does not compile.
         let Self { command, source, target, import, from, logs: _ } = self;
         match (command, source, target) {
-            (Some(Command::Completion { shell }), _, _) => Ok(Asked::Completion(shell)),
+            (Some(Command::Completion { shell }), _, _) => Ok(Invocation::Completion(shell)),
             (Some(Command::Inspect { source: None, .. }), _, _) => match env(SOURCE_VARIABLE) {
-                Some(_) => Ok(Asked::Version),
+                Some(_) => Ok(Invocation::Version),
                 None => Err(Error::usage("a source is missing: name the image to inspect")),
             },
             (Some(Command::Inspect { source: Some(source), from, output, logs: _ }), _, _) => {
                 let location = from.location(&source)?;
                 let (access, limits, format) = from.meaning(env)?;
-                Ok(Asked::Inspect(Box::new(Inspect {
+                Ok(Invocation::Inspect(Box::new(Inspect {
                     location,
                     access,
                     limits,
@@ -358,13 +362,13 @@ impl Args {
                     output: output.into(),
                 })))
             }
-            (None, None, _) => Ok(Asked::Nothing),
+            (None, None, _) => Ok(Invocation::Nothing),
             (None, Some(_), None) => {
                 Err(Error::usage("a target is missing: name the file or block device to write the disk to"))
             }
             (None, Some(source), Some(target)) => {
                 let location = from.location(&source)?;
-                Ok(Asked::Import(Box::new(config(location, target, import, from, terminal, env)?)))
+                Ok(Invocation::Import(Box::new(config(location, target, import, from, terminal, env)?)))
             }
         }
     }
@@ -573,7 +577,7 @@ mod tests {
     use super::*;
     use clap::CommandFactory;
 
-    fn asked(line: &[&str]) -> Result<Asked, Error> {
+    fn asked(line: &[&str]) -> Result<Invocation, Error> {
         let arguments = std::iter::once("importer").chain(line.iter().copied()).map(OsString::from);
         Args::parse_from_os(arguments).unwrap().asked(false, |_| None)
     }
@@ -585,20 +589,23 @@ mod tests {
 
     #[test]
     fn the_first_word_is_a_source_or_a_subcommand() {
-        let Asked::Import(config) = asked(&["https://h/i", "d.img", "--size", "1Gi", "-v=3"]).unwrap() else {
+        let Invocation::Import(config) = asked(&["https://h/i", "d.img", "--size", "1Gi", "-v=3"]).unwrap()
+        else {
             panic!()
         };
         assert_eq!((config.volume.size, config.volume.contract), (Some(1 << 30), Contract::CommandLine));
         assert_eq!(config.volume.place, Place::Path("d.img".into()));
         assert_eq!(config.show, Show::Plain);
         assert!(
-            matches!(asked(&["inspect", "i"]).unwrap(), Asked::Inspect(i) if i.location.word() == "file")
+            matches!(asked(&["inspect", "i"]).unwrap(), Invocation::Inspect(i) if i.location.word() == "file")
         );
-        assert!(matches!(asked(&["./inspect", "d"]).unwrap(), Asked::Import(_)));
-        assert!(matches!(asked(&["-", "d"]).unwrap(), Asked::Import(c) if c.location == Location::Stdin));
-        assert!(matches!(asked(&[]).unwrap(), Asked::Nothing));
-        assert!(matches!(asked(&["-v=1"]).unwrap(), Asked::Nothing));
-        assert!(matches!(asked(&["completion", "bash"]).unwrap(), Asked::Completion(_)));
+        assert!(matches!(asked(&["./inspect", "d"]).unwrap(), Invocation::Import(_)));
+        assert!(
+            matches!(asked(&["-", "d"]).unwrap(), Invocation::Import(c) if c.location == Location::Stdin)
+        );
+        assert!(matches!(asked(&[]).unwrap(), Invocation::Nothing));
+        assert!(matches!(asked(&["-v=1"]).unwrap(), Invocation::Nothing));
+        assert!(matches!(asked(&["completion", "bash"]).unwrap(), Invocation::Completion(_)));
         assert_eq!(asked(&["i"]).unwrap_err().kind(), Kind::Usage);
         assert_eq!(asked(&["i", "d", "--archive", "--size=1"]).unwrap_err().kind(), Kind::Usage);
     }
@@ -629,7 +636,7 @@ mod tests {
 
     #[test]
     fn every_environment_setting_has_an_option() {
-        let Asked::Import(config) = asked(&[
+        let Invocation::Import(config) = asked(&[
             "http://localhost:8100/disk.img",
             "d",
             "--node-pull",
@@ -652,7 +659,8 @@ mod tests {
         // A flag takes precedence over its variable.
         let arguments = ["importer", "http://h/", "d", "--http-proxy=http://typed"].map(OsString::from);
         let set = |name: &str| ["http_proxy", "no_proxy"].contains(&name).then(|| format!("set-{name}"));
-        let Asked::Import(config) = Args::parse_from_os(arguments).unwrap().asked(false, set).unwrap() else {
+        let Invocation::Import(config) = Args::parse_from_os(arguments).unwrap().asked(false, set).unwrap()
+        else {
             panic!()
         };
         let proxy =
@@ -667,7 +675,9 @@ mod tests {
         let file = path.to_str().unwrap();
         for (text, name, secret) in [("a:b:c\n", "a", "b:c"), ("a:b\nc\n", "a:b", "c"), ("a\n\n", "a", "")] {
             std::fs::write(&path, text).unwrap();
-            let Asked::Import(config) = asked(&["i", "d", "--user-file", file]).unwrap() else { panic!() };
+            let Invocation::Import(config) = asked(&["i", "d", "--user-file", file]).unwrap() else {
+                panic!()
+            };
             assert_eq!(
                 config.access.user,
                 Some(User { name: name.into(), secret: secret.into() }),
@@ -677,7 +687,7 @@ mod tests {
         std::fs::write(&path, "nobody").unwrap();
         assert_eq!(asked(&["i", "d", "--user-file", file]).unwrap_err().kind(), Kind::Usage);
         std::fs::write(&path, "A: 1\n\n B: 2\n").unwrap();
-        let Asked::Import(config) = asked(&["i", "d", "--secret-header-file", file]).unwrap() else {
+        let Invocation::Import(config) = asked(&["i", "d", "--secret-header-file", file]).unwrap() else {
             panic!()
         };
         assert_eq!(config.access.secret_headers, ["A: 1", "B: 2"]);

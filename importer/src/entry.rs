@@ -17,7 +17,7 @@ use disk_image::volume::{Contract, Session};
 use tracing::level_filters::LevelFilter;
 
 use crate::apply;
-use crate::args::{Args, Asked};
+use crate::args::{Args, Invocation};
 use crate::config::{Config, Limits, Location, Output, Root, Show};
 use crate::error::{Error, Kind};
 use crate::inspect;
@@ -29,7 +29,7 @@ use crate::source::{node_pull, version};
 /// After a signal the process is gone within two seconds, whatever hangs.
 const LAST_MOMENT: Duration = Duration::from_millis(1700);
 /// How long a source may fail that is only asked for its version: its pod is started again.
-const POLL_PATIENCE: Duration = Duration::from_secs(20);
+const POLL_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The program: arguments in (its name first), exit code out.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
@@ -72,19 +72,19 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     match args.asked(terminal, |name| std::env::var(name).ok()) {
         Err(error) => say(&plain_failure(&error, output)),
-        Ok(Asked::Completion(shell)) => {
+        Ok(Invocation::Completion(shell)) => {
             let mut command = Args::command();
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut command, "importer", &mut script);
             let script = String::from_utf8_lossy(&script).into_owned();
             say(&Answer { stdout: Some(script), ..Answer::default() })
         }
-        Ok(Asked::Inspect(asked)) => {
+        Ok(Invocation::Inspect(asked)) => {
             start_logs(logs.v, LevelFilter::WARN, logs.log_json);
             let answer = match inspect::inspect(&asked, &stopping.stop) {
                 Ok(text) => Answer { stdout: Some(text), ..Answer::default() },
                 Err(error) => {
-                    let asked = report::Asked {
+                    let asked = report::ImportFacts {
                         contract: Contract::CommandLine,
                         location: Some(&asked.location),
                         output: asked.output,
@@ -96,19 +96,19 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             };
             say(&answer)
         }
-        Ok(Asked::Import(config)) => {
+        Ok(Invocation::Import(config)) => {
             start_logs(logs.v, LevelFilter::WARN, logs.log_json);
             import(&config, &stopping)
         }
-        Ok(Asked::Nothing) if std::env::var_os(SOURCE_VARIABLE).is_some() => {
+        Ok(Invocation::Nothing) if std::env::var_os(SOURCE_VARIABLE).is_some() => {
             start_logs(logs.v, LevelFilter::INFO, logs.log_json);
             by_environment(&stopping, import)
         }
-        Ok(Asked::Version) => {
+        Ok(Invocation::Version) => {
             start_logs(logs.v, LevelFilter::INFO, logs.log_json);
             by_environment(&stopping, version)
         }
-        Ok(Asked::Nothing) => {
+        Ok(Invocation::Nothing) => {
             drop(Args::command().print_help());
             ExitCode::from(2)
         }
@@ -140,7 +140,7 @@ fn by_environment(stopping: &Stopping, work: fn(&Config, &Stopping) -> ExitCode)
     match config {
         Ok(config) => work(&config, stopping),
         Err(error) => {
-            let asked = report::Asked {
+            let asked = report::ImportFacts {
                 contract: Contract::Environment,
                 location: None,
                 output: Output::Text,
@@ -185,7 +185,8 @@ fn import(config: &Config, stopping: &Stopping) -> ExitCode {
     let shown = Shown::start(&session.meter, show);
     let outcome = apply::import(config, &session);
     drop(shown);
-    let answer = report::answer(report::Asked::of(config, scratch_mounted, stopping.signal()), &outcome);
+    let answer =
+        report::answer(report::ImportFacts::of(config, scratch_mounted, stopping.signal()), &outcome);
     let exit = finish(&answer, config.termination_log.as_deref());
     // With any other code the kubelet starts us again, and then the server is needed: one that has ended in order does
     // not come back.
@@ -201,13 +202,13 @@ fn import(config: &Config, stopping: &Stopping) -> ExitCode {
 
 /// Reports the version of the source.
 fn version(config: &Config, stopping: &Stopping) -> ExitCode {
-    let limits = Limits { patience: POLL_PATIENCE, connections: 1, ..config.limits.clone() };
+    let limits = Limits { patience: POLL_TIMEOUT, connections: 1, ..config.limits.clone() };
     let answer = match version::version(&config.location, &config.access, &limits, &stopping.stop) {
         Ok(version) => {
             let outcome = Outcome { version: Some(version.clone()), ..Outcome::default() };
             Answer { stdout: Some(version), termination: Some(outcome.to_line()), ..Answer::default() }
         }
-        Err(error) => report::answer(report::Asked::of(config, false, stopping.signal()), &Err(error)),
+        Err(error) => report::answer(report::ImportFacts::of(config, false, stopping.signal()), &Err(error)),
     };
     finish(&answer, config.termination_log.as_deref())
 }
@@ -227,7 +228,7 @@ fn output_asked(arguments: &[OsString]) -> Output {
 }
 
 fn plain_failure(error: &Error, output: Output) -> Answer {
-    let asked = report::Asked {
+    let asked = report::ImportFacts {
         contract: Contract::CommandLine,
         location: None,
         output,

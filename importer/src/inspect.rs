@@ -13,7 +13,7 @@ use crate::report::size;
 use crate::source::open::open;
 
 #[derive(Serialize)]
-struct Seen {
+struct Inspected {
     source: String,
     /// Result of inspecting a container image.
     file: Option<String>,
@@ -62,7 +62,7 @@ pub(crate) fn inspect(asked: &Inspect, stop: &Stop) -> Result<String, Error> {
         None
     };
     let late_bytes = image.late_bytes()?;
-    let seen = Seen {
+    let seen = Inspected {
         source: asked.location.to_string(),
         file,
         layer,
@@ -83,7 +83,7 @@ pub(crate) fn inspect(asked: &Inspect, stop: &Stop) -> Result<String, Error> {
     })
 }
 
-fn text(seen: &Seen) -> String {
+fn text(seen: &Inspected) -> String {
     let bytes = |n: Option<u64>| {
         n.map_or_else(|| "not known before the end".to_owned(), |n| format!("{n} ({})", size(n)))
     };
@@ -111,7 +111,7 @@ fn text(seen: &Seen) -> String {
 }
 
 /// Whether it could come through a pipe.
-fn streamed(seen: &Seen) -> String {
+fn streamed(seen: &Inspected) -> String {
     match (seen.streamable, seen.late_bytes) {
         (Some(true), _) => "yes".to_owned(),
         (Some(false), Some(late)) => format!(

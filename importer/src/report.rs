@@ -26,7 +26,7 @@ pub(crate) struct Answer {
 
 /// Facts about the import in addition to its result.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asked<'a> {
+pub(crate) struct ImportFacts<'a> {
     pub(crate) contract: Contract,
     pub(crate) location: Option<&'a Location>,
     pub(crate) output: Output,
@@ -35,7 +35,7 @@ pub(crate) struct Asked<'a> {
     pub(crate) signal: Option<u8>,
 }
 
-impl<'a> Asked<'a> {
+impl<'a> ImportFacts<'a> {
     pub(crate) fn of(config: &'a Config, scratch_mounted: bool, signal: Option<u8>) -> Self {
         Self {
             contract: config.volume.contract,
@@ -48,7 +48,7 @@ impl<'a> Asked<'a> {
 }
 
 /// The answer to an outcome.
-pub(crate) fn answer(asked: Asked<'_>, outcome: &Result<Done, Error>) -> Answer {
+pub(crate) fn answer(asked: ImportFacts<'_>, outcome: &Result<Done, Error>) -> Answer {
     match (asked.contract, outcome) {
         (Contract::Environment, Ok(done)) => environment_done(done),
         (Contract::Environment, Err(error)) => environment_failed(asked, error),
@@ -74,7 +74,7 @@ fn environment_done(done: &Done) -> Answer {
     Answer { termination: Some(outcome.to_line()), ..Answer::default() }
 }
 
-fn environment_failed(asked: Asked<'_>, error: &Error) -> Answer {
+fn environment_failed(asked: ImportFacts<'_>, error: &Error) -> Answer {
     let exit_with = |exit, text: String| Answer {
         exit,
         stderr: Some(text.clone()),
@@ -116,7 +116,7 @@ fn answer_line(outcome: &Outcome) -> Answer {
     Answer { termination: Some(outcome.to_line()), ..Answer::default() }
 }
 
-fn command_done(asked: Asked<'_>, done: &Done) -> Answer {
+fn command_done(asked: ImportFacts<'_>, done: &Done) -> Answer {
     let stdout = match asked.output {
         Output::Json => serde_json::to_string(done).ok(),
         Output::Text => {
@@ -148,7 +148,7 @@ struct Failure {
     exit_code: u8,
 }
 
-fn command_failed(asked: Asked<'_>, error: &Error) -> Answer {
+fn command_failed(asked: ImportFacts<'_>, error: &Error) -> Answer {
     let exit = match (error.kind(), asked.signal) {
         (Kind::Stopped, Some(signal)) => signal,
         (kind, _) => exit_code(kind),
@@ -231,8 +231,8 @@ pub(crate) fn size(bytes: u64) -> String {
 mod tests {
     use super::*;
 
-    fn asked(contract: Contract, location: &Location) -> Asked<'_> {
-        Asked {
+    fn asked(contract: Contract, location: &Location) -> ImportFacts<'_> {
+        ImportFacts {
             contract,
             location: Some(location),
             output: Output::Text,
@@ -359,10 +359,10 @@ mod tests {
             assert_eq!((answer.exit, answer.termination), (code, None), "{kind:?}");
             assert!(answer.stderr.unwrap().starts_with("importer: why"));
         }
-        let stopped = Asked { signal: Some(143), ..asked(Contract::CommandLine, &location) };
+        let stopped = ImportFacts { signal: Some(143), ..asked(Contract::CommandLine, &location) };
         let stopped = answer(stopped, &Err(Error::new(Kind::Stopped, "s")));
         assert!(stopped.exit == 143 && stopped.stderr.unwrap().contains("the same command goes on"));
-        let json = Asked { output: Output::Json, ..asked(Contract::CommandLine, &location) };
+        let json = ImportFacts { output: Output::Json, ..asked(Contract::CommandLine, &location) };
         assert_eq!(
             answer(json, &Err(Error::new(Kind::Refused, "no disk"))).stdout.as_deref(),
             Some(r#"{"error":"no disk","kind":"refused","exit_code":4}"#)

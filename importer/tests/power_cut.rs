@@ -26,7 +26,7 @@ use support::{MIB, count, names};
 
 const SEED: u64 = 0x0ff0_0ff0_0000_0001;
 /// How long the guest may take for anything; TCG on a busy machine is slow.
-const PATIENCE: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// The guest.
 fn guest(folder: &Path) -> Guest {
@@ -59,7 +59,7 @@ impl Machine {
         let cache = Killed(cache.unwrap_or_else(|e| panic!("nbdkit cannot be run ({e}): run make deps")));
         let begin = Instant::now();
         while !socket.exists() {
-            assert!(begin.elapsed() < PATIENCE, "nbdkit does not listen");
+            assert!(begin.elapsed() < TIMEOUT, "nbdkit does not listen");
             std::thread::sleep(Duration::from_millis(10));
         }
         let blockdev = format!("driver=nbd,node-name=d,server.type=unix,server.path={}", socket.display());
@@ -71,7 +71,7 @@ impl Machine {
 
     #[track_caller]
     fn expect(&mut self, text: &str, what: &str) -> String {
-        let line = self.console.line(text, PATIENCE);
+        let line = self.console.line(text, TIMEOUT);
         line.unwrap_or_else(|| panic!("{what}: no \"{text}\" in {:#?}", self.console.said))
     }
 }
@@ -138,7 +138,7 @@ fn cut(setting: &Setting<'_>, row: &Row<'_>, seed: u64) -> (u64, String) {
         while server.sent() < moment
             && machine.console.line("guest: exit", Duration::from_millis(5)).is_none()
         {
-            assert!(begin.elapsed() < PATIENCE, "{what}: {:#?}", machine.console.said);
+            assert!(begin.elapsed() < TIMEOUT, "{what}: {:#?}", machine.console.said);
         }
         std::thread::sleep(Duration::from_millis(random.next() % 300));
         wasted += 1;

@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use clap::Parser;
 
-use crate::config::{Config, Duty};
+use crate::config::{Config, Role};
 use crate::error::Result;
 use crate::namespaces::Policy;
-use crate::tls::{Offer, TLS13};
+use crate::tls::{TLS13, TlsProfile};
 use api::net::Range;
 use serve::authority::Intervals;
 
@@ -164,16 +164,16 @@ fn two_dashes(argument: OsString) -> OsString {
 }
 
 /// The duty of the process. A range is required, except for certificates only.
-fn duty(start: Option<String>, end: Option<String>, only_certificates: bool) -> Result<Duty> {
+fn duty(start: Option<String>, end: Option<String>, only_certificates: bool) -> Result<Role> {
     if only_certificates {
-        return Ok(Duty::Certificates);
+        return Ok(Role::Certificates);
     }
     let (Some(start), Some(end)) = (start, end) else {
         let message =
             "the range is missing: give RANGE_START and RANGE_END, or --range-start and --range-end";
         return Err(crate::Error::new(crate::Kind::Invalid, message));
     };
-    Ok(Duty::Addresses(Range::parse(&start, &end)?))
+    Ok(Role::Addresses(Range::parse(&start, &end)?))
 }
 
 /// The address from which packets go to the API server, as a pod without POD_IP finds its own; nothing is sent.
@@ -247,7 +247,7 @@ impl Args {
             peers,
             address: SocketAddr::new(ip.unwrap_or_else(own_address), peers.port()).to_string(),
             metrics: metrics_addr.0,
-            offer: Offer::read(&tls_min_version, &tls_cipher_suites)?,
+            offer: TlsProfile::read(&tls_min_version, &tls_cipher_suites)?,
             labels: labels.into_iter().filter_map(label).collect(),
             intervals: Intervals {
                 ca_rotate: ca_rotate_interval,
@@ -329,9 +329,9 @@ mod tests {
     #[test]
     fn a_process_for_certificates_needs_no_range() {
         let range = Some("02:00:00:00:00:00".to_owned());
-        assert_eq!(duty(None, None, true).unwrap(), Duty::Certificates);
-        assert_eq!(duty(range.clone(), range.clone(), true).unwrap(), Duty::Certificates);
-        assert!(matches!(duty(range.clone(), range.clone(), false), Ok(Duty::Addresses(_))));
+        assert_eq!(duty(None, None, true).unwrap(), Role::Certificates);
+        assert_eq!(duty(range.clone(), range.clone(), true).unwrap(), Role::Certificates);
+        assert!(matches!(duty(range.clone(), range.clone(), false), Ok(Role::Addresses(_))));
         for (start, end) in [(None, None), (range.clone(), None), (None, range)] {
             assert!(duty(start, end, false).unwrap_err().to_string().contains("RANGE_START"));
         }

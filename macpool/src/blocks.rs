@@ -142,7 +142,7 @@ pub struct Ledger {
 
 /// The change to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Turn {
+pub struct BookChange {
     /// The object's new content.
     pub book: Book,
     /// Runs of blocks that are ours by it, and may be used at once.
@@ -151,7 +151,7 @@ pub struct Turn {
     pub settling: Vec<(Block, u64)>,
 }
 
-impl Turn {
+impl BookChange {
     /// Gives blocks back, of the replica of this name. Nothing may be given out of them any more before this is written.
     pub fn give_back(&mut self, name: &str, blocks: &[Block]) {
         let Some(mine) = self.book.replicas.get_mut(name) else { return };
@@ -240,7 +240,7 @@ impl Ledger {
 
     /// The change to write now, given how many addresses are free, without those in quarantine; `None`: nothing. `place` is
     /// any number, the place where the search for blocks begins.
-    pub fn turn(&self, range: Range, free: u64, place: u64, now: Duration) -> Option<Turn> {
+    pub fn turn(&self, range: Range, free: u64, place: u64, now: Duration) -> Option<BookChange> {
         let wanted = wanted(range);
         let short = if free < wanted.div_ceil(2) { wanted - free } else { 0 };
         let due = self.lost || self.written.is_none_or(|written| now.saturating_sub(written) >= BEAT);
@@ -269,11 +269,11 @@ impl Ledger {
         let blocks = mine.blocks;
         book.replicas
             .insert(self.me.name.clone(), Replica { incarnation, address, beat, blocks, left: false });
-        Some(Turn { book, fresh, settling })
+        Some(BookChange { book, fresh, settling })
     }
 
     /// A turn was written; its writing began at `began`.
-    pub fn wrote(&mut self, turn: &Turn, began: Duration) {
+    pub fn wrote(&mut self, turn: &BookChange, began: Duration) {
         self.written = Some(began);
         self.lost = false;
         self.book = turn.book.clone();
@@ -378,7 +378,7 @@ mod tests {
         ] {
             let line = Replica { blocks: vec![(2, 4), (10, 2)], ..Replica::default() };
             let book = Book { replicas: [("a".to_owned(), line)].into() };
-            let mut turn = Turn { book, fresh: Vec::new(), settling: Vec::new() };
+            let mut turn = BookChange { book, fresh: Vec::new(), settling: Vec::new() };
             turn.give_back("a", returned);
             assert_eq!(turn.book.replicas["a"].blocks, expected, "{returned:?}");
         }

@@ -94,7 +94,7 @@ mod tests {
         assert_eq!((store.authorities.len(), store.signed_by), (1, store.authorities[0].from));
         let read: Store = serde_json::from_str(&serde_json::to_string(&store).unwrap()).unwrap();
         assert_eq!(read, store);
-        let offer = crate::tls::Offer { only_tls13: true, ciphers: Vec::new() };
+        let offer = crate::tls::TlsProfile { only_tls13: true, ciphers: Vec::new() };
         assert!(crate::tls::Material::new(&store, &offer).is_ok());
     }
 

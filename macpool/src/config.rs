@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::namespaces::Policy;
-use crate::tls::Offer;
+use crate::tls::TlsProfile;
 use api::net::Range;
 use cluster::{Key, Resource, Scope};
 use serve::authority::Intervals;
@@ -43,7 +43,7 @@ pub(crate) const BLOCKS_MAP: &str = "kubemacpool-blocks";
 
 /// The duty of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Duty {
+pub(crate) enum Role {
     /// Everything. Where addresses are given out of at first; the ConfigMap's range follows.
     Addresses(Range),
     /// Certificates are all that is kept.
@@ -58,7 +58,7 @@ pub(crate) struct Config {
     /// The replica's name.
     pub(crate) name: String,
     /// The duty of the process.
-    pub(crate) duty: Duty,
+    pub(crate) duty: Role,
     /// How long an address is kept for an object that is not written.
     pub(crate) wait: Duration,
     /// Policy for duplicates in namespaces without one.
@@ -72,7 +72,7 @@ pub(crate) struct Config {
     /// Where metrics are served, if anywhere.
     pub(crate) metrics: Option<SocketAddr>,
     /// TLS that the webhook and the metrics offer.
-    pub(crate) offer: Offer,
+    pub(crate) offer: TlsProfile,
     /// Labels of objects that are made.
     pub(crate) labels: BTreeMap<String, String>,
     /// Ages at which certificates are replaced.

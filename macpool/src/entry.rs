@@ -23,7 +23,7 @@ use tokio::sync::watch::{Receiver, channel};
 
 use crate::args::Args;
 use crate::blocks::{Ledger, Me};
-use crate::config::{Config, Duty};
+use crate::config::{Config, Role};
 use crate::error::{Error, Kind, Result};
 use crate::metrics_auth::MetricsAuth;
 use crate::peers::{self, Peers};
@@ -41,7 +41,7 @@ const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long reviews may take that are on their way then.
 const DRAIN: Duration = Duration::from_millis(1500);
 /// How long an answer of the API server may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// How long telling others that they may have our blocks may take.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(1);
 
@@ -104,7 +104,7 @@ async fn signals(stopped: &mut Receiver<u32>, count: u32) {
 /// A client by `KUBECONFIG`, or by the pod's ServiceAccount.
 fn client() -> cluster::Result<Client> {
     let mut config = cluster::Config::load(None, None)?;
-    config.timeout = PATIENCE;
+    config.timeout = TIMEOUT;
     Client::new(&config, "macpool")
 }
 
@@ -114,7 +114,7 @@ async fn work(config: Config, mut stopped: Receiver<u32>) -> Result<()> {
     let incarnation = format!("{:016x}", u64::from_ne_bytes(store::random()));
     let cursor = u64::from_ne_bytes(store::random()) & ((1 << 48) - 1);
     let me = Me { name: config.name.clone(), incarnation, address: config.address.clone() };
-    let Duty::Addresses(range) = config.duty else {
+    let Role::Addresses(range) = config.duty else {
         let certificates = InUse::default();
         tokio::select! {
             () = store::certificates(&client, &config, &certificates) => {}
@@ -179,7 +179,7 @@ async fn work(config: Config, mut stopped: Receiver<u32>) -> Result<()> {
 
 fn serve_metrics(client: &Client, config: &Config, state: &Arc<State>) {
     let Some(address) = config.metrics else { return };
-    let crate::tls::Offer { only_tls13, ciphers } = config.offer.clone();
+    let crate::tls::TlsProfile { only_tls13, ciphers } = config.offer.clone();
     let identity = Identity { only_tls13, ciphers, ..Identity::self_signed() };
     let guard = MetricsAuth::new(client.clone());
     let guard: serve::http::Guard = Box::new(move |token| guard.authorize(token));

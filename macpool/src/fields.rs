@@ -126,7 +126,7 @@ pub fn stamp_text(stamp: Stamp) -> String {
 
 /// The facts about an existing object.
 #[derive(Clone, Debug)]
-pub struct Seen {
+pub struct ObservedObject {
     /// Its owner.
     pub owner: Owner,
     /// Up to which promise it is what was promised.
@@ -138,7 +138,7 @@ pub struct Seen {
 }
 
 /// Reads an object; `None` for one without a name.
-pub fn seen(view: View, object: &Value) -> Option<Seen> {
+pub fn seen(view: View, object: &Value) -> Option<ObservedObject> {
     let namespace = metadata(object, "namespace").unwrap_or_default();
     let mut owner = Owner::new(view, namespace, metadata(object, "name")?);
     let of_guest =
@@ -157,7 +157,7 @@ pub fn seen(view: View, object: &Value) -> Option<Seen> {
     };
     macs.retain(|mac| mac.is_usable());
     let prefix = metadata(object, "generateName").map(Into::into);
-    Some(Seen { owner, stamp, prefix, macs })
+    Some(ObservedObject { owner, stamp, prefix, macs })
 }
 
 #[cfg(test)]

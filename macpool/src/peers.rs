@@ -37,7 +37,7 @@ use api::net::Mac;
 use api::net::pool::{Owner, Stamp, View};
 
 /// How long another replica may take to answer.
-pub(crate) const PATIENCE: Duration = Duration::from_millis(200);
+pub(crate) const TIMEOUT: Duration = Duration::from_millis(200);
 /// Longest message: a review, and what JSON makes of it.
 const MESSAGE_MAX: usize = 16 << 20;
 /// Connections at once.
@@ -206,7 +206,7 @@ fn answer(state: &State, call: Call) -> Response {
 }
 
 /// A call on its way.
-struct Asked {
+struct PendingCall {
     /// The bytes to write; gone, when the caller no longer waits for the answer.
     bytes: Weak<Vec<u8>>,
     /// Where the answer goes.
@@ -215,7 +215,7 @@ struct Asked {
 
 /// Which calls share a connection: a long review holds up no question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Use {
+enum Lane {
     Questions,
     Reviews,
 }
@@ -227,13 +227,13 @@ pub(crate) struct Peers {
     name: ServerName<'static>,
     /// How long an answer is waited for.
     patience: Duration,
-    lines: Mutex<HashMap<(String, Use), mpsc::Sender<Asked>>>,
+    lines: Mutex<HashMap<(String, Lane), mpsc::Sender<PendingCall>>>,
 }
 
 impl Peers {
     /// No connection yet.
     pub(crate) fn new(name: ServerName<'static>) -> Self {
-        Self { name, patience: PATIENCE, lines: Mutex::default() }
+        Self { name, patience: TIMEOUT, lines: Mutex::default() }
     }
 
     /// Asks whether addresses are free, and gives an answer for each; `None` when none comes in time.
@@ -266,7 +266,7 @@ impl Peers {
     }
 
     /// The way to an address. Those to replicas that are gone end when a new one comes.
-    fn line(&self, state: &Arc<State>, address: &str, used: Use) -> mpsc::Sender<Asked> {
+    fn line(&self, state: &Arc<State>, address: &str, used: Lane) -> mpsc::Sender<PendingCall> {
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (address.to_owned(), used);
         if !lines.contains_key(&key) {
@@ -283,14 +283,14 @@ impl Peers {
     }
 
     async fn call(&self, state: &Arc<State>, address: &str, call: &Call) -> Option<Response> {
-        let used = if matches!(call, Call::Keep(_)) { Use::Questions } else { Use::Reviews };
+        let used = if matches!(call, Call::Keep(_)) { Lane::Questions } else { Lane::Reviews };
         let line = self.line(state, address, used);
         let bytes = Arc::new(framed(call).ok()?);
         let asked = async {
             // A connection from before may have ended since: once more, on a new one.
             for _ in 0..2 {
                 let (answer, said) = oneshot::channel();
-                line.send(Asked { bytes: Arc::downgrade(&bytes), answer }).await.ok()?;
+                line.send(PendingCall { bytes: Arc::downgrade(&bytes), answer }).await.ok()?;
                 if let Ok(said) = said.await {
                     return Some(said);
                 }
@@ -310,7 +310,7 @@ async fn carry(
     state: Arc<State>,
     name: ServerName<'static>,
     address: String,
-    mut calls: mpsc::Receiver<Asked>,
+    mut calls: mpsc::Receiver<PendingCall>,
 ) {
     while let Some(first) = calls.recv().await {
         if first.bytes.strong_count() == 0 {
@@ -324,7 +324,7 @@ async fn carry(
             TlsConnector::from(material.client).connect(name.clone(), stream).await
         };
         let ended = match tokio::time::timeout(HANDSHAKE, connected).await {
-            Ok(Ok(stream)) => converse(stream, first, &mut calls).await,
+            Ok(Ok(stream)) => serve_connection(stream, first, &mut calls).await,
             Ok(Err(error)) => Err(error),
             Err(_) => Err(io::ErrorKind::TimedOut.into()),
         };
@@ -335,10 +335,10 @@ async fn carry(
 }
 
 /// Has calls answered until the connection ends or an answer does not come.
-async fn converse(
+async fn serve_connection(
     stream: TlsStream<TcpStream>,
-    first: Asked,
-    calls: &mut mpsc::Receiver<Asked>,
+    first: PendingCall,
+    calls: &mut mpsc::Receiver<PendingCall>,
 ) -> io::Result<()> {
     let (reader, writer) = tokio::io::split(stream);
     let waiting = Waiting::default();
@@ -352,8 +352,8 @@ async fn converse(
 /// Writes calls as they come.
 async fn write_calls(
     mut writer: impl AsyncWrite + Unpin,
-    first: Asked,
-    calls: &mut mpsc::Receiver<Asked>,
+    first: PendingCall,
+    calls: &mut mpsc::Receiver<PendingCall>,
     waiting: &Waiting,
 ) -> io::Result<()> {
     let mut next = Some(first);
@@ -578,7 +578,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let many: Vec<Mac> = macs([1, 2, 3, 4]).into_iter().cycle().take(256).collect();
-        let peers = Peers { patience: PATIENCE, ..peers() };
+        let peers = Peers { patience: TIMEOUT, ..peers() };
         let keep = Keep::new(&many, &owner("v"), 1, false, Policy::Reject);
         assert_eq!(peers.keep(&state, &address, keep).await, None);
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 use cluster::follow::News;
 use serde_json::Value;
 
-use crate::blocks::{FENCE, Ledger, RETURNED_MAX, Turn, enough, has};
+use crate::blocks::{BookChange, FENCE, Ledger, RETURNED_MAX, enough, has};
 use crate::collision::{Collision, Runner, Running};
 use crate::fields;
 use crate::namespaces::{Labels, POLICY, Policy, Selector};
@@ -20,7 +20,7 @@ use api::net::pool::{Block, Pool, Stamp, View};
 /// moment.
 const CATCH_UP: Duration = Duration::from_secs(5);
 /// How often it is looked whether everything is loaded.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A replica.
 #[derive(Debug)]
@@ -147,7 +147,7 @@ impl State {
     /// Waits until reviews can be answered.
     pub(crate) async fn ready(&self) {
         while !self.is_ready() {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -203,7 +203,7 @@ impl Known {
     }
 
     /// Our line was written; its writing began at `began`, at `clock` by the machine's clock.
-    pub(crate) fn wrote(&mut self, turn: &Turn, began: Duration, clock: SystemTime) {
+    pub(crate) fn wrote(&mut self, turn: &BookChange, began: Duration, clock: SystemTime) {
         self.ledger.wrote(turn, began);
         self.written = Some(clock);
     }

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use serve::authority::Step;
 use tokio::sync::watch;
 
-use crate::blocks::{Book, SETTLE, Turn};
+use crate::blocks::{Book, BookChange, SETTLE};
 use crate::certificates::Store;
 use crate::config::{BLOCKS_MAP, CONFIGURATION, Config, HOOKS, MAPS, SECRET, SECRETS, WEBHOOKS};
 use crate::error::{Error, Kind, Result};
@@ -96,7 +96,7 @@ fn observe(state: &State, object: &Value) -> Result<()> {
 }
 
 /// The next write that is due.
-fn plan(known: &Known, now: Duration) -> Option<Turn> {
+fn plan(known: &Known, now: Duration) -> Option<BookChange> {
     let place = u64::from_ne_bytes(random());
     known.ledger.turn(known.pool.range(), known.pool.free(now), place, now)
 }

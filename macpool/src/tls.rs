@@ -1,6 +1,6 @@
 //! TLS with the certificate store: the webhook's server, the server for other replicas, the client of those.
 //!
-//! Not here: the metrics' server, which has a certificate of its own ([`serve::http`]) and the same [`Offer`].
+//! Not here: the metrics' server, which has a certificate of its own ([`serve::http`]) and the same [`TlsProfile`].
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -54,14 +54,14 @@ const NOT_SPOKEN: [&str; 16] = [
 
 /// TLS that the webhook and the metrics offer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Offer {
+pub(crate) struct TlsProfile {
     /// Whether TLS 1.2 is refused.
     pub(crate) only_tls13: bool,
     /// Cipher suites of TLS 1.2; all, if empty.
     pub(crate) ciphers: Vec<String>,
 }
 
-impl Offer {
+impl TlsProfile {
     /// The offer of a least version and a list of cipher suites, with commas between them, by Go's names.
     ///
     /// # Errors
@@ -138,7 +138,7 @@ impl Material {
     ///
     /// # Errors
     /// [`Kind::Internal`] when a certificate or key cannot be used, or there is none yet.
-    pub(crate) fn new(store: &Store, offer: &Offer) -> Result<Self> {
+    pub(crate) fn new(store: &Store, offer: &TlsProfile) -> Result<Self> {
         let unusable =
             |error: rustls::Error| Error::with(Kind::Internal, "cannot use the certificate", error);
         let unread = |error| Error::with(Kind::Internal, "cannot read the certificate", error);
@@ -237,16 +237,16 @@ mod tests {
 
     /// Whether a store would be taken into use.
     fn taken(store: &Store) -> bool {
-        let offer = Offer::read(TLS13, "").unwrap();
+        let offer = TlsProfile::read(TLS13, "").unwrap();
         Material::new(store, &offer).and_then(|material| material.check(store, "a.b.svc".to_owned())).is_ok()
     }
 
     #[test]
     fn cipher_suites_are_gos() {
         let all = [OF_TLS12.join(","), OF_TLS13.join(","), NOT_SPOKEN.join(","), OF_OLD.join(",")].join(",");
-        let read = |least: &str, suites: &str| Offer::read(least, suites).ok();
+        let read = |least: &str, suites: &str| TlsProfile::read(least, suites).ok();
         let offer = |only_tls13: bool, ciphers: &[&str]| {
-            Some(Offer { only_tls13, ciphers: ciphers.iter().map(|&name| name.to_owned()).collect() })
+            Some(TlsProfile { only_tls13, ciphers: ciphers.iter().map(|&name| name.to_owned()).collect() })
         };
         let old = "VersionTLS12";
         let [cbc, rsa] = [NOT_SPOKEN[0], OF_TLS12[3]];
@@ -264,7 +264,7 @@ mod tests {
         ] {
             assert_eq!(read(least, suites), expected, "{least} {suites}");
         }
-        let said = Offer::read(old, "TLS_NONSENSE").unwrap_err().to_string();
+        let said = TlsProfile::read(old, "TLS_NONSENSE").unwrap_err().to_string();
         assert!(said.contains("\"TLS_NONSENSE\"") && said.contains(OF_TLS12[5]), "{said}");
         // Each name that is spoken is one suite of the library.
         let count = |names: &[String]| {
@@ -278,7 +278,7 @@ mod tests {
     }
 
     /// The suite that a client with these alone agrees on with the webhook.
-    fn agreed(offer: &Offer, client: &[&str]) -> Option<String> {
+    fn agreed(offer: &TlsProfile, client: &[&str]) -> Option<String> {
         let store = store_of("a.b.svc", UnixTime::now().as_secs());
         let server = Material::new(&store, offer).unwrap().webhook;
         let mut roots = RootCertStore::empty();
@@ -310,12 +310,12 @@ mod tests {
     #[test]
     fn clients_of_tls12_get_the_suites_that_are_named() {
         let [small, large] = [OF_TLS12[0], OF_TLS12[1]];
-        let offer = Offer::read("VersionTLS12", large).unwrap();
+        let offer = TlsProfile::read("VersionTLS12", large).unwrap();
         assert_eq!(agreed(&offer, &[large, small]).as_deref(), Some(large));
         assert_eq!(agreed(&offer, &[small]), None);
-        let all = Offer::read("VersionTLS12", "").unwrap();
+        let all = TlsProfile::read("VersionTLS12", "").unwrap();
         assert_eq!(agreed(&all, &[small]).as_deref(), Some(small));
-        assert_eq!(agreed(&Offer::read(TLS13, "").unwrap(), &[small]), None);
+        assert_eq!(agreed(&TlsProfile::read(TLS13, "").unwrap(), &[small]), None);
     }
 
     #[test]

@@ -125,7 +125,7 @@ pub(crate) async fn tell(client: &Client, config: &Config, state: &State) {
     let mut told = HashSet::new();
     loop {
         tokio::time::sleep(PAUSE).await;
-        complain(client, config, state).await;
+        report_range_problem(client, config, state).await;
         let collisions = state.lock().collisions();
         let mut now = HashSet::new();
         // Where one event cannot be written (such as in a namespace that ends), others cannot either.
@@ -195,7 +195,7 @@ async fn tell_one(client: &Client, collision: &Collision, place: usize, name: &s
 }
 
 /// Writes an event about the range's problem for this replica's pod; if that fails, it is tried again.
-async fn complain(client: &Client, config: &Config, state: &State) {
+async fn report_range_problem(client: &Client, config: &Config, state: &State) {
     let Some(complaint) = state.lock().complaint.take() else { return };
     let told = async {
         // A list, as its rules do not let it get pods.

@@ -53,7 +53,7 @@ pub(crate) struct Webhook {
 }
 
 /// The requests of a review that concern other replicas.
-struct Wanted {
+struct PeerQuestions {
     owner: Owner,
     dry_run: bool,
     given: Vec<Mac>,
@@ -177,7 +177,7 @@ impl Webhook {
         };
         let wanted = review.owner().map(|(owner, dry_run)| {
             let (owner, given) = (owner.clone(), review.given());
-            Wanted { owner, dry_run, given }
+            PeerQuestions { owner, dry_run, given }
         });
         let answers = match &wanted {
             Some(wanted) if !wanted.given.is_empty() => self.ask(wanted).await,
@@ -198,8 +198,8 @@ impl Webhook {
     }
 
     /// Asks the replicas that own the blocks of the given addresses, each once and all at the same time.
-    async fn ask(&self, wanted: &Wanted) -> HashMap<Mac, Answer> {
-        let Wanted { owner, dry_run, given } = wanted;
+    async fn ask(&self, wanted: &PeerQuestions) -> HashMap<Mac, Answer> {
+        let PeerQuestions { owner, dry_run, given } = wanted;
         let (policy, asks) = {
             let known = self.state.lock();
             let mut asks: BTreeMap<String, Vec<Mac>> = BTreeMap::new();
@@ -239,10 +239,10 @@ impl Webhook {
         &self,
         hook: Hook,
         body: &[u8],
-        wanted: &Wanted,
+        wanted: &PeerQuestions,
         answers: &HashMap<Mac, Answer>,
     ) -> Option<String> {
-        let Wanted { owner, dry_run, given } = wanted;
+        let PeerQuestions { owner, dry_run, given } = wanted;
         let (taken, others) = {
             let known = self.state.lock();
             let is_taken = |mac: &Mac| {
@@ -340,7 +340,7 @@ pub(crate) mod tests {
         let me = Me { name: name.to_owned(), incarnation: "1".to_owned(), address: "127.0.0.1:1".to_owned() };
         let pool = Pool::alone(range, hour, range.first().bits());
         let state = Arc::new(State::new(pool, Ledger::new(me), Policy::Allow));
-        let offer = crate::tls::Offer::read(crate::tls::TLS13, "").unwrap();
+        let offer = crate::tls::TlsProfile::read(crate::tls::TLS13, "").unwrap();
         let material = Material::new(&store, &offer).unwrap();
         state.certificates.take(store, Some(material));
         {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use api::net::Range;
 use api::net::pool::Block;
 use macpool::Kind;
-use macpool::blocks::{BEAT, Book, FENCE, LEASE, Ledger, Me, SETTLE, Turn, enough};
+use macpool::blocks::{BEAT, Book, BookChange, FENCE, LEASE, Ledger, Me, SETTLE, enough};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -35,7 +35,7 @@ fn count(runs: &[(Block, u64)]) -> u64 {
 }
 
 /// Reads, plans and writes without interleaving.
-fn go(ledger: &mut Ledger, object: &mut Book, range: Range, free: u64, now: Duration) -> Option<Turn> {
+fn go(ledger: &mut Ledger, object: &mut Book, range: Range, free: u64, now: Duration) -> Option<BookChange> {
     ledger.read(object.clone(), now).unwrap();
     let turn = ledger.turn(range, free, 7, now)?;
     *object = Book::parse(&turn.book.text()).unwrap();

@@ -18,6 +18,6 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Arg
 }
 
 #[expect(clippy::print_stderr, reason = "the one place that prints an error to the user")]
-pub(crate) fn complain(error: &anyhow::Error) {
+pub(crate) fn print_error(error: &anyhow::Error) {
     eprintln!("manual: {error:#}");
 }

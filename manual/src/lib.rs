@@ -21,7 +21,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(args) => match man::write(&args.directory).and_then(|()| completion::write(&args.directory)) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
-                args::complain(&error);
+                args::print_error(&error);
                 ExitCode::FAILURE
             }
         },

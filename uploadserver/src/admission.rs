@@ -44,7 +44,7 @@ struct Inside {
 
 /// Result of a request for the place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Found {
+enum PlaceState {
     Free,
     Taken { alive: bool },
     Finished,
@@ -59,13 +59,13 @@ enum Decision {
 }
 
 /// Whether an upload may begin.
-fn admit(found: Found, late: bool) -> Decision {
+fn admit(found: PlaceState, late: bool) -> Decision {
     match (found, late) {
-        (Found::Finished, _) => Decision::Refused(Refusal::Finished),
-        (Found::Taken { alive: true }, _) => Decision::Refused(Refusal::Busy),
-        (Found::Free | Found::Taken { alive: false }, true) => Decision::Refused(Refusal::Late),
-        (Found::Free, false) => Decision::Enter,
-        (Found::Taken { alive: false }, false) => Decision::Replace,
+        (PlaceState::Finished, _) => Decision::Refused(Refusal::Finished),
+        (PlaceState::Taken { alive: true }, _) => Decision::Refused(Refusal::Busy),
+        (PlaceState::Free | PlaceState::Taken { alive: false }, true) => Decision::Refused(Refusal::Late),
+        (PlaceState::Free, false) => Decision::Enter,
+        (PlaceState::Taken { alive: false }, false) => Decision::Replace,
     }
 }
 
@@ -98,9 +98,9 @@ impl Admission {
             let gone = {
                 let mut inside = self.lock();
                 let found = match (&inside.last, inside.taken, inside.finished) {
-                    (_, _, true) => Found::Finished,
-                    (Some(last), true, false) => Found::Taken { alive: last.feed.is_alive() },
-                    (_, _, false) => Found::Free,
+                    (_, _, true) => PlaceState::Finished,
+                    (Some(last), true, false) => PlaceState::Taken { alive: last.feed.is_alive() },
+                    (_, _, false) => PlaceState::Free,
                 };
                 match (admit(found, inside.late), inside.last.clone()) {
                     (Decision::Refused(refusal), _) => return Err(AdmitError::Refused(refusal)),
@@ -188,14 +188,14 @@ mod tests {
     fn one_upload_at_a_time_gets_the_place() {
         use Decision::{Enter, Refused, Replace};
         for (found, late, expected) in [
-            (Found::Free, false, Enter),
-            (Found::Free, true, Refused(Refusal::Late)),
-            (Found::Taken { alive: true }, false, Refused(Refusal::Busy)),
-            (Found::Taken { alive: true }, true, Refused(Refusal::Busy)),
-            (Found::Taken { alive: false }, false, Replace),
-            (Found::Taken { alive: false }, true, Refused(Refusal::Late)),
-            (Found::Finished, false, Refused(Refusal::Finished)),
-            (Found::Finished, true, Refused(Refusal::Finished)),
+            (PlaceState::Free, false, Enter),
+            (PlaceState::Free, true, Refused(Refusal::Late)),
+            (PlaceState::Taken { alive: true }, false, Refused(Refusal::Busy)),
+            (PlaceState::Taken { alive: true }, true, Refused(Refusal::Busy)),
+            (PlaceState::Taken { alive: false }, false, Replace),
+            (PlaceState::Taken { alive: false }, true, Refused(Refusal::Late)),
+            (PlaceState::Finished, false, Refused(Refusal::Finished)),
+            (PlaceState::Finished, true, Refused(Refusal::Finished)),
         ] {
             assert_eq!(admit(found, late), expected, "{found:?} {late}");
         }

@@ -24,7 +24,7 @@ use crate::config::Config;
 use crate::server::{self, Server};
 
 /// How often the clock is looked at.
-const TICK: Duration = Duration::from_millis(250);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// A client that comes just after the upload still gets the answer that it succeeded.
 const LAST_ANSWERS: Duration = Duration::from_millis(500);
 /// A piece of memory of this size, mapped and given back, has glibc keep free memory below twice of it (mallopt(3),
@@ -120,7 +120,7 @@ async fn until_end(admission: &Admission, deadline: Option<Timestamp>) -> Ended 
     let watching = async {
         loop {
             admission.look_after(deadline.is_some_and(|deadline| Timestamp::now() >= deadline));
-            tokio::time::sleep(TICK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     };
     tokio::select! {

@@ -6,7 +6,7 @@ use http::Method;
 
 /// The operation of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Asked {
+pub(crate) enum Operation {
     /// An upload.
     Upload(Way),
     /// Whether there are async uploads, and how far one is.
@@ -25,23 +25,23 @@ pub(crate) enum Asked {
     Nothing,
 }
 
-/// See [`Asked`]. Verbs that are not known get what unknown paths get, as upstream.
-pub(crate) fn asked(method: &Method, path: &str) -> Asked {
+/// See [`Operation`]. Verbs that are not known get what unknown paths get, as upstream.
+pub(crate) fn asked(method: &Method, path: &str) -> Operation {
     if let Some(name) = path.strip_prefix(RESOURCES) {
         return match *method {
-            Method::HEAD => Asked::Offset(name.to_owned()),
-            Method::PATCH => Asked::Append(name.to_owned()),
-            Method::DELETE => Asked::Cancel(name.to_owned()),
-            _ => Asked::Nothing,
+            Method::HEAD => Operation::Offset(name.to_owned()),
+            Method::PATCH => Operation::Append(name.to_owned()),
+            Method::DELETE => Operation::Cancel(name.to_owned()),
+            _ => Operation::Nothing,
         };
     }
     match (method, path, Way::of_path(path)) {
-        (&Method::POST, _, Some(way)) => Asked::Upload(way),
-        (&Method::HEAD, _, Some(way)) if way.is_async() => Asked::HeadAsync,
+        (&Method::POST, _, Some(way)) => Operation::Upload(way),
+        (&Method::HEAD, _, Some(way)) if way.is_async() => Operation::HeadAsync,
         // Upstream's probe answers every verb.
-        (_, names::HEALTH_PATH, _) => Asked::Health,
-        (&Method::GET, names::METRICS_PATH, _) => Asked::Metrics,
-        _ => Asked::Nothing,
+        (_, names::HEALTH_PATH, _) => Operation::Health,
+        (&Method::GET, names::METRICS_PATH, _) => Operation::Metrics,
+        _ => Operation::Nothing,
     }
 }
 
@@ -53,25 +53,25 @@ mod tests {
     fn every_verb_and_path() {
         let name = || "x".to_owned();
         for (method, path, expected) in [
-            ("POST", "/v1beta1/upload", Asked::Upload(Way::Sync)),
-            ("POST", "/v1alpha1/upload-async", Asked::Upload(Way::Async)),
-            ("POST", "/v1beta1/upload-form", Asked::Upload(Way::Form)),
-            ("POST", "/v1beta1/upload-form-async", Asked::Upload(Way::FormAsync)),
-            ("POST", "/v1beta1/upload-archive", Asked::Upload(Way::Archive)),
-            ("HEAD", "/v1beta1/upload-async", Asked::HeadAsync),
-            ("HEAD", "/v1beta1/upload-form-async", Asked::HeadAsync),
-            ("HEAD", "/v1beta1/upload", Asked::Nothing),
-            ("GET", "/v1beta1/upload", Asked::Nothing),
-            ("PUT", "/v1beta1/upload-async", Asked::Nothing),
-            ("PATCH", "/v1beta1/upload", Asked::Nothing),
-            ("POST", "/v1/upload", Asked::Nothing),
-            ("GET", "/healthz", Asked::Health),
-            ("GET", "/metrics", Asked::Metrics),
-            ("POST", "/metrics", Asked::Nothing),
-            ("HEAD", "/v1beta1/uploads/x", Asked::Offset(name())),
-            ("PATCH", "/v1beta1/uploads/x", Asked::Append(name())),
-            ("DELETE", "/v1beta1/uploads/x", Asked::Cancel(name())),
-            ("POST", "/v1beta1/uploads/x", Asked::Nothing),
+            ("POST", "/v1beta1/upload", Operation::Upload(Way::Sync)),
+            ("POST", "/v1alpha1/upload-async", Operation::Upload(Way::Async)),
+            ("POST", "/v1beta1/upload-form", Operation::Upload(Way::Form)),
+            ("POST", "/v1beta1/upload-form-async", Operation::Upload(Way::FormAsync)),
+            ("POST", "/v1beta1/upload-archive", Operation::Upload(Way::Archive)),
+            ("HEAD", "/v1beta1/upload-async", Operation::HeadAsync),
+            ("HEAD", "/v1beta1/upload-form-async", Operation::HeadAsync),
+            ("HEAD", "/v1beta1/upload", Operation::Nothing),
+            ("GET", "/v1beta1/upload", Operation::Nothing),
+            ("PUT", "/v1beta1/upload-async", Operation::Nothing),
+            ("PATCH", "/v1beta1/upload", Operation::Nothing),
+            ("POST", "/v1/upload", Operation::Nothing),
+            ("GET", "/healthz", Operation::Health),
+            ("GET", "/metrics", Operation::Metrics),
+            ("POST", "/metrics", Operation::Nothing),
+            ("HEAD", "/v1beta1/uploads/x", Operation::Offset(name())),
+            ("PATCH", "/v1beta1/uploads/x", Operation::Append(name())),
+            ("DELETE", "/v1beta1/uploads/x", Operation::Cancel(name())),
+            ("POST", "/v1beta1/uploads/x", Operation::Nothing),
         ] {
             let method = Method::from_bytes(method.as_bytes()).unwrap();
             assert_eq!(asked(&method, path), expected, "{method} {path}");

@@ -20,7 +20,7 @@ use crate::admission::{Admission, AdmitError};
 use crate::answer::{self, Answer, Problem, Refusal};
 use crate::body_queue::SendOutcome;
 use crate::decode::Shape;
-use crate::routes::{Asked, asked};
+use crate::routes::{Operation, asked};
 use crate::upload::Upload;
 use crate::{digest, form, resume};
 
@@ -57,11 +57,11 @@ impl Service for Server {
         let known = connection.client_name() == Some(&self.client_name);
         let asked = asked(request.method(), request.uri().path());
         match asked {
-            Asked::Nothing => return reject(request.into_body(), answer::refusal(Refusal::NotFound)),
-            Asked::Health => return answer::page("OK"),
-            Asked::Metrics => return answer::page(self.metrics()),
-            Asked::HeadAsync => return self.head(known),
-            Asked::Upload(_) | Asked::Offset(_) | Asked::Append(_) | Asked::Cancel(_) => {}
+            Operation::Nothing => return reject(request.into_body(), answer::refusal(Refusal::NotFound)),
+            Operation::Health => return answer::page("OK"),
+            Operation::Metrics => return answer::page(self.metrics()),
+            Operation::HeadAsync => return self.head(known),
+            Operation::Upload(_) | Operation::Offset(_) | Operation::Append(_) | Operation::Cancel(_) => {}
         }
         if !known {
             let (body, answer) = (request.into_body(), answer::refusal(Refusal::Stranger));
@@ -71,11 +71,11 @@ impl Service for Server {
         let _busy = connection.busy();
         connection.read_ahead();
         match asked {
-            Asked::Upload(way) => self.upload(way, request, informational).await,
-            Asked::Offset(name) => self.offset(&name).await,
-            Asked::Append(name) => self.append(&name, request).await,
-            Asked::Cancel(name) => self.cancel(&name).await,
-            Asked::Nothing | Asked::Health | Asked::Metrics | Asked::HeadAsync => {
+            Operation::Upload(way) => self.upload(way, request, informational).await,
+            Operation::Offset(name) => self.offset(&name).await,
+            Operation::Append(name) => self.append(&name, request).await,
+            Operation::Cancel(name) => self.cancel(&name).await,
+            Operation::Nothing | Operation::Health | Operation::Metrics | Operation::HeadAsync => {
                 answer::refusal(Refusal::NotFound)
             }
         }
@@ -180,9 +180,9 @@ impl Server {
 }
 
 /// The head of a POST: format and number of the bytes, and whether the upload can be resumed.
-type Given = (Shape, Option<u64>, Option<resume::Begin>);
+type UploadHead = (Shape, Option<u64>, Option<resume::Begin>);
 
-fn read_head(way: Way, headers: &http::HeaderMap, length: Option<u64>) -> Result<Given, Error> {
+fn read_head(way: Way, headers: &http::HeaderMap, length: Option<u64>) -> Result<UploadHead, Error> {
     resume::from_the_start(headers)?;
     coded_as_read(headers)?;
     let clone = headers.get(CONTENT_TYPE_HEADER).and_then(|value| value.to_str().ok());

@@ -30,7 +30,7 @@ use mutate::mutate;
 use places::guest::Dice;
 use places::run;
 use support::client::Client;
-use support::session::{Door, beside, crowded};
+use support::session::{TestListener, beside, crowded};
 use support::tls::Authority;
 use support::{CLIENT, MIB, Pod, Setup, count, sha256};
 
@@ -243,7 +243,7 @@ fn upload_succeeds_while_hostile_clients_use_the_server() {
     let identity = Some(pod.authority.sign(CLIENT));
     let port = pod.port();
     let connect = move || TcpStream::connect(("127.0.0.1", port)).unwrap();
-    beside(&Door { connect: Box::new(connect), identity, bearer: None }, &mut pod);
+    beside(&TestListener { connect: Box::new(connect), identity, bearer: None }, &mut pod);
 }
 
 #[test]
@@ -253,6 +253,6 @@ fn idle_connections_and_unfinished_heads_delay_no_upload_to_the_server() {
     let port = pod.port();
     let connect = move || TcpStream::connect(("127.0.0.1", port)).unwrap();
     let server = pod.process().id();
-    let door = Door { connect: Box::new(connect), identity, bearer: None };
+    let door = TestListener { connect: Box::new(connect), identity, bearer: None };
     println!("{}", crowded(&door, &mut pod, &[("server", server)]));
 }

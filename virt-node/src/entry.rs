@@ -85,7 +85,7 @@ fn node(args: Node) -> Result<Answer, Error> {
                 AcceleratorArg::Tcg => Some(Accelerator::Tcg),
             };
             let pod = PodNetwork { subnet: pod_network, subnet6: pod_network6 };
-            let given = daemon::Given { accelerator, pod, host_disks: host_disk };
+            let given = daemon::UserSettings { accelerator, pod, host_disks: host_disk };
             daemon::serve(&state, given).map(|()| Answer::good(String::new()))
         }
         NodeCommand::InstallService { serving, print } => {
@@ -191,13 +191,13 @@ fn finish(program: &str, answer: Result<Answer, Error>) -> ExitCode {
                 (Ok(()), true) => ExitCode::SUCCESS,
                 (Ok(()), false) => ExitCode::from(1),
                 (Err(error), _) => {
-                    complain(program, &format!("the answer cannot be written: {error}"));
+                    print_error(program, &format!("the answer cannot be written: {error}"));
                     ExitCode::from(3)
                 }
             }
         }
         Err(error) => {
-            complain(program, &error.chain());
+            print_error(program, &error.chain());
             ExitCode::from(match error.kind() {
                 Kind::Content => 1,
                 Kind::Usage => 2,
@@ -208,6 +208,6 @@ fn finish(program: &str, answer: Result<Answer, Error>) -> ExitCode {
 }
 
 /// Writes a line to standard error; a failure is ignored.
-fn complain(program: &str, text: &str) {
+fn print_error(program: &str, text: &str) {
     drop(writeln!(io::stderr(), "{program}: {text}"));
 }

@@ -7,7 +7,7 @@ use api::kubevirt::Disk;
 use serde::{Deserialize, Serialize};
 
 use virt::finding::Finding;
-use virt::validate::Given;
+use virt::validate::SourceDocument;
 
 /// The version that is spoken.
 pub(crate) const VERSION: u32 = 2;
@@ -35,7 +35,7 @@ pub(crate) struct Target {
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase", deny_unknown_fields)]
 pub(crate) enum Request {
     /// Keep the objects of these documents, each with the name of its text. Answered with [`Answer::Applied`].
-    Apply { documents: Vec<Given> },
+    Apply { documents: Vec<SourceDocument> },
     /// All objects. Answered with [`Answer::Objects`].
     List,
     /// One object. Answered with [`Answer::Objects`].

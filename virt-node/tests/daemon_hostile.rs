@@ -14,15 +14,15 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Instant;
 
-use daemon::{Daemon, PATIENCE, code, machine, peak};
+use daemon::{Daemon, TIMEOUT, code, machine, peak};
 use serde_json::{Value, json};
-use virt::validate::{Documents, Given};
+use virt::validate::{Documents, SourceDocument};
 
 /// Sends a call; the stream brings the answer.
 fn call(daemon: &Daemon, call: &str) -> UnixStream {
     let mut stream = UnixStream::connect(daemon.state().join("virt-node.sock")).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    stream.set_write_timeout(Some(TIMEOUT)).unwrap();
     let mut frame = u32::try_from(call.len()).unwrap().to_be_bytes().to_vec();
     frame.extend(call.bytes());
     stream.write_all(&frame).unwrap();
@@ -35,7 +35,7 @@ fn apply(daemon: &Daemon, text: &str) -> Option<UnixStream> {
     if documents.read.is_empty() {
         return None;
     }
-    let documents: Vec<Given> = documents.read.iter().map(Given::from).collect();
+    let documents: Vec<SourceDocument> = documents.read.iter().map(SourceDocument::from).collect();
     Some(call(daemon, &json!({"version": 2, "request": {"apply": {"documents": documents}}}).to_string()))
 }
 

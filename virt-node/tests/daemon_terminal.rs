@@ -20,7 +20,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use api::launcher::FRAME_MAX;
-use daemon::{Daemon, PATIENCE, code, end_of, eventually, heard, machine, output, peak};
+use daemon::{Daemon, TIMEOUT, code, end_of, eventually, heard, machine, output, peak};
 use guests::Killed;
 use rustix::fs::{Mode, OFlags, open};
 use rustix::termios::{LocalModes, tcgetattr};
@@ -190,8 +190,8 @@ fn flooding_and_flooded_consoles_block_no_other() {
         let mut call = u32::try_from(FRAME_MAX).unwrap().to_be_bytes().to_vec();
         call.resize(call.len() + FRAME_MAX, b' ');
         let mut stream = UnixStream::connect(socket).unwrap();
-        stream.set_write_timeout(Some(PATIENCE)).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_write_timeout(Some(TIMEOUT)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         let mut sent = 0;
         while Instant::now() < until {
             stream.write_all(&call).unwrap();

@@ -18,8 +18,8 @@ use std::time::Duration;
 use link::Namespace;
 use machine::{Machine, SERVER, files, inside, ip, nic, run};
 use virt_node::network::{
-    Binding, Configuration, Forwarder, Interface, Names, Port, Resolvers, Wanted, attach, check, collect,
-    detach, pod_gateway, status,
+    Binding, Configuration, Forwarder, Interface, Names, Port, Resolvers, WantedNetworks, attach, check,
+    collect, detach, pod_gateway, status,
 };
 
 /// A network with addresses of its own on the bridge `br1`.
@@ -34,7 +34,7 @@ fn blue(state: &Path) -> Configuration {
 }
 
 /// A guest that is on such a network, by a bridge.
-fn bridged(machine: &Machine, name: &str, number: u8) -> Wanted {
+fn bridged(machine: &Machine, name: &str, number: u8) -> WantedNetworks {
     let mut guest = machine.guest(name);
     guest.interfaces[0] = Interface {
         name: "blue".to_owned(),
@@ -432,7 +432,7 @@ fn uses(folder: &Path) -> bool {
 }
 
 /// A guest on both networks.
-fn both(pod: Configuration, blue: Configuration) -> Wanted {
+fn both(pod: Configuration, blue: Configuration) -> WantedNetworks {
     let one = |name: &str, names, network, binding, last| Interface {
         name: name.to_owned(),
         names,
@@ -446,7 +446,7 @@ fn both(pod: Configuration, blue: Configuration) -> Wanted {
         v6: "fd10:0:2::/120".parse().unwrap(),
         ports: Vec::new(),
     };
-    Wanted {
+    WantedNetworks {
         container: "default-vm".to_owned(),
         namespace: "default".to_owned(),
         name: "vm".to_owned(),

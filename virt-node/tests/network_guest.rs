@@ -24,9 +24,11 @@ use api::names::QEMU_ID;
 use dhcproto::{Decodable, Decoder, Encodable, v6};
 use link::Namespace;
 use machine::{Machine, SERVER, inside, ip, linux, nic, page, run};
-use running::{HALTS, Launcher, PATIENCE, eventually, kill, status_line};
+use running::{HALTS, Launcher, TIMEOUT, eventually, kill, status_line};
 use rustix::process::Signal;
-use virt_node::network::{self, Attached, Binding, Configuration, Names, Nic, Port, Wanted, attach, detach};
+use virt_node::network::{
+    self, Attached, Binding, Configuration, Names, Nic, Port, WantedNetworks, attach, detach,
+};
 
 /// A launcher in a guest's namespace.
 fn launcher(attached: &Attached) -> Launcher {
@@ -263,7 +265,7 @@ fn linux_on(attached: &Attached) -> (Launcher, Launch) {
 }
 
 /// A guest of this number on the network `blue`, with or without the pod network.
-fn on_blue(machine: &Machine, name: &str, number: u8, alone: bool) -> Wanted {
+fn on_blue(machine: &Machine, name: &str, number: u8, alone: bool) -> WantedNetworks {
     let mut guest = machine.guest(name);
     let mut blue = guest.interfaces[0].clone();
     let text = format!(
@@ -306,7 +308,7 @@ fn linux_gets_its_address_connectivity_and_another_interface() {
     watcher.call(Request::Watch).unwrap();
     launcher.ask(Request::DetachInterface("blue".to_owned())).unwrap();
     loop {
-        if let Event::Detached { device } = watcher.event(PATIENCE).unwrap().expect("an event") {
+        if let Event::Detached { device } = watcher.event(TIMEOUT).unwrap().expect("an event") {
             assert_eq!(device, "net-blue");
             break;
         }

@@ -42,7 +42,7 @@ const CONVERT: [&str; 3] = ["-m 16 -W -t none", "-m 8 -t none -T none", "-m 16 -
 /// Uploads that pass through the proxy at once, and bytes of each.
 const AT_ONCE: usize = 50;
 const EACH: u64 = 64 << 20;
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// The claim that is uploaded to, in the stand-in for a cluster.
 const CLAIM: &str = "bench/disk";
 const HOST: &str = "cdi-upload-disk.bench.svc";
@@ -352,7 +352,7 @@ fn started(command: &mut Command, log: &Path, mark: &str) -> Result<Process> {
         .spawn()
         .with_context(|| format!("start {command:?}"))?;
     let mut process = Process { child: Some(child), port: 0 };
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     while process.port == 0 {
         let said = fs::read_to_string(log)?;
         ensure!(Instant::now() < until, "{command:?} does not listen: {said}");

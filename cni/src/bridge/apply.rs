@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use crate::bridge::addressing::Addressing;
 use crate::bridge::config::Config;
 use crate::bridge::identity::{self, NAMES};
-use crate::bridge::plan::{BridgeStep, Found, Plan};
+use crate::bridge::plan::{BridgeStep, HostLinks, Plan};
 use crate::bridge::{container_ns, gateway, lock, status};
 use crate::error::{Error, Kind};
 use crate::ipam::Ipam;
@@ -20,7 +20,7 @@ use link::Namespace;
 use link::nft::Filter;
 
 /// How long a port may take to come up: what the reference waits in all.
-const PORT_PATIENCE: Duration = Duration::from_millis(2550);
+const PORT_TIMEOUT: Duration = Duration::from_millis(2550);
 
 /// Poll interval for changes without an event.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
@@ -182,12 +182,12 @@ fn leased(
 }
 
 /// One look at all that the plan depends on.
-fn look(config: &Config, call: &Call, host: &mut Router) -> Result<Found, Error> {
+fn look(config: &Config, call: &Call, host: &mut Router) -> Result<HostLinks, Error> {
     let mut requests = vec![Link::get(&config.bridge)];
     let names = (0..NAMES).map(|turn| identity::host_name(&call.network, &call.attachment, turn));
     requests.extend(names.map(|name| Link::get(&name)));
     let mut answers = host.exchange(requests)?.into_iter().map(present);
-    Ok(Found {
+    Ok(HostLinks {
         bridge: answers.next().transpose()?.flatten(),
         candidates: answers.collect::<Result<_, _>>()?,
     })
@@ -381,7 +381,7 @@ fn show(
 
 /// Subscribes to link events before it reads the link's state, so that no change is missed.
 fn wait_until_it_carries(index: u32, host: &mut Router) -> Result<Link, Error> {
-    let deadline = Instant::now() + PORT_PATIENCE;
+    let deadline = Instant::now() + PORT_TIMEOUT;
     let mut events = Router::open()?;
     events.listen(Event::Link)?;
     loop {

@@ -76,7 +76,7 @@ fn check_bridge(config: &Config, previous: &Outcome, host: &mut Router) -> Resul
     let name = &config.bridge;
     let bridge = find(host, name)?.ok_or_else(|| Error::mismatch(format!("the bridge {name} is gone")))?;
     if !bridge.is_bridge() {
-        return Err(Error::mismatch(format!("{name} is no bridge")));
+        return Err(Error::mismatch(format!("{name} is not a bridge")));
     }
     // The configuration may call it by another name of its.
     let before = previous.interfaces.iter().find(|one| one.name == bridge.name && one.sandbox.is_empty());

@@ -13,7 +13,7 @@ use crate::netlink::{Address, Event, Flag, KernelRoute, Link, Router};
 use link::Namespace;
 
 /// How long duplicate address detection may take: what the reference waits.
-const DETECTION_PATIENCE: Duration = Duration::from_secs(5);
+const DETECTION_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Gives the pod's end its addresses, sets it up, and adds the routes.
 ///
@@ -105,7 +105,7 @@ pub(super) fn settle(
     home: &Namespace,
     inside: &mut Router,
 ) -> Result<(), Error> {
-    let deadline = Instant::now() + DETECTION_PATIENCE;
+    let deadline = Instant::now() + DETECTION_TIMEOUT;
     let mut events = None;
     // Where this is refused, all addresses are listed, and filtered below.
     let _ = inside.strict();

@@ -15,7 +15,7 @@ pub(super) const HOST_END: u8 = 0xfe;
 
 /// The host as it was found.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Found {
+pub(crate) struct HostLinks {
     /// The link that has the bridge's name.
     pub(crate) bridge: Option<Link>,
     /// The links that have the names we may use, in the order of [`identity::host_name`].
@@ -61,7 +61,12 @@ impl Plan {
     ///
     /// # Errors
     /// [`Kind::Mismatch`] when the host's links do not allow it.
-    pub(crate) fn make(config: &Config, call: &Call, found: &Found, random: [u8; 12]) -> Result<Self, Error> {
+    pub(crate) fn make(
+        config: &Config,
+        call: &Call,
+        found: &HostLinks,
+        random: [u8; 12],
+    ) -> Result<Self, Error> {
         let alias = identity::alias(&call.network, &call.attachment);
         let host_name = free_name(call, found, &alias)?;
         let [a, b, c, d, e, f, rest @ ..] = random;
@@ -86,7 +91,7 @@ impl Plan {
     }
 }
 
-fn free_name(call: &Call, found: &Found, alias: &str) -> Result<String, Error> {
+fn free_name(call: &Call, found: &HostLinks, alias: &str) -> Result<String, Error> {
     if let Some(mine) = found.candidates.iter().flatten().find(|link| link.alias == alias) {
         let container = &call.attachment.container;
         let interface = &call.attachment.interface;
@@ -244,16 +249,16 @@ mod tests {
 
     const RANDOM: [u8; 12] = [0xff, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11];
 
-    fn make(keys: &str, found: &Found) -> Result<Plan, Error> {
+    fn make(keys: &str, found: &HostLinks) -> Result<Plan, Error> {
         let call = Call::adding(keys);
         Plan::make(&Config::parse(&call)?, &call, found, RANDOM)
     }
 
-    fn nothing() -> Found {
-        Found { bridge: None, candidates: vec![None; usize::from(NAMES)] }
+    fn nothing() -> HostLinks {
+        HostLinks { bridge: None, candidates: vec![None; usize::from(NAMES)] }
     }
 
-    fn bridge(change: impl Fn(&mut Link)) -> Found {
+    fn bridge(change: impl Fn(&mut Link)) -> HostLinks {
         let facts = BridgeFacts { vlan_filtering: false, default_vlan: 1 };
         let mut link = Link {
             index: 7,
@@ -264,10 +269,10 @@ mod tests {
             ..Link::default()
         };
         change(&mut link);
-        Found { bridge: Some(link), ..nothing() }
+        HostLinks { bridge: Some(link), ..nothing() }
     }
 
-    fn filtering(default_vlan: u16) -> Found {
+    fn filtering(default_vlan: u16) -> HostLinks {
         bridge(|link| link.bridge = Some(BridgeFacts { vlan_filtering: true, default_vlan }))
     }
 
@@ -352,7 +357,7 @@ mod tests {
         assert_eq!(created(r#""mtu": 9000, "promiscMode": true,"#), (Some(9000), false, true));
         assert_eq!(created(r#""vlanTrunk": [],"#), (None, true, false));
 
-        let used = |keys: &str, found: &Found| match make(keys, found).unwrap().bridge {
+        let used = |keys: &str, found: &HostLinks| match make(keys, found).unwrap().bridge {
             BridgeStep::Use { raise, make_promiscuous, filter_vlans, .. } => {
                 (raise, make_promiscuous, filter_vlans)
             }

@@ -11,7 +11,7 @@ use rustix::fs::{FlockOperation, flock};
 use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Kind};
-use crate::install::plan::{self, Found, Step};
+use crate::install::plan::{self, PresentFile, Step};
 
 /// Timeout for another plugin's version output.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(5);
@@ -107,21 +107,21 @@ fn sum(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn look(path: &Path) -> Result<Found, Error> {
+fn look(path: &Path) -> Result<PresentFile, Error> {
     let failed = |error| Error::io(format!("{} cannot be read", path.display()), error);
     let kind = match std::fs::symlink_metadata(path) {
         Ok(facts) => facts.file_type(),
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Found::Nothing),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(PresentFile::Nothing),
         Err(error) => return Err(failed(error)),
     };
     if kind.is_symlink() {
         let target = std::fs::read_link(path).map_err(failed)?;
-        return Ok(Found::Link(target.to_string_lossy().into_owned()));
+        return Ok(PresentFile::Link(target.to_string_lossy().into_owned()));
     }
     if kind.is_file() {
-        return std::fs::read(path).map(|bytes| Found::File(sum(&bytes))).map_err(failed);
+        return std::fs::read(path).map(|bytes| PresentFile::File(sum(&bytes))).map_err(failed);
     }
-    Ok(Found::Other)
+    Ok(PresentFile::Other)
 }
 
 /// Where a file is made before it gets its name. A killed install leaves it to the next one.

@@ -187,7 +187,7 @@ fn bridge(name: &str, router: &mut Router) -> Result<Link, Error> {
     let bridge =
         found.ok_or_else(|| Error::mismatch(format!("the bridge {name} is not in the tap's namespace")))?;
     if !bridge.is_bridge() {
-        return Err(Error::mismatch(format!("{name} is no bridge")));
+        return Err(Error::mismatch(format!("{name} is not a bridge")));
     }
     Ok(bridge)
 }

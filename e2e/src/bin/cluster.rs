@@ -60,7 +60,7 @@ enum Action {
 fn main() -> ExitCode {
     let action = Args::parse().action;
     let say: fn(&str) = match action {
-        Action::Up { .. } | Action::Down => complain,
+        Action::Up { .. } | Action::Down => print_error,
         Action::Keep | Action::Node { .. } | Action::KeepSecond { .. } => tell,
     };
     match act(action) {
@@ -121,13 +121,13 @@ fn up(images: &[std::path::PathBuf], storage: bool, platform: bool) -> Result<()
 fn install(cluster: &Cluster) -> Result<()> {
     platform::prepare(cluster, POOL)?;
     let took = platform::install(cluster, &platform::settings())?;
-    complain(&format!("the platform is available after {} s", took.as_secs()));
+    print_error(&format!("the platform is available after {} s", took.as_secs()));
     Ok(())
 }
 
 /// How to reach a node and how to end it.
 fn introduce(place: &Place, runs: &str) {
-    complain(&format!(
+    print_error(&format!(
         "node {} {runs}; its containerd is at {}; `make cluster-down` ends it",
         place.number(),
         place.containerd().display()
@@ -150,12 +150,12 @@ fn down(ended: &Ended) {
 /// Reports once why a node has ended.
 fn report_failures() -> Result<()> {
     for failure in failures()? {
-        complain(&failure);
+        print_error(&failure);
     }
     Ok(())
 }
 
-fn complain(text: &str) {
+fn print_error(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 

@@ -47,18 +47,18 @@ pub(crate) struct Failed {
 pub(crate) struct Client {
     connector: TlsConnector,
     replicas: [SocketAddr; 2],
-    idle: [Mutex<Vec<Line>>; 2],
+    idle: [Mutex<Vec<Connection>>; 2],
     turns: [Semaphore; 2],
 }
 
 /// A connection.
-struct Line {
+struct Connection {
     /// The socket below it, to be looked at.
     socket: std::net::TcpStream,
     sender: SendRequest<Full<Bytes>>,
 }
 
-impl Line {
+impl Connection {
     /// Whether it has neither ended on this machine nor received unexpected data.
     fn is_open(&self) -> bool {
         matches!(self.socket.peek(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
@@ -111,7 +111,7 @@ impl Client {
     }
 
     /// A connection that is there and open, or a new one.
-    async fn line(&self, to: usize) -> io::Result<Line> {
+    async fn line(&self, to: usize) -> io::Result<Connection> {
         loop {
             let kept = self.idle[to].lock().unwrap().pop();
             let Some(mut line) = kept else { return self.open(to).await };
@@ -121,14 +121,14 @@ impl Client {
         }
     }
 
-    async fn open(&self, to: usize) -> io::Result<Line> {
+    async fn open(&self, to: usize) -> io::Result<Connection> {
         let stream = TcpStream::connect(self.replicas[to]).await?;
         stream.set_nodelay(true)?;
         let socket = stream.as_fd().try_clone_to_owned()?.into();
         let stream = self.connector.connect(ServerName::try_from(HOST).unwrap(), stream).await?;
         let (sender, connection) = handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
         tokio::spawn(async move { drop(connection.await) });
-        Ok(Line { socket, sender })
+        Ok(Connection { socket, sender })
     }
 }
 

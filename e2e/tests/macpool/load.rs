@@ -24,7 +24,7 @@ const RATE: u32 = 500;
 
 /// The subject of a review.
 #[derive(Clone, Debug, PartialEq)]
-enum Asked {
+enum Subject {
     /// Any address.
     Any,
     /// This one, which is free.
@@ -108,7 +108,7 @@ fn load(
             let (pick, whose, to) = (random(&mut state) % 100, random(&mut state), random(&mut state));
             let asked = if pick < 5 {
                 let outcome = shared.lock().unwrap();
-                outcome.out.keys().next().map_or(Asked::Any, |mac| Asked::Duplicate(mac.clone()))
+                outcome.out.keys().next().map_or(Subject::Any, |mac| Subject::Duplicate(mac.clone()))
             } else if pick < 30 {
                 // Anywhere in a run of either: half of them are in the other replica's.
                 let runs = &runs[usize::try_from(whose % 2).unwrap()];
@@ -116,13 +116,13 @@ fn load(
                 let bits = (first << 8) + random(&mut state) % (count << 8);
                 let bytes = bits.to_be_bytes();
                 let mac: Vec<String> = bytes[2..].iter().map(|byte| format!("{byte:02x}")).collect();
-                Asked::Given(mac.join(":"))
+                Subject::Given(mac.join(":"))
             } else {
-                Asked::Any
+                Subject::Any
             };
             let mac = match &asked {
-                Asked::Any => None,
-                Asked::Given(mac) | Asked::Duplicate(mac) => Some(mac.as_str()),
+                Subject::Any => None,
+                Subject::Given(mac) | Subject::Duplicate(mac) => Some(mac.as_str()),
             };
             let review = review(&format!("m-{number}"), mac);
             let (client, shared) = (client.clone(), shared.clone());
@@ -137,11 +137,11 @@ fn load(
                 };
                 outcome.times.push(took);
                 match (asked, reply["response"]["allowed"] == true) {
-                    (Asked::Any, true) => *outcome.out.entry(given_by(&reply).unwrap()).or_default() += 1,
-                    (Asked::Any, false) => panic!("no address: {reply}"),
-                    (Asked::Given(mac), true) => *outcome.kept.entry(mac).or_default() += 1,
-                    (Asked::Duplicate(mac), true) => outcome.passed.push(mac),
-                    (Asked::Given(_) | Asked::Duplicate(_), false) => outcome.refused += 1,
+                    (Subject::Any, true) => *outcome.out.entry(given_by(&reply).unwrap()).or_default() += 1,
+                    (Subject::Any, false) => panic!("no address: {reply}"),
+                    (Subject::Given(mac), true) => *outcome.kept.entry(mac).or_default() += 1,
+                    (Subject::Duplicate(mac), true) => outcome.passed.push(mac),
+                    (Subject::Given(_) | Subject::Duplicate(_), false) => outcome.refused += 1,
                 }
             });
             while let Some(done) = running.try_join_next() {

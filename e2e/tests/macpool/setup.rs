@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 pub(crate) const NAMESPACE: &str = "kubemacpool-system";
 pub(crate) const STAMP: &str = "kubemacpool.io/transaction-timestamp";
-const PATIENCE: Duration = Duration::from_secs(180);
+const TIMEOUT: Duration = Duration::from_secs(180);
 
 /// A cluster with the pool's manifests in it, and how to be its service account.
 pub(crate) struct Place {
@@ -344,12 +344,12 @@ pub(crate) fn given_by(reply: &Value) -> Option<String> {
 
 /// Waits for something to be so.
 pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         if let Some(found) = look() {
             return found;
         }
-        assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
+        assert!(Instant::now() < deadline, "not within {TIMEOUT:?}: {what}");
         thread::sleep(Duration::from_millis(50));
     }
 }

@@ -11,7 +11,7 @@ use guests::telling;
 use serde_json::Value;
 
 use crate::machines::claim;
-use crate::place::{INSTANCES, MACHINES, PATIENCE, PLACE};
+use crate::place::{INSTANCES, MACHINES, PLACE, TIMEOUT};
 use crate::streams::Streams;
 
 const NAMESPACE: &str = "client";
@@ -72,7 +72,7 @@ fn until_read(stream: impl Read + Send + 'static, wanted: &str) -> String {
             }
         }
     });
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let mut all = String::new();
     while !all.contains(wanted) {
         let line = lines.recv_timeout(deadline.saturating_duration_since(Instant::now()));

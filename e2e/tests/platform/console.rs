@@ -18,7 +18,7 @@ use tokio_tungstenite::tungstenite::{Error, Message};
 use crate::place::Place;
 
 /// How long connecting, and an answer of the guest, may take.
-const PATIENCE: Duration = Duration::from_secs(180);
+const TIMEOUT: Duration = Duration::from_secs(180);
 
 /// An open console.
 pub(crate) struct Console<'a> {
@@ -55,7 +55,7 @@ impl<'a> Console<'a> {
             let stream = TlsConnector::from(Arc::new(tls)).connect(name, stream).await.unwrap();
             tokio_tungstenite::client_async(request, stream).await
         };
-        let connected = place.cluster.run(async { timeout(PATIENCE, connecting).await });
+        let connected = place.cluster.run(async { timeout(TIMEOUT, connecting).await });
         match connected {
             Ok(Ok((socket, _))) => Ok(Self { place, socket }),
             Ok(Err(Error::Http(answer))) => {
@@ -92,7 +92,7 @@ impl<'a> Console<'a> {
             }
             Ok::<_, String>(())
         };
-        match self.place.cluster.run(async { timeout(PATIENCE, listening).await }) {
+        match self.place.cluster.run(async { timeout(TIMEOUT, listening).await }) {
             Ok(done) => done.map(|()| received),
             Err(_) => Err("the guest sends too little".to_owned()),
         }
@@ -100,12 +100,12 @@ impl<'a> Console<'a> {
 
     /// Waits until the guest has sent `answer`.
     pub(crate) fn listen(&mut self, answer: &str) -> Result<(), String> {
-        self.read(answer, PATIENCE).map(drop)
+        self.read(answer, TIMEOUT).map(drop)
     }
 
     /// Waits until a guest that boots has sent `answer`; all that it has sent.
     pub(crate) fn read_until(&mut self, answer: &str) -> Result<String, String> {
-        self.read(answer, crate::place::PATIENCE)
+        self.read(answer, crate::place::TIMEOUT)
     }
 
     fn read(&mut self, answer: &str, patience: Duration) -> Result<String, String> {

@@ -26,7 +26,7 @@ const SPACE: &str = "crowds";
 /// Most memory of a process that is its own, in KiB.
 const MEMORY_MAX: u64 = 64 << 10;
 /// How long a client waits.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A listener.
 struct Row {
@@ -114,7 +114,7 @@ impl<'a> Listener<'a> {
     /// How long an answer takes.
     async fn probe(&self) -> Duration {
         let begun = Instant::now();
-        let answer = tokio::time::timeout(PATIENCE, self.ask()).await.unwrap();
+        let answer = tokio::time::timeout(TIMEOUT, self.ask()).await.unwrap();
         let took = begun.elapsed();
         let (name, status) = (self.name(), self.row.status);
         if status.is_empty() {
@@ -166,7 +166,7 @@ impl Crowd {
         let mut unfinished = Vec::new();
         for _ in 0..heads {
             // A listener that wants a certificate refuses these.
-            let Ok(Ok(mut stream)) = tokio::time::timeout(PATIENCE, listener.connect()).await else {
+            let Ok(Ok(mut stream)) = tokio::time::timeout(TIMEOUT, listener.connect()).await else {
                 continue;
             };
             drop(stream.write_all(part.as_bytes()).await);

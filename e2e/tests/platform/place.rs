@@ -29,7 +29,7 @@ pub(crate) const SECRETS: Resource = Resource::namespaced("", "v1", "secrets");
 /// Bytes of the pool; it takes what is written.
 const POOL: u64 = 20 << 30;
 /// How long a step of a VM may take.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(240);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(240);
 
 /// A cluster with the platform.
 pub(crate) struct Place {
@@ -64,7 +64,7 @@ impl Place {
 
     /// Creates an object. A webhook's pod that is replaced at the moment delays it, as for users of GitOps tools.
     pub(crate) fn create(&self, resource: Resource, namespace: &str, object: &Value) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while let Err(error) = self.cluster.run(self.client.create::<IgnoredAny>(resource, namespace, object))
         {
             let absent = error.to_string().contains("failed calling webhook");
@@ -125,12 +125,12 @@ impl Place {
     /// Waits until `found` gives something.
     #[track_caller]
     pub(crate) fn until<T>(&self, namespace: &str, wanted: &str, mut found: impl FnMut() -> Option<T>) -> T {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(found) = found() {
                 return found;
             }
-            assert!(Instant::now() < deadline, "{wanted}: not in {PATIENCE:?}\n{}", self.state(namespace));
+            assert!(Instant::now() < deadline, "{wanted}: not in {TIMEOUT:?}\n{}", self.state(namespace));
             std::thread::sleep(Duration::from_millis(50));
         }
     }

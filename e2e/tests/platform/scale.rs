@@ -25,7 +25,7 @@ const NAMESPACE: &str = "scale";
 /// Creations at once.
 const AT_ONCE: usize = 16;
 /// How long all VMs together may take to get somewhere.
-const PATIENCE: Duration = Duration::from_secs(1200);
+const TIMEOUT: Duration = Duration::from_secs(1200);
 /// Collections of which the operator keeps what it decides on.
 const FOLLOWED: [&str; 7] = [
     "apis/kubevirt.io/v1/virtualmachines",
@@ -144,7 +144,7 @@ fn client() -> Client {
 fn until(what: &str, pause: Duration, mut holds: impl FnMut() -> bool) -> Duration {
     let begun = Instant::now();
     while !holds() {
-        assert!(begun.elapsed() < PATIENCE, "{what}: not in {PATIENCE:?}");
+        assert!(begun.elapsed() < TIMEOUT, "{what}: not in {TIMEOUT:?}");
         std::thread::sleep(pause);
     }
     begun.elapsed()

@@ -14,11 +14,11 @@ use crate::setup::CLUSTER;
 use crate::space::{Space, api};
 
 /// Kind, name, and what was seen first: a DataVolume's phase, `made`, or `done` of a pod with a container that succeeded.
-type Seen = (&'static str, String, String);
+type TimelineStep = (&'static str, String, String);
 
 /// Follows DataVolumes and pods until it is dropped.
 pub(crate) struct Timeline {
-    seen: Arc<Mutex<Vec<(Seen, Instant)>>>,
+    seen: Arc<Mutex<Vec<(TimelineStep, Instant)>>>,
     _stop: watch::Sender<()>,
 }
 
@@ -64,7 +64,7 @@ impl Timeline {
     }
 }
 
-async fn follow(kind: &'static str, namespace: &str, seen: &Mutex<Vec<(Seen, Instant)>>) {
+async fn follow(kind: &'static str, namespace: &str, seen: &Mutex<Vec<(TimelineStep, Instant)>>) {
     let mut version = "0".to_owned();
     loop {
         let Ok(stream) = api(kind, namespace).watch(&WatchParams::default(), &version).await else {

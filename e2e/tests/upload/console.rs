@@ -19,7 +19,7 @@ use crate::site::PROXY;
 use crate::{CLUSTER, MIB, SITE, namespace};
 
 /// How long the browser may take.
-const PATIENCE: Duration = Duration::from_secs(180);
+const TIMEOUT: Duration = Duration::from_secs(180);
 const NAME: &str = "disk";
 
 /// The console's server, as far as the page needs it; ends with the process.
@@ -38,7 +38,7 @@ impl Console {
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let (image, sender) = (image.clone(), sender.clone());
-                std::thread::spawn(move || converse(&stream, namespace, &image, size, &sender));
+                std::thread::spawn(move || serve_connection(&stream, namespace, &image, size, &sender));
             }
         });
         Self { address, reports }
@@ -46,14 +46,14 @@ impl Console {
 
     /// The final report of the page.
     fn report(&self, browser: &Browser) -> Value {
-        let report = self.reports.recv_timeout(PATIENCE);
+        let report = self.reports.recv_timeout(TIMEOUT);
         report.unwrap_or_else(|_| {
             panic!("the page does not come to its end\n{}\n{}", browser.said(), described())
         })
     }
 }
 
-fn converse(
+fn serve_connection(
     stream: &TcpStream,
     namespace: &str,
     image: &std::path::Path,

@@ -13,7 +13,7 @@ use crate::fault;
 use crate::id::Id;
 use crate::latency;
 use crate::locks::{Guard, Thing};
-use crate::plan::{self, Create, Found, Wanted};
+use crate::plan::{self, Create, ExistingVolume, RequestedVolume};
 use crate::pool::accounting::Promise;
 use crate::pool::clone::{self, How};
 use crate::pool::{DATA, IMAGE, Open, record_name, scan, trash, tree};
@@ -133,7 +133,7 @@ impl Driver {
             Some(source) if found.is_none() => Some(self.content(&open, source, shape, request)?),
             Some(_) | None => None,
         };
-        let mut wanted = Wanted {
+        let mut wanted = RequestedVolume {
             shape,
             range: request.range,
             sector: request.parameters.sector,
@@ -187,8 +187,8 @@ impl Driver {
     }
 
     /// The volume that has the name already, in this pool or in another.
-    fn found(&self, open: &Open<'_>, id: &Id) -> Result<Option<Found>> {
-        let found = |volume: crate::pool::Volume, same_pool| Found {
+    fn found(&self, open: &Open<'_>, id: &Id) -> Result<Option<ExistingVolume>> {
+        let found = |volume: crate::pool::Volume, same_pool| ExistingVolume {
             same_pool,
             shape: volume.shape,
             record: volume.record,

@@ -24,7 +24,7 @@ use crate::record::{self, GROUP_RECORD_MAX, GroupRecord, Member};
 use super::create;
 use super::image::{self, Note};
 use super::snapshot::{self, Writers};
-use super::still::{TICK, is_settled};
+use super::still::{POLL_INTERVAL, is_settled};
 
 /// Prefix of notes about groups that are being created or deleted.
 const NOTE: &str = "g.";
@@ -201,7 +201,7 @@ fn cut(open: &Open<'_>, ids: &[Id], volumes: &[Volume], how: How) -> Result<Vec<
             return Ok(used);
         }
         busy = changed;
-        std::thread::sleep(TICK * 2);
+        std::thread::sleep(POLL_INTERVAL * 2);
     }
     Err(open.pool.error(
         Kind::Precondition,
@@ -229,7 +229,7 @@ fn cut_once(open: &Open<'_>, ids: &[Id], volumes: &[Volume], how: How) -> Result
     let states = || looked_at.iter().map(|volume| state(open, volume)).collect::<Result<Vec<_>>>();
     let mut before = states()?;
     if !before.iter().all(is_settled) {
-        std::thread::sleep(TICK * 2);
+        std::thread::sleep(POLL_INTERVAL * 2);
         before = states()?;
     }
     let settled: Vec<bool> = before.iter().map(is_settled).collect();

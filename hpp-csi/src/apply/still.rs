@@ -11,7 +11,7 @@ use crate::record;
 use dir::Dir;
 
 /// Two changes within this time may bear the same time stamp.
-pub(super) const TICK: Duration = Duration::from_millis(10);
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The content of a volume.
 pub(super) enum Content<'a> {
@@ -40,7 +40,7 @@ impl Before {
     pub(super) fn of(content: &Content<'_>) -> Result<Self> {
         let mut state = content.state()?;
         if !is_settled(&state) {
-            std::thread::sleep(TICK * 2);
+            std::thread::sleep(POLL_INTERVAL * 2);
             state = content.state()?;
         }
         Ok(Self { state, settled: is_settled(&state) })
@@ -65,7 +65,7 @@ impl Before {
 
 /// Whether the latest change is so long ago that another one would be seen.
 pub(super) fn is_settled(state: &State) -> bool {
-    let until = record::now().saturating_sub(TICK).as_nanos();
+    let until = record::now().saturating_sub(POLL_INTERVAL).as_nanos();
     u128::try_from(state.latest).is_ok_and(|latest| latest < until)
 }
 

@@ -10,7 +10,7 @@ use crate::driver::Driver;
 use crate::error::{Error, Result};
 use crate::id::Id;
 use crate::locks::Thing;
-use crate::pool::accounting::Line;
+use crate::pool::accounting::VolumeAccount;
 use crate::pool::{Open, Volume, tree};
 use crate::record::Shape;
 use crate::sys;
@@ -26,7 +26,7 @@ impl Driver {
     pub(crate) fn upkeep(&self, open: &Open<'_>, all: bool) {
         let ids: Vec<Id> = {
             let book = open.known.book();
-            let thick = |line: &Line| line.record.as_ref().is_some_and(|record| record.thick);
+            let thick = |line: &VolumeAccount| line.record.as_ref().is_some_and(|record| record.thick);
             let files =
                 book.volumes.iter().filter(|(_, line)| line.shape != Shape::Folder && (all || thick(line)));
             files.map(|(id, _)| id.clone()).collect()

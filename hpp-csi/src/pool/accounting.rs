@@ -18,7 +18,7 @@ use super::tree::Usage;
 
 /// A volume's line.
 #[derive(Clone, Debug)]
-pub(crate) struct Line {
+pub(crate) struct VolumeAccount {
     /// `None`: not created by this driver.
     pub(crate) record: Option<Record>,
     pub(crate) shape: Shape,
@@ -36,7 +36,7 @@ pub(crate) struct Line {
     shared: bool,
 }
 
-impl Line {
+impl VolumeAccount {
     /// Bytes that are promised to it: its size, or its use where that is more or there is no record.
     pub(crate) fn promised(&self) -> u64 {
         self.record.as_ref().map_or(self.used, |record| record.capacity.max(self.used))
@@ -81,7 +81,7 @@ impl Line {
 /// All lines of a pool.
 #[derive(Debug, Default)]
 pub(crate) struct Accounting {
-    pub(crate) volumes: BTreeMap<Id, Line>,
+    pub(crate) volumes: BTreeMap<Id, VolumeAccount>,
     pub(crate) snapshots: BTreeMap<Id, SnapshotRecord>,
     /// Promised to what is being made.
     pending: HashMap<u64, u64>,
@@ -98,14 +98,14 @@ const AGAIN: u32 = 2;
 impl Accounting {
     /// Everything that is promised.
     pub(crate) fn promised(&self) -> u64 {
-        let volumes = self.volumes.values().map(Line::promised);
+        let volumes = self.volumes.values().map(VolumeAccount::promised);
         let snapshots = self.snapshots.values().map(|record| record.used);
         volumes.chain(snapshots).fold(self.pending(), u64::saturating_add)
     }
 
     /// Bytes that volumes, and those being made, may still take.
     pub(crate) fn outstanding(&self) -> u64 {
-        self.volumes.values().map(Line::outstanding).fold(self.pending(), u64::saturating_add)
+        self.volumes.values().map(VolumeAccount::outstanding).fold(self.pending(), u64::saturating_add)
     }
 
     fn pending(&self) -> u64 {
@@ -115,8 +115,16 @@ impl Accounting {
     /// Notes a volume's record.
     pub(crate) fn note_volume(&mut self, id: &Id, record: Option<Record>, place: Shape) {
         let shape = record.as_ref().map_or(place, |record| record.shape);
-        let line =
-            Line { record, shape, used: 0, owned: 0, kept: 0, extents: None, seen: false, shared: false };
+        let line = VolumeAccount {
+            record,
+            shape,
+            used: 0,
+            owned: 0,
+            kept: 0,
+            extents: None,
+            seen: false,
+            shared: false,
+        };
         match self.volumes.get_mut(id) {
             Some(known) => (known.record, known.shape) = (line.record, line.shape),
             None => drop(self.volumes.insert(id.clone(), line)),
@@ -125,7 +133,7 @@ impl Accounting {
 
     /// Notes a volume that was made just now, with what it uses and owns.
     pub(crate) fn note_made(&mut self, id: &Id, record: &Record, used: u64, owned: u64) {
-        let line = Line {
+        let line = VolumeAccount {
             shape: record.shape,
             record: Some(record.clone()),
             used,
@@ -187,7 +195,7 @@ impl Accounting {
                 sources.insert(source);
             }
         }
-        let shares = |id: &Id, line: &Line| {
+        let shares = |id: &Id, line: &VolumeAccount| {
             line.shared
                 || line.record.as_ref().is_some_and(|record| record.source.is_some())
                 || sources.contains(id.as_str())
@@ -219,11 +227,11 @@ impl Drop for Promise {
 
 /// When volumes are looked at. A look may walk through all files: the longer it takes, the rarer it is.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Looks {
+pub(crate) struct LookSchedule {
     next: Duration,
 }
 
-impl Looks {
+impl LookSchedule {
     /// Least time between two looks.
     pub(crate) const PAUSE: Duration = Duration::from_secs(60);
     /// A look takes this part of the time at most.

@@ -15,7 +15,7 @@ use disk_image::Stop;
 use futures_util::{Stream, StreamExt};
 
 /// How often a waiting thread looks whether it was asked to stop.
-const TICK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A runtime for network clients, and the request to stop. Clones share both.
 #[derive(Clone, Debug)]
@@ -71,7 +71,7 @@ impl Net {
         runtime.block_on(async {
             let mut future = std::pin::pin!(future);
             loop {
-                match tokio::time::timeout(TICK, future.as_mut()).await {
+                match tokio::time::timeout(POLL_INTERVAL, future.as_mut()).await {
                     Ok(output) => return Ok(output),
                     Err(_) => self.stop.check()?,
                 }

@@ -22,7 +22,7 @@ use super::remote::{Chain, Reach, RemoteSource};
 use crate::error::{Error, Kind};
 
 /// How often the ready file is looked for.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Longest name of a file, in bytes.
 const NAME_MAX: u64 = 255;
 /// Largest answer to /info that is read. A container's environment is a few kilobytes.
@@ -111,7 +111,7 @@ fn ready(file: &Path, patience: Duration, stop: &Stop) -> Result<Option<String>,
             );
             return Err(Error::new(Kind::Connect, what));
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
     let failed = |e| Error::connect(format!("cannot read the file {}", file.display()), e);
     // A link or a pipe is none of the server's.

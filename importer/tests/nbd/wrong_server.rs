@@ -56,12 +56,12 @@ pub(crate) enum Way {
 }
 
 /// The socket of a server, which may be cut.
-struct Line {
+struct CutSocket {
     socket: TcpStream,
     left: usize,
 }
 
-impl Line {
+impl CutSocket {
     fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
         let n = bytes.len().min(self.left);
         self.socket.write_all(&bytes[..n])?;
@@ -130,7 +130,7 @@ pub(crate) fn server(disk: &[u8], way: Way) -> (String, Arc<AtomicUsize>) {
             let disk = disk.clone();
             std::thread::spawn(move || {
                 let left = if let Way::Cut(left) = way { left } else { usize::MAX };
-                let mut line = Line { socket, left };
+                let mut line = CutSocket { socket, left };
                 if way == Way::SilentHandshake {
                     std::thread::sleep(Duration::from_secs(3));
                 }
@@ -143,7 +143,7 @@ pub(crate) fn server(disk: &[u8], way: Way) -> (String, Arc<AtomicUsize>) {
     (url, connections)
 }
 
-fn handshake(line: &mut Line, size: u64, way: Way) -> io::Result<()> {
+fn handshake(line: &mut CutSocket, size: u64, way: Way) -> io::Result<()> {
     line.send(b"NBDMAGICIHAVEOPT\0\x03")?;
     line.take::<4>()?;
     loop {
@@ -194,14 +194,14 @@ fn handshake(line: &mut Line, size: u64, way: Way) -> io::Result<()> {
 /// A request: command, cookie, offset, length.
 type Request = (u16, u64, u64, u32);
 
-fn request(line: &mut Line) -> io::Result<Request> {
+fn request(line: &mut CutSocket) -> io::Result<Request> {
     let head = line.take::<28>()?;
     assert_eq!(head[..4], 0x2560_9513_u32.to_be_bytes());
     let number = |range: Range<usize>| head[range].iter().fold(0u64, |n, &b| n << 8 | u64::from(b));
     Ok((number(6..8) as u16, number(8..16), number(16..24), number(24..28) as u32))
 }
 
-fn serve(line: &mut Line, disk: &[u8], way: Way) -> io::Result<()> {
+fn serve(line: &mut CutSocket, disk: &[u8], way: Way) -> io::Result<()> {
     let mut seed = 1u64;
     loop {
         let mut requests = vec![request(line)?];

@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 pub(crate) const MIB: usize = 1 << 20;
 /// Nothing here takes longer unless it hangs.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The program that the init container copies.
 pub(crate) fn server_program() -> PathBuf {
@@ -45,7 +45,7 @@ pub(crate) fn disk_bytes(len: usize) -> Vec<u8> {
 pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {
-        assert!(begun.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
+        assert!(begun.elapsed() < TIMEOUT, "{what}: not within {TIMEOUT:?}");
         thread::sleep(Duration::from_millis(20));
     }
 }
@@ -93,7 +93,7 @@ impl Process {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(begun.elapsed() < PATIENCE, "still running after {PATIENCE:?}:\n{}", self.log());
+            assert!(begun.elapsed() < TIMEOUT, "still running after {TIMEOUT:?}:\n{}", self.log());
             thread::sleep(Duration::from_millis(10));
         }
     }
@@ -252,7 +252,7 @@ impl Answer {
 #[track_caller]
 pub(crate) fn ask(address: SocketAddr, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
     let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     let headers: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
     write!(stream, "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n")
         .unwrap();

@@ -49,7 +49,7 @@ pub enum Credentials {
 /// A token with a source to renew it from.
 pub struct Renewed {
     source: Source,
-    held: std::sync::Mutex<Option<Held>>,
+    held: std::sync::Mutex<Option<CachedHeader>>,
     /// One renewal at a time.
     renewing: tokio::sync::Mutex<()>,
 }
@@ -60,7 +60,7 @@ enum Source {
 }
 
 #[derive(Clone)]
-struct Held {
+struct CachedHeader {
     header: HeaderValue,
     until: Instant,
 }
@@ -140,7 +140,7 @@ impl Renewed {
                         error,
                     )
                 })?;
-                Held { header: header(text.trim())?, until: Instant::now() + FILE_AGE }
+                CachedHeader { header: header(text.trim())?, until: Instant::now() + FILE_AGE }
             }
             Source::Exec(exec) => exec.run().await?,
         };
@@ -162,7 +162,7 @@ struct ExecStatus {
 }
 
 impl Exec {
-    async fn run(&self) -> Result<Held> {
+    async fn run(&self) -> Result<CachedHeader> {
         let failed = |text: String| Error::new(Kind::Config, format!("exec plugin {}: {text}", self.command));
         let version =
             if self.api_version.is_empty() { "client.authentication.k8s.io/v1" } else { &self.api_version };
@@ -189,7 +189,10 @@ impl Exec {
         let lives = expiration_timestamp.map_or(Duration::from_secs(3600), |expiry| {
             SystemTime::from(expiry).duration_since(SystemTime::now()).unwrap_or_default()
         });
-        Ok(Held { header: header(&token)?, until: Instant::now() + lives.saturating_sub(EXPIRY_MARGIN) })
+        Ok(CachedHeader {
+            header: header(&token)?,
+            until: Instant::now() + lives.saturating_sub(EXPIRY_MARGIN),
+        })
     }
 }
 

@@ -163,7 +163,7 @@ impl<K: Clone + Eq + Hash + Send + 'static> Queue<K> {
                 key = self.next() => key,
             };
             while running.try_join_next().is_some() {}
-            let turn = Turn { queue: self.clone(), key: Some(key.clone()), outcome: Outcome::Retry };
+            let turn = KeyInWork { queue: self.clone(), key: Some(key.clone()), outcome: Outcome::Retry };
             let work = work(key);
             running.spawn(async move {
                 let _place = place;
@@ -198,13 +198,13 @@ impl<K: Clone + Eq + Hash + Send + 'static> Queue<K> {
 }
 
 /// A key in work. When it is dropped, also by a panic of the work, the key is free again.
-struct Turn<K: Clone + Eq + Hash + Send + 'static> {
+struct KeyInWork<K: Clone + Eq + Hash + Send + 'static> {
     queue: Queue<K>,
     key: Option<K>,
     outcome: Outcome,
 }
 
-impl<K: Clone + Eq + Hash + Send + 'static> Drop for Turn<K> {
+impl<K: Clone + Eq + Hash + Send + 'static> Drop for KeyInWork<K> {
     fn drop(&mut self) {
         if let Some(key) = self.key.take() {
             self.queue.state().finish(key, self.outcome);

@@ -16,7 +16,7 @@ use thiserror::Error;
 use crate::framing;
 
 /// How long the rest of a message may take once it began, and the launcher to take ours.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Most events that are kept while an answer is waited for.
 const EVENTS_MAX: usize = 1024;
@@ -62,7 +62,7 @@ impl Client {
     /// # Errors
     /// The socket takes no timeout.
     pub fn over(stream: UnixStream) -> io::Result<Self> {
-        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(TIMEOUT))?;
         Ok(Self { stream, version: None, last: 0, events: VecDeque::new() })
     }
 
@@ -144,7 +144,7 @@ impl Client {
             return Ok(Some(event));
         }
         self.stream.set_read_timeout(Some(patience))?;
-        match self.message(PATIENCE) {
+        match self.message(TIMEOUT) {
             Ok(Some(Message::Event(event))) => Ok(Some(event)),
             Ok(Some(Message::Hello { .. } | Message::Answer { .. } | Message::Refused { .. }) | None) => {
                 Ok(None)
@@ -161,7 +161,7 @@ impl Client {
     fn message(&mut self, left: Duration) -> Result<Option<Message>, CallError> {
         let length =
             framing::next(&self.stream)?.ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))??;
-        let json = framing::json(&self.stream, length, PATIENCE.min(left))?;
+        let json = framing::json(&self.stream, length, TIMEOUT.min(left))?;
         Ok(Message::read(&json)?)
     }
 }
@@ -184,7 +184,7 @@ mod tests {
             let mut heard = Vec::new();
             for texts in answers {
                 let Ok(Some(Ok(length))) = framing::next(&theirs) else { break };
-                let json = framing::json(&theirs, length, PATIENCE).unwrap();
+                let json = framing::json(&theirs, length, TIMEOUT).unwrap();
                 heard.push(String::from_utf8(json).unwrap());
                 for text in *texts {
                     framing::send(&theirs, &RawValue::from_string((*text).to_owned()).unwrap()).unwrap();

@@ -33,7 +33,7 @@ use crate::peer;
 /// Longest wait for the answer to a question.
 const QUESTION: Duration = Duration::from_secs(60);
 /// Between two looks whether everything is sent.
-const LOOK: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Pause before the next attempt, and between two questions whether a server has finished.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Bytes of an answer that are read.
@@ -118,7 +118,7 @@ struct Session {
 }
 
 /// How an attempt ended.
-enum Turn {
+enum AttemptEnd {
     Done,
     /// Another attempt may succeed.
     Again(Error),
@@ -141,8 +141,8 @@ impl<T: Tokens> Site<T> {
         let mut session = Session { location: None, fruitless: 0, furthest: 0 };
         loop {
             let why = match self.attempt(&mut session, file, length, sent).await? {
-                Turn::Done => return Ok(()),
-                Turn::Again(why) => why,
+                AttemptEnd::Done => return Ok(()),
+                AttemptEnd::Again(why) => why,
             };
             // An attempt that brought something is no failure.
             session.fruitless = if sent.furthest() > session.furthest { 0 } else { session.fruitless + 1 };
@@ -173,33 +173,33 @@ impl<T: Tokens> Site<T> {
         file: &Arc<File>,
         length: u64,
         sent: &Sent,
-    ) -> Result<Turn> {
+    ) -> Result<AttemptEnd> {
         let token = match self.tokens.token().await {
             Ok(token) => token,
-            Err(error) => return Ok(Turn::Again(error)),
+            Err(error) => return Ok(AttemptEnd::Again(error)),
         };
         let (method, path, offset) = match session.location.clone() {
             None => (Method::POST, self.path.clone(), 0),
             Some(path) => match self.offset(&path, &token).await? {
-                Found::At(offset) if offset <= length => (Method::PATCH, path, offset),
-                Found::At(_) => {
+                UploadState::At(offset) if offset <= length => (Method::PATCH, path, offset),
+                UploadState::At(_) => {
                     return Err(Error::new(
                         Kind::Refused,
                         "the server has more bytes than the file holds: the file changed; start over with a new claim",
                     ));
                 }
-                Found::Whole => {
-                    return Ok(Turn::Again(Error::new(
+                UploadState::Whole => {
+                    return Ok(AttemptEnd::Again(Error::new(
                         Kind::Refused,
                         "the server has not finished the upload yet",
                     )));
                 }
-                Found::Done => return filled(sent, length),
-                Found::Lost(why) => {
+                UploadState::Done => return filled(sent, length),
+                UploadState::Lost(why) => {
                     session.location = None;
-                    return Ok(Turn::Again(why));
+                    return Ok(AttemptEnd::Again(why));
                 }
-                Found::Unknown(why) => return Ok(Turn::Again(why)),
+                UploadState::Unknown(why) => return Ok(AttemptEnd::Again(why)),
             },
         };
         let mut request = self
@@ -221,7 +221,7 @@ impl<T: Tokens> Site<T> {
         });
         let whole = async {
             while sent.now() < length {
-                tokio::time::sleep(LOOK).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
         };
         let answer = match peer::answer(self.send(request), whole, peer::ANSWER).await {
@@ -232,51 +232,51 @@ impl<T: Tokens> Site<T> {
             session.location = Some(path);
         }
         match answer {
-            Err(error) => Ok(Turn::Again(error)),
+            Err(error) => Ok(AttemptEnd::Again(error)),
             Ok(answer) if answer.is_finished() && session.location.is_some() => filled(sent, length),
             Ok(answer) => self.judge(session, &answer),
         }
     }
 
     /// Judges an answer to POST or PATCH.
-    fn judge(&self, session: &mut Session, answer: &Answer) -> Result<Turn> {
+    fn judge(&self, session: &mut Session, answer: &Answer) -> Result<AttemptEnd> {
         let refused = Error::new(Kind::Refused, format!("the server answers {}", answer.words()));
         match answer.status {
-            StatusCode::OK => Ok(Turn::Done),
+            StatusCode::OK => Ok(AttemptEnd::Done),
             // The token may have expired.
-            StatusCode::UNAUTHORIZED if self.tokens.is_renewable() => Ok(Turn::Again(refused)),
+            StatusCode::UNAUTHORIZED if self.tokens.is_renewable() => Ok(AttemptEnd::Again(refused)),
             // The server is not ready, busy or gone.
             StatusCode::SERVICE_UNAVAILABLE
             | StatusCode::BAD_GATEWAY
             | StatusCode::REQUEST_TIMEOUT
             | StatusCode::TOO_MANY_REQUESTS => match answer.is_finished() {
                 true => Err(refused),
-                false => Ok(Turn::Again(refused)),
+                false => Ok(AttemptEnd::Again(refused)),
             },
             // It has more or less than expected, or nothing is left of it.
-            StatusCode::CONFLICT if session.location.is_some() => Ok(Turn::Again(refused)),
+            StatusCode::CONFLICT if session.location.is_some() => Ok(AttemptEnd::Again(refused)),
             StatusCode::NOT_FOUND if session.location.is_some() => {
                 session.location = None;
-                Ok(Turn::Again(refused))
+                Ok(AttemptEnd::Again(refused))
             }
             _ => Err(refused),
         }
     }
 
     /// How far the upload at `path` is.
-    async fn offset(&self, path: &str, token: &str) -> Result<Found> {
+    async fn offset(&self, path: &str, token: &str) -> Result<UploadState> {
         let request = self.request(&Method::HEAD, path, token).header(VERSION_HEADER, VERSION);
         let answer = match self.ask(request.body(Either::Right(Empty::new())).map_err(nonsense)?).await {
             Ok(answer) => answer,
-            Err(error) => return Ok(Found::Unknown(error)),
+            Err(error) => return Ok(UploadState::Unknown(error)),
         };
         if answer.status.is_success() {
             let text = |name: &str| answer.headers.get(name).and_then(|value| value.to_str().ok());
             let offset = text(OFFSET_HEADER).and_then(|offset| offset.parse().ok());
             return Ok(match (text(COMPLETE_HEADER), offset) {
-                (Some("?1"), _) => Found::Whole,
-                (_, Some(offset)) => Found::At(offset),
-                (_, None) => Found::Unknown(Error::new(
+                (Some("?1"), _) => UploadState::Whole,
+                (_, Some(offset)) => UploadState::At(offset),
+                (_, None) => UploadState::Unknown(Error::new(
                     Kind::Refused,
                     "the server did not report the offset of the upload",
                 )),
@@ -285,7 +285,7 @@ impl<T: Tokens> Site<T> {
         // An answer to HEAD has no text: ask the proxy again with GET.
         let request = self.request(&Method::GET, &self.path, token);
         let why = match self.ask(request.body(Either::Right(Empty::new())).map_err(nonsense)?).await {
-            Ok(found) if found.is_finished() => return Ok(Found::Done),
+            Ok(found) if found.is_finished() => return Ok(UploadState::Done),
             Ok(found) => Error::new(
                 Kind::Refused,
                 format!("the server answers {} and {}", answer.status, found.words()),
@@ -293,9 +293,9 @@ impl<T: Tokens> Site<T> {
             Err(error) => error,
         };
         Ok(match answer.status {
-            StatusCode::NOT_FOUND => Found::Lost(why),
+            StatusCode::NOT_FOUND => UploadState::Lost(why),
             StatusCode::UNAUTHORIZED if !self.tokens.is_renewable() => return Err(why),
-            _ => Found::Unknown(why),
+            _ => UploadState::Unknown(why),
         })
     }
 
@@ -350,9 +350,9 @@ fn failed(error: peer::Error) -> Error {
 }
 
 /// The volume is filled. Unless this client has sent everything, another one filled it.
-fn filled(sent: &Sent, length: u64) -> Result<Turn> {
+fn filled(sent: &Sent, length: u64) -> Result<AttemptEnd> {
     match sent.furthest() >= length {
-        true => Ok(Turn::Done),
+        true => Ok(AttemptEnd::Done),
         false => {
             Err(Error::new(Kind::Refused, "another client has filled the volume; upload to another claim"))
         }
@@ -360,7 +360,7 @@ fn filled(sent: &Sent, length: u64) -> Result<Turn> {
 }
 
 /// How far an upload is.
-enum Found {
+enum UploadState {
     At(u64),
     /// The server has all bytes and is still working.
     Whole,

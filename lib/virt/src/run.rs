@@ -7,7 +7,7 @@ use api::launcher::{Exit, State};
 
 /// The observed state of a run's launcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Seen {
+pub enum LauncherState {
     /// There is no folder of the run.
     Nothing,
     /// There is, and no launcher; the guest may run without one.
@@ -44,7 +44,7 @@ pub struct Run {
     /// The time, in seconds since 1970.
     pub now: u64,
     /// Its launcher and guest.
-    pub seen: Seen,
+    pub seen: LauncherState,
 }
 
 /// A step of a run.
@@ -71,7 +71,7 @@ pub enum RunStep {
 /// The steps for a run.
 pub fn run(found: &Run) -> Option<RunStep> {
     let late = found.deleting && !found.over && found.overdue.is_some_and(|time| time <= found.now);
-    let there = matches!(found.seen, Seen::Down | Seen::Waiting | Seen::Guest(_));
+    let there = matches!(found.seen, LauncherState::Down | LauncherState::Waiting | LauncherState::Guest(_));
     if late && (found.busy || there) {
         return Some(RunStep::Kill);
     }
@@ -80,10 +80,16 @@ pub fn run(found: &Run) -> Option<RunStep> {
     }
     if found.over {
         return match (&found.seen, found.deleting) {
-            (Seen::Nothing, true) if found.networks => Some(RunStep::Clear),
-            (Seen::Nothing, true) => Some(RunStep::Remove),
-            (Seen::Nothing, false) => None,
-            (Seen::Down | Seen::Waiting | Seen::Guest(_) | Seen::Ended(_), _) => Some(RunStep::Clear),
+            (LauncherState::Nothing, true) if found.networks => Some(RunStep::Clear),
+            (LauncherState::Nothing, true) => Some(RunStep::Remove),
+            (LauncherState::Nothing, false) => None,
+            (
+                LauncherState::Down
+                | LauncherState::Waiting
+                | LauncherState::Guest(_)
+                | LauncherState::Ended(_),
+                _,
+            ) => Some(RunStep::Clear),
         };
     }
     let start = || match found.retry {
@@ -91,24 +97,24 @@ pub fn run(found: &Run) -> Option<RunStep> {
         Some(_) | None => Some(RunStep::Start),
     };
     match (&found.seen, found.deleting) {
-        (Seen::Ended(exit), _) => Some(RunStep::Finish(Some(exit.clone()))),
+        (LauncherState::Ended(exit), _) => Some(RunStep::Finish(Some(exit.clone()))),
         // Its launcher was there, and then the machine was switched off.
-        (Seen::Nothing, _) if found.begun => Some(RunStep::Finish(None)),
-        (Seen::Nothing, true) if found.networks => Some(RunStep::Clear),
-        (Seen::Nothing, true) => Some(RunStep::Remove),
-        (Seen::Nothing, false) => {
+        (LauncherState::Nothing, _) if found.begun => Some(RunStep::Finish(None)),
+        (LauncherState::Nothing, true) if found.networks => Some(RunStep::Clear),
+        (LauncherState::Nothing, true) => Some(RunStep::Remove),
+        (LauncherState::Nothing, false) => {
             if found.ready {
                 start()
             } else {
                 None
             }
         }
-        (Seen::Down, true) => Some(RunStep::Adopt),
-        (Seen::Waiting, true) => Some(RunStep::Clear),
-        (Seen::Down | Seen::Waiting, false) => start(),
-        (Seen::Guest(_), true) if found.asked => found.overdue.map(RunStep::Wait),
-        (Seen::Guest(_), true) => Some(RunStep::Shutdown),
-        (Seen::Guest(_), false) => None,
+        (LauncherState::Down, true) => Some(RunStep::Adopt),
+        (LauncherState::Waiting, true) => Some(RunStep::Clear),
+        (LauncherState::Down | LauncherState::Waiting, false) => start(),
+        (LauncherState::Guest(_), true) if found.asked => found.overdue.map(RunStep::Wait),
+        (LauncherState::Guest(_), true) => Some(RunStep::Shutdown),
+        (LauncherState::Guest(_), false) => None,
     }
 }
 
@@ -117,7 +123,7 @@ mod tests {
     use super::*;
     use api::launcher::Cause;
 
-    fn seen(seen: Seen) -> Run {
+    fn seen(seen: LauncherState) -> Run {
         Run {
             deleting: false,
             over: false,
@@ -136,9 +142,9 @@ mod tests {
     #[test]
     fn a_run_goes_from_nothing_to_nothing() {
         let exit = Exit { uid: "a".into(), cause: Cause::Shutdown, code: 0, time: 5 };
-        let new = Run { begun: false, ..seen(Seen::Nothing) };
-        let ended = || seen(Seen::Ended(exit.clone()));
-        let guest = || seen(Seen::Guest(State::Running));
+        let new = Run { begun: false, ..seen(LauncherState::Nothing) };
+        let ended = || seen(LauncherState::Ended(exit.clone()));
+        let guest = || seen(LauncherState::Guest(State::Running));
         let late = |time, run| Run { deleting: true, overdue: Some(time), ..run };
         for (name, found, wanted) in [
             ("new", new.clone(), Some(RunStep::Start)),
@@ -146,30 +152,38 @@ mod tests {
             ("volumes are filled", Run { ready: false, ..new.clone() }, None),
             ("tried again later", Run { retry: Some(101), ..new.clone() }, Some(RunStep::Wait(101))),
             ("deleted before", Run { deleting: true, ..new }, Some(RunStep::Remove)),
-            ("switched off", seen(Seen::Nothing), Some(RunStep::Finish(None))),
-            ("cut short", seen(Seen::Down), Some(RunStep::Start)),
-            ("not launched", seen(Seen::Waiting), Some(RunStep::Start)),
+            ("switched off", seen(LauncherState::Nothing), Some(RunStep::Finish(None))),
+            ("cut short", seen(LauncherState::Down), Some(RunStep::Start)),
+            ("not launched", seen(LauncherState::Waiting), Some(RunStep::Start)),
             ("runs", guest(), None),
             ("to end", Run { deleting: true, ..guest() }, Some(RunStep::Shutdown)),
             ("ending", Run { deleting: true, asked: true, ..guest() }, None),
             ("waited for", Run { asked: true, ..late(101, guest()) }, Some(RunStep::Wait(101))),
             ("does not end", Run { asked: true, ..late(100, guest()) }, Some(RunStep::Kill)),
             ("cannot be asked", late(100, guest()), Some(RunStep::Kill)),
-            ("its launcher does not come", late(100, seen(Seen::Down)), Some(RunStep::Kill)),
-            ("its start hangs", Run { busy: true, ..late(100, seen(Seen::Down)) }, Some(RunStep::Kill)),
+            ("its launcher does not come", late(100, seen(LauncherState::Down)), Some(RunStep::Kill)),
+            (
+                "its start hangs",
+                Run { busy: true, ..late(100, seen(LauncherState::Down)) },
+                Some(RunStep::Kill),
+            ),
             ("its start goes on", Run { busy: true, ..late(101, guest()) }, Some(RunStep::Wait(101))),
             ("ended late", late(100, ended()), Some(RunStep::Finish(Some(exit.clone())))),
             ("cleared late", Run { over: true, ..late(100, ended()) }, Some(RunStep::Clear)),
             ("being cleared late", Run { over: true, busy: true, ..late(100, ended()) }, None),
-            ("to end unseen", Run { deleting: true, ..seen(Seen::Down) }, Some(RunStep::Adopt)),
-            ("to end before", Run { deleting: true, ..seen(Seen::Waiting) }, Some(RunStep::Clear)),
+            ("to end unseen", Run { deleting: true, ..seen(LauncherState::Down) }, Some(RunStep::Adopt)),
+            ("to end before", Run { deleting: true, ..seen(LauncherState::Waiting) }, Some(RunStep::Clear)),
             ("ended", ended(), Some(RunStep::Finish(Some(exit.clone())))),
             ("noted", Run { over: true, ..ended() }, Some(RunStep::Clear)),
-            ("over", Run { over: true, ..seen(Seen::Nothing) }, None),
-            ("gone", Run { over: true, deleting: true, ..seen(Seen::Nothing) }, Some(RunStep::Remove)),
+            ("over", Run { over: true, ..seen(LauncherState::Nothing) }, None),
+            (
+                "gone",
+                Run { over: true, deleting: true, ..seen(LauncherState::Nothing) },
+                Some(RunStep::Remove),
+            ),
             (
                 "gone by a boot",
-                Run { over: true, deleting: true, networks: true, ..seen(Seen::Nothing) },
+                Run { over: true, deleting: true, networks: true, ..seen(LauncherState::Nothing) },
                 Some(RunStep::Clear),
             ),
         ] {

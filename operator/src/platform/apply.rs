@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::endpoints::Endpoints;
-use super::plan::{self, Action, Component, Observed, Seen, Side, State};
+use super::plan::{self, Action, Component, Observed, ObservedOwner, Side, State};
 use super::status;
 
 const KUBEVIRTS: Resource = Resource::namespaced("kubevirt.io", "v1", "kubevirts");
@@ -228,7 +228,7 @@ impl Controller {
             .min_by_key(|(_, other)| (other.created.clone(), other.uid.clone()))
             .map(|(key, _)| key.name().to_owned());
         let observed = Observed {
-            object: Seen {
+            object: ObservedOwner {
                 deleting: object.deleting,
                 held: object.finalizers.iter().any(|one| one == side.finalizer()),
                 waits: object.waits,

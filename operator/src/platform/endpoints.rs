@@ -37,12 +37,12 @@ struct Conditions {
 
 /// The Service of a slice, and whether one of the slice's endpoints is ready.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Seen {
+struct ServiceSlice {
     service: String,
     ready: bool,
 }
 
-impl From<&Slice> for Seen {
+impl From<&Slice> for ServiceSlice {
     fn from(slice: &Slice) -> Self {
         let endpoints = slice.endpoints.iter().flatten();
         Self {
@@ -54,7 +54,7 @@ impl From<&Slice> for Seen {
 
 /// The EndpointSlices of a namespace.
 #[derive(Clone, Debug)]
-pub(super) struct Endpoints(Cache<Seen>);
+pub(super) struct Endpoints(Cache<ServiceSlice>);
 
 impl Endpoints {
     /// Starts to follow them; `on_change` is called when a Service gains or loses its ready endpoints.
@@ -63,7 +63,7 @@ impl Endpoints {
         namespace: &str,
         on_change: impl Fn() + Send + Sync + 'static,
     ) -> Self {
-        let cache = Cache::<Seen>::builder().on_change(move |_| on_change());
+        let cache = Cache::<ServiceSlice>::builder().on_change(move |_| on_change());
         Self(cache.start::<Slice>(client, SLICES, &Scope::all().namespace(namespace)))
     }
 
@@ -89,7 +89,7 @@ mod tests {
     fn a_slice_is_ready_when_one_endpoint_is() {
         let seen = |endpoints: Value| {
             let slice = json!({"metadata": {"labels": {SERVICE: "virt-api"}}, "endpoints": endpoints});
-            Seen::from(&serde_json::from_value::<Slice>(slice).unwrap())
+            ServiceSlice::from(&serde_json::from_value::<Slice>(slice).unwrap())
         };
         let ending = json!({"conditions": {"ready": false, "serving": true, "terminating": true}});
         for (endpoints, ready) in [
@@ -99,7 +99,7 @@ mod tests {
             (json!([ending, {"conditions": {"ready": true}}]), true),
             (json!([{}]), true),
         ] {
-            let wanted = Seen { service: "virt-api".to_owned(), ready };
+            let wanted = ServiceSlice { service: "virt-api".to_owned(), ready };
             assert_eq!(seen(endpoints.clone()), wanted, "{endpoints}");
         }
     }

@@ -39,7 +39,7 @@ impl Side {
 
 /// The object, as far as decisions need it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct ObservedOwner {
     /// Whether a deletion was requested.
     pub deleting: bool,
     /// Whether it has our finalizer.
@@ -77,7 +77,7 @@ impl Component {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Observed {
     /// The object.
-    pub object: Seen,
+    pub object: ObservedOwner,
     /// Name of an older object of the same kind, which counts instead.
     pub older: Option<String>,
     /// Components that exist.
@@ -140,7 +140,7 @@ pub fn state(side: Side, observed: &Observed) -> State {
 }
 
 /// The next step; the status is reported besides.
-pub fn plan(object: &Seen, state: &State) -> Option<Action> {
+pub fn plan(object: &ObservedOwner, state: &State) -> Option<Action> {
     match state {
         State::Removed if object.held => Some(Action::Release),
         State::Removing(_) => Some(Action::DeleteWorkloads),
@@ -161,7 +161,7 @@ mod tests {
         side.components().iter().map(component).collect()
     }
 
-    fn observed(object: Seen) -> Observed {
+    fn observed(object: ObservedOwner) -> Observed {
         let services = Side::Compute.services().iter().map(|name| (*name).to_owned()).collect();
         Observed { object, components: ready(Side::Compute), services, ..Observed::default() }
     }
@@ -174,14 +174,14 @@ mod tests {
 
     #[test]
     fn a_new_object_gets_the_finalizer_before_anything_else() {
-        assert_eq!(next(&observed(Seen::default())), (State::Deployed, Some(Action::Hold)));
-        let held = Seen { held: true, ..Seen::default() };
+        assert_eq!(next(&observed(ObservedOwner::default())), (State::Deployed, Some(Action::Hold)));
+        let held = ObservedOwner { held: true, ..ObservedOwner::default() };
         assert_eq!(next(&observed(held)), (State::Deployed, None));
     }
 
     #[test]
     fn deployed_needs_every_component_current_and_ready() {
-        let held = Seen { held: true, ..Seen::default() };
+        let held = ObservedOwner { held: true, ..ObservedOwner::default() };
         for change in [
             |list: &mut Vec<Component>| drop(list.remove(1)),
             |list: &mut Vec<Component>| list[1].ready = 1,
@@ -200,16 +200,16 @@ mod tests {
     #[test]
     fn a_second_object_is_a_duplicate_and_may_be_deleted_at_once() {
         let older = Some("kubevirt".to_owned());
-        let one = Observed { older: older.clone(), ..observed(Seen::default()) };
+        let one = Observed { older: older.clone(), ..observed(ObservedOwner::default()) };
         assert_eq!(next(&one), (State::Duplicate("kubevirt".to_owned()), None));
-        let object = Seen { deleting: true, held: true, waits: true };
+        let object = ObservedOwner { deleting: true, held: true, waits: true };
         let one = Observed { older, workloads: 3, ..observed(object) };
         assert_eq!(next(&one), (State::Removed, Some(Action::Release)));
     }
 
     #[test]
     fn deletion_waits_for_workloads_or_removes_them_by_the_strategy() {
-        let object = |waits| Seen { deleting: true, held: true, waits };
+        let object = |waits| ObservedOwner { deleting: true, held: true, waits };
         for (waits, workloads, wanted) in [
             (true, 2, (State::Waiting(2), None)),
             (false, 2, (State::Removing(2), Some(Action::DeleteWorkloads))),

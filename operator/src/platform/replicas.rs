@@ -36,9 +36,9 @@ struct DeploymentSpec {
 
 /// The number of replicas that a Deployment asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Asked(u32);
+struct RequestedReplicas(u32);
 
-impl From<&Deployment> for Asked {
+impl From<&Deployment> for RequestedReplicas {
     fn from(object: &Deployment) -> Self {
         Self(object.spec.replicas.unwrap_or(1))
     }
@@ -52,7 +52,7 @@ pub(super) struct Controller {
     /// Whether the number is decided here.
     scale: bool,
     nodes: Cache<NodeSeen>,
-    deployments: Cache<Asked>,
+    deployments: Cache<RequestedReplicas>,
     queue: Queue<Key>,
 }
 
@@ -69,7 +69,7 @@ impl Controller {
         );
         let feed = queue.clone();
         let only = Scope::all().namespace(&settings.namespace).name(OPERATOR_DEPLOYMENT);
-        let deployments = Cache::<Asked>::builder()
+        let deployments = Cache::<RequestedReplicas>::builder()
             .on_change(move |change| feed.add(change.key.clone()))
             .start::<Deployment>(client, DEPLOYMENTS, &only);
         Self { client: client.clone(), settings, scale, nodes, deployments, queue }

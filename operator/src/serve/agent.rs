@@ -164,10 +164,10 @@ impl Agents {
 /// that is no error, such as a redirect, is the agent's mistake.
 fn refused(node: &str, code: StatusCode, body: &[u8]) -> Refusal {
     #[derive(Deserialize)]
-    struct Said {
+    struct AgentMessage {
         message: String,
     }
-    let said = serde_json::from_slice::<Said>(body).map(|said| said.message);
+    let said = serde_json::from_slice::<AgentMessage>(body).map(|said| said.message);
     let text = said.unwrap_or_else(|_| format!("the agent of node {node} answers {code}"));
     let error = code.is_client_error() || code.is_server_error();
     Refusal::new(if error { code } else { StatusCode::BAD_GATEWAY }, text)

@@ -126,14 +126,14 @@ fn write_ends(page: &mut Page, ends: &[(String, u64)]) {
 
 /// The certificates of the server and its clients.
 #[derive(Debug, PartialEq)]
-struct Found {
+struct StoredCertificates {
     store: Store,
     /// The front proxy's ConfigMap.
     front: std::collections::BTreeMap<String, String>,
 }
 
 /// Does what is due and publishes it; gives what is to be used.
-async fn look(client: &Client, namespace: &str) -> cluster::Result<Found> {
+async fn look(client: &Client, namespace: &str) -> cluster::Result<StoredCertificates> {
     let front = Front::data(client).await?;
     let kubevirts: Vec<Value> = client.list(KUBEVIRTS, &Scope::all()).await?;
     let intervals = lifetimes::intervals(kubevirts.first().unwrap_or(&Value::Null));
@@ -143,7 +143,7 @@ async fn look(client: &Client, namespace: &str) -> cluster::Result<Found> {
         keeper.deliver(AGENT_SECRET, &leaf.identity).await?;
     }
     inject(client, namespace, &BASE64_STANDARD.encode(store.bundle())).await?;
-    Ok(Found { store, front })
+    Ok(StoredCertificates { store, front })
 }
 
 /// A CustomResourceDefinition, without its schemas.
@@ -208,7 +208,7 @@ fn injection(object: &Value, namespace: &str, bundle: &str) -> JsonPatch {
 }
 
 /// Uses what was found: the server's certificate, the front proxy's authority, the client certificate for agents.
-fn take(site: &Site, tls: &Live, found: &Found) -> Result<()> {
+fn take(site: &Site, tls: &Live, found: &StoredCertificates) -> Result<()> {
     let failed = |what: &'static str| {
         move |error: Box<dyn std::error::Error + Send + Sync>| Error::with(Kind::System, what, error)
     };

@@ -4,7 +4,7 @@ use cluster::{Client, Key, Result, Scope};
 use serde_json::Value;
 
 use super::class::Classes;
-use super::datavolume::claim::{self, Offer, Refusal};
+use super::datavolume::claim::{self, ClusterStorage, Refusal};
 use super::profile::{Overrides, Profile, SnapshotClass};
 use super::resources::{CLASSES, CONFIGS, DRIVERS, PROFILES, SNAPSHOT_CLASSES};
 use super::seen::{Class, Meta};
@@ -53,7 +53,8 @@ impl Offered {
     /// # Errors
     /// When no valid claim follows.
     pub fn complete(&self, claim: &Value) -> std::result::Result<Value, Refusal> {
-        let offer = Offer { classes: &self.classes, profiles: &self.profiles, settings: &self.settings };
+        let offer =
+            ClusterStorage { classes: &self.classes, profiles: &self.profiles, settings: &self.settings };
         claim::complete(claim, offer)
     }
 }

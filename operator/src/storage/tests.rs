@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::action::{Action, Kind};
 use super::class::Classes;
-use super::datavolume::claim::Offer;
+use super::datavolume::claim::ClusterStorage;
 use super::datavolume::{plan as volumes, status};
 use super::names;
 use super::populate::plan::{self as filling, Observed, Start};
@@ -185,7 +185,7 @@ impl Model {
             .iter()
             .map(|class| Profile::of(class, &Overrides::default(), true, &[] as &[SnapshotClass]))
             .collect();
-        let offer = Offer { classes: &classes, profiles: &profiles, settings: &settings };
+        let offer = ClusterStorage { classes: &classes, profiles: &profiles, settings: &settings };
         let plan = volumes::plan(&volume, self.claim("disk").as_ref(), offer, None);
         for action in &plan.actions {
             self.apply(action)?;

@@ -1,5 +1,5 @@
 //! Own writes that the caches do not show yet. A plan that is made from a cache which is older than the last write would
-//! repeat that write; the object's key waits for the cache instead, for at most [`PATIENCE`].
+//! repeat that write; the object's key waits for the cache instead, for at most [`TIMEOUT`].
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use cluster::Key;
 
 /// After so long the cache is taken as it is: another client may have deleted the object.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Collections that are written to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -61,7 +61,7 @@ impl Written {
             Expected::Version(expected) => version.is_some_and(|version| version >= *expected),
             Expected::Gone => version.is_none() || deleting,
         };
-        if seen || since.elapsed() > PATIENCE {
+        if seen || since.elapsed() > TIMEOUT {
             all.remove(&entry);
             return true;
         }

@@ -111,7 +111,7 @@ impl Volume {
 }
 
 /// A member of a volume.
-struct Found<'a> {
+struct Member<'a> {
     /// The directory that holds it, open: a change of the directories above leads nowhere else.
     dir: &'a Dir,
     /// Its name there.
@@ -123,7 +123,7 @@ struct Found<'a> {
 }
 
 /// Everything below `dir`, which is `path` of the volume, directories before what is in them, in the order of their names.
-fn walk(dir: &Dir, path: &Path, visit: &mut dyn FnMut(&Found<'_>) -> io::Result<()>) -> io::Result<()> {
+fn walk(dir: &Dir, path: &Path, visit: &mut dyn FnMut(&Member<'_>) -> io::Result<()>) -> io::Result<()> {
     let mut names = dir.names()?;
     names.sort();
     for name in &names {
@@ -135,7 +135,7 @@ fn walk(dir: &Dir, path: &Path, visit: &mut dyn FnMut(&Found<'_>) -> io::Result<
         let facts = File::from(handle).metadata()?;
         let below = if facts.is_dir() { dir.dir(name)? } else { None };
         let failed = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", member.display()));
-        visit(&Found { dir, name, member: &member, facts }).map_err(failed)?;
+        visit(&Member { dir, name, member: &member, facts }).map_err(failed)?;
         if let Some(below) = below {
             walk(&below, &member, visit)?;
         }

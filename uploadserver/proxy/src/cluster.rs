@@ -19,7 +19,7 @@ const CLAIMS: Resource = Resource::namespaced("", "v1", "persistentvolumeclaims"
 const MAPS: Resource = Resource::namespaced("", "v1", "configmaps");
 const CONFIGS: Resource = Resource::cluster("cdi.kubevirt.io", "v1beta1", "cdiconfigs");
 /// Longest time for an answer of the API server.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// Entry of the ConfigMap with the authorities.
 const BUNDLE: &str = "ca-bundle.crt";
 
@@ -52,7 +52,7 @@ impl Reach {
             (Err(_), Some(url)) if self.kubeconfig.is_none() => Config::new(url),
             (Err(error), _) => return Err(unusable(error)),
         };
-        config.timeout = PATIENCE;
+        config.timeout = TIMEOUT;
         Ok(config)
     }
 }

@@ -56,21 +56,21 @@ fn open(args: &Push) -> Result<(Arc<File>, u64)> {
 
 enum Tokens {
     Given(String),
-    Asked(Kubernetes, api::upload::token::Target),
+    Operation(Kubernetes, api::upload::token::Target),
 }
 
 impl push::Tokens for Tokens {
     async fn token(&self) -> Result<String, push::Error> {
         match self {
             Self::Given(token) => Ok(token.clone()),
-            Self::Asked(cluster, target) => cluster.token(target).await.map_err(|error| {
+            Self::Operation(cluster, target) => cluster.token(target).await.map_err(|error| {
                 push::Error::with(push::Kind::Unreachable, "no upload token can be had", error)
             }),
         }
     }
 
     fn is_renewable(&self) -> bool {
-        matches!(self, Self::Asked(..))
+        matches!(self, Self::Operation(..))
     }
 }
 
@@ -88,7 +88,7 @@ async fn site(args: &Push) -> Result<Site<Tokens>> {
     let (host, port) = host_and_port(&url).map_err(failed)?;
     let tokens = match (&args.token, cluster) {
         (Some(token), _) => Tokens::Given(token.clone()),
-        (None, Some(cluster)) => Tokens::Asked(cluster, args.pvc.clone()),
+        (None, Some(cluster)) => Tokens::Operation(cluster, args.pvc.clone()),
         (None, None) => return Err(Error::new(Kind::Usage, "--token is missing")),
     };
     let path = format!("/v1beta1/{}", Way::Sync.word());

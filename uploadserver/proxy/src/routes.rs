@@ -6,7 +6,7 @@ use http::Method;
 
 /// The operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Asked {
+pub(crate) enum Operation {
     /// Something of an upload server.
     Server,
     /// Rights of a page of another origin.
@@ -17,19 +17,19 @@ pub(crate) enum Asked {
     Nothing,
 }
 
-/// See [`Asked`]. Which verbs there are is the server's business. Archives come by the paths of images, as upstream.
-pub(crate) fn asked(method: &Method, path: &str) -> Asked {
+/// See [`Operation`]. Which verbs there are is the server's business. Archives come by the paths of images, as upstream.
+pub(crate) fn asked(method: &Method, path: &str) -> Operation {
     if method == Method::OPTIONS {
-        return Asked::Preflight;
+        return Operation::Preflight;
     }
     if path == names::HEALTH_PATH {
-        return Asked::Health;
+        return Operation::Health;
     }
     let word = |c: u8| c.is_ascii_alphanumeric() || c == b'-' || c == b'_';
     match (Way::of_path(path), path.strip_prefix(RESOURCES)) {
-        (Some(Way::Sync | Way::Async | Way::Form | Way::FormAsync), _) => Asked::Server,
-        (None, Some(name)) if (1..=64).contains(&name.len()) && name.bytes().all(word) => Asked::Server,
-        (Some(Way::Archive) | None, _) => Asked::Nothing,
+        (Some(Way::Sync | Way::Async | Way::Form | Way::FormAsync), _) => Operation::Server,
+        (None, Some(name)) if (1..=64).contains(&name.len()) && name.bytes().all(word) => Operation::Server,
+        (Some(Way::Archive) | None, _) => Operation::Nothing,
     }
 }
 
@@ -40,22 +40,22 @@ mod tests {
     #[test]
     fn every_path() {
         for (method, path, expected) in [
-            ("POST", "/v1beta1/upload", Asked::Server),
-            ("POST", "/v1alpha1/upload", Asked::Server),
-            ("HEAD", "/v1beta1/upload-async", Asked::Server),
-            ("GET", "/v1beta1/upload-form-async", Asked::Server),
-            ("POST", "/v1alpha1/upload-form", Asked::Server),
-            ("PATCH", "/v1beta1/uploads/0a-_", Asked::Server),
-            ("POST", "/v1beta1/upload-archive", Asked::Nothing),
-            ("HEAD", "/v1beta1/uploads/", Asked::Nothing),
-            ("HEAD", "/v1beta1/uploads/a/b", Asked::Nothing),
-            ("HEAD", "/v1beta1/uploads/..", Asked::Nothing),
-            ("HEAD", "/v1beta1/uploads/%2e", Asked::Nothing),
-            ("POST", "/v1/upload", Asked::Nothing),
-            ("GET", "/", Asked::Nothing),
-            ("GET", "/metrics", Asked::Nothing),
-            ("GET", "/healthz", Asked::Health),
-            ("OPTIONS", "/v1beta1/upload", Asked::Preflight),
+            ("POST", "/v1beta1/upload", Operation::Server),
+            ("POST", "/v1alpha1/upload", Operation::Server),
+            ("HEAD", "/v1beta1/upload-async", Operation::Server),
+            ("GET", "/v1beta1/upload-form-async", Operation::Server),
+            ("POST", "/v1alpha1/upload-form", Operation::Server),
+            ("PATCH", "/v1beta1/uploads/0a-_", Operation::Server),
+            ("POST", "/v1beta1/upload-archive", Operation::Nothing),
+            ("HEAD", "/v1beta1/uploads/", Operation::Nothing),
+            ("HEAD", "/v1beta1/uploads/a/b", Operation::Nothing),
+            ("HEAD", "/v1beta1/uploads/..", Operation::Nothing),
+            ("HEAD", "/v1beta1/uploads/%2e", Operation::Nothing),
+            ("POST", "/v1/upload", Operation::Nothing),
+            ("GET", "/", Operation::Nothing),
+            ("GET", "/metrics", Operation::Nothing),
+            ("GET", "/healthz", Operation::Health),
+            ("OPTIONS", "/v1beta1/upload", Operation::Preflight),
         ] {
             let method = Method::from_bytes(method.as_bytes()).unwrap();
             assert_eq!(asked(&method, path), expected, "{method} {path}");

@@ -8,7 +8,7 @@ mod proxy;
 mod support;
 
 use proxy::Proxy;
-use support::session::{Door, beside, crowded};
+use support::session::{TestListener, beside, crowded};
 
 #[test]
 fn upload_succeeds_while_hostile_clients_use_the_proxy() {
@@ -16,7 +16,7 @@ fn upload_succeeds_while_hostile_clients_use_the_proxy() {
     let mut pod = proxy.pod("disk");
     let connect = || proxy.connect().unwrap();
     let bearer = Some(proxy.bearer("disk"));
-    beside(&Door { connect: Box::new(connect), identity: None, bearer }, &mut pod);
+    beside(&TestListener { connect: Box::new(connect), identity: None, bearer }, &mut pod);
     assert_eq!(proxy.client().request("GET", "/healthz", &[], b"").status, 200, "{}", proxy.log());
 }
 
@@ -27,6 +27,6 @@ fn idle_connections_and_unfinished_heads_delay_no_upload_through_the_proxy() {
     let connect = || proxy.connect().unwrap();
     let bearer = Some(proxy.bearer("disk"));
     let processes = [("proxy", proxy.process().id()), ("server", pod.process().id())];
-    let door = Door { connect: Box::new(connect), identity: None, bearer };
+    let door = TestListener { connect: Box::new(connect), identity: None, bearer };
     println!("{}", crowded(&door, &mut pod, &processes));
 }

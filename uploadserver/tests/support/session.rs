@@ -17,14 +17,14 @@ use super::{Pod, count, sha256};
 const UPLOAD: &str = "/v1beta1/upload";
 
 /// The listener, and a client that may upload.
-pub(crate) struct Door<'a> {
+pub(crate) struct TestListener<'a> {
     pub(crate) connect: Box<dyn Fn() -> TcpStream + Sync + 'a>,
     /// Its certificate and key.
     pub(crate) identity: Option<(String, String)>,
     pub(crate) bearer: Option<String>,
 }
 
-impl Door<'_> {
+impl TestListener<'_> {
     fn client(&self) -> Client {
         Client::new((self.connect)(), self.identity.as_ref()).unwrap()
     }
@@ -121,7 +121,7 @@ fn is_open(stream: &mut TcpStream, byte: u8) -> bool {
 }
 
 /// A good upload with bad company: half of it, all of them, the other half.
-pub(crate) fn beside(door: &Door<'_>, pod: &mut Pod) {
+pub(crate) fn beside(door: &TestListener<'_>, pod: &mut Pod) {
     // When the place is free they have no luck either.
     door.knock();
     assert!(pod.runs() && pod.message().is_empty());
@@ -195,7 +195,7 @@ impl Crowd {
 /// A [`Crowd`] at the door; then probes and an
 /// upload. The programs' peaks stay within their limit.
 /// Returns the measured times and peaks.
-pub(crate) fn crowded(door: &Door<'_>, pod: &mut Pod, processes: &[(&str, u32)]) -> String {
+pub(crate) fn crowded(door: &TestListener<'_>, pod: &mut Pod, processes: &[(&str, u32)]) -> String {
     let crowd = Crowd::gather(&door.connect);
     let mut probes: Vec<Duration> = (0..10)
         .map(|_| {

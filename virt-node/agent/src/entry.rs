@@ -33,7 +33,7 @@ use crate::node::{bridges, cpu, host, kvm, report};
 use crate::{storage, streams};
 
 /// How long the last write to the Node object may take.
-const FAREWELL: Duration = Duration::from_secs(5);
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
 /// How often certificates that are not there yet are looked for.
 const CERTIFICATES: Duration = Duration::from_secs(2);
 
@@ -110,7 +110,7 @@ async fn work(config: Config, stopped: watch::Receiver<bool>) -> Result<()> {
     };
     ready.store(false, Ordering::Relaxed);
     let last = Facts { schedulable: false, ..facts.borrow().clone() };
-    match tokio::time::timeout(FAREWELL, report::once(&client, &config.node, &last)).await {
+    match tokio::time::timeout(SHUTDOWN_GRACE, report::once(&client, &config.node, &last)).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::warn!(
             error = error.chain(),

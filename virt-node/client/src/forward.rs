@@ -24,7 +24,7 @@ use crate::target::Target;
 /// Connections at once, and senders of datagrams at once.
 const CLIENTS_MAX: usize = 256;
 /// How long a guest may be silent after its client has sent everything.
-const LINGER: Duration = Duration::from_secs(10);
+const SILENCE_MAX: Duration = Duration::from_secs(10);
 /// How long a sender of datagrams is remembered without any.
 const SILENCE: Duration = Duration::from_secs(120);
 /// Longest datagram in bytes, and datagrams that wait for the connection.
@@ -82,7 +82,7 @@ pub(crate) async fn standard(site: &Site, target: &Target, port: Forwarded) -> R
         return usage("--stdio is for tcp");
     }
     let socket = open(site, target, port).await.map_err(failed(trouble(target, port)))?;
-    at_terminal(socket, false, Some(LINGER)).await.map(|_| ())
+    at_terminal(socket, false, Some(SILENCE_MAX)).await.map(|_| ())
 }
 
 async fn open(site: &Site, target: &Target, port: Forwarded) -> cluster::Result<Socket> {
@@ -106,7 +106,7 @@ async fn connections(listener: &TcpListener, site: Site, target: Target, port: F
         tokio::spawn(async move {
             let _place = place;
             match open(&site, &target, port).await {
-                Ok(socket) => drop(stream::join(socket, client, Some(LINGER)).await),
+                Ok(socket) => drop(stream::join(socket, client, Some(SILENCE_MAX)).await),
                 Err(error) => say(&format!("{}: {}", trouble(&target, port), said(&error))),
             }
         });

@@ -24,14 +24,14 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 const S: &str = "/apis/subresources.kubevirt.io/v1/namespaces/{ns}";
 const V: &str = "/apis/kubevirt.io/v1/namespaces/{ns}";
 /// How long a connection of a test may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A request as it arrived: method and path, `Content-Type`-less body.
-type Seen = (String, Value);
+type RecordedRequest = (String, Value);
 
 struct ApiServer {
     kubeconfig: PathBuf,
-    seen: Arc<Mutex<Vec<Seen>>>,
+    seen: Arc<Mutex<Vec<RecordedRequest>>>,
     folder: tempfile::TempDir,
     _runtime: tokio::runtime::Runtime,
 }
@@ -72,7 +72,7 @@ async fn stream(mut call: Call) -> serve::route::Answer {
 
 impl ApiServer {
     fn start() -> Self {
-        let seen: Arc<Mutex<Vec<Seen>>> = Arc::default();
+        let seen: Arc<Mutex<Vec<RecordedRequest>>> = Arc::default();
         let record = |code: StatusCode, body: Value| {
             let seen = Arc::clone(&seen);
             move |mut call: Call| {
@@ -163,7 +163,7 @@ impl ApiServer {
     }
 
     /// The requests since the last question.
-    fn seen(&self) -> Vec<Seen> {
+    fn seen(&self) -> Vec<RecordedRequest> {
         std::mem::take(&mut *self.seen.lock().unwrap())
     }
 }
@@ -309,13 +309,13 @@ fn forwarded_ports_carry_connections_and_datagrams() {
     };
     let (tcp, udp) = (address(), address());
     let mut connection = TcpStream::connect(tcp).unwrap();
-    connection.set_read_timeout(Some(PATIENCE)).unwrap();
+    connection.set_read_timeout(Some(TIMEOUT)).unwrap();
     connection.write_all(b"question\nexit\n").unwrap();
     let mut back = String::new();
     connection.read_to_string(&mut back).unwrap();
     assert_eq!(back, "question\nexit\n");
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
     let mut datagram = [0; 16];
     for text in [&b"one"[..], b"two"] {
         socket.send_to(text, udp).unwrap();

@@ -55,7 +55,7 @@ pub(crate) enum LauncherCommand {
         /// The run's folder.
         folder: PathBuf,
         #[command(subcommand)]
-        request: Asked,
+        request: ClientCommand,
     },
     /// The second process of `run`.
     #[command(hide = true)]
@@ -106,7 +106,7 @@ pub(crate) struct Pod {
 
 /// Requests to a launcher.
 #[derive(Debug, Subcommand)]
-pub(crate) enum Asked {
+pub(crate) enum ClientCommand {
     /// Start the guest of a launch document.
     Launch {
         /// File with the launch document; - is standard input.

@@ -12,10 +12,10 @@ use base64::Engine;
 use clap::Parser;
 use guest::{CallError, Client};
 
-use crate::args::{Asked, Launcher, LauncherCommand};
+use crate::args::{ClientCommand, Launcher, LauncherCommand};
 use crate::capabilities::{self, Made};
 use crate::error::{Error, Kind};
-use crate::output::{complain, usage};
+use crate::output::{print_error, usage};
 use crate::{domain::domain, iso::iso, supervisor, tools, worker};
 
 /// The output of a command, and its success.
@@ -45,7 +45,7 @@ fn of_launcher(args: Launcher) -> Result<Answer, Error> {
                 supervisor::prepare_pod(&folder, pod.uid.as_deref())?;
             }
             let exit = supervisor::run(&folder, capabilities.as_deref(), user, &groups, |text| {
-                complain("virt-launcher", text)
+                print_error("virt-launcher", text)
             })?;
             Ok(Answer { text: String::new(), good: exit.code == 0 })
         }
@@ -56,7 +56,7 @@ fn of_launcher(args: Launcher) -> Result<Answer, Error> {
             capabilities::probe(&folder, &emulator).map(|()| Answer { text: String::new(), good: true })
         }
         LauncherCommand::Capabilities { cache } => {
-            let text = match capabilities::make(&cache, |text| complain("virt-launcher", text))? {
+            let text = match capabilities::make(&cache, |text| print_error("virt-launcher", text))? {
                 Made::Created => "made\n",
                 Made::AlreadyThere => "already there\n",
             };
@@ -109,7 +109,7 @@ fn pretty(value: &impl serde::Serialize) -> Result<String, Error> {
 }
 
 /// A call of a launcher that runs.
-fn ask(folder: &Path, asked: Asked) -> Result<Answer, Error> {
+fn ask(folder: &Path, asked: ClientCommand) -> Result<Answer, Error> {
     let shown = folder.display().to_string();
     let failed = |error: CallError| match error {
         CallError::Refused(_, said) => Error::new(Kind::Content, format!("{shown}: {said}")),
@@ -119,12 +119,12 @@ fn ask(folder: &Path, asked: Asked) -> Result<Answer, Error> {
     };
     let mut client = Client::connect(folder).map_err(|error| failed(error.into()))?;
     let request = match asked {
-        Asked::Launch { file } => {
+        ClientCommand::Launch { file } => {
             let answer = client.launch(&document(&file)?.0).map_err(failed)?;
             return Ok(Answer { text: pretty(&answer)?, good: true });
         }
-        Asked::Watch => return watch(&mut client).map_err(failed),
-        Asked::Screenshot { file } => {
+        ClientCommand::Watch => return watch(&mut client).map_err(failed),
+        ClientCommand::Screenshot { file } => {
             let answer = client.call(Request::Screenshot).map_err(failed)?;
             if let Response::Screenshot { content, .. } = answer {
                 let picture = base64::engine::general_purpose::STANDARD.decode(content);
@@ -135,21 +135,21 @@ fn ask(folder: &Path, asked: Asked) -> Result<Answer, Error> {
             }
             return Ok(Answer { text: String::new(), good: true });
         }
-        Asked::Status => Request::Status,
-        Asked::Facts { paths } => Request::Facts { paths, kvm_works: None },
-        Asked::Pause => Request::Pause,
-        Asked::Unpause => Request::Unpause,
-        Asked::Shutdown { grace_period } => Request::Shutdown { grace_seconds: grace_period },
-        Asked::Kill => Request::Kill,
-        Asked::SoftReboot => Request::SoftReboot,
-        Asked::Reset => Request::Reset,
-        Asked::AttachDisk { file } => Request::AttachDisk(Box::new(entry(&file)?)),
-        Asked::AttachInterface { file } => Request::AttachInterface(Box::new(entry(&file)?)),
-        Asked::ResizeDisk { name, size } => Request::ResizeDisk { name, size },
-        Asked::Grow { processors, memory } => Request::Grow { processors, memory },
-        Asked::DetachDisk { name } => Request::DetachDisk(name),
-        Asked::DetachInterface { name } => Request::DetachInterface(name),
-        Asked::Agent { command, timeout } => Request::Agent { command, timeout_seconds: timeout },
+        ClientCommand::Status => Request::Status,
+        ClientCommand::Facts { paths } => Request::Facts { paths, kvm_works: None },
+        ClientCommand::Pause => Request::Pause,
+        ClientCommand::Unpause => Request::Unpause,
+        ClientCommand::Shutdown { grace_period } => Request::Shutdown { grace_seconds: grace_period },
+        ClientCommand::Kill => Request::Kill,
+        ClientCommand::SoftReboot => Request::SoftReboot,
+        ClientCommand::Reset => Request::Reset,
+        ClientCommand::AttachDisk { file } => Request::AttachDisk(Box::new(entry(&file)?)),
+        ClientCommand::AttachInterface { file } => Request::AttachInterface(Box::new(entry(&file)?)),
+        ClientCommand::ResizeDisk { name, size } => Request::ResizeDisk { name, size },
+        ClientCommand::Grow { processors, memory } => Request::Grow { processors, memory },
+        ClientCommand::DetachDisk { name } => Request::DetachDisk(name),
+        ClientCommand::DetachInterface { name } => Request::DetachInterface(name),
+        ClientCommand::Agent { command, timeout } => Request::Agent { command, timeout_seconds: timeout },
     };
     let answer = client.call(request).map_err(failed)?;
     Ok(Answer { text: pretty(&answer)?, good: true })
@@ -190,13 +190,13 @@ fn finish(program: &str, answer: Result<Answer, Error>) -> ExitCode {
                 (Ok(()), true) => ExitCode::SUCCESS,
                 (Ok(()), false) => ExitCode::from(1),
                 (Err(error), _) => {
-                    complain(program, &format!("the answer cannot be written: {error}"));
+                    print_error(program, &format!("the answer cannot be written: {error}"));
                     ExitCode::from(3)
                 }
             }
         }
         Err(error) => {
-            complain(program, &error.chain());
+            print_error(program, &error.chain());
             ExitCode::from(match error.kind() {
                 Kind::Content => 1,
                 Kind::Usage => 2,

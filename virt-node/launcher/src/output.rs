@@ -12,6 +12,6 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
 }
 
 /// Prints an error with the name of the program.
-pub(crate) fn complain(program: &str, text: &str) {
+pub(crate) fn print_error(program: &str, text: &str) {
     drop(writeln!(io::stderr(), "{program}: {text}"));
 }

@@ -18,7 +18,7 @@ pub(super) fn delay(lived: Duration, failures: usize) -> (Duration, usize) {
 }
 
 /// The state that a worker finds when it starts.
-pub(super) struct Found {
+pub(super) struct StartState {
     /// The record of the guest's end.
     pub(super) exit: Option<Exit>,
     /// The launch document.
@@ -45,16 +45,16 @@ pub(super) enum First {
 }
 
 /// The first step.
-pub(super) fn first(found: Found) -> First {
+pub(super) fn first(found: StartState) -> First {
     match found {
-        Found { exit: Some(exit), .. } => First::End(exit),
-        Found { launch: Some(launch), domain: true, .. } => First::Adopt(launch),
-        Found { launch: Some(launch), domain: false, started: true, .. } => {
+        StartState { exit: Some(exit), .. } => First::End(exit),
+        StartState { launch: Some(launch), domain: true, .. } => First::Adopt(launch),
+        StartState { launch: Some(launch), domain: false, started: true, .. } => {
             First::Record(launch, Cause::Lost)
         }
         // An interrupted start: no client was answered, and libvirt has removed the domain.
-        Found { launch: _, domain: false, .. } => First::Wait,
-        Found { launch: None, domain: true, .. } => First::Refuse,
+        StartState { launch: _, domain: false, .. } => First::Wait,
+        StartState { launch: None, domain: true, .. } => First::Refuse,
     }
 }
 

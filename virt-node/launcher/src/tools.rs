@@ -23,7 +23,7 @@ use clap::{Parser, Subcommand};
 use guest::Client;
 use serde_json::{Value, json};
 
-use crate::output::{complain, usage};
+use crate::output::{print_error, usage};
 use crate::tail;
 
 /// The launcher's directory in a pod.
@@ -51,7 +51,7 @@ fn parsed<T: Parser>(arguments: Vec<OsString>, run: impl FnOnce(T) -> Result<u8,
         Ok(tool) => match run(tool) {
             Ok(code) => ExitCode::from(code),
             Err(text) => {
-                complain(&name, &text);
+                print_error(&name, &text);
                 ExitCode::FAILURE
             }
         },

@@ -16,7 +16,7 @@ use api::launch::{Bus, Disk, Launch, Layout, Media};
 use api::launcher::{Answer, Event, RefusedKind, Request, State};
 use api::names::QEMU_ID;
 use guest::CallError;
-use running::{HALTS, Launcher, PATIENCE, eventually, kill};
+use running::{HALTS, Launcher, TIMEOUT, eventually, kill};
 use rustix::process::Signal;
 
 /// A launcher with a guest that has a SCSI controller and free ports.
@@ -77,7 +77,7 @@ fn disks_come_and_go() {
     // A SCSI disk goes without the guest's help.
     launcher.ask(Request::DetachDisk("more".to_owned())).unwrap();
     let gone = loop {
-        if let Event::Detached { device } = watcher.event(PATIENCE).unwrap().expect("an event") {
+        if let Event::Detached { device } = watcher.event(TIMEOUT).unwrap().expect("an event") {
             break device;
         }
     };

@@ -19,7 +19,7 @@ use api::launch::{Media, OnReboot};
 use api::launcher::{Answer, Cause, Event, PauseReason, RefusedKind, Request, State};
 use api::names::QEMU_ID;
 use guest::CallError;
-use running::{FLOODS, HALTS, Launcher, PATIENCE, TRIPLE_FAULT, eventually, kill, next_status};
+use running::{FLOODS, HALTS, Launcher, TIMEOUT, TRIPLE_FAULT, eventually, kill, next_status};
 use rustix::process::Signal;
 
 fn refused(answer: Result<Answer, CallError>) -> (RefusedKind, String) {
@@ -68,7 +68,7 @@ fn a_guest_starts_pauses_goes_on_is_reset_and_is_killed() {
     // Every event was reported, the end last.
     let mut seen = Vec::new();
     let mut rebooted = 0;
-    while let Some(event) = watcher.event(PATIENCE).ok().flatten() {
+    while let Some(event) = watcher.event(TIMEOUT).ok().flatten() {
         match event {
             Event::Status(status) => seen.push(status.state),
             Event::Rebooted => rebooted += 1,
@@ -274,7 +274,7 @@ fn linux_reboots_when_it_is_asked_and_is_the_same_guest() {
     launcher.ask(Request::SoftReboot).unwrap();
     eventually("another boot", || (launcher.serial().matches("guest: up").count() == 2).then_some(()));
     assert!(launcher.serial().contains("guest: power button"));
-    eventually("a word of it", || (watcher.event(PATIENCE).unwrap() == Some(Event::Rebooted)).then_some(()));
+    eventually("a word of it", || (watcher.event(TIMEOUT).unwrap() == Some(Event::Rebooted)).then_some(()));
     assert_eq!((launcher.status().state, launcher.qemu()), (State::Running, qemu));
     // The next time it is meant.
     kill(launcher.outer(), Signal::TERM);

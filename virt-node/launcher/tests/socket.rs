@@ -13,12 +13,12 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use api::launcher::{Answer, Call, FRAME_MAX, Message, RefusedKind, Request, SOCKET, State, frame};
-use running::{FLOODS, HALTS, Launcher, PATIENCE, eventually};
+use running::{FLOODS, HALTS, Launcher, TIMEOUT, eventually};
 
 /// Neither end waits for the other for ever.
 fn patient(stream: &UnixStream) {
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    stream.set_write_timeout(Some(TIMEOUT)).unwrap();
 }
 
 fn raw(launcher: &Launcher) -> UnixStream {

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use api::launcher::{Answer, Cause, Request, State};
 use api::names::QEMU_ID;
-use running::{Dice, HALTS, Launcher, PATIENCE, command_line, eventually, kill, status_line};
+use running::{Dice, HALTS, Launcher, TIMEOUT, command_line, eventually, kill, status_line};
 use rustix::process::Signal;
 
 /// How often something is killed.
@@ -162,7 +162,7 @@ fn a_launcher_without_a_guest_ends_when_it_is_asked() {
     let begun = Instant::now();
     let status = eventually("the end", || launcher.ended());
     assert_eq!(status.code(), Some(3), "{}", launcher.log());
-    assert!(begun.elapsed() < PATIENCE);
+    assert!(begun.elapsed() < TIMEOUT);
     assert!(!launcher.folder().join("exit.json").exists(), "there was no guest");
 }
 

@@ -12,7 +12,7 @@ use crate::protocol::{Request, Target};
 use virt::validate;
 
 /// How often it is looked whether they are gone.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The arguments of the command.
 pub(crate) struct Deletion {
@@ -64,7 +64,7 @@ pub(crate) fn delete(daemon: &mut Daemon, typed: &Deletion) -> Result<bool, Erro
                 );
                 return Err(Error::new(ErrorKind::System, text));
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
         say(&format!("{kind} {namespace}/{name} deleted"))?;
     }

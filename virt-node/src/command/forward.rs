@@ -26,7 +26,7 @@ use virt_client::port::Forwarded;
 /// Limit of connections, and of senders of datagrams, of one command.
 const CLIENTS_MAX: usize = 256;
 /// How long a guest may take to accept a connection.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// Idle timeout after which the sender of a datagram is dropped.
 const SILENCE: Duration = Duration::from_secs(120);
 /// Longest datagram, in bytes.
@@ -137,12 +137,12 @@ fn of(daemon: Daemon, namespace: &str, named: &Named) -> Result<Guest, Error> {
 
 fn connect(guest: &Guest, port: u16) -> Result<TcpStream, Error> {
     let to = SocketAddr::new(guest.address()?, port);
-    TcpStream::connect_timeout(&to, PATIENCE)
+    TcpStream::connect_timeout(&to, TIMEOUT)
         .map_err(|error| Error::with(ErrorKind::System, format!("the guest does not answer at {to}"), error))
 }
 
 /// Logs the error of one client; the others are served.
-fn complain(error: &Error) {
+fn print_error(error: &Error) {
     // A closed output is ignored.
     _ = say(&error.chain());
 }
@@ -157,7 +157,7 @@ fn connections(listener: &TcpListener, guest: &Arc<Guest>, port: u16, count: &Ar
             Err(error) => return error,
         };
         if count.load(Ordering::Acquire) >= CLIENTS_MAX {
-            complain(&Error::new(
+            print_error(&Error::new(
                 ErrorKind::System,
                 format!("more than {CLIENTS_MAX} connections: one is closed"),
             ));
@@ -174,7 +174,7 @@ fn connections(listener: &TcpListener, guest: &Arc<Guest>, port: u16, count: &Ar
                 drop(asks.map_err(failed)?.join());
                 Ok(())
             });
-            joined.unwrap_or_else(|error| complain(&error));
+            joined.unwrap_or_else(|error| print_error(&error));
         };
         if let Err(error) = framing::spawn("connection", work) {
             return error;
@@ -203,7 +203,7 @@ fn datagrams(socket: &Arc<UdpSocket>, guest: &Guest, port: u16) -> io::Error {
             let failed = |error| Error::with(ErrorKind::System, format!("datagrams to port {port}"), error);
             match address.and_then(|to| answers(socket, from, to, silent.clone()).map_err(failed)) {
                 Ok(client) => drop(clients.insert(from, client)),
-                Err(error) => complain(&error),
+                Err(error) => print_error(&error),
             }
         }
         if let (Some(client), Some(bytes)) = (clients.get(&from), datagram.get(..length)) {
@@ -254,7 +254,7 @@ mod tests {
         let (silent, _silence) = channel();
         let mut datagram = [0; 8];
         for (mark, client) in (1..).zip(&clients) {
-            client.set_read_timeout(Some(PATIENCE)).unwrap();
+            client.set_read_timeout(Some(TIMEOUT)).unwrap();
             let from = client.local_addr().unwrap();
             let to_guest = answers(&front, from, guest.local_addr().unwrap(), silent.clone()).unwrap();
             to_guest.send(&[mark]).unwrap();

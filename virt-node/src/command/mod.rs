@@ -41,7 +41,7 @@ use guest::found as programs;
 use guest::framing;
 
 /// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// There where systemd runs the machine.
 const SYSTEMD: &str = "/run/systemd/system";
 /// How long a daemon may take to serve.
@@ -142,9 +142,9 @@ impl Daemon {
 
     fn exchange(&mut self, request: Request) -> io::Result<Answer> {
         framing::send(&self.stream, &Call { version: VERSION, request })?;
-        self.stream.set_read_timeout(Some(PATIENCE))?;
+        self.stream.set_read_timeout(Some(TIMEOUT))?;
         let length = framing::next(&self.stream)?.ok_or(io::ErrorKind::UnexpectedEof)?;
-        let json = framing::json(&self.stream, length.map_err(io::Error::other)?, PATIENCE)?;
+        let json = framing::json(&self.stream, length.map_err(io::Error::other)?, TIMEOUT)?;
         Ok(serde_json::from_slice(&json)?)
     }
 

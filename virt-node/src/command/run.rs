@@ -13,10 +13,10 @@ use crate::error::{Error, Kind as ErrorKind};
 use crate::protocol::{Answer, Change, Request, Stream, Target, Verb};
 use guest::signals::{Signal, block_signals, next_signal};
 use virt::fields::Place;
-use virt::validate::{Checked, Documents, Given};
+use virt::validate::{Checked, Documents, SourceDocument};
 
 /// How often it is looked.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// States in which a guest does not come up by itself, or not soon.
 const TROUBLE: [&str; 4] = ["DataVolumeError", "ErrImagePull", "ErrorPvcNotFound", "CrashLoopBackOff"];
 /// States of a guest that came up.
@@ -26,7 +26,7 @@ const FILLED: [&str; 2] = ["Succeeded", "UploadReady"];
 /// States of a guest that does not run and is not going to.
 const STILL: [&str; 3] = ["Stopped", "Succeeded", "Failed"];
 /// Looks after which a guest that is still is not going to run.
-const PATIENCE: u32 = 50;
+const IDLE_POLLS_MAX: u32 = 50;
 /// Polls after which a volume that was reported as failed is given up.
 const UNMADE: u32 = 150;
 /// Starts that fail before it is not waited for any more: what they lack does not come by itself.
@@ -85,7 +85,7 @@ fn keep<T>(
     }
     // A daemon that is started here would inherit what is blocked.
     let mut daemon = Daemon::or_start(state)?;
-    let documents = documents.iter().map(Given::from).collect();
+    let documents = documents.iter().map(SourceDocument::from).collect();
     let namespaces = report.objects.iter().map(|checked| checked.namespace.clone()).collect();
     let before = before(&mut daemon, namespaces)?;
     let Answer::Applied { objects, findings } = daemon.call(Request::Apply { documents })? else {
@@ -229,7 +229,7 @@ fn follow(
             );
             return Err(Error::new(ErrorKind::System, text));
         }
-        if let Some(Followed { target, .. }) = guests.iter().find(|guest| guest.still > PATIENCE) {
+        if let Some(Followed { target, .. }) = guests.iter().find(|guest| guest.still > IDLE_POLLS_MAX) {
             let Target { namespace, name, .. } = target;
             let text = format!(
                 "{namespace}/{name} does not run, by its runStrategy: virt-node start -n {namespace} {name}"
@@ -267,7 +267,7 @@ fn follow(
             tell(daemon, guests, &mut seen, &mut told)?;
             return Ok(true);
         }
-        let signal = next_signal(Some(LOOK));
+        let signal = next_signal(Some(POLL_INTERVAL));
         let signal =
             signal.map_err(|error| Error::with(ErrorKind::System, "signals cannot be waited for", error))?;
         if signal == Some(Signal::Stop) {

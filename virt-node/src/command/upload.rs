@@ -29,10 +29,10 @@ use tokio_rustls::TlsConnector;
 use super::{Daemon, say, text};
 use crate::error::{Error, Kind as ErrorKind};
 use crate::protocol::{Answer, Request, Target};
-use virt::validate::Given;
+use virt::validate::SourceDocument;
 
 /// How often it is looked.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Bytes of an answer that are read.
 const ANSWER_MAX: usize = 64 << 10;
 /// Tries after the first one, each from the file's start, as virtctl's.
@@ -207,7 +207,7 @@ fn prepare(daemon: &mut Daemon, target: &Target, typed: &ImageUpload) -> Result<
             return Err(Error::new(ErrorKind::Content, text));
         }
         let value = typed.document(namespace)?;
-        let document = Given { source: "image-upload".to_owned(), number: 1, value };
+        let document = SourceDocument { source: "image-upload".to_owned(), number: 1, value };
         daemon.call(Request::Apply { documents: vec![document] })?;
         return say(&format!("DataVolume {namespace}/{name} created"));
     };
@@ -261,7 +261,7 @@ fn ready(daemon: &mut Daemon, target: &Target, seconds: u64) -> Result<Option<Si
                     return Ok(None);
                 }
                 // Its volume is being made, or its server.
-                sleep(LOOK);
+                sleep(POLL_INTERVAL);
             }
             Err(error) => return Err(error),
         }
@@ -364,7 +364,7 @@ fn done(daemon: &mut Daemon, target: &Target) -> Result<(), Error> {
             let text = format!("DataVolume {namespace}/{name}: {}", text(failed, "/message"));
             return Err(Error::new(ErrorKind::System, text));
         }
-        sleep(LOOK);
+        sleep(POLL_INTERVAL);
     }
 }
 

@@ -24,7 +24,7 @@ use dir::Owner;
 use super::csi_client::{self, Driver};
 use super::disk::Access;
 use super::findings;
-use super::host::{self, Found};
+use super::host::{self, MachineFacts};
 use super::ids;
 use super::kept::{self, Kept, KeptCpu};
 use super::networks::{self, Networks};
@@ -37,10 +37,10 @@ use crate::network::Attached;
 use guest::{CallError, Client};
 use virt::live::is_in_drive;
 use virt::resolve::{self, Backend, Guest, Host, Made, Objects};
-use virt::run::Seen;
+use virt::run::LauncherState;
 
 /// How long a launcher may take to serve.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Timeout of a launcher's status.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long it may take to end after it was asked to, and after it was killed.
@@ -154,33 +154,36 @@ fn failed(path: &Path) -> impl Fn(io::Error) -> Error + '_ {
 }
 
 /// The remains of a run whose launcher is not asked: its end, if recorded.
-pub(super) fn left(run: &Run) -> Seen {
+pub(super) fn left(run: &Run) -> LauncherState {
     if !run.exists() {
-        return Seen::Nothing;
+        return LauncherState::Nothing;
     }
-    run.end().map_or(Seen::Down, Seen::Ended)
+    run.end().map_or(LauncherState::Down, LauncherState::Ended)
 }
 
 /// Kills every process of a run's user. Answers how the run is then.
-pub(super) fn kill(state: &State, run: &Run) -> Seen {
+pub(super) fn kill(state: &State, run: &Run) -> LauncherState {
     if let Some(owner) = run.owner() {
         state.ids().end_all_of(owner.uid);
     }
     match left(run) {
-        Seen::Down => Seen::Ended(run::ended(Cause::Killed)),
-        seen @ (Seen::Nothing | Seen::Waiting | Seen::Guest(_) | Seen::Ended(_)) => seen,
+        LauncherState::Down => LauncherState::Ended(run::ended(Cause::Killed)),
+        seen @ (LauncherState::Nothing
+        | LauncherState::Waiting
+        | LauncherState::Guest(_)
+        | LauncherState::Ended(_)) => seen,
     }
 }
 
 /// Inspects a run. A launcher that lives and does not answer is asked again.
-pub(super) fn look(run: &Run) -> Seen {
+pub(super) fn look(run: &Run) -> LauncherState {
     if !run.exists() {
-        return Seen::Nothing;
+        return LauncherState::Nothing;
     }
     if let Some(exit) = run.exit() {
-        return Seen::Ended(exit);
+        return LauncherState::Ended(exit);
     }
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     loop {
         if let Ok(Answer::Status(status)) = run
             .client()
@@ -188,13 +191,13 @@ pub(super) fn look(run: &Run) -> Seen {
             .and_then(|mut client| client.call_within(Request::Status, STATUS_TIMEOUT))
         {
             return match (status.state, status.exit) {
-                (_, Some(exit)) => Seen::Ended(exit),
-                (Doing::Waiting, None) => Seen::Waiting,
-                (state, None) => Seen::Guest(state),
+                (_, Some(exit)) => LauncherState::Ended(exit),
+                (Doing::Waiting, None) => LauncherState::Waiting,
+                (state, None) => LauncherState::Guest(state),
             };
         }
         if !process::lives(&run.log()) || Instant::now() > until {
-            return run.end().map_or(Seen::Down, Seen::Ended);
+            return run.end().map_or(LauncherState::Down, LauncherState::Ended);
         }
         std::thread::sleep(Duration::from_millis(50));
     }
@@ -220,7 +223,7 @@ pub(super) fn start(
 }
 
 fn steps(start: &Start, run: &Run, tell: &mut Tell<'_>, adopt: impl FnOnce(Child)) -> Result<Started, Error> {
-    let running = matches!(look(run), Seen::Guest(_));
+    let running = matches!(look(run), LauncherState::Guest(_));
     let user = start.user(run)?;
     run.make(user)?;
     let keep = start.state.guest(&start.owner);
@@ -420,7 +423,7 @@ fn resolved(
     run: &Run,
     keep: &Path,
     kept: &Kept,
-    found: &Found,
+    found: &MachineFacts,
     volumes: BTreeMap<String, Storage>,
     attached: Option<&Attached>,
 ) -> Result<Launch, Error> {
@@ -492,7 +495,7 @@ fn launcher(
 }
 
 fn connect(run: &Run) -> Result<Client, Error> {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     loop {
         match run.client() {
             Ok(client) => return Ok(client),
@@ -567,14 +570,14 @@ mod tests {
     fn a_run_with_a_record_of_its_end_has_ended_although_its_launcher_is_gone() {
         let place = tempfile::tempdir().unwrap();
         let run = Run::new(place.path().join("run"));
-        assert_eq!(left(&run), Seen::Nothing);
+        assert_eq!(left(&run), LauncherState::Nothing);
         let owner =
             Owner { uid: rustix::process::getuid().as_raw(), gid: rustix::process::getgid().as_raw() };
         run.make(owner).unwrap();
-        assert_eq!(left(&run), Seen::Down);
+        assert_eq!(left(&run), LauncherState::Down);
         let exit = Exit { uid: "uid".to_owned(), cause: Cause::Lost, code: 1, time: 5 };
         let record = serde_json::to_vec(&exit).unwrap();
         fs::write(run.own().join(api::launcher::EXIT_RECORD), record).unwrap();
-        assert_eq!(left(&run), Seen::Ended(exit));
+        assert_eq!(left(&run), LauncherState::Ended(exit));
     }
 }

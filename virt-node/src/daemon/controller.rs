@@ -25,7 +25,7 @@ use api::launch::Accelerator;
 use api::launcher::Status;
 use api::multus::NetworkAttachmentDefinition;
 
-use super::Given;
+use super::UserSettings;
 use super::addresses::Addresses;
 use super::apply::{self, Started};
 use super::csi_client::Driver;
@@ -40,12 +40,12 @@ use crate::network::{Attached, PodNetwork};
 use crate::protocol::{Answer, Request};
 use virt::machine::phase;
 use virt::resolve::Objects;
-use virt::run::Seen;
+use virt::run::LauncherState;
 use virt::time;
 use virt::validate::Checked;
 
 /// How often it is looked whether the volumes' driver lives.
-const TICK: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
 /// How long a launcher may take to answer that its guest is asked to end.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
 /// Looks in a row that change something; more are a mistake of ours, and wait for the next message.
@@ -132,7 +132,7 @@ pub(super) struct Memory {
     pub(super) failures: u32,
     pub(super) retry: Option<u64>,
     /// Of a run: what was seen last.
-    pub(super) seen: Option<Seen>,
+    pub(super) seen: Option<LauncherState>,
     /// Of a run: whether its guest was asked to end.
     pub(super) asked: bool,
     /// Of a run: when its processes were killed, as its launcher did not end its guest.
@@ -178,7 +178,7 @@ impl Controller {
         addresses: Addresses,
         events: Events,
         driver: Driver,
-        given: Given,
+        given: UserSettings,
     ) -> Self {
         let (sender, receiver) = channel();
         Self {
@@ -215,7 +215,9 @@ impl Controller {
         self.look();
         loop {
             let due = self.due.values().min();
-            let wait = due.map_or(TICK, |due| Duration::from_secs(due.saturating_sub(time::now())).min(TICK));
+            let wait = due.map_or(POLL_INTERVAL, |due| {
+                Duration::from_secs(due.saturating_sub(time::now())).min(POLL_INTERVAL)
+            });
             let received = self.receiver.recv_timeout(wait.max(Duration::from_millis(50)));
             // Before the message is handled: that writes, too.
             self.check_folder()?;
@@ -246,7 +248,7 @@ impl Controller {
     /// Waits until no job is about to start the volumes' driver.
     fn leave(mut self) {
         while self.is_busy("driver") {
-            match self.receiver.recv_timeout(TICK) {
+            match self.receiver.recv_timeout(POLL_INTERVAL) {
                 Ok(message) => self.take(message),
                 Err(_) => return,
             }
@@ -284,7 +286,7 @@ impl Controller {
     pub(super) fn watch(&mut self, uid: &str) {
         let run = self.state.run(uid);
         if !run.exists() {
-            self.memory(uid).seen = Some(Seen::Nothing);
+            self.memory(uid).seen = Some(LauncherState::Nothing);
             return;
         }
         let (sender, told) = (self.sender(), uid.to_owned());
@@ -438,7 +440,7 @@ impl Controller {
     }
 
     /// Whether a run has a folder.
-    pub(super) fn seen(&mut self, uid: &str) -> Seen {
+    pub(super) fn seen(&mut self, uid: &str) -> LauncherState {
         if let Some(seen) = self.memory.get(uid).and_then(|memory| memory.seen.clone()) {
             return seen;
         }

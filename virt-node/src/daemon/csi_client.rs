@@ -37,7 +37,7 @@ use super::process;
 use crate::error::{Error, Kind};
 
 /// How long one call may take: a clone may be a copy.
-const PATIENCE: Duration = Duration::from_secs(3600);
+const TIMEOUT: Duration = Duration::from_secs(3600);
 /// How long the driver may take to serve.
 const START: Duration = Duration::from_secs(30);
 /// The node of a volume's device, in `dev` of its folder.
@@ -239,7 +239,7 @@ impl Driver {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| failed(&error))?;
         let endpoint = Endpoint::from_shared(format!("unix:{}", self.socket().display()));
-        let endpoint = endpoint.map_err(|error| failed(&error))?.timeout(PATIENCE);
+        let endpoint = endpoint.map_err(|error| failed(&error))?.timeout(TIMEOUT);
         runtime.block_on(async {
             let channel = endpoint.connect().await;
             let channel =

@@ -20,7 +20,7 @@ const RECORD_MAX: u64 = 64;
 
 /// The machine, for one VM.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct MachineFacts {
     pub(super) host: Host,
     /// Why the accelerator is that one, for people.
     pub(super) why: String,
@@ -45,7 +45,7 @@ pub(super) fn ask(
     paths: Vec<String>,
     wanted: Option<Accelerator>,
     kept: Option<&Kept>,
-) -> Result<Found, Error> {
+) -> Result<MachineFacts, Error> {
     let failed = |error| Error::with(Kind::System, "the launcher cannot find QEMU, firmware and KVM", error);
     let decided = kept.and_then(|kept| kept.accelerator).or(wanted);
     let known = tried(state);
@@ -68,7 +68,7 @@ pub(super) fn ask(
         .clone()
         .ok_or_else(|| Error::new(Kind::System, format!("{emulator} has no machine type q35")))?;
     let (ovmf, ovmf_secure) = (facts.ovmf.clone(), facts.ovmf_secure.clone());
-    Ok(Found { host: Host { accelerator, emulator, machine, ovmf, ovmf_secure }, why, facts })
+    Ok(MachineFacts { host: Host { accelerator, emulator, machine, ovmf, ovmf_secure }, why, facts })
 }
 
 /// The accelerator of a guest, and why.

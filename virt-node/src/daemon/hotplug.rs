@@ -29,7 +29,7 @@ use virt::live::{self, Move, is_hotpluggable, moves, status_of, take_out};
 use virt::machine::{FINAL, phase};
 use virt::resolve::claim_of;
 use virt::time;
-use virt::validate::{Documents, Given};
+use virt::validate::{Documents, SourceDocument};
 
 /// Seconds after which a guest that has not let go of a volume is asked again.
 const AGAIN: u64 = 5;
@@ -252,7 +252,7 @@ impl Controller {
     fn keep_if<T: Stored + Serialize>(&mut self, object: &T, dry: bool) -> Result<Answer, Refused> {
         let failed = |error: Error| (RefusedKind::Failed, error.chain());
         let value = serde_json::to_value(object).map_err(|error| (RefusedKind::Failed, error.to_string()))?;
-        let given = Given { source: object.key().to_string(), number: 1, value };
+        let given = SourceDocument { source: object.key().to_string(), number: 1, value };
         let report = Documents::of([given]).validate(Place::Machine).report;
         if !report.is_valid() {
             return Err((RefusedKind::Invalid, report.text(false)));

@@ -52,11 +52,11 @@ pub(super) fn readers(uid: &str) -> String {
 pub(super) struct Ids {
     path: PathBuf,
     registry: Registry,
-    given: Mutex<Given>,
+    given: Mutex<AssignedNumbers>,
 }
 
 #[derive(Debug, Default)]
-struct Given {
+struct AssignedNumbers {
     /// By what they are for.
     numbers: BTreeMap<String, u32>,
     /// Numbers that the registry records for this daemon.
@@ -178,7 +178,7 @@ impl Ids {
     }
 
     fn open_with(path: &Path, registry: Registry) -> Result<Self, Error> {
-        let given = Given { numbers: read(path)?, held: BTreeSet::new(), last: read_last(path)? };
+        let given = AssignedNumbers { numbers: read(path)?, held: BTreeSet::new(), last: read_last(path)? };
         Ok(Self { path: path.to_owned(), registry, given: Mutex::new(given) })
     }
 

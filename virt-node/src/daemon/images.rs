@@ -20,7 +20,7 @@ use sha2::{Digest, Sha256};
 
 use super::disk::{self, Access};
 use super::ids::{Ids, Transfer};
-use super::import::{self, LOOK};
+use super::import::{self, POLL_INTERVAL};
 use crate::error::{Error, Kind};
 use virt::resolve::Objects;
 
@@ -59,7 +59,7 @@ fn turn(lock: &File, path: &Path, stop: &AtomicBool) -> Result<bool, Error> {
             }
             Err(Errno::WOULDBLOCK | Errno::INTR) => {
                 waited = true;
-                sleep(LOOK);
+                sleep(POLL_INTERVAL);
             }
             Err(error) => return Err(failed(path)(error.into())),
         }

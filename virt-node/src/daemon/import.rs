@@ -36,7 +36,7 @@ use virt::resolve::Objects;
 const WORD: &str = "termination-log";
 const WORD_MAX: u64 = 64 << 10;
 /// How often it is looked how far an import is.
-pub(super) const LOOK: Duration = Duration::from_millis(200);
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// How long an importer or an upload server may take to end after it was asked to.
 const STOP_TIMEOUT: Duration = Duration::from_secs(30);
@@ -265,7 +265,7 @@ pub(super) fn fill(
             end(child.as_mut(), &log, transfer);
             return Err(Error::new(Kind::System, "stopped"));
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     };
     // Nothing of it is left that could change what it made.
     if runs_as_user(from) {
@@ -387,7 +387,7 @@ fn end(child: Option<&mut std::process::Child>, log: &Path, transfer: Transfer<'
             drop(child.wait());
             return;
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 

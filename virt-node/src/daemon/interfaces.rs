@@ -24,7 +24,7 @@ use virt::live::is_absent;
 use virt::resolve::{self, Made, Objects};
 
 /// How long a guest may take to let go of an interface.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Has a guest that runs let go of interfaces that are absent, mends what the others need, and gives it those that it has
 /// not; `None`: it has none.
@@ -62,7 +62,7 @@ fn mend(start: &Start) -> Result<Option<Attached>, Error> {
 
 /// Has a guest let go of an interface, and waits until it has, or it is to end.
 fn let_go(client: &mut Client, name: &str, stop: &AtomicBool) -> Result<(), Error> {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     loop {
         match client.call(Request::DetachInterface(name.to_owned())) {
             Ok(Answer::Layout(layout)) if !layout.has(&format!("net-{name}")) => return Ok(()),

@@ -14,7 +14,7 @@ use super::{agent, kept, networks};
 use crate::error::Error;
 use crate::network::Attached;
 use virt::machine::{FINAL, phase};
-use virt::run::Seen;
+use virt::run::LauncherState;
 use virt::{live, status};
 
 impl Controller {
@@ -36,9 +36,9 @@ impl Controller {
                 (memory.failures, memory.retry, memory.asked) = (0, None, false);
                 memory.accelerator = None;
                 memory.seen = Some(if started.guest {
-                    Seen::Guest(api::launcher::State::Starting)
+                    LauncherState::Guest(api::launcher::State::Starting)
                 } else {
-                    Seen::Waiting
+                    LauncherState::Waiting
                 });
                 self.watch(uid);
                 if started.guest { self.note_start(uid, *started) } else { Ok(()) }
@@ -159,14 +159,14 @@ impl Controller {
                 self.note_event(&mut run, event);
                 self.store.put(&run)
             }
-            News::Seen(seen, status) => {
+            News::Observed(seen, status) => {
                 // A worker that was killed has forgotten that it was asked; a request that is made twice only shortens.
-                if seen != Seen::Guest(api::launcher::State::Stopping) {
+                if seen != LauncherState::Guest(api::launcher::State::Stopping) {
                     self.memory(uid).asked = false;
                 }
                 self.memory(uid).seen = Some(seen.clone());
                 match (seen, status) {
-                    (Seen::Guest(_), Some(seen)) => self.note_status(&mut run, &seen),
+                    (LauncherState::Guest(_), Some(seen)) => self.note_status(&mut run, &seen),
                     (_, _) => Ok(()),
                 }
             }

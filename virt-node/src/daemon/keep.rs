@@ -24,7 +24,7 @@ use virt::fields::Place;
 use virt::finding::{Finding, Verdict};
 use virt::status;
 use virt::validate;
-use virt::validate::{Checked, Documents, Given, Report};
+use virt::validate::{Checked, Documents, Report, SourceDocument};
 
 /// An object that was kept.
 struct Kept {
@@ -42,7 +42,7 @@ fn target(key: &Key) -> Target {
 }
 
 /// Valid documents, with their findings.
-fn checked(documents: Vec<Given>) -> Result<Checked, Refused> {
+fn checked(documents: Vec<SourceDocument>) -> Result<Checked, Refused> {
     let checked = Documents::of(documents).validate(Place::Machine);
     if !checked.report.is_valid() {
         return Err((RefusedKind::Invalid, checked.report.text(false)));
@@ -62,7 +62,7 @@ fn no_guest<T>(_: &mut Addresses, _: Option<&T>, _: &mut T) -> Result<Vec<String
 
 impl Controller {
     /// Has documents checked on a thread of its own, one client's after the other's: they may be long.
-    pub(super) fn check(&self, documents: Vec<Given>, reply: Sender<Reply>) {
+    pub(super) fn check(&self, documents: Vec<SourceDocument>, reply: Sender<Reply>) {
         let (sender, turn) = (self.sender(), Arc::clone(&self.checking));
         let work = move || {
             // Nothing is left half done by a thread that panicked.

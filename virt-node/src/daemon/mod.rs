@@ -70,7 +70,7 @@ use store::Store;
 
 /// Settings of the user for all guests.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Given {
+pub(crate) struct UserSettings {
     /// Directories of files that guests may have as `hostDisk`.
     pub(crate) host_disks: Vec<PathBuf>,
     /// The accelerator of guests; `None`: KVM where it works, else TCG.
@@ -83,7 +83,7 @@ pub(crate) struct Given {
 ///
 /// # Errors
 /// Another daemon has the state folder, or something in it cannot be read.
-pub(crate) fn serve(folder: &Path, given: Given) -> Result<(), Error> {
+pub(crate) fn serve(folder: &Path, given: UserSettings) -> Result<(), Error> {
     let failed = |what: &'static str| move |error: std::io::Error| Error::with(Kind::System, what, error);
     if !rustix::process::geteuid().is_root() {
         return Err(Error::new(

@@ -13,7 +13,7 @@ use super::state::State;
 use super::{findings, ids, process};
 use crate::error::{Error, Kind};
 use crate::network::{
-    self, Advertiser, Attached, Forwarder, Given, Places, PodNetwork, host_resolvers, pod_gateway,
+    self, Advertiser, Attached, Forwarder, GuestObjects, Places, PodNetwork, host_resolvers, pod_gateway,
 };
 use guest::found as programs;
 use virt::resolve;
@@ -66,7 +66,7 @@ impl Networks {
         network::link_plugins(&state.path("plugins"), &program()?)?;
         let pod = self.pod.configuration(&places.state)?;
         let resolvers = host_resolvers();
-        let given = Given {
+        let given = GuestObjects {
             namespace: run.metadata.namespace.as_deref().unwrap_or_default(),
             name: &run.metadata.name,
             container: owner,

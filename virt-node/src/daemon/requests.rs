@@ -6,7 +6,7 @@ use api::cdi::DataVolume;
 use api::core::PersistentVolumeClaim;
 use api::kind::Kind;
 use api::kubevirt::{VirtualMachine, VirtualMachineInstance};
-use api::launcher::{RefusedKind as Declined, Request as Asked};
+use api::launcher::{RefusedKind as Declined, Request as LauncherRequest};
 use serde_json::Value;
 
 use super::claim::is_upload;
@@ -77,7 +77,7 @@ impl Controller {
     }
 
     /// Hands a call on to a guest's launcher.
-    fn forward(&mut self, uid: &str, asked: Asked, reply: Sender<Reply>) {
+    fn forward(&mut self, uid: &str, asked: LauncherRequest, reply: Sender<Reply>) {
         self.ask(uid, asked, move |answer| {
             let answer = match answer {
                 Ok(()) => Answer::Done,
@@ -138,7 +138,7 @@ impl Controller {
         }
         let door = claim.and_then(|claim| upload::door(&self.volume(&claim).folder));
         match door.filter(|_| phase == "UploadReady") {
-            Some(upload::Door { port, authority, certificate, key }) => {
+            Some(upload::UploadAddress { port, authority, certificate, key }) => {
                 Ok(Answer::Upload { port, authority, certificate, key })
             }
             None => Err((RefusedKind::State, format!("DataVolume {namespace}/{name} is {phase}"))),
@@ -212,12 +212,12 @@ impl Controller {
         namespace: &str,
         name: &str,
         verb: &Verb,
-    ) -> Result<Option<(String, Asked)>, Refused> {
+    ) -> Result<Option<(String, LauncherRequest)>, Refused> {
         let asked = match verb {
-            Verb::Pause => Asked::Pause,
-            Verb::Unpause => Asked::Unpause,
-            Verb::SoftReboot => Asked::SoftReboot,
-            Verb::Reset => Asked::Reset,
+            Verb::Pause => LauncherRequest::Pause,
+            Verb::Unpause => LauncherRequest::Unpause,
+            Verb::SoftReboot => LauncherRequest::SoftReboot,
+            Verb::Reset => LauncherRequest::Reset,
             Verb::Start { .. } | Verb::Stop { .. } | Verb::Restart { .. } => {
                 let machine = self.store.get::<VirtualMachine>(namespace, name);
                 let machine =

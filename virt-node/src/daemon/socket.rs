@@ -21,7 +21,7 @@ use guest::framing;
 /// Most clients at once, streams included. The one idle longest is disconnected for the next.
 const CLIENTS_MAX: usize = 128;
 /// How long a call may take to come, and to be answered.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// Bytes of a stream on their way.
 const BUFFER: usize = 16 << 10;
 
@@ -29,13 +29,13 @@ const BUFFER: usize = 16 << 10;
 type Holders = Arc<Mutex<BTreeMap<String, Arc<UnixStream>>>>;
 
 /// That a client has a stream, or asks for it, while this is there.
-struct Held {
+struct StreamHolder {
     holders: Holders,
     name: String,
     client: Arc<UnixStream>,
 }
 
-impl Held {
+impl StreamHolder {
     /// Disconnects the previous holder of a stream, and records the new one.
     fn take(holders: &Holders, name: String, client: &UnixStream) -> io::Result<Self> {
         let client = Arc::new(client.try_clone()?);
@@ -50,7 +50,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for StreamHolder {
     fn drop(&mut self) {
         let mut holders = self.holders.lock().unwrap_or_else(PoisonError::into_inner);
         if holders.get(&self.name).is_some_and(|client| Arc::ptr_eq(client, &self.client)) {
@@ -85,7 +85,7 @@ fn refused(kind: RefusedKind, message: impl Into<String>) -> Answer {
 /// Serves a client until it goes.
 fn serve(client: &Client<UnixStream>, controller: &Sender<Message>, holders: &Holders) -> io::Result<()> {
     let stream = client.stream();
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
     while let Some(length) = framing::next(stream)? {
         let length = match length {
             Ok(length) => length,
@@ -93,7 +93,7 @@ fn serve(client: &Client<UnixStream>, controller: &Sender<Message>, holders: &Ho
                 return framing::send(stream, &refused(RefusedKind::Invalid, error.to_string()));
             }
         };
-        let json = framing::json(stream, length, PATIENCE)?;
+        let json = framing::json(stream, length, TIMEOUT)?;
         let _busy = client.busy();
         let request = match read(&json) {
             Ok(request) => request,
@@ -115,10 +115,10 @@ fn serve(client: &Client<UnixStream>, controller: &Sender<Message>, holders: &Ho
             | Request::Delete { .. } => None,
         };
         // QEMU serves one client of a port: the one before is gone when the next one comes.
-        let _held = holder.map(|holder| Held::take(holders, holder, stream)).transpose()?;
+        let _held = holder.map(|holder| StreamHolder::take(holders, holder, stream)).transpose()?;
         let (sender, replies) = channel();
         let asked = controller.send(Message::Call(Box::new(request), sender)).is_ok();
-        match replies.recv_timeout(PATIENCE) {
+        match replies.recv_timeout(TIMEOUT) {
             Ok(Reply::Answer(answer)) => framing::send(stream, &answer)?,
             Ok(Reply::Stream(guest)) => {
                 framing::send(stream, &Answer::Stream)?;

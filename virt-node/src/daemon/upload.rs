@@ -33,7 +33,7 @@ const CLIENT: &str = "virt-node";
 const LISTENS: &str = "waiting for an upload address=127.0.0.1:";
 
 /// How a server is reached.
-pub(super) struct Door {
+pub(super) struct UploadAddress {
     /// Of 127.0.0.1.
     pub(super) port: u16,
     /// The issuer of the server's certificate, PEM.
@@ -45,7 +45,7 @@ pub(super) struct Door {
 }
 
 /// The server of a volume's folder, while it waits for an upload or takes one.
-pub(super) fn door(root: &Path) -> Option<Door> {
+pub(super) fn door(root: &Path) -> Option<UploadAddress> {
     let log = root.join("log");
     let said = process::end_of(&log).ok()?;
     let said = String::from_utf8_lossy(&said);
@@ -53,7 +53,7 @@ pub(super) fn door(root: &Path) -> Option<Door> {
     let port = port.split_once('\n')?.0.parse().ok()?;
     let read = |name: &str| fs::read_to_string(root.join("upload").join(name)).ok();
     let (authority, certificate, key) = (read("ca.crt")?, read("client.crt")?, read("client.key")?);
-    process::lives(&log).then_some(Door { port, authority, certificate, key })
+    process::lives(&log).then_some(UploadAddress { port, authority, certificate, key })
 }
 
 /// Certificates, and the command, with what is to stay open until it is started.

@@ -160,7 +160,7 @@ impl Controller {
             if answer.is_err() {
                 // It ended just now, or its worker did: the next observation shows which, and it is asked again.
                 std::thread::sleep(std::time::Duration::from_millis(500));
-                let news = News::Seen(apply::look(&folder), None);
+                let news = News::Observed(apply::look(&folder), None);
                 drop(sender.send(Message::News(told, news)));
             }
         });
@@ -184,7 +184,7 @@ impl Controller {
         let (sender, told, state) = (self.sender(), uid.clone(), Arc::clone(&self.state));
         let work = move || {
             let seen = apply::kill(&state, &state.run(&uid));
-            drop(sender.send(Message::News(told, News::Seen(seen, None))));
+            drop(sender.send(Message::News(told, News::Observed(seen, None))));
         };
         // Without a thread it is tried again.
         drop(std::thread::Builder::new().name("kill".to_owned()).spawn(work));

@@ -26,7 +26,7 @@ use super::store::Stored;
 use super::{expansion, upload};
 use crate::error::Error;
 use virt::resolve::claim_of;
-use virt::run::Seen;
+use virt::run::LauncherState;
 
 impl Controller {
     /// The volume of a claim.
@@ -95,7 +95,7 @@ impl Controller {
                 if self.is_busy(run.uid()) || self.is_busy(&format!("{}/{}", run.uid(), volume.name)) {
                     return None;
                 }
-                if matches!(self.seen(run.uid()), Seen::Guest(_)) {
+                if matches!(self.seen(run.uid()), LauncherState::Guest(_)) {
                     shown.push(Shown { run: run.uid().to_owned(), disk: volume.name.clone() });
                 }
             }

@@ -8,10 +8,10 @@ use api::launcher::{Answer, Event, Request, State as Doing, Status};
 
 use super::run::Run;
 use super::{apply, process};
-use virt::run::Seen;
+use virt::run::LauncherState;
 
 /// How long an event is waited for until it is looked whether the launcher is there.
-const LOOK: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Timeout of a launcher's status.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(30);
@@ -20,7 +20,7 @@ const WATCH_TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum News {
     /// How the run is now.
-    Seen(Seen, Option<Status>),
+    Observed(LauncherState, Option<Status>),
     /// Something that changes nothing of that.
     Event(Event),
     /// The guest's operating system, by its agent.
@@ -35,12 +35,12 @@ pub(super) fn watch(run: Run, mut tell: impl FnMut(News) -> bool + Send + 'stati
                 return;
             }
             if let Some(exit) = run.exit() {
-                tell(News::Seen(Seen::Ended(exit), None));
+                tell(News::Observed(LauncherState::Ended(exit), None));
                 return;
             }
             if !process::lives(&run.log()) {
                 // The record is written before the end.
-                tell(News::Seen(apply::look(&run), None));
+                tell(News::Observed(apply::look(&run), None));
                 return;
             }
             thread::sleep(Duration::from_millis(50));
@@ -51,11 +51,11 @@ pub(super) fn watch(run: Run, mut tell: impl FnMut(News) -> bool + Send + 'stati
 
 fn seen(status: Status) -> News {
     let seen = match (status.state, &status.exit) {
-        (_, Some(exit)) => Seen::Ended(exit.clone()),
-        (Doing::Waiting, None) => Seen::Waiting,
-        (state, None) => Seen::Guest(state),
+        (_, Some(exit)) => LauncherState::Ended(exit.clone()),
+        (Doing::Waiting, None) => LauncherState::Waiting,
+        (state, None) => LauncherState::Guest(state),
     };
-    News::Seen(seen, Some(status))
+    News::Observed(seen, Some(status))
 }
 
 /// Follows one worker of the launcher to its end; `false`: the receiver is gone.
@@ -66,13 +66,13 @@ fn follow(run: &Run, tell: &mut impl FnMut(News) -> bool) -> bool {
         return false;
     }
     loop {
-        let news = match client.event(LOOK) {
+        let news = match client.event(POLL_INTERVAL) {
             Ok(Some(Event::Status(status))) => seen(status),
             Ok(Some(event)) => News::Event(event),
             Ok(None) => continue,
             Err(_) => return true,
         };
-        let end = matches!(news, News::Seen(Seen::Ended(_), _));
+        let end = matches!(news, News::Observed(LauncherState::Ended(_), _));
         if !tell(news) || end {
             return false;
         }

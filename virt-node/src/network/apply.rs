@@ -18,10 +18,10 @@ use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
 use guest::network::cache::{self, Entry};
-use guest::network::plan::{self, Noted, Step};
+use guest::network::plan::{self, RecordedAttachment, Step};
 use guest::network::{self as wire, runtime};
 
-use super::{Attached, Interface, Places, Wanted, firewall, pod};
+use super::{Attached, Interface, Places, WantedNetworks, firewall, pod};
 use crate::error::{Error, Kind};
 
 /// The masquerading table, made by the plugin `bridge` of ours and of the reference.
@@ -46,7 +46,7 @@ struct Machine {
 }
 
 /// See [`super::attach`].
-pub(super) fn attach(places: &Places, wanted: &Wanted) -> Result<Attached, Error> {
+pub(super) fn attach(places: &Places, wanted: &WantedNetworks) -> Result<Attached, Error> {
     if !api::cni::is_name(&wanted.container) {
         let message = format!("{:?} is not of letters, digits, _, . and -", wanted.container);
         return Err(Error::new(Kind::Content, message));
@@ -69,11 +69,13 @@ pub(super) fn attach(places: &Places, wanted: &Wanted) -> Result<Attached, Error
     })
 }
 
-fn attach_noting(places: &Places, wanted: &Wanted, done: &mut Vec<Entry>) -> Result<Attached, Error> {
+fn attach_noting(places: &Places, wanted: &WantedNetworks, done: &mut Vec<Entry>) -> Result<Attached, Error> {
     let path = runtime::namespace(places, &wanted.container);
     let entries = cache::of(&places.state, &wanted.container)?;
-    let noted: Vec<Noted> =
-        entries.iter().map(|entry| Noted { link: entry.if_name.clone(), done: entry.is_whole() }).collect();
+    let noted: Vec<RecordedAttachment> = entries
+        .iter()
+        .map(|entry| RecordedAttachment { link: entry.if_name.clone(), done: entry.is_whole() })
+        .collect();
     let links: Vec<&str> = wanted.interfaces.iter().map(|one| one.names.pod.as_str()).collect();
     let there = Namespace::find(&path)?.is_some();
     for step in plan::steps(&links, &noted, there) {
@@ -99,7 +101,12 @@ fn attach_noting(places: &Places, wanted: &Wanted, done: &mut Vec<Entry>) -> Res
 }
 
 /// Attaches with the previous addresses; where another guest has them by now, with any.
-fn add(places: &Places, wanted: &Wanted, one: &Interface, addresses: &[String]) -> Result<Entry, Error> {
+fn add(
+    places: &Places,
+    wanted: &WantedNetworks,
+    one: &Interface,
+    addresses: &[String],
+) -> Result<Entry, Error> {
     let mut entry = runtime::entry(places, wanted, one, addresses);
     begin(places, &entry)?;
     match runtime::add(places, &mut entry) {
@@ -136,7 +143,7 @@ fn lock(places: &Places) -> Result<File, Error> {
 }
 
 /// See [`super::check`].
-pub(super) fn check(places: &Places, wanted: &Wanted) -> Result<(), Error> {
+pub(super) fn check(places: &Places, wanted: &WantedNetworks) -> Result<(), Error> {
     let path = runtime::namespace(places, &wanted.container);
     let outcomes = runtime::outcomes(places, wanted)?;
     wire::check(wanted, &outcomes, &wire::machine(&places.state), &path)?;

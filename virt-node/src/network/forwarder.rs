@@ -29,7 +29,7 @@ const CONNECTIONS_MAX: usize = 32;
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 64;
 /// How long a question waits.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A forwarder; it ends when this is dropped.
 #[derive(Debug)]
@@ -128,7 +128,7 @@ fn forward(
                 packet.get_mut(..length).filter(|packet| packet.len() >= HEADER)
         {
             if waiting.len() >= WAITING_MAX {
-                waiting.retain(|_, one| one.since.elapsed() < PATIENCE);
+                waiting.retain(|_, one| one.since.elapsed() < TIMEOUT);
             }
             // Numbers of different guests may be the same.
             next = next.wrapping_add(1);
@@ -150,17 +150,17 @@ fn forward(
             && let Some(client) = connections.admit(stream)
         {
             // A client that was disconnected asks again; without a thread, it sees the end of its connection.
-            let work = move || drop(converse(&client, local));
+            let work = move || drop(serve_connection(&client, local));
             _ = thread::Builder::new().name("names tcp".to_owned()).spawn(work);
         }
     }
 }
 
 /// A connection's questions, one after the other. The resolver is connected to for the first of them.
-fn converse(client: &Client<TcpStream>, local: SocketAddr) -> io::Result<()> {
+fn serve_connection(client: &Client<TcpStream>, local: SocketAddr) -> io::Result<()> {
     let prepare = |stream: &TcpStream| {
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))
+        stream.set_read_timeout(Some(TIMEOUT))?;
+        stream.set_write_timeout(Some(TIMEOUT))
     };
     let mut stream = client.stream();
     stream.set_nonblocking(false)?;
@@ -170,7 +170,7 @@ fn converse(client: &Client<TcpStream>, local: SocketAddr) -> io::Result<()> {
         let question = message(stream)?;
         let _busy = client.busy();
         if resolver.is_none() {
-            let connected = TcpStream::connect_timeout(&local, PATIENCE)?;
+            let connected = TcpStream::connect_timeout(&local, TIMEOUT)?;
             prepare(&connected)?;
             resolver = Some(connected);
         }
@@ -210,7 +210,7 @@ mod tests {
         let clients = [0, 1].map(|_| UdpSocket::bind("127.0.0.1:0").unwrap());
         let question = |mark: u8| [&[0x12, 0x34][..], &[0; 10], &[mark]].concat();
         for (mark, client) in (1..).zip(&clients) {
-            client.set_read_timeout(Some(PATIENCE)).unwrap();
+            client.set_read_timeout(Some(TIMEOUT)).unwrap();
             client.send_to(&[1, 2, 3], gateway).unwrap();
             client.send_to(&question(mark), gateway).unwrap();
         }
@@ -265,7 +265,7 @@ mod tests {
         for _ in 0..5 {
             let begun = Instant::now();
             let mut client = TcpStream::connect(gateway).unwrap();
-            client.set_read_timeout(Some(PATIENCE)).unwrap();
+            client.set_read_timeout(Some(TIMEOUT)).unwrap();
             client.write_all(&[0, 2, 7, 8]).unwrap();
             assert_eq!(message(&client).unwrap(), [0, 2, 7, 8]);
             assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
@@ -299,7 +299,7 @@ mod tests {
     fn it_ends_with_its_owner() {
         let gateway = address(2);
         drop(Forwarder::between(gateway, address(3), None).unwrap());
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         while UdpSocket::bind(gateway).is_err() {
             assert!(Instant::now() < until, "the port is free again");
             thread::sleep(Duration::from_millis(5));

@@ -8,7 +8,7 @@
 //!  any bridge … ┘
 //! ```
 //!
-//! 1. **wanted** ([`Wanted`], [`of_guest`]): from a spec and the objects it names, pure. The pod network is a CNI
+//! 1. **wanted** ([`WantedNetworks`], [`of_guest`]): from a spec and the objects it names, pure. The pod network is a CNI
 //!    configuration like any other, generated ([`PodNetwork`]).
 //! 2. **runtime** (`runtime`, `process`, `cache`): plugins executed as a runtime must, and what they answered kept on disk in
 //!    libcni's form. An entry is written before ADD, so that what was killed in between is found and undone.
@@ -45,8 +45,8 @@ mod spec;
 use std::path::{Path, PathBuf};
 
 pub use guest::network::{
-    Advertiser, Attached, Binding, Configuration, Interface, Names, Nic, Places, Port, Resolvers, Wanted,
-    host_resolvers, inside,
+    Advertiser, Attached, Binding, Configuration, Interface, Names, Nic, Places, Port, Resolvers,
+    WantedNetworks, host_resolvers, inside,
 };
 use guest::network::{cache, runtime};
 use link::Namespace;
@@ -55,13 +55,13 @@ use crate::error::{Error, Kind};
 pub use firewall::closed;
 pub use forwarder::Forwarder;
 pub use pod::{PodNetwork, gateway as pod_gateway};
-pub use spec::{Given, of_guest};
+pub use spec::{GuestObjects, of_guest};
 
 /// Gives a guest its networks, and takes away those that it has and that are not wanted any more. What it has stays as it is.
 ///
 /// # Errors
 /// Everything made in this call is undone; the error lists the rest.
-pub fn attach(places: &Places, wanted: &Wanted) -> Result<Attached, Error> {
+pub fn attach(places: &Places, wanted: &WantedNetworks) -> Result<Attached, Error> {
     apply::attach(places, wanted)
 }
 
@@ -91,7 +91,7 @@ pub fn is_kept(places: &Places, container: &str) -> Result<bool, Error> {
 ///
 /// # Errors
 /// The differences.
-pub fn check(places: &Places, wanted: &Wanted) -> Result<(), Error> {
+pub fn check(places: &Places, wanted: &WantedNetworks) -> Result<(), Error> {
     apply::check(places, wanted)
 }
 

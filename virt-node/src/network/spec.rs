@@ -4,23 +4,23 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use api::kubevirt::{Interface as Asked, Network, VirtualMachineInstanceSpec};
+use api::kubevirt::{Interface as Specified, Network, VirtualMachineInstanceSpec};
 use api::multus::NetworkAttachmentDefinition;
 use link::interface_mac;
 
-use super::{Binding, Configuration, Interface, Resolvers, Wanted};
+use super::{Binding, Configuration, Interface, Resolvers, WantedNetworks};
 use guest::network::{self as names, InvalidNetwork, Names};
 use virt::finding::{Finding, Findings};
 use virt::resolve::{interfaces_of, queues_of};
 
 /// The guest, and the objects of its namespace.
 #[derive(Clone, Debug)]
-pub struct Given<'a> {
+pub struct GuestObjects<'a> {
     /// Namespace of its object.
     pub namespace: &'a str,
     /// Name of its object.
     pub name: &'a str,
-    /// The name of its network namespace; see [`Wanted::container`].
+    /// The name of its network namespace; see [`WantedNetworks::container`].
     pub container: &'a str,
     /// The pod network.
     pub pod: &'a Configuration,
@@ -40,9 +40,9 @@ pub struct Given<'a> {
 /// All that is wrong, by path.
 pub fn of_guest(
     spec: &VirtualMachineInstanceSpec,
-    given: &Given<'_>,
+    given: &GuestObjects<'_>,
     at: &str,
-) -> Result<Wanted, Vec<Finding>> {
+) -> Result<WantedNetworks, Vec<Finding>> {
     let mut findings = Findings::default();
     let mut interfaces = Vec::new();
     for (index, one) in interfaces_of(spec).iter().enumerate() {
@@ -73,7 +73,7 @@ pub fn of_guest(
     }
     // The primary one first: its gateway is the namespace's.
     interfaces.sort_by_key(|one| one.names != Names::primary());
-    Ok(Wanted {
+    Ok(WantedNetworks {
         container: given.container.to_owned(),
         namespace: given.namespace.to_owned(),
         name: given.name.to_owned(),
@@ -92,9 +92,9 @@ enum Field {
 
 fn interface(
     spec: &VirtualMachineInstanceSpec,
-    one: &Asked,
+    one: &Specified,
     network: Option<&Network>,
-    given: &Given<'_>,
+    given: &GuestObjects<'_>,
 ) -> Result<Interface, (Field, String)> {
     let multus = network.and_then(|network| network.multus.as_ref());
     let (names, configuration) = match multus {
@@ -123,7 +123,7 @@ fn interface(
 }
 
 /// The configuration of a NetworkAttachmentDefinition, of the guest's namespace where none is named.
-fn attachment(name: &str, given: &Given<'_>) -> Result<Configuration, String> {
+fn attachment(name: &str, given: &GuestObjects<'_>) -> Result<Configuration, String> {
     let full = if name.contains('/') { name.to_owned() } else { format!("{}/{name}", given.namespace) };
     let Some(found) = given.networks.get(&full) else {
         return Err(format!("there is no NetworkAttachmentDefinition {full}"));
@@ -142,14 +142,14 @@ mod tests {
     use super::*;
     use guest::network::V4;
 
-    fn wanted(spec: &str, networks: &[(&str, &str)]) -> Result<Wanted, Vec<String>> {
+    fn wanted(spec: &str, networks: &[(&str, &str)]) -> Result<WantedNetworks, Vec<String>> {
         let pod = Configuration::read(r#"{"cniVersion": "1.1.0", "type": "bridge"}"#, "pod").unwrap();
         let nad = |config: &&str| NetworkAttachmentDefinition {
             metadata: api::resource::ObjectMeta { name: "own".to_owned(), ..Default::default() },
             spec: api::multus::NetworkSpec { config: Some((*config).to_owned()) },
             ..Default::default()
         };
-        let given = Given {
+        let given = GuestObjects {
             namespace: "ns",
             name: "vm",
             container: "c",

@@ -244,7 +244,7 @@ impl Daemon {
     }
 
     pub(crate) fn until(&self, name: &str, status: &str) {
-        self.until_within(name, status, PATIENCE);
+        self.until_within(name, status, TIMEOUT);
     }
 
     /// The same of what may take longer.
@@ -282,7 +282,7 @@ impl Daemon {
     }
 
     pub(crate) fn until_serial(&self, name: &str, text: &str) {
-        self.until_serial_within(name, text, PATIENCE);
+        self.until_serial_within(name, text, TIMEOUT);
     }
 
     /// The same of what may take longer.

@@ -14,7 +14,7 @@ use crate::waiting::{output, started};
 use guests::Killed;
 use link::Namespace;
 use virt_node::network::{
-    Attached, Binding, Configuration, Interface, Names, Places, PodNetwork, Resolvers, Wanted,
+    Attached, Binding, Configuration, Interface, Names, Places, PodNetwork, Resolvers, WantedNetworks,
 };
 
 /// The output of a program that must succeed.
@@ -118,8 +118,8 @@ impl Machine {
     }
 
     /// A guest of this name on the pod network, behind masquerade.
-    pub(crate) fn guest(&self, name: &str) -> Wanted {
-        Wanted {
+    pub(crate) fn guest(&self, name: &str) -> WantedNetworks {
+        WantedNetworks {
             container: format!("default-{name}"),
             namespace: "default".to_owned(),
             name: name.to_owned(),

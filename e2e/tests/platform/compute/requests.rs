@@ -18,7 +18,7 @@ use super::{REVISIONS, claim, instance};
 use crate::console::Console;
 use crate::guest;
 use crate::machines::{machine, until_answers};
-use crate::place::{CLAIMS, INSTANCES, MACHINES, PATIENCE, PLACE};
+use crate::place::{CLAIMS, INSTANCES, MACHINES, PLACE, TIMEOUT};
 use crate::streams::Streams;
 
 const NAMESPACE: &str = "requests";
@@ -368,5 +368,5 @@ fn every_request_of_virtctl_is_answered_as_upstream_answers_it() {
     PLACE.delete(MACHINES, NAMESPACE, "vm");
     PLACE.remove_namespace(NAMESPACE);
     println!("all requests of virtctl: {:.1?}", begun.elapsed());
-    assert!(begun.elapsed() < 2 * PATIENCE);
+    assert!(begun.elapsed() < 2 * TIMEOUT);
 }

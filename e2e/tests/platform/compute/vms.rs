@@ -73,7 +73,7 @@ fn vms_of_many_shapes_are_accepted_strictly_and_run_or_name_the_missing() {
             apply(namespace, &one, &[]).unwrap();
         }
         for (name, expected) in some {
-            let deadline = std::time::Instant::now() + crate::place::PATIENCE;
+            let deadline = std::time::Instant::now() + crate::place::TIMEOUT;
             while let Err(said) = told(namespace, name, expected) {
                 if std::time::Instant::now() > deadline {
                     wrong.push(said);

@@ -79,7 +79,7 @@ struct Model {
     book: Arc<Known>,
     dice: Dice,
     now: Duration,
-    looks: Looks,
+    looks: LookSchedule,
     /// Bytes that each folder owned when it was last looked at: the driver does not see in between what a pod deletes in it.
     folders: HashMap<Id, u64>,
     names: u64,
@@ -100,7 +100,7 @@ impl Model {
             book: Arc::new(Known::of_model()),
             dice: Dice(seed),
             now: Duration::ZERO,
-            looks: Looks::since(Duration::ZERO),
+            looks: LookSchedule::since(Duration::ZERO),
             folders: HashMap::new(),
             names: 0,
         }
@@ -373,7 +373,7 @@ fn a_volume_that_outgrew_its_size_counts_with_what_it_uses() {
 #[test]
 fn looks_are_the_rarer_the_longer_they_take() {
     let seconds = Duration::from_secs;
-    let mut looks = Looks::since(seconds(0));
+    let mut looks = LookSchedule::since(seconds(0));
     assert!(!looks.is_due(seconds(59)) && looks.is_due(seconds(60)));
     looks.done(seconds(100), seconds(1));
     assert!(!looks.is_due(seconds(159)) && looks.is_due(seconds(160)));

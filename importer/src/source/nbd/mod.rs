@@ -421,7 +421,7 @@ impl Source for NbdSource {
 }
 
 /// A request in flight.
-struct Asked {
+struct InFlight {
     /// Offset of its first byte.
     start: u64,
     answer: Answer<Buffer>,
@@ -432,7 +432,7 @@ struct Reader {
     session: Arc<Session>,
     connection: Option<Arc<Connection>>,
     /// In the order of their offsets.
-    window: VecDeque<Asked>,
+    window: VecDeque<InFlight>,
     /// An answer that is being handed on, and the place in it.
     current: Option<(Buffer, usize)>,
     /// Offset of the next byte to hand on.
@@ -497,7 +497,7 @@ impl Reader {
     async fn step(&mut self, pool: &Arc<Pool>) -> Result<(Buffer, usize), Failure> {
         if self.connection.as_ref().is_some_and(|connection| !connection.is_alive()) {
             // Unless what it owes us has come before it went.
-            let come = |asked: &Asked| !asked.answer.is_empty();
+            let come = |asked: &InFlight| !asked.answer.is_empty();
             if !self.window.front().is_some_and(come) {
                 self.window.clear();
                 self.next = self.at;
@@ -533,7 +533,7 @@ impl Reader {
             let first = self.window.is_empty();
             let Some(buffer) = pool.buffers.take(len, first) else { break };
             let answer = connection.read(range.clone(), buffer)?;
-            self.window.push_back(Asked { start: range.start, answer });
+            self.window.push_back(InFlight { start: range.start, answer });
             self.next = range.end;
         }
         Ok(())

@@ -45,9 +45,9 @@ struct Map {
 
 /// Projection of a ConfigMap.
 #[derive(Debug, PartialEq)]
-struct Seen(String);
+struct Projection(String);
 
-impl From<&Map> for Seen {
+impl From<&Map> for Projection {
     fn from(map: &Map) -> Self {
         Self(map.data.get("v").cloned().unwrap_or_default())
     }
@@ -281,7 +281,7 @@ async fn faults(client: &Client, server: &mut Server) {
     proxy.plan("watch=true", Fault::End(Duration::ZERO));
     proxy.plan("watch=true", Fault::Break(Duration::from_millis(200)));
     let begun = Instant::now();
-    let cache = Cache::<Seen>::builder().start::<Map>(&through, MAPS, &scope);
+    let cache = Cache::<Projection>::builder().start::<Map>(&through, MAPS, &scope);
     cache.synced().await;
     assert_eq!(cache.len(), 1200);
     println!("1200 objects listed through 4 faults in {:?}", begun.elapsed());

@@ -32,7 +32,7 @@ struct Metadata {
 
 /// Fields needed for decisions.
 #[derive(Debug, PartialEq)]
-struct Seen {
+struct Projection {
     uid: Box<str>,
     generation: u64,
     strategy: Box<str>,
@@ -41,7 +41,7 @@ struct Seen {
     ready: bool,
 }
 
-impl From<&Machine> for Seen {
+impl From<&Machine> for Projection {
     fn from(machine: &Machine) -> Self {
         let text = |value: &Value| Box::<str>::from(value.as_str().unwrap_or_default());
         let list = |value: &Value, pointer: &str| {
@@ -96,7 +96,7 @@ async fn cached_vms_stay_small() {
                 "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}]}});
     client.create::<IgnoredAny>(CRDS, "", &crd).await.unwrap();
     // A kind that appears late fills a cache that began as empty.
-    let early = Cache::<Seen>::builder().start::<Machine>(&client, VMS, &Scope::all());
+    let early = Cache::<Projection>::builder().start::<Machine>(&client, VMS, &Scope::all());
     crate::eventually("the kind is served", async || {
         client.list::<IgnoredAny>(VMS, &Scope::all()).await.is_ok()
     })
@@ -175,7 +175,7 @@ async fn cache_in_a_process_of_its_own() {
     let client = Client::new(&config, "tests").unwrap();
     client.read::<Value>("/version").await.unwrap();
     let (empty, begun) = (resident(), Instant::now());
-    let cache = Cache::<Seen>::builder().start::<Machine>(&client, VMS, &Scope::all());
+    let cache = Cache::<Projection>::builder().start::<Machine>(&client, VMS, &Scope::all());
     cache.synced().await;
     let took = begun.elapsed();
     assert_eq!(cache.len().to_string(), std::env::var("CACHE_COUNT").unwrap());

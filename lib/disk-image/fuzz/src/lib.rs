@@ -4,12 +4,12 @@
 
 use disk_image::format::unpack::Unpacker;
 use disk_image::format::{
-    self, Found, Layout, PACKED_MAX, PROLOGUE_MAX, Prologue, Scan, Scanned, Step, Table,
+    self, TableExtents, Layout, PACKED_MAX, PROLOGUE_MAX, Prologue, Scan, Scanned, Step, Table,
 };
 use disk_image::{Content, Error, Extent, Format, detect};
 
 /// Bytes of tables and of data looked at per input.
-const PATIENCE: u64 = 1 << 20;
+const BYTES_MAX: u64 = 1 << 20;
 /// Entries of a table handed over at once.
 const SLICE: u64 = 509;
 
@@ -23,7 +23,7 @@ pub fn read(format: Format, image: &[u8]) {
     };
     detect(image);
     if let Ok(layout) = open(format, image, mode % 2 == 0) {
-        let mut reading = Reading { image, layout: &*layout, left: PATIENCE, unit: Vec::new() };
+        let mut reading = Reading { image, layout: &*layout, left: BYTES_MAX, unit: Vec::new() };
         // An error is a good answer.
         let _ = match layout.scan() {
             Some(scan) => reading.walk(scan),
@@ -108,7 +108,7 @@ impl Reading<'_> {
     fn table(
         &mut self,
         table: &Table,
-        read: &mut dyn FnMut(&dyn Layout, u64, &[u8], &mut Found) -> Result<(), Error>,
+        read: &mut dyn FnMut(&dyn Layout, u64, &[u8], &mut TableExtents) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let mut first = 0;
         while first < table.entries && self.left > 0 {
@@ -119,7 +119,7 @@ impl Reading<'_> {
                 break;
             }
             self.left = self.left.saturating_sub(bytes.len() as u64);
-            let mut found = Found::default();
+            let mut found = TableExtents::default();
             read(self.layout, first, bytes, &mut found)?;
             for extent in &found.extents {
                 self.extent(extent)?;

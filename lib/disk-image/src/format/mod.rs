@@ -143,7 +143,7 @@ pub struct Leaf {
 
 /// Extents of a piece of a table, in ascending guest order for ascending entries.
 #[derive(Debug, Default)]
-pub struct Found {
+pub struct TableExtents {
     /// Guest ranges and their content, neighbours merged.
     pub extents: Vec<Extent>,
     /// Second-level tables to read.
@@ -169,7 +169,7 @@ pub(crate) fn apart(format: Format, one: &Leaf, other: &Leaf) -> Result<(), Erro
     Ok(())
 }
 
-impl Found {
+impl TableExtents {
     /// Adds an extent, merging it into the last one where it goes on.
     pub fn push(&mut self, extent: Extent) {
         if extent.len == 0 {
@@ -210,13 +210,19 @@ pub trait Layout: Debug + Send + Sync {
     ///
     /// # Errors
     /// An entry that is impossible ([`crate::Kind::Corrupt`]) or not supported ([`crate::Kind::Refused`]).
-    fn read_root(&self, first: u64, bytes: &[u8], found: &mut Found) -> Result<(), Error>;
+    fn read_root(&self, first: u64, bytes: &[u8], found: &mut TableExtents) -> Result<(), Error>;
 
     /// Reads entries `first..` of a leaf table; `bytes` is whole entries. Only for formats with two levels of tables.
     ///
     /// # Errors
     /// As [`Layout::read_root`].
-    fn read_leaf(&self, leaf: &Leaf, _first: u64, _bytes: &[u8], _found: &mut Found) -> Result<(), Error> {
+    fn read_leaf(
+        &self,
+        leaf: &Leaf,
+        _first: u64,
+        _bytes: &[u8],
+        _found: &mut TableExtents,
+    ) -> Result<(), Error> {
         let format = self.format().name();
         Err(Error::corrupt(format!("the {format} image has no second level (entry {})", leaf.index)))
     }

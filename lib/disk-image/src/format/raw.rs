@@ -1,6 +1,6 @@
 //! Raw: the image is the disk, ISO images included. Not here: VHD fixed, which is raw with a footer (see `vhd`).
 
-use super::{Found, Layout, Prologue, Step, Table};
+use super::{Layout, Prologue, Step, Table, TableExtents};
 use crate::detect::Format;
 use crate::error::Error;
 
@@ -37,7 +37,7 @@ impl Layout for Raw {
         self.size
     }
 
-    fn read_root(&self, _first: u64, _bytes: &[u8], _found: &mut Found) -> Result<(), Error> {
+    fn read_root(&self, _first: u64, _bytes: &[u8], _found: &mut TableExtents) -> Result<(), Error> {
         Ok(())
     }
 }

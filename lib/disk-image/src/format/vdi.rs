@@ -8,7 +8,7 @@
 //! ```
 
 use super::fields::{Fields, Room};
-use super::{Found, Layout, Prologue, Step, Table};
+use super::{Layout, Prologue, Step, Table, TableExtents};
 use crate::detect::Format;
 use crate::error::Error;
 use crate::extent::{Content, Extent};
@@ -104,7 +104,7 @@ impl Layout for Vdi {
         index.saturating_mul(BLOCK)
     }
 
-    fn read_root(&self, first: u64, bytes: &[u8], found: &mut Found) -> Result<(), Error> {
+    fn read_root(&self, first: u64, bytes: &[u8], found: &mut TableExtents) -> Result<(), Error> {
         for (index, entry) in (first..self.map.entries).zip(bytes.as_chunks::<4>().0) {
             let guest = index * BLOCK;
             let len = BLOCK.min(self.size - guest);

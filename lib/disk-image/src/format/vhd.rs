@@ -9,7 +9,7 @@
 //! ```
 
 use super::fields::{Fields, Room};
-use super::{Found, Layout, Prologue, Step, Table};
+use super::{Layout, Prologue, Step, Table, TableExtents};
 use crate::detect::Format;
 use crate::error::Error;
 use crate::extent::{Content, Extent};
@@ -158,7 +158,7 @@ impl Layout for Vhd {
         index.saturating_mul(self.block)
     }
 
-    fn read_root(&self, first: u64, bytes: &[u8], found: &mut Found) -> Result<(), Error> {
+    fn read_root(&self, first: u64, bytes: &[u8], found: &mut TableExtents) -> Result<(), Error> {
         for (index, entry) in (first..self.bat.entries).zip(bytes.as_chunks::<4>().0) {
             let guest = index * self.block;
             let len = self.block.min(self.size - guest);

@@ -13,7 +13,7 @@
 use std::ops::Range;
 
 use super::fields::{Fields, Room};
-use super::{Found, Layout, Prologue, Step, Table};
+use super::{Layout, Prologue, Step, Table, TableExtents};
 use crate::detect::Format;
 use crate::error::Error;
 use crate::extent::{Content, Extent};
@@ -415,7 +415,7 @@ impl Layout for Vhdx {
         self.block_of(index).saturating_mul(self.block)
     }
 
-    fn read_root(&self, first: u64, bytes: &[u8], found: &mut Found) -> Result<(), Error> {
+    fn read_root(&self, first: u64, bytes: &[u8], found: &mut TableExtents) -> Result<(), Error> {
         for (index, entry) in (first..self.bat.entries).zip(bytes.as_chunks::<8>().0) {
             if self.is_bitmap(index) {
                 continue;

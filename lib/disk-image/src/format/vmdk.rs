@@ -11,7 +11,7 @@
 //! ```
 
 use super::fields::{Fields, Room};
-use super::{Found, Layout, Leaf, Prologue, Scan, Scanned, Step, Table};
+use super::{Layout, Leaf, Prologue, Scan, Scanned, Step, Table, TableExtents};
 use crate::detect::Format;
 use crate::error::{Error, Kind};
 use crate::extent::{Codec, Content, Extent};
@@ -347,7 +347,7 @@ impl Layout for Vmdk {
         self.header.directory.is_some()
     }
 
-    fn read_root(&self, first: u64, bytes: &[u8], found: &mut Found) -> Result<(), Error> {
+    fn read_root(&self, first: u64, bytes: &[u8], found: &mut TableExtents) -> Result<(), Error> {
         let span = self.header.table_span();
         for (index, entry) in (first..self.directory.entries).zip(bytes.as_chunks::<4>().0) {
             let guest = index * span;
@@ -364,7 +364,13 @@ impl Layout for Vmdk {
         Ok(())
     }
 
-    fn read_leaf(&self, leaf: &Leaf, first: u64, bytes: &[u8], found: &mut Found) -> Result<(), Error> {
+    fn read_leaf(
+        &self,
+        leaf: &Leaf,
+        first: u64,
+        bytes: &[u8],
+        found: &mut TableExtents,
+    ) -> Result<(), Error> {
         let start = self.root_guest(leaf.index);
         for (index, entry) in (first..leaf.table.entries).zip(bytes.as_chunks::<4>().0) {
             let guest = index.saturating_mul(self.header.grain).saturating_add(start);

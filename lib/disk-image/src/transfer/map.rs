@@ -13,7 +13,7 @@ use super::plan::Way;
 use super::reads::{Job, PART_ALIGN, TABLE_READ, index, reads, split};
 use crate::error::{Error, Kind};
 use crate::extent::{Content, Extent};
-use crate::format::{Found, Leaf, apart};
+use crate::format::{Leaf, TableExtents, apart};
 use crate::source::{Access, Source, read_range};
 
 /// Extents mapped before their data is fetched.
@@ -120,7 +120,7 @@ impl Mapper<'_> {
         let layout = &*self.shared.image.layout;
         let root = layout.root();
         let per_read = TABLE_READ / u64::from(root.entry_len);
-        let mut found = Found::default();
+        let mut found = TableExtents::default();
         let mut first = 0;
         while first < root.entries {
             let some = first..root.entries.min(first + per_read);
@@ -145,7 +145,7 @@ impl Mapper<'_> {
     }
 
     /// Reads leaf tables, a few at once as each read may be a round trip to a far server.
-    fn leaves(&self, leaves: &[Leaf], found: &mut Found) -> Result<(), Error> {
+    fn leaves(&self, leaves: &[Leaf], found: &mut TableExtents) -> Result<(), Error> {
         let at_once = self.source.connections().clamp(1, TABLES_AT_ONCE);
         for some in reads(leaves).chunks(at_once) {
             let tables = std::thread::scope(|scope| {
@@ -179,7 +179,7 @@ impl Mapper<'_> {
             .map_err(|e| Error::from_source(format!("cannot read the table at byte {}", range.start), e))
     }
 
-    fn batch_if(&self, found: &mut Found, enough: usize) -> Result<(), Error> {
+    fn batch_if(&self, found: &mut TableExtents, enough: usize) -> Result<(), Error> {
         if found.extents.len() >= enough { self.batch(std::mem::take(&mut found.extents)) } else { Ok(()) }
     }
 

@@ -26,7 +26,7 @@ const CHUNK: usize = 1 << 20;
 const WORKERS_MAX: usize = 16;
 /// How long finished ranges may wait to be remembered.
 const COMMIT_AFTER: Duration = Duration::from_secs(1);
-const TICK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Moves `image` to `writer`, whose size is the image's virtual size (or unknown and growing; or less by the footer that
 /// the image may end in, see [`Image::least_size`]). The caller finishes the writer after `Ok`.
@@ -147,7 +147,7 @@ fn watch(shared: &Shared<'_>, ledger: &mut dyn Ledger, ended: &Receiver<()>, sto
     let mut committed = (Instant::now(), shared.progress.read());
     let mut measured = (Instant::now(), shared.progress.read());
     loop {
-        match ended.recv_timeout(TICK) {
+        match ended.recv_timeout(POLL_INTERVAL) {
             Ok(()) | Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
@@ -198,7 +198,7 @@ fn conclude(shared: &Shared<'_>, ledger: &mut dyn Ledger, stop: &Stop) -> Result
         // The caller cuts the target where the disk ends; nothing that is queued may make it longer again.
         while footer && shared.tracker.outstanding() > 0 {
             stop.check()?;
-            std::thread::sleep(TICK);
+            std::thread::sleep(POLL_INTERVAL);
         }
         let kept = shared.kept.load(Ordering::Relaxed);
         shared.progress.reached(1, 1);

@@ -4,7 +4,7 @@
 use super::reads::{host_of, reads};
 use crate::error::Error;
 use crate::extent::{Content, Extent};
-use crate::format::{Found, Layout, PROLOGUE_MAX};
+use crate::format::{Layout, PROLOGUE_MAX, TableExtents};
 use crate::source::{Access, Source, read_range};
 
 /// Bytes of tables that are looked through.
@@ -38,7 +38,7 @@ pub(super) fn late(source: &dyn Source, layout: &dyn Layout, headers_end: u64) -
         let Some(bytes) = look.table(place.start, place.end)? else {
             return Ok(None);
         };
-        let mut found = Found::default();
+        let mut found = TableExtents::default();
         layout.read_root(first, &bytes, &mut found)?;
         look.data(&found.extents, place.end);
         if !look.leaves(found, place.end)? {
@@ -69,7 +69,7 @@ impl Look<'_> {
     }
 
     /// Leaf tables that become known at byte `known`. False when they are too large.
-    fn leaves(&mut self, mut found: Found, known: u64) -> Result<bool, Error> {
+    fn leaves(&mut self, mut found: TableExtents, known: u64) -> Result<bool, Error> {
         let mut leaves = std::mem::take(&mut found.leaves);
         leaves.sort_unstable_by_key(|leaf| leaf.table.host);
         for read in reads(&leaves) {
@@ -81,7 +81,7 @@ impl Look<'_> {
                 let place = leaf.table.bytes_of(entries.clone());
                 self.late += known.min(place.end).saturating_sub(place.start);
                 let index = |at: u64| usize::try_from(at - read.host.start).unwrap_or(usize::MAX);
-                let mut found = Found::default();
+                let mut found = TableExtents::default();
                 self.layout.read_leaf(
                     leaf,
                     entries.start,

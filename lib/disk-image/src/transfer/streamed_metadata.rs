@@ -25,7 +25,7 @@ use super::stream::{PAGE, Piece, Stream, send, truncated};
 use super::work::Chunk;
 use crate::error::{Error, Kind};
 use crate::extent::{Content, Extent, RangeSet};
-use crate::format::{Found, Leaf, Table, apart};
+use crate::format::{Leaf, Table, TableExtents, apart};
 use crate::source::{Access, read_range};
 
 /// Extents that may be known but not yet reached: 15 MiB.
@@ -97,7 +97,7 @@ impl<'a> Open<'a> {
     }
 
     /// Takes what a table yielded.
-    fn take(&mut self, found: &mut Found) -> Result<(), Error> {
+    fn take(&mut self, found: &mut TableExtents) -> Result<(), Error> {
         for extent in found.extents.drain(..) {
             if extent.content == Content::Zero {
                 self.shared.zero(extent.guest_range())?;
@@ -139,7 +139,7 @@ impl<'a> Open<'a> {
     fn read_entries(&mut self, leaf: Option<&Leaf>, first: u64, bytes: &[u8]) -> Result<u64, Error> {
         let layout = &*self.shared.image.layout;
         let entry_len = leaf.map_or(self.root(), |leaf| leaf.table).entry_len as usize;
-        let mut found = Found::default();
+        let mut found = TableExtents::default();
         let mut next = first;
         for slice in bytes.chunks(entry_len * usize::try_from(SLICE).unwrap_or(1)) {
             if !self.room(leaf.is_none()) {

@@ -8,13 +8,13 @@ use super::fill::spool;
 use super::inspect::{Facts, available, check_device, check_size, journal_path};
 use super::lock::hold;
 use super::prepared::Prepared;
-use super::source::{Wire, connect};
+use super::source::{OpenSource, connect};
 use super::{Done, Origin, Session};
 use crate::volume::config::{Config, Contract};
 use crate::volume::error::{Error, Kind};
 use crate::volume::journal::{self, Head, Journal};
 use crate::volume::plan::{self, Foreign, Mode, Resume};
-use crate::volume::target::{self, Held, Node};
+use crate::volume::target::{self, Node, TargetLock};
 
 /// Imports one disk image.
 ///
@@ -29,7 +29,7 @@ pub(super) fn disk(
     session.meter.phase("connecting");
     check_device(config, facts)?;
     check_size(config, facts)?;
-    let Wire { source, checked, input } = connect(config, origin)?;
+    let OpenSource { source, checked, input } = connect(config, origin)?;
     if let Some(read_from) = &input.read_from {
         target::not_the_source(read_from, &facts.path)?;
     }
@@ -117,8 +117,8 @@ impl Prepared<'_> {
         &self,
         head: &Head,
         resume: Resume,
-        found: Option<journal::Found>,
-        held: &Held,
+        found: Option<journal::OpenedJournal>,
+        held: &TargetLock,
     ) -> Result<Option<Journal>, Error> {
         let shown = self.facts.path.display();
         let Some(path) = journal_path(self.config, self.facts) else {

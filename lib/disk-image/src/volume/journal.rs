@@ -110,7 +110,7 @@ pub(crate) fn path_for(target: &Path, folder: Option<&Path>) -> PathBuf {
 
 /// A journal as it was found.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct OpenedJournal {
     /// Its identity.
     pub(crate) head: Head,
     done: RangeSet,
@@ -119,7 +119,7 @@ pub(crate) struct Found {
     sound: u64,
 }
 
-impl Found {
+impl OpenedJournal {
     /// Something is finished. Before that the target may still hold what was there when the import began.
     pub(crate) fn has_begun(&self) -> bool {
         !self.done.is_empty()
@@ -173,7 +173,7 @@ pub(crate) fn foreign(path: &Path) -> io::Result<Option<PathBuf>> {
 ///
 /// # Errors
 /// When it is there and cannot be read.
-pub(crate) fn find(path: &Path) -> io::Result<Option<Found>> {
+pub(crate) fn find(path: &Path) -> io::Result<Option<OpenedJournal>> {
     let file = match File::open(path) {
         Ok(file) => file,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -186,14 +186,15 @@ pub(crate) fn find(path: &Path) -> io::Result<Option<Found>> {
     Ok(parse(&bytes))
 }
 
-fn parse(bytes: &[u8]) -> Option<Found> {
+fn parse(bytes: &[u8]) -> Option<OpenedJournal> {
     let mut lines = bytes.split_inclusive(|&b| b == b'\n');
     let first = lines.next()?;
     let head: Head = serde_json::from_slice(record(first)?).ok()?;
     if head.version != VERSION {
         return None;
     }
-    let mut found = Found { head, done: RangeSet::new(), seen: Vec::new(), sound: first.len() as u64 };
+    let mut found =
+        OpenedJournal { head, done: RangeSet::new(), seen: Vec::new(), sound: first.len() as u64 };
     for line in lines {
         let Some(Done { seen, done }) = record(line).and_then(|json| serde_json::from_slice(json).ok())
         else {
@@ -249,8 +250,8 @@ impl Journal {
     ///
     /// # Errors
     /// When it cannot be opened or its torn end not be cut off.
-    pub(crate) fn go_on(path: &Path, found: Found, target: &File) -> io::Result<Self> {
-        let Found { head, done, seen, sound } = found;
+    pub(crate) fn go_on(path: &Path, found: OpenedJournal, target: &File) -> io::Result<Self> {
+        let OpenedJournal { head, done, seen, sound } = found;
         let mut file = OpenOptions::new().write(true).open(path)?;
         file.set_len(sound)?;
         file.seek(SeekFrom::End(0))?;

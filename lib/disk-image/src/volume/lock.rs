@@ -11,14 +11,14 @@ use crate::volume::config::{Config, Contract};
 use crate::volume::error::{Error, Kind};
 use crate::volume::journal::{self, Head};
 use crate::volume::plan::{self, Existing, Mode, Resume};
-use crate::volume::target::{self, Held, TargetKind};
+use crate::volume::target::{self, TargetKind, TargetLock};
 
 /// Locks the target and decides how to resume.
 pub(super) fn hold(
     config: &Config,
     facts: &Facts,
     head: Option<&Head>,
-) -> Result<(Held, (Resume, Option<journal::Found>)), Error> {
+) -> Result<(TargetLock, (Resume, Option<journal::OpenedJournal>)), Error> {
     let failed = |e| {
         Error::with(
             Kind::Target,
@@ -46,7 +46,7 @@ pub(super) fn hold(
         );
         found = None;
     }
-    let begun = found.as_ref().is_some_and(journal::Found::has_begun);
+    let begun = found.as_ref().is_some_and(journal::OpenedJournal::has_begun);
     let same_image =
         begun && head.zip(found.as_ref()).is_some_and(|(head, found)| head.at(node).continues(&found.head));
     let ours = found.is_some();

@@ -12,11 +12,11 @@ use crate::write::{Engine, EngineNow};
 pub struct Meter {
     /// The transfer's counters.
     pub transfer: Progress,
-    told: Arc<Told>,
+    told: Arc<SharedProgress>,
 }
 
 #[derive(Debug, Default)]
-struct Told {
+struct SharedProgress {
     phase: Mutex<&'static str>,
     engine: Mutex<Option<EngineNow>>,
     complete: AtomicBool,

@@ -8,12 +8,12 @@ use super::prepared::Prepared;
 use crate::volume::error::{Error, Kind};
 use crate::volume::journal;
 use crate::volume::plan::Mode;
-use crate::volume::target::Held;
+use crate::volume::target::TargetLock;
 use crate::write::sync_folder;
 
 impl Prepared<'_> {
     /// A permanent failure leaves nothing behind; a resumable import stays.
-    pub(super) fn undo(&self, error: &Error, held: &Held) {
+    pub(super) fn undo(&self, error: &Error, held: &TargetLock) {
         let worthless = match error.kind() {
             Kind::Checksum | Kind::Digest | Kind::Refused | Kind::NeedsScratch => true,
             // The next try starts from the beginning and needs none of it; zeroing a device would gain nothing.

@@ -10,7 +10,7 @@ use super::error::Error;
 use super::{Input, Origin, Session};
 
 /// An open source, hashed if a checksum was given.
-pub(super) struct Wire {
+pub(super) struct OpenSource {
     pub(super) source: Arc<dyn Source>,
     pub(super) checked: Option<Arc<Checked>>,
     pub(super) input: Input,
@@ -20,7 +20,7 @@ pub(super) struct Wire {
 ///
 /// # Errors
 /// When it cannot be reached.
-pub(super) fn connect(config: &Config, origin: &mut dyn Origin) -> Result<Wire, Error> {
+pub(super) fn connect(config: &Config, origin: &mut dyn Origin) -> Result<OpenSource, Error> {
     let input = origin.connect()?;
     let checked =
         config.checksum.clone().map(|expected| Arc::new(Checked::new(input.source.clone(), expected)));
@@ -28,7 +28,7 @@ pub(super) fn connect(config: &Config, origin: &mut dyn Origin) -> Result<Wire, 
         Some(checked) => checked.clone() as Arc<dyn Source>,
         None => input.source.clone(),
     };
-    Ok(Wire { source, checked, input })
+    Ok(OpenSource { source, checked, input })
 }
 
 /// Whether what was read is what it should be.

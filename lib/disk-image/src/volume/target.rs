@@ -135,13 +135,13 @@ pub(crate) struct Node {
 
 /// A lock on a target; two importers never write the same one. It ends with this value.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct TargetLock {
     file: File,
     /// The file was not there before.
     pub(crate) created: bool,
 }
 
-impl Held {
+impl TargetLock {
     /// Which file or device is locked.
     ///
     /// # Errors
@@ -172,7 +172,7 @@ impl Held {
 }
 
 /// How long a device may be busy with what passes by itself.
-const DEVICE_PATIENCE: Duration = Duration::from_secs(3);
+const DEVICE_TIMEOUT: Duration = Duration::from_secs(3);
 /// How soon it is tried again.
 const AGAIN: Duration = Duration::from_millis(50);
 
@@ -180,10 +180,10 @@ const AGAIN: Duration = Duration::from_millis(50);
 ///
 /// # Errors
 /// [`Kind::Target`] when another importer holds it.
-pub(crate) fn hold(path: &Path, device: bool) -> Result<Held, Error> {
+pub(crate) fn hold(path: &Path, device: bool) -> Result<TargetLock, Error> {
     let shown = path.display();
     // udev takes a shared lock on a device for a moment while it probes it.
-    let patience = Instant::now() + if device { DEVICE_PATIENCE } else { Duration::from_millis(300) };
+    let patience = Instant::now() + if device { DEVICE_TIMEOUT } else { Duration::from_millis(300) };
     loop {
         let (file, created) = open_to_hold(path, device)
             .map_err(|e| Error::with(Kind::Target, format!("cannot open {shown}"), e))?;
@@ -194,13 +194,13 @@ pub(crate) fn hold(path: &Path, device: bool) -> Result<Held, Error> {
                     || matches!((file.metadata(), std::fs::symlink_metadata(path)),
                         (Ok(ours), Ok(theirs)) if ours.ino() == theirs.ino() && ours.dev() == theirs.dev());
                 if same {
-                    return Ok(Held { file, created });
+                    return Ok(TargetLock { file, created });
                 }
             }
             Err(TryLockError::WouldBlock) => {}
             Err(TryLockError::Error(e)) => {
                 tracing::warn!(target = %shown, error = %e, "the target cannot be locked; make sure that nothing else writes to it");
-                return Ok(Held { file, created });
+                return Ok(TargetLock { file, created });
             }
         }
         if Instant::now() >= patience {
@@ -259,7 +259,7 @@ pub(crate) fn unused(path: &Path, number: u64) -> Result<(), Error> {
     // Not for writing: closing that would make udev probe the device again.
     let alone = rustix::fs::OFlags::EXCL.bits().cast_signed();
     // A ring of a process that was killed is torn down some time after its end, and holds the device until then.
-    let patience = Instant::now() + DEVICE_PATIENCE;
+    let patience = Instant::now() + DEVICE_TIMEOUT;
     loop {
         let busy = match OpenOptions::new().read(true).custom_flags(alone).open(path) {
             Ok(_) => return Ok(()),

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::inspect::Facts;
-use super::source::{Wire, connect, verify};
+use super::source::{OpenSource, connect, verify};
 use super::{Done, Origin, Session};
 use crate::volume::archive;
 use crate::volume::config::{Config, Contract, Holds};
@@ -19,7 +19,7 @@ pub(super) fn unpack(
     origin: &mut dyn Origin,
 ) -> Result<Done, Error> {
     session.meter.phase("connecting");
-    let Wire { source, checked, input } = connect(config, origin)?;
+    let OpenSource { source, checked, input } = connect(config, origin)?;
     session.meter.phase("unpacking");
     if config.holds == Holds::Clone {
         archive::empty(&facts.path, config.contract)?;

@@ -51,7 +51,7 @@ const PAGE: usize = 4096;
 /// Writes that may wait in the queue. Their buffers come from pools, which are the real bound.
 const QUEUE: usize = 64;
 /// How often a full queue is looked at again for a failure or a stop.
-const PATIENCE: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Largest piece handed to the kernel at once; it takes no more than 2 GiB.
 const PIECE_MAX: usize = 1 << 30;
 
@@ -359,7 +359,7 @@ impl Writer {
         let mut job = Job { bytes, segments, _ticket: ticket };
         loop {
             self.output.check()?;
-            match queue.send_timeout(job, PATIENCE) {
+            match queue.send_timeout(job, POLL_INTERVAL) {
                 Ok(()) => break,
                 Err(SendTimeoutError::Timeout(back)) => {
                     self.output.stop().check()?;

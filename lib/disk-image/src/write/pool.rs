@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::stop::Stop;
 
 /// How often a waiter looks whether it should stop.
-const PATIENCE: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A pool of buffers; clones share it.
 #[derive(Clone)]
@@ -63,7 +63,7 @@ impl Pool {
             state = self
                 .0
                 .returned
-                .wait_timeout(state, PATIENCE)
+                .wait_timeout(state, POLL_INTERVAL)
                 .map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state);
         }
         drop(state);

@@ -14,7 +14,7 @@
 use std::ops::Range;
 
 use disk_image::format::unpack::Unpacker;
-use disk_image::format::{self, Found, Layout, Leaf, PACKED_MAX, PROLOGUE_MAX, Prologue, Step, Table};
+use disk_image::format::{self, Layout, Leaf, PACKED_MAX, PROLOGUE_MAX, Prologue, Step, Table, TableExtents};
 use disk_image::{Content, Error, Extent, Format, Kind};
 
 pub mod images;
@@ -134,7 +134,7 @@ impl<'a> State<'a> {
             let Some(slice) = self.table(&root, first..last)? else {
                 return Ok(false);
             };
-            let mut found = Found::default();
+            let mut found = TableExtents::default();
             self.layout.read_root(first, slice, &mut found)?;
             if !self.root_slice(&found)? {
                 return Ok(false);
@@ -145,7 +145,7 @@ impl<'a> State<'a> {
     }
 
     /// Extents and leaves of a piece of the root table, merged by guest offset.
-    fn root_slice(&mut self, found: &Found) -> Result<bool, Error> {
+    fn root_slice(&mut self, found: &TableExtents) -> Result<bool, Error> {
         let mut leaves = found.leaves.iter().peekable();
         for extent in &found.extents {
             while let Some(leaf) = leaves.next_if(|l| self.layout.root_guest(l.index) < extent.guest) {
@@ -170,7 +170,7 @@ impl<'a> State<'a> {
             let Some(slice) = self.table(&leaf.table, first..last)? else {
                 return Ok(false);
             };
-            let mut found = Found::default();
+            let mut found = TableExtents::default();
             self.layout.read_leaf(leaf, first, slice, &mut found)?;
             assert!(found.leaves.is_empty(), "a leaf led to leaves");
             for extent in &found.extents {

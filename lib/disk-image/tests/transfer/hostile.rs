@@ -18,7 +18,7 @@ use crate::support::{self, Fetch, Options, count, images, qcow2};
 /// Largest disk that is written.
 const DISK_MAX: u64 = 16 << 20;
 /// Limit of one transfer on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A disk as far as its image can be read in memory.
 struct Read {
@@ -104,7 +104,7 @@ fn mutants(format: Format) {
             let started = Instant::now();
             let ended = import(&image, format, access, &path);
             let took = started.elapsed();
-            assert!(took < PATIENCE, "{what} takes {took:?}");
+            assert!(took < TIMEOUT, "{what} takes {took:?}");
             survey.mutants += 1;
             survey.slowest = survey.slowest.max(took);
             let found = std::fs::read(&path).ok();

@@ -461,9 +461,9 @@ fn an_image_that_ends_inside_its_last_cluster_reads_as_zero_there() {
 
 /// A ledger in memory.
 #[derive(Clone, Default)]
-struct Remembered(Arc<Mutex<RangeSet>>);
+struct MemoryLedger(Arc<Mutex<RangeSet>>);
 
-impl Ledger for Remembered {
+impl Ledger for MemoryLedger {
     fn done(&self) -> RangeSet {
         self.0.lock().unwrap().clone()
     }
@@ -487,7 +487,7 @@ fn stopped_anywhere_and_gone_on() {
             for tenth in [1, 4, 8] {
                 let out = dir.path().join("out.img");
                 let _ = std::fs::remove_file(&out);
-                let mut ledger = Remembered::default();
+                let mut ledger = MemoryLedger::default();
                 let stop = Stop::new();
                 let mut source = Memory::new(bytes.clone(), access.clone());
                 source.stop_after = Some((stop.clone(), bytes.len() as u64 * tenth / 10));
@@ -525,7 +525,7 @@ fn a_fixed_vhd_in_blocks_goes_on_where_it_was_stopped() {
     for tenth in [2, 5, 9, 11] {
         let what = format!("stopped at {tenth}/10");
         let _missing = std::fs::remove_file(&out);
-        let mut ledger = Remembered::default();
+        let mut ledger = MemoryLedger::default();
         let stop = Stop::new();
         let mut source = Memory::new(packed.clone(), Access::Ranges);
         source.stop_after = Some((stop.clone(), packed.len() as u64 * tenth / 10));

@@ -12,7 +12,7 @@ use disk_image::write::{Engine, EngineKind, Options, Pool, Segment, Target, Writ
 use places::guest::Dice;
 use places::{Loop, Mount};
 
-use crate::{Held, all_options, check_disk, open_alone};
+use crate::{TicketsOut, all_options, check_disk, open_alone};
 
 /// How many disks of each kind are written: the environment variable selects the full count.
 fn rounds() -> u64 {
@@ -77,7 +77,7 @@ pub(crate) fn write_parts(writer: &Writer, parts: Vec<Part>, seed: u64) {
                     let part = parts.lock().unwrap().next();
                     let (guest, bytes) = match part {
                         Some(Part::Zero { guest, len }) => {
-                            writer.zero(guest..guest + len, Held::ticket(tickets)).unwrap();
+                            writer.zero(guest..guest + len, TicketsOut::ticket(tickets)).unwrap();
                             continue;
                         }
                         Some(Part::Data { guest, bytes }) => (guest, bytes),
@@ -91,7 +91,11 @@ pub(crate) fn write_parts(writer: &Writer, parts: Vec<Part>, seed: u64) {
                         let full = std::mem::replace(&mut buf, pool.take(&stop).unwrap());
                         let segments = std::mem::take(&mut segments);
                         writer
-                            .write(Write { bytes: Arc::new(full), segments, ticket: Held::ticket(tickets) })
+                            .write(Write {
+                                bytes: Arc::new(full),
+                                segments,
+                                ticket: TicketsOut::ticket(tickets),
+                            })
                             .unwrap();
                         at = (guest % 4096) as usize;
                     }
@@ -100,7 +104,7 @@ pub(crate) fn write_parts(writer: &Writer, parts: Vec<Part>, seed: u64) {
                     used = at + bytes.len();
                 }
                 writer
-                    .write(Write { bytes: Arc::new(buf), segments, ticket: Held::ticket(tickets) })
+                    .write(Write { bytes: Arc::new(buf), segments, ticket: TicketsOut::ticket(tickets) })
                     .unwrap();
             });
         }

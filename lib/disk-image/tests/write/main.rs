@@ -33,16 +33,16 @@ fn open_alone(device: &Path) -> Target {
 }
 
 /// Counts how many tickets are out.
-struct Held(Arc<AtomicUsize>);
+struct TicketsOut(Arc<AtomicUsize>);
 
-impl Held {
+impl TicketsOut {
     fn ticket(out: &Arc<AtomicUsize>) -> Ticket {
         out.fetch_add(1, Ordering::SeqCst);
         Arc::new(Self(out.clone()))
     }
 }
 
-impl Drop for Held {
+impl Drop for TicketsOut {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
@@ -95,7 +95,9 @@ fn fill(path: &Path, keep: bool, size: u64, options: &Options) -> Result<Written
         let mut buf = pool.take(&Stop::new())?;
         buf.fill(7);
         let segments = vec![Segment { at: 0, len: buf.len().min((size - at) as usize), guest: at }];
-        if let Err(e) = writer.write(Write { bytes: Arc::new(buf), segments, ticket: Held::ticket(&out) }) {
+        if let Err(e) =
+            writer.write(Write { bytes: Arc::new(buf), segments, ticket: TicketsOut::ticket(&out) })
+        {
             failed = Some(e);
             break;
         }
@@ -259,7 +261,7 @@ fn a_writer_that_is_given_up_lets_everything_go() {
         for i in 0..16 {
             let buf = pool.take(&Stop::new()).unwrap();
             let segments = vec![Segment { at: 0, len: 1 << 20, guest: i << 20 }];
-            writer.write(Write { bytes: Arc::new(buf), segments, ticket: Held::ticket(&out) }).unwrap();
+            writer.write(Write { bytes: Arc::new(buf), segments, ticket: TicketsOut::ticket(&out) }).unwrap();
         }
         drop(writer);
         assert_eq!(out.load(Ordering::SeqCst), 0);

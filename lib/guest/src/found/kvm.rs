@@ -17,7 +17,7 @@ const LETTER: u8 = b'K';
 const CODE: [u8; 9] = [0xba, 0xf8, 0x03, 0xb0, LETTER, 0xee, 0xf4, 0xeb, 0xfd];
 const SECTOR: usize = 512;
 /// A working KVM takes a tenth of this.
-const PATIENCE: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 /// A broken KVM may work now and then.
 const TRIES: usize = 3;
 
@@ -122,7 +122,7 @@ fn first_byte(child: &mut Child) -> Option<u8> {
         // After the timeout nothing is received any more.
         _ = sender.send(read);
     });
-    let byte = receiver.recv_timeout(PATIENCE).ok().flatten();
+    let byte = receiver.recv_timeout(TIMEOUT).ok().flatten();
     drop(child.kill());
     drop(reader.join());
     byte

@@ -6,13 +6,18 @@ use api::launch::{Dhcp, Lease4, Route4};
 use ipnet::IpNet;
 
 use super::cni_result::CniResult;
-use super::{Binding, Interface, Resolvers, Wanted, plan};
+use super::{Binding, Interface, Resolvers, WantedNetworks, plan};
 
 /// Most resolvers, and most domains.
 const MOST: usize = 6;
 
 /// The guest's DHCP configuration; `None` where the network gave no address.
-pub(crate) fn dhcp_config(wanted: &Wanted, one: &Interface, outcome: &CniResult, number: u8) -> Option<Dhcp> {
+pub(crate) fn dhcp_config(
+    wanted: &WantedNetworks,
+    one: &Interface,
+    outcome: &CniResult,
+    number: u8,
+) -> Option<Dhcp> {
     let given = outcome.v4();
     let (v4, v6) = match &one.binding {
         Binding::Masquerade { v4, v6, .. } => {

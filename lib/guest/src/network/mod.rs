@@ -59,7 +59,7 @@ pub struct Places {
 
 /// The wanted networks of a guest.
 #[derive(Clone, Debug)]
-pub struct Wanted {
+pub struct WantedNetworks {
     /// The guest, as CNI and the namespace call it: letters, digits, `_`, `.`, `-`; unique on the machine, and the same
     /// until it is detached.
     pub container: String,

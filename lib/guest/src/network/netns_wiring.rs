@@ -15,8 +15,8 @@ use serde_json::Value;
 use super::cni_result::CniResult;
 use super::dhcp_config::dhcp_config;
 use super::names::{self, Names};
-use super::plan::{self, Change, Facts, Found, Links};
-use super::{Attached, Binding, Interface, Nic, Wanted, rules, runtime};
+use super::plan::{self, Change, Facts, Links, ObservedLink};
+use super::{Attached, Binding, Interface, Nic, WantedNetworks, rules, runtime};
 use crate::error::{Error, Kind};
 
 fn failed(path: &Path) -> impl FnOnce(io::Error) -> Error {
@@ -30,7 +30,7 @@ fn links(router: &mut Router) -> Result<Links, Error> {
     let name = |index: u32| links.iter().find(|link| link.index == index).map(|link| link.name.clone());
     let one = |link: &Link| {
         let own = addresses.iter().filter(|one| one.link == link.index && !one.link_local);
-        let found = Found {
+        let found = ObservedLink {
             mac: link.mac,
             mtu: link.mtu,
             master: link.master.and_then(name),
@@ -47,7 +47,7 @@ fn links(router: &mut Router) -> Result<Links, Error> {
 const MAIN_TABLE: u32 = 254;
 
 /// An interface that CNI attached, as it is wired or to be wired.
-struct Wire<'a> {
+struct Wiring<'a> {
     one: &'a Interface,
     /// Its number among the guest's.
     number: u8,
@@ -55,10 +55,10 @@ struct Wire<'a> {
     spare: [Mac; 2],
 }
 
-impl<'a> Wire<'a> {
+impl<'a> Wiring<'a> {
     /// All interfaces of a guest, each with its network's result. `machine` distinguishes machines with guests of the same
     /// name.
-    fn all(wanted: &'a Wanted, outcomes: &[CniResult], machine: &str) -> Vec<Self> {
+    fn all(wanted: &'a WantedNetworks, outcomes: &[CniResult], machine: &str) -> Vec<Self> {
         let wire = |((number, one), outcome): ((u8, &'a Interface), &CniResult)| {
             let spare = |what| names::mac(machine, &[&wanted.container, &one.names.pod, what]);
             Self { one, number, outcome: outcome.clone(), spare: [spare("port"), spare("bridge")] }
@@ -92,9 +92,14 @@ impl<'a> Wire<'a> {
 ///
 /// # Errors
 /// The differences.
-pub fn check(wanted: &Wanted, outcomes: &[CniResult], machine: &str, path: &Path) -> Result<(), Error> {
+pub fn check(
+    wanted: &WantedNetworks,
+    outcomes: &[CniResult],
+    machine: &str,
+    path: &Path,
+) -> Result<(), Error> {
     let namespace = Namespace::open(path)?;
-    for wire in Wire::all(wanted, outcomes, machine) {
+    for wire in Wiring::all(wanted, outcomes, machine) {
         let (changes, ..) = namespace.on_a_thread(|| wire.changes(&mut Router::open()?))?;
         let seen = |change: &&Change| {
             !matches!(change, Change::Sysctl { .. } | Change::Rules { .. } | Change::Dummy { .. })
@@ -175,10 +180,15 @@ pub fn loopback(namespace: &Namespace) -> Result<(), Error> {
 ///
 /// # Errors
 /// An interface is not there, or the kernel refuses something. Done again it goes on.
-pub fn wire(wanted: &Wanted, outcomes: &[CniResult], machine: &str, path: &Path) -> Result<Attached, Error> {
+pub fn wire(
+    wanted: &WantedNetworks,
+    outcomes: &[CniResult],
+    machine: &str,
+    path: &Path,
+) -> Result<Attached, Error> {
     let (mut nics, mut notes) = (Vec::new(), Vec::new());
     let namespace = Namespace::open(path)?;
-    for wire in Wire::all(wanted, outcomes, machine) {
+    for wire in Wiring::all(wanted, outcomes, machine) {
         let (mac, mtu, dummy) = namespace.on_a_thread(|| {
             let mut router = Router::open()?;
             let (changes, mac, mtu) = wire.changes(&mut router)?;
@@ -188,7 +198,7 @@ pub fn wire(wanted: &Wanted, outcomes: &[CniResult], machine: &str, path: &Path)
             }
             Ok::<_, Error>((mac, mtu, dummy))
         })?;
-        let Wire { one, number, outcome, .. } = &wire;
+        let Wiring { one, number, outcome, .. } = &wire;
         if !dummy {
             notes.push(format!(
                 "this kernel has no dummy interfaces: {} is not shown in the guest's namespace",

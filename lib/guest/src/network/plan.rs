@@ -16,7 +16,7 @@ const GATEWAY: Mac = Mac([2, 0, 0, 0, 0, 0]);
 
 /// An attachment that was found on disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Noted {
+pub struct RecordedAttachment {
     /// The link's name in the namespace.
     pub link: String,
     /// Whether ADD came to its end.
@@ -41,9 +41,9 @@ pub enum Step {
 
 /// The steps to what is wanted, by the links' names. Without its namespace nothing is attached any more, whatever is noted:
 /// the machine was rebooted.
-pub fn steps(wanted: &[&str], noted: &[Noted], namespace: bool) -> Vec<Step> {
+pub fn steps(wanted: &[&str], noted: &[RecordedAttachment], namespace: bool) -> Vec<Step> {
     let mut steps = Vec::new();
-    let stays = |one: &Noted| namespace && one.done && wanted.contains(&one.link.as_str());
+    let stays = |one: &RecordedAttachment| namespace && one.done && wanted.contains(&one.link.as_str());
     // The last one first, as they came.
     steps.extend((0..noted.len()).rev().filter(|at| !stays(&noted[*at])).map(Step::Detach));
     if !namespace {
@@ -61,7 +61,7 @@ pub fn steps(wanted: &[&str], noted: &[Noted], namespace: bool) -> Vec<Step> {
 
 /// A link as it was found in the namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct ObservedLink {
     pub(crate) mac: Option<Mac>,
     pub(crate) mtu: u32,
     /// The bridge it is a port of.
@@ -72,7 +72,7 @@ pub(crate) struct Found {
 }
 
 /// Links of a namespace, by name.
-pub(crate) type Links = BTreeMap<String, Found>;
+pub(crate) type Links = BTreeMap<String, ObservedLink>;
 
 /// A change in the namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -324,15 +324,15 @@ mod tests {
     use super::super::Configuration;
     use super::*;
 
-    fn noted(link: &str, done: bool) -> Noted {
-        Noted { link: link.to_owned(), done }
+    fn noted(link: &str, done: bool) -> RecordedAttachment {
+        RecordedAttachment { link: link.to_owned(), done }
     }
 
     #[test]
     fn steps_lead_from_what_is_noted_to_what_is_wanted() {
         use Step::{Attach, Detach};
         let new = |wanted| Attach { wanted, again: None };
-        let none: &[Noted] = &[];
+        let none: &[RecordedAttachment] = &[];
         for (wanted, found, namespace, expected) in [
             (&["eth0", "pod1"][..], none, false, vec![Step::Namespace, new(0), new(1)]),
             (&["eth0"], &[noted("eth0", true)], true, vec![]),
@@ -370,15 +370,20 @@ mod tests {
         for change in changes {
             match change {
                 Change::Bridge { name, mac, mtu } => {
-                    let made = Found { mac: Some(*mac), mtu: *mtu, ..Found::default() };
+                    let made = ObservedLink { mac: Some(*mac), mtu: *mtu, ..ObservedLink::default() };
                     assert!(links.insert(name.clone(), made).is_none(), "{name} is there");
                 }
                 Change::Tap { name, .. } => {
-                    assert!(links.insert(name.clone(), Found { mtu: 1500, ..Found::default() }).is_none());
+                    assert!(
+                        links
+                            .insert(name.clone(), ObservedLink { mtu: 1500, ..ObservedLink::default() })
+                            .is_none()
+                    );
                 }
                 Change::Dummy { name, mac, addresses } => {
                     let addresses = addresses.clone();
-                    let made = Found { mac: Some(*mac), dummy: true, addresses, ..Found::default() };
+                    let made =
+                        ObservedLink { mac: Some(*mac), dummy: true, addresses, ..ObservedLink::default() };
                     assert!(links.insert(name.clone(), made).is_none(), "{name} is there");
                 }
                 Change::Rename { from, to } => {
@@ -409,8 +414,13 @@ mod tests {
     fn wiring_converges_from_wherever_it_was_cut_off() {
         let address: IpNet = "192.0.2.7/24".parse().unwrap();
         let own = Mac([2, 0, 0, 0, 0, 1]);
-        let eth0 =
-            Found { mac: Some(own), mtu: 1400, up: true, addresses: vec![address], ..Found::default() };
+        let eth0 = ObservedLink {
+            mac: Some(own),
+            mtu: 1400,
+            up: true,
+            addresses: vec![address],
+            ..ObservedLink::default()
+        };
         let made = Links::from([("eth0".to_owned(), eth0)]);
         let masquerade = Binding::Masquerade {
             v4: "10.0.2.0/24".parse().unwrap(),

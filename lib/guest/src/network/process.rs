@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::error::{Error, Kind};
 
 /// How long a plugin may take: it may wait for a server of addresses.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// Longest answer, in bytes.
 const ANSWER_MAX: usize = 1 << 20;
 /// How much of its remarks is kept, in bytes.
@@ -83,7 +83,7 @@ pub(crate) fn execute(plugin: &str, call: &Call<'_>, request: &[u8]) -> Result<V
     let Some((answer, remarks)) = listened.map_err(failed)? else {
         let message = format!(
             "{what}: it did not end within {} s, or its answer exceeds {ANSWER_MAX} bytes",
-            PATIENCE.as_secs()
+            TIMEOUT.as_secs()
         );
         return Err(Error::new(Kind::System, message));
     };
@@ -109,7 +109,7 @@ fn listen(child: &mut Child) -> io::Result<Option<(Vec<u8>, Vec<u8>)>> {
     }
     let (mut answer, mut remarks) = (Vec::new(), Vec::new());
     let (mut more, mut chatter) = (true, true);
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     loop {
         let left = until.saturating_duration_since(Instant::now());
         let timeout = Timespec::try_from(left).map_err(io::Error::other)?;

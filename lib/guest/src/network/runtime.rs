@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::cache::{self, Entry};
 use super::process::{self, Call, execute};
-use super::{Binding, CniResult, Interface, Places, Wanted};
+use super::{Binding, CniResult, Interface, Places, WantedNetworks};
 use crate::error::{Error, Kind};
 use api::cni::Configuration;
 
@@ -31,8 +31,8 @@ pub struct Owner<'a> {
 }
 
 /// The record of an attachment before it begins. `addresses`: the previous ones, requested again.
-pub fn entry(places: &Places, wanted: &Wanted, one: &Interface, addresses: &[String]) -> Entry {
-    let Wanted { container, namespace: of, name, .. } = wanted;
+pub fn entry(places: &Places, wanted: &WantedNetworks, one: &Interface, addresses: &[String]) -> Entry {
+    let WantedNetworks { container, namespace: of, name, .. } = wanted;
     let owner = Owner { container, namespace: of, name, uid: "" };
     entry_in(&namespace(places, container), owner, one, addresses)
 }
@@ -181,7 +181,7 @@ fn each(places: &Places, network: &Configuration, verb: &'static str, more: &[(&
 ///
 /// # Errors
 /// The cache cannot be read.
-pub fn outcomes(places: &Places, wanted: &Wanted) -> Result<Vec<CniResult>, Error> {
+pub fn outcomes(places: &Places, wanted: &WantedNetworks) -> Result<Vec<CniResult>, Error> {
     let entries = cache::of(&places.state, &wanted.container)?;
     let outcome = |one: &Interface| {
         let entry = entries.iter().find(|entry| entry.if_name == one.names.pod);

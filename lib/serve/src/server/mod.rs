@@ -203,7 +203,7 @@ async fn plain<S: Service>(
 ) {
     let shared = Arc::new(Shared::default());
     let stream = Intake::new(stream, limits.read_ahead, shared.clone());
-    let (stream, queue) = WithInformational::new(Held { stream, _slot: slot.clone() });
+    let (stream, queue) = WithInformational::new(SlotStream { stream, _slot: slot.clone() });
     let connection = Connection::new(peer, None, slot.clone(), shared, Some(queue));
     until_evicted(&slot, http1(stream, connection, limits, service, closing)).await;
 }
@@ -219,7 +219,7 @@ async fn encrypted<S: Service>(
     let session = stream.get_ref().1;
     let client = session.peer_certificates().and_then(|chain| chain.first()).map(Client::new);
     let is_http2 = session.alpn_protocol() == Some(b"h2");
-    let stream = Held { stream, _slot: slot.clone() };
+    let stream = SlotStream { stream, _slot: slot.clone() };
     if is_http2 {
         let connection = Connection::new(peer, client, slot.clone(), shared, None);
         until_evicted(&slot, http2(stream, connection, limits, service, closing)).await;
@@ -377,12 +377,12 @@ async fn told(closing: &mut watch::Receiver<bool>) {
 }
 
 /// A stream with the slot of its connection, also after an upgrade.
-struct Held<S> {
+struct SlotStream<S> {
     stream: S,
     _slot: Arc<Slot>,
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Held<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for SlotStream<S> {
     fn poll_read(
         mut self: std::pin::Pin<&mut Self>,
         context: &mut std::task::Context<'_>,
@@ -392,7 +392,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Held<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Held<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for SlotStream<S> {
     fn poll_write(
         mut self: std::pin::Pin<&mut Self>,
         context: &mut std::task::Context<'_>,

@@ -1,6 +1,6 @@
 //! Clock, timers and features.
 
-use api::kubevirt::{Feature, Features as Asked, Timer as AskedTimer};
+use api::kubevirt::{Feature, Features as Specified, Timer as AskedTimer};
 use api::launch::{Accelerator, Clock, Features, Hyperv, HypervSwitch, TickPolicy, Timer, TimerName, Track};
 
 use super::Resolution;
@@ -97,7 +97,7 @@ impl Resolution<'_> {
         }
     }
 
-    fn hyperv(&mut self, asked: &Asked) -> Option<Hyperv> {
+    fn hyperv(&mut self, asked: &Specified) -> Option<Hyperv> {
         let asked = asked.hyperv.as_ref()?;
         let at = "domain.features.hyperv";
         let timer = asked.synictimer.as_ref();

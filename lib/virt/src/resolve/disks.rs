@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use api::kubevirt::Disk as Asked;
+use api::kubevirt::Disk as Specified;
 use api::launch::{BlockSizes, Bus, Cache, Cpu, Disk, DiskDevice, ErrorPolicy, Io, Media, Medium, Tray};
 
 use super::volumes::is_label;
@@ -88,7 +88,7 @@ impl Resolution<'_> {
         }
     }
 
-    fn disk(&mut self, at: &str, one: &Asked, cpu: &Cpu, media: &[Medium]) -> Option<Disk> {
+    fn disk(&mut self, at: &str, one: &Specified, cpu: &Cpu, media: &[Medium]) -> Option<Disk> {
         if !is_label(&one.name) {
             self.error(&format!("{at}.name"), "not a name of lower-case letters, digits and -");
             return None;
@@ -171,14 +171,14 @@ impl Resolution<'_> {
     }
 
     /// Whether other guests have the disk, too.
-    fn is_shared(&self, one: &Asked) -> bool {
+    fn is_shared(&self, one: &Specified) -> bool {
         let volume = self.spec.volumes.iter().find(|volume| volume.name == one.name);
         let host = volume.and_then(|volume| volume.host_disk.as_ref());
         one.shareable.unwrap_or(false) || host.is_some_and(|host| host.shared == Some(true))
     }
 
     /// The kind of device in the guest, its bus, and whether it is read-only.
-    fn device(&mut self, at: &str, one: &Asked) -> Option<(DiskDevice, Bus, bool)> {
+    fn device(&mut self, at: &str, one: &Specified) -> Option<(DiskDevice, Bus, bool)> {
         let (device, field, bus, read_only) = match (&one.disk, &one.cdrom, &one.lun) {
             (None, None, None) => (DiskDevice::Disk, "disk", None, false),
             (Some(disk), None, None) => {
@@ -218,7 +218,7 @@ impl Resolution<'_> {
         Some((device, bus, read_only))
     }
 
-    fn cache(&mut self, at: &str, one: &Asked, backend: Option<&Backend>) -> Cache {
+    fn cache(&mut self, at: &str, one: &Specified, backend: Option<&Backend>) -> Cache {
         let path = self.path(&format!("{at}.cache"));
         let asked: Option<Cache> = self.findings.word(&path, one.cache.as_deref());
         let direct = backend.is_some_and(|backend| backend.direct);
@@ -236,7 +236,7 @@ impl Resolution<'_> {
         }
     }
 
-    fn io(&mut self, at: &str, one: &Asked, backend: Option<&Backend>, cache: Cache) -> Option<Io> {
+    fn io(&mut self, at: &str, one: &Specified, backend: Option<&Backend>, cache: Cache) -> Option<Io> {
         let path = self.path(&format!("{at}.io"));
         match one.io.as_deref() {
             None => {
@@ -254,7 +254,7 @@ impl Resolution<'_> {
         }
     }
 
-    fn block_sizes(&mut self, at: &str, one: &Asked, backend: Option<&Backend>) -> Option<BlockSizes> {
+    fn block_sizes(&mut self, at: &str, one: &Specified, backend: Option<&Backend>) -> Option<BlockSizes> {
         let asked = one.block_size.as_ref()?;
         let at = format!("{at}.blockSize");
         match (&asked.custom, &asked.match_volume) {
@@ -317,7 +317,7 @@ impl BootOrder {
         if given { Self::Given } else { Self::Next(0) }
     }
 
-    fn next(&mut self, asked: &Asked, disk: &Disk) -> Option<u32> {
+    fn next(&mut self, asked: &Specified, disk: &Disk) -> Option<u32> {
         match self {
             Self::Given => asked.boot_order.filter(|order| *order > 0),
             Self::Next(_) if !matches!(disk.media, Media::Storage(_)) => None,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use api::kubevirt::{Interface as Asked, Network, VirtualMachineInstanceSpec};
+use api::kubevirt::{Interface as Specified, Network, VirtualMachineInstanceSpec};
 use api::launch::{Interface, NicModel, Word};
 use api::net::Mac;
 
@@ -16,21 +16,21 @@ const QUEUES_MAX: u32 = 16;
 pub const DEFAULT_INTERFACE: &str = "default";
 
 /// Interfaces as they are asked for, with the one on the pod network that is made where there is none.
-pub fn interfaces_of(spec: &VirtualMachineInstanceSpec) -> Vec<Asked> {
+pub fn interfaces_of(spec: &VirtualMachineInstanceSpec) -> Vec<Specified> {
     let devices = &spec.domain.devices;
     let attach = devices.autoattach_pod_interface.unwrap_or(true);
     if devices.interfaces.is_empty() && spec.networks.is_empty() && attach {
-        return vec![Asked {
+        return vec![Specified {
             name: DEFAULT_INTERFACE.to_owned(),
             masquerade: Some(api::kubevirt::MasqueradeBinding::default()),
-            ..Asked::default()
+            ..Specified::default()
         }];
     }
     devices.interfaces.clone()
 }
 
 /// Whether an interface has a binding other than masquerade and bridge.
-fn has_other_binding(one: &Asked) -> bool {
+fn has_other_binding(one: &Specified) -> bool {
     one.binding.is_some()
         || [&one.macvtap, &one.passt, &one.passt_binding, &one.slirp, &one.sriov]
             .iter()
@@ -38,7 +38,7 @@ fn has_other_binding(one: &Asked) -> bool {
 }
 
 /// Pairs of queues of an interface; none: one pair.
-pub fn queues_of(spec: &VirtualMachineInstanceSpec, one: &Asked) -> Option<u32> {
+pub fn queues_of(spec: &VirtualMachineInstanceSpec, one: &Specified) -> Option<u32> {
     let multi = spec.domain.devices.network_interface_multiqueue.unwrap_or(false);
     let virtio = one.model.as_deref().is_none_or(|model| model == NicModel::Virtio.word());
     let processors = board::processors(spec);
@@ -69,7 +69,7 @@ impl Resolution<'_> {
         interfaces
     }
 
-    fn interface(&mut self, at: &str, one: &Asked) -> Option<Interface> {
+    fn interface(&mut self, at: &str, one: &Specified) -> Option<Interface> {
         self.binding(at, one);
         self.ports(at, one);
         let model: Option<NicModel> =
@@ -123,7 +123,7 @@ impl Resolution<'_> {
         })
     }
 
-    fn binding(&mut self, at: &str, one: &Asked) {
+    fn binding(&mut self, at: &str, one: &Specified) {
         let network = self.spec.networks.iter().find(|network| network.name == one.name);
         let pod = network.is_none_or(|network| network.multus.is_none());
         match (&one.masquerade, &one.bridge) {
@@ -139,7 +139,7 @@ impl Resolution<'_> {
         }
     }
 
-    fn ports(&mut self, at: &str, one: &Asked) {
+    fn ports(&mut self, at: &str, one: &Specified) {
         if one.ports.len() > 65_535 {
             self.error(&format!("{at}.ports"), "more than 65535 ports");
             return;
@@ -163,7 +163,7 @@ impl Resolution<'_> {
     }
 
     /// Each network is one, and has exactly one interface, as each interface has a network.
-    fn networks(&mut self, interfaces: &[Asked]) {
+    fn networks(&mut self, interfaces: &[Specified]) {
         let networks: &[Network] = &self.spec.networks;
         for (index, network) in networks.iter().enumerate() {
             let at = format!("networks[{index}]");

@@ -44,7 +44,7 @@ pub struct Sourced {
 /// A document as one program gives it to another.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Given {
+pub struct SourceDocument {
     /// The name of the text.
     pub source: String,
     /// The document's number in the text, from 1.
@@ -53,7 +53,7 @@ pub struct Given {
     pub value: Value,
 }
 
-impl From<&Sourced> for Given {
+impl From<&Sourced> for SourceDocument {
     fn from(one: &Sourced) -> Self {
         Self { source: one.source.clone(), number: one.document.number, value: one.document.value.clone() }
     }
@@ -88,9 +88,9 @@ impl Documents {
     }
 
     /// Documents that another program parsed.
-    pub fn of(given: impl IntoIterator<Item = Given>) -> Self {
+    pub fn of(given: impl IntoIterator<Item = SourceDocument>) -> Self {
         let mut documents = Self::default();
-        for Given { source, number, value } in given {
+        for SourceDocument { source, number, value } in given {
             match Document::of(number, value) {
                 Ok(document) => documents.read.push(Sourced { source, document }),
                 Err(error) => documents.unread.push((source, error.to_string())),

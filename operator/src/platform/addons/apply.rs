@@ -17,7 +17,7 @@ use crate::platform::apply::{DAEMON_SETS, DEPLOYMENTS, Workload};
 use crate::platform::endpoints::Endpoints;
 use crate::platform::hyperconverged::digest;
 use crate::platform::hyperconverged::plan::APPLIED;
-use crate::platform::hyperconverged::read::{Facts, Held, NodeRead, NodeSeen};
+use crate::platform::hyperconverged::read::{Facts, NodeRead, NodeSeen, WholeObject};
 use crate::platform::plan::Component;
 
 const CONFIGS: Resource =
@@ -40,7 +40,7 @@ pub struct Controller {
     events: Events,
     settings: Settings,
     version: String,
-    configs: Cache<Held>,
+    configs: Cache<WholeObject>,
     deployments: Cache<Component>,
     daemon_sets: Cache<Component>,
     endpoints: Endpoints,
@@ -60,7 +60,7 @@ impl Controller {
     ) -> Self {
         let queue: Queue<Key> = Queue::new();
         let feed = queue.clone();
-        let configs = Cache::<Held>::builder()
+        let configs = Cache::<WholeObject>::builder()
             .on_change(move |change| feed.add(change.key.clone()))
             .start::<Value>(client, CONFIGS, &Scope::all());
         let workloads = |resource: Resource, name: &'static str| {

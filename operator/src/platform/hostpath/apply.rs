@@ -15,7 +15,7 @@ use super::status::{self, State};
 use super::{check, render, volumes};
 use crate::install::{Settings, hostpath, pools};
 use crate::platform::apply::{DAEMON_SETS, DEPLOYMENTS, Workload, finalizers};
-use crate::platform::hyperconverged::read::Held;
+use crate::platform::hyperconverged::read::WholeObject;
 use crate::platform::plan::Component;
 
 const OBJECTS: Resource =
@@ -38,7 +38,7 @@ pub struct Controller {
     pub(super) events: Events,
     pub(super) settings: Settings,
     version: String,
-    objects: Cache<Held>,
+    objects: Cache<WholeObject>,
     pub(super) daemon_sets: Cache<Component>,
     deployments: Cache<Component>,
     metrics: Arc<Metrics>,
@@ -58,7 +58,7 @@ impl Controller {
     ) -> Self {
         let queue: Queue<Key> = Queue::new();
         let feed = queue.clone();
-        let objects = Cache::<Held>::builder()
+        let objects = Cache::<WholeObject>::builder()
             .on_change(move |change| feed.add(change.key.clone()))
             .start::<Value>(client, OBJECTS, &Scope::all());
         let (feed, known) = (queue.clone(), objects.clone());

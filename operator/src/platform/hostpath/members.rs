@@ -17,7 +17,7 @@ use crate::install::pools::Member;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Observed {
     /// Deployments of pools.
-    pub members: Vec<Seen>,
+    pub members: Vec<PoolDeployment>,
     /// Jobs of pools by name, and whether each has succeeded.
     pub jobs: BTreeMap<String, bool>,
     /// Claims of pools by name, each with its pool's label.
@@ -32,7 +32,7 @@ pub struct Observed {
 
 /// A Deployment of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub struct PoolDeployment {
     /// The member that it is.
     pub member: Member,
     /// Pods that it asks for.
@@ -81,7 +81,7 @@ impl Observed {
         unwanted.map(|seen| (seen.member.clone(), self.step(seen))).collect()
     }
 
-    fn step(&self, seen: &Seen) -> Step {
+    fn step(&self, seen: &PoolDeployment) -> Step {
         let Member { pool, node, .. } = &seen.member;
         if self.gone.contains(node) {
             return Step::Forget;
@@ -157,8 +157,8 @@ mod tests {
         Member { pool: "disk".to_owned(), path: "/disk".to_owned(), node: node.to_owned() }
     }
 
-    fn seen(node: &str) -> Seen {
-        Seen { member: member(node), replicas: 1, ready: true, pods: 1 }
+    fn seen(node: &str) -> PoolDeployment {
+        PoolDeployment { member: member(node), replicas: 1, ready: true, pods: 1 }
     }
 
     fn nodes(names: &[&str]) -> BTreeSet<String> {
@@ -182,12 +182,12 @@ mod tests {
 
     #[test]
     fn a_member_leaves_in_steps() {
-        let stopped = Seen { replicas: 0, pods: 0, ready: false, ..seen("a") };
+        let stopped = PoolDeployment { replicas: 0, pods: 0, ready: false, ..seen("a") };
         let job = |done| BTreeMap::from([(member("a").job(), done)]);
         for (seen, jobs, gone, expected) in [
             (seen("a"), BTreeMap::new(), nodes(&[]), "Stop"),
             (seen("a"), job(true), nodes(&[]), "Stop"),
-            (Seen { pods: 1, ..stopped.clone() }, BTreeMap::new(), nodes(&[]), "Wait"),
+            (PoolDeployment { pods: 1, ..stopped.clone() }, BTreeMap::new(), nodes(&[]), "Wait"),
             (stopped.clone(), BTreeMap::new(), nodes(&[]), "Unmount"),
             (stopped.clone(), job(false), nodes(&[]), "Wait"),
             (stopped.clone(), job(true), nodes(&[]), "Forget"),
@@ -216,8 +216,8 @@ mod tests {
         let mut observed = Observed { nodes: nodes(&["a"]), ..Observed::default() };
         for (claims, members, phase, current) in [
             (vec![], vec![], "Preparing", 0),
-            (vec![claim("Pending")], vec![Seen { ready: false, ..seen("a") }], "Preparing", 0),
-            (vec![claim("Bound")], vec![Seen { ready: false, ..seen("a") }], "Mounting", 0),
+            (vec![claim("Pending")], vec![PoolDeployment { ready: false, ..seen("a") }], "Preparing", 0),
+            (vec![claim("Bound")], vec![PoolDeployment { ready: false, ..seen("a") }], "Mounting", 0),
             (vec![claim("Bound")], vec![seen("a"), seen("b")], "Ready", 1),
         ] {
             (observed.claims, observed.members) = (claims, members);

@@ -11,7 +11,7 @@ use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
 use super::apply::{Controller, MANAGER};
-use super::members::{Observed, Seen, Step};
+use super::members::{Observed, PoolDeployment, Step};
 use crate::install::hostpath::{self, Driver, LEGACY, Pool};
 use crate::install::pools::{self, Member};
 use crate::platform::apply::DEPLOYMENTS;
@@ -183,7 +183,7 @@ impl Controller {
                 *of.entry(name).or_default() += 1;
             }
         }
-        let members: Vec<Seen> = deployments.iter().filter_map(|one| one.seen(&of)).collect();
+        let members: Vec<PoolDeployment> = deployments.iter().filter_map(|one| one.seen(&of)).collect();
         let (nodes, complete) = self.nodes().await?;
         let mut observed = Observed {
             jobs: jobs.into_iter().map(|job| (job.metadata.name, job.status.succeeded > 0)).collect(),
@@ -244,12 +244,12 @@ struct Replicas {
 
 impl Deployment {
     /// The member that it is; `None`: it is not ours.
-    fn seen(&self, pods: &BTreeMap<&str, usize>) -> Option<Seen> {
+    fn seen(&self, pods: &BTreeMap<&str, usize>) -> Option<PoolDeployment> {
         let text = |name: &str| self.metadata.annotations.get(name).cloned();
         let member = Member { pool: text(pools::POOL)?, path: text(pools::PATH)?, node: text(pools::NODE)? };
         let status = &self.status;
         let current = Some(status.observed_generation) >= self.metadata.generation;
-        Some(Seen {
+        Some(PoolDeployment {
             member,
             replicas: self.spec.replicas,
             ready: current && status.updated_replicas.min(status.ready_replicas) > 0,

@@ -16,7 +16,7 @@ use super::input::{plain, value};
 use super::metrics::Metrics;
 use super::optional::Optional;
 use super::plan::{self, FINALIZER, Removal, Step};
-use super::read::{Facts, Held, NodeRead, NodeSeen};
+use super::read::{Facts, NodeRead, NodeSeen, WholeObject};
 use super::render::{self, Child};
 use super::status::{self, ChildState, Situation};
 
@@ -44,8 +44,8 @@ pub struct Controller {
     namespace: String,
     version: String,
     emulation: bool,
-    owners: Cache<Held>,
-    children: [Cache<Held>; 4],
+    owners: Cache<WholeObject>,
+    children: [Cache<WholeObject>; 4],
     nodes: Cache<NodeSeen>,
     metrics: Arc<Metrics>,
     optional: Optional,
@@ -65,13 +65,13 @@ impl Controller {
         let queue: Queue<Key> = Queue::new();
         let own = Key::new(namespace, api::hyperconverged::NAME);
         let feed = queue.clone();
-        let owners = Cache::<Held>::builder()
+        let owners = Cache::<WholeObject>::builder()
             .on_change(move |change| feed.add(change.key.clone()))
             .start::<Value>(client, HYPER_CONVERGED, &Scope::all());
         let children = Child::ALL.map(|child| {
             let (feed, own) = (queue.clone(), own.clone());
             let scope = if child.namespaced() { Scope::all().namespace(namespace) } else { Scope::all() };
-            Cache::<Held>::builder()
+            Cache::<WholeObject>::builder()
                 .on_change(move |change| {
                     if change.key.name() == child.name() {
                         feed.add(own.clone());

@@ -38,9 +38,9 @@ pub struct Problem {
 
 /// Collects problems.
 #[derive(Default)]
-struct Found(Vec<Problem>);
+struct ProblemList(Vec<Problem>);
 
-impl Found {
+impl ProblemList {
     fn add(&mut self, field: impl Into<String>, text: impl Into<String>) {
         self.0.push(Problem { field: field.into(), text: text.into() });
     }
@@ -54,7 +54,7 @@ impl Found {
 
 /// All problems of an object.
 pub fn problems(object: &HyperConverged) -> Vec<Problem> {
-    let mut found = Found::default();
+    let mut found = ProblemList::default();
     annotations(object, &mut found);
     let HyperConvergedSpec {
         deployment,
@@ -87,7 +87,7 @@ pub fn problems(object: &HyperConverged) -> Vec<Problem> {
     found.0
 }
 
-fn annotations(object: &HyperConverged, found: &mut Found) {
+fn annotations(object: &HyperConverged, found: &mut ProblemList) {
     let all = &object.metadata.annotations;
     for child in patch::ANNOTATIONS {
         if let Some(Err(error)) = all.get(child).map(|text| patch::parse(text)) {
@@ -118,7 +118,7 @@ pub(super) fn tuning(text: &str) -> Option<(f64, i64)> {
     (qps > 0.0 && burst > 0).then_some((qps, burst))
 }
 
-fn of_security(security: &Security, found: &mut Found) {
+fn of_security(security: &Security, found: &mut ProblemList) {
     if let Some(certificates) = &security.cert_config {
         of_certificates(certificates, found);
     }
@@ -127,7 +127,7 @@ fn of_security(security: &Security, found: &mut Found) {
     }
 }
 
-fn of_certificates(certificates: &Certificates, found: &mut Found) {
+fn of_certificates(certificates: &Certificates, found: &mut ProblemList) {
     let base = "spec.security.certConfig";
     let mut time = |field: String, text: Option<&String>, default: u64| {
         let Some(text) = text else { return Some(Duration::from_secs(default * 3600)) };
@@ -162,7 +162,7 @@ fn of_certificates(certificates: &Certificates, found: &mut Found) {
     );
 }
 
-fn of_tls(profile: &TlsProfile, found: &mut Found) {
+fn of_tls(profile: &TlsProfile, found: &mut ProblemList) {
     let base = "spec.security.tlsSecurityProfile";
     let kind = profile.kind.as_deref().unwrap_or_default();
     let present = [
@@ -200,7 +200,7 @@ fn of_tls(profile: &TlsProfile, found: &mut Found) {
     }
 }
 
-fn of_deployment(deployment: &Deployment, found: &mut Found) {
+fn of_deployment(deployment: &Deployment, found: &mut ProblemList) {
     let placements = deployment.node_placements.clone().unwrap_or_default();
     for (name, placement) in [("infra", placements.infra), ("workload", placements.workload)] {
         if let Some(placement) = placement {
@@ -209,7 +209,7 @@ fn of_deployment(deployment: &Deployment, found: &mut Found) {
     }
 }
 
-fn of_placement(placement: &NodePlacement, base: &str, found: &mut Found) {
+fn of_placement(placement: &NodePlacement, base: &str, found: &mut ProblemList) {
     let affinity = placement.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
     let required = affinity.and_then(|one| one.required_during_scheduling_ignored_during_execution.as_ref());
     let path = format!(
@@ -266,7 +266,7 @@ fn label_key(key: &str) -> bool {
         && key.split_once('/').is_none_or(|(domain, _)| !domain.is_empty() && domain.len() <= 253)
 }
 
-fn of_networking(networking: &Networking, found: &mut Found) {
+fn of_networking(networking: &Networking, found: &mut ProblemList) {
     if let Some(address) = &networking.kube_secondary_dns_name_server_ip {
         let path = "spec.networking.kubeSecondaryDNSNameServerIP";
         found.unless(
@@ -288,7 +288,7 @@ fn of_networking(networking: &Networking, found: &mut Found) {
     }
 }
 
-fn of_storage(storage: &Storage, found: &mut Found) {
+fn of_storage(storage: &Storage, found: &mut ProblemList) {
     let classes = storage.filesystem_overhead.iter().flat_map(|one| &one.storage_class);
     for (class, value) in classes {
         let share = value.parse::<f64>().ok().filter(|share| (0.0..1.0).contains(share));
@@ -315,7 +315,7 @@ fn of_storage(storage: &Storage, found: &mut Found) {
     }
 }
 
-fn of_virtualization(virtualization: &Virtualization, found: &mut Found) {
+fn of_virtualization(virtualization: &Virtualization, found: &mut ProblemList) {
     let base = "spec.virtualization";
     if let Some(migration) = &virtualization.live_migration_config {
         let path = |field: &str| format!("{base}.liveMigrationConfig.{field}");
@@ -370,7 +370,7 @@ fn of_virtualization(virtualization: &Virtualization, found: &mut Found) {
     }
 }
 
-fn of_devices(devices: &HostDevices, base: &str, found: &mut Found) {
+fn of_devices(devices: &HostDevices, base: &str, found: &mut ProblemList) {
     let hex = |text: &str| text.len() == 4 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     let resource =
         |name: &str| name.split_once('/').is_some_and(|(domain, _)| domain.contains('.')) && label_key(name);
@@ -413,7 +413,7 @@ fn of_devices(devices: &HostDevices, base: &str, found: &mut Found) {
     }
 }
 
-fn of_sources(sources: &WorkloadSources, found: &mut Found) {
+fn of_sources(sources: &WorkloadSources, found: &mut ProblemList) {
     let base = "spec.workloadSources";
     for (field, name) in [
         ("commonBootImageNamespace", &sources.common_boot_image_namespace),

@@ -7,9 +7,9 @@ use serde_json::Value;
 
 /// An object that is kept whole: there is one of each kind.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Held(pub Value);
+pub struct WholeObject(pub Value);
 
-impl From<&Value> for Held {
+impl From<&Value> for WholeObject {
     fn from(object: &Value) -> Self {
         let mut object = object.clone();
         if let Some(metadata) = object["metadata"].as_object_mut() {

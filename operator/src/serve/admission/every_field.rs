@@ -190,14 +190,14 @@ fn one_wrong_field_at_a_time_is_refused_by_its_path() {
 }
 
 /// One line of an outline of fields: path, type, facts, and the path of another kind that it is like.
-struct Line {
+struct FieldLine {
     path: String,
     kind: String,
     facts: String,
     like: Option<(String, String)>,
 }
 
-fn outline(kind: &str) -> Vec<Line> {
+fn outline(kind: &str) -> Vec<FieldLine> {
     let text = fs::read_to_string(workspace(&format!("lib/api/tests/fields/{kind}.txt"))).unwrap();
     let mut steps: Vec<String> = Vec::new();
     let lines = text.lines().map(|line| {
@@ -212,7 +212,7 @@ fn outline(kind: &str) -> Vec<Line> {
         let list = if kind == "array" || kind.starts_with('[') { "[]" } else { "" };
         steps.push(format!("{}{list}", name.trim_end_matches('!')));
         let like = like.map(|(kind, path)| (kind.to_owned(), path.to_owned()));
-        Line { path: steps.join("."), kind: kind.to_owned(), facts: facts.to_owned(), like }
+        FieldLine { path: steps.join("."), kind: kind.to_owned(), facts: facts.to_owned(), like }
     });
     lines.collect()
 }
@@ -220,7 +220,7 @@ fn outline(kind: &str) -> Vec<Line> {
 /// Fields of a kind: path with `[]` for lists, type, facts. Those that are like others have the others' fields.
 fn fields(kind: &str, below: &str) -> Vec<(String, String, String)> {
     let mut all = Vec::new();
-    for Line { path, kind: of, facts, like } in outline(kind) {
+    for FieldLine { path, kind: of, facts, like } in outline(kind) {
         if path != below && !path.starts_with(&format!("{below}.")) && !below.is_empty() {
             continue;
         }

@@ -32,7 +32,7 @@ impl Fallback {
 
 /// The source of a clone.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Given {
+pub struct CloneSource {
     /// Driver of the claim's class, or of the snapshot.
     pub driver: String,
     /// Whether it is Block; `None` for a snapshot without that information.
@@ -45,7 +45,7 @@ pub struct Given {
 
 /// Where it is cloned to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct CloneTarget {
     /// Driver of the class.
     pub driver: String,
     /// Whether it is Block.
@@ -61,7 +61,11 @@ pub struct Wanted {
 }
 
 /// Chooses. `forced` is CDI's `cloneStrategyOverride`. A fallback always means [`CloneStrategy::Copy`].
-pub fn choose(from: &Given, to: &Wanted, forced: Option<CloneStrategy>) -> (CloneStrategy, Option<Fallback>) {
+pub fn choose(
+    from: &CloneSource,
+    to: &CloneTarget,
+    forced: Option<CloneStrategy>,
+) -> (CloneStrategy, Option<Fallback>) {
     if from.snapshot {
         // A snapshot is restored by its own driver, whatever the class prefers.
         return match obstacle(from, to) {
@@ -81,7 +85,7 @@ pub fn choose(from: &Given, to: &Wanted, forced: Option<CloneStrategy>) -> (Clon
     }
 }
 
-fn obstacle(from: &Given, to: &Wanted) -> Option<Fallback> {
+fn obstacle(from: &CloneSource, to: &CloneTarget) -> Option<Fallback> {
     if from.driver != to.driver {
         return Some(if from.snapshot {
             Fallback::NoProvisionerMatch
@@ -101,8 +105,8 @@ mod tests {
 
     #[test]
     fn the_storages_way_is_taken_where_it_works() {
-        let from = Given { driver: "d".into(), block: Some(false), size: 10, snapshot: false };
-        let to = Wanted {
+        let from = CloneSource { driver: "d".into(), block: Some(false), size: 10, snapshot: false };
+        let to = CloneTarget {
             driver: "d".into(),
             block: false,
             size: 10,
@@ -111,52 +115,52 @@ mod tests {
             has_snapshot_class: true,
         };
         let copy = |fallback| (CloneStrategy::Copy, Some(fallback));
-        let snapshot = Given { snapshot: true, ..from.clone() };
+        let snapshot = CloneSource { snapshot: true, ..from.clone() };
         for (from, to, forced, expected) in [
             (from.clone(), to.clone(), None, (CloneStrategy::CsiClone, None)),
             (from.clone(), to.clone(), Some(CloneStrategy::Snapshot), (CloneStrategy::Snapshot, None)),
             (from.clone(), to.clone(), Some(CloneStrategy::Copy), (CloneStrategy::Copy, None)),
             (
                 from.clone(),
-                Wanted { strategy: CloneStrategy::Snapshot, has_snapshot_class: false, ..to.clone() },
+                CloneTarget { strategy: CloneStrategy::Snapshot, has_snapshot_class: false, ..to.clone() },
                 None,
                 copy(Fallback::NoVolumeSnapshotClass),
             ),
             (
                 from.clone(),
-                Wanted { driver: "e".into(), ..to.clone() },
+                CloneTarget { driver: "e".into(), ..to.clone() },
                 None,
                 copy(Fallback::IncompatibleProvisioners),
             ),
             (
                 from.clone(),
-                Wanted { block: true, ..to.clone() },
+                CloneTarget { block: true, ..to.clone() },
                 None,
                 copy(Fallback::IncompatibleVolumeModes),
             ),
-            (from.clone(), Wanted { size: 11, ..to.clone() }, None, copy(Fallback::NoVolumeExpansion)),
+            (from.clone(), CloneTarget { size: 11, ..to.clone() }, None, copy(Fallback::NoVolumeExpansion)),
             (
                 from.clone(),
-                Wanted { size: 11, expands: true, ..to.clone() },
+                CloneTarget { size: 11, expands: true, ..to.clone() },
                 None,
                 (CloneStrategy::CsiClone, None),
             ),
             (snapshot.clone(), to.clone(), None, (CloneStrategy::Snapshot, None)),
             (
                 snapshot.clone(),
-                Wanted { strategy: CloneStrategy::Copy, ..to.clone() },
+                CloneTarget { strategy: CloneStrategy::Copy, ..to.clone() },
                 None,
                 (CloneStrategy::Snapshot, None),
             ),
             (
                 snapshot.clone(),
-                Wanted { driver: "e".into(), ..to.clone() },
+                CloneTarget { driver: "e".into(), ..to.clone() },
                 None,
                 copy(Fallback::NoProvisionerMatch),
             ),
             (
-                Given { block: None, ..snapshot },
-                Wanted { block: true, ..to.clone() },
+                CloneSource { block: None, ..snapshot },
+                CloneTarget { block: true, ..to.clone() },
                 None,
                 (CloneStrategy::Snapshot, None),
             ),

@@ -10,7 +10,7 @@ use crate::storage::clone::authorize::Origin;
 use crate::storage::clone::plan::{self as cloning, From, Start};
 use crate::storage::clone::token::{self, Target};
 use crate::storage::clone::{plan, reference, sender};
-use crate::storage::datavolume::Trouble;
+use crate::storage::datavolume::Obstacle;
 use crate::storage::profile::CloneStrategy;
 use crate::storage::resources::{PODS, SNAPSHOTS};
 use crate::storage::seen::claim::Phase;
@@ -105,7 +105,7 @@ impl Controller {
     }
 
     /// Why a claim may not be filled from another namespace; `None` when it may.
-    async fn unauthorized(&self, target: &Claim, origin: &Origin) -> Result<Option<Trouble>> {
+    async fn unauthorized(&self, target: &Claim, origin: &Origin) -> Result<Option<Obstacle>> {
         let over = target.meta.deleting || target.phase == Phase::Bound;
         if origin.namespace == target.meta.namespace || over {
             return Ok(None);
@@ -126,7 +126,7 @@ impl Controller {
              ReferenceGrant there",
             target.meta.name, origin.namespace
         );
-        Ok(Some(Trouble { reason: "CloneNotAuthorized", message }))
+        Ok(Some(Obstacle { reason: "CloneNotAuthorized", message }))
     }
 
     /// A pod that writes to a claim.

@@ -11,7 +11,7 @@ use super::{CATCH_UP, Controller, Item, RETRY, cloned_for};
 use crate::storage::action::Action;
 use crate::storage::apply::Done;
 use crate::storage::clone::authorize::Origin;
-use crate::storage::datavolume::{self, Trouble};
+use crate::storage::datavolume::{self, Obstacle};
 use crate::storage::names;
 use crate::storage::populate::plan::{self as filling, Observed, Start};
 use crate::storage::populate::task::{self, Named, Task};
@@ -24,7 +24,7 @@ use crate::storage::worker::importer;
 use crate::storage::worker::upload::{self, Upload};
 
 /// Seconds after which a claim without a volume and without an event is reported.
-const PATIENCE: u64 = 6;
+const REPORT_AFTER_SECONDS: u64 = 6;
 /// Seconds in which a worker's pod may start before its start is reported.
 const YOUNG: u64 = 2;
 /// Pause before a claim that has no volume yet, or a worker that starts, is looked at again.
@@ -143,16 +143,16 @@ impl Controller {
         let events: Value = self.client.read(&path).await?;
         let events = events["items"].as_array().into_iter().flatten();
         let last = events.max_by_key(|event| event["lastTimestamp"].as_str().unwrap_or_default().to_owned());
-        let old = age(&awaited.meta).is_some_and(|age| age >= PATIENCE);
+        let old = age(&awaited.meta).is_some_and(|age| age >= REPORT_AFTER_SECONDS);
         let (name, driver) = (&awaited.meta.name, &class.provisioner);
         let trouble = match last.and_then(|event| event["message"].as_str()) {
-            Some(said) => Trouble {
+            Some(said) => Obstacle {
                 reason: "ProvisioningFailed",
                 message: format!(
                     "provisioner {driver} makes no volume for PVC {name} and tries again: {said}"
                 ),
             },
-            None if old => Trouble {
+            None if old => Obstacle {
                 reason: "Provisioning",
                 message: format!(
                     "PVC {name} waits for a volume of provisioner {driver}: is its driver running?"
@@ -177,7 +177,7 @@ impl Controller {
     pub(super) async fn resolved(
         &self,
         volume: &DataVolume,
-    ) -> Result<std::result::Result<DataVolume, Trouble>> {
+    ) -> Result<std::result::Result<DataVolume, Obstacle>> {
         let Source::Reference { namespace, name, .. } = &volume.source else { return Ok(Ok(volume.clone())) };
         let namespace = if namespace.is_empty() { &volume.meta.namespace } else { namespace };
         let found: Option<Value> = self.client.find(DATA_SOURCES, &Key::new(namespace, name)).await?;
@@ -194,7 +194,7 @@ impl Controller {
                 let message = format!(
                     "DataSource {namespace}/{name} does not exist or has no source: the clone waits for it"
                 );
-                Err(Trouble { reason: "CloneWithoutSource", message })
+                Err(Obstacle { reason: "CloneWithoutSource", message })
             }
         })
     }
@@ -210,7 +210,7 @@ impl Controller {
         Ok(object.map_or(Named::Missing, Named::Found))
     }
 
-    pub(super) async fn troubled(&self, target: &Claim, trouble: &Trouble) -> Result<Outcome> {
+    pub(super) async fn troubled(&self, target: &Claim, trouble: &Obstacle) -> Result<Outcome> {
         if let Some(action) = filling::report(target, Some(trouble)) {
             self.applier.apply(&action).await?;
         }
@@ -250,7 +250,7 @@ impl Controller {
                 importer::Import { target: o.target, written, owner: &owner, task, settings, images };
             let Some(pod) = importer::pod(&import) else {
                 let message = "this source is not served by this version of the operator".to_owned();
-                return self.troubled(o.target, &Trouble { reason: "SourceNotSupported", message }).await;
+                return self.troubled(o.target, &Obstacle { reason: "SourceNotSupported", message }).await;
             };
             self.applier.apply(&Action::Create(pod)).await.map(|_| ())
         };
@@ -258,7 +258,7 @@ impl Controller {
             Ok(()) => Ok(Outcome::Done),
             Err(error) if matches!(error.kind(), cluster::Kind::Forbidden | cluster::Kind::Invalid) => {
                 let message = error.status().map_or_else(|| error.chain(), |status| status.message.clone());
-                self.troubled(o.target, &Trouble { reason: "ErrStartingPod", message }).await
+                self.troubled(o.target, &Obstacle { reason: "ErrStartingPod", message }).await
             }
             Err(error) => Err(error),
         }

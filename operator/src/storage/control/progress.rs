@@ -26,7 +26,7 @@ use crate::storage::seen::worker::State;
 /// Between two looks at a worker.
 const PERIOD: Duration = Duration::from_secs(2);
 /// Longest wait for one answer.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 /// Workers that are asked at once.
 const AT_ONCE: usize = 16;
 /// Longest page.
@@ -103,7 +103,7 @@ impl Controller {
             let asked = stream::iter(running).map(|(claim, worker)| {
                 let tls = &tls;
                 async move {
-                    let page = tokio::time::timeout(PATIENCE, page(tls, &worker.address)).await;
+                    let page = tokio::time::timeout(TIMEOUT, page(tls, &worker.address)).await;
                     (claim, page.ok().and_then(Result::ok).and_then(|page| value(&page)))
                 }
             });

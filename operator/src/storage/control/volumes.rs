@@ -12,7 +12,7 @@ use crate::storage::apply::Done;
 use crate::storage::clone::authorize::Origin;
 use crate::storage::clone::token::{self, Target};
 use crate::storage::datavolume::phase::Work;
-use crate::storage::datavolume::{self, Trouble, claim::Offer};
+use crate::storage::datavolume::{self, Obstacle, claim::ClusterStorage};
 use crate::storage::profile::Profile;
 use crate::storage::resources::DATA_VOLUMES;
 use crate::storage::seen::{Claim, DataVolume};
@@ -35,7 +35,7 @@ impl Controller {
         let (classes, settings) = (self.classes(), self.settings());
         let profiles: Vec<Profile> =
             classes.classes.iter().map(|class| self.profile(class, &classes)).collect();
-        let offer = Offer { classes: &classes, profiles: &profiles, settings: &settings };
+        let offer = ClusterStorage { classes: &classes, profiles: &profiles, settings: &settings };
         let mut claim = self.caches.claims.get(key);
         let (mut granted, mut size) = (None, None);
         if claim.is_none() && Work::of(&volume.source) == Work::Clone {
@@ -71,7 +71,7 @@ impl Controller {
         &self,
         volume: &DataVolume,
         settings: &Settings,
-    ) -> Result<std::result::Result<(Option<DataVolume>, Option<u64>), Trouble>> {
+    ) -> Result<std::result::Result<(Option<DataVolume>, Option<u64>), Obstacle>> {
         let resolved = match self.resolved(volume).await? {
             Ok(resolved) => resolved,
             // The claim is made, and waits, as soon as its size is known.
@@ -91,7 +91,7 @@ impl Controller {
                     "the DataVolume has no valid token for a clone from namespace {}: delete it and create it again",
                     origin.namespace
                 );
-                return Ok(Err(Trouble { reason: "CloneNotAuthorized", message }));
+                return Ok(Err(Obstacle { reason: "CloneNotAuthorized", message }));
             }
             let grant = token::grant(&origin, Target { uid: Some(&volume.meta.uid), ..target });
             let token = keys.extend(&grant, now).map_err(|error| {
@@ -119,7 +119,7 @@ impl Controller {
                      spec.storage.resources.requests.storage",
                     origin.name
                 );
-                Err(Trouble { reason: "CloneWithoutSource", message })
+                Err(Obstacle { reason: "CloneWithoutSource", message })
             }
         })
     }
@@ -129,8 +129,8 @@ impl Controller {
         &self,
         volume: &DataVolume,
         claim: Option<&Claim>,
-        offer: Offer<'_>,
-        trouble: Option<&Trouble>,
+        offer: ClusterStorage<'_>,
+        trouble: Option<&Obstacle>,
     ) -> Result<()> {
         if let Some(event) = trouble.and_then(|trouble| datavolume::plan::event(volume, trouble)) {
             self.applier.apply(&Action::Report(event)).await?;

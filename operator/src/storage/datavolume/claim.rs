@@ -13,7 +13,7 @@ use crate::storage::settings::Settings;
 
 /// The cluster's storage.
 #[derive(Clone, Copy, Debug)]
-pub struct Offer<'a> {
+pub struct ClusterStorage<'a> {
     /// Storage classes.
     pub classes: &'a Classes,
     /// Profiles of the classes.
@@ -63,7 +63,7 @@ pub fn class<'a>(volume: &DataVolume, classes: &'a Classes) -> Result<Option<&'a
 ///
 /// # Errors
 /// When no valid claim follows from the DataVolume and the storage.
-pub fn render(volume: &DataVolume, offer: Offer<'_>, size: Option<u64>) -> Result<Value, Refusal> {
+pub fn render(volume: &DataVolume, offer: ClusterStorage<'_>, size: Option<u64>) -> Result<Value, Refusal> {
     let class = class(volume, offer.classes)?;
     // A claim that names its volume binds to it at once: there is nothing for a populator to put in its place.
     let populated = offer.classes.populates(class, &volume.meta)
@@ -166,7 +166,7 @@ fn literal(volume: &DataVolume) -> Result<Shape, Refusal> {
 fn rendered(
     volume: &DataVolume,
     class: Option<&Class>,
-    offer: Offer<'_>,
+    offer: ClusterStorage<'_>,
     size: Option<u64>,
 ) -> Result<Shape, Refusal> {
     let template = &volume.claim;
@@ -207,7 +207,7 @@ fn rendered(
 ///
 /// # Errors
 /// When no valid claim follows from the claim and the storage.
-pub fn complete(claim: &Value, offer: Offer<'_>) -> Result<Value, Refusal> {
+pub fn complete(claim: &Value, offer: ClusterStorage<'_>) -> Result<Value, Refusal> {
     let mut volume =
         DataVolume::from(&json!({"metadata": claim["metadata"], "spec": {"storage": claim["spec"]}}));
     volume.archive = volume.meta.says(names::CONTENT_TYPE, "archive");
@@ -309,7 +309,11 @@ mod tests {
         };
         let profiles: Vec<Profile> = classes.classes.iter().map(of).collect();
         let settings = Settings::default();
-        render(&DataVolume::from(volume), Offer { classes, profiles: &profiles, settings: &settings }, None)
+        render(
+            &DataVolume::from(volume),
+            ClusterStorage { classes, profiles: &profiles, settings: &settings },
+            None,
+        )
     }
 
     fn volume(claim: &str, fields: &Value) -> Value {
@@ -348,7 +352,7 @@ mod tests {
         let of = |class| Profile::of(class, &Overrides::default(), true, &[] as &[SnapshotClass]);
         let profiles: Vec<Profile> = classes.classes.iter().map(of).collect();
         let settings = Settings::default();
-        let offer = Offer { classes: &classes, profiles: &profiles, settings: &settings };
+        let offer = ClusterStorage { classes: &classes, profiles: &profiles, settings: &settings };
         let claim = json!({"metadata": {"name": "c"}, "spec": {"volumeMode": "Filesystem", "resources": {"requests": {"storage": "1Gi"}}}});
         assert_eq!(
             complete(&claim, offer).unwrap()["spec"],

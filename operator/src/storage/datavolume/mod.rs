@@ -30,14 +30,14 @@ pub struct Facts {
 
 /// The obstacle between a DataVolume and its claim, or its claim and its worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trouble {
+pub struct Obstacle {
     /// For programs.
     pub reason: &'static str,
     /// The defect and the remedy.
     pub message: String,
 }
 
-impl Trouble {
+impl Obstacle {
     /// Whether a quota refuses the claim.
     pub fn is_quota(&self) -> bool {
         self.reason == QUOTA

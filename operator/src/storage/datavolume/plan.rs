@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::claim::{self, Offer};
-use super::{Facts, QUOTA, Trouble};
+use super::claim::{self, ClusterStorage};
+use super::{Facts, Obstacle, QUOTA};
 use crate::storage::action::{About, Action, Event};
 use crate::storage::names;
 use crate::storage::populate::plan::is_filled;
@@ -16,7 +16,7 @@ pub struct Plan {
     /// In this order; the status is computed after them.
     pub actions: Vec<Action>,
     /// The obstacle between the DataVolume and its claim.
-    pub trouble: Option<Trouble>,
+    pub trouble: Option<Obstacle>,
 }
 
 impl Plan {
@@ -25,12 +25,17 @@ impl Plan {
     }
 
     fn troubled(reason: &'static str, message: String) -> Self {
-        Self { actions: Vec::new(), trouble: Some(Trouble { reason, message }) }
+        Self { actions: Vec::new(), trouble: Some(Obstacle { reason, message }) }
     }
 }
 
 /// Decides. `size` is the source's, where the DataVolume gives none.
-pub fn plan(volume: &DataVolume, claim: Option<&Claim>, offer: Offer<'_>, size: Option<u64>) -> Plan {
+pub fn plan(
+    volume: &DataVolume,
+    claim: Option<&Claim>,
+    offer: ClusterStorage<'_>,
+    size: Option<u64>,
+) -> Plan {
     if volume.meta.deleting {
         return Plan::default();
     }
@@ -53,7 +58,7 @@ pub fn plan(volume: &DataVolume, claim: Option<&Claim>, offer: Offer<'_>, size: 
 }
 
 /// Facts about the claim; `prime` is its prime claim, if there is one.
-pub fn facts(volume: &DataVolume, claim: &Claim, prime: Option<&Claim>, offer: Offer<'_>) -> Facts {
+pub fn facts(volume: &DataVolume, claim: &Claim, prime: Option<&Claim>, offer: ClusterStorage<'_>) -> Facts {
     let class = claim.class.as_deref().and_then(|name| offer.classes.named(name));
     let populated = is_populated(claim);
     let chosen = claim.meta.annotation(names::SELECTED_NODE).is_some();
@@ -78,11 +83,11 @@ pub fn facts(volume: &DataVolume, claim: &Claim, prime: Option<&Claim>, offer: O
 }
 
 /// The trouble that an error of the API server means for creating the claim.
-pub fn refusal(message: &str) -> Trouble {
+pub fn refusal(message: &str) -> Obstacle {
     if message.contains("exceeded quota") {
-        return Trouble { reason: QUOTA, message: message.to_owned() };
+        return Obstacle { reason: QUOTA, message: message.to_owned() };
     }
-    Trouble { reason: claim::NOT_VALID, message: message.to_owned() }
+    Obstacle { reason: claim::NOT_VALID, message: message.to_owned() }
 }
 
 /// Whether one of our populators fills the claim.
@@ -101,7 +106,7 @@ fn is_adopted(volume: &DataVolume, claim: &Claim) -> bool {
         && claim.meta.owners.iter().any(|owner| owner.uid == volume.meta.uid)
 }
 
-fn without(volume: &DataVolume, offer: Offer<'_>, size: Option<u64>) -> Plan {
+fn without(volume: &DataVolume, offer: ClusterStorage<'_>, size: Option<u64>) -> Plan {
     // A backup tool restores the claim.
     if volume.meta.annotation(names::PREPOPULATED).is_some() {
         return Plan::default();
@@ -141,7 +146,7 @@ fn owned(volume: &DataVolume, claim: &Claim) -> Plan {
 }
 
 /// Whether a claim of the DataVolume's name that something else made becomes its claim.
-fn may_adopt(volume: &DataVolume, claim: &Claim, offer: Offer<'_>) -> bool {
+fn may_adopt(volume: &DataVolume, claim: &Claim, offer: ClusterStorage<'_>) -> bool {
     let controlled = claim.meta.controller().is_some();
     let populated = claim.meta.says(names::POPULATED_FOR, &volume.meta.name)
         || volume.meta.says(names::PREPOPULATED, &claim.meta.name);
@@ -171,7 +176,7 @@ fn adoption(volume: &DataVolume, claim: &Claim) -> Action {
 }
 
 /// The event of a new trouble; none for one that the status already reports.
-pub fn event(volume: &DataVolume, trouble: &Trouble) -> Option<Event> {
+pub fn event(volume: &DataVolume, trouble: &Obstacle) -> Option<Event> {
     let running = volume.status.condition("Running");
     let known = running.is_some_and(|one| one.reason == trouble.reason && one.message == trouble.message);
     // The others are events of their conditions.

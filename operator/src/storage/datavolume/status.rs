@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::phase::{Work, next};
-use super::{Facts, Trouble};
+use super::{Facts, Obstacle};
 use crate::storage::action::{About, Event};
 use crate::storage::names;
 use crate::storage::seen::claim::Phase as Binding;
@@ -56,7 +56,7 @@ pub fn report(
     volume: &DataVolume,
     claim: Option<&Claim>,
     facts: Facts,
-    trouble: Option<&Trouble>,
+    trouble: Option<&Obstacle>,
     now: &str,
 ) -> Report {
     let before = &volume.status;
@@ -121,7 +121,7 @@ fn condition(kind: &str, status: &str, reason: &str, message: impl Into<String>)
     }
 }
 
-fn bound(claim: Option<&Claim>, trouble: Option<&Trouble>) -> Condition {
+fn bound(claim: Option<&Claim>, trouble: Option<&Obstacle>) -> Condition {
     let Some(claim) = claim else {
         return match trouble {
             Some(trouble) if trouble.is_quota() => {
@@ -144,7 +144,7 @@ fn bound(claim: Option<&Claim>, trouble: Option<&Trouble>) -> Condition {
     }
 }
 
-fn running(claim: Option<&Claim>, facts: Facts, succeeded: bool, trouble: Option<&Trouble>) -> Condition {
+fn running(claim: Option<&Claim>, facts: Facts, succeeded: bool, trouble: Option<&Obstacle>) -> Condition {
     if let Some(trouble) = trouble {
         return condition("Running", "False", trouble.reason, &trouble.message);
     }

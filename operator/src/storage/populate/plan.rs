@@ -13,7 +13,7 @@ use super::mirror::{self, Changes};
 use super::prime;
 use super::task::Task;
 use crate::storage::action::{About, Action, Event, Kind};
-use crate::storage::datavolume::Trouble;
+use crate::storage::datavolume::Obstacle;
 use crate::storage::names;
 use crate::storage::seen::claim::Phase;
 use crate::storage::seen::{Claim, Class, Source, Volume, Worker};
@@ -54,7 +54,7 @@ pub struct Plan {
     /// In this order.
     pub actions: Vec<Action>,
     /// The obstacle between the claim and its worker.
-    pub trouble: Option<Trouble>,
+    pub trouble: Option<Obstacle>,
     /// The worker's pod is to be made; it belongs to this claim.
     pub start: Option<Start>,
 }
@@ -78,7 +78,7 @@ impl Plan {
     }
 
     fn troubled(reason: &'static str, message: String) -> Self {
-        Self { trouble: Some(Trouble { reason, message }), ..Self::default() }
+        Self { trouble: Some(Obstacle { reason, message }), ..Self::default() }
     }
 }
 
@@ -195,9 +195,9 @@ pub fn is_filled(target: &Claim, filler: Option<&Claim>) -> bool {
 }
 
 /// The trouble of a claim that is bound to a volume that was not filled for it.
-pub fn misbound(target: &Claim) -> Trouble {
+pub fn misbound(target: &Claim) -> Obstacle {
     let (volume, claim) = (&target.volume, &target.meta.name);
-    Trouble {
+    Obstacle {
         reason: "ErrUnexpectedClaim",
         message: format!(
             "PV {volume} bound to unexpected claim {claim}: the claim's source was not written to it; save PV {volume} \
@@ -345,7 +345,7 @@ fn release(o: &Observed<'_>, written: &Claim) -> Option<Action> {
 }
 
 /// Annotations that report a trouble on the claim, if they differ from those it has.
-pub fn report(target: &Claim, trouble: Option<&Trouble>) -> Option<Action> {
+pub fn report(target: &Claim, trouble: Option<&Obstacle>) -> Option<Action> {
     let trouble = trouble?;
     let wanted = [
         (names::RUNNING, "false"),

@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use crate::storage::datavolume::Trouble;
+use crate::storage::datavolume::Obstacle;
 use crate::storage::names;
 use crate::storage::seen::source::{Protocol, Registry, Remote};
 use crate::storage::seen::{Claim, DataVolume, Source, text};
@@ -36,7 +36,7 @@ pub enum Named {
 ///
 /// # Errors
 /// When the source cannot be found or used, with what to do.
-pub fn task(claim: &Claim, volume: Option<&DataVolume>, named: &Named) -> Result<Option<Task>, Trouble> {
+pub fn task(claim: &Claim, volume: Option<&DataVolume>, named: &Named) -> Result<Option<Task>, Obstacle> {
     let archive = claim.meta.says(names::CONTENT_TYPE, "archive");
     let preallocation = claim.meta.says(names::PREALLOCATION_REQUESTED, "true");
     let owner_uid = claim.meta.uid.clone();
@@ -59,7 +59,7 @@ pub fn task(claim: &Claim, volume: Option<&DataVolume>, named: &Named) -> Result
         Named::Found(object) => object,
         Named::Missing | Named::NotNeeded => {
             let message = format!("{} {} does not exist: create it", reference.kind, reference.name);
-            return Err(Trouble { reason: "SourceNotFound", message });
+            return Err(Obstacle { reason: "SourceNotFound", message });
         }
     };
     let spec = &object["spec"];
@@ -77,13 +77,13 @@ pub fn task(claim: &Claim, volume: Option<&DataVolume>, named: &Named) -> Result
     }))
 }
 
-fn usable(source: Source) -> Result<Source, Trouble> {
+fn usable(source: Source) -> Result<Source, Obstacle> {
     match source {
         Source::Unsupported(kind) => {
-            Err(Trouble { reason: "SourceNotSupported", message: format!("source {kind} is not supported") })
+            Err(Obstacle { reason: "SourceNotSupported", message: format!("source {kind} is not supported") })
         }
         Source::Missing => {
-            Err(Trouble { reason: "SourceMissing", message: "the source names no known kind".into() })
+            Err(Obstacle { reason: "SourceMissing", message: "the source names no known kind".into() })
         }
         Source::Remote(_)
         | Source::Registry(_)

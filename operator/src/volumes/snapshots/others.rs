@@ -14,7 +14,7 @@ const LEASES: Resource = Resource::namespaced("coordination.k8s.io", "v1", "leas
 /// Name of the stock controller's lease.
 const LEASE: &str = "snapshot-controller-leader";
 /// How often a lease that is not renewed is looked at.
-const LOOK: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
 /// A Deployment: whether it runs a snapshot controller.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -39,13 +39,13 @@ impl From<&Value> for Deployment {
 
 /// A lease: its holder, and how long each renewal holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Held {
+struct LeaseState {
     held: bool,
     renewed: String,
     lives: Duration,
 }
 
-impl From<&Value> for Held {
+impl From<&Value> for LeaseState {
     fn from(object: &Value) -> Self {
         let spec = &object["spec"];
         let text = |name: &str| spec[name].as_str().unwrap_or_default().to_owned();
@@ -60,7 +60,7 @@ impl From<&Value> for Held {
 /// Other snapshot controllers.
 pub(super) struct Others {
     deployments: Cache<Deployment>,
-    leases: Cache<Held>,
+    leases: Cache<LeaseState>,
     /// When each lease changed, by our clock: clocks of two machines are not compared.
     renewed: Arc<Mutex<HashMap<Key, Instant>>>,
     changed: Arc<Notify>,
@@ -76,7 +76,7 @@ impl Others {
             .start::<Value>(client, DEPLOYMENTS, &Scope::all());
         let renewed = Arc::<Mutex<HashMap<Key, Instant>>>::default();
         let (wake, noted) = (Arc::clone(&changed), Arc::clone(&renewed));
-        let leases = Cache::<Held>::builder()
+        let leases = Cache::<LeaseState>::builder()
             .on_change(move |change| {
                 let mut noted = noted.lock().unwrap_or_else(PoisonError::into_inner);
                 match change.after {
@@ -98,7 +98,7 @@ impl Others {
             return Some(format!("Deployment {key}"));
         }
         let renewed = self.renewed.lock().unwrap_or_else(PoisonError::into_inner);
-        let lives = |key: &Key, one: &Held| {
+        let lives = |key: &Key, one: &LeaseState| {
             one.held && renewed.get(key).is_some_and(|at| at.elapsed() < one.lives.saturating_mul(2))
         };
         let lease = self.leases.all().into_iter().find(|(key, one)| lives(key, one));
@@ -114,7 +114,7 @@ impl Others {
             }
             tokio::select! {
                 () = self.changed.notified() => {}
-                () = tokio::time::sleep(LOOK) => {}
+                () = tokio::time::sleep(POLL_INTERVAL) => {}
             }
         }
     }
@@ -160,10 +160,10 @@ mod tests {
         ] {
             assert_eq!(deployment(name, image, replicas), expected, "{name} {image} {replicas}");
         }
-        let lease = Held::from(
+        let lease = LeaseState::from(
             &json!({"spec": {"holderIdentity": "a", "leaseDurationSeconds": 15, "renewTime": "t"}}),
         );
         assert!(lease.held && lease.lives == Duration::from_secs(15));
-        assert!(!Held::from(&json!({"spec": {"holderIdentity": ""}})).held, "a released lease");
+        assert!(!LeaseState::from(&json!({"spec": {"holderIdentity": ""}})).held, "a released lease");
     }
 }

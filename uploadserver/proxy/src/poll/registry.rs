@@ -71,7 +71,7 @@ async fn digest(client: &Fetcher, url: &str, repository: &str) -> Result<String,
 /// A token for pulling, as the registry's challenge describes it.
 async fn token(client: &Fetcher, headers: &HeaderMap, repository: &str) -> Result<String, Problem> {
     #[derive(Deserialize)]
-    struct Given {
+    struct TokenAnswer {
         #[serde(alias = "access_token")]
         token: String,
     }
@@ -105,7 +105,7 @@ async fn token(client: &Fetcher, headers: &HeaderMap, repository: &str) -> Resul
         return Err(none());
     }
     let body = whole(answer, MOST_TOKEN).await?;
-    let given: Given = serde_json::from_slice(&body)
+    let given: TokenAnswer = serde_json::from_slice(&body)
         .map_err(|_| Problem::Failed("the registry's token server answered without a token".to_owned()))?;
     Ok(given.token)
 }

@@ -52,7 +52,7 @@ impl Cluster {
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let inside = inside.clone();
-                std::thread::spawn(move || inside.converse(&stream));
+                std::thread::spawn(move || inside.serve_connection(&stream));
             }
         });
         cluster
@@ -112,7 +112,7 @@ impl Inside {
     }
 
     /// Answers what comes over one connection.
-    fn converse(&self, stream: &TcpStream) {
+    fn serve_connection(&self, stream: &TcpStream) {
         let mut reader = BufReader::new(stream);
         loop {
             let (mut line, mut length) = (String::new(), 0);

@@ -12,7 +12,7 @@ use cluster::{Cache, Client, Key, Outcome, Queue, Resource, Scope};
 use serde_json::Value;
 use tokio::sync::Notify;
 
-use super::credentials::Wanted;
+use super::credentials::WantedCredentials;
 use super::disks::Attachments;
 use super::follow::{self, Follower};
 use super::hotplug::{self, Done};
@@ -21,7 +21,7 @@ use super::interfaces;
 use super::launch::{self, Site};
 use super::network::Network;
 use super::patch;
-use super::plan::{self, End, Found, Launcher, Phase, Step};
+use super::plan::{self, End, Launcher, ObservedGuest, Phase, Step};
 use super::pod::{ATTACHMENT, Pod, Written as WrittenPod};
 use super::status::{self, Running, Started};
 use super::talk::Talk;
@@ -235,7 +235,7 @@ impl Controller {
     }
 
     /// Facts about a guest. Its launcher is followed from now on.
-    fn found(&self, key: &Key, instance: &Instance, pod: Option<&Pod>) -> Found {
+    fn found(&self, key: &Key, instance: &Instance, pod: Option<&Pod>) -> ObservedGuest {
         let phase = Phase::of(instance.phase.as_deref());
         let mut launcher = Launcher::Silent;
         let mut asked = false;
@@ -247,7 +247,7 @@ impl Controller {
                 if !known {
                     let (feed, told) = (self.queue.clone(), key.clone());
                     let tell = move || feed.add(told.clone());
-                    let wanted = Wanted::of(&instance.spec, pod);
+                    let wanted = WantedCredentials::of(&instance.spec, pod);
                     let (kubelet, uid) = (self.site.kubelet.clone(), pod.uid.clone());
                     let follower = Follower::start(kubelet, uid, wanted, tell);
                     let guest = Guest {
@@ -270,7 +270,13 @@ impl Controller {
         } else {
             self.guests().remove(&instance.uid);
         }
-        Found { phase, deleting: instance.deleting, pod: pod.map_or(gone, Pod::state), launcher, asked }
+        ObservedGuest {
+            phase,
+            deleting: instance.deleting,
+            pod: pod.map_or(gone, Pod::state),
+            launcher,
+            asked,
+        }
     }
 
     fn about(&self, key: &Key, instance: &Instance) -> Reference {

@@ -40,14 +40,14 @@ type Brought = BTreeMap<String, String>;
 
 /// Credentials for the guest, by the volumes of the pod with the Secrets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Wanted {
+pub(crate) struct WantedCredentials {
     /// Users and the volume with their keys.
     keys: Vec<(Vec<String>, String)>,
     /// Volumes with users and their passwords.
     passwords: Vec<String>,
 }
 
-impl Wanted {
+impl WantedCredentials {
     /// Credentials that an instance has the guest's agent bring.
     pub(crate) fn of(spec: &VirtualMachineInstanceSpec, pod: &Pod) -> Self {
         let mut wanted = Self::default();
@@ -97,7 +97,7 @@ enum What {
 }
 
 /// Parts to be brought for these Secrets, by volume.
-fn work(wanted: &Wanted, secrets: &BTreeMap<String, Entries>) -> Vec<Work> {
+fn work(wanted: &WantedCredentials, secrets: &BTreeMap<String, Entries>) -> Vec<Work> {
     let mut all = Vec::new();
     let mut keys: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for (users, volume) in &wanted.keys {
@@ -145,7 +145,7 @@ fn hex(digest: Sha256) -> String {
 ///
 /// # Errors
 /// A Secret cannot be read, or the agent refuses.
-pub(crate) async fn bring(wanted: &Wanted, pod: &Arc<PodDirectory>) -> Result<()> {
+pub(crate) async fn bring(wanted: &WantedCredentials, pod: &Arc<PodDirectory>) -> Result<()> {
     let mut secrets = BTreeMap::new();
     for volume in wanted.volumes() {
         if let Some(mounted) = pod.secret(volume)? {
@@ -244,7 +244,7 @@ mod tests {
         of.iter().map(|(volume, all)| ((*volume).to_owned(), entries(all))).collect()
     }
 
-    fn wanted() -> Wanted {
+    fn wanted() -> WantedCredentials {
         let spec: VirtualMachineInstanceSpec = serde_json::from_value(json!({"accessCredentials": [
             {"sshPublicKey": {"source": {"secret": {"secretName": "keys"}},
                 "propagationMethod": {"qemuGuestAgent": {"users": ["ann", "bob"]}}}},
@@ -257,13 +257,13 @@ mod tests {
         .unwrap();
         let volumes = [("keys", "v0"), ("more", "v1"), ("disk", "v2"), ("words", "v3")];
         let volumes = volumes.map(|(secret, volume)| (secret.to_owned(), volume.to_owned()));
-        Wanted::of(&spec, &Pod { secrets: BTreeMap::from(volumes), ..Pod::default() })
+        WantedCredentials::of(&spec, &Pod { secrets: BTreeMap::from(volumes), ..Pod::default() })
     }
 
     #[test]
     fn each_user_gets_the_keys_of_all_its_secrets() {
         let wanted = wanted();
-        assert!(Wanted::default().is_empty() && !wanted.is_empty());
+        assert!(WantedCredentials::default().is_empty() && !wanted.is_empty());
         assert_eq!(wanted.volumes(), BTreeSet::from(["v0", "v1", "v3"]));
         let found = secrets(&[
             ("v0", &[("a", "ssh-rsa A\n\n# not this\nssh-rsa B")]),

@@ -10,7 +10,7 @@ use api::kubevirt::GuestOsInfo;
 use api::launcher::{Answer, EXIT_RECORD, Event, Exit, Request, State, Status};
 use tokio::time::{Instant, sleep};
 
-use super::credentials::{self, Wanted};
+use super::credentials::{self, WantedCredentials};
 use super::osinfo;
 use super::plan::Launcher;
 use super::talk::Talk;
@@ -88,7 +88,7 @@ impl Follower {
     pub(crate) fn start(
         kubelet: PathBuf,
         pod: String,
-        wanted: Wanted,
+        wanted: WantedCredentials,
         tell: impl Fn() + Send + Sync + 'static,
     ) -> Self {
         let known = Shared::default();
@@ -119,7 +119,7 @@ impl Follower {
 async fn follow(
     kubelet: &std::path::Path,
     uid: &str,
-    wanted: &Wanted,
+    wanted: &WantedCredentials,
     known: &Shared,
     tell: &impl Fn(),
 ) -> Result<()> {

@@ -30,7 +30,7 @@ use crate::error::{Error, Kind, Result};
 use crate::pods::PodDirectory;
 
 /// How long a guest may take to let go of an interface, and how often it is asked.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const AGAIN: Duration = Duration::from_millis(500);
 
 /// The interfaces of a guest, as far as a running guest follows them: name and state.
@@ -113,7 +113,7 @@ fn launched(site: &Site, instance: &Instance, network: &Network) -> Result<Vec<L
 
 /// Waits until a guest has let go of an interface.
 async fn let_go(talk: &mut Talk, name: &str) -> Result<()> {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     let device = format!("net-{name}");
     loop {
         match talk.call(Request::DetachInterface(name.to_owned())).await {

@@ -17,7 +17,7 @@ use api::kubevirt::{InterfaceStatus, VirtualMachineInstanceSpec};
 use api::launch::{Interface as Launched, Tap};
 use guest::network::{
     self as wiring, Advertiser, Binding, CniResult, Configuration, Interface, InvalidNetwork, Names, Nic,
-    Resolvers, Wanted,
+    Resolvers, WantedNetworks,
 };
 use link::{Namespace, interface_mac};
 use serde::{Deserialize, Serialize};
@@ -27,7 +27,7 @@ use virt::resolve::{interfaces_of, queues_of};
 
 use super::pod::Pod;
 use crate::error::{Error, Kind, Result};
-use crate::networks::{Asked, Attached, Networks, Target};
+use crate::networks::{Attached, Networks, RequestedNetwork, Target};
 use crate::pods::PodDirectory;
 use crate::pods::process::Process;
 
@@ -131,7 +131,7 @@ pub(crate) fn wire(
             interfaces.push(interface);
             outcomes.push(outcome);
         }
-        let wanted = Wanted {
+        let wanted = WantedNetworks {
             container: directory.uid().to_owned(),
             namespace: namespace.to_owned(),
             name: spec.hostname.clone().filter(|host| !host.is_empty()).unwrap_or_else(|| name.to_owned()),
@@ -159,7 +159,7 @@ pub(crate) fn wire(
 struct Asks {
     /// The interface on the pod network, or on what Multus put in its place.
     primary: Option<Interface>,
-    secondary: Vec<Asked>,
+    secondary: Vec<RequestedNetwork>,
     /// The network that Multus was to put in the pod network's place.
     default: Option<String>,
 }
@@ -188,7 +188,7 @@ fn asks(spec: &VirtualMachineInstanceSpec, pod: &str) -> Result<Asks> {
             if binding != Binding::Bridge {
                 return Err(invalid(path("masquerade"), "only for the pod network; use bridge here"));
             }
-            asks.secondary.push(Asked {
+            asks.secondary.push(RequestedNetwork {
                 name: one.name.clone(),
                 path: at_network("multus.networkName"),
                 network: multus.network_name.clone(),

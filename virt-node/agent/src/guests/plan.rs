@@ -61,7 +61,7 @@ pub(crate) enum Launcher {
 
 /// One guest, as it was found.
 #[derive(Clone, Debug)]
-pub(crate) struct Found {
+pub(crate) struct ObservedGuest {
     pub(crate) phase: Phase,
     /// The VMI is being deleted.
     pub(crate) deleting: bool,
@@ -98,7 +98,7 @@ pub(crate) enum Step {
 }
 
 /// The next step; `None`: something has to happen first.
-pub(crate) fn step(found: &Found) -> Option<Step> {
+pub(crate) fn step(found: &ObservedGuest) -> Option<Step> {
     match found.phase {
         Phase::Early | Phase::Final => return None,
         Phase::Scheduled | Phase::Running => {}
@@ -135,8 +135,8 @@ mod tests {
     use super::*;
     use api::launcher::Cause;
 
-    fn found(phase: Phase, launcher: Launcher) -> Found {
-        Found { phase, deleting: false, pod: Pod::Alive, launcher, asked: false }
+    fn found(phase: Phase, launcher: Launcher) -> ObservedGuest {
+        ObservedGuest { phase, deleting: false, pod: Pod::Alive, launcher, asked: false }
     }
 
     #[test]
@@ -146,7 +146,7 @@ mod tests {
         let exit = Exit { uid: "a".into(), cause: Cause::Shutdown, code: 0, time: 5 };
         let ended = || Ended(exit.clone());
         let reported = || Some(Step::Finish(End::Reported(exit.clone())));
-        let deleted = |found: Found| Found { deleting: true, ..found };
+        let deleted = |found: ObservedGuest| ObservedGuest { deleting: true, ..found };
         for (name, found, wanted) in [
             ("not scheduled yet", found(Early, Waiting), None),
             ("no answer yet", found(Scheduled, Silent), None),
@@ -163,7 +163,7 @@ mod tests {
             ),
             (
                 "ending",
-                Found { asked: true, ..deleted(found(Running, Guest(State::Stopping))) },
+                ObservedGuest { asked: true, ..deleted(found(Running, Guest(State::Stopping))) },
                 Some(Step::Report),
             ),
             (
@@ -174,15 +174,19 @@ mod tests {
             ("deleted, no answer", deleted(found(Running, Silent)), None),
             ("ended", found(Running, ended()), reported()),
             ("ended before it was seen to run", found(Scheduled, ended()), reported()),
-            ("ended, pod too", Found { pod: Pod::Ended(1), ..found(Running, ended()) }, reported()),
+            ("ended, pod too", ObservedGuest { pod: Pod::Ended(1), ..found(Running, ended()) }, reported()),
             (
                 "pod ended",
-                Found { pod: Pod::Ended(1), ..found(Running, Silent) },
+                ObservedGuest { pod: Pod::Ended(1), ..found(Running, Silent) },
                 Some(Step::Finish(End::Code(1))),
             ),
-            ("pod not seen yet", Found { pod: Pod::Unseen, ..found(Scheduled, Silent) }, None),
-            ("pod gone", Found { pod: Pod::Gone, ..found(Running, Silent) }, Some(Step::Finish(End::Lost))),
-            ("over", Found { pod: Pod::Gone, ..found(Final, Silent) }, None),
+            ("pod not seen yet", ObservedGuest { pod: Pod::Unseen, ..found(Scheduled, Silent) }, None),
+            (
+                "pod gone",
+                ObservedGuest { pod: Pod::Gone, ..found(Running, Silent) },
+                Some(Step::Finish(End::Lost)),
+            ),
+            ("over", ObservedGuest { pod: Pod::Gone, ..found(Final, Silent) }, None),
         ] {
             assert_eq!(step(&found), wanted, "{name}");
         }

@@ -53,7 +53,7 @@ pub(crate) struct Target<'a> {
 
 /// A network that a guest is to have.
 #[derive(Clone, Debug)]
-pub(crate) struct Asked {
+pub(crate) struct RequestedNetwork {
     /// Its name in the spec, which the interface has too.
     pub(crate) name: String,
     /// Its path in the spec, for messages.
@@ -102,7 +102,7 @@ impl Networks {
     pub(crate) fn attach(
         &self,
         target: &Target<'_>,
-        asked: &[Asked],
+        asked: &[RequestedNetwork],
         observed: &dyn Fn(&str) -> Result<CniResult>,
     ) -> Result<Vec<Attached>> {
         if asked.len() > NETWORKS_MAX {
@@ -203,7 +203,7 @@ impl Networks {
     fn one(
         &self,
         target: &Target<'_>,
-        one: &Asked,
+        one: &RequestedNetwork,
         entry: Option<&Entry>,
         listed: bool,
         observed: &dyn Fn(&str) -> Result<CniResult>,

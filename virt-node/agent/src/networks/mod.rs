@@ -28,7 +28,7 @@ mod node;
 mod objects;
 mod reference;
 
-pub(crate) use attach::{Asked, Attached, Networks, Target};
+pub(crate) use attach::{Attached, Networks, RequestedNetwork, Target};
 pub(crate) use node::Node;
 pub(crate) use objects::Api;
 #[cfg(test)]

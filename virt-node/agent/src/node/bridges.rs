@@ -29,7 +29,7 @@ const COUNT: &str = "1000";
 /// Most bridges that are shown; resources of a Node object are not without cost.
 const BRIDGES_MAX: usize = 256;
 /// Timeout of one wait for link events, after which the end of the process is checked.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// How long changes are gathered: a bridge is often made, configured and renamed in one go.
 const GATHER: Duration = Duration::from_millis(200);
 /// After a failure.
@@ -122,7 +122,7 @@ fn follow(namespace: &Path, tell: &watch::Sender<BTreeSet<String>>) -> Result<()
             *known = bridges;
             new
         });
-        if events.wait(PATIENCE)? {
+        if events.wait(TIMEOUT)? {
             std::thread::sleep(GATHER);
         }
     }

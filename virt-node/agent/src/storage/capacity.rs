@@ -22,7 +22,7 @@ const DAEMON_SETS: Resource = Resource::namespaced("apps", "v1", "daemonsets");
 /// Pause after a change, in which more changes are gathered.
 const GATHER: Duration = Duration::from_millis(200);
 /// Time between two looks, and until every difference is written.
-const LOOK: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
 const REFRESH: Duration = Duration::from_secs(60);
 /// A difference that is written at once: this many bytes, and a hundredth of what is left.
 const WORTH: u64 = 16 << 20;
@@ -69,7 +69,7 @@ pub(super) async fn keep(controller: Arc<Controller>, settings: Settings) {
         if let Err(error) = result {
             tracing::warn!(error = error.chain(), "cannot write the node's storage capacity");
         }
-        changed = tokio::time::timeout(LOOK, controller.changed.notified()).await.is_ok();
+        changed = tokio::time::timeout(POLL_INTERVAL, controller.changed.notified()).await.is_ok();
         if changed {
             tokio::time::sleep(GATHER).await;
         }

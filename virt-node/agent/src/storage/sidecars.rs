@@ -45,12 +45,12 @@ struct Status {
 
 /// A pod that may make volumes.
 #[derive(Clone, Debug, PartialEq)]
-struct Seen {
+struct ObservedPod {
     provisions: bool,
     snapshots: bool,
 }
 
-impl From<&Pod> for Seen {
+impl From<&Pod> for ObservedPod {
     fn from(pod: &Pod) -> Self {
         let ended = matches!(pod.status.phase.as_str(), "Succeeded" | "Failed");
         let has = |name: &str| !ended && pod.spec.containers.iter().any(|container| container.name == name);
@@ -60,7 +60,7 @@ impl From<&Pod> for Seen {
 
 /// The driver's pods of the node.
 #[derive(Clone)]
-pub(super) struct Sidecars(Cache<Seen>);
+pub(super) struct Sidecars(Cache<ObservedPod>);
 
 impl Sidecars {
     /// Follows the driver's pods of the node.
@@ -69,7 +69,7 @@ impl Sidecars {
             .namespace(&settings.namespace)
             .labels("k8s-app=hostpath-provisioner")
             .fields(&format!("spec.nodeName={}", settings.node));
-        Self(Cache::<Seen>::builder().start::<Pod>(client, PODS, &scope))
+        Self(Cache::<ObservedPod>::builder().start::<Pod>(client, PODS, &scope))
     }
 
     fn provision(&self) -> bool {
@@ -112,7 +112,7 @@ mod tests {
         ] {
             let pod = json!({"spec": {"containers": containers}, "status": {"phase": phase}});
             let pod: Pod = serde_json::from_value(pod).unwrap();
-            assert_eq!(Seen::from(&pod).provisions, expected, "{pod:?}");
+            assert_eq!(ObservedPod::from(&pod).provisions, expected, "{pod:?}");
         }
     }
 }

@@ -19,7 +19,7 @@ use super::objects::CONTENTS;
 
 const CLASSES: Resource = Resource::cluster("snapshot.storage.k8s.io", "v1", "volumesnapshotclasses");
 /// Time until a snapshot that is not ready is looked at again.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Controller {
     /// Does what is next for a content.
@@ -61,7 +61,7 @@ impl Controller {
             return outcome;
         }
         tracing::info!(content = %key, snapshot = answer.snapshot_id, ready = answer.ready_to_use, "snapshot taken");
-        if answer.ready_to_use { Outcome::Done } else { Outcome::After(LOOK) }
+        if answer.ready_to_use { Outcome::Done } else { Outcome::After(POLL_INTERVAL) }
     }
 
     /// Writes the status of a snapshot that was not made here.
@@ -80,7 +80,7 @@ impl Controller {
             Some(snapshot) => match self.write_content(key, &content::made(&snapshot)).await {
                 Err(outcome) => outcome,
                 Ok(()) if snapshot.ready_to_use => Outcome::Done,
-                Ok(()) => Outcome::After(LOOK),
+                Ok(()) => Outcome::After(POLL_INTERVAL),
             },
         }
     }

@@ -15,7 +15,7 @@ use crate::site::{CLAIMS, Site, VOLUMES, text};
 const SOURCES: Resource = Resource::namespaced("cdi.kubevirt.io", "v1beta1", "datasources");
 const EVENTS: Resource = Resource::namespaced("", "v1", "events");
 /// How often an object is read while it is waited for.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// How long filling may take, as in virtctl.
 const FILLING: Duration = Duration::from_secs(24 * 3600);
 
@@ -168,7 +168,7 @@ pub(super) async fn ready(site: &Site, typed: &Options) -> Result<()> {
             );
             return Err(Error::new(Kind::System, text));
         }
-        sleep(LOOK).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 
@@ -227,7 +227,7 @@ pub(super) async fn filled(site: &Site, typed: &Options) -> Result<()> {
                     format!("DataVolume {key} has failed; kubectl describe shows why"),
                 ));
             }
-            Some(_) | None => sleep(LOOK).await,
+            Some(_) | None => sleep(POLL_INTERVAL).await,
         }
     }
     Err(Error::new(Kind::System, format!("{key} was not filled within {} hours", FILLING.as_secs() / 3600)))

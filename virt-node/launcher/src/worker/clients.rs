@@ -27,7 +27,7 @@ const EVENTS_MAX: usize = 64;
 /// Frames longer than this are read one at a time, over all clients.
 const SHORT: usize = framing::STEP;
 /// How long the rest of a frame may take, and how long a client may take to read an answer.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 type Watcher = (SyncSender<Arc<[u8]>>, UnixStream);
 
@@ -99,7 +99,7 @@ pub(super) fn listen(guest: Arc<Guest>, clients: Arc<Clients>) -> io::Result<()>
 /// Serves a client until it goes, or sends what is no frame.
 fn serve(client: &Client<UnixStream>, guest: &Guest, clients: &Clients) -> io::Result<()> {
     let stream = client.stream();
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
     let output = Arc::new(Mutex::new(stream.try_clone()?));
     // A client that watches stays connected.
     let mut watching = None;
@@ -166,5 +166,5 @@ fn read<'a>(stream: &UnixStream, clients: &'a Clients) -> io::Result<Option<Resu
         }
     };
     let alone = (length > SHORT).then(|| locked(&clients.long));
-    Ok(Some(Ok(Frame { json: framing::json(stream, length, PATIENCE)?, _alone: alone })))
+    Ok(Some(Ok(Frame { json: framing::json(stream, length, TIMEOUT)?, _alone: alone })))
 }

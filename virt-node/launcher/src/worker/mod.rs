@@ -27,7 +27,7 @@ use rustix::process::{Signal as Sent, getppid, set_parent_process_death_signal};
 
 use crate::error::{Error, Kind};
 use crate::folder::{Deadline, Folder};
-use crate::plan::{self, First, Found};
+use crate::plan::{self, First, StartState};
 use ::guest::signals as sys;
 use clients::Clients;
 use guest::Guest;
@@ -41,7 +41,7 @@ const SHUTDOWN_GRACE: Duration = Duration::from_secs(1);
 const IDLE_DELAY: Duration = Duration::from_secs(2);
 
 /// How often it is looked whether logs are too long.
-const LOOK: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The messages to the worker's first thread.
 pub(super) enum Notice {
@@ -67,7 +67,8 @@ pub(crate) fn run(path: &Path, stop: bool) -> Result<Exit, Error> {
     let (sender, notices) = channel();
     let connection = libvirt::open(&folder, sender.clone()).map_err(|error| failed("libvirt", error))?;
     let domain = libvirt::settled(&connection).map_err(|error| failed("libvirt", error))?.is_some();
-    let found = Found { exit: folder.exit()?, launch: folder.launch()?, domain, started: folder.started()? };
+    let found =
+        StartState { exit: folder.exit()?, launch: folder.launch()?, domain, started: folder.started()? };
     let mut adopted = None;
     match plan::first(found) {
         First::End(exit) => return Ok(exit),
@@ -169,7 +170,7 @@ fn attend(
     let mut ending = left.map(Ending::within);
     let mut reset = false;
     let mut quiet = Some(Instant::now() + IDLE_DELAY);
-    let mut look = Instant::now() + LOOK;
+    let mut look = Instant::now() + POLL_INTERVAL;
     loop {
         let due = ending.as_ref().map(|ending| ending.press.min(ending.kill));
         let next = due.into_iter().chain(quiet).fold(look, Instant::min);
@@ -230,7 +231,7 @@ fn attend(
             sys::trim_heap();
         }
         if now >= look {
-            look = now + LOOK;
+            look = now + POLL_INTERVAL;
             // One that cannot be cut now is tried again.
             drop(guest.shorten_logs());
         }

@@ -292,7 +292,7 @@ impl Drop for Launcher {
 /// The next status event of a client.
 pub(crate) fn next_status(client: &mut Client) -> Status {
     loop {
-        if let Event::Status(status) = client.event(PATIENCE).unwrap().unwrap() {
+        if let Event::Status(status) = client.event(TIMEOUT).unwrap().unwrap() {
             return status;
         }
     }

@@ -15,13 +15,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 
 /// How long anything may take on a machine that is busy with other tests.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 /// How long a command may take: an import, a start and a grace may be in it.
 pub(crate) const LONG: Duration = Duration::from_secs(300);
 
 /// Polls `found` until it returns a value.
 pub(crate) fn eventually<T>(what: &str, found: impl FnMut() -> Option<T>) -> T {
-    eventually_within(PATIENCE, what, found)
+    eventually_within(TIMEOUT, what, found)
 }
 
 /// The same of what may take longer.
@@ -102,10 +102,10 @@ fn readable(from: &impl AsFd, until: Instant) -> bool {
 /// Reads until what was read holds `text`, and no byte more.
 pub(crate) fn heard(from: &mut (impl Read + AsFd), text: &str) -> String {
     let mut heard = Vec::new();
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     while !heard.ends_with(text.as_bytes()) {
         let said = || String::from_utf8_lossy(&heard).into_owned();
-        assert!(readable(from, until), "not {text:?} in {PATIENCE:?}: {:?}", said());
+        assert!(readable(from, until), "not {text:?} in {TIMEOUT:?}: {:?}", said());
         let mut byte = [0];
         from.read_exact(&mut byte).unwrap_or_else(|error| panic!("{error}, not {text:?}: {:?}", said()));
         heard.extend(byte);
@@ -116,9 +116,9 @@ pub(crate) fn heard(from: &mut (impl Read + AsFd), text: &str) -> String {
 /// Reads to the end.
 pub(crate) fn rest(from: &mut (impl Read + AsFd)) -> String {
     let mut heard = Vec::new();
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     loop {
-        assert!(readable(from, until), "no end in {PATIENCE:?}: {:?}", String::from_utf8_lossy(&heard));
+        assert!(readable(from, until), "no end in {TIMEOUT:?}: {:?}", String::from_utf8_lossy(&heard));
         let mut part = [0; 4096];
         match from.read(&mut part).unwrap() {
             0 => return String::from_utf8_lossy(&heard).into_owned(),

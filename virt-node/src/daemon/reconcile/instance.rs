@@ -10,7 +10,7 @@ use crate::daemon::object::Stored;
 use virt::live;
 use virt::machine::{self, FINAL, Strategy, phase, request_start};
 use virt::resolve;
-use virt::run::{self, Run, RunStep, Seen};
+use virt::run::{self, LauncherState, Run, RunStep};
 use virt::{status, time};
 
 /// Seconds after a guest's grace in which its launcher must have ended it.
@@ -29,7 +29,7 @@ pub(in crate::daemon) struct Observed<'a> {
     /// Its guest was asked to end.
     pub(in crate::daemon) asked: bool,
     /// Its launcher and guest.
-    pub(in crate::daemon) seen: Seen,
+    pub(in crate::daemon) seen: LauncherState,
     pub(in crate::daemon) attempt: Attempt,
 }
 
@@ -71,7 +71,7 @@ pub(in crate::daemon) fn reconcile(observed: &Observed<'_>) -> Vec<Action> {
         actions.push(put(&run));
     }
     let Some(step) = run::run(&found) else {
-        let there = matches!(found.seen, Seen::Guest(State::Running | State::Paused));
+        let there = matches!(found.seen, LauncherState::Guest(State::Running | State::Paused));
         if there && !found.deleting && !found.busy {
             actions.push(Action::Run(RunAction::MoveDevices));
         }
@@ -168,7 +168,7 @@ mod tests {
         serde_json::from_value(run).unwrap()
     }
 
-    fn observed(run: &VirtualMachineInstance, seen: Seen) -> Observed<'_> {
+    fn observed(run: &VirtualMachineInstance, seen: LauncherState) -> Observed<'_> {
         let attempt = Attempt { busy: false, retry: None, now: NOW };
         Observed { run, machine: None, stand: Filled::Ready, networks: false, asked: false, seen, attempt }
     }
@@ -184,22 +184,22 @@ mod tests {
     #[test]
     fn a_run_is_started_when_its_volumes_are_filled_and_moves_devices_while_it_runs() {
         let new = run("Pending", &Value::Null);
-        let waiting = Observed { stand: Filled::NotYet, ..observed(&new, Seen::Nothing) };
+        let waiting = Observed { stand: Filled::NotYet, ..observed(&new, LauncherState::Nothing) };
         assert_eq!(reconcile(&waiting), []);
-        let actions = reconcile(&observed(&new, Seen::Nothing));
+        let actions = reconcile(&observed(&new, LauncherState::Nothing));
         assert_eq!(
             (phases(&actions), actions.last()),
             (vec!["Scheduling"], Some(&Action::Run(RunAction::Start { launch: true })))
         );
         let later = Attempt { busy: false, retry: Some(NOW + 9), now: NOW };
-        let later = Observed { attempt: later, ..observed(&new, Seen::Nothing) };
+        let later = Observed { attempt: later, ..observed(&new, LauncherState::Nothing) };
         assert_eq!(reconcile(&later), [Action::Look(NOW + 9)]);
         let up = run("Running", &Value::Null);
         assert_eq!(
-            reconcile(&observed(&up, Seen::Guest(State::Running))),
+            reconcile(&observed(&up, LauncherState::Guest(State::Running))),
             [Action::Run(RunAction::MoveDevices)]
         );
-        assert_eq!(reconcile(&observed(&up, Seen::Guest(State::Stopping))), []);
+        assert_eq!(reconcile(&observed(&up, LauncherState::Guest(State::Stopping))), []);
     }
 
     #[test]
@@ -208,17 +208,20 @@ mod tests {
             run(phase, &json!({"deletionTimestamp": time::text(NOW - ago), "deletionGracePeriodSeconds": 10}))
         };
         let running = old("Running", 5);
-        let there = observed(&running, Seen::Guest(State::Running));
+        let there = observed(&running, LauncherState::Guest(State::Running));
         assert_eq!(reconcile(&there), [Action::Run(RunAction::ShutDown)]);
         assert_eq!(reconcile(&Observed { asked: true, ..there }), [Action::Look(NOW - 5 + 10 + END_MARGIN)]);
         let late = old("Running", 5 + 10 + END_MARGIN);
-        assert_eq!(reconcile(&observed(&late, Seen::Guest(State::Running))), [Action::Run(RunAction::Kill)]);
+        assert_eq!(
+            reconcile(&observed(&late, LauncherState::Guest(State::Running))),
+            [Action::Run(RunAction::Kill)]
+        );
         let over = old("Succeeded", 5);
-        assert_eq!(reconcile(&observed(&over, Seen::Down)), [Action::Run(RunAction::Clear)]);
+        assert_eq!(reconcile(&observed(&over, LauncherState::Down)), [Action::Run(RunAction::Clear)]);
         let failed = Attempt { busy: false, retry: Some(NOW + 3), now: NOW };
-        let failed = Observed { attempt: failed, ..observed(&over, Seen::Down) };
+        let failed = Observed { attempt: failed, ..observed(&over, LauncherState::Down) };
         assert_eq!(reconcile(&failed), [Action::Look(NOW + 3)]);
-        assert_eq!(reconcile(&observed(&over, Seen::Nothing)), [Action::Run(RunAction::Remove)]);
+        assert_eq!(reconcile(&observed(&over, LauncherState::Nothing)), [Action::Run(RunAction::Remove)]);
     }
 
     #[test]
@@ -232,7 +235,7 @@ mod tests {
             .unwrap()
         };
         let exit = Exit { uid: "r".to_owned(), cause: Cause::Crashed, code: 1, time: NOW };
-        let end = |machine: &VirtualMachine, seen: Seen| {
+        let end = |machine: &VirtualMachine, seen: LauncherState| {
             let actions = reconcile(&Observed { machine: Some(machine), ..observed(&up, seen) });
             assert_eq!(phases(&actions), ["Failed"], "{actions:?}");
             actions.into_iter().find_map(|action| {
@@ -240,10 +243,10 @@ mod tests {
                 machine.status
             })
         };
-        let crashed = end(&machine("m"), Seen::Ended(exit.clone())).unwrap();
+        let crashed = end(&machine("m"), LauncherState::Ended(exit.clone())).unwrap();
         assert_eq!(crashed.start_failure.unwrap().consecutive_fail_count, Some(1));
         assert_eq!(crashed.state_change_requests.len(), 1, "it is to run again");
-        assert!(end(&machine("m"), Seen::Nothing).unwrap().start_failure.is_none());
-        assert!(end(&machine("another"), Seen::Ended(exit)).is_none());
+        assert!(end(&machine("m"), LauncherState::Nothing).unwrap().start_failure.is_none());
+        assert!(end(&machine("another"), LauncherState::Ended(exit)).is_none());
     }
 }

@@ -17,7 +17,7 @@ mod header;
 use std::ops::Range;
 
 use self::header::{Header, Parsed};
-use super::{Found, Layout, Leaf, Prologue, Step, Table};
+use super::{Layout, Leaf, Prologue, Step, Table, TableExtents};
 use crate::detect::Format;
 use crate::error::Error;
 use crate::extent::{Codec, Content, Extent};
@@ -110,7 +110,14 @@ impl Qcow2 {
     }
 
     /// Content of the cluster at `guest`, of which `len` bytes are on the disk.
-    fn cluster(&self, guest: u64, len: u64, entry: u64, bitmap: u64, found: &mut Found) -> Result<(), Error> {
+    fn cluster(
+        &self,
+        guest: u64,
+        len: u64,
+        entry: u64,
+        bitmap: u64,
+        found: &mut TableExtents,
+    ) -> Result<(), Error> {
         let at = Place { guest, entry, bitmap };
         if entry & L2_COMPRESSED != 0 {
             let content = self.packed(&at)?;
@@ -141,7 +148,7 @@ impl Qcow2 {
     }
 
     /// A cluster in 32 subclusters: the low half of the bitmap marks those stored, the high half those that read as zero.
-    fn subclusters(&self, at: &Place, len: u64, host: u64, found: &mut Found) -> Result<(), Error> {
+    fn subclusters(&self, at: &Place, len: u64, host: u64, found: &mut TableExtents) -> Result<(), Error> {
         let (stored, zero) = (at.bitmap & 0xffff_ffff, at.bitmap >> 32);
         if stored & zero != 0 {
             return Err(at.corrupt("has subclusters that are both stored and zero"));
@@ -166,7 +173,7 @@ impl Qcow2 {
     }
 
     /// Stored as it is; what would lie past the image's end reads as zero.
-    fn plain(&self, guest: u64, len: u64, host: u64, found: &mut Found) {
+    fn plain(&self, guest: u64, len: u64, host: u64, found: &mut TableExtents) {
         let there = self.size.map_or(len, |size| size.saturating_sub(host).min(len));
         found.push(Extent { guest, len: there, content: Content::Plain { host } });
         found.push(Extent { guest: guest + there, len: len - there, content: Content::Zero });
@@ -254,7 +261,7 @@ impl Layout for Qcow2 {
         index.saturating_mul(self.header.l2_span())
     }
 
-    fn read_root(&self, first: u64, bytes: &[u8], found: &mut Found) -> Result<(), Error> {
+    fn read_root(&self, first: u64, bytes: &[u8], found: &mut TableExtents) -> Result<(), Error> {
         for (index, entry) in (first..self.header.l1_entries).zip(bytes.chunks_exact(8)) {
             match self.leaf(index, be64(entry))? {
                 Some(leaf) => found.leaves.push(leaf),
@@ -268,7 +275,13 @@ impl Layout for Qcow2 {
         Ok(())
     }
 
-    fn read_leaf(&self, leaf: &Leaf, first: u64, bytes: &[u8], found: &mut Found) -> Result<(), Error> {
+    fn read_leaf(
+        &self,
+        leaf: &Leaf,
+        first: u64,
+        bytes: &[u8],
+        found: &mut TableExtents,
+    ) -> Result<(), Error> {
         let entry_len = if self.header.extended_l2 { 16 } else { 8 };
         let start = self.root_guest(leaf.index);
         for (index, entry) in (first..leaf.table.entries).zip(bytes.chunks_exact(entry_len)) {

@@ -6,7 +6,7 @@ use super::advance::advance;
 use super::source::given;
 use super::step::{From, Observed, Plan, annotate, finalize, has_finalizer, warning};
 use crate::storage::clone::authorize::Origin;
-use crate::storage::clone::choose::{self, Wanted};
+use crate::storage::clone::choose::{self, CloneTarget};
 use crate::storage::names;
 use crate::storage::profile::CloneStrategy;
 
@@ -28,7 +28,7 @@ pub(super) fn begin(o: &Observed<'_>) -> Plan {
     if class.waits_for_consumer && !annotation(names::SELECTED_NODE) && !annotation(names::IMMEDIATE) {
         return Plan::default();
     }
-    let wanted = Wanted {
+    let wanted = CloneTarget {
         driver: class.provisioner.clone(),
         block: target.block,
         size: target.size,

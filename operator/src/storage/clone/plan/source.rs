@@ -1,12 +1,12 @@
 //! Whether the source can be cloned now. Pure.
 
 use super::step::{From, Observed, Plan, warning};
-use crate::storage::clone::choose::Given;
+use crate::storage::clone::choose::CloneSource;
 use crate::storage::names;
 use crate::storage::seen::claim::Phase;
 
 /// The source, when it can be cloned now.
-pub(super) fn given(o: &Observed<'_>) -> Result<Given, Plan> {
+pub(super) fn given(o: &Observed<'_>) -> Result<CloneSource, Plan> {
     let name = &o.origin.name;
     match o.from {
         From::Missing => {
@@ -22,7 +22,7 @@ pub(super) fn given(o: &Observed<'_>) -> Result<Given, Plan> {
                 let message = format!("PVC {name} is not filled yet: the clone waits for it");
                 return Err(Plan::troubled("CloneSourceNotReady", message));
             }
-            Ok(Given {
+            Ok(CloneSource {
                 driver: volume.map(|volume| volume.driver.clone()).unwrap_or_default(),
                 block: Some(source.block),
                 size: source.capacity,
@@ -37,7 +37,7 @@ pub(super) fn given(o: &Observed<'_>) -> Result<Given, Plan> {
                     format!("VolumeSnapshot {name} is not ready to use{why}: the clone waits for it");
                 return Err(Plan::troubled("SnapshotNotReady", message));
             }
-            Ok(Given {
+            Ok(CloneSource {
                 driver: driver.to_owned(),
                 block: snapshot.block,
                 size: snapshot.size,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::storage::action::{About, Action, Event, Kind};
 use crate::storage::clone::authorize::Origin;
-use crate::storage::datavolume::Trouble;
+use crate::storage::datavolume::Obstacle;
 use crate::storage::names;
 use crate::storage::populate::mirror::Changes;
 use crate::storage::profile::{CloneStrategy, Profile};
@@ -63,7 +63,7 @@ pub struct Plan {
     /// In this order.
     pub actions: Vec<Action>,
     /// The reason why the clone waits.
-    pub trouble: Option<Trouble>,
+    pub trouble: Option<Obstacle>,
     /// A worker to make.
     pub start: Option<Start>,
     /// Whether to look again soon: snapshots are not watched.
@@ -76,7 +76,7 @@ impl Plan {
     }
 
     pub(super) fn troubled(reason: &'static str, message: String) -> Self {
-        Self { trouble: Some(Trouble { reason, message }), ..Self::default() }
+        Self { trouble: Some(Obstacle { reason, message }), ..Self::default() }
     }
 
     pub(super) fn before(mut self, mut actions: Vec<Action>) -> Self {
