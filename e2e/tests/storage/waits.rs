@@ -48,7 +48,7 @@ fn a_waiting_data_volume_reports_the_reason() {
         "Provisioning",
         &["kubevirt.io.hostpath-provisioner", "is its driver running?"],
     );
-    // Kubernetes binds an Available volume of the class to the claim, which a populator was to fill.
+    // Kubernetes binds a volume to the claim, which a populator was to fill.
     apply(
         &CLUSTER,
         "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {name: hostpath-given}\n\
@@ -56,7 +56,7 @@ fn a_waiting_data_volume_reports_the_reason() {
          parameters: {storagePool: nowhere}\n---\n\
          apiVersion: v1\nkind: PersistentVolume\nmetadata: {name: given}\n\
          spec: {storageClassName: hostpath-given, accessModes: [ReadWriteOnce], capacity: {storage: 1Gi}, \
-         persistentVolumeReclaimPolicy: Retain, hostPath: {path: /tmp/given}}\n",
+         claimRef: {namespace: waits, name: misbound}, persistentVolumeReclaimPolicy: Retain, hostPath: {path: /tmp/given}}\n",
     );
     let bound = ["PV given bound to unexpected claim misbound", "delete PVC misbound"];
     says(&space, "misbound", &blank, "hostpath-given", "ErrUnexpectedClaim", &bound);

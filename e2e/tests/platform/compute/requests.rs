@@ -40,8 +40,18 @@ use How::{Get, Put, Stream};
 /// A request below the namespace, its body, the status and what the answer contains.
 type Row<'a> = (How, &'a str, Value, u16, &'a str);
 
-/// Sends a request; the status and the body of the answer.
+/// Sends a request; the status and the body of the answer. The API server closes the connection of a refused upgrade, and
+/// the client may just have chosen it for the next request: that one is sent again.
 fn send(how: How, path: &str, body: &Value) -> (u16, Vec<u8>) {
+    let closed = |error: &kube::Error| format!("{error:?}").contains("IncompleteMessage");
+    let answer = try_send(how, path, body);
+    match answer {
+        Err(error) if closed(&error) => try_send(how, path, body).unwrap(),
+        answer => answer.unwrap(),
+    }
+}
+
+fn try_send(how: How, path: &str, body: &Value) -> kube::Result<(u16, Vec<u8>)> {
     let bytes = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
     let mut request = match how {
         Get | Stream => Request::get(path),
@@ -57,13 +67,13 @@ fn send(how: How, path: &str, body: &Value) -> (u16, Vec<u8>) {
     }
     let client = PLACE.cluster.client();
     PLACE.cluster.run(async {
-        let answer = client.send(request.body(Body::from(bytes)).unwrap()).await.unwrap();
+        let answer = client.send(request.body(Body::from(bytes)).unwrap()).await?;
         let code = answer.status().as_u16();
         if code == 101 {
-            return (code, Vec::new());
+            return Ok((code, Vec::new()));
         }
         let body = http_body_util::Limited::new(answer.into_body(), MOST).collect().await.unwrap();
-        (code, body.to_bytes().to_vec())
+        Ok((code, body.to_bytes().to_vec()))
     })
 }
 
