@@ -10,7 +10,7 @@ mod daemon;
 mod waiting;
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::TcpListener;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -74,22 +74,28 @@ impl Outside {
         assert_eq!(fs::read_dir(self.folder.path()).unwrap().count(), 1, "{when}: a file was made");
     }
 
-    /// Puts it at a path, in the place of what is there.
+    /// Puts it at a path, in the place of what is there; the daemon may have removed the directory meanwhile.
     fn plant(&self, plant: Plant, at: &Path) {
         if fs::symlink_metadata(at).is_ok_and(|facts| facts.is_dir())
             || fs::remove_file(at).is_err() && at.exists()
         {
             return;
         }
-        let node = |kind, device| mknodat(CWD, at, kind, Mode::from_raw_mode(0o666), device).unwrap();
-        match plant {
-            Plant::Link => std::os::unix::fs::symlink(self.file(), at).unwrap(),
-            Plant::Dangling => std::os::unix::fs::symlink(self.folder.path().join("new"), at).unwrap(),
+        let node = |kind, device| Ok(mknodat(CWD, at, kind, Mode::from_raw_mode(0o666), device)?);
+        let planted = match plant {
+            Plant::Link => std::os::unix::fs::symlink(self.file(), at),
+            Plant::Dangling => std::os::unix::fs::symlink(self.folder.path().join("new"), at),
             Plant::Fifo => node(FileType::Fifo, 0),
             // /dev/zero: it is read without an end.
             Plant::Device => node(FileType::CharacterDevice, rustix::fs::makedev(1, 5)),
             // It may lie on another filesystem.
-            Plant::HardLink => drop(fs::hard_link(self.file(), at)),
+            Plant::HardLink => {
+                drop(fs::hard_link(self.file(), at));
+                Ok(())
+            }
+        };
+        if let Err(error) = planted {
+            assert!(error.kind() == io::ErrorKind::NotFound, "{}: {error}", at.display());
         }
     }
 }
