@@ -10,13 +10,13 @@ mod waiting;
 
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use daemon::{Daemon, code, eventually, instance, machine, peak};
+use daemon::{Daemon, code, eventually, instance, machine, output, peak};
 use rustix::process::Signal;
 
 /// A machine on a disk of the daemon's folder.
@@ -287,6 +287,64 @@ fn commands_that_start_the_daemon_at_the_same_time_share_it() {
             serving.is_none().then_some(())
         });
     }
+}
+
+#[test]
+fn members_of_the_group_use_vms_and_change_no_object() {
+    let mut daemon = Daemon::with_accounts();
+    // The directory of the build may be root's.
+    let program = daemon.path("own-virt-node");
+    fs::copy(env!("CARGO_BIN_EXE_virt-node"), &program).unwrap();
+    let as_user = |daemon: &Daemon, group: &str, words: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", &format!("--groups={group}")]).arg(&program);
+        command.args(words).arg("--state").arg(daemon.state()).stdin(Stdio::null());
+        output(&mut command)
+    };
+    let socket = |daemon: &Daemon| {
+        let socket = fs::metadata(daemon.state().join("virt-node.sock")).unwrap();
+        (socket.uid(), socket.gid(), socket.mode() & 0o777)
+    };
+    let no_member = "members of the group ferrovirt";
+    assert_eq!(socket(&daemon), (0, 0, 0o600));
+    is_refused_by_the_system(&as_user(&daemon, "4321", &["list"]), no_member);
+    let groups = daemon.path("group");
+    let accounts = fs::read_to_string(&groups).unwrap();
+    fs::write(&groups, format!("{accounts}ferrovirt:x:4321:\n")).unwrap();
+    daemon.end(Signal::TERM);
+    daemon.again();
+    assert_eq!(socket(&daemon), (0, 4321, 0o660));
+    is_refused_by_the_system(&as_user(&daemon, "65534", &["list"]), no_member);
+
+    let secret = "apiVersion: v1\nkind: Secret\nmetadata: {name: hidden}\nstringData: {key: value}\n";
+    let machine = document(&daemon, "mine").replace("runStrategy: Always", "runStrategy: Halted");
+    daemon.apply(&format!("{machine}---\n{secret}"));
+    let does = |daemon: &Daemon, words: &[&str]| {
+        let output = as_user(daemon, "4321", words);
+        assert!(output.status.success(), "{words:?}: {output:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    assert!(does(&daemon, &["list"]).contains("mine"));
+    does(&daemon, &["start", "mine"]);
+    daemon.until_serial("mine", "K");
+    daemon.until("mine", "Running");
+    assert!(does(&daemon, &["get", "vmi/mine", "-o", "yaml"]).contains("phase: Running"));
+    does(&daemon, &["stop", "mine", "--force"]);
+    daemon.until("mine", "Stopped");
+    let file = daemon.path("document.yaml");
+    let file = file.to_str().unwrap();
+    for words in [
+        &["get", "secret/hidden"][..],
+        &["delete", "mine"],
+        &["apply", file],
+        &["run", file],
+        &["addvolume", "mine", "--volume-name", "mine"],
+        &["removevolume", "mine", "--volume-name", "mine"],
+        &["image-upload", "dv", "mine", "--size", "1Mi", "--image-path", file],
+    ] {
+        is_refused_by_the_system(&as_user(&daemon, "4321", words), "run this command as root");
+    }
+    assert_eq!(daemon.status("mine"), "Stopped");
 }
 
 /// The file of a halted machine that `run` had started was kept again, and that ended the guest.

@@ -340,8 +340,8 @@ mod tests {
                 found["metadata"].as_object_mut().unwrap().remove("annotations");
             }
             // An API server takes null for a missing field.
-            if found["spec"]["replicas"].is_null()
-                && let Some(spec) = found["spec"].as_object_mut()
+            if let Some(spec) = found.get_mut("spec").and_then(Value::as_object_mut)
+                && spec.get("replicas").is_some_and(Value::is_null)
             {
                 spec.remove("replicas");
             }
@@ -353,7 +353,7 @@ mod tests {
                 }
                 for container in pod["containers"].as_array_mut().unwrap() {
                     if let Some(environment) = container.get_mut("env").and_then(Value::as_array_mut) {
-                        environment.retain(|one| one["name"] != "KVM_EMULATION");
+                        environment.retain(|one| one["name"] != "KVM_EMULATION" && one["name"] != "SCALE");
                     }
                 }
             }

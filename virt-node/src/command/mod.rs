@@ -62,7 +62,11 @@ impl Daemon {
         let stream = UnixStream::connect(daemon::socket_of(folder)).map_err(|error| {
             let shown = folder.display();
             let text = if error.kind() == io::ErrorKind::PermissionDenied {
-                format!("the daemon of {shown} is root's: ask it as root")
+                format!(
+                    "the daemon of {shown} is root's: run the command as root (members of the group {} may list, \
+                     start, stop and connect to VMs)",
+                    daemon::GROUP
+                )
             } else {
                 format!(
                     "no daemon serves {shown}; virt-node run starts one, so does virt-node serve (as root)"
@@ -311,6 +315,6 @@ mod tests {
         assert_eq!(named("a").unwrap().kind, None);
         assert_eq!(named("vmi/a").unwrap().kind, Some(Kind::VirtualMachineInstance));
         assert_eq!(named("DataVolumes/a").unwrap().kind, Some(Kind::DataVolume));
-        assert!(named("pod/a").unwrap_err().contains("none of vm, vmi"));
+        assert!(named("pod/a").unwrap_err().contains("is not one of vm, vmi"));
     }
 }

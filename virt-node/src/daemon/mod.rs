@@ -33,6 +33,7 @@ mod job_results;
 mod jobs;
 mod keep;
 mod kept;
+mod members;
 mod metadata;
 mod networks;
 mod object;
@@ -57,6 +58,7 @@ use std::path::{Path, PathBuf};
 
 use api::launch::Accelerator;
 
+pub(crate) use members::GROUP;
 pub(crate) use state::{DEFAULT, TAKEN, socket as socket_of};
 
 use crate::error::{Error, Kind};

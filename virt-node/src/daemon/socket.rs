@@ -1,6 +1,6 @@
-//! The daemon's socket: root's only. Each client has a thread; the controller answers its requests. A stream takes the
-//! connection over: bytes go both ways through buffers of a fixed size, so that a slow reader stops its writer, and no other
-//! stream.
+//! The daemon's socket: root's, and the group's of [`super::members`]. Each client has a thread; the controller answers its
+//! requests. A stream takes the connection over: bytes go both ways through buffers of a fixed size, so that a slow reader
+//! stops its writer, and no other stream.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::controller::{Message, Reply};
+use super::members::{self, Peer};
 use crate::error::{Error, Kind};
 use crate::protocol::{Answer, Call, RefusedKind, Request, VERSION};
 use guest::clients::Client;
@@ -71,7 +72,10 @@ pub(super) fn listen(path: &Path, controller: Sender<Message>) -> Result<(), Err
     let new = path.with_extension("new");
     drop(std::fs::remove_file(&new));
     let listener = UnixListener::bind(&new).map_err(failed)?;
-    std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
+    let group = members::group();
+    std::os::unix::fs::chown(&new, Some(0), Some(group.unwrap_or(0))).map_err(failed)?;
+    let mode = if group.is_some() { 0o660 } else { 0o600 };
+    std::fs::set_permissions(&new, std::fs::Permissions::from_mode(mode)).map_err(failed)?;
     std::fs::rename(&new, path).map_err(failed)?;
     let holders = Holders::default();
     let serve = move |client: &Client<UnixStream>| drop(serve(client, &controller, &holders));
@@ -86,12 +90,12 @@ fn refused(kind: RefusedKind, message: impl Into<String>) -> Answer {
 fn serve(client: &Client<UnixStream>, controller: &Sender<Message>, holders: &Holders) -> io::Result<()> {
     let stream = client.stream();
     stream.set_write_timeout(Some(TIMEOUT))?;
+    let peer = Peer::of(stream);
     while let Some(length) = framing::next(stream)? {
-        let length = match length {
+        let length = length.map_err(|error| (RefusedKind::Invalid, error.to_string()));
+        let length = match length.and_then(|length| peer.admit_length(length)) {
             Ok(length) => length,
-            Err(error) => {
-                return framing::send(stream, &refused(RefusedKind::Invalid, error.to_string()));
-            }
+            Err((kind, text)) => return framing::send(stream, &refused(kind, text)),
         };
         let json = framing::json(stream, length, TIMEOUT)?;
         let _busy = client.busy();
@@ -102,6 +106,10 @@ fn serve(client: &Client<UnixStream>, controller: &Sender<Message>, holders: &Ho
                 continue;
             }
         };
+        if let Err((kind, text)) = peer.admit(&request) {
+            framing::send(stream, &refused(kind, text))?;
+            continue;
+        }
         let holder = match &request {
             Request::Stream { namespace, name, stream } => Some(format!("{namespace}/{name} {stream:?}")),
             Request::Apply { .. }

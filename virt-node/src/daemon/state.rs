@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! lock  version  boot              one daemon; which version, and the oldest that reads it; which boot of the machine it was
-//! virt-node.sock                   the daemon's socket, root's only
+//! virt-node.sock                   the daemon's socket
 //! objects/KIND/NAMESPACE/NAME      what a person wrote and what is known of it (store)
 //! events                           what happened, a line each
 //! addresses                        the range that guests' MAC addresses are given out of
