@@ -353,7 +353,7 @@ mod tests {
                 }
                 for container in pod["containers"].as_array_mut().unwrap() {
                     if let Some(environment) = container.get_mut("env").and_then(Value::as_array_mut) {
-                        environment.retain(|one| one["name"] != "KVM_EMULATION" && one["name"] != "SCALE");
+                        environment.retain(|one| one["name"] != "KVM_EMULATION");
                     }
                 }
             }
