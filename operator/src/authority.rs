@@ -4,6 +4,8 @@
 //!
 //! The time of a step is decided by [`serve::authority`] (pure). Not here: trust in the bundle, use of the certificates.
 
+use std::time::Duration;
+
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use cluster::{Apply, Client, Delete, Key, Resource};
@@ -30,6 +32,8 @@ pub(crate) struct Keeper<'a> {
     pub(crate) entry: &'a str,
     /// When authorities and certificates are replaced.
     pub(crate) intervals: Intervals,
+    /// How late the other side may learn of an authority; zero where it reads the bundle again and again.
+    pub(crate) lead: Duration,
 }
 
 impl Keeper<'_> {
@@ -45,7 +49,7 @@ impl Keeper<'_> {
         now: u64,
     ) -> cluster::Result<Store> {
         let (mut store, mut version) = self.read().await?;
-        while let Some(step) = store.plan(names.iter().copied(), self.intervals, now) {
+        while let Some(step) = store.plan_late(names.iter().copied(), self.intervals, self.lead, now) {
             let name = if let Step::Sign(name, _) = &step { name.as_str() } else { "" };
             let next = store.apply(&step, self.secret, &profile(name), self.intervals, now);
             store = next.map_err(|error| {

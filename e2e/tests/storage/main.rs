@@ -14,6 +14,7 @@ mod imports;
 mod killed;
 mod manifests;
 mod platform;
+mod send;
 mod setup;
 mod space;
 mod timeline;

@@ -19,7 +19,11 @@ use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
     KeyPair, KeyUsagePurpose,
 };
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 use serde::{Deserialize, Serialize};
+
+use crate::client;
 
 /// Longest time between a new bundle and a certificate that needs it: the kubelet brings a bundle into a pod within a
 /// minute and its cache's age.
@@ -151,6 +155,17 @@ impl Store {
         intervals: Intervals,
         now: u64,
     ) -> Option<Step> {
+        self.plan_late(names, intervals, Duration::ZERO, now)
+    }
+
+    /// The same where the other side learns of an authority as late as `lead`, as a program does that reads its bundle once.
+    pub fn plan_late<'a>(
+        &self,
+        names: impl IntoIterator<Item = &'a str>,
+        intervals: Intervals,
+        lead: Duration,
+        now: u64,
+    ) -> Option<Step> {
         let age = |from: u64| Duration::from_secs(now.saturating_sub(from));
         // Made by a clock that was ahead: not valid yet, and never old enough.
         let early = |from: u64| Duration::from_secs(from.saturating_sub(now)) > SKEW;
@@ -159,7 +174,7 @@ impl Store {
             return Some(Step::Authority);
         }
         let good = |old: &Identity| age(old.from) < intervals.validity() && !early(old.from);
-        let lead = LEAD.min(intervals.ca_overlap / 2);
+        let lead = lead.max(LEAD.min(intervals.ca_overlap / 2));
         for name in names {
             let leaf = self.leaves.get(name);
             let signed_by = leaf.map(|leaf| leaf.signed_by);
@@ -235,8 +250,13 @@ fn sign(
     intervals: Intervals,
     now: u64,
 ) -> Result<Identity, rcgen::Error> {
-    let issuer =
-        Issuer::new(authority_params(authority, by.from, Duration::ZERO), KeyPair::from_pem(&by.key)?);
+    let mut issuer = authority_params(authority, by.from, Duration::ZERO);
+    // Its name is the subject of its certificate.
+    let shown = CertificateDer::from_pem_slice(by.certificate.as_bytes()).ok();
+    if let Some(name) = shown.as_ref().and_then(client::common_name) {
+        issuer.distinguished_name = named(&name);
+    }
+    let issuer = Issuer::new(issuer, KeyPair::from_pem(&by.key)?);
     let key = KeyPair::generate()?;
     let mut params = CertificateParams::new(profile.names.clone())?;
     params.distinguished_name = named(&profile.common_name);
@@ -436,6 +456,10 @@ mod tests {
         let mut store = Store::default();
         while let Some(step) = store.plan(["one"], intervals, now) {
             store = store.apply(&step, "ca", &profile(), intervals, now).unwrap();
+            if step == Step::Authority {
+                // A store that was edited: the authority's certificate has its name as before.
+                store.authorities[0].from -= 5 * HOUR;
+            }
         }
         let read: Store = serde_json::from_str(&serde_json::to_string(&store).unwrap()).unwrap();
         assert_eq!(read, store);

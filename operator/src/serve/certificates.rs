@@ -137,7 +137,15 @@ async fn look(client: &Client, namespace: &str) -> cluster::Result<StoredCertifi
     let front = Front::data(client).await?;
     let kubevirts: Vec<Value> = client.list(KUBEVIRTS, &Scope::all()).await?;
     let intervals = lifetimes::intervals(kubevirts.first().unwrap_or(&Value::Null));
-    let keeper = Keeper { client, namespace, secret: NAME, bundle: NAME, entry: "ca-bundle", intervals };
+    let keeper = Keeper {
+        client,
+        namespace,
+        secret: NAME,
+        bundle: NAME,
+        entry: "ca-bundle",
+        intervals,
+        lead: Duration::ZERO,
+    };
     let store = keeper.advance(&[SERVER, AGENT, CLIENT], |name| profile(name, namespace), now()).await?;
     if let Some(leaf) = store.leaves.get(AGENT) {
         keeper.deliver(AGENT_SECRET, &leaf.identity).await?;

@@ -28,6 +28,10 @@ const INTERVALS: Intervals = Intervals {
 /// authority leaves the bundle.
 pub const DEADLINE: Duration = hours(12);
 
+/// Upload servers read the authorities of their clients once, when they start: a new authority signs for clients when no
+/// server is left that does not know it, with six hours for a transfer that begins at the last moment.
+pub const CLIENT_LEAD: Duration = hours(18);
+
 const PROXY_SIGNER: &str = "cdi-uploadproxy-signer";
 const SERVER_SIGNER: &str = "cdi-uploadserver-signer";
 const CLIENT_SIGNER: &str = "cdi-uploadserver-client-signer";
@@ -71,14 +75,21 @@ impl Signers {
     /// Those of the API server; what was known before stays in use.
     pub(super) async fn look(&self, client: &Client, namespace: &str) -> cluster::Result<()> {
         let now = now();
-        let keeper =
-            |secret, bundle| Keeper { client, namespace, secret, bundle, entry: ENTRY, intervals: INTERVALS };
-        let of_proxy = keeper(PROXY_SIGNER, "cdi-uploadproxy-signer-bundle");
+        let keeper = |secret, bundle, lead| Keeper {
+            client,
+            namespace,
+            secret,
+            bundle,
+            entry: ENTRY,
+            intervals: INTERVALS,
+            lead,
+        };
+        let of_proxy = keeper(PROXY_SIGNER, "cdi-uploadproxy-signer-bundle", Duration::ZERO);
         let proxy = of_proxy.advance(&[LEAF], |_| proxy_profile(namespace), now).await?;
-        let of_clients = keeper(CLIENT_SIGNER, "cdi-uploadserver-client-signer-bundle");
+        let of_clients = keeper(CLIENT_SIGNER, "cdi-uploadserver-client-signer-bundle", CLIENT_LEAD);
         let client_profile = |_: &str| client_profile(api::upload::PROXY_CLIENT);
         let clients = of_clients.advance(&[LEAF], client_profile, now).await?;
-        let of_servers = keeper(SERVER_SIGNER, "cdi-uploadserver-signer-bundle");
+        let of_servers = keeper(SERVER_SIGNER, "cdi-uploadserver-signer-bundle", Duration::ZERO);
         let servers = of_servers.advance(&[], |_| server_profile(""), now).await?;
         for (keeper, store, secret) in
             [(&of_proxy, &proxy, PROXY_SECRET), (&of_clients, &clients, PROXY_CLIENT_SECRET)]
@@ -106,7 +117,7 @@ impl Signers {
     /// When no authority is known yet.
     pub fn server(&self, host: &str) -> cluster::Result<Issued> {
         let known = self.known();
-        let identity = issue(&known.servers, SERVER_SIGNER, &server_profile(host), now())?;
+        let identity = issue(&known.servers, SERVER_SIGNER, Duration::ZERO, &server_profile(host), now())?;
         Ok(Issued { identity, trusted: known.clients.bundle() })
     }
 
@@ -116,7 +127,7 @@ impl Signers {
     /// When no authority is known yet.
     pub fn client(&self, name: &str) -> cluster::Result<Issued> {
         let known = self.known();
-        let identity = issue(&known.clients, CLIENT_SIGNER, &client_profile(name), now())?;
+        let identity = issue(&known.clients, CLIENT_SIGNER, CLIENT_LEAD, &client_profile(name), now())?;
         Ok(Issued { identity, trusted: known.servers.bundle() })
     }
 }
@@ -127,7 +138,13 @@ pub fn now() -> u64 {
 }
 
 /// Signs a certificate that is not stored, by the authority that its peers know.
-fn issue(store: &Store, authority: &str, profile: &Profile, now: u64) -> cluster::Result<Identity> {
+fn issue(
+    store: &Store,
+    authority: &str,
+    lead: Duration,
+    profile: &Profile,
+    now: u64,
+) -> cluster::Result<Identity> {
     const NAME: &str = "issued";
     let unknown = || {
         let text = format!("authority {authority} is not ready yet");
@@ -137,7 +154,9 @@ fn issue(store: &Store, authority: &str, profile: &Profile, now: u64) -> cluster
     // An authority that is due for its successor signs until the successor is published.
     let newest = fresh.authorities.last().ok_or_else(unknown)?.from;
     let at = now.clamp(newest, newest.saturating_add(INTERVALS.ca_rotate.as_secs().saturating_sub(1)));
-    let Some(step @ Step::Sign(..)) = fresh.plan([NAME], INTERVALS, at) else { return Err(unknown()) };
+    let Some(step @ Step::Sign(..)) = fresh.plan_late([NAME], INTERVALS, lead, at) else {
+        return Err(unknown());
+    };
     fresh = fresh.apply(&step, authority, profile, INTERVALS, now).map_err(|error| {
         let text = format!("cannot sign; delete the Secret {authority} to begin again");
         cluster::Error::caused(cluster::Kind::Input, text, error)
@@ -193,7 +212,7 @@ mod tests {
         let both = with_authority(&servers, SERVER_SIGNER, now);
         let by = |store: &Store| {
             let profile = server_profile("x");
-            let identity = issue(store, SERVER_SIGNER, &profile, now).unwrap();
+            let identity = issue(store, SERVER_SIGNER, Duration::ZERO, &profile, now).unwrap();
             let mut fresh = Store { authorities: store.authorities.clone(), ..Store::default() };
             let step = fresh.plan(["x"], INTERVALS, now).unwrap();
             fresh = fresh.apply(&step, SERVER_SIGNER, &profile, INTERVALS, now).unwrap();
@@ -201,6 +220,29 @@ mod tests {
             fresh.leaves["x"].signed_by
         };
         assert_eq!(by(&both), old);
+    }
+
+    #[test]
+    fn a_new_authority_signs_for_clients_when_no_server_is_left_that_does_not_know_it() {
+        let now = now();
+        let signs = |age: u64| {
+            let (old, new) = (now - age - 48 * 3600, now - age);
+            let first = with_authority(&Store::default(), CLIENT_SIGNER, old);
+            let second = with_authority(&first, CLIENT_SIGNER, new);
+            let issued = issue(&second, CLIENT_SIGNER, CLIENT_LEAD, &client_profile("proxy"), now)
+                .unwrap()
+                .certificate;
+            let step = second.plan_late([LEAF], INTERVALS, CLIENT_LEAD, now).unwrap();
+            assert!(issued.contains("BEGIN CERTIFICATE"));
+            match step {
+                Step::Sign(_, signer) => signer,
+                other @ (Step::Authority | Step::Forget) => panic!("{other:?}"),
+            }
+        };
+        let deadline = DEADLINE.as_secs();
+        assert_eq!((signs(600), signs(deadline)), (0, 0), "the older one: servers of before it still wait");
+        assert_eq!(signs(CLIENT_LEAD.as_secs()), 1);
+        assert!(CLIENT_LEAD < INTERVALS.ca_overlap);
     }
 
     #[test]
