@@ -30,12 +30,13 @@ use crate::error::{Error, Kind};
 /// Object and options.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// `gs://bucket/object`, `https://storage.googleapis.com/bucket/object` or
-    /// `https://bucket.storage.googleapis.com/object`.
+    /// `gs://bucket/object`, `https://storage.googleapis.com/bucket/object`,
+    /// `https://bucket.storage.googleapis.com/object`, or `https://SERVER/bucket/object` for another server that speaks the
+    /// same.
     pub url: String,
     /// The service account's JSON; without it requests are anonymous.
     pub credentials: Option<PathBuf>,
-    /// Another server that speaks the same, such as an emulator.
+    /// The server of `gs://` addresses, when it is another one, such as an emulator.
     pub server: Option<String>,
     /// How the server is reached.
     pub reach: Reach,
@@ -55,7 +56,7 @@ impl Options {
 /// cannot be reached or refuses, [`Kind::Stopped`].
 pub fn open(net: &Net, options: Options) -> Result<RemoteSource, Error> {
     let reach = options.reach.clone();
-    let (bucket, object) = place(&options.url)?;
+    let (bucket, object, server) = place(&options.url)?;
     let account = match &options.credentials {
         Some(path) => Some(std::fs::read_to_string(path).map_err(|e| {
             Error::with(Kind::Usage, format!("cannot read the service account {}", path.display()), e)
@@ -63,13 +64,13 @@ pub fn open(net: &Net, options: Options) -> Result<RemoteSource, Error> {
         None => None,
     };
     let gcs = Gcs {
-        name: format!("gs://{bucket}/{object}"),
+        name: format!("{}/{bucket}/{object}", server.as_deref().unwrap_or("gs:/")),
         object: Path::parse(&object).map_err(|e| {
             Error::with(Kind::Usage, format!("\"{object}\" is not the name of an object in a bucket"), e)
         })?,
         bucket,
         account,
-        server: options.server,
+        server: server.or(options.server),
         tls: tls::client_config(&options.reach.trust)?,
         proxies: options.reach.proxies,
         etag: Mutex::default(),
@@ -77,24 +78,29 @@ pub fn open(net: &Net, options: Options) -> Result<RemoteSource, Error> {
     RemoteSource::open(net, gcs, reach)
 }
 
-/// Bucket and object of an address.
-fn place(address: &str) -> Result<(String, String), Error> {
+/// Bucket and object of an address, and its server when that is not Google's.
+fn place(address: &str) -> Result<(String, String, Option<String>), Error> {
     const HOST: &str = "storage.googleapis.com";
-    let bad = || Error::usage("the source's address is not of the form gs://bucket/object");
+    let bad = || {
+        Error::usage(
+            "the source's address is not of the form gs://bucket/object or https://storage.googleapis.com/bucket/object",
+        )
+    };
     let url = Url::parse(address.trim()).map_err(|_| bad())?;
     let host = url.host_str().ok_or_else(bad)?;
     let path = percent_decoded(url.path().trim_start_matches('/'));
     let below = host.strip_suffix(HOST).and_then(|host| host.strip_suffix('.'));
-    let (bucket, object) = match (url.scheme(), below) {
-        ("gs", _) => (host.to_owned(), path),
-        ("http" | "https", Some(bucket)) => (bucket.to_owned(), path),
-        ("http" | "https", None) if host == HOST || host == "storage.cloud.google.com" => {
+    let (bucket, object, server) = match (url.scheme(), below) {
+        ("gs", _) => (host.to_owned(), path, None),
+        ("http" | "https", Some(bucket)) => (bucket.to_owned(), path, None),
+        ("http" | "https", None) => {
             let (bucket, object) = path.split_once('/').ok_or_else(bad)?;
-            (bucket.to_owned(), object.to_owned())
+            let other = host != HOST && host != "storage.cloud.google.com";
+            (bucket.to_owned(), object.to_owned(), other.then(|| url.origin().ascii_serialization()))
         }
         _ => return Err(bad()),
     };
-    if bucket.is_empty() || object.is_empty() { Err(bad()) } else { Ok((bucket, object)) }
+    if bucket.is_empty() || object.is_empty() { Err(bad()) } else { Ok((bucket, object, server)) }
 }
 
 struct Gcs {
@@ -247,16 +253,18 @@ mod tests {
     fn places() {
         #[rustfmt::skip]
         let table = [
-            ("gs://b/a/o.img", "b", "a/o.img"),
-            ("https://storage.googleapis.com/b/a/o.img", "b", "a/o.img"),
-            ("https://b.storage.googleapis.com/a%20b", "b", "a b"),
-            ("https://storage.cloud.google.com/b/o", "b", "o"),
+            ("gs://b/a/o.img", "b", "a/o.img", None),
+            ("https://storage.googleapis.com/b/a/o.img", "b", "a/o.img", None),
+            ("https://b.storage.googleapis.com/a%20b", "b", "a b", None),
+            ("https://storage.cloud.google.com/b/o", "b", "o", None),
+            ("https://example.com/b/a/o", "b", "a/o", Some("https://example.com")),
+            ("http://10.0.0.1:8080/b/o", "b", "o", Some("http://10.0.0.1:8080")),
         ];
-        for (address, bucket, object) in table {
-            assert_eq!(place(address).unwrap(), (bucket.to_owned(), object.to_owned()), "{address}");
+        for (address, bucket, object, server) in table {
+            let expected = (bucket.to_owned(), object.to_owned(), server.map(str::to_owned));
+            assert_eq!(place(address).unwrap(), expected, "{address}");
         }
-        for address in
-            ["gs://b", "gs://b/", "https://storage.googleapis.com/b", "https://example.com/b/o", "x"]
+        for address in ["gs://b", "gs://b/", "https://storage.googleapis.com/b", "https://example.com/o", "x"]
         {
             assert_eq!(place(address).err().map(|e| e.kind()), Some(Kind::Usage), "{address}");
         }

@@ -206,7 +206,9 @@ fn content(kind: &str, source: &Value, archive: bool, claim: &Value) -> Verdict 
             url(&at(".url"), source, &["http", "https"]).and_then(|()| checksum(&at(".checksum"), source))
         }
         "s3" => url(&at(".url"), source, &["http", "https", "s3"]),
-        "gcs" => url(&at(".url"), source, &["http", "https", "gs"]),
+        "gcs" => {
+            url(&at(".url"), source, &["http", "https", "gs"]).and_then(|()| object(&at(".url"), source))
+        }
         "blank" if archive => {
             Err(cause("spec.contentType", "SourceType cannot be blank and the contentType be archive"))
         }
@@ -245,6 +247,26 @@ fn url(field: &str, source: &Value, schemes: &[&str]) -> Verdict {
     let host = rest.split(['/', '?', '#']).next().unwrap_or_default();
     if host.is_empty() || url.chars().any(|c| c.is_control() || c == ' ') {
         return Err(cause(field, format!("Invalid source URL: {url}")));
+    }
+    Ok(())
+}
+
+/// Whether the address of a Google Cloud Storage source names an object in a bucket: an importer would look for one for
+/// ever.
+fn object(field: &str, source: &Value) -> Verdict {
+    let url = source["url"].as_str().unwrap_or_default();
+    let (scheme, rest) = url.split_once("://").unwrap_or_default();
+    let (host, path) =
+        rest.split(['?', '#']).next().and_then(|rest| rest.split_once('/')).unwrap_or_default();
+    let object = match scheme == "gs" || host.ends_with(".storage.googleapis.com") {
+        true => path,
+        false => path.split_once('/').map(|(_, object)| object).unwrap_or_default(),
+    };
+    if object.is_empty() {
+        let message = format!(
+            "Invalid source URL: {url}: expected gs://bucket/object or https://storage.googleapis.com/bucket/object"
+        );
+        return Err(cause(field, message));
     }
     Ok(())
 }
@@ -328,6 +350,9 @@ mod tests {
             json!({"http": {"url": "https://a/b?c", "checksum": format!("md5:{digits}")}}),
             json!({"s3": {"url": "s3://bucket/a"}}),
             json!({"gcs": {"url": "gs://bucket/a"}}),
+            json!({"gcs": {"url": "https://storage.googleapis.com/bucket/a"}}),
+            json!({"gcs": {"url": "https://bucket.storage.googleapis.com/a"}}),
+            json!({"gcs": {"url": "http://emulator:4443/bucket/a"}}),
             json!({"registry": {"url": "docker://a/b:c"}}),
             json!({"registry": {"url": "oci-archive:/a"}}),
             json!({"registry": {"imageStream": "a", "pullMethod": "node"}}),
@@ -439,6 +464,13 @@ mod tests {
             (json!({"http": {"url": "a/b"}}), "http.url", "Invalid source URL: a/b"),
             (json!({"http": {"url": "http:///b"}}), "http.url", "Invalid source URL"),
             (json!({"http": {"url": "ftp://a/b"}}), "http.url", "Invalid source URL scheme"),
+            (json!({"gcs": {"url": "s3://a/b"}}), "gcs.url", "Invalid source URL scheme"),
+            (json!({"gcs": {"url": "gs://a"}}), "gcs.url", "expected gs://bucket/object"),
+            (
+                json!({"gcs": {"url": "https://storage.googleapis.com/a?b/c"}}),
+                "gcs.url",
+                "expected gs://bucket/object",
+            ),
             (json!({"http": {"url": "http://a", "checksum": "md5:0"}}), "http.checksum", "Invalid checksum"),
             (json!({"http": {"url": "http://a", "checksum": "crc:00"}}), "http.checksum", "Invalid checksum"),
             (json!({"registry": {}}), "registry", "either url or imageStream"),
