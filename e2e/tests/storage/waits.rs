@@ -15,11 +15,18 @@ const REPORTED: Duration = Duration::from_secs(10);
 /// Makes a DataVolume and waits for this reason of its Running condition.
 #[track_caller]
 fn says(space: &Space, name: &str, source: &Value, class: &str, reason: &str, words: &[&str]) {
+    let storage = json!({"resources": {"requests": {"storage": "96Mi"}}, "storageClassName": class});
+    said(space, name, (&json!({"source": source, "storage": storage}), &json!({})), reason, words);
+}
+
+/// The same for any specification.
+#[track_caller]
+fn said(space: &Space, name: &str, (spec, annotations): (&Value, &Value), reason: &str, words: &[&str]) {
     let begun = Instant::now();
-    space.data_volume(name, source, class, "Filesystem", &json!({}));
+    space.create("DataVolume", json!({"metadata": {"name": name, "annotations": annotations}, "spec": spec}));
     let (status, message) = until(&format!("{name} says {reason}"), || {
         let (status, found, message) = space.condition(name, "Running")?;
-        let all = found == reason && words.iter().all(|word| message.contains(word));
+        let all = found.contains(reason) && words.iter().all(|word| message.contains(word));
         all.then_some((status, message))
     });
     let took = begun.elapsed();
@@ -39,14 +46,24 @@ fn a_waiting_data_volume_reports_the_reason() {
          parameters: {storagePool: nowhere}\n",
     );
     says(&space, "classless", &blank, "missing", "ErrClaimNotValid", &["StorageClass missing", "create it"]);
+    let (none, size) = (json!({}), |size: &str| json!({"requests": {"storage": size}}));
+    let default = json!({"source": blank, "storage": {"resources": size("96Mi")}});
+    let words = ["no default StorageClass", "is-default-class"];
+    said(&space, "defaultless", (&default, &none), "ErrClaimNotValid", &words);
+    let vast = |class: &str| json!({"source": blank, "storage": {"resources": size("1Ti"), "storageClassName": class}});
+    let forced = json!({"cdi.kubevirt.io/storage.bind.immediate.requested": ""});
+    let words = ["cannot be scheduled", "free storage"];
+    said(&space, "vast", (&vast(WAITING), &forced), "Unschedulable", &words);
+    let words = ["no node has room", "of 1086Gi", IMMEDIATE, "ask for less"];
+    said(&space, "vaster", (&vast(IMMEDIATE), &none), "ProvisioningFailed", &words);
     says(&space, "unused", &blank, WAITING, "WaitForFirstConsumer", &["waits for a pod", "immediate"]);
     says(
         &space,
         "failing",
         &blank,
         "hostpath-broken",
-        "Provisioning",
-        &["kubevirt.io.hostpath-provisioner", "is its driver running?"],
+        "ProvisioningFailed",
+        &["no node reports room", "StorageClass hostpath-broken", "check its parameters"],
     );
     // Kubernetes binds a volume to the claim, which a populator was to fill.
     apply(
@@ -63,7 +80,17 @@ fn a_waiting_data_volume_reports_the_reason() {
     let phase = space.get("DataVolume", "misbound").unwrap()["status"]["phase"].clone();
     assert_ne!(phase, "Succeeded");
     let absent = json!({"http": {"url": web.url("absent.qcow2")}});
-    says(&space, "unfound", &absent, IMMEDIATE, "Error", &["404"]);
+    let host = CLUSTER.place().host_address().to_string();
+    says(&space, "unfound", &absent, IMMEDIATE, "Error", &["404", &host]);
+    let silent = json!({"http": {"url": format!("http://{host}:9/disk.qcow2")}});
+    says(&space, "silent", &silent, IMMEDIATE, "Error", &[&host, "refused"]);
+    let untrusted = json!({"http": {"url": web.https_url("disk.qcow2"), "certConfigMap": "authority"}});
+    says(&space, "untrusted", &untrusted, IMMEDIATE, "FailedMount", &["configmap", "authority", "not found"]);
+    let image = format!("docker://{host}:9/disks/none:1");
+    let pulled = json!({"registry": {"url": image, "pullMethod": "node"}});
+    says(&space, "unpulled", &pulled, IMMEDIATE, "ImagePull", &[&host, "refused"]);
+    let fetched = json!({"registry": {"url": image}});
+    says(&space, "unfetched", &fetched, IMMEDIATE, "ImagePullFailed", &[&host, "refused"]);
     let clone = json!({"pvc": {"namespace": "waits", "name": "nothing"}});
     says(&space, "sourceless", &clone, IMMEDIATE, "CloneWithoutSource", &["nothing doesn't exist"]);
     // The volume controller reports it on the claim; the DataVolume has no event of its own for it.
@@ -73,4 +100,24 @@ fn a_waiting_data_volume_reports_the_reason() {
         events.iter().all(|(reason, message)| reason != "WaitForFirstConsumer" || !own(message)),
         "waiting is not a fault: {events:?}"
     );
+}
+
+#[test]
+fn a_quota_is_named_and_the_data_volume_continues_without_it() {
+    let space = Space::new("waits-quota");
+    let quota = |name: &str, hard: Value| {
+        space.create("ResourceQuota", json!({"metadata": {"name": name}, "spec": {"hard": hard}}));
+        until("the quota is in force", || {
+            space.get("ResourceQuota", name)?["status"]["hard"].is_object().then_some(())
+        });
+    };
+    let blank = json!({"blank": {}});
+    quota("claims", json!({"requests.storage": "1Mi"}));
+    says(&space, "disk", &blank, IMMEDIATE, "ErrExceededQuota", &["exceeded quota: claims"]);
+    space.delete("ResourceQuota", "claims");
+    space.phases("disk", "Succeeded");
+    quota("pods", json!({"pods": "0"}));
+    says(&space, "podless", &blank, IMMEDIATE, "ErrStartingPod", &["exceeded quota: pods"]);
+    space.delete("ResourceQuota", "pods");
+    space.phases("podless", "Succeeded");
 }

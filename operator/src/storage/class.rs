@@ -1,5 +1,8 @@
 //! Which storage class a claim gets, and whether a populator fills it.
 
+use api::quantity;
+use serde_json::Value;
+
 use super::names;
 use super::seen::{Class, Meta};
 
@@ -44,8 +47,21 @@ impl Classes {
     }
 }
 
+/// The largest volume of a class that a node has room for, by CSIStorageCapacities; `None` where the driver reports none.
+pub fn room(capacities: &[Value], class: &str) -> Option<u64> {
+    let own = capacities.iter().filter(|one| one["storageClassName"] == class);
+    // Without a quantity there is none left.
+    own.map(|one| {
+        let size = one["maximumVolumeSize"].as_str().or_else(|| one["capacity"].as_str());
+        size.and_then(|size| quantity::bytes(size).ok()).unwrap_or(0)
+    })
+    .max()
+}
+
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn class(name: &str, created: &str, annotation: Option<&str>) -> Class {
@@ -53,6 +69,19 @@ mod tests {
         (class.meta.name, class.meta.created) = (name.into(), created.into());
         class.meta.annotations.extend(annotation.map(|name| (name.to_owned(), "true".to_owned())));
         class
+    }
+
+    #[test]
+    fn the_room_of_a_class_is_that_of_its_roomiest_node() {
+        let capacities = [
+            json!({"storageClassName": "fast", "capacity": "10Gi", "maximumVolumeSize": "4Gi"}),
+            json!({"storageClassName": "fast", "capacity": "6Gi"}),
+            json!({"storageClassName": "slow", "capacity": "1Ti"}),
+            json!({"storageClassName": "full"}),
+        ];
+        assert_eq!(room(&capacities, "fast"), Some(6 << 30));
+        assert_eq!(room(&capacities, "full"), Some(0));
+        assert_eq!(room(&capacities, "other"), None);
     }
 
     #[test]

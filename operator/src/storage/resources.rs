@@ -28,6 +28,8 @@ pub const SERVICES: Resource = Resource::namespaced("", "v1", "services");
 pub const SECRETS: Resource = Resource::namespaced("", "v1", "secrets");
 /// Storage classes.
 pub const CLASSES: Resource = Resource::cluster("storage.k8s.io", "v1", "storageclasses");
+/// Room for volumes on nodes.
+pub const CAPACITIES: Resource = Resource::namespaced("storage.k8s.io", "v1", "csistoragecapacities");
 /// CSI drivers.
 pub const DRIVERS: Resource = Resource::cluster("storage.k8s.io", "v1", "csidrivers");
 /// Snapshots.

@@ -1,22 +1,27 @@
 //! Claims that are filled: the next step of each, and its worker.
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use api::quantity;
 use api::upload::service_name;
-use cluster::{Key, Outcome, Result};
+use cluster::{Key, Outcome, Result, Scope};
 use serde_json::Value;
 use virt::time;
 
 use super::{CATCH_UP, Controller, Item, RETRY, cloned_for};
 use crate::storage::action::Action;
 use crate::storage::apply::Done;
+use crate::storage::class;
 use crate::storage::clone::authorize::Origin;
 use crate::storage::datavolume::{self, Obstacle};
 use crate::storage::names;
+use crate::storage::populate::mirror;
 use crate::storage::populate::plan::{self as filling, Observed, Start};
 use crate::storage::populate::task::{self, Named, Task};
-use crate::storage::resources::{self, DATA_SOURCES, SERVICES, VOLUMES};
+use crate::storage::resources::{self, CAPACITIES, DATA_SOURCES, SERVICES, VOLUMES};
 use crate::storage::seen::claim::Phase;
+use crate::storage::seen::worker::{Hindrance, Worker};
 use crate::storage::seen::{Claim, Class, DataVolume, Meta, Source, Volume};
 use crate::storage::settings::Settings;
 use crate::storage::signers;
@@ -27,12 +32,29 @@ use crate::storage::worker::upload::{self, Upload};
 const REPORT_AFTER_SECONDS: u64 = 6;
 /// Seconds in which a worker's pod may start before its start is reported.
 const YOUNG: u64 = 2;
+/// Shortest time between two reads of events: what many wait for is mostly the same, and each read is of all events of a
+/// namespace.
+const EVENTS: Duration = Duration::from_millis(250);
 /// Pause before a claim that has no volume yet, or a worker that starts, is looked at again.
 const SOON: Duration = Duration::from_secs(2);
 
 /// Seconds since an object was made; none if the API server's clock is ahead.
 fn age(meta: &Meta) -> Option<u64> {
     time::now().checked_sub(time::seconds(&meta.created)?)
+}
+
+/// A size for people, rounded up.
+fn rounded(size: u64) -> String {
+    let unit = if size < 10 << 30 { 1 << 20 } else { 1 << 30 };
+    quantity::text(size.checked_next_multiple_of(unit).unwrap_or(size))
+}
+
+/// Whether a populator has filled a claim, and nothing of the transfer is left but its prime claim. Of clones more may be
+/// left.
+fn is_over(target: &Claim) -> bool {
+    target.phase == Phase::Bound
+        && target.meta.says(names::POD_PHASE, "Succeeded")
+        && target.meta.annotation(names::CLONE_PHASE).is_none()
 }
 
 impl Controller {
@@ -57,6 +79,9 @@ impl Controller {
         let prime_key = Key::new(key.namespace(), &written_name);
         if !self.is_current(key, None) || !self.is_current(&prime_key, None) {
             return Ok(Outcome::After(CATCH_UP));
+        }
+        if populated && is_over(&target) && self.caches.claims.get(&prime_key).is_none() {
+            return Ok(Outcome::Done);
         }
         let owner = target.meta.controller().filter(|owner| owner.kind == "DataVolume");
         let volume = owner.and_then(|owner| self.caches.volumes.get(&Key::new(key.namespace(), &owner.name)));
@@ -89,6 +114,10 @@ impl Controller {
         let worker = self.caches.workers.get(&worker_key);
         let worker = worker
             .filter(|worker| written.is_some_and(|written| worker.meta.is_controlled_by(&written.meta.uid)));
+        let worker = match worker {
+            Some(worker) => Some(self.hindered(worker).await?),
+            None => None,
+        };
         let (classes, settings) = (self.classes(), self.settings());
         let needed = populated && filling::needs_volume(&target, prime.as_deref(), worker.as_deref());
         let persistent = self.persistent(prime.as_deref().filter(|_| needed)).await?;
@@ -112,7 +141,9 @@ impl Controller {
         if let Some(start) = plan.start {
             return self.start(start, &observed, &task, &settings).await;
         }
-        if observed.is_starting() && written.is_some_and(|written| written.phase == Phase::Bound) {
+        if worker.as_deref().is_some_and(|worker| mirror::is_starting(worker, false))
+            && written.is_some_and(|written| written.phase == Phase::Bound)
+        {
             return Ok(Outcome::After(SOON));
         }
         let scheduled = worker.as_ref().is_none_or(|worker| worker.unschedulable.is_none());
@@ -136,31 +167,89 @@ impl Controller {
         let Some(class) = class.filter(|class| !class.waits_for_consumer || consumed) else {
             return Ok(Outcome::Done);
         };
-        let path = format!(
-            "/api/v1/namespaces/{}/events?fieldSelector=involvedObject.uid%3D{}%2Creason%3DProvisioningFailed",
-            awaited.meta.namespace, awaited.meta.uid
-        );
-        let events: Value = self.client.read(&path).await?;
-        let events = events["items"].as_array().into_iter().flatten();
-        let last = events.max_by_key(|event| event["lastTimestamp"].as_str().unwrap_or_default().to_owned());
+        if !self.may_read_events() {
+            return Ok(Outcome::After(SOON));
+        }
+        let last = self.event(&awaited.meta, &["ProvisioningFailed"]).await?;
         let old = age(&awaited.meta).is_some_and(|age| age >= REPORT_AFTER_SECONDS);
         let (name, driver) = (&awaited.meta.name, &class.provisioner);
-        let trouble = match last.and_then(|event| event["message"].as_str()) {
+        let trouble = match last.map(|said| said.message) {
             Some(said) => Obstacle {
                 reason: "ProvisioningFailed",
                 message: format!(
                     "provisioner {driver} makes no volume for PVC {name} and tries again: {said}"
                 ),
             },
-            None if old => Obstacle {
-                reason: "Provisioning",
-                message: format!(
-                    "PVC {name} waits for a volume of provisioner {driver}: is its driver running?"
-                ),
+            None if old => match self.cramped(awaited, class).await? {
+                Some(trouble) => trouble,
+                None => Obstacle {
+                    reason: "Provisioning",
+                    message: format!(
+                        "PVC {name} waits for a volume of provisioner {driver}: is its driver running?"
+                    ),
+                },
             },
             None => return Ok(Outcome::After(SOON)),
         };
         self.troubled(target, &trouble).await
+    }
+
+    /// The trouble of a claim for which no node has room, as far as its driver reports the nodes' room: provisioners then
+    /// try none, and report nothing.
+    async fn cramped(&self, awaited: &Claim, class: &Class) -> Result<Option<Obstacle>> {
+        let all: Vec<Value> = self.client.list(CAPACITIES, &Scope::all()).await?;
+        let (name, class) = (&awaited.meta.name, &class.meta.name);
+        let Some(room) = class::room(&all, class).filter(|room| *room < awaited.size) else {
+            return Ok(None);
+        };
+        // The room changes all the time, the message does not.
+        let message = match room {
+            0 => format!(
+                "no node reports room for PVC {name} in StorageClass {class}: check its parameters, and the driver's pools"
+            ),
+            _ => format!(
+                "no node has room for PVC {name} of {} in StorageClass {class}: free or add storage, or delete the DataVolume \
+                 and ask for less",
+                rounded(awaited.size),
+            ),
+        };
+        Ok(Some(Obstacle { reason: "ProvisioningFailed", message }))
+    }
+
+    /// Whether events may be read now.
+    fn may_read_events(&self) -> bool {
+        let mut read = self.events_read.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let may = read.is_none_or(|read| read.elapsed() >= EVENTS);
+        if may {
+            *read = Some(Instant::now());
+        }
+        may
+    }
+
+    /// The last event with one of these reasons about an object.
+    async fn event(&self, about: &Meta, reasons: &[&str]) -> Result<Option<Hindrance>> {
+        let path = format!(
+            "/api/v1/namespaces/{}/events?fieldSelector=involvedObject.uid%3D{}%2Ctype%3DWarning",
+            about.namespace, about.uid
+        );
+        let events: Value = self.client.read(&path).await?;
+        let text = |event: &Value, field: &str| event[field].as_str().unwrap_or_default().to_owned();
+        let all = events["items"].as_array().into_iter().flatten();
+        let known = all.filter(|event| reasons.contains(&text(event, "reason").as_str()));
+        let last = known.max_by_key(|event| text(event, "lastTimestamp"));
+        Ok(last.map(|event| Hindrance { reason: text(event, "reason"), message: text(event, "message") }))
+    }
+
+    /// A worker, with what keeps it from starting when it should have started.
+    async fn hindered(&self, worker: Arc<Worker>) -> Result<Arc<Worker>> {
+        let late = age(&worker.meta).is_some_and(|age| age >= REPORT_AFTER_SECONDS);
+        if !late || !mirror::waits(&worker) || worker.hindrance.is_some() || !self.may_read_events() {
+            return Ok(worker);
+        }
+        Ok(match self.event(&worker.meta, &mirror::HINDRANCES).await? {
+            Some(hindrance) => Arc::new(Worker { hindrance: Some(hindrance), ..(*worker).clone() }),
+            None => worker,
+        })
     }
 
     /// The volume that a claim is, or was, bound to.

@@ -17,9 +17,9 @@ mod progress;
 mod volumes;
 
 use std::future::Future;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use cluster::{Cache, Client, Events, Key, Outcome, Queue, Result, Scope};
 use serde_json::Value;
@@ -106,6 +106,8 @@ struct Controller {
     setup: Setup,
     progress: Progress,
     problems: Problems,
+    /// When events were read last.
+    events_read: Mutex<Option<Instant>>,
     /// Whether the cluster has one node.
     single_node: AtomicBool,
     queue: Queue<Item>,
@@ -179,6 +181,7 @@ async fn control(
         setup,
         progress: Progress::default(),
         problems: Problems::default(),
+        events_read: Mutex::default(),
         single_node: AtomicBool::new(false),
         queue: queue.clone(),
     });

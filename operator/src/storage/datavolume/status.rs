@@ -12,6 +12,8 @@ use crate::storage::seen::{Claim, Condition, DataVolume};
 
 /// Reason while the claim waits for its first consumer: nothing is wrong, so it is no event.
 const CONSUMER: &str = "WaitForFirstConsumer";
+/// Reasons of workers without a fault: one that ended well, and one that runs beside it.
+const FAULTLESS: [&str; 2] = ["Completed", "Pod is running"];
 
 /// A status and what is reported with it.
 #[derive(Clone, Debug, PartialEq)]
@@ -274,6 +276,7 @@ fn condition_events(
         && !succeeded
         && !heard
         && running.reason != CONSUMER
+        && !running.reason.split(" and ").all(|reason| FAULTLESS.contains(&reason))
     {
         let reason = if running.reason.is_empty() { "Error" } else { &running.reason };
         events.push(Event::warning(about(), reason, running.message.clone()));

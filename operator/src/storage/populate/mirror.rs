@@ -25,6 +25,10 @@ const TOO_SMALL: [&str; 4] = [
     "disk quota exceeded",
 ];
 
+/// Reasons of events that tell why a pod does not start.
+pub const HINDRANCES: [&str; 4] =
+    ["FailedMount", "FailedMapVolume", "FailedAttachVolume", "FailedCreatePodSandBox"];
+
 /// The meaning of a worker's state for its claim.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mirror {
@@ -80,7 +84,14 @@ pub fn of(worker: &Worker, claim: &Claim, upload: bool) -> Mirror {
         let ready = worker.ready && !worker.meta.deleting && !is_over(worker);
         set(names::POD_READY, Some(if ready { "true" } else { "false" }));
     }
-    let (running, reason, message) = running(worker, outcome.as_ref(), fatal);
+    let (running, mut reason, mut message) = running(worker, outcome.as_ref(), fatal);
+    if waits(worker) && worker.hindrance.is_none() {
+        // It was looked for earlier; until the worker's state changes it is true.
+        let known = |name| claim.meta.annotation(name).unwrap_or_default().to_owned();
+        if HINDRANCES.contains(&known(names::RUNNING_REASON).as_str()) {
+            (reason, message) = (known(names::RUNNING_REASON), known(names::RUNNING_MESSAGE));
+        }
+    }
     set(names::RUNNING, Some(if running { "true" } else { "false" }));
     set(names::RUNNING_REASON, Some(&reason));
     set(names::RUNNING_MESSAGE, Some(&message));
@@ -105,21 +116,21 @@ pub fn is_over(worker: &Worker) -> bool {
     worker.phase == "Succeeded" || matches!(&worker.state, State::Ended(end) if end.status == 0)
 }
 
-/// Whether a worker has not worked yet, and nothing keeps it from it that is known. An upload server works when it is
-/// ready.
-pub fn is_starting(worker: &Worker, upload: bool) -> bool {
+/// Whether the kubelet prepares a worker.
+pub fn waits(worker: &Worker) -> bool {
     let waits = match &worker.state {
         State::Unreported => true,
         State::Waiting { reason, .. } => reason == "ContainerCreating" || reason == "PodInitializing",
-        State::Running => upload && !worker.ready,
-        State::Ended(_) => false,
+        State::Running | State::Ended(_) => false,
     };
-    waits
-        && worker.unschedulable.is_none()
-        && worker.last.is_none()
-        && worker.restarts == 0
-        && !worker.meta.deleting
-        && worker.phase != "Failed"
+    waits && worker.unschedulable.is_none() && !worker.meta.deleting && worker.phase != "Failed"
+}
+
+/// Whether a worker has not worked yet, and nothing keeps it from it that is known. An upload server works when it is
+/// ready.
+pub fn is_starting(worker: &Worker, upload: bool) -> bool {
+    let late = upload && worker.state == State::Running && !worker.ready && !worker.meta.deleting;
+    (waits(worker) || late) && worker.last.is_none() && worker.restarts == 0 && worker.hindrance.is_none()
 }
 
 /// How the working container ended, now or in its last run.
@@ -151,6 +162,10 @@ fn running(worker: &Worker, outcome: Option<&Outcome>, fatal: bool) -> (bool, St
         };
         (false, reason.to_owned(), simple(said))
     };
+    let works = matches!(&worker.state, State::Running) || waits(worker);
+    if let Some(hindrance) = worker.hindrance.as_ref().filter(|_| works) {
+        return (false, hindrance.reason.clone(), simple(&hindrance.message));
+    }
     match (&worker.state, &worker.last) {
         (State::Running, _) => (true, IS_RUNNING.to_owned(), String::new()),
         (State::Ended(end), _) => of_end(end),
@@ -179,9 +194,36 @@ fn simple(message: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::storage::seen::worker::Hindrance;
 
     fn worker(phase: &str, state: State, last: Option<Ended>) -> Worker {
         Worker { phase: phase.into(), state, last, restarts: 1, ..Worker::default() }
+    }
+
+    #[test]
+    fn a_pod_reports_its_obstacle_until_it_starts() {
+        let hindrance = |reason: &str| {
+            Some(Hindrance { reason: reason.into(), message: "configmap \"c\" not found".into() })
+        };
+        let creating = State::Waiting { reason: "ContainerCreating".into(), message: String::new() };
+        let mut stuck = worker("Pending", creating.clone(), None);
+        stuck.hindrance = hindrance("FailedMount");
+        let (phase, running, reason, message) = shown(&stuck);
+        assert_eq!((phase.as_str(), running.as_str(), reason.as_str()), ("Pending", "false", "FailedMount"));
+        assert_eq!(message, "configmap \"c\" not found");
+        let mut claim = Claim::default();
+        for (name, value) in of(&stuck, &claim, false).annotations {
+            claim.meta.annotations.extend(value.map(|value| (name, value)));
+        }
+        // Nobody looks all the time.
+        stuck.hindrance = None;
+        assert!(of(&stuck, &claim, false).changes(&claim).0.is_empty());
+        stuck.state = State::Running;
+        let (changes, _) = of(&stuck, &claim, false).changes(&claim);
+        assert_eq!(changes[names::RUNNING].as_deref(), Some("true"));
+        // The image of a node pull is another container's.
+        stuck.hindrance = hindrance("ImagePullBackOff");
+        assert_eq!((shown(&stuck).1.as_str(), shown(&stuck).2.as_str()), ("false", "ImagePullBackOff"));
     }
 
     fn ended(status: i64, reason: &str, message: &str) -> Ended {

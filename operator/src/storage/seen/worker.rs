@@ -27,6 +27,17 @@ pub struct Worker {
     pub last: Option<Ended>,
     /// Names of claims it mounts.
     pub claims: Vec<String>,
+    /// What keeps the pod from working that the first container does not tell: another container's image, a volume.
+    pub hindrance: Option<Hindrance>,
+}
+
+/// Why a pod does not work.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hindrance {
+    /// Such as `ErrImagePull`, `FailedMount`.
+    pub reason: String,
+    /// For people.
+    pub message: String,
 }
 
 /// State of a container.
@@ -64,6 +75,8 @@ impl From<&Value> for Worker {
         let status = &object["status"];
         let containers = status["containerStatuses"].as_array().map(Vec::as_slice).unwrap_or_default();
         let first = text(&object["spec"]["containers"][0]["name"]);
+        let before = status["initContainerStatuses"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let mut others = before.iter().chain(containers).filter(|one| one["name"] != *first);
         let working = containers.iter().find(|one| one["name"] == *first).unwrap_or(&Value::Null);
         let conditions = conditions(&status["conditions"]);
         let volumes = object["spec"]["volumes"].as_array().map(Vec::as_slice).unwrap_or_default();
@@ -87,8 +100,17 @@ impl From<&Value> for Worker {
                 .iter()
                 .filter_map(|volume| volume["persistentVolumeClaim"]["claimName"].as_str().map(str::to_owned))
                 .collect(),
+            hindrance: others.find_map(|one| hindrance(&one["state"])),
         }
     }
+}
+
+/// Why a container does not start, unless it is about to.
+fn hindrance(state: &Value) -> Option<Hindrance> {
+    const USUAL: [&str; 3] = ["ContainerCreating", "PodInitializing", "CrashLoopBackOff"];
+    let waiting = &state["waiting"];
+    let reason = waiting["reason"].as_str().filter(|reason| !USUAL.contains(reason))?;
+    Some(Hindrance { reason: reason.to_owned(), message: text(&waiting["message"]) })
 }
 
 fn state(state: &Value) -> State {
@@ -147,5 +169,11 @@ mod tests {
         assert!(matches!(&worker.state, State::Waiting { reason, .. } if reason == "CrashLoopBackOff"));
         assert_eq!(worker.last.map(|ended| (ended.status, ended.message)), Some((1, "404".into())));
         assert_eq!(worker.unschedulable.as_deref(), Some("0/1 nodes"));
+        assert_eq!(worker.hindrance, None);
+        let mut pod = pod;
+        let waiting = json!({"waiting": {"reason": "ErrImagePull", "message": "no such image"}});
+        pod["status"]["containerStatuses"][0]["state"] = waiting;
+        let expected = Hindrance { reason: "ErrImagePull".into(), message: "no such image".into() };
+        assert_eq!(Worker::from(&pod).hindrance, Some(expected));
     }
 }
