@@ -1,9 +1,9 @@
-//! Imports that succeed: source × volume mode × binding mode.
+//! Imports: by the node, into a user's claim, and how long they take.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use e2e::peer::registry::{self, Registry};
+use e2e::peer::registry::Registry;
 use e2e::peer::web::Web;
 use image::layer::{self, Member};
 use operator::storage::populate::task::Task;
@@ -17,105 +17,6 @@ use crate::platform;
 use crate::setup::{CLUSTER, DISK, IMMEDIATE, WAITING, assert_same};
 use crate::space::{Space, until};
 use crate::timeline::{Timeline, median};
-
-/// How a claim is bound.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Binding {
-    Immediate,
-    /// A pod uses the claim.
-    Consumer,
-    /// The annotation asks not to wait for one.
-    Forced,
-}
-
-/// Imports into every volume mode by every binding mode, all at once, and looks at each result.
-fn matrix(space: &Space, source: &Value, has_data: bool) {
-    let mut made = Vec::new();
-    for mode in ["Filesystem", "Block"] {
-        for binding in [Binding::Immediate, Binding::Consumer, Binding::Forced] {
-            let name = format!("{mode}-{binding:?}").to_lowercase();
-            let class = if binding == Binding::Immediate { IMMEDIATE } else { WAITING };
-            let annotations = match binding {
-                Binding::Forced => json!({"cdi.kubevirt.io/storage.bind.immediate.requested": ""}),
-                Binding::Immediate | Binding::Consumer => json!({}),
-            };
-            space.data_volume(&name, source, class, mode, &annotations);
-            if binding == Binding::Consumer {
-                let phases = space.phases(&name, "PendingPopulation");
-                assert_eq!(phases, ["PendingPopulation"], "{name}");
-                space.consumer(&name, mode);
-            }
-            made.push((name, binding));
-        }
-    }
-    for (name, binding) in made {
-        space.phases(&name, "Succeeded");
-        let volume = space.get("DataVolume", &name).unwrap();
-        assert_eq!(
-            (&volume["status"]["progress"], &volume["status"]["claimName"]),
-            (&json!("100.0%"), &json!(name))
-        );
-        assert_eq!(space.condition(&name, "Ready").unwrap().0, "True");
-        assert_eq!(space.condition(&name, "Bound").unwrap().1, "Bound");
-        assert_eq!(space.condition(&name, "Running").unwrap().1, "Completed");
-        if has_data {
-            assert_same(&space.file(&name));
-        } else {
-            assert!(space.file(&name).exists());
-        }
-        // Events are published after the status.
-        for reason in
-            ["ImportScheduled", "ImportInProgress", "ImportSucceeded", "CreatedPVCPrimeSuccessfully"]
-        {
-            until(&format!("{name} {binding:?} has one event {reason}"), || {
-                let events = space.events(&name);
-                (events.iter().filter(|event| event.0 == reason).count() == 1).then_some(())
-            });
-        }
-    }
-    until("no prime claim and no importer is left", || {
-        let claims = space.names("PersistentVolumeClaim");
-        let pods = space.names("Pod");
-        let left = claims.iter().any(|name| name.starts_with("prime-"))
-            || pods.iter().any(|name| name.starts_with("importer-"));
-        (!left).then_some(())
-    });
-}
-
-#[test]
-fn images_from_a_web_server_reach_every_kind_of_claim() {
-    let space = Space::new("imports-http");
-    let web = Web::start(CLUSTER.place(), DISK.qcow2.parent().unwrap()).unwrap();
-    matrix(&space, &json!({"http": {"url": web.url("disk.qcow2")}}), true);
-}
-
-#[test]
-fn empty_disks_are_made_in_every_kind_of_claim() {
-    let space = Space::new("imports-blank");
-    matrix(&space, &json!({"blank": {}}), false);
-}
-
-#[test]
-fn images_from_a_registry_reach_every_kind_of_claim() {
-    let space = Space::new("imports-registry");
-    let registry = Registry::start(CLUSTER.place()).unwrap();
-    let folder = tempfile::tempdir_in(DISK.qcow2.parent().unwrap()).unwrap();
-    let members = BTreeMap::from([
-        ("disk".to_owned(), Member::Folder { mode: 0o755 }),
-        ("disk/disk.qcow2".to_owned(), Member::File { from: DISK.qcow2.clone(), mode: 0o444 }),
-    ]);
-    let layer = layer::pack(&members, &folder.path().join("layer")).unwrap();
-    let image = CLUSTER.run(registry.push("disks/storage", &layer, &[])).unwrap();
-    space.create(
-        "ConfigMap",
-        json!({"metadata": {"name": "authority"}, "data": {"ca.pem": registry.authority()}}),
-    );
-    let keys = json!({"accessKeyId": registry::USER, "secretKey": registry::PASSWORD});
-    space.create("Secret", json!({"metadata": {"name": "keys"}, "stringData": keys}));
-    let source =
-        json!({"url": format!("docker://{image}"), "certConfigMap": "authority", "secretRef": "keys"});
-    matrix(&space, &json!({"registry": source}), true);
-}
 
 #[test]
 fn an_image_is_pulled_by_the_node_and_brings_its_labels() {
@@ -176,30 +77,6 @@ fn a_claim_that_a_user_writes_is_filled_from_its_volume_import_source() {
         (done && claim["status"]["phase"] == "Bound").then_some(())
     });
     assert_same(&space.file("mine"));
-}
-
-#[test]
-fn a_claim_without_a_populator_goes_through_the_older_phases() {
-    let space = Space::new("imports-direct");
-    let web = Web::start(CLUSTER.place(), DISK.qcow2.parent().unwrap()).unwrap();
-    let source = json!({"http": {"url": web.url("disk.qcow2")}});
-    let annotations = json!({"cdi.kubevirt.io/storage.usePopulator": "false"});
-    space.data_volume("immediate", &source, IMMEDIATE, "Filesystem", &annotations);
-    space.data_volume("waiting", &source, WAITING, "Filesystem", &annotations);
-    assert_eq!(space.phases("waiting", "WaitForFirstConsumer"), ["WaitForFirstConsumer"]);
-    space.consumer("waiting", "Filesystem");
-    for name in ["immediate", "waiting"] {
-        space.phases(name, "Succeeded");
-        assert_same(&space.file(name));
-        let reasons: Vec<String> = space.events(name).into_iter().map(|event| event.0).collect();
-        assert!(
-            reasons.contains(&"ImportSucceeded".to_owned())
-                && !reasons.contains(&"CreatedPVCPrimeSuccessfully".to_owned())
-        );
-    }
-    until("the importers are gone", || {
-        space.names("Pod").iter().all(|name| !name.starts_with("importer-")).then_some(())
-    });
 }
 
 /// Runs the importer as a bare pod on a claim of its own; gives the time from the claim to the pod's end.

@@ -7,6 +7,7 @@
 
 mod authorization;
 mod clones;
+mod combinations;
 mod crons;
 mod crowd;
 mod failures;

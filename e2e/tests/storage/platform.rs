@@ -105,6 +105,20 @@ pub(crate) fn writes(namespace: &str, names: &[&str]) -> Vec<String> {
     .collect()
 }
 
+/// Names of pods that the operator made in a namespace, each as often as it was made.
+pub(crate) fn pods_made(namespace: &str) -> Vec<String> {
+    let log = fs::read_to_string(CLUSTER.place().path("audit.log")).unwrap();
+    let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let made = events.filter(|event| {
+        event["userAgent"] == "ferrovirt/operator"
+            && event["verb"] == "create"
+            && event["objectRef"]["resource"] == "pods"
+            && event["objectRef"]["namespace"] == namespace
+            && event["responseStatus"]["code"] == 201
+    });
+    made.map(|event| event["objectRef"]["name"].as_str().unwrap_or_default().to_owned()).collect()
+}
+
 /// Applies objects as an administrator.
 #[track_caller]
 pub(crate) fn apply(cluster: &Cluster, text: &str) {

@@ -12,8 +12,8 @@ use crate::platform;
 pub(crate) use crate::platform::{PLATFORM, apply};
 
 pub(crate) const MIB: u64 = 1 << 20;
-/// Bytes of the pool; it takes what is written.
-const POOL: u64 = 20 << 30;
+/// Bytes of the pool, for all volumes at once. Its file is sparse.
+const POOL: u64 = 64 << 30;
 /// The class of the driver's manifests, which waits for the first consumer.
 pub(crate) const WAITING: &str = "hostpath-csi";
 /// The same, bound at once.

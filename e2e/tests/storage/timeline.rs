@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use crate::setup::CLUSTER;
 use crate::space::{Space, api};
 
-/// Kind, name, and what was seen first: a DataVolume's phase, `made`, or `done` of a pod with a container that succeeded.
+/// Kind, name, and state: `made`, each phase of a DataVolume, or `done` of a pod with a container that succeeded.
 type TimelineStep = (&'static str, String, String);
 
 /// Follows DataVolumes and pods until it is dropped.
@@ -59,9 +59,13 @@ impl Timeline {
     /// Phases of a DataVolume, in the order in which they were seen.
     pub(crate) fn phases(&self, name: &str) -> Vec<String> {
         let seen = self.seen.lock().unwrap();
-        let own = seen.iter().filter(|(one, _)| one.0 == "DataVolume" && one.1 == name && one.2 != "made");
+        let own = seen.iter().filter(|(one, _)| is_phase_of(one, name));
         own.map(|(one, _)| one.2.clone()).collect()
     }
+}
+
+fn is_phase_of(one: &TimelineStep, name: &str) -> bool {
+    one.0 == "DataVolume" && one.1 == name && one.2 != "made"
 }
 
 async fn follow(kind: &'static str, namespace: &str, seen: &Mutex<Vec<(TimelineStep, Instant)>>) {
@@ -89,7 +93,16 @@ async fn follow(kind: &'static str, namespace: &str, seen: &Mutex<Vec<(TimelineS
             let mut seen = seen.lock().unwrap();
             for state in ["made".to_owned()].into_iter().chain(state(kind, &object)) {
                 let one = (kind, name.clone(), state);
-                if !seen.iter().any(|(other, _)| *other == one) {
+                let phase = kind == "DataVolume" && one.2 != "made";
+                let known = match phase {
+                    // A phase that comes back is another one.
+                    true => seen
+                        .iter()
+                        .rfind(|(other, _)| is_phase_of(other, &name))
+                        .is_some_and(|(last, _)| *last == one),
+                    false => seen.iter().any(|(other, _)| *other == one),
+                };
+                if !known {
                     seen.push((one, now));
                 }
             }

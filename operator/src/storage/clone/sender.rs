@@ -21,7 +21,7 @@ pub struct Sender<'a> {
     /// The claim that is read.
     pub source: &'a Claim,
     /// The claim that the receiving server has.
-    pub temporary: &'a Claim,
+    pub written: &'a Claim,
     /// The receiving server's pod.
     pub server: &'a Worker,
     /// Settings of transfers.
@@ -67,8 +67,8 @@ pub fn secret(target: &Claim, namespace: &str, issued: &Issued) -> Value {
 
 /// The pod. The server's address is given to it, so that it does not wait for DNS.
 pub fn pod(sender: &Sender<'_>, trusted: &str) -> Value {
-    let Sender { target, source, temporary, server, settings, images } = *sender;
-    let host = crate::storage::worker::upload::host(temporary);
+    let Sender { target, source, written, server, settings, images } = *sender;
+    let host = crate::storage::worker::upload::host(written);
     let job = Source {
         client_key: Confidential::default(),
         client_cert: String::new(),
@@ -142,7 +142,7 @@ mod tests {
             &Sender {
                 target: &target,
                 source: &source,
-                temporary: &temporary,
+                written: &temporary,
                 server: &server,
                 settings: &settings,
                 images: &images,

@@ -19,37 +19,49 @@ use crate::storage::worker::upload::Upload;
 use crate::storage::{keys, names, signers};
 
 impl Controller {
-    /// A claim that is cloned from another one, or from a snapshot.
-    pub(super) async fn clone_claim(&self, target: &Claim, origin: &Origin) -> Result<Outcome> {
-        let temporary_key = temporary_key(target, origin);
+    /// A claim that is cloned from another one, or from a snapshot; by a populator, or by a copy into the claim itself.
+    pub(super) async fn clone_claim(
+        &self,
+        target: &Claim,
+        origin: &Origin,
+        populated: bool,
+    ) -> Result<Outcome> {
+        let written_key = match populated {
+            true => temporary_key(target, origin),
+            false => Key::new(&target.meta.namespace, &target.meta.name),
+        };
         let sender_key = Key::new(&origin.namespace, &sender::name(&target.meta.uid));
-        let helped = self.caches.claims.get(&temporary_key).is_some()
-            || self.caches.workers.get(&sender_key).is_some();
+        let server_key = Key::new(written_key.namespace(), &service_name(written_key.name()));
+        let temporary = if populated { self.caches.claims.get(&written_key) } else { None };
+        let serving = !populated && self.caches.workers.get(&server_key).is_some();
+        let helped = temporary.is_some() || serving || self.caches.workers.get(&sender_key).is_some();
         if cloning::is_over(target) && !helped {
             return Ok(Outcome::Done);
         }
-        if let Some(trouble) = self.unauthorized(target, origin).await? {
+        if let Some(trouble) = self.unauthorized(target, origin, populated).await? {
             return self.troubled(target, &trouble).await;
         }
-        let server_key = Key::new(temporary_key.namespace(), &service_name(temporary_key.name()));
-        if !self.is_current(&temporary_key, Some(&server_key)) || !self.is_worker_current(&sender_key) {
+        if !self.is_current(&written_key, Some(&server_key)) || !self.is_worker_current(&sender_key) {
             return Ok(Outcome::After(CATCH_UP));
         }
-        let temporary = self.caches.claims.get(&temporary_key);
+        let temporary = if populated { self.caches.claims.get(&written_key) } else { None };
+        let written = if populated { temporary.as_deref() } else { Some(target) };
         let (server, sender) = (self.caches.workers.get(&server_key), self.caches.workers.get(&sender_key));
-        let server = server.filter(|server| {
-            temporary.as_ref().is_some_and(|temporary| server.meta.is_controlled_by(&temporary.meta.uid))
-        });
+        let server = server
+            .filter(|server| written.is_some_and(|written| server.meta.is_controlled_by(&written.meta.uid)));
         let pending = target.phase == Phase::Pending;
         let volume = self.persistent(temporary.as_deref().filter(|_| pending)).await?;
         let source = if origin.snapshot { None } else { self.caches.claims.get(&origin.key()) };
-        let first = pending && temporary.is_none();
+        let first = match populated {
+            true => pending && temporary.is_none(),
+            false => plan::chosen(target).is_none(),
+        };
         let source_volume = self.persistent(source.as_deref().filter(|_| first)).await?;
         let writer = match source.as_deref() {
             Some(source) if first => self.writer(source).await?,
             Some(_) | None => None,
         };
-        let of_snapshot = match origin.snapshot && pending {
+        let of_snapshot = match origin.snapshot && (pending || first) {
             true => self.snapshot(&origin.key()).await?,
             false => None,
         };
@@ -68,7 +80,7 @@ impl Controller {
         let class = target.class.as_deref().and_then(|name| classes.named(name));
         let profile = class.map(|class| self.profile(class, &classes));
         let settings = self.settings();
-        let plan = cloning::plan(&cloning::Observed {
+        let observed = cloning::Observed {
             target,
             origin,
             from,
@@ -80,19 +92,21 @@ impl Controller {
             class,
             profile: profile.as_ref(),
             forced: settings.clone_strategy,
-        });
+            honors_first_consumer: settings.honors_first_consumer,
+        };
+        let plan = if populated { cloning::plan(&observed) } else { cloning::direct(&observed) };
         for action in &plan.actions {
             self.applier.apply(action).await?;
         }
         if let Some(trouble) = &plan.trouble {
             return self.troubled(target, trouble).await;
         }
-        match (plan.start, temporary.as_deref(), server.as_deref(), source.as_deref()) {
-            (Some(Start::Server), Some(temporary), ..) => {
-                self.start_receiver(target, temporary, origin).await?;
+        match (plan.start, written, server.as_deref(), source.as_deref()) {
+            (Some(Start::Server), Some(written), ..) => {
+                self.start_receiver(target, written, origin).await?;
             }
-            (Some(Start::Sender), Some(temporary), Some(server), Some(source)) => {
-                self.start_sender(target, temporary, server, source).await?;
+            (Some(Start::Sender), Some(written), Some(server), Some(source)) => {
+                self.start_sender(target, written, server, source).await?;
             }
             _ => {}
         }
@@ -100,13 +114,23 @@ impl Controller {
             return Ok(Outcome::After(AGAIN));
         }
         let scheduled = server.as_ref().is_none_or(|server| server.unschedulable.is_none());
-        let awaited = temporary.as_deref().filter(|_| pending && scheduled && plan.actions.is_empty());
+        let awaited = written.filter(|_| pending && scheduled && plan.actions.is_empty());
         self.unbound(target, awaited, class).await
     }
 
     /// Why a claim may not be filled from another namespace; `None` when it may.
-    async fn unauthorized(&self, target: &Claim, origin: &Origin) -> Result<Option<Obstacle>> {
-        let over = target.meta.deleting || target.phase == Phase::Bound;
+    async fn unauthorized(
+        &self,
+        target: &Claim,
+        origin: &Origin,
+        populated: bool,
+    ) -> Result<Option<Obstacle>> {
+        // A populator's target is bound when it has its content, another one before.
+        let filled = match populated {
+            true => target.phase == Phase::Bound,
+            false => target.meta.says(names::CLONE_PHASE, "Succeeded"),
+        };
+        let over = target.meta.deleting || filled;
         if origin.namespace == target.meta.namespace || over {
             return Ok(None);
         }
@@ -161,13 +185,13 @@ impl Controller {
     }
 
     /// The upload server that receives a copy.
-    async fn start_receiver(&self, target: &Claim, temporary: &Claim, origin: &Origin) -> Result<()> {
+    async fn start_receiver(&self, target: &Claim, written: &Claim, origin: &Origin) -> Result<()> {
         let settings = self.settings();
         let client = sender::client((&origin.namespace, &origin.name), target);
-        let owner = crate::storage::populate::prime::owner(temporary);
+        let owner = crate::storage::populate::prime::owner(written);
         self.start_upload(&Upload {
             target,
-            written: temporary,
+            written,
             owner: &owner,
             client: &client,
             preallocation: target.meta.says(names::PREALLOCATION_REQUESTED, "true"),
@@ -182,7 +206,7 @@ impl Controller {
     async fn start_sender(
         &self,
         target: &Claim,
-        temporary: &Claim,
+        written: &Claim,
         server: &Worker,
         source: &Claim,
     ) -> Result<()> {
@@ -191,7 +215,7 @@ impl Controller {
         let issued = self.signers.client(&name)?;
         let secret = sender::secret(target, &source.meta.namespace, &issued);
         self.applier.apply(&Action::Create(secret)).await?;
-        let sender = sender::Sender { target, source, temporary, server, settings: &settings, images };
+        let sender = sender::Sender { target, source, written, server, settings: &settings, images };
         self.applier.apply(&Action::Create(sender::pod(&sender, &issued.trusted))).await?;
         Ok(())
     }

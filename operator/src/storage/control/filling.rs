@@ -89,7 +89,7 @@ impl Controller {
         let volume = match volume.as_deref() {
             Some(volume) => match self.resolved(volume).await? {
                 Ok(volume) => Some(volume),
-                Err(trouble) => return self.troubled(&target, &trouble).await,
+                Err(trouble) => return self.sourceless(&target, &trouble, populated).await,
             },
             None => None,
         };
@@ -98,8 +98,8 @@ impl Controller {
             Ok(None) => return Ok(Outcome::Done),
             Err(trouble) => return self.troubled(&target, &trouble).await,
         };
-        if let Some(origin) = Origin::of(&task.source, key.namespace()).filter(|_| populated) {
-            return self.clone_claim(&target, &origin).await;
+        if let Some(origin) = Origin::of(&task.source, key.namespace()) {
+            return self.clone_claim(&target, &origin, populated).await;
         }
         let upload = task.source == Source::Upload;
         let worker_name =
@@ -250,6 +250,18 @@ impl Controller {
             Some(hindrance) => Arc::new(Worker { hindrance: Some(hindrance), ..(*worker).clone() }),
             None => worker,
         })
+    }
+
+    /// A clone whose DataSource is gone: it waits, unless it is over. Then what helped is removed.
+    async fn sourceless(&self, target: &Claim, trouble: &Obstacle, populated: bool) -> Result<Outcome> {
+        let cloned = target.phase == Phase::Bound && target.meta.says(names::CLONE_PHASE, "Succeeded");
+        if !cloned && !target.meta.deleting {
+            return self.troubled(target, trouble).await;
+        }
+        let far = target.meta.annotation(names::SOURCE_NAMESPACE);
+        let namespace = far.unwrap_or(&target.meta.namespace).to_owned();
+        let origin = Origin { namespace, name: String::new(), snapshot: false };
+        self.clone_claim(target, &origin, populated).await
     }
 
     /// The volume that a claim is, or was, bound to.

@@ -92,8 +92,8 @@ pub(super) fn next(volume: &DataVolume, claim: Option<&Claim>, facts: Facts) -> 
         // Without a populator the claim is bound before its worker exists.
         return "PVCBound".to_owned();
     }
-    if work == Work::Clone {
-        return wanted;
+    if work == Work::Clone && !facts.binds_first {
+        return cloning(volume, claim, now, wanted);
     }
     if before && (wanted == work.working() || transferred) {
         return if facts.binds_first && now != "PVCBound" { "PVCBound" } else { work.scheduled() }.to_owned();
@@ -102,6 +102,35 @@ pub(super) fn next(volume: &DataVolume, claim: Option<&Claim>, facts: Facts) -> 
         return work.working().to_owned();
     }
     wanted
+}
+
+/// A populator's clone goes through its phases, too, when it is faster than its observer.
+fn cloning(volume: &DataVolume, claim: Option<&Claim>, now: &str, wanted: String) -> String {
+    let made = claim.filter(|claim| claim.meta.says(names::CREATED_FOR, &volume.meta.uid));
+    let Some(way) = made.and_then(|claim| claim.meta.annotation(names::CLONE_TYPE)) else { return wanted };
+    let order = order(way, &volume.source);
+    let place = |phase: &str| order.iter().position(|one| *one == phase);
+    let first = match place(now) {
+        Some(at) => at + 1,
+        None if BEFORE.contains(&now) => 0,
+        None => return wanted,
+    };
+    let skipped = place(&wanted).and_then(|end| order.get(first..end)).unwrap_or_default();
+    // A clone that is as large as its target is not prepared.
+    skipped.iter().find(|phase| **phase != "PrepClaimInProgress").map_or(wanted, |phase| (*phase).to_owned())
+}
+
+/// The phases of a populator's clone, in their order.
+fn order(way: &str, source: &Source) -> Vec<&'static str> {
+    let begins: &[&str] = match (way, source) {
+        ("csi-clone", _) => &["CSICloneInProgress"],
+        ("snapshot", Source::Claim { .. }) => {
+            &["SnapshotForSmartCloneInProgress", "CloneFromSnapshotSourceInProgress"]
+        }
+        ("snapshot", _) => &["CloneFromSnapshotSourceInProgress"],
+        (_, _) => &["CloneInProgress"],
+    };
+    [begins, &["PrepClaimInProgress", "RebindInProgress", "Succeeded"]].concat()
 }
 
 /// The phase that a DataVolume with a claim begins with.
@@ -172,5 +201,65 @@ fn of_worker(claim: &Claim, work: Work, now: &str) -> Option<String> {
         // Tried again: the phase stays.
         "Failed" => Some(if BEFORE.contains(&now) { work.scheduled().to_owned() } else { now.to_owned() }),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// The phases that follow each other while nothing but the status changes.
+    fn phases(source: &Value, claim: &Value, facts: Facts) -> Vec<String> {
+        let mut volume = DataVolume::from(&json!({
+            "metadata": {"name": "clone", "namespace": "n", "uid": "u"},
+            "spec": {"source": source}, "status": {"phase": "Pending"},
+        }));
+        let claim = Claim::from(claim);
+        let mut seen = Vec::new();
+        while seen.last() != Some(&volume.status.phase) {
+            seen.push(volume.status.phase.clone());
+            volume.status.phase = next(&volume, Some(&claim), facts);
+        }
+        seen
+    }
+
+    fn claim(way: &str, made_for: &str, phase: &str) -> Value {
+        json!({
+            "metadata": {"name": "clone", "annotations": {
+                names::CREATED_FOR: made_for, names::CLONE_TYPE: way, names::CLONE_PHASE: phase,
+                names::POD_PHASE: "Succeeded",
+            }},
+            "status": {"phase": "Bound"},
+        })
+    }
+
+    #[test]
+    fn clones_that_are_faster_than_their_observer_go_through_every_phase() {
+        let pvc = json!({"pvc": {"namespace": "n", "name": "golden"}});
+        let snapshot = json!({"snapshot": {"namespace": "n", "name": "taken"}});
+        let populated = Facts { populated: true, complete: true, ..Facts::default() };
+        for (way, source, going) in [
+            ("csi-clone", &pvc, &["CSICloneInProgress"][..]),
+            ("snapshot", &pvc, &["SnapshotForSmartCloneInProgress", "CloneFromSnapshotSourceInProgress"]),
+            ("snapshot", &snapshot, &["CloneFromSnapshotSourceInProgress"]),
+            ("copy", &pvc, &["CloneInProgress"]),
+        ] {
+            let expected = [&["Pending"][..], going, &["RebindInProgress", "Succeeded"]].concat();
+            assert_eq!(phases(source, &claim(way, "u", "Succeeded"), populated), expected);
+            // Its volume is about to be rebound.
+            let rebinding = Facts { complete: false, ..populated };
+            let expected = [&["Pending"][..], going, &["RebindInProgress"]].concat();
+            assert_eq!(phases(source, &claim(way, "u", "Rebind"), rebinding), expected);
+            let expected = [&["Pending"][..], going, &["PrepClaimInProgress"]].concat();
+            assert_eq!(phases(source, &claim(way, "u", "PrepClaim"), rebinding), expected);
+        }
+        // A claim that was restored from a backup of another one.
+        let expected = ["Pending", "Succeeded"];
+        assert_eq!(phases(&pvc, &claim("copy", "before", "Succeeded"), populated), expected);
+        let direct = Facts { binds_first: true, complete: true, ..Facts::default() };
+        let expected = ["Pending", "PVCBound", "CloneScheduled", "CloneInProgress", "Succeeded"];
+        assert_eq!(phases(&pvc, &claim("copy", "u", "Succeeded"), direct), expected);
     }
 }

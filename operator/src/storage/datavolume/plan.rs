@@ -67,7 +67,9 @@ pub fn facts(volume: &DataVolume, claim: &Claim, prime: Option<&Claim>, offer: C
     let consumer_first = class.is_some_and(|class| class.waits_for_consumer) && honored && !immediate;
     let waits = consumer_first && !(populated && chosen);
     let stray = populated && claim.phase == Binding::Bound && !is_filled(claim, prime);
-    let transferred = !stray && claim.meta.says(names::POD_PHASE, "Succeeded");
+    // Of a clone by a populator that is the copy's server: its volume has still to be made the claim's.
+    let copied = populated && claim.meta.annotation(names::CLONE_PHASE).is_some();
+    let transferred = !stray && !copied && claim.meta.says(names::POD_PHASE, "Succeeded");
     let complete = transferred
         || claim.meta.says(names::CLONE_PHASE, "Succeeded")
         || claim.meta.says(names::POPULATED_FOR, &volume.meta.name)

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::advance::advance;
 use super::source::given;
 use super::step::{From, Observed, Plan, annotate, finalize, has_finalizer, warning};
+use crate::storage::action::Action;
 use crate::storage::clone::authorize::Origin;
 use crate::storage::clone::choose::{self, CloneTarget};
 use crate::storage::names;
@@ -39,17 +40,7 @@ pub(super) fn begin(o: &Observed<'_>) -> Plan {
     let (way, fallback) = choose::choose(&given, &wanted, o.forced);
     if way == CloneStrategy::Copy {
         match o.from {
-            From::Claim(_, _, Some(pod)) => {
-                let Origin { namespace, name, .. } = o.origin;
-                let message = format!(
-                    "pod {namespace}/{pod} using PersistentVolumeClaim {name}: the clone waits until it ends"
-                );
-                return Plan::troubled("CloneSourceInUse", message).before(vec![warning(
-                    o,
-                    "CloneSourceInUse",
-                    &format!("pod {namespace}/{pod} using PersistentVolumeClaim {name}"),
-                )]);
-            }
+            From::Claim(_, _, Some(pod)) => return in_use(o, pod),
             From::Snapshot(..) => {
                 let why = fallback.map(choose::Fallback::reason).unwrap_or_default();
                 let message = format!(
@@ -62,12 +53,7 @@ pub(super) fn begin(o: &Observed<'_>) -> Plan {
             From::Claim(..) | From::Missing => {}
         }
     }
-    let mut actions = Vec::new();
-    if o.origin.namespace != target.meta.namespace && !has_finalizer(target) {
-        let mut finalizers = target.meta.finalizers.clone();
-        finalizers.push(names::CLONE_FINALIZER.to_owned());
-        actions.push(finalize(target, finalizers));
-    }
+    let mut actions: Vec<Action> = guard(o).into_iter().collect();
     let mut changes = vec![
         (names::CLONE_PHASE, first_phase(o, way)),
         (names::CLONE_TYPE, way.word()),
@@ -75,9 +61,35 @@ pub(super) fn begin(o: &Observed<'_>) -> Plan {
         (names::RUNNING_REASON, "Populator is running"),
         (names::RUNNING_MESSAGE, ""),
     ];
+    changes.extend(far(o));
     changes.extend(fallback.map(|fallback| (names::CLONE_FALLBACK, fallback.reason())));
     actions.push(annotate(target, &changes, content_labels(o)));
     advance(o, way).before(actions)
+}
+
+/// A pod writes to the source of a copy.
+pub(super) fn in_use(o: &Observed<'_>, pod: &str) -> Plan {
+    let Origin { namespace, name, .. } = o.origin;
+    let message = format!("pod {namespace}/{pod} using PersistentVolumeClaim {name}");
+    let event = warning(o, "CloneSourceInUse", &message);
+    Plan::troubled("CloneSourceInUse", format!("{message}: the clone waits until it ends"))
+        .before(vec![event])
+}
+
+/// The annotation with the source's namespace, when it is another one: what helps there is found without the source.
+pub(super) fn far<'a>(o: &Observed<'a>) -> Option<(&'static str, &'a str)> {
+    let namespace = o.origin.namespace.as_str();
+    (namespace != o.target.meta.namespace).then_some((names::SOURCE_NAMESPACE, namespace))
+}
+
+/// The finalizer of a target with helpers in another namespace.
+pub(super) fn guard(o: &Observed<'_>) -> Option<Action> {
+    let target = o.target;
+    (o.origin.namespace != target.meta.namespace && !has_finalizer(target)).then(|| {
+        let mut finalizers = target.meta.finalizers.clone();
+        finalizers.push(names::CLONE_FINALIZER.to_owned());
+        finalize(target, finalizers)
+    })
 }
 
 fn first_phase(o: &Observed<'_>, way: CloneStrategy) -> &'static str {
@@ -90,7 +102,7 @@ fn first_phase(o: &Observed<'_>, way: CloneStrategy) -> &'static str {
 }
 
 /// Labels that follow the content from source to target.
-fn content_labels(o: &Observed<'_>) -> BTreeMap<String, String> {
+pub(super) fn content_labels(o: &Observed<'_>) -> BTreeMap<String, String> {
     let labels = match o.from {
         From::Claim(claim, ..) => &claim.meta.labels,
         From::Snapshot(snapshot, _) => &snapshot.meta.labels,

@@ -1,4 +1,4 @@
-//! A copy: the upload server on the temporary claim, then the pod that sends. Pure.
+//! A copy: the upload server on the claim that is written to, then the pod that sends. Pure.
 
 use std::collections::BTreeMap;
 
@@ -10,6 +10,14 @@ use crate::storage::populate::mirror::{self, Changes};
 use crate::storage::seen::Claim;
 use crate::storage::seen::claim::Phase;
 use crate::storage::seen::worker::State;
+
+/// Takes away the Service of the upload server on a claim.
+pub(super) fn release(written: &Claim) -> Action {
+    Action::Release {
+        service: (written.meta.namespace.clone(), api::upload::service_name(&written.meta.name)),
+        claim: written.meta.uid.clone(),
+    }
+}
 
 /// Copies: the server first, then the sender; both are reported.
 pub(super) fn copy(o: &Observed<'_>, temporary: &Claim) -> Plan {
@@ -33,6 +41,9 @@ pub(super) fn copy(o: &Observed<'_>, temporary: &Claim) -> Plan {
         wanted.insert(names::SOURCE_RUNNING.to_owned(), Some(running.to_string()));
         wanted.insert(names::SOURCE_RUNNING_REASON.to_owned(), Some(reason));
         wanted.insert(names::SOURCE_RUNNING_MESSAGE.to_owned(), Some(message));
+        if o.target.meta.says(names::CLONE_PHASE, "Pending") {
+            wanted.insert(names::CLONE_PHASE.to_owned(), Some("HostClone".to_owned()));
+        }
     }
     let changes: Changes = wanted
         .into_iter()
@@ -53,10 +64,7 @@ pub(super) fn copy(o: &Observed<'_>, temporary: &Claim) -> Plan {
     }
     if mirror.expired || server.phase == "Failed" {
         actions.push(delete(Kind::Pod, &server.meta));
-        actions.push(Action::Release {
-            service: (temporary.meta.namespace.clone(), api::upload::service_name(&temporary.meta.name)),
-            claim: temporary.meta.uid.clone(),
-        });
+        actions.push(release(temporary));
         return Plan::act(actions);
     }
     match o.sender {

@@ -16,27 +16,32 @@ pub(super) fn bound(o: &Observed<'_>) -> Plan {
         return Plan { trouble: Some(misbound(o.target)), ..Plan::default() };
     }
     if !o.target.meta.says(names::CLONE_PHASE, "Succeeded") {
-        let mut changes: Changes = [
-            (names::CLONE_PHASE, "Succeeded"),
-            (names::RUNNING, "false"),
-            (names::RUNNING_REASON, "Completed"),
-            (names::RUNNING_MESSAGE, "Clone Complete"),
-        ]
-        .map(|(name, value)| (name.to_owned(), Some(value.to_owned())))
-        .into();
-        for name in [names::SOURCE_RUNNING, names::SOURCE_RUNNING_REASON, names::SOURCE_RUNNING_MESSAGE] {
-            if o.target.meta.annotation(name).is_some() {
-                changes.insert(name.to_owned(), None);
-            }
-        }
-        return Plan::act(vec![Action::Annotate {
-            claim: key(o.target),
-            uid: o.target.meta.uid.clone(),
-            annotations: changes,
-            labels: BTreeMap::new(),
-        }]);
+        return succeeded(o);
     }
     clean(o)
+}
+
+/// Reports that the target has the content.
+pub(super) fn succeeded(o: &Observed<'_>) -> Plan {
+    let mut changes: Changes = [
+        (names::CLONE_PHASE, "Succeeded"),
+        (names::RUNNING, "false"),
+        (names::RUNNING_REASON, "Completed"),
+        (names::RUNNING_MESSAGE, "Clone Complete"),
+    ]
+    .map(|(name, value)| (name.to_owned(), Some(value.to_owned())))
+    .into();
+    for name in [names::SOURCE_RUNNING, names::SOURCE_RUNNING_REASON, names::SOURCE_RUNNING_MESSAGE] {
+        if o.target.meta.annotation(name).is_some() {
+            changes.insert(name.to_owned(), None);
+        }
+    }
+    Plan::act(vec![Action::Annotate {
+        claim: key(o.target),
+        uid: o.target.meta.uid.clone(),
+        annotations: changes,
+        labels: BTreeMap::new(),
+    }])
 }
 
 /// Removes what helped, then the finalizer.

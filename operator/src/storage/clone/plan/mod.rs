@@ -5,6 +5,7 @@
 //!  csi-clone  target ─► temporary claim with the source as its data source ────────────────┐
 //!  snapshot   target ─► temporary snapshot ─► temporary claim with the snapshot ────────────┼─► grown ─► rebound ─► cleaned up
 //!  copy       target ─► temporary claim ─► upload server ─► sender ─► both have ended well ─┘
+//!  direct     target is bound ─► upload server on it ─► sender ─► both have ended well ─► cleaned up
 //! ```
 //! Temporary claims and snapshots are in the source's namespace, where the driver can read the source; the receiving side
 //! of a copy is in the target's.
@@ -14,10 +15,12 @@
 //! - [`step`]: what is observed, and what a plan is.
 //! - [`begin`]: the way is chosen. [`advance`]: its next step; [`copy`] and [`settle`] are steps. [`finish`]: the end.
 //! - [`source`]: whether the source can be cloned now. [`make`]: the objects that help.
+//! - [`direct`]: a copy into the target itself, where no populator fills claims.
 
 mod advance;
 mod begin;
 mod copy;
+mod direct;
 mod finish;
 mod make;
 mod settle;
@@ -27,6 +30,7 @@ mod step;
 #[cfg(test)]
 mod tests;
 
+pub use direct::direct;
 pub use step::{From, Observed, Plan, Start, chosen, namespace, snapshot, temporary};
 
 use self::advance::advance;

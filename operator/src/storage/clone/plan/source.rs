@@ -3,7 +3,15 @@
 use super::step::{From, Observed, Plan, warning};
 use crate::storage::clone::choose::CloneSource;
 use crate::storage::names;
+use crate::storage::seen::Claim;
 use crate::storage::seen::claim::Phase;
+
+/// Whether a DataVolume's claim is bound, as it is without a populator, and nothing has begun to fill it.
+fn is_fresh(source: &Claim) -> bool {
+    let annotation = |name| source.meta.annotation(name).is_some();
+    let begun = [names::POD_PHASE, names::CLONE_PHASE, names::POPULATED_FOR, names::EXTERNAL_POPULATION];
+    source.source.is_none() && annotation(names::CREATED_FOR) && !begun.into_iter().any(annotation)
+}
 
 /// The source, when it can be cloned now.
 pub(super) fn given(o: &Observed<'_>) -> Result<CloneSource, Plan> {
@@ -17,7 +25,7 @@ pub(super) fn given(o: &Observed<'_>) -> Result<CloneSource, Plan> {
         }
         From::Claim(source, volume, _) => {
             let says = |annotation| source.meta.annotation(annotation).is_none_or(|one| one == "Succeeded");
-            let filled = says(names::POD_PHASE) && says(names::CLONE_PHASE);
+            let filled = says(names::POD_PHASE) && says(names::CLONE_PHASE) && !is_fresh(source);
             if source.phase != Phase::Bound || source.meta.deleting || !filled {
                 let message = format!("PVC {name} is not filled yet: the clone waits for it");
                 return Err(Plan::troubled("CloneSourceNotReady", message));

@@ -46,6 +46,8 @@ pub struct Observed<'a> {
     pub profile: Option<&'a Profile>,
     /// CDI's `cloneStrategyOverride`.
     pub forced: Option<CloneStrategy>,
+    /// Whether claims of classes with WaitForFirstConsumer wait for a pod of the user.
+    pub honors_first_consumer: bool,
 }
 
 /// A worker that is to be made.

@@ -56,6 +56,7 @@ struct Case<'a> {
     sender: Option<&'a Worker>,
     namespace: &'a str,
     forced: Option<CloneStrategy>,
+    direct: bool,
 }
 
 impl<'a> Case<'a> {
@@ -72,6 +73,7 @@ impl<'a> Case<'a> {
             sender: None,
             namespace: "n",
             forced: None,
+            direct: false,
         }
     }
 
@@ -90,7 +92,8 @@ impl<'a> Case<'a> {
             (None, Some(snapshot)) => From::Snapshot(snapshot, "driver"),
             (None, None) => From::Missing,
         };
-        plan(&Observed {
+        let decide = if self.direct { direct } else { plan };
+        decide(&Observed {
             target: self.target,
             origin: &origin,
             from,
@@ -102,6 +105,7 @@ impl<'a> Case<'a> {
             class: Some(&class),
             profile: Some(&profile),
             forced: self.forced,
+            honors_first_consumer: true,
         })
     }
 }
@@ -248,6 +252,79 @@ fn a_copy_has_a_server_then_a_sender() {
     let volume = volume("pv", "tmp");
     let over = of(&case, &temporary, Some(&server), Some(&sender), Some(&volume));
     assert!(matches!(over.actions.last(), Some(Action::Rebind { .. })), "{over:?}");
+}
+
+#[test]
+fn without_a_populator_the_copy_is_put_into_the_bound_target() {
+    let ready = source("Bound", "Succeeded");
+    let at = |phase: &str, annotations: Value| target(phase, &annotations);
+    let of = |target: &Claim, server: Option<&Worker>, sender: Option<&Worker>| {
+        Case { server, sender, direct: true, ..Case::new(target, Some(&ready)) }.plan()
+    };
+    assert_eq!(of(&at("Pending", json!({})), None, None), Plan::default(), "it is bound first");
+    let forced = of(&at("Pending", json!({names::IMMEDIATE: ""})), None, None);
+    assert_eq!(forced.start, Some(Start::Server), "its server is the consumer: {forced:?}");
+    let bound = at("Bound", json!({}));
+    let used = Case { writer: Some("vm"), direct: true, ..Case::new(&bound, Some(&ready)) }.plan();
+    assert_eq!(used.trouble.unwrap().reason, "CloneSourceInUse");
+    let begun = of(&bound, None, None);
+    let [Action::Annotate { annotations, .. }] = begun.actions.as_slice() else { panic!("{begun:?}") };
+    assert_eq!(
+        (annotations[names::CLONE_PHASE].as_deref(), annotations[names::CLONE_TYPE].as_deref()),
+        (Some("Pending"), Some("copy"))
+    );
+    assert_eq!(begun.start, Some(Start::Server));
+    let going = at("Bound", json!({names::CLONE_TYPE: "copy", names::CLONE_PHASE: "Pending"}));
+    let mut server =
+        Worker { phase: "Running".into(), state: State::Running, ready: true, ..Worker::default() };
+    server.address = "10.0.0.1".into();
+    assert_eq!(of(&going, Some(&server), None).start, Some(Start::Sender));
+    let sender = Worker { phase: "Running".into(), state: State::Running, ..Worker::default() };
+    let working = of(&going, Some(&server), Some(&sender));
+    let [Action::Annotate { annotations, .. }] = working.actions.as_slice() else { panic!("{working:?}") };
+    assert_eq!(annotations[names::CLONE_PHASE].as_deref(), Some("HostClone"));
+    server.phase = "Succeeded".into();
+    let over = of(&going, Some(&server), Some(&sender));
+    let [Action::Annotate { annotations, .. }] = over.actions.as_slice() else { panic!("{over:?}") };
+    assert_eq!(annotations[names::POD_PHASE].as_deref(), Some("Succeeded"));
+    let copied = at("Bound", json!({names::CLONE_TYPE: "copy", names::POD_PHASE: "Succeeded"}));
+    let told = of(&copied, Some(&server), Some(&sender));
+    let [Action::Annotate { annotations, .. }] = told.actions.as_slice() else { panic!("{told:?}") };
+    assert_eq!(annotations[names::CLONE_PHASE].as_deref(), Some("Succeeded"));
+    let done = at("Bound", json!({names::CLONE_TYPE: "copy", names::CLONE_PHASE: "Succeeded"}));
+    let cleaned = of(&done, Some(&server), Some(&sender));
+    assert!(
+        matches!(
+            cleaned.actions.as_slice(),
+            [
+                Action::Release { .. },
+                Action::Delete { kind: Kind::Pod, .. },
+                Action::Delete { kind: Kind::Pod, .. },
+                Action::Forget { kind: Kind::Secret, .. }
+            ]
+        ),
+        "{cleaned:?}"
+    );
+    assert_eq!(of(&done, None, None), Plan::default());
+    // A backup tool restored it with its content.
+    assert_eq!(of(&at("Bound", json!({names::POPULATED_FOR: "clone"})), None, None), Plan::default());
+}
+
+#[test]
+fn a_claim_without_a_populator_is_no_source_before_it_is_filled() {
+    let forced = target("Pending", &json!({names::IMMEDIATE: ""}));
+    let of = |annotations: Value| {
+        let mut source = source("Bound", "Succeeded");
+        source.meta.annotations.clear();
+        for (name, value) in annotations.as_object().unwrap() {
+            source.meta.annotations.insert(name.clone(), value.as_str().unwrap().into());
+        }
+        decide(&forced, Some(&source), None, None).trouble.map(|trouble| trouble.reason)
+    };
+    assert_eq!(of(json!({names::CREATED_FOR: "u"})), Some("CloneSourceNotReady"));
+    assert_eq!(of(json!({names::CREATED_FOR: "u", names::POD_PHASE: "Succeeded"})), None);
+    assert_eq!(of(json!({names::CREATED_FOR: "u", names::POPULATED_FOR: "golden"})), None);
+    assert_eq!(of(json!({})), None, "a user's own claim");
 }
 
 #[test]
