@@ -24,6 +24,11 @@ use serde_json::json;
 use crate::place::Place;
 use crate::programs::Programs;
 
+/// Where the driver of volumes has its pool, on the node.
+pub const POOL: &str = "/var/lib/hpvolumes/csi";
+/// A disk in the state folder that is there before the node starts is mounted there.
+pub(crate) const POOL_DISK: &str = "pool.disk";
+
 /// Sent when the namespaces stand and the node waits for its link.
 pub(crate) const NAMESPACES: &str = "namespaces";
 /// The answer: the link is there.
@@ -149,6 +154,12 @@ fn mounts(place: &Place) -> Result<()> {
     mount_change("/", MountPropagationFlags::SHARED | MountPropagationFlags::REC)?;
     for (folder, own) in OWN {
         mount_bind(place.path(own), *folder).with_context(|| format!("cannot bind {folder}"))?;
+    }
+    let disk = place.path(POOL_DISK);
+    if disk.exists() {
+        fs::create_dir_all(POOL)?;
+        let run = Command::new("mount").args(["-o", "loop"]).arg(&disk).arg(POOL).output()?;
+        ensure!(run.status.success(), "cannot mount {POOL}: {}", String::from_utf8_lossy(&run.stderr).trim());
     }
     let [upper, work] = ["etc-upper", "etc-work"].map(|name| place.path(name));
     let options = format!("lowerdir=/etc,upperdir={},workdir={}", upper.display(), work.display());

@@ -15,14 +15,14 @@ use k8s_openapi::api::storage::v1::CSINode;
 use kube::api::Api;
 
 use crate::Cluster;
+pub use crate::node::POOL;
+use crate::node::POOL_DISK;
 use crate::programs::built;
 
 /// Name of the driver.
 pub const DRIVER: &str = "kubevirt.io.hostpath-provisioner";
 /// Namespace of the driver.
 pub const NAMESPACE: &str = "hostpath-provisioner";
-/// The pool, on the node.
-pub const POOL: &str = "/var/lib/hpvolumes/csi";
 
 /// The module that the stock programs are built from.
 const SIDECARS: &str = "sidecars";
@@ -63,6 +63,16 @@ pub fn install(cluster: &Cluster, size: u64, provisioner: Provisioner) -> Result
 pub fn prepare(cluster: &Cluster, size: u64) -> Result<()> {
     pool(cluster, size).context("cannot make the pool")?;
     cluster.import_images(&images(cluster).context("cannot build the sidecars' images")?)
+}
+
+/// Gives the second node a pool of `size` bytes, before it starts for the first time; it has it whenever it is on.
+///
+/// # Errors
+/// When the disk cannot be made.
+pub fn prepare_second(cluster: &Cluster, size: u64) -> Result<()> {
+    let disk = cluster.place().second().path(POOL_DISK);
+    fs::create_dir_all(disk.parent().context("a state folder")?)?;
+    formatted(&disk, size)
 }
 
 /// Makes the kinds of VolumeSnapshots and their stock controller, or leaves both to the operator and waits for the kinds.
@@ -124,11 +134,16 @@ pub fn registered(cluster: &Cluster) -> Result<()> {
     }
 }
 
+/// A sparse file with an XFS.
+fn formatted(disk: &Path, size: u64) -> Result<()> {
+    File::create_new(disk)?.set_len(size)?;
+    run(Command::new("mkfs.xfs").args(["-q", "-f"]).arg(disk))
+}
+
 /// An XFS in a file of the cluster's, mounted on the node; it goes with the cluster.
 fn pool(cluster: &Cluster, size: u64) -> Result<()> {
-    let disk = cluster.place().path("pool.disk");
-    File::create_new(&disk)?.set_len(size)?;
-    run(Command::new("mkfs.xfs").args(["-q", "-f"]).arg(&disk))?;
+    let disk = cluster.place().path(POOL_DISK);
+    formatted(&disk, size)?;
     run(cluster.on_node("mkdir")?.args(["-p", POOL]))?;
     run(cluster.on_node("mount")?.args(["-o", "loop"]).arg(&disk).arg(POOL))
 }

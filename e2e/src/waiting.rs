@@ -11,7 +11,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 const TIMEOUT: Duration = Duration::from_secs(180);
 
 /// Commands of kubectl that describe a cluster. Those about a part that is not installed fail, which the text shows.
-const SHOWN: [&[&str]; 8] = [
+const SHOWN: [&[&str]; 9] = [
     &["get", "events", "-A", "--sort-by=.lastTimestamp"],
     &["get", "pods,pvc,pv,services", "-A", "-o", "wide"],
     &["get", "pods", "-A", "-o", "jsonpath={.items[*].status.containerStatuses[*].lastState.terminated}"],
@@ -24,6 +24,7 @@ const SHOWN: [&[&str]; 8] = [
         "--all-containers",
         "--tail=30",
     ],
+    &["-n", "kubevirt-hyperconverged", "logs", "deployment/cdi-uploadproxy", "--tail=30"],
     &["get", "volumesnapshots,volumesnapshotcontents", "-A", "-o", "yaml"],
     &["-n", "kube-system", "logs", "deployment/snapshot-controller", "--tail=40"],
     &["-n", "kubevirt-hyperconverged", "logs", "-l", "app=ferrovirt-operator", "--prefix", "--tail=60"],

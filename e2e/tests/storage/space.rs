@@ -163,9 +163,15 @@ impl Space {
         );
     }
 
-    /// The file behind a bound claim, on the host.
+    /// The file behind a bound claim of the first node, on the host.
     #[track_caller]
     pub(crate) fn file(&self, claim: &str) -> PathBuf {
+        CLUSTER.node_path(&self.path(claim)).unwrap()
+    }
+
+    /// The file behind a bound claim, on its node.
+    #[track_caller]
+    pub(crate) fn path(&self, claim: &str) -> String {
         let object = self.get("PersistentVolumeClaim", claim).unwrap();
         assert_eq!(object["status"]["phase"], "Bound");
         let volume = self.get("PersistentVolume", object["spec"]["volumeName"].as_str().unwrap()).unwrap();
@@ -174,6 +180,6 @@ impl Space {
         } else {
             format!("{}/disk.img", volume["spec"]["csi"]["volumeHandle"].as_str().unwrap())
         };
-        CLUSTER.node_path(&format!("{}/{path}", storage::POOL)).unwrap()
+        format!("{}/{path}", storage::POOL)
     }
 }
