@@ -221,3 +221,48 @@ fn addresses_of_the_node_and_of_services_are_not_polled() {
     let sent = CLUSTER.run(client.post(format!("https://{address}/v1/poll")).body("{}").send());
     assert!(sent.is_err(), "{sent:?}");
 }
+
+#[test]
+fn crons_and_sources_that_cannot_work_are_refused_and_their_spec_stays() {
+    let space = Space::new("crons-wrong");
+    let storage = json!({"resources": {"requests": {"storage": "96Mi"}}});
+    let object = |kind: &str, name: &str, spec: Value| {
+        json!({
+            "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": kind,
+            "metadata": {"name": name, "namespace": space.0}, "spec": spec,
+        })
+    };
+    let cron = |schedule: &str, source: Value| {
+        let template = json!({"spec": {"source": source, "storage": storage}});
+        json!({"schedule": schedule, "managedDataSource": "image", "template": template})
+    };
+    let pause = || cron("", json!({"http": {"url": "http://a.invalid/disk"}}));
+    let send = |verb: &str, object: &Value| {
+        let file = CLUSTER.place().path("crons-wrong.json");
+        fs::write(&file, object.to_string()).unwrap();
+        let sent = CLUSTER.kubectl().args([verb, "-f"]).arg(&file).output().unwrap();
+        (sent.status.success(), String::from_utf8_lossy(&sent.stderr).into_owned())
+    };
+    for (tried, words) in [
+        (
+            object("DataImportCron", "tried", cron("often", pause()["template"]["spec"]["source"].clone())),
+            "Illegal cron schedule",
+        ),
+        (object("DataImportCron", "tried", cron("", json!({"blank": {}}))), "Missing registry source"),
+        (
+            object("VolumeImportSource", "tried", json!({"source": {"http": {"url": "ftp://a"}}})),
+            "Invalid source URL scheme",
+        ),
+        (object("VolumeUploadSource", "tried", json!({"contentType": "iso"})), "ContentType not one of"),
+    ] {
+        let (accepted, said) = send("create", &tried);
+        assert!(!accepted && said.contains(words), "{tried}: {said}");
+    }
+    let kept = object("DataImportCron", "kept", pause());
+    let (accepted, said) = send("create", &kept);
+    assert!(accepted, "{said}");
+    let mut changed = kept;
+    changed["spec"]["schedule"] = json!("0 3 * * *");
+    let (accepted, said) = send("apply", &changed);
+    assert!(!accepted && said.contains("Cannot update DataImportCron Spec"), "{said}");
+}

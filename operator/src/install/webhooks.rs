@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::{Settings, object, own_users, with};
 
 /// Names of the operator's webhook configurations.
-pub(super) const NAMES: [&str; 10] = [
+pub(super) const NAMES: [&str; 13] = [
     "virt-api-mutator",
     "virt-api-validator",
     "virt-operator-validator",
@@ -17,6 +17,9 @@ pub(super) const NAMES: [&str; 10] = [
     "validate-hco.kubevirt.io",
     "mutate-ns-hco.kubevirt.io",
     "hostpathprovisioner.kubevirt.io",
+    "cdi-api-dataimportcron-validate",
+    "cdi-api-populator-validate",
+    "objecttransfer-api-validate",
 ];
 /// The webhook of claims that ask for their storage profile.
 const PVC_MUTATE: &str = "cdi-api-pvc-mutate";
@@ -124,6 +127,10 @@ pub(super) fn configurations(settings: &Settings) -> Vec<Value> {
         resources,
         operations,
         ..Hook::default()
+    };
+    let form = |name: &'static str, path, resources| Hook {
+        conditions: vec![not_ours(settings), new_spec()],
+        ..storage(name, path, resources, CREATE_UPDATE)
     };
     vec![
         mutating(
@@ -277,6 +284,31 @@ pub(super) fn configurations(settings: &Settings) -> Vec<Value> {
                 conditions: vec![not_ours(settings), new_spec()],
                 ..Hook::default()
             }],
+        ),
+        // Forms of the storage kinds beside DataVolumes: a wrong one is reported in its status, too.
+        validating(
+            NAMES[10],
+            &[form(
+                "dataimportcron-validate.cdi.kubevirt.io",
+                "/dataimportcron-validate",
+                &["dataimportcrons"],
+            )],
+        ),
+        validating(
+            NAMES[11],
+            &[form(
+                "populator-validate.cdi.kubevirt.io",
+                "/populator-validate",
+                &["volumeimportsources", "volumeuploadsources"],
+            )],
+        ),
+        validating(
+            NAMES[12],
+            &[form(
+                "objecttransfer-validate.cdi.kubevirt.io",
+                "/objecttransfer-validate",
+                &["objecttransfers"],
+            )],
         ),
     ]
 }

@@ -1,7 +1,11 @@
 //! Admission of DataVolumes: what is refused, one cause at a time, in upstream's order: the claim's form, size, class
 //! name, access modes, external population, source or sourceRef, number of sources, content type, then the source.
+//! [`cron`] judges DataImportCrons, [`fill`] the sources that claims name.
 //!
 //! Not here: the schema, which the API server checks first; clone authorization ([`super::clone::authorize`]).
+
+pub mod cron;
+pub mod fill;
 
 use serde_json::Value;
 
@@ -9,6 +13,8 @@ use super::names;
 
 /// Longest name of a DataVolume: its claim has the same.
 const NAME_MAX: usize = 253;
+/// Longest name that is a label's value, too.
+const SHORT_NAME_MAX: usize = 63;
 /// Access modes of claims.
 const ACCESS_MODES: [&str; 4] = ["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"];
 /// Sources that `spec.source` may name.
@@ -49,12 +55,24 @@ pub fn create(object: &Value) -> Verdict {
 /// # Errors
 /// When the spec differs.
 pub fn update(old: &Value, new: &Value) -> Verdict {
+    unchanged("DataVolume", old, new)
+}
+
+fn unchanged(kind: &str, old: &Value, new: &Value) -> Verdict {
     if new["metadata"]["deletionTimestamp"].is_string()
         || without_nulls(&old["spec"]) == without_nulls(&new["spec"])
     {
         return Ok(());
     }
-    Err(cause("spec", "Cannot update DataVolume Spec"))
+    Err(cause("spec", format!("Cannot update {kind} Spec")))
+}
+
+fn short_name(kind: &str, field: &str, name: &Value) -> Verdict {
+    if name.as_str().is_some_and(|name| name.len() > SHORT_NAME_MAX) {
+        let text = format!("Name of {kind} cannot be more than {SHORT_NAME_MAX} characters");
+        return Err(cause(field, text));
+    }
+    Ok(())
 }
 
 /// A value without fields that are null: absent and null are the same.
@@ -104,24 +122,33 @@ fn spec(spec: &Value, annotations: &Value) -> Verdict {
         (false, true) => return source_ref(&spec["sourceRef"]),
         (true, false) => {}
     }
-    let kinds: Vec<&String> = spec["source"]
+    let kind = kind("dataVolume", &spec["source"])?;
+    content(kind, &spec["source"][kind], archive(spec)?, claim)
+}
+
+/// The one source that is given.
+fn kind<'a>(of: &str, source: &'a Value) -> Result<&'a str, Cause> {
+    let kinds: Vec<&String> = source
         .as_object()
         .into_iter()
         .flatten()
         .filter(|(_, value)| !value.is_null())
         .map(|(kind, _)| kind)
         .collect();
-    let kind = match kinds.as_slice() {
-        [] => return Err(cause("spec.source", "Missing dataVolume source")),
-        [kind] => kind.as_str(),
-        _ => return Err(cause("spec.source", "Multiple dataVolume sources")),
-    };
-    let archive = match spec["contentType"].as_str() {
-        None | Some("" | "kubevirt") => false,
-        Some("archive") => true,
-        Some(_) => return Err(cause("spec.contentType", "ContentType not one of: kubevirt, archive")),
-    };
-    content(kind, &spec["source"][kind], archive, claim)
+    match kinds.as_slice() {
+        [] => Err(cause("spec.source", format!("Missing {of} source"))),
+        [kind] => Ok(kind.as_str()),
+        _ => Err(cause("spec.source", format!("Multiple {of} sources"))),
+    }
+}
+
+/// Whether the content is an archive.
+fn archive(spec: &Value) -> Result<bool, Cause> {
+    match spec["contentType"].as_str() {
+        None | Some("" | "kubevirt") => Ok(false),
+        Some("archive") => Ok(true),
+        Some(_) => Err(cause("spec.contentType", "ContentType not one of: kubevirt, archive")),
+    }
 }
 
 fn size(claim: &Value, form: &str, source: &Value, referenced: bool) -> Verdict {

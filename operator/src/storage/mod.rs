@@ -11,7 +11,7 @@
 //!
 //! - [`seen`]: what is read of objects. [`names`]: annotations and derived names. [`action`]: what plans ask for.
 //! - [`datavolume`]: DataVolumes. [`populate`]: claims that are filled. [`worker`]: the pods that fill them.
-//! - [`admit`]: refusals of DataVolumes. [`clone`]: authorization and strategy of clones.
+//! - [`admit`]: refusals of DataVolumes, DataImportCrons and sources. [`clone`]: authorization and strategy of clones.
 //! - [`tokens`]: when signing keys of tokens change; [`keys`]: where they are kept. [`signers`]: certificates of transfers.
 //! - DataSources are in [`source`], DataImportCrons in [`mod@cron`].
 //! - [`control`]: caches, queue and reconcile. [`apply`]: carries out actions. [`written`]: own writes not seen yet.

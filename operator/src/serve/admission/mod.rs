@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  API server ─► AdmissionReview ─► path ─► Review ─┬─► machine, instance: defaults, rules, reserved fields
-//!                                                   ├─► volume: rules; the right to clone, asked as the user
+//!                                                   ├─► volume: rules of storage; the right to clone, asked as the user
 //!                                                   ├─► hyperconverged, hostpath: rules
 //!                                                   └─► uninstall: deletion while workloads exist
 //! ```
@@ -69,6 +69,9 @@ enum Review {
     RefusePreset,
     AuthorizeVolume,
     ValidateVolume,
+    ValidateCron,
+    ValidateSource,
+    ValidateTransfer,
     RenderClaim,
     DeleteKubeVirt,
     DeleteCdi,
@@ -78,7 +81,7 @@ enum Review {
 }
 
 impl Review {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 16] = [
         Self::MutateMachine,
         Self::ValidateMachine,
         Self::MutateInstance,
@@ -86,6 +89,9 @@ impl Review {
         Self::RefusePreset,
         Self::AuthorizeVolume,
         Self::ValidateVolume,
+        Self::ValidateCron,
+        Self::ValidateSource,
+        Self::ValidateTransfer,
         Self::RenderClaim,
         Self::DeleteKubeVirt,
         Self::DeleteCdi,
@@ -104,6 +110,9 @@ impl Review {
             Self::RefusePreset => "/vmipreset-validate",
             Self::AuthorizeVolume => "/datavolume-mutate",
             Self::ValidateVolume => "/datavolume-validate",
+            Self::ValidateCron => "/dataimportcron-validate",
+            Self::ValidateSource => "/populator-validate",
+            Self::ValidateTransfer => "/objecttransfer-validate",
             Self::RenderClaim => "/pvc-mutate",
             Self::DeleteKubeVirt => "/kubevirts-validate",
             Self::DeleteCdi => "/cdi-validate",
@@ -113,19 +122,22 @@ impl Review {
         }
     }
 
-    /// The resource that it reviews.
-    fn resource(self) -> &'static str {
+    /// The resources that it reviews.
+    fn resources(self) -> &'static [&'static str] {
         match self {
-            Self::MutateMachine | Self::ValidateMachine => "virtualmachines",
-            Self::MutateInstance | Self::ValidateInstance => "virtualmachineinstances",
-            Self::RefusePreset => "virtualmachineinstancepresets",
-            Self::AuthorizeVolume | Self::ValidateVolume => "datavolumes",
-            Self::RenderClaim => "persistentvolumeclaims",
-            Self::DeleteKubeVirt => "kubevirts",
-            Self::DeleteCdi => "cdis",
-            Self::ValidateHyperConverged => "hyperconvergeds",
-            Self::DeleteNamespace => "namespaces",
-            Self::ValidateHostPath => "hostpathprovisioners",
+            Self::MutateMachine | Self::ValidateMachine => &["virtualmachines"],
+            Self::MutateInstance | Self::ValidateInstance => &["virtualmachineinstances"],
+            Self::RefusePreset => &["virtualmachineinstancepresets"],
+            Self::AuthorizeVolume | Self::ValidateVolume => &["datavolumes"],
+            Self::ValidateCron => &["dataimportcrons"],
+            Self::ValidateSource => &["volumeimportsources", "volumeuploadsources"],
+            Self::ValidateTransfer => &["objecttransfers"],
+            Self::RenderClaim => &["persistentvolumeclaims"],
+            Self::DeleteKubeVirt => &["kubevirts"],
+            Self::DeleteCdi => &["cdis"],
+            Self::ValidateHyperConverged => &["hyperconvergeds"],
+            Self::DeleteNamespace => &["namespaces"],
+            Self::ValidateHostPath => &["hostpathprovisioners"],
         }
     }
 }
@@ -174,6 +186,8 @@ impl Admission {
             Review::RefusePreset => instance::preset_refused(),
             Review::AuthorizeVolume => self.authorize(request, own).await?,
             Review::ValidateVolume => volume::validate(request),
+            Review::ValidateCron => volume::validate_cron(request),
+            Review::ValidateSource | Review::ValidateTransfer => volume::validate_source(request),
             Review::RenderClaim => volume::rendered(request, &Offered::read(&self.client).await?),
             Review::DeleteKubeVirt => self.delete(Platform::KubeVirt, request).await?,
             Review::DeleteCdi => self.delete(Platform::Cdi, request).await?,
@@ -361,7 +375,7 @@ async fn handle(admission: &Admission, review: Review, mut call: Call) -> route:
         Err(error) => return route::text(StatusCode::BAD_REQUEST, error.chain()),
     };
     drop(body);
-    let answer = if request.resource.resource == review.resource() {
+    let answer = if review.resources().contains(&request.resource.resource.as_str()) {
         admission.review(review, &request).await.unwrap_or_else(|error| {
             tracing::warn!(?review, error = error.chain(), "cannot answer an admission review");
             Answer::refuse(500, "InternalError", error.chain())
@@ -369,7 +383,7 @@ async fn handle(admission: &Admission, review: Review, mut call: Call) -> route:
     } else {
         let text = format!(
             "this webhook reviews {}, not {}: apply the operator's manifests again",
-            review.resource(),
+            review.resources().join(" and "),
             request.resource.resource
         );
         Answer::refuse(400, "BadRequest", text)
@@ -416,9 +430,12 @@ mod tests {
 
     #[test]
     fn every_installed_webhook_is_served_and_every_served_one_installed() {
-        let served: BTreeSet<_> =
-            Review::ALL.iter().map(|one| (one.path().to_owned(), one.resource().to_owned())).collect();
-        assert_eq!(served.len(), Review::ALL.len());
+        let of = |one: &Review| {
+            let path = one.path();
+            one.resources().iter().map(move |resource| (path.to_owned(), (*resource).to_owned()))
+        };
+        let served: BTreeSet<_> = Review::ALL.iter().flat_map(of).collect();
+        assert_eq!(served.len(), Review::ALL.iter().map(|one| one.resources().len()).sum::<usize>());
         assert_eq!(served, installed());
     }
 }

@@ -1,4 +1,4 @@
-//! DataVolumes: refusals of the spec, and what a clone is of. Pure.
+//! DataVolumes, DataImportCrons and the sources of claims: refusals of the spec, and what a clone is of. Pure.
 
 use api::upload::token::{Claims, Grant};
 use cluster::review::{Answer, Request, difference};
@@ -14,12 +14,39 @@ use crate::storage::offered::Offered;
 
 /// Refuses what cannot be filled, and changes of the spec.
 pub(super) fn validate(request: &Request) -> Answer {
-    let refused = match request.operation.as_str() {
+    judge(match request.operation.as_str() {
         "CREATE" => admit::create(&request.object),
         "UPDATE" => admit::update(&request.old_object, &request.object),
         _ => Ok(()),
-    };
-    refused.map_or_else(
+    })
+}
+
+/// Refuses DataImportCrons that cannot work, and changes of their spec.
+pub(super) fn validate_cron(request: &Request) -> Answer {
+    judge(match request.operation.as_str() {
+        "CREATE" => admit::cron::create(&request.object),
+        "UPDATE" => admit::cron::update(&request.old_object, &request.object),
+        _ => Ok(()),
+    })
+}
+
+/// The same for VolumeImportSources, VolumeUploadSources and ObjectTransfers.
+pub(super) fn validate_source(request: &Request) -> Answer {
+    let (kind, create): (_, fn(&serde_json::Value) -> Result<(), admit::Cause>) =
+        match request.resource.resource.as_str() {
+            "volumeuploadsources" => ("VolumeUploadSource", admit::fill::upload),
+            "objecttransfers" => ("ObjectTransfer", admit::fill::transfer),
+            _ => ("VolumeImportSource", admit::fill::import),
+        };
+    judge(match request.operation.as_str() {
+        "CREATE" => create(&request.object),
+        "UPDATE" => admit::fill::update(kind, &request.old_object, &request.object),
+        _ => Ok(()),
+    })
+}
+
+fn judge(verdict: Result<(), admit::Cause>) -> Answer {
+    verdict.map_or_else(
         |admit::Cause { field, message }| answer::refuse(&[Cause { reason: INVALID, field, message }]),
         |()| Answer::allow(),
     )
