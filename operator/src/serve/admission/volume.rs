@@ -32,15 +32,17 @@ pub(super) fn validate_cron(request: &Request) -> Answer {
 
 /// The same for VolumeImportSources, VolumeUploadSources and ObjectTransfers.
 pub(super) fn validate_source(request: &Request) -> Answer {
-    let (kind, create): (_, fn(&serde_json::Value) -> Result<(), admit::Cause>) =
-        match request.resource.resource.as_str() {
-            "volumeuploadsources" => ("VolumeUploadSource", admit::fill::upload),
-            "objecttransfers" => ("ObjectTransfer", admit::fill::transfer),
-            _ => ("VolumeImportSource", admit::fill::import),
-        };
-    judge(match request.operation.as_str() {
-        "CREATE" => create(&request.object),
-        "UPDATE" => admit::fill::update(kind, &request.old_object, &request.object),
+    let kind = match request.resource.resource.as_str() {
+        "volumeuploadsources" => "VolumeUploadSource",
+        "objecttransfers" => "ObjectTransfer",
+        _ => "VolumeImportSource",
+    };
+    let object = &request.object;
+    judge(match (request.operation.as_str(), kind) {
+        ("CREATE", "VolumeUploadSource") => admit::fill::upload(object),
+        ("CREATE", "ObjectTransfer") => admit::fill::transfer(object),
+        ("CREATE", _) => admit::fill::import(object),
+        ("UPDATE", _) => admit::fill::update(kind, &request.old_object, object),
         _ => Ok(()),
     })
 }
