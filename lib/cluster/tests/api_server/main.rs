@@ -65,6 +65,9 @@ async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
 async fn client_works_against_a_real_api_server() {
     let mut server = Server::start().await;
     let client = server.client();
+    // The API server makes it some time after it is ready.
+    let namespace = async || client.read::<Value>("/api/v1/namespaces/default").await.is_ok();
+    eventually("the namespace default exists", namespace).await;
     calls(&client).await;
     events(&client).await;
     access(&client, &server.config()).await;
