@@ -185,9 +185,10 @@ impl Admission {
             Review::ValidateInstance => instance::validate(request, own),
             Review::RefusePreset => instance::preset_refused(),
             Review::AuthorizeVolume => self.authorize(request, own).await?,
-            Review::ValidateVolume => volume::validate(request),
-            Review::ValidateCron => volume::validate_cron(request),
-            Review::ValidateSource | Review::ValidateTransfer => volume::validate_source(request),
+            Review::ValidateVolume
+            | Review::ValidateCron
+            | Review::ValidateSource
+            | Review::ValidateTransfer => volume::validate(request),
             Review::RenderClaim => volume::rendered(request, &Offered::read(&self.client).await?),
             Review::DeleteKubeVirt => self.delete(Platform::KubeVirt, request).await?,
             Review::DeleteCdi => self.delete(Platform::Cdi, request).await?,

@@ -12,42 +12,25 @@ use crate::storage::clone::token::{self, Target};
 use crate::storage::names;
 use crate::storage::offered::Offered;
 
-/// Refuses what cannot be filled, and changes of the spec.
+/// Refuses objects of storage that cannot work, and changes of their spec.
 pub(super) fn validate(request: &Request) -> Answer {
-    judge(match request.operation.as_str() {
-        "CREATE" => admit::create(&request.object),
-        "UPDATE" => admit::update(&request.old_object, &request.object),
-        _ => Ok(()),
-    })
-}
-
-/// Refuses DataImportCrons that cannot work, and changes of their spec.
-pub(super) fn validate_cron(request: &Request) -> Answer {
-    judge(match request.operation.as_str() {
-        "CREATE" => admit::cron::create(&request.object),
-        "UPDATE" => admit::cron::update(&request.old_object, &request.object),
-        _ => Ok(()),
-    })
-}
-
-/// The same for VolumeImportSources, VolumeUploadSources and ObjectTransfers.
-pub(super) fn validate_source(request: &Request) -> Answer {
+    let object = &request.object;
     let kind = match request.resource.resource.as_str() {
+        "dataimportcrons" => "DataImportCron",
+        "volumeimportsources" => "VolumeImportSource",
         "volumeuploadsources" => "VolumeUploadSource",
         "objecttransfers" => "ObjectTransfer",
-        _ => "VolumeImportSource",
+        _ => "DataVolume",
     };
-    let object = &request.object;
-    judge(match (request.operation.as_str(), kind) {
+    let verdict = match (request.operation.as_str(), kind) {
+        ("CREATE", "DataImportCron") => admit::cron::create(object),
+        ("CREATE", "VolumeImportSource") => admit::fill::import(object),
         ("CREATE", "VolumeUploadSource") => admit::fill::upload(object),
         ("CREATE", "ObjectTransfer") => admit::fill::transfer(object),
-        ("CREATE", _) => admit::fill::import(object),
-        ("UPDATE", _) => admit::fill::update(kind, &request.old_object, object),
+        ("CREATE", _) => admit::create(object),
+        ("UPDATE", _) => admit::update(kind, &request.old_object, object),
         _ => Ok(()),
-    })
-}
-
-fn judge(verdict: Result<(), admit::Cause>) -> Answer {
+    };
     verdict.map_or_else(
         |admit::Cause { field, message }| answer::refuse(&[Cause { reason: INVALID, field, message }]),
         |()| Answer::allow(),
