@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use crate::place::Place;
 
-/// The folder in which clusters write what was used, if it is set.
+/// Environment variable: folder for the clusters' audit results; unset, none are written.
 pub const FOLDER: &str = "FERROVIRT_CLUSTER_AUDIT";
 
 /// Programs that tests run outside of the cluster with an administrator's rights, by their user agent, and their account.

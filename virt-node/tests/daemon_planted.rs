@@ -74,7 +74,7 @@ impl Outside {
         assert_eq!(fs::read_dir(self.folder.path()).unwrap().count(), 1, "{when}: a file was made");
     }
 
-    /// Puts it at a path, in the place of what is there; the daemon may have removed the directory meanwhile.
+    /// Replaces the file at a path by the plant; a directory that the daemon has removed gets none.
     fn plant(&self, plant: Plant, at: &Path) {
         if fs::symlink_metadata(at).is_ok_and(|facts| facts.is_dir())
             || fs::remove_file(at).is_err() && at.exists()

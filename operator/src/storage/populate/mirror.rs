@@ -215,7 +215,7 @@ mod tests {
         for (name, value) in of(&stuck, &claim, false).annotations {
             claim.meta.annotations.extend(value.map(|value| (name, value)));
         }
-        // Nobody looks all the time.
+        // Without a read of events, the reported hindrance stays.
         stuck.hindrance = None;
         assert!(of(&stuck, &claim, false).changes(&claim).0.is_empty());
         stuck.state = State::Running;
