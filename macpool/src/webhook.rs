@@ -41,6 +41,8 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a connection waits for a request: longer than the API server keeps one (90 seconds), so that no request is on
 /// its way when the connection ends.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(150);
+/// How long connections that an API server keeps stay usable after the stop.
+const WITHDRAWAL: Duration = Duration::from_secs(2);
 
 /// The inputs of a request.
 pub(crate) struct Webhook {
@@ -88,6 +90,7 @@ impl Webhook {
             // only for a processor is not to be evicted.
             handshakes: Limits::default().connections,
             idle_time: IDLE_TIMEOUT,
+            withdrawal: WITHDRAWAL,
             ..Limits::default()
         };
         Self { state, peers, limits, long_bodies: Semaphore::new(LONG_BODIES) }

@@ -36,6 +36,7 @@ pub(crate) const LIMITS: Limits = Limits {
     idle_time: Duration::from_secs(10),
     buffer: 256 << 10,
     read_ahead: 64 << 10,
+    withdrawal: Duration::ZERO,
     closing: Duration::from_secs(30),
 };
 

@@ -4,6 +4,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::{SinkExt, StreamExt};
 use http::StatusCode;
@@ -185,4 +186,33 @@ async fn informational_answers_come_before_the_answer_of_their_request_on_every_
         stream.read_exact(&mut body).await.unwrap();
         assert!(body.iter().all(|byte| *byte == b'x'), "request {number}");
     }
+}
+
+/// One answer over a connection that may be kept.
+async fn ask(stream: &mut TcpStream) -> String {
+    stream.write_all(b"GET /socket HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    let mut answer = Vec::new();
+    while !answer.windows(4).any(|end| end == b"\r\n\r\n") {
+        answer.push(stream.read_u8().await.unwrap());
+    }
+    String::from_utf8(answer).unwrap().to_ascii_lowercase()
+}
+
+#[tokio::test]
+async fn during_the_withdrawal_each_answer_ends_its_connection_and_idle_ones_stay() {
+    let withdrawal = Duration::from_millis(500);
+    let (address, close) = start(Limits { withdrawal, ..Limits::default() });
+    let mut kept = TcpStream::connect(address).await.unwrap();
+    let mut idle = TcpStream::connect(address).await.unwrap();
+    assert!(!ask(&mut kept).await.contains("connection: close"), "before the stop");
+    close.send_replace(true);
+    tokio::time::sleep(withdrawal / 5).await;
+    let mut new = TcpStream::connect(address).await.unwrap();
+    for stream in [&mut kept, &mut new] {
+        assert!(ask(stream).await.contains("connection: close"), "after the stop");
+    }
+    kept.read_to_end(&mut Vec::new()).await.unwrap();
+    assert!(tokio::time::timeout(withdrawal / 5, idle.read_u8()).await.is_err(), "idle, and open");
+    tokio::time::timeout(withdrawal * 4, idle.read_to_end(&mut Vec::new())).await.unwrap().unwrap();
+    assert!(TcpStream::connect(address).await.is_err(), "after the withdrawal");
 }

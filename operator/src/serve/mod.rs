@@ -30,6 +30,7 @@ mod volume;
 mod why;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use cluster::{Client, Stop};
 use http::Method;
@@ -48,6 +49,11 @@ use agent::Agents;
 
 /// Connections at once: consoles among them.
 const CONNECTIONS: usize = 1024;
+/// How long a connection waits for a request: longer than an API server keeps one (90 s), so that no request is on its way
+/// when the connection ends.
+const IDLE: Duration = Duration::from_secs(150);
+/// How long connections that an API server keeps stay usable after the stop.
+const WITHDRAWAL: Duration = Duration::from_secs(2);
 
 /// State shared by the handlers.
 struct Site {
@@ -78,7 +84,8 @@ pub async fn run(listener: TcpListener, config: &Config, client: &Client, health
         agents: Agents::new(client.clone(), &config.namespace),
         admission: Arc::new(Admission::start(client, &config.namespace)),
     });
-    let limits = Limits { connections: CONNECTIONS, ..Limits::default() };
+    let limits =
+        Limits { connections: CONNECTIONS, idle_time: IDLE, withdrawal: WITHDRAWAL, ..Limits::default() };
     let (close, closing) = watch::channel(false);
     let keeper = certificates::keep(config, &site, &tls, health);
     tokio::select! {

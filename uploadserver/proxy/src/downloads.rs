@@ -32,6 +32,7 @@ pub(crate) const LIMITS: Limits = Limits {
     idle_time: Duration::from_secs(10),
     buffer: 16 << 10,
     read_ahead: 16 << 10,
+    withdrawal: Duration::ZERO,
     closing: Duration::from_secs(10),
 };
 

@@ -31,6 +31,7 @@ pub(crate) const LIMITS: Limits = Limits {
     idle_time: Duration::from_secs(10),
     buffer: 16 << 10,
     read_ahead: 20 << 10,
+    withdrawal: Duration::ZERO,
     closing: Duration::from_secs(24 * 3600),
 };
 /// How long a server that is not ready is waited for, and how often is looked; upstream's numbers.

@@ -47,11 +47,29 @@ const PATH_MAX: usize = 32;
 /// Digits of a UID that name a run's folder.
 const SHORT: usize = 12;
 
+/// The lock of a state directory. It ends with this value, also while a child between `fork` and `exec` has a copy of the
+/// descriptor.
+#[derive(Debug)]
+struct Lock(File);
+
+impl Lock {
+    /// None if another process or value has it.
+    fn take(file: File) -> Option<Self> {
+        flock(&file, FlockOperation::NonBlockingLockExclusive).ok().map(|()| Self(file))
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        drop(flock(&self.0, FlockOperation::Unlock));
+    }
+}
+
 /// The state folder, held by this process alone.
 #[derive(Debug)]
 pub(crate) struct State {
     folder: PathBuf,
-    lock: File,
+    lock: Lock,
     ids: Ids,
 }
 
@@ -77,8 +95,7 @@ impl State {
             return Err(Error::new(Kind::Usage, text));
         }
         let lock = File::create(folder.join("lock")).map_err(failed)?;
-        flock(&lock, FlockOperation::NonBlockingLockExclusive)
-            .map_err(|_| Error::new(Kind::System, format!("{shown} {TAKEN}")))?;
+        let lock = Lock::take(lock).ok_or_else(|| Error::new(Kind::System, format!("{shown} {TAKEN}")))?;
         check_version(&folder)?;
         let ids = Ids::open(&folder.join("ids"))?;
         let state = Self { folder, lock, ids };
@@ -127,7 +144,7 @@ impl State {
     /// Whether the folder is still the one that was taken: one that was removed, or put in its place, may be another daemon's.
     pub(super) fn is_there(&self) -> bool {
         let there = fs::metadata(self.folder.join("lock"));
-        let own = self.lock.metadata();
+        let own = self.lock.0.metadata();
         there.is_ok_and(|there| own.is_ok_and(|own| (there.dev(), there.ino()) == (own.dev(), own.ino())))
     }
 

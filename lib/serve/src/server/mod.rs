@@ -73,12 +73,17 @@ pub struct Limits {
     pub buffer: usize,
     /// Bytes taken from a socket at once after [`Connection::read_ahead`].
     pub read_ahead: usize,
+    /// How long, after the stop, clients may still use the connections that they keep, and open new ones; each answer over
+    /// HTTP/1 then ends its connection. A client that sends a request over an idle connection just as the server closes it
+    /// gets no answer, and may not repeat it (RFC 9112, 9.3.1). Zero: idle connections end at once.
+    pub withdrawal: Duration,
     /// How long requests that run at the end are waited for.
     pub closing: Duration,
 }
 
 impl Default for Limits {
-    /// 256 connections, 64 handshakes of 5 s, heads of 16 KiB, 30 s without a request, bodies by 32 KiB, 10 s to end.
+    /// 256 connections, 64 handshakes of 5 s, heads of 16 KiB, 30 s without a request, bodies by 32 KiB, no withdrawal, 10 s
+    /// to end.
     fn default() -> Self {
         Self {
             connections: 256,
@@ -88,6 +93,7 @@ impl Default for Limits {
             idle_time: Duration::from_secs(30),
             buffer: 32 << 10,
             read_ahead: 64 << 10,
+            withdrawal: Duration::ZERO,
             closing: Duration::from_secs(10),
         }
     }
@@ -106,17 +112,19 @@ pub trait Service: Send + Sync + 'static {
     ) -> impl Future<Output = Response<Self::Body>> + Send;
 }
 
-/// Answers requests on `listener` until `closing` is true or its sender is gone; then running requests end within
-/// [`Limits::closing`]. Over TLS if `tls` is given: each connection gets the configuration of its time, and none is
+/// Answers requests on `listener` until `closing` is true or its sender is gone, and for [`Limits::withdrawal`] after that;
+/// then running requests end within [`Limits::closing`]. Over TLS if `tls` is given: each connection gets the configuration of its time, and none is
 /// accepted while there is no configuration.
 pub async fn serve<S: Service>(
     listener: TcpListener,
     tls: Option<Arc<dyn Current>>,
     limits: Limits,
     service: Arc<S>,
-    mut closing: watch::Receiver<bool>,
+    closing: watch::Receiver<bool>,
 ) {
     let (handshakes, connections) = (Limit::new(limits.handshakes), Limit::new(limits.connections));
+    let mut over = closing.clone();
+    let mut over = pin!(withdrawn(&mut over, limits.withdrawal));
     loop {
         let accepted = async {
             let accepted = listener.accept().await;
@@ -125,7 +133,7 @@ pub async fn serve<S: Service>(
             (accepted, first.enter().await)
         };
         let (accepted, slot) = tokio::select! {
-            () = told(&mut closing) => break,
+            () = &mut over => break,
             accepted = accepted => accepted,
         };
         let (stream, peer) = match accepted {
@@ -251,12 +259,12 @@ async fn http1<S: Service>(
         .header_read_timeout(limits.idle_time)
         .max_header_size(limits.head)
         .max_buf_size(limits.buffer.max(limits.head))
-        .serve_connection(TokioIo::new(stream), answering(connection, service))
+        .serve_connection(TokioIo::new(stream), answering(connection, service, Some(closing.clone())))
         .with_upgrades();
     let mut served = pin!(served);
     tokio::select! {
         ended = served.as_mut() => return ended,
-        () = told(&mut closing) => served.as_mut().graceful_shutdown(),
+        () = withdrawn(&mut closing, limits.withdrawal) => served.as_mut().graceful_shutdown(),
     }
     served.await
 }
@@ -280,11 +288,11 @@ async fn http2<S: Service>(
         .max_send_buf_size(limits.buffer)
         .keep_alive_interval(limits.idle_time)
         .keep_alive_timeout(limits.idle_time)
-        .serve_connection(TokioIo::new(stream), answering(connection, service));
+        .serve_connection(TokioIo::new(stream), answering(connection, service, None));
     let mut served = pin!(served);
     tokio::select! {
         ended = served.as_mut() => return ended,
-        () = told(&mut closing) => served.as_mut().graceful_shutdown(),
+        () = withdrawn(&mut closing, limits.withdrawal) => served.as_mut().graceful_shutdown(),
     }
     served.await
 }
@@ -302,9 +310,11 @@ async fn http2<S: Service>(
     Ok(())
 }
 
+/// Requests of a connection. Over HTTP/1, `closing` says whether an answer ends the connection.
 fn answering<S: Service>(
     connection: Arc<Connection>,
     service: Arc<S>,
+    closing: Option<watch::Receiver<bool>>,
 ) -> impl hyper::service::Service<
     Request<Incoming>,
     Response = Response<Either<Full<Bytes>, S::Body>>,
@@ -314,7 +324,7 @@ fn answering<S: Service>(
 + Send
 + 'static {
     service_fn(move |request: Request<Incoming>| {
-        let (connection, service) = (connection.clone(), service.clone());
+        let (connection, service, closing) = (connection.clone(), service.clone(), closing.clone());
         async move {
             let is_chunked =
                 request.version() <= Version::HTTP_11 && request.headers().contains_key(TRANSFER_ENCODING);
@@ -324,7 +334,8 @@ fn answering<S: Service>(
                 false => service.answer(request, &connection).await.map(Either::Right),
             };
             connection.end();
-            if is_chunked {
+            let is_last = closing.is_some_and(|closing| *closing.borrow() || closing.has_changed().is_err());
+            if is_chunked || (is_last && answer.status() != StatusCode::SWITCHING_PROTOCOLS) {
                 answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
             Ok::<_, Infallible>(answer)
@@ -371,9 +382,10 @@ pub async fn read_to_end(mut body: Incoming) {
     while let Some(Ok(_)) = body.frame().await {}
 }
 
-/// Waits until the server is to close.
-async fn told(closing: &mut watch::Receiver<bool>) {
+/// Waits until the server is to close and clients had `time` to leave.
+async fn withdrawn(closing: &mut watch::Receiver<bool>, time: Duration) {
     drop(closing.wait_for(|closing| *closing).await);
+    tokio::time::sleep(time).await;
 }
 
 /// A stream with the slot of its connection, also after an upgrade.

@@ -35,6 +35,7 @@ pub(crate) const LIMITS: Limits = Limits {
     idle_time: Duration::from_secs(10),
     buffer: 16 << 10,
     read_ahead: 16 << 10,
+    withdrawal: Duration::ZERO,
     closing: Duration::from_secs(1),
 };
 /// Polls at once.

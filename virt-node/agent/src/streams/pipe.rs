@@ -70,7 +70,8 @@ pub(super) async fn open(
 ) -> Result<Answer, Refused> {
     let key = key(call);
     let (instance, pod) = controller.pod_of(&key).map_err(|error| Refused::missing(error.chain()))?;
-    if instance.phase.as_deref() != Some("Running") {
+    // The operator asked the API server whether it runs, and may have read a later version than the agent's cache.
+    if matches!(instance.phase.as_deref(), Some("Succeeded" | "Failed")) {
         return Err(Refused::conflict("VMI is not running"));
     }
     if name == "portforward" {
