@@ -116,8 +116,15 @@ fn a_guest_has_the_network_of_its_status_over_deaths_and_boots_and_leaves_nothin
     daemon.until_serial("mine", "K");
     assert_eq!(interfaces(&daemon, "mine"), first, "{}", daemon.log());
     assert_eq!(layout_of(&daemon, "mine"), places);
+    // Nor does a stop, while another VM keeps the network.
+    daemon.run(&halting(&daemon, "other"));
+    daemon.says(&["stop", "mine", "--force"]);
+    daemon.until("mine", "Stopped");
+    daemon.says(&["start", "mine"]);
+    daemon.until_serial("mine", "K");
+    assert_eq!(interfaces(&daemon, "mine"), first, "{}", daemon.log());
 
-    daemon.says(&["delete", "mine", "--force"]);
+    daemon.says(&["delete", "mine", "other", "--force"]);
     assert_eq!(traces(&daemon), before);
 }
 

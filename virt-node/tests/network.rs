@@ -18,8 +18,8 @@ use std::time::Duration;
 use link::Namespace;
 use machine::{Machine, SERVER, files, inside, ip, nic, run};
 use virt_node::network::{
-    Binding, Configuration, Forwarder, Interface, Names, Port, Resolvers, WantedNetworks, attach, check,
-    collect, detach, pod_gateway, status,
+    Addresses, Binding, Configuration, Forwarder, Interface, Names, Places, PodNetwork, Port, Resolvers,
+    WantedNetworks, attach, attach_again, check, collect, detach, pod_gateway, status,
 };
 
 /// A network with addresses of its own on the bridge `br1`.
@@ -154,6 +154,72 @@ fn after_a_reboot_a_guest_has_its_address_again() {
         detach(&machine.places, &format!("default-{name}")).unwrap();
     }
     assert_eq!(files(&machine.places.state), Vec::<String>::new());
+}
+
+#[test]
+fn a_guest_that_is_started_again_has_its_addresses_again() {
+    let machine = Machine::new();
+    for guest in [machine.guest("vm"), bridged(&machine, "vm", 1)] {
+        let named = |name: &str| WantedNetworks { container: format!("default-{name}"), ..guest.clone() };
+        let first = attach(&machine.places, &guest).unwrap();
+        let previous = Addresses::from([(nic(&first).name.clone(), nic(&first).addresses.clone())]);
+        let again = |name: &str| attach_again(&machine.places, &named(name), &previous).unwrap();
+        let stop = |name: &str| detach(&machine.places, &format!("default-{name}")).unwrap();
+        // The network's only guest, and one of several.
+        stop("vm");
+        assert_eq!(again("vm"), first);
+        attach(&machine.places, &named("stays")).unwrap();
+        stop("vm");
+        let new = attach(&machine.places, &named("new")).unwrap();
+        assert_ne!(nic(&new).addresses, nic(&first).addresses);
+        assert_eq!(again("vm"), first);
+        // Another guest has them by now: any will do.
+        stop("vm");
+        assert_eq!(nic(&again("other")).addresses, nic(&first).addresses);
+        let moved = again("vm");
+        assert_eq!(nic(&moved).addresses.len(), 1);
+        assert_ne!(nic(&moved).addresses, nic(&first).addresses);
+        ["vm", "stays", "new", "other"].into_iter().for_each(stop);
+    }
+    assert_eq!(files(&machine.places.state), Vec::<String>::new());
+}
+
+/// The subnet became a smaller one, in which the previous address is the gateway's.
+#[test]
+fn a_guest_starts_with_another_address_where_its_own_is_not_given_any_more() {
+    let machine = Machine::new();
+    let mut guest = machine.guest("vm");
+    let subnet = Some("10.234.7.0/24".parse().unwrap());
+    let network = PodNetwork { subnet, subnet6: None };
+    guest.interfaces[0].network = network.configuration(&machine.places.state).unwrap();
+    let previous = Addresses::from([("default".to_owned(), vec!["10.234.7.1".parse().unwrap()])]);
+    let attached = attach_again(&machine.places, &guest, &previous).unwrap();
+    assert_eq!(nic(&attached).addresses, ["10.234.7.2".parse::<IpAddr>().unwrap()]);
+    detach(&machine.places, "default-vm").unwrap();
+}
+
+#[test]
+fn two_state_directories_give_each_guest_an_address_of_its_own() {
+    let machine = Machine::new();
+    let second = Places {
+        state: machine.folder.path().join("second"),
+        namespaces: machine.folder.path().join("second-netns"),
+        plugins: machine.places.plugins.clone(),
+    };
+    let guests = [(&machine.places, "a"), (&second, "b"), (&machine.places, "c"), (&second, "d")];
+    let mut addresses = std::collections::BTreeSet::new();
+    for (places, name) in guests {
+        let mut guest = machine.guest(name);
+        guest.interfaces[0].network = PodNetwork::default().configuration(&places.state).unwrap();
+        let attached = attach(places, &guest).unwrap();
+        assert!(addresses.insert(nic(&attached).addresses.clone()), "{attached:?}");
+    }
+    for (places, name) in guests {
+        detach(places, &format!("default-{name}")).unwrap();
+    }
+    for places in [&machine.places, &second] {
+        assert_eq!(files(&places.state), Vec::<String>::new());
+    }
 }
 
 #[test]
@@ -422,13 +488,15 @@ fn killed_anywhere_it_converges() {
     }
 }
 
-/// Whether a process was started with a path in this folder.
+/// Whether a process was started with a path in this folder, or is a copy of the child that has not started its plugin yet.
 fn uses(folder: &Path) -> bool {
     let folder = folder.to_str().unwrap();
     let processes = fs::read_dir("/proc").unwrap().flatten();
-    // One that is not there any more has no arguments.
-    let arguments = processes.filter_map(|process| fs::read(process.path().join("cmdline")).ok());
-    arguments.into_iter().any(|arguments| String::from_utf8_lossy(&arguments).contains(folder))
+    // One that is not there any more has neither.
+    let told = ["cmdline", "environ"];
+    let mut texts =
+        processes.flat_map(|process| told.map(|name| fs::read(process.path().join(name)))).flatten();
+    texts.any(|text| String::from_utf8_lossy(&text).contains(folder))
 }
 
 /// A guest on both networks.

@@ -230,8 +230,14 @@ fn steps(start: &Start, run: &Run, tell: &mut Tell<'_>, adopt: impl FnOnce(Child
     kept::make(&keep, user)?;
     let mut kept = kept::read(&keep)?;
     let (state, owner) = (&start.state, start.owner.as_str());
-    let attached =
-        if start.launch { start.networks.attach(state, &start.instance, owner, running)? } else { None };
+    let attached = if start.launch {
+        start.networks.attach(state, &start.instance, owner, &kept.addresses, running)?
+    } else {
+        None
+    };
+    if let Some(attached) = &attached {
+        kept.addresses = networks::addresses(attached);
+    }
     let mut volumes = None;
     if start.launch && !running {
         capabilities(&start.state, tell)?;

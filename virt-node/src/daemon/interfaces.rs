@@ -16,7 +16,7 @@ use api::launcher::{Answer, RefusedKind, Request};
 use super::apply::{self, Start};
 use super::controller::{Controller, Outcome, Work};
 use super::store::Stored;
-use super::{findings, host, kept};
+use super::{findings, host, kept, networks};
 use crate::error::{Error, Kind};
 use crate::network::Attached;
 use guest::{CallError, Client};
@@ -40,13 +40,20 @@ fn mend(start: &Start) -> Result<Option<Attached>, Error> {
     for one in interfaces.iter().filter(|one| is_absent(one)) {
         let_go(&mut client, &one.name, stop)?;
     }
-    let Some(attached) = networks.attach(state, instance, owner, true)? else { return Ok(None) };
+    let keep = state.guest(owner);
+    let mut kept = kept::read(&keep)?;
+    let attached = networks.attach(state, instance, owner, &kept.addresses, true)?;
+    let Some(attached) = attached else { return Ok(None) };
+    let addresses = networks::addresses(&attached);
+    if kept.addresses != addresses {
+        kept.addresses = addresses;
+        kept::write(&keep, &kept)?;
+    }
     let taps = attached.nics.iter().map(|nic| (nic.name.clone(), nic.tap.clone())).collect();
     let made = Made { folder: folder.own().to_string_lossy().into_owned(), taps, ..Made::default() };
     // Interfaces need nothing of the guest's volumes.
     let mut spec = instance.spec.clone();
     resolve::leave_volumes_out(&mut spec);
-    let kept = kept::read(&state.guest(owner))?;
     let found = host::ask(state, &mut client, Vec::new(), *accelerator, Some(&kept))?;
     let (launch, findings) = resolve::resolve(&spec, guest, &found.host, &made, &Objects::default(), "spec");
     let launch = launch.ok_or_else(|| findings::invalid(&findings))?;

@@ -1,7 +1,7 @@
 //! State of a VM that is kept between its runs.
 //!
 //! ```text
-//! guests/UID/kept.json   root's: machine type, CPU model, places of devices
+//! guests/UID/kept.json   root's: machine type, CPU model, places of devices, addresses
 //! guests/UID/vm/         the VM's user's: EFI variables, the TPM's memory
 //! ```
 //!
@@ -17,6 +17,7 @@ use dir::{Dir, Durability, Owner};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Kind};
+use crate::network::Addresses;
 
 /// The directory of the VM's user.
 const OWN: &str = "vm";
@@ -39,6 +40,8 @@ pub(super) struct Kept {
     pub(super) processor: Option<KeptCpu>,
     /// Where devices were.
     pub(super) layout: Layout,
+    /// The addresses that its interfaces had.
+    pub(super) addresses: Addresses,
 }
 
 /// The CPU model that a VM's `host-model` resolved to.

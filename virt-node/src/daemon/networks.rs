@@ -13,7 +13,8 @@ use super::state::State;
 use super::{findings, ids, process};
 use crate::error::{Error, Kind};
 use crate::network::{
-    self, Advertiser, Attached, Forwarder, GuestObjects, Places, PodNetwork, host_resolvers, pod_gateway,
+    self, Addresses, Advertiser, Attached, Forwarder, GuestObjects, Places, PodNetwork, host_resolvers,
+    pod_gateway,
 };
 use guest::found as programs;
 use virt::resolve;
@@ -43,7 +44,8 @@ pub(super) fn namespace(state: &State, owner: &str) -> Option<PathBuf> {
 }
 
 impl Networks {
-    /// Gives a run its networks, or mends those that it has; `None`: it has no interface.
+    /// Gives a run its networks, with the addresses that it had before, or mends those that it has; `None`: it has no
+    /// interface.
     ///
     /// # Errors
     /// A missing or invalid network, by path; a plugin's error; for a running guest, that its namespace is gone: it would
@@ -53,6 +55,7 @@ impl Networks {
         state: &State,
         run: &VirtualMachineInstance,
         owner: &str,
+        previous: &Addresses,
         running: bool,
     ) -> Result<Option<Attached>, Error> {
         if resolve::interfaces_of(&run.spec).iter().all(|one| one.state.as_deref() == Some("absent")) {
@@ -78,7 +81,7 @@ impl Networks {
         };
         let wanted =
             network::of_guest(&run.spec, &given, "spec").map_err(|found| findings::invalid(&found))?;
-        network::attach(&places, &wanted).map(Some)
+        network::attach_again(&places, &wanted, previous).map(Some)
     }
 }
 
@@ -99,6 +102,11 @@ pub(super) fn detach(state: &State, owner: &str) -> Result<(), Error> {
 /// Whether anything is kept of a guest's networks, as after a boot; what cannot be read is.
 pub(super) fn kept(state: &State, owner: &str) -> bool {
     network::is_kept(&places(state), owner).unwrap_or(true)
+}
+
+/// The addresses of the interfaces of a guest.
+pub(super) fn addresses(attached: &Attached) -> Addresses {
+    attached.nics.iter().map(|nic| (nic.name.clone(), nic.addresses.clone())).collect()
 }
 
 /// The attached networks, as text.

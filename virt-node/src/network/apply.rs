@@ -21,7 +21,8 @@ use guest::network::cache::{self, Entry};
 use guest::network::plan::{self, RecordedAttachment, Step};
 use guest::network::{self as wire, runtime};
 
-use super::{Attached, Interface, Places, WantedNetworks, firewall, pod};
+use super::machine_addresses::MachineAddresses;
+use super::{Addresses, Attached, Interface, Places, WantedNetworks, firewall, pod};
 use crate::error::{Error, Kind};
 
 /// The masquerading table, made by the plugin `bridge` of ours and of the reference.
@@ -46,7 +47,11 @@ struct Machine {
 }
 
 /// See [`super::attach`].
-pub(super) fn attach(places: &Places, wanted: &WantedNetworks) -> Result<Attached, Error> {
+pub(super) fn attach(
+    places: &Places,
+    wanted: &WantedNetworks,
+    previous: &Addresses,
+) -> Result<Attached, Error> {
     if !api::cni::is_name(&wanted.container) {
         let message = format!("{:?} is not of letters, digits, _, . and -", wanted.container);
         return Err(Error::new(Kind::Content, message));
@@ -59,7 +64,7 @@ pub(super) fn attach(places: &Places, wanted: &WantedNetworks) -> Result<Attache
         fs::create_dir_all(folder).map_err(failed(folder))?;
     }
     let mut done = Vec::new();
-    let attached = attach_noting(places, wanted, &mut done);
+    let attached = attach_noting(places, wanted, previous, &mut done);
     attached.map_err(|error| {
         let mut error = error;
         for entry in done.iter().rev() {
@@ -69,7 +74,12 @@ pub(super) fn attach(places: &Places, wanted: &WantedNetworks) -> Result<Attache
     })
 }
 
-fn attach_noting(places: &Places, wanted: &WantedNetworks, done: &mut Vec<Entry>) -> Result<Attached, Error> {
+fn attach_noting(
+    places: &Places,
+    wanted: &WantedNetworks,
+    previous: &Addresses,
+    done: &mut Vec<Entry>,
+) -> Result<Attached, Error> {
     let path = runtime::namespace(places, &wanted.container);
     let entries = cache::of(&places.state, &wanted.container)?;
     let noted: Vec<RecordedAttachment> = entries
@@ -84,8 +94,11 @@ fn attach_noting(places: &Places, wanted: &WantedNetworks, done: &mut Vec<Entry>
             Step::Namespace => wire::loopback(&Namespace::create(&path)?.0)?,
             Step::Attach { wanted: at, again } => {
                 let Some(one) = wanted.interfaces.get(at) else { continue };
-                let addresses =
-                    again.and_then(|at| entries.get(at)).map(runtime::addresses).unwrap_or_default();
+                let before = || previous.get(&one.name).filter(|_| one.network.is_host_local());
+                let addresses = match again.and_then(|at| entries.get(at)) {
+                    Some(entry) => runtime::addresses(entry),
+                    None => before().into_iter().flatten().map(ToString::to_string).collect(),
+                };
                 done.push(add(places, wanted, one, &addresses)?);
             }
         }
@@ -100,20 +113,28 @@ fn attach_noting(places: &Places, wanted: &WantedNetworks, done: &mut Vec<Entry>
     Ok(attached)
 }
 
-/// Attaches with the previous addresses; where another guest has them by now, with any.
+/// Attaches with the previous addresses; where another guest has them by now, or the network does not give them any more, with
+/// any.
 fn add(
     places: &Places,
     wanted: &WantedNetworks,
     one: &Interface,
-    addresses: &[String],
+    previous: &[String],
 ) -> Result<Entry, Error> {
-    let mut entry = runtime::entry(places, wanted, one, addresses);
-    begin(places, &entry)?;
-    match runtime::add(places, &mut entry) {
-        Ok(()) => Ok(entry),
-        Err(_) if !addresses.is_empty() => add(places, wanted, one, &[]),
-        Err(error) => Err(error.into()),
-    }
+    // Until the plugin has recorded the addresses, no other daemon takes them.
+    let lock = || MachineAddresses::lock(&pod::addresses(&places.state));
+    let machine = (one.network.name() == pod::NAME).then(lock).transpose()?;
+    let add = |previous: &[String]| -> Result<Entry, Error> {
+        let addresses = match &machine {
+            Some(machine) => machine.choose(one.network.subnets(), previous)?,
+            None => previous.to_vec(),
+        };
+        let mut entry = runtime::entry(places, wanted, one, &addresses);
+        begin(places, &entry)?;
+        runtime::add(places, &mut entry)?;
+        Ok(entry)
+    };
+    add(previous).or_else(|error| if previous.is_empty() { Err(error) } else { add(&[]) })
 }
 
 /// Notes an attachment that is about to begin, and how the machine was before the first one.
@@ -197,7 +218,7 @@ fn clean(places: &Places, container: &str) -> Result<(), Error> {
         return Ok(());
     }
     put_back(places)?;
-    let mut gone = vec![places.state.join("addresses")];
+    let mut gone = vec![pod::addresses(&places.state)];
     if all.is_empty() {
         gone.push(places.state.join("results"));
         // Temporary files of interrupted writes; under the lock there is no other writer.

@@ -39,9 +39,12 @@
 mod apply;
 mod firewall;
 mod forwarder;
+mod machine_addresses;
 mod pod;
 mod spec;
 
+use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 pub use guest::network::{
@@ -57,12 +60,27 @@ pub use forwarder::Forwarder;
 pub use pod::{PodNetwork, gateway as pod_gateway};
 pub use spec::{GuestObjects, of_guest};
 
+/// Addresses of a guest, by the name of the interface.
+pub type Addresses = BTreeMap<String, Vec<IpAddr>>;
+
 /// Gives a guest its networks, and takes away those that it has and that are not wanted any more. What it has stays as it is.
 ///
 /// # Errors
 /// Everything made in this call is undone; the error lists the rest.
 pub fn attach(places: &Places, wanted: &WantedNetworks) -> Result<Attached, Error> {
-    apply::attach(places, wanted)
+    attach_again(places, wanted, &Addresses::new())
+}
+
+/// The same for a guest that had addresses before: each interface has its own again, unless another guest has them by now.
+///
+/// # Errors
+/// See [`attach`].
+pub fn attach_again(
+    places: &Places,
+    wanted: &WantedNetworks,
+    previous: &Addresses,
+) -> Result<Attached, Error> {
+    apply::attach(places, wanted, previous)
 }
 
 /// Removes all networks from a guest whose launcher is gone. Nothing is left; a guest without any is no error.

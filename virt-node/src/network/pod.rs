@@ -2,7 +2,7 @@
 //! subnet is the first of a list that none of the machine's routes overlaps, and stays while a guest has an address of it.
 
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use link::Namespace;
@@ -108,10 +108,15 @@ fn generated(v4: Ipv4Net, v6: Option<Ipv6Net>, mtu: u32, state: &Path) -> Result
             "ipspoofchk": true,
             "anyLinkLocal": true,
             "capabilities": {"ips": true, "mac": true},
-            "ipam": {"type": "host-local", "dataDir": state.join("addresses"), "ranges": ranges},
+            "ipam": {"type": "host-local", "dataDir": addresses(state), "ranges": ranges},
         }],
     });
     Configuration::read(&document.to_string(), NAME).map_err(|said| Error::new(Kind::System, said))
+}
+
+/// The records of the addresses that a state directory gives: those of `host-local`.
+pub(super) fn addresses(state: &Path) -> PathBuf {
+    state.join("addresses")
 }
 
 /// Looks at the machine.

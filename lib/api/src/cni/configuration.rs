@@ -108,10 +108,20 @@ impl Configuration {
     ) -> Vec<u8> {
         let mut plugin = self.plugins.get(index).cloned().unwrap_or_default();
         let asked = plugin.remove("capabilities");
-        let asks =
-            |name: &String| asked.as_ref().and_then(|asked| asked.get(name)) == Some(&Value::Bool(true));
-        let given: Map<String, Value> =
-            offered.iter().filter(|(name, _)| asks(name)).map(|(a, b)| (a.clone(), b.clone())).collect();
+        let asks = |name: &str| asked.as_ref().and_then(|asked| asked.get(name)) == Some(&Value::Bool(true));
+        let given: Map<String, Value> = offered
+            .iter()
+            .filter(|(name, _)| asks(name.as_str()))
+            .map(|(a, b)| (a.clone(), b.clone()))
+            .collect();
+        // Upstream's way to ask `host-local` for an address where the network does not declare the capability.
+        if let Some(addresses) = offered.get("ips").filter(|_| !asks("ips") && is_host_local(&plugin)) {
+            let mut at = Some(plugin.entry("args").or_insert_with(|| json!({})));
+            at = at.and_then(|args| Some(args.as_object_mut()?.entry("cni").or_insert_with(|| json!({}))));
+            if let Some(cni) = at.and_then(Value::as_object_mut) {
+                cni.insert("ips".to_owned(), addresses.clone());
+            }
+        }
         if !given.is_empty() {
             plugin.insert("runtimeConfig".to_owned(), Value::Object(given));
         }
@@ -124,6 +134,17 @@ impl Configuration {
             plugin.insert((*key).to_owned(), value.clone());
         }
         Value::Object(plugin).to_string().into_bytes()
+    }
+
+    /// Whether its addresses are from `host-local`, which gives one again that is asked for.
+    pub fn is_host_local(&self) -> bool {
+        self.plugins.iter().any(is_host_local)
+    }
+
+    /// The subnets that it gives addresses of, one of each set of ranges.
+    pub fn subnets(&self) -> impl Iterator<Item = &str> {
+        let ranges = self.plugins.iter().filter_map(|plugin| plugin.get("ipam")?.get("ranges")?.as_array());
+        ranges.flatten().filter_map(|set| set.get(0)?.get("subnet")?.as_str())
     }
 
     /// Whether CHECK is there, and wanted.
@@ -150,6 +171,10 @@ impl Configuration {
         let place = |wanted: &str| VERSIONS.iter().position(|known| *known == wanted);
         place(self.version) >= place(version)
     }
+}
+
+fn is_host_local(plugin: &Map<String, Value>) -> bool {
+    plugin.get("ipam").and_then(|ipam| ipam.get("type")) == Some(&json!("host-local"))
 }
 
 /// The newest version that both know.
@@ -203,6 +228,26 @@ mod tests {
             request(list, None),
             json!({"cniVersion": "1.0.0", "name": "own", "type": "bridge", "runtimeConfig": {"mac": "m"}})
         );
+    }
+
+    #[test]
+    fn host_local_is_asked_for_addresses_with_and_without_the_capability() {
+        let plugin = r#""type": "bridge", "ipam": {"type": "host-local"}"#;
+        let asked = request(&format!(r#"{{"cniVersion": "1.0.0", {plugin}}}"#), None);
+        assert_eq!(
+            (&asked["args"], &asked["runtimeConfig"]),
+            (&json!({"cni": {"ips": ["i"]}}), &Value::Null)
+        );
+        let asked = request(
+            &format!(r#"{{"cniVersion": "1.0.0", {plugin}, "capabilities": {{"ips": true}}}}"#),
+            None,
+        );
+        assert_eq!((&asked["args"], &asked["runtimeConfig"]), (&Value::Null, &json!({"ips": ["i"]})));
+        let read = Configuration::read(
+            r#"{"cniVersion": "1.0.0", "type": "bridge", "ipam": {"type": "static"}}"#,
+            "a",
+        );
+        assert!(!read.unwrap().is_host_local());
     }
 
     #[test]
