@@ -208,7 +208,7 @@ impl Bench {
         let took = Figures::of(vec![self.call(Side::Ours, "GC", self.nobody(), &call.to_string())?])?;
         let left = String::from_utf8(run(Command::new("ip").args(["-o", "link"]))?)?;
         ensure!(!left.contains("stale/"), "the GC left links behind: {left}");
-        Ok(Comparison::new(row, took, "-", took, Bar::Below(500.0)))
+        Ok(Comparison::new(row, took, "-", took, Bar::Below(1000.0)))
     }
 
     /// ADD and DEL on an empty node, then on one with 900 attachments.

@@ -307,6 +307,26 @@ fn an_interface_that_kubevirt_renamed_is_checked_and_deleted() {
     assert!(pod.names().is_empty());
 }
 
+/// Another port lets only smaller frames pass.
+#[test]
+fn a_pod_mtu_above_the_bridges_is_logged_and_fails_check() {
+    let (host, pod) = (Host::new(), Namespace::new());
+    host.namespace.ip("link add br0 up type bridge");
+    host.namespace.ip("link add uplink mtu 1400 up master br0 type veth peer name other mtu 1400");
+    let answer = host.add(&pod, &bridge());
+    let said = "net1 has the MTU 1500 and the bridge br0 1400";
+    assert!(answer.success && answer.stderr.contains(said), "{answer:?}");
+    let (code, words) = host.check(&pod, &bridge(), &answer.result()).error();
+    assert!(code == 101 && words.contains(said), "{code}: {words}");
+    host.del(&pod, &bridge()).result();
+
+    let small = with(&bridge(), "mtu", json!(1400));
+    let answer = host.add(&pod, &small);
+    assert!(answer.success && answer.stderr.is_empty(), "{answer:?}");
+    assert!(host.check(&pod, &small, &answer.result()).success);
+    host.del(&pod, &small).result();
+}
+
 #[test]
 fn a_check_reports_changes() {
     type Change = fn(&Host, &Namespace, &str);

@@ -39,6 +39,20 @@ fn a_bridge_keeps_its_ethernet_address() {
     }
 }
 
+/// Also the address that the kernel gave a bridge which never had a port: the first one would change it.
+#[test]
+fn a_bridge_without_ports_keeps_its_ethernet_address() {
+    let (host, pod) = (Host::new(), Namespace::new());
+    host.namespace.ip("link add br0 type bridge");
+    let mac = host.namespace.link("br0")["address"].clone();
+    let config = four(&host, json!({"isGateway": true}));
+    let result = host.add(&pod, &config).result();
+    assert_eq!((&result["interfaces"][0]["mac"], &host.namespace.link("br0")["address"]), (&mac, &mac));
+    assert!(host.check(&pod, &config, &result).success);
+    host.del(&pod, &config).result();
+    assert_eq!(host.namespace.link("br0")["address"], mac);
+}
+
 #[test]
 fn a_bridge_that_has_another_address() {
     let (host, pod) = (Host::new(), Namespace::new());

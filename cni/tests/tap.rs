@@ -154,6 +154,29 @@ fn loopback() -> Value {
     json!({"cniVersion": "1.1.0", "name": "net", "type": "loopback"})
 }
 
+/// What runtimes give all plugins of a pod.
+#[test]
+fn loopback_takes_arguments_that_it_does_not_know() {
+    let (host, pod) = (Host::new(), Namespace::new());
+    for verb in ["ADD", "DEL"] {
+        let mut call = host.call(verb, &pod, &loopback());
+        call.arguments = "K8S_POD_NAME=p;K8S_POD_NAMESPACE=n".to_owned();
+        host.make(&call).result();
+    }
+}
+
+/// ADD and STATUS agree.
+#[test]
+fn addresses_of_a_tap_device_are_refused() {
+    let (host, pod) = (Host::new(), Namespace::new());
+    let config = with(&tap(), "ipam", json!({"type": "host-local", "subnet": "10.77.0.0/24"}));
+    let (code, words) = host.add(&pod, &config).error();
+    assert!(code == 2 && words.contains("\"ipam\" of a tap device"), "{code}: {words}");
+    let (code, words) = host.make(&host.call("STATUS", &pod, &config)).error();
+    assert!(code == 50 && words.contains("\"ipam\" of a tap device"), "{code}: {words}");
+    assert!(pod.names().is_empty());
+}
+
 #[test]
 fn loopback_is_the_references() {
     for version in VERSIONS {

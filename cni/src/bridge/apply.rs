@@ -10,12 +10,14 @@ use crate::bridge::addressing::Addressing;
 use crate::bridge::config::Config;
 use crate::bridge::identity::{self, NAMES};
 use crate::bridge::plan::{BridgeStep, HostLinks, Plan};
+use crate::bridge::undo::{Step, Undo, find, present};
 use crate::bridge::{container_ns, gateway, lock, status};
 use crate::error::{Error, Kind};
 use crate::ipam::Ipam;
-use crate::netlink::{Address, Answer, Event, Flag, Link, Request, Router};
+use crate::log_error;
+use crate::netlink::{Event, Flag, Link, NewBridge, Request, Router};
 use crate::nft::{AddressPins, Allowed, Backend, Masquerading, SpoofCheck};
-use crate::protocol::{Call, Interface, IpConfig, Outcome};
+use crate::protocol::{Call, Interface, IpConfig, Mac, Outcome};
 use link::Namespace;
 use link::nft::Filter;
 
@@ -117,7 +119,11 @@ fn attach(
     if let Some(addressing) = addressing.as_ref().filter(|_| config.pin_addresses) {
         pin(config, &plan, call, &addressing.ips, undo)?;
     }
-    let bridge = prepare_bridge(&plan.bridge, host, undo)?;
+    let fixed_mac = (config.gateway && plan.vlan_gateway.is_none())
+        .then(|| gateway::derived_mac(&config.bridge, sides.home));
+    let bridge = prepare_bridge(&plan.bridge, fixed_mac, host, undo)?;
+    // Ports may change it from now on.
+    let mac_before = bridge.mac;
     let wired = wire(&plan, &bridge, sides.pod, host, undo)?;
     if config.lock_port && !lock::is_locked(&wired) {
         // An old kernel passed over it. The port is still down.
@@ -144,7 +150,7 @@ fn attach(
     let mut in_vlan = None;
     if let Some(addressing) = addressing.as_ref().filter(|addressing| !addressing.gateways.is_empty()) {
         let vlan = plan.vlan_gateway.as_ref();
-        let links = (&bridge, &host_end);
+        let links = gateway::Ends { bridge: &bridge, mac_before, host_end: &host_end };
         in_vlan = gateway::provide(config, addressing, vlan, links, sides.home, host, undo)?;
         (host_end, bridge) = show(&host_end, &bridge, Vec::new(), host)?;
     }
@@ -159,11 +165,19 @@ fn attach(
     {
         container_ns::settle(name, *index, sides.pod, sides.home, inside)?;
     }
+    if host_end.mtu > bridge.mtu {
+        log_error(&larger_mtu(&config.bridge, bridge.mtu, name, host_end.mtu));
+    }
     let made = Made { bridge, host_end, in_vlan };
     // A configuration can have name servers without addresses.
     let addressing =
         addressing.unwrap_or_else(|| Addressing { dns: config.dns.clone(), ..Addressing::default() });
     Ok(outcome(&plan, call, &made, addressing, before))
+}
+
+/// The defect of a pod whose frames may be larger than its bridge lets pass.
+pub(super) fn larger_mtu(bridge: &str, its: u32, pod_end: &str, mtu: u32) -> String {
+    format!("{pod_end} has the MTU {mtu} and the bridge {bridge} {its}: larger frames get lost")
 }
 
 /// The result of the IPAM plugin, which is called at most once, and only after the other checks passed.
@@ -191,14 +205,6 @@ fn look(config: &Config, call: &Call, host: &mut Router) -> Result<HostLinks, Er
         bridge: answers.next().transpose()?.flatten(),
         candidates: answers.collect::<Result<_, _>>()?,
     })
-}
-
-/// The link in the answer to a question by name; none when there is no such link.
-pub(crate) fn present(answer: Answer) -> Result<Option<Link>, Error> {
-    if answer.refusal().is_some_and(|refusal| refusal.errno == Errno::NODEV) {
-        return Ok(None);
-    }
-    Ok(Link::all(&answer.done()?).pop())
 }
 
 fn random() -> Result<[u8; 12], Error> {
@@ -250,11 +256,17 @@ fn masquerade(config: &Config, call: &Call, addresses: &[IpConfig], undo: &mut U
 }
 
 /// Makes the bridge, or brings the one there is into shape.
-fn prepare_bridge(step: &BridgeStep, host: &mut Router, undo: &mut Undo) -> Result<Link, Failure> {
+fn prepare_bridge(
+    step: &BridgeStep,
+    fixed_mac: Option<Mac>,
+    host: &mut Router,
+    undo: &mut Undo,
+) -> Result<Link, Failure> {
     match step {
         BridgeStep::Create(new) => {
+            let new = NewBridge { mac: fixed_mac, ..new.clone() };
             let mut answers =
-                host.exchange(vec![Link::create_bridge(new), Link::get(&new.name)])?.into_iter();
+                host.exchange(vec![Link::create_bridge(&new), Link::get(&new.name)])?.into_iter();
             let (Some(created), Some(shown)) = (answers.next(), answers.next()) else {
                 return Err(odd().into());
             };
@@ -309,7 +321,10 @@ fn wire(
         vec![Link::create_veth(&plan.pair, pod.raw()), Link::enslave(name, bridge.index, &plan.alias)];
     requests.extend(plan.port.map(|settings| Link::set_port(name, settings)));
     requests.push(Link::get(name));
+    requests.push(Link::add_name(name, &plan.second_name));
     let mut answers = host.exchange(requests)?.into_iter();
+    // Ignored: an old kernel has no second names, and a DEL needs this one only after a renaming.
+    let _ = answers.next_back();
     let created = answers.next().ok_or_else(odd)?;
     if let Some(refusal) = created.refusal().filter(|refusal| refusal.errno == Errno::EXIST) {
         let message = format!("{} exists already in {}", plan.pair.pod_name, pod.path().display());
@@ -448,72 +463,4 @@ fn outcome(plan: &Plan, call: &Call, made: &Made, addressing: Addressing, before
 
 fn odd() -> Error {
     Error::new(Kind::Kernel, "the kernel's netlink answer is incomplete")
-}
-
-/// The completed steps.
-#[derive(Default)]
-pub(super) struct Undo(Vec<Step>);
-
-/// One thing that was done, and so can be undone.
-pub(super) enum Step {
-    /// A bridge was created. It is removed unless another attachment uses it by now.
-    Bridge { name: String },
-    /// A veth pair was made.
-    HostEnd { name: String },
-    /// Frames with a foreign Ethernet address are thrown away.
-    SpoofCheck(SpoofCheck),
-    /// Frames with a foreign address are thrown away.
-    AddressPins(AddressPins),
-    /// Outgoing traffic is masqueraded.
-    Masquerading(Masquerading),
-    /// Something was switched, and this switches it back.
-    Ask(Request),
-    /// A gateway's address was added. It is removed unless another attachment uses the bridge by now.
-    Gateway { link: u32, name: String, address: IpNet, bridge: u32 },
-}
-
-impl Undo {
-    /// Notes a step that succeeded.
-    pub(super) fn note(&mut self, step: Step) {
-        self.0.push(step);
-    }
-
-    /// Undoes all steps, the last one first; returns the errors of steps that could not be undone.
-    pub(super) fn run(self, host: &mut Router) -> Vec<Error> {
-        self.0.into_iter().rev().filter_map(|step| step.undo(host).err()).collect()
-    }
-}
-
-impl Step {
-    fn undo(self, host: &mut Router) -> Result<(), Error> {
-        match self {
-            Self::Bridge { name } => {
-                let Some(bridge) = find(host, &name)? else { return Ok(()) };
-                if Link::all(&host.ask(Link::list(Some(bridge.index)))?).is_empty() {
-                    host.ask(Link::delete(bridge.index, &name))?;
-                }
-                Ok(())
-            }
-            Self::HostEnd { name } => {
-                let Some(link) = find(host, &name)? else { return Ok(()) };
-                host.ask(Link::delete(link.index, &name))?;
-                Ok(())
-            }
-            Self::SpoofCheck(check) => check.tear_down(&mut Filter::open()?),
-            Self::AddressPins(pins) => pins.tear_down(&mut Filter::open()?),
-            Self::Masquerading(masquerading) => masquerading.tear_down(),
-            Self::Ask(request) => Ok(host.ask(request).map(drop)?),
-            Self::Gateway { link, name, address, bridge } => {
-                if Link::all(&host.ask(Link::list(Some(bridge)))?).len() <= 1 {
-                    host.ask(Address::remove(link, address, &name))?;
-                }
-                Ok(())
-            }
-        }
-    }
-}
-
-/// The link of a name, if there is one.
-pub(super) fn find(host: &mut Router, name: &str) -> Result<Option<Link>, Error> {
-    host.exchange(vec![Link::get(name)])?.into_iter().next().map(present).transpose().map(Option::flatten)
 }

@@ -3,11 +3,12 @@
 
 use ipnet::IpNet;
 
-use crate::bridge::apply::{find, present};
+use crate::bridge::apply::larger_mtu;
 use crate::bridge::config::Config;
 use crate::bridge::identity::{self, NAMES};
 use crate::bridge::lock;
 use crate::bridge::plan::{gateway_link, locked_in};
+use crate::bridge::undo::{find, present};
 use crate::error::{Error, Kind};
 use crate::netlink::{Address, KernelRoute, Link, PortSettings, Router};
 use crate::nft::{AddressPins, Allowed, Masquerading, SpoofCheck};
@@ -44,7 +45,7 @@ pub(crate) fn check(config: &Config, call: &Call) -> Result<(), Error> {
         check.check(&mut Filter::open()?, &host_end.name)?;
     }
     let mut inside = Router::open_in(&pod, &home)?;
-    check_pod(config, pod_end, &host_end, &mut inside)?;
+    check_pod(config, pod_end, (&bridge, &host_end), &mut inside)?;
     let given = given(&previous, pod_end);
     if config.pin_addresses {
         // The Ethernet address may be another one by now, by a later plugin of the chain: without it nothing gets out.
@@ -135,7 +136,12 @@ fn check_port(config: &Config, bridge: &Link, host_end: &Link) -> Result<(), Err
     Ok(())
 }
 
-fn check_pod(config: &Config, before: &Interface, host_end: &Link, inside: &mut Router) -> Result<(), Error> {
+fn check_pod(
+    config: &Config,
+    before: &Interface,
+    (bridge, host_end): (&Link, &Link),
+    inside: &mut Router,
+) -> Result<(), Error> {
     let name = &before.name;
     let link = find(inside, name)?.ok_or_else(|| Error::mismatch(format!("{name} is gone from the pod")))?;
     if !before.mac.is_empty() {
@@ -150,6 +156,9 @@ fn check_pod(config: &Config, before: &Interface, host_end: &Link, inside: &mut 
     // A later plugin of the chain may have changed the MTU; its result then has it. Results of old versions have no MTU.
     if let Some(mtu) = before.mtu.filter(|mtu| config.mtu.is_some() && pod_end.mtu != *mtu) {
         return Err(Error::mismatch(format!("{} has the MTU {}, and had {mtu}", pod_end.name, pod_end.mtu)));
+    }
+    if pod_end.mtu > bridge.mtu {
+        return Err(Error::mismatch(larger_mtu(&bridge.name, bridge.mtu, &pod_end.name, pod_end.mtu)));
     }
     if !config.pod_end_down && !pod_end.up {
         return Err(Error::mismatch(format!("{} is down", pod_end.name)));

@@ -1,11 +1,11 @@
-//! DEL: removes an attachment, found on the host by its alias, and in the pod by its name. The alias is searched first among
-//! the plugin's own names, and among all links only when either side is incomplete. Continues after a failure and reports
-//! all failures; an attachment that is gone already is a success.
+//! DEL: removes an attachment, found on the host by the plugin's own names and its alias, and in the pod by its name. Never
+//! lists the node's links, however many there are. Continues after a failure and reports all failures; an attachment that is
+//! gone already is a success.
 
 use std::path::Path;
 
-use crate::bridge::apply::{find, present};
 use crate::bridge::identity::{self, NAMES};
+use crate::bridge::undo::{find, present};
 use crate::error::Error;
 use crate::ipam;
 use crate::netlink::{Link, Router};
@@ -21,18 +21,10 @@ use link::nft::Filter;
 pub(crate) fn delete(call: &Call) -> Result<(), Error> {
     let mut errors = Vec::new();
     let mut host = Router::open()?;
-    let mut removed = false;
-    let mut sides = |result: Result<bool, Error>| match result {
-        Ok(was_there) => removed |= was_there,
-        Err(error) => errors.push(error),
-    };
-    sides(from_the_host(call, &mut host));
-    if let Some(path) = &call.namespace {
-        sides(from_the_pod(call, path, &mut host));
-    }
     let mut try_all = |result: Result<(), Error>| errors.extend(result.err());
-    if !removed {
-        try_all(by_the_alias(call, &mut host));
+    try_all(from_the_host(call, &mut host));
+    if let Some(path) = &call.namespace {
+        try_all(from_the_pod(call, path, &mut host));
     }
     // After the link: until it is gone its frames are checked.
     try_all(from_the_packet_filter(call));
@@ -40,54 +32,43 @@ pub(crate) fn delete(call: &Call) -> Result<(), Error> {
     Error::all(errors)
 }
 
-/// Removes the link that bears the attachment's alias and a name that is ours; false when there is none. With it goes the
-/// other end, wherever it is by now.
-fn from_the_host(call: &Call, host: &mut Router) -> Result<bool, Error> {
-    let mut removed = false;
+/// Removes the link that bears the attachment's alias and a name that is ours. With it goes the other end, wherever it is by
+/// now. A link that was renamed is found by its second name, which kernels before Linux 5.5 do not have: there a GC finds it.
+fn from_the_host(call: &Call, host: &mut Router) -> Result<(), Error> {
     let alias = identity::alias(&call.network, &call.attachment);
-    let names = (0..NAMES).map(|turn| identity::host_name(&call.network, &call.attachment, turn));
-    for answer in host.exchange(names.map(|name| Link::get(&name)).collect())? {
-        if let Some(link) = present(answer)?.filter(|link| link.alias == alias) {
-            remove(host, &link)?;
-            removed = true;
-        }
+    let mut names: Vec<String> =
+        (0..NAMES).map(|turn| identity::host_name(&call.network, &call.attachment, turn)).collect();
+    names.push(identity::second_name(&call.network, &call.attachment));
+    let mut ours: Vec<Link> = Vec::new();
+    for answer in host.exchange(names.iter().map(|name| Link::get(name)).collect())? {
+        ours.extend(present(answer)?.filter(|link| link.is_veth() && link.alias == alias));
     }
-    Ok(removed)
-}
-
-/// Removes the link that bears the attachment's alias, by whatever name.
-fn by_the_alias(call: &Call, host: &mut Router) -> Result<(), Error> {
-    let alias = identity::alias(&call.network, &call.attachment);
-    let links = Link::all(&host.ask(Link::list(None))?);
-    let mut ours = links.iter().filter(|link| link.is_veth() && link.alias == alias);
-    ours.try_for_each(|link| remove(host, link))
+    ours.dedup_by_key(|link| link.index);
+    ours.iter().try_for_each(|link| remove(host, link))
 }
 
 /// Removes what bears the attachment's name in the pod: an end that the reference made, or what KubeVirt put in the place
-/// of ours; true when an end of a veth pair was among it.
-fn from_the_pod(call: &Call, path: &Path, host: &mut Router) -> Result<bool, Error> {
-    let Some(pod) = Namespace::find(path)? else { return Ok(false) };
+/// of ours.
+fn from_the_pod(call: &Call, path: &Path, host: &mut Router) -> Result<(), Error> {
+    let Some(pod) = Namespace::find(path)? else { return Ok(()) };
     let home = Namespace::ours()?;
     if pod.is(&home) && !call.namespace_may_be_ours {
         // The pod is gone and its process number is another's: a link of that name here is not the pod's.
-        return Ok(false);
+        return Ok(());
     }
-    let mut removed = false;
     let mut inside = Router::open_in(&pod, &home)?;
     // The loopback's name was no ADD's.
     if let Some(link) = find(&mut inside, &call.attachment.interface)?.filter(|link| !link.loopback)
         && !is_anothers(&link, call, host)?
     {
         remove(&mut inside, &link)?;
-        removed |= link.is_veth();
     }
     if let Some(name) = renamed(call)
         && let Some(link) = find(&mut inside, &name)?.filter(Link::is_veth)
     {
         remove(&mut inside, &link)?;
-        removed = true;
     }
-    Ok(removed)
+    Ok(())
 }
 
 /// Whether the host's end of a pod's link bears the alias of another attachment: the pod that was there is gone, and its

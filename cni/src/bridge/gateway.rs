@@ -7,14 +7,22 @@ use rustix::io::Errno;
 use sha2::{Digest, Sha512};
 
 use crate::bridge::addressing::{Addressing, GatewayStep, gateway_step};
-use crate::bridge::apply::{Step, Undo, find};
 use crate::bridge::config::Config;
 use crate::bridge::identity;
 use crate::bridge::plan::{HOST_END, VlanGateway};
+use crate::bridge::undo::{Step, Undo, find};
 use crate::error::{Error, Kind};
 use crate::netlink::{Address, Flag, Link, Router, VethPair};
 use crate::protocol::Mac;
 use link::Namespace;
+
+/// The links of the host's side.
+pub(super) struct Ends<'a> {
+    pub(super) bridge: &'a Link,
+    /// The bridge's Ethernet address before it got this port.
+    pub(super) mac_before: Option<Mac>,
+    pub(super) host_end: &'a Link,
+}
 
 /// Gives the bridge, or its link in the VLAN, the gateway's addresses, and lets the kernel forward. The link in the VLAN,
 /// if there is one.
@@ -25,13 +33,14 @@ pub(super) fn provide(
     config: &Config,
     addressing: &Addressing,
     vlan: Option<&VlanGateway>,
-    (bridge, host_end): (&Link, &Link),
+    Ends { bridge, mac_before, host_end }: Ends<'_>,
     home: &Namespace,
     host: &mut Router,
     undo: &mut Undo,
 ) -> Result<Option<Link>, Error> {
     let in_vlan = vlan.map(|vlan| vlan_link(vlan, bridge, home, host, undo)).transpose()?;
     let link = in_vlan.as_ref().unwrap_or(bridge);
+    let mac_before = mac_before.filter(|_| in_vlan.is_none());
     // Where this is refused, all addresses are listed, and filtered below.
     let _ = host.strict();
     let mut found = Address::all(&host.ask(Address::list(Some(link.index)))?);
@@ -45,7 +54,8 @@ pub(super) fn provide(
                     undo.note(Step::Ask(Address::add(link.index, old, &link.name)));
                     found.retain(|found| found.network != old);
                 }
-                add(*address, link, pinned(link, host_end, home), bridge, host, undo)?;
+                let mac = pinned(link, mac_before, host_end, home);
+                add(*address, link, mac, bridge, host, undo)?;
             }
         }
     }
@@ -63,13 +73,17 @@ pub(super) fn provide(
     Ok(in_vlan)
 }
 
-/// The Ethernet address that the link shall keep. Without one a bridge takes the least of its ports', which come and go;
-/// and a port's own would be twice on the node. ADDs that race come to the same one.
-fn pinned(link: &Link, host_end: &Link, home: &Namespace) -> Mac {
-    match link.mac {
-        Some(mac) if mac != Mac([0; 6]) && !is_of_a_host_end(mac) && Some(mac) != host_end.mac => mac,
-        Some(_) | None => Mac::local(derived(&link.name, home)),
-    }
+/// The Ethernet address that the link shall keep: the one it had before it got this port, if any. Without a fixed one a
+/// bridge takes the least of its ports', which come and go; and a port's own would be twice on the node.
+fn pinned(link: &Link, before: Option<Mac>, host_end: &Link, home: &Namespace) -> Mac {
+    let is_its_own = |mac: &Mac| *mac != Mac([0; 6]) && !is_of_a_host_end(*mac) && Some(*mac) != host_end.mac;
+    let found = before.filter(is_its_own).or_else(|| link.mac.filter(is_its_own));
+    found.unwrap_or_else(|| derived_mac(&link.name, home))
+}
+
+/// The Ethernet address of a link that has none of its own. ADDs that race come to the same one.
+pub(super) fn derived_mac(link: &str, home: &Namespace) -> Mac {
+    Mac::local(derived(link, home))
 }
 
 /// Whether an address is one that `plan` gives to host ends.

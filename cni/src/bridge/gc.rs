@@ -1,8 +1,11 @@
-//! GC: takes away what bears this network's alias and belongs to no valid attachment. All of it moves into
-//! a link group of its own and goes in one sweep, which costs the kernel one wait instead of one per link.
+//! GC: takes away what bears this network's alias and belongs to no valid attachment. Links go by way of a link group, which
+//! costs the kernel one wait instead of one per link. Meanwhile it holds the lock on all links of the machine, so that an ADD
+//! of any network waits: a group is as large as the time that the last one took allows, and the next one starts after a
+//! pause.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::time::{Duration, Instant};
 
 use netlink_packet_route::link::LinkAttribute;
 
@@ -13,6 +16,13 @@ use crate::netlink::{Address, Link, Router};
 use crate::nft::{SpoofChecks, sweep_masquerading, sweep_pins};
 use crate::protocol::{Attachment, Call};
 use link::nft::Filter;
+
+/// Links of the first group.
+const FIRST_SIZE: usize = 8;
+/// How long the removal of a group shall take.
+const LOCKED: Duration = Duration::from_millis(40);
+/// Time for other processes between two groups: some times what an ADD takes.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// Facts gathered before anything is removed.
 struct Facts<'a> {
@@ -106,7 +116,25 @@ fn sweep(facts: &Facts<'_>, host: &mut Router) -> Result<(), Error> {
         return Ok(());
     }
     let group = unused_group(&links)?;
-    let moves = stale.iter().map(|link| {
+    let mut errors = Vec::new();
+    let mut rest = stale.as_slice();
+    let mut size = FIRST_SIZE;
+    while !rest.is_empty() {
+        let (some, later) = rest.split_at(size.min(rest.len()));
+        let start = Instant::now();
+        errors.extend(remove(some, group, host)?);
+        size = next_size(some.len(), start.elapsed());
+        rest = later;
+        if !rest.is_empty() {
+            std::thread::sleep(PAUSE);
+        }
+    }
+    Error::all(errors)
+}
+
+/// Removes links by way of a group; the errors of those that could not be.
+fn remove(links: &[&Link], group: u32, host: &mut Router) -> Result<Vec<Error>, Error> {
+    let moves = links.iter().map(|link| {
         Link::change(link.index, LinkAttribute::Group(group), format!("move {} to a group", link.name))
     });
     let mut moved = 0;
@@ -122,7 +150,14 @@ fn sweep(facts: &Facts<'_>, host: &mut Router) -> Result<(), Error> {
     if moved > 0 {
         errors.extend(host.ask(Link::delete_group(group)).err().map(Error::from));
     }
-    Error::all(errors)
+    Ok(errors)
+}
+
+/// How many links go together after `size` of them `took` so long.
+fn next_size(size: usize, took: Duration) -> usize {
+    let scaled = u128::try_from(size).unwrap_or(1) * LOCKED.as_nanos() / took.as_nanos().max(1);
+    // A wait for another process may have been part of it: never from many to one, or back, at once.
+    usize::try_from(scaled).unwrap_or(usize::MAX).clamp(size.div_ceil(2), size.saturating_mul(2))
 }
 
 /// Stale attachments of the reference plugin, which sets no alias: ports of the network's bridge whose other end has an
@@ -187,4 +222,17 @@ fn unused_group(links: &[Link]) -> Result<u32, Error> {
         }
     }
     Err(Error::new(Kind::Internal, "no link group is free"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_is_as_large_as_the_time_allows() {
+        let next = |size, ms| next_size(size, Duration::from_millis(ms));
+        assert_eq!([next(8, 40), next(8, 50), next(30, 40)], [8, 6, 30]);
+        // One wait is no reason to go from many to few, and none is no reason to take all.
+        assert_eq!([next(8, 4000), next(1, 4000), next(8, 0), next(8, 1)], [4, 1, 16, 16]);
+    }
 }

@@ -44,6 +44,18 @@ pub(crate) fn host_name(network: &str, attachment: &Attachment, turn: u8) -> Str
     format!("veth{}", hash(&format!("{network}/{container}/{interface}/{turn}"), 4))
 }
 
+/// Whether a link's name may be that of a host's end, ours or the reference's.
+pub(crate) fn is_host_name(name: &str) -> bool {
+    let digits = name.strip_prefix("veth").unwrap_or_default();
+    digits.len() == 8 && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// The second name of the host's link. It stays when an administrator gives the link another first one.
+pub(crate) fn second_name(network: &str, attachment: &Attachment) -> String {
+    let Attachment { container, interface } = attachment;
+    format!("cni{}", hash(&format!("{network}/{container}/{interface}"), 6))
+}
+
 /// The name of the port that a gateway's link in a VLAN ends at.
 pub(crate) fn vlan_port_name(link: &str) -> String {
     format!("veth{}", hash(link, 4))
@@ -90,5 +102,10 @@ mod tests {
         let names: Vec<String> = (0..NAMES).map(|turn| host_name("net", &attachment("c1"), turn)).collect();
         assert!(names.iter().all(|name| name.len() == 12 && name.starts_with("veth")));
         assert!(names.windows(2).all(|pair| pair[0] != pair[1]));
+        assert!(
+            names.iter().all(|name| is_host_name(name)) && !is_host_name("veth0") && !is_host_name("eth0")
+        );
+        let second = second_name("net", &attachment("c1"));
+        assert!(second.len() == 15 && second != second_name("net", &attachment("c2")));
     }
 }

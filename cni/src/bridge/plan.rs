@@ -28,6 +28,8 @@ pub(crate) struct Plan {
     pub(crate) bridge: BridgeStep,
     pub(crate) pair: VethPair,
     pub(crate) alias: String,
+    /// Of the host's end.
+    pub(crate) second_name: String,
     /// None for what the kernel gives a new port.
     pub(crate) port: Option<PortSettings>,
     pub(crate) leave: Vec<VlanRange>,
@@ -87,7 +89,8 @@ impl Plan {
         let fixed_in = fixed_in(config, &bridge, &leave, &join);
         let port = (settings != PortSettings::default()).then_some(settings);
         let vlan_gateway = vlan_gateway(config, &bridge)?;
-        Ok(Self { bridge, pair, alias, port, leave, join, fixed_in, vlan_gateway })
+        let second_name = identity::second_name(&call.network, &call.attachment);
+        Ok(Self { bridge, pair, alias, second_name, port, leave, join, fixed_in, vlan_gateway })
     }
 }
 
@@ -116,6 +119,7 @@ pub(crate) fn bridge_step(config: &Config, found: Option<&Link>) -> Result<Bridg
     let Some(bridge) = found else {
         return Ok(BridgeStep::Create(NewBridge {
             name: name.clone(),
+            mac: None,
             mtu: config.mtu,
             vlan_filtering: config.vlans.is_some(),
             promiscuous: config.promiscuous,

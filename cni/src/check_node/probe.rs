@@ -52,7 +52,7 @@ fn attempt(name: &'static str) -> Finding {
 }
 
 fn bridge(name: &str, vlan_filtering: bool) -> Result<(), Error> {
-    let new = NewBridge { name: name.to_owned(), mtu: None, vlan_filtering, promiscuous: false };
+    let new = NewBridge { name: name.to_owned(), mac: None, mtu: None, vlan_filtering, promiscuous: false };
     let mut router = Router::open()?;
     router.ask(Link::create_bridge(&new))?;
     Ok(())

@@ -23,12 +23,7 @@ const TUN: &str = "/dev/net/tun";
 /// # Errors
 /// Everything that was done is undone; what could not be is in the details.
 pub(super) fn add(config: &Config, call: &Call) -> Result<Outcome, Error> {
-    if config.ipam.is_some() {
-        return Err(Error::new(
-            Kind::Unsupported,
-            "\"ipam\" of a tap device: its address is the guest's to set",
-        ));
-    }
+    refuse_addresses(config)?;
     Outcome::refuse_without_addresses(call.version)?;
     let (home, pod) = namespace::of_call(call)?;
     let link = pod.inside(&home, || {
@@ -128,13 +123,18 @@ pub(super) fn collect(call: &Call) -> Result<(), Error> {
 /// # Errors
 /// [`Kind::Unavailable`].
 pub(super) fn status(config: &Config, call: &Call) -> Result<(), Error> {
-    open_tun().map_err(|error| {
+    open_tun().and_then(|_| refuse_addresses(config)).map_err(|error| {
         let message = format!("network {} cannot be attached to", call.network);
         Error::with(Kind::Unavailable, message, error)
-    })?;
-    match &config.ipam {
+    })
+}
+
+fn refuse_addresses(config: &Config) -> Result<(), Error> {
+    match config.ipam {
         None => Ok(()),
-        Some(ipam) => ipam.status(call),
+        Some(_) => {
+            Err(Error::new(Kind::Unsupported, "\"ipam\" of a tap device: its address is the guest's to set"))
+        }
     }
 }
 

@@ -245,11 +245,14 @@ fn change(router: &mut Router, request: Request) -> Result<(), Error> {
 fn apply(router: &mut Router, one: &Change, user: u32) -> Result<bool, Error> {
     match one {
         Change::Bridge { name, mac, mtu } => {
-            let new =
-                NewBridge { name: name.clone(), mtu: Some(*mtu), vlan_filtering: false, promiscuous: false };
+            let new = NewBridge {
+                name: name.clone(),
+                mac: Some(*mac),
+                mtu: Some(*mtu),
+                vlan_filtering: false,
+                promiscuous: false,
+            };
             change(router, Link::create_bridge(&new))?;
-            let bridge = find(router, name)?;
-            change(router, Link::set_mac(bridge.index, *mac, name))?;
         }
         Change::Tap { name, many_queues } => {
             let path = Path::new("/dev/net/tun");

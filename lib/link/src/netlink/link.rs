@@ -6,7 +6,7 @@ use netlink_packet_core::DefaultNla;
 use netlink_packet_route::link::{
     AfSpecBridge, BridgeVlanInfo, BridgeVlanInfoFlags, InfoBridge, InfoBridgePort, InfoData, InfoKind,
     InfoPortData, InfoPortKind, InfoVeth, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkMessage,
-    State,
+    Prop, State,
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
@@ -54,6 +54,8 @@ pub struct Link {
     pub bridge: Option<BridgeFacts>,
     /// Attributes of bridge ports.
     pub port: Option<PortSettings>,
+    /// The VLANs it is in as a port; only in answers to [`Link::list_vlans`].
+    pub vlans: Vec<VlanRange>,
 }
 
 /// Facts of a bridge.
@@ -93,6 +95,8 @@ pub struct VlanRange {
 pub struct NewBridge {
     /// Its name.
     pub name: String,
+    /// An Ethernet address that it keeps; if none, the kernel's choice, which ports change.
+    pub mac: Option<Mac>,
     /// In bytes; the kernel's choice if none.
     pub mtu: Option<u32>,
     /// Separate frames by their VLAN.
@@ -172,6 +176,7 @@ impl Link {
             LinkAttribute::Group(group) => self.group = *group,
             LinkAttribute::TxQueueLen(length) => self.transmit_queue = *length,
             LinkAttribute::LinkInfo(infos) => infos.iter().for_each(|info| self.take_info(info)),
+            LinkAttribute::AfSpecBridge(infos) => self.vlans = ranges(infos),
             _ => {}
         }
     }
@@ -258,6 +263,14 @@ impl Link {
         Request::dump(RouteNetlinkMessage::GetLink(message), "list the links")
     }
 
+    /// Asks for the ports of all bridges and their VLANs. Nothing else of a port is in the answer but its names and its bridge.
+    pub fn list_vlans() -> Request {
+        let mut message = LinkMessage::default();
+        message.header.interface_family = AddressFamily::Bridge;
+        message.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::BrvlanCompressed]));
+        Request::dump(RouteNetlinkMessage::GetLink(message), "list the VLANs of ports")
+    }
+
     /// Makes a bridge that is up.
     pub fn create_bridge(bridge: &NewBridge) -> Request {
         let mut message = LinkMessage::default();
@@ -266,6 +279,9 @@ impl Link {
             set(&mut message, Flag::Promiscuous, true);
         }
         message.attributes.push(LinkAttribute::IfName(bridge.name.clone()));
+        if let Some(mac) = bridge.mac {
+            message.attributes.push(LinkAttribute::Address(mac.0.to_vec()));
+        }
         if let Some(mtu) = bridge.mtu {
             message.attributes.push(LinkAttribute::Mtu(mtu));
         }
@@ -308,6 +324,15 @@ impl Link {
         message.attributes.push(LinkAttribute::Controller(bridge));
         message.attributes.push(LinkAttribute::IfAlias(alias.to_owned()));
         Request::new(RouteNetlinkMessage::SetLink(message), format!("make {name} a port of the bridge"))
+    }
+
+    /// Gives a link a second name, by which [`Link::get`] finds it whatever becomes of its first. Kernels before Linux 5.5
+    /// refuse.
+    pub fn add_name(name: &str, second: &str) -> Request {
+        let mut message = LinkMessage::default();
+        message.attributes.push(LinkAttribute::IfName(name.to_owned()));
+        message.attributes.push(LinkAttribute::PropList(vec![Prop::AltIfName(second.to_owned())]));
+        Request::create(RouteNetlinkMessage::NewLinkProp(message), format!("name {name} {second}, too"))
     }
 
     /// Changes settings of a port. One that is locked is not unlocked.
@@ -467,6 +492,22 @@ fn set(message: &mut LinkMessage, flag: Flag, on: bool) {
     };
     message.header.change_mask |= flag;
     message.header.flags.set(flag, on);
+}
+
+/// The VLANs of a port, as the kernel lists them.
+fn ranges(infos: &[AfSpecBridge]) -> Vec<VlanRange> {
+    let mut first = None;
+    let mut ranges = Vec::new();
+    for info in infos {
+        let AfSpecBridge::VlanInfo(BridgeVlanInfo { flags, vid }) = info else { continue };
+        if flags.contains(BridgeVlanInfoFlags::RangeBegin) {
+            first = Some(*vid);
+        } else {
+            let native = flags.contains(BridgeVlanInfoFlags::Pvid);
+            ranges.push(VlanRange { first: first.take().unwrap_or(*vid), last: *vid, native });
+        }
+    }
+    ranges
 }
 
 fn vlans(index: u32, ranges: &[VlanRange]) -> LinkMessage {

@@ -140,6 +140,52 @@ impl Router {
         if requests.is_empty() {
             return Ok(Vec::new());
         }
+        let (mut answers, first, replies) = self.send(requests)?;
+        for reply in replies {
+            let sequence = match &reply {
+                Reply::Data(frame) => frame.sequence,
+                Reply::Done { sequence } | Reply::Refused { sequence, .. } => *sequence,
+            };
+            let index = usize::try_from(sequence.wrapping_sub(first)).unwrap_or(usize::MAX);
+            // A message that answers none of ours is an event or late; neither concerns this batch.
+            let Some(answer) = answers.get_mut(index) else { continue };
+            match reply {
+                Reply::Data(frame) => {
+                    if let (Ok(messages), Some(message)) =
+                        (&mut answer.result, decode(frame.kind, &frame.body)?)
+                    {
+                        messages.push(message);
+                    }
+                }
+                Reply::Done { .. } => {}
+                Reply::Refused { refusal, .. } => answer.result = Err(refusal),
+            }
+        }
+        Ok(answers)
+    }
+
+    /// How many things a request for all there is lists. They are not decoded: of a link that costs more than to list it.
+    ///
+    /// # Errors
+    /// [`Kind::Kernel`] when the socket fails or the kernel refuses.
+    pub fn count(&mut self, request: Request) -> Result<usize, Error> {
+        let (mut answers, _, replies) = self.send(vec![request])?;
+        let mut count = 0;
+        for reply in replies {
+            match reply {
+                Reply::Data(_) => count += 1,
+                Reply::Done { .. } => {}
+                Reply::Refused { refusal, .. } => {
+                    answers.iter_mut().for_each(|answer| answer.result = Err(refusal.clone()));
+                }
+            }
+        }
+        answers.into_iter().try_for_each(|answer| answer.done().map(drop))?;
+        Ok(count)
+    }
+
+    /// Sends requests in one system call: an empty answer for each, the number of the first, and the replies to all.
+    fn send(&mut self, requests: Vec<Request>) -> Result<(Vec<Answer>, u32, Vec<Reply>), Error> {
         let mut bytes = Vec::new();
         let mut first = None;
         let mut last = 0;
@@ -162,28 +208,8 @@ impl Router {
             message.serialize(&mut bytes[start..]);
             answers.push(Answer { what: request.what, result: Ok(Vec::new()) });
         }
-        let first = first.unwrap_or(last);
-        for reply in self.socket.transact(&bytes, last)? {
-            let sequence = match &reply {
-                Reply::Data(frame) => frame.sequence,
-                Reply::Done { sequence } | Reply::Refused { sequence, .. } => *sequence,
-            };
-            let index = usize::try_from(sequence.wrapping_sub(first)).unwrap_or(usize::MAX);
-            // A message that answers none of ours is an event or late; neither concerns this batch.
-            let Some(answer) = answers.get_mut(index) else { continue };
-            match reply {
-                Reply::Data(frame) => {
-                    if let (Ok(messages), Some(message)) =
-                        (&mut answer.result, decode(frame.kind, &frame.body)?)
-                    {
-                        messages.push(message);
-                    }
-                }
-                Reply::Done { .. } => {}
-                Reply::Refused { refusal, .. } => answer.result = Err(refusal),
-            }
-        }
-        Ok(answers)
+        let replies = self.socket.transact(&bytes, last)?;
+        Ok((answers, first.unwrap_or(last), replies))
     }
 
     /// One request; its messages.
