@@ -20,9 +20,9 @@ use link::nft::Filter;
 /// Links of the first group.
 const FIRST_SIZE: usize = 8;
 /// How long the removal of a group shall take.
-const LOCKED: Duration = Duration::from_millis(40);
+const LOCKED: Duration = Duration::from_millis(60);
 /// Time for other processes between two groups: some times what an ADD takes.
-const PAUSE: Duration = Duration::from_millis(10);
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// Facts gathered before anything is removed.
 struct Facts<'a> {
@@ -231,7 +231,7 @@ mod tests {
     #[test]
     fn a_group_is_as_large_as_the_time_allows() {
         let next = |size, ms| next_size(size, Duration::from_millis(ms));
-        assert_eq!([next(8, 40), next(8, 50), next(30, 40)], [8, 6, 30]);
+        assert_eq!([next(8, 60), next(8, 80), next(30, 60)], [8, 6, 30]);
         // One wait is no reason to go from many to few, and none is no reason to take all.
         assert_eq!([next(8, 4000), next(1, 4000), next(8, 0), next(8, 1)], [4, 1, 16, 16]);
     }

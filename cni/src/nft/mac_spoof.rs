@@ -214,6 +214,10 @@ impl SpoofCheck {
         whole.append(Self::new("", &attachment).making("status", Mac([0; 6])));
         let mut filter = Filter::open()?;
         works(&mut filter)?;
+        // A check that is in use proves it. The rehearsal makes the kernel wait for all processors, 10 to 20 ms.
+        if filter.chains(TABLE)?.iter().any(|chain| chain.name.starts_with(CHAIN) && chain.uses > 0) {
+            return Ok(());
+        }
         Ok(filter.would(whole, TABLE)?)
     }
 

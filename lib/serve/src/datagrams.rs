@@ -7,7 +7,7 @@ use std::io;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// Longest datagram in bytes: what the length can say, and more than UDP carries.
+/// Longest datagram in bytes: the largest value of the length, and more than UDP carries.
 pub const LENGTH_MAX: usize = u16::MAX as usize;
 /// Bytes of the length.
 const PREFIX: usize = size_of::<u16>();

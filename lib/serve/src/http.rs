@@ -1,6 +1,6 @@
 //! A small HTTP server for probes and metrics, over TLS or plain, on a thread of its own.
 //!
-//! Programs without an async runtime use it, and those whose probes must be answered whatever their runtime does. Slow and
+//! Programs without an async runtime use it, and those that must answer probes while their runtime is busy. Slow and
 //! hostile clients cost a slot until the next client needs it ([`crate::server`]).
 //!
 //! Not here: certificates ([`crate::tls`]), client certificates, servers with more than probes ([`crate::route`]).

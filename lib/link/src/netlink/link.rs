@@ -263,6 +263,13 @@ impl Link {
         Request::dump(RouteNetlinkMessage::GetLink(message), "list the links")
     }
 
+    /// Asks for the ports of all bridges, and for the bridges. Nothing else of a port is in the answer but its settings.
+    pub fn list_ports() -> Request {
+        let mut message = LinkMessage::default();
+        message.header.interface_family = AddressFamily::Bridge;
+        Request::dump(RouteNetlinkMessage::GetLink(message), "list the ports of bridges")
+    }
+
     /// Asks for the ports of all bridges and their VLANs. Nothing else of a port is in the answer but its names and its bridge.
     pub fn list_vlans() -> Request {
         let mut message = LinkMessage::default();
