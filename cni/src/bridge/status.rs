@@ -67,9 +67,7 @@ fn of_uplinks(config: &Config, bridge: &Link, host: &mut Router) -> Result<(), E
     let mut ports = Link::all(&host.ask(Link::list_vlans())?);
     // The kernel lists the bridge itself as a port, too.
     ports.retain(|port| {
-        port.master == Some(bridge.index)
-            && port.index != bridge.index
-            && !identity::is_host_name(&port.name)
+        port.master == Some(bridge.index) && port.index != bridge.index && !identity::is_host_name(&port.name)
     });
     let mut uplinks = Vec::new();
     for port in ports {

@@ -1,5 +1,6 @@
 //! The size of a disk that is made on an empty filesystem claim.
 
+use api::cdi::thousandths;
 use api::kubevirt::ClaimInfo;
 
 /// Disks are whole mebibytes.
@@ -9,7 +10,7 @@ const RESERVED: u64 = 128 << 10;
 /// Per cent of the wanted size that a filesystem may lack, as upstream.
 const TOLERATED: u64 = 10;
 /// Overhead in thousandths where none is reported.
-const DEFAULT_OVERHEAD: u64 = 55;
+const DEFAULT_OVERHEAD: u32 = 55;
 
 /// Bytes of a new disk on a claim with `free` bytes in its filesystem: the request, or the capacity if that is less,
 /// without the overhead of the filesystem. A filesystem that is a little smaller is used whole.
@@ -43,19 +44,6 @@ pub fn of_new_disk(info: &ClaimInfo, free: u64) -> Result<u64, String> {
             "not enough space for the disk: {size} bytes are needed, less {TOLERATED} % at most, and {free} are free; use a larger volume"
         )),
     }
-}
-
-/// `0`, `0.055`, `1`.
-fn thousandths(share: &str) -> Option<u64> {
-    if share == "1" {
-        return Some(1000);
-    }
-    let digits = share.strip_prefix('0')?;
-    let digits = digits.strip_prefix('.').unwrap_or(digits);
-    if digits.len() > 3 {
-        return None;
-    }
-    format!("{digits:0<3}").parse().ok()
 }
 
 #[cfg(test)]

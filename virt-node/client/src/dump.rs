@@ -16,7 +16,7 @@ const CONFIGS: Resource = Resource::cluster("cdi.kubevirt.io", "v1beta1", "cdico
 /// Bytes of a dump beyond the guest's memory.
 const EXTRA: u64 = 100 << 20;
 /// Share of a claim that its filesystem takes, in thousandths, where the cluster has no CDIConfig.
-const DEFAULT_OVERHEAD: u64 = 55;
+const DEFAULT_OVERHEAD: u32 = 55;
 const MIB: u64 = 1 << 20;
 
 /// Flags of a dump.
@@ -84,24 +84,11 @@ fn size(instance: &Value, config: Option<&Value>, class: Option<&str>) -> u64 {
     let overheads = config.map(|config| &config["status"]["filesystemOverhead"]);
     let overhead = overheads.and_then(|all| {
         let of_class = class.and_then(|class| all["storageClass"][class].as_str());
-        of_class.or(all["global"].as_str()).and_then(thousandths)
+        of_class.or(all["global"].as_str()).and_then(api::cdi::thousandths)
     });
     let more = u128::from(dump) * u128::from(overhead.unwrap_or(DEFAULT_OVERHEAD)) / 1000;
     let whole = dump.saturating_add(u64::try_from(more).unwrap_or(u64::MAX));
     whole.div_ceil(MIB).saturating_add(1).saturating_mul(MIB)
-}
-
-/// `0`, `0.055`, `1`.
-fn thousandths(share: &str) -> Option<u64> {
-    if share == "1" {
-        return Some(1000);
-    }
-    let digits = share.strip_prefix('0')?;
-    let digits = digits.strip_prefix('.').unwrap_or(digits);
-    if digits.len() > 3 {
-        return None;
-    }
-    format!("{digits:0<3}").parse().ok()
 }
 
 fn object(claim: &str, size: u64, typed: &Options) -> Value {

@@ -5,6 +5,22 @@ use std::collections::BTreeMap;
 use crate::core::ResourceRequirements;
 use crate::resource::{Empty, LocalReference, ObjectMeta, resource};
 
+/// A share of a [`FilesystemOverhead`] in thousandths: `0`, `0.055`, `1`, with at most three digits behind the point.
+pub fn thousandths(share: &str) -> Option<u32> {
+    if share == "1" {
+        return Some(1000);
+    }
+    let rest = share.strip_prefix('0')?;
+    let digits = match rest {
+        "" => rest,
+        _ => rest.strip_prefix('.').filter(|digits| !digits.is_empty())?,
+    };
+    if digits.len() > 3 || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    format!("{digits:0<3}").parse().ok()
+}
+
 resource! {
     /// Settings for data import: spec of `CDIConfig`, copied from `spec.config` of the `CDI` object.
     pub struct CdiConfigSpec {
@@ -120,5 +136,20 @@ resource! {
         /// URL at which clients reach the upload proxy.
         #[serde(rename = "uploadProxyURL")]
         pub upload_proxy_url: Option<String>,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_read_as_the_schema_writes_them() {
+        for (text, expected) in [("0", 0), ("1", 1000), ("0.06", 60), ("0.055", 55), ("0.5", 500)] {
+            assert_eq!(thousandths(text), Some(expected), "{text}");
+        }
+        for text in ["", "2", "0.", "0.0555", ".5", "-0", "0.x", "00", "05", "1.0"] {
+            assert_eq!(thousandths(text), None, "{text}");
+        }
     }
 }

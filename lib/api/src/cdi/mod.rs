@@ -15,7 +15,7 @@ mod volume;
 
 pub use config::{
     CdiConfig, CdiConfigSpec, CdiConfigStatus, FilesystemOverhead, ImportProxy, TlsProfileSpec,
-    TlsSecurityProfile,
+    TlsSecurityProfile, thousandths,
 };
 pub use cron::{
     CurrentImport, DataImportCron, DataImportCronSpec, DataImportCronStatus, DataImportCronTemplate,
