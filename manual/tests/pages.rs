@@ -107,6 +107,52 @@ fn texts_of_troubleshooting_are_those_of_the_programs() {
     assert!(rows > 20, "{rows} rows");
 }
 
+/// Paths in backquotes whose first part is an entry of the checkout, with `{a,b}` written out.
+fn paths(document: &str, top: &BTreeSet<String>) -> Vec<String> {
+    let quoted = document.split('`').skip(1).step_by(2);
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_./-{},".contains(c);
+    let named = quoted.filter(|text| {
+        text.chars().all(plain) && text.split_once('/').is_some_and(|(first, _)| top.contains(first))
+    });
+    named
+        .flat_map(|text| match text.split_once('{').zip(text.split_once('}')) {
+            Some(((before, _), (middle, after))) => middle
+                .split_once('{')
+                .map_or("", |(_, names)| names)
+                .split(',')
+                .map(|name| format!("{before}{name}{after}"))
+                .collect(),
+            None => vec![text.to_owned()],
+        })
+        .collect()
+}
+
+#[test]
+fn files_named_in_documents_exist() {
+    let root = docs().parent().unwrap().to_owned();
+    let entries = |folder: &Path| -> Vec<PathBuf> {
+        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect()
+    };
+    let top =
+        entries(&root).iter().map(|path| path.file_name().unwrap().to_str().unwrap().to_owned()).collect();
+    let folders =
+        [root.clone(), docs(), docs().join("decisions"), docs().join("tutorials"), docs().join("runbooks")];
+    let pages = folders.iter().flat_map(|folder| entries(folder));
+    let (mut found, mut missing) = (0, Vec::new());
+    for page in pages.filter(|page| page.extension().is_some_and(|extension| extension == "md")) {
+        for path in paths(&fs::read_to_string(&page).unwrap(), &top) {
+            found += 1;
+            if !root.join(&path).exists() {
+                missing.push(format!("{}: {path}", page.display()));
+            }
+        }
+    }
+    assert!(found > 50, "{found}");
+    assert!(missing.is_empty(), "{missing:#?}");
+    let top = BTreeSet::from(["a".to_owned()]);
+    assert_eq!(paths("see `a/{b,c}.rs`, `a/d`, `e/f` and `a b/c`", &top), ["a/b.rs", "a/c.rs", "a/d"]);
+}
+
 #[test]
 fn a_table_has_the_subcommands_and_options_of_its_command() {
     let command = Command::new("a")
