@@ -335,11 +335,11 @@ pub fn stop_kept() -> Result<Ended> {
             rustix::process::kill_process(supervisor, rustix::process::Signal::TERM)?;
         }
         let deadline = Instant::now() + STOP;
-        let mut taken = place.clone().try_take()?;
+        let mut taken = place.clone().try_acquire()?;
         while taken.is_none() && kept.is_some() {
             ensure!(Instant::now() < deadline, "the supervisor, process {kept:?}, did not end in {STOP:?}");
             thread::sleep(Duration::from_millis(50));
-            taken = place.clone().try_take()?;
+            taken = place.clone().try_acquire()?;
         }
         if taken.is_some() {
             supervisor::clean(&place).with_context(|| format!("cannot remove node {}", place.number()))?;

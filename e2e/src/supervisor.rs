@@ -53,7 +53,7 @@ enum Event {
 pub fn keep() -> Result<()> {
     // Not in the terminal's session: Ctrl-C is for the test, and its end ends the cluster.
     rustix::process::setsid().context("cannot start a session")?;
-    let taken = Place::take()?;
+    let taken = Place::acquire()?;
     let place = &taken.place;
     clean(place).context("cannot remove what an earlier cluster left")?;
     let failure = run(place, &link).err().map(|error| with_logs(place, &format!("{error:#}")));

@@ -256,7 +256,7 @@ async fn certify(
     [secret, configuration]: &[Observed; 2],
 ) -> Result<()> {
     let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs();
-    let (store, step) = match take(config, in_use, secret.object.as_ref()) {
+    let (store, step) = match adopt(config, in_use, secret.object.as_ref()) {
         Some(store) => {
             if !store.authorities.is_empty()
                 && let Some(configuration) = &configuration.object
@@ -291,7 +291,7 @@ async fn certify(
 
 /// The store in the Secret, which is in use from now on if it has a certificate; `None` when there is none that can be
 /// used: none yet, or a damaged one.
-fn take(config: &Config, in_use: &InUse, secret: Option<&Value>) -> Option<Store> {
+fn adopt(config: &Config, in_use: &InUse, secret: Option<&Value>) -> Option<Store> {
     let text = secret?.pointer("/data")?.get(STORE)?.as_str()?;
     let store: Option<Store> = BASE64.decode(text).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
     let Some(store) = store else {
@@ -319,7 +319,7 @@ fn take(config: &Config, in_use: &InUse, secret: Option<&Value>) -> Option<Store
         }
         tracing::info!("a new certificate is in use");
     }
-    in_use.take(store.clone(), material);
+    in_use.install(store.clone(), material);
     Some(store)
 }
 

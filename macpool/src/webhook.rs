@@ -345,7 +345,7 @@ pub(crate) mod tests {
         let state = Arc::new(State::new(pool, Ledger::new(me), Policy::Allow));
         let offer = crate::tls::TlsProfile::read(crate::tls::TLS13, "").unwrap();
         let material = Material::new(&store, &offer).unwrap();
-        state.certificates.take(store, Some(material));
+        state.certificates.install(store, Some(material));
         {
             let mut known = state.lock();
             known.ledger.read(Book::default(), Duration::ZERO).unwrap();

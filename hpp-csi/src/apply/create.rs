@@ -117,7 +117,7 @@ impl Driver {
         if matches!(&request.source, Some(Source::Volume(id)) if *id == request.id) {
             return Err(Error::new(Kind::Invalid, "the source of a volume is the volume itself"));
         }
-        let _guard = self.locks.take(Thing::Volume(request.id.clone()))?;
+        let _guard = self.locks.lock(Thing::Volume(request.id.clone()))?;
         // A pool that is not ready counts as lack of room: the claim may go to a node that has the pool.
         let no_room = |error: Error| {
             if error.kind() == Kind::NotReady { error.as_kind(Kind::Exhausted) } else { error }

@@ -176,7 +176,7 @@ pub(super) fn kill(state: &State, run: &Run) -> LauncherState {
 }
 
 /// Inspects a run. A launcher that lives and does not answer is asked again.
-pub(super) fn look(run: &Run) -> LauncherState {
+pub(super) fn inspect(run: &Run) -> LauncherState {
     if !run.exists() {
         return LauncherState::Nothing;
     }
@@ -223,7 +223,7 @@ pub(super) fn start(
 }
 
 fn steps(start: &Start, run: &Run, tell: &mut Tell<'_>, adopt: impl FnOnce(Child)) -> Result<Started, Error> {
-    let running = matches!(look(run), LauncherState::Guest(_));
+    let running = matches!(inspect(run), LauncherState::Guest(_));
     let user = start.user(run)?;
     run.make(user)?;
     let keep = start.state.guest(&start.owner);

@@ -160,7 +160,7 @@ impl Controller {
             if answer.is_err() {
                 // It ended just now, or its worker did: the next observation shows which, and it is asked again.
                 std::thread::sleep(std::time::Duration::from_millis(500));
-                let news = News::Observed(apply::look(&folder), None);
+                let news = News::Observed(apply::inspect(&folder), None);
                 drop(sender.send(Message::News(told, news)));
             }
         });

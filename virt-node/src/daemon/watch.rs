@@ -40,7 +40,7 @@ pub(super) fn watch(run: Run, mut tell: impl FnMut(News) -> bool + Send + 'stati
             }
             if !process::lives(&run.log()) {
                 // The record is written before the end.
-                tell(News::Observed(apply::look(&run), None));
+                tell(News::Observed(apply::inspect(&run), None));
                 return;
             }
             thread::sleep(Duration::from_millis(50));

@@ -116,7 +116,7 @@ fn broke(error: io::Error) -> Failure {
 }
 
 impl Talk {
-    async fn take<const N: usize>(&mut self) -> Result<[u8; N], Failure> {
+    async fn read_array<const N: usize>(&mut self) -> Result<[u8; N], Failure> {
         let mut bytes = [0; N];
         self.stream.read_exact(&mut bytes).await.map_err(broke)?;
         Ok(bytes)
@@ -129,14 +129,14 @@ impl Talk {
 
     /// The server's flags, answered.
     async fn greet(&mut self) -> Result<u16, Failure> {
-        let magic = u64::from_be_bytes(self.take().await?);
+        let magic = u64::from_be_bytes(self.read_array().await?);
         if magic != wire::GREETING {
             return Err(Failure::new(
                 FailureKind::Nonsense,
                 "the server does not speak NBD: check the address and port",
             ));
         }
-        match u64::from_be_bytes(self.take().await?) {
+        match u64::from_be_bytes(self.read_array().await?) {
             wire::NEWSTYLE => {}
             wire::OLDSTYLE => {
                 return Err(Failure::new(
@@ -151,7 +151,7 @@ impl Talk {
                 ));
             }
         }
-        let flags = u16::from_be_bytes(self.take().await?);
+        let flags = u16::from_be_bytes(self.read_array().await?);
         let ours = u32::from(flags & (wire::FIXED_NEWSTYLE | wire::NO_ZEROES));
         self.give(&ours.to_be_bytes()).await?;
         Ok(flags)
@@ -195,7 +195,7 @@ impl Talk {
         self.give(&wire::option(opt, data)).await?;
         let mut replies = Vec::new();
         loop {
-            let (kind, len) = wire::reply_head(&self.take().await?, opt)?;
+            let (kind, len) = wire::reply_head(&self.read_array().await?, opt)?;
             let mut data = vec![0; len];
             self.stream.read_exact(&mut data).await.map_err(broke)?;
             let reply = wire::reply(kind, &data)?;
@@ -292,7 +292,7 @@ impl Talk {
         })?;
         let facts = wire::export_facts(&facts)?;
         if padded {
-            self.take::<124>().await?;
+            self.read_array::<124>().await?;
         }
         Ok(facts)
     }

@@ -531,7 +531,7 @@ impl Reader {
             let range = pool.aligned(self.next..stop, block);
             let len = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
             let first = self.window.is_empty();
-            let Some(buffer) = pool.buffers.take(len, first) else { break };
+            let Some(buffer) = pool.buffers.acquire(len, first) else { break };
             let answer = connection.read(range.clone(), buffer)?;
             self.window.push_back(InFlight { start: range.start, answer });
             self.next = range.end;

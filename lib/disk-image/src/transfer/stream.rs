@@ -60,7 +60,7 @@ impl<'a> Stream<'a> {
             return Ok(None);
         }
         self.shared.rest()?;
-        let mut buf = self.shared.chunks.take(&self.shared.halt)?;
+        let mut buf = self.shared.chunks.acquire(&self.shared.halt)?;
         let host = self.at - self.carry.len() as u64;
         let pad = usize::try_from(host % PAGE).unwrap_or(0);
         let from = pad + self.carry.len();

@@ -208,7 +208,7 @@ mod tests {
         let creating = State::Waiting { reason: "ContainerCreating".into(), message: String::new() };
         let mut stuck = worker("Pending", creating.clone(), None);
         stuck.hindrance = hindrance("FailedMount");
-        let (phase, running, reason, message) = shown(&stuck);
+        let (phase, running, reason, message) = mirrored(&stuck);
         assert_eq!((phase.as_str(), running.as_str(), reason.as_str()), ("Pending", "false", "FailedMount"));
         assert_eq!(message, "configmap \"c\" not found");
         let mut claim = Claim::default();
@@ -223,14 +223,14 @@ mod tests {
         assert_eq!(changes[names::RUNNING].as_deref(), Some("true"));
         // The image of a node pull is another container's.
         stuck.hindrance = hindrance("ImagePullBackOff");
-        assert_eq!((shown(&stuck).1.as_str(), shown(&stuck).2.as_str()), ("false", "ImagePullBackOff"));
+        assert_eq!((mirrored(&stuck).1.as_str(), mirrored(&stuck).2.as_str()), ("false", "ImagePullBackOff"));
     }
 
     fn ended(status: i64, reason: &str, message: &str) -> Ended {
         Ended { status, reason: reason.into(), message: message.into() }
     }
 
-    fn shown(worker: &Worker) -> (String, String, String, String) {
+    fn mirrored(worker: &Worker) -> (String, String, String, String) {
         let mirror = of(worker, &Claim::default(), false);
         let get = |name: &str| mirror.annotations[name].clone().unwrap();
         (get(names::POD_PHASE), get(names::RUNNING), get(names::RUNNING_REASON), get(names::RUNNING_MESSAGE))
@@ -285,7 +285,7 @@ mod tests {
                 ("Failed", "false", "Evicted", ""),
             ),
         ] {
-            let shown = shown(&worker);
+            let shown = mirrored(&worker);
             assert_eq!(
                 (shown.0.as_str(), shown.1.as_str(), shown.2.as_str(), shown.3.as_str()),
                 expected,

@@ -86,7 +86,7 @@ pub(crate) fn hide(of: &Process, directory: &str, name: &str) -> Result<()> {
 ///
 /// # Errors
 /// The process is gone, or something else than a disk is shown.
-pub(crate) fn shown(of: &Process, directory: &str, name: &str) -> Result<Option<Disk>> {
+pub(crate) fn find(of: &Process, directory: &str, name: &str) -> Result<Option<Disk>> {
     let place = of.directory(directory)?;
     let Some(handle) = place.handle(name)? else { return Ok(None) };
     if mount_of(&handle)? == mount_of(&place)? {

@@ -54,7 +54,7 @@ pub(super) async fn keep(controller: Arc<Controller>, settings: Settings) {
     let mut changed = true;
     loop {
         let due = changed || refreshed.is_none_or(|at| at.elapsed() >= REFRESH);
-        let result = match look(&controller).await {
+        let result = match measure(&controller).await {
             Ok(now) if due || matters(&known, &now) => match write(&controller, &settings, &now).await {
                 Ok(()) => {
                     known = now;
@@ -77,7 +77,7 @@ pub(super) async fn keep(controller: Arc<Controller>, settings: Settings) {
 }
 
 /// The room in the node's pools for each class of the driver.
-async fn look(controller: &Controller) -> Result<Known> {
+async fn measure(controller: &Controller) -> Result<Known> {
     let mut now = Known::new();
     for (_, class) in controller.classes.all() {
         if plan::serves(controller.driver.name(), &class.provisioner) {

@@ -66,7 +66,7 @@ fn a_guest_is_attached_once_and_detached_when_its_pod_is_over() {
     assert_eq!(pod.calls(), ["ADD", "ADD"]);
     let names = Names::secondary("blue");
     assert_eq!(names.pod, "pod16477688c0e", "upstream's name");
-    let shown = pod.shown();
+    let shown = pod.snapshot();
     for part in [&names.port, &names.bridge, &names.tap, "169.254.75.12/32"] {
         assert!(shown.contains(part), "{part} is missing: {shown}");
     }
@@ -85,7 +85,7 @@ fn a_guest_is_attached_once_and_detached_when_its_pod_is_over() {
 
     // As after a restart of the agent.
     let again = pod.wire(spec.clone()).unwrap();
-    assert_eq!((again.nics, pod.shown()), (first.nics, shown));
+    assert_eq!((again.nics, pod.snapshot()), (first.nics, shown));
     assert!(pod.calls().is_empty());
     assert_eq!(pod.seen(), status);
     assert!(pod.networks.sweep(&|_| true).unwrap());
