@@ -349,7 +349,7 @@ pub(crate) mod tests {
         {
             let mut known = state.lock();
             known.ledger.read(Book::default(), Duration::ZERO).unwrap();
-            let turn = known.ledger.turn(range, 0, 0, Duration::ZERO).unwrap();
+            let turn = known.ledger.next_change(range, 0, 0, Duration::ZERO).unwrap();
             known.ledger.wrote(&turn, state.now());
             for part in [Part::Machines, Part::Instances, Part::Pods, Part::Namespaces] {
                 known.set_loaded(part, Duration::ZERO);

@@ -61,7 +61,7 @@ fn main() -> ExitCode {
     let action = Args::parse().action;
     let say: fn(&str) = match action {
         Action::Up { .. } | Action::Down => print_error,
-        Action::Keep | Action::Node { .. } | Action::KeepSecond { .. } => tell,
+        Action::Keep | Action::Node { .. } | Action::KeepSecond { .. } => print,
     };
     match act(action) {
         Ok(()) => ExitCode::SUCCESS,
@@ -132,18 +132,18 @@ fn introduce(place: &Place, runs: &str) {
         place.number(),
         place.containerd().display()
     ));
-    tell(&format!("export KUBECONFIG={}", place.kubeconfig().display()));
+    print(&format!("export KUBECONFIG={}", place.kubeconfig().display()));
 }
 
 fn down(ended: &Ended) {
     for place in &ended.stopped {
-        tell(&format!("stopped: node {} in {}", place.number(), place.folder().display()));
+        print(&format!("stopped: node {} in {}", place.number(), place.folder().display()));
     }
     for place in &ended.removed {
-        tell(&format!("removed: what node {} has left in {}", place.number(), place.folder().display()));
+        print(&format!("removed: what node {} has left in {}", place.number(), place.folder().display()));
     }
     if ended.stopped.is_empty() && ended.removed.is_empty() {
-        tell("there was no node to stop");
+        print("there was no node to stop");
     }
 }
 
@@ -161,6 +161,6 @@ fn print_error(text: &str) {
 
 /// Standard output is the answer: of `up` for a user, of `keep` and `node` for the process that started them. It may have no
 /// reader left.
-fn tell(text: &str) {
+fn print(text: &str) {
     let _ = writeln!(io::stdout(), "{text}");
 }

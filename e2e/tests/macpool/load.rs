@@ -300,7 +300,7 @@ fn no_address_is_given_twice_under_load_nor_when_replicas_are_killed() {
             assert_eq!(reply["response"]["allowed"], false, "{mac} of {name}");
         }
     }
-    changes::told(&place, &done.passed);
+    changes::check_events(&place, &done.passed);
 }
 
 /// Authorities every 20 seconds and certificates every 5, under the whole load: no connection is refused.
@@ -386,7 +386,7 @@ fn duplicates_that_pass_while_a_replica_is_down_are_all_reported() {
     }
     // Both are up again: each duplicate raises the event, and is counted; no address is given to a third.
     let first = place.replica(0, &more);
-    changes::told(&place, &passed);
+    changes::check_events(&place, &passed);
     for (mac, _, _) in &passed {
         for replica in [&first, &second] {
             let metric = format!("kmp_mac_collisions{{mac=\"{mac}\"}}");

@@ -183,7 +183,7 @@ impl Driver {
             modify::apply(&open, volume, request.attributes)?;
         }
         let capacity = volume.and_then(|volume| volume.record).map_or(0, |record| record.capacity);
-        Ok(Created { capacity: told(&open, shape, capacity), shared: pool.config.shared })
+        Ok(Created { capacity: reported_capacity(&open, shape, capacity), shared: pool.config.shared })
     }
 
     /// The volume that has the name already, in this pool or in another.
@@ -369,7 +369,7 @@ fn at_least(range: Range, capacity: u64) -> Result<Range> {
 }
 
 /// Capacity that answers and metrics report: upstream's number where the pool is configured for it.
-pub(crate) fn told(open: &Open<'_>, shape: Shape, capacity: u64) -> u64 {
+pub(crate) fn reported_capacity(open: &Open<'_>, shape: Shape, capacity: u64) -> u64 {
     match open.pool.config.capacity {
         Capacity::Filesystem if shape == Shape::Folder => pretty(open.size_and_free().0),
         Capacity::Filesystem | Capacity::Request => capacity,

@@ -57,7 +57,7 @@ impl Driver {
                 capacity
             }
         };
-        Ok((create::told(&open, volume.shape, capacity), volume.shape != Shape::Folder))
+        Ok((create::reported_capacity(&open, volume.shape, capacity), volume.shape != Shape::Folder))
     }
 
     /// Leaves a volume that another node has to that node.
@@ -105,7 +105,7 @@ impl Driver {
                 }
             }
         }
-        Ok(create::told(&open, volume.shape, capacity))
+        Ok(create::reported_capacity(&open, volume.shape, capacity))
     }
 }
 

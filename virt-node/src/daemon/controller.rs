@@ -319,9 +319,9 @@ impl Controller {
                 self.touch(&uid);
             }
             Message::Progress(uid, percent) => self.progress(&uid, percent),
-            Message::Told(uid, reason, text) => self.told(&uid, reason, &text),
+            Message::Told(uid, reason, text) => self.record_event(&uid, reason, &text),
             Message::News(uid, news) => {
-                self.news(&uid, news);
+                self.handle_news(&uid, news);
                 self.touch(&uid);
             }
             Message::Born(child) => reap(child, self.sender()),
@@ -439,12 +439,12 @@ impl Controller {
         drop(thread::Builder::new().name("ask".to_owned()).spawn(work));
     }
 
-    /// Whether a run has a folder.
-    pub(super) fn seen(&mut self, uid: &str) -> LauncherState {
+    /// The last known state of a run's launcher; read from its folder if none is known.
+    pub(super) fn launcher_state(&mut self, uid: &str) -> LauncherState {
         if let Some(seen) = self.memory.get(uid).and_then(|memory| memory.seen.clone()) {
             return seen;
         }
-        let seen = apply::left(&self.state.run(uid));
+        let seen = apply::recorded_state(&self.state.run(uid));
         self.memory(uid).seen = Some(seen.clone());
         seen
     }

@@ -42,7 +42,7 @@ impl Controller {
             stand: self.claims_stand(&key.namespace, &run.spec),
             networks: run.is_deleting() && networks::kept(&self.state, run.uid()),
             asked: self.memory(run.uid()).asked,
-            seen: self.seen(run.uid()),
+            seen: self.launcher_state(run.uid()),
             attempt: self.attempt(run.uid()),
         };
         let actions = reconcile::instance::reconcile(&observed);

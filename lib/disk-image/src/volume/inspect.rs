@@ -107,7 +107,7 @@ pub(super) fn check_device(config: &Config, facts: &Facts) -> Result<(), Error> 
 pub(super) fn check_size(config: &Config, facts: &Facts) -> Result<(), Error> {
     match (config.contract, config.size) {
         (Contract::CommandLine, Some(request)) => {
-            let asked = plan::asked(facts.mode, request, config.overhead);
+            let asked = plan::requested_size(facts.mode, request, config.overhead);
             let shown = facts.path.display().to_string();
             plan::granted(facts.mode, config.preallocate, asked, facts.capacity, &shown)
         }

@@ -42,7 +42,7 @@ impl Model {
         }
     }
 
-    fn seen(&self) -> Option<Snapshot> {
+    fn observed(&self) -> Option<Snapshot> {
         self.snapshot.as_ref().map(Snapshot::from)
     }
 
@@ -52,7 +52,7 @@ impl Model {
 
     /// One step of the snapshot's plan; false when it rests.
     fn step(&mut self) -> bool {
-        let Some(s) = self.seen() else { return false };
+        let Some(s) = self.observed() else { return false };
         let content = self.content.as_ref().map(Content::from);
         let around = Around {
             content: content.as_ref(),
@@ -125,7 +125,7 @@ impl Model {
         for _ in 0..20 {
             let more = self.step();
             let seen = self.content.as_ref().map(Content::from);
-            let step = seen.map(|content| plan::content(&content, self.seen().as_ref(), false));
+            let step = seen.map(|content| plan::content(&content, self.observed().as_ref(), false));
             match step {
                 Some(ForContent::Finalizers(all)) => {
                     self.content.as_mut().unwrap()["metadata"]["finalizers"] = json!(all);

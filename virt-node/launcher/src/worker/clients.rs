@@ -47,7 +47,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Clients {
     /// Sends an event to all watchers. One that does not keep up is disconnected.
-    pub(super) fn tell(&self, event: &Event) {
+    pub(super) fn broadcast(&self, event: &Event) {
         let Ok(frame) = frame(&Message::Event(event.clone())) else { return };
         let frame: Arc<[u8]> = frame.into();
         locked(&self.watchers).retain(|(queue, stream)| match queue.try_send(Arc::clone(&frame)) {
