@@ -126,11 +126,11 @@ fn topology(driver: &Driver, shared: bool) -> Vec<Topology> {
     if shared {
         return Vec::new();
     }
-    vec![here(driver)]
+    vec![node_topology(driver)]
 }
 
 /// This node as a topology.
-pub(crate) fn here(driver: &Driver) -> Topology {
+pub(crate) fn node_topology(driver: &Driver) -> Topology {
     Topology { segments: HashMap::from([(TOPOLOGY_KEY.to_owned(), driver.config.node.to_string())]) }
 }
 

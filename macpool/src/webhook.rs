@@ -191,7 +191,7 @@ impl Webhook {
             // Where this replica has none left, another may have some.
             if matches!(error.kind(), Kind::Exhausted | Kind::Unreachable)
                 && let Some(wanted) = &wanted
-                && let Some(reply) = self.elsewhere(hook, body, wanted, &answers).await
+                && let Some(reply) = self.forward_review(hook, body, wanted, &answers).await
             {
                 return json(reply);
             }
@@ -238,7 +238,7 @@ impl Webhook {
     }
 
     /// Has another replica answer, with our knowledge of the given addresses; so they are reserved here, too.
-    async fn elsewhere(
+    async fn forward_review(
         &self,
         hook: Hook,
         body: &[u8],

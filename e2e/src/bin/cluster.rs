@@ -94,7 +94,7 @@ fn up(images: &[std::path::PathBuf], storage: bool, platform: bool) -> Result<()
     needs_root()?;
     report_failures()?;
     if let Some(place) = Place::all()?.iter().find(|place| place.kept().is_some()) {
-        introduce(place, "runs already, with the images of its start");
+        print_access(place, "runs already, with the images of its start");
         return Ok(());
     }
     let cluster = Cluster::start()?;
@@ -114,7 +114,7 @@ fn up(images: &[std::path::PathBuf], storage: bool, platform: bool) -> Result<()
         return Err(error);
     }
     // The node is kept as the very last: until then it ends with this process, however that does.
-    introduce(cluster.place(), "runs");
+    print_access(cluster.place(), "runs");
     cluster.keep()
 }
 
@@ -126,7 +126,7 @@ fn install(cluster: &Cluster) -> Result<()> {
 }
 
 /// How to reach a node and how to end it.
-fn introduce(place: &Place, runs: &str) {
+fn print_access(place: &Place, runs: &str) {
     print_error(&format!(
         "node {} {runs}; its containerd is at {}; `make cluster-down` ends it",
         place.number(),

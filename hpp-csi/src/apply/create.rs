@@ -212,8 +212,9 @@ impl Driver {
         let (guard, from_pool, found, capacity, sector, of, from) = match source {
             Source::Volume(id) => {
                 let guard = self.locks.share(Thing::Volume(id.clone()))?;
-                let (from, volume) =
-                    self.volume(id)?.ok_or_else(|| self.elsewhere("volume", id, open.pool.config.shared))?;
+                let (from, volume) = self
+                    .volume(id)?
+                    .ok_or_else(|| self.missing_source("volume", id, open.pool.config.shared))?;
                 let capacity = volume.record.as_ref().map_or(0, |record| record.capacity);
                 let sector = volume.record.as_ref().map_or(512, |record| record.sector);
                 let content = match volume.shape {
@@ -226,7 +227,7 @@ impl Driver {
                 let guard = self.locks.share(Thing::Snapshot(id.clone()))?;
                 let (from, snapshot) = self
                     .snapshot(id)?
-                    .ok_or_else(|| self.elsewhere("snapshot", id, open.pool.config.shared))?;
+                    .ok_or_else(|| self.missing_source("snapshot", id, open.pool.config.shared))?;
                 let missing = || from.pool.error(Kind::Precondition, format!("snapshot {id} has no content"));
                 let folder = from.snapshots()?.ok_or_else(missing)?.need_dir(id)?;
                 let content = match snapshot.record.shape {
@@ -281,11 +282,11 @@ impl Driver {
     /// The volume that a snapshot is to be taken of.
     pub(crate) fn need_source(&self, id: &Id) -> Result<(Open<'_>, crate::pool::Volume)> {
         let shared = || self.pools.iter().all(|pool| pool.config.shared);
-        self.volume(id)?.ok_or_else(|| self.elsewhere("volume", id, shared()))
+        self.volume(id)?.ok_or_else(|| self.missing_source("volume", id, shared()))
     }
 
     /// The error about a source that is not here; `shared`: nor would another node have it.
-    pub(crate) fn elsewhere(&self, what: &str, id: &Id, shared: bool) -> Error {
+    pub(crate) fn missing_source(&self, what: &str, id: &Id, shared: bool) -> Error {
         let node = &self.config.node;
         if !shared && self.may_be_elsewhere(id) {
             return Error::new(
@@ -396,7 +397,7 @@ fn make(open: &Open<'_>, request: &Request, mut record: Record, content: Option<
     let id = &request.id;
     let tmp = open.tmp()?;
     let name = super::volume_in_tmp(id, content.map(|content| content.how));
-    super::ready(open, &tmp, &name, || goes_on(&tmp, &name, content))?;
+    super::ready(open, &tmp, &name, || is_resumable(&tmp, &name, content))?;
     let made = build(open, &tmp, &name, request, &mut record, content).and_then(|used| {
         content.map_or(Ok(()), Content::is_whole)?;
         super::write_volume_record(open, id, &record)?;
@@ -426,7 +427,7 @@ fn make(open: &Open<'_>, request: &Request, mut record: Record, content: Option<
 }
 
 /// Whether what is there under `name` is a copy of the content that an earlier try began.
-fn goes_on(tmp: &Dir, name: &str, content: Option<&Content>) -> Result<bool> {
+fn is_resumable(tmp: &Dir, name: &str, content: Option<&Content>) -> Result<bool> {
     let Some(content) = content else { return Ok(false) };
     match (&content.from, content.shape) {
         (From::Folder(_), _) => super::is_copy_of_tree(&content.name, tmp, name),

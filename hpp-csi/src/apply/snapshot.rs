@@ -94,7 +94,7 @@ pub(super) fn estimate(open: &Open<'_>, volume: &Volume) -> Result<u64> {
 fn take_snapshot(open: &Open<'_>, id: &Id, volume: &Volume, how: How) -> Result<SnapshotRecord> {
     let tmp = open.tmp()?;
     let name = super::snapshot_in_tmp(id, how);
-    super::ready(open, &tmp, &name, || goes_on(open, &tmp, &name, volume))?;
+    super::ready(open, &tmp, &name, || is_resumable(open, &tmp, &name, volume))?;
     let before = match how {
         How::Copy => Some(Before::of(&content(open, volume)?.of())?),
         How::Share => None,
@@ -175,7 +175,7 @@ fn source_name(volume: &Volume) -> String {
 }
 
 /// Whether what is there under `name` is a copy of the volume that an earlier try began.
-fn goes_on(open: &Open<'_>, tmp: &Dir, name: &str, volume: &Volume) -> Result<bool> {
+fn is_resumable(open: &Open<'_>, tmp: &Dir, name: &str, volume: &Volume) -> Result<bool> {
     let Some(folder) = tmp.dir(name)? else { return Ok(false) };
     match volume.shape {
         Shape::Folder => super::is_copy_of_tree(&source_name(volume), &folder, DATA),

@@ -180,7 +180,8 @@ struct Session {
 impl Drop for Session {
     fn drop(&mut self) {
         let connections = std::mem::take(&mut *lock(&self.pool.connections));
-        let goodbyes: Vec<_> = connections.iter().filter_map(|connection| connection.farewell()).collect();
+        let goodbyes: Vec<_> =
+            connections.iter().filter_map(|connection| connection.disconnected()).collect();
         drop(connections);
         let all = async {
             for goodbye in goodbyes {

@@ -57,7 +57,7 @@ pub(super) fn read_job(
     let mut rest = job.extents.into_iter().peekable();
     let mut left = None;
     while let Some(first) = left.take().or_else(|| rest.next()) {
-        shared.rest()?;
+        shared.throttle()?;
         let mut buf = shared.chunks.acquire(&shared.halt)?;
         let pad = match first.content {
             Content::Plain { .. } => usize::try_from(first.guest % PAGE).unwrap_or(0),

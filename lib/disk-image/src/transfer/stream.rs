@@ -59,7 +59,7 @@ impl<'a> Stream<'a> {
         if self.ended {
             return Ok(None);
         }
-        self.shared.rest()?;
+        self.shared.throttle()?;
         let mut buf = self.shared.chunks.acquire(&self.shared.halt)?;
         let host = self.at - self.carry.len() as u64;
         let pad = usize::try_from(host % PAGE).unwrap_or(0);

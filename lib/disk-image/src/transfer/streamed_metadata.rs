@@ -25,7 +25,7 @@ use super::stream::{PAGE, Piece, Stream, send, truncated};
 use super::work::Chunk;
 use crate::error::{Error, Kind};
 use crate::extent::{Content, Extent, RangeSet};
-use crate::format::{Leaf, Table, TableExtents, apart};
+use crate::format::{Leaf, Table, TableExtents, check_disjoint};
 use crate::source::{Access, read_range};
 
 /// Extents that may be known but not yet reached: 15 MiB.
@@ -127,7 +127,7 @@ impl<'a> Open<'a> {
             let key = (leaf.table.host, leaf.index);
             let near = [self.leaves.range(..key).next_back(), self.leaves.range(key..).next()];
             for (_, (other, _)) in near.into_iter().flatten() {
-                apart(self.shared.image.layout.format(), &leaf, other)?;
+                check_disjoint(self.shared.image.layout.format(), &leaf, other)?;
             }
             self.leaves.insert(key, (leaf, 0));
         }

@@ -61,7 +61,7 @@ impl Clients {
     }
 
     /// Waits, within a limit, until all calls are answered and all watchers have every event.
-    pub(super) fn farewell(&self, patience: Duration) {
+    pub(super) fn drain(&self, patience: Duration) {
         locked(&self.watchers).clear();
         let until = Instant::now() + patience;
         while self.talking.load(Ordering::Acquire) > 0 && Instant::now() < until {
