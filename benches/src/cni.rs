@@ -205,7 +205,8 @@ impl Bench {
         let _pods = self.fill(STALE, &config)?;
         let mut call: Value = serde_json::from_str(&config)?;
         call["cni.dev/valid-attachments"] = json!([]);
-        let took = Figures::of(vec![self.call(Side::Ours, "GC", self.nobody(), &call.to_string())?])?;
+        let took =
+            Figures::of(vec![self.call(Side::Ours, "GC", self.no_attachment(), &call.to_string())?])?;
         let left = String::from_utf8(run(Command::new("ip").args(["-o", "link"]))?)?;
         ensure!(!left.contains("stale/"), "the GC left links behind: {left}");
         Ok(Comparison::new(row, took, "-", took, Bar::Below(1000.0)))
@@ -242,7 +243,7 @@ impl Bench {
         let theirs = measured(Side::Theirs, TIMES / 20)?;
         let mut call: Value = serde_json::from_str(&config)?;
         call["cni.dev/valid-attachments"] = json!([]);
-        self.call(Side::Ours, "GC", self.nobody(), &call.to_string())?;
+        self.call(Side::Ours, "GC", self.no_attachment(), &call.to_string())?;
         let (add, delete) = (format!("{row}: ADD"), format!("{row}: DEL"));
         Ok(vec![
             Comparison::new(&add, full.0, "ours, empty node", empty.0, Bar::Slower(1.2)),
@@ -300,7 +301,7 @@ impl Bench {
     }
 
     /// For a verb that is about no attachment.
-    fn nobody(&self) -> Attachment<'_> {
+    fn no_attachment(&self) -> Attachment<'_> {
         Attachment { container: "", interface: "", pod: &self.pod }
     }
 

@@ -53,7 +53,7 @@ pub fn run(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
             let known = PLUGINS.join(", ");
             let message =
                 format!("no plugin is called \"{name}\"; those are {known}, with or without cnv- before");
-            tell(&protocol::answer(Err(Error::new(Kind::Environment, message)), None))
+            write_answer(&protocol::answer(Err(Error::new(Kind::Environment, message)), None))
         }
     }
 }
@@ -93,7 +93,7 @@ fn serve(plugin: &dyn Plugin) -> ExitCode {
         }
     };
     let answer = protocol::answer(result, reading.version);
-    let code = tell(&answer);
+    let code = write_answer(&answer);
     // A lost answer: the runtime does not know of the attachment.
     if answer.success
         && code == ExitCode::FAILURE
@@ -106,7 +106,7 @@ fn serve(plugin: &dyn Plugin) -> ExitCode {
 }
 
 /// Writes the one document of an answer, at once: a reader sees it or nothing.
-fn tell(answer: &Answer) -> ExitCode {
+fn write_answer(answer: &Answer) -> ExitCode {
     if let Some(document) = &answer.document {
         let text = document.to_string() + "\n";
         if let Err(error) = std::io::stdout().write_all(text.as_bytes()) {

@@ -102,7 +102,7 @@ fn rows() -> Vec<Row> {
     ]
 }
 
-fn seen(host: &Host, pod: &Namespace, seen: Effect, name: &str) -> String {
+fn observed(host: &Host, pod: &Namespace, seen: Effect, name: &str) -> String {
     let member = |link: Value, pointer: &str| link.pointer(pointer).unwrap_or(&Value::Null).to_string();
     let output = |namespace: &Namespace, line: &str| {
         let (program, arguments) = line.split_once(' ').unwrap();
@@ -163,7 +163,7 @@ fn every_nth_key(version: &str, first: usize, parts: usize) {
             | Effect::HostEnd(_)
             | Effect::PodEnd(_)
             | Effect::Node(_)
-            | Effect::Pod(_)) => seen(&host, &pod, other, &name),
+            | Effect::Pod(_)) => observed(&host, &pod, other, &name),
         };
         // A bridge is up soon after its port, not with it.
         let until = Instant::now() + Duration::from_secs(10);

@@ -66,7 +66,7 @@ impl Cluster {
     }
 
     fn meet(supervisor: &mut Child) -> Result<(Place, tokio::runtime::Runtime, Client)> {
-        let place = Place::of(said(supervisor, supervisor::STARTED)?.parse()?)?;
+        let place = Place::of(read_line(supervisor, supervisor::STARTED)?.parse()?)?;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let client = runtime.block_on(connect(&place.kubeconfig()))?;
         runtime.block_on(ready(&client))?;
@@ -206,7 +206,7 @@ impl Cluster {
             .context("cannot start the second node's supervisor")?;
         let place = self.place.second();
         let name = place.node_name();
-        let started = said(&mut supervisor, supervisor::STARTED)
+        let started = read_line(&mut supervisor, supervisor::STARTED)
             .and_then(|_| self.run(node_ready(&self.client, &name, Instant::now() + READY)));
         let second = Second { place, supervisor };
         started.map(|()| second)
@@ -218,7 +218,7 @@ impl Cluster {
     /// When it has ended.
     pub fn keep(mut self) -> Result<()> {
         writeln!(self.supervisor.stdin.as_mut().context("a pipe")?, "{}", supervisor::KEEP)?;
-        said(&mut self.supervisor, supervisor::KEPT)?;
+        read_line(&mut self.supervisor, supervisor::KEPT)?;
         self.kept = true;
         Ok(())
     }
@@ -335,11 +335,11 @@ pub fn stop_kept() -> Result<Ended> {
             rustix::process::kill_process(supervisor, rustix::process::Signal::TERM)?;
         }
         let deadline = Instant::now() + STOP;
-        let mut taken = place.clone().try_take()?;
+        let mut taken = place.clone().try_acquire()?;
         while taken.is_none() && kept.is_some() {
             ensure!(Instant::now() < deadline, "the supervisor, process {kept:?}, did not end in {STOP:?}");
             thread::sleep(Duration::from_millis(50));
-            taken = place.clone().try_take()?;
+            taken = place.clone().try_acquire()?;
         }
         if taken.is_some() {
             supervisor::clean(&place).with_context(|| format!("cannot remove node {}", place.number()))?;
@@ -380,7 +380,7 @@ pub fn needs_root() -> Result<()> {
 }
 
 /// The supervisor's next line without what it has to begin with.
-fn said(supervisor: &mut Child, beginning: &str) -> Result<String> {
+fn read_line(supervisor: &mut Child, beginning: &str) -> Result<String> {
     let stdout = supervisor.stdout.as_mut().context("a pipe")?;
     let mut said = Vec::new();
     let mut byte = [0];

@@ -281,14 +281,18 @@ fn start(running: &mut Running<'_>, programs: &Programs, over: &AtomicBool) -> R
     }
     let memlock = place.path("low-memlock.json");
     fs::write(&memlock, low_memlock()?)?;
-    running.start("containerd", "containerd", &["--config".into(), shown(&place.path("containerd.toml"))])?;
+    running.start(
+        "containerd",
+        "containerd",
+        &["--config".into(), display(&place.path("containerd.toml"))],
+    )?;
     running
         .until("containerd", over, || Ok(place.containerd().exists() && ctr(place, &["version"]).is_ok()))?;
-    ctr(place, &["images", "import", &shown(&place.path("busybox.tar"))])?;
+    ctr(place, &["images", "import", &display(&place.path("busybox.tar"))])?;
     // A program that finds no API server waits longer and longer before it asks again.
     running.until("the API server", over, || {
         let asked = Command::new(programs.kubectl())
-            .args(["--kubeconfig", &shown(&place.kubeconfig()), "get", "--raw", "/readyz"])
+            .args(["--kubeconfig", &display(&place.kubeconfig()), "get", "--raw", "/readyz"])
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .status()
@@ -299,7 +303,7 @@ fn start(running: &mut Running<'_>, programs: &Programs, over: &AtomicBool) -> R
     running.start(
         "coredns",
         programs.dns.join("coredns"),
-        &["-conf".into(), shown(&place.path("Corefile"))],
+        &["-conf".into(), display(&place.path("Corefile"))],
     )?;
     running.start("kubelet", program("kubelet"), &kubelet_arguments(place))?;
     if !place.is_second() {
@@ -313,7 +317,7 @@ fn start(running: &mut Running<'_>, programs: &Programs, over: &AtomicBool) -> R
 /// containerd's own client, on this cluster's containerd.
 pub(crate) fn ctr(place: &Place, arguments: &[&str]) -> Result<()> {
     let run = Command::new("ctr")
-        .args(["--address", &shown(&place.containerd()), "--namespace", "k8s.io"])
+        .args(["--address", &display(&place.containerd()), "--namespace", "k8s.io"])
         .args(arguments)
         .output()
         .context("cannot run ctr; `make deps` installs it")?;
@@ -322,7 +326,7 @@ pub(crate) fn ctr(place: &Place, arguments: &[&str]) -> Result<()> {
     Ok(())
 }
 
-fn shown(path: &Path) -> String {
+fn display(path: &Path) -> String {
     path.display().to_string()
 }
 
@@ -333,7 +337,7 @@ fn flags<const N: usize>(pairs: [(&str, String); N]) -> Vec<String> {
 
 fn etcd(place: &Place) -> Vec<String> {
     flags([
-        ("data-dir", shown(&place.path("etcd"))),
+        ("data-dir", display(&place.path("etcd"))),
         ("listen-client-urls", "http://127.0.0.1:2379".into()),
         ("advertise-client-urls", "http://127.0.0.1:2379".into()),
         ("listen-peer-urls", "http://127.0.0.1:2380".into()),
@@ -349,7 +353,7 @@ const AUDIT: &str = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [Req
     - {level: Metadata, verbs: [create, update, patch, delete, deletecollection]}\n- {level: None}\n";
 
 fn apiserver(place: &Place) -> Vec<String> {
-    let pki = |name: &str| shown(&place.pki().join(name));
+    let pki = |name: &str| display(&place.pki().join(name));
     flags([
         ("etcd-servers", "http://127.0.0.1:2379".into()),
         ("secure-port", "6443".into()),
@@ -378,14 +382,14 @@ fn apiserver(place: &Place) -> Vec<String> {
         // Webhooks and aggregated APIs are reached by endpoint, with no DNS.
         ("enable-aggregator-routing", "true".into()),
         ("allow-privileged", "true".into()),
-        ("audit-policy-file", shown(&place.path("audit.yaml"))),
-        ("audit-log-path", shown(&place.path("audit.log"))),
+        ("audit-policy-file", display(&place.path("audit.yaml"))),
+        ("audit-log-path", display(&place.path("audit.log"))),
     ])
 }
 
 fn controller_manager(place: &Place) -> Vec<String> {
-    let config = shown(&place.config("controller-manager"));
-    let pki = |name: &str| shown(&place.pki().join(name));
+    let config = display(&place.config("controller-manager"));
+    let pki = |name: &str| display(&place.pki().join(name));
     flags([
         ("kubeconfig", config.clone()),
         ("authentication-kubeconfig", config.clone()),
@@ -402,7 +406,7 @@ fn controller_manager(place: &Place) -> Vec<String> {
 }
 
 fn scheduler(place: &Place) -> Vec<String> {
-    let config = shown(&place.config("scheduler"));
+    let config = display(&place.config("scheduler"));
     flags([
         ("kubeconfig", config.clone()),
         ("authentication-kubeconfig", config.clone()),
@@ -413,7 +417,7 @@ fn scheduler(place: &Place) -> Vec<String> {
 
 fn proxy(place: &Place) -> Vec<String> {
     flags([
-        ("kubeconfig", shown(&place.config("proxy"))),
+        ("kubeconfig", display(&place.config("proxy"))),
         ("proxy-mode", "nftables".into()),
         ("hostname-override", place.node_name()),
         ("cluster-cidr", place.pods()),
@@ -434,15 +438,15 @@ fn corefile(place: &Place) -> String {
 
 fn kubelet_arguments(place: &Place) -> Vec<String> {
     flags([
-        ("config", shown(&place.path("kubelet.json"))),
-        ("kubeconfig", shown(&place.config(&format!("kubelet-{}", place.node_name())))),
+        ("config", display(&place.path("kubelet.json"))),
+        ("kubeconfig", display(&place.config(&format!("kubelet-{}", place.node_name())))),
         ("hostname-override", place.node_name()),
         ("node-ip", place.node_address().to_string()),
     ])
 }
 
 fn kubelet(place: &Place) -> serde_json::Value {
-    let pki = |name: &str| shown(&place.pki().join(name));
+    let pki = |name: &str| display(&place.pki().join(name));
     json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -459,7 +463,7 @@ fn kubelet(place: &Place) -> serde_json::Value {
         "containerRuntimeEndpoint": format!("unix://{}", place.containerd().display()),
         "tlsCertFile": pki(&format!("kubelet-{}.crt", place.node_name())),
         "tlsPrivateKeyFile": pki(&format!("kubelet-{}.key", place.node_name())),
-        "resolvConf": shown(&place.path("resolv.conf")),
+        "resolvConf": display(&place.path("resolv.conf")),
         "clusterDNS": [place.node_address()],
         "clusterDomain": DOMAIN,
         // The machine's disk may be full of other things; images and pods are not removed for that.
@@ -479,9 +483,9 @@ fn kubelet(place: &Place) -> serde_json::Value {
 }
 
 fn containerd(place: &Place) -> String {
-    let socket = shown(&place.containerd());
-    let memlock = shown(&place.path("low-memlock.json"));
-    let registries = shown(&place.path("registries"));
+    let socket = display(&place.containerd());
+    let memlock = display(&place.path("low-memlock.json"));
+    let registries = display(&place.path("registries"));
     // restrict_oom_score_adj: lowering a score needs CAP_SYS_RESOURCE; without it a pod would not start.
     format!(
         r#"version = 2

@@ -47,15 +47,15 @@ pub struct Taken {
 }
 
 impl Place {
-    /// Takes a free place.
+    /// Acquires a free place.
     ///
     /// # Errors
     /// When all are taken, or the folder of the places cannot be used.
-    pub fn take() -> Result<Taken> {
+    pub fn acquire() -> Result<Taken> {
         let parent = Self::parent()?;
         fs::create_dir_all(&parent).with_context(|| format!("cannot create {}", parent.display()))?;
         for place in Self::all()? {
-            if let Some(taken) = place.try_take()? {
+            if let Some(taken) = place.try_acquire()? {
                 return Ok(taken);
             }
         }
@@ -64,8 +64,8 @@ impl Place {
         )
     }
 
-    /// Takes this place, unless it is in use.
-    pub(crate) fn try_take(self) -> Result<Option<Taken>> {
+    /// Acquires this place, unless it is in use.
+    pub(crate) fn try_acquire(self) -> Result<Option<Taken>> {
         let lock = File::create(self.folder.with_added_extension("lock"))?;
         match lock.try_lock() {
             Ok(()) => Ok(Some(Taken { place: self, _lock: lock })),

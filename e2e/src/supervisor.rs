@@ -53,7 +53,7 @@ enum Event {
 pub fn keep() -> Result<()> {
     // Not in the terminal's session: Ctrl-C is for the test, and its end ends the cluster.
     rustix::process::setsid().context("cannot start a session")?;
-    let taken = Place::take()?;
+    let taken = Place::acquire()?;
     let place = &taken.place;
     clean(place).context("cannot remove what an earlier cluster left")?;
     let failure = run(place, &link).err().map(|error| with_logs(place, &format!("{error:#}")));
@@ -121,7 +121,7 @@ fn live(
     loop {
         match events.recv().context("all senders are gone")? {
             Event::Stop => return Ok(()),
-            Event::Line(line) => return Err(told(&line)),
+            Event::Line(line) => return Err(unexpected(&line)),
             Event::Ended => bail!("the node's first process ended"),
             Event::Keep => {
                 place.set_kept()?;
@@ -135,14 +135,14 @@ fn live(
 }
 
 /// The error for an unexpected line of the node's first process.
-fn told(line: &str) -> anyhow::Error {
+fn unexpected(line: &str) -> anyhow::Error {
     anyhow!("{}", line.strip_prefix(FAILED).unwrap_or(line))
 }
 
 fn expect(events: &Receiver<Event>, line: &str, deadline: Instant) -> Result<()> {
     match events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
         Ok(Event::Line(said)) if said == line => Ok(()),
-        Ok(Event::Line(said)) => Err(told(&said)),
+        Ok(Event::Line(said)) => Err(unexpected(&said)),
         Ok(Event::Ended) => bail!("the node's first process ended before it said {line:?}"),
         Ok(Event::Stop | Event::Keep) => bail!("stopped while starting"),
         Err(RecvTimeoutError::Timeout) => bail!("the node did not say {line:?} in {START:?}"),

@@ -70,7 +70,7 @@ fn is_copy_of_file(from: &File, folder: &Dir, name: impl AsRef<Path>) -> Result<
 
 /// Whether `name` in `folder` is a begun copy of the tree `source`.
 fn is_copy_of_tree(source: &str, folder: &Dir, name: impl AsRef<Path>) -> Result<bool> {
-    Ok(folder.dir(name)?.is_some_and(|begun| Since::told(begun.as_fd(), source).is_some()))
+    Ok(folder.dir(name)?.is_some_and(|begun| Since::recorded(begun.as_fd(), source).is_some()))
 }
 
 /// A file to put content in: a new one, or that of a copy that goes on.

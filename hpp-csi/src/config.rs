@@ -215,7 +215,7 @@ pub fn pools(json: &str) -> Result<Vec<PoolConfig>> {
             return Err(invalid(format!("--datadir gives two pools the name {:?}", pool.name)));
         }
     }
-    apart(&pools)?;
+    check_disjoint(&pools)?;
     Ok(pools)
 }
 
@@ -223,7 +223,7 @@ pub fn pools(json: &str) -> Result<Vec<PoolConfig>> {
 ///
 /// # Errors
 /// [`Kind::Invalid`] when one does.
-pub(crate) fn apart(pools: &[PoolConfig]) -> Result<()> {
+pub(crate) fn check_disjoint(pools: &[PoolConfig]) -> Result<()> {
     for (at, pool) in pools.iter().enumerate() {
         let PoolConfig { name, path, snapshots, .. } = pool;
         let (shown, shown_snapshots) = (path.display(), snapshots.display());

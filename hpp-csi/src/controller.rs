@@ -126,11 +126,11 @@ fn topology(driver: &Driver, shared: bool) -> Vec<Topology> {
     if shared {
         return Vec::new();
     }
-    vec![here(driver)]
+    vec![node_topology(driver)]
 }
 
 /// This node as a topology.
-pub(crate) fn here(driver: &Driver) -> Topology {
+pub(crate) fn node_topology(driver: &Driver) -> Topology {
     Topology { segments: HashMap::from([(TOPOLOGY_KEY.to_owned(), driver.config.node.to_string())]) }
 }
 
@@ -161,7 +161,7 @@ fn wire_volume(driver: &Driver, open: &Open<'_>, volume: &Volume) -> csi::Volume
     let used = open.known.book().volumes.get(&volume.id).map_or(0, |line| line.used);
     let capacity = volume.record.as_ref().map_or(used, |record| record.capacity);
     csi::Volume {
-        capacity_bytes: signed(create::told(open, volume.shape, capacity)),
+        capacity_bytes: signed(create::reported_capacity(open, volume.shape, capacity)),
         volume_id: volume.id.to_string(),
         volume_context: HashMap::new(),
         content_source: None,

@@ -59,7 +59,7 @@ impl Driver {
                 }
             }
         }
-        config::apart(&resolved)?;
+        config::check_disjoint(&resolved)?;
         let remembered = Arc::new(KnownPools::load(&config.state)?);
         let devices = Arc::new(Devices::scan()?);
         let pools: Vec<Pool> = config

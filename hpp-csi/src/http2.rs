@@ -98,9 +98,9 @@ impl Connection {
         (connection, output)
     }
 
-    /// Takes what the client sent, cut anywhere. `answer` turns a request's message into the answer's. What is to be sent
+    /// Receives bytes of the client, cut anywhere. `answer` turns a request's message into the answer's. What is to be sent
     /// is added to `output`, also when this is the end.
-    pub(crate) fn take(
+    pub(crate) fn receive(
         &mut self,
         bytes: &[u8],
         output: &mut Vec<u8>,
@@ -140,7 +140,7 @@ impl Connection {
             self.input.drain(..there);
             self.greeting = Greeting::Settings;
         }
-        let Some(frame) = Frame::take(&mut self.input)? else { return Ok(false) };
+        let Some(frame) = Frame::decode(&mut self.input)? else { return Ok(false) };
         if self.greeting == Greeting::Settings {
             if frame.kind != kind::SETTINGS || frame.flags & flag::ACK != 0 {
                 return Err(Malformed(code::PROTOCOL_ERROR, "no SETTINGS first"));
@@ -355,18 +355,18 @@ mod tests {
     fn greeted() -> Connection {
         let mut connection = Connection::new().0;
         let hello = [PREFACE, &frame(kind::SETTINGS, 0, 0, &[0, 4, 0, 0, 0xff, 0xff])].concat();
-        assert_eq!(take(&mut connection, &hello), (vec![(kind::SETTINGS, flag::ACK, 0, vec![])], Ok(())));
+        assert_eq!(feed(&mut connection, &hello), (vec![(kind::SETTINGS, flag::ACK, 0, vec![])], Ok(())));
         connection
     }
 
     type Sent = Vec<(u8, u8, u32, Vec<u8>)>;
 
     /// Gives bytes; the answer of a call is its message, twice.
-    fn take(connection: &mut Connection, bytes: &[u8]) -> (Sent, Result<(), End>) {
+    fn feed(connection: &mut Connection, bytes: &[u8]) -> (Sent, Result<(), End>) {
         let mut output = Vec::new();
-        let taken = connection.take(bytes, &mut output, |message| Ok(message.repeat(2)));
+        let taken = connection.receive(bytes, &mut output, |message| Ok(message.repeat(2)));
         let mut frames = Vec::new();
-        while let Ok(Some(Frame { kind, flags, stream, payload })) = Frame::take(&mut output) {
+        while let Ok(Some(Frame { kind, flags, stream, payload })) = Frame::decode(&mut output) {
             frames.push((kind, flags, stream, payload));
         }
         assert!(output.is_empty());
@@ -395,11 +395,11 @@ mod tests {
             (kind::HEADERS, END, 1, b"\0\x0bgrpc-status\x010".to_vec()),
         ];
         let request = request(1, b"\0\0\0\0\x03abc");
-        assert_eq!(take(&mut greeted(), &request), (answer.to_vec(), Ok(())));
+        assert_eq!(feed(&mut greeted(), &request), (answer.to_vec(), Ok(())));
         for cut in 0..request.len() {
             let mut connection = greeted();
-            let (mut sent, _) = take(&mut connection, &request[..cut]);
-            sent.extend(take(&mut connection, &request[cut..]).0);
+            let (mut sent, _) = feed(&mut connection, &request[..cut]);
+            sent.extend(feed(&mut connection, &request[cut..]).0);
             assert_eq!(sent, answer, "{cut}");
         }
     }
@@ -426,7 +426,7 @@ mod tests {
             vec![open, frame(kind::WINDOW_UPDATE, 0, 1, &[0, 0, 0, 1]), all],
         ];
         for (n, way) in ways.iter().enumerate() {
-            let (sent, taken) = take(&mut greeted(), &way.concat());
+            let (sent, taken) = feed(&mut greeted(), &way.concat());
             assert_eq!((answered(sent), taken), (vec![(1, EMPTY.to_vec())], Ok(())), "{n}");
         }
     }
@@ -438,7 +438,7 @@ mod tests {
         let reset = frame(kind::RST_STREAM, 0, 3, &[0, 0, 0, 8]);
         // Frames of a stream that was reset were already in flight.
         let bytes = [open(1), open(3), open(5), reset, end(5), end(3), end(1)].concat();
-        let (sent, taken) = take(&mut greeted(), &bytes);
+        let (sent, taken) = feed(&mut greeted(), &bytes);
         assert_eq!(answered(sent).iter().map(|call| call.0).collect::<Vec<_>>(), [5, 1]);
         assert_eq!(taken, Ok(()));
     }
@@ -447,7 +447,7 @@ mod tests {
     fn a_ping_comes_back_and_its_answer_does_not() {
         let ping = |flags| frame(kind::PING, flags, 0, b"12345678");
         let sent = vec![(kind::PING, flag::ACK, 0, b"12345678".to_vec())];
-        assert_eq!(take(&mut greeted(), &[ping(0), ping(flag::ACK)].concat()), (sent, Ok(())));
+        assert_eq!(feed(&mut greeted(), &[ping(0), ping(flag::ACK)].concat()), (sent, Ok(())));
     }
 
     #[test]
@@ -460,7 +460,7 @@ mod tests {
             (b"\x01\0\0\0\x01a", "12"),
         ];
         for (body, status) in bodies {
-            let (sent, taken) = take(&mut greeted(), &request(1, body));
+            let (sent, taken) = feed(&mut greeted(), &request(1, body));
             let (kind, flags, stream, block) = sent.last().unwrap();
             assert_eq!((*kind, *flags, *stream, taken), (kind::HEADERS, END, 1, Ok(())));
             assert!(block.ends_with(format!("grpc-status\x02{status}").as_bytes()), "{body:?}");
@@ -468,7 +468,7 @@ mod tests {
         // An answer that the window may not have room for.
         let long = vec![b'a'; ANSWER_MAX / 2 + 1];
         let length = u32::try_from(long.len()).unwrap().to_be_bytes();
-        let (sent, _) = take(&mut greeted(), &request(1, &[&[0][..], &length, &long].concat()));
+        let (sent, _) = feed(&mut greeted(), &request(1, &[&[0][..], &length, &long].concat()));
         assert!(sent.last().unwrap().3.ends_with(b"\x018"));
     }
 
@@ -476,9 +476,9 @@ mod tests {
     fn excess_requests_are_refused() {
         // A request that is too long, and the connection goes on.
         let mut connection = greeted();
-        let (sent, taken) = take(&mut connection, &request(1, &[0; REQUEST_MAX + 1]));
+        let (sent, taken) = feed(&mut connection, &request(1, &[0; REQUEST_MAX + 1]));
         assert_eq!((sent.last().unwrap(), taken), (&(kind::RST_STREAM, 0, 1, vec![0, 0, 0, 11]), Ok(())));
-        assert_eq!(answered(take(&mut connection, &request(3, EMPTY)).0).len(), 1);
+        assert_eq!(answered(feed(&mut connection, &request(3, EMPTY)).0).len(), 1);
 
         // Too many at once: the last one may be tried again.
         let streams: Vec<u32> = (0..=STREAMS).map(|n| u32::try_from(2 * n + 1).unwrap()).collect();
@@ -486,14 +486,14 @@ mod tests {
             .iter()
             .map(|&stream| frame(kind::HEADERS, flag::END_HEADERS, stream, HEADERS))
             .collect::<Vec<_>>();
-        let (sent, taken) = take(&mut greeted(), &open.concat());
+        let (sent, taken) = feed(&mut greeted(), &open.concat());
         assert_eq!((sent, taken), (vec![(kind::RST_STREAM, 0, 17, vec![0, 0, 0, 7])], Ok(())));
 
         // All that a connection has.
         let mut connection = greeted();
         for n in 0..CALLS {
             let stream = u32::try_from(2 * n + 1).unwrap();
-            let (sent, taken) = take(&mut connection, &request(stream, EMPTY));
+            let (sent, taken) = feed(&mut connection, &request(stream, EMPTY));
             let last = n + 1 == CALLS;
             assert_eq!(taken, if last { Err(End::Served) } else { Ok(()) });
             assert_eq!(sent.last().unwrap().0, if last { kind::GOAWAY } else { kind::HEADERS });
@@ -531,14 +531,14 @@ mod tests {
             (frame(kind::GOAWAY, 0, 1, &[0; 8]), 1),
         ];
         for (bytes, code) in table {
-            let (sent, taken) = take(&mut greeted(), &bytes);
+            let (sent, taken) = feed(&mut greeted(), &bytes);
             let (kind, _, _, payload) = sent.last().unwrap();
             assert_eq!((*kind, payload.last()), (kind::GOAWAY, Some(&code)), "{bytes:x?}");
             assert!(matches!(taken, Err(End::Broken(_))), "{bytes:x?}");
         }
         for greeting in [&b"GET / HTTP/1.1\r\n"[..], &[PREFACE, &frame(kind::PING, 0, 0, &[0; 8])].concat()] {
             let mut connection = Connection::new().0;
-            assert!(matches!(take(&mut connection, greeting).1, Err(End::Broken(_))));
+            assert!(matches!(feed(&mut connection, greeting).1, Err(End::Broken(_))));
         }
     }
 
@@ -554,7 +554,7 @@ mod tests {
             for _ in 0..12 {
                 let payload: Vec<u8> = (0..random() % 16).map(|_| random()).collect();
                 let bytes = frame(random() % 11, random(), u32::from(random() % 6), &payload);
-                if take(&mut connection, &bytes).1.is_err() {
+                if feed(&mut connection, &bytes).1.is_err() {
                     break;
                 }
                 assert!(connection.input.is_empty() && connection.streams.len() <= STREAMS);

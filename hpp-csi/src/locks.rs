@@ -40,11 +40,11 @@ pub struct Guard {
 }
 
 impl Locks {
-    /// Takes `thing` alone.
+    /// Locks `thing` exclusively.
     ///
     /// # Errors
     /// [`Kind::Busy`] when another call holds the lock.
-    pub fn take(&self, thing: Thing) -> Result<Guard> {
+    pub fn lock(&self, thing: Thing) -> Result<Guard> {
         let mut held = self.map();
         if held.contains_key(&thing) {
             return Err(busy(&thing));
@@ -106,17 +106,17 @@ mod tests {
     fn alone_excludes_all_and_shared_excludes_alone() {
         let locks = Locks::default();
         let thing = || Thing::Volume(Id::read("a").unwrap());
-        let alone = locks.take(thing()).unwrap();
-        assert_eq!(locks.take(thing()).unwrap_err().kind(), Kind::Busy);
+        let alone = locks.lock(thing()).unwrap();
+        assert_eq!(locks.lock(thing()).unwrap_err().kind(), Kind::Busy);
         assert_eq!(locks.share(thing()).unwrap_err().kind(), Kind::Busy);
-        drop(locks.take(Thing::Snapshot(Id::read("a").unwrap())).unwrap());
+        drop(locks.lock(Thing::Snapshot(Id::read("a").unwrap())).unwrap());
         drop(alone);
         let first = locks.share(thing()).unwrap();
         let second = locks.share(thing()).unwrap();
         drop(first);
-        assert_eq!(locks.take(thing()).unwrap_err().kind(), Kind::Busy);
+        assert_eq!(locks.lock(thing()).unwrap_err().kind(), Kind::Busy);
         drop(second);
-        drop(locks.take(thing()).unwrap());
+        drop(locks.lock(thing()).unwrap());
         assert!(locks.map().is_empty());
     }
 }

@@ -72,7 +72,7 @@ fn page(driver: &Driver) -> String {
             let file = file(&open, &id, line.shape).unwrap_or_default();
             let devices = file.and_then(|file| attached.remove(&file)).unwrap_or_default();
             let promised = line.promised();
-            let capacity = create::told(&open, line.shape, promised);
+            let capacity = create::reported_capacity(&open, line.shape, promised);
             volumes.push(Volume {
                 id,
                 pool: name.clone(),

@@ -92,7 +92,7 @@ fn work(args: &Args) -> Result<bool> {
         return target.unmount().map(|()| true);
     };
     if args.check {
-        return Ok(plan(&Source::read(source)?, target.look()?)? == Step::Nothing);
+        return Ok(plan(&Source::read(source)?, target.stat()?)? == Step::Nothing);
     }
     let (stop, stopped) = mpsc::channel();
     serve::signals::watch(move |_| stop.send(()).unwrap_or_default())
@@ -179,13 +179,13 @@ impl Target {
         Ok(Self { folder, name: PathBuf::from(name) })
     }
 
-    fn look(&self) -> Result<Option<Place>> {
-        mounts::look(&self.folder, &self.name)
+    fn stat(&self) -> Result<Option<Place>> {
+        mounts::stat(&self.folder, &self.name)
     }
 
     fn mount(&self, source: &Path) -> Result<()> {
         let found = Source::read(source)?;
-        if plan(&found, self.look()?)? == Step::Nothing {
+        if plan(&found, self.stat()?)? == Step::Nothing {
             return Ok(());
         }
         self.folder.dir_or_make(&self.name, 0o755)?;
@@ -267,7 +267,7 @@ mod tests {
         for _ in 0..2 {
             target.mount(&source).unwrap();
         }
-        assert!(target.look().unwrap().unwrap().mounted);
+        assert!(target.stat().unwrap().unwrap().mounted);
         assert_eq!(fs::read_to_string(host.join("data/csi/file")).unwrap(), "kept");
         let other = place.pool().join("other");
         fs::create_dir_all(&other).unwrap();

@@ -37,7 +37,7 @@ pub(crate) struct Place {
 }
 
 /// The state of `name` in `folder`; `None` when it does not exist.
-pub(crate) fn look(folder: &Dir, name: &Path) -> Result<Option<Place>> {
+pub(crate) fn stat(folder: &Dir, name: &Path) -> Result<Option<Place>> {
     let failed = |error| Error::io(format!("look at {}", folder.path_of(name).display()), error);
     let fd = match rustix::fs::openat(
         folder,
@@ -127,7 +127,7 @@ pub(crate) fn detach(
     ours: impl Fn(Option<Place>) -> Result<bool>,
 ) -> Result<Left> {
     for round in 0..STACK_MAX {
-        let place = match look(folder, name) {
+        let place = match stat(folder, name) {
             Ok(Some(place)) if place.mounted => Some(place),
             Ok(Some(_) | None) => return Ok(Left::Nothing),
             Err(error) if error.kind() == Kind::NotReady => None,

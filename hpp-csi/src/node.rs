@@ -6,7 +6,7 @@ use api::quantity;
 use tonic::{Request, Response, Status};
 
 use crate::apply::publish;
-use crate::controller::{Call, here, run};
+use crate::controller::{Call, node_topology, run};
 use crate::driver::Driver;
 use crate::error::{Error, Kind};
 use crate::id::Id;
@@ -180,7 +180,7 @@ impl Node for NodeService {
         Ok(Response::new(NodeGetInfoResponse {
             node_id: self.driver.config.node.to_string(),
             max_volumes_per_node: 0,
-            accessible_topology: Some(here(&self.driver)),
+            accessible_topology: Some(node_topology(&self.driver)),
         }))
     }
 }

@@ -161,7 +161,7 @@ impl Pool {
     /// # Errors
     /// [`Kind::NotReady`] when its folder is not there, or is not the one it was.
     pub(crate) fn open(&self) -> Result<Open<'_>> {
-        let (root, own, numbers, mark) = self.look().map_err(|error| error.about(&self.config.name))?;
+        let (root, own, numbers, mark) = self.inspect().map_err(|error| error.about(&self.config.name))?;
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(known) = known.filter(|known| known.mark == mark)
             && let Some(own) = own
@@ -172,7 +172,7 @@ impl Pool {
     }
 
     /// Opens the pool's path and reads its state.
-    fn look(&self) -> Result<(Dir, Option<Dir>, StatVfs, Mark)> {
+    fn inspect(&self) -> Result<(Dir, Option<Dir>, StatVfs, Mark)> {
         let path = &self.config.path;
         let missing = || Error::new(Kind::NotReady, format!("{} does not exist", path.display()));
         // A pod's mount in its volume that the host sees is not the pool's: no call goes into it.

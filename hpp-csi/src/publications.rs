@@ -72,7 +72,7 @@ fn mounted(path: &Path) -> Result<bool> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(false) };
     match Dir::find(parent)? {
         None => Ok(false),
-        Some(folder) => Ok(mounts::look(&folder, Path::new(name))?.is_some_and(|place| place.mounted)),
+        Some(folder) => Ok(mounts::stat(&folder, Path::new(name))?.is_some_and(|place| place.mounted)),
     }
 }
 
@@ -97,7 +97,7 @@ pub(crate) fn recover(pools: &[Pool], published: &Publications) -> Result<()> {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { continue };
         let Ok(Some(folder)) = Dir::find(parent) else { continue };
         // A network filesystem that hangs or is gone is not ours.
-        let Ok(Some(place)) = mounts::look(&folder, Path::new(name)) else { continue };
+        let Ok(Some(place)) = mounts::stat(&folder, Path::new(name)) else { continue };
         let id = match place.block {
             Some(device) => devices.get(&device),
             None => files.get(&place.file).or_else(|| devices.get(&place.file.0)),

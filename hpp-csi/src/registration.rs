@@ -151,7 +151,7 @@ async fn answer_all(mut stream: UnixStream, registrar: &Registrar, slot: &Slot) 
             return;
         };
         slot.touch();
-        let taken = connection.take(&buffer[..read], &mut output, |message| registrar.answer(message));
+        let taken = connection.receive(&buffer[..read], &mut output, |message| registrar.answer(message));
         if let Err(end) = taken {
             match end {
                 End::Served => {}

@@ -255,15 +255,15 @@ impl TryFrom<csi::volume_capability::MountVolume> for MountOptions {
             };
         let mut options = Self { filesystem: wire.fs_type, group, ..Self::default() };
         for flag in wire.mount_flags.iter().flat_map(|flags| flags.split(',')) {
-            options.take(flag)?;
+            options.apply(flag)?;
         }
         Ok(options)
     }
 }
 
 impl MountOptions {
-    /// Takes one option in; a later one goes over an earlier one.
-    fn take(&mut self, flag: &str) -> Result<()> {
+    /// Applies one option; a later one overrides an earlier one.
+    fn apply(&mut self, flag: &str) -> Result<()> {
         let (attribute, on) = match flag {
             "" | "defaults" | "bind" | "rw" => return Ok(()),
             "ro" => (libc::MOUNT_ATTR_RDONLY, true),

@@ -15,15 +15,15 @@ pub(crate) struct Condition {
 
 /// Inspects a volume and reports all defects, not only the first.
 pub(crate) fn of(open: &Open<'_>, volume: &Volume) -> Result<Condition> {
-    look(open, volume, true)
+    inspect(open, volume, true)
 }
 
 /// The same without looking at devices: for lists of many volumes.
 pub(crate) fn quick(open: &Open<'_>, volume: &Volume) -> Result<Condition> {
-    look(open, volume, false)
+    inspect(open, volume, false)
 }
 
-fn look(open: &Open<'_>, volume: &Volume, devices: bool) -> Result<Condition> {
+fn inspect(open: &Open<'_>, volume: &Volume, devices: bool) -> Result<Condition> {
     let mut wrong = Vec::new();
     let mut notes = Vec::new();
     let pool = &open.pool.config.name;

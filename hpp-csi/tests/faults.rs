@@ -25,17 +25,17 @@ fn staging(place: &Place, id: &str) -> PathBuf {
 /// Makes a volume and puts it in use.
 fn use_of(client: &Client, place: &Place, id: &str, bytes: i64, capability: &VolumeCapability) {
     client.create(volume(id, bytes, capability.clone()));
-    put(client, place, id, capability);
+    mount_volume(client, place, id, capability);
 }
 
-fn put(client: &Client, place: &Place, id: &str, capability: &VolumeCapability) {
+fn mount_volume(client: &Client, place: &Place, id: &str, capability: &VolumeCapability) {
     client.node_stage_volume(stage(id, &staging(place, id), capability.clone())).unwrap();
     client
         .node_publish_volume(publish(id, &staging(place, id), &target(place, id), capability.clone()))
         .unwrap();
 }
 
-fn take(client: &Client, place: &Place, id: &str) {
+fn unmount_volume(client: &Client, place: &Place, id: &str) {
     client.unpublish(id, &target(place, id));
     client.unstage(id, &staging(place, id));
 }
@@ -87,7 +87,7 @@ fn a_filesystem_that_shut_itself_down_is_let_go_and_comes_back() {
 
         // Pods end, and nothing of ours keeps the filesystem from being unmounted and mended.
         for id in ["folder", "disk"] {
-            take(&client, &place, id);
+            unmount_volume(&client, &place, id);
         }
         assert_eq!(loops(&place.pool()), [] as [String; 0]);
         place.take_away_when_free();
@@ -95,12 +95,12 @@ fn a_filesystem_that_shut_itself_down_is_let_go_and_comes_back() {
         place.put_back();
         assert_eq!(client.volumes(), ["disk", "folder"], "back without a restart");
         for (id, capability) in [("folder", mount()), ("disk", block())] {
-            put(&client, &place, id, &capability);
+            mount_volume(&client, &place, id, &capability);
         }
         assert_eq!(fs::read_to_string(target(&place, "folder").join("file")).unwrap(), "kept");
         client.create(volume("new", MIB, if more.is_empty() { mount() } else { block() }));
         for id in ["folder", "disk"] {
-            take(&client, &place, id);
+            unmount_volume(&client, &place, id);
         }
         let log = driver.log();
         assert!(log.contains("Input/output error"), "the log tells");
@@ -122,7 +122,7 @@ fn a_truncated_file_is_reported_and_not_attached_again() {
         file.set_len(16 << 20).unwrap();
         let (abnormal, message) = condition(&client, &place, "v");
         assert!(abnormal && message.contains("16777216 of 67108864 bytes"), "{message}");
-        take(&client, &place, "v");
+        unmount_volume(&client, &place, "v");
         let (code, message) =
             refused(client.node_stage_volume(stage("v", &staging(&place, "v"), capability.clone())));
         assert_eq!(code, Code::FailedPrecondition);
@@ -130,9 +130,9 @@ fn a_truncated_file_is_reported_and_not_attached_again() {
         assert_eq!(loops(&place.pool()), [] as [String; 0]);
         if more.is_empty() {
             file.set_len(64 << 20).unwrap();
-            put(&client, &place, "v", &capability);
+            mount_volume(&client, &place, "v", &capability);
             assert!(!condition(&client, &place, "v").0);
-            take(&client, &place, "v");
+            unmount_volume(&client, &place, "v");
         }
         client.delete("v");
     }
@@ -184,14 +184,14 @@ fn a_disk_on_a_full_tmpfs_breaks_and_is_mended() {
     for status in &codes {
         assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
     }
-    take(&client, &place, "v");
+    unmount_volume(&client, &place, "v");
     fs::remove_file(place.below().join("hog")).unwrap();
     place.take_away_when_free();
     place.put_back();
-    put(&client, &place, "v", &mount());
+    mount_volume(&client, &place, "v", &mount());
     fs::write(target(&place, "v").join("more"), "x").unwrap();
     client.create(volume("after", MIB, mount()));
-    take(&client, &place, "v");
+    unmount_volume(&client, &place, "v");
     assert_eq!(mounts(&place.beside("pods")), [] as [PathBuf; 0]);
 }
 

@@ -25,7 +25,7 @@ fn group(name: &str, volumes: &[&str]) -> CreateVolumeGroupSnapshotRequest {
     }
 }
 
-fn take(client: &Client, name: &str, volumes: &[&str]) -> VolumeGroupSnapshot {
+fn create(client: &Client, name: &str, volumes: &[&str]) -> VolumeGroupSnapshot {
     client.create_volume_group_snapshot(group(name, volumes)).unwrap().group_snapshot.unwrap()
 }
 
@@ -92,7 +92,7 @@ fn a_group_is_there_as_a_whole_and_goes_as_a_whole() {
     client.create(volume("files", 100 * MIB, mount()));
     client.create(volume("disk", 100 * MIB, block()));
     fs::write(place.pool().join("files/a"), "before").unwrap();
-    let taken = take(&client, "group", &["files", "disk"]);
+    let taken = create(&client, "group", &["files", "disk"]);
     assert!(taken.ready_to_use && taken.creation_time.is_some());
     assert_eq!(taken.group_snapshot_id, "group");
     assert_eq!(taken.snapshots.len(), 2);
@@ -103,7 +103,7 @@ fn a_group_is_there_as_a_whole_and_goes_as_a_whole() {
         );
         assert!(snapshot.ready_to_use && snapshot.size_bytes == 100 * MIB);
     }
-    assert_eq!(take(&client, "group", &["disk", "files"]), taken, "the same group, not another");
+    assert_eq!(create(&client, "group", &["disk", "files"]), taken, "the same group, not another");
     assert_eq!(
         refused(client.create_volume_group_snapshot(group("group", &["files"]))).0,
         Code::AlreadyExists
@@ -186,7 +186,7 @@ fn filesystems_in_files_are_cut_together_while_they_are_written_to() {
         let _stop = Stop(&stop);
         scope.spawn(|| write_in_turn([&targets[0], &targets[1]], true, &stop));
         eventually("writing begins", || targets[1].exists());
-        (0..3).map(|n| take(&client, &format!("g{n}"), &["first", "second"])).collect()
+        (0..3).map(|n| create(&client, &format!("g{n}"), &["first", "second"])).collect()
     });
     for (n, group) in groups.iter().enumerate() {
         let read: Vec<u64> = ["first", "second"]
@@ -238,7 +238,7 @@ fn unfreezable_volumes_are_cut_when_idle_and_refused_when_busy() {
     });
     assert_eq!(client.snapshots(), [] as [&str; 0]);
     assert_eq!(names(&place.pool().join(".hpp-csi/tmp/node1")), [] as [&str; 0]);
-    assert_eq!(take(&client, "g", &["first", "second"]).snapshots.len(), 2, "now nobody writes");
+    assert_eq!(create(&client, "g", &["first", "second"]).snapshots.len(), 2, "now nobody writes");
 }
 
 #[test]
@@ -247,7 +247,7 @@ fn a_group_that_a_killed_driver_began_is_not_there() {
     let (driver, client) = one_pool(&place, "");
     client.create(volume("a", 10 * MIB, mount()));
     client.create(volume("b", 10 * MIB, mount()));
-    let taken = take(&client, "g", &["a", "b"]);
+    let taken = create(&client, "g", &["a", "b"]);
     // As a kill before the last step of making it, or after the first one of deleting it, leaves it.
     let own = place.pool().join(".hpp-csi");
     fs::rename(own.join("groups/g.json"), own.join("tmp/node1/g.g")).unwrap();
@@ -266,7 +266,7 @@ fn a_group_that_a_killed_driver_began_is_not_there() {
         assert_eq!(names(&own.join(folder)), [] as [&str; 0], "{folder}");
     }
     // And as a failure in the middle of deleting leaves it: the next call goes on.
-    let taken = take(&client, "g", &["a", "b"]);
+    let taken = create(&client, "g", &["a", "b"]);
     fs::rename(own.join("groups/g.json"), own.join("tmp/node1/g.g")).unwrap();
     delete(&client, "g", &ids(&taken)).unwrap();
     assert_eq!(names(&place.pool().join("snapshots")), [] as [&str; 0]);

@@ -111,7 +111,7 @@ fn another_filesystem_on_the_same_device_is_not_the_pool() {
         let place = Place::new(filesystem, GIB);
         let (_driver, client) = one_pool(&place, "");
         client.create(volume("v", MIB, mount()));
-        place.make_anew(GIB);
+        place.recreate(GIB);
         let (code, message) = refused(client.create_volume(volume("w", MIB, mount())));
         assert_eq!(code, Code::ResourceExhausted);
         assert!(message.contains("not mounted"), "{message}");

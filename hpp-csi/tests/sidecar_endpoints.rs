@@ -274,15 +274,15 @@ fn a_thousand_volumes_cost_the_metrics_no_system_call_each() {
     let driver = one_pool_of("node1", &place, r#","overcommit":100"#, &arguments);
     let client = driver.client();
     let url = format!("https://{}/metrics", address(&driver, "metrics"));
-    let look = || assert!(curl(&[&url]).status.success());
-    look();
+    let scrape = || assert!(curl(&[&url]).status.success());
+    scrape();
     let log = place.beside("trace").join("log");
-    let few = calls(&driver, &log, look);
+    let few = calls(&driver, &log, scrape);
     for n in 0..1000 {
         client.create(volume(&format!("v{n}"), MIB, mount()));
     }
-    let many = calls(&driver, &log, look);
-    println!("system calls of a look at the metrics: {few} without volumes, {many} with 1000");
+    let many = calls(&driver, &log, scrape);
+    println!("system calls of a scrape: {few} without volumes, {many} with 1000");
     // A longer page takes a few more writes, and the worker may run its round at the same time.
     assert!(many < few + 400, "{few} and {many}");
 }

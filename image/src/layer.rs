@@ -77,7 +77,7 @@ pub fn pack(members: &BTreeMap<String, Member>, file: &Path) -> Result<Layer> {
 ///
 /// # Errors
 /// When it cannot be read or the layer cannot be written.
-pub fn take(mut tar: impl Read, file: &Path) -> Result<Layer> {
+pub fn from_tar(mut tar: impl Read, file: &Path) -> Result<Layer> {
     compress(file, |layer| {
         io::copy(&mut tar, layer)?;
         Ok(())

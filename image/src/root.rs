@@ -41,7 +41,7 @@ pub(crate) fn layer(root: &Root, cache: Option<&Path>, work: &Path) -> Result<La
     let Some(cache) = cache else {
         let tar = work.join("root.tar");
         bootstrap(&arguments, &tar)?;
-        return layer::take(File::open(tar)?, &work.join("root"));
+        return layer::from_tar(File::open(tar)?, &work.join("root"));
     };
     fs::create_dir_all(cache).with_context(|| format!("cannot create {}", cache.display()))?;
     let tar = kept(cache, &arguments);
@@ -52,7 +52,7 @@ pub(crate) fn layer(root: &Root, cache: Option<&Path>, work: &Path) -> Result<La
         bootstrap(&arguments, &partial)?;
         fs::rename(&partial, &tar)?;
     }
-    layer::take(File::open(tar)?, &work.join("root"))
+    layer::from_tar(File::open(tar)?, &work.join("root"))
 }
 
 /// Named by a hash of its inputs, so that a change of them builds another one.

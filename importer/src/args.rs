@@ -338,7 +338,7 @@ impl Args {
     ///
     /// # Errors
     /// Contradictory options, or a file that cannot be read.
-    pub(crate) fn asked(
+    pub(crate) fn into_invocation(
         self,
         terminal: bool,
         env: impl Fn(&str) -> Option<String>,
@@ -577,9 +577,9 @@ mod tests {
     use super::*;
     use clap::CommandFactory;
 
-    fn asked(line: &[&str]) -> Result<Invocation, Error> {
+    fn parsed(line: &[&str]) -> Result<Invocation, Error> {
         let arguments = std::iter::once("importer").chain(line.iter().copied()).map(OsString::from);
-        Args::parse_from_os(arguments).unwrap().asked(false, |_| None)
+        Args::parse_from_os(arguments).unwrap().into_invocation(false, |_| None)
     }
 
     #[test]
@@ -589,7 +589,7 @@ mod tests {
 
     #[test]
     fn the_first_word_is_a_source_or_a_subcommand() {
-        let Invocation::Import(config) = asked(&["https://h/i", "d.img", "--size", "1Gi", "-v=3"]).unwrap()
+        let Invocation::Import(config) = parsed(&["https://h/i", "d.img", "--size", "1Gi", "-v=3"]).unwrap()
         else {
             panic!()
         };
@@ -597,17 +597,17 @@ mod tests {
         assert_eq!(config.volume.place, Place::Path("d.img".into()));
         assert_eq!(config.show, Show::Plain);
         assert!(
-            matches!(asked(&["inspect", "i"]).unwrap(), Invocation::Inspect(i) if i.location.word() == "file")
+            matches!(parsed(&["inspect", "i"]).unwrap(), Invocation::Inspect(i) if i.location.word() == "file")
         );
-        assert!(matches!(asked(&["./inspect", "d"]).unwrap(), Invocation::Import(_)));
+        assert!(matches!(parsed(&["./inspect", "d"]).unwrap(), Invocation::Import(_)));
         assert!(
-            matches!(asked(&["-", "d"]).unwrap(), Invocation::Import(c) if c.location == Location::Stdin)
+            matches!(parsed(&["-", "d"]).unwrap(), Invocation::Import(c) if c.location == Location::Stdin)
         );
-        assert!(matches!(asked(&[]).unwrap(), Invocation::Nothing));
-        assert!(matches!(asked(&["-v=1"]).unwrap(), Invocation::Nothing));
-        assert!(matches!(asked(&["completion", "bash"]).unwrap(), Invocation::Completion(_)));
-        assert_eq!(asked(&["i"]).unwrap_err().kind(), Kind::Usage);
-        assert_eq!(asked(&["i", "d", "--archive", "--size=1"]).unwrap_err().kind(), Kind::Usage);
+        assert!(matches!(parsed(&[]).unwrap(), Invocation::Nothing));
+        assert!(matches!(parsed(&["-v=1"]).unwrap(), Invocation::Nothing));
+        assert!(matches!(parsed(&["completion", "bash"]).unwrap(), Invocation::Completion(_)));
+        assert_eq!(parsed(&["i"]).unwrap_err().kind(), Kind::Usage);
+        assert_eq!(parsed(&["i", "d", "--archive", "--size=1"]).unwrap_err().kind(), Kind::Usage);
     }
 
     #[test]
@@ -636,7 +636,7 @@ mod tests {
 
     #[test]
     fn every_environment_setting_has_an_option() {
-        let Invocation::Import(config) = asked(&[
+        let Invocation::Import(config) = parsed(&[
             "http://localhost:8100/disk.img",
             "d",
             "--node-pull",
@@ -652,14 +652,15 @@ mod tests {
         assert_eq!(config.access.ready_file, Some("/r".into()));
         assert_eq!(config.access.done_file, Some("/d".into()));
         assert_eq!(config.owner_uid, "1-2-3");
-        assert_eq!(asked(&["docker://r/i", "d", "--node-pull"]).unwrap_err().kind(), Kind::Usage);
+        assert_eq!(parsed(&["docker://r/i", "d", "--node-pull"]).unwrap_err().kind(), Kind::Usage);
         let ready_alone = ["importer", "http://h/", "d", "--ready-file=/r"].map(OsString::from);
         assert_eq!(Args::parse_from_os(ready_alone).unwrap_err().exit_code(), 2);
 
         // A flag takes precedence over its variable.
         let arguments = ["importer", "http://h/", "d", "--http-proxy=http://typed"].map(OsString::from);
         let set = |name: &str| ["http_proxy", "no_proxy"].contains(&name).then(|| format!("set-{name}"));
-        let Invocation::Import(config) = Args::parse_from_os(arguments).unwrap().asked(false, set).unwrap()
+        let Invocation::Import(config) =
+            Args::parse_from_os(arguments).unwrap().into_invocation(false, set).unwrap()
         else {
             panic!()
         };
@@ -675,7 +676,7 @@ mod tests {
         let file = path.to_str().unwrap();
         for (text, name, secret) in [("a:b:c\n", "a", "b:c"), ("a:b\nc\n", "a:b", "c"), ("a\n\n", "a", "")] {
             std::fs::write(&path, text).unwrap();
-            let Invocation::Import(config) = asked(&["i", "d", "--user-file", file]).unwrap() else {
+            let Invocation::Import(config) = parsed(&["i", "d", "--user-file", file]).unwrap() else {
                 panic!()
             };
             assert_eq!(
@@ -685,9 +686,9 @@ mod tests {
             );
         }
         std::fs::write(&path, "nobody").unwrap();
-        assert_eq!(asked(&["i", "d", "--user-file", file]).unwrap_err().kind(), Kind::Usage);
+        assert_eq!(parsed(&["i", "d", "--user-file", file]).unwrap_err().kind(), Kind::Usage);
         std::fs::write(&path, "A: 1\n\n B: 2\n").unwrap();
-        let Invocation::Import(config) = asked(&["i", "d", "--secret-header-file", file]).unwrap() else {
+        let Invocation::Import(config) = parsed(&["i", "d", "--secret-header-file", file]).unwrap() else {
             panic!()
         };
         assert_eq!(config.access.secret_headers, ["A: 1", "B: 2"]);

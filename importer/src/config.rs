@@ -93,7 +93,7 @@ fn parse_url(text: &str) -> Result<Url, Error> {
 }
 
 /// A URL without what may be secret.
-fn shown(url: &Url) -> String {
+fn redacted(url: &Url) -> String {
     let mut url = url.clone();
     let cleared = url.set_username("").and_then(|()| url.set_password(None));
     if cleared.is_err() && !url.username().is_empty() {
@@ -107,7 +107,7 @@ fn shown(url: &Url) -> String {
 }
 
 /// An image's name without a user and password, which do not belong there.
-fn shown_image(image: &str) -> String {
+fn redacted_image(image: &str) -> String {
     let (scheme, rest) = image.split_once("://").unwrap_or(("docker", image));
     let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
     match host.rsplit_once('@') {
@@ -124,9 +124,9 @@ impl fmt::Display for Location {
             Self::Stdin => f.write_str("standard input"),
             Self::File(path) => write!(f, "{}", path.display()),
             Self::Http(url) | Self::S3(url) | Self::Gcs(url) | Self::NodePull(url) | Self::Nbd(url) => {
-                f.write_str(&shown(url))
+                f.write_str(&redacted(url))
             }
-            Self::Registry(image) => f.write_str(&shown_image(image)),
+            Self::Registry(image) => f.write_str(&redacted_image(image)),
             Self::OciArchive(path) => write!(f, "oci-archive:{}", path.display()),
         }
     }

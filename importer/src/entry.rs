@@ -70,7 +70,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             ));
         }
     };
-    match args.asked(terminal, |name| std::env::var(name).ok()) {
+    match args.into_invocation(terminal, |name| std::env::var(name).ok()) {
         Err(error) => say(&plain_failure(&error, output)),
         Ok(Invocation::Completion(shell)) => {
             let mut command = Args::command();

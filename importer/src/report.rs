@@ -231,7 +231,7 @@ pub(crate) fn size(bytes: u64) -> String {
 mod tests {
     use super::*;
 
-    fn asked(contract: Contract, location: &Location) -> ImportFacts<'_> {
+    fn facts_of(contract: Contract, location: &Location) -> ImportFacts<'_> {
         ImportFacts {
             contract,
             location: Some(location),
@@ -243,7 +243,7 @@ mod tests {
 
     fn environment(outcome: &Result<Done, Error>) -> Answer {
         let location = Location::parse("https://h/i").unwrap();
-        answer(asked(Contract::Environment, &location), outcome)
+        answer(facts_of(Contract::Environment, &location), outcome)
     }
 
     fn io(code: i32) -> std::io::Error {
@@ -320,7 +320,7 @@ mod tests {
     fn scratch_is_asked_for_once() {
         let location = Location::Stdin;
         let error: Result<Done, Error> = Err(Error::new(Kind::NeedsScratch, "tables come late"));
-        let mut asked = asked(Contract::Environment, &location);
+        let mut asked = facts_of(Contract::Environment, &location);
         let first = answer(asked, &error);
         assert_eq!(first.exit, 0);
         assert_eq!(
@@ -355,14 +355,14 @@ mod tests {
             (Kind::NeedsScratch, 8),
             (Kind::Stopped, 130),
         ] {
-            let answer = answer(asked(Contract::CommandLine, &location), &Err(Error::new(kind, "why")));
+            let answer = answer(facts_of(Contract::CommandLine, &location), &Err(Error::new(kind, "why")));
             assert_eq!((answer.exit, answer.termination), (code, None), "{kind:?}");
             assert!(answer.stderr.unwrap().starts_with("importer: why"));
         }
-        let stopped = ImportFacts { signal: Some(143), ..asked(Contract::CommandLine, &location) };
+        let stopped = ImportFacts { signal: Some(143), ..facts_of(Contract::CommandLine, &location) };
         let stopped = answer(stopped, &Err(Error::new(Kind::Stopped, "s")));
         assert!(stopped.exit == 143 && stopped.stderr.unwrap().contains("the same command goes on"));
-        let json = ImportFacts { output: Output::Json, ..asked(Contract::CommandLine, &location) };
+        let json = ImportFacts { output: Output::Json, ..facts_of(Contract::CommandLine, &location) };
         assert_eq!(
             answer(json, &Err(Error::new(Kind::Refused, "no disk"))).stdout.as_deref(),
             Some(r#"{"error":"no disk","kind":"refused","exit_code":4}"#)

@@ -35,7 +35,7 @@ fn used_device(size: u64, sector: u32) -> Loop {
     device
 }
 
-fn said(output: &std::process::Output) -> String {
+fn stderr(output: &std::process::Output) -> String {
     text(&output.stderr)
 }
 
@@ -50,7 +50,7 @@ fn a_device_in_use_is_refused_even_by_force() {
     for more in [&[][..], &["--force"]] {
         let ran = import(&[&[source.as_str(), device], more].concat());
         assert_exit(&ran, 7, "mounted");
-        assert!(said(&ran).contains("is mounted at"), "{}", said(&ran));
+        assert!(stderr(&ran).contains("is mounted at"), "{}", stderr(&ran));
     }
     let ran = import(&["blank", device, "--force"]);
     assert_exit(&ran, 7, "mounted");
@@ -63,7 +63,7 @@ fn a_device_in_use_is_refused_even_by_force() {
     let holder = OpenOptions::new().read(true).custom_flags(alone).open(device).unwrap();
     let ran = import(&[&source, device, "--force"]);
     assert_exit(&ran, 7, "held");
-    assert!(said(&ran).contains("is in use"), "{}", said(&ran));
+    assert!(stderr(&ran).contains("is in use"), "{}", stderr(&ran));
     assert!(fs::read(device).unwrap().iter().all(|&byte| byte == 0xa5), "nothing is written");
     drop(holder);
     assert_exit(&import(&[&source, device, "--force"]), 0, "free again");
@@ -96,7 +96,7 @@ fn a_read_only_device_is_reported_before_the_source_is_read() {
     // Nothing listens there: asking the source first would fail otherwise.
     let ran = import(&["http://127.0.0.1:1/image", path, "--force"]);
     assert_exit(&ran, 7, "read-only");
-    assert!(said(&ran).contains("is read-only"), "{}", said(&ran));
+    assert!(stderr(&ran).contains("is read-only"), "{}", stderr(&ran));
     let pod = Pod::new();
     symlink(&device.device, pod.path("dev/cdi-block-volume")).unwrap();
     let ran = output(&mut pod.command("http://127.0.0.1:1/image", "4Mi")).unwrap();
@@ -163,7 +163,7 @@ fn a_size_that_cannot_be_had_is_refused() {
         let ran = import(&arguments);
         assert_exit(&ran, 5, "a device");
         for word in ["5242880", "4194304", "smaller --size"] {
-            assert!(said(&ran).contains(word), "{}", said(&ran));
+            assert!(stderr(&ran).contains(word), "{}", stderr(&ran));
         }
         assert!(fs::read(path).unwrap().iter().all(|&byte| byte == 0xa5), "nothing is written");
     }
@@ -175,14 +175,14 @@ fn a_size_that_cannot_be_had_is_refused() {
         let ran = import(&[source, target, "--size", "200Gi", "--preallocate"]);
         assert_exit(&ran, 5, "reserved");
         for word in ["214748364800", "are free", "leave out --preallocate"] {
-            assert!(said(&ran).contains(word), "{}", said(&ran));
+            assert!(stderr(&ran).contains(word), "{}", stderr(&ran));
         }
         assert_eq!(names(mount.path()), before, "nothing is reserved");
     }
     // A disk that is not reserved may outgrow the free space, and a warning is printed.
     let ran = import(&[&source, target, "--size", "200Gi"]);
     assert_exit(&ran, 0, "sparse");
-    assert!(said(&ran).contains("the disk may grow to 214748364800 bytes"), "{}", said(&ran));
+    assert!(stderr(&ran).contains("the disk may grow to 214748364800 bytes"), "{}", stderr(&ran));
     assert_eq!(fs::metadata(target).unwrap().len(), 200 << 30);
 }
 
@@ -213,7 +213,11 @@ fn a_rounded_size_is_reported() {
     }
     let ran = import(&[&source, target, "--size", "1Mi", "--force"]);
     assert_exit(&ran, 5, "larger than asked for");
-    assert!(said(&ran).contains("give a larger --size") && !said(&ran).contains("PVC"), "{}", said(&ran));
+    assert!(
+        stderr(&ran).contains("give a larger --size") && !stderr(&ran).contains("PVC"),
+        "{}",
+        stderr(&ran)
+    );
 }
 
 /// The size of a stream without a length is known only when the space is gone, or is not.
@@ -226,12 +230,16 @@ fn a_packed_stream_onto_little_room() {
     let target = mount.path().join("disk");
     let ran = import_piped(&packed, &["-", target.to_str().unwrap()]);
     assert_exit(&ran, 5, "full");
-    assert!(said(&ran).contains("no space left on device"), "{}", said(&ran));
-    assert!(!said(&ran).contains("virtual image size"), "its size is not known: {}", said(&ran));
+    assert!(stderr(&ran).contains("no space left on device"), "{}", stderr(&ran));
+    assert!(!stderr(&ran).contains("virtual image size"), "its size is not known: {}", stderr(&ran));
     // With a bound the size is reported as a minimum.
     let ran = import_piped(&packed, &["-", target.to_str().unwrap(), "--size", "4Mi", "--force"]);
     assert_exit(&ran, 5, "bound");
-    assert!(said(&ran).contains("bytes or more, is larger than the reported available"), "{}", said(&ran));
+    assert!(
+        stderr(&ran).contains("bytes or more, is larger than the reported available"),
+        "{}",
+        stderr(&ran)
+    );
     fs::remove_file(&target).unwrap();
     // Mostly zeroes: a thin disk larger than the room.
     let mut disk = vec![0; 40 << 20];
@@ -253,8 +261,8 @@ fn a_filesystem_without_such_large_files_is_not_called_full() {
     let target = mount.path().join("disk");
     let ran = import(&["blank", target.to_str().unwrap(), "--size", "20Ti"]);
     assert_exit(&ran, 5, "too large");
-    assert!(said(&ran).contains("its largest file is too small"), "{}", said(&ran));
-    assert!(!said(&ran).contains("is full"), "{}", said(&ran));
+    assert!(stderr(&ran).contains("its largest file is too small"), "{}", stderr(&ran));
+    assert!(!stderr(&ran).contains("is full"), "{}", stderr(&ran));
 }
 
 #[test]
@@ -267,7 +275,7 @@ fn a_journal_that_cannot_be_written_is_reported_and_leaves_nothing() {
     let ran = import(&[&source, target.to_str().unwrap(), "--journal", journals]);
     assert_exit(&ran, 7, "read-only");
     for word in ["cannot write the journal", "--journal DIR", "Read-only"] {
-        assert!(said(&ran).contains(word), "{}", said(&ran));
+        assert!(stderr(&ran).contains(word), "{}", stderr(&ran));
     }
     assert_eq!(names(folder.path()), ["image"]);
 }
@@ -303,12 +311,12 @@ fn links_and_standard_output_are_no_targets() {
     for more in [&[][..], &["--force"]] {
         let ran = import(&[&[source.as_str(), link.to_str().unwrap()], more].concat());
         assert_exit(&ran, 7, "a link to nothing");
-        assert!(said(&ran).contains("is a symbolic link to nothing"), "{}", said(&ran));
+        assert!(stderr(&ran).contains("is a symbolic link to nothing"), "{}", stderr(&ran));
     }
     let mut command = support::importer();
     let ran = output(command.args([&source, "-"]).current_dir(folder.path())).unwrap();
     assert_exit(&ran, 2, "standard output");
-    assert!(said(&ran).contains("name a file or a block device"), "{}", said(&ran));
+    assert!(stderr(&ran).contains("name a file or a block device"), "{}", stderr(&ran));
     assert_eq!(names(folder.path()), ["image", "link"]);
 }
 
@@ -316,7 +324,7 @@ fn links_and_standard_output_are_no_targets() {
 #[track_caller]
 fn assert_own_source(ran: &std::process::Output, source: &Path, before: &str, what: &str) {
     assert_exit(ran, 7, what);
-    assert!(said(ran).contains("is the source itself"), "{what}: {}", said(ran));
+    assert!(stderr(ran).contains("is the source itself"), "{what}: {}", stderr(ran));
     assert_eq!(sha256(source), before, "{what}: the source is touched");
 }
 

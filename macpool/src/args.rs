@@ -163,8 +163,8 @@ fn two_dashes(argument: OsString) -> OsString {
     }
 }
 
-/// The duty of the process. A range is required, except for certificates only.
-fn duty(start: Option<String>, end: Option<String>, only_certificates: bool) -> Result<Role> {
+/// The role of the process. A range is required, except for certificates only.
+fn role(start: Option<String>, end: Option<String>, only_certificates: bool) -> Result<Role> {
     if only_certificates {
         return Ok(Role::Certificates);
     }
@@ -240,7 +240,7 @@ impl Args {
         let config = Config {
             namespace,
             name,
-            duty: duty(range_start, range_end, only_certificates)?,
+            duty: role(range_start, range_end, only_certificates)?,
             wait: Duration::from_secs(wait_time),
             policy: duplicates,
             webhook: needed(webhook_addr, "--webhook-addr")?,
@@ -329,11 +329,11 @@ mod tests {
     #[test]
     fn a_process_for_certificates_needs_no_range() {
         let range = Some("02:00:00:00:00:00".to_owned());
-        assert_eq!(duty(None, None, true).unwrap(), Role::Certificates);
-        assert_eq!(duty(range.clone(), range.clone(), true).unwrap(), Role::Certificates);
-        assert!(matches!(duty(range.clone(), range.clone(), false), Ok(Role::Addresses(_))));
+        assert_eq!(role(None, None, true).unwrap(), Role::Certificates);
+        assert_eq!(role(range.clone(), range.clone(), true).unwrap(), Role::Certificates);
+        assert!(matches!(role(range.clone(), range.clone(), false), Ok(Role::Addresses(_))));
         for (start, end) in [(None, None), (range.clone(), None), (None, range)] {
-            assert!(duty(start, end, false).unwrap_err().to_string().contains("RANGE_START"));
+            assert!(role(start, end, false).unwrap_err().to_string().contains("RANGE_START"));
         }
     }
 

@@ -240,7 +240,7 @@ impl Ledger {
 
     /// The change to write now, given how many addresses are free, without those in quarantine; `None`: nothing. `place` is
     /// any number, the place where the search for blocks begins.
-    pub fn turn(&self, range: Range, free: u64, place: u64, now: Duration) -> Option<BookChange> {
+    pub fn next_change(&self, range: Range, free: u64, place: u64, now: Duration) -> Option<BookChange> {
         let wanted = wanted(range);
         let short = if free < wanted.div_ceil(2) { wanted - free } else { 0 };
         let due = self.lost || self.written.is_none_or(|written| now.saturating_sub(written) >= BEAT);

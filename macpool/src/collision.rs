@@ -34,7 +34,7 @@ impl Runner {
         if object.pointer("/status/phase").and_then(Value::as_str) != Some("Running") {
             return None;
         }
-        let seen = fields::seen(view, object)?;
+        let seen = fields::read(view, object)?;
         let (macs, migration) = match view {
             View::Machine => return None,
             View::Instance => {

@@ -159,7 +159,7 @@ async fn work(config: Config, mut stopped: Receiver<u32>) -> Result<()> {
                 watch::all(&client, &config, &state),
                 store::certificates(&client, &config, &state.certificates),
                 peers::serve(others, state.clone()),
-                watch::tell(&client, &config, &state),
+                watch::report_collisions(&client, &config, &state),
             )
         } => Ok(()),
     };

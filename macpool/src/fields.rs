@@ -138,7 +138,7 @@ pub struct ObservedObject {
 }
 
 /// Reads an object; `None` for one without a name.
-pub fn seen(view: View, object: &Value) -> Option<ObservedObject> {
+pub fn read(view: View, object: &Value) -> Option<ObservedObject> {
     let namespace = metadata(object, "namespace").unwrap_or_default();
     let mut owner = Owner::new(view, namespace, metadata(object, "name")?);
     let of_guest =
@@ -194,11 +194,11 @@ mod tests {
                 "interfaces": ["x", 1, null, {"macAddress": 7}, {"macAddress": "x"}, {"macAddress": "01:00:00:00:00:00"}],
             }}}}}}),
         ] {
-            assert!(seen(View::Machine, &strange).is_none_or(|seen| seen.macs.is_empty()), "{strange}");
+            assert!(read(View::Machine, &strange).is_none_or(|seen| seen.macs.is_empty()), "{strange}");
         }
         for networks in ["", "a,b", "{", "{}", "[1]", r#"[{"mac":1}]"#, r#"[{"mac":""}]"#] {
             let pod = json!({"metadata": {"name": "a", "annotations": {NETWORKS: networks}}});
-            assert!(seen(View::Pod, &pod).unwrap().macs.is_empty(), "{networks}");
+            assert!(read(View::Pod, &pod).unwrap().macs.is_empty(), "{networks}");
         }
     }
 
@@ -212,10 +212,10 @@ mod tests {
         let both = ["0a:00:00:00:00:01", "0a:00:00:00:00:02"].map(|text| Mac::parse(text).unwrap());
         let metadata = json!({"namespace": "n", "name": "v", "annotations": {STAMP: "1970-01-01T00:00:01Z"}});
         let machine = json!({"metadata": metadata, "spec": {"template": {"spec": {"domain": domain}}}});
-        let found = seen(View::Machine, &machine).unwrap();
+        let found = read(View::Machine, &machine).unwrap();
         assert_eq!((found.macs, found.stamp), (both.to_vec(), Some(1_000_000_000)));
         let instance = json!({"metadata": {"namespace": "n", "name": "v"}, "spec": {"domain": domain}});
-        let found = seen(View::Instance, &instance).unwrap();
+        let found = read(View::Instance, &instance).unwrap();
         assert_eq!((found.macs, found.owner), (both.to_vec(), Owner::new(View::Instance, "n", "v")));
         let pod = json!({"metadata": {
             "namespace": "n",
@@ -225,7 +225,7 @@ mod tests {
             "ownerReferences": [{"kind": "X", "name": "x"}, {"kind": "VirtualMachineInstance", "name": "v"}],
             "annotations": {NETWORKS: r#"[{"name":"x","mac":"0a:00:00:00:00:01"},{"name":"y"}]"#},
         }});
-        let found = seen(View::Pod, &pod).unwrap();
+        let found = read(View::Pod, &pod).unwrap();
         assert_eq!((found.macs, found.stamp), (both[..1].to_vec(), Some(6_000_000_000)));
         assert_eq!(
             (found.owner.guest.as_deref(), found.prefix.as_deref()),
@@ -236,7 +236,7 @@ mod tests {
         {
             let mut pod = pod.clone();
             pod["status"] = json!({"phase": phase});
-            assert_eq!(seen(View::Pod, &pod).unwrap().macs.len(), count, "{phase}");
+            assert_eq!(read(View::Pod, &pod).unwrap().macs.len(), count, "{phase}");
         }
     }
 }

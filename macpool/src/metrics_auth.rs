@@ -60,7 +60,7 @@ impl MetricsAuth {
     }
 
     async fn ask(&self, token: &str) -> cluster::Result<Verdict> {
-        let Some(user) = self.client.whose(token).await? else { return Ok(Verdict::Unknown) };
+        let Some(user) = self.client.user_of(token).await? else { return Ok(Verdict::Unknown) };
         let verdict = self.client.may_path(&user, "get", "/metrics").await?;
         Ok(if verdict.allowed { Verdict::Granted } else { Verdict::Refused })
     }

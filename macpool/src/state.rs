@@ -117,7 +117,7 @@ impl State {
 
     /// An object is there.
     pub(crate) fn observe(&self, view: View, object: &Value) {
-        let Some(seen) = fields::seen(view, object) else { return };
+        let Some(seen) = fields::read(view, object) else { return };
         let mut known = self.lock();
         if let Some(prefix) = &seen.prefix {
             known.pool.named(&seen.owner, prefix, &seen.macs);
@@ -130,7 +130,7 @@ impl State {
 
     /// An object is gone.
     pub(crate) fn forget(&self, view: View, object: &Value) {
-        let Some(seen) = fields::seen(view, object) else { return };
+        let Some(seen) = fields::read(view, object) else { return };
         let mut known = self.lock();
         known.pool.forget(&seen.owner, seen.stamp);
         known.running.set(&seen.owner, None);
@@ -377,7 +377,7 @@ mod tests {
             (Duration::from_secs(1), SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000));
         known.ledger.read(Book::default(), now).unwrap();
         assert!(!known.may_give(now, clock));
-        let turn = known.ledger.turn(known.pool.range(), 0, 0, now).unwrap();
+        let turn = known.ledger.next_change(known.pool.range(), 0, 0, now).unwrap();
         known.wrote(&turn, now, clock);
         let second = Duration::from_secs(1);
         for (elapsed, clock, expected) in [
@@ -399,7 +399,7 @@ mod tests {
         let now = Duration::from_secs(1);
         let range = known.pool.range();
         known.ledger.read(Book::default(), now).unwrap();
-        let turn = known.ledger.turn(range, 0, 0, now).unwrap();
+        let turn = known.ledger.next_change(range, 0, 0, now).unwrap();
         // Its answer never came: what is ours by it is found by reading, and used when it has settled.
         known.ledger.read(turn.book.clone(), now).unwrap();
         known.keep_blocks_of_ledger(WAIT);

@@ -49,7 +49,7 @@ pub(crate) async fn blocks(client: &Client, config: &Config, state: &Arc<State>)
     let kept = async {
         loop {
             let doubt = doubted.swap(false, Ordering::Relaxed);
-            match turn(client, config, state, doubt).await {
+            match synchronize(client, config, state, doubt).await {
                 // Another replica wrote first.
                 Ok(false) => continue,
                 Ok(true) => {}
@@ -98,7 +98,7 @@ fn observe(state: &State, object: &Value) -> Result<()> {
 /// The next write that is due.
 fn plan(known: &Known, now: Duration) -> Option<BookChange> {
     let place = u64::from_ne_bytes(random());
-    known.ledger.turn(known.pool.range(), known.pool.free(now), place, now)
+    known.ledger.next_change(known.pool.range(), known.pool.free(now), place, now)
 }
 
 /// Reads the object, and gives nothing more out of blocks that are not ours by it. One that is gone or cannot be read is
@@ -162,7 +162,7 @@ fn owned_by_others(read: &Value) -> Value {
 }
 
 /// Writes what is due, or reads again; returns whether that is all. [`Kind::Taken`]: another process has our blocks.
-async fn turn(client: &Client, config: &Config, state: &State, doubt: bool) -> Result<bool> {
+async fn synchronize(client: &Client, config: &Config, state: &State, doubt: bool) -> Result<bool> {
     if !doubt && plan(&state.lock(), state.now()).is_none() {
         return Ok(true);
     }
@@ -256,7 +256,7 @@ async fn certify(
     [secret, configuration]: &[Observed; 2],
 ) -> Result<()> {
     let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs();
-    let (store, step) = match take(config, in_use, secret.object.as_ref()) {
+    let (store, step) = match adopt(config, in_use, secret.object.as_ref()) {
         Some(store) => {
             if !store.authorities.is_empty()
                 && let Some(configuration) = &configuration.object
@@ -291,7 +291,7 @@ async fn certify(
 
 /// The store in the Secret, which is in use from now on if it has a certificate; `None` when there is none that can be
 /// used: none yet, or a damaged one.
-fn take(config: &Config, in_use: &InUse, secret: Option<&Value>) -> Option<Store> {
+fn adopt(config: &Config, in_use: &InUse, secret: Option<&Value>) -> Option<Store> {
     let text = secret?.pointer("/data")?.get(STORE)?.as_str()?;
     let store: Option<Store> = BASE64.decode(text).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
     let Some(store) = store else {
@@ -319,7 +319,7 @@ fn take(config: &Config, in_use: &InUse, secret: Option<&Value>) -> Option<Store
         }
         tracing::info!("a new certificate is in use");
     }
-    in_use.take(store.clone(), material);
+    in_use.install(store.clone(), material);
     Some(store)
 }
 

@@ -120,7 +120,7 @@ impl InUse {
     }
 
     /// From now on this store is in use; what it is to TLS too, if it has a certificate.
-    pub(crate) fn take(&self, store: Store, material: Option<Material>) {
+    pub(crate) fn install(&self, store: Store, material: Option<Material>) {
         let mut now = self.lock();
         now.0 = Some(store);
         if material.is_some() {

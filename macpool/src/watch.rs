@@ -121,7 +121,7 @@ fn range(state: &State, map: &Value) {
 
 /// Writes an event for each running object with another's address, once for each address, as long as it runs; and one for this
 /// replica's pod about an invalid range.
-pub(crate) async fn tell(client: &Client, config: &Config, state: &State) {
+pub(crate) async fn report_collisions(client: &Client, config: &Config, state: &State) {
     let mut told = HashSet::new();
     loop {
         tokio::time::sleep(PAUSE).await;
@@ -137,7 +137,7 @@ pub(crate) async fn tell(client: &Client, config: &Config, state: &State) {
                     if now.len() >= TOLD_MAX || failing.contains(&owner.namespace) {
                         continue;
                     }
-                    if !tell_one(client, &collision, place, &name).await {
+                    if !report_collision(client, &collision, place, &name).await {
                         failing.insert(owner.namespace.clone());
                         continue;
                     }
@@ -158,7 +158,7 @@ fn event_name(collision: &Collision, place: usize) -> String {
 }
 
 /// Writes the event of one of a collision's objects; gives whether it is there now.
-async fn tell_one(client: &Client, collision: &Collision, place: usize, name: &str) -> bool {
+async fn report_collision(client: &Client, collision: &Collision, place: usize, name: &str) -> bool {
     let Some((owner, uid)) = collision.between.get(place) else { return true };
     let key = |owner: &Owner| {
         let kind = if owner.view == View::Pod { "pod" } else { "vmi" };

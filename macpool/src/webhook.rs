@@ -191,7 +191,7 @@ impl Webhook {
             // Where this replica has none left, another may have some.
             if matches!(error.kind(), Kind::Exhausted | Kind::Unreachable)
                 && let Some(wanted) = &wanted
-                && let Some(reply) = self.elsewhere(hook, body, wanted, &answers).await
+                && let Some(reply) = self.forward_review(hook, body, wanted, &answers).await
             {
                 return json(reply);
             }
@@ -238,7 +238,7 @@ impl Webhook {
     }
 
     /// Has another replica answer, with our knowledge of the given addresses; so they are reserved here, too.
-    async fn elsewhere(
+    async fn forward_review(
         &self,
         hook: Hook,
         body: &[u8],
@@ -345,11 +345,11 @@ pub(crate) mod tests {
         let state = Arc::new(State::new(pool, Ledger::new(me), Policy::Allow));
         let offer = crate::tls::TlsProfile::read(crate::tls::TLS13, "").unwrap();
         let material = Material::new(&store, &offer).unwrap();
-        state.certificates.take(store, Some(material));
+        state.certificates.install(store, Some(material));
         {
             let mut known = state.lock();
             known.ledger.read(Book::default(), Duration::ZERO).unwrap();
-            let turn = known.ledger.turn(range, 0, 0, Duration::ZERO).unwrap();
+            let turn = known.ledger.next_change(range, 0, 0, Duration::ZERO).unwrap();
             known.ledger.wrote(&turn, state.now());
             for part in [Part::Machines, Part::Instances, Part::Pods, Part::Namespaces] {
                 known.set_loaded(part, Duration::ZERO);

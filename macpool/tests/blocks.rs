@@ -37,7 +37,7 @@ fn count(runs: &[(Block, u64)]) -> u64 {
 /// Reads, plans and writes without interleaving.
 fn go(ledger: &mut Ledger, object: &mut Book, range: Range, free: u64, now: Duration) -> Option<BookChange> {
     ledger.read(object.clone(), now).unwrap();
-    let turn = ledger.turn(range, free, 7, now)?;
+    let turn = ledger.next_change(range, free, 7, now)?;
     *object = Book::parse(&turn.book.text()).unwrap();
     ledger.wrote(&turn, now);
     Some(turn)
@@ -149,13 +149,13 @@ fn an_object_that_is_lost_is_written_as_it_was() {
     go(&mut a, &mut object, large(), 0, Duration::ZERO).unwrap();
     go(&mut b, &mut object, large(), 0, Duration::ZERO).unwrap();
     a.read(object.clone(), seconds(1)).unwrap();
-    assert_eq!(a.turn(large(), u64::MAX, 7, seconds(1)), None);
+    assert_eq!(a.next_change(large(), u64::MAX, 7, seconds(1)), None);
     a.lose(seconds(1));
-    let turn = a.turn(large(), u64::MAX, 7, seconds(1)).unwrap();
+    let turn = a.next_change(large(), u64::MAX, 7, seconds(1)).unwrap();
     assert_eq!(turn.book.replicas["b"], object.replicas["b"]);
     assert_eq!(turn.book.replicas["a"].blocks, object.replicas["a"].blocks);
     a.wrote(&turn, seconds(1));
-    assert_eq!(a.turn(large(), u64::MAX, 7, seconds(1)), None, "once");
+    assert_eq!(a.next_change(large(), u64::MAX, 7, seconds(1)), None, "once");
 }
 
 #[test]
@@ -254,7 +254,7 @@ fn run(events: Vec<Event>) -> Result<(), TestCaseError> {
             }
             Event::Write(of) if replicas[of].connected && replicas[of].read => {
                 let replica = &mut replicas[of];
-                let turn = replica.ledger.turn(range, 0, number as u64, now);
+                let turn = replica.ledger.next_change(range, 0, number as u64, now);
                 let Some(mut turn) = turn else { continue };
                 // Now and then a block goes back, of which nothing was given.
                 let used = replica.blocks.iter().rev().find(|(_, from)| **from <= now);

@@ -154,7 +154,7 @@ impl Admission {
     pub(crate) fn look_after(&self, late: bool) {
         let mut inside = self.lock();
         inside.late = late;
-        let deserted = inside.last.as_ref().filter(|_| inside.taken).and_then(|last| last.feed.deserted());
+        let deserted = inside.last.as_ref().filter(|_| inside.taken).and_then(|last| last.feed.idle_time());
         if deserted.is_some_and(|since| late || since > RESUME_WITHIN)
             && let Some(last) = &inside.last
         {

@@ -124,7 +124,7 @@ impl BodyQueue {
     }
 
     /// Time without a sending request.
-    pub(crate) fn deserted(&self) -> Option<Duration> {
+    pub(crate) fn idle_time(&self) -> Option<Duration> {
         let state = self.lock();
         (!state.sending && !state.complete).then(|| state.waiting.map(|since| since.elapsed())).flatten()
     }
@@ -328,7 +328,7 @@ mod tests {
         );
         assert_eq!(feed.send(&mut body(b"two"), 4, Some(7), true).await, SendOutcome::Whole);
         assert_eq!(reading.join().unwrap().unwrap(), b"one two");
-        assert!(feed.state().complete && feed.deserted().is_none());
+        assert!(feed.state().complete && feed.idle_time().is_none());
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -361,7 +361,7 @@ mod tests {
         let (feed, reader) = feed(None, Handle::current());
         let reading = read(reader);
         feed.send(&mut body(b"part"), 0, None, false).await;
-        assert!(!feed.is_alive() && feed.deserted().is_some());
+        assert!(!feed.is_alive() && feed.idle_time().is_some());
         feed.cancel();
         assert_eq!(reading.join().unwrap().unwrap_err().kind(), io::ErrorKind::ConnectionAborted);
     }

@@ -26,7 +26,7 @@ pub(crate) enum Operation {
 }
 
 /// See [`Operation`]. Verbs that are not known get what unknown paths get, as upstream.
-pub(crate) fn asked(method: &Method, path: &str) -> Operation {
+pub(crate) fn operation(method: &Method, path: &str) -> Operation {
     if let Some(name) = path.strip_prefix(RESOURCES) {
         return match *method {
             Method::HEAD => Operation::Offset(name.to_owned()),
@@ -74,7 +74,7 @@ mod tests {
             ("POST", "/v1beta1/uploads/x", Operation::Nothing),
         ] {
             let method = Method::from_bytes(method.as_bytes()).unwrap();
-            assert_eq!(asked(&method, path), expected, "{method} {path}");
+            assert_eq!(operation(&method, path), expected, "{method} {path}");
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::admission::{Admission, AdmitError};
 use crate::answer::{self, Answer, Problem, Refusal};
 use crate::body_queue::SendOutcome;
 use crate::decode::Shape;
-use crate::routes::{Operation, asked};
+use crate::routes::{Operation, operation};
 use crate::upload::Upload;
 use crate::{digest, form, resume};
 
@@ -56,7 +56,7 @@ impl Service for Server {
         let informational = connection.informational();
         // The one client's certificate.
         let known = connection.client_name() == Some(&self.client_name);
-        let asked = asked(request.method(), request.uri().path());
+        let asked = operation(request.method(), request.uri().path());
         match asked {
             Operation::Nothing => return reject(request.into_body(), answer::refusal(Refusal::NotFound)),
             Operation::Health => return answer::page("OK"),

@@ -14,7 +14,7 @@ use std::fs;
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-use daemon::{Daemon, code, end_of, eventually, heard, kill, linux_machine, machine, output, rest};
+use daemon::{Daemon, code, end_of, eventually, kill, linux_machine, machine, output, read_until, rest};
 use guests::telling;
 use network::{Machine, SERVER, files, ip, linux, page, run};
 use rustix::process::Signal;
@@ -219,7 +219,7 @@ fn linux_reaches_out_and_is_reached_by_its_address_and_by_forwarded_ports() {
     let words = ["port-forward", "mine", "0:80", "tcp/0:81"];
     let mut forward = daemon.started(&words, Stdio::null(), Stdio::piped());
     let mut port = || {
-        let line = heard(forward.0.stdout.as_mut().unwrap(), "\n");
+        let line = read_until(forward.0.stdout.as_mut().unwrap(), "\n");
         line.split(' ').nth(2).unwrap().parse::<std::net::SocketAddr>().unwrap()
     };
     let (open, closed) = (port(), port());

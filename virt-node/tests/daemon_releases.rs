@@ -13,7 +13,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use daemon::{Daemon, code, eventually, heard, machine, programs};
+use daemon::{Daemon, code, eventually, machine, programs, read_until};
 use rustix::process::Signal;
 
 /// The protocol's versions.
@@ -115,7 +115,7 @@ fn is_served(daemon: &Daemon) {
     assert_eq!(daemon.object("vmi/mine").unwrap()["status"]["phase"], "Running");
     let mut console = daemon.started(&["console", "mine"], Stdio::piped(), Stdio::piped());
     console.0.stdin.as_mut().unwrap().write_all(b"hello").unwrap();
-    heard(console.0.stdout.as_mut().unwrap(), "hello");
+    read_until(console.0.stdout.as_mut().unwrap(), "hello");
     drop(console);
     daemon.says(&["addvolume", "mine", "--volume-name", "more"]);
     eventually("the volume is attached", || (phase(daemon, "more")? == "Ready").then_some(()));

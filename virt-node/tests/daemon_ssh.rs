@@ -14,7 +14,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::process::Stdio;
 use std::time::Duration;
 
-use daemon::{Daemon, Dice, eventually, heard, linux_machine};
+use daemon::{Daemon, Dice, eventually, linux_machine, read_until};
 use network::{Machine, SERVER, linux_with_ssh, page, run};
 use rustix::process::Signal;
 
@@ -67,7 +67,7 @@ fn linux_is_logged_in_to_files_go_both_ways_and_datagrams_and_ipv6_reach_it() {
     let words = ["port-forward", "mine", "0:80", "udp/0:7", "--address", "::1"];
     let mut forward = daemon.started(&words, Stdio::null(), Stdio::piped());
     let mut port = || {
-        let line = heard(forward.0.stdout.as_mut().unwrap(), "\n");
+        let line = read_until(forward.0.stdout.as_mut().unwrap(), "\n");
         line.split(' ').nth(2).unwrap().parse::<SocketAddr>().unwrap()
     };
     let (pages, echo) = (port(), port());

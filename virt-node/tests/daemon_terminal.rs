@@ -20,7 +20,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use api::launcher::FRAME_MAX;
-use daemon::{Daemon, TIMEOUT, code, end_of, eventually, heard, machine, output, peak};
+use daemon::{Daemon, TIMEOUT, code, end_of, eventually, machine, output, peak, read_until};
 use guests::Killed;
 use rustix::fs::{Mode, OFlags, open};
 use rustix::termios::{LocalModes, tcgetattr};
@@ -46,21 +46,21 @@ fn a_console_is_a_terminals_and_the_next_one_takes_it() {
     let before = is_raw(&first);
     let mut child = console(&daemon, &name);
     let mut said = File::from(first.try_clone().unwrap());
-    heard(&mut said, "Connected to default/mine; the escape is ^]");
+    read_until(&mut said, "Connected to default/mine; the escape is ^]");
     eventually("a raw terminal", || is_raw(&first).then_some(()));
     // The guest echoes its input; Ctrl-C is the guest's.
     said.write_all(b"hello\x03").unwrap();
-    heard(&mut said, "hello\x03");
+    read_until(&mut said, "hello\x03");
     // Another one has it then, and the first one's terminal is as it was.
     let (second, name) = terminal();
     let mut other = console(&daemon, &name);
     let mut told = File::from(second.try_clone().unwrap());
-    heard(&mut told, "the escape is ^]");
+    read_until(&mut told, "the escape is ^]");
     assert!(end_of(&mut child.0, "the first one").success());
     assert_eq!(is_raw(&first), before);
     eventually("a raw terminal", || is_raw(&second).then_some(()));
     told.write_all(b"again").unwrap();
-    heard(&mut told, "again");
+    read_until(&mut told, "again");
     told.write_all(b"\x1d").unwrap();
     assert!(end_of(&mut other.0, "the other").success());
     assert_eq!(is_raw(&second), before);
@@ -78,12 +78,12 @@ fn a_screen_is_at_a_port_for_one_viewer_after_the_other() {
     let image = daemon.image("disk.img", code::HALTS);
     daemon.run(&machine("mine", "Always", &format!("{{http: {{url: \"file://{}\"}}}}", image.display()), ""));
     let mut vnc = daemon.started(&["vnc", "mine"], Stdio::null(), Stdio::piped());
-    let line = heard(vnc.0.stdout.as_mut().unwrap(), "\n");
+    let line = read_until(vnc.0.stdout.as_mut().unwrap(), "\n");
     let address = line.split_once(": ").unwrap().0.to_owned();
     for _ in 0..2 {
         let mut viewer = TcpStream::connect(&address).unwrap();
         viewer.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        assert_eq!(heard(&mut viewer, "\n"), "RFB 003.008\n");
+        assert_eq!(read_until(&mut viewer, "\n"), "RFB 003.008\n");
         viewer.write_all(b"RFB 003.008\n").unwrap();
         let mut kinds = [0; 2];
         viewer.read_exact(&mut kinds).unwrap();
@@ -214,12 +214,12 @@ fn flooding_and_flooded_consoles_block_no_other() {
     let clients = [peak(deaf.0.id()), peak(heard_all.0.id())];
     // A new holder of a console has it at once, whatever is queued for the previous one.
     let mut next = daemon.started(&["console", "floods"], Stdio::piped(), Stdio::piped());
-    heard(next.0.stdout.as_mut().unwrap(), "xxxx");
+    read_until(next.0.stdout.as_mut().unwrap(), "xxxx");
     drop(deaf);
     let mut last = daemon.started(&["console", "echoes"], Stdio::piped(), Stdio::piped());
     end_of(&mut heard_all.0, "the console that was taken");
     last.0.stdin.as_mut().unwrap().write_all(b"again").unwrap();
-    heard(last.0.stdout.as_mut().unwrap(), "again");
+    read_until(last.0.stdout.as_mut().unwrap(), "again");
     let taken = writers.map(|writer| writer.join().unwrap());
     let read = reader.join().unwrap();
     let grown = peak(daemon.id()) - before;

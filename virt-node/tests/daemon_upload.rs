@@ -11,7 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use daemon::{Daemon, code, eventually, heard, kill, machine, output};
+use daemon::{Daemon, code, eventually, kill, machine, output, read_until};
 use rustix::process::Signal;
 
 /// The same disk as qcow2, compressed.
@@ -65,7 +65,7 @@ fn an_image_is_uploaded_and_boots() {
     fs::write(&document, machine("mine", "Always", "{upload: {}}", "")).unwrap();
     let mut run =
         daemon.started(&["run", "--detach", document.to_str().unwrap()], Stdio::null(), Stdio::piped());
-    heard(run.0.stdout.as_mut().unwrap(), "image-upload dv mine-root");
+    read_until(run.0.stdout.as_mut().unwrap(), "image-upload dv mine-root");
     eventually("a server", || (phase(&daemon, "mine-root") == "UploadReady").then_some(()));
     drop(run);
     daemon.end(Signal::KILL);
@@ -137,10 +137,10 @@ fn a_server_killed_during_an_upload_costs_a_try() {
     let more = ["image-upload", "dv", "again", "--no-create", "--image-path", image.to_str().unwrap()];
     let mut uploading = daemon.started(&more, Stdio::null(), Stdio::piped());
     let mut said = uploading.0.stdout.take().unwrap();
-    heard(&mut said, "Uploading data to default/again");
+    read_until(&mut said, "Uploading data to default/again");
     kill(server, Signal::KILL);
-    heard(&mut said, "; retrying");
-    heard(&mut said, "completed successfully");
+    read_until(&mut said, "; retrying");
+    read_until(&mut said, "completed successfully");
     assert!(uploading.0.wait().unwrap().success());
     let wanted = fs::read(&image).unwrap();
     let written = fs::read(folder(&daemon, "again").join("data/disk.img")).unwrap();

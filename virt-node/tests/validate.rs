@@ -83,7 +83,7 @@ fn report(text: &str) -> Report {
 }
 
 /// Findings of all objects as `verdict path`.
-fn told(report: &Report) -> Vec<String> {
+fn findings(report: &Report) -> Vec<String> {
     let findings = report.objects.iter().flat_map(|object| &object.findings);
     findings.map(|finding| format!("{} {}", finding.verdict.word(), finding.path)).collect()
 }
@@ -98,7 +98,7 @@ fn changed(from: &str, to: &str) -> String {
 fn a_guest_and_all_it_names_are_accepted() {
     let report = report(GUEST);
     assert!(report.is_valid(), "{}", report.text(false));
-    assert_eq!(told(&report), ["ignored spec.template.spec.evictionStrategy", "ignored kind"]);
+    assert_eq!(findings(&report), ["ignored spec.template.spec.evictionStrategy", "ignored kind"]);
     let kinds: Vec<&str> = report.objects.iter().map(|object| object.kind.as_str()).collect();
     assert_eq!(kinds.len(), 7);
     let accepted = &report.objects[0].accepted;
@@ -163,7 +163,7 @@ fn fields_are_reported_by_path_and_lot() {
         ),
     ] {
         let report = report(&changed(from, to));
-        let found = told(&report);
+        let found = findings(&report);
         if wanted == "none" {
             assert!(report.is_valid(), "another kind may have the same name: {found:?}");
         } else {
@@ -180,7 +180,7 @@ fn a_duplicate_object_is_reported() {
         "{GUEST}\n---\n{}",
         "apiVersion: v1\nkind: Secret\nmetadata: {name: web-init, namespace: shop}"
     ));
-    assert_eq!(told(&report).last().unwrap(), "error metadata.name");
+    assert_eq!(findings(&report).last().unwrap(), "error metadata.name");
 }
 
 /// Seconds of a processor that this thread has used.
@@ -232,7 +232,7 @@ fn hostile_documents_are_answered_soon() {
     ] {
         let begun = worked();
         let report = report(text);
-        let found = told(&report);
+        let found = findings(&report);
         assert!(found.iter().any(|one| one == wanted), "{name}: {:?}", found.first());
         assert!(report.text(true).len() < 32 << 20);
         let took = worked() - begun;
@@ -247,7 +247,7 @@ fn a_name_that_is_too_long_to_start_is_refused() {
             "apiVersion: kubevirt.io/v1\nkind: VirtualMachineInstance\nmetadata: {{name: {}{namespace}}}\nspec: {{domain: {{memory: {{guest: 1Gi}}, devices: {{}}}}}}",
             "a".repeat(length)
         );
-        told(&report(&text))
+        findings(&report(&text))
     };
     let refused = |found: Vec<String>| found.iter().any(|one| one == "error metadata.name");
     assert!(!refused(told_of("", 237)), "{:?}", told_of("", 237));

@@ -80,7 +80,7 @@ impl Receiver {
             for stream in listener.incoming().flatten() {
                 let (config, keep) = (config.clone(), keep.clone());
                 // A client that goes away has its own opinion of that.
-                thread::spawn(move || take(stream, config, &keep).ok());
+                thread::spawn(move || receive(stream, config, &keep).ok());
             }
         });
         Ok(Self { port })
@@ -91,7 +91,7 @@ impl Receiver {
     }
 }
 
-fn take(stream: TcpStream, config: Arc<ServerConfig>, keep: &Keep) -> Result<()> {
+fn receive(stream: TcpStream, config: Arc<ServerConfig>, keep: &Keep) -> Result<()> {
     let mut stream = BufReader::with_capacity(READ, StreamOwned::new(ServerConnection::new(config)?, stream));
     let mut file = match keep {
         Keep::Nothing => None,

@@ -107,7 +107,7 @@ fn attach(
     lease: &mut Option<Outcome>,
     undo: &mut Undo,
 ) -> Result<Outcome, Failure> {
-    let plan = Plan::make(config, call, &look(config, call, host)?, random()?)?;
+    let plan = Plan::make(config, call, &observe(config, call, host)?, random()?)?;
     let mut addressing = None;
     if let Some(ipam) = config.ipam.as_ref().filter(|ipam| !ipam.wants_the_link(call)) {
         addressing = Some(leased(config, ipam, call, before, lease)?);
@@ -195,8 +195,8 @@ fn leased(
     Addressing::make(config, lease.insert(given), before)
 }
 
-/// One look at all that the plan depends on.
-fn look(config: &Config, call: &Call, host: &mut Router) -> Result<HostLinks, Error> {
+/// Reads the links that the plan depends on, in one exchange.
+fn observe(config: &Config, call: &Call, host: &mut Router) -> Result<HostLinks, Error> {
     let mut requests = vec![Link::get(&config.bridge)];
     let names = (0..NAMES).map(|turn| identity::host_name(&call.network, &call.attachment, turn));
     requests.extend(names.map(|name| Link::get(&name)));

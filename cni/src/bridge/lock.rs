@@ -56,7 +56,7 @@ pub(super) fn fix(
         let requests = some.iter().map(|vlan| Forwarding::fix(port.index, mac, *vlan, false));
         for (answer, vlan) in host.exchange(requests.collect())?.into_iter().zip(some) {
             if answer.refusal().is_some_and(|refusal| refusal.errno == Errno::EXIST) {
-                take(port, mac, *vlan, host)?;
+                claim(port, mac, *vlan, host)?;
             } else {
                 answer.done()?;
             }
@@ -66,7 +66,7 @@ pub(super) fn fix(
 }
 
 /// Takes over what the bridge has learned of an address: where the guest was before, on another node for one.
-fn take(port: &Link, mac: Mac, vlan: Option<u16>, host: &mut Router) -> Result<(), Error> {
+fn claim(port: &Link, mac: Mac, vlan: Option<u16>, host: &mut Router) -> Result<(), Error> {
     let entry = entry(port, mac, vlan, host)?;
     if let Some(entry) = entry.filter(|entry| entry.fixed && entry.port != port.index) {
         let shown = host.ask(Link::get_index(entry.port)).map(|messages| Link::all(&messages));

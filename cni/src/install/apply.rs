@@ -70,7 +70,7 @@ pub(super) fn install(folder: &Path, plugins: &[&str]) -> Result<Installed, Erro
     for plugin in plugins {
         let own = format!("cnv-{plugin}");
         let path = folder.join(&own);
-        let step = plan::ours(&look(&path)?, &checksum);
+        let step = plan::ours(&inspect(&path)?, &checksum);
         let what = match (step, &first) {
             (Step::Link | Step::Leave | Step::Refuse, _) => {
                 return Err(Error::mismatch(format!(
@@ -87,7 +87,7 @@ pub(super) fn install(folder: &Path, plugins: &[&str]) -> Result<Installed, Erro
         first.get_or_insert(path.clone());
         files.push(Entry { name: own.clone(), what, version: version(&path) });
         let path = folder.join(plugin);
-        let what = match plan::plain(plugin, &look(&path)?) {
+        let what = match plan::plain(plugin, &inspect(&path)?) {
             Step::Link => link(&path, &own)?,
             Step::Keep => What::Unchanged,
             Step::Write | Step::Leave | Step::Refuse => What::LeftAlone,
@@ -107,7 +107,7 @@ fn sum(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn look(path: &Path) -> Result<PresentFile, Error> {
+fn inspect(path: &Path) -> Result<PresentFile, Error> {
     let failed = |error| Error::io(format!("{} cannot be read", path.display()), error);
     let kind = match std::fs::symlink_metadata(path) {
         Ok(facts) => facts.file_type(),

@@ -206,7 +206,7 @@ impl Plugin for HostLocal {
         let Some(store) = Store::open(&folder(call)?)? else { return Ok(()) };
         // Files without a container's name are left alone.
         let keep = |owner: &Owner| !is_name(&owner.container) || valid.iter().any(|one| owner.is(one));
-        store.sweep(&store.look()?, keep)
+        store.sweep(&store.list()?, keep)
     }
 
     fn status(&self, call: &Call) -> Result<(), Error> {
@@ -214,7 +214,7 @@ impl Plugin for HostLocal {
         let folder = folder(call)?;
         store::writable(&folder)?;
         let Some(store) = Store::open(&folder)? else { return Ok(()) };
-        let contents = store.look()?;
+        let contents = store.list()?;
         for set in &config.sets {
             let taken = contents.addresses().filter(|address| set.gives(*address)).count();
             if u128::try_from(taken).unwrap_or(u128::MAX) >= set.size()
@@ -260,7 +260,7 @@ fn choose(config: &Config, attachment: &Attachment, store: &Store) -> Result<Cho
     let (owned, marked) = if store.is_marked(config.sets.len()) {
         (store.marked(attachment)?, true)
     } else {
-        let contents = contents.insert(store.look()?);
+        let contents = contents.insert(store.list()?);
         (store.search(attachment, contents)?, store.mark_all(contents)?)
     };
     let mut requested = config.requested.clone();
@@ -316,7 +316,7 @@ fn next(
     }
     let contents = match contents {
         Some(contents) => contents,
-        None => contents.insert(store.look()?),
+        None => contents.insert(store.list()?),
     };
     match set.candidates(last).find(|candidate| !contents.has(candidate.address.addr())) {
         Some(candidate) => Ok(candidate),
@@ -349,7 +349,7 @@ fn outside(addresses: &[IpAddr]) -> Error {
 pub(super) fn reservations(call: &Call) -> Result<Vec<(IpAddr, Attachment)>, Error> {
     let Some(store) = Store::open(&folder(call)?)? else { return Ok(Vec::new()) };
     let mut all = Vec::new();
-    for address in store.look()?.addresses() {
+    for address in store.list()?.addresses() {
         if let Some(Owner { container, interface }) = store.owner(address)? {
             all.push((address, Attachment { container, interface }));
         }

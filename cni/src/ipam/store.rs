@@ -122,11 +122,11 @@ impl Store {
         }
     }
 
-    /// Lists what is reserved.
+    /// Lists the reserved addresses and the marks.
     ///
     /// # Errors
     /// See [`Store::make`].
-    pub(super) fn look(&self) -> Result<Contents, Error> {
+    pub(super) fn list(&self) -> Result<Contents, Error> {
         let mut contents = Contents::default();
         for entry in Dir::read_from(&self.folder).map_err(|errno| self.failed("read", errno))? {
             let entry = entry.map_err(|errno| self.failed("read", errno))?;
@@ -160,7 +160,7 @@ impl Store {
     /// See [`Store::make`].
     pub(super) fn find(&self, attachment: &Attachment) -> Result<Vec<IpAddr>, Error> {
         let marked = if self.is_marked(1) { self.marked(attachment)? } else { Vec::new() };
-        if marked.is_empty() { self.search(attachment, &self.look()?) } else { Ok(marked) }
+        if marked.is_empty() { self.search(attachment, &self.list()?) } else { Ok(marked) }
     }
 
     /// Whether every reservation has its second name: the last one of every range set had, of at least so many sets.
@@ -519,10 +519,10 @@ mod tests {
         let lasts = [0, 1, 2].map(|set| store.last(set));
         assert_eq!(lasts, [Some(address("10.1.2.4")), Some(address("fd00::3")), None]);
 
-        assert_eq!(store.look().unwrap().marks.len(), 3);
+        assert_eq!(store.list().unwrap().marks.len(), 3);
         let mine = store.marked(&one).unwrap();
         assert_eq!(mine, [address("10.1.2.3"), address("fd00::3")]);
-        assert_eq!(store.search(&one, &store.look().unwrap()).unwrap(), mine);
+        assert_eq!(store.search(&one, &store.list().unwrap()).unwrap(), mine);
         store.free(&mine, &one).unwrap();
         assert!(store.find(&one).unwrap().is_empty());
         store.free(&[address("10.1.2.4")], &two).unwrap();
@@ -548,12 +548,12 @@ mod tests {
         assert!(store.find(&one).unwrap().is_empty());
         assert_eq!(store.find(&two).unwrap(), [address("10.1.2.3")]);
         assert!(store.marked(&two).unwrap().is_empty());
-        assert!(store.mark_all(&store.look().unwrap()).unwrap());
+        assert!(store.mark_all(&store.list().unwrap()).unwrap());
         assert_eq!(store.marked(&two).unwrap(), [address("10.1.2.3")]);
-        store.sweep(&store.look().unwrap(), |owner| owner.is(&two)).unwrap();
+        store.sweep(&store.list().unwrap(), |owner| owner.is(&two)).unwrap();
         assert!(store.marks(&one).unwrap().is_empty());
         assert_eq!((store.marks(&two).unwrap().len(), names(path).len()), (1, 4));
-        store.sweep(&store.look().unwrap(), |_| false).unwrap();
+        store.sweep(&store.list().unwrap(), |_| false).unwrap();
         assert_eq!(names(path), ["last_reserved_ip.0", "lock"]);
     }
 
@@ -569,7 +569,7 @@ mod tests {
         assert_eq!(found, [address("10.1.2.3"), address("10.1.2.4")]);
         assert_eq!(store.owner(address("10.1.2.5")).unwrap(), None);
         assert_eq!(store.owner(address("10.1.2.6")).unwrap(), None);
-        assert!(!store.mark_all(&store.look().unwrap()).unwrap());
+        assert!(!store.mark_all(&store.list().unwrap()).unwrap());
         store.reserve(address("10.1.2.7"), &attachment("c1"), 0, false).unwrap();
         assert_eq!(store.find(&attachment("c1")).unwrap(), [address("10.1.2.7")]);
     }

@@ -106,7 +106,7 @@ impl AddressPins {
     /// # Errors
     /// [`crate::Kind::Mismatch`] when the table is dormant; [`crate::Kind::Kernel`].
     pub(crate) fn set_up(&self, filter: &mut Filter, host_end: &str, allowed: &Allowed) -> Result<(), Error> {
-        works(filter)?;
+        check_hooks(filter)?;
         let elements = self.elements(host_end, allowed);
         // The shared part mostly exists. Rewriting it each time would cost a grace period when the socket is closed.
         if is_whole(filter)? {
@@ -158,7 +158,7 @@ impl AddressPins {
     /// # Errors
     /// [`crate::Kind::Mismatch`] when it need not; [`crate::Kind::Kernel`].
     pub(crate) fn check(&self, filter: &mut Filter, host_end: &str, allowed: &Allowed) -> Result<(), Error> {
-        works(filter)?;
+        check_hooks(filter)?;
         let whole = is_whole(filter)?;
         for (set, wanted) in SETS.into_iter().zip(self.elements(host_end, allowed)) {
             let found = filter.elements(TABLE, set)?;
@@ -178,8 +178,8 @@ impl AddressPins {
 /// [`crate::Kind::Kernel`] with what it lacks; [`crate::Kind::Mismatch`] when the table is dormant.
 pub(crate) fn offered() -> Result<(), Error> {
     let mut filter = Filter::open()?;
-    works(&mut filter)?;
-    Ok(filter.would(common(), TABLE)?)
+    check_hooks(&mut filter)?;
+    Ok(filter.rehearse(common(), TABLE)?)
 }
 
 /// Removes the pins of `network` that belong to none of `valid`.
@@ -232,8 +232,8 @@ fn adding(elements: &[Vec<Element>; 6]) -> Batch {
 }
 
 /// Rejects a table with rules that frames from pods do not pass.
-fn works(filter: &mut Filter) -> Result<(), Error> {
-    filter.awake(TABLE)?;
+fn check_hooks(filter: &mut Filter) -> Result<(), Error> {
+    filter.reject_dormant(TABLE)?;
     filter.hooked(TABLE, CHAIN, HOOK)?;
     Ok(filter.unhooked(TABLE, ADVERTISED)?)
 }

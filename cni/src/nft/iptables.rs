@@ -114,8 +114,8 @@ pub(super) fn set_up(network: &str, container: &str, addresses: &[IpNet]) -> Res
 }
 
 /// Rejects a table with rules that outgoing packets do not pass.
-fn works(filter: &mut Filter, family: Family) -> Result<(), Error> {
-    filter.awake(family.table)?;
+fn check_hooks(filter: &mut Filter, family: Family) -> Result<(), Error> {
+    filter.reject_dormant(family.table)?;
     Ok(filter.hooked(family.table, BASE, HOOK)?)
 }
 
@@ -143,7 +143,7 @@ pub(super) fn is_set_up(
         let by_nf_tables = leads >= wanted && inside > wanted;
         let by_legacy = || Legacy::find(family).is_some_and(|legacy| legacy.is_set_up(&chain, wanted));
         if by_nf_tables {
-            works(filter, family)?;
+            check_hooks(filter, family)?;
         } else if !by_legacy() {
             return Ok(false);
         }

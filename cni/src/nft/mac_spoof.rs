@@ -99,7 +99,7 @@ impl SpoofCheck {
         mut link_exists: impl FnMut(&str) -> Result<bool, Error>,
     ) -> Result<(), Error> {
         self.fits()?;
-        works(filter)?;
+        check_hooks(filter)?;
         for turn in 1..=TURNS {
             // The table and its common chain are there, mostly. To make them again would be an update, and the kernel lets
             // a process that has updated something wait for a grace period when it closes its socket.
@@ -213,12 +213,12 @@ impl SpoofCheck {
         let mut whole = common();
         whole.append(Self::new("", &attachment).making("status", Mac([0; 6])));
         let mut filter = Filter::open()?;
-        works(&mut filter)?;
+        check_hooks(&mut filter)?;
         // A check that is in use proves it. The rehearsal makes the kernel wait for all processors, 10 to 20 ms.
         if filter.chains(TABLE)?.iter().any(|chain| chain.name.starts_with(CHAIN) && chain.uses > 0) {
             return Ok(());
         }
-        Ok(filter.would(whole, TABLE)?)
+        Ok(filter.rehearse(whole, TABLE)?)
     }
 
     /// Whether what comes through `host_end` is checked, and no rule of another program may accept it before.
@@ -226,7 +226,7 @@ impl SpoofCheck {
     /// # Errors
     /// [`Kind::Mismatch`] when it is not; [`Kind::Kernel`].
     pub(crate) fn check(&self, filter: &mut Filter, host_end: &str) -> Result<(), Error> {
-        works(filter)?;
+        check_hooks(filter)?;
         let target = self.chain();
         let checks = |rule: &Rule| {
             rule.input.as_deref() == Some(host_end) && rule.target.as_deref() == Some(target.as_str())
@@ -253,8 +253,8 @@ impl SpoofCheck {
 }
 
 /// Rejects a table with rules that frames from pods do not pass.
-fn works(filter: &mut Filter) -> Result<(), Error> {
-    filter.awake(TABLE)?;
+fn check_hooks(filter: &mut Filter) -> Result<(), Error> {
+    filter.reject_dormant(TABLE)?;
     Ok(filter.hooked(TABLE, COMMON, HOOK)?)
 }
 

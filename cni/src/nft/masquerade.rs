@@ -64,8 +64,8 @@ impl Backend {
                 let any = IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0));
                 whole.rule(TABLE, CHECKS, &NewRule { expressions: rule(any), ..NewRule::default() });
                 let mut filter = Filter::open()?;
-                works(&mut filter)?;
-                Ok(filter.would(whole, TABLE)?)
+                check_hooks(&mut filter)?;
+                Ok(filter.rehearse(whole, TABLE)?)
             }
             Self::Iptables => iptables::offered(),
         }
@@ -120,7 +120,7 @@ impl Masquerading {
         let rules = filter.rules(TABLE, CHECKS)?;
         let ours = rules.iter().filter(|rule| rule.comment.starts_with(&hash)).count();
         if reached && ours >= addresses.len() {
-            return works(&mut filter);
+            return check_hooks(&mut filter);
         }
         if iptables::is_set_up(&mut filter, &self.network, &self.attachment.container, addresses)? {
             return Ok(());
@@ -130,7 +130,7 @@ impl Masquerading {
     }
 
     fn add_rules(&self, filter: &mut Filter, addresses: &[IpNet]) -> Result<(), Error> {
-        works(filter)?;
+        check_hooks(filter)?;
         let rules = making(&self.network, &self.attachment, addresses);
         // The shared part mostly exists. Rewriting it each time, as the reference does, would cost a grace period when
         // the socket is closed.
@@ -202,7 +202,7 @@ fn sweep_rules(filter: &mut Filter, network: &str, valid: &BTreeSet<Attachment>)
 pub(crate) fn offers_inet() -> Result<(), Error> {
     let mut batch = Batch::new();
     batch.table(TABLE, TABLE_COMMENT);
-    Ok(Filter::open()?.would(batch, TABLE)?)
+    Ok(Filter::open()?.rehearse(batch, TABLE)?)
 }
 
 fn removing(rules: &[Rule]) -> Batch {
@@ -214,8 +214,8 @@ fn removing(rules: &[Rule]) -> Batch {
 }
 
 /// Rejects a table with rules that outgoing packets do not pass.
-fn works(filter: &mut Filter) -> Result<(), Error> {
-    filter.awake(TABLE)?;
+fn check_hooks(filter: &mut Filter) -> Result<(), Error> {
+    filter.reject_dormant(TABLE)?;
     filter.hooked(TABLE, BASE, HOOK)?;
     Ok(filter.unhooked(TABLE, CHECKS)?)
 }

@@ -61,7 +61,7 @@ fn main() -> ExitCode {
     let action = Args::parse().action;
     let say: fn(&str) = match action {
         Action::Up { .. } | Action::Down => print_error,
-        Action::Keep | Action::Node { .. } | Action::KeepSecond { .. } => tell,
+        Action::Keep | Action::Node { .. } | Action::KeepSecond { .. } => print,
     };
     match act(action) {
         Ok(()) => ExitCode::SUCCESS,
@@ -94,7 +94,7 @@ fn up(images: &[std::path::PathBuf], storage: bool, platform: bool) -> Result<()
     needs_root()?;
     report_failures()?;
     if let Some(place) = Place::all()?.iter().find(|place| place.kept().is_some()) {
-        introduce(place, "runs already, with the images of its start");
+        print_access(place, "runs already, with the images of its start");
         return Ok(());
     }
     let cluster = Cluster::start()?;
@@ -114,7 +114,7 @@ fn up(images: &[std::path::PathBuf], storage: bool, platform: bool) -> Result<()
         return Err(error);
     }
     // The node is kept as the very last: until then it ends with this process, however that does.
-    introduce(cluster.place(), "runs");
+    print_access(cluster.place(), "runs");
     cluster.keep()
 }
 
@@ -126,24 +126,24 @@ fn install(cluster: &Cluster) -> Result<()> {
 }
 
 /// How to reach a node and how to end it.
-fn introduce(place: &Place, runs: &str) {
+fn print_access(place: &Place, runs: &str) {
     print_error(&format!(
         "node {} {runs}; its containerd is at {}; `make cluster-down` ends it",
         place.number(),
         place.containerd().display()
     ));
-    tell(&format!("export KUBECONFIG={}", place.kubeconfig().display()));
+    print(&format!("export KUBECONFIG={}", place.kubeconfig().display()));
 }
 
 fn down(ended: &Ended) {
     for place in &ended.stopped {
-        tell(&format!("stopped: node {} in {}", place.number(), place.folder().display()));
+        print(&format!("stopped: node {} in {}", place.number(), place.folder().display()));
     }
     for place in &ended.removed {
-        tell(&format!("removed: what node {} has left in {}", place.number(), place.folder().display()));
+        print(&format!("removed: what node {} has left in {}", place.number(), place.folder().display()));
     }
     if ended.stopped.is_empty() && ended.removed.is_empty() {
-        tell("there was no node to stop");
+        print("there was no node to stop");
     }
 }
 
@@ -161,6 +161,6 @@ fn print_error(text: &str) {
 
 /// Standard output is the answer: of `up` for a user, of `keep` and `node` for the process that started them. It may have no
 /// reader left.
-fn tell(text: &str) {
+fn print(text: &str) {
     let _ = writeln!(io::stdout(), "{text}");
 }

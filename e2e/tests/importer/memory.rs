@@ -21,7 +21,7 @@ pub(crate) struct Peaks {
     /// `total_dirty`: written and not yet on the disk.
     pub(crate) dirty: u64,
     /// How often was looked.
-    pub(crate) looks: u64,
+    pub(crate) samples: u64,
 }
 
 /// Samples until it is stopped.
@@ -38,7 +38,7 @@ impl Sampler {
         let thread = thread::spawn(move || {
             let mut peaks = Peaks::default();
             while !told.load(Ordering::Relaxed) {
-                look(&group, &mut peaks);
+                sample(&group, &mut peaks);
                 thread::sleep(Duration::from_millis(50));
             }
             peaks
@@ -52,7 +52,7 @@ impl Sampler {
     }
 }
 
-fn look(group: &Path, peaks: &mut Peaks) {
+fn sample(group: &Path, peaks: &mut Peaks) {
     let Ok(usage) = fs::read_to_string(group.join("memory.max_usage_in_bytes")) else { return };
     let Ok(stat) = fs::read_to_string(group.join("memory.stat")) else { return };
     let field = |name: &str| {
@@ -63,13 +63,13 @@ fn look(group: &Path, peaks: &mut Peaks) {
     peaks.rss = peaks.rss.max(field("total_rss"));
     peaks.cache = peaks.cache.max(field("total_cache"));
     peaks.dirty = peaks.dirty.max(field("total_dirty"));
-    peaks.looks += 1;
+    peaks.samples += 1;
 }
 
 impl std::fmt::Display for Peaks {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let [usage, rss, cache, dirty] =
             [self.usage, self.rss, self.cache, self.dirty].map(|bytes| bytes.div_ceil(MIB));
-        write!(f, "max usage {usage} MiB, rss {rss}, cache {cache}, dirty {dirty} ({} looks)", self.looks)
+        write!(f, "max usage {usage} MiB, rss {rss}, cache {cache}, dirty {dirty} ({} samples)", self.samples)
     }
 }

@@ -68,7 +68,7 @@ struct Reported {
 }
 
 fn check_memory(profile: &Profile, reported: &Reported, peaks: &Peaks) {
-    assert!(peaks.looks > 10, "{peaks}");
+    assert!(peaks.samples > 10, "{peaks}");
     if reported.engine.contains("direct") {
         assert!(peaks.usage <= 96 * MIB, "{}: {peaks}", profile.name);
     } else {

@@ -145,7 +145,7 @@ pub(crate) fn held(place: &Place, passed: &[(String, String, String)]) -> HashMa
 }
 
 /// Runs the guests of duplicates that passed: each raises the event, of both its machines.
-pub(crate) fn told(place: &Place, passed: &[(String, String, String)]) {
+pub(crate) fn check_events(place: &Place, passed: &[(String, String, String)]) {
     for (mac, first, second) in passed {
         for name in [first, second] {
             place.apply(&guest("reject", name, mac).to_string());

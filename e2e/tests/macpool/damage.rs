@@ -15,7 +15,7 @@ const RANGE: (&str, &str) = ("02:00:00:00:10:00", "02:00:00:00:1f:ff");
 const BOOK: &str = "configmap/kubemacpool-blocks";
 
 /// Waits, while machines are written without a failure.
-fn meanwhile<T>(place: &Place, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+fn until_while_writing<T>(place: &Place, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let object = machine("probe", &json!([{"name": "a", "bridge": {}}])).to_string();
     until(what, || {
         let run = place.feed(&["-n", "default", "create", "--dry-run=server", "-f", "-"], &object);
@@ -98,7 +98,7 @@ fn objects_that_others_change_and_processes_that_end() {
         } else {
             patch(&place, SECRET, &damage);
         }
-        meanwhile(&place, "the Secret is whole again", || {
+        until_while_writing(&place, "the Secret is whole again", || {
             let now = authorities(&place);
             (now[0] == first && now.as_array().unwrap().len() == count).then_some(())
         });
@@ -116,7 +116,7 @@ fn objects_that_others_change_and_processes_that_end() {
         } else {
             patch(&place, BOOK, &damage);
         }
-        meanwhile(&place, "the object of blocks is whole again", || {
+        until_while_writing(&place, "the object of blocks is whole again", || {
             let text = place.get(NAMESPACE, BOOK)["data"]["blocks.json"].as_str()?.to_owned();
             let line = serde_json::from_str::<Value>(&text).ok()?["replicas"]["macpool-0"].clone();
             let same = |key: &str| line[key] == before["replicas"]["macpool-0"][key];
@@ -152,7 +152,7 @@ fn objects_that_others_change_and_processes_that_end() {
         .spawn()
         .unwrap();
     place.kubectl(&["-n", NAMESPACE, "delete", SECRET]);
-    meanwhile(&place, "the Secret is there", || authorities(&place).is_array().then_some(()));
+    until_while_writing(&place, "the Secret is there", || authorities(&place).is_array().then_some(()));
     assert!(only.try_wait().unwrap().is_none(), "{}", place.log(7));
     assert_eq!(terminate(&mut only).code(), Some(0), "{}", place.log(7));
 

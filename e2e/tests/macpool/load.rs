@@ -17,7 +17,7 @@ use crate::changes::{self, Done};
 use crate::client::{Client, Failed, Kill, all_in_flight};
 use crate::later::{LABEL, Later};
 use crate::setup::{
-    NAMESPACE, Place, Replica, acquaint, addresses, blocks, given_by, machine, review, until,
+    NAMESPACE, Place, Replica, addresses, blocks, given_by, machine, review, until, wait_until_peered,
 };
 
 const RATE: u32 = 500;
@@ -217,7 +217,7 @@ fn once(outcome: &Outcome) {
 }
 
 /// No real machine has an address that a reply gave to another.
-fn apart(real: &HashMap<String, String>, replies: &HashSet<String>) {
+fn assert_disjoint(real: &HashMap<String, String>, replies: &HashSet<String>) {
     let both: Vec<_> = real.iter().filter(|(mac, _)| replies.contains(*mac)).collect();
     assert!(both.is_empty(), "given out twice: {both:?}");
 }
@@ -235,7 +235,7 @@ fn no_address_is_given_twice_under_load_nor_when_replicas_are_killed() {
     place.reject();
     let more = ["--wait-time=600", "--v=production"];
     let mut replicas = vec![place.replica(0, &more), place.replica(1, &more)];
-    acquaint([&replicas[0], &replicas[1]]);
+    wait_until_peered([&replicas[0], &replicas[1]]);
     let client = Arc::new(Client::new([replicas[0].webhook(), replicas[1].webhook()]));
     let book = place.book();
     let (mut outcome, done) = load(&place, &book, &client, seconds, Some("calm"), || {});
@@ -245,9 +245,9 @@ fn no_address_is_given_twice_under_load_nor_when_replicas_are_killed() {
     assert!(replicas.iter().all(|replica| replica.resident() <= 48 << 10));
     let real = changes::held(&place, &done.passed);
     let mut others = kept(&outcome, &unanswered);
-    apart(&real, &others);
+    assert_disjoint(&real, &others);
     let mut before: HashSet<String> = outcome.out.into_keys().collect();
-    apart(&real, &before);
+    assert_disjoint(&real, &before);
 
     // The API server is paused: it neither answers nor refuses. When it is back, all watches are restarted under the load.
     let mut server = Some(Paused::new(&place));
@@ -259,11 +259,11 @@ fn no_address_is_given_twice_under_load_nor_when_replicas_are_killed() {
     report(&format!("no API server for {away} s"), &mut outcome, &done, &replicas);
     let unanswered = nothing_failed(&place, &outcome, &done);
     others.extend(kept(&outcome, &unanswered));
-    apart(&real, &others);
+    assert_disjoint(&real, &others);
     let known = |mac: &String| before.contains(mac) || (others.contains(mac) && !unanswered.contains(mac));
     assert!(!outcome.out.keys().any(known), "given out before, or somebody's");
     before.extend(outcome.out.into_keys());
-    apart(&real, &before);
+    assert_disjoint(&real, &before);
     until("the API server is back", || {
         place.try_kubectl(&["get", "--raw", "/readyz"]).status.success().then_some(())
     });
@@ -292,7 +292,7 @@ fn no_address_is_given_twice_under_load_nor_when_replicas_are_killed() {
     }
     assert!(replicas.iter().all(|replica| replica.resident() <= 48 << 10));
     let real = changes::held(&place, &done.passed);
-    apart(&real, &before);
+    assert_disjoint(&real, &before);
     // No owner is lost: either replica refuses an address that a machine has.
     for (mac, name) in &real {
         for replica in &replicas {
@@ -300,7 +300,7 @@ fn no_address_is_given_twice_under_load_nor_when_replicas_are_killed() {
             assert_eq!(reply["response"]["allowed"], false, "{mac} of {name}");
         }
     }
-    changes::told(&place, &done.passed);
+    changes::check_events(&place, &done.passed);
 }
 
 /// Authorities every 20 seconds and certificates every 5, under the whole load: no connection is refused.
@@ -318,7 +318,7 @@ fn certificates_are_changed_under_load() {
         "--cert-overlap-interval=3s",
     ];
     let replicas = [place.replica(0, &more), place.replica(1, &more)];
-    acquaint([&replicas[0], &replicas[1]]);
+    wait_until_peered([&replicas[0], &replicas[1]]);
     let client = Arc::new(Client::new([replicas[0].webhook(), replicas[1].webhook()]));
     let book = place.book();
     let (mut outcome, done) = load(&place, &book, &client, seconds, Some("real"), || {});
@@ -339,7 +339,7 @@ fn duplicates_that_pass_while_a_replica_is_down_are_all_reported() {
     let more = ["--wait-time=600", "--v=production"];
     // The Service leads to the first only.
     let (first, second) = (place.replica(0, &more), place.start(1, &more));
-    acquaint([&first, &second]);
+    wait_until_peered([&first, &second]);
     let later = Later::new(&place);
     let api = changes::machines(&place);
     let writing: Vec<_> = place.cluster.run(async {
@@ -386,7 +386,7 @@ fn duplicates_that_pass_while_a_replica_is_down_are_all_reported() {
     }
     // Both are up again: each duplicate raises the event, and is counted; no address is given to a third.
     let first = place.replica(0, &more);
-    changes::told(&place, &passed);
+    changes::check_events(&place, &passed);
     for (mac, _, _) in &passed {
         for replica in [&first, &second] {
             let metric = format!("kmp_mac_collisions{{mac=\"{mac}\"}}");

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::setup::{Place, acquaint, addresses, blocks, given_by, machine, review, until};
+use crate::setup::{Place, addresses, blocks, given_by, machine, review, until, wait_until_peered};
 
 fn two() -> Value {
     json!([{"name": "a", "bridge": {}}, {"name": "b", "bridge": {}}])
@@ -74,7 +74,7 @@ fn a_given_address_is_decided_by_the_owner_of_its_block() {
     let place = Place::new("02:00:00:00:00:00", "02:00:00:00:0f:ff");
     place.reject();
     let (first, second) = (place.start(0, &[]), place.start(1, &[]));
-    acquaint([&first, &second]);
+    wait_until_peered([&first, &second]);
     // Both are asked directly, and nothing is written: only by asking each other can they know.
     let mut decided = 0;
     for number in 0..20 {

@@ -319,7 +319,7 @@ pub(crate) fn review(name: &str, mac: Option<&str>) -> Value {
 
 /// Waits until two replicas know of each other's blocks: each refuses what the other has just given. To be called when they
 /// know the namespace `reject`.
-pub(crate) fn acquaint(replicas: [&Replica; 2]) {
+pub(crate) fn wait_until_peered(replicas: [&Replica; 2]) {
     let [one, other] = replicas;
     for (giver, asked) in [(one, other), (other, one)] {
         let mut number = 0;

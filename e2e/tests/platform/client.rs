@@ -37,7 +37,7 @@ fn text(output: &Output) -> String {
 
 /// Runs a verb that succeeds; gives its output.
 #[track_caller]
-fn does(words: &[&str]) -> String {
+fn succeed(words: &[&str]) -> String {
     let output = client(words).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{words:?}: {}", text(&output));
     text(&output)
@@ -56,7 +56,7 @@ fn refused(words: &[&str], code: i32, message: &str) {
 }
 
 /// A client that is not waited for.
-fn goes_on(words: &[&str]) -> Running {
+fn spawn(words: &[&str]) -> Running {
     Running(
         client(words).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap(),
     )
@@ -87,7 +87,7 @@ fn until_read(stream: impl Read + Send + 'static, wanted: &str) -> String {
 fn report() -> Vec<String> {
     // As virtctl, the client waits for an instance that does not run yet, not for one that is not made yet.
     PLACE.until(NAMESPACE, "the instance is made", || PLACE.find(INSTANCES, NAMESPACE, "vm"));
-    let mut console = goes_on(&["console", "vm", "--timeout", "3"]);
+    let mut console = spawn(&["console", "vm", "--timeout", "3"]);
     // The console ends with its standard input.
     let read = until_read(console.0.stdout.take().unwrap(), telling::TOLD);
     telling::facts(&read).unwrap()
@@ -126,32 +126,32 @@ fn create() {
         "src:vm",
     ];
     let file = PLACE.cluster.place().path("client-vm.yaml");
-    fs::write(&file, does(&words)).unwrap();
+    fs::write(&file, succeed(&words)).unwrap();
     PLACE.kubectl(&["apply", "-f", file.to_str().unwrap()]).unwrap();
     status("Stopped");
-    let expanded: Value = serde_json::from_str(&does(&["expand", "--vm", "vm", "-o", "json"])).unwrap();
+    let expanded: Value = serde_json::from_str(&succeed(&["expand", "--vm", "vm", "-o", "json"])).unwrap();
     assert_eq!(expanded["spec"]["template"]["spec"]["domain"]["memory"]["guest"], "256Mi");
     let expanded: Value =
-        serde_json::from_str(&does(&["expand", "-f", file.to_str().unwrap(), "-o", "json"])).unwrap();
+        serde_json::from_str(&succeed(&["expand", "-f", file.to_str().unwrap(), "-o", "json"])).unwrap();
     assert_eq!(expanded["metadata"]["name"], "vm");
 }
 
 /// Port forwards to the guest, by a listener and by standard input and output.
 fn forwards() {
-    let mut forward = goes_on(&["port-forward", "vm/vm", "0:80"]);
+    let mut forward = spawn(&["port-forward", "vm/vm", "0:80"]);
     let told = until_read(forward.0.stderr.take().unwrap(), "127.0.0.1:");
     let port = told.split("127.0.0.1:").nth(1).unwrap();
     let port: String = port.chars().take_while(char::is_ascii_digit).collect();
     page(port.parse().unwrap());
     drop(forward);
-    let mut stdio = goes_on(&["port-forward", "--stdio=true", "vmi/vm", "80"]);
+    let mut stdio = spawn(&["port-forward", "--stdio=true", "vmi/vm", "80"]);
     stdio.0.stdin.as_mut().unwrap().write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap();
     until_read(stdio.0.stdout.take().unwrap(), telling::PAGE);
 }
 
 /// The screen: the port, and the handshake of VNC.
 fn screen() {
-    let mut vnc = goes_on(&["vnc", "vm", "--proxy-only"]);
+    let mut vnc = spawn(&["vnc", "vm", "--proxy-only"]);
     let told = until_read(vnc.0.stdout.take().unwrap(), "}");
     let port = serde_json::from_str::<Value>(&told).unwrap()["port"].as_u64().unwrap();
     let mut stream = TcpStream::connect(("127.0.0.1", u16::try_from(port).unwrap())).unwrap();
@@ -165,7 +165,7 @@ fn screen() {
 fn verbs_of_the_client_work_with_virtctls_flags_and_exit_codes() {
     let _streams = Streams::follow();
     PLACE.namespace(NAMESPACE);
-    let version = does(&["version"]);
+    let version = succeed(&["version"]);
     assert!(version.contains("Client Version") && version.contains("Server Version"), "{version}");
     let disk = PLACE.cluster.place().path("client-guest.raw");
     telling::disk(&disk);
@@ -176,8 +176,8 @@ fn verbs_of_the_client_work_with_virtctls_flags_and_exit_codes() {
     refused(&["start", "absent"], 1, "not found");
     refused(&["start"], 2, "Usage");
 
-    assert!(does(&["start", "vm", "--dry-run"]).contains("Dry Run execution"));
-    assert_eq!(does(&["start", "vm"]), "VM vm was scheduled to start\n");
+    assert!(succeed(&["start", "vm", "--dry-run"]).contains("Dry Run execution"));
+    assert_eq!(succeed(&["start", "vm"]), "VM vm was scheduled to start\n");
     let facts = report();
     assert!(
         facts.iter().any(|fact| fact.starts_with("network eth0") && fact.contains("10.0.2.2/24 by 10.0.2.1")),
@@ -191,11 +191,11 @@ fn verbs_of_the_client_work_with_virtctls_flags_and_exit_codes() {
         refused(&[verb, "vm"], 1, "VMI does not have guest agent connected");
     }
 
-    assert!(does(&["pause", "vm", "vm"]).contains("VMI vm was scheduled to pause"));
+    assert!(succeed(&["pause", "vm", "vm"]).contains("VMI vm was scheduled to pause"));
     status("Paused");
     refused(&["pause", "vmi", "vm"], 1, "VMI is already paused");
     refused(&["soft-reboot", "vm"], 1, "VMI is paused");
-    does(&["unpause", "vmi", "vm"]);
+    succeed(&["unpause", "vmi", "vm"]);
     status("Running");
     refused(&["unpause", "vm", "vm"], 1, "VMI is not paused");
     PLACE.delete(MACHINES, NAMESPACE, "vm");

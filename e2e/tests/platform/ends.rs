@@ -90,7 +90,7 @@ fn runs_of(states: &[String]) -> usize {
 
 /// Checks that there are events of these reasons about objects of a kind.
 #[track_caller]
-fn happened(namespace: &str, kind: &str, name: &str, reasons: &[&str]) {
+fn check_events(namespace: &str, kind: &str, name: &str, reasons: &[&str]) {
     let events = PLACE.list(EVENTS, namespace);
     let about =
         |event: &&Value| event["involvedObject"]["kind"] == kind && event["involvedObject"]["name"] == name;
@@ -198,9 +198,9 @@ fn strategy_decides_what_follows_the_end_of_a_guest() {
         assert_eq!(runs_of(&states), 4, "{states:?}");
         assert_eq!(ends.len(), 4, "{ends:?}");
         assert_eq!((ends[0].as_str(), ends[1].as_str()), ("Succeeded", "Failed"), "{ends:?}");
-        happened(namespace, "VirtualMachine", &name, &["SuccessfulCreate", "SuccessfulDelete"]);
+        check_events(namespace, "VirtualMachine", &name, &["SuccessfulCreate", "SuccessfulDelete"]);
         let reasons = ["SuccessfulCreate", "Created", "Started", "ShuttingDown"];
-        happened(namespace, "VirtualMachineInstance", &name, &reasons);
+        check_events(namespace, "VirtualMachineInstance", &name, &reasons);
         PLACE.delete(MACHINES, namespace, &name);
     }
     PLACE.until(namespace, "the VMs are gone", || PLACE.list(MACHINES, namespace).is_empty().then_some(()));

@@ -156,7 +156,7 @@ impl Hollow {
     }
 
     /// Selector and toleration that bring a VM to these nodes.
-    pub(crate) fn attract(vm: &mut Value) {
+    pub(crate) fn schedule_here(vm: &mut Value) {
         let spec = &mut vm["spec"]["template"]["spec"];
         spec["nodeSelector"] = json!({HOLLOW: "true"});
         spec["tolerations"] = json!([{"key": HOLLOW, "operator": "Exists"}]);

@@ -14,7 +14,7 @@ use crate::streams::Streams;
 
 /// Asks the guest of a VM, which is Running.
 #[track_caller]
-fn asked(namespace: &str, name: &str, answer: &str) {
+fn ask(namespace: &str, name: &str, answer: &str) {
     // The phase is Running before the BIOS has loaded the guest, which then reads what was sent.
     let _agent = Streams::follow();
     let mut console = Console::open(&PLACE, namespace, name).unwrap();
@@ -52,7 +52,7 @@ fn stop_start_delete(namespace: &str, name: &str) {
     assert!(Console::open(&PLACE, namespace, name).is_err(), "a console of a VM that is stopped");
     PLACE.put(namespace, &format!("virtualmachines/{name}/start")).unwrap();
     PLACE.until_status(namespace, name, "Running");
-    asked(namespace, name, "G2x");
+    ask(namespace, name, "G2x");
     uids.extend(pods(namespace));
     PLACE.delete(MACHINES, namespace, name);
     PLACE.until(namespace, "the VM and what it made are gone", || {
@@ -92,7 +92,7 @@ fn disk_on_a_claim_keeps_what_its_guest_wrote() {
     let volume = create(namespace, "vm", "Always", 0);
     PLACE.until_status(namespace, "vm", "Running");
     println!("VM on a claim created -> Running: {:?}", begun.elapsed());
-    asked(namespace, "vm", "G1x");
+    ask(namespace, "vm", "G1x");
     println!("VM on a claim created -> answer on the console: {:?}", begun.elapsed());
     stop_start_delete(namespace, "vm");
     let disk = fs::read(volume.path().join("disk.img")).unwrap();
@@ -123,7 +123,7 @@ fn image_from_the_web_is_imported_booted_and_removed_with_its_machine() {
     PLACE.create(MACHINES, namespace, &vm);
     PLACE.until_status(namespace, "vm", "Running");
     println!("VM with an image from the web created -> Running: {:?}", begun.elapsed());
-    asked(namespace, "vm", "G1x");
+    ask(namespace, "vm", "G1x");
     stop_start_delete(namespace, "vm");
     PLACE.until(namespace, "the claim is gone", || PLACE.list(CLAIMS, namespace).is_empty().then_some(()));
     PLACE.remove_namespace(namespace);

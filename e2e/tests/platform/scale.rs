@@ -124,7 +124,7 @@ fn create(names: impl Iterator<Item = String>, strategy: &str) {
     PLACE.cluster.run(async {
         let made = stream::iter(names).map(|name| {
             let mut vm = machine(&name, strategy, &json!({"emptyDisk": {"capacity": "1Mi"}}));
-            Hollow::attract(&mut vm);
+            Hollow::schedule_here(&mut vm);
             let client = client.clone();
             async move { client.create::<IgnoredAny>(MACHINES, NAMESPACE, &vm).await.map(drop) }
         });

@@ -16,12 +16,24 @@ const REPORTED: Duration = Duration::from_secs(10);
 #[track_caller]
 fn says(space: &Space, name: &str, source: &Value, class: &str, reason: &str, words: &[&str]) {
     let storage = json!({"resources": {"requests": {"storage": "96Mi"}}, "storageClassName": class});
-    said(space, name, (&json!({"source": source, "storage": storage}), &json!({})), reason, words);
+    expect_condition(
+        space,
+        name,
+        (&json!({"source": source, "storage": storage}), &json!({})),
+        reason,
+        words,
+    );
 }
 
 /// The same for any specification.
 #[track_caller]
-fn said(space: &Space, name: &str, (spec, annotations): (&Value, &Value), reason: &str, words: &[&str]) {
+fn expect_condition(
+    space: &Space,
+    name: &str,
+    (spec, annotations): (&Value, &Value),
+    reason: &str,
+    words: &[&str],
+) {
     let begun = Instant::now();
     space.create("DataVolume", json!({"metadata": {"name": name, "annotations": annotations}, "spec": spec}));
     let (status, message) = until(&format!("{name} says {reason}"), || {
@@ -49,13 +61,13 @@ fn a_waiting_data_volume_reports_the_reason() {
     let (none, size) = (json!({}), |size: &str| json!({"requests": {"storage": size}}));
     let default = json!({"source": blank, "storage": {"resources": size("96Mi")}});
     let words = ["no default StorageClass", "is-default-class"];
-    said(&space, "defaultless", (&default, &none), "ErrClaimNotValid", &words);
+    expect_condition(&space, "defaultless", (&default, &none), "ErrClaimNotValid", &words);
     let vast = |class: &str| json!({"source": blank, "storage": {"resources": size("1Ti"), "storageClassName": class}});
     let forced = json!({"cdi.kubevirt.io/storage.bind.immediate.requested": ""});
     let words = ["cannot be scheduled", "free storage"];
-    said(&space, "vast", (&vast(WAITING), &forced), "Unschedulable", &words);
+    expect_condition(&space, "vast", (&vast(WAITING), &forced), "Unschedulable", &words);
     let words = ["no node has room", "of 1086Gi", IMMEDIATE, "ask for less"];
-    said(&space, "vaster", (&vast(IMMEDIATE), &none), "ProvisioningFailed", &words);
+    expect_condition(&space, "vaster", (&vast(IMMEDIATE), &none), "ProvisioningFailed", &words);
     says(&space, "unused", &blank, WAITING, "WaitForFirstConsumer", &["waits for a pod", "immediate"]);
     says(
         &space,

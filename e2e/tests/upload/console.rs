@@ -48,7 +48,7 @@ impl Console {
     fn report(&self, browser: &Browser) -> Value {
         let report = self.reports.recv_timeout(TIMEOUT);
         report.unwrap_or_else(|_| {
-            panic!("the page does not come to its end\n{}\n{}", browser.said(), described())
+            panic!("the page does not come to its end\n{}\n{}", browser.log(), described())
         })
     }
 }
@@ -163,7 +163,7 @@ impl Browser {
         Self { process, log }
     }
 
-    fn said(&self) -> String {
+    fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 }

@@ -117,7 +117,7 @@ impl Driver {
         if matches!(&request.source, Some(Source::Volume(id)) if *id == request.id) {
             return Err(Error::new(Kind::Invalid, "the source of a volume is the volume itself"));
         }
-        let _guard = self.locks.take(Thing::Volume(request.id.clone()))?;
+        let _guard = self.locks.lock(Thing::Volume(request.id.clone()))?;
         // A pool that is not ready counts as lack of room: the claim may go to a node that has the pool.
         let no_room = |error: Error| {
             if error.kind() == Kind::NotReady { error.as_kind(Kind::Exhausted) } else { error }
@@ -183,7 +183,7 @@ impl Driver {
             modify::apply(&open, volume, request.attributes)?;
         }
         let capacity = volume.and_then(|volume| volume.record).map_or(0, |record| record.capacity);
-        Ok(Created { capacity: told(&open, shape, capacity), shared: pool.config.shared })
+        Ok(Created { capacity: reported_capacity(&open, shape, capacity), shared: pool.config.shared })
     }
 
     /// The volume that has the name already, in this pool or in another.
@@ -212,8 +212,9 @@ impl Driver {
         let (guard, from_pool, found, capacity, sector, of, from) = match source {
             Source::Volume(id) => {
                 let guard = self.locks.share(Thing::Volume(id.clone()))?;
-                let (from, volume) =
-                    self.volume(id)?.ok_or_else(|| self.elsewhere("volume", id, open.pool.config.shared))?;
+                let (from, volume) = self
+                    .volume(id)?
+                    .ok_or_else(|| self.missing_source("volume", id, open.pool.config.shared))?;
                 let capacity = volume.record.as_ref().map_or(0, |record| record.capacity);
                 let sector = volume.record.as_ref().map_or(512, |record| record.sector);
                 let content = match volume.shape {
@@ -226,7 +227,7 @@ impl Driver {
                 let guard = self.locks.share(Thing::Snapshot(id.clone()))?;
                 let (from, snapshot) = self
                     .snapshot(id)?
-                    .ok_or_else(|| self.elsewhere("snapshot", id, open.pool.config.shared))?;
+                    .ok_or_else(|| self.missing_source("snapshot", id, open.pool.config.shared))?;
                 let missing = || from.pool.error(Kind::Precondition, format!("snapshot {id} has no content"));
                 let folder = from.snapshots()?.ok_or_else(missing)?.need_dir(id)?;
                 let content = match snapshot.record.shape {
@@ -281,11 +282,11 @@ impl Driver {
     /// The volume that a snapshot is to be taken of.
     pub(crate) fn need_source(&self, id: &Id) -> Result<(Open<'_>, crate::pool::Volume)> {
         let shared = || self.pools.iter().all(|pool| pool.config.shared);
-        self.volume(id)?.ok_or_else(|| self.elsewhere("volume", id, shared()))
+        self.volume(id)?.ok_or_else(|| self.missing_source("volume", id, shared()))
     }
 
     /// The error about a source that is not here; `shared`: nor would another node have it.
-    pub(crate) fn elsewhere(&self, what: &str, id: &Id, shared: bool) -> Error {
+    pub(crate) fn missing_source(&self, what: &str, id: &Id, shared: bool) -> Error {
         let node = &self.config.node;
         if !shared && self.may_be_elsewhere(id) {
             return Error::new(
@@ -369,7 +370,7 @@ fn at_least(range: Range, capacity: u64) -> Result<Range> {
 }
 
 /// Capacity that answers and metrics report: upstream's number where the pool is configured for it.
-pub(crate) fn told(open: &Open<'_>, shape: Shape, capacity: u64) -> u64 {
+pub(crate) fn reported_capacity(open: &Open<'_>, shape: Shape, capacity: u64) -> u64 {
     match open.pool.config.capacity {
         Capacity::Filesystem if shape == Shape::Folder => pretty(open.size_and_free().0),
         Capacity::Filesystem | Capacity::Request => capacity,
@@ -396,7 +397,7 @@ fn make(open: &Open<'_>, request: &Request, mut record: Record, content: Option<
     let id = &request.id;
     let tmp = open.tmp()?;
     let name = super::volume_in_tmp(id, content.map(|content| content.how));
-    super::ready(open, &tmp, &name, || goes_on(&tmp, &name, content))?;
+    super::ready(open, &tmp, &name, || is_resumable(&tmp, &name, content))?;
     let made = build(open, &tmp, &name, request, &mut record, content).and_then(|used| {
         content.map_or(Ok(()), Content::is_whole)?;
         super::write_volume_record(open, id, &record)?;
@@ -426,7 +427,7 @@ fn make(open: &Open<'_>, request: &Request, mut record: Record, content: Option<
 }
 
 /// Whether what is there under `name` is a copy of the content that an earlier try began.
-fn goes_on(tmp: &Dir, name: &str, content: Option<&Content>) -> Result<bool> {
+fn is_resumable(tmp: &Dir, name: &str, content: Option<&Content>) -> Result<bool> {
     let Some(content) = content else { return Ok(false) };
     match (&content.from, content.shape) {
         (From::Folder(_), _) => super::is_copy_of_tree(&content.name, tmp, name),

@@ -20,8 +20,8 @@ impl Driver {
     /// # Errors
     /// [`Kind::Precondition`] when it is staged or published.
     pub(crate) fn delete_volume(&self, id: &Id) -> Result<()> {
-        let _volume = self.locks.take(Thing::Volume(id.clone()))?;
-        let _mounts = self.locks.take(Thing::Mounts(id.clone()))?;
+        let _volume = self.locks.lock(Thing::Volume(id.clone()))?;
+        let _mounts = self.locks.lock(Thing::Mounts(id.clone()))?;
         match self.volume(id)? {
             None => self.forget_copy(&super::volume_in_tmp(id, Some(How::Copy))),
             Some((open, volume)) => self.remove_volume(&open, &volume),

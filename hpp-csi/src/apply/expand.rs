@@ -26,7 +26,7 @@ use super::{create, image, modify};
 impl Driver {
     /// Expands a volume. Returns the capacity to report, and whether node expansion is required.
     pub(crate) fn expand_volume(&self, id: &Id, range: Range) -> Result<(u64, bool)> {
-        let _guard = self.locks.take(Thing::Volume(id.clone()))?;
+        let _guard = self.locks.lock(Thing::Volume(id.clone()))?;
         let Some((open, volume)) = self.volume(id)? else { return self.expand_elsewhere(id, range) };
         let current = volume.record.as_ref().map(|record| record.capacity);
         let capacity = match plan::expand(current, range, volume.shape)? {
@@ -57,7 +57,7 @@ impl Driver {
                 capacity
             }
         };
-        Ok((create::told(&open, volume.shape, capacity), volume.shape != Shape::Folder))
+        Ok((create::reported_capacity(&open, volume.shape, capacity), volume.shape != Shape::Folder))
     }
 
     /// Leaves a volume that another node has to that node.
@@ -80,11 +80,11 @@ impl Driver {
         staging: Option<&str>,
         range: Range,
     ) -> Result<u64> {
-        let _guard = self.locks.take(Thing::Mounts(id.clone()))?;
+        let _guard = self.locks.lock(Thing::Mounts(id.clone()))?;
         let (mut open, mut volume) = self.need_volume(id)?;
         let (folder, name) = directory::split("volume_path", path)?
             .ok_or_else(|| Error::new(Kind::NotFound, format!("no volume is at {path}")))?;
-        if mounts::look(&folder, &name)?.is_none() {
+        if mounts::stat(&folder, &name)?.is_none() {
             return Err(Error::new(Kind::NotFound, format!("no volume is at {path}")));
         }
         if range.required != 0 {
@@ -105,7 +105,7 @@ impl Driver {
                 }
             }
         }
-        Ok(create::told(&open, volume.shape, capacity))
+        Ok(create::reported_capacity(&open, volume.shape, capacity))
     }
 }
 

@@ -43,7 +43,7 @@ pub(crate) struct Group {
 impl Driver {
     /// Takes a snapshot of each of `sources` as of one moment, or finds them taken.
     pub(crate) fn create_group(&self, id: &Id, sources: &[Id], copy: bool) -> Result<Group> {
-        let _group = self.locks.take(Thing::Group(id.clone()))?;
+        let _group = self.locks.lock(Thing::Group(id.clone()))?;
         let share = |source: &Id| self.locks.share(Thing::Volume(source.clone()));
         let _volumes = sources.iter().map(share).collect::<Result<Vec<_>>>()?;
         if let Some((open, group)) = self.group(id)? {
@@ -106,7 +106,7 @@ impl Driver {
 
     /// Deletes a group and its snapshots. One that is not here is deleted.
     pub(crate) fn delete_group(&self, id: &Id, snapshots: &[String]) -> Result<()> {
-        let _group = self.locks.take(Thing::Group(id.clone()))?;
+        let _group = self.locks.lock(Thing::Group(id.clone()))?;
         let Some((open, group)) = self.group(id)? else {
             // An earlier try may have failed after it took the group out of sight.
             for open in self.pools.iter().filter_map(|pool| pool.open().ok()) {
@@ -115,8 +115,8 @@ impl Driver {
             return Ok(());
         };
         matches(&group, snapshots)?;
-        let take = |snapshot: &Snapshot| self.locks.take(Thing::Snapshot(snapshot.id.clone()));
-        let _snapshots = group.snapshots.iter().map(take).collect::<Result<Vec<_>>>()?;
+        let lock = |snapshot: &Snapshot| self.locks.lock(Thing::Snapshot(snapshot.id.clone()));
+        let _snapshots = group.snapshots.iter().map(lock).collect::<Result<Vec<_>>>()?;
         let groups = open.groups()?;
         groups.rename(record_name(id), &open.tmp()?, note(id))?;
         groups.sync()?;

@@ -19,7 +19,7 @@ const STEP: u64 = 256 << 20;
 impl Driver {
     /// Applies `attributes` to a volume; an absent attribute leaves the volume as it is.
     pub(crate) fn modify_volume(&self, id: &Id, attributes: Attributes) -> Result<()> {
-        let _guard = self.locks.take(Thing::Volume(id.clone()))?;
+        let _guard = self.locks.lock(Thing::Volume(id.clone()))?;
         let (open, volume) = self.need_volume(id)?;
         plan::modify(volume.shape, attributes)?;
         apply(&open, &volume, attributes)

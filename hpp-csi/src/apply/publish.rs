@@ -50,7 +50,7 @@ impl Driver {
     /// Publishes a volume, or finds it published just so.
     pub(crate) fn publish(&self, request: &Request) -> Result<()> {
         let id = &request.id;
-        let _guard = self.locks.take(Thing::Mounts(id.clone()))?;
+        let _guard = self.locks.lock(Thing::Mounts(id.clone()))?;
         let gone =
             || Error::new(Kind::Precondition, format!("the folder of {} is not there", request.target));
         let (folder, name) = directory::split("target_path", &request.target)?.ok_or_else(gone)?;
@@ -73,7 +73,7 @@ impl Driver {
 
     /// Deletes a pod's own volume after a failed publish.
     fn forget_inline(&self, id: &Id) -> Result<()> {
-        let _volume = self.locks.take(Thing::Volume(id.clone()))?;
+        let _volume = self.locks.lock(Thing::Volume(id.clone()))?;
         let Some((open, volume)) = self.volume(id)? else { return Ok(()) };
         if let Some(file) = open.image(&volume)? {
             stage::release(&open, &file)?;
@@ -94,7 +94,7 @@ impl Driver {
             || request.capability.mode == Mode::ManyReaders
             || options.set & libc::MOUNT_ATTR_RDONLY != 0
             || open.read_only();
-        let found = mounts::look(folder, name)?;
+        let found = mounts::stat(folder, name)?;
         let path = Path::new(&request.target);
         let at = match found {
             Some(place) if place.mounted => at_target(&open, &volume, place)?,
@@ -209,7 +209,7 @@ impl Driver {
 
     /// Undoes publishing. What is not published is unpublished; a pod's own volume is deleted.
     pub(crate) fn unpublish(&self, id: &Id, target: &str) -> Result<()> {
-        let _guard = self.locks.take(Thing::Mounts(id.clone()))?;
+        let _guard = self.locks.lock(Thing::Mounts(id.clone()))?;
         let found = self.volume(id);
         if let Some((folder, name)) = directory::split("target_path", target)?
             && detach(id, found.as_ref().ok().and_then(Option::as_ref), &folder, &name)? == Left::Nothing
@@ -239,7 +239,7 @@ impl Driver {
             }
         }
         if inline {
-            let _volume = self.locks.take(Thing::Volume(id.clone()))?;
+            let _volume = self.locks.lock(Thing::Volume(id.clone()))?;
             self.remove_volume(&open, &volume)?;
         }
         Ok(())
@@ -262,7 +262,7 @@ impl Driver {
         let absent = || Error::new(Kind::NotFound, format!("volume {id} is not at {path}"));
         // A path that cannot be one is a path at which the volume is not.
         let (folder, name) = directory::split("volume_path", path).unwrap_or(None).ok_or_else(absent)?;
-        let place = mounts::look(&folder, &name)?.ok_or_else(absent)?;
+        let place = mounts::stat(&folder, &name)?.ok_or_else(absent)?;
         if !place.mounted || at_target(&open, &volume, place)? == AtTarget::Foreign {
             return Err(absent());
         }
@@ -314,7 +314,7 @@ fn staged(open: &Open<'_>, volume: &Volume, path: &str) -> Result<Dir> {
         return Err(missing());
     }
     let (folder, name) = directory::split("staging_target_path", path)?.ok_or_else(missing)?;
-    let place = mounts::look(&folder, &name)?.ok_or_else(missing)?;
+    let place = mounts::stat(&folder, &name)?.ok_or_else(missing)?;
     if !place.mounted || at_target(open, volume, place)? == AtTarget::Foreign {
         return Err(missing());
     }

@@ -24,7 +24,7 @@ use super::still::{Before, Content};
 impl Driver {
     /// Takes a snapshot of a volume, or finds it taken. `copy`: blocks may be copied where they cannot be shared.
     pub(crate) fn create_snapshot(&self, id: &Id, source: &Id, copy: bool) -> Result<Snapshot> {
-        let _snapshot = self.locks.take(Thing::Snapshot(id.clone()))?;
+        let _snapshot = self.locks.lock(Thing::Snapshot(id.clone()))?;
         let _volume = self.locks.share(Thing::Volume(source.clone()))?;
         if let Some((open, found)) = self.snapshot(id)? {
             if found.record.source != source.as_str() {
@@ -45,7 +45,8 @@ impl Driver {
         }
         let bytes = estimate(&open, &volume)?;
         let promise = create::promise(&open, bytes)?;
-        let record = take(&open, id, &volume, how).map_err(|error| open.without_room(bytes, error))?;
+        let record =
+            take_snapshot(&open, id, &volume, how).map_err(|error| open.without_room(bytes, error))?;
         drop(promise);
         tracing::info!(snapshot = %id, volume = %source, pool = open.pool.config.name, "snapshot is taken");
         Ok(Snapshot { id: id.clone(), record })
@@ -53,7 +54,7 @@ impl Driver {
 
     /// Deletes a snapshot. One that is not here is deleted.
     pub(crate) fn delete_snapshot(&self, id: &Id) -> Result<()> {
-        let _snapshot = self.locks.take(Thing::Snapshot(id.clone()))?;
+        let _snapshot = self.locks.lock(Thing::Snapshot(id.clone()))?;
         let Some((open, snapshot)) = self.snapshot(id)? else {
             return self.forget_copy(&super::snapshot_in_tmp(id, How::Copy));
         };
@@ -90,10 +91,10 @@ pub(super) fn estimate(open: &Open<'_>, volume: &Volume) -> Result<u64> {
 }
 
 /// Takes the snapshot; on failure nothing of it is left.
-fn take(open: &Open<'_>, id: &Id, volume: &Volume, how: How) -> Result<SnapshotRecord> {
+fn take_snapshot(open: &Open<'_>, id: &Id, volume: &Volume, how: How) -> Result<SnapshotRecord> {
     let tmp = open.tmp()?;
     let name = super::snapshot_in_tmp(id, how);
-    super::ready(open, &tmp, &name, || goes_on(open, &tmp, &name, volume))?;
+    super::ready(open, &tmp, &name, || is_resumable(open, &tmp, &name, volume))?;
     let before = match how {
         How::Copy => Some(Before::of(&content(open, volume)?.of())?),
         How::Share => None,
@@ -174,7 +175,7 @@ fn source_name(volume: &Volume) -> String {
 }
 
 /// Whether what is there under `name` is a copy of the volume that an earlier try began.
-fn goes_on(open: &Open<'_>, tmp: &Dir, name: &str, volume: &Volume) -> Result<bool> {
+fn is_resumable(open: &Open<'_>, tmp: &Dir, name: &str, volume: &Volume) -> Result<bool> {
     let Some(folder) = tmp.dir(name)? else { return Ok(false) };
     match volume.shape {
         Shape::Folder => super::is_copy_of_tree(&source_name(volume), &folder, DATA),

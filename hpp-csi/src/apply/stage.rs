@@ -25,7 +25,7 @@ use super::mounted;
 impl Driver {
     /// Stages a volume at `path`, or finds it staged.
     pub(crate) fn stage(&self, id: &Id, path: &str, capability: &Capability) -> Result<()> {
-        let _guard = self.locks.take(Thing::Mounts(id.clone()))?;
+        let _guard = self.locks.lock(Thing::Mounts(id.clone()))?;
         let (open, volume) = self.need_volume(id)?;
         fits(&volume, capability)?;
         let place = directory::split("staging_target_path", path)?;
@@ -52,7 +52,7 @@ impl Driver {
 
     /// Undoes staging. What is not staged is unstaged.
     pub(crate) fn unstage(&self, id: &Id, path: &str) -> Result<()> {
-        let _guard = self.locks.take(Thing::Mounts(id.clone()))?;
+        let _guard = self.locks.lock(Thing::Mounts(id.clone()))?;
         let place = directory::split("staging_target_path", path)?;
         if let Some(other) = self.published.others(id, None)?.first() {
             return Err(Error::new(
@@ -116,7 +116,7 @@ pub(super) fn fits(volume: &Volume, capability: &Capability) -> Result<()> {
 
 /// Mounts the filesystem of a volume at its staging path, unless it is there.
 fn mount_at(open: &Open<'_>, volume: &Volume, device: Loop, folder: &Dir, name: &Path) -> Result<()> {
-    match mounts::look(folder, name)? {
+    match mounts::stat(folder, name)? {
         Some(place) if place.mounted && place.file.0 == device.device() => Ok(()),
         Some(place) if place.mounted => Err(Error::new(
             Kind::Precondition,

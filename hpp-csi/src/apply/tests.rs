@@ -69,13 +69,13 @@ fn target(place: &Place) -> PathBuf {
 }
 
 /// Puts a volume in use.
-fn put(driver: &Driver, place: &Place, name: &Id, capability: &Capability) {
+fn mount(driver: &Driver, place: &Place, name: &Id, capability: &Capability) {
     driver.stage(name, &staging(place), capability).unwrap();
     driver.publish(&published(place, name, capability)).unwrap();
 }
 
 /// Ends its use. Another process that is just being started may hold the mount for a moment.
-fn take(driver: &Driver, place: &Place, name: &Id) {
+fn unmount(driver: &Driver, place: &Place, name: &Id) {
     eventually("the volume is unpublished", || {
         driver.unpublish(name, target(place).to_str().unwrap()).is_ok()
     });
@@ -130,7 +130,7 @@ fn a_stage_that_fails_at_any_step_leaves_nothing() {
         prepare();
     });
     assert!(failed >= 6, "{failed} steps");
-    take(&driver, &place, &name);
+    unmount(&driver, &place, &name);
     driver.delete_volume(&name).unwrap();
 }
 
@@ -152,7 +152,7 @@ fn a_publish_that_fails_at_any_step_leaves_the_volume_staged() {
         },
     );
     assert!(failed >= 5, "{failed} steps");
-    take(&driver, &place, &name);
+    unmount(&driver, &place, &name);
     driver.delete_volume(&name).unwrap();
 }
 
@@ -206,7 +206,7 @@ fn a_device_that_a_killed_driver_left_does_not_keep_a_volume_from_being_deleted(
     driver.create_volume(&volume(&name, 64, &device())).unwrap();
     driver.stage(&name, &staging(&place), &device()).unwrap();
     assert_eq!(driver.delete_volume(&name).unwrap_err().kind(), Kind::Precondition);
-    take(&driver, &place, &name);
+    unmount(&driver, &place, &name);
     driver.delete_volume(&name).unwrap();
 }
 
@@ -216,7 +216,7 @@ fn blocks_that_a_filesystem_in_a_file_frees_come_back_to_the_pool() {
     let driver = driver(&place, r#","enforce":"loop""#);
     let name = id("v");
     driver.create_volume(&volume(&name, 400, &mounted())).unwrap();
-    put(&driver, &place, &name, &mounted());
+    mount(&driver, &place, &name, &mounted());
     let open = driver.pools[0].open().unwrap();
     driver.upkeep(&open, true);
     let image = place.pool().join("v/image");
@@ -233,7 +233,7 @@ fn blocks_that_a_filesystem_in_a_file_frees_come_back_to_the_pool() {
         driver.upkeep(&open, true);
         bytes() < full - 90 * MIB
     });
-    take(&driver, &place, &name);
+    unmount(&driver, &place, &name);
 }
 
 #[test]
@@ -245,7 +245,7 @@ fn a_thick_volume_stays_thick_whatever_is_discarded() {
     // A device, and a filesystem in a file.
     let disk = id("disk");
     driver.create_volume(&create::Request { attributes: thick, ..volume(&disk, 64, &device()) }).unwrap();
-    put(&driver, &place, &disk, &device());
+    mount(&driver, &place, &disk, &device());
     let discard = || run("blkdiscard", &["--force", target(&place).to_str().unwrap()]);
     let open = driver.pools[0].open().unwrap();
     let room = || open.room().unwrap().available();
@@ -260,11 +260,11 @@ fn a_thick_volume_stays_thick_whatever_is_discarded() {
     discard();
     driver.upkeep(&open, true);
     assert!(blocks(".hpp-csi/block/disk") < MIB);
-    take(&driver, &place, &disk);
+    unmount(&driver, &place, &disk);
 
     let files = id("files");
     driver.create_volume(&create::Request { attributes: thick, ..volume(&files, 400, &mounted()) }).unwrap();
-    put(&driver, &place, &files, &mounted());
+    mount(&driver, &place, &files, &mounted());
     // The worker gives back what filesystems free, of thin ones.
     driver.upkeep(&open, true);
     assert!(blocks("files/image") >= 400 * MIB);
@@ -272,7 +272,7 @@ fn a_thick_volume_stays_thick_whatever_is_discarded() {
     assert!(blocks("files/image") < 400 * MIB);
     driver.upkeep(&open, true);
     assert!(blocks("files/image") >= 400 * MIB);
-    take(&driver, &place, &files);
+    unmount(&driver, &place, &files);
 }
 
 #[test]
@@ -282,7 +282,7 @@ fn a_volume_in_use_is_not_copied() {
         let driver = driver(&place, &format!(r#","copy":true{more}"#));
         let name = id("source");
         driver.create_volume(&volume(&name, 64, &capability)).unwrap();
-        put(&driver, &place, &name, &capability);
+        mount(&driver, &place, &name, &capability);
         let clone = create::Request {
             source: Some(Source::Volume(name.clone())),
             ..volume(&id("clone"), 64, &capability)
@@ -293,7 +293,7 @@ fn a_volume_in_use_is_not_copied() {
         assert_eq!(driver.create_snapshot(&id("s"), &name, true).unwrap_err().kind(), Kind::Precondition);
         let group = driver.create_group(&id("g"), std::slice::from_ref(&name), true);
         assert_eq!(group.unwrap_err().kind(), Kind::Precondition);
-        take(&driver, &place, &name);
+        unmount(&driver, &place, &name);
         driver.create_volume(&clone).unwrap();
         driver.create_snapshot(&id("s"), &name, true).unwrap();
         for other in ["source", "clone"] {
@@ -342,10 +342,10 @@ fn a_copy_of_a_volume_that_changes_is_discarded() {
             assert_eq!(names(&tmp), [] as [&str; 0]);
         }
         // Publications is not written to.
-        put(&driver, &place, &name, &capability);
+        mount(&driver, &place, &name, &capability);
         driver.create_volume(&clone).unwrap();
         driver.create_snapshot(&id("s"), &name, true).unwrap();
-        take(&driver, &place, &name);
+        unmount(&driver, &place, &name);
         for other in ["source", "clone"] {
             driver.delete_volume(&id(other)).unwrap();
         }
@@ -375,16 +375,16 @@ fn a_snapshot_takes_the_room_that_its_volume_may_need_again() {
         file.set_len(100 << 20).unwrap();
         file.write_all_at(&vec![7; 80 << 20], 0).unwrap();
         file.sync_all().unwrap();
-        let look = || scan::measure(&open, &mut tree::Budget::default(), None).unwrap();
-        look();
+        let measure = || scan::measure(&open, &mut tree::Budget::default(), None).unwrap();
+        measure();
         assert!(near(available(), all - 100 * MIB), "written bytes were promised");
         driver.create_snapshot(&id("s"), &name, false).unwrap();
         assert!(near(available(), all - 180 * MIB), "{} of {all}", available());
-        look();
+        measure();
         assert!(near(available(), all - 180 * MIB), "the filesystem agrees");
         file.write_all_at(&vec![8; 80 << 20], 0).unwrap();
         file.sync_all().unwrap();
-        look();
+        measure();
         assert!(near(available(), all - 180 * MIB), "rewritten blocks are its own");
         driver.delete_snapshot(&id("s")).unwrap();
         driver.delete_volume(&name).unwrap();

@@ -58,7 +58,7 @@ impl Driver {
             return Ok(());
         }
         // A call that works on it comes first; the next round is soon enough.
-        let Ok(_guard) = self.locks.take(Thing::Volume(volume.id.clone())) else { return Ok(()) };
+        let Ok(_guard) = self.locks.lock(Thing::Volume(volume.id.clone())) else { return Ok(()) };
         fallocate(file, FallocateFlags::KEEP_SIZE, 0, capacity)
             .map_err(|error| Error::io("allocate again what was discarded", error))?;
         let used = used(file)?;

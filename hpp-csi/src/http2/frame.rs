@@ -49,8 +49,8 @@ pub(super) struct Frame {
 pub(super) struct Malformed(pub(super) u32, pub(super) &'static str);
 
 impl Frame {
-    /// Takes the next frame off the input, if it has come as a whole.
-    pub(super) fn take(input: &mut Vec<u8>) -> Result<Option<Self>, Malformed> {
+    /// Removes the next frame from the input and decodes it; `None` until it is complete.
+    pub(super) fn decode(input: &mut Vec<u8>) -> Result<Option<Self>, Malformed> {
         let Some((header, rest)) = input.split_first_chunk::<HEADER>() else { return Ok(None) };
         let [a, b, c, kind, flags, stream @ ..] = *header;
         let length = usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c);

@@ -52,14 +52,14 @@ impl VolumeAccount {
         self.record.as_ref().map_or(0, |record| record.capacity.min(self.owned))
     }
 
-    /// Takes in that it was looked at.
-    pub(crate) fn look(&mut self, usage: Usage) {
+    /// Sets the measured usage.
+    pub(crate) fn set_usage(&mut self, usage: Usage) {
         (self.used, self.owned) = (usage.used, usage.owned.min(usage.used));
         self.seen = true;
     }
 
-    /// Takes in how much it uses now, which is less than a look: lost bytes may have been its own. Bytes that a file gained are
-    /// its own; in a folder a pod may have made them of shared blocks.
+    /// Takes in how much it uses now, which is less than a measurement: lost bytes may have been its own. Bytes that a file
+    /// gained are its own; in a folder a pod may have made them of shared blocks.
     pub(crate) fn follow(&mut self, used: u64) {
         if !self.seen {
             return;
@@ -74,7 +74,7 @@ impl VolumeAccount {
 
     /// Takes in that all its blocks are allocated, and none is shared.
     pub(crate) fn allocated(&mut self, used: u64) {
-        self.look(Usage { used, owned: used });
+        self.set_usage(Usage { used, owned: used });
     }
 }
 

@@ -32,13 +32,13 @@ pub(crate) struct Since(i64);
 
 impl Since {
     /// When the copy of `source` into the folder `top` began; `None` when it is no such copy.
-    pub(crate) fn told(top: BorrowedFd<'_>, source: &str) -> Option<Self> {
+    pub(crate) fn recorded(top: BorrowedFd<'_>, source: &str) -> Option<Self> {
         read(top)?.strip_prefix(source)?.strip_prefix(' ')?.parse().ok().map(Self)
     }
 
     /// The same of a copy that begins now if it has not.
     pub(crate) fn of(top: BorrowedFd<'_>, source: &str) -> Self {
-        if let Some(since) = Self::told(top, source) {
+        if let Some(since) = Self::recorded(top, source) {
             return since;
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();

@@ -148,7 +148,7 @@ pub(crate) fn measure(open: &Open<'_>, budget: &mut tree::Budget, only: Option<&
         };
         let extents = extents(open, &id, shape)?;
         if let Some(line) = open.known.book().volumes.get_mut(&id) {
-            line.look(usage);
+            line.set_usage(usage);
             line.extents = extents;
         }
     }

@@ -53,7 +53,7 @@ impl At<'_> {
     }
 
     /// Stages and publishes.
-    fn put(&self, id: &str, capability: VolumeCapability) -> Result<(), Status> {
+    fn mount(&self, id: &str, capability: VolumeCapability) -> Result<(), Status> {
         let (staging, target) = (self.staging(id), self.target(id));
         self.client.node_stage_volume(stage(id, &staging, capability.clone()))?;
         pause();
@@ -61,7 +61,7 @@ impl At<'_> {
     }
 
     /// Unpublishes and unstages.
-    fn take(&self, id: &str) -> Result<(), Status> {
+    fn unmount(&self, id: &str) -> Result<(), Status> {
         self.leave(id)?;
         pause();
         let staging_target_path = self.staging(id).to_str().unwrap().to_owned();
@@ -151,7 +151,7 @@ impl At<'_> {
     pub(crate) fn undo(&self) {
         self.delete_group().unwrap();
         for id in ["v", "golden", INLINE] {
-            when_nobody_uses_it(|| self.take(id));
+            when_nobody_uses_it(|| self.unmount(id));
             self.delete(id).unwrap();
         }
         self.delete_snapshot().unwrap();
@@ -184,7 +184,7 @@ fn is_golden_folder(folder: &Path) {
 
 fn golden_block(at: &At<'_>) {
     at.make(volume("golden", 16 * MIB, block())).unwrap();
-    at.put("golden", block()).unwrap();
+    at.mount("golden", block()).unwrap();
     let device = fs::OpenOptions::new().write(true).open(at.target("golden")).unwrap();
     device.write_all_at(&[7; 4096], 1 << 20).unwrap();
     device.sync_all().unwrap();
@@ -199,14 +199,14 @@ fn is_golden_block(file: &Path) {
 
 fn golden_filesystem(at: &At<'_>) {
     at.make(volume("golden", 16 * MIB, mount())).unwrap();
-    at.put("golden", mount()).unwrap();
+    at.mount("golden", mount()).unwrap();
     fs::write(at.target("golden").join("file"), "content").unwrap();
 }
 
 /// Whether `v` has the golden filesystem, which goes on.
 fn has_golden_filesystem(at: &At<'_>) {
     fs::write(at.target("golden").join("file"), "content").unwrap();
-    at.put("v", mount()).unwrap();
+    at.mount("v", mount()).unwrap();
     assert_eq!(fs::read_to_string(at.target("v").join("file")).unwrap(), "content");
 }
 
@@ -303,7 +303,7 @@ pub(crate) const CONTROLLER: &[Case] = &[
         before: |_| {},
         call: |at| at.make(volume("v", 16 * MIB, mount())),
         whole: |pool| if_there(pool.join("v"), |folder| is_filesystem(&folder.join("image"))),
-        after: |at| at.put("v", mount()).unwrap(),
+        after: |at| at.mount("v", mount()).unwrap(),
     },
     Case {
         name: "clone a folder",
@@ -398,7 +398,7 @@ pub(crate) const NODE: &[Case] = &[
         name: "publish a folder",
         pool: "",
         before: |at| at.make(volume("v", MIB, mount())).unwrap(),
-        call: |at| at.put("v", mount()),
+        call: |at| at.mount("v", mount()),
         whole: is_empty,
         after: |at| fs::write(at.target("v").join("file"), "x").unwrap(),
     },
@@ -407,9 +407,9 @@ pub(crate) const NODE: &[Case] = &[
         pool: "",
         before: |at| {
             at.make(volume("v", MIB, mount())).unwrap();
-            at.put("v", mount()).unwrap();
+            at.mount("v", mount()).unwrap();
         },
-        call: |at| at.take("v"),
+        call: |at| at.unmount("v"),
         whole: is_empty,
         after: |at| assert!(!at.target("v").exists()),
     },
@@ -417,7 +417,7 @@ pub(crate) const NODE: &[Case] = &[
         name: "stage and publish a block volume",
         pool: "",
         before: |at| at.make(volume("v", 16 * MIB, block())).unwrap(),
-        call: |at| at.put("v", block()),
+        call: |at| at.mount("v", block()),
         whole: anything,
         after: |at| {
             let device = fs::OpenOptions::new().write(true).open(at.target("v")).unwrap();
@@ -429,9 +429,9 @@ pub(crate) const NODE: &[Case] = &[
         pool: "",
         before: |at| {
             at.make(volume("v", 16 * MIB, block())).unwrap();
-            at.put("v", block()).unwrap();
+            at.mount("v", block()).unwrap();
         },
-        call: |at| at.take("v"),
+        call: |at| at.unmount("v"),
         whole: anything,
         after: |at| assert!(!at.target("v").exists()),
     },
@@ -439,7 +439,7 @@ pub(crate) const NODE: &[Case] = &[
         name: "stage and publish a filesystem",
         pool: LOOP,
         before: |at| at.make(volume("v", 16 * MIB, mount())).unwrap(),
-        call: |at| at.put("v", mount()),
+        call: |at| at.mount("v", mount()),
         whole: |pool| is_filesystem(&pool.join("v/image")),
         after: |at| fs::write(at.target("v").join("file"), "x").unwrap(),
     },
@@ -448,9 +448,9 @@ pub(crate) const NODE: &[Case] = &[
         pool: LOOP,
         before: |at| {
             at.make(volume("v", 16 * MIB, mount())).unwrap();
-            at.put("v", mount()).unwrap();
+            at.mount("v", mount()).unwrap();
         },
-        call: |at| at.take("v"),
+        call: |at| at.unmount("v"),
         whole: |pool| is_filesystem(&pool.join("v/image")),
         after: |at| assert!(!at.target("v").exists()),
     },
@@ -483,7 +483,7 @@ pub(crate) const NODE: &[Case] = &[
         pool: "",
         before: |at| {
             at.make(volume("v", 16 * MIB, block())).unwrap();
-            at.put("v", block()).unwrap();
+            at.mount("v", block()).unwrap();
         },
         call: |at| at.expand(32 * MIB),
         whole: |pool| {
@@ -502,7 +502,7 @@ pub(crate) const NODE: &[Case] = &[
         before: |at| {
             // Large enough for XFS: an ext4 grows in a guest only.
             at.make(volume("v", 320 * MIB, mount())).unwrap();
-            at.put("v", mount()).unwrap();
+            at.mount("v", mount()).unwrap();
             fs::write(at.target("v").join("file"), "content").unwrap();
         },
         call: |at| at.expand(480 * MIB),
@@ -527,7 +527,7 @@ pub(crate) const GROUPS: &[Case] = &[
         before: |at| {
             golden_filesystem(at);
             at.make(clone_of_golden(16 * MIB, mount())).unwrap();
-            at.put("v", mount()).unwrap();
+            at.mount("v", mount()).unwrap();
         },
         call: |at| at.group(),
         whole: is_group,

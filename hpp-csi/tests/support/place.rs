@@ -70,7 +70,7 @@ impl Place {
     }
 
     /// Puts another filesystem in its place, on the same device.
-    pub(crate) fn make_anew(&self, bytes: i64) {
+    pub(crate) fn recreate(&self, bytes: i64) {
         self.take_away_when_free();
         self.make_disk(bytes);
         self.put_back();

@@ -92,7 +92,7 @@ impl Options {
 
 impl fmt::Debug for Options {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let url = Url::parse(&self.url).map_or_else(|_| "…".to_owned(), |url| shown(&url));
+        let url = Url::parse(&self.url).map_or_else(|_| "…".to_owned(), |url| redacted(&url));
         f.debug_struct("Options")
             .field("url", &url)
             .field("headers", &self.headers)
@@ -239,7 +239,7 @@ impl Http {
             }
         }
         Ok(Self {
-            name: shown(&url),
+            name: redacted(&url),
             url,
             tls,
             proxies: options.reach.proxies,
@@ -318,11 +318,11 @@ impl Http {
             let Some(mut next) = next else {
                 return Err(self.refused(format!(
                     "{} redirects to an address that is not http or https; name the file's own address",
-                    shown(&url)
+                    redacted(&url)
                 )));
             };
             next.set_fragment(None);
-            let path = || seen.iter().chain([&next]).map(shown).collect::<Vec<_>>().join(" → ");
+            let path = || seen.iter().chain([&next]).map(redacted).collect::<Vec<_>>().join(" → ");
             if seen.contains(&next) {
                 return Err(self.refused(format!(
                     "redirects lead in a circle; name the file's own address: {}",
@@ -338,8 +338,8 @@ impl Http {
             if keeps_secrets(&self.url, &url) && !keeps_secrets(&self.url, &next) && !self.secrets.is_empty()
             {
                 tracing::info!(
-                    from = shown(&url),
-                    to = shown(&next),
+                    from = redacted(&url),
+                    to = redacted(&next),
                     "redirected to another origin: credentials are not sent there; use its address if they are meant for it"
                 );
             }
@@ -361,15 +361,15 @@ impl Http {
         let cause = if certificate || plain || error.is_builder() { Cause::Final } else { Cause::Network };
         let through = self.proxies.through(url.as_str());
         let what = if certificate {
-            format!("{} is not trusted; give its CA certificate, or switch verification off", shown(url))
+            format!("{} is not trusted; give its CA certificate, or switch verification off", redacted(url))
         } else if plain {
-            format!("the server of {} does not speak TLS: is it http://?", shown(url))
+            format!("the server of {} does not speak TLS: is it http://?", redacted(url))
         } else if error.is_timeout() {
-            format!("no connection to {}{through} in time", shown(url))
+            format!("no connection to {}{through} in time", redacted(url))
         } else if error.is_connect() {
-            format!("cannot connect to {}{through}", shown(url))
+            format!("cannot connect to {}{through}", redacted(url))
         } else {
-            format!("no answer from {}{through}", shown(url))
+            format!("no answer from {}{through}", redacted(url))
         };
         Failure::Failed(cause, Error::connect(what, error))
     }
@@ -557,7 +557,7 @@ fn keeps_secrets(first: &Url, other: &Url) -> bool {
 }
 
 /// The address as it may be shown: queries and user names can be credentials.
-pub(crate) fn shown(url: &Url) -> String {
+pub(crate) fn redacted(url: &Url) -> String {
     let mut url = url.clone();
     let _ = url.set_username("");
     let _ = url.set_password(None);
@@ -670,7 +670,7 @@ mod tests {
         options.reach.proxies.http = Some("http://u:hunter2@proxy:3128".to_owned());
         assert!(!format!("{options:?}").contains("hunter2"));
         let url = Url::parse(&options.url).unwrap();
-        assert_eq!(shown(&url), "https://host/a/b.img");
+        assert_eq!(redacted(&url), "https://host/a/b.img");
         assert_eq!(percent_decoded("a%40b%zz%4"), "a@b%zz%4");
     }
 }

@@ -85,7 +85,7 @@ pub(crate) fn find(
     let mut layers = &image.layers[..];
     while let Some((descriptor, lower)) = layers.split_last().filter(|_| !hidden.all) {
         layers = lower;
-        let layer = Layer::look(descriptor, blobs, limits, stop)?;
+        let layer = Layer::open_blob(descriptor, blobs, limits, stop)?;
         let mut hides = Hidden::default();
         let Some((tar, member)) = layer.first(&hidden, &mut hides, stop)? else {
             hidden.add(hides)?;
@@ -128,7 +128,7 @@ fn any_below(
         if hidden.all {
             break;
         }
-        let layer = Layer::look(descriptor, blobs, limits, stop)?;
+        let layer = Layer::open_blob(descriptor, blobs, limits, stop)?;
         let mut hides = Hidden::default();
         if let Some((_, entry)) = layer.first(&hidden, &mut hides, stop)? {
             return Ok(Some(entry));
@@ -270,8 +270,8 @@ impl Layer {
         Ok(Self { digest, checked, unpacked })
     }
 
-    /// Opens the layer of `descriptor`, to be looked through.
-    fn look(
+    /// Opens the layer of `descriptor`, to be searched.
+    fn open_blob(
         descriptor: &Descriptor,
         blobs: &dyn Blobs,
         limits: &transfer::Limits,

@@ -31,7 +31,7 @@ use sha2::{Digest, Sha256};
 use url::Url;
 
 use super::blocking::Net;
-use super::http::{self as web, Authorize, Header, Http, USER_AGENT, basic, shown};
+use super::http::{self as web, Authorize, Header, Http, USER_AGENT, basic, redacted};
 use super::layer::{self, Blobs, Disk};
 use super::manifest::{self, DOCUMENT_MAX, Descriptor, Platform};
 use super::remote::{self, Failure, Lane, Mark, Part, Reach, Remote, RemoteSource, Want};
@@ -421,15 +421,18 @@ impl Login {
         let mut bytes = Vec::new();
         while let Some(chunk) = body.next().await {
             let chunk = chunk.map_err(|e| {
-                let what = format!("the answer of {} broke off", shown(&url));
+                let what = format!("the answer of {} broke off", redacted(&url));
                 Failure::Failed(Cause::Network, Error::connect(what, e.without_url()))
             })?;
             bytes.extend_from_slice(&chunk);
             if bytes.len() > TOKEN_MAX {
-                return Err(broken(format!("{} gives a token of more than {TOKEN_MAX} bytes", shown(&url))));
+                return Err(broken(format!(
+                    "{} gives a token of more than {TOKEN_MAX} bytes",
+                    redacted(&url)
+                )));
             }
         }
-        token_header(&bytes).ok_or_else(|| broken(format!("{} gives no token", shown(&url))))
+        token_header(&bytes).ok_or_else(|| broken(format!("{} gives no token", redacted(&url))))
     }
 }
 

@@ -89,7 +89,7 @@ fn import(place: &Place, archive: &[u8]) -> Output {
 }
 
 /// The import's message, to a person or to the controller.
-fn said(place: &Place, output: &Output) -> String {
+fn message(place: &Place, output: &Output) -> String {
     let message = fs::read_to_string(place.folder.path().join("dev/termination-log")).unwrap_or_default();
     if place.pod { message } else { String::from_utf8_lossy(&output.stderr).into_owned() }
 }
@@ -166,7 +166,7 @@ fn trees_are_those_that_gnu_tar_makes() {
             run("sh", &["-c", &format!("{pack} < \"$0\" > \"$0.packed\""), target]);
             let place = quick(pod);
             let output = import(&place, &fs::read(folder.path().join("a.tar.packed")).unwrap());
-            assert_exit(&output, 0, &format!("{what}: {}", said(&place, &output)));
+            assert_exit(&output, 0, &format!("{what}: {}", message(&place, &output)));
             let found = tree(&place.data());
             for (name, thing) in &wanted {
                 let name_shown = String::from_utf8_lossy(name);
@@ -230,7 +230,7 @@ fn hostile_archives() {
         for pod in [false, true] {
             let place = guarded(pod);
             let output = import(&place, &bytes);
-            let said = said(&place, &output);
+            let said = message(&place, &output);
             let what = format!("{name}, {}: {said}", if pod { "pod" } else { "command line" });
             match expect {
                 Ok(files) => {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use disk_image::Source;
 use importer::source::http::Changed;
 
-use crate::errors::told;
+use crate::errors::chain;
 use crate::reading::{data, open, quick, survives};
 use crate::server::{Answer, Server};
 
@@ -47,7 +47,7 @@ fn a_changed_file_is_reported_and_the_next_attempt_imports_it() {
         reader.read_exact(&mut start).unwrap();
         switched.store(true, Ordering::SeqCst);
         let error = reader.read_to_end(&mut start).expect_err("the file changed");
-        assert!(Changed::find(&error).is_some(), "{}", told(&error));
+        assert!(Changed::find(&error).is_some(), "{}", chain(&error));
         survives(options, &new);
     }
 }
@@ -65,7 +65,7 @@ fn a_changed_length_is_reported() {
     let source = open(quick(server.url("/"))).unwrap();
     assert_eq!(source.identity(), None, "a length alone tells nothing");
     let error = source.open(0..u64::MAX).unwrap().read_to_end(&mut Vec::new()).expect_err("shorter");
-    assert!(Changed::find(&error).is_some(), "{}", told(&error));
+    assert!(Changed::find(&error).is_some(), "{}", chain(&error));
 }
 
 #[test]

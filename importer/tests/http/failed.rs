@@ -7,7 +7,7 @@ use disk_image::{Source, Stop};
 use importer::source::blocking::Net;
 use importer::source::http;
 
-use crate::errors::told;
+use crate::errors::chain;
 use crate::reading::{data, fails, open, quick};
 use crate::server::{Answer, Server, plain};
 
@@ -84,7 +84,7 @@ fn failed_redirect_loop() {
     });
     let error = fails(quick(server.url("/0")));
     assert!(error.contains("more than 10 redirects"), "{error}");
-    assert!(server.seen().len() <= 22, "{}", server.seen().len());
+    assert!(server.requests().len() <= 22, "{}", server.requests().len());
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn stopping_is_seen_while_the_server_is_silent() {
     });
     let error = reader.read(&mut three).expect_err("stopped");
     let seen = Instant::now();
-    assert!(told(&error).contains("stopped on request"), "{}", told(&error));
+    assert!(chain(&error).contains("stopped on request"), "{}", chain(&error));
     let late = seen.duration_since(asked.join().unwrap());
     assert!(late < Duration::from_secs(2), "{late:?}");
 }

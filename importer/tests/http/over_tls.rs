@@ -90,7 +90,7 @@ fn https_goes_through_a_connect_proxy() {
         options
     };
     survives(with(format!("http://me:pass@{}", proxy.address)), &data);
-    assert!(!server.seen().is_empty() && !proxy.seen().is_empty());
+    assert!(!server.requests().is_empty() && !proxy.requests().is_empty());
     let error = fails(with(format!("http://me:hunter2@{}", proxy.address)));
     assert!(!error.contains("hunter2"), "{error}");
 }
@@ -108,7 +108,7 @@ fn http_goes_through_a_proxy_but_for_no_proxy() {
     let server = Server::start(move |request, out| answer.give(request, out));
     let proxy = Proxies { http: Some(server.url("")), ..Proxies::default() };
     survives(through(proxy, "http://plain.invalid/a.img".to_owned()), &data);
-    assert!(server.seen().iter().all(|r| r.path == "http://plain.invalid/a.img"));
+    assert!(server.requests().iter().all(|r| r.path == "http://plain.invalid/a.img"));
 
     let dead = Proxies { http: Some("http://127.0.0.1:1".to_owned()), ..Proxies::default() };
     fails(through(dead.clone(), server.url("/")));

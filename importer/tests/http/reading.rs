@@ -11,7 +11,7 @@ use importer::source::http::{self, Options};
 use importer::source::remote::RemoteSource;
 use importer::source::retry::Policy;
 
-use crate::errors::told;
+use crate::errors::chain;
 
 /// Bytes that repeat nowhere nearby.
 pub(crate) fn data(len: usize) -> Arc<Vec<u8>> {
@@ -88,8 +88,8 @@ pub(crate) fn read_all(source: &RemoteSource) -> io::Result<Vec<u8>> {
 }
 
 pub(crate) fn survives(options: Options, want: &[u8]) -> RemoteSource {
-    let source = open(options).unwrap_or_else(|e| panic!("{}", told(&e)));
-    let got = read_all(&source).unwrap_or_else(|e| panic!("{}", told(&e)));
+    let source = open(options).unwrap_or_else(|e| panic!("{}", chain(&e)));
+    let got = read_all(&source).unwrap_or_else(|e| panic!("{}", chain(&e)));
     assert!(
         got == want,
         "{} bytes, wanted {}; equal up to {:?}",
@@ -107,10 +107,10 @@ pub(crate) fn difference(a: &[u8], b: &[u8]) -> Option<usize> {
 /// The error of opening or reading.
 pub(crate) fn fails(options: Options) -> String {
     match open(options) {
-        Err(error) => told(&error),
+        Err(error) => chain(&error),
         Ok(source) => match read_all(&source) {
             Ok(bytes) => panic!("{} bytes and no error", bytes.len()),
-            Err(error) => told(&error),
+            Err(error) => chain(&error),
         },
     }
 }

@@ -23,19 +23,19 @@ fn a_redirect_to_another_port_of_the_host_drops_credentials() {
     options.headers.push(Header { name: "X-Key".to_owned(), value: "hunter2".to_owned(), secret: true });
     options.headers.push(Header { name: "Cookie".to_owned(), value: "hunter2".to_owned(), secret: false });
     survives(options, &data);
-    for request in first.seen() {
+    for request in first.requests() {
         assert_eq!(request.header("authorization"), Some("Basic bWU6cGFzcw=="));
         assert_eq!(request.header("x-key"), Some("hunter2"));
     }
-    assert!(!other.seen().is_empty());
-    for request in other.seen() {
+    assert!(!other.requests().is_empty());
+    for request in other.requests() {
         assert_eq!(request.header("x-plain"), Some("yes"));
         for name in ["authorization", "x-key", "cookie"] {
             assert_eq!(request.header(name), None, "{name}");
         }
     }
     // One mirror is used for all parts: the redirect was asked for by HEAD only.
-    assert_eq!(first.seen().len(), 1, "{:?}", first.seen());
+    assert_eq!(first.requests().len(), 1, "{:?}", first.requests());
 }
 
 #[test]

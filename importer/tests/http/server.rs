@@ -111,7 +111,7 @@ impl Server {
         format!("http://{}{path}", self.address)
     }
 
-    pub(crate) fn seen(&self) -> Vec<Request> {
+    pub(crate) fn requests(&self) -> Vec<Request> {
         self.seen.lock().unwrap().clone()
     }
 }

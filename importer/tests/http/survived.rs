@@ -23,11 +23,11 @@ fn a_good_server_is_read_in_parts_on_few_connections() {
         "{identity}"
     );
     assert!(server.connections.load(Ordering::SeqCst) <= 4, "{:?}", server.connections);
-    for request in server.seen() {
+    for request in server.requests() {
         assert_eq!(request.header("user-agent"), Some("cdi-golang-importer"));
         assert_eq!(request.header("accept-encoding"), Some("identity"));
     }
-    let parts = server.seen().into_iter().filter(|r| r.header("range").is_some()).skip(1);
+    let parts = server.requests().into_iter().filter(|r| r.header("range").is_some()).skip(1);
     assert!(parts.map(|r| r.header("if-range").map(str::to_owned)).all(|c| c.as_deref() == Some("\"one\"")));
 }
 
@@ -55,7 +55,7 @@ fn survived_drops_without_ranges_when_each_answer_gets_further() {
     let source = survives(quick(server.url("/")), &data);
     assert_eq!(source.facts().access, Access::Again);
     // Three breaks; the answer to the first question was used, not thrown away.
-    assert_eq!(server.seen().iter().filter(|r| r.method == "GET").count(), 4);
+    assert_eq!(server.requests().iter().filter(|r| r.method == "GET").count(), 4);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use importer::source::nbd::{self, NbdSource, Options};
 use importer::source::remote::Reach;
 use importer::source::retry::Policy;
 
-use crate::errors::told;
+use crate::errors::chain;
 
 pub(crate) const KIB: usize = 1 << 10;
 pub(crate) const MIB: usize = 1 << 20;
@@ -93,7 +93,7 @@ pub(crate) fn read_all(source: &NbdSource) -> io::Result<Vec<u8>> {
 
 #[track_caller]
 pub(crate) fn assert_told(error: &(dyn std::error::Error + 'static), words: &[&str]) {
-    let text = told(error);
+    let text = chain(error);
     for word in words {
         assert!(text.contains(word), "\"{word}\" is not in: {text}");
     }

@@ -10,7 +10,7 @@ use importer::source::retry::Policy;
 use crate::disks::{
     KIB, MIB, assert_reads, assert_told, hasty, noise, open, options, read, read_all, sparse,
 };
-use crate::errors::told;
+use crate::errors::chain;
 use crate::wrong_server::{Way, server};
 
 #[test]
@@ -69,13 +69,13 @@ fn hostile_servers_are_survived() {
                 let (url, _) = server(disk, *way);
                 let error = match open(hasty(&url)) {
                     Err(error) => {
-                        assert!(!opens, "{way:?}: {}", told(&error));
+                        assert!(!opens, "{way:?}: {}", chain(&error));
                         assert_eq!(error.kind(), importer::Kind::Connect);
-                        told(&error)
+                        chain(&error)
                     }
                     Ok(source) => {
                         assert!(opens, "{way:?} opened");
-                        told(&read(&source, 0..disk.len() as u64).unwrap_err())
+                        chain(&read(&source, 0..disk.len() as u64).unwrap_err())
                     }
                 };
                 for word in *words {
@@ -111,7 +111,7 @@ fn hostile_statuses_are_survived() {
                 let source = open(hasty(&url)).unwrap();
                 let error = source.data_ranges(0..disk.len() as u64).unwrap_err();
                 for word in *words {
-                    assert!(told(&error).contains(word), "{way:?}: \"{word}\" is not in: {}", told(&error));
+                    assert!(chain(&error).contains(word), "{way:?}: \"{word}\" is not in: {}", chain(&error));
                 }
                 assert!(read_all(&source).unwrap() == *disk, "{way:?}");
             });
@@ -152,7 +152,7 @@ fn connections_that_break_at_every_byte() {
                             whole.fetch_add(1, Ordering::Relaxed);
                         }
                         Err(error) => {
-                            assert!(cut < 400, "cut after {cut}: {}", told(&error));
+                            assert!(cut < 400, "cut after {cut}: {}", chain(&error));
                             assert_told(&error, &["tries in"]);
                         }
                     }

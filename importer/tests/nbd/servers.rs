@@ -15,7 +15,7 @@ use importer::source::tls::Trust;
 use crate::disks::{
     KIB, MIB, assert_ranges, assert_reads, assert_told, hasty, noise, open, options, read, read_all, sparse,
 };
-use crate::errors::told;
+use crate::errors::chain;
 use crate::place::{Place, convert, free_port};
 
 #[test]
@@ -267,7 +267,7 @@ fn a_server_that_comes_back_is_read_on() {
     fs::write(&raw, noise(20 * MIB, 9)).unwrap();
     place.qemu_nbd(&arguments);
     let error = reader.read_to_end(&mut Vec::new()).unwrap_err();
-    assert!(Changed::find(&error).is_some(), "{}", told(&error));
+    assert!(Changed::find(&error).is_some(), "{}", chain(&error));
     assert_told(&error, &["changed", "25165824", "20971520"]);
 }
 
@@ -286,7 +286,7 @@ fn stopping_is_quick() {
     let error = read(&source, 0..5).unwrap_err();
     let late = asked.join().unwrap().elapsed();
     assert!(late < Duration::from_secs(2), "{late:?}");
-    assert!(told(&error).contains("stopped"), "{}", told(&error));
+    assert!(chain(&error).contains("stopped"), "{}", chain(&error));
 }
 
 /// A disk for the `nbd` crate's server, which wants something to write to.

@@ -73,7 +73,7 @@ impl CutSocket {
         Ok(())
     }
 
-    fn take<const N: usize>(&mut self) -> io::Result<[u8; N]> {
+    fn read_array<const N: usize>(&mut self) -> io::Result<[u8; N]> {
         let mut bytes = [0; N];
         self.socket.read_exact(&mut bytes)?;
         Ok(bytes)
@@ -145,9 +145,9 @@ pub(crate) fn server(disk: &[u8], way: Way) -> (String, Arc<AtomicUsize>) {
 
 fn handshake(line: &mut CutSocket, size: u64, way: Way) -> io::Result<()> {
     line.send(b"NBDMAGICIHAVEOPT\0\x03")?;
-    line.take::<4>()?;
+    line.read_array::<4>()?;
     loop {
-        let head = line.take::<16>()?;
+        let head = line.read_array::<16>()?;
         let option = u32::from_be_bytes(head[8..12].try_into().unwrap());
         let len = u32::from_be_bytes(head[12..].try_into().unwrap());
         io::copy(&mut (&line.socket).take(u64::from(len)), &mut io::sink())?;
@@ -195,7 +195,7 @@ fn handshake(line: &mut CutSocket, size: u64, way: Way) -> io::Result<()> {
 type Request = (u16, u64, u64, u32);
 
 fn request(line: &mut CutSocket) -> io::Result<Request> {
-    let head = line.take::<28>()?;
+    let head = line.read_array::<28>()?;
     assert_eq!(head[..4], 0x2560_9513_u32.to_be_bytes());
     let number = |range: Range<usize>| head[range].iter().fold(0u64, |n, &b| n << 8 | u64::from(b));
     Ok((number(6..8) as u16, number(8..16), number(16..24), number(24..28) as u32))

@@ -8,7 +8,7 @@ use importer::source::oci_archive;
 use importer::{Error, Kind};
 
 use crate::pull::read;
-use crate::support::errors::told;
+use crate::support::errors::chain;
 use sources::images::{GZIP, Layer, MIB, PLAIN, ZSTD, archive, disk, tar};
 
 fn pull_archive(archive: impl Into<PathBuf>) -> Result<Vec<u8>, Error> {
@@ -27,8 +27,13 @@ fn archives_hold_images() {
     }
     let fails = |archive: PathBuf, kind: Kind, words: &str| {
         let error = pull_archive(archive).unwrap_err();
-        assert!(error.kind() == kind && told(&error).contains(words), "{:?} {}", error.kind(), told(&error));
-        told(&error)
+        assert!(
+            error.kind() == kind && chain(&error).contains(words),
+            "{:?} {}",
+            error.kind(),
+            chain(&error)
+        );
+        chain(&error)
     };
     fails(format!("{}:v2", path("gz").display()).into(), Kind::Refused, "no image called v2");
     let two = archive(&[

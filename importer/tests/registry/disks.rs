@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::pull::{assert_pulled, assert_refused, open, options, pull, with_user};
 use crate::servers::Cutter;
-use crate::support::errors::told;
+use crate::support::errors::chain;
 use sources::images::{
     DOCKER_GZIP, DOCKER_LIST, DOCKER_MANIFEST, GZIP, Layer, MIB, OCI_INDEX, OCI_MANIFEST, PASSWORD, PLAIN,
     ZSTD, disk, tar,
@@ -106,7 +106,7 @@ fn a_second_disk_in_another_layer_is_refused() {
             let options = options(registry.image(&format!("m:{tag}")), Some(&tls));
             match refused {
                 // Before a byte of the disk is read.
-                true => assert!(told(&open(&options).expect_err(tag)).contains(several), "{tag}"),
+                true => assert!(chain(&open(&options).expect_err(tag)).contains(several), "{tag}"),
                 false => assert_pulled(&options, b"other"),
             }
         }
@@ -250,7 +250,7 @@ fn tampered_images_fail() {
     let (_, _, layers) = store.push("t", "gz", &[Layer::new(GZIP, &[("disk/gz", &raw)])]);
     flip(&layers[0], MIB);
     let error = pull(&options(registry.image("t:gz"), Some(&tls))).unwrap_err();
-    assert!(matches!(error.kind(), Kind::Digest | Kind::Refused), "{}", told(&error));
+    assert!(matches!(error.kind(), Kind::Digest | Kind::Refused), "{}", chain(&error));
     // Shorter than declared in the manifest.
     let (_, _, layers) = store.push("t", "short", &[Layer::new(PLAIN, &[("disk/short", &raw)])]);
     let path = store.blob(&layers[0]);
@@ -265,7 +265,7 @@ fn tampered_images_fail() {
     let image = options(registry.image(&format!("t@{digest}")), Some(&tls));
     // The registry notices by itself, or else we do.
     let error = pull(&image).unwrap_err();
-    assert!(matches!(error.kind(), Kind::Digest | Kind::Connect), "{}", told(&error));
+    assert!(matches!(error.kind(), Kind::Digest | Kind::Connect), "{}", chain(&error));
 }
 
 #[test]

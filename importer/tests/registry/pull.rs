@@ -13,7 +13,7 @@ use importer::source::retry::Policy;
 use importer::source::tls::Trust;
 use importer::{Error, Kind};
 
-use crate::support::errors::told;
+use crate::support::errors::chain;
 use sources::images::{PASSWORD, USER};
 use sources::registry::Tls;
 
@@ -56,14 +56,14 @@ pub(crate) fn pull(options: &Options) -> Result<Vec<u8>, Error> {
 
 #[track_caller]
 pub(crate) fn assert_pulled(options: &Options, want: &[u8]) {
-    let got = pull(options).unwrap_or_else(|e| panic!("{}", told(&e)));
+    let got = pull(options).unwrap_or_else(|e| panic!("{}", chain(&e)));
     assert!(got == want, "{} bytes, wanted {}", got.len(), want.len());
 }
 
 #[track_caller]
 pub(crate) fn assert_refused(options: &Options, kind: Kind, words: &str) {
     let error = pull(options).expect_err("nothing was wrong");
-    let text = told(&error);
+    let text = chain(&error);
     assert!(error.kind() == kind && text.contains(words), "{:?}: {text}", error.kind());
     assert!(!text.contains(PASSWORD) && !text.contains("Bearer") && !text.contains("eyJ"), "{text}");
 }

@@ -3,7 +3,7 @@
 use std::error::Error;
 
 /// An error with everything below it.
-pub(crate) fn told(error: &(dyn Error + 'static)) -> String {
+pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(error) = next {

@@ -28,7 +28,7 @@ fn pod(name: &str) -> Owner {
     Owner::new(View::Pod, "default", name)
 }
 
-fn take(pool: &mut Pool, owner: &Owner, stamp: Stamp) -> Option<String> {
+fn allocate(pool: &mut Pool, owner: &Owner, stamp: Stamp) -> Option<String> {
     let found = pool.find(&[], NOW).ok()?;
     pool.reserve(owner, found, stamp, NOW);
     pool.advance(found);
@@ -44,7 +44,7 @@ fn addresses_follow_each_other_and_carry() {
     ] {
         let mut pool = pool(start, end);
         for expected in then {
-            assert_eq!(take(&mut pool, &vm("a"), 1).as_deref(), Some(expected), "{start}");
+            assert_eq!(allocate(&mut pool, &vm("a"), 1).as_deref(), Some(expected), "{start}");
         }
     }
 }
@@ -53,7 +53,7 @@ fn addresses_follow_each_other_and_carry() {
 fn a_full_pool_is_an_error_until_there_is_room() {
     let mut pool = pool("02:00:00:00:00:fe", "02:00:00:00:01:01");
     for name in ["a", "b", "c", "d"] {
-        assert!(take(&mut pool, &vm(name), 1).is_some());
+        assert!(allocate(&mut pool, &vm(name), 1).is_some());
     }
     let message = pool.find(&[], NOW).unwrap_err().to_string();
     assert!(
@@ -61,17 +61,17 @@ fn a_full_pool_is_an_error_until_there_is_room() {
         "{message}"
     );
     pool.forget(&vm("c"), Some(1));
-    assert_eq!(take(&mut pool, &vm("e"), 2).as_deref(), Some("02:00:00:00:01:00"));
-    assert_eq!(take(&mut pool, &vm("f"), 2), None);
+    assert_eq!(allocate(&mut pool, &vm("e"), 2).as_deref(), Some("02:00:00:00:01:00"));
+    assert_eq!(allocate(&mut pool, &vm("f"), 2), None);
 }
 
 #[test]
 fn a_released_address_comes_back_last() {
     let mut pool = pool("02:00:00:00:00:00", "02:00:00:00:00:02");
-    assert_eq!(take(&mut pool, &vm("a"), 1).as_deref(), Some("02:00:00:00:00:00"));
+    assert_eq!(allocate(&mut pool, &vm("a"), 1).as_deref(), Some("02:00:00:00:00:00"));
     pool.forget(&vm("a"), Some(1));
     for expected in ["02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:00"] {
-        assert_eq!(take(&mut pool, &vm("b"), 2).as_deref(), Some(expected));
+        assert_eq!(allocate(&mut pool, &vm("b"), 2).as_deref(), Some(expected));
     }
 }
 
@@ -79,7 +79,7 @@ fn a_released_address_comes_back_last() {
 fn addresses_in_use_are_not_allocated() {
     let mut pool = pool("02:00:00:00:00:00", "02:00:00:00:00:02");
     pool.observe(&pod("a"), None, vec![mac("02:00:00:00:00:00"), mac("0a:00:00:00:00:00")]);
-    assert_eq!(take(&mut pool, &vm("a"), 1).as_deref(), Some("02:00:00:00:00:01"));
+    assert_eq!(allocate(&mut pool, &vm("a"), 1).as_deref(), Some("02:00:00:00:00:01"));
     assert!(!pool.is_free(mac("0a:00:00:00:00:00")), "in range or not");
 }
 
@@ -123,7 +123,7 @@ fn promises_are_redeemed_by_their_stamp() {
         (None, vec![], true),
     ] {
         let mut pool = pool("02:00:00:00:00:00", "02:00:00:00:00:01");
-        assert!(take(&mut pool, &vm("a"), 5).is_some());
+        assert!(allocate(&mut pool, &vm("a"), 5).is_some());
         pool.observe(&vm("a"), seen, has.clone());
         assert_eq!(!pool.is_free(first), kept, "{seen:?} {has:?}");
         pool.forget(&vm("a"), seen);
@@ -150,7 +150,7 @@ fn an_update_keeps_the_old_address_until_the_new_one_is_written() {
 fn an_unconfirmed_reservation_expires() {
     let mut pool = pool("02:00:00:00:00:00", "02:00:00:00:00:00");
     for owner in [vm("a"), pod("a"), Owner::unnamed(View::Pod, "default", "a-", "uid")] {
-        assert!(take(&mut pool, &owner, 1).is_some());
+        assert!(allocate(&mut pool, &owner, 1).is_some());
         assert_eq!(pool.expire(NOW + WAIT - Duration::from_secs(1)), 0);
         assert_eq!(pool.expire(NOW + WAIT), 1);
         assert_eq!(pool.held(), 0, "{owner}");
@@ -195,13 +195,13 @@ fn holders_absent_from_a_listing_are_dropped_but_reservations_stay() {
 #[test]
 fn editing_the_range_moves_no_block_and_takes_nothing_away() {
     let mut pool = pool("02:00:00:00:00:00", "02:00:00:00:01:ff");
-    assert!(take(&mut pool, &vm("a"), 1).is_some());
+    assert!(allocate(&mut pool, &vm("a"), 1).is_some());
     pool.set_range(Range::parse("02:00:00:00:01:10", "02:00:00:00:02:ff").unwrap());
     assert!(!pool.is_free(mac("02:00:00:00:00:00")));
-    assert_eq!(take(&mut pool, &vm("b"), 1).as_deref(), Some("02:00:00:00:01:10"));
+    assert_eq!(allocate(&mut pool, &vm("b"), 1).as_deref(), Some("02:00:00:00:01:10"));
     assert_eq!(pool.free(NOW), 0xf0 - 1, "of the block that is ours and in the new range");
     pool.set_range(Range::parse("02:00:00:00:00:00", "02:00:00:00:00:ff").unwrap());
-    assert_eq!(take(&mut pool, &vm("c"), 1).as_deref(), Some("02:00:00:00:00:01"));
+    assert_eq!(allocate(&mut pool, &vm("c"), 1).as_deref(), Some("02:00:00:00:00:01"));
 }
 
 #[test]
@@ -222,7 +222,7 @@ fn a_block_that_was_taken_over_is_used_when_it_has_settled() {
 fn blocks_that_could_go() {
     let mut pool = pool("02:00:00:00:00:00", "02:00:00:00:03:ff");
     let first = block_of(mac("02:00:00:00:00:00"));
-    assert!(take(&mut pool, &vm("a"), 1).is_some());
+    assert!(allocate(&mut pool, &vm("a"), 1).is_some());
     pool.add_block(first + 8, NOW * 2);
     pool.add_block(first + 9, NOW);
     for (keep, most, expected) in [

@@ -112,7 +112,7 @@ impl Client {
     ///
     /// # Errors
     /// As every call.
-    pub async fn whose(&self, token: &str) -> Result<Option<User>> {
+    pub async fn user_of(&self, token: &str) -> Result<Option<User>> {
         let status = self.review(json!({"token": token})).await?;
         Ok(status.authenticated.then_some(status.user))
     }

@@ -128,7 +128,7 @@ impl<S: PartialEq + Send + Sync + 'static> Builder<S> {
         let store = Arc::new(self.store(resource));
         let (client, scope, followed) = (client.clone(), scope.clone(), Arc::clone(&store));
         let task = tokio::spawn(async move {
-            let never = follow::<T>(&client, resource, &scope, |news| followed.hear(news)).await;
+            let never = follow::<T>(&client, resource, &scope, |news| followed.handle(news)).await;
             match never {}
         });
         Cache { store, _task: Arc::new(Task(task)) }
@@ -159,7 +159,7 @@ fn number(version: &str) -> u64 {
 }
 
 impl<S: PartialEq> Store<S> {
-    fn hear<T>(&self, news: News<'_, T>)
+    fn handle<T>(&self, news: News<'_, T>)
     where
         S: for<'a> From<&'a T>,
     {
@@ -223,7 +223,7 @@ impl<S: PartialEq> Store<S> {
             rows.objects.insert(key, Row { seen: Arc::clone(&after), version, round });
             (before, after)
         };
-        self.tell(&Change { key: &meta.key, before: before.as_ref(), after: Some(&after) });
+        self.notify(&Change { key: &meta.key, before: before.as_ref(), after: Some(&after) });
     }
 
     fn remove(&self, key: &Key) {
@@ -236,7 +236,7 @@ impl<S: PartialEq> Store<S> {
             }
             row.seen
         };
-        self.tell(&Change { key, before: Some(&before), after: None });
+        self.notify(&Change { key, before: Some(&before), after: None });
     }
 
     /// Removes what the list that just ended did not have.
@@ -251,7 +251,7 @@ impl<S: PartialEq> Store<S> {
         }
     }
 
-    fn tell(&self, change: &Change<'_, S>) {
+    fn notify(&self, change: &Change<'_, S>) {
         for callback in &self.callbacks {
             callback(change);
         }
@@ -433,7 +433,7 @@ mod tests {
     }
 
     fn present(cache: &Cache<Pod>, name: &str, version: u64, node: &str) {
-        cache.store.hear(News::Present(&meta(name, version), json!({"node": node})));
+        cache.store.handle(News::Present(&meta(name, version), json!({"node": node})));
     }
 
     #[tokio::test]

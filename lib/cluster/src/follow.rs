@@ -195,7 +195,7 @@ mod tests {
 
     use super::*;
 
-    fn told(line: &str) -> (Vec<String>, Result<Option<String>>) {
+    fn events_of(line: &str) -> (Vec<String>, Result<Option<String>>) {
         let mut told = Vec::new();
         let result = event::<Value>(line.as_bytes(), &mut |news| {
             told.push(match news {
@@ -219,11 +219,11 @@ mod tests {
             (format!(r#"{{"object":{object},"type":"MODIFIED"}}"#), "present n/a 7"),
             (format!(r#"{{"type":"DELETED","object":{object}}}"#), "gone n/a 7"),
         ] {
-            let (told, version) = told(&line);
+            let (told, version) = events_of(&line);
             assert_eq!(told, [expected]);
             assert_eq!(version.unwrap().as_deref(), Some("9"));
         }
-        let (silent, version) = told(&format!(r#"{{"type":"BOOKMARK","object":{object}}}"#));
+        let (silent, version) = events_of(&format!(r#"{{"type":"BOOKMARK","object":{object}}}"#));
         assert!(silent.is_empty());
         assert_eq!(version.unwrap().as_deref(), Some("9"));
     }
@@ -233,8 +233,8 @@ mod tests {
         for (code, kind) in [(410, Kind::Gone), (504, Kind::Server)] {
             let line =
                 format!(r#"{{"type":"ERROR","object":{{"kind":"Status","message":"m","code":{code}}}}}"#);
-            assert_eq!(told(&line).1.unwrap_err().kind(), kind);
+            assert_eq!(events_of(&line).1.unwrap_err().kind(), kind);
         }
-        assert_eq!(told("{").1.unwrap_err().kind(), Kind::Unreadable);
+        assert_eq!(events_of("{").1.unwrap_err().kind(), Kind::Unreadable);
     }
 }

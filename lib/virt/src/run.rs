@@ -123,7 +123,7 @@ mod tests {
     use super::*;
     use api::launcher::Cause;
 
-    fn seen(seen: LauncherState) -> Run {
+    fn run_with(seen: LauncherState) -> Run {
         Run {
             deleting: false,
             over: false,
@@ -142,9 +142,9 @@ mod tests {
     #[test]
     fn a_run_goes_from_nothing_to_nothing() {
         let exit = Exit { uid: "a".into(), cause: Cause::Shutdown, code: 0, time: 5 };
-        let new = Run { begun: false, ..seen(LauncherState::Nothing) };
-        let ended = || seen(LauncherState::Ended(exit.clone()));
-        let guest = || seen(LauncherState::Guest(State::Running));
+        let new = Run { begun: false, ..run_with(LauncherState::Nothing) };
+        let ended = || run_with(LauncherState::Ended(exit.clone()));
+        let guest = || run_with(LauncherState::Guest(State::Running));
         let late = |time, run| Run { deleting: true, overdue: Some(time), ..run };
         for (name, found, wanted) in [
             ("new", new.clone(), Some(RunStep::Start)),
@@ -152,38 +152,42 @@ mod tests {
             ("volumes are filled", Run { ready: false, ..new.clone() }, None),
             ("tried again later", Run { retry: Some(101), ..new.clone() }, Some(RunStep::Wait(101))),
             ("deleted before", Run { deleting: true, ..new }, Some(RunStep::Remove)),
-            ("switched off", seen(LauncherState::Nothing), Some(RunStep::Finish(None))),
-            ("cut short", seen(LauncherState::Down), Some(RunStep::Start)),
-            ("not launched", seen(LauncherState::Waiting), Some(RunStep::Start)),
+            ("switched off", run_with(LauncherState::Nothing), Some(RunStep::Finish(None))),
+            ("cut short", run_with(LauncherState::Down), Some(RunStep::Start)),
+            ("not launched", run_with(LauncherState::Waiting), Some(RunStep::Start)),
             ("runs", guest(), None),
             ("to end", Run { deleting: true, ..guest() }, Some(RunStep::Shutdown)),
             ("ending", Run { deleting: true, asked: true, ..guest() }, None),
             ("waited for", Run { asked: true, ..late(101, guest()) }, Some(RunStep::Wait(101))),
             ("does not end", Run { asked: true, ..late(100, guest()) }, Some(RunStep::Kill)),
             ("cannot be asked", late(100, guest()), Some(RunStep::Kill)),
-            ("its launcher does not come", late(100, seen(LauncherState::Down)), Some(RunStep::Kill)),
+            ("its launcher does not come", late(100, run_with(LauncherState::Down)), Some(RunStep::Kill)),
             (
                 "its start hangs",
-                Run { busy: true, ..late(100, seen(LauncherState::Down)) },
+                Run { busy: true, ..late(100, run_with(LauncherState::Down)) },
                 Some(RunStep::Kill),
             ),
             ("its start goes on", Run { busy: true, ..late(101, guest()) }, Some(RunStep::Wait(101))),
             ("ended late", late(100, ended()), Some(RunStep::Finish(Some(exit.clone())))),
             ("cleared late", Run { over: true, ..late(100, ended()) }, Some(RunStep::Clear)),
             ("being cleared late", Run { over: true, busy: true, ..late(100, ended()) }, None),
-            ("to end unseen", Run { deleting: true, ..seen(LauncherState::Down) }, Some(RunStep::Adopt)),
-            ("to end before", Run { deleting: true, ..seen(LauncherState::Waiting) }, Some(RunStep::Clear)),
+            ("to end unseen", Run { deleting: true, ..run_with(LauncherState::Down) }, Some(RunStep::Adopt)),
+            (
+                "to end before",
+                Run { deleting: true, ..run_with(LauncherState::Waiting) },
+                Some(RunStep::Clear),
+            ),
             ("ended", ended(), Some(RunStep::Finish(Some(exit.clone())))),
             ("noted", Run { over: true, ..ended() }, Some(RunStep::Clear)),
-            ("over", Run { over: true, ..seen(LauncherState::Nothing) }, None),
+            ("over", Run { over: true, ..run_with(LauncherState::Nothing) }, None),
             (
                 "gone",
-                Run { over: true, deleting: true, ..seen(LauncherState::Nothing) },
+                Run { over: true, deleting: true, ..run_with(LauncherState::Nothing) },
                 Some(RunStep::Remove),
             ),
             (
                 "gone by a boot",
-                Run { over: true, deleting: true, networks: true, ..seen(LauncherState::Nothing) },
+                Run { over: true, deleting: true, networks: true, ..run_with(LauncherState::Nothing) },
                 Some(RunStep::Clear),
             ),
         ] {

@@ -74,10 +74,10 @@ pub(super) async fn keep(config: &Config, site: &Arc<Site>, tls: &Arc<Live>, hea
     let mut used = None;
     let mut exposed = None;
     loop {
-        match look(&site.client, &config.namespace).await {
+        match reconcile(&site.client, &config.namespace).await {
             Ok(found) => {
                 if used.as_ref() != Some(&found) {
-                    match take(site, tls, &found) {
+                    match apply(site, tls, &found) {
                         Ok(()) => {
                             tracing::info!("certificates in use");
                             let ends = ends(&found.store);
@@ -133,7 +133,7 @@ struct StoredCertificates {
 }
 
 /// Does what is due and publishes it; gives what is to be used.
-async fn look(client: &Client, namespace: &str) -> cluster::Result<StoredCertificates> {
+async fn reconcile(client: &Client, namespace: &str) -> cluster::Result<StoredCertificates> {
     let front = Front::data(client).await?;
     let kubevirts: Vec<Value> = client.list(KUBEVIRTS, &Scope::all()).await?;
     let intervals = lifetimes::intervals(kubevirts.first().unwrap_or(&Value::Null));
@@ -216,7 +216,7 @@ fn injection(object: &Value, namespace: &str, bundle: &str) -> JsonPatch {
 }
 
 /// Uses what was found: the server's certificate, the front proxy's authority, the client certificate for agents.
-fn take(site: &Site, tls: &Live, found: &StoredCertificates) -> Result<()> {
+fn apply(site: &Site, tls: &Live, found: &StoredCertificates) -> Result<()> {
     let failed = |what: &'static str| {
         move |error: Box<dyn std::error::Error + Send + Sync>| Error::with(Kind::System, what, error)
     };

@@ -216,10 +216,10 @@ mod tests {
             "resources": {"requests": {"storage": size}}}})
     }
 
-    fn said(verb: Verb, claim_name: &str, facts: &Facts) -> Result<Value, (u16, String)> {
+    fn planned(verb: Verb, claim_name: &str, facts: &Facts) -> Result<Value, (u16, String)> {
         let options = Options { claim_name: claim_name.to_owned() };
         plan(verb, "vm", &options, facts).map_err(|refusal| {
-            let (code, text) = refusal.said();
+            let (code, text) = refusal.code_and_message();
             (code, text.rsplit(": ").next().unwrap_or_default().to_owned())
         })
     }
@@ -271,13 +271,13 @@ mod tests {
             ),
         ] {
             let shown = format!("{verb:?} {name:?} {before}");
-            assert_eq!(said(verb, name, &facts(before, claim("1Gi"))), expected, "{shown}");
+            assert_eq!(planned(verb, name, &facts(before, claim("1Gi"))), expected, "{shown}");
         }
         let mut stopped = facts(Value::Null, claim("1Gi"));
         stopped.instance.as_mut().unwrap()["status"]["phase"] = json!("Scheduled");
-        assert_eq!(said(Verb::Dump, "c", &stopped), no(409, "VMI is not running"));
+        assert_eq!(planned(Verb::Dump, "c", &stopped), no(409, "VMI is not running"));
         stopped.instance = None;
-        assert_eq!(said(Verb::Dump, "c", &stopped).unwrap_err().0, 404);
+        assert_eq!(planned(Verb::Dump, "c", &stopped).unwrap_err().0, 404);
     }
 
     #[test]
@@ -306,11 +306,11 @@ mod tests {
             (Value::Null, Some((404, "persistentvolumeclaim.kubevirt.io \"c\" not found".to_owned()))),
         ] {
             let shown = claim.to_string();
-            assert_eq!(said(Verb::Dump, "c", &facts(Value::Null, claim)).err(), expected, "{shown}");
+            assert_eq!(planned(Verb::Dump, "c", &facts(Value::Null, claim)).err(), expected, "{shown}");
         }
         let mut wide = facts(Value::Null, self::claim(&least.to_string()));
         wide.overhead = Some("0.2".to_owned());
-        assert!(said(Verb::Dump, "c", &wide).is_err());
+        assert!(planned(Verb::Dump, "c", &wide).is_err());
         assert!(parse(b"").is_err() && parse(b"[").is_err());
     }
 }

@@ -102,7 +102,7 @@ mod tests {
             (r#"{"kind":"VirtualMachine"}"#, None),
         ] {
             let refused = parse(body.as_bytes(), "a").err();
-            let text = refused.as_ref().map(|refusal| refusal.said().1);
+            let text = refused.as_ref().map(|refusal| refusal.code_and_message().1);
             assert_eq!(text.is_some(), expected.is_some(), "{body}");
             assert!(text.unwrap_or_default().starts_with(expected.unwrap_or_default()), "{body}: {text:?}");
         }

@@ -344,7 +344,7 @@ mod tests {
         };
         let said = |result: Result<(), Refusal>| {
             result.err().map(|refusal| {
-                let (code, text) = refusal.said();
+                let (code, text) = refusal.code_and_message();
                 (code, text.rsplit(": ").next().unwrap().to_owned())
             })
         };
@@ -424,7 +424,7 @@ mod tests {
         ] {
             let result = instance(phase, conditions).check("vm", stream, needs);
             let said = result.err().map(|refusal| {
-                let (code, text) = refusal.said();
+                let (code, text) = refusal.code_and_message();
                 (code, text.rsplit(": ").next().unwrap().to_owned())
             });
             assert_eq!(said, expected.map(|(code, text)| (code, text.to_owned())), "{phase} {conditions:?}");

@@ -278,7 +278,7 @@ mod tests {
             }
             Ok(Decision { grace, change: None }) => Ok(json!({"grace": grace})),
             Err(refusal) => {
-                let (code, text) = refusal.said();
+                let (code, text) = refusal.code_and_message();
                 Err((code, text.rsplit(": ").next().unwrap().to_owned()))
             }
         }

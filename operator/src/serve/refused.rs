@@ -114,7 +114,7 @@ mod tests {
         let of = |name: &str, machine: bool, object: &Value| {
             let row = ROWS.iter().find(|row| row.name == name && row.machine == machine).unwrap();
             let refusal = row.refusal("vm", object);
-            let (code, text) = refusal.said();
+            let (code, text) = refusal.code_and_message();
             (code, text.rsplit(": ").next().unwrap().to_owned())
         };
         let plain = json!({"spec": {"domain": {"devices": {}}}});

@@ -63,7 +63,7 @@ impl Refusal {
     }
 
     #[cfg(test)]
-    pub(super) fn said(&self) -> (u16, &str) {
+    pub(super) fn code_and_message(&self) -> (u16, &str) {
         (self.code.as_u16(), &self.message)
     }
 }

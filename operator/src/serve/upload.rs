@@ -152,7 +152,7 @@ mod tests {
         {
             let (code, said) = read(body.as_bytes(), "ns")
                 .map(|_| ())
-                .map_err(|it| (it.said().0, it.said().1.to_owned()))
+                .map_err(|it| (it.code_and_message().0, it.code_and_message().1.to_owned()))
                 .unwrap_err();
             assert!(code == 400 && said.contains(word), "{said}");
         }

@@ -198,13 +198,13 @@ fn plan(
         .add(format!("{at}/volumes"), volumes_after)
         .add(format!("{at}/domain/devices/disks"), disks_after);
     if target == Target::Instance {
-        patch.extend(beside(verb, object, wanted));
+        patch.extend(ephemeral_patch(verb, object, wanted));
     }
     Ok(patch)
 }
 
 /// Records volumes of an instance that its VM's template lacks, so that the VM's controller leaves them there.
-fn beside(verb: Verb, object: &Value, volume: &str) -> JsonPatch {
+fn ephemeral_patch(verb: Verb, object: &Value, volume: &str) -> JsonPatch {
     let annotations = &object["metadata"]["annotations"];
     let before = annotations[EPHEMERAL].as_str().unwrap_or_default();
     let mut names: Vec<&str> = before.split(',').filter(|name| !name.is_empty() && *name != volume).collect();
@@ -302,7 +302,7 @@ mod tests {
     /// The object after a request.
     fn after(verb: Verb, object: &Value, body: Value) -> Result<Value, (u16, String)> {
         let said = |refusal: Refusal| {
-            let (code, text) = refusal.said();
+            let (code, text) = refusal.code_and_message();
             (code, text.to_owned())
         };
         let target = if object["kind"] == "VirtualMachine" { Target::Machine } else { Target::Instance };

@@ -73,7 +73,7 @@ impl Signers {
     ///
     /// # Errors
     /// Those of the API server; what was known before stays in use.
-    pub(super) async fn look(&self, client: &Client, namespace: &str) -> cluster::Result<()> {
+    pub(super) async fn reconcile(&self, client: &Client, namespace: &str) -> cluster::Result<()> {
         let now = now();
         let keeper = |secret, bundle, lead| Keeper {
             client,
@@ -106,7 +106,7 @@ impl Signers {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The bundle that clients of the upload proxy trust, PEM; empty before the first look.
+    /// The bundle that clients of the upload proxy trust, PEM; empty before the first reconciliation.
     pub fn proxy_bundle(&self) -> String {
         self.known().proxy.bundle()
     }

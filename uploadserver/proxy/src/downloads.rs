@@ -147,7 +147,7 @@ mod tests {
         Folders { supplied, own }
     }
 
-    async fn asked(folders: &Folders, path: &str) -> (u16, String) {
+    async fn get(folders: &Folders, path: &str) -> (u16, String) {
         let folders = folders.clone();
         let path = path.to_owned();
         let answer = blocking(move || download(&folders, &path)).await;
@@ -166,8 +166,8 @@ mod tests {
     async fn supplied_files_come_first_and_missing_ones_have_a_reason() {
         let root = tempfile::tempdir().unwrap();
         let folders = folders(&root);
-        assert_eq!(asked(&folders, OWN).await, (200, "ours".to_owned()));
-        let (status, why) = asked(&folders, MAC).await;
+        assert_eq!(get(&folders, OWN).await, (200, "ours".to_owned()));
+        let (status, why) = get(&folders, MAC).await;
         assert_eq!(status, 404);
         assert!(
             why.contains("Mac for ARM 64") && why.contains(MAC) && why.contains("--clients-claim"),
@@ -175,8 +175,8 @@ mod tests {
         );
         fs::write(folders.supplied.join(OWN), "theirs").unwrap();
         fs::write(folders.supplied.join(MAC), "zip").unwrap();
-        assert_eq!(asked(&folders, OWN).await, (200, "theirs".to_owned()));
-        assert_eq!(asked(&folders, MAC).await, (200, "zip".to_owned()));
+        assert_eq!(get(&folders, OWN).await, (200, "theirs".to_owned()));
+        assert_eq!(get(&folders, MAC).await, (200, "zip".to_owned()));
         let (_, list) = {
             let answer = index(&folders);
             (answer.status(), answer.into_body().collect().await.unwrap().to_bytes())
@@ -184,7 +184,7 @@ mod tests {
         assert_eq!(list, format!("/{OWN}\n/{MAC}\n"));
         // Without the volume there is no folder.
         fs::remove_dir_all(&folders.supplied).unwrap();
-        assert_eq!(asked(&folders, OWN).await, (200, "ours".to_owned()));
+        assert_eq!(get(&folders, OWN).await, (200, "ours".to_owned()));
     }
 
     #[tokio::test]
@@ -202,15 +202,15 @@ mod tests {
             "amd64/linux/../../../secret",
             "/etc/passwd",
         ] {
-            let (status, text) = asked(&folders, path).await;
+            let (status, text) = get(&folders, path).await;
             assert_eq!(status, 404, "{path}");
             assert!(text.starts_with("no such download"), "{path}: {text}");
         }
         // A link out of the folder, a FIFO and a directory are no clients.
         symlink(&secret, folders.supplied.join(MAC)).unwrap();
-        assert_eq!(asked(&folders, MAC).await.0, 500);
+        assert_eq!(get(&folders, MAC).await.0, 500);
         fs::remove_file(folders.supplied.join(MAC)).unwrap();
         fs::create_dir(folders.supplied.join(MAC)).unwrap();
-        assert_eq!(asked(&folders, MAC).await.0, 500);
+        assert_eq!(get(&folders, MAC).await.0, 500);
     }
 }

@@ -18,7 +18,7 @@ pub(crate) enum Operation {
 }
 
 /// See [`Operation`]. Which verbs there are is the server's business. Archives come by the paths of images, as upstream.
-pub(crate) fn asked(method: &Method, path: &str) -> Operation {
+pub(crate) fn operation(method: &Method, path: &str) -> Operation {
     if method == Method::OPTIONS {
         return Operation::Preflight;
     }
@@ -58,7 +58,7 @@ mod tests {
             ("OPTIONS", "/v1beta1/upload", Operation::Preflight),
         ] {
             let method = Method::from_bytes(method.as_bytes()).unwrap();
-            assert_eq!(asked(&method, path), expected, "{method} {path}");
+            assert_eq!(operation(&method, path), expected, "{method} {path}");
         }
     }
 }

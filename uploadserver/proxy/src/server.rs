@@ -19,7 +19,7 @@ use crate::cluster::Lookup;
 use crate::connect::Own;
 use crate::forward::{DRAIN_TIME, forward};
 use crate::readiness::{Step, server_path, step};
-use crate::routes::{Operation, asked};
+use crate::routes::{Operation, operation};
 use crate::token_keys::TrustedKeys;
 
 /// Limits of connections. At its end the proxy waits for running uploads, as long as its pod may run.
@@ -57,7 +57,7 @@ impl<L: Lookup> Service for Proxy<L> {
 
     async fn answer(&self, request: Request<Incoming>, connection: &Arc<Connection>) -> Answer {
         let informational = connection.informational().cloned();
-        let mut answer = match asked(request.method(), request.uri().path()) {
+        let mut answer = match operation(request.method(), request.uri().path()) {
             Operation::Preflight => answer::preflight(request.headers()),
             Operation::Health => answer::text(StatusCode::OK, "OK"),
             Operation::Nothing => refuse(request, &Refusal::NotFound),

@@ -78,7 +78,7 @@ fn every_token_and_request_has_its_answer() {
         assert_eq!(answer.status, status, "{method} {path} {headers:?}: {answer:?}");
         assert_open(&answer);
     }
-    let asked = proxy.cluster.asked();
+    let asked = proxy.cluster.requests();
     assert!(asked.iter().all(|path| path.ends_with("/ns/persistentvolumeclaims/none")), "{asked:?}");
     assert_eq!(proxy.client().request("GET", "/healthz", &[], b"").body, "OK");
     assert!(!proxy.log().contains(good.split_once("Bearer ").unwrap().1), "no tokens in the log");
@@ -328,7 +328,7 @@ fn a_server_that_becomes_ready_is_waited_for_and_populators_are_followed() {
     proxy.cluster.put_claim("prime-1", &[("upload.target", "")]);
     std::thread::scope(|scope| {
         let upload = scope.spawn(|| proxy.request("disk", "POST", ASYNC, &[], &image));
-        let seen = |path: &str| proxy.cluster.asked().iter().any(|asked| asked.ends_with(path));
+        let seen = |path: &str| proxy.cluster.requests().iter().any(|asked| asked.ends_with(path));
         pod.wait_for("the claim is looked at", || seen("/persistentvolumeclaims/disk"));
         proxy.cluster.put(path, object(json!({"cdi.kubevirt.io/storage.populator.pvcPrime": "prime-1"})));
         pod.wait_for("the other one is", || seen("/persistentvolumeclaims/prime-1"));

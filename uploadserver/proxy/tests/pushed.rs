@@ -86,7 +86,7 @@ fn a_file_comes_whole_with_tokens_asked_for() {
     assert!(output.status.success(), "{}\n{}", String::from_utf8_lossy(&output.stderr), proxy.log());
     pod.assert_uploaded();
     assert_eq!(sha256(&pod.disk(), 3 * MIB + 17).0, digest);
-    let asked = proxy.cluster.asked();
+    let asked = proxy.cluster.requests();
     assert!(asked.iter().any(|asked| asked.starts_with("POST ") && asked.ends_with("/uploadtokenrequests")));
 }
 

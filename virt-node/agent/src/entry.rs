@@ -134,7 +134,7 @@ async fn start(
     let cache = config.state.join("capabilities");
     let capabilities = cache.clone();
     let found = tokio::task::spawn_blocking(move || {
-        let kvm = kvm::works(emulation, Path::new(host::EMULATOR));
+        let kvm = kvm::is_usable(emulation, Path::new(host::EMULATOR));
         if let Err(error) = command(Command::new("virt-launcher").arg("capabilities").arg(&cache)) {
             tracing::warn!(
                 error = error.chain(),

@@ -9,7 +9,7 @@ use clap::ValueEnum;
 use serde_json::{Value, json};
 
 use crate::error::{Error, Kind, Result, usage};
-use crate::output::{Document, shown};
+use crate::output::{Document, render};
 
 /// Run strategies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -70,7 +70,7 @@ pub(crate) struct Options {
 pub(crate) fn vm(typed: &Options, namespace: Option<&str>) -> Result<String> {
     let random: String = std::iter::repeat_with(fastrand::alphanumeric).take(5).collect();
     let name = typed.name.clone().unwrap_or_else(|| format!("vm-{}", random.to_lowercase()));
-    shown(&machine(typed, &name, namespace)?, typed.output)
+    render(&machine(typed, &name, namespace)?, typed.output)
 }
 
 fn machine(typed: &Options, name: &str, namespace: Option<&str>) -> Result<Value> {

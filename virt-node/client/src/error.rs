@@ -26,7 +26,7 @@ impl From<cluster::Error> for Error {
             (cluster::Kind::Config | cluster::Kind::Input, _) => Kind::Usage,
             _ => Kind::System,
         };
-        Self::new(kind, said(&error))
+        Self::new(kind, message_of(&error))
     }
 }
 
@@ -37,7 +37,7 @@ impl From<std::io::Error> for Error {
 }
 
 /// The API server's own message where there is one: it names the object.
-pub(crate) fn said(error: &cluster::Error) -> String {
+pub(crate) fn message_of(error: &cluster::Error) -> String {
     match error.status() {
         Some(status) if !status.message.is_empty() => status.message.clone(),
         Some(_) | None => error.chain(),
@@ -48,7 +48,7 @@ pub(crate) fn said(error: &cluster::Error) -> String {
 pub(crate) fn failed(what: impl Into<String>) -> impl FnOnce(cluster::Error) -> Error {
     let what = what.into();
     move |error| {
-        let text = said(&error);
+        let text = message_of(&error);
         let kind = Error::from(error).kind();
         Error::new(kind, format!("{what}: {text}"))
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::error::{Error, Kind, Result, failed};
-use crate::output::{Document, shown};
+use crate::output::{Document, render};
 use crate::site::{Site, document};
 use crate::target::Target;
 
@@ -19,7 +19,7 @@ const FILE_MAX: u64 = 4 << 20;
 pub(crate) async fn of_cluster(site: &Site, name: &str, format: Document) -> Result<String> {
     let path = site.verb(&Target::machine(name), "expand-spec")?;
     let machine = site.read(&path).await;
-    shown(&machine.map_err(failed(format!("error expanding VirtualMachine - {name}")))?, format)
+    render(&machine.map_err(failed(format!("error expanding VirtualMachine - {name}")))?, format)
 }
 
 /// Expands a machine of a file; `-` is standard input.
@@ -31,7 +31,7 @@ pub(crate) async fn of_file(site: &Site, file: &Path, format: Document) -> Resul
     let path = site.namespaced_verb("expand-vm-spec")?;
     let answer = site.put(&path, Some(&machine)).await;
     let answer = answer.map_err(failed(format!("error expanding VirtualMachine of {}", file.display())))?;
-    shown(&document(&answer)?, format)
+    render(&document(&answer)?, format)
 }
 
 fn read(file: &Path) -> Result<Value> {

@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use tokio_tungstenite::tungstenite::Message;
 
 use crate::console::at_terminal;
-use crate::error::{Error, Kind, Result, failed, said, usage};
+use crate::error::{Error, Kind, Result, failed, message_of, usage};
 use crate::output::say;
 use crate::port::Forwarded;
 use crate::site::Site;
@@ -107,7 +107,7 @@ async fn connections(listener: &TcpListener, site: Site, target: Target, port: F
             let _place = place;
             match open(&site, &target, port).await {
                 Ok(socket) => drop(stream::join(socket, client, Some(SILENCE_MAX)).await),
-                Err(error) => say(&format!("{}: {}", trouble(&target, port), said(&error))),
+                Err(error) => say(&format!("{}: {}", trouble(&target, port), message_of(&error))),
             }
         });
     }
@@ -133,7 +133,7 @@ async fn datagrams(socket: Arc<UdpSocket>, site: Site, target: Target, port: For
             tokio::spawn(async move {
                 match open(&site, &target, port).await {
                     Ok(guest) => exchange(guest, waiting, &socket, from).await,
-                    Err(error) => say(&format!("{}: {}", trouble(&target, port), said(&error))),
+                    Err(error) => say(&format!("{}: {}", trouble(&target, port), message_of(&error))),
                 }
             });
         }

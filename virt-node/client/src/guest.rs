@@ -44,10 +44,10 @@ impl Report {
 pub(crate) async fn report(site: &Site, name: &str, report: Report, format: Format) -> Result<String> {
     let path = site.verb(&Target::instance(name), report.path())?;
     let answer = site.read(&path).await.map_err(failed(report.failed(name)))?;
-    Ok(shown(report, &answer, format))
+    Ok(render(report, &answer, format))
 }
 
-fn shown(report: Report, answer: &Value, format: Format) -> String {
+fn render(report: Report, answer: &Value, format: Format) -> String {
     if format == Format::Json {
         return format!("{answer:#}\n");
     }
@@ -95,19 +95,19 @@ mod tests {
     #[test]
     fn reports_are_json_or_tables() {
         let users = json!({"items": [{"userName": "root", "domain": "", "loginTime": 1_700_000_000.5}]});
-        let table = shown(Report::Users, &users, Format::Text);
+        let table = render(Report::Users, &users, Format::Text);
         assert_eq!(table.lines().count(), 2);
         assert!(table.contains("root") && table.contains("1700000000"), "{table}");
-        let parsed: Value = serde_json::from_str(&shown(Report::Users, &users, Format::Json)).unwrap();
+        let parsed: Value = serde_json::from_str(&render(Report::Users, &users, Format::Json)).unwrap();
         assert_eq!(parsed, users);
         let disks = json!({"items": [{"diskName": "vda1", "mountPoint": "/", "fileSystemType": "ext4",
             "usedBytes": 5, "totalBytes": 10}]});
-        let table = shown(Report::FileSystems, &disks, Format::Text);
+        let table = render(Report::FileSystems, &disks, Format::Text);
         assert!(
             table.lines().nth(1).is_some_and(|line| line.contains("/ ") && line.ends_with("10")),
             "{table}"
         );
         let system = json!({"hostname": "h", "os": {"prettyName": "Debian"}});
-        assert!(shown(Report::System, &system, Format::Text).contains("System:      Debian"));
+        assert!(render(Report::System, &system, Format::Text).contains("System:      Debian"));
     }
 }

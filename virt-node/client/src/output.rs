@@ -25,8 +25,8 @@ pub(crate) enum Document {
     Json,
 }
 
-/// A document in the form that was asked for.
-pub(crate) fn shown(object: &Value, format: Document) -> Result<String> {
+/// Renders a document in the requested format.
+pub(crate) fn render(object: &Value, format: Document) -> Result<String> {
     match format {
         Document::Json => Ok(format!("{object:#}\n")),
         Document::Yaml => serde_saphyr::to_string(object)

@@ -82,7 +82,7 @@ pub(crate) async fn join(
                 // The library has queued the answer to a ping; it goes out with this flush.
                 Some(Ok(Message::Ping(_))) => if send.flush().await.is_err() { break End::Broken },
                 Some(Ok(Message::Text(_) | Message::Pong(_) | Message::Frame(_))) => {}
-                Some(Ok(Message::Close(frame))) => break how(frame.as_ref()),
+                Some(Ok(Message::Close(frame))) => break end_of(frame.as_ref()),
                 Some(Err(tungstenite::Error::ConnectionClosed)) => break End::Closed,
                 None | Some(Err(_)) => break End::Broken,
             },
@@ -98,7 +98,7 @@ pub(crate) async fn join(
     Ok(ended)
 }
 
-fn how(frame: Option<&CloseFrame>) -> End {
+fn end_of(frame: Option<&CloseFrame>) -> End {
     match frame.map(|frame| frame.code) {
         None | Some(CloseCode::Normal | CloseCode::Away | CloseCode::Status) => End::Closed,
         Some(_) => End::Broken,

@@ -130,24 +130,27 @@ mod tests {
         volume: Volume,
     }
 
-    fn asked(words: &str, data_volume: bool) -> Result<Value> {
+    fn request_of(words: &str, data_volume: bool) -> Result<Value> {
         request(&Typed::try_parse_from(format!("x {words}").split(' ')).unwrap().volume, data_volume)
     }
 
     #[test]
     fn flags_become_the_request_of_virtctl() {
         assert_eq!(
-            asked("--volume-name v", true).unwrap(),
+            request_of("--volume-name v", true).unwrap(),
             json!({"name": "v", "disk": {"disk": {"bus": "scsi"}, "serial": "v"},
                 "volumeSource": {"dataVolume": {"name": "v", "hotpluggable": true}}})
         );
         assert_eq!(
-            asked("--volume-name v --disk-name d --serial s --cache none --disk-type lun --dry-run", false)
-                .unwrap(),
+            request_of(
+                "--volume-name v --disk-name d --serial s --cache none --disk-type lun --dry-run",
+                false
+            )
+            .unwrap(),
             json!({"name": "d", "disk": {"lun": {"bus": "scsi"}, "serial": "s", "cache": "none"},
                 "volumeSource": {"persistentVolumeClaim": {"claimName": "v", "hotpluggable": true}},
                 "dryRun": ["All"]})
         );
-        assert!(asked("--volume-name v --disk-type lun --bus virtio", true).is_err());
+        assert!(request_of("--volume-name v --disk-type lun --bus virtio", true).is_err());
     }
 }

@@ -163,7 +163,7 @@ impl ApiServer {
     }
 
     /// The requests since the last question.
-    fn seen(&self) -> Vec<RecordedRequest> {
+    fn take_requests(&self) -> Vec<RecordedRequest> {
         std::mem::take(&mut *self.seen.lock().unwrap())
     }
 }
@@ -195,11 +195,11 @@ fn verbs_send_requests_and_print_messages_of_virtctl() {
     let api = ApiServer::start();
     assert_eq!(good(&api.run(&["start", "a", "--paused"])), "VM a was scheduled to start\n");
     let path = "/apis/subresources.kubevirt.io/v1/namespaces/shop/virtualmachines/a/start";
-    assert_eq!(api.seen(), [(format!("PUT {path}"), json!({"paused": true}))]);
+    assert_eq!(api.take_requests(), [(format!("PUT {path}"), json!({"paused": true}))]);
 
     let dry = good(&api.run(&["pause", "vm", "a", "--dry-run", "-n", "other"]));
     assert_eq!(dry, "Dry Run execution\nVMI a was scheduled to pause\n");
-    let seen = api.seen();
+    let seen = api.take_requests();
     assert!(
         seen[0].0.ends_with("/namespaces/other/virtualmachines/a"),
         "the machine is read first: {seen:?}"
@@ -207,17 +207,17 @@ fn verbs_send_requests_and_print_messages_of_virtctl() {
     assert_eq!(seen[1].1, json!({"dryRun": ["All"]}));
 
     good(&api.run(&["addvolume", "a", "--volume-name", "v"]));
-    let seen = api.seen();
+    let seen = api.take_requests();
     let last = seen.last().unwrap();
     assert!(last.0.contains("virtualmachineinstances/a/addvolume"), "asked of the run after 404: {seen:?}");
     assert_eq!(last.1["volumeSource"]["persistentVolumeClaim"]["claimName"], "v");
 
     good(&api.run(&["soft-reboot", "a"]));
-    assert_eq!(api.seen()[0].1, Value::Null);
+    assert_eq!(api.take_requests()[0].1, Value::Null);
 
     let exposed = good(&api.run(&["expose", "vm", "a", "--name", "web", "--port", "80"]));
     assert_eq!(exposed, "Service web successfully exposed for vm a\n");
-    assert_eq!(api.seen()[1].1["spec"]["selector"], json!({"vmi.kubevirt.io/id": "a"}));
+    assert_eq!(api.take_requests()[1].1["spec"]["selector"], json!({"vmi.kubevirt.io/id": "a"}));
 
     let users: Value = serde_json::from_str(&good(&api.run(&["userlist", "a"]))).unwrap();
     assert_eq!(users["items"][0]["userName"], "root");
@@ -226,10 +226,10 @@ fn verbs_send_requests_and_print_messages_of_virtctl() {
 
     let file = api.folder.path().join("vm.yaml");
     fs::write(&file, "kind: VirtualMachine\nspec: {}\n").unwrap();
-    api.seen();
+    api.take_requests();
     let expanded = good(&api.run(&["expand", "-f", file.to_str().unwrap(), "-o", "json"]));
     assert_eq!(serde_json::from_str::<Value>(&expanded).unwrap()["spec"]["x"], 1);
-    assert_eq!(api.seen()[0].1["kind"], "VirtualMachine");
+    assert_eq!(api.take_requests()[0].1["kind"], "VirtualMachine");
 }
 
 #[test]

@@ -28,7 +28,7 @@ fn raw(launcher: &Launcher) -> UnixStream {
 }
 
 /// The answer to these bytes, until the connection ends or a message is complete.
-fn said(stream: &mut UnixStream) -> Option<Message> {
+fn read_message(stream: &mut UnixStream) -> Option<Message> {
     let mut head = [0; 4];
     stream.read_exact(&mut head).ok()?;
     let mut json = vec![0; u32::from_be_bytes(head) as usize];
@@ -64,7 +64,8 @@ fn invalid_messages_are_refused_and_harm_no_other_client() {
     ] {
         let mut stream = raw(&launcher);
         stream.write_all(&bytes).unwrap();
-        let Some(Message::Refused { kind: RefusedKind::Invalid, message, .. }) = said(&mut stream) else {
+        let Some(Message::Refused { kind: RefusedKind::Invalid, message, .. }) = read_message(&mut stream)
+        else {
             panic!("{wanted}")
         };
         assert!(message.contains(wanted), "{message}");
@@ -82,13 +83,15 @@ fn clients_of_either_version_are_served() {
     // One from before version agreement sends a call at once.
     let mut old = raw(&launcher);
     old.write_all(&framed(b"{\"version\": 1, \"id\": 4, \"request\": \"status\"}")).unwrap();
-    let Some(Message::Answer { id: 4, answer: Answer::Status(_) }) = said(&mut old) else { panic!() };
+    let Some(Message::Answer { id: 4, answer: Answer::Status(_) }) = read_message(&mut old) else { panic!() };
     let mut newer = raw(&launcher);
     newer.write_all(&framed(b"{\"versions\": [2, 3], \"name\": \"virt-node 9\"}")).unwrap();
-    let Some(Message::Hello { versions }) = said(&mut newer) else { panic!() };
+    let Some(Message::Hello { versions }) = read_message(&mut newer) else { panic!() };
     assert_eq!(versions, [1, 2]);
     newer.write_all(&framed(b"{\"version\": 2, \"id\": 1, \"request\": \"status\", \"more\": 1}")).unwrap();
-    let Some(Message::Answer { id: 1, answer: Answer::Status(_) }) = said(&mut newer) else { panic!() };
+    let Some(Message::Answer { id: 1, answer: Answer::Status(_) }) = read_message(&mut newer) else {
+        panic!()
+    };
 }
 
 #[test]
@@ -99,7 +102,9 @@ fn calls_are_answered_in_order_without_waiting_for_one_another() {
         (1..=50).flat_map(|id| frame(&Call::new(1, id, Request::Status).unwrap()).unwrap()).collect();
     stream.write_all(&calls).unwrap();
     for wanted in 1..=50 {
-        let Some(Message::Answer { id, answer: Answer::Status(_) }) = said(&mut stream) else { panic!() };
+        let Some(Message::Answer { id, answer: Answer::Status(_) }) = read_message(&mut stream) else {
+            panic!()
+        };
         assert_eq!(id, wanted);
     }
 }
@@ -110,7 +115,7 @@ fn slow_readers_are_disconnected_and_block_no_other_client() {
     launcher.launch(&launcher.document(HALTS));
     let mut deaf = raw(&launcher);
     deaf.write_all(&frame(&Call::new(1, 1, Request::Watch).unwrap()).unwrap()).unwrap();
-    let Some(Message::Answer { .. }) = said(&mut deaf) else { panic!() };
+    let Some(Message::Answer { .. }) = read_message(&mut deaf) else { panic!() };
     let begun = Instant::now();
     let mut cut = false;
     for _ in 0..3000 {
@@ -145,7 +150,7 @@ fn a_writer_as_fast_as_it_can_and_a_guest_that_floods_take_bounded_memory() {
                 while Instant::now() < until {
                     let Ok(mut stream) = UnixStream::connect(&socket) else { continue };
                     patient(&stream);
-                    while stream.write_all(&most).is_ok() && said(&mut stream).is_some() {
+                    while stream.write_all(&most).is_ok() && read_message(&mut stream).is_some() {
                         sent += most.len();
                         if Instant::now() > until {
                             break;
@@ -182,11 +187,11 @@ fn of_too_many_clients_the_one_idle_longest_is_disconnected() {
     let served = || {
         let mut stream = raw(&launcher);
         stream.write_all(&frame(&Call::new(1, 1, Request::Status).unwrap()).unwrap()).ok()?;
-        said(&mut stream).map(|_| stream)
+        read_message(&mut stream).map(|_| stream)
     };
     let mut all: Vec<UnixStream> = (0..32).map(|_| eventually("an answer", served)).collect();
     let newest = eventually("an answer", served);
-    assert!(said(&mut all[0]).is_none(), "the connection ends");
+    assert!(read_message(&mut all[0]).is_none(), "the connection ends");
     drop((all, newest));
     launcher.until(State::Waiting);
 }
@@ -197,7 +202,7 @@ fn idle_clients_and_unfinished_frames_keep_no_client_out() {
     let launcher = Launcher::new();
     let mut watching = raw(&launcher);
     watching.write_all(&frame(&Call::new(1, 1, Request::Watch).unwrap()).unwrap()).unwrap();
-    let Some(Message::Answer { id: 1, .. }) = said(&mut watching) else { panic!("no answer") };
+    let Some(Message::Answer { id: 1, .. }) = read_message(&mut watching) else { panic!("no answer") };
     let count = if std::env::var_os("FERROVIRT_SOAK").is_some() { 1256 } else { 200 };
     let mut open = Vec::new();
     for number in 0..count {
@@ -215,7 +220,7 @@ fn idle_clients_and_unfinished_frames_keep_no_client_out() {
     }
     // A client that watches is not idle.
     watching.write_all(&frame(&Call::new(1, 2, Request::Status).unwrap()).unwrap()).unwrap();
-    let Some(Message::Answer { id: 2, answer: Answer::Status(_) }) = said(&mut watching) else {
+    let Some(Message::Answer { id: 2, answer: Answer::Status(_) }) = read_message(&mut watching) else {
         panic!("the client that watches was disconnected")
     };
 }

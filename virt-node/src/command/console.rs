@@ -44,7 +44,7 @@ pub(super) fn stream(mut daemon: Daemon, namespace: &str, name: &str, stream: St
     .map_err(lost)?;
     let writer = guest.try_clone().map_err(lost)?;
     framing::spawn("keys", move || keys(&writer, terminal)).map_err(lost)?;
-    let answer = shown(&guest);
+    let answer = copy_output(&guest);
     drop(raw);
     answer.map_err(lost)
 }
@@ -63,7 +63,7 @@ fn keys(mut guest: &UnixStream, terminal: bool) {
     // The guest's output is still copied after the end of a pipe.
 }
 
-fn shown(mut guest: &UnixStream) -> io::Result<()> {
+fn copy_output(mut guest: &UnixStream) -> io::Result<()> {
     let mut buffer = [0; BUFFER];
     let mut out = io::stdout().lock();
     loop {

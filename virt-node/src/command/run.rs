@@ -204,7 +204,7 @@ fn follow(
 ) -> Result<bool, Error> {
     let mut told = Progress::new();
     loop {
-        tell(daemon, guests, &mut seen, &mut told)?;
+        print_events(daemon, guests, &mut seen, &mut told)?;
         let mut states = Vec::new();
         for guest in guests.iter_mut() {
             let (state, there) = if guest.target.kind == Kind::DataVolume.name() {
@@ -222,7 +222,7 @@ fn follow(
         }
         if let Some(place) = states.iter().position(|state| TROUBLE.contains(&state.as_str())) {
             // The reason may have arrived after the last printed event.
-            tell(daemon, guests, &mut seen, &mut told)?;
+            print_events(daemon, guests, &mut seen, &mut told)?;
             let (Target { namespace, name, .. }, state) = (&guests[place].target, &states[place]);
             let text = format!(
                 "{namespace}/{name}: {state}; the daemon tries again, virt-node events -n {namespace} {name} shows why"
@@ -254,7 +254,7 @@ fn follow(
         let all_ran = guests.iter().all(|guest| guest.ran);
         if all_ran && typed.detach {
             // The last events may have come between the two looks of this round.
-            tell(daemon, guests, &mut seen, &mut told)?;
+            print_events(daemon, guests, &mut seen, &mut told)?;
             return Ok(true);
         }
         if all_ran && typed.console {
@@ -264,7 +264,7 @@ fn follow(
         }
         let over = |(guest, state): (&Followed, &String)| guest.ran && STILL.contains(&state.as_str());
         if guests.iter().zip(&states).all(over) {
-            tell(daemon, guests, &mut seen, &mut told)?;
+            print_events(daemon, guests, &mut seen, &mut told)?;
             return Ok(true);
         }
         let signal = next_signal(Some(POLL_INTERVAL));
@@ -306,7 +306,7 @@ fn stop(daemon: &mut Daemon, guests: &mut [Followed]) -> Result<(), Error> {
 type Progress = BTreeMap<String, String>;
 
 /// Prints new events.
-fn tell(
+fn print_events(
     daemon: &mut Daemon,
     guests: &mut [Followed],
     seen: &mut [(String, u64)],

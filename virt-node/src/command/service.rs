@@ -56,7 +56,7 @@ WantedBy=multi-user.target
 }
 
 /// A path as a line of a unit can hold it.
-fn shown(path: &Path) -> Result<&str, Error> {
+fn unit_path(path: &Path) -> Result<&str, Error> {
     let text = path.to_str().filter(|text| !text.contains(char::is_control));
     let refused =
         || format!("{}: systemd takes no path that is not UTF-8, or has control characters", path.display());
@@ -75,7 +75,7 @@ pub(crate) fn install(state: &Path, words: &[String], print: bool) -> Result<Str
     let program = std::env::current_exe().map_err(failed(Path::new("this program")))?;
     // systemd runs it elsewhere.
     let state = std::path::absolute(state).map_err(failed(state))?;
-    let text = unit(shown(&program)?, shown(&state)?, words);
+    let text = unit(unit_path(&program)?, unit_path(&state)?, words);
     if print {
         return Ok(text);
     }

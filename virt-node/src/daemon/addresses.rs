@@ -272,14 +272,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut one = machine("one", &serde_json::json!([{"name": "a", "bridge": {}}]));
         let range = {
-            let state = State::take(folder.path()).unwrap();
+            let state = State::open(folder.path()).unwrap();
             let mut store = Store::open(&state.path("objects")).unwrap();
             let mut addresses = Addresses::open(&state, &store).unwrap();
             addresses.give(None, &mut one).unwrap();
             store.put(&one).unwrap();
             addresses.pool.range()
         };
-        let state = State::take(folder.path()).unwrap();
+        let state = State::open(folder.path()).unwrap();
         let store = Store::open(&state.path("objects")).unwrap();
         let addresses = Addresses::open(&state, &store).unwrap();
         let mac = Mac::parse(given(&one)[0]).unwrap();

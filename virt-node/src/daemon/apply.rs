@@ -103,7 +103,9 @@ impl Start {
             let claim = |name: &str| self.claims.get(name).map(|claim| claim.uid.clone());
             let ephemeral = volume.ephemeral.as_ref().and_then(|one| one.persistent_volume_claim.as_ref());
             let whose = match (&volume.container_disk, ephemeral, resolve::claim_of(volume)) {
-                (Some(container), _, _) => Some(images::whose(&self.state.path("images"), &container.image)),
+                (Some(container), _, _) => {
+                    Some(images::number_name(&self.state.path("images"), &container.image))
+                }
                 (None, Some(ephemeral), _) => claim(&ephemeral.claim_name).map(|uid| ids::readers(&uid)),
                 (None, None, Some(name)) => {
                     let disks = &spec.domain.devices.disks;
@@ -154,7 +156,7 @@ fn failed(path: &Path) -> impl Fn(io::Error) -> Error + '_ {
 }
 
 /// The remains of a run whose launcher is not asked: its end, if recorded.
-pub(super) fn left(run: &Run) -> LauncherState {
+pub(super) fn recorded_state(run: &Run) -> LauncherState {
     if !run.exists() {
         return LauncherState::Nothing;
     }
@@ -166,7 +168,7 @@ pub(super) fn kill(state: &State, run: &Run) -> LauncherState {
     if let Some(owner) = run.owner() {
         state.ids().end_all_of(owner.uid);
     }
-    match left(run) {
+    match recorded_state(run) {
         LauncherState::Down => LauncherState::Ended(run::ended(Cause::Killed)),
         seen @ (LauncherState::Nothing
         | LauncherState::Waiting
@@ -176,7 +178,7 @@ pub(super) fn kill(state: &State, run: &Run) -> LauncherState {
 }
 
 /// Inspects a run. A launcher that lives and does not answer is asked again.
-pub(super) fn look(run: &Run) -> LauncherState {
+pub(super) fn inspect(run: &Run) -> LauncherState {
     if !run.exists() {
         return LauncherState::Nothing;
     }
@@ -223,7 +225,7 @@ pub(super) fn start(
 }
 
 fn steps(start: &Start, run: &Run, tell: &mut Tell<'_>, adopt: impl FnOnce(Child)) -> Result<Started, Error> {
-    let running = matches!(look(run), LauncherState::Guest(_));
+    let running = matches!(inspect(run), LauncherState::Guest(_));
     let user = start.user(run)?;
     run.make(user)?;
     let keep = start.state.guest(&start.owner);
@@ -576,14 +578,14 @@ mod tests {
     fn a_run_with_a_record_of_its_end_has_ended_although_its_launcher_is_gone() {
         let place = tempfile::tempdir().unwrap();
         let run = Run::new(place.path().join("run"));
-        assert_eq!(left(&run), LauncherState::Nothing);
+        assert_eq!(recorded_state(&run), LauncherState::Nothing);
         let owner =
             Owner { uid: rustix::process::getuid().as_raw(), gid: rustix::process::getgid().as_raw() };
         run.make(owner).unwrap();
-        assert_eq!(left(&run), LauncherState::Down);
+        assert_eq!(recorded_state(&run), LauncherState::Down);
         let exit = Exit { uid: "uid".to_owned(), cause: Cause::Lost, code: 1, time: 5 };
         let record = serde_json::to_vec(&exit).unwrap();
         fs::write(run.own().join(api::launcher::EXIT_RECORD), record).unwrap();
-        assert_eq!(left(&run), LauncherState::Ended(exit));
+        assert_eq!(recorded_state(&run), LauncherState::Ended(exit));
     }
 }

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! clients ─► Call ─┐                     ┌─► job: make or remove a volume, fill it, start or clear a run
-//! jobs ──► ended ──┼─► controller ─look──┤
+//! jobs ──► ended ──┼─► controller ───────┤
 //! launchers ► News ┘     │ store         └─► watch of each run
 //! ```
 
@@ -212,7 +212,7 @@ impl Controller {
     /// The state folder is gone.
     pub(super) fn run(mut self) -> Result<(), Error> {
         self.adopt();
-        self.look();
+        self.reconcile();
         loop {
             let due = self.due.values().min();
             let wait = due.map_or(POLL_INTERVAL, |due| {
@@ -226,10 +226,10 @@ impl Controller {
                     self.leave();
                     return Ok(());
                 }
-                Ok(message) => self.take(message),
+                Ok(message) => self.handle(message),
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            self.look();
+            self.reconcile();
         }
     }
 
@@ -249,7 +249,7 @@ impl Controller {
     fn leave(mut self) {
         while self.is_busy("driver") {
             match self.receiver.recv_timeout(POLL_INTERVAL) {
-                Ok(message) => self.take(message),
+                Ok(message) => self.handle(message),
                 Err(_) => return,
             }
         }
@@ -309,7 +309,7 @@ impl Controller {
         self.store.touch_called(of.split('/').next().unwrap_or_default());
     }
 
-    fn take(&mut self, message: Message) {
+    fn handle(&mut self, message: Message) {
         match message {
             Message::Call(request, reply) => self.call(*request, reply),
             Message::Checked(checked, reply) => self.checked(*checked, &reply),
@@ -319,9 +319,9 @@ impl Controller {
                 self.touch(&uid);
             }
             Message::Progress(uid, percent) => self.progress(&uid, percent),
-            Message::Told(uid, reason, text) => self.told(&uid, reason, &text),
+            Message::Told(uid, reason, text) => self.record_event(&uid, reason, &text),
             Message::News(uid, news) => {
-                self.news(&uid, news);
+                self.handle_news(&uid, news);
                 self.touch(&uid);
             }
             Message::Born(child) => reap(child, self.sender()),
@@ -330,7 +330,7 @@ impl Controller {
     }
 
     /// Reconciles changed and due objects until nothing changes any more.
-    fn look(&mut self) {
+    fn reconcile(&mut self) {
         self.current = None;
         self.due.remove(&None);
         if self.looked + LOOK_AT_ALL <= time::now() {
@@ -439,12 +439,12 @@ impl Controller {
         drop(thread::Builder::new().name("ask".to_owned()).spawn(work));
     }
 
-    /// Whether a run has a folder.
-    pub(super) fn seen(&mut self, uid: &str) -> LauncherState {
+    /// The last known state of a run's launcher; read from its folder if none is known.
+    pub(super) fn launcher_state(&mut self, uid: &str) -> LauncherState {
         if let Some(seen) = self.memory.get(uid).and_then(|memory| memory.seen.clone()) {
             return seen;
         }
-        let seen = apply::left(&self.state.run(uid));
+        let seen = apply::recorded_state(&self.state.run(uid));
         self.memory(uid).seen = Some(seen.clone());
         seen
     }

@@ -207,7 +207,7 @@ impl Ids {
         }
         let registry = self.registry.lock().map_err(failed)?;
         if let Some(id) = before
-            && registry.take(id, &self.path, lists).map_err(failed)?
+            && registry.claim(id, &self.path, lists).map_err(failed)?
         {
             given.held.insert(id);
             return Ok(id);
@@ -220,7 +220,7 @@ impl Ids {
         let free = (0..COUNT).map(|step| FIRST + (begin + step) % COUNT);
         let free = free.filter(|id| !used.contains(id) && !taken.contains(id) && !running.contains(id));
         for id in free {
-            if registry.take(id, &self.path, lists).map_err(failed)? {
+            if registry.claim(id, &self.path, lists).map_err(failed)? {
                 dir::replace_durably(last_file(&self.path), id.to_string().as_bytes(), 0o600)
                     .map_err(|error| failed(error.into()))?;
                 given.last = Some(id);
@@ -263,7 +263,7 @@ impl Ids {
             return None;
         }
         if !given.held.contains(&user) {
-            if !self.registry.lock().ok()?.take(user, &self.path, lists).ok()? {
+            if !self.registry.lock().ok()?.claim(user, &self.path, lists).ok()? {
                 return None;
             }
             given.held.insert(user);

@@ -44,12 +44,12 @@ fn folder(images: &Path, image: &str) -> PathBuf {
 }
 
 /// The name of the number of an image: of the user that fetches it, and of the group that reads it.
-pub(super) fn whose(images: &Path, image: &str) -> String {
+pub(super) fn number_name(images: &Path, image: &str) -> String {
     format!("image/{}", folder(images, image).file_name().unwrap_or_default().to_string_lossy())
 }
 
-/// Waits for the turn to fetch an image, which other starts may be fetching too. Answers whether it had to.
-fn turn(lock: &File, path: &Path, stop: &AtomicBool) -> Result<bool, Error> {
+/// Locks an image for fetching it, which other starts may be doing too. Answers whether it had to wait.
+fn wait_for_lock(lock: &File, path: &Path, stop: &AtomicBool) -> Result<bool, Error> {
     let mut waited = false;
     loop {
         match flock(lock, FlockOperation::NonBlockingLockExclusive) {
@@ -83,9 +83,9 @@ pub(super) fn container(
     let root = folder(images, &disk.image);
     fs::create_dir_all(&root).map_err(failed(&root))?;
     fs::set_permissions(&root, fs::Permissions::from_mode(0o711)).map_err(failed(&root))?;
-    let transfer = ids.transfer(&whose(images, &disk.image))?;
+    let transfer = ids.transfer(&number_name(images, &disk.image))?;
     let lock = File::create(root.join("lock")).map_err(failed(&root))?;
-    let waited = turn(&lock, &root, stop)?;
+    let waited = wait_for_lock(&lock, &root, stop)?;
     let file = root.join("disk.img");
     let latest = !disk.image.starts_with("oci-archive:")
         && disk.image.rsplit('/').next().is_some_and(|name| !name.contains(':') || name.ends_with(":latest"));

@@ -45,7 +45,7 @@ impl Controller {
             }
             (Work::Start, Err(error)) => {
                 // Its launcher may have recorded an end in between, and starts no guest again then.
-                self.memory(uid).seen = Some(apply::left(&self.state.run(uid)));
+                self.memory(uid).seen = Some(apply::recorded_state(&self.state.run(uid)));
                 self.start_failed(uid, &error);
                 Ok(())
             }
@@ -69,7 +69,7 @@ impl Controller {
             (Work::Enlarge, outcome) => self.enlarged(uid, outcome),
             (Work::Clear, outcome) => {
                 // Its launcher may have recorded an end in between, and starts no guest again then.
-                self.memory(uid).seen = Some(apply::left(&self.state.run(uid)));
+                self.memory(uid).seen = Some(apply::recorded_state(&self.state.run(uid)));
                 match outcome {
                     Ok(_) => Ok(()),
                     Err(error) => {
@@ -151,7 +151,7 @@ impl Controller {
     }
 
     /// Notes what was seen of a run.
-    pub(super) fn news(&mut self, uid: &str, news: News) {
+    pub(super) fn handle_news(&mut self, uid: &str, news: News) {
         let run = self.run_called(uid);
         let Some(mut run) = run else { return };
         let noted = match news {
@@ -263,8 +263,8 @@ impl Controller {
         self.noted(uid, noted);
     }
 
-    /// Stores an intermediate event of a run's job.
-    pub(super) fn told(&mut self, uid: &str, reason: &str, text: &str) {
+    /// Records an intermediate event of a run's job.
+    pub(super) fn record_event(&mut self, uid: &str, reason: &str, text: &str) {
         if let Some(run) = self.run_called(uid) {
             self.events.add(&run.key(), false, reason, text);
         }

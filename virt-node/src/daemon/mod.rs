@@ -93,7 +93,7 @@ pub(crate) fn serve(folder: &Path, given: UserSettings) -> Result<(), Error> {
             "serve needs root: guests' networks, volumes and users are made by it",
         ));
     }
-    let state = State::take(folder)?;
+    let state = State::open(folder)?;
     let store = Store::open(&state.path("objects"))?;
     let addresses = Addresses::open(&state, &store)?;
     let events = Events::open(&state.path("events")).map_err(failed("the events"))?;

@@ -72,11 +72,11 @@ impl Locked<'_> {
         Ok(record.map(|path| PathBuf::from(std::ffi::OsString::from_vec(path))))
     }
 
-    /// Takes a number for the file of numbers `mine`; `false`: another file that lists it, by `lists`, holds it.
+    /// Claims a number for the file of numbers `mine`; `false`: another file that lists it, by `lists`, holds it.
     ///
     /// # Errors
     /// The record cannot be read or written.
-    pub(super) fn take(
+    pub(super) fn claim(
         &self,
         id: u32,
         mine: &Path,
@@ -113,14 +113,14 @@ mod tests {
         let registry = Registry::new(place.path().join("ids"));
         let (a, b) = (Path::new("/a/ids"), Path::new("/b/ids"));
         let locked = registry.lock().unwrap();
-        assert!(locked.take(7, a, |_, _| true).unwrap());
-        assert!(locked.take(7, a, |_, _| true).unwrap(), "it is its own");
-        assert!(!locked.take(7, b, |_, _| true).unwrap(), "another one holds it");
+        assert!(locked.claim(7, a, |_, _| true).unwrap());
+        assert!(locked.claim(7, a, |_, _| true).unwrap(), "it is its own");
+        assert!(!locked.claim(7, b, |_, _| true).unwrap(), "another one holds it");
         locked.give_back(7, b).unwrap();
-        assert!(!locked.take(7, b, |_, _| true).unwrap(), "only the holder gives it back");
+        assert!(!locked.claim(7, b, |_, _| true).unwrap(), "only the holder gives it back");
         locked.give_back(7, a).unwrap();
-        assert!(locked.take(7, b, |_, _| true).unwrap());
-        assert!(locked.take(7, a, |_, _| false).unwrap(), "the record of b is stale");
+        assert!(locked.claim(7, b, |_, _| true).unwrap());
+        assert!(locked.claim(7, a, |_, _| false).unwrap(), "the record of b is stale");
     }
 
     #[test]

@@ -76,8 +76,8 @@ pub(super) struct Relations {
     owned: BTreeMap<Key, BTreeSet<Key>>,
 }
 
-/// Takes a key out of an index.
-fn take<K: Ord>(index: &mut BTreeMap<K, BTreeSet<Key>>, of: &K, key: &Key) {
+/// Removes a key from an index.
+fn remove<K: Ord>(index: &mut BTreeMap<K, BTreeSet<Key>>, of: &K, key: &Key) {
     if let Some(keys) = index.get_mut(of) {
         keys.remove(key);
         if keys.is_empty() {
@@ -123,10 +123,10 @@ impl Relations {
             self.uids.remove(&uid);
         }
         for claim in &named.claims {
-            take(&mut self.users, claim, key);
+            remove(&mut self.users, claim, key);
         }
         if let Some(owner) = &named.owner {
-            take(&mut self.owned, &Key::new(Kind::VirtualMachine, &key.namespace, owner), key);
+            remove(&mut self.owned, &Key::new(Kind::VirtualMachine, &key.namespace, owner), key);
         }
     }
 

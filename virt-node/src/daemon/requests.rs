@@ -113,12 +113,12 @@ impl Controller {
             Kind::PersistentVolumeClaim,
         ];
         let all = kinds.iter().flat_map(|kind| self.store.keys(*kind));
-        all.filter_map(|key| self.shown(&key)).collect()
+        all.filter_map(|key| self.stored(&key)).collect()
     }
 
     fn get(&self, target: &Target) -> Result<Answer, Refused> {
         let key = key(target)?;
-        let object = self.shown(&key);
+        let object = self.stored(&key);
         let object = object.ok_or_else(|| (RefusedKind::Missing, format!("there is no {key}")))?;
         Ok(Answer::Objects(vec![object]))
     }
@@ -146,7 +146,7 @@ impl Controller {
     }
 
     /// An object as it is kept.
-    fn shown(&self, key: &Key) -> Option<Value> {
+    fn stored(&self, key: &Key) -> Option<Value> {
         self.store.value(key).cloned()
     }
 

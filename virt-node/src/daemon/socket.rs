@@ -38,7 +38,7 @@ struct StreamHolder {
 
 impl StreamHolder {
     /// Disconnects the previous holder of a stream, and records the new one.
-    fn take(holders: &Holders, name: String, client: &UnixStream) -> io::Result<Self> {
+    fn take_over(holders: &Holders, name: String, client: &UnixStream) -> io::Result<Self> {
         let client = Arc::new(client.try_clone()?);
         let before = {
             let mut holders = holders.lock().unwrap_or_else(PoisonError::into_inner);
@@ -123,7 +123,7 @@ fn serve(client: &Client<UnixStream>, controller: &Sender<Message>, holders: &Ho
             | Request::Delete { .. } => None,
         };
         // QEMU serves one client of a port: the one before is gone when the next one comes.
-        let _held = holder.map(|holder| StreamHolder::take(holders, holder, stream)).transpose()?;
+        let _held = holder.map(|holder| StreamHolder::take_over(holders, holder, stream)).transpose()?;
         let (sender, replies) = channel();
         let asked = controller.send(Message::Call(Box::new(request), sender)).is_ok();
         match replies.recv_timeout(TIMEOUT) {

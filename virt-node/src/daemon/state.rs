@@ -54,7 +54,7 @@ struct Lock(File);
 
 impl Lock {
     /// None if another process or value has it.
-    fn take(file: File) -> Option<Self> {
+    fn try_acquire(file: File) -> Option<Self> {
         flock(&file, FlockOperation::NonBlockingLockExclusive).ok().map(|()| Self(file))
     }
 }
@@ -79,11 +79,11 @@ pub(crate) fn socket(folder: &Path) -> PathBuf {
 }
 
 impl State {
-    /// Takes the folder, making it where it is not there. After a boot of the machine no run is left.
+    /// Opens and locks the folder; creates it if it does not exist. After a boot of the machine no run is left.
     ///
     /// # Errors
     /// Another daemon has it, or a newer release wrote it.
-    pub(super) fn take(folder: &Path) -> Result<Self, Error> {
+    pub(super) fn open(folder: &Path) -> Result<Self, Error> {
         let shown = folder.display().to_string();
         let failed = |error: io::Error| Error::with(Kind::System, format!("the state folder {shown}"), error);
         fs::create_dir_all(folder).map_err(failed)?;
@@ -95,7 +95,8 @@ impl State {
             return Err(Error::new(Kind::Usage, text));
         }
         let lock = File::create(folder.join("lock")).map_err(failed)?;
-        let lock = Lock::take(lock).ok_or_else(|| Error::new(Kind::System, format!("{shown} {TAKEN}")))?;
+        let lock =
+            Lock::try_acquire(lock).ok_or_else(|| Error::new(Kind::System, format!("{shown} {TAKEN}")))?;
         check_version(&folder)?;
         let ids = Ids::open(&folder.join("ids"))?;
         let state = Self { folder, lock, ids };
@@ -248,21 +249,21 @@ mod tests {
     #[test]
     fn one_daemon_has_the_folder_and_none_reads_a_newer_one() {
         let folder = tempfile::tempdir().unwrap();
-        let state = State::take(folder.path()).unwrap();
-        let again = State::take(folder.path()).unwrap_err();
+        let state = State::open(folder.path()).unwrap();
+        let again = State::open(folder.path()).unwrap_err();
         assert!(again.to_string().contains("in use by another"), "{again}");
         assert!(state.is_there());
         fs::remove_file(folder.path().join("lock")).unwrap();
         assert!(!state.is_there(), "removed");
-        let other = State::take(folder.path()).unwrap();
+        let other = State::open(folder.path()).unwrap();
         assert!(other.is_there() && !state.is_there(), "another daemon's");
         drop((state, other));
         fs::write(folder.path().join("version"), "3\n").unwrap();
-        let newer = State::take(folder.path()).unwrap_err();
+        let newer = State::open(folder.path()).unwrap_err();
         assert!(newer.to_string().contains("newer release (version 3"), "{newer}");
         assert_eq!(newer.kind(), Kind::Content);
         fs::write(folder.path().join("version"), "").unwrap();
-        assert!(State::take(folder.path()).is_err());
+        assert!(State::open(folder.path()).is_err());
     }
 
     #[test]
@@ -273,7 +274,7 @@ mod tests {
             [("1\n", true), ("2 2\n", true), ("3 2\n", true), ("3 3 more\n", false), ("4 3\n", false)]
         {
             fs::write(&version, before).unwrap();
-            assert_eq!(State::take(folder.path()).is_ok(), read, "{before}");
+            assert_eq!(State::open(folder.path()).is_ok(), read, "{before}");
             let after = if read { "2 2\n" } else { before };
             assert_eq!(fs::read_to_string(&version).unwrap(), after, "{before}");
         }
@@ -282,13 +283,13 @@ mod tests {
     #[test]
     fn runs_of_an_earlier_boot_are_forgotten_and_nothing_else() {
         let folder = tempfile::tempdir().unwrap();
-        drop(State::take(folder.path()).unwrap());
+        drop(State::open(folder.path()).unwrap());
         fs::create_dir(folder.path().join("run/0123")).unwrap();
         fs::create_dir(folder.path().join("guests/a")).unwrap();
-        drop(State::take(folder.path()).unwrap());
+        drop(State::open(folder.path()).unwrap());
         assert!(folder.path().join("run/0123").exists(), "the same boot");
         fs::write(folder.path().join("boot"), "another").unwrap();
-        drop(State::take(folder.path()).unwrap());
+        drop(State::open(folder.path()).unwrap());
         assert!(!folder.path().join("run/0123").exists());
         assert!(folder.path().join("guests/a").exists());
     }
@@ -296,7 +297,7 @@ mod tests {
     #[test]
     fn long_paths_are_refused() {
         let folder = tempfile::tempdir().unwrap();
-        let error = State::take(&folder.path().join("a".repeat(60))).unwrap_err();
+        let error = State::open(&folder.path().join("a".repeat(60))).unwrap_err();
         assert_eq!(error.kind(), Kind::Usage);
     }
 }

@@ -42,7 +42,7 @@ impl Controller {
             stand: self.claims_stand(&key.namespace, &run.spec),
             networks: run.is_deleting() && networks::kept(&self.state, run.uid()),
             asked: self.memory(run.uid()).asked,
-            seen: self.seen(run.uid()),
+            seen: self.launcher_state(run.uid()),
             attempt: self.attempt(run.uid()),
         };
         let actions = reconcile::instance::reconcile(&observed);
@@ -160,7 +160,7 @@ impl Controller {
             if answer.is_err() {
                 // It ended just now, or its worker did: the next observation shows which, and it is asked again.
                 std::thread::sleep(std::time::Duration::from_millis(500));
-                let news = News::Observed(apply::look(&folder), None);
+                let news = News::Observed(apply::inspect(&folder), None);
                 drop(sender.send(Message::News(told, news)));
             }
         });

@@ -95,7 +95,7 @@ impl Controller {
                 if self.is_busy(run.uid()) || self.is_busy(&format!("{}/{}", run.uid(), volume.name)) {
                     return None;
                 }
-                if matches!(self.seen(run.uid()), LauncherState::Guest(_)) {
+                if matches!(self.launcher_state(run.uid()), LauncherState::Guest(_)) {
                     shown.push(Shown { run: run.uid().to_owned(), disk: volume.name.clone() });
                 }
             }

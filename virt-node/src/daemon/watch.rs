@@ -40,7 +40,7 @@ pub(super) fn watch(run: Run, mut tell: impl FnMut(News) -> bool + Send + 'stati
             }
             if !process::lives(&run.log()) {
                 // The record is written before the end.
-                tell(News::Observed(apply::look(&run), None));
+                tell(News::Observed(apply::inspect(&run), None));
                 return;
             }
             thread::sleep(Duration::from_millis(50));
@@ -49,7 +49,7 @@ pub(super) fn watch(run: Run, mut tell: impl FnMut(News) -> bool + Send + 'stati
     thread::Builder::new().name("watch".to_owned()).stack_size(256 << 10).spawn(work).map(drop)
 }
 
-fn seen(status: Status) -> News {
+fn observed(status: Status) -> News {
     let seen = match (status.state, &status.exit) {
         (_, Some(exit)) => LauncherState::Ended(exit.clone()),
         (Doing::Waiting, None) => LauncherState::Waiting,
@@ -62,12 +62,12 @@ fn seen(status: Status) -> News {
 fn follow(run: &Run, tell: &mut impl FnMut(News) -> bool) -> bool {
     let Ok(mut client) = run.client() else { return true };
     let Ok(Answer::Status(status)) = client.call_within(Request::Watch, WATCH_TIMEOUT) else { return true };
-    if !tell(seen(status)) {
+    if !tell(observed(status)) {
         return false;
     }
     loop {
         let news = match client.event(POLL_INTERVAL) {
-            Ok(Some(Event::Status(status))) => seen(status),
+            Ok(Some(Event::Status(status))) => observed(status),
             Ok(Some(event)) => News::Event(event),
             Ok(None) => continue,
             Err(_) => return true,

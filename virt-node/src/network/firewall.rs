@@ -13,10 +13,10 @@ use crate::error::Error;
 /// The packet filter cannot be asked.
 pub fn closed() -> Result<Vec<(String, String)>, Error> {
     let found = Filter::open()?.closed(BRIDGE)?;
-    Ok(found.iter().map(|one| (told(one), command(one))).collect())
+    Ok(found.iter().map(|one| (describe(one), command(one))).collect())
 }
 
-fn told(one: &Closed) -> String {
+fn describe(one: &Closed) -> String {
     let Closed { table, chain, .. } = one;
     if table == "firewalld" {
         return "firewalld does not forward packets of guests".to_owned();

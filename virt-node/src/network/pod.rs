@@ -46,7 +46,7 @@ impl PodNetwork {
     /// # Errors
     /// The subnet that is asked for, or all of the list, overlap routes of the machine.
     pub fn configuration(&self, state: &Path) -> Result<Configuration, Error> {
-        let host = look()?;
+        let host = observe()?;
         let subnet = subnet(self.subnet, &host).map_err(|said| Error::new(Kind::Content, said))?;
         generated(subnet, self.subnet6, host.mtu.unwrap_or(MTU), state)
     }
@@ -119,8 +119,8 @@ pub(super) fn addresses(state: &Path) -> PathBuf {
     state.join("addresses")
 }
 
-/// Looks at the machine.
-fn look() -> Result<Host, Error> {
+/// Reads the bridge, the routes and their MTU from the kernel.
+fn observe() -> Result<Host, Error> {
     let mut router = Router::open()?;
     let links = Link::all(&router.ask(Link::list(None))?);
     let ours = links.iter().find(|link| link.name == BRIDGE && link.is_bridge());
@@ -146,7 +146,7 @@ fn look() -> Result<Host, Error> {
 /// The gateway's address in the pod network, where it is up: the address of the DNS forwarder when the machine's resolvers
 /// are local.
 pub fn gateway() -> Result<Option<IpAddr>, Error> {
-    Ok(look()?.taken.map(|net| IpAddr::V4(net.addr())))
+    Ok(observe()?.taken.map(|net| IpAddr::V4(net.addr())))
 }
 
 /// Removes the bridge, unless a guest is attached to it.

@@ -75,7 +75,7 @@ impl Daemon {
             let mut command = Command::new("unshare");
             command.args(["--mount", "sh", "-c", script]).args([node, resolv]);
             let mut holder = started(command.stdin(Stdio::null()).stdout(Stdio::piped()));
-            heard(&mut holder.0.stdout.take().unwrap(), "\n");
+            read_until(&mut holder.0.stdout.take().unwrap(), "\n");
             Some(holder)
         })
     }
@@ -92,7 +92,7 @@ impl Daemon {
             let mut command = Command::new("unshare");
             command.args(["--mount", "sh", "-c", script]).arg(node);
             let mut holder = started(command.stdin(Stdio::null()).stdout(Stdio::piped()));
-            heard(&mut holder.0.stdout.take().unwrap(), "\n");
+            read_until(&mut holder.0.stdout.take().unwrap(), "\n");
             Some(holder)
         })
     }
@@ -110,7 +110,7 @@ impl Daemon {
             let mut command = Command::new("unshare");
             command.args(["--mount", "sh", "-c", script]).args(files);
             let mut holder = started(command.stdin(Stdio::null()).stdout(Stdio::piped()));
-            heard(&mut holder.0.stdout.take().unwrap(), "\n");
+            read_until(&mut holder.0.stdout.take().unwrap(), "\n");
             Some(holder)
         })
     }

@@ -69,7 +69,7 @@ fn opened(namespace: &str, path: &Path) -> usize {
 }
 
 /// Mounts of volumes in the launcher's container.
-fn shown(namespace: &str) -> usize {
+fn hotplug_mounts(namespace: &str) -> usize {
     let mounts = fs::read_to_string(format!("{}/mounts", qemu(namespace))).unwrap();
     mounts.lines().filter(|line| line.contains("hotplug-disks/")).count()
 }
@@ -115,7 +115,7 @@ fn disks_come_and_go_while_the_guest_runs() {
             assert!(status["hotplugVolume"]["attachPodName"].as_str().unwrap().starts_with("hp-volume-"));
             assert_ne!(opened(namespace, &disk(of)), 0, "{name} is not open");
         }
-        assert_eq!((attachment_pods(namespace).len(), shown(namespace)), (2, 2));
+        assert_eq!((attachment_pods(namespace).len(), hotplug_mounts(namespace)), (2, 2));
         until_answers(namespace, "vm", 1);
         let vm = PLACE.find(MACHINES, namespace, "vm").unwrap();
         assert_eq!(condition(&vm, "RestartRequired"), None);
@@ -135,7 +135,7 @@ fn disks_come_and_go_while_the_guest_runs() {
         PLACE.until(namespace, "no attachment pod is left", || {
             attachment_pods(namespace).is_empty().then_some(())
         });
-        assert_eq!(shown(namespace), 0);
+        assert_eq!(hotplug_mounts(namespace), 0);
         until_answers(namespace, "vm", 1);
     }
     let events =

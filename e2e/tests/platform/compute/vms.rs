@@ -26,7 +26,7 @@ fn apply(namespace: &str, file: &Path, more: &[&str]) -> Result<String, String> 
 }
 
 /// Whether the expectation of a manifest has come true; else its conditions.
-fn told(namespace: &str, name: &str, expected: &str) -> Result<(), String> {
+fn check_expectation(namespace: &str, name: &str, expected: &str) -> Result<(), String> {
     let machine = PLACE.find(MACHINES, namespace, name).unwrap();
     let status = machine["status"]["printableStatus"].as_str().unwrap_or_default().to_owned();
     let instance = PLACE.find(INSTANCES, namespace, name).unwrap_or_default();
@@ -74,14 +74,14 @@ fn vms_of_many_shapes_are_accepted_strictly_and_run_or_name_the_missing() {
         }
         for (name, expected) in some {
             let deadline = std::time::Instant::now() + crate::place::TIMEOUT;
-            while let Err(said) = told(namespace, name, expected) {
+            while let Err(said) = check_expectation(namespace, name, expected) {
                 if std::time::Instant::now() > deadline {
                     wrong.push(said);
                     break;
                 }
                 std::thread::sleep(std::time::Duration::from_millis(200));
             }
-            if *expected == "Running" && told(namespace, name, expected).is_ok() {
+            if *expected == "Running" && check_expectation(namespace, name, expected).is_ok() {
                 println!("memory {}", overhead::measure(namespace, name));
             }
         }

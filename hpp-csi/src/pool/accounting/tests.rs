@@ -124,12 +124,12 @@ impl Model {
         }
     }
 
-    fn look(&mut self, only: Option<&HashSet<Id>>) {
+    fn measure(&mut self, only: Option<&HashSet<Id>>) {
         let mut book = self.book.book();
         for (id, line) in &mut book.volumes {
             if only.is_none_or(|only| only.contains(id)) {
                 let usage = self.disk.usage(id);
-                line.look(usage);
+                line.set_usage(usage);
                 self.folders.insert(id.clone(), usage.owned);
             }
         }
@@ -302,11 +302,11 @@ impl Model {
     fn round(&mut self) {
         self.disk.empty();
         if self.looks.is_due(self.now) {
-            self.look(None);
+            self.measure(None);
             self.looks.done(self.now, Duration::from_millis(self.dice.below(5000)));
         } else if self.book.book().look_again() {
             let sharing = self.book.book().sharing();
-            self.look(Some(&sharing));
+            self.measure(Some(&sharing));
         }
     }
 
@@ -347,7 +347,7 @@ fn no_more_is_available_than_is_free_and_not_promised() {
         clones += model.book.book().sharing().len();
         // All freed blocks are available as soon as they are free and looked at.
         model.disk.empty();
-        model.look(None);
+        model.measure(None);
         let available = i64::try_from(model.room().available()).unwrap();
         assert_eq!(available, model.truth().max(0), "seed {seed}");
     }
@@ -364,9 +364,9 @@ fn a_volume_that_outgrew_its_size_counts_with_what_it_uses() {
     let id = Id::read("v").unwrap();
     book.note_made(&id, &Record::new(Shape::Folder, 100), 0, 0);
     assert_eq!((book.promised(), book.outstanding()), (100, 100));
-    book.volumes.get_mut(&id).unwrap().look(Usage { used: 60, owned: 60 });
+    book.volumes.get_mut(&id).unwrap().set_usage(Usage { used: 60, owned: 60 });
     assert_eq!((book.promised(), book.outstanding()), (100, 40));
-    book.volumes.get_mut(&id).unwrap().look(Usage { used: 150, owned: 150 });
+    book.volumes.get_mut(&id).unwrap().set_usage(Usage { used: 150, owned: 150 });
     assert_eq!((book.promised(), book.outstanding()), (150, 0));
 }
 

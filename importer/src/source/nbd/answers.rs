@@ -145,7 +145,7 @@ impl<R: AsyncRead + Unpin> Input<R> {
         Ok(())
     }
 
-    async fn take<const N: usize>(&mut self) -> Result<[u8; N], Failure> {
+    async fn read_array<const N: usize>(&mut self) -> Result<[u8; N], Failure> {
         let mut bytes = [0; N];
         self.exact(&mut bytes).await?;
         Ok(bytes)
@@ -172,7 +172,7 @@ async fn message(
     structured: bool,
     context: Option<u32>,
 ) -> Result<(), Failure> {
-    let head = wire::head(&input.take().await?)?;
+    let head = wire::head(&input.read_array().await?)?;
     let cookie = match head {
         Head::Simple { cookie, .. } | Head::Structured { cookie, .. } => cookie,
     };
@@ -214,7 +214,7 @@ async fn body(
             return Err(Nonsense("a structured answer without having agreed on it".to_owned()).into());
         }
         Head::Structured { done, kind, .. } => {
-            let len = u32::from_be_bytes(input.take().await?);
+            let len = u32::from_be_bytes(input.read_array().await?);
             let chunk = wire::kind(kind, len, done)?;
             self::chunk(input, pending, chunk, len, context).await?;
             done
@@ -264,16 +264,16 @@ async fn chunk(
     match (chunk, pending) {
         (Chunk::None, _) => {}
         (Chunk::Data, Pending::Read(reading)) => {
-            let offset = u64::from_be_bytes(input.take().await?);
+            let offset = u64::from_be_bytes(input.read_array().await?);
             let place = reading.place(offset, u64::from(len) - 8)?;
             input.exact(place).await?;
         }
         (Chunk::Hole, Pending::Read(reading)) => {
-            let (offset, len) = wire::hole(&input.take().await?)?;
+            let (offset, len) = wire::hole(&input.read_array().await?)?;
             reading.place(offset, u64::from(len))?.fill(0);
         }
         (Chunk::Status, Pending::Status { status, .. }) => {
-            let id = u32::from_be_bytes(input.take().await?);
+            let id = u32::from_be_bytes(input.read_array().await?);
             if Some(id) != context {
                 return Err(Nonsense(format!("a status of context {id}, which was not agreed on")).into());
             }

@@ -23,7 +23,7 @@ impl Buffers {
     }
 
     /// A buffer of `len` bytes (at most the size), its content arbitrary; `None` when there is no room, unless `first`.
-    pub(super) fn take(self: &Arc<Self>, len: usize, first: bool) -> Option<Buffer> {
+    pub(super) fn acquire(self: &Arc<Self>, len: usize, first: bool) -> Option<Buffer> {
         let out = self.out.fetch_add(1, Ordering::Relaxed);
         if out >= self.limit && !first {
             self.out.fetch_sub(1, Ordering::Relaxed);
@@ -70,14 +70,14 @@ mod tests {
     #[test]
     fn the_number_is_bounded_and_the_first_is_sure() {
         let buffers = Buffers::new(10, 25);
-        let one = buffers.take(10, false).unwrap();
-        let two = buffers.take(4, false).unwrap();
+        let one = buffers.acquire(10, false).unwrap();
+        let two = buffers.acquire(4, false).unwrap();
         assert_eq!((one.bytes().len(), two.bytes().len()), (10, 4));
-        assert!(buffers.take(10, false).is_none());
-        let three = buffers.take(99, true).unwrap();
+        assert!(buffers.acquire(10, false).is_none());
+        let three = buffers.acquire(99, true).unwrap();
         assert_eq!(three.bytes().len(), 10);
         drop((two, three));
-        assert!(buffers.take(10, false).is_some());
+        assert!(buffers.acquire(10, false).is_some());
         assert!(buffers.idle.lock().unwrap().len() <= 2);
     }
 }

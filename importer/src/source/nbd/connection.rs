@@ -42,7 +42,7 @@ pub(super) type Answer<T> = oneshot::Receiver<Result<T, ServerError>>;
 impl Connection {
     /// Connects, shakes hands and starts the tasks, on the runtime that polls this.
     pub(super) async fn dial(dial: &Dial) -> Result<Self, Failure> {
-        Ok(Self::start(handshake::shake(dial).await?))
+        Ok(Self::start(handshake::connect_and_negotiate(dial).await?))
     }
 
     fn start(Agreed { stream, export, structured, context }: Agreed) -> Self {
@@ -111,7 +111,7 @@ impl Connection {
     }
 
     /// A future to await after dropping it, until the server has received the disconnect request.
-    pub(super) fn farewell(&self) -> Option<JoinHandle<()>> {
+    pub(super) fn disconnected(&self) -> Option<JoinHandle<()>> {
         lock(&self.sender).take()
     }
 }

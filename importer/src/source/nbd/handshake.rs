@@ -44,7 +44,7 @@ pub(super) struct Agreed {
 }
 
 /// Connects and agrees on the export and how to talk about it, within the dial's patience.
-pub(super) async fn shake(dial: &Dial) -> Result<Agreed, Failure> {
+pub(super) async fn connect_and_negotiate(dial: &Dial) -> Result<Agreed, Failure> {
     let late = || {
         let seconds = dial.patience.as_secs_f32();
         let what = format!(
@@ -58,7 +58,7 @@ pub(super) async fn shake(dial: &Dial) -> Result<Agreed, Failure> {
 async fn negotiate(dial: &Dial) -> Result<Agreed, Failure> {
     let mut talk = Talk { stream: connect(&dial.address.server).await? };
     let export = &dial.address.export;
-    let flags = talk.greet().await?;
+    let flags = talk.exchange_flags().await?;
     let fixed = flags & wire::FIXED_NEWSTYLE != 0;
     if let Some(config) = &dial.tls {
         if !fixed {
@@ -80,7 +80,7 @@ async fn negotiate(dial: &Dial) -> Result<Agreed, Failure> {
             }
         }
     }
-    let export = match talk.go(export).await? {
+    let export = match talk.negotiate_export(export).await? {
         Some(export) => export,
         None => talk.export_name(export, padded).await?,
     };
@@ -116,27 +116,27 @@ fn broke(error: io::Error) -> Failure {
 }
 
 impl Talk {
-    async fn take<const N: usize>(&mut self) -> Result<[u8; N], Failure> {
+    async fn read_array<const N: usize>(&mut self) -> Result<[u8; N], Failure> {
         let mut bytes = [0; N];
         self.stream.read_exact(&mut bytes).await.map_err(broke)?;
         Ok(bytes)
     }
 
-    async fn give(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+    async fn send(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         self.stream.write_all(bytes).await.map_err(broke)?;
         self.stream.flush().await.map_err(broke)
     }
 
     /// The server's flags, answered.
-    async fn greet(&mut self) -> Result<u16, Failure> {
-        let magic = u64::from_be_bytes(self.take().await?);
+    async fn exchange_flags(&mut self) -> Result<u16, Failure> {
+        let magic = u64::from_be_bytes(self.read_array().await?);
         if magic != wire::GREETING {
             return Err(Failure::new(
                 FailureKind::Nonsense,
                 "the server does not speak NBD: check the address and port",
             ));
         }
-        match u64::from_be_bytes(self.take().await?) {
+        match u64::from_be_bytes(self.read_array().await?) {
             wire::NEWSTYLE => {}
             wire::OLDSTYLE => {
                 return Err(Failure::new(
@@ -151,9 +151,9 @@ impl Talk {
                 ));
             }
         }
-        let flags = u16::from_be_bytes(self.take().await?);
+        let flags = u16::from_be_bytes(self.read_array().await?);
         let ours = u32::from(flags & (wire::FIXED_NEWSTYLE | wire::NO_ZEROES));
-        self.give(&ours.to_be_bytes()).await?;
+        self.send(&ours.to_be_bytes()).await?;
         Ok(flags)
     }
 
@@ -192,10 +192,10 @@ impl Talk {
 
     /// All replies to an option, the last one an end (`Ack` or `Error`).
     async fn ask(&mut self, opt: Opt, data: &[u8]) -> Result<Vec<Reply>, Failure> {
-        self.give(&wire::option(opt, data)).await?;
+        self.send(&wire::option(opt, data)).await?;
         let mut replies = Vec::new();
         loop {
-            let (kind, len) = wire::reply_head(&self.take().await?, opt)?;
+            let (kind, len) = wire::reply_head(&self.read_array().await?, opt)?;
             let mut data = vec![0; len];
             self.stream.read_exact(&mut data).await.map_err(broke)?;
             let reply = wire::reply(kind, &data)?;
@@ -218,7 +218,7 @@ impl Talk {
     }
 
     /// Chooses the export; `None` if the server does not know how to be asked so.
-    async fn go(&mut self, export: &str) -> Result<Option<Export>, Failure> {
+    async fn negotiate_export(&mut self, export: &str) -> Result<Option<Export>, Failure> {
         let mut facts = None;
         let mut block = wire::BlockSize::default();
         for reply in self.ask(Opt::Go, &wire::go(export)).await? {
@@ -282,7 +282,7 @@ impl Talk {
 
     /// Chooses the export the old way, which has no answer but its facts.
     async fn export_name(&mut self, export: &str, padded: bool) -> Result<Export, Failure> {
-        self.give(&wire::option(Opt::ExportName, export.as_bytes())).await?;
+        self.send(&wire::option(Opt::ExportName, export.as_bytes())).await?;
         let mut facts = [0; 10];
         self.stream.read_exact(&mut facts).await.map_err(|e| {
             let what = format!(
@@ -292,7 +292,7 @@ impl Talk {
         })?;
         let facts = wire::export_facts(&facts)?;
         if padded {
-            self.take::<124>().await?;
+            self.read_array::<124>().await?;
         }
         Ok(facts)
     }

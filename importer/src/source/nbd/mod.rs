@@ -180,7 +180,8 @@ struct Session {
 impl Drop for Session {
     fn drop(&mut self) {
         let connections = std::mem::take(&mut *lock(&self.pool.connections));
-        let goodbyes: Vec<_> = connections.iter().filter_map(|connection| connection.farewell()).collect();
+        let goodbyes: Vec<_> =
+            connections.iter().filter_map(|connection| connection.disconnected()).collect();
         drop(connections);
         let all = async {
             for goodbye in goodbyes {
@@ -531,7 +532,7 @@ impl Reader {
             let range = pool.aligned(self.next..stop, block);
             let len = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
             let first = self.window.is_empty();
-            let Some(buffer) = pool.buffers.take(len, first) else { break };
+            let Some(buffer) = pool.buffers.acquire(len, first) else { break };
             let answer = connection.read(range.clone(), buffer)?;
             self.window.push_back(InFlight { start: range.start, answer });
             self.next = range.end;

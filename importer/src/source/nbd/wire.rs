@@ -93,7 +93,7 @@ impl<'a> Fields<'a> {
 }
 
 /// A server's words, safe to show: no control characters, not long.
-pub(super) fn shown(bytes: &[u8]) -> String {
+pub(super) fn printable(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     text.chars().map(|c| if c.is_control() { '·' } else { c }).take(200).collect()
 }
@@ -201,7 +201,7 @@ pub(super) fn reply(kind: u32, data: &[u8]) -> Parsed<Reply> {
         1 if data.is_empty() => Reply::Ack,
         2 => {
             let len = fields.u32()?;
-            Reply::Server(shown(fields.bytes(len)?))
+            Reply::Server(printable(fields.bytes(len)?))
         }
         3 => Reply::Info(match fields.u16()? {
             0 if data.len() == 12 => Info::Export { size: fields.u64()?, flags: fields.u16()? },
@@ -216,7 +216,7 @@ pub(super) fn reply(kind: u32, data: &[u8]) -> Parsed<Reply> {
         4 => {
             let id = fields.u32()?;
             if fields.0 != ALLOCATION.as_bytes() {
-                return nonsense(format!("the context \"{}\" was not asked for", shown(fields.0)));
+                return nonsense(format!("the context \"{}\" was not asked for", printable(fields.0)));
             }
             Reply::MetaContext(id)
         }
@@ -229,7 +229,7 @@ pub(super) fn reply(kind: u32, data: &[u8]) -> Parsed<Reply> {
                 7 => OptError::Shutdown,
                 other => OptError::Other(other),
             },
-            shown(data),
+            printable(data),
         ),
         _ => return nonsense(format!("a reply to an option is of type {kind} with {} bytes", data.len())),
     })
@@ -388,7 +388,7 @@ impl ServerError {
         let mut fields = Fields(data);
         let code = fields.u32()?;
         let len = u32::from(fields.u16()?);
-        Ok(Self { code, words: shown(fields.bytes(len)?) })
+        Ok(Self { code, words: printable(fields.bytes(len)?) })
     }
 
     /// The error's name in the protocol.

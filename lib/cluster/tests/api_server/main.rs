@@ -174,14 +174,14 @@ async fn access(client: &Client, config: &Config) {
     let admin = User { groups: vec!["system:masters".to_owned()], ..user.clone() };
     assert!(client.may(&admin, &access).await.unwrap().allowed);
     assert!(!client.may_path(&user, "get", "/metrics").await.unwrap().allowed);
-    assert!(client.whose("nonsense").await.unwrap().is_none());
+    assert!(client.user_of("nonsense").await.unwrap().is_none());
     let path = "/api/v1/namespaces/default/serviceaccounts";
     client.post::<Value>(path, &json!({"metadata": {"name": "reader"}})).await.unwrap();
     let accounts = Resource::namespaced("", "v1", "serviceaccounts").sub("token");
     let key = Key::new("default", "reader");
     let token: Value = client.create_sub(accounts, &key, &json!({"spec": {}})).await.unwrap();
     let token = token["status"]["token"].as_str().unwrap();
-    let user = client.whose(token).await.unwrap().unwrap();
+    let user = client.user_of(token).await.unwrap().unwrap();
     assert_eq!(user.username, "system:serviceaccount:default:reader");
     let credentials = cluster::credentials::Credentials::token(token).unwrap();
     let reader = Client::new(&Config { identity: None, credentials, ..config.clone() }, "tests").unwrap();

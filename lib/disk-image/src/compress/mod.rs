@@ -222,7 +222,7 @@ impl Part {
         Self { decoder, skip, left: range.end.saturating_sub(range.start), failed: false }
     }
 
-    fn take(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+    fn read_inner(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         while self.skip > 0 {
             let mut discard = vec![0; 128 << 10];
             while self.skip > 0 {
@@ -249,7 +249,7 @@ impl Read for Part {
         if self.failed {
             return Err(damaged("unpacking already failed"));
         }
-        let result = self.take(buf);
+        let result = self.read_inner(buf);
         self.failed = result.is_err();
         result
     }

@@ -150,11 +150,11 @@ pub struct TableExtents {
     pub leaves: Vec<Leaf>,
 }
 
-/// Whether two second-level tables share bytes, for a format called `format`.
+/// Checks that two second-level tables share no bytes, for a format called `format`.
 ///
 /// # Errors
 /// [`crate::Kind::Corrupt`] when they overlap: one of them is wrong.
-pub(crate) fn apart(format: Format, one: &Leaf, other: &Leaf) -> Result<(), Error> {
+pub(crate) fn check_disjoint(format: Format, one: &Leaf, other: &Leaf) -> Result<(), Error> {
     let bytes = |leaf: &Leaf| leaf.table.bytes_of(0..leaf.table.entries);
     let (a, b) = (bytes(one), bytes(other));
     if a.start < b.end && b.start < a.end {

@@ -13,7 +13,7 @@ use super::plan::Way;
 use super::reads::{Job, PART_ALIGN, TABLE_READ, index, reads, split};
 use crate::error::{Error, Kind};
 use crate::extent::{Content, Extent};
-use crate::format::{Leaf, TableExtents, apart};
+use crate::format::{Leaf, TableExtents, check_disjoint};
 use crate::source::{Access, Source, read_range};
 
 /// Extents mapped before their data is fetched.
@@ -134,7 +134,7 @@ impl Mapper<'_> {
             leaves.sort_unstable_by_key(|leaf| leaf.table.host);
             for pair in leaves.windows(2) {
                 if let [one, other] = pair {
-                    apart(layout.format(), one, other)?;
+                    check_disjoint(layout.format(), one, other)?;
                 }
             }
             self.leaves(&leaves, &mut found)?;

@@ -57,8 +57,8 @@ pub(super) fn read_job(
     let mut rest = job.extents.into_iter().peekable();
     let mut left = None;
     while let Some(first) = left.take().or_else(|| rest.next()) {
-        shared.rest()?;
-        let mut buf = shared.chunks.take(&shared.halt)?;
+        shared.throttle()?;
+        let mut buf = shared.chunks.acquire(&shared.halt)?;
         let pad = match first.content {
             Content::Plain { .. } => usize::try_from(first.guest % PAGE).unwrap_or(0),
             Content::Packed { .. } | Content::Zero => 0,

@@ -101,7 +101,7 @@ impl Shared<'_> {
     }
 
     /// Waits while more is read and not remembered than [`super::Limits::reread`].
-    pub(super) fn rest(&self) -> Result<(), Error> {
+    pub(super) fn throttle(&self) -> Result<(), Error> {
         while self.progress.read() > self.horizon.load(Ordering::Acquire) {
             self.halt.check()?;
             std::thread::sleep(Duration::from_millis(1));

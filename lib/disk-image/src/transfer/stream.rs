@@ -59,8 +59,8 @@ impl<'a> Stream<'a> {
         if self.ended {
             return Ok(None);
         }
-        self.shared.rest()?;
-        let mut buf = self.shared.chunks.take(&self.shared.halt)?;
+        self.shared.throttle()?;
+        let mut buf = self.shared.chunks.acquire(&self.shared.halt)?;
         let host = self.at - self.carry.len() as u64;
         let pad = usize::try_from(host % PAGE).unwrap_or(0);
         let from = pad + self.carry.len();

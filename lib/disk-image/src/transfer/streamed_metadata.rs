@@ -25,7 +25,7 @@ use super::stream::{PAGE, Piece, Stream, send, truncated};
 use super::work::Chunk;
 use crate::error::{Error, Kind};
 use crate::extent::{Content, Extent, RangeSet};
-use crate::format::{Leaf, Table, TableExtents, apart};
+use crate::format::{Leaf, Table, TableExtents, check_disjoint};
 use crate::source::{Access, read_range};
 
 /// Extents that may be known but not yet reached: 15 MiB.
@@ -96,8 +96,8 @@ impl<'a> Open<'a> {
         self.extents.len() < EXTENTS_MAX && !(root && self.leaves.len() >= LEAVES_MAX)
     }
 
-    /// Takes what a table yielded.
-    fn take(&mut self, found: &mut TableExtents) -> Result<(), Error> {
+    /// Merges what a table yielded.
+    fn merge(&mut self, found: &mut TableExtents) -> Result<(), Error> {
         for extent in found.extents.drain(..) {
             if extent.content == Content::Zero {
                 self.shared.zero(extent.guest_range())?;
@@ -127,7 +127,7 @@ impl<'a> Open<'a> {
             let key = (leaf.table.host, leaf.index);
             let near = [self.leaves.range(..key).next_back(), self.leaves.range(key..).next()];
             for (_, (other, _)) in near.into_iter().flatten() {
-                apart(self.shared.image.layout.format(), &leaf, other)?;
+                check_disjoint(self.shared.image.layout.format(), &leaf, other)?;
             }
             self.leaves.insert(key, (leaf, 0));
         }
@@ -149,7 +149,7 @@ impl<'a> Open<'a> {
                 Some(leaf) => layout.read_leaf(leaf, next, slice, &mut found)?,
                 None => layout.read_root(next, slice, &mut found)?,
             }
-            self.take(&mut found)?;
+            self.merge(&mut found)?;
             next += (slice.len() / entry_len) as u64;
         }
         self.steps += next - first;
@@ -306,7 +306,7 @@ impl<'a> Open<'a> {
                     self.extents.insert((host_of(&rest).start, rest.guest), rest);
                 }
                 left = rest;
-                let mut buf = self.shared.chunks.take(&self.shared.halt)?;
+                let mut buf = self.shared.chunks.acquire(&self.shared.halt)?;
                 let pad = usize::try_from(front.guest % PAGE).unwrap_or(0);
                 let len = usize::try_from(until - host.start).unwrap_or(usize::MAX);
                 unclaimed.read(&(host.start..until), &mut buf[pad..pad + len])?;

@@ -115,7 +115,7 @@ impl<'a> Worker<'a> {
             }
             self.flush(ticket)?;
         }
-        let buf = self.shared.out.take(&self.shared.halt)?;
+        let buf = self.shared.out.acquire(&self.shared.halt)?;
         self.out = Some(Out { buf, used: 0, segments: Vec::new() });
         Ok(want)
     }

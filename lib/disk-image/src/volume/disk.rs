@@ -139,7 +139,7 @@ impl Prepared<'_> {
         };
         match (resume, found) {
             (Resume::Continue, Some(found)) => {
-                let journal = Journal::go_on(&path, found, held.file()).map_err(failed)?;
+                let journal = Journal::resume(&path, found, held.file()).map_err(failed)?;
                 tracing::info!(done = journal.done().bytes(), "going on with an interrupted import");
                 Ok(Some(journal))
             }

@@ -42,7 +42,7 @@ impl Probe {
 ///
 /// # Errors
 /// When the target cannot be read.
-pub(super) fn take(target: &File, ranges: &[Range<u64>]) -> io::Result<Vec<Probe>> {
+pub(super) fn sample(target: &File, ranges: &[Range<u64>]) -> io::Result<Vec<Probe>> {
     let len = |range: &Range<u64>| usize::try_from(range.end - range.start).unwrap_or(LEN).min(LEN);
     let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else { return Ok(Vec::new()) };
     let front = Probe::of(target, first.start, len(first))?;
@@ -81,7 +81,7 @@ mod tests {
     fn changes_are_detected_at_either_end() {
         let file = tempfile::tempfile().unwrap();
         file.write_all_at(&[7; 100_000], 0).unwrap();
-        let probes = take(&file, &[512..20_000, 30_000..90_000]).unwrap();
+        let probes = sample(&file, &[512..20_000, 30_000..90_000]).unwrap();
         assert_eq!(probes.len(), 2);
         assert!(hold(&probes, &file).unwrap());
         for (at, seen) in
@@ -98,11 +98,11 @@ mod tests {
     #[test]
     fn unwritten_ranges_read_as_zero() {
         let file = tempfile::tempfile().unwrap();
-        let probes = take(&file, &[0..1]).unwrap();
+        let probes = sample(&file, &[0..1]).unwrap();
         assert_eq!(probes.len(), 1);
         file.set_len(1 << 20).unwrap();
         assert!(hold(&probes, &file).unwrap());
-        assert!(take(&file, &[]).unwrap().is_empty());
+        assert!(sample(&file, &[]).unwrap().is_empty());
     }
 
     #[test]

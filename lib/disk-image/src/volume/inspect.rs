@@ -17,11 +17,11 @@ pub(super) struct Facts {
     pub(super) capacity: u64,
 }
 
-/// Looks at the target that `config` names.
+/// Inspects the target that `config` names.
 ///
 /// # Errors
 /// When it is nothing that can be written, or nothing of the right kind.
-pub(super) fn look(config: &Config) -> Result<Facts, Error> {
+pub(super) fn inspect(config: &Config) -> Result<Facts, Error> {
     let (path, device) = match &config.place {
         Place::Volume { data, disk, device } => {
             // The device node's existence alone decides.
@@ -33,10 +33,10 @@ pub(super) fn look(config: &Config) -> Result<Facts, Error> {
             };
             (path, block)
         }
-        Place::Path(path) => (path.clone(), matches!(target::look(path), Ok(TargetKind::Device { .. }))),
+        Place::Path(path) => (path.clone(), matches!(target::inspect(path), Ok(TargetKind::Device { .. }))),
     };
     let mode = plan::mode(config.holds, device)?;
-    let stands = target::look(&path)?;
+    let stands = target::inspect(&path)?;
     let shown = path.display();
     let capacity = match (mode, stands) {
         (Mode::File, TargetKind::Nothing) => target::free(&target::folder_of(&path))?,
@@ -107,7 +107,7 @@ pub(super) fn check_device(config: &Config, facts: &Facts) -> Result<(), Error> 
 pub(super) fn check_size(config: &Config, facts: &Facts) -> Result<(), Error> {
     match (config.contract, config.size) {
         (Contract::CommandLine, Some(request)) => {
-            let asked = plan::asked(facts.mode, request, config.overhead);
+            let asked = plan::requested_size(facts.mode, request, config.overhead);
             let shown = facts.path.display().to_string();
             plan::granted(facts.mode, config.preallocate, asked, facts.capacity, &shown)
         }

@@ -250,7 +250,7 @@ impl Journal {
     ///
     /// # Errors
     /// When it cannot be opened or its torn end not be cut off.
-    pub(crate) fn go_on(path: &Path, found: OpenedJournal, target: &File) -> io::Result<Self> {
+    pub(crate) fn resume(path: &Path, found: OpenedJournal, target: &File) -> io::Result<Self> {
         let OpenedJournal { head, done, seen, sound } = found;
         let mut file = OpenOptions::new().write(true).open(path)?;
         file.set_len(sound)?;
@@ -353,7 +353,7 @@ impl Ledger for Journal {
         if new.is_empty() {
             return Ok(());
         }
-        let seen = fingerprint::take(&self.target, &new)?;
+        let seen = fingerprint::sample(&self.target, &new)?;
         let line = line(&Done::new(seen.clone(), new.iter().cloned()))?;
         self.file.write_all(&line)?;
         self.file.sync_data()?;
@@ -412,7 +412,7 @@ mod tests {
         drop(journal);
         let found = find(&path).unwrap().unwrap();
         assert!(head().continues(&found.head));
-        let mut journal = Journal::go_on(&path, found, &target()).unwrap();
+        let mut journal = Journal::resume(&path, found, &target()).unwrap();
         assert_eq!(journal.done(), set(&[0..10, 20..30]));
         journal.commit(&set(&[5..25])).unwrap();
         let found = find(&path).unwrap().unwrap();
@@ -444,7 +444,7 @@ mod tests {
         }
         // A torn journal is whole again after resuming.
         std::fs::write(&path, &whole[..whole.len() - 3]).unwrap();
-        let mut journal = Journal::go_on(&path, find(&path).unwrap().unwrap(), &target()).unwrap();
+        let mut journal = Journal::resume(&path, find(&path).unwrap().unwrap(), &target()).unwrap();
         journal.commit(&set(&[400..450])).unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), whole);
     }

@@ -59,7 +59,7 @@ pub(super) fn hold(
         }
         TargetKind::Nothing | TargetKind::File { .. } | TargetKind::Folder => (!held.created).then(|| {
             let content =
-                target::look(&facts.path).is_ok_and(|now| !matches!(now, TargetKind::File { len: 0, .. }));
+                target::inspect(&facts.path).is_ok_and(|now| !matches!(now, TargetKind::File { len: 0, .. }));
             Existing { content, ours, same_image }
         }),
     };

@@ -9,7 +9,7 @@
 //! Doing it twice gives the same volume; what an interrupted try has finished is kept. Not here: exit codes, messages,
 //! where bytes come from.
 //!
-//! - `plan` decides, purely. `look`: the target, before anything is opened. `connect`: the source, and its checksum.
+//! - `plan` decides, purely. `inspect`: the target, before anything is opened. `connect`: the source, and its checksum.
 //!   `hold`: the target, locked and opened. `journal`: what of it is finished; `probe`: whether that is still there.
 //! - `blank`, `unpack`, `disk`: the three things there are to do; `fill` moves a disk's bytes, `undo` takes back what
 //!   failed for good. `archive` reads tar.
@@ -53,7 +53,7 @@ pub use config::{Config, Contract, Holds, Owner, Place};
 pub use error::{Error, Kind};
 pub use progress::Meter;
 
-use inspect::look;
+use inspect::inspect;
 use plan::Mode;
 
 /// Inputs of filling a volume in addition to its configuration.
@@ -151,14 +151,14 @@ pub struct Done {
 /// The first thing that does not work; what is durable then is in the journal.
 pub fn import(config: &Config, session: &Session, origin: &mut dyn Origin) -> Result<Done, Error> {
     let started = Instant::now();
-    let facts = look(config)?;
+    let facts = inspect(config)?;
     let done = match facts.mode {
         Mode::Folder => {
             unpack::check_folder(config, &facts)?;
             again_if_changed(origin, |origin| unpack::unpack(config, session, &facts, origin))
         }
         Mode::File | Mode::Block => {
-            again_if_changed(origin, |origin| disk::disk(config, session, &look(config)?, origin))
+            again_if_changed(origin, |origin| disk::disk(config, session, &inspect(config)?, origin))
         }
     }?;
     session.meter.complete();
@@ -171,7 +171,7 @@ pub fn import(config: &Config, session: &Session, origin: &mut dyn Origin) -> Re
 /// When it is none that can hold a disk, or cannot be written.
 pub fn blank(config: &Config, session: &Session) -> Result<Done, Error> {
     let started = Instant::now();
-    let facts = look(config)?;
+    let facts = inspect(config)?;
     let done = match facts.mode {
         Mode::File | Mode::Block => blank::blank(config, session, &facts),
         Mode::Folder => Err(Error::usage("cannot create an empty disk with content type archive")),
@@ -368,9 +368,9 @@ mod tests {
         // Other programs use this filesystem, too: one undisturbed try is enough.
         let differences = (0..20).map(|_| {
             std::fs::write(&disk, vec![1; 16 << 20]).unwrap();
-            let with = look(&config).unwrap().capacity;
+            let with = inspect(&config).unwrap().capacity;
             std::fs::remove_file(&disk).unwrap();
-            with.abs_diff(look(&config).unwrap().capacity)
+            with.abs_diff(inspect(&config).unwrap().capacity)
         });
         let tried: Vec<_> = differences.take_while(|difference| *difference >= 12 * MIB).collect();
         assert!(tried.len() < 20, "{tried:?}");

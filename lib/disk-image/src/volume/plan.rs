@@ -102,7 +102,7 @@ pub fn fits(
 /// The disk for a user's --size: a file's disk is a multiple of [`ALIGNMENT`], rounded up so that it is never smaller than
 /// requested; with an overhead, `request` is the room, and the disk the [`usable`] part of it. On a device it is taken as it
 /// is.
-pub fn asked(mode: Mode, request: u64, overhead: f64) -> u64 {
+pub fn requested_size(mode: Mode, request: u64, overhead: f64) -> u64 {
     match mode {
         Mode::File if overhead > 0.0 => usable(request, overhead),
         Mode::File => request.checked_next_multiple_of(ALIGNMENT).unwrap_or(request),
@@ -150,7 +150,7 @@ pub fn zeroed(contract: Contract, capacity: u64, request: Option<u64>) -> u64 {
 }
 
 /// Final size of a file, never less than the disk. By the environment contract the request where it is usable; a
-/// person gets what was asked for, see [`asked`].
+/// person gets what was asked for, see [`requested_size`].
 pub fn final_size(
     contract: Contract,
     virtual_size: u64,
@@ -163,7 +163,9 @@ pub fn final_size(
         (Contract::Environment, Some(request)) => virtual_size.max(request.min(usable(available, overhead))),
         // The image's own size, odd or not.
         (Contract::CommandLine, Some(request)) if request == virtual_size => virtual_size,
-        (Contract::CommandLine, Some(request)) => virtual_size.max(asked(Mode::File, request, overhead)),
+        (Contract::CommandLine, Some(request)) => {
+            virtual_size.max(requested_size(Mode::File, request, overhead))
+        }
     }
 }
 

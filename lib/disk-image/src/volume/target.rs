@@ -21,11 +21,11 @@ pub(crate) enum TargetKind {
     Folder,
 }
 
-/// Looks at `path`, without following a symbolic link to a file.
+/// Inspects `path`, without following a symbolic link to a file.
 ///
 /// # Errors
-/// When it cannot be looked at, or is something no disk can be written to.
-pub(crate) fn look(path: &Path) -> Result<TargetKind, Error> {
+/// When it cannot be inspected, or is something no disk can be written to.
+pub(crate) fn inspect(path: &Path) -> Result<TargetKind, Error> {
     let shown = path.display();
     let link = match std::fs::symlink_metadata(path) {
         Ok(meta) => meta,
@@ -408,15 +408,15 @@ mod tests {
     fn path_kinds_are_distinguished() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("f");
-        assert_eq!(look(&path).unwrap(), TargetKind::Nothing);
-        assert_eq!(look(folder.path()).unwrap(), TargetKind::Folder);
+        assert_eq!(inspect(&path).unwrap(), TargetKind::Nothing);
+        assert_eq!(inspect(folder.path()).unwrap(), TargetKind::Folder);
         std::fs::write(&path, [1; 5]).unwrap();
-        assert!(matches!(look(&path).unwrap(), TargetKind::File { len: 5, .. }));
+        assert!(matches!(inspect(&path).unwrap(), TargetKind::File { len: 5, .. }));
         let link = folder.path().join("l");
         std::os::unix::fs::symlink(&path, &link).unwrap();
-        assert_eq!(look(&link).unwrap_err().kind(), Kind::Target);
-        assert_eq!(look(Path::new("/dev/null")).unwrap_err().kind(), Kind::Target);
-        assert!(look(&folder.path().join("no/f")).unwrap_err().to_string().contains("does not exist"));
+        assert_eq!(inspect(&link).unwrap_err().kind(), Kind::Target);
+        assert_eq!(inspect(Path::new("/dev/null")).unwrap_err().kind(), Kind::Target);
+        assert!(inspect(&folder.path().join("no/f")).unwrap_err().to_string().contains("does not exist"));
     }
 
     #[test]

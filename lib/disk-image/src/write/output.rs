@@ -408,7 +408,7 @@ impl Output {
             return Ok(());
         }
         if self.zeroes.get().is_none() {
-            let made = Pool::new(1, ZEROES).take(&self.stop)?;
+            let made = Pool::new(1, ZEROES).acquire(&self.stop)?;
             // Another thread may have been quicker; either will do.
             let _ = self.zeroes.set(made);
         }

@@ -49,7 +49,7 @@ impl Pool {
     ///
     /// # Errors
     /// [`crate::Kind::Stopped`] within 200 ms of `stop`, [`crate::Kind::Target`] when memory is short.
-    pub fn take(&self, stop: &Stop) -> Result<Buf, Error> {
+    pub fn acquire(&self, stop: &Stop) -> Result<Buf, Error> {
         let mut state = self.0.state();
         loop {
             stop.check()?;

@@ -71,7 +71,7 @@ pub(crate) fn write_parts(writer: &Writer, parts: Vec<Part>, seed: u64) {
             scope.spawn(move || {
                 let mut dice = Dice(seed + worker);
                 let stop = Stop::new();
-                let mut buf = pool.take(&stop).unwrap();
+                let mut buf = pool.acquire(&stop).unwrap();
                 let (mut segments, mut used) = (Vec::new(), 0);
                 loop {
                     let part = parts.lock().unwrap().next();
@@ -88,7 +88,7 @@ pub(crate) fn write_parts(writer: &Writer, parts: Vec<Part>, seed: u64) {
                         _ => used.next_multiple_of(4096) + (guest % 4096) as usize,
                     };
                     if at + bytes.len() > buf.len() || dice.next(8) == 0 {
-                        let full = std::mem::replace(&mut buf, pool.take(&stop).unwrap());
+                        let full = std::mem::replace(&mut buf, pool.acquire(&stop).unwrap());
                         let segments = std::mem::take(&mut segments);
                         writer
                             .write(Write {

@@ -92,7 +92,7 @@ fn fill(path: &Path, keep: bool, size: u64, options: &Options) -> Result<Written
     let out = Arc::new(AtomicUsize::new(0));
     let mut failed = None;
     for at in (0..size).step_by(pool.size()) {
-        let mut buf = pool.take(&Stop::new())?;
+        let mut buf = pool.acquire(&Stop::new())?;
         buf.fill(7);
         let segments = vec![Segment { at: 0, len: buf.len().min((size - at) as usize), guest: at }];
         if let Err(e) =
@@ -164,7 +164,7 @@ fn sparse_disks_stay_sparse() {
             let mut dice = Dice(5);
             let mut pages = 0;
             for guest in (0..size).step_by(1 << 20) {
-                let mut buf = pool.take(&Stop::new()).unwrap();
+                let mut buf = pool.acquire(&Stop::new()).unwrap();
                 buf.fill(0);
                 for _ in 0..dice.next(12) {
                     let page = dice.next(256) as usize;
@@ -208,7 +208,7 @@ fn a_pool_never_has_more_out_than_its_count() {
         for _ in 0..8 {
             scope.spawn(|| {
                 for _ in 0..300 {
-                    let mut buf = pool.take(&Stop::new()).unwrap();
+                    let mut buf = pool.acquire(&Stop::new()).unwrap();
                     most.fetch_max(out.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
                     assert_eq!(buf.len(), 5000);
                     assert_eq!(buf.as_ptr() as usize % 4096, 0);
@@ -227,9 +227,9 @@ fn a_pool_never_has_more_out_than_its_count() {
 #[test]
 fn a_stop_ends_waiting_for_a_buffer() {
     let pool = Pool::new(1, 4096);
-    let (stop, held) = (Stop::new(), pool.take(&Stop::new()).unwrap());
+    let (stop, held) = (Stop::new(), pool.acquire(&Stop::new()).unwrap());
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| pool.take(&stop).map(|_| ()).unwrap_err());
+        let waiting = scope.spawn(|| pool.acquire(&stop).map(|_| ()).unwrap_err());
         std::thread::sleep(Duration::from_millis(120));
         let asked = Instant::now();
         stop.set();
@@ -237,7 +237,7 @@ fn a_stop_ends_waiting_for_a_buffer() {
         assert!(asked.elapsed() < Duration::from_secs(2));
     });
     drop(held);
-    pool.take(&Stop::new()).unwrap();
+    pool.acquire(&Stop::new()).unwrap();
 }
 
 #[test]
@@ -259,13 +259,13 @@ fn a_writer_that_is_given_up_lets_everything_go() {
         let writer =
             Writer::open(Target::file(&folder.path().join("x"), false).unwrap(), 1 << 30, &options).unwrap();
         for i in 0..16 {
-            let buf = pool.take(&Stop::new()).unwrap();
+            let buf = pool.acquire(&Stop::new()).unwrap();
             let segments = vec![Segment { at: 0, len: 1 << 20, guest: i << 20 }];
             writer.write(Write { bytes: Arc::new(buf), segments, ticket: TicketsOut::ticket(&out) }).unwrap();
         }
         drop(writer);
         assert_eq!(out.load(Ordering::SeqCst), 0);
-        let all: Vec<_> = (0..16).map(|_| pool.take(&Stop::new()).unwrap()).collect();
+        let all: Vec<_> = (0..16).map(|_| pool.acquire(&Stop::new()).unwrap()).collect();
         assert_eq!(all.len(), 16);
     }
 }
@@ -324,7 +324,7 @@ fn segments_outside_the_buffer_or_the_disk_are_refused_and_do_no_harm() {
     let writer = Writer::open(Target::file(&path, false).unwrap(), 10_000, &Options::default()).unwrap();
     let bad = [(8000, 193, 0), (0, 1, 10_000), (0, 4096, 9000), (usize::MAX, 2, 0), (0, 2, u64::MAX)];
     for (at, len, guest) in bad {
-        let bytes = Arc::new(pool.take(&Stop::new()).unwrap());
+        let bytes = Arc::new(pool.acquire(&Stop::new()).unwrap());
         let write = Write { bytes, segments: vec![Segment { at, len, guest }], ticket: nothing() };
         assert_eq!(writer.write(write).unwrap_err().kind(), Kind::Target);
     }
@@ -332,7 +332,7 @@ fn segments_outside_the_buffer_or_the_disk_are_refused_and_do_no_harm() {
     writer.zero(9000..10_000, nothing()).unwrap();
     writer
         .write(Write {
-            bytes: Arc::new(pool.take(&Stop::new()).unwrap()),
+            bytes: Arc::new(pool.acquire(&Stop::new()).unwrap()),
             segments: Vec::new(),
             ticket: nothing(),
         })

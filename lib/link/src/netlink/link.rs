@@ -148,7 +148,7 @@ impl Link {
             ..Self::default()
         };
         for attribute in &message.attributes {
-            link.take(attribute);
+            link.apply(attribute);
         }
         Some(link)
     }
@@ -162,7 +162,7 @@ impl Link {
         clippy::wildcard_enum_match_arm,
         reason = "a link has a hundred attributes, and most are not used here"
     )]
-    fn take(&mut self, attribute: &LinkAttribute) {
+    fn apply(&mut self, attribute: &LinkAttribute) {
         match attribute {
             LinkAttribute::IfName(name) => self.name.clone_from(name),
             LinkAttribute::IfAlias(alias) => self.alias.clone_from(alias),
@@ -175,14 +175,14 @@ impl Link {
             LinkAttribute::Promiscuity(count) => self.promiscuous = *count != 0,
             LinkAttribute::Group(group) => self.group = *group,
             LinkAttribute::TxQueueLen(length) => self.transmit_queue = *length,
-            LinkAttribute::LinkInfo(infos) => infos.iter().for_each(|info| self.take_info(info)),
+            LinkAttribute::LinkInfo(infos) => infos.iter().for_each(|info| self.apply_info(info)),
             LinkAttribute::AfSpecBridge(infos) => self.vlans = ranges(infos),
             _ => {}
         }
     }
 
     #[expect(clippy::wildcard_enum_match_arm, reason = "data of every other kind of link")]
-    fn take_info(&mut self, info: &LinkInfo) {
+    fn apply_info(&mut self, info: &LinkInfo) {
         match info {
             LinkInfo::Kind(kind) => self.kind = Some(kind.clone()),
             LinkInfo::Data(InfoData::Bridge(data)) => {

@@ -170,7 +170,7 @@ impl Filter {
     ///
     /// # Errors
     /// [`Kind::Kernel`] with what would be refused and why.
-    pub fn would(&mut self, mut batch: Batch, table: Table) -> Result<(), Error> {
+    pub fn rehearse(&mut self, mut batch: Batch, table: Table) -> Result<(), Error> {
         batch.flush_chain(table, NOWHERE);
         match self.commit(&batch)? {
             Committed::Refused { what, refusal }
@@ -233,7 +233,7 @@ impl Filter {
     ///
     /// # Errors
     /// [`Kind::Mismatch`] with what wakes it; [`Kind::Kernel`].
-    pub fn awake(&mut self, table: Table) -> Result<(), Error> {
+    pub fn reject_dormant(&mut self, table: Table) -> Result<(), Error> {
         let attributes = Attributes::default().text(1, table.name);
         let frames = self.ask(GET_TABLE, 0, table, &attributes, &format!("show the table {}", table.name))?;
         let tables = frames.iter().filter(|frame| frame.kind == kind(NEW_TABLE));

@@ -155,7 +155,7 @@ pub async fn serve<S: Service>(
                 let Some(config) = tls.current() else { continue };
                 let acceptor = TlsAcceptor::from(config);
                 tokio::spawn(async move {
-                    let shaken = shake(stream, acceptor, &slot, limits, &connections).await;
+                    let shaken = handshake(stream, acceptor, &slot, limits, &connections).await;
                     drop(slot);
                     if let Some((stream, shared, slot)) = shaken {
                         encrypted(stream, peer, (slot, shared), limits, service, closing).await;
@@ -172,7 +172,7 @@ pub async fn serve<S: Service>(
 type Shaken = (tokio_rustls::server::TlsStream<Intake<TcpStream>>, Arc<Shared>, Arc<Slot>);
 
 /// Has a TLS handshake and waits for a connection's slot; `None` if it fails, is evicted or takes too long.
-async fn shake(
+async fn handshake(
     stream: TcpStream,
     acceptor: TlsAcceptor,
     slot: &Slot,

@@ -96,14 +96,14 @@ pub fn begin(
         return fatal(format!("unable to find volume {volume} to infer defaults"));
     };
     if let Some(claim) = &found.persistent_volume_claim {
-        return Ok(look(Place::Claim, namespace, &claim.claim_name));
+        return Ok(look_up(Place::Claim, namespace, &claim.claim_name));
     }
     let Some(named) = &found.data_volume else {
         return tolerable(format!("unable to infer defaults from volume {volume} as type is not supported"));
     };
     let templates = &machine.spec.data_volume_templates;
     let Some(template) = templates.iter().find(|one| one.metadata.name == named.name) else {
-        return Ok(look(Place::DataVolume, namespace, &named.name));
+        return Ok(look_up(Place::DataVolume, namespace, &named.name));
     };
     let labels = |name: &str| template.metadata.labels.get(name).cloned();
     if let Some(inferred) = labelled(which, labels) {
@@ -121,7 +121,7 @@ pub fn next(which: Which, lookup: &Lookup, object: Option<&Value>) -> Result<Inf
     let Lookup { place, namespace, name } = lookup;
     let Some(object) = object else {
         return match place {
-            Place::DataVolume => Ok(look(Place::Claim, namespace, name)),
+            Place::DataVolume => Ok(look_up(Place::Claim, namespace, name)),
             Place::Claim | Place::DataSource | Place::Snapshot => {
                 fatal(format!("unable to infer defaults: {} {namespace}/{name} not found", place.kind()))
             }
@@ -154,7 +154,7 @@ fn labelled(which: Which, labels: impl Fn(&str) -> Option<String>) -> Option<Inf
     Some(Inference::Named { name, kind: kind.unwrap_or_else(|| which.cluster_kind().to_owned()) })
 }
 
-fn look(place: Place, namespace: &str, name: &str) -> Inference {
+fn look_up(place: Place, namespace: &str, name: &str) -> Inference {
     Inference::Look(Lookup { place, namespace: namespace.to_owned(), name: name.to_owned() })
 }
 
@@ -162,7 +162,7 @@ fn look(place: Place, namespace: &str, name: &str) -> Inference {
 fn filled_from(spec: &Value, namespace: &str) -> Result<Inference, InferenceError> {
     let named = |at: &Value, place: Place| {
         let name = at["name"].as_str()?;
-        Some(look(
+        Some(look_up(
             place,
             at["namespace"].as_str().filter(|other| !other.is_empty()).unwrap_or(namespace),
             name,

@@ -149,8 +149,8 @@ fn coming(
             let text = format!("Created hotplug attachment pod {pod}, for volume {}", source.name);
             ("AttachedToNode", Some("SuccessfulCreate"), Some(text))
         }
-        _ if bound => ("Bound", Some("PVCNotReady"), why.or_else(|| attachment.and_then(waits))),
-        _ => ("Pending", Some("PVCNotReady"), why.or_else(|| attachment.and_then(waits))),
+        _ if bound => ("Bound", Some("PVCNotReady"), why.or_else(|| attachment.and_then(pending_reason))),
+        _ => ("Pending", Some("PVCNotReady"), why.or_else(|| attachment.and_then(pending_reason))),
     };
     let pod_uid = attachment.map(|one| one.metadata.uid.clone());
     let hotplug = HotplugVolumeStatus { attach_pod_name: Some(pod.to_owned()), attach_pod_uid: pod_uid };
@@ -199,7 +199,7 @@ fn usable(volume: &Volume<'_>) -> (bool, Option<String>) {
 }
 
 /// Why an attachment pod does not run yet.
-fn waits(pod: &Pod) -> Option<String> {
+fn pending_reason(pod: &Pod) -> Option<String> {
     let image = pod.image_problem().map(|problem| problem.message.clone());
     let refused = crate::view::condition(&pod.status.conditions, "PodScheduled");
     let refused = refused.filter(|one| one.status == "False").and_then(|one| one.message.clone());

@@ -67,7 +67,7 @@ pub(super) async fn follow(context: &Context, observed: &Observed<'_>, key: &Key
         }
     };
     let mut wanted = VirtualMachine::deserialize(&applied).ok()?.spec.template.spec;
-    beside(&mut wanted, &run);
+    add_ephemeral_volumes(&mut wanted, &run);
     let mut settled = true;
     if instance.status.phase == "Running" && !instance.metadata.deleting() {
         if !meta.deleting()
@@ -120,7 +120,7 @@ pub(super) fn unusable(unusable: Unusable) -> cluster::Error {
 }
 
 /// Adds volumes to a template that the instance got for itself.
-fn beside(wanted: &mut Spec, run: &VirtualMachineInstance) {
+fn add_ephemeral_volumes(wanted: &mut Spec, run: &VirtualMachineInstance) {
     let Some(names) = run.metadata.annotations.get(EPHEMERAL) else { return };
     for name in names.split(',').filter(|name| !name.is_empty()) {
         if live::volume(wanted, name).is_some() {

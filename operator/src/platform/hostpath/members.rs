@@ -157,7 +157,7 @@ mod tests {
         Member { pool: "disk".to_owned(), path: "/disk".to_owned(), node: node.to_owned() }
     }
 
-    fn seen(node: &str) -> PoolDeployment {
+    fn deployment(node: &str) -> PoolDeployment {
         PoolDeployment { member: member(node), replicas: 1, ready: true, pods: 1 }
     }
 
@@ -168,7 +168,8 @@ mod tests {
     #[test]
     fn members_are_on_the_nodes_of_the_driver() {
         let pools = [("disk".to_owned(), "/disk".to_owned())];
-        let observed = Observed { members: vec![seen("b")], nodes: nodes(&["a"]), ..Observed::default() };
+        let observed =
+            Observed { members: vec![deployment("b")], nodes: nodes(&["a"]), ..Observed::default() };
         assert_eq!(
             observed.wanted(&pools),
             [member("a"), member("b")],
@@ -182,22 +183,22 @@ mod tests {
 
     #[test]
     fn a_member_leaves_in_steps() {
-        let stopped = PoolDeployment { replicas: 0, pods: 0, ready: false, ..seen("a") };
+        let stopped = PoolDeployment { replicas: 0, pods: 0, ready: false, ..deployment("a") };
         let job = |done| BTreeMap::from([(member("a").job(), done)]);
         for (seen, jobs, gone, expected) in [
-            (seen("a"), BTreeMap::new(), nodes(&[]), "Stop"),
-            (seen("a"), job(true), nodes(&[]), "Stop"),
+            (deployment("a"), BTreeMap::new(), nodes(&[]), "Stop"),
+            (deployment("a"), job(true), nodes(&[]), "Stop"),
             (PoolDeployment { pods: 1, ..stopped.clone() }, BTreeMap::new(), nodes(&[]), "Wait"),
             (stopped.clone(), BTreeMap::new(), nodes(&[]), "Unmount"),
             (stopped.clone(), job(false), nodes(&[]), "Wait"),
             (stopped.clone(), job(true), nodes(&[]), "Forget"),
-            (seen("a"), BTreeMap::new(), nodes(&["a"]), "Forget"),
+            (deployment("a"), BTreeMap::new(), nodes(&["a"]), "Forget"),
         ] {
             let observed = Observed { members: vec![seen.clone()], jobs, gone, ..Observed::default() };
             let steps = observed.leaving(&[]);
             assert!(format!("{:?}", steps[0].1).starts_with(expected), "{steps:?}");
         }
-        let observed = Observed { members: vec![seen("a")], ..Observed::default() };
+        let observed = Observed { members: vec![deployment("a")], ..Observed::default() };
         assert!(observed.leaving(&[member("a")]).is_empty());
         let moved = Member { path: "/elsewhere".to_owned(), ..member("a") };
         assert_eq!(observed.leaving(&[moved])[0].1, Step::Stop);
@@ -216,9 +217,14 @@ mod tests {
         let mut observed = Observed { nodes: nodes(&["a"]), ..Observed::default() };
         for (claims, members, phase, current) in [
             (vec![], vec![], "Preparing", 0),
-            (vec![claim("Pending")], vec![PoolDeployment { ready: false, ..seen("a") }], "Preparing", 0),
-            (vec![claim("Bound")], vec![PoolDeployment { ready: false, ..seen("a") }], "Mounting", 0),
-            (vec![claim("Bound")], vec![seen("a"), seen("b")], "Ready", 1),
+            (
+                vec![claim("Pending")],
+                vec![PoolDeployment { ready: false, ..deployment("a") }],
+                "Preparing",
+                0,
+            ),
+            (vec![claim("Bound")], vec![PoolDeployment { ready: false, ..deployment("a") }], "Mounting", 0),
+            (vec![claim("Bound")], vec![deployment("a"), deployment("b")], "Ready", 1),
         ] {
             (observed.claims, observed.members) = (claims, members);
             let (status, missing) = observed.status(&pool, "disk-hpp", &[member("a")]);

@@ -183,7 +183,7 @@ impl Controller {
                 *of.entry(name).or_default() += 1;
             }
         }
-        let members: Vec<PoolDeployment> = deployments.iter().filter_map(|one| one.seen(&of)).collect();
+        let members: Vec<PoolDeployment> = deployments.iter().filter_map(|one| one.observe(&of)).collect();
         let (nodes, complete) = self.nodes().await?;
         let mut observed = Observed {
             jobs: jobs.into_iter().map(|job| (job.metadata.name, job.status.succeeded > 0)).collect(),
@@ -244,7 +244,7 @@ struct Replicas {
 
 impl Deployment {
     /// The member that it is; `None`: it is not ours.
-    fn seen(&self, pods: &BTreeMap<&str, usize>) -> Option<PoolDeployment> {
+    fn observe(&self, pods: &BTreeMap<&str, usize>) -> Option<PoolDeployment> {
         let text = |name: &str| self.metadata.annotations.get(name).cloned();
         let member = Member { pool: text(pools::POOL)?, path: text(pools::PATH)?, node: text(pools::NODE)? };
         let status = &self.status;

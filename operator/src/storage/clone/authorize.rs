@@ -162,7 +162,7 @@ mod tests {
     }
 
     /// Asks for a user with these permissions; returns the answer and the questions.
-    fn asked(needs: &Needs, granted: &[&str]) -> (bool, Vec<String>) {
+    fn decide_for(needs: &Needs, granted: &[&str]) -> (bool, Vec<String>) {
         let mut questions = Vec::new();
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let answer = runtime.block_on(decide(needs, |access| {
@@ -186,14 +186,14 @@ mod tests {
             (true, &["pods/", "pvcs/"], true, 3),
             (true, &["pvcs/"], false, 2),
         ] {
-            let (answer, asked) = asked(&needs(&origin(snapshot), "mine"), granted);
+            let (answer, asked) = decide_for(&needs(&origin(snapshot), "mine"), granted);
             assert_eq!(
                 (answer, asked.len()),
                 (allowed, questions),
                 "snapshot={snapshot} {granted:?} {asked:?}"
             );
         }
-        assert_eq!(asked(&needs(&origin(false), "golden"), &[]), (true, vec![]));
+        assert_eq!(decide_for(&needs(&origin(false), "golden"), &[]), (true, vec![]));
     }
 
     #[test]

@@ -243,7 +243,7 @@ impl Controller {
     /// A worker, with what keeps it from starting when it should have started.
     async fn hindered(&self, worker: Arc<Worker>) -> Result<Arc<Worker>> {
         let late = age(&worker.meta).is_some_and(|age| age >= REPORT_AFTER_SECONDS);
-        if !late || !mirror::waits(&worker) || worker.hindrance.is_some() || !self.may_read_events() {
+        if !late || !mirror::is_preparing(&worker) || worker.hindrance.is_some() || !self.may_read_events() {
             return Ok(worker);
         }
         Ok(match self.event(&worker.meta, &mirror::HINDRANCES).await? {

@@ -138,7 +138,7 @@ pub async fn run(client: Client, events: Events, setup: Setup, stop: impl Future
 /// Keeps certificates and signing keys of transfers good.
 async fn keep(client: &Client, namespace: &str, signers: &Signers) {
     loop {
-        if let Err(error) = signers.look(client, namespace).await {
+        if let Err(error) = signers.reconcile(client, namespace).await {
             tracing::warn!(
                 error = error.chain(),
                 "cannot write the certificates of transfers to their Secrets; retrying"

@@ -51,8 +51,8 @@ struct Reported {
 }
 
 impl Progress {
-    /// Takes a value; returns whether it is to be reported.
-    fn take(&self, claim: &Key, value: f64, now: Instant) -> bool {
+    /// Records a value; returns whether it is to be reported.
+    fn record(&self, claim: &Key, value: f64, now: Instant) -> bool {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let last = *all.entry(claim.clone()).or_insert(Reported { value: 0.0, since: now });
         let age = now.saturating_duration_since(last.since);
@@ -111,7 +111,7 @@ impl Controller {
             while let Some((claim, value)) = answers.next().await {
                 // 100 is withheld until the transfer has succeeded.
                 let Some(value) = value.filter(|value| (0.0..100.0).contains(value)) else { continue };
-                if self.progress.take(&claim, value, Instant::now()) {
+                if self.progress.record(&claim, value, Instant::now()) {
                     self.queue.add(Item::Volume(claim));
                 }
             }
@@ -184,12 +184,12 @@ mod tests {
     #[test]
     fn progress_is_reported_in_steps() {
         let (progress, claim, begun) = (Progress::default(), Key::new("n", "a"), Instant::now());
-        assert!(!progress.take(&claim, 50.0, begun), "it may be over in a moment");
+        assert!(!progress.record(&claim, 50.0, begun), "it may be over in a moment");
         assert_eq!(progress.of(&claim), None);
-        assert!(progress.take(&claim, 60.0, begun + FIRST));
-        assert!(!progress.take(&claim, 69.0, begun + FIRST + FIRST));
-        assert!(progress.take(&claim, 71.5, begun + FIRST + FIRST));
-        assert!(progress.take(&claim, 72.0, begun + FIRST + FIRST + REST));
+        assert!(progress.record(&claim, 60.0, begun + FIRST));
+        assert!(!progress.record(&claim, 69.0, begun + FIRST + FIRST));
+        assert!(progress.record(&claim, 71.5, begun + FIRST + FIRST));
+        assert!(progress.record(&claim, 72.0, begun + FIRST + FIRST + REST));
         assert_eq!(progress.of(&claim).as_deref(), Some("72.00%"));
         progress.keep(&[]);
         assert_eq!(progress.of(&claim), None);

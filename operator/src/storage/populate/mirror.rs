@@ -85,7 +85,7 @@ pub fn of(worker: &Worker, claim: &Claim, upload: bool) -> Mirror {
         set(names::POD_READY, Some(if ready { "true" } else { "false" }));
     }
     let (running, mut reason, mut message) = running(worker, outcome.as_ref(), fatal);
-    if waits(worker) && worker.hindrance.is_none() {
+    if is_preparing(worker) && worker.hindrance.is_none() {
         // It was looked for earlier; until the worker's state changes it is true.
         let known = |name| claim.meta.annotation(name).unwrap_or_default().to_owned();
         if HINDRANCES.contains(&known(names::RUNNING_REASON).as_str()) {
@@ -117,7 +117,7 @@ pub fn is_over(worker: &Worker) -> bool {
 }
 
 /// Whether the kubelet prepares a worker.
-pub fn waits(worker: &Worker) -> bool {
+pub fn is_preparing(worker: &Worker) -> bool {
     let waits = match &worker.state {
         State::Unreported => true,
         State::Waiting { reason, .. } => reason == "ContainerCreating" || reason == "PodInitializing",
@@ -130,7 +130,10 @@ pub fn waits(worker: &Worker) -> bool {
 /// ready.
 pub fn is_starting(worker: &Worker, upload: bool) -> bool {
     let late = upload && worker.state == State::Running && !worker.ready && !worker.meta.deleting;
-    (waits(worker) || late) && worker.last.is_none() && worker.restarts == 0 && worker.hindrance.is_none()
+    (is_preparing(worker) || late)
+        && worker.last.is_none()
+        && worker.restarts == 0
+        && worker.hindrance.is_none()
 }
 
 /// How the working container ended, now or in its last run.
@@ -162,7 +165,7 @@ fn running(worker: &Worker, outcome: Option<&Outcome>, fatal: bool) -> (bool, St
         };
         (false, reason.to_owned(), simple(said))
     };
-    let works = matches!(&worker.state, State::Running) || waits(worker);
+    let works = matches!(&worker.state, State::Running) || is_preparing(worker);
     if let Some(hindrance) = worker.hindrance.as_ref().filter(|_| works) {
         return (false, hindrance.reason.clone(), simple(&hindrance.message));
     }
@@ -208,7 +211,7 @@ mod tests {
         let creating = State::Waiting { reason: "ContainerCreating".into(), message: String::new() };
         let mut stuck = worker("Pending", creating.clone(), None);
         stuck.hindrance = hindrance("FailedMount");
-        let (phase, running, reason, message) = shown(&stuck);
+        let (phase, running, reason, message) = mirrored(&stuck);
         assert_eq!((phase.as_str(), running.as_str(), reason.as_str()), ("Pending", "false", "FailedMount"));
         assert_eq!(message, "configmap \"c\" not found");
         let mut claim = Claim::default();
@@ -223,14 +226,14 @@ mod tests {
         assert_eq!(changes[names::RUNNING].as_deref(), Some("true"));
         // The image of a node pull is another container's.
         stuck.hindrance = hindrance("ImagePullBackOff");
-        assert_eq!((shown(&stuck).1.as_str(), shown(&stuck).2.as_str()), ("false", "ImagePullBackOff"));
+        assert_eq!((mirrored(&stuck).1.as_str(), mirrored(&stuck).2.as_str()), ("false", "ImagePullBackOff"));
     }
 
     fn ended(status: i64, reason: &str, message: &str) -> Ended {
         Ended { status, reason: reason.into(), message: message.into() }
     }
 
-    fn shown(worker: &Worker) -> (String, String, String, String) {
+    fn mirrored(worker: &Worker) -> (String, String, String, String) {
         let mirror = of(worker, &Claim::default(), false);
         let get = |name: &str| mirror.annotations[name].clone().unwrap();
         (get(names::POD_PHASE), get(names::RUNNING), get(names::RUNNING_REASON), get(names::RUNNING_MESSAGE))
@@ -285,7 +288,7 @@ mod tests {
                 ("Failed", "false", "Evicted", ""),
             ),
         ] {
-            let shown = shown(&worker);
+            let shown = mirrored(&worker);
             assert_eq!(
                 (shown.0.as_str(), shown.1.as_str(), shown.2.as_str(), shown.3.as_str()),
                 expected,

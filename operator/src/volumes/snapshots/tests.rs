@@ -42,7 +42,7 @@ impl Model {
         }
     }
 
-    fn seen(&self) -> Option<Snapshot> {
+    fn observed(&self) -> Option<Snapshot> {
         self.snapshot.as_ref().map(Snapshot::from)
     }
 
@@ -52,7 +52,7 @@ impl Model {
 
     /// One step of the snapshot's plan; false when it rests.
     fn step(&mut self) -> bool {
-        let Some(s) = self.seen() else { return false };
+        let Some(s) = self.observed() else { return false };
         let content = self.content.as_ref().map(Content::from);
         let around = Around {
             content: content.as_ref(),
@@ -125,7 +125,7 @@ impl Model {
         for _ in 0..20 {
             let more = self.step();
             let seen = self.content.as_ref().map(Content::from);
-            let step = seen.map(|content| plan::content(&content, self.seen().as_ref(), false));
+            let step = seen.map(|content| plan::content(&content, self.observed().as_ref(), false));
             match step {
                 Some(ForContent::Finalizers(all)) => {
                     self.content.as_mut().unwrap()["metadata"]["finalizers"] = json!(all);
@@ -139,7 +139,7 @@ impl Model {
     }
 
     /// The sidecar takes the snapshot.
-    fn take(&mut self) {
+    fn take_snapshot(&mut self) {
         self.content.as_mut().unwrap()["status"] = json!({
             "creationTime": 1_795_282_205_999_999_999u64, "readyToUse": true, "restoreSize": 209_715_200, "snapshotHandle": "x",
         });
@@ -160,7 +160,7 @@ fn a_snapshot_is_taken_and_deleted() {
     assert!(Claim::from(&model.claim).protected, "the claim cannot go while its snapshot is taken");
     assert_eq!(model.snapshot.as_ref().unwrap()["metadata"]["finalizers"], json!([AS_SOURCE, BOUND]));
     assert_eq!(model.content.as_ref().unwrap()["metadata"]["finalizers"], json!([CONTENT]));
-    model.take();
+    model.take_snapshot();
     model.settle();
     assert_eq!(model.status("readyToUse"), true);
     assert_eq!(
@@ -185,7 +185,7 @@ fn a_snapshot_is_taken_and_deleted() {
 fn a_retained_content_outlives_its_snapshot() {
     let mut model = Model::new(&json!({"persistentVolumeClaimName": "c"}));
     model.content = Some(content("Retain", &json!({"volumeHandle": "h"})));
-    model.take();
+    model.take_snapshot();
     model.settle();
     assert_eq!(model.snapshot.as_ref().unwrap()["metadata"]["finalizers"], json!([AS_SOURCE]));
     model.delete();
@@ -241,7 +241,7 @@ fn errors_of_the_driver_come_and_go() {
     model.content.as_mut().unwrap()["status"] = json!({"readyToUse": false, "error": error});
     model.settle();
     assert_eq!(model.status("error"), &error);
-    model.take();
+    model.take_snapshot();
     model.settle();
     assert_eq!((model.status("error"), model.status("readyToUse")), (&Value::Null, &json!(true)));
 }
@@ -251,7 +251,7 @@ fn the_claim_stays_protected_while_another_snapshot_of_it_is_taken() {
     let mut model = Model::new(&json!({"persistentVolumeClaimName": "c"}));
     model.settle();
     model.others = true;
-    model.take();
+    model.take_snapshot();
     model.settle();
     assert!(Claim::from(&model.claim).protected);
     model.others = false;

@@ -80,13 +80,13 @@ impl Service for Polls {
         let polled = tokio::time::timeout(POLL_TIMEOUT, poll(&asked)).await.unwrap_or_else(|_| {
             poll::Answer::Failed(format!("no answer within {} s", POLL_TIMEOUT.as_secs()))
         });
-        tracing::info!(url = shown(&asked.url), ?polled, "polled");
+        tracing::info!(url = redacted(&asked.url), ?polled, "polled");
         answer::text(StatusCode::OK, &serde_json::to_string(&polled).unwrap_or_default())
     }
 }
 
 /// A URL without user, password and query.
-fn shown(url: &str) -> String {
+fn redacted(url: &str) -> String {
     let front = url.split(['?', '#']).next().unwrap_or_default();
     let (scheme, rest) = front.split_once("://").unwrap_or(("", front));
     let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
@@ -119,8 +119,8 @@ mod tests {
 
     #[test]
     fn urls_are_shown_without_secrets() {
-        assert_eq!(shown("https://user:word@host/disk?sig=1#x"), "https://host/disk");
-        assert_eq!(shown("docker://host:5000/a/b:c"), "docker://host:5000/a/b:c");
+        assert_eq!(redacted("https://user:word@host/disk?sig=1#x"), "https://host/disk");
+        assert_eq!(redacted("docker://host:5000/a/b:c"), "docker://host:5000/a/b:c");
     }
 
     #[tokio::test]

@@ -100,7 +100,7 @@ impl Cluster {
     }
 
     /// Requests so far, verb and path.
-    pub(crate) fn asked(&self) -> Vec<String> {
+    pub(crate) fn requests(&self) -> Vec<String> {
         self.0.asked.lock().unwrap().clone()
     }
 }

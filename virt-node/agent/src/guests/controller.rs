@@ -390,7 +390,7 @@ impl Controller {
         };
         let mut after = status::running(&before, &running);
         for event in happened {
-            self.tell(key, instance, &event);
+            self.publish_event(key, instance, &event);
         }
         let ends = instance.deleting || matches!(seen.state, State::Stopping | State::Ended);
         let attachments = self.attachments(instance);
@@ -416,7 +416,7 @@ impl Controller {
     }
 
     /// An event about what happened in the guest.
-    fn tell(&self, key: &Key, instance: &Instance, event: &Event) {
+    fn publish_event(&self, key: &Key, instance: &Instance, event: &Event) {
         let about = self.about(key, instance);
         match event {
             Event::Watchdog => {

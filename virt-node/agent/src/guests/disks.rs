@@ -104,7 +104,7 @@ pub(crate) fn attached(
     launcher: &Process,
 ) -> Result<Backend> {
     let (path, file) = (place::hotplugged(name), place::hotplugged_file(name));
-    if mount::shown(launcher, place::HOTPLUG, &file)?.is_none() {
+    if mount::find(launcher, place::HOTPLUG, &file)?.is_none() {
         let holder = attachment(name, attachments)?;
         let disk = held(name, claim, &holder)?;
         if disk.block {
@@ -112,7 +112,7 @@ pub(crate) fn attached(
         }
         mount::show(&disk, Access::Write, &holder, launcher, place::HOTPLUG, &file)?;
     }
-    let disk = mount::shown(launcher, place::HOTPLUG, &file)?;
+    let disk = mount::find(launcher, place::HOTPLUG, &file)?;
     let disk = disk.ok_or_else(|| Error::new(Kind::System, format!("{path} was removed")))?;
     let direct = disk.open(true).is_ok();
     Ok(backend(path, disk.block, raw(size(&disk)?), direct))
@@ -128,7 +128,7 @@ pub(crate) fn shown_for_dump(
     attachments: &Attachments,
     launcher: &Process,
 ) -> Result<()> {
-    if mount::shown(launcher, place::HOTPLUG, file)?.is_some() {
+    if mount::find(launcher, place::HOTPLUG, file)?.is_some() {
         return Ok(());
     }
     let holder = attachment(name, attachments)?;
@@ -169,7 +169,7 @@ fn attachment(name: &str, attachments: &Attachments) -> Result<Process> {
 /// The system refuses.
 pub(crate) fn detached(name: &str, launcher: &Process) -> Result<()> {
     let file = place::hotplugged_file(name);
-    if let Some(disk) = mount::shown(launcher, place::HOTPLUG, &file)?
+    if let Some(disk) = mount::find(launcher, place::HOTPLUG, &file)?
         && disk.block
     {
         devices::forbid(launcher, &disk)?;

@@ -209,7 +209,7 @@ mod tests {
     use api::launcher::{Cause, Exit};
     use serde_json::json;
 
-    fn seen(state: State, agent: bool) -> launcher::Status {
+    fn launcher_status(state: State, agent: bool) -> launcher::Status {
         serde_json::from_value(json!({
             "state": state, "reason": null, "uid": "u", "exit": null, "agent": agent,
             "size": {"processors": 1, "memory": 64 << 20}, "targets": {"root": "vda"},
@@ -250,7 +250,7 @@ mod tests {
     fn a_start_is_one_status_with_everything_in_it() {
         let (spec, pod, started) = (spec(), pod(), started());
         let before = Status { phase: Some("Scheduled".into()), ..Status::default() };
-        let seen = seen(State::Running, false);
+        let seen = launcher_status(State::Running, false);
         let mut known = Running {
             spec: &spec,
             seen: &seen,
@@ -276,7 +276,7 @@ mod tests {
 
     #[test]
     fn interfaces_that_come_and_go_are_in_the_status() {
-        let (spec, pod, seen) = (spec(), pod(), seen(State::Running, false));
+        let (spec, pod, seen) = (spec(), pod(), launcher_status(State::Running, false));
         let named = |name: &str| InterfaceStatus { name: Some(name.into()), ..InterfaceStatus::default() };
         let reported = InterfaceStatus { interface_name: Some("eth9".into()), ..InterfaceStatus::default() };
         let mut before = Status { phase: Some("Running".into()), ..Status::default() };
@@ -299,7 +299,7 @@ mod tests {
 
     #[test]
     fn credentials_are_a_condition_and_an_event_of_its_change() {
-        let (spec, pod, seen) = (spec(), pod(), seen(State::Running, true));
+        let (spec, pod, seen) = (spec(), pod(), launcher_status(State::Running, true));
         let mut status = Status { phase: Some("Running".into()), ..Status::default() };
         let offline = Err("Guest agent is offline".to_owned());
         for (told, condition, event) in [
@@ -335,7 +335,7 @@ mod tests {
     #[test]
     fn a_paused_guest_is_not_ready() {
         let (spec, pod) = (spec(), pod());
-        let seen = seen(State::Paused, true);
+        let seen = launcher_status(State::Paused, true);
         let known = Running {
             spec: &spec,
             seen: &seen,

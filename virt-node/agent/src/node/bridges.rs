@@ -186,7 +186,7 @@ async fn show(client: &Client, key: &Key, patch: &Value) -> Result<()> {
 mod tests {
     use super::*;
 
-    fn shown(capacity: &[(&str, &str)], allocatable: &[(&str, &str)]) -> Shown {
+    fn published(capacity: &[(&str, &str)], allocatable: &[(&str, &str)]) -> Shown {
         let map = |pairs: &[(&str, &str)]| {
             let name = |name: &str| {
                 if name.contains('/') || name == "cpu" { name.to_owned() } else { format!("{PREFIX}{name}") }
@@ -203,18 +203,18 @@ mod tests {
         let name = |name: &str| format!("{PREFIX}{name}");
         let full = [("br0", COUNT), ("cpu", "2"), ("other.io/x", "1")];
         for (what, there, found, wanted) in [
-            ("nothing", bridges(&[]), shown(&[("cpu", "2")], &[("cpu", "2")]), None),
-            ("as it is", bridges(&["br0"]), shown(&full, &full), None),
+            ("nothing", bridges(&[]), published(&[("cpu", "2")], &[("cpu", "2")]), None),
+            ("as it is", bridges(&["br0"]), published(&full, &full), None),
             (
                 "as the API server writes it",
                 bridges(&["br0"]),
-                shown(&[("br0", "1k")], &[("br0", "1k")]),
+                published(&[("br0", "1k")], &[("br0", "1k")]),
                 None,
             ),
             (
                 "new, and one is gone",
                 bridges(&["br1"]),
-                shown(&full, &full),
+                published(&full, &full),
                 Some(json!({"status": {
                     "capacity": {name("br0"): null, name("br1"): COUNT},
                     "allocatable": {name("br0"): null, name("br1"): COUNT},
@@ -223,10 +223,10 @@ mod tests {
             (
                 "set to 0 by the kubelet",
                 bridges(&["br0"]),
-                shown(&[("br0", "0")], &full),
+                published(&[("br0", "0")], &full),
                 Some(json!({"status": {"capacity": {name("br0"): COUNT}}})),
             ),
-            ("no name of a resource", bridges(&["br_", "a b", "ü"]), shown(&[], &[]), None),
+            ("no name of a resource", bridges(&["br_", "a b", "ü"]), published(&[], &[]), None),
         ] {
             assert_eq!(plan(&there, &found), wanted, "{what}");
         }

@@ -7,7 +7,7 @@ use guest::found;
 use crate::config::Emulation;
 
 /// Whether guests run under KVM on this node.
-pub(crate) fn works(emulation: Emulation, emulator: &Path) -> bool {
+pub(crate) fn is_usable(emulation: Emulation, emulator: &Path) -> bool {
     match emulation {
         Emulation::Always => false,
         Emulation::Never => true,
@@ -28,8 +28,8 @@ mod tests {
     #[test]
     fn an_answer_that_is_configured_is_not_probed() {
         let absent = Path::new("/nonexistent/qemu");
-        assert!(works(Emulation::Never, absent));
-        assert!(!works(Emulation::Always, absent));
-        assert!(!works(Emulation::Probe, absent));
+        assert!(is_usable(Emulation::Never, absent));
+        assert!(!is_usable(Emulation::Always, absent));
+        assert!(!is_usable(Emulation::Probe, absent));
     }
 }

@@ -43,7 +43,7 @@ pub(crate) fn show(
     name: &str,
 ) -> Result<()> {
     let (source, target) = (from.mounts()?, to.mounts()?);
-    apart(|| {
+    with_own_root(|| {
         enter(&source)?;
         let flags =
             OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
@@ -62,7 +62,7 @@ pub(crate) fn show(
 /// The kernel refuses.
 pub(crate) fn hide(of: &Process, directory: &str, name: &str) -> Result<()> {
     let target = of.mounts()?;
-    apart(|| {
+    with_own_root(|| {
         enter(&target)?;
         let place = Dir::open(directory)?;
         // An unmount takes a path: the name alone, from the directory itself.
@@ -86,7 +86,7 @@ pub(crate) fn hide(of: &Process, directory: &str, name: &str) -> Result<()> {
 ///
 /// # Errors
 /// The process is gone, or something else than a disk is shown.
-pub(crate) fn shown(of: &Process, directory: &str, name: &str) -> Result<Option<Disk>> {
+pub(crate) fn find(of: &Process, directory: &str, name: &str) -> Result<Option<Disk>> {
     let place = of.directory(directory)?;
     let Some(handle) = place.handle(name)? else { return Ok(None) };
     if mount_of(&handle)? == mount_of(&place)? {
@@ -97,7 +97,7 @@ pub(crate) fn shown(of: &Process, directory: &str, name: &str) -> Result<Option<
 
 /// Does something on a thread that has a root of its own and may enter mount namespaces. It ends with the work, since it
 /// keeps the last namespace.
-fn apart<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+fn with_own_root<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     let work = || {
         sys::own_root().map_err(|error| Error::system("a thread cannot have its own root", error))?;
         work()

@@ -54,8 +54,9 @@ pub(super) async fn keep(controller: Arc<Controller>, settings: Settings) {
     let mut changed = true;
     loop {
         let due = changed || refreshed.is_none_or(|at| at.elapsed() >= REFRESH);
-        let result = match look(&controller).await {
-            Ok(now) if due || matters(&known, &now) => match write(&controller, &settings, &now).await {
+        let result = match measure(&controller).await {
+            Ok(now) if due || is_significant(&known, &now) => match write(&controller, &settings, &now).await
+            {
                 Ok(()) => {
                     known = now;
                     refreshed = Some(Instant::now());
@@ -77,7 +78,7 @@ pub(super) async fn keep(controller: Arc<Controller>, settings: Settings) {
 }
 
 /// The room in the node's pools for each class of the driver.
-async fn look(controller: &Controller) -> Result<Known> {
+async fn measure(controller: &Controller) -> Result<Known> {
     let mut now = Known::new();
     for (_, class) in controller.classes.all() {
         if plan::serves(controller.driver.name(), &class.provisioner) {
@@ -88,7 +89,7 @@ async fn look(controller: &Controller) -> Result<Known> {
 }
 
 /// Whether a difference is worth a write at once; others wait for the next refresh.
-fn matters(known: &Known, now: &Known) -> bool {
+fn is_significant(known: &Known, now: &Known) -> bool {
     known.len() != now.len()
         || now.iter().any(|(class, left)| {
             known.get(class).is_none_or(|before| {
@@ -249,7 +250,7 @@ mod tests {
             (known(0), known(8 << 20), true),
             (Known::new(), known(0), true),
         ] {
-            assert_eq!(matters(&before, &now), expected, "{before:?} {now:?}");
+            assert_eq!(is_significant(&before, &now), expected, "{before:?} {now:?}");
         }
     }
 

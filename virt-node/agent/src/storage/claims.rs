@@ -45,10 +45,10 @@ impl Controller {
         let made = match self.driver.controller().create_volume(request).await {
             Ok(made) => made.into_inner().volume.unwrap_or_default(),
             Err(status) if status.code() == Code::ResourceExhausted => {
-                self.report_failure(claim, class, &said(&status));
+                self.report_failure(claim, class, &rpc_error(&status));
                 return self.reschedule(claim).await;
             }
-            Err(status) => return self.failed(claim, class, &said(&status)),
+            Err(status) => return self.failed(claim, class, &rpc_error(&status)),
         };
         self.changed.notify_one();
         let object = volume::object(claim, class, &made, self.driver.name(), &self.identity, &self.node);
@@ -99,7 +99,8 @@ impl Controller {
     }
 
     async fn attributes(&self, name: &str) -> Result<BTreeMap<String, String>> {
-        let class: AttributesClass = self.client.get(ATTRIBUTES, &Key::cluster(name)).await.map_err(asked)?;
+        let class: AttributesClass =
+            self.client.get(ATTRIBUTES, &Key::cluster(name)).await.map_err(lookup_failed)?;
         class.parameters_of(name, self.driver.name())
     }
 
@@ -118,7 +119,7 @@ impl Controller {
     /// Handle of the volume of the claim that another one is a clone of.
     async fn source_claim(&self, claim: &Claim, key: &Key) -> Result<String> {
         let refuse = |text: String| Error::new(Kind::Content, text);
-        let source: Claim = self.client.get(CLAIMS, key).await.map_err(asked)?;
+        let source: Claim = self.client.get(CLAIMS, key).await.map_err(lookup_failed)?;
         if source.status.phase != "Bound" {
             return Err(refuse(format!("the source claim {key} is not bound")));
         }
@@ -131,7 +132,7 @@ impl Controller {
             )));
         }
         let of = &source.spec.volume_name;
-        let volume: Volume = self.client.get(VOLUMES, &Key::cluster(of)).await.map_err(asked)?;
+        let volume: Volume = self.client.get(VOLUMES, &Key::cluster(of)).await.map_err(lookup_failed)?;
         match volume.spec.csi {
             Some(csi) if csi.driver == self.driver.name() => Ok(csi.volume_handle),
             _ => Err(refuse(format!("the source claim {key} belongs to another CSI driver"))),
@@ -141,7 +142,7 @@ impl Controller {
     /// Handle of a snapshot that is ready.
     async fn snapshot(&self, claim: &Claim, key: &Key) -> Result<String> {
         let refuse = |text: String| Error::new(Kind::Content, text);
-        let snapshot: Value = self.client.get(SNAPSHOTS, key).await.map_err(asked)?;
+        let snapshot: Value = self.client.get(SNAPSHOTS, key).await.map_err(lookup_failed)?;
         let text =
             |object: &Value, path: &str| object.pointer(path).and_then(Value::as_str).map(str::to_owned);
         if snapshot.pointer("/metadata/deletionTimestamp").is_some() {
@@ -152,7 +153,8 @@ impl Controller {
         }
         let content = text(&snapshot, "/status/boundVolumeSnapshotContentName")
             .ok_or_else(|| refuse(format!("the snapshot {key} is not bound")))?;
-        let content: Value = self.client.get(CONTENTS, &Key::cluster(&content)).await.map_err(asked)?;
+        let content: Value =
+            self.client.get(CONTENTS, &Key::cluster(&content)).await.map_err(lookup_failed)?;
         if text(&content, "/spec/driver").as_deref() != Some(self.driver.name()) {
             return Err(refuse(format!("the snapshot {key} belongs to another CSI driver")));
         }
@@ -198,11 +200,11 @@ impl Controller {
 }
 
 /// A call of the API server that failed.
-pub(super) fn asked(error: cluster::Error) -> Error {
+pub(super) fn lookup_failed(error: cluster::Error) -> Error {
     Error::with(Kind::Cluster, "cannot read the claim's class or source", error)
 }
 
 /// A status of the driver as the sidecars print it.
-pub(super) fn said(status: &Status) -> String {
+pub(super) fn rpc_error(status: &Status) -> String {
     format!("rpc error: code = {:?} desc = {}", status.code(), status.message())
 }

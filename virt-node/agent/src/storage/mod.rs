@@ -72,7 +72,7 @@ pub async fn run(client: Client, settings: Settings, stop: impl Future<Output = 
 async fn serve(client: &Client, settings: &Settings) {
     let sidecars = Sidecars::watch(client, settings);
     loop {
-        sidecars.gone().await;
+        sidecars.wait_until_absent().await;
         let serving = async {
             let driver = Driver::wait(&settings.socket).await;
             tracing::info!(driver = driver.name(), node = settings.node, "serving the volumes of the node");
@@ -82,7 +82,7 @@ async fn serve(client: &Client, settings: &Settings) {
         };
         tokio::select! {
             () = serving => {}
-            () = sidecars.there() => {
+            () = sidecars.wait_until_present() => {
                 tracing::info!(node = settings.node, "the CSI sidecars of the node take over its volumes");
             }
         }

@@ -18,7 +18,7 @@ use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use tonic::{Code, Status};
 
-use super::claims::said;
+use super::claims::rpc_error;
 use super::conditions::{self, MODIFY_ERROR, MODIFYING, condition};
 use super::controller::Controller;
 use super::objects::{ATTRIBUTES, AttributesClass, Claim, VOLUMES, Volume};
@@ -105,7 +105,7 @@ impl Controller {
 
     async fn not_modified(&self, claim: &Claim, name: &str, refused: &Status) -> Outcome {
         let of = (&claim.metadata.namespace, &claim.metadata.name);
-        let why = said(refused);
+        let why = rpc_error(refused);
         tracing::warn!(
             claim = of.1,
             namespace = of.0,

@@ -4,7 +4,7 @@ use cluster::{Delete, JsonPatch, Key, Outcome};
 use csi::DeleteVolumeRequest;
 use serde::de::IgnoredAny;
 
-use super::claims::said;
+use super::claims::rpc_error;
 use super::controller::Controller;
 use super::objects::{FINALIZER, VOLUMES, Volume};
 
@@ -14,8 +14,12 @@ impl Controller {
         let Some(csi) = &volume.spec.csi else { return Outcome::Done };
         let request = DeleteVolumeRequest { volume_id: csi.volume_handle.clone(), ..Default::default() };
         if let Err(status) = self.driver.controller().delete_volume(request).await {
-            self.report_volume(volume, "VolumeFailedDelete", &said(&status));
-            tracing::warn!(volume = volume.metadata.name, error = said(&status), "cannot delete the volume");
+            self.report_volume(volume, "VolumeFailedDelete", &rpc_error(&status));
+            tracing::warn!(
+                volume = volume.metadata.name,
+                error = rpc_error(&status),
+                "cannot delete the volume"
+            );
             return Outcome::Retry;
         }
         self.changed.notify_one();

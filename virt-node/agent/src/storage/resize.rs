@@ -14,7 +14,7 @@ use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use tonic::{Code, Status};
 
-use super::claims::said;
+use super::claims::rpc_error;
 use super::conditions::{self, condition};
 use super::controller::Controller;
 use super::objects::{CLAIMS, Claim, VOLUMES, Volume};
@@ -97,7 +97,7 @@ impl Controller {
     }
 
     async fn not_expanded(&self, claim: &Claim, wanted: &str, refused: &Status) -> Outcome {
-        let why = said(refused);
+        let why = rpc_error(refused);
         self.report(claim, Type::Warning, "VolumeResizeFailed", &format!("resize volume failed: {why}"));
         tracing::warn!(
             claim = claim.metadata.name,

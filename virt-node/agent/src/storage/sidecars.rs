@@ -82,7 +82,7 @@ impl Sidecars {
     }
 
     /// Waits until no pod of the node has the sidecar.
-    pub(super) async fn gone(&self) {
+    pub(super) async fn wait_until_absent(&self) {
         self.0.synced().await;
         while self.provision() {
             tokio::time::sleep(POLL_INTERVAL).await;
@@ -90,7 +90,7 @@ impl Sidecars {
     }
 
     /// Waits until a pod of the node has the sidecar.
-    pub(super) async fn there(&self) {
+    pub(super) async fn wait_until_present(&self) {
         while !self.provision() {
             tokio::time::sleep(POLL_INTERVAL).await;
         }

@@ -12,7 +12,7 @@ use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use tonic::{Code, Status};
 
-use super::claims::said;
+use super::claims::rpc_error;
 use super::content::{self, BEING_CREATED, Content, FINALIZER, ForContent};
 use super::controller::Controller;
 use super::objects::CONTENTS;
@@ -50,7 +50,7 @@ impl Controller {
             Ok(answer) => answer.into_inner().snapshot.unwrap_or_default(),
             Err(refused) => {
                 let ended = is_final(&refused);
-                return self.snapshot_failed(key, content, &said(&refused), ended).await;
+                return self.snapshot_failed(key, content, &rpc_error(&refused), ended).await;
             }
         };
         self.changed.notify_one();
@@ -70,7 +70,7 @@ impl Controller {
             ListSnapshotsRequest { snapshot_id: handle.to_owned(), ..ListSnapshotsRequest::default() };
         let found = match self.driver.controller().list_snapshots(request).await {
             Ok(list) => list.into_inner().entries.into_iter().find_map(|entry| entry.snapshot),
-            Err(refused) => return self.snapshot_failed(key, content, &said(&refused), false).await,
+            Err(refused) => return self.snapshot_failed(key, content, &rpc_error(&refused), false).await,
         };
         match found {
             None => {
@@ -88,7 +88,7 @@ impl Controller {
     async fn delete_snapshot(&self, key: &Key, content: &Content, handle: &str) -> Outcome {
         let request = DeleteSnapshotRequest { snapshot_id: handle.to_owned(), ..Default::default() };
         if let Err(refused) = self.driver.controller().delete_snapshot(request).await {
-            let why = format!("Failed to delete snapshot: {}", said(&refused));
+            let why = format!("Failed to delete snapshot: {}", rpc_error(&refused));
             self.report_content(content, "SnapshotDeleteError", &why);
             tracing::warn!(content = %key, error = why, "cannot delete the snapshot");
             return Outcome::Retry;

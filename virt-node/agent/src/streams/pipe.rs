@@ -49,9 +49,9 @@ impl Sessions {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a guest's stream over. The receiver resolves when another client takes it over; the flag reports whether there
+    /// Takes over a guest's stream. The receiver resolves when another client takes it over; the flag reports whether there
     /// was a previous client.
-    fn take(&self, of: (Key, &'static str)) -> (oneshot::Receiver<()>, bool) {
+    fn take_over(&self, of: (Key, &'static str)) -> (oneshot::Receiver<()>, bool) {
         let (end, ended) = oneshot::channel();
         let mut sessions = self.lock();
         sessions.retain(|_, end| !end.is_closed());
@@ -81,7 +81,7 @@ pub(super) async fn open(
         "console" => "serial0",
         _ => "vnc",
     };
-    let (ended, before) = sessions.take((key, name));
+    let (ended, before) = sessions.take_over((key, name));
     if before {
         tokio::time::sleep(TAKE_OVER).await;
     }
@@ -196,16 +196,16 @@ mod tests {
     async fn a_second_session_ends_the_first() {
         let sessions = Sessions::default();
         let of = || (Key::new("n", "a"), "console");
-        let (first, before) = sessions.take(of());
+        let (first, before) = sessions.take_over(of());
         assert!(!before);
-        let (_other, before) = sessions.take((Key::new("n", "a"), "vnc"));
+        let (_other, before) = sessions.take_over((Key::new("n", "a"), "vnc"));
         assert!(!before, "another kind of stream is left alone");
-        let (mut second, before) = sessions.take(of());
+        let (mut second, before) = sessions.take_over(of());
         assert!(before);
         assert!(first.await.is_err(), "the first is over");
         assert!(second.try_recv().is_err_and(|error| error == oneshot::error::TryRecvError::Empty));
         drop(second);
-        assert!(!sessions.take(of()).1, "one that closed is forgotten");
+        assert!(!sessions.take_over(of()).1, "one that closed is forgotten");
     }
 
     #[tokio::test]

@@ -71,7 +71,7 @@ pub(super) fn answer(dhcp: &Dhcp, mac: Mac, mtu: u32, packet: &[u8]) -> Option<(
         if !informed {
             options.insert(DhcpOption::AddressLeaseTime(FOR_EVER));
         }
-        for option in told(dhcp, lease, mtu) {
+        for option in network_options(dhcp, lease, mtu) {
             options.insert(option);
         }
         reply.set_ciaddr(asked.ciaddr());
@@ -114,7 +114,7 @@ fn sifted(packet: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// The network, as options.
-fn told(dhcp: &Dhcp, lease: &Lease4, mtu: u32) -> Vec<DhcpOption> {
+fn network_options(dhcp: &Dhcp, lease: &Lease4, mtu: u32) -> Vec<DhcpOption> {
     let mut options = Vec::new();
     options.extend(
         Ipv4Net::new(lease.address, lease.prefix).ok().map(|net| DhcpOption::SubnetMask(net.netmask())),
@@ -185,7 +185,7 @@ mod tests {
         message
     }
 
-    fn said(message: &Message) -> Option<(Message, SocketAddrV4)> {
+    fn reply_to(message: &Message) -> Option<(Message, SocketAddrV4)> {
         let (bytes, to) = answer(&dhcp(), MAC, 1400, &message.to_vec().unwrap())?;
         assert!(bytes.len() >= SHORTEST);
         Some((Message::decode(&mut Decoder::new(&bytes)).unwrap(), to))
@@ -199,7 +199,7 @@ mod tests {
             (packet(MessageType::Discover, &[]), MessageType::Offer),
             (packet(MessageType::Request, &[wants]), MessageType::Ack),
         ] {
-            let (reply, to) = said(&asked).unwrap();
+            let (reply, to) = reply_to(&asked).unwrap();
             assert_eq!((reply.opts().msg_type(), reply.xid(), reply.yiaddr()), (Some(kind), 99, own));
             assert_eq!(to.to_string(), "255.255.255.255:68");
             let has = |option: DhcpOption| reply.opts().iter().any(|(_, one)| *one == option);
@@ -211,7 +211,7 @@ mod tests {
         }
         let mut renewal = packet(MessageType::Request, &[]);
         renewal.set_ciaddr(own);
-        let (reply, to) = said(&renewal).unwrap();
+        let (reply, to) = reply_to(&renewal).unwrap();
         assert_eq!(
             (reply.opts().msg_type(), to.to_string()),
             (Some(MessageType::Ack), "10.0.2.2:68".to_owned())
@@ -221,18 +221,18 @@ mod tests {
     #[test]
     fn other_addresses_are_refused_and_others_not_answered() {
         let other = DhcpOption::RequestedIpAddress("10.0.2.9".parse().unwrap());
-        let (reply, _) = said(&packet(MessageType::Request, &[other])).unwrap();
+        let (reply, _) = reply_to(&packet(MessageType::Request, &[other])).unwrap();
         assert_eq!(reply.opts().msg_type(), Some(MessageType::Nak));
         assert!(reply.yiaddr().is_unspecified());
         let server = DhcpOption::ServerIdentifier("10.0.2.9".parse().unwrap());
-        assert!(said(&packet(MessageType::Request, &[server])).is_none());
-        assert!(said(&packet(MessageType::Release, &[])).is_none());
+        assert!(reply_to(&packet(MessageType::Request, &[server])).is_none());
+        assert!(reply_to(&packet(MessageType::Release, &[])).is_none());
         let mut stranger = packet(MessageType::Discover, &[]);
         stranger.set_chaddr(&[2, 0, 0, 0, 0, 8]);
-        assert!(said(&stranger).is_none());
+        assert!(reply_to(&stranger).is_none());
         let mut relayed = packet(MessageType::Discover, &[]);
         relayed.set_giaddr([10, 0, 0, 1]);
-        assert!(said(&relayed).is_none());
+        assert!(reply_to(&relayed).is_none());
     }
 
     #[test]
@@ -244,7 +244,7 @@ mod tests {
             prefix: 16,
             gateway: "10.0.2.9".parse().unwrap(),
         });
-        let routes = told(&dhcp, dhcp.v4.as_ref().unwrap(), 1500);
+        let routes = network_options(&dhcp, dhcp.v4.as_ref().unwrap(), 1500);
         let routes = routes.iter().find_map(|one| {
             if let DhcpOption::ClasslessStaticRoute(routes) = one { Some(routes.len()) } else { None }
         });

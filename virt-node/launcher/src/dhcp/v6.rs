@@ -185,7 +185,7 @@ mod tests {
         message.to_vec().unwrap()
     }
 
-    fn said(packet: &[u8]) -> Option<Message> {
+    fn reply_to(packet: &[u8]) -> Option<Message> {
         Some(Message::decode(&mut Decoder::new(&answer(&dhcp(), MAC, packet)?)).unwrap())
     }
 
@@ -204,7 +204,7 @@ mod tests {
             (MessageType::Request, vec![asks(None), DhcpOption::ServerId(server(MAC))], MessageType::Reply),
             (MessageType::Rebind, vec![asks(None)], MessageType::Reply),
         ] {
-            let reply = said(&packet(kind, options)).unwrap();
+            let reply = reply_to(&packet(kind, options)).unwrap();
             assert_eq!((reply.msg_type(), reply.xid()), (answered, [1, 2, 3]), "{kind:?}");
             let Some(DhcpOption::IANA(identity)) = reply.opts().get(OptionCode::IANA) else {
                 panic!("{reply:?}")
@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn foreign_requests_are_refused_or_ignored() {
         let status = |address| {
-            let reply = said(&packet(MessageType::Confirm, vec![asks(Some(address))])).unwrap();
+            let reply = reply_to(&packet(MessageType::Confirm, vec![asks(Some(address))])).unwrap();
             match reply.opts().get(OptionCode::StatusCode) {
                 Some(DhcpOption::StatusCode(status)) => status.status,
                 other => panic!("{other:?}"),
@@ -229,9 +229,9 @@ mod tests {
         };
         assert_eq!((status(OWN), status(Ipv6Addr::LOCALHOST)), (Status::Success, Status::NotOnLink));
         let other = DhcpOption::ServerId(vec![0, 3, 0, 1, 9, 9, 9, 9, 9, 9]);
-        assert!(said(&packet(MessageType::Request, vec![asks(None), other])).is_none());
-        assert!(said(&packet(MessageType::Reply, vec![asks(None)])).is_none());
-        assert!(said(&Message::new(MessageType::Solicit).to_vec().unwrap()).is_none());
+        assert!(reply_to(&packet(MessageType::Request, vec![asks(None), other])).is_none());
+        assert!(reply_to(&packet(MessageType::Reply, vec![asks(None)])).is_none());
+        assert!(reply_to(&Message::new(MessageType::Solicit).to_vec().unwrap()).is_none());
     }
 
     #[test]

@@ -47,7 +47,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Clients {
     /// Sends an event to all watchers. One that does not keep up is disconnected.
-    pub(super) fn tell(&self, event: &Event) {
+    pub(super) fn broadcast(&self, event: &Event) {
         let Ok(frame) = frame(&Message::Event(event.clone())) else { return };
         let frame: Arc<[u8]> = frame.into();
         locked(&self.watchers).retain(|(queue, stream)| match queue.try_send(Arc::clone(&frame)) {
@@ -61,7 +61,7 @@ impl Clients {
     }
 
     /// Waits, within a limit, until all calls are answered and all watchers have every event.
-    pub(super) fn farewell(&self, patience: Duration) {
+    pub(super) fn drain(&self, patience: Duration) {
         locked(&self.watchers).clear();
         let until = Instant::now() + patience;
         while self.talking.load(Ordering::Acquire) > 0 && Instant::now() < until {

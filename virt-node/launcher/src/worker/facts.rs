@@ -13,8 +13,8 @@ use ::guest::found;
 /// Most disks that are looked at in one call.
 pub(super) const PATHS_MAX: usize = 1024;
 
-/// Looks, and tries KVM unless it is known whether that works.
-pub(super) fn look(paths: &[String], kvm_works: Option<bool>) -> Facts {
+/// Gathers the facts; tries KVM unless `kvm_works` is known.
+pub(super) fn gather(paths: &[String], kvm_works: Option<bool>) -> Facts {
     let emulator = found::emulator();
     let direct: BTreeMap<String, bool> = paths
         .iter()

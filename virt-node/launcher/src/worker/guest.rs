@@ -216,7 +216,7 @@ impl Guest {
                     let text = format!("{} disks; {} is the limit", paths.len(), facts::PATHS_MAX);
                     return Err(Refusal::new(RefusedKind::Invalid, text));
                 }
-                Ok(Answer::Facts(facts::look(&paths, kvm_works)))
+                Ok(Answer::Facts(facts::gather(&paths, kvm_works)))
             }
             Request::Dump { path } => {
                 drop(self.domain()?);

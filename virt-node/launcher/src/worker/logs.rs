@@ -14,7 +14,7 @@ const MOST: u64 = 4 << 20;
 const KEPT: u64 = 1 << 20;
 
 /// Where the end of a log is kept that was cut.
-fn beside(path: &Path) -> PathBuf {
+fn rotated(path: &Path) -> PathBuf {
     let mut name = OsString::from(path);
     name.push(".before");
     PathBuf::from(name)
@@ -34,7 +34,7 @@ pub(super) fn shorten(path: &Path) -> io::Result<()> {
     file.seek(SeekFrom::Start(length - KEPT))?;
     let mut end = Vec::new();
     file.by_ref().take(KEPT).read_to_end(&mut end)?;
-    dir::replace(beside(path), &end, 0o600)?;
+    dir::replace(rotated(path), &end, 0o600)?;
     file.set_len(0)
 }
 
@@ -53,12 +53,12 @@ mod tests {
         let most = usize::try_from(MOST).unwrap();
         writer.write_all(&vec![b'a'; most]).unwrap();
         shorten(&path).unwrap();
-        assert_eq!((fs::metadata(&path).unwrap().len(), beside(&path).exists()), (MOST, false));
+        assert_eq!((fs::metadata(&path).unwrap().len(), rotated(&path).exists()), (MOST, false));
         writer.write_all(b"z").unwrap();
         shorten(&path).unwrap();
         writer.write_all(b"next").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"next");
-        let kept = fs::read(beside(&path)).unwrap();
+        let kept = fs::read(rotated(&path)).unwrap();
         assert_eq!((kept.len(), kept.last()), (usize::try_from(KEPT).unwrap(), Some(&b'z')));
     }
 }

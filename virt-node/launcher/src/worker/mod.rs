@@ -111,7 +111,7 @@ pub(crate) fn run(path: &Path, stop: bool) -> Result<Exit, Error> {
     if getppid() != outer {
         return Err(Error::new(Kind::System, "the supervisor process has ended"));
     }
-    attend(&guest, &clients, &notices, left)
+    monitor(&guest, &clients, &notices, left)
 }
 
 /// Finds out what QEMU can do, which libvirt then keeps in its folder.
@@ -161,7 +161,7 @@ impl Ending {
 }
 
 /// Reports events to clients, and handles the end. A guest with a time `left` was asked to end before.
-fn attend(
+fn monitor(
     guest: &Guest,
     clients: &Clients,
     notices: &Receiver<Notice>,
@@ -198,7 +198,7 @@ fn attend(
             Ok(Notice::Status) => {
                 // Clients can ask for it.
                 if let Ok(status) = guest.status() {
-                    clients.tell(&Event::Status(status));
+                    clients.broadcast(&Event::Status(status));
                 }
             }
             Ok(Notice::Libvirt(libvirt::Notice::SwitchingOff { details })) => {
@@ -213,14 +213,14 @@ fn attend(
                         let cause = if reset && cause == Cause::Shutdown { Cause::Rebooted } else { cause };
                         let exit = record(guest.folder(), &launch.uid, cause)?;
                         if let Ok(status) = guest.status() {
-                            clients.tell(&Event::Status(status));
+                            clients.broadcast(&Event::Status(status));
                         }
-                        clients.farewell(SHUTDOWN_GRACE);
+                        clients.drain(SHUTDOWN_GRACE);
                         return Ok(exit);
                     }
                 } else if let Ok(Some(event)) = guest.event(notice) {
                     // An event that cannot be reported must not affect the guest; clients can ask for the status.
-                    clients.tell(&event);
+                    clients.broadcast(&event);
                 }
             }
         }

@@ -100,7 +100,7 @@ fn readable(from: &impl AsFd, until: Instant) -> bool {
 }
 
 /// Reads until what was read holds `text`, and no byte more.
-pub(crate) fn heard(from: &mut (impl Read + AsFd), text: &str) -> String {
+pub(crate) fn read_until(from: &mut (impl Read + AsFd), text: &str) -> String {
     let mut heard = Vec::new();
     let until = Instant::now() + TIMEOUT;
     while !heard.ends_with(text.as_bytes()) {

@@ -78,7 +78,7 @@ pub(in crate::daemon) fn reconcile(observed: &Observed<'_>) -> Vec<Action> {
     let mut machine = observed.machine.clone();
     let mut actions = Vec::new();
     for step in &steps {
-        take(step, observed, &mut machine, &mut actions);
+        apply_step(step, observed, &mut machine, &mut actions);
     }
     let wanted = (!matches!(found.strategy, Strategy::Halted) || found.once)
         && (found.start || steps.contains(&Step::MakeRun) || matches!(found.strategy, Strategy::Always));
@@ -93,7 +93,7 @@ pub(in crate::daemon) fn reconcile(observed: &Observed<'_>) -> Vec<Action> {
 }
 
 /// One step as actions; those that concern the machine alone change it.
-fn take(step: &Step, observed: &Observed<'_>, machine: &mut VirtualMachine, actions: &mut Vec<Action>) {
+fn apply_step(step: &Step, observed: &Observed<'_>, machine: &mut VirtualMachine, actions: &mut Vec<Action>) {
     match step {
         Step::MakeVolumes => {
             let templates = machine.spec.data_volume_templates.iter();

@@ -15,7 +15,7 @@ use dir::Dir;
 use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 
-use super::members::{Member, What, shown};
+use super::members::{Member, What, escaped};
 use super::unwritten;
 use crate::volume::error::{Error, Kind};
 
@@ -40,7 +40,7 @@ fn failed(errno: Errno, name: &[u8]) -> Error {
 }
 
 fn refused(name: &[u8], why: &str) -> Error {
-    Error::new(Kind::Refused, format!("the archive is not unpacked: its member {} {why}", shown(name)))
+    Error::new(Kind::Refused, format!("the archive is not unpacked: its member {} {why}", escaped(name)))
 }
 
 /// The parts of a name: leading slashes and dots are left out, as GNU tar does.
@@ -123,7 +123,7 @@ impl Folder {
                 let failed = |errno| match errno {
                     Errno::NOENT | Errno::NOTDIR => {
                         let why =
-                            format!("is a hard link to {}, which does not precede it", shown(target_name));
+                            format!("is a hard link to {}, which does not precede it", escaped(target_name));
                         refused(&member.name, &why)
                     }
                     errno => failed(errno),

@@ -75,8 +75,8 @@ fn unreadable(error: io::Error) -> Error {
     Error::from(crate::Error::from_source("the archive cannot be read", error))
 }
 
-/// A name for messages.
-pub(super) fn shown(name: &[u8]) -> String {
+/// A name for messages, escaped and shortened.
+pub(super) fn escaped(name: &[u8]) -> String {
     String::from_utf8_lossy(name).chars().take(200).collect::<String>().escape_debug().to_string()
 }
 
@@ -242,7 +242,7 @@ impl<R: Read> Members<R> {
             _ => What::File,
         };
         let mode =
-            header.mode().map_err(|_| damaged(format!("the mode of {} is no number", shown(&name))))?;
+            header.mode().map_err(|_| damaged(format!("the mode of {} is no number", escaped(&name))))?;
         let modified = match get("mtime") {
             Some(text) => moment(text).ok_or_else(|| damaged("a time is no number"))?,
             None => (i64::try_from(header.mtime().unwrap_or(0)).unwrap_or(0), 0),

@@ -95,7 +95,7 @@ fn extract(reader: Box<dyn Read + Send>, mut folder: Folder, stop: &Stop) -> Res
 
 /// The filesystem's error for a member.
 fn unwritten(name: &[u8], error: io::Error) -> Error {
-    let error = crate::Error::target(format!("unpacking {}", members::shown(name)), error);
+    let error = crate::Error::target(format!("unpacking {}", members::escaped(name)), error);
     if matches!(error.kind(), crate::Kind::Target) {
         Error::with(Kind::Process, "the archive's files cannot be written", error)
     } else {

@@ -81,7 +81,7 @@ impl Launcher {
     }
 
     /// All that wiring changes, but for whether links have a carrier: the kernel finds that out a moment later.
-    fn shown(&self) -> String {
+    fn snapshot(&self) -> String {
         inside(&self.path(), || {
             let sysctls = [
                 "net/ipv4/ip_unprivileged_port_start",
@@ -153,7 +153,7 @@ fn bridge() -> serde_json::Value {
 fn a_guest_behind_masquerade_is_wired_once() {
     let pod = Launcher::with_eth0();
     let first = pod.wire(masquerade()).unwrap();
-    let shown = pod.shown();
+    let shown = pod.snapshot();
     for part in [
         "tap0",
         "k6t-eth0",
@@ -175,7 +175,7 @@ fn a_guest_behind_masquerade_is_wired_once() {
     // As after a restart of the agent.
     let again = pod.wire(masquerade()).unwrap();
     assert_eq!(again.nics, first.nics);
-    assert_eq!(pod.shown(), shown);
+    assert_eq!(pod.snapshot(), shown);
 }
 
 #[test]
@@ -194,18 +194,18 @@ fn a_bridged_guests_configuration_stays_after_eth0_lost_its_addresses() {
         routes: vec![route([192, 0, 2, 1], 32, Ipv4Addr::UNSPECIFIED), route([10, 244, 0, 0], 16, gateway)],
     };
     assert_eq!(tap.dhcp.as_ref().unwrap().v4, Some(wanted));
-    let shown = pod.shown();
+    let shown = pod.snapshot();
     for part in ["tap0", "k6t-eth0", "eth0-nic", "169.254.75.10/32"] {
         assert!(shown.contains(part), "{part} is missing: {shown}");
     }
     assert!(!shown.contains("default via"), "the route is the guest's: {shown}");
     let again = pod.wire(bridge()).unwrap();
     assert_eq!(again.nics, first.nics);
-    assert_eq!(pod.shown(), shown);
+    assert_eq!(pod.snapshot(), shown);
     // Cut off before the guest had its bridge.
     inside(&pod.path(), || run("ip link del k6t-eth0") + &run("ip link del tap0"));
     assert_eq!(pod.wire(bridge()).unwrap().nics, first.nics);
-    assert_eq!(pod.shown().matches("k6t-eth0").count(), shown.matches("k6t-eth0").count());
+    assert_eq!(pod.snapshot().matches("k6t-eth0").count(), shown.matches("k6t-eth0").count());
 }
 
 #[test]
@@ -234,7 +234,7 @@ fn a_namespace_that_cannot_be_wired_is_refused_with_the_reason() {
     let said = error.chain();
     assert!(said.contains(UID) && said.contains("has no interface eth0"), "{said}");
     // Nothing was changed.
-    assert!(!pod.shown().contains("k6t-eth0"));
+    assert!(!pod.snapshot().contains("k6t-eth0"));
     // Its process is gone.
     pod.child.kill().unwrap();
     pod.child.wait().unwrap();

@@ -60,7 +60,7 @@ pub(super) fn snapshot_of(name: &str, content: &Value, driver: &str) -> Result<S
 }
 
 /// The node that a request goes to; `None`: this one.
-pub(super) fn elsewhere<'a>(
+pub(super) fn forward_to<'a>(
     snapshot: &'a Snapshot,
     here: &str,
     forwarded: bool,
@@ -128,7 +128,7 @@ mod tests {
             (Some("b"), true, None),
         ] {
             let snapshot = on(node);
-            assert_eq!(elsewhere(&snapshot, "a", forwarded).ok(), expected, "{node:?} {forwarded}");
+            assert_eq!(forward_to(&snapshot, "a", forwarded).ok(), expected, "{node:?} {forwarded}");
         }
     }
 }

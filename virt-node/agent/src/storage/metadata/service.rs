@@ -138,7 +138,7 @@ impl SnapshotMetadata for Metadata {
         let busy = connection.map(|connection| connection.busy());
         let snapshot = self.snapshot(&asked.namespace, &asked.snapshot_name).await?;
         let Settings { node, namespace, authorities, .. } = &self.settings;
-        if let Some(other) = plan::elsewhere(&snapshot, node, forwarded)? {
+        if let Some(other) = plan::forward_to(&snapshot, node, forwarded)? {
             let mut agent = peer::connect(&self.client, namespace, other, authorities).await?;
             return Ok(ranges(agent.get_metadata_allocated(forward(asked)).await?.into_inner(), busy));
         }
@@ -168,7 +168,7 @@ impl SnapshotMetadata for Metadata {
         let busy = connection.map(|connection| connection.busy());
         let target = self.snapshot(&asked.namespace, &asked.target_snapshot_name).await?;
         let Settings { node, namespace, authorities, .. } = &self.settings;
-        if let Some(other) = plan::elsewhere(&target, node, forwarded)? {
+        if let Some(other) = plan::forward_to(&target, node, forwarded)? {
             let mut agent = peer::connect(&self.client, namespace, other, authorities).await?;
             return Ok(ranges(agent.get_metadata_delta(forward(asked)).await?.into_inner(), busy));
         }

@@ -475,7 +475,7 @@ type MonitorEvent =
 
 /// # Safety
 /// `opaque` is the sender that the callback was registered with.
-unsafe fn tell(opaque: Object, notice: Notice) {
+unsafe fn send_notice(opaque: Object, notice: Notice) {
     // SAFETY: as above; the sender is never freed, and senders may be used by any number of threads.
     let sender = unsafe { &*opaque.cast::<Sender<Notice>>() };
     // The receiver is gone when the worker ends.
@@ -484,17 +484,17 @@ unsafe fn tell(opaque: Object, notice: Notice) {
 
 unsafe extern "C" fn on_lifecycle(_: Object, _: Object, event: c_int, detail: c_int, opaque: Object) {
     // SAFETY: registered with the sender.
-    unsafe { tell(opaque, Notice::Lifecycle { event, detail }) }
+    unsafe { send_notice(opaque, Notice::Lifecycle { event, detail }) }
 }
 
 unsafe extern "C" fn on_reboot(_: Object, _: Object, opaque: Object) {
     // SAFETY: registered with the sender.
-    unsafe { tell(opaque, Notice::Rebooted) }
+    unsafe { send_notice(opaque, Notice::Rebooted) }
 }
 
 unsafe extern "C" fn on_watchdog(_: Object, _: Object, _action: c_int, opaque: Object) {
     // SAFETY: registered with the sender.
-    unsafe { tell(opaque, Notice::Watchdog) }
+    unsafe { send_notice(opaque, Notice::Watchdog) }
 }
 
 unsafe extern "C" fn on_io_error(
@@ -507,17 +507,17 @@ unsafe extern "C" fn on_io_error(
     opaque: Object,
 ) {
     // SAFETY: registered with the sender; libvirt's texts end with a zero.
-    unsafe { tell(opaque, Notice::IoError { disk: texted(disk), reason: texted(reason) }) }
+    unsafe { send_notice(opaque, Notice::IoError { disk: texted(disk), reason: texted(reason) }) }
 }
 
 unsafe extern "C" fn on_removed(_: Object, _: Object, device: *const c_char, opaque: Object) {
     // SAFETY: registered with the sender; libvirt's texts end with a zero.
-    unsafe { tell(opaque, Notice::Removed { device: texted(device) }) }
+    unsafe { send_notice(opaque, Notice::Removed { device: texted(device) }) }
 }
 
 unsafe extern "C" fn on_added(_: Object, _: Object, _device: *const c_char, opaque: Object) {
     // SAFETY: registered with the sender.
-    unsafe { tell(opaque, Notice::Changed) }
+    unsafe { send_notice(opaque, Notice::Changed) }
 }
 
 unsafe extern "C" fn on_memory(
@@ -528,12 +528,12 @@ unsafe extern "C" fn on_memory(
     opaque: Object,
 ) {
     // SAFETY: registered with the sender.
-    unsafe { tell(opaque, Notice::Changed) }
+    unsafe { send_notice(opaque, Notice::Changed) }
 }
 
 unsafe extern "C" fn on_agent(_: Object, _: Object, state: c_int, _reason: c_int, opaque: Object) {
     // SAFETY: registered with the sender.
-    unsafe { tell(opaque, Notice::Agent { connected: state == 1 }) }
+    unsafe { send_notice(opaque, Notice::Agent { connected: state == 1 }) }
 }
 
 unsafe extern "C" fn on_shutdown(
@@ -546,5 +546,5 @@ unsafe extern "C" fn on_shutdown(
     opaque: Object,
 ) {
     // SAFETY: registered with the sender; libvirt's texts end with a zero.
-    unsafe { tell(opaque, Notice::SwitchingOff { details: texted(details) }) }
+    unsafe { send_notice(opaque, Notice::SwitchingOff { details: texted(details) }) }
 }

@@ -39,7 +39,7 @@ impl Launcher {
     }
 
     /// The pod's object has what was written, as after the watch brought it.
-    fn seen(&mut self) -> Value {
+    fn observe(&mut self) -> Value {
         self.object.network_status = self.cluster.written.lock().unwrap().clone();
         serde_json::from_str(self.object.network_status.as_deref().unwrap_or("[]")).unwrap()
     }
@@ -66,7 +66,7 @@ fn a_guest_is_attached_once_and_detached_when_its_pod_is_over() {
     assert_eq!(pod.calls(), ["ADD", "ADD"]);
     let names = Names::secondary("blue");
     assert_eq!(names.pod, "pod16477688c0e", "upstream's name");
-    let shown = pod.shown();
+    let shown = pod.snapshot();
     for part in [&names.port, &names.bridge, &names.tap, "169.254.75.12/32"] {
         assert!(shown.contains(part), "{part} is missing: {shown}");
     }
@@ -74,7 +74,7 @@ fn a_guest_is_attached_once_and_detached_when_its_pod_is_over() {
     assert_eq!(taps["blue"].mac, "02:00:00:00:01:00");
     assert!(taps["blue"].dhcp.is_none(), "a network without addresses is left to its own DHCP");
     assert_eq!(taps["red"].dhcp.as_ref().unwrap().v4.as_ref().unwrap().address, Ipv4Addr::new(192, 0, 2, 7));
-    let status = pod.seen();
+    let status = pod.observe();
     assert_eq!(status[0]["interface"], "eth0");
     assert_eq!(status[0]["default"], true);
     assert_eq!(
@@ -85,9 +85,9 @@ fn a_guest_is_attached_once_and_detached_when_its_pod_is_over() {
 
     // As after a restart of the agent.
     let again = pod.wire(spec.clone()).unwrap();
-    assert_eq!((again.nics, pod.shown()), (first.nics, shown));
+    assert_eq!((again.nics, pod.snapshot()), (first.nics, shown));
     assert!(pod.calls().is_empty());
-    assert_eq!(pod.seen(), status);
+    assert_eq!(pod.observe(), status);
     assert!(pod.networks.sweep(&|_| true).unwrap());
     assert_eq!((pod.calls().len(), pod.kept(), pod.on_node().len()), (0, 2, 2));
     assert!(!pod.networks.sweep(&|uid| uid != UID).unwrap());
