@@ -439,11 +439,11 @@ mod tests {
     #[tokio::test]
     async fn indexes_and_callbacks_follow_every_change() {
         let (cache, by_node, told) = prepared();
-        cache.store.hear::<Value>(News::Begin);
+        cache.store.handle::<Value>(News::Begin);
         present(&cache, "a", 1, "x");
         present(&cache, "b", 2, "x");
         assert!(!cache.is_synced());
-        cache.store.hear::<Value>(News::End);
+        cache.store.handle::<Value>(News::End);
         cache.synced().await;
         present(&cache, "a", 3, "x");
         present(&cache, "a", 4, "y");
@@ -451,7 +451,7 @@ mod tests {
         let names =
             |value| cache.by(by_node, value).into_iter().map(|(key, _)| key.to_string()).collect::<Vec<_>>();
         assert_eq!((names("x"), names("y")), (vec!["n/b".to_owned()], vec!["n/a".to_owned()]));
-        cache.store.hear::<Value>(News::Gone(&meta("a", 5), None));
+        cache.store.handle::<Value>(News::Gone(&meta("a", 5), None));
         assert_eq!((cache.len(), cache.count(by_node, "y")), (1, 0));
         assert_eq!(*told.lock().unwrap(), ["n/a ->x", "n/b ->x", "n/a x>y", "n/a y>-"]);
     }
@@ -459,17 +459,17 @@ mod tests {
     #[tokio::test]
     async fn objects_that_a_new_list_lacks_are_gone_and_unreadable_ones_stay() {
         let (cache, by_node, told) = prepared();
-        cache.store.hear::<Value>(News::Begin);
+        cache.store.handle::<Value>(News::Begin);
         for name in ["a", "b", "c"] {
             present(&cache, name, 1, "x");
         }
-        cache.store.hear::<Value>(News::End);
-        cache.store.hear::<Value>(News::Begin);
+        cache.store.handle::<Value>(News::End);
+        cache.store.handle::<Value>(News::Begin);
         present(&cache, "a", 1, "x");
         let error = serde_json::from_str::<u8>("x").unwrap_err();
-        cache.store.hear::<Value>(News::Unreadable(&meta("b", 2), error));
+        cache.store.handle::<Value>(News::Unreadable(&meta("b", 2), error));
         assert_eq!(cache.len(), 3, "nothing is removed before the list is complete");
-        cache.store.hear::<Value>(News::End);
+        cache.store.handle::<Value>(News::End);
         assert_eq!((cache.len(), cache.count(by_node, "x"), cache.unreadable()), (2, 2, 1));
         assert_eq!(told.lock().unwrap().last().unwrap(), "n/c x>-");
     }

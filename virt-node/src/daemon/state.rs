@@ -61,7 +61,7 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        drop(flock(&self.0, FlockOperation::Unlock));
+        flock(&self.0, FlockOperation::Unlock).unwrap_or(());
     }
 }
 
