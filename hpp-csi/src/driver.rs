@@ -6,14 +6,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::Semaphore;
 
-use crate::config::{self, Config, LEGACY_POOL};
+use crate::config::{self, Config, LEGACY_POOL, PoolConfig};
 use crate::device::Devices;
 use crate::error::{Error, Kind, Result};
 use crate::id::Id;
 use crate::locks::Locks;
 use crate::pool::identity::KnownPools;
+use crate::pool::neighbours::Neighbours;
 use crate::pool::{Open, Pool, Recover, Snapshot, Volume};
-use crate::publications::Publications;
+use crate::publications::{self, Publications};
 
 /// Key of the topology: a volume is where its node is.
 pub(crate) const TOPOLOGY_KEY: &str = "topology.hostpath.csi/node";
@@ -60,13 +61,16 @@ impl Driver {
             }
         }
         config::check_disjoint(&resolved)?;
+        check_disjoint_on_filesystems(resolved)?;
         let remembered = Arc::new(KnownPools::load(&config.state)?);
+        let neighbours: Arc<Neighbours> = Arc::default();
         let devices = Arc::new(Devices::scan()?);
         let pools: Vec<Pool> = config
             .pools
             .iter()
             .map(|pool| {
-                Pool::new(pool.clone(), config.node.clone(), remembered.clone(), devices.clone(), recover)
+                let (remembered, neighbours) = (remembered.clone(), neighbours.clone());
+                Pool::new(pool.clone(), config.node.clone(), remembered, neighbours, devices.clone(), recover)
             })
             .collect();
         let (wake, woken) = channel();
@@ -180,4 +184,17 @@ mod tests {
         assert!(error.to_string().contains("in each other"), "{error}");
         Driver::new(config("elsewhere"), |_| Ok(())).unwrap();
     }
+}
+
+/// Bind mounts can lead to one directory by paths that have nothing in common.
+fn check_disjoint_on_filesystems(mut pools: Vec<PoolConfig>) -> Result<()> {
+    for pool in &mut pools {
+        for path in [&mut pool.path, &mut pool.snapshots] {
+            *path = publications::on_filesystem(path)?;
+        }
+    }
+    config::check_disjoint(&pools).map_err(|error| {
+        let text = "mounts lead to one directory, here named by its filesystem's device and the path there";
+        Error::new(Kind::Invalid, format!("{error} ({text})"))
+    })
 }

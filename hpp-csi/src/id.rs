@@ -38,7 +38,11 @@ impl Id {
         }
         Self::read(text).ok_or_else(|| {
             let shown: String = text.chars().take(ID_MAX).collect();
-            let rule = "1 to 128 letters, digits, dots, underscores and dashes, the first a letter or digit";
+            let rule = if TAKEN.contains(&text) {
+                "the pool has a directory of that name for itself"
+            } else {
+                "1 to 128 letters, digits, dots, underscores and dashes, the first a letter or digit"
+            };
             Error::new(Kind::Invalid, format!("{field} {shown:?} cannot be a name here: {rule}"))
         })
     }

@@ -62,7 +62,7 @@ fn page(driver: &Driver) -> String {
         pools.push(Pool {
             name: name.clone(),
             // Of what is in the book: the page must not cost a system call for each volume.
-            room: open.room_by(&open.known.book()),
+            room: open.room_by_accounts(),
             enforce: open.enforce(),
             read_only: open.read_only(),
         });

@@ -115,6 +115,8 @@ pub(crate) struct Room {
     pub(crate) promised: u64,
     /// Its part that is not written yet, or is shared and would be written again.
     pub(crate) outstanding: u64,
+    /// Bytes that volumes of other pools on the filesystem may still take.
+    pub(crate) others: u64,
     pub(crate) reserve: Reserve,
     /// Thousandths.
     pub(crate) overcommit: u64,
@@ -131,8 +133,8 @@ impl Room {
     /// outstanding; with it, what is promised is bounded.
     pub(crate) fn available(&self) -> u64 {
         let unreserved = self.free.saturating_sub(self.reserve.of(self.size));
-        let unwritten = unreserved.saturating_sub(self.outstanding);
-        let unpromised = self.limit().saturating_sub(self.promised);
+        let unwritten = unreserved.saturating_sub(self.outstanding).saturating_sub(self.others);
+        let unpromised = self.limit().saturating_sub(self.promised).saturating_sub(self.others);
         match self.capacity {
             Capacity::Filesystem => self.free,
             Capacity::Request if unreserved == 0 => 0,
@@ -175,7 +177,7 @@ pub(crate) fn admit(name: &str, room: &Room, new: u64) -> Result<()> {
             display(available),
             display(room.free),
             display(room.reserve.of(room.size)),
-            display(room.outstanding)
+            display(room.outstanding.saturating_add(room.others))
         )),
         Capacity::Request => Ok(()),
     }
@@ -380,6 +382,7 @@ mod tests {
             promised,
             // Nothing is written yet.
             outstanding: promised,
+            others: 0,
             reserve: Reserve::Thousandths(50),
             overcommit: 1000,
         }
@@ -415,6 +418,8 @@ mod tests {
         let full = Room { outstanding: 400, ..room(1000, 500, 100, 800) };
         assert_eq!((full.available(), full.largest()), (50, 50));
         // Half of the room is to be promised: neither more than that nor more than is free.
+        assert_eq!(Room { others: 30, ..full }.available(), 20);
+        assert_eq!(Room { others: 30, overcommit: 2000, ..full }.available(), 870);
         assert_eq!(Room { overcommit: 500, ..full }.available(), 0);
         assert_eq!(Room { overcommit: 950, promised: 700, ..full }.available(), 50);
         assert_eq!(Room { overcommit: 2000, ..full }.available(), 900);

@@ -20,6 +20,7 @@ pub(crate) mod accounting;
 pub(crate) mod clone;
 pub(crate) mod copy;
 pub(crate) mod identity;
+pub(crate) mod neighbours;
 pub(crate) mod scan;
 pub(crate) mod trash;
 pub(crate) mod tree;
@@ -42,6 +43,7 @@ use dir::{Dir, is_dir, is_file};
 
 use accounting::Accounting;
 use identity::KnownPools;
+use neighbours::Neighbours;
 
 /// Our folder in a pool.
 pub(crate) const OWN: &str = crate::config::OWN_FOLDER;
@@ -58,6 +60,7 @@ pub(crate) struct Pool {
     pub(crate) config: PoolConfig,
     node: Id,
     remembered: Arc<KnownPools>,
+    pub(crate) neighbours: Arc<Neighbours>,
     pub(crate) devices: Arc<Devices>,
     recover: Recover,
     known: Mutex<Option<Arc<Known>>>,
@@ -139,10 +142,11 @@ impl Pool {
         config: PoolConfig,
         node: Id,
         remembered: Arc<KnownPools>,
+        neighbours: Arc<Neighbours>,
         devices: Arc<Devices>,
         recover: Recover,
     ) -> Self {
-        Self { config, node, remembered, devices, recover, known: Mutex::new(None) }
+        Self { config, node, remembered, neighbours, devices, recover, known: Mutex::new(None) }
     }
 
     /// Where the file of the volume `id` can be, if it is one.
@@ -231,6 +235,7 @@ impl Pool {
         if open.enforce().is_none_or(|enforce| enforce == Enforce::None) {
             tracing::warn!(pool = self.config.name, "capacity of mount volumes is not enforced in this pool");
         }
+        self.neighbours.note(&self.config.name, mark.device, &open.known);
         *slot = Some(open.known.clone());
         Ok(open)
     }
@@ -380,7 +385,18 @@ impl Open<'_> {
     /// How much there is.
     pub(crate) fn room(&self) -> Result<Room> {
         scan::follow(self)?;
-        Ok(self.room_by(&self.known.book()))
+        Ok(self.room_by_accounts())
+    }
+
+    /// The same, by the accounts alone: without a system call per volume.
+    pub(crate) fn room_by_accounts(&self) -> Room {
+        let others = self.others();
+        self.room_by(&self.known.book(), others)
+    }
+
+    /// Bytes that volumes of other pools on this filesystem may still take. The caller has no account locked.
+    pub(crate) fn others(&self) -> u64 {
+        self.pool.neighbours.outstanding(&self.pool.config.name, self.known.mark.device)
     }
 
     /// Bytes that a volume owns alone and that sharing them would have it take again.
@@ -389,7 +405,7 @@ impl Open<'_> {
     }
 
     /// The same, by the book in hand.
-    pub(crate) fn room_by(&self, book: &Accounting) -> Room {
+    pub(crate) fn room_by(&self, book: &Accounting, others: u64) -> Room {
         let size = self.size_and_free().0;
         // The pool was opened before others wrote, and before what is in the book.
         let free = fstatvfs(&self.root).map_or(0, |now| now.f_bavail.saturating_mul(now.f_frsize));
@@ -400,6 +416,7 @@ impl Open<'_> {
             foreign: book.foreign,
             promised: book.promised(),
             outstanding: book.outstanding(),
+            others,
             reserve: self.pool.config.reserve,
             overcommit: self.pool.config.overcommit,
         }

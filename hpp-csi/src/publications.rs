@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStringExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::device;
@@ -159,9 +159,38 @@ pub(crate) fn mounted_devices() -> Result<HashSet<u64>> {
     Ok(lines(&table).filter_map(|mount| mount.loop_device).map(device::numbered).collect())
 }
 
+/// Where a path without links is on its filesystem, whatever mount leads there: `/DEVICE/PATH`, with the device's numbers as in
+/// mountinfo. Paths of one filesystem can be compared by it, also through bind mounts.
+///
+/// # Errors
+/// When the table of mounts cannot be read.
+pub(crate) fn on_filesystem(path: &Path) -> Result<PathBuf> {
+    let table =
+        fs::read("/proc/self/mountinfo").map_err(|error| Error::io("read the table of mounts", error))?;
+    Ok(located(&table, path))
+}
+
+fn located(table: &[u8], path: &Path) -> PathBuf {
+    let leading = lines(table).filter(|mount| path.starts_with(&mount.point));
+    // Of mounts on top of each other, the last is seen.
+    let nearest = leading.max_by_key(|mount| mount.point.components().count());
+    nearest.map_or_else(
+        || path.to_path_buf(),
+        |mount| {
+            let mut place = Path::new("/").join(&mount.device);
+            for part in [mount.root.as_path(), path.strip_prefix(&mount.point).unwrap_or(path)] {
+                place.extend(part.components().filter(|part| matches!(part, Component::Normal(_))));
+            }
+            place
+        },
+    )
+}
+
 /// A line of mountinfo (proc_pid_mountinfo(5)).
 #[derive(Debug, PartialEq, Eq)]
 struct Mount {
+    /// Numbers of the filesystem's device, as `8:1`.
+    device: String,
     /// The mounted part of its filesystem.
     root: PathBuf,
     point: PathBuf,
@@ -177,7 +206,7 @@ fn lines(table: &[u8]) -> impl Iterator<Item = Mount> + '_ {
         let of_device = device.strip_prefix("7:").and_then(|minor| minor.parse().ok());
         let itself = || root.to_str()?.rsplit('/').next()?.strip_prefix("loop")?.parse().ok();
         let loop_device = of_device.or_else(itself);
-        Some(Mount { root, point, loop_device })
+        Some(Mount { device: device.to_owned(), root, point, loop_device })
     })
 }
 
@@ -216,18 +245,39 @@ mod tests {
 1 2 0:6 /x/loop /c rw - tmpfs none rw
 
 short";
-        let mount = |root: &str, point: &str, loop_device| Mount {
+        let mount = |device: &str, root: &str, point: &str, loop_device| Mount {
+            device: device.to_owned(),
             root: root.into(),
             point: point.into(),
             loop_device,
         };
         let found: Vec<_> = lines(table).collect();
         let wanted = [
-            mount("/mnt1", r"/mnt/a b\c", None),
-            mount("/", r"/a\0", Some(12)),
-            mount("/loop3", "/b", Some(3)),
-            mount("/x/loop", "/c", None),
+            mount("98:0", "/mnt1", r"/mnt/a b\c", None),
+            mount("7:12", "/", r"/a\0", Some(12)),
+            mount("0:6", "/loop3", "/b", Some(3)),
+            mount("0:6", "/x/loop", "/c", None),
         ];
         assert_eq!(found, wanted);
+    }
+
+    #[test]
+    fn paths_are_located_on_their_filesystem_through_bind_mounts() {
+        let table = b"1 0 8:1 / / rw - ext4 /dev/sda1 rw
+2 1 8:2 / /data rw - xfs /dev/sda2 rw
+3 1 8:2 /b/vv/deep /bound rw - xfs /dev/sda2 rw
+4 1 8:3 / /data/over rw - xfs /dev/sda3 rw
+5 4 8:2 / /data/over rw - xfs /dev/sda2 rw
+";
+        for (path, place) in [
+            ("/data/b", "/8:2/b"),
+            ("/bound", "/8:2/b/vv/deep"),
+            ("/bound/x", "/8:2/b/vv/deep/x"),
+            ("/data", "/8:2"),
+            ("/database", "/8:1/database"),
+            ("/data/over/x", "/8:2/x"),
+        ] {
+            assert_eq!(located(table, Path::new(path)), Path::new(place), "{path}");
+        }
     }
 }

@@ -470,3 +470,29 @@ mod tests {
         assert_eq!(mem::size_of::<Fiemap>(), 32 + 56 * EXTENTS);
     }
 }
+
+/// A byte of a file in shared memory, which a test changes as a process with a mapping does.
+#[cfg(test)]
+pub(crate) struct MappedByte(std::ptr::NonNull<u8>);
+
+#[cfg(test)]
+impl MappedByte {
+    /// The byte at `offset`, which is a multiple of the page size.
+    pub(crate) fn of(file: &std::fs::File, offset: u64) -> Self {
+        let (protection, flags) =
+            (rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE, rustix::mm::MapFlags::SHARED);
+        // SAFETY: a new mapping, whose address the kernel chooses; it stays until the process ends.
+        let page = unsafe { rustix::mm::mmap(std::ptr::null_mut(), 4096, protection, flags, file, offset) };
+        Self(
+            page.ok()
+                .and_then(|page| std::ptr::NonNull::new(page.cast()))
+                .unwrap_or(std::ptr::NonNull::dangling()),
+        )
+    }
+
+    pub(crate) fn set(&self, value: u8) {
+        assert!(self.0 != std::ptr::NonNull::dangling(), "the file cannot be mapped");
+        // SAFETY: the first byte of a mapped page that nothing else of this process refers to.
+        unsafe { self.0.as_ptr().write_volatile(value) }
+    }
+}

@@ -8,7 +8,9 @@ use std::fs;
 
 use csi::*;
 use support::place::Place;
-use support::{Client, GIB, MIB, eventually, mount, names, one_pool, publish, refused, volume};
+use support::{
+    Client, Driver, GIB, MIB, eventually, mount, names, one_pool, parameters, pool, publish, refused, volume,
+};
 use tonic::Code;
 
 /// Checks the error of every call while the pool is away, and that nothing is written below.
@@ -239,4 +241,54 @@ fn remains_of_a_crash_are_swept() {
     assert_eq!(names(&own.join("tmp/node1")), [] as [String; 0]);
     assert_eq!(names(&own.join("volumes")), ["v.json"]);
     assert_eq!(names(&own.join("snapshots")), [] as [String; 0]);
+}
+
+/// Deleting the volume `vv` of the outer pool would delete all volumes of the inner one.
+#[test]
+fn a_pool_that_a_bind_mount_puts_into_another_is_refused() {
+    let place = Place::new("xfs", GIB);
+    let (outer, bound) = (place.pool().join("outer"), place.beside("bound"));
+    for inner in ["outer/vv/deep", "outer"] {
+        let inner = place.pool().join(inner);
+        fs::create_dir_all(&inner).unwrap();
+        support::place::run("mount", &["--bind", inner.to_str().unwrap(), bound.to_str().unwrap()]);
+        let pools = format!("[{},{}]", pool("outer", &outer, ""), pool("inner", &bound, ""));
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_hpp-csi"))
+            .arg(format!("--endpoint=unix://{}", place.beside("run").join("csi.sock").display()))
+            .args(["--nodeid=node1", "--metrics-address=off"])
+            .arg(format!("--datadir={pools}"))
+            .output()
+            .unwrap();
+        support::place::run("umount", &[bound.to_str().unwrap()]);
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success(), "{errors}");
+        assert!(errors.contains("inner") && errors.contains("mounts lead to one directory"), "{errors}");
+    }
+}
+
+#[test]
+fn two_pools_of_one_filesystem_do_not_reserve_the_same_bytes() {
+    let place = Place::new("xfs", GIB);
+    let pools: Vec<String> = ["legacy", "fast"]
+        .map(|name| {
+            fs::create_dir_all(place.pool().join(name)).unwrap();
+            pool(name, &place.pool().join(name), r#","reserve":"0""#)
+        })
+        .into();
+    let driver = Driver::start(&place.beside("run"), "node1", &format!("[{}]", pools.join(",")), &[]);
+    let client = driver.client();
+    let of_fast = |name: &str, bytes| CreateVolumeRequest {
+        parameters: parameters(&[("storagePool", "fast")]),
+        ..volume(name, bytes, mount())
+    };
+    let before = client.available();
+    client.create(of_fast("a", 600 * MIB));
+    let after = client.available();
+    assert!((before - after - 600 * MIB).abs() < 8 * MIB, "{before}, {after}");
+    let (code, message) = refused(client.create_volume(volume("b", 600 * MIB, mount())));
+    assert_eq!(code, Code::ResourceExhausted, "{message}");
+    client.create(volume("b", 200 * MIB, mount()));
+    assert_eq!(refused(client.create_volume(of_fast("c", 400 * MIB))).0, Code::ResourceExhausted);
+    client.delete("a");
+    client.create(volume("c", 400 * MIB, mount()));
 }

@@ -386,9 +386,11 @@ fn pretty(bytes: u64) -> u64 {
 /// Promises `bytes`, if they may be.
 pub(crate) fn promise(open: &Open<'_>, bytes: u64) -> Result<Promise> {
     scan::follow(open)?;
-    // The book stays in hand: between two callers there is no gap.
+    // Both locks are kept until the reservation is in the account: between two callers there is no gap.
+    let _admission = open.pool.neighbours.admission();
+    let others = open.others();
     let mut book = open.known.book();
-    plan::admit(&open.pool.config.name, &open.room_by(&book), bytes)?;
+    plan::admit(&open.pool.config.name, &open.room_by(&book, others), bytes)?;
     Ok(book.pend(&open.known, bytes))
 }
 

@@ -337,10 +337,15 @@ fn place_for(folder: &Dir, name: &Path, found: Option<Place>, shape: Shape) -> R
         (None, Shape::Block) => tree::new_file(folder, name).map(|_| true),
         (None, Shape::Folder | Shape::Loop) => Ok(folder.make_dir(name, 0o750)?),
         (Some(place), Shape::Block) if place.is_folder => {
-            Err(Error::new(Kind::Precondition, "a folder is at the target path of a block device"))
+            let path = folder.path_of(name);
+            let text =
+                format!("{} is a directory; a block device needs a file or nothing there", path.display());
+            Err(Error::new(Kind::Precondition, text))
         }
         (Some(place), Shape::Folder | Shape::Loop) if !place.is_folder => {
-            Err(Error::new(Kind::Precondition, "the target path exists and is not a folder"))
+            let path = folder.path_of(name);
+            let text = format!("{} exists and is not a directory: remove it", path.display());
+            Err(Error::new(Kind::Precondition, text))
         }
         (Some(_), _) => Ok(false),
     }
@@ -353,9 +358,9 @@ fn vacate(folder: &Dir, name: &Path) -> Result<()> {
         Some(stat) if dir::is_dir(&stat) => {
             folder.remove_dir(name).map(drop).map_err(|error| Error::from(error).as_kind(Kind::Precondition))
         }
-        Some(stat) if stat.st_size > 0 => Err(Error::new(
+        Some(stat) if !dir::is_file(&stat) || stat.st_size > 0 => Err(Error::new(
             Kind::Precondition,
-            format!("{} is a file with content and is not removed", folder.path_of(name).display()),
+            format!("{} is no empty file of a mount, and stays: remove it", folder.path_of(name).display()),
         )),
         Some(_) => {
             folder.unlink(name)?;

@@ -26,6 +26,15 @@ impl Content<'_> {
             Self::Image(file) => State::of_file(file),
         }
     }
+
+    /// Writes the filesystem's changed pages out.
+    fn sync(&self) -> Result<()> {
+        let synced = match self {
+            Self::Tree(folder) => rustix::fs::syncfs(folder),
+            Self::Image(file) => rustix::fs::syncfs(file),
+        };
+        synced.map_err(|error| Error::io("write a volume out before it is copied", error))
+    }
 }
 
 /// The state of a volume before it is read.
@@ -43,6 +52,9 @@ impl Before {
             std::thread::sleep(POLL_INTERVAL * 2);
             state = content.state()?;
         }
+        // Until its page is written out, memory that a process has mapped can change without a new time stamp. A change after
+        // this has one; a change meanwhile is in the copy.
+        content.sync()?;
         Ok(Self { state, settled: is_settled(&state) })
     }
 

@@ -13,6 +13,7 @@ use crate::pool::{scan, trash, tree};
 use crate::request::{
     Access, Allocation, Attributes, Capability, Mode, MountOptions, Parameters, Range, Source,
 };
+use crate::sys;
 use crate::testing::place::{Place, loops, mounts, run};
 use crate::testing::{driver, eventually, id, names};
 
@@ -351,6 +352,38 @@ fn a_copy_of_a_volume_that_changes_is_discarded() {
         }
         driver.delete_snapshot(&id("s")).unwrap();
     }
+}
+
+/// A page that was dirty before the copy gets no new time stamp for a write, unless it is written out first.
+#[test]
+fn a_copy_of_a_volume_that_changes_in_mapped_memory_is_discarded() {
+    let place = Place::new("ext4", 4 << 30);
+    let driver = driver(&place, r#","copy":true"#);
+    let name = id("source");
+    driver.create_volume(&volume(&name, 256, &mounted())).unwrap();
+    let path = place.pool().join("source/disk.img");
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).unwrap();
+    for at in 0..200 {
+        file.write_all_at(&[7; 1 << 20], at << 20).unwrap();
+    }
+    file.sync_all().unwrap();
+    let last = sys::MappedByte::of(&file, 199 << 20);
+    last.set(1);
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    let error = std::thread::scope(|scope| {
+        let taken = scope.spawn(|| driver.create_snapshot(&id("s"), &name, true).map(drop));
+        eventually("the file is being copied", || {
+            let tmp = place.pool().join(".hpp-csi/tmp/node1");
+            names(&tmp).iter().any(|copy| {
+                let places = ["disk.img", "data/disk.img"].map(|file| tmp.join(copy).join(file));
+                places.iter().any(|place| fs::metadata(place).is_ok_and(|copied| copied.blocks() > 0))
+            })
+        });
+        last.set(2);
+        taken.join().unwrap().unwrap_err()
+    });
+    assert_eq!(error.kind(), Kind::Precondition, "{}", error.chain());
+    assert!(error.to_string().contains("written to while"), "{error}");
 }
 
 #[test]

@@ -119,6 +119,7 @@ impl Model {
             foreign: book.foreign,
             promised: book.promised(),
             outstanding: book.outstanding(),
+            others: 0,
             reserve: Reserve::Bytes(50),
             overcommit: 1000,
         }
