@@ -175,6 +175,82 @@ fn a_check_reports_a_foreign_rule_before_the_spoof_check() {
     host.del(&pod, &checked()).result();
 }
 
+/// The handle of a chain's first rule.
+fn first_handle(host: &Host, chain: &str) -> String {
+    let listed = host.namespace.run("nft", &["-a", &format!("list chain {chain}")]);
+    // Behind the lines of the table and of the chain.
+    let rule = listed.lines().skip(2).find(|line| line.contains("# handle ")).unwrap();
+    rule.rsplit(' ').next().unwrap().to_owned()
+}
+
+/// The chains of an attachment hold the rules of its check alone.
+#[test]
+fn a_check_reports_a_foreign_rule_in_the_chains_of_the_spoof_check() {
+    let (host, pod) = (Host::new(), Namespace::new());
+    let result = host.add(&pod, &checked()).result();
+    let chains: Vec<String> = of_attachments(&host)
+        .iter()
+        .filter_map(|one| one["chain"]["name"].as_str())
+        .map(|name| format!("bridge nat {name}"))
+        .collect();
+    assert_eq!(chains.len(), 2, "{chains:?}");
+    for chain in &chains {
+        for rule in ["return", "accept", "ether saddr 02:00:00:00:00:09 return", "ether type arp accept"] {
+            host.namespace.run("nft", &[&format!("insert rule {chain} {rule}")]);
+            let handle = first_handle(&host, chain);
+            let (code, words) = host.check(&pod, &checked(), &result).error();
+            let removal = format!("nft delete rule {chain} handle {handle}\"");
+            assert!(code == 101 && words.contains(&removal), "{chain} {rule}: {code}: {words}");
+            host.namespace.run("nft", &[&format!("delete rule {chain} handle {handle}")]);
+            assert!(host.check(&pod, &checked(), &result).success, "{chain} {rule}");
+        }
+    }
+    for chain in &chains {
+        host.namespace.run("nft", &[&format!("flush chain {chain}")]);
+        let (code, words) = host.check(&pod, &checked(), &result).error();
+        assert!(code == 101 && words.contains("no longer checked"), "{chain}: {code}: {words}");
+    }
+    host.del(&pod, &checked()).result();
+    assert!(of_attachments(&host).is_empty());
+}
+
+#[test]
+fn a_check_reports_a_foreign_rule_before_masquerading() {
+    let (host, pods) = (Host::new(), [Namespace::new(), Namespace::new()]);
+    let config = masqueraded(&host, "nftables");
+    let result = host.add(&pods[0], &config).result();
+    assert!(host.check(&pods[0], &config, &result).success);
+    for (name, rule, evades) in [
+        ("postrouting", "accept", true),
+        ("postrouting", "ip saddr 10.77.0.0/24 return", true),
+        ("postrouting", "counter", false),
+        ("masq_checks", "return", true),
+        ("masq_checks", "ip saddr 10.77.0.0/24 accept", true),
+        ("masq_checks", "counter", false),
+    ] {
+        let chain = format!("inet cni_plugins_masquerade {name}");
+        host.namespace.run("nft", &[&format!("insert rule {chain} {rule}")]);
+        let handle = first_handle(&host, &chain);
+        let check = host.check(&pods[0], &config, &result);
+        if evades {
+            let (code, words) = check.error();
+            let removal = format!("nft delete rule {chain} handle {handle}\"");
+            assert!(code == 101 && words.contains(&removal), "{name} {rule}: {code}: {words}");
+        } else {
+            assert!(check.success, "{name} {rule}: {check:?}");
+        }
+        host.namespace.run("nft", &[&format!("delete rule {chain} handle {handle}")]);
+    }
+    // Behind ours.
+    for name in ["postrouting", "masq_checks"] {
+        host.namespace.run("nft", &[&format!("add rule inet cni_plugins_masquerade {name} accept")]);
+        assert!(host.check(&pods[0], &config, &result).success, "{name}");
+    }
+    // The reference writes the shared chain afresh.
+    host.reference(check_of(&host, "ADD", &pods[1], &config, "c2")).result();
+    assert!(host.check(&pods[0], &config, &result).success);
+}
+
 #[test]
 fn a_vanished_pod_leaves_no_rule() {
     let host = Host::new();

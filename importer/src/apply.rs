@@ -40,24 +40,11 @@ impl Origin for Named<'_> {
         let Opened { source, identity, local, read_from, unverified, labels } = opened;
         self.labels = labels;
         let verify = unverified.map(|disk| Arc::new(move |stop: &_| disk.verify(stop)) as Verify);
-        Ok(Input { source, identity, local, read_from, is_a_file: is_a_file(location), verify })
+        Ok(Input { source, identity, local, read_from, name: Some(location.to_string()), verify })
     }
 
     fn changed(&self, error: &Error) -> bool {
         Changed::find(error).is_some()
-    }
-}
-
-/// Whether a file was named, on this machine or in a container image, rather than an address that gives an answer.
-fn is_a_file(location: &Location) -> bool {
-    match location {
-        Location::File(_) | Location::OciArchive(_) | Location::Registry(_) | Location::NodePull(_) => true,
-        Location::Stdin
-        | Location::Blank
-        | Location::Http(_)
-        | Location::S3(_)
-        | Location::Gcs(_)
-        | Location::Nbd(_) => false,
     }
 }
 

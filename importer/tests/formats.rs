@@ -194,7 +194,7 @@ fn the_format_of_a_fixed_vhd_may_be_given() {
 fn nothing_is_no_image() {
     let place = Place::new();
     let empty = place.write("empty", b"");
-    place.shell("gzip -k empty");
+    place.shell("gzip -k empty; xz -k empty; zstd -q -k empty");
     let piped = |name: &str, more: &[&str]| import_piped(&place.path(name), &[&["-"], more].concat());
     let served = |name: &str, served| import(&[&place.server.url(served, name), &place.target()]);
     let redirected = |path: &str| {
@@ -209,15 +209,23 @@ fn nothing_is_no_image() {
         ("a server", served("empty", Served::Ranges)),
         ("a server without ranges", served("empty", Served::Whole)),
         ("a server, packed", served("empty.gz", Served::Ranges)),
+        ("a named file", import(&[&empty, &place.target()])),
+        ("a named file and a size", import(&[&empty, &place.target(), "--size", "1Mi"])),
+        ("a named file, packed by gzip", import(&[&place.text("empty.gz"), &place.target()])),
+        ("a named file, packed by xz", import(&[&place.text("empty.xz"), &place.target()])),
+        ("a named file, packed by zstd", import(&[&place.text("empty.zst"), &place.target()])),
     ] {
         assert_exit(&done, 4, what);
-        assert_says(&done, &["importer: the source is empty: ", "--format raw"], what);
+        assert_says(&done, &["importer: the source is empty: ", " gave no byte; ", "--format raw"], what);
+        if what.starts_with("a named file") {
+            assert_says(&done, &[&empty], what);
+        }
         place.assert_untouched(what);
     }
-    // A named file, or one declared raw, is accepted.
+    // A source declared raw is accepted.
     for done in [
-        import(&[&empty, &place.target()]),
-        import(&[&place.text("empty.gz"), &place.target()]),
+        import(&[&empty, &place.target(), "--format", "raw"]),
+        import(&[&place.text("empty.gz"), &place.target(), "--format", "raw"]),
         piped("empty", &[&place.target(), "--format", "raw"]),
     ] {
         assert_exit(&done, 0, "a disk of no length");

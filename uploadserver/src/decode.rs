@@ -137,9 +137,13 @@ impl<R: Read> Read for Whole<R> {
         let ended = count == 0 && !buffer.is_empty();
         match self.size {
             Some(size) if self.read > size || ended && self.read < size => {
+                // Beyond what was announced nothing is read, so how much there is is not known.
+                let sent = match self.read > size {
+                    true => format!("more than {size}"),
+                    false => self.read.to_string(),
+                };
                 let text = format!(
-                    "the clone sent {} bytes of a device, and its header announced {size}; clone it again",
-                    self.read
+                    "the clone sent {sent} bytes of a device, and its header announced {size}; clone it again"
                 );
                 Err(io::Error::new(io::ErrorKind::InvalidData, text))
             }
@@ -171,7 +175,8 @@ mod tests {
                 .unwrap_err()
                 .contains("sent 3 bytes of a device, and its header announced 4")
         );
-        assert!(whole(b"disks", Some(4)).unwrap_err().contains("announced 4"));
+        let more = whole(b"disks", Some(4)).unwrap_err();
+        assert!(more.contains("sent more than 4 bytes of a device, and its header announced 4"), "{more}");
         for size in [None, Some(0)] {
             assert!(whole(b"", size).unwrap_err().contains("no bytes"), "{size:?}");
         }

@@ -158,6 +158,36 @@ fn a_clone_that_is_damaged_is_none() {
     assert!(pod.end().success());
 }
 
+/// A sender that fails between two members ends the stream there.
+#[test]
+fn a_clone_without_its_end_mark_is_none() {
+    let mut builder = tar::Builder::new(Vec::new());
+    for (name, bytes) in [("disk.img", vec![7; 1 << 20]), ("other", vec![8; 512])] {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(bytes.len() as u64);
+        header.set_mode(0o644);
+        builder.append_data(&mut header, name, &bytes[..]).unwrap();
+    }
+    let whole = builder.into_inner().unwrap();
+    let device = Loop::new(2 * MIB, 512);
+    for block in [false, true] {
+        let target = block.then_some(device.device.as_path());
+        let mut pod = Pod::start(&Setup { device: target, ..Setup::default() });
+        for (cut, last) in [(1024, "other"), (1024 + 1024, "disk.img")] {
+            let stream = snappy(&whole[..whole.len() - cut]);
+            let answer = pod.client().request("POST", UPLOAD, &[FILESYSTEM], &stream);
+            assert_eq!(answer.status, 500, "block: {block}, {last}: {answer:?}");
+            assert!(answer.body.contains(&format!("behind {last} without an end mark")), "{answer:?}");
+            assert!(pod.runs() && pod.message().is_empty(), "block: {block}, {last}");
+            assert!(block || !pod.path("data/disk.img").exists(), "{last}: a part of the clone is left");
+        }
+        let answer = pod.client().request("POST", UPLOAD, &[FILESYSTEM], &snappy(&whole));
+        assert_eq!(answer.status, 200, "block: {block}: {answer:?}\n{}", pod.log());
+        assert!(pod.end().success());
+        assert_eq!(pod.message(), CLONE_COMPLETE);
+    }
+}
+
 #[test]
 fn an_archive_that_failed_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();

@@ -231,10 +231,9 @@ impl SpoofCheck {
         let checks = |rule: &Rule| {
             rule.input.as_deref() == Some(host_end) && rule.target.as_deref() == Some(target.as_str())
         };
-        // Of two rules in the last chain, one drops; and one caller.
-        let drops = filter.chain(TABLE, &self.mac_chain())?.is_some_and(|chain| chain.uses >= 3);
+        let whole = self.is_whole(filter, host_end)?;
         let rules = filter.rules(TABLE, COMMON)?;
-        let Some(place) = rules.iter().position(checks).filter(|_| drops) else {
+        let Some(place) = rules.iter().position(checks).filter(|_| whole) else {
             let message = format!("the Ethernet address of frames from {host_end} is no longer checked");
             return Err(Error::mismatch(message));
         };
@@ -244,12 +243,35 @@ impl SpoofCheck {
         };
         match rules.iter().take(place).find(evades) {
             None => Ok(()),
-            Some(Rule { handle, .. }) => Err(Error::mismatch(format!(
-                "a rule of another program may accept frames from {host_end} before their Ethernet address is checked; \
-                 \"nft delete rule bridge nat {COMMON} handle {handle}\" removes it, after its owner was changed"
-            ))),
+            Some(rule) => Err(foreign(COMMON, rule, host_end)),
         }
     }
+
+    /// Whether its two chains hold the rules that it made.
+    ///
+    /// # Errors
+    /// [`Kind::Mismatch`] when one of them holds a rule of another program; [`Kind::Kernel`].
+    fn is_whole(&self, filter: &mut Filter, host_end: &str) -> Result<bool, Error> {
+        let comment = self.comment();
+        let mut whole = true;
+        for (chain, wanted) in [(self.chain(), 1), (self.mac_chain(), 2)] {
+            let rules = filter.rules(TABLE, &chain)?;
+            if let Some(rule) = rules.iter().find(|rule| rule.comment != comment) {
+                return Err(foreign(&chain, rule, host_end));
+            }
+            whole &= rules.len() == wanted;
+        }
+        Ok(whole)
+    }
+}
+
+/// The error for a rule of another program in `chain`.
+fn foreign(chain: &str, rule: &Rule, host_end: &str) -> Error {
+    let handle = rule.handle;
+    Error::mismatch(format!(
+        "a rule of another program may accept frames from {host_end} before their Ethernet address is checked; \
+         \"nft delete rule bridge nat {chain} handle {handle}\" removes it, after its owner was changed"
+    ))
 }
 
 /// Rejects a table with rules that frames from pods do not pass.

@@ -109,18 +109,28 @@ impl Masquerading {
         Error::all(errors)
     }
 
-    /// Checks that traffic from `addresses` is masqueraded, by either backend, ours or the reference's.
+    /// Checks that traffic from `addresses` is masqueraded, by either backend, ours or the reference's, and that no rule of
+    /// another program in the same chains may let it pass before.
     ///
     /// # Errors
     /// [`crate::Kind::Mismatch`] when it is not; [`crate::Kind::Kernel`].
     pub(crate) fn check(&self, addresses: &[IpNet]) -> Result<(), Error> {
         let mut filter = Filter::open()?;
         let hash = instance(&self.network, &self.attachment);
-        let reached = filter.rules(TABLE, BASE)?.iter().any(|rule| rule.target.as_deref() == Some(CHECKS));
+        let base = filter.rules(TABLE, BASE)?;
+        let leads = base.iter().enumerate().find(|(_, rule)| rule.target.as_deref() == Some(CHECKS));
         let rules = filter.rules(TABLE, CHECKS)?;
-        let ours = rules.iter().filter(|rule| rule.comment.starts_with(&hash)).count();
-        if reached && ours >= addresses.len() {
-            return check_hooks(&mut filter);
+        let is_ours = |rule: &Rule| rule.comment.starts_with(&hash);
+        let ours = rules.iter().filter(|rule| is_ours(rule)).count();
+        if let Some((place, lead)) = leads.filter(|_| ours >= addresses.len()) {
+            check_hooks(&mut filter)?;
+            // The rules for multicast were made in one transaction with the one that leads on, right before it.
+            let before = 1..u64::from(BASE_RULES);
+            let multicast =
+                |rule: &Rule| lead.handle.checked_sub(rule.handle).is_some_and(|back| before.contains(&back));
+            reject_foreign(BASE, base.iter().take(place).find(|rule| rule.diverts && !multicast(rule)))?;
+            let last = rules.iter().rposition(is_ours).unwrap_or(0);
+            return reject_foreign(CHECKS, rules.iter().take(last).find(|rule| rule.diverts));
         }
         if iptables::is_set_up(&mut filter, &self.network, &self.attachment.container, addresses)? {
             return Ok(());
@@ -203,6 +213,16 @@ pub(crate) fn offers_inet() -> Result<(), Error> {
     let mut batch = Batch::new();
     batch.table(TABLE, TABLE_COMMENT);
     Ok(Filter::open()?.rehearse(batch, TABLE)?)
+}
+
+/// Rejects a rule of another program in `chain` that comes before ours.
+fn reject_foreign(chain: &str, rule: Option<&Rule>) -> Result<(), Error> {
+    let Some(Rule { handle, .. }) = rule else { return Ok(()) };
+    let table = TABLE.words();
+    Err(Error::mismatch(format!(
+        "a rule of another program may let traffic of pods pass before it is masqueraded; \
+         \"nft delete rule {table} {chain} handle {handle}\" removes it, after its owner was changed"
+    )))
 }
 
 fn removing(rules: &[Rule]) -> Batch {

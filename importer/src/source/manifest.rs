@@ -324,7 +324,10 @@ fn choose(entries: &[ImageIndexEntry], platform: &Platform) -> Result<(Descripto
         .iter()
         .filter_map(|entry| entry.platform.as_ref())
         .take(20)
-        .map(|found| format!("{}/{}", found.os, found.architecture))
+        .map(|found| {
+            let variant = found.variant.as_ref().map(|variant| format!("/{variant}"));
+            format!("{}/{}{}", found.os, found.architecture, variant.unwrap_or_default())
+        })
         .collect();
     let offered = match offered.is_empty() {
         true => "its index names no platform".to_owned(),
@@ -429,7 +432,7 @@ mod tests {
             assert_eq!(layers.is_ok(), want.is_some(), "{platform}");
             assert_eq!(asked, want.map(digest).into_iter().collect::<Vec<_>>(), "{platform}");
             if let Err(error) = layers {
-                assert!(error.to_string().contains("linux/amd64, linux/arm"), "{error}");
+                assert!(error.to_string().contains("linux/amd64, linux/arm/v6, linux/arm/v7"), "{error}");
             }
         }
     }

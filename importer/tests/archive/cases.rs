@@ -231,6 +231,11 @@ pub(crate) fn cases() -> Vec<Case> {
             Ok(&[("x", "a")]),
         ),
         case("a truncated member", vec![member(b"x", b'0', "", 5000, b"n")], Err("truncated")),
+        case(
+            "a truncated archive between members",
+            vec![file("x", "a"), file("y", "b")],
+            Err("behind y without an end mark"),
+        ),
         case("a truncated header", vec![file("x", "a"), vec![1; 100]], Err("truncated")),
         case(
             "garbage behind a member",

@@ -273,8 +273,17 @@ fn ranges_and_everything_else_of_http() {
 }
 
 #[test]
-fn an_empty_disk_and_odd_names() {
-    for (name, bytes) in [("info", disk_bytes(MIB)), (".hidden", disk_bytes(513)), ("empty", Vec::new())] {
+fn a_disk_without_a_byte_is_refused() {
+    let pod = Pod::with("empty", &[]);
+    let server = pod.serve(0);
+    let output = pod.import(server.port);
+    assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(pod.message().contains("the source is empty: http://localhost:"), "{}", pod.message());
+}
+
+#[test]
+fn odd_names() {
+    for (name, bytes) in [("info", disk_bytes(MIB)), (".hidden", disk_bytes(513))] {
         let pod = Pod::with(name, &[]);
         fs::write(pod.path("image/disk").join(name), &bytes).unwrap();
         let mut server = pod.serve(0);

@@ -38,6 +38,40 @@ fn archives_are_unpacked() {
     assert_ne!(run(&[&raw, &place.text("none"), "--archive"]).status.code(), Some(0));
 }
 
+/// A writer that fails between two members leaves an archive that GNU tar reads without a warning.
+#[test]
+fn an_archive_without_its_end_mark_is_refused() {
+    let place = Place::new();
+    let mut tar = tar::Builder::new(Vec::new());
+    for name in ["a", "b"] {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(4);
+        header.set_mode(0o644);
+        tar.append_data(&mut header, name, &b"text"[..]).unwrap();
+    }
+    let bytes = tar.into_inner().unwrap();
+    assert_eq!(bytes.len(), 6 * 512);
+    for (blocks, code, words) in [
+        (2, 4, "behind a without an end mark"),
+        (3, 4, "the archive is truncated"),
+        (4, 4, "behind b without an end mark"),
+        (5, 0, ""),
+        (6, 0, ""),
+    ] {
+        let cut = &bytes[..blocks * 512];
+        for (packing, content) in [("tar", cut.to_vec()), ("tar.gz", gzip(cut))] {
+            let source = place.write(&format!("{blocks}.{packing}"), &content);
+            let ran = run(&[&source, &place.text(&format!("{packing}{blocks}")), "--archive"]);
+            assert_exit(&ran, code);
+            assert!(text(&ran.stderr).contains(words), "{blocks} {packing}: {}", text(&ran.stderr));
+        }
+    }
+    // Packed, and cut in its packing.
+    let packed = gzip(&bytes);
+    let source = place.write("cut.tar.gz", &packed[..packed.len() - 12]);
+    assert_exit(&run(&[&source, &place.text("cut"), "--archive"]), 4);
+}
+
 #[test]
 fn archives_go_into_empty_folders() {
     let place = Place::new();

@@ -209,8 +209,8 @@ fn the_platforms_image_is_chosen() {
         );
         let here = if cfg!(target_arch = "x86_64") { "pc" } else { "arm" };
         assert_pulled(&with(None), here.as_bytes());
-        let words =
-            "the image is not there for linux/s390x; it is there for: linux/amd64, linux/arm64, linux/arm";
+        let words = "the image is not there for linux/s390x; it is there for: \
+                     linux/amd64, linux/arm64/v8, linux/arm/v7";
         assert_refused(&with(Some("s390x")), Kind::Refused, words);
         let by_digest = registry.image(&format!("multi@{digest}"));
         assert_pulled(

@@ -345,3 +345,16 @@ fn tables_last(folder: &Path) -> (Vec<u8>, Vec<u8>) {
     places::run("qemu-img", &["convert", "-f", "qcow2", "-O", "raw", &image, &raw]);
     (fs::read(image).unwrap(), fs::read(raw).unwrap())
 }
+
+#[test]
+fn an_image_with_a_disk_of_no_byte_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    fs::write(path("image"), archive(&[("v1", Layer::new(GZIP, &[("disk/disk.img", b"")]))])).unwrap();
+    let source = format!("oci-archive:{}", path("image"));
+    let output = run(importer().args([&source, &path("out")]));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(4), "{said}");
+    assert!(said.contains(&format!("the source is empty: {source} gave no byte")), "{said}");
+    assert!(!Path::new(&path("out")).exists(), "something was written");
+}

@@ -54,7 +54,7 @@ pub(super) fn disk(
         warnings.push(note.to_owned());
     }
     if image.is_empty() {
-        plan::empty(config.contract, input.is_a_file, config.format.is_some())?;
+        plan::empty(config.contract, config.format.is_some(), input.name.as_deref())?;
     }
     if let Some(size) = image.virtual_size() {
         // An image that may end in a footer is judged again when its end is known.

@@ -78,8 +78,8 @@ pub struct Input {
     pub local: Option<Arc<FileSource>>,
     /// The file or device on this machine that the bytes come from, archives and standard input included.
     pub read_from: Option<Metadata>,
-    /// A file was named, rather than an address that gives an answer: one without a byte is an empty disk.
-    pub is_a_file: bool,
+    /// Its name in messages, without secrets.
+    pub name: Option<String>,
     /// The bytes are good once this check has passed, after they were read.
     pub verify: Option<Verify>,
 }
@@ -87,7 +87,7 @@ pub struct Input {
 impl Input {
     /// A source that nothing else is known of.
     pub fn new(source: Arc<dyn Source>) -> Self {
-        Self { source, identity: None, local: None, read_from: None, is_a_file: false, verify: None }
+        Self { source, identity: None, local: None, read_from: None, name: None, verify: None }
     }
 }
 
@@ -220,7 +220,7 @@ mod tests {
     impl Origin for Local {
         fn connect(&mut self) -> Result<Input, Error> {
             let source = FileSource::open_path(&self.0).map_err(|e| Error::connect("cannot open it", e))?;
-            Ok(Input { identity: Some("v1".into()), is_a_file: true, ..Input::new(Arc::new(source)) })
+            Ok(Input { identity: Some("v1".into()), ..Input::new(Arc::new(source)) })
         }
     }
 

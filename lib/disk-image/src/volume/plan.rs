@@ -262,23 +262,24 @@ fn advice(seen: &str) -> &'static str {
     }
 }
 
-/// Whether a source without a single byte is taken as a raw disk of no length: a file that was named is what it is, as
-/// for `qemu-img`; elsewhere it is a pipe whose writer failed or a server's bad answer, which upstream refuses as well
+/// Whether a source without a single byte, as it is or decompressed, is taken as a raw disk of no length. It is an
+/// interrupted copy, a pipe whose writer failed or a server's bad answer, which upstream refuses as well
 /// (`pkg/importer/format-readers.go` wants a whole header).
 ///
 /// # Errors
-/// For anything but a file, unless the format was given.
-pub fn empty(contract: Contract, is_a_file: bool, format_given: bool) -> Result<(), Error> {
-    if is_a_file || format_given {
+/// Unless the format was given. `name` is the source's.
+pub fn empty(contract: Contract, format_given: bool, name: Option<&str>) -> Result<(), Error> {
+    if format_given {
         return Ok(());
     }
+    let name = name.unwrap_or("it");
     // Only an interactive user can confirm it.
     let advice = match contract {
         Contract::CommandLine => " (--format raw makes an empty disk of it)",
         Contract::Environment => "",
     };
     let what = format!(
-        "the source is empty: it gave no byte; check the file, server or program that supplies the image{advice}"
+        "the source is empty: {name} gave no byte; check the file, server or program that supplies the image{advice}"
     );
     Err(Error::new(Kind::Refused, what))
 }
@@ -520,16 +521,17 @@ mod tests {
     }
 
     #[test]
-    fn empty_sources_by_contract_and_target() {
+    fn empty_sources_are_refused_unless_the_format_is_given() {
         use Contract::{CommandLine, Environment};
-        for (is_a_file, format_given) in [(true, false), (true, true), (false, true)] {
-            for contract in [CommandLine, Environment] {
-                assert!(empty(contract, is_a_file, format_given).is_ok(), "{is_a_file} {format_given}");
-            }
-        }
         for (contract, advised) in [(CommandLine, true), (Environment, false)] {
-            let error = empty(contract, false, false).unwrap_err().to_string();
+            assert!(empty(contract, true, Some("/a/b")).is_ok());
+            let error = empty(contract, false, Some("/a/b")).unwrap_err();
+            assert_eq!(error.kind(), Kind::Refused);
+            let error = error.to_string();
+            assert!(error.starts_with("the source is empty: /a/b gave no byte"), "{error}");
             assert_eq!(error.contains("--"), advised, "{error}");
+            let error = empty(contract, false, None).unwrap_err().to_string();
+            assert!(error.starts_with("the source is empty: it gave no byte"), "{error}");
         }
     }
 

@@ -60,15 +60,27 @@ pub(super) struct Members<R> {
     padding: u64,
     /// PAX records that hold for all members that follow.
     global: Pax,
+    /// Name of the last member.
+    last: Option<Vec<u8>>,
     ended: bool,
 }
 
 fn damaged(what: impl std::fmt::Display) -> Error {
-    Error::new(Kind::Process, format!("the archive is damaged, fetch or make it again: {what}"))
+    Error::new(Kind::Refused, format!("the archive is damaged, fetch or make it again: {what}"))
 }
 
 fn truncated() -> Error {
-    Error::new(Kind::Process, "the archive is truncated: it ends within a member; fetch it again")
+    Error::new(Kind::Refused, "the archive is truncated: it ends within a member; fetch it again")
+}
+
+/// The end of a stream between two members, `last` the one before. GNU tar takes it for the archive's end; a sender that
+/// failed there would leave files out.
+fn unmarked(last: &[u8]) -> Error {
+    let what = format!(
+        "the archive is truncated: it ends behind {} without an end mark (a block of zeroes), so files may be missing; check that its writer has succeeded, and make or fetch it again",
+        escaped(last)
+    );
+    Error::new(Kind::Refused, what)
 }
 
 fn unreadable(error: io::Error) -> Error {
@@ -82,7 +94,7 @@ pub(super) fn escaped(name: &[u8]) -> String {
 
 impl<R: Read> Members<R> {
     pub(super) fn new(input: R) -> Self {
-        Self { input, left: 0, padding: 0, global: Pax::default(), ended: false }
+        Self { input, left: 0, padding: 0, global: Pax::default(), last: None, ended: false }
     }
 
     /// The next member; what was not read of the last one is skipped. `None` at the end of the archive.
@@ -117,7 +129,11 @@ impl<R: Read> Members<R> {
         let mut header = Header::new_old();
         let block = header.as_mut_bytes();
         let got = crate::source::read_full(&mut self.input, block).map_err(unreadable)?;
-        // An archive without an end marker ends at the end of the stream, as for GNU tar.
+        if got == 0
+            && let Some(last) = &self.last
+        {
+            return Err(unmarked(last));
+        }
         if got == 0 || block.iter().all(|&byte| byte == 0) {
             self.ended = true;
             return if got == 0 || got == BLOCK { Ok(None) } else { Err(truncated()) };
@@ -181,11 +197,15 @@ impl<R: Read> Members<R> {
         if got < out.len() { Err(truncated()) } else { Ok(()) }
     }
 
-    /// Reads what follows the end of the archive: only then is it known whether the stream was whole.
+    /// Reads the members that are left, and what follows the end of the archive: only then is it known whether the stream
+    /// was whole.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// When it cannot be read, is damaged or has no end.
     pub(super) fn drain(&mut self, mut check: impl FnMut() -> Result<(), Error>) -> Result<(), Error> {
+        while self.next()?.is_some() {
+            check()?;
+        }
         let mut scratch = [0; 16 << 10];
         while crate::source::read_full(&mut self.input, &mut scratch).map_err(unreadable)? > 0 {
             check()?;
@@ -224,6 +244,7 @@ impl<R: Read> Members<R> {
         while name.len() > 1 && name.ends_with(b"/") {
             name.pop();
         }
+        self.last = Some(name.clone());
         let what = match header.entry_type().as_byte() {
             b'1' => What::HardLink(link()?),
             b'2' => What::Symlink(link()?),
