@@ -107,7 +107,7 @@ fn texts_of_troubleshooting_are_those_of_the_programs() {
     assert!(rows > 20, "{rows} rows");
 }
 
-/// Paths in backquotes whose first part is an entry of the checkout, with `{a,b}` written out.
+/// Paths in backquotes that begin with an entry of the checkout, with `{a,b}` written out.
 fn paths(document: &str, top: &BTreeSet<String>) -> Vec<String> {
     let quoted = document.split('`').skip(1).step_by(2);
     let plain = |c: char| c.is_ascii_alphanumeric() || "_./-{},".contains(c);

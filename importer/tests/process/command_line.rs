@@ -17,7 +17,10 @@ fn a_raw_file_becomes_a_disk() {
         let bytes = disk_bytes(len);
         let source = place.write("image", &bytes);
         let target = place.text("disk");
-        let output = run(&[&source, &target, "--output", "json", "--force"]);
+        // An empty source is refused, unless its format is given.
+        let format: &[&str] = if len == 0 { &["--format", "raw"] } else { &[] };
+        let arguments = [&[source.as_str(), &target, "--output", "json", "--force"], format].concat();
+        let output = run(&arguments);
         assert_exit(&output, 0);
         assert_eq!(fs::read(&target).unwrap(), bytes, "{len} bytes");
         let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
