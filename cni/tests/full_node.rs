@@ -1,5 +1,5 @@
 //! A node full of attachments: calls about one of them, or about none, cost what they cost on an empty node, and a GC of all
-//! keeps nobody waiting. The program is the shipped one.
+//! delays no ADD for long. The program is the shipped one.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -53,7 +53,7 @@ fn a_del_of_nothing_and_a_status_do_not_walk_the_node() {
     let (host, config, pods) = full();
     let empty = Namespace::new();
     let (mut ours, mut theirs, mut status) = (Vec::new(), Vec::new(), Vec::new());
-    // The reference would run nft for a spoof check, and the time of that is not what is compared.
+    // Without a spoof check: the reference runs the program nft for one, and its time would hide the rest.
     let plain = with(&config, "macspoofchk", json!(false));
     for _ in 0..TIMES {
         let del = of(&host, "DEL", &empty, &plain, "none");

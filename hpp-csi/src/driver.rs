@@ -161,11 +161,7 @@ impl Driver {
 
 /// Bind mounts can lead to one directory by paths that have nothing in common.
 fn check_disjoint_on_filesystems(mut pools: Vec<PoolConfig>) -> Result<()> {
-    for pool in &mut pools {
-        for path in [&mut pool.path, &mut pool.snapshots] {
-            *path = publications::on_filesystem(path)?;
-        }
-    }
+    publications::locate(pools.iter_mut().flat_map(|pool| [&mut pool.path, &mut pool.snapshots]))?;
     config::check_disjoint(&pools).map_err(|error| {
         let text = "mounts lead to one directory, here named by its filesystem's device and the path there";
         Error::new(Kind::Invalid, format!("{error} ({text})"))

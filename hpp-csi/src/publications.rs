@@ -81,8 +81,7 @@ fn mounted(path: &Path) -> Result<bool> {
 /// # Errors
 /// When the table cannot be read.
 pub(crate) fn recover(pools: &[Pool], published: &Publications) -> Result<()> {
-    let table =
-        fs::read("/proc/self/mountinfo").map_err(|error| Error::io("read the table of mounts", error))?;
+    let table = table()?;
     let mut files: HashMap<(u64, u64), Id> = HashMap::new();
     let mut devices: HashMap<u64, Id> = HashMap::new();
     for pool in pools {
@@ -140,7 +139,7 @@ pub(crate) fn is_of(id: &Id, folder: &Dir, name: &Path) -> Result<bool> {
     // The table has paths without links.
     let opened = Path::new("/proc/self/fd").join(folder.as_fd().as_raw_fd().to_string());
     let point = fs::read_link(opened).map_err(failed)?.join(name);
-    let table = fs::read("/proc/self/mountinfo").map_err(failed)?;
+    let table = table()?;
     // Of mounts on top of each other, the last is seen.
     let Some(mount) = lines(&table).filter(|mount| mount.point == point).last() else { return Ok(false) };
     let own: &Path = id.as_ref();
@@ -154,20 +153,23 @@ pub(crate) fn is_of(id: &Id, folder: &Dir, name: &Path) -> Result<bool> {
 /// # Errors
 /// When the table of mounts cannot be read.
 pub(crate) fn mounted_devices() -> Result<HashSet<u64>> {
-    let table =
-        fs::read("/proc/self/mountinfo").map_err(|error| Error::io("read the table of mounts", error))?;
-    Ok(lines(&table).filter_map(|mount| mount.loop_device).map(device::numbered).collect())
+    Ok(lines(&table()?).filter_map(|mount| mount.loop_device).map(device::numbered).collect())
 }
 
-/// Where a path without links is on its filesystem, whatever mount leads there: `/DEVICE/PATH`, with the device's numbers as in
-/// mountinfo. Paths of one filesystem can be compared by it, also through bind mounts.
+/// Replaces each path without links by its place on its filesystem, whatever mount leads there: `/DEVICE/PATH`, with the
+/// device's numbers as in mountinfo. Paths of one filesystem can be compared by it, also through bind mounts.
 ///
 /// # Errors
 /// When the table of mounts cannot be read.
-pub(crate) fn on_filesystem(path: &Path) -> Result<PathBuf> {
-    let table =
-        fs::read("/proc/self/mountinfo").map_err(|error| Error::io("read the table of mounts", error))?;
-    Ok(located(&table, path))
+pub(crate) fn locate<'a>(paths: impl Iterator<Item = &'a mut PathBuf>) -> Result<()> {
+    let table = table()?;
+    paths.for_each(|path| *path = located(&table, path));
+    Ok(())
+}
+
+/// The kernel's table of mounts, as this process sees them.
+fn table() -> Result<Vec<u8>> {
+    fs::read("/proc/self/mountinfo").map_err(|error| Error::io("read the table of mounts", error))
 }
 
 fn located(table: &[u8], path: &Path) -> PathBuf {

@@ -238,7 +238,7 @@ fn unfreezable_volumes_are_cut_when_idle_and_refused_when_busy() {
     });
     assert_eq!(client.snapshots(), [] as [&str; 0]);
     assert_eq!(names(&place.pool().join(".hpp-csi/tmp/node1")), [] as [&str; 0]);
-    assert_eq!(create(&client, "g", &["first", "second"]).snapshots.len(), 2, "now nobody writes");
+    assert_eq!(create(&client, "g", &["first", "second"]).snapshots.len(), 2, "without a writer");
 }
 
 #[test]

@@ -137,7 +137,7 @@ impl<R: Read> Read for Whole<R> {
         let ended = count == 0 && !buffer.is_empty();
         match self.size {
             Some(size) if self.read > size || ended && self.read < size => {
-                // Beyond what was announced nothing is read, so how much there is is not known.
+                // Nothing is read beyond the announced size, so the size of the rest is unknown.
                 let sent = match self.read > size {
                     true => format!("more than {size}"),
                     false => self.read.to_string(),

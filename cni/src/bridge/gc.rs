@@ -1,6 +1,6 @@
 //! GC: takes away what bears this network's alias and belongs to no valid attachment. Links go by way of a link group, which
-//! costs the kernel one wait instead of one per link. Meanwhile it holds the lock on all links of the machine, so that an ADD
-//! of any network waits: a group is as large as the time that the last one took allows, and the next one starts after a
+//! costs the kernel one wait instead of one per link. The kernel holds its lock on all links while it removes a group, so that
+//! an ADD of any network waits: a group is as large as the time that the last one took allows, and the next one starts after a
 //! pause.
 
 use std::collections::BTreeSet;

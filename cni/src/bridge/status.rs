@@ -116,7 +116,7 @@ pub(super) fn full(bridge: &str) -> String {
     format!("the bridge {bridge} has {MOST_PORTS} ports and takes no more")
 }
 
-/// The error of a defect that affects what is attached, too, if anything is.
+/// The error of a defect: another code if pods of the network are attached, which it affects, too.
 fn impaired(call: &Call, error: Error) -> Error {
     let listed = Router::open().and_then(|mut host| host.ask(Link::list(None)));
     let links = listed.map(|messages| Link::all(&messages)).unwrap_or_default();

@@ -20,6 +20,7 @@ use std::collections::BTreeSet;
 use rustix::io::Errno;
 
 use crate::error::{Error, Kind};
+use crate::nft::foreign::foreign_rule;
 use crate::nft::tag;
 use crate::protocol::{Attachment, Mac};
 use link::nft::batch::{BRIDGE, Batch, Hook, NewRule, Table};
@@ -267,11 +268,8 @@ impl SpoofCheck {
 
 /// The error for a rule of another program in `chain`.
 fn foreign(chain: &str, rule: &Rule, host_end: &str) -> Error {
-    let handle = rule.handle;
-    Error::mismatch(format!(
-        "a rule of another program may accept frames from {host_end} before their Ethernet address is checked; \
-         \"nft delete rule bridge nat {chain} handle {handle}\" removes it, after its owner was changed"
-    ))
+    let effect = format!("accept frames from {host_end} before their Ethernet address is checked");
+    foreign_rule(TABLE, chain, rule, &effect)
 }
 
 /// Rejects a table with rules that frames from pods do not pass.

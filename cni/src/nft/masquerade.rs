@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use sha2::{Digest, Sha512};
 
 use crate::error::Error;
+use crate::nft::foreign::foreign_rule;
 use crate::nft::iptables;
 use crate::protocol::{Attachment, Call};
 use link::nft::batch::{Batch, Hook, INET, NewRule, Table};
@@ -217,12 +218,8 @@ pub(crate) fn offers_inet() -> Result<(), Error> {
 
 /// Rejects a rule of another program in `chain` that comes before ours.
 fn reject_foreign(chain: &str, rule: Option<&Rule>) -> Result<(), Error> {
-    let Some(Rule { handle, .. }) = rule else { return Ok(()) };
-    let table = TABLE.words();
-    Err(Error::mismatch(format!(
-        "a rule of another program may let traffic of pods pass before it is masqueraded; \
-         \"nft delete rule {table} {chain} handle {handle}\" removes it, after its owner was changed"
-    )))
+    let effect = "let traffic of pods pass before it is masqueraded";
+    rule.map_or(Ok(()), |rule| Err(foreign_rule(TABLE, chain, rule, effect)))
 }
 
 fn removing(rules: &[Rule]) -> Batch {

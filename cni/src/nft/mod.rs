@@ -7,6 +7,7 @@
 //!
 //! The way to the kernel is `link::nft`, which knows nothing of CNI.
 
+mod foreign;
 mod ip_spoof;
 mod iptables;
 mod mac_spoof;

@@ -53,7 +53,7 @@ impl Before {
             state = content.state()?;
         }
         // Until its page is written out, memory that a process has mapped can change without a new time stamp. A change after
-        // this has one; a change meanwhile is in the copy.
+        // the sync has one; a change before its end is in the copy.
         content.sync()?;
         Ok(Self { state, settled: is_settled(&state) })
     }

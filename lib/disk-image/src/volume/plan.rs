@@ -149,8 +149,8 @@ pub fn zeroed(contract: Contract, capacity: u64, request: Option<u64>) -> u64 {
     }
 }
 
-/// Final size of a file, never less than the disk. By the environment contract the request where it is usable; a
-/// person gets what was asked for, see [`requested_size`].
+/// Final size of a file, never less than the disk. By the environment contract the request where it is usable; by
+/// the command line, see [`requested_size`].
 pub fn final_size(
     contract: Contract,
     virtual_size: u64,

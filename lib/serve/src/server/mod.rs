@@ -113,8 +113,8 @@ pub trait Service: Send + Sync + 'static {
 }
 
 /// Answers requests on `listener` until `closing` is true or its sender is gone, and for [`Limits::withdrawal`] after that;
-/// then running requests end within [`Limits::closing`]. Over TLS if `tls` is given: each connection gets the configuration of its time, and none is
-/// accepted while there is no configuration.
+/// then running requests end within [`Limits::closing`]. Over TLS if `tls` is given: each connection gets the configuration
+/// of its time, and none is accepted while there is no configuration.
 pub async fn serve<S: Service>(
     listener: TcpListener,
     tls: Option<Arc<dyn Current>>,
