@@ -18,6 +18,7 @@ use crate::compress;
 use crate::detect::{CONVERT_IMAGE, Compression, Detected, Format, HEAD, detect, foreign_by_end};
 use crate::error::{Error, Kind};
 use crate::format::{self, Layout, PROLOGUE_MAX, Prologue, Step};
+use crate::overlay::Overlaid;
 use crate::source::{Access, Facts, FileSource, Source, read_full, read_range};
 
 /// The format to open.
@@ -219,6 +220,10 @@ pub fn open(request: Request) -> Result<Image, Error> {
     let (layout, headers_end): (Box<dyn Layout>, _) = match fixed {
         Some(size) => (Box::new(format::raw::Raw { size, format: Format::Vhd }), 0),
         None => open_layout(format, &*source, head, front.as_deref(), &spool)?,
+    };
+    let source = match layout.overlay() {
+        Some(overlay) => Arc::new(Overlaid::new(source, overlay.clone())?),
+        None => source,
     };
     let facts = source.facts();
     let way = way(&facts.access, layout.format() == Format::Raw, facts.size.is_some());

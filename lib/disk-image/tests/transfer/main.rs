@@ -9,6 +9,7 @@ mod support;
 
 mod hostile;
 mod memory;
+mod vhdx_log;
 
 use std::io;
 use std::path::Path;
