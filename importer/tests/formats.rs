@@ -364,6 +364,54 @@ fn imported_however_it_comes(place: &Place, name: &str, raw: &str) -> Output {
 }
 
 #[test]
+fn the_disk_of_an_ova_is_imported_however_it_comes() {
+    let place = Place::new();
+    place.write("disk", &Dice(13).bytes(9 * MIB as usize));
+    place.shell("qemu-img convert -f raw -O vmdk -o subformat=streamOptimized disk a.vmdk; gzip -k a.vmdk");
+    for (name, disk) in [("one.ova", "a.vmdk"), ("gz.ova", "a.vmdk.gz"), ("raw.ova", "disk")] {
+        place.write(
+            "vm.ovf",
+            format!("<File id='f' href='{disk}'/><Disk fileRef='f' capacity='1'/>").as_bytes(),
+        );
+        place.shell(&format!("echo > vm.mf; tar -cf {name} vm.ovf vm.mf {disk}"));
+        let done = imported_however_it_comes(&place, name, "disk");
+        assert_eq!(report(&done)["virtual_size"], 9 * MIB, "{name}");
+        // The file that is found, and the size that a clone needs.
+        let seen = import(&["inspect", &place.server.url(Served::Ranges, name)]);
+        assert_exit(&seen, 0, name);
+        let seen = text(&seen.stdout);
+        assert!(seen.contains(&format!("{disk} in the OVA")) && !seen.contains("looks like"), "{seen}");
+        let program = place.path("cdi-image-size-detection");
+        let _another = std::os::unix::fs::symlink(importer().get_program(), &program);
+        fs::create_dir_all(place.path("dev")).unwrap();
+        let mut command = std::process::Command::new(&program);
+        command.args(["-image-path", &place.text(name)]).env("FERROVIRT_IMPORTER_ROOT", place.folder.path());
+        assert_exit(&output(&mut command).unwrap(), 0, name);
+        assert_eq!(fs::read_to_string(place.path("dev/termination-log")).unwrap(), (9 * MIB).to_string());
+    }
+    // Two disks: the same answer in every way, and nothing is written.
+    let two = b"<File id='f' href='a.vmdk'/><File id='g' href='disk'/><Disk fileRef='f'/><Disk fileRef='g'/>";
+    place.write("vm.ovf", two);
+    place.shell("tar -cf two.ova vm.ovf a.vmdk disk");
+    let url = |served| place.server.url(served, "two.ova");
+    for (how, done) in [
+        ("a file", import(&[&place.text("two.ova"), &place.target()])),
+        ("a server with ranges", import(&[&url(Served::Ranges), &place.target()])),
+        ("a server without ranges", import(&[&url(Served::Whole), &place.target()])),
+        ("a pipe", import_piped(&place.path("two.ova"), &["-", &place.target()])),
+    ] {
+        assert_exit(&done, 4, how);
+        assert_says(&done, &["the OVA holds 2 disks (a.vmdk, disk)", "tar -xf"], how);
+        place.assert_untouched(how);
+    }
+    // Without a descriptor it is a tar as any.
+    place.shell("tar -cf plain.tar a.vmdk");
+    let done = import(&[&place.text("plain.tar"), &place.target()]);
+    assert_exit(&done, 4, "a plain tar");
+    assert_says(&done, &["looks like a tar archive", "an OVA holds a VMDK"], "a plain tar");
+}
+
+#[test]
 fn a_vhdx_is_read_through_its_log_however_it_comes() {
     let place = Place::new();
     place.shell("qemu-img create -q -f vhdx -o block_size=1M dirty.vhdx 16M");

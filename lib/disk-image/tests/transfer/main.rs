@@ -9,6 +9,7 @@ mod support;
 
 mod hostile;
 mod memory;
+mod ova;
 mod vhdx_log;
 
 use std::io;
