@@ -64,8 +64,10 @@ impl Staging {
     pub(crate) fn unstage(&self, id: &Id, path: &str) -> Result<()> {
         let _guard = self.locks.lock(Thing::Mounts(id.clone()))?;
         let place = directory::split("staging_target_path", path)?;
-        let others = self.published.others(id, None)?;
+        // After a restart, a staging path of another name than the kubelet's counts as one at which it is published.
+        let others = self.published.others(id, Some(Path::new(path)))?;
         volume::unpublished(id, others.first().map(PathBuf::as_path))?;
+        self.published.remove(id, Path::new(path));
         let detach = |place: Option<(Dir, PathBuf)>, known: Option<&(Open<'_>, Volume)>| {
             place.map_or(Ok(()), |(folder, name)| mounted::detach(id, known, &folder, &name).map(drop))
         };
