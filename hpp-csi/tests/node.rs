@@ -132,10 +132,8 @@ fn a_volume_staged_at_any_path_is_unstaged_after_a_restart() {
     driver.kill();
     let (_driver, client) = one_pool(&place, r#","enforce":"loop""#);
     client.node_publish_volume(publish("v", &staging, &target, mount())).unwrap();
-    let (code, message) = refused(client.delete_volume(DeleteVolumeRequest {
-        volume_id: "v".into(),
-        ..Default::default()
-    }));
+    let (code, message) =
+        refused(client.delete_volume(DeleteVolumeRequest { volume_id: "v".into(), ..Default::default() }));
     assert_eq!(code, Code::FailedPrecondition, "{message}");
     client.unpublish("v", &target);
     client.unstage("v", &staging);
