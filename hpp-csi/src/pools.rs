@@ -144,6 +144,19 @@ impl Pools {
     }
 }
 
+/// Bind mounts can lead to one directory by paths that have nothing in common.
+fn check_disjoint_on_filesystems(mut pools: Vec<PoolConfig>) -> Result<()> {
+    for pool in &mut pools {
+        for path in [&mut pool.path, &mut pool.snapshots] {
+            *path = publications::on_filesystem(path)?;
+        }
+    }
+    config::check_disjoint(&pools).map_err(|error| {
+        let text = "mounts lead to one directory, here named by its filesystem's device and the path there";
+        Error::new(Kind::Invalid, format!("{error} ({text})"))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -168,17 +181,4 @@ mod tests {
         assert!(error.to_string().contains("in each other"), "{error}");
         Pools::new(&config("elsewhere"), |_| Ok(())).unwrap();
     }
-}
-
-/// Bind mounts can lead to one directory by paths that have nothing in common.
-fn check_disjoint_on_filesystems(mut pools: Vec<PoolConfig>) -> Result<()> {
-    for pool in &mut pools {
-        for path in [&mut pool.path, &mut pool.snapshots] {
-            *path = publications::on_filesystem(path)?;
-        }
-    }
-    config::check_disjoint(&pools).map_err(|error| {
-        let text = "mounts lead to one directory, here named by its filesystem's device and the path there";
-        Error::new(Kind::Invalid, format!("{error} ({text})"))
-    })
 }

@@ -452,25 +452,6 @@ pub(crate) fn grow_ext4(mount: BorrowedFd<'_>, mut blocks: u64) -> io::Result<()
     structure(mount, EXT4_IOC_RESIZE_FS, &mut blocks).map(drop)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Sizes as in the kernel's headers; the ioctl numbers that carry a size carry these.
-    #[test]
-    fn structs_have_the_kernels_sizes() {
-        assert_eq!(mem::size_of::<LoopInfo>(), 232);
-        assert_eq!(mem::size_of::<LoopConfig>(), 304);
-        assert_eq!(mem::size_of::<FsXattr>(), 28);
-        assert_eq!(mem::size_of::<DiskQuota>(), 112);
-        assert_eq!(mem::size_of::<QuotaState>(), 160);
-        assert_eq!(mem::size_of::<XfsGrow>(), 16);
-        assert_eq!(mem::size_of::<TrimRange>(), 24);
-        assert_eq!(mem::size_of::<FiemapExtent>(), 56);
-        assert_eq!(mem::size_of::<Fiemap>(), 32 + 56 * EXTENTS);
-    }
-}
-
 /// A byte of a file in shared memory, which a test changes as a process with a mapping does.
 #[cfg(test)]
 pub(crate) struct MappedByte(std::ptr::NonNull<u8>);
@@ -494,5 +475,24 @@ impl MappedByte {
         assert!(self.0 != std::ptr::NonNull::dangling(), "the file cannot be mapped");
         // SAFETY: the first byte of a mapped page that nothing else of this process refers to.
         unsafe { self.0.as_ptr().write_volatile(value) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sizes as in the kernel's headers; the ioctl numbers that carry a size carry these.
+    #[test]
+    fn structs_have_the_kernels_sizes() {
+        assert_eq!(mem::size_of::<LoopInfo>(), 232);
+        assert_eq!(mem::size_of::<LoopConfig>(), 304);
+        assert_eq!(mem::size_of::<FsXattr>(), 28);
+        assert_eq!(mem::size_of::<DiskQuota>(), 112);
+        assert_eq!(mem::size_of::<QuotaState>(), 160);
+        assert_eq!(mem::size_of::<XfsGrow>(), 16);
+        assert_eq!(mem::size_of::<TrimRange>(), 24);
+        assert_eq!(mem::size_of::<FiemapExtent>(), 56);
+        assert_eq!(mem::size_of::<Fiemap>(), 32 + 56 * EXTENTS);
     }
 }
