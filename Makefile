@@ -86,8 +86,8 @@ install: build
 	"$$CARGO_TARGET_DIR/release/manual" "$(DESTDIR)$(PREFIX)/share"
 
 # One call of cargo, so that shared dependencies are built once; in `make test`, with the features that the tests have too.
-BUILD_release := cargo build --release --locked -p importer -p uploadserver -p uploadproxy -p clone-source -p hpp-csi \
-	-p virt-node -p virt-client -p virt-launcher -p virt-agent -p macpool -p operator -p manual
+BUILD_release := cargo build --release --locked -p importer -p cdi-source-update-poller -p uploadserver -p uploadproxy \
+	-p clone-source -p hpp-csi -p virt-node -p virt-client -p virt-launcher -p virt-agent -p macpool -p operator -p manual
 BUILD_debug := cargo build --locked --workspace --all-targets
 
 programs: deps

@@ -69,6 +69,11 @@ const NEVER_LINKED: &[(&str, &[&str])] = &[
     ("virt", &["tokio", "hyper", "rustix", "nix", "reqwest", "kube", "tonic", "rustls"]),
     // Documents and schemas are features of api; the importer has no use for them.
     ("importer", &["serde-saphyr", "schemars", "kube", "kube-core", "k8s-openapi", "tonic"]),
+    // The registry is read by the importer's process.
+    (
+        "cdi-source-update-poller",
+        &["disk-image", "oci-client", "schemars", "kube", "kube-core", "k8s-openapi", "tonic", "reqwest"],
+    ),
     ("cdi-containerimage-server", &["disk-image", "reqwest", "rustls", "clap", "kube", "tonic"]),
     ("uploadserver", &["kube", "kube-core", "k8s-openapi", "jsonwebtoken", "schemars", "tonic", "reqwest"]),
     ("uploadproxy", &["disk-image", "kube", "k8s-openapi", "tonic", "schemars"]),

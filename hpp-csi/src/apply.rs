@@ -1,20 +1,24 @@
 //! Does what was planned: one file per thing that changes. Every call may come again after it was cut short anywhere; it
 //! then finds what is there and goes on.
 
-pub(crate) mod create;
-pub(crate) mod delete;
-pub(crate) mod expand;
+mod change;
+mod content;
+pub(crate) mod expand_node;
 pub(crate) mod group;
 pub(crate) mod image;
+mod make;
 pub(crate) mod metadata;
-pub(crate) mod modify;
 mod mounted;
 pub(crate) mod publish;
 pub(crate) mod recover;
+pub(crate) mod room;
 pub(crate) mod snapshot;
 pub(crate) mod stage;
+pub(crate) mod stats;
 mod still;
 pub(crate) mod upkeep;
+mod uses;
+pub(crate) mod volume;
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -29,6 +33,7 @@ use crate::pool::clone::{Begun, How};
 use crate::pool::copy::{self, Since};
 use crate::pool::tree;
 use crate::pool::{Open, record_name, trash};
+use crate::pools::Pools;
 use crate::record::{self, Record, Shape, SnapshotRecord};
 use dir::Dir;
 
@@ -122,6 +127,17 @@ fn write_record(open: &Open<'_>, kind: &str, records: &Dir, id: &Id, bytes: &[u8
 fn clear(open: &Open<'_>, tmp: &Dir, name: &str) -> Result<()> {
     if tmp.stat(name)?.is_some() {
         trash::discard(open, tmp, name)?;
+    }
+    Ok(())
+}
+
+/// Discards an interrupted copy that no call has resumed.
+fn forget_copy(pools: &Pools, name: &str) -> Result<()> {
+    for pool in pools.all.iter().filter(|pool| pool.config.copy) {
+        // A pool that is not there now lets go of it by its age.
+        if let Ok(open) = pool.open() {
+            clear(&open, &open.tmp()?, name)?;
+        }
     }
     Ok(())
 }

@@ -7,6 +7,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::Parser;
+use serve::start::two_dashes;
 use serve::tls::{Certificate, Identity};
 
 use crate::config::{self, Config, Listen, Metrics, Registration};
@@ -213,16 +214,6 @@ fn without_klog(mut arguments: impl Iterator<Item = OsString>) -> Vec<OsString> 
         }
     }
     rest
-}
-
-/// Go's flag package takes one dash for two.
-fn two_dashes(argument: OsString) -> OsString {
-    match argument.to_str() {
-        Some(text) if text.len() > 2 && text.starts_with('-') && !text.starts_with("--") => {
-            format!("-{text}").into()
-        }
-        _ => argument,
-    }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! CSI's Controller service: wire types in, a call of the driver, wire types out.
+//! CSI's Controller service: wire types in, a call, wire types out.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,14 +6,19 @@ use std::sync::Arc;
 use prost_types::Timestamp;
 use tonic::{Request, Response, Status};
 
-use crate::apply::create;
-use crate::driver::{Driver, TOPOLOGY_KEY};
+use crate::apply::room::reported_capacity;
+use crate::apply::snapshot::Snapshots;
+use crate::apply::volume::{self, Volumes};
+use crate::call::{Call, Lanes};
 use crate::error::{Error, Kind};
 use crate::id::Id;
 use crate::pagination;
-use crate::pool::{Open, Snapshot, Volume};
+use crate::plan::volume::writers;
+use crate::pool::{Open, Pool, Snapshot, Volume};
+use crate::pools::Pools;
+use crate::publications::Publications;
 use crate::request::{self, Access, Attributes, Parameters, Range, Source};
-use crate::volume_health;
+use crate::{topology, volume_health};
 use csi::controller_server::Controller;
 use csi::controller_service_capability::{Rpc, Type, rpc};
 use csi::*;
@@ -23,90 +28,11 @@ type Answer<T> = Result<Response<T>, Status>;
 /// The service.
 #[derive(Debug)]
 pub(crate) struct ControllerService {
-    pub(crate) driver: Arc<Driver>,
-}
-
-/// A call, as the log names it.
-#[derive(Debug)]
-pub(crate) struct Call {
-    name: &'static str,
-    /// The volume, snapshot or group that it is about; empty when it is about none.
-    id: String,
-}
-
-impl Call {
-    /// The call `name` about a volume, snapshot or group.
-    pub(crate) fn of(name: &'static str, id: impl std::fmt::Display) -> Self {
-        Self { name, id: id.to_string() }
-    }
-
-    /// The call `name` about all of them.
-    pub(crate) fn named(name: &'static str) -> Self {
-        Self { name, id: String::new() }
-    }
-}
-
-/// Runs a controller's call that may copy, clone or allocate, for minutes: few at once, others wait without a thread.
-pub(crate) async fn run_slow<T: Send + 'static>(
-    driver: &Arc<Driver>,
-    what: Call,
-    call: impl FnOnce(&Driver) -> crate::error::Result<T> + Send + 'static,
-) -> Result<T, Status> {
-    let turn = driver.lanes.slow.clone().acquire_owned().await.ok();
-    run_controller(driver, what, move |driver| {
-        let _turn = turn;
-        call(driver)
-    })
-    .await
-}
-
-/// Runs a controller's call: however many there are, threads are left for the kubelet's.
-pub(crate) async fn run_controller<T: Send + 'static>(
-    driver: &Arc<Driver>,
-    what: Call,
-    call: impl FnOnce(&Driver) -> crate::error::Result<T> + Send + 'static,
-) -> Result<T, Status> {
-    let turn = driver.lanes.controller.clone().acquire_owned().await.ok();
-    run(driver, what, move |driver| {
-        let _turn = turn;
-        call(driver)
-    })
-    .await
-}
-
-/// Runs a call of the driver on a thread of its own. It runs to its end, whether the caller waits or not.
-pub(crate) async fn run<T: Send + 'static>(
-    driver: &Arc<Driver>,
-    what: Call,
-    call: impl FnOnce(&Driver) -> crate::error::Result<T> + Send + 'static,
-) -> Result<T, Status> {
-    let driver = driver.clone();
-    match tokio::task::spawn_blocking(move || call(&driver)).await {
-        Ok(result) => result.map_err(|error| {
-            match error.kind() {
-                Kind::Internal | Kind::NotReady | Kind::Overloaded => {
-                    tracing::warn!(call = what.name, id = what.id, error = %error.chain(), "the call failed")
-                }
-                Kind::Invalid
-                | Kind::NotFound
-                | Kind::Exists
-                | Kind::Exhausted
-                | Kind::Precondition
-                | Kind::Busy
-                | Kind::OutOfRange
-                | Kind::Unsupported => {
-                    tracing::debug!(
-                        call = what.name,
-                        id = what.id,
-                        error = %error.chain(),
-                        "the call is refused"
-                    );
-                }
-            }
-            Status::from(error)
-        }),
-        Err(_) => Err(Status::internal("the call panicked, which is a defect of the driver")),
-    }
+    pub(crate) pools: Arc<Pools>,
+    pub(crate) published: Arc<Publications>,
+    pub(crate) volumes: Arc<Volumes>,
+    pub(crate) snapshots: Arc<Snapshots>,
+    pub(crate) lanes: Lanes,
 }
 
 /// The id in a request that is satisfied when there is nothing of that name: `None` for what cannot be a name.
@@ -119,24 +45,6 @@ pub(crate) fn id_or_nothing(field: &str, text: &str) -> Result<Option<Id>, Error
 
 fn signed(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
-}
-
-/// Where a volume can be used: on this node, or on all.
-fn topology(driver: &Driver, shared: bool) -> Vec<Topology> {
-    if shared {
-        return Vec::new();
-    }
-    vec![node_topology(driver)]
-}
-
-/// This node as a topology.
-pub(crate) fn node_topology(driver: &Driver) -> Topology {
-    Topology { segments: HashMap::from([(TOPOLOGY_KEY.to_owned(), driver.config.node.to_string())]) }
-}
-
-/// Whether a topology is of another node.
-fn is_elsewhere(driver: &Driver, topology: &Topology) -> bool {
-    topology.segments.get(TOPOLOGY_KEY).is_some_and(|node| node != driver.config.node.as_str())
 }
 
 /// Nanoseconds since 1970.
@@ -157,29 +65,25 @@ pub(crate) fn wire_snapshot(snapshot: &Snapshot) -> csi::Snapshot {
     }
 }
 
-fn wire_volume(driver: &Driver, open: &Open<'_>, volume: &Volume) -> csi::Volume {
+fn wire_volume(node: &Id, open: &Open<'_>, volume: &Volume) -> csi::Volume {
     let used = open.known.book().volumes.get(&volume.id).map_or(0, |line| line.used);
     let capacity = volume.record.as_ref().map_or(used, |record| record.capacity);
     csi::Volume {
-        capacity_bytes: signed(create::reported_capacity(open, volume.shape, capacity)),
+        capacity_bytes: signed(reported_capacity(open, volume.shape, capacity)),
         volume_id: volume.id.to_string(),
         volume_context: HashMap::new(),
         content_source: None,
-        accessible_topology: topology(driver, open.pool.config.shared),
+        accessible_topology: topology::of_volume(node, open.pool.config.shared),
     }
 }
 
 /// A volume as it is listed: one that cannot be used is, too, and is ill.
-fn listed(
-    driver: &Driver,
-    open: &Open<'_>,
-    id: &Id,
-) -> crate::error::Result<Option<list_volumes_response::Entry>> {
+fn listed(node: &Id, open: &Open<'_>, id: &Id) -> crate::error::Result<Option<list_volumes_response::Entry>> {
     let (volume, condition) = match open.volume(id) {
         Ok(None) => return Ok(None),
-        Ok(Some(volume)) => (wire_volume(driver, open, &volume), volume_health::quick(open, &volume)?),
+        Ok(Some(volume)) => (wire_volume(node, open, &volume), volume_health::quick(open, &volume)?),
         Err(error) if error.kind() == Kind::Internal => {
-            let accessible_topology = topology(driver, open.pool.config.shared);
+            let accessible_topology = topology::of_volume(node, open.pool.config.shared);
             let volume = csi::Volume { volume_id: id.to_string(), accessible_topology, ..Default::default() };
             (volume, volume_health::Condition { abnormal: true, message: error.chain() })
         }
@@ -199,7 +103,7 @@ fn wire_condition(condition: volume_health::Condition) -> VolumeCondition {
 }
 
 /// Understands a CreateVolume.
-fn parse(driver: &Driver, request: CreateVolumeRequest) -> Result<create::Request, Error> {
+fn parse(node: &Id, request: CreateVolumeRequest) -> Result<volume::Request, Error> {
     let id = Id::parse("name", &request.name)?;
     let capabilities = request::capabilities(request.volume_capabilities)?;
     let parameters = Parameters::read(&request.parameters)?;
@@ -208,14 +112,14 @@ fn parse(driver: &Driver, request: CreateVolumeRequest) -> Result<create::Reques
     let attributes = Attributes::read(&request.mutable_parameters)?;
     if let Some(wanted) = request.accessibility_requirements {
         let mut all = wanted.requisite.iter().chain(&wanted.preferred).peekable();
-        if all.peek().is_some() && all.all(|topology| is_elsewhere(driver, topology)) {
+        if all.peek().is_some() && all.all(|topology| topology::is_elsewhere(node, topology)) {
             return Err(Error::new(
                 Kind::Exhausted,
-                format!("the requested topology excludes {}, the node of this driver", driver.config.node),
+                format!("the requested topology excludes {node}, the node of this driver"),
             ));
         }
     }
-    Ok(create::Request { id, capabilities, parameters, range, source, attributes, inline: false })
+    Ok(volume::Request { id, capabilities, parameters, range, source, attributes, inline: false })
 }
 
 #[tonic::async_trait]
@@ -224,15 +128,15 @@ impl Controller for ControllerService {
         let request = request.into_inner();
         let volume_context = request.parameters.clone();
         let content_source = request.volume_content_source.clone();
-        let parse = parse(&self.driver, request)?;
+        let parse = parse(&self.pools.node, request)?;
         let volume_id = parse.id.to_string();
         // Content of another volume, and blocks to allocate, take their time.
         let slow = parse.source.is_some() || parse.attributes.allocation.is_some();
-        let call = move |driver: &Driver| driver.create_volume(&parse);
+        let call = move |volumes: &Volumes| volumes.create(&parse);
         let created = if slow {
-            run_slow(&self.driver, Call::of("CreateVolume", &volume_id), call).await?
+            self.lanes.slow(&self.volumes, Call::of("CreateVolume", &volume_id), call).await?
         } else {
-            run_controller(&self.driver, Call::of("CreateVolume", &volume_id), call).await?
+            self.lanes.run(&self.volumes, Call::of("CreateVolume", &volume_id), call).await?
         };
         Ok(Response::new(CreateVolumeResponse {
             volume: Some(csi::Volume {
@@ -240,17 +144,16 @@ impl Controller for ControllerService {
                 volume_id,
                 volume_context,
                 content_source,
-                accessible_topology: topology(&self.driver, created.shared),
+                accessible_topology: topology::of_volume(&self.pools.node, created.shared),
             }),
         }))
     }
 
     async fn delete_volume(&self, request: Request<DeleteVolumeRequest>) -> Answer<DeleteVolumeResponse> {
         if let Some(id) = id_or_nothing("volume_id", &request.into_inner().volume_id)? {
-            run_controller(&self.driver, Call::of("DeleteVolume", &id), move |driver| {
-                driver.delete_volume(&id)
-            })
-            .await?;
+            self.lanes
+                .run(&self.volumes, Call::of("DeleteVolume", &id), move |volumes| volumes.delete(&id))
+                .await?;
         }
         Ok(Response::new(DeleteVolumeResponse {}))
     }
@@ -279,14 +182,15 @@ impl Controller for ControllerService {
         Parameters::read(&request.parameters)?;
         Attributes::read(&request.mutable_parameters)?;
         request::bounded("volume_context", &request.volume_context)?;
-        let misfit =
-            run_controller(&self.driver, Call::of("ValidateVolumeCapabilities", &id), move |driver| {
-                let (open, volume) = driver.need_volume(&id)?;
+        let misfit = self
+            .lanes
+            .run(&self.pools, Call::of("ValidateVolumeCapabilities", &id), move |pools| {
+                let (open, volume) = pools.need_volume(&id)?;
                 let block = volume.shape == crate::record::Shape::Block;
                 if capabilities.iter().any(|capability| (capability.access == Access::Block) != block) {
                     return Ok(Some("the volume has the other access type".to_owned()));
                 }
-                Ok(create::writers(&open.pool.config, &capabilities).err().map(|error| error.to_string()))
+                Ok(writers(&open.pool.config, &capabilities).err().map(|error| error.to_string()))
             })
             .await?;
         if let Some(message) = misfit {
@@ -305,48 +209,54 @@ impl Controller for ControllerService {
 
     async fn list_volumes(&self, request: Request<ListVolumesRequest>) -> Answer<ListVolumesResponse> {
         let ListVolumesRequest { max_entries, starting_token } = request.into_inner();
-        let (entries, next_token) = run_controller(&self.driver, Call::named("ListVolumes"), move |driver| {
-            let pools = driver.pools.iter().map(|pool| pool.open()).collect::<Result<Vec<_>, _>>()?;
-            let mut ids = Vec::new();
-            for open in &pools {
-                ids.extend(open.volume_ids()?);
-            }
-            ids.sort();
-            let (ids, next) = pagination::page(ids, &starting_token, max_entries)?;
-            let mut entries = Vec::with_capacity(ids.len());
-            for id in ids {
-                for open in &pools {
-                    if let Some(entry) = listed(driver, open, &id)? {
-                        entries.push(entry);
-                        break;
+        let (entries, next_token) = self
+            .lanes
+            .run(&self.pools, Call::named("ListVolumes"), move |pools| {
+                let open_pools = pools.all.iter().map(Pool::open).collect::<Result<Vec<_>, _>>()?;
+                let mut ids = Vec::new();
+                for open in &open_pools {
+                    ids.extend(open.volume_ids()?);
+                }
+                ids.sort();
+                let (ids, next) = pagination::page(ids, &starting_token, max_entries)?;
+                let mut entries = Vec::with_capacity(ids.len());
+                for id in ids {
+                    for open in &open_pools {
+                        if let Some(entry) = listed(&pools.node, open, &id)? {
+                            entries.push(entry);
+                            break;
+                        }
                     }
                 }
-            }
-            Ok((entries, next))
-        })
-        .await?;
+                Ok((entries, next))
+            })
+            .await?;
         Ok(Response::new(ListVolumesResponse { entries, next_token }))
     }
 
     async fn get_capacity(&self, request: Request<GetCapacityRequest>) -> Answer<GetCapacityResponse> {
         let request = request.into_inner();
         let parameters = Parameters::read(&request.parameters)?;
-        let elsewhere =
-            request.accessible_topology.as_ref().is_some_and(|topology| is_elsewhere(&self.driver, topology));
-        let (available, largest) = run_controller(&self.driver, Call::named("GetCapacity"), move |driver| {
-            // A class may name a pool that only other nodes have, and a pool may not be there: no room, then.
-            let Ok(pool) = driver.pool(parameters.pool.as_deref()) else { return Ok((0, 0)) };
-            if elsewhere {
-                return Ok((0, 0));
-            }
-            match pool.open() {
-                Ok(open) if open.read_only() => Ok((0, 0)),
-                Ok(open) => open.room().map(|room| (room.available(), room.largest())),
-                Err(error) if error.kind() == Kind::NotReady => Ok((0, 0)),
-                Err(error) => Err(error),
-            }
-        })
-        .await?;
+        let elsewhere = request
+            .accessible_topology
+            .as_ref()
+            .is_some_and(|topology| topology::is_elsewhere(&self.pools.node, topology));
+        let (available, largest) = self
+            .lanes
+            .run(&self.pools, Call::named("GetCapacity"), move |pools| {
+                // A class may name a pool that only other nodes have, and a pool may not be there: no room, then.
+                let Ok(pool) = pools.pool(parameters.pool.as_deref()) else { return Ok((0, 0)) };
+                if elsewhere {
+                    return Ok((0, 0));
+                }
+                match pool.open() {
+                    Ok(open) if open.read_only() => Ok((0, 0)),
+                    Ok(open) => open.room().map(|room| (room.available(), room.largest())),
+                    Err(error) if error.kind() == Kind::NotReady => Ok((0, 0)),
+                    Err(error) => Err(error),
+                }
+            })
+            .await?;
         Ok(Response::new(GetCapacityResponse {
             available_capacity: signed(available),
             maximum_volume_size: Some(signed(largest)),
@@ -359,10 +269,10 @@ impl Controller for ControllerService {
         _: Request<ControllerGetCapabilitiesRequest>,
     ) -> Answer<ControllerGetCapabilitiesResponse> {
         use rpc::Type as Can;
-        let clones = run_controller(&self.driver, Call::named("ControllerGetCapabilities"), |driver| {
-            Ok(driver.can_clone())
-        })
-        .await?;
+        let clones = self
+            .lanes
+            .run(&self.pools, Call::named("ControllerGetCapabilities"), |pools| Ok(pools.can_clone()))
+            .await?;
         let always = [
             Can::CreateDeleteVolume,
             Can::GetVolume,
@@ -390,10 +300,12 @@ impl Controller for ControllerService {
         let id = Id::parse("name", &request.name)?;
         let source = Id::parse("source_volume_id", &request.source_volume_id)?;
         let parameters = Parameters::read(&request.parameters)?;
-        let snapshot = run_slow(&self.driver, Call::of("CreateSnapshot", &id), move |driver| {
-            driver.create_snapshot(&id, &source, parameters.copy)
-        })
-        .await?;
+        let snapshot = self
+            .lanes
+            .slow(&self.snapshots, Call::of("CreateSnapshot", &id), move |snapshots| {
+                snapshots.create(&id, &source, parameters.copy)
+            })
+            .await?;
         Ok(Response::new(CreateSnapshotResponse { snapshot: Some(wire_snapshot(&snapshot)) }))
     }
 
@@ -402,21 +314,21 @@ impl Controller for ControllerService {
         request: Request<DeleteSnapshotRequest>,
     ) -> Answer<DeleteSnapshotResponse> {
         if let Some(id) = id_or_nothing("snapshot_id", &request.into_inner().snapshot_id)? {
-            run_controller(&self.driver, Call::of("DeleteSnapshot", &id), move |driver| {
-                driver.delete_snapshot(&id)
-            })
-            .await?;
+            self.lanes
+                .run(&self.snapshots, Call::of("DeleteSnapshot", &id), move |snapshots| snapshots.delete(&id))
+                .await?;
         }
         Ok(Response::new(DeleteSnapshotResponse {}))
     }
 
     async fn list_snapshots(&self, request: Request<ListSnapshotsRequest>) -> Answer<ListSnapshotsResponse> {
         let request = request.into_inner();
-        let (entries, next_token) =
-            run_controller(&self.driver, Call::named("ListSnapshots"), move |driver| {
-                let pools = driver.pools.iter().map(|pool| pool.open()).collect::<Result<Vec<_>, _>>()?;
+        let (entries, next_token) = self
+            .lanes
+            .run(&self.pools, Call::named("ListSnapshots"), move |pools| {
+                let open_pools = pools.all.iter().map(Pool::open).collect::<Result<Vec<_>, _>>()?;
                 let mut found = std::collections::BTreeMap::new();
-                for open in &pools {
+                for open in &open_pools {
                     let ids = match request.snapshot_id.as_str() {
                         "" => open.snapshot_ids()?,
                         one => Id::read(one).into_iter().collect(),
@@ -461,15 +373,16 @@ impl Controller for ControllerService {
             Error::new(Kind::NotFound, format!("there is no snapshot {shown:?} on {node}"))
         };
         let snapshot = match id_or_nothing("snapshot_id", &request.snapshot_id)? {
-            None => return Err(absent(&request.snapshot_id, &self.driver.config.node).into()),
+            None => return Err(absent(&request.snapshot_id, &self.pools.node).into()),
             Some(id) => {
-                run_controller(&self.driver, Call::of("GetSnapshot", &id), move |driver| {
-                    match driver.snapshot(&id)? {
-                        Some((_, snapshot)) => Ok(snapshot),
-                        None => Err(absent(id.as_str(), &driver.config.node)),
-                    }
-                })
-                .await?
+                self.lanes
+                    .run(&self.pools, Call::of("GetSnapshot", &id), move |pools| {
+                        match pools.snapshot(&id)? {
+                            Some((_, snapshot)) => Ok(snapshot),
+                            None => Err(absent(id.as_str(), &pools.node)),
+                        }
+                    })
+                    .await?
             }
         };
         Ok(Response::new(GetSnapshotResponse { snapshot: Some(wire_snapshot(&snapshot)) }))
@@ -484,9 +397,10 @@ impl Controller for ControllerService {
         let range =
             request.capacity_range.ok_or_else(|| Error::new(Kind::Invalid, "capacity_range is missing"))?;
         let range = Range::try_from(Some(range))?;
-        let (capacity, node_expansion_required) =
-            run_slow(&self.driver, Call::of("ControllerExpandVolume", &id), move |driver| {
-                driver.expand_volume(&id, range)
+        let (capacity, node_expansion_required) = self
+            .lanes
+            .slow(&self.volumes, Call::of("ControllerExpandVolume", &id), move |volumes| {
+                volumes.expand(&id, range)
             })
             .await?;
         Ok(Response::new(ControllerExpandVolumeResponse {
@@ -500,21 +414,21 @@ impl Controller for ControllerService {
         request: Request<ControllerGetVolumeRequest>,
     ) -> Answer<ControllerGetVolumeResponse> {
         let id = Id::parse("volume_id", &request.into_inner().volume_id)?;
-        let answer = run_controller(&self.driver, Call::of("ControllerGetVolume", &id), move |driver| {
-            let (open, volume) = driver.need_volume(&id)?;
-            let published = driver.published.is_anywhere(&id);
-            Ok(ControllerGetVolumeResponse {
-                volume: Some(wire_volume(driver, &open, &volume)),
-                status: Some(controller_get_volume_response::VolumeStatus {
-                    published_node_ids: published
-                        .then(|| driver.config.node.to_string())
-                        .into_iter()
-                        .collect(),
-                    volume_condition: Some(wire_condition(volume_health::of(&open, &volume)?)),
-                }),
+        let published = self.published.clone();
+        let answer = self
+            .lanes
+            .run(&self.pools, Call::of("ControllerGetVolume", &id), move |pools| {
+                let (open, volume) = pools.need_volume(&id)?;
+                let published = published.is_anywhere(&id);
+                Ok(ControllerGetVolumeResponse {
+                    volume: Some(wire_volume(&pools.node, &open, &volume)),
+                    status: Some(controller_get_volume_response::VolumeStatus {
+                        published_node_ids: published.then(|| pools.node.to_string()).into_iter().collect(),
+                        volume_condition: Some(wire_condition(volume_health::of(&open, &volume)?)),
+                    }),
+                })
             })
-        })
-        .await?;
+            .await?;
         Ok(Response::new(answer))
     }
 
@@ -525,10 +439,11 @@ impl Controller for ControllerService {
         let request = request.into_inner();
         let id = Id::parse("volume_id", &request.volume_id)?;
         let attributes = Attributes::read(&request.mutable_parameters)?;
-        run_slow(&self.driver, Call::of("ControllerModifyVolume", &id), move |driver| {
-            driver.modify_volume(&id, attributes)
-        })
-        .await?;
+        self.lanes
+            .slow(&self.volumes, Call::of("ControllerModifyVolume", &id), move |volumes| {
+                volumes.modify(&id, attributes)
+            })
+            .await?;
         Ok(Response::new(ControllerModifyVolumeResponse {}))
     }
 }

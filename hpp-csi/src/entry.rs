@@ -16,14 +16,16 @@ use tonic::transport::Server;
 
 use crate::apply::recover::recover;
 use crate::args::Args;
+use crate::call::{Lanes, THREADS};
 use crate::config::{Config, Metrics};
 use crate::controller::ControllerService;
-use crate::driver::{Driver, THREADS};
+use crate::driver::Driver;
 use crate::error::{Error, Kind, Result};
 use crate::group::GroupService;
 use crate::identity::IdentityService;
 use crate::metadata::MetadataService;
 use crate::node::NodeService;
+use crate::pools::Pools;
 use crate::socket::Socket;
 use crate::{health, metrics, mounter, publications, registration, worker};
 use csi::controller_server::ControllerServer;
@@ -53,7 +55,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     let result = args.config().and_then(|(config, logs)| {
         serve::logs::init(serve::logs::klog_level(logs.v), logs.json);
-        serve(config)
+        serve(&config)
     });
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -66,12 +68,12 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 }
 
 /// Serves until a signal comes.
-fn serve(config: Config) -> Result<()> {
+fn serve(config: &Config) -> Result<()> {
     crate::latency::observe_syncs();
-    let (driver, woken) = Driver::new(config, recover)?;
+    let (driver, worker) = Driver::new(config, recover)?;
     // Before the first request: load the published paths, and open the pools.
-    publications::recover(&driver.pools, &driver.published)?;
-    worker::start(driver.clone(), woken)?;
+    publications::recover(&driver.pools.all, &driver.published)?;
+    worker::start(worker)?;
     let (stop, stopped) = watch::channel(false);
     serve::signals::watch(move |signal| {
         let signal = match signal {
@@ -89,30 +91,40 @@ fn serve(config: Config) -> Result<()> {
         .enable_all()
         .build()
         .map_err(|error| Error::io("start the runtime", error))?;
-    let result = runtime.block_on(answer(driver, stopped));
+    let result = runtime.block_on(answer(config, driver, stopped));
     // Calls that still work on the disk come to their end.
     drop(runtime);
     result
 }
 
-async fn answer(driver: Arc<Driver>, stopped: watch::Receiver<bool>) -> Result<()> {
-    let config = &driver.config;
+async fn answer(config: &Config, driver: Driver, stopped: watch::Receiver<bool>) -> Result<()> {
     let socket = Socket::listen(&config.socket)
         .await
         .map_err(|error| Error::io(format!("listen on {}", config.socket.display()), error))?;
     tracing::info!(socket = %config.socket.display(), node = %config.node, driver = config.driver, "serving CSI");
-    let identity = IdentityServer::new(IdentityService { driver: driver.clone() });
-    let controller = ControllerServer::new(ControllerService { driver: driver.clone() });
-    let group = GroupControllerServer::new(GroupService { driver: driver.clone() });
-    let metadata = SnapshotMetadataServer::new(MetadataService { driver: driver.clone() });
-    let node = NodeServer::new(NodeService { driver: driver.clone() });
+    let Driver { pools, published, volumes, snapshots, groups, blocks, staging, publishing, expansion } =
+        driver;
+    serve_endpoints(config, &pools);
+    let (name, version) = (config.driver.clone(), config.version.clone());
+    let lanes = Lanes::default();
+    let identity = IdentityServer::new(IdentityService { name, version, pools: pools.clone() });
+    let controller = ControllerServer::new(ControllerService {
+        pools: pools.clone(),
+        published: published.clone(),
+        volumes,
+        snapshots,
+        lanes: lanes.clone(),
+    });
+    let group =
+        GroupControllerServer::new(GroupService { pools: pools.clone(), groups, lanes: lanes.clone() });
+    let metadata = SnapshotMetadataServer::new(MetadataService { blocks, lanes });
+    let node = NodeServer::new(NodeService { pools, published, staging, publishing, expansion });
     let router = Server::builder()
         .add_service(identity.max_decoding_message_size(MESSAGE_MAX))
         .add_service(controller.max_decoding_message_size(MESSAGE_MAX))
         .add_service(group.max_decoding_message_size(MESSAGE_MAX))
         .add_service(metadata.max_decoding_message_size(MESSAGE_MAX))
         .add_service(node.max_decoding_message_size(MESSAGE_MAX));
-    serve_endpoints(&driver);
     let mut stopping = stopped.clone();
     let registered = async {
         if let Some(registration) = &config.registration {
@@ -140,8 +152,7 @@ async fn answer(driver: Arc<Driver>, stopped: watch::Receiver<bool>) -> Result<(
 }
 
 /// Starts the servers other than CSI. Volumes matter more than monitoring: a failure is a warning.
-fn serve_endpoints(driver: &Arc<Driver>) {
-    let config = &driver.config;
+fn serve_endpoints(config: &Config, pools: &Arc<Pools>) {
     let told = |what: &str, served: std::result::Result<SocketAddr, ServeError>| match served {
         Ok(address) => tracing::info!(%address, "serving {what}"),
         Err(error) => {
@@ -154,6 +165,14 @@ fn serve_endpoints(driver: &Arc<Driver>) {
         told("health", serve::http::serve(address, None, None, routes));
     }
     if let Some(Metrics { address, identity }) = &config.metrics {
-        told("metrics", serve::http::serve(*address, Some(identity), None, metrics::routes(driver.clone())));
+        told(
+            "metrics",
+            serve::http::serve(
+                *address,
+                Some(identity),
+                None,
+                metrics::routes(pools.clone(), config.state.clone()),
+            ),
+        );
     }
 }

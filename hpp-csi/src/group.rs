@@ -1,14 +1,15 @@
-//! CSI's GroupController service: wire types in, a call of the driver, wire types out.
+//! CSI's GroupController service: wire types in, a call, wire types out.
 
 use std::sync::Arc;
 
 use tonic::{Request, Response, Status};
 
-use crate::apply::group::Group;
-use crate::controller::{Call, id_or_nothing, run_controller, run_slow, timestamp, wire_snapshot};
-use crate::driver::Driver;
+use crate::apply::group::{Group, Groups};
+use crate::call::{Call, Lanes};
+use crate::controller::{id_or_nothing, timestamp, wire_snapshot};
 use crate::error::{Error, Kind};
 use crate::id::Id;
+use crate::pools::Pools;
 use crate::request::{self, Parameters};
 use csi::group_controller_server::GroupController;
 use csi::group_controller_service_capability::{Rpc, Type, rpc};
@@ -19,7 +20,9 @@ type Answer<T> = Result<Response<T>, Status>;
 /// The service.
 #[derive(Debug)]
 pub(crate) struct GroupService {
-    pub(crate) driver: Arc<Driver>,
+    pub(crate) pools: Arc<Pools>,
+    pub(crate) groups: Arc<Groups>,
+    pub(crate) lanes: Lanes,
 }
 
 fn wire_group(group: &Group) -> VolumeGroupSnapshot {
@@ -37,10 +40,10 @@ impl GroupController for GroupService {
         &self,
         _: Request<GroupControllerGetCapabilitiesRequest>,
     ) -> Answer<GroupControllerGetCapabilitiesResponse> {
-        let clones = run_controller(&self.driver, Call::named("GroupControllerGetCapabilities"), |driver| {
-            Ok(driver.can_clone())
-        })
-        .await?;
+        let clones = self
+            .lanes
+            .run(&self.pools, Call::named("GroupControllerGetCapabilities"), |pools| Ok(pools.can_clone()))
+            .await?;
         let can = clones.then(|| GroupControllerServiceCapability {
             r#type: Some(Type::Rpc(Rpc { r#type: rpc::Type::CreateDeleteGetVolumeGroupSnapshot.into() })),
         });
@@ -55,10 +58,12 @@ impl GroupController for GroupService {
         let id = Id::parse("name", &request.name)?;
         let sources = request::members(&request.source_volume_ids)?;
         let parameters = Parameters::read(&request.parameters)?;
-        let group = run_slow(&self.driver, Call::of("CreateVolumeGroupSnapshot", &id), move |driver| {
-            driver.create_group(&id, &sources, parameters.copy)
-        })
-        .await?;
+        let group = self
+            .lanes
+            .slow(&self.groups, Call::of("CreateVolumeGroupSnapshot", &id), move |groups| {
+                groups.create(&id, &sources, parameters.copy)
+            })
+            .await?;
         Ok(Response::new(CreateVolumeGroupSnapshotResponse { group_snapshot: Some(wire_group(&group)) }))
     }
 
@@ -68,10 +73,11 @@ impl GroupController for GroupService {
     ) -> Answer<DeleteVolumeGroupSnapshotResponse> {
         let request = request.into_inner();
         if let Some(id) = id_or_nothing("group_snapshot_id", &request.group_snapshot_id)? {
-            run_controller(&self.driver, Call::of("DeleteVolumeGroupSnapshot", &id), move |driver| {
-                driver.delete_group(&id, &request.snapshot_ids)
-            })
-            .await?;
+            self.lanes
+                .run(&self.groups, Call::of("DeleteVolumeGroupSnapshot", &id), move |groups| {
+                    groups.delete(&id, &request.snapshot_ids)
+                })
+                .await?;
         }
         Ok(Response::new(DeleteVolumeGroupSnapshotResponse {}))
     }
@@ -84,10 +90,12 @@ impl GroupController for GroupService {
         let Some(id) = id_or_nothing("group_snapshot_id", &request.group_snapshot_id)? else {
             return Err(Error::new(Kind::NotFound, "there is no group snapshot of such a name").into());
         };
-        let group = run_controller(&self.driver, Call::of("GetVolumeGroupSnapshot", &id), move |driver| {
-            driver.need_group(&id, &request.snapshot_ids)
-        })
-        .await?;
+        let group = self
+            .lanes
+            .run(&self.groups, Call::of("GetVolumeGroupSnapshot", &id), move |groups| {
+                groups.need(&id, &request.snapshot_ids)
+            })
+            .await?;
         Ok(Response::new(GetVolumeGroupSnapshotResponse { group_snapshot: Some(wire_group(&group)) }))
     }
 }

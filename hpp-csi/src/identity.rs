@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use tonic::{Request, Response, Status};
 
-use crate::controller::{Call, run};
-use crate::driver::Driver;
+use crate::call::{Call, run};
+use crate::pools::Pools;
 use csi::identity_server::Identity;
 use csi::plugin_capability::service::Type as Service;
 use csi::plugin_capability::volume_expansion::Type as Expansion;
@@ -19,7 +19,10 @@ use csi::{
 /// The service.
 #[derive(Debug)]
 pub(crate) struct IdentityService {
-    pub(crate) driver: Arc<Driver>,
+    /// Name and version of the driver.
+    pub(crate) name: String,
+    pub(crate) version: String,
+    pub(crate) pools: Arc<Pools>,
 }
 
 #[tonic::async_trait]
@@ -29,8 +32,8 @@ impl Identity for IdentityService {
         _: Request<GetPluginInfoRequest>,
     ) -> Result<Response<GetPluginInfoResponse>, Status> {
         Ok(Response::new(GetPluginInfoResponse {
-            name: self.driver.config.driver.clone(),
-            vendor_version: self.driver.config.version.clone(),
+            name: self.name.clone(),
+            vendor_version: self.version.clone(),
             manifest: HashMap::new(),
         }))
     }
@@ -41,7 +44,7 @@ impl Identity for IdentityService {
     ) -> Result<Response<GetPluginCapabilitiesResponse>, Status> {
         let service = |service: Service| Type::Service(plugin_capability::Service { r#type: service.into() });
         let clones =
-            run(&self.driver, Call::named("GetPluginCapabilities"), |driver| Ok(driver.can_clone())).await?;
+            run(&self.pools, Call::named("GetPluginCapabilities"), |pools| Ok(pools.can_clone())).await?;
         let with_clones = [Service::GroupControllerService, Service::SnapshotMetadataService]
             .into_iter()
             .filter(|_| clones);

@@ -18,6 +18,7 @@
 mod amount;
 mod apply;
 mod args;
+mod call;
 pub mod config;
 mod controller;
 mod device;
@@ -42,6 +43,7 @@ mod node;
 mod pagination;
 mod plan;
 mod pool;
+mod pools;
 mod publications;
 mod record;
 mod registration;
@@ -51,7 +53,9 @@ mod status;
 mod sys;
 #[cfg(test)]
 mod testing;
+mod topology;
 mod volume_health;
+mod wake;
 mod worker;
 
 pub use entry::run;

@@ -6,9 +6,8 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use crate::apply::metadata::Metadata;
-use crate::controller::{Call, run_controller};
-use crate::driver::Driver;
+use crate::apply::metadata::{Metadata, SnapshotBlocks};
+use crate::call::{Call, Lanes};
 use crate::error::{Error, Kind, Result};
 use crate::extents::{Range, Ranges};
 use crate::id::Id;
@@ -21,7 +20,8 @@ const RANGES_MAX: usize = 4096;
 /// The service.
 #[derive(Debug)]
 pub(crate) struct MetadataService {
-    pub(crate) driver: Arc<Driver>,
+    pub(crate) blocks: Arc<SnapshotBlocks>,
+    pub(crate) lanes: Lanes,
 }
 
 /// A message of a stream.
@@ -116,10 +116,12 @@ impl SnapshotMetadata for MetadataService {
         let request = request.into_inner();
         let id = Id::parse("snapshot_id", &request.snapshot_id)?;
         let most = most(request.max_results)?;
-        let metadata = run_controller(&self.driver, Call::of("GetMetadataAllocated", &id), move |driver| {
-            driver.allocated(&id, request.starting_offset)
-        })
-        .await?;
+        let metadata = self
+            .lanes
+            .run(&self.blocks, Call::of("GetMetadataAllocated", &id), move |blocks| {
+                blocks.allocated(&id, request.starting_offset)
+            })
+            .await?;
         Ok(Response::new(stream(metadata, most)))
     }
 
@@ -131,10 +133,12 @@ impl SnapshotMetadata for MetadataService {
         let base = Id::parse("base_snapshot_id", &request.base_snapshot_id)?;
         let id = Id::parse("target_snapshot_id", &request.target_snapshot_id)?;
         let most = most(request.max_results)?;
-        let metadata = run_controller(&self.driver, Call::of("GetMetadataDelta", &id), move |driver| {
-            driver.changed(&base, &id, request.starting_offset)
-        })
-        .await?;
+        let metadata = self
+            .lanes
+            .run(&self.blocks, Call::of("GetMetadataDelta", &id), move |blocks| {
+                blocks.changed(&base, &id, request.starting_offset)
+            })
+            .await?;
         Ok(Response::new(stream(metadata, most)))
     }
 }

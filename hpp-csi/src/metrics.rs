@@ -1,28 +1,29 @@
 //! The metrics page: upstream's gauge, and what each pool and volume has, was promised and uses. Everything is from the
 //! driver's memory but a pool's own numbers and the loop devices; no volume is looked into.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use api::names::METRICS_PATH;
 use serve::http::Route;
 use serve::metrics::{Kind, Page};
 
-use crate::apply::create;
+use crate::apply::room::reported_capacity;
 use crate::config::Enforce;
 use crate::device::Loop;
-use crate::driver::Driver;
 use crate::error::Result;
 use crate::id::Id;
 use crate::latency;
-use crate::plan::Room;
+use crate::plan::room::Room;
 use crate::pool::accounting::VolumeAccount;
 use crate::pool::{IMAGE, Open};
+use crate::pools::Pools;
 use crate::record::Shape;
 use dir::Dir;
 
-/// The routes of the metrics endpoint.
-pub(crate) fn routes(driver: Arc<Driver>) -> Vec<Route> {
-    vec![Route { path: METRICS_PATH, body: Box::new(move || Ok(page(&driver))) }]
+/// The routes of the metrics endpoint; the driver's memory is in `state`.
+pub(crate) fn routes(pools: Arc<Pools>, state: PathBuf) -> Vec<Route> {
+    vec![Route { path: METRICS_PATH, body: Box::new(move || Ok(page(&pools, &state))) }]
 }
 
 /// A volume on the page.
@@ -47,18 +48,18 @@ struct Pool {
     read_only: bool,
 }
 
-fn page(driver: &Driver) -> String {
-    let mut attached = driver.devices.every();
+fn page(of: &Pools, state: &Path) -> String {
+    let mut attached = of.devices.every();
     let mut shared_with_os = false;
     let mut ready = Vec::new();
     let mut pools = Vec::new();
     let mut volumes = Vec::new();
-    for pool in &driver.pools {
+    for pool in &of.all {
         let name = pool.config.name.clone();
         let open = pool.open();
         ready.push((name.clone(), open.is_ok()));
         let Ok(open) = open else { continue };
-        shared_with_os |= is_shared_with_os(driver, &open);
+        shared_with_os |= is_shared_with_os(state, &open);
         pools.push(Pool {
             name: name.clone(),
             // Of what is in the book: the page must not cost a system call for each volume.
@@ -72,7 +73,7 @@ fn page(driver: &Driver) -> String {
             let file = file(&open, &id, line.shape).unwrap_or_default();
             let devices = file.and_then(|file| attached.remove(&file)).unwrap_or_default();
             let promised = line.promised();
-            let capacity = create::reported_capacity(&open, line.shape, promised);
+            let capacity = reported_capacity(&open, line.shape, promised);
             volumes.push(Volume {
                 id,
                 pool: name.clone(),
@@ -101,10 +102,10 @@ fn page(driver: &Driver) -> String {
 
 /// Whether a pool shares its filesystem with the operating system: the root's, or the one that the kubelet keeps our
 /// socket on.
-fn is_shared_with_os(driver: &Driver, open: &Open<'_>) -> bool {
+fn is_shared_with_os(state: &Path, open: &Open<'_>) -> bool {
     let device = |folder: &Dir| folder.stat_self().ok().map(|stat| stat.st_dev);
     let own = device(&open.root);
-    [std::path::Path::new("/"), &driver.config.state]
+    [Path::new("/"), state]
         .into_iter()
         .filter_map(|path| Dir::find(path).ok().flatten())
         .any(|folder| own.is_some() && device(&folder) == own)

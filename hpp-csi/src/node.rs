@@ -1,16 +1,21 @@
-//! CSI's Node service: wire types in, a call of the driver, wire types out.
+//! CSI's Node service: wire types in, a call, wire types out.
 
 use std::sync::Arc;
 
 use api::quantity;
 use tonic::{Request, Response, Status};
 
-use crate::apply::publish;
-use crate::controller::{Call, node_topology, run};
-use crate::driver::Driver;
+use crate::apply::expand_node::Expansion;
+use crate::apply::publish::{self, Publishing};
+use crate::apply::stage::Staging;
+use crate::apply::stats;
+use crate::call::{Call, run};
 use crate::error::{Error, Kind};
 use crate::id::Id;
+use crate::pools::Pools;
+use crate::publications::Publications;
 use crate::request::{self, Capability, EPHEMERAL, INLINE_SIZE, Parameters, Range};
+use crate::topology;
 use csi::node_server::Node;
 use csi::node_service_capability::{Rpc, Type, rpc};
 use csi::*;
@@ -20,7 +25,11 @@ type Answer<T> = Result<Response<T>, Status>;
 /// The service.
 #[derive(Debug)]
 pub(crate) struct NodeService {
-    pub(crate) driver: Arc<Driver>,
+    pub(crate) pools: Arc<Pools>,
+    pub(crate) published: Arc<Publications>,
+    pub(crate) staging: Arc<Staging>,
+    pub(crate) publishing: Arc<Publishing>,
+    pub(crate) expansion: Arc<Expansion>,
 }
 
 fn missing(field: &str) -> Error {
@@ -71,10 +80,10 @@ impl Node for NodeService {
     ) -> Answer<NodeStageVolumeResponse> {
         let request = request.into_inner();
         let id = Id::parse("volume_id", &request.volume_id)?;
-        let staging = path("staging_target_path", request.staging_target_path)?;
+        let path = path("staging_target_path", request.staging_target_path)?;
         let capability = capability(request.volume_capability)?;
-        run(&self.driver, Call::of("NodeStageVolume", &id), move |driver| {
-            driver.stage(&id, &staging, &capability)
+        run(&self.staging, Call::of("NodeStageVolume", &id), move |staging| {
+            staging.stage(&id, &path, &capability)
         })
         .await?;
         Ok(Response::new(NodeStageVolumeResponse {}))
@@ -86,8 +95,8 @@ impl Node for NodeService {
     ) -> Answer<NodeUnstageVolumeResponse> {
         let request = request.into_inner();
         let id = Id::parse("volume_id", &request.volume_id)?;
-        let staging = path("staging_target_path", request.staging_target_path)?;
-        run(&self.driver, Call::of("NodeUnstageVolume", &id), move |driver| driver.unstage(&id, &staging))
+        let path = path("staging_target_path", request.staging_target_path)?;
+        run(&self.staging, Call::of("NodeUnstageVolume", &id), move |staging| staging.unstage(&id, &path))
             .await?;
         Ok(Response::new(NodeUnstageVolumeResponse {}))
     }
@@ -97,8 +106,10 @@ impl Node for NodeService {
         request: Request<NodePublishVolumeRequest>,
     ) -> Answer<NodePublishVolumeResponse> {
         let parse = parse(request.into_inner())?;
-        run(&self.driver, Call::of("NodePublishVolume", &parse.id), move |driver| driver.publish(&parse))
-            .await?;
+        run(&self.publishing, Call::of("NodePublishVolume", &parse.id), move |publishing| {
+            publishing.publish(&parse)
+        })
+        .await?;
         Ok(Response::new(NodePublishVolumeResponse {}))
     }
 
@@ -109,8 +120,10 @@ impl Node for NodeService {
         let request = request.into_inner();
         let id = Id::parse("volume_id", &request.volume_id)?;
         let target = path("target_path", request.target_path)?;
-        run(&self.driver, Call::of("NodeUnpublishVolume", &id), move |driver| driver.unpublish(&id, &target))
-            .await?;
+        run(&self.publishing, Call::of("NodeUnpublishVolume", &id), move |publishing| {
+            publishing.unpublish(&id, &target)
+        })
+        .await?;
         Ok(Response::new(NodeUnpublishVolumeResponse {}))
     }
 
@@ -121,9 +134,11 @@ impl Node for NodeService {
         let request = request.into_inner();
         let id = Id::parse("volume_id", &request.volume_id)?;
         let path = path("volume_path", request.volume_path)?;
-        let stats =
-            run(&self.driver, Call::of("NodeGetVolumeStats", &id), move |driver| driver.stats(&id, &path))
-                .await?;
+        let published = self.published.clone();
+        let stats = run(&self.pools, Call::of("NodeGetVolumeStats", &id), move |pools| {
+            stats::of(pools, &published, &id, &path)
+        })
+        .await?;
         let usage = |unit: volume_usage::Unit, numbers: [u64; 3]| {
             let [total, used, available] = numbers.map(|number| i64::try_from(number).unwrap_or(i64::MAX));
             VolumeUsage { available, total, used, unit: unit.into() }
@@ -148,8 +163,8 @@ impl Node for NodeService {
         let path = path("volume_path", request.volume_path)?;
         let range = Range::try_from(request.capacity_range)?;
         let staging = Some(request.staging_target_path).filter(|staging| !staging.is_empty());
-        let capacity = run(&self.driver, Call::of("NodeExpandVolume", &id), move |driver| {
-            driver.expand_on_node(&id, &path, staging.as_deref(), range)
+        let capacity = run(&self.expansion, Call::of("NodeExpandVolume", &id), move |expansion| {
+            expansion.expand(&id, &path, staging.as_deref(), range)
         })
         .await?;
         Ok(Response::new(NodeExpandVolumeResponse {
@@ -178,9 +193,9 @@ impl Node for NodeService {
 
     async fn node_get_info(&self, _: Request<NodeGetInfoRequest>) -> Answer<NodeGetInfoResponse> {
         Ok(Response::new(NodeGetInfoResponse {
-            node_id: self.driver.config.node.to_string(),
+            node_id: self.pools.node.to_string(),
             max_volumes_per_node: 0,
-            accessible_topology: Some(node_topology(&self.driver)),
+            accessible_topology: Some(topology::of_node(&self.pools.node)),
         }))
     }
 }

@@ -36,7 +36,7 @@ use crate::device::Devices;
 use crate::error::{Error, Kind, Result};
 use crate::id::Id;
 use crate::mounts;
-use crate::plan::Room;
+use crate::plan::room::Room;
 use crate::record::{self, RECORD_MAX, Record, Shape, SnapshotRecord};
 use crate::sys;
 use dir::{Dir, is_dir, is_file};

@@ -92,13 +92,13 @@ fn smallest_sector() -> u32 {
 }
 
 impl Record {
-    /// A plain volume, made now.
-    pub(crate) fn new(shape: Shape, capacity: u64) -> Self {
+    /// A plain volume, made at `created` (seconds since 1970).
+    pub(crate) fn new(shape: Shape, capacity: u64, created: u64) -> Self {
         Self {
             version: VERSION,
             shape,
             capacity,
-            created: now().as_secs(),
+            created,
             source: None,
             project: None,
             inline: false,
@@ -229,7 +229,7 @@ mod tests {
 
     #[test]
     fn records_come_back_as_they_were() {
-        let mut record = Record::new(Shape::Block, 1 << 40);
+        let mut record = Record::new(Shape::Block, 1 << 40, 5);
         record.source = Some(RecordSource::Snapshot("s".into()));
         record.project = Some(7);
         record.sector = 4096;
@@ -247,7 +247,7 @@ mod tests {
         for bad in [&b""[..], b"{", b"null", br#"{"version":1,"shape":"folder","capacity":-1,"created":0}"#] {
             assert!(read_volume(bad).is_err());
         }
-        let newer = write(&Record { version: 2, ..Record::new(Shape::Folder, 1) }).unwrap();
+        let newer = write(&Record { version: 2, ..Record::new(Shape::Folder, 1, 0) }).unwrap();
         assert!(read_volume(&newer).unwrap_err().to_string().contains("version 2"));
     }
 }

@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::apply::recover::recover;
@@ -57,7 +56,7 @@ pub(crate) fn config(pools: Vec<PoolConfig>, state: PathBuf) -> Config {
 }
 
 /// A driver of `node1` with the legacy pool, with more keys, on a place's filesystem. It has no worker.
-pub(crate) fn driver(place: &Place, more: &str) -> Arc<Driver> {
+pub(crate) fn driver(place: &Place, more: &str) -> Driver {
     let json = format!(r#"[{{"name":"legacy","path":{:?}{more}}}]"#, place.pool().to_str().unwrap());
-    Driver::new(config(config::pools(&json).unwrap(), place.beside("run")), recover).unwrap().0
+    Driver::new(&config(config::pools(&json).unwrap(), place.beside("run")), recover).unwrap().0
 }

@@ -6,11 +6,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::driver::Driver;
+use crate::apply::upkeep;
 use crate::error::{Error, Result};
+use crate::locks::Locks;
 use crate::pool::accounting::LookSchedule;
 use crate::pool::{Pool, scan, trash, tree};
-use crate::publications;
+use crate::pools::Pools;
+use crate::publications::{self, Publications};
 
 /// Time between two looks at whether the pools are there.
 const ROUND: Duration = Duration::from_secs(10);
@@ -18,26 +20,37 @@ const ROUND: Duration = Duration::from_secs(10);
 /// Time in which deletes are gathered, so that removing one does not hold up the next.
 const GATHER: Duration = Duration::from_millis(100);
 
-/// Starts the worker; it ends with the driver.
-pub(crate) fn start(driver: Arc<Driver>, woken: Receiver<()>) -> Result<()> {
+/// The worker, before it is started.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    pub(crate) pools: Arc<Pools>,
+    pub(crate) locks: Locks,
+    pub(crate) published: Arc<Publications>,
+    /// Gets a message when there is something to do.
+    pub(crate) woken: Receiver<()>,
+}
+
+/// Starts the worker; it ends when nothing is left that could wake it.
+pub(crate) fn start(worker: Worker) -> Result<()> {
     thread::Builder::new()
         .name("worker".to_owned())
-        .spawn(move || work(&driver, &woken))
+        .spawn(move || work(&worker))
         .map(drop)
         .map_err(|error| Error::io("start the worker", error))
 }
 
-fn work(driver: &Driver, woken: &Receiver<()>) {
+fn work(worker: &Worker) {
+    let Worker { pools, locks, published, woken } = worker;
     let begun = Instant::now();
     // All was looked at when the pools were found.
-    let mut looks = vec![LookSchedule::since(Duration::ZERO); driver.pools.len()];
-    let mut ready: Vec<Option<bool>> = vec![None; driver.pools.len()];
+    let mut looks = vec![LookSchedule::since(Duration::ZERO); pools.all.len()];
+    let mut ready: Vec<Option<bool>> = vec![None; pools.all.len()];
     loop {
-        for ((pool, looks), was_ready) in driver.pools.iter().zip(&mut looks).zip(&mut ready) {
-            let result = round(driver, pool, looks, begun);
+        for ((pool, looks), was_ready) in pools.all.iter().zip(&mut looks).zip(&mut ready) {
+            let result = round(locks, pool, looks, begun);
             // A pool that came back may have volumes that are published.
             if result.is_ok() && *was_ready == Some(false) {
-                drop(publications::recover(&driver.pools, &driver.published));
+                drop(publications::recover(&pools.all, published));
             }
             match (&result, *was_ready) {
                 (Err(error), None | Some(true)) => {
@@ -59,7 +72,7 @@ fn work(driver: &Driver, woken: &Receiver<()>) {
     }
 }
 
-fn round(driver: &Driver, pool: &Pool, looks: &mut LookSchedule, begun: Instant) -> Result<()> {
+fn round(locks: &Locks, pool: &Pool, looks: &mut LookSchedule, begun: Instant) -> Result<()> {
     let open = pool.open()?;
     if !open.read_only() {
         trash::empty(&open)?;
@@ -69,7 +82,7 @@ fn round(driver: &Driver, pool: &Pool, looks: &mut LookSchedule, begun: Instant)
     let due = looks.is_due(begun.elapsed());
     let since = Instant::now();
     if !open.read_only() {
-        driver.upkeep(&open, due);
+        upkeep::of_pool(locks, &open, due);
     }
     if due {
         scan::measure(&open, &mut budget, None)?;

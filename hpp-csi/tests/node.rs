@@ -121,6 +121,26 @@ fn a_folder_is_published_as_asked() {
     client.delete_volume(request).unwrap();
 }
 
+/// CSI leaves the name of the staging path to the orchestrator; the kubelet's ends in `globalmount`.
+#[test]
+fn a_volume_staged_at_any_path_is_unstaged_after_a_restart() {
+    let place = Place::new("xfs", GIB);
+    let (driver, client) = one_pool(&place, r#","enforce":"loop""#);
+    client.create(volume("v", 300 * MIB, mount()));
+    let (staging, target) = (place.beside("stage").join("here"), place.beside("pods").join("v"));
+    client.node_stage_volume(stage("v", &staging, mount())).unwrap();
+    driver.kill();
+    let (_driver, client) = one_pool(&place, r#","enforce":"loop""#);
+    client.node_publish_volume(publish("v", &staging, &target, mount())).unwrap();
+    let (code, message) =
+        refused(client.delete_volume(DeleteVolumeRequest { volume_id: "v".into(), ..Default::default() }));
+    assert_eq!(code, Code::FailedPrecondition, "{message}");
+    client.unpublish("v", &target);
+    client.unstage("v", &staging);
+    client.delete("v");
+    assert_eq!(loops(&place.pool()), [] as [String; 0]);
+}
+
 #[test]
 fn a_restart_forgets_nothing() {
     let place = Place::new("xfs", 2 * GIB);

@@ -31,6 +31,8 @@ pub const PROGRAMS: &[Program] = &[
     Program { name: "cdi-containerimage-server", is_static: true, user: QEMU },
     Program { name: "cni", is_static: true, user: None },
     Program { name: "importer", is_static: false, user: QEMU },
+    // Stock controllers start it by its path in the image of the importer.
+    Program { name: "cdi-source-update-poller", is_static: false, user: NOBODY },
     Program { name: "uploadserver", is_static: false, user: QEMU },
     Program { name: "uploadproxy", is_static: false, user: NOBODY },
     Program { name: "clone-source", is_static: false, user: QEMU },

@@ -109,7 +109,15 @@ fn two_builds_in_different_folders_are_the_same_and_hold_what_pods_expect() {
     let importer = PROGRAMS.iter().position(|program| program.name == "importer").unwrap();
     let folder = unpacked(&members, &layers[0][importer + 1]["digest"]);
     assert_eq!(fs::read_link(folder.path().join(SIZE_DETECTION)).unwrap(), Path::new("/usr/bin/importer"));
-    for name in ["importer", "uploadserver", "uploadproxy", "clone-source", "macpool", "operator"] {
+    for name in [
+        "importer",
+        "cdi-source-update-poller",
+        "uploadserver",
+        "uploadproxy",
+        "clone-source",
+        "macpool",
+        "operator",
+    ] {
         let program = PROGRAMS.iter().find(|program| program.name == name).unwrap();
         assert!(program.user.is_some_and(|user| user != 0), "{name}");
     }

@@ -15,7 +15,7 @@ use crate::source::open::open;
 #[derive(Serialize)]
 struct Inspected {
     source: String,
-    /// Result of inspecting a container image.
+    /// The disk's file in a container image or an OVA.
     file: Option<String>,
     layer: Option<String>,
     /// Whether the image is known to have no other file next to it.
@@ -64,7 +64,7 @@ pub(crate) fn inspect(asked: &Inspect, stop: &Stop) -> Result<String, Error> {
     let late_bytes = image.late_bytes()?;
     let seen = Inspected {
         source: asked.location.to_string(),
-        file,
+        file: file.or_else(|| image.file().map(str::to_owned)),
         layer,
         only_file,
         format: image.format().name(),
@@ -97,12 +97,15 @@ fn text(seen: &Inspected) -> String {
         seen.reading,
         streamed(seen),
     );
-    if let (Some(file), Some(layer)) = (&seen.file, &seen.layer) {
-        let rest = match seen.only_file {
-            Some(_) => "",
-            None => " (whether another one follows there is seen by an import)",
+    if let Some(file) = &seen.file {
+        let place = match (&seen.layer, seen.only_file) {
+            (Some(layer), Some(_)) => format!("the layer {layer}"),
+            (Some(layer), None) => {
+                format!("the layer {layer} (whether another one follows there is seen by an import)")
+            }
+            (None, _) => "the OVA".to_owned(),
         };
-        let _infallible = write!(text, "\nfile:         {file} in the layer {layer}{rest}");
+        let _infallible = write!(text, "\nfile:         {file} in {place}");
     }
     if let Some(name) = seen.looks_like {
         let _infallible = write!(text, "\nlooks like:   {name}, not like a disk image that can be read");

@@ -323,6 +323,119 @@ fn a_dmg_of_any_size_is_refused_however_it_comes() {
     }
 }
 
+/// Imports the served file `name` in every way, and compares each disk with `raw`; gives how the first import was reported.
+fn imported_however_it_comes(place: &Place, name: &str, raw: &str) -> Output {
+    let raw = fs::read(place.path(raw)).unwrap();
+    let (file, url) = (place.text(name), |served| place.server.url(served, name));
+    let target = place.target();
+    let first = import(&[&file, &target, "--output", "json"]);
+    let mut all: Vec<(&str, &dyn Fn() -> Output)> = Vec::new();
+    let (ranges, whole) =
+        (|| import(&[&url(Served::Ranges), &target]), || import(&[&url(Served::Whole), &target]));
+    let pipe = || import_piped(&place.path(name), &["-", &target]);
+    let checked = || {
+        let sum = format!("sha256:{}", support::sha256(&place.path(name)));
+        import(&[&url(Served::Ranges), &target, "--checksum", &sum])
+    };
+    all.extend([
+        ("a server with ranges", &ranges as &dyn Fn() -> Output),
+        ("a server without ranges", &whole),
+        ("a pipe", &pipe),
+        ("with a checksum", &checked),
+    ]);
+    assert_exit(&first, 0, name);
+    assert!(fs::read(&target).unwrap() == raw, "{name}: the bytes of a file");
+    for (how, import) in all {
+        place.target();
+        assert_exit(&import(), 0, &format!("{name}: {how}"));
+        assert!(fs::read(&target).unwrap() == raw, "{name}: the bytes of {how}");
+    }
+    for served in [Served::Ranges, Served::Whole] {
+        let pod = Pod::new();
+        let done = output(&mut pod.command(&url(served), "64Mi")).unwrap();
+        assert_exit(&done, 0, &format!("{name}: a pod, {served:?}"));
+        let disk = fs::read(pod.path("data/disk.img")).unwrap();
+        assert!(
+            disk.starts_with(&raw) && disk[raw.len()..].iter().all(|&b| b == 0),
+            "{name}: a pod, {served:?}"
+        );
+    }
+    first
+}
+
+#[test]
+fn the_disk_of_an_ova_is_imported_however_it_comes() {
+    let place = Place::new();
+    place.write("disk", &Dice(13).bytes(9 * MIB as usize));
+    place.shell("qemu-img convert -f raw -O vmdk -o subformat=streamOptimized disk a.vmdk; gzip -k a.vmdk");
+    for (name, disk) in [("one.ova", "a.vmdk"), ("gz.ova", "a.vmdk.gz"), ("raw.ova", "disk")] {
+        place.write(
+            "vm.ovf",
+            format!("<File id='f' href='{disk}'/><Disk fileRef='f' capacity='1'/>").as_bytes(),
+        );
+        place.shell(&format!("echo > vm.mf; tar -cf {name} vm.ovf vm.mf {disk}"));
+        let done = imported_however_it_comes(&place, name, "disk");
+        assert_eq!(report(&done)["virtual_size"], 9 * MIB, "{name}");
+        // The file that is found, and the size that a clone needs.
+        let seen = import(&["inspect", &place.server.url(Served::Ranges, name)]);
+        assert_exit(&seen, 0, name);
+        let seen = text(&seen.stdout);
+        assert!(seen.contains(&format!("{disk} in the OVA")) && !seen.contains("looks like"), "{seen}");
+        let program = place.path("cdi-image-size-detection");
+        let _another = std::os::unix::fs::symlink(importer().get_program(), &program);
+        fs::create_dir_all(place.path("dev")).unwrap();
+        let mut command = std::process::Command::new(&program);
+        command.args(["-image-path", &place.text(name)]).env("FERROVIRT_IMPORTER_ROOT", place.folder.path());
+        assert_exit(&output(&mut command).unwrap(), 0, name);
+        assert_eq!(fs::read_to_string(place.path("dev/termination-log")).unwrap(), (9 * MIB).to_string());
+    }
+    // Two disks: the same answer in every way, and nothing is written.
+    let two = b"<File id='f' href='a.vmdk'/><File id='g' href='disk'/><Disk fileRef='f'/><Disk fileRef='g'/>";
+    place.write("vm.ovf", two);
+    place.shell("tar -cf two.ova vm.ovf a.vmdk disk");
+    let url = |served| place.server.url(served, "two.ova");
+    for (how, done) in [
+        ("a file", import(&[&place.text("two.ova"), &place.target()])),
+        ("a server with ranges", import(&[&url(Served::Ranges), &place.target()])),
+        ("a server without ranges", import(&[&url(Served::Whole), &place.target()])),
+        ("a pipe", import_piped(&place.path("two.ova"), &["-", &place.target()])),
+    ] {
+        assert_exit(&done, 4, how);
+        assert_says(&done, &["the OVA holds 2 disks (a.vmdk, disk)", "tar -xf"], how);
+        place.assert_untouched(how);
+    }
+    // Without a descriptor it is a tar as any.
+    place.shell("tar -cf plain.tar a.vmdk");
+    let done = import(&[&place.text("plain.tar"), &place.target()]);
+    assert_exit(&done, 4, "a plain tar");
+    assert_says(&done, &["looks like a tar archive", "an OVA holds a VMDK"], "a plain tar");
+}
+
+#[test]
+fn a_vhdx_is_read_through_its_log_however_it_comes() {
+    let place = Place::new();
+    place.shell("qemu-img create -q -f vhdx -o block_size=1M dirty.vhdx 16M");
+    place.shell("qemu-io -f vhdx -c 'write -P 1 1M 3M' dirty.vhdx");
+    // qemu logs the change of the block table, and cannot put it into its place at 2 MiB.
+    place.shell(
+        r#"qemu-io -c 'write -P 5 9M 2M' 'json:{"driver":"vhdx","file":{"driver":"blkdebug",
+            "image":{"driver":"file","filename":"dirty.vhdx"},"inject-error":[{"event":"none",
+            "iotype":"write","sector":4096,"errno":5,"once":false}]}}' || true"#,
+    );
+    place.shell("! qemu-img convert -f vhdx -O raw dirty.vhdx raw");
+    let before = fs::read(place.path("dirty.vhdx")).unwrap();
+    place.shell("cp dirty.vhdx repaired.vhdx; qemu-img check -q -f vhdx -r all repaired.vhdx");
+    place.shell("qemu-img convert -f vhdx -O raw repaired.vhdx raw");
+    let done = imported_however_it_comes(&place, "dirty.vhdx", "raw");
+    assert!(
+        report(&done)["warnings"].to_string().contains("the changes of its log"),
+        "{}",
+        text(&done.stdout)
+    );
+    assert!(fs::read(place.path("dirty.vhdx")).unwrap() == before, "the source is unchanged");
+    assert!(fs::read(place.path("raw")).unwrap()[9 << 20..10 << 20].iter().all(|&byte| byte == 5));
+}
+
 #[test]
 fn a_text_content_type_is_warned_about_once() {
     let place = Place::new();

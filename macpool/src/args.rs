@@ -15,6 +15,7 @@ use crate::namespaces::Policy;
 use crate::tls::{TLS13, TlsProfile};
 use api::net::Range;
 use serve::authority::Intervals;
+use serve::start::two_dashes;
 
 /// Begins the message about intervals, before the broken rule.
 const INTERVALS: &str =
@@ -148,18 +149,6 @@ impl FromStr for Level {
             "debug" => Ok(Self(4)),
             _ => text.parse().map(Self),
         }
-    }
-}
-
-/// Go's flag package takes one dash for two.
-fn two_dashes(argument: OsString) -> OsString {
-    match argument.to_str() {
-        Some(text) if text.len() > 1 && text.starts_with('-') && !text.starts_with("--") => match text {
-            // clap's own.
-            "-h" | "-V" => argument,
-            _ => format!("-{text}").into(),
-        },
-        _ => argument,
     }
 }
 
@@ -303,9 +292,6 @@ mod tests {
     fn flags_are_gos() {
         let config = parse(&["-wait-time", "300", "-v=debug", "-metrics-addr=0", "--v", "3"]).unwrap();
         assert_eq!((config.wait, config.metrics), (Duration::from_secs(300), None));
-        for (argument, read) in [("-v=5", "--v=5"), ("-v", "--v"), ("-h", "-h"), ("-", "-"), ("--v", "--v")] {
-            assert_eq!(two_dashes(argument.into()), OsString::from(read));
-        }
         let help = Args::parse_from_os(["macpool", "-help"].map(OsString::from)).unwrap_err().to_string();
         assert!(help.contains("Examples:") && help.contains("--duplicates"), "{help}");
     }

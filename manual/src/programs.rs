@@ -19,6 +19,7 @@ pub struct Plain {
 /// The command lines of all programs that use clap.
 pub fn commands() -> Vec<Command> {
     vec![
+        cdi_source_update_poller::command(),
         clone_source::command(),
         hpp_csi::command(),
         importer::command(),

@@ -1,4 +1,4 @@
-//! Formats × compressions × ways × targets, through the program over TLS: the disk's SHA-256 is that of what
+//! Formats × compressions and OVAs × ways × targets, through the program over TLS: the disk's SHA-256 is that of what
 //! `qemu-img convert -O raw` reads, and behind it are zeroes. Small counts take some ways of each image, the full ones
 //! all.
 
@@ -33,8 +33,12 @@ const FORMS: [(&str, &str, &str, bool, bool); 13] = [
     ("VDI static", "vdi", "static=on", false, true),
 ];
 
-const PACKINGS: [(&str, &str); 4] =
-    [("", "cat"), (".gz", "gzip -1 -c"), (".xz", "xz -0 -c"), (".zst", "zstd -1 -q -c")];
+const PACKINGS: [(&str, &str); 5] =
+    [("", "cat"), (".gz", "gzip -1 -c"), (".xz", "xz -0 -c"), (".zst", "zstd -1 -q -c"), (".ova", OVA)];
+
+/// Makes an OVA of its input.
+const OVA: &str = r#"pack() { d=$(mktemp -d) && cat > $d/disk && echo "<File id='f' href='disk'/><Disk fileRef='f'/>" > $d/vm.ovf &&
+    tar -C $d -c vm.ovf disk && rm -r $d; }; pack"#;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use image::layer::Layer;
-use reqwest::header::{CONTENT_TYPE, LOCATION};
+use reqwest::header::{ACCEPT, CONTENT_TYPE, LOCATION};
 use reqwest::{Certificate, Client, Method, RequestBuilder};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -118,6 +118,18 @@ impl Registry {
         let put = self.request(Method::PUT, &url).header(CONTENT_TYPE, MANIFEST).body(manifest.to_string());
         put.send().await?.error_for_status()?;
         Ok(format!("{}/{name}:1", self.address))
+    }
+
+    /// The digest of an image's manifest, as the registry itself gives it.
+    ///
+    /// # Errors
+    /// The registry has no such image.
+    pub async fn digest(&self, name: &str) -> Result<String> {
+        let url = format!("https://{}/v2/{name}/manifests/1", self.address);
+        let answer =
+            self.request(Method::HEAD, &url).header(ACCEPT, MANIFEST).send().await?.error_for_status()?;
+        let digest = answer.headers().get("docker-content-digest").context("a manifest has a digest")?;
+        Ok(digest.to_str()?.to_owned())
     }
 
     async fn push_blob(&self, name: &str, bytes: Vec<u8>) -> Result<()> {

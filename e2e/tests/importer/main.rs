@@ -12,6 +12,7 @@ mod failures;
 mod memory;
 mod metrics;
 mod pod;
+mod poller;
 mod profiles;
 mod sources;
 

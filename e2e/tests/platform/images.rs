@@ -11,8 +11,9 @@ const SPACE: &str = "images";
 #[test]
 fn images_start_in_restricted_pods_without_a_user() {
     PLACE.namespace(SPACE);
-    let programs: [(&str, &[&str]); 6] = [
+    let programs: [(&str, &[&str]); 7] = [
         ("importer", &["/usr/bin/importer"]),
+        ("cdi-source-update-poller", &["/usr/bin/cdi-source-update-poller"]),
         ("uploadserver", &["/usr/bin/uploadserver"]),
         ("uploadproxy", &["/usr/bin/uploadproxy"]),
         ("clone-source", &["/usr/bin/clone-source"]),

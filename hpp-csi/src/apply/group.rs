@@ -11,20 +11,26 @@
 //! Writes are frozen for filesystems in files. A block device or a directory cannot be frozen: the driver compares its state
 //! before and after the cut, and repeats the cut until no source has changed.
 
-use crate::driver::Driver;
+use std::sync::Arc;
+
 use crate::error::{Error, Kind, Result};
 use crate::id::Id;
-use crate::locks::Thing;
-use crate::plan;
+use crate::locks::{Locks, Thing};
+use crate::plan::snapshot as plan;
+use crate::plan::volume::how;
 use crate::pool::clone::How;
 use crate::pool::tree::State;
 use crate::pool::{Open, Snapshot, Volume, identity, record_name, trash};
+use crate::pools::Pools;
+use crate::publications::Publications;
 use crate::record::{self, GROUP_RECORD_MAX, GroupRecord, Member};
+use crate::wake::Wake;
 
-use super::create;
 use super::image::{self, Note};
+use super::room::promise;
 use super::snapshot::{self, Writers};
 use super::still::{POLL_INTERVAL, is_settled};
+use super::uses;
 
 /// Prefix of notes about groups that are being created or deleted.
 const NOTE: &str = "g.";
@@ -40,35 +46,40 @@ pub(crate) struct Group {
     pub(crate) snapshots: Vec<Snapshot>,
 }
 
-impl Driver {
+/// Takes and deletes groups of snapshots.
+#[derive(Debug)]
+pub(crate) struct Groups {
+    pub(crate) pools: Arc<Pools>,
+    pub(crate) locks: Locks,
+    pub(crate) published: Arc<Publications>,
+    pub(crate) wake: Wake,
+}
+
+impl Groups {
     /// Takes a snapshot of each of `sources` as of one moment, or finds them taken.
-    pub(crate) fn create_group(&self, id: &Id, sources: &[Id], copy: bool) -> Result<Group> {
+    pub(crate) fn create(&self, id: &Id, sources: &[Id], copy: bool) -> Result<Group> {
         let _group = self.locks.lock(Thing::Group(id.clone()))?;
         let share = |source: &Id| self.locks.share(Thing::Volume(source.clone()));
         let _volumes = sources.iter().map(share).collect::<Result<Vec<_>>>()?;
         if let Some((open, group)) = self.group(id)? {
-            let of: Vec<&str> = group.record.members.iter().map(|member| member.source.as_str()).collect();
-            if !plan::are_the_same(&of, sources) {
-                let of = of.join(", ");
-                return Err(Error::new(Kind::Exists, format!("group snapshot {id} exists already, of {of}")));
-            }
+            plan::group_is_of(id, &group.record, sources)?;
             // The try that made it may have failed in its last step.
             open.groups()?.sync()?;
             return Ok(group);
         }
         let first = sources.first().ok_or_else(|| Error::new(Kind::Invalid, "a group of no volumes"))?;
-        let (open, _) = self.need_source(first)?;
+        let (open, _) = self.pools.need_source(first)?;
         open.writable()?;
         let volumes = sources.iter().map(|source| self.member(&open, source)).collect::<Result<Vec<_>>>()?;
-        let how = create::how(&open, true, copy)?;
+        let how = how(&open.pool.config, open.known.sharing, true, copy)?;
         if how == How::Copy {
-            volumes.iter().try_for_each(|volume| self.copyable(&open, volume))?;
+            volumes.iter().try_for_each(|volume| uses::copyable(&self.published, &open, volume))?;
         }
         let mut bytes: u64 = 0;
         for volume in &volumes {
             bytes = bytes.saturating_add(snapshot::estimate(&open, volume)?);
         }
-        let promise = create::promise(&open, bytes)?;
+        let promise = promise(&open, bytes)?;
         // An earlier try may have failed and not come to remove what it had begun.
         dismantle(&open, id)?;
         let group = make(&open, id, &volumes, how).map_err(|error| open.without_room(bytes, error))?;
@@ -83,38 +94,38 @@ impl Driver {
         if let Some(volume) = open.volume(id)? {
             return Ok(volume);
         }
-        self.need_source(id)?;
+        self.pools.need_source(id)?;
         Err(open.pool.error(Kind::Precondition, format!("volume {id} of the group is in another pool")))
     }
 
     /// The group `id` and its pool.
-    pub(crate) fn group(&self, id: &Id) -> Result<Option<(Open<'_>, Group)>> {
-        self.find(|open| read(open, id))
+    fn group(&self, id: &Id) -> Result<Option<(Open<'_>, Group)>> {
+        self.pools.find(|open| read(open, id))
     }
 
     /// The group `id`, which must be here.
     ///
     /// # Errors
     /// [`Kind::NotFound`] when it is not; [`Kind::Invalid`] when it has other snapshots than `snapshots`.
-    pub(crate) fn need_group(&self, id: &Id, snapshots: &[String]) -> Result<Group> {
-        let node = &self.config.node;
+    pub(crate) fn need(&self, id: &Id, snapshots: &[String]) -> Result<Group> {
+        let node = &self.pools.node;
         let absent = || Error::new(Kind::NotFound, format!("there is no group snapshot {id} on {node}"));
         let (_, group) = self.group(id)?.ok_or_else(absent)?;
-        matches(&group, snapshots)?;
+        plan::consists_of(id, &group.record, snapshots)?;
         Ok(group)
     }
 
     /// Deletes a group and its snapshots. One that is not here is deleted.
-    pub(crate) fn delete_group(&self, id: &Id, snapshots: &[String]) -> Result<()> {
+    pub(crate) fn delete(&self, id: &Id, snapshots: &[String]) -> Result<()> {
         let _group = self.locks.lock(Thing::Group(id.clone()))?;
         let Some((open, group)) = self.group(id)? else {
             // An earlier try may have failed after it took the group out of sight.
-            for open in self.pools.iter().filter_map(|pool| pool.open().ok()) {
+            for open in self.pools.all.iter().filter_map(|pool| pool.open().ok()) {
                 dismantle(&open, id)?;
             }
             return Ok(());
         };
-        matches(&group, snapshots)?;
+        plan::consists_of(id, &group.record, snapshots)?;
         let lock = |snapshot: &Snapshot| self.locks.lock(Thing::Snapshot(snapshot.id.clone()));
         let _snapshots = group.snapshots.iter().map(lock).collect::<Result<Vec<_>>>()?;
         let groups = open.groups()?;
@@ -122,21 +133,13 @@ impl Driver {
         groups.sync()?;
         dismantle(&open, id)?;
         tracing::info!(group = %id, pool = open.pool.config.name, "group snapshot is deleted");
-        self.wake_worker();
+        self.wake.worker();
         Ok(())
     }
 }
 
 fn note(id: &Id) -> String {
     format!("{NOTE}{id}")
-}
-
-fn matches(group: &Group, snapshots: &[String]) -> Result<()> {
-    let of: Vec<&str> = group.record.members.iter().map(|member| member.snapshot.as_str()).collect();
-    if plan::are_the_same(&of, snapshots) {
-        return Ok(());
-    }
-    Err(Error::new(Kind::Invalid, format!("group snapshot {} consists of {}", group.id, of.join(", "))))
 }
 
 /// The group `id`, if it is in this pool.

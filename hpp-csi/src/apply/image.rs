@@ -11,6 +11,7 @@ use crate::fault;
 use crate::id::Id;
 use crate::latency;
 use crate::mounts;
+use crate::plan::size::XFS_MIN;
 use crate::pool::Open;
 use crate::pool::clone::{self, How};
 use crate::pool::tree;
@@ -18,14 +19,10 @@ use crate::record::Shape;
 use crate::sys;
 use dir::Dir;
 
-/// Bytes of a sector under a filesystem of ours. With smaller ones there is no direct I/O on files that share blocks.
-pub(super) const SECTOR: u32 = 4096;
 /// Prefix of notes about frozen volumes.
 const FROZEN: &str = "f.";
 /// Bytes for which growing a filesystem is worth it.
 const WORTH: u64 = 1 << 20;
-/// Below this mkfs.xfs refuses.
-pub(super) const XFS_MIN: u64 = 300 << 20;
 
 /// The filesystem in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

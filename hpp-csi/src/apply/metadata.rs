@@ -2,15 +2,16 @@
 //! during a stream can still be read to its end.
 
 use std::fs::File;
+use std::sync::Arc;
 
 use rustix::fs::OFlags;
 
-use crate::driver::Driver;
 use crate::error::{Error, Kind, Result};
 use crate::extents::{self, Ranges};
 use crate::id::Id;
-use crate::locks::Thing;
+use crate::locks::{Locks, Thing};
 use crate::pool::{IMAGE, Open, Snapshot};
+use crate::pools::Pools;
 use crate::record::Shape;
 
 /// The ranges that a stream reports, and the volume's size.
@@ -20,7 +21,14 @@ pub(crate) struct Metadata {
     pub(crate) ranges: Ranges,
 }
 
-impl Driver {
+/// Compares the blocks of snapshots.
+#[derive(Debug)]
+pub(crate) struct SnapshotBlocks {
+    pub(crate) pools: Arc<Pools>,
+    pub(crate) locks: Locks,
+}
+
+impl SnapshotBlocks {
     /// The ranges of a block volume's snapshot, from `start` on, that hold data.
     pub(crate) fn allocated(&self, id: &Id, start: i64) -> Result<Metadata> {
         let (_, snapshot, file) = self.block_snapshot(id)?;
@@ -51,8 +59,8 @@ impl Driver {
     fn block_snapshot(&self, id: &Id) -> Result<(Open<'_>, Snapshot, File)> {
         let _guard = self.locks.share(Thing::Snapshot(id.clone()))?;
         let absent =
-            || Error::new(Kind::NotFound, format!("there is no snapshot {id} on {}", self.config.node));
-        let (open, snapshot) = self.snapshot(id)?.ok_or_else(absent)?;
+            || Error::new(Kind::NotFound, format!("there is no snapshot {id} on {}", self.pools.node));
+        let (open, snapshot) = self.pools.snapshot(id)?.ok_or_else(absent)?;
         if snapshot.record.shape != Shape::Block {
             return Err(Error::new(Kind::Precondition, format!("snapshot {id} is not of a block volume")));
         }

@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::error::Result;
 use crate::id::Id;
 use crate::mounts::{self, Left, Place};
-use crate::plan::AtTarget;
+use crate::plan::node::AtTarget;
 use crate::pool::{Open, Volume};
 use crate::publications;
 use crate::record::Shape;

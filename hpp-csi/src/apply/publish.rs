@@ -1,28 +1,28 @@
-//! NodePublishVolume, NodeUnpublishVolume and NodeGetVolumeStats.
+//! NodePublishVolume and NodeUnpublishVolume: a mount of a volume at a pod's path. A pod's own volume is made and deleted with
+//! it.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use rustix::fs::fstatvfs;
-
-use crate::config::{Capacity, Enforce};
-use crate::driver::Driver;
 use crate::error::{Error, Kind, Result};
 use crate::fault;
-use crate::volume_health::{self, Condition};
 use dir::Dir;
 
 use crate::directory;
 use crate::id::Id;
-use crate::locks::Thing;
+use crate::locks::{Locks, Thing};
 use crate::mounts::{self, Left, Place};
-use crate::plan::{self, AtTarget, Publish};
+use crate::plan::node::{self, AtTarget, Publish, Unpublish};
 use crate::pool::{Open, Volume, tree};
+use crate::pools::Pools;
+use crate::publications::Publications;
 use crate::record::Shape;
 use crate::request::{Access, Attributes, Capability, Mode, MountOptions, Parameters, Range};
 
 use super::mounted::{at_target, detach};
-use super::{create, stage};
+use super::volume::{self, Volumes};
+use super::{change, stage};
 
 /// A NodePublishVolume, understood.
 #[derive(Clone, Debug)]
@@ -36,17 +36,17 @@ pub(crate) struct Request {
     pub(crate) inline: Option<(Parameters, Range)>,
 }
 
-/// Usage of a volume.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Stats {
-    /// Total, used, available bytes, as far as they can be known.
-    pub(crate) bytes: Option<[u64; 3]>,
-    /// The same of inodes; a block device has none.
-    pub(crate) inodes: Option<[u64; 3]>,
-    pub(crate) condition: Condition,
+/// Publishes volumes.
+#[derive(Debug)]
+pub(crate) struct Publishing {
+    pub(crate) pools: Arc<Pools>,
+    pub(crate) locks: Locks,
+    pub(crate) published: Arc<Publications>,
+    /// Makes and deletes pods' own volumes.
+    pub(crate) volumes: Arc<Volumes>,
 }
 
-impl Driver {
+impl Publishing {
     /// Publishes a volume, or finds it published just so.
     pub(crate) fn publish(&self, request: &Request) -> Result<()> {
         let id = &request.id;
@@ -57,7 +57,7 @@ impl Driver {
         let Some((parameters, range)) = &request.inline else {
             return self.publish_at(request, &folder, &name);
         };
-        let there = self.volume(id)?.is_some();
+        let there = self.pools.volume(id)?.is_some();
         let published = self
             .make_inline(id, parameters, *range, &request.capability)
             .and_then(|()| self.publish_at(request, &folder, &name));
@@ -74,18 +74,18 @@ impl Driver {
     /// Deletes a pod's own volume after a failed publish.
     fn forget_inline(&self, id: &Id) -> Result<()> {
         let _volume = self.locks.lock(Thing::Volume(id.clone()))?;
-        let Some((open, volume)) = self.volume(id)? else { return Ok(()) };
+        let Some((open, volume)) = self.pools.volume(id)? else { return Ok(()) };
         if let Some(file) = open.image(&volume)? {
-            stage::release(&open, &file)?;
+            change::detach(&open, &file)?;
         }
-        self.remove_volume(&open, &volume)
+        self.volumes.remove(&open, &volume)
     }
 
     /// Publishes a volume that is there at `name` in `folder`.
     fn publish_at(&self, request: &Request, folder: &Dir, name: &Path) -> Result<()> {
         let id = &request.id;
-        let (open, volume) = self.need_volume(id)?;
-        stage::fits(&volume, &request.capability)?;
+        let (open, volume) = self.pools.need_volume(id)?;
+        node::fits(id, volume.shape, &request.capability.access)?;
         let options = match &request.capability.access {
             Access::Mount(options) => options.clone(),
             Access::Block => MountOptions::default(),
@@ -104,13 +104,13 @@ impl Driver {
             Mode::One => self.published.others(id, Some(path))?.len(),
             Mode::ManyNodes | Mode::Many | Mode::ManyReaders => 0,
         };
-        match plan::publish(at, read_only, request.capability.mode, others)? {
+        match node::publish(at, read_only, request.capability.mode, others)? {
             Publish::AlreadyThere => {}
             Publish::Mount => {
                 fault::step("make the target")?;
                 let made = place_for(folder, name, found, volume.shape)?;
                 let mounted =
-                    self.mount(&open, &volume, request, &options, read_only).and_then(|(device, mount)| {
+                    mount(&open, &volume, request, &options, read_only).and_then(|(device, mount)| {
                         mounts::attach(mount.as_fd(), folder, name)?;
                         if let Some(device) = device {
                             device.keep();
@@ -130,59 +130,6 @@ impl Driver {
         Ok(())
     }
 
-    /// The mount that is to appear at the target, and the device that was attached for it.
-    fn mount(
-        &self,
-        open: &Open<'_>,
-        volume: &Volume,
-        request: &Request,
-        options: &MountOptions,
-        read_only: bool,
-    ) -> Result<(Option<stage::Attached>, OwnedFd)> {
-        let ro = if read_only { libc::MOUNT_ATTR_RDONLY } else { 0 };
-        let gone = || Error::new(Kind::NotFound, format!("volume {} is gone", volume.id));
-        let mut attached = None;
-        let mount = match volume.shape {
-            Shape::Folder => {
-                let handle = open.root.handle(&volume.id)?.ok_or_else(gone)?;
-                if let Some(group) = options.group.filter(|_| !read_only) {
-                    tree::give_to_group(&open.root.need_dir(&volume.id)?, group)?;
-                }
-                mounts::bound(handle.as_fd(), options.set | ro, options.clear)?
-            }
-            Shape::Loop if request.inline.is_some() => {
-                let device = &*attached.insert(stage::attached(open, volume, false)?);
-                let whole = stage::mount(open, volume, device.device)?;
-                let root = mounts::root_of(whole.as_fd())?;
-                if let Some(group) = options.group.filter(|_| !read_only) {
-                    tree::give_to_group(&root, group)?;
-                }
-                crate::sys::mount_setattr(whole.as_fd(), options.set | ro, options.clear)
-                    .map_err(|error| Error::io("set the mount's attributes", error))?;
-                whole
-            }
-            Shape::Loop => {
-                let root = staged(open, volume, &request.staging)?;
-                if let Some(group) = options.group.filter(|_| !read_only) {
-                    tree::give_to_group(&root, group)?;
-                }
-                mounts::bound(root.as_fd(), options.set | ro, options.clear)?
-            }
-            Shape::Block => {
-                let file = open.need_image(volume)?;
-                if open.pool.devices.find(&file, false)?.is_none() {
-                    return Err(Error::new(
-                        Kind::Precondition,
-                        format!("volume {} is not staged", volume.id),
-                    ));
-                }
-                let device = &*attached.insert(stage::attached(open, volume, read_only)?);
-                mounts::bound(device.device.handle()?.as_fd(), 0, 0)?
-            }
-        };
-        Ok((attached, mount))
-    }
-
     /// Makes a pod's own volume.
     fn make_inline(
         &self,
@@ -193,9 +140,9 @@ impl Driver {
     ) -> Result<()> {
         let mut parameters = parameters.clone();
         if parameters.pool.is_none() {
-            parameters.pool = self.pools.first().map(|pool| pool.config.name.clone());
+            parameters.pool = self.pools.all.first().map(|pool| pool.config.name.clone());
         }
-        let request = create::Request {
+        let request = volume::Request {
             id: id.clone(),
             capabilities: vec![capability.clone()],
             parameters,
@@ -204,13 +151,13 @@ impl Driver {
             attributes: Attributes::default(),
             inline: true,
         };
-        self.create_volume(&request).map(drop)
+        self.volumes.create(&request).map(drop)
     }
 
     /// Undoes publishing. What is not published is unpublished; a pod's own volume is deleted.
     pub(crate) fn unpublish(&self, id: &Id, target: &str) -> Result<()> {
         let _guard = self.locks.lock(Thing::Mounts(id.clone()))?;
-        let found = self.volume(id);
+        let found = self.pools.volume(id);
         if let Some((folder, name)) = directory::split("target_path", target)?
             && detach(id, found.as_ref().ok().and_then(Option::as_ref), &folder, &name)? == Left::Nothing
         {
@@ -221,89 +168,82 @@ impl Driver {
         let (open, volume) = match found {
             Ok(Some(found)) => found,
             // An inline volume is never unstaged.
-            Ok(None) if id.is_inline() => return self.release_unseen(id),
+            Ok(None) if id.is_inline() => return stage::detach_unseen(&self.pools, id),
             Ok(None) => return Ok(()),
             // Its pool is not there, and nothing of ours holds the pod any more. An inline volume must still be deleted.
             Err(error) if error.kind() == Kind::NotReady && !id.is_inline() => return Ok(()),
             Err(error) => return Err(error),
         };
-        if self.published.is_anywhere(id) && !self.published.others(id, None)?.is_empty() {
-            return Ok(());
-        }
+        let elsewhere = self.published.is_anywhere(id) && !self.published.others(id, None)?.is_empty();
         let inline = volume.record.as_ref().map_or(id.is_inline(), |record| record.inline);
-        if let Some(file) = open.image(&volume)? {
-            if inline {
-                stage::release(&open, &file)?;
-            } else if let Some(found) = open.pool.devices.find(&file, true)? {
-                found.detach()?;
+        match node::unpublish(elsewhere, inline) {
+            Unpublish::Nothing => {}
+            Unpublish::Reader => {
+                if let Some(file) = open.image(&volume)?
+                    && let Some(found) = open.pool.devices.find(&file, true)?
+                {
+                    found.detach()?;
+                }
             }
-        }
-        if inline {
-            let _volume = self.locks.lock(Thing::Volume(id.clone()))?;
-            self.remove_volume(&open, &volume)?;
+            Unpublish::Volume => {
+                if let Some(file) = open.image(&volume)? {
+                    change::detach(&open, &file)?;
+                }
+                let _volume = self.locks.lock(Thing::Volume(id.clone()))?;
+                self.volumes.remove(&open, &volume)?;
+            }
         }
         Ok(())
     }
+}
 
-    /// Usage of a volume that is in use at `path`.
-    ///
-    /// # Errors
-    /// [`Kind::NotFound`] when it is not here, or not at that path.
-    pub(crate) fn stats(&self, id: &Id, path: &str) -> Result<Stats> {
-        let (open, volume) = match self.need_volume(id) {
-            Ok(found) => found,
-            // A pool that is not there is the volume's condition, not the caller's mistake.
-            Err(error) if error.kind() == Kind::NotReady && self.published.is_anywhere(id) => {
-                let condition = Condition { abnormal: true, message: error.chain() };
-                return Ok(Stats { bytes: None, inodes: None, condition });
+/// The mount that is to appear at the target, and the device that was attached for it.
+fn mount(
+    open: &Open<'_>,
+    volume: &Volume,
+    request: &Request,
+    options: &MountOptions,
+    read_only: bool,
+) -> Result<(Option<stage::Attached>, OwnedFd)> {
+    let ro = if read_only { libc::MOUNT_ATTR_RDONLY } else { 0 };
+    let gone = || Error::new(Kind::NotFound, format!("volume {} is gone", volume.id));
+    let mut attached = None;
+    let mount = match volume.shape {
+        Shape::Folder => {
+            let handle = open.root.handle(&volume.id)?.ok_or_else(gone)?;
+            if let Some(group) = options.group.filter(|_| !read_only) {
+                tree::give_to_group(&open.root.need_dir(&volume.id)?, group)?;
             }
-            Err(error) => return Err(error),
-        };
-        let absent = || Error::new(Kind::NotFound, format!("volume {id} is not at {path}"));
-        // A path that cannot be one is a path at which the volume is not.
-        let (folder, name) = directory::split("volume_path", path).unwrap_or(None).ok_or_else(absent)?;
-        let place = mounts::stat(&folder, &name)?.ok_or_else(absent)?;
-        if !place.mounted || at_target(&open, &volume, place)? == AtTarget::Foreign {
-            return Err(absent());
+            mounts::bound(handle.as_fd(), options.set | ro, options.clear)?
         }
-        let condition = volume_health::of(&open, &volume)?;
-        if volume.shape == Shape::Block {
-            let file = open.need_image(&volume)?;
-            let stat = rustix::fs::fstat(&file).map_err(|error| Error::io("inspect a volume", error))?;
-            let total = u64::try_from(stat.st_size).unwrap_or(0);
-            let used = tree::bytes(&stat).min(total);
-            return Ok(Stats { bytes: Some([total, used, total - used]), inodes: None, condition });
-        }
-        let seen = rustix::fs::openat(
-            &folder,
-            &name,
-            rustix::fs::OFlags::PATH | rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::CLOEXEC,
-            rustix::fs::Mode::empty(),
-        )
-        .map_err(|error| Error::io(format!("open {path}"), error))?;
-        let numbers = fstatvfs(&seen).map_err(|error| Error::io(format!("ask {path}"), error))?;
-        let bytes = |blocks: u64| blocks.saturating_mul(numbers.f_frsize);
-        let whole = [
-            bytes(numbers.f_blocks),
-            bytes(numbers.f_blocks.saturating_sub(numbers.f_bfree)),
-            bytes(numbers.f_bavail),
-        ];
-        let inodes =
-            Some([numbers.f_files, numbers.f_files.saturating_sub(numbers.f_ffree), numbers.f_favail]);
-        let own = volume.shape == Shape::Loop
-            || open.enforce() == Some(Enforce::Quota)
-            || open.pool.config.capacity == Capacity::Filesystem;
-        let bytes = match volume.record.as_ref().filter(|_| !own) {
-            // The filesystem's numbers are the pool's. The volume's own are what it was promised, and what it used
-            // when it was last looked at.
-            Some(record) => {
-                let used = open.known.book().volumes.get(id).map_or(0, |line| line.used);
-                [record.capacity, used, record.capacity.saturating_sub(used).min(whole[2])]
+        Shape::Loop if request.inline.is_some() => {
+            let device = &*attached.insert(stage::attached(open, volume, false)?);
+            let whole = stage::mount(open, volume, device.device)?;
+            let root = mounts::root_of(whole.as_fd())?;
+            if let Some(group) = options.group.filter(|_| !read_only) {
+                tree::give_to_group(&root, group)?;
             }
-            None => whole,
-        };
-        Ok(Stats { bytes: Some(bytes), inodes, condition })
-    }
+            crate::sys::mount_setattr(whole.as_fd(), options.set | ro, options.clear)
+                .map_err(|error| Error::io("set the mount's attributes", error))?;
+            whole
+        }
+        Shape::Loop => {
+            let root = staged(open, volume, &request.staging)?;
+            if let Some(group) = options.group.filter(|_| !read_only) {
+                tree::give_to_group(&root, group)?;
+            }
+            mounts::bound(root.as_fd(), options.set | ro, options.clear)?
+        }
+        Shape::Block => {
+            let file = open.need_image(volume)?;
+            if open.pool.devices.find(&file, false)?.is_none() {
+                return Err(Error::new(Kind::Precondition, format!("volume {} is not staged", volume.id)));
+            }
+            let device = &*attached.insert(stage::attached(open, volume, read_only)?);
+            mounts::bound(device.device.handle()?.as_fd(), 0, 0)?
+        }
+    };
+    Ok((attached, mount))
 }
 
 /// The root of the filesystem that is staged at `path`.

@@ -5,46 +5,56 @@
 //! ```
 
 use std::fs::File;
+use std::sync::Arc;
 
-use crate::driver::Driver;
 use crate::error::{Error, Kind, Result};
 use crate::id::Id;
 use crate::latency;
-use crate::locks::Thing;
+use crate::locks::{Locks, Thing};
+use crate::plan::snapshot as plan;
+use crate::plan::volume::how;
 use crate::pool::clone::{self, How};
 use crate::pool::tree;
 use crate::pool::{DATA, IMAGE, Open, Snapshot, Volume, record_name, trash};
+use crate::pools::Pools;
+use crate::publications::Publications;
 use crate::record::{Shape, SnapshotRecord};
+use crate::wake::Wake;
 use dir::Dir;
 
-use super::create;
 use super::image::{self, Note};
+use super::room::promise;
 use super::still::{Before, Content};
+use super::uses;
 
-impl Driver {
+/// Takes and deletes snapshots.
+#[derive(Debug)]
+pub(crate) struct Snapshots {
+    pub(crate) pools: Arc<Pools>,
+    pub(crate) locks: Locks,
+    pub(crate) published: Arc<Publications>,
+    pub(crate) wake: Wake,
+}
+
+impl Snapshots {
     /// Takes a snapshot of a volume, or finds it taken. `copy`: blocks may be copied where they cannot be shared.
-    pub(crate) fn create_snapshot(&self, id: &Id, source: &Id, copy: bool) -> Result<Snapshot> {
+    pub(crate) fn create(&self, id: &Id, source: &Id, copy: bool) -> Result<Snapshot> {
         let _snapshot = self.locks.lock(Thing::Snapshot(id.clone()))?;
         let _volume = self.locks.share(Thing::Volume(source.clone()))?;
-        if let Some((open, found)) = self.snapshot(id)? {
-            if found.record.source != source.as_str() {
-                return Err(Error::new(
-                    Kind::Exists,
-                    format!("snapshot {id} exists already, of volume {}", found.record.source),
-                ));
-            }
+        if let Some((open, found)) = self.pools.snapshot(id)? {
+            plan::is_of(id, &found.record, source)?;
             // The try that made it may have failed in its last step.
             open.snapshots_or_make()?.sync()?;
             return Ok(found);
         }
-        let (open, volume) = self.need_source(source)?;
+        let (open, volume) = self.pools.need_source(source)?;
         open.writable()?;
-        let how = create::how(&open, true, copy)?;
+        let how = how(&open.pool.config, open.known.sharing, true, copy)?;
         if how == How::Copy {
-            self.copyable(&open, &volume)?;
+            uses::copyable(&self.published, &open, &volume)?;
         }
         let bytes = estimate(&open, &volume)?;
-        let promise = create::promise(&open, bytes)?;
+        let promise = promise(&open, bytes)?;
         let record =
             take_snapshot(&open, id, &volume, how).map_err(|error| open.without_room(bytes, error))?;
         drop(promise);
@@ -53,29 +63,21 @@ impl Driver {
     }
 
     /// Deletes a snapshot. One that is not here is deleted.
-    pub(crate) fn delete_snapshot(&self, id: &Id) -> Result<()> {
+    pub(crate) fn delete(&self, id: &Id) -> Result<()> {
         let _snapshot = self.locks.lock(Thing::Snapshot(id.clone()))?;
-        let Some((open, snapshot)) = self.snapshot(id)? else {
-            return self.forget_copy(&super::snapshot_in_tmp(id, How::Copy));
+        let Some((open, snapshot)) = self.pools.snapshot(id)? else {
+            super::forget_copy(&self.pools, &super::snapshot_in_tmp(id, How::Copy))?;
+            self.wake.worker();
+            return Ok(());
         };
-        if let Some(group) = &snapshot.record.group {
-            return Err(Error::new(
-                Kind::Invalid,
-                format!("snapshot {id} is part of the group snapshot {group}"),
-            ));
-        }
-        self.remove_snapshot(&open, id)
-    }
-
-    /// Deletes a snapshot. The caller holds its lock.
-    pub(super) fn remove_snapshot(&self, open: &Open<'_>, id: &Id) -> Result<()> {
+        plan::deletable(id, &snapshot.record)?;
         let snapshots = open.snapshots_or_make()?;
-        trash::discard(open, &snapshots, id.as_str())?;
+        trash::discard(&open, &snapshots, id.as_str())?;
         snapshots.sync()?;
         open.known.book().remove_snapshot(id);
         open.snapshot_records()?.unlink(record_name(id))?;
         tracing::info!(snapshot = %id, pool = open.pool.config.name, "snapshot is deleted");
-        self.wake_worker();
+        self.wake.worker();
         Ok(())
     }
 }

@@ -1,33 +1,43 @@
 //! NodeStageVolume and NodeUnstageVolume: a volume that is a file becomes a device, and a mount where it holds a
 //! filesystem. A volume that is a folder needs nothing.
 
-use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::device::{self, Loop};
-use crate::driver::Driver;
 use crate::error::{Error, Kind, Result};
 use crate::fault;
 use dir::Dir;
 
 use crate::directory;
 use crate::id::Id;
-use crate::locks::Thing;
+use crate::locks::{Locks, Thing};
 use crate::mounts;
+use crate::plan::{node, volume};
 use crate::pool::{Open, Volume};
+use crate::pools::Pools;
+use crate::publications::Publications;
 use crate::record::Shape;
-use crate::request::{Access, Capability};
+use crate::request::Capability;
 
 use super::image::{self, Filesystem};
-use super::mounted;
+use super::{change, mounted};
 
-impl Driver {
+/// Stages volumes.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    pub(crate) pools: Arc<Pools>,
+    pub(crate) locks: Locks,
+    pub(crate) published: Arc<Publications>,
+}
+
+impl Staging {
     /// Stages a volume at `path`, or finds it staged.
     pub(crate) fn stage(&self, id: &Id, path: &str, capability: &Capability) -> Result<()> {
         let _guard = self.locks.lock(Thing::Mounts(id.clone()))?;
-        let (open, volume) = self.need_volume(id)?;
-        fits(&volume, capability)?;
+        let (open, volume) = self.pools.need_volume(id)?;
+        node::fits(id, volume.shape, &capability.access)?;
         let place = directory::split("staging_target_path", path)?;
         match volume.shape {
             Shape::Folder => Ok(()),
@@ -54,16 +64,14 @@ impl Driver {
     pub(crate) fn unstage(&self, id: &Id, path: &str) -> Result<()> {
         let _guard = self.locks.lock(Thing::Mounts(id.clone()))?;
         let place = directory::split("staging_target_path", path)?;
-        if let Some(other) = self.published.others(id, None)?.first() {
-            return Err(Error::new(
-                Kind::Precondition,
-                format!("volume {id} is published at {}", other.display()),
-            ));
-        }
+        // After a restart, a staging path of another name than the kubelet's counts as one at which it is published.
+        let others = self.published.others(id, Some(Path::new(path)))?;
+        volume::unpublished(id, others.first().map(PathBuf::as_path))?;
+        self.published.remove(id, Path::new(path));
         let detach = |place: Option<(Dir, PathBuf)>, known: Option<&(Open<'_>, Volume)>| {
             place.map_or(Ok(()), |(folder, name)| mounted::detach(id, known, &folder, &name).map(drop))
         };
-        let found = match self.volume(id) {
+        let found = match self.pools.volume(id) {
             Ok(found) => found,
             // Its pool does not answer. What holds it is let go, so that it can be unmounted and mended.
             Err(error) if error.kind() == Kind::NotReady => None,
@@ -72,46 +80,24 @@ impl Driver {
         let Some(found) = found else {
             // It cannot be found, or no more; a mount and a device of it may be there.
             detach(place, None)?;
-            return self.release_unseen(id);
+            return detach_unseen(&self.pools, id);
         };
         if found.1.shape == Shape::Loop {
             detach(place, Some(&found))?;
         }
         let (open, volume) = found;
         match open.image(&volume)? {
-            Some(file) => release(&open, &file),
+            Some(file) => change::detach(&open, &file),
             None if volume.shape == Shape::Folder => Ok(()),
-            None => self.release_unseen(id),
+            None => detach_unseen(&self.pools, id),
         }
-    }
-
-    /// Detaches every device of a volume whose file cannot be inspected.
-    pub(super) fn release_unseen(&self, id: &Id) -> Result<()> {
-        let mut places = self.pools.iter().flat_map(|pool| pool.places_of_image(id));
-        places.try_for_each(|path| device::release_at(&path))
     }
 }
 
-/// Detaches every device of a volume's file.
-pub(super) fn release(open: &Open<'_>, file: &File) -> Result<()> {
-    for found in open.pool.devices.all(file)? {
-        found.detach()?;
-    }
-    Ok(())
-}
-
-/// Whether a volume is what is asked for: a block device or something to mount.
-pub(super) fn fits(volume: &Volume, capability: &Capability) -> Result<()> {
-    match (volume.shape, &capability.access) {
-        (Shape::Block, Access::Block) | (Shape::Folder | Shape::Loop, Access::Mount(_)) => Ok(()),
-        (Shape::Block, Access::Mount(_)) => Err(Error::new(
-            Kind::Invalid,
-            format!("volume {} is a block volume and cannot be mounted", volume.id),
-        )),
-        (Shape::Folder | Shape::Loop, Access::Block) => {
-            Err(Error::new(Kind::Invalid, format!("volume {} is not a block volume", volume.id)))
-        }
-    }
+/// Detaches every device of a volume whose file cannot be inspected.
+pub(super) fn detach_unseen(pools: &Pools, id: &Id) -> Result<()> {
+    let mut places = pools.all.iter().flat_map(|pool| pool.places_of_image(id));
+    places.try_for_each(|path| device::release_at(&path))
 }
 
 /// Mounts the filesystem of a volume at its staging path, unless it is there.

@@ -3,10 +3,8 @@
 use std::fs::File;
 use std::time::Duration;
 
-use crate::driver::Driver;
 use crate::error::{Error, Kind, Result};
 use crate::pool::tree::State;
-use crate::pool::{Open, Volume};
 use crate::record;
 use dir::Dir;
 
@@ -79,36 +77,4 @@ impl Before {
 pub(super) fn is_settled(state: &State) -> bool {
     let until = record::now().saturating_sub(POLL_INTERVAL).as_nanos();
     u128::try_from(state.latest).is_ok_and(|latest| latest < until)
-}
-
-impl Driver {
-    /// Checks that a volume may be copied now: that it is neither published nor staged, unless its pool has
-    /// `copyPublished`.
-    ///
-    /// # Errors
-    /// [`Kind::Precondition`] when it is in use.
-    pub(super) fn copyable(&self, open: &Open<'_>, volume: &Volume) -> Result<()> {
-        if open.pool.config.copy_published {
-            return Ok(());
-        }
-        let id = &volume.id;
-        let in_use = |how: String| {
-            Err(Error::new(
-                Kind::Precondition,
-                format!(
-                    "volume {id} is {how}: a copy would mix old and new blocks. Delete the pods that use it first, or \
-                     use a filesystem with reflinks (XFS, btrfs)"
-                ),
-            ))
-        };
-        if let Some(path) = self.published.others(id, None)?.first() {
-            return in_use(format!("published at {}", path.display()));
-        }
-        if let Some(file) = open.image(volume)?
-            && let Some(device) = open.pool.devices.all(&file)?.first()
-        {
-            return in_use(format!("staged: {} is attached to it", device.path().display()));
-        }
-        Ok(())
-    }
 }

@@ -17,8 +17,7 @@ use crate::sys;
 use crate::testing::place::{Place, loops, mounts, run};
 use crate::testing::{driver, eventually, id, names};
 
-use super::create;
-use super::publish;
+use super::{publish, upkeep, volume};
 
 const MIB: u64 = 1 << 20;
 
@@ -38,8 +37,8 @@ fn range(mib: u64) -> Range {
     Range { required: mib * MIB, limit: 0 }
 }
 
-fn volume(name: &Id, mib: u64, capability: &Capability) -> create::Request {
-    create::Request {
+fn volume(name: &Id, mib: u64, capability: &Capability) -> volume::Request {
+    volume::Request {
         id: name.clone(),
         capabilities: vec![capability.clone()],
         parameters: parameters(),
@@ -71,16 +70,16 @@ fn target(place: &Place) -> PathBuf {
 
 /// Puts a volume in use.
 fn mount(driver: &Driver, place: &Place, name: &Id, capability: &Capability) {
-    driver.stage(name, &staging(place), capability).unwrap();
-    driver.publish(&published(place, name, capability)).unwrap();
+    driver.staging.stage(name, &staging(place), capability).unwrap();
+    driver.publishing.publish(&published(place, name, capability)).unwrap();
 }
 
 /// Ends its use. Another process that is just being started may hold the mount for a moment.
 fn unmount(driver: &Driver, place: &Place, name: &Id) {
     eventually("the volume is unpublished", || {
-        driver.unpublish(name, target(place).to_str().unwrap()).is_ok()
+        driver.publishing.unpublish(name, target(place).to_str().unwrap()).is_ok()
     });
-    eventually("the volume is unstaged", || driver.unstage(name, &staging(place)).is_ok());
+    eventually("the volume is unstaged", || driver.staging.unstage(name, &staging(place)).is_ok());
 }
 
 /// Mounts and devices of a place's volumes.
@@ -116,23 +115,23 @@ fn a_stage_that_fails_at_any_step_leaves_nothing() {
     let driver = driver(&place, r#","enforce":"loop""#);
     let name = id("v");
     let prepare = || {
-        driver.create_volume(&volume(&name, 304, &mounted())).unwrap();
+        driver.volumes.create(&volume(&name, 304, &mounted())).unwrap();
         // Larger than its filesystem: staging grows it.
-        driver.expand_volume(&name, range(320)).unwrap();
+        driver.volumes.expand(&name, range(320)).unwrap();
     };
     prepare();
-    let stage = || driver.stage(&name, &staging(&place), &mounted());
+    let stage = || driver.staging.stage(&name, &staging(&place), &mounted());
     let failed = at_every_step(stage, |why| {
         assert!(why.contains("injected"), "{why}");
         eventually(&format!("nothing is left: {why}"), || held(&place) == NONE);
         assert_eq!(names(&place.beside("staging")), [] as [&str; 0], "{why}");
         // It can be deleted without having been unstaged.
-        driver.delete_volume(&name).unwrap();
+        driver.volumes.delete(&name).unwrap();
         prepare();
     });
     assert!(failed >= 6, "{failed} steps");
     unmount(&driver, &place, &name);
-    driver.delete_volume(&name).unwrap();
+    driver.volumes.delete(&name).unwrap();
 }
 
 #[test]
@@ -140,13 +139,13 @@ fn a_publish_that_fails_at_any_step_leaves_the_volume_staged() {
     let place = Place::new("xfs", 2 << 30);
     let driver = driver(&place, "");
     let name = id("v");
-    driver.create_volume(&volume(&name, 64, &device())).unwrap();
-    driver.stage(&name, &staging(&place), &device()).unwrap();
+    driver.volumes.create(&volume(&name, 64, &device())).unwrap();
+    driver.staging.stage(&name, &staging(&place), &device()).unwrap();
     let staged = held(&place);
     // A reader gets a device of its own.
     let request = publish::Request { read_only: true, ..published(&place, &name, &device()) };
     let failed = at_every_step(
-        || driver.publish(&request),
+        || driver.publishing.publish(&request),
         |why| {
             eventually(&format!("nothing is left: {why}"), || held(&place) == staged);
             assert_eq!(names(&place.beside("pods")), [] as [&str; 0], "{why}");
@@ -154,7 +153,7 @@ fn a_publish_that_fails_at_any_step_leaves_the_volume_staged() {
     );
     assert!(failed >= 5, "{failed} steps");
     unmount(&driver, &place, &name);
-    driver.delete_volume(&name).unwrap();
+    driver.volumes.delete(&name).unwrap();
 }
 
 #[test]
@@ -168,13 +167,13 @@ fn an_inline_publish_that_fails_at_any_step_leaves_no_volume() {
             ..published(&place, &name, &mounted())
         };
         let failed = at_every_step(
-            || driver.publish(&request),
+            || driver.publishing.publish(&request),
             |why| {
                 assert!(why.contains("injected"), "{why}");
                 eventually(&format!("nothing is left: {why}"), || held(&place) == NONE);
                 assert_eq!(names(&place.beside("pods")), [] as [&str; 0], "{why}");
-                assert!(driver.volume(&name).unwrap().is_none(), "{why}");
-                let open = driver.pools[0].open().unwrap();
+                assert!(driver.pools.volume(&name).unwrap().is_none(), "{why}");
+                let open = driver.pools.all[0].open().unwrap();
                 assert_eq!(trash::empty(&open).unwrap(), 0);
                 place.is_clean();
             },
@@ -184,11 +183,13 @@ fn an_inline_publish_that_fails_at_any_step_leaves_no_volume() {
         let elsewhere = place.beside("others").join("v").to_str().unwrap().to_owned();
         let second = publish::Request { target: elsewhere, ..request };
         let steps = Steps::fail_after(0);
-        driver.publish(&second).unwrap_err();
+        driver.publishing.publish(&second).unwrap_err();
         drop(steps);
-        assert!(driver.volume(&name).unwrap().is_some());
-        eventually("it is unpublished", || driver.unpublish(&name, target(&place).to_str().unwrap()).is_ok());
-        assert!(driver.volume(&name).unwrap().is_none());
+        assert!(driver.pools.volume(&name).unwrap().is_some());
+        eventually("it is unpublished", || {
+            driver.publishing.unpublish(&name, target(&place).to_str().unwrap()).is_ok()
+        });
+        assert!(driver.pools.volume(&name).unwrap().is_none());
     }
 }
 
@@ -197,18 +198,18 @@ fn a_device_that_a_killed_driver_left_does_not_keep_a_volume_from_being_deleted(
     let place = Place::new("xfs", 2 << 30);
     let driver = driver(&place, r#","enforce":"loop""#);
     let name = id("v");
-    driver.create_volume(&volume(&name, 64, &mounted())).unwrap();
-    let (open, found) = driver.need_volume(&name).unwrap();
+    driver.volumes.create(&volume(&name, 64, &mounted())).unwrap();
+    let (open, found) = driver.pools.need_volume(&name).unwrap();
     open.pool.devices.attach(&open.need_image(&found).unwrap(), 4096, false).unwrap();
     drop(open);
-    driver.delete_volume(&name).unwrap();
+    driver.volumes.delete(&name).unwrap();
     assert_eq!(held(&place), NONE);
     // A block volume that is staged looks the same, and is in use.
-    driver.create_volume(&volume(&name, 64, &device())).unwrap();
-    driver.stage(&name, &staging(&place), &device()).unwrap();
-    assert_eq!(driver.delete_volume(&name).unwrap_err().kind(), Kind::Precondition);
+    driver.volumes.create(&volume(&name, 64, &device())).unwrap();
+    driver.staging.stage(&name, &staging(&place), &device()).unwrap();
+    assert_eq!(driver.volumes.delete(&name).unwrap_err().kind(), Kind::Precondition);
     unmount(&driver, &place, &name);
-    driver.delete_volume(&name).unwrap();
+    driver.volumes.delete(&name).unwrap();
 }
 
 #[test]
@@ -216,22 +217,22 @@ fn blocks_that_a_filesystem_in_a_file_frees_come_back_to_the_pool() {
     let place = Place::new("xfs", 2 << 30);
     let driver = driver(&place, r#","enforce":"loop""#);
     let name = id("v");
-    driver.create_volume(&volume(&name, 400, &mounted())).unwrap();
+    driver.volumes.create(&volume(&name, 400, &mounted())).unwrap();
     mount(&driver, &place, &name, &mounted());
-    let open = driver.pools[0].open().unwrap();
-    driver.upkeep(&open, true);
+    let open = driver.pools.all[0].open().unwrap();
+    upkeep::of_pool(&driver.volumes.locks, &open, true);
     let image = place.pool().join("v/image");
     let bytes = || fs::metadata(&image).unwrap().blocks() * 512;
     let file = target(&place).join("file");
     fs::write(&file, vec![1; 100 << 20]).unwrap();
     File::open(&file).unwrap().sync_all().unwrap();
-    driver.upkeep(&open, true);
+    upkeep::of_pool(&driver.volumes.locks, &open, true);
     let full = bytes();
     assert!(full >= 100 * MIB, "used blocks stay: {full}");
     fs::remove_file(&file).unwrap();
     rustix::fs::syncfs(File::open(target(&place)).unwrap()).unwrap();
     eventually("free blocks are given back", || {
-        driver.upkeep(&open, true);
+        upkeep::of_pool(&driver.volumes.locks, &open, true);
         bytes() < full - 90 * MIB
     });
     unmount(&driver, &place, &name);
@@ -245,33 +246,33 @@ fn a_thick_volume_stays_thick_whatever_is_discarded() {
     let blocks = |file: &str| fs::metadata(place.pool().join(file)).unwrap().blocks() * 512;
     // A device, and a filesystem in a file.
     let disk = id("disk");
-    driver.create_volume(&create::Request { attributes: thick, ..volume(&disk, 64, &device()) }).unwrap();
+    driver.volumes.create(&volume::Request { attributes: thick, ..volume(&disk, 64, &device()) }).unwrap();
     mount(&driver, &place, &disk, &device());
     let discard = || run("blkdiscard", &["--force", target(&place).to_str().unwrap()]);
-    let open = driver.pools[0].open().unwrap();
+    let open = driver.pools.all[0].open().unwrap();
     let room = || open.room().unwrap().available();
     let before = room();
     discard();
     assert!(blocks(".hpp-csi/block/disk") < MIB, "the device passes discards");
     assert!(room().abs_diff(before) < 4 * MIB, "its room stays its own");
-    driver.upkeep(&open, false);
+    upkeep::of_pool(&driver.volumes.locks, &open, false);
     assert!(blocks(".hpp-csi/block/disk") >= 64 * MIB);
     // One that is thin again gives up what is discarded.
-    driver.modify_volume(&disk, Attributes { allocation: Some(Allocation::Thin) }).unwrap();
+    driver.volumes.modify(&disk, Attributes { allocation: Some(Allocation::Thin) }).unwrap();
     discard();
-    driver.upkeep(&open, true);
+    upkeep::of_pool(&driver.volumes.locks, &open, true);
     assert!(blocks(".hpp-csi/block/disk") < MIB);
     unmount(&driver, &place, &disk);
 
     let files = id("files");
-    driver.create_volume(&create::Request { attributes: thick, ..volume(&files, 400, &mounted()) }).unwrap();
+    driver.volumes.create(&volume::Request { attributes: thick, ..volume(&files, 400, &mounted()) }).unwrap();
     mount(&driver, &place, &files, &mounted());
     // The worker gives back what filesystems free, of thin ones.
-    driver.upkeep(&open, true);
+    upkeep::of_pool(&driver.volumes.locks, &open, true);
     assert!(blocks("files/image") >= 400 * MIB);
     run("fstrim", &[target(&place).to_str().unwrap()]);
     assert!(blocks("files/image") < 400 * MIB);
-    driver.upkeep(&open, true);
+    upkeep::of_pool(&driver.volumes.locks, &open, true);
     assert!(blocks("files/image") >= 400 * MIB);
     unmount(&driver, &place, &files);
 }
@@ -282,25 +283,25 @@ fn a_volume_in_use_is_not_copied() {
     for (more, capability) in [("", mounted()), ("", device()), (r#","enforce":"loop""#, mounted())] {
         let driver = driver(&place, &format!(r#","copy":true{more}"#));
         let name = id("source");
-        driver.create_volume(&volume(&name, 64, &capability)).unwrap();
+        driver.volumes.create(&volume(&name, 64, &capability)).unwrap();
         mount(&driver, &place, &name, &capability);
-        let clone = create::Request {
+        let clone = volume::Request {
             source: Some(Source::Volume(name.clone())),
             ..volume(&id("clone"), 64, &capability)
         };
-        let error = driver.create_volume(&clone).unwrap_err();
+        let error = driver.volumes.create(&clone).unwrap_err();
         assert_eq!(error.kind(), Kind::Precondition);
         assert!(error.to_string().contains("published at"), "{error}");
-        assert_eq!(driver.create_snapshot(&id("s"), &name, true).unwrap_err().kind(), Kind::Precondition);
-        let group = driver.create_group(&id("g"), std::slice::from_ref(&name), true);
+        assert_eq!(driver.snapshots.create(&id("s"), &name, true).unwrap_err().kind(), Kind::Precondition);
+        let group = driver.groups.create(&id("g"), std::slice::from_ref(&name), true);
         assert_eq!(group.unwrap_err().kind(), Kind::Precondition);
         unmount(&driver, &place, &name);
-        driver.create_volume(&clone).unwrap();
-        driver.create_snapshot(&id("s"), &name, true).unwrap();
+        driver.volumes.create(&clone).unwrap();
+        driver.snapshots.create(&id("s"), &name, true).unwrap();
         for other in ["source", "clone"] {
-            driver.delete_volume(&id(other)).unwrap();
+            driver.volumes.delete(&id(other)).unwrap();
         }
-        driver.delete_snapshot(&id("s")).unwrap();
+        driver.snapshots.delete(&id("s")).unwrap();
     }
 }
 
@@ -310,7 +311,7 @@ fn a_copy_of_a_volume_that_changes_is_discarded() {
     let driver = driver(&place, r#","copy":true,"copyPublished":true"#);
     for (capability, file) in [(mounted(), "source/disk.img"), (device(), ".hpp-csi/block/source")] {
         let name = id("source");
-        driver.create_volume(&volume(&name, 128, &capability)).unwrap();
+        driver.volumes.create(&volume(&name, 128, &capability)).unwrap();
         let file = OpenOptions::new()
             .write(true)
             .create(true)
@@ -321,7 +322,7 @@ fn a_copy_of_a_volume_that_changes_is_discarded() {
             file.write_all_at(&[7; 1 << 20], at << 20).unwrap();
         }
         file.sync_all().unwrap();
-        let clone = create::Request {
+        let clone = volume::Request {
             source: Some(Source::Volume(name.clone())),
             ..volume(&id("clone"), 128, &capability)
         };
@@ -329,8 +330,8 @@ fn a_copy_of_a_volume_that_changes_is_discarded() {
         for made in ["a clone", "a snapshot"] {
             let result = std::thread::scope(|scope| {
                 let copied = scope.spawn(|| match made {
-                    "a clone" => driver.create_volume(&clone).map(drop),
-                    _ => driver.create_snapshot(&id("s"), &name, true).map(drop),
+                    "a clone" => driver.volumes.create(&clone).map(drop),
+                    _ => driver.snapshots.create(&id("s"), &name, true).map(drop),
                 });
                 eventually("the copy begins", || !names(&tmp).is_empty());
                 // The first block is copied already, or not: the copy is of no moment.
@@ -344,13 +345,13 @@ fn a_copy_of_a_volume_that_changes_is_discarded() {
         }
         // Publications is not written to.
         mount(&driver, &place, &name, &capability);
-        driver.create_volume(&clone).unwrap();
-        driver.create_snapshot(&id("s"), &name, true).unwrap();
+        driver.volumes.create(&clone).unwrap();
+        driver.snapshots.create(&id("s"), &name, true).unwrap();
         unmount(&driver, &place, &name);
         for other in ["source", "clone"] {
-            driver.delete_volume(&id(other)).unwrap();
+            driver.volumes.delete(&id(other)).unwrap();
         }
-        driver.delete_snapshot(&id("s")).unwrap();
+        driver.snapshots.delete(&id("s")).unwrap();
     }
 }
 
@@ -360,7 +361,7 @@ fn a_copy_of_a_volume_that_changes_in_mapped_memory_is_discarded() {
     let place = Place::new("ext4", 4 << 30);
     let driver = driver(&place, r#","copy":true"#);
     let name = id("source");
-    driver.create_volume(&volume(&name, 256, &mounted())).unwrap();
+    driver.volumes.create(&volume(&name, 256, &mounted())).unwrap();
     let path = place.pool().join("source/disk.img");
     let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).unwrap();
     for at in 0..200 {
@@ -371,7 +372,7 @@ fn a_copy_of_a_volume_that_changes_in_mapped_memory_is_discarded() {
     last.set(1);
     std::thread::sleep(std::time::Duration::from_millis(100));
     let error = std::thread::scope(|scope| {
-        let taken = scope.spawn(|| driver.create_snapshot(&id("s"), &name, true).map(drop));
+        let taken = scope.spawn(|| driver.snapshots.create(&id("s"), &name, true).map(drop));
         eventually("the file is being copied", || {
             let tmp = place.pool().join(".hpp-csi/tmp/node1");
             names(&tmp).iter().any(|copy| {
@@ -390,12 +391,12 @@ fn a_copy_of_a_volume_that_changes_in_mapped_memory_is_discarded() {
 fn a_snapshot_takes_the_room_that_its_volume_may_need_again() {
     let place = Place::new("xfs", 1 << 30);
     let driver = driver(&place, r#","reserve":"0""#);
-    let open = driver.pools[0].open().unwrap();
+    let open = driver.pools.all[0].open().unwrap();
     let available = || open.room().unwrap().available();
     for (capability, file) in [(mounted(), "v/disk.img"), (device(), ".hpp-csi/block/v")] {
         let all = available();
         let name = id("v");
-        driver.create_volume(&volume(&name, 100, &capability)).unwrap();
+        driver.volumes.create(&volume(&name, 100, &capability)).unwrap();
         let near = |told: u64, expected: u64| told.abs_diff(expected) < 4 * MIB;
         assert!(near(available(), all - 100 * MIB));
         let file = OpenOptions::new()
@@ -411,7 +412,7 @@ fn a_snapshot_takes_the_room_that_its_volume_may_need_again() {
         let measure = || scan::measure(&open, &mut tree::Budget::default(), None).unwrap();
         measure();
         assert!(near(available(), all - 100 * MIB), "written bytes were promised");
-        driver.create_snapshot(&id("s"), &name, false).unwrap();
+        driver.snapshots.create(&id("s"), &name, false).unwrap();
         assert!(near(available(), all - 180 * MIB), "{} of {all}", available());
         measure();
         assert!(near(available(), all - 180 * MIB), "the filesystem agrees");
@@ -419,8 +420,8 @@ fn a_snapshot_takes_the_room_that_its_volume_may_need_again() {
         file.sync_all().unwrap();
         measure();
         assert!(near(available(), all - 180 * MIB), "rewritten blocks are its own");
-        driver.delete_snapshot(&id("s")).unwrap();
-        driver.delete_volume(&name).unwrap();
+        driver.snapshots.delete(&id("s")).unwrap();
+        driver.volumes.delete(&name).unwrap();
         drop(file);
         trash::empty(&open).unwrap();
         eventually("all is to be had again, without a look", || near(available(), all));

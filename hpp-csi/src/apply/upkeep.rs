@@ -6,10 +6,9 @@ use std::os::fd::AsFd;
 
 use rustix::fs::{FallocateFlags, fallocate, fstat, fstatvfs};
 
-use crate::driver::Driver;
 use crate::error::{Error, Result};
 use crate::id::Id;
-use crate::locks::Thing;
+use crate::locks::{Locks, Thing};
 use crate::pool::accounting::VolumeAccount;
 use crate::pool::{Open, Volume, tree};
 use crate::record::Shape;
@@ -20,54 +19,52 @@ use super::image;
 /// Bytes that a filesystem has freed and its file still holds, for which going through its free space is worth it.
 const WORTH: u64 = 16 << 20;
 
-impl Driver {
-    /// Looks after the volumes of a pool: thick ones each time, as a guest's discard must not last, the others when it is time
-    /// to look at `all`. One that cannot be looked after does not keep the others from it.
-    pub(crate) fn upkeep(&self, open: &Open<'_>, all: bool) {
-        let ids: Vec<Id> = {
-            let book = open.known.book();
-            let thick = |line: &VolumeAccount| line.record.as_ref().is_some_and(|record| record.thick);
-            let files =
-                book.volumes.iter().filter(|(_, line)| line.shape != Shape::Folder && (all || thick(line)));
-            files.map(|(id, _)| id.clone()).collect()
-        };
-        for id in ids {
-            if let Err(error) = self.keep_up(open, &id) {
-                tracing::warn!(volume = %id, error = %error.chain(), "the maintenance of a volume failed");
-            }
+/// Looks after the volumes of a pool: thick ones each time, as a guest's discard must not last, the others when it is time
+/// to look at `all`. One that cannot be looked after does not keep the others from it.
+pub(crate) fn of_pool(locks: &Locks, open: &Open<'_>, all: bool) {
+    let ids: Vec<Id> = {
+        let book = open.known.book();
+        let thick = |line: &VolumeAccount| line.record.as_ref().is_some_and(|record| record.thick);
+        let files =
+            book.volumes.iter().filter(|(_, line)| line.shape != Shape::Folder && (all || thick(line)));
+        files.map(|(id, _)| id.clone()).collect()
+    };
+    for id in ids {
+        if let Err(error) = of_volume(locks, open, &id) {
+            tracing::warn!(volume = %id, error = %error.chain(), "the maintenance of a volume failed");
         }
     }
+}
 
-    fn keep_up(&self, open: &Open<'_>, id: &Id) -> Result<()> {
-        let Some(volume) = open.volume(id)? else { return Ok(()) };
-        let (Some(record), Some(file)) = (&volume.record, open.image(&volume)?) else { return Ok(()) };
-        let length = file.metadata().map_err(|error| Error::io("inspect a volume", error))?.len();
-        match (record.thick, volume.shape) {
-            // A file that lost its end does not get it back as zeroes.
-            (true, _) if length < record.capacity => Ok(()),
-            (true, _) => self.refill(open, &volume, &file),
-            (false, Shape::Loop) => give_back(open, &volume, &file),
-            (false, Shape::Block | Shape::Folder) => Ok(()),
-        }
+fn of_volume(locks: &Locks, open: &Open<'_>, id: &Id) -> Result<()> {
+    let Some(volume) = open.volume(id)? else { return Ok(()) };
+    let (Some(record), Some(file)) = (&volume.record, open.image(&volume)?) else { return Ok(()) };
+    let length = file.metadata().map_err(|error| Error::io("inspect a volume", error))?.len();
+    match (record.thick, volume.shape) {
+        // A file that lost its end does not get it back as zeroes.
+        (true, _) if length < record.capacity => Ok(()),
+        (true, _) => refill(locks, open, &volume, &file),
+        (false, Shape::Loop) => give_back(open, &volume, &file),
+        (false, Shape::Block | Shape::Folder) => Ok(()),
     }
+}
 
-    /// Allocates again the discarded blocks of a thick volume.
-    fn refill(&self, open: &Open<'_>, volume: &Volume, file: &File) -> Result<()> {
-        let capacity = volume.record.as_ref().map_or(0, |record| record.capacity);
-        if used(file)? >= capacity {
-            return Ok(());
-        }
-        // A call that works on it comes first; the next round is soon enough.
-        let Ok(_guard) = self.locks.lock(Thing::Volume(volume.id.clone())) else { return Ok(()) };
-        fallocate(file, FallocateFlags::KEEP_SIZE, 0, capacity)
-            .map_err(|error| Error::io("allocate again what was discarded", error))?;
-        let used = used(file)?;
-        if let Some(line) = open.known.book().volumes.get_mut(&volume.id) {
-            line.follow(used);
-        }
-        tracing::info!(volume = %volume.id, "blocks that were discarded are allocated again");
-        Ok(())
+/// Allocates again the discarded blocks of a thick volume.
+fn refill(locks: &Locks, open: &Open<'_>, volume: &Volume, file: &File) -> Result<()> {
+    let capacity = volume.record.as_ref().map_or(0, |record| record.capacity);
+    if used(file)? >= capacity {
+        return Ok(());
     }
+    // A call that works on it comes first; the next round is soon enough.
+    let Ok(_guard) = locks.lock(Thing::Volume(volume.id.clone())) else { return Ok(()) };
+    fallocate(file, FallocateFlags::KEEP_SIZE, 0, capacity)
+        .map_err(|error| Error::io("allocate again what was discarded", error))?;
+    let used = used(file)?;
+    if let Some(line) = open.known.book().volumes.get_mut(&volume.id) {
+        line.follow(used);
+    }
+    tracing::info!(volume = %volume.id, "blocks that were discarded are allocated again");
+    Ok(())
 }
 
 fn used(file: &File) -> Result<u64> {

@@ -15,6 +15,8 @@ pub const TERMINATION_LOG: &str = "/dev/termination-log";
 pub const TERMINATION_LOG_MAX: usize = 4096;
 /// Folder of secret extra headers: one folder per header Secret, one header per non-dot file.
 pub const SECRET_HEADERS_DIR: &str = "/extraheaders";
+/// Folder at which certificates of a proxy are mounted.
+pub const PROXY_CERT_DIR: &str = "/proxycerts/";
 /// Where a GCS credentials Secret is mounted.
 pub const GOOGLE_CREDENTIALS: &str = "/google/credentials.json";
 /// Environment: the folder below which the contract's paths are looked for, where there is no pod. Ours.

@@ -6,6 +6,11 @@
 
 use serde::{Deserialize, Serialize};
 
+/// Annotation of a DataImportCron: digest of the image that should be imported, written by the component that polls the source.
+pub const DESIRED: &str = "cdi.kubevirt.io/storage.import.sourceDesiredDigest";
+/// Annotation of a DataImportCron: when the source was last polled, RFC 3339.
+pub const LAST_POLLED: &str = "cdi.kubevirt.io/storage.import.lastCronTime";
+
 /// Port of the process that polls.
 pub const PORT: u16 = 8444;
 /// Service of that port.

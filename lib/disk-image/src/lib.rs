@@ -13,6 +13,8 @@
 //! - [`detect`](mod@detect): what the bytes are, by magic alone.
 //! - [`compress`]: one layer of gz, xz or zstd around an image, itself a [`Source`].
 //! - [`format`](mod@format): decoders. Pure: they name the host range they want next and turn table bytes into extents.
+//! - [`overlay`]: changes of an image's own log, applied while it is read.
+//! - `members`: tar archives, member by member.
 //! - [`extent`]: guest ranges and where their content lies; sets of ranges.
 //! - [`write`](mod@write): the target, its buffers and the engine that writes them (io_uring, pwrite pool).
 //! - [`transfer`]: `plan` decides the way an image is read: its tables first, or one stream from the start.
@@ -28,6 +30,8 @@ pub mod detect;
 pub mod error;
 pub mod extent;
 pub mod format;
+mod members;
+pub mod overlay;
 pub mod source;
 pub mod stop;
 pub mod transfer;

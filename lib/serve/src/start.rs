@@ -22,6 +22,17 @@ pub struct Log {
     pub alsologtostderr: bool,
 }
 
+/// An argument as Go's flag package reads it: one dash before a flag stands for two. The short flags of help and version stay.
+pub fn two_dashes(argument: OsString) -> OsString {
+    match argument.to_str() {
+        Some(text) if text.len() > 1 && text.starts_with('-') && !text.starts_with("--") => match text {
+            "-h" | "-V" => argument,
+            _ => format!("-{text}").into(),
+        },
+        _ => argument,
+    }
+}
+
 /// Reads the arguments, the program's name first. Starts the logs with the flags that `log` finds, and installs the
 /// process's provider of TLS.
 ///
@@ -41,4 +52,24 @@ pub fn start<A: Parser>(
     // A second call would change nothing.
     drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
     Ok(args)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_dash_stands_for_two() {
+        for (argument, read) in [
+            ("-url", "--url"),
+            ("-v=5", "--v=5"),
+            ("-v", "--v"),
+            ("-h", "-h"),
+            ("-", "-"),
+            ("--v", "--v"),
+            ("a-b", "a-b"),
+        ] {
+            assert_eq!(two_dashes(argument.into()), OsString::from(read));
+        }
+    }
 }

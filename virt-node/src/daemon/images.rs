@@ -2,6 +2,7 @@
 //! machine. Disks of claims are [`super::csi_client`]'s.
 
 use std::collections::BTreeSet;
+use std::ffi::CStr;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown};
@@ -251,6 +252,15 @@ pub(super) fn host(
         let text = format!("hostDisk {}: this is the allowed directory itself; name a file in it", disk.path);
         return Err(Error::new(Kind::Content, text));
     }
+    if let Some(closed) = closed_to(user, path) {
+        let text = format!(
+            "hostDisk {}: the VM's user cannot enter the directory {}; `chmod o+x {}` lets every user pass it",
+            disk.path,
+            closed.display(),
+            closed.display()
+        );
+        return Err(Error::new(Kind::Content, text));
+    }
     let dir = Dir::open(root).map_err(refused)?;
     if disk.kind == "DiskOrCreate" {
         make_or_give(&dir, name, size_of(disk.capacity.as_ref())?, user).map_err(refused)?;
@@ -270,6 +280,26 @@ pub(super) fn host(
     }
     make_or_give(&dir, name, 0, user).map_err(refused)?;
     Ok(raw(path, false))
+}
+
+/// The extended attribute with a file's access control list (acl(5)).
+const ACL: &CStr = c"system.posix_acl_access";
+
+/// The directory on the way to a file that does not let a user pass, by its mode. Of a directory with an access control list,
+/// QEMU finds it out.
+fn closed_to(user: Owner, file: &Path) -> Option<&Path> {
+    file.ancestors().skip(1).find(|directory| {
+        let Ok(facts) = fs::metadata(directory) else { return false };
+        if rustix::fs::getxattr_query(*directory, ACL).is_ok() {
+            return false;
+        }
+        let bit = match (facts.uid() == user.uid, facts.gid() == user.gid) {
+            (true, _) => 0o100,
+            (false, true) => 0o010,
+            (false, false) => 0o001,
+        };
+        facts.mode() & bit == 0
+    })
 }
 
 /// A node of a device of the machine, for the VM's user alone; the machine's own node keeps its owner.
@@ -326,6 +356,26 @@ mod tests {
     fn files_of_the_machine_are_used_in_allowed_directories_only() {
         let (allowed, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let (run, user) = (tempfile::tempdir().unwrap(), Owner::same(7));
+        let below = allowed.path().join("below");
+        fs::create_dir(&below).unwrap();
+        for (mode, closed) in [(0o700, allowed.path()), (0o755, below.as_path())] {
+            fs::set_permissions(allowed.path(), fs::Permissions::from_mode(mode)).unwrap();
+            fs::set_permissions(&below, fs::Permissions::from_mode(0o750)).unwrap();
+            let disk = host_disk(&below.join("a.img"), "DiskOrCreate");
+            let error = host(&disk, &[allowed.path().to_owned()], run.path(), "a", user).unwrap_err().chain();
+            let text = format!("cannot enter the directory {};", closed.display());
+            assert!(error.contains(&text) && !below.join("a.img").exists(), "{error}");
+        }
+        // u::rwx,u:7:--x,g::---,m::--x,o::---
+        let entries: [(u16, u16, u32); 5] =
+            [(1, 7, u32::MAX), (2, 1, 7), (4, 0, u32::MAX), (0x10, 1, u32::MAX), (0x20, 0, u32::MAX)];
+        let mut list = 2_u32.to_le_bytes().to_vec();
+        for (tag, allowed, id) in entries {
+            list.extend([tag.to_le_bytes(), allowed.to_le_bytes()].concat());
+            list.extend(id.to_le_bytes());
+        }
+        rustix::fs::setxattr(&below, ACL, &list, rustix::fs::XattrFlags::empty()).unwrap();
+        assert_eq!(closed_to(user, &below.join("a.img")), None, "the list lets this user pass");
         let theirs = outside.path().join("theirs");
         fs::write(&theirs, "theirs").unwrap();
         std::os::unix::fs::symlink(outside.path(), allowed.path().join("link")).unwrap();

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use super::*;
 use crate::config::{Capacity, Reserve};
-use crate::plan::{Room, admit};
+use crate::plan::room::{Room, admit};
 
 /// Blocks of the model's disk; a block is a byte of the book.
 const SIZE: u64 = 1000;
@@ -173,7 +173,7 @@ impl Model {
         }
         let id = self.name();
         self.disk.volumes.insert(id.clone(), Content::default());
-        self.book.book().note_made(&id, &Record::new(shape, capacity), 0, 0);
+        self.book.book().note_made(&id, &Record::new(shape, capacity, 0), 0, 0);
     }
 
     fn clone_of(&mut self) {
@@ -212,7 +212,7 @@ impl Model {
         let used = content.0.len() as u64;
         self.disk.volumes.insert(id.clone(), content);
         let source = Some(RecordSource::Snapshot(snapshot.to_string()));
-        let record = Record { source, ..Record::new(of.shape, of.capacity) };
+        let record = Record { source, ..Record::new(of.shape, of.capacity, 0) };
         self.book.book().note_made(&id, &record, used, 0);
     }
 
@@ -363,7 +363,7 @@ fn no_more_is_available_than_is_free_and_not_promised() {
 fn a_volume_that_outgrew_its_size_counts_with_what_it_uses() {
     let mut book = Accounting::default();
     let id = Id::read("v").unwrap();
-    book.note_made(&id, &Record::new(Shape::Folder, 100), 0, 0);
+    book.note_made(&id, &Record::new(Shape::Folder, 100, 0), 0, 0);
     assert_eq!((book.promised(), book.outstanding()), (100, 100));
     book.volumes.get_mut(&id).unwrap().set_usage(Usage { used: 60, owned: 60 });
     assert_eq!((book.promised(), book.outstanding()), (100, 40));

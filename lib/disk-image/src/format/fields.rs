@@ -64,6 +64,11 @@ impl Room {
         self.size
     }
 
+    /// The image has at least `size` bytes, once changes of its log are applied.
+    pub(super) fn grow(&mut self, size: u64) {
+        self.size = self.size.map(|now| now.max(size));
+    }
+
     /// The range of `len` bytes at `host`, inside the image.
     fn range(&self, what: &str, host: u64, len: u64) -> Result<Range<u64>, Error> {
         let end = host.checked_add(len).filter(|&end| i64::try_from(end).is_ok());

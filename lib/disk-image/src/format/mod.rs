@@ -24,10 +24,12 @@
 
 use std::fmt::Debug;
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::detect::Format;
 use crate::error::Error;
 use crate::extent::Extent;
+use crate::overlay::Overlay;
 
 mod fields;
 pub mod qcow2;
@@ -194,6 +196,11 @@ pub trait Layout: Debug + Send + Sync {
 
     /// A warning about an image that is read all the same.
     fn note(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// Changes to the image that its own log holds: every byte of it, tables included, is to be read through them.
+    fn overlay(&self) -> Option<&Arc<Overlay>> {
         None
     }
 

@@ -1,4 +1,4 @@
-//! Opens an image: peeks at the front, takes one compression layer off, reads the prologue. Writes nothing to the target;
+//! Opens an image: peeks at the front, takes one compression layer off, finds the disk of an OVA, reads the prologue. Writes nothing to the target;
 //! the front of a stream that is read once goes to the spool when headers lie far from it.
 
 use std::fmt;
@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::PoisonError;
 
+use super::ova;
 use super::plan::{Way, way};
 use super::spool::nameless;
 use super::streamability;
@@ -18,6 +19,7 @@ use crate::compress;
 use crate::detect::{CONVERT_IMAGE, Compression, Detected, Format, HEAD, detect, foreign_by_end};
 use crate::error::{Error, Kind};
 use crate::format::{self, Layout, PROLOGUE_MAX, Prologue, Step};
+use crate::overlay::Overlaid;
 use crate::source::{Access, Facts, FileSource, Source, read_full, read_range};
 
 /// The format to open.
@@ -53,6 +55,7 @@ pub struct Image {
     /// Possible meaning of a raw image's last sector before it is read.
     end: End,
     compression: Option<Compression>,
+    file: Option<String>,
     foreign: Option<&'static str>,
     tar: bool,
     empty: bool,
@@ -92,9 +95,14 @@ impl Image {
         }
     }
 
-    /// The compression around it.
+    /// The compression around it, or around the OVA that it comes from.
     pub fn compression(&self) -> Option<Compression> {
         self.compression
+    }
+
+    /// Name of the disk's file in the OVA that it comes from.
+    pub fn file(&self) -> Option<&str> {
+        self.file.as_deref()
     }
 
     /// Size of the virtual disk in bytes; `None` for a raw stream whose end is not known. Less than this only if the
@@ -166,7 +174,7 @@ impl Image {
         self.layout.note()
     }
 
-    /// A tar archive, taken as raw.
+    /// A tar archive, taken as raw. The disk of an OVA is none.
     pub fn is_tar(&self) -> bool {
         self.tar
     }
@@ -178,7 +186,17 @@ impl Image {
 /// [`Kind::Refused`], [`Kind::Corrupt`], [`Kind::Compression`], or [`Kind::Source`] when the front cannot be read.
 pub fn open(request: Request) -> Result<Image, Error> {
     let Request { source, format, limits, progress, spool } = request;
-    let Layers { compression, peeked, wire_size } = layers(source, &limits, &progress)?;
+    let Layers { mut compression, mut peeked, wire_size } = layers(source, &limits, &progress)?;
+    let mut file = None;
+    if format.is_none() && detect(&peeked.head) == Detected::Tar && ova::begins(&peeked.head) {
+        let ova::Disk { name, source } = ova::disk(&peeked.source)?;
+        file = Some(name);
+        peeked = peek(source)?;
+        // Two layers of compression would take two windows.
+        if compression.is_none() {
+            (compression, peeked) = unpacked(peeked, &limits)?;
+        }
+    }
     let Peeked { head, source, front } = peeked;
     let empty = head.is_empty();
     let (seen_format, mut foreign, tar) = match detect(&head) {
@@ -220,9 +238,26 @@ pub fn open(request: Request) -> Result<Image, Error> {
         Some(size) => (Box::new(format::raw::Raw { size, format: Format::Vhd }), 0),
         None => open_layout(format, &*source, head, front.as_deref(), &spool)?,
     };
+    let source = match layout.overlay() {
+        Some(overlay) => Arc::new(Overlaid::new(source, overlay.clone())?),
+        None => source,
+    };
     let facts = source.facts();
     let way = way(&facts.access, layout.format() == Format::Raw, facts.size.is_some());
-    Ok(Image { source, wire_size, layout, way, limits, headers_end, end, compression, foreign, tar, empty })
+    Ok(Image {
+        source,
+        wire_size,
+        layout,
+        way,
+        limits,
+        headers_end,
+        end,
+        compression,
+        file,
+        foreign,
+        tar,
+        empty,
+    })
 }
 
 fn no_vhd() -> Error {
@@ -255,15 +290,18 @@ struct Layers {
 fn layers(source: Arc<dyn Source>, limits: &Limits, progress: &Progress) -> Result<Layers, Error> {
     let counted: Arc<dyn Source> = Arc::new(Counted { inner: source, read: progress.reads() });
     let wire_size = counted.facts().size;
-    let peeked = peek(counted)?;
+    let (compression, peeked) = unpacked(peek(counted)?, limits)?;
+    Ok(Layers { compression, peeked, wire_size })
+}
+
+/// Takes one compression layer off, if there is one.
+fn unpacked(peeked: Peeked, limits: &Limits) -> Result<(Option<Compression>, Peeked), Error> {
     match detect(&peeked.head) {
         Detected::Compressed(compression) => {
             let inner = compress::open(compression, peeked.source, limits.windows)?;
-            Ok(Layers { compression: Some(compression), peeked: peek(inner)?, wire_size })
+            Ok((Some(compression), peek(inner)?))
         }
-        Detected::Image(_) | Detected::Tar | Detected::Foreign(_) => {
-            Ok(Layers { compression: None, peeked, wire_size })
-        }
+        Detected::Image(_) | Detected::Tar | Detected::Foreign(_) => Ok((None, peeked)),
     }
 }
 

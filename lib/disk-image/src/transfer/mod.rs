@@ -9,7 +9,8 @@
 //!                       workers: unpack, find zeroes ─► Writer ─► tickets ─► ledger (after a sync)
 //! ```
 //!
-//! - [`open`](fn@open): peeks, takes one compression layer off, opens the layout. Writes nothing.
+//! - [`open`](fn@open): peeks, takes one compression layer off, looks for the disk of an OVA (`ova`), opens the layout.
+//!   Writes nothing.
 //! - `plan`: which of the two ways an image takes. Pure.
 //! - `map`, `reads`, `parts`: the way of sources with ranges. `forward`, `stream`, `streamed_metadata`, `spool`: the way
 //!   of streams.
@@ -37,6 +38,7 @@ mod completion;
 mod forward;
 mod image;
 mod map;
+mod ova;
 mod parts;
 mod pipeline;
 mod plan;

@@ -83,9 +83,15 @@ impl<'a> Stream<'a> {
         self.carry.extend_from_slice(piece.bytes(host..piece.range().end));
     }
 
-    /// Reads the rest of a compressed stream: only its end shows whether it is complete.
+    /// Reads the rest of a compressed stream, of an OVA, or of an image with changes in its log: only its end shows whether
+    /// it is complete.
     pub(super) fn drain(&mut self) -> Result<(), Error> {
-        if self.shared.image.compression().is_some() { self.skip_to(u64::MAX) } else { Ok(()) }
+        let image = self.shared.image;
+        if image.compression().is_some() || image.file().is_some() || image.layout.overlay().is_some() {
+            self.skip_to(u64::MAX)
+        } else {
+            Ok(())
+        }
     }
 
     pub(super) fn skip_to(&mut self, host: u64) -> Result<(), Error> {

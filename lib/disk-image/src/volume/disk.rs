@@ -70,6 +70,7 @@ pub(super) fn disk(
     tracing::info!(
         format = image.format().name(),
         compression = image.compression().map(crate::Compression::name),
+        file = image.file(),
         virtual_size = image.virtual_size(),
         way = %image.way(),
         "opened the image"

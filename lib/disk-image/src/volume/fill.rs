@@ -148,7 +148,8 @@ impl Prepared<'_> {
 
     /// A raw local file is cloned by its filesystem when that can be.
     fn clone_locally(&self, target: &Target) -> Result<Option<Done>, Error> {
-        let raw = self.image.format() == Format::Raw && self.image.compression().is_none();
+        let whole = self.image.compression().is_none() && self.image.file().is_none();
+        let raw = self.image.format() == Format::Raw && whole;
         let plain =
             raw && self.facts.mode == Mode::File && self.checked.is_none() && !self.config.preallocate;
         let (Some(local), true, Some(size)) = (&self.input.local, plain, self.image.virtual_size()) else {

@@ -105,6 +105,86 @@ pub fn repair_vhdx(image: &mut [u8]) {
     }
 }
 
+/// A change in an entry of a VHDX log, and its place in the image.
+#[derive(Clone, Debug)]
+pub enum Change {
+    /// A sector of 4096 bytes.
+    Data(u64, Vec<u8>),
+    /// So many zeroes.
+    Zero(u64, u64),
+}
+
+/// An entry of a VHDX log (MS-VHDX 2.3.1).
+#[derive(Clone, Debug, Default)]
+pub struct LogEntry {
+    pub id: [u8; 16],
+    pub sequence: u64,
+    pub tail: u32,
+    pub flushed: u64,
+    pub last: u64,
+    pub changes: Vec<Change>,
+}
+
+impl LogEntry {
+    /// Its sectors, the checksum right.
+    pub fn bytes(&self) -> Vec<u8> {
+        let data = self.changes.iter().filter(|change| matches!(change, Change::Data(..))).count();
+        let first = (64 + 32 * self.changes.len()).div_ceil(4096);
+        let mut bytes = vec![0; (first + data) * 4096];
+        let len = bytes.len();
+        put(&mut bytes, 0, b"loge");
+        put(&mut bytes, 8, &(len as u32).to_le_bytes());
+        put(&mut bytes, 12, &self.tail.to_le_bytes());
+        put(&mut bytes, 16, &self.sequence.to_le_bytes());
+        put(&mut bytes, 24, &(self.changes.len() as u32).to_le_bytes());
+        put(&mut bytes, 32, &self.id);
+        put(&mut bytes, 48, &self.flushed.to_le_bytes());
+        put(&mut bytes, 56, &self.last.to_le_bytes());
+        let mut sector = first * 4096;
+        for (n, change) in self.changes.iter().enumerate() {
+            let at = 64 + 32 * n;
+            put(&mut bytes, at + 24, &self.sequence.to_le_bytes());
+            let host = match change {
+                Change::Zero(host, len) => {
+                    put(&mut bytes, at, b"zero");
+                    put(&mut bytes, at + 8, &len.to_le_bytes());
+                    host
+                }
+                Change::Data(host, content) => {
+                    put(&mut bytes, at, b"desc");
+                    put(&mut bytes, at + 4, &content[4092..]);
+                    put(&mut bytes, at + 8, &content[..8]);
+                    put(&mut bytes, sector, b"data");
+                    put(&mut bytes, sector + 4, &((self.sequence >> 32) as u32).to_le_bytes());
+                    put(&mut bytes, sector + 8, &content[8..4092]);
+                    put(&mut bytes, sector + 4092, &(self.sequence as u32).to_le_bytes());
+                    sector += 4096;
+                    host
+                }
+            };
+            put(&mut bytes, at + 16, &host.to_le_bytes());
+        }
+        sum_vhdx(&mut bytes, 0..len);
+        bytes
+    }
+}
+
+/// Puts `bytes`, whole sectors, into the log of a VHDX from `at` on, around its end.
+pub fn put_in_log(image: &mut [u8], at: usize, bytes: &[u8]) {
+    let (log, len) = (le64(image, VHDX_HEADERS[0] + 72), le32(image, VHDX_HEADERS[0] + 68) as usize);
+    for (n, sector) in bytes.chunks(4096).enumerate() {
+        put(image, log + (at + n * 4096) % len, sector);
+    }
+}
+
+/// Sets the log's identifier; zeroes mean that the log is empty.
+pub fn set_log_id(image: &mut [u8], id: [u8; 16]) {
+    for at in VHDX_HEADERS {
+        put(image, at + 48, &id);
+        sum_vhdx(image, at..at + 4096);
+    }
+}
+
 /// Host offsets of the VHDX metadata region, its item of `id`'s entry and data, and the BAT.
 pub struct VhdxPlaces {
     pub metadata: usize,

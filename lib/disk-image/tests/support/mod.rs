@@ -11,6 +11,7 @@
     reason = "images in tests fit in memory"
 )]
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use disk_image::format::unpack::Unpacker;
@@ -274,8 +275,19 @@ pub fn read_image(bytes: &[u8], format: Format) -> Result<Vec<u8>, Error> {
     read_image_with(bytes, format, &Options::default())
 }
 
+/// The image with the changes of its own log.
+pub fn changed(bytes: &[u8], format: Format, size_known: bool) -> Result<Cow<'_, [u8]>, Error> {
+    let layout = open(bytes, format, size_known)?;
+    let Some(overlay) = layout.overlay() else { return Ok(Cow::Borrowed(bytes)) };
+    let mut bytes = bytes.to_vec();
+    bytes.resize(overlay.size(bytes.len() as u64)? as usize, 0);
+    overlay.apply(0, &mut bytes);
+    Ok(Cow::Owned(bytes))
+}
+
 /// Reads a whole image held in memory.
 pub fn read_image_with(bytes: &[u8], format: Format, options: &Options) -> Result<Vec<u8>, Error> {
+    let bytes = &*changed(bytes, format, options.size_known)?;
     let size = open(bytes, format, options.size_known)?.virtual_size();
     assert!(size <= DISK_MAX, "a disk of {size} bytes is too large for a test");
     let mut disk = vec![0; size as usize];

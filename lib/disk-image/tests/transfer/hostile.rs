@@ -29,6 +29,7 @@ struct Read {
 }
 
 fn read(image: &[u8], format: Format, size_known: bool) -> Option<Read> {
+    let image = &*support::changed(image, format, size_known).ok()?;
     let layout = support::open(image, format, size_known).ok()?;
     let size = layout.virtual_size();
     if size > DISK_MAX || layout.scan().is_some() {

@@ -9,6 +9,8 @@ mod support;
 
 mod hostile;
 mod memory;
+mod ova;
+mod vhdx_log;
 
 use std::io;
 use std::path::Path;

@@ -1,13 +1,10 @@
 //! The fields read from a DataImportCron.
 
+pub use api::poll::{DESIRED, LAST_POLLED};
 use serde_json::Value;
 
 use crate::storage::seen::{Meta, Source, text};
 
-/// Annotation: digest of the image that should be imported, written by the component that polls the source.
-pub const DESIRED: &str = "cdi.kubevirt.io/storage.import.sourceDesiredDigest";
-/// Annotation: when the source was last polled, RFC 3339.
-pub const LAST_POLLED: &str = "cdi.kubevirt.io/storage.import.lastCronTime";
 /// Annotation: when the source is polled next, RFC 3339.
 pub const NEXT_POLL: &str = "cdi.kubevirt.io/storage.import.nextCronTime";
 /// Annotation of imports: when the last cron used them, RFC 3339.

@@ -17,7 +17,7 @@ use crate::storage::seen::{Claim, Source};
 use crate::storage::settings::Settings;
 
 const CERTIFICATES: &str = "/certs";
-const PROXY_CERTIFICATES: &str = "/proxycerts/";
+const PROXY_CERTIFICATES: &str = api::names::PROXY_CERT_DIR;
 const REGISTRY_LOGIN: &str = "/registry-login";
 
 /// The inputs of an importer's pod.

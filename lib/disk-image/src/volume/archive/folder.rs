@@ -2,7 +2,7 @@
 //! links that stay in it are followed. What stands at a name is replaced, never written through. Modes and times as GNU
 //! tar sets them with `--preserve-permissions --no-same-owner`.
 //!
-//! Not here: reading archives (`members`).
+//! Not here: reading archives ([`crate::members`]).
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -15,8 +15,8 @@ use dir::Dir;
 use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 
-use super::members::{Member, What, escaped};
 use super::unwritten;
+use crate::members::{Member, What, escaped};
 use crate::volume::error::{Error, Kind};
 
 const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);

@@ -5,7 +5,7 @@
 //! `tar --preserve-permissions --no-same-owner` does. An interrupted import is repeated: members replace what stands
 //! at their names.
 //!
-//! - `members`: the tar stream. `folder`: names, links, modes.
+//! - [`crate::members`]: the tar stream. `folder`: names, links, modes.
 
 use std::io::{self, Read};
 use std::ops::Range;
@@ -13,6 +13,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::members::{self, Members, What};
 use crate::transfer::{self, Request, Spool};
 use crate::{Source, Stop};
 
@@ -22,10 +23,8 @@ use crate::volume::folder_content::empty_folder;
 use crate::volume::{Done, Session};
 
 mod folder;
-mod members;
 
 use folder::Folder;
-use members::{Members, What};
 
 /// Bytes moved at a time.
 const PIECE: usize = 256 << 10;
@@ -66,7 +65,7 @@ fn extract(reader: Box<dyn Read + Send>, mut folder: Folder, stop: &Stop) -> Res
     let mut members = Members::new(reader);
     let mut piece = vec![0; PIECE];
     let (mut written, mut any) = (0u64, false);
-    while let Some(member) = members.next()? {
+    while let Some(member) = members.next().map_err(unread)? {
         stop.check()?;
         any = true;
         let Some(file) = folder.place(&member)? else { continue };
@@ -75,7 +74,7 @@ fn extract(reader: Box<dyn Read + Send>, mut folder: Folder, stop: &Stop) -> Res
             while at < range.end {
                 stop.check()?;
                 let len = piece.len().min(usize::try_from(range.end - at).unwrap_or(usize::MAX));
-                members.read_exact(&mut piece[..len])?;
+                members.read_exact(&mut piece[..len]).map_err(unread)?;
                 file.write_all_at(&piece[..len], at).map_err(|e| unwritten(&member.name, e))?;
                 at += len as u64;
                 written += len as u64;
@@ -89,8 +88,16 @@ fn extract(reader: Box<dyn Read + Send>, mut folder: Folder, stop: &Stop) -> Res
             "the content is not a tar archive, or an empty one; an archive may be compressed with gzip, xz or zstd",
         ));
     }
-    members.drain(|| Ok(stop.check()?))?;
+    members.drain(|| stop.check()).map_err(unread)?;
     Ok((written, folder.finish()?))
+}
+
+/// An error of the archive's reader, in words that need no others.
+fn unread(error: crate::Error) -> Error {
+    match error.kind() == crate::Kind::Corrupt || error.kind() == crate::Kind::Refused {
+        true => Error::new(Kind::Refused, error.to_string()),
+        false => error.into(),
+    }
 }
 
 /// The filesystem's error for a member.
@@ -139,7 +146,7 @@ impl Member {
     /// When there is none, or the archive is damaged.
     pub fn find(stream: Box<dyn Read + Send>, part: &str) -> Result<Self, Error> {
         let mut members = Members::new(stream);
-        while let Some(member) = members.next()? {
+        while let Some(member) = members.next().map_err(unread)? {
             let named = member.name.windows(part.len()).any(|name| name == part.as_bytes());
             if member.what == What::File && named {
                 let size = member.size;
@@ -164,7 +171,7 @@ impl std::fmt::Debug for Member {
 impl Read for Member {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         if self.at == self.size {
-            self.members.drain(|| Ok(()))?;
+            self.members.drain(|| Ok(())).map_err(unread)?;
             return Ok(0);
         }
         while self.now.end <= self.at {
@@ -177,7 +184,7 @@ impl Read for Member {
         let len = buf.len().min(usize::try_from(end - self.at).unwrap_or(usize::MAX));
         match hole {
             true => buf[..len].fill(0),
-            false => self.members.read_exact(&mut buf[..len])?,
+            false => self.members.read_exact(&mut buf[..len]).map_err(unread)?,
         }
         self.at += len as u64;
         Ok(len)

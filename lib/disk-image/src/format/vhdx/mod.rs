@@ -1,22 +1,29 @@
-//! VHDX (Hyper-V), read only: fixed and dynamic images with an empty log.
+//! VHDX (Hyper-V), read only: fixed and dynamic images. One that was not closed cleanly is read through the changes of its
+//! log (`log`).
 //!
-//! Source: MS-VHDX, sections 2.1 to 2.6; where it leaves a choice, what qemu's `vhdx` driver does. Not here: replaying
-//! the log, and differencing images, which need another file.
+//! Source: MS-VHDX, sections 2.1 to 2.6; where it leaves a choice, what qemu's `vhdx` driver does. Not here: differencing
+//! images, which need another file.
 //!
 //! ```text
 //!  0      file identifier
 //!  64 K   header 1, header 2 (128 K): the valid one with the higher sequence number counts
+//!                                   ──► log: changes to what follows that may not be in their place
 //!  192 K  region table 1, 2 (256 K) ──► metadata region: block size, disk size, sector size
 //!                                   ──► BAT: u64 LE per block, after each `ratio` blocks one for a sector bitmap
 //! ```
 
+use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::fields::{Fields, Room};
 use super::{Layout, Prologue, Step, Table, TableExtents};
 use crate::detect::Format;
 use crate::error::Error;
 use crate::extent::{Content, Extent};
+use crate::overlay::Overlay;
+
+mod log;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -26,7 +33,7 @@ const HEADER: usize = 4096;
 const TABLE: usize = 64 << 10;
 /// Most entries of a region or metadata table.
 const ENTRIES_MAX: u16 = 2047;
-/// Longest log that is looked through, in bytes; Hyper-V and qemu make logs of 1 MiB.
+/// Longest log that is replayed, in bytes; Hyper-V and qemu make logs of 1 MiB.
 const LOG_MAX: u32 = 4 << 20;
 const SIZE_MAX: u64 = 64 << 40;
 /// Sectors that one sector-bitmap block describes.
@@ -60,6 +67,8 @@ struct Vhdx {
     ratio: u64,
     bat: Table,
     room: Room,
+    /// Changes of the log.
+    overlay: Option<Arc<Overlay>>,
 }
 
 pub(super) fn open(prologue: &Prologue) -> Result<Step<Box<dyn Layout>>, Error> {
@@ -77,6 +86,7 @@ pub(super) fn open(prologue: &Prologue) -> Result<Step<Box<dyn Layout>>, Error> 
 
     let header = Header::current(front)?;
     let (log, log_len) = (header.log, u64::from(header.log_len));
+    let mut overlay = None;
     if log_len > 0 {
         if log % MIB != 0 || log_len % MIB != 0 {
             return Err(Error::corrupt(format!("the VHDX log at {log} of {log_len} bytes is not at a MiB")));
@@ -84,24 +94,29 @@ pub(super) fn open(prologue: &Prologue) -> Result<Step<Box<dyn Layout>>, Error> 
         room.reserve("VHDX log", log, log_len)?;
         if header.log_id != [0; 16] {
             if header.log_len > LOG_MAX {
-                return Err(unclean());
+                return Err(long_log(header.log_len));
             }
             let place = log..log + log_len;
             let Some(bytes) = prologue.want(place.clone())? else {
                 return Ok(Step::Need(place));
             };
-            if has_entry(bytes, header.log_id) {
-                return Err(unclean());
-            }
+            overlay = log::replay(bytes, &place, header.log_id)?.map(Arc::new);
         }
     }
+    if let (Some(overlay), Some(size)) = (&overlay, prologue.size) {
+        room.grow(overlay.size(size)?);
+    }
+    let changed = Changed { prologue, overlay: overlay.as_deref() };
 
-    let regions = Regions::read(front, &mut room)?;
+    let Some(front) = changed.want(FRONT)? else {
+        return Ok(Step::Need(FRONT));
+    };
+    let regions = Regions::read(&front, &mut room)?;
     let place = regions.metadata..regions.metadata + TABLE as u64;
-    let Some(bytes) = prologue.want(place.clone())? else {
+    let Some(bytes) = changed.want(place.clone())? else {
         return Ok(Step::Need(place));
     };
-    let items = Items::read(bytes, &regions)?;
+    let items = Items::read(&bytes, &regions)?;
     let mut fields = [0_u64; 3];
     for (field, (what, item, len)) in fields.iter_mut().zip([
         ("the VHDX file parameters", items.parameters, 8),
@@ -109,14 +124,34 @@ pub(super) fn open(prologue: &Prologue) -> Result<Step<Box<dyn Layout>>, Error> 
         ("the VHDX sector size", items.sector, 4),
     ]) {
         let at = item.ok_or_else(|| Error::corrupt(format!("{what} is missing")))?;
-        let Some(bytes) = prologue.want(at..at + len)? else {
+        let Some(bytes) = changed.want(at..at + len)? else {
             return Ok(Step::Need(at..at + len));
         };
-        let value = Fields::new(what, bytes);
+        let value = Fields::new(what, &bytes);
         *field = if len == 8 { value.le64(0)? } else { u64::from(value.le32(0)?) };
     }
     let [parameters, size, sector] = fields;
-    layout(parameters, size, sector, &regions, room)
+    layout(parameters, size, sector, &regions, room, overlay)
+}
+
+/// The pieces of an image with the changes of its log.
+struct Changed<'a> {
+    prologue: &'a Prologue,
+    overlay: Option<&'a Overlay>,
+}
+
+impl<'a> Changed<'a> {
+    /// As [`Prologue::want`].
+    fn want(&self, range: Range<u64>) -> Result<Option<Cow<'a, [u8]>>, Error> {
+        let Some(bytes) = self.prologue.want(range.clone())? else {
+            return Ok(None);
+        };
+        let mut bytes = Cow::Borrowed(bytes);
+        if let Some(overlay) = self.overlay {
+            overlay.apply(range.start, bytes.to_mut());
+        }
+        Ok(Some(bytes))
+    }
 }
 
 /// Builds the geometry from the metadata.
@@ -126,6 +161,7 @@ fn layout(
     sector: u64,
     regions: &Regions,
     room: Room,
+    overlay: Option<Arc<Overlay>>,
 ) -> Result<Step<Box<dyn Layout>>, Error> {
     let (block, flags) = (parameters & 0xffff_ffff, parameters >> 32);
     if flags & 2 != 0 {
@@ -153,14 +189,14 @@ fn layout(
         )));
     }
     let bat = Table { host: regions.bat, entries, entry_len: 8 };
-    Ok(Step::Ready(Box::new(Vhdx { size, block, ratio, bat, room })))
+    Ok(Step::Ready(Box::new(Vhdx { size, block, ratio, bat, room, overlay })))
 }
 
-fn unclean() -> Error {
-    Error::refused(
-        "the VHDX was not closed cleanly: its log holds changes; attach and detach it once (Mount-VHD, or qemu-img \
-         check -r all) and import it again",
-    )
+fn long_log(len: u32) -> Error {
+    Error::refused(format!(
+        "the VHDX was not closed cleanly and its log has {len} bytes, more than the {LOG_MAX} that are replayed; attach \
+         and detach it once (Mount-VHD, or qemu-img check -r all) and import it again"
+    ))
 }
 
 fn parent() -> Error {
@@ -212,34 +248,6 @@ impl Header {
             log: fields.le64(72).ok()?,
         })
     }
-}
-
-/// Whether a ring of log sectors holds any valid entry written under `id` (MS-VHDX 2.3.1). Such an entry means
-/// changes that may not have reached their place.
-fn has_entry(log: &[u8], id: [u8; 16]) -> bool {
-    let (sectors, _) = log.as_chunks::<4096>();
-    // Entries of an honest log do not overlap; one that makes us sum this much more is called used.
-    let mut patience = 4 * sectors.len();
-    for (at, first) in sectors.iter().enumerate() {
-        let fields = Fields::new("a VHDX log entry", first);
-        let (Ok(stored), Ok(len), Ok(written)) = (fields.le32(4), fields.le32(8), fields.array(32)) else {
-            continue;
-        };
-        let len = usize::try_from(len).unwrap_or(usize::MAX);
-        if !first.starts_with(b"loge") || written != id || len == 0 || len % 4096 != 0 || len > log.len() {
-            continue;
-        }
-        let Some(left) = patience.checked_sub(len / 4096) else {
-            return true;
-        };
-        patience = left;
-        // An entry may go on at the ring's front.
-        let rest = sectors.iter().cycle().skip(at + 1).take(len / 4096 - 1);
-        if rest.fold(crc32c_without_own(first), |sum, sector| crc32c(sum, sector)) == !stored {
-            return true;
-        }
-    }
-    false
 }
 
 /// Where the two regions that count lie (MS-VHDX 2.2.3).
@@ -413,6 +421,16 @@ impl Layout for Vhdx {
 
     fn root_guest(&self, index: u64) -> u64 {
         self.block_of(index).saturating_mul(self.block)
+    }
+
+    fn overlay(&self) -> Option<&Arc<Overlay>> {
+        self.overlay.as_ref()
+    }
+
+    fn note(&self) -> Option<&'static str> {
+        self.overlay.as_ref().map(
+            |_| "the VHDX was not closed cleanly: it is read with the changes of its log, and stays as it is",
+        )
     }
 
     fn read_root(&self, first: u64, bytes: &[u8], found: &mut TableExtents) -> Result<(), Error> {

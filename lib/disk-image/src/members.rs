@@ -3,14 +3,14 @@
 //!
 //! The `tar` crate decodes the fields of headers; its own iterator keeps names and sparse maps of any length.
 //!
-//! Not here: where members go (`folder`), and what of them is allowed.
+//! Not here: where members go (`volume::archive`), and what of them is allowed.
 
 use std::io::{self, Read};
 use std::ops::Range;
 
 use tar::Header;
 
-use crate::volume::error::{Error, Kind};
+use crate::error::{Error, Kind};
 
 const BLOCK: usize = 512;
 /// Longest name or link. Linux takes 4095 bytes in one call.
@@ -24,7 +24,7 @@ const HEADERS_MAX: usize = 64;
 
 /// Type of a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum What {
+pub(crate) enum What {
     File,
     Folder,
     /// To this target, whatever it is.
@@ -38,22 +38,22 @@ pub(super) enum What {
 
 /// A member, its data aside.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Member {
+pub(crate) struct Member {
     /// Its name as it stands in the archive, without trailing slashes.
-    pub(super) name: Vec<u8>,
-    pub(super) what: What,
+    pub(crate) name: Vec<u8>,
+    pub(crate) what: What,
     /// Permission bits, setuid, setgid and sticky included.
-    pub(super) mode: u32,
+    pub(crate) mode: u32,
     /// Seconds since 1970, and nanoseconds.
-    pub(super) modified: (i64, u32),
+    pub(crate) modified: (i64, u32),
     /// Length of the file.
-    pub(super) size: u64,
+    pub(crate) size: u64,
     /// Where the data goes that follows in the stream, in ascending order; the rest is a hole.
-    pub(super) data: Vec<Range<u64>>,
+    pub(crate) data: Vec<Range<u64>>,
 }
 
 /// Reads members.
-pub(super) struct Members<R> {
+pub(crate) struct Members<R> {
     input: R,
     /// Bytes of the member's data that were not read yet, and the padding behind them.
     left: u64,
@@ -66,11 +66,11 @@ pub(super) struct Members<R> {
 }
 
 fn damaged(what: impl std::fmt::Display) -> Error {
-    Error::new(Kind::Refused, format!("the archive is damaged, fetch or make it again: {what}"))
+    Error::corrupt(format!("the archive is damaged, fetch or make it again: {what}"))
 }
 
 fn truncated() -> Error {
-    Error::new(Kind::Refused, "the archive is truncated: it ends within a member; fetch it again")
+    Error::corrupt("the archive is truncated: it ends within a member; fetch it again")
 }
 
 /// The end of a stream between two members, `last` the one before. GNU tar takes it for the archive's end; a sender that
@@ -80,20 +80,20 @@ fn unmarked(last: &[u8]) -> Error {
         "the archive is truncated: it ends behind {} without an end mark (a block of zeroes), so files may be missing; check that its writer has succeeded, and make or fetch it again",
         escaped(last)
     );
-    Error::new(Kind::Refused, what)
+    Error::corrupt(what)
 }
 
 fn unreadable(error: io::Error) -> Error {
-    Error::from(crate::Error::from_source("the archive cannot be read", error))
+    Error::from_source("the archive cannot be read", error)
 }
 
 /// A name for messages, escaped and shortened.
-pub(super) fn escaped(name: &[u8]) -> String {
+pub(crate) fn escaped(name: &[u8]) -> String {
     String::from_utf8_lossy(name).chars().take(200).collect::<String>().escape_debug().to_string()
 }
 
 impl<R: Read> Members<R> {
-    pub(super) fn new(input: R) -> Self {
+    pub(crate) fn new(input: R) -> Self {
         Self { input, left: 0, padding: 0, global: Pax::default(), last: None, ended: false }
     }
 
@@ -101,7 +101,7 @@ impl<R: Read> Members<R> {
     ///
     /// # Errors
     /// When it cannot be read or is damaged.
-    pub(super) fn next(&mut self) -> Result<Option<Member>, Error> {
+    pub(crate) fn next(&mut self) -> Result<Option<Member>, Error> {
         let (mut name, mut link, mut pax) = (None, None, Pax::default());
         for headers in 0..HEADERS_MAX {
             let Some(header) = self.header()? else {
@@ -154,6 +154,18 @@ impl<R: Read> Members<R> {
         Ok(Some(header))
     }
 
+    /// The input, as far as it is read.
+    pub(crate) fn into_input(self) -> R {
+        self.input
+    }
+
+    /// Leaves the rest of the current member out: gives the input, which the caller moves forward by so many bytes.
+    pub(crate) fn leave(&mut self) -> (&mut R, u64) {
+        let rest = self.left + self.padding;
+        (self.left, self.padding) = (0, 0);
+        (&mut self.input, rest)
+    }
+
     fn expect(&mut self, size: u64) {
         self.left = size;
         self.padding = size.wrapping_neg() % BLOCK as u64;
@@ -188,7 +200,7 @@ impl<R: Read> Members<R> {
     ///
     /// # Errors
     /// When the archive ends before `out` is full.
-    pub(super) fn read_exact(&mut self, out: &mut [u8]) -> Result<(), Error> {
+    pub(crate) fn read_exact(&mut self, out: &mut [u8]) -> Result<(), Error> {
         if out.len() as u64 > self.left {
             return Err(damaged("a member is longer than its data"));
         }
@@ -202,7 +214,7 @@ impl<R: Read> Members<R> {
     ///
     /// # Errors
     /// When it cannot be read, is damaged or has no end.
-    pub(super) fn drain(&mut self, mut check: impl FnMut() -> Result<(), Error>) -> Result<(), Error> {
+    pub(crate) fn drain(&mut self, mut check: impl FnMut() -> Result<(), Error>) -> Result<(), Error> {
         while self.next()?.is_some() {
             check()?;
         }

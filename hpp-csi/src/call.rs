@@ -1,0 +1,116 @@
+//! Calls of CSI as work on the disk: each runs on a thread of its own, to its end, and a failure is logged. Not here: wire
+//! types, and what a call does.
+
+use std::sync::Arc;
+
+use tokio::sync::Semaphore;
+use tonic::Status;
+
+use crate::error::{Kind, Result};
+
+/// Controllers' calls at once; more wait.
+const CONTROLLERS: usize = 48;
+/// Those of them that may take minutes.
+const SLOW: usize = 12;
+/// Threads for calls: enough for all controllers' calls and as many of the kubelet's.
+pub(crate) const THREADS: usize = 96;
+
+/// A call, as the log names it.
+#[derive(Debug)]
+pub(crate) struct Call {
+    name: &'static str,
+    /// The volume, snapshot or group that it is about; empty when it is about none.
+    id: String,
+}
+
+impl Call {
+    /// The call `name` about a volume, snapshot or group.
+    pub(crate) fn of(name: &'static str, id: impl std::fmt::Display) -> Self {
+        Self { name, id: id.to_string() }
+    }
+
+    /// The call `name` about all of them.
+    pub(crate) fn named(name: &'static str) -> Self {
+        Self { name, id: String::new() }
+    }
+}
+
+/// Turns of controllers' calls. The kubelet's need none: a pod must not wait for clones.
+#[derive(Clone, Debug)]
+pub(crate) struct Lanes {
+    controller: Arc<Semaphore>,
+    slow: Arc<Semaphore>,
+}
+
+impl Default for Lanes {
+    fn default() -> Self {
+        Self { controller: Arc::new(Semaphore::new(CONTROLLERS)), slow: Arc::new(Semaphore::new(SLOW)) }
+    }
+}
+
+impl Lanes {
+    /// Runs a controller's call that may copy, clone or allocate, for minutes: few at once, others wait without a thread.
+    pub(crate) async fn slow<P: Send + Sync + 'static, T: Send + 'static>(
+        &self,
+        part: &Arc<P>,
+        what: Call,
+        call: impl FnOnce(&P) -> Result<T> + Send + 'static,
+    ) -> std::result::Result<T, Status> {
+        let turn = self.slow.clone().acquire_owned().await.ok();
+        self.run(part, what, move |part| {
+            let _turn = turn;
+            call(part)
+        })
+        .await
+    }
+
+    /// Runs a controller's call: however many there are, threads are left for the kubelet's.
+    pub(crate) async fn run<P: Send + Sync + 'static, T: Send + 'static>(
+        &self,
+        part: &Arc<P>,
+        what: Call,
+        call: impl FnOnce(&P) -> Result<T> + Send + 'static,
+    ) -> std::result::Result<T, Status> {
+        let turn = self.controller.clone().acquire_owned().await.ok();
+        run(part, what, move |part| {
+            let _turn = turn;
+            call(part)
+        })
+        .await
+    }
+}
+
+/// Runs a call of a part of the driver on a thread of its own. It runs to its end, whether the caller waits or not.
+pub(crate) async fn run<P: Send + Sync + 'static, T: Send + 'static>(
+    part: &Arc<P>,
+    what: Call,
+    call: impl FnOnce(&P) -> Result<T> + Send + 'static,
+) -> std::result::Result<T, Status> {
+    let part = part.clone();
+    match tokio::task::spawn_blocking(move || call(&part)).await {
+        Ok(result) => result.map_err(|error| {
+            match error.kind() {
+                Kind::Internal | Kind::NotReady | Kind::Overloaded => {
+                    tracing::warn!(call = what.name, id = what.id, error = %error.chain(), "the call failed")
+                }
+                Kind::Invalid
+                | Kind::NotFound
+                | Kind::Exists
+                | Kind::Exhausted
+                | Kind::Precondition
+                | Kind::Busy
+                | Kind::OutOfRange
+                | Kind::Unsupported => {
+                    tracing::debug!(
+                        call = what.name,
+                        id = what.id,
+                        error = %error.chain(),
+                        "the call is refused"
+                    );
+                }
+            }
+            Status::from(error)
+        }),
+        Err(_) => Err(Status::internal("the call panicked, which is a defect of the driver")),
+    }
+}
