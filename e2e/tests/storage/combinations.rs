@@ -41,8 +41,10 @@ enum Work {
     Clone {
         block: bool,
     },
-    /// The driver restores it.
-    Restore,
+    /// The driver restores a snapshot of the same volume mode, and with a populator only; the rest is copied.
+    Restore {
+        block: bool,
+    },
 }
 
 /// Content of a volume at the end.
@@ -102,8 +104,11 @@ fn expected(row: Row, work: Work) -> Vec<&'static str> {
     let going: &[&str] = match work {
         Work::Import => &["ImportScheduled", "ImportInProgress"],
         Work::Upload(_) => &["UploadScheduled", "UploadReady"],
-        Work::Restore => &["CloneFromSnapshotSourceInProgress", "RebindInProgress"],
-        Work::Clone { .. } if !row.populated => &["CloneScheduled", "CloneInProgress"],
+        Work::Restore { .. } | Work::Clone { .. } if !row.populated => &["CloneScheduled", "CloneInProgress"],
+        Work::Restore { block } if block == row.block => {
+            &["CloneFromSnapshotSourceInProgress", "RebindInProgress"]
+        }
+        Work::Restore { .. } => &["CloneFromSnapshotSourceInProgress", "CloneInProgress", "RebindInProgress"],
         Work::Clone { block } if block == row.block => &["CSICloneInProgress", "RebindInProgress"],
         Work::Clone { .. } => &["CloneInProgress", "RebindInProgress"],
     };
@@ -127,11 +132,9 @@ impl<'a> Case<'a> {
     /// Combinations that users can ask for.
     fn rows(&self) -> Vec<Row> {
         let mut rows = rows(self.turn);
-        rows.retain(|row| match (self.work, self.content) {
-            (_, Content::File) => !row.block,
-            // A snapshot has its claim's volume mode, and its driver restores it.
-            (Work::Restore, _) => !row.block && row.populated,
-            (_, Content::Disk | Content::Empty) => true,
+        rows.retain(|row| match self.content {
+            Content::File => !row.block,
+            Content::Disk | Content::Empty => true,
         });
         rows
     }
@@ -227,7 +230,7 @@ impl<'a> Case<'a> {
         let reasons: &[&str] = match self.work {
             Work::Import => &["ImportScheduled", "ImportInProgress", "ImportSucceeded"],
             Work::Upload(_) => &["UploadScheduled", "UploadReady", "UploadSucceeded"],
-            Work::Clone { .. } | Work::Restore => &["CloneSucceeded"],
+            Work::Clone { .. } | Work::Restore { .. } => &["CloneSucceeded"],
         };
         for reason in reasons {
             until(&format!("{name} has one event {reason}"), || {
@@ -358,19 +361,22 @@ fn clones_reach_every_kind_of_claim() {
         let source = json!({"pvc": {"namespace": golden.0, "name": name}});
         Case { space: &space, source, work: Work::Clone { block }, content: Content::Disk, turn }.run();
     }
-    golden.create(
-        "VolumeSnapshot",
-        json!({
-            "metadata": {"name": "taken"},
-            "spec": {"volumeSnapshotClassName": "hostpath-csi", "source": {"persistentVolumeClaimName": "file"}},
-        }),
-    );
-    until("the snapshot is ready", || {
-        (golden.get("VolumeSnapshot", "taken")?["status"]["readyToUse"] == true).then_some(())
-    });
-    let space = Space::new("combined-snapshots");
-    let source = json!({"snapshot": {"namespace": golden.0, "name": "taken"}});
-    Case { space: &space, source, work: Work::Restore, content: Content::Disk, turn: 2 }.run();
+    for (turn, (name, block)) in [("file", false), ("block", true)].into_iter().enumerate() {
+        golden.create(
+            "VolumeSnapshot",
+            json!({
+                "metadata": {"name": name},
+                "spec": {"volumeSnapshotClassName": "hostpath-csi", "source": {"persistentVolumeClaimName": name}},
+            }),
+        );
+        until("the snapshot is ready", || {
+            (golden.get("VolumeSnapshot", name)?["status"]["readyToUse"] == true).then_some(())
+        });
+        let space = Space::new(&format!("combined-{name}-snapshots"));
+        let source = json!({"snapshot": {"namespace": golden.0, "name": name}});
+        let work = Work::Restore { block };
+        Case { space: &space, source, work, content: Content::Disk, turn: turn + 1 }.run();
+    }
 }
 
 #[test]

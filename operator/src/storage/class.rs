@@ -28,6 +28,12 @@ impl Classes {
         virt.or_else(|| self.best(Class::is_default))
     }
 
+    /// A class of this driver: the preferred one if it is of it.
+    pub fn of_driver<'a>(&'a self, driver: &str, preferred: Option<&'a Class>) -> Option<&'a Class> {
+        let is_of = |class: &Class| !driver.is_empty() && class.provisioner == driver;
+        preferred.filter(|class| is_of(class)).or_else(|| self.best(is_of))
+    }
+
     fn best(&self, fits: impl Fn(&Class) -> bool) -> Option<&Class> {
         let fitting = self.classes.iter().filter(|class| fits(class));
         fitting.max_by(|a, b| {
@@ -69,6 +75,19 @@ mod tests {
         (class.meta.name, class.meta.created) = (name.into(), created.into());
         class.meta.annotations.extend(annotation.map(|name| (name.to_owned(), "true".to_owned())));
         class
+    }
+
+    #[test]
+    fn a_class_of_a_driver_is_found() {
+        let mut other = class("other", "2026-01-03", None);
+        other.provisioner = "e".into();
+        let classes = vec![class("old", "2026-01-01", None), class("new", "2026-01-02", None), other.clone()];
+        let classes = Classes { classes, drivers: Vec::new() };
+        let found =
+            |driver, preferred| classes.of_driver(driver, preferred).map(|class| class.meta.name.as_str());
+        assert_eq!(found("driver", Some(&other)), Some("new"));
+        assert_eq!(found("driver", classes.named("old")), Some("old"));
+        assert_eq!((found("e", None), found("f", None), found("", None)), (Some("other"), None, None));
     }
 
     #[test]

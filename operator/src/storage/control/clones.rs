@@ -12,8 +12,9 @@ use crate::storage::clone::token::{self, Target};
 use crate::storage::clone::{plan, reference, sender};
 use crate::storage::datavolume::Obstacle;
 use crate::storage::profile::CloneStrategy;
-use crate::storage::resources::{PODS, SNAPSHOTS};
+use crate::storage::resources::{CONTENTS, PODS, SNAPSHOTS};
 use crate::storage::seen::claim::Phase;
+use crate::storage::seen::snapshot::block_of_content;
 use crate::storage::seen::{Claim, Snapshot, Worker};
 use crate::storage::worker::upload::Upload;
 use crate::storage::{keys, names, signers};
@@ -34,14 +35,21 @@ impl Controller {
         let server_key = Key::new(written_key.namespace(), &service_name(written_key.name()));
         let temporary = if populated { self.caches.claims.get(&written_key) } else { None };
         let serving = !populated && self.caches.workers.get(&server_key).is_some();
-        let helped = temporary.is_some() || serving || self.caches.workers.get(&sender_key).is_some();
+        let restored_key = Key::new(&origin.namespace, &cloning::restored(&target.meta.uid));
+        let helped = temporary.is_some()
+            || serving
+            || self.caches.workers.get(&sender_key).is_some()
+            || self.caches.claims.get(&restored_key).is_some();
         if cloning::is_over(target) && !helped {
             return Ok(Outcome::Done);
         }
         if let Some(trouble) = self.unauthorized(target, origin, populated).await? {
             return self.troubled(target, &trouble).await;
         }
-        if !self.is_current(&written_key, Some(&server_key)) || !self.is_worker_current(&sender_key) {
+        let current = self.is_current(&written_key, Some(&server_key))
+            && self.is_worker_current(&sender_key)
+            && self.is_current(&restored_key, None);
+        if !current {
             return Ok(Outcome::After(CATCH_UP));
         }
         let temporary = if populated { self.caches.claims.get(&written_key) } else { None };
@@ -52,6 +60,7 @@ impl Controller {
         let pending = target.phase == Phase::Pending;
         let volume = self.persistent(temporary.as_deref().filter(|_| pending)).await?;
         let source = if origin.snapshot { None } else { self.caches.claims.get(&origin.key()) };
+        let restored = if origin.snapshot { self.caches.claims.get(&restored_key) } else { None };
         let first = match populated {
             true => pending && temporary.is_none(),
             false => plan::chosen(target).is_none(),
@@ -62,7 +71,7 @@ impl Controller {
             Some(_) | None => None,
         };
         let of_snapshot = match origin.snapshot && (pending || first) {
-            true => self.snapshot(&origin.key()).await?,
+            true => self.source_snapshot(&origin.key()).await?,
             false => None,
         };
         let driver = of_snapshot.as_ref().map(|snapshot| self.driver(snapshot)).unwrap_or_default();
@@ -79,6 +88,7 @@ impl Controller {
         let classes = self.classes();
         let class = target.class.as_deref().and_then(|name| classes.named(name));
         let profile = class.map(|class| self.profile(class, &classes));
+        let restores = classes.of_driver(&driver, class);
         let settings = self.settings();
         let observed = cloning::Observed {
             target,
@@ -87,6 +97,8 @@ impl Controller {
             temporary: temporary.as_deref(),
             volume: volume.as_ref(),
             snapshot: snapshot.as_ref(),
+            restored: restored.as_deref(),
+            restores,
             server: server.as_deref(),
             sender: sender.as_deref(),
             class,
@@ -101,12 +113,13 @@ impl Controller {
         if let Some(trouble) = &plan.trouble {
             return self.troubled(target, trouble).await;
         }
-        match (plan.start, written, server.as_deref(), source.as_deref()) {
+        let read = source.as_deref().or(restored.as_deref());
+        match (plan.start, written, server.as_deref(), read) {
             (Some(Start::Server), Some(written), ..) => {
                 self.start_receiver(target, written, origin).await?;
             }
-            (Some(Start::Sender), Some(written), Some(server), Some(source)) => {
-                self.start_sender(target, written, server, source).await?;
+            (Some(Start::Sender), Some(written), Some(server), Some(read)) => {
+                self.start_sender(target, written, server, read).await?;
             }
             _ => {}
         }
@@ -178,6 +191,16 @@ impl Controller {
         Ok(found.as_ref().map(Snapshot::from))
     }
 
+    /// The snapshot that is cloned. Its content has the volume mode, where no annotation does.
+    async fn source_snapshot(&self, key: &Key) -> Result<Option<Snapshot>> {
+        let Some(mut snapshot) = self.snapshot(key).await? else { return Ok(None) };
+        if snapshot.block.is_none() && !snapshot.content.is_empty() {
+            let content = self.client.find::<Value>(CONTENTS, &Key::cluster(&snapshot.content)).await?;
+            snapshot.block = content.as_ref().and_then(block_of_content);
+        }
+        Ok(Some(snapshot))
+    }
+
     /// The driver of a snapshot, by its class.
     fn driver(&self, snapshot: &Snapshot) -> String {
         let class = self.caches.snapshot_classes.get(&Key::cluster(&snapshot.class));
@@ -187,7 +210,7 @@ impl Controller {
     /// The upload server that receives a copy.
     async fn start_receiver(&self, target: &Claim, written: &Claim, origin: &Origin) -> Result<()> {
         let settings = self.settings();
-        let client = sender::client((&origin.namespace, &origin.name), target);
+        let client = sender::client((&origin.namespace, &cloning::read(target, origin)), target);
         let owner = crate::storage::populate::prime::owner(written);
         self.start_upload(&Upload {
             target,

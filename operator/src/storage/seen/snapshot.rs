@@ -16,6 +16,8 @@ pub struct Snapshot {
     pub class: String,
     /// `spec.source.persistentVolumeClaimName`; empty for a snapshot that was not taken here.
     pub claim: String,
+    /// `status.boundVolumeSnapshotContentName`; empty while there is none.
+    pub content: String,
     /// `status.readyToUse`.
     pub ready: bool,
     /// `status.restoreSize`, bytes; 0 while it is not known.
@@ -26,6 +28,15 @@ pub struct Snapshot {
     pub block: Option<bool>,
 }
 
+fn is_block(mode: &str) -> bool {
+    mode == "Block"
+}
+
+/// Whether a VolumeSnapshotContent is of a Block volume, where its `spec.sourceVolumeMode` tells.
+pub fn block_of_content(content: &Value) -> Option<bool> {
+    content["spec"]["sourceVolumeMode"].as_str().map(is_block)
+}
+
 impl From<&Value> for Snapshot {
     fn from(object: &Value) -> Self {
         let (meta, status) = (Meta::from(object), &object["status"]);
@@ -33,10 +44,11 @@ impl From<&Value> for Snapshot {
         Self {
             class: text(&object["spec"]["volumeSnapshotClassName"]),
             claim: text(&object["spec"]["source"]["persistentVolumeClaimName"]),
+            content: text(&status["boundVolumeSnapshotContentName"]),
             ready: status["readyToUse"] == true,
             size: size.unwrap_or(0),
             error: text(&status["error"]["message"]),
-            block: meta.annotation(SOURCE_MODE).map(|mode| mode == "Block"),
+            block: meta.annotation(SOURCE_MODE).map(is_block),
             meta,
         }
     }
@@ -53,9 +65,12 @@ mod tests {
         let snapshot = Snapshot::from(&json!({
             "metadata": {"name": "s", "annotations": {SOURCE_MODE: "Block"}},
             "spec": {"volumeSnapshotClassName": "c", "source": {"persistentVolumeClaimName": "p"}},
-            "status": {"readyToUse": true, "restoreSize": "1Gi"},
+            "status": {"readyToUse": true, "restoreSize": "1Gi", "boundVolumeSnapshotContentName": "x"},
         }));
         assert_eq!((snapshot.ready, snapshot.size, snapshot.block), (true, 1 << 30, Some(true)));
-        assert_eq!((snapshot.class.as_str(), snapshot.claim.as_str()), ("c", "p"));
+        let texts = (snapshot.class.as_str(), snapshot.claim.as_str(), snapshot.content.as_str());
+        assert_eq!(texts, ("c", "p", "x"));
+        assert_eq!(block_of_content(&json!({"spec": {"sourceVolumeMode": "Filesystem"}})), Some(false));
+        assert_eq!(block_of_content(&json!({"spec": {}})), None);
     }
 }

@@ -5,20 +5,20 @@ use std::collections::BTreeMap;
 use serde_json::json;
 
 use super::copy::copy;
-use super::make::{empty, filled, taken};
+use super::make::{empty, filled, put_back, taken};
 use super::settle::settle;
 use super::source::given;
 use super::step::{From, Observed, Plan, annotate};
 use crate::storage::action::Action;
 use crate::storage::names;
 use crate::storage::profile::CloneStrategy;
-use crate::storage::seen::Snapshot;
+use crate::storage::seen::{Claim, Snapshot};
 
 /// The next step of the chosen way.
 pub(super) fn advance(o: &Observed<'_>, way: CloneStrategy) -> Plan {
     match (way, o.temporary) {
         (CloneStrategy::Copy, None) => Plan::act(vec![Action::Create(empty(o))]),
-        (CloneStrategy::Copy, Some(temporary)) => copy(o, temporary),
+        (CloneStrategy::Copy, Some(temporary)) => copied(o, temporary),
         (_, Some(temporary)) => settle(o, temporary),
         (CloneStrategy::CsiClone, None) => match o.from {
             From::Claim(source, ..) => {
@@ -28,6 +28,18 @@ pub(super) fn advance(o: &Observed<'_>, way: CloneStrategy) -> Plan {
             From::Snapshot(..) | From::Missing => given(o).err().unwrap_or_default(),
         },
         (CloneStrategy::Snapshot, None) => restore(o),
+    }
+}
+
+/// Copies into a claim. A snapshot is restored into a claim for the sender first.
+pub(super) fn copied(o: &Observed<'_>, written: &Claim) -> Plan {
+    match (o.from, o.restores) {
+        (From::Snapshot(source, _), Some(class))
+            if o.restored.is_none() && !o.target.meta.says(names::POD_PHASE, "Succeeded") =>
+        {
+            Plan::act(vec![Action::Create(put_back(o, source, class))])
+        }
+        (From::Snapshot(..) | From::Claim(..) | From::Missing, _) => copy(o, written),
     }
 }
 

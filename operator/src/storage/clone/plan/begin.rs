@@ -41,16 +41,8 @@ pub(super) fn begin(o: &Observed<'_>) -> Plan {
     if way == CloneStrategy::Copy {
         match o.from {
             From::Claim(_, _, Some(pod)) => return in_use(o, pod),
-            From::Snapshot(..) => {
-                let why = fallback.map(choose::Fallback::reason).unwrap_or_default();
-                let message = format!(
-                    "VolumeSnapshot {} cannot be restored into StorageClass {} ({why}): restore it into a claim and clone \
-                     that",
-                    o.origin.name, class.meta.name
-                );
-                return Plan::troubled("CloneNotSupported", message);
-            }
-            From::Claim(..) | From::Missing => {}
+            From::Snapshot(..) if o.restores.is_none() => return not_restored(o, &given.driver),
+            From::Snapshot(..) | From::Claim(..) | From::Missing => {}
         }
     }
     let mut actions: Vec<Action> = guard(o).into_iter().collect();
@@ -76,6 +68,16 @@ pub(super) fn in_use(o: &Observed<'_>, pod: &str) -> Plan {
         .before(vec![event])
 }
 
+/// Nothing can be read from a snapshot before it is restored.
+pub(super) fn not_restored(o: &Observed<'_>, driver: &str) -> Plan {
+    let message = format!(
+        "VolumeSnapshot {} is copied from a claim into which it is restored, and no StorageClass has its driver {driver:?}: \
+         create one",
+        o.origin.name
+    );
+    Plan::troubled("CloneNotSupported", message)
+}
+
 /// The annotation with the source's namespace, when it is another one: what helps there is found without the source.
 pub(super) fn far<'a>(o: &Observed<'a>) -> Option<(&'static str, &'a str)> {
     let namespace = o.origin.namespace.as_str();
@@ -95,7 +97,7 @@ pub(super) fn guard(o: &Observed<'_>) -> Option<Action> {
 fn first_phase(o: &Observed<'_>, way: CloneStrategy) -> &'static str {
     match (way, o.from) {
         (CloneStrategy::CsiClone, _) => "CSIClone",
-        (CloneStrategy::Snapshot, From::Snapshot(..)) => "SnapshotClone",
+        (CloneStrategy::Snapshot | CloneStrategy::Copy, From::Snapshot(..)) => "SnapshotClone",
         (CloneStrategy::Snapshot, _) => "Snapshot",
         (CloneStrategy::Copy, _) => "HostClone",
     }

@@ -41,7 +41,7 @@ pub(super) fn copy(o: &Observed<'_>, temporary: &Claim) -> Plan {
         wanted.insert(names::SOURCE_RUNNING.to_owned(), Some(running.to_string()));
         wanted.insert(names::SOURCE_RUNNING_REASON.to_owned(), Some(reason));
         wanted.insert(names::SOURCE_RUNNING_MESSAGE.to_owned(), Some(message));
-        if o.target.meta.says(names::CLONE_PHASE, "Pending") {
+        if ["Pending", "SnapshotClone"].iter().any(|phase| o.target.meta.says(names::CLONE_PHASE, phase)) {
             wanted.insert(names::CLONE_PHASE.to_owned(), Some("HostClone".to_owned()));
         }
     }

@@ -1,7 +1,8 @@
 //! A clone without a populator: a copy is put into the target itself. Pure.
 
-use super::begin::{content_labels, far, guard, in_use};
-use super::copy::{copy, release};
+use super::advance::copied;
+use super::begin::{content_labels, far, guard, in_use, not_restored};
+use super::copy::release;
 use super::finish::{clean, succeeded};
 use super::source::given;
 use super::step::{From, Observed, Plan, annotate, chosen, delete, has_finalizer};
@@ -32,35 +33,27 @@ pub fn direct(o: &Observed<'_>) -> Plan {
     let consumes = consumer_free && o.class.is_some_and(|class| class.waits_for_consumer);
     match chosen(target) {
         _ if target.phase != Phase::Bound && !consumes => Plan::default(),
-        Some(_) => copy(o, target),
+        Some(_) => copied(o, target),
         None => begin(o),
     }
 }
 
 /// Writes down that it is copied, before anything is made.
 fn begin(o: &Observed<'_>) -> Plan {
-    if let Err(plan) = given(o) {
-        return plan;
-    }
+    let given = match given(o) {
+        Ok(given) => given,
+        Err(plan) => return plan,
+    };
     match o.from {
         From::Claim(_, _, Some(pod)) => return in_use(o, pod),
-        From::Snapshot(..) => {
-            let message = format!(
-                "VolumeSnapshot {} is restored by a populator only, and class {:?} has no CSI driver or annotation {} is \
-                 false: restore it into a claim and clone that",
-                o.origin.name,
-                o.target.class.as_deref().unwrap_or_default(),
-                names::USE_POPULATOR,
-            );
-            return Plan::troubled("CloneNotSupported", message);
-        }
-        From::Claim(..) | From::Missing => {}
+        From::Snapshot(..) if o.restores.is_none() => return not_restored(o, &given.driver),
+        From::Snapshot(..) | From::Claim(..) | From::Missing => {}
     }
     let mut changes = vec![(names::CLONE_PHASE, "Pending"), (names::CLONE_TYPE, CloneStrategy::Copy.word())];
     changes.extend(far(o));
     let mut actions: Vec<Action> = guard(o).into_iter().collect();
     actions.push(annotate(o.target, &changes, content_labels(o)));
-    copy(o, o.target).before(actions)
+    copied(o, o.target).before(actions)
 }
 
 /// Removes what helped. The server's Service goes before its pod: while there is a pod, the target is looked at again.

@@ -59,10 +59,9 @@ pub(super) fn clean(o: &Observed<'_>) -> Plan {
     if let Some(snapshot) = o.snapshot.filter(|snapshot| !snapshot.meta.deleting) {
         actions.push(delete(Kind::Snapshot, &snapshot.meta));
     }
-    if let Some(temporary) = o.temporary.filter(|temporary| !temporary.meta.deleting) {
-        actions.push(delete(Kind::Claim, &temporary.meta));
-    }
-    let left = o.sender.is_some() || o.temporary.is_some() || o.snapshot.is_some();
+    let claims = [o.temporary, o.restored].into_iter().flatten();
+    actions.extend(claims.filter(|claim| !claim.meta.deleting).map(|claim| delete(Kind::Claim, &claim.meta)));
+    let left = o.sender.is_some() || o.temporary.is_some() || o.restored.is_some() || o.snapshot.is_some();
     if has_finalizer(o.target) && !left {
         let others = o.target.meta.finalizers.iter().filter(|one| *one != names::CLONE_FINALIZER);
         actions.push(finalize(o.target, others.cloned().collect()));

@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 
-use super::step::{From, Observed, snapshot, temporary};
+use super::step::{From, Observed, restored, snapshot, temporary};
 use crate::storage::clone::sender;
 use crate::storage::names;
-use crate::storage::seen::Claim;
+use crate::storage::seen::{Claim, Class, Snapshot};
 
 /// The temporary snapshot.
 pub(super) fn taken(o: &Observed<'_>, source: &Claim) -> Value {
@@ -25,6 +25,24 @@ pub(super) fn filled(o: &Observed<'_>, size: u64, data: &Value) -> Value {
     let mut claim = shape(o, &o.origin.namespace, size);
     claim["spec"]["dataSource"] = data.clone();
     claim
+}
+
+/// The claim into which a snapshot is restored for a sender, whose pod is its consumer.
+pub(super) fn put_back(o: &Observed<'_>, source: &Snapshot, class: &Class) -> Value {
+    let size = if source.size > 0 { source.size } else { o.target.size };
+    let block = source.block.unwrap_or(o.target.block);
+    json!({
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": sender::metadata(&restored(&o.target.meta.uid), &o.origin.namespace, o.target),
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "volumeMode": if block { "Block" } else { "Filesystem" },
+            "storageClassName": class.meta.name,
+            "resources": {"requests": {"storage": size.to_string()}},
+            "dataSource": {"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": source.meta.name},
+        },
+    })
 }
 
 /// The temporary claim that a sender's bytes are put into.

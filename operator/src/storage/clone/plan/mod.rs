@@ -5,6 +5,7 @@
 //!  csi-clone  target ─► temporary claim with the source as its data source ────────────────┐
 //!  snapshot   target ─► temporary snapshot ─► temporary claim with the snapshot ────────────┼─► grown ─► rebound ─► cleaned up
 //!  copy       target ─► temporary claim ─► upload server ─► sender ─► both have ended well ─┘
+//!             of a snapshot: restored into a claim of its driver's first, which the sender reads
 //!  direct     target is bound ─► upload server on it ─► sender ─► both have ended well ─► cleaned up
 //! ```
 //! Temporary claims and snapshots are in the source's namespace, where the driver can read the source; the receiving side
@@ -31,7 +32,7 @@ mod step;
 mod tests;
 
 pub use direct::direct;
-pub use step::{From, Observed, Plan, Start, chosen, namespace, snapshot, temporary};
+pub use step::{From, Observed, Plan, Start, chosen, namespace, read, restored, snapshot, temporary};
 
 use self::advance::advance;
 use self::begin::begin;

@@ -36,6 +36,10 @@ pub struct Observed<'a> {
     pub volume: Option<&'a Volume>,
     /// The temporary snapshot.
     pub snapshot: Option<&'a Snapshot>,
+    /// The claim into which a snapshot is restored to be copied.
+    pub restored: Option<&'a Claim>,
+    /// A class of the snapshot's driver, for that claim.
+    pub restores: Option<&'a Class>,
     /// The upload server on the temporary claim.
     pub server: Option<&'a Worker>,
     /// The sending pod.
@@ -95,6 +99,16 @@ pub fn temporary(target_uid: &str) -> String {
 /// Name of the temporary snapshot of a target.
 pub fn snapshot(target_uid: &str) -> String {
     format!("tmp-snapshot-{target_uid}")
+}
+
+/// Name of the claim into which a snapshot is restored to be copied to a target.
+pub fn restored(target_uid: &str) -> String {
+    format!("tmp-source-pvc-{target_uid}")
+}
+
+/// Name of the claim, in the source's namespace, that the sender of a copy reads.
+pub fn read(target: &Claim, origin: &Origin) -> String {
+    if origin.snapshot { restored(&target.meta.uid) } else { origin.name.clone() }
 }
 
 /// The way that was chosen for a target.

@@ -52,6 +52,7 @@ struct Case<'a> {
     temporary: Option<&'a Claim>,
     volume: Option<&'a Volume>,
     snapshot: Option<&'a Snapshot>,
+    restored: Option<&'a Claim>,
     server: Option<&'a Worker>,
     sender: Option<&'a Worker>,
     namespace: &'a str,
@@ -69,6 +70,7 @@ impl<'a> Case<'a> {
             temporary: None,
             volume: None,
             snapshot: None,
+            restored: None,
             server: None,
             sender: None,
             namespace: "n",
@@ -100,6 +102,8 @@ impl<'a> Case<'a> {
             temporary: self.temporary,
             volume: self.volume,
             snapshot: self.snapshot,
+            restored: self.restored,
+            restores: Some(&class),
             server: self.server,
             sender: self.sender,
             class: Some(&class),
@@ -372,6 +376,47 @@ fn helpers_in_another_namespace_go_before_the_finalizer() {
     assert!(
         matches!(last.actions.as_slice(), [Action::Finalize { finalizers, .. }] if finalizers == &["other"])
     );
+}
+
+#[test]
+fn a_snapshot_that_cannot_become_the_target_is_restored_beside_it_and_copied() {
+    let taken = Snapshot { ready: true, size: 512 << 20, block: Some(true), ..Snapshot::default() };
+    for direct in [false, true] {
+        let fresh = target(if direct { "Bound" } else { "Pending" }, &json!({names::IMMEDIATE: ""}));
+        let case = |target| Case {
+            of_snapshot: Some(&taken),
+            namespace: "golden",
+            direct,
+            ..Case::new(target, None)
+        };
+        let begun = case(&fresh).plan();
+        let written = begun.actions.iter().find_map(|action| {
+            let Action::Annotate { annotations, .. } = action else { return None };
+            Some(annotations.clone())
+        });
+        assert_eq!(written.unwrap()[names::CLONE_TYPE].as_deref(), Some("copy"));
+        let under_way = target(
+            if direct { "Bound" } else { "Pending" },
+            &json!({names::CLONE_TYPE: "copy", names::CLONE_PHASE: "SnapshotClone"}),
+        );
+        let empty = Claim::default();
+        let temporary = (!direct).then_some(&empty);
+        let plan = Case { temporary, ..case(&under_way) }.plan();
+        let [Action::Create(made)] = plan.actions.as_slice() else { panic!("{plan:?}") };
+        assert_eq!(made["metadata"]["name"], "tmp-source-pvc-t");
+        assert_eq!(made["metadata"]["namespace"], "golden");
+        assert_eq!(made["spec"]["volumeMode"], "Block", "as the snapshot's volume");
+        assert_eq!(made["spec"]["resources"]["requests"]["storage"], (512_u64 << 20).to_string());
+        assert_eq!(made["spec"]["dataSource"]["kind"], "VolumeSnapshot");
+
+        let restored = Claim::from(made);
+        let plan = Case { temporary, restored: Some(&restored), ..case(&under_way) }.plan();
+        assert_eq!((plan.actions.as_slice(), plan.start), (&[] as &[_], Some(Start::Server)));
+
+        let over = target("Bound", &json!({names::CLONE_TYPE: "copy", names::CLONE_PHASE: "Succeeded"}));
+        let plan = Case { restored: Some(&restored), ..case(&over) }.plan();
+        assert!(matches!(plan.actions.as_slice(), [Action::Delete { kind: Kind::Claim, .. }]), "{plan:?}");
+    }
 }
 
 #[test]
